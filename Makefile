@@ -1,0 +1,60 @@
+.DELETE_ON_ERROR:
+.DEFAULT_GOAL := help
+
+VENV ?= .venv
+BIN := $(VENV)/bin
+INSTALLED := $(VENV)/.installed
+
+# the first interpreter that starts and is new enough
+PYTHON ?= $(shell for p in python3.11 python3 python3.12 python3.13 python; do \
+	$$p -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo $$p && break; done)
+
+WORKERS ?= 2
+# each worker is a process of its own: more threads would only fight over the cores
+PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist loadgroup
+
+SPEC ?= examples/bigbird.attn
+EMITTED := $(notdir $(SPEC:.attn=_attn.py))
+
+.PHONY: help setup demo test lint types format slow clean
+
+help:  ## print the targets
+	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+setup: $(INSTALLED)  ## create .venv with the pinned tools and this package
+
+# torch comes first and by its exact version, so that no later resolution can replace the build
+# that pip is configured to take
+$(INSTALLED): pyproject.toml constraints-dev.txt
+	@test -n "$(PYTHON)" || { echo "needed: Python 3.11 or newer" >&2; exit 1; }
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet -c constraints-dev.txt "torch==2.13.0"
+	$(BIN)/python -m pip install --quiet -c constraints-dev.txt -e ".[dev]"
+	touch $@
+
+demo: $(INSTALLED)  ## compile an example, look at it, verify the emitted module and run it
+	$(BIN)/attnspec compile $(SPEC)
+	$(BIN)/attnspec check $(SPEC)
+	$(BIN)/attnspec show $(SPEC) -n 64
+	$(BIN)/python -m attnspec.examples.demo $(SPEC) $(EMITTED)
+
+test: lint types  ## lint, types, tests and the examples in the documentation
+	$(PYTEST)
+
+lint: $(INSTALLED)  ## ruff: rules and layout
+	$(BIN)/ruff check
+	$(BIN)/ruff format --check
+
+types: $(INSTALLED)  ## mypy, strict
+	$(BIN)/mypy
+
+format: $(INSTALLED)  ## rewrite the sources in the agreed layout
+	$(BIN)/ruff check --fix
+	$(BIN)/ruff format
+
+slow: $(INSTALLED)  ## the tests that take more than a few seconds each
+	$(PYTEST) -m slow
+
+clean:  ## remove everything that the targets above made
+	rm -rf $(VENV) build dist *.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis *_attn.py
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -1,0 +1,399 @@
+"""What `check` says of a spec: rows without keys, empty graphs, and claims that do not hold.
+
+Claims without `at` are checked at `LENGTHS`, no more: no claim is proven for every n here, and the
+diagnostics say at which lengths they looked. Claims that need figures this version does not have
+are reported as not checked (A609), never passed over.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from attnspec.bind import BindError, Situation, bind_attended, integer_of
+from attnspec.diagnostics import AttnSpecError, Diagnostic, SpecError
+from attnspec.ir import Claim, Program, Term, inputs_of, leaves
+from attnspec.patterns import BY_NAME
+from attnspec.relations import Relation
+from attnspec.scalars import ScalarError, evaluate
+
+if TYPE_CHECKING:
+    from scipy.sparse import csr_array
+
+    from attnspec.spec import Spec
+
+LENGTHS = (1, 2, 64, 257, 1024)
+"""The lengths at which a claim about every n is checked."""
+
+LONGEST = 4096
+"""Claims that need whole stacks of layers are checked up to this length."""
+
+_COMPARE: dict[str, Callable[[object, object], bool]] = {
+    "<": operator.lt,
+    "<=": operator.le,
+    ">": operator.gt,
+    ">=": operator.ge,
+    "==": operator.eq,
+    "!=": operator.ne,
+}
+
+
+def check(spec: Spec) -> list[Diagnostic]:
+    """Lints and claims of a spec, in the order of the text."""
+    stack = Stack(spec)
+    found = list(_rows_without_keys(stack))
+    for claim in spec.program.claims:
+        found.extend(_claim(claim, stack))
+    return found
+
+
+class Stack:
+    """The relations of all layers and heads of a spec, at the lengths that are asked for."""
+
+    def __init__(self, spec: Spec) -> None:
+        self.spec = spec
+        self.program: Program = spec.program
+
+    @property
+    def unknown(self) -> str | None:
+        """Why the pairs are not known before run time, or None."""
+        for attend in self.program.attends:
+            if attend.mechanism is not None:
+                return f"`{attend.mechanism.name}` is a mechanism"
+            if attend.graph is None:
+                continue
+            if inputs_of(attend.graph):
+                return "its pairs depend on run-time inputs"
+            for leaf in leaves(attend.graph):
+                if getattr(BY_NAME[leaf.pattern], "data_dependent", False):
+                    return f"`{leaf.pattern}` is decided by the data"
+        return None
+
+    def lengths(self, wanted: tuple[int, ...]) -> list[int]:
+        """The lengths among those wanted that the spec has; for a fixed grid its own."""
+        fixed = self.fixed_length()
+        return [fixed] if fixed is not None else [n for n in wanted if self._exists(n)]
+
+    def fixed_length(self) -> int | None:
+        """The one length of a spec on a grid of constant extents."""
+        grid = self.program.grid
+        if grid is None or not all(isinstance(extent, int) for extent in grid):
+            return None
+        cells = 1
+        for extent in grid:
+            cells *= int(extent)  # type: ignore[arg-type]
+        return cells + self.program.extra_tokens
+
+    def _exists(self, n: int) -> bool:
+        try:
+            self.slots(n)
+        except AttnSpecError:
+            return False
+        return True
+
+    def slots(self, n: int) -> list[list[tuple[int, int]]]:
+        """For each layer the (layer, head) pairs whose relations differ."""
+        rows = []
+        for layer in range(self.spec.layers):
+            seen: dict[Relation, tuple[int, int]] = {}
+            for head in range(self.spec.heads or 1):
+                seen.setdefault(self.spec.relation(n, layer, head), (layer, head))
+            rows.append(list(seen.values()))
+        return rows
+
+    def relations(self, n: int) -> Iterator[tuple[int, int, Relation]]:
+        """Every distinct relation of the spec at n with the first layer and head that have it."""
+        seen: set[Relation] = set()
+        for row in self.slots(n):
+            for layer, head in row:
+                relation = self.spec.relation(n, layer, head)
+                if relation not in seen:
+                    seen.add(relation)
+                    yield layer, head, relation
+
+    def layer(self, n: int, layer: int) -> csr_array:
+        """The union of a layer's heads, as int8 so that sums do not wrap."""
+        total = None
+        for at_layer, head in self.slots(n)[layer]:
+            part = self.spec.adjacency(n, at_layer, head).astype(np.int8)
+            total = part if total is None else (total + part).minimum(1)
+        if total is None:
+            raise AttnSpecError("a layer needs a head")
+        return total
+
+
+def _rows_without_keys(stack: Stack) -> Iterator[Diagnostic]:
+    if stack.unknown:
+        return
+    reported: set[int] = set()
+    for n in stack.lengths((64, 257)):
+        for layer, head, relation in stack.relations(n):
+            attend = stack.program.attend(layer, head)
+            degrees = relation.degrees(n)
+            if attend.span is None or attend.span.start in reported or degrees.min() > 0:
+                continue
+            reported.add(attend.span.start)
+            empty = np.flatnonzero(degrees == 0)
+            slot = _slot_text(stack.program, layer, head)
+            if len(empty) == n:
+                yield Diagnostic(
+                    "A902", f"this graph has no pairs at n = {n}{slot}", attend.span, "warning"
+                )
+                continue
+            rows = ", ".join(str(row) for row in empty[:4]) + (", …" if len(empty) > 4 else "")
+            yield Diagnostic(
+                "A901",
+                f"{len(empty)} of {n} queries have no key{slot}: {rows}",
+                attend.span,
+                "warning",
+                notes=("a query without a key gets output 0 and gradient 0",),
+                help="`| self` gives every query itself",
+            )
+
+
+def _slot_text(program: Program, layer: int, head: int) -> str:
+    parts = []
+    if program.layers is not None and program.layers > 1:
+        parts.append(f"layer {layer}")
+    if program.heads is not None:
+        parts.append(f"head {head}")
+    return f" in {', '.join(parts)}" if parts else ""
+
+
+# --- claims -----------------------------------------------------------------------------------
+
+
+def _claim(claim: Claim, stack: Stack) -> Iterator[Diagnostic]:
+    reason = stack.unknown if claim.kind not in ("subset", "==") else _unknown_terms(claim)
+    if claim.kind in ("flops", "bytes", "order"):
+        reason = f"`{claim.kind}` is not computed by this version"
+    if reason is not None:
+        yield _unchecked(claim, reason)
+        return
+    for n in stack.lengths(claim.at or LENGTHS) if claim.at is None else claim.at:
+        if n > LONGEST and claim.kind not in ("edges", "degree", "density", "rows_nonempty"):
+            yield _unchecked(claim, f"lengths above {LONGEST:,} are not looked into, got n = {n:,}")
+            continue
+        try:
+            counterexample = _CHECKS[claim.kind](claim, stack, n)
+        except SpecError as error:
+            yield from error.diagnostics
+            return
+        except (BindError, ScalarError, AttnSpecError) as error:
+            yield Diagnostic("A608", f"`{claim.text}` cannot be checked: {error}", claim.span)
+            return
+        if counterexample is not None:
+            yield Diagnostic(
+                "A606",
+                f"`{claim.text}` does not hold at n = {n}: {counterexample}",
+                claim.span,
+            )
+            return
+
+
+def _unchecked(claim: Claim, reason: str) -> Diagnostic:
+    return Diagnostic("A609", f"`{claim.text}` is not checked: {reason}", claim.span, "warning")
+
+
+def _unknown_terms(claim: Claim) -> str | None:
+    for term in claim.terms:
+        if inputs_of(term):
+            return "its pairs depend on run-time inputs"
+        for leaf in leaves(term):
+            if getattr(BY_NAME[leaf.pattern], "data_dependent", False):
+                return f"`{leaf.pattern}` is decided by the data"
+    return None
+
+
+def _rows_nonempty(claim: Claim, stack: Stack, n: int) -> str | None:
+    for layer, head, relation in stack.relations(n):
+        empty = np.flatnonzero(relation.degrees(n) == 0)
+        if len(empty):
+            slot = _slot_text(stack.program, layer, head)
+            return f"query {empty[0]} has no key{slot}"
+    return None
+
+
+def _causal(claim: Claim, stack: Stack, n: int) -> str | None:
+    # information flows to a later layer's query only from keys it reads, so a stack leaks exactly
+    # when one of its layers has a pair with k > q
+    for layer, head, relation in stack.relations(n):
+        for first, last in relation.chunks(n):
+            q, k = relation.rows(first, last, n)
+            later = np.flatnonzero(k > q)
+            if len(later):
+                slot = _slot_text(stack.program, layer, head)
+                return f"position {q[later[0]]} reads the later position {k[later[0]]}{slot}"
+    return None
+
+
+def _symmetric(claim: Claim, stack: Stack, n: int) -> str | None:
+    for layer, head, _ in stack.relations(n):
+        graph = stack.spec.adjacency(n, layer, head).astype(np.int8)
+        q, k = (graph - graph.T > 0).nonzero()
+        if len(q):
+            slot = _slot_text(stack.program, layer, head)
+            return f"{q[0]} reads {k[0]}, but {k[0]} does not read {q[0]}{slot}"
+    return None
+
+
+def _allowed(stack: Stack, n: int) -> np.ndarray:
+    allowed = np.ones((n, n), bool)
+    return np.tril(allowed) if stack.program.causal else allowed
+
+
+def _reached(stack: Stack, n: int, layers: int) -> Iterator[np.ndarray]:
+    """bool [n, n] after 0, 1, … layers: what each query has read, itself included."""
+    reached = np.eye(n, dtype=bool)
+    yield reached
+    graph = None
+    for layer in range(layers):
+        # a spec with fewer layers repeats its last
+        if layer < stack.spec.layers:
+            graph = stack.layer(n, layer).astype(np.float32)
+        if graph is None:
+            return
+        grown = reached | (graph @ reached.astype(np.float32) > 0)
+        if layer >= stack.spec.layers and (grown == reached).all():
+            return
+        reached = grown
+        yield reached
+
+
+def _reach(claim: Claim, stack: Stack, n: int) -> str | None:
+    layers = integer_of(claim.value or 0, _situation(stack, n), "layers", claim.span)
+    *_, reached = _reached(stack, n, layers)
+    q, k = np.nonzero(_allowed(stack, n) & ~reached)
+    if len(q) == 0:
+        return None
+    return f"after {layers} layers query {q[0]} has not read {k[0]} ({len(q):,} such pairs)"
+
+
+def _about_terms(claim: Claim, stack: Stack, n: int) -> str | None:
+    at = _situation(stack, n)
+    first, second = (_mask(term, at) for term in claim.terms)
+    missing = first & ~second
+    q, k = np.nonzero(missing)
+    if len(q):
+        return f"({q[0]}, {k[0]}) is only in the first graph"
+    if claim.kind == "==":
+        q, k = np.nonzero(second & ~first)
+        if len(q):
+            return f"({q[0]}, {k[0]}) is only in the second graph"
+    return None
+
+
+def _mask(term: Term, at: Situation) -> np.ndarray:
+    relation = bind_attended(term, at)
+    mask = np.zeros((at.n, at.n), bool)
+    for first, last in relation.chunks(at.n):
+        mask[relation.rows(first, last, at.n)] = True
+    return mask
+
+
+def _situation(stack: Stack, n: int) -> Situation:
+    return Situation(
+        n=n,
+        patterns=BY_NAME,
+        layers=stack.spec.layers,
+        heads=stack.spec.heads,
+        causal=stack.program.causal,
+        grid=stack.spec.grid(n),
+        extra_tokens=stack.program.extra_tokens,
+    )
+
+
+def _figure(claim: Claim, stack: Stack, n: int) -> str | None:
+    value = evaluate(claim.value if claim.value is not None else 0, _situation(stack, n).values)
+    found = _FIGURES[claim.kind](stack, n)
+    if found is None:
+        return "some allowed pair is never joined"
+    if _COMPARE[claim.compare or "=="](found, value):
+        return None
+    return f"it is {found:.6g}, compared with {value:.6g}"
+
+
+def _total_edges(stack: Stack, n: int) -> int:
+    heads = stack.spec.heads or 1
+    counts: dict[Relation, int] = {}
+    total = 0
+    for layer in range(stack.spec.layers):
+        for head in range(heads):
+            relation = stack.spec.relation(n, layer, head)
+            if relation not in counts:
+                counts[relation] = relation.edges(n)
+            total += counts[relation]
+    return total
+
+
+def _density(stack: Stack, n: int) -> float:
+    return _total_edges(stack, n) / (n * n * (stack.spec.heads or 1) * stack.spec.layers)
+
+
+def _degree(stack: Stack, n: int) -> int:
+    return max(int(relation.degrees(n).max()) for _, _, relation in stack.relations(n))
+
+
+def _depth(stack: Stack, n: int) -> int | None:
+    allowed = _allowed(stack, n)
+    for layers, reached in enumerate(_reached(stack, n, n + stack.spec.layers)):
+        if not (allowed & ~reached).any():
+            return layers
+    return None
+
+
+def _distances(stack: Stack, n: int) -> np.ndarray:
+    """Shortest paths between allowed pairs in the union of all layers and heads; inf = none."""
+    from scipy.sparse.csgraph import shortest_path
+
+    total = stack.layer(n, 0)
+    for layer in range(1, stack.spec.layers):
+        total = (total + stack.layer(n, layer)).minimum(1)
+    return np.asarray(shortest_path(total.astype(np.float64), unweighted=True))[_allowed(stack, n)]
+
+
+def _diameter(stack: Stack, n: int) -> int | None:
+    longest = float(_distances(stack, n).max())
+    return int(longest) if np.isfinite(longest) else None
+
+
+def _path_length(stack: Stack, n: int) -> float | None:
+    distances = _distances(stack, n)
+    mean = float(distances.sum() / max(1, len(distances) - n))
+    return mean if np.isfinite(mean) else None
+
+
+def _spectral_gap(stack: Stack, n: int) -> float:
+    """1 - |second eigenvalue| of the symmetrised, degree-normalised union of all heads."""
+    total = stack.layer(n, 0)
+    for layer in range(1, stack.spec.layers):
+        total = (total + stack.layer(n, layer)).minimum(1)
+    either = total.maximum(total.T).toarray().astype(float)
+    degrees = np.maximum(either.sum(axis=1), 1)
+    eigenvalues = np.linalg.eigvalsh(either / np.sqrt(degrees[:, None] * degrees[None]))
+    magnitudes = np.sort(np.abs(eigenvalues))
+    return float(1 - magnitudes[-2]) if n > 1 else 1.0
+
+
+_FIGURES: dict[str, Callable[[Stack, int], float | None]] = {
+    "edges": _total_edges,
+    "degree": _degree,
+    "density": _density,
+    "depth": _depth,
+    "diameter": _diameter,
+    "path_length": _path_length,
+    "spectral_gap": _spectral_gap,
+}
+
+_CHECKS: dict[str, Callable[[Claim, Stack, int], str | None]] = {
+    "causal": _causal,
+    "rows_nonempty": _rows_nonempty,
+    "symmetric": _symmetric,
+    "reach": _reach,
+    "subset": _about_terms,
+    "==": _about_terms,
+    **{name: _figure for name in _FIGURES},
+}

@@ -1,0 +1,134 @@
+"""The meaning of `require`: which claim it makes, about which graphs, at which lengths."""
+
+from __future__ import annotations
+
+from attnspec.diagnostics import did_you_mean
+from attnspec.elaborate.collect import Failed
+from attnspec.elaborate.expressions import Expressions
+from attnspec.elaborate.names import METRICS, PROPERTIES, Environment, type_of
+from attnspec.grammar import nodes
+from attnspec.grammar.printer import print_expression
+from attnspec.ir import Claim
+
+_FLIPPED = {"<": ">", "<=": ">=", ">": "<", ">=": "<=", "==": "==", "!=": "!="}
+
+
+class Claims(Expressions):
+    """Elaborates the claims of a spec."""
+
+    def claim(self, statement: nodes.Require, env: Environment) -> list[Claim]:
+        """The claims of one `require`; a chain such as `1 <= degree <= 4` makes two."""
+        at = self._lengths(statement)
+        node = statement.claim
+        text = print_expression(node)
+        if isinstance(node, nodes.Name) and node.name in PROPERTIES:
+            return [Claim(node.name, text, at, span=statement.span)]
+        if isinstance(node, nodes.Call) and node.name == "reach":
+            return [self._reach(node, env, text, at, statement)]
+        if isinstance(node, nodes.Chain) and node.operators[0] in (*_FLIPPED, "subset"):
+            return self._comparison(node, env, text, at, statement)
+        self._unknown(node, env)
+        raise Failed
+
+    def _lengths(self, statement: nodes.Require) -> tuple[int, ...] | None:
+        if statement.at is None:
+            return None
+        for length in statement.at:
+            if not 1 <= length.value <= 2**31 - 1:
+                self.collector.add(
+                    "A603",
+                    f"a claim is checked at lengths from 1 to 2**31 - 1, got {length.value}",
+                    length.span,
+                )
+        return tuple(length.value for length in statement.at)
+
+    def _reach(
+        self,
+        node: nodes.Call,
+        env: Environment,
+        text: str,
+        at: tuple[int, ...] | None,
+        statement: nodes.Require,
+    ) -> Claim:
+        if len(node.arguments) != 1 or node.arguments[0].name != "layers":
+            self.collector.fail("A602", "`reach` takes `layers = L`", node.span)
+        value = self.integer(node.arguments[0].value, env, "`layers`")
+        if isinstance(value, int) and value < 0:
+            self.collector.fail(
+                "A306", f"`layers` must be at least 0, got {value}", node.arguments[0].value.span
+            )
+        return Claim("reach", text, at, value=value, span=statement.span)
+
+    def _comparison(
+        self,
+        node: nodes.Chain,
+        env: Environment,
+        text: str,
+        at: tuple[int, ...] | None,
+        statement: nodes.Require,
+    ) -> list[Claim]:
+        metrics = [
+            index
+            for index, operand in enumerate(node.operands)
+            if isinstance(operand, nodes.Name) and operand.name in METRICS
+        ]
+        if not metrics:
+            return [self._about_graphs(node, env, text, at, statement)]
+        if len(metrics) > 1:
+            self.collector.fail("A604", "a claim compares one figure with numbers", node.span)
+        (place,) = metrics
+        name = node.operands[place].name  # type: ignore[union-attr]
+        claims = []
+        for index, operator in enumerate(node.operators):
+            if place not in (index, index + 1):
+                continue
+            other = node.operands[index + 1 if place == index else index]
+            value = self.scalar(other, env, f"what `{name}` is compared with")
+            if type_of(value) == "boolean":
+                self.collector.fail("A314", f"`{name}` is compared with numbers", other.span)
+            compare = operator if place == index else _FLIPPED.get(operator, operator)
+            if compare == "subset" or (name == "order" and compare != "<="):
+                self.collector.fail(
+                    "A605",
+                    "`order` is compared by `<=`"
+                    if name == "order"
+                    else "`subset` compares graphs",
+                    node.span,
+                )
+            claims.append(Claim(name, text, at, compare=compare, value=value, span=statement.span))
+        return claims
+
+    def _about_graphs(
+        self,
+        node: nodes.Chain,
+        env: Environment,
+        text: str,
+        at: tuple[int, ...] | None,
+        statement: nodes.Require,
+    ) -> Claim:
+        operator = node.operators[0]
+        if operator not in ("subset", "==") or len(node.operands) != 2:
+            self._unknown(node, env)
+        bounds = self.each(node.operands, lambda operand: self.expression(operand, env))
+        if all(bound.kind == "scalar" for bound in bounds):
+            self._unknown(node, env)
+        for bound, operand in zip(bounds, node.operands, strict=True):
+            self.require(bound, "graph", operand.span, f"what stands beside `{operator}`")
+        terms = tuple(bound.value for bound in bounds)
+        return Claim(operator, text, at, terms=terms, span=statement.span)  # type: ignore[arg-type]
+
+    def _unknown(self, node: nodes.Expression, env: Environment) -> None:
+        words = (*PROPERTIES, *METRICS, "reach")
+        candidates = [node, *node.operands] if isinstance(node, nodes.Chain) else [node]
+        word = next((c.name for c in candidates if isinstance(c, nodes.Name | nodes.Call)), "")
+        span = next(
+            (c.span for c in candidates if isinstance(c, nodes.Name) and c.name == word), node.span
+        )
+        self.collector.fail(
+            "A601",
+            "this is no claim: a property, `reach(layers = L)`, a figure compared with a number,"
+            " or two graphs with `subset` or `==` is needed",
+            span,
+            notes=(f"properties: {', '.join(PROPERTIES)}", f"figures: {', '.join(METRICS)}"),
+            help=did_you_mean(word, words) if word and word not in words else None,
+        )

@@ -1,0 +1,51 @@
+"""Collecting diagnostics: independent errors of one text are reported together."""
+
+from __future__ import annotations
+
+from typing import NoReturn
+
+from attnspec.diagnostics import Diagnostic, Severity
+from attnspec.source import Span
+
+
+class Failed(Exception):
+    """This part of the text has no meaning; its diagnostics are collected already."""
+
+
+class Collector:
+    """The diagnostics of one elaboration."""
+
+    def __init__(self) -> None:
+        self.diagnostics: list[Diagnostic] = []
+
+    @property
+    def failed(self) -> bool:
+        return any(d.severity == "error" for d in self.diagnostics)
+
+    def add(
+        self,
+        code: str,
+        message: str,
+        span: Span | None,
+        *,
+        notes: tuple[str, ...] = (),
+        help: str | None = None,
+        related: tuple[tuple[str, Span], ...] = (),
+        severity: Severity = "error",
+    ) -> None:
+        """Record a diagnostic and go on."""
+        self.diagnostics.append(Diagnostic(code, message, span, severity, notes, help, related))
+
+    def fail(
+        self,
+        code: str,
+        message: str,
+        span: Span | None,
+        *,
+        notes: tuple[str, ...] = (),
+        help: str | None = None,
+        related: tuple[tuple[str, Span], ...] = (),
+    ) -> NoReturn:
+        """Record an error and give up the part of the text that it stands in."""
+        self.add(code, message, span, notes=notes, help=help, related=related)
+        raise Failed

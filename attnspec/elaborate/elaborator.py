@@ -1,0 +1,166 @@
+"""What the parts of the elaborator share: its state, and checks that fail with a diagnostic."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, TypeVar
+
+from attnspec.elaborate.collect import Collector, Failed
+from attnspec.elaborate.modules import Module
+from attnspec.elaborate.names import ARTICLES, Bound, Environment, Kind, type_of
+from attnspec.grammar import nodes
+from attnspec.ir import ArgumentValue, Compound, InputRef, Leaf, Term, TokenTerm, leaves
+from attnspec.relations import Parameter, Relation
+from attnspec.scalars import Scalar, ScalarError, fold
+from attnspec.source import Span
+
+if TYPE_CHECKING:
+    from attnspec.mechanisms import MechanismDeclaration
+
+T = TypeVar("T")
+R = TypeVar("R")
+
+MOST_TERMS = 100_000
+"""Patterns and operators of a spec, named graphs written out."""
+
+
+class Elaborator:
+    """One elaboration. `Expressions` supplies the abstract methods; the other parts use them."""
+
+    collector: Collector
+    module: Module
+    patterns: Mapping[str, type[Relation]]
+    mechanisms: Mapping[str, type[MechanismDeclaration]]
+    layers: int | None = None
+    heads: int | None = None
+    grid_rank: int | None = None
+    inputs: dict[str, InputRef]
+    used_graphs: dict[tuple[int, str], tuple[nodes.Graph, Module]]
+
+    def __init__(self) -> None:
+        self.inputs = {}
+        self.used_graphs = {}
+        self._terms = 0
+
+    @abstractmethod
+    def expression(self, node: nodes.Expression, env: Environment) -> Bound:
+        """What an expression stands for."""
+
+    @abstractmethod
+    def scalar(self, node: nodes.Expression, env: Environment, what: str = "") -> Scalar:
+        """A scalar, with its constant parts computed."""
+
+    @abstractmethod
+    def integer(self, node: nodes.Expression, env: Environment, what: str) -> Scalar:
+        """An integer scalar."""
+
+    @abstractmethod
+    def graph(self, node: nodes.Expression, env: Environment) -> Term:
+        """A graph."""
+
+    @abstractmethod
+    def argument(
+        self, parameter: Parameter, name: str, node: nodes.Expression, env: Environment
+    ) -> ArgumentValue:
+        """The value of an argument of a pattern or mechanism, as its `Parameter` asks."""
+
+    def each(self, items: Sequence[T], elaborate: Callable[[T], R]) -> list[R]:
+        """Elaborate every item, so that independent errors come together, then fail if any did."""
+        results: list[R] = []
+        failed = False
+        for item in items:
+            try:
+                results.append(elaborate(item))
+            except Failed:
+                failed = True
+        if failed:
+            raise Failed
+        return results
+
+    def folded(self, scalar: Scalar, span: Span | None) -> Scalar:
+        """The scalar with its constant parts computed."""
+        try:
+            return fold(scalar, {})
+        except ScalarError as error:
+            self.collector.fail("A308", f"this expression has no value: {error}", span)
+
+    def compound(self, op: str, terms: tuple[Term, ...], span: Span | None) -> Term:
+        """A compound term, flattened where an operator repeats, without repeated operands."""
+        self.spend(len(terms), span)
+        if op not in ("|", "&"):
+            return Compound(op, terms, span=span)
+        flat: dict[Term, None] = {}
+        for term in terms:
+            inner = term.terms if isinstance(term, Compound) and term.op == op else (term,)
+            flat.update(dict.fromkeys(inner))
+        return next(iter(flat)) if len(flat) == 1 else Compound(op, tuple(flat), span=span)
+
+    def leaf(
+        self,
+        name: str,
+        arguments: dict[str, ArgumentValue],
+        spans: dict[str, Span],
+        span: Span,
+    ) -> Leaf:
+        """A pattern with its arguments."""
+        self.spend(1, span)
+        return Leaf(
+            name, tuple(sorted(arguments.items())), span, tuple(sorted(spans.items(), key=_first))
+        )
+
+    def as_tokens(self, bound: Bound, span: Span) -> TokenTerm:
+        """The token set that something stands for; an input of kind `tokens` is one."""
+        if bound.kind == "input":
+            if bound.value.kind != "tokens":  # type: ignore[union-attr]
+                self.collector.fail(
+                    "A313",
+                    f"a token set is needed, got an input of kind `{bound.value.kind}`",  # type: ignore[union-attr]
+                    span,
+                    help="declare it as `tokens`",
+                )
+            return bound.value  # type: ignore[return-value]
+        self.require(bound, "tokens", span)
+        return bound.value  # type: ignore[return-value]
+
+    def require(self, bound: Bound, kind: Kind, span: Span, what: str = "") -> None:
+        """Fail unless something is of the kind that is needed."""
+        if bound.kind == kind:
+            return
+        help_text = None
+        if kind == "graph" and bound.kind in ("tokens", "input"):
+            help_text = "`global(T)`, `columns(T)` and `rows(T)` make graphs of token sets"
+        elif kind == "graph" and bound.kind == "mechanism":
+            help_text = "a mechanism stands alone or as `GRAPH + MECHANISM`"
+        elif kind == "tokens" and bound.kind == "scalar":
+            help_text = "`first(c)`, `last(c)`, `every(step)` and `positions(0, 5)` are token sets"
+        subject = f"{what} must be {ARTICLES[kind]}" if what else f"{ARTICLES[kind]} is needed here"
+        self.collector.fail("A310", f"{subject}, got {ARTICLES[bound.kind]}", span, help=help_text)
+
+    def typed(self, value: Scalar, wanted: str, operator: str, span: Span) -> None:
+        """Fail unless a scalar is a number, or a comparison, as an operator wants it."""
+        is_boolean = type_of(value) == "boolean"
+        if is_boolean != (wanted == "boolean"):
+            found = "a comparison" if is_boolean else "a number"
+            needed = "comparisons" if wanted == "boolean" else "numbers"
+            self.collector.fail("A314", f"`{operator}` works on {needed}, got {found}", span)
+
+    def known_now(self, term: Term, span: Span, where: str) -> None:
+        """Fail if the data decide a part of a term."""
+        for leaf in leaves(term):
+            if getattr(self.patterns[leaf.pattern], "data_dependent", False):
+                self.collector.fail(
+                    "A703",
+                    f"`{leaf.pattern}` is decided by the data and cannot stand {where}",
+                    span,
+                )
+
+    def spend(self, terms: int, span: Span | None) -> None:
+        """Count terms against the limit, so that named graphs cannot multiply without end."""
+        self._terms += terms
+        if self._terms > MOST_TERMS:
+            self.collector.fail("A196", f"a spec may hold at most {MOST_TERMS:,} terms", span)
+
+
+def _first(pair: tuple[str, Span]) -> str:
+    return pair[0]

@@ -1,0 +1,154 @@
+"""The meaning of operators between graphs, token sets and scalars."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from attnspec.elaborate.calls import Calls
+from attnspec.elaborate.names import ARTICLES, Bound, Environment
+from attnspec.grammar import nodes
+from attnspec.ir import Mechanism, Term, TokenCompound
+from attnspec.scalars import Apply, Scalar
+
+_COMPARISONS = ("==", "!=", "<", "<=", ">", ">=")
+_SETS = ("|", "&", "-", "~")
+
+
+class Operators(Calls):
+    """Elaborates prefixes and chains of operators."""
+
+    def prefix(self, node: nodes.Prefix, env: Environment) -> Bound:
+        """What `-x`, `~g` or `not p` stands for."""
+        operand = self.expression(node.operand, env)
+        if node.operator == "~":
+            if operand.kind in ("tokens", "input"):
+                term = self.as_tokens(operand, node.operand.span)
+                return Bound("tokens", TokenCompound("~", (term,)), node.span)
+            self.require(operand, "graph", node.operand.span, "what `~` stands before")
+            self.known_now(operand.value, node.span, "under `~`")  # type: ignore[arg-type]
+            return Bound("graph", self.compound("~", (operand.value,), node.span), node.span)  # type: ignore[arg-type]
+        self.require(operand, "scalar", node.operand.span, f"what `{node.operator}` stands before")
+        wanted = "boolean" if node.operator == "not" else "number"
+        self.typed(operand.value, wanted, node.operator, node.operand.span)  # type: ignore[arg-type]
+        op = "not" if node.operator == "not" else "neg"
+        return Bound("scalar", self.folded(Apply(op, (operand.value,)), node.span), node.span)  # type: ignore[arg-type]
+
+    def chain(self, node: nodes.Chain, env: Environment) -> Bound:
+        """What operands joined by operators of one level stand for."""
+        if node.operators[0] == "in":
+            return self._membership(node, env)
+        operands = self.each(node.operands, lambda operand: self.expression(operand, env))
+        kinds = {operand.kind for operand in operands}
+        if kinds == {"scalar"}:
+            return Bound("scalar", self._scalar_chain(node, operands), node.span)
+        if "mechanism" in kinds or "hybrid" in kinds:
+            return self._hybrid(node, operands)
+        for operator, span in zip(node.operators, node.operator_spans, strict=False):
+            if operator not in _SETS:
+                self.collector.fail(
+                    "A312",
+                    f"`{operator}` stands between numbers, got {ARTICLES[operands[0].kind]}"
+                    f" and {ARTICLES[operands[-1].kind]}",
+                    span,
+                    help="graphs and token sets are combined by `|`, `&` and `-`"
+                    if operator in ("+", "*", "and", "or")
+                    else None,
+                )
+        if "graph" in kinds:
+            for operand, part in zip(operands, node.operands, strict=True):
+                self.require(operand, "graph", part.span, "what stands beside a graph")
+            return Bound("graph", self._graph_chain(node, operands), node.span)
+        terms = [
+            self.as_tokens(b, part.span) for b, part in zip(operands, node.operands, strict=True)
+        ]
+        result = terms[0]
+        for operator, term in zip(node.operators, terms[1:], strict=True):
+            if isinstance(result, TokenCompound) and result.op == operator != "~":
+                result = TokenCompound(operator, (*result.terms, term))
+            else:
+                result = TokenCompound(operator, (result, term))
+        return Bound("tokens", result, node.span)
+
+    def _graph_chain(self, node: nodes.Chain, operands: Sequence[Bound]) -> Term:
+        terms: list[Term] = [operand.value for operand in operands]  # type: ignore[misc]
+        result = terms[0]
+        group: list[Term] = [result]
+        for index, operator in enumerate(node.operators):
+            term = terms[index + 1]
+            if operator == "-":
+                self.known_now(term, node.operands[index + 1].span, "on the right of `-`")
+            group.append(term)
+            if index + 1 == len(node.operators) or node.operators[index + 1] != operator:
+                result = self.compound(operator, tuple(group), node.span)
+                group = [result]
+        return result
+
+    def _hybrid(self, node: nodes.Chain, operands: Sequence[Bound]) -> Bound:
+        span = node.operator_spans[0] if node.operator_spans else node.span
+        kinds = sorted(operand.kind for operand in operands)
+        if node.operators != ("+",) or kinds != ["graph", "mechanism"]:
+            self.collector.fail(
+                "A701",
+                "a mechanism stands alone or as `GRAPH + MECHANISM`, "
+                f"got {' and '.join(ARTICLES[operand.kind] for operand in operands)}"
+                f" with `{node.operators[0]}`",
+                span,
+            )
+        graph = next(o.value for o in operands if o.kind == "graph")
+        mechanism = next(o.value for o in operands if o.kind == "mechanism")
+        if isinstance(mechanism, Mechanism) and not self.mechanisms[mechanism.name].combines:
+            able = sorted(name for name, m in self.mechanisms.items() if m.combines)
+            self.collector.fail(
+                "A702",
+                f"`{mechanism.name}` gives no weights to single pairs, so no graph can be added",
+                span,
+                help=f"`GRAPH + MECHANISM` works with {', '.join(able)}",
+            )
+        return Bound("hybrid", (graph, mechanism), node.span)  # type: ignore[arg-type]
+
+    def _scalar_chain(self, node: nodes.Chain, operands: Sequence[Bound]) -> Scalar:
+        values: list[Scalar] = [operand.value for operand in operands]  # type: ignore[misc]
+        operators = node.operators
+        if operators[0] in ("and", "or"):
+            for value, part in zip(values, node.operands, strict=True):
+                self.typed(value, "boolean", operators[0], part.span)
+            return self.folded(Apply(operators[0], tuple(values)), node.span)
+        for operator, span in zip(operators, node.operator_spans, strict=False):
+            if operator in ("|", "&", "subset"):
+                self.collector.fail(
+                    "A312",
+                    f"`{operator}` stands between graphs, got numbers",
+                    span,
+                    help={"|": "write `or`", "&": "write `and`"}.get(operator),
+                )
+        if operators[0] not in ("==", "!="):
+            for value, part in zip(values, node.operands, strict=True):
+                self.typed(value, "number", operators[0], part.span)
+        if operators[0] in _COMPARISONS:
+            links = tuple(
+                Apply(operator, (values[i], values[i + 1])) for i, operator in enumerate(operators)
+            )
+            return self.folded(links[0] if len(links) == 1 else Apply("and", links), node.span)
+        result = values[0]
+        for operator, value in zip(operators, values[1:], strict=True):
+            result = self.folded(Apply(operator, (result, value)), node.span)
+        return result
+
+    def _membership(self, node: nodes.Chain, env: Environment) -> Bound:
+        value = self.scalar(node.operands[0], env, "what stands before `in`")
+        where = node.operands[1]
+        if isinstance(where, nodes.Range):
+            ends = self.each((where.first, where.last), lambda end: self.scalar(end, env))
+            return Bound(
+                "scalar", self.folded(Apply("within", (value, *ends)), node.span), node.span
+            )
+        if isinstance(where, nodes.Members):
+            members = self.each(where.items, lambda item: self.scalar(item, env))
+            return Bound(
+                "scalar", self.folded(Apply("one_of", (value, *members)), node.span), node.span
+            )
+        self.collector.fail(
+            "A311",
+            "after `in` stands a range `a..b` or a set `{1, 2, 4}`",
+            where.span,
+        )

@@ -1,0 +1,110 @@
+"""What a transformers model knows about padding and positions, for the attention function.
+
+transformers tells the mask function where the queries stand and hands its answer, of any type, to
+the attention function, which is told nothing else. So the answer here holds those facts and no
+mask.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from importlib import import_module
+
+import torch
+
+IndexMask = Callable[..., object]
+"""transformers' mask functions: (batch, head, query, key) -> whether the pair is allowed."""
+
+_KINDS = {
+    "packed_sequence_mask_function": "packed",
+    "chunked_overlay": "chunked",
+    "blockwise_overlay": "blockwise",
+    "sliding_window_overlay": "sliding",
+    "sliding_window_bidirectional_overlay": "sliding",
+}
+"""The functions of transformers that make a part of a mask, and what the whole is called then."""
+
+
+@dataclass(frozen=True)
+class ModelMask:
+    """Where the queries and keys of one forward pass stand, and which keys are real.
+
+    Queries are at `q_offset` … `end - 1`, the first key at `kv_offset`; keys from `end` on are slots
+    of a cache that nothing was written to yet. `padding` is bool [B, end], True = a real key, or
+    None where all are. `kind` is the pattern that the model itself would use: "causal",
+    "bidirectional", "sliding", "chunked", "blockwise", "packed" or "custom".
+    """
+
+    kind: str
+    q_length: int
+    q_offset: int
+    kv_length: int
+    kv_offset: int
+    padding: torch.Tensor | None
+
+    @property
+    def end(self) -> int:
+        """The number of positions up to the last query."""
+        return self.q_offset + self.q_length
+
+
+def model_mask(
+    *,
+    q_length: int,
+    kv_length: int,
+    q_offset: int | torch.Tensor = 0,
+    kv_offset: int = 0,
+    mask_function: IndexMask,
+    attention_mask: torch.Tensor | None = None,
+    **_settings: object,
+) -> ModelMask:
+    """The mask function that is registered with every spec; its arguments are transformers' own.
+
+    The settings that are left over (dtype, device, whether a mask may be skipped, …) concern the
+    shape of a dense mask.
+    """
+    # with a static cache this is a view of a counter that moves on before the attention runs
+    offset = int(q_offset)
+    return ModelMask(
+        kind=kind_of(mask_function),
+        q_length=q_length,
+        q_offset=offset,
+        kv_length=kv_length,
+        kv_offset=kv_offset,
+        padding=_padding(attention_mask, offset + q_length),
+    )
+
+
+def kind_of(mask_function: IndexMask) -> str:
+    """The pattern of one of transformers' mask functions; "custom" where it cannot be told."""
+    masks = import_module("transformers.masking_utils")
+    if mask_function is masks.causal_mask_function:
+        return "causal"
+    if mask_function is masks.bidirectional_mask_function:
+        return "bidirectional"
+    makers = {part.__qualname__.partition(".")[0] for part in _parts(mask_function)}
+    return next((kind for maker, kind in _KINDS.items() if maker in makers), "custom")
+
+
+def _parts(function: object) -> Iterator[Callable[..., object]]:
+    """A mask function and those it is composed of, which its closure holds."""
+    if isinstance(function, tuple):
+        for part in function:
+            yield from _parts(part)
+    elif callable(function) and hasattr(function, "__qualname__"):
+        yield function
+        for cell in getattr(function, "__closure__", None) or ():
+            yield from _parts(cell.cell_contents)
+
+
+def _padding(mask: torch.Tensor | None, end: int) -> torch.Tensor | None:
+    """bool [B, end], or None where nothing is padded; a mask that is too short ends in padding."""
+    if mask is None:
+        return None
+    padding = mask[:, :end].to(torch.bool)
+    if padding.shape[1] < end:
+        padding = torch.nn.functional.pad(padding, (0, end - padding.shape[1]))
+    if not torch.compiler.is_compiling() and bool(padding.all()):
+        return None
+    return padding

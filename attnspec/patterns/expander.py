@@ -1,0 +1,53 @@
+"""A random expander: d/2 random Hamiltonian cycles and their reverses.
+
+Edges: at most n d; fewer where cycles share a pair. One position reads itself, and of two positions
+each reads the other.
+Source: Shirzad et al. 2023, "Exphormer", section 3 and appendix C; Friedman 2008, "A Proof of
+Alon's Second Eigenvalue Conjecture". The cycles are the permutations of `attnspec.counter`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+
+from attnspec.counter import EXPANDER, Stream, permutation
+from attnspec.drawn import Drawn
+from attnspec.relations import Edges, Relation, argument, context
+
+
+@dataclass(frozen=True)
+class Expander(Drawn):
+    """The neighbours of the query on each of the cycles."""
+
+    degree: int = argument("integer", "keys of each query", least=2, even=True)
+    seed: int = argument("integer", "where the draws start", default=0, least=0, most=2**64 - 1)
+    per_head: bool = argument("boolean", "draw anew for each head and layer", default=True)
+    layer: int = context("layer", 0)
+    head: int = context("head", 0)
+
+    name: ClassVar = "expander"
+
+    def __post_init__(self) -> None:
+        if not self.per_head:
+            object.__setattr__(self, "layer", 0)
+            object.__setattr__(self, "head", 0)
+
+    def draw(self, n: int) -> Edges:
+        stream = Stream(self.seed, EXPANDER, self.layer, self.head)
+        cycles = [permutation(stream, index, n) for index in range(self.degree // 2)]
+        here = np.concatenate(cycles)
+        there = np.concatenate([np.roll(cycle, -1) for cycle in cycles])
+        return np.concatenate([here, there]), np.concatenate([there, here])
+
+    def transposed(self) -> Relation:
+        return self
+
+    @classmethod
+    def samples(cls) -> Iterator[Expander]:
+        yield cls(2)
+        yield cls(4, seed=9, layer=3, head=1)
+        yield cls(6, per_head=False, layer=3)

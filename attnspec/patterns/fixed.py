@@ -1,0 +1,62 @@
+"""Blocks and summary columns in one head: q//s = k//s or k mod s >= s - c.
+
+Edges: those of block(size = s) and summary less their common
+(n // s) s c + r max(0, r - (s - c)), with r = n mod s.
+Source: Child, Gray, Radford, Sutskever 2019, "Generating Long Sequences with Sparse Transformers",
+section 4.3; the paper's two heads, merged and without the causal mask.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+
+from attnspec.patterns.block import Block
+from attnspec.patterns.summary import Summary, summaries, summary_cover
+from attnspec.relations import Elementwise, Progressions, Relation, Tiles, argument
+
+
+@dataclass(frozen=True)
+class Fixed(Relation):
+    """The keys of the query's block and the last cells of every block."""
+
+    stride: int = argument("integer", "positions in a block", least=1)
+    cells: int = argument("integer", "summary positions at the end of each block", least=1)
+
+    name: ClassVar = "fixed"
+
+    def holds(self, q: Elementwise, k: Elementwise, n: int) -> Elementwise:
+        summary = k % self.stride >= self.stride - self.cells
+        return (q // self.stride == k // self.stride) | summary
+
+    def progressions(self, q: np.ndarray, n: int) -> Progressions:
+        cells = min(self.cells, self.stride)
+        begin = (q // self.stride * self.stride)[:, None]
+        end = np.minimum(begin + self.stride, n)
+        places = np.arange(self.stride - cells, self.stride)
+        earlier = np.broadcast_to(places, (len(q), cells))
+        later = begin + self.stride + places
+        start = np.concatenate([begin, earlier, later], axis=1)
+        stop = np.concatenate(
+            [end, np.broadcast_to(begin, earlier.shape), np.full_like(later, n)], axis=1
+        )
+        step = np.array([[1, *[self.stride] * (2 * cells)]])
+        return start, stop, step
+
+    def edges(self, n: int) -> int:
+        whole, rest = divmod(n, self.stride)
+        cells = min(self.cells, self.stride)
+        both = whole * self.stride * cells + rest * summaries(rest, self.stride, cells)
+        return Block(self.stride).edges(n) + Summary(self.stride, cells).edges(n) - both
+
+    def cover(self, q: Tiles, k: Tiles, n: int) -> np.ndarray:
+        near = Block(self.stride).cover(q, k, n)
+        return np.asarray(np.maximum(near, summary_cover(k, self.stride, self.cells)))
+
+    @classmethod
+    def samples(cls) -> Iterator[Fixed]:
+        for stride, cells in ((1, 1), (4, 1), (5, 2), (8, 8), (16, 3), (3, 100), (1000, 900)):
+            yield cls(stride, cells)

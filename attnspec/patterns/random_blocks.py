@@ -1,0 +1,78 @@
+"""Random blocks: r distinct key blocks for each query block, every subset equally likely.
+
+Edges, where b divides n: n b min(r, n / b).
+Source: Zaheer et al. 2020, "Big Bird", appendix D; the draws are those of `attnspec.counter`, from
+all blocks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+
+from attnspec.counter import RANDOM_BLOCKS, Stream, distinct
+from attnspec.drawn import EdgeTable, table_of
+from attnspec.relations import Edges, Elementwise, Progressions, Relation, Tiles, argument, context
+
+
+@dataclass(frozen=True)
+class RandomBlocks(Relation):
+    """Distinct random blocks of keys for each block of queries; the last block may be shorter."""
+
+    size: int = argument("integer", "positions in a block", least=1)
+    blocks: int = argument("integer", "key blocks of each query block", least=0)
+    seed: int = argument("integer", "where the draws start", default=0, least=0, most=2**64 - 1)
+    per_head: bool = argument("boolean", "draw anew for each head and layer", default=True)
+    layer: int = context("layer", 0)
+    head: int = context("head", 0)
+
+    name: ClassVar = "random_blocks"
+    numpy_only: ClassVar = True
+    exact_cover: ClassVar = True
+
+    def __post_init__(self) -> None:
+        if not self.per_head:
+            object.__setattr__(self, "layer", 0)
+            object.__setattr__(self, "head", 0)
+
+    def draw(self, n: int) -> Edges:
+        """The edges between blocks; n counts blocks."""
+        stream = Stream(self.seed, RANDOM_BLOCKS, self.layer, self.head)
+        table = distinct(stream, np.arange(n), np.full(n, n), min(self.blocks, n))
+        return np.repeat(np.arange(n), table.shape[1]), table.ravel()
+
+    def table(self, n: int) -> EdgeTable:
+        """The table between the blocks of n positions."""
+        return table_of(self, -(-n // self.size))
+
+    def holds(self, q: Elementwise, k: Elementwise, n: int) -> Elementwise:
+        return self.table(n).holds(q // self.size, k // self.size)
+
+    def progressions(self, q: np.ndarray, n: int) -> Progressions:
+        table = self.table(n)
+        keys = (table.codes % max(1, table.n)).reshape(table.n, min(self.blocks, table.n))
+        start = keys[q // self.size] * self.size
+        return start, np.minimum(start + self.size, n), 1
+
+    def edges(self, n: int) -> int:
+        q, k = self.table(n).rows(0, n)
+        size = np.minimum(n - np.arange(self.table(n).n) * self.size, self.size)
+        return int((size[q] * size[k]).sum())
+
+    def cover(self, q: Tiles, k: Tiles, n: int) -> np.ndarray:
+        def blocks(tiles: Tiles) -> Tiles:
+            return Tiles(tiles.start // self.size, tiles.last // self.size + 1)
+
+        return self.table(n).cover(blocks(q), blocks(k))
+
+    @classmethod
+    def samples(cls) -> Iterator[RandomBlocks]:
+        yield cls(4, 0)
+        yield cls(1, 2)
+        yield cls(5, 2, seed=3, layer=1, head=1)
+        yield cls(16, 3, per_head=False, head=4)
+        yield cls(7, 1000)
+        yield cls(1000, 1)

@@ -1,0 +1,54 @@
+"""Rows of a token set: q in T.
+
+Edges: |T| n.
+Source: Beltagy, Peters, Cohan 2020, "Longformer", section 3.1 (one half of global attention).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+
+from attnspec.patterns.columns import Columns
+from attnspec.relations import Edges, Elementwise, Relation, Tiles, argument
+from attnspec.tokens import Every, First, Last, TokenComplement, TokenSet
+
+
+@dataclass(frozen=True)
+class Rows(Relation):
+    """The queries of the set read every key, the others none."""
+
+    tokens: TokenSet = argument("tokens", "the queries that read every key", positional=True)
+
+    name: ClassVar = "rows"
+
+    def holds(self, q: Elementwise, k: Elementwise, n: int) -> Elementwise:
+        return self.tokens.contains(q, n) & (k == k)
+
+    def rows(self, first: int, last: int, n: int) -> Edges:
+        members = self.tokens.members(n)
+        members = members[(members >= first) & (members < last)]
+        return np.repeat(members, n), np.tile(np.arange(n), len(members))
+
+    def degrees(self, n: int) -> np.ndarray:
+        answer = np.zeros(n, np.int64)
+        answer[self.tokens.members(n)] = n
+        return answer
+
+    def edges(self, n: int) -> int:
+        return len(self.tokens.members(n)) * n
+
+    def cover(self, q: Tiles, k: Tiles, n: int) -> np.ndarray:
+        answer = self.tokens.cover(q, n)
+        return np.broadcast_to(answer, np.broadcast_shapes(q.start.shape, k.start.shape))
+
+    def transposed(self) -> Relation:
+        return Columns(self.tokens)
+
+    @classmethod
+    def samples(cls) -> Iterator[Rows]:
+        for tokens in (First(0), First(3), Last(2), Every(4, 1), TokenComplement(First(5))):
+            yield cls(tokens)

@@ -1,0 +1,187 @@
+"""The pairs for which a predicate holds.
+
+Edges: no closed form; tiles are decided by the predicate's bounds where these suffice.
+Source: none; the general form of which the other patterns are special cases.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import ClassVar
+
+import numpy as np
+
+from attnspec.grids import AXES, Grid, grid_for
+from attnspec.intervals import Bounds, bounds
+from attnspec.relations import (
+    EMPTY,
+    FULL,
+    SOME,
+    Elementwise,
+    Relation,
+    RelationError,
+    Tiles,
+    argument,
+    context,
+)
+from attnspec.scalars import (
+    LARGEST,
+    Apply,
+    Scalar,
+    ScalarError,
+    Symbol,
+    Value,
+    evaluate,
+    fold,
+    symbols,
+)
+
+
+@dataclass(frozen=True)
+class Where(Relation):
+    """The pairs (q, k) for which a predicate of q, k, n and their grid coordinates holds.
+
+    A predicate that asks for the coordinates of a position holds for no pair in which that position
+    is not a cell of the grid.
+    """
+
+    predicate: Scalar = argument("predicate", "a comparison of q, k and n", positional=True)
+    extents: tuple[int, ...] = context("grid", ())
+    extra_tokens: int = context("extra_tokens", 0)
+
+    name: ClassVar = "where"
+    numpy_only: ClassVar = True
+
+    def __post_init__(self) -> None:
+        asked = {name for name in symbols(self.predicate) if "." in name}
+        if asked:
+            grid_for(self.name, self.extents, self.extra_tokens)
+            known = {f"{side}.{axis}" for side in "qk" for axis in AXES[len(self.extents)]}
+            for name in sorted(asked - known):
+                raise RelationError(f"`{name}` needs `sequence grid(T, H, W)`")
+
+    def holds(self, q: Elementwise, k: Elementwise, n: int) -> Elementwise:
+        predicate = _at(self.predicate, n)
+        values: dict[str, Value] = {"q": _plain(q), "k": _plain(k)}
+        allowed: Elementwise = True
+        for side, position in tuple(values.items()):
+            if self._asks(side):
+                grid = self._grid
+                allowed = allowed & grid.inside(position)
+                for axis, at in zip(self._axes, grid.coordinates(position), strict=True):
+                    values[f"{side}.{axis}"] = at
+        try:
+            if _largest(self, n) <= LARGEST:
+                held = evaluate(predicate, values)
+            else:
+                held = _one_by_one(predicate, values)
+        except ScalarError as error:
+            raise RelationError(f"`where` has no value: {error}") from None
+        return held & allowed & (q == q) & (k == k)
+
+    def cover(self, q: Tiles, k: Tiles, n: int) -> np.ndarray:
+        low, high = bounds(_at(self.predicate, n), self._ranges(q, k))
+        answer = np.where(low == 1, FULL, np.where(high == 0, EMPTY, SOME))
+        for side, tiles in (("q", q), ("k", k)):
+            if self._asks(side):
+                answer = np.minimum(answer, self._grid.cover(tiles))
+        shape = np.broadcast_shapes(q.start.shape, k.start.shape)
+        return np.broadcast_to(answer.astype(np.uint8), shape)
+
+    @property
+    def _grid(self) -> Grid:
+        return Grid(self.extents, self.extra_tokens)
+
+    @property
+    def _axes(self) -> tuple[str, ...]:
+        return AXES[len(self.extents)]
+
+    def _asks(self, side: str) -> bool:
+        """Whether the predicate asks for coordinates of the query, or of the key."""
+        return any(name.startswith(f"{side}.") for name in symbols(self.predicate))
+
+    def _ranges(self, q: Tiles, k: Tiles) -> dict[str, Bounds]:
+        """What each symbol ranges over in each pair of tiles."""
+        ranges: dict[str, Bounds] = {"q": (q.start, q.last), "k": (k.start, k.last)}
+        for side, tiles in (("q", q), ("k", k)):
+            if self._asks(side):
+                for axis, ends in zip(self._axes, self._grid.ranges(tiles), strict=True):
+                    ranges[f"{side}.{axis}"] = ends
+        return ranges
+
+    @classmethod
+    def samples(cls) -> Iterator[Where]:
+        q, k, n = Symbol("q"), Symbol("k"), Symbol("n")
+        gap = Apply("-", (q, k))
+        yield cls(True)
+        yield cls(False)
+        yield cls(Apply("<=", (Apply("abs", (gap,)), Apply("isqrt", (n,)))))
+        yield cls(Apply("<", (Apply("%", (gap, Apply("max", (n, 1)))), 3)))
+        yield cls(Apply("one_of", (Apply("abs", (gap,)), 1, 2, 4)))
+        yield cls(Apply("within", (Apply("+", (q, k)), 3, Apply("//", (n, 2)))))
+        yield cls(
+            Apply(
+                "and",
+                (
+                    Apply("==", (Apply("//", (q, 4)), Apply("//", (k, 4)))),
+                    Apply("not", (Apply("==", (Apply("%", (k, 3)), 1)),)),
+                ),
+            )
+        )
+        yield cls(Apply("or", (Apply("<", (Apply("*", (q, k)), n)), Apply("!=", (q, k)))))
+        yield cls(Apply("<", (Apply("sqrt", (q,)), Apply("/", (k, 2)))))
+        yield cls(Apply("==", (Apply("%", (Apply("**", (q, 2)), 5)), Apply("%", (k, 5)))))
+        # bounds far above 2**62, values below it for n <= 200
+        large = Apply("*", (Apply("**", (k, 8)), Apply("-", (Apply("+", (q, 1)), q))))
+        yield cls(Apply("==", (Apply("%", (large, 3)), 1)))
+        row, col = (Apply("-", (Symbol(f"q.{a}"), Symbol(f"k.{a}"))) for a in ("row", "col"))
+        near = Apply("<=", (Apply("+", (Apply("abs", (row,)), Apply("abs", (col,)))), 2))
+        yield cls(near, (5, 7))
+        yield cls(near, (6, 4), 3)
+        time = Apply(">=", (Symbol("q.time"), Symbol("k.time")))
+        yield cls(Apply("and", (time, near)), (3, 4, 5), 1)
+        yield cls(Apply("==", (Symbol("k.col"), 0)), (5, 7), 2)
+
+
+def _plain(position: Elementwise) -> Value:
+    """Positions as Python integers where they are single numbers, else as int64 arrays."""
+    return int(position) if np.ndim(position) == 0 else np.asarray(position, np.int64)
+
+
+@lru_cache(maxsize=256)
+def _at(predicate: Scalar, n: int) -> Scalar:
+    """The predicate with n filled in, and what that makes constant computed."""
+    try:
+        return fold(predicate, {"n": n})
+    except ScalarError as error:
+        raise RelationError(f"`where` has no value at n = {n}: {error}") from None
+
+
+@lru_cache(maxsize=256)
+def _largest(relation: Where, n: int) -> float:
+    """A bound of the absolute value of every number met on the way to the predicate's value."""
+    all_positions = Tiles(np.zeros(1, np.int64), np.full(1, max(n, 1)))
+    ranges = relation._ranges(all_positions, all_positions)
+    return _reach(_at(relation.predicate, n), ranges)
+
+
+def _reach(scalar: Scalar, ranges: Mapping[str, Bounds]) -> float:
+    low, high = bounds(scalar, ranges)
+    own = float(np.max(np.maximum(np.abs(low), np.abs(high)), initial=0))
+    if isinstance(scalar, Apply):
+        return max(own, *(_reach(arg, ranges) for arg in scalar.args))
+    return own
+
+
+def _one_by_one(predicate: Scalar, values: Mapping[str, Value]) -> Value:
+    """The predicate evaluated in Python's integers, for numbers that might not fit in 64 bits."""
+    names = tuple(values)
+    if not any(isinstance(value, np.ndarray) for value in values.values()):
+        return evaluate(predicate, values)
+
+    def one(*numbers: int) -> bool:
+        return bool(evaluate(predicate, dict(zip(names, map(int, numbers), strict=True))))
+
+    return np.asarray(np.frompyfunc(one, len(names), 1)(*values.values())).astype(bool)

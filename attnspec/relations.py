@@ -1,0 +1,291 @@
+"""A graph is a relation with one defining predicate: `holds(q, k, n)`.
+
+Everything else about a relation has a slow default derived from `holds` in this one base class. A
+pattern overrides what it knows in closed form, and one generic test compares every override with
+the default.
+
+`holds` is written with operators that work elementwise, so the same formula answers for Python
+integers, numpy arrays and torch tensors: `&`, `|`, `^ True` instead of `and`, `or`, `not`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, TypeAlias
+
+import numpy as np
+
+EMPTY, SOME, FULL = 0, 1, 2
+"""What a relation says of a tile: no pair, undecided, every pair. `&` is min, `|` is max."""
+
+Elementwise: TypeAlias = Any
+"""Python integers, numpy arrays or torch tensors, and the truth values that come of them."""
+
+Progressions: TypeAlias = "tuple[np.ndarray, np.ndarray, np.ndarray | int]"
+Edges: TypeAlias = "tuple[np.ndarray, np.ndarray]"
+
+_CHUNK = 1 << 22
+"""Pairs looked at in one go by the defaults: a few tens of megabytes of temporaries."""
+
+_SIDE = 128
+
+
+@dataclass(frozen=True)
+class Tiles:
+    """Arithmetic progressions of positions `start, start + step, … < stop`, one per array entry.
+
+    Queries and keys of a tile pair are two `Tiles` whose arrays broadcast against each other. No
+    progression is empty.
+    """
+
+    start: np.ndarray
+    stop: np.ndarray
+    step: int = 1
+
+    @property
+    def last(self) -> np.ndarray:
+        return np.asarray(self.start + (self.stop - 1 - self.start) // self.step * self.step)
+
+    @property
+    def count(self) -> np.ndarray:
+        return np.asarray((self.stop - 1 - self.start) // self.step + 1)
+
+
+class RelationError(ValueError):
+    """A relation that cannot be: arguments that do not fit each other, the grid or the sequence."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(message)
+        self.message = message
+
+
+class Relation:
+    """A set of pairs (q, k): query position q reads key position k, 0 <= q, k < n."""
+
+    name: ClassVar[str] = ""
+
+    data_dependent: ClassVar[bool] = False
+    """Whether the pairs are decided by queries and keys, so that `holds` cannot answer."""
+
+    needs_grid: ClassVar[bool] = False
+    """Whether the positions must be cells of a grid."""
+
+    numpy_only: ClassVar[bool] = False
+    """Whether `holds` looks numbers up in tables and so takes no tensors."""
+
+    exact_cover: ClassVar[bool] = False
+    """Whether `cover` says SOME only where it must, for tiles of consecutive positions."""
+
+    @classmethod
+    def samples(cls) -> Iterator[Relation]:
+        """Instances that between them reach every branch of the pattern, for its tests."""
+        return iter(())
+
+    def holds(self, q: Elementwise, k: Elementwise, n: int) -> Elementwise:
+        """Whether q reads k in a sequence of n positions: the definition, elementwise."""
+        raise NotImplementedError
+
+    # --- with a default derived from `holds` ---------------------------------------------------
+
+    def progressions(self, q: np.ndarray, n: int) -> Progressions | None:
+        """The keys of each query in closed form, or None.
+
+        For q of shape [m], arrays start, stop (and step) that broadcast to [m, p]: row i reads the
+        p pairwise disjoint progressions `range(start[i, j], stop[i, j], step[i, j])`, all inside
+        0 <= key < n; an empty one has stop <= start.
+        """
+        return None
+
+    def cover(self, q: Tiles, k: Tiles, n: int) -> np.ndarray:
+        """EMPTY, SOME or FULL for each pair of tiles, uint8 of the broadcast shape.
+
+        EMPTY and FULL are always right; SOME may also be said of a tile that is neither looked into
+        nor decided by a formula. The default looks into every pair and is exact.
+        """
+        return exact_cover(self, q, k, n)
+
+    def rows(self, first: int, last: int, n: int) -> Edges:
+        """The edges of queries first <= q < last as (q, k), sorted by q, then k, no repeats."""
+        closed = self.progressions(np.arange(first, last), n)
+        if closed is not None:
+            return _expand(first, closed)
+        return rows_by_cover(self, first, last, n)
+
+    def edges(self, n: int) -> int:
+        """The number of pairs, an exact Python integer."""
+        return int(self.degrees(n).sum())
+
+    def degrees(self, n: int) -> np.ndarray:
+        """The number of keys of each query, int64 [n]."""
+        parts = []
+        for first, last in self.chunks(n):
+            closed = self.progressions(np.arange(first, last), n)
+            if closed is not None:
+                parts.append(_lengths(closed))
+            else:
+                q, _ = self.rows(first, last, n)
+                parts.append(np.bincount(q - first, minlength=last - first))
+        return np.concatenate(parts) if parts else np.zeros(0, np.int64)
+
+    def transposed(self) -> Relation | None:
+        """The relation of the reversed pairs where a pattern knows it, or None."""
+        return None
+
+    # --- helpers of the defaults ---------------------------------------------------------------
+
+    def chunks(self, n: int) -> Iterator[tuple[int, int]]:
+        """Ranges of queries that together have about `_CHUNK` edges, judged from sampled rows."""
+        per_row = max(1.0, self.typical_degree(n))
+        size = max(1, min(n, int(_CHUNK / per_row), 1 << 18))
+        for first in range(0, n, size):
+            yield first, min(n, first + size)
+
+    def typical_degree(self, n: int) -> float:
+        """The mean number of keys of a few rows spread over the sequence."""
+        if n == 0:
+            return 0.0
+        sample = np.unique(np.linspace(0, n - 1, 9).astype(np.int64))
+        closed = self.progressions(sample, n)
+        if closed is not None:
+            return float(np.mean(_lengths(closed)))
+        return float(np.mean([len(self.rows(int(q), int(q) + 1, n)[0]) for q in sample]))
+
+
+def _lengths(closed: Progressions) -> np.ndarray:
+    start, stop, step = closed
+    return np.asarray(np.maximum(0, -((start - stop) // step)).sum(axis=-1))
+
+
+def _expand(first: int, closed: Progressions) -> Edges:
+    start, stop, step = np.broadcast_arrays(*closed)
+    shape = start.shape
+    counts = np.maximum(0, -((start - stop) // step)).ravel()
+    ends = np.cumsum(counts)
+    total = int(ends[-1]) if len(ends) else 0
+    within = np.arange(total) - np.repeat(ends - counts, counts)
+    if (step == 1).all():
+        k = np.repeat(start.ravel(), counts) + within
+    else:
+        k = np.repeat(start.ravel(), counts) + within * np.repeat(step.ravel(), counts)
+    q = np.repeat(np.arange(first, first + shape[0]), counts.reshape(shape).sum(axis=-1))
+    return (q, k) if shape[1] == 1 else sort_edges(q, k)
+
+
+def sort_edges(q: np.ndarray, k: np.ndarray, unique: bool = False) -> Edges:
+    """Edges sorted by q, then k; with `unique` also without repeats."""
+    if len(q) == 0:
+        return q, k
+    width = int(k.max()) + 1
+    code = q * width + k
+    # the sort is stable on runs that are sorted already, and then costs little more than a pass
+    code = np.unique(code) if unique else np.sort(code, kind="stable")
+    return code // width, code % width
+
+
+def exact_cover(relation: Relation, q: Tiles, k: Tiles, n: int) -> np.ndarray:
+    """The cover of every pair of tiles by evaluating `holds` on all of its positions."""
+    starts = np.broadcast_arrays(q.start, q.stop, k.start, k.stop)
+    answer = np.empty(starts[0].shape, np.uint8)
+    for index in np.ndindex(answer.shape):
+        q_start, q_stop, k_start, k_stop = (int(a[index]) for a in starts)
+        held = evaluate_pairs(
+            relation,
+            np.arange(q_start, q_stop, q.step)[:, None],
+            np.arange(k_start, k_stop, k.step)[None, :],
+            n,
+        )
+        answer[index] = FULL if held.all() else SOME if held.any() else EMPTY
+    return answer
+
+
+def evaluate_pairs(relation: Relation, q: np.ndarray, k: np.ndarray, n: int) -> np.ndarray:
+    """`holds` on arrays of positions, bool of the broadcast shape."""
+    held = np.asarray(relation.holds(q, k, n), dtype=bool)
+    return np.broadcast_to(held, np.broadcast_shapes(q.shape, k.shape, held.shape))
+
+
+def rows_by_cover(relation: Relation, first: int, last: int, n: int) -> Edges:
+    """The edges of a range of rows: FULL tiles are written out, SOME tiles looked into."""
+    if n == 0 or first >= last:
+        return np.zeros(0, np.int64), np.zeros(0, np.int64)
+    overridden = type(relation).cover is not Relation.cover
+    found_q, found_k = [], []
+    q_starts = np.arange(first, last, _SIDE)
+    k_starts = np.arange(0, n, _SIDE)
+    q_stops, k_stops = np.minimum(q_starts + _SIDE, last), np.minimum(k_starts + _SIDE, n)
+    if overridden:
+        kinds = relation.cover(
+            Tiles(q_starts[:, None], q_stops[:, None]), Tiles(k_starts[None], k_stops[None]), n
+        )
+        kinds = np.broadcast_to(kinds, (len(q_starts), len(k_starts)))
+    else:
+        kinds = np.full((len(q_starts), len(k_starts)), SOME, np.uint8)
+    for row, (q_start, q_stop) in enumerate(zip(q_starts, q_stops, strict=True)):
+        columns = np.flatnonzero(kinds[row] != EMPTY)
+        if len(columns) == 0:
+            continue
+        q = np.arange(q_start, q_stop)[:, None]
+        keys = (k_starts[columns][:, None] + np.arange(_SIDE)).ravel()
+        keys = keys[keys < n]
+        for part in np.array_split(keys, max(1, len(keys) * len(q) // _CHUNK)):
+            held = evaluate_pairs(relation, q, part[None], n)
+            at_q, at_k = np.nonzero(held)
+            found_q.append(q_start + at_q)
+            found_k.append(part[at_k])
+    if not found_q:
+        return np.zeros(0, np.int64), np.zeros(0, np.int64)
+    return sort_edges(np.concatenate(found_q), np.concatenate(found_k))
+
+
+# --- the arguments of a pattern are the fields of its dataclass ----------------------------------
+
+
+@dataclass(frozen=True)
+class Parameter:
+    """What the language accepts for one field of a pattern.
+
+    `kind`: "integer", "real", "boolean", "choice", "tokens", "ids", "length", "predicate",
+    "extents" or, for what the compiler fills in, "context".
+    """
+
+    kind: str
+    doc: str
+    least: int | None = None
+    most: int | None = None
+    odd: bool = False
+    even: bool = False
+    choices: tuple[str, ...] = ()
+    positional: bool = False
+    context: str = ""
+
+
+_REQUIRED = object()
+
+
+def argument(
+    kind: str,
+    doc: str,
+    *,
+    default: object = _REQUIRED,
+    least: int | None = None,
+    most: int | None = None,
+    odd: bool = False,
+    even: bool = False,
+    choices: tuple[str, ...] = (),
+    positional: bool = False,
+) -> Any:
+    """A dataclass field that is an argument of the pattern in the language."""
+    metadata = {"parameter": Parameter(kind, doc, least, most, odd, even, choices, positional)}
+    if default is _REQUIRED:
+        return field(metadata=metadata)
+    return field(default=default, metadata=metadata)
+
+
+def context(name: str, default: object) -> Any:
+    """A dataclass field that the compiler fills in from where the pattern stands.
+
+    `name` is "layer", "head", "layers", "heads", "causal", "grid" or "extra_tokens".
+    """
+    parameter = Parameter("context", f"the {name} in whose scope the pattern stands", context=name)
+    return field(default=default, metadata={"parameter": parameter})

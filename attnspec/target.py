@@ -1,0 +1,106 @@
+"""What a backend is asked to run, and what it answers with; known without torch.
+
+A `Work` is one group of heads of one layer at one length. A `Backend` says of it whether it
+refuses, what it costs, and builds a `Kernel` that runs it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Protocol, TypeAlias
+
+from attnspec.relations import Relation
+from attnspec.tokens import Data
+
+if TYPE_CHECKING:
+    import torch
+
+
+@dataclass(frozen=True)
+class Softcap:
+    """`cap * tanh(score / cap)`."""
+
+    cap: float
+
+
+@dataclass(frozen=True)
+class Alibi:
+    """`- 2^(-8 (h + 1) / heads) * |q - k|` for head h."""
+
+    heads: int
+
+
+@dataclass(frozen=True)
+class Bias:
+    """A learned number per head and bucket of q - k; `table` names the table."""
+
+    buckets: int
+    max_distance: int
+    two_sided: bool
+    table: str
+
+
+Change: TypeAlias = Softcap | Alibi | Bias
+
+
+@dataclass(frozen=True)
+class Work:
+    """What a group of heads computes; heads with equal works are one group.
+
+    Queries are the last `n_q` of `n_k` positions. `scale` None is 1 / sqrt(d). `reads` names the
+    run-time inputs that the relation's `Data` stand for.
+    """
+
+    relation: Relation
+    n_q: int
+    n_k: int
+    scale: float | None = None
+    changes: tuple[Change, ...] = ()
+    normalize: str = "softmax"
+    reads: tuple[str, ...] = ()
+
+    @property
+    def plain(self) -> bool:
+        """Whether the weights are the softmax of the scaled scores, nothing else."""
+        return self.normalize == "softmax" and not self.changes
+
+
+@dataclass(frozen=True)
+class Call:
+    """What a kernel is given besides q, k and v.
+
+    `padding` is bool [B, n_k], True for a real key; `tables` maps the names of learned tables to
+    [heads of the group, buckets]; `data` maps the `Data` of the relation to tensors that broadcast
+    to [B, …].
+    """
+
+    padding: torch.Tensor | None = None
+    dropout_p: float = 0.0
+    tables: Mapping[str, torch.Tensor] = field(default_factory=dict)
+    data: Mapping[Data, Data] = field(default_factory=dict)
+
+
+class Kernel(Protocol):
+    """Runs a work: q [B, H, n_q, d], k [B, H_kv, n_k, d], v [B, H_kv, n_k, d_v] of one floating
+    type -> [B, H, n_q, d_v]. H_kv divides H."""
+
+    def __call__(
+        self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, call: Call
+    ) -> torch.Tensor: ...
+
+
+class Backend(Protocol):
+    """One way to run works. Nothing but `build` may need torch."""
+
+    @property
+    def name(self) -> str: ...
+
+    def refuses(self, work: Work, device: str) -> str | None:
+        """Why this backend cannot run the work on a type of device, or None."""
+
+    def cost(self, work: Work) -> float:
+        """Estimated seconds for one head of size 64, forward, on two CPU cores."""
+
+    def build(self, work: Work, heads: tuple[int, ...], device: torch.device) -> Kernel:
+        """The kernel that runs the work for these heads, its tables on the device."""

@@ -1,0 +1,150 @@
+"""Token sets: which positions are special. `contains(i, n)` is the definition, elementwise."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from attnspec.relations import EMPTY, FULL, SOME, Elementwise, Tiles
+
+
+class Data:
+    """A run-time input: an array of the last axis n (or lengths), compared by identity."""
+
+    def __init__(self, values: Elementwise) -> None:
+        self.values = values
+
+
+class TokenSet:
+    """A set of positions 0 <= i < n."""
+
+    def contains(self, i: Elementwise, n: int) -> Elementwise:
+        """Whether position i is in the set: the definition, elementwise."""
+        raise NotImplementedError
+
+    def cover(self, tiles: Tiles, n: int) -> np.ndarray:
+        """EMPTY, SOME or FULL for each tile; SOME also where nothing is decided."""
+        size = int(np.max(tiles.count, initial=1))
+        steps = np.arange(size)
+        position = tiles.start[..., None] + steps * tiles.step
+        real = position < tiles.stop[..., None]
+        held = np.asarray(self.contains(np.where(real, position, 0), n), dtype=bool)
+        some, every = (held & real).any(-1), (held | ~real).all(-1)
+        return np.where(every, FULL, np.where(some, SOME, EMPTY)).astype(np.uint8)
+
+    def members(self, n: int) -> np.ndarray:
+        """The positions of the set in a sequence of n, ascending, int64."""
+        return np.flatnonzero(np.asarray(self.contains(np.arange(n), n), dtype=bool))
+
+
+@dataclass(frozen=True)
+class First(TokenSet):
+    """The first `count` positions."""
+
+    count: int
+
+    def contains(self, i: Elementwise, n: int) -> Elementwise:
+        return i < self.count
+
+    def cover(self, tiles: Tiles, n: int) -> np.ndarray:
+        return _range_cover(tiles, 0, self.count)
+
+
+@dataclass(frozen=True)
+class Last(TokenSet):
+    """The last `count` positions."""
+
+    count: int
+
+    def contains(self, i: Elementwise, n: int) -> Elementwise:
+        return i >= n - self.count
+
+    def cover(self, tiles: Tiles, n: int) -> np.ndarray:
+        return _range_cover(tiles, n - self.count, n)
+
+
+@dataclass(frozen=True)
+class Every(TokenSet):
+    """Positions offset, offset + step, offset + 2 step, …"""
+
+    step: int
+    offset: int = 0
+
+    def contains(self, i: Elementwise, n: int) -> Elementwise:
+        return (i >= self.offset) & ((i - self.offset) % self.step == 0)
+
+
+@dataclass(frozen=True)
+class Positions(TokenSet):
+    """Listed ranges of positions, each (first, last) with both ends included."""
+
+    ranges: tuple[tuple[int, int], ...]
+
+    def contains(self, i: Elementwise, n: int) -> Elementwise:
+        held = i != i
+        for first, last in self.ranges:
+            held = held | ((i >= first) & (i <= last))
+        return held
+
+    def cover(self, tiles: Tiles, n: int) -> np.ndarray:
+        if len(self.ranges) == 1:
+            first, last = self.ranges[0]
+            return _range_cover(tiles, first, last + 1)
+        return TokenSet.cover(self, tiles, n)
+
+
+@dataclass(frozen=True)
+class InputTokens(TokenSet):
+    """The positions that a run-time input marks, bool [..., n]."""
+
+    data: Data
+
+    def contains(self, i: Elementwise, n: int) -> Elementwise:
+        return self.data.values[..., i]
+
+
+@dataclass(frozen=True)
+class TokenUnion(TokenSet):
+    terms: tuple[TokenSet, ...]
+
+    def contains(self, i: Elementwise, n: int) -> Elementwise:
+        held = self.terms[0].contains(i, n)
+        for term in self.terms[1:]:
+            held = held | term.contains(i, n)
+        return held
+
+    def cover(self, tiles: Tiles, n: int) -> np.ndarray:
+        return np.asarray(np.maximum.reduce([term.cover(tiles, n) for term in self.terms]))
+
+
+@dataclass(frozen=True)
+class TokenIntersection(TokenSet):
+    terms: tuple[TokenSet, ...]
+
+    def contains(self, i: Elementwise, n: int) -> Elementwise:
+        held = self.terms[0].contains(i, n)
+        for term in self.terms[1:]:
+            held = held & term.contains(i, n)
+        return held
+
+    def cover(self, tiles: Tiles, n: int) -> np.ndarray:
+        return np.asarray(np.minimum.reduce([term.cover(tiles, n) for term in self.terms]))
+
+
+@dataclass(frozen=True)
+class TokenComplement(TokenSet):
+    term: TokenSet
+
+    def contains(self, i: Elementwise, n: int) -> Elementwise:
+        return self.term.contains(i, n) ^ True
+
+    def cover(self, tiles: Tiles, n: int) -> np.ndarray:
+        return np.asarray(FULL - self.term.cover(tiles, n), dtype=np.uint8)
+
+
+def _range_cover(tiles: Tiles, low: int, high: int) -> np.ndarray:
+    """The cover of the range low <= i < high."""
+    inside = (tiles.start >= low) & (tiles.last < high)
+    outside = (tiles.last < low) | (tiles.start >= high)
+    return np.where(inside, FULL, np.where(outside, EMPTY, SOME)).astype(np.uint8)

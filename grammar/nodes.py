@@ -1,0 +1,260 @@
+"""The syntax tree. Every node knows its place in the text; places do not count in comparisons.
+
+Chains of operators of one level are one flat node, so the depth of a tree is bounded by the nesting
+of brackets and prefixes, which the parser limits: code that walks a tree may recurse.
+
+Comments are kept beside the nodes, each with its `#`. `comments` stand on lines of their own above
+a node, "" among them being a blank line; `trailing` follows on the line of a statement, or after
+the opening brace of a body; `closing` are the lines before a closing brace or the end of the file;
+`ending` follows a closing brace.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TypeAlias
+
+from attnspec.source import Span
+
+# --- expressions -------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Integer:
+    value: int
+    span: Span = field(compare=False, repr=False, kw_only=True)
+
+
+@dataclass(frozen=True)
+class Real:
+    value: float
+    span: Span = field(compare=False, repr=False, kw_only=True)
+
+
+@dataclass(frozen=True)
+class Boolean:
+    value: bool
+    span: Span = field(compare=False, repr=False, kw_only=True)
+
+
+@dataclass(frozen=True)
+class Name:
+    """A bare word: a parameter, a `let`, a scalar, an input, an option, or a graph like `full`."""
+
+    name: str
+    span: Span = field(compare=False, repr=False, kw_only=True)
+
+
+@dataclass(frozen=True)
+class Attribute:
+    """`q.row`: a grid coordinate of a position."""
+
+    base: Name
+    attribute: str
+    span: Span = field(compare=False, repr=False, kw_only=True)
+
+
+@dataclass(frozen=True)
+class Argument:
+    """`radius = 3` (named) or `3` (name is None) inside a call; `name_span` is the name's place."""
+
+    name: str | None
+    value: Expression
+    span: Span = field(compare=False, repr=False, kw_only=True)
+    name_span: Span | None = field(default=None, compare=False, repr=False, kw_only=True)
+
+
+@dataclass(frozen=True)
+class Call:
+    """`window(radius = 3)`; `name_span` is the place of the word before the bracket."""
+
+    name: str
+    arguments: tuple[Argument, ...]
+    span: Span = field(compare=False, repr=False, kw_only=True)
+    name_span: Span = field(compare=False, repr=False, kw_only=True)
+
+
+@dataclass(frozen=True)
+class Prefix:
+    """`-x`, `~g`, `not p`; operator is "-", "~" or "not"."""
+
+    operator: str
+    operand: Expression
+    span: Span = field(compare=False, repr=False, kw_only=True)
+
+
+@dataclass(frozen=True)
+class Chain:
+    """Operators of one level, left to right: `a - b + c` is (a, b, c) with operators ("-", "+").
+
+    The levels: `or`; `and`; comparisons (`== != < <= > >= in subset`); `|`; `&`; `+ -`; `* / // %`;
+    `**` (of two operands, right-associative by nesting). `operator_spans` are their places.
+    """
+
+    operands: tuple[Expression, ...]
+    operators: tuple[str, ...]
+    span: Span = field(compare=False, repr=False, kw_only=True)
+    operator_spans: tuple[Span, ...] = field(default=(), compare=False, repr=False, kw_only=True)
+
+
+@dataclass(frozen=True)
+class Range:
+    """`a..b`, both ends included."""
+
+    first: Expression
+    last: Expression
+    span: Span = field(compare=False, repr=False, kw_only=True)
+
+
+@dataclass(frozen=True)
+class Members:
+    """`{1, 2, 4}` after `in`."""
+
+    items: tuple[Expression, ...]
+    span: Span = field(compare=False, repr=False, kw_only=True)
+
+
+Expression: TypeAlias = (
+    Integer | Real | Boolean | Name | Attribute | Call | Prefix | Chain | Range | Members
+)
+
+
+# --- statements --------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Let:
+    name: str
+    value: Expression
+    span: Span = field(compare=False, repr=False, kw_only=True)
+    name_span: Span = field(compare=False, repr=False, kw_only=True)
+    comments: tuple[str, ...] = field(default=(), compare=False, repr=False, kw_only=True)
+    trailing: str | None = field(default=None, compare=False, repr=False, kw_only=True)
+
+
+@dataclass(frozen=True)
+class Input:
+    """`input x: tokens(at_most = 64)`; `kind` is the word after the colon."""
+
+    name: str
+    kind: str
+    arguments: tuple[Argument, ...]
+    span: Span = field(compare=False, repr=False, kw_only=True)
+    name_span: Span = field(compare=False, repr=False, kw_only=True)
+    kind_span: Span = field(compare=False, repr=False, kw_only=True)
+    comments: tuple[str, ...] = field(default=(), compare=False, repr=False, kw_only=True)
+    trailing: str | None = field(default=None, compare=False, repr=False, kw_only=True)
+
+
+@dataclass(frozen=True)
+class Setting:
+    """A statement that is a keyword and values: `layers 12`, `heads h`, `extra_tokens 4`, `causal`,
+    `scale 0.5`, `normalize relu`, `score alibi()`, `sequence grid(8, 8)`, `attend full`.
+
+    `keyword` is that word; `value` its expression, None for `causal`. `normalize relu` has a
+    `Name`, `score` and `sequence` have a `Call`.
+    """
+
+    keyword: str
+    value: Expression | None
+    span: Span = field(compare=False, repr=False, kw_only=True)
+    keyword_span: Span = field(compare=False, repr=False, kw_only=True)
+    comments: tuple[str, ...] = field(default=(), compare=False, repr=False, kw_only=True)
+    trailing: str | None = field(default=None, compare=False, repr=False, kw_only=True)
+
+
+@dataclass(frozen=True)
+class Scope:
+    """`layer 6..11 { … }` or `head even { … }`.
+
+    `kind` is "layer" or "head"; `items` are expressions and ranges, or a `Name`: even, odd, all.
+    """
+
+    kind: str
+    items: tuple[Expression, ...]
+    body: tuple[Statement, ...]
+    span: Span = field(compare=False, repr=False, kw_only=True)
+    items_span: Span = field(compare=False, repr=False, kw_only=True)
+    comments: tuple[str, ...] = field(default=(), compare=False, repr=False, kw_only=True)
+    closing: tuple[str, ...] = field(default=(), compare=False, repr=False, kw_only=True)
+    trailing: str | None = field(default=None, compare=False, repr=False, kw_only=True)
+    ending: str | None = field(default=None, compare=False, repr=False, kw_only=True)
+
+
+@dataclass(frozen=True)
+class Require:
+    """`require CLAIM at n = 1, 2`; `at` is None where the claim is about every n."""
+
+    claim: Expression
+    at: tuple[Integer, ...] | None
+    span: Span = field(compare=False, repr=False, kw_only=True)
+    comments: tuple[str, ...] = field(default=(), compare=False, repr=False, kw_only=True)
+    trailing: str | None = field(default=None, compare=False, repr=False, kw_only=True)
+
+
+Statement: TypeAlias = Let | Input | Setting | Scope | Require
+
+
+# --- files -------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Parameter:
+    """`radius = 256` in the head of an attention or a named graph; `default` may be missing."""
+
+    name: str
+    default: Expression | None
+    span: Span = field(compare=False, repr=False, kw_only=True)
+    name_span: Span = field(compare=False, repr=False, kw_only=True)
+
+
+@dataclass(frozen=True)
+class Import:
+    """`from "patterns/local.attn" import a, b`."""
+
+    path: str
+    names: tuple[Name, ...]
+    span: Span = field(compare=False, repr=False, kw_only=True)
+    path_span: Span = field(compare=False, repr=False, kw_only=True)
+    comments: tuple[str, ...] = field(default=(), compare=False, repr=False, kw_only=True)
+    trailing: str | None = field(default=None, compare=False, repr=False, kw_only=True)
+
+
+@dataclass(frozen=True)
+class Graph:
+    """`graph ring(r) = window(radius = r) | …`."""
+
+    name: str
+    parameters: tuple[Parameter, ...]
+    body: Expression
+    span: Span = field(compare=False, repr=False, kw_only=True)
+    name_span: Span = field(compare=False, repr=False, kw_only=True)
+    comments: tuple[str, ...] = field(default=(), compare=False, repr=False, kw_only=True)
+    trailing: str | None = field(default=None, compare=False, repr=False, kw_only=True)
+
+
+@dataclass(frozen=True)
+class Attention:
+    """`attention name(parameters) { body }`; `closing` are comments before the last brace."""
+
+    name: str
+    parameters: tuple[Parameter, ...]
+    body: tuple[Statement, ...]
+    span: Span = field(compare=False, repr=False, kw_only=True)
+    name_span: Span = field(compare=False, repr=False, kw_only=True)
+    comments: tuple[str, ...] = field(default=(), compare=False, repr=False, kw_only=True)
+    closing: tuple[str, ...] = field(default=(), compare=False, repr=False, kw_only=True)
+    trailing: str | None = field(default=None, compare=False, repr=False, kw_only=True)
+    ending: str | None = field(default=None, compare=False, repr=False, kw_only=True)
+
+
+Item: TypeAlias = Import | Graph | Attention
+
+
+@dataclass(frozen=True)
+class File:
+    """A whole text; `closing` are the comments after the last item."""
+
+    items: tuple[Item, ...]
+    span: Span = field(compare=False, repr=False, kw_only=True)
+    closing: tuple[str, ...] = field(default=(), compare=False, repr=False, kw_only=True)

@@ -1,0 +1,161 @@
+"""Text to syntax tree, and after a mistake on to the next place where reading is sound again."""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Callable, Mapping
+from functools import cache
+
+from lark import Lark, Token, Tree
+from lark.exceptions import UnexpectedInput, UnexpectedToken
+from lark.parsers.lalr_interactive_parser import InteractiveParser
+
+from attnspec.diagnostics import SHOWN, Diagnostic, SpecError
+from attnspec.grammar.builder import build
+from attnspec.grammar.comments import attach
+from attnspec.grammar.nodes import File
+from attnspec.grammar.scanner import Scan, is_members, scan
+from attnspec.grammar.syntax_errors import ITEMS, STATEMENTS, empty_file, unexpected
+from attnspec.source import Source
+
+
+def parse(source: Source) -> File:
+    """The syntax tree of a text.
+
+    Raises SpecError with every independent mistake of the text (A1xx), and nothing else.
+    """
+    first = scan(source)
+    if not first.words and not first.problems:
+        raise SpecError(empty_file(first))
+    run = _Run(first)
+    tree = run.finish()
+    if first.problems or run.problems or tree is None:
+        raise SpecError([*first.problems, *run.problems])
+    return attach(build(tree, source), first)
+
+
+@cache
+def _lark() -> Lark:
+    return Lark.open_from_package(
+        "attnspec.grammar",
+        "attn.lark",
+        parser="lalr",
+        lexer="contextual",
+        start="file",
+        keep_all_tokens=True,
+        maybe_placeholders=False,
+    )
+
+
+@cache
+def _written() -> dict[str, str]:
+    """How each terminal is written: words and signs as they are, open classes by their name."""
+    shown = {"$END": "$END"}
+    for terminal in _lark().terminals:
+        pattern = terminal.pattern
+        word = pattern.value.removesuffix(r"\b")
+        shown[terminal.name] = (
+            word if pattern.type == "str" or word.isidentifier() else terminal.name
+        )
+    return shown
+
+
+@cache
+def _terminal() -> dict[str, str]:
+    """The terminal of each word and sign."""
+    return {written: name for name, written in _written().items()}
+
+
+class _Run:
+    """One run of the parser over a text.
+
+    It goes on after a mistake where that cannot invent another one: at a closing brace of a body
+    around the place, or at a word that starts a statement of that body, or an item, at the start of
+    a line. To do so it drops what the parser holds until the word is acceptable.
+    """
+
+    def __init__(self, scan: Scan) -> None:
+        self.scan = scan
+        self.starts = [word.start for word in scan.words]
+        self.explained = {problem.span.line for problem in scan.problems if problem.span}
+        self.problems: list[Diagnostic] = []
+        self.parser: InteractiveParser = _lark().parse_interactive(scan.mended)
+        # lark leaves these two without types
+        self.accepts: Callable[[], set[str]] = self.parser.accepts
+        self.choices: Callable[[], Mapping[str, object]] = self.parser.choices
+
+    def finish(self) -> Tree[Token] | None:
+        """The tree, or None where there are mistakes."""
+        tree = self._go_on()
+        while isinstance(tree, int):
+            if not self._is_explained(tree):
+                accepts = {_written()[name] for name in self.accepts()}
+                self.problems.append(unexpected(self.scan, tree, accepts))
+            if len(self.problems) == SHOWN or not self._recover(tree):
+                return None
+            tree = self._go_on()
+        return None if self.problems else tree
+
+    def _go_on(self) -> Tree[Token] | int:
+        """Reads to the end; where a word cannot stand where it does, its index."""
+        parser = self.parser
+        try:
+            for _ in parser.iter_parse():
+                pass
+            tree: Tree[Token] = parser.feed_token(Token("$END", ""))
+        except UnexpectedInput as error:
+            if isinstance(error, UnexpectedToken) and error.token.type == "$END":
+                return len(self.starts)
+            # the attribute's declared type is None
+            place: int = vars(error).get("pos_in_stream") or 0
+            return max(0, bisect_right(self.starts, place) - 1)
+        return tree
+
+    def _is_explained(self, stopped: int) -> bool:
+        """Whether a word that could not be read stands on the line of word `stopped`, or before."""
+        lines = {self.scan.span(index).line for index in (stopped, stopped - 1) if index >= 0}
+        return bool(lines & self.explained)
+
+    def _recover(self, stopped: int) -> bool:
+        """Moves the parser to the next place where reading is sound; False if there is none."""
+        index = self._resumption(stopped)
+        lexer = self.parser.lexer_thread.state
+        if index is None or lexer is None:
+            return False
+        terminal = _terminal()[self.scan.words[index].text]
+        state = self.parser.parser_state
+        while terminal not in self.choices() or terminal not in self.accepts():
+            if not state.value_stack:
+                return False
+            state.state_stack.pop()
+            state.value_stack.pop()
+        lexer.line_ctr.char_pos = self.starts[index]
+        return True
+
+    def _resumption(self, stopped: int) -> int | None:
+        words = self.scan.words
+        body = self._enclosing(stopped, through="(")
+        while body >= 0 and (words[body].text == "(" or is_members(self.scan, body)):
+            body = self._enclosing(body, through="(")
+        for index in range(stopped, len(words)):
+            word = words[index]
+            if body >= 0 and self.scan.closers.get(body) == index:
+                return index
+            if not word.first:
+                continue
+            if word.text in ITEMS and self._enclosing(index, through="({") < 0:
+                return index
+            follows = words[index + 1].text if index + 1 < len(words) else ""
+            starts = word.text in STATEMENTS and follows not in ("=", ",", ")")
+            if body >= 0 and starts and self._enclosing(index, through="(") == body:
+                return index
+        return None
+
+    def _enclosing(self, index: int, through: str) -> int:
+        """The innermost bracket open at word `index`, past those of `through` that never close."""
+        opener = self.scan.enclosing[index]
+        while opener >= 0 and opener not in self.scan.closers:
+            if self.scan.words[opener].text not in through:
+                break
+            opener = self.scan.enclosing[opener]
+        return opener

@@ -1,0 +1,265 @@
+"""Syntax tree to canonical text: `parse(print_file(t)) == t`, and printing twice changes nothing.
+
+Four spaces of indent, one statement per line, a blank line between items, the fewest brackets that
+keep the tree. Comments and single blank lines between statements stay where they were.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import assert_never
+
+from attnspec.grammar.nodes import (
+    Argument,
+    Attention,
+    Attribute,
+    Boolean,
+    Call,
+    Chain,
+    Expression,
+    File,
+    Graph,
+    Import,
+    Input,
+    Integer,
+    Item,
+    Let,
+    Members,
+    Name,
+    Parameter,
+    Prefix,
+    Range,
+    Real,
+    Require,
+    Scope,
+    Setting,
+    Statement,
+)
+
+WIDTH = 100
+INDENT = 4
+
+_OR, _AND, _NOT, _COMPARISON, _UNION, _INTERSECTION, _SUM, _PRODUCT, _SIGNED, _POWER, _ATOM = range(
+    11
+)
+_RANGE = -1
+
+_LEVELS = {
+    "or": _OR,
+    "and": _AND,
+    "==": _COMPARISON,
+    "!=": _COMPARISON,
+    "<": _COMPARISON,
+    "<=": _COMPARISON,
+    ">": _COMPARISON,
+    ">=": _COMPARISON,
+    "in": _COMPARISON,
+    "subset": _COMPARISON,
+    "|": _UNION,
+    "&": _INTERSECTION,
+    "+": _SUM,
+    "-": _SUM,
+    "*": _PRODUCT,
+    "/": _PRODUCT,
+    "//": _PRODUCT,
+    "%": _PRODUCT,
+    "**": _POWER,
+}
+"""How tightly each operator binds."""
+
+
+def print_expression(expression: Expression) -> str:
+    """The expression on one line."""
+    match expression:
+        case Integer(value):
+            return str(value)
+        case Real(value):
+            return repr(value)
+        case Boolean(value):
+            return "true" if value else "false"
+        case Name(name):
+            return name
+        case Attribute(base, attribute):
+            return f"{base.name}.{attribute}"
+        case Call(name, arguments):
+            return name + _arguments(arguments)
+        case Prefix("not", operand):
+            return "not " + _within(operand, _NOT)
+        case Prefix(operator, operand):
+            return operator + _within(operand, _SIGNED)
+        case Chain():
+            operands = _operands(expression)
+            rest = zip(expression.operators, operands[1:], strict=True)
+            return operands[0] + "".join(f" {operator} {operand}" for operator, operand in rest)
+        case Range(first, last):
+            return f"{_within(first, _SUM)}..{_within(last, _SUM)}"
+        case Members(items):
+            return "{" + ", ".join(_within(item, _SUM) for item in items) + "}"
+        case _:
+            assert_never(expression)
+
+
+def _level(expression: Expression) -> int:
+    match expression:
+        case Chain(_, operators):
+            return _LEVELS[operators[0]]
+        case Prefix(operator, _):
+            return _NOT if operator == "not" else _SIGNED
+        case Range():
+            return _RANGE
+        case Integer(value) | Real(value) if value < 0:
+            return _SIGNED
+        case _:
+            return _ATOM
+
+
+def _within(expression: Expression, loosest: int) -> str:
+    """The expression, in brackets if it binds more loosely than its place allows."""
+    text = print_expression(expression)
+    return f"({text})" if _level(expression) < loosest else text
+
+
+def _operands(chain: Chain) -> list[str]:
+    level = _level(chain)
+    if level == _POWER:
+        base, exponent = chain.operands
+        return [_within(base, _ATOM), _within(exponent, _SIGNED)]
+    first = _within(chain.operands[0], level + 1)
+    rest = zip(chain.operators, chain.operands[1:], strict=True)
+    return [first, *(_operand(operator, operand, level + 1) for operator, operand in rest)]
+
+
+def _operand(operator: str, operand: Expression, loosest: int) -> str:
+    if operator == "in" and isinstance(operand, Range):
+        return print_expression(operand)
+    return _within(operand, loosest)
+
+
+def _arguments(arguments: Sequence[Argument]) -> str:
+    return "(" + ", ".join(_argument(argument) for argument in arguments) + ")"
+
+
+def _argument(argument: Argument) -> str:
+    value = print_expression(argument.value)
+    return value if argument.name is None else f"{argument.name} = {value}"
+
+
+# --- files -------------------------------------------------------------------------------------
+
+
+def print_file(file: File) -> str:
+    """The whole file, ending with a line end; "" for a file of nothing."""
+    lines: list[str] = []
+    previous: Item | None = None
+    for item in file.items:
+        both_imports = isinstance(previous, Import) and isinstance(item, Import)
+        if previous is not None and not (both_imports and not item.comments):
+            lines.append("")
+        lines.extend(_item(item))
+        previous = item
+    if file.closing:
+        lines.extend([""] if file.items else [])
+        lines.extend(file.closing)
+    return "".join(f"{line}\n" for line in lines)
+
+
+def _item(item: Item) -> Iterator[str]:
+    yield from item.comments
+    match item:
+        case Import(path, names):
+            line = f'from "{path}" import ' + ", ".join(name.name for name in names)
+            yield from _with_comment([line], item.trailing)
+        case Graph(name, parameters, body):
+            yield from _with_comment(_defined(f"graph {name}", parameters, body), item.trailing)
+        case Attention(name, parameters, _):
+            yield from _braced(item, _head(f"attention {name}", parameters, " {"), 0)
+        case _:
+            assert_never(item)
+
+
+def _defined(start: str, parameters: Sequence[Parameter], body: Expression) -> list[str]:
+    *head, last = _head(start, parameters, " =")
+    return [*head, *_layout(last, body, 0, hanging=True)]
+
+
+def _head(start: str, parameters: Sequence[Parameter], end: str) -> list[str]:
+    """The name and parameters of an item, one parameter per line where a line is too short."""
+    shown = [_parameter(parameter) for parameter in parameters]
+    line = f"{start}({', '.join(shown)}){end}" if shown else start + end
+    if len(line) <= WIDTH or not shown:
+        return [line]
+    return [f"{start}(", *(f"{' ' * INDENT}{parameter}," for parameter in shown), f"){end}"]
+
+
+def _parameter(parameter: Parameter) -> str:
+    if parameter.default is None:
+        return parameter.name
+    return f"{parameter.name} = {print_expression(parameter.default)}"
+
+
+def _braced(node: Attention | Scope, head: list[str], indent: int) -> Iterator[str]:
+    """`head`, which ends with the opening brace, the statements, and the closing brace."""
+    if not (node.body or node.closing or node.trailing):
+        yield from _with_comment([*head[:-1], head[-1] + "}"], node.ending)
+        return
+    yield from _with_comment(head, node.trailing)
+    for statement in node.body:
+        yield from _statement(statement, indent + INDENT)
+    yield from _indented(node.closing, indent + INDENT)
+    yield from _with_comment([" " * indent + "}"], node.ending)
+
+
+def _statement(statement: Statement, indent: int) -> Iterator[str]:
+    yield from _indented(statement.comments, indent)
+    pad = " " * indent
+    match statement:
+        case Let(name, value):
+            lines = _layout(f"{pad}let {name} =", value, indent, hanging=True)
+        case Input(name, kind, arguments):
+            lines = [f"{pad}input {name}: {kind}{_arguments(arguments) if arguments else ''}"]
+        case Setting(keyword, value):
+            lines = [pad + keyword]
+            if value is not None:
+                lines = _layout(pad + keyword, value, indent, hanging=False)
+        case Require(claim, at):
+            end = "" if at is None else " at n = " + ", ".join(str(size.value) for size in at)
+            lines = _layout(f"{pad}require", claim, indent, hanging=False, end=end)
+        case Scope(kind, items, _):
+            shown = ", ".join(_set_item(item) for item in items)
+            yield from _braced(statement, [f"{pad}{kind} {shown} {{"], indent)
+            return
+        case _:
+            assert_never(statement)
+    yield from _with_comment(lines, statement.trailing)
+
+
+def _set_item(item: Expression) -> str:
+    return print_expression(item) if isinstance(item, Range) else _within(item, _SUM)
+
+
+def _layout(
+    start: str, value: Expression, indent: int, *, hanging: bool, end: str = ""
+) -> list[str]:
+    """`start value end` on one line, or, too long, one operand of its outermost chain per line.
+
+    The operands stand under each other, behind `start`; if `hanging`, below it.
+    """
+    line = f"{start} {print_expression(value)}{end}"
+    if len(line) <= WIDTH or not isinstance(value, Chain):
+        return [line]
+    column = indent + INDENT + 2 if hanging else len(start) + 1
+    first, *rest = _operands(value)
+    lines = [start, " " * column + first] if hanging else [f"{start} {first}"]
+    for operator, operand in zip(value.operators, rest, strict=True):
+        lines.append(f"{operator} ".rjust(column) + operand)
+    lines[-1] += end
+    return lines
+
+
+def _indented(comments: Sequence[str], indent: int) -> Iterator[str]:
+    for comment in comments:
+        yield " " * indent + comment if comment else ""
+
+
+def _with_comment(lines: list[str], comment: str | None) -> list[str]:
+    return lines if comment is None else [*lines[:-1], f"{lines[-1]}  {comment}"]

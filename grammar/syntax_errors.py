@@ -1,0 +1,337 @@
+"""What the parser could not read, in the words of the language: never a rule or terminal name."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable
+from dataclasses import dataclass, replace
+
+from attnspec.diagnostics import Diagnostic, did_you_mean
+from attnspec.grammar.scanner import Scan, Word
+from attnspec.source import Span
+
+ITEMS = frozenset({"attention", "from", "graph"})
+"""The words that start an item of a file."""
+
+STATEMENTS = frozenset(
+    {
+        "attend",
+        "causal",
+        "extra_tokens",
+        "head",
+        "heads",
+        "input",
+        "layer",
+        "layers",
+        "let",
+        "normalize",
+        "require",
+        "scale",
+        "score",
+        "sequence",
+    }
+)
+"""The words that start a statement."""
+
+_COMPARISONS = frozenset({"==", "!=", "<", "<=", ">", ">=", "in", "subset"})
+_OPERATORS = _COMPARISONS | {"or", "and", "|", "&", "+", "-", "*", "/", "//", "%", "**"}
+_OPERAND = frozenset({"NAME", "INTEGER", "REAL", "(", "-", "~", "not", "true", "false"})
+_RESERVED = frozenset({"or", "and", "not", "in", "subset", "true", "false"})
+_CLOSERS = {"(": ")", "{": "}"}
+
+_PHRASES = {
+    "NAME": "a name",
+    "INTEGER": "an integer",
+    "REAL": "a number",
+    "STRING": "a file path in double quotes",
+    "$END": "the end of the file",
+}
+
+_FOREIGN_WORDS = {
+    "class": "`attention NAME { … }` describes one attention",
+    "def": "`graph NAME(a, b) = EXPRESSION` names a graph, outside the attention",
+    "for": "`layer 0..5 { … }` and `head even { … }` choose layers and heads; there are no loops",
+    "function": "`graph NAME(a, b) = EXPRESSION` names a graph, outside the attention",
+    "if": "`layer` and `head` blocks and `where(…)` make distinctions",
+    "import": '`from "file.attn" import NAME` imports a graph, outside the attention',
+    "include": '`from "file.attn" import NAME` imports a graph, outside the attention',
+    "lambda": "`graph NAME(a, b) = EXPRESSION` names a graph, outside the attention",
+    "return": "`attend EXPRESSION` says what is attended to",
+    "var": "`let NAME = EXPRESSION` names a value",
+    "const": "`let NAME = EXPRESSION` names a value",
+}
+"""Words that start a statement in other languages, and what does their work here."""
+
+
+def empty_file(scan: Scan) -> Diagnostic:
+    found = "only comments" if scan.comments else "an empty file"
+    return Diagnostic(
+        "A130",
+        f"no attention defined: expected `attention NAME {{ … }}`, found {found}",
+        Span(scan.source, 0, 0),
+    )
+
+
+@dataclass(frozen=True)
+class _Stop:
+    """Where the parser stopped.
+
+    `word` is the word at `index`, of kind "end" after the last one; `opener` the index of the
+    innermost bracket open there, or -1; `accepts` as in `unexpected`.
+    """
+
+    scan: Scan
+    index: int
+    word: Word
+    opener: int
+    accepts: frozenset[str]
+
+    @property
+    def span(self) -> Span:
+        return self.scan.span(self.index)
+
+    @property
+    def found(self) -> str:
+        if self.word.kind == "end":
+            return "the end of the file"
+        text = self.word.text
+        return f"`{text}`" if len(text) <= 40 else f"`{text[:40]}` and more"
+
+    @property
+    def before(self) -> Word | None:
+        return self.scan.words[self.index - 1] if self.index else None
+
+    @property
+    def after(self) -> str:
+        """The text of the next word."""
+        words = self.scan.words
+        return words[self.index + 1].text if self.index + 1 < len(words) else ""
+
+    @property
+    def starts_operand(self) -> bool:
+        return self.word.kind in ("name", "number") or self.word.text in ("(", "~")
+
+    def diagnostic(self, code: str, expected: str, advice: str | None = None) -> Diagnostic:
+        return Diagnostic(code, f"expected {expected}, found {self.found}", self.span, help=advice)
+
+
+def unexpected(scan: Scan, index: int, accepts: Collection[str]) -> Diagnostic:
+    """Why the text cannot go on with word `index` (the number of words: with its end).
+
+    `accepts` are the words and signs that could stand there, as they are written, and the names of
+    open classes of words: NAME, INTEGER, REAL, STRING, $END.
+    """
+    end = scan.span(len(scan.words)).start
+    word = scan.words[index] if index < len(scan.words) else Word("end", "", end, end, False)
+    stop = _Stop(scan, index, word, scan.enclosing[index], frozenset(accepts))
+    for rule in (
+        _swallowed,
+        _string,
+        _stray,
+        _unclosed,
+        _end,
+        _sign,
+        _separator,
+        _statement,
+        _item,
+        _operand,
+    ):
+        diagnostic = rule(stop)
+        if diagnostic is not None:
+            return diagnostic
+    return stop.diagnostic("A134", expected_words(accepts), _advice(stop))
+
+
+# --- the rules, each a Diagnostic or None; the first that knows wins -----------------------------
+
+
+def _swallowed(stop: _Stop) -> Diagnostic | None:
+    """A keyword at the start of a line, read as a name because the line before it is unfinished."""
+    before = stop.before
+    if before is None or not before.first or before.text not in ITEMS | STATEMENTS:
+        return None
+    if "or" not in stop.accepts or stop.word.text in ("", ")", "}", ","):
+        return None
+    return Diagnostic(
+        "A133",
+        f"expected an expression, found `{before.text}`",
+        stop.scan.span(stop.index - 1),
+        help=f"finish the line before it; a name `{before.text}` may stand on that line",
+    )
+
+
+def _string(stop: _Stop) -> Diagnostic | None:
+    if stop.word.kind != "string":
+        return None
+    advice = "names are written without quotes; only the path of an import has them"
+    return stop.diagnostic("A114", expected_words(stop.accepts), advice)
+
+
+def _stray(stop: _Stop) -> Diagnostic | None:
+    if stop.index not in stop.scan.strays:
+        return None
+    opener = "(" if stop.word.text == ")" else "{"
+    return Diagnostic(
+        "A121",
+        f"expected {expected_words(stop.accepts)}, found `{stop.word.text}` without a `{opener}`",
+        stop.span,
+        help=f"delete it, or write the missing `{opener}` before it",
+    )
+
+
+def _unclosed(stop: _Stop) -> Diagnostic | None:
+    """A bracket that is never closed, where an end, or what cannot stand inside it, shows it."""
+    if stop.opener < 0 or stop.opener in stop.scan.closers:
+        return None
+    bracket = stop.scan.words[stop.opener].text
+    closer = _CLOSERS[bracket]
+    outside = ITEMS if bracket == "{" else ITEMS | STATEMENTS
+    if closer not in stop.accepts or not (
+        stop.word.kind == "end" or stop.word.text in outside | {")", "{", "}"}
+    ):
+        return None
+    return Diagnostic(
+        "A120",
+        f"expected `{closer}` to close the `{bracket}`, found {stop.found}",
+        stop.span,
+        related=_open_brackets(stop),
+    )
+
+
+def _end(stop: _Stop) -> Diagnostic | None:
+    if stop.word.kind != "end":
+        return None
+    return Diagnostic(
+        "A142",
+        f"expected {expected_words(stop.accepts)}, found the end of the file",
+        stop.span,
+        related=_open_brackets(stop),
+    )
+
+
+def _open_brackets(stop: _Stop) -> tuple[tuple[str, Span], ...]:
+    """The places of the brackets that are open and never closed, the innermost first."""
+    related: list[tuple[str, Span]] = []
+    opener = stop.opener
+    while opener >= 0 and len(related) < 3:
+        if opener not in stop.scan.closers:
+            bracket = stop.scan.words[opener].text
+            related.append((f"this `{bracket}` is never closed", stop.scan.span(opener)))
+        opener = stop.scan.enclosing[opener]
+    return tuple(related)
+
+
+def _sign(stop: _Stop) -> Diagnostic | None:
+    """A sign that has its place elsewhere: `=`, `..`, `{`, a second comparison."""
+    text = stop.word.text
+    if text == "=" and "==" in stop.accepts:
+        return stop.diagnostic("A139", "`==` to compare", "`=` stands between a name and its value")
+    if text == "..":
+        advice = (
+            "a range stands after `in`, after `layer` or `head`, or as an argument without name"
+        )
+        return stop.diagnostic("A140", "a single value", advice)
+    if text == "{" and "NAME" in stop.accepts and "(" in stop.accepts:
+        word = stop.before.text if stop.before else ""
+        advice = "a list in braces stands only after `in`: `x in {1, 2, 4}`"
+        if word in ("layer", "head"):
+            advice = f"say which: `{word} 0..5 {{ … }}`, or `{word} all {{ … }}`"
+        return stop.diagnostic("A141", "an expression", advice)
+    if text in _COMPARISONS and text not in stop.accepts and stop.accepts & {"or", "and"}:
+        advice = "only `<` and `<=` can be chained; write `a == b and b == c`"
+        return stop.diagnostic("A143", "one comparison", advice)
+    return None
+
+
+def _separator(stop: _Stop) -> Diagnostic | None:
+    """A missing `,` or `=` inside a list."""
+    before = stop.before
+    if "," not in stop.accepts or before is None or not stop.starts_operand:
+        return None
+    if stop.word.kind == "name" and stop.accepts & STATEMENTS:
+        return None
+    name = before.text
+    if "=" in stop.accepts and (stop.word.kind == "number" or stop.after in (")", ",")):
+        advice = f"write `{name} = {stop.word.text}`"
+        if stop.word.kind == "name":
+            advice += f", or `{name}, {stop.word.text}` for two"
+        return stop.diagnostic("A136", "`=` between a name and its value", advice)
+    return stop.diagnostic("A135", "`,` between two elements", f"write `,` before {stop.found}")
+
+
+def _statement(stop: _Stop) -> Diagnostic | None:
+    if not stop.accepts & STATEMENTS:
+        return None
+    text = stop.word.text
+    if text in _FOREIGN_WORDS:
+        advice: str | None = _FOREIGN_WORDS[text]
+    elif text in ITEMS:
+        advice = f"`{text}` stands outside an attention: is a `}}` missing before it?"
+    else:
+        advice = _near_word(stop, stop.accepts)
+        if advice is None and stop.word.kind == "name" and stop.after == "(":
+            advice = f"write `attend {text}(…)`"
+        elif advice is None and stop.word.kind == "name" and stop.after == "=":
+            advice = f"write `let {text} = …`"
+    starts = "a statement starts with " + ", ".join(sorted(STATEMENTS))
+    return replace(
+        stop.diagnostic("A132", expected_words(stop.accepts), advice),
+        notes=() if advice else (starts,),
+    )
+
+
+def _item(stop: _Stop) -> Diagnostic | None:
+    if not ITEMS <= stop.accepts:
+        return None
+    text = stop.word.text
+    if text in STATEMENTS:
+        advice: str | None = "statements stand between the braces of `attention NAME { … }`"
+    else:
+        advice = _FOREIGN_WORDS.get(text) or _near_word(stop, stop.accepts)
+    return stop.diagnostic("A131", expected_words(stop.accepts), advice)
+
+
+def _operand(stop: _Stop) -> Diagnostic | None:
+    if not {"NAME", "("} <= stop.accepts:
+        return None
+    advice = None
+    if stop.word.text == "not":
+        advice = "write `(not …)` with brackets here"
+    return stop.diagnostic("A133", expected_words(stop.accepts), advice)
+
+
+def _advice(stop: _Stop) -> str | None:
+    if stop.accepts == {"("} and stop.before is not None:
+        return f"write `{stop.before.text}(…)`, with nothing between the brackets if that is meant"
+    if stop.accepts == {"n"} and stop.word.kind == "number":
+        return f"write `at n = {stop.word.text}`"
+    if "NAME" in stop.accepts and stop.word.text in _RESERVED:
+        return f"`{stop.word.text}` has a meaning of its own and cannot be a name"
+    return _near_word(stop, stop.accepts)
+
+
+def _near_word(stop: _Stop, accepts: Iterable[str]) -> str | None:
+    if stop.word.kind != "name":
+        return None
+    return did_you_mean(stop.word.text, [word for word in accepts if word.islower()])
+
+
+# --- words -------------------------------------------------------------------------------------
+
+
+def expected_words(accepts: Collection[str]) -> str:
+    """What could stand there, for a reader: "`)`, `,` or an operator"."""
+    rest = set(accepts)
+    phrases = []
+    if {"NAME", "("} <= rest:
+        phrases.append("an expression")
+        rest -= _OPERAND
+    if rest & {"or", "*", "and"}:
+        phrases.append("an operator")
+        rest -= _OPERATORS | {"(", "."}
+    if len(rest & STATEMENTS) > 1:
+        phrases.append("a statement")
+        rest -= STATEMENTS
+    phrases.extend(_PHRASES[word] for word in rest if word in _PHRASES)
+    signs = [f"`{word}`" for word in rest if word not in _PHRASES]
+    words = [*sorted(signs), *sorted(phrases)]
+    return words[0] if len(words) == 1 else ", ".join(words[:-1]) + " or " + words[-1]

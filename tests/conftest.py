@@ -1,0 +1,49 @@
+"""What every test gets: one thread, fixed seeds, golden files."""
+
+from __future__ import annotations
+
+import os
+import random
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from goldens import EVERY_ITEM, Golden, golden_stem
+from hypothesis import settings
+
+# workers share the cores, and one thread makes sums reproducible
+os.environ["OMP_NUM_THREADS"] = "1"
+torch.set_num_threads(1)
+
+settings.register_profile("suite", deadline=None, derandomize=True, print_blob=True)
+settings.load_profile("suite")
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--update-golden",
+        action="store_true",
+        help="write the golden files instead of comparing with them",
+    )
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    # taken before -k and -m deselect, so that a narrow run does not see orphans
+    config.stash[EVERY_ITEM] = tuple(items)
+
+
+@pytest.fixture(autouse=True)
+def _seeds() -> None:
+    random.seed(0)
+    np.random.seed(0)
+    torch.manual_seed(0)
+
+
+@pytest.fixture
+def golden(request: pytest.FixtureRequest) -> Golden:
+    """Compares a text with the file in tests/golden that bears the test's name."""
+    folder = Path(__file__).parent / "golden"
+    update = bool(request.config.getoption("--update-golden"))
+    return Golden(folder / golden_stem(request.node), update)
