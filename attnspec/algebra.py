@@ -8,6 +8,7 @@ from typing import ClassVar
 
 import numpy as np
 
+from attnspec.disjoint import union_progressions
 from attnspec.relations import (
     EMPTY,
     FULL,
@@ -18,6 +19,7 @@ from attnspec.relations import (
     Relation,
     Tiles,
     evaluate_pairs,
+    expand,
     sort_edges,
 )
 
@@ -41,7 +43,13 @@ class Union(Relation):
             answer = np.maximum(answer, term.cover(q, k, n))
         return answer
 
+    def progressions(self, q: np.ndarray, n: int) -> Progressions | None:
+        return union_progressions([term.progressions(q, n) for term in self.terms])
+
     def rows(self, first: int, last: int, n: int) -> Edges:
+        closed = self.progressions(np.arange(first, last), n)
+        if closed is not None:
+            return expand(first, closed)
         parts = [term.rows(first, last, n) for term in self.terms]
         return sort_edges(
             np.concatenate([p[0] for p in parts]),
@@ -128,7 +136,7 @@ class Complement(Relation):
 
 @dataclass(frozen=True)
 class Transpose(Relation):
-    """The reversed pairs. `transpose_of` builds it only where the term has no transpose of its own."""
+    """The reversed pairs, for terms that have no transpose of their own (see `transpose_of`)."""
 
     term: Relation
     name: ClassVar = "transpose"

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from attnspec.algebra import Complement, Intersection, Shift, Union, difference, transpose_of
 from attnspec.ir import Compound, InputRef, Leaf, Term, TokenCompound, Tokens, TokenTerm
-from attnspec.relations import Parameter, Relation
+from attnspec.relations import Parameter, Relation, RelationError
 from attnspec.scalars import Scalar, ScalarError, Value, evaluate, fold
 from attnspec.tokens import (
     Data,
@@ -188,8 +188,8 @@ def _bind_leaf(leaf: Leaf, at: Situation) -> Relation:
             )
     try:
         return pattern(**bound)
-    except BindError as error:
-        raise BindError(f"{error.message} at n = {at.n}", leaf.span) from None
+    except RelationError as error:
+        raise BindError(f"{error} at n = {at.n}", leaf.span) from None
 
 
 def _bind_argument(

@@ -1,7 +1,7 @@
 """What `check` says of a spec: rows without keys, empty graphs, and claims that do not hold.
 
-Claims without `at` are checked at `LENGTHS`, no more: no claim is proven for every n here, and the
-diagnostics say at which lengths they looked. Claims that need figures this version does not have
+A claim that follows from how the spec is written is proven for every n and every input. Any other claim
+without `at` is checked at `LENGTHS`, no more, and the diagnostics say at which length it failed. Claims that need figures this version does not have
 are reported as not checked (A609), never passed over.
 """
 
@@ -17,6 +17,7 @@ from attnspec.bind import BindError, Situation, bind_attended, integer_of
 from attnspec.diagnostics import AttnSpecError, Diagnostic, SpecError
 from attnspec.ir import Claim, Program, Term, inputs_of, leaves
 from attnspec.patterns import BY_NAME
+from attnspec.proofs import is_symmetric, never_reads_later, reads_itself
 from attnspec.relations import Relation
 from attnspec.scalars import ScalarError, evaluate
 
@@ -30,6 +31,12 @@ LENGTHS = (1, 2, 64, 257, 1024)
 
 LONGEST = 4096
 """Claims that need whole stacks of layers are checked up to this length."""
+
+GROWTH = (16_384, 65_536, 262_144)
+"""The lengths between which `order` compares the edges of graphs that are counted in closed form."""
+
+GROWTH_LOOKED_INTO = (256, 1024, 4096)
+"""The same for graphs whose pairs must be looked at."""
 
 _COMPARE: dict[str, Callable[[object, object], bool]] = {
     "<": operator.lt,
@@ -129,7 +136,8 @@ def _rows_without_keys(stack: Stack) -> Iterator[Diagnostic]:
     if stack.unknown:
         return
     reported: set[int] = set()
-    for n in stack.lengths((64, 257)):
+    lengths = stack.lengths((64, 257, 1024))
+    for n in reversed(lengths):
         for layer, head, relation in stack.relations(n):
             attend = stack.program.attend(layer, head)
             degrees = relation.degrees(n)
@@ -138,7 +146,7 @@ def _rows_without_keys(stack: Stack) -> Iterator[Diagnostic]:
             reported.add(attend.span.start)
             empty = np.flatnonzero(degrees == 0)
             slot = _slot_text(stack.program, layer, head)
-            if len(empty) == n:
+            if len(empty) == n == lengths[-1]:
                 yield Diagnostic(
                     "A902", f"this graph has no pairs at n = {n}{slot}", attend.span, "warning"
                 )
@@ -167,13 +175,18 @@ def _slot_text(program: Program, layer: int, head: int) -> str:
 
 
 def _claim(claim: Claim, stack: Stack) -> Iterator[Diagnostic]:
+    if claim.kind in _PROOFS and _proven(claim, stack):
+        return
     reason = stack.unknown if claim.kind not in ("subset", "==") else _unknown_terms(claim)
-    if claim.kind in ("flops", "bytes", "order"):
+    if claim.kind in ("flops", "bytes"):
         reason = f"`{claim.kind}` is not computed by this version"
     if reason is not None:
         yield _unchecked(claim, reason)
         return
-    for n in stack.lengths(claim.at or LENGTHS) if claim.at is None else claim.at:
+    if claim.kind == "order":
+        yield from _order(claim, stack)
+        return
+    for n in stack.lengths(LENGTHS) if claim.at is None else claim.at:
         if n > LONGEST and claim.kind not in ("edges", "degree", "density", "rows_nonempty"):
             yield _unchecked(claim, f"lengths above {LONGEST:,} are not looked into, got n = {n:,}")
             continue
@@ -192,6 +205,44 @@ def _claim(claim: Claim, stack: Stack) -> Iterator[Diagnostic]:
                 claim.span,
             )
             return
+
+
+def _proven(claim: Claim, stack: Stack) -> bool:
+    if claim.kind == "causal" and stack.program.causal:
+        # a mechanism without a causal form was refused before
+        return True
+    graphs = [attend.graph for attend in stack.program.attends]
+    return all(graph is not None and _PROOFS[claim.kind](graph) for graph in graphs) and not any(
+        attend.mechanism for attend in stack.program.attends
+    )
+
+
+def _order(claim: Claim, stack: Stack) -> Iterator[Diagnostic]:
+    """Growth judged by counting: edges over the bound may not grow from length to length."""
+    if stack.program.grid is not None:
+        yield _unchecked(claim, "positions on a grid have one length")
+        return
+    parts = []
+    closed = all(
+        relation.progressions(np.arange(1), 64) is not None
+        for _, _, relation in stack.relations(64)
+    )
+    growth = GROWTH if closed else GROWTH_LOOKED_INTO
+    for n in growth:
+        try:
+            bound = evaluate(claim.value or 0, _situation(stack, n).values)
+            parts.append(_total_edges(stack, n) / float(bound))
+        except (SpecError, ScalarError, ZeroDivisionError) as error:
+            yield Diagnostic("A608", f"`{claim.text}` cannot be checked: {error}", claim.span)
+            return
+    if parts[-1] > 1.1 * parts[-2]:
+        figures = ", ".join(f"{part:.3g}" for part in parts)
+        lengths = ", ".join(f"{n:,}" for n in growth)
+        yield Diagnostic(
+            "A606",
+            f"`{claim.text}` does not hold: edges over the bound grow, {figures} at n = {lengths}",
+            claim.span,
+        )
 
 
 def _unchecked(claim: Claim, reason: str) -> Diagnostic:
@@ -386,6 +437,12 @@ _FIGURES: dict[str, Callable[[Stack, int], float | None]] = {
     "diameter": _diameter,
     "path_length": _path_length,
     "spectral_gap": _spectral_gap,
+}
+
+_PROOFS: dict[str, Callable[[Term], bool]] = {
+    "causal": never_reads_later,
+    "rows_nonempty": reads_itself,
+    "symmetric": is_symmetric,
 }
 
 _CHECKS: dict[str, Callable[[Claim, Stack, int], str | None]] = {

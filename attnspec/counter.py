@@ -139,8 +139,9 @@ def bounded_array(stream: Stream, row: np.ndarray, bound: np.ndarray) -> np.ndar
     count = len(bound)
     if count > 4 * _MOST_INDEX:
         raise ValueError(f"at most {4 * _MOST_INDEX} draws for a row, got {count}")
-    words = philox_array(row[None, :], np.arange((count + 3) // 4)[:, None], stream)
-    word = words.transpose(1, 0, 2).reshape(-1, len(row))[:count]
+    calls = (count + 3) // 4
+    words = philox_array(row[None, :], np.arange(calls)[:, None], stream)
+    word = words.transpose(1, 0, 2).reshape(4 * calls, len(row))[:count]
     below = bound.astype(np.uint64)
     product = word * below
     rejected = (product & np.uint64(_MASK)) < np.uint64(1 << 32) % below

@@ -2,7 +2,7 @@
 
 Every quantity is a pair (least, most), numbers or arrays; a truth value is such a pair of booleans.
 The pair always encloses the values taken, so a decided answer is right and an undecided one costs
-only an evaluation.
+only an evaluation. Where an expression has no value (division by zero) anything may be said of it.
 """
 
 from __future__ import annotations
@@ -17,7 +17,10 @@ from attnspec.scalars import Apply, Scalar, Symbol
 Bounds: TypeAlias = "tuple[np.ndarray, np.ndarray]"
 
 _EXACT = 2.0**53
-"""Whole numbers up to here are exact in float64."""
+"""Whole numbers below this are exact in float64."""
+
+_TINY = 2.0**-1074
+
 
 def bounds(scalar: Scalar, values: Mapping[str, Bounds]) -> Bounds:
     """The least and most that a scalar takes where its symbols range over `values`, float arrays.
@@ -33,7 +36,7 @@ def bounds(scalar: Scalar, values: Mapping[str, Bounds]) -> Bounds:
                 return _outward(_apply(op, [bounds(arg, values) for arg in args]))
         case _:
             constant = np.asarray(float(scalar))
-            return constant, constant
+            return _outward((constant, constant))
 
 
 def _outward(a: Bounds) -> Bounds:
@@ -41,8 +44,8 @@ def _outward(a: Bounds) -> Bounds:
     low, high = (np.asarray(end) for end in a)
     low = np.where(np.isnan(low), -np.inf, low)
     high = np.where(np.isnan(high), np.inf, high)
-    low = np.where(np.abs(low) > _EXACT, np.nextafter(low, -np.inf), low)
-    return low, np.where(np.abs(high) > _EXACT, np.nextafter(high, np.inf), high)
+    low = np.where(np.abs(low) >= _EXACT, np.nextafter(low, -np.inf), low)
+    return low, np.where(np.abs(high) >= _EXACT, np.nextafter(high, np.inf), high)
 
 
 def _apply(op: str, a: list[Bounds]) -> Bounds:
@@ -52,7 +55,12 @@ def _apply(op: str, a: list[Bounds]) -> Bounds:
         case "sqrt":
             return np.sqrt(np.maximum(a[0][0], 0)), np.sqrt(np.maximum(a[0][1], 0))
         case "isqrt":
-            return np.floor(np.sqrt(np.maximum(a[0][0], 0))), np.sqrt(np.maximum(a[0][1], 0))
+            low, high = (np.sqrt(np.maximum(end, 0)) for end in a[0])
+            return np.floor(np.nextafter(low, 0)), high
+        case "log2":
+            # logarithms differ in the last bits from one library to the next
+            low, high = (np.log2(np.maximum(end, _TINY)) for end in a[0])
+            return low - 1e-9, high + 1e-9
         case "+":
             return a[0][0] + a[1][0], a[0][1] + a[1][1]
         case "-":
@@ -137,9 +145,8 @@ def _reduce(op: np.ufunc, a: list[Bounds]) -> Bounds:
 
 def _quotient(op: str, a: Bounds, b: Bounds) -> Bounds:
     zero = (b[0] <= 0) & (b[1] >= 0)
-    low, high = _corners(np.divide, a, b)
-    low, high = np.where(zero, -np.inf, low), np.where(zero, np.inf, high)
-    return (np.floor(low), np.floor(high)) if op == "//" else (low, high)
+    low, high = _corners(np.floor_divide if op == "//" else np.divide, a, b)
+    return np.where(zero, -np.inf, low), np.where(zero, np.inf, high)
 
 
 def _remainder(a: Bounds, b: Bounds) -> Bounds:
@@ -153,10 +160,12 @@ def _remainder(a: Bounds, b: Bounds) -> Bounds:
 
 
 def _power(a: Bounds, b: Bounds) -> Bounds:
-    if np.all((b[0] == b[1]) & (b[0] >= 0) & (b[0] == np.floor(b[0]))):
-        low, high = _corners(np.power, a, b)
-        # an even power of a range around zero comes down to zero
-        return np.where((a[0] < 0) & (a[1] > 0), np.minimum(low, 0.0), low), high
-    if np.all((a[0] >= 1) & (b[0] >= 0)):
-        return _corners(np.power, a, b)
-    return _unbounded()
+    whole = np.all((b[0] == b[1]) & (b[0] >= 0) & (b[0] == np.floor(b[0])))
+    if not whole and not np.all((a[0] >= 1) & (b[0] >= 0)):
+        return _unbounded()
+    low, high = _corners(np.power, a, b)
+    # an even power of a range around zero comes down to zero
+    low = np.where((a[0] < 0) & (a[1] > 0), np.minimum(low, 0.0), low)
+    # powers that are no whole numbers differ in the last bit from one library to the next
+    low = np.where(low == np.floor(low), low, np.nextafter(low, -np.inf))
+    return low, np.where(high == np.floor(high), high, np.nextafter(high, np.inf))

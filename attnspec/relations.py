@@ -109,8 +109,25 @@ class Relation:
         """The edges of queries first <= q < last as (q, k), sorted by q, then k, no repeats."""
         closed = self.progressions(np.arange(first, last), n)
         if closed is not None:
-            return _expand(first, closed)
+            return expand(first, closed)
         return rows_by_cover(self, first, last, n)
+
+    def keys(self, first: int, last: int, n: int) -> np.ndarray:
+        """The keys of queries first <= q < last one after the other, as `rows` has them."""
+        closed = self.progressions(np.arange(first, last), n)
+        if closed is None or max(np.shape(part)[-1] for part in closed if np.ndim(part)) > 1:
+            return self.rows(first, last, n)[1]
+        start, stop, step = (np.broadcast_to(p, (last - first, 1))[:, 0] for p in closed)
+        counts = np.maximum(0, -((start - stop) // step))
+        ends = np.cumsum(counts)
+        within = np.arange(ends[-1] if len(ends) else 0, dtype=np.int64)
+        if (step == 1).all():
+            within += np.repeat(start - (ends - counts), counts)
+            return within
+        within -= np.repeat(ends - counts, counts)
+        within *= np.repeat(step, counts)
+        within += np.repeat(start, counts)
+        return within
 
     def edges(self, n: int) -> int:
         """The number of pairs, an exact Python integer."""
@@ -152,12 +169,22 @@ class Relation:
         return float(np.mean([len(self.rows(int(q), int(q) + 1, n)[0]) for q in sample]))
 
 
+class DataDependent(Relation):
+    """A graph that queries and keys decide: its pairs exist only when a module runs."""
+
+    data_dependent: ClassVar[bool] = True
+
+    def holds(self, q: Elementwise, k: Elementwise, n: int) -> Elementwise:
+        raise NotImplementedError(f"`{self.name}` is decided by the data; not built yet")
+
+
 def _lengths(closed: Progressions) -> np.ndarray:
     start, stop, step = closed
     return np.asarray(np.maximum(0, -((start - stop) // step)).sum(axis=-1))
 
 
-def _expand(first: int, closed: Progressions) -> Edges:
+def expand(first: int, closed: Progressions) -> Edges:
+    """The edges of consecutive queries from `first` on, given their keys as progressions."""
     start, stop, step = np.broadcast_arrays(*closed)
     shape = start.shape
     counts = np.maximum(0, -((start - stop) // step)).ravel()

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import TypeAlias, cast
 
 import numpy as np
 
@@ -39,7 +39,7 @@ LARGEST = 2**62
 
 
 class ScalarError(ValueError):
-    """An expression has no value here: division by zero, the root of a negative number, overflow."""
+    """An expression has no value here: division by zero, root of a negative number, overflow."""
 
 
 def _is_array(*values: Value) -> bool:
@@ -85,8 +85,7 @@ def _power(a: Value, b: Value) -> Value:
         raise ScalarError("a number above 2**62") from None
     if isinstance(result, complex):
         raise ScalarError("a fractional power of a negative number")
-    answer: Value = result
-    return answer
+    return cast(Value, result)
 
 
 def _isqrt(x: Value) -> Value:
@@ -94,7 +93,7 @@ def _isqrt(x: Value) -> Value:
         raise ScalarError("the root of a negative number")
     if not isinstance(x, np.ndarray):
         return math.isqrt(math.floor(x))
-    root = np.floor(np.sqrt(x.astype(float))).astype(np.int64)
+    root: np.ndarray = np.floor(np.sqrt(x.astype(float))).astype(np.int64)
     root -= root * root > x
     root += (root + 1) * (root + 1) <= x
     return root

@@ -41,6 +41,14 @@ class Bias:
     table: str
 
 
+class StandIn(Data):
+    """Stands in a relation for a run-time input whose tensor every call brings anew."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__(None)
+        self.name = name
+
+
 Change: TypeAlias = Softcap | Alibi | Bias
 
 
@@ -49,7 +57,7 @@ class Work:
     """What a group of heads computes; heads with equal works are one group.
 
     Queries are the last `n_q` of `n_k` positions. `scale` None is 1 / sqrt(d). `reads` names the
-    run-time inputs that the relation's `Data` stand for.
+    run-time inputs that the relation's stand-ins stand for.
     """
 
     relation: Relation
@@ -71,14 +79,14 @@ class Call:
     """What a kernel is given besides q, k and v.
 
     `padding` is bool [B, n_k], True for a real key; `tables` maps the names of learned tables to
-    [heads of the group, buckets]; `data` maps the `Data` of the relation to tensors that broadcast
-    to [B, …].
+    [heads of the group, buckets]; `data` maps the names of run-time inputs to tensors as patterns
+    take them: [B, n_k], a length [B, 1, 1].
     """
 
     padding: torch.Tensor | None = None
     dropout_p: float = 0.0
     tables: Mapping[str, torch.Tensor] = field(default_factory=dict)
-    data: Mapping[Data, Data] = field(default_factory=dict)
+    data: Mapping[str, torch.Tensor] = field(default_factory=dict)
 
 
 class Kernel(Protocol):

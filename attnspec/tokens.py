@@ -37,6 +37,21 @@ class TokenSet:
         """The positions of the set in a sequence of n, ascending, int64."""
         return np.flatnonzero(np.asarray(self.contains(np.arange(n), n), dtype=bool))
 
+    def progressions(self, n: int) -> tuple[np.ndarray, np.ndarray, int] | None:
+        """The members as few progressions start, stop and their common step, or None."""
+        members = self.members(n)
+        gaps = np.diff(members)
+        if len(gaps) and gaps[0] > 1 and (gaps == gaps[0]).all():
+            return members[:1], members[-1:] + 1, int(gaps[0])
+        breaks = np.flatnonzero(gaps > 1)
+        if len(breaks) >= 16:
+            return None
+        if len(members) == 0:
+            return np.zeros(1, np.int64), np.zeros(1, np.int64), 1
+        start = members[np.append(0, breaks + 1)]
+        stop = members[np.append(breaks, len(gaps))] + 1
+        return start, stop, 1
+
 
 @dataclass(frozen=True)
 class First(TokenSet):

@@ -1,5 +1,14 @@
 """Ways to run a plan with torch; one file, one backend."""
 
+from __future__ import annotations
+
+from attnspec.backends.dense import Dense
+from attnspec.backends.tiles import TilesBackend
+from attnspec.target import Backend
+
 if __name__ != "attnspec.backends":
     # a second import under another name would make second copies of every class
     raise ImportError("import this package as attnspec.backends")
+
+BACKENDS: tuple[Backend, ...] = (Dense(), TilesBackend())
+"""All backends; importing them loads no torch."""

@@ -15,7 +15,7 @@ from attnspec.grammar.builder import build
 from attnspec.grammar.comments import attach
 from attnspec.grammar.nodes import File
 from attnspec.grammar.scanner import Scan, is_members, scan
-from attnspec.grammar.syntax_errors import ITEMS, STATEMENTS, empty_file, unexpected
+from attnspec.grammar.syntax_errors import ITEMS, RESERVED, STATEMENTS, empty_file, unexpected
 from attnspec.source import Source
 
 
@@ -70,8 +70,8 @@ class _Run:
     """One run of the parser over a text.
 
     It goes on after a mistake where that cannot invent another one: at a closing brace of a body
-    around the place, or at a word that starts a statement of that body, or an item, at the start of
-    a line. To do so it drops what the parser holds until the word is acceptable.
+    around the place, or at the start of a line that starts a statement of that body, or an item. To
+    do so it drops what the parser holds until that is acceptable.
     """
 
     def __init__(self, scan: Scan) -> None:
@@ -122,7 +122,12 @@ class _Run:
         lexer = self.parser.lexer_thread.state
         if index is None or lexer is None:
             return False
-        terminal = _terminal()[self.scan.words[index].text]
+        word = self.scan.words[index].text
+        if word not in ITEMS | STATEMENTS | {"}"}:
+            # a misspelt keyword is read, and reported, where one is expected
+            outside = self._enclosing(index, through="({") < 0
+            word = "attention" if outside else "attend"
+        terminal = _terminal()[word]
         state = self.parser.parser_state
         while terminal not in self.choices() or terminal not in self.accepts():
             if not state.value_stack:
@@ -138,18 +143,35 @@ class _Run:
         while body >= 0 and (words[body].text == "(" or is_members(self.scan, body)):
             body = self._enclosing(body, through="(")
         for index in range(stopped, len(words)):
-            word = words[index]
             if body >= 0 and self.scan.closers.get(body) == index:
                 return index
-            if not word.first:
+            # what stopped the parser cannot be where it goes on, unless it is a keyword
+            if not self._starts(index, guess=index > stopped):
                 continue
-            if word.text in ITEMS and self._enclosing(index, through="({") < 0:
-                return index
-            follows = words[index + 1].text if index + 1 < len(words) else ""
-            starts = word.text in STATEMENTS and follows not in ("=", ",", ")")
-            if body >= 0 and starts and self._enclosing(index, through="(") == body:
+            if words[index].text in ITEMS or body < 0:
+                if self._enclosing(index, through="({") < 0:
+                    return index
+            elif self._enclosing(index, through="(") == body:
                 return index
         return None
+
+    def _starts(self, index: int, guess: bool) -> bool:
+        """Whether a line starts here with a keyword or, if `guess`, with what was meant as one."""
+        words = self.scan.words
+        word, after = words[index], words[index + 1 : index + 2]
+        if not word.first:
+            return False
+        if word.text in ITEMS | STATEMENTS:
+            return not after or after[0].text not in ("=", ",", ")")
+        # a word and a value side by side are nothing else in this language
+        return (
+            guess
+            and word.kind == "name"
+            and bool(after)
+            and not after[0].first
+            and after[0].kind in ("name", "number")
+            and not {word.text, after[0].text} & RESERVED
+        )
 
     def _enclosing(self, index: int, through: str) -> int:
         """The innermost bracket open at word `index`, past those of `through` that never close."""

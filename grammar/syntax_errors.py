@@ -32,10 +32,12 @@ STATEMENTS = frozenset(
 )
 """The words that start a statement."""
 
+RESERVED = frozenset({"or", "and", "not", "in", "subset", "true", "false"})
+"""The words that are never names."""
+
 _COMPARISONS = frozenset({"==", "!=", "<", "<=", ">", ">=", "in", "subset"})
 _OPERATORS = _COMPARISONS | {"or", "and", "|", "&", "+", "-", "*", "/", "//", "%", "**"}
 _OPERAND = frozenset({"NAME", "INTEGER", "REAL", "(", "-", "~", "not", "true", "false"})
-_RESERVED = frozenset({"or", "and", "not", "in", "subset", "true", "false"})
 _CLOSERS = {"(": ")", "{": "}"}
 
 _PHRASES = {
@@ -247,7 +249,7 @@ def _separator(stop: _Stop) -> Diagnostic | None:
     before = stop.before
     if "," not in stop.accepts or before is None or not stop.starts_operand:
         return None
-    if stop.word.kind == "name" and stop.accepts & STATEMENTS:
+    if stop.word.kind == "name" and stop.accepts & (STATEMENTS | {"{"}):
         return None
     name = before.text
     if "=" in stop.accepts and (stop.word.kind == "number" or stop.after in (")", ",")):
@@ -304,7 +306,7 @@ def _advice(stop: _Stop) -> str | None:
         return f"write `{stop.before.text}(…)`, with nothing between the brackets if that is meant"
     if stop.accepts == {"n"} and stop.word.kind == "number":
         return f"write `at n = {stop.word.text}`"
-    if "NAME" in stop.accepts and stop.word.text in _RESERVED:
+    if "NAME" in stop.accepts and stop.word.text in RESERVED:
         return f"`{stop.word.text}` has a meaning of its own and cannot be a name"
     return _near_word(stop, stop.accepts)
 

@@ -30,10 +30,11 @@ _KINDS = {
 class ModelMask:
     """Where the queries and keys of one forward pass stand, and which keys are real.
 
-    Queries are at `q_offset` … `end - 1`, the first key at `kv_offset`; keys from `end` on are slots
-    of a cache that nothing was written to yet. `padding` is bool [B, end], True = a real key, or
-    None where all are. `kind` is the pattern that the model itself would use: "causal",
-    "bidirectional", "sliding", "chunked", "blockwise", "packed" or "custom".
+    Queries are at `q_offset` … `end - 1`, the first key at `kv_offset`; keys from `end` on are
+    slots of a cache that nothing was written to yet. `padding` is bool [B, end], True = a real key, or
+    None where all are; `left_padded` says that some sample begins with padding. `kind` is the
+    pattern that the model itself would use: "causal", "bidirectional", "sliding", "chunked",
+    "blockwise", "packed" or "custom".
     """
 
     kind: str
@@ -42,11 +43,24 @@ class ModelMask:
     kv_length: int
     kv_offset: int
     padding: torch.Tensor | None
+    left_padded: bool = False
 
     @property
     def end(self) -> int:
         """The number of positions up to the last query."""
         return self.q_offset + self.q_length
+
+    # `generate` makes the mask of a static cache before it calls the model, and treats what it gets
+    # as a tensor in these two ways; the model then hands it to `model_mask` once more
+
+    @property
+    def ndim(self) -> int:
+        """4, as of a mask that is ready for use."""
+        return 4
+
+    def contiguous(self) -> ModelMask:
+        """The mask itself."""
+        return self
 
 
 def model_mask(
@@ -56,7 +70,7 @@ def model_mask(
     q_offset: int | torch.Tensor = 0,
     kv_offset: int = 0,
     mask_function: IndexMask,
-    attention_mask: torch.Tensor | None = None,
+    attention_mask: torch.Tensor | ModelMask | None = None,
     **_settings: object,
 ) -> ModelMask:
     """The mask function that is registered with every spec; its arguments are transformers' own.
@@ -64,15 +78,19 @@ def model_mask(
     The settings that are left over (dtype, device, whether a mask may be skipped, …) concern the
     shape of a dense mask.
     """
+    if isinstance(attention_mask, ModelMask):
+        return attention_mask
     # with a static cache this is a view of a counter that moves on before the attention runs
     offset = int(q_offset)
+    padding = _padding(attention_mask, offset + q_length)
     return ModelMask(
         kind=kind_of(mask_function),
         q_length=q_length,
         q_offset=offset,
         kv_length=kv_length,
         kv_offset=kv_offset,
-        padding=_padding(attention_mask, offset + q_length),
+        padding=padding,
+        left_padded=padding is not None and not bool(padding[:, :1].all()),
     )
 
 
@@ -105,6 +123,4 @@ def _padding(mask: torch.Tensor | None, end: int) -> torch.Tensor | None:
     padding = mask[:, :end].to(torch.bool)
     if padding.shape[1] < end:
         padding = torch.nn.functional.pad(padding, (0, end - padding.shape[1]))
-    if not torch.compiler.is_compiling() and bool(padding.all()):
-        return None
-    return padding
+    return None if bool(padding.all()) else padding

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from attnspec.runtime import CompiledAttention
 
 _OWNERS: dict[str, tuple[object, str]] = {}
-"""What stands under each name that was registered here: the spec, class or module, and the backend."""
+"""What was registered here under each name: the spec, class or module, and the backend."""
 
 _SPECIAL = ("eager", "flash", "flex_attention", "paged", "sdpa")
 """Words in a name that make transformers treat an attention as one of its own."""
@@ -56,7 +56,7 @@ def register(
         name = f"attnspec_{module.program.name}"
     _check_name(name)
     owner = (spec, backend)
-    attention = ModelAttention(name, module)
+    attention = ModelAttention(module)
     taken = name in transformers.AttentionInterface().valid_keys()
     if taken and not override and not _same(_OWNERS.get(name), owner):
         raise AttnSpecError(

@@ -68,9 +68,7 @@ class Axial(Relation):
         for (q_low, q_high), (k_low, k_high) in zip(grid.ranges(q), grid.ranges(k), strict=True):
             one = (q_low == k_high) & (q_high == k_low)
             same.append(covered(one, (q_low <= k_high) & (k_low <= q_high)))
-        lines = [
-            reduce(np.minimum, same[:axis] + same[axis + 1 :]) for axis in range(len(same))
-        ]
+        lines = [reduce(np.minimum, same[:axis] + same[axis + 1 :]) for axis in range(len(same))]
         cells = np.minimum(grid.cover(q), grid.cover(k))
         return np.asarray(np.minimum(reduce(np.maximum, lines), cells))
 

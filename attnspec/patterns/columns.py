@@ -14,7 +14,7 @@ from typing import ClassVar
 
 import numpy as np
 
-from attnspec.relations import Edges, Elementwise, Relation, Tiles, argument
+from attnspec.relations import Edges, Elementwise, Progressions, Relation, Tiles, argument
 from attnspec.tokens import Every, First, Last, Positions, TokenSet, TokenUnion
 
 
@@ -28,6 +28,14 @@ class Columns(Relation):
 
     def holds(self, q: Elementwise, k: Elementwise, n: int) -> Elementwise:
         return self.tokens.contains(k, n) & (q == q)
+
+    def progressions(self, q: np.ndarray, n: int) -> Progressions | None:
+        closed = self.tokens.progressions(n)
+        if closed is None:
+            return None
+        start, stop, step = closed
+        shape = (len(q), len(start))
+        return np.broadcast_to(start, shape), np.broadcast_to(stop, shape), step
 
     def rows(self, first: int, last: int, n: int) -> Edges:
         members = self.tokens.members(n)

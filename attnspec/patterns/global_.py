@@ -13,7 +13,7 @@ from typing import ClassVar
 
 import numpy as np
 
-from attnspec.relations import Edges, Elementwise, Relation, Tiles, argument
+from attnspec.relations import Edges, Elementwise, Progressions, Relation, Tiles, argument
 from attnspec.tokens import (
     Data,
     Every,
@@ -38,6 +38,21 @@ class Global(Relation):
 
     def holds(self, q: Elementwise, k: Elementwise, n: int) -> Elementwise:
         return self.tokens.contains(q, n) | self.tokens.contains(k, n)
+
+    def progressions(self, q: np.ndarray, n: int) -> Progressions | None:
+        closed = self.tokens.progressions(n)
+        if closed is None:
+            return None
+        special = np.asarray(self.tokens.contains(q, n), dtype=bool)[:, None]
+        start, stop, step = (np.broadcast_to(array, (len(q), len(closed[0]))) for array in closed)
+        # a special query reads the one range 0:n, whatever the set looks like
+        leading = np.arange(start.shape[1]) == 0
+        whole = np.where(leading, n, 0)
+        return (
+            np.where(special, 0, start),
+            np.where(special, whole, stop),
+            np.where(special, 1, step),
+        )
 
     def rows(self, first: int, last: int, n: int) -> Edges:
         members = self.tokens.members(n)

@@ -33,6 +33,7 @@ class Residue(Relation):
     step: int = argument("integer", "distance between neighbouring keys", least=1)
 
     name: ClassVar = "residue"
+    exact_cover: ClassVar = True
 
     def holds(self, q: Elementwise, k: Elementwise, n: int) -> Elementwise:
         return (q - k) % self.step == 0

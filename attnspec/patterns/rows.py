@@ -13,7 +13,7 @@ from typing import ClassVar
 import numpy as np
 
 from attnspec.patterns.columns import Columns
-from attnspec.relations import Edges, Elementwise, Relation, Tiles, argument
+from attnspec.relations import Edges, Elementwise, Progressions, Relation, Tiles, argument
 from attnspec.tokens import Every, First, Last, TokenComplement, TokenSet
 
 
@@ -27,6 +27,10 @@ class Rows(Relation):
 
     def holds(self, q: Elementwise, k: Elementwise, n: int) -> Elementwise:
         return self.tokens.contains(q, n) & (k == k)
+
+    def progressions(self, q: np.ndarray, n: int) -> Progressions:
+        special = np.asarray(self.tokens.contains(q, n), dtype=bool)
+        return np.zeros((len(q), 1), np.int64), np.where(special, n, 0)[:, None], 1
 
     def rows(self, first: int, last: int, n: int) -> Edges:
         members = self.tokens.members(n)

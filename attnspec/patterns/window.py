@@ -33,6 +33,7 @@ class Window(Relation):
     after: int | None = argument("integer", "keys after the query", default=None, least=0)
 
     name: ClassVar = "window"
+    exact_cover: ClassVar = True
     signatures: ClassVar = (("radius",), ("before", "after"))
 
     @property

@@ -1,0 +1,127 @@
+"""`attnspec check`: what is wrong with specs, and whether their claims hold."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import click
+
+from attnspec.cli import console
+from attnspec.cli.failures import status_of
+from attnspec.cli.options import json_option, name_option, set_option, specs_argument
+from attnspec.cli.specs import shown_path, source_at
+from attnspec.diagnostics import Diagnostic, SpecError, in_order
+from attnspec.elaborate import attention_names
+from attnspec.spec import Spec
+
+UNCHECKED = "A609"
+"""The code of a claim that this version does not check."""
+
+
+@dataclass(frozen=True)
+class Checked:
+    """What was found in one file: the attentions looked at, how many claims, and the messages."""
+
+    file: str
+    attentions: tuple[str, ...]
+    claims: int
+    diagnostics: tuple[Diagnostic, ...]
+
+    def count(self, severity: str) -> int:
+        return sum(d.severity == severity for d in self.diagnostics)
+
+    def summary(self) -> str:
+        """One line: `bigbird.attn: ok, 3 claims hold`."""
+        errors, warnings = self.count("error"), self.count("warning")
+        unchecked = sum(d.code == UNCHECKED for d in self.diagnostics)
+        parts = [_counted(errors, "error"), _counted(warnings, "warning")]
+        parts = [part for part in parts if part]
+        if not errors:
+            parts.insert(0, "ok")
+            held = self.claims - unchecked
+            if held:
+                parts.append(f"{_counted(held, 'claim')} {'holds' if held == 1 else 'hold'}")
+        if len(self.attentions) > 1:
+            parts.append(f"attentions {', '.join(self.attentions)}")
+        return f"{self.file}: {', '.join(parts)}"
+
+    def to_dict(self, strict: bool) -> dict[str, object]:
+        return {
+            "file": self.file,
+            "ok": status_of(self.diagnostics, strict) == 0,
+            "attentions": list(self.attentions),
+            "claims": self.claims,
+            "errors": self.count("error"),
+            "warnings": self.count("warning"),
+        }
+
+
+@click.command("check")
+@specs_argument
+@name_option
+@set_option
+@click.option("--strict", is_flag=True, help="Let warnings count as errors.")
+@json_option
+@click.pass_context
+def command(
+    ctx: click.Context,
+    specs: Sequence[str],
+    name: str | None,
+    parameters: Mapping[str, str],
+    strict: bool,
+    as_json: bool,
+) -> None:
+    """Say what is wrong with specs, and whether their claims hold.
+
+    All attentions of a file are checked. A claim about every n is checked at n = 1, 2, 64, 257 and
+    1024, one with `at n = ...` at its own lengths.
+
+    Example: attnspec check bigbird.attn --set block=32
+    """
+    checked = [check_file(spec, name, parameters) for spec in specs]
+    found = [d for one in checked for d in one.diagnostics]
+    status = status_of(found, strict)
+    if as_json:
+        console.result_json(
+            {
+                "ok": status == 0,
+                "status": status,
+                "files": [one.to_dict(strict) for one in checked],
+                "diagnostics": [d.to_dict() for d in found],
+            }
+        )
+    else:
+        if found:
+            console.diagnose(found)
+        for one in checked:
+            console.say(one.summary())
+    ctx.exit(status)
+
+
+def check_file(spec: str, name: str | None, parameters: Mapping[str, str]) -> Checked:
+    """Check one attention of a file, or all where none is named."""
+    shown = "<stdin>" if spec == "-" else shown_path(spec)
+    names: list[str] = []
+    found: list[Diagnostic] = []
+    claims = 0
+    try:
+        source = source_at(spec)
+        names = attention_names(source) if name is None else [name]
+        for one in names or [None]:
+            try:
+                loaded = Spec(source, name=one, parameters=dict(parameters))
+                claims += len(loaded.program.claims)
+                found.extend(loaded.check())
+            except SpecError as error:
+                found.extend(error.diagnostics)
+    except SpecError as error:
+        found.extend(error.diagnostics)
+    except Exception as error:
+        error.add_note(f"while checking {shown}")
+        raise
+    return Checked(shown, tuple(names), claims, tuple(in_order(found)))
+
+
+def _counted(number: int, what: str) -> str:
+    return f"{number} {what}{'' if number == 1 else 's'}" if number else ""

@@ -1,0 +1,120 @@
+"""What the commands print, and where: results to standard output, messages to standard error.
+
+Colour appears on a terminal alone; `NO_COLOR`, `TERM=dumb` and the C locale are respected. Whatever
+a stream cannot encode is written in ASCII, so that no text of a user can end a command.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import sys
+from collections.abc import Iterable
+from typing import TextIO
+
+import click
+
+from attnspec.diagnostics import SHOWN, Diagnostic, in_order, render
+
+class StreamClosed(Exception):
+    """Whoever read our output has seen enough and closed the pipe."""
+
+
+_PLAIN = str.maketrans(
+    {"…": "...", "·": ",", "→": "->", "↓": "v", "×": "x", "√": "sqrt ", "²": "^2", "≈": "~"}
+)
+"""The signs that this package itself prints, in ASCII."""
+
+
+def is_ascii(stream: TextIO) -> bool:
+    """Whether only ASCII is to be written: another encoding than UTF, a dumb terminal, locale C."""
+    locale = os.environ.get("LC_ALL") or os.environ.get("LANG")
+    return (
+        not (stream.encoding or "").lower().startswith("utf")
+        or locale in ("C", "POSIX")
+        or os.environ.get("TERM") == "dumb"
+    )
+
+
+def has_colour(stream: TextIO) -> bool:
+    """Whether colour is wanted: a terminal that can, and a user who does not say no."""
+    return (
+        stream.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
+    )
+
+
+def width() -> int:
+    """Columns of the terminal, 80 where there is none; at least 20."""
+    return max(20, shutil.get_terminal_size((80, 24)).columns)
+
+
+def result(text: str) -> None:
+    """Write a result, with a line end, to standard output."""
+    _write(sys.stdout, text)
+
+
+def result_json(value: object) -> None:
+    """Write one JSON value to standard output: strict JSON, ASCII."""
+    _write(sys.stdout, json.dumps(value, indent=2, allow_nan=False))
+
+
+def say(text: str) -> None:
+    """Write a message to standard error."""
+    _write(sys.stderr, text)
+
+
+def diagnose(diagnostics: Iterable[Diagnostic]) -> None:
+    """Write diagnostics to standard error: errors first, so that warnings never crowd them out."""
+    ordered = in_order(diagnostics)
+    if len(ordered) > SHOWN:
+        ordered.sort(key=lambda d: d.severity != "error")
+    text = render(ordered)
+    say(_coloured(text) if has_colour(sys.stderr) else text)
+
+
+def _write(stream: TextIO | None, text: str) -> None:
+    # a stream that the shell closed (`>&-`) is None
+    if stream is None:
+        return
+    if is_ascii(stream):
+        text = "".join(_as_ascii(c) for c in text.translate(_PLAIN))
+    else:
+        text = text.encode("utf-8", "backslashreplace").decode("utf-8")
+    try:
+        stream.write(text + "\n")
+        stream.flush()
+    except BrokenPipeError:
+        raise StreamClosed from None
+
+
+def _as_ascii(character: str) -> str:
+    # one `?` for each character keeps carets under their words; names of files stay exact
+    if character.isascii():
+        return character
+    return ascii(character)[1:-1] if "\udc80" <= character <= "\udcff" else "?"
+
+
+_STYLED = (
+    (re.compile(r"^(?!  )(?:(.*?): )?(error\[\w+\])", re.M), "red"),
+    (re.compile(r"^(?!  )(?:(.*?): )?(warning\[\w+\])", re.M), "yellow"),
+)
+
+
+def _coloured(text: str) -> str:
+    """A rendering of diagnostics with its severities, carets and help picked out."""
+    for pattern, colour in _STYLED:
+        text = pattern.sub(
+            lambda m, colour=colour: (  # type: ignore[misc]
+                (click.style(m[1], bold=True) + ": " if m[1] else "")
+                + click.style(m[2], fg=colour, bold=True)
+            ),
+            text,
+        )
+    text = re.sub(
+        r"^( +\| \s*)(\^+)$", lambda m: m[1] + click.style(m[2], fg="red", bold=True), text, flags=re.M
+    )
+    return re.sub(
+        r"^  (help|note): ", lambda m: f"  {click.style(m[1], fg='cyan')}: ", text, flags=re.M
+    )

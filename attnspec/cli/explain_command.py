@@ -1,0 +1,76 @@
+"""`attnspec explain`: what a code means, with a text that earns it and one that does not."""
+
+from __future__ import annotations
+
+import textwrap
+
+import click
+
+from attnspec.catalogue import Entry, catalogue, marked
+from attnspec.cli import console
+from attnspec.cli.options import json_option
+from attnspec.diagnostics import did_you_mean
+from attnspec.source import Source, Span
+
+WIDTH = 96
+
+
+@click.command("explain")
+@click.argument("code", required=False)
+@json_option
+def command(code: str | None, as_json: bool) -> None:
+    """Explain a CODE that a message carries; without CODE, list them all.
+
+    Example: attnspec explain A301
+    """
+    entries = catalogue()
+    if code is None:
+        if as_json:
+            console.result_json({"ok": True, "codes": [to_dict(e) for e in entries.values()]})
+        else:
+            console.result("\n".join(f"{e.code}  {e.summary}" for e in entries.values()))
+        return
+    wanted = code.strip().upper()
+    wanted = f"A{wanted}" if wanted.isdecimal() else wanted
+    if wanted not in entries:
+        hint = did_you_mean(wanted, entries)
+        raise click.UsageError(
+            f"a code of attnspec is required, got {code!r}" + (f": {hint}" if hint else "")
+        )
+    if as_json:
+        console.result_json({"ok": True, **to_dict(entries[wanted])})
+    else:
+        console.result(explanation(entries[wanted]))
+
+
+def explanation(entry: Entry) -> str:
+    """The page about one code."""
+    parts = [f"{entry.code}: {entry.summary}"]
+    for paragraph in entry.explanation.split("\n\n"):
+        parts.append(textwrap.fill(" ".join(paragraph.split()), min(WIDTH, console.width())))
+    if entry.bad is not None:
+        parts.append("not so:\n\n" + textwrap.indent(pointed_at(entry.bad), "    "))
+    if entry.good is not None and (entry.bad is not None or entry.bad_bytes is not None):
+        parts.append("but so:\n\n" + textwrap.indent(entry.good.strip("\n"), "    "))
+    return "\n\n".join(parts)
+
+
+def pointed_at(bad: str) -> str:
+    """A text of the catalogue with a line of carets under the words between « and »."""
+    text, start, end = marked(bad)
+    span = Span(Source("", text), start, end)
+    lines = text.split("\n")
+    under = lines[span.line - 1]
+    length = max(1, min(end - start, len(under) - span.column + 1))
+    lines.insert(span.line, " " * (span.column - 1) + "^" * length)
+    return "\n".join(lines).strip("\n")
+
+
+def to_dict(entry: Entry) -> dict[str, object]:
+    return {
+        "code": entry.code,
+        "summary": entry.summary,
+        "explanation": entry.explanation,
+        "bad": None if entry.bad is None else marked(entry.bad)[0],
+        "good": entry.good,
+    }

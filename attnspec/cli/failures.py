@@ -1,0 +1,97 @@
+"""From an exception to what the user reads and the status that the shell gets."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import click
+
+from attnspec.diagnostics import AttnSpecError, Diagnostic, InternalError, SpecError
+
+WRONG_SPEC, WRONG_USAGE, WRONG_FILE, LIMIT, INTERNAL, INTERRUPTED = 1, 2, 3, 4, 70, 130
+
+
+@dataclass(frozen=True)
+class Failure:
+    """A status with the diagnostics, or where there are none the text, that explain it.
+
+    `json` is False where the command has no `--json` to answer in.
+    """
+
+    status: int
+    text: str
+    diagnostics: tuple[Diagnostic, ...] = ()
+    json: bool = True
+
+    def to_dict(self) -> dict[str, object]:
+        """The value that `--json` prints."""
+        return {
+            "ok": False,
+            "status": self.status,
+            "message": self.text,
+            "diagnostics": [d.to_dict() for d in self.diagnostics],
+        }
+
+
+def status_of(diagnostics: Iterable[Diagnostic], strict: bool = False) -> int:
+    """0 without errors, else the status that the gravest asks for; `strict` counts warnings too."""
+    status = 0
+    for diagnostic in diagnostics:
+        if diagnostic.severity == "error" or strict:
+            status = max(status, _status(diagnostic.code))
+    return status
+
+
+def _status(code: str) -> int:
+    number = int(code[1:])
+    if 180 <= number <= 189 or 520 <= number <= 549:
+        return WRONG_FILE
+    if 190 <= number <= 199:
+        return LIMIT
+    return WRONG_SPEC
+
+
+def failure_of(error: Exception) -> Failure:
+    """What to say and which status to leave with."""
+    match error:
+        case SpecError():
+            # an error without diagnostics of its own severity is still an error
+            status = status_of(error.diagnostics) or WRONG_SPEC
+            return Failure(status, str(error), error.diagnostics)
+        case InternalError():
+            return Failure(INTERNAL, f"internal error: {error}\nfor the traceback: attnspec --debug …")
+        case AttnSpecError():
+            return Failure(WRONG_SPEC, f"error: {error}")
+        case click.exceptions.NoSuchOption() if error.option_name == "--json":
+            return Failure(WRONG_USAGE, _usage(error), json=False)
+        case click.UsageError():
+            return Failure(WRONG_USAGE, _usage(error))
+        case click.ClickException():
+            return Failure(error.exit_code, f"error: {error.format_message()}")
+        case click.Abort():
+            return Failure(INTERRUPTED, "interrupted")
+        case OSError():
+            return Failure(WRONG_FILE, f"error: {_file_problem(error)}")
+        case MemoryError():
+            return Failure(LIMIT, "error: this needs more memory than there is")
+        case _:
+            detail = str(error).strip()
+            what = type(error).__name__ + (f": {detail}" if detail else "")
+            notes = getattr(error, "__notes__", [])
+            return failure_of(InternalError("\n".join([what, *notes])))
+
+
+def _usage(error: click.UsageError) -> str:
+    lines = [f"error: {error.format_message()}"]
+    if error.ctx is not None:
+        lines.append(error.ctx.get_usage())
+        lines.append(f"help: {error.ctx.command_path} --help")
+    return "\n".join(lines)
+
+
+def _file_problem(error: OSError) -> str:
+    reason = (os.strerror(error.errno) if error.errno else str(error)).lower()
+    name = error.filename
+    return reason if name is None else f"{os.fsdecode(name)}: {reason}"

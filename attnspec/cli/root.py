@@ -1,0 +1,115 @@
+"""The group of all commands: finds them, and turns every way to fail into a message and a status."""
+
+from __future__ import annotations
+
+import os
+import sys
+import traceback
+from collections.abc import Sequence
+from importlib import import_module
+
+import click
+
+from attnspec._version import __version__
+from attnspec.cli import console
+from attnspec.cli.failures import Failure, failure_of
+from attnspec.diagnostics import did_you_mean
+
+COMMANDS = ("compile", "check", "plan", "show", "verify", "format", "explain", "zoo")
+"""In the order of the help text; each is `command` in `attnspec.cli.NAME_command`."""
+
+
+class Root(click.Group):
+    """A group whose commands are imported when they are asked for."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name not in COMMANDS:
+            return None
+        command = import_module(f"attnspec.cli.{cmd_name}_command").command
+        return command if isinstance(command, click.Command) else None
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        if args and args[0] not in COMMANDS and not args[0].startswith("-"):
+            hint = did_you_mean(args[0], COMMANDS)
+            ctx.fail(
+                f"there is no command `{args[0]}`" + (f": {hint}" if hint else "")
+                + f"\nthe commands are {', '.join(COMMANDS)}"
+            )
+        return super().resolve_command(ctx, args)
+
+    def main(  # type: ignore[override]
+        self,
+        args: Sequence[str] | None = None,
+        prog_name: str | None = None,
+        complete_var: str | None = None,
+        standalone_mode: bool = True,
+        **extra: object,
+    ) -> object:
+        """Run one command and leave with its status; nothing escapes as a traceback."""
+        given = list(sys.argv[1:] if args is None else args)
+        status: object
+        try:
+            status = super().main(
+                given, prog_name or "attnspec", complete_var, standalone_mode=False, **extra
+            )
+        except console.StreamClosed:
+            status = _hush()
+        except Exception as error:
+            if "--debug" in given and not isinstance(error, click.ClickException):
+                traceback.print_exc()
+            status = _report(failure_of(error), given)
+        code = status if isinstance(status, int) else 0
+        if standalone_mode:
+            sys.exit(code)
+        return code
+
+
+def _report(failure: Failure, arguments: Sequence[str]) -> int:
+    """Say what went wrong, as JSON where that was asked for, and return the status."""
+    try:
+        if "--json" in arguments and failure.json:
+            console.result_json(failure.to_dict())
+        elif failure.diagnostics:
+            console.diagnose(failure.diagnostics)
+        else:
+            console.say(failure.text)
+    except console.StreamClosed:
+        _hush()
+    return failure.status
+
+
+def _hush() -> int:
+    """Let the interpreter's last flush go nowhere, so that it has nothing to complain about."""
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    for stream in (sys.stdout, sys.stderr):
+        try:
+            stream.flush()
+        except BrokenPipeError:
+            os.dup2(nowhere, stream.fileno())
+    return 0
+
+
+@click.group(
+    cls=Root,
+    invoke_without_command=True,
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
+    epilog="Start with: attnspec zoo bigbird -o bigbird.attn && attnspec show bigbird.attn -n 64",
+)
+@click.option("--debug", is_flag=True, help="Print the traceback when attnspec itself fails.")
+@click.version_option(__version__, "--version", prog_name="attnspec", message="%(prog)s %(version)s")
+@click.pass_context
+def main(ctx: click.Context, debug: bool) -> None:
+    """The attention compiler: say what attends to what, get pictures, checks and PyTorch modules.
+
+    A SPEC is a file in the language `.attn`, or - for standard input. Exit status: 0 done, 1 the
+    spec or a claim is wrong, 2 wrong usage, 3 a file cannot be read or written, 4 a limit of the
+    compiler was reached, 70 a defect of attnspec, 130 interrupted.
+    """
+    if ctx.invoked_subcommand is None:
+        console.say(ctx.get_help())
+        ctx.exit(2)

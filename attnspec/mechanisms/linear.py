@@ -1,0 +1,31 @@
+"""Linear attention: a feature map in place of the exponential.
+
+out_i = phi(q_i) . sum_j phi(k_j) v_j^T / (phi(q_i) . sum_j phi(k_j) + 1e-6), on q and k without the
+factor 1 / sqrt(d). Causal: the sums run over j <= i.
+Feature maps, elementwise: elu1 = elu(x) + 1, relu, squared_relu = relu(x)**2, exp, identity.
+Source: Katharopoulos et al. 2020, "Transformers are RNNs", sections 3.2 and 3.3.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from attnspec.mechanism import MechanismDeclaration
+from attnspec.relations import argument
+
+
+@dataclass(frozen=True)
+class Linear(MechanismDeclaration):
+    """Attention with an elementwise feature map, linear in n."""
+
+    feature: str = argument(
+        "choice",
+        "the feature map of queries and keys",
+        default="elu1",
+        choices=("elu1", "relu", "squared_relu", "exp", "identity"),
+    )
+
+    name: ClassVar = "linear"
+    causal: ClassVar = True
+    combines: ClassVar = True

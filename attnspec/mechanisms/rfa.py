@@ -1,0 +1,29 @@
+"""Random feature attention: trigonometric features of unit-norm queries and keys.
+
+phi(x) = [sin(W x); cos(W x)] / sqrt(m), with rows of W Gaussian times a learned scale per head.
+out_i = phi(q_i) . sum_j phi(k_j) v_j^T / phi(q_i) . sum_j phi(k_j), the denominator kept at least
+1e-6 away from 0 with its sign. Causal: sums over j <= i. Gated, in causal form, the sums are the
+states S_i = g_i S_(i-1) + (1 - g_i) phi(k_i) v_i^T, with a learned gate g_i in (0, 1).
+Source: Peng et al. 2021, "Random Feature Attention", section 3.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from attnspec.mechanism import MechanismDeclaration
+from attnspec.relations import argument
+
+
+@dataclass(frozen=True)
+class Rfa(MechanismDeclaration):
+    """Attention with random Fourier features of the Gaussian kernel."""
+
+    features: int = argument("integer", "random features m", default=64, least=1)
+    gated: bool = argument("boolean", "forget earlier keys by a learned gate", default=False)
+    seed: int = argument("integer", "where the draws start", default=0, least=0, most=2**64 - 1)
+
+    name: ClassVar = "rfa"
+    causal: ClassVar = True
+    combines: ClassVar = True

@@ -1,0 +1,150 @@
+"""Which backend runs which heads: the cheapest of those that do not refuse.
+
+A backend that is asked for by name runs, or its refusal is raised; nothing falls back silently.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from attnspec.backends import BACKENDS
+from attnspec.ir import Program
+from attnspec.target import Backend, Work
+from attnspec.works import stand_ins, works_of
+
+AUTO = "auto"
+"""Stands in place of a backend's name for the cheapest."""
+
+
+class BackendError(ValueError):
+    """A backend that is unknown, or that refuses what it was asked by name to run."""
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """What one backend says of a work: estimated seconds, or why it refuses."""
+
+    backend: Backend
+    seconds: float | None
+    refusal: str | None
+
+
+@dataclass(frozen=True)
+class Step:
+    """One group of heads of some layers with its candidates, the chosen one first."""
+
+    layers: tuple[int, ...]
+    heads: tuple[int, ...] | None
+    candidates: tuple[Candidate, ...]
+
+    @property
+    def chosen(self) -> Backend:
+        """The backend that runs this step."""
+        return self.candidates[0].backend
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What runs at n positions on a type of device; `str` gives a line per step and backend."""
+
+    name: str
+    n: int
+    device: str
+    steps: tuple[Step, ...]
+
+    def __str__(self) -> str:
+        rows = [
+            (
+                "layer " + _numbers(step.layers),
+                "every head" if step.heads is None else "head " + _numbers(step.heads),
+                candidate.backend.name,
+                _verdict(candidate, chosen=candidate is step.candidates[0]),
+            )
+            for step in self.steps
+            for candidate in step.candidates
+        ]
+        widths = [max(len(row[column]) for row in rows) for column in range(3)]
+        lines = [f"{self.name}, n = {self.n}, {self.device}; cost of one head of size 64, forward"]
+        for row in rows:
+            shown = [f"{cell:<{width}}" for cell, width in zip(row, widths, strict=False)]
+            lines.append("  ".join([*shown, row[3]]))
+        return "\n".join(lines)
+
+
+def plan(program: Program, n: int, device: str = "cpu", backend: str = AUTO) -> Plan:
+    """The backends of all layers and heads at n positions.
+
+    Raises BackendError for a backend that is unknown or refuses, ValueError where a size has no
+    admissible value at n.
+    """
+    kind = device.partition(":")[0]
+    inputs = stand_ins(program)
+    steps: dict[tuple[tuple[Work, tuple[int, ...]], ...], list[int]] = {}
+    for layer in range(program.layers or 1):
+        works = tuple(works_of(program, layer, program.heads or 1, n, n, inputs)) if n else ()
+        steps.setdefault(works, []).append(layer)
+    return Plan(
+        program.name,
+        n,
+        kind,
+        tuple(
+            Step(
+                tuple(layers),
+                None if program.heads is None else heads,
+                candidates(work, kind, backend),
+            )
+            for works, layers in steps.items()
+            for work, heads in works
+        ),
+    )
+
+
+def check_backend(name: str) -> None:
+    """Raises BackendError unless there is a backend of this name."""
+    known = [AUTO, *[backend.name for backend in BACKENDS]]
+    if name not in known:
+        raise BackendError(f"the backend must be one of {', '.join(known)}, got {name!r}")
+
+
+def candidates(work: Work, device: str, backend: str = AUTO) -> tuple[Candidate, ...]:
+    """What every backend says of a work, the chosen one first, those that refuse last."""
+    check_backend(backend)
+    found = []
+    for each in BACKENDS:
+        refusal = each.refuses(work, device)
+        found.append(Candidate(each, None if refusal else each.cost(work), refusal))
+
+    def rank(candidate: Candidate) -> tuple[bool, bool, float]:
+        named = candidate.backend.name == backend
+        return not named, candidate.refusal is not None, candidate.seconds or 0.0
+
+    found.sort(key=rank)
+    first = found[0]
+    if first.refusal is not None:
+        raise BackendError(f"the backend {first.backend.name} refuses: {first.refusal}")
+    return tuple(found)
+
+
+def _verdict(candidate: Candidate, chosen: bool) -> str:
+    if candidate.seconds is None:
+        return f"refused: {candidate.refusal}"
+    return ("chosen" if chosen else "      ") + f"  {_time(candidate.seconds)}"
+
+
+def _time(seconds: float) -> str:
+    for unit, size in (("s", 1.0), ("ms", 1e-3)):
+        if seconds >= size:
+            return f"{seconds / size:.3g} {unit}"
+    return f"{seconds * 1e6:.3g} us"
+
+
+def _numbers(numbers: Sequence[int]) -> str:
+    """Ascending numbers with runs written as ranges: 0..5, 7."""
+    parts: list[list[int]] = []
+    for number in numbers:
+        if parts and parts[-1][1] == number - 1:
+            parts[-1][1] = number
+        else:
+            parts.append([number, number])
+    return ", ".join(f"{low}..{high}" if high > low else str(low) for low, high in parts)

@@ -1,0 +1,62 @@
+"""Properties that follow from how a term is written, for every n and every input.
+
+Each rule is sound and none is complete: True is a proof, False says nothing.
+"""
+
+from __future__ import annotations
+
+from attnspec.ir import Compound, Leaf, Term
+
+_READS_ITSELF = frozenset(
+    "self full causal window dilated residue strided block fixed powers neighborhood axial same".split()
+)
+_SYMMETRIC = frozenset(
+    "self full dilated residue strided global powers expander axial same".split()
+)
+
+
+def reads_itself(term: Term) -> bool:
+    """Every query reads its own position, so no row is empty; `& causal` keeps it so."""
+    if isinstance(term, Leaf):
+        return term.pattern in _READS_ITSELF
+    match term.op:
+        case "|":
+            return any(reads_itself(child) for child in term.terms)
+        case "&":
+            return all(reads_itself(child) for child in term.terms)
+        case "transpose":
+            return reads_itself(term.terms[0])
+        case _:
+            return False
+
+
+def is_symmetric(term: Term) -> bool:
+    """(q, k) implies (k, q)."""
+    if isinstance(term, Leaf):
+        given = dict(term.arguments)
+        if term.pattern == "window":
+            return "radius" in given or given["before"] == given["after"]
+        if term.pattern == "block":
+            return given["before"] == given["after"]
+        return term.pattern in _SYMMETRIC
+    return all(is_symmetric(child) for child in term.terms)
+
+
+def never_reads_later(term: Term) -> bool:
+    """k <= q for every pair."""
+    if isinstance(term, Leaf):
+        given = dict(term.arguments)
+        return term.pattern in ("causal", "self") or (
+            term.pattern == "window" and given.get("after") == 0
+        )
+    match term.op:
+        case "|":
+            return all(never_reads_later(child) for child in term.terms)
+        case "&" | "-":
+            return any(never_reads_later(child) for child in _kept(term))
+        case _:
+            return False
+
+
+def _kept(term: Compound) -> tuple[Term, ...]:
+    return term.terms[:1] if term.op == "-" else term.terms

@@ -1,0 +1,209 @@
+"""The module that runs a compiled attention: what emitted modules derive from."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import cast
+
+import torch
+from torch import nn
+
+from attnspec.arguments import (
+    check_dropout,
+    check_inputs,
+    check_layer,
+    check_padding,
+    check_tensors,
+)
+from attnspec.caching import Cache
+from attnspec.data import Plain, from_data
+from attnspec.formula import Blocks, Formula
+from attnspec.ir import Program
+from attnspec.planning import candidates, check_backend
+from attnspec.relations import Relation
+from attnspec.target import Bias, Call, Kernel, Work
+from attnspec.works import bias_tables, grid_of, stand_ins, works_of
+
+FORMAT = 1
+"""The version of the plan data that this module reads."""
+
+KEPT = 64
+"""How many layouts a module keeps, for that many combinations of layer, lengths and device."""
+
+
+@dataclass(frozen=True, eq=False)
+class Group:
+    """Heads that one kernel runs; `queries` and `keys` select them, None where they are all."""
+
+    kernel: Kernel
+    heads: tuple[int, ...]
+    queries: torch.Tensor | None
+    keys: torch.Tensor | None
+    tables: tuple[str, ...]
+
+
+@dataclass(frozen=True, eq=False)
+class Prepared:
+    """The groups of one layer, and where each head's output stands among theirs."""
+
+    groups: tuple[Group, ...]
+    order: torch.Tensor | None
+
+
+class CompiledAttention(nn.Module):
+    """An attention of queries, keys and values, as its plan describes it.
+
+    It works at every length; what depends on the length is built when it is first seen and kept for
+    a while. Learned tables of `score bias` are its only parameters.
+    """
+
+    def __init__(self, plan: Mapping[str, object]) -> None:
+        super().__init__()
+        if plan["format"] != FORMAT:
+            raise ValueError(f"this run time reads plans of format {FORMAT}, got {plan['format']}")
+        self.program: Program = from_data(cast("Mapping[str, Plain]", plan["program"]))
+        self.backend = cast(str, plan["backend"])
+        check_backend(self.backend)
+        for name, buckets in bias_tables(self.program).items():
+            shape = (self.program.layers or 1, self.program.heads or 1, buckets)
+            self.register_parameter(name, nn.Parameter(torch.empty(shape)))
+        self._inputs = stand_ins(self.program)
+        self._prepared: Cache[tuple[object, ...], Prepared] = Cache(KEPT)
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Sets the learned tables to zero: no position is preferred at first."""
+        for parameter in self.parameters():
+            nn.init.zeros_(parameter)
+
+    def extra_repr(self) -> str:
+        return f"{self.program.name}, backend={self.backend}"
+
+    def forward(
+        self,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        *,
+        layer: int = 0,
+        key_padding_mask: torch.Tensor | None = None,
+        dropout_p: float = 0.0,
+        inputs: Mapping[str, torch.Tensor] | None = None,
+    ) -> torch.Tensor:
+        """Attention of q [B, H, n_q, d], k [B, H_kv, n_k, d], v [B, H_kv, n_k, d_v].
+
+        Returns [B, H, n_q, d_v]. Queries are the last n_q of the n_k positions, and H_kv divides H.
+        `key_padding_mask` is bool [B, n_k], True for a real key; `inputs` are the tensors that the
+        spec declares. A fraction `dropout_p` of the weights is dropped, in training or not.
+
+        Raises TypeError or ValueError, with the shapes, for tensors that do not fit.
+        """
+        layer = check_layer(self.program, layer)
+        device = q.device if isinstance(q, torch.Tensor) else torch.device("cpu")
+        if torch.is_autocast_enabled(device.type):
+            narrow = torch.get_autocast_dtype(device.type)
+            with torch.autocast(device.type, enabled=False):
+                q, k, v = (x if x.dtype == torch.float64 else x.to(narrow) for x in (q, k, v))
+                return self._run(q, k, v, layer, key_padding_mask, dropout_p, inputs)
+        return self._run(q, k, v, layer, key_padding_mask, dropout_p, inputs)
+
+    def _run(
+        self,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        layer: int,
+        padding: torch.Tensor | None,
+        dropout_p: float,
+        inputs: Mapping[str, torch.Tensor] | None,
+    ) -> torch.Tensor:
+        check_tensors(self.program, q, k, v)
+        batch, heads, n_q, _ = q.shape
+        n_k = k.shape[2]
+        check_padding(padding, batch, n_k, q.device)
+        dropout_p = check_dropout(dropout_p)
+        data = check_inputs(self.program, inputs, batch, n_k, q.device)
+        if 0 in (batch, n_q, n_k):
+            grid_of(self.program, n_k)
+            return _nothing(q, k, v)
+        prepared = self._prepare(layer, heads, k.shape[1], n_q, n_k, str(q.device))
+        outs = []
+        for group in prepared.groups:
+            call = Call(padding, dropout_p, self._tables(group, layer), data)
+            outs.append(
+                group.kernel(
+                    q if group.queries is None else q.index_select(1, group.queries),
+                    k if group.keys is None else k.index_select(1, group.keys),
+                    v if group.keys is None else v.index_select(1, group.keys),
+                    call,
+                )
+            )
+        if len(outs) == 1:
+            return outs[0]
+        out = torch.cat(outs, 1)
+        return out if prepared.order is None else out.index_select(1, prepared.order)
+
+    def _tables(self, group: Group, layer: int) -> dict[str, torch.Tensor]:
+        """The learned tables of a group's heads, [heads of the group, buckets]."""
+        row = 0 if self.program.layers is None else layer
+        found = {}
+        for name in group.tables:
+            table = self.get_parameter(name)[row]
+            found[name] = table if group.queries is None else table.index_select(0, group.queries)
+        return found
+
+    def _prepare(
+        self, layer: int, heads: int, key_heads: int, n_q: int, n_k: int, device: str
+    ) -> Prepared:
+        key = (layer, heads, key_heads, n_q, n_k, device)
+        return self._prepared.get(key, lambda: self._build(*key))
+
+    def _build(
+        self, layer: int, heads: int, key_heads: int, n_q: int, n_k: int, device: str
+    ) -> Prepared:
+        place = torch.device(device)
+        works = works_of(self.program, layer, heads, n_q, n_k, self._inputs)
+        groups = []
+        for work, members in works:
+            chosen = candidates(work, place.type, self.backend)[0].backend
+            groups.append(
+                Group(
+                    kernel=chosen.build(work, members, place),
+                    heads=members,
+                    queries=_selection(members, heads, place),
+                    keys=_selection(_key_heads(members, heads // key_heads), key_heads, place),
+                    tables=tuple(c.table for c in work.changes if isinstance(c, Bias)),
+                )
+            )
+        flat = [head for group in groups for head in group.heads]
+        order = sorted(range(heads), key=flat.__getitem__)
+        return Prepared(tuple(groups), _selection(order, heads, place))
+
+
+def _key_heads(heads: tuple[int, ...], ratio: int) -> list[int]:
+    """The key heads of some query heads: each once where all are read equally often."""
+    read = [head // ratio for head in heads]
+    distinct = sorted(set(read))
+    times = len(read) // len(distinct)
+    even = read == [head for head in distinct for _ in range(times)]
+    return distinct if even else read
+
+
+def _selection(
+    chosen: tuple[int, ...] | list[int], count: int, device: torch.device
+) -> torch.Tensor | None:
+    if list(chosen) == list(range(count)):
+        return None
+    return torch.tensor(chosen, device=device)
+
+
+def _nothing(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+    """Zeros [B, H, n_q, d_v] that depend on q, k and v as far as autograd is concerned."""
+    batch, heads, n_q, size = q.shape
+    keys = k.shape[1]
+    work = Work(Relation(), n_q, k.shape[2])
+    q = q.view(batch, keys, heads // keys, 1, n_q, size)
+    formula = Formula(work, tuple(range(heads)), q.device)
+    out = formula(q, k[:, :, None], v[:, :, None], Blocks(None, None), Call())
+    return out.reshape(batch, heads, n_q, v.shape[-1])

@@ -1,0 +1,98 @@
+"""Writes the measured tables of README.md from benchmarks/results, never by hand.
+
+A table stands between `<!-- NAME -->` and `<!-- /NAME -->` and comes from `results/NAME.json`.
+`--check` writes nothing and exits with 1 where the README is stale.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parent.parent
+RESULTS = Path(__file__).resolve().parent / "results"
+
+Figures = Mapping[str, Any]
+
+
+def minilm_table(figures: Figures) -> str:
+    """What `minilm.py` found: the check in a sentence or two, then a row per radius."""
+    texts, versions = figures["texts"], figures["versions"]
+    exact = figures["full_graph"]["largest_difference"]
+    dropped = figures["without_mask_function"]["largest_difference"]
+    by_pattern: dict[str, dict[int, Figures]] = {}
+    for row in figures["patterns"]:
+        by_pattern.setdefault(row["pattern"], {})[row["radius"]] = row
+    both, alone = by_pattern["window and global [CLS]"], by_pattern["window alone"]
+    lines = [
+        f"{texts['count']} texts of {texts['tokens_least']} to {texts['tokens_most']} tokens in "
+        f"padded batches. With `attend full` in all {figures['model']['layers']} layers the "
+        f"largest difference of an embedding from the original model is {exact:.1e}; were the "
+        f"mask function left out, padding would be attended to and it would be {dropped:.2g}. "
+        f"Windows, on the {texts['long_count']} texts of {texts['long_from']} tokens or more, at "
+        f"their mean length of {texts['long_mean']}:",
+        "",
+        "| radius | edges | density | cosine: mean | least | edges without global "
+        "| cosine: mean | least |",
+        "|--:|--:|--:|--:|--:|--:|--:|--:|",
+    ]
+    for radius in sorted(both, reverse=True):
+        lines.append(f"| {radius} | {_cells(both[radius])} | {_cells(alone[radius], False)} |")
+    lines += [
+        "",
+        f"({_machine(figures['machine'])}; Python {versions['python']}, torch "
+        f"{versions['torch']}, transformers {versions['transformers']}.)",
+    ]
+    return "\n".join(lines)
+
+
+def _cells(row: Figures, density: bool = True) -> str:
+    cells = [f"{row['edges']:,}", f"{row['density']:.1%}"][: 1 + density]
+    return " | ".join([*cells, f"{row['cosine_mean']:.3f}", f"{row['cosine_min']:.3f}"])
+
+
+def _machine(machine: Figures) -> str:
+    return f"{machine['cores']} {machine['architecture']} cores"
+
+
+TABLES: dict[str, Callable[[Figures], str]] = {"minilm": minilm_table}
+
+
+def filled(readme: str) -> str:
+    """The README with every table that it has markers for; raises ValueError for a lone marker."""
+    for name, table in TABLES.items():
+        start, stop = f"<!-- {name} -->", f"<!-- /{name} -->"
+        counts = readme.count(start), readme.count(stop)
+        if counts == (0, 0):
+            continue
+        if counts != (1, 1) or readme.index(start) > readme.index(stop):
+            raise ValueError(f"README.md must have `{start}` and then `{stop}`, each once")
+        figures = json.loads((RESULTS / f"{name}.json").read_text(encoding="utf-8"))
+        before, _, rest = readme.partition(start)
+        after = rest.partition(stop)[2]
+        readme = f"{before}{start}\n{table(figures)}\n{stop}{after}"
+    return readme
+
+
+def main(arguments: Sequence[str]) -> int:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--check", action="store_true", help="write nothing; 1 where stale")
+    options = parser.parse_args(arguments)
+    path = ROOT / "README.md"
+    readme = path.read_text(encoding="utf-8")
+    wanted = filled(readme)
+    if options.check and wanted != readme:
+        print("the tables of README.md must be those of benchmarks/results", file=sys.stderr)
+        print("run: python benchmarks/readme_tables.py", file=sys.stderr)
+        return 1
+    if wanted != readme:
+        path.write_text(wanted, encoding="utf-8")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,148 @@
+"""Every way of asking a relation for its pairs, compared with its definition."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import fields, is_dataclass
+
+import numpy as np
+import torch
+
+from attnspec.relations import EMPTY, FULL, Relation, Tiles
+from attnspec.tokens import Data
+
+
+def definition(relation: Relation, n: int) -> np.ndarray:
+    """The pairs by `holds` on arrays, bool [n, n]."""
+    i = np.arange(n)
+    held = np.asarray(relation.holds(i[:, None], i[None, :], n), dtype=bool)
+    return np.broadcast_to(held, (n, n))
+
+
+def faults(relation: Relation, n: int, sizes: Iterable[int] = (1, 3, 8, 64)) -> list[str]:
+    """What an override says that the definition does not."""
+    mask = definition(relation, n)
+    found = [*_elementwise(relation, mask, n), *_counts(relation, mask, n)]
+    found += _rows(relation, mask, n)
+    found += _progressions(relation, mask, n)
+    for q_tiles, k_tiles in _tilings(n, sizes):
+        found += _cover(relation, mask, q_tiles, k_tiles)
+    turned = relation.transposed()
+    if turned is not None and not np.array_equal(definition(turned, n), mask.T):
+        found.append("transposed")
+    return [f"{fault} of {relation} at n = {n}" for fault in found]
+
+
+def _elementwise(relation: Relation, mask: np.ndarray, n: int) -> Iterator[str]:
+    if n <= 12:
+        pairs = [[bool(relation.holds(q, k, n)) for k in range(n)] for q in range(n)]
+        if pairs != mask.tolist():
+            yield "holds on integers"
+    if n and takes_tensors(relation):
+        i = torch.arange(n)
+        held = relation.holds(i[:, None], i[None, :], n)
+        if not isinstance(held, torch.Tensor) or held.dtype != torch.bool:
+            yield "type of holds on tensors"
+        elif not np.array_equal(held.expand(n, n).numpy(), mask):
+            yield "holds on tensors"
+
+
+def takes_tensors(part: object) -> bool:
+    """Whether no part of a relation looks into numpy tables or numpy inputs."""
+    if isinstance(part, Data) or (isinstance(part, Relation) and part.numpy_only):
+        return False
+    if isinstance(part, tuple):
+        return all(map(takes_tensors, part))
+    if is_dataclass(part):
+        return all(takes_tensors(getattr(part, entry.name)) for entry in fields(part))
+    return True
+
+
+def _counts(relation: Relation, mask: np.ndarray, n: int) -> Iterator[str]:
+    edges = relation.edges(n)
+    if type(edges) is not int or edges != mask.sum():
+        yield f"edges ({edges} instead of {mask.sum()})"
+    degrees = relation.degrees(n)
+    if degrees.shape != (n,) or not np.array_equal(degrees, mask.sum(axis=1)):
+        yield "degrees"
+
+
+def _rows(relation: Relation, mask: np.ndarray, n: int) -> Iterator[str]:
+    for first, last in {(0, n), (n // 3, n // 2), (max(0, n - 1), n), (n // 2, n // 2)}:
+        q, k = relation.rows(first, last, n)
+        wanted_q, wanted_k = np.nonzero(mask[first:last])
+        if not (np.array_equal(q, wanted_q + first) and np.array_equal(k, wanted_k)):
+            yield f"rows {first} to {last}"
+
+
+def _progressions(relation: Relation, mask: np.ndarray, n: int) -> Iterator[str]:
+    q = np.arange(n)[::-2]
+    closed = relation.progressions(q, n)
+    if closed is None:
+        return
+    start, stop, step = np.broadcast_arrays(*closed)
+    if start.ndim != 2 or len(start) != len(q):
+        yield "shape of progressions"
+        return
+    for row, query in enumerate(q):
+        keys = [
+            key
+            for progression in zip(start[row], stop[row], step[row], strict=True)
+            for key in range(*map(int, progression))
+        ]
+        if sorted(keys) != np.flatnonzero(mask[query]).tolist():
+            yield f"progressions of query {query}"
+            return
+
+
+def tiling(n: int, size: int, step: int) -> Tiles:
+    """All positions in progressions of `step` with at most `size` members each."""
+    starts, stops = [], []
+    for residue in range(min(step, n)):
+        for start in range(residue, n, size * step):
+            starts.append(start)
+            stops.append(min(start + size * step, n))
+    return Tiles(np.array(starts, np.int64), np.array(stops, np.int64), step)
+
+
+def _tilings(n: int, sizes: Iterable[int]) -> Iterator[tuple[Tiles, Tiles]]:
+    if n == 0:
+        return
+    for size in sizes:
+        yield tiling(n, size, 1), tiling(n, size, 1)
+        yield tiling(n, size, 3), tiling(n, size, 3)
+    yield tiling(n, 5, 1), tiling(n, 16, 1)
+    yield tiling(n, 4, 6), tiling(n, 7, 4)
+    yield tiling(n, 7, 1), tiling(n, 3, 5)
+    yield tiling(n, 1, 1), tiling(n, 9, 2)
+
+
+def _cover(relation: Relation, mask: np.ndarray, q: Tiles, k: Tiles) -> Iterator[str]:
+    n = len(mask)
+    rows, columns = len(q.start), len(k.start)
+    q_tiles = Tiles(q.start[:, None], q.stop[:, None], q.step)
+    k_tiles = Tiles(k.start[None, :], k.stop[None, :], k.step)
+    said = relation.cover(q_tiles, k_tiles, n)
+    where = f"cover of tiles {q.count.max()} x {q.step} by {k.count.max()} x {k.step}"
+    if said.shape != (rows, columns) or said.dtype != np.uint8:
+        yield f"type of {where}"
+        return
+    held = _sums(mask, q, k)
+    full = held == q.count[:, None] * k.count[None, :]
+    if (said[held > 0] == EMPTY).any() or (said[~full] == FULL).any():
+        yield where
+    elif relation.exact_cover and q.step == k.step == 1:
+        undecided = (said != FULL) & full | (said != EMPTY) & (held == 0)
+        if undecided.any():
+            yield f"exactness of {where}"
+
+
+def _sums(mask: np.ndarray, q: Tiles, k: Tiles) -> np.ndarray:
+    """The number of pairs in each pair of tiles."""
+
+    def members(tiles: Tiles) -> np.ndarray:
+        i = np.arange(len(mask))
+        inside = (i >= tiles.start[:, None]) & (i < tiles.stop[:, None])
+        return (inside & ((i - tiles.start[:, None]) % tiles.step == 0)).astype(np.float32)
+
+    return members(q) @ mask.astype(np.float32) @ members(k).T
