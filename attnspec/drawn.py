@@ -42,21 +42,21 @@ class EdgeTable:
 
     def cover(self, q: Tiles, k: Tiles) -> np.ndarray:
         """Exact: the edges of each tile are counted."""
-        q_start, q_stop, k_start, k_count, size = np.broadcast_arrays(
-            q.start, q.stop, k.start, k.count, q.count * k.count
+        q_start, q_last, k_start, k_count, size = np.broadcast_arrays(
+            q.start, q.last, k.start, k.count, q.count * k.count
         )
         # keys in the order of their residues: what a tile of keys covers is then one range
         width = self.n // k.step + 1
         begin = (k_start % k.step * width + k_start // k.step).ravel()
         end = begin + k_count.ravel()
-        tiles, member = np.unique(q_start * (self.n + 1) + q_stop, return_inverse=True)
+        tiles, member = np.unique(q_start * self.n + q_last, return_inverse=True)
         order = np.argsort(member, axis=None, kind="stable")
         bounds = np.searchsorted(member.ravel()[order], np.arange(len(tiles) + 1))
         found = np.empty(size.size, np.int64)
         for index, tile in enumerate(tiles):
-            start, stop = divmod(int(tile), self.n + 1)
-            rows, keys = self.rows(start, stop)
-            keys = keys[(rows - start) % q.step == 0]
+            first, last = divmod(int(tile), self.n)
+            rows, keys = self.rows(first, last + 1)
+            keys = keys[(rows - first) % q.step == 0]
             places = np.sort(keys % k.step * width + keys // k.step)
             here = order[bounds[index] : bounds[index + 1]]
             ends = np.searchsorted(places, end[here])

@@ -95,7 +95,7 @@ def mask_plan(
 ) -> MaskPlan:
     """The plan of a relation at positions q [n_q, 1] and k [1, n_k] of n."""
     if not reads_data(relation):
-        held = np.ascontiguousarray(evaluate_pairs(relation, q, k, n))
+        held = np.array(evaluate_pairs(relation, q, k, n))
         return Static(torch.from_numpy(held).to(device))
     match relation:
         case Union(terms) | Intersection(terms):
@@ -117,5 +117,5 @@ def mask_plan(
             bounds = Static(torch.from_numpy(inside).to(device))
             return Joined("&", (bounds, mask_plan(term, moved[0], moved[1], n, device)))
         case _:
-            at = [torch.from_numpy(np.ascontiguousarray(x)).to(device) for x in (q, k)]
+            at = [torch.from_numpy(np.array(x)).to(device) for x in (q, k)]
             return Reading(relation, at[0], at[1])

@@ -91,7 +91,7 @@ def _negated(term: Term) -> Term:
 
 def substitute(term: Term, values: dict[str, int | float | bool]) -> Term:
     """The term with symbols replaced by numbers and constant parts computed."""
-    return map_scalars(term, lambda scalar: fold(scalar, values))  # type: ignore[arg-type]
+    return map_scalars(term, lambda scalar: fold(scalar, values))
 
 
 def map_scalars(term: Term, change: Callable[[Scalar], Scalar]) -> Term:

@@ -220,18 +220,15 @@ def _checked(source: Source) -> Source:
         start, kind = match.start(), match.lastgroup
         while prose and prose[0][1] <= start:
             prose.popleft()
-        if prose and prose[0][0] <= start:
-            if kind == "other" or (kind == "unseen" and not prose[0][2]):
-                continue
-        elif kind == "other":
-            if start < end:
-                continue
-            word = _FOREIGN_WORD.match(text, start)
-            end = word.end() if word else match.end()
-            problems.append(_foreign(Span(source, start, end)))
+        in_prose = bool(prose) and prose[0][0] <= start
+        if in_prose and (kind == "other" or (kind == "unseen" and not prose[0][2])):
             continue
-        problems.append(_forbidden(kind or "", Span(source, start, match.end()), text))
-        if len(problems) >= MAX_PROBLEMS:
+        if start < end:
+            continue
+        word = _FOREIGN_WORD.match(text, start) if kind == "other" else None
+        end = word.end() if word else match.end()
+        problems.append(_problem(kind or "", Span(source, start, end)))
+        if len(problems) == MAX_PROBLEMS:
             break
     if problems:
         raise SpecError(problems)
@@ -246,7 +243,9 @@ def _named(text: str) -> str:
     return f"U+{number:04X} {name}".rstrip() + more
 
 
-def _forbidden(kind: str, span: Span, text: str) -> Diagnostic:
+def _problem(kind: str, span: Span) -> Diagnostic:
+    """What is wrong with the characters at `span`; `kind` is their group in `_SUSPECT`."""
+    text = span.source.text
     found = _named(span.text)
     match kind:
         case "control":
@@ -264,7 +263,7 @@ def _forbidden(kind: str, span: Span, text: str) -> Diagnostic:
                 span,
                 help="delete it: it changes the order in which text is shown, also in comments",
             )
-        case _:
+        case "unseen":
             space = unicodedata.category(span.text[0]) == "Zs"
             return Diagnostic(
                 "A104",
@@ -272,6 +271,8 @@ def _forbidden(kind: str, span: Span, text: str) -> Diagnostic:
                 span,
                 help="write a plain space" if space else "delete it",
             )
+        case _:
+            return _foreign(span)
 
 
 def _foreign(span: Span) -> Diagnostic:

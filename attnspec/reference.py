@@ -15,7 +15,7 @@ from pathlib import Path
 from attnspec.catalogue import catalogue
 from attnspec.mechanisms import MECHANISMS
 from attnspec.patterns import PATTERNS
-from attnspec.relations import Parameter
+from attnspec.relations import Parameter, Relation
 
 
 def patterns() -> str:
@@ -54,8 +54,8 @@ TABLES: dict[str, Callable[[], str]] = {
 def refreshed(text: str) -> str:
     """The text with every marked table written anew."""
     for name, table in TABLES.items():
-        block = re.compile(rf"(<!-- {name} -->\n).*?(\n<!-- /{name} -->)", re.DOTALL)
-        text = block.sub(lambda match, new=table: match[1] + new() + match[2], text)  # type: ignore[misc]
+        block = re.compile(rf"(<!-- {name} -->\n).*?(<!-- /{name} -->)", re.DOTALL)
+        text = block.sub(lambda match, new=table: match[1] + new() + "\n" + match[2], text)  # type: ignore[misc]
     return text
 
 
@@ -103,7 +103,8 @@ def _written(declaration: type) -> str:
         else:
             shown = str(entry.default)
             parts.append(f"{entry.name} = {shown.lower() if shown in ('True', 'False') else shown}")
-    return f"{name}({', '.join(parts)})" if parts else name
+    bare = not parts and issubclass(declaration, Relation)
+    return name if bare else f"{name}({', '.join(parts)})"
 
 
 if __name__ == "__main__":

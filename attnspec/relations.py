@@ -112,7 +112,7 @@ class Relation:
             return expand(first, closed)
         return rows_by_cover(self, first, last, n)
 
-    def keys(self, first: int, last: int, n: int) -> np.ndarray:
+    def row_keys(self, first: int, last: int, n: int) -> np.ndarray:
         """The keys of queries first <= q < last one after the other, as `rows` has them."""
         closed = self.progressions(np.arange(first, last), n)
         if closed is None or max(np.shape(part)[-1] for part in closed if np.ndim(part)) > 1:

@@ -215,7 +215,7 @@ class Spec:
             )
         keys = np.empty(edges, np.int32)
         for first, last in relation.chunks(n):
-            keys[pointers[first] : pointers[last]] = relation.keys(first, last, n)
+            keys[pointers[first] : pointers[last]] = relation.row_keys(first, last, n)
         return csr_array(
             (np.ones(edges, bool), keys, pointers.astype(np.int32)), shape=(n, n), copy=False
         )

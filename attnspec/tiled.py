@@ -268,7 +268,8 @@ class TiledKernel:
         if not outs:
             # no query has a key; the formula says so in a way that can be differentiated
             none = Blocks(None, None)
-            return self.formula(q.unsqueeze(3), k[:, :, None, :0], v[:, :, None, :0], none, call)[:, :, :, 0]
+            found = self.formula(q.unsqueeze(3), k[:, :, None, :0], v[:, :, None, :0], none, call)
+            return found[:, :, :, 0]
         if self.in_order:
             return torch.cat(outs, 3)
         empty = q.new_zeros(batch, keys, repeat, 1, v.shape[-1])

@@ -80,7 +80,9 @@ def grid_of(program: Program, n: int) -> tuple[int, ...]:
     if min(extents) < 1 or cells + program.extra_tokens != n:
         shape = " x ".join(str(extent) for extent in extents)
         extra = f" and {program.extra_tokens} extra tokens" if program.extra_tokens else ""
-        raise BindError(f"the grid of `{program.name}` has {shape} = {cells} cells{extra}, got n = {n}")
+        raise BindError(
+            f"the grid of `{program.name}` has {shape} = {cells} cells{extra}, got n = {n}"
+        )
     return extents
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from attnspec.layout import classify
-from attnspec.target import Call, Kernel, Work
+from attnspec.target import Kernel, Work
 
 if TYPE_CHECKING:
     import torch

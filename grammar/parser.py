@@ -79,6 +79,7 @@ class _Run:
         self.starts = [word.start for word in scan.words]
         self.explained = {problem.span.line for problem in scan.problems if problem.span}
         self.problems: list[Diagnostic] = []
+        self.resumed = -1
         self.parser: InteractiveParser = _lark().parse_interactive(scan.mended)
         # lark leaves these two without types
         self.accepts: Callable[[], set[str]] = self.parser.accepts
@@ -88,10 +89,15 @@ class _Run:
         """The tree, or None where there are mistakes."""
         tree = self._go_on()
         while isinstance(tree, int):
-            if not self._is_explained(tree):
+            stopped = tree
+            if not self._is_explained(stopped):
                 accepts = {_written()[name] for name in self.accepts()}
-                self.problems.append(unexpected(self.scan, tree, accepts))
-            if len(self.problems) == SHOWN or not self._recover(tree):
+                problem = unexpected(self.scan, stopped, accepts)
+                self.problems.append(problem)
+                if problem.span and problem.span.end < self.scan.span(stopped).start:
+                    # the fault is a keyword that was read as a name: go on with it as a keyword
+                    stopped -= 1
+            if len(self.problems) == SHOWN or not self._recover(stopped):
                 return None
             tree = self._go_on()
         return None if self.problems else tree
@@ -120,8 +126,9 @@ class _Run:
         """Moves the parser to the next place where reading is sound; False if there is none."""
         index = self._resumption(stopped)
         lexer = self.parser.lexer_thread.state
-        if index is None or lexer is None:
+        if index is None or index <= self.resumed or lexer is None:
             return False
+        self.resumed = index
         word = self.scan.words[index].text
         if word not in ITEMS | STATEMENTS | {"}"}:
             # a misspelt keyword is read, and reported, where one is expected

@@ -220,7 +220,7 @@ def _mend(result: Scan, kind: str, value: str, span: Span) -> str:
             if problem is None:
                 return value
             _add(result, problem)
-            return "0".ljust(len(value))
+            return (" 0" if value.startswith(".") else "0").ljust(len(value))
         case "name":
             if len(value) > MAX_NAME:
                 _add(
@@ -246,7 +246,7 @@ def _mend(result: Scan, kind: str, value: str, span: Span) -> str:
                     ),
                 ),
             )
-            return '"' + " " * (len(value) - 2) + '"' if len(value) > 1 else "0"
+            return '"' + " " * (len(value) - 2) + '"' if len(value) > 1 else " "
         case "quoted":
             _add(
                 result,
@@ -257,7 +257,7 @@ def _mend(result: Scan, kind: str, value: str, span: Span) -> str:
                     help='write names bare and file paths as "path"',
                 ),
             )
-            return '"' + " " * (len(value) - 2) + '"' if len(value) > 1 else "0"
+            return '"' + " " * (len(value) - 2) + '"' if len(value) > 1 else " "
         case "foreign":
             meant, advice = _FOREIGN[value]
             _add(

@@ -139,10 +139,11 @@ def _cover(relation: Relation, mask: np.ndarray, q: Tiles, k: Tiles) -> Iterator
 
 def _sums(mask: np.ndarray, q: Tiles, k: Tiles) -> np.ndarray:
     """The number of pairs in each pair of tiles."""
-
-    def members(tiles: Tiles) -> np.ndarray:
-        i = np.arange(len(mask))
-        inside = (i >= tiles.start[:, None]) & (i < tiles.stop[:, None])
-        return (inside & ((i - tiles.start[:, None]) % tiles.step == 0)).astype(np.float32)
-
-    return members(q) @ mask.astype(np.float32) @ members(k).T
+    counts = mask.astype(np.int64)
+    for axis, tiles in enumerate((q, k)):
+        members = np.concatenate(
+            [np.arange(*ends, tiles.step) for ends in zip(tiles.start, tiles.stop, strict=True)]
+        )
+        begins = np.cumsum(tiles.count) - tiles.count
+        counts = np.add.reduceat(counts.take(members, axis), begins, axis)
+    return counts

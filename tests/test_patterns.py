@@ -412,4 +412,6 @@ def test_data_dependent_patterns_say_so() -> None:
 
 def test_causal_is_its_own_square() -> None:
     n = 17
-    assert np.array_equal(definition(Intersection((Causal(), transpose_of(Causal()))), n), np.eye(n))
+    assert np.array_equal(
+        definition(Intersection((Causal(), transpose_of(Causal()))), n), np.eye(n)
+    )

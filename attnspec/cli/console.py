@@ -12,11 +12,14 @@ import re
 import shutil
 import sys
 from collections.abc import Iterable
-from typing import TextIO
+from typing import TYPE_CHECKING, TextIO
 
 import click
 
 from attnspec.diagnostics import SHOWN, Diagnostic, in_order, render
+
+if TYPE_CHECKING:
+    from rich.text import Text
 
 class StreamClosed(Exception):
     """Whoever read our output has seen enough and closed the pipe."""
@@ -72,6 +75,16 @@ def diagnose(diagnostics: Iterable[Diagnostic]) -> None:
         ordered.sort(key=lambda d: d.severity != "error")
     text = render(ordered)
     say(_coloured(text) if has_colour(sys.stderr) else text)
+
+
+def ansi(text: Text, width: int) -> str:
+    """A rich text with its colours as the terminal knows them."""
+    from rich.console import Console
+
+    terminal = Console(file=sys.stdout, width=width, highlight=False, soft_wrap=True)
+    with terminal.capture() as captured:
+        terminal.print(text, end="")
+    return captured.get()
 
 
 def _write(stream: TextIO | None, text: str) -> None:

@@ -119,6 +119,13 @@ head_option = _option("--head", type=Slot(), help="The head, from 0.")
 
 force_option = _option("--force", is_flag=True, help="Write over a file that is not ours.")
 
+backend_option = _option(
+    "--backend",
+    metavar="NAME",
+    default="auto",
+    help="Use this backend or fail with its reason; `attnspec plan` lists them.",
+)
+
 input_option = _option(
     "--input",
     "inputs",

@@ -22,7 +22,7 @@ from attnspec.ir import Attend, Mechanism, Program, Score, symbols_of
 from attnspec.mechanisms import MECHANISMS
 from attnspec.normalise import normalise, substitute
 from attnspec.patterns import BY_NAME
-from attnspec.scalars import FUNCTIONS, ScalarError, fold
+from attnspec.scalars import FUNCTIONS, Scalar, ScalarError, fold
 from attnspec.source import Source
 
 ParameterValue = int | float | bool | str
@@ -58,7 +58,7 @@ def elaborate(
     work.body(attention, env)
     slots = _slots(work, attention, collector)
     _unused(work, attention, module, env, collector)
-    if collector.failed:
+    if collector.has_errors():
         raise SpecError([d for d in collector.diagnostics if d.severity == "error"])
     program = Program(
         name=attention.name,
@@ -87,7 +87,7 @@ def _chosen(module: Module, name: str | None, collector: Collector) -> nodes.Att
     names = list(module.attentions)
     start = module.file.span
     if not names:
-        if not collector.failed:
+        if not collector.has_errors():
             place = replace(start, start=0, end=0)
             collector.add(
                 "A213",
@@ -170,7 +170,7 @@ def _override(
     try:
         file = parse(Source(label, f"{frame}{text}\n}}"))
         (item,) = file.items
-        (statement,) = item.body  # type: ignore[union-attr]
+        (statement,) = item.body if isinstance(item, nodes.Attention) else ()
     except (SpecError, ValueError):
         work.collector.fail(
             "A218",
@@ -191,21 +191,21 @@ def _slots(
 ) -> list[list[Attend]]:
     layers = 1 if work.layers is None else work.layers
     heads = 1 if work.heads is None else work.heads
-    if collector.failed:
+    if collector.has_errors():
         return []
     attends = resolve(work.attends, layers, heads, "attend", collector)
     scales = resolve(work.scales, layers, heads, "scale", collector)
     normalizers = resolve(work.normalizers, layers, heads, "normalize", collector)
     groups: dict[Where, list[Ruling[Score]]] = {}
-    for ruling in work.scores:
-        groups.setdefault(ruling.where, []).append(ruling)
+    for change in work.scores:
+        groups.setdefault(change.where, []).append(change)
     stacked = [
-        Ruling(tuple(r.value for r in group), where, group[0].span)
+        Ruling(tuple(change.value for change in group), where, group[0].span)
         for where, group in groups.items()
     ]
     scores = resolve(stacked, layers, heads, "score", collector)
     _uncovered(attends, work, attention, collector)
-    if collector.failed:
+    if collector.has_errors():
         return []
     rows: list[list[Attend]] = []
     for layer in range(layers):
@@ -241,7 +241,7 @@ def _at_slot(
     work: Statements,
     ruling: Ruling[Attended],
     place: dict[str, int | float | bool],
-    scale: Ruling[object] | None,
+    scale: Ruling[Scalar] | None,
     scores: tuple[Score, ...],
     normal: Ruling[str] | None,
     collector: Collector,
@@ -250,7 +250,7 @@ def _at_slot(
     try:
         if graph is not None and {"layer", "head"} & symbols_of(graph):
             graph = substitute(graph, place)
-        factor = None if scale is None else fold(scale.value, place)  # type: ignore[arg-type]
+        factor = None if scale is None else fold(scale.value, place)
     except ScalarError as error:
         where = ", ".join(f"{name} {number}" for name, number in place.items())
         collector.add("A308", f"an expression has no value at {where}: {error}", ruling.span)

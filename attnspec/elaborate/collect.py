@@ -18,8 +18,8 @@ class Collector:
     def __init__(self) -> None:
         self.diagnostics: list[Diagnostic] = []
 
-    @property
-    def failed(self) -> bool:
+    def has_errors(self) -> bool:
+        """Whether anything was wrong so far, warnings aside."""
         return any(d.severity == "error" for d in self.diagnostics)
 
     def add(

@@ -349,8 +349,8 @@ class Statements(Scores):
                 return None, bound.value  # type: ignore[return-value]
             case "hybrid":
                 graph, mechanism = bound.value  # type: ignore[misc]
-                self._causal_form(mechanism)  # type: ignore[arg-type]
-                return graph, mechanism  # type: ignore[return-value]
+                self._causal_form(mechanism)
+                return graph, mechanism
             case _:
                 self.require(bound, "graph", value.span, "what is attended")
                 raise Failed

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from attnspec.bind import Situation, bind_attended
 from attnspec.diagnostics import AttnSpecError
-from attnspec.ir import Compound, Program, Term, inputs_of, leaves
+from attnspec.ir import Program, leaves
 from attnspec.patterns import BY_NAME
-from attnspec.relations import Relation
+from attnspec.proofs import never_reads_later
+from attnspec.works import stand_ins, works_of
 
 
 def require_past_only(program: Program, layer: int, heads: int, n: int, n_q: int) -> None:
@@ -17,29 +17,20 @@ def require_past_only(program: Program, layer: int, heads: int, n: int, n_q: int
     """
     if program.causal:
         return
-    seen: set[Relation] = set()
-    for head in range(program.heads or heads):
-        attend = program.attend(layer, head)
-        if attend.graph is None or attend.mechanism is not None:
-            raise _leak(program, "it reads every position")
-        if _past_by_form(attend.graph):
-            continue
-        if _unknown(program, attend.graph):
-            raise _leak(program, "its pairs are known only at run time")
-        at = Situation(
-            n=n,
-            patterns=BY_NAME,
-            layer=layer,
-            head=head,
-            layers=program.layers,
-            heads=program.heads,
-        )
-        relation = bind_attended(attend.graph, at)
-        if relation in seen:
-            continue
-        seen.add(relation)
-        for first, last in relation.chunks(n):
-            q, k = relation.rows(max(first, n - n_q), max(last, n - n_q), n)
+    attends = [program.attend(layer, head) for head in range(program.heads or 1)]
+    graphs = [attend.graph for attend in attends if attend.mechanism is None and attend.graph]
+    if len(graphs) < len(attends):
+        raise _leak(program, "a mechanism reads every position")
+    if all(never_reads_later(graph) for graph in graphs):
+        return
+    for graph in graphs:
+        if any(BY_NAME[leaf.pattern].data_dependent for leaf in leaves(graph)):
+            raise _leak(program, "its pairs are decided by the data")
+    for work, _ in works_of(program, layer, heads, n_q, n, stand_ins(program)):
+        if work.reads:
+            raise _leak(program, f"its pairs depend on the input `{work.reads[0]}`")
+        for first, last in work.relation.chunks(n):
+            q, k = work.relation.rows(max(first, n - n_q), max(last, n - n_q), n)
             later = k > q
             if later.any():
                 index = int(later.argmax())
@@ -51,24 +42,3 @@ def _leak(program: Program, reason: str) -> AttnSpecError:
         f"a causal spec is needed, the model must not read the future, but `{program.name}` may: "
         f"{reason}; write `causal` in the spec"
     )
-
-
-def _past_by_form(term: Term) -> bool:
-    """Whether a term lies within k <= q for its form alone; False decides nothing."""
-    if not isinstance(term, Compound):
-        return term.pattern in ("causal", "self")
-    match term.op:
-        case "&":
-            return any(_past_by_form(part) for part in term.terms)
-        case "|":
-            return all(_past_by_form(part) for part in term.terms)
-        case "-":
-            return _past_by_form(term.terms[0])
-        case _:
-            return False
-
-
-def _unknown(program: Program, graph: Term) -> bool:
-    if program.grid is not None or inputs_of(graph):
-        return True
-    return any(BY_NAME[leaf.pattern].data_dependent for leaf in leaves(graph))

@@ -14,7 +14,7 @@ from attnspec.diagnostics import AttnSpecError
 from attnspec.integrations.causality import require_past_only
 from attnspec.integrations.model_mask import ModelMask
 from attnspec.ir import Program, leaves
-from attnspec.scalars import Value, evaluate
+from attnspec.works import stand_ins, works_of
 
 if TYPE_CHECKING:
     from attnspec.runtime import CompiledAttention
@@ -199,25 +199,22 @@ class ModelAttention:
 
         Where the spec declares a scale it must be the model's.
         """
-        size = query.shape[-1]
-        default = size**-0.5
+        default = query.shape[-1] ** -0.5
         if scaling is None:
-            scaling = default
-        program = self.program
-        factor = 1.0
-        for head in range(program.heads or 1):
-            declared = program.attend(layer, head).scale
-            if declared is None:
-                factor = scaling / default
-                continue
-            values: dict[str, Value] = {"n": n, "d": size, "layer": layer, "head": head}
-            scale = float(evaluate(declared, values))
-            if not math.isclose(scale, scaling, rel_tol=_SAME_SCALE):
-                raise AttnSpecError(
-                    f"the scale of `{program.name}` must be the model's, {scaling:.6g}, "
-                    f"got {scale:.6g}: leave `scale` out of the spec"
-                )
-        return query if math.isclose(factor, 1.0, rel_tol=_SAME_SCALE) else query * factor
+            return query
+        if any(attend.scale is not None for attend in self.program.attends):
+            works = works_of(
+                self.program, layer, query.shape[1], query.shape[2], n, stand_ins(self.program)
+            )
+            for scale in {default if work.scale is None else work.scale for work, _ in works}:
+                if not math.isclose(scale, scaling, rel_tol=_SAME_SCALE):
+                    raise AttnSpecError(
+                        f"the scale of `{self.program.name}` must be the model's, {scaling:.6g}, "
+                        f"got {scale:.6g}: leave `scale` out of the spec"
+                    )
+            return query
+        same = math.isclose(scaling, default, rel_tol=_SAME_SCALE)
+        return query if same else query * (scaling / default)
 
     @property
     def _absolute(self) -> bool:

@@ -31,7 +31,7 @@ class ModelMask:
     """Where the queries and keys of one forward pass stand, and which keys are real.
 
     Queries are at `q_offset` … `end - 1`, the first key at `kv_offset`; keys from `end` on are
-    slots of a cache that nothing was written to yet. `padding` is bool [B, end], True = a real key, or
+    slots of a cache that nothing was written to yet. `padding` is bool [B, end], True = real, or
     None where all are; `left_padded` says that some sample begins with padding. `kind` is the
     pattern that the model itself would use: "causal", "bidirectional", "sliding", "chunked",
     "blockwise", "packed" or "custom".

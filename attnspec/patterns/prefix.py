@@ -66,4 +66,4 @@ class Prefix(Relation):
         for length in (0, 1, 5, 1000):
             yield cls(length)
         yield cls(Data(np.int64(7)))
-        yield cls(Data(np.full((1, 1), 9)))
+        yield cls(Data(9))

@@ -6,8 +6,10 @@ pair, a longer one in square cells of several positions, each as dark as it is f
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import groupby
 from typing import Literal
 
 import numpy as np
@@ -30,10 +32,11 @@ _FAINT, _FULL = (62, 88, 138), (105, 185, 255)
 
 @dataclass(frozen=True)
 class Panel:
-    """One picture with the lines above it."""
+    """One picture with the lines above it; ticks stand at multiples of `period` where it is set."""
 
     title: tuple[str, ...]
     tally: Tally
+    period: int | None = None
 
 
 def side_for(n: int, room: int) -> int:
@@ -53,7 +56,7 @@ def room_for(n: int, width: int) -> int:
 
 def draw(panels: Sequence[Panel], width: int, signs: Signs) -> Text:
     """The pictures beside each other where the width allows, else below each other, and a legend."""
-    blocks = [[*map(Text, panel.title), *_picture(panel.tally, signs)] for panel in panels]
+    blocks = [[*map(Text, panel.title), *_picture(panel, width, signs)] for panel in panels]
     widths = [max(line.cell_len for line in block) for block in blocks]
     lines: list[Text] = []
     start = 0
@@ -88,13 +91,14 @@ def _beside(blocks: Sequence[list[Text]], widths: Sequence[int]) -> Iterator[Tex
 # --- one picture -------------------------------------------------------------------------------
 
 
-def _picture(tally: Tally, signs: Signs) -> list[Text]:
+def _picture(panel: Panel, width: int, signs: Signs) -> list[Text]:
     """The frame with its ticks, and the cells inside."""
+    tally = panel.tally
     if tally.n == 0:
         return [Text("no positions, so no pairs")]
     cells = tally.cells
-    wide = 2 if cells <= WIDE else 1
-    step = _tick_step(tally, wide)
+    wide = 2 if cells <= min(WIDE, room_for(tally.n, width) // 2) else 1
+    step = _tick_step(panel, wide)
     ticks = list(range(0, cells, step))
     labels = [str(tick * tally.side) for tick in ticks]
     margin = max(len(label) for label in labels) + 1
@@ -112,91 +116,84 @@ def _picture(tally: Tally, signs: Signs) -> list[Text]:
         Text(" " * (margin + 1) + numbers),
         Text(" " * margin).append(corner + "".join(border) + right, edge),
     ]
-    names = {tick: label for tick, label in zip(ticks, labels, strict=True)}
-    for row, inside in _rows(tally, signs, wide):
-        label = names.get(row, "")
+    names = dict(zip(ticks, labels, strict=True))
+    for rows, inside in _rows(tally, signs, wide):
+        label = next((names[row] for row in rows if row in names), "")
         line = Text(label.rjust(margin - 1) + " ").append(left if label else bar, edge)
         lines.append(line.append_text(inside).append(bar, edge))
     lines.append(Text(" " * margin).append(low + across * (cells * wide) + end, edge))
     return lines
 
 
-def _tick_step(tally: Tally, wide: int) -> int:
+def _tick_step(panel: Panel, wide: int) -> int:
     """Cells between two ticks, so that labels stay apart and numbers stay round."""
-    label = len(str(max(0, tally.n - 1)))
-    least = max(label + 2, 5) / wide
+    tally = panel.tally
+    least = max(len(str(max(0, tally.n - 1))) + 2, 5) / wide
+    if panel.period and tally.side == 1:
+        return panel.period * max(1, math.ceil(least / panel.period))
     binary = tally.side > 1 or tally.n % 8 == 0
     steps = (2**i for i in range(32)) if binary else (m * 10**i for i in range(9) for m in (1, 2, 5))
-    # rows come two to a line unless they are wide, and a label needs a line of its own
+    # rows may come two to a line, and a label needs a line of its own
     return next(step for step in steps if step >= least and (wide == 2 or step % 2 == 0))
 
 
-def _rows(tally: Tally, signs: Signs, wide: int) -> Iterator[tuple[int, Text]]:
-    """The lines of a picture with the number of the first row of cells in each."""
+def _rows(tally: Tally, signs: Signs, wide: int) -> Iterator[tuple[range, Text]]:
+    """The lines of a picture with the rows of cells that each shows."""
     cells = tally.cells
-    if signs == "colour":
-        colours = _colours(tally)
-        for row in range(0, cells, 1 if wide == 2 else 2):
-            lower = None if wide == 2 or row + 1 == cells else colours[row + 1]
-            yield row, _coloured(colours[row], lower, wide)
-        return
-    if wide == 2 or (signs == "ascii" and tally.side == 1):
-        for row in range(cells):
-            yield row, Text("".join(_sign(tally, row, column, signs, wide) for column in range(cells)))
-        return
-    for row in range(0, cells, 2):
-        if tally.side == 1:
-            kept = tally.density[row : row + 2] > 0
-            yield row, Text("".join(_half(*pair) for pair in kept.T.tolist()))
+    single = wide == 2 or (signs == "ascii" and tally.side == 1)
+    for first in range(0, cells, 1 if single else 2):
+        rows = range(first, min(cells, first + (1 if single else 2)))
+        if signs == "colour":
+            yield rows, _coloured(_colours(tally, rows), wide)
+        elif single:
+            signed = (_sign(tally, first, column, signs, wide) for column in range(cells))
+            yield rows, Text("".join(signed))
         else:
-            shares = tally.density[row : row + 2]
-            later = tally.later[row : row + 2].all(axis=0)
-            some = (~tally.later[row : row + 2]).sum(axis=0)
-            mean = shares.sum(axis=0) / np.maximum(some, 1)
-            yield row, Text(
-                "".join(
-                    _shade(share, off, signs) for share, off in zip(mean, later, strict=True)
-                )
-            )
-
-
-def _half(upper: bool, lower: bool = False) -> str:
-    return (" ", "▄", "▀", "█")[2 * upper + lower]
+            shares = tally.density[rows.start : rows.stop].T.tolist()
+            yield rows, Text("".join(_pair(pair, signs) for pair in shares))
 
 
 def _sign(tally: Tally, row: int, column: int, signs: Signs, wide: int) -> str:
-    """One cell without colour; where pairs are drawn, what is not read is a dot."""
-    share, later = float(tally.density[row, column]), bool(tally.later[row, column])
+    """A cell with a line of its own; where pairs are drawn, one that is not read is a dot."""
+    share = float(tally.density[row, column])
     if tally.side > 1:
-        return _shade(share, later, signs) * wide
-    if later:
+        return _shade(share, signs) * wide
+    if tally.later[row, column]:
         return " " * wide
     if signs == "ascii":
         return ("#" if share else ".").ljust(wide)
     return "█" * wide if share else "·".ljust(wide)
 
 
-def _shade(share: float, later: bool, signs: Signs) -> str:
-    if later:
-        return " "
+def _pair(shares: Sequence[float], signs: Signs) -> str:
+    """A cell and the one below it in one character."""
+    upper, lower = shares[0], shares[-1] if len(shares) > 1 else 0.0
+    if signs == "blocks" and {upper, lower} == {0.0, 1.0}:
+        return "▀" if upper else "▄"
+    return _shade(sum(shares) / len(shares), signs)
+
+
+def _shade(share: float, signs: Signs) -> str:
     level = 0 if share == 0 else 1 if share < 0.25 else 2 if share < 0.75 else 3 if share < 1 else 4
-    return " .:+#"[level] if signs == "ascii" else " ░▒▓█"[level]
+    return (" .:+#" if signs == "ascii" else " ░▒▓█")[level]
 
 
 # --- colours -----------------------------------------------------------------------------------
 
 
-def _colours(tally: Tally) -> np.ndarray:
-    """uint8 [cells, cells, 3]."""
-    share = tally.density[..., None]
+def _colours(tally: Tally, rows: range) -> np.ndarray:
+    """uint8 [rows, cells, 3]."""
+    part = np.s_[rows.start : rows.stop]
+    share = tally.density[part, :, None]
     faint, full = np.array(_FAINT), np.array(_FULL)
     # square roots, so that a thin line in a large cell is still seen
     shaded = faint + (full - faint) * np.sqrt(share)
     colours = np.where(share > 0, shaded, np.array(_PANEL))
-    colours = np.where(tally.later[..., None], np.array(_LATER), colours)
+    colours = np.where(tally.later[part, :, None], np.array(_LATER), colours)
     if tally.side == 1:
-        itself = np.eye(tally.cells, dtype=bool) & (tally.density > 0)
-        colours[itself] = _SELF
+        for place, row in enumerate(rows):
+            if tally.density[row, row]:
+                colours[place, row] = _SELF
     return np.asarray(colours, dtype=np.uint8)
 
 
@@ -207,41 +204,39 @@ def _style(foreground: Sequence[int] | None, background: Sequence[int] | None) -
     return Style(color=name(foreground), bgcolor=name(background))
 
 
-def _coloured(upper: np.ndarray, lower: np.ndarray | None, wide: int) -> Text:
+def _coloured(colours: np.ndarray, wide: int) -> Text:
+    """One or two rows of cells; a run of equal cells is one span, so that little is sent."""
     line = Text()
-    for column, colour in enumerate(upper.tolist()):
+    columns = colours.transpose(1, 0, 2).tolist()
+    for column, run in groupby(columns):
+        length = sum(1 for _ in run)
         if wide == 2:
-            line.append("  ", _style(None, colour))
+            line.append("  " * length, _style(None, column[0]))
         else:
-            line.append("▀", _style(colour, None if lower is None else lower[column].tolist()))
+            line.append("▀" * length, _style(column[0], column[1] if len(column) > 1 else None))
     return line
 
 
 def _legend(tallies: Sequence[Tally], signs: Signs) -> Text:
+    """What the colours or shades mean; nothing where the picture speaks for itself."""
     drawn = [tally for tally in tallies if tally.n]
     if not drawn:
         return Text()
-    pairs, causal = drawn[0].side == 1, any(tally.later.any() for tally in drawn)
-    entries: list[tuple[str, tuple[int, ...], str]]
+    side, causal = drawn[0].side, any(tally.later.any() for tally in drawn)
+    cell = f"a cell is {side:,} × {side:,} pairs: "
     if signs == "colour":
-        entries = [("██", _FULL, "reads" if pairs else "all of a cell")]
-        if pairs:
-            entries.append(("██", _SELF, "reads itself"))
-        else:
-            entries.append(("██", _FAINT, "a little of it"))
-        entries.append(("██", _PANEL, "nothing"))
+        entries = [(_FULL, "reads"), (_SELF, "reads itself")]
+        if side > 1:
+            entries = [(_FAINT, "few"), (_FULL, "all")]
+        entries.append((_PANEL, "none"))
         if causal:
-            entries.append(("██", _LATER, "later: ruled out by causal"))
-        legend = Text("   ").join(
-            Text(sign, _style(colour, None)).append(f" {text}") for sign, colour, text in entries
-        )
-    elif pairs:
+            entries.append((_LATER, "later (causal)"))
+        legend = Text("" if side == 1 else cell)
+        for number, (colour, text) in enumerate(entries):
+            legend.append("  " if number else "").append("██", _style(colour, None))
+            legend.append(f" {text}")
+        return legend
+    if side == 1:
         return Text()
-    else:
-        few, some, most, every = ".:+#" if signs == "ascii" else "░▒▓█"
-        legend = Text(
-            f"{few} below a quarter of a cell   {some} below three quarters   {most} below all   {every} all"
-        )
-    if not pairs:
-        legend.append(f"   (a cell is {drawn[0].side:,} x {drawn[0].side:,} pairs)")
-    return legend
+    few, some, most, every = ".:+#" if signs == "ascii" else "░▒▓█"
+    return Text(f"{cell}{few} few  {some} from 1/4  {most} from 3/4  {every} all")

@@ -1,0 +1,98 @@
+"""`attnspec plan`: which backend runs which heads, what it costs, and why the others do not."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+
+import click
+
+from attnspec.cli import console
+from attnspec.cli.options import (
+    backend_option,
+    json_option,
+    length_option,
+    name_option,
+    set_option,
+    spec_argument,
+)
+from attnspec.cli.specs import length_of, spec_at
+from attnspec.bind import BindError
+from attnspec.planning import BackendError, Plan
+from attnspec.relations import RelationError
+
+DEFAULT_LENGTH = 4096
+
+
+@click.command("plan")
+@spec_argument
+@length_option(DEFAULT_LENGTH)
+@click.option(
+    "--device",
+    type=click.Choice(("cpu", "cuda")),
+    default="cpu",
+    show_default=True,
+    help="The type of device to plan for; it need not be in this machine.",
+)
+@backend_option
+@name_option
+@set_option
+@json_option
+def command(
+    spec: str,
+    length: int | None,
+    device: str,
+    backend: str,
+    name: str | None,
+    parameters: Mapping[str, str],
+    as_json: bool,
+) -> None:
+    """Say which backend runs which heads, and why.
+
+    One line for each group of heads and each backend: the one chosen, the estimated cost of the
+    others, or the reason for which they refuse.
+
+    Example: attnspec plan bigbird.attn -n 16384 --device cuda
+    """
+    loaded = spec_at(spec, name, parameters)
+    n = length_of(loaded, length, DEFAULT_LENGTH)
+    with fitting():
+        plan = loaded.plan(n, device=device, backend=backend)
+    if as_json:
+        console.result_json({"ok": True, **to_dict(plan)})
+    else:
+        console.result(str(plan) if plan.steps else f"{plan.name}, n = {n}: nothing to run")
+
+
+@contextmanager
+def fitting() -> Iterator[None]:
+    """What a sound spec cannot give, a backend that refuses or a length it has not, is wrong usage."""
+    try:
+        yield
+    except (BackendError, BindError, RelationError) as error:
+        raise click.UsageError(str(error)) from None
+
+
+def to_dict(plan: Plan) -> dict[str, object]:
+    """A plan as plain data; seconds are estimates for one head of size 64, forward."""
+    return {
+        "name": plan.name,
+        "n": plan.n,
+        "device": plan.device,
+        "steps": [
+            {
+                "layers": list(step.layers),
+                "heads": None if step.heads is None else list(step.heads),
+                "chosen": step.chosen.name,
+                "candidates": [
+                    {
+                        "backend": candidate.backend.name,
+                        "seconds": candidate.seconds,
+                        "refusal": candidate.refusal,
+                    }
+                    for candidate in step.candidates
+                ],
+            }
+            for step in plan.steps
+        ],
+    }

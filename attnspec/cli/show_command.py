@@ -1,0 +1,105 @@
+"""`attnspec show`: the pattern as a picture in the terminal."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping
+
+import click
+
+from attnspec.cli import console
+from attnspec.cli.inputs import read_inputs
+from attnspec.cli.options import (
+    head_option,
+    input_option,
+    layer_option,
+    length_option,
+    name_option,
+    set_option,
+    spec_argument,
+)
+from attnspec.cli.specs import length_of, spec_at
+from attnspec.diagnostics import AttnSpecError, SpecError, InternalError
+from attnspec.ir import inputs_of
+from attnspec.show.panels import sheet
+from attnspec.show.terminal import Signs, draw
+from attnspec.spec import Spec
+
+DEFAULT_LENGTH = 64
+
+
+@click.command("show")
+@spec_argument
+@length_option(DEFAULT_LENGTH)
+@layer_option
+@head_option
+@input_option
+@name_option
+@set_option
+def command(
+    spec: str,
+    length: int | None,
+    layer: int,
+    head: int | None,
+    inputs: Mapping[str, str],
+    name: str | None,
+    parameters: Mapping[str, str],
+) -> None:
+    """Draw which query reads which key, in the terminal.
+
+    Rows are queries, columns are keys. Without --head, all heads of the layer that differ from each
+    other are drawn. A sequence too long for the terminal is drawn in cells, each as bright as it is
+    full.
+
+    Example: attnspec show longformer.attn -n 256 --set radius=16
+    """
+    loaded = spec_at(spec, name, parameters)
+    n = length_of(loaded, length, DEFAULT_LENGTH)
+    console.result(picture(loaded, n, layer, head, inputs))
+
+
+def picture(
+    spec: Spec, n: int, layer: int, head: int | None, inputs: Mapping[str, str]
+) -> str:
+    """The whole text of a picture for standard output, with colours where it shows them."""
+    width = console.width()
+    require_slot(spec, layer, head)
+    try:
+        drawn = sheet(
+            spec,
+            n,
+            layer=layer,
+            head=head,
+            inputs=read_inputs(spec, inputs, needed_inputs(spec, layer, head), n),
+            width=width,
+        )
+    except (SpecError, InternalError):
+        raise
+    except AttnSpecError as error:
+        # the spec is sound, the request does not fit it
+        raise click.UsageError(str(error)) from None
+    signs: Signs = "blocks"
+    if sys.stdout is not None and console.is_ascii(sys.stdout):
+        signs = "ascii"
+    elif sys.stdout is not None and console.has_colour(sys.stdout):
+        signs = "colour"
+    body = draw(drawn.panels, width, signs)
+    text = console.ansi(body, width) if signs == "colour" else body.plain
+    return "\n".join([*drawn.header, "", text, *drawn.footer])
+
+
+def require_slot(spec: Spec, layer: int, head: int | None) -> None:
+    """Refuse a layer or head that the spec does not have."""
+    for what, number, count in (("layer", layer, spec.layers), ("head", head, spec.heads)):
+        if number is not None and count is not None and number >= count:
+            raise click.UsageError(
+                f"`{spec.name}` has {count} {what}{'' if count == 1 else 's'},"
+                f" counted from 0, got --{what} {number}"
+            )
+
+
+def needed_inputs(spec: Spec, layer: int, head: int | None) -> set[str]:
+    """The run-time inputs that the graphs of a layer, or of one of its heads, read."""
+    heads = range(spec.heads or 1) if head is None else [head]
+    attends = [spec.program.attend(layer, one) for one in heads]
+    return {name for a in attends if a.graph is not None for name in inputs_of(a.graph)}

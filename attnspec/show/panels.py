@@ -1,0 +1,134 @@
+"""Which heads of a layer are drawn, and what is said above and below the pictures."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+import numpy.typing as npt
+
+from attnspec.relations import Relation
+from attnspec.show.tally import Tally, tally
+from attnspec.show.terminal import Panel, room_for, side_for
+from attnspec.spec import Spec
+
+MOST_PANELS = 4
+"""The most heads that are drawn when none is named; the others are listed."""
+
+Sample = Mapping[str, "npt.ArrayLike"]
+
+
+@dataclass(frozen=True)
+class Sheet:
+    """The pictures of one layer with the lines above and below them."""
+
+    header: tuple[str, ...]
+    panels: tuple[Panel, ...]
+    footer: tuple[str, ...]
+
+
+def sheet(
+    spec: Spec, n: int, *, layer: int, head: int | None, inputs: Sample, width: int
+) -> Sheet:
+    """The pictures of a layer at n positions: of one head, or of all that differ from each other.
+
+    `width` is what a picture may take, in columns. Raises SpecError where a head has no pairs.
+    """
+    groups, without = _groups(spec, n, layer, head, inputs)
+    side = side_for(n, room_for(n, width))
+    drawn = list(groups.items())[:MOST_PANELS]
+    causal = spec.program.causal
+    several = spec.heads is not None and (len(groups) > 1 or bool(without))
+    grid = spec.grid(n) if n else ()
+    period = grid[-1] if grid and not spec.program.extra_tokens else None
+    panels = []
+    for relation, heads in drawn:
+        counted = tally(relation, n, side, causal)
+        title = [f"head {_ranges(heads)}"] if several else []
+        title += _facts(counted) if several else [", ".join(_facts(counted))]
+        formula = spec.program.attend(layer, heads[0]).mechanism
+        if formula is not None:
+            title.append(f"`{formula.name}` on all other pairs")
+        panels.append(Panel(tuple(title), counted, period))
+    footer = [
+        f"head {_ranges(heads)}: `{name}` is a formula and has no pairs"
+        for name, heads in without.items()
+    ]
+    rest = [head for heads in list(groups.values())[MOST_PANELS:] for head in heads]
+    if rest:
+        footer.append(f"not drawn: head {_ranges(rest)}; --head chooses one")
+    footer.extend(_other_layers(spec, layer))
+    return Sheet(_header(spec, n, layer, head), tuple(panels), tuple(footer))
+
+
+def _groups(
+    spec: Spec, n: int, layer: int, head: int | None, inputs: Sample
+) -> tuple[dict[Relation, list[int]], dict[str, list[int]]]:
+    """The heads of each distinct relation, and those of each mechanism that stands alone."""
+    groups: dict[Relation, list[int]] = {}
+    without: dict[str, list[int]] = {}
+    for one in range(spec.heads or 1) if head is None else [head]:
+        attend = spec.program.attend(layer, one)
+        if attend.graph is None and attend.mechanism is not None:
+            without.setdefault(attend.mechanism.name, []).append(one)
+        else:
+            groups.setdefault(spec.relation(n, layer, one, inputs), []).append(one)
+    if not groups:
+        first = next(iter(without.values()))[0]
+        # says what a mechanism lacks, with its place in the text
+        spec.relation(n, layer, first, inputs)
+    return groups, without
+
+
+def _header(spec: Spec, n: int, layer: int, head: int | None) -> tuple[str, ...]:
+    values = ", ".join(f"{name} = {value}" for name, value in spec.parameters.items())
+    where = [f"n = {n:,}"]
+    grid = spec.grid(n) if n else ()
+    if grid:
+        where.append(f"grid {' × '.join(str(extent) for extent in grid)}")
+    if spec.layers > 1:
+        where.append(f"layer {layer} of {spec.layers}")
+    if spec.heads is not None:
+        where.append(f"{spec.heads} heads" if head is None else f"head {head} of {spec.heads}")
+    return (f"{spec.name}({values})" if values else spec.name, " · ".join(where))
+
+
+def _facts(counted: Tally) -> list[str]:
+    """`540 of 4,096 pairs (13.2 %)` and `1 to 9 keys a query`."""
+    n = counted.n
+    if n == 0:
+        return ["0 pairs"]
+    about = "≈ " if counted.sampled else ""
+    pairs = f"{about}{counted.edges:,} of {n * n:,} pairs ({_percent(counted.edges / (n * n))})"
+    keys = f"{counted.least:,}"
+    if counted.most != counted.least:
+        keys = f"{counted.least:,} to {counted.most:,}"
+    keys = f"{keys} {'key' if keys == '1' else 'keys'} a query"
+    return [pairs, keys + (f", from {counted.sampled:,} rows" if counted.sampled else "")]
+
+
+def _percent(share: float) -> str:
+    if share == 0 or share == 1:
+        return f"{share:.0%}".replace("%", " %")
+    return f"{100 * share:.3g} %" if share < 0.9995 else "> 99.9 %"
+
+
+def _other_layers(spec: Spec, layer: int) -> Iterable[str]:
+    """Layers that the spec states otherwise than this one."""
+    slots = spec.program.slots
+    others = [other for other, row in enumerate(slots) if row != slots[min(layer, len(slots) - 1)]]
+    if others:
+        yield f"layer {_ranges(others)} differs; --layer {others[0]} shows it"
+
+
+def _ranges(numbers: Iterable[int]) -> str:
+    """`0..3, 7`."""
+    runs: list[list[int]] = []
+    for number in numbers:
+        if runs and number == runs[-1][1] + 1:
+            runs[-1][1] = number
+        else:
+            runs.append([number, number])
+    return ", ".join(str(a) if a == b else f"{a}..{b}" for a, b in runs)
+
+
