@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable, Hashable
+from concurrent.futures import ThreadPoolExecutor
 from threading import Lock
 from typing import Generic, TypeVar
 
@@ -17,24 +18,29 @@ class Cache(Generic[Key, Value]):
     def __init__(self, size: int) -> None:
         self.size = size
         self._lock = Lock()
-        self._kept: OrderedDict[Key, Value] = OrderedDict()
+        self.kept: OrderedDict[Key, Value] = OrderedDict()
 
     def get(self, key: Key, build: Callable[[], Value]) -> Value:
-        """The value of a key, built if it is not kept. Two threads may build the same at once."""
+        """The value of a key, built if it is not kept. Two threads may build the same at once.
+
+        What is built outlives the call, so it is built in a thread of its own, which knows nothing
+        of the modes of the caller: tracing, torch.func, inference mode, a default device.
+        """
         with self._lock:
-            if key in self._kept:
-                self._kept.move_to_end(key)
-                return self._kept[key]
-        value = build()
+            if key in self.kept:
+                self.kept.move_to_end(key)
+                return self.kept[key]
+        with ThreadPoolExecutor(max_workers=1) as fresh:
+            value = fresh.submit(build).result()
         with self._lock:
-            self._kept[key] = value
-            self._kept.move_to_end(key)
-            while len(self._kept) > self.size:
-                self._kept.popitem(last=False)
+            self.kept[key] = value
+            self.kept.move_to_end(key)
+            while len(self.kept) > self.size:
+                self.kept.popitem(last=False)
         return value
 
     def __len__(self) -> int:
-        return len(self._kept)
+        return len(self.kept)
 
     def __reduce__(self) -> tuple[type[Cache[Key, Value]], tuple[int]]:
         return type(self), (self.size,)

@@ -105,6 +105,23 @@ class Relation:
         """
         return exact_cover(self, q, k, n)
 
+    def phase(self, q: Tiles, k: Tiles, n: int) -> list[np.ndarray]:
+        """Integers for each pair of tiles, equal only where the masks are equal.
+
+        They are compared between pairs of tiles that have the same steps and numbers of positions.
+        The default tells every pair of tiles apart.
+        """
+        return [q.start + 0 * k.start, k.start + 0 * q.start]
+
+    def parts(self) -> tuple[Relation, ...] | None:
+        """Simpler relations of which this one is the union, or None."""
+        return None
+
+    def strides(self) -> tuple[tuple[int, int], ...]:
+        """Steps (of queries, of keys) by whose residues tokens may be grouped so that the pairs come
+        together; natural order need not be named."""
+        return ()
+
     def rows(self, first: int, last: int, n: int) -> Edges:
         """The edges of queries first <= q < last as (q, k), sorted by q, then k, no repeats."""
         closed = self.progressions(np.arange(first, last), n)
@@ -233,7 +250,7 @@ def evaluate_pairs(relation: Relation, q: np.ndarray, k: np.ndarray, n: int) -> 
 
 
 def rows_by_cover(relation: Relation, first: int, last: int, n: int) -> Edges:
-    """The edges of a range of rows: FULL tiles are written out, SOME tiles looked into."""
+    """The edges of a range of rows: every tile that is not EMPTY is looked into."""
     if n == 0 or first >= last:
         return np.zeros(0, np.int64), np.zeros(0, np.int64)
     overridden = type(relation).cover is not Relation.cover

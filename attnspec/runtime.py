@@ -157,7 +157,19 @@ class CompiledAttention(nn.Module):
         self, layer: int, heads: int, key_heads: int, n_q: int, n_k: int, device: str
     ) -> Prepared:
         key = (layer, heads, key_heads, n_q, n_k, device)
+        if torch.compiler.is_compiling():
+            self._ready(*key)
+            return self._prepared.kept[key]
         return self._prepared.get(key, lambda: self._build(*key))
+
+    # dynamo calls this instead of tracing it, and then finds what was built in the cache
+    @torch.compiler.assume_constant_result
+    def _ready(
+        self, layer: int, heads: int, key_heads: int, n_q: int, n_k: int, device: str
+    ) -> bool:
+        key = (layer, heads, key_heads, n_q, n_k, device)
+        self._prepared.get(key, lambda: self._build(*key))
+        return True
 
     def _build(
         self, layer: int, heads: int, key_heads: int, n_q: int, n_k: int, device: str

@@ -110,6 +110,7 @@ class TiledKernel:
         masks: np.ndarray,
     ) -> None:
         self.work = work
+        self.plain = work.plain
         self.formula = Formula(work, heads, device)
         self.tile = masks.shape[-1]
         bank = torch.from_numpy(masks).to(device) if len(masks) else None
@@ -127,7 +128,7 @@ class TiledKernel:
         batch, heads, rows, size = q.shape
         q = q.view(batch, k.shape[1], heads // k.shape[1], rows, size)
         out_size = v.shape[-1]
-        plain = self.work.plain and size > 0 and out_size > 0 and not _transformed()
+        plain = self.plain and size > 0 and out_size > 0 and not _transformed()
         if plain and not call.dropout_p and q.is_cpu and not torch.compiler.is_compiling():
             # the kernel knows one head size; zeros change no score, and their outputs are cut off
             wide = max(size, out_size)

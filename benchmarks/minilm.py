@@ -105,7 +105,8 @@ def paragraphs(markdown: str) -> list[str]:
     for block in re.split(r"\n\s*\n", markdown):
         lines = [line.strip() for line in block.splitlines()]
         lines = [line for line in lines if line and line[0] not in "#|<>!="]
-        text = re.sub(r"!?\[([^\]]*)\]\([^)]*\)", r"\1", " ".join(lines))
+        text = " ".join(re.sub(r"^([-*]|\d+\.) ", "", line) for line in lines)
+        text = re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", text)
         text = re.sub(r"\s+", " ", text.replace("**", "").replace("`", "")).strip()
         if len(text.split()) >= 5:
             found.append(text)

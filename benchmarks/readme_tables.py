@@ -32,8 +32,9 @@ def minilm_table(figures: Figures) -> str:
     found = (
         f"{texts['count']} texts of {texts['tokens_least']} to {texts['tokens_most']} tokens in "
         f"padded batches. With `attend full` in all {figures['model']['layers']} layers the "
-        f"largest difference of an embedding from the original model's is {exact:.1e}; were the "
-        f"mask function left out, padding would be attended to and it would be {dropped:.2g}. "
+        f"largest difference of an embedding from the original model's is {exact:.1e}. Without "
+        f"the mask function that is registered with it, padding would be attended to and the "
+        f"difference be {dropped:.2f}. "
         f"Windows, on the {texts['long_count']} texts of {texts['long_from']} tokens or more, at "
         f"their mean length of {texts['long_mean']}:"
     )

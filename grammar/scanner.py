@@ -8,19 +8,18 @@ can go on and find the mistakes that do not depend on it.
 
 from __future__ import annotations
 
-import math
 import re
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from attnspec.diagnostics import Diagnostic, SpecError
+from attnspec.grammar.numbers import number_problem
 from attnspec.source import Source, Span
 
 MAX_CHARACTERS = 1 << 20
 MAX_TOKENS = 200_000
 MAX_NESTING = 64
 MAX_NAME = 64
-MAX_INTEGER = 2**63 - 1
 
 MAX_PROBLEMS = 100
 """Far more than are shown; a text with more mistakes than this is something else."""
@@ -121,10 +120,6 @@ _TOKEN = re.compile(
     re.VERBOSE | re.DOTALL,
 )
 
-_DIGITS = r"(?:0|[1-9][0-9]*(?:_[0-9]+)*)"
-_INTEGER = re.compile(_DIGITS)
-_REAL = re.compile(_DIGITS + r"(?:\.[0-9]+(?:_[0-9]+)*(?:[eE][+-]?[0-9]+)?|[eE][+-]?[0-9]+)")
-
 _OPENER = {")": "(", "}": "{"}
 
 
@@ -145,6 +140,7 @@ def scan(source: Source) -> Scan:
     result = Scan(source)
     mended: list[str] = []
     open_brackets: list[int] = []
+    prefixes = 0
     first = True
     for match in _TOKEN.finditer(text):
         kind, value, start, end = match.lastgroup or "", match.group(), match.start(), match.end()
@@ -170,6 +166,9 @@ def scan(source: Source) -> Scan:
                     help="split the spec into files and import them",
                 )
             )
+        prefixes = prefixes + 1 if value in ("-", "~", "not") else 0
+        if prefixes > MAX_NESTING + 1:
+            raise SpecError(too_deep(Span(source, start, end)))
         result.words.append(Word(kind, value, start, end, first))
         first = False
         result.enclosing.append(open_brackets[-1] if open_brackets else -1)
@@ -216,7 +215,7 @@ def _mend(result: Scan, kind: str, value: str, span: Span) -> str:
     """Text of the same length that the parser reads for this token; says what is wrong with it."""
     match kind:
         case "number":
-            problem = _number_problem(value, span)
+            problem = number_problem(value, span)
             if problem is None:
                 return value
             _add(result, problem)
@@ -304,55 +303,3 @@ def _unused_character(value: str, span: Span) -> Diagnostic:
         span,
         help=advice,
     )
-
-
-def _number_problem(value: str, span: Span) -> Diagnostic | None:
-    """What keeps `value` from being a number of the language, or None."""
-    if _INTEGER.fullmatch(value):
-        digits = value.replace("_", "")
-        # the length first: Python refuses to convert very long ones
-        if len(digits) > 19 or int(digits) > MAX_INTEGER:
-            return Diagnostic(
-                "A111",
-                f"an integer is at most {MAX_INTEGER:,}, found one of {len(digits):,} digits",
-                span,
-            )
-        return None
-    if _REAL.fullmatch(value):
-        mantissa = re.split("[eE]", value)[0]
-        real = float(value)
-        if math.isinf(real) or (real == 0 and re.search("[1-9]", mantissa)):
-            return Diagnostic(
-                "A112", "a number between 5e-324 and 1.8e308 is required, found one beyond it", span
-            )
-        return None
-    return Diagnostic(
-        "A110",
-        "expected a number like `12`, `1_024`, `0.5` or `1e-3`, found " + _shortened(value),
-        span,
-        help=_number_advice(value),
-    )
-
-
-def _shortened(value: str) -> str:
-    return f"`{value}`" if len(value) <= 40 else f"`{value[:40]}` and more"
-
-
-def _number_advice(value: str) -> str | None:
-    if len(value) > 40:
-        return None
-    if re.fullmatch(r"0[xXoObB][0-9A-Fa-f_]+", value):
-        try:
-            return f"write `{int(value, 0)}`: numbers are decimal"
-        except ValueError:
-            return "numbers are decimal"
-    if re.fullmatch(r"[0-9_]+", value):
-        plain = value.replace("_", "").lstrip("0") or "0"
-        return f"write `{plain}`: underscores stand between digits, and no zero comes first"
-    if re.fullmatch(r"\.[0-9]+", value):
-        return f"write `0{value}`"
-    if re.fullmatch(r"[0-9]+\.", value):
-        return f"write `{value}0`"
-    if re.fullmatch(r"[0-9]+[A-Za-z_][A-Za-z0-9_]*", value):
-        return "a name starts with a letter, and `*` is written out: `2 * x`"
-    return None

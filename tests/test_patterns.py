@@ -95,7 +95,7 @@ def test_mechanisms_say_why_they_are_not_causal() -> None:
     assert [m.name for m in MECHANISMS if m.causal == bool(m.why_not_causal)] == []
 
 
-# --- compositions -----------------------------------------------------------------------------------
+# --- compositions ---------------------------------------------------------------------------------
 
 
 def composition(source: random.Random, pool: list[Relation], depth: int) -> Relation:
@@ -149,7 +149,7 @@ def test_operators_mean_what_sets_mean() -> None:
     assert np.array_equal(definition(Shift(Shift(b, 2), -2), n)[:-2, :-2], in_b[:-2, :-2])
 
 
-# --- the checker finds what is wrong ------------------------------------------------------------
+# --- the checker finds what is wrong --------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -223,7 +223,7 @@ def test_a_wrong_override_is_found(wrong: type[Window], fault: str) -> None:
     assert any(f.startswith(fault) for f in found)
 
 
-# --- meaning, written down once more in another way ------------------------------------------------
+# --- meaning, written down once more in another way -----------------------------------------------
 
 
 def brute(n: int, holds: Callable[[int, int], bool]) -> np.ndarray:
@@ -303,7 +303,7 @@ def test_grids_that_do_not_fit() -> None:
         Axial()
 
 
-# --- random graphs ----------------------------------------------------------------------------------
+# --- random graphs --------------------------------------------------------------------------------
 
 
 def test_random_draws_among_allowed_keys() -> None:
@@ -410,8 +410,6 @@ def test_data_dependent_patterns_say_so() -> None:
         Sinkhorn(8).holds(1, 2, 5)
 
 
-def test_causal_is_its_own_square() -> None:
-    n = 17
-    assert np.array_equal(
-        definition(Intersection((Causal(), transpose_of(Causal()))), n), np.eye(n)
-    )
+def test_causal_and_its_transpose_meet_on_the_diagonal() -> None:
+    both = Intersection((Causal(), transpose_of(Causal())))
+    assert np.array_equal(definition(both, 17), np.eye(17))

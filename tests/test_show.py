@@ -121,8 +121,8 @@ def picture(spec: Spec, n: int, signs: Signs, width: int = 80, **options: int) -
     return "\n".join([*drawn.header, "", text, *drawn.footer]) + "\n"
 
 
-def example(name: str, **parameters: int | str) -> Spec:
-    return attnspec.load(EXAMPLES / f"{name}.attn", **parameters)
+def example(name: str, **parameters: int) -> Spec:
+    return attnspec.load(EXAMPLES / f"{name}.attn", name=None, **parameters)
 
 
 def test_small_pairs(golden: Golden) -> None:

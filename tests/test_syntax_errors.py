@@ -60,7 +60,7 @@ def test_every_code_of_the_source_is_in_the_catalogue_and_back() -> None:
     grammar = resources.files("attnspec.grammar")
     texts = [
         grammar.joinpath(name).read_text(encoding="utf-8")
-        for name in ("scanner.py", "builder.py", "parser.py", "syntax_errors.py")
+        for name in ("scanner.py", "numbers.py", "builder.py", "parser.py", "syntax_errors.py")
     ]
     texts.append(Path(attnspec.reading.__file__).read_text(encoding="utf-8"))
     used = {code for text in texts for code in re.findall(r'"(A\d{3})"', text)}
@@ -283,7 +283,7 @@ def test_numbers_that_are_none(number: str, code: str, advice: str | None) -> No
 
 def test_long_names_are_refused() -> None:
     name = "x" * 64
-    assert parse(source_of(in_body(f"let {name} = 3")))
+    assert parse(source_of(in_body(f"let {name} = 3"))).items
     assert found_in(in_body(f"let {name}y = 3")) == [("A193", f"{name}y")]
 
 

@@ -48,7 +48,7 @@ def catalogue() -> dict[str, Entry]:
 
 
 def marked(text: str) -> tuple[str, int, int]:
-    """A text without its « and », and where they stood in it: start and end of what they enclose."""
+    """A text without its « and », and the start and end of what they enclosed in it."""
     start, end = text.index("«"), text.index("»") - 1
     return text[:start] + text[start + 1 : end + 1] + text[end + 2 :], start, end
 

@@ -1,4 +1,4 @@
-"""The command line: `attnspec COMMAND`. Each command is a file of this package, loaded when used."""
+"""The command line: `attnspec COMMAND`. One file, one command, loaded when used."""
 
 from __future__ import annotations
 

@@ -102,13 +102,15 @@ def command(
 def check_file(spec: str, name: str | None, parameters: Mapping[str, str]) -> Checked:
     """Check one attention of a file, or all where none is named."""
     shown = "<stdin>" if spec == "-" else shown_path(spec)
-    names: list[str] = []
+    names: list[str | None] = [name]
     found: list[Diagnostic] = []
     claims = 0
     try:
         source = source_at(spec)
-        names = attention_names(source) if name is None else [name]
-        for one in names or [None]:
+        if name is None:
+            # a file without any gets the message that says so
+            names = [*attention_names(source)] or [None]
+        for one in names:
             try:
                 loaded = Spec(source, name=one, parameters=dict(parameters))
                 claims += len(loaded.program.claims)
@@ -120,7 +122,8 @@ def check_file(spec: str, name: str | None, parameters: Mapping[str, str]) -> Ch
     except Exception as error:
         error.add_note(f"while checking {shown}")
         raise
-    return Checked(shown, tuple(names), claims, tuple(in_order(found)))
+    attentions = tuple(one for one in names if one is not None)
+    return Checked(shown, attentions, claims, tuple(in_order(found)))
 
 
 def _counted(number: int, what: str) -> str:

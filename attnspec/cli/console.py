@@ -21,6 +21,7 @@ from attnspec.diagnostics import SHOWN, Diagnostic, in_order, render
 if TYPE_CHECKING:
     from rich.text import Text
 
+
 class StreamClosed(Exception):
     """Whoever read our output has seen enough and closed the pipe."""
 
@@ -43,9 +44,7 @@ def is_ascii(stream: TextIO) -> bool:
 
 def has_colour(stream: TextIO) -> bool:
     """Whether colour is wanted: a terminal that can, and a user who does not say no."""
-    return (
-        stream.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
-    )
+    return stream.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
 
 
 def width() -> int:
@@ -74,7 +73,7 @@ def diagnose(diagnostics: Iterable[Diagnostic]) -> None:
     if len(ordered) > SHOWN:
         ordered.sort(key=lambda d: d.severity != "error")
     text = render(ordered)
-    say(_coloured(text) if has_colour(sys.stderr) else text)
+    say(_coloured(text) if sys.stderr and has_colour(sys.stderr) else text)
 
 
 def ansi(text: Text, width: int) -> str:
@@ -109,25 +108,19 @@ def _as_ascii(character: str) -> str:
     return ascii(character)[1:-1] if "\udc80" <= character <= "\udcff" else "?"
 
 
-_STYLED = (
-    (re.compile(r"^(?!  )(?:(.*?): )?(error\[\w+\])", re.M), "red"),
-    (re.compile(r"^(?!  )(?:(.*?): )?(warning\[\w+\])", re.M), "yellow"),
-)
+_SEVERITY = re.compile(r"^(?! )(?:(?P<place>.*?): )?(?P<word>(?:error|warning|note)\[\w+\])", re.M)
+_CARETS = re.compile(r"^(?P<margin> +\| \s*)(?P<carets>\^+)$", re.M)
+_ADVICE = re.compile(r"^  (?P<word>help|note): ", re.M)
 
 
 def _coloured(text: str) -> str:
     """A rendering of diagnostics with its severities, carets and help picked out."""
-    for pattern, colour in _STYLED:
-        text = pattern.sub(
-            lambda m, colour=colour: (  # type: ignore[misc]
-                (click.style(m[1], bold=True) + ": " if m[1] else "")
-                + click.style(m[2], fg=colour, bold=True)
-            ),
-            text,
-        )
-    text = re.sub(
-        r"^( +\| \s*)(\^+)$", lambda m: m[1] + click.style(m[2], fg="red", bold=True), text, flags=re.M
-    )
-    return re.sub(
-        r"^  (help|note): ", lambda m: f"  {click.style(m[1], fg='cyan')}: ", text, flags=re.M
-    )
+
+    def severity(match: re.Match[str]) -> str:
+        colour = "red" if match["word"].startswith("error") else "yellow"
+        place = "" if match["place"] is None else click.style(match["place"], bold=True) + ": "
+        return place + click.style(match["word"], fg=colour, bold=True)
+
+    text = _SEVERITY.sub(severity, text)
+    text = _CARETS.sub(lambda m: m["margin"] + click.style(m["carets"], fg="red"), text)
+    return _ADVICE.sub(lambda m: f"  {click.style(m['word'], fg='cyan')}: ", text)

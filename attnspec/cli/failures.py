@@ -61,7 +61,8 @@ def failure_of(error: Exception) -> Failure:
             status = status_of(error.diagnostics) or WRONG_SPEC
             return Failure(status, str(error), error.diagnostics)
         case InternalError():
-            return Failure(INTERNAL, f"internal error: {error}\nfor the traceback: attnspec --debug …")
+            text = f"internal error: {error}\nfor the traceback: attnspec --debug …"
+            return Failure(INTERNAL, text)
         case AttnSpecError():
             return Failure(WRONG_SPEC, f"error: {error}")
         case click.exceptions.NoSuchOption() if error.option_name == "--json":
@@ -92,6 +93,6 @@ def _usage(error: click.UsageError) -> str:
 
 
 def _file_problem(error: OSError) -> str:
-    reason = (os.strerror(error.errno) if error.errno else str(error)).lower()
+    reason = (error.strerror or str(error)).lower()
     name = error.filename
     return reason if name is None else f"{os.fsdecode(name)}: {reason}"

@@ -14,25 +14,14 @@ MOST = 2**31 - 1
 Command = TypeVar("Command", bound=Callable[..., object])
 
 
-class Length(click.ParamType):
-    """A number of positions, in plain digits."""
-
-    name = "integer"
-
-    def get_metavar(self, param: click.Parameter, ctx: click.Context) -> str:
-        return "N"
-
-    def convert(
-        self, value: object, param: click.Parameter | None, ctx: click.Context | None
-    ) -> int:
-        if isinstance(value, int):
-            return value
-        text = str(value)
-        if not re.fullmatch(r"[0-9]{1,20}", text):
-            self.fail(f"an integer from 0 to 2**31 - 1 is required, got {text!r}{_meant(text)}")
-        if int(text) > MOST:
-            self.fail(f"an integer from 0 to 2**31 - 1 is required, got {text}")
-        return int(text)
+def count(ctx: click.Context, param: click.Parameter, text: str | None) -> int | None:
+    """A number of positions, a layer or a head: plain digits, from 0."""
+    if text is None:
+        return None
+    required = f"an integer from 0 to 2**31 - 1 is required, got {text[:40]!r}"
+    if not re.fullmatch(r"[0-9]{1,20}", text) or int(text) > MOST:
+        raise click.BadParameter(required + _meant(text), ctx, param)
+    return int(text)
 
 
 def _meant(text: str) -> str:
@@ -49,43 +38,24 @@ def _meant(text: str) -> str:
     return ""
 
 
-class Slot(Length):
-    """The number of a layer or a head, from 0."""
-
-    def get_metavar(self, param: click.Parameter, ctx: click.Context) -> str:
-        return "I"
-
-
-class Settings(click.ParamType):
-    """`name=value` as a pair; the value is an expression of the language."""
-
-    name = "name=value"
-
-    def get_metavar(self, param: click.Parameter, ctx: click.Context) -> str:
-        return "NAME=VALUE"
-
-    def convert(
-        self, value: object, param: click.Parameter | None, ctx: click.Context | None
-    ) -> tuple[str, str]:
-        if isinstance(value, tuple):
-            return value
-        name, sign, text = str(value).partition("=")
-        name, text = name.strip(), text.strip()
-        if not (sign and name and text):
-            self.fail(f"NAME=VALUE is required, for example block=32, got {value!r}")
-        return name, text
-
-
-def settings(
-    ctx: click.Context, param: click.Parameter, pairs: Sequence[tuple[str, str]]
-) -> dict[str, str]:
-    """The pairs of a repeatable option as a mapping; each name once."""
+def settings(ctx: click.Context, param: click.Parameter, texts: Sequence[str]) -> dict[str, str]:
+    """The `name=value` texts of a repeatable option as a mapping; each name once."""
     found: dict[str, str] = {}
-    for name, text in pairs:
+    for text in texts:
+        name, _, value = (part.strip() for part in text.partition("="))
+        if not (name and value):
+            raise click.BadParameter(
+                f"NAME=VALUE is required, for example {_SETTING[param.name or '']}, got {text!r}",
+                ctx,
+                param,
+            )
         if name in found:
             raise click.BadParameter(f"`{name}` is set twice", ctx, param)
-        found[name] = text
+        found[name] = value
     return found
+
+
+_SETTING = {"parameters": "block=32", "inputs": "important=0,5,9"}
 
 
 def _option(*names: str, **attributes: Any) -> Callable[[Command], Command]:
@@ -99,7 +69,7 @@ specs_argument = click.argument("specs", metavar="SPEC...", nargs=-1, required=T
 set_option = _option(
     "--set",
     "parameters",
-    type=Settings(),
+    metavar="NAME=VALUE",
     multiple=True,
     callback=settings,
     help="Set a parameter of the spec, for example --set block=32; repeatable.",
@@ -113,9 +83,11 @@ json_option = _option(
     "--json", "as_json", is_flag=True, help="Print one JSON value on standard output, nothing else."
 )
 
-layer_option = _option("--layer", type=Slot(), default=0, help="The layer, from 0.")
+layer_option = _option(
+    "--layer", metavar="I", default="0", callback=count, help="The layer, from 0."
+)
 
-head_option = _option("--head", type=Slot(), help="The head, from 0.")
+head_option = _option("--head", metavar="I", callback=count, help="The head, from 0.")
 
 force_option = _option("--force", is_flag=True, help="Write over a file that is not ours.")
 
@@ -129,11 +101,11 @@ backend_option = _option(
 input_option = _option(
     "--input",
     "inputs",
-    type=Settings(),
+    metavar="NAME=VALUE",
     multiple=True,
     callback=settings,
-    help="A run-time input: positions of `tokens` (important=0,5,100..120), the ids of all positions"
-    " (doc=0*32,1*32), or a length (len=12); repeatable.",
+    help="A run-time input: positions of `tokens` (important=0,5,100..120), the ids of all"
+    " positions (doc=0*32,1*32), or a length (len=12); repeatable.",
 )
 
 
@@ -142,6 +114,7 @@ def length_option(default: int) -> Callable[[Command], Command]:
     return _option(
         "-n",
         "length",
-        type=Length(),
+        metavar="N",
+        callback=count,
         help=f"How many positions; {default}, or the size of the spec's grid, if not given.",
     )

@@ -7,6 +7,7 @@ from contextlib import contextmanager
 
 import click
 
+from attnspec.bind import BindError
 from attnspec.cli import console
 from attnspec.cli.options import (
     backend_option,
@@ -17,7 +18,6 @@ from attnspec.cli.options import (
     spec_argument,
 )
 from attnspec.cli.specs import length_of, spec_at
-from attnspec.bind import BindError
 from attnspec.planning import BackendError, Plan
 from attnspec.relations import RelationError
 
@@ -66,7 +66,7 @@ def command(
 
 @contextmanager
 def fitting() -> Iterator[None]:
-    """What a sound spec cannot give, a backend that refuses or a length it has not, is wrong usage."""
+    """A backend that refuses, or a length that the spec does not have, is wrong usage."""
     try:
         yield
     except (BackendError, BindError, RelationError) as error:

@@ -1,4 +1,4 @@
-"""The group of all commands: finds them, and turns every way to fail into a message and a status."""
+"""The group of all commands: finds them, and gives every failure a message and a status."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from attnspec.cli import console
 from attnspec.cli.failures import Failure, failure_of
 from attnspec.diagnostics import did_you_mean
 
-COMMANDS = ("compile", "check", "plan", "show", "verify", "format", "explain", "zoo")
+COMMANDS = ("check", "plan", "show", "format", "explain", "zoo")
 """In the order of the help text; each is `command` in `attnspec.cli.NAME_command`."""
 
 
@@ -37,7 +37,8 @@ class Root(click.Group):
         if args and args[0] not in COMMANDS and not args[0].startswith("-"):
             hint = did_you_mean(args[0], COMMANDS)
             ctx.fail(
-                f"there is no command `{args[0]}`" + (f": {hint}" if hint else "")
+                f"there is no command `{args[0]}`"
+                + (f": {hint}" if hint else "")
                 + f"\nthe commands are {', '.join(COMMANDS)}"
             )
         return super().resolve_command(ctx, args)
@@ -55,7 +56,7 @@ class Root(click.Group):
         status: object
         try:
             status = super().main(
-                given, prog_name or "attnspec", complete_var, standalone_mode=False, **extra
+                given, prog_name or self.name, complete_var, standalone_mode=False, **extra
             )
         except console.StreamClosed:
             status = _hush()
@@ -95,13 +96,16 @@ def _hush() -> int:
 
 
 @click.group(
+    "attnspec",
     cls=Root,
     invoke_without_command=True,
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
     epilog="Start with: attnspec zoo bigbird -o bigbird.attn && attnspec show bigbird.attn -n 64",
 )
 @click.option("--debug", is_flag=True, help="Print the traceback when attnspec itself fails.")
-@click.version_option(__version__, "--version", prog_name="attnspec", message="%(prog)s %(version)s")
+@click.version_option(
+    __version__, "--version", prog_name="attnspec", message="%(prog)s %(version)s"
+)
 @click.pass_context
 def main(ctx: click.Context, debug: bool) -> None:
     """The attention compiler: say what attends to what, get pictures, checks and PyTorch modules.

@@ -19,7 +19,7 @@ from attnspec.cli.options import (
     spec_argument,
 )
 from attnspec.cli.specs import length_of, spec_at
-from attnspec.diagnostics import AttnSpecError, SpecError, InternalError
+from attnspec.diagnostics import AttnSpecError, InternalError, SpecError
 from attnspec.ir import inputs_of
 from attnspec.show.panels import sheet
 from attnspec.show.terminal import Signs, draw
@@ -58,9 +58,7 @@ def command(
     console.result(picture(loaded, n, layer, head, inputs))
 
 
-def picture(
-    spec: Spec, n: int, layer: int, head: int | None, inputs: Mapping[str, str]
-) -> str:
+def picture(spec: Spec, n: int, layer: int, head: int | None, inputs: Mapping[str, str]) -> str:
     """The whole text of a picture for standard output, with colours where it shows them."""
     width = console.width()
     require_slot(spec, layer, head)

@@ -16,7 +16,7 @@ from __future__ import annotations
 import re
 from importlib import import_module
 from types import ModuleType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 from attnspec.diagnostics import AttnSpecError
 from attnspec.integrations.model_attention import ModelAttention
@@ -24,6 +24,8 @@ from attnspec.integrations.model_mask import model_mask
 from attnspec.spec import Spec
 
 if TYPE_CHECKING:
+    from torch import nn
+
     from attnspec.runtime import CompiledAttention
 
 _OWNERS: dict[str, tuple[object, str]] = {}
@@ -34,7 +36,7 @@ _SPECIAL = ("eager", "flash", "flex_attention", "paged", "sdpa")
 
 
 def register(
-    spec: Spec | CompiledAttention | type[CompiledAttention],
+    spec: Spec | nn.Module | type[nn.Module],
     name: str | None = None,
     *,
     backend: str = "auto",
@@ -78,24 +80,23 @@ def _transformers() -> ModuleType:
         ) from error
 
 
-def _compiled(spec: object, backend: str) -> CompiledAttention:
+def _compiled(spec: Spec | nn.Module | type[nn.Module], backend: str) -> CompiledAttention:
     from attnspec.runtime import CompiledAttention
 
     if isinstance(spec, Spec):
         return spec.compile(backend=backend)
-    if isinstance(spec, type) and issubclass(spec, CompiledAttention):
-        spec = spec()
-    if not isinstance(spec, CompiledAttention):
+    given = spec if isinstance(spec, type) else type(spec)
+    if not issubclass(given, CompiledAttention):
         raise TypeError(
-            "a Spec, or the class that `attnspec compile` wrote, is needed, "
-            f"got {type(spec).__name__}"
+            "a Spec, or the class that `attnspec compile` wrote (without `--standalone`), is "
+            f"needed, got {given.__name__}"
         )
     if backend != "auto":
         raise AttnSpecError(
             f"`backend` must be left out for a compiled module, got {backend!r}: "
             "it was chosen when the module was compiled"
         )
-    return spec
+    return cast(CompiledAttention, spec() if isinstance(spec, type) else spec)
 
 
 def _check_name(name: str) -> None:

@@ -45,6 +45,10 @@ class Block(Relation):
         with_last = min(self.before, whole) + min(self.after, whole)
         return self.size**2 * between_whole + self.size * rest * with_last + rest**2
 
+    def phase(self, q: Tiles, k: Tiles, n: int) -> list[np.ndarray]:
+        size = self.size
+        return [q.start % size, k.start % size, q.start // size - k.start // size]
+
     def cover(self, q: Tiles, k: Tiles, n: int) -> np.ndarray:
         least = q.start // self.size - k.last // self.size
         most = q.last // self.size - k.start // self.size

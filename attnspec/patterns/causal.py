@@ -34,6 +34,9 @@ class Causal(Relation):
     def edges(self, n: int) -> int:
         return n * (n + 1) // 2
 
+    def phase(self, q: Tiles, k: Tiles, n: int) -> list[np.ndarray]:
+        return [q.start - k.start]
+
     def cover(self, q: Tiles, k: Tiles, n: int) -> np.ndarray:
         least, most, _ = differences(q, k)
         return covered(least >= 0, most >= 0)

@@ -41,6 +41,12 @@ class Dilated(Relation):
         keys = min(self.radius, n - 1) // self.step
         return n * (2 * keys + 1) - self.step * keys * (keys + 1)
 
+    def phase(self, q: Tiles, k: Tiles, n: int) -> list[np.ndarray]:
+        return [q.start - k.start]
+
+    def strides(self) -> tuple[tuple[int, int], ...]:
+        return ((self.step, self.step),)
+
     def cover(self, q: Tiles, k: Tiles, n: int) -> np.ndarray:
         return band_cover(differences(q, k), -self.radius, self.radius, self.step)
 

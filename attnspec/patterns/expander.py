@@ -23,7 +23,7 @@ from attnspec.relations import Edges, Relation, argument, context
 class Expander(Drawn):
     """The neighbours of the query on each of the cycles."""
 
-    degree: int = argument("integer", "keys of each query", least=2, even=True)
+    degree: int = argument("integer", "keys of each query", least=2, most=4096, even=True)
     seed: int = argument("integer", "where the draws start", default=0, least=0, most=2**64 - 1)
     per_head: bool = argument("boolean", "draw anew for each head and layer", default=True)
     layer: int = context("layer", 0)

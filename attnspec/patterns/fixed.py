@@ -15,7 +15,7 @@ from typing import ClassVar
 import numpy as np
 
 from attnspec.patterns.block import Block
-from attnspec.patterns.summary import Summary, summaries, summary_cover
+from attnspec.patterns.summary import Summary, summaries, summary_cover, summary_progressions
 from attnspec.relations import Elementwise, Progressions, Relation, Tiles, argument
 
 
@@ -33,24 +33,24 @@ class Fixed(Relation):
         return (q // self.stride == k // self.stride) | summary
 
     def progressions(self, q: np.ndarray, n: int) -> Progressions:
-        cells = min(self.cells, self.stride)
         begin = (q // self.stride * self.stride)[:, None]
         end = np.minimum(begin + self.stride, n)
-        places = np.arange(self.stride - cells, self.stride)
-        earlier = np.broadcast_to(places, (len(q), cells))
-        later = begin + self.stride + places
-        start = np.concatenate([begin, earlier, later], axis=1)
-        stop = np.concatenate(
-            [end, np.broadcast_to(begin, earlier.shape), np.full_like(later, n)], axis=1
-        )
-        step = np.array([[1, *[self.stride] * (2 * cells)]])
-        return start, stop, step
+        first, last, step = summary_progressions(n, self.stride, self.cells)
+        shape = (len(q), len(first))
+        # the summaries before the block and those after it; each is an end of its own stride
+        later = np.maximum(first, end + (first - end) % step)
+        start = np.concatenate([begin, np.broadcast_to(first, shape), later], axis=1)
+        stop = np.concatenate([end, np.minimum(last, begin), np.broadcast_to(last, shape)], axis=1)
+        return start, stop, np.array([[1, *[step] * (2 * len(first))]])
 
     def edges(self, n: int) -> int:
         whole, rest = divmod(n, self.stride)
         cells = min(self.cells, self.stride)
         both = whole * self.stride * cells + rest * summaries(rest, self.stride, cells)
         return Block(self.stride).edges(n) + Summary(self.stride, cells).edges(n) - both
+
+    def parts(self) -> tuple[Relation, ...]:
+        return Block(self.stride), Summary(self.stride, self.cells)
 
     def cover(self, q: Tiles, k: Tiles, n: int) -> np.ndarray:
         near = Block(self.stride).cover(q, k, n)

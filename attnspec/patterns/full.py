@@ -31,6 +31,9 @@ class Full(Relation):
     def edges(self, n: int) -> int:
         return n * n
 
+    def phase(self, q: Tiles, k: Tiles, n: int) -> list[np.ndarray]:
+        return []
+
     def cover(self, q: Tiles, k: Tiles, n: int) -> np.ndarray:
         return np.full(np.broadcast_shapes(q.start.shape, k.start.shape), FULL, np.uint8)
 

@@ -51,6 +51,9 @@ class Powers(Relation):
     def edges(self, n: int) -> int:
         return n + 2 * sum(n - power for power in self.distances(n)[1:])
 
+    def phase(self, q: Tiles, k: Tiles, n: int) -> list[np.ndarray]:
+        return [q.start - k.start]
+
     def cover(self, q: Tiles, k: Tiles, n: int) -> np.ndarray:
         members = differences(q, k)
         least, most, step = members

@@ -45,6 +45,12 @@ class Residue(Relation):
         longer, shorter = n % self.step, self.step - n % self.step
         return longer * (n // self.step + 1) ** 2 + shorter * (n // self.step) ** 2
 
+    def phase(self, q: Tiles, k: Tiles, n: int) -> list[np.ndarray]:
+        return [(q.start - k.start) % self.step]
+
+    def strides(self) -> tuple[tuple[int, int], ...]:
+        return ((self.step, self.step),)
+
     def cover(self, q: Tiles, k: Tiles, n: int) -> np.ndarray:
         return residue_cover(q, k, self.step)
 

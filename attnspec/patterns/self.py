@@ -32,6 +32,9 @@ class Self(Relation):
     def edges(self, n: int) -> int:
         return n
 
+    def phase(self, q: Tiles, k: Tiles, n: int) -> list[np.ndarray]:
+        return [q.start - k.start]
+
     def cover(self, q: Tiles, k: Tiles, n: int) -> np.ndarray:
         return band_cover(differences(q, k), 0, 0)
 

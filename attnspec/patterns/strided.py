@@ -42,6 +42,9 @@ class Strided(Relation):
         both = n + 2 * max(0, n - self.stride)
         return Window(radius=self.stride).edges(n) + Residue(self.stride).edges(n) - both
 
+    def parts(self) -> tuple[Relation, ...]:
+        return Window(radius=self.stride - 1), Residue(self.stride)
+
     def cover(self, q: Tiles, k: Tiles, n: int) -> np.ndarray:
         # a distance of one stride is in both parts, so the window may be taken with both its ends
         members = differences(q, k)

@@ -31,16 +31,18 @@ class Summary(Relation):
         return (q == q) & (k % self.stride >= self.stride - self.cells)
 
     def progressions(self, q: np.ndarray, n: int) -> Progressions:
-        cells = min(self.cells, self.stride)
-        start = np.arange(self.stride - cells, self.stride)
-        return (
-            np.broadcast_to(start, (len(q), cells)),
-            np.full((len(q), cells), n),
-            self.stride,
-        )
+        start, stop, step = summary_progressions(n, self.stride, self.cells)
+        shape = (len(q), len(start))
+        return np.broadcast_to(start, shape), np.broadcast_to(stop, shape), step
 
     def edges(self, n: int) -> int:
         return n * summaries(n, self.stride, self.cells)
+
+    def phase(self, q: Tiles, k: Tiles, n: int) -> list[np.ndarray]:
+        return [k.start % self.stride + 0 * q.start]
+
+    def strides(self) -> tuple[tuple[int, int], ...]:
+        return ((1, self.stride),)
 
     def cover(self, q: Tiles, k: Tiles, n: int) -> np.ndarray:
         answer = summary_cover(k, self.stride, self.cells)
@@ -56,6 +58,16 @@ def summaries(n: int, stride: int, cells: int) -> int:
     """How many of the first n positions are summaries."""
     cells = min(cells, stride)
     return n // stride * cells + max(0, n % stride - (stride - cells))
+
+
+def summary_progressions(n: int, stride: int, cells: int) -> tuple[np.ndarray, np.ndarray, int]:
+    """The summaries as the end of each stride, or as a comb for each cell: whichever are fewer."""
+    cells = min(cells, stride)
+    if cells <= n // stride + 1:
+        places = np.arange(stride - cells, min(stride, n))
+        return places, np.full(len(places), n), stride
+    start = np.arange(stride - cells, n, stride)
+    return start, np.minimum(start + cells, n), 1
 
 
 def summary_cover(k: Tiles, stride: int, cells: int) -> np.ndarray:

@@ -57,6 +57,9 @@ class Window(Relation):
             return 0
         return n * (before + after + 1) - (before * (before + 1) + after * (after + 1)) // 2
 
+    def phase(self, q: Tiles, k: Tiles, n: int) -> list[np.ndarray]:
+        return [q.start - k.start]
+
     def cover(self, q: Tiles, k: Tiles, n: int) -> np.ndarray:
         before, after = self.reach
         least, most = q.start - k.last, q.last - k.start

@@ -15,6 +15,9 @@ from attnspec.spec import Spec
 MOST_PANELS = 4
 """The most heads that are drawn when none is named; the others are listed."""
 
+MOST_CELLS = 96
+"""The most cells along a side where a sequence is drawn in cells: more would be taller than use."""
+
 Sample = Mapping[str, "npt.ArrayLike"]
 
 
@@ -27,15 +30,14 @@ class Sheet:
     footer: tuple[str, ...]
 
 
-def sheet(
-    spec: Spec, n: int, *, layer: int, head: int | None, inputs: Sample, width: int
-) -> Sheet:
+def sheet(spec: Spec, n: int, *, layer: int, head: int | None, inputs: Sample, width: int) -> Sheet:
     """The pictures of a layer at n positions: of one head, or of all that differ from each other.
 
     `width` is what a picture may take, in columns. Raises SpecError where a head has no pairs.
     """
     groups, without = _groups(spec, n, layer, head, inputs)
-    side = side_for(n, room_for(n, width))
+    room = room_for(n, width)
+    side = side_for(n, room if n <= room else min(room, MOST_CELLS))
     drawn = list(groups.items())[:MOST_PANELS]
     causal = spec.program.causal
     several = spec.heads is not None and (len(groups) > 1 or bool(without))
@@ -130,5 +132,3 @@ def _ranges(numbers: Iterable[int]) -> str:
         else:
             runs.append([number, number])
     return ", ".join(str(a) if a == b else f"{a}..{b}" for a, b in runs)
-
-

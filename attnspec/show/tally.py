@@ -82,7 +82,7 @@ def tally(relation: Relation, n: int, side: int, causal: bool) -> Tally:
 def _closed(
     relation: Relation, n: int, starts: np.ndarray, stops: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Counts from the progressions of each row: members below each border, and their differences."""
+    """Counts from the progressions of each row: the members below each border, subtracted."""
     counts = np.zeros((len(starts), len(starts)), np.int64)
     degrees = np.zeros(n, np.int64)
     borders = np.append(starts, n)
@@ -107,9 +107,7 @@ def _closed(
     return counts, degrees
 
 
-def _written(
-    relation: Relation, n: int, side: int, cells: int
-) -> tuple[np.ndarray, np.ndarray]:
+def _written(relation: Relation, n: int, side: int, cells: int) -> tuple[np.ndarray, np.ndarray]:
     """Counts from the edges themselves."""
     counts = np.zeros(cells * cells, np.int64)
     degrees = np.zeros(n, np.int64)

@@ -40,7 +40,7 @@ class Panel:
 
 
 def side_for(n: int, room: int) -> int:
-    """The positions in a cell so that n of them fit into `room` columns: 2^i, 3 * 2^i or 5 * 2^i."""
+    """Positions in a cell so that n of them fit into `room` columns: 2^i, 3 * 2^i or 5 * 2^i."""
     least = -(-n // max(1, room))
     power = 1
     while power * 2 <= least:
@@ -55,7 +55,7 @@ def room_for(n: int, width: int) -> int:
 
 
 def draw(panels: Sequence[Panel], width: int, signs: Signs) -> Text:
-    """The pictures beside each other where the width allows, else below each other, and a legend."""
+    """The pictures beside each other where the width allows, else below, and a legend."""
     blocks = [[*map(Text, panel.title), *_picture(panel, width, signs)] for panel in panels]
     widths = [max(line.cell_len for line in block) for block in blocks]
     lines: list[Text] = []
@@ -130,9 +130,10 @@ def _tick_step(panel: Panel, wide: int) -> int:
     tally = panel.tally
     least = max(len(str(max(0, tally.n - 1))) + 2, 5) / wide
     if panel.period and tally.side == 1:
-        return panel.period * max(1, math.ceil(least / panel.period))
+        return panel.period * math.ceil(least / panel.period)
     binary = tally.side > 1 or tally.n % 8 == 0
-    steps = (2**i for i in range(32)) if binary else (m * 10**i for i in range(9) for m in (1, 2, 5))
+    decimal = [m * 10**i for i in range(10) for m in (1, 2, 5)]
+    steps = [2**i for i in range(32)] if binary else decimal
     # rows may come two to a line, and a label needs a line of its own
     return next(step for step in steps if step >= least and (wide == 2 or step % 2 == 0))
 

@@ -1,0 +1,58 @@
+"""Files that commands write: whole or not at all, and never over what is not theirs."""
+
+from __future__ import annotations
+
+import errno
+import os
+import secrets
+import stat
+from pathlib import Path
+
+
+def write_result(path: str, text: str, *, force: bool) -> None:
+    """Write a new file, or over one that holds the same text or that `force` gives up.
+
+    Raises OSError.
+    """
+    target = Path(path)
+    if target.is_file() and not force:
+        if target.read_bytes() == text.encode("utf-8"):
+            return
+        raise FileExistsError(errno.EEXIST, "holds something else (--force writes over it)", path)
+    replace_file(target, text)
+
+
+def replace_file(path: Path, text: str) -> None:
+    """Put a text in place in one step: whoever looks sees the old file or the new one, whole.
+
+    Links are followed, permissions stay, devices and pipes are written to. Raises OSError that
+    names `path`; the old file is then as it was, and nothing else is left.
+    """
+    data = text.encode("utf-8")
+    try:
+        target = path.resolve()
+        mode = target.stat().st_mode if target.exists() else None
+        if mode is not None and not (stat.S_ISREG(mode) or stat.S_ISDIR(mode)):
+            target.write_bytes(data)
+            return
+        if mode is not None:
+            # a directory is refused here, and a file that may not be written
+            os.close(os.open(target, os.O_WRONLY))
+        _move_in(target, data, mode)
+    except OSError as error:
+        raise OSError(error.errno, error.strerror, os.fspath(path)) from None
+
+
+def _move_in(target: Path, data: bytes, mode: int | None) -> None:
+    beside = target.with_name(f".{secrets.token_hex(8)}.tmp")
+    try:
+        with open(beside, "xb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        if mode is not None:
+            beside.chmod(stat.S_IMODE(mode))
+        os.replace(beside, target)
+    except BaseException:
+        beside.unlink(missing_ok=True)
+        raise

@@ -1,0 +1,75 @@
+"""`attnspec zoo`: the specs that ship with the package."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from importlib import resources
+
+import click
+
+from attnspec.cli import console
+from attnspec.cli.files import write_result
+from attnspec.cli.options import force_option, json_option
+from attnspec.diagnostics import did_you_mean
+
+SUFFIX = ".attn"
+
+
+@click.command("zoo")
+@click.argument("name", required=False)
+@click.option("-o", "output", metavar="FILE", help="Write the spec to a file.")
+@force_option
+@json_option
+def command(name: str | None, output: str | None, force: bool, as_json: bool) -> None:
+    """List the specs that ship with attnspec, or print or write the one called NAME.
+
+    Example: attnspec zoo bigbird -o bigbird.attn
+    """
+    texts = zoo()
+    if name is None:
+        if output is not None:
+            raise click.UsageError("-o needs the NAME of a spec; `attnspec zoo` lists them")
+        if as_json:
+            console.result_json({"ok": True, "specs": [*map(entry, texts, texts.values())]})
+        else:
+            console.result(listing(texts))
+        return
+    wanted = name.removesuffix(SUFFIX)
+    if wanted not in texts:
+        hint = did_you_mean(wanted, texts)
+        raise click.UsageError(
+            f"the zoo has no spec {name!r}" + (f": {hint}" if hint else "; `attnspec zoo` lists it")
+        )
+    if output is not None:
+        write_result(output, texts[wanted], force=force)
+        console.say(f"wrote {output}")
+    if as_json:
+        console.result_json({"ok": True, **entry(wanted, texts[wanted]), "text": texts[wanted]})
+    elif output is None:
+        console.result(texts[wanted].removesuffix("\n"))
+
+
+def zoo() -> dict[str, str]:
+    """The text of each spec by name, in the order of the alphabet."""
+    files = resources.files("attnspec.examples").iterdir()
+    found = {
+        file.name.removesuffix(SUFFIX): file.read_text(encoding="utf-8")
+        for file in files
+        if file.name.endswith(SUFFIX)
+    }
+    return dict(sorted(found.items()))
+
+
+def about(text: str) -> str:
+    """The first line of a spec, without its `#`."""
+    return text.partition("\n")[0].lstrip("# ").rstrip(".")
+
+
+def entry(name: str, text: str) -> dict[str, object]:
+    return {"name": name, "about": about(text)}
+
+
+def listing(texts: Mapping[str, str]) -> str:
+    """A line for each spec: its name and what it is."""
+    width = max(len(name) for name in texts)
+    return "\n".join(f"{name:<{width}}  {about(text)}" for name, text in texts.items())

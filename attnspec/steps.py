@@ -1,0 +1,109 @@
+"""From a graph to steps: a disjoint union of relations, each with the order that suits it.
+
+A window is near the diagonal in the natural order. Residue classes, and the columns of a summary,
+are near it once tokens are grouped by residue. A union of both is two steps: the second leaves out
+the pairs that the first covers, and their results are merged by log-sum-exps. Orders are arithmetic
+progressions: tiles of step s, class by class, so a residue order is no table but a stride.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import lru_cache
+from itertools import product
+from math import gcd
+
+from attnspec.algebra import Complement, Intersection, Union
+from attnspec.relations import Relation
+
+MOST_TERMS = 12
+"""Terms of a union that are told apart; a union of more stays in natural order."""
+
+MOST_CLASSES = 2048
+"""The most residue classes that an order may have."""
+
+
+@dataclass(frozen=True)
+class Order:
+    """Tokens grouped by residue modulo a step, separately for queries and keys; 1 is natural."""
+
+    q: int = 1
+    k: int = 1
+
+    def __str__(self) -> str:
+        if self.q == self.k == 1:
+            return "natural order"
+        if self.q == self.k:
+            return f"order of residues mod {self.q}"
+        parts = [f"{what} mod {s}" for what, s in (("queries", self.q), ("keys", self.k)) if s > 1]
+        return f"order of {', '.join(parts)}"
+
+
+NATURAL = Order()
+
+
+@dataclass(frozen=True)
+class OrderedRelation:
+    """A relation and the order in which its tiles are looked for."""
+
+    relation: Relation
+    order: Order
+
+
+@lru_cache(maxsize=256)
+def terms_of(relation: Relation) -> tuple[Relation, ...]:
+    """The relation as a union of terms that need not be disjoint.
+
+    Patterns that are unions themselves are taken apart, and `&` is pushed inward over `|`, as far
+    as `MOST_TERMS` allows.
+    """
+    parts = relation.parts()
+    if parts is not None:
+        relation = Union(parts)
+    if isinstance(relation, Union):
+        found = tuple(dict.fromkeys(t for term in relation.terms for t in terms_of(term)))
+        return found if len(found) <= MOST_TERMS else (relation,)
+    if isinstance(relation, Intersection):
+        factors = [terms_of(term) for term in relation.terms]
+        count = 1
+        for factor in factors:
+            count *= len(factor)
+        if 1 < count <= MOST_TERMS:
+            return tuple(
+                dict.fromkeys(_intersection(chosen) for chosen in product(*factors))
+            )
+    return (relation,)
+
+
+def _intersection(terms: tuple[Relation, ...]) -> Relation:
+    flat: list[Relation] = []
+    for term in terms:
+        flat.extend(term.terms if isinstance(term, Intersection) else (term,))
+    distinct = tuple(dict.fromkeys(flat))
+    return distinct[0] if len(distinct) == 1 else Intersection(distinct)
+
+
+def orders_of(term: Relation) -> tuple[Order, ...]:
+    """The orders worth trying for a term of `terms_of`, the natural one first."""
+    found = {NATURAL: None}
+    leaves = term.terms if isinstance(term, Intersection) else (term,)
+    for leaf in leaves:
+        for q, k in leaf.strides():
+            if max(q, k) <= MOST_CLASSES:
+                found[Order(q, k)] = None
+    both = [order.q for order in found if order.q == order.k > 1]
+    if len(both) > 1:
+        # an intersection of residues is a residue of the least common multiple
+        common = both[0]
+        for step in both[1:]:
+            common = common * step // gcd(common, step)
+        if common <= MOST_CLASSES:
+            found[Order(common, common)] = None
+    return tuple(found)
+
+
+def without(term: Relation, earlier: tuple[Relation, ...]) -> Relation:
+    """The pairs of a term that none of the earlier ones has."""
+    if not earlier:
+        return term
+    return _intersection((term, *(Complement(other) for other in earlier)))
