@@ -20,6 +20,7 @@ from attnspec.relations import (
     Tiles,
     evaluate_pairs,
     expand,
+    phase_of,
     sort_edges,
 )
 
@@ -36,6 +37,9 @@ class Union(Relation):
         for term in self.terms[1:]:
             held = held | term.holds(q, k, n)
         return held
+
+    def phase(self, q: Tiles, k: Tiles, n: int) -> list[np.ndarray]:
+        return [part for term in self.terms for part in phase_of(term, q, k, n)]
 
     def cover(self, q: Tiles, k: Tiles, n: int) -> np.ndarray:
         answer = self.terms[0].cover(q, k, n)
@@ -73,6 +77,9 @@ class Intersection(Relation):
         for term in self.terms[1:]:
             held = held & term.holds(q, k, n)
         return held
+
+    def phase(self, q: Tiles, k: Tiles, n: int) -> list[np.ndarray]:
+        return [part for term in self.terms for part in phase_of(term, q, k, n)]
 
     def cover(self, q: Tiles, k: Tiles, n: int) -> np.ndarray:
         answer = self.terms[0].cover(q, k, n)
@@ -123,6 +130,9 @@ class Complement(Relation):
     def holds(self, q: Elementwise, k: Elementwise, n: int) -> Elementwise:
         return self.term.holds(q, k, n) ^ True
 
+    def phase(self, q: Tiles, k: Tiles, n: int) -> list[np.ndarray]:
+        return phase_of(self.term, q, k, n)
+
     def cover(self, q: Tiles, k: Tiles, n: int) -> np.ndarray:
         return np.asarray(FULL - self.term.cover(q, k, n), dtype=np.uint8)
 
@@ -143,6 +153,9 @@ class Transpose(Relation):
 
     def holds(self, q: Elementwise, k: Elementwise, n: int) -> Elementwise:
         return self.term.holds(k, q, n)
+
+    def phase(self, q: Tiles, k: Tiles, n: int) -> list[np.ndarray]:
+        return phase_of(self.term, k, q, n)
 
     def cover(self, q: Tiles, k: Tiles, n: int) -> np.ndarray:
         return self.term.cover(k, q, n)

@@ -13,7 +13,7 @@ from functools import cached_property, lru_cache
 
 import numpy as np
 
-from attnspec.relations import EMPTY, FULL, SOME, Relation, Tiles, evaluate_pairs
+from attnspec.relations import FULL, SOME, Relation, Tiles, evaluate_pairs, phase_of
 from attnspec.steps import Order
 
 FULL_TILE = -1
@@ -239,7 +239,8 @@ def _looked_into(
                 kinds[low + index] = FULL_TILE
             else:
                 kinds[low + index] = numbers.setdefault(packed[index].tobytes(), len(numbers))
-    bits = np.frombuffer(b"".join(numbers), np.uint8).reshape(len(numbers), -1)
+    packed_size = -(-q.size * k.size // 8)
+    bits = np.frombuffer(b"".join(numbers), np.uint8).reshape(len(numbers), packed_size)
     masks = np.unpackbits(bits, axis=1, count=q.size * k.size).astype(bool)
     return kinds[group], masks.reshape(-1, *shape)
 
@@ -257,12 +258,3 @@ def _same_masks(
     group = np.empty(len(rows), np.int64)
     group[order] = np.cumsum(new) - 1
     return order[new], group
-
-
-def phase_of(relation: Relation, q: Tiles, k: Tiles, n: int) -> list[np.ndarray]:
-    """The phase of pairs of tiles; a part of the relation that decides a tile has but two phases."""
-    kinds = relation.cover(q, k, n).astype(np.int64)
-    decided = kinds != SOME
-    return [
-        np.where(decided, 0, part) for part in relation.phase(q, k, n)
-    ] + [np.where(decided, np.where(kinds == EMPTY, 1, 2), 0)]

@@ -195,6 +195,14 @@ class DataDependent(Relation):
         raise NotImplementedError(f"`{self.name}` is decided by the data; not built yet")
 
 
+def phase_of(relation: Relation, q: Tiles, k: Tiles, n: int) -> list[np.ndarray]:
+    """The phase of pairs of tiles; a relation that decides a tile has but two phases there."""
+    kinds = np.asarray(relation.cover(q, k, n), dtype=np.int64)
+    decided = kinds != SOME
+    parts = [np.where(decided, 0, part) for part in relation.phase(q, k, n)]
+    return [*parts, np.where(decided, kinds + 1, 0)]
+
+
 def _lengths(closed: Progressions) -> np.ndarray:
     start, stop, step = closed
     return np.asarray(np.maximum(0, -((start - stop) // step)).sum(axis=-1))

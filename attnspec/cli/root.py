@@ -10,7 +10,7 @@ from importlib import import_module
 
 import click
 
-from attnspec._version import __version__
+from attnspec import __version__
 from attnspec.cli import console
 from attnspec.cli.failures import Failure, failure_of
 from attnspec.diagnostics import did_you_mean

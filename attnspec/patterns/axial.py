@@ -14,8 +14,11 @@ from typing import ClassVar
 
 import numpy as np
 
+from attnspec.algebra import Intersection
 from attnspec.grids import Grid, grid_for
 from attnspec.progressions import covered
+from attnspec.patterns.block import Block
+from attnspec.patterns.residue import Residue
 from attnspec.relations import Elementwise, Progressions, Relation, Tiles, context
 
 
@@ -61,6 +64,16 @@ class Axial(Relation):
         ends = np.minimum(np.stack(stop, axis=1), n)
         starts = np.stack(start, axis=1)
         return starts, np.where(grid.inside(q)[:, None], ends, starts), np.array([step])
+
+    def parts(self) -> tuple[Relation, ...] | None:
+        grid = self.grid
+        if grid.offset:
+            return None
+        # a line along an axis: equal residues modulo its stride, within one turn of the axis
+        return tuple(
+            Intersection((Residue(stride), Block(stride * extent)))
+            for stride, extent in zip(grid.strides, grid.extents, strict=True)
+        )
 
     def cover(self, q: Tiles, k: Tiles, n: int) -> np.ndarray:
         grid = self.grid

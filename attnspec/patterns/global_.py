@@ -13,6 +13,8 @@ from typing import ClassVar
 
 import numpy as np
 
+from attnspec.patterns.columns import Columns
+from attnspec.patterns.rows import Rows
 from attnspec.relations import Edges, Elementwise, Progressions, Relation, Tiles, argument
 from attnspec.tokens import (
     Data,
@@ -73,6 +75,9 @@ class Global(Relation):
     def edges(self, n: int) -> int:
         count = len(self.tokens.members(n))
         return count * (2 * n - count)
+
+    def parts(self) -> tuple[Relation, ...]:
+        return Rows(self.tokens), Columns(self.tokens)
 
     def cover(self, q: Tiles, k: Tiles, n: int) -> np.ndarray:
         return np.asarray(np.maximum(self.tokens.cover(q, n), self.tokens.cover(k, n)))

@@ -132,8 +132,8 @@ def _tick_step(panel: Panel, wide: int) -> int:
     if panel.period and tally.side == 1:
         return panel.period * math.ceil(least / panel.period)
     binary = tally.side > 1 or tally.n % 8 == 0
-    decimal = [m * 10**i for i in range(10) for m in (1, 2, 5)]
-    steps = [2**i for i in range(32)] if binary else decimal
+    decimal = [m * int(10**i) for i in range(10) for m in (1, 2, 5)]
+    steps = [1 << i for i in range(32)] if binary else decimal
     # rows may come two to a line, and a label needs a line of its own
     return next(step for step in steps if step >= least and (wide == 2 or step % 2 == 0))
 
