@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Mapping
+from dataclasses import dataclass
 
 import torch
 
@@ -29,49 +30,66 @@ def check_layer(program: Program, layer: int) -> int:
 
 def check_tensors(program: Program, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> None:
     """Raises TypeError or ValueError unless q, k and v fit each other and the program."""
-    named = {"q": q, "k": k, "v": v}
-    for name, tensor in named.items():
+    for name, tensor in (("q", q), ("k", k), ("v", v)):
         if not isinstance(tensor, torch.Tensor):
             raise TypeError(f"{name} must be a tensor, got {type(tensor).__name__}")
-    shapes = ", ".join(f"{name} {list(tensor.shape)}" for name, tensor in named.items())
-    for name, tensor in named.items():
+    # formatted by whoever raises: a traced program has no numbers to show
+    shapes = _Shapes(program, q, k, v)
+    for name, tensor in (("q", q), ("k", k), ("v", v)):
         if tensor.dim() != 4:
             raise ValueError(f"{name} must have the axes [B, H, n, d], got {shapes}")
-    if len({tensor.dtype for tensor in named.values()}) > 1 or q.dtype not in FLOATS:
-        types = ", ".join(f"{name} {tensor.dtype}" for name, tensor in named.items())
-        raise TypeError(f"q, k and v must have one floating type of 16 to 64 bits, got {types}")
-    if len({tensor.device for tensor in named.values()}) > 1:
-        places = ", ".join(f"{name} on {tensor.device}" for name, tensor in named.items())
-        raise ValueError(f"q, k and v must be on one device, got {places}")
-    hint = _layout_hint(program, q, k)
+    if q.dtype not in FLOATS or k.dtype != q.dtype or v.dtype != q.dtype:
+        raise TypeError(
+            "q, k and v must have one floating type of 16 to 64 bits,"
+            f" got q {q.dtype}, k {k.dtype}, v {v.dtype}"
+        )
+    if k.device != q.device or v.device != q.device:
+        raise ValueError(
+            "q, k and v must be on one device,"
+            f" got q on {q.device}, k on {k.device}, v on {v.device}"
+        )
     if program.heads is not None and q.shape[1] != program.heads:
         raise ValueError(
             f"`{program.name}` declares {program.heads} heads, so q must be"
-            f" [B, {program.heads}, n_q, d], got {shapes}{hint};"
+            f" [B, {program.heads}, n_q, d], got {shapes:hint};"
             " to choose the count later, make it a parameter: `heads h` with `h` in the"
             " attention's parameters"
         )
     if q.shape[0] != k.shape[0] or q.shape[0] != v.shape[0]:
         raise ValueError(f"q, k and v must have one batch size, got {shapes}")
     if k.shape[1] != v.shape[1] or k.shape[2] != v.shape[2]:
-        raise ValueError(f"k and v must have the same heads and positions, got {shapes}{hint}")
+        raise ValueError(f"k and v must have the same heads and positions, got {shapes:hint}")
     if q.shape[3] != k.shape[3]:
         raise ValueError(f"q and k must have one head size, got {shapes}")
     if q.shape[1] == 0 or k.shape[1] == 0 or q.shape[1] % k.shape[1]:
-        raise ValueError(f"the heads of k and v must divide those of q, got {shapes}{hint}")
+        raise ValueError(f"the heads of k and v must divide those of q, got {shapes:hint}")
     if q.shape[2] > k.shape[2]:
         raise ValueError(
             "queries are the last n_q of n_k positions, so that n_q is at most n_k,"
-            f" got {shapes}{hint}"
+            f" got {shapes:hint}"
         )
 
 
-def _layout_hint(program: Program, q: torch.Tensor, k: torch.Tensor) -> str:
-    heads, others = q.shape[2], k.shape[2]
-    fits = heads == program.heads if program.heads is not None else q.shape[1] > heads
-    if fits and others and heads % others == 0:
-        return " (are these [B, n, H, d]? then transpose the axes 1 and 2)"
-    return ""
+@dataclass(frozen=True)
+class _Shapes:
+    """The shapes of q, k and v for a message; with the format "hint" also a likely cause."""
+
+    program: Program
+    q: torch.Tensor
+    k: torch.Tensor
+    v: torch.Tensor
+
+    def __format__(self, what: str) -> str:
+        shapes = [f"{name} {list(getattr(self, name).shape)}" for name in "qkv"]
+        return ", ".join(shapes) + (self._hint() if what else "")
+
+    def _hint(self) -> str:
+        heads, key_heads = self.q.shape[2], self.k.shape[2]
+        declared = self.program.heads
+        fits = heads == declared if declared is not None else self.q.shape[1] > heads
+        if fits and key_heads and heads % key_heads == 0:
+            return " (are these [B, n, H, d]? then transpose the axes 1 and 2)"
+        return ""
 
 
 def check_padding(padding: torch.Tensor | None, batch: int, n_k: int, device: torch.device) -> None:

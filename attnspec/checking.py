@@ -18,7 +18,7 @@ from attnspec.diagnostics import AttnSpecError, Diagnostic, SpecError
 from attnspec.ir import Claim, Program, Term, inputs_of, leaves
 from attnspec.patterns import BY_NAME
 from attnspec.proofs import is_symmetric, never_reads_later, reads_itself
-from attnspec.relations import Relation
+from attnspec.relations import Relation, RelationError
 from attnspec.scalars import ScalarError, evaluate
 
 if TYPE_CHECKING:
@@ -140,7 +140,11 @@ def _rows_without_keys(stack: Stack) -> Iterator[Diagnostic]:
     for n in reversed(lengths):
         for layer, head, relation in stack.relations(n):
             attend = stack.program.attend(layer, head)
-            degrees = relation.degrees(n)
+            try:
+                degrees = relation.degrees(n)
+            except RelationError as error:
+                yield Diagnostic("A320", error.message, attend.span)
+                return
             if attend.span is None or attend.span.start in reported or degrees.min() > 0:
                 continue
             reported.add(attend.span.start)
@@ -195,7 +199,7 @@ def _claim(claim: Claim, stack: Stack) -> Iterator[Diagnostic]:
         except SpecError as error:
             yield from error.diagnostics
             return
-        except (BindError, ScalarError, AttnSpecError) as error:
+        except (BindError, ScalarError, RelationError, AttnSpecError) as error:
             yield Diagnostic("A608", f"`{claim.text}` cannot be checked: {error}", claim.span)
             return
         if counterexample is not None:

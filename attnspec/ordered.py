@@ -75,7 +75,7 @@ class StepLayout:
 
     Query tile i has entries `starts[i]:starts[i + 1]` of `keys`, the key tiles that it reads,
     ascending, and of `kinds`, FULL_TILE or the number of a mask. `masks` is bool [m, q.size, k.size],
-    without repetitions, False where a tile is short.
+    without repetitions, False beyond the keys of a short tile.
     """
 
     q: Axis
@@ -95,7 +95,7 @@ class StepLayout:
                 column, kind = int(self.keys[entry]), int(self.kinds[entry])
                 held = (q_at[row][:, None] >= 0) & (k_at[column][None] >= 0)
                 if kind != FULL_TILE:
-                    held = self.masks[kind]
+                    held &= self.masks[kind]
                 q, k = np.nonzero(held)
                 found.append((q_at[row][q], k_at[column][k]))
         if not found:
@@ -197,10 +197,25 @@ def step_layout(found: Classified, relation: Relation, n: int) -> StepLayout:
     q_all = np.concatenate([found.full[0], rows[kept]])
     k_all = np.concatenate([found.full[1], columns[kept]])
     kinds = np.concatenate([np.full(len(found.full[0]), FULL_TILE), kinds[kept]])
+    kinds, masks = _short(found.k, k_all, kinds, masks)
     order = np.lexsort((k_all, q_all))
     starts = np.zeros(found.q.count + 1, np.int64)
     np.cumsum(np.bincount(q_all, minlength=found.q.count), out=starts[1:])
     return StepLayout(found.q, found.k, starts, k_all[order], kinds[order], masks)
+
+
+def _short(
+    k: Axis, columns: np.ndarray, kinds: np.ndarray, masks: np.ndarray
+) -> tuple[np.ndarray, np.ndarray]:
+    """FULL tiles with too few keys get a mask that leaves out the places behind them."""
+    counts = k.tiles.count[columns]
+    short = (kinds == FULL_TILE) & (counts < k.size)
+    lengths, which = np.unique(counts[short], return_inverse=True)
+    held = np.arange(k.size) < lengths[:, None]
+    more = np.broadcast_to(held[:, None], (len(lengths), *masks.shape[1:]))
+    kinds = kinds.copy()
+    kinds[short] = len(masks) + which
+    return kinds, np.concatenate([masks, more])
 
 
 _NOTHING = -2

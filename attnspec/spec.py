@@ -5,7 +5,8 @@ from __future__ import annotations
 import hashlib
 import operator
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -21,7 +22,7 @@ from attnspec.grammar.printer import print_file
 from attnspec.ir import Input, Program, inputs_of, leaves
 from attnspec.patterns import BY_NAME
 from attnspec.reading import read_source, source_of
-from attnspec.relations import Relation
+from attnspec.relations import Relation, RelationError
 from attnspec.source import Source
 from attnspec.tokens import Data
 
@@ -188,9 +189,10 @@ class Spec:
         mask = np.zeros((n, n), dtype=bool)
         if n:
             relation = self.relation(n, layer, head, inputs)
-            for first, last in relation.chunks(n):
-                q, k = relation.rows(first, last, n)
-                mask[q, k] = True
+            with self._located(layer, head):
+                for first, last in relation.chunks(n):
+                    q, k = relation.rows(first, last, n)
+                    mask[q, k] = True
         return mask
 
     def adjacency(
@@ -207,7 +209,8 @@ class Spec:
             return csr_array((0, 0), dtype=bool)
         relation = self.relation(n, layer, head, inputs)
         pointers = np.zeros(n + 1, np.int64)
-        np.cumsum(relation.degrees(n), out=pointers[1:])
+        with self._located(layer, head):
+            np.cumsum(relation.degrees(n), out=pointers[1:])
         edges = int(pointers[-1])
         if edges > MOST_EDGES:
             raise AttnSpecError(
@@ -238,9 +241,10 @@ class Spec:
         graph.add_nodes_from(range(n))
         if n:
             relation = self.relation(n, layer, head, inputs)
-            for first, last in relation.chunks(n):
-                q, k = relation.rows(first, last, n)
-                graph.add_edges_from(zip(q.tolist(), k.tolist(), strict=True))
+            with self._located(layer, head):
+                for first, last in relation.chunks(n):
+                    q, k = relation.rows(first, last, n)
+                    graph.add_edges_from(zip(q.tolist(), k.tolist(), strict=True))
         return graph
 
     # --- checks --------------------------------------------------------------------------------
@@ -300,6 +304,15 @@ class Spec:
             )
 
     # --- helpers -------------------------------------------------------------------------------
+
+    @contextmanager
+    def _located(self, layer: int, head: int) -> Iterator[None]:
+        """Say of a relation that has no answer where it stands in the text."""
+        try:
+            yield
+        except RelationError as error:
+            span = self.program.attend(layer, head).span
+            raise SpecError(Diagnostic("A320", error.message, span)) from None
 
     def _slot(self, layer: int, head: int) -> tuple[int, int]:
         layer, head = operator.index(layer), operator.index(head)

@@ -27,6 +27,7 @@ from tiny_models import (
 )
 
 import attnspec
+from attnspec.integrations.causality import require_past_only
 from attnspec.integrations.model_mask import ModelMask, kind_of, model_mask
 from attnspec.integrations.transformers import register
 
@@ -74,6 +75,24 @@ def test_cross_attention_is_refused() -> None:
     model = bert(named(CAUSAL), is_decoder=True, add_cross_attention=True)
     with pytest.raises(attnspec.AttnSpecError, match="cross-attention"):
         model(tokens(1, 5), encoder_hidden_states=torch.zeros(1, 5, 24))
+
+
+def test_an_encoder_and_decoder_is_refused() -> None:
+    config = transformers.BartConfig(
+        vocab_size=61,
+        d_model=24,
+        encoder_layers=1,
+        decoder_layers=1,
+        encoder_attention_heads=4,
+        decoder_attention_heads=4,
+        encoder_ffn_dim=32,
+        decoder_ffn_dim=32,
+    )
+    model = transformers.BartModel(config).eval()
+    model.set_attn_implementation(named(CAUSAL))
+    # as many queries as keys: only the module tells
+    with pytest.raises(attnspec.AttnSpecError, match="cross-attention of 5 queries and 5 keys"):
+        model(tokens(1, 5), attention_mask=torch.ones(1, 5), decoder_input_ids=tokens(1, 5))
 
 
 @pytest.fixture
@@ -132,9 +151,69 @@ def test_without_a_mask_the_queries_are_all_positions(call: Callable[..., Any]) 
     q, k = torch.zeros(1, 2, 4, 8), torch.zeros(1, 2, 6, 8)
     with pytest.raises(attnspec.AttnSpecError, match="got 4 and 6"):
         attention(module, q, k, k, None)
-    # and a decoder is a decoder without a mask, too
+
+
+@pytest.mark.parametrize("mask", [None, ModelMask("bidirectional", 4, 0, 4, 0, None)])
+def test_a_decoder_is_one_by_its_word(call: Callable[..., Any], mask: ModelMask | None) -> None:
     with pytest.raises(attnspec.AttnSpecError, match="must not read the future"):
-        call(is_causal=True)
+        call(mask, is_causal=True)
+
+
+def test_dropout_is_for_training_whatever_is_passed(call: Callable[..., Any]) -> None:
+    outs = []
+    for dropout in (0.0, 0.9):
+        torch.manual_seed(3)
+        outs.append(call(dropout=dropout)[0])
+    assert difference(*outs) == 0.0
+
+
+def test_layers_that_differ_need_to_be_told_apart() -> None:
+    text = "attention layered { layers 2 attend full layer 0 { attend self } }"
+    attention = transformers.AttentionInterface()[named(text)]
+    module = SimpleNamespace(is_causal=False, training=False)
+    q = torch.zeros(1, 2, 4, 8)
+    with pytest.raises(attnspec.AttnSpecError, match="it has no `layer_idx`"):
+        attention(module, q, q, q, None)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("attention e { extra_tokens 2 attend full }", "has 2: a model has no rows"),
+        (
+            "attention e { heads 4 attend full score bias(buckets = 8, max_distance = 16) }",
+            "learned parts",
+        ),
+    ],
+)
+def test_specs_that_a_model_cannot_hold(text: str, message: str) -> None:
+    with pytest.raises(attnspec.AttnSpecError, match=message):
+        named(text)
+
+
+# --- causality --------------------------------------------------------------------------------
+
+
+def test_only_the_queries_at_hand_are_looked_at() -> None:
+    program = attnspec.parse("attention e { attend window(radius = 1) }").program
+    require_past_only(program, 0, heads=2, n=6, n_q=1)
+    with pytest.raises(attnspec.AttnSpecError, match="position 4 reads position 5"):
+        require_past_only(program, 0, heads=2, n=6, n_q=2)
+
+
+def test_every_head_is_looked_at() -> None:
+    text = "attention e { heads 3 attend causal head 2 { attend full } }"
+    program = attnspec.parse(text).program
+    with pytest.raises(attnspec.AttnSpecError, match="position 0 reads position 1"):
+        require_past_only(program, 0, heads=3, n=6, n_q=6)
+
+
+def test_a_mechanism_reads_everything_unless_the_spec_is_causal() -> None:
+    program = attnspec.parse("attention e { attend linear() }").program
+    with pytest.raises(attnspec.AttnSpecError, match="a mechanism reads every position"):
+        require_past_only(program, 0, heads=1, n=6, n_q=6)
+    causal = attnspec.parse("attention e { causal attend linear() }").program
+    require_past_only(causal, 0, heads=1, n=6, n_q=6)
 
 
 # --- scale ------------------------------------------------------------------------------------

@@ -13,6 +13,12 @@ from attnspec.diagnostics import AttnSpecError, Diagnostic, InternalError, SpecE
 WRONG_SPEC, WRONG_USAGE, WRONG_FILE, LIMIT, INTERNAL, INTERRUPTED = 1, 2, 3, 4, 70, 130
 
 
+class LimitReached(click.ClickException):
+    """A size or time limit of the compiler."""
+
+    exit_code = LIMIT
+
+
 @dataclass(frozen=True)
 class Failure:
     """A status with the diagnostics, or where there are none the text, that explain it.

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 import click
 
 from attnspec.cli import console
+from attnspec.cli.failures import LimitReached
 from attnspec.cli.inputs import read_inputs
 from attnspec.cli.options import (
     head_option,
@@ -22,6 +23,7 @@ from attnspec.cli.specs import length_of, spec_at
 from attnspec.diagnostics import AttnSpecError, InternalError, SpecError
 from attnspec.ir import inputs_of
 from attnspec.show.panels import sheet
+from attnspec.show.tally import TooLong
 from attnspec.show.terminal import Signs, draw
 from attnspec.spec import Spec
 
@@ -73,6 +75,8 @@ def picture(spec: Spec, n: int, layer: int, head: int | None, inputs: Mapping[st
         )
     except (SpecError, InternalError):
         raise
+    except TooLong as error:
+        raise LimitReached(str(error)) from None
     except AttnSpecError as error:
         # the spec is sound, the request does not fit it
         raise click.UsageError(str(error)) from None
@@ -82,8 +86,12 @@ def picture(spec: Spec, n: int, layer: int, head: int | None, inputs: Mapping[st
     elif sys.stdout is not None and console.has_colour(sys.stdout):
         signs = "colour"
     body = draw(drawn.panels, width, signs)
-    text = console.ansi(body, width) if signs == "colour" else body.plain
-    return "\n".join([*drawn.header, "", text, *drawn.footer])
+    name, facts = drawn.header
+    if signs == "colour":
+        return "\n".join(
+            [click.style(name, bold=True), facts, "", console.ansi(body, width), *drawn.footer]
+        )
+    return "\n".join([name, facts, "", body.plain, *drawn.footer])
 
 
 def require_slot(spec: Spec, layer: int, head: int | None) -> None:

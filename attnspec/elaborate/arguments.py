@@ -13,7 +13,7 @@ from attnspec.elaborate.elaborator import Elaborator
 from attnspec.elaborate.names import Environment
 from attnspec.grammar import nodes
 from attnspec.ir import ArgumentValue
-from attnspec.relations import Parameter
+from attnspec.relations import Parameter, RelationError
 from attnspec.source import Span
 
 
@@ -129,6 +129,22 @@ class Arguments(Elaborator):
             notes=(f"it takes {known}",),
             help=did_you_mean(argument.name, names),
         )
+
+    def check_together(
+        self,
+        node: nodes.Call,
+        declaration: type,
+        values: Mapping[str, ArgumentValue],
+        spans: Mapping[str, Span],
+    ) -> None:
+        """What a declaration itself asks of its arguments, where all of them are known."""
+        if not all(isinstance(value, int | float | str) for value in values.values()):
+            return
+        try:
+            declaration(**values)
+        except RelationError as error:
+            named = next((s for name, s in spans.items() if f"`{name}`" in error.message), node.span)
+            self.collector.fail("A306", error.message, named)
 
     def check_constant(
         self, parameter: Parameter, name: str, value: ArgumentValue, span: Span

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import NoReturn
 
 from attnspec.diagnostics import did_you_mean
 from attnspec.elaborate.arguments import Arguments, parameters_of
 from attnspec.elaborate.collect import Failed
+from attnspec.elaborate.elaborator import CALL
 from attnspec.elaborate.modules import Module
 from attnspec.elaborate.names import TOKEN_SETS, Bound, Environment
 from attnspec.grammar import nodes
-from attnspec.ir import Compound, Mechanism, Term, Tokens
+from attnspec.ir import Mechanism, Term, Tokens
 from attnspec.relations import Parameter
 from attnspec.scalars import FUNCTIONS, Apply, Scalar
 
@@ -37,7 +39,7 @@ class Calls(Arguments):
             return self._token_set(node, env)
         if name == "transpose":
             (term,) = self._positional(node, env, 1)
-            return Bound("graph", Compound("transpose", (term,), span=node.span), node.span)
+            return Bound("graph", self.compound("transpose", (term,), node.span), node.span)
         if name == "shift":
             return self._shift(node, env)
         if name in self.patterns:
@@ -75,7 +77,9 @@ class Calls(Arguments):
                 self.collector.fail(
                     "A301", f"the arguments of `{node.name}` have no names", argument.span
                 )
-            return self.scalar(argument.value, env, f"an argument of `{node.name}`")
+            value = self.scalar(argument.value, env, f"an argument of `{node.name}`")
+            self.typed(value, "number", node.name, argument.value.span)
+            return value
 
         return self.each(node.arguments, one)
 
@@ -141,7 +145,7 @@ class Calls(Arguments):
             self.collector.fail("A303", "`shift` takes a graph and `by = x`", node.span)
         term = self.graph(terms[0].value, env)
         amount = self.integer(by[0].value, env, "`by`")
-        return Bound("graph", Compound("shift", (term,), amount, span=node.span), node.span)
+        return Bound("graph", self.compound("shift", (term,), node.span, amount), node.span)
 
     # --- patterns and mechanisms ---------------------------------------------------------------
 
@@ -153,6 +157,8 @@ class Calls(Arguments):
             return self._extents(node, env, variadic, parameters[variadic])
         values, spans = self.arguments(node, env, parameters)
         self.complete(node, pattern, parameters, values)
+        if pattern.data_dependent:
+            self.check_together(node, pattern, values, spans)
         if getattr(pattern, "needs_grid", False) and self.grid_rank is None:
             self._needs_grid(node)
         return Bound("graph", self.leaf(node.name, values, spans, node.span), node.span)
@@ -160,13 +166,15 @@ class Calls(Arguments):
     def _extents(
         self, node: nodes.Call, env: Environment, name: str, parameter: Parameter
     ) -> Bound:
+        extent = replace(parameter, kind="integer")
+
         def one(argument: nodes.Argument) -> Scalar:
             if argument.name is not None:
                 self.collector.fail(
                     "A301", f"the extents of `{node.name}` have no names", argument.span
                 )
             value = self.integer(argument.value, env, "an extent")
-            self.check_constant(parameter, "extent", value, argument.value.span)
+            self.check_constant(extent, "extent", value, argument.value.span)
             return value
 
         extents = tuple(self.each(node.arguments, one))
@@ -182,6 +190,8 @@ class Calls(Arguments):
         return Bound("graph", self.leaf(node.name, {name: extents}, {}, node.span), node.span)
 
     def _needs_grid(self, node: nodes.Call) -> NoReturn:
+        if "sequence" in self.broken:
+            raise Failed
         self.collector.fail(
             "A208",
             f"`{node.name}` needs positions on a grid",
@@ -196,8 +206,9 @@ class Calls(Arguments):
             )
         declaration = self.mechanisms[node.name]
         parameters = parameters_of(declaration)
-        values, _ = self.arguments(node, env, parameters)
+        values, spans = self.arguments(node, env, parameters)
         self.complete(node, declaration, parameters, values)
+        self.check_together(node, declaration, values, spans)
         mechanism = Mechanism(node.name, tuple(sorted(values.items())), node.span)
         return Bound("mechanism", mechanism, node.span)
 
@@ -205,6 +216,7 @@ class Calls(Arguments):
 
     def _named_graph(self, node: nodes.Call, env: Environment) -> Bound:
         definition, home = self.module.graphs[node.name]
+        self.spend(CALL, node.span)
         if any(d is definition for d, _ in self._expanding):
             chain = [d.name for d, _ in self._expanding]
             chain = [*chain[chain.index(definition.name) :], definition.name]

@@ -12,6 +12,10 @@ class Failed(Exception):
     """This part of the text has no meaning; its diagnostics are collected already."""
 
 
+class Stopped(Exception):
+    """The whole elaboration ends here, because a limit is reached; a diagnostic says which."""
+
+
 class Collector:
     """The diagnostics of one elaboration."""
 
@@ -49,3 +53,8 @@ class Collector:
         """Record an error and give up the part of the text that it stands in."""
         self.add(code, message, span, notes=notes, help=help, related=related)
         raise Failed
+
+    def stop(self, code: str, message: str, span: Span | None, *, help: str | None = None) -> NoReturn:
+        """Record an error and end the elaboration."""
+        self.add(code, message, span, help=help)
+        raise Stopped

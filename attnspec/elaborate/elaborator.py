@@ -9,10 +9,20 @@ from typing import TYPE_CHECKING, TypeVar
 from attnspec.elaborate.collect import Collector, Failed
 from attnspec.elaborate.modules import Module
 from attnspec.elaborate.names import ARTICLES, Bound, Environment, Kind, type_of
+from attnspec.elaborate.weights import Weights
 from attnspec.grammar import nodes
-from attnspec.ir import ArgumentValue, Compound, InputRef, Leaf, Term, TokenTerm, leaves
+from attnspec.ir import (
+    ArgumentValue,
+    Compound,
+    InputRef,
+    Leaf,
+    Term,
+    TokenCompound,
+    TokenTerm,
+    leaves,
+)
 from attnspec.relations import Parameter, Relation
-from attnspec.scalars import Scalar, ScalarError, fold
+from attnspec.scalars import LARGEST, Apply, Scalar, ScalarError, Symbol, fold
 from attnspec.source import Span
 
 if TYPE_CHECKING:
@@ -22,7 +32,19 @@ T = TypeVar("T")
 R = TypeVar("R")
 
 MOST_TERMS = 100_000
-"""Patterns and operators of a spec, named graphs written out."""
+"""Patterns and operators of one graph, names written out."""
+
+MOST_OPERATIONS = 1000
+"""Operators and functions of one scalar or token set, names written out."""
+
+MOST_DEEP = 100
+"""Patterns, operators and functions inside one another, names written out."""
+
+MOST_WORK = 2_000_000
+"""What building all terms of a spec may cost: the sum of the sizes of the terms on the way."""
+
+CALL = 16
+"""What a call of a named graph costs beside its result, in the same unit."""
 
 
 class Elaborator:
@@ -37,11 +59,18 @@ class Elaborator:
     grid_rank: int | None = None
     inputs: dict[str, InputRef]
     used_graphs: dict[tuple[int, str], tuple[nodes.Graph, Module]]
+    pending: set[str]
+    """Counts that the attention declares, by keyword, but that are not elaborated yet."""
+    broken: set[str]
+    """Statements about the whole attention, by keyword, that have no meaning."""
 
     def __init__(self) -> None:
         self.inputs = {}
         self.used_graphs = {}
-        self._terms = 0
+        self.pending = set()
+        self.broken = set()
+        self._weights = Weights()
+        self._work = 0
 
     @abstractmethod
     def expression(self, node: nodes.Expression, env: Environment) -> Bound:
@@ -79,17 +108,34 @@ class Elaborator:
         return results
 
     def folded(self, scalar: Scalar, span: Span | None) -> Scalar:
-        """The scalar with its constant parts computed."""
-        try:
-            return fold(scalar, {})
-        except ScalarError as error:
-            self.collector.fail("A308", f"this expression has no value: {error}", span)
+        """The scalar, computed if it is constant; its arguments are folded already."""
+        if isinstance(scalar, Apply) and not any(
+            isinstance(argument, Symbol | Apply) for argument in scalar.args
+        ):
+            try:
+                scalar = fold(scalar, {})
+            except ScalarError as error:
+                self.collector.fail("A308", f"this expression has no value: {error}", span)
+        if isinstance(scalar, int) and abs(scalar) > LARGEST:
+            self.collector.fail("A308", "this expression has no value: a number above 2**62", span)
+        self._limited(scalar, MOST_OPERATIONS, "operations of one expression", span)
+        return scalar
 
-    def compound(self, op: str, terms: tuple[Term, ...], span: Span | None) -> Term:
+    def token_compound(self, op: str, terms: tuple[TokenTerm, ...], span: Span | None) -> TokenTerm:
+        """A compound token set."""
+        compound = TokenCompound(op, terms)
+        self._limited(compound, MOST_OPERATIONS, "parts of one token set", span)
+        return compound
+
+    def compound(
+        self, op: str, terms: tuple[Term, ...], span: Span | None, by: Scalar | None = None
+    ) -> Term:
         """A compound term, flattened where an operator repeats, without repeated operands."""
-        self.spend(len(terms), span)
+        whole = Compound(op, terms, by, span=span)
+        # before anything walks the term
+        self._limited(whole, MOST_TERMS, "patterns and operators of one graph", span)
         if op not in ("|", "&"):
-            return Compound(op, terms, span=span)
+            return whole
         flat: dict[Term, None] = {}
         for term in terms:
             inner = term.terms if isinstance(term, Compound) and term.op == op else (term,)
@@ -104,10 +150,11 @@ class Elaborator:
         span: Span,
     ) -> Leaf:
         """A pattern with its arguments."""
-        self.spend(1, span)
-        return Leaf(
+        leaf = Leaf(
             name, tuple(sorted(arguments.items())), span, tuple(sorted(spans.items(), key=_first))
         )
+        self._limited(leaf, MOST_TERMS, "patterns and operators of one graph", span)
+        return leaf
 
     def as_tokens(self, bound: Bound, span: Span) -> TokenTerm:
         """The token set that something stands for; an input of kind `tokens` is one."""
@@ -155,11 +202,33 @@ class Elaborator:
                     span,
                 )
 
-    def spend(self, terms: int, span: Span | None) -> None:
-        """Count terms against the limit, so that named graphs cannot multiply without end."""
-        self._terms += terms
-        if self._terms > MOST_TERMS:
-            self.collector.fail("A196", f"a spec may hold at most {MOST_TERMS:,} terms", span)
+    def spend(self, work: int, span: Span | None) -> None:
+        """Count work against the limit, so that names cannot multiply it without end."""
+        self._work += work
+        if self._work > MOST_WORK:
+            self.collector.stop(
+                "A196", "this spec is too large when its names are written out", span
+            )
+
+    def copied(self, term: Term, span: Span | None) -> None:
+        """Count a copy of a term, made for one layer and head, against the limit."""
+        self.spend(self._weights.of(term).size + CALL, span)
+
+    def _limited(self, item: object, most: int, what: str, span: Span | None) -> None:
+        weight = self._weights.of(item)
+        if weight.size > most:
+            self.collector.stop(
+                "A196",
+                f"at most {most:,} {what} are allowed, names written out, got {weight.size:,}",
+                span,
+            )
+        if weight.depth > MOST_DEEP:
+            self.collector.stop(
+                "A197",
+                f"operators and patterns may be nested at most {MOST_DEEP} deep, names written out",
+                span,
+            )
+        self.spend(weight.size, span)
 
 
 def _first(pair: tuple[str, Span]) -> str:

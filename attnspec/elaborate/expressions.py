@@ -131,18 +131,28 @@ class Expressions(Operators):
         )
 
     def _scalar_word(self, node: nodes.Name) -> Bound:
-        if node.name == "layers":
+        name = node.name
+        if name not in ("layers", "heads"):
+            return Bound("scalar", Symbol(name), node.span)
+        if name in self.broken:
+            raise Failed
+        if name in self.pending:
+            self.collector.fail(
+                "A207",
+                f"`{name}` has no value before the statement `{name} N`",
+                node.span,
+                help="parameters come first, then `let` and the counts in the order of the text",
+            )
+        if name == "layers":
             return Bound("scalar", self.layers if self.layers is not None else 1, node.span)
-        if node.name == "heads":
-            if self.heads is None:
-                self.collector.fail(
-                    "A207",
-                    "`heads` has a value only in a spec that declares it",
-                    node.span,
-                    help="add `heads N` before it",
-                )
-            return Bound("scalar", self.heads, node.span)
-        return Bound("scalar", Symbol(node.name), node.span)
+        if self.heads is None:
+            self.collector.fail(
+                "A207",
+                "`heads` has a value only in a spec that declares it",
+                node.span,
+                help="add `heads N` before it",
+            )
+        return Bound("scalar", self.heads, node.span)
 
     def _coordinate(self, node: nodes.Attribute, env: Environment) -> Bound:
         if not env.predicate or node.base.name not in POSITIONS:
@@ -152,6 +162,8 @@ class Expressions(Operators):
                 node.span,
             )
         if self.grid_rank is None:
+            if "sequence" in self.broken:
+                raise Failed
             self.collector.fail(
                 "A208",
                 f"`{node.base.name}.{node.attribute}` needs positions on a grid",

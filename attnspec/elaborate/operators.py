@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from attnspec.elaborate.calls import Calls
-from attnspec.elaborate.names import ARTICLES, Bound, Environment
+from attnspec.elaborate.names import ARTICLES, Bound, Environment, type_of
 from attnspec.grammar import nodes
-from attnspec.ir import Mechanism, Term, TokenCompound
+from attnspec.ir import Mechanism, Term, TokenTerm
 from attnspec.scalars import Apply, Scalar
 
 _COMPARISONS = ("==", "!=", "<", "<=", ">", ">=")
@@ -23,7 +23,7 @@ class Operators(Calls):
         if node.operator == "~":
             if operand.kind in ("tokens", "input"):
                 term = self.as_tokens(operand, node.operand.span)
-                return Bound("tokens", TokenCompound("~", (term,)), node.span)
+                return Bound("tokens", self.token_compound("~", (term,), node.span), node.span)
             self.require(operand, "graph", node.operand.span, "what `~` stands before")
             self.known_now(operand.value, node.span, "under `~`")  # type: ignore[arg-type]
             return Bound("graph", self.compound("~", (operand.value,), node.span), node.span)  # type: ignore[arg-type]
@@ -61,13 +61,17 @@ class Operators(Calls):
         terms = [
             self.as_tokens(b, part.span) for b, part in zip(operands, node.operands, strict=True)
         ]
+        return Bound("tokens", self._token_chain(node, terms), node.span)
+
+    def _token_chain(self, node: nodes.Chain, terms: Sequence[TokenTerm]) -> TokenTerm:
         result = terms[0]
-        for operator, term in zip(node.operators, terms[1:], strict=True):
-            if isinstance(result, TokenCompound) and result.op == operator != "~":
-                result = TokenCompound(operator, (*result.terms, term))
-            else:
-                result = TokenCompound(operator, (result, term))
-        return Bound("tokens", result, node.span)
+        group = [result]
+        for index, operator in enumerate(node.operators):
+            group.append(terms[index + 1])
+            if index + 1 == len(node.operators) or node.operators[index + 1] != operator:
+                result = self.token_compound(operator, tuple(group), node.span)
+                group = [result]
+        return result
 
     def _graph_chain(self, node: nodes.Chain, operands: Sequence[Bound]) -> Term:
         terms: list[Term] = [operand.value for operand in operands]  # type: ignore[misc]
@@ -121,12 +125,15 @@ class Operators(Calls):
                     span,
                     help={"|": "write `or`", "&": "write `and`"}.get(operator),
                 )
-        if operators[0] not in ("==", "!="):
-            for value, part in zip(values, node.operands, strict=True):
-                self.typed(value, "number", operators[0], part.span)
+        wanted = "number"
+        if operators[0] in ("==", "!=") and type_of(values[0]) == "boolean":
+            wanted = "boolean"
+        for value, part in zip(values, node.operands, strict=True):
+            self.typed(value, wanted, operators[0], part.span)
         if operators[0] in _COMPARISONS:
             links = tuple(
-                Apply(operator, (values[i], values[i + 1])) for i, operator in enumerate(operators)
+                self.folded(Apply(operator, (values[i], values[i + 1])), node.span)
+                for i, operator in enumerate(operators)
             )
             return self.folded(links[0] if len(links) == 1 else Apply("and", links), node.span)
         result = values[0]
@@ -135,15 +142,20 @@ class Operators(Calls):
         return result
 
     def _membership(self, node: nodes.Chain, env: Environment) -> Bound:
-        value = self.scalar(node.operands[0], env, "what stands before `in`")
+        def number(part: nodes.Expression) -> Scalar:
+            value = self.scalar(part, env, "what stands beside `in`")
+            self.typed(value, "number", "in", part.span)
+            return value
+
+        value = number(node.operands[0])
         where = node.operands[1]
         if isinstance(where, nodes.Range):
-            ends = self.each((where.first, where.last), lambda end: self.scalar(end, env))
+            ends = self.each((where.first, where.last), number)
             return Bound(
                 "scalar", self.folded(Apply("within", (value, *ends)), node.span), node.span
             )
         if isinstance(where, nodes.Members):
-            members = self.each(where.items, lambda item: self.scalar(item, env))
+            members = self.each(where.items, number)
             return Bound(
                 "scalar", self.folded(Apply("one_of", (value, *members)), node.span), node.span
             )

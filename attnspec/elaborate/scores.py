@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from attnspec.diagnostics import did_you_mean
 from attnspec.elaborate.claims import Claims
+from attnspec.elaborate.collect import Failed
 from attnspec.elaborate.names import NORMALIZERS, SCORES, Environment, type_of
 from attnspec.grammar import nodes
 from attnspec.ir import Score
@@ -42,6 +43,8 @@ class Scores(Claims):
                     self.collector.fail("A303", f"`{value.name}` needs `{name}`", value.span)
                 given[name] = default
         if value.name == "bias" and self.heads is None:
+            if "heads" in self.broken:
+                raise Failed
             self.collector.fail(
                 "A407",
                 "`score bias` learns a table for each head, so the spec must say `heads N`",

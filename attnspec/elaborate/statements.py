@@ -57,15 +57,15 @@ class Statements(Scores):
         self.causal: Span | None = None
         self.inputs: dict[str, InputRef] = {}
         self.declared: dict[str, Input] = {}
-        self.used_graphs = {}
         self.attends: list[Ruling[Attended]] = []
         self.scales: list[Ruling[Scalar]] = []
         self.scores: list[Ruling[Score]] = []
         self.normalizers: list[Ruling[str]] = []
         self.claims: list[Claim] = []
+        self.lets: list[nodes.Let] = []
         self._places: dict[str, Span] = {}
+        self._said: dict[str, Span] = {}
         self._blocks = 0
-        self.broken: set[str] = set()
 
     @property
     def everywhere(self) -> Where:
@@ -109,6 +109,8 @@ class Statements(Scores):
                 env.names.setdefault(statement.name, BROKEN)
             elif isinstance(statement, nodes.Setting):
                 self.broken.add(statement.keyword)
+        if isinstance(statement, nodes.Setting):
+            self.pending.discard(statement.keyword)
 
     def _scope(
         self, body: Sequence[nodes.Statement], env: Environment, where: Where, top: bool
@@ -126,7 +128,7 @@ class Statements(Scores):
             case nodes.Scope():
                 self._enter(statement, env, where)
             case nodes.Let() if not top:
-                self._let(statement, env)
+                self._guarded(self._let, statement, env)
             case nodes.Setting() if statement.keyword not in _TOP:
                 self._setting(statement, env, where)
             case nodes.Input() | nodes.Require() | nodes.Setting() if not top:
@@ -168,6 +170,7 @@ class Statements(Scores):
     def _let(self, statement: nodes.Let, env: Environment) -> None:
         bound = self.expression(statement.value, env)
         self.define(statement.name, statement.name_span, env, bound)
+        self.lets.append(statement)
 
     def _input(self, statement: nodes.Input, env: Environment) -> None:
         if statement.kind not in INPUT_KINDS:
@@ -197,14 +200,14 @@ class Statements(Scores):
 
     def _top(self, statement: nodes.Setting, env: Environment) -> None:
         keyword = statement.keyword
-        if keyword in self._places:
+        if keyword in self._said:
             self.collector.fail(
                 "A406",
                 f"`{keyword}` is said twice",
                 statement.span,
-                related=(("first said here", self._places[keyword]),),
+                related=(("first said here", self._said[keyword]),),
             )
-        self._places[keyword] = statement.keyword_span
+        self._said[keyword] = statement.keyword_span
         value = statement.value
         if value is None:
             self.causal = statement.keyword_span
@@ -266,6 +269,12 @@ class Statements(Scores):
             )
         count = (self.layers if scope.kind == "layer" else self.heads) or 0
         chosen = self._set(scope, env, count)
+        if not chosen:
+            self.collector.fail(
+                "A403",
+                f"this scope covers no {scope.kind}: `{scope.kind}s {count}` has no odd number",
+                scope.items_span,
+            )
         self._blocks += 1
         layers = where.layers & chosen if scope.kind == "layer" else where.layers
         heads = where.heads & chosen if scope.kind == "head" else where.heads

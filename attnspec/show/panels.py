@@ -25,7 +25,7 @@ Sample = Mapping[str, "npt.ArrayLike"]
 class Sheet:
     """The pictures of one layer with the lines above and below them."""
 
-    header: tuple[str, ...]
+    header: tuple[str, str]
     panels: tuple[Panel, ...]
     footer: tuple[str, ...]
 
@@ -82,7 +82,7 @@ def _groups(
     return groups, without
 
 
-def _header(spec: Spec, n: int, layer: int, head: int | None) -> tuple[str, ...]:
+def _header(spec: Spec, n: int, layer: int, head: int | None) -> tuple[str, str]:
     values = ", ".join(f"{name} = {value}" for name, value in spec.parameters.items())
     where = [f"n = {n:,}"]
     grid = spec.grid(n) if n else ()
@@ -100,8 +100,10 @@ def _facts(counted: Tally) -> list[str]:
     n = counted.n
     if n == 0:
         return ["0 pairs"]
-    about = "≈ " if counted.sampled else ""
-    pairs = f"{about}{counted.edges:,} of {n * n:,} pairs ({_percent(counted.edges / (n * n))})"
+    found = f"{counted.edges:,}"
+    if counted.sampled:
+        found = f"≈ {min(n * n, int(float(f'{counted.edges:.3g}'))):,}"
+    pairs = f"{found} of {n * n:,} pairs ({_percent(counted.edges / (n * n))})"
     keys = f"{counted.least:,}"
     if counted.most != counted.least:
         keys = f"{counted.least:,} to {counted.most:,}"

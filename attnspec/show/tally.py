@@ -8,18 +8,32 @@ import numpy as np
 import numpy.typing as npt
 
 from attnspec.algebra import Complement, Intersection, Shift, Union
+from attnspec.diagnostics import AttnSpecError, InternalError
 from attnspec.relations import Relation
 
 SHORT = 4096
 """Up to this length every pair is looked at, however the relation is made."""
 
-FEW_EDGES = 1 << 23
-"""Up to so many edges they are written out: a few hundred megabytes at the most, in parts."""
+LONGEST = 1 << 23
+"""The longest sequence; random patterns draw for every position, also where few are looked at."""
+
+LONGEST_OPEN = 1 << 20
+"""The longest sequence for relations whose rows have no closed form."""
+
+FEW_EDGES = 1 << 21
+"""Up to so many edges they are written out: that is the quickest."""
+
+MOST_WORK = 1 << 26
+"""The most progressions, times cells, that are counted one by one: about a second."""
 
 SAMPLED_ROWS = 8
-"""Queries that stand for a row of cells where counting them all would take too long."""
+"""Queries that stand for those of a row of cells where counting them all would take too long."""
 
 _CHUNK = 1 << 21
+
+
+class TooLong(AttnSpecError):
+    """A picture would take too much time."""
 
 
 @dataclass(frozen=True)
@@ -58,52 +72,70 @@ def tally(relation: Relation, n: int, side: int, causal: bool) -> Tally:
     sampled = 0
     if n == 0:
         counts, degrees = np.zeros((0, 0), np.int64), np.zeros(0, np.int64)
-    elif relation.progressions(np.zeros(1, np.int64), n) is not None:
-        counts, degrees = _closed(relation, n, starts, stops)
-    elif n <= SHORT or (_lists_rows(relation, n) and relation.typical_degree(n) * n <= FEW_EDGES):
-        counts, degrees = _written(relation, n, side, cells)
     else:
-        counts, degrees, sampled = _sampled(relation, n, side, starts, stops)
+        width = _progressions(relation, n) if n <= LONGEST else None
+        most = LONGEST_OPEN if width is None and n <= LONGEST else LONGEST
+        if n > most:
+            raise TooLong(f"this pattern is drawn up to n = {most:,}, got {n:,}")
+        listed = _lists_rows(relation, n)
+        if listed and relation.typical_degree(n) * n <= FEW_EDGES:
+            counts, degrees = _written(relation, n, side, cells)
+        elif width is not None and n * width * cells <= MOST_WORK:
+            counts, degrees = _closed(relation, n, starts, stops)
+        elif n <= SHORT:
+            counts, degrees = _written(relation, n, side, cells)
+        else:
+            counts, degrees = _sampled(relation, n, starts, stops)
+            sampled = len(degrees)
     allowed = _allowed(starts, stops, causal)
     density = np.divide(counts, allowed, out=np.zeros(counts.shape), where=allowed > 0)
-    edges = int(degrees.sum()) if not sampled else round(float(degrees.mean()) * n)
     return Tally(
         n=n,
         side=side,
         density=np.minimum(density, 1.0),
         later=allowed == 0,
-        edges=edges,
+        edges=round(float(counts.sum())) if sampled else int(degrees.sum()),
         least=int(degrees.min(initial=n)),
         most=int(degrees.max(initial=0)),
         sampled=sampled,
     )
 
 
+def _progressions(relation: Relation, n: int) -> int | None:
+    """How many progressions a row has, None where rows have no closed form."""
+    closed = relation.progressions(np.zeros(1, np.int64), n)
+    return None if closed is None else int(np.shape(closed[0])[-1])
+
+
+def _inside(relation: Relation, q: np.ndarray, n: int, borders: np.ndarray) -> np.ndarray | None:
+    """The keys of each query between one border and the next, int64 [queries, cells]: the members
+    of its progressions below each border, subtracted. None where rows have no closed form."""
+    closed = relation.progressions(q, n)
+    if closed is None:
+        return None
+    start, stop, step = (a[..., None] for a in np.broadcast_arrays(*closed))
+    total = np.maximum(0, -((start - stop) // step))
+    below = np.clip(-((start - borders) // step), 0, total).sum(axis=1)
+    return np.asarray(np.diff(below, axis=-1))
+
+
 def _closed(
     relation: Relation, n: int, starts: np.ndarray, stops: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Counts from the progressions of each row: the members below each border, subtracted."""
-    counts = np.zeros((len(starts), len(starts)), np.int64)
+    """Counts from the progressions of every row."""
+    cells = len(starts)
+    counts = np.zeros((cells, cells), np.int64)
     degrees = np.zeros(n, np.int64)
     borders = np.append(starts, n)
-    row = 0
-    while row < len(starts):
-        first = int(starts[row])
-        closed = relation.progressions(np.arange(first, first + 1), n)
-        width = 1 if closed is None else np.shape(closed[0])[-1]
-        each = max(1, int(width) * len(borders) * int(stops[0]))
-        last_row = min(len(starts), row + max(1, _CHUNK // each))
-        last = int(stops[last_row - 1])
-        closed = relation.progressions(np.arange(first, last), n)
-        if closed is None:
-            raise ValueError("a relation has progressions for some rows only")
-        start, stop, step = (a[..., None] for a in np.broadcast_arrays(*closed))
-        total = np.maximum(0, -((start - stop) // step))
-        below = np.clip(-((start - borders) // step), 0, total).sum(axis=1)
-        inside = np.diff(below, axis=-1)
-        degrees[first:last] = inside.sum(axis=-1)
-        counts[row:last_row] = np.add.reduceat(inside, starts[row:last_row] - first, axis=0)
-        row = last_row
+    each = max(1, (_progressions(relation, n) or 1) * len(borders))
+    for row, (start, stop) in enumerate(zip(starts.tolist(), stops.tolist(), strict=True)):
+        for first in range(start, stop, max(1, _CHUNK // each)):
+            last = min(stop, first + max(1, _CHUNK // each))
+            inside = _inside(relation, np.arange(first, last), n, borders)
+            if inside is None:
+                raise InternalError("a relation has progressions for some of its rows only")
+            degrees[first:last] = inside.sum(axis=-1)
+            counts[row] += inside.sum(axis=0)
     return counts, degrees
 
 
@@ -119,25 +151,33 @@ def _written(relation: Relation, n: int, side: int, cells: int) -> tuple[np.ndar
 
 
 def _sampled(
-    relation: Relation, n: int, side: int, starts: np.ndarray, stops: np.ndarray
-) -> tuple[np.ndarray, np.ndarray, int]:
-    """Counts estimated from a few rows of each row of cells, drawn at random so that no period of
-    the pattern can meet a period of the sample; always the same ones."""
+    relation: Relation, n: int, starts: np.ndarray, stops: np.ndarray
+) -> tuple[np.ndarray, np.ndarray]:
+    """Counts estimated from a few rows of each row of cells, and the keys of those rows.
+
+    The first and the last row stand for themselves: there patterns do what they do nowhere else.
+    Those between are drawn at random, always the same ones, so that no period of the pattern can
+    meet a period of the sample.
+    """
     cells = len(starts)
     counts = np.zeros((cells, cells))
     degrees = []
+    borders = np.append(starts, n)
     generator = np.random.default_rng(0)
     for row, (start, stop) in enumerate(zip(starts.tolist(), stops.tolist(), strict=True)):
-        height = stop - start
-        chosen = start + np.sort(
-            generator.choice(height, size=min(SAMPLED_ROWS, height), replace=False)
-        )
-        for query in chosen.tolist():
-            _, k = relation.rows(query, query + 1, n)
-            counts[row] += np.bincount(k // side, minlength=cells)
-            degrees.append(len(k))
-        counts[row] *= height / len(chosen)
-    return counts, np.array(degrees), len(degrees)
+        between = max(0, stop - start - 2)
+        few = min(SAMPLED_ROWS, between)
+        drawn = start + 1 + np.sort(generator.choice(between, size=few, replace=False))
+        edge = np.unique([start, stop - 1])
+        chosen = np.concatenate([edge, drawn])
+        weights = np.concatenate([np.ones(len(edge)), np.full(few, between / max(1, few))])
+        inside = _inside(relation, chosen, n, borders)
+        if inside is None:
+            keys = [relation.rows(query, query + 1, n)[1] for query in chosen.tolist()]
+            inside = np.stack([np.diff(np.searchsorted(row_keys, borders)) for row_keys in keys])
+        counts[row] = weights @ inside
+        degrees.append(inside.sum(axis=-1))
+    return counts, np.concatenate(degrees)
 
 
 def _allowed(starts: np.ndarray, stops: np.ndarray, causal: bool) -> np.ndarray:
