@@ -1,8 +1,9 @@
 """What `check` says of a spec: rows without keys, empty graphs, and claims that do not hold.
 
-A claim that follows from how the spec is written is proven for every n and every input. Any other claim
-without `at` is checked at `LENGTHS`, no more, and the diagnostics say at which length it failed. Claims that need figures this version does not have
-are reported as not checked (A609), never passed over.
+A claim that follows from how the spec is written is proven for every n and every input. Any other
+claim without `at` is checked at `LENGTHS`, no more; diagnostics say at which length it failed.
+Claims that need figures this version does not have are reported as not checked (A609), never passed
+over.
 """
 
 from __future__ import annotations
@@ -15,15 +16,15 @@ import numpy as np
 
 from attnspec.bind import BindError, Situation, bind_attended, integer_of
 from attnspec.diagnostics import AttnSpecError, Diagnostic, SpecError
+from attnspec.figures import FIGURES, allowed, reached, total_edges
 from attnspec.ir import Claim, Program, Term, inputs_of, leaves
 from attnspec.patterns import BY_NAME
 from attnspec.proofs import is_symmetric, never_reads_later, reads_itself
-from attnspec.relations import Relation, RelationError
+from attnspec.relations import RelationError
 from attnspec.scalars import ScalarError, evaluate
+from attnspec.stack import Stack
 
 if TYPE_CHECKING:
-    from scipy.sparse import csr_array
-
     from attnspec.spec import Spec
 
 LENGTHS = (1, 2, 64, 257, 1024)
@@ -33,7 +34,7 @@ LONGEST = 4096
 """Claims that need whole stacks of layers are checked up to this length."""
 
 GROWTH = (16_384, 65_536, 262_144)
-"""The lengths between which `order` compares the edges of graphs that are counted in closed form."""
+"""The lengths between which `order` compares the edges of graphs with closed forms."""
 
 GROWTH_LOOKED_INTO = (256, 1024, 4096)
 """The same for graphs whose pairs must be looked at."""
@@ -55,81 +56,6 @@ def check(spec: Spec) -> list[Diagnostic]:
     for claim in spec.program.claims:
         found.extend(_claim(claim, stack))
     return found
-
-
-class Stack:
-    """The relations of all layers and heads of a spec, at the lengths that are asked for."""
-
-    def __init__(self, spec: Spec) -> None:
-        self.spec = spec
-        self.program: Program = spec.program
-
-    @property
-    def unknown(self) -> str | None:
-        """Why the pairs are not known before run time, or None."""
-        for attend in self.program.attends:
-            if attend.mechanism is not None:
-                return f"`{attend.mechanism.name}` is a mechanism"
-            if attend.graph is None:
-                continue
-            if inputs_of(attend.graph):
-                return "its pairs depend on run-time inputs"
-            for leaf in leaves(attend.graph):
-                if getattr(BY_NAME[leaf.pattern], "data_dependent", False):
-                    return f"`{leaf.pattern}` is decided by the data"
-        return None
-
-    def lengths(self, wanted: tuple[int, ...]) -> list[int]:
-        """The lengths among those wanted that the spec has; for a fixed grid its own."""
-        fixed = self.fixed_length()
-        return [fixed] if fixed is not None else [n for n in wanted if self._exists(n)]
-
-    def fixed_length(self) -> int | None:
-        """The one length of a spec on a grid of constant extents."""
-        grid = self.program.grid
-        if grid is None or not all(isinstance(extent, int) for extent in grid):
-            return None
-        cells = 1
-        for extent in grid:
-            cells *= int(extent)  # type: ignore[arg-type]
-        return cells + self.program.extra_tokens
-
-    def _exists(self, n: int) -> bool:
-        try:
-            self.slots(n)
-        except AttnSpecError:
-            return False
-        return True
-
-    def slots(self, n: int) -> list[list[tuple[int, int]]]:
-        """For each layer the (layer, head) pairs whose relations differ."""
-        rows = []
-        for layer in range(self.spec.layers):
-            seen: dict[Relation, tuple[int, int]] = {}
-            for head in range(self.spec.heads or 1):
-                seen.setdefault(self.spec.relation(n, layer, head), (layer, head))
-            rows.append(list(seen.values()))
-        return rows
-
-    def relations(self, n: int) -> Iterator[tuple[int, int, Relation]]:
-        """Every distinct relation of the spec at n with the first layer and head that have it."""
-        seen: set[Relation] = set()
-        for row in self.slots(n):
-            for layer, head in row:
-                relation = self.spec.relation(n, layer, head)
-                if relation not in seen:
-                    seen.add(relation)
-                    yield layer, head, relation
-
-    def layer(self, n: int, layer: int) -> csr_array:
-        """The union of a layer's heads, as int8 so that sums do not wrap."""
-        total = None
-        for at_layer, head in self.slots(n)[layer]:
-            part = self.spec.adjacency(n, at_layer, head).astype(np.int8)
-            total = part if total is None else (total + part).minimum(1)
-        if total is None:
-            raise AttnSpecError("a layer needs a head")
-        return total
 
 
 def _rows_without_keys(stack: Stack) -> Iterator[Diagnostic]:
@@ -235,7 +161,7 @@ def _order(claim: Claim, stack: Stack) -> Iterator[Diagnostic]:
     for n in growth:
         try:
             bound = evaluate(claim.value or 0, _situation(stack, n).values)
-            parts.append(_total_edges(stack, n) / float(bound))
+            parts.append(total_edges(stack, n) / float(bound))
         except (SpecError, ScalarError, ZeroDivisionError) as error:
             yield Diagnostic("A608", f"`{claim.text}` cannot be checked: {error}", claim.span)
             return
@@ -295,33 +221,10 @@ def _symmetric(claim: Claim, stack: Stack, n: int) -> str | None:
     return None
 
 
-def _allowed(stack: Stack, n: int) -> np.ndarray:
-    allowed = np.ones((n, n), bool)
-    return np.tril(allowed) if stack.program.causal else allowed
-
-
-def _reached(stack: Stack, n: int, layers: int) -> Iterator[np.ndarray]:
-    """bool [n, n] after 0, 1, … layers: what each query has read, itself included."""
-    reached = np.eye(n, dtype=bool)
-    yield reached
-    graph = None
-    for layer in range(layers):
-        # a spec with fewer layers repeats its last
-        if layer < stack.spec.layers:
-            graph = stack.layer(n, layer).astype(np.float32)
-        if graph is None:
-            return
-        grown = reached | (graph @ reached.astype(np.float32) > 0)
-        if layer >= stack.spec.layers and (grown == reached).all():
-            return
-        reached = grown
-        yield reached
-
-
 def _reach(claim: Claim, stack: Stack, n: int) -> str | None:
     layers = integer_of(claim.value or 0, _situation(stack, n), "layers", claim.span)
-    *_, reached = _reached(stack, n, layers)
-    q, k = np.nonzero(_allowed(stack, n) & ~reached)
+    *_, read = reached(stack, n, layers)
+    q, k = np.nonzero(allowed(stack, n) & ~read)
     if len(q) == 0:
         return None
     return f"after {layers} layers query {q[0]} has not read {k[0]} ({len(q):,} such pairs)"
@@ -363,86 +266,13 @@ def _situation(stack: Stack, n: int) -> Situation:
 
 def _figure(claim: Claim, stack: Stack, n: int) -> str | None:
     value = evaluate(claim.value if claim.value is not None else 0, _situation(stack, n).values)
-    found = _FIGURES[claim.kind](stack, n)
+    found = FIGURES[claim.kind](stack, n)
     if found is None:
         return "some allowed pair is never joined"
     if isinstance(value, np.ndarray) or _COMPARE[claim.compare or "=="](found, value):
         return None
     return f"it is {found:.6g}, compared with {value:.6g}"
 
-
-def _total_edges(stack: Stack, n: int) -> int:
-    heads = stack.spec.heads or 1
-    counts: dict[Relation, int] = {}
-    total = 0
-    for layer in range(stack.spec.layers):
-        for head in range(heads):
-            relation = stack.spec.relation(n, layer, head)
-            if relation not in counts:
-                counts[relation] = relation.edges(n)
-            total += counts[relation]
-    return total
-
-
-def _density(stack: Stack, n: int) -> float:
-    return _total_edges(stack, n) / (n * n * (stack.spec.heads or 1) * stack.spec.layers)
-
-
-def _degree(stack: Stack, n: int) -> int:
-    return max(int(relation.degrees(n).max()) for _, _, relation in stack.relations(n))
-
-
-def _depth(stack: Stack, n: int) -> int | None:
-    allowed = _allowed(stack, n)
-    for layers, reached in enumerate(_reached(stack, n, n + stack.spec.layers)):
-        if not (allowed & ~reached).any():
-            return layers
-    return None
-
-
-def _distances(stack: Stack, n: int) -> np.ndarray:
-    """Shortest paths between allowed pairs in the union of all layers and heads; inf = none."""
-    from scipy.sparse.csgraph import shortest_path
-
-    total = stack.layer(n, 0)
-    for layer in range(1, stack.spec.layers):
-        total = (total + stack.layer(n, layer)).minimum(1)
-    distances = np.asarray(shortest_path(total.astype(np.float64), unweighted=True))
-    return np.asarray(distances[_allowed(stack, n)])
-
-
-def _diameter(stack: Stack, n: int) -> int | None:
-    longest = float(_distances(stack, n).max())
-    return int(longest) if np.isfinite(longest) else None
-
-
-def _path_length(stack: Stack, n: int) -> float | None:
-    distances = _distances(stack, n)
-    mean = float(distances.sum() / max(1, len(distances) - n))
-    return mean if np.isfinite(mean) else None
-
-
-def _spectral_gap(stack: Stack, n: int) -> float:
-    """1 - |second eigenvalue| of the symmetrised, degree-normalised union of all heads."""
-    total = stack.layer(n, 0)
-    for layer in range(1, stack.spec.layers):
-        total = (total + stack.layer(n, layer)).minimum(1)
-    either = total.maximum(total.T).toarray().astype(float)
-    degrees = np.maximum(either.sum(axis=1), 1)
-    eigenvalues = np.linalg.eigvalsh(either / np.sqrt(degrees[:, None] * degrees[None]))
-    magnitudes = np.sort(np.abs(eigenvalues))
-    return float(1 - magnitudes[-2]) if n > 1 else 1.0
-
-
-_FIGURES: dict[str, Callable[[Stack, int], float | None]] = {
-    "edges": _total_edges,
-    "degree": _degree,
-    "density": _density,
-    "depth": _depth,
-    "diameter": _diameter,
-    "path_length": _path_length,
-    "spectral_gap": _spectral_gap,
-}
 
 _PROOFS: dict[str, Callable[[Term], bool]] = {
     "causal": never_reads_later,
@@ -457,5 +287,5 @@ _CHECKS: dict[str, Callable[[Claim, Stack, int], str | None]] = {
     "reach": _reach,
     "subset": _about_terms,
     "==": _about_terms,
-    **{name: _figure for name in _FIGURES},
+    **{name: _figure for name in FIGURES},
 }

@@ -34,8 +34,9 @@ _FULL = Leaf("full", ())
 def normalise(program: Program) -> Program:
     """The same pairs for every n, in normal form; idempotent."""
     attends = [_attend(attend) for attend in program.attends]
-    distinct = list(dict.fromkeys(attends))
-    index = [distinct.index(attend) for attend in attends]
+    distinct = dict.fromkeys(attends)
+    place = {attend: number for number, attend in enumerate(distinct)}
+    index = [place[attend] for attend in attends]
     slots = tuple(tuple(index[slot] for slot in row) for row in program.slots)
     return replace(
         program,

@@ -139,18 +139,18 @@ def classify(
         raise TooFine
     rows, columns = (part.ravel() for part in np.indices((q.count, k.count)))
     full: list[tuple[np.ndarray, np.ndarray]] = []
-    for level, factor in enumerate(reversed(factors)):
+    for factor in reversed(factors):
+        above = q, k
         q = axis(n_k - n_q, n_k, order.q, sizes[0] * factor)
         k = axis(0, n_k, order.k, sizes[1] * factor)
-        if level:
-            rows, columns = _children(*above, q, k, rows, columns)
-            full = [_children(*above, q, k, *part) for part in full]
+        if q is not above[0] or k is not above[1]:
+            rows, columns = _children(above, (q, k), rows, columns)
+            full = [_children(above, (q, k), *part) for part in full]
         if len(rows) > _PAIRS:
             raise TooFine
         kinds = _cover(relation, q, k, rows, columns, n_k)
         full.append((rows[kinds == FULL], columns[kinds == FULL]))
         rows, columns = rows[kinds == SOME], columns[kinds == SOME]
-        above = q, k
     together = tuple(np.concatenate([part[side] for part in full]) for side in (0, 1))
     return Classified(q, k, (together[0], together[1]), (rows, columns))
 
@@ -170,11 +170,11 @@ def _chosen(side: Axis, index: np.ndarray) -> Tiles:
 
 
 def _children(
-    q_above: Axis, k_above: Axis, q: Axis, k: Axis, rows: np.ndarray, columns: np.ndarray
+    above: tuple[Axis, Axis], below: tuple[Axis, Axis], rows: np.ndarray, columns: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:
     """The pairs of finer tiles inside pairs of coarse ones."""
-    fine_rows = _finer(q_above, q, rows)[:, :, None]
-    fine_columns = _finer(k_above, k, columns)[:, None, :]
+    fine_rows = _finer(above[0], below[0], rows)[:, :, None]
+    fine_columns = _finer(above[1], below[1], columns)[:, None, :]
     fine_rows, fine_columns = np.broadcast_arrays(fine_rows, fine_columns)
     exist = (fine_rows >= 0) & (fine_columns >= 0)
     return fine_rows[exist], fine_columns[exist]

@@ -158,6 +158,9 @@ class CompiledAttention(nn.Module):
     ) -> Prepared:
         key = (layer, heads, key_heads, n_q, n_k, device)
         if torch.compiler.is_compiling():
+            # a range has a fixed length, so a symbolic size becomes the number it stands for
+            fixed = [len(range(size)) for size in key[:-1]]
+            key = (fixed[0], fixed[1], fixed[2], fixed[3], fixed[4], device)
             self._ready(*key)
             return self._prepared.kept[key]
         return self._prepared.get(key, lambda: self._build(*key))

@@ -7,6 +7,7 @@ import operator
 import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -114,12 +115,18 @@ class Spec:
         return hashlib.sha256(repr(to_data(self.program)).encode()).hexdigest()
 
     @cached_property
+    def _meaning(self) -> Program:
+        """The program without the words in which it makes its claims."""
+        claims = tuple(replace(claim, text="") for claim in self.program.claims)
+        return replace(self.program, claims=claims)
+
+    @cached_property
     def source(self) -> str:
         """Canonical text of this attention alone, with imports written out and parameters set."""
         return print_file(self._elaborated.file)
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, Spec) and self.program == other.program
+        return isinstance(other, Spec) and self._meaning == other._meaning
 
     def __hash__(self) -> int:
         return hash(self.fingerprint)
@@ -186,6 +193,7 @@ class Spec:
             raise AttnSpecError(
                 f"a dense mask is built up to n = {LONGEST_MASK:,}, got {n:,}: use `adjacency`"
             )
+        layer, head = self._slot(layer, head)
         mask = np.zeros((n, n), dtype=bool)
         if n:
             relation = self.relation(n, layer, head, inputs)
@@ -205,6 +213,7 @@ class Spec:
         from scipy.sparse import csr_array
 
         n = _length(n)
+        layer, head = self._slot(layer, head)
         if n == 0:
             return csr_array((0, 0), dtype=bool)
         relation = self.relation(n, layer, head, inputs)
@@ -217,8 +226,9 @@ class Spec:
                 f"an adjacency is built up to {MOST_EDGES:,} edges, this one has {edges:,}"
             )
         keys = np.empty(edges, np.int32)
-        for first, last in relation.chunks(n):
-            keys[pointers[first] : pointers[last]] = relation.row_keys(first, last, n)
+        with self._located(layer, head):
+            for first, last in relation.chunks(n):
+                keys[pointers[first] : pointers[last]] = relation.row_keys(first, last, n)
         return csr_array(
             (np.ones(edges, bool), keys, pointers.astype(np.int32)), shape=(n, n), copy=False
         )
@@ -237,6 +247,7 @@ class Spec:
             raise AttnSpecError(
                 f"a networkx graph is built up to n = {MOST_NODES:,}, got {n:,}: use `adjacency`"
             )
+        layer, head = self._slot(layer, head)
         graph: networkx.DiGraph[int] = networkx.DiGraph()
         graph.add_nodes_from(range(n))
         if n:
@@ -315,7 +326,7 @@ class Spec:
             raise SpecError(Diagnostic("A320", error.message, span)) from None
 
     def _slot(self, layer: int, head: int) -> tuple[int, int]:
-        layer, head = operator.index(layer), operator.index(head)
+        layer, head = _index("layer", layer), _index("head", head)
         for what, number, count in (
             ("layer", layer, self.program.layers),
             ("head", head, self.program.heads),
@@ -358,18 +369,16 @@ def _sampled(entry: Input, given: Mapping[str, npt.ArrayLike], n: int, owner: st
     """One input of one sample, checked: bool [n], int [n], or an int."""
     if entry.name not in given:
         raise AttnSpecError(f"`{owner}` needs its input `{entry.name}` ({entry.kind})")
-    values = np.asarray(given[entry.name])
+    try:
+        values = np.asarray(given[entry.name])
+    except ValueError as error:
+        raise AttnSpecError(f"`{entry.name}` must be an array: {error}") from None
     if entry.kind == "length":
-        if values.shape != () or values.dtype.kind not in "iu":
-            raise AttnSpecError(f"`{entry.name}` is a length: one integer is needed")
+        if values.shape != () or values.dtype.kind not in "iu" or values < 0:
+            raise AttnSpecError(f"`{entry.name}` is a length: one integer from 0 on is needed")
         return int(values)
     if entry.kind == "tokens" and values.dtype.kind in "iu":
-        # positions, or for a single number the count of first tokens
-        if values.ndim == 0:
-            marked = np.arange(n) < int(values)
-        else:
-            marked = np.isin(np.arange(n), values)
-        values = marked
+        values = _marked(entry.name, values, n)
     wanted = "b" if entry.kind == "tokens" else "iu"
     if values.shape != (n,) or values.dtype.kind not in wanted:
         kind = "bool" if entry.kind == "tokens" else "int"
@@ -383,13 +392,32 @@ def _sampled(entry: Input, given: Mapping[str, npt.ArrayLike], n: int, owner: st
     return values
 
 
-def _length(n: int) -> int:
-    if isinstance(n, bool | np.bool_):
-        raise TypeError("n must be an integer, got a boolean")
+def _marked(name: str, values: npt.NDArray[np.integer], n: int) -> npt.NDArray[np.bool_]:
+    """Tokens given by their positions, or by a count of first tokens, as bool [n]."""
+    if values.shape == (n,) and n > 1:
+        raise AttnSpecError(
+            f"`{name}` must be bool [{n}]: {n} integers could be positions or marks"
+        )
+    least, most = (0, n) if values.ndim == 0 else (0, n - 1)
+    if values.size and not (least <= values.min() and values.max() <= most):
+        what = "a count" if values.ndim == 0 else "positions"
+        raise AttnSpecError(f"`{name}` must be {what} between {least} and {most} at n = {n}")
+    if values.ndim == 0:
+        return np.arange(n) < int(values)
+    return np.isin(np.arange(n), values)
+
+
+def _index(what: str, value: int) -> int:
+    if isinstance(value, bool | np.bool_):
+        raise TypeError(f"{what} must be an integer, got a boolean")
     try:
-        value = operator.index(n)
+        return operator.index(value)
     except TypeError:
-        raise TypeError(f"n must be an integer, got {type(n).__name__}") from None
+        raise TypeError(f"{what} must be an integer, got {type(value).__name__}") from None
+
+
+def _length(n: int) -> int:
+    value = _index("n", n)
     if not 0 <= value <= 2**31 - 1:
         raise AttnSpecError(f"n must be between 0 and 2**31 - 1, got {value}")
     return value
@@ -398,6 +426,8 @@ def _length(n: int) -> int:
 def _parameter(name: str, value: object) -> ParameterValue:
     if isinstance(value, bool | float | str):
         return value
+    if isinstance(value, np.bool_):
+        return bool(value)
     try:
         return operator.index(value)  # type: ignore[arg-type]
     except TypeError:

@@ -176,7 +176,7 @@ class Step:
         """Add [c, blocks, w, d] to the keys in order [c, keys, d]."""
         strip = piece.strip
         tiles = into.view(into.shape[0], -1, strip.k_size, into.shape[2])
-        parts = found.unflatten(2, (strip.wide, strip.k_size))
+        parts = found.reshape(*found.shape[:2], strip.wide, strip.k_size, found.shape[-1])
         if strip.column_run is not None:
             first, gap = strip.column_run
             for place in range(strip.wide):
@@ -198,9 +198,9 @@ def _tiles(
 ) -> torch.Tensor:
     """The tiles of a piece's blocks, `each` of them: a view where they follow a progression."""
     if run is None:
-        tiles = x.unflatten(1, (-1, size))
+        tiles = x.reshape(x.shape[0], -1, size, *x.shape[2:])
         found = tiles.index_select(1, index[piece.low * each : piece.high * each])
-        return found.unflatten(1, (-1, each)).flatten(2, 3)
+        return found.reshape(x.shape[0], -1, each * size, *x.shape[2:])
     first, gap = run
     start = (first + piece.low * gap) * size
     return x.as_strided(

@@ -84,7 +84,7 @@ def unfolded(masks: np.ndarray, kinds: np.ndarray) -> np.ndarray:
     if not len(masks):
         return np.ones((blocks, tall * height, wide * width), bool)
     held = masks[kinds] | (kinds == FULL_TILE)[..., None, None]
-    return held.swapaxes(2, 3).reshape(blocks, tall * height, wide * width)
+    return np.asarray(held.swapaxes(2, 3).reshape(blocks, tall * height, wide * width))
 
 
 def progression(values: np.ndarray) -> tuple[int, int] | None:

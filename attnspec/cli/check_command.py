@@ -102,15 +102,16 @@ def command(
 def check_file(spec: str, name: str | None, parameters: Mapping[str, str]) -> Checked:
     """Check one attention of a file, or all where none is named."""
     shown = "<stdin>" if spec == "-" else shown_path(spec)
-    names: list[str | None] = [name]
+    names: list[str] = []
     found: list[Diagnostic] = []
     claims = 0
     try:
         source = source_at(spec)
-        if name is None:
-            # a file without any gets the message that says so
-            names = [*attention_names(source)] or [None]
-        for one in names:
+        known = attention_names(source)
+        names = [one for one in known if name in (None, one)]
+        # a file without any gets the message that says so
+        chosen: Sequence[str | None] = names or [name]
+        for one in chosen:
             try:
                 loaded = Spec(source, name=one, parameters=dict(parameters))
                 claims += len(loaded.program.claims)
@@ -122,8 +123,7 @@ def check_file(spec: str, name: str | None, parameters: Mapping[str, str]) -> Ch
     except Exception as error:
         error.add_note(f"while checking {shown}")
         raise
-    attentions = tuple(one for one in names if one is not None)
-    return Checked(shown, attentions, claims, tuple(in_order(found)))
+    return Checked(shown, tuple(names), claims, tuple(in_order(found)))
 
 
 def _counted(number: int, what: str) -> str:

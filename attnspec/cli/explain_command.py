@@ -15,7 +15,7 @@ from attnspec.source import Source, Span
 WIDTH = 96
 
 
-@click.command("explain")
+@click.command("explain", short_help="Explain the code of a message, or list all codes.")
 @click.argument("code", required=False)
 @json_option
 def command(code: str | None, as_json: bool) -> None:

@@ -38,7 +38,7 @@ def spec_at(spec: str, name: str | None, parameters: Mapping[str, str]) -> Spec:
 
 def length_of(spec: Spec, asked: int | None, default: int) -> int:
     """The length asked for, or the size of the spec's grid, or the default."""
-    from attnspec.checking import Stack
+    from attnspec.stack import Stack
 
     if asked is not None:
         return asked

@@ -15,7 +15,7 @@ from attnspec.diagnostics import did_you_mean
 SUFFIX = ".attn"
 
 
-@click.command("zoo")
+@click.command("zoo", short_help="List, print or write the specs that ship with attnspec.")
 @click.argument("name", required=False)
 @click.option("-o", "output", metavar="FILE", help="Write the spec to a file.")
 @force_option

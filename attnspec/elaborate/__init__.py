@@ -5,28 +5,33 @@ All independent errors of one text come together in one `SpecError`.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from attnspec.diagnostics import Diagnostic, SpecError, did_you_mean
-from attnspec.elaborate.collect import Collector, Failed
-from attnspec.elaborate.coverage import Ruling, Where, ranges, resolve
+from attnspec.elaborate.collect import Collector, Failed, Stopped
 from attnspec.elaborate.inline import inlined
 from attnspec.elaborate.modules import Loader, Module
 from attnspec.elaborate.names import BROKEN, GRAPH_FUNCTIONS, TOKEN_SETS, Environment
-from attnspec.elaborate.statements import Attended, Statements
+from attnspec.elaborate.slots import slots_of
+from attnspec.elaborate.statements import Statements
 from attnspec.grammar import nodes
 from attnspec.grammar.parser import parse
 from attnspec.grammar.printer import print_expression
-from attnspec.ir import Attend, Mechanism, Program, Score, symbols_of
+from attnspec.ir import Attend, Program
 from attnspec.mechanisms import MECHANISMS
-from attnspec.normalise import normalise, substitute
+from attnspec.normalise import normalise
 from attnspec.patterns import BY_NAME
-from attnspec.scalars import FUNCTIONS, Scalar, ScalarError, fold
+from attnspec.reading import source_of
+from attnspec.scalars import FUNCTIONS, LARGEST
 from attnspec.source import Source
 
 ParameterValue = int | float | bool | str
 """A parameter from outside; a string is an expression of the language."""
+
+LONGEST_SHOWN = 60
+"""The most characters of a parameter's value that a message repeats."""
 
 
 @dataclass(frozen=True)
@@ -53,11 +58,18 @@ def elaborate(
     module = Loader(collector, builtin).load(source)
     attention = _chosen(module, name, collector)
     work = Statements(collector, module, BY_NAME, mechanisms)
+    work.expect(attention)
     env = Environment()
-    given, shown = _parameters(work, attention, dict(overrides or {}), env)
-    work.body(attention, env)
-    slots = _slots(work, attention, collector)
-    _unused(work, attention, module, env, collector)
+    given: dict[str, nodes.Expression] = {}
+    shown: dict[str, ParameterValue] = {}
+    slots: list[list[Attend]] = []
+    try:
+        given, shown = _parameters(work, attention, dict(overrides or {}), env)
+        work.body(attention, env)
+        slots = slots_of(work, attention, collector)
+        _unused(work, attention, env, collector)
+    except Stopped:
+        pass
     if collector.has_errors():
         raise SpecError([d for d in collector.diagnostics if d.severity == "error"])
     program = Program(
@@ -164,161 +176,39 @@ def _parameters(
 def _override(
     parameter: nodes.Parameter, value: ParameterValue, work: Statements
 ) -> nodes.Expression:
+    if isinstance(value, int) and abs(value) > LARGEST:
+        work.collector.fail(
+            "A218",
+            f"the value of `{parameter.name}` must lie between -2**62 and 2**62",
+            parameter.name_span,
+        )
     text = str(value).lower() if isinstance(value, bool) else str(value)
-    label = f"<{parameter.name}>"
-    frame = "attention a { let x = "
-    try:
-        file = parse(Source(label, f"{frame}{text}\n}}"))
-        (item,) = file.items
-        (statement,) = item.body if isinstance(item, nodes.Attention) else ()
-    except (SpecError, ValueError):
-        work.collector.fail(
-            "A218",
-            f"the value of `{parameter.name}` must be a number or an expression, got {text!r}",
-            parameter.name_span,
-        )
-    if not isinstance(statement, nodes.Let):
-        work.collector.fail(
-            "A218",
-            f"the value of `{parameter.name}` must be a number or an expression, got {text!r}",
-            parameter.name_span,
-        )
-    return statement.value
-
-
-def _slots(
-    work: Statements, attention: nodes.Attention, collector: Collector
-) -> list[list[Attend]]:
-    layers = 1 if work.layers is None else work.layers
-    heads = 1 if work.heads is None else work.heads
-    if collector.has_errors():
-        return []
-    attends = resolve(work.attends, layers, heads, "attend", collector)
-    scales = resolve(work.scales, layers, heads, "scale", collector)
-    normalizers = resolve(work.normalizers, layers, heads, "normalize", collector)
-    groups: dict[Where, list[Ruling[Score]]] = {}
-    for change in work.scores:
-        groups.setdefault(change.where, []).append(change)
-    stacked = [
-        Ruling(tuple(change.value for change in group), where, group[0].span)
-        for where, group in groups.items()
-    ]
-    scores = resolve(stacked, layers, heads, "score", collector)
-    _uncovered(attends, work, attention, collector)
-    if collector.has_errors():
-        return []
-    rows: list[list[Attend]] = []
-    for layer in range(layers):
-        row: list[Attend] = []
-        for head in range(heads):
-            ruling = attends[layer][head]
-            score, scale, normal = (
-                scores[layer][head],
-                scales[layer][head],
-                normalizers[layer][head],
-            )
-            if ruling is None:
-                continue
-            row.append(
-                _at_slot(
-                    work,
-                    ruling,
-                    {
-                        **({} if work.layers is None else {"layer": layer}),
-                        **({} if work.heads is None else {"head": head}),
-                    },
-                    scale,
-                    score.value if score else (),
-                    normal,
-                    collector,
-                )
-            )
-        rows.append(row)
-    return rows
-
-
-def _at_slot(
-    work: Statements,
-    ruling: Ruling[Attended],
-    place: dict[str, int | float | bool],
-    scale: Ruling[Scalar] | None,
-    scores: tuple[Score, ...],
-    normal: Ruling[str] | None,
-    collector: Collector,
-) -> Attend:
-    graph, mechanism = ruling.value
-    try:
-        if graph is not None and {"layer", "head"} & symbols_of(graph):
-            graph = substitute(graph, place)
-        factor = None if scale is None else fold(scale.value, place)
-    except ScalarError as error:
-        where = ", ".join(f"{name} {number}" for name, number in place.items())
-        collector.add("A308", f"an expression has no value at {where}: {error}", ruling.span)
-        factor = None
-    if mechanism is not None and graph is None:
-        _only_softmax(mechanism, scores, normal, collector)
-    return Attend(
-        graph=graph,
-        mechanism=mechanism,
-        scale=factor,
-        scores=scores,
-        normalize=normal.value if normal else "softmax",
-        span=ruling.span,
+    if not isinstance(value, float) or math.isfinite(value):
+        try:
+            # a frame in which the value can be nothing but one expression
+            file = parse(source_of(f"attention a {{ let x = {text}\n}}", f"<{parameter.name}>"))
+        except SpecError:
+            file = nodes.File((), span=parameter.span)
+        match file.items:
+            case (nodes.Attention(_, (), (nodes.Let(_, expression),)),):
+                return expression
+    shown = text if len(text) <= LONGEST_SHOWN else f"{text[:LONGEST_SHOWN]}…"
+    work.collector.fail(
+        "A218",
+        f"the value of `{parameter.name}` must be a number or an expression, got {shown!r}",
+        parameter.name_span,
     )
-
-
-def _only_softmax(
-    mechanism: Mechanism,
-    scores: tuple[Score, ...],
-    normal: Ruling[str] | None,
-    collector: Collector,
-) -> None:
-    if scores or normal is not None:
-        word, span = ("score", scores[0].span) if scores else ("normalize", normal and normal.span)
-        related = () if mechanism.span is None else (("the mechanism", mechanism.span),)
-        collector.add(
-            "A705",
-            f"`{word}` changes the scores of a graph; `{mechanism.name}` has none",
-            span or mechanism.span,
-            related=related,
-        )
-
-
-def _uncovered(
-    table: list[list[Ruling[Attended] | None]],
-    work: Statements,
-    attention: nodes.Attention,
-    collector: Collector,
-) -> None:
-    missing: dict[str, list[int]] = {}
-    for layer, row in enumerate(table):
-        heads = [head for head, ruling in enumerate(row) if ruling is None]
-        if heads:
-            missing.setdefault(ranges(heads), []).append(layer)
-    for heads_text, layers in missing.items():
-        which = []
-        if work.layers is not None:
-            which.append(f"layer {ranges(layers)}")
-        if work.heads is not None:
-            which.append(f"head {heads_text}")
-        collector.add(
-            "A408",
-            f"nothing is attended in {', '.join(which)}" if which else "nothing is attended",
-            attention.name_span,
-            help="add an `attend` that covers it",
-        )
 
 
 def _unused(
     work: Statements,
     attention: nodes.Attention,
-    module: Module,
     env: Environment,
     collector: Collector,
 ) -> None:
     places = {
         **{p.name: ("parameter", p.name_span) for p in attention.parameters},
-        **{s.name: ("local name", s.name_span) for s in attention.body if isinstance(s, nodes.Let)},
+        **{s.name: ("local name", s.name_span) for s in work.lets},
         **{s.name: ("input", s.name_span) for s in attention.body if isinstance(s, nodes.Input)},
     }
     for name, (what, span) in places.items():

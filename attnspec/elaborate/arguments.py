@@ -143,7 +143,9 @@ class Arguments(Elaborator):
         try:
             declaration(**values)
         except RelationError as error:
-            named = next((s for name, s in spans.items() if f"`{name}`" in error.message), node.span)
+            named = next(
+                (s for name, s in spans.items() if f"`{name}`" in error.message), node.span
+            )
             self.collector.fail("A306", error.message, named)
 
     def check_constant(

@@ -81,7 +81,11 @@ class Claims(Expressions):
         claims = []
         for index, operator in enumerate(node.operators):
             if place not in (index, index + 1):
-                continue
+                self.collector.fail(
+                    "A604",
+                    f"a claim compares one figure with numbers; this part is not about `{name}`",
+                    node.operands[index].span.to(node.operands[index + 1].span),
+                )
             other = node.operands[index + 1 if place == index else index]
             value = self.scalar(other, env, f"what `{name}` is compared with")
             if type_of(value) == "boolean":

@@ -54,7 +54,7 @@ class Collector:
         self.add(code, message, span, notes=notes, help=help, related=related)
         raise Failed
 
-    def stop(self, code: str, message: str, span: Span | None, *, help: str | None = None) -> NoReturn:
+    def stop(self, code: str, message: str, span: Span | None) -> NoReturn:
         """Record an error and end the elaboration."""
-        self.add(code, message, span, help=help)
+        self.add(code, message, span)
         raise Stopped

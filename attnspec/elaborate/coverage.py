@@ -5,11 +5,15 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
-from attnspec.diagnostics import Diagnostic
+import numpy as np
+
 from attnspec.elaborate.collect import Collector
 from attnspec.source import Span
 
 V = TypeVar("V")
+
+MOST_CLASHES = 50
+"""More than are shown; the search for them ends there."""
 
 
 @dataclass(frozen=True)
@@ -35,33 +39,32 @@ def resolve(
     rulings: list[Ruling[V]], layers: int, heads: int, what: str, collector: Collector
 ) -> list[list[Ruling[V] | None]]:
     """The ruling of each layer and head, None where there is none."""
-    table: list[list[Ruling[V] | None]] = [[None] * heads for _ in range(layers)]
-    clashes: dict[tuple[int, int], None] = {}
-    for index, ruling in enumerate(rulings):
-        for layer in ruling.where.layers:
-            for head in ruling.where.heads:
-                present = table[layer][head]
-                if present is None or present.where.depth < ruling.where.depth:
-                    table[layer][head] = ruling
-                elif present.where.depth == ruling.where.depth and present is not ruling:
-                    pair = (rulings.index(present), index)
-                    if pair not in clashes:
-                        clashes[pair] = None
-                        _clash(present, ruling, layer, head, what, collector)
-    return table
+    # number of the ruling that holds, -1 for none; outer scopes first, so that inner ones win
+    table = np.full((layers, heads), -1)
+    clashes = 0
+    for number, ruling in sorted(enumerate(rulings), key=lambda pair: pair[1].where.depth):
+        cells = np.ix_(sorted(ruling.where.layers), sorted(ruling.where.heads))
+        for other in np.unique(table[cells]).tolist() if clashes < MOST_CLASHES else []:
+            if other >= 0 and rulings[other].where.depth == ruling.where.depth:
+                inside = np.argwhere(table[cells] == other)[0]
+                layer = sorted(ruling.where.layers)[inside[0]]
+                head = sorted(ruling.where.heads)[inside[1]]
+                _clash(rulings[other], ruling, layer, head, what, collector)
+                clashes += 1
+        table[cells] = number
+    found = [*rulings, None]
+    return [[found[number] for number in row] for row in table.tolist()]
 
 
 def _clash(
     first: Ruling[V], second: Ruling[V], layer: int, head: int, what: str, collector: Collector
 ) -> None:
-    collector.diagnostics.append(
-        Diagnostic(
-            "A404",
-            f"two `{what}` of the same depth claim layer {layer}, head {head}",
-            second.span,
-            related=(("the other one stands here", first.span),),
-            help="narrow one of the scopes",
-        )
+    collector.add(
+        "A404",
+        f"two `{what}` of the same depth claim layer {layer}, head {head}",
+        second.span,
+        related=(("the other one stands here", first.span),),
+        help="narrow one of the scopes",
     )
 
 

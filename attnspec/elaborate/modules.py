@@ -5,8 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from pathlib import Path, PureWindowsPath
 
-from attnspec.diagnostics import Diagnostic, SpecError, did_you_mean
+from attnspec.diagnostics import SpecError, did_you_mean
 from attnspec.elaborate.collect import Collector, Failed
+from attnspec.elaborate.names import RESERVED, WORDS
 from attnspec.grammar import nodes
 from attnspec.grammar.parser import parse
 from attnspec.reading import read_source
@@ -38,12 +39,14 @@ class Loader:
         self.builtin = builtin
         self.root: Path | None = None
         self.loaded: dict[Path, Module] = {}
+        self.unreadable: set[Path] = set()
         self.loading: list[Path] = []
 
     def load(self, source: Source) -> Module:
         """The module of the main file; its folder is the tree that imports may not leave."""
         if source.path is not None:
-            self.root = source.path.resolve().parent
+            # where the path leads, not where a link at its end does: imports start there, too
+            self.root = source.path.parent.resolve()
             self.loading.append(source.path.resolve())
         return self._define(source, parse(source))
 
@@ -56,19 +59,39 @@ class Loader:
                     self._import(module, item, places)
                 except Failed:
                     pass
-                except SpecError as error:
-                    self.collector.diagnostics.extend(error.diagnostics)
                 module.broken.update({name.name for name in item.names} - module.graphs.keys())
                 continue
             self._claim(item.name, item.name_span, places)
             if isinstance(item, nodes.Graph):
+                if not self._has_good_parameters(item):
+                    module.broken.add(item.name)
                 module.graphs.setdefault(item.name, (item, module))
             else:
                 module.attentions.setdefault(item.name, item)
         return module
 
+    def _has_good_parameters(self, graph: nodes.Graph) -> bool:
+        places: dict[str, Span] = {}
+        good = True
+        for parameter in graph.parameters:
+            name, span = parameter.name, parameter.name_span
+            good = good and name not in RESERVED | WORDS | places.keys()
+            if name in RESERVED | WORDS:
+                self.collector.add(
+                    "A204", f"`{name}` is a word of the language and cannot be a name", span
+                )
+            elif name in places:
+                self.collector.add(
+                    "A203",
+                    f"`{name}` is defined twice",
+                    span,
+                    related=(("first defined here", places[name]),),
+                )
+            places.setdefault(name, span)
+        return good
+
     def _claim(self, name: str, span: Span, places: dict[str, Span]) -> None:
-        if name in self.builtin:
+        if name in self.builtin or name in RESERVED:
             self.collector.add(
                 "A202",
                 f"`{name}` is a word of the language and cannot be defined again",
@@ -90,6 +113,8 @@ class Loader:
             self._claim(name.name, name.span, places)
             if name.name in imported.graphs:
                 module.graphs.setdefault(name.name, imported.graphs[name.name])
+            elif name.name in imported.broken:
+                continue
             elif name.name in imported.attentions:
                 self.collector.add(
                     "A507",
@@ -138,6 +163,8 @@ class Loader:
         if path in self.loading:
             names = [p.name for p in [*self.loading[self.loading.index(path) :], path]]
             fail("A505", f"imports form a cycle: {' -> '.join(names)}", span)
+        if path in self.unreadable:
+            raise Failed
         if path in self.loaded:
             return self.loaded[path]
         if len(self.loaded) >= MOST_FILES or len(self.loading) >= MOST_DEPTH:
@@ -149,6 +176,8 @@ class Loader:
         return self._load_file(path, item, span)
 
     def _load_file(self, path: Path, item: nodes.Import, span: Span) -> Module:
+        # a file that cannot be read or parsed says so once, however many import it
+        self.unreadable.add(path)
         try:
             if path.is_file() and path.name not in {p.name for p in path.parent.iterdir()}:
                 self.collector.fail(
@@ -156,23 +185,23 @@ class Loader:
                     f"the file's name differs from {item.path!r} in upper and lower case",
                     span,
                 )
-            shown = str(path.relative_to(self.root)) if self.root else item.path
+            shown = path.relative_to(self.root).as_posix() if self.root else item.path
             source = read_source(path, shown)
+            file = parse(source)
         except OSError:
             self.collector.fail("A509", f"{item.path!r} cannot be read", span)
         except SpecError as error:
             for diagnostic in error.diagnostics:
                 if diagnostic.span is None:
-                    self.collector.diagnostics.append(
-                        Diagnostic("A509", f"cannot import: {diagnostic.message}", span)
-                    )
+                    self.collector.add("A509", f"cannot import: {diagnostic.message}", span)
                 else:
                     self.collector.diagnostics.append(diagnostic)
             raise Failed from None
         self.loading.append(path)
         try:
-            module = self._define(source, parse(source))
+            module = self._define(source, file)
         finally:
             self.loading.pop()
+        self.unreadable.remove(path)
         self.loaded[path] = module
         return module

@@ -9,9 +9,7 @@ from attnspec.ir import InputRef, Mechanism, Term, TokenTerm
 from attnspec.scalars import FUNCTIONS, Apply, Scalar, Symbol
 from attnspec.source import Span
 
-Kind: TypeAlias = Literal[
-    "scalar", "tokens", "input", "graph", "mechanism", "hybrid", "broken"
-]
+Kind: TypeAlias = Literal["scalar", "tokens", "input", "graph", "mechanism", "hybrid", "broken"]
 
 ARTICLES: dict[str, str] = {
     "scalar": "a number",

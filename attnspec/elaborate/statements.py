@@ -75,6 +75,14 @@ class Statements(Scores):
             frozenset(range(1 if self.heads is None else self.heads)),
         )
 
+    def expect(self, attention: nodes.Attention) -> None:
+        """Note which counts an attention will declare: they have no value before that."""
+        self.pending = {
+            statement.keyword
+            for statement in attention.body
+            if isinstance(statement, nodes.Setting) and statement.keyword in ("layers", "heads")
+        }
+
     def body(self, attention: nodes.Attention, env: Environment) -> None:
         """Everything an attention says; errors are collected, statement by statement."""
         # counts first: scopes and arguments anywhere may refer to them

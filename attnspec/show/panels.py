@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import numpy.typing as npt
 
+from attnspec.elaborate.coverage import ranges
 from attnspec.relations import Relation
 from attnspec.show.tally import Tally, tally
 from attnspec.show.terminal import Panel, room_for, side_for
@@ -46,19 +47,19 @@ def sheet(spec: Spec, n: int, *, layer: int, head: int | None, inputs: Sample, w
     panels = []
     for relation, heads in drawn:
         counted = tally(relation, n, side, causal)
-        title = [f"head {_ranges(heads)}"] if several else []
+        title = [f"head {ranges(heads)}"] if several else []
         title += _facts(counted) if several else [", ".join(_facts(counted))]
         formula = spec.program.attend(layer, heads[0]).mechanism
         if formula is not None:
             title.append(f"`{formula.name}` on all other pairs")
         panels.append(Panel(tuple(title), counted, period))
     footer = [
-        f"head {_ranges(heads)}: `{name}` is a formula and has no pairs"
+        f"head {ranges(heads)}: `{name}` is a formula and has no pairs"
         for name, heads in without.items()
     ]
     rest = [head for heads in list(groups.values())[MOST_PANELS:] for head in heads]
     if rest:
-        footer.append(f"not drawn: head {_ranges(rest)}; --head chooses one")
+        footer.append(f"not drawn: head {ranges(rest)}; --head chooses one")
     footer.extend(_other_layers(spec, layer))
     return Sheet(_header(spec, n, layer, head), tuple(panels), tuple(footer))
 
@@ -122,15 +123,5 @@ def _other_layers(spec: Spec, layer: int) -> Iterable[str]:
     slots = spec.program.slots
     others = [other for other, row in enumerate(slots) if row != slots[min(layer, len(slots) - 1)]]
     if others:
-        yield f"layer {_ranges(others)} differs; --layer {others[0]} shows it"
+        yield f"layer {ranges(others)} differs; --layer {others[0]} shows it"
 
-
-def _ranges(numbers: Iterable[int]) -> str:
-    """`0..3, 7`."""
-    runs: list[list[int]] = []
-    for number in numbers:
-        if runs and number == runs[-1][1] + 1:
-            runs[-1][1] = number
-        else:
-            runs.append([number, number])
-    return ", ".join(str(a) if a == b else f"{a}..{b}" for a, b in runs)

@@ -1,0 +1,95 @@
+"""The kernel of stepped attention: autograd around it, and what stands in where it cannot go."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cached_property
+
+import torch
+from torch.nn import functional
+
+from attnspec.formula import scale_of
+from attnspec.layout import tile_layout
+from attnspec.ordered import StepLayout
+from attnspec.runs import runs_of
+from attnspec.stepped import SteppedAttention
+from attnspec.target import Call, Work
+from attnspec.tiled import TiledKernel, is_transformed
+
+TILE = 64
+"""The tile size of the stand-in."""
+
+
+class SteppedKernel:
+    """Attention over disjoint steps; by tiles in natural order where the flash kernel cannot go."""
+
+    def __init__(
+        self,
+        work: Work,
+        heads: tuple[int, ...],
+        device: torch.device,
+        layouts: Sequence[StepLayout],
+    ) -> None:
+        self.work, self.heads, self.device = work, heads, device
+        self.attention = SteppedAttention(layouts)
+
+    @cached_property
+    def tiled(self) -> TiledKernel:
+        """The same attention by tiles in natural order, in differentiable operations."""
+        work = self.work
+        layout = tile_layout(work.relation, work.n_q, work.n_k, TILE)
+        return TiledKernel(work, self.heads, self.device, runs_of(layout), layout.masks)
+
+    def __call__(
+        self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, call: Call
+    ) -> torch.Tensor:
+        batch, heads, rows, size = q.shape
+        out_size = v.shape[-1]
+        if (
+            call.dropout_p
+            or not size
+            or not out_size
+            or not k.shape[2]
+            or is_transformed()
+            or torch.compiler.is_compiling()
+        ):
+            return self.tiled(q, k, v, call)
+        q = q.reshape(batch, k.shape[1], heads // k.shape[1], rows, size)
+        wide = max(size, out_size)
+        parts = [
+            functional.pad(x, (0, wide - x.shape[-1])) if x.shape[-1] < wide else x
+            for x in (q, k, v)
+        ]
+        # the kernel reads rows as they are, so only the last dimension has to be contiguous
+        parts = [x if x.stride(-1) == 1 else x.contiguous() for x in parts]
+        scale = scale_of(self.work, size)
+        if torch.is_grad_enabled() and any(x.requires_grad for x in parts):
+            out: torch.Tensor = _Stepped.apply(*parts, call.padding, self, scale)  # type: ignore[no-untyped-call]
+        else:
+            out, _ = self.attention.forward(parts[0], parts[1], parts[2], call.padding, scale)
+        return out[..., :out_size].reshape(batch, heads, rows, out_size)
+
+
+class _Stepped(torch.autograd.Function):
+    """The steps, with tiles in natural order for derivatives of the derivative."""
+
+    @staticmethod
+    def forward(ctx, q, k, v, padding, kernel, scale):  # type: ignore[no-untyped-def]
+        out, lse = kernel.attention.forward(q, k, v, padding, scale)
+        ctx.save_for_backward(q, k, v, out, lse)
+        ctx.kernel, ctx.padding, ctx.scale = kernel, padding, scale
+        return out
+
+    @staticmethod
+    def backward(ctx, grad):  # type: ignore[no-untyped-def]
+        q, k, v, *rest = ctx.saved_tensors
+        if torch.is_grad_enabled():
+            call = Call(padding=ctx.padding)
+            out = ctx.kernel.tiled.composed(q, k, v, call, fused=False)
+            wanted = [x for x in (q, k, v) if x.requires_grad]
+            found = iter(torch.autograd.grad(out, wanted, grad, create_graph=True))
+            grads = tuple(next(found) if x.requires_grad else None for x in (q, k, v))
+        else:
+            saved = (q, k, v, *rest)
+            grads = ctx.kernel.attention.backward(grad, saved, ctx.padding, ctx.scale)
+        return *grads, None, None, None
