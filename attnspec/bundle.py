@@ -91,7 +91,9 @@ def _home(pattern: str) -> Name:
 def _source(module: str) -> str:
     spec = importlib.util.find_spec(module)
     if spec is None or spec.origin is None:
-        raise InternalError(f"the source of {module} is not there, and a standalone module needs it")
+        raise InternalError(
+            f"the source of {module} is not there, and a standalone module needs it"
+        )
     return Path(spec.origin).read_text(encoding="utf-8")
 
 
@@ -101,8 +103,8 @@ def _read(module: str) -> Part:
     tree = ast.parse(text)
     title = (ast.get_docstring(tree) or module).partition("\n")[0]
     part = Part(module, text.split("\n"), title)
-    for node in tree.body:
-        _take(part, node)
+    for statement in tree.body:
+        _take(part, statement)
     for node in ast.walk(tree):
         if isinstance(node, ast.ImportFrom) and _is_ours(node.module):
             part.later.append(str(node.module))
@@ -295,9 +297,7 @@ def _text(part: Part, unit: Unit, names: dict[Name, str]) -> str:
     return "\n".join(kept).rstrip()
 
 
-def _edits(
-    node: ast.AST, renamed: dict[str, str]
-) -> Iterator[tuple[int, int, int, str]]:
+def _edits(node: ast.AST, renamed: dict[str, str]) -> Iterator[tuple[int, int, int, str]]:
     """Line, first and last column and new text of every name to replace, local names left alone."""
     if isinstance(node, ast.FunctionDef | ast.ClassDef) and node.name in renamed:
         word = "def " if isinstance(node, ast.FunctionDef) else "class "

@@ -16,13 +16,14 @@ import numpy as np
 
 from attnspec.bind import BindError, Situation, bind_attended, integer_of
 from attnspec.diagnostics import AttnSpecError, Diagnostic, SpecError
-from attnspec.figures import FIGURES, allowed, reached, total_edges
+from attnspec.figures import FIGURES, total_edges, unread
 from attnspec.ir import Claim, Program, Term, inputs_of, leaves
 from attnspec.patterns import BY_NAME
 from attnspec.proofs import is_symmetric, never_reads_later, reads_itself
-from attnspec.relations import RelationError
+from attnspec.relations import Relation, RelationError
 from attnspec.scalars import ScalarError, evaluate
-from attnspec.stack import Stack
+from attnspec.source import Span
+from attnspec.stack import Stack, TooMuch
 
 if TYPE_CHECKING:
     from attnspec.spec import Spec
@@ -61,35 +62,58 @@ def check(spec: Spec) -> list[Diagnostic]:
 def _rows_without_keys(stack: Stack) -> Iterator[Diagnostic]:
     if stack.unknown:
         return
+    yield from _without_length(stack)
     reported: set[int] = set()
     lengths = stack.lengths((64, 257, 1024))
     for n in reversed(lengths):
-        for layer, head, relation in stack.relations(n):
-            attend = stack.program.attend(layer, head)
-            try:
-                degrees = relation.degrees(n)
-            except RelationError as error:
-                yield Diagnostic("A320", error.message, attend.span)
-                return
-            if attend.span is None or attend.span.start in reported or degrees.min() > 0:
-                continue
-            reported.add(attend.span.start)
-            empty = np.flatnonzero(degrees == 0)
-            slot = _slot_text(stack.program, layer, head)
-            if len(empty) == n == lengths[-1]:
-                yield Diagnostic(
-                    "A902", f"this graph has no pairs at n = {n}{slot}", attend.span, "warning"
-                )
-                continue
-            rows = ", ".join(str(row) for row in empty[:4]) + (", …" if len(empty) > 4 else "")
-            yield Diagnostic(
-                "A901",
-                f"{len(empty)} of {n} queries have no key{slot}: {rows}",
-                attend.span,
-                "warning",
-                notes=("a query without a key gets output 0 and gradient 0",),
-                help="`| self` gives every query itself",
-            )
+        try:
+            for layer, head, relation in stack.relations(n):
+                attend = stack.program.attend(layer, head)
+                if attend.span is None or attend.span.start in reported:
+                    continue
+                slot = _slot_text(stack.program, layer, head)
+                found = _empty_rows(relation, n, attend.span, slot, n == lengths[-1])
+                if found is not None:
+                    reported.add(attend.span.start)
+                    yield found
+        except TooMuch:
+            continue
+
+
+def _empty_rows(
+    relation: Relation, n: int, span: Span, slot: str, longest: bool
+) -> Diagnostic | None:
+    try:
+        degrees = relation.degrees(n)
+    except RelationError as error:
+        message = error.message if f"n = {n}" in error.message else f"{error.message} at n = {n}"
+        return Diagnostic("A320", message, span)
+    empty = np.flatnonzero(degrees == 0)
+    if len(empty) == 0:
+        return None
+    if len(empty) == n and longest:
+        return Diagnostic("A902", f"this graph has no pairs at n = {n}{slot}", span, "warning")
+    rows = ", ".join(str(row) for row in empty[:4]) + (", …" if len(empty) > 4 else "")
+    return Diagnostic(
+        "A901",
+        f"{len(empty)} of {n} queries have no key{slot}: {rows}",
+        span,
+        "warning",
+        notes=("a query without a key gets output 0 and gradient 0",),
+        help="`| self` gives every query itself",
+    )
+
+
+def _without_length(stack: Stack) -> Iterator[Diagnostic]:
+    """What is wrong at the longest length, if the spec has none of the lengths at all."""
+    if stack.fixed_length() is None and not stack.lengths(LENGTHS):
+        try:
+            stack.bound(LENGTHS[-1])
+        except SpecError as error:
+            yield from error.diagnostics
+        except AttnSpecError:
+            # a grid of another size
+            return
 
 
 def _slot_text(program: Program, layer: int, head: int) -> str:
@@ -116,12 +140,19 @@ def _claim(claim: Claim, stack: Stack) -> Iterator[Diagnostic]:
     if claim.kind == "order":
         yield from _order(claim, stack)
         return
-    for n in stack.lengths(LENGTHS) if claim.at is None else claim.at:
+    lengths = stack.lengths(LENGTHS) if claim.at is None else sorted(set(claim.at))
+    if not lengths:
+        listed = ", ".join(f"{n:,}" for n in LENGTHS)
+        yield _unchecked(claim, f"the spec has none of the lengths {listed}")
+    for n in lengths:
         if n > LONGEST and claim.kind not in ("edges", "degree", "density", "rows_nonempty"):
             yield _unchecked(claim, f"lengths above {LONGEST:,} are not looked into, got n = {n:,}")
             continue
         try:
             counterexample = _CHECKS[claim.kind](claim, stack, n)
+        except TooMuch as error:
+            yield _unchecked(claim, str(error))
+            continue
         except SpecError as error:
             yield from error.diagnostics
             return
@@ -141,6 +172,12 @@ def _proven(claim: Claim, stack: Stack) -> bool:
     if claim.kind == "causal" and stack.program.causal:
         # a mechanism without a causal form was refused before
         return True
+    if claim.kind == "symmetric" and stack.program.causal:
+        # k <= q is intersected with every graph, and is not symmetric
+        return False
+    if claim.kind == "rows_nonempty" and stack.program.extra_tokens:
+        # patterns on a grid leave out the tokens before it
+        return False
     graphs = [attend.graph for attend in stack.program.attends]
     return all(graph is not None and _PROOFS[claim.kind](graph) for graph in graphs) and not any(
         attend.mechanism for attend in stack.program.attends
@@ -153,16 +190,15 @@ def _order(claim: Claim, stack: Stack) -> Iterator[Diagnostic]:
         yield _unchecked(claim, "positions on a grid have one length")
         return
     parts = []
-    closed = all(
-        relation.progressions(np.arange(1), 64) is not None
-        for _, _, relation in stack.relations(64)
-    )
-    growth = GROWTH if closed else GROWTH_LOOKED_INTO
+    growth = GROWTH if _in_closed_form(stack, GROWTH) else GROWTH_LOOKED_INTO
     for n in growth:
         try:
             bound = evaluate(claim.value or 0, _situation(stack, n).values)
             parts.append(total_edges(stack, n) / float(bound))
-        except (SpecError, ScalarError, ZeroDivisionError) as error:
+        except TooMuch as error:
+            yield _unchecked(claim, str(error))
+            return
+        except (AttnSpecError, RelationError, ScalarError, ZeroDivisionError) as error:
             yield Diagnostic("A608", f"`{claim.text}` cannot be checked: {error}", claim.span)
             return
     if parts[-1] > 1.1 * parts[-2]:
@@ -173,6 +209,18 @@ def _order(claim: Claim, stack: Stack) -> Iterator[Diagnostic]:
             f"`{claim.text}` does not hold: edges over the bound grow, {figures} at n = {lengths}",
             claim.span,
         )
+
+
+def _in_closed_form(stack: Stack, lengths: tuple[int, ...]) -> bool:
+    """Whether the edges can be counted without looking at pairs."""
+    try:
+        return all(
+            relation.progressions(np.unique([0, n // 2, n - 1]), n) is not None
+            for n in lengths
+            for _, _, relation in stack.bound(n).found
+        )
+    except (AttnSpecError, RelationError):
+        return False
 
 
 def _unchecked(claim: Claim, reason: str) -> Diagnostic:
@@ -223,8 +271,9 @@ def _symmetric(claim: Claim, stack: Stack, n: int) -> str | None:
 
 def _reach(claim: Claim, stack: Stack, n: int) -> str | None:
     layers = integer_of(claim.value or 0, _situation(stack, n), "layers", claim.span)
-    *_, read = reached(stack, n, layers)
-    q, k = np.nonzero(allowed(stack, n) & ~read)
+    if layers < 0:
+        raise BindError(f"`layers` must be at least 0, got {layers} at n = {n}", claim.span)
+    q, k = np.nonzero(unread(stack, n, layers))
     if len(q) == 0:
         return None
     return f"after {layers} layers query {q[0]} has not read {k[0]} ({len(q):,} such pairs)"
@@ -271,7 +320,11 @@ def _figure(claim: Claim, stack: Stack, n: int) -> str | None:
         return "some allowed pair is never joined"
     if isinstance(value, np.ndarray) or _COMPARE[claim.compare or "=="](found, value):
         return None
-    return f"it is {found:.6g}, compared with {value:.6g}"
+    return f"it is {_shown(found)}, compared with {_shown(value)}"
+
+
+def _shown(number: float) -> str:
+    return f"{number:,}" if isinstance(number, int) else f"{number:.6g}"
 
 
 _PROOFS: dict[str, Callable[[Term], bool]] = {

@@ -27,9 +27,17 @@ from attnspec.ir import (
 )
 from attnspec.scalars import Apply, Scalar, Symbol
 
-Plain: TypeAlias = "None | bool | int | float | str | list[Plain] | dict[str, Plain]"
+Plain: TypeAlias = "bool | int | float | str | list[Plain] | dict[str, Plain] | None"
+
+FORMAT = 1
+"""The version of plan data; a run time reads the version it knows and no other."""
 
 OPERATORS = ("|", "&", "-", "~", "transpose", "shift")
+
+
+def plan_data(program: Program, backend: str = "auto") -> dict[str, Plain]:
+    """What a compiled attention is built from, and what stands in an emitted module."""
+    return {"format": FORMAT, "backend": backend, "program": to_data(program)}
 
 
 def to_data(program: Program) -> dict[str, Plain]:
@@ -41,9 +49,7 @@ def to_data(program: Program) -> dict[str, Plain]:
         "causal": program.causal,
         "grid": None if program.grid is None else [_scalar_out(x) for x in program.grid],
         "extra_tokens": program.extra_tokens,
-        "inputs": [
-            {"name": x.name, "kind": x.kind, "at_most": x.at_most} for x in program.inputs
-        ],
+        "inputs": [{"name": x.name, "kind": x.kind, "at_most": x.at_most} for x in program.inputs],
         "attends": [_attend_out(x) for x in program.attends],
         "slots": [list(row) for row in program.slots],
     }
@@ -76,7 +82,9 @@ def _attend_out(attend: Attend) -> Plain:
     mechanism = attend.mechanism
     return {
         "graph": None if attend.graph is None else _term_out(attend.graph),
-        "mechanism": mechanism and {mechanism.name: _arguments_out(mechanism.arguments)},
+        "mechanism": None
+        if mechanism is None
+        else {mechanism.name: _arguments_out(mechanism.arguments)},
         "scale": None if attend.scale is None else _scalar_out(attend.scale),
         "scores": [{x.name: _arguments_out(x.arguments)} for x in attend.scores],
         "normalize": attend.normalize,

@@ -11,10 +11,10 @@ import builtins
 import json
 import keyword
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 from attnspec.bundle import NEEDED, bundle
-from attnspec.data import Plain, to_data
+from attnspec.data import Plain, plan_data
 from attnspec.diagnostics import InternalError
 from attnspec.ir import Program, leaves
 
@@ -27,7 +27,7 @@ OWN = ("CompiledAttention", "FORMAT", "Mapping", "PLAN")
 MARK = ", compiled by attnspec "
 """Stands in the first line of every emitted module, between the name and the version."""
 
-_DEPENDENT = '''\
+_DEPENDENT = """\
 from __future__ import annotations
 
 from collections.abc import Mapping
@@ -41,15 +41,15 @@ except ImportError as error:
         "this module runs on the package attnspec, which cannot be imported here: install it, or"
         " compile the spec with --standalone"
     ) from error
-'''
+"""
 
-_CHECK = '''\
+_CHECK = """\
 if PLAN["format"] != FORMAT:
     raise ImportError(
         f"this module needs a run time for plans of format {PLAN['format']}, and the attnspec that"
         f" is installed has {FORMAT}: compile the spec again, or install attnspec VERSION"
     )
-'''
+"""
 
 _CLASS = '''\
 class NAME(CompiledAttention):
@@ -102,14 +102,13 @@ def emit(
     module carries the run time and needs torch and numpy alone; the others import attnspec.
     """
     name = class_name(program.name)
-    plan: dict[str, Plain] = {"format": 1, "backend": backend, "program": to_data(program)}
     parts = [_docstring(program.name, text, fingerprint, version, facts, name)]
     if standalone:
         used = {leaf.pattern for a in program.attends if a.graph for leaf in leaves(a.graph)}
         parts.append(bundle(sorted(used | {"causal"}), reserved=(name, *OWN)))
     else:
         parts.append(_DEPENDENT)
-    parts.append(f"PLAN = {literal(plan)}\n")
+    parts.append(f"PLAN = {literal(plan_data(program, backend))}\n")
     if not standalone:
         parts.append(_CHECK.replace("VERSION", version))
     parts.append("\n" + _class(program, name))

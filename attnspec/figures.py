@@ -3,11 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from attnspec.relations import Relation
 from attnspec.stack import Stack
+
+if TYPE_CHECKING:
+    from scipy.sparse import csr_array
+
+_WORDS = 1 << 22
+"""Words gathered in one go: 32 mebibytes."""
 
 
 def allowed(stack: Stack, n: int) -> np.ndarray:
@@ -17,35 +23,61 @@ def allowed(stack: Stack, n: int) -> np.ndarray:
 
 
 def reached(stack: Stack, n: int, layers: int) -> Iterator[np.ndarray]:
-    """bool [n, n] after 0, 1, … layers: what each query has read, itself included."""
-    read = np.eye(n, dtype=bool)
+    """What each query has read after 0, 1, … layers, itself included, in bits as `packed` has them.
+
+    Ends early where no further layer adds anything.
+    """
+    read = packed(np.eye(n, dtype=bool))
     yield read
     graph = None
     for layer in range(layers):
         # a spec with fewer layers repeats its last
         if layer < stack.spec.layers:
-            graph = stack.layer(n, layer).astype(np.float32)
+            graph = stack.layer(n, layer)
         if graph is None:
             return
-        grown = read | (graph @ read.astype(np.float32) > 0)
+        grown = _passed_on(graph, read)
         if layer >= stack.spec.layers and (grown == read).all():
             return
         read = grown
         yield read
 
 
+def packed(pairs: np.ndarray) -> np.ndarray:
+    """bool [m, n] as bits, uint64 [m, ceil(n / 64)]."""
+    padding = -pairs.shape[1] % 64
+    return np.packbits(np.pad(pairs, ((0, 0), (0, padding))), axis=1).view(np.uint64)
+
+
+def unread(stack: Stack, n: int, layers: int) -> np.ndarray:
+    """bool [n, n]: the allowed keys that a query has not read after the first layers."""
+    *_, read = reached(stack, n, layers)
+    bits = np.unpackbits(read.view(np.uint8), axis=1, count=n).astype(bool)
+    return np.asarray(allowed(stack, n) & ~bits)
+
+
+def _passed_on(graph: csr_array, read: np.ndarray) -> np.ndarray:
+    """What each query has read after one more layer with the edges of `graph`."""
+    grown = read.copy()
+    pointers, keys = graph.indptr, graph.indices
+    first, rows = 0, len(read)
+    while first < rows:
+        # as many rows as have about _WORDS words to gather, but one at least
+        most = int(pointers[first]) + max(1, _WORDS // read.shape[1])
+        last = max(first + 1, int(np.searchsorted(pointers, most, side="right")) - 1)
+        begin, end = pointers[first], pointers[last]
+        with_keys = np.flatnonzero(np.diff(pointers[first : last + 1]))
+        if len(with_keys):
+            starts = pointers[first:last][with_keys] - begin
+            gathered = np.bitwise_or.reduceat(read[keys[begin:end]], starts, axis=0)
+            grown[first + with_keys] |= gathered
+        first = last
+    return grown
+
+
 def total_edges(stack: Stack, n: int) -> int:
     """The pairs of all layers and heads together."""
-    heads = stack.spec.heads or 1
-    counts: dict[Relation, int] = {}
-    total = 0
-    for layer in range(stack.spec.layers):
-        for head in range(heads):
-            relation = stack.spec.relation(n, layer, head)
-            if relation not in counts:
-                counts[relation] = relation.edges(n)
-            total += counts[relation]
-    return total
+    return sum(count * relation.edges(n) for count, relation in stack.counted(n))
 
 
 def density(stack: Stack, n: int) -> float:
@@ -60,7 +92,7 @@ def degree(stack: Stack, n: int) -> int:
 
 def depth(stack: Stack, n: int) -> int | None:
     """The least number of layers after which all allowed pairs are joined, None if never."""
-    wanted = allowed(stack, n)
+    wanted = packed(allowed(stack, n))
     for layers, read in enumerate(reached(stack, n, n + stack.spec.layers)):
         if not (wanted & ~read).any():
             return layers
@@ -71,10 +103,7 @@ def distances(stack: Stack, n: int) -> np.ndarray:
     """Shortest paths between allowed pairs in the union of all layers and heads; inf = none."""
     from scipy.sparse.csgraph import shortest_path
 
-    total = stack.layer(n, 0)
-    for layer in range(1, stack.spec.layers):
-        total = (total + stack.layer(n, layer)).minimum(1)
-    distances = np.asarray(shortest_path(total.astype(np.float64), unweighted=True))
+    distances = np.asarray(shortest_path(stack.union(n).astype(np.float64), unweighted=True))
     return np.asarray(distances[allowed(stack, n)])
 
 
@@ -93,9 +122,7 @@ def path_length(stack: Stack, n: int) -> float | None:
 
 def spectral_gap(stack: Stack, n: int) -> float:
     """1 - |second eigenvalue| of the symmetrised, degree-normalised union of all heads."""
-    total = stack.layer(n, 0)
-    for layer in range(1, stack.spec.layers):
-        total = (total + stack.layer(n, layer)).minimum(1)
+    total = stack.union(n)
     either = total.maximum(total.T).toarray().astype(float)
     degrees = np.maximum(either.sum(axis=1), 1)
     eigenvalues = np.linalg.eigvalsh(either / np.sqrt(degrees[:, None] * degrees[None]))

@@ -93,9 +93,7 @@ class Formula:
         weights = weigh(scores, blocks.mask, self.work.normalize)
         if call.dropout_p:
             weights = functional.dropout(weights, call.dropout_p)
-        weights = weights.transpose(2, 3).reshape(
-            batch, keys, groups, repeat * rows, k.shape[-2]
-        )
+        weights = weights.transpose(2, 3).reshape(batch, keys, groups, repeat * rows, k.shape[-2])
         out = (weights @ v).view(batch, keys, groups, repeat, rows, v.shape[-1])
         return out.transpose(2, 3).to(kept)
 

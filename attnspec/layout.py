@@ -13,10 +13,13 @@ from functools import lru_cache
 
 import numpy as np
 
-from attnspec.relations import EMPTY, FULL, SOME, Relation, Tiles, evaluate_pairs
+from attnspec.relations import FULL, SOME, Relation, Tiles, evaluate_pairs, phase_of
 
 FULL_TILE = -1
 """Stands in place of a mask's number for a tile whose every pair is an edge."""
+
+_NO_PAIR = -2
+"""Stands in place of a mask's number for a tile that turns out to be empty."""
 
 _LOOKED = 1 << 22
 """Pairs evaluated in one go."""
@@ -75,7 +78,7 @@ class TileLayout:
     def pairs(self) -> np.ndarray:
         """The pairs as bool [n_q, n_k]."""
         full, masked, _ = self.dense()
-        return full | masked
+        return np.asarray(full | masked)
 
 
 def tile_layout(relation: Relation, n_q: int, n_k: int, tile: int) -> TileLayout:
@@ -83,13 +86,16 @@ def tile_layout(relation: Relation, n_q: int, n_k: int, tile: int) -> TileLayout
     found = classify(relation, n_q, n_k, tile)
     q_full, k_full = _expanded(found)
     q_some, k_some = found.undecided
-    looked = len(q_some) * tile * tile
-    if not looked:
-        kinds, masks = np.zeros(0, np.int64), np.zeros((0, tile, tile), bool)
-    elif looked > _ROWS_GAIN * relation.typical_degree(n_k) * n_q:
-        q_some, k_some, kinds, masks = _from_edges(relation, found)
-    else:
-        q_some, k_some, kinds, masks = _looked_into(relation, found)
+    kinds, masks = np.zeros(0, np.int64), np.zeros((0, tile, tile), bool)
+    if len(q_some):
+        chosen, phase = _phases(relation, found)
+        if len(chosen) * tile * tile > _ROWS_GAIN * relation.typical_degree(n_k) * n_q:
+            q_some, k_some, kinds, masks = _from_edges(relation, found)
+        else:
+            kinds, masks = _looked_into(relation, found, chosen)
+            kinds = kinds[phase]
+            some = kinds != _NO_PAIR
+            q_some, k_some, kinds = q_some[some], k_some[some], kinds[some]
     q_all, k_all = np.concatenate([q_full, q_some]), np.concatenate([k_full, k_some])
     kinds = np.concatenate([np.full(len(q_full), FULL_TILE), kinds])
     order = np.lexsort((k_all, q_all))
@@ -174,19 +180,22 @@ def _parts(value: object) -> list[object]:
 def _covers(
     relation: Relation, n_q: int, n_k: int, length: int, q: np.ndarray, k: np.ndarray
 ) -> np.ndarray:
-    first = n_k - n_q
     kinds = np.empty(len(q), np.uint8)
     # token sets may look at every position of a tile
     step = max(1024, _LOOKED // length)
     for low in range(0, len(q), step):
         part = np.s_[low : low + step]
-        q_start, k_start = first + q[part] * length, k[part] * length
-        kinds[part] = relation.cover(
-            Tiles(q_start, np.minimum(q_start + length, n_k)),
-            Tiles(k_start, np.minimum(k_start + length, n_k)),
-            n_k,
-        )
+        kinds[part] = relation.cover(*_tiles(n_q, n_k, length, q[part], k[part]), n_k)
     return kinds
+
+
+def _tiles(n_q: int, n_k: int, length: int, q: np.ndarray, k: np.ndarray) -> tuple[Tiles, Tiles]:
+    """Query and key tiles by their numbers."""
+    q_start, k_start = n_k - n_q + q * length, k * length
+    return (
+        Tiles(q_start, np.minimum(q_start + length, n_k)),
+        Tiles(k_start, np.minimum(k_start + length, n_k)),
+    )
 
 
 def _children(
@@ -232,13 +241,25 @@ class _Masks:
         return bits.reshape(-1, self.tile, self.tile)
 
 
-def _looked_into(
-    relation: Relation, found: Classified
-) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-    """The undecided tiles by evaluating `holds` in them, without those that are empty."""
+def _phases(relation: Relation, found: Classified) -> tuple[np.ndarray, np.ndarray]:
+    """One undecided tile of each phase, and the phase of every undecided tile."""
     q, k = found.undecided
+    if not is_closed(relation):
+        return np.arange(len(q)), np.arange(len(q))
+    q_tiles, k_tiles = _tiles(found.n_q, found.n_k, found.tile, q, k)
+    phases = [*phase_of(relation, q_tiles, k_tiles, found.n_k), q_tiles.count, k_tiles.count]
+    table = np.stack([np.broadcast_to(phase, q.shape) for phase in phases], axis=1)
+    _, chosen, phase = np.unique(table, axis=0, return_index=True, return_inverse=True)
+    return chosen, phase.ravel()
+
+
+def _looked_into(
+    relation: Relation, found: Classified, chosen: np.ndarray
+) -> tuple[np.ndarray, np.ndarray]:
+    """The kinds of the chosen undecided tiles by evaluating `holds` in them, and the masks."""
+    q, k = (side[chosen] for side in found.undecided)
     tile, first = found.tile, found.n_k - found.n_q
-    masks, kinds, kept = _Masks(tile), [], []
+    masks, kinds = _Masks(tile), []
     inside = np.arange(tile)
     step = max(1, _LOOKED // (tile * tile))
     for low in range(0, len(q), step):
@@ -250,12 +271,10 @@ def _looked_into(
         held = held & real
         some = held.any(axis=(1, 2))
         full = (held | ~real).all(axis=(1, 2))
-        kind = np.full(len(held), FULL_TILE)
+        kind = np.where(full, FULL_TILE, _NO_PAIR)
         kind[some & ~full] = masks.number(held[some & ~full])
-        kinds.append(kind[some])
-        kept.append(low + np.flatnonzero(some))
-    index = np.concatenate(kept)
-    return q[index], k[index], np.concatenate(kinds), masks.stacked()
+        kinds.append(kind)
+    return np.concatenate(kinds), masks.stacked()
 
 
 def _from_edges(

@@ -32,8 +32,8 @@ def reads_data(value: object) -> bool:
     return False
 
 
-def with_data(value: Part, data: Mapping[str, torch.Tensor]) -> Part:
-    """The same relation with tensors in place of its stand-ins."""
+def with_data(value: Part, data: Mapping[str, object]) -> Part:
+    """The same relation with values in place of its stand-ins."""
     if isinstance(value, StandIn):
         return Data(data[value.name])  # type: ignore[return-value]
     if isinstance(value, tuple):

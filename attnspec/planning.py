@@ -56,8 +56,8 @@ class Plan:
     def __str__(self) -> str:
         rows = [
             (
-                "layer " + _numbers(step.layers),
-                "every head" if step.heads is None else "head " + _numbers(step.heads),
+                "layer " + numbers(step.layers),
+                "every head" if step.heads is None else "head " + numbers(step.heads),
                 candidate.backend.name,
                 _verdict(candidate, chosen=candidate is step.candidates[0]),
             )
@@ -139,7 +139,7 @@ def _time(seconds: float) -> str:
     return f"{seconds * 1e6:.3g} us"
 
 
-def _numbers(numbers: Sequence[int]) -> str:
+def numbers(numbers: Sequence[int]) -> str:
     """Ascending numbers with runs written as ranges: 0..5, 7."""
     parts: list[list[int]] = []
     for number in numbers:

@@ -132,7 +132,7 @@ class Relation:
     def row_keys(self, first: int, last: int, n: int) -> np.ndarray:
         """The keys of queries first <= q < last one after the other, as `rows` has them."""
         closed = self.progressions(np.arange(first, last), n)
-        if closed is None or max(np.shape(part)[-1] for part in closed if np.ndim(part)) > 1:
+        if closed is None or np.broadcast_shapes(*(np.shape(p) for p in closed))[-1] != 1:
             return self.rows(first, last, n)[1]
         start, stop, step = (np.broadcast_to(p, (last - first, 1))[:, 0] for p in closed)
         counts = np.maximum(0, -((start - stop) // step))

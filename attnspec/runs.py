@@ -128,4 +128,4 @@ def unfolded(masks: np.ndarray, kinds: np.ndarray) -> np.ndarray:
     tile = masks.shape[-1]
     blocks, tall, wide = kinds.shape
     held = masks[kinds] | (kinds == FULL_TILE)[..., None, None]
-    return held.swapaxes(2, 3).reshape(blocks, tall * tile, wide * tile)
+    return np.asarray(held.swapaxes(2, 3).reshape(blocks, tall * tile, wide * tile))

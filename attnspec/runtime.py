@@ -17,16 +17,13 @@ from attnspec.arguments import (
     check_tensors,
 )
 from attnspec.caching import Cache
-from attnspec.data import Plain, from_data
+from attnspec.data import FORMAT, Plain, from_data
 from attnspec.formula import Blocks, Formula
 from attnspec.ir import Program
 from attnspec.planning import candidates, check_backend
 from attnspec.relations import Relation
 from attnspec.target import Bias, Call, Kernel, Work
 from attnspec.works import bias_tables, grid_of, stand_ins, works_of
-
-FORMAT = 1
-"""The version of the plan data that this module reads."""
 
 KEPT = 64
 """How many layouts a module keeps, for that many combinations of layer, lengths and device."""
@@ -100,7 +97,7 @@ class CompiledAttention(nn.Module):
         Raises TypeError or ValueError, with the shapes, for tensors that do not fit.
         """
         layer = check_layer(self.program, layer)
-        device = q.device if isinstance(q, torch.Tensor) else torch.device("cpu")
+        device: torch.device = getattr(q, "device", torch.device("cpu"))
         if torch.is_autocast_enabled(device.type):
             narrow = torch.get_autocast_dtype(device.type)
             with torch.autocast(device.type, enabled=False):
@@ -166,7 +163,7 @@ class CompiledAttention(nn.Module):
         return self._prepared.get(key, lambda: self._build(*key))
 
     # dynamo calls this instead of tracing it, and then finds what was built in the cache
-    @torch.compiler.assume_constant_result
+    @torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
     def _ready(
         self, layer: int, heads: int, key_heads: int, n_q: int, n_k: int, device: str
     ) -> bool:

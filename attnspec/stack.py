@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from attnspec.diagnostics import AttnSpecError
-from attnspec.ir import Program, inputs_of, leaves
+from attnspec.ir import Program, inputs_of, leaves, symbols_of
 from attnspec.patterns import BY_NAME
 from attnspec.relations import Relation
 
@@ -18,12 +19,43 @@ if TYPE_CHECKING:
     from attnspec.spec import Spec
 
 
+MOST_RELATIONS = 1024
+"""The most different graphs of one spec that are looked into."""
+
+MOST_POSITIONS = 1 << 22
+"""The longest sequence that is looked into."""
+
+MOST_WORK = 1 << 31
+"""The most pairs, counted for every pattern of a graph, that are looked at for one length."""
+
+MOST_AT_ONCE = 1 << 28
+"""The same for a single graph, whose patterns are written out beside each other."""
+
+
+class TooMuch(AttnSpecError):
+    """A spec, or a length, is larger than what is looked into."""
+
+
+@dataclass(frozen=True)
+class Bound:
+    """The different relations of a spec at one length.
+
+    `found` has each with the first layer and head that have it; `rows` says for each layer how many
+    heads have which, by index in `found`.
+    """
+
+    found: tuple[tuple[int, int, Relation], ...]
+    rows: tuple[Mapping[int, int], ...]
+
+
 class Stack:
     """The relations of all layers and heads of a spec, at the lengths that are asked for."""
 
     def __init__(self, spec: Spec) -> None:
         self.spec = spec
         self.program: Program = spec.program
+        self._bound: dict[int, Bound] = {}
+        self._union: tuple[tuple[int, frozenset[int]], csr_array] | None = None
 
     @property
     def unknown(self) -> str | None:
@@ -43,7 +75,7 @@ class Stack:
     def lengths(self, wanted: tuple[int, ...]) -> list[int]:
         """The lengths among those wanted that the spec has; for a fixed grid its own."""
         fixed = self.fixed_length()
-        return [fixed] if fixed is not None else [n for n in wanted if self._exists(n)]
+        return [n for n in (wanted if fixed is None else (fixed,)) if self._exists(n)]
 
     def fixed_length(self) -> int | None:
         """The one length of a spec on a grid of constant extents."""
@@ -57,37 +89,100 @@ class Stack:
 
     def _exists(self, n: int) -> bool:
         try:
-            self.slots(n)
+            self.bound(n)
+        except TooMuch:
+            return True
         except AttnSpecError:
             return False
         return True
 
-    def slots(self, n: int) -> list[list[tuple[int, int]]]:
-        """For each layer the (layer, head) pairs whose relations differ."""
+    def bound(self, n: int) -> Bound:
+        """The different relations at n positions; raises TooMuch, or as `Spec.relation` does."""
+        if n not in self._bound:
+            self._bound[n] = self._bind(n)
+        return self._bound[n]
+
+    def _bind(self, n: int) -> Bound:
+        if n > MOST_POSITIONS:
+            raise TooMuch(f"lengths above {MOST_POSITIONS:,} are not looked into, got n = {n:,}")
+        found: dict[Relation, tuple[int, int, int]] = {}
+        everywhere: dict[int, int] = {}
         rows = []
-        for layer in range(self.spec.layers):
-            seen: dict[Relation, tuple[int, int]] = {}
-            for head in range(self.spec.heads or 1):
-                seen.setdefault(self.spec.relation(n, layer, head), (layer, head))
-            rows.append(list(seen.values()))
-        return rows
+        for layer, slots in enumerate(self.program.slots):
+            row: dict[int, int] = {}
+            for head, attend in enumerate(slots):
+                index = everywhere.get(attend)
+                if index is None:
+                    relation = self.spec.relation(n, layer, head)
+                    index = found.setdefault(relation, (len(found), layer, head))[0]
+                    if not self._differs(attend):
+                        everywhere[attend] = index
+                if len(found) > MOST_RELATIONS:
+                    raise TooMuch(f"more than {MOST_RELATIONS:,} graphs are not looked into")
+                row[index] = row.get(index, 0) + 1
+            rows.append(row)
+        return Bound(
+            tuple((layer, head, relation) for relation, (_, layer, head) in found.items()),
+            tuple(rows),
+        )
+
+    def _differs(self, attend: int) -> bool:
+        """Whether an attend may have other pairs in another layer or head."""
+        graph = self.program.attends[attend].graph
+        if graph is None:
+            return False
+        asked = {
+            entry.metadata["parameter"].context
+            for leaf in leaves(graph)
+            for entry in fields(BY_NAME[leaf.pattern])  # type: ignore[arg-type]
+        }
+        return bool({"layer", "head"} & (asked | symbols_of(graph)))
+
+    def require_affordable(self, n: int) -> None:
+        """Raise TooMuch where looking at every pair at n positions takes too long."""
+        work = 0
+        sample = np.unique([0, n // 2, n - 1])
+        for layer, head, relation in self.bound(n).found:
+            graph = self.program.attend(layer, head).graph
+            patterns = 0 if graph is None else sum(1 for _ in leaves(graph))
+            closed = relation.progressions(sample, n) is not None
+            pairs = patterns * n * (1 if closed else n)
+            work += pairs
+            if pairs > MOST_AT_ONCE or work > MOST_WORK:
+                raise TooMuch(f"so many pairs are not looked at, n = {n:,}")
 
     def relations(self, n: int) -> Iterator[tuple[int, int, Relation]]:
-        """Every distinct relation of the spec at n with the first layer and head that have it."""
-        seen: set[Relation] = set()
-        for row in self.slots(n):
-            for layer, head in row:
-                relation = self.spec.relation(n, layer, head)
-                if relation not in seen:
-                    seen.add(relation)
-                    yield layer, head, relation
+        """Every distinct relation of the spec at n with the first layer and head that have it.
+
+        Raises TooMuch where looking into them takes too long.
+        """
+        self.require_affordable(n)
+        yield from self.bound(n).found
+
+    def counted(self, n: int) -> Iterator[tuple[int, Relation]]:
+        """Every distinct relation with the number of heads of all layers that have it."""
+        self.require_affordable(n)
+        bound = self.bound(n)
+        for index, (_, _, relation) in enumerate(bound.found):
+            yield sum(row.get(index, 0) for row in bound.rows), relation
 
     def layer(self, n: int, layer: int) -> csr_array:
         """The union of a layer's heads, as int8 so that sums do not wrap."""
-        total = None
-        for at_layer, head in self.slots(n)[layer]:
-            part = self.spec.adjacency(n, at_layer, head).astype(np.int8)
-            total = part if total is None else (total + part).minimum(1)
-        if total is None:
-            raise AttnSpecError("a layer needs a head")
-        return total
+        return self._union_of(n, frozenset(self.bound(n).rows[layer]))
+
+    def union(self, n: int) -> csr_array:
+        """The union of all layers and heads, as int8."""
+        return self._union_of(n, frozenset(range(len(self.bound(n).found))))
+
+    def _union_of(self, n: int, members: frozenset[int]) -> csr_array:
+        if self._union is None or self._union[0] != (n, members):
+            self.require_affordable(n)
+            total = None
+            for index in sorted(members):
+                layer, head, _ = self.bound(n).found[index]
+                part = self.spec.adjacency(n, layer, head).astype(np.int8)
+                total = part if total is None else (total + part).minimum(1)
+            if total is None:
+                raise AttnSpecError("a layer needs a head")
+            self._union = (n, members), total
+        return self._union[1]

@@ -8,9 +8,7 @@ softmax, or is transformed by torch.func, goes through the formula.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -18,84 +16,12 @@ from torch.autograd import forward_ad
 from torch.nn import functional
 
 from attnspec.formula import HALF, Blocks, Formula, scale_of
-from attnspec.layout import FULL_TILE
+from attnspec.pieces import Piece, TensorRun, add, bias_of, folded, keys_of, put, rows_of
 from attnspec.runs import Run
 from attnspec.target import Call, Work
 
-PIECE = 1 << 20
-"""Numbers in the largest temporary of a piece: what stays in the cache and costs no page faults."""
-
 _flash = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
 _flash_backward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward
-
-
-@dataclass(frozen=True)
-class Piece:
-    """A part of a run: blocks `low:high`, and of their queries `first:last`."""
-
-    run: TensorRun
-    low: int
-    high: int
-    first: int
-    last: int
-
-    @property
-    def blocks(self) -> int:
-        return self.high - self.low
-
-    @property
-    def height(self) -> int:
-        return self.last - self.first
-
-    @property
-    def rows(self) -> slice:
-        """Where the queries stand among all queries of the run."""
-        start = self.low * self.run.height + self.first
-        return slice(start, start + self.blocks * self.height)
-
-
-class TensorRun:
-    """A run with its positions and masks as tensors of one device."""
-
-    def __init__(self, run: Run, tile: int, masks: torch.Tensor | None, device: torch.device):
-        self.blocks, self.height, self.width, self.tile = run.blocks, run.height, run.width, tile
-        self.queries = torch.from_numpy(run.queries.ravel()).to(device)
-        self.keys = torch.from_numpy(run.keys).to(device)
-        self.first_query = _start_of(run.queries)
-        self.first_key = _start_of(run.keys)
-        self.shared = None if run.shared is None else torch.from_numpy(run.shared).to(device)
-        self.kinds = None if run.kinds is None else torch.from_numpy(run.kinds).to(device)
-        self.masks = masks
-
-    def pieces(self, per_block: int, per_row: int) -> Iterator[Piece]:
-        """Parts whose temporaries stay below PIECE numbers, if a block takes `per_block` of them
-        or a single row `per_row`."""
-        if self.blocks > 1 or self.height <= self.tile:
-            step = max(1, PIECE // max(1, per_block))
-            for low in range(0, self.blocks, step):
-                yield Piece(self, low, min(low + step, self.blocks), 0, self.height)
-            return
-        step = max(1, PIECE // max(1, per_row * self.tile)) * self.tile
-        for first in range(0, self.height, step):
-            yield Piece(self, 0, 1, first, min(first + step, self.height))
-
-    def mask(self, piece: Piece) -> torch.Tensor | None:
-        """The piece's mask, bool [h, w] or [blocks, h, w], or None."""
-        if self.shared is not None:
-            return self.shared[piece.first : piece.last]
-        if self.kinds is None or self.masks is None:
-            return None
-        tall = slice(piece.first // self.tile, -(-piece.last // self.tile))
-        kinds = self.kinds[piece.low : piece.high, tall]
-        held = self.masks[kinds] | (kinds == FULL_TILE)[..., None, None]
-        held = held.transpose(2, 3).flatten(3, 4).flatten(1, 2)
-        return held[:, : piece.height, : self.width]
-
-
-def _start_of(positions: np.ndarray) -> int | None:
-    """The first position, if all of them follow one another."""
-    flat = positions.ravel()
-    return int(flat[0]) if (np.diff(flat) == 1).all() else None
 
 
 class TiledKernel:
@@ -128,7 +54,7 @@ class TiledKernel:
         batch, heads, rows, size = q.shape
         q = q.view(batch, k.shape[1], heads // k.shape[1], rows, size)
         out_size = v.shape[-1]
-        plain = self.plain and size > 0 and out_size > 0 and not _transformed()
+        plain = self.plain and size > 0 and out_size > 0 and not is_transformed()
         if plain and not call.dropout_p and q.is_cpu and not torch.compiler.is_compiling():
             # the kernel knows one head size; zeros change no score, and their outputs are cut off
             wide = max(size, out_size)
@@ -174,19 +100,19 @@ class TiledKernel:
         for sample, block in self._samples(q, k, padding):
             q_part, k_part, v_part, out_part = q[sample], k[sample], v[sample], out[sample]
             for piece in block:
-                mask = _bias(piece, q_part, None if padding is None else padding[sample])
+                mask = bias_of(piece, q_part, None if padding is None else padding[sample])
                 found, sums = _flash(
-                    _folded(_rows(q_part, piece)),
-                    _keys(k_part, piece).flatten(0, 1),
-                    _keys(v_part, piece).flatten(0, 1),
+                    folded(rows_of(q_part, piece)),
+                    keys_of(k_part, piece).flatten(0, 1),
+                    keys_of(v_part, piece).flatten(0, 1),
                     0.0,
                     False,
                     attn_mask=mask,
                     scale=scale,
                 )
-                _put(out_part, piece, found)
+                put(out_part, piece, found)
                 if lse is not None:
-                    _put(lse[sample][..., None], piece, sums[..., None])
+                    put(lse[sample][..., None], piece, sums[..., None])
         return out
 
     def backward(
@@ -205,24 +131,25 @@ class TiledKernel:
         grad_q = torch.zeros_like(q, memory_format=torch.contiguous_format)
         grad_k, grad_v = (torch.zeros(shape, dtype=wide) for _ in range(2))
         for sample, block in self._samples(q, k, padding):
+            real = None if padding is None else padding[sample]
             for piece in block:
                 parts = _flash_backward(
-                    _folded(_rows(grad[sample], piece)),
-                    _folded(_rows(q[sample], piece)),
-                    _keys(k[sample], piece).flatten(0, 1),
-                    _keys(v[sample], piece).flatten(0, 1),
-                    _folded(_rows(out[sample], piece)),
-                    _folded(_rows(lse[sample][..., None], piece))[..., 0],
+                    folded(rows_of(grad[sample], piece)),
+                    folded(rows_of(q[sample], piece)),
+                    keys_of(k[sample], piece).flatten(0, 1),
+                    keys_of(v[sample], piece).flatten(0, 1),
+                    folded(rows_of(out[sample], piece)),
+                    folded(rows_of(lse[sample][..., None], piece))[..., 0],
                     0.0,
                     False,
-                    attn_mask=_bias(
+                    attn_mask=bias_of(
                         piece, q[sample], None if padding is None else padding[sample]
                     ),
                     scale=scale,
                 )
-                _put(grad_q[sample], piece, parts[0])
-                _add(grad_k[sample], piece, parts[1])
-                _add(grad_v[sample], piece, parts[2])
+                put(grad_q[sample], piece, parts[0])
+                add(grad_k[sample], piece, parts[1])
+                add(grad_v[sample], piece, parts[2])
         grad_k, grad_v = (
             part.flatten(2, 3)[:, :, : k.shape[2]].to(k.dtype) for part in (grad_k, grad_v)
         )
@@ -260,7 +187,7 @@ class TiledKernel:
                 # a traced graph is better short: whoever compiles it plans its memory
                 per_block = 0
             for piece in run.pieces(per_block, per_block // max(1, run.height)):
-                parts = _rows(q, piece), _keys(k, piece), _keys(v, piece)
+                parts = rows_of(q, piece), keys_of(k, piece), keys_of(v, piece)
                 if fused:
                     found = self._sdpa(*parts, piece, call)
                 else:
@@ -301,7 +228,7 @@ class TiledKernel:
             mask = real if mask is None else mask & real
             mask = mask.expand(batch, keys, blocks, repeat * height, -1).flatten(0, 1)
         found = functional.scaled_dot_product_attention(
-            _folded(q),
+            folded(q),
             k.flatten(0, 1),
             v.flatten(0, 1),
             attn_mask=mask,
@@ -336,82 +263,6 @@ class _Flash(torch.autograd.Function):
         return *grads, None, None, None
 
 
-def _transformed() -> bool:
+def is_transformed() -> bool:
     """Whether torch.func or forward-mode differentiation looks on."""
     return bool(torch._C._are_functorch_transforms_active()) or forward_ad._current_level >= 0
-
-
-def _rows(x: torch.Tensor, piece: Piece) -> torch.Tensor:
-    """The queries of a piece: [B, K, R, n_q, d] -> [B, K, R, blocks, h, d]."""
-    first, rows = piece.run.first_query, piece.rows
-    if first is None:
-        x = x.index_select(3, piece.run.queries[rows])
-    else:
-        x = x[:, :, :, first + rows.start : first + rows.stop]
-    return x.unflatten(3, (piece.blocks, piece.height))
-
-
-def _keys(x: torch.Tensor, piece: Piece) -> torch.Tensor:
-    """The keys of a piece: [B, K, n_k, d] -> [B, K, blocks, w, d]."""
-    run = piece.run
-    if run.first_key is None:
-        x = x.index_select(2, run.keys[piece.low : piece.high].flatten())
-    else:
-        first = run.first_key + piece.low * run.width
-        x = x[:, :, first : first + piece.blocks * run.width]
-    return x.unflatten(2, (piece.blocks, run.width))
-
-
-def _folded(x: torch.Tensor) -> torch.Tensor:
-    """[B, K, R, blocks, h, d] -> [B K, blocks, R h, d]: more rows for the same keys."""
-    batch, keys, repeat, blocks, height, size = x.shape
-    return x.transpose(2, 3).reshape(batch * keys, blocks, repeat * height, size)
-
-
-def _put(into: torch.Tensor, piece: Piece, found: torch.Tensor) -> None:
-    """Writes [B K, blocks, R h, d] to the piece's rows of [B, K, R, n_q, d]."""
-    batch, keys, repeat, _, size = into.shape
-    found = found.view(batch, keys, piece.blocks, repeat, piece.height, size).transpose(2, 3)
-    first, rows = piece.run.first_query, piece.rows
-    if first is None:
-        into.index_copy_(3, piece.run.queries[rows], found.flatten(3, 4))
-    else:
-        place = into[:, :, :, first + rows.start : first + rows.stop]
-        place.unflatten(3, (piece.blocks, piece.height)).copy_(found)
-
-
-def _add(into: torch.Tensor, piece: Piece, found: torch.Tensor) -> None:
-    """Adds [B K, blocks, w, d] to the tiles [B, K, tiles, tile, d] that it stems from."""
-    batch, keys, _, tile, size = into.shape
-    run = piece.run
-    rest = -run.width % tile
-    if rest:
-        found = functional.pad(found, (0, 0, 0, rest))
-    found = found.reshape(batch, keys, -1, tile, size)
-    if run.first_key is not None:
-        first = (run.first_key + piece.low * run.width) // tile
-        into[:, :, first : first + found.shape[2]] += found
-    else:
-        tiles = run.keys[piece.low : piece.high, ::tile] // tile
-        into.index_add_(2, tiles.flatten(), found.to(into.dtype))
-
-
-def _bias(
-    piece: Piece, q: torch.Tensor, padding: torch.Tensor | None
-) -> torch.Tensor | None:
-    """What to add to the scores of a piece, 0 or -inf, or None: [1, 1 or blocks, R h, w]."""
-    run = piece.run
-    mask = run.mask(piece)
-    if mask is not None:
-        mask = mask.view(-1, *mask.shape[-2:])
-    if padding is not None:
-        keys = run.keys[piece.low : piece.high]
-        real = padding[0][keys][:, None]
-        mask = real.expand(-1, piece.height, -1) if mask is None else mask & real
-    if mask is None:
-        return None
-    kind = torch.float32 if q.dtype in HALF else q.dtype
-    bias = torch.zeros(mask.shape, dtype=kind).masked_fill_(~mask, -math.inf)
-    return bias.repeat(1, q.shape[2], 1)[None]
-
-

@@ -115,9 +115,7 @@ def _graph(attend: Attend) -> Term:
 
 
 def _change(score: Score, at: Situation, heads: int, table: str, two_sided: bool) -> Change:
-    values = {
-        name: _number(value, at, f"{score.name}: {name}") for name, value in score.arguments
-    }
+    values = {name: _number(value, at, f"{score.name}: {name}") for name, value in score.arguments}
     match score.name:
         case "softcap":
             if not values["cap"] > 0:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from attnspec.backends.bands import BandsBackend
 from attnspec.backends.dense import Dense
 from attnspec.backends.tiles import TilesBackend
 from attnspec.target import Backend
@@ -10,5 +11,5 @@ if __name__ != "attnspec.backends":
     # a second import under another name would make second copies of every class
     raise ImportError("import this package as attnspec.backends")
 
-BACKENDS: tuple[Backend, ...] = (Dense(), TilesBackend())
+BACKENDS: tuple[Backend, ...] = (Dense(), TilesBackend(), BandsBackend())
 """All backends; importing them loads no torch."""

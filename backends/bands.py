@@ -36,7 +36,7 @@ class BandsBackend:
         return seconds_of(bands_of(work.relation, work.n_q, work.n_k), work.n_q)
 
     def build(self, work: Work, heads: tuple[int, ...], device: torch.device) -> Kernel:
-        from attnspec.stepped import SteppedKernel
+        from attnspec.stepped_kernel import SteppedKernel
 
         layouts = layouts_of(bands_of(work.relation, work.n_q, work.n_k), work.n_q, work.n_k)
         return SteppedKernel(work, heads, device, layouts)

@@ -42,6 +42,11 @@ class TilesBackend:
     def cost(self, work: Work) -> float:
         return min(self._costs(work).values())
 
+    def tile(self, work: Work) -> int:
+        """The tile size that costs least."""
+        costs = self._costs(work)
+        return min(costs, key=costs.__getitem__)
+
     def _costs(self, work: Work) -> dict[int, float]:
         costs = {}
         for tile, pair in PAIR.items():
@@ -61,6 +66,5 @@ class TilesBackend:
         from attnspec.runs import runs_of
         from attnspec.tiled import TiledKernel
 
-        costs = self._costs(work)
-        layout = tile_layout(work.relation, work.n_q, work.n_k, min(costs, key=costs.__getitem__))
+        layout = tile_layout(work.relation, work.n_q, work.n_k, self.tile(work))
         return TiledKernel(work, heads, device, runs_of(layout), layout.masks)

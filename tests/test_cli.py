@@ -560,3 +560,161 @@ def test_light_commands_load_no_torch(arguments: Sequence[str]) -> None:
         [sys.executable, "-c", script], cwd=ROOT, capture_output=True, check=False
     )
     assert done.returncode == 0, done.stderr
+
+
+# --- compile -----------------------------------------------------------------------------------
+
+
+def test_compile_writes_a_module_and_says_why_in_three_lines(folder: Path) -> None:
+    done = run("compile", "good.attn")
+    assert (done.exit_code, done.stdout) == (0, "")
+    lines = done.stderr.splitlines()
+    assert lines[0] == "wrote good_attn.py: class Good, for every length"
+    assert lines[1].startswith("chosen: ")
+    assert lines[2].startswith("because: ")
+    assert len(lines) == 3
+    text = Path("good_attn.py").read_text()
+    assert "class Good(" in text
+    assert str(folder) not in text
+    # the next one replaces it without being forced
+    assert run("compile", "good.attn", "--set", "r=4").exit_code == 0
+    assert Path("good_attn.py").read_text() != text
+    assert not [p for p in folder.iterdir() if p.name.startswith(".")]
+
+
+def test_compile_prints_and_takes_standard_input(folder: Path) -> None:
+    run("compile", "good.attn", "-o", "x_attn.py")
+    printed = run("compile", "good.attn", "-o", "-")
+    assert printed.stdout == Path("x_attn.py").read_text()
+    assert run("compile", "-", "-o", "-", stdin=GOOD).stdout == printed.stdout
+    assert run("compile", "-", stdin=GOOD).exit_code == 0
+    assert Path("good_attn.py").read_text() == printed.stdout
+    assert run("compile", "two.attn", "--name", "second").exit_code == 0
+    assert "class Second(" in Path("two_attn.py").read_text()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "status", "said"),
+    [
+        (["wrong.attn"], 1, "A201"),
+        (["untrue.attn"], 1, "A606"),
+        (["formula.attn"], 1, "A706"),
+        (["two.attn"], 1, "A214"),
+        (["nowhere.attn"], 3, "A180"),
+        (["good.attn", "--backend", "tyles"], 2, "tyles"),
+        (["good.attn", "-o", "good.attn"], 2, "the spec itself"),
+        (["good.attn", "-o", "link.py"], 2, "the spec itself"),
+        (["good.attn", "-o", "yours.py"], 3, "--force"),
+        (["good.attn", "-o", "."], 3, "directory"),
+        (["good.attn", "-o", "nowhere/x.py"], 3, "nowhere/x.py"),
+    ],
+)
+def test_compile_writes_nothing_unless_all_is_well(
+    arguments: Sequence[str], status: int, said: str, folder: Path
+) -> None:
+    Path("formula.attn").write_text("attention a { attend linear() }")
+    Path("yours.py").write_text("mine = 1\n")
+    Path("link.py").symlink_to("good.attn")
+    before = {p.name: p.read_bytes() for p in folder.iterdir()}
+    done = run("compile", *arguments)
+    assert done.exit_code == status
+    assert said in done.stderr
+    assert {p.name: p.read_bytes() for p in folder.iterdir()} == before
+
+
+def test_compile_forced_and_warned(folder: Path) -> None:
+    Path("yours.py").write_text("mine = 1\n")
+    assert run("compile", "good.attn", "-o", "yours.py", "--force").exit_code == 0
+    assert "class Good(" in Path("yours.py").read_text()
+    done = run("compile", "good.attn", "-o", "my-own.py")
+    assert done.exit_code == 0
+    assert "my_own_attn.py could be" in done.stderr
+    assert "hides the module `json`" in run("compile", "good.attn", "-o", "json.py").stderr
+    warned = run("compile", "gaps.attn")
+    assert warned.exit_code == 0
+    assert "warning[A901]" in warned.stderr
+
+
+def test_compile_json(folder: Path) -> None:
+    done = run("compile", "gaps.attn", "--json")
+    value = json.loads(done.stdout)
+    assert (value["ok"], value["file"], value["name"]) == (True, "gaps_attn.py", "gaps")
+    assert [d["code"] for d in value["diagnostics"]] == ["A901"]
+    assert done.stderr == ""
+
+
+def test_a_full_disk_leaves_the_old_module(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run("compile", "good.attn")
+    before = Path("good_attn.py").read_bytes()
+
+    def full(descriptor: int) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(os, "fsync", full)
+    done = run("compile", "good.attn", "--set", "r=9")
+    assert done.exit_code == 3
+    assert "good_attn.py: no space left" in done.stderr
+    assert Path("good_attn.py").read_bytes() == before
+    assert sorted(p.name for p in folder.iterdir() if p.suffix != ".attn") == ["good_attn.py"]
+
+
+# --- verify ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("options", [[], ["--standalone"]])
+def test_verify_a_spec_and_its_module(options: Sequence[str], folder: Path) -> None:
+    assert run("compile", "good.attn", *options).exit_code == 0
+    for subject in ("good.attn", "good_attn.py"):
+        done = run("verify", subject, "-n", "33")
+        assert done.exit_code == 0
+        assert "good, n = 33" in done.stdout
+        assert ", 0 failed" in done.stdout
+        value = json.loads(run("verify", subject, "-n", "33", "--json").stdout)
+        assert value["ok"] is True
+        assert value["checks"]
+
+
+def test_verify_finds_a_module_that_computes_something_else(folder: Path) -> None:
+    run("compile", "good.attn")
+    text = Path("good_attn.py").read_text()
+    wrong = text.replace("super().__init__(PLAN)", "super().__init__(OTHER)").replace(
+        "\nclass Good",
+        "\nimport copy\nOTHER = copy.deepcopy(PLAN)\n"
+        "OTHER['program']['causal'] = False\n\nclass Good",
+    )
+    Path("good_attn.py").write_text(wrong)
+    done = run("verify", "good_attn.py", "-n", "9")
+    assert done.exit_code == 1
+    assert "FAIL" in done.stdout
+    assert json.loads(run("verify", "good_attn.py", "-n", "9", "--json").stdout)["ok"] is False
+
+
+@pytest.mark.parametrize(
+    ("subject", "options", "status", "said"),
+    [
+        ("good.attn", ["-n", "4097"], 4, "4,096"),
+        ("good.attn", ["-n", "0"], 2, "n = 0"),
+        ("good.attn", ["--backend", "tyles"], 2, "tyles"),
+        ("wrong.attn", [], 1, "A201"),
+        ("good_attn.py", ["--set", "r=3"], 2, "--set"),
+        ("nowhere.py", [], 3, "nowhere.py"),
+        ("yours.py", [], 1, "no module that"),
+        ("edited.py", [], 1, "fingerprint"),
+        ("broken.py", [], 1, "SyntaxError"),
+    ],
+)
+def test_verify_what_cannot_be(
+    subject: str, options: Sequence[str], status: int, said: str, folder: Path
+) -> None:
+    run("compile", "good.attn")
+    text = Path("good_attn.py").read_text()
+    Path("yours.py").write_text("raise SystemExit(0)\n")
+    Path("edited.py").write_text(
+        text.replace("'causal': True", "'causal': False").replace(
+            '"causal": True', '"causal": False'
+        )
+    )
+    Path("broken.py").write_text(text + "(")
+    done = run("verify", subject, *options)
+    assert done.exit_code == status
+    assert said in done.stderr

@@ -274,6 +274,17 @@ def test_a_compiled_module_is_taken_as_it_is() -> None:
         register(module, "attnspec_other", backend="dense")
 
 
+def test_the_class_of_an_emitted_module_is_taken() -> None:
+    spec = attnspec.parse(LONGFORMER)
+    emitted: dict[str, Any] = {"__name__": "longformer_attn"}
+    exec(compile(spec.emit(), "longformer_attn.py", "exec"), emitted)
+    name = register(emitted["Longformer"])
+    assert name == "attnspec_longformer"
+    assert register(emitted["Longformer"]) == name
+    ids = tokens(2, 11)
+    assert difference(hidden(bert(name), ids), hidden(bert(named(LONGFORMER)), ids)) == 0.0
+
+
 @pytest.mark.parametrize("wrong", [None, "longformer", torch.nn.Linear(2, 2)])
 def test_only_attentions_are_registered(wrong: Any) -> None:
     with pytest.raises(TypeError, match=re.escape(type(wrong).__name__)):

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import keyword
 import os
+import re
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 
 import click
@@ -23,10 +24,11 @@ from attnspec.cli.options import (
     spec_argument,
 )
 from attnspec.cli.plan_command import fitting
-from attnspec.cli.specs import length_of, shown_path, spec_at
-from attnspec.diagnostics import SpecError
+from attnspec.cli.specs import fixed_length, shown_path, spec_at
+from attnspec.diagnostics import AttnSpecError, SpecError
 from attnspec.elaborate.coverage import ranges
-from attnspec.planning import Plan
+from attnspec.emit import MARK, class_name
+from attnspec.planning import AUTO, Plan
 from attnspec.relations import RelationError
 from attnspec.spec import Spec
 
@@ -71,9 +73,10 @@ def command(
     found = loaded.check()
     if status_of(found):
         raise SpecError(found)
-    with fitting():
-        text = loaded.emit(standalone=standalone, backend=backend)
     target = output if output is not None else default_output(spec, loaded)
+    with fitting():
+        lines = summary(loaded, target, backend)
+        text = loaded.emit(standalone=standalone, backend=backend)
     if target != "-":
         write(target, spec, text, force)
     if as_json:
@@ -91,8 +94,7 @@ def command(
         console.result(text.removesuffix("\n"))
     if found:
         console.diagnose(found)
-    for line in summary(loaded, target, backend):
-        console.say(line)
+    console.say("\n".join(lines))
 
 
 def default_output(spec: str, loaded: Spec) -> str:
@@ -105,47 +107,56 @@ def write(target: str, spec: str, text: str, force: bool) -> None:
     if spec != "-" and os.path.exists(target) and os.path.samefile(target, spec):
         raise click.UsageError(f"the output is the spec itself: {shown_path(target)}")
     write_result(target, text, force=force or is_ours(target))
-    stem = Path(target).name.removesuffix(".py")
+    shown, stem = shown_path(target), Path(target).name.removesuffix(".py")
     if not target.endswith(".py") or not stem.isidentifier() or keyword.iskeyword(stem):
-        console.say(f"warning: {shown_path(target)} cannot be imported by its name")
+        plain = re.sub(r"\W", "_", stem, flags=re.ASCII)
+        console.say(f"warning: {shown} cannot be imported by its name, {plain}{SUFFIX} could be")
     elif stem in sys.stdlib_module_names or stem in ("torch", "numpy", "attnspec"):
-        console.say(f"warning: {shown_path(target)} hides the module `{stem}` in its folder")
+        console.say(f"warning: {shown} hides the module `{stem}` from what stands beside it")
 
 
 def is_ours(target: str) -> bool:
     """Whether a file is an emitted module, which the next one may replace."""
     try:
         with open(target, encoding="utf-8") as file:
-            return MARK in file.read(1 << 20)
+            return MARK in file.readline(1000)
     except (OSError, UnicodeDecodeError):
         return False
 
 
-def summary(loaded: Spec, target: str, backend: str) -> Iterator[str]:
+def summary(loaded: Spec, target: str, backend: str) -> list[str]:
     """Three lines: what was written, what runs it, and why."""
-    yield f"{'printed' if target == '-' else f'wrote {shown_path(target)}'}: {loaded!r}"
+    fixed = fixed_length(loaded.program)
+    done = "printed" if target == "-" else f"wrote {shown_path(target)}"
+    lengths = "every length" if fixed is None else f"n = {fixed:,}"
+    written = f"{done}: class {class_name(loaded.name)}, for {lengths}"
+    n = TYPICAL_LENGTH if fixed is None else fixed
     try:
-        plan = loaded.plan(length_of(loaded, None, TYPICAL_LENGTH), backend=backend)
-    except (BindError, RelationError) as error:
-        yield f"the backends are chosen when it is called: {error}"
-        yield "`attnspec plan` says what is chosen at a length"
-        return
-    yield f"at n = {plan.n:,} on the CPU: {chosen(plan)}"
-    yield f"{'estimated' if backend == 'auto' else 'as asked; estimated'}, forward: {costs(plan)}"
+        plan = loaded.plan(n, backend=backend)
+    except (BindError, RelationError, AttnSpecError) as error:
+        return [
+            written,
+            "chosen: when it is called, at each length",
+            f"because: n = {n:,}, which this message is about, does not fit: "
+            + str(error).partition("\n")[0],
+        ]
+    reason = "" if backend == AUTO else ", as --backend asks"
+    return [
+        written,
+        f"chosen: {chosen(plan)}{reason}, at n = {n:,} on the CPU",
+        f"because: {costs(plan)} (estimates: forward, all heads, size 64)",
+    ]
 
 
 def chosen(plan: Plan) -> str:
-    """`tiles for every head`, or the heads and layers of each backend."""
-    backends = list(dict.fromkeys(step.chosen.name for step in plan.steps))
-    if len(backends) == 1:
-        return f"{backends[0]} for every head"
-    layers = {layer for step in plan.steps for layer in step.layers}
-    parts = []
+    """`tiles for every head`, or the layers and heads of each backend."""
+    places: dict[str, list[str]] = {}
     for step in plan.steps:
         heads = "every head" if step.heads is None else f"head {ranges(list(step.heads))}"
-        where = heads if len(layers) == 1 else f"layer {ranges(list(step.layers))} {heads}"
-        parts.append(f"{step.chosen.name} for {where}")
-    return ", ".join(parts)
+        places.setdefault(step.chosen.name, []).append(f"layer {ranges(list(step.layers))} {heads}")
+    if len(places) == 1:
+        return f"{next(iter(places))} for every head"
+    return "; ".join(f"{name} for {', '.join(where)}" for name, where in places.items())
 
 
 def costs(plan: Plan) -> str:
@@ -155,12 +166,15 @@ def costs(plan: Plan) -> str:
     for step in plan.steps:
         times = len(step.layers) * len(step.heads or (0,))
         for candidate in step.candidates:
+            name = candidate.backend.name
             if candidate.seconds is None:
-                refusals.setdefault(candidate.backend.name, candidate.refusal or "")
+                refusals.setdefault(name, candidate.refusal or "")
             else:
-                total = seconds.get(candidate.backend.name, 0.0)
-                seconds[candidate.backend.name] = total + times * candidate.seconds
+                seconds[name] = seconds.get(name, 0.0) + times * candidate.seconds
     ranked = sorted((s, name) for name, s in seconds.items() if name not in refusals)
-    parts = [f"{name} {1000 * s:.3g} ms" for s, name in ranked]
-    parts += [f"{name} refuses ({reason})" for name, reason in refusals.items()]
-    return ", ".join(parts)
+    parts = [f"{name} {_time(s)}" for s, name in ranked]
+    return ", ".join([*parts, *(f"{name} refuses: {why}" for name, why in refusals.items())])
+
+
+def _time(seconds: float) -> str:
+    return f"{seconds:.3g} s" if seconds >= 1 else f"{1000 * seconds:.3g} ms"

@@ -55,7 +55,7 @@ def command(
     Example: attnspec plan bigbird.attn -n 16384 --device cuda
     """
     loaded = spec_at(spec, name, parameters)
-    n = length_of(loaded, length, DEFAULT_LENGTH)
+    n = length_of(loaded.program, length, DEFAULT_LENGTH)
     with fitting():
         plan = loaded.plan(n, device=device, backend=backend)
     if as_json:

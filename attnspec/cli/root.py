@@ -15,7 +15,7 @@ from attnspec.cli import console
 from attnspec.cli.failures import Failure, failure_of
 from attnspec.diagnostics import did_you_mean
 
-COMMANDS = ("check", "plan", "show", "format", "explain", "zoo")
+COMMANDS = ("compile", "check", "plan", "show", "verify", "format", "explain", "zoo")
 """In the order of the help text; each is `command` in `attnspec.cli.NAME_command`."""
 
 

@@ -56,7 +56,7 @@ def command(
     Example: attnspec show longformer.attn -n 256 --set radius=16
     """
     loaded = spec_at(spec, name, parameters)
-    n = length_of(loaded, length, DEFAULT_LENGTH)
+    n = length_of(loaded.program, length, DEFAULT_LENGTH)
     console.result(picture(loaded, n, layer, head, inputs))
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Mapping
+from math import prod
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -13,6 +14,7 @@ from attnspec.reading import MAX_BYTES, read_source, source_of
 from attnspec.source import Source
 
 if TYPE_CHECKING:
+    from attnspec.ir import Program
     from attnspec.spec import Spec
 
 STDIN = "<stdin>"
@@ -36,13 +38,20 @@ def spec_at(spec: str, name: str | None, parameters: Mapping[str, str]) -> Spec:
     return Spec(source_at(spec), name=name, parameters=dict(parameters))
 
 
-def length_of(spec: Spec, asked: int | None, default: int) -> int:
-    """The length asked for, or the size of the spec's grid, or the default."""
-    from attnspec.stack import Stack
+def fixed_length(program: Program) -> int | None:
+    """The size of a grid whose extents are constant, extra tokens included; None for all others."""
+    extents = program.grid or ()
+    numbers = [extent for extent in extents if isinstance(extent, int)]
+    if not numbers or len(numbers) < len(extents):
+        return None
+    return prod(numbers) + program.extra_tokens
 
+
+def length_of(program: Program, asked: int | None, default: int) -> int:
+    """The length asked for, or the size of the spec's grid, or the default."""
     if asked is not None:
         return asked
-    fixed = Stack(spec).fixed_length()
+    fixed = fixed_length(program)
     return default if fixed is None else fixed
 
 

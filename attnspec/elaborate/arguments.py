@@ -36,7 +36,7 @@ class Arguments(Elaborator):
                         self._unnamed(node, argument, env, parameters)
                     name = positional[index]
                 if name not in parameters or name in spans:
-                    self.unknown_argument(node, argument, tuple(parameters), name in spans)
+                    self.unknown_argument(node, argument, tuple(parameters), name, name in spans)
                 spans[name] = argument.value.span
                 values[name] = self.argument(parameters[name], name, argument.value, env)
             except Failed:
@@ -92,7 +92,9 @@ class Arguments(Elaborator):
         parameters: Mapping[str, Parameter],
     ) -> NoReturn:
         names = [name for name, p in parameters.items() if not p.positional]
-        help_text = f"write `{names[0]} = …`" if names else None
+        if not names:
+            self._too_many(node, argument, len(parameters))
+        help_text: str | None = f"write `{names[0]} = …`"
         notes: tuple[str, ...] = ()
         if node.name == "window":
             size = self.scalar(argument.value, env, "a window's size")
@@ -110,17 +112,29 @@ class Arguments(Elaborator):
             help=help_text,
         )
 
+    def _too_many(self, node: nodes.Call, argument: nodes.Argument, most: int) -> NoReturn:
+        allowed = "at most one argument" if most == 1 else f"at most {most} arguments"
+        self.collector.fail(
+            "A302",
+            f"`{node.name}` takes {allowed if most else 'no arguments'}",
+            argument.span,
+        )
+
     def unknown_argument(
-        self, node: nodes.Call, argument: nodes.Argument, names: Sequence[str], repeated: bool
+        self,
+        node: nodes.Call,
+        argument: nodes.Argument,
+        names: Sequence[str],
+        name: str | None,
+        repeated: bool,
     ) -> NoReturn:
-        """Fail because an argument is unknown, repeated or one too many."""
+        """Fail because an argument is unknown, repeated or one too many; `name` is what it stands
+        for, written or by its place."""
         span = argument.name_span or argument.span
         if repeated:
-            self.collector.fail("A304", f"`{argument.name}` is given twice", span)
+            self.collector.fail("A304", f"`{name}` is given twice", span)
         if argument.name is None:
-            self.collector.fail(
-                "A302", f"`{node.name}` takes at most {len(names)} arguments", argument.span
-            )
+            self._too_many(node, argument, len(names))
         known = ", ".join(f"`{name}`" for name in names) or "no arguments"
         self.collector.fail(
             "A302",

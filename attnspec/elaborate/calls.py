@@ -91,7 +91,7 @@ class Calls(Arguments):
         for index, argument in enumerate(node.arguments):
             name = argument.name or (names[index] if index < len(names) else "")
             if name not in names or name in given:
-                self.unknown_argument(node, argument, names, name in given)
+                self.unknown_argument(node, argument, names, name, name in given)
             value = self.integer(argument.value, env, f"`{name}`")
             least = 1 if name == "step" else 0
             if isinstance(value, int) and value < least:
@@ -259,6 +259,6 @@ class Calls(Arguments):
         for index, argument in enumerate(node.arguments):
             name = argument.name or (names[index] if index < len(names) else None)
             if name is None or name not in names or name in inner.names:
-                self.unknown_argument(node, argument, names, name in inner.names)
+                self.unknown_argument(node, argument, names, name, name in inner.names)
             inner.names[name or ""] = self.expression(argument.value, env)
         return inner

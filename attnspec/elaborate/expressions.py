@@ -123,6 +123,7 @@ class Expressions(Operators):
         if name in FUNCTIONS or name in TOKEN_SETS or name in ("transpose", "shift"):
             self.collector.fail("A206", f"`{name}` needs its arguments: `{name}(…)`", node.span)
         words = [*env.names, *SCALARS, *self.patterns, *self.module.graphs, *self.mechanisms]
+        words += ["true", "false"]
         self.collector.fail(
             "A201",
             f"`{name}` is not defined",

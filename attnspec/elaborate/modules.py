@@ -7,7 +7,7 @@ from pathlib import Path, PureWindowsPath
 
 from attnspec.diagnostics import SpecError, did_you_mean
 from attnspec.elaborate.collect import Collector, Failed
-from attnspec.elaborate.names import RESERVED, WORDS
+from attnspec.elaborate.names import RESERVED
 from attnspec.grammar import nodes
 from attnspec.grammar.parser import parse
 from attnspec.reading import read_source
@@ -75,8 +75,8 @@ class Loader:
         good = True
         for parameter in graph.parameters:
             name, span = parameter.name, parameter.name_span
-            good = good and name not in RESERVED | WORDS | places.keys()
-            if name in RESERVED | WORDS:
+            good = good and name not in RESERVED | places.keys()
+            if name in RESERVED:
                 self.collector.add(
                     "A204", f"`{name}` is a word of the language and cannot be a name", span
                 )

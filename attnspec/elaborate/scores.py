@@ -35,7 +35,8 @@ class Scores(Claims):
                     help=f"write `{next(iter(known))} = …`" if known else None,
                 )
             if argument.name not in known or argument.name in given:
-                self.unknown_argument(value, argument, tuple(known), argument.name in given)
+                name = argument.name
+                self.unknown_argument(value, argument, tuple(known), name, name in given)
             given[argument.name] = self._score_argument(value.name, argument, env)
         for name, default in known.items():
             if name not in given:

@@ -159,6 +159,8 @@ class Statements(Scores):
         """Give a name its meaning; refuses reserved words and names that are taken."""
         self.check_name(name, span)
         if name in self._places:
+            # which of the two is meant is not known: what uses the name says nothing more
+            env.names[name] = BROKEN
             self.collector.fail(
                 "A203",
                 f"`{name}` is defined twice",
@@ -311,6 +313,17 @@ class Statements(Scores):
             return words[first.name]
 
         def one(item: nodes.Expression) -> frozenset[int]:
+            if (
+                isinstance(item, nodes.Name)
+                and item.name.lower() in words
+                and len(scope.items) == 1
+            ):
+                self.collector.fail(
+                    "A201",
+                    f"`{item.name}` is not defined",
+                    item.span,
+                    help=did_you_mean(item.name, words),
+                )
             ends = (item.first, item.last) if isinstance(item, nodes.Range) else (item, item)
             low, high = (self._index(end, env, scope.kind, count) for end in ends)
             if low > high:

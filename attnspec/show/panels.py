@@ -124,4 +124,3 @@ def _other_layers(spec: Spec, layer: int) -> Iterable[str]:
     others = [other for other, row in enumerate(slots) if row != slots[min(layer, len(slots) - 1)]]
     if others:
         yield f"layer {ranges(others)} differs; --layer {others[0]} shows it"
-

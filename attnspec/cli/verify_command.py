@@ -1,0 +1,132 @@
+"""`attnspec verify`: a compiled attention is held against what its spec means."""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.util
+import re
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from attnspec.cli import console
+from attnspec.cli.failures import WRONG_SPEC, LimitReached
+from attnspec.cli.options import (
+    backend_option,
+    json_option,
+    length_option,
+    name_option,
+    set_option,
+)
+from attnspec.cli.plan_command import fitting
+from attnspec.cli.specs import length_of, shown_path, spec_at
+from attnspec.data import from_data
+from attnspec.diagnostics import AttnSpecError
+from attnspec.emit import MARK, class_name
+from attnspec.ir import Program
+from attnspec.verification import LONGEST, Verification, verify
+
+if TYPE_CHECKING:
+    import torch
+
+DEFAULT_LENGTH = 512
+
+_LOADED = "emitted_module"
+
+
+@click.command("verify")
+@click.argument("spec", metavar="SPEC_OR_MODULE")
+@length_option(DEFAULT_LENGTH)
+@backend_option
+@name_option
+@set_option
+@json_option
+@click.pass_context
+def command(
+    ctx: click.Context,
+    spec: str,
+    length: int | None,
+    backend: str,
+    name: str | None,
+    parameters: Mapping[str, str],
+    as_json: bool,
+) -> None:
+    """Hold a compiled attention against its definition.
+
+    Every pair is weighed exactly once and no other, and outputs and gradients agree with the
+    definition in float64. A module is a file that `attnspec compile` wrote; it is run.
+
+    Example: attnspec verify bigbird_attn.py -n 512
+    """
+    module = None
+    if spec.endswith(".py"):
+        if name is not None or parameters or backend != "auto":
+            raise click.UsageError("--name, --set and --backend are for a SPEC, not for a module")
+        program, module = emitted(spec)
+    else:
+        loaded = spec_at(spec, name, parameters)
+        loaded.require_built()
+        program = loaded.program
+    n = length_of(program, length, DEFAULT_LENGTH)
+    if n > LONGEST:
+        raise LimitReached(f"all pairs are looked at, so up to n = {LONGEST:,}, got {n:,}")
+    if n == 0:
+        raise click.UsageError("there is nothing to verify at n = 0")
+    with fitting():
+        found = verify(program, n, backend=backend, module=module)
+    if as_json:
+        console.result_json(to_dict(found))
+    else:
+        console.result(str(found))
+    ctx.exit(0 if found.ok else WRONG_SPEC)
+
+
+def emitted(path: str) -> tuple[Program, torch.nn.Module]:
+    """The program of an emitted module, and the attention itself.
+
+    Raises AttnSpecError for a file that `attnspec compile` did not write, or not like this.
+    """
+    shown = shown_path(path)
+    text = Path(path).read_text(encoding="utf-8", errors="replace")
+    if MARK not in text.partition("\n")[0]:
+        raise AttnSpecError(f"{shown} is no module that `attnspec compile` wrote")
+    spec = importlib.util.spec_from_file_location(_LOADED, path)
+    if spec is None or spec.loader is None:
+        raise AttnSpecError(f"{shown} is no Python file")
+    module = importlib.util.module_from_spec(spec)
+    # dataclasses look their module up here
+    sys.modules[_LOADED] = module
+    try:
+        spec.loader.exec_module(module)
+        plan = module.PLAN["program"]
+        program = from_data(plan)
+        attention: torch.nn.Module = getattr(module, class_name(program.name))()
+    except Exception as error:
+        what = f"{type(error).__name__}: {error}"
+        raise AttnSpecError(f"{shown} cannot be run, was it edited? {what}") from error
+    stated = re.search(r"^Fingerprint .*: ([0-9a-f]{64})$", module.__doc__ or "", re.MULTILINE)
+    if stated is None or stated[1] != hashlib.sha256(repr(plan).encode()).hexdigest():
+        raise AttnSpecError(f"{shown} was edited: its plan has another fingerprint than its spec")
+    return program, attention
+
+
+def to_dict(found: Verification) -> dict[str, object]:
+    """The checks as plain data."""
+    return {
+        "ok": found.ok,
+        "name": found.name,
+        "n": found.n,
+        "checks": [
+            {
+                "layers": list(check.layers),
+                "heads": list(check.heads),
+                "backend": check.backend,
+                "what": check.what,
+                "fault": check.fault,
+            }
+            for check in found.checks
+        ],
+    }

@@ -1,0 +1,117 @@
+"""What the tests of the back half share: modules from texts, and the definition in plain words."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+import torch
+
+from attnspec.backends import BACKENDS
+from attnspec.data import plan_data
+from attnspec.runtime import CompiledAttention
+from attnspec.spec import Spec, parse
+from attnspec.verification import error_bound
+
+BACKEND_NAMES = [backend.name for backend in BACKENDS]
+
+GRAPHS = {
+    "full": "attend full",
+    "causal": "causal attend full",
+    "window": "attend window(radius = 5)",
+    "causal window": "causal attend window(before = 40, after = 3)",
+    "strided": "causal attend window(before = isqrt(n), after = 0) | residue(step = isqrt(n))",
+    "blocks": "attend block(size = 16, before = 1) | global(first(3) | last(2))",
+    "random": "attend random(keys = 3, seed = 5)",
+    "random blocks": "attend random_blocks(size = 16, blocks = 2) | self",
+    "difference": "attend window(radius = 30) - window(radius = 4) - columns(every(3))",
+    "complement": "attend ~(fixed(stride = 16, cells = 2) & dilated(radius = 50, step = 3))",
+    "shifted": "attend shift(window(radius = 4), by = 2) | transpose(summary(stride = 9, cells = 1))",
+    "where": "attend where(q == k + 1 or (q + k) % 7 == 0)",
+    "empty rows": "attend where(k < q // 2)",
+    "nothing": "attend window(radius = 3) - full",
+}
+"""Bodies of attentions: sample relations and compositions."""
+
+
+def spec_of(body: str) -> Spec:
+    return parse(f"attention sample {{ {body} }}")
+
+
+def module_of(body: str, backend: str = "auto") -> CompiledAttention:
+    return CompiledAttention(plan_data(spec_of(body).program, backend))
+
+
+def tensors(
+    batch: int,
+    heads: int,
+    n_q: int,
+    n_k: int,
+    *,
+    key_heads: int | None = None,
+    size: int = 8,
+    out_size: int | None = None,
+    dtype: torch.dtype = torch.float64,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Random q, k, v that ask for gradients."""
+    key_heads = heads if key_heads is None else key_heads
+    shapes = (
+        (batch, heads, n_q, size),
+        (batch, key_heads, n_k, size),
+        (batch, key_heads, n_k, size if out_size is None else out_size),
+    )
+    q, k, v = (torch.randn(shape, dtype=dtype, requires_grad=True) for shape in shapes)
+    return q, k, v
+
+
+def defined(
+    spec: Spec,
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    *,
+    layer: int = 0,
+    padding: torch.Tensor | None = None,
+    inputs: Sequence[Mapping[str, np.ndarray]] | None = None,
+) -> torch.Tensor:
+    """Softmax attention under the spec's masks, sample by sample and head by head."""
+    repeat = q.shape[1] // k.shape[1]
+    n_q, n_k = q.shape[2], k.shape[2]
+    outs = []
+    for sample in range(q.shape[0]):
+        given = None if inputs is None else inputs[sample]
+        for head in range(q.shape[1]):
+            held = torch.from_numpy(spec.mask(n_k, layer, head, given))[n_k - n_q :]
+            if padding is not None:
+                held = held & padding[sample]
+            queries, keys = q[sample, head], k[sample, head // repeat]
+            scores = queries @ keys.T / math.sqrt(q.shape[3])
+            scores = torch.where(held, scores, torch.full_like(scores, -1e30))
+            weights = torch.softmax(scores, -1) * held
+            outs.append(weights @ v[sample, head // repeat])
+    return torch.stack(outs).view(*q.shape[:3], v.shape[3])
+
+
+def with_gradients(
+    out: torch.Tensor, given: Sequence[torch.Tensor], seed: int = 1
+) -> list[torch.Tensor]:
+    """The output and the gradients of a fixed random weighing of it."""
+    generator = torch.Generator().manual_seed(seed)
+    grad = torch.randn(out.shape, generator=generator, dtype=torch.float64).to(out.dtype)
+    return [out.detach(), *torch.autograd.grad(out, given, grad)]
+
+
+def assert_agree(
+    found: Sequence[torch.Tensor], exact: Sequence[torch.Tensor], dense: Sequence[torch.Tensor]
+) -> None:
+    """Found errs no more than architecture allows where `dense` is the definition in its type."""
+    for name, given, right, base in zip(
+        ("out", "dq", "dk", "dv"), found, exact, dense, strict=True
+    ):
+        assert given.shape == right.shape, name
+        assert torch.isfinite(given).all(), name
+        if given.numel():
+            error = (given.double() - right.double()).abs().max().item()
+            bound = error_bound(right.double(), base.double(), given.dtype)
+            assert error <= bound, f"{name} errs by {error}, allowed {bound}"
