@@ -1,25 +1,32 @@
-"""From a program to a module, in this process or as text."""
+"""From a spec to a module, in this process or as text."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import torch
+
 from attnspec._version import __version__
 from attnspec.data import plan_data
-from attnspec.diagnostics import AttnSpecError
+from attnspec.diagnostics import AttnSpecError, InternalError
 from attnspec.emit import emit
+from attnspec.figures import degree, density, total_edges
 from attnspec.ir import Program
-from attnspec.planning import check_backend
+from attnspec.runtime import CompiledAttention
+from attnspec.stack import Stack
+from attnspec.verification import verify
 
 if TYPE_CHECKING:
-    import torch
-
-    from attnspec.runtime import CompiledAttention
     from attnspec.spec import Spec
 
-SHOWN_LENGTH = 1024
-"""The length at which the docstring of a module counts edges, where the spec has no length of its
-own."""
+TOLD = 1024
+"""The length whose figures stand in a module's docstring, where the spec has it."""
+
+VERIFIED = 65
+"""The length at which every module is verified before it is written, where the spec has it."""
+
+LONGEST = 1024
+"""A spec that has one length only is verified if it is no longer than this."""
 
 
 def compile_program(
@@ -27,47 +34,51 @@ def compile_program(
 ) -> CompiledAttention:
     """The module of a program, on a device.
 
-    Raises BackendError for a backend that is unknown.
+    Raises BackendError for a backend that is unknown or refuses what it is asked by name to run.
     """
-    from attnspec.runtime import CompiledAttention
-
     module = CompiledAttention(plan_data(program, backend))
     return module if device is None else module.to(device)
 
 
-def emit_spec(spec: Spec, standalone: bool = False, backend: str = "auto") -> str:
-    """The text of the module of a spec, with its figures in short.
-
-    Raises BackendError for a backend that is unknown.
-    """
-    check_backend(backend)
+def emit_spec(spec: Spec, *, standalone: bool = False, backend: str = "auto") -> str:
+    """The text of a spec's module, verified at a small length before it is returned."""
     return emit(
         spec.program,
         text=spec.source,
         fingerprint=spec.fingerprint,
         version=__version__,
-        facts=facts(spec),
+        facts=[*_figures(spec), _verified(spec, backend)],
         backend=backend,
         standalone=standalone,
     )
 
 
-def facts(spec: Spec) -> list[str]:
-    """The analysis in short: lines for the docstring."""
-    from attnspec.figures import degree, density, total_edges
-    from attnspec.stack import Stack
-
+def _figures(spec: Spec) -> list[str]:
+    """What the graph costs at one length, in a line, where it is known before run time."""
     stack = Stack(spec)
-    if stack.unknown is not None:
-        return [f"No pairs can be counted: {stack.unknown}."]
-    found = []
+    if stack.unknown:
+        return [f"Pairs are known at run time: {stack.unknown}."]
+    lengths = stack.lengths((TOLD,))
+    if not lengths:
+        return []
+    n = lengths[0]
+    edges = total_edges(stack, n)
+    return [
+        f"At n = {n:,}: {edges:,} pairs, {100 * density(stack, n):.3g} % of all,"
+        f" at most {degree(stack, n):,} keys a query."
+    ]
+
+
+def _verified(spec: Spec, backend: str) -> str:
+    """Verify the module at a small length; a fault is a defect of the compiler."""
+    fixed = Stack(spec).fixed_length()
+    n = VERIFIED if fixed is None else fixed
+    if n > LONGEST:
+        return f"Not verified when it was compiled: it has one length, {n:,}."
     try:
-        for n in stack.lengths((SHOWN_LENGTH,)):
-            edges, share = total_edges(stack, n), density(stack, n)
-            found.append(
-                f"At n = {n:,}: {edges:,} pairs in all ({100 * share:.3g} % of the dense ones),"
-                f" at most {degree(stack, n):,} keys for a query."
-            )
-    except AttnSpecError as error:
-        found.append(f"No pairs are counted: {str(error).partition(chr(10))[0]}.")
-    return found
+        found = verify(spec.program, n, backend=backend)
+    except (AttnSpecError, ValueError) as error:
+        return f"Not verified when it was compiled: {error}."
+    if not found.ok:
+        raise InternalError(f"the compiled module differs from the spec:\n{found}")
+    return f"Verified at n = {n} when it was compiled: every pair, values and gradients."
