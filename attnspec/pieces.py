@@ -108,6 +108,11 @@ def keys_of(x: torch.Tensor, piece: Piece) -> torch.Tensor:
     return x.view(*x.shape[:2], piece.blocks, run.width, x.shape[3])
 
 
+def in_rows(x: torch.Tensor) -> torch.Tensor:
+    """The same numbers with every row in one piece, as the flash kernel takes them for granted."""
+    return x if x.stride(-1) == 1 else x.contiguous()
+
+
 def folded(x: torch.Tensor) -> torch.Tensor:
     """[B, K, R, blocks, h, d] -> [B K, blocks, R h, d]: more rows for the same keys."""
     batch, keys, repeat, blocks, height, size = x.shape

@@ -16,7 +16,7 @@ from torch.autograd import forward_ad
 from torch.nn import functional
 
 from attnspec.formula import HALF, Blocks, Formula, scale_of
-from attnspec.pieces import Piece, TensorRun, add, bias_of, folded, keys_of, put, rows_of
+from attnspec.pieces import Piece, TensorRun, add, bias_of, folded, in_rows, keys_of, put, rows_of
 from attnspec.runs import Run
 from attnspec.target import Call, Work
 
@@ -59,9 +59,9 @@ class TiledKernel:
             # the kernel knows one head size; zeros change no score, and their outputs are cut off
             wide = max(size, out_size)
             out = self._flash(
-                functional.pad(q, (0, wide - size)) if size < wide else q,
-                functional.pad(k, (0, wide - size)) if size < wide else k,
-                functional.pad(v, (0, wide - out_size)) if out_size < wide else v,
+                functional.pad(q, (0, wide - size)) if size < wide else in_rows(q),
+                functional.pad(k, (0, wide - size)) if size < wide else in_rows(k),
+                functional.pad(v, (0, wide - out_size)) if out_size < wide else in_rows(v),
                 call.padding,
                 scale_of(self.work, size),
             )[..., :out_size]
@@ -124,6 +124,7 @@ class TiledKernel:
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """The gradients of q, k and v from those of the output; `saved` are q, k, v, out, lse."""
         q, k, v, out, lse = saved
+        grad = in_rows(grad)
         # the sums over several query tiles are kept in float32 for half types
         wide = torch.float32 if q.dtype in HALF else q.dtype
         tiles = -(-k.shape[2] // self.tile)

@@ -1,9 +1,10 @@
 """Bands in orders: disjoint steps, each in the order of tokens in which its pairs are close together.
 
 A stride is a band once tokens are grouped by residue. Every step goes through torch's flash kernel on
-the CPU, forward and backward, and results are merged exactly by their log-sum-exps. Where that kernel
-cannot go (another device is refused; transforms, dropout and compilation are not), the tiles of the
-whole graph in natural order stand in, with the same meaning.
+the CPU, forward and backward, and results are merged exactly by their log-sum-exps. Graphs that read
+run-time inputs are laid out anew for every sample's inputs. Under compilation, transforms and dropout,
+where the flash kernel cannot go, tiles of the whole graph in natural order compute the same, or for
+run-time inputs the dense definition.
 """
 
 from __future__ import annotations
@@ -11,10 +12,18 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from attnspec.banding import bands_of, layouts_of, seconds_of
+from attnspec.rates import dense_seconds
 from attnspec.target import Kernel, Work
 
 if TYPE_CHECKING:
     import torch
+
+
+LOOKING = 2e-3
+"""Seconds for laying out the inputs of a call."""
+
+READING = 0.5
+"""What run-time inputs are taken to leave of the dense cost before they are seen."""
 
 
 class BandsBackend:
@@ -25,18 +34,22 @@ class BandsBackend:
     def refuses(self, work: Work, device: str) -> str | None:
         if device != "cpu":
             return f"its kernel runs on the CPU, not on {device}"
-        if work.reads:
-            names = ", ".join(f"`{name}`" for name in work.reads)
-            return f"the graph reads the run-time input {names}, and bands are laid out before"
         if not work.plain:
             return "the scores are changed, or not normalised by softmax"
         return None
 
     def cost(self, work: Work) -> float:
+        if work.reads:
+            # nothing is known before the inputs are; the kernel compares again for every sample
+            return LOOKING + READING * dense_seconds(work)
         return seconds_of(bands_of(work.relation, work.n_q, work.n_k), work.n_q)
 
     def build(self, work: Work, heads: tuple[int, ...], device: torch.device) -> Kernel:
         from attnspec.stepped_kernel import SteppedKernel
 
+        if work.reads:
+            from attnspec.reading_kernel import ReadingKernel
+
+            return ReadingKernel(work, heads, device, dense_seconds(work))
         layouts = layouts_of(bands_of(work.relation, work.n_q, work.n_k), work.n_q, work.n_k)
         return SteppedKernel(work, heads, device, layouts)

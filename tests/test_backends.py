@@ -23,6 +23,7 @@ from torch.nn import functional
 import attnspec.pieces
 from attnspec.backends import BACKENDS
 from attnspec.buckets import bucket_of, thresholds
+from attnspec.data import plan_data
 from attnspec.patterns import BY_NAME
 from attnspec.planning import BackendError, candidates, plan
 from attnspec.runtime import CompiledAttention
@@ -94,7 +95,8 @@ def test_grouped_queries_share_keys(name: str, backend: str) -> None:
 
 @every_backend
 def test_heads_that_differ_share_keys_in_any_grouping(backend: str) -> None:
-    body = "heads 6 attend window(radius = 9) head odd { attend residue(step = 5) } head 4 { attend full }"
+    body = "heads 6 attend window(radius = 9) head odd { attend residue(step = 5) }"
+    body += " head 4 { attend full }"
     spec, module = spec_of(body), module_of(body, backend)
     for key_heads in (6, 3, 2, 1):
         given = tensors(1, 6, 70, 70, key_heads=key_heads)
@@ -151,6 +153,11 @@ def test_tensors_of_any_strides(backend: str) -> None:
         exact = with_gradients(defined(spec, *given), given)
         leaves = [x.detach().requires_grad_() for x in (q, k, v)]
         assert_agree(with_gradients(module(*leaves), leaves), exact, exact)
+        # the gradient of a sum has no strides at all
+        sums = torch.autograd.grad(module(*leaves).sum(), leaves)
+        wanted = torch.autograd.grad(defined(spec, *given).sum(), given)
+        for found, right in zip(sums, wanted, strict=True):
+            torch.testing.assert_close(found, right, rtol=0, atol=1e-12)
     assert torch.equal(shared, before)
 
 
@@ -293,7 +300,7 @@ def test_buckets_are_those_of_the_source() -> None:
         return found + min(buckets - 1, exact + math.floor(far + 1e-9))
 
     distances = np.arange(-300, 301)
-    for buckets, most in ((32, 128), (8, 20), (4, 2), (33, 100), (16, 64)):
+    for buckets, most in ((32, 128), (8, 20), (4, 3), (33, 100), (16, 64)):
         for two_sided in (True, False):
             wanted = [bucket(int(x), buckets, most, two_sided) for x in distances]
             assert bucket_of(distances, buckets, most, two_sided).tolist() == wanted
@@ -342,7 +349,7 @@ def test_refusals() -> None:
     spec = spec_of("input t: tokens attend window(radius = 3) | global(t)")
     with pytest.raises(BackendError, match=r"tiles refuses: the graph reads .* `t`"):
         plan(spec.program, 64, backend="tiles")
-    with pytest.raises(BackendError, match="one of auto, dense, tiles.*got 'quick'"):
+    with pytest.raises(BackendError, match=r"one of auto, .*got 'quick'"):
         plan(spec.program, 64, backend="quick")
     step = plan(spec.program, 4096).steps[0]
     assert step.chosen.name == "dense"
@@ -353,8 +360,11 @@ def test_refusals() -> None:
 
 def test_the_cheapest_is_chosen_and_named_ones_are_kept() -> None:
     spec = spec_of("attend window(radius = 64)")
-    assert plan(spec.program, 64).steps[0].chosen.name == "dense"
     assert plan(spec.program, 16384).steps[0].chosen.name != "dense"
+    for n in (64, 16384):
+        ranked = plan(spec.program, n).steps[0].candidates
+        seconds = [c.seconds for c in ranked if c.seconds is not None]
+        assert seconds == sorted(seconds)
     assert plan(spec.program, 16384, backend="dense").steps[0].chosen.name == "dense"
     assert plan(spec.program, 0).steps == ()
     body = "layers 3 heads 3 attend window(radius = 4) layer 1 { head 0, 2 { attend full } }"
@@ -381,21 +391,15 @@ def test_derivatives_of_derivatives() -> None:
 
 def test_a_wrong_backend_is_caught() -> None:
     class Forgetful(CompiledAttention):
-        def forward(self, q, k, v, **rest):  # type: ignore[no-untyped-def, override]
+        def forward(self, q, k, v, **rest):  # type: ignore[no-untyped-def]
             return super().forward(q, k, torch.cat([v[:, :, :-1], 0 * v[:, :, -1:]], 2), **rest)
 
     spec = spec_of("attend window(radius = 3)")
-    wrong = Forgetful({"format": 1, "backend": "auto", "program": plan_program(spec)})
+    wrong = Forgetful(plan_data(spec.program))
     given = tensors(1, 1, 20, 20)
     exact = with_gradients(defined(spec, *given), given)
     with pytest.raises(AssertionError, match="out errs"):
         assert_agree(with_gradients(wrong(*given), given), exact, exact)
-
-
-def plan_program(spec: object) -> object:
-    from attnspec.data import to_data
-
-    return to_data(spec.program)  # type: ignore[attr-defined]
 
 
 def test_candidates_name_every_backend_once() -> None:

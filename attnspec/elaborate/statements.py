@@ -313,16 +313,13 @@ class Statements(Scores):
             return words[first.name]
 
         def one(item: nodes.Expression) -> frozenset[int]:
-            if (
-                isinstance(item, nodes.Name)
-                and item.name.lower() in words
-                and len(scope.items) == 1
-            ):
+            bare = item.name if isinstance(item, nodes.Name) else ""
+            if bare.lower() in words and bare not in env.names:
                 self.collector.fail(
                     "A201",
-                    f"`{item.name}` is not defined",
+                    f"`{bare}` is not defined",
                     item.span,
-                    help=did_you_mean(item.name, words),
+                    help=did_you_mean(bare, words),
                 )
             ends = (item.first, item.last) if isinstance(item, nodes.Range) else (item, item)
             low, high = (self._index(end, env, scope.kind, count) for end in ends)

@@ -1,0 +1,89 @@
+"""Bands for graphs that read run-time inputs: laid out for each sample when its inputs are seen.
+
+Packed documents cost what their blocks cost. Layouts of the last few inputs are kept, so the layers of
+a model that share them lay out once. Where a layout cannot help (compilation, transforms, dropout) and
+where it would cost more, the dense definition computes the call.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from functools import cached_property
+
+import numpy as np
+import torch
+
+from attnspec.banding import bands_of, layouts_of, seconds_of
+from attnspec.caching import Cache
+from attnspec.dense_kernel import dense_kernel
+from attnspec.masking import with_data
+from attnspec.stepped_kernel import SteppedKernel
+from attnspec.target import Call, Kernel, Work
+from attnspec.tiled import is_transformed
+
+KEPT = 32
+"""How many samples' layouts a kernel keeps."""
+
+
+class ReadingKernel:
+    """Chooses bands or dense for every sample of a call, by the estimate for its inputs."""
+
+    def __init__(
+        self,
+        work: Work,
+        heads: tuple[int, ...],
+        device: torch.device,
+        dense_seconds: float,
+    ) -> None:
+        self.work, self.heads, self.device = work, heads, device
+        self.dense_seconds = dense_seconds
+        self._kernels: Cache[tuple[bytes, ...], SteppedKernel | None] = Cache(KEPT)
+
+    @cached_property
+    def dense(self) -> Kernel:
+        """The definition; its mask is built when it is first needed."""
+        return dense_kernel(self.work, self.heads, self.device)
+
+    def __call__(
+        self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, call: Call
+    ) -> torch.Tensor:
+        if torch.compiler.is_compiling() or is_transformed() or call.dropout_p:
+            return self.dense(q, k, v, call)
+        kernels = [self._kernel(call.data, sample) for sample in range(len(q))]
+        if all(kernel is None for kernel in kernels):
+            return self.dense(q, k, v, call)
+        outs = []
+        for sample, kernel in enumerate(kernels):
+            part = slice(sample, sample + 1)
+            one = Call(
+                padding=None if call.padding is None else call.padding[part],
+                tables=call.tables,
+                data={name: values[part] for name, values in call.data.items()},
+            )
+            outs.append((kernel or self.dense)(q[part], k[part], v[part], one))
+        return outs[0] if len(outs) == 1 else torch.cat(outs)
+
+    def _kernel(self, data: Mapping[str, torch.Tensor], sample: int) -> SteppedKernel | None:
+        """The bands of one sample's inputs; None where dense is estimated to cost less."""
+        found = {name: _values(data[name][sample]) for name in self.work.reads}
+        key = tuple(values.tobytes() for values in found.values())
+        return self._kernels.get(key, lambda: self._build(found))
+
+    def _build(self, found: Mapping[str, np.ndarray]) -> SteppedKernel | None:
+        values = {name: x if x.ndim else x.item() for name, x in found.items()}
+        work = self.work
+        relation = with_data(work.relation, values)
+        bands = bands_of(relation, work.n_q, work.n_k)
+        seconds = seconds_of(bands, work.n_q)
+        if not math.isfinite(seconds) or seconds > self.dense_seconds:
+            return None
+        seen = Work(relation, work.n_q, work.n_k, work.scale, work.changes, work.normalize)
+        layouts = layouts_of(bands, work.n_q, work.n_k)
+        return SteppedKernel(seen, self.heads, self.device, layouts)
+
+
+def _values(tensor: torch.Tensor) -> np.ndarray:
+    """One sample of an input: bool or int [n_k], or the number of a length [1, 1]."""
+    values = tensor.detach().cpu().numpy()
+    return values.reshape(()) if values.ndim == 2 else values
