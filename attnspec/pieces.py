@@ -160,5 +160,5 @@ def bias_of(piece: Piece, q: torch.Tensor, padding: torch.Tensor | None) -> torc
     if mask is None:
         return None
     kind = torch.float32 if q.dtype in HALF else q.dtype
-    bias = torch.zeros(mask.shape, dtype=kind).masked_fill_(~mask, -math.inf)
+    bias = q.new_zeros(mask.shape, dtype=kind).masked_fill_(~mask, -math.inf)
     return bias.repeat(1, q.shape[2], 1)[None]

@@ -130,7 +130,7 @@ class TiledKernel:
         tiles = -(-k.shape[2] // self.tile)
         shape = (*k.shape[:2], tiles, self.tile, k.shape[3])
         grad_q = torch.zeros_like(q, memory_format=torch.contiguous_format)
-        grad_k, grad_v = (torch.zeros(shape, dtype=wide) for _ in range(2))
+        grad_k, grad_v = (q.new_zeros(shape, dtype=wide) for _ in range(2))
         for sample, block in self._samples(q, k, padding):
             real = None if padding is None else padding[sample]
             for piece in block:
@@ -143,9 +143,7 @@ class TiledKernel:
                     folded(rows_of(lse[sample][..., None], piece))[..., 0],
                     0.0,
                     False,
-                    attn_mask=bias_of(
-                        piece, q[sample], None if padding is None else padding[sample]
-                    ),
+                    attn_mask=bias_of(piece, q[sample], real),
                     scale=scale,
                 )
                 put(grad_q[sample], piece, parts[0])
@@ -245,7 +243,7 @@ class _Flash(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx, q, k, v, padding, kernel, scale):  # type: ignore[no-untyped-def]
-        lse = torch.zeros(q.shape[:-1], dtype=torch.promote_types(q.dtype, torch.float32))
+        lse = q.new_zeros(q.shape[:-1], dtype=torch.promote_types(q.dtype, torch.float32))
         out = kernel.forward(q, k, v, padding, scale, lse)
         ctx.save_for_backward(q, k, v, out, lse)
         ctx.kernel, ctx.padding, ctx.scale = kernel, padding, scale
