@@ -202,7 +202,11 @@ def _bind_argument(
             return at.inputs[given.name]
         case "predicate":
             known = {name: value for name, value in at.values.items() if name != "n"}
-            return fold(given, known)  # type: ignore[arg-type]
+            try:
+                return fold(given, known)  # type: ignore[arg-type]
+            except ScalarError as error:
+                where = f"layer {at.layer}, head {at.head}"
+                raise BindError(f"`where` has no value at {where}: {error}", span) from None
         case "extents":
             return tuple(integer_of(part, at, name, span) for part in given)  # type: ignore[attr-defined]
         case "choice":

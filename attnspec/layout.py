@@ -236,7 +236,7 @@ class _Masks:
     def stacked(self) -> np.ndarray:
         """All masks, bool [m, tile, tile]."""
         pairs = self.tile * self.tile
-        packed = np.frombuffer(b"".join(self.numbers), np.uint8).reshape(len(self.numbers), -1)
+        packed = np.frombuffer(b"".join(self.numbers), np.uint8).reshape(-1, -(-pairs // 8))
         bits = np.unpackbits(packed, axis=1, count=pairs).astype(bool)
         return bits.reshape(-1, self.tile, self.tile)
 

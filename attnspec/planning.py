@@ -32,11 +32,15 @@ class Candidate:
 
 @dataclass(frozen=True)
 class Step:
-    """One group of heads of some layers with its candidates, the chosen one first."""
+    """One group of heads of some layers with its candidates, the chosen one first.
+
+    `lines` say what the chosen one does, step by step.
+    """
 
     layers: tuple[int, ...]
     heads: tuple[int, ...] | None
     candidates: tuple[Candidate, ...]
+    lines: tuple[str, ...] = ()
 
     @property
     def chosen(self) -> Backend:
@@ -54,17 +58,16 @@ class Plan:
     steps: tuple[Step, ...]
 
     def __str__(self) -> str:
-        rows = [
-            (
-                "layer " + numbers(step.layers),
-                "every head" if step.heads is None else "head " + numbers(step.heads),
-                candidate.backend.name,
-                _verdict(candidate, chosen=candidate is step.candidates[0]),
-            )
-            for step in self.steps
-            for candidate in step.candidates
-        ]
-        widths = [max(len(row[column]) for row in rows) for column in range(3)]
+        rows: list[tuple[str, str, str, str]] = []
+        for step in self.steps:
+            layers = "layer " + numbers(step.layers)
+            heads = "every head" if step.heads is None else "head " + numbers(step.heads)
+            for candidate in step.candidates:
+                chosen = candidate is step.candidates[0]
+                rows.append((layers, heads, candidate.backend.name, _verdict(candidate, chosen)))
+                if chosen:
+                    rows.extend(("", "", "", f"- {line}") for line in step.lines)
+        widths = [max((len(row[column]) for row in rows), default=0) for column in range(3)]
         lines = [f"{self.name}, n = {self.n}, {self.device}; cost of one head of size 64, forward"]
         for row in rows:
             shown = [f"{cell:<{width}}" for cell, width in zip(row, widths, strict=False)]
@@ -84,20 +87,19 @@ def plan(program: Program, n: int, device: str = "cpu", backend: str = AUTO) -> 
     for layer in range(program.layers or 1):
         works = tuple(works_of(program, layer, program.heads or 1, n, n, inputs)) if n else ()
         steps.setdefault(works, []).append(layer)
-    return Plan(
-        program.name,
-        n,
-        kind,
-        tuple(
-            Step(
-                tuple(layers),
-                None if program.heads is None else heads,
-                candidates(work, kind, backend),
+    found = []
+    for works, layers in steps.items():
+        for work, heads in works:
+            ranked = candidates(work, kind, backend)
+            found.append(
+                Step(
+                    tuple(layers),
+                    None if program.heads is None else heads,
+                    ranked,
+                    ranked[0].backend.steps(work),
+                )
             )
-            for works, layers in steps.items()
-            for work, heads in works
-        ),
-    )
+    return Plan(program.name, n, kind, tuple(found))
 
 
 def check_backend(name: str) -> None:
@@ -124,6 +126,24 @@ def candidates(work: Work, device: str, backend: str = AUTO) -> tuple[Candidate,
     if first.refusal is not None:
         raise BackendError(f"the backend {first.backend.name} refuses: {first.refusal}")
     return tuple(found)
+
+
+def choose(work: Work, device: str, backend: str = AUTO) -> Backend:
+    """The first of `candidates`, without asking backends that cannot be cheaper for their cost."""
+    check_backend(backend)
+    if backend != AUTO:
+        return candidates(work, device, backend)[0].backend
+    best: tuple[float, Backend] | None = None
+    for each in sorted(BACKENDS, key=lambda each: each.least):
+        if best is not None and best[0] <= each.least:
+            break
+        if each.refuses(work, device) is None:
+            seconds = each.cost(work)
+            if best is None or seconds < best[0]:
+                best = seconds, each
+    if best is None:
+        return candidates(work, device, backend)[0].backend
+    return best[1]
 
 
 def _verdict(candidate: Candidate, chosen: bool) -> str:

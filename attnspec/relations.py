@@ -231,7 +231,9 @@ def sort_edges(q: np.ndarray, k: np.ndarray, unique: bool = False) -> Edges:
     width = int(k.max()) + 1
     code = q * width + k
     # the sort is stable on runs that are sorted already, and then costs little more than a pass
-    code = np.unique(code) if unique else np.sort(code, kind="stable")
+    code = np.sort(code, kind="stable")
+    if unique:
+        code = code[np.diff(code, prepend=-1) > 0]
     return code // width, code % width
 
 

@@ -20,7 +20,7 @@ from attnspec.caching import Cache
 from attnspec.data import FORMAT, Plain, from_data
 from attnspec.formula import Blocks, Formula
 from attnspec.ir import Program
-from attnspec.planning import candidates, check_backend
+from attnspec.planning import check_backend, choose
 from attnspec.relations import Relation
 from attnspec.target import Bias, Call, Kernel, Work
 from attnspec.works import bias_tables, grid_of, stand_ins, works_of
@@ -178,7 +178,7 @@ class CompiledAttention(nn.Module):
         works = works_of(self.program, layer, heads, n_q, n_k, self._inputs)
         groups = []
         for work, members in works:
-            chosen = candidates(work, place.type, self.backend)[0].backend
+            chosen = choose(work, place.type, self.backend)
             groups.append(
                 Group(
                     kernel=chosen.build(work, members, place),

@@ -107,8 +107,15 @@ class Backend(Protocol):
     def refuses(self, work: Work, device: str) -> str | None:
         """Why this backend cannot run the work on a type of device, or None."""
 
+    @property
+    def least(self) -> float:
+        """What no work costs less than, in seconds: saves asking where others are cheaper still."""
+
     def cost(self, work: Work) -> float:
         """Estimated seconds for one head of size 64, forward, on two CPU cores."""
+
+    def steps(self, work: Work) -> tuple[str, ...]:
+        """What it would do, a line for each step."""
 
     def build(self, work: Work, heads: tuple[int, ...], device: torch.device) -> Kernel:
         """The kernel that runs the work for these heads, its tables on the device."""

@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from attnspec.backends.dense import Dense
 from attnspec.backends.tiles import TilesBackend
 from attnspec.data import plan_data
 from attnspec.ir import Program
+from attnspec.dense_kernel import dense_kernel
 from attnspec.layout import FULL_TILE, tile_layout
 from attnspec.masking import with_data
 from attnspec.planning import AUTO, candidates, numbers
@@ -239,7 +239,7 @@ class _Trial:
                     for change in work.changes
                     if isinstance(change, Bias)
                 }
-                kernel = Dense(large=ALL).build(work, (head,), q.device)
+                kernel = dense_kernel(work, (head,), q.device, large=ALL)
                 part = slice(head, head + 1)
                 call = Call(tables=tables, data=shaped)
                 outs[head] = kernel(q[:, part], k[:, part], v[:, part], call)

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from attnspec.banding import bands_of, layouts_of, seconds_of
+from attnspec.banding import STEP, bands_of, layouts_of, seconds_of
 from attnspec.rates import dense_seconds
 from attnspec.target import Kernel, Work
 
@@ -30,6 +30,7 @@ class BandsBackend:
     """Disjoint steps in residue orders, merged."""
 
     name = "bands"
+    least = STEP
 
     def refuses(self, work: Work, device: str) -> str | None:
         if device != "cpu":
@@ -43,6 +44,11 @@ class BandsBackend:
             # nothing is known before the inputs are; the kernel compares again for every sample
             return LOOKING + READING * dense_seconds(work)
         return seconds_of(bands_of(work.relation, work.n_q, work.n_k), work.n_q)
+
+    def steps(self, work: Work) -> tuple[str, ...]:
+        if work.reads:
+            return ("as the inputs of a call decide",)
+        return tuple(str(band) for band in bands_of(work.relation, work.n_q, work.n_k))
 
     def build(self, work: Work, heads: tuple[int, ...], device: torch.device) -> Kernel:
         from attnspec.stepped_kernel import SteppedKernel

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
-from attnspec.rates import dense_seconds
+from attnspec.rates import START, dense_seconds
 from attnspec.target import Kernel, Work
 
 if TYPE_CHECKING:
@@ -24,12 +24,16 @@ class Dense:
     large: int | None = None
 
     name: ClassVar = "dense"
+    least: ClassVar = START
 
     def refuses(self, work: Work, device: str) -> str | None:
         return None
 
     def cost(self, work: Work) -> float:
         return dense_seconds(work)
+
+    def steps(self, work: Work) -> tuple[str, ...]:
+        return (f"all {work.n_q:,} x {work.n_k:,} scores",)
 
     def build(self, work: Work, heads: tuple[int, ...], device: torch.device) -> Kernel:
         from attnspec.dense_kernel import LARGE, dense_kernel

@@ -32,6 +32,7 @@ class TilesBackend:
     """Gathered key tiles for each query tile."""
 
     name = "tiles"
+    least = START
 
     def refuses(self, work: Work, device: str) -> str | None:
         if work.reads:
@@ -60,6 +61,11 @@ class TilesBackend:
                 + MASKED * undecided * tile * tile
             )
         return costs
+
+    def steps(self, work: Work) -> tuple[str, ...]:
+        costs = self._costs(work)
+        size = min(costs, key=costs.__getitem__)
+        return (f"natural order, tiles {size} x {size}",)
 
     def build(self, work: Work, heads: tuple[int, ...], device: torch.device) -> Kernel:
         from attnspec.layout import tile_layout
