@@ -227,6 +227,8 @@ class _Masks:
 
     def number(self, held: np.ndarray) -> np.ndarray:
         """The number of each mask of bool [m, tile, tile]."""
+        if not len(held):
+            return np.zeros(0, np.int64)
         packed = np.packbits(held.reshape(len(held), -1), axis=1)
         return np.array(
             [self.numbers.setdefault(row.tobytes(), len(self.numbers)) for row in packed],

@@ -23,7 +23,7 @@ from attnspec.ir import Program
 from attnspec.planning import check_backend, choose
 from attnspec.relations import Relation
 from attnspec.target import Bias, Call, Kernel, Work
-from attnspec.works import bias_tables, grid_of, stand_ins, works_of
+from attnspec.works import bias_tables, buckets_of, grid_of, stand_ins, works_of
 
 KEPT = 64
 """How many layouts a module keeps, for that many combinations of layer, lengths and device."""
@@ -62,8 +62,8 @@ class CompiledAttention(nn.Module):
         self.program: Program = from_data(cast("Mapping[str, Plain]", plan["program"]))
         self.backend = cast(str, plan["backend"])
         check_backend(self.backend)
-        for name, buckets in bias_tables(self.program).items():
-            shape = (self.program.layers or 1, self.program.heads or 1, buckets)
+        for (_, score), name in bias_tables(self.program).items():
+            shape = (self.program.layers or 1, self.program.heads or 1, buckets_of(score))
             self.register_parameter(name, nn.Parameter(torch.empty(shape)))
         self._inputs = stand_ins(self.program)
         self._prepared: Cache[tuple[object, ...], Prepared] = Cache(KEPT)

@@ -16,8 +16,8 @@ import numpy as np
 
 from attnspec.backends.tiles import TilesBackend
 from attnspec.data import plan_data
-from attnspec.ir import Program
 from attnspec.dense_kernel import dense_kernel
+from attnspec.ir import Program
 from attnspec.layout import FULL_TILE, tile_layout
 from attnspec.masking import with_data
 from attnspec.planning import AUTO, candidates, numbers

@@ -34,14 +34,23 @@ def unbuilt(program: Program) -> list[tuple[str, Span | None]]:
     return found
 
 
-def bias_tables(program: Program) -> dict[str, int]:
-    """The learned tables of a program with their numbers of buckets, in a fixed order."""
-    return {
-        _table(index, place): int(dict(score.arguments)["buckets"])  # type: ignore[arg-type]
-        for index, attend in enumerate(program.attends)
+def bias_tables(program: Program) -> dict[tuple[int, Score], str]:
+    """The learned tables of a program: their names by place among the scores and by the score.
+
+    Layers and heads with the same score in the same place share a table, each with its own rows.
+    """
+    found = dict.fromkeys(
+        (place, score)
+        for attend in program.attends
         for place, score in enumerate(attend.scores)
         if score.name == "bias"
-    }
+    )
+    return {entry: f"bias_{index}" for index, entry in enumerate(found)}
+
+
+def buckets_of(score: Score) -> int:
+    """How many numbers a learned table has for each head."""
+    return int(dict(score.arguments)["buckets"])  # type: ignore[arg-type]
 
 
 def works_of(
@@ -91,6 +100,7 @@ def _work(program: Program, at: Situation, heads: int, n_q: int) -> Work:
         0 if program.heads is None else at.head
     ]
     attend = program.attends[index]
+    tables = bias_tables(program)
     try:
         return Work(
             relation=bind_attended(_graph(attend), at),
@@ -98,7 +108,7 @@ def _work(program: Program, at: Situation, heads: int, n_q: int) -> Work:
             n_k=at.n,
             scale=None if attend.scale is None else _number(attend.scale, at, "scale"),
             changes=tuple(
-                _change(score, at, heads, _table(index, place), not program.causal)
+                _change(score, at, heads, tables.get((place, score), ""), not program.causal)
                 for place, score in enumerate(attend.scores)
             ),
             normalize=attend.normalize,
@@ -125,10 +135,6 @@ def _change(score: Score, at: Situation, heads: int, table: str, two_sided: bool
             return Alibi(heads)
         case _:
             return Bias(int(values["buckets"]), int(values["max_distance"]), two_sided, table)
-
-
-def _table(attend: int, place: int) -> str:
-    return f"bias_{attend}_{place}"
 
 
 def _number(scalar: Scalar, at: Situation, name: str) -> float:

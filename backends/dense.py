@@ -16,7 +16,6 @@ if TYPE_CHECKING:
     import torch
 
 
-
 @dataclass(frozen=True)
 class Dense:
     """Scores of all pairs in one product; from `large` scores on fused, where that is the same."""

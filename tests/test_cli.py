@@ -635,6 +635,13 @@ def test_compile_forced_and_warned(folder: Path) -> None:
     assert "warning[A901]" in warned.stderr
 
 
+@pytest.mark.skipif(not Path("/dev/stdout").exists(), reason="needs /dev/stdout")
+def test_compile_into_a_pipe(folder: Path) -> None:
+    done = spawn("compile", "good.attn", "-o", "/dev/stdout", cwd=folder)
+    assert done.returncode == 0
+    assert done.stdout.decode() == run("compile", "good.attn", "-o", "-").stdout
+
+
 def test_compile_json(folder: Path) -> None:
     done = run("compile", "gaps.attn", "--json")
     value = json.loads(done.stdout)

@@ -29,6 +29,7 @@ def test_a_page_shows_what_happens(
     page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
     names: dict[str, object] = {}
     for number, block in enumerate(blocks(read(page))):
         if block.kind == "attn":

@@ -369,7 +369,7 @@ def test_transforms_of_torch_func(name: str) -> None:
     many = torch.func.vmap(lambda *x: module(*(y[None] for y in x))[0])(q, k, v)
     torch.testing.assert_close(many, out)
     direction = torch.randn_like(q)
-    _, moved = torch.func.jvp(lambda x: module(x, k, v), (q,), (direction,))
+    moved = torch.func.jvp(lambda x: module(x, k, v), (q,), (direction,))[1]
     step = 1e-6
     slope = (module(q + step * direction, k, v) - module(q - step * direction, k, v)) / (2 * step)
     torch.testing.assert_close(moved, slope, rtol=1e-6, atol=1e-7)

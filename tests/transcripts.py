@@ -98,7 +98,8 @@ def run_python(block: Block, names: dict[str, object], label: str) -> None:
 def refreshed(page: str) -> str:
     """The page with the output of every console block written anew."""
     with tempfile.TemporaryDirectory() as name:
-        folder, result, last = Path(name), [], 0
+        folder, last = Path(name), 0
+        result: list[str] = []
         for block in blocks(page):
             if block.kind == "attn":
                 save(block, folder)

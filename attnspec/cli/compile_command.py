@@ -117,6 +117,8 @@ def write(target: str, spec: str, text: str, force: bool) -> None:
 
 def is_ours(target: str) -> bool:
     """Whether a file is an emitted module, which the next one may replace."""
+    if not os.path.isfile(target):
+        return False
     try:
         with open(target, encoding="utf-8") as file:
             return MARK in file.readline(1000)

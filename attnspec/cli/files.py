@@ -30,11 +30,11 @@ def replace_file(path: Path, text: str) -> None:
     """
     data = text.encode("utf-8")
     try:
-        target = path.resolve()
-        mode = target.stat().st_mode if target.exists() else None
+        mode = path.stat().st_mode if path.exists() else None
         if mode is not None and not (stat.S_ISREG(mode) or stat.S_ISDIR(mode)):
-            target.write_bytes(data)
+            path.write_bytes(data)
             return
+        target = path.resolve()
         if mode is not None:
             # a directory is refused here, and a file that may not be written
             os.close(os.open(target, os.O_WRONLY))

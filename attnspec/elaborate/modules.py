@@ -61,7 +61,7 @@ class Loader:
                     pass
                 module.broken.update({name.name for name in item.names} - module.graphs.keys())
                 continue
-            self._claim(item.name, item.name_span, places)
+            self._claim(item.name, item.name_span, places, isinstance(item, nodes.Graph))
             if isinstance(item, nodes.Graph):
                 if not self._has_good_parameters(item):
                     module.broken.add(item.name)
@@ -90,8 +90,9 @@ class Loader:
             places.setdefault(name, span)
         return good
 
-    def _claim(self, name: str, span: Span, places: dict[str, Span]) -> None:
-        if name in self.builtin or name in RESERVED:
+    def _claim(self, name: str, span: Span, places: dict[str, Span], called: bool = True) -> None:
+        # an attention is never called, so it may be named after the pattern that it is about
+        if name in RESERVED or (called and name in self.builtin):
             self.collector.add(
                 "A202",
                 f"`{name}` is a word of the language and cannot be defined again",

@@ -57,9 +57,6 @@ PROPERTIES = ("causal", "rows_nonempty", "symmetric")
 RESERVED = frozenset({*SCALARS, *POSITIONS, "true", "false", "and", "or", "not", "in", "subset"})
 """Words that cannot name a parameter, a local name, an input or a graph."""
 
-WORDS = frozenset({*FUNCTIONS, *TOKEN_SETS, *GRAPH_FUNCTIONS})
-"""Functions of the language; a definition of one of these names would hide it."""
-
 
 @dataclass(frozen=True)
 class Bound:

@@ -12,7 +12,6 @@ from attnspec.elaborate.names import (
     BROKEN,
     INPUT_KINDS,
     RESERVED,
-    WORDS,
     Bound,
     Environment,
     type_of,
@@ -172,7 +171,7 @@ class Statements(Scores):
 
     def check_name(self, name: str, span: Span) -> None:
         """Refuse a word of the language as a name."""
-        if name in RESERVED or name in WORDS:
+        if name in RESERVED:
             self.collector.fail(
                 "A204", f"`{name}` is a word of the language and cannot be a name", span
             )
