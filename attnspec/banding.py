@@ -1,7 +1,7 @@
 """Which steps, orders and tile sizes a relation is computed in: the cheapest by estimate.
 
-Terms that are best in natural order are one step together; each other term is a step in its own order,
-and comes before them, because it leaves more of its tiles FULL when nothing is excluded.
+Terms that are best in natural order are one step together; each other term is a step in its own
+order, and comes before them, because it leaves more of its tiles FULL when nothing is excluded.
 """
 
 from __future__ import annotations

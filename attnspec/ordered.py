@@ -1,9 +1,9 @@
 """The tiles of one step in its order.
 
 Positions of one residue class stand together; each class is cut into tiles of equal size, the last
-of which may be short. Tiles are arithmetic progressions, so the cover of the relation decides them in
-closed form, coarse tiles first. Masks of tiles that stay undecided are evaluated once for each phase:
-numbers that agree only where masks do.
+of which may be short. Tiles are arithmetic progressions, so the cover of the relation decides them
+in closed form, coarse tiles first. Masks of tiles that stay undecided are evaluated once for each
+phase: numbers that agree only where masks do.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class Axis:
 
     @cached_property
     def positions(self) -> np.ndarray:
-        """The position of every place of every tile, int64 [count * size]; -1 where a tile is short."""
+        """The position of every place of every tile, int64 [count * size]; -1 beyond a short one."""
         at = self.tiles.start[:, None] + np.arange(self.size) * self.step
         return np.where(at < self.tiles.stop[:, None], at, -1).ravel()
 
@@ -74,8 +74,8 @@ class StepLayout:
     """The non-empty tiles of one step.
 
     Query tile i has entries `starts[i]:starts[i + 1]` of `keys`, the key tiles that it reads,
-    ascending, and of `kinds`, FULL_TILE or the number of a mask. `masks` is bool [m, q.size, k.size],
-    without repetitions, False beyond the keys of a short tile.
+    ascending, and of `kinds`, FULL_TILE or the number of a mask. `masks` is bool
+    [m, q.size, k.size], without repetitions, False beyond the keys of a short tile.
     """
 
     q: Axis

@@ -8,7 +8,8 @@ from __future__ import annotations
 from attnspec.ir import Compound, Leaf, Term
 
 _READS_ITSELF = frozenset(
-    "self full causal window dilated residue strided block fixed powers neighborhood axial same".split()
+    "self full causal window dilated residue strided block fixed powers neighborhood axial"
+    " same".split()
 )
 _SYMMETRIC = frozenset(
     "self full dilated residue strided global powers expander axial same".split()

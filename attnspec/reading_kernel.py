@@ -1,8 +1,8 @@
 """Bands for graphs that read run-time inputs: laid out for each sample when its inputs are seen.
 
-Packed documents cost what their blocks cost. Layouts of the last few inputs are kept, so the layers of
-a model that share them lay out once. Where a layout cannot help (compilation, transforms, dropout) and
-where it would cost more, the dense definition computes the call.
+Packed documents cost what their blocks cost. Layouts of the last few inputs are kept, so the layers
+of a model that share them lay out once. Where a layout cannot help (compilation, transforms,
+dropout) and where it would cost more, the dense definition computes the call.
 """
 
 from __future__ import annotations

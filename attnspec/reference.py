@@ -1,4 +1,4 @@
-"""The tables of the language reference, written from the code: `python -m attnspec.reference FILE…`.
+"""The tables of the language reference, from the code: `python -m attnspec.reference FILE…`.
 
 Each table stands between two comments, `<!-- patterns -->` and `<!-- /patterns -->` for example;
 `--check` changes nothing and exits 1 where a table is out of date.

@@ -118,8 +118,8 @@ class Relation:
         return None
 
     def strides(self) -> tuple[tuple[int, int], ...]:
-        """Steps (of queries, of keys) by whose residues tokens may be grouped so that the pairs come
-        together; natural order need not be named."""
+        """Steps (of queries, of keys) by whose residues tokens may be grouped so that the pairs
+        come together; natural order need not be named."""
         return ()
 
     def rows(self, first: int, last: int, n: int) -> Edges:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import operator
 import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -19,6 +18,7 @@ from attnspec.bind import BindError, Situation, bind_attended, integer_of
 from attnspec.data import to_data
 from attnspec.diagnostics import AttnSpecError, Diagnostic, SpecError
 from attnspec.elaborate import Elaborated, ParameterValue, elaborate
+from attnspec.given import index_of, length_of, parameter_of, sampled
 from attnspec.grammar.printer import print_file
 from attnspec.ir import Input, Program, inputs_of, leaves
 from attnspec.patterns import BY_NAME
@@ -76,7 +76,7 @@ class Spec:
         name: str | None = None,
         parameters: Mapping[str, ParameterValue] | None = None,
     ) -> None:
-        checked = {key: _parameter(key, value) for key, value in (parameters or {}).items()}
+        checked = {key: parameter_of(key, value) for key, value in (parameters or {}).items()}
         self._elaborated: Elaborated = elaborate(source, name=name, overrides=checked)
 
     @property
@@ -141,7 +141,7 @@ class Spec:
         self, n: int, layer: int = 0, head: int = 0, inputs: Sample | None = None
     ) -> Relation:
         """The relation of one head of one layer at n positions, `causal` included."""
-        n = _length(n)
+        n = length_of(n)
         layer, head = self._slot(layer, head)
         attend = self.program.attend(layer, head)
         if attend.graph is None and attend.mechanism is not None:
@@ -188,7 +188,7 @@ class Spec:
 
         Raises AttnSpecError above n = `LONGEST_MASK`.
         """
-        n = _length(n)
+        n = length_of(n)
         if n > LONGEST_MASK:
             raise AttnSpecError(
                 f"a dense mask is built up to n = {LONGEST_MASK:,}, got {n:,}: use `adjacency`"
@@ -212,7 +212,7 @@ class Spec:
         """
         from scipy.sparse import csr_array
 
-        n = _length(n)
+        n = length_of(n)
         layer, head = self._slot(layer, head)
         if n == 0:
             return csr_array((0, 0), dtype=bool)
@@ -242,7 +242,7 @@ class Spec:
         """
         import networkx
 
-        n = _length(n)
+        n = length_of(n)
         if n > MOST_NODES:
             raise AttnSpecError(
                 f"a networkx graph is built up to n = {MOST_NODES:,}, got {n:,}: use `adjacency`"
@@ -273,7 +273,7 @@ class Spec:
         from attnspec.planning import plan
 
         self.require_built()
-        return plan(self.program, _length(n), device=device, backend=backend)
+        return plan(self.program, length_of(n), device=device, backend=backend)
 
     def compile(self, backend: str = "auto", device: str | None = None) -> CompiledAttention:
         """A torch.nn.Module that computes this attention at every n."""
@@ -326,7 +326,7 @@ class Spec:
             raise SpecError(Diagnostic("A320", error.message, span)) from None
 
     def _slot(self, layer: int, head: int) -> tuple[int, int]:
-        layer, head = _index("layer", layer), _index("head", head)
+        layer, head = index_of("layer", layer), index_of("head", head)
         for what, number, count in (
             ("layer", layer, self.program.layers),
             ("head", head, self.program.heads),
@@ -361,76 +361,5 @@ class Spec:
             if name not in self.inputs:
                 raise AttnSpecError(f"`{self.name}` declares no input `{name}`")
         return {
-            name: Data(_sampled(self.inputs[name], given, n, self.name)) for name in sorted(needed)
+            name: Data(sampled(self.inputs[name], given, n, self.name)) for name in sorted(needed)
         }
-
-
-def _sampled(entry: Input, given: Mapping[str, npt.ArrayLike], n: int, owner: str) -> object:
-    """One input of one sample, checked: bool [n], int [n], or an int."""
-    if entry.name not in given:
-        raise AttnSpecError(f"`{owner}` needs its input `{entry.name}` ({entry.kind})")
-    try:
-        values = np.asarray(given[entry.name])
-    except ValueError as error:
-        raise AttnSpecError(f"`{entry.name}` must be an array: {error}") from None
-    if entry.kind == "length":
-        if values.shape != () or values.dtype.kind not in "iu" or values < 0:
-            raise AttnSpecError(f"`{entry.name}` is a length: one integer from 0 on is needed")
-        return int(values)
-    if entry.kind == "tokens" and values.dtype.kind in "iu":
-        values = _marked(entry.name, values, n)
-    wanted = "b" if entry.kind == "tokens" else "iu"
-    if values.shape != (n,) or values.dtype.kind not in wanted:
-        kind = "bool" if entry.kind == "tokens" else "int"
-        raise AttnSpecError(
-            f"`{entry.name}` must be {kind} [{n}], got {values.dtype} {list(values.shape)}"
-        )
-    if entry.at_most is not None and int(values.sum()) > entry.at_most:
-        raise AttnSpecError(
-            f"`{entry.name}` promises at most {entry.at_most} tokens, got {int(values.sum())}"
-        )
-    return values
-
-
-def _marked(name: str, values: npt.NDArray[np.integer], n: int) -> npt.NDArray[np.bool_]:
-    """Tokens given by their positions, or by a count of first tokens, as bool [n]."""
-    if values.shape == (n,) and n > 1:
-        raise AttnSpecError(
-            f"`{name}` must be bool [{n}]: {n} integers could be positions or marks"
-        )
-    least, most = (0, n) if values.ndim == 0 else (0, n - 1)
-    if values.size and not (least <= values.min() and values.max() <= most):
-        what = "a count" if values.ndim == 0 else "positions"
-        raise AttnSpecError(f"`{name}` must be {what} between {least} and {most} at n = {n}")
-    if values.ndim == 0:
-        return np.arange(n) < int(values)
-    return np.isin(np.arange(n), values)
-
-
-def _index(what: str, value: int) -> int:
-    if isinstance(value, bool | np.bool_):
-        raise TypeError(f"{what} must be an integer, got a boolean")
-    try:
-        return operator.index(value)
-    except TypeError:
-        raise TypeError(f"{what} must be an integer, got {type(value).__name__}") from None
-
-
-def _length(n: int) -> int:
-    value = _index("n", n)
-    if not 0 <= value <= 2**31 - 1:
-        raise AttnSpecError(f"n must be between 0 and 2**31 - 1, got {value}")
-    return value
-
-
-def _parameter(name: str, value: object) -> ParameterValue:
-    if isinstance(value, bool | float | str):
-        return value
-    if isinstance(value, np.bool_):
-        return bool(value)
-    try:
-        return operator.index(value)  # type: ignore[arg-type]
-    except TypeError:
-        raise TypeError(
-            f"the parameter `{name}` must be a number or an expression, got {type(value).__name__}"
-        ) from None

@@ -69,9 +69,7 @@ def terms_of(relation: Relation) -> tuple[Relation, ...]:
         for factor in factors:
             count *= len(factor)
         if 1 < count <= MOST_TERMS:
-            return tuple(
-                dict.fromkeys(_intersection(chosen) for chosen in product(*factors))
-            )
+            return tuple(dict.fromkeys(_intersection(chosen) for chosen in product(*factors)))
     return (relation,)
 
 

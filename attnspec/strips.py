@@ -1,8 +1,8 @@
 """Tiles of a step in batches: query tiles that are alike are computed in one call.
 
-A `Strip` is a batch of independent blocks of equal shape. Query tiles that read the same key tiles are
-one tall block; others that read equally many are blocks of one strip, with one mask for all where
-their masks agree.
+A `Strip` is a batch of independent blocks of equal shape. Query tiles that read the same key tiles
+are one tall block; others that read equally many are blocks of one strip, with one mask for all
+where their masks agree.
 """
 
 from __future__ import annotations
@@ -57,7 +57,9 @@ def _alike(
             part = members[low : low + tallest]
             full = (kinds[part] == FULL_TILE).all()
             found.append(
-                Strip(rows[part][None], columns[part[:1]], None, None if full else kinds[part][None])
+                Strip(
+                    rows[part][None], columns[part[:1]], None, None if full else kinds[part][None]
+                )
             )
     alone = np.flatnonzero(~together)
     if not len(alone):

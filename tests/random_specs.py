@@ -38,9 +38,7 @@ def spec_text(seed: int) -> str:
     heads = source.choice((0, 0, 2, 3))
     if not heads:
         return f"attention a {{\n{causal}    attend {_graph(source, 3)}\n}}\n"
-    scopes = "".join(
-        f"    head {head} {{ attend {_graph(source, 2)} }}\n" for head in range(heads)
-    )
+    scopes = "".join(f"    head {head} {{ attend {_graph(source, 2)} }}\n" for head in range(heads))
     return f"attention a {{\n{causal}    heads {heads}\n{scopes}}}\n"
 
 

@@ -28,9 +28,10 @@ from package_map import MODULES, PACKAGE_DIR, PACKAGES, ROOT
 
 FRONT = ("attnspec.grammar", "attnspec.elaborate")
 BACK = (
-    "attnspec.analysis",
     "attnspec.planning",
+    "attnspec.banding",
     "attnspec.layout",
+    "attnspec.ordered",
     "attnspec.emit",
     "attnspec.backends",
     "attnspec.runtime",
@@ -54,11 +55,15 @@ RULES = (
     Rule("attnspec.patterns", never=(*FRONT, *BACK, "torch")),
     # what is computed from it
     Rule("attnspec.elaborate", never=BACK),
-    Rule("attnspec.analysis", never=(*FRONT, "attnspec.emit", "attnspec.show", "torch")),
+    Rule("attnspec.figures", never=(*FRONT, "attnspec.emit", "attnspec.show", "torch")),
+    Rule("attnspec.steps", never=(*FRONT, *BACK, "torch")),
+    Rule("attnspec.ordered", never=(*FRONT, "attnspec.emit", "attnspec.show", "torch")),
+    Rule("attnspec.banding", never=(*FRONT, "attnspec.emit", "attnspec.show", "torch")),
+    Rule("attnspec.integrations", never=("attnspec.grammar", "attnspec.emit", "attnspec.show")),
     Rule("attnspec.planning", never=(*FRONT, "attnspec.emit", "attnspec.show")),
     Rule("attnspec.layout", never=(*FRONT, "attnspec.emit", "attnspec.show", "torch")),
     Rule("attnspec.backends", never=(*FRONT, "attnspec.planning", "attnspec.emit")),
-    Rule("attnspec.backends", never=("attnspec.analysis", "attnspec.show")),
+    Rule("attnspec.backends", never=("attnspec.figures", "attnspec.show")),
     Rule("attnspec.runtime", never=(*FRONT, "attnspec.emit", "attnspec.show")),
     # the command line stands on top
     Rule("attnspec", never=("attnspec.cli",), but=("attnspec.__main__",)),
@@ -73,7 +78,8 @@ LIGHT = (
     "import attnspec.grammar",
     "import attnspec.backends",
     "run('check', SPEC)",
-    "run('analyse', SPEC, '-n', '64')",
+    "run('show', SPEC, '-n', '64')",
+    "run('plan', SPEC, '-n', '64')",
 )
 """What must not load any of HEAVY; SPEC is a file of the zoo."""
 

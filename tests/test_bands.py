@@ -106,9 +106,7 @@ def test_a_step_that_covers_a_pair_again_is_noticed() -> None:
     assert not (times_held(twice, 40) == meaning(relation, 40, 40)).all()
 
 
-def dense(
-    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor
-) -> torch.Tensor:
+def dense(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
     scores = (q @ k.transpose(-1, -2)[:, :, None] * 0.3).masked_fill(~mask, -1e300)
     return scores.softmax(-1).masked_fill(~mask, 0.0) @ v[:, :, None]
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import Literal, TypeAlias
 
 from attnspec.ir import InputRef, Mechanism, Term, TokenTerm
-from attnspec.scalars import FUNCTIONS, Apply, Scalar, Symbol
+from attnspec.scalars import Apply, Scalar, Symbol
 from attnspec.source import Span
 
 Kind: TypeAlias = Literal["scalar", "tokens", "input", "graph", "mechanism", "hybrid", "broken"]

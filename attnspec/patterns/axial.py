@@ -16,9 +16,9 @@ import numpy as np
 
 from attnspec.algebra import Intersection
 from attnspec.grids import Grid, grid_for
-from attnspec.progressions import covered
 from attnspec.patterns.block import Block
 from attnspec.patterns.residue import Residue
+from attnspec.progressions import covered
 from attnspec.relations import Elementwise, Progressions, Relation, Tiles, context
 
 
