@@ -46,7 +46,7 @@ class Axis:
 
     @cached_property
     def positions(self) -> np.ndarray:
-        """The position of every place of every tile, int64 [count * size]; -1 beyond a short one."""
+        """The position of every place of every tile, int64 [count * size]; -1 beyond short ones."""
         at = self.tiles.start[:, None] + np.arange(self.size) * self.step
         return np.where(at < self.tiles.stop[:, None], at, -1).ravel()
 

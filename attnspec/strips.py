@@ -19,8 +19,8 @@ class Strip:
     """A batch of blocks.
 
     `rows` are query tiles [blocks, tall], `columns` key tiles [blocks, wide]. `mask` is the mask of
-    every block, bool [tall * q.size, wide * k.size]; `kinds` numbers the masks of the blocks' tiles,
-    [blocks, tall, wide], where they differ. Both None: every pair is an edge.
+    every block, bool [tall * q.size, wide * k.size]; `kinds` numbers the masks of the blocks'
+    tiles, [blocks, tall, wide], where they differ. Both None: every pair is an edge.
     """
 
     rows: np.ndarray

@@ -1,10 +1,10 @@
-"""Bands in orders: disjoint steps, each in the order of tokens in which its pairs are close together.
+"""Bands in orders: disjoint steps, each in the order of tokens in which its pairs are close.
 
-A stride is a band once tokens are grouped by residue. Every step goes through torch's flash kernel on
-the CPU, forward and backward, and results are merged exactly by their log-sum-exps. Graphs that read
-run-time inputs are laid out anew for every sample's inputs. Under compilation, transforms and dropout,
-where the flash kernel cannot go, tiles of the whole graph in natural order compute the same, or for
-run-time inputs the dense definition.
+A stride is a band once tokens are grouped by residue. Every step goes through torch's flash kernel
+on the CPU, forward and backward, and results are merged exactly by their log-sum-exps. Graphs that
+read run-time inputs are laid out anew for every sample's inputs. Under compilation, transforms and
+dropout, where the flash kernel cannot go, tiles of the whole graph in natural order compute the
+same, or for run-time inputs the dense definition.
 """
 
 from __future__ import annotations

@@ -70,10 +70,9 @@ def _panel(panel: Panel, x: int, y: int) -> list[str]:
     for row, line in enumerate(panel.mask):
         padded = np.diff(np.concatenate([[0], line.astype(np.int8), [0]]))
         starts, stops = np.flatnonzero(padded == 1), np.flatnonzero(padded == -1)
-        strokes.extend(
-            f"M{a * cell:.4g} {row * cell:.4g}h{(b - a) * cell:.4g}v{cell:.4g}h{(a - b) * cell:.4g}z"
-            for a, b in zip(starts.tolist(), stops.tolist(), strict=True)
-        )
+        for a, b in zip(starts.tolist(), stops.tolist(), strict=True):
+            corner, side = f"M{a * cell:.4g} {row * cell:.4g}", (b - a) * cell
+            strokes.append(f"{corner}h{side:.4g}v{cell:.4g}h{-side:.4g}z")
     return [
         f'<text x="{x}" y="{y - 16}" font-size="13" font-weight="bold" fill="#17324d">'
         f"{panel.title}</text>",

@@ -28,10 +28,10 @@ GRAPHS = (
     "dilated(radius = 40, step = 5) | columns(first(3))",
     "powers(base = 2) & causal",
     "residue(step = 6) & residue(step = 4)",
-    "causal & (window(before = 30, after = 0) | residue(step = 12) | summary(stride = 8, cells = 2))",
+    "causal & (window(radius = 30) | residue(step = 12) | summary(stride = 8, cells = 2))",
     "window(radius = 30) - residue(step = 3)",
     "where((q * 7 + k * 3) % 11 == 0)",
-    "residue(step = 2) | residue(step = 3) | residue(step = 5) | residue(step = 7) | residue(step = 11)",
+    "residue(step = 3) | residue(step = 5) | residue(step = 7) | residue(step = 11) | self",
 )
 
 

@@ -1,4 +1,4 @@
-"""Every code of the catalogue: its bad example gives it at the marked place, its good one nothing."""
+"""Every code of the catalogue: its bad example gives it where it is marked, the good one not."""
 
 from __future__ import annotations
 
