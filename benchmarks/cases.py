@@ -1,0 +1,210 @@
+"""What is measured, as data: patterns at their sizes, and how far each run goes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from math import isqrt
+
+from attnspec.spec import Spec, parse
+
+BATCH, HEADS, SIZE = 1, 4, 64
+"""The shape of every measurement, float32."""
+
+
+@dataclass(frozen=True)
+class Case:
+    """A pattern under a short name; `body` is what stands in the braces of its attention.
+
+    `{rows}` and `{columns}` in the body are the sides of a grid of n cells. `slowest` is the target
+    for the exponent of its time in n, None where there is none.
+    """
+
+    name: str
+    body: str
+    slowest: float | None = None
+
+    def text(self, n: int) -> str:
+        """The spec's text at n positions."""
+        rows = next(side for side in range(isqrt(n), 0, -1) if n % side == 0)
+        sides = {"{rows}": str(rows), "{columns}": str(n // rows)}
+        body = self.body
+        for mark, side in sides.items():
+            body = body.replace(mark, side)
+        return f"attention measured {{ {body} }}"
+
+    def spec(self, n: int) -> Spec:
+        """The spec at n positions."""
+        return parse(self.text(n))
+
+    def edges(self, n: int) -> float:
+        """Pairs of one head, the mean over `HEADS` heads where each draws its own."""
+        spec = self.spec(n)
+        relations = [spec.relation(n, head=head) for head in range(HEADS)]
+        counted = {relation: relation.edges(n) for relation in set(relations)}
+        return sum(counted[relation] for relation in relations) / HEADS
+
+
+BANDED = (
+    Case("window(256)", "attend window(radius = 256)", 1.1),
+    Case("causal window(511)", "attend window(before = 511, after = 0)", 1.1),
+    Case("dilated(2048, 8)", "attend dilated(radius = 2048, step = 8)", 1.1),
+    Case("strided(128)", "attend strided(stride = 128)"),
+    Case("causal strided(128)", "causal attend strided(stride = 128)"),
+    Case("fixed(128, 8)", "attend fixed(stride = 128, cells = 8)"),
+    Case("Longformer 256 + 64", "attend window(radius = 256) | global(first(64))", 1.1),
+    Case(
+        "BigBird 64, 3",
+        "attend block(size = 64, before = 1, after = 1) | global(first(64) | last(64))"
+        " | random_blocks(size = 64, blocks = 3, seed = 7)",
+        1.1,
+    ),
+    Case(
+        "neighborhood(21, 21)", "sequence grid({rows}, {columns}) attend neighborhood(21, 21)", 1.1
+    ),
+)
+"""Patterns whose pairs can be brought close together; the target is on their geometric mean."""
+
+SCATTERED = (
+    Case("powers(2)", "attend powers(base = 2)", 1.2),
+    Case("expander(32)", "attend expander(degree = 32, seed = 0)", 1.1),
+    Case("random(32)", "attend random(keys = 32, seed = 0)", 1.1),
+)
+"""Patterns of low degree whose pairs lie anywhere: memory limits them."""
+
+BY_ROOT = (
+    Case("strided(√n)", "attend strided(stride = isqrt(n))", 1.6),
+    Case("causal strided(√n)", "causal attend strided(stride = isqrt(n))", 1.6),
+    Case("fixed(√n, 8)", "attend fixed(stride = isqrt(n), cells = 8)", 1.6),
+)
+"""Patterns of about n√n pairs."""
+
+CASES: Mapping[str, Case] = {case.name: case for case in (*BANDED, *SCATTERED, *BY_ROOT)}
+
+GROWING = tuple(case.name for case in CASES.values() if case.slowest is not None)
+"""Patterns with a target for their growth."""
+
+FLEX_TARGETS: Mapping[str, float] = {
+    "strided(128)": 10.0,
+    "causal strided(128)": 10.0,
+    "fixed(128, 8)": 10.0,
+    "dilated(2048, 8)": 4.0,
+    "powers(2)": 4.0,
+    "random(32)": 4.0,
+}
+"""How many times faster than FlexAttention; 1 for the patterns that are not here."""
+
+
+@dataclass(frozen=True)
+class Work:
+    """Work that a package does too: the pattern, the package, and the target for the ratio."""
+
+    name: str
+    package: str
+    body: str
+    target: float
+
+    @property
+    def case(self) -> Case:
+        return Case(self.name, self.body)
+
+
+WORKS = (
+    Work("window(256)", "local-attention", CASES["window(256)"].body, 4.0),
+    Work("Longformer 256 + 64", "transformers", CASES["Longformer 256 + 64"].body, 4.0),
+    Work("BigBird 64, 3", "transformers", CASES["BigBird 64, 3"].body, 4.0),
+    Work(
+        "LSH, 4 rounds, chunk 64",
+        "reformer-pytorch",
+        "attend lsh(buckets = 256, rounds = 4, chunk = 64, seed = 0)",
+        4.0,
+    ),
+    Work("FAVOR+ 256", "performer-pytorch", "attend favor(features = 256, seed = 0)", 2.0),
+    Work(
+        "causal FAVOR+ 256",
+        "performer-pytorch",
+        "causal attend favor(features = 256, seed = 0)",
+        30.0,
+    ),
+    Work("Nyström 64", "nystrom-attention", "attend nystrom(landmarks = 64)", 2.0),
+    Work("Linformer 256", "linformer", "attend linformer(rank = 256)", 2.0),
+)
+"""The packages' attentions with the targets against them."""
+
+
+@dataclass(frozen=True)
+class Settings:
+    """How far a run goes: lengths, patterns by name, and how often each is timed.
+
+    `compiled` says whether FlexAttention is compiled, `zoo` how many specs of the zoo are planned
+    and `zoo_choices` how many are run with every backend: None for all.
+    """
+
+    name: str
+    rounds: int
+    n: int
+    efficiency: tuple[str, ...]
+    flex_n: int
+    flex: tuple[str, ...]
+    compiled: bool
+    packages_n: int
+    packages: tuple[str, ...]
+    plan_n: int
+    block_mask_n: int
+    block_mask: tuple[str, ...]
+    zoo: int | None
+    growth: tuple[int, ...]
+    growing: tuple[str, ...]
+    memory: tuple[int, ...]
+    choices_n: int
+    choices: tuple[str, ...]
+    zoo_choices: int | None
+
+
+_LISTED = tuple(case.name for case in (*BANDED, *SCATTERED))
+
+FULL = Settings(
+    name="bench",
+    rounds=5,
+    n=16_384,
+    efficiency=_LISTED,
+    flex_n=8_192,
+    flex=_LISTED,
+    compiled=True,
+    packages_n=16_384,
+    packages=tuple(work.name for work in WORKS),
+    plan_n=1_048_576,
+    block_mask_n=32_768,
+    block_mask=("window(256)", "strided(128)"),
+    zoo=None,
+    growth=(4_096, 8_192, 16_384, 32_768, 65_536),
+    growing=GROWING,
+    memory=(16_384, 65_536),
+    choices_n=8_192,
+    choices=_LISTED,
+    zoo_choices=12,
+)
+"""`make bench`."""
+
+QUICK = Settings(
+    name="bench-quick",
+    rounds=3,
+    n=4_096,
+    efficiency=_LISTED,
+    flex_n=4_096,
+    flex=("window(256)", "strided(128)"),
+    compiled=True,
+    packages_n=4_096,
+    packages=tuple(work.name for work in WORKS),
+    plan_n=1_048_576,
+    block_mask_n=8_192,
+    block_mask=("window(256)",),
+    zoo=6,
+    growth=(2_048, 4_096, 8_192),
+    growing=("window(256)", "dilated(2048, 8)", "strided(√n)", "random(32)"),
+    memory=(8_192, 16_384),
+    choices_n=4_096,
+    choices=_LISTED,
+    zoo_choices=0,
+)
+"""`make bench-quick`: about three minutes, sizes at which overheads still weigh."""

@@ -1,0 +1,83 @@
+"""Whether the planner chooses well: the time of its choice over that of the best backend."""
+
+from __future__ import annotations
+
+import statistics
+
+import torch
+
+from attnspec.spec import Spec
+from attnspec.stack import Stack
+from benchmarks.block_plans import spread, static_zoo
+from benchmarks.cases import BATCH, CASES, HEADS, SIZE, Settings
+from benchmarks.measuring import Json, alternate, missing
+
+AUTO = "auto"
+
+
+def measure(settings: Settings) -> dict[str, Json]:
+    """A row for each pattern with the seconds of every backend that does not refuse it."""
+    n = settings.choices_n
+    specs = [(name, CASES[name].spec(n)) for name in settings.choices]
+    fitting = [(name, spec) for name, spec in static_zoo() if Stack(spec).lengths((n,)) == [n]]
+    specs += spread(fitting, settings.zoo_choices)
+    rows: list[Json] = []
+    ratios = []
+    for name, spec in specs:
+        row, ratio = _row(name, spec, n, settings.rounds)
+        rows.append(row)
+        if ratio is not None:
+            ratios.append(ratio)
+    summary: dict[str, Json] = {}
+    if ratios:
+        summary = {"median": statistics.median(ratios), "worst": max(ratios)}
+    return {"n": n, "rows": rows, "summary": summary}
+
+
+def _row(name: str, spec: Spec, n: int, rounds: int) -> tuple[dict[str, Json], float | None]:
+    plan = spec.plan(n)
+    chosen = {step.chosen.name for step in plan.steps}
+    able = [{c.backend.name for c in step.candidates if c.refusal is None} for step in plan.steps]
+    names = sorted(set.intersection(*able))
+    if len(names) < 2:
+        return missing(name, f"no choice: {', '.join(names) or 'different backends'}"), None
+    generator = torch.Generator().manual_seed(0)
+    shape = (BATCH, spec.heads or HEADS, n, SIZE)
+    q, k, v = (torch.randn(shape, generator=generator) for _ in range(3))
+    modules = {backend: spec.compile(backend=backend) for backend in names}
+    if len(chosen) > 1:
+        modules[AUTO] = spec.compile()
+    with torch.no_grad():
+        timed = alternate(
+            {
+                backend: lambda module=module: module(q, k, v)  # type: ignore[misc]
+                for backend, module in modules.items()
+            },
+            rounds,
+        )
+    ours = AUTO if len(chosen) > 1 else next(iter(chosen))
+    best = min(timed, key=lambda backend: timed[backend].median)
+    ratio = timed[ours].median / timed[best].median
+    seconds: dict[str, Json] = {backend: found.median for backend, found in timed.items()}
+    row: dict[str, Json] = {
+        "name": name,
+        "chosen": [*sorted(chosen)],
+        "best": best,
+        "seconds": seconds,
+        "predicted": _predicted(spec, n, names),
+        "ratio": ratio,
+    }
+    return row, ratio
+
+
+def _predicted(spec: Spec, n: int, names: list[str]) -> dict[str, Json]:
+    """Expected seconds of all heads of the first layer, by backend."""
+    totals = dict.fromkeys(names, 0.0)
+    for step in spec.plan(n).steps:
+        if 0 not in step.layers:
+            continue
+        heads = HEADS if step.heads is None else len(step.heads)
+        for candidate in step.candidates:
+            if candidate.backend.name in totals:
+                totals[candidate.backend.name] += heads * (candidate.seconds or 0.0)
+    return {**totals}

@@ -1,0 +1,104 @@
+"""Measurements that need a process of their own: peaks of memory, and compilers with a state.
+
+`python -m benchmarks.fresh TASK ARGUMENTS` runs one and prints its figures as one line of JSON.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+from benchmarks.measuring import Json
+
+ROOT = Path(__file__).resolve().parent.parent
+
+TIMEOUT = 600.0
+"""Seconds until a process is ended."""
+
+MOST_MEMORY = 8 << 30
+"""Bytes that a process may allocate."""
+
+Arguments = Mapping[str, Json]
+Run = Callable[[str, Arguments], dict[str, Json]]
+"""Runs a task by name; a result with a `reason` has no figures."""
+
+
+def in_fresh_process(task: str, arguments: Arguments) -> dict[str, Json]:
+    """The task's figures from a process of its own."""
+    command = [sys.executable, "-m", "benchmarks.fresh", task, json.dumps(arguments)]
+    try:
+        done = subprocess.run(
+            command, cwd=ROOT, capture_output=True, text=True, timeout=TIMEOUT, check=False
+        )
+    except subprocess.TimeoutExpired:
+        return {"reason": f"not done after {TIMEOUT:.0f} s"}
+    if done.returncode:
+        last = done.stderr.strip().splitlines()[-1:] or [f"exit status {done.returncode}"]
+        return {"reason": last[0]}
+    found: dict[str, Json] = json.loads(done.stdout.strip().splitlines()[-1])
+    return found
+
+
+def in_this_process(task: str, arguments: Arguments) -> dict[str, Json]:
+    """The task's figures; peaks of memory are those of everything that ran before, too."""
+    # a task's module measures with this one, so they can only be looked up when they are needed
+    from benchmarks.block_plans import block_mask_task, plan_task
+    from benchmarks.flex import flex_task
+    from benchmarks.memory import memory_task
+
+    tasks = {
+        "flex": flex_task,
+        "plan": plan_task,
+        "block_mask": block_mask_task,
+        "memory": memory_task,
+    }
+    return tasks[task](arguments)
+
+
+def peak() -> int:
+    """The most bytes of memory that this process has held so far."""
+    import resource
+
+    found = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return found if sys.platform == "darwin" else found * 1024
+
+
+def limit_memory() -> None:
+    """Make allocations fail before the machine does."""
+    import resource
+
+    _, hard = resource.getrlimit(resource.RLIMIT_DATA)
+    resource.setrlimit(resource.RLIMIT_DATA, (MOST_MEMORY, hard))
+
+
+def integer(arguments: Arguments, name: str) -> int:
+    """An argument that must be a whole number."""
+    value = arguments[name]
+    if not isinstance(value, int):
+        raise TypeError(f"`{name}` must be a whole number, got {value!r}")
+    return value
+
+
+def text(arguments: Arguments, name: str) -> str:
+    """An argument that must be a text."""
+    value = arguments[name]
+    if not isinstance(value, str):
+        raise TypeError(f"`{name}` must be a text, got {value!r}")
+    return value
+
+
+def main(task: str, arguments: str) -> None:
+    import torch
+
+    given: dict[str, Json] = json.loads(arguments)
+    torch.set_num_threads(integer(given, "threads"))
+    if task == "plan":
+        limit_memory()
+    print(json.dumps(in_this_process(task, given), allow_nan=False))
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

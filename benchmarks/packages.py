@@ -1,0 +1,162 @@
+"""Against packages that do the same work, their projections replaced by stubs.
+
+The stubs return the given q, k and v, so that a package is charged for its attention alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from importlib import import_module
+from typing import Any
+
+import torch
+
+from attnspec.diagnostics import SpecError
+from benchmarks.cases import HEADS, SIZE, WORKS, Settings, Work
+from benchmarks.flex import SAME
+from benchmarks.measuring import Json, alternate, missing, planned, tensors
+
+Attend = Callable[[], torch.Tensor]
+"""One call on tensors that are already where the package wants them; [B, H, n, d]."""
+
+
+class Given(torch.nn.Module):
+    """Stands in place of a projection: whatever comes in, the given tensor comes out."""
+
+    def __init__(self, tensor: torch.Tensor) -> None:
+        super().__init__()
+        self.tensor = tensor
+
+    def forward(self, states: torch.Tensor) -> torch.Tensor:
+        return self.tensor
+
+
+class Copied(torch.nn.Module):
+    """A projection that changes nothing, into memory of its own as any projection writes."""
+
+    def forward(self, states: torch.Tensor) -> torch.Tensor:
+        return states.clone()
+
+
+def local_attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> Attend:
+    """local-attention with a window of exactly 256 keys on each side."""
+    module: Any = (
+        import_module("local_attention")
+        .LocalAttention(window_size=256, exact_windowsize=True, use_rotary_pos_emb=False)
+        .eval()
+    )
+    return lambda: module(q, k, v)
+
+
+def longformer(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> Attend:
+    """The Longformer attention of transformers; its 64 first tokens are global."""
+    models: Any = import_module("transformers.models.longformer.modeling_longformer")
+    config: Any = import_module("transformers").LongformerConfig(
+        hidden_size=HEADS * SIZE,
+        num_attention_heads=HEADS,
+        num_hidden_layers=1,
+        attention_window=[512],
+    )
+    module = models.LongformerSelfAttention(config, layer_id=0).eval()
+    # what it reads from its states is the queries, so the queries are its states
+    states, keys, values = (_joined(x) for x in (q, k, v))
+    module.query, module.query_global = Copied(), Copied()
+    module.key = module.key_global = Given(keys.transpose(0, 1))
+    module.value = module.value_global = Given(values.transpose(0, 1))
+    chosen = torch.zeros(states.shape[:2])
+    chosen[:, :64] = 10_000.0
+    nobody = torch.zeros(states.shape[:2], dtype=torch.bool)
+
+    def attend() -> torch.Tensor:
+        out = module(
+            states,
+            attention_mask=chosen,
+            is_index_masked=nobody,
+            is_index_global_attn=chosen > 0,
+            is_global_attn=True,
+        )[0]
+        return _split(out)
+
+    return attend
+
+
+def bigbird(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> Attend:
+    """The BigBird attention of transformers, with random blocks of its own."""
+    models: Any = import_module("transformers.models.big_bird.modeling_big_bird")
+    n = q.shape[2]
+    config: Any = import_module("transformers").BigBirdConfig(
+        hidden_size=HEADS * SIZE,
+        num_attention_heads=HEADS,
+        num_hidden_layers=1,
+        max_position_embeddings=n,
+        block_size=64,
+        num_random_blocks=3,
+    )
+    module = models.BigBirdBlockSparseAttention(config, seed=0).eval()
+    states, keys, values = (_joined(x) for x in (q, k, v))
+    module.query, module.key, module.value = Given(states), Given(keys), Given(values)
+    blocks, band, rows, columns = models.BigBirdModel.create_masks_for_block_sparse_attn(
+        torch.ones(states.shape[:2]), 64
+    )
+
+    def attend() -> torch.Tensor:
+        return _split(module(states, band, rows, columns, blocks, blocks)[0])
+
+    return attend
+
+
+RIVALS: dict[str, tuple[Callable[[torch.Tensor, torch.Tensor, torch.Tensor], Attend], bool]] = {
+    "window(256)": (local_attention, True),
+    "Longformer 256 + 64": (longformer, True),
+    "BigBird 64, 3": (bigbird, False),
+}
+"""How a package is called, and whether its pairs are exactly the same, by the work's name."""
+
+
+def measure(settings: Settings) -> dict[str, Json]:
+    """A row for each work: both times and their ratio, forward, or why there are none."""
+    rows: list[Json] = []
+    for work in WORKS:
+        if work.name in settings.packages:
+            try:
+                rows.append(_row(work, settings.packages_n, settings.rounds))
+            except ImportError:
+                rows.append(missing(work.name, f"{work.package} is not installed"))
+            except SpecError as error:
+                rows.append(missing(work.name, error.diagnostics[0].message))
+    return {"n": settings.packages_n, "rows": rows}
+
+
+def _row(work: Work, n: int, rounds: int) -> dict[str, Json]:
+    spec = work.case.spec(n)
+    ours = spec.compile()
+    if work.name not in RIVALS:
+        return missing(work.name, f"no way to call {work.package} is written down yet")
+    make, same = RIVALS[work.name]
+    q, k, v = tensors(n)
+    with torch.no_grad():
+        theirs = make(q, k, v)
+        difference = float((ours(q, k, v) - theirs()).abs().max()) if same else None
+        if difference is not None and not difference <= SAME:
+            raise ValueError(f"{work.name}: the results must be the same, got {difference:g} apart")
+        timed = alternate({"ours": lambda: ours(q, k, v), "package": theirs}, rounds)
+    return {
+        "name": work.name,
+        "package": work.package,
+        "target": work.target,
+        "ours": timed["ours"].data(),
+        "theirs": timed["package"].data(),
+        "ratio": timed["package"].median / timed["ours"].median,
+        "difference": difference,
+        **planned(spec, n),
+    }
+
+
+def _joined(x: torch.Tensor) -> torch.Tensor:
+    """[B, H, n, d] as [B, n, H d], as projections write it."""
+    return x.transpose(1, 2).flatten(2).contiguous()
+
+
+def _split(x: torch.Tensor) -> torch.Tensor:
+    """[B, n, H d] as [B, H, n, d]."""
+    return x.unflatten(2, (HEADS, SIZE)).transpose(1, 2)

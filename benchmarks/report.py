@@ -1,0 +1,370 @@
+"""Tables and plots from the figures of a run, and nothing else.
+
+`python -m benchmarks.report` draws `results/growth.svg` and `results/efficiency.svg` from
+`results/bench.json` and fills the tables of benchmarks/README.md between their markers.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+HERE = Path(__file__).resolve().parent
+
+MARKERS = "<!-- bench -->", "<!-- /bench -->"
+
+ETA_TARGETS = {"forward": 0.6, "both": 0.5}
+"""The targets for the geometric means."""
+
+Figures = Mapping[str, Any]
+
+
+def tables(figures: Figures) -> str:
+    """All parts that were measured, as Markdown."""
+    made = [table(figures[name]) for name, table in TABLES.items() if name in figures]
+    return "\n\n".join([*made, _conditions(figures)])
+
+
+def _efficiency(part: Figures) -> str:
+    dense, summary = part["dense"], part["summary"]
+    rows = [
+        [
+            row["name"],
+            f"{row['edges'] / part['n']:,.0f}",
+            _backends(row),
+            _time(row["forward"]["median"]),
+            f"{row['eta_forward']:.2f}",
+            _time(row["both"]["median"]),
+            f"{row['eta_both']:.2f}",
+            _time(row["predicted"]),
+        ]
+        for row in part["rows"]
+    ]
+    for column, function in (("geometric mean", "mean"), ("least", "least")):
+        if f"{function}_forward" in summary:
+            forward, both = (f"{summary[f'{function}_{mode}']:.2f}" for mode in ETA_TARGETS)
+            label = f"**{column}**, scattered graphs apart"
+            rows.append([label, "", "", "", f"**{forward}**", "", f"**{both}**", ""])
+    return _section(
+        f"Edge efficiency, n = {part['n']:,}",
+        f"Dense attention takes {_time(dense['forward']['median'])} forward and "
+        f"{_time(dense['both']['median'])} with gradients. Targets for the geometric mean: "
+        f"{ETA_TARGETS['forward']} and {ETA_TARGETS['both']}.",
+        "pattern | keys a query | backend | forward | η | with gradients | η | predicted forward",
+        rows,
+    )
+
+
+def _flex(part: Figures) -> str:
+    rows = [
+        _unmeasured(row, 5)
+        or [
+            row["name"],
+            _backends(row),
+            _time(row["ours"]["median"]),
+            _time(row["flex"]["median"]),
+            f"{row['ratio']:.1f}×",
+            f"≥ {row['target']:g}×",
+        ]
+        for row in part["rows"]
+    ]
+    return _section(
+        f"Beside FlexAttention, n = {part['n']:,}, forward",
+        "Compiled, with the same mask, whose construction is not counted.",
+        "pattern | backend | attnspec | FlexAttention | ratio | target",
+        rows,
+    )
+
+
+def _packages(part: Figures) -> str:
+    rows = [
+        _unmeasured(row, 5)
+        or [
+            row["name"],
+            row["package"],
+            _time(row["ours"]["median"]),
+            _time(row["theirs"]["median"]),
+            f"{row['ratio']:.1f}×",
+            f"≥ {row['target']:g}×",
+        ]
+        for row in part["rows"]
+    ]
+    return _section(
+        f"Beside packages, n = {part['n']:,}, forward",
+        "The same work, without their projections.",
+        "work | package | attnspec | package's time | ratio | target",
+        rows,
+    )
+
+
+def _plans(part: Figures) -> str:
+    rows = [
+        _unmeasured(row, 5)
+        or [
+            row["name"],
+            f"{row['n']:,}",
+            ", ".join(row["backends"]),
+            _time(row["choosing_seconds"]),
+            _time(row["building_seconds"]),
+            _bytes(row["extra_bytes"]),
+        ]
+        for row in part["rows"]
+    ]
+    beside = [
+        _unmeasured(row, 4)
+        or [
+            row["name"],
+            f"{row['n']:,}",
+            _time(row["seconds"]),
+            _time(row["block_mask_seconds"]),
+            f"{row['ratio']:,.0f}×",
+        ]
+        for row in part["block_mask"]
+    ]
+    return "\n\n".join(
+        [
+            _section(
+                f"Block plans of the zoo's static specs, n = {part['n']:,}",
+                "Choosing a backend for every layer and head, then writing its tables. "
+                "Target: 1 s and 1 GB.",
+                "spec | n | backends | choosing | writing | peak of memory",
+                rows,
+            ),
+            _section(
+                "Beside `create_block_mask`",
+                "Choosing and writing against the construction of FlexAttention's blocks. "
+                "Target: 100×, at n = 32,768.",
+                "pattern | n | attnspec | `create_block_mask` | ratio",
+                beside,
+            ),
+        ]
+    )
+
+
+def _growth(part: Figures) -> str:
+    lengths = part["lengths"]
+    rows = []
+    for row in part["rows"]:
+        seconds = dict(zip(row["lengths"], row["seconds"], strict=True))
+        times = [_time(seconds[n]) if n in seconds else "left out" for n in lengths]
+        exponents = [_exponent(row["exponent"]), _exponent(row["exponent_edges"])]
+        rows.append([row["name"], *times, *exponents, f"≤ {row['target']:g}"])
+    heads = " | ".join(f"{n:,}" for n in lengths)
+    return _section(
+        "Growth of the forward time with n",
+        "Exponents are fitted through the logarithms; a length is left out where a call would "
+        "take too long.",
+        f"pattern | {heads} | exponent | of the pairs | target",
+        rows,
+    )
+
+
+def _memory(part: Figures) -> str:
+    rows = [
+        _unmeasured(row, 4)
+        or [
+            row["name"],
+            f"{row['n']:,}",
+            _bytes(row["extra_bytes"]),
+            f"{row['ratio']:.2f}×",
+            f"≤ {row['target']:g}×",
+        ]
+        for row in part["rows"]
+    ]
+    return _section(
+        "Memory of a step forward and backward",
+        "The peak beyond q, k and v, results and gradients included, in units of q, k, v and "
+        "out together.",
+        "pattern | n | peak | ratio | target",
+        rows,
+    )
+
+
+def _choices(part: Figures) -> str:
+    rows = [
+        _unmeasured(row, 4)
+        or [
+            row["name"],
+            ", ".join(row["chosen"]),
+            row["best"],
+            f"{row['ratio']:.2f}×",
+            ", ".join(f"{name} {_time(seconds)}" for name, seconds in row["seconds"].items()),
+        ]
+        for row in part["rows"]
+    ]
+    summary = part["summary"]
+    found = (
+        f"The median over the patterns is {summary['median']:.2f}×, the worst "
+        f"{summary['worst']:.2f}×."
+        if summary
+        else "No pattern had a choice."
+    )
+    return _section(
+        f"What the planner's choice costs, n = {part['n']:,}",
+        f"The time of the chosen backend over that of the fastest, forward. {found}",
+        "pattern | chosen | fastest | ratio | measured",
+        rows,
+    )
+
+
+TABLES: dict[str, Callable[[Figures], str]] = {
+    "efficiency": _efficiency,
+    "flex": _flex,
+    "packages": _packages,
+    "plans": _plans,
+    "growth": _growth,
+    "memory": _memory,
+    "choices": _choices,
+}
+"""A table, or two, for each part."""
+
+
+def _conditions(figures: Figures) -> str:
+    """Where and with what the parts were measured; parts of one run share a line."""
+    shared: dict[str, list[str]] = {}
+    for name in TABLES:
+        if name in figures:
+            where, what = figures[name]["machine"], figures[name]["versions"]
+            line = (
+                f"{where['cores']} {where['architecture']} cores with "
+                f"{where['vector_instructions']}, {where['threads']} threads, {where['system']}; "
+                + ", ".join(f"{package} {found}" for package, found in what.items())
+            )
+            shared.setdefault(line, []).append(name)
+    if len(shared) == 1:
+        return f"({next(iter(shared))}.)"
+    return "\n\n".join(f"({', '.join(names)}: {line}.)" for line, names in shared.items())
+
+
+def _section(title: str, text: str, head: str, rows: Sequence[Sequence[str]]) -> str:
+    columns = head.count("|") + 1
+    lines = [f"### {title}", "", text, "", f"| {head} |", "|:--" + "|--:" * (columns - 1) + "|"]
+    return "\n".join([*lines, *(f"| {' | '.join(row)} |" for row in rows)])
+
+
+def _unmeasured(row: Figures, columns: int) -> list[str] | None:
+    """The cells of a row without figures, None for one that has them."""
+    if "reason" not in row:
+        return None
+    reason = row["reason"].replace("|", "\\|")
+    return [row["name"], f"not measured: {reason}", *[""] * (columns - 1)]
+
+
+def _backends(row: Figures) -> str:
+    return ", ".join(dict.fromkeys(row["backends"]))
+
+
+def _exponent(value: float | None) -> str:
+    return "" if value is None else f"{value:.2f}"
+
+
+def _time(seconds: float) -> str:
+    for unit, size in (("s", 1.0), ("ms", 1e-3)):
+        if seconds >= size:
+            return f"{seconds / size:.3g} {unit}"
+    return f"{seconds * 1e6:.3g} µs"
+
+
+def _bytes(count: int) -> str:
+    return f"{count / 2**30:.2f} GiB" if count >= 2**30 else f"{count / 2**20:.0f} MiB"
+
+
+def plots(figures: Figures) -> Iterator[tuple[str, Any]]:
+    """Names and matplotlib figures of the parts that were measured."""
+    if "efficiency" in figures:
+        yield "efficiency", _bars(figures["efficiency"])
+    if "growth" in figures:
+        yield "growth", _lines(figures["growth"])
+
+
+def _bars(part: Figures) -> Any:
+    """Both efficiencies of every pattern, with the targets of their means."""
+    from matplotlib.figure import Figure
+
+    rows = part["rows"]
+    figure = Figure(figsize=(8, 0.6 + 0.42 * len(rows)), layout="constrained")
+    axes = figure.subplots()
+    colours = {"forward": "#3465a4", "both": "#f57900"}
+    labels = {"forward": "forward", "both": "forward and backward"}
+    for place, (mode, colour) in enumerate(colours.items()):
+        heights = [at + 0.4 * place - 0.2 for at in range(len(rows))]
+        values = [row[f"eta_{mode}"] for row in rows]
+        axes.barh(heights, values, 0.38, color=colour, label=labels[mode])
+        axes.axvline(ETA_TARGETS[mode], color=colour, linewidth=1, linestyle="--")
+    axes.set_yticks(range(len(rows)), [row["name"] for row in rows])
+    axes.invert_yaxis()
+    axes.set_xlabel(f"η at n = {part['n']:,}; dashed: targets for the geometric means")
+    axes.legend(frameon=False)
+    return figure
+
+
+def _lines(part: Figures) -> Any:
+    """Time against length on logarithmic axes, with the fitted exponents."""
+    from matplotlib.figure import Figure
+    from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
+
+    figure = Figure(figsize=(8, 5), layout="constrained")
+    axes = figure.subplots()
+    for place, row in enumerate(part["rows"]):
+        fitted = "" if row["exponent"] is None else f", $n^{{{row['exponent']:.2f}}}$"
+        axes.plot(
+            row["lengths"],
+            row["seconds"],
+            marker="osD^vP*X"[place % 8],
+            color=f"C{place % 10}",
+            linestyle="-" if place < 10 else "--",
+            label=row["name"] + fitted,
+        )
+    axes.set_xscale("log")
+    axes.set_yscale("log")
+    axes.xaxis.set_major_locator(FixedLocator(part["lengths"]))
+    axes.xaxis.set_minor_locator(NullLocator())
+    axes.xaxis.set_major_formatter(FuncFormatter(lambda n, _: f"{n:,.0f}"))
+    axes.set_xlabel("n")
+    axes.set_ylabel("seconds, forward")
+    axes.grid(alpha=0.3)
+    axes.legend(frameon=False, fontsize="small", loc="center left", bbox_to_anchor=(1, 0.5))
+    return figure
+
+
+def draw(figures: Figures, folder: Path) -> list[Path]:
+    """Write the plots as SVG; the same figures give the same bytes."""
+    import matplotlib
+
+    written = []
+    with matplotlib.rc_context({"svg.hashsalt": "attnspec", "svg.fonttype": "none"}):
+        for name, figure in plots(figures):
+            path = folder / f"{name}.svg"
+            figure.savefig(path, metadata={"Date": None})
+            written.append(path)
+    return written
+
+
+def filled(text: str, content: str) -> str:
+    """The text with the content between its markers; ValueError unless it has each once."""
+    start, stop = MARKERS
+    if (text.count(start), text.count(stop)) != (1, 1) or text.index(start) > text.index(stop):
+        raise ValueError(f"the text must have `{start}` and then `{stop}`, each once")
+    before, _, rest = text.partition(start)
+    return f"{before}{start}\n{content}\n{stop}{rest.partition(stop)[2]}"
+
+
+def main() -> int:
+    source = HERE / "results" / "bench.json"
+    if not source.exists():
+        print("results/bench.json is needed: `make bench` writes it", file=sys.stderr)
+        return 1
+    figures: Figures = json.loads(source.read_text(encoding="utf-8"))
+    drawn = draw(figures, source.parent)
+    images = [f"![{path.stem}](results/{path.name})" for path in drawn]
+    page = HERE / "README.md"
+    text = page.read_text(encoding="utf-8")
+    page.write_text(filled(text, "\n\n".join([*images, tables(figures)])), encoding="utf-8")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
