@@ -12,7 +12,16 @@ from functools import lru_cache
 from attnspec.algebra import Union
 from attnspec.ordered import Classified, StepLayout, TooFine, classify, step_layout
 from attnspec.relations import Relation
-from attnspec.steps import NATURAL, Order, OrderedRelation, orders_of, terms_of, without
+from attnspec.steps import (
+    NATURAL,
+    Listed,
+    Order,
+    OrderedRelation,
+    Side,
+    orders_of,
+    terms_of,
+    without,
+)
 
 TARGETS = (64, 128, 256)
 """Tile sizes on offer; a residue class is cut into equal tiles of about this size."""
@@ -53,12 +62,12 @@ def bands_of(relation: Relation, n_q: int, n_k: int) -> tuple[Banded, ...]:
     """The steps of a relation, disjoint, in the order in which they are computed."""
     whole = _best(relation, n_q, n_k, (NATURAL,))
     terms = terms_of(relation)
-    if len(terms) == 1 and len(orders_of(terms[0])) == 1:
+    if len(terms) == 1 and len(orders_of(terms[0], n_k)) == 1:
         return (whole,)
     apart: list[tuple[Relation, Order]] = []
     together: list[Relation] = []
     for term in terms:
-        best = _best(term, n_q, n_k, orders_of(term))
+        best = _best(term, n_q, n_k, orders_of(term, n_k))
         if best.step.order == NATURAL:
             together.append(term)
         else:
@@ -110,15 +119,20 @@ def _best(relation: Relation, n_q: int, n_k: int, orders: tuple[Order, ...]) -> 
     return min(found, key=lambda band: band.seconds)
 
 
-def _size(length: int, step: int, target: int) -> int:
-    """Equal tiles of about the target's size for classes of about length / step positions."""
-    members = max(1, -(-length // step))
+def _size(length: int, side: Side, target: int) -> int:
+    """Equal tiles of about the target's size for lists, or classes of about length / step."""
+    members = len(side.positions) if isinstance(side, Listed) else -(-length // side)
+    members = max(1, members)
     return -(-members // max(1, round(members / target)))
 
 
 def _seconds(tiles: Classified, order: Order, n_q: int, n_k: int, target: int) -> float:
     full, undecided = tiles.area
-    moved = (2 * n_q if order.q > 1 else 0) + (2 * n_k if order.k > 1 else 0)
+    moved = sum(
+        2 * axis.size * axis.count
+        for axis, side in ((tiles.q, order.q), (tiles.k, order.k))
+        if side != 1
+    )
     return (
         STEP
         + TILE_ROW * tiles.q.count

@@ -28,6 +28,23 @@ _REGISTRY = "attnspec.patterns"
 _PACKAGE = "attnspec"
 _FOR_TESTS = "samples"
 
+_PLAIN_IMPORT = "from dataclasses import dataclass"
+_DATACLASS_IMPORT = "from dataclasses import dataclass as _dataclass"
+
+_DATACLASS = '''\
+def dataclass(cls=None, /, **options):
+    """The decorator of the standard library, for text that may run without being imported.
+
+    It reads annotations in the namespace of the class's module, which then does not exist.
+    """
+    if cls is None:
+        return lambda each: dataclass(each, **options)
+    home, cls.__module__ = cls.__module__, "typing"
+    made = _dataclass(cls, **options)
+    made.__module__ = home
+    return made'''
+"""What stands in a bundle for the decorator of that name."""
+
 Name = tuple[str, str]
 """A module and a name defined at its top level."""
 
@@ -67,7 +84,8 @@ def bundle(patterns: Sequence[str], reserved: Sequence[str]) -> str:
     names, foreign = _named(parts, wanted, reserved)
     sections = [
         "from __future__ import annotations",
-        "\n".join(sorted(set(foreign.values()))),
+        "\n".join(sorted({_DATACLASS_IMPORT, *foreign.values()} - {_PLAIN_IMPORT})),
+        _DATACLASS,
     ]
     for part in parts.values():
         if part.module == _REGISTRY:

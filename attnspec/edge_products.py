@@ -45,7 +45,7 @@ class EdgeProducts:
         self, a: torch.Tensor, b: torch.Tensor, scale: float, into: torch.Tensor
     ) -> torch.Tensor:
         """scale a . b for every place, [places]: a [n_q, d], b [n_k, d]."""
-        found = into.values()
+        found: torch.Tensor = into.values()
         # what stands there is multiplied by 0, and must be finite for that
         found.zero_()
         if self.order is not None:
@@ -70,15 +70,32 @@ def _sums(
     offsets: torch.Tensor, columns: torch.Tensor, w: torch.Tensor, x: torch.Tensor
 ) -> torch.Tensor:
     if x.dtype == torch.float32:
-        return torch.embedding_bag(x, columns, offsets, False, 0, False, w, True)[0]
+        found: torch.Tensor = torch.embedding_bag(x, columns, offsets, False, 0, False, w, True)[0]
+        return found
     # a bag is fast for float32 alone
     shape = (len(offsets) - 1, len(x))
     return torch.sparse.mm(torch.sparse_csr_tensor(offsets, columns, w, shape), x, "sum")
 
 
-class Scores(torch.autograd.Function):
+def scores(a: torch.Tensor, b: torch.Tensor, products: EdgeProducts) -> torch.Tensor:
     """The scores [B, K, R, places] of a [B, K, R, n_q, d] and b [B, K, n_k, d]."""
+    found: torch.Tensor = _Scores.apply(a, b, products)  # type: ignore[no-untyped-call]
+    return found
 
+
+def to_queries(w: torch.Tensor, b: torch.Tensor, products: EdgeProducts) -> torch.Tensor:
+    """Sums [B, K, R, n_q, d] of w [B, K, R, places] times b [B, K, n_k, d]."""
+    found: torch.Tensor = _ToQueries.apply(w, b, products)  # type: ignore[no-untyped-call]
+    return found
+
+
+def to_keys(w: torch.Tensor, a: torch.Tensor, products: EdgeProducts) -> torch.Tensor:
+    """Sums [B, K, n_k, d] of w [B, K, R, places] times a [B, K, R, n_q, d], over R as well."""
+    found: torch.Tensor = _ToKeys.apply(w, a, products)  # type: ignore[no-untyped-call]
+    return found
+
+
+class _Scores(torch.autograd.Function):
     @staticmethod
     def forward(ctx, a, b, products):  # type: ignore[no-untyped-def]
         ctx.save_for_backward(a, b)
@@ -94,14 +111,12 @@ class Scores(torch.autograd.Function):
     def backward(ctx, grad):  # type: ignore[no-untyped-def]
         a, b = ctx.saved_tensors
         asks = ctx.needs_input_grad
-        grad_a = ToQueries.apply(grad, b, ctx.products) if asks[0] else None
-        grad_b = ToKeys.apply(grad, a, ctx.products) if asks[1] else None
+        grad_a = to_queries(grad, b, ctx.products) if asks[0] else None
+        grad_b = to_keys(grad, a, ctx.products) if asks[1] else None
         return grad_a, grad_b, None
 
 
-class ToQueries(torch.autograd.Function):
-    """Sums [B, K, R, n_q, d] of w [B, K, R, places] times b [B, K, n_k, d]."""
-
+class _ToQueries(torch.autograd.Function):
     @staticmethod
     def forward(ctx, w, b, products):  # type: ignore[no-untyped-def]
         ctx.save_for_backward(w, b)
@@ -115,14 +130,12 @@ class ToQueries(torch.autograd.Function):
     def backward(ctx, grad):  # type: ignore[no-untyped-def]
         w, b = ctx.saved_tensors
         asks = ctx.needs_input_grad
-        grad_w = Scores.apply(grad, b, ctx.products) if asks[0] else None
-        grad_b = ToKeys.apply(w, grad, ctx.products) if asks[1] else None
+        grad_w = scores(grad, b, ctx.products) if asks[0] else None
+        grad_b = to_keys(w, grad, ctx.products) if asks[1] else None
         return grad_w, grad_b, None
 
 
-class ToKeys(torch.autograd.Function):
-    """Sums [B, K, n_k, d] of w [B, K, R, places] times a [B, K, R, n_q, d], over R as well."""
-
+class _ToKeys(torch.autograd.Function):
     @staticmethod
     def forward(ctx, w, a, products):  # type: ignore[no-untyped-def]
         ctx.save_for_backward(w, a)
@@ -136,6 +149,6 @@ class ToKeys(torch.autograd.Function):
     def backward(ctx, grad):  # type: ignore[no-untyped-def]
         w, a = ctx.saved_tensors
         asks = ctx.needs_input_grad
-        grad_w = Scores.apply(a, grad, ctx.products) if asks[0] else None
-        grad_a = ToQueries.apply(w, grad, ctx.products) if asks[1] else None
+        grad_w = scores(a, grad, ctx.products) if asks[0] else None
+        grad_a = to_queries(w, grad, ctx.products) if asks[1] else None
         return grad_w, grad_a, None

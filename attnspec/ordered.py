@@ -14,7 +14,7 @@ from functools import cached_property, lru_cache
 import numpy as np
 
 from attnspec.relations import FULL, SOME, Relation, Tiles, evaluate_pairs, phase_of
-from attnspec.steps import Order
+from attnspec.steps import Listed, Order, Side
 
 FULL_TILE = -1
 """Stands in place of a mask's number for a tile whose every pair is an edge."""
@@ -29,12 +29,13 @@ _PAIRS = 1 << 23
 class Axis:
     """One side of a step: the positions first <= p < last, class by class, in tiles.
 
-    `offsets[c]:offsets[c + 1]` are the tiles of class c, whose positions are first + c modulo step.
+    `offsets[c]:offsets[c + 1]` are the tiles of class c, whose positions are first + c modulo the
+    step. The tiles of a list are the spans of its positions.
     """
 
     first: int
     last: int
-    step: int
+    side: Side
     size: int
     tiles: Tiles
     offsets: np.ndarray
@@ -47,18 +48,35 @@ class Axis:
     @cached_property
     def positions(self) -> np.ndarray:
         """The position of every place of every tile, int64 [count * size]; -1 beyond short ones."""
-        at = self.tiles.start[:, None] + np.arange(self.size) * self.step
+        if isinstance(self.side, Listed):
+            found = np.full(self.count * self.size, -1, np.int64)
+            chosen = _listed_in(self.side, self.first, self.last)
+            found[: len(chosen)] = chosen
+            return found
+        at = self.tiles.start[:, None] + np.arange(self.size) * self.side
         return np.where(at < self.tiles.stop[:, None], at, -1).ravel()
+
+    @cached_property
+    def lengths(self) -> np.ndarray:
+        """The number of positions of every tile."""
+        return (self.positions.reshape(-1, self.size) >= 0).sum(axis=1)
 
     @property
     def natural(self) -> bool:
         """Whether the tiles follow one another as the positions do."""
-        return self.step == 1
+        return self.side == 1
 
 
 @lru_cache(maxsize=64)
-def axis(first: int, last: int, step: int, size: int) -> Axis:
-    """The tiles of a range of positions in the order of its residues modulo a step."""
+def axis(first: int, last: int, side: Side, size: int) -> Axis:
+    """The tiles of a range of positions, grouped by residue, or of those that are listed."""
+    if isinstance(side, Listed):
+        chosen = _listed_in(side, first, last)
+        # what is known of a tile's span is true of the positions listed in it
+        begin, end = chosen[::size], np.append(chosen[size - 1 :: size], chosen[-1:])
+        end = end[: len(begin)] + 1
+        return Axis(first, last, side, size, Tiles(begin, end), np.array([0, len(begin)]))
+    step = side
     starts = np.arange(first, min(last, first + step), dtype=np.int64)
     lengths = -((starts - last) // step)
     counts = -(-lengths // size)
@@ -67,6 +85,11 @@ def axis(first: int, last: int, step: int, size: int) -> Axis:
     begin = np.repeat(starts, counts) + chunk * size * step
     end = np.minimum(begin + size * step, last)
     return Axis(first, last, step, size, Tiles(begin, end, step), offsets)
+
+
+def _listed_in(side: Listed, first: int, last: int) -> np.ndarray:
+    positions = np.array(side.positions, np.int64)
+    return np.asarray(positions[(positions >= first) & (positions < last)])
 
 
 @dataclass(frozen=True, eq=False)
@@ -132,7 +155,7 @@ def classify(
     while True:
         q = axis(n_k - n_q, n_k, order.q, sizes[0] * factors[-1])
         k = axis(0, n_k, order.k, sizes[1] * factors[-1])
-        if q.count <= max(_COARSEST, order.q) and k.count <= max(_COARSEST, order.k):
+        if q.count <= _coarsest(order.q) and k.count <= _coarsest(order.k):
             break
         factors.append(factors[-1] * _FANOUT)
     if q.count * k.count > _PAIRS:
@@ -155,6 +178,10 @@ def classify(
     return Classified(q, k, (together[0], together[1]), (rows, columns))
 
 
+def _coarsest(side: Side) -> int:
+    return _COARSEST if isinstance(side, Listed) else max(_COARSEST, side)
+
+
 def _cover(
     relation: Relation, q: Axis, k: Axis, rows: np.ndarray, columns: np.ndarray, n: int
 ) -> np.ndarray:
@@ -166,7 +193,7 @@ def _cover(
 
 
 def _chosen(side: Axis, index: np.ndarray) -> Tiles:
-    return Tiles(side.tiles.start[index], side.tiles.stop[index], side.step)
+    return Tiles(side.tiles.start[index], side.tiles.stop[index], side.tiles.step)
 
 
 def _children(
@@ -208,7 +235,7 @@ def _short(
     k: Axis, columns: np.ndarray, kinds: np.ndarray, masks: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:
     """FULL tiles with too few keys get a mask that leaves out the places behind them."""
-    counts = k.tiles.count[columns]
+    counts = k.lengths[columns]
     short = (kinds == FULL_TILE) & (counts < k.size)
     lengths, which = np.unique(counts[short], return_inverse=True)
     held = np.arange(k.size) < lengths[:, None]
@@ -264,6 +291,9 @@ def _same_masks(
     q: Axis, k: Axis, rows: np.ndarray, columns: np.ndarray, relation: Relation, n: int
 ) -> tuple[np.ndarray, np.ndarray]:
     """One representative of each phase, and the phase of every tile."""
+    if isinstance(q.side, Listed) or isinstance(k.side, Listed):
+        # phases speak of progressions; lists are few
+        return np.arange(len(rows)), np.arange(len(rows))
     q_tiles, k_tiles = _chosen(q, rows), _chosen(k, columns)
     phases = [*phase_of(relation, q_tiles, k_tiles, n), q_tiles.count, k_tiles.count]
     table = np.stack([np.broadcast_to(phase, rows.shape) for phase in phases], axis=1)

@@ -122,6 +122,10 @@ class Relation:
         come together; natural order need not be named."""
         return ()
 
+    def listing(self, n: int) -> tuple[np.ndarray | None, np.ndarray | None]:
+        """The only queries, and the only keys, that have pairs, where they are few and known."""
+        return None, None
+
     def rows(self, first: int, last: int, n: int) -> Edges:
         """The edges of queries first <= q < last as (q, k), sorted by q, then k, no repeats."""
         closed = self.progressions(np.arange(first, last), n)

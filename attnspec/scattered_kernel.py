@@ -14,7 +14,7 @@ import torch
 from torch.nn import functional
 
 from attnspec.edge_layout import EdgeLayout, Rows
-from attnspec.edge_products import EdgeProducts, Scores, ToQueries
+from attnspec.edge_products import EdgeProducts, scores, to_queries
 from attnspec.formula import HALF, Blocks, Formula, scale_of, weigh
 from attnspec.pieces import PIECE
 from attnspec.target import Call, Work
@@ -110,7 +110,7 @@ class ScatteredKernel:
         scale = scale_of(self.work, q.shape[-1])
         out = q.new_empty(*q.shape[:-1], v.shape[-1])
         into = products.workspace(wide)
-        spare = torch.empty_like(into.values()) if weights is None else None
+        spare = torch.empty_like(into.values())
         for sample in range(q.shape[0]):
             real = None if padding is None else padding[sample]
             dropped = [group.dropped(real) for group in self.groups]
@@ -118,17 +118,17 @@ class ScatteredKernel:
                 keys, values = (_flat(x[sample, head], wide) for x in (k, v))
                 for index in range(q.shape[2]):
                     at = sample, head, index
-                    scores = products.scores(_flat(q[at], wide), keys, scale, into)
-                    found = weights[at] if weights is not None else spare
-                    self._softmax(scores, dropped, found)
+                    found = spare if weights is None else weights[at]
+                    of_edges = products.scores(_flat(q[at], wide), keys, scale, into)
+                    self._softmax(of_edges, dropped, found)
                     out[at] = products.to_queries(found, values)
         return out
 
     def _softmax(
-        self, scores: torch.Tensor, dropped: Sequence[torch.Tensor | None], into: torch.Tensor
+        self, given: torch.Tensor, dropped: Sequence[torch.Tensor | None], into: torch.Tensor
     ) -> None:
         for group, drop in zip(self.groups, dropped, strict=True):
-            part, found = (x[group.places].view(group.shape) for x in (scores, into))
+            part, found = (x[group.places].view(group.shape) for x in (given, into))
             if drop is not None:
                 part.masked_fill_(drop, -torch.inf)
             torch.softmax(part, -1, out=found)
@@ -204,15 +204,14 @@ class ScatteredKernel:
         kept = q.dtype
         if kept in HALF:
             q, k, v = q.float(), k.float(), v.float()
-        scores = Scores.apply(q * scale_of(self.work, q.shape[-1]), k, products)  # type: ignore[no-untyped-call]
+        found = scores(q * scale_of(self.work, q.shape[-1]), k, products)
         weights = []
         for group in self.groups:
             blocks = group.blocks(slice(None), call.padding, self.formula.needs_distance)
             count, width = group.shape
-            part = scores[..., group.places].reshape(*scores.shape[:3], count, 1, width)
+            part = found[..., group.places].reshape(*found.shape[:3], count, 1, width)
             weights.append(self.formula.weights(part, blocks, call).flatten(3))
-        out: torch.Tensor = ToQueries.apply(torch.cat(weights, -1), v, products)  # type: ignore[no-untyped-call]
-        return out.to(kept)
+        return to_queries(torch.cat(weights, -1), v, products).to(kept)
 
     def gathered(
         self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, call: Call
@@ -231,8 +230,8 @@ class ScatteredKernel:
                 blocks = group.blocks(part, call.padding, self.formula.needs_distance)
                 found = self.formula(
                     q.index_select(3, group.queries[part]).unsqueeze(4),
-                    k.index_select(2, at).unflatten(2, (-1, width)),
-                    v.index_select(2, at).unflatten(2, (-1, width)),
+                    k.index_select(2, at).view(batch, keys, -1, width, size),
+                    v.index_select(2, at).view(batch, keys, -1, width, v.shape[-1]),
                     blocks,
                     call,
                 )
@@ -247,7 +246,7 @@ class ScatteredKernel:
 
 
 class _Plain(torch.autograd.Function):
-    """Plain softmax head by head, with differentiable products for derivatives of its derivative."""
+    """Plain softmax head by head; differentiable products give derivatives of its derivative."""
 
     @staticmethod
     def forward(ctx, q, k, v, padding, kernel):  # type: ignore[no-untyped-def]

@@ -11,7 +11,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import product
-from math import gcd
+from math import lcm
+from typing import TypeAlias
+
+import numpy as np
 
 from attnspec.algebra import Complement, Intersection, Union
 from attnspec.relations import Relation
@@ -22,20 +25,39 @@ MOST_TERMS = 12
 MOST_CLASSES = 2048
 """The most residue classes that an order may have."""
 
+MOST_LISTED = 4096
+"""The most tokens that an order lists."""
+
+
+@dataclass(frozen=True)
+class Listed:
+    """Only these positions, ascending: the tokens of a set, which stand first."""
+
+    positions: tuple[int, ...]
+
+
+Side: TypeAlias = int | Listed
+"""How queries or keys are ordered: grouped by residue modulo a step, 1 for natural; or listed."""
+
 
 @dataclass(frozen=True)
 class Order:
-    """Tokens grouped by residue modulo a step, separately for queries and keys; 1 is natural."""
+    """How the queries and the keys of a step are ordered."""
 
-    q: int = 1
-    k: int = 1
+    q: Side = 1
+    k: Side = 1
 
     def __str__(self) -> str:
         if self.q == self.k == 1:
             return "natural order"
         if self.q == self.k:
             return f"order of residues mod {self.q}"
-        parts = [f"{what} mod {s}" for what, s in (("queries", self.q), ("keys", self.k)) if s > 1]
+        parts = []
+        for what, side in (("queries", self.q), ("keys", self.k)):
+            if isinstance(side, Listed):
+                parts.append(f"{len(side.positions):,} listed {what}")
+            elif side > 1:
+                parts.append(f"{what} mod {side}")
         return f"order of {', '.join(parts)}"
 
 
@@ -81,23 +103,31 @@ def _intersection(terms: tuple[Relation, ...]) -> Relation:
     return distinct[0] if len(distinct) == 1 else Intersection(distinct)
 
 
-def orders_of(term: Relation) -> tuple[Order, ...]:
+def orders_of(term: Relation, n: int) -> tuple[Order, ...]:
     """The orders worth trying for a term of `terms_of`, the natural one first."""
     found = {NATURAL: None}
     leaves = term.terms if isinstance(term, Intersection) else (term,)
+    steps = []
     for leaf in leaves:
         for q, k in leaf.strides():
             if max(q, k) <= MOST_CLASSES:
                 found[Order(q, k)] = None
-    both = [order.q for order in found if order.q == order.k > 1]
-    if len(both) > 1:
+            if q == k:
+                steps.append(q)
+        rows, columns = leaf.listing(n)
+        if rows is not None or columns is not None:
+            found[Order(_listed(rows), _listed(columns))] = None
+    common = lcm(*steps)
+    if len(steps) > 1 and common <= MOST_CLASSES:
         # an intersection of residues is a residue of the least common multiple
-        common = both[0]
-        for step in both[1:]:
-            common = common * step // gcd(common, step)
-        if common <= MOST_CLASSES:
-            found[Order(common, common)] = None
+        found[Order(common, common)] = None
     return tuple(found)
+
+
+def _listed(positions: np.ndarray | None) -> Side:
+    if positions is None or len(positions) > MOST_LISTED:
+        return 1
+    return Listed(tuple(positions.tolist()))
 
 
 def without(term: Relation, earlier: tuple[Relation, ...]) -> Relation:

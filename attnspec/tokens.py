@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import lru_cache
 
 import numpy as np
 
@@ -25,13 +26,18 @@ class TokenSet:
 
     def cover(self, tiles: Tiles, n: int) -> np.ndarray:
         """EMPTY, SOME or FULL for each tile; SOME also where nothing is decided."""
-        size = int(np.max(tiles.count, initial=1))
-        steps = np.arange(size)
-        position = tiles.start[..., None] + steps * tiles.step
-        real = position < tiles.stop[..., None]
-        held = np.asarray(self.contains(np.where(real, position, 0), n), dtype=bool)
-        some, every = (held & real).any(-1), (held | ~real).all(-1)
-        return np.where(every, FULL, np.where(some, SOME, EMPTY)).astype(np.uint8)
+        if tiles.step == 1:
+            before = _members_before(self, n)
+            found = before[np.minimum(tiles.stop, n)] - before[np.minimum(tiles.start, n)]
+            count = tiles.stop - tiles.start
+        else:
+            position = tiles.start[..., None] + np.arange(int(np.max(tiles.count, initial=1))) * (
+                tiles.step
+            )
+            real = position < tiles.stop[..., None]
+            held = np.asarray(self.contains(np.where(real, position, 0), n), dtype=bool)
+            found, count = (held & real).sum(-1), tiles.count
+        return np.where(found == count, FULL, np.where(found > 0, SOME, EMPTY)).astype(np.uint8)
 
     def members(self, n: int) -> np.ndarray:
         """The positions of the set in a sequence of n, ascending, int64."""
@@ -156,6 +162,14 @@ class TokenComplement(TokenSet):
 
     def cover(self, tiles: Tiles, n: int) -> np.ndarray:
         return np.asarray(FULL - self.term.cover(tiles, n), dtype=np.uint8)
+
+
+@lru_cache(maxsize=32)
+def _members_before(tokens: TokenSet, n: int) -> np.ndarray:
+    """For each position 0 … n the number of members before it, int64 [n + 1]."""
+    before = np.zeros(n + 1, np.int64)
+    np.cumsum(np.asarray(tokens.contains(np.arange(n), n), dtype=bool), out=before[1:])
+    return before
 
 
 def _range_cover(tiles: Tiles, low: int, high: int) -> np.ndarray:

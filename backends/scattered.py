@@ -49,7 +49,7 @@ class ScatteredBackend:
             return f"the graph reads the run-time input {names}, and edges are listed before"
         edges = edges_of(work.relation, work.n_q, work.n_k)
         if edges > MOST:
-            return f"edges are listed one by one, at most {MOST:,}, and there are about {edges:,.0f}"
+            return f"at most {MOST:,} edges are listed one by one, and there are about {edges:,.0f}"
         if edges > max(FEW, DENSE * work.n_q * work.n_k):
             mean = edges / work.n_q
             return f"edges are listed one by one, and a query reads about {mean:,.0f} keys"

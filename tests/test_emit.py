@@ -247,6 +247,16 @@ def test_a_class_may_be_called_as_the_run_time_calls_its_own(name: str, tmp_path
     assert torch.equal(module(*given), spec.compile()(*given))
 
 
+@pytest.mark.parametrize("standalone", [False, True])
+def test_the_text_runs_without_being_imported(standalone: bool) -> None:
+    spec = spec_of(GRAPHS["blocks"])
+    given = tensors(1, 2, 100, 100)
+    for names in ({}, {"__name__": "not_a_module"}):
+        space: dict[str, type[torch.nn.Module]] = dict(names)  # type: ignore[arg-type]
+        exec(spec.emit(standalone=standalone), space)
+        assert torch.equal(space["Sample"]()(*given), spec.compile()(*given))
+
+
 def test_every_pattern_can_stand_alone(tmp_path: Path) -> None:
     names = [pattern.name for pattern in PATTERNS if not pattern.data_dependent]
     text = bundle.bundle(sorted(names), reserved=("Sample", "PLAN"))

@@ -40,11 +40,11 @@ MOST_OPERATIONS = 1000
 MOST_DEEP = 100
 """Patterns, operators and functions inside one another, names written out."""
 
-MOST_WORK = 2_000_000
+MOST_WORK = 1_000_000
 """What building all terms of a spec may cost: the sum of the sizes of the terms on the way."""
 
-CALL = 16
-"""What a call of a named graph costs beside its result, in the same unit."""
+CALL = 32
+"""What a call of a named graph, or a copy for one head, costs beside its result, in that unit."""
 
 
 class Elaborator:

@@ -65,7 +65,8 @@ class Loader:
             if isinstance(item, nodes.Graph):
                 if not self._has_good_parameters(item):
                     module.broken.add(item.name)
-                module.graphs.setdefault(item.name, (item, module))
+                if item.name not in self.builtin | RESERVED:
+                    module.graphs.setdefault(item.name, (item, module))
             else:
                 module.attentions.setdefault(item.name, item)
         return module

@@ -48,6 +48,9 @@ class Columns(Relation):
     def edges(self, n: int) -> int:
         return len(self.tokens.members(n)) * n
 
+    def listing(self, n: int) -> tuple[np.ndarray | None, np.ndarray | None]:
+        return None, self.tokens.members(n)
+
     def cover(self, q: Tiles, k: Tiles, n: int) -> np.ndarray:
         answer = self.tokens.cover(k, n)
         return np.broadcast_to(answer, np.broadcast_shapes(q.start.shape, k.start.shape))

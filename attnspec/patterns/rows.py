@@ -45,6 +45,9 @@ class Rows(Relation):
     def edges(self, n: int) -> int:
         return len(self.tokens.members(n)) * n
 
+    def listing(self, n: int) -> tuple[np.ndarray | None, np.ndarray | None]:
+        return self.tokens.members(n), None
+
     def cover(self, q: Tiles, k: Tiles, n: int) -> np.ndarray:
         answer = self.tokens.cover(q, n)
         return np.broadcast_to(answer, np.broadcast_shapes(q.start.shape, k.start.shape))

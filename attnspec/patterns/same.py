@@ -72,10 +72,15 @@ class Same(Relation):
     def _range(self, tiles: Tiles, n: int) -> tuple[np.ndarray, np.ndarray]:
         """The least and the greatest label of each tile."""
         labels = self._labels(n)
-        steps = np.arange(int(np.max(tiles.count, initial=1))) * tiles.step
-        position = np.minimum(tiles.start[..., None] + steps, tiles.last[..., None])
-        found = labels[position]
-        return found.min(axis=-1), found.max(axis=-1)
+        # pairs of tiles repeat tiles: each is looked at once
+        start, stop = np.broadcast_arrays(tiles.start, tiles.stop)
+        ends = np.stack([start.ravel(), stop.ravel()], axis=1)
+        single, which = np.unique(ends, axis=0, return_inverse=True)
+        once = Tiles(single[:, 0], single[:, 1], tiles.step)
+        steps = np.arange(int(np.max(once.count, initial=1))) * tiles.step
+        found = labels[np.minimum(once.start[:, None] + steps, once.last[:, None])]
+        which = which.reshape(start.shape)
+        return found.min(axis=-1)[which], found.max(axis=-1)[which]
 
     @classmethod
     def samples(cls) -> Iterator[Same]:
