@@ -45,7 +45,7 @@ class EdgeProducts:
         self, a: torch.Tensor, b: torch.Tensor, scale: float, into: torch.Tensor
     ) -> torch.Tensor:
         """scale a . b for every place, [places]: a [n_q, d], b [n_k, d]."""
-        found: torch.Tensor = into.values()
+        found = into.values()
         # what stands there is multiplied by 0, and must be finite for that
         found.zero_()
         if self.order is not None:
@@ -69,12 +69,14 @@ class EdgeProducts:
 def _sums(
     offsets: torch.Tensor, columns: torch.Tensor, w: torch.Tensor, x: torch.Tensor
 ) -> torch.Tensor:
+    found: torch.Tensor
     if x.dtype == torch.float32:
-        found: torch.Tensor = torch.embedding_bag(x, columns, offsets, False, 0, False, w, True)[0]
-        return found
-    # a bag is fast for float32 alone
-    shape = (len(offsets) - 1, len(x))
-    return torch.sparse.mm(torch.sparse_csr_tensor(offsets, columns, w, shape), x, "sum")
+        found = torch.embedding_bag(x, columns, offsets, False, 0, False, w, True)[0]
+    else:
+        # a bag is fast for float32 alone
+        shape = (len(offsets) - 1, len(x))
+        found = torch.sparse.mm(torch.sparse_csr_tensor(offsets, columns, w, shape), x, "sum")
+    return found
 
 
 def scores(a: torch.Tensor, b: torch.Tensor, products: EdgeProducts) -> torch.Tensor:

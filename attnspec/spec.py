@@ -26,6 +26,7 @@ from attnspec.reading import read_source, source_of
 from attnspec.relations import Relation, RelationError
 from attnspec.source import Source
 from attnspec.tokens import Data
+from attnspec.works import unbuilt
 
 if TYPE_CHECKING:
     import networkx
@@ -291,16 +292,7 @@ class Spec:
 
     def require_built(self) -> None:
         """Raise SpecError naming everything in this spec that no backend can run yet."""
-        found = []
-        for attend in self.program.attends:
-            if attend.mechanism is not None:
-                found.append((attend.mechanism.name, attend.mechanism.span))
-            if attend.graph is not None:
-                found.extend(
-                    (leaf.pattern, leaf.span)
-                    for leaf in leaves(attend.graph)
-                    if getattr(BY_NAME[leaf.pattern], "data_dependent", False)
-                )
+        found = unbuilt(self.program)
         if found:
             raise SpecError(
                 [

@@ -42,6 +42,7 @@ class ScatteredBackend:
     """Every edge by itself."""
 
     name = "scattered"
+    least = START
 
     def refuses(self, work: Work, device: str) -> str | None:
         if work.reads:
@@ -57,6 +58,10 @@ class ScatteredBackend:
 
     def cost(self, work: Work) -> float:
         return START + ROW * work.n_q + EDGE * edges_of(work.relation, work.n_q, work.n_k)
+
+    def steps(self, work: Work) -> tuple[str, ...]:
+        edges = edges_of(work.relation, work.n_q, work.n_k)
+        return (f"about {edges:,.0f} edges, {edges / max(1, work.n_q):,.1f} to a query",)
 
     def build(self, work: Work, heads: tuple[int, ...], device: torch.device) -> Kernel:
         from attnspec.edge_layout import edge_layout

@@ -3,27 +3,34 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
 
 import numpy as np
 import pytest
 
 from attnspec.diagnostics import SpecError
+from attnspec.elaborate import ParameterValue
 from attnspec.elaborate.names import type_of
 from attnspec.elaborate.weights import Weight, Weights
-from attnspec.ir import Compound, Leaf, Tokens
+from attnspec.ir import ArgumentValue, Compound, Leaf, Tokens
 from attnspec.patterns import BY_NAME
+from attnspec.reading import source_of
 from attnspec.scalars import Apply, Symbol
-from attnspec.spec import ParameterValue, Spec, parse
+from attnspec.spec import Spec, parse
 
 
-def spec_of(body: str, **parameters: ParameterValue) -> Spec:
-    return parse(f"attention a {{ {body} }}", **parameters)
+def spec_of(body: str) -> Spec:
+    return parse(f"attention a {{ {body} }}")
+
+
+def with_values(text: str, given: Mapping[str, ParameterValue]) -> Spec:
+    return Spec(source_of(text), parameters=given)
 
 
 def errors(text: str, **parameters: ParameterValue) -> list[str]:
     """`CODE place` of each error, the place being the text at fault."""
     with pytest.raises(SpecError) as caught:
-        parse(text, **parameters)
+        with_values(text, parameters)
     return [f"{d.code} {d.span.text if d.span else None}" for d in caught.value.diagnostics]
 
 
@@ -33,15 +40,15 @@ def faults(body: str) -> list[str]:
 
 def helps(text: str, **parameters: ParameterValue) -> list[str | None]:
     with pytest.raises(SpecError) as caught:
-        parse(text, **parameters)
+        with_values(text, parameters)
     return [d.help for d in caught.value.diagnostics]
 
 
-def radii(spec: Spec) -> list[list[object]]:
+def radii(spec: Spec) -> list[list[ArgumentValue]]:
     """The radius of every layer and head of a spec of windows."""
     rows = []
     for layer in range(spec.layers):
-        row = []
+        row: list[ArgumentValue] = []
         for head in range(spec.heads or 1):
             graph = spec.program.attend(layer, head).graph
             assert isinstance(graph, Leaf)
@@ -287,7 +294,7 @@ SIZED += "| random(keys = 1, per_head = on) }"
     ],
 )
 def test_overriding(given: dict[str, ParameterValue], shown: dict[str, object]) -> None:
-    spec = parse(SIZED, **given)
+    spec = with_values(SIZED, given)
     assert spec.parameters == shown
     again = parse(spec.source)
     assert again == spec

@@ -43,6 +43,13 @@ def replace_file(path: Path, text: str) -> None:
         raise OSError(error.errno, error.strerror, os.fspath(path)) from None
 
 
+def _later_than(new: Path, old: Path) -> None:
+    """Python takes a cached compilation for current by size and whole seconds: make them differ."""
+    before, after = old.stat(), new.stat()
+    if before.st_size == after.st_size and int(after.st_mtime) <= int(before.st_mtime):
+        os.utime(new, (after.st_atime, int(before.st_mtime) + 1))
+
+
 def _move_in(target: Path, data: bytes, mode: int | None) -> None:
     beside = target.with_name(f".{secrets.token_hex(8)}.tmp")
     try:
@@ -52,6 +59,7 @@ def _move_in(target: Path, data: bytes, mode: int | None) -> None:
             os.fsync(file.fileno())
         if mode is not None:
             beside.chmod(stat.S_IMODE(mode))
+            _later_than(beside, target)
         os.replace(beside, target)
     except BaseException:
         beside.unlink(missing_ok=True)

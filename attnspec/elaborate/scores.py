@@ -10,6 +10,9 @@ from attnspec.grammar import nodes
 from attnspec.ir import Score
 from attnspec.scalars import Scalar
 
+MOST_BUCKETS = 4096
+"""The most buckets of a learned bias: a table holds that many numbers for each head."""
+
 
 class Scores(Claims):
     """Elaborates what changes the scores of a graph."""
@@ -56,8 +59,8 @@ class Scores(Claims):
     def _score_argument(self, name: str, argument: nodes.Argument, env: Environment) -> Scalar:
         what = f"`{argument.name}`"
         if name == "bias":
-            least = 4 if argument.name == "buckets" else 2
-            return self.count(argument.value, env, what, least, 2**31 - 1)
+            least, most = (4, MOST_BUCKETS) if argument.name == "buckets" else (2, 2**31 - 1)
+            return self.count(argument.value, env, what, least, most)
         cap = self.scalar(argument.value, env, what)
         if type_of(cap) == "boolean" or (isinstance(cap, int | float) and cap <= 0):
             self.collector.fail("A306", f"{what} must be a number above 0", argument.value.span)
