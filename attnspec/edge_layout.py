@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
-from scipy.sparse import csr_array
 
 from attnspec.relations import Relation
 
@@ -65,12 +64,12 @@ class EdgeLayout:
             at = np.arange(here.start, here.stop, dtype=np.int32)
             places.append(at if rows.held is None else at[rows.held.ravel()])
         place = np.concatenate(places)
-        # places go up inside a key because the conversion is stable
-        table = csr_array(
-            (place, self.keys[place], np.array([0, len(place)])), shape=(1, self.n_k)
-        ).tocsc()
-        found = np.asarray(table.data, np.int32)
-        return np.asarray(table.indptr, np.int32), self.queries[found], found
+        keys = self.keys[place]
+        # places go up inside a key because the sort is stable
+        found = place[np.argsort(keys, kind="stable")]
+        starts = np.zeros(self.n_k + 1, np.int32)
+        np.cumsum(np.bincount(keys, minlength=self.n_k), out=starts[1:])
+        return starts, self.queries[found], found
 
 
 def edge_layout(relation: Relation, n_q: int, n_k: int) -> EdgeLayout:

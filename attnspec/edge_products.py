@@ -37,9 +37,11 @@ class EdgeProducts:
 
     def workspace(self, dtype: torch.dtype) -> torch.Tensor:
         """Scores of all places that `scores` writes and returns, sparse [n_q, n_k]."""
-        values = torch.zeros(self.places, dtype=dtype)
+        values = torch.zeros(self.places, dtype=dtype, device=self.keys.device)
         shape = (self.layout.n_q, self.layout.n_k)
-        return torch.sparse_csr_tensor(self.offsets, self.keys, values, shape)
+        return torch.sparse_csr_tensor(
+            self.offsets, self.keys, values, shape, device=self.keys.device
+        )
 
     def scores(
         self, a: torch.Tensor, b: torch.Tensor, scale: float, into: torch.Tensor
@@ -75,7 +77,8 @@ def _sums(
     else:
         # a bag is fast for float32 alone
         shape = (len(offsets) - 1, len(x))
-        found = torch.sparse.mm(torch.sparse_csr_tensor(offsets, columns, w, shape), x, "sum")
+        table = torch.sparse_csr_tensor(offsets, columns, w, shape, device=w.device)
+        found = torch.sparse.mm(table, x, "sum")
     return found
 
 

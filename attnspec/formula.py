@@ -110,7 +110,7 @@ class Formula:
                     scores = scores - slopes * distance.abs()
                 else:
                     bucket = self.buckets[change][distance + (self.work.n_k - 1)]
-                    bias = call.tables[change.table].to(scores.dtype)[:, bucket]
+                    bias = call.tables[change.table][:, bucket].to(scores.dtype)
                     scores = scores + bias.view(*heads, *bucket.shape)
         return scores
 

@@ -112,7 +112,7 @@ def _bias(mask: np.ndarray | None) -> torch.Tensor | None:
     if mask is None:
         return None
     held = torch.from_numpy(mask)
-    return torch.zeros(mask.shape).masked_fill_(~held, -math.inf)[None, None]
+    return torch.zeros(mask.shape, device="cpu").masked_fill_(~held, -math.inf)[None, None]
 
 
 class Step:
@@ -122,7 +122,7 @@ class Step:
         tallest = max(1, TALLEST // layout.q.size)
         self.q, self.k = Side(layout.q), Side(layout.k)
         self.strips = [TensorStrip(strip, layout) for strip in strips_of(layout, tallest)]
-        self.masks = torch.zeros(layout.masks.shape).masked_fill_(
+        self.masks = torch.zeros(layout.masks.shape, device="cpu").masked_fill_(
             torch.from_numpy(~layout.masks), -math.inf
         )
         covered = sum(strip.blocks * strip.tall for strip in self.strips)
@@ -227,8 +227,8 @@ class SteppedAttention:
         """q [B, K, R, n_q, d], k and v [B, K, n_k, d], padding bool [B, n_k] -> the output like q
         and the log-sum-exps [B, K, R, n_q], -inf where a query has no key."""
         wide = torch.promote_types(q.dtype, torch.float32)
-        out = torch.zeros(q.shape, dtype=q.dtype)
-        lse = torch.full(q.shape[:-1], -math.inf, dtype=wide)
+        out = q.new_zeros(q.shape)
+        lse = q.new_full(q.shape[:-1], -math.inf, dtype=wide)
         for sample, heads in self._parts(k):
             k_part, v_part = k[sample, heads], v[sample, heads]
             for number, step in enumerate(self.steps):
@@ -257,7 +257,7 @@ class SteppedAttention:
         if into is None:
             out = torch.zeros_like(q) if not step.complete else torch.empty_like(q)
             wide = torch.promote_types(q.dtype, torch.float32)
-            lse = torch.full(q.shape[:2], -math.inf, dtype=wide)
+            lse = q.new_full(q.shape[:2], -math.inf, dtype=wide)
         else:
             out, lse = into
         for strip in step.strips:
@@ -290,14 +290,14 @@ class SteppedAttention:
         # a query without a key has weights 0 whatever its log-sum-exp, as long as it is finite
         lse = lse.masked_fill(lse == -math.inf, 0.0)
         wide = lse.dtype
-        grad_q = torch.zeros(q.shape, dtype=q.dtype)
-        grad_k, grad_v = (torch.zeros(x.shape, dtype=wide) for x in (k, v))
+        grad_q = q.new_zeros(q.shape)
+        grad_k, grad_v = (x.new_zeros(x.shape, dtype=wide) for x in (k, v))
         for sample, heads in self._parts(k):
             k_part, v_part = k[sample, heads], v[sample, heads]
             for step in self.steps:
                 k_now, v_now = step.k.ordered(k_part), step.k.ordered(v_part)
                 real = self._padding(step, padding, sample, wide)
-                sums = [torch.zeros(k_now.shape, dtype=wide) for _ in range(2)]
+                sums = [k_now.new_zeros(k_now.shape, dtype=wide) for _ in range(2)]
                 for group in range(q.shape[2]):
                     at = sample, heads, group
                     # rows that are padded would add to the gradients of their keys
@@ -359,7 +359,7 @@ class SteppedAttention:
     ) -> torch.Tensor | None:
         if padding is None:
             return None
-        real = torch.zeros(padding.shape[1], dtype=kind)
+        real = padding.new_zeros(padding.shape[1], dtype=kind)
         real.masked_fill_(~padding[sample], -math.inf)
         return step.k.ordered(real[None, :, None])[0, :, 0]
 

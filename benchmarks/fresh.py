@@ -15,8 +15,8 @@ from benchmarks.measuring import Json
 
 ROOT = Path(__file__).resolve().parent.parent
 
-TIMEOUT = 600.0
-"""Seconds until a process is ended."""
+TIMEOUTS = {"flex": 300.0, "plan": 60.0, "block_mask": 300.0, "memory": 120.0}
+"""Seconds until a process is ended, by task."""
 
 MOST_MEMORY = 8 << 30
 """Bytes that a process may allocate."""
@@ -28,13 +28,14 @@ Run = Callable[[str, Arguments], dict[str, Json]]
 
 def in_fresh_process(task: str, arguments: Arguments) -> dict[str, Json]:
     """The task's figures from a process of its own."""
+    timeout = TIMEOUTS[task]
     command = [sys.executable, "-m", "benchmarks.fresh", task, json.dumps(arguments)]
     try:
         done = subprocess.run(
-            command, cwd=ROOT, capture_output=True, text=True, timeout=TIMEOUT, check=False
+            command, cwd=ROOT, capture_output=True, text=True, timeout=timeout, check=False
         )
     except subprocess.TimeoutExpired:
-        return {"reason": f"not done after {TIMEOUT:.0f} s"}
+        return {"reason": f"not done after {timeout:.0f} s"}
     if done.returncode:
         last = done.stderr.strip().splitlines()[-1:] or [f"exit status {done.returncode}"]
         return {"reason": last[0]}

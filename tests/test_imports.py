@@ -5,12 +5,15 @@ from __future__ import annotations
 import os
 import sys
 import time
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
 
 from attnspec.diagnostics import Diagnostic, SpecError
 from attnspec.elaborate import modules
+from attnspec.reading import read_source
+from attnspec.source import Source
 from attnspec.spec import Spec, load, parse
 
 RING = "graph ring(r) = window(radius = r)\n"
@@ -83,13 +86,12 @@ def test_where_the_command_is_started_does_not_matter(
 
 def test_a_diamond_is_loaded_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     read: list[str] = []
-    real = modules.read_source
 
-    def counted(path: Path, shown: str) -> object:
+    def counted(path: Path, shown: str) -> Source:
         read.append(shown)
-        return real(path, shown)
+        return read_source(path, shown)
 
-    monkeypatch.setattr(modules, "read_source", counted)
+    monkeypatch.setattr("attnspec.elaborate.modules.read_source", counted)
     path = written(
         tmp_path,
         a='from "b.attn" import b\nfrom "c.attn" import c\nattention a { attend b | c }',
@@ -283,7 +285,7 @@ def test_a_cycle_through_a_link(tmp_path: Path) -> None:
 
 def chain(folder: Path, length: int) -> Path:
     names = ["a", *(f"f{i}" for i in range(length))]
-    for name, target in zip(names, names[1:], strict=False):
+    for name, target in pairwise(names):
         text = MAIN if name == "a" else ""
         written(folder, **{name: f'from "{target}.attn" import ring\n{text}'})
     return written(folder, **{names[-1]: RING})
@@ -309,13 +311,12 @@ def test_the_number_of_files_is_bounded(tmp_path: Path) -> None:
 
 def test_a_bad_file_is_read_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     read: list[str] = []
-    real = modules.read_source
 
-    def counted(path: Path, shown: str) -> object:
+    def counted(path: Path, shown: str) -> Source:
         read.append(shown)
-        return real(path, shown)
+        return read_source(path, shown)
 
-    monkeypatch.setattr(modules, "read_source", counted)
+    monkeypatch.setattr("attnspec.elaborate.modules.read_source", counted)
     imports = "".join(f'from "b.attn" import g{index}\n' for index in range(2000))
     path = written(tmp_path, a=f"{imports}{MAIN}".replace("ring(1)", "g1"), b="graph @")
     (diagnostic,) = refused(path)
