@@ -15,7 +15,7 @@ from benchmarks.measuring import Json
 
 ROOT = Path(__file__).resolve().parent.parent
 
-TIMEOUTS = {"flex": 300.0, "plan": 60.0, "block_mask": 300.0, "memory": 120.0}
+TIMEOUTS = {"flex": 300.0, "plan": 15.0, "block_mask": 300.0, "memory": 120.0}
 """Seconds until a process is ended, by task."""
 
 MOST_MEMORY = 8 << 30
