@@ -13,7 +13,8 @@ WORKERS ?= 2
 # each worker is a process of its own: more threads would only fight over the cores
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist loadgroup
 
-SPEC ?= examples/bigbird.attn
+# a spec of graphs alone that has the length 64
+SPEC ?= examples/sparse_strided.attn
 EMITTED := $(notdir $(SPEC:.attn=_attn.py))
 
 .PHONY: help setup demo test lint types format slow reference minilm bench bench-quick clean

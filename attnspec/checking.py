@@ -144,6 +144,9 @@ def _claim(claim: Claim, stack: Stack) -> Iterator[Diagnostic]:
     if not lengths:
         listed = ", ".join(f"{n:,}" for n in LENGTHS)
         yield _unchecked(claim, f"the spec has none of the lengths {listed}")
+    elif claim.at is None and stack.program.grid is None and len(lengths) < len(LENGTHS):
+        missing = ", ".join(f"{n:,}" for n in LENGTHS if n not in lengths)
+        yield _unchecked(claim, f"a size has no value at n = {missing}")
     for n in lengths:
         if n > LONGEST and claim.kind not in ("edges", "degree", "density", "rows_nonempty"):
             yield _unchecked(claim, f"lengths above {LONGEST:,} are not looked into, got n = {n:,}")

@@ -7,11 +7,13 @@ from typing import TYPE_CHECKING
 import torch
 
 from attnspec._version import __version__
+from attnspec.backends import BACKENDS
 from attnspec.data import plan_data
 from attnspec.diagnostics import AttnSpecError, InternalError
 from attnspec.emit import emit
 from attnspec.figures import degree, density, total_edges
 from attnspec.ir import Program
+from attnspec.planning import AUTO
 from attnspec.runtime import CompiledAttention
 from attnspec.stack import Stack
 from attnspec.verification import verify
@@ -75,10 +77,19 @@ def _verified(spec: Spec, backend: str) -> str:
     n = VERIFIED if fixed is None else fixed
     if n > LONGEST:
         return f"Not verified when it was compiled: it has one length, {n:,}."
-    try:
-        found = verify(spec.program, n, backend=backend)
-    except (AttnSpecError, ValueError) as error:
-        return f"Not verified when it was compiled: {error}."
-    if not found.ok:
-        raise InternalError(f"the compiled module differs from the spec:\n{found}")
-    return f"Verified at n = {n} when it was compiled: every pair, values and gradients."
+    tried: list[str] = []
+    refused = ""
+    # at a small length the cheapest is the definition itself, so every backend is tried
+    for name in [each.name for each in BACKENDS] if backend == AUTO else [backend]:
+        try:
+            found = verify(spec.program, n, backend=name)
+        except (AttnSpecError, ValueError) as error:
+            refused = str(error)
+            continue
+        if not found.ok:
+            raise InternalError(f"the compiled module differs from the spec:\n{found}")
+        tried.append(name)
+    if not tried:
+        return f"Not verified when it was compiled: {refused}."
+    by = f"by the backend{'s' if len(tried) > 1 else ''} {', '.join(tried)}"
+    return f"Verified at n = {n} when it was compiled, {by}: every pair, values and gradients."

@@ -59,7 +59,7 @@ class Axis:
     @cached_property
     def lengths(self) -> np.ndarray:
         """The number of positions of every tile."""
-        return (self.positions.reshape(-1, self.size) >= 0).sum(axis=1)
+        return np.asarray((self.positions.reshape(-1, self.size) >= 0).sum(axis=1))
 
     @property
     def natural(self) -> bool:

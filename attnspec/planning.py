@@ -68,7 +68,10 @@ class Plan:
                 if chosen:
                     rows.extend(("", "", "", f"- {line}") for line in step.lines)
         widths = [max((len(row[column]) for row in rows), default=0) for column in range(3)]
-        lines = [f"{self.name}, n = {self.n}, {self.device}; cost of one head of size 64, forward"]
+        lines = [
+            f"{self.name}, n = {self.n}, {self.device};"
+            " estimates for one head of size 64, forward, on two CPU cores"
+        ]
         for row in rows:
             shown = [f"{cell:<{width}}" for cell, width in zip(row, widths, strict=False)]
             lines.append("  ".join([*shown, row[3]]))

@@ -97,7 +97,8 @@ class CompiledAttention(nn.Module):
         Raises TypeError or ValueError, with the shapes, for tensors that do not fit.
         """
         layer = check_layer(self.program, layer)
-        device: torch.device = getattr(q, "device", torch.device("cpu"))
+        given: object = q
+        device = given.device if isinstance(given, torch.Tensor) else torch.device("cpu")
         if torch.is_autocast_enabled(device.type):
             narrow = torch.get_autocast_dtype(device.type)
             with torch.autocast(device.type, enabled=False):

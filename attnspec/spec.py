@@ -77,6 +77,8 @@ class Spec:
         name: str | None = None,
         parameters: Mapping[str, ParameterValue] | None = None,
     ) -> None:
+        if name is not None and not isinstance(name, str):
+            raise TypeError(f"`name` chooses an attention by its name, got {type(name).__name__}")
         checked = {key: parameter_of(key, value) for key, value in (parameters or {}).items()}
         self._elaborated: Elaborated = elaborate(source, name=name, overrides=checked)
 

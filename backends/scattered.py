@@ -16,7 +16,7 @@ from attnspec.target import Kernel, Work
 if TYPE_CHECKING:
     import torch
 
-EDGE = 5e-9
+EDGE = 7e-9
 """Seconds per edge: its score, its softmax and its value; one head of size 64."""
 
 ROW = 2e-8

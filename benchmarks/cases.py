@@ -199,12 +199,12 @@ QUICK = Settings(
     plan_n=1_048_576,
     block_mask_n=8_192,
     block_mask=("window(256)",),
-    zoo=4,
+    zoo=3,
     growth=(2_048, 4_096, 8_192),
     growing=("window(256)", "dilated(2048, 8)", "strided(√n)", "random(32)"),
     memory=(8_192, 16_384),
     choices_n=4_096,
-    choices=_LISTED,
+    choices=("window(256)", "strided(128)", "BigBird 64, 3", "random(32)"),
     zoo_choices=0,
 )
 """`make bench-quick`: about three minutes, sizes at which overheads still weigh."""

@@ -64,7 +64,44 @@ def _machine(machine: Figures) -> str:
     return f"{machine['cores']} {machine['architecture']} cores"
 
 
-TABLES: dict[str, Callable[[Figures], str]] = {"minilm": minilm_table}
+def bench_table(figures: Figures) -> str:
+    """Edge efficiency as `make bench` found it: a row per pattern, and the geometric means."""
+    if "efficiency" not in figures:
+        return UNMEASURED
+    part = figures["efficiency"]
+    summary = part["summary"]
+    lines = [
+        "| pattern | keys a query | time, forward | η | with gradients | η |",
+        "|:--|--:|--:|--:|--:|--:|",
+    ]
+    for row in part["rows"]:
+        lines.append(
+            f"| {row['name']} | {row['edges'] / part['n']:,.0f} "
+            f"| {_milliseconds(row['forward'])} | {row['eta_forward']:.2f} "
+            f"| {_milliseconds(row['both'])} | {row['eta_both']:.2f} |"
+        )
+    lines += [
+        "| **geometric mean** of all but powers, expander and random | | "
+        f"| **{summary['mean_forward']:.2f}** | | **{summary['mean_both']:.2f}** |",
+        f"| dense attention, no mask | {part['n']:,} | {_milliseconds(part['dense']['forward'])} "
+        f"| 1 | {_milliseconds(part['dense']['both'])} | 1 |",
+        "",
+        f"(n = {part['n']:,}, 4 heads of size 64, float32; {_machine(part['machine'])}; torch "
+        f"{part['versions']['torch']}.)",
+    ]
+    return "\n".join(lines)
+
+
+def _milliseconds(timing: Figures) -> str:
+    return (
+        f"{timing['median'] * 1e3:,.3g} ms" if timing["median"] < 1 else f"{timing['median']:.2f} s"
+    )
+
+
+TABLES: dict[str, Callable[[Figures], str]] = {"minilm": minilm_table, "bench": bench_table}
+
+UNMEASURED = "Not measured yet."
+"""Stands in place of a table whose figures are missing."""
 
 
 def filled(readme: str) -> str:
@@ -76,10 +113,12 @@ def filled(readme: str) -> str:
             continue
         if counts != (1, 1) or readme.index(start) > readme.index(stop):
             raise ValueError(f"README.md must have `{start}` and then `{stop}`, each once")
-        figures = json.loads((RESULTS / f"{name}.json").read_text(encoding="utf-8"))
+        source, content = RESULTS / f"{name}.json", UNMEASURED
+        if source.exists():
+            content = table(json.loads(source.read_text(encoding="utf-8")))
         before, _, rest = readme.partition(start)
         after = rest.partition(stop)[2]
-        readme = f"{before}{start}\n{table(figures)}\n{stop}{after}"
+        readme = f"{before}{start}\n{content}\n{stop}{after}"
     return readme
 
 

@@ -109,7 +109,8 @@ def write(target: str, spec: str, text: str, force: bool) -> None:
     write_result(target, text, force=force or is_ours(target))
     shown, stem = shown_path(target), Path(target).name.removesuffix(".py")
     if not target.endswith(".py") or not stem.isidentifier() or keyword.iskeyword(stem):
-        plain = re.sub(r"\W", "_", stem, flags=re.ASCII)
+        plain = re.sub(r"\W", "_", stem, flags=re.ASCII).removesuffix("_attn")
+        plain = f"_{plain}" if plain[:1].isdigit() else plain
         console.say(f"warning: {shown} cannot be imported by its name, {plain}{SUFFIX} could be")
     elif stem in sys.stdlib_module_names or stem in ("torch", "numpy", "attnspec"):
         console.say(f"warning: {shown} hides the module `{stem}` from what stands beside it")

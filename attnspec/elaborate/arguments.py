@@ -141,7 +141,7 @@ class Arguments(Elaborator):
             f"`{node.name}` has no argument `{argument.name}`",
             span,
             notes=(f"it takes {known}",),
-            help=did_you_mean(argument.name, names),
+            help="`==` compares" if node.name == "where" else did_you_mean(argument.name, names),
         )
 
     def check_together(

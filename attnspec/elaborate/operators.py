@@ -27,6 +27,13 @@ class Operators(Calls):
             self.require(operand, "graph", node.operand.span, "what `~` stands before")
             self.known_now(operand.value, node.span, "under `~`")  # type: ignore[arg-type]
             return Bound("graph", self.compound("~", (operand.value,), node.span), node.span)  # type: ignore[arg-type]
+        if operand.kind == "graph" and node.operator == "not":
+            self.collector.fail(
+                "A310",
+                "what `not` stands before must be a comparison, got a graph",
+                node.operand.span,
+                help="`~` is the complement of a graph",
+            )
         self.require(operand, "scalar", node.operand.span, f"what `{node.operator}` stands before")
         wanted = "boolean" if node.operator == "not" else "number"
         self.typed(operand.value, wanted, node.operator, node.operand.span)  # type: ignore[arg-type]

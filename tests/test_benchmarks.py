@@ -1,0 +1,310 @@
+"""The benchmark suite end to end at lengths that mean nothing; no time is judged."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from benchmarks import block_plans, flex, fresh, measuring, packages, report
+from benchmarks.__main__ import PARTS, measure
+from benchmarks.cases import BANDED, CASES, FULL, HEADS, QUICK, SCATTERED, WORKS, Settings
+from benchmarks.fresh import in_this_process
+from benchmarks.masks import predicate
+from benchmarks.measuring import Json, alternate, exponent, geometric_mean
+from benchmarks.readme_tables import bench_table
+
+TINY = Settings(
+    name="tiny",
+    rounds=1,
+    n=144,
+    efficiency=("window(256)", "random(32)"),
+    flex_n=128,
+    flex=("strided(128)",),
+    compiled=False,
+    packages_n=512,
+    packages=tuple(work.name for work in WORKS),
+    plan_n=4096,
+    block_mask_n=256,
+    block_mask=("window(256)",),
+    zoo=3,
+    growth=(64, 128),
+    growing=("window(256)", "strided(√n)"),
+    memory=(600,),
+    choices_n=200,
+    choices=("window(256)",),
+    zoo_choices=1,
+)
+
+LISTED = tuple(case.name for case in (*BANDED, *SCATTERED))
+
+
+@pytest.fixture(scope="module")
+def figures(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Json]:
+    """What a run of all parts wrote, read back strictly."""
+    path = tmp_path_factory.mktemp("results") / "tiny.json"
+    with pytest.warns(UserWarning, match=r"flex_attention called without torch\.compile"):
+        made = measure(TINY, path, run=in_this_process)
+
+    def refuse(constant: str) -> float:
+        raise AssertionError(f"{constant} is not JSON")
+
+    found = json.loads(path.read_text(encoding="utf-8"), parse_constant=refuse)
+    assert found == json.loads(json.dumps(made))
+    assert list(path.parent.iterdir()) == [path]
+    assert isinstance(found, dict)
+    return found
+
+
+def part_of(figures: dict[str, Json], name: str) -> dict[str, Json]:
+    part = figures[name]
+    assert isinstance(part, dict)
+    return part
+
+
+def rows_of(figures: dict[str, Json], name: str, key: str = "rows") -> list[dict[str, Json]]:
+    rows = part_of(figures, name)[key]
+    assert isinstance(rows, list)
+    assert rows
+    return [row for row in rows if isinstance(row, dict)]
+
+
+def number(value: Json) -> float:
+    assert isinstance(value, int | float)
+    return value
+
+
+def test_every_part_says_where_it_was_measured(figures: dict[str, Json]) -> None:
+    assert list(figures) == list(PARTS)
+    for name in PARTS:
+        part = part_of(figures, name)
+        where, what = part["machine"], part["versions"]
+        assert isinstance(where, dict)
+        assert isinstance(what, dict)
+        assert set(where) == {
+            "architecture",
+            "system",
+            "cores",
+            "threads",
+            "vector_instructions",
+        }
+        assert what["torch"] == torch.__version__
+
+
+def test_nothing_names_the_machine(figures: dict[str, Json]) -> None:
+    text = json.dumps(figures)
+    assert str(Path.home()) not in text
+    assert str(fresh.ROOT) not in text
+
+
+def test_eta_is_the_share_of_pairs_times_the_ratio_of_times(figures: dict[str, Json]) -> None:
+    part = part_of(figures, "efficiency")
+    dense = part["dense"]
+    assert isinstance(dense, dict)
+    for row in rows_of(figures, "efficiency"):
+        name = row["name"]
+        assert isinstance(name, str)
+        mask = [CASES[name].spec(144).mask(144, head=head) for head in range(HEADS)]
+        assert row["edges"] == np.mean([m.sum() for m in mask])
+        for mode in ("forward", "both"):
+            theirs, ours = dense[mode], row[mode]
+            assert isinstance(theirs, dict)
+            assert isinstance(ours, dict)
+            share = number(row["edges"]) / 144**2
+            ratio = number(theirs["median"]) / number(ours["median"])
+            assert row[f"eta_{mode}"] == pytest.approx(share * ratio)
+            assert number(ours["least"]) <= number(ours["median"]) <= number(ours["most"])
+
+
+def test_scattered_graphs_are_not_in_the_mean(figures: dict[str, Json]) -> None:
+    summary = part_of(figures, "efficiency")["summary"]
+    assert isinstance(summary, dict)
+    window = next(row for row in rows_of(figures, "efficiency") if not row["scattered"])
+    assert summary["mean_forward"] == pytest.approx(window["eta_forward"])
+
+
+def test_what_is_not_built_has_a_reason_and_no_figures(figures: dict[str, Json]) -> None:
+    rows = {row["name"]: row for row in rows_of(figures, "packages")}
+    assert list(rows) == [work.name for work in WORKS]
+    for row in rows.values():
+        assert ("reason" in row) != ("ratio" in row)
+        assert row.get("reason") != ""
+
+
+def test_a_ratio_is_theirs_over_ours(figures: dict[str, Json]) -> None:
+    (row,) = rows_of(figures, "flex")
+    ours, theirs = row["ours"], row["flex"]
+    assert isinstance(ours, dict)
+    assert isinstance(theirs, dict)
+    assert row["ratio"] == number(theirs["median"]) / number(ours["median"])
+    assert row["target"] == 10
+    (beside,) = rows_of(figures, "plans", "block_mask")
+    assert beside["ratio"] == number(beside["block_mask_seconds"]) / number(beside["seconds"])
+
+
+def test_the_choice_is_never_faster_than_the_best(figures: dict[str, Json]) -> None:
+    for row in rows_of(figures, "choices"):
+        if "reason" not in row:
+            seconds = row["seconds"]
+            assert isinstance(seconds, dict)
+            assert seconds[str(row["best"])] == min(number(found) for found in seconds.values())
+            assert number(row["ratio"]) >= 1
+
+
+def test_tables_hold_every_row(figures: dict[str, Json]) -> None:
+    page = report.tables(figures)
+    for name in PARTS:
+        for row in rows_of(figures, name):
+            assert f"| {row['name']} |" in page
+
+
+def test_tables_have_as_many_cells_as_heads(figures: dict[str, Json]) -> None:
+    blocks = [block for block in report.tables(figures).split("\n\n") if block.startswith("|")]
+    blocks.append(bench_table(figures).split("\n\n")[0])
+    assert len(blocks) > len(PARTS)
+    for block in blocks:
+        assert len({line.replace("\\|", "").count("|") for line in block.splitlines()}) == 1
+
+
+def test_a_part_measured_anew_leaves_the_others(figures: dict[str, Json], tmp_path: Path) -> None:
+    path = tmp_path / "tiny.json"
+    measuring.write(path, figures)
+    again = measure(replace(TINY, memory=(512, 600)), path, ["memory"], run=in_this_process)
+    assert {name: part for name, part in again.items() if name != "memory"} == {
+        name: part for name, part in figures.items() if name != "memory"
+    }
+    assert len(rows_of(again, "memory")) == 2 * len(rows_of(figures, "memory"))
+
+
+def test_plots_are_the_same_bytes_again(figures: dict[str, Json], tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    drawn = {path.name: path.read_bytes() for path in report.draw(figures, tmp_path)}
+    assert sorted(drawn) == ["efficiency.svg", "growth.svg"]
+    assert drawn == {path.name: path.read_bytes() for path in report.draw(figures, tmp_path)}
+    for row in rows_of(figures, "growth"):
+        assert str(row["name"]) in drawn["growth.svg"].decode()
+
+
+# --- the parts -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", LISTED)
+@pytest.mark.parametrize("n", [512, 600])
+def test_flex_is_given_the_same_pairs(name: str, n: int) -> None:
+    kept = predicate(name, n)
+    q, k = torch.arange(n)[:, None], torch.arange(n)[None, :]
+    for head in (0, HEADS - 1):
+        held = kept(torch.tensor(0), torch.tensor(head), q, k)
+        assert np.array_equal(held.numpy(), CASES[name].spec(n).mask(n, head=head))
+
+
+def test_another_mask_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    def narrow(name: str, n: int) -> Callable[..., torch.Tensor]:
+        return lambda b, h, q, k: (q - k).abs() <= 2
+
+    monkeypatch.setattr(flex, "predicate", narrow)
+    arguments: fresh.Arguments = {"name": "window(256)", "n": 128, "rounds": 1, "compiled": False}
+    with (
+        pytest.warns(UserWarning, match="flex_attention called without"),
+        pytest.raises(ValueError, match="the results must be the same"),
+    ):
+        # torch says this once in a process
+        torch.nn.attention.flex_attention._WARNINGS_SHOWN.clear()
+        in_this_process("flex", arguments)
+
+
+@pytest.mark.parametrize("name", ["Longformer 256 + 64", "window(256)"])
+def test_packages_do_the_same_work(name: str) -> None:
+    make, same = packages.RIVALS[name]
+    pytest.importorskip("transformers" if "Longformer" in name else "local_attention")
+    assert same
+    q, k, v = measuring.tensors(1024)
+    theirs = make(q, k, v)()
+    assert torch.allclose(theirs, CASES[name].spec(1024).compile()(q, k, v), atol=1e-5)
+
+
+def test_a_package_that_is_absent_is_said_to_be(monkeypatch: pytest.MonkeyPatch) -> None:
+    def absent(*tensors: torch.Tensor) -> packages.Attend:
+        raise ImportError("no such package")
+
+    monkeypatch.setitem(packages.RIVALS, "window(256)", (absent, True))
+    found = packages.measure(replace(TINY, packages=("window(256)",)))
+    assert found["rows"] == [{"name": "window(256)", "reason": "local-attention is not installed"}]
+
+
+def test_the_zoo_is_spread_out_evenly() -> None:
+    zoo = block_plans.static_zoo()
+    assert len(zoo) > 30
+    assert block_plans.spread(zoo, None) == zoo
+    assert [name for name, _ in block_plans.spread(zoo, 2)] == [
+        zoo[0][0],
+        zoo[len(zoo) // 2][0],
+    ]
+
+
+@pytest.mark.parametrize("settings", [FULL, QUICK])
+def test_settings_name_what_exists(settings: Settings) -> None:
+    named = {
+        *settings.efficiency,
+        *settings.flex,
+        *settings.block_mask,
+        *settings.growing,
+        *settings.choices,
+    }
+    assert named <= set(CASES)
+    assert set(settings.packages) <= {work.name for work in WORKS}
+    assert all(CASES[name].slowest is not None for name in settings.growing)
+
+
+# --- the means of measuring ----------------------------------------------------------------------
+
+
+def test_subjects_take_turns() -> None:
+    calls: list[str] = []
+    timed = alternate({"a": lambda: calls.append("a"), "b": lambda: calls.append("b")}, rounds=2)
+    often = measuring.MOST_CALLS
+    assert calls == ["a", "a", "b", "b", *(["a"] * often + ["b"] * often) * 2]
+    assert timed["a"].calls == 2 * often
+
+
+def test_no_rounds_are_refused() -> None:
+    with pytest.raises(ValueError, match="one round at least is needed, got 0"):
+        alternate({}, rounds=0)
+
+
+def test_exponents_and_means_of_known_numbers() -> None:
+    assert exponent([100, 200, 400], [7 * n**1.5 for n in (100, 200, 400)]) == pytest.approx(1.5)
+    assert geometric_mean([2, 8]) == pytest.approx(4)
+
+
+def test_a_number_that_json_does_not_have_writes_nothing(tmp_path: Path) -> None:
+    path = tmp_path / "figures.json"
+    with pytest.raises(ValueError, match="JSON"):
+        measuring.write(path, {"seconds": float("nan")})
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_page_without_markers_is_refused() -> None:
+    assert report.filled("a <!-- bench --> b <!-- /bench --> c", "new") == (
+        "a <!-- bench -->\nnew\n<!-- /bench --> c"
+    )
+    for text in ("", "<!-- /bench --><!-- bench -->", "<!-- bench -->" * 2 + "<!-- /bench -->"):
+        with pytest.raises(ValueError, match="each once"):
+            report.filled(text, "new")
+
+
+def test_a_process_that_fails_is_a_reason() -> None:
+    found = fresh.in_fresh_process("plan", {"text": "attention", "n": 1, "threads": 1})
+    assert list(found) == ["reason"]
+    assert "attention" in str(found["reason"])
+
+
+def test_peaks_grow_with_what_is_held() -> None:
+    before = fresh.peak()
+    held = torch.ones(before // 4 + (64 << 20))
+    assert fresh.peak() >= before + held.nbytes // 2
