@@ -74,8 +74,8 @@ def measure(settings: Settings) -> dict[str, Json]:
             }
         )
     summary: dict[str, Json] = {}
-    for mode, found in eta.items():
-        listed = [value for name, value in found.items() if name in banded]
+    for mode, values in eta.items():
+        listed = [value for name, value in values.items() if name in banded]
         if listed:
             summary[f"mean_{mode}"] = geometric_mean(listed)
             summary[f"least_{mode}"] = min(listed)

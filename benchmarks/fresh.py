@@ -37,8 +37,7 @@ def in_fresh_process(task: str, arguments: Arguments) -> dict[str, Json]:
     except subprocess.TimeoutExpired:
         return {"reason": f"not done after {timeout:.0f} s"}
     if done.returncode:
-        last = done.stderr.strip().splitlines()[-1:] or [f"exit status {done.returncode}"]
-        return {"reason": last[0]}
+        return {"reason": f"the process ended with status {done.returncode}"}
     found: dict[str, Json] = json.loads(done.stdout.strip().splitlines()[-1])
     return found
 
@@ -103,7 +102,12 @@ def main(task: str, arguments: str) -> None:
     torch.set_num_threads(integer(given, "threads"))
     if task == "plan":
         limit_memory()
-    print(json.dumps(in_this_process(task, given), allow_nan=False))
+    try:
+        found = in_this_process(task, given)
+    except Exception as error:
+        # whatever goes wrong belongs into the row that could not be measured
+        found = {"reason": f"{type(error).__name__}: {error}".splitlines()[0]}
+    print(json.dumps(found, allow_nan=False))
 
 
 if __name__ == "__main__":

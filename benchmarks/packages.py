@@ -159,4 +159,4 @@ def _joined(x: torch.Tensor) -> torch.Tensor:
 
 def _split(x: torch.Tensor) -> torch.Tensor:
     """[B, n, H d] as [B, H, n, d]."""
-    return x.unflatten(2, (HEADS, SIZE)).transpose(1, 2)
+    return x.view(*x.shape[:2], HEADS, SIZE).transpose(1, 2)

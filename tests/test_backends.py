@@ -270,7 +270,8 @@ def test_scores_and_normalisers(name: str, normalize: str, backend: str) -> None
             torch.autograd.grad(out.square().sum(), table)[0]
             for out in (module(*given), formula(normalize)(scores, held) @ v)
         ]
-        torch.testing.assert_close(*grads)
+        # each number of a table is a sum over thousands of pairs, in float32
+        torch.testing.assert_close(*grads, rtol=5e-6, atol=1e-4)
 
 
 @every_backend

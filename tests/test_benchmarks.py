@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import warnings
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -48,7 +49,8 @@ LISTED = tuple(case.name for case in (*BANDED, *SCATTERED))
 def figures(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Json]:
     """What a run of all parts wrote, read back strictly."""
     path = tmp_path_factory.mktemp("results") / "tiny.json"
-    with pytest.warns(UserWarning, match=r"flex_attention called without torch\.compile"):
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="flex_attention called without")
         made = measure(TINY, path, run=in_this_process)
 
     def refuse(constant: str) -> float:
@@ -194,7 +196,7 @@ def test_plots_are_the_same_bytes_again(figures: dict[str, Json], tmp_path: Path
 
 
 @pytest.mark.parametrize("name", LISTED)
-@pytest.mark.parametrize("n", [512, 600])
+@pytest.mark.parametrize("n", [512, 576])
 def test_flex_is_given_the_same_pairs(name: str, n: int) -> None:
     kept = predicate(name, n)
     q, k = torch.arange(n)[:, None], torch.arange(n)[None, :]
@@ -203,18 +205,14 @@ def test_flex_is_given_the_same_pairs(name: str, n: int) -> None:
         assert np.array_equal(held.numpy(), CASES[name].spec(n).mask(n, head=head))
 
 
+@pytest.mark.filterwarnings("ignore:flex_attention called without")
 def test_another_mask_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     def narrow(name: str, n: int) -> Callable[..., torch.Tensor]:
         return lambda b, h, q, k: (q - k).abs() <= 2
 
     monkeypatch.setattr(flex, "predicate", narrow)
     arguments: fresh.Arguments = {"name": "window(256)", "n": 128, "rounds": 1, "compiled": False}
-    with (
-        pytest.warns(UserWarning, match="flex_attention called without"),
-        pytest.raises(ValueError, match="the results must be the same"),
-    ):
-        # torch says this once in a process
-        torch.nn.attention.flex_attention._WARNINGS_SHOWN.clear()
+    with pytest.raises(ValueError, match="the results must be the same"):
         in_this_process("flex", arguments)
 
 
@@ -301,7 +299,7 @@ def test_a_page_without_markers_is_refused() -> None:
 def test_a_process_that_fails_is_a_reason() -> None:
     found = fresh.in_fresh_process("plan", {"text": "attention", "n": 1, "threads": 1})
     assert list(found) == ["reason"]
-    assert "attention" in str(found["reason"])
+    assert str(found["reason"]).startswith("SpecError: ")
 
 
 def test_peaks_grow_with_what_is_held() -> None:
