@@ -93,9 +93,10 @@ class TensorStrip:
         if strip.mask is not None and not strip.mask.any(-1).all():
             self.empty = torch.from_numpy(~strip.mask.any(-1))
 
-    def pieces(self, heads: int, size: int) -> Iterator[Piece]:
-        """Blocks in parts whose temporaries stay below PIECE numbers."""
-        per_block = heads * (self.width if self.column_run is None else 0) * size
+    def pieces(self, heads: int, size: int, back: bool) -> Iterator[Piece]:
+        """Blocks in parts whose temporaries stay below PIECE numbers; the way back returns the
+        gradients of every block's keys, also where forward has but a view of them."""
+        per_block = heads * (self.width if back or self.column_run is None else 0) * size
         if self.kinds is not None:
             per_block += self.height * self.width
         step = self.blocks if per_block == 0 else max(1, PIECE // per_block)
@@ -261,7 +262,7 @@ class SteppedAttention:
         else:
             out, lse = into
         for strip in step.strips:
-            for piece in strip.pieces(q.shape[0], q.shape[2]):
+            for piece in strip.pieces(q.shape[0], q.shape[2], back=False):
                 bias, empty = step.scores_bias(piece, padding, lse.dtype)
                 found, sums = _flash(
                     step.queries(q, piece),
@@ -307,7 +308,7 @@ class SteppedAttention:
                     ]
                     found = torch.zeros_like(rows[1])
                     for strip in step.strips:
-                        for piece in strip.pieces(len(k_now), k_now.shape[2]):
+                        for piece in strip.pieces(len(k_now), k_now.shape[2], back=True):
                             self._piece_back(
                                 step, piece, rows, k_now, v_now, real, scale, found, sums
                             )
