@@ -13,7 +13,7 @@ WORKERS ?= 2
 # each worker is a process of its own: more threads would only fight over the cores
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist loadgroup
 
-# a spec of graphs alone that has the length 64
+# of those that attnspec can compile
 SPEC ?= examples/sparse_strided.attn
 EMITTED := $(notdir $(SPEC:.attn=_attn.py))
 
@@ -36,7 +36,7 @@ $(INSTALLED): pyproject.toml constraints-dev.txt
 demo: $(INSTALLED)  ## compile an example, look at it, verify the emitted module and run it
 	$(BIN)/attnspec compile $(SPEC)
 	$(BIN)/attnspec check $(SPEC)
-	$(BIN)/attnspec show $(SPEC) -n 64
+	$(BIN)/attnspec show $(SPEC) $$($(BIN)/python -m attnspec.examples.demo $(SPEC))
 	$(BIN)/python -m attnspec.examples.demo $(SPEC) $(EMITTED)
 
 test: lint types  ## lint, types, tests and the examples in the documentation

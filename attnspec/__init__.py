@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 from attnspec._version import __version__
 
 if TYPE_CHECKING:
+    from attnspec.analysis.report import Report
     from attnspec.diagnostics import AttnSpecError, Diagnostic, InternalError, SpecError
     from attnspec.spec import Spec, load, parse
 
@@ -20,6 +21,7 @@ __all__ = [
     "AttnSpecError",
     "Diagnostic",
     "InternalError",
+    "Report",
     "Spec",
     "SpecError",
     "__version__",
@@ -32,6 +34,7 @@ _HOMES = {
     "Diagnostic": "attnspec.diagnostics",
     "InternalError": "attnspec.diagnostics",
     "SpecError": "attnspec.diagnostics",
+    "Report": "attnspec.analysis.report",
     "Spec": "attnspec.spec",
     "load": "attnspec.spec",
     "parse": "attnspec.spec",

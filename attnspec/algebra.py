@@ -185,6 +185,18 @@ class Shift(Relation):
         k_from = (k - self.by) * (k >= low) * (k < high)
         return inside & self.term.holds(q_from, k_from, n)
 
+    def phase(self, q: Tiles, k: Tiles, n: int) -> list[np.ndarray]:
+        low, high = max(0, self.by), min(n, n + self.by)
+        inside = (q.start >= low) & (q.last < high) & (k.start >= low) & (k.last < high)
+
+        def moved(tiles: Tiles) -> Tiles:
+            start = np.where(inside, tiles.start - self.by, 0)
+            return Tiles(start, np.where(inside, tiles.stop - self.by, 1), tiles.step)
+
+        within = phase_of(self.term, moved(q), moved(k), n)
+        outside = [np.where(inside, -1, tiles.start) for tiles in (q, k)]
+        return [*(np.where(inside, part, 0) for part in within), *outside]
+
     def cover(self, q: Tiles, k: Tiles, n: int) -> np.ndarray:
         low, high = max(0, self.by), min(n, n + self.by)
         outside = (q.last < low) | (q.start >= high) | (k.last < low) | (k.start >= high)

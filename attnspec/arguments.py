@@ -31,8 +31,7 @@ def check_layer(program: Program, layer: int) -> int:
 def check_tensors(program: Program, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> None:
     """Raises TypeError or ValueError unless q, k and v fit each other and the program."""
     for name, tensor in (("q", q), ("k", k), ("v", v)):
-        if not isinstance(tensor, torch.Tensor):
-            raise TypeError(f"{name} must be a tensor, got {type(tensor).__name__}")
+        _check_strided(name, tensor)
     # formatted by whoever raises: a traced program has no numbers to show
     shapes = _Shapes(program, q, k, v)
     for name, tensor in (("q", q), ("k", k), ("v", v)):
@@ -63,6 +62,8 @@ def check_tensors(program: Program, q: torch.Tensor, k: torch.Tensor, v: torch.T
         raise ValueError(f"q and k must have one head size, got {shapes}")
     if q.shape[1] == 0 or k.shape[1] == 0 or q.shape[1] % k.shape[1]:
         raise ValueError(f"the heads of k and v must divide those of q, got {shapes:hint}")
+    if q.shape[3] == 0 or v.shape[3] == 0:
+        raise ValueError(f"heads must have a size of at least 1, got {shapes}")
     if q.shape[2] > k.shape[2]:
         raise ValueError(
             "queries are the last n_q of n_k positions, so that n_q is at most n_k,"
@@ -92,11 +93,38 @@ class _Shapes:
         return ""
 
 
+def _check_strided(name: str, tensor: object) -> None:
+    if not isinstance(tensor, torch.Tensor):
+        raise TypeError(f"{name} must be a tensor, got {type(tensor).__name__}")
+    if tensor.layout != torch.strided or tensor.is_nested:
+        kind = "nested" if tensor.is_nested else str(tensor.layout).removeprefix("torch.")
+        raise TypeError(f"{name} must be a dense tensor, got one of the layout {kind}")
+
+
+def narrowed(tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """A tensor in the type that autocast asks for, as torch does it: float64 stays, and what is no
+    float is left to `check_tensors`."""
+    # whoever calls from outside may hand in anything
+    given: object = tensor
+    if not isinstance(given, torch.Tensor) or given.dtype not in FLOATS[:3]:
+        return tensor
+    return given.to(dtype)
+
+
 def check_padding(padding: torch.Tensor | None, batch: int, n_k: int, device: torch.device) -> None:
     """Raises unless the mask is bool [B, n_k] on the device, or None."""
     if padding is None:
         return
     _check_input("key_padding_mask", padding, (torch.bool,), "bool", (batch, n_k), device)
+
+
+def check_table(name: str, table: torch.Tensor, device: torch.device) -> None:
+    """Raises unless a learned table is where q is."""
+    if table.device != device:
+        raise ValueError(
+            f"the parameter `{name}` must be on {device} as q, got {table.device}:"
+            f" move the module, `.to({str(device)!r})`"
+        )
 
 
 def check_dropout(dropout_p: float) -> float:
@@ -156,6 +184,8 @@ def _input(
 
 
 def _check_promise(name: str, at_most: int, tensor: torch.Tensor) -> None:
+    if tensor.device.type == "meta":
+        return
     most = tensor.sum(-1).amax()
     if torch.compiler.is_compiling():
         # a traced program cannot look at numbers, so the check becomes a part of it
@@ -172,8 +202,7 @@ def _check_input(
     shape: tuple[int, ...],
     device: torch.device,
 ) -> None:
-    if not isinstance(tensor, torch.Tensor):
-        raise TypeError(f"{name} must be a tensor, got {type(tensor).__name__}")
+    _check_strided(name, tensor)
     if tensor.dtype not in types:
         raise TypeError(f"{name} must be {kind}, got {tensor.dtype}")
     if tuple(tensor.shape) != shape:

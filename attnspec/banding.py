@@ -6,14 +6,18 @@ order, and comes before them, because it leaves more of its tiles FULL when noth
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
 from attnspec.algebra import Union
-from attnspec.ordered import Classified, StepLayout, TooFine, classify, step_layout
+from attnspec.covering import Survey, TooFine, classify, survey
+from attnspec.ordered import StepLayout, parted, step_layout
+from attnspec.rates import Amounts, current
 from attnspec.relations import Relation
 from attnspec.steps import (
     NATURAL,
+    Boxed,
     Listed,
     Order,
     OrderedRelation,
@@ -23,35 +27,28 @@ from attnspec.steps import (
     without,
 )
 
-TARGETS = (64, 128, 256)
+TARGETS = (32, 64, 128, 256)
 """Tile sizes on offer; a residue class is cut into equal tiles of about this size."""
 
-PAIR = {64: 2.6e-9, 128: 2.2e-9, 256: 2.0e-9}
-"""Seconds per pair of a tile: one head of size 64, forward, on two CPU cores."""
+LARGE = (512, 1024, 2048, 4096)
+"""Tile sizes for graphs of which smaller ones would be more than `MOST`."""
 
-UNDECIDED = 0.4e-9
-"""Seconds more per pair of a tile with a mask."""
-
-STEP = 6e-5
-"""Seconds per step and head: its calls."""
-
-TILE_ROW = 1.5e-6
-"""Seconds per query tile and step."""
-
-REORDER = 6e-8
-"""Seconds per position that is put in order: queries, keys, values and the result."""
-
-MERGE = 4e-8
-"""Seconds per query for every step after the first."""
+MOST = 1 << 20
+"""Tiles that a step lists at most."""
 
 
 @dataclass(frozen=True)
 class Banded:
-    """One step as chosen: what it covers, in which order, in which tiles, and its estimate."""
+    """One step as chosen: what it covers, in which order, in which tiles, and what that takes."""
 
     step: OrderedRelation
     sizes: tuple[int, int]
-    seconds: float
+    amounts: Amounts
+
+    @property
+    def seconds(self) -> float:
+        """The estimate."""
+        return current().seconds(self.amounts)
 
     def __str__(self) -> str:
         return f"{self.step.order}, tiles {self.sizes[0]} x {self.sizes[1]}"
@@ -85,58 +82,86 @@ def bands_of(relation: Relation, n_q: int, n_k: int) -> tuple[Banded, ...]:
     return tuple(found) if seconds_of(found, n_q) < whole.seconds else (whole,)
 
 
-def seconds_of(bands: list[Banded] | tuple[Banded, ...], n_q: int) -> float:
+def amounts_of(bands: Sequence[Banded], n_q: int) -> Amounts:
+    """What all steps and merging them take."""
+    total = {"bands_merge": n_q * (len(bands) - 1.0)}
+    for band in bands:
+        for name, amount in band.amounts.items():
+            total[name] = total.get(name, 0.0) + amount
+    return total
+
+
+def seconds_of(bands: Sequence[Banded], n_q: int) -> float:
     """The estimate of all steps and of merging them."""
-    return sum(band.seconds for band in bands) + MERGE * n_q * (len(bands) - 1)
+    return current().seconds(amounts_of(bands, n_q))
 
 
 def layouts_of(bands: tuple[Banded, ...], n_q: int, n_k: int) -> list[StepLayout]:
-    """The tiles of every step."""
+    """The tiles of every step, some in two parts; raises TooFine where they are too many."""
     return [
-        step_layout(
-            classify(band.step.relation, n_q, n_k, band.step.order, band.sizes),
-            band.step.relation,
-            n_k,
-        )
+        layout
         for band in bands
+        for layout in _layouts(band.step.relation, n_q, n_k, band.step.order, band.sizes)
     ]
+
+
+@lru_cache(maxsize=16)
+def _layouts(
+    relation: Relation, n_q: int, n_k: int, order: Order, sizes: tuple[int, int]
+) -> tuple[StepLayout, ...]:
+    # layers of one graph share what is laid out
+    return tuple(parted(step_layout(classify(relation, n_q, n_k, order, sizes), relation, n_k)))
 
 
 def _best(relation: Relation, n_q: int, n_k: int, orders: tuple[Order, ...]) -> Banded:
     found: list[Banded] = []
     for order in orders:
-        for target in TARGETS:
-            sizes = _size(n_q, order.q, target), _size(n_k, order.k, target)
+        for target in (*TARGETS, *LARGE):
             try:
-                tiles = classify(relation, n_q, n_k, order, sizes)
+                found.append(banded(relation, n_q, n_k, order, target))
             except TooFine:
                 continue
-            seconds = _seconds(tiles, order, n_q, n_k, target)
-            found.append(Banded(OrderedRelation(relation, order), sizes, seconds))
+            if target >= TARGETS[-1]:
+                break
     if not found:
         sizes = _size(n_q, 1, TARGETS[-1]), _size(n_k, 1, TARGETS[-1])
-        return Banded(OrderedRelation(relation, NATURAL), sizes, float("inf"))
+        endless = {"bands_step": float("inf")}
+        return Banded(OrderedRelation(relation, NATURAL), sizes, endless)
     return min(found, key=lambda band: band.seconds)
 
 
+def banded(relation: Relation, n_q: int, n_k: int, order: Order, target: int) -> Banded:
+    """A relation as one step in an order and in tiles of about a size; raises TooFine."""
+    targets = target, target
+    if target > TARGETS[-1] and order.q != order.k:
+        # where only one side is natural, its tiles are long, or the masks of all offsets are many
+        targets = (4 * target, target // 4) if order.q == 1 else (target // 4, 4 * target)
+    sizes = _size(n_q, order.q, targets[0]), _size(n_k, order.k, targets[1])
+    tiles = survey(relation, n_q, n_k, order, sizes)
+    if tiles.tiles > MOST:
+        raise TooFine(f"about {tiles.tiles:,.0f} tiles, at most {MOST:,} are listed")
+    return Banded(OrderedRelation(relation, order), sizes, _amounts(tiles, order))
+
+
 def _size(length: int, side: Side, target: int) -> int:
-    """Equal tiles of about the target's size for lists, or classes of about length / step."""
+    """Equal tiles of about the target's size for lists, or classes of about length / step; whole
+    boxes."""
+    if isinstance(side, Boxed):
+        return side.size
     members = len(side.positions) if isinstance(side, Listed) else -(-length // side)
     members = max(1, members)
     return -(-members // max(1, round(members / target)))
 
 
-def _seconds(tiles: Classified, order: Order, n_q: int, n_k: int, target: int) -> float:
+def _amounts(tiles: Survey, order: Order) -> Amounts:
     full, undecided = tiles.area
-    moved = sum(
-        2 * axis.size * axis.count
-        for axis, side in ((tiles.q, order.q), (tiles.k, order.k))
-        if side != 1
-    )
-    return (
-        STEP
-        + TILE_ROW * tiles.q.count
-        + PAIR[target] * full
-        + (PAIR[target] + UNDECIDED) * undecided
-        + REORDER * moved
-    )
+    moved = 0 if order.k == 1 else tiles.k.size * tiles.k.count
+    return {
+        "bands_step": 1,
+        "bands_row": tiles.q.count,
+        "bands_query": tiles.q.count * tiles.q.size,
+        "bands_pair": full + undecided,
+        "bands_masked": undecided,
+        "bands_gather": tiles.gathered * tiles.k.size,
+        "bands_reorder": moved,
+    }

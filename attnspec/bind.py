@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING
 
 from attnspec.algebra import Complement, Intersection, Shift, Union, difference, transpose_of
+from attnspec.diagnostics import AttnSpecError
 from attnspec.ir import Compound, InputRef, Leaf, Term, TokenCompound, Tokens, TokenTerm
 from attnspec.relations import Parameter, Relation, RelationError
 from attnspec.scalars import Scalar, ScalarError, Value, evaluate, fold
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
     from attnspec.source import Span
 
 
-class BindError(ValueError):
+class BindError(AttnSpecError):
     """A size has no admissible value at this n; `span` is its place in the text, if it has one."""
 
     def __init__(self, message: str, span: Span | None = None) -> None:

@@ -38,6 +38,11 @@ def _least(step: int, wide: int, exact: int, max_distance: int) -> int:
     return low
 
 
+def farthest(buckets: int, max_distance: int, two_sided: bool) -> int:
+    """The distance from which on all have the same bucket."""
+    return max(thresholds(buckets // 2 if two_sided else buckets, max_distance), default=0)
+
+
 def bucket_of(distance: np.ndarray, buckets: int, max_distance: int, two_sided: bool) -> np.ndarray:
     """The bucket of each distance q - k, int64; later keys have the upper half if `two_sided`."""
     side = buckets // 2 if two_sided else buckets

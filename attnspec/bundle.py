@@ -18,8 +18,8 @@ from attnspec.diagnostics import InternalError
 from attnspec.patterns import BY_NAME
 
 NEEDED = frozenset(
-    "__future__ collections concurrent dataclasses functools math numpy operator pathlib threading"
-    " torch typing bisect heapq itertools warnings".split()
+    "__future__ collections concurrent dataclasses functools json math numpy operator os pathlib"
+    " sys threading torch typing bisect heapq itertools warnings".split()
 )
 """What a standalone module may import: torch, numpy, and of the standard library these."""
 
@@ -27,6 +27,20 @@ _ROOT = ("attnspec.runtime", "CompiledAttention")
 _REGISTRY = "attnspec.patterns"
 _PACKAGE = "attnspec"
 _FOR_TESTS = "samples"
+
+_STAND_INS = {
+    "attnspec.plugins": '''"""Backends of other distributions: what stands alone takes none."""
+
+
+def installed_names():
+    return []
+
+
+def installed():
+    return ()
+'''
+}
+"""What a bundle holds in place of a module that reads what is installed."""
 
 _PLAIN_IMPORT = "from dataclasses import dataclass"
 _DATACLASS_IMPORT = "from dataclasses import dataclass as _dataclass"
@@ -117,7 +131,7 @@ def _source(module: str) -> str:
 
 @cache
 def _read(module: str) -> Part:
-    text = _source(module)
+    text = _STAND_INS.get(module) or _source(module)
     tree = ast.parse(text)
     title = (ast.get_docstring(tree) or module).partition("\n")[0]
     part = Part(module, text.split("\n"), title)

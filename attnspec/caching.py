@@ -5,11 +5,15 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Callable, Hashable
 from concurrent.futures import ThreadPoolExecutor
-from threading import Lock
+from threading import Event, Lock, Thread, current_thread
+from threading import enumerate as threads
 from typing import Generic, TypeVar
 
 Key = TypeVar("Key", bound=Hashable)
 Value = TypeVar("Value")
+
+PATIENCE = 1.0
+"""Seconds after which a thread that waits for another looks whether that one still lives."""
 
 
 class Cache(Generic[Key, Value]):
@@ -18,25 +22,37 @@ class Cache(Generic[Key, Value]):
     def __init__(self, size: int) -> None:
         self.size = size
         self._lock = Lock()
+        self._building: dict[Key, tuple[Thread, Event]] = {}
         self.kept: OrderedDict[Key, Value] = OrderedDict()
 
     def get(self, key: Key, build: Callable[[], Value]) -> Value:
-        """The value of a key, built if it is not kept. Two threads may build the same at once.
+        """The value of a key, built if it is not kept.
 
-        What is built outlives the call, so it is built in a thread of its own, which knows nothing
-        of the modes of the caller: tracing, torch.func, inference mode, a default device.
+        Threads that ask for a key while another builds it wait for that one. Where building raises,
+        nothing is kept, and each of them builds for itself. `build` may not ask for its own key.
         """
-        with self._lock:
-            if key in self.kept:
-                self.kept.move_to_end(key)
-                return self.kept[key]
-        with ThreadPoolExecutor(max_workers=1) as fresh:
-            value = fresh.submit(build).result()
-        with self._lock:
-            self.kept[key] = value
-            self.kept.move_to_end(key)
-            while len(self.kept) > self.size:
-                self.kept.popitem(last=False)
+        while True:
+            with self._lock:
+                if key in self.kept:
+                    self.kept.move_to_end(key)
+                    return self.kept[key]
+                builder, done = self._building.get(key, (None, Event()))
+                # a process that was forked while a thread built has the entry, but not the thread
+                if builder not in threads():
+                    done = Event()
+                    self._building[key] = current_thread(), done
+                    break
+            done.wait(PATIENCE)
+        try:
+            value = build()
+            with self._lock:
+                self.kept[key] = value
+                while len(self.kept) > self.size:
+                    self.kept.popitem(last=False)
+        finally:
+            with self._lock:
+                del self._building[key]
+            done.set()
         return value
 
     def __len__(self) -> int:
@@ -44,3 +60,13 @@ class Cache(Generic[Key, Value]):
 
     def __reduce__(self) -> tuple[type[Cache[Key, Value]], tuple[int]]:
         return type(self), (self.size,)
+
+
+def apart(build: Callable[[], Value]) -> Value:
+    """What `build` returns, called in a thread of its own.
+
+    Such a thread knows nothing of the modes of the caller: tracing, torch.func, inference mode, a
+    default device. What outlives a call must not be built in them.
+    """
+    with ThreadPoolExecutor(max_workers=1) as fresh:
+        return fresh.submit(build).result()

@@ -8,16 +8,20 @@ over.
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
 import numpy as np
 
+from attnspec.analysis import claims
+from attnspec.analysis.claims import COMPARE, shown, slot_text
+from attnspec.analysis.complexity import growth_range
+from attnspec.analysis.edges import total_edges
+from attnspec.analysis.growth import growth_text, size_growth
 from attnspec.bind import BindError, Situation, bind_attended, integer_of
 from attnspec.diagnostics import AttnSpecError, Diagnostic, SpecError
-from attnspec.figures import FIGURES, total_edges, unread
-from attnspec.ir import Claim, Program, Term, inputs_of, leaves
+from attnspec.figures import FIGURES
+from attnspec.ir import Claim, Term, inputs_of, leaves
 from attnspec.patterns import BY_NAME
 from attnspec.proofs import is_symmetric, never_reads_later, reads_itself
 from attnspec.relations import Relation, RelationError
@@ -32,7 +36,7 @@ LENGTHS = (1, 2, 64, 257, 1024)
 """The lengths at which a claim about every n is checked."""
 
 LONGEST = 4096
-"""Claims that need whole stacks of layers are checked up to this length."""
+"""Claims that need all pairs of a graph written out are checked up to this length."""
 
 GROWTH = (16_384, 65_536, 262_144)
 """The lengths between which `order` compares the edges of graphs with closed forms."""
@@ -40,14 +44,10 @@ GROWTH = (16_384, 65_536, 262_144)
 GROWTH_LOOKED_INTO = (256, 1024, 4096)
 """The same for graphs whose pairs must be looked at."""
 
-_COMPARE: dict[str, Callable[[float, float], bool]] = {
-    "<": operator.lt,
-    "<=": operator.le,
-    ">": operator.gt,
-    ">=": operator.ge,
-    "==": operator.eq,
-    "!=": operator.ne,
-}
+_LONG = frozenset(
+    "edges degree density rows_nonempty causal reach depth diameter path_length flops bytes".split()
+)
+"""Claims that are checked at lengths above `LONGEST` too, as far as the graphs allow it."""
 
 
 def check(spec: Spec) -> list[Diagnostic]:
@@ -71,7 +71,7 @@ def _rows_without_keys(stack: Stack) -> Iterator[Diagnostic]:
                 attend = stack.program.attend(layer, head)
                 if attend.span is None or attend.span.start in reported:
                     continue
-                slot = _slot_text(stack.program, layer, head)
+                slot = slot_text(stack, layer, head)
                 found = _empty_rows(relation, n, attend.span, slot, n == lengths[-1])
                 if found is not None:
                     reported.add(attend.span.start)
@@ -116,15 +116,6 @@ def _without_length(stack: Stack) -> Iterator[Diagnostic]:
             return
 
 
-def _slot_text(program: Program, layer: int, head: int) -> str:
-    parts = []
-    if program.layers is not None and program.layers > 1:
-        parts.append(f"layer {layer}")
-    if program.heads is not None:
-        parts.append(f"head {head}")
-    return f" in {', '.join(parts)}" if parts else ""
-
-
 # --- claims -----------------------------------------------------------------------------------
 
 
@@ -132,13 +123,14 @@ def _claim(claim: Claim, stack: Stack) -> Iterator[Diagnostic]:
     if claim.kind in _PROOFS and _proven(claim, stack):
         return
     reason = stack.unknown if claim.kind not in ("subset", "==") else _unknown_terms(claim)
-    if claim.kind in ("flops", "bytes"):
-        reason = f"`{claim.kind}` is not computed by this version"
-    if reason is not None:
-        yield _unchecked(claim, reason)
+    if claim.kind == "causal" and reason is not None:
+        yield from _causal_in_doubt(claim, stack)
         return
     if claim.kind == "order":
-        yield from _order(claim, stack)
+        yield from _order(claim, stack, reason)
+        return
+    if reason is not None:
+        yield _unchecked(claim, reason)
         return
     lengths = stack.lengths(LENGTHS) if claim.at is None else sorted(set(claim.at))
     if not lengths:
@@ -148,7 +140,7 @@ def _claim(claim: Claim, stack: Stack) -> Iterator[Diagnostic]:
         missing = ", ".join(f"{n:,}" for n in LENGTHS if n not in lengths)
         yield _unchecked(claim, f"a size has no value at n = {missing}")
     for n in lengths:
-        if n > LONGEST and claim.kind not in ("edges", "degree", "density", "rows_nonempty"):
+        if n > LONGEST and claim.kind not in _LONG:
             yield _unchecked(claim, f"lengths above {LONGEST:,} are not looked into, got n = {n:,}")
             continue
         try:
@@ -159,16 +151,38 @@ def _claim(claim: Claim, stack: Stack) -> Iterator[Diagnostic]:
         except SpecError as error:
             yield from error.diagnostics
             return
-        except (BindError, ScalarError, RelationError, AttnSpecError) as error:
+        except (AttnSpecError, ScalarError) as error:
             yield Diagnostic("A608", f"`{claim.text}` cannot be checked: {error}", claim.span)
             return
         if counterexample is not None:
-            yield Diagnostic(
-                "A606",
-                f"`{claim.text}` does not hold at n = {n}: {counterexample}",
-                claim.span,
-            )
+            yield _refuted(claim, n, counterexample)
             return
+
+
+def _causal_in_doubt(claim: Claim, stack: Stack) -> Iterator[Diagnostic]:
+    """`causal` of a spec whose pairs are not all known: a leak that some input shows refutes it."""
+    fixed = stack.fixed_length()
+    doubt = f"{stack.unknown}"
+    for n in claim.at or (LENGTHS if fixed is None else (fixed,)):
+        try:
+            counterexample = claims.causal(stack, n)
+        except TooMuch as error:
+            doubt = str(error)
+            continue
+        except AttnSpecError:
+            # a size without a value at this n, or a grid of another length
+            continue
+        if counterexample is not None:
+            yield _refuted(claim, n, counterexample)
+            return
+        doubt = ""
+    if doubt:
+        yield _unchecked(claim, doubt)
+
+
+def _refuted(claim: Claim, n: int, counterexample: str) -> Diagnostic:
+    message = f"`{claim.text}` does not hold at n = {n}: {counterexample}"
+    return Diagnostic("A606", message, claim.span)
 
 
 def _proven(claim: Claim, stack: Stack) -> bool:
@@ -187,10 +201,21 @@ def _proven(claim: Claim, stack: Stack) -> bool:
     )
 
 
-def _order(claim: Claim, stack: Stack) -> Iterator[Diagnostic]:
-    """Growth judged by counting: edges over the bound may not grow from length to length."""
+def _order(claim: Claim, stack: Stack, reason: str | None) -> Iterator[Diagnostic]:
+    """Growth as it follows from how the spec is written, else judged by counting: edges over the
+    bound may not grow from length to length."""
     if stack.program.grid is not None:
         yield _unchecked(claim, "positions on a grid have one length")
+        return
+    allowed, known = size_growth(claim.value or 0), growth_range(stack)
+    if allowed is not None and known.high <= allowed:
+        return
+    if allowed is not None and reason is None and known.low > allowed:
+        message = f"`{claim.text}` does not hold: the edges grow as {growth_text(known.low)}"
+        yield Diagnostic("A606", message, claim.span)
+        return
+    if reason is not None:
+        yield _unchecked(claim, reason)
         return
     parts = []
     growth = GROWTH if _in_closed_form(stack, GROWTH) else GROWTH_LOOKED_INTO
@@ -201,7 +226,7 @@ def _order(claim: Claim, stack: Stack) -> Iterator[Diagnostic]:
         except TooMuch as error:
             yield _unchecked(claim, str(error))
             return
-        except (AttnSpecError, RelationError, ScalarError, ZeroDivisionError) as error:
+        except (AttnSpecError, ScalarError, ZeroDivisionError) as error:
             yield Diagnostic("A608", f"`{claim.text}` cannot be checked: {error}", claim.span)
             return
     if parts[-1] > 1.1 * parts[-2]:
@@ -222,7 +247,7 @@ def _in_closed_form(stack: Stack, lengths: tuple[int, ...]) -> bool:
             for n in lengths
             for _, _, relation in stack.bound(n).found
         )
-    except (AttnSpecError, RelationError):
+    except AttnSpecError:
         return False
 
 
@@ -244,22 +269,13 @@ def _rows_nonempty(claim: Claim, stack: Stack, n: int) -> str | None:
     for layer, head, relation in stack.relations(n):
         empty = np.flatnonzero(relation.degrees(n) == 0)
         if len(empty):
-            slot = _slot_text(stack.program, layer, head)
+            slot = slot_text(stack, layer, head)
             return f"query {empty[0]} has no key{slot}"
     return None
 
 
 def _causal(claim: Claim, stack: Stack, n: int) -> str | None:
-    # information flows to a later layer's query only from keys it reads, so a stack leaks exactly
-    # when one of its layers has a pair with k > q
-    for layer, head, relation in stack.relations(n):
-        for first, last in relation.chunks(n):
-            q, k = relation.rows(first, last, n)
-            later = np.flatnonzero(k > q)
-            if len(later):
-                slot = _slot_text(stack.program, layer, head)
-                return f"position {q[later[0]]} reads the later position {k[later[0]]}{slot}"
-    return None
+    return claims.causal(stack, n)
 
 
 def _symmetric(claim: Claim, stack: Stack, n: int) -> str | None:
@@ -267,7 +283,7 @@ def _symmetric(claim: Claim, stack: Stack, n: int) -> str | None:
         graph = stack.spec.adjacency(n, layer, head).astype(np.int8)
         q, k = (graph - graph.T > 0).nonzero()
         if len(q):
-            slot = _slot_text(stack.program, layer, head)
+            slot = slot_text(stack, layer, head)
             return f"{q[0]} reads {k[0]}, but {k[0]} does not read {q[0]}{slot}"
     return None
 
@@ -276,10 +292,7 @@ def _reach(claim: Claim, stack: Stack, n: int) -> str | None:
     layers = integer_of(claim.value or 0, _situation(stack, n), "layers", claim.span)
     if layers < 0:
         raise BindError(f"`layers` must be at least 0, got {layers} at n = {n}", claim.span)
-    q, k = np.nonzero(unread(stack, n, layers))
-    if len(q) == 0:
-        return None
-    return f"after {layers} layers query {q[0]} has not read {k[0]} ({len(q):,} such pairs)"
+    return claims.reaches(stack, n, layers)
 
 
 def _about_terms(claim: Claim, stack: Stack, n: int) -> str | None:
@@ -317,17 +330,22 @@ def _situation(stack: Stack, n: int) -> Situation:
 
 
 def _figure(claim: Claim, stack: Stack, n: int) -> str | None:
-    value = evaluate(claim.value if claim.value is not None else 0, _situation(stack, n).values)
+    value = _value(claim, stack, n)
     found = FIGURES[claim.kind](stack, n)
-    if found is None:
-        return "some allowed pair is never joined"
-    if isinstance(value, np.ndarray) or _COMPARE[claim.compare or "=="](found, value):
+    if COMPARE[claim.compare or "=="](found, value):
         return None
-    return f"it is {_shown(found)}, compared with {_shown(value)}"
+    return f"it is {shown(found)}, compared with {shown(value)}"
 
 
-def _shown(number: float) -> str:
-    return f"{number:,}" if isinstance(number, int) else f"{number:.6g}"
+def _distance(claim: Claim, stack: Stack, n: int) -> str | None:
+    value = _value(claim, stack, n)
+    return claims.compared(stack, n, claim.kind, claim.compare or "==", value)
+
+
+def _value(claim: Claim, stack: Stack, n: int) -> float:
+    """What a figure is compared with."""
+    value = evaluate(claim.value if claim.value is not None else 0, _situation(stack, n).values)
+    return value.item() if isinstance(value, np.ndarray) else value
 
 
 _PROOFS: dict[str, Callable[[Term], bool]] = {
@@ -343,5 +361,6 @@ _CHECKS: dict[str, Callable[[Claim, Stack, int], str | None]] = {
     "reach": _reach,
     "subset": _about_terms,
     "==": _about_terms,
-    **{name: _figure for name in FIGURES},
+    **dict.fromkeys(FIGURES, _figure),
+    **dict.fromkeys(("depth", "diameter", "path_length"), _distance),
 }

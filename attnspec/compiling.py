@@ -7,15 +7,21 @@ from typing import TYPE_CHECKING
 import torch
 
 from attnspec._version import __version__
+from attnspec.analysis.edges import total_edges
 from attnspec.backends import BACKENDS
+from attnspec.bind import BindError
 from attnspec.data import plan_data
 from attnspec.diagnostics import AttnSpecError, InternalError
 from attnspec.emit import emit
-from attnspec.figures import degree, density, total_edges
+from attnspec.figures import degree, density
+from attnspec.given import device_of
 from attnspec.ir import Program
 from attnspec.planning import AUTO
+from attnspec.plugins import owner_of
+from attnspec.refusals import require_willing
 from attnspec.runtime import CompiledAttention
 from attnspec.stack import Stack
+from attnspec.target import BackendError
 from attnspec.verification import verify
 
 if TYPE_CHECKING:
@@ -27,6 +33,12 @@ TOLD = 1024
 VERIFIED = 65
 """The length at which every module is verified before it is written, where the spec has it."""
 
+ACCELERATORS = {"cuda": torch.cuda, "mps": torch.backends.mps, "xpu": torch.xpu}
+"""What else a machine may have, with the module that says so."""
+
+OWN = tuple(backend.name for backend in BACKENDS)
+"""The backends of this package, which every module of a spec is verified with."""
+
 LONGEST = 1024
 """A spec that has one length only is verified if it is no longer than this."""
 
@@ -36,14 +48,44 @@ def compile_program(
 ) -> CompiledAttention:
     """The module of a program, on a device.
 
-    Raises BackendError for a backend that is unknown or refuses what it is asked by name to run.
+    Raises BackendError for a backend that is unknown or refuses the program at every length,
+    AttnSpecError for a device that is not there.
     """
-    module = CompiledAttention(plan_data(program, backend))
-    return module if device is None else module.to(device)
+    if device is None:
+        require_willing(program, backend)
+        return CompiledAttention(plan_data(program, backend))
+    place = usable(device)
+    require_willing(program, backend, (place.type,))
+    return CompiledAttention(plan_data(program, backend)).to(place)
+
+
+def usable(device: str | torch.device) -> torch.device:
+    """The device, if tensors can be put on it; raises AttnSpecError otherwise."""
+    place = torch.device(device_of(device))
+    try:
+        torch.empty(0, device=place)
+    # a build without the device raises AssertionError, a machine without it RuntimeError
+    except (AssertionError, RuntimeError) as error:
+        there = ["cpu", *(name for name, home in ACCELERATORS.items() if home.is_available())]
+        raise AttnSpecError(
+            f"the device must be one that is here, {', '.join(there)}, got {str(place)!r}:"
+            f" {str(error).partition('. ')[0]:.100}"
+        ) from None
+    return place
 
 
 def emit_spec(spec: Spec, *, standalone: bool = False, backend: str = "auto") -> str:
-    """The text of a spec's module, verified at a small length before it is returned."""
+    """The text of a spec's module, verified at a small length before it is returned.
+
+    Raises BackendError for a backend that refuses the spec at every length, or that a module that
+    stands alone cannot hold.
+    """
+    require_willing(spec.program, backend)
+    if standalone and backend != AUTO and backend not in OWN:
+        raise BackendError(
+            f"a standalone module holds the backends of attnspec alone, {', '.join(OWN)},"
+            f" and {backend} is of {owner_of(backend)}"
+        )
     return emit(
         spec.program,
         text=spec.source,
@@ -73,23 +115,37 @@ def _figures(spec: Spec) -> list[str]:
 
 def _verified(spec: Spec, backend: str) -> str:
     """Verify the module at a small length; a fault is a defect of the compiler."""
-    fixed = Stack(spec).fixed_length()
+    fixed = spec.program.fixed_length
     n = VERIFIED if fixed is None else fixed
     if n > LONGEST:
         return f"Not verified when it was compiled: it has one length, {n:,}."
     tried: list[str] = []
+    few: list[str] = []
     refused = ""
     # at a small length the cheapest is the definition itself, so every backend is tried
-    for name in [each.name for each in BACKENDS] if backend == AUTO else [backend]:
+    # (those of this package, so that the same spec gives the same text wherever it is compiled)
+    for name in OWN if backend == AUTO else [backend]:
         try:
             found = verify(spec.program, n, backend=name)
-        except (AttnSpecError, ValueError) as error:
+        except (BackendError, BindError) as error:
             refused = str(error)
             continue
+        if not found.ok and name not in OWN:
+            raise BackendError(
+                f"the backend {name} of {owner_of(name)} computes something else than the spec:"
+                f"\n{found}"
+            )
         if not found.ok:
             raise InternalError(f"the compiled module differs from the spec:\n{found}")
-        tried.append(name)
-    if not tried:
+        (tried if found.exhaustive else few).append(name)
+    told = [
+        f"by the backend{'s' if len(names) > 1 else ''} {', '.join(names)}{what}"
+        for names, what in (
+            (tried, ": every pair, values and gradients"),
+            (few, ": the same of the last queries"),
+        )
+        if names
+    ]
+    if not told:
         return f"Not verified when it was compiled: {refused}."
-    by = f"by the backend{'s' if len(tried) > 1 else ''} {', '.join(tried)}"
-    return f"Verified at n = {n} when it was compiled, {by}: every pair, values and gradients."
+    return f"Verified at n = {n} when it was compiled, {'; '.join(told)}."

@@ -154,10 +154,10 @@ def bounded_array(stream: Stream, row: np.ndarray, bound: np.ndarray) -> np.ndar
 def distinct(stream: Stream, row: np.ndarray, population: np.ndarray, count: int) -> np.ndarray:
     """`count` distinct numbers 0 <= v < population[i] for each row[i], a uniform subset.
 
-    Returns int64 [m, count], ascending in each row; a row whose population is smaller takes all of
+    Returns int32 [m, count], ascending in each row; a row whose population is smaller takes all of
     it and begins with -1 in the places left over.
     """
-    answer = np.empty((len(row), count), np.int64)
+    answer = np.empty((len(row), count), np.int32)
     for first in range(0, len(row), _ROWS):
         part = slice(first, first + _ROWS)
         answer[part] = _distinct(stream, row[part], population[part], count)
@@ -165,21 +165,31 @@ def distinct(stream: Stream, row: np.ndarray, population: np.ndarray, count: int
 
 
 def _distinct(stream: Stream, row: np.ndarray, population: np.ndarray, count: int) -> np.ndarray:
-    table = np.empty((count, len(row)), np.int64)
+    table = np.empty((len(row), count), np.int32)
     small = population <= count
-    table[:, small] = np.arange(count)[:, None] - count + population[small]
-    table[:, small] = np.maximum(table[:, small], -1)
+    table[small] = np.maximum(np.arange(count) - count + population[small, None], -1)
     large = ~small
     top = population[large] - count + np.arange(count)[:, None]
     drawn = bounded_array(stream, row[large], top + 1)
+    found = np.sort(drawn.T.astype(np.int32), axis=1)
+    # no number is taken already in a row whose draws all differ
+    again = (found[:, 1:] == found[:, :-1]).any(axis=1)
+    drawn, top = drawn[:, again], top[:, again]
     for t in range(1, count):
         taken = (drawn[:t] == drawn[t]).any(axis=0)
         drawn[t] = np.where(taken, top[t], drawn[t])
-    table[:, large] = drawn
-    return np.sort(table.T, axis=1)
+    found[again] = np.sort(drawn.T, axis=1)
+    table[large] = found
+    return table
 
 
 def permutation(stream: Stream, index: int, n: int) -> np.ndarray:
     """Permutation number `index` of 0 … n - 1, int64 [n]."""
     words = philox_array(np.arange(n), np.asarray(index), stream)
-    return np.argsort(words[0] | words[1] << np.uint64(32), kind="stable")
+    number = words[0] | words[1] << np.uint64(32)
+    order = np.argsort(number)
+    ascending = number[order]
+    if (ascending[1:] == ascending[:-1]).any():
+        # only a stable sort leaves equal numbers in the order of their items, and it takes longer
+        return np.argsort(number, kind="stable")
+    return order

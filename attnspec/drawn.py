@@ -4,29 +4,49 @@ from __future__ import annotations
 
 from collections.abc import Hashable
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from typing import ClassVar, Protocol
 
 import numpy as np
 
 from attnspec.progressions import covered
-from attnspec.relations import Edges, Elementwise, Relation, Tiles
+from attnspec.relations import SOME, Edges, Elementwise, Relation, Tiles
+
+_ROWS = 1 << 13
+"""Rows that are sorted in one go."""
+
+_TILE = 1024
+"""Looking up the keys of this many rows takes as long as sorting those of one tile."""
+
+_MANY = 64
+"""Edges that are expected in a tile from which on there surely is one."""
+
+FEW = 64
+"""A range of rows that is this much shorter than the sequence is drawn by itself."""
 
 
 class Drawing(Hashable, Protocol):
     """Whatever draws the edges of a graph of n nodes, the same each time."""
 
-    def draw(self, n: int) -> Edges:
-        """The edges (q, k) in any order, with or without repeats."""
+    def draw(self, n: int) -> np.ndarray:
+        """The keys of each node in any order, with or without repeats, int32 [n, m]; -1 stands for
+        no key."""
         ...
 
 
 @dataclass(frozen=True, eq=False)
 class EdgeTable:
-    """The edges of a graph of n nodes as ascending numbers q n + k."""
+    """The edges of a graph of n nodes: row q has the keys `keys[starts[q]:starts[q + 1]]`, int32,
+    ascending."""
 
     n: int
-    codes: np.ndarray
+    starts: np.ndarray
+    keys: np.ndarray
+
+    @cached_property
+    def codes(self) -> np.ndarray:
+        """The edges as ascending numbers q n + k."""
+        return np.asarray(np.repeat(np.arange(self.n) * self.n, np.diff(self.starts)) + self.keys)
 
     def holds(self, q: Elementwise, k: Elementwise) -> Elementwise:
         code = q * self.n + k
@@ -35,21 +55,30 @@ class EdgeTable:
         at = np.searchsorted(self.codes, code)
         return self.codes[np.minimum(at, len(self.codes) - 1)] == code
 
+    def listed(self, first: int, last: int) -> tuple[np.ndarray, np.ndarray]:
+        """The number of keys of each node first <= q < last, and these keys one after the other."""
+        starts = self.starts[first : last + 1]
+        return np.diff(starts), self.keys[starts[0] : starts[-1]]
+
     def rows(self, first: int, last: int) -> Edges:
-        low, high = np.searchsorted(self.codes, [first * self.n, max(first, last) * self.n])
-        part = self.codes[low:high]
-        return part // self.n, part % self.n
+        starts = self.starts[first : max(first, last) + 1]
+        keys = self.keys[starts[0] : starts[-1]].astype(np.int64)
+        return np.repeat(np.arange(first, first + len(starts) - 1), np.diff(starts)), keys
 
     def cover(self, q: Tiles, k: Tiles) -> np.ndarray:
         """Exact: the edges of each tile are counted."""
         q_start, q_last, k_start, k_count, size = np.broadcast_arrays(
             q.start, q.last, k.start, k.count, q.count * k.count
         )
+        tiles, member = np.unique(q_start * self.n + q_last, return_inverse=True)
+        high = int(np.max((q_last - q_start) // q.step, initial=0)) + 1
+        if k.step == 1 and high * size.size <= _TILE * len(tiles):
+            count = self._counted(q_start, q_last, q.step, k_start, k_count, high)
+            return covered(count == size, count > 0)
         # keys in the order of their residues: what a tile of keys covers is then one range
         width = self.n // k.step + 1
         begin = (k_start % k.step * width + k_start // k.step).ravel()
         end = begin + k_count.ravel()
-        tiles, member = np.unique(q_start * self.n + q_last, return_inverse=True)
         order = np.argsort(member, axis=None, kind="stable")
         bounds = np.searchsorted(member.ravel()[order], np.arange(len(tiles) + 1))
         found = np.empty(size.size, np.int64)
@@ -64,12 +93,47 @@ class EdgeTable:
         count = found.reshape(size.shape)
         return covered(count == size, count > 0)
 
+    def _counted(
+        self,
+        q_start: np.ndarray,
+        q_last: np.ndarray,
+        step: int,
+        k_start: np.ndarray,
+        k_count: np.ndarray,
+        high: int,
+    ) -> np.ndarray:
+        """The edges in tiles of at most `high` queries and of consecutive keys, row by row."""
+        found = np.zeros(q_start.shape, np.int64)
+        for row in range(high):
+            q = q_start + row * step
+            code = q * self.n + k_start
+            ends = np.searchsorted(self.codes, code + k_count)
+            found += np.where(q <= q_last, ends - np.searchsorted(self.codes, code), 0)
+        return found
+
+
+def table_from(drawn: np.ndarray) -> EdgeTable:
+    """The table of keys [n, m] in any order; sorts them in place."""
+    degrees = np.full(len(drawn), drawn.shape[1])
+    parts = [np.zeros(0, np.int32)]
+    for first in range(0, len(drawn), _ROWS):
+        part = drawn[first : first + _ROWS]
+        if (part[:, 1:] < part[:, :-1]).any():
+            part.sort(axis=1)
+        kept = part >= 0
+        kept[:, 1:] &= part[:, 1:] != part[:, :-1]
+        if not kept.all():
+            degrees[first : first + _ROWS] = kept.sum(axis=1)
+            part = part[kept]
+        parts.append(part.ravel())
+    starts = np.concatenate([[0], np.cumsum(degrees)])
+    return EdgeTable(len(drawn), starts, np.concatenate(parts))
+
 
 @lru_cache(maxsize=16)
 def table_of(drawing: Drawing, n: int) -> EdgeTable:
     """The table of a drawing at n."""
-    q, k = drawing.draw(n)
-    return EdgeTable(n, np.unique(q * n + k))
+    return table_from(drawing.draw(n))
 
 
 class Drawn(Relation):
@@ -77,9 +141,10 @@ class Drawn(Relation):
 
     numpy_only: ClassVar = True
     exact_cover: ClassVar = True
+    scattered: ClassVar = True
 
-    def draw(self, n: int) -> Edges:
-        """The edges (q, k) of a sequence of n positions."""
+    def draw(self, n: int) -> np.ndarray:
+        """The keys of each of n positions, as a `Drawing` has them."""
         raise NotImplementedError
 
     def holds(self, q: Elementwise, k: Elementwise, n: int) -> Elementwise:
@@ -89,11 +154,22 @@ class Drawn(Relation):
         return table_of(self, n).rows(first, last)
 
     def degrees(self, n: int) -> np.ndarray:
-        q, _ = table_of(self, n).rows(0, n)
-        return np.bincount(q, minlength=n)
+        return np.diff(table_of(self, n).starts)
 
     def edges(self, n: int) -> int:
-        return len(table_of(self, n).codes)
+        return len(table_of(self, n).keys)
+
+    def even_share(self, q: Tiles, k: Tiles, n: int) -> np.ndarray:
+        """The least share of a tile's pairs that are edges as often as elsewhere, for each pair of
+        tiles; 0 where nothing is known."""
+        return np.ones(np.broadcast_shapes(q.start.shape, k.start.shape))
 
     def cover(self, q: Tiles, k: Tiles, n: int) -> np.ndarray:
-        return table_of(self, n).cover(q, k)
+        """Exact, as sure as can be: tiles in which many edges are expected are not looked into."""
+        density = self.typical_degree(n) / max(1, n)
+        expected = self.even_share(q, k, n) * q.count * k.count * density
+        sure = (expected > _MANY) & (density < 0.5)
+        if sure.all():
+            return np.full(sure.shape, SOME, np.uint8)
+        found = table_of(self, n).cover(q, k)
+        return np.where(sure, SOME, found).astype(np.uint8)

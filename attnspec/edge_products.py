@@ -28,7 +28,8 @@ class EdgeProducts:
         with warnings.catch_warnings():
             # torch calls the format a beta, once in a process
             warnings.simplefilter("ignore")
-            self.workspace(torch.float32)
+            none = torch.zeros(0, dtype=torch.int32, device="cpu")
+            torch.sparse_csr_tensor(none.new_zeros(2), none, none.float(), (1, 1), device="cpu")
 
     @cached_property
     def _by_key(self) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch.nn import functional
 
-from attnspec.buckets import bucket_of
+from attnspec.buckets import bucket_of, farthest
 from attnspec.target import Alibi, Bias, Call, Change, Softcap, Work
 
 HALF = (torch.float16, torch.bfloat16)
@@ -51,8 +51,13 @@ def slopes_of(changes: Sequence[Change], heads: Sequence[int]) -> dict[Alibi, li
 
 
 def bucket_table(change: Bias, n_k: int, device: torch.device) -> torch.Tensor:
-    """The bucket of every distance -n_k < q - k < n_k, shifted by n_k - 1, int64 [2 n_k - 1]."""
-    distance = np.arange(1 - n_k, n_k)
+    """The bucket of every distance q - k from -m to m, shifted by m, int64 [2 m + 1].
+
+    Where one may be further than m = len // 2 away, its bucket is that of m.
+    """
+    last = farthest(change.buckets, change.max_distance, change.two_sided)
+    most = max(0, min(n_k - 1, last))
+    distance = np.arange(-most, most + 1)
     found = bucket_of(distance, change.buckets, change.max_distance, change.two_sided)
     return torch.from_numpy(found).to(device)
 
@@ -109,7 +114,9 @@ class Formula:
                     slopes = self.slopes[change].to(scores.dtype).view(*heads, 1, 1, 1)
                     scores = scores - slopes * distance.abs()
                 else:
-                    bucket = self.buckets[change][distance + (self.work.n_k - 1)]
+                    table = self.buckets[change]
+                    most = len(table) // 2
+                    bucket = table[distance.clamp(-most, most) + most]
                     bias = call.tables[change.table][:, bucket].to(scores.dtype)
                     scores = scores + bias.view(*heads, *bucket.shape)
         return scores

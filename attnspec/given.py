@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from attnspec.diagnostics import AttnSpecError
-from attnspec.elaborate import ParameterValue
+from attnspec.elaborate.values import ParameterValue
 from attnspec.ir import Input
 
 
@@ -73,12 +73,38 @@ def length_of(n: int) -> int:
     return value
 
 
+def device_of(device: object) -> str:
+    """The name of a device, given by it or as a torch.device; "cuda:1" has the type cuda.
+
+    Raises TypeError for anything else, AttnSpecError for a name that torch does not know.
+    """
+    if not isinstance(device, str) and type(device).__module__.partition(".")[0] != "torch":
+        raise TypeError(
+            "the device must be a torch.device or its name, for example 'cpu' or 'cuda',"
+            f" got {type(device).__name__}"
+        )
+    name = str(device)
+    if name not in ("cpu", "cuda"):
+        import torch
+
+        try:
+            torch.device(name)
+        except RuntimeError:
+            raise AttnSpecError(
+                "the device must be one that torch knows, for example 'cpu' or 'cuda',"
+                f" got {name!r:.60}"
+            ) from None
+    return name
+
+
 def parameter_of(name: str, value: object) -> ParameterValue:
     """The value of a parameter: a number, a boolean or the text of an expression."""
     if isinstance(value, bool | float | str):
         return value
     if isinstance(value, np.bool_):
         return bool(value)
+    if isinstance(value, np.floating):
+        return float(value)
     try:
         return operator.index(value)  # type: ignore[arg-type]
     except TypeError:

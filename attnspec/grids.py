@@ -8,7 +8,7 @@ from math import prod
 import numpy as np
 
 from attnspec.progressions import covered
-from attnspec.relations import Elementwise, RelationError, Tiles
+from attnspec.relations import FULL, Elementwise, RelationError, Tiles
 
 AXES = {2: ("row", "col"), 3: ("time", "row", "col")}
 """The names of a grid's coordinates by its rank, slowest first."""
@@ -47,12 +47,16 @@ class Grid:
 
     def cover(self, tiles: Tiles) -> np.ndarray:
         """Whether all, some or none of a tile's positions are cells."""
+        if isinstance(tiles, Boxes) and tiles.grid == self:
+            return np.full(tiles.start.shape, FULL, np.uint8)
         end = self.offset + self.cells
         full = (tiles.start >= self.offset) & (tiles.last < end)
         return covered(full, (tiles.last >= self.offset) & (tiles.start < end))
 
     def ranges(self, tiles: Tiles) -> list[tuple[np.ndarray, np.ndarray]]:
         """The least and the greatest coordinate that a tile's cells can have, for each axis."""
+        if isinstance(tiles, Boxes) and tiles.grid == self:
+            return list(zip(tiles.low, tiles.high, strict=True))
         first = np.clip(tiles.start - self.offset, 0, self.cells - 1)
         last = np.clip(tiles.last - self.offset, 0, self.cells - 1)
         answer = []
@@ -61,6 +65,36 @@ class Grid:
             low = np.where(turns, 0, first // stride % extent)
             answer.append((low, np.where(turns, extent - 1, last // stride % extent)))
         return answer
+
+
+@dataclass(frozen=True, kw_only=True)
+class Boxes(Tiles):
+    """Boxes of cells: all whose coordinate on each axis is `low` at least and `high` at most.
+
+    As tiles they are their spans: what is known of a span is true of the cells in it.
+    """
+
+    grid: Grid
+    low: tuple[np.ndarray, ...]
+    high: tuple[np.ndarray, ...]
+
+    @property
+    def count(self) -> np.ndarray:
+        return np.asarray(prod(self.shape))
+
+    @property
+    def shape(self) -> list[np.ndarray]:
+        return [high - low + 1 for low, high in zip(self.low, self.high, strict=True)]
+
+    def take(self, index: np.ndarray) -> Boxes:
+        low, high = (tuple(at[index] for at in side) for side in (self.low, self.high))
+        return boxes_of(self.grid, low, high)
+
+
+def boxes_of(grid: Grid, low: tuple[np.ndarray, ...], high: tuple[np.ndarray, ...]) -> Boxes:
+    """The boxes with these least and greatest coordinates."""
+    start, last = grid.position(list(low)), grid.position(list(high))
+    return Boxes(start, last + 1, grid=grid, low=low, high=high)
 
 
 def grid_for(pattern: str, extents: tuple[int, ...], offset: int) -> Grid:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from math import prod
 from typing import TypeAlias
 
 from attnspec.scalars import Scalar, symbols
@@ -157,6 +158,15 @@ class Program:
         """What a head of a layer does; raises IndexError where the spec has no such slot."""
         row = self.slots[0 if self.layers is None else layer]
         return self.attends[row[0 if self.heads is None else head]]
+
+    @property
+    def fixed_length(self) -> int | None:
+        """The one length of a program on a grid of constant extents; None for all others."""
+        extents = self.grid or ()
+        numbers = [extent for extent in extents if isinstance(extent, int)]
+        if not numbers or len(numbers) < len(extents):
+            return None
+        return prod(numbers) + self.extra_tokens
 
 
 def leaves(term: Term) -> Iterator[Leaf]:

@@ -15,21 +15,10 @@ import torch
 
 from attnspec.algebra import Complement, Intersection, Shift, Transpose, Union
 from attnspec.relations import Relation, evaluate_pairs
-from attnspec.target import StandIn
+from attnspec.target import StandIn, reads_data
 from attnspec.tokens import Data
 
 Part = TypeVar("Part")
-
-
-def reads_data(value: object) -> bool:
-    """Whether a relation, or a part of one, stands on a run-time input."""
-    if isinstance(value, StandIn):
-        return True
-    if isinstance(value, tuple):
-        return any(reads_data(part) for part in value)
-    if is_dataclass(value):
-        return any(reads_data(getattr(value, entry.name)) for entry in fields(value))
-    return False
 
 
 def with_data(value: Part, data: Mapping[str, object]) -> Part:

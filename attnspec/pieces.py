@@ -11,7 +11,7 @@ import torch
 from torch.nn import functional
 
 from attnspec.formula import HALF
-from attnspec.layout import FULL_TILE
+from attnspec.ordered import FULL_TILE
 from attnspec.runs import Run
 
 PIECE = 1 << 20
@@ -49,9 +49,11 @@ class TensorRun:
     def __init__(self, run: Run, tile: int, masks: torch.Tensor | None, device: torch.device):
         self.blocks, self.height, self.width, self.tile = run.blocks, run.height, run.width, tile
         self.queries = torch.from_numpy(run.queries.ravel()).to(device)
-        self.keys = torch.from_numpy(run.keys).to(device)
+        self.tiles = torch.from_numpy(run.tiles).to(device)
         self.first_query = _start_of(run.queries)
-        self.first_key = _start_of(run.keys)
+        first_tile = _start_of(run.tiles)
+        whole = run.blocks == 1 or run.width == run.tiles.shape[1] * tile
+        self.first_key = None if first_tile is None or not whole else first_tile * tile
         self.shared = None if run.shared is None else torch.from_numpy(run.shared).to(device)
         self.kinds = None if run.kinds is None else torch.from_numpy(run.kinds).to(device)
         self.masks = masks
@@ -59,14 +61,22 @@ class TensorRun:
     def pieces(self, per_block: int, per_row: int) -> Iterator[Piece]:
         """Parts whose temporaries stay below PIECE numbers, if a block takes `per_block` of them
         or a single row `per_row`."""
-        if self.blocks > 1 or self.height <= self.tile:
+        if self.blocks > 1 or (self.height <= self.tile and per_block <= PIECE):
             step = max(1, PIECE // max(1, per_block))
             for low in range(0, self.blocks, step):
                 yield Piece(self, low, min(low + step, self.blocks), 0, self.height)
             return
-        step = max(1, PIECE // max(1, per_row * self.tile)) * self.tile
+        step = max(1, PIECE // max(1, per_row))
+        if step > self.tile:
+            step -= step % self.tile
         for first in range(0, self.height, step):
             yield Piece(self, 0, 1, first, min(first + step, self.height))
+
+    def keys(self, piece: Piece) -> torch.Tensor:
+        """The rows of k that a piece reads, int64 [blocks, width]."""
+        inside = torch.arange(self.tile, device=self.tiles.device)
+        at = self.tiles[piece.low : piece.high, :, None] * self.tile + inside
+        return at.flatten(1)[:, : self.width]
 
     def mask(self, piece: Piece) -> torch.Tensor | None:
         """The piece's mask, bool [h, w] or [blocks, h, w], or None."""
@@ -74,11 +84,13 @@ class TensorRun:
             return self.shared[piece.first : piece.last]
         if self.kinds is None or self.masks is None:
             return None
-        tall = slice(piece.first // self.tile, -(-piece.last // self.tile))
+        above = piece.first // self.tile
+        tall = slice(above, -(-piece.last // self.tile))
         kinds = self.kinds[piece.low : piece.high, tall]
         held = self.masks[kinds] | (kinds == FULL_TILE)[..., None, None]
         held = held.transpose(2, 3).flatten(3, 4).flatten(1, 2)
-        return held[:, : piece.height, : self.width]
+        top = piece.first - above * self.tile
+        return held[:, top : top + piece.height, : self.width]
 
 
 def _start_of(positions: np.ndarray) -> int | None:
@@ -101,7 +113,7 @@ def keys_of(x: torch.Tensor, piece: Piece) -> torch.Tensor:
     """The keys of a piece: [B, K, n_k, d] -> [B, K, blocks, w, d]."""
     run = piece.run
     if run.first_key is None:
-        x = x.index_select(2, run.keys[piece.low : piece.high].flatten())
+        x = x.index_select(2, run.keys(piece).flatten())
     else:
         first = run.first_key + piece.low * run.width
         x = x[:, :, first : first + piece.blocks * run.width]
@@ -143,7 +155,7 @@ def add(into: torch.Tensor, piece: Piece, found: torch.Tensor) -> None:
         first = (run.first_key + piece.low * run.width) // tile
         into[:, :, first : first + found.shape[2]] += found
     else:
-        tiles = run.keys[piece.low : piece.high, ::tile] // tile
+        tiles = run.tiles[piece.low : piece.high]
         into.index_add_(2, tiles.flatten(), found.to(into.dtype))
 
 
@@ -154,8 +166,7 @@ def bias_of(piece: Piece, q: torch.Tensor, padding: torch.Tensor | None) -> torc
     if mask is not None:
         mask = mask.view(-1, *mask.shape[-2:])
     if padding is not None:
-        keys = run.keys[piece.low : piece.high]
-        real = padding[0][keys][:, None]
+        real = padding[0][run.keys(piece)][:, None]
         mask = real.expand(-1, piece.height, -1) if mask is None else mask & real
     if mask is None:
         return None

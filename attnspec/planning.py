@@ -6,19 +6,27 @@ A backend that is asked for by name runs, or its refusal is raised; nothing fall
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from attnspec.backends import BACKENDS
+from attnspec.backends.rows import RowsBackend
+from attnspec.diagnostics import AttnSpecError
 from attnspec.ir import Program
+from attnspec.plugins import installed, installed_names
+from attnspec.rates import origin
 from attnspec.target import Backend, Work
-from attnspec.works import stand_ins, works_of
+from attnspec.target import BackendError as BackendError
+from attnspec.works import grid_of, stand_ins, works_of
 
 AUTO = "auto"
 """Stands in place of a backend's name for the cheapest."""
 
+LONGEST = 1 << 20
+"""The longest sequence that is planned ahead: every tile size is tried, which takes some gigabytes
+for a graph whose pairs are spread out."""
 
-class BackendError(ValueError):
-    """A backend that is unknown, or that refuses what it was asked by name to run."""
+ROWS = RowsBackend()
+"""What runs a few queries, where no backend is asked for by name."""
 
 
 @dataclass(frozen=True)
@@ -50,42 +58,62 @@ class Step:
 
 @dataclass(frozen=True)
 class Plan:
-    """What runs at n positions on a type of device; `str` gives a line per step and backend."""
+    """What runs at n positions on a type of device; `str` gives a line per step and backend.
+
+    `rates` says whose rates the estimates are made with. They are estimates for the CPU; on another
+    device they give the order alone.
+    """
 
     name: str
     n: int
     device: str
     steps: tuple[Step, ...]
+    rates: str = field(default_factory=origin)
+
+    @property
+    def is_estimated(self) -> bool:
+        """Whether the estimates are about this device."""
+        return self.device == "cpu"
 
     def __str__(self) -> str:
+        start = f"{self.name}, n = {self.n}, {self.device}"
+        if not self.steps:
+            return f"{start}: nothing to run"
         rows: list[tuple[str, str, str, str]] = []
         for step in self.steps:
             layers = "layer " + numbers(step.layers)
             heads = "every head" if step.heads is None else "head " + numbers(step.heads)
             for candidate in step.candidates:
                 chosen = candidate is step.candidates[0]
-                rows.append((layers, heads, candidate.backend.name, _verdict(candidate, chosen)))
+                verdict = _verdict(candidate, chosen, self.is_estimated)
+                rows.append((layers, heads, candidate.backend.name, verdict))
                 if chosen:
                     rows.extend(("", "", "", f"- {line}") for line in step.lines)
         widths = [max((len(row[column]) for row in rows), default=0) for column in range(3)]
-        lines = [
-            f"{self.name}, n = {self.n}, {self.device};"
-            " estimates for one head of size 64, forward, on two CPU cores"
-        ]
+        about = f"estimates for one head of size 64, forward, {self.rates}"
+        if not self.is_estimated:
+            about = f"no estimates for {self.device}, ranked as on the CPU"
+        lines = [f"{start}; {about}"]
         for row in rows:
             shown = [f"{cell:<{width}}" for cell, width in zip(row, widths, strict=False)]
-            lines.append("  ".join([*shown, row[3]]))
+            lines.append("  ".join([*shown, row[3]]).rstrip())
         return "\n".join(lines)
 
 
 def plan(program: Program, n: int, device: str = "cpu", backend: str = AUTO) -> Plan:
     """The backends of all layers and heads at n positions.
 
-    Raises BackendError for a backend that is unknown or refuses, ValueError where a size has no
-    admissible value at n.
+    Raises BackendError for a backend that is unknown or refuses, AttnSpecError where a size has no
+    admissible value at n, or above `LONGEST`.
     """
+    check_backend(backend)
+    if n > LONGEST:
+        raise AttnSpecError(f"plans are made up to n = {LONGEST:,}, got {n:,}")
     kind = device.partition(":")[0]
     inputs = stand_ins(program)
+    if n == 0:
+        # nothing runs, but a grid has its own length
+        grid_of(program, n)
     steps: dict[tuple[tuple[Work, tuple[int, ...]], ...], list[int]] = {}
     for layer in range(program.layers or 1):
         works = tuple(works_of(program, layer, program.heads or 1, n, n, inputs)) if n else ()
@@ -107,16 +135,22 @@ def plan(program: Program, n: int, device: str = "cpu", backend: str = AUTO) -> 
 
 def check_backend(name: str) -> None:
     """Raises BackendError unless there is a backend of this name."""
-    known = [AUTO, *[backend.name for backend in BACKENDS]]
+    known = [AUTO, *[backend.name for backend in BACKENDS], *installed_names()]
     if name not in known:
         raise BackendError(f"the backend must be one of {', '.join(known)}, got {name!r}")
+
+
+def backend_of(name: str) -> Backend:
+    """The backend of a name; raises BackendError where there is none."""
+    check_backend(name)
+    return next(backend for backend in (*BACKENDS, *installed()) if backend.name == name)
 
 
 def candidates(work: Work, device: str, backend: str = AUTO) -> tuple[Candidate, ...]:
     """What every backend says of a work, the chosen one first, those that refuse last."""
     check_backend(backend)
     found = []
-    for each in BACKENDS:
+    for each in (*BACKENDS, *installed()):
         refusal = each.refuses(work, device)
         found.append(Candidate(each, None if refusal else each.cost(work), refusal))
 
@@ -136,8 +170,11 @@ def choose(work: Work, device: str, backend: str = AUTO) -> Backend:
     check_backend(backend)
     if backend != AUTO:
         return candidates(work, device, backend)[0].backend
+    if ROWS.refuses(work, device) is None:
+        # nothing reads fewer keys, and planning anything else takes longer than running this
+        return ROWS
     best: tuple[float, Backend] | None = None
-    for each in sorted(BACKENDS, key=lambda each: each.least):
+    for each in sorted((*BACKENDS, *installed()), key=lambda each: each.least):
         if best is not None and best[0] <= each.least:
             break
         if each.refuses(work, device) is None:
@@ -149,10 +186,10 @@ def choose(work: Work, device: str, backend: str = AUTO) -> Backend:
     return best[1]
 
 
-def _verdict(candidate: Candidate, chosen: bool) -> str:
+def _verdict(candidate: Candidate, chosen: bool, is_estimated: bool) -> str:
     if candidate.seconds is None:
         return f"refused: {candidate.refusal}"
-    return ("chosen" if chosen else "      ") + f"  {_time(candidate.seconds)}"
+    return ("chosen  " if chosen else " " * 8) + (_time(candidate.seconds) if is_estimated else "")
 
 
 def _time(seconds: float) -> str:

@@ -6,6 +6,7 @@ Each rule is sound and none is complete: True is a proof, False says nothing.
 from __future__ import annotations
 
 from attnspec.ir import Compound, Leaf, Term
+from attnspec.scalars import Apply, Symbol
 
 _READS_ITSELF = frozenset(
     "self full causal window dilated residue strided block fixed powers neighborhood axial"
@@ -47,16 +48,33 @@ def never_reads_later(term: Term) -> bool:
     """k <= q for every pair."""
     if isinstance(term, Leaf):
         given = dict(term.arguments)
+        if term.pattern == "where":
+            return _keeps_order(given["predicate"])
         return term.pattern in ("causal", "self") or (
             term.pattern == "window" and given.get("after") == 0
         )
     match term.op:
-        case "|":
+        case "|" | "shift":
             return all(never_reads_later(child) for child in term.terms)
         case "&" | "-":
             return any(never_reads_later(child) for child in _kept(term))
         case _:
             return False
+
+
+_EARLIER = {(op, "k", "q") for op in ("<", "<=", "==")}
+_EARLIER |= {(op, "q", "k") for op in (">", ">=", "==")}
+
+
+def _keeps_order(predicate: object) -> bool:
+    """Whether a predicate holds for pairs with k <= q only, by one of its comparisons."""
+    if not isinstance(predicate, Apply):
+        return False
+    if predicate.op in ("and", "or"):
+        some = any if predicate.op == "and" else all
+        return some(_keeps_order(part) for part in predicate.args)
+    sides = [part.name for part in predicate.args if isinstance(part, Symbol)]
+    return (predicate.op, *sides) in _EARLIER
 
 
 def _kept(term: Compound) -> tuple[Term, ...]:

@@ -28,8 +28,17 @@ def read_source(path: str | os.PathLike[str], shown_name: str | None = None) -> 
     device or a pipe, and never reads more than `MAX_BYTES`.
     """
     name = os.fspath(path) if shown_name is None else shown_name
-    data = _read_bytes(path, name)
-    return _checked(Source(name, _normalised(_decoded(data, name)), Path(path)))
+    return source_of_bytes(_read_bytes(path, name), name, Path(path))
+
+
+def source_of_bytes(data: bytes, name: str, path: Path | None = None) -> Source:
+    """The text of bytes, of which one more than `MAX_BYTES` is as good as all.
+
+    Raises SpecError as `read_source` does for what a file holds.
+    """
+    if len(data) > MAX_BYTES:
+        raise SpecError(_too_large(name, None))
+    return _checked(Source(name, _normalised(_decoded(data, name)), path))
 
 
 def source_of(text: str, name: str = "<text>") -> Source:
@@ -73,14 +82,11 @@ def _read_bytes(path: str | os.PathLike[str], name: str) -> bytes:
             _require_regular(status.st_mode, name)
             if status.st_size > MAX_BYTES:
                 raise SpecError(_too_large(name, status.st_size))
-            data = file.read(MAX_BYTES + 1)
+            return file.read(MAX_BYTES + 1)
     except (OSError, ValueError) as error:
         if isinstance(error, SpecError):
             raise
         raise SpecError(_unreadable(error, name)) from None
-    if len(data) > MAX_BYTES:
-        raise SpecError(_too_large(name, None))
-    return data
 
 
 def _require_regular(mode: int, name: str) -> None:

@@ -9,13 +9,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from functools import cached_property
 
 import numpy as np
 import torch
 
 from attnspec.banding import bands_of, layouts_of, seconds_of
-from attnspec.caching import Cache
+from attnspec.caching import Cache, apart
 from attnspec.dense_kernel import dense_kernel
 from attnspec.masking import with_data
 from attnspec.stepped_kernel import SteppedKernel
@@ -38,19 +37,27 @@ class ReadingKernel:
     ) -> None:
         self.work, self.heads, self.device = work, heads, device
         self.dense_seconds = dense_seconds
+        self._dense: Kernel | None = None
         self._kernels: Cache[tuple[bytes, ...], SteppedKernel | None] = Cache(KEPT)
 
-    @cached_property
+    @property
     def dense(self) -> Kernel:
         """The definition; its mask is built when it is first needed."""
-        return dense_kernel(self.work, self.heads, self.device)
+        if self._dense is None:
+            # it is kept, so the modes of this call must not reach it
+            self._dense = apart(lambda: dense_kernel(self.work, self.heads, self.device))
+        return self._dense
+
+    def make_traceable(self) -> None:
+        """Builds what a traced call runs."""
+        _ = self.dense
 
     def __call__(
         self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, call: Call
     ) -> torch.Tensor:
         if torch.compiler.is_compiling() or is_transformed() or call.dropout_p:
             return self.dense(q, k, v, call)
-        kernels = [self._kernel(call.data, sample) for sample in range(len(q))]
+        kernels = [self.kernel_of(call.data, sample) for sample in range(len(q))]
         if all(kernel is None for kernel in kernels):
             return self.dense(q, k, v, call)
         outs = []
@@ -64,11 +71,11 @@ class ReadingKernel:
             outs.append((kernel or self.dense)(q[part], k[part], v[part], one))
         return outs[0] if len(outs) == 1 else torch.cat(outs)
 
-    def _kernel(self, data: Mapping[str, torch.Tensor], sample: int) -> SteppedKernel | None:
+    def kernel_of(self, data: Mapping[str, torch.Tensor], sample: int) -> SteppedKernel | None:
         """The bands of one sample's inputs; None where dense is estimated to cost less."""
         found = {name: _values(data[name][sample]) for name in self.work.reads}
         key = tuple(values.tobytes() for values in found.values())
-        return self._kernels.get(key, lambda: self._build(found))
+        return self._kernels.get(key, lambda: apart(lambda: self._build(found)))
 
     def _build(self, found: Mapping[str, np.ndarray]) -> SteppedKernel | None:
         values = {name: x if x.ndim else x.item() for name, x in found.items()}

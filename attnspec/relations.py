@@ -16,6 +16,8 @@ from typing import Any, ClassVar, TypeAlias
 
 import numpy as np
 
+from attnspec.diagnostics import AttnSpecError
+
 EMPTY, SOME, FULL = 0, 1, 2
 """What a relation says of a tile: no pair, undecided, every pair. `&` is min, `|` is max."""
 
@@ -29,6 +31,7 @@ _CHUNK = 1 << 22
 """Pairs looked at in one go by the defaults: a few tens of megabytes of temporaries."""
 
 _SIDE = 128
+_FANOUT = 8
 
 
 @dataclass(frozen=True)
@@ -51,8 +54,17 @@ class Tiles:
     def count(self) -> np.ndarray:
         return np.asarray((self.stop - 1 - self.start) // self.step + 1)
 
+    @property
+    def shape(self) -> list[np.ndarray]:
+        """Integers that are equal where tiles differ by their first position alone."""
+        return [self.count]
 
-class RelationError(ValueError):
+    def take(self, index: np.ndarray) -> Tiles:
+        """The tiles with these numbers."""
+        return Tiles(self.start[index], self.stop[index], self.step)
+
+
+class RelationError(AttnSpecError):
     """A relation that cannot be: arguments that do not fit each other, the grid or the sequence."""
 
     def __init__(self, message: str) -> None:
@@ -76,6 +88,10 @@ class Relation:
 
     exact_cover: ClassVar[bool] = False
     """Whether `cover` says SOME only where it must, for tiles of consecutive positions."""
+
+    scattered: ClassVar[bool] = False
+    """Whether pairs lie anywhere: drawn position by position, so that no order brings them close,
+    and only a table of all of them can tell which tiles they lie in."""
 
     @classmethod
     def samples(cls) -> Iterator[Relation]:
@@ -109,8 +125,11 @@ class Relation:
         """Integers for each pair of tiles, equal only where the masks are equal.
 
         They are compared between pairs of tiles that have the same steps and numbers of positions.
-        The default tells every pair of tiles apart.
+        The default is that of the parts, or tells every pair of tiles apart.
         """
+        parts = self.parts()
+        if parts is not None:
+            return [found for part in parts for found in phase_of(part, q, k, n)]
         return [q.start + 0 * k.start, k.start + 0 * q.start]
 
     def parts(self) -> tuple[Relation, ...] | None:
@@ -121,6 +140,11 @@ class Relation:
         """Steps (of queries, of keys) by whose residues tokens may be grouped so that the pairs
         come together; natural order need not be named."""
         return ()
+
+    def boxes(self) -> tuple[tuple[int, ...], int] | None:
+        """The extents of a grid and the position of its first cell, if all pairs are between its
+        cells and come together in boxes of them."""
+        return None
 
     def listing(self, n: int) -> tuple[np.ndarray | None, np.ndarray | None]:
         """The only queries, and the only keys, that have pairs, where they are few and known."""
@@ -156,14 +180,13 @@ class Relation:
 
     def degrees(self, n: int) -> np.ndarray:
         """The number of keys of each query, int64 [n]."""
+        counted = self._counted(n)
+        if counted is not None:
+            return counted
         parts = []
         for first, last in self.chunks(n):
-            closed = self.progressions(np.arange(first, last), n)
-            if closed is not None:
-                parts.append(_lengths(closed))
-            else:
-                q, _ = self.rows(first, last, n)
-                parts.append(np.bincount(q - first, minlength=last - first))
+            q, _ = self.rows(first, last, n)
+            parts.append(np.bincount(q - first, minlength=last - first))
         return np.concatenate(parts) if parts else np.zeros(0, np.int64)
 
     def transposed(self) -> Relation | None:
@@ -171,6 +194,29 @@ class Relation:
         return None
 
     # --- helpers of the defaults ---------------------------------------------------------------
+
+    def _counted(self, n: int) -> np.ndarray | None:
+        """The degrees where every row is known as progressions: however many keys these hold, it
+        is their ends that are looked at."""
+        parts = []
+        for _, closed in self.closed_rows(n):
+            if closed is None:
+                return None
+            parts.append(lengths(closed))
+        return np.concatenate(parts) if parts else np.zeros(0, np.int64)
+
+    def closed_rows(
+        self, n: int, most: int = _CHUNK // 16
+    ) -> Iterator[tuple[int, Progressions | None]]:
+        """The progressions of all rows, about `most` at a time, each with the first of its rows.
+
+        A closed form may exist for some rows alone, so that any of them may be None.
+        """
+        sample = self.progressions(np.zeros(1, np.int64), n) if n else None
+        width = 1 if sample is None else max(1, np.broadcast(*sample).size)
+        step = max(1, most // width)
+        for first in range(0, n, step):
+            yield first, self.progressions(np.arange(first, min(n, first + step)), n)
 
     def chunks(self, n: int) -> Iterator[tuple[int, int]]:
         """Ranges of queries that together have about `_CHUNK` edges, judged from sampled rows."""
@@ -186,7 +232,7 @@ class Relation:
         sample = np.unique(np.linspace(0, n - 1, 9).astype(np.int64))
         closed = self.progressions(sample, n)
         if closed is not None:
-            return float(np.mean(_lengths(closed)))
+            return float(np.mean(lengths(closed)))
         return float(np.mean([len(self.rows(int(q), int(q) + 1, n)[0]) for q in sample]))
 
 
@@ -207,7 +253,8 @@ def phase_of(relation: Relation, q: Tiles, k: Tiles, n: int) -> list[np.ndarray]
     return [*parts, np.where(decided, kinds + 1, 0)]
 
 
-def _lengths(closed: Progressions) -> np.ndarray:
+def lengths(closed: Progressions) -> np.ndarray:
+    """The number of keys of each row."""
     start, stop, step = closed
     return np.asarray(np.maximum(0, -((start - stop) // step)).sum(axis=-1))
 
@@ -265,35 +312,36 @@ def evaluate_pairs(relation: Relation, q: np.ndarray, k: np.ndarray, n: int) -> 
 
 def rows_by_cover(relation: Relation, first: int, last: int, n: int) -> Edges:
     """The edges of a range of rows: every tile that is not EMPTY is looked into."""
+    none = np.zeros(0, np.int64)
     if n == 0 or first >= last:
-        return np.zeros(0, np.int64), np.zeros(0, np.int64)
-    overridden = type(relation).cover is not Relation.cover
-    found_q, found_k = [], []
-    q_starts = np.arange(first, last, _SIDE)
-    k_starts = np.arange(0, n, _SIDE)
-    q_stops, k_stops = np.minimum(q_starts + _SIDE, last), np.minimum(k_starts + _SIDE, n)
-    if overridden:
-        kinds = relation.cover(
-            Tiles(q_starts[:, None], q_stops[:, None]), Tiles(k_starts[None], k_stops[None]), n
-        )
-        kinds = np.broadcast_to(kinds, (len(q_starts), len(k_starts)))
-    else:
-        kinds = np.full((len(q_starts), len(k_starts)), SOME, np.uint8)
-    for row, (q_start, q_stop) in enumerate(zip(q_starts, q_stops, strict=True)):
-        columns = np.flatnonzero(kinds[row] != EMPTY)
-        if len(columns) == 0:
-            continue
-        q = np.arange(q_start, q_stop)[:, None]
-        keys = (k_starts[columns][:, None] + np.arange(_SIDE)).ravel()
-        keys = keys[keys < n]
-        for part in np.array_split(keys, max(1, len(keys) * len(q) // _CHUNK)):
-            held = evaluate_pairs(relation, q, part[None], n)
-            at_q, at_k = np.nonzero(held)
-            found_q.append(q_start + at_q)
-            found_k.append(part[at_k])
-    if not found_q:
-        return np.zeros(0, np.int64), np.zeros(0, np.int64)
-    return sort_edges(np.concatenate(found_q), np.concatenate(found_k))
+        return none, none
+    size = _SIDE
+    closed = type(relation).cover is not Relation.cover
+    while closed and size * _SIDE < n:
+        size *= _FANOUT
+    tiles = np.arange(first, last, _SIDE)
+    q, k = np.repeat(tiles, -(-n // size)), np.tile(np.arange(0, n, size), len(tiles))
+    while closed:
+        ends = np.minimum(q + _SIDE, last), np.minimum(k + size, n)
+        some = relation.cover(Tiles(q, ends[0]), Tiles(k, ends[1]), n) != EMPTY
+        q, k = q[some], k[some]
+        if size == _SIDE:
+            break
+        size //= _FANOUT
+        q, k = np.repeat(q, _FANOUT), (k[:, None] + size * np.arange(_FANOUT)).ravel()
+        q, k = q[k < n], k[k < n]
+    found = [(none, none)]
+    inside = np.arange(_SIDE)
+    for low in range(0, len(q), _CHUNK // _SIDE**2):
+        part = np.s_[low : low + _CHUNK // _SIDE**2]
+        q_at, k_at = q[part, None, None] + inside[:, None], k[part, None, None] + inside
+        real = (q_at < last) & (k_at < n)
+        held = evaluate_pairs(relation, np.minimum(q_at, last - 1), np.minimum(k_at, n - 1), n)
+        tile, row, key = np.nonzero(held & real)
+        found.append((q[part][tile] + row, k[part][tile] + key))
+    return sort_edges(
+        np.concatenate([part[0] for part in found]), np.concatenate([part[1] for part in found])
+    )
 
 
 # --- the arguments of a pattern are the fields of its dataclass ----------------------------------

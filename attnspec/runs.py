@@ -12,21 +12,28 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from attnspec.layout import FULL_TILE, TileLayout
+from attnspec.layout import TileLayout
+from attnspec.ordered import FULL_TILE
+
+_UNFOLDED = 1 << 22
+"""Numbers that a mask which all blocks of a run share has at most."""
 
 
 @dataclass(frozen=True, eq=False)
 class Run:
     """A batch of blocks.
 
-    `queries` are rows of q, int64 [blocks, height], `keys` rows of k, int64 [blocks, width].
-    `shared` is the mask of every block, bool [height, width], or None where `kinds` is set or every
-    pair is an edge. `kinds` numbers the masks of the blocks' tiles, int64 [blocks, tall, wide];
-    FULL_TILE stands for no mask.
+    `queries` are rows of q, int64 [blocks, height]; `tiles` key tiles of `tile` keys, int64
+    [blocks, wide], of which a block reads the first `width` keys. `shared` is the mask of every
+    block, bool [height, width], or None where `kinds` is set or every pair is an edge. `kinds`
+    numbers the masks of the blocks' tiles, int64 [blocks, tall, wide]; FULL_TILE stands for no
+    mask.
     """
 
     queries: np.ndarray
-    keys: np.ndarray
+    tiles: np.ndarray
+    tile: int
+    width: int
     shared: np.ndarray | None
     kinds: np.ndarray | None
 
@@ -39,8 +46,10 @@ class Run:
         return int(self.queries.shape[1])
 
     @property
-    def width(self) -> int:
-        return int(self.keys.shape[1])
+    def keys(self) -> np.ndarray:
+        """Rows of k, int64 [blocks, width]."""
+        at = self.tiles[..., None] * self.tile + np.arange(self.tile)
+        return at.reshape(self.blocks, -1)[:, : self.width]
 
 
 def runs_of(layout: TileLayout) -> list[Run]:
@@ -99,12 +108,20 @@ def _positions(tiles: np.ndarray, tile: int, length: int) -> np.ndarray:
     return np.ascontiguousarray(at[..., :real])
 
 
+def _width(tiles: np.ndarray, tile: int, length: int) -> int:
+    """The keys of tiles [blocks, wide] of which only the last may reach beyond the end, and then in
+    every block."""
+    return int(np.minimum((tiles[0] + 1) * tile, length).sum() - (tiles[0] * tile).sum())
+
+
 def _tall(layout: TileLayout, rows: list[int]) -> Run:
-    keys, _ = _entries(layout, rows[0])
+    tiles = _entries(layout, rows[0])[0][None]
     kinds = np.stack([_entries(layout, row)[1] for row in rows])
     return Run(
         queries=_positions(np.array([rows]), layout.tile, layout.n_q),
-        keys=_positions(keys[None], layout.tile, layout.n_k),
+        tiles=tiles,
+        tile=layout.tile,
+        width=_width(tiles, layout.tile, layout.n_k),
         shared=None,
         kinds=None if (kinds == FULL_TILE).all() else kinds[None],
     )
@@ -114,13 +131,14 @@ def _batch(layout: TileLayout, rows: list[int], shared: bool) -> Run:
     entries = [_entries(layout, row) for row in rows]
     kinds = np.stack([entry[1] for entry in entries])
     queries = _positions(np.array(rows)[:, None], layout.tile, layout.n_q)
-    keys = _positions(np.stack([entry[0] for entry in entries]), layout.tile, layout.n_k)
+    tiles = np.stack([entry[0] for entry in entries])
+    width = _width(tiles, layout.tile, layout.n_k)
     if (kinds == FULL_TILE).all():
-        return Run(queries, keys, None, None)
-    if shared:
+        return Run(queries, tiles, layout.tile, width, None, None)
+    if shared and kinds.shape[1] * layout.tile**2 <= _UNFOLDED:
         mask = unfolded(layout.masks, kinds[:1, None])[0]
-        return Run(queries, keys, mask[: queries.shape[1], : keys.shape[1]], None)
-    return Run(queries, keys, None, kinds[:, None])
+        return Run(queries, tiles, layout.tile, width, mask[: queries.shape[1], :width], None)
+    return Run(queries, tiles, layout.tile, width, None, kinds[:, None])
 
 
 def unfolded(masks: np.ndarray, kinds: np.ndarray) -> np.ndarray:

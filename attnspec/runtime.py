@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import cast
+from typing import TypeAlias, cast
 
 import torch
 from torch import nn
@@ -14,29 +14,41 @@ from attnspec.arguments import (
     check_inputs,
     check_layer,
     check_padding,
+    check_table,
     check_tensors,
+    narrowed,
 )
-from attnspec.caching import Cache
+from attnspec.caching import Cache, apart
 from attnspec.data import FORMAT, Plain, from_data
 from attnspec.formula import Blocks, Formula
 from attnspec.ir import Program
-from attnspec.planning import check_backend, choose
+from attnspec.planning import AUTO, ROWS, check_backend, choose
 from attnspec.relations import Relation
-from attnspec.target import Bias, Call, Kernel, Work
-from attnspec.works import bias_tables, buckets_of, grid_of, stand_ins, works_of
+from attnspec.row_layout import FEW
+from attnspec.target import Bias, Call, Kernel, Traceable, Work
+from attnspec.works import Binder, bias_tables, buckets_of, grid_of, stand_ins
 
 KEPT = 64
-"""How many layouts a module keeps, for that many combinations of layer, lengths and device."""
+"""How many layouts a module keeps, for that many combinations of layer, heads, lengths and device.
+The type of the tensors is not among them: kernels keep what every type has in common."""
+
+STEPS = 8
+"""How many layouts it keeps of a few queries each. The next step of generation has another length,
+so that more of them would be of no use, and among the others they would drive out those."""
+
+
+Selection: TypeAlias = torch.Tensor | range | None
+"""Which heads: their numbers, as a range where they are one, None for all."""
 
 
 @dataclass(frozen=True, eq=False)
 class Group:
-    """Heads that one kernel runs; `queries` and `keys` select them, None where they are all."""
+    """Heads that one kernel runs; `queries` and `keys` select them."""
 
     kernel: Kernel
     heads: tuple[int, ...]
-    queries: torch.Tensor | None
-    keys: torch.Tensor | None
+    queries: Selection
+    keys: Selection
     tables: tuple[str, ...]
 
 
@@ -45,7 +57,7 @@ class Prepared:
     """The groups of one layer, and where each head's output stands among theirs."""
 
     groups: tuple[Group, ...]
-    order: torch.Tensor | None
+    order: Selection
 
 
 class CompiledAttention(nn.Module):
@@ -65,8 +77,9 @@ class CompiledAttention(nn.Module):
         for (_, score), name in bias_tables(self.program).items():
             shape = (self.program.layers or 1, self.program.heads or 1, buckets_of(score))
             self.register_parameter(name, nn.Parameter(torch.empty(shape)))
-        self._inputs = stand_ins(self.program)
+        self._binder = Binder(self.program, stand_ins(self.program))
         self._prepared: Cache[tuple[object, ...], Prepared] = Cache(KEPT)
+        self._steps: Cache[tuple[object, ...], Prepared] = Cache(STEPS)
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
@@ -92,17 +105,20 @@ class CompiledAttention(nn.Module):
 
         Returns [B, H, n_q, d_v]. Queries are the last n_q of the n_k positions, and H_kv divides H.
         `key_padding_mask` is bool [B, n_k], True for a real key; `inputs` are the tensors that the
-        spec declares. A fraction `dropout_p` of the weights is dropped, in training or not.
+        spec declares. A fraction `dropout_p` of the weights is dropped, in training or not. What is
+        masked must be finite all the same: NaN or infinity in k or v may reach queries that do not
+        read that key, 0 times infinity being NaN, as in torch's own attention.
 
         Raises TypeError or ValueError, with the shapes, for tensors that do not fit.
         """
         layer = check_layer(self.program, layer)
         given: object = q
         device = given.device if isinstance(given, torch.Tensor) else torch.device("cpu")
-        if torch.is_autocast_enabled(device.type):
+        # torch knows no autocast of the device that holds shapes alone
+        if device.type != "meta" and torch.is_autocast_enabled(device.type):
             narrow = torch.get_autocast_dtype(device.type)
             with torch.autocast(device.type, enabled=False):
-                q, k, v = (x if x.dtype == torch.float64 else x.to(narrow) for x in (q, k, v))
+                q, k, v = (narrowed(x, narrow) for x in (q, k, v))
                 return self._run(q, k, v, layer, key_padding_mask, dropout_p, inputs)
         return self._run(q, k, v, layer, key_padding_mask, dropout_p, inputs)
 
@@ -125,43 +141,50 @@ class CompiledAttention(nn.Module):
         if 0 in (batch, n_q, n_k):
             grid_of(self.program, n_k)
             return _nothing(q, k, v)
-        prepared = self._prepare(layer, heads, k.shape[1], n_q, n_k, str(q.device))
+        prepared = self.prepare(layer, heads, k.shape[1], n_q, n_k, str(q.device))
         outs = []
         for group in prepared.groups:
-            call = Call(padding, dropout_p, self._tables(group, layer), data)
+            call = Call(padding, dropout_p, self._tables(group, layer, q.device), data)
             outs.append(
                 group.kernel(
-                    q if group.queries is None else q.index_select(1, group.queries),
-                    k if group.keys is None else k.index_select(1, group.keys),
-                    v if group.keys is None else v.index_select(1, group.keys),
+                    _selected(q, 1, group.queries),
+                    _selected(k, 1, group.keys),
+                    _selected(v, 1, group.keys),
                     call,
                 )
             )
         if len(outs) == 1:
             return outs[0]
         out = torch.cat(outs, 1)
-        return out if prepared.order is None else out.index_select(1, prepared.order)
+        return _selected(out, 1, prepared.order)
 
-    def _tables(self, group: Group, layer: int) -> dict[str, torch.Tensor]:
+    def _tables(self, group: Group, layer: int, device: torch.device) -> dict[str, torch.Tensor]:
         """The learned tables of a group's heads, [heads of the group, buckets]."""
         row = 0 if self.program.layers is None else layer
         found = {}
         for name in group.tables:
-            table = self.get_parameter(name)[row]
-            found[name] = table if group.queries is None else table.index_select(0, group.queries)
+            table = self.get_parameter(name)
+            check_table(name, table, device)
+            found[name] = _selected(table[row], 0, group.queries)
         return found
 
-    def _prepare(
+    def prepare(
         self, layer: int, heads: int, key_heads: int, n_q: int, n_k: int, device: str
     ) -> Prepared:
-        key = (layer, heads, key_heads, n_q, n_k, device)
+        """The kernels that run a layer for so many heads and positions, built or kept."""
         if torch.compiler.is_compiling():
             # a range has a fixed length, so a symbolic size becomes the number it stands for
-            fixed = [len(range(size)) for size in key[:-1]]
+            fixed = [len(range(size)) for size in (layer, heads, key_heads, n_q, n_k)]
             key = (fixed[0], fixed[1], fixed[2], fixed[3], fixed[4], device)
             self._ready(*key)
             return self._prepared.kept[key]
-        return self._prepared.get(key, lambda: self._build(*key))
+        key = (self._binder.alike(layer), heads, key_heads, n_q, n_k, device)
+        if n_q > FEW:
+            return self._prepared.get(key, lambda: apart(lambda: self._build(*key)))
+        if self.backend in (AUTO, ROWS.name):
+            # this costs less than a thread that is apart, and nothing of it outlives the call
+            return self._build(*key)
+        return self._steps.get(key, lambda: apart(lambda: self._build(*key)))
 
     # dynamo calls this instead of tracing it, and then finds what was built in the cache
     @torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
@@ -169,14 +192,17 @@ class CompiledAttention(nn.Module):
         self, layer: int, heads: int, key_heads: int, n_q: int, n_k: int, device: str
     ) -> bool:
         key = (layer, heads, key_heads, n_q, n_k, device)
-        self._prepared.get(key, lambda: self._build(*key))
+        prepared = self._prepared.get(key, lambda: apart(lambda: self._build(*key)))
+        for group in prepared.groups:
+            if isinstance(group.kernel, Traceable):
+                group.kernel.make_traceable()
         return True
 
     def _build(
         self, layer: int, heads: int, key_heads: int, n_q: int, n_k: int, device: str
     ) -> Prepared:
         place = torch.device(device)
-        works = works_of(self.program, layer, heads, n_q, n_k, self._inputs)
+        works = self._binder.works(layer, heads, n_q, n_k)
         groups = []
         for work, members in works:
             chosen = choose(work, place.type, self.backend)
@@ -203,12 +229,20 @@ def _key_heads(heads: tuple[int, ...], ratio: int) -> list[int]:
     return distinct if even else read
 
 
-def _selection(
-    chosen: tuple[int, ...] | list[int], count: int, device: torch.device
-) -> torch.Tensor | None:
-    if list(chosen) == list(range(count)):
-        return None
+def _selection(chosen: tuple[int, ...] | list[int], count: int, device: torch.device) -> Selection:
+    step = chosen[1] - chosen[0] if len(chosen) > 1 else 1
+    if step > 0 and list(chosen) == list(found := range(chosen[0], chosen[-1] + 1, step)):
+        return None if len(found) == count else found
     return torch.tensor(chosen, device=device)
+
+
+def _selected(x: torch.Tensor, axis: int, heads: Selection) -> torch.Tensor:
+    """Some heads of a tensor: a view where they are a range."""
+    if heads is None:
+        return x
+    if isinstance(heads, torch.Tensor):
+        return x.index_select(axis, heads)
+    return x[(*(slice(None),) * axis, slice(heads.start, heads.stop, heads.step))]
 
 
 def _nothing(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:

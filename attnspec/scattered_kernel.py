@@ -39,8 +39,8 @@ class Group:
     def __init__(self, rows: Rows, layout: EdgeLayout, device: torch.device) -> None:
         self.places = layout.slice_of(rows)
         self.shape = (rows.last - rows.first, rows.width)
-        queries, keys = (x[self.places].reshape(self.shape) for x in (layout.queries, layout.keys))
-        self.queries = torch.from_numpy(queries[:, 0]).to(device)
+        keys = layout.keys[self.places].reshape(self.shape)
+        self.queries = torch.from_numpy(layout.queries_of(rows)).to(device)
         self.keys = torch.from_numpy(keys).to(device)
         self.before = layout.n_k - layout.n_q
         self.held = None if rows.held is None else torch.from_numpy(rows.held).to(device)

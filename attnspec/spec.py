@@ -16,9 +16,10 @@ import numpy.typing as npt
 
 from attnspec.bind import BindError, Situation, bind_attended, integer_of
 from attnspec.data import to_data
-from attnspec.diagnostics import AttnSpecError, Diagnostic, SpecError
-from attnspec.elaborate import Elaborated, ParameterValue, elaborate
-from attnspec.given import index_of, length_of, parameter_of, sampled
+from attnspec.diagnostics import AttnSpecError, Diagnostic, SpecError, did_you_mean
+from attnspec.elaborate import Elaborated, elaborate
+from attnspec.elaborate.values import ParameterValue
+from attnspec.given import device_of, index_of, length_of, parameter_of, sampled
 from attnspec.grammar.printer import print_file
 from attnspec.ir import Input, Program, inputs_of, leaves
 from attnspec.patterns import BY_NAME
@@ -31,7 +32,9 @@ from attnspec.works import unbuilt
 if TYPE_CHECKING:
     import networkx
     import scipy.sparse
+    import torch
 
+    from attnspec.analysis.report import Report
     from attnspec.planning import Plan
     from attnspec.runtime import CompiledAttention
 
@@ -57,7 +60,7 @@ def load(
     if not isinstance(path, str | os.PathLike):
         raise TypeError(f"a path is needed, got {type(path).__name__}")
     file = Path(path)
-    return Spec(read_source(file, str(path)), name=name, parameters=parameters)
+    return Spec(read_source(file, str(path) or "''"), name=name, parameters=parameters)
 
 
 def parse(text: str, *, name: str | None = None, **parameters: ParameterValue) -> Spec:
@@ -269,17 +272,40 @@ class Spec:
 
         return [*self._elaborated.warnings, *check(self)]
 
+    # --- analysis ------------------------------------------------------------------------------
+
+    def analyse(self, n: int, inputs: Sample | None = None) -> Report:
+        """What this spec reads, reaches and costs at n positions, exactly where that is possible.
+
+        With `inputs`, one sample of the run-time inputs, the figures are those of that sample.
+        """
+        from attnspec.analysis.report import Report
+
+        return Report(self, n, inputs)
+
+    analyze = analyse
+
     # --- towards a module ----------------------------------------------------------------------
 
-    def plan(self, n: int, device: str = "cpu", backend: str = "auto") -> Plan:
-        """The steps chosen at n, their cost, and each refused backend with its reason."""
+    def plan(self, n: int, device: str | torch.device = "cpu", backend: str = "auto") -> Plan:
+        """The steps chosen at n, their cost, and each refused backend with its reason.
+
+        The device need not be in this machine. Raises BackendError, a ValueError, where `backend`
+        names one that refuses.
+        """
         from attnspec.planning import plan
 
         self.require_built()
-        return plan(self.program, length_of(n), device=device, backend=backend)
+        return plan(self.program, length_of(n), device=device_of(device), backend=backend)
 
-    def compile(self, backend: str = "auto", device: str | None = None) -> CompiledAttention:
-        """A torch.nn.Module that computes this attention at every n."""
+    def compile(
+        self, backend: str = "auto", device: str | torch.device | None = None
+    ) -> CompiledAttention:
+        """A torch.nn.Module that computes this attention at every n, its parameters on the device.
+
+        Raises BackendError, a ValueError, for a backend that refuses the spec at every length, and
+        ValueError for a device that is not there.
+        """
         from attnspec.compiling import compile_program
 
         self.require_built()
@@ -350,10 +376,16 @@ class Spec:
         return extents
 
     def _sample(self, n: int, inputs: Sample | None, needed: set[str]) -> dict[str, Data]:
+        if inputs is not None and not isinstance(inputs, Mapping):
+            raise TypeError(f"inputs must map names to arrays, got {type(inputs).__name__}")
         given = dict(inputs or {})
         for name in given:
             if name not in self.inputs:
-                raise AttnSpecError(f"`{self.name}` declares no input `{name}`")
+                hint = did_you_mean(str(name), self.inputs)
+                raise AttnSpecError(
+                    f"`{self.name}` declares no input `{name}`, its inputs are"
+                    f" {', '.join(self.inputs) or 'none'}" + (f": {hint}" if hint else "")
+                )
         return {
             name: Data(sampled(self.inputs[name], given, n, self.name)) for name in sorted(needed)
         }

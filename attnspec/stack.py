@@ -16,7 +16,7 @@ from attnspec.relations import Relation
 if TYPE_CHECKING:
     from scipy.sparse import csr_array
 
-    from attnspec.spec import Spec
+    from attnspec.spec import Sample, Spec
 
 
 MOST_RELATIONS = 1024
@@ -41,18 +41,23 @@ class Bound:
     """The different relations of a spec at one length.
 
     `found` has each with the first layer and head that have it; `rows` says for each layer how many
-    heads have which, by index in `found`.
+    heads have which, by index in `found`; `slots` says which each head of each layer has.
     """
 
     found: tuple[tuple[int, int, Relation], ...]
     rows: tuple[Mapping[int, int], ...]
+    slots: tuple[tuple[int, ...], ...]
 
 
 class Stack:
-    """The relations of all layers and heads of a spec, at the lengths that are asked for."""
+    """The relations of all layers and heads of a spec, at the lengths that are asked for.
 
-    def __init__(self, spec: Spec) -> None:
+    With `inputs`, one sample of the run-time inputs, they are those of that sample.
+    """
+
+    def __init__(self, spec: Spec, inputs: Sample | None = None) -> None:
         self.spec = spec
+        self.inputs = inputs
         self.program: Program = spec.program
         self._bound: dict[int, Bound] = {}
         self._union: tuple[tuple[int, frozenset[int]], csr_array] | None = None
@@ -65,7 +70,7 @@ class Stack:
                 return f"`{attend.mechanism.name}` is a mechanism"
             if attend.graph is None:
                 continue
-            if inputs_of(attend.graph):
+            if inputs_of(attend.graph) - set(self.inputs or ()):
                 return "its pairs depend on run-time inputs"
             for leaf in leaves(attend.graph):
                 if getattr(BY_NAME[leaf.pattern], "data_dependent", False):
@@ -79,13 +84,7 @@ class Stack:
 
     def fixed_length(self) -> int | None:
         """The one length of a spec on a grid of constant extents."""
-        grid = self.program.grid
-        if grid is None or not all(isinstance(extent, int) for extent in grid):
-            return None
-        cells = 1
-        for extent in grid:
-            cells *= int(extent)  # type: ignore[arg-type]
-        return cells + self.program.extra_tokens
+        return self.program.fixed_length
 
     def _exists(self, n: int) -> bool:
         try:
@@ -102,31 +101,42 @@ class Stack:
             self._bound[n] = self._bind(n)
         return self._bound[n]
 
+    def bound_or_too_much(self, n: int) -> None:
+        """Raise what is wrong with the spec at n positions, but not TooMuch."""
+        try:
+            self.bound(n)
+        except TooMuch:
+            return
+
     def _bind(self, n: int) -> Bound:
         if n > MOST_POSITIONS:
             raise TooMuch(f"lengths above {MOST_POSITIONS:,} are not looked into, got n = {n:,}")
         found: dict[Relation, tuple[int, int, int]] = {}
         everywhere: dict[int, int] = {}
-        rows = []
+        rows, chosen = [], []
         for layer, slots in enumerate(self.program.slots):
             row: dict[int, int] = {}
+            indices = []
             for head, attend in enumerate(slots):
                 index = everywhere.get(attend)
                 if index is None:
-                    relation = self.spec.relation(n, layer, head)
+                    relation = self.spec.relation(n, layer, head, self.inputs)
                     index = found.setdefault(relation, (len(found), layer, head))[0]
-                    if not self._differs(attend):
+                    if not self.differs(attend):
                         everywhere[attend] = index
                 if len(found) > MOST_RELATIONS:
                     raise TooMuch(f"more than {MOST_RELATIONS:,} graphs are not looked into")
                 row[index] = row.get(index, 0) + 1
+                indices.append(index)
             rows.append(row)
+            chosen.append(tuple(indices))
         return Bound(
             tuple((layer, head, relation) for relation, (_, layer, head) in found.items()),
             tuple(rows),
+            tuple(chosen),
         )
 
-    def _differs(self, attend: int) -> bool:
+    def differs(self, attend: int) -> bool:
         """Whether an attend may have other pairs in another layer or head."""
         graph = self.program.attends[attend].graph
         if graph is None:
@@ -180,7 +190,7 @@ class Stack:
             total = None
             for index in sorted(members):
                 layer, head, _ = self.bound(n).found[index]
-                part = self.spec.adjacency(n, layer, head).astype(np.int8)
+                part = self.spec.adjacency(n, layer, head, self.inputs).astype(np.int8)
                 total = part if total is None else (total + part).minimum(1)
             if total is None:
                 raise AttnSpecError("a layer needs a head")

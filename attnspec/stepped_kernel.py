@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import cached_property
 
 import torch
 from torch.nn import functional
 
+from attnspec.caching import apart
 from attnspec.formula import scale_of
 from attnspec.layout import tile_layout
 from attnspec.ordered import StepLayout
@@ -32,10 +32,21 @@ class SteppedKernel:
     ) -> None:
         self.work, self.heads, self.device = work, heads, device
         self.attention = SteppedAttention(layouts)
+        self._tiled: TiledKernel | None = None
 
-    @cached_property
+    @property
     def tiled(self) -> TiledKernel:
         """The same attention by tiles in natural order, in differentiable operations."""
+        if self._tiled is None:
+            # it is kept, so the modes of this call must not reach it
+            self._tiled = apart(self._by_tiles)
+        return self._tiled
+
+    def make_traceable(self) -> None:
+        """Builds what a traced call runs."""
+        _ = self.tiled
+
+    def _by_tiles(self) -> TiledKernel:
         work = self.work
         layout = tile_layout(work.relation, work.n_q, work.n_k, TILE)
         return TiledKernel(work, self.heads, self.device, runs_of(layout), layout.masks)

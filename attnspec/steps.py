@@ -11,7 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import product
-from math import lcm
+from math import lcm, prod
 from typing import TypeAlias
 
 import numpy as np
@@ -28,6 +28,9 @@ MOST_CLASSES = 2048
 MOST_LISTED = 4096
 """The most tokens that an order lists."""
 
+BOXES = (32, 64)
+"""Cells of the boxes of queries on offer."""
+
 
 @dataclass(frozen=True)
 class Listed:
@@ -36,8 +39,27 @@ class Listed:
     positions: tuple[int, ...]
 
 
-Side: TypeAlias = int | Listed
-"""How queries or keys are ordered: grouped by residue modulo a step, 1 for natural; or listed."""
+@dataclass(frozen=True)
+class Boxed:
+    """The cells of a grid, box by box; other positions are left out.
+
+    `extents` are the grid's, `offset` is the position of its first cell, `box` are the sides of a
+    box.
+    """
+
+    extents: tuple[int, ...]
+    offset: int
+    box: tuple[int, ...]
+
+    @property
+    def size(self) -> int:
+        """The cells of a whole box."""
+        return prod(self.box)
+
+
+Side: TypeAlias = int | Listed | Boxed
+"""How queries or keys are ordered: grouped by residue modulo a step, 1 for natural; listed; or in
+boxes of a grid."""
 
 
 @dataclass(frozen=True)
@@ -54,7 +76,9 @@ class Order:
             return f"order of residues mod {self.q}"
         parts = []
         for what, side in (("queries", self.q), ("keys", self.k)):
-            if isinstance(side, Listed):
+            if isinstance(side, Boxed):
+                parts.append(f"{what} in boxes of {' x '.join(map(str, side.box))}")
+            elif isinstance(side, Listed):
                 parts.append(f"{len(side.positions):,} listed {what}")
             elif side > 1:
                 parts.append(f"{what} mod {side}")
@@ -117,11 +141,28 @@ def orders_of(term: Relation, n: int) -> tuple[Order, ...]:
         rows, columns = leaf.listing(n)
         if rows is not None or columns is not None:
             found[Order(_listed(rows), _listed(columns))] = None
+        grid = leaf.boxes()
+        if grid is not None:
+            keys = Boxed(*grid, _box(grid[0], 2 ** len(grid[0])))
+            for cells in BOXES:
+                found[Order(Boxed(*grid, _box(grid[0], cells)), keys)] = None
     common = lcm(*steps)
     if len(steps) > 1 and common <= MOST_CLASSES:
         # an intersection of residues is a residue of the least common multiple
         found[Order(common, common)] = None
     return tuple(found)
+
+
+def _box(extents: tuple[int, ...], cells: int) -> tuple[int, ...]:
+    """The sides of a box of about so many cells, as nearly equal as the grid allows."""
+    box = [1] * len(extents)
+    while prod(box) < cells:
+        # the last axes first: their cells lie together
+        free = [axis for axis in reversed(range(len(box))) if box[axis] < extents[axis]]
+        if not free:
+            break
+        box[min(free, key=box.__getitem__)] *= 2
+    return tuple(box)
 
 
 def _listed(positions: np.ndarray | None) -> Side:

@@ -7,11 +7,15 @@ where their masks agree.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
 
 from attnspec.ordered import FULL_TILE, StepLayout
+
+SHARED = 8
+"""One in how many blocks, or how many in number, must have a mask for it to be kept unfolded."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -40,43 +44,52 @@ def strips_of(layout: StepLayout, tallest: int) -> list[Strip]:
         rows = np.flatnonzero(lengths == wide)
         entry = layout.starts[rows][:, None] + np.arange(wide)
         columns, kinds = layout.keys[entry], layout.kinds[entry]
-        found.extend(_alike(layout, rows, columns, kinds, tallest))
+        for blocks in _blocks(columns, tallest):
+            # every query tile of a block reads the same key tiles
+            found.extend(_alike(layout, rows[blocks], columns[blocks[:, 0]], kinds[blocks]))
     return found
+
+
+def _blocks(columns: np.ndarray, tallest: int) -> Iterator[np.ndarray]:
+    """Tiles with equal columns [m, wide] as blocks of equal height: indices [blocks, tall]."""
+    group = _equal(columns)
+    order = np.argsort(group, kind="stable")
+    sizes = np.bincount(group)
+    within = np.arange(len(order)) - np.repeat(np.cumsum(sizes) - sizes, sizes)
+    # where a tall group is cut, its parts are blocks of their own
+    parts = group[order] * (len(order) + 1) + within // tallest
+    first = np.flatnonzero(np.diff(parts, prepend=-1))
+    heights = np.diff(np.append(first, len(order)))
+    for tall in np.unique(heights):
+        yield order[first[heights == tall][:, None] + np.arange(tall)]
+
+
+def _equal(table: np.ndarray) -> np.ndarray:
+    """The number of each row's group, equal for equal rows, counted by first appearance."""
+    width = table.shape[1] * table.itemsize
+    rows = np.ascontiguousarray(table).view(np.dtype((np.void, width))).ravel()
+    _, first, group = np.unique(rows, return_index=True, return_inverse=True)
+    rank = np.empty(len(first), np.int64)
+    rank[np.argsort(first)] = np.arange(len(first))
+    return np.asarray(rank[group.ravel()])
 
 
 def _alike(
-    layout: StepLayout, rows: np.ndarray, columns: np.ndarray, kinds: np.ndarray, tallest: int
-) -> list[Strip]:
-    _, readers, sizes = np.unique(columns, axis=0, return_inverse=True, return_counts=True)
-    readers = readers.ravel()
-    together = sizes[readers] > 1
-    found = []
-    for group in np.unique(readers[together]):
-        members = np.flatnonzero(readers == group)
-        for low in range(0, len(members), tallest):
-            part = members[low : low + tallest]
-            full = (kinds[part] == FULL_TILE).all()
-            found.append(
-                Strip(
-                    rows[part][None], columns[part[:1]], None, None if full else kinds[part][None]
-                )
-            )
-    alone = np.flatnonzero(~together)
-    if not len(alone):
-        return found
-    _, shape, counts = np.unique(kinds[alone], axis=0, return_inverse=True, return_counts=True)
-    shape = shape.ravel()
+    layout: StepLayout, rows: np.ndarray, columns: np.ndarray, kinds: np.ndarray
+) -> Iterator[Strip]:
+    """Blocks of one shape in strips: those with equal masks together, the others together."""
+    group = _equal(kinds.reshape(len(kinds), -1))
+    counts = np.bincount(group)
     # masks that few blocks share are batched with others, each block with its own
-    shared = counts[shape] * 8 >= min(64, len(alone))
-    for group in np.unique(shape[shared]):
-        part = alone[shape == group]
-        full = (kinds[part[0]] == FULL_TILE).all()
-        mask = None if full else unfolded(layout.masks, kinds[part[:1]][:, None])[0]
-        found.append(Strip(rows[part][:, None], columns[part], mask, None))
-    part = alone[~shared]
-    if len(part):
-        found.append(Strip(rows[part][:, None], columns[part], None, kinds[part][:, None]))
-    return found
+    shared = counts * SHARED >= min(len(rows), 8 * SHARED)
+    for number in np.flatnonzero(shared):
+        part = group == number
+        table = kinds[part.argmax()]
+        mask = None if (table == FULL_TILE).all() else unfolded(layout.masks, table[None])[0]
+        yield Strip(rows[part], columns[part], mask, None)
+    part = ~shared[group]
+    if part.any():
+        yield Strip(rows[part], columns[part], None, kinds[part])
 
 
 def unfolded(masks: np.ndarray, kinds: np.ndarray) -> np.ndarray:
@@ -87,11 +100,3 @@ def unfolded(masks: np.ndarray, kinds: np.ndarray) -> np.ndarray:
         return np.ones((blocks, tall * height, wide * width), bool)
     held = masks[kinds] | (kinds == FULL_TILE)[..., None, None]
     return np.asarray(held.swapaxes(2, 3).reshape(blocks, tall * height, wide * width))
-
-
-def progression(values: np.ndarray) -> tuple[int, int] | None:
-    """First and difference of values that are an arithmetic progression, else None."""
-    if len(values) == 1:
-        return int(values[0]), 1
-    gap = int(values[1] - values[0])
-    return (int(values[0]), gap) if (np.diff(values) == gap).all() and gap > 0 else None

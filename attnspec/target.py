@@ -7,9 +7,10 @@ refuses, what it costs, and builds a `Kernel` that runs it.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Protocol, TypeAlias
+from dataclasses import dataclass, field, fields, is_dataclass
+from typing import TYPE_CHECKING, Protocol, TypeAlias, runtime_checkable
 
+from attnspec.diagnostics import AttnSpecError
 from attnspec.relations import Relation
 from attnspec.tokens import Data
 
@@ -47,6 +48,21 @@ class StandIn(Data):
     def __init__(self, name: str) -> None:
         super().__init__(None)
         self.name = name
+
+
+def reads_data(value: object) -> bool:
+    """Whether a relation, or a part of one, stands on a run-time input."""
+    if isinstance(value, StandIn):
+        return True
+    if isinstance(value, tuple):
+        return any(reads_data(part) for part in value)
+    if is_dataclass(value):
+        return any(reads_data(getattr(value, entry.name)) for entry in fields(value))
+    return False
+
+
+class BackendError(AttnSpecError):
+    """A backend that is unknown, that cannot be had, or that refuses what it is asked to run."""
 
 
 Change: TypeAlias = Softcap | Alibi | Bias
@@ -98,6 +114,14 @@ class Kernel(Protocol):
     ) -> torch.Tensor: ...
 
 
+@runtime_checkable
+class Traceable(Protocol):
+    """A kernel that runs something else when it is traced, built when it is first needed."""
+
+    def make_traceable(self) -> None:
+        """Builds it, because nothing can be built while tracing."""
+
+
 class Backend(Protocol):
     """One way to run works. Nothing but `build` may need torch."""
 
@@ -112,7 +136,7 @@ class Backend(Protocol):
         """What no work costs less than, in seconds: saves asking where others are cheaper still."""
 
     def cost(self, work: Work) -> float:
-        """Estimated seconds for one head of size 64, forward, on two CPU cores."""
+        """Estimated seconds for one head of size 64, forward, by the current rates."""
 
     def steps(self, work: Work) -> tuple[str, ...]:
         """What it would do, a line for each step."""

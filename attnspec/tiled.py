@@ -204,7 +204,7 @@ class TiledKernel:
 
     def _blocks(self, piece: Piece, call: Call) -> Blocks:
         run = piece.run
-        keys = run.keys[piece.low : piece.high]
+        keys = run.keys(piece)
         distance = None
         if self.formula.needs_distance:
             queries = run.queries[piece.rows].view(piece.blocks, piece.height)
@@ -223,7 +223,7 @@ class TiledKernel:
         if mask is not None:
             mask = mask.repeat(*[1] * (mask.dim() - 2), repeat, 1)
         if call.padding is not None:
-            real = call.padding[:, piece.run.keys[piece.low : piece.high]][:, None, :, None]
+            real = call.padding[:, piece.run.keys(piece)][:, None, :, None]
             mask = real if mask is None else mask & real
             mask = mask.expand(batch, keys, blocks, repeat * height, -1).flatten(0, 1)
         found = functional.scaled_dot_product_attention(

@@ -45,18 +45,7 @@ class TokenSet:
 
     def progressions(self, n: int) -> tuple[np.ndarray, np.ndarray, int] | None:
         """The members as few progressions start, stop and their common step, or None."""
-        members = self.members(n)
-        gaps = np.diff(members)
-        if len(gaps) and gaps[0] > 1 and (gaps == gaps[0]).all():
-            return members[:1], members[-1:] + 1, int(gaps[0])
-        breaks = np.flatnonzero(gaps > 1)
-        if len(breaks) >= 16:
-            return None
-        if len(members) == 0:
-            return np.zeros(1, np.int64), np.zeros(1, np.int64), 1
-        start = members[np.append(0, breaks + 1)]
-        stop = members[np.append(breaks, len(gaps))] + 1
-        return start, stop, 1
+        return _progressions(self, n)
 
 
 @dataclass(frozen=True)
@@ -170,6 +159,22 @@ def _members_before(tokens: TokenSet, n: int) -> np.ndarray:
     before = np.zeros(n + 1, np.int64)
     np.cumsum(np.asarray(tokens.contains(np.arange(n), n), dtype=bool), out=before[1:])
     return before
+
+
+@lru_cache(maxsize=32)
+def _progressions(tokens: TokenSet, n: int) -> tuple[np.ndarray, np.ndarray, int] | None:
+    members = tokens.members(n)
+    gaps = np.diff(members)
+    if len(gaps) and gaps[0] > 1 and (gaps == gaps[0]).all():
+        return members[:1], members[-1:] + 1, int(gaps[0])
+    breaks = np.flatnonzero(gaps > 1)
+    if len(breaks) >= 16:
+        return None
+    if len(members) == 0:
+        return np.zeros(1, np.int64), np.zeros(1, np.int64), 1
+    start = members[np.append(0, breaks + 1)]
+    stop = members[np.append(breaks, len(gaps))] + 1
+    return start, stop, 1
 
 
 def _range_cover(tiles: Tiles, low: int, high: int) -> np.ndarray:

@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import fields, replace
 from math import prod
 
 from attnspec.bind import BindError, Situation, bind_attended, integer_of
-from attnspec.ir import Attend, Program, Score, Term, inputs_of, leaves
+from attnspec.caching import Cache
+from attnspec.ir import Attend, Program, Score, Term, inputs_of, leaves, symbols_of
 from attnspec.patterns import BY_NAME
 from attnspec.relations import RelationError
-from attnspec.scalars import Scalar, ScalarError, evaluate
+from attnspec.scalars import Scalar, ScalarError, evaluate, symbols
 from attnspec.source import Span
 from attnspec.target import Alibi, Bias, Change, Softcap, StandIn, Work
+
+KEPT = 1024
+"""How many works of no length a binder keeps, for that many groups of layers and heads."""
 
 
 def stand_ins(program: Program) -> dict[str, StandIn]:
@@ -53,30 +58,92 @@ def buckets_of(score: Score) -> int:
     return int(dict(score.arguments)["buckets"])  # type: ignore[arg-type]
 
 
-def works_of(
-    program: Program, layer: int, heads: int, n_q: int, n_k: int, inputs: Mapping[str, StandIn]
-) -> list[tuple[Work, tuple[int, ...]]]:
-    """The distinct works of a layer with the heads that share each.
+class Binder:
+    """Binds a program at one length after the other; what is the same at all lengths is kept."""
 
-    Raises ValueError where a size has no admissible value at n_k positions.
-    """
-    groups: dict[Work, list[int]] = {}
-    grid = grid_of(program, n_k)
-    for head in range(heads):
+    def __init__(self, program: Program, inputs: Mapping[str, StandIn]) -> None:
+        self.program = program
+        self.inputs = inputs
+        self._tables = bias_tables(program)
+        self._asks = [_asks(attend) for attend in program.attends]
+        self._kept: Cache[tuple[int, int, int, int], Work] = Cache(KEPT)
+
+    def alike(self, layer: int) -> int:
+        """The first layer that computes the same as this one, but for its learned tables."""
+        row = self._row(layer)
+        if any("layer" in self._asks[index] for index in row):
+            return layer
+        return self.program.slots.index(row)
+
+    def works(
+        self, layer: int, heads: int, n_q: int, n_k: int
+    ) -> list[tuple[Work, tuple[int, ...]]]:
+        """The distinct works of a layer with the heads that share each.
+
+        Raises ValueError where a size has no admissible value at n_k positions.
+        """
+        grid = grid_of(self.program, n_k)
+        row = self._row(layer)
+        slots: dict[tuple[int, int], list[int]] = {}
+        for head in range(heads):
+            index = row[0 if self.program.heads is None else head]
+            slots.setdefault((index, head if "head" in self._asks[index] else 0), []).append(head)
+        groups: dict[Work, list[int]] = {}
+        for (index, _), members in slots.items():
+            work = self._work(index, layer, members[0], heads, n_k, grid)
+            groups.setdefault(replace(work, n_q=n_q, n_k=n_k), []).extend(members)
+        return [(work, tuple(sorted(members))) for work, members in groups.items()]
+
+    def _row(self, layer: int) -> tuple[int, ...]:
+        return self.program.slots[0 if self.program.layers is None else layer]
+
+    def _work(
+        self, index: int, layer: int, head: int, heads: int, n: int, grid: tuple[int, ...]
+    ) -> Work:
+        """What a head computes, as a work of no length."""
         at = Situation(
-            n=n_k,
+            n=n,
             patterns=BY_NAME,
             layer=layer,
             head=head,
-            layers=1 if program.layers is None else program.layers,
-            heads=program.heads,
-            causal=program.causal,
+            layers=1 if self.program.layers is None else self.program.layers,
+            heads=self.program.heads,
+            causal=self.program.causal,
             grid=grid,
-            extra_tokens=program.extra_tokens,
-            inputs=inputs,
+            extra_tokens=self.program.extra_tokens,
+            inputs=self.inputs,
         )
-        groups.setdefault(_work(program, at, heads, n_q), []).append(head)
-    return [(work, tuple(members)) for work, members in groups.items()]
+
+        def bound() -> Work:
+            return _work(self.program.attends[index], at, heads, self._tables)
+
+        asks = self._asks[index]
+        if "n" in asks or (grid and "grid" in asks):
+            return bound()
+        key = index, layer if "layer" in asks else 0, head if "head" in asks else 0, heads
+        return self._kept.get(key, bound)
+
+
+def works_of(
+    program: Program, layer: int, heads: int, n_q: int, n_k: int, inputs: Mapping[str, StandIn]
+) -> list[tuple[Work, tuple[int, ...]]]:
+    """The distinct works of a layer with the heads that share each, as `Binder.works`."""
+    return Binder(program, inputs).works(layer, heads, n_q, n_k)
+
+
+def _asks(attend: Attend) -> set[str]:
+    """What the work of an attend depends on: `n`, `grid`, `layer`, `head` and other symbols."""
+    scalars = [value for score in attend.scores for _, value in score.arguments]
+    if attend.scale is not None:
+        scalars.append(attend.scale)
+    found = {name for scalar in scalars for name in symbols(scalar)}
+    if attend.graph is not None:
+        found |= symbols_of(attend.graph)
+        for leaf in leaves(attend.graph):
+            entries = fields(BY_NAME[leaf.pattern])  # type: ignore[arg-type]
+            parameters = (entry.metadata["parameter"] for entry in entries)
+            found.update(each.context for each in parameters if each.context)
+    return found
 
 
 def grid_of(program: Program, n: int) -> tuple[int, ...]:
@@ -95,20 +162,17 @@ def grid_of(program: Program, n: int) -> tuple[int, ...]:
     return extents
 
 
-def _work(program: Program, at: Situation, heads: int, n_q: int) -> Work:
-    index = program.slots[0 if program.layers is None else at.layer][
-        0 if program.heads is None else at.head
-    ]
-    attend = program.attends[index]
-    tables = bias_tables(program)
+def _work(
+    attend: Attend, at: Situation, heads: int, tables: Mapping[tuple[int, Score], str]
+) -> Work:
     try:
         return Work(
             relation=bind_attended(_graph(attend), at),
-            n_q=n_q,
-            n_k=at.n,
+            n_q=0,
+            n_k=0,
             scale=None if attend.scale is None else _number(attend.scale, at, "scale"),
             changes=tuple(
-                _change(score, at, heads, tables.get((place, score), ""), not program.causal)
+                _change(score, at, heads, tables.get((place, score), ""), not at.causal)
                 for place, score in enumerate(attend.scores)
             ),
             normalize=attend.normalize,

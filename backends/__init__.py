@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from attnspec.backends.bands import BandsBackend
 from attnspec.backends.dense import Dense
+from attnspec.backends.rows import RowsBackend
 from attnspec.backends.scattered import ScatteredBackend
 from attnspec.backends.tiles import TilesBackend
 from attnspec.target import Backend
@@ -12,5 +13,11 @@ if __name__ != "attnspec.backends":
     # a second import under another name would make second copies of every class
     raise ImportError("import this package as attnspec.backends")
 
-BACKENDS: tuple[Backend, ...] = (Dense(), TilesBackend(), BandsBackend(), ScatteredBackend())
+BACKENDS: tuple[Backend, ...] = (
+    RowsBackend(),
+    Dense(),
+    TilesBackend(),
+    BandsBackend(),
+    ScatteredBackend(),
+)
 """All backends; importing them loads no torch."""

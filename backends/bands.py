@@ -11,16 +11,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from attnspec.banding import STEP, bands_of, layouts_of, seconds_of
-from attnspec.rates import dense_seconds
+from attnspec.banding import bands_of, layouts_of, seconds_of
+from attnspec.rates import current, dense_seconds
 from attnspec.target import Kernel, Work
 
 if TYPE_CHECKING:
     import torch
-
-
-LOOKING = 2e-3
-"""Seconds for laying out the inputs of a call."""
 
 READING = 0.5
 """What run-time inputs are taken to leave of the dense cost before they are seen."""
@@ -30,7 +26,10 @@ class BandsBackend:
     """Disjoint steps in residue orders, merged."""
 
     name = "bands"
-    least = STEP
+
+    @property
+    def least(self) -> float:
+        return current().bands_step
 
     def refuses(self, work: Work, device: str) -> str | None:
         if device != "cpu":
@@ -42,7 +41,7 @@ class BandsBackend:
     def cost(self, work: Work) -> float:
         if work.reads:
             # nothing is known before the inputs are; the kernel compares again for every sample
-            return LOOKING + READING * dense_seconds(work)
+            return current().bands_layout + READING * dense_seconds(work)
         return seconds_of(bands_of(work.relation, work.n_q, work.n_k), work.n_q)
 
     def steps(self, work: Work) -> tuple[str, ...]:

@@ -9,11 +9,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
-from attnspec.rates import START, dense_seconds
+from attnspec.rates import current, dense_seconds
 from attnspec.target import Kernel, Work
 
 if TYPE_CHECKING:
     import torch
+
+MOST = 1 << 36
+"""Pairs above which a mask, let alone scores, is out of the question: 64 gigabytes for a head."""
 
 
 @dataclass(frozen=True)
@@ -23,9 +26,15 @@ class Dense:
     large: int | None = None
 
     name: ClassVar = "dense"
-    least: ClassVar = START
+
+    @property
+    def least(self) -> float:
+        return current().dense_call
 
     def refuses(self, work: Work, device: str) -> str | None:
+        pairs = work.n_q * work.n_k
+        if pairs > MOST:
+            return f"at most {MOST:,} pairs are looked at one by one, and there are {pairs:,}"
         return None
 
     def cost(self, work: Work) -> float:

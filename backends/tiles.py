@@ -9,35 +9,40 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from attnspec.layout import classify
+from attnspec.covering import survey
+from attnspec.rates import Amounts, current
+from attnspec.steps import NATURAL
 from attnspec.target import Kernel, Work
 
 if TYPE_CHECKING:
     import torch
 
-PAIR = {32: 3.6e-9, 64: 2.9e-9, 128: 2.5e-9}
-"""Tile sizes on offer, with the seconds per pair of a tile: one head of size 64."""
+TILES = (32, 64, 128)
+"""Tile sizes on offer, each with a rate of its own."""
 
-ROW = 4e-6
-"""Seconds per query tile: its share of calls, gathers and copies."""
+LARGE = (512, 2048, 8192)
+"""Tile sizes for graphs of which smaller ones would be more than `MOST`; their rate is that of the
+last of `TILES`."""
 
-START = 2e-4
-"""Seconds per call."""
-
-MASKED = 0.5e-9
-"""Seconds more per pair of a tile that needs a mask of its own."""
+MOST = 1 << 20
+"""Tiles that a layout lists at most."""
 
 
 class TilesBackend:
     """Gathered key tiles for each query tile."""
 
     name = "tiles"
-    least = START
+
+    @property
+    def least(self) -> float:
+        return current().tiles_call
 
     def refuses(self, work: Work, device: str) -> str | None:
         if work.reads:
             names = ", ".join(f"`{name}`" for name in work.reads)
             return f"the graph reads the run-time input {names}, and tiles are laid out before"
+        if not self._costs(work):
+            return f"in tiles of {LARGE[-1]:,} x {LARGE[-1]:,} there would be more than {MOST:,}"
         return None
 
     def cost(self, work: Work) -> float:
@@ -49,18 +54,25 @@ class TilesBackend:
         return min(costs, key=costs.__getitem__)
 
     def _costs(self, work: Work) -> dict[int, float]:
-        costs = {}
-        for tile, pair in PAIR.items():
-            found = classify(work.relation, work.n_q, work.n_k, tile)
-            undecided = len(found.undecided[0])
-            pairs = (found.full_count + undecided) * tile * tile
-            costs[tile] = (
-                START
-                + ROW * found.rows
-                + pair * min(pairs, work.n_q * work.n_k)
-                + MASKED * undecided * tile * tile
-            )
-        return costs
+        """The seconds in tiles of every size that does not make too many of them."""
+        found = {}
+        for tile in (*TILES, *LARGE):
+            if survey(work.relation, work.n_q, work.n_k, NATURAL, (tile, tile)).tiles <= MOST:
+                found[tile] = current().seconds(self.amounts(work, tile))
+                if tile >= TILES[-1]:
+                    break
+        return found
+
+    def amounts(self, work: Work, tile: int) -> Amounts:
+        """What the work takes in tiles of a size."""
+        found = survey(work.relation, work.n_q, work.n_k, NATURAL, (tile, tile))
+        full, undecided = found.area
+        return {
+            "tiles_call": 1,
+            "tiles_row": found.q.count,
+            f"tiles_pair_{min(tile, TILES[-1])}": min(full + undecided, work.n_q * work.n_k),
+            "tiles_masked": undecided,
+        }
 
     def steps(self, work: Work) -> tuple[str, ...]:
         costs = self._costs(work)

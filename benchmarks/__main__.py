@@ -14,6 +14,7 @@ from time import perf_counter
 
 import torch
 
+from attnspec.machine import machine, versions
 from benchmarks import (
     block_plans,
     choices,
@@ -26,7 +27,7 @@ from benchmarks import (
 )
 from benchmarks.cases import FULL, QUICK, Settings
 from benchmarks.fresh import Run, in_fresh_process
-from benchmarks.measuring import Json, machine, read, versions, write
+from benchmarks.measuring import PACKAGES, Json, read, write
 
 RESULTS = Path(__file__).resolve().parent / "results"
 
@@ -57,7 +58,7 @@ def measure(
         print(f"{seconds:.0f} s", file=sys.stderr)
         figures[name] = {
             "machine": machine(),
-            "versions": versions(),
+            "versions": versions(PACKAGES),
             "rounds": settings.rounds,
             "wall_seconds": seconds,
             **found,

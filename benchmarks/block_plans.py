@@ -76,9 +76,15 @@ def plan_task(arguments: Arguments) -> dict[str, Json]:
     spec, n = parse(text(arguments, "text")), integer(arguments, "n")
     program, names = spec.program, []
     choosing = building = 0.0
+    stands = stand_ins(program)
     before = peak()
-    for layer in range(spec.layers):
-        for work, heads in works_of(program, layer, spec.heads or 1, n, n, stand_ins(program)):
+    # layers that compute the same share what is built, as in a module
+    layers = dict.fromkeys(
+        tuple(works_of(program, layer, spec.heads or 1, n, n, stands))
+        for layer in range(spec.layers)
+    )
+    for works in layers:
+        for work, heads in works:
             start = perf_counter()
             backend = choose(work, "cpu")
             chosen = perf_counter()

@@ -137,7 +137,8 @@ class Settings:
     """How far a run goes: lengths, patterns by name, and how often each is timed.
 
     `compiled` says whether FlexAttention is compiled, `zoo` how many specs of the zoo are planned
-    and `zoo_choices` how many are run with every backend: None for all.
+    and `zoo_choices` how many are run with every backend: None for all. So many `random_choices`
+    are run with every backend, too.
     """
 
     name: str
@@ -159,6 +160,7 @@ class Settings:
     choices_n: int
     choices: tuple[str, ...]
     zoo_choices: int | None
+    random_choices: int
 
 
 _LISTED = tuple(case.name for case in (*BANDED, *SCATTERED))
@@ -183,6 +185,7 @@ FULL = Settings(
     choices_n=8_192,
     choices=_LISTED,
     zoo_choices=12,
+    random_choices=24,
 )
 """`make bench`."""
 
@@ -206,5 +209,6 @@ QUICK = Settings(
     choices_n=4_096,
     choices=("window(256)", "strided(128)", "BigBird 64, 3", "random(32)"),
     zoo_choices=0,
+    random_choices=4,
 )
 """`make bench-quick`: about three minutes, sizes at which overheads still weigh."""

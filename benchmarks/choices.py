@@ -6,11 +6,13 @@ import statistics
 
 import torch
 
-from attnspec.spec import Spec
+from attnspec.spec import Spec, parse
 from attnspec.stack import Stack
+from attnspec.timing import alternate
 from benchmarks.block_plans import spread, static_zoo
 from benchmarks.cases import BATCH, CASES, HEADS, SIZE, Settings
-from benchmarks.measuring import Json, alternate, missing
+from benchmarks.measuring import Json, missing
+from benchmarks.random_specs import random_text
 
 AUTO = "auto"
 
@@ -21,20 +23,35 @@ ROUNDS = 3
 def measure(settings: Settings) -> dict[str, Json]:
     """A row for each pattern with the seconds of every backend that does not refuse it."""
     n = settings.choices_n
-    specs = [(name, CASES[name].spec(n)) for name in settings.choices]
     fitting = [(name, spec) for name, spec in static_zoo() if Stack(spec).lengths((n,)) == [n]]
-    specs += spread(fitting, settings.zoo_choices)
+    kinds = {
+        "listed": [(name, CASES[name].spec(n)) for name in settings.choices],
+        "zoo": spread(fitting, settings.zoo_choices),
+        "random": [
+            (f"random spec {seed}", parse(random_text(seed)))
+            for seed in range(settings.random_choices)
+        ],
+    }
     rows: list[Json] = []
-    ratios = []
-    for name, spec in specs:
-        row, ratio = _row(name, spec, n, min(ROUNDS, settings.rounds))
-        rows.append(row)
-        if ratio is not None:
-            ratios.append(ratio)
     summary: dict[str, Json] = {}
-    if ratios:
-        summary = {"median": statistics.median(ratios), "worst": max(ratios)}
+    every: list[float] = []
+    for kind, specs in kinds.items():
+        ratios = []
+        for name, spec in specs:
+            row, ratio = _row(name, spec, n, min(ROUNDS, settings.rounds))
+            rows.append({"kind": kind, **row})
+            if ratio is not None:
+                ratios.append(ratio)
+        every += ratios
+        if ratios:
+            summary[kind] = _summary(ratios)
+    if every:
+        summary["all"] = _summary(every)
     return {"n": n, "rows": rows, "summary": summary}
+
+
+def _summary(ratios: list[float]) -> dict[str, Json]:
+    return {"count": len(ratios), "median": statistics.median(ratios), "worst": max(ratios)}
 
 
 def _row(name: str, spec: Spec, n: int, rounds: int) -> tuple[dict[str, Json], float | None]:
@@ -64,6 +81,7 @@ def _row(name: str, spec: Spec, n: int, rounds: int) -> tuple[dict[str, Json], f
     seconds: dict[str, Json] = {backend: found.median for backend, found in timed.items()}
     row: dict[str, Json] = {
         "name": name,
+        "spec": spec.source,
         "chosen": [*sorted(chosen)],
         "best": best,
         "seconds": seconds,

@@ -7,15 +7,9 @@ from collections.abc import Callable
 import torch
 from torch.nn import functional
 
+from attnspec.timing import Timing, alternate
 from benchmarks.cases import BANDED, CASES, Settings
-from benchmarks.measuring import (
-    Json,
-    Timing,
-    alternate,
-    geometric_mean,
-    planned,
-    tensors,
-)
+from benchmarks.measuring import Json, geometric_mean, planned, tensors
 
 Attention = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
 

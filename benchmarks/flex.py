@@ -7,10 +7,11 @@ from time import perf_counter
 import torch
 from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
+from attnspec.timing import alternate
 from benchmarks.cases import BATCH, CASES, FLEX_TARGETS, HEADS, Settings
 from benchmarks.fresh import Arguments, Run, integer, text
 from benchmarks.masks import predicate
-from benchmarks.measuring import Json, alternate, missing, planned, tensors
+from benchmarks.measuring import Json, missing, planned, tensors
 
 SAME = 1e-4
 """The largest difference at which two results count as the same."""

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from attnspec.timing import Timing, alternate
 from benchmarks.cases import CASES, Settings
 from benchmarks.efficiency import forward
-from benchmarks.measuring import Json, Timing, alternate, exponent, planned
+from benchmarks.measuring import Json, exponent, planned
 
 LONGEST = 30.0
 """Seconds for one call, as predicted, above which a length is left out."""

@@ -1,77 +1,25 @@
-"""Timing in turns, facts about the machine, and the file of figures."""
+"""What the parts of a run share: the tensors, the planner's word, and the file of figures."""
 
 from __future__ import annotations
 
-import gc
 import json
-import os
-import platform
 import statistics
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
-from importlib.metadata import PackageNotFoundError, version
+from collections.abc import Mapping, Sequence
 from math import exp, log
 from pathlib import Path
-from time import perf_counter
+from typing import TypeAlias
 
 import torch
 
-import attnspec
+from attnspec.data import Plain
 from attnspec.spec import Spec
 from benchmarks.cases import BATCH, HEADS, SIZE
 
-Json = bool | int | float | str | None | list["Json"] | dict[str, "Json"]
+Json: TypeAlias = Plain
 """A JSON value."""
-
-LEAST = 0.05
-"""Seconds that a subject is timed for in a round, as long as `MOST_CALLS` are not reached."""
-
-MOST_CALLS = 8
-"""Calls of one subject in a round."""
 
 PACKAGES = ("torch", "numpy", "transformers", "local-attention")
 """Whose versions stand beside the figures."""
-
-
-@dataclass(frozen=True)
-class Timing:
-    """Seconds of one call: the median, the extremes, and over how many calls."""
-
-    median: float
-    least: float
-    most: float
-    calls: int
-
-    def data(self) -> dict[str, Json]:
-        return {**asdict(self)}
-
-
-def alternate(subjects: Mapping[str, Callable[[], object]], rounds: int) -> dict[str, Timing]:
-    """Time subjects in turns, so that what slows the machine for a while slows all of them.
-
-    Every subject is called once before; short ones several times in a round.
-    """
-    if rounds < 1:
-        raise ValueError(f"one round at least is needed, got {rounds}")
-    calls = {}
-    for name, subject in subjects.items():
-        subject()
-        start = perf_counter()
-        subject()
-        once = max(perf_counter() - start, 1e-9)
-        calls[name] = max(1, min(MOST_CALLS, round(LEAST / once)))
-    times: dict[str, list[float]] = {name: [] for name in subjects}
-    for _ in range(rounds):
-        for name, subject in subjects.items():
-            gc.collect()
-            for _ in range(calls[name]):
-                start = perf_counter()
-                subject()
-                times[name].append(perf_counter() - start)
-    return {
-        name: Timing(statistics.median(found), min(found), max(found), len(found))
-        for name, found in times.items()
-    }
 
 
 def tensors(n: int, grad: bool = False) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
@@ -94,31 +42,6 @@ def planned(spec: Spec, n: int) -> dict[str, Json]:
         "predicted": seconds,
         "plan": [*str(plan).splitlines()],
     }
-
-
-def machine() -> dict[str, Json]:
-    """The machine in general terms: nothing that names it."""
-    return {
-        "architecture": platform.machine(),
-        "system": platform.system(),
-        "cores": os.cpu_count(),
-        "threads": torch.get_num_threads(),
-        "vector_instructions": torch.backends.cpu.get_cpu_capability(),
-    }
-
-
-def versions() -> dict[str, Json]:
-    """The versions of everything that was timed."""
-    found: dict[str, Json] = {
-        "python": platform.python_version(),
-        "attnspec": attnspec.__version__,
-    }
-    for name in PACKAGES:
-        try:
-            found[name] = version(name)
-        except PackageNotFoundError:
-            continue
-    return found
 
 
 def missing(name: str, reason: object) -> dict[str, Json]:

@@ -12,9 +12,10 @@ from typing import Any
 import torch
 
 from attnspec.diagnostics import SpecError
+from attnspec.timing import alternate
 from benchmarks.cases import HEADS, SIZE, WORKS, Settings, Work
 from benchmarks.flex import SAME
-from benchmarks.measuring import Json, alternate, missing, planned, tensors
+from benchmarks.measuring import Json, missing, planned, tensors
 
 Attend = Callable[[], torch.Tensor]
 """One call on tensors that are already where the package wants them; [B, H, n, d]."""

@@ -19,6 +19,14 @@ MARKERS = "<!-- bench -->", "<!-- /bench -->"
 ETA_TARGETS = {"forward": 0.6, "both": 0.5}
 """The targets for the geometric means."""
 
+CHOSEN_FROM = {
+    "listed": "the {} listed patterns",
+    "zoo": "{} specs of the zoo",
+    "random": "{} random specs",
+    "all": "all {}",
+}
+"""What the planner chooses for, by kind."""
+
 Figures = Mapping[str, Any]
 
 
@@ -196,15 +204,15 @@ def _choices(part: Figures) -> str:
         for row in part["rows"]
     ]
     summary = part["summary"]
-    found = (
-        f"The median over the patterns is {summary['median']:.2f}×, the worst "
-        f"{summary['worst']:.2f}×."
-        if summary
-        else "No pattern had a choice."
+    found = "; ".join(
+        f"over {CHOSEN_FROM[kind].format(each['count'])} the median is {each['median']:.2f}×, "
+        f"the worst {each['worst']:.2f}×"
+        for kind, each in summary.items()
     )
     return _section(
         f"What the planner's choice costs, n = {part['n']:,}",
-        f"The time of the chosen backend over that of the fastest, forward. {found}",
+        f"The time of the chosen backend over that of the fastest, forward: "
+        f"{found or 'no pattern had a choice'}.",
         "pattern | chosen | fastest | ratio | measured",
         rows,
     )

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import numpy as np
 
-from attnspec.elaborate import ParameterValue
+from attnspec.elaborate.values import ParameterValue
 from attnspec.reading import read_source
 from attnspec.spec import Spec
 

@@ -124,7 +124,7 @@ class _Run:
 
     def _recover(self, stopped: int) -> bool:
         """Moves the parser to the next place where reading is sound; False if there is none."""
-        index = self._resumption(stopped)
+        body, index = self._resumption(stopped)
         lexer = self.parser.lexer_thread.state
         if index is None or index <= self.resumed or lexer is None:
             return False
@@ -136,7 +136,11 @@ class _Run:
             word = "attention" if outside else "attend"
         terminal = _terminal()[word]
         state = self.parser.parser_state
-        while terminal not in self.choices() or terminal not in self.accepts():
+        while (
+            self._waits_inside(body)
+            or terminal not in self.choices()
+            or terminal not in self.accepts()
+        ):
             if not state.value_stack:
                 return False
             state.state_stack.pop()
@@ -144,23 +148,32 @@ class _Run:
         lexer.line_ctr.char_pos = self.starts[index]
         return True
 
-    def _resumption(self, stopped: int) -> int | None:
+    def _waits_inside(self, body: int) -> bool:
+        """Whether the parser waits for the end of a bracket that was opened inside the body."""
+        first = self.starts[body] if body >= 0 else -1
+        return any(
+            isinstance(held, Token) and held.value in ("(", "{") and (held.start_pos or 0) > first
+            for held in self.parser.parser_state.value_stack
+        )
+
+    def _resumption(self, stopped: int) -> tuple[int, int | None]:
+        """The body around a place, -1 for the file, and the word to go on with, if there is one."""
         words = self.scan.words
         body = self._enclosing(stopped, through="(")
         while body >= 0 and (words[body].text == "(" or is_members(self.scan, body)):
             body = self._enclosing(body, through="(")
         for index in range(stopped, len(words)):
             if body >= 0 and self.scan.closers.get(body) == index:
-                return index
+                return body, index
             # what stopped the parser cannot be where it goes on, unless it is a keyword
             if not self._starts(index, guess=index > stopped):
                 continue
             if words[index].text in ITEMS or body < 0:
                 if self._enclosing(index, through="({") < 0:
-                    return index
+                    return -1, index
             elif self._enclosing(index, through="(") == body:
-                return index
-        return None
+                return body, index
+        return body, None
 
     def _starts(self, index: int, guess: bool) -> bool:
         """Whether a line starts here with a keyword or, if `guess`, with what was meant as one."""

@@ -225,6 +225,10 @@ def _open_brackets(stop: _Stop) -> tuple[tuple[str, Span], ...]:
 def _sign(stop: _Stop) -> Diagnostic | None:
     """A sign that has its place elsewhere: `=`, `..`, `{`, a second comparison."""
     text = stop.word.text
+    before = stop.before.text if stop.before else ""
+    if text == "=" and before in STATEMENTS and stop.after:
+        advice = f"write `{before} {stop.after}`: a keyword and its value need nothing between them"
+        return stop.diagnostic("A133", "an expression", advice)
     if text == "=" and "==" in stop.accepts:
         return stop.diagnostic("A139", "`==` to compare", "`=` stands between a name and its value")
     if text == "..":
@@ -233,10 +237,9 @@ def _sign(stop: _Stop) -> Diagnostic | None:
         )
         return stop.diagnostic("A140", "a single value", advice)
     if text == "{" and "NAME" in stop.accepts and "(" in stop.accepts:
-        word = stop.before.text if stop.before else ""
         advice = "a list in braces stands only after `in`: `x in {1, 2, 4}`"
-        if word in ("layer", "head"):
-            advice = f"say which: `{word} 0..5 {{ … }}`, or `{word} all {{ … }}`"
+        if before in ("layer", "head"):
+            advice = f"say which: `{before} 0..5 {{ … }}`, or `{before} all {{ … }}`"
         return stop.diagnostic("A141", "an expression", advice)
     if text in _COMPARISONS and text not in stop.accepts and stop.accepts & {"or", "and"}:
         advice = "only `<` and `<=` can be chained; write `a == b and b == c`"
@@ -266,6 +269,10 @@ def _statement(stop: _Stop) -> Diagnostic | None:
     text = stop.word.text
     if text in _FOREIGN_WORDS:
         advice: str | None = _FOREIGN_WORDS[text]
+    elif text == ",":
+        advice = "`|` is the union of graphs; statements need nothing between them"
+    elif text == "(" and stop.before is not None and stop.before.text == "causal":
+        advice = "the statement is `causal` alone"
     elif text in ITEMS:
         advice = f"`{text}` stands outside an attention: is a `}}` missing before it?"
     else:
@@ -298,6 +305,8 @@ def _operand(stop: _Stop) -> Diagnostic | None:
     advice = None
     if stop.word.text == "not":
         advice = "write `(not …)` with brackets here"
+    elif stop.word.text == "|":
+        advice = "the absolute value is `abs(…)`; `|` stands between two graphs or token sets"
     return stop.diagnostic("A133", expected_words(stop.accepts), advice)
 
 
@@ -306,6 +315,8 @@ def _advice(stop: _Stop) -> str | None:
         return f"write `{stop.before.text}(…)`, with nothing between the brackets if that is meant"
     if stop.accepts == {"n"} and stop.word.kind == "number":
         return f"write `at n = {stop.word.text}`"
+    if stop.accepts == {"(", "{"} and stop.word.text == "-" and stop.before and stop.after:
+        return f"names have underscores: `{stop.before.text}_{stop.after}`"
     if "NAME" in stop.accepts and stop.word.text in RESERVED:
         return f"`{stop.word.text}` has a meaning of its own and cannot be a name"
     return _near_word(stop, stop.accepts)

@@ -14,7 +14,8 @@ from attnspec.runtime import CompiledAttention
 from attnspec.spec import Spec, parse
 from attnspec.verification import error_bound
 
-BACKEND_NAMES = [backend.name for backend in BACKENDS]
+BACKEND_NAMES = [backend.name for backend in BACKENDS if backend.name != "rows"]
+"""The backends that take any number of queries."""
 
 GRAPHS = {
     "full": "attend full",

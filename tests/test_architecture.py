@@ -32,6 +32,7 @@ BACK = (
     "attnspec.banding",
     "attnspec.layout",
     "attnspec.ordered",
+    "attnspec.covering",
     "attnspec.emit",
     "attnspec.backends",
     "attnspec.runtime",
@@ -56,15 +57,30 @@ RULES = (
     # what is computed from it
     Rule("attnspec.elaborate", never=BACK),
     Rule("attnspec.figures", never=(*FRONT, "attnspec.emit", "attnspec.show", "torch")),
+    Rule("attnspec.analysis", never=(*FRONT, "attnspec.emit", "attnspec.show", "torch")),
     Rule("attnspec.steps", never=(*FRONT, *BACK, "torch")),
+    Rule("attnspec.periods", only=("attnspec.scalars",), never=("torch",)),
+    Rule("attnspec.axes", never=(*FRONT, *BACK, "torch")),
+    Rule("attnspec.knowing", only=("attnspec.relations",), never=("torch",)),
+    Rule("attnspec.edge_count", never=(*FRONT, *BACK, "torch")),
+    Rule("attnspec.covering", never=(*FRONT, "attnspec.ordered", "attnspec.banding", "torch")),
     Rule("attnspec.ordered", never=(*FRONT, "attnspec.emit", "attnspec.show", "torch")),
     Rule("attnspec.banding", never=(*FRONT, "attnspec.emit", "attnspec.show", "torch")),
     Rule("attnspec.integrations", never=("attnspec.grammar", "attnspec.emit", "attnspec.show")),
     Rule("attnspec.planning", never=(*FRONT, "attnspec.emit", "attnspec.show")),
     Rule("attnspec.layout", never=(*FRONT, "attnspec.emit", "attnspec.show", "torch")),
+    Rule("attnspec.rates", only=("attnspec.target",), never=("torch",)),
+    Rule("attnspec.timing", only=("attnspec.data",), never=("torch",)),
+    Rule("attnspec.machine", only=("attnspec.data", "attnspec._version")),
+    Rule("attnspec.calibrating", never=("attnspec.planning", "attnspec.emit", "attnspec.show")),
+    Rule("attnspec.benching", never=(*FRONT, "attnspec.emit", "attnspec.show")),
+    Rule("attnspec.rivals", never=(*FRONT, "attnspec.emit", "attnspec.show")),
     Rule("attnspec.backends", never=(*FRONT, "attnspec.planning", "attnspec.emit")),
     Rule("attnspec.backends", never=("attnspec.figures", "attnspec.show")),
+    Rule("attnspec.plugins", never=(*FRONT, "attnspec.planning", "attnspec.emit", "torch")),
+    Rule("attnspec.refusals", never=(*FRONT, "attnspec.emit", "attnspec.show", "torch")),
     Rule("attnspec.runtime", never=(*FRONT, "attnspec.emit", "attnspec.show")),
+    Rule("attnspec.verification", never=(*FRONT, "attnspec.emit", "attnspec.show")),
     # the command line stands on top
     Rule("attnspec", never=("attnspec.cli",), but=("attnspec.__main__",)),
 )
@@ -80,6 +96,8 @@ LIGHT = (
     "run('check', SPEC)",
     "run('show', SPEC, '-n', '64')",
     "run('plan', SPEC, '-n', '64')",
+    "run('analyse', SPEC, '-n', '256')",
+    "run('calibrate', '--show')",
 )
 """What must not load any of HEAVY; SPEC is a file of the zoo."""
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable
 
 import numpy as np
@@ -21,6 +22,7 @@ from attention_checks import (
 from torch.nn import functional
 
 import attnspec.pieces
+from attnspec.backends import BACKENDS
 from attnspec.buckets import bucket_of, thresholds
 from attnspec.data import plan_data
 from attnspec.dense_kernel import LARGE
@@ -368,6 +370,25 @@ def test_the_cheapest_is_chosen_and_named_ones_are_kept() -> None:
         assert seconds == sorted(seconds)
     assert plan(spec.program, 16384, backend="dense").steps[0].chosen.name == "dense"
     assert plan(spec.program, 0).steps == ()
+
+
+def test_a_plan_of_nothing_says_so() -> None:
+    assert str(spec_of("attend full").plan(0)) == "sample, n = 0, cpu: nothing to run"
+    with pytest.raises(ValueError, match="has 2 x 3 = 6 cells, got n = 0"):
+        spec_of("sequence grid(2, 3) attend axial").plan(0)
+    with pytest.raises(BackendError, match="one of auto"):
+        spec_of("attend full").plan(0, backend="quick")
+
+
+def test_estimates_are_shown_for_the_device_that_they_are_about() -> None:
+    spec = spec_of("attend window(radius = 3)")
+    head, *lines = str(spec.plan(512, device="cuda:1")).splitlines()
+    assert head == "sample, n = 512, cuda; no estimates for cuda, ranked as on the CPU"
+    assert any(line.endswith("chosen") for line in lines)
+    assert any("refused: its kernel runs on the CPU, not on cuda" in line for line in lines)
+    figure = re.compile(r"\d (s|ms|us)$")
+    assert not any(figure.search(line) for line in lines)
+    assert any(figure.search(line) for line in str(spec.plan(512)).splitlines())
     body = "layers 3 heads 3 attend window(radius = 4) layer 1 { head 0, 2 { attend full } }"
     text = str(plan(spec_of(body).program, 64))
     assert "layer 0, 2  head 0..2" in text
@@ -405,4 +426,6 @@ def test_a_wrong_backend_is_caught() -> None:
 
 def test_candidates_name_every_backend_once() -> None:
     work = Work(BY_NAME["full"](), 64, 64)
-    assert sorted(c.backend.name for c in candidates(work, "cpu")) == sorted(BACKEND_NAMES)
+    assert sorted(c.backend.name for c in candidates(work, "cpu")) == sorted(
+        backend.name for backend in BACKENDS
+    )

@@ -11,8 +11,10 @@ import torch
 from random_specs import spec_text
 
 import attnspec
+from attnspec.axes import axis
 from attnspec.banding import bands_of, layouts_of
-from attnspec.ordered import StepLayout, TooFine, axis, classify, step_layout
+from attnspec.covering import TooFine, classify
+from attnspec.ordered import StepLayout, step_layout
 from attnspec.relations import Relation, evaluate_pairs
 from attnspec.spec import Spec
 from attnspec.stack import Stack

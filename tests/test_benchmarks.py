@@ -12,12 +12,15 @@ import numpy as np
 import pytest
 import torch
 
+from attnspec.spec import parse
+from attnspec.timing import MOST_CALLS, alternate
 from benchmarks import block_plans, flex, fresh, measuring, packages, report
 from benchmarks.__main__ import PARTS, measure
 from benchmarks.cases import BANDED, CASES, FULL, HEADS, QUICK, SCATTERED, WORKS, Settings
 from benchmarks.fresh import in_this_process
 from benchmarks.masks import predicate
-from benchmarks.measuring import Json, alternate, exponent, geometric_mean
+from benchmarks.measuring import Json, exponent, geometric_mean
+from benchmarks.random_specs import random_text
 from benchmarks.readme_tables import bench_table
 
 TINY = Settings(
@@ -40,6 +43,7 @@ TINY = Settings(
     choices_n=200,
     choices=("window(256)",),
     zoo_choices=1,
+    random_choices=2,
 )
 
 LISTED = tuple(case.name for case in (*BANDED, *SCATTERED))
@@ -158,6 +162,31 @@ def test_the_choice_is_never_faster_than_the_best(figures: dict[str, Json]) -> N
             assert number(row["ratio"]) >= 1
 
 
+def test_choices_are_summed_up_by_kind(figures: dict[str, Json]) -> None:
+    summary = part_of(figures, "choices")["summary"]
+    assert isinstance(summary, dict)
+    ratios: dict[str, list[float]] = {"listed": [], "zoo": [], "random": [], "all": []}
+    for row in rows_of(figures, "choices"):
+        if "reason" not in row:
+            ratios[str(row["kind"])].append(number(row["ratio"]))
+            ratios["all"].append(number(row["ratio"]))
+    assert set(ratios) >= set(summary) >= {"random", "all"}
+    for kind, found in summary.items():
+        assert found == {
+            "count": len(ratios[kind]),
+            "median": pytest.approx(np.median(ratios[kind])),
+            "worst": max(ratios[kind]),
+        }
+
+
+def test_random_specs_are_specs() -> None:
+    texts = [random_text(seed) for seed in range(FULL.random_choices)]
+    assert len(set(texts)) == len(texts)
+    assert [random_text(seed) for seed in range(FULL.random_choices)] == texts
+    for text in texts:
+        assert parse(text).plan(64).steps
+
+
 def test_tables_hold_every_row(figures: dict[str, Json]) -> None:
     page = report.tables(figures)
     for name in PARTS:
@@ -265,7 +294,7 @@ def test_settings_name_what_exists(settings: Settings) -> None:
 def test_subjects_take_turns() -> None:
     calls: list[str] = []
     timed = alternate({"a": lambda: calls.append("a"), "b": lambda: calls.append("b")}, rounds=2)
-    often = measuring.MOST_CALLS
+    often = MOST_CALLS
     assert calls == ["a", "a", "b", "b", *(["a"] * often + ["b"] * often) * 2]
     assert timed["a"].calls == 2 * often
 

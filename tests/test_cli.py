@@ -139,6 +139,20 @@ def test_check(file: str, status: int, line: str, folder: Path) -> None:
     assert done.stderr.splitlines()[-1] == line
 
 
+def test_check_names_what_cannot_be_compiled_yet(folder: Path) -> None:
+    Path("later.attn").write_text(
+        "attention a { heads 2 attend favor() head 1 { attend lsh(buckets = 4) & causal } }\n"
+        "attention b { attend favr() }\n"
+    )
+    done = run("check", "later.attn", "--name", "a")
+    assert done.exit_code == 0
+    assert done.stderr == "later.attn: ok, not built yet: `favor`, `lsh`\n"
+    value = json.loads(run("check", "later.attn", "good.attn", "--json").stdout)
+    assert [entry["unbuilt"] for entry in value["files"]] == [["favor", "lsh"], []]
+    # beside errors it would be noise
+    assert "not built" not in run("check", "later.attn").stderr.splitlines()[-1]
+
+
 def test_check_says_where_and_what_to_do(folder: Path) -> None:
     done = run("check", "wrong.attn")
     assert "wrong.attn:1:26: error[A201]" in done.stderr
@@ -244,7 +258,10 @@ def test_a_file_that_is_too_large_is_a_limit(folder: Path) -> None:
         (GOOD.encode(), 0, None),
         (b"\xef\xbb\xbf" + GOOD.encode().replace(b"\n", b"\r\n"), 0, None),
         (b"", 1, "A"),
-        (b"attention \xe9", 1, "A101"),
+        (b"attention \xe9", 1, "A101]: expected UTF-8 text, found byte 0xE9 at byte 10"),
+        (GOOD.encode("utf-16"), 1, "A101]: expected UTF-8 text, found a mark of UTF-16"),
+        # a limit that falls inside a character
+        (b"#" + "\u00e9".encode() * (1 << 19), 4, "A190"),
         (b'from "x.attn" import a ' + GOOD.encode(), 1, "A501"),
     ],
 )
@@ -459,7 +476,14 @@ def test_plan(folder: Path) -> None:
     chosen = value["steps"][0]["chosen"]
     assert value["steps"][0]["candidates"][0]["backend"] == chosen
     assert run("plan", "good.attn", "--backend", chosen).exit_code == 0
+    value = json.loads(run("plan", "good.attn", "-n", "512", "--device", "cuda", "--json").stdout)
+    candidates = value["steps"][0]["candidates"]
+    assert {candidate["seconds"] for candidate in candidates} == {None}
+    assert "no estimates for cuda" in run("plan", "good.attn", "--device", "cuda").stdout
     assert run("plan", "good.attn", "-n", "0").exit_code == 0
+    done = run("plan", "good.attn", "-n", "2147483647")
+    assert done.exit_code == 4
+    assert "up to n = 1,048,576, got 2,147,483,647" in done.stderr
     done = run("plan", "good.attn", "--backend", "tyles")
     assert done.exit_code == 2
     assert chosen in done.stderr
@@ -606,6 +630,7 @@ def test_compile_prints_and_takes_standard_input(folder: Path) -> None:
         (["good.attn", "-o", "link.py"], 2, "the spec itself"),
         (["good.attn", "-o", "yours.py"], 3, "--force"),
         (["good.attn", "-o", "."], 3, "directory"),
+        (["good.attn", "-o", ""], 2, "a file's name"),
         (["good.attn", "-o", "nowhere/x.py"], 3, "nowhere/x.py"),
     ],
 )
@@ -681,6 +706,24 @@ def test_verify_a_spec_and_its_module(options: Sequence[str], folder: Path) -> N
         assert value["checks"]
 
 
+def test_verify_with_every_backend(folder: Path) -> None:
+    done = run("verify", "good.attn", "-n", "20", "--backend", "all")
+    assert done.exit_code == 0
+    for name in ("dense", "tiles", "bands", "scattered", "rows"):
+        assert f", {name}: " in done.stdout
+    assert "not looked at: other queries than the last 5" in done.stdout
+
+
+def test_verify_samples_a_long_sequence(folder: Path) -> None:
+    done = run("verify", "good.attn", "-n", "5000")
+    assert done.exit_code == 0
+    assert "not every pair was looked at" in done.stdout
+    assert "at 64 of 5,000 queries" in done.stdout
+    value = json.loads(run("verify", "good.attn", "-n", "5000", "--json").stdout)
+    assert value["exhaustive"] is False
+    assert {check["queries"] for check in value["checks"]} <= {16, 64, 5000}
+
+
 def test_verify_finds_a_module_that_computes_something_else(folder: Path) -> None:
     run("compile", "good.attn")
     text = Path("good_attn.py").read_text()
@@ -699,11 +742,13 @@ def test_verify_finds_a_module_that_computes_something_else(folder: Path) -> Non
 @pytest.mark.parametrize(
     ("subject", "options", "status", "said"),
     [
-        ("good.attn", ["-n", "4097"], 4, "4,096"),
+        ("good.attn", ["-n", "1048577"], 4, "1,048,576"),
+        ("good.attn", ["-n", "20000", "--backend", "dense"], 4, "too long for the backend dense"),
         ("good.attn", ["-n", "0"], 2, "n = 0"),
         ("good.attn", ["--backend", "tyles"], 2, "tyles"),
         ("wrong.attn", [], 1, "A201"),
         ("good_attn.py", ["--set", "r=3"], 2, "--set"),
+        ("good_attn.py", ["--backend", "all"], 2, "--backend"),
         ("nowhere.py", [], 3, "nowhere.py"),
         ("yours.py", [], 1, "no module that"),
         ("edited.py", [], 1, "fingerprint"),

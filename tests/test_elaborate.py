@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
+from typing import Any
 
 import numpy as np
 import pytest
 
 from attnspec.diagnostics import SpecError
-from attnspec.elaborate import ParameterValue
 from attnspec.elaborate.names import type_of
+from attnspec.elaborate.values import ParameterValue
 from attnspec.elaborate.weights import Weight, Weights
 from attnspec.ir import ArgumentValue, Compound, Leaf, Tokens
 from attnspec.patterns import BY_NAME
@@ -310,7 +311,8 @@ def test_overriding_changes_the_meaning() -> None:
 
 def test_a_real_parameter() -> None:
     text = "attention a(cap = 30) { attend full score softcap(cap = cap) }"
-    for value in (2.5, 1e-3, 1e22, np.float64(0.1)):
+    values: tuple[Any, ...] = (2.5, 1e-3, 1e22, np.float64(0.1), np.float32(0.25))
+    for value in values:
         spec = parse(text, cap=value)
         assert spec.parameters == {"cap": value}
         assert parse(spec.source) == spec
@@ -322,30 +324,77 @@ def test_a_real_parameter() -> None:
     ("given", "expected"),
     [
         ({"radius": 3}, ["A216 a"]),
-        ({"r": True}, ["A305 r"]),
+        ({"r": True}, ["A218 true"]),
         ({"r": 2.0}, ["A305 r"]),
-        ({"r": ""}, ["A218 r"]),
-        ({"r": "3 +"}, ["A218 r"]),
-        ({"r": "3 causal"}, ["A218 r"]),
-        ({"r": "3 } attention b { attend full"}, ["A218 r"]),
-        ({"r": "3 } graph g = full graph h = self attention b {"}, ["A218 r"]),
-        ({"r": "\0"}, ["A218 r"]),
-        ({"r": "3\u202e"}, ["A218 r"]),
-        ({"r": "(" * 100_000}, ["A218 r"]),
+        ({"r": ""}, ["A218 "]),
+        ({"r": "3 +"}, ["A218 3 +"]),
+        ({"r": "3 causal"}, ["A218 3 causal"]),
+        ({"r": "3 } attention b {"}, ["A218 3 } attention b {"]),
+        ({"r": "3 } graph g = full attention b {"}, ["A218 3 } graph g = full attention b {"]),
+        ({"r": "\0"}, ["A102 \0"]),
+        ({"r": "3\u202e"}, ["A103 \u202e"]),
+        ({"r": "(" * 100_000}, ["A191 ("]),
+        ({"r": "1 + 0x10"}, ["A110 0x10"]),
         ({"r": 10**5000}, ["A218 r"]),
         ({"r": 2**63}, ["A218 r"]),
         ({"r": -1}, ["A306 r"]),
         ({"r": "1 // 0"}, ["A308 1 // 0"]),
         ({"r": "foo"}, ["A201 foo"]),
         ({"r": "s"}, ["A201 s"]),
-        ({"r": "full"}, ["A310 r"]),
-        ({"on": 1}, ["A306 on"]),
+        ({"r": "full"}, ["A218 full"]),
+        ({"r": "n == 3"}, ["A218 n == 3"]),
+        ({"on": 1}, ["A218 1"]),
     ],
 )
 def test_overriding_by_what_cannot_be(
     given: dict[str, ParameterValue], expected: list[str]
 ) -> None:
     assert errors(SIZED.replace("s = r + 1", "s = 1"), **given) == expected
+
+
+def test_a_wrong_value_is_shown_as_it_was_given() -> None:
+    text = "attention a(radius = 64, on = true, g = full) { attend g & window(radius = radius) "
+    text += "& random(keys = 1, per_head = on) }"
+    for given, shown in (
+        (
+            {"radius": "2 * four"},
+            "<parameter radius>:1:5: error[A201]: `four` is not defined\n"
+            "  1 | 2 * four\n"
+            "    |     ^^^^\n"
+            "  note: the parameter `radius` is a number, 64 by default",
+        ),
+        (
+            {"on": "3"},
+            "<parameter on>:1:1: error[A218]: the value of `on` must be true or false,"
+            " got a number\n"
+            "  1 | 3\n"
+            "    | ^\n"
+            "  note: the parameter `on` is true or false, true by default",
+        ),
+        (
+            {"g": "windw(radius = 1)"},
+            "<parameter g>:1:1: error[A201]: `windw` is not defined\n"
+            "  1 | windw(radius = 1)\n"
+            "    | ^^^^^\n"
+            "  note: the parameter `g` has the default `full`\n"
+            "  help: did you mean `window`?",
+        ),
+        (
+            {"g": "full & (self |"},
+            "<parameter g>:1:1: error[A218]: the value of `g` must be one expression\n"
+            "  1 | full & (self |\n"
+            "    | ^^^^^^^^^^^^^^\n"
+            "  note: the parameter `g` has the default `full`",
+        ),
+    ):
+        with pytest.raises(SpecError) as caught:
+            parse(text, **given)
+        assert str(caught.value) == shown
+
+
+def test_wrong_values_are_found_together() -> None:
+    given = {"r": "3 +", "s": "0x10", "on": "four"}
+    assert errors(SIZED, **given) == ["A201 four", "A218 3 +", "A110 0x10"]
 
 
 def test_the_nearest_parameter_is_suggested() -> None:

@@ -10,20 +10,16 @@ import pytest
 from attention_checks import GRAPHS, spec_of
 from relation_checks import definition
 
-from attnspec.layout import (
-    FULL_TILE,
-    TileLayout,
-    _from_edges,
-    _looked_into,
-    classify,
-    is_closed,
-    tile_layout,
-)
+from attnspec.covering import classify
+from attnspec.knowing import is_closed
+from attnspec.layout import TileLayout, _from_edges, tile_layout
+from attnspec.ordered import FULL_TILE, looked_into
 from attnspec.patterns import PATTERNS
 from attnspec.patterns.full import Full
 from attnspec.patterns.window import Window
 from attnspec.relations import Relation
 from attnspec.runs import runs_of, unfolded
+from attnspec.steps import NATURAL
 
 SIZES = (1, 2, 7, 64, 127, 130, 257)
 
@@ -84,11 +80,11 @@ def test_tiles_on_grids() -> None:
 @pytest.mark.parametrize("name", GRAPHS)
 def test_both_ways_to_look_into_tiles_agree(name: str) -> None:
     relation = spec_of(GRAPHS[name]).relation(200)
-    found = classify(relation, 150, 200, 32)
+    found = classify(relation, 150, 200, NATURAL, (32, 32))
     q, k = found.undecided
     if not len(q):
         return
-    kinds, masks = _looked_into(relation, found, np.arange(len(q)))
+    kinds, masks = looked_into(found.q, found.k, q, k, relation, 200)
     some = kinds >= FULL_TILE
     order = np.lexsort((k[some], q[some]))
     edge_q, edge_k, edge_kinds, edge_masks = _from_edges(relation, found)

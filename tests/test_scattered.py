@@ -19,7 +19,8 @@ from attention_checks import (
 )
 
 from attnspec.backends.dense import Dense
-from attnspec.backends.scattered import MOST, ScatteredBackend, edges_of
+from attnspec.backends.scattered import MOST, ScatteredBackend
+from attnspec.edge_count import edges_of
 from attnspec.edge_layout import EdgeLayout, edge_layout
 from attnspec.edge_products import EdgeProducts, scores, to_keys, to_queries
 from attnspec.patterns.random_ import Random

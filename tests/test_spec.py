@@ -436,7 +436,8 @@ def test_inputs_of_one_sample(head: int, values: dict[str, object], keys: int) -
     [
         (0, None, r"`a` needs its input `t` \(tokens\)"),
         (0, {"i": [0] * 6}, "needs its input `t`"),
-        (0, {"t": 1, "x": 1}, "`a` declares no input `x`"),
+        (0, {"t": 1, "x": 1}, "`a` declares no input `x`, its inputs are t, i, l"),
+        (0, {"T": 1}, "no input `T`, .*: did you mean `t`"),
         (0, {"t": [True] * 5}, r"`t` must be bool \[6\], got bool \[5\]"),
         (0, {"t": [[True] * 6]}, "must be bool"),
         (0, {"t": [1.0] * 6}, r"got float64 \[6\]"),
@@ -462,6 +463,12 @@ def test_other_inputs_are_refused(
 ) -> None:
     with pytest.raises(AttnSpecError, match=message):
         INPUTS.mask(6, head=head, inputs=values)  # type: ignore[arg-type]
+
+
+def test_inputs_map_names_to_arrays() -> None:
+    for wrong in (3, [1], "t"):
+        with pytest.raises(TypeError, match="inputs must map names to arrays, got"):
+            INPUTS.mask(6, inputs=wrong)  # type: ignore[arg-type]
 
 
 def test_only_the_inputs_of_the_head_are_needed() -> None:

@@ -7,20 +7,21 @@ from pathlib import Path
 
 import pytest
 import torch
+from attention_checks import BACKEND_NAMES
 
 import attnspec
 from attnspec.emit import class_name
 from attnspec.reading import read_source
 from attnspec.spec import Spec
-from attnspec.stack import Stack
-from attnspec.verification import verify
+from attnspec.verification import verify, verify_each
 from attnspec.works import unbuilt
 
 EXAMPLES = Path(__file__).parent.parent / "examples"
 FILES = sorted(path.name for path in EXAMPLES.glob("*.attn"))
-LENGTHS = (1, 2, 7, 64, 127, 130)
-LONGEST = 1100
-"""A grid of the zoo is verified up to this size; larger ones at smaller parameters."""
+LENGTHS = (1, 2, 63, 64, 65, 200, 257, 1000)
+SHORT = (1, 200)
+"""Lengths for every run of the tests; 65 is where emitting a module verifies it."""
+EMITTED = (2, 130)
 
 SMALLER: dict[str, dict[str, int]] = {
     "bigbird_etc.attn": {"block": 8, "globals": 5},
@@ -30,16 +31,30 @@ SMALLER: dict[str, dict[str, int]] = {
 }
 
 
+"""Grids of other sizes than the spec's own, which are tried as well."""
+
+
 def loaded(name: str) -> Spec:
     return Spec(read_source(EXAMPLES / name), parameters=SMALLER.get(name))
 
 
-def lengths(spec: Spec) -> list[int]:
-    fixed = Stack(spec).fixed_length()
+def lengths(spec: Spec, wanted: tuple[int, ...]) -> list[int]:
+    fixed = spec.program.fixed_length
     if fixed is not None:
-        return [fixed] if fixed <= LONGEST else []
-    first = spec.program.extra_tokens
-    return [n for n in LENGTHS if n > first]
+        return [fixed]
+    return [n for n in wanted if n > spec.program.extra_tokens]
+
+
+def verify_all(spec: Spec, wanted: tuple[int, ...]) -> None:
+    """Every backend that takes the spec, at every length that it has."""
+    tried = lengths(spec, wanted)
+    assert tried, "every spec is tried at some length"
+    for n in tried:
+        found = verify_each(spec.program, n, BACKEND_NAMES)
+        assert found.ok, str(found)
+        assert found.exhaustive
+        # what refuses does so because of inputs, scores or the number of edges
+        assert all(re.search("run-time input|scores|edges", why) for _, why in found.refused)
 
 
 def emitted(spec: Spec) -> torch.nn.Module:
@@ -70,8 +85,18 @@ def test_what_is_not_built_says_so(name: str) -> None:
 def test_the_emitted_module_computes_the_spec(name: str) -> None:
     spec = loaded(name)
     module = emitted(spec)
-    tried = lengths(spec)
-    assert tried, "every spec is tried at some length"
-    for n in tried:
+    for n in lengths(spec, EMITTED):
         found = verify(spec.program, n, module=module)
         assert found.ok, str(found)
+
+
+@pytest.mark.parametrize("name", [name for name in BUILT if loaded(name).program.grid is None])
+def test_every_backend_computes_the_spec(name: str) -> None:
+    verify_all(loaded(name), SHORT)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("name", BUILT)
+def test_every_backend_computes_the_spec_at_every_length(name: str) -> None:
+    verify_all(attnspec.load(EXAMPLES / name), LENGTHS)

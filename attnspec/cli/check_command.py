@@ -14,6 +14,7 @@ from attnspec.cli.specs import shown_path, source_at
 from attnspec.diagnostics import Diagnostic, SpecError, in_order
 from attnspec.elaborate import attention_names
 from attnspec.spec import Spec
+from attnspec.works import unbuilt
 
 UNCHECKED = "A609"
 """The code of a claim that this version does not check."""
@@ -21,11 +22,13 @@ UNCHECKED = "A609"
 
 @dataclass(frozen=True)
 class Checked:
-    """What was found in one file: the attentions looked at, how many claims, and the messages."""
+    """What was found in one file: the attentions looked at, how many claims, what can be checked
+    but not compiled yet, and the messages."""
 
     file: str
     attentions: tuple[str, ...]
     claims: int
+    unbuilt: tuple[str, ...]
     diagnostics: tuple[Diagnostic, ...]
 
     def count(self, severity: str) -> int:
@@ -42,6 +45,8 @@ class Checked:
             held = self.claims - unchecked
             if held:
                 parts.append(f"{_counted(held, 'claim')} {'holds' if held == 1 else 'hold'}")
+        if self.unbuilt and not errors:
+            parts.append(f"not built yet: {', '.join(f'`{name}`' for name in self.unbuilt)}")
         if len(self.attentions) > 1:
             parts.append(f"attentions {', '.join(self.attentions)}")
         return f"{self.file}: {', '.join(parts)}"
@@ -52,6 +57,7 @@ class Checked:
             "ok": status_of(self.diagnostics, strict) == 0,
             "attentions": list(self.attentions),
             "claims": self.claims,
+            "unbuilt": list(self.unbuilt),
             "errors": self.count("error"),
             "warnings": self.count("warning"),
         }
@@ -74,7 +80,8 @@ def command(
 ) -> None:
     """Say what is wrong with specs, and whether their claims hold.
 
-    All attentions of a file are checked. A claim about every n is checked at n = 1, 2, 64, 257 and
+    What is understood, but cannot be compiled yet, is named; it is no error. All attentions of a
+    file are checked. A claim about every n is checked at n = 1, 2, 64, 257 and
     1024, one with `at n = ...` at its own lengths.
 
     Example: attnspec check bigbird.attn --set block=32
@@ -105,6 +112,7 @@ def check_file(spec: str, name: str | None, parameters: Mapping[str, str]) -> Ch
     names: list[str] = []
     found: list[Diagnostic] = []
     claims = 0
+    missing: list[str] = []
     try:
         source = source_at(spec)
         known = attention_names(source)
@@ -115,6 +123,7 @@ def check_file(spec: str, name: str | None, parameters: Mapping[str, str]) -> Ch
             try:
                 loaded = Spec(source, name=one, parameters=dict(parameters))
                 claims += len(loaded.program.claims)
+                missing.extend(name for name, _ in unbuilt(loaded.program))
                 found.extend(loaded.check())
             except SpecError as error:
                 found.extend(error.diagnostics)
@@ -123,7 +132,8 @@ def check_file(spec: str, name: str | None, parameters: Mapping[str, str]) -> Ch
     except Exception as error:
         error.add_note(f"while checking {shown}")
         raise
-    return Checked(shown, tuple(names), claims, tuple(in_order(found)))
+    once = tuple(dict.fromkeys(missing))
+    return Checked(shown, tuple(names), claims, once, tuple(in_order(found)))
 
 
 def _counted(number: int, what: str) -> str:

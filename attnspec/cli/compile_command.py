@@ -11,9 +11,8 @@ from pathlib import Path
 
 import click
 
-from attnspec.bind import BindError
 from attnspec.cli import console
-from attnspec.cli.failures import status_of
+from attnspec.cli.failures import fitting, status_of
 from attnspec.cli.files import write_result
 from attnspec.cli.options import (
     backend_option,
@@ -23,13 +22,11 @@ from attnspec.cli.options import (
     set_option,
     spec_argument,
 )
-from attnspec.cli.plan_command import fitting
-from attnspec.cli.specs import fixed_length, shown_path, spec_at
+from attnspec.cli.specs import shown_path, spec_at
 from attnspec.diagnostics import AttnSpecError, SpecError
 from attnspec.elaborate.coverage import ranges
 from attnspec.emit import MARK, class_name
-from attnspec.planning import AUTO, Plan
-from attnspec.relations import RelationError
+from attnspec.planning import AUTO, BackendError, Plan
 from attnspec.spec import Spec
 
 SUFFIX = "_attn.py"
@@ -73,6 +70,8 @@ def command(
     found = loaded.check()
     if status_of(found):
         raise SpecError(found)
+    if output == "":
+        raise click.UsageError("a file's name is required after -o, or - to print")
     target = output if output is not None else default_output(spec, loaded)
     with fitting():
         lines = summary(loaded, target, backend)
@@ -129,14 +128,16 @@ def is_ours(target: str) -> bool:
 
 def summary(loaded: Spec, target: str, backend: str) -> list[str]:
     """Three lines: what was written, what runs it, and why."""
-    fixed = fixed_length(loaded.program)
+    fixed = loaded.program.fixed_length
     done = "printed" if target == "-" else f"wrote {shown_path(target)}"
     lengths = "every length" if fixed is None else f"n = {fixed:,}"
     written = f"{done}: class {class_name(loaded.name)}, for {lengths}"
     n = TYPICAL_LENGTH if fixed is None else fixed
     try:
         plan = loaded.plan(n, backend=backend)
-    except (BindError, RelationError, AttnSpecError) as error:
+    except BackendError:
+        raise
+    except AttnSpecError as error:
         return [
             written,
             "chosen: when it is called, at each length",
@@ -163,20 +164,20 @@ def chosen(plan: Plan) -> str:
 
 
 def costs(plan: Plan) -> str:
-    """The estimated time of each backend for all heads and layers, cheapest first."""
+    """The estimated time of each backend for all heads and layers, cheapest first; `attnspec plan`
+    says why others refuse."""
     seconds: dict[str, float] = {}
-    refusals: dict[str, str] = {}
+    refusing = set()
     for step in plan.steps:
         times = len(step.layers) * len(step.heads or (0,))
         for candidate in step.candidates:
             name = candidate.backend.name
             if candidate.seconds is None:
-                refusals.setdefault(name, candidate.refusal or "")
+                refusing.add(name)
             else:
                 seconds[name] = seconds.get(name, 0.0) + times * candidate.seconds
-    ranked = sorted((s, name) for name, s in seconds.items() if name not in refusals)
-    parts = [f"{name} {_time(s)}" for s, name in ranked]
-    return ", ".join([*parts, *(f"{name} refuses: {why}" for name, why in refusals.items())])
+    ranked = sorted((s, name) for name, s in seconds.items() if name not in refusing)
+    return ", ".join(f"{name} {_time(s)}" for s, name in ranked)
 
 
 def _time(seconds: float) -> str:

@@ -11,7 +11,9 @@ import os
 import re
 import shutil
 import sys
-from collections.abc import Iterable
+import warnings
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, TextIO
 
 import click
@@ -65,6 +67,25 @@ def result_json(value: object) -> None:
 def say(text: str) -> None:
     """Write a message to standard error."""
     _write(sys.stderr, text)
+
+
+@contextmanager
+def plain_warnings() -> Iterator[None]:
+    """Python's warnings as messages, without the line of ours that gave them."""
+
+    def say_warning(
+        message: Warning | str,
+        category: type[Warning],
+        filename: str,
+        lineno: int,
+        file: TextIO | None = None,
+        line: str | None = None,
+    ) -> None:
+        say(f"warning: {message}")
+
+    with warnings.catch_warnings():
+        warnings.showwarning = say_warning
+        yield
 
 
 def diagnose(diagnostics: Iterable[Diagnostic]) -> None:

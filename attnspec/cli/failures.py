@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import click
@@ -57,6 +58,18 @@ def _status(code: str) -> int:
     if 190 <= number <= 199:
         return LIMIT
     return WRONG_SPEC
+
+
+@contextmanager
+def fitting() -> Iterator[None]:
+    """A backend that refuses, or a length that the spec does not have, is wrong usage."""
+    try:
+        yield
+    except (SpecError, InternalError):
+        raise
+    except AttnSpecError as error:
+        # the spec is sound, the request does not fit it
+        raise click.UsageError(str(error)) from None
 
 
 def failure_of(error: Exception) -> Failure:

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 
 import click
 
-from attnspec.bind import BindError
 from attnspec.cli import console
+from attnspec.cli.failures import LimitReached, fitting
 from attnspec.cli.options import (
     backend_option,
     json_option,
@@ -18,8 +17,7 @@ from attnspec.cli.options import (
     spec_argument,
 )
 from attnspec.cli.specs import length_of, spec_at
-from attnspec.planning import BackendError, Plan
-from attnspec.relations import RelationError
+from attnspec.planning import LONGEST, Plan
 
 DEFAULT_LENGTH = 4096
 
@@ -56,29 +54,24 @@ def command(
     """
     loaded = spec_at(spec, name, parameters)
     n = length_of(loaded.program, length, DEFAULT_LENGTH)
+    if n > LONGEST:
+        raise LimitReached(f"plans are made up to n = {LONGEST:,}, got {n:,}")
     with fitting():
         plan = loaded.plan(n, device=device, backend=backend)
     if as_json:
         console.result_json({"ok": True, **to_dict(plan)})
     else:
-        console.result(str(plan) if plan.steps else f"{plan.name}, n = {n}: nothing to run")
-
-
-@contextmanager
-def fitting() -> Iterator[None]:
-    """A backend that refuses, or a length that the spec does not have, is wrong usage."""
-    try:
-        yield
-    except (BackendError, BindError, RelationError) as error:
-        raise click.UsageError(str(error)) from None
+        console.result(str(plan))
 
 
 def to_dict(plan: Plan) -> dict[str, object]:
-    """A plan as plain data; seconds are estimates for one head of size 64, forward."""
+    """A plan as plain data; seconds are estimates for one head of size 64, forward, on the CPU,
+    and None on other devices."""
     return {
         "name": plan.name,
         "n": plan.n,
         "device": plan.device,
+        "rates": plan.rates,
         "steps": [
             {
                 "layers": list(step.layers),
@@ -87,7 +80,7 @@ def to_dict(plan: Plan) -> dict[str, object]:
                 "candidates": [
                     {
                         "backend": candidate.backend.name,
-                        "seconds": candidate.seconds,
+                        "seconds": candidate.seconds if plan.is_estimated else None,
                         "refusal": candidate.refusal,
                     }
                     for candidate in step.candidates

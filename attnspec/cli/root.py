@@ -15,8 +15,23 @@ from attnspec.cli import console
 from attnspec.cli.failures import Failure, failure_of
 from attnspec.diagnostics import did_you_mean
 
-COMMANDS = ("compile", "check", "plan", "show", "verify", "format", "explain", "zoo")
+COMMANDS = (
+    "compile",
+    "check",
+    "analyse",
+    "plan",
+    "show",
+    "verify",
+    "bench",
+    "format",
+    "explain",
+    "zoo",
+    "calibrate",
+)
 """In the order of the help text; each is `command` in `attnspec.cli.NAME_command`."""
+
+ALIASES = {"analyze": "analyse"}
+"""Other names of commands."""
 
 
 class Root(click.Group):
@@ -26,6 +41,7 @@ class Root(click.Group):
         return list(COMMANDS)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        cmd_name = ALIASES.get(cmd_name, cmd_name)
         if cmd_name not in COMMANDS:
             return None
         command = import_module(f"attnspec.cli.{cmd_name}_command").command
@@ -34,7 +50,8 @@ class Root(click.Group):
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
-        if args and args[0] not in COMMANDS and not args[0].startswith("-"):
+        known = (*COMMANDS, *ALIASES)
+        if args and args[0] not in known and not args[0].startswith("-"):
             hint = did_you_mean(args[0], COMMANDS)
             ctx.fail(
                 f"there is no command `{args[0]}`"
@@ -55,9 +72,10 @@ class Root(click.Group):
         given = list(sys.argv[1:] if args is None else args)
         status: object
         try:
-            status = super().main(
-                given, prog_name or self.name, complete_var, standalone_mode=False, **extra
-            )
+            with console.plain_warnings():
+                status = super().main(
+                    given, prog_name or self.name, complete_var, standalone_mode=False, **extra
+                )
         except console.StreamClosed:
             status = _hush()
         except Exception as error:

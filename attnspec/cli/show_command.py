@@ -8,7 +8,7 @@ from collections.abc import Mapping
 import click
 
 from attnspec.cli import console
-from attnspec.cli.failures import LimitReached
+from attnspec.cli.failures import LimitReached, fitting
 from attnspec.cli.inputs import read_inputs
 from attnspec.cli.options import (
     head_option,
@@ -20,7 +20,6 @@ from attnspec.cli.options import (
     spec_argument,
 )
 from attnspec.cli.specs import length_of, spec_at
-from attnspec.diagnostics import AttnSpecError, InternalError, SpecError
 from attnspec.ir import inputs_of
 from attnspec.show.panels import sheet
 from attnspec.show.tally import TooLong
@@ -64,22 +63,12 @@ def picture(spec: Spec, n: int, layer: int, head: int | None, inputs: Mapping[st
     """The whole text of a picture for standard output, with colours where it shows them."""
     width = console.width()
     require_slot(spec, layer, head)
-    try:
-        drawn = sheet(
-            spec,
-            n,
-            layer=layer,
-            head=head,
-            inputs=read_inputs(spec, inputs, needed_inputs(spec, layer, head), n),
-            width=width,
-        )
-    except (SpecError, InternalError):
-        raise
-    except TooLong as error:
-        raise LimitReached(str(error)) from None
-    except AttnSpecError as error:
-        # the spec is sound, the request does not fit it
-        raise click.UsageError(str(error)) from None
+    given = read_inputs(spec, inputs, needed_inputs(spec, layer, head), n)
+    with fitting():
+        try:
+            drawn = sheet(spec, n, layer=layer, head=head, inputs=given, width=width)
+        except TooLong as error:
+            raise LimitReached(str(error)) from None
     signs: Signs = "blocks"
     if sys.stdout is not None and console.is_ascii(sys.stdout):
         signs = "ascii"

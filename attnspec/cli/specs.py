@@ -5,12 +5,11 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Mapping
-from math import prod
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from attnspec.diagnostics import Diagnostic, SpecError
-from attnspec.reading import MAX_BYTES, read_source, source_of
+from attnspec.reading import MAX_BYTES, read_source, source_of_bytes
 from attnspec.source import Source
 
 if TYPE_CHECKING:
@@ -38,21 +37,11 @@ def spec_at(spec: str, name: str | None, parameters: Mapping[str, str]) -> Spec:
     return Spec(source_at(spec), name=name, parameters=dict(parameters))
 
 
-def fixed_length(program: Program) -> int | None:
-    """The size of a grid whose extents are constant, extra tokens included; None for all others."""
-    extents = program.grid or ()
-    numbers = [extent for extent in extents if isinstance(extent, int)]
-    if not numbers or len(numbers) < len(extents):
-        return None
-    return prod(numbers) + program.extra_tokens
-
-
 def length_of(program: Program, asked: int | None, default: int) -> int:
     """The length asked for, or the size of the spec's grid, or the default."""
     if asked is not None:
         return asked
-    fixed = fixed_length(program)
-    return default if fixed is None else fixed
+    return default if program.fixed_length is None else program.fixed_length
 
 
 def _standard_input() -> Source:
@@ -64,18 +53,4 @@ def _standard_input() -> Source:
         raise SpecError(
             Diagnostic("A183", f"standard input cannot be read: {reason}", None)
         ) from None
-    try:
-        return source_of(data.decode("utf-8"), STDIN)
-    except UnicodeDecodeError as error:
-        if len(data) > MAX_BYTES:
-            # the limit may have cut a character in two
-            return source_of(" " * len(data), STDIN)
-        raise SpecError(
-            Diagnostic(
-                "A101",
-                f"expected UTF-8 text, found byte 0x{data[error.start]:02X} at byte {error.start:,}"
-                f" of {STDIN}",
-                None,
-                help="save the text as UTF-8",
-            )
-        ) from None
+    return source_of_bytes(data, STDIN)

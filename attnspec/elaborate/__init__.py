@@ -5,7 +5,6 @@ All independent errors of one text come together in one `SpecError`.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
@@ -16,6 +15,7 @@ from attnspec.elaborate.modules import Loader, Module
 from attnspec.elaborate.names import BROKEN, GRAPH_FUNCTIONS, TOKEN_SETS, Environment
 from attnspec.elaborate.slots import slots_of
 from attnspec.elaborate.statements import Statements
+from attnspec.elaborate.values import ParameterValue, bound_value, value_of
 from attnspec.grammar import nodes
 from attnspec.grammar.parser import parse
 from attnspec.grammar.printer import print_expression
@@ -23,15 +23,8 @@ from attnspec.ir import Attend, Program
 from attnspec.mechanisms import MECHANISMS
 from attnspec.normalise import normalise
 from attnspec.patterns import BY_NAME
-from attnspec.reading import source_of
-from attnspec.scalars import FUNCTIONS, LARGEST
+from attnspec.scalars import FUNCTIONS
 from attnspec.source import Source
-
-ParameterValue = int | float | bool | str
-"""A parameter from outside; a string is an expression of the language."""
-
-LONGEST_SHOWN = 60
-"""The most characters of a parameter's value that a message repeats."""
 
 
 @dataclass(frozen=True)
@@ -155,15 +148,17 @@ def _parameters(
         try:
             node = parameter.default
             if parameter.name in overrides:
-                node = _override(parameter, overrides[parameter.name], work)
-            if node is None:
+                node = value_of(parameter, overrides[parameter.name], work.collector)
+                bound = bound_value(parameter, node, work, env)
+            elif node is not None:
+                bound = work.expression(node, env)
+            else:
                 work.collector.fail(
                     "A217",
                     f"the parameter `{parameter.name}` has no value",
                     parameter.span,
                     help=f"give it a default, or set it: `--set {parameter.name}=…`",
                 )
-            bound = work.expression(node, env)
             work.define(parameter.name, parameter.name_span, env, bound)
             given[parameter.name] = node
             constant = bound.value if isinstance(bound.value, int | float) else None
@@ -171,33 +166,6 @@ def _parameters(
         except Failed:
             env.names.setdefault(parameter.name, BROKEN)
     return given, shown
-
-
-def _override(
-    parameter: nodes.Parameter, value: ParameterValue, work: Statements
-) -> nodes.Expression:
-    if isinstance(value, int) and abs(value) > LARGEST:
-        work.collector.fail(
-            "A218",
-            f"the value of `{parameter.name}` must lie between -2**62 and 2**62",
-            parameter.name_span,
-        )
-    text = str(value).lower() if isinstance(value, bool) else str(value)
-    if not isinstance(value, float) or math.isfinite(value):
-        try:
-            # a frame in which the value can be nothing but one expression
-            file = parse(source_of(f"attention a {{ let x = {text}\n}}", f"<{parameter.name}>"))
-        except SpecError:
-            file = nodes.File((), span=parameter.span)
-        match file.items:
-            case (nodes.Attention(_, (), (nodes.Let(_, expression),)),):
-                return expression
-    shown = text if len(text) <= LONGEST_SHOWN else f"{text[:LONGEST_SHOWN]}…"
-    work.collector.fail(
-        "A218",
-        f"the value of `{parameter.name}` must be a number or an expression, got {shown!r}",
-        parameter.name_span,
-    )
 
 
 def _unused(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 from attnspec.diagnostics import did_you_mean
 from attnspec.elaborate.collect import Failed
 from attnspec.elaborate.names import (
@@ -122,14 +124,14 @@ class Expressions(Operators):
             self.collector.fail("A205", f"`{name}` has a meaning only inside `where(…)`", node.span)
         if name in FUNCTIONS or name in TOKEN_SETS or name in ("transpose", "shift"):
             self.collector.fail("A206", f"`{name}` needs its arguments: `{name}(…)`", node.span)
-        words = [*env.names, *SCALARS, *self.patterns, *self.module.graphs, *self.mechanisms]
-        words += ["true", "false"]
-        self.collector.fail(
-            "A201",
-            f"`{name}` is not defined",
-            node.span,
-            help=did_you_mean(name, [*words, *(POSITIONS if env.predicate else ())]),
-        )
+        words = [*env.names, *SCALARS, "true", "false"]
+        if env.predicate:
+            advice = did_you_mean(name, [*words, *POSITIONS]) or _in_predicates(name)
+        else:
+            if not env.numbers:
+                words += [*self.patterns, *self.module.graphs, *self.mechanisms]
+            advice = did_you_mean(name, words)
+        self.collector.fail("A201", f"`{name}` is not defined", node.span, help=advice)
 
     def _scalar_word(self, node: nodes.Name) -> Bound:
         name = node.name
@@ -206,3 +208,16 @@ class Expressions(Operators):
                 help="for example `where((q - k) % 2 == 0)`",
             )
         return value
+
+
+_POSITION = re.compile(r"[A-Za-z]|(q|k|kv)_\w+|\w*(query|key|idx|index|pos)\w*", re.IGNORECASE)
+"""What other languages call a position."""
+
+
+def _in_predicates(name: str) -> str | None:
+    """What a predicate calls what another language calls otherwise."""
+    if name in COORDINATES[3]:
+        return f"on a grid write `q.{name}` or `k.{name}`"
+    if _POSITION.fullmatch(name):
+        return "in a predicate `q` is the position of the query, `k` that of the key"
+    return None

@@ -76,16 +76,20 @@ BROKEN = Bound("broken", 0)
 
 @dataclass
 class Environment:
-    """Names in scope. `used` collects the names that were looked up, for the lints."""
+    """Names in scope. `used` collects the names that were looked up, for the lints; `numbers` says
+    that nothing but numbers and truth values is meant here."""
 
     names: dict[str, Bound] = field(default_factory=dict)
     used: set[str] = field(default_factory=set)
     predicate: bool = False
+    numbers: bool = False
     grid_rank: int | None = None
 
     def child(self) -> Environment:
         """A scope inside this one: sees the same names, adds its own, shares what was used."""
-        return Environment(dict(self.names), self.used, self.predicate, self.grid_rank)
+        return Environment(
+            dict(self.names), self.used, self.predicate, self.numbers, self.grid_rank
+        )
 
 
 ScalarType: TypeAlias = Literal["integer", "real", "boolean"]

@@ -59,6 +59,8 @@ class Operators(Calls):
                     span,
                     help="graphs and token sets are combined by `|`, `&` and `-`"
                     if operator in ("+", "*", "and", "or")
+                    else "`#` starts a comment"
+                    if operator == "//"
                     else None,
                 )
         if "graph" in kinds:

@@ -187,6 +187,7 @@ class Statements(Scores):
                 "A212",
                 f"the kind of an input is one of {', '.join(INPUT_KINDS)}, got `{statement.kind}`",
                 statement.kind_span,
+                notes=("`tokens` marks positions, `ids` numbers them, `length` counts them",),
                 help=did_you_mean(statement.kind, INPUT_KINDS),
             )
         at_most: int | None = None

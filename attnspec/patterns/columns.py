@@ -51,6 +51,9 @@ class Columns(Relation):
     def listing(self, n: int) -> tuple[np.ndarray | None, np.ndarray | None]:
         return None, self.tokens.members(n)
 
+    def phase(self, q: Tiles, k: Tiles, n: int) -> list[np.ndarray]:
+        return [k.start + 0 * q.start]
+
     def cover(self, q: Tiles, k: Tiles, n: int) -> np.ndarray:
         answer = self.tokens.cover(k, n)
         return np.broadcast_to(answer, np.broadcast_shapes(q.start.shape, k.start.shape))

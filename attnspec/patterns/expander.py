@@ -16,7 +16,7 @@ import numpy as np
 
 from attnspec.counter import EXPANDER, Stream, permutation
 from attnspec.drawn import Drawn
-from attnspec.relations import Edges, Relation, argument, context
+from attnspec.relations import Relation, argument, context
 
 
 @dataclass(frozen=True)
@@ -36,12 +36,18 @@ class Expander(Drawn):
             object.__setattr__(self, "layer", 0)
             object.__setattr__(self, "head", 0)
 
-    def draw(self, n: int) -> Edges:
+    def draw(self, n: int) -> np.ndarray:
         stream = Stream(self.seed, EXPANDER, self.layer, self.head)
-        cycles = [permutation(stream, index, n) for index in range(self.degree // 2)]
-        here = np.concatenate(cycles)
-        there = np.concatenate([np.roll(cycle, -1) for cycle in cycles])
-        return np.concatenate([here, there]), np.concatenate([there, here])
+        table = np.empty((n, self.degree), np.int32)
+        for index in range(self.degree // 2):
+            cycle = permutation(stream, index, n)
+            table[cycle, 2 * index] = np.roll(cycle, -1)
+            table[cycle, 2 * index + 1] = np.roll(cycle, 1)
+        return table
+
+    def typical_degree(self, n: int) -> float:
+        # cycles share a pair only now and then
+        return float(min(self.degree, max(1, n - 1)))
 
     def transposed(self) -> Relation:
         return self

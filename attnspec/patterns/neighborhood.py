@@ -16,7 +16,7 @@ from typing import ClassVar
 
 import numpy as np
 
-from attnspec.grids import Grid, grid_for
+from attnspec.grids import Boxes, Grid, grid_for
 from attnspec.progressions import covered
 from attnspec.relations import (
     Elementwise,
@@ -82,6 +82,21 @@ class Neighborhood(Relation):
         start = grid.position([*places, np.broadcast_to(first[-1], places[0].shape)])
         stop = np.minimum(start + boxes[-1], n)
         return start, np.where(grid.inside(q)[:, None], stop, start), 1
+
+    def boxes(self) -> tuple[tuple[int, ...], int]:
+        return self.shape, self.extra_tokens
+
+    def phase(self, q: Tiles, k: Tiles, n: int) -> list[np.ndarray]:
+        if not (isinstance(q, Boxes) and isinstance(k, Boxes) and q.grid == k.grid == self.grid):
+            return super().phase(q, k, n)
+        parts = []
+        for axis, (box, length) in enumerate(zip(self.extents, self.shape, strict=True)):
+            low, high = q.low[axis], q.high[axis]
+            size = min(box, length)
+            # away from the borders the neighbourhood moves with the query
+            inside = (low >= box // 2) & (high - box // 2 <= length - size)
+            parts += [low - k.low[axis], np.where(inside, -1, low)]
+        return parts
 
     def cover(self, q: Tiles, k: Tiles, n: int) -> np.ndarray:
         grid = self.grid

@@ -56,6 +56,9 @@ class Prefix(Relation):
     def edges(self, n: int) -> int:
         return n * self.keys(n)
 
+    def phase(self, q: Tiles, k: Tiles, n: int) -> list[np.ndarray]:
+        return [k.start + 0 * q.start]
+
     def cover(self, q: Tiles, k: Tiles, n: int) -> np.ndarray:
         keys = self.keys(n)
         answer = covered(k.last < keys, k.start < keys)

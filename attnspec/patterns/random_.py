@@ -13,8 +13,8 @@ from typing import ClassVar
 import numpy as np
 
 from attnspec.counter import RANDOM, Stream, distinct
-from attnspec.drawn import Drawn
-from attnspec.relations import Edges, argument, context
+from attnspec.drawn import FEW, Drawn, table_from
+from attnspec.relations import EMPTY, Edges, Tiles, argument, context
 
 
 @dataclass(frozen=True)
@@ -35,13 +35,48 @@ class Random(Drawn):
             object.__setattr__(self, "layer", 0)
             object.__setattr__(self, "head", 0)
 
-    def draw(self, n: int) -> Edges:
-        q = np.arange(n)
-        population = q + 1 if self.causal else np.full(n, n)
+    def draw(self, n: int) -> np.ndarray:
+        return self._drawn(0, n, n)
+
+    def _drawn(self, first: int, last: int, n: int) -> np.ndarray:
+        """The keys of the queries first <= q < last."""
+        q = np.arange(first, last)
+        population = q + 1 if self.causal else np.full(len(q), n)
         stream = Stream(self.seed, RANDOM, self.layer, self.head)
-        table = distinct(stream, q, population, min(self.keys, n))
-        at, _ = np.nonzero(table >= 0)
-        return at, table[table >= 0]
+        return distinct(stream, q, population, min(self.keys, n))
+
+    def rows(self, first: int, last: int, n: int) -> Edges:
+        if (last - first) * FEW > n:
+            return super().rows(first, last, n)
+        # every row is drawn for itself, so a few of them need no table
+        q, k = table_from(self._drawn(first, max(first, last), n)).rows(0, max(0, last - first))
+        return q + first, k
+
+    def typical_degree(self, n: int) -> float:
+        return self.edges(n) / max(1, n)
+
+    def even_share(self, q: Tiles, k: Tiles, n: int) -> np.ndarray:
+        if not self.causal:
+            return super().even_share(q, k, n)
+        # the first queries draw from few keys, and none draws a later one: a quarter of the pairs,
+        # the later queries with the earlier keys, is far from both
+        q_middle, k_middle = (q.start + q.last) // 2, (k.start + k.last) // 2
+        return np.where((k_middle <= q_middle) & (q_middle >= 2 * self.keys), 0.25, 0.0)
+
+    def cover(self, q: Tiles, k: Tiles, n: int) -> np.ndarray:
+        later = k.start > q.last
+        if not self.causal or not later.any():
+            return super().cover(q, k, n)
+        rest = np.flatnonzero(~later)
+
+        def chosen(tiles: Tiles) -> Tiles:
+            start, stop, _ = np.broadcast_arrays(tiles.start, tiles.stop, later)
+            return Tiles(start.ravel()[rest], stop.ravel()[rest], tiles.step)
+
+        answer = np.full(later.size, EMPTY, np.uint8)
+        if len(rest):
+            answer[rest] = super().cover(chosen(q), chosen(k), n)
+        return answer.reshape(later.shape)
 
     def edges(self, n: int) -> int:
         keys = min(self.keys, n)

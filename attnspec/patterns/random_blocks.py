@@ -15,7 +15,10 @@ import numpy as np
 
 from attnspec.counter import RANDOM_BLOCKS, Stream, distinct
 from attnspec.drawn import EdgeTable, table_of
-from attnspec.relations import Edges, Elementwise, Progressions, Relation, Tiles, argument, context
+from attnspec.relations import Elementwise, Progressions, Relation, Tiles, argument, context
+
+_BLOCKS = 32
+"""Pairs of blocks that a tile touches at most for its mask to be known by them."""
 
 
 @dataclass(frozen=True)
@@ -38,11 +41,10 @@ class RandomBlocks(Relation):
             object.__setattr__(self, "layer", 0)
             object.__setattr__(self, "head", 0)
 
-    def draw(self, n: int) -> Edges:
-        """The edges between blocks; n counts blocks."""
+    def draw(self, n: int) -> np.ndarray:
+        """The key blocks of each query block, int32 [n, m]; n counts blocks."""
         stream = Stream(self.seed, RANDOM_BLOCKS, self.layer, self.head)
-        table = distinct(stream, np.arange(n), np.full(n, n), min(self.blocks, n))
-        return np.repeat(np.arange(n), table.shape[1]), table.ravel()
+        return distinct(stream, np.arange(n), np.full(n, n), min(self.blocks, n))
 
     def table(self, n: int) -> EdgeTable:
         """The table between the blocks of n positions."""
@@ -53,7 +55,7 @@ class RandomBlocks(Relation):
 
     def progressions(self, q: np.ndarray, n: int) -> Progressions:
         table = self.table(n)
-        keys = (table.codes % max(1, table.n)).reshape(table.n, min(self.blocks, table.n))
+        keys = table.keys.astype(np.int64).reshape(table.n, min(self.blocks, table.n))
         start = keys[q // self.size] * self.size
         return start, np.minimum(start + self.size, n), 1
 
@@ -61,6 +63,22 @@ class RandomBlocks(Relation):
         q, k = self.table(n).rows(0, n)
         size = np.minimum(n - np.arange(self.table(n).n) * self.size, self.size)
         return int((size[q] * size[k]).sum())
+
+    def phase(self, q: Tiles, k: Tiles, n: int) -> list[np.ndarray]:
+        first = q.start // self.size, k.start // self.size
+        last = q.last // self.size, k.last // self.size
+        high, wide = (int(np.max(b - a, initial=0)) + 1 for a, b in zip(first, last, strict=True))
+        if q.step * k.step > 1 or high * wide > _BLOCKS:
+            return super().phase(q, k, n)
+        # which of the pairs of blocks that a tile touches are edges, a bit for each
+        bits = np.zeros(np.broadcast_shapes(q.start.shape, k.start.shape), np.int64)
+        for i, j in np.ndindex(high, wide):
+            inside = (first[0] + i <= last[0]) & (first[1] + j <= last[1])
+            held = self.table(n).holds(
+                np.minimum(first[0] + i, last[0]), np.minimum(first[1] + j, last[1])
+            )
+            bits = 2 * bits + (inside & held)
+        return [q.start % self.size, k.start % self.size, bits]
 
     def cover(self, q: Tiles, k: Tiles, n: int) -> np.ndarray:
         def blocks(tiles: Tiles) -> Tiles:

@@ -48,6 +48,9 @@ class Rows(Relation):
     def listing(self, n: int) -> tuple[np.ndarray | None, np.ndarray | None]:
         return self.tokens.members(n), None
 
+    def phase(self, q: Tiles, k: Tiles, n: int) -> list[np.ndarray]:
+        return [q.start + 0 * k.start]
+
     def cover(self, q: Tiles, k: Tiles, n: int) -> np.ndarray:
         answer = self.tokens.cover(q, n)
         return np.broadcast_to(answer, np.broadcast_shapes(q.start.shape, k.start.shape))

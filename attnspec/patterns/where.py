@@ -15,6 +15,7 @@ import numpy as np
 
 from attnspec.grids import AXES, Grid, grid_for
 from attnspec.intervals import Bounds, bounds
+from attnspec.periods import comparisons, period_of
 from attnspec.relations import (
     EMPTY,
     FULL,
@@ -73,7 +74,7 @@ class Where(Relation):
                 for axis, at in zip(self._axes, grid.coordinates(position), strict=True):
                     values[f"{side}.{axis}"] = at
         try:
-            if _largest(self, n) <= LARGEST:
+            if _fits(self, n):
                 held = evaluate(predicate, values)
             else:
                 held = _one_by_one(predicate, values)
@@ -81,14 +82,58 @@ class Where(Relation):
             raise RelationError(f"`where` has no value: {error}") from None
         return held & allowed & (q == q) & (k == k)
 
+    def phase(self, q: Tiles, k: Tiles, n: int) -> list[np.ndarray]:
+        if self.extents:
+            return super().phase(q, k, n)
+        found = []
+        for part in comparisons(_at(self.predicate, n)):
+            low, high = self._truth(part, q, k)
+            period = period_of(part)
+            if period.both and not (period.q and period.k):
+                keys = [q.start % period.both, k.start - q.start]
+            else:
+                keys = [q.start % period.q if period.q else q.start]
+                keys.append(k.start % period.k if period.k else k.start)
+            found.append(np.where(low == high, 1 + low, 0).astype(np.int64))
+            found.extend(np.where(low == high, 0, key) for key in keys)
+        return found
+
+    def strides(self) -> tuple[tuple[int, int], ...]:
+        found = (period_of(part) for part in comparisons(self.predicate))
+        return tuple((each.q, each.k) for each in found if each.q and each.k)
+
     def cover(self, q: Tiles, k: Tiles, n: int) -> np.ndarray:
-        low, high = bounds(_at(self.predicate, n), self._ranges(q, k))
+        low, high = self._truth(_at(self.predicate, n), q, k)
         answer = np.where(low == 1, FULL, np.where(high == 0, EMPTY, SOME))
         for side, tiles in (("q", q), ("k", k)):
             if self._asks(side):
                 answer = np.minimum(answer, self._grid.cover(tiles))
         shape = np.broadcast_shapes(q.start.shape, k.start.shape)
         return np.broadcast_to(answer.astype(np.uint8), shape)
+
+    def _truth(self, predicate: Scalar, q: Tiles, k: Tiles) -> Bounds:
+        """Whether a part of the predicate always holds in tiles, and whether it ever does."""
+        if isinstance(predicate, Apply) and predicate.op in ("and", "or", "not"):
+            parts = [self._truth(part, q, k) for part in predicate.args]
+            if predicate.op == "not":
+                return 1 - parts[0][1], 1 - parts[0][0]
+            join = np.minimum if predicate.op == "and" else np.maximum
+            low, high = parts[0]
+            for part in parts[1:]:
+                low, high = join(low, part[0]), join(high, part[1])
+            return low, high
+        ranges = self._ranges(q, k)
+        if q.step > 1 or k.step > 1:
+            # whoever moves by whole periods might as well stay where it is
+            period = period_of(predicate)
+            if period.q and q.step % period.q == 0:
+                ranges["q"] = q.start, q.start
+            if period.k and k.step % period.k == 0:
+                ranges["k"] = k.start, k.start
+        return bounds(predicate, ranges)
+
+    def boxes(self) -> tuple[tuple[int, ...], int] | None:
+        return (self.extents, self.extra_tokens) if self._asks("q") and self._asks("k") else None
 
     @property
     def _grid(self) -> Grid:
@@ -157,6 +202,15 @@ def _at(predicate: Scalar, n: int) -> Scalar:
         return fold(predicate, {"n": n})
     except ScalarError as error:
         raise RelationError(f"`where` has no value at n = {n}: {error}") from None
+
+
+def _fits(relation: Where, n: int) -> bool:
+    """Whether every number met on the way to the predicate's value is known to fit in 64 bits."""
+    if not relation.extents and "n" not in symbols(relation.predicate):
+        # what holds up to the next power of two is not asked again while a sequence grows
+        if _largest(relation, 1 << max(0, n - 1).bit_length()) <= LARGEST:
+            return True
+    return _largest(relation, n) <= LARGEST
 
 
 @lru_cache(maxsize=256)

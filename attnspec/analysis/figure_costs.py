@@ -1,0 +1,176 @@
+"""The figures of a report about costs and generation: how each is found.
+
+Each function raises Unknown, with the reason, where its figure is not known.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from attnspec.analysis.quality import Figure
+from attnspec.analysis.unknown import Unknown
+from attnspec.diagnostics import SpecError
+from attnspec.planning import numbers
+from attnspec.scalars import ScalarError
+
+if TYPE_CHECKING:
+    from attnspec.analysis.report import Report
+
+# --- cost -----------------------------------------------------------------------------------------
+
+
+def cost(name: str) -> Callable[[Report], Figure[Any]]:
+    """How a figure of `LayerCost` is found."""
+
+    def of(report: Report) -> Figure[Any]:
+        mechanisms = _mechanisms(report)
+        if mechanisms:
+            if name != "flops":
+                raise Unknown(f"{mechanisms}, which is not compiled yet")
+            return _by_formula(report, mechanisms)
+        _require_running(report)
+        from attnspec.analysis.cost import layer_cost_of
+
+        found = getattr(layer_cost_of(report.stack, report.n, report.steps, _sizes(report)), name)
+        if found is None:
+            raise Unknown(report.stack.unknown or "too many pairs to count")
+        return Figure(found, *_cost_quality(report, name))
+
+    return of
+
+
+def _sizes(report: Report) -> tuple[int, int]:
+    return report.head_size, report.element
+
+
+def _cost_quality(report: Report, name: str) -> tuple[Any, str]:
+    if name == "useful_flops":
+        return "exact", ""
+    backends = ", ".join(dict.fromkeys(step.backend for step in report.steps))
+    note = f"by {backends} on the CPU" if backends else "nothing to run"
+    if name in ("bytes", "peak_memory", "intensity"):
+        return "estimate", note
+    if any(step.upper for step in report.steps):
+        return "bound", f"at most, {note}"
+    return "exact", note
+
+
+def _require_running(report: Report) -> None:
+    try:
+        report.spec.require_built()
+    except SpecError as error:
+        raise Unknown(error.diagnostics[0].message) from None
+
+
+def _mechanisms(report: Report) -> str:
+    names = [a.mechanism.name for a in report.spec.program.attends if a.mechanism is not None]
+    return f"`{names[0]}` is a mechanism" if names else ""
+
+
+def _by_formula(report: Report, mechanisms: str) -> Figure[Any]:
+    """The operations of mechanisms by their published formulas, in the layer that has most."""
+    from attnspec.analysis.mechanism_costs import mechanism_flops
+
+    program = report.spec.program
+    layers = []
+    for layer in range(report.spec.layers):
+        total = 0
+        for head in range(report.spec.heads or 1):
+            attend = program.attend(layer, head)
+            if attend.mechanism is None or attend.graph is not None:
+                raise Unknown(f"{mechanisms}, and pairs come with it")
+            values = {"layer": layer, "head": head, "layers": report.spec.layers}
+            if report.spec.heads is not None:
+                values["heads"] = report.spec.heads
+            try:
+                total += mechanism_flops(attend.mechanism, report.n, report.head_size, values)
+            except ScalarError as error:
+                raise Unknown(str(error)) from None
+        layers.append(total)
+    note = "the products of its formula, which is not compiled yet"
+    return Figure(max(layers), "estimate", note)
+
+
+def break_even(report: Report) -> Figure[Any]:
+    """From which length on the plan beats dense attention."""
+    from attnspec.analysis import cost as costs
+
+    if _mechanisms(report):
+        raise Unknown(f"{_mechanisms(report)}, which is not compiled yet")
+    _require_running(report)
+    if report.spec.program.grid is not None:
+        raise Unknown("positions on a grid have one length")
+    found = costs.break_even(report.stack)
+    if found is None:
+        raise Unknown(
+            f"dense attention is estimated to be cheaper up to n = {costs.LONGEST_BREAK:,}"
+        )
+    return Figure(found, "estimate", "by the rates of the cost model, forward")
+
+
+# --- generation -----------------------------------------------------------------------------------
+
+
+def _caches(report: Report) -> list[Any]:
+    from attnspec.analysis.cache import cache_of
+    from attnspec.analysis.leaks import later_pair
+
+    if not report.spec.program.causal and any(
+        later_pair(relation, report.n) is not None for _, _, relation in report.graphs
+    ):
+        raise Unknown("the spec is not causal")
+    return [cache_of(relation, report.n) for _, _, relation in report.graphs]
+
+
+def kv_cache(report: Report) -> Figure[Any]:
+    """The most keys that one head holds at one time."""
+    return Figure(max((cache.largest for cache in _caches(report)), default=0))
+
+
+def kv_cache_bytes(report: Report) -> Figure[Any]:
+    """Keys and values of all heads and layers that are held at one time."""
+    caches = _caches(report)
+    if not report.n:
+        return Figure(0)
+    live = np.zeros(report.n, np.int64)
+    for index, cache in enumerate(caches):
+        live += sum(row.get(index, 0) for row in report.stack.bound(report.n).rows) * cache.live
+    held = int(live.max(initial=0)) * 2 * report.head_size * report.element
+    return Figure(held, "exact", "every head with keys and values of its own")
+
+
+def eviction(report: Report) -> Figure[Any]:
+    """When a key may go, for each different rule where it applies."""
+    caches = _caches(report)
+    if not report.n:
+        raise Unknown("there is no position")
+    rules: dict[str, list[int]] = {}
+    for index, cache in enumerate(caches):
+        rules.setdefault(cache.rule, []).append(index)
+    if len(rules) == 1:
+        return Figure(next(iter(rules)))
+    parts = [f"{slots_text(report, indices)}: {rule}" for rule, indices in rules.items()]
+    return Figure("\n".join(parts))
+
+
+def slots_text(report: Report, graphs: list[int]) -> str:
+    """Where some graphs stand: `layer 0..3 head 1`, `every layer head 0, 2`."""
+    slots = report.stack.bound(report.n).slots
+    heads: dict[tuple[int, ...], list[int]] = {}
+    for layer, row in enumerate(slots):
+        own = tuple(head for head, index in enumerate(row) if index in graphs)
+        if own:
+            heads.setdefault(own, []).append(layer)
+    parts = []
+    for own, layers in heads.items():
+        words = []
+        if len(slots) > 1 and len(layers) < len(slots):
+            words.append(f"layer {numbers(layers)}")
+        if len(slots[0]) > 1:
+            every = len(own) == len(slots[layers[0]])
+            words.append("every head" if every else f"head {numbers(own)}")
+        parts.append(" ".join(words) or "every layer")
+    return ", ".join(parts)

@@ -1,0 +1,85 @@
+"""Polynomials with rational coefficients through given values, exactly or not at all."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+from itertools import combinations_with_replacement
+from math import lcm, prod
+from random import Random
+from typing import TypeAlias
+
+Monomial: TypeAlias = "tuple[int, ...]"
+"""The variables that are multiplied, by number; () is 1."""
+
+
+@dataclass(frozen=True)
+class Polynomial:
+    """The sum of monomials, each times its coefficient."""
+
+    terms: tuple[tuple[Monomial, Fraction], ...]
+
+    def at(self, point: Sequence[int]) -> Fraction:
+        """The value at a point."""
+        return sum((c * prod(point[i] for i in m) for m, c in self.terms), Fraction(0))
+
+    @property
+    def monomials(self) -> tuple[Monomial, ...]:
+        """The monomials, () alone for the polynomial 0."""
+        return tuple(monomial for monomial, _ in self.terms) or ((),)
+
+
+def monomials(variables: int, degree: int) -> list[Monomial]:
+    """All monomials up to a degree, those of low degree first."""
+    return [
+        chosen
+        for total in range(degree + 1)
+        for chosen in combinations_with_replacement(range(variables), total)
+    ]
+
+
+def fitted(
+    points: Sequence[Sequence[int]], values: Sequence[int], basis: Sequence[Monomial]
+) -> Polynomial | None:
+    """The polynomial in a basis that has all of the values, or None where there is none.
+
+    Monomials that the points do not tell from earlier ones are left out.
+    """
+    rows: list[tuple[int, list[Fraction]]] = []
+    # points in a row often lie on a line, which tells nothing of the others: take them mixed
+    mixed = list(zip(points, values, strict=True))
+    Random(0).shuffle(mixed)
+    for point, value in mixed:
+        row = [Fraction(prod(point[i] for i in monomial)) for monomial in basis]
+        row.append(Fraction(value))
+        for pivot, known in rows:
+            factor = row[pivot]
+            if factor:
+                row = [a - factor * b for a, b in zip(row, known, strict=True)]
+        lead = next((i for i, a in enumerate(row[:-1]) if a), None)
+        if lead is None:
+            if row[-1]:
+                return None
+            continue
+        row = [a / row[lead] for a in row]
+        for index, (pivot, known) in enumerate(rows):
+            factor = known[lead]
+            if factor:
+                reduced = [a - factor * b for a, b in zip(known, row, strict=True)]
+                rows[index] = pivot, reduced
+        rows.append((lead, row))
+        if len(rows) == len(basis):
+            break
+    found = Polynomial(tuple((basis[pivot], row[-1]) for pivot, row in sorted(rows) if row[-1]))
+    return found if all(_agree(found, points, values)) else None
+
+
+def _agree(
+    found: Polynomial, points: Sequence[Sequence[int]], values: Sequence[int]
+) -> Iterator[bool]:
+    # in whole numbers, which are much quicker than fractions
+    common = lcm(*(c.denominator for _, c in found.terms))
+    whole = [(monomial, int(c * common)) for monomial, c in found.terms]
+    for point, value in zip(points, values, strict=True):
+        yield sum(c * prod(point[i] for i in m) for m, c in whole) == value * common

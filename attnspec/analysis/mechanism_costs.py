@@ -1,0 +1,102 @@
+"""What mechanisms cost by their formulas: operations of their products, forward, for one head.
+
+With n positions, size d and m features or landmarks; a product of a x b by b x c matrices counts
+2 a b c. Elementwise work is left out. Sources: the papers named in `attnspec.mechanisms`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import MISSING, fields
+from typing import Any
+
+from attnspec.ir import Mechanism
+from attnspec.mechanisms import BY_NAME
+from attnspec.scalars import Apply, Symbol, evaluate
+
+
+def mechanism_flops(mechanism: Mechanism, n: int, size: int, values: dict[str, int]) -> int:
+    """The operations of one head at n positions; `values` are those of `head`, `layer`, …"""
+    arguments = _arguments(mechanism, {"n": n, **values})
+    return int(_FLOPS[mechanism.name](n, size, arguments))
+
+
+def factors(mechanism: Mechanism) -> str:
+    """What stands before n in the formula, in words of the formula."""
+    return _FACTORS[mechanism.name]
+
+
+def _arguments(mechanism: Mechanism, values: dict[str, int]) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for entry in fields(BY_NAME[mechanism.name]):  # type: ignore[arg-type]
+        if entry.default is not MISSING:
+            found[entry.name] = entry.default
+    for name, value in mechanism.arguments:
+        known = evaluate(value, values) if isinstance(value, Symbol | Apply) else value
+        found[name] = known
+    return found
+
+
+def _features(n: int, size: int, features: int, outputs: int) -> int:
+    """Features of queries and keys, the sums of keys and values, and their products."""
+    return 4 * n * features * size + 4 * n * outputs * size
+
+
+def _favor(n: int, size: int, given: dict[str, Any]) -> int:
+    double = given["kind"] in ("trig", "hyperbolic")
+    return _features(n, size, given["features"], given["features"] * (2 if double else 1))
+
+
+def _nystrom(n: int, size: int, given: dict[str, Any]) -> int:
+    m, iterations, width = (int(given[name]) for name in ("landmarks", "iterations", "conv"))
+    kernels = 4 * n * m * size + 2 * m * m * size
+    inverse = 8 * m**3 * iterations
+    products = 4 * n * m * size + 2 * m * m * size
+    return kernels + inverse + products + 2 * n * size * width
+
+
+def _synthesizer(n: int, size: int, given: dict[str, Any]) -> int:
+    values = 2 * n * n * size
+    match given["kind"]:
+        case "dense":
+            return values + 2 * n * size * size + 2 * n * n * size
+        case "random":
+            return values
+        case "factorized_random":
+            return values + 2 * n * n * int(given["rank"])
+        case _:
+            # two factors of about sqrt(n) numbers, and their product
+            return values + 4 * n * size * math.isqrt(given["max_length"]) + n * n
+
+
+_FLOPS: dict[str, Callable[[int, int, dict[str, Any]], int]] = {
+    "linear": lambda n, d, given: 4 * n * d * d,
+    "efficient": lambda n, d, given: 4 * n * d * d,
+    "taylor": lambda n, d, given: 4 * n * (d + 1) * d,
+    "favor": _favor,
+    "rbf": lambda n, d, given: _features(n, d, given["features"], given["features"]),
+    "rfa": lambda n, d, given: _features(n, d, given["features"], 2 * given["features"]),
+    "linformer": lambda n, d, given: 8 * n * given["rank"] * d,
+    "nystrom": _nystrom,
+    "fourier": lambda n, d, given: round(5 * n * d * (math.log2(max(n, 1)) + math.log2(max(d, 1)))),
+    "synthesizer": _synthesizer,
+    "mixer": lambda n, d, given: 4 * n * given["hidden"] * d,
+    # one half of the channels is mixed
+    "gmlp": lambda n, d, given: n * n * d,
+}
+
+_FACTORS = {
+    "linear": "4 d**2 n",
+    "efficient": "4 d**2 n",
+    "taylor": "4 d (d + 1) n",
+    "favor": "8 m d n, or 12 m d n where features come in pairs",
+    "rbf": "8 m d n",
+    "rfa": "12 m d n",
+    "linformer": "8 k d n",
+    "nystrom": "8 m d n + 8 m**3 for each iteration",
+    "fourier": "5 d n (log2(n) + log2(d))",
+    "synthesizer": "2 d n**2, and what the weights are made with",
+    "mixer": "4 h d n",
+    "gmlp": "d n**2",
+}

@@ -1,0 +1,22 @@
+"""A figure and how far it is to be trusted."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Generic, Literal, TypeVar
+
+Quality = Literal["exact", "bound", "estimate"]
+
+T_co = TypeVar("T_co", covariant=True)
+
+
+@dataclass(frozen=True)
+class Figure(Generic[T_co]):
+    """A value, whether it is exact, a bound or an estimate, and in `note` why it is no more.
+
+    A bound says in its note on which side of the truth it lies.
+    """
+
+    value: T_co
+    quality: Quality = "exact"
+    note: str = ""

@@ -1,0 +1,337 @@
+"""Everything that is asked of a spec at one length: figures that are computed when they are read.
+
+Each is exact, a bound or an estimate; what is not known is None, with a reason. Figures over the
+whole stack are attributes, those of single heads are in `per_head`.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import asdict
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, Generic, TypeVar, overload
+
+import numpy as np
+
+from attnspec.analysis import figure_table
+from attnspec.analysis.edges import counts_of
+from attnspec.analysis.head_counts import HeadCounts, LayerCounts, head_counts
+from attnspec.analysis.quality import Figure, Quality
+from attnspec.analysis.unknown import Unknown
+from attnspec.diagnostics import AttnSpecError
+from attnspec.given import length_of
+from attnspec.relations import RelationError
+from attnspec.stack import Stack, TooMuch
+
+if TYPE_CHECKING:
+    import sympy
+
+    from attnspec.analysis.cost import StepCost
+    from attnspec.analysis.reach import Steps
+    from attnspec.spec import Sample, Spec
+
+T = TypeVar("T")
+
+
+class Qualities(Mapping[str, "Quality | None"]):
+    """By the name of a figure how far it is to be trusted, None where it is not known."""
+
+    def __init__(self, report: Report) -> None:
+        self._report = report
+
+    def __getitem__(self, name: str) -> Quality | None:
+        found = self._report.figure(name)
+        return None if isinstance(found, Unknown) else found.quality
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(figure_table.NAMES)
+
+    def __len__(self) -> int:
+        return len(figure_table.NAMES)
+
+
+class Value(Generic[T]):
+    """An attribute of a report: the value of the figure of its name, None where it is not known."""
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        self.name = name
+
+    @overload
+    def __get__(self, report: None, owner: type) -> Value[T]: ...
+
+    @overload
+    def __get__(self, report: Report, owner: type) -> T | None: ...
+
+    def __get__(self, report: Report | None, owner: type) -> Value[T] | T | None:
+        if report is None:
+            return self
+        found = report.figure(self.name)
+        value: T | None = None if isinstance(found, Unknown) else found.value
+        return value
+
+
+class Report:
+    """The analysis of a spec at n positions; with `inputs`, one sample of its run-time inputs, the
+    figures of that sample.
+
+    Costs are those of one sample (B = 1) with heads of `head_size` in numbers of `element` bytes.
+    """
+
+    def __init__(
+        self,
+        spec: Spec,
+        n: int,
+        inputs: Sample | None = None,
+        *,
+        head_size: int = 64,
+        element: int = 4,
+    ) -> None:
+        self.spec = spec
+        self.n = length_of(n)
+        self.head_size, self.element = head_size, element
+        self.stack = Stack(spec, inputs)
+        self._figures: dict[str, Figure[Any] | Unknown] = {}
+        if spec.program.grid is not None:
+            # a length that the grid does not have is an error, not an unknown figure
+            spec.grid(self.n)
+        if self.stack.unknown is None and self.n:
+            self.stack.bound_or_too_much(self.n)
+
+    # --- figures ---------------------------------------------------------------------------------
+
+    def figure(self, name: str) -> Figure[Any] | Unknown:
+        """A figure with its quality, or why it is not known; KeyError for another name."""
+        if name not in self._figures:
+            self._figures[name] = self._known(figure_table.BY_NAME[name].of)
+        return self._figures[name]
+
+    def _known(self, of: Callable[[Report], Figure[Any]]) -> Figure[Any] | Unknown:
+        try:
+            return of(self)
+        except Unknown as unknown:
+            return unknown
+        except TooMuch as error:
+            return Unknown(str(error))
+
+    @property
+    def quality(self) -> Qualities:
+        """By the name of a figure "exact", "bound" or "estimate", None where it is not known."""
+        return Qualities(self)
+
+    # the figures themselves: their values, None where they are not known
+
+    edges = Value[int]()
+    """The pairs of all layers and heads together."""
+
+    density = Value[float]()
+    """The pairs as a part of n * n * heads * layers."""
+
+    degree = Value[int]()
+    """The most keys of one query in one head."""
+
+    min_degree = Value[int]()
+    """The fewest keys of one query in one head."""
+
+    mean_degree = Value[float]()
+    """The mean number of keys of a query in a head."""
+
+    readers = Value[int]()
+    """The most queries that read one key in one head: the in-degree."""
+
+    min_readers = Value[int]()
+    """The fewest queries that read one key in one head."""
+
+    empty_rows = Value[int]()
+    """Queries without a key, in all heads of all layers."""
+
+    unread_keys = Value[int]()
+    """Keys that no query reads, in all heads of all layers."""
+
+    rows_nonempty = Value[bool]()
+    """Whether every query has a key in every head."""
+
+    causal = Value[bool]()
+    """Whether no position learns of a later one through any number of layers."""
+
+    symmetric = Value[bool]()
+    """Whether (q, k) implies (k, q) in every head."""
+
+    order: Value[sympy.Expr] = Value()
+    """How fast the edges grow with n, constant factors left out."""
+
+    edges_formula: Value[sympy.Expr] = Value()
+    """The edges as an expression in `sympy.Symbol("n")`, where one is known."""
+
+    flops = Value[int]()
+    """Operations of one layer, all heads, forward: 4 d for every pair that the plan computes,
+    those masked out included; the most expensive layer counts."""
+
+    useful_flops = Value[int]()
+    """The same for the pairs of the graph alone."""
+
+    backward_flops = Value[int]()
+    """Operations of the backward pass of one layer: 8 d a pair, 10 d where scores are computed
+    again."""
+
+    bytes = Value[int]()
+    """Bytes that the steps of one layer read and write, forward."""
+
+    peak_memory = Value[int]()
+    """Bytes held at one time, forward: q, k, v, the output and the temporaries of a layer."""
+
+    intensity = Value[float]()
+    """Operations for each byte moved, forward."""
+
+    break_even = Value[int]()
+    """The least length from which on the plan is estimated to beat dense attention."""
+
+    kv_cache = Value[int]()
+    """The most keys that one head of a causal spec must hold at one time of generation."""
+
+    kv_cache_bytes = Value[int]()
+    """Keys and values of all heads and layers that are held at one time, in bytes."""
+
+    eviction = Value[str]()
+    """When a key may leave the cache, in words, for each different graph."""
+
+    diameter = Value[int]()
+    """The longest shortest path between allowed pairs in the union of all layers and heads."""
+
+    depth = Value[int]()
+    """The fewest layers after which all allowed pairs are joined."""
+
+    path_length = Value[float]()
+    """The mean shortest path between allowed pairs in the union of all layers and heads."""
+
+    spectral_gap = Value[float]()
+    """1 - |second eigenvalue| of the symmetrised, degree-normalised union."""
+
+    # --- reach -----------------------------------------------------------------------------------
+
+    def hops(self, query: int) -> np.ndarray:
+        """int [n]: layers until `query` has read each key, -1 = never.
+
+        Raises AttnSpecError where the pairs are not known, or too many to look at.
+        """
+        from attnspec.analysis import reach
+
+        self._require_known()
+        return reach.hops(self.stack, self.n, query)
+
+    def path(self, query: int, key: int) -> Steps | None:
+        """The steps (layer, head, position) of a shortest path, None where there is none; raises
+        as `hops`."""
+        from attnspec.analysis import reach
+
+        self._require_known()
+        return reach.path(self.stack, self.n, query, key)
+
+    def eccentricity(self, position: int) -> int | None:
+        """The longest shortest path from a position to a key it may read; None where it never reads
+        one of them; raises as `hops`."""
+        from attnspec.analysis import reach
+
+        self._require_known()
+        return reach.eccentricity(self.stack, self.n, position).value
+
+    def _require_known(self) -> None:
+        if self.stack.unknown is not None:
+            raise AttnSpecError(f"nothing is known of paths: {self.stack.unknown}")
+
+    # --- heads, layers, steps --------------------------------------------------------------------
+
+    @cached_property
+    def per_graph(self) -> tuple[HeadCounts, ...]:
+        """The counts of each different graph, as `Stack.bound` numbers them; raises Unknown."""
+        if self.stack.unknown is not None:
+            raise Unknown(self.stack.unknown)
+        try:
+            return tuple(head_counts(counts_of(relation, self.n)) for _, _, relation in self.graphs)
+        except RelationError as error:
+            raise Unknown(error.message) from None
+
+    @property
+    def graphs(self) -> tuple[tuple[int, int, Any], ...]:
+        """Each different graph with the first layer and head that have it; raises Unknown."""
+        if self.stack.unknown is not None:
+            raise Unknown(self.stack.unknown)
+        return self.stack.bound(self.n).found if self.n else ()
+
+    @property
+    def per_head(self) -> dict[tuple[int, int], HeadCounts]:
+        """The counts of every (layer, head); empty where they are not known."""
+        try:
+            graphs = self.per_graph
+        except (Unknown, TooMuch):
+            return {}
+        if not self.n:
+            return {}
+        return {
+            (layer, head): graphs[index]
+            for layer, row in enumerate(self.stack.bound(self.n).slots)
+            for head, index in enumerate(row)
+        }
+
+    @property
+    def per_layer(self) -> dict[int, LayerCounts]:
+        """The counts of every layer; empty where they are not known."""
+        layers: dict[int, list[HeadCounts]] = {}
+        for (layer, _), counts in self.per_head.items():
+            layers.setdefault(layer, []).append(counts)
+        return {
+            layer: LayerCounts(
+                sum(counts.edges for counts in heads),
+                max(counts.degree for counts in heads),
+                min(counts.min_degree for counts in heads),
+            )
+            for layer, heads in layers.items()
+        }
+
+    @cached_property
+    def steps(self) -> tuple[StepCost, ...]:
+        """What each step of the chosen plan costs; raises Unknown."""
+        from attnspec.analysis import cost
+
+        if not self.n:
+            return ()
+        try:
+            return cost.steps_of(self.stack, self.n, self.head_size, self.element)
+        except cost.NotBuilt as error:
+            raise Unknown(str(error)) from None
+
+    # --- as text and data ------------------------------------------------------------------------
+
+    def to_dict(self, names: tuple[str, ...] | None = None) -> dict[str, Any]:
+        """The figures as plain data, each with its quality and a note; those of `names` alone."""
+        chosen = figure_table.default_names(self) if names is None else names
+        heads = [
+            {"layer": layer, "head": head, **asdict(counts)}
+            for (layer, head), counts in (self.per_head.items() if names is None else ())
+        ]
+        return {
+            "name": self.spec.name,
+            "n": self.n,
+            "layers": self.spec.layers,
+            "heads": self.spec.heads,
+            "head_size": self.head_size,
+            "figures": {name: figure_table.data_of(self.figure(name)) for name in chosen},
+            "per_head": heads,
+        }
+
+    def to_json(self, names: tuple[str, ...] | None = None) -> str:
+        """The same as JSON."""
+        return json.dumps(self.to_dict(names), indent=2, allow_nan=False)
+
+    def __str__(self) -> str:
+        from attnspec.analysis.printed import page
+
+        return page(self).plain
+
+    def __repr__(self) -> str:
+        return f"<Report {self.spec.name}, n = {self.n:,}>"
+
+    def _repr_html_(self) -> str:
+        from attnspec.analysis.printed import html
+
+        return html([self])

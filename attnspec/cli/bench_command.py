@@ -1,0 +1,287 @@
+"""`attnspec bench`: one spec timed beside others, in one run."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
+
+import click
+
+from attnspec.cli import console
+from attnspec.cli.failures import INTERRUPTED, fitting
+from attnspec.cli.options import (
+    MOST,
+    backend_option,
+    count,
+    json_option,
+    layer_option,
+    name_option,
+    set_option,
+    spec_argument,
+)
+from attnspec.cli.progress import progress_bar
+from attnspec.cli.show_command import require_slot
+from attnspec.cli.specs import length_of, spec_at
+from attnspec.diagnostics import did_you_mean
+
+if TYPE_CHECKING:
+    from attnspec.benching import Row
+    from attnspec.rivals import Setting
+    from attnspec.spec import Spec
+
+DEFAULT_LENGTH = 4096
+
+DEFAULT_HEADS = 4
+"""Where the spec declares none."""
+
+LONG = 60.0
+"""Seconds above which a run is announced."""
+
+DTYPES = ("float32", "float64", "bfloat16", "float16")
+
+
+def lengths(ctx: click.Context, param: click.Parameter, text: str | None) -> list[int] | None:
+    """Lengths separated by commas, each once."""
+    if text is None:
+        return None
+    if re.fullmatch(r"[0-9]{1,3}(,0[0-9]{2})+", text):
+        plain = text.replace(",", "")
+        raise click.BadParameter(
+            f"lengths separated by commas are required, got {text!r}: write {plain}", ctx, param
+        )
+    found = [count(ctx, param, part.strip()) or 0 for part in text.split(",")]
+    if 0 in found:
+        raise click.BadParameter("there is nothing to time at n = 0", ctx, param)
+    return list(dict.fromkeys(found))
+
+
+def rivals(ctx: click.Context, param: click.Parameter, text: str) -> list[str]:
+    """Names of rivals separated by commas, each once."""
+    from attnspec.plugins import installed_names
+    from attnspec.rivals import RIVALS
+
+    known = (*RIVALS, *installed_names())
+    found = [part.strip() for part in text.split(",") if part.strip()]
+    for name in found:
+        if name not in known:
+            hint = did_you_mean(name, known)
+            raise click.BadParameter(
+                f"there is no rival {name!r}"
+                + (f": {hint}" if hint else "")
+                + f"\nthe rivals are {', '.join(known)}",
+                ctx,
+                param,
+            )
+    return list(dict.fromkeys(found))
+
+
+def positive(ctx: click.Context, param: click.Parameter, text: str | None) -> int | None:
+    """A whole number from 1."""
+    found = count(ctx, param, text)
+    if found == 0:
+        raise click.BadParameter(f"an integer from 1 to {MOST:,} is required, got 0", ctx, param)
+    return found
+
+
+@click.command("bench")
+@spec_argument
+@click.option(
+    "-n",
+    "lengths",
+    metavar="N,...",
+    callback=lengths,
+    help=f"Lengths; {DEFAULT_LENGTH}, or the size of the spec's grid, if not given.",
+)
+@click.option(
+    "--vs",
+    "rivals",
+    metavar="NAME,...",
+    default="sdpa",
+    show_default=True,
+    callback=rivals,
+    help="sdpa: dense attention without a mask. mask: with the spec's. flex: FlexAttention,"
+    " compiled. Or our own backends by name.",
+)
+@click.option("--backward", is_flag=True, help="Time the gradients of q, k and v as well.")
+@click.option(
+    "--rounds", metavar="R", default="5", callback=positive, help="Turns of all; 5 if not given."
+)
+@click.option(
+    "--seconds",
+    metavar="S",
+    type=click.FloatRange(min=0.1, max=1e6),
+    default=60.0,
+    show_default="60",
+    help="Begin no further round after so long at one length; a longer call is left out.",
+)
+@click.option(
+    "--heads", metavar="H", callback=positive, help="Heads, where the spec does not say; 4."
+)
+@click.option("--head-size", metavar="D", default="64", callback=positive, help="64 if not given.")
+@click.option("--batch", metavar="B", default="1", callback=positive, help="1 if not given.")
+@click.option(
+    "--dtype", type=click.Choice(DTYPES), default="float32", show_default=True, help="The type."
+)
+@layer_option
+@backend_option
+@name_option
+@set_option
+@json_option
+@click.pass_context
+def command(
+    ctx: click.Context,
+    spec: str,
+    lengths: list[int] | None,
+    rivals: list[str],
+    backward: bool,
+    rounds: int,
+    seconds: float,
+    heads: int | None,
+    head_size: int,
+    batch: int,
+    dtype: str,
+    layer: int,
+    backend: str,
+    name: str | None,
+    parameters: Mapping[str, str],
+    as_json: bool,
+) -> None:
+    """Time a spec beside others, in one run, on the CPU.
+
+    All take turns on the same tensors, and figures are medians. Whoever computes the same pairs is
+    held against our result first. eta is 1 where a useful pair costs what it costs in dense
+    attention without a mask. Ctrl-C prints what is known.
+
+    Example: attnspec bench longformer.attn -n 4096,16384 --vs sdpa,flex
+    """
+    from attnspec.benching import bench, expected
+    from attnspec.rivals import DTYPES as TYPES
+    from attnspec.rivals import Problem, Setting
+
+    loaded = spec_at(spec, name, parameters)
+    loaded.require_built()
+    require_slot(loaded, layer, None)
+    setting = Setting(
+        heads=heads_of(loaded, heads),
+        batch=batch,
+        size=head_size,
+        dtype=TYPES[dtype],
+        backward=backward,
+        layer=layer,
+        backend=backend,
+    )
+    chosen = lengths or [length_of(loaded.program, None, DEFAULT_LENGTH)]
+    rows: tuple[Row, ...] = ()
+    interrupted = False
+    with fitting():
+        problems = [Problem(loaded, n, setting) for n in chosen]
+        for problem in problems:
+            # a backend that refuses is said before anything is timed
+            _ = problem.plan
+    try:
+        about = expected(problems, rivals, rounds, seconds)
+        if about > LONG:
+            console.say(
+                f"this takes about {about / 60:.0f} minutes;"
+                " --seconds, --rounds or a shorter -n make it less"
+            )
+        with progress_bar() as show:
+            for progress in bench(problems, rivals, rounds, seconds):
+                rows = progress.rows
+                show(progress.share, progress.doing)
+    except KeyboardInterrupt:
+        interrupted = True
+    if as_json:
+        console.result_json(to_dict(loaded, setting, rounds, rows, interrupted))
+    elif rows or not interrupted:
+        console.result(table(heading(loaded, setting), rows))
+    if interrupted:
+        console.say("interrupted")
+        ctx.exit(INTERRUPTED)
+
+
+def heads_of(spec: Spec, asked: int | None) -> int:
+    """The heads of the spec, or as many as are asked for where it declares none."""
+    if spec.heads is None:
+        return DEFAULT_HEADS if asked is None else asked
+    if asked not in (None, spec.heads):
+        raise click.UsageError(f"`{spec.name}` has {spec.heads} heads, got --heads {asked}")
+    return spec.heads
+
+
+def heading(spec: Spec, setting: Setting) -> str:
+    """What was timed, in a line."""
+    import torch
+
+    threads = torch.get_num_threads()
+    parts = [
+        spec.name if spec.layers == 1 else f"{spec.name}, layer {setting.layer}",
+        "forward and backward" if setting.backward else "forward",
+        f"{setting.heads} head{'s' * (setting.heads != 1)} of size {setting.size}",
+        f"batch {setting.batch}",
+        str(setting.dtype).removeprefix("torch."),
+        f"{threads} thread{'s' * (threads != 1)}",
+    ]
+    return ", ".join(parts)
+
+
+def table(title: str, rows: Sequence[Row]) -> str:
+    """A line for each subject, refusals in words."""
+    head = ("n", "subject", "median", "from", "to", "ratio", "eta", "predicted", "backend")
+    lines = [head, *(_cells(row) for row in rows)]
+    widths = [max(len(line[at]) for line in lines if len(line) > at) for at in range(len(head))]
+    widths[2] = max(len(line[2]) for line in lines if len(line) == len(head))
+    shown = []
+    for line in lines:
+        cells = [
+            f"{cell:<{widths[at]}}"
+            if at in (1, 8) or (len(line) == 3 and at == 2)
+            else f"{cell:>{widths[at]}}"
+            for at, cell in enumerate(line)
+        ]
+        shown.append("  ".join(cells).rstrip())
+    return "\n".join([title, *shown])
+
+
+def _cells(row: Row) -> tuple[str, ...]:
+    if row.timing is None:
+        return f"{row.n:,}", row.subject, f"refused: {row.reason}"
+    return (
+        f"{row.n:,}",
+        row.subject,
+        _time(row.timing.median),
+        _time(row.timing.least),
+        _time(row.timing.most),
+        "" if row.ratio is None else f"{row.ratio:.2f}×",
+        "" if row.eta is None else f"{row.eta:.2f}",
+        "" if row.predicted is None else _time(row.predicted),
+        ", ".join(row.backends),
+    )
+
+
+def _time(seconds: float) -> str:
+    return f"{seconds:.3g} s" if seconds >= 1 else f"{1000 * seconds:.3g} ms"
+
+
+def to_dict(
+    spec: Spec, setting: Setting, rounds: int, rows: Sequence[Row], interrupted: bool
+) -> dict[str, object]:
+    """The run as plain data; times in seconds."""
+    from attnspec.machine import machine, versions
+
+    return {
+        "ok": not interrupted,
+        "interrupted": interrupted,
+        "name": spec.name,
+        "layer": setting.layer,
+        "heads": setting.heads,
+        "head_size": setting.size,
+        "batch": setting.batch,
+        "dtype": str(setting.dtype).removeprefix("torch."),
+        "backward": setting.backward,
+        "rounds": rounds,
+        "machine": machine(),
+        "versions": versions(),
+        "rows": [row.data() for row in rows],
+    }

@@ -1,0 +1,291 @@
+"""Which pairs of tiles a relation fills, which it leaves empty, and which must be looked into.
+
+The cover of the relation decides tiles in closed form, coarse ones first, so that a window costs
+its band and not n². A survey counts them for an estimate, from a sample where they are many; a
+classification lists them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import lru_cache
+
+import numpy as np
+
+from attnspec.axes import Axis, axis
+from attnspec.edge_count import edges_of
+from attnspec.knowing import is_closed, is_scattered
+from attnspec.relations import EMPTY, FULL, SOME, Relation
+from attnspec.steps import Order, Side
+
+_FANOUT = 4
+"""A coarse tile is as long as this many tiles of the next finer level."""
+
+_COARSEST = 64
+"""The coarsest level has at most this many tiles on a side, or one for each class."""
+
+_PAIRS = 1 << 23
+"""Pairs of tiles that are looked at on one level, at most."""
+
+_SURVEYED = 1 << 17
+"""Pairs of tiles on one level above which a survey looks at a sample."""
+
+_AT_ONCE = 1 << 18
+
+
+@dataclass(frozen=True, eq=False)
+class Classified:
+    """What the cover alone says of pairs of tiles: those that are FULL, on the coarsest level where
+    they are, and the fine ones that are undecided.
+
+    A level of `full` is its axes and the numbers of queries' and keys' tiles on them.
+    """
+
+    q: Axis
+    k: Axis
+    full: tuple[tuple[Axis, Axis, np.ndarray, np.ndarray], ...]
+    undecided: tuple[np.ndarray, np.ndarray]
+
+    def fine(self) -> tuple[np.ndarray, np.ndarray]:
+        """The FULL pairs as pairs of fine tiles."""
+        parts = [_children((q, k), (self.q, self.k), *pairs) for q, k, *pairs in self.full]
+        none = np.zeros(0, np.int64)
+        return (
+            np.concatenate([none, *[part[0] for part in parts]]),
+            np.concatenate([none, *[part[1] for part in parts]]),
+        )
+
+
+@dataclass(frozen=True, eq=False)
+class Survey:
+    """How many pairs of fine tiles are FULL and how many undecided: exact where there are few,
+    else an estimate from a sample of the coarse ones.
+
+    `gathered` are those of query tiles whose key tiles do not follow one another.
+    """
+
+    q: Axis
+    k: Axis
+    full: float
+    undecided: float
+    gathered: float
+
+    @property
+    def tiles(self) -> float:
+        """Pairs of tiles that a layout lists at most."""
+        return self.full + self.undecided
+
+    @property
+    def area(self) -> tuple[float, float]:
+        """Pairs of positions in FULL tiles and in undecided ones."""
+        size = self.q.size * self.k.size
+        return self.full * size, self.undecided * size
+
+
+class TooFine(ValueError):
+    """A classification would list more pairs of tiles than is worth it."""
+
+
+@dataclass(frozen=True, eq=False)
+class _Level:
+    """Pairs of tiles of one level and what the cover says of them; each stands for `weight`."""
+
+    q: Axis
+    k: Axis
+    rows: np.ndarray
+    columns: np.ndarray
+    kinds: np.ndarray
+    weight: float
+
+    def of(self, kind: int) -> tuple[np.ndarray, np.ndarray]:
+        """The pairs of tiles of a kind."""
+        chosen = self.kinds == kind
+        return self.rows[chosen], self.columns[chosen]
+
+
+@lru_cache(maxsize=32)
+def classify(
+    relation: Relation, n_q: int, n_k: int, order: Order, sizes: tuple[int, int]
+) -> Classified:
+    """The cover of all pairs of tiles, from coarse to fine; raises TooFine."""
+    levels = _exact(relation, n_q, n_k, order, sizes)
+    full = [(level.q, level.k, *level.of(FULL)) for level in levels if (level.kinds == FULL).any()]
+    finest = levels[-1]
+    return Classified(finest.q, finest.k, tuple(full), finest.of(SOME))
+
+
+@lru_cache(maxsize=256)
+def survey(relation: Relation, n_q: int, n_k: int, order: Order, sizes: tuple[int, int]) -> Survey:
+    """About what `classify` would find, without listing more than some ten thousand pairs."""
+    full = undecided = 0.0
+    fine = axis(n_k - n_q, n_k, order.q, sizes[0]), axis(0, n_k, order.k, sizes[1])
+    if not is_closed(relation):
+        every = float(fine[0].count * fine[1].count)
+        return Survey(*fine, 0.0, every, 0.0)
+    if is_scattered(relation):
+        while not _is_coarsest(relation, order, *_axes(n_q, n_k, order, sizes)):
+            sizes = _coarser(sizes)
+    levels = _surveyed(relation, n_q, n_k, order, sizes)
+    found = []
+    for level in levels:
+        sides = level.q, level.k
+        full += level.weight * _below(sides, fine, *level.of(FULL))
+        undecided = level.weight * _below(sides, fine, *level.of(SOME))
+        found.append((level.q, level.k, *level.of(FULL)))
+    found.append((level.q, level.k, *level.of(SOME)))
+    if level.q.size != fine[0].size and undecided:
+        # only a table of all edges could say more; edges fall into tiles as balls into bins
+        undecided *= -np.expm1(-edges_of(relation, n_q, n_k) / undecided)
+        return Survey(*fine, full, undecided, full + undecided)
+    if level.weight == 1:
+        return Survey(*fine, full, undecided, float(_gathered(found, fine)))
+    ends = _ends(level) * (full + undecided)
+    return Survey(*fine, full, undecided, full + undecided if ends > fine[0].count else 0.0)
+
+
+def _gathered(
+    found: list[tuple[Axis, Axis, np.ndarray, np.ndarray]], fine: tuple[Axis, Axis]
+) -> int:
+    """The pairs of tiles of those query tiles whose key tiles do not follow one another."""
+    count = np.zeros(fine[0].count, np.int64)
+    first, last = np.full(fine[0].count, fine[1].count), np.zeros(fine[0].count, np.int64)
+    for q, k, rows, columns in found:
+        begin, end = k.inside(fine[1], columns)
+        row = _finer(q, fine[0], rows)
+        begin, end, row = (
+            part.ravel() for part in np.broadcast_arrays(begin[:, None], end[:, None], row)
+        )
+        begin, end, row = begin[row >= 0], end[row >= 0], row[row >= 0]
+        np.add.at(count, row, end - begin)
+        np.minimum.at(first, row, begin)
+        np.maximum.at(last, row, end)
+    return int(count[last - first > count].sum())
+
+
+def _ends(level: _Level) -> float:
+    """The share of tiles whose right neighbour is empty, among those where it was looked at."""
+    code = level.rows * (level.k.count + 1) + level.columns
+    order = np.argsort(code)
+    code, taken = code[order], level.kinds[order] != EMPTY
+    # what was looked at next to each other: coarser tiles are cut into whole ones of this level
+    beside = taken[:-1] & (np.diff(code) == 1)
+    return 1 - float(taken[1:][beside].mean()) if beside.any() else 1.0
+
+
+@lru_cache(maxsize=16)
+def _surveyed(
+    relation: Relation, n_q: int, n_k: int, order: Order, sizes: tuple[int, int]
+) -> tuple[_Level, ...]:
+    """The levels down to tiles of these sizes; of a sample where the pairs are many."""
+    q, k = _axes(n_q, n_k, order, sizes)
+    if _is_coarsest(relation, order, q, k):
+        # queries are sampled with all their keys: classes that meet only themselves weigh alike
+        chosen, weight = _thinned(q.count, max(1, _SURVEYED // max(1, k.count)))
+        return (_coarse(relation, q, k, chosen, weight, n_k),)
+    levels = _surveyed(relation, n_q, n_k, order, _coarser(sizes))
+    return (*levels, _finer_level(relation, levels[-1], q, k, _SURVEYED // _FANOUT**2, n_k))
+
+
+def _exact(
+    relation: Relation, n_q: int, n_k: int, order: Order, sizes: tuple[int, int]
+) -> tuple[_Level, ...]:
+    """The levels down to tiles of these sizes; raises TooFine."""
+    levels = _surveyed(relation, n_q, n_k, order, sizes)
+    if levels[-1].weight == 1:
+        return levels
+    q, k = _axes(n_q, n_k, order, sizes)
+    if _is_coarsest(relation, order, q, k):
+        if q.count * k.count > _PAIRS:
+            raise TooFine(f"more than {_PAIRS:,} pairs of tiles")
+        return (_coarse(relation, q, k, np.arange(q.count), 1.0, n_k),)
+    levels = _exact(relation, n_q, n_k, order, _coarser(sizes))
+    return (*levels, _finer_level(relation, levels[-1], q, k, _PAIRS, n_k))
+
+
+def _axes(n_q: int, n_k: int, order: Order, sizes: tuple[int, int]) -> tuple[Axis, Axis]:
+    return axis(n_k - n_q, n_k, order.q, sizes[0]), axis(0, n_k, order.k, sizes[1])
+
+
+def _coarser(sizes: tuple[int, int]) -> tuple[int, int]:
+    return sizes[0] * _FANOUT, sizes[1] * _FANOUT
+
+
+def _is_coarsest(relation: Relation, order: Order, q: Axis, k: Axis) -> bool:
+    # a relation that is not closed would be evaluated again on every level
+    few = q.count <= _coarsest(order.q) and k.count <= _coarsest(order.k)
+    return few or not is_closed(relation)
+
+
+def _coarse(
+    relation: Relation, q: Axis, k: Axis, chosen: np.ndarray, weight: float, n: int
+) -> _Level:
+    """All pairs of some tiles of queries."""
+    rows, columns = np.repeat(chosen, k.count), np.tile(np.arange(k.count), len(chosen))
+    if is_closed(relation):
+        kinds = _cover(relation, q, k, rows, columns, n)
+    else:
+        # its cover would evaluate every pair, and the layout does so again
+        kinds = np.full(len(rows), SOME, np.uint8)
+    return _Level(q, k, rows, columns, kinds, weight)
+
+
+def _finer_level(relation: Relation, above: _Level, q: Axis, k: Axis, most: int, n: int) -> _Level:
+    """What is inside the undecided pairs of a level, or in a sample of at most so many of them;
+    raises TooFine."""
+    rows, columns = above.of(SOME)
+    chosen, times = _thinned(len(rows), most)
+    if len(chosen) * _FANOUT**2 > _PAIRS:
+        raise TooFine(f"more than {_PAIRS:,} pairs of tiles")
+    rows, columns = _children((above.q, above.k), (q, k), rows[chosen], columns[chosen])
+    kinds = _cover(relation, q, k, rows, columns, n)
+    return _Level(q, k, rows, columns, kinds, above.weight * times)
+
+
+def _thinned(count: int, most: int) -> tuple[np.ndarray, float]:
+    """Which of `count` things to look at, and for how many each of them stands."""
+    if count <= most:
+        return np.arange(count), 1.0
+    # one of each of equal ranges; at equal distances periodic patterns would answer alike
+    drawn = np.random.Generator(np.random.PCG64(0)).random(most)
+    return ((np.arange(most) + drawn) * count / most).astype(int), count / most
+
+
+def _coarsest(side: Side) -> int:
+    return max(_COARSEST, side) if isinstance(side, int) else _COARSEST
+
+
+def _cover(
+    relation: Relation, q: Axis, k: Axis, rows: np.ndarray, columns: np.ndarray, n: int
+) -> np.ndarray:
+    kinds = np.empty(len(rows), np.uint8)
+    for low in range(0, len(rows), _AT_ONCE):
+        part = np.s_[low : low + _AT_ONCE]
+        kinds[part] = relation.cover(q.at(rows[part]), k.at(columns[part]), n)
+    return kinds
+
+
+def _children(
+    above: tuple[Axis, Axis], below: tuple[Axis, Axis], rows: np.ndarray, columns: np.ndarray
+) -> tuple[np.ndarray, np.ndarray]:
+    """The pairs of finer tiles inside pairs of coarse ones."""
+    fine_rows = _finer(above[0], below[0], rows)[:, :, None]
+    fine_columns = _finer(above[1], below[1], columns)[:, None, :]
+    fine_rows, fine_columns = np.broadcast_arrays(fine_rows, fine_columns)
+    exist = (fine_rows >= 0) & (fine_columns >= 0)
+    return fine_rows[exist], fine_columns[exist]
+
+
+def _finer(above: Axis, below: Axis, index: np.ndarray) -> np.ndarray:
+    """The tiles below each tile above, -1 where there are fewer."""
+    first, last = above.inside(below, index)
+    child = first[:, None] + np.arange(above.size // below.size)
+    return np.where(child < last[:, None], child, -1)
+
+
+def _below(
+    above: tuple[Axis, Axis], below: tuple[Axis, Axis], rows: np.ndarray, columns: np.ndarray
+) -> int:
+    """The number of pairs of finer tiles inside pairs of coarse ones."""
+    q_first, q_last = above[0].inside(below[0], rows)
+    k_first, k_last = above[1].inside(below[1], columns)
+    return int(((q_last - q_first) * (k_last - k_first)).sum())

@@ -1,0 +1,163 @@
+"""Blocks of a strip in pieces that stay in the cache: their rows, their keys, their masks."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from functools import cached_property
+
+import numpy as np
+import torch
+
+from attnspec.placing import (
+    Arrangement,
+    Blocks,
+    Frame,
+    Read,
+    arrangement,
+    lattice_of,
+    whole_tiles,
+)
+from attnspec.strips import Strip
+
+PIECE = 1 << 19
+"""Numbers in the largest temporary of a piece: what stays in the cache and costs no page faults."""
+
+OWN = 1 << 20
+"""Numbers in the masks of a strip's blocks up to which they are kept."""
+
+WIDEST = 16
+"""Tiles of a block up to which the gradients of its keys are added tile by tile, without an
+index."""
+
+
+class Piece:
+    """Some blocks of a strip, all of one shape, with what is added to their scores."""
+
+    def __init__(self, strip: TensorStrip, keys: Read, low: int, high: int, heads: int) -> None:
+        self.strip, self.low, self.high = strip, low, high
+        self.q = Blocks(strip.q.frame, strip.rows[low:high])
+        self.k = Blocks(keys.frame, strip.columns[low:high])
+        self.to: Arrangement = arrangement(self.q, self.k, heads)
+        self._kept: tuple[torch.Tensor, torch.Tensor] | None = None
+
+    @cached_property
+    def columns(self) -> torch.Tensor:
+        """The key tiles of the blocks, int64 [blocks, tiles]."""
+        return torch.from_numpy(self.k.tiles.copy())
+
+    def bias(
+        self, padding: torch.Tensor | None, kind: torch.dtype
+    ) -> tuple[torch.Tensor | None, torch.Tensor | None]:
+        """What to add to the scores [batch, heads, h, w], and the rows without a key, bool
+        [batch, heads, h]; None where nothing is added, or every row has one.
+
+        `padding` is 0 or -inf for every key in the tiles' order.
+        """
+        strip = self.strip
+        bias, empty = strip.bias, strip.empty
+        if strip.kinds is not None:
+            bias, empty = self._own() if self._kept is None else self._kept
+            if strip.affordable:
+                self._kept = bias, empty
+        if padding is not None:
+            real = padding.view(-1, self.k.frame.size)[self.columns].flatten(1)[:, None]
+            bias = real.expand(-1, self.q.height, -1) if bias is None else bias + real
+            empty = (bias == -math.inf).all(-1)
+        if bias is None:
+            return None, None
+        return (
+            self._arranged(bias.to(kind)),
+            None if empty is None else self._arranged(empty),
+        )
+
+    def _own(self) -> tuple[torch.Tensor, torch.Tensor]:
+        """What each block has added to its scores [blocks, h, w], and its rows without a key."""
+        strip = self.strip
+        if strip.kinds is None:
+            raise TypeError("these blocks share one mask")
+        kinds = strip.kinds[self.low : self.high]
+        held = strip.masks[kinds.clamp(min=0)] | (kinds < 0)[..., None, None]
+        held = held.transpose(2, 3).flatten(3, 4).flatten(1, 2)
+        bias = torch.zeros(held.shape, device="cpu").masked_fill_(~held, -math.inf)
+        return bias, ~held.any(-1)
+
+    def _arranged(self, x: torch.Tensor) -> torch.Tensor:
+        return x[None] if len(x) == 1 else self.to.arrange(x[None])
+
+    @cached_property
+    def key_tiles(self) -> tuple[Blocks, ...] | None:
+        """The first, second, … tile of all blocks, where no tile stands twice among them."""
+        tiles = self.k.tiles
+        if tiles.shape[1] > WIDEST:
+            return None
+        found = tuple(Blocks(self.k.frame, tiles[:, [place]]) for place in range(tiles.shape[1]))
+        return found if all(part.lattice is not None for part in found) else None
+
+    def add_keys(self, into: torch.Tensor, found: torch.Tensor) -> None:
+        """Add [batch, heads, w, d] to the keys [c, rows, d]."""
+        size = self.k.frame.size
+        if self.key_tiles is not None:
+            for place, part in enumerate(self.key_tiles):
+                part.add(into, found[:, :, place * size : (place + 1) * size], self.to)
+        elif self.k.tile_index is not None:
+            found = self.to.back(found)
+            tiles = found.reshape(len(found), -1, size, found.shape[-1])
+            whole_tiles(into, size).index_add_(1, self.k.tile_index, tiles.to(into.dtype))
+        else:
+            self.k.add(into, found, self.to)
+
+
+class TensorStrip:
+    """A strip with its tiles and masks as tensors."""
+
+    def __init__(self, strip: Strip, q: Read, k_frame: Frame, masks: torch.Tensor) -> None:
+        self.rows, self.columns, self.q = strip.rows, strip.columns, q
+        self.blocks = len(strip.rows)
+        self.height = strip.rows.shape[1] * q.frame.size
+        self.width = strip.columns.shape[1] * k_frame.size
+        self.masks = masks
+        self.bias = _bias(strip.mask)
+        self.kinds = None if strip.kinds is None else torch.from_numpy(strip.kinds.copy())
+        # masks of blocks, each its own, are kept from call to call as long as they are small
+        self.affordable = self.blocks * self.height * self.width <= OWN
+        self.empty = None
+        if strip.mask is not None and not strip.mask.any(-1).all():
+            self.empty = torch.from_numpy(~strip.mask.any(-1))[None]
+        self._pieces: dict[tuple[int, int, int, bool], Piece] = {}
+        starts = lattice_of(q.frame.rows[strip.rows[:, 0], 0])
+        self.run = self.blocks if starts is None else starts.each
+
+    def pieces(self, keys: Read, heads: int, size: int, back: bool) -> Iterator[Piece]:
+        """Blocks in parts whose temporaries stay below PIECE numbers."""
+        # keys that are read where they lie take no memory; their gradients always do
+        lying = not back and Blocks(keys.frame, self.columns).lattice is not None
+        per_block = heads * size * (self.height if lying else max(self.height, self.width))
+        if self.kinds is not None:
+            per_block = max(per_block, self.height * self.width)
+        for low, high in _cuts(self.blocks, self.run, max(1, PIECE // max(1, per_block))):
+            key = low, high, heads, back
+            found = self._pieces.get(key)
+            if found is None:
+                found = self._pieces[key] = Piece(self, keys, low, high, heads)
+            yield found
+
+
+def _cuts(blocks: int, run: int, most: int) -> Iterator[tuple[int, int]]:
+    """Ranges of at most `most` blocks that are whole runs, or parts of one."""
+    step = most // run * run
+    if step:
+        for low in range(0, blocks, step):
+            yield low, min(low + step, blocks)
+        return
+    for first in range(0, blocks, run):
+        for low in range(first, first + run, most):
+            yield low, min(low + most, first + run)
+
+
+def _bias(mask: np.ndarray | None) -> torch.Tensor | None:
+    """0 where the mask holds, else -inf: float32 [1, h, w]."""
+    if mask is None:
+        return None
+    held = torch.from_numpy(mask)
+    return torch.zeros(mask.shape, device="cpu").masked_fill_(~held, -math.inf)[None]

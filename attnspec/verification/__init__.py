@@ -1,0 +1,31 @@
+"""Translation validation: what a compiled attention computes is held against what the spec means.
+
+Four readings of one computation. Positions are sent through the very gathers and masks that a
+kernel executes, and the pairs that come out must be those of the definition, each once. With the
+unit vectors as values the output is the weights themselves, so every pair is seen, and seen once.
+The gradient of one query's output reaches exactly the keys that it reads. And outputs and gradients
+are compared with the definition in float64: a backend may err twice as much as the definition does
+in the same type.
+
+Every pair of a short sequence is looked at; of a long one, queries are sampled.
+"""
+
+from __future__ import annotations
+
+from attnspec.verification.affordable import EXHAUSTIVE, LONGEST, TooLong
+from attnspec.verification.numbers import error_bound
+from attnspec.verification.report import Check, Verification
+from attnspec.verification.samples import sample_inputs
+from attnspec.verification.verifying import verify, verify_each
+
+__all__ = [
+    "EXHAUSTIVE",
+    "LONGEST",
+    "Check",
+    "TooLong",
+    "Verification",
+    "error_bound",
+    "sample_inputs",
+    "verify",
+    "verify_each",
+]

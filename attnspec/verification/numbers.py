@@ -1,0 +1,97 @@
+"""Weights, outputs and gradients of a module held against the definition."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import torch
+
+from attnspec.verification.definition import NAMES, Results
+
+SLACK = 2.0
+"""How much more a backend may err than the definition in the same type."""
+
+ROUNDINGS = 16
+"""Units in the last place of the largest number that are no error."""
+
+SMALLEST = 1e-290
+"""A weight below it may be rounded to 0 by one way of computing it and not by another."""
+
+
+def error_bound(
+    exact: torch.Tensor, dense: torch.Tensor, dtype: torch.dtype, largest: float
+) -> float:
+    """How far from `exact` a backend may be in a type in which the definition gives `dense`.
+
+    `largest` is the largest number among outputs and gradients: a gradient may vanish by
+    cancellation of terms of that size.
+    """
+    error = (dense - exact).abs().max().item() if exact.numel() else 0.0
+    return SLACK * error + ROUNDINGS * torch.finfo(dtype).eps * largest
+
+
+def numbers_fault(found: Results, exact: Results, dense: Results) -> str | None:
+    """The first of the results of a module in float32 that errs too much, where `exact` are those
+    of the definition in float64 and `dense` in float32."""
+    largest = max(
+        (x.abs().max().item() for name, x in exact if name in NAMES and x.numel()), default=0.0
+    )
+    pairs = exact.tensors[1].shape[0] * exact.tensors[2].shape[0]
+    for (name, given), (_, right), (_, base) in zip(found, exact, dense, strict=True):
+        if not given.numel():
+            continue
+        errors = (given.double() - right).abs()
+        allowed = largest
+        if name not in NAMES:
+            # a table's gradient adds up all pairs, and the errors of a sum grow as its root
+            allowed = max(largest, right.abs().max().item()) * math.sqrt(pairs / len(right))
+        bound = error_bound(right, base.double(), torch.float32, allowed)
+        # a comparison that NaN fails as well
+        if not errors.max().item() <= bound:
+            row = int((~(errors <= bound)).view(len(errors), -1).any(1).nonzero()[0, 0])
+            error = errors[row].max().item()
+            return f"the {name} errs by {error:.3g} in row {row}, and {bound:.3g} is allowed"
+    return None
+
+
+def weights_fault(
+    weights: torch.Tensor,
+    meant: torch.Tensor,
+    held: torch.Tensor,
+    rows: np.ndarray,
+    first: int,
+) -> tuple[bool, int, int, str] | None:
+    """The first pair whose weight is not as it is meant, in an order of faults: whether it is a
+    pair after all, its query, its key, what is wrong. All are [r, w], for the queries `rows` and
+    the keys from `first` on.
+
+    A pair that is held may weigh nothing, by `relu` or because its score is very low.
+    """
+    strange = weights.ne(0) & ~held
+    missing = weights.eq(0) & (meant > SMALLEST)
+    other = ~((weights - meant).abs() <= ROUNDINGS * 1e-12)
+    # a pair too many or too few changes the weights of all others in its row
+    for wrong, is_pair in ((strange | missing, False), (other, True)):
+        if wrong.any():
+            row, column = wrong.nonzero()[0].tolist()
+            query, key = int(rows[row]), first + column
+            text = f"weighs key {key} with {weights[row, column]:.6g}, not {meant[row, column]:.6g}"
+            if strange[row, column]:
+                text = f"reads key {key}, which is no pair"
+            elif missing[row, column]:
+                text = f"does not read key {key}"
+            return is_pair, query, key, f"query {query} {text}"
+    return None
+
+
+def support_fault(reached: torch.Tensor, meant: torch.Tensor, rows: np.ndarray) -> str | None:
+    """The first key that the gradient of a query reaches and should not, or reaches with another
+    weight: all [r, n], for the queries `rows`."""
+    wrong = reached.ne(0) & meant.eq(0) | reached.eq(0) & (meant > SMALLEST)
+    wrong |= ~((reached - meant).abs() <= ROUNDINGS * 1e-12)
+    places = wrong.nonzero()
+    if not len(places):
+        return None
+    row, key = places[0].tolist()
+    return f"the gradient of query {int(rows[row])} is wrong at key {key}"

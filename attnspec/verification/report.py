@@ -1,0 +1,110 @@
+"""What was verified, and what was found."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from attnspec.planning import numbers
+
+
+@dataclass(frozen=True)
+class Check:
+    """One thing that was compared, for `queries` of the last `asked` queries; `fault` says what
+    differs, None if nothing.
+
+    `heads` is None where the spec declares none and all are alike.
+    """
+
+    layers: tuple[int, ...]
+    heads: tuple[int, ...] | None
+    backend: str
+    what: str
+    queries: int
+    asked: int
+    fault: str | None
+
+
+@dataclass(frozen=True)
+class Verification:
+    """All checks of a program at one length; `str` has a line for each.
+
+    `exhaustive` says that every pair was looked at, and weighed. `skipped` says what was not looked
+    at, and why; `refused` which backends were asked and do not run it, with the reason.
+    """
+
+    name: str
+    n: int
+    exhaustive: bool
+    checks: tuple[Check, ...]
+    skipped: tuple[str, ...] = ()
+    refused: tuple[tuple[str, str], ...] = ()
+
+    @property
+    def faults(self) -> tuple[Check, ...]:
+        """The checks that failed."""
+        return tuple(check for check in self.checks if check.fault is not None)
+
+    @property
+    def ok(self) -> bool:
+        """Whether everything that was looked at agrees."""
+        return not self.faults
+
+    def __str__(self) -> str:
+        looked = "every pair was looked at" if self.exhaustive else "not every pair was looked at"
+        lines = [
+            f"{self.name}, n = {self.n}: {len(self.checks)} checks, {len(self.faults)} failed;"
+            f" {looked}"
+        ]
+        for check in self.checks:
+            heads = "every head" if check.heads is None else f"head {numbers(check.heads)}"
+            place = f"layer {numbers(check.layers)}, {heads}, {check.backend}"
+            word = "ok  " if check.fault is None else "FAIL"
+            lines.append(f"{word}  {place}: {check.what}{_some(check, self.n)}")
+            if check.fault is not None:
+                lines.append(f"      {check.fault}")
+        lines.extend(f"not looked at: {what}" for what in self.skipped)
+        lines.extend(f"not run: {why}" for _, why in self.refused)
+        return "\n".join(lines)
+
+    def to_dict(self) -> dict[str, object]:
+        """The checks as plain data."""
+        return {
+            "ok": self.ok,
+            "name": self.name,
+            "n": self.n,
+            "exhaustive": self.exhaustive,
+            "checks": [
+                {
+                    "layers": list(check.layers),
+                    "heads": None if check.heads is None else list(check.heads),
+                    "backend": check.backend,
+                    "what": check.what,
+                    "queries": check.queries,
+                    "asked": check.asked,
+                    "fault": check.fault,
+                }
+                for check in self.checks
+            ],
+            "skipped": list(self.skipped),
+            "refused": [{"backend": name, "reason": why} for name, why in self.refused],
+        }
+
+
+def _some(check: Check, n: int) -> str:
+    """Of which queries a check speaks, where it is not all of them."""
+    last = "" if check.asked == n else "the last "
+    if check.queries < check.asked:
+        return f", at {check.queries:,} of {last}{check.asked:,} queries"
+    return f", at {last}{check.asked:,} queries" if last else ""
+
+
+def together(found: list[Verification], refused: list[tuple[str, str]]) -> Verification:
+    """The reports of several backends on one program and length as one."""
+    return Verification(
+        found[0].name,
+        found[0].n,
+        all(each.exhaustive for each in found),
+        tuple(check for each in found for check in each.checks),
+        tuple(dict.fromkeys(what for each in found for what in each.skipped)),
+        tuple(refused),
+    )

@@ -1,0 +1,307 @@
+"""The layers of a module that compute the same, held against the definition."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+import torch
+
+from attnspec.arguments import check_inputs
+from attnspec.masking import with_data
+from attnspec.relations import Relation
+from attnspec.runtime import CompiledAttention
+from attnspec.target import Bias, Work
+from attnspec.verification.affordable import (
+    EXHAUSTIVE,
+    POSITIONS,
+    RUN,
+    WEIGHED,
+    Chosen,
+    chosen_for,
+)
+from attnspec.verification.definition import Definition, Results
+from attnspec.verification.held import Layout, layouts_of
+from attnspec.verification.numbers import numbers_fault, support_fault, weights_fault
+from attnspec.verification.pairs import (
+    LISTED,
+    counts_fault,
+    counts_of,
+    held_rows,
+    is_counted,
+    list_fault,
+    rows_fault,
+)
+from attnspec.verification.report import Check
+from attnspec.verification.samples import sample_rows
+
+SIZE = 16
+"""The size of the heads that are tried."""
+
+COLUMNS = 512
+"""Unit vectors tried in one go."""
+
+QUERIES = 64
+"""Queries that are sampled where not all are looked at."""
+
+SCORES = 1 << 24
+"""The most scores of sampled queries that the definition computes for one head: fewer queries of a
+sequence that is very long."""
+
+
+@dataclass(frozen=True)
+class Shape:
+    """What is tried: the last `n_q` of `n` positions, for layers and heads that a program may have
+    declared or not."""
+
+    n_q: int
+    n: int
+    layers: tuple[int, ...]
+    heads: int
+    declared: bool
+
+
+@dataclass(frozen=True, eq=False)
+class Part:
+    """Heads that compute one work; `relation` is its graph with the inputs that are tried."""
+
+    work: Work
+    heads: tuple[int, ...]
+    relation: Relation
+    chosen: Chosen
+    layouts: tuple[Layout, ...] | None
+
+
+class Trial:
+    """The checks of one shape with the inputs `data`, for a batch of one."""
+
+    def __init__(
+        self,
+        module: CompiledAttention,
+        shape: Shape,
+        works: Sequence[tuple[Work, tuple[int, ...]]],
+        data: dict[str, torch.Tensor],
+        forced: bool,
+    ) -> None:
+        self.module, self.shape, self.data = module, shape, data
+        self.skipped: list[str] = []
+        values = {name: x[0].numpy() for name, x in data.items()}
+        plain = {name: x if x.ndim else x.item() for name, x in values.items()}
+        relations = [with_data(work.relation, plain) for work, _ in works]
+        chosen = [
+            chosen_for(work, relation, module.backend, forced)
+            for (work, _), relation in zip(works, relations, strict=True)
+        ]
+        prepared = module.prepare(
+            shape.layers[0], shape.heads, shape.heads, shape.n_q, shape.n, "cpu"
+        )
+        given = check_inputs(module.program, data, 1, shape.n, torch.device("cpu"))
+        kernels = {head: group.kernel for group in prepared.groups for head in group.heads}
+        if forced:
+            for kernel in kernels.values():
+                if hasattr(kernel, "dense_seconds"):
+                    # bands that were asked for are tried also where dense would cost less
+                    kernel.dense_seconds = math.inf
+        self.parts = [
+            Part(
+                work,
+                heads,
+                relation,
+                runs,
+                layouts_of(kernels[heads[0]], shape.n_q, shape.n, given),
+            )
+            for (work, heads), relation, runs in zip(works, relations, chosen, strict=True)
+        ]
+
+    @property
+    def exhaustive(self) -> bool:
+        """Whether every pair is looked at, and weighed."""
+        return self.shape.n <= EXHAUSTIVE and len(self.rows) == self.shape.n_q
+
+    def checks(self) -> Iterator[Check]:
+        """Everything that is compared."""
+        n, n_q, heads = self.shape.n, self.shape.n_q, self.shape.heads
+        for part in self.parts:
+            yield from self._layout_checks(part)
+        seconds = sum(part.chosen.seconds * len(part.heads) for part in self.parts)
+        if n > EXHAUSTIVE and (seconds > RUN or n * heads > POSITIONS):
+            self.skipped.append(
+                f"weights, outputs and gradients: {heads} heads of {n:,} positions, estimated to"
+                f" take {seconds:,.3g} s (up to {POSITIONS:,} positions of all heads, and"
+                f" {RUN:,.3g} s, are run)"
+            )
+            return
+        definitions = self._definitions()
+        if len(self.rows) == n_q:
+            yield from self._weights(definitions)
+        yield from self._support(definitions)
+        yield from self._numbers(definitions)
+
+    # --- the layout ----------------------------------------------------------------------------
+
+    def _layout_checks(self, part: Part) -> Iterator[Check]:
+        n, n_q = self.shape.n, self.shape.n_q
+        for layout in part.layouts or ():
+            rows = np.arange(n - n_q, n)
+            if n > EXHAUSTIVE:
+                rows = sample_rows(n_q, QUERIES, layout.parts, n - n_q)
+            fault = rows_fault(layout, rows, held_rows(part.relation, rows, n))
+            what = f"{layout.what} hold each pair once, no other pair"
+            yield self._check(part, what, len(rows), fault)
+            if len(rows) == n_q:
+                continue
+            counts = counts_of(layout, n)
+            if is_counted(part.relation, n):
+                fault = counts_fault(counts, part.relation, n_q)
+                what = f"{layout.what} hold as many keys of each query as the graph"
+                yield self._check(part, what, n_q, fault)
+            else:
+                self.skipped.append(f"how many keys {layout.what} hold: the graph does not say")
+            if counts.sum() <= LISTED:
+                fault = list_fault(layout, part.relation, n)
+                what = f"{layout.what} hold no pair but those of the graph, and none twice"
+                yield self._check(part, what, n_q, fault)
+            else:
+                self.skipped.append(
+                    f"the {counts.sum():,} pairs of {layout.what} one by one (up to {LISTED:,})"
+                )
+
+    # --- the numbers ---------------------------------------------------------------------------
+
+    @cached_property
+    def rows(self) -> np.ndarray:
+        """The positions whose numbers are looked at."""
+        n, n_q = self.shape.n, self.shape.n_q
+        rows = np.arange(n - n_q, n)
+        if n <= EXHAUSTIVE and self.shape.heads * n_q * n <= WEIGHED:
+            return rows
+        blocks = [b for part in self.parts for layout in part.layouts or () for b in layout.parts]
+        return sample_rows(n_q, min(QUERIES, SCORES // n), blocks, n - n_q)
+
+    def _definitions(self) -> dict[int, Definition]:
+        found = {}
+        for part in self.parts:
+            held = held_rows(part.relation, self.rows, self.shape.n)
+            for head in part.heads:
+                found[head] = Definition(part.work, head, self.rows, held)
+        return found
+
+    def _weights(self, definitions: dict[int, Definition]) -> Iterator[Check]:
+        """With the unit vectors as values, the output is the weights themselves."""
+        q, k = self._drawn(self.shape.n_q), self._drawn(self.shape.n)
+        meant = self._meant(definitions, q, k)
+        faults: dict[int, list[tuple[bool, int, int, str]]] = {head: [] for head in definitions}
+        for low in range(0, self.shape.n, COLUMNS):
+            part = slice(low, min(low + COLUMNS, self.shape.n))
+            v = torch.eye(self.shape.n, dtype=torch.float64)[:, part]
+            found = self._run(q, k, v.expand(1, self.shape.heads, -1, -1))[0]
+            for head, definition in definitions.items():
+                held = definition.held[:, part]
+                fault = weights_fault(found[head], meant[head][:, part], held, self.rows, low)
+                if fault is not None:
+                    faults[head].append(fault)
+        for each in self.parts:
+            first = next((min(faults[head])[3] for head in each.heads if faults[head]), None)
+            yield self._check(
+                each, "each pair is weighed once, no other pair", len(self.rows), first
+            )
+
+    def _support(self, definitions: dict[int, Definition]) -> Iterator[Check]:
+        """One query's gradient in each column of the values: the weights, as backward has them."""
+        n, n_q, heads = self.shape.n, self.shape.n_q, self.shape.heads
+        # more columns than the heads have would be padded, which costs most where n is large
+        at = sample_rows(len(self.rows), QUERIES if n <= EXHAUSTIVE else SIZE)
+        rows = self.rows[at]
+        q, k = self._drawn(n_q), self._drawn(n)
+        v = torch.zeros(1, heads, n, len(rows), dtype=torch.float64, requires_grad=True)
+        grad = torch.zeros(1, heads, n_q, len(rows), dtype=torch.float64)
+        grad[:, :, torch.from_numpy(rows - (n - n_q)), torch.arange(len(rows))] = 1.0
+        reached = torch.autograd.grad(self._run(q, k, v), v, grad)[0][0].transpose(1, 2)
+        for part in self.parts:
+            fault = None
+            for head in part.heads:
+                definition = Definition(part.work, head, rows, definitions[head].held.numpy()[at])
+                meant = self._meant({head: definition}, q, k)[head]
+                fault = fault or support_fault(reached[head], meant, rows)
+            yield self._check(part, "gradients reach the keys that are read", len(rows), fault)
+
+    def _numbers(self, definitions: dict[int, Definition]) -> Iterator[Check]:
+        """Outputs and gradients in float32 against the definition in float64."""
+        n, n_q = self.shape.n, self.shape.n_q
+        q, k, v = self._drawn(n_q), self._drawn(n), self._drawn(n)
+        at = torch.from_numpy(self.rows - (n - n_q))
+        grad = torch.zeros_like(q)
+        grad[:, :, at] = self._drawn(len(at))
+        narrow = [x.float().requires_grad_() for x in (q, k, v)]
+        learned = dict(self.module.named_parameters())
+        out = self._run(narrow[0], narrow[1], narrow[2])
+        leaves = [*narrow, *learned.values()]
+        # a table of other layers is not used here
+        found = torch.autograd.grad(
+            out, leaves, grad.float(), allow_unused=True, materialize_grads=True
+        )
+        for part in self.parts:
+            fault = None
+            for head in part.heads:
+                results = []
+                for kind in (torch.float64, torch.float32):
+                    given = [x[0, head].to(kind) for x in (q, k, v)]
+                    tables = self._tables(part.work, head, kind)
+                    upper = grad[0, head, at].to(kind)
+                    results.append(definitions[head].results(given, upper, tables))
+                exact, dense = results
+                mine = [out.detach()[0, head, at], *(x[0, head] for x in found[:3])]
+                shares = dict(zip(learned, found[3:], strict=True))
+                mine += [self._row(shares[c.table], head) for c in _biases(part.work)]
+                fault = numbers_fault(Results(exact.names, tuple(mine)), exact, dense)
+                if fault is not None:
+                    break
+            what = "outputs and gradients agree with float64"
+            yield self._check(part, what, len(self.rows), fault)
+
+    def _meant(
+        self, definitions: dict[int, Definition], q: torch.Tensor, k: torch.Tensor
+    ) -> dict[int, torch.Tensor]:
+        """The weights of heads by the definition, [rows, n]."""
+        found = {}
+        for each in self.parts:
+            for head in each.heads:
+                if head in definitions:
+                    tables = self._tables(each.work, head, torch.float64)
+                    definition = definitions[head]
+                    found[head] = torch.cat(
+                        [
+                            definition.weights(q[0, head], k[0, head], tables, rows)
+                            for rows in definition.parts()
+                        ]
+                    )
+        return found
+
+    def _drawn(self, length: int) -> torch.Tensor:
+        return torch.randn(1, self.shape.heads, length, SIZE, dtype=torch.float64)
+
+    def _run(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+        out: torch.Tensor = self.module(q, k, v, layer=self.shape.layers[0], inputs=self.data)
+        return out
+
+    def _tables(self, work: Work, head: int, kind: torch.dtype) -> dict[str, torch.Tensor]:
+        """The learned tables of a head, [1, buckets]."""
+        tables = {c.table: self.module.get_parameter(c.table).detach() for c in _biases(work)}
+        return {name: self._row(table, head)[None].to(kind) for name, table in tables.items()}
+
+    def _row(self, table: torch.Tensor, head: int) -> torch.Tensor:
+        """What a head of these layers has of a learned table."""
+        return table[0 if len(table) == 1 else self.shape.layers[0], head]
+
+    def _check(self, part: Part, what: str, queries: int, fault: str | None) -> Check:
+        every = len(part.heads) == self.shape.heads and not self.shape.declared
+        heads = None if every else part.heads
+        place = self.shape.layers, heads, part.chosen.backend
+        return Check(*place, what, queries, self.shape.n_q, fault)
+
+
+def _biases(work: Work) -> list[Bias]:
+    return [change for change in work.changes if isinstance(change, Bias)]

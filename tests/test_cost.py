@@ -1,0 +1,292 @@
+"""Costs against torch's own counter and allocator, key caches against masks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from random_specs import spec_text
+from torch.profiler import ProfilerActivity, profile
+from torch.utils.flop_counter import FlopCounterMode
+from zoo import ATTENTIONS, IDS, loaded, sample
+
+from attnspec.analysis.cache import cache_of, last_readers
+from attnspec.analysis.cost import LayerCost, NotBuilt, break_even, layer_cost, steps_of
+from attnspec.analysis.mechanism_costs import factors, mechanism_flops
+from attnspec.diagnostics import AttnSpecError
+from attnspec.spec import parse
+from attnspec.stack import Stack, TooMuch
+
+MEMORY_FACTOR = 2.0
+"""How far the estimate of peak memory may be from what was allocated."""
+
+BODIES = {
+    "full": "attend full",
+    "causal window": "causal attend window(before = 255, after = 0)",
+    "strided": "attend strided(stride = 64)",
+    "fixed": "attend fixed(stride = 64, cells = 4)",
+    "global": "attend window(radius = 128) | global(first(16))",
+    "dilated": "attend dilated(radius = 512, step = 8)",
+    "random": "attend random(keys = 16, seed = 0) | self",
+    "alibi": "attend window(radius = 64) score alibi()",
+    "softcap": "attend full score softcap(cap = 20.0)",
+    "two graphs": "head 0 { attend window(radius = 64) } head 1 { attend residue(step = 32) }",
+}
+
+
+def stack_of(body: str) -> Stack:
+    return Stack(parse(f"attention a {{ heads 2 {body} }}"))
+
+
+def tensors(n: int, size: int = 64) -> list[torch.Tensor]:
+    return [torch.randn(1, 2, n, size, requires_grad=True) for _ in range(3)]
+
+
+def _forward(q: list[int], k: list[int], v: list[int], *rest: object, **more: object) -> int:
+    return 2 * q[0] * q[1] * q[2] * k[2] * (q[3] + v[3])
+
+
+def _backward(
+    grad: list[int], q: list[int], k: list[int], v: list[int], *_: object, **__: object
+) -> int:
+    return q[0] * q[1] * q[2] * k[2] * (6 * q[3] + 4 * v[3])
+
+
+FLASH = {
+    torch.ops.aten._scaled_dot_product_flash_attention_for_cpu: _forward,
+    torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward: _backward,
+}
+"""torch counts these operations on other devices, but not on the CPU."""
+
+
+def counted(run: Callable[[], object]) -> int:
+    with FlopCounterMode(display=False, custom_mapping=FLASH) as counter:
+        run()
+    return int(counter.get_total_flops())
+
+
+def allocated(run: Callable[[], object]) -> int:
+    """The most bytes that were allocated at one time."""
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
+        kept = run()
+    events = profiler.profiler.kineto_results.events()
+    changes = sorted((e.start_ns(), e.nbytes()) for e in events if e.name() == "[memory]")
+    del kept
+    return int(np.cumsum([change for _, change in changes]).max())
+
+
+# --- against torch -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("n", [100, 1024])
+@pytest.mark.parametrize("name", BODIES)
+def test_operations_are_those_that_torch_counts(name: str, n: int) -> None:
+    stack = stack_of(BODIES[name])
+    cost = layer_cost(stack, n)
+    if any(step.backend == "scattered" for step in steps_of(stack, n)):
+        pytest.skip("torch does not count products on edges")
+    module = stack.spec.compile()
+    q, k, v = tensors(n)
+    with torch.no_grad():
+        forward = counted(lambda: module(q, k, v))
+    # tiles that the cover leaves undecided may be empty
+    assert forward <= cost.flops <= 1.05 * forward
+    out = module(q, k, v)
+    backward = counted(lambda: out.sum().backward())
+    assert backward <= cost.backward_flops <= 1.05 * backward
+
+
+def test_operations_on_edges() -> None:
+    stack = stack_of(BODIES["random"])
+    (step, *_) = steps_of(stack, 1024)
+    assert step.backend == "scattered"
+    cost = layer_cost(stack, 1024)
+    edges = sum(int(stack.spec.mask(1024, 0, head).sum()) for head in range(2))
+    assert cost.flops == cost.useful_flops == 4 * 64 * edges
+    assert cost.backward_flops == 8 * 64 * edges
+
+
+@pytest.mark.parametrize("n", [100, 1024, 4096])
+@pytest.mark.parametrize("name", BODIES)
+def test_peak_memory_is_about_what_torch_allocates(name: str, n: int) -> None:
+    if (name, n) == ("softcap", 4096):
+        pytest.skip("half a gigabyte")
+    stack = stack_of(BODIES[name])
+    given = 3 * 2 * n * 64 * 4
+    estimate = layer_cost(stack, n).peak_memory - given
+    module = stack.spec.compile()
+    q, k, v = tensors(n)
+    with torch.no_grad():
+        # tables are laid out by the first call, and stay
+        module(q, k, v)
+        measured = allocated(lambda: module(q, k, v))
+    assert measured / MEMORY_FACTOR <= estimate <= measured * MEMORY_FACTOR
+
+
+# --- what the figures are ------------------------------------------------------------------------
+
+
+def test_costs_are_those_of_the_definition() -> None:
+    cost = layer_cost(stack_of("attend full"), 32, size=16, element=2)
+    assert cost.flops == cost.useful_flops == 2 * 4 * 16 * 32 * 32
+    assert cost.backward_flops == 2 * cost.flops
+    assert cost.intensity == cost.flops / cost.bytes
+    assert cost.peak_memory >= 4 * 2 * 32 * 16 * 2
+
+
+def test_the_most_expensive_layer_counts() -> None:
+    text = "layers 3 layer 0, 2 { attend window(radius = 1) } layer 1 { attend full }"
+    stack = stack_of(text)
+    alone = layer_cost(stack_of("attend full"), 512)
+    assert layer_cost(stack, 512).flops == alone.flops
+    assert {layer for step in steps_of(stack, 512) for layer in step.layers} == {0, 1, 2}
+
+
+def test_useful_operations_need_the_pairs() -> None:
+    text = "input marked: tokens attend window(radius = 2) | global(marked)"
+    cost = layer_cost(stack_of(text), 40)
+    assert cost.useful_flops is None
+    assert cost.flops == 2 * 4 * 64 * 40 * 40
+    marked = np.arange(40) == 7
+    known = Stack(stack_of(text).spec, {"marked": marked})
+    edges = int(known.spec.mask(40, inputs={"marked": marked}).sum())
+    assert layer_cost(known, 40).useful_flops == 2 * 4 * 64 * edges
+
+
+@pytest.mark.parametrize(("path", "name"), ATTENTIONS, ids=IDS)
+def test_costs_of_the_zoo(path: Path, name: str) -> None:
+    spec = loaded(path, name)
+    n = spec.program.fixed_length or 256
+    stack = Stack(spec, sample(spec, n))
+    try:
+        cost = layer_cost(stack, n)
+    except (AttnSpecError, NotBuilt) as error:
+        assert "not built yet" in str(error)  # noqa: PT017
+        return
+    assert isinstance(cost, LayerCost)
+    assert cost.useful_flops is not None
+    assert 0 < cost.useful_flops <= cost.flops
+    assert cost.flops < cost.backward_flops
+    assert cost.peak_memory > 0 < cost.bytes
+
+
+def test_lengths_that_are_not_looked_into() -> None:
+    with pytest.raises(TooMuch):
+        steps_of(stack_of("attend full"), 1 << 30)
+
+
+def test_break_even() -> None:
+    found = break_even(stack_of("attend window(radius = 16)"))
+    assert found is not None
+    assert 16 <= found <= 4096
+    wider = break_even(stack_of("attend window(radius = 256)"))
+    assert wider is not None
+    assert wider > found
+
+
+def test_mechanisms_cost_what_their_formulas_say() -> None:
+    n, d = 128, 32
+    expected = {
+        "linear()": 4 * n * d * d,
+        "efficient()": 4 * n * d * d,
+        "taylor()": 4 * n * (d + 1) * d,
+        "favor(features = 16)": 4 * n * 16 * d + 4 * n * 16 * d,
+        "favor(features = 16, kind = trig)": 4 * n * 16 * d + 4 * n * 32 * d,
+        "rfa(features = 8)": 4 * n * 8 * d + 4 * n * 16 * d,
+        "rbf(features = 8)": 8 * n * 8 * d,
+        "linformer(rank = 10)": 8 * n * 10 * d,
+        "synthesizer(max_length = 128, kind = random)": 2 * n * n * d,
+        "mixer(hidden = 20, max_length = 128)": 4 * n * 20 * d,
+        "gmlp(max_length = 128)": n * n * d,
+        "fourier()": 5 * n * d * (7 + 5),
+    }
+    for text, flops in expected.items():
+        mechanism = parse(f"attention a {{ attend {text} }}").program.attends[0].mechanism
+        assert mechanism is not None
+        assert mechanism_flops(mechanism, n, d, {}) == flops, text
+        assert "n" in factors(mechanism)
+
+
+def test_nystrom_is_linear_in_n_beyond_its_inverse() -> None:
+    attend = parse("attention a { attend nystrom(landmarks = 8) }").program.attends[0]
+    assert attend.mechanism is not None
+    costs = [mechanism_flops(attend.mechanism, n, 16, {}) for n in (100, 200, 300)]
+    assert costs[2] - costs[1] == costs[1] - costs[0] == 100 * 8 * 8 * 16
+
+
+# --- key cache -----------------------------------------------------------------------------------
+
+
+def assert_cache(mask: np.ndarray, stack: Stack, layer: int, head: int) -> None:
+    n = len(mask)
+    relation = stack.spec.relation(n, layer, head, stack.inputs)
+    last = [int(np.flatnonzero(mask[:, k])[-1]) if mask[:, k].any() else -1 for k in range(n)]
+    assert last_readers(relation, n).tolist() == last
+    if np.triu(mask, 1).any():
+        return
+    cache = cache_of(relation, n)
+    live = [int(mask[t:, : t + 1].any(axis=0).sum()) for t in range(n)]
+    assert cache.live.tolist() == live
+    assert cache.largest == max(live)
+    assert cache.rule
+
+
+@pytest.mark.parametrize(("path", "name"), ATTENTIONS, ids=IDS)
+def test_caches_of_the_zoo(path: Path, name: str) -> None:
+    spec = loaded(path, name)
+    for n in (1, 13, 64) if spec.program.fixed_length is None else ():
+        stack = Stack(spec, sample(spec, n))
+        if stack.unknown is not None:
+            continue
+        for layer, head, _ in stack.bound(n).found:
+            assert_cache(spec.mask(n, layer, head, stack.inputs), stack, layer, head)
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_caches_of_random_compositions(seed: int) -> None:
+    stack = Stack(parse(spec_text(seed)))
+    for n in (2, 51):
+        for layer, head, _ in stack.bound(n).found:
+            assert_cache(stack.spec.mask(n, layer, head), stack, layer, head)
+
+
+@pytest.mark.parametrize(
+    ("body", "rule", "largest"),
+    [
+        ("attend full", "every key stays to the end", 512),
+        ("attend self", "a key can go 0 steps after it was written", 1),
+        (
+            "attend window(before = 31, after = 0)",
+            "a key can go 31 steps after it was written",
+            32,
+        ),
+        (
+            "attend window(before = 31, after = 0) | columns(first(4))",
+            "keys 0 to 3 stay to the end; any other key can go 31 steps after it was written",
+            36,
+        ),
+        ("attend block(size = 64)", "a key can go at the end of its block of 64", 64),
+        ("attend residue(step = 32)", "every key stays until the last 32 queries", 481),
+        (
+            "attend summary(stride = 64, cells = 1)",
+            "504 keys from 0 to 510 are never needed; every other key stays to the end",
+            8,
+        ),
+        (
+            "attend fixed(stride = 64, cells = 1)",
+            "7 keys from 63 to 447 stay to the end; any other key can go at the end of its block"
+            " of 64",
+            71,
+        ),
+        ("attend powers", "a key can go 256 steps after it was written", 257),
+        ("attend window(before = 1, after = 0)", "a key can go 1 step after it was written", 2),
+    ],
+)
+def test_rules_of_eviction(body: str, rule: str, largest: int) -> None:
+    stack = Stack(parse(f"attention a {{ causal {body} }}"))
+    cache = cache_of(stack.bound(512).found[0][2], 512)
+    assert cache.rule == rule
+    assert cache.largest == largest

@@ -1,0 +1,64 @@
+"""`make demo` with any spec: its own length, made-up inputs, and a module that is wrong."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+import attnspec
+from attnspec.cli import main as attnspec_main
+from attnspec.examples import demo
+
+EXAMPLES = Path(demo.__file__).parent
+
+SPECS = {
+    "packed": "input document: ids input prompt: length attend same(document) | prefix(prompt)",
+    "marked": "heads 2 input a: tokens input b: tokens(at_most = 2) attend global(a) | columns(b)",
+    "small grid": "sequence grid(2, 2) extra_tokens 1 input a: tokens attend axial | global(a)",
+    "layers": "layers 2 attend window(radius = 2 + layer)",
+    "biased": "heads 2 attend full score bias()",
+    "scaled": "attend full scale 0.5 normalize relu",
+    "empty": "attend where(k < q // 2)",
+}
+
+
+@pytest.fixture(autouse=True)
+def short(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(demo, "LENGTHS", (1, 37))
+    monkeypatch.chdir(tmp_path)
+
+
+def compiled(body: str, name: str = "x") -> list[str]:
+    """The arguments of the demonstration for a spec of this body."""
+    Path(f"{name}.attn").write_text(f"attention trial {{ {body} }}\n")
+    assert CliRunner().invoke(attnspec_main, ["compile", f"{name}.attn"]).exit_code == 0
+    return [f"{name}.attn", f"{name}_attn.py"]
+
+
+@pytest.mark.parametrize("body", SPECS.values(), ids=SPECS)
+def test_any_spec_is_verified_and_drawn(body: str, capsys: pytest.CaptureFixture[str]) -> None:
+    arguments = compiled(body)
+    assert demo.main(arguments) == 0
+    printed = capsys.readouterr().out
+    assert printed.splitlines()[-1].startswith("verified: x_attn.py")
+    assert ("masked softmax" in printed) == ("score" not in body and "scale" not in body)
+    assert demo.main(arguments[:1]) == 0
+    options = capsys.readouterr().out.split()
+    done = CliRunner().invoke(attnspec_main, ["show", "x.attn", *options])
+    assert done.exit_code == 0, done.stderr
+    assert f"n = {5 if 'grid' in body else 64}" in done.stdout
+
+
+def test_a_module_of_another_spec_is_noticed(capsys: pytest.CaptureFixture[str]) -> None:
+    spec, _ = compiled(SPECS["packed"])
+    _, module = compiled(SPECS["packed"].replace("|", "&"), "y")
+    assert demo.main([spec, module]) == 1
+    assert "differs from its definition" in capsys.readouterr().err
+
+
+def test_the_length_of_a_published_grid_is_its_own() -> None:
+    spec = attnspec.load(EXAMPLES / "swin.attn")
+    assert demo.lengths_of(spec) == (784,)
+    assert demo.show_options(spec) == "-n 784"
