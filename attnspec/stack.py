@@ -169,13 +169,6 @@ class Stack:
         self.require_affordable(n)
         yield from self.bound(n).found
 
-    def counted(self, n: int) -> Iterator[tuple[int, Relation]]:
-        """Every distinct relation with the number of heads of all layers that have it."""
-        self.require_affordable(n)
-        bound = self.bound(n)
-        for index, (_, _, relation) in enumerate(bound.found):
-            yield sum(row.get(index, 0) for row in bound.rows), relation
-
     def layer(self, n: int, layer: int) -> csr_array:
         """The union of a layer's heads, as int8 so that sums do not wrap."""
         return self._union_of(n, frozenset(self.bound(n).rows[layer]))
