@@ -94,7 +94,7 @@ class Formula:
         q = q.transpose(2, 3).reshape(batch, keys, groups, repeat * rows, q.shape[-1])
         scores = (q * scale_of(self.work, q.shape[-1])) @ k.transpose(-1, -2)
         scores = scores.view(batch, keys, groups, repeat, rows, k.shape[-2]).transpose(2, 3)
-        scores = self._changed(scores, blocks.distance, call)
+        scores = self.changed(scores, blocks.distance, call)
         weights = weigh(scores, blocks.mask, self.work.normalize)
         if call.dropout_p:
             weights = functional.dropout(weights, call.dropout_p)
@@ -102,7 +102,7 @@ class Formula:
         out = (weights @ v).view(batch, keys, groups, repeat, rows, v.shape[-1])
         return out.transpose(2, 3).to(kept)
 
-    def _changed(
+    def changed(
         self, scores: torch.Tensor, distance: torch.Tensor | None, call: Call
     ) -> torch.Tensor:
         for change in self.work.changes:
@@ -126,15 +126,23 @@ def weigh(scores: torch.Tensor, mask: torch.Tensor | None, normalize: str) -> to
     """The weights of scores [..., w] under a mask; a row without a key weighs nothing."""
     if scores.shape[-1] == 0:
         return scores
+    weights, total = shares(scores, mask, normalize)
+    return weights if total is None else weights / total
+
+
+def shares(
+    scores: torch.Tensor, mask: torch.Tensor | None, normalize: str
+) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """The weights of scores [..., w], w > 0, as numerators and what divides them, if anything."""
     if normalize == "sigmoid":
         weights = torch.sigmoid(scores)
-        return weights if mask is None else weights.masked_fill(~mask, 0.0)
+        return (weights if mask is None else weights.masked_fill(~mask, 0.0)), None
     if normalize == "relu":
         weights = torch.relu(scores)
         if mask is not None:
             weights = weights.masked_fill(~mask, 0.0)
         total = weights.sum(-1, keepdim=True)
-        return weights / torch.where(total > 0, total, 1.0)
+        return weights, torch.where(total > 0, total, 1.0)
     if mask is not None:
         scores = scores.masked_fill(~mask, -torch.inf)
     # the shift cancels in the quotient, so that it has no gradient
@@ -143,5 +151,5 @@ def weigh(scores: torch.Tensor, mask: torch.Tensor | None, normalize: str) -> to
     weights = torch.exp(scores - top)
     total = weights.sum(-1, keepdim=True)
     if normalize == "softmax1":
-        return weights / (total + torch.exp(-top))
-    return weights / torch.where(total > 0, total, 1.0)
+        return weights, total + torch.exp(-top)
+    return weights, torch.where(total > 0, total, 1.0)

@@ -28,7 +28,7 @@ class EdgeFormula(Formula):
 
     def weights(self, scores: torch.Tensor, blocks: Blocks, call: Call) -> torch.Tensor:
         """The weights [B, K, R, G, h, w] of scaled scores."""
-        scores = self._changed(scores, blocks.distance, call)
+        scores = self.changed(scores, blocks.distance, call)
         weights = weigh(scores, blocks.mask, self.work.normalize)
         return functional.dropout(weights, call.dropout_p) if call.dropout_p else weights
 

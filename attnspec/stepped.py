@@ -51,6 +51,11 @@ class Step:
         masks = torch.from_numpy(layout.masks)
         self.strips = [TensorStrip(strip, self.queries, k, masks) for strip in strips]
 
+    def pieces(self, keys: Read, heads: int, size: int, back: bool) -> Iterator[Piece]:
+        """The pieces of all strips for so many heads of a size."""
+        for strip in self.strips:
+            yield from strip.pieces(keys, heads, size, back)
+
 
 class SteppedAttention:
     """Plain softmax attention over disjoint steps, on the CPU."""
@@ -82,26 +87,25 @@ class SteppedAttention:
                 for group in range(q.shape[2]):
                     at = sample, heads, group
                     q_now = step.queries.take(q[at], "queries")
-                    into = step.queries.room(out[at], "result"), step.queries.room(lse[at], "sums")
-                    if step.queries.ordered is not None and not (step.complete and number == 0):
-                        into[0].copy_(step.queries.take(out[at], "before"))
-                        into[1].copy_(step.queries.take(lse[at], "lse before"))
-                    for strip in step.strips:
-                        for piece in strip.pieces(step.keys, len(k_now), q.shape[-1], False):
-                            bias, empty = piece.bias(real, wide)
-                            found, sums = _flash(
-                                piece.q.read(q_now, piece.to, "q"),
-                                piece.k.read(k_now, piece.to, "k"),
-                                piece.k.read(v_now, piece.to, "v"),
-                                0.0,
-                                False,
-                                attn_mask=bias,
-                                scale=scale,
-                            )
-                            if empty is not None:
-                                sums = sums.masked_fill(empty, -math.inf)
-                            put = _merge if number else _write
-                            put(*into, piece, found, sums)
+                    # what is written for the first time need not be read before
+                    fresh = step.complete and number == 0
+                    place = step.queries.room if fresh else step.queries.take
+                    into = place(out[at], "result"), place(lse[at], "sums")
+                    for piece in step.pieces(step.keys, len(k_now), q.shape[-1], back=False):
+                        bias, empty = piece.bias(real, wide)
+                        found, sums = _flash(
+                            piece.q.read(q_now, piece.to, "q"),
+                            piece.k.read(k_now, piece.to, "k"),
+                            piece.k.read(v_now, piece.to, "v"),
+                            0.0,
+                            False,
+                            attn_mask=bias,
+                            scale=scale,
+                        )
+                        if empty is not None:
+                            sums = sums.masked_fill(empty, -math.inf)
+                        put = _merge if number else _write
+                        put(*into, piece, found, sums)
                     step.queries.put(out[at], into[0])
                     step.queries.put(lse[at], into[1])
         return out, lse
@@ -138,16 +142,13 @@ class SteppedAttention:
                     rows = [step.queries.take(grad[at], "grad rows", blank=True)]
                     for x, use in ((q, "q rows"), (out, "out rows"), (lse, "lse rows")):
                         rows.append(step.queries.take(x[at], use))
-                    q_sums = step.queries.room(grad_q[at], "query gradients")
-                    if step.queries.ordered is not None:
-                        # what earlier steps have added
-                        q_sums.copy_(step.queries.take(grad_q[at], "before"))
-                    for strip in step.strips:
-                        for piece in strip.pieces(keys, len(k_now), q.shape[-1], True):
-                            parts = _piece_back(piece, rows, k_now, v_now, real, scale)
-                            piece.q.add(q_sums, parts[0], piece.to)
-                            piece.add_keys(sums[0], parts[1])
-                            piece.add_keys(sums[1], parts[2])
+                    # with what earlier steps have added
+                    q_sums = step.queries.take(grad_q[at], "query gradients")
+                    for piece in step.pieces(keys, len(k_now), q.shape[-1], back=True):
+                        parts = _piece_back(piece, rows, k_now, v_now, real, scale)
+                        piece.q.add(q_sums, parts[0], piece.to)
+                        piece.add_keys(sums[0], parts[1])
+                        piece.add_keys(sums[1], parts[2])
                     step.queries.put(grad_q[at], q_sums)
                 if keys.ordered is not None:
                     for target, found in zip(targets, sums, strict=True):

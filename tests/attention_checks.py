@@ -117,3 +117,21 @@ def assert_agree(
             error = (given.double() - right.double()).abs().max().item()
             bound = error_bound(right.double(), base.double(), given.dtype, largest)
             assert error <= bound, f"{name} errs by {error}, allowed {bound}"
+
+
+def check_transforms(
+    module: torch.nn.Module, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor
+) -> None:
+    """vmap, jvp and grad of torch.func agree with plain calls, differences and autograd."""
+    out = module(q, k, v)
+    many = torch.func.vmap(lambda *x: module(*(y[None] for y in x))[0])(q, k, v)
+    torch.testing.assert_close(many, out)
+    direction = torch.randn_like(q)
+    moved = torch.func.jvp(lambda x: module(x, k, v), (q,), (direction,))[1]
+    step = 1e-6
+    slope = (module(q + step * direction, k, v) - module(q - step * direction, k, v)) / (2 * step)
+    torch.testing.assert_close(moved, slope, rtol=1e-6, atol=1e-7)
+    found = torch.func.grad(lambda x: module(x, k, v).square().sum())(q)
+    leaf = q.clone().requires_grad_()
+    (wanted,) = torch.autograd.grad(module(leaf, k, v).square().sum(), leaf)
+    torch.testing.assert_close(found, wanted)

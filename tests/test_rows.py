@@ -12,6 +12,7 @@ import torch
 from attention_checks import (
     GRAPHS,
     assert_agree,
+    check_transforms,
     defined,
     module_of,
     spec_of,
@@ -209,18 +210,7 @@ def test_derivatives_of_derivatives(name: str) -> None:
 def test_transforms_of_torch_func(name: str) -> None:
     module = module_of(GRAPHS[name])
     q, k, v = (x.detach() for x in tensors(3, 2, 2, 40))
-    out = module(q, k, v)
-    many = torch.func.vmap(lambda *x: module(*(y[None] for y in x))[0])(q, k, v)
-    torch.testing.assert_close(many, out)
-    direction = torch.randn_like(q)
-    moved = torch.func.jvp(lambda x: module(x, k, v), (q,), (direction,))[1]
-    step = 1e-6
-    slope = (module(q + step * direction, k, v) - module(q - step * direction, k, v)) / (2 * step)
-    torch.testing.assert_close(moved, slope, rtol=1e-6, atol=1e-7)
-    found = torch.func.grad(lambda x: module(x, k, v).square().sum())(q)
-    leaf = q.clone().requires_grad_()
-    (wanted,) = torch.autograd.grad(module(leaf, k, v).square().sum(), leaf)
-    torch.testing.assert_close(found, wanted)
+    check_transforms(module, q, k, v)
 
 
 COMPILED = {

@@ -94,6 +94,37 @@ def test_learned_tables_are_drawn_and_left_as_they_were() -> None:
     assert faults(found, NUMBERS)
 
 
+def test_what_is_tried_does_not_depend_on_the_global_generator() -> None:
+    body = "heads 2 attend window(radius = 3) score bias(buckets = 8)"
+    module = module_of(body)
+    seen: list[torch.Tensor] = []
+    run = module.forward
+
+    def watched(*given: torch.Tensor, **rest: object) -> torch.Tensor:
+        seen.extend(x.detach().clone() for x in (*given, *module.parameters()))
+        return run(*given, **rest)  # type: ignore[arg-type]
+
+    module.forward = watched  # type: ignore[method-assign]
+    for seed in (1, 2):
+        torch.manual_seed(seed)
+        assert verify(spec_of(body).program, 20, module=module).ok
+    half = len(seen) // 2
+    assert half
+    assert all(torch.equal(a, b) for a, b in zip(seen[:half], seen[half:], strict=True))
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_gradients_that_cancel_may_leave_the_roundings_of_their_parts(
+    seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # each weight is a score divided by itself, so that the gradient is the difference of two equal
+    # numbers, which are the larger the smaller the score is
+    generator = torch.default_generator
+    monkeypatch.setattr(torch, "manual_seed", lambda _: generator.manual_seed(seed))
+    found = verify(spec_of("heads 2 attend self normalize relu").program, 300)
+    assert found.ok, str(found)
+
+
 @pytest.mark.parametrize("backend", BACKEND_NAMES)
 def test_a_module_of_another_graph_is_not_verified(backend: str) -> None:
     meant = spec_of("attend window(radius = 5)").program

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from attnspec.formula import Blocks, scale_of
+from attnspec.formula import scale_of, shares
 from attnspec.scattered_kernel import EdgeFormula
 from attnspec.target import Call, Work
 
@@ -22,10 +22,15 @@ NAMES = ("output", "dq", "dk", "dv")
 @dataclass(frozen=True, eq=False)
 class Results:
     """Outputs of the queries looked at [rows, d], and what a gradient there leaves: for all
-    queries and keys [n, d], and for the learned tables [buckets]."""
+    queries and keys [n, d], and for the learned tables [buckets].
+
+    `largest` is the largest number that stands in outputs and gradients, or would without the part
+    of the gradients that goes through the sums of weights: the two parts may cancel, and leave the
+    roundings of numbers of that size."""
 
     names: tuple[str, ...]
     tensors: tuple[torch.Tensor, ...]
+    largest: float = 0.0
 
     def __iter__(self) -> Iterator[tuple[str, torch.Tensor]]:
         return iter(zip(self.names, self.tensors, strict=True))
@@ -43,14 +48,20 @@ class Definition:
         self, q: torch.Tensor, k: torch.Tensor, tables: Mapping[str, torch.Tensor], part: slice
     ) -> torch.Tensor:
         """The weights [rows of the part, n] of q [n_q, d] and k [n, d]; tables [1, buckets]."""
+        weights, total = self._shares(q, k, tables, part)
+        return weights if total is None else weights / total
+
+    def _shares(
+        self, q: torch.Tensor, k: torch.Tensor, tables: Mapping[str, torch.Tensor], part: slice
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """The same as numerators and what divides them."""
         rows = self.rows[part]
         scores = (q[rows - (len(k) - len(q))] * scale_of(self.work, q.shape[1])) @ k.T
         distance = None
         if self.formula.needs_distance:
             distance = (rows[:, None] - torch.arange(len(k)))[None]
-        blocks = Blocks(distance, self.held[part])
-        found = self.formula.weights(scores[None, None, None, None], blocks, Call(tables=tables))
-        return found[0, 0, 0, 0]
+        scores = self.formula.changed(scores[None, None, None, None], distance, Call(tables=tables))
+        return shares(scores[0, 0, 0, 0], self.held[part], self.work.normalize)
 
     def parts(self) -> Iterator[slice]:
         """Parts of the queries that are computed in one go."""
@@ -69,17 +80,23 @@ class Definition:
         q, k, v = leaves = [x.detach().requires_grad_() for x in given]
         learned = {name: x.detach().requires_grad_() for name, x in tables.items()}
         leaves = [*leaves, *learned.values()]
-        sums = [torch.zeros_like(x) for x in leaves]
+        sums, steady = ([torch.zeros_like(x) for x in leaves] for _ in range(2))
         outs = []
         for part in self.parts():
-            out = self.weights(q, k, learned, part) @ v
+            weights, total = self._shares(q, k, learned, part)
+            out = (weights if total is None else weights / total) @ v
             outs.append(out.detach())
-            if out.requires_grad:
-                found = torch.autograd.grad(out, leaves, grad[part], allow_unused=True)
-                for total, share in zip(sums, found, strict=True):
+            if not out.requires_grad:
+                continue
+            fixed = weights if total is None else weights / total.detach()
+            for from_out, into in ((out, sums), (fixed @ v, steady)):
+                found = torch.autograd.grad(
+                    from_out, leaves, grad[part], allow_unused=True, retain_graph=True
+                )
+                for result, share in zip(into, found, strict=True):
                     if share is not None:
-                        total += share
-        return Results(
-            (*NAMES, *(f"gradient of {name}" for name in learned)),
-            (torch.cat(outs), *sums),
-        )
+                        result += share
+        tensors = torch.cat(outs), *sums
+        sizes = [x.abs().max().item() for x in (*tensors[:4], *steady[:3]) if x.numel()]
+        names = *NAMES, *(f"gradient of {name}" for name in learned)
+        return Results(names, tensors, max(sizes, default=0.0))

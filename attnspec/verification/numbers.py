@@ -34,18 +34,15 @@ def error_bound(
 def numbers_fault(found: Results, exact: Results, dense: Results) -> str | None:
     """The first of the results of a module in float32 that errs too much, where `exact` are those
     of the definition in float64 and `dense` in float32."""
-    largest = max(
-        (x.abs().max().item() for name, x in exact if name in NAMES and x.numel()), default=0.0
-    )
     pairs = exact.tensors[1].shape[0] * exact.tensors[2].shape[0]
     for (name, given), (_, right), (_, base) in zip(found, exact, dense, strict=True):
         if not given.numel():
             continue
         errors = (given.double() - right).abs()
-        allowed = largest
+        allowed = exact.largest
         if name not in NAMES:
             # a table's gradient adds up all pairs, and the errors of a sum grow as its root
-            allowed = max(largest, right.abs().max().item()) * math.sqrt(pairs / len(right))
+            allowed = max(allowed, right.abs().max().item()) * math.sqrt(pairs / len(right))
         bound = error_bound(right, base.double(), torch.float32, allowed)
         # a comparison that NaN fails as well
         if not errors.max().item() <= bound:

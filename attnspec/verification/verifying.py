@@ -46,13 +46,10 @@ def verify(
     forced = module is None and backend == BandsBackend.name
     own = CompiledAttention(plan_data(program, backend)) if module is None else module
     attention = cast(CompiledAttention, own)
-    with torch.random.fork_rng(devices=[]), learned(attention):
+    with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
-        if attention.backend != RowsBackend.name or n <= FEW:
-            return _verified(program, attention, n, n, forced)
-        found = _verified(program, attention, FEW, n, forced)
-        others = f"other queries than the last {FEW}: {RowsBackend.name} takes a few at a time"
-        return replace(found, skipped=(*found.skipped, others))
+        with learned(attention):
+            return _tried(program, attention, n, forced)
 
 
 def verify_each(program: Program, n: int, backends: Sequence[str]) -> Verification:
@@ -70,6 +67,14 @@ def verify_each(program: Program, n: int, backends: Sequence[str]) -> Verificati
     if last is not None and not found:
         raise last
     return together(found, refused)
+
+
+def _tried(program: Program, attention: CompiledAttention, n: int, forced: bool) -> Verification:
+    if attention.backend != RowsBackend.name or n <= FEW:
+        return _verified(program, attention, n, n, forced)
+    found = _verified(program, attention, FEW, n, forced)
+    others = f"other queries than the last {FEW}: {RowsBackend.name} takes a few at a time"
+    return replace(found, skipped=(*found.skipped, others))
 
 
 def _verified(
