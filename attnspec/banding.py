@@ -6,21 +6,25 @@ order, and comes before them, because it leaves more of its tiles FULL when noth
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
 from attnspec.algebra import Union
 from attnspec.covering import Survey, TooFine, classify, survey
+from attnspec.edge_count import edges_of
 from attnspec.ordered import StepLayout, parted, step_layout
 from attnspec.rates import Amounts, current
 from attnspec.relations import Relation
+from attnspec.reordering import is_irregular, reordered
 from attnspec.steps import (
     NATURAL,
     Boxed,
     Listed,
     Order,
     OrderedRelation,
+    Permuted,
     Side,
     orders_of,
     terms_of,
@@ -32,6 +36,15 @@ TARGETS = (32, 64, 128, 256)
 
 LARGE = (512, 1024, 2048, 4096)
 """Tile sizes for graphs of which smaller ones would be more than `MOST`."""
+
+FILLED = 1 / 4
+"""The share of pairs of a band that are edges below which another order is looked for."""
+
+FEWEST = 16
+"""Keys of a query, in the mean, from which on a band can be better than a list of edges."""
+
+LISTED = 1 << 21
+"""Edges that are listed at most to find an order: about a second."""
 
 MOST = 1 << 20
 """Tiles that a step lists at most."""
@@ -59,12 +72,12 @@ def bands_of(relation: Relation, n_q: int, n_k: int) -> tuple[Banded, ...]:
     """The steps of a relation, disjoint, in the order in which they are computed."""
     whole = _best(relation, n_q, n_k, (NATURAL,))
     terms = terms_of(relation)
-    if len(terms) == 1 and len(orders_of(terms[0], n_k)) == 1:
+    if len(terms) == 1 and len(orders_of(terms[0], n_k)) == 1 and not is_irregular(terms[0]):
         return (whole,)
     apart: list[tuple[Relation, Order]] = []
     together: list[Relation] = []
     for term in terms:
-        best = _best(term, n_q, n_k, orders_of(term, n_k))
+        best = _irregular(_best(term, n_q, n_k, orders_of(term, n_k)), n_q, n_k)
         if best.step.order == NATURAL:
             together.append(term)
         else:
@@ -130,6 +143,18 @@ def _best(relation: Relation, n_q: int, n_k: int, orders: tuple[Order, ...]) -> 
     return min(found, key=lambda band: band.seconds)
 
 
+def _irregular(band: Banded, n_q: int, n_k: int) -> Banded:
+    """The band, or the same relation in an order that a list of its edges shows."""
+    relation = band.step.relation
+    edges = edges_of(relation, n_q, n_k) if is_irregular(relation) else 0
+    if not FEWEST * n_q <= edges <= min(LISTED, FILLED * band.amounts.get("bands_pair", math.inf)):
+        return band
+    order = reordered(relation, n_q, n_k)
+    if order is None:
+        return band
+    return min(band, _best(relation, n_q, n_k, (order,)), key=lambda band: band.seconds)
+
+
 def banded(relation: Relation, n_q: int, n_k: int, order: Order, target: int) -> Banded:
     """A relation as one step in an order and in tiles of about a size; raises TooFine."""
     targets = target, target
@@ -148,6 +173,8 @@ def _size(length: int, side: Side, target: int) -> int:
     boxes."""
     if isinstance(side, Boxed):
         return side.size
+    if isinstance(side, Permuted):
+        side = 1
     members = len(side.positions) if isinstance(side, Listed) else -(-length // side)
     members = max(1, members)
     return -(-members // max(1, round(members / target)))

@@ -16,7 +16,7 @@ from attnspec.axes import Axis, axis
 from attnspec.edge_count import edges_of
 from attnspec.knowing import is_closed, is_scattered
 from attnspec.relations import EMPTY, FULL, SOME, Relation
-from attnspec.steps import Order, Side
+from attnspec.steps import Order, Permuted, Side
 
 _FANOUT = 4
 """A coarse tile is as long as this many tiles of the next finer level."""
@@ -108,6 +108,9 @@ def classify(
     relation: Relation, n_q: int, n_k: int, order: Order, sizes: tuple[int, int]
 ) -> Classified:
     """The cover of all pairs of tiles, from coarse to fine; raises TooFine."""
+    if isinstance(order.q, Permuted):
+        q, k = _axes(n_q, n_k, order, sizes)
+        return Classified(q, k, (), _occupied(q, k, order.q))
     levels = _exact(relation, n_q, n_k, order, sizes)
     full = [(level.q, level.k, *level.of(FULL)) for level in levels if (level.kinds == FULL).any()]
     finest = levels[-1]
@@ -119,6 +122,10 @@ def survey(relation: Relation, n_q: int, n_k: int, order: Order, sizes: tuple[in
     """About what `classify` would find, without listing more than some ten thousand pairs."""
     full = undecided = 0.0
     fine = axis(n_k - n_q, n_k, order.q, sizes[0]), axis(0, n_k, order.k, sizes[1])
+    if isinstance(order.q, Permuted):
+        rows, columns = _occupied(*fine, order.q)
+        gathered = _gathered([(*fine, rows, columns)], fine)
+        return Survey(*fine, 0.0, float(len(rows)), float(gathered))
     if not is_closed(relation):
         every = float(fine[0].count * fine[1].count)
         return Survey(*fine, 0.0, every, 0.0)
@@ -141,6 +148,12 @@ def survey(relation: Relation, n_q: int, n_k: int, order: Order, sizes: tuple[in
         return Survey(*fine, full, undecided, float(_gathered(found, fine)))
     ends = _ends(level) * (full + undecided)
     return Survey(*fine, full, undecided, full + undecided if ends > fine[0].count else 0.0)
+
+
+def _occupied(q: Axis, k: Axis, side: Permuted) -> tuple[np.ndarray, np.ndarray]:
+    """The pairs of tiles that hold an edge of those that the order was found for."""
+    code = np.unique(q.tiles_of(side.queries) * k.count + k.tiles_of(side.keys))
+    return code // k.count, code % k.count
 
 
 def _gathered(

@@ -89,7 +89,7 @@ class EdgeLayout:
 
 def edge_layout(relation: Relation, n_q: int, n_k: int) -> EdgeLayout:
     """The places of all edges of a relation that reads no run-time input."""
-    degrees, keys = _edges(relation, n_q, n_k)
+    degrees, keys = listed_edges(relation, n_q, n_k)
     order, groups = _groups(degrees)
     natural = bool((order == np.arange(n_q)).all())
     rows, first = [], 0
@@ -133,7 +133,7 @@ def _placed(
     return places
 
 
-def _edges(relation: Relation, n_q: int, n_k: int) -> tuple[np.ndarray, np.ndarray]:
+def listed_edges(relation: Relation, n_q: int, n_k: int) -> tuple[np.ndarray, np.ndarray]:
     """The number of keys of each query, and all keys, int32."""
     degrees, keys = [np.zeros(0, np.int64)], [np.zeros(0, np.int32)]
     degree = edges_of(relation, n_q, n_k) / max(1, n_q)

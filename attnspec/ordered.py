@@ -14,7 +14,7 @@ from attnspec.axes import Axis
 from attnspec.covering import Classified
 from attnspec.knowing import is_closed
 from attnspec.relations import Relation, evaluate_pairs, phase_of
-from attnspec.steps import Listed
+from attnspec.steps import Listed, Permuted
 
 FULL_TILE = -1
 """Stands in place of a mask's number for a tile whose every pair is an edge."""
@@ -169,7 +169,8 @@ def same_masks(
     q: Axis, k: Axis, rows: np.ndarray, columns: np.ndarray, relation: Relation, n: int
 ) -> tuple[np.ndarray, np.ndarray]:
     """One representative of each phase, and the phase of every tile."""
-    if isinstance(q.side, Listed) or isinstance(k.side, Listed) or not is_closed(relation):
+    lists = Listed | Permuted
+    if isinstance(q.side, lists) or isinstance(k.side, lists) or not is_closed(relation):
         # phases speak of progressions; lists are few
         return np.arange(len(rows)), np.arange(len(rows))
     q_tiles, k_tiles = q.at(rows), k.at(columns)

@@ -93,6 +93,11 @@ class Relation:
     """Whether pairs lie anywhere: drawn position by position, so that no order brings them close,
     and only a table of all of them can tell which tiles they lie in."""
 
+    @property
+    def irregular(self) -> bool:
+        """Whether the pairs may come together in an order that none of the methods below tells."""
+        return False
+
     @classmethod
     def samples(cls) -> Iterator[Relation]:
         """Instances that between them reach every branch of the pattern, for its tests."""

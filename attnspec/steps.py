@@ -57,9 +57,18 @@ class Boxed:
         return prod(self.box)
 
 
-Side: TypeAlias = int | Listed | Boxed
-"""How queries or keys are ordered: grouped by residue modulo a step, 1 for natural; listed; or in
-boxes of a grid."""
+@dataclass(frozen=True, eq=False)
+class Permuted:
+    """All `positions`, in an order that was found for the edges `queries` to `keys`."""
+
+    positions: np.ndarray
+    queries: np.ndarray
+    keys: np.ndarray
+
+
+Side: TypeAlias = int | Listed | Boxed | Permuted
+"""How queries or keys are ordered: grouped by residue modulo a step, 1 for natural; listed; in
+boxes of a grid; or as was found for one graph."""
 
 
 @dataclass(frozen=True)
@@ -72,6 +81,8 @@ class Order:
     def __str__(self) -> str:
         if self.q == self.k == 1:
             return "natural order"
+        if isinstance(self.q, Permuted):
+            return "reverse Cuthill-McKee order"
         if self.q == self.k:
             return f"order of residues mod {self.q}"
         parts = []
@@ -80,7 +91,7 @@ class Order:
                 parts.append(f"{what} in boxes of {' x '.join(map(str, side.box))}")
             elif isinstance(side, Listed):
                 parts.append(f"{len(side.positions):,} listed {what}")
-            elif side > 1:
+            elif isinstance(side, int) and side > 1:
                 parts.append(f"{what} mod {side}")
         return f"order of {', '.join(parts)}"
 

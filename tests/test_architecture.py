@@ -63,6 +63,7 @@ RULES = (
     Rule("attnspec.axes", never=(*FRONT, *BACK, "torch")),
     Rule("attnspec.knowing", only=("attnspec.relations",), never=("torch",)),
     Rule("attnspec.edge_count", never=(*FRONT, *BACK, "torch")),
+    Rule("attnspec.reordering", never=(*FRONT, "attnspec.banding", "torch")),
     Rule("attnspec.covering", never=(*FRONT, "attnspec.ordered", "attnspec.banding", "torch")),
     Rule("attnspec.ordered", never=(*FRONT, "attnspec.emit", "attnspec.show", "torch")),
     Rule("attnspec.banding", never=(*FRONT, "attnspec.emit", "attnspec.show", "torch")),

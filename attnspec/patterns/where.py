@@ -102,6 +102,10 @@ class Where(Relation):
         found = (period_of(part) for part in comparisons(self.predicate))
         return tuple((each.q, each.k) for each in found if each.q and each.k)
 
+    @property
+    def irregular(self) -> bool:
+        return not self.strides() and self.boxes() is None
+
     def cover(self, q: Tiles, k: Tiles, n: int) -> np.ndarray:
         low, high = self._truth(_at(self.predicate, n), q, k)
         answer = np.where(low == 1, FULL, np.where(high == 0, EMPTY, SOME))
