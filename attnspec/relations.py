@@ -93,10 +93,8 @@ class Relation:
     """Whether pairs lie anywhere: drawn position by position, so that no order brings them close,
     and only a table of all of them can tell which tiles they lie in."""
 
-    @property
-    def irregular(self) -> bool:
-        """Whether the pairs may come together in an order that none of the methods below tells."""
-        return False
+    irregular: ClassVar[bool] = False
+    """Whether the pairs may come together in an order that no method below tells."""
 
     @classmethod
     def samples(cls) -> Iterator[Relation]:

@@ -8,11 +8,12 @@ share of the gradients, and the shares add up.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 import torch
 
 from attnspec.ordered import StepLayout
+from attnspec.piece_scores import HeadScores, ScoreChanges
 from attnspec.placing import Ordered, Read, frame_of, ordered_frame, scratch
 from attnspec.strip_pieces import Piece, TensorStrip
 from attnspec.strips import strips_of
@@ -49,19 +50,32 @@ class Step:
         self.keys = Read(k, None) if k.packed or few else moved
         self.order = Ordered(k)
         masks = torch.from_numpy(layout.masks)
-        self.strips = [TensorStrip(strip, self.queries, k, masks) for strip in strips]
+        positions = tuple(side.positions.reshape(-1, side.size) for side in (layout.q, layout.k))
+        self.strips = [
+            TensorStrip(strip, self.queries, k, masks, (positions[0], positions[1]))
+            for strip in strips
+        ]
 
-    def pieces(self, keys: Read, heads: int, size: int, back: bool) -> Iterator[Piece]:
+    def pieces(
+        self, keys: Read, heads: int, size: int, back: bool, scored: bool
+    ) -> Iterator[Piece]:
         """The pieces of all strips for so many heads of a size."""
         for strip in self.strips:
-            yield from strip.pieces(keys, heads, size, back)
+            yield from strip.pieces(keys, heads, size, back, scored)
 
 
 class SteppedAttention:
-    """Plain softmax attention over disjoint steps, on the CPU."""
+    """Softmax attention over disjoint steps, on the CPU; with `one_more` logit 0 in every row for
+    `softmax1`, and changed scores, if there are any."""
 
-    def __init__(self, layouts: Sequence[StepLayout]) -> None:
+    def __init__(
+        self,
+        layouts: Sequence[StepLayout],
+        changes: ScoreChanges | None = None,
+        one_more: bool = False,
+    ) -> None:
         self.steps = [Step(layout) for layout in layouts]
+        self.changes, self.one_more = changes, one_more
 
     def forward(
         self,
@@ -70,9 +84,11 @@ class SteppedAttention:
         v: torch.Tensor,
         padding: torch.Tensor | None,
         scale: float,
+        tables: Mapping[str, torch.Tensor] | None = None,
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """q [B, K, R, n_q, d], k and v [B, K, n_k, d], padding bool [B, n_k] -> the output like q
-        and the log-sum-exps [B, K, R, n_q], -inf where a query has no key."""
+        """q [B, K, R, n_q, d], k and v [B, K, n_k, d], padding bool [B, n_k], learned tables
+        [K R, buckets] -> the output like q and the log-sum-exps [B, K, R, n_q], -inf where a query
+        has no key."""
         wide = torch.promote_types(q.dtype, torch.float32)
         shape = q.shape
         if self.steps and self.steps[0].complete:
@@ -91,24 +107,44 @@ class SteppedAttention:
                     fresh = step.complete and number == 0
                     place = step.queries.room if fresh else step.queries.take
                     into = place(out[at], "result"), place(lse[at], "sums")
-                    for piece in step.pieces(step.keys, len(k_now), q.shape[-1], back=False):
+                    scores = self._scores(heads, group, q.shape[2], tables)
+                    sizes = len(k_now), q.shape[-1]
+                    for piece in step.pieces(step.keys, *sizes, False, scores is not None):
                         bias, empty = piece.bias(real, wide)
-                        found, sums = _flash(
+                        rows = (
                             piece.q.read(q_now, piece.to, "q"),
                             piece.k.read(k_now, piece.to, "k"),
                             piece.k.read(v_now, piece.to, "v"),
-                            0.0,
-                            False,
-                            attn_mask=bias,
-                            scale=scale,
                         )
+                        if scores is None or scores.additive:
+                            bias = _with_added(bias, scores, piece, wide)
+                            found, sums = _flash(*rows, 0.0, False, attn_mask=bias, scale=scale)
+                        else:
+                            found, sums = scores.forward(piece, rows, bias, scale, wide)
                         if empty is not None:
                             sums = sums.masked_fill(empty, -math.inf)
                         put = _merge if number else _write
                         put(*into, piece, found, sums)
                     step.queries.put(out[at], into[0])
                     step.queries.put(lse[at], into[1])
+        if self.one_more:
+            total = torch.logaddexp(lse, lse.new_zeros(()))
+            out *= torch.exp(lse - total)[..., None].to(out.dtype)
+            lse = total
         return out, lse
+
+    def _scores(
+        self, heads: slice, group: int, ratio: int, tables: Mapping[str, torch.Tensor] | None
+    ) -> HeadScores | None:
+        """The changes for one query head of each of some key heads."""
+        if self.changes is None:
+            return None
+        chosen = range(*self._chosen(heads, group, ratio).indices(heads.stop * ratio))
+        return self.changes.of(tuple(chosen), tables or {})
+
+    def _chosen(self, heads: slice, group: int, ratio: int) -> slice:
+        """The query heads of these key heads' groups."""
+        return slice(heads.start * ratio + group, heads.stop * ratio, ratio)
 
     def backward(
         self,
@@ -116,14 +152,17 @@ class SteppedAttention:
         saved: Sequence[torch.Tensor],
         padding: torch.Tensor | None,
         scale: float,
-    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """The gradients of q, k and v; `saved` are q, k, v and what `forward` returned."""
+        tables: Mapping[str, torch.Tensor] | None = None,
+    ) -> tuple[torch.Tensor, ...]:
+        """The gradients of q, k and v, and of the tables if any of them asks; `saved` are q, k, v
+        and what `forward` returned."""
         q, k, v, out, lse = saved
         # a query without a key has weights 0 whatever its log-sum-exp, as long as it is finite
         lse = lse.masked_fill(lse == -math.inf, 0.0)
         wide = lse.dtype
         grad_q = q.new_zeros(q.shape)
         grad_k, grad_v = (x.new_zeros(x.shape, dtype=wide) for x in (k, v))
+        grad_tables = [torch.zeros_like(table) for table in (tables or {}).values()]
         for sample, heads in _parts(k):
             targets = grad_k[sample, heads], grad_v[sample, heads]
             for step in self.steps:
@@ -144,8 +183,12 @@ class SteppedAttention:
                         rows.append(step.queries.take(x[at], use))
                     # with what earlier steps have added
                     q_sums = step.queries.take(grad_q[at], "query gradients")
-                    for piece in step.pieces(keys, len(k_now), q.shape[-1], back=True):
-                        parts = _piece_back(piece, rows, k_now, v_now, real, scale)
+                    scores = self._scores(heads, group, q.shape[2], tables)
+                    sizes = len(k_now), q.shape[-1]
+                    for piece in step.pieces(keys, *sizes, True, scores is not None):
+                        parts, shares = _piece_back(piece, rows, k_now, v_now, real, scale, scores)
+                        for total, share in zip(grad_tables, shares, strict=False):
+                            total[self._chosen(heads, group, q.shape[2])] += share
                         piece.q.add(q_sums, parts[0], piece.to)
                         piece.add_keys(sums[0], parts[1])
                         piece.add_keys(sums[1], parts[2])
@@ -153,7 +196,7 @@ class SteppedAttention:
                 if keys.ordered is not None:
                     for target, found in zip(targets, sums, strict=True):
                         keys.ordered.add(target, found)
-        return grad_q, grad_k.to(k.dtype), grad_v.to(v.dtype)
+        return grad_q, grad_k.to(k.dtype), grad_v.to(v.dtype), *grad_tables
 
 
 def _piece_back(
@@ -163,23 +206,33 @@ def _piece_back(
     v: torch.Tensor,
     padding: torch.Tensor | None,
     scale: float,
-) -> Sequence[torch.Tensor]:
-    """The gradients of a piece's queries, keys and values."""
+    scores: HeadScores | None,
+) -> tuple[Sequence[torch.Tensor], Sequence[torch.Tensor]]:
+    """The gradients of a piece's queries, keys and values, and of learned tables."""
     grad, q, out, lse = rows
     bias, _ = piece.bias(padding, lse.dtype)
-    found: Sequence[torch.Tensor] = _flash_backward(
+    given = [
         piece.q.read(grad, piece.to, "grad", blank=True),
         piece.q.read(q, piece.to, "q"),
         piece.k.read(k, piece.to, "k"),
         piece.k.read(v, piece.to, "v"),
         piece.q.read(out, piece.to, "out"),
         piece.q.read(lse, piece.to, "lse").contiguous(),
-        0.0,
-        False,
-        attn_mask=bias,
-        scale=scale,
-    )
-    return found
+    ]
+    if scores is not None and (scores.learned or not scores.additive):
+        return scores.backward(piece, given, bias, scale)
+    bias = _with_added(bias, scores, piece, lse.dtype)
+    return _flash_backward(*given, 0.0, False, attn_mask=bias, scale=scale), ()
+
+
+def _with_added(
+    bias: torch.Tensor | None, scores: HeadScores | None, piece: Piece, kind: torch.dtype
+) -> torch.Tensor | None:
+    """What stands in for a piece's mask: with what additive changes add."""
+    if scores is None:
+        return bias
+    added = scores.added(piece, kind)
+    return added if bias is None else added + bias
 
 
 def _parts(k: torch.Tensor) -> Iterator[tuple[int, slice]]:

@@ -11,6 +11,7 @@ from attnspec.caching import apart
 from attnspec.formula import scale_of
 from attnspec.layout import tile_layout
 from attnspec.ordered import StepLayout
+from attnspec.piece_scores import ScoreChanges
 from attnspec.runs import runs_of
 from attnspec.stepped import SteppedAttention
 from attnspec.target import Call, Work
@@ -31,7 +32,8 @@ class SteppedKernel:
         layouts: Sequence[StepLayout],
     ) -> None:
         self.work, self.heads, self.device = work, heads, device
-        self.attention = SteppedAttention(layouts)
+        changes = ScoreChanges(work, heads) if work.changes else None
+        self.attention = SteppedAttention(layouts, changes, work.normalize == "softmax1")
         self._tiled: TiledKernel | None = None
 
     @property
@@ -74,10 +76,15 @@ class SteppedKernel:
         # the kernel reads rows as they are, so only the last dimension has to be contiguous
         parts = [x if x.stride(-1) == 1 else x.contiguous() for x in parts]
         scale = scale_of(self.work, size)
-        if torch.is_grad_enabled() and any(x.requires_grad for x in parts):
-            out: torch.Tensor = _Stepped.apply(*parts, call.padding, self, scale)  # type: ignore[no-untyped-call]
+        tables = dict(call.tables)
+        learned = (*parts, *tables.values())
+        if torch.is_grad_enabled() and any(x.requires_grad for x in learned):
+            out: torch.Tensor = _Stepped.apply(  # type: ignore[no-untyped-call]
+                *parts, call.padding, self, scale, tuple(tables), *tables.values()
+            )
         else:
-            out, _ = self.attention.forward(parts[0], parts[1], parts[2], call.padding, scale)
+            q, k, v = parts
+            out, _ = self.attention.forward(q, k, v, call.padding, scale, tables)
         return out[..., :out_size].reshape(batch, heads, rows, out_size)
 
 
@@ -85,22 +92,28 @@ class _Stepped(torch.autograd.Function):
     """The steps, with tiles in natural order for derivatives of the derivative."""
 
     @staticmethod
-    def forward(ctx, q, k, v, padding, kernel, scale):  # type: ignore[no-untyped-def]
-        out, lse = kernel.attention.forward(q, k, v, padding, scale)
-        ctx.save_for_backward(q, k, v, out, lse)
-        ctx.kernel, ctx.padding, ctx.scale = kernel, padding, scale
+    def forward(ctx, q, k, v, padding, kernel, scale, names, *tables):  # type: ignore[no-untyped-def]
+        learned = dict(zip(names, tables, strict=True))
+        out, lse = kernel.attention.forward(q, k, v, padding, scale, learned)
+        ctx.save_for_backward(q, k, v, out, lse, *tables)
+        ctx.kernel, ctx.padding, ctx.scale, ctx.names = kernel, padding, scale, names
         return out
 
     @staticmethod
     def backward(ctx, grad):  # type: ignore[no-untyped-def]
-        q, k, v, *rest = ctx.saved_tensors
+        q, k, v, out, lse, *tables = ctx.saved_tensors
+        learned = dict(zip(ctx.names, tables, strict=True))
         if torch.is_grad_enabled():
-            call = Call(padding=ctx.padding)
+            call = Call(padding=ctx.padding, tables=learned)
             out = ctx.kernel.tiled.composed(q, k, v, call, fused=False)
-            wanted = [x for x in (q, k, v) if x.requires_grad]
-            found = iter(torch.autograd.grad(out, wanted, grad, create_graph=True))
-            grads = tuple(next(found) if x.requires_grad else None for x in (q, k, v))
+            given = q, k, v, *tables
+            found = iter(
+                torch.autograd.grad(
+                    out, [x for x in given if x.requires_grad], grad, create_graph=True
+                )
+            )
+            grads = [next(found) if x.requires_grad else None for x in given]
         else:
-            saved = (q, k, v, *rest)
-            grads = ctx.kernel.attention.backward(grad, saved, ctx.padding, ctx.scale)
-        return *grads, None, None, None
+            saved = q, k, v, out, lse
+            grads = ctx.kernel.attention.backward(grad, saved, ctx.padding, ctx.scale, learned)
+        return *grads[:3], None, None, None, None, *grads[3:]

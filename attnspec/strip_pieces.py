@@ -46,6 +46,12 @@ class Piece:
         """The key tiles of the blocks, int64 [blocks, tiles]."""
         return torch.from_numpy(self.k.tiles.copy())
 
+    @property
+    def distance(self) -> torch.Tensor:
+        """How far the key of every pair is behind its query, int64 [blocks or 1, h, w]."""
+        strip = self.strip
+        return strip.distance(self.low, self.high) if strip.apart is None else strip.apart
+
     def bias(
         self, padding: torch.Tensor | None, kind: torch.dtype
     ) -> tuple[torch.Tensor | None, torch.Tensor | None]:
@@ -111,8 +117,16 @@ class Piece:
 class TensorStrip:
     """A strip with its tiles and masks as tensors."""
 
-    def __init__(self, strip: Strip, q: Read, k_frame: Frame, masks: torch.Tensor) -> None:
+    def __init__(
+        self,
+        strip: Strip,
+        q: Read,
+        k_frame: Frame,
+        masks: torch.Tensor,
+        positions: tuple[np.ndarray, np.ndarray],
+    ) -> None:
         self.rows, self.columns, self.q = strip.rows, strip.columns, q
+        self.positions = positions
         self.blocks = len(strip.rows)
         self.height = strip.rows.shape[1] * q.frame.size
         self.width = strip.columns.shape[1] * k_frame.size
@@ -128,13 +142,41 @@ class TensorStrip:
         starts = lattice_of(q.frame.rows[strip.rows[:, 0], 0])
         self.run = self.blocks if starts is None else starts.each
 
-    def pieces(self, keys: Read, heads: int, size: int, back: bool) -> Iterator[Piece]:
-        """Blocks in parts whose temporaries stay below PIECE numbers."""
+    @cached_property
+    def apart(self) -> torch.Tensor | None:
+        """How far keys are behind queries where that is the same in all blocks, int64 [1, h, w];
+        places that are no positions are as far as in the first block."""
+        q, k = self._places(0, self.blocks)
+        real = (q[:, :, None] >= 0) & (k[:, None] >= 0)
+        if not real[0].all() or self.blocks * self.height * self.width > OWN:
+            return None if self.blocks > 1 else self.distance(0, 1)
+        found = q[:, :, None] - k[:, None]
+        return torch.from_numpy(found[:1]) if ((found == found[:1]) | ~real).all() else None
+
+    def distance(self, low: int, high: int) -> torch.Tensor:
+        """How far keys are behind queries in some blocks, int64 [blocks, h, w]."""
+        q, k = self._places(low, high)
+        return torch.from_numpy(q[:, :, None] - k[:, None])
+
+    def _places(self, low: int, high: int) -> tuple[np.ndarray, np.ndarray]:
+        """The positions of queries [blocks, h] and keys [blocks, w], negative where there are
+        none."""
+        q, k = self.positions
+        rows, columns = self.rows[low:high], self.columns[low:high]
+        return q[rows].reshape(len(rows), -1), k[columns].reshape(len(columns), -1)
+
+    def pieces(
+        self, keys: Read, heads: int, size: int, back: bool, scored: bool = False
+    ) -> Iterator[Piece]:
+        """Blocks in parts whose temporaries stay below PIECE numbers; `scored` where the scores
+        are among them."""
         # keys that are read where they lie take no memory; their gradients always do
         lying = not back and Blocks(keys.frame, self.columns).lattice is not None
         per_block = heads * size * (self.height if lying else max(self.height, self.width))
         if self.kinds is not None:
             per_block = max(per_block, self.height * self.width)
+        if scored:
+            per_block = max(per_block, heads * self.height * self.width)
         for low, high in _cuts(self.blocks, self.run, max(1, PIECE // max(1, per_block))):
             key = low, high, heads, back
             found = self._pieces.get(key)

@@ -18,6 +18,9 @@ from attnspec.target import Kernel, Work
 if TYPE_CHECKING:
     import torch
 
+MERGED = ("softmax", "softmax1")
+"""The normalisers whose results are merged by log-sum-exps."""
+
 READING = 0.5
 """What run-time inputs are taken to leave of the dense cost before they are seen."""
 
@@ -34,8 +37,8 @@ class BandsBackend:
     def refuses(self, work: Work, device: str) -> str | None:
         if device != "cpu":
             return f"its kernel runs on the CPU, not on {device}"
-        if not work.plain:
-            return "the scores are changed, or not normalised by softmax"
+        if work.normalize not in MERGED:
+            return f"results that `{work.normalize}` normalises are not merged by log-sum-exps"
         return None
 
     def cost(self, work: Work) -> float:

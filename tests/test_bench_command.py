@@ -25,6 +25,7 @@ PACKED = (
     " attend same(doc) | global(special) | prefix(filled) }\n"
 )
 SOFTCAP = "attention capped { attend window(radius = 4) score softcap(cap = 5) }\n"
+RELU = "attention rectified { attend window(radius = 4) normalize relu }\n"
 GRID = "attention cells { sequence grid(6, 8) attend neighborhood(3, 3) }\n"
 GAPS = "attention gaps { attend window(before = 3, after = 0) - self }\n"
 CHANCE = "attention chance { attend random(keys = 3, seed = 0) }\n"
@@ -110,7 +111,7 @@ def test_gradients_are_those_of_the_inputs() -> None:
     [
         (SOFTCAP, "mask", {}, "changes its scores"),
         (SOFTCAP, "flex", {}, "changes its scores"),
-        (SOFTCAP, "bands", {}, "the scores are changed"),
+        (RELU, "bands", {}, "results that `relu` normalises"),
         (PACKED, "tiles", {}, "run-time input"),
         (WINDOW, "flex", {"backward": True}, "no backward on the CPU"),
         (SCALES, "mask", {}, "different scales"),
@@ -219,8 +220,8 @@ def test_the_estimate_of_a_run_grows_with_it() -> None:
     assert about < expected([short], ["sdpa"], 5, 60.0)
     assert about < expected([short, long], ["sdpa"], 3, 60.0)
     # flex has no estimate, and who refuses takes no time
-    assert expected([problem(SOFTCAP)], ["flex", "bands"], 3, 60.0) == expected(
-        [problem(SOFTCAP)], [], 3, 60.0
+    assert expected([problem(RELU)], ["flex", "bands"], 3, 60.0) == expected(
+        [problem(RELU)], [], 3, 60.0
     )
 
 

@@ -513,8 +513,8 @@ def test_verification_has_limits() -> None:
 def test_what_refuses_is_named() -> None:
     found = verify_each(spec_of("attend full normalize relu").program, 64, BACKEND_NAMES)
     assert [name for name, _ in found.refused] == ["bands"]
-    assert "not run: the backend bands refuses: the scores are changed" in str(found)
-    with pytest.raises(BackendError, match="the scores are changed"):
+    assert "not run: the backend bands refuses: results that `relu` normalises" in str(found)
+    with pytest.raises(BackendError, match="results that `relu` normalises"):
         verify_each(spec_of("attend full normalize relu").program, 64, ["bands"])
 
 

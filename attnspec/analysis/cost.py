@@ -250,6 +250,9 @@ def _bands(work: Work, heads: int, size: int) -> _Amounts:
     # keys in order, and results before they are merged, for as many heads as stay in the cache
     together = min(heads, max(1, CACHED // max(1, work.n_k * size)))
     held = 3 * min(together * work.n_k * size, PIECE) // 2 + heads * work.n_q
+    if any(isinstance(change, Softcap) for change in work.changes):
+        # scores, what they are changed to step by step, weights
+        held += 12 * min(together * pairs, PIECE)
     return _Amounts(pairs, moved, held, shared, True, upper=True)
 
 

@@ -103,7 +103,7 @@ class Where(Relation):
         return tuple((each.q, each.k) for each in found if each.q and each.k)
 
     @property
-    def irregular(self) -> bool:
+    def irregular(self) -> bool:  # type: ignore[override]
         return not self.strides() and self.boxes() is None
 
     def cover(self, q: Tiles, k: Tiles, n: int) -> np.ndarray:
