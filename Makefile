@@ -56,7 +56,8 @@ format: $(INSTALLED)  ## rewrite the sources in the agreed layout
 slow: $(INSTALLED)  ## the tests that take more than a few seconds each
 	$(PYTEST) -m slow
 
-reference: $(INSTALLED)  ## write the generated parts of the pages anew: tables, transcripts, picture
+reference: $(INSTALLED)  ## write anew what is generated: parser tables, tables of pages, transcripts, picture
+	$(BIN)/python -m attnspec.grammar.tables
 	$(BIN)/python -m attnspec.reference grammar/README.md
 	$(BIN)/python tests/transcripts.py README.md
 	$(BIN)/python -m attnspec.examples.picture examples/zoo.svg

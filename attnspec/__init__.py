@@ -13,28 +13,41 @@ from typing import TYPE_CHECKING
 from attnspec._version import __version__
 
 if TYPE_CHECKING:
+    from attnspec.advice import Advice, advise
     from attnspec.analysis.report import Report
     from attnspec.diagnostics import AttnSpecError, Diagnostic, InternalError, SpecError
+    from attnspec.differing import Difference, diff
+    from attnspec.self_attention import SelfAttention
     from attnspec.spec import Spec, load, parse
 
 __all__ = [
+    "Advice",
     "AttnSpecError",
     "Diagnostic",
+    "Difference",
     "InternalError",
     "Report",
+    "SelfAttention",
     "Spec",
     "SpecError",
     "__version__",
+    "advise",
+    "diff",
     "load",
     "parse",
 ]
 
 _HOMES = {
+    "Advice": "attnspec.advice",
+    "advise": "attnspec.advice",
     "AttnSpecError": "attnspec.diagnostics",
     "Diagnostic": "attnspec.diagnostics",
     "InternalError": "attnspec.diagnostics",
     "SpecError": "attnspec.diagnostics",
+    "Difference": "attnspec.differing",
+    "diff": "attnspec.differing",
     "Report": "attnspec.analysis.report",
+    "SelfAttention": "attnspec.self_attention",
     "Spec": "attnspec.spec",
     "load": "attnspec.spec",
     "parse": "attnspec.spec",

@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import ast
 import importlib.util
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 
 from attnspec.diagnostics import InternalError
+from attnspec.mechanisms import BY_NAME as MECHANISMS_BY_NAME
 from attnspec.patterns import BY_NAME
 
 NEEDED = frozenset(
@@ -24,7 +25,14 @@ NEEDED = frozenset(
 """What a standalone module may import: torch, numpy, and of the standard library these."""
 
 _ROOT = ("attnspec.runtime", "CompiledAttention")
-_REGISTRY = "attnspec.patterns"
+_REGISTRIES = {
+    "attnspec.patterns": "BY_NAME",
+    "attnspec.mechanisms": "MECHANISMS_BY_NAME",
+    "attnspec.factored": "KERNELS",
+}
+"""Modules that list what there is, and the name by which others know the list: of each, a bundle
+holds what is used."""
+
 _PACKAGE = "attnspec"
 _FOR_TESTS = "samples"
 
@@ -90,11 +98,12 @@ class Part:
     later: list[str] = field(default_factory=list)
 
 
-def bundle(patterns: Sequence[str], reserved: Sequence[str]) -> str:
-    """The text of the run time with these patterns; it defines none of the `reserved` names but
-    those that belong to the run time itself."""
-    parts = _ordered(_closure(patterns))
-    wanted = _reachable(parts, patterns)
+def bundle(patterns: Sequence[str], mechanisms: Sequence[str], reserved: Sequence[str]) -> str:
+    """The text of the run time with these patterns and mechanisms, "+" for graphs with a mechanism;
+    it defines none of the `reserved` names but those that belong to the run time itself."""
+    listed = _listed(patterns, mechanisms)
+    parts = _ordered(_closure(listed))
+    wanted = _reachable(parts, listed)
     names, foreign = _named(parts, wanted, reserved)
     sections = [
         "from __future__ import annotations",
@@ -102,9 +111,9 @@ def bundle(patterns: Sequence[str], reserved: Sequence[str]) -> str:
         _DATACLASS,
     ]
     for part in parts.values():
-        if part.module == _REGISTRY:
-            entries = [f'    "{p}": {names[_home(p)]},' for p in patterns]
-            sections.append("\n".join(["BY_NAME = {", *entries, "}"]))
+        if part.module in listed:
+            entries = [f'    "{key}": {names[home]},' for key, home in listed[part.module].items()]
+            sections.append("\n".join([f"{_REGISTRIES[part.module]} = {{", *entries, "}"]))
             continue
         units = [unit for unit in part.units if any((part.module, n) in wanted for n in unit.names)]
         if units:
@@ -113,8 +122,25 @@ def bundle(patterns: Sequence[str], reserved: Sequence[str]) -> str:
     return "\n\n\n".join(sections) + "\n"
 
 
-def _home(pattern: str) -> Name:
-    return BY_NAME[pattern].__module__, BY_NAME[pattern].__name__
+def _listed(patterns: Iterable[str], mechanisms: Iterable[str]) -> dict[str, dict[str, Name]]:
+    """What each registry holds in the bundle, with the homes of the definitions."""
+    # the kernels load torch, which nothing before them needs
+    from attnspec.factored import KERNELS
+
+    chosen: dict[str, dict[str, object]] = {
+        "attnspec.patterns": {name: BY_NAME[name] for name in patterns},
+        "attnspec.mechanisms": {
+            name: MECHANISMS_BY_NAME[name] for name in mechanisms if name in MECHANISMS_BY_NAME
+        },
+        "attnspec.factored": {name: KERNELS[name] for name in mechanisms},
+    }
+    return {
+        registry: {
+            name: (each.__module__, each.__name__)  # type: ignore[attr-defined]
+            for name, each in entries.items()
+        }
+        for registry, entries in chosen.items()
+    }
 
 
 # --- reading -------------------------------------------------------------------------------------
@@ -198,16 +224,16 @@ def _defined(node: ast.stmt) -> Iterator[str]:
             yield child.id
 
 
-def _closure(patterns: Iterable[str]) -> dict[str, Part]:
-    """All modules that the run time imports, with the modules of these patterns alone."""
+def _closure(listed: Mapping[str, Mapping[str, Name]]) -> dict[str, Part]:
+    """All modules that the run time imports; of registries, the modules of what is listed alone."""
     parts: dict[str, Part] = {}
     waiting = [_ROOT[0]]
     while waiting:
         module = waiting.pop()
         if module in parts:
             continue
-        if module == _REGISTRY:
-            needs = [_home(pattern)[0] for pattern in patterns]
+        if module in listed:
+            needs = sorted({home for home, _ in listed[module].values()})
             parts[module] = Part(module, [], "", needs=needs, later=needs)
         else:
             parts[module] = _read(module)
@@ -253,9 +279,12 @@ def _walk(node: ast.AST) -> Iterator[ast.AST]:
             yield from _walk(child)
 
 
-def _reachable(parts: dict[str, Part], patterns: Iterable[str]) -> set[Name]:
+def _reachable(parts: dict[str, Part], listed: Mapping[str, Mapping[str, Name]]) -> set[Name]:
     units = {(m, n): u for m, part in parts.items() for u in part.units for n in u.names}
-    waiting: list[Name] = [_ROOT, *[_home(pattern) for pattern in patterns]]
+    waiting: list[Name] = [
+        _ROOT,
+        *[home for entries in listed.values() for home in entries.values()],
+    ]
     found: set[Name] = set()
     while waiting:
         at = waiting.pop()
@@ -283,7 +312,7 @@ def _named(
         for name in sorted(used & set(part.foreign)):
             if foreign.setdefault(name, part.foreign[name]) != part.foreign[name]:
                 raise InternalError(f"two modules of the run time mean different things by {name}")
-    taken = {*foreign, *reserved, "BY_NAME"}
+    taken = {*foreign, *reserved, *_REGISTRIES.values()}
     names: dict[Name, str] = {}
     for module, part in parts.items():
         for unit in part.units:

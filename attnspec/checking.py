@@ -1,32 +1,33 @@
-"""What `check` says of a spec: rows without keys, empty graphs, and claims that do not hold.
+"""What `check` says of a spec: lints, and a verdict on each claim.
 
 A claim that follows from how the spec is written is proven for every n and every input. Any other
 claim without `at` is checked at `LENGTHS`, no more; diagnostics say at which length it failed.
-Claims that need figures this version does not have are reported as not checked (A609), never passed
-over.
+What cannot be checked is reported (A609), never passed over.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
+from attnspec import graph_claims, reach_proofs
 from attnspec.analysis import claims
 from attnspec.analysis.claims import COMPARE, shown, slot_text
 from attnspec.analysis.complexity import growth_range
-from attnspec.analysis.edges import total_edges
+from attnspec.analysis.differences import row_text
+from attnspec.analysis.edges import degrees_of, total_edges
 from attnspec.analysis.growth import growth_text, size_growth
-from attnspec.bind import BindError, Situation, bind_attended, integer_of
+from attnspec.bind import BindError, Situation, integer_of
 from attnspec.diagnostics import AttnSpecError, Diagnostic, SpecError
 from attnspec.figures import FIGURES
 from attnspec.ir import Claim, Term, inputs_of, leaves
+from attnspec.lints import rows_without_keys
 from attnspec.patterns import BY_NAME
 from attnspec.proofs import is_symmetric, never_reads_later, reads_itself
-from attnspec.relations import Relation, RelationError
 from attnspec.scalars import ScalarError, evaluate
-from attnspec.source import Span
 from attnspec.stack import Stack, TooMuch
 
 if TYPE_CHECKING:
@@ -45,94 +46,109 @@ GROWTH_LOOKED_INTO = (256, 1024, 4096)
 """The same for graphs whose pairs must be looked at."""
 
 _LONG = frozenset(
-    "edges degree density rows_nonempty causal reach depth diameter path_length flops bytes".split()
+    "edges degree density rows_nonempty causal reach depth diameter path_length flops bytes subset"
+    " ==".split()
 )
 """Claims that are checked at lengths above `LONGEST` too, as far as the graphs allow it."""
 
 
+@dataclass(frozen=True)
+class Verdict:
+    """What is known of one claim: proven for every n, or checked at `lengths`; where it is refuted,
+    `failed_at` says at which of them first, None where that is no matter of a length."""
+
+    claim: Claim
+    status: Literal["proven", "checked", "refuted", "unchecked"]
+    lengths: tuple[int, ...] = ()
+    failed_at: int | None = None
+    diagnostics: tuple[Diagnostic, ...] = ()
+
+    def to_dict(self) -> dict[str, object]:
+        """As plain data."""
+        return {
+            "claim": self.claim.text,
+            "status": self.status,
+            "lengths": list(self.lengths),
+            "failed_at": self.failed_at,
+        }
+
+
 def check(spec: Spec) -> list[Diagnostic]:
-    """Lints and claims of a spec, in the order of the text."""
+    """Lints and claims of a spec, in the order of the text; with advice where a claim on reach
+    fails."""
+    lints = rows_without_keys(Stack(spec), LENGTHS)
+    return [*lints, *(d for verdict in spec.verdicts for d in _explained(spec, verdict))]
+
+
+def judge(spec: Spec) -> list[Verdict]:
+    """A verdict on each claim of a spec, in the order of the text."""
     stack = Stack(spec)
-    found = list(_rows_without_keys(stack))
-    for claim in spec.program.claims:
-        found.extend(_claim(claim, stack))
-    return found
+    return [verdict_on(claim, stack) for claim in spec.program.claims]
 
 
-def _rows_without_keys(stack: Stack) -> Iterator[Diagnostic]:
-    if stack.unknown:
-        return
-    yield from _without_length(stack)
-    reported: set[int] = set()
-    lengths = stack.lengths((64, 257, 1024))
-    for n in reversed(lengths):
-        try:
-            for layer, head, relation in stack.relations(n):
-                attend = stack.program.attend(layer, head)
-                if attend.span is None or attend.span.start in reported:
-                    continue
-                slot = slot_text(stack, layer, head)
-                found = _empty_rows(relation, n, attend.span, slot, n == lengths[-1])
-                if found is not None:
-                    reported.add(attend.span.start)
-                    yield found
-        except TooMuch:
-            continue
+def _explained(spec: Spec, verdict: Verdict) -> tuple[Diagnostic, ...]:
+    """The diagnostics of a verdict, with advice where one is found."""
+    from attnspec.advice import advice_for, repairable, words
 
-
-def _empty_rows(
-    relation: Relation, n: int, span: Span, slot: str, longest: bool
-) -> Diagnostic | None:
-    try:
-        degrees = relation.degrees(n)
-    except RelationError as error:
-        message = error.message if f"n = {n}" in error.message else f"{error.message} at n = {n}"
-        return Diagnostic("A320", message, span)
-    empty = np.flatnonzero(degrees == 0)
-    if len(empty) == 0:
-        return None
-    if len(empty) == n and longest:
-        return Diagnostic("A902", f"this graph has no pairs at n = {n}{slot}", span, "warning")
-    rows = ", ".join(str(row) for row in empty[:4]) + (", …" if len(empty) > 4 else "")
-    return Diagnostic(
-        "A901",
-        f"{len(empty)} of {n} queries have no key{slot}: {rows}",
-        span,
-        "warning",
-        notes=("a query without a key gets output 0 and gradient 0",),
-        help="`| self` gives every query itself",
-    )
-
-
-def _without_length(stack: Stack) -> Iterator[Diagnostic]:
-    """What is wrong at the longest length, if the spec has none of the lengths at all."""
-    if stack.fixed_length() is None and not stack.lengths(LENGTHS):
-        try:
-            stack.bound(LENGTHS[-1])
-        except SpecError as error:
-            yield from error.diagnostics
-        except AttnSpecError:
-            # a grid of another size
-            return
+    if verdict.failed_at is None or not repairable(verdict.claim):
+        return verdict.diagnostics
+    advice = advice_for(spec, verdict)
+    *others, refuted = verdict.diagnostics
+    advised, notes = words(advice)
+    return (*others, replace(refuted, help=advised, notes=notes))
 
 
 # --- claims -----------------------------------------------------------------------------------
 
 
-def _claim(claim: Claim, stack: Stack) -> Iterator[Diagnostic]:
-    if claim.kind in _PROOFS and _proven(claim, stack):
+def verdict_on(claim: Claim, stack: Stack) -> Verdict:
+    """What is known of one claim."""
+    if claim.at is not None:
+        lengths = tuple(sorted(set(claim.at)))
+    else:
+        lengths = () if claim.kind == "order" else tuple(stack.lengths(LENGTHS))
+    followed = _follows(claim, stack)
+    looked_at: list[int] = []
+    found = tuple(_claim(claim, stack, lengths, followed, looked_at))
+    codes = {d.code for d in found}
+    if codes - {"A609"}:
+        failed = looked_at[-1] if looked_at and "A606" in codes else None
+        return Verdict(claim, "refuted", lengths, failed, found)
+    if codes:
+        return Verdict(claim, "unchecked", lengths, None, found)
+    if followed or (claim.kind == "order" and not looked_at):
+        return Verdict(claim, "proven")
+    return Verdict(claim, "checked", tuple(looked_at))
+
+
+def _follows(claim: Claim, stack: Stack) -> bool:
+    """Whether a claim follows from how the spec is written."""
+    if claim.kind in ("subset", "=="):
+        return graph_claims.proven(claim, stack.program)
+    if claim.kind in _PROOFS:
+        return _proven(claim, stack)
+    return reach_proofs.proven(claim, stack)
+
+
+def _claim(
+    claim: Claim, stack: Stack, lengths: tuple[int, ...], followed: bool, looked_at: list[int]
+) -> Iterator[Diagnostic]:
+    """What is wrong with a claim, or keeps it from being checked; `looked_at` gets the lengths at
+    which that was seen."""
+    about_graphs = claim.kind in ("subset", "==")
+    if followed and not about_graphs:
         return
-    reason = stack.unknown if claim.kind not in ("subset", "==") else _unknown_terms(claim)
+    reason = stack.unknown if not about_graphs else _unknown_terms(claim)
     if claim.kind == "causal" and reason is not None:
-        yield from _causal_in_doubt(claim, stack)
+        yield from _causal_in_doubt(claim, stack, looked_at)
         return
     if claim.kind == "order":
-        yield from _order(claim, stack, reason)
+        yield from _order(claim, stack, reason, looked_at)
         return
     if reason is not None:
-        yield _unchecked(claim, reason)
+        if not followed:
+            yield _unchecked(claim, reason)
         return
-    lengths = stack.lengths(LENGTHS) if claim.at is None else sorted(set(claim.at))
     if not lengths:
         listed = ", ".join(f"{n:,}" for n in LENGTHS)
         yield _unchecked(claim, f"the spec has none of the lengths {listed}")
@@ -143,7 +159,12 @@ def _claim(claim: Claim, stack: Stack) -> Iterator[Diagnostic]:
         if n > LONGEST and claim.kind not in _LONG:
             yield _unchecked(claim, f"lengths above {LONGEST:,} are not looked into, got n = {n:,}")
             continue
+        looked_at.append(n)
         try:
+            if followed:
+                # graphs that have no size at some length are no graphs there
+                graph_claims.relations(claim, _situation(stack, n))
+                continue
             counterexample = _CHECKS[claim.kind](claim, stack, n)
         except TooMuch as error:
             yield _unchecked(claim, str(error))
@@ -159,11 +180,12 @@ def _claim(claim: Claim, stack: Stack) -> Iterator[Diagnostic]:
             return
 
 
-def _causal_in_doubt(claim: Claim, stack: Stack) -> Iterator[Diagnostic]:
+def _causal_in_doubt(claim: Claim, stack: Stack, looked_at: list[int]) -> Iterator[Diagnostic]:
     """`causal` of a spec whose pairs are not all known: a leak that some input shows refutes it."""
     fixed = stack.fixed_length()
     doubt = f"{stack.unknown}"
     for n in claim.at or (LENGTHS if fixed is None else (fixed,)):
+        looked_at.append(n)
         try:
             counterexample = claims.causal(stack, n)
         except TooMuch as error:
@@ -201,7 +223,9 @@ def _proven(claim: Claim, stack: Stack) -> bool:
     )
 
 
-def _order(claim: Claim, stack: Stack, reason: str | None) -> Iterator[Diagnostic]:
+def _order(
+    claim: Claim, stack: Stack, reason: str | None, looked_at: list[int]
+) -> Iterator[Diagnostic]:
     """Growth as it follows from how the spec is written, else judged by counting: edges over the
     bound may not grow from length to length."""
     if stack.program.grid is not None:
@@ -220,6 +244,7 @@ def _order(claim: Claim, stack: Stack, reason: str | None) -> Iterator[Diagnosti
     parts = []
     growth = GROWTH if _in_closed_form(stack, GROWTH) else GROWTH_LOOKED_INTO
     for n in growth:
+        looked_at.append(n)
         try:
             bound = evaluate(claim.value or 0, _situation(stack, n).values)
             parts.append(total_edges(stack, n) / float(bound))
@@ -295,26 +320,8 @@ def _reach(claim: Claim, stack: Stack, n: int) -> str | None:
     return claims.reaches(stack, n, layers)
 
 
-def _about_terms(claim: Claim, stack: Stack, n: int) -> str | None:
-    at = _situation(stack, n)
-    first, second = (_mask(term, at) for term in claim.terms)
-    missing = first & ~second
-    q, k = np.nonzero(missing)
-    if len(q):
-        return f"({q[0]}, {k[0]}) is only in the first graph"
-    if claim.kind == "==":
-        q, k = np.nonzero(second & ~first)
-        if len(q):
-            return f"({q[0]}, {k[0]}) is only in the second graph"
-    return None
-
-
-def _mask(term: Term, at: Situation) -> np.ndarray:
-    relation = bind_attended(term, at)
-    mask = np.zeros((at.n, at.n), bool)
-    for first, last in relation.chunks(at.n):
-        mask[relation.rows(first, last, at.n)] = True
-    return mask
+def _about_graphs(claim: Claim, stack: Stack, n: int) -> str | None:
+    return graph_claims.counterexample(claim, _situation(stack, n))
 
 
 def _situation(stack: Stack, n: int) -> Situation:
@@ -334,7 +341,21 @@ def _figure(claim: Claim, stack: Stack, n: int) -> str | None:
     found = FIGURES[claim.kind](stack, n)
     if COMPARE[claim.compare or "=="](found, value):
         return None
-    return f"it is {shown(found)}, compared with {shown(value)}"
+    too_many = claim.kind == "degree" and claim.compare in ("<", "<=")
+    row = _longest_row(stack, n) if too_many else ""
+    return f"it is {shown(found)}, compared with {shown(value)}{row}"
+
+
+def _longest_row(stack: Stack, n: int) -> str:
+    """The first row with the most keys, as `: query 9 reads 0..9 in head 1`."""
+    most = max(
+        stack.bound(n).found, key=lambda each: int(degrees_of(each[2], n).max()), default=None
+    )
+    if most is None:
+        return ""
+    layer, head, relation = most
+    query = int(degrees_of(relation, n).argmax())
+    return f": query {query} reads {row_text(relation, query, n)}{slot_text(stack, layer, head)}"
 
 
 def _distance(claim: Claim, stack: Stack, n: int) -> str | None:
@@ -359,8 +380,8 @@ _CHECKS: dict[str, Callable[[Claim, Stack, int], str | None]] = {
     "rows_nonempty": _rows_nonempty,
     "symmetric": _symmetric,
     "reach": _reach,
-    "subset": _about_terms,
-    "==": _about_terms,
+    "subset": _about_graphs,
+    "==": _about_graphs,
     **dict.fromkeys(FIGURES, _figure),
     **dict.fromkeys(("depth", "diameter", "path_length"), _distance),
 }

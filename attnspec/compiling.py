@@ -11,6 +11,7 @@ from attnspec.analysis.edges import total_edges
 from attnspec.backends import BACKENDS
 from attnspec.bind import BindError
 from attnspec.data import plan_data
+from attnspec.declared import longest_of
 from attnspec.diagnostics import AttnSpecError, InternalError
 from attnspec.emit import emit
 from attnspec.figures import degree, density
@@ -44,19 +45,22 @@ LONGEST = 1024
 
 
 def compile_program(
-    program: Program, backend: str = "auto", device: str | torch.device | None = None
+    program: Program,
+    backend: str = "auto",
+    device: str | torch.device | None = None,
+    head_size: int | None = None,
 ) -> CompiledAttention:
-    """The module of a program, on a device.
+    """The module of a program, on a device, with parameters for heads of a size.
 
     Raises BackendError for a backend that is unknown or refuses the program at every length,
     AttnSpecError for a device that is not there.
     """
     if device is None:
         require_willing(program, backend)
-        return CompiledAttention(plan_data(program, backend))
+        return CompiledAttention(plan_data(program, backend), head_size)
     place = usable(device)
     require_willing(program, backend, (place.type,))
-    return CompiledAttention(plan_data(program, backend)).to(place)
+    return CompiledAttention(plan_data(program, backend), head_size).to(place)
 
 
 def usable(device: str | torch.device) -> torch.device:
@@ -116,7 +120,8 @@ def _figures(spec: Spec) -> list[str]:
 def _verified(spec: Spec, backend: str) -> str:
     """Verify the module at a small length; a fault is a defect of the compiler."""
     fixed = spec.program.fixed_length
-    n = VERIFIED if fixed is None else fixed
+    longest = longest_of(spec.program)
+    n = min(VERIFIED, longest or VERIFIED) if fixed is None else fixed
     if n > LONGEST:
         return f"Not verified when it was compiled: it has one length, {n:,}."
     tried: list[str] = []

@@ -55,8 +55,8 @@ _CLASS = '''\
 class NAME(CompiledAttention):
     """The attention SPEC."""
 
-    def __init__(self) -> None:
-        super().__init__(PLAN)
+    def __init__(self, head_size: int | None = None) -> None:
+        super().__init__(PLAN, head_size)
 
     def forward(
         self,
@@ -105,7 +105,11 @@ def emit(
     parts = [_docstring(program.name, text, fingerprint, version, facts, name)]
     if standalone:
         used = {leaf.pattern for a in program.attends if a.graph for leaf in leaves(a.graph)}
-        parts.append(bundle(sorted(used | {"causal"}), reserved=(name, *OWN)))
+        mechanisms = {a.mechanism.name for a in program.attends if a.mechanism}
+        mechanisms |= {"+" for a in program.attends if a.mechanism and a.graph}
+        # a mechanism alone stands on all pairs
+        used |= {"causal", "full"} if mechanisms else {"causal"}
+        parts.append(bundle(sorted(used), sorted(mechanisms), reserved=(name, *OWN)))
     else:
         parts.append(_DEPENDENT)
     parts.append(f"PLAN = {literal(plan_data(program, backend))}\n")

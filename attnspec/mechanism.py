@@ -7,7 +7,29 @@ values, d is the width of a head, phi a feature map applied to rows.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import ClassVar
+
+START = ("zeros", "ones", "constant", "normal", "uniform", "scaled")
+"""How a learned part may start."""
+
+
+@dataclass(frozen=True)
+class Part:
+    """Something that a mechanism learns: a tensor [layers or 1, heads or 1, *shape].
+
+    An entry "d" of the shape is the size of a head, "d_v" that of a head of values. `start` is one
+    of `START`, `by` its number: the standard deviation of `normal`, the bound of `uniform`, the
+    value of `constant`; `scaled` is normal, with the root of the last extent dividing that
+    deviation. `layers` and `heads` say that all layers, or all heads of a layer, share one.
+    """
+
+    name: str
+    shape: tuple[int | str, ...]
+    start: str = "zeros"
+    by: float = 0.0
+    layers: bool = False
+    heads: bool = False
 
 
 class MechanismDeclaration:
@@ -23,3 +45,18 @@ class MechanismDeclaration:
 
     combines: ClassVar[bool] = False
     """Whether it has weights of single pairs, so that `GRAPH + MECHANISM` has a meaning."""
+
+    drawn: ClassVar[bool] = False
+    """Whether it draws random numbers, which differ by layer and head."""
+
+    scaled: ClassVar[bool] = False
+    """Whether the scale of scores is a part of its formula."""
+
+    def parts(self) -> tuple[Part, ...]:
+        """What it learns, in the order of its formula."""
+        return ()
+
+    @property
+    def longest(self) -> int | None:
+        """The longest sequence that what it learns is for, None where that knows no length."""
+        return None

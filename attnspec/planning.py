@@ -6,7 +6,7 @@ A backend that is asked for by name runs, or its refusal is raised; nothing fall
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from attnspec.backends import BACKENDS
 from attnspec.backends.rows import RowsBackend
@@ -14,7 +14,7 @@ from attnspec.diagnostics import AttnSpecError
 from attnspec.ir import Program
 from attnspec.plugins import installed, installed_names
 from attnspec.rates import origin
-from attnspec.target import Backend, Work
+from attnspec.target import Backend, Work, refusal_of, runs_mechanisms
 from attnspec.target import BackendError as BackendError
 from attnspec.works import grid_of, stand_ins, works_of
 
@@ -116,7 +116,9 @@ def plan(program: Program, n: int, device: str = "cpu", backend: str = AUTO) -> 
         grid_of(program, n)
     steps: dict[tuple[tuple[Work, tuple[int, ...]], ...], list[int]] = {}
     for layer in range(program.layers or 1):
-        works = tuple(works_of(program, layer, program.heads or 1, n, n, inputs)) if n else ()
+        found_here = works_of(program, layer, program.heads or 1, n, n, inputs) if n else []
+        # layers that differ in their draws alone cost the same
+        works = tuple((replace(work, layer=0), heads) for work, heads in found_here)
         steps.setdefault(works, []).append(layer)
     found = []
     for works, layers in steps.items():
@@ -151,7 +153,7 @@ def candidates(work: Work, device: str, backend: str = AUTO) -> tuple[Candidate,
     check_backend(backend)
     found = []
     for each in (*BACKENDS, *installed()):
-        refusal = each.refuses(work, device)
+        refusal = refusal_of(each, work, device)
         found.append(Candidate(each, None if refusal else each.cost(work), refusal))
 
     def rank(candidate: Candidate) -> tuple[bool, bool, float]:
@@ -160,6 +162,10 @@ def candidates(work: Work, device: str, backend: str = AUTO) -> tuple[Candidate,
 
     found.sort(key=rank)
     first = found[0]
+    if first.refusal is not None and backend == AUTO:
+        able = [c for c in found if work.mechanism is None or runs_mechanisms(c.backend)]
+        reasons = "; ".join(f"{c.backend.name}, {c.refusal}" for c in able)
+        raise BackendError(f"no backend runs this: {reasons}")
     if first.refusal is not None:
         raise BackendError(f"the backend {first.backend.name} refuses: {first.refusal}")
     return tuple(found)
@@ -170,14 +176,14 @@ def choose(work: Work, device: str, backend: str = AUTO) -> Backend:
     check_backend(backend)
     if backend != AUTO:
         return candidates(work, device, backend)[0].backend
-    if ROWS.refuses(work, device) is None:
+    if refusal_of(ROWS, work, device) is None:
         # nothing reads fewer keys, and planning anything else takes longer than running this
         return ROWS
     best: tuple[float, Backend] | None = None
     for each in sorted((*BACKENDS, *installed()), key=lambda each: each.least):
         if best is not None and best[0] <= each.least:
             break
-        if each.refuses(work, device) is None:
+        if refusal_of(each, work, device) is None:
             seconds = each.cost(work)
             if best is None or seconds < best[0]:
                 best = seconds, each

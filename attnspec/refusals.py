@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 from attnspec.bind import BindError
 from attnspec.ir import Program
-from attnspec.planning import AUTO, backend_of
-from attnspec.target import BackendError, Work
+from attnspec.planning import AUTO, backend_of, candidates
+from attnspec.target import BackendError, Work, refusal_of
 from attnspec.works import stand_ins, works_of
 
 LENGTHS = (1, 64, 4096)
@@ -21,6 +21,8 @@ def require_willing(program: Program, name: str, devices: Sequence[str] = DEVICE
     """Raises BackendError, with every reason, where a backend refuses on all of the devices and at
     all lengths that the program has; unknown backends as well."""
     if name == AUTO:
+        if any(attend.mechanism for attend in program.attends):
+            _require_any(program)
         return
     backend = backend_of(name)
     lengths = LENGTHS if program.fixed_length is None else (program.fixed_length,)
@@ -31,7 +33,7 @@ def require_willing(program: Program, name: str, devices: Sequence[str] = DEVICE
     reasons: dict[str, str] = {}
     for device in devices:
         for at_length in works:
-            refusals = (backend.refuses(work, device) for work in at_length)
+            refusals = (refusal_of(backend, work, device) for work in at_length)
             refusal = next((each for each in refusals if each is not None), None)
             if refusal is None:
                 return
@@ -41,6 +43,22 @@ def require_willing(program: Program, name: str, devices: Sequence[str] = DEVICE
         distinct = dict.fromkeys(reasons.values())
         told = [*distinct] if len(distinct) == 1 else [f"on {d}, {r}" for d, r in reasons.items()]
         raise BackendError(f"the backend {name} refuses: {'; '.join(told)}")
+
+
+def _require_any(program: Program) -> None:
+    """Raises BackendError where no backend runs something of a program, at any length."""
+    lengths = LENGTHS if program.fixed_length is None else (program.fixed_length,)
+    refused: BackendError | None = None
+    for n in lengths:
+        try:
+            found = [candidates(work, "cpu") for work in _works(program, n)]
+        except BackendError as error:
+            refused = error
+        else:
+            if found:
+                return
+    if refused is not None:
+        raise refused
 
 
 def _works(program: Program, n: int) -> list[Work]:

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import TypeAlias, cast
+from typing import cast
 
 import torch
-from torch import nn
 
 from attnspec.arguments import (
     check_dropout,
@@ -20,13 +18,17 @@ from attnspec.arguments import (
 )
 from attnspec.caching import Cache, apart
 from attnspec.data import FORMAT, Plain, from_data
+from attnspec.draws import Draws
 from attnspec.formula import Blocks, Formula
-from attnspec.ir import Program
+from attnspec.groups import Group, Prepared, group_of, selected, together
+from attnspec.ir import Mechanism
+from attnspec.parameters import Learner
 from attnspec.planning import AUTO, ROWS, check_backend, choose
 from attnspec.relations import Relation
 from attnspec.row_layout import FEW
-from attnspec.target import Bias, Call, Kernel, Traceable, Work
-from attnspec.works import Binder, bias_tables, buckets_of, grid_of, stand_ins
+from attnspec.streaming import StreamState, stream_kernel, streamable, streamed_works
+from attnspec.target import Bias, Call, Traceable, Work
+from attnspec.works import Binder, grid_of, stand_ins
 
 KEPT = 64
 """How many layouts a module keeps, for that many combinations of layer, heads, lengths and device.
@@ -37,55 +39,90 @@ STEPS = 8
 so that more of them would be of no use, and among the others they would drive out those."""
 
 
-Selection: TypeAlias = torch.Tensor | range | None
-"""Which heads: their numbers, as a range where they are one, None for all."""
-
-
-@dataclass(frozen=True, eq=False)
-class Group:
-    """Heads that one kernel runs; `queries` and `keys` select them."""
-
-    kernel: Kernel
-    heads: tuple[int, ...]
-    queries: Selection
-    keys: Selection
-    tables: tuple[str, ...]
-
-
-@dataclass(frozen=True, eq=False)
-class Prepared:
-    """The groups of one layer, and where each head's output stands among theirs."""
-
-    groups: tuple[Group, ...]
-    order: Selection
-
-
-class CompiledAttention(nn.Module):
+class CompiledAttention(Learner):
     """An attention of queries, keys and values, as its plan describes it.
 
     It works at every length; what depends on the length is built when it is first seen and kept for
-    a while. Learned tables of `score bias` are its only parameters.
+    a while. Its parameters are the learned tables of `score bias` and what mechanisms learn. Where
+    the shape of one has the size of a head, `head_size`, it is made by the first call if that is
+    not given here.
     """
 
-    def __init__(self, plan: Mapping[str, object]) -> None:
-        super().__init__()
+    def __init__(self, plan: Mapping[str, object], head_size: int | None = None) -> None:
         if plan["format"] != FORMAT:
             raise ValueError(f"this run time reads plans of format {FORMAT}, got {plan['format']}")
-        self.program: Program = from_data(cast("Mapping[str, Plain]", plan["program"]))
-        self.backend = cast(str, plan["backend"])
-        check_backend(self.backend)
-        for (_, score), name in bias_tables(self.program).items():
-            shape = (self.program.layers or 1, self.program.heads or 1, buckets_of(score))
-            self.register_parameter(name, nn.Parameter(torch.empty(shape)))
+        backend = cast(str, plan["backend"])
+        check_backend(backend)
+        super().__init__(from_data(cast("Mapping[str, Plain]", plan["program"])), head_size)
+        self.backend = backend
+        redraws = any(_may_redraw(attend.mechanism) for attend in self.program.attends)
+        self.draws = Draws(self.program.layers or 1) if redraws else None
         self._binder = Binder(self.program, stand_ins(self.program))
         self._prepared: Cache[tuple[object, ...], Prepared] = Cache(KEPT)
         self._steps: Cache[tuple[object, ...], Prepared] = Cache(STEPS)
-        self.reset_parameters()
+        self._streams: Cache[tuple[object, ...], Prepared] = Cache(KEPT)
 
-    def reset_parameters(self) -> None:
-        """Sets the learned tables to zero: no position is preferred at first."""
-        for parameter in self.parameters():
-            nn.init.zeros_(parameter)
+    def redraw(self) -> None:
+        """Draws the random features of mechanisms that redraw them anew; ValueError where none
+        does."""
+        if self.draws is None:
+            raise ValueError(
+                f"no mechanism of `{self.program.name}` redraws its features: say how often it does"
+                " in training, `favor(redraw = 1000)`"
+            )
+        self.draws.redraw()
+
+    def step(
+        self,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        state: StreamState | None = None,
+        *,
+        layer: int = 0,
+    ) -> tuple[torch.Tensor, StreamState]:
+        """Goes on with a causal attention: the outputs [B, H, t, d_v] of the next t positions with
+        q [B, H, t, d], k [B, H_kv, t, d] and v [B, H_kv, t, d_v], and the state after them, for the
+        next call. `state` is None at the start of a sequence, `layer` as in a call.
+
+        The outputs are the rows of a call with the whole sequence. A state holds sums of the
+        features of all keys, or the keys and values that a later position may read; it stays as it
+        is, so that one may go on from it more than once.
+
+        Raises ValueError for what is not causal, looks back without a bound, reads inputs, or
+        computes something else at every length; TypeError or ValueError for tensors that do not
+        fit.
+        """
+        layer = check_layer(self.program, layer)
+        check_tensors(self.program, q, k, v)
+        if self._waits:
+            self.make_parameters(q.shape[3], v.shape[3], q.device)
+        key = (self._binder.alike(layer), q.shape[1], k.shape[1], str(q.device))
+        prepared = self._streams.get(key, lambda: apart(lambda: self._stream(*key)))
+        outs, parts = [], []
+        first = StreamState.first(state, len(prepared.groups), q, k)
+        for group, part in zip(prepared.groups, first.parts, strict=True):
+            draw = 0 if self.draws is None else self.draws.number(layer, group.redraw)
+            call = Call(tables=self._tables(group, layer, q.device), draw=draw)
+            given = (
+                selected(q, 1, group.queries),
+                selected(k, 1, group.keys),
+                selected(v, 1, group.keys),
+            )
+            out, after = streamable(group.kernel).step(*given, call, part)
+            outs.append(out)
+            parts.append(after)
+        out = outs[0] if len(outs) == 1 else selected(torch.cat(outs, 1), 1, prepared.order)
+        return out, StreamState(first.position + q.shape[2], tuple(parts))
+
+    def _stream(self, layer: int, heads: int, keys: int, device: str) -> Prepared:
+        place = torch.device(device)
+        groups = []
+        for work, members in streamed_works(self._binder, layer, heads):
+            kernel = stream_kernel(work, members, place, self.backend)
+            tables = self.tables_of(work)
+            groups.append(group_of(kernel, work, members, heads, heads // keys, tables, place))
+        return together(groups, heads, place)
 
     def extra_repr(self) -> str:
         return f"{self.program.name}, backend={self.backend}"
@@ -138,34 +175,40 @@ class CompiledAttention(nn.Module):
         check_padding(padding, batch, n_k, q.device)
         dropout_p = check_dropout(dropout_p)
         data = check_inputs(self.program, inputs, batch, n_k, q.device)
+        if self._waits:
+            self.make_parameters(q.shape[3], v.shape[3], q.device)
         if 0 in (batch, n_q, n_k):
             grid_of(self.program, n_k)
             return _nothing(q, k, v)
         prepared = self.prepare(layer, heads, k.shape[1], n_q, n_k, str(q.device))
         outs = []
         for group in prepared.groups:
-            call = Call(padding, dropout_p, self._tables(group, layer, q.device), data)
+            draw = 0 if self.draws is None else self.draws.number(layer, group.redraw)
+            call = Call(padding, dropout_p, self._tables(group, layer, q.device), data, draw)
             outs.append(
                 group.kernel(
-                    _selected(q, 1, group.queries),
-                    _selected(k, 1, group.keys),
-                    _selected(v, 1, group.keys),
+                    selected(q, 1, group.queries),
+                    selected(k, 1, group.keys),
+                    selected(v, 1, group.keys),
                     call,
                 )
             )
+        if self.draws is not None and self.training and not torch.compiler.is_compiling():
+            self.draws.count(layer)
         if len(outs) == 1:
             return outs[0]
         out = torch.cat(outs, 1)
-        return _selected(out, 1, prepared.order)
+        return selected(out, 1, prepared.order)
 
     def _tables(self, group: Group, layer: int, device: torch.device) -> dict[str, torch.Tensor]:
-        """The learned tables of a group's heads, [heads of the group, buckets]."""
-        row = 0 if self.program.layers is None else layer
+        """What a group's heads have learned, [heads of the group or 1, …]."""
         found = {}
-        for name in group.tables:
+        for called, name in group.tables:
             table = self.get_parameter(name)
             check_table(name, table, device)
-            found[name] = _selected(table[row], 0, group.queries)
+            # what is shared has one row
+            rows = table[layer if len(table) > 1 else 0]
+            found[called] = selected(rows, 0, group.queries if len(rows) > 1 else None)
         return found
 
     def prepare(
@@ -206,43 +249,24 @@ class CompiledAttention(nn.Module):
         groups = []
         for work, members in works:
             chosen = choose(work, place.type, self.backend)
-            groups.append(
-                Group(
-                    kernel=chosen.build(work, members, place),
-                    heads=members,
-                    queries=_selection(members, heads, place),
-                    keys=_selection(_key_heads(members, heads // key_heads), key_heads, place),
-                    tables=tuple(c.table for c in work.changes if isinstance(c, Bias)),
-                )
-            )
-        flat = [head for group in groups for head in group.heads]
-        order = sorted(range(heads), key=flat.__getitem__)
-        return Prepared(tuple(groups), _selection(order, heads, place))
+            kernel = chosen.build(work, members, place)
+            tables = self.tables_of(work)
+            groups.append(group_of(kernel, work, members, heads, heads // key_heads, tables, place))
+        return together(groups, heads, place)
+
+    def tables_of(self, work: Work) -> tuple[tuple[str, str], ...]:
+        """What a kernel of the work calls its tables, with the names of the parameters."""
+        biases = [
+            (change.table, change.table) for change in work.changes if isinstance(change, Bias)
+        ]
+        mechanism = work.mechanism
+        parts = () if mechanism is None else mechanism.parts()
+        name = "" if mechanism is None else mechanism.name
+        return (*biases, *((part.name, self._parts[name, part]) for part in parts))
 
 
-def _key_heads(heads: tuple[int, ...], ratio: int) -> list[int]:
-    """The key heads of some query heads: each once where all are read equally often."""
-    read = [head // ratio for head in heads]
-    distinct = sorted(set(read))
-    times = len(read) // len(distinct)
-    even = read == [head for head in distinct for _ in range(times)]
-    return distinct if even else read
-
-
-def _selection(chosen: tuple[int, ...] | list[int], count: int, device: torch.device) -> Selection:
-    step = chosen[1] - chosen[0] if len(chosen) > 1 else 1
-    if step > 0 and list(chosen) == list(found := range(chosen[0], chosen[-1] + 1, step)):
-        return None if len(found) == count else found
-    return torch.tensor(chosen, device=device)
-
-
-def _selected(x: torch.Tensor, axis: int, heads: Selection) -> torch.Tensor:
-    """Some heads of a tensor: a view where they are a range."""
-    if heads is None:
-        return x
-    if isinstance(heads, torch.Tensor):
-        return x.index_select(axis, heads)
-    return x[(*(slice(None),) * axis, slice(heads.start, heads.stop, heads.step))]
+def _may_redraw(mechanism: Mechanism | None) -> bool:
+    return mechanism is not None and dict(mechanism.arguments).get("redraw", 0) != 0
 
 
 def _nothing(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:

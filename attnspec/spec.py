@@ -14,11 +14,12 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
-from attnspec.bind import BindError, Situation, bind_attended, integer_of
+from attnspec.bind import BindError, Situation, bind_attended
 from attnspec.data import to_data
 from attnspec.diagnostics import AttnSpecError, Diagnostic, SpecError, did_you_mean
 from attnspec.elaborate import Elaborated, elaborate
 from attnspec.elaborate.values import ParameterValue
+from attnspec.extents import extents_of
 from attnspec.given import device_of, index_of, length_of, parameter_of, sampled
 from attnspec.grammar.printer import print_file
 from attnspec.ir import Input, Program, inputs_of, leaves
@@ -35,6 +36,7 @@ if TYPE_CHECKING:
     import torch
 
     from attnspec.analysis.report import Report
+    from attnspec.checking import Verdict
     from attnspec.planning import Plan
     from attnspec.runtime import CompiledAttention
 
@@ -272,6 +274,13 @@ class Spec:
 
         return [*self._elaborated.warnings, *check(self)]
 
+    @cached_property
+    def verdicts(self) -> tuple[Verdict, ...]:
+        """What is known of each claim: proven for every n, checked at some lengths, or refuted."""
+        from attnspec.checking import judge
+
+        return tuple(judge(self))
+
     # --- analysis ------------------------------------------------------------------------------
 
     def analyse(self, n: int, inputs: Sample | None = None) -> Report:
@@ -299,17 +308,21 @@ class Spec:
         return plan(self.program, length_of(n), device=device_of(device), backend=backend)
 
     def compile(
-        self, backend: str = "auto", device: str | torch.device | None = None
+        self,
+        backend: str = "auto",
+        device: str | torch.device | None = None,
+        head_size: int | None = None,
     ) -> CompiledAttention:
         """A torch.nn.Module that computes this attention at every n, its parameters on the device.
-
+        Parameters that have the size of a head in their shape are made by the first call, or at
+        once for heads of `head_size`.
         Raises BackendError, a ValueError, for a backend that refuses the spec at every length, and
         ValueError for a device that is not there.
         """
         from attnspec.compiling import compile_program
 
         self.require_built()
-        return compile_program(self.program, backend=backend, device=device)
+        return compile_program(self.program, backend, device, head_size)
 
     def emit(self, standalone: bool = False, backend: str = "auto") -> str:
         """The text of the Python module that `attnspec compile` writes."""
@@ -358,22 +371,7 @@ class Spec:
 
     def grid(self, n: int) -> tuple[int, ...]:
         """The extents of the grid at n, () for a line; AttnSpecError where n does not fit."""
-        program = self.program
-        if program.grid is None:
-            return ()
-        at = Situation(n=n, patterns=BY_NAME, layers=self.layers, heads=self.heads)
-        try:
-            extents = tuple(integer_of(e, at, "an extent of the grid", None) for e in program.grid)
-        except BindError as error:
-            raise SpecError(Diagnostic("A320", error.message, None)) from None
-        cells = int(np.prod(extents, dtype=object))
-        if min(extents) < 1 or cells + program.extra_tokens != n:
-            extra = f" and {program.extra_tokens} extra tokens" if program.extra_tokens else ""
-            shape = " x ".join(str(extent) for extent in extents)
-            raise AttnSpecError(
-                f"the grid of `{self.name}` has {shape} = {cells} cells{extra}, got n = {n}"
-            )
-        return extents
+        return extents_of(self.program, n)
 
     def _sample(self, n: int, inputs: Sample | None, needed: set[str]) -> dict[str, Data]:
         if inputs is not None and not isinstance(inputs, Mapping):

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, fields, is_dataclass
 from typing import TYPE_CHECKING, Protocol, TypeAlias, runtime_checkable
 
 from attnspec.diagnostics import AttnSpecError
+from attnspec.mechanism import MechanismDeclaration
 from attnspec.relations import Relation
 from attnspec.tokens import Data
 
@@ -74,6 +75,10 @@ class Work:
 
     Queries are the last `n_q` of `n_k` positions. `scale` None is 1 / sqrt(d). `reads` names the
     run-time inputs that the relation's stand-ins stand for.
+
+    With a `mechanism` and `hybrid`, the relation holds the pairs whose weights are exact, and the
+    mechanism weighs all others, those with k <= q where it is `causal`. Without `hybrid` it is the
+    mechanism alone, and the relation has all these pairs. `layer` is 0 where nothing is drawn.
     """
 
     relation: Relation
@@ -83,11 +88,15 @@ class Work:
     changes: tuple[Change, ...] = ()
     normalize: str = "softmax"
     reads: tuple[str, ...] = ()
+    mechanism: MechanismDeclaration | None = None
+    hybrid: bool = False
+    causal: bool = False
+    layer: int = 0
 
     @property
     def plain(self) -> bool:
         """Whether the weights are the softmax of the scaled scores, nothing else."""
-        return self.normalize == "softmax" and not self.changes
+        return self.mechanism is None and self.normalize == "softmax" and not self.changes
 
 
 @dataclass(frozen=True)
@@ -95,14 +104,16 @@ class Call:
     """What a kernel is given besides q, k and v.
 
     `padding` is bool [B, n_k], True for a real key; `tables` maps the names of learned tables to
-    [heads of the group, buckets]; `data` maps the names of run-time inputs to tensors as patterns
-    take them: [B, n_k], a length [B, 1, 1].
+    [heads of the group, buckets], and what a mechanism learns to [heads of the group or 1, *shape];
+    `data` maps the names of run-time inputs to tensors as patterns take them: [B, n_k], a length
+    [B, 1, 1]. `draw` counts the draws of random features.
     """
 
     padding: torch.Tensor | None = None
     dropout_p: float = 0.0
     tables: Mapping[str, torch.Tensor] = field(default_factory=dict)
     data: Mapping[str, torch.Tensor] = field(default_factory=dict)
+    draw: int = 0
 
 
 class Kernel(Protocol):
@@ -112,6 +123,16 @@ class Kernel(Protocol):
     def __call__(
         self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, call: Call
     ) -> torch.Tensor: ...
+
+
+@runtime_checkable
+class Streamable(Protocol):
+    """A kernel that goes on from a state, without what came before."""
+
+    def step(
+        self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, call: Call, state: object
+    ) -> tuple[torch.Tensor, object]:
+        """The outputs of more positions, and the state after them; it is None at first."""
 
 
 @runtime_checkable
@@ -143,3 +164,22 @@ class Backend(Protocol):
 
     def build(self, work: Work, heads: tuple[int, ...], device: torch.device) -> Kernel:
         """The kernel that runs the work for these heads, its tables on the device."""
+
+
+def mechanism_of(work: Work) -> MechanismDeclaration:
+    """The mechanism of a work that has one."""
+    if work.mechanism is None:
+        raise ValueError("a graph alone has no mechanism")
+    return work.mechanism
+
+
+def runs_mechanisms(backend: Backend) -> bool:
+    """Whether a backend says that it is for mechanisms, by an attribute of this name."""
+    return bool(getattr(backend, "runs_mechanisms", False))
+
+
+def refusal_of(backend: Backend, work: Work, device: str) -> str | None:
+    """Why a backend cannot run a work, or None; others are not asked about mechanisms."""
+    if work.mechanism is not None and not runs_mechanisms(backend):
+        return f"`{work.mechanism.name}` is a formula, and it runs graphs"
+    return backend.refuses(work, device)

@@ -190,7 +190,7 @@ class TiledKernel:
                 if fused:
                     found = self._sdpa(*parts, piece, call)
                 else:
-                    found = self.formula(*parts, self._blocks(piece, call), call)
+                    found = self.formula(*parts, self.blocks(piece, call), call)
                 outs.append(found.flatten(3, 4))
         if not outs:
             # no query has a key; the formula says so in a way that can be differentiated
@@ -202,7 +202,8 @@ class TiledKernel:
         empty = q.new_zeros(batch, keys, repeat, 1, v.shape[-1])
         return torch.cat([*outs, empty], 3).index_select(3, self.order)
 
-    def _blocks(self, piece: Piece, call: Call) -> Blocks:
+    def blocks(self, piece: Piece, call: Call) -> Blocks:
+        """The distances and the mask of a piece."""
         run = piece.run
         keys = run.keys(piece)
         distance = None

@@ -8,7 +8,9 @@ from math import prod
 
 from attnspec.bind import BindError, Situation, bind_attended, integer_of
 from attnspec.caching import Cache
-from attnspec.ir import Attend, Program, Score, Term, inputs_of, leaves, symbols_of
+from attnspec.declared import bind_mechanism, require_length, symbols_in
+from attnspec.ir import Attend, Leaf, Program, Score, Term, inputs_of, leaves, symbols_of
+from attnspec.mechanisms import BY_NAME as MECHANISMS_BY_NAME
 from attnspec.patterns import BY_NAME
 from attnspec.relations import RelationError
 from attnspec.scalars import Scalar, ScalarError, evaluate, symbols
@@ -25,11 +27,9 @@ def stand_ins(program: Program) -> dict[str, StandIn]:
 
 
 def unbuilt(program: Program) -> list[tuple[str, Span | None]]:
-    """What no backend can run yet: mechanisms, and patterns whose pairs the data decide."""
+    """What no backend can run yet: patterns whose pairs the data decide."""
     found: list[tuple[str, Span | None]] = []
     for attend in program.attends:
-        if attend.mechanism is not None:
-            found.append((attend.mechanism.name, attend.mechanism.span))
         if attend.graph is not None:
             found.extend(
                 (leaf.pattern, leaf.span)
@@ -91,8 +91,13 @@ class Binder:
         groups: dict[Work, list[int]] = {}
         for (index, _), members in slots.items():
             work = self._work(index, layer, members[0], heads, n_k, grid)
+            require_length(work.mechanism, n_k)
             groups.setdefault(replace(work, n_q=n_q, n_k=n_k), []).extend(members)
         return [(work, tuple(sorted(members))) for work, members in groups.items()]
+
+    def depends_on_length(self, layer: int) -> bool:
+        """Whether what a layer computes of a pair may change with the length of the sequence."""
+        return bool(self.program.grid) or any("n" in self._asks[slot] for slot in self._row(layer))
 
     def _row(self, layer: int) -> tuple[int, ...]:
         return self.program.slots[0 if self.program.layers is None else layer]
@@ -137,6 +142,10 @@ def _asks(attend: Attend) -> set[str]:
     if attend.scale is not None:
         scalars.append(attend.scale)
     found = {name for scalar in scalars for name in symbols(scalar)}
+    if attend.mechanism is not None:
+        found |= symbols_in(attend.mechanism)
+        if MECHANISMS_BY_NAME[attend.mechanism.name].drawn:
+            found.add("layer")
     if attend.graph is not None:
         found |= symbols_of(attend.graph)
         for leaf in leaves(attend.graph):
@@ -165,9 +174,11 @@ def grid_of(program: Program, n: int) -> tuple[int, ...]:
 def _work(
     attend: Attend, at: Situation, heads: int, tables: Mapping[tuple[int, Score], str]
 ) -> Work:
+    mechanism = None if attend.mechanism is None else bind_mechanism(attend.mechanism, at)
+    graph = _graph(attend, at.causal)
     try:
         return Work(
-            relation=bind_attended(_graph(attend), at),
+            relation=bind_attended(graph, at),
             n_q=0,
             n_k=0,
             scale=None if attend.scale is None else _number(attend.scale, at, "scale"),
@@ -176,15 +187,20 @@ def _work(
                 for place, score in enumerate(attend.scores)
             ),
             normalize=attend.normalize,
-            reads=tuple(sorted(inputs_of(_graph(attend)))),
+            reads=tuple(sorted(inputs_of(graph))),
+            mechanism=mechanism,
+            hybrid=mechanism is not None and attend.graph is not None,
+            causal=mechanism is not None and at.causal,
+            layer=at.layer if mechanism is not None and mechanism.drawn else 0,
         )
     except RelationError as error:
         raise BindError(f"{error.message} at n = {at.n}") from None
 
 
-def _graph(attend: Attend) -> Term:
-    if attend.graph is None or attend.mechanism is not None:
-        raise BindError("a mechanism has no graph to run")
+def _graph(attend: Attend, causal: bool) -> Term:
+    """The graph of an attend; of a mechanism alone, the pairs that it weighs."""
+    if attend.graph is None:
+        return Leaf("causal" if causal else "full", ())
     return attend.graph
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from attnspec.backends.bands import BandsBackend
 from attnspec.backends.dense import Dense
+from attnspec.backends.factored import FactoredBackend
 from attnspec.backends.rows import RowsBackend
 from attnspec.backends.scattered import ScatteredBackend
 from attnspec.backends.tiles import TilesBackend
@@ -19,5 +20,6 @@ BACKENDS: tuple[Backend, ...] = (
     TilesBackend(),
     BandsBackend(),
     ScatteredBackend(),
+    FactoredBackend(),
 )
 """All backends; importing them loads no torch."""

@@ -16,6 +16,7 @@ import torch
 
 from attnspec.machine import machine, versions
 from benchmarks import (
+    answers,
     block_plans,
     choices,
     efficiency,
@@ -36,6 +37,7 @@ PARTS: Mapping[str, Callable[[Settings, Run], dict[str, Json]]] = {
     "flex": flex.measure,
     "packages": lambda settings, run: packages.measure(settings),
     "plans": block_plans.measure,
+    "answers": answers.measure,
     "growth": lambda settings, run: growth.measure(settings),
     "memory": memory.measure,
     "choices": lambda settings, run: choices.measure(settings),

@@ -84,6 +84,9 @@ CASES: Mapping[str, Case] = {case.name: case for case in (*BANDED, *SCATTERED, *
 GROWING = tuple(case.name for case in CASES.values() if case.slowest is not None)
 """Patterns with a target for their growth."""
 
+ETA_TARGETS = {"forward": 0.6, "both": 0.5}
+"""The targets for the geometric means of the efficiency of `BANDED`."""
+
 FLEX_TARGETS: Mapping[str, float] = {
     "strided(128)": 10.0,
     "causal strided(128)": 10.0,
@@ -126,8 +129,13 @@ WORKS = (
         "causal attend favor(features = 256, seed = 0)",
         30.0,
     ),
-    Work("Nyström 64", "nystrom-attention", "attend nystrom(landmarks = 64)", 2.0),
-    Work("Linformer 256", "linformer", "attend linformer(rank = 256)", 2.0),
+    Work("Nyström 64", "nystrom-attention", "attend nystrom(landmarks = 64, conv = 33)", 2.0),
+    Work(
+        "Linformer 256",
+        "linformer",
+        "attend linformer(rank = 256, share = head, max_length = 16384)",
+        2.0,
+    ),
 )
 """The packages' attentions with the targets against them."""
 
@@ -151,6 +159,7 @@ class Settings:
     packages_n: int
     packages: tuple[str, ...]
     plan_n: int
+    reach_n: int
     block_mask_n: int
     block_mask: tuple[str, ...]
     zoo: int | None
@@ -176,6 +185,7 @@ FULL = Settings(
     packages_n=16_384,
     packages=tuple(work.name for work in WORKS),
     plan_n=1_048_576,
+    reach_n=4_096,
     block_mask_n=32_768,
     block_mask=("window(256)", "strided(128)"),
     zoo=None,
@@ -200,6 +210,7 @@ QUICK = Settings(
     packages_n=4_096,
     packages=tuple(work.name for work in WORKS),
     plan_n=1_048_576,
+    reach_n=4_096,
     block_mask_n=8_192,
     block_mask=("window(256)",),
     zoo=3,

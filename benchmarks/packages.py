@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 from attnspec.diagnostics import SpecError
+from attnspec.runtime import CompiledAttention
 from attnspec.timing import alternate
 from benchmarks.cases import HEADS, SIZE, WORKS, Settings, Work
 from benchmarks.flex import SAME
@@ -39,7 +40,9 @@ class Copied(torch.nn.Module):
         return states.clone()
 
 
-def local_attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> Attend:
+def local_attention(
+    ours: CompiledAttention, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor
+) -> Attend:
     """local-attention with a window of exactly 256 keys on each side."""
     module: Any = (
         import_module("local_attention")
@@ -49,7 +52,9 @@ def local_attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> Attend
     return lambda: module(q, k, v)
 
 
-def longformer(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> Attend:
+def longformer(
+    ours: CompiledAttention, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor
+) -> Attend:
     """The Longformer attention of transformers; its 64 first tokens are global."""
     models: Any = import_module("transformers.models.longformer.modeling_longformer")
     config: Any = import_module("transformers").LongformerConfig(
@@ -81,7 +86,7 @@ def longformer(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> Attend:
     return attend
 
 
-def bigbird(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> Attend:
+def bigbird(ours: CompiledAttention, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> Attend:
     """The BigBird attention of transformers, with random blocks of its own."""
     models: Any = import_module("transformers.models.big_bird.modeling_big_bird")
     n = q.shape[2]
@@ -106,12 +111,47 @@ def bigbird(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> Attend:
     return attend
 
 
-RIVALS: dict[str, tuple[Callable[[torch.Tensor, torch.Tensor, torch.Tensor], Attend], bool]] = {
+def nystrom(ours: CompiledAttention, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> Attend:
+    """nystrom-attention with our convolution; its inverse starts from one norm of all heads."""
+    module: Any = (
+        import_module("nystrom_attention")
+        .NystromAttention(HEADS * SIZE, SIZE, HEADS, num_landmarks=64, residual_conv_kernel=33)
+        .eval()
+    )
+    kernel = ours.get_parameter("nystrom_kernel")[0]
+    module.res_conv.weight.copy_(kernel.view(-1, 1, 33, 1).expand(HEADS, -1, -1, -1))
+    states = torch.cat([_joined(x) for x in (q, k, v)], -1)
+    module.to_qkv, module.to_out = Given(states), torch.nn.Identity()
+    return lambda: _split(module(states))
+
+
+def linformer(ours: CompiledAttention, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> Attend:
+    """The self-attention of linformer with our projections, which it shares among heads."""
+    keys, values = (ours.get_parameter(f"linformer_{name}")[0, 0] for name in ("keys", "values"))
+    module: Any = (
+        import_module("linformer")
+        .LinformerSelfAttention(HEADS * SIZE, keys.shape[1], k=len(keys), heads=HEADS)
+        .eval()
+    )
+    module.proj_k.copy_(keys.T)
+    module.proj_v.copy_(values.T)
+    states = _joined(q)
+    module.to_q, module.to_k, module.to_v = (Given(_joined(x)) for x in (q, k, v))
+    module.to_out = torch.nn.Identity()
+    return lambda: _split(module(states))
+
+
+Make = Callable[[CompiledAttention, torch.Tensor, torch.Tensor, torch.Tensor], Attend]
+"""From our module and q, k, v to a call of the package."""
+
+RIVALS: dict[str, tuple[Make, bool]] = {
     "window(256)": (local_attention, True),
     "Longformer 256 + 64": (longformer, True),
     "BigBird 64, 3": (bigbird, False),
+    "Nyström 64": (nystrom, False),
+    "Linformer 256": (linformer, True),
 }
-"""How a package is called, and whether its pairs are exactly the same, by the work's name."""
+"""How a package is called, and whether its results are the same, by the work's name."""
 
 
 def measure(settings: Settings) -> dict[str, Json]:
@@ -136,7 +176,7 @@ def _row(work: Work, n: int, rounds: int) -> dict[str, Json]:
     make, same = RIVALS[work.name]
     q, k, v = tensors(n)
     with torch.no_grad():
-        theirs = make(q, k, v)
+        theirs = make(ours, q, k, v)
         difference = float((ours(q, k, v) - theirs()).abs().max()) if same else None
         if difference is not None and not difference <= SAME:
             raise ValueError(f"{work.name}: the results must be the same, got {difference:g} apart")

@@ -7,17 +7,18 @@
 from __future__ import annotations
 
 import json
+import statistics
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
+
+from benchmarks.cases import ETA_TARGETS
+from benchmarks.plots import draw
 
 HERE = Path(__file__).resolve().parent
 
 MARKERS = "<!-- bench -->", "<!-- /bench -->"
-
-ETA_TARGETS = {"forward": 0.6, "both": 0.5}
-"""The targets for the geometric means."""
 
 CHOSEN_FROM = {
     "listed": "the {} listed patterns",
@@ -26,6 +27,9 @@ CHOSEN_FROM = {
     "all": "all {}",
 }
 """What the planner chooses for, by kind."""
+
+SLOWEST = 5
+"""So many of the files whose check takes longest are named."""
 
 Figures = Mapping[str, Any]
 
@@ -152,6 +156,49 @@ def _plans(part: Figures) -> str:
     )
 
 
+def _answers(part: Figures) -> str:
+    targets = part["targets"]
+    asked = ("counts", "hops", "diameter", "path_length")
+    rows = [
+        _unmeasured(row, 7)
+        or [
+            row["name"],
+            f"{row['n']:,}",
+            *(_within(row[name], targets[name]) for name in asked[:2]),
+            f"{row['reach_n']:,}",
+            *(_within(row[name], targets[name]) for name in asked[2:]),
+        ]
+        for row in part["rows"]
+    ]
+    limits = [_time(targets[name]) for name in asked]
+    checked = sorted(part["check"], key=lambda row: row["seconds"], reverse=True)
+    slowest = [[row["name"], _within(row["seconds"], targets["check"])] for row in checked]
+    median = statistics.median(row["seconds"] for row in checked)
+    return "\n\n".join(
+        [
+            _section(
+                f"Answers about the zoo's static specs, n = {part['n']:,} and {part['reach_n']:,}",
+                f"Exact `edges` and `degree`, `hops` of the last query; then `diameter` and "
+                f"`path_length`, of all pairs. Targets: {', '.join(limits)}; what misses one is "
+                "bold.",
+                "spec | n | `edges`, `degree` | `hops` | n | `diameter` | `path_length`",
+                rows,
+            ),
+            _section(
+                "`attnspec check`, a whole process",
+                f"The median over {len(checked)} files of the zoo is {_time(median)}; target: "
+                f"{_time(targets['check'])}. The slowest:",
+                "file | wall clock",
+                slowest[:SLOWEST],
+            ),
+        ]
+    )
+
+
+def _within(seconds: float, target: float) -> str:
+    return _time(seconds) if seconds <= target else f"**{_time(seconds)}**"
+
+
 def _growth(part: Figures) -> str:
     lengths = part["lengths"]
     rows = []
@@ -223,6 +270,7 @@ TABLES: dict[str, Callable[[Figures], str]] = {
     "flex": _flex,
     "packages": _packages,
     "plans": _plans,
+    "answers": _answers,
     "growth": _growth,
     "memory": _memory,
     "choices": _choices,
@@ -278,77 +326,6 @@ def _time(seconds: float) -> str:
 
 def _bytes(count: int) -> str:
     return f"{count / 2**30:.2f} GiB" if count >= 2**30 else f"{count / 2**20:.0f} MiB"
-
-
-def plots(figures: Figures) -> Iterator[tuple[str, Any]]:
-    """Names and matplotlib figures of the parts that were measured."""
-    if "efficiency" in figures:
-        yield "efficiency", _bars(figures["efficiency"])
-    if "growth" in figures:
-        yield "growth", _lines(figures["growth"])
-
-
-def _bars(part: Figures) -> Any:
-    """Both efficiencies of every pattern, with the targets of their means."""
-    from matplotlib.figure import Figure
-
-    rows = part["rows"]
-    figure = Figure(figsize=(8, 0.6 + 0.42 * len(rows)), layout="constrained")
-    axes = figure.subplots()
-    colours = {"forward": "#3465a4", "both": "#f57900"}
-    labels = {"forward": "forward", "both": "forward and backward"}
-    for place, (mode, colour) in enumerate(colours.items()):
-        heights = [at + 0.4 * place - 0.2 for at in range(len(rows))]
-        values = [row[f"eta_{mode}"] for row in rows]
-        axes.barh(heights, values, 0.38, color=colour, label=labels[mode])
-        axes.axvline(ETA_TARGETS[mode], color=colour, linewidth=1, linestyle="--")
-    axes.set_yticks(range(len(rows)), [row["name"] for row in rows])
-    axes.invert_yaxis()
-    axes.set_xlabel(f"η at n = {part['n']:,}; dashed: targets for the geometric means")
-    axes.legend(frameon=False)
-    return figure
-
-
-def _lines(part: Figures) -> Any:
-    """Time against length on logarithmic axes, with the fitted exponents."""
-    from matplotlib.figure import Figure
-    from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
-
-    figure = Figure(figsize=(8, 5), layout="constrained")
-    axes = figure.subplots()
-    for place, row in enumerate(part["rows"]):
-        fitted = "" if row["exponent"] is None else f", $n^{{{row['exponent']:.2f}}}$"
-        axes.plot(
-            row["lengths"],
-            row["seconds"],
-            marker="osD^vP*X"[place % 8],
-            color=f"C{place % 10}",
-            linestyle="-" if place < 10 else "--",
-            label=row["name"] + fitted,
-        )
-    axes.set_xscale("log")
-    axes.set_yscale("log")
-    axes.xaxis.set_major_locator(FixedLocator(part["lengths"]))
-    axes.xaxis.set_minor_locator(NullLocator())
-    axes.xaxis.set_major_formatter(FuncFormatter(lambda n, _: f"{n:,.0f}"))
-    axes.set_xlabel("n")
-    axes.set_ylabel("seconds, forward")
-    axes.grid(alpha=0.3)
-    axes.legend(frameon=False, fontsize="small", loc="center left", bbox_to_anchor=(1, 0.5))
-    return figure
-
-
-def draw(figures: Figures, folder: Path) -> list[Path]:
-    """Write the plots as SVG; the same figures give the same bytes."""
-    import matplotlib
-
-    written = []
-    with matplotlib.rc_context({"svg.hashsalt": "attnspec", "svg.fonttype": "none"}):
-        for name, figure in plots(figures):
-            path = folder / f"{name}.svg"
-            figure.savefig(path, metadata={"Date": None})
-            written.append(path)
-    return written
 
 
 def filled(text: str, content: str) -> str:

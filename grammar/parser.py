@@ -6,7 +6,7 @@ from bisect import bisect_right
 from collections.abc import Callable, Mapping
 from functools import cache
 
-from lark import Lark, Token, Tree
+from lark import Token, Tree
 from lark.exceptions import UnexpectedInput, UnexpectedToken
 from lark.parsers.lalr_interactive_parser import InteractiveParser
 
@@ -16,6 +16,7 @@ from attnspec.grammar.comments import attach
 from attnspec.grammar.nodes import File
 from attnspec.grammar.scanner import Scan, is_members, scan
 from attnspec.grammar.syntax_errors import ITEMS, RESERVED, STATEMENTS, empty_file, unexpected
+from attnspec.grammar.tables import lark_parser
 from attnspec.source import Source
 
 
@@ -35,23 +36,10 @@ def parse(source: Source) -> File:
 
 
 @cache
-def _lark() -> Lark:
-    return Lark.open_from_package(
-        "attnspec.grammar",
-        "attn.lark",
-        parser="lalr",
-        lexer="contextual",
-        start="file",
-        keep_all_tokens=True,
-        maybe_placeholders=False,
-    )
-
-
-@cache
 def _written() -> dict[str, str]:
     """How each terminal is written: words and signs as they are, open classes by their name."""
     shown = {"$END": "$END"}
-    for terminal in _lark().terminals:
+    for terminal in lark_parser().terminals:
         pattern = terminal.pattern
         word = pattern.value.removesuffix(r"\b")
         shown[terminal.name] = (
@@ -80,7 +68,7 @@ class _Run:
         self.explained = {problem.span.line for problem in scan.problems if problem.span}
         self.problems: list[Diagnostic] = []
         self.resumed = -1
-        self.parser: InteractiveParser = _lark().parse_interactive(scan.mended)
+        self.parser: InteractiveParser = lark_parser().parse_interactive(scan.mended)
         # lark leaves these two without types
         self.accepts: Callable[[], set[str]] = self.parser.accepts
         self.choices: Callable[[], Mapping[str, object]] = self.parser.choices

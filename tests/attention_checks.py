@@ -14,8 +14,8 @@ from attnspec.runtime import CompiledAttention
 from attnspec.spec import Spec, parse
 from attnspec.verification import error_bound
 
-BACKEND_NAMES = [backend.name for backend in BACKENDS if backend.name != "rows"]
-"""The backends that take any number of queries."""
+BACKEND_NAMES = [each.name for each in BACKENDS if each.name not in ("rows", "factored")]
+"""The backends that take graphs, and any number of queries."""
 
 GRAPHS = {
     "full": "attend full",

@@ -16,10 +16,12 @@ from attnspec.spec import parse
 from attnspec.timing import MOST_CALLS, alternate
 from benchmarks import block_plans, flex, fresh, measuring, packages, report
 from benchmarks.__main__ import PARTS, measure
+from benchmarks.answers import checks
 from benchmarks.cases import BANDED, CASES, FULL, HEADS, QUICK, SCATTERED, WORKS, Settings
 from benchmarks.fresh import in_this_process
 from benchmarks.masks import predicate
 from benchmarks.measuring import Json, exponent, geometric_mean
+from benchmarks.plots import draw
 from benchmarks.random_specs import random_text
 from benchmarks.readme_tables import bench_table
 
@@ -34,6 +36,7 @@ TINY = Settings(
     packages_n=512,
     packages=tuple(work.name for work in WORKS),
     plan_n=4096,
+    reach_n=64,
     block_mask_n=256,
     block_mask=("window(256)",),
     zoo=3,
@@ -179,6 +182,36 @@ def test_choices_are_summed_up_by_kind(figures: dict[str, Json]) -> None:
         }
 
 
+def test_answers_are_those_of_the_masks(figures: dict[str, Json]) -> None:
+    part = part_of(figures, "answers")
+    targets = part["targets"]
+    assert isinstance(targets, dict)
+    zoo = dict(block_plans.static_zoo())
+    for row in rows_of(figures, "answers"):
+        name, n, answers = row["name"], row["n"], row["answers"]
+        assert isinstance(name, str)
+        assert isinstance(n, int)
+        assert isinstance(answers, dict)
+        spec = zoo[name]
+        masks = [
+            spec.mask(n, layer, head) for layer, head in np.ndindex(spec.layers, spec.heads or 1)
+        ]
+        assert answers["edges"] == sum(mask.sum() for mask in masks)
+        assert answers["degree"] == max(mask.sum(axis=1).max() for mask in masks)
+        for asked in targets.keys() - {"check"}:
+            assert number(row[asked]) > 0
+    checked = rows_of(figures, "answers", "check")
+    assert len(checked) == TINY.zoo
+    assert all(number(row["seconds"]) > 0 for row in checked)
+
+
+def test_a_check_that_fails_is_not_timed(tmp_path: Path) -> None:
+    path = tmp_path / "wrong.attn"
+    path.write_text("attention a { attend nothing }")
+    with pytest.raises(RuntimeError, match="ended with status 1"):
+        checks((path,), 1)
+
+
 def test_random_specs_are_specs() -> None:
     texts = [random_text(seed) for seed in range(FULL.random_choices)]
     assert len(set(texts)) == len(texts)
@@ -214,9 +247,9 @@ def test_a_part_measured_anew_leaves_the_others(figures: dict[str, Json], tmp_pa
 
 def test_plots_are_the_same_bytes_again(figures: dict[str, Json], tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
-    drawn = {path.name: path.read_bytes() for path in report.draw(figures, tmp_path)}
+    drawn = {path.name: path.read_bytes() for path in draw(figures, tmp_path)}
     assert sorted(drawn) == ["efficiency.svg", "growth.svg"]
-    assert drawn == {path.name: path.read_bytes() for path in report.draw(figures, tmp_path)}
+    assert drawn == {path.name: path.read_bytes() for path in draw(figures, tmp_path)}
     for row in rows_of(figures, "growth"):
         assert str(row["name"]) in drawn["growth.svg"].decode()
 
@@ -245,14 +278,20 @@ def test_another_mask_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
         in_this_process("flex", arguments)
 
 
-@pytest.mark.parametrize("name", ["Longformer 256 + 64", "window(256)"])
+@pytest.mark.parametrize(
+    "name", ["Longformer 256 + 64", "window(256)", "Linformer 256", "Nyström 64"]
+)
 def test_packages_do_the_same_work(name: str) -> None:
     make, same = packages.RIVALS[name]
-    pytest.importorskip("transformers" if "Longformer" in name else "local_attention")
-    assert same
+    work = next(work for work in WORKS if work.name == name)
+    pytest.importorskip(work.package.replace("-", "_"))
     q, k, v = measuring.tensors(1024)
-    theirs = make(q, k, v)()
-    assert torch.allclose(theirs, CASES[name].spec(1024).compile()(q, k, v), atol=1e-5)
+    ours = work.case.spec(1024).compile()
+    with torch.no_grad():
+        theirs, found = make(ours, q, k, v)(), ours(q, k, v)
+    assert theirs.shape == found.shape
+    # what starts its inverse from another norm is not the same to the last digit
+    assert torch.allclose(theirs, found, atol=1e-5) is same
 
 
 def test_a_package_that_is_absent_is_said_to_be(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -126,11 +126,11 @@ def test_wrong_usage(arguments: Sequence[str], said: str, folder: Path) -> None:
 @pytest.mark.parametrize(
     ("file", "status", "line"),
     [
-        ("good.attn", 0, "good.attn: ok, 1 claim holds"),
+        ("good.attn", 0, "good.attn: ok, 1 claim holds for every n"),
         ("wrong.attn", 1, "wrong.attn: 1 error"),
         ("untrue.attn", 1, "untrue.attn: 1 error"),
         ("gaps.attn", 0, "gaps.attn: ok, 1 warning"),
-        ("two.attn", 0, "two.attn: ok, 1 claim holds, attentions good, second"),
+        ("two.attn", 0, "two.attn: ok, 1 claim holds for every n, attentions good, second"),
     ],
 )
 def test_check(file: str, status: int, line: str, folder: Path) -> None:
@@ -139,16 +139,38 @@ def test_check(file: str, status: int, line: str, folder: Path) -> None:
     assert done.stderr.splitlines()[-1] == line
 
 
+def test_check_says_how_claims_hold(folder: Path) -> None:
+    Path("three.attn").write_text(
+        "attention a { attend global(first(1)) | self require diameter <= 2 require symmetric"
+        " require degree <= n require edges <= 9 * n at n = 3, 5_000 }"
+    )
+    done = run("check", "three.attn")
+    assert done.stderr == (
+        "three.attn: ok, 4 claims hold: 2 for every n; 1 at n = 1, 2, 64, 257, 1,024;"
+        " 1 at n = 3, 5,000\n"
+    )
+    (file,) = json.loads(run("check", "three.attn", "--json").stdout)["files"]
+    assert [one["status"] for one in file["verdicts"]] == ["proven", "proven", "checked", "checked"]
+    assert file["verdicts"][3] == {
+        "claim": "edges <= 9 * n",
+        "status": "checked",
+        "lengths": [3, 5000],
+        "failed_at": None,
+    }
+    (failed,) = json.loads(run("check", "untrue.attn", "--json").stdout)["files"]
+    assert (failed["verdicts"][0]["status"], failed["verdicts"][0]["failed_at"]) == ("refuted", 2)
+
+
 def test_check_names_what_cannot_be_compiled_yet(folder: Path) -> None:
     Path("later.attn").write_text(
-        "attention a { heads 2 attend favor() head 1 { attend lsh(buckets = 4) & causal } }\n"
+        "attention a { heads 2 attend cluster(count = 4) & causal head 1 { attend lsh(buckets = 4) & causal } }\n"
         "attention b { attend favr() }\n"
     )
     done = run("check", "later.attn", "--name", "a")
     assert done.exit_code == 0
-    assert done.stderr == "later.attn: ok, not built yet: `favor`, `lsh`\n"
+    assert done.stderr == "later.attn: ok, not built yet: `cluster`, `lsh`\n"
     value = json.loads(run("check", "later.attn", "good.attn", "--json").stdout)
-    assert [entry["unbuilt"] for entry in value["files"]] == [["favor", "lsh"], []]
+    assert [entry["unbuilt"] for entry in value["files"]] == [["cluster", "lsh"], []]
     # beside errors it would be noise
     assert "not built" not in run("check", "later.attn").stderr.splitlines()[-1]
 
@@ -637,7 +659,7 @@ def test_compile_prints_and_takes_standard_input(folder: Path) -> None:
 def test_compile_writes_nothing_unless_all_is_well(
     arguments: Sequence[str], status: int, said: str, folder: Path
 ) -> None:
-    Path("formula.attn").write_text("attention a { attend linear() }")
+    Path("formula.attn").write_text("attention a { attend lsh(buckets = 4) }")
     Path("yours.py").write_text("mine = 1\n")
     Path("link.py").symlink_to("good.attn")
     before = {p.name: p.read_bytes() for p in folder.iterdir()}
@@ -727,7 +749,7 @@ def test_verify_samples_a_long_sequence(folder: Path) -> None:
 def test_verify_finds_a_module_that_computes_something_else(folder: Path) -> None:
     run("compile", "good.attn")
     text = Path("good_attn.py").read_text()
-    wrong = text.replace("super().__init__(PLAN)", "super().__init__(OTHER)").replace(
+    wrong = text.replace("__init__(PLAN, head_size)", "__init__(OTHER, head_size)").replace(
         "\nclass Good",
         "\nimport copy\nOTHER = copy.deepcopy(PLAN)\n"
         "OTHER['program']['causal'] = False\n\nclass Good",

@@ -207,6 +207,10 @@ def test_orders_that_are_not_derived_are_measured() -> None:
     text = "attention a(h = 16) { sequence grid(h, h) attend axial }"
     grown = order(Stack(parse(text)), 256)
     assert (grown.value, grown.quality) == (n ** sympy.Rational(3, 2), "estimate")
+    # on a grid of 7 x 7 a dilated box of 7 x 7 would be cut off, and look like more than n
+    (path,) = [path for path, name in ATTENTIONS if name == "neighborhood_dilated"]
+    boxes = order(Stack(loaded(path, "neighborhood_dilated")), 784)
+    assert (boxes.value, boxes.quality) == (n, "estimate")
 
 
 def test_what_the_data_decide_has_an_upper_order_with_its_factors() -> None:

@@ -9,12 +9,14 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from random_specs import spec_text
 from zoo import ATTENTIONS, IDS, loaded, sample
 
 from attnspec.algebra import Complement, Intersection, Transpose, Union
+from attnspec.analysis import edges
 from attnspec.analysis.edges import (
-    MOST_LOOKED,
     counts_of,
     degrees_of,
     edges_of,
@@ -22,7 +24,9 @@ from attnspec.analysis.edges import (
     readers_of,
     total_edges,
 )
+from attnspec.analysis.listing import MOST_LOOKED
 from attnspec.analysis.mirrored import asymmetry
+from attnspec.analysis.predicates import Ranked
 from attnspec.patterns.causal import Causal
 from attnspec.patterns.columns import Columns
 from attnspec.patterns.full import Full
@@ -117,6 +121,42 @@ def test_what_has_no_closed_form_is_counted_as_far_as_it_can_be() -> None:
     np.testing.assert_array_equal(degrees_of(odd, n), held.sum(axis=1))
     with pytest.raises(TooMuch, match="not looked at"):
         degrees_of(odd, int(MOST_LOOKED**0.5) + 1)
+
+
+def test_a_drawn_part_beside_what_is_not_listed(monkeypatch: pytest.MonkeyPatch) -> None:
+    body = "attend where((q - k) % n <= 3) | random(keys = 3, seed = 2) | expander(degree = 2)"
+    spec = parse(f"attention a {{ {body} }}")
+    relation = spec.relation(90)
+    asked = []
+    without = edges._without_drawn
+
+    def noted(relation: Relation) -> tuple[Relation, Relation] | None:
+        asked.append(relation)
+        return without(relation)
+
+    monkeypatch.setattr(edges, "_without_drawn", noted)
+    for cached in (degrees_of, readers_of):
+        cached.cache_clear()
+    assert_counts(spec, 90)
+    assert relation in asked
+    rest, drawn = without(relation) or (None, None)
+    assert rest is not None
+    assert drawn is not None
+    mask = spec.mask(90)
+    parts = [edges_of(part, 90) for part in (rest, drawn)]
+    assert sum(parts) == mask.sum()
+
+
+@given(
+    st.lists(st.integers(-5, 60), min_size=1, max_size=40).map(sorted),
+    st.lists(st.integers(-100, 200), max_size=20),
+)
+def test_values_are_looked_up_as_they_are_searched(values: list[int], limits: list[int]) -> None:
+    for array in (np.array(values), np.array(values, float), np.array(values) * 1000):
+        ranked = Ranked(None, array)
+        for wanted in (np.array(limits, int), np.array(limits, float) + 0.5):
+            assert np.array_equal(ranked.below(wanted), np.searchsorted(array, wanted, "left"))
+            assert np.array_equal(ranked.up_to(wanted), np.searchsorted(array, wanted, "right"))
 
 
 def test_drawn_graphs_are_counted_from_their_tables() -> None:

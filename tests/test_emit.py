@@ -20,6 +20,7 @@ from attention_checks import GRAPHS, defined, spec_of, tensors
 from attnspec import bundle
 from attnspec.diagnostics import InternalError
 from attnspec.emit import WIDTH, check_module, class_name, emit, literal
+from attnspec.factored import KERNELS
 from attnspec.patterns import PATTERNS
 from attnspec.spec import Spec, parse
 from attnspec.verification import verify
@@ -260,7 +261,7 @@ def test_the_text_runs_without_being_imported(standalone: bool) -> None:
 
 def test_every_pattern_can_stand_alone(tmp_path: Path) -> None:
     names = [pattern.name for pattern in PATTERNS if not pattern.data_dependent]
-    text = bundle.bundle(sorted(names), reserved=("Sample", "PLAN"))
+    text = bundle.bundle(sorted(names), sorted(KERNELS), reserved=("Sample", "PLAN"))
     module = loaded(text, tmp_path)
     assert sorted(module.BY_NAME) == sorted(names)
     check_module(text, standalone=True)

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 from zoo import EXAMPLES
 
 from attnspec.analysis import reach
+from attnspec.differing import Difference, diff
 from attnspec.spec import load, parse
 from attnspec.stack import Stack
 
@@ -19,6 +22,11 @@ def verdicts(body: str, *claims: str) -> list[str]:
 
 def stack(body: str) -> Stack:
     return Stack(parse(f"attention a {{ {body} }}"))
+
+
+def between(first: str, second: str, n: int) -> Difference:
+    one, other = (parse(f"attention a {{ {body} }}") for body in (first, second))
+    return diff(one, other, n)
 
 
 # --- reach ----------------------------------------------------------------------------------------
@@ -97,6 +105,53 @@ def test_the_order_of_the_two_parts_of_the_fixed_pattern_matters() -> None:
     assert "no layer ever joins them" in message
 
 
+def test_the_fixed_pattern_may_begin_with_summaries_if_it_ends_with_them() -> None:
+    block, cells = "block(size = 8)", "summary(stride = 8, cells = 1) | self"
+    layers = " ".join(
+        f"layer {layer} {{ attend {graph} }}" for layer, graph in enumerate((cells, block, cells))
+    )
+    assert verdicts(f"causal layers 3 {layers}", "reach(layers = 3) at n = 64") == []
+    # and alone they leave the first queries without a key
+    (message,) = verdicts("causal attend summary(stride = 8, cells = 2)", "rows_nonempty")
+    assert "query 0 has no key" in message
+
+
+@pytest.mark.parametrize("order", [(0, 1), (1, 0)])
+def test_the_strided_pattern_works_in_both_orders(order: tuple[int, int]) -> None:
+    parts = "window(before = isqrt(n), after = 0)", "residue(step = isqrt(n))"
+    layers = " ".join(f"layer {at} {{ attend {parts[part]} }}" for at, part in enumerate(order))
+    spec = parse(f"attention a {{ causal layers 2 {layers} require reach(layers = 2) }}")
+    assert [verdict.status for verdict in spec.verdicts] == ["proven"]
+
+
+def test_merged_strides_of_the_paper_and_of_the_code_are_one_set() -> None:
+    # the paper's window has one key more, which the stride reads anyway
+    paper = "window(before = 16, after = 0) | residue(step = 16)"
+    code = "window(before = 15, after = 0) | residue(step = 16)"
+    claim = f"{paper} == {code}"
+    assert verdicts("causal attend self", claim, f"{claim} at n = 65_536") == []
+    # not so where heads are told apart, nor both ways
+    assert verdicts("causal attend self", claim.replace(" | residue(step = 16)", "")) != []
+    assert parse(f"attention a {{ causal attend {paper} }}").adjacency(256).nnz == 5896
+
+
+@pytest.mark.parametrize(
+    ("sizes", "covered"),
+    [(((3, 1), (3, 4), (3, 4)), 1.0), (((3, 4),) * 4, 0.26), (((1, 1), (1, 4), (1, 4)), 0.79)],
+)
+def test_gaps_of_dilations_must_be_filled(
+    sizes: tuple[tuple[int, int], ...], covered: float
+) -> None:
+    # the part of a nominal receptive field that stacked dilations really reach
+    layers = " ".join(
+        f"layer {layer} {{ attend dilated(radius = {side * step}, step = {step}) }}"
+        for layer, (side, step) in enumerate(sizes)
+    )
+    found = reach.receptive_field(stack(f"layers {len(sizes)} {layers}"), 400, 200)
+    nominal = 1 + 2 * sum(side * step for side, step in sizes)
+    assert found.value[len(sizes)] / nominal == pytest.approx(covered, abs=0.005)
+
+
 def test_the_receptive_field_of_stacked_windows_adds_up() -> None:
     found = reach.receptive_field(stack("layers 4 attend window(radius = 2 ** layer)"), 200, 100)
     assert found.value[:5] == (1, 3, 7, 15, 31)
@@ -133,6 +188,9 @@ def test_a_neighbourhood_with_swapped_axes_is_caught() -> None:
         for extents in ((4, 8), (8, 4))
     )
     assert (wrong != right).sum() == 288
+    shape = "sequence grid(8, 4)"
+    found = between(f"{shape} attend {box(4, 8)}", f"{shape} attend {box(8, 4)}", 32)
+    assert found.only_in_a.count + found.only_in_b.count == 288
     # nobody reads the lower rows, which no number of layers mends
     (message,) = verdicts(f"sequence grid(8, 4) attend {box(4, 8)}", "depth < 99")
     assert "never reads" in message
@@ -154,9 +212,44 @@ def test_random_blocks_that_are_all_the_first_block_are_caught() -> None:
     assert verdicts(f"attend {local} | {everywhere} | {repeated}", least) != []
 
 
+def test_a_mask_of_what_is_left_out_joins_by_the_other_operator() -> None:
+    # libraries whose masks say what is hidden write a chunked causal mask with "or"
+    hidden = "~(~causal | ~block(size = 16))"
+    assert verdicts(f"attend {hidden}", f"{hidden} == causal & block(size = 16)", "causal") == []
+    (message,) = verdicts("attend causal | block(size = 16)", "causal")
+    assert "position 0 reads the later position 1" in message
+
+
+def test_a_sliding_window_without_its_causal_half_reads_the_future() -> None:
+    # k > q - w, as in a function that is only meant to be joined with k <= q
+    overlay = "where(k > q - 8)"
+    (message,) = verdicts(f"attend {overlay}", "causal")
+    assert "position 0 reads the later position 1" in message
+    same = "require window(before = 7, after = 0) == where(k > q - 8)"
+    spec = parse(f"attention a {{ causal attend {overlay} {same} require degree <= 8 }}")
+    assert [verdict.status for verdict in spec.verdicts] == ["proven", "checked"]
+
+
+@pytest.mark.parametrize("window", [1, 8, 512])
+def test_windows_of_one_name_differ_by_a_key(window: int) -> None:
+    # (window, 0) of one library keeps the query and as many keys before it, another counts it in
+    body = f"causal attend window(before = {window}, after = 0)"
+    counted_in = f"causal attend window(before = {window - 1}, after = 0)"
+    found = between(body, counted_in, n=1024)
+    assert found.only_in_a.count == 1024 - window
+    assert found.only_in_a.examples[0] == (window, 0)
+    assert found.only_in_b.count == 0
+    (message,) = verdicts(body, f"degree <= {window} at n = 1024")
+    assert f"it is {window + 1}, compared with {window}" in message
+
+
 def test_random_keys_alone_leave_keys_unread() -> None:
     (message,) = verdicts("attend random(keys = 3) | self", "depth < 99 at n = 1024")
     assert "some allowed pair is never joined" in message
+    # about one in e ** 3 of them
+    unread = parse("attention a { attend random(keys = 3) }").analyse(65_536).unread_keys
+    assert unread is not None
+    assert unread / 65_536 == pytest.approx(math.exp(-3), rel=0.05)
     assert verdicts("attend expander(degree = 4) | self", "depth < 12 at n = 1024") == []
 
 

@@ -16,8 +16,9 @@ from transcripts import ROOT, blocks
 
 from attnspec import plugins
 from attnspec.backends import BACKENDS
+from attnspec.groups import Group
 from attnspec.planning import plan
-from attnspec.runtime import CompiledAttention, Group
+from attnspec.runtime import CompiledAttention
 from attnspec.target import BackendError
 from attnspec.verification import verify
 

@@ -37,7 +37,14 @@ def assert_reads(found: Neighbours, mask: Mask, seed: int = 0) -> None:
     source = np.random.default_rng(seed)
     for part in (0.0, 0.05, 0.4, 1.0):
         marked = source.random(n) < part
-        assert np.array_equal(found.read(marked), mask[marked].any(axis=0))
+        read = found.read(marked)
+        assert np.array_equal(read, mask[marked].any(axis=0))
+        # the marks lie between the ends that are said, and are all that is there
+        into = np.zeros(n, bool)
+        low, high = found.mark(np.flatnonzero(marked), into)
+        assert np.array_equal(into, read)
+        assert not read[: min(low, n)].any()
+        assert not read[max(high, 0) :].any()
         assert np.array_equal(found.reversed().read(marked), mask[:, marked].any(axis=1))
 
 

@@ -12,16 +12,10 @@ from dataclasses import dataclass
 import numpy as np
 
 from attnspec.algebra import Intersection, Union
-from attnspec.analysis.edges import CHUNK, lists_rows
+from attnspec.analysis.edges import CHUNK
+from attnspec.analysis.listing import lists_rows, require_listable
 from attnspec.analysis.stretches import grouped
 from attnspec.relations import Progressions, Relation, evaluate_pairs
-from attnspec.stack import TooMuch
-
-MOST_LOOKED = 1 << 28
-"""The most pairs that are looked at where rows have no closed form."""
-
-MOST_LISTED = 1 << 27
-"""The most edges that are listed."""
 
 FEW = 4
 """Up to so many keys are named in a rule one by one."""
@@ -129,16 +123,13 @@ def _covered(part: Progressions, first: int, n: int) -> np.ndarray:
 
 def _listed(relation: Relation, n: int) -> np.ndarray:
     found = np.full(n, -1)
+    require_listable(relation, n)
     if lists_rows(relation, n):
-        if relation.typical_degree(n) * n > MOST_LISTED:
-            raise TooMuch(f"so many pairs are not listed, n = {n:,}")
         for first, last in relation.chunks(n):
             q, k = relation.rows(first, last, n)
             # ascending queries: the last assignment is the largest
             found[k] = q
         return found
-    if n * n > MOST_LOOKED:
-        raise TooMuch(f"its pairs have no closed form, and so many are not looked at, n = {n:,}")
     step = max(1, CHUNK // max(1, n))
     for first in range(0, n, step):
         rows = np.arange(first, min(n, first + step))

@@ -44,6 +44,9 @@ MOST_CELLS = 1 << 15
 LOOKED_INTO = 4096
 """The longest of them for graphs whose rows have no closed form."""
 
+ENOUGH = 3
+"""The fewest lengths from which a growth is measured."""
+
 SHARE = 1e-3
 """The part of the edges, at the longest length, that the growth must account for."""
 
@@ -242,7 +245,11 @@ def _measured(stack: Stack, n: int) -> Figure[sympy.Expr | None]:
         return Figure(None, note=stack.unknown)
     counts = _counts(stack) if stack.program.grid is None else _grown_grids(stack, n)
     lengths = sorted(counts)[-5:]
-    if len(lengths) < 3:
+    if stack.program.grid is not None:
+        # on shorter grids than the spec's own, its sizes may be cut off by the borders
+        longer = [length for length in lengths if length >= n]
+        lengths = longer if len(longer) >= ENOUGH else lengths
+    if len(lengths) < ENOUGH:
         return Figure(None, note="too few lengths can be counted")
     values = np.array([counts[n] for n in lengths], float)
 

@@ -13,27 +13,24 @@ from typing import Protocol
 
 import numpy as np
 
-from attnspec.algebra import Complement, Intersection, Shift, Transpose, Union
+from attnspec.algebra import Intersection, Transpose
+from attnspec.analysis.listing import MOST_LISTED, require_listable
 from attnspec.analysis.predicates import Between, ranked_keys
-from attnspec.analysis.stretches import Group, closed, common, grouped
+from attnspec.analysis.stretches import Ends, Group, closed, common, grouped
 from attnspec.diagnostics import InternalError
-from attnspec.drawn import Drawn
-from attnspec.patterns.same import Same
 from attnspec.relations import Progressions, Relation
-from attnspec.stack import MOST_AT_ONCE, TooMuch
+from attnspec.stack import TooMuch
 
 CHUNK = 1 << 21
 """Progressions made in one go."""
-
-MOST_LISTED = 1 << 27
-"""The most edges that are listed: half a gibibyte."""
 
 
 class Conjunction(Protocol):
     """The pairs of some relations at one length n."""
 
-    def mark(self, queries: np.ndarray, into: np.ndarray) -> None:
-        """Set `into`, bool [n], at every key that one of the queries reads (ascending, int64)."""
+    def mark(self, queries: np.ndarray, into: np.ndarray) -> Ends:
+        """Set `into`, bool [n], at every key that one of the queries reads (ascending, int64); all
+        of these lie between the ends that are returned."""
         ...
 
     def tally(self, queries: np.ndarray) -> np.ndarray:
@@ -76,9 +73,12 @@ class Banded:
                 group.row = group.row + first
                 yield group
 
-    def mark(self, queries: np.ndarray, into: np.ndarray) -> None:
+    def mark(self, queries: np.ndarray, into: np.ndarray) -> Ends:
+        low, high = self.n, 0
         for group in self.groups(queries):
-            group.mark(into)
+            first, last = group.mark(into)
+            low, high = min(low, first), max(high, last)
+        return low, high
 
     def tally(self, queries: np.ndarray) -> np.ndarray:
         total = np.zeros(self.n, np.int64)
@@ -121,8 +121,9 @@ class Listed:
         total = int(ends[-1]) if len(ends) else 0
         return np.asarray(self.keys[np.arange(total) + np.repeat(begin - ends + lengths, lengths)])
 
-    def mark(self, queries: np.ndarray, into: np.ndarray) -> None:
+    def mark(self, queries: np.ndarray, into: np.ndarray) -> Ends:
         into[self._keys_of(queries)] = True
+        return 0, self.n
 
     def tally(self, queries: np.ndarray) -> np.ndarray:
         return np.bincount(self._keys_of(queries), minlength=self.n)
@@ -152,12 +153,13 @@ class Ordered:
         order = ranked_keys(self.relation, self.n).order
         return np.arange(self.n) if order is None else order
 
-    def mark(self, queries: np.ndarray, into: np.ndarray) -> None:
+    def mark(self, queries: np.ndarray, into: np.ndarray) -> Ends:
         found = np.zeros(self.n, bool)
         group = self.group(queries)
         if len(group.row):
             group.mark(found)
         into[self.order[found]] = True
+        return 0, self.n
 
     def tally(self, queries: np.ndarray) -> np.ndarray:
         total = np.empty(self.n, np.int64)
@@ -178,8 +180,9 @@ class Turned:
     inner: Conjunction
     n: int
 
-    def mark(self, queries: np.ndarray, into: np.ndarray) -> None:
+    def mark(self, queries: np.ndarray, into: np.ndarray) -> Ends:
         into |= self.tally(queries) > 0
+        return 0, self.n
 
     def tally(self, queries: np.ndarray) -> np.ndarray:
         marked = np.zeros(self.n, bool)
@@ -207,25 +210,3 @@ def shared(relations: tuple[Relation, ...], n: int) -> Conjunction:
 
 def _reversed(relation: Relation) -> Relation | None:
     return relation.term if isinstance(relation, Transpose) else relation.transposed()
-
-
-def require_listable(relation: Relation, n: int) -> None:
-    """Raise TooMuch where finding the rows of a relation means looking at too many pairs."""
-    if n * n > MOST_AT_ONCE and _to_list(relation, n) > MOST_LISTED:
-        raise TooMuch(f"so many pairs are not looked at, n = {n:,}")
-
-
-def _to_list(relation: Relation, n: int) -> float:
-    """About how many pairs are looked at to find the rows of a relation."""
-    if isinstance(relation, Shift | Transpose):
-        return _to_list(relation.term, n)
-    if isinstance(relation, Union):
-        return sum(_to_list(term, n) for term in relation.terms)
-    if isinstance(relation, Intersection):
-        # rows are those of the sparsest term, as far as the others have them
-        found = [_to_list(t, n) for t in relation.terms if not isinstance(t, Complement)]
-        return min(found, default=float(n * n))
-    listed = isinstance(relation, Drawn | Same | Between)
-    if listed or relation.progressions(np.zeros(1, np.int64), n) is not None:
-        return relation.typical_degree(n) * n
-    return float(n * n)

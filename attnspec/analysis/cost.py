@@ -13,8 +13,9 @@ from dataclasses import dataclass, replace
 
 from attnspec.analysis.edges import edges_of
 from attnspec.banding import bands_of
-from attnspec.covering import survey
+from attnspec.covering import Survey, survey
 from attnspec.diagnostics import AttnSpecError
+from attnspec.knowing import is_scattered
 from attnspec.planning import choose
 from attnspec.rates import dense_seconds
 from attnspec.relations import Relation
@@ -38,6 +39,9 @@ PIECE = 1 << 19
 TILED_PIECE = 1 << 20
 """The same for tiles in natural order."""
 
+SURVEYED = 1 << 17
+"""Pairs of tiles up to which a survey looks at all of them."""
+
 CACHED = 1 << 17
 """Numbers of keys up to which heads are computed together."""
 
@@ -53,7 +57,8 @@ class StepCost:
     `pairs` are the useful ones of one head, None where they are known at run time alone, `executed`
     those that are computed for one head. `memory` is what the step takes besides q, k, v and the
     output, in bytes. `upper`: some tiles may turn out to hold no pair, or the inputs of a call
-    decide, so that no more is computed than this.
+    decide, so that no more is computed than this. `sampled`: tiles may have been counted from a
+    sample, so that the figures of what is computed are estimates.
     """
 
     layers: tuple[int, ...]
@@ -67,6 +72,7 @@ class StepCost:
     bytes: int
     memory: int
     upper: bool = False
+    sampled: bool = False
 
 
 @dataclass(frozen=True)
@@ -145,7 +151,8 @@ def layer_cost_of(
 @dataclass(frozen=True)
 class _Amounts:
     """For one head: pairs, numbers read and written, numbers held; `shared` bytes once for all
-    heads; whether a flash kernel runs it, and whether fewer pairs may be computed."""
+    heads; whether a flash kernel runs it, whether fewer pairs may be computed, and whether they
+    may have been counted from a sample."""
 
     executed: int
     moved: int
@@ -153,6 +160,7 @@ class _Amounts:
     shared: int
     flash: bool
     upper: bool = False
+    sampled: bool = False
 
 
 def _step(
@@ -164,6 +172,8 @@ def _step(
     element: int,
 ) -> StepCost:
     backend = choose(work, "cpu").name
+    if work.mechanism is not None:
+        raise NotBuilt(f"`{work.mechanism.name}` is a mechanism: traffic and memory are not known")
     if backend not in _AMOUNTS:
         raise NotBuilt(f"the backend {backend} does not say how many pairs it computes")
     amounts = _AMOUNTS[backend](work, len(heads), size)
@@ -180,7 +190,8 @@ def _step(
         backward_flops=(10 if amounts.flash else 8) * size * amounts.executed * count,
         bytes=element * amounts.moved * count + amounts.shared,
         memory=element * amounts.held + amounts.shared,
-        upper=amounts.upper and pairs != amounts.executed,
+        upper=amounts.upper and (amounts.sampled or pairs != amounts.executed),
+        sampled=amounts.sampled,
     )
 
 
@@ -230,7 +241,14 @@ def _tiles(work: Work, heads: int, size: int) -> _Amounts:
         held = min(2 * TILED_PIECE, 5 * heads * work.n_q * size // 4)
     masks = tile * tile * min(round(found.undecided), 1 << 12)
     plain = work.plain
-    return _Amounts(pairs, 2 * work.n_q * size + gathered, held, masks, plain, upper=True)
+    moved = 2 * work.n_q * size + gathered
+    return _Amounts(pairs, moved, held, masks, plain, True, _may_be_sampled(work.relation, found))
+
+
+def _may_be_sampled(relation: Relation, found: Survey) -> bool:
+    """Whether a survey may have looked at a part of the tiles alone: it does not where there are
+    few of them; pairs of scattered graphs it spreads over the tiles as balls over bins."""
+    return found.q.count * found.k.count > SURVEYED or is_scattered(relation)
 
 
 def _bands(work: Work, heads: int, size: int) -> _Amounts:
@@ -238,9 +256,11 @@ def _bands(work: Work, heads: int, size: int) -> _Amounts:
         # laid out for the inputs of every call; never more than all pairs
         return replace(_dense(work, heads, size), upper=True)
     pairs = moved = shared = 0
+    sampled = False
     bands = bands_of(work.relation, work.n_q, work.n_k)
     for index, band in enumerate(bands):
         found = survey(band.step.relation, work.n_q, work.n_k, band.step.order, band.sizes)
+        sampled |= _may_be_sampled(band.step.relation, found)
         full, undecided = map(round, found.area)
         pairs += full + undecided
         moved += 2 * work.n_q * size + 2 * (full + undecided) // max(1, band.sizes[0]) * size
@@ -253,7 +273,7 @@ def _bands(work: Work, heads: int, size: int) -> _Amounts:
     if any(isinstance(change, Softcap) for change in work.changes):
         # scores, what they are changed to step by step, weights
         held += 12 * min(together * pairs, PIECE)
-    return _Amounts(pairs, moved, held, shared, True, upper=True)
+    return _Amounts(pairs, moved, held, shared, True, True, sampled)
 
 
 def _scattered(work: Work, heads: int, size: int) -> _Amounts:

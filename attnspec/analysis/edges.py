@@ -17,27 +17,23 @@ import numpy as np
 
 from attnspec.algebra import Complement, Intersection, Shift, Transpose, Union
 from attnspec.analysis.conjunctions import Banded, Conjunction, Ordered, shared
+from attnspec.analysis.listing import lists_rows, require_listable
 from attnspec.analysis.predicates import Between
 from attnspec.analysis.stretches import grouped
 from attnspec.analysis.terms import Term, terms_of
+from attnspec.drawn import Drawn
 from attnspec.patterns.causal import Causal
 from attnspec.patterns.full import Full
 from attnspec.patterns.where import Where
 from attnspec.patterns.window import Window
 from attnspec.relations import Relation, evaluate_pairs
-from attnspec.stack import Stack, TooMuch
+from attnspec.stack import Stack
 
 Side: TypeAlias = Literal["queries", "keys"]
 """Whose pairs are counted."""
 
-MOST_LOOKED = 1 << 28
-"""The most pairs of one graph that are looked at where its rows have no closed form."""
-
 SOON_LOOKED = 1 << 24
 """Pairs that are looked at sooner than anything is thought about."""
-
-MOST_LISTED = 1 << 27
-"""The most edges of one graph that are listed."""
 
 MOST_SHARED = 64
 """The most conjunctions that are counted for one union by inclusion and exclusion."""
@@ -155,6 +151,9 @@ def _tally(relation: Relation, n: int, side: Side) -> np.ndarray:
                 return found
     if lists_rows(relation, n):
         return _listed(relation, n, side)
+    apart = _without_drawn(relation)
+    if apart is not None:
+        return sum((_tally(part, n, side) for part in apart), np.zeros(n, np.int64))
     if n * n > SOON_LOOKED:
         # what two terms share may be soon listed where the whole is not
         found = _by_inclusion(terms_of(relation, n), n, side, shared)
@@ -186,6 +185,19 @@ def _from_closed(relation: Relation, n: int, side: Side) -> np.ndarray | None:
         counts = np.maximum(0, -((start - stop) // step)).sum(axis=-1)
         found[first : first + len(counts)] = counts
     return found
+
+
+def _without_drawn(relation: Relation) -> tuple[Relation, Relation] | None:
+    """A union as what is not drawn, and the drawn pairs beyond it, which are few: no pair is in
+    both."""
+    if not isinstance(relation, Union):
+        return None
+    drawn = tuple(term for term in relation.terms if isinstance(term, Drawn))
+    others = tuple(term for term in relation.terms if not isinstance(term, Drawn))
+    if not drawn or not others:
+        return None
+    rest = others[0] if len(others) == 1 else Union(others)
+    return rest, Intersection((drawn[0] if len(drawn) == 1 else Union(drawn), Complement(rest)))
 
 
 def _conjunctions(terms: list[Term]) -> int:
@@ -261,8 +273,7 @@ def _term_tally(term: Term, n: int, side: Side, sharing: Sharing) -> np.ndarray 
 
 def _listed(relation: Relation, n: int, side: Side) -> np.ndarray:
     """The counts of a relation whose rows are listed without a look at all of their keys."""
-    if relation.typical_degree(n) * n > MOST_LISTED:
-        raise TooMuch(f"so many pairs are not listed, n = {n:,}")
+    require_listable(relation, n)
     found = np.zeros(n, np.int64)
     for first, last in relation.chunks(n):
         q, k = relation.rows(first, last, n)
@@ -272,8 +283,7 @@ def _listed(relation: Relation, n: int, side: Side) -> np.ndarray:
 
 def _looked(relation: Relation, n: int, side: Side) -> np.ndarray:
     """The counts by the definition, pair by pair."""
-    if n * n > MOST_LOOKED:
-        raise TooMuch(f"its pairs have no closed form, and so many are not looked at, n = {n:,}")
+    require_listable(relation, n)
     found = np.zeros(n, np.int64)
     keys = np.arange(n)[None]
     step = max(1, CHUNK // n)
@@ -285,19 +295,3 @@ def _looked(relation: Relation, n: int, side: Side) -> np.ndarray:
         else:
             found += held.sum(axis=0)
     return found
-
-
-def lists_rows(relation: Relation, n: int) -> bool:
-    """Whether the rows of a relation are listed without a look at all of their n keys."""
-    match relation:
-        case Union(terms):
-            return all(lists_rows(term, n) for term in terms)
-        case Intersection(terms):
-            return any(lists_rows(term, n) for term in terms)
-        case Shift(term):
-            return lists_rows(term, n)
-        case Complement() | Transpose():
-            return False
-        case _:
-            known = relation.progressions(np.zeros(1, np.int64), n)
-            return known is not None or type(relation).rows is not Relation.rows

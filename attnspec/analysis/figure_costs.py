@@ -29,7 +29,7 @@ def cost(name: str) -> Callable[[Report], Figure[Any]]:
         mechanisms = _mechanisms(report)
         if mechanisms:
             if name != "flops":
-                raise Unknown(f"{mechanisms}, which is not compiled yet")
+                raise Unknown(f"{mechanisms}, of which operations alone are known")
             return _by_formula(report, mechanisms)
         _require_running(report)
         from attnspec.analysis.cost import layer_cost_of
@@ -53,6 +53,8 @@ def _cost_quality(report: Report, name: str) -> tuple[Any, str]:
     note = f"by {backends} on the CPU" if backends else "nothing to run"
     if name in ("bytes", "peak_memory", "intensity"):
         return "estimate", note
+    if any(step.sampled for step in report.steps):
+        return "estimate", f"from a survey of tiles, {note}"
     if any(step.upper for step in report.steps):
         return "bound", f"at most, {note}"
     return "exact", note
@@ -73,8 +75,12 @@ def _mechanisms(report: Report) -> str:
 def _by_formula(report: Report, mechanisms: str) -> Figure[Any]:
     """The operations of mechanisms by their published formulas, in the layer that has most."""
     from attnspec.analysis.mechanism_costs import mechanism_flops
+    from attnspec.declared import longest_of
 
     program = report.spec.program
+    longest = longest_of(program)
+    if longest is not None and report.n > longest:
+        raise Unknown(f"{mechanisms}, learned for at most {longest:,} positions")
     layers = []
     for layer in range(report.spec.layers):
         total = 0
@@ -90,8 +96,7 @@ def _by_formula(report: Report, mechanisms: str) -> Figure[Any]:
             except ScalarError as error:
                 raise Unknown(str(error)) from None
         layers.append(total)
-    note = "the products of its formula, which is not compiled yet"
-    return Figure(max(layers), "estimate", note)
+    return Figure(max(layers), "estimate", "the products of its formula")
 
 
 def break_even(report: Report) -> Figure[Any]:
@@ -99,7 +104,7 @@ def break_even(report: Report) -> Figure[Any]:
     from attnspec.analysis import cost as costs
 
     if _mechanisms(report):
-        raise Unknown(f"{_mechanisms(report)}, which is not compiled yet")
+        raise Unknown(f"{_mechanisms(report)}, of which operations alone are known")
     _require_running(report)
     if report.spec.program.grid is not None:
         raise Unknown("positions on a grid have one length")

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from attnspec.analysis import figure_graph
 from attnspec.analysis.edges import edges_of
 from attnspec.analysis.figure_costs import (
     break_even,
@@ -25,8 +26,11 @@ if TYPE_CHECKING:
 LONGEST_REACH = 16_384
 """Distances of all pairs are printed up to this length without being asked for."""
 
-LONGEST_SPECTRUM = 1024
-"""All eigenvalues are found up to this length."""
+LONGEST_SPECTRUM = 4096
+"""Spectra are printed up to this length without being asked for."""
+
+REACH = frozenset("depth diameter path_length universal clustering".split())
+SPECTRUM = frozenset("spectral_gap conductance mixing_steps diameter_bound ramanujan".split())
 
 
 @dataclass(frozen=True)
@@ -182,17 +186,6 @@ def _reach(name: str) -> Callable[[Report], Figure[Any]]:
     return of
 
 
-def _spectral_gap(report: Report) -> Figure[Any]:
-    from attnspec.figures import spectral_gap
-
-    _ = report.graphs
-    if not report.n:
-        raise Unknown("there is no position")
-    if report.n > LONGEST_SPECTRUM:
-        raise Unknown(f"all eigenvalues are found up to n = {LONGEST_SPECTRUM:,}")
-    return Figure(spectral_gap(report.stack, report.n), "exact", "but for rounding")
-
-
 ENTRIES: tuple[Entry, ...] = (
     Entry("edges", "pairs", "reads", _edges, "count"),
     Entry("density", "density", "reads", _density, "share"),
@@ -203,6 +196,7 @@ ENTRIES: tuple[Entry, ...] = (
     Entry("min_readers", "readers of a key, fewest", "reads", _min_readers, "count"),
     Entry("empty_rows", "queries without a key", "reads", _empty_rows, "count"),
     Entry("unread_keys", "keys that nobody reads", "reads", _unread_keys, "count"),
+    Entry("unread_share", "read by no other", "reads", figure_graph.unread_share, "share"),
     Entry("rows_nonempty", "every query has a key", "reads", _rows_nonempty, "truth"),
     Entry("causal", "causal", "reads", _causal, "truth"),
     Entry("symmetric", "symmetric", "reads", _symmetric, "truth"),
@@ -211,7 +205,14 @@ ENTRIES: tuple[Entry, ...] = (
     Entry("depth", "layers until all pairs are joined", "reaches", _reach("depth"), "never"),
     Entry("diameter", "diameter", "reaches", _reach("diameter"), "never"),
     Entry("path_length", "mean path", "reaches", _reach("path_length"), "never"),
-    Entry("spectral_gap", "spectral gap", "reaches", _spectral_gap),
+    Entry("star", "star in every layer", "reaches", figure_graph.star, "truth"),
+    Entry("universal", "universal approximator", "reaches", figure_graph.universal, "truth"),
+    Entry("spectral_gap", "spectral gap", "mixes", figure_graph.spectral_gap),
+    Entry("conductance", "conductance", "mixes", figure_graph.conductance),
+    Entry("mixing_steps", "steps to mix", "mixes", figure_graph.mixing_steps, "never"),
+    Entry("diameter_bound", "diameter by the gap", "mixes", figure_graph.diameter_bound, "never"),
+    Entry("ramanujan", "eigenvalue over the best", "mixes", figure_graph.ramanujan),
+    Entry("clustering", "clustering", "mixes", figure_graph.clustering),
     Entry("flops", "operations", "costs", cost("flops"), "flops"),
     Entry("useful_flops", "of these useful", "costs", cost("useful_flops"), "flops"),
     Entry("backward_flops", "operations, backward", "costs", cost("backward_flops"), "flops"),
@@ -232,6 +233,7 @@ GROUPS = {
     "reads": "What it reads",
     "grows": "How it grows",
     "reaches": "What it reaches",
+    "mixes": "How it mixes, pairs taken both ways",
     "costs": "What one layer costs, forward",
     "generation": "What generation holds",
 }
@@ -239,9 +241,11 @@ GROUPS = {
 
 def default_names(report: Report) -> tuple[str, ...]:
     """The figures that are printed without being asked for: those that are soon found."""
-    left_out: set[str] = set()
+    left_out: frozenset[str] = frozenset()
     if report.n > LONGEST_REACH:
-        left_out |= {"depth", "diameter", "path_length", "spectral_gap"}
+        left_out |= REACH
+    if report.n > LONGEST_SPECTRUM:
+        left_out |= SPECTRUM
     return tuple(name for name in NAMES if name not in left_out)
 
 

@@ -44,11 +44,11 @@ def attend_growth(attend: Attend, causal: bool) -> Range:
 
 _MECHANISMS: dict[str, Growth] = {
     **dict.fromkeys(
-        "linear favor rfa taylor efficient rbf linformer nystrom".split(),
+        "linear favor rfa taylor efficient rbf linformer nystrom mixer".split(),
         LINEAR,
     ),
     "fourier": (Fraction(1), Fraction(1)),
-    **dict.fromkeys("synthesizer mixer gmlp".split(), QUADRATIC),
+    **dict.fromkeys("synthesizer gmlp".split(), QUADRATIC),
 }
 """The growth of each mechanism's operations, its sizes being constants."""
 

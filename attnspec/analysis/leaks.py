@@ -15,6 +15,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from attnspec.analysis.listing import require_listable
 from attnspec.analysis.quality import Figure
 from attnspec.analysis.reach import Steps
 from attnspec.bind import Situation, bind_attended
@@ -23,7 +24,7 @@ from attnspec.ir import Attend, Compound, Input, Leaf, Term, inputs_of, leaves
 from attnspec.patterns import BY_NAME
 from attnspec.proofs import never_reads_later
 from attnspec.relations import Relation
-from attnspec.stack import MOST_AT_ONCE, MOST_RELATIONS, Stack, TooMuch
+from attnspec.stack import MOST_RELATIONS, Stack, TooMuch
 from attnspec.tokens import Data
 
 
@@ -82,8 +83,8 @@ def leak(stack: Stack, n: int) -> Figure[Leak | None]:
 
 def later_pair(relation: Relation, n: int) -> tuple[int, int] | None:
     """The first query of a relation that reads a later key, with the first such key."""
-    if n * n > MOST_AT_ONCE and relation.progressions(np.zeros(1, np.int64), n) is None:
-        raise TooMuch(f"so many pairs are not looked at, n = {n:,}")
+    if relation.progressions(np.zeros(1, np.int64), n) is None:
+        require_listable(relation, n)
     for first, last in relation.chunks(n):
         q = np.arange(first, last)
         closed = relation.progressions(q, n)

@@ -12,7 +12,8 @@ from dataclasses import MISSING, fields
 from typing import Any
 
 from attnspec.ir import Mechanism
-from attnspec.mechanisms import BY_NAME
+from attnspec.mechanism import MechanismDeclaration
+from attnspec.mechanisms import BY_NAME as MECHANISMS_BY_NAME
 from attnspec.scalars import Apply, Symbol, evaluate
 
 
@@ -22,6 +23,15 @@ def mechanism_flops(mechanism: Mechanism, n: int, size: int, values: dict[str, i
     return int(_FLOPS[mechanism.name](n, size, arguments))
 
 
+def flops_of(declaration: MechanismDeclaration, n: int, size: int) -> int:
+    """The same of a mechanism whose arguments are known."""
+    arguments = {
+        entry.name: getattr(declaration, entry.name)
+        for entry in fields(declaration)  # type: ignore[arg-type]
+    }
+    return int(_FLOPS[declaration.name](n, size, arguments))
+
+
 def factors(mechanism: Mechanism) -> str:
     """What stands before n in the formula, in words of the formula."""
     return _FACTORS[mechanism.name]
@@ -29,7 +39,7 @@ def factors(mechanism: Mechanism) -> str:
 
 def _arguments(mechanism: Mechanism, values: dict[str, int]) -> dict[str, Any]:
     found: dict[str, Any] = {}
-    for entry in fields(BY_NAME[mechanism.name]):  # type: ignore[arg-type]
+    for entry in fields(MECHANISMS_BY_NAME[mechanism.name]):  # type: ignore[arg-type]
         if entry.default is not MISSING:
             found[entry.name] = entry.default
     for name, value in mechanism.arguments:
@@ -48,16 +58,30 @@ def _favor(n: int, size: int, given: dict[str, Any]) -> int:
     return _features(n, size, given["features"], given["features"] * (2 if double else 1))
 
 
+def _taylor(n: int, size: int, given: dict[str, Any]) -> int:
+    # of order 2: a constant, the channels, and the products of two
+    features = size + 1 if given["order"] == 1 else (size + 1) * (size + 2) // 2
+    return 4 * n * features * size
+
+
+def _linformer(n: int, size: int, given: dict[str, Any]) -> int:
+    attention = 4 * n * given["rank"] * size
+    # a pool adds up, and a convolution whose stride is its width multiplies each number once
+    projections = {"linear": 4 * n * given["rank"] * size, "conv": 4 * n * size}
+    return int(attention + projections.get(given["projection"], 0))
+
+
 def _nystrom(n: int, size: int, given: dict[str, Any]) -> int:
     m, iterations, width = (int(given[name]) for name in ("landmarks", "iterations", "conv"))
     kernels = 4 * n * m * size + 2 * m * m * size
-    inverse = 8 * m**3 * iterations
+    # without iterations, the singular value decomposition (Golub, Van Loan, section 8.6.4)
+    inverse = 8 * m**3 * iterations or 26 * m**3
     products = 4 * n * m * size + 2 * m * m * size
     return kernels + inverse + products + 2 * n * size * width
 
 
 def _synthesizer(n: int, size: int, given: dict[str, Any]) -> int:
-    values = 2 * n * n * size
+    values = (4 if given["products"] else 2) * n * n * size
     match given["kind"]:
         case "dense":
             return values + 2 * n * size * size + 2 * n * n * size
@@ -67,36 +91,36 @@ def _synthesizer(n: int, size: int, given: dict[str, Any]) -> int:
             return values + 2 * n * n * int(given["rank"])
         case _:
             # two factors of about sqrt(n) numbers, and their product
-            return values + 4 * n * size * math.isqrt(given["max_length"]) + n * n
+            factors = 4 * n * size * (size + math.isqrt(given["max_length"]))
+            return values + factors + n * n
 
 
 _FLOPS: dict[str, Callable[[int, int, dict[str, Any]], int]] = {
     "linear": lambda n, d, given: 4 * n * d * d,
     "efficient": lambda n, d, given: 4 * n * d * d,
-    "taylor": lambda n, d, given: 4 * n * (d + 1) * d,
+    "taylor": _taylor,
     "favor": _favor,
     "rbf": lambda n, d, given: _features(n, d, given["features"], given["features"]),
     "rfa": lambda n, d, given: _features(n, d, given["features"], 2 * given["features"]),
-    "linformer": lambda n, d, given: 8 * n * given["rank"] * d,
+    "linformer": _linformer,
     "nystrom": _nystrom,
     "fourier": lambda n, d, given: round(5 * n * d * (math.log2(max(n, 1)) + math.log2(max(d, 1)))),
     "synthesizer": _synthesizer,
     "mixer": lambda n, d, given: 4 * n * given["hidden"] * d,
-    # one half of the channels is mixed
-    "gmlp": lambda n, d, given: n * n * d,
+    "gmlp": lambda n, d, given: 2 * n * n * d,
 }
 
 _FACTORS = {
     "linear": "4 d**2 n",
     "efficient": "4 d**2 n",
-    "taylor": "4 d (d + 1) n",
+    "taylor": "4 d (d + 1) n, or 2 d (d + 1) (d + 2) n of order 2",
     "favor": "8 m d n, or 12 m d n where features come in pairs",
     "rbf": "8 m d n",
     "rfa": "12 m d n",
-    "linformer": "8 k d n",
+    "linformer": "8 k d n, half of it where the projection is no dense matrix",
     "nystrom": "8 m d n + 8 m**3 for each iteration",
     "fourier": "5 d n (log2(n) + log2(d))",
     "synthesizer": "2 d n**2, and what the weights are made with",
     "mixer": "4 h d n",
-    "gmlp": "d n**2",
+    "gmlp": "2 d n**2",
 }

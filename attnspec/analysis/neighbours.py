@@ -14,6 +14,7 @@ import numpy as np
 
 from attnspec.algebra import Complement, Intersection, transpose_of
 from attnspec.analysis.conjunctions import Banded, Conjunction, Listed, Turned, shared
+from attnspec.analysis.stretches import Ends
 from attnspec.analysis.terms import Term, terms_of
 from attnspec.patterns.full import Full
 from attnspec.relations import Relation
@@ -40,14 +41,14 @@ class Reading:
         """The one conjunction of a term that leaves nothing out."""
         return self.counted[0][1] if len(self.counted) == 1 else None
 
-    def mark(self, queries: np.ndarray, into: np.ndarray) -> None:
+    def mark(self, queries: np.ndarray, into: np.ndarray) -> Ends:
+        """As `Conjunction.mark`, through the masks."""
         if self.rows is not None:
             queries = queries[self.rows[queries]]
         if len(queries) == 0:
-            return
+            return self.n, 0
         if self.columns is None and self.plain is not None:
-            self.plain.mark(queries, into)
-            return
+            return self.plain.mark(queries, into)
         if self.plain is not None:
             found = np.zeros(self.n, bool)
             self.plain.mark(queries, found)
@@ -55,6 +56,7 @@ class Reading:
             tallies = [sign * part.tally(queries) for sign, part in self.counted]
             found = np.sum(tallies, axis=0) > 0
         into |= found if self.columns is None else found & self.columns
+        return 0, self.n
 
     def reversed(self) -> Reading:
         turned = tuple(
@@ -71,10 +73,14 @@ class Neighbours:
     n: int
     readings: tuple[Reading, ...]
 
-    def mark(self, queries: np.ndarray, into: np.ndarray) -> None:
-        """Set `into`, bool [n], at every key that one of the queries reads (ascending, int64)."""
+    def mark(self, queries: np.ndarray, into: np.ndarray) -> Ends:
+        """Set `into`, bool [n], at every key that one of the queries reads (ascending, int64); all
+        of these lie between the ends that are returned."""
+        low, high = self.n, 0
         for reading in self.readings:
-            reading.mark(queries, into)
+            first, last = reading.mark(queries, into)
+            low, high = min(low, first), max(high, last)
+        return low, high
 
     def read(self, frontier: np.ndarray) -> np.ndarray:
         """The keys, bool [n], that a set of queries (bool [n]) reads."""

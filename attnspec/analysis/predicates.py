@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cached_property, lru_cache
 
 import numpy as np
 
@@ -30,6 +30,9 @@ from attnspec.scalars import Apply, Scalar, ScalarError, evaluate, fold, symbols
 
 MOST_BANDS = 16
 """The most ranges of a difference that stand for its remainder."""
+
+WIDE = 8
+"""Values so many times further apart than they are many are searched, not looked up."""
 
 _EXACT = 2.0**53
 _TURNED = {">=": "<=", ">": "<"}
@@ -81,9 +84,9 @@ class Between(Relation):
             low, high = (None if end is None else -end for end in (high, low))
         first, last = np.zeros(len(q), np.int64), np.full(len(q), n)
         if low is not None:
-            first = np.searchsorted(ranked.values, low, side="left")
+            first = ranked.below(low)
         if high is not None:
-            last = np.searchsorted(ranked.values, high, side="right")
+            last = ranked.up_to(high)
         return first, np.maximum(first, last), ranked
 
     def _looked_up(self, side: str, scalar: Scalar, position: np.ndarray, n: int) -> np.ndarray:
@@ -116,6 +119,44 @@ class Ranked:
     values: np.ndarray
     step: np.ndarray | None = None
     falls: bool = False
+
+    def below(self, limits: np.ndarray) -> np.ndarray:
+        """How many keys have a value below each limit, int64 of the shape of the limits."""
+        if self._counts is None or not np.issubdtype(limits.dtype, np.integer):
+            return np.searchsorted(self.values, limits, side="left")
+        least = int(self.values[0])
+        found = np.clip(limits, least, int(self.values[-1]) + 1)
+        found -= least
+        # where every value comes once, that is the number already
+        return found if self._is_plain else np.asarray(self._counts[found])
+
+    def up_to(self, limits: np.ndarray) -> np.ndarray:
+        """How many keys have a value up to each limit."""
+        if self._counts is None or not np.issubdtype(limits.dtype, np.integer):
+            return np.searchsorted(self.values, limits, side="right")
+        return self.below(np.minimum(limits, int(self.values[-1])) + 1)
+
+    @cached_property
+    def _is_plain(self) -> bool:
+        values = self.values
+        return int(values[-1]) - int(values[0]) == len(values) - 1 and bool(
+            (values[1:] != values[:-1]).all()
+        )
+
+    @cached_property
+    def _counts(self) -> np.ndarray | None:
+        """How many keys lie below each whole number from the least value to one above the most: a
+        look into a table where a search takes a step for each binary digit of n. None where values
+        are not whole, or far apart."""
+        values = self.values
+        if len(values) == 0 or not np.issubdtype(values.dtype, np.integer):
+            return None
+        span = int(values[-1]) - int(values[0]) + 1
+        if span > WIDE * len(values):
+            return None
+        found = np.zeros(span + 1, np.int64)
+        np.cumsum(np.bincount(values - values[0], minlength=span), out=found[1:])
+        return found
 
 
 @lru_cache(maxsize=64)

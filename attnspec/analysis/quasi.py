@@ -18,8 +18,9 @@ from functools import lru_cache
 import numpy as np
 
 from attnspec.algebra import Intersection, Union
-from attnspec.analysis.edges import degrees_of, edges_of, lists_rows, plainer
+from attnspec.analysis.edges import degrees_of, edges_of, plainer
 from attnspec.analysis.fitting import Polynomial, fitted, monomials
+from attnspec.analysis.listing import lists_rows
 from attnspec.analysis.shapes import Shape, grows_by_rows, shape_of
 from attnspec.relations import Relation
 

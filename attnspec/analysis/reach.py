@@ -138,7 +138,8 @@ def _longest(chain: Chain, unit: str) -> Figure[int | None]:
     if chain.n > EVERY_PAIR:
         spans = spans_of(chain)
         if spans is not None:
-            return Figure(layers_needed(chain, spans))
+            needed = layers_needed(chain, spans)
+            return Figure(needed, note="" if needed is not None else _someone(chain))
     found = spread(chain)
     if found.layers is None:
         return Figure(None, note=_never(found))
@@ -147,6 +148,15 @@ def _longest(chain: Chain, unit: str) -> Figure[int | None]:
     query, key = found.first[-2] or (0, 0)
     note = f"{found.sampled} queries were followed; {query} reads {key} after {found.layers} {unit}"
     return Figure(found.layers, "estimate", f"{note}, so it is no less")
+
+
+def _someone(chain: Chain) -> str:
+    """Some pair that is never joined, looked for at the ends and in the middle."""
+    for query in (0, chain.n - 1, chain.n // 2):
+        never = np.flatnonzero(walks.hops(chain, query)[: chain.allowed(query)] < 0)
+        if len(never):
+            return f"query {query} never reads {never[0]}"
+    return "which is not known"
 
 
 def _never(found: Spread) -> str:

@@ -148,6 +148,9 @@ class Report:
     unread_keys = Value[int]()
     """Keys that no query reads, in all heads of all layers."""
 
+    unread_share = Value[float]()
+    """The part of the keys that no other position reads, in the head that leaves most of them."""
+
     rows_nonempty = Value[bool]()
     """Whether every query has a key in every head."""
 
@@ -207,6 +210,27 @@ class Report:
     spectral_gap = Value[float]()
     """1 - |second eigenvalue| of the symmetrised, degree-normalised union."""
 
+    conductance = Value[float]()
+    """At least this part of the pairs of any half leaves it, in that union."""
+
+    mixing_steps = Value[int]()
+    """Steps after which a random walk on that union is anywhere, None if it never is."""
+
+    diameter_bound = Value[int]()
+    """The diameter of that union that its eigenvalues leave possible, None for any."""
+
+    ramanujan = Value[float]()
+    """Its second eigenvalue over the least that a graph of as many neighbours is known to reach."""
+
+    clustering = Value[float]()
+    """Its mean clustering coefficient."""
+
+    star = Value[bool]()
+    """Whether in every layer a position reads all and is read by all (BigBird's condition)."""
+
+    universal = Value[bool]()
+    """Whether the conditions of Yun et al. 2020 for a universal approximator hold."""
+
     # --- reach -----------------------------------------------------------------------------------
 
     def hops(self, query: int) -> np.ndarray:
@@ -238,6 +262,20 @@ class Report:
     def _require_known(self) -> None:
         if self.stack.unknown is not None:
             raise AttnSpecError(f"nothing is known of paths: {self.stack.unknown}")
+
+    def approximation(
+        self, q: np.ndarray, k: np.ndarray, v: np.ndarray, *, layer: int = 0, head: int = 0
+    ) -> dict[str, Figure[Any]]:
+        """How far one head is from softmax attention on q, k [n, d] and v [n, d_v], beside the
+        bounds that are known: for favor, rbf, linformer, nystrom and lsh; in float64, n^2 numbers.
+
+        Raises AttnSpecError for a head of another kind, ValueError for arrays that do not fit.
+        """
+        from attnspec.analysis.approximation import approximation
+
+        if len(q) != self.n:
+            raise ValueError(f"q, k and v must have {self.n:,} rows, got {len(q):,}")
+        return approximation(self.spec, q, k, v, layer=layer, head=head)
 
     # --- heads, layers, steps --------------------------------------------------------------------
 

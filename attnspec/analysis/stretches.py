@@ -9,6 +9,7 @@ question about ranges, which sums and differences along the places answer in O(n
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import TypeAlias
 
 import numpy as np
 
@@ -117,6 +118,9 @@ def _inverses(numbers: np.ndarray, modulus: np.ndarray) -> np.ndarray:
     return answer
 
 
+Ends: TypeAlias = "tuple[int, int]"
+"""The least position and one beyond the largest: all that was looked for lies between them."""
+
 # --- groups of one step ---------------------------------------------------------------------------
 
 
@@ -158,28 +162,36 @@ class Group:
         np.cumsum(self.ordered(marked), out=before[1:])
         return np.asarray(before[self.place + self.count] - before[self.place])
 
-    def mark(self, into: np.ndarray) -> None:
-        """Set `into`, bool [n], where a progression has a member."""
+    def mark(self, into: np.ndarray) -> Ends:
+        """Set `into`, bool [n], where a progression has a member; all of these lie between the
+        ends that are returned."""
         if self.step == 1 and (self.count == 1).all():
             into[self.place] = True
-            return
+            return int(self.place.min()), int(self.place.max()) + 1
         if 16 * len(self.place) > self.n:
             into |= self.tally() > 0
-            return
+            return 0, self.n
         begin, end = merged(self.place, self.place + self.count)
+        first, last = self.positions(begin), self.positions(end - 1)
+        ends = int(first.min()), int(last.max()) + 1
         if len(begin) <= FEW:
-            for low, high in zip(begin.tolist(), end.tolist(), strict=True):
-                residue, first = divmod(low, self.width)
-                last = high - 1 - residue * self.width
-                into[residue + first * self.step : residue + last * self.step + 1 : self.step] = 1
-            return
+            for low, high in zip(first.tolist(), last.tolist(), strict=True):
+                into[low : high + 1 : self.step] = True
+            return ends
         lengths = end - begin
-        ends = np.cumsum(lengths)
-        if 4 * ends[-1] > self.n:
+        stops = np.cumsum(lengths)
+        if 4 * stops[-1] > self.n:
             into |= self.tally() > 0
-            return
-        place = np.arange(ends[-1]) + np.repeat(begin - (ends - lengths), lengths)
-        into[place // self.width + place % self.width * self.step] = True
+            return ends
+        place = np.arange(stops[-1]) + np.repeat(begin - (stops - lengths), lengths)
+        into[self.positions(place)] = True
+        return ends
+
+    def positions(self, place: np.ndarray) -> np.ndarray:
+        """The positions at some places."""
+        if self.step == 1:
+            return place
+        return np.asarray(place // self.width + place % self.width * self.step)
 
 
 def merged(start: np.ndarray, stop: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

@@ -33,6 +33,8 @@ def entered(chain: Chain, query: int) -> list[np.ndarray]:
     n, distinct = chain.n, chain.distinct
     times = [np.full(n, NEVER, np.int32) for _ in range(distinct)]
     known = [np.zeros(n, bool) for _ in range(distinct)]
+    # no mark is left in it between two reads
+    marks = np.zeros(n, bool)
     start = np.array([query])
     times[0][query], known[0][query] = 0, True
     joined, layers, below = 1, 0, start
@@ -42,7 +44,7 @@ def entered(chain: Chain, query: int) -> list[np.ndarray]:
         # on top of the distinct layers, the last reads what was new below it one layer ago
         fresh = start if layers <= distinct else below
         for layer in range(top, -1, -1):
-            fresh = _read(chain, layer, fresh, known[layer])
+            fresh = _read(chain, layer, fresh, known[layer], marks)
             times[layer][fresh] = layers
             if layer == top:
                 below = fresh
@@ -50,15 +52,19 @@ def entered(chain: Chain, query: int) -> list[np.ndarray]:
     return times
 
 
-def _read(chain: Chain, layer: int, queries: np.ndarray, known: np.ndarray) -> np.ndarray:
+def _read(
+    chain: Chain, layer: int, queries: np.ndarray, known: np.ndarray, marks: np.ndarray
+) -> np.ndarray:
     """The positions that queries read or are and that were not known; they now are."""
     if len(queries) == 0:
         return queries
-    into = np.zeros(chain.n, bool)
-    chain.graph(layer).mark(queries, into)
-    into[queries] = True
-    np.greater(into, known, out=into)
-    fresh = np.flatnonzero(into)
+    low, high = chain.graph(layer).mark(queries, marks)
+    marks[queries] = True
+    # queries ascend; nothing outside of these ends is looked at
+    low, high = min(low, int(queries[0])), max(high, int(queries[-1]) + 1)
+    part = marks[low:high]
+    fresh = low + np.flatnonzero(part > known[low:high])
+    part[:] = False
     known[fresh] = True
     return fresh
 

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import click
 
+from attnspec.checking import Verdict
 from attnspec.cli import console
 from attnspec.cli.failures import status_of
 from attnspec.cli.options import json_option, name_option, set_option, specs_argument
@@ -16,18 +17,15 @@ from attnspec.elaborate import attention_names
 from attnspec.spec import Spec
 from attnspec.works import unbuilt
 
-UNCHECKED = "A609"
-"""The code of a claim that this version does not check."""
-
 
 @dataclass(frozen=True)
 class Checked:
-    """What was found in one file: the attentions looked at, how many claims, what can be checked
-    but not compiled yet, and the messages."""
+    """What was found in one file: the attentions looked at, what is known of their claims, what can
+    be checked but not compiled yet, and the messages."""
 
     file: str
     attentions: tuple[str, ...]
-    claims: int
+    verdicts: tuple[Verdict, ...]
     unbuilt: tuple[str, ...]
     diagnostics: tuple[Diagnostic, ...]
 
@@ -35,28 +33,45 @@ class Checked:
         return sum(d.severity == severity for d in self.diagnostics)
 
     def summary(self) -> str:
-        """One line: `bigbird.attn: ok, 3 claims hold`."""
+        """One line: `bigbird.attn: ok, 3 claims hold for every n`."""
         errors, warnings = self.count("error"), self.count("warning")
-        unchecked = sum(d.code == UNCHECKED for d in self.diagnostics)
         parts = [_counted(errors, "error"), _counted(warnings, "warning")]
         parts = [part for part in parts if part]
         if not errors:
             parts.insert(0, "ok")
-            held = self.claims - unchecked
-            if held:
-                parts.append(f"{_counted(held, 'claim')} {'holds' if held == 1 else 'hold'}")
+            parts.extend(self._held())
         if self.unbuilt and not errors:
             parts.append(f"not built yet: {', '.join(f'`{name}`' for name in self.unbuilt)}")
         if len(self.attentions) > 1:
             parts.append(f"attentions {', '.join(self.attentions)}")
         return f"{self.file}: {', '.join(parts)}"
 
+    def _held(self) -> Iterator[str]:
+        """`3 claims hold: 2 for every n; 1 at n = 64`."""
+        how: dict[str, int] = {}
+        for verdict in self.verdicts:
+            if verdict.status == "proven":
+                where = "for every n"
+            elif verdict.status == "checked":
+                where = f"at n = {', '.join(f'{n:,}' for n in verdict.lengths)}"
+            else:
+                continue
+            how[where] = how.get(where, 0) + 1
+        held = sum(how.values())
+        if held:
+            said = f"{_counted(held, 'claim')} {'holds' if held == 1 else 'hold'}"
+            if len(how) == 1:
+                yield f"{said} {next(iter(how))}"
+            else:
+                yield f"{said}: " + "; ".join(f"{count} {where}" for where, count in how.items())
+
     def to_dict(self, strict: bool) -> dict[str, object]:
         return {
             "file": self.file,
             "ok": status_of(self.diagnostics, strict) == 0,
             "attentions": list(self.attentions),
-            "claims": self.claims,
+            "claims": len(self.verdicts),
+            "verdicts": [verdict.to_dict() for verdict in self.verdicts],
             "unbuilt": list(self.unbuilt),
             "errors": self.count("error"),
             "warnings": self.count("warning"),
@@ -81,8 +96,9 @@ def command(
     """Say what is wrong with specs, and whether their claims hold.
 
     What is understood, but cannot be compiled yet, is named; it is no error. All attentions of a
-    file are checked. A claim about every n is checked at n = 1, 2, 64, 257 and
-    1024, one with `at n = ...` at its own lengths.
+    file are checked. A claim is proven for every n where that follows from how the spec is written;
+    else it is checked at n = 1, 2, 64, 257 and 1024, one with `at n = ...` at its own lengths. The
+    answer says which.
 
     Example: attnspec check bigbird.attn --set block=32
     """
@@ -111,7 +127,7 @@ def check_file(spec: str, name: str | None, parameters: Mapping[str, str]) -> Ch
     shown = "<stdin>" if spec == "-" else shown_path(spec)
     names: list[str] = []
     found: list[Diagnostic] = []
-    claims = 0
+    verdicts: list[Verdict] = []
     missing: list[str] = []
     try:
         source = source_at(spec)
@@ -122,9 +138,9 @@ def check_file(spec: str, name: str | None, parameters: Mapping[str, str]) -> Ch
         for one in chosen:
             try:
                 loaded = Spec(source, name=one, parameters=dict(parameters))
-                claims += len(loaded.program.claims)
                 missing.extend(name for name, _ in unbuilt(loaded.program))
                 found.extend(loaded.check())
+                verdicts.extend(loaded.verdicts)
             except SpecError as error:
                 found.extend(error.diagnostics)
     except SpecError as error:
@@ -133,7 +149,7 @@ def check_file(spec: str, name: str | None, parameters: Mapping[str, str]) -> Ch
         error.add_note(f"while checking {shown}")
         raise
     once = tuple(dict.fromkeys(missing))
-    return Checked(shown, tuple(names), claims, once, tuple(in_order(found)))
+    return Checked(shown, tuple(names), tuple(verdicts), once, tuple(in_order(found)))
 
 
 def _counted(number: int, what: str) -> str:

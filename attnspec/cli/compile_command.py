@@ -22,7 +22,8 @@ from attnspec.cli.options import (
     set_option,
     spec_argument,
 )
-from attnspec.cli.specs import shown_path, spec_at
+from attnspec.cli.specs import length_of, shown_path, spec_at
+from attnspec.declared import longest_of
 from attnspec.diagnostics import AttnSpecError, SpecError
 from attnspec.elaborate.coverage import ranges
 from attnspec.emit import MARK, class_name
@@ -130,9 +131,11 @@ def summary(loaded: Spec, target: str, backend: str) -> list[str]:
     """Three lines: what was written, what runs it, and why."""
     fixed = loaded.program.fixed_length
     done = "printed" if target == "-" else f"wrote {shown_path(target)}"
-    lengths = "every length" if fixed is None else f"n = {fixed:,}"
+    longest = longest_of(loaded.program)
+    lengths = "every length" if longest is None else f"n up to {longest:,}"
+    lengths = lengths if fixed is None else f"n = {fixed:,}"
     written = f"{done}: class {class_name(loaded.name)}, for {lengths}"
-    n = TYPICAL_LENGTH if fixed is None else fixed
+    n = length_of(loaded.program, None, TYPICAL_LENGTH)
     try:
         plan = loaded.plan(n, backend=backend)
     except BackendError:

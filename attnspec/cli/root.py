@@ -21,6 +21,7 @@ COMMANDS = (
     "analyse",
     "plan",
     "show",
+    "diff",
     "verify",
     "bench",
     "format",

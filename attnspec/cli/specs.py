@@ -38,10 +38,15 @@ def spec_at(spec: str, name: str | None, parameters: Mapping[str, str]) -> Spec:
 
 
 def length_of(program: Program, asked: int | None, default: int) -> int:
-    """The length asked for, or the size of the spec's grid, or the default."""
+    """The length asked for, or the size of the spec's grid, or the default, no longer than what
+    the spec's mechanisms learn."""
+    from attnspec.declared import longest_of
+
     if asked is not None:
         return asked
-    return default if program.fixed_length is None else program.fixed_length
+    if program.fixed_length is not None:
+        return program.fixed_length
+    return min(default, longest_of(program) or default)
 
 
 def _standard_input() -> Source:

@@ -88,6 +88,13 @@ def attention_names(source: Source) -> list[str]:
     return [item.name for item in parse(source).items if isinstance(item, nodes.Attention)]
 
 
+def parameter_names(source: Source, name: str | None) -> list[str]:
+    """The parameters of the attention `name`, or of all of them, in order; raises SpecError."""
+    attentions = [item for item in parse(source).items if isinstance(item, nodes.Attention)]
+    chosen = [item for item in attentions if name in (None, item.name)]
+    return list(dict.fromkeys(entry.name for item in chosen for entry in item.parameters))
+
+
 def _chosen(module: Module, name: str | None, collector: Collector) -> nodes.Attention:
     names = list(module.attentions)
     start = module.file.span

@@ -1,7 +1,8 @@
 """gMLP's spatial gate.
 
 With Z split in two halves of channels: out = Z_1 * (W LayerNorm(Z_2) + b), W of shape [max_length,
-max_length] near 0 and b = 1 at the start; no q, k, v. Causal: W is lower triangular.
+max_length] near 0 and b = 1 at the start, both cut to n. Z_1 stands in the place of q, Z_2 in that
+of v; no k. Causal: W is lower triangular.
 Source: Liu et al. 2021, "Pay Attention to MLPs", section 2.1.
 """
 
@@ -10,8 +11,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from attnspec.mechanism import MechanismDeclaration
+from attnspec.mechanism import MechanismDeclaration, Part
 from attnspec.relations import argument
+
+NEAR_ZERO = 1e-3
+"""How far from 0 a row of W may be in sum at the start."""
 
 
 @dataclass(frozen=True)
@@ -22,3 +26,16 @@ class Gmlp(MechanismDeclaration):
 
     name: ClassVar = "gmlp"
     causal: ClassVar = True
+
+    @property
+    def longest(self) -> int:
+        return self.max_length
+
+    def parts(self) -> tuple[Part, ...]:
+        length = self.max_length
+        return (
+            Part("gain", ("d_v",), "ones", heads=True),
+            Part("shift", ("d_v",), heads=True),
+            Part("weight", (length, length), "uniform", NEAR_ZERO / length, heads=True),
+            Part("bias", (length,), "ones", heads=True),
+        )

@@ -2,7 +2,9 @@
 
 out_i = phi(q_i) . sum_j phi(k_j) v_j^T / (phi(q_i) . sum_j phi(k_j) + 1e-6), on q and k without the
 factor 1 / sqrt(d). Causal: the sums run over j <= i.
-Feature maps, elementwise: elu1 = elu(x) + 1, relu, squared_relu = relu(x)**2, exp, identity.
+Feature maps, elementwise: elu1 = elu(x) + 1, relu, squared_relu = relu(x)**2, exp, identity. Sums
+of weights that may be negative, of the identity, are kept at least 1e-6 away from 0 with their sign
+instead. With normalize = none nothing is divided.
 Source: Katharopoulos et al. 2020, "Transformers are RNNs", sections 3.2 and 3.3.
 """
 
@@ -24,6 +26,12 @@ class Linear(MechanismDeclaration):
         "the feature map of queries and keys",
         default="elu1",
         choices=("elu1", "relu", "squared_relu", "exp", "identity"),
+    )
+    normalize: str = argument(
+        "choice",
+        "what the sums of values are divided by: the sum of the weights, or nothing",
+        default="sum",
+        choices=("sum", "none"),
     )
 
     name: ClassVar = "linear"

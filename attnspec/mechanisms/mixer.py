@@ -1,7 +1,7 @@
 """MLP-Mixer's token mixing.
 
-out = X + W_2 gelu(W_1 LayerNorm(X)) along the positions, with W_1 of shape [hidden, max_length];
-the same weights for every channel; no q, k, v.
+out = X + W_2 gelu(W_1 LayerNorm(X) + b_1) + b_2 along the positions, with W_1 of shape [hidden,
+max_length], cut to n columns; the same weights for every channel. X are the values; no q, k.
 Source: Tolstikhin et al. 2021, "MLP-Mixer: An all-MLP Architecture for Vision", section 2.
 """
 
@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from attnspec.mechanism import MechanismDeclaration
+from attnspec.mechanism import MechanismDeclaration, Part
 from attnspec.relations import argument
 
 
@@ -23,3 +23,18 @@ class Mixer(MechanismDeclaration):
 
     name: ClassVar = "mixer"
     why_not_causal: ClassVar = "each hidden unit reads every position"
+
+    @property
+    def longest(self) -> int:
+        return self.max_length
+
+    def parts(self) -> tuple[Part, ...]:
+        length, hidden = self.max_length, self.hidden
+        return (
+            Part("gain", ("d_v",), "ones", heads=True),
+            Part("shift", ("d_v",), heads=True),
+            Part("inner", (hidden, length), "normal", length**-0.5, heads=True),
+            Part("inner_bias", (hidden,), heads=True),
+            Part("outer", (length, hidden), "normal", hidden**-0.5, heads=True),
+            Part("outer_bias", (length,), heads=True),
+        )

@@ -26,6 +26,7 @@ class Rbf(MechanismDeclaration):
     name: ClassVar = "rbf"
     causal: ClassVar = True
     combines: ClassVar = True
+    drawn: ClassVar = True
 
     def __post_init__(self) -> None:
         if self.sigma <= 0:

@@ -3,7 +3,7 @@
 phi(x) = [sin(W x); cos(W x)] / sqrt(m), with rows of W Gaussian times a learned scale per head.
 out_i = phi(q_i) . sum_j phi(k_j) v_j^T / phi(q_i) . sum_j phi(k_j), the denominator kept at least
 1e-6 away from 0 with its sign. Causal: sums over j <= i. Gated, in causal form, the sums are the
-states S_i = g_i S_(i-1) + (1 - g_i) phi(k_i) v_i^T, with a learned gate g_i in (0, 1).
+states S_i = g_i S_(i-1) + (1 - g_i) phi(k_i) v_i^T, with a learned gate g_i = sigmoid(w . k_i + b).
 Source: Peng et al. 2021, "Random Feature Attention", section 3.
 """
 
@@ -12,7 +12,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from attnspec.mechanism import MechanismDeclaration
+from attnspec.mechanism import MechanismDeclaration, Part
 from attnspec.relations import argument
 
 
@@ -27,3 +27,10 @@ class Rfa(MechanismDeclaration):
     name: ClassVar = "rfa"
     causal: ClassVar = True
     combines: ClassVar = True
+    drawn: ClassVar = True
+
+    def parts(self) -> tuple[Part, ...]:
+        spread = Part("spread", ("d",), "ones")
+        if not self.gated:
+            return (spread,)
+        return spread, Part("gate", ("d",), "scaled", 1.0), Part("gate_bias", ())

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from attnspec.algebra import Complement, Intersection, Shift, Union
+from attnspec.analysis.listing import lists_rows
 from attnspec.diagnostics import AttnSpecError, InternalError
 from attnspec.relations import Relation
 
@@ -77,7 +77,7 @@ def tally(relation: Relation, n: int, side: int, causal: bool) -> Tally:
         most = LONGEST_OPEN if width is None and n <= LONGEST else LONGEST
         if n > most:
             raise TooLong(f"this pattern is drawn up to n = {most:,}, got {n:,}")
-        listed = _lists_rows(relation, n)
+        listed = lists_rows(relation, n)
         if listed and relation.typical_degree(n) * n <= FEW_EDGES:
             counts, degrees = _written(relation, n, side, cells)
         elif width is not None and n * width * cells <= MOST_WORK:
@@ -190,19 +190,3 @@ def _allowed(starts: np.ndarray, stops: np.ndarray, causal: bool) -> np.ndarray:
     index = np.arange(len(starts))
     order = index[:, None] - index[None, :]
     return np.asarray(np.where(order > 0, full, np.where(order == 0, triangle, 0)))
-
-
-def _lists_rows(relation: Relation, n: int) -> bool:
-    """Whether the rows of a relation are listed without a look at all of their n keys."""
-    match relation:
-        case Union(terms):
-            return all(_lists_rows(term, n) for term in terms)
-        case Intersection(terms):
-            return any(_lists_rows(term, n) for term in terms)
-        case Shift(term):
-            return _lists_rows(term, n)
-        case Complement():
-            return False
-        case _:
-            closed = relation.progressions(np.zeros(1, np.int64), n)
-            return closed is not None or type(relation).rows is not Relation.rows

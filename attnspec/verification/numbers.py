@@ -42,7 +42,8 @@ def numbers_fault(found: Results, exact: Results, dense: Results) -> str | None:
         allowed = exact.largest
         if name not in NAMES:
             # a table's gradient adds up all pairs, and the errors of a sum grow as its root
-            allowed = max(allowed, right.abs().max().item()) * math.sqrt(pairs / len(right))
+            allowed = max(allowed, right.abs().max().item())
+            allowed *= math.sqrt(max(1.0, pairs / len(right)))
         bound = error_bound(right, base.double(), torch.float32, allowed)
         # a comparison that NaN fails as well
         if not errors.max().item() <= bound:

@@ -24,6 +24,7 @@ from attnspec.verification.affordable import (
     chosen_for,
 )
 from attnspec.verification.definition import Definition, Results
+from attnspec.verification.formulas import SIZE, FormulaTrial
 from attnspec.verification.held import Layout, layouts_of
 from attnspec.verification.numbers import numbers_fault, support_fault, weights_fault
 from attnspec.verification.pairs import (
@@ -37,9 +38,6 @@ from attnspec.verification.pairs import (
 )
 from attnspec.verification.report import Check
 from attnspec.verification.samples import sample_rows
-
-SIZE = 16
-"""The size of the heads that are tried."""
 
 COLUMNS = 512
 """Unit vectors tried in one go."""
@@ -105,7 +103,9 @@ class Trial:
                 if hasattr(kernel, "dense_seconds"):
                     # bands that were asked for are tried also where dense would cost less
                     kernel.dense_seconds = math.inf
-        self.parts = [
+        self.parts: list[Part] = []
+        self.formulas: list[Part] = []
+        found = [
             Part(
                 work,
                 heads,
@@ -115,16 +115,20 @@ class Trial:
             )
             for (work, heads), relation, runs in zip(works, relations, chosen, strict=True)
         ]
+        for part in found:
+            (self.parts if part.work.mechanism is None else self.formulas).append(part)
 
     @property
     def exhaustive(self) -> bool:
         """Whether every pair is looked at, and weighed."""
+        if not self.parts:
+            return self.shape.n <= EXHAUSTIVE
         return self.shape.n <= EXHAUSTIVE and len(self.rows) == self.shape.n_q
 
     def checks(self) -> Iterator[Check]:
         """Everything that is compared."""
         n, n_q, heads = self.shape.n, self.shape.n_q, self.shape.heads
-        for part in self.parts:
+        for part in (*self.parts, *self.formulas):
             yield from self._layout_checks(part)
         seconds = sum(part.chosen.seconds * len(part.heads) for part in self.parts)
         if n > EXHAUSTIVE and (seconds > RUN or n * heads > POSITIONS):
@@ -134,11 +138,36 @@ class Trial:
                 f" {RUN:,.3g} s, are run)"
             )
             return
+        if self.formulas:
+            yield from self._formula_checks()
+        if not self.parts:
+            return
         definitions = self._definitions()
         if len(self.rows) == n_q:
             yield from self._weights(definitions)
         yield from self._support(definitions)
         yield from self._numbers(definitions)
+
+    # --- mechanisms ----------------------------------------------------------------------------
+
+    def _formula_checks(self) -> Iterator[Check]:
+        shape = self.shape
+        if shape.n > EXHAUSTIVE:
+            self.skipped.append(
+                f"mechanisms: their formulas are written out up to n = {EXHAUSTIVE:,}"
+            )
+            return
+        works = [(part.work, part.heads) for part in self.formulas]
+        trial = FormulaTrial(
+            self.module, shape.layers[0], shape.n_q, shape.n, shape.heads, works, self.data
+        )
+        parts = {part.work: part for part in self.formulas}
+        for what, faults in (
+            ("each pair weighs what the formula says", trial.weights()),
+            ("outputs and gradients agree with the formula in float64", trial.numbers()),
+        ):
+            for work, _, fault in faults:
+                yield self._check(parts[work], what, shape.n_q, fault)
 
     # --- the layout ----------------------------------------------------------------------------
 

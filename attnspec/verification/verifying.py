@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -13,11 +14,13 @@ from torch import nn
 from attnspec.backends.bands import BandsBackend
 from attnspec.backends.rows import RowsBackend
 from attnspec.data import plan_data
+from attnspec.declared import learned_parts
 from attnspec.ir import Program
 from attnspec.planning import AUTO, BackendError
 from attnspec.runtime import CompiledAttention
 from attnspec.target import Work
 from attnspec.verification.affordable import LONGEST, TooLong
+from attnspec.verification.formulas import SIZE
 from attnspec.verification.report import Check, Verification, together
 from attnspec.verification.samples import sample_inputs
 from attnspec.verification.trial import Shape, Trial
@@ -46,6 +49,7 @@ def verify(
     forced = module is None and backend == BandsBackend.name
     own = CompiledAttention(plan_data(program, backend)) if module is None else module
     attention = cast(CompiledAttention, own)
+    attention.make_parameters(SIZE, SIZE)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         with learned(attention):
@@ -107,13 +111,19 @@ def _distinct(
 
 
 @contextmanager
-def learned(module: nn.Module) -> Iterator[None]:
-    """Random numbers in place of what is learned, which starts as zeros and would show nothing."""
+def learned(module: CompiledAttention) -> Iterator[None]:
+    """Random numbers in place of what is learned, which may start as zeros and would show nothing.
+
+    Layers of networks keep the size that they start with, so that they do not amplify roundings.
+    """
+    parts = learned_parts(module.program)
+    scaled = {name for (_, part), name in parts.items() if part.start == "scaled"}
     before = [parameter.detach().clone() for parameter in module.parameters()]
     try:
         with torch.no_grad():
-            for parameter in module.parameters():
-                parameter.normal_()
+            for name, parameter in module.named_parameters():
+                width = parameter.shape[-1] if name in scaled else 1
+                parameter.normal_(std=1 / math.sqrt(max(1, width)))
         yield
     finally:
         with torch.no_grad():

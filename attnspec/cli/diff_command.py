@@ -1,0 +1,158 @@
+"""`attnspec diff`: where two specs differ."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
+
+import click
+
+from attnspec.cli import console
+from attnspec.cli.failures import LimitReached, fitting
+from attnspec.cli.inputs import read_inputs
+from attnspec.cli.options import input_option, json_option, length_option, set_option
+from attnspec.cli.specs import STDIN, shown_path, source_at
+from attnspec.diagnostics import did_you_mean
+from attnspec.differing import Difference, diff
+from attnspec.elaborate import attention_names, parameter_names
+from attnspec.show.differences import page
+from attnspec.source import Source
+from attnspec.spec import Spec
+from attnspec.stack import TooMuch
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    from attnspec.show.terminal import Signs
+
+DEFAULT_LENGTH = 512
+
+
+@click.command("diff")
+@click.argument("a", metavar="A")
+@click.argument("b", metavar="B")
+@length_option(DEFAULT_LENGTH)
+@input_option
+@click.option(
+    "--name",
+    "names",
+    metavar="NAME",
+    multiple=True,
+    help="Choose one of several attentions: of each file that has it; given twice, of A and of B.",
+)
+@set_option
+@click.option(
+    "--exit-code", is_flag=True, help="Exit with 1 where they differ, or where that is not known."
+)
+@json_option
+@click.pass_context
+def command(
+    ctx: click.Context,
+    a: str,
+    b: str,
+    length: int | None,
+    inputs: Mapping[str, str],
+    names: Sequence[str],
+    parameters: Mapping[str, str],
+    exit_code: bool,
+    as_json: bool,
+) -> None:
+    """Say which pairs only A has, and which only B.
+
+    Layers and heads are compared one by one. Graphs that come to one form have the same pairs for
+    every n, which is then said; others are compared at N. --set and --input go to both specs, as
+    far as they have the parameter or input. The status is 0 whether or not they differ, unless
+    --exit-code asks otherwise.
+
+    Example: attnspec diff old.attn new.attn -n 512
+    """
+    if a == b == "-":
+        raise click.UsageError("standard input can be one of the two specs, not both")
+    first, second = specs(a, b, names, parameters)
+    n = _length(first, second, length)
+    with fitting():
+        try:
+            found = diff(first, second, n, _inputs((first, second), inputs, n))
+        except TooMuch as error:
+            raise LimitReached(str(error)) from None
+    if as_json:
+        console.result_json({"ok": True, **found.to_dict()})
+    else:
+        console.result(_text(found, (_label(a), _label(b))))
+    ctx.exit(1 if exit_code and found.equal is not True else 0)
+
+
+def specs(a: str, b: str, names: Sequence[str], parameters: Mapping[str, str]) -> tuple[Spec, Spec]:
+    """Both specs, each with those of the settings that it has a parameter for."""
+    if len(names) > 2:
+        raise click.UsageError(f"--name is given once, or once for each spec, got {len(names)}")
+    sources = source_at(a), source_at(b)
+    chosen = _names(sources, names)
+    known = [parameter_names(*pair) for pair in zip(sources, chosen, strict=True)]
+    for name in parameters:
+        every = dict.fromkeys(known[0] + known[1])
+        if name not in every:
+            hint = did_you_mean(name, every)
+            raise click.UsageError(
+                f"neither spec has a parameter `{name}` (they have"
+                f" {', '.join(f'`{one}`' for one in every) or 'none'})"
+                + (f": {hint}" if hint else "")
+            )
+    made = [
+        Spec(
+            source,
+            name=name,
+            parameters={key: value for key, value in parameters.items() if key in has},
+        )
+        for source, name, has in zip(sources, chosen, known, strict=True)
+    ]
+    return made[0], made[1]
+
+
+def _names(sources: tuple[Source, Source], names: Sequence[str]) -> list[str | None]:
+    """Which attention of each file; one name serves the files that have it."""
+    if len(names) == 2:
+        return list(names)
+    if not names:
+        return [None, None]
+    found = [names[0] if names[0] in attention_names(source) else None for source in sources]
+    # a name that no file has gets the message that says so
+    return found if any(found) else [names[0], names[0]]
+
+
+def _length(first: Spec, second: Spec, asked: int | None) -> int:
+    """The length asked for, or that of a grid of one of them, or the default."""
+    if asked is not None:
+        return asked
+    fixed = (first.program.fixed_length, second.program.fixed_length)
+    return next((n for n in fixed if n is not None), DEFAULT_LENGTH)
+
+
+def _inputs(
+    both: tuple[Spec, Spec], texts: Mapping[str, str], n: int
+) -> dict[str, np.ndarray] | None:
+    """One sample of the inputs given, as the specs that declare them read it."""
+    if not texts:
+        return None
+    declared = {name for spec in both for name in spec.inputs}
+    found: dict[str, np.ndarray] = {}
+    for spec in both:
+        # an input that neither declares is refused by the first
+        own = {x: text for x, text in texts.items() if x in spec.inputs or x not in declared}
+        found |= read_inputs(spec, own, (), n)
+    return found
+
+
+def _label(spec: str) -> str:
+    """Where a spec came from, as messages say it."""
+    return STDIN if spec == "-" else shown_path(spec)
+
+
+def _text(found: Difference, labels: tuple[str, str]) -> str:
+    stdout = sys.stdout
+    signs: Signs = "ascii" if stdout is not None and console.is_ascii(stdout) else "blocks"
+    text = page(found, labels=labels, width=console.width(), signs=signs)
+    if stdout is None or signs == "ascii" or not console.has_colour(stdout):
+        return text.plain
+    return console.ansi(text, console.width())

@@ -1,0 +1,374 @@
+"""Where two specs differ: the pairs that only one of them has, head by head.
+
+Heads whose graphs come to one form (see `forms`) have the same pairs for every n; all others are
+compared at one length, row by row where closed forms do not count them.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from html import escape
+from itertools import product
+from typing import TYPE_CHECKING
+
+from attnspec.analysis.differences import EXAMPLES, Pairs, only_in
+from attnspec.analysis.edges import edges_of
+from attnspec.checking import LENGTHS
+from attnspec.conditions import equal
+from attnspec.diagnostics import AttnSpecError, did_you_mean
+from attnspec.forms import form_of, place_of
+from attnspec.given import length_of
+from attnspec.ir import Attend, inputs_of, leaves
+from attnspec.patterns import BY_NAME
+from attnspec.relations import Relation
+from attnspec.spec import Sample, Spec
+from attnspec.stack import MOST_POSITIONS, MOST_RELATIONS, Stack, TooMuch
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+Slot = tuple[int, int]
+"""A layer and a head."""
+
+
+@dataclass(frozen=True)
+class Compared:
+    """The pairs of some heads, which have one graph in each spec.
+
+    `slots` are their layers and heads. `proven`: the same pairs for every n. Counts are of one of
+    these heads; they are None where the pairs are not known, for the `reason` given. Where pairs
+    are the same by chance of the length, `differ_at` is one at which they are not, if one is found.
+    """
+
+    slots: tuple[Slot, ...]
+    proven: bool
+    only_in_a: Pairs | None = None
+    only_in_b: Pairs | None = None
+    in_both: int | None = None
+    reason: str = ""
+    differ_at: int | None = None
+    relations: tuple[Relation, Relation] | None = field(default=None, compare=False, repr=False)
+
+    @property
+    def equal(self) -> bool | None:
+        """Whether the pairs are the same; None where that is not known."""
+        if self.proven:
+            return True
+        if self.only_in_a is None or self.only_in_b is None:
+            return None
+        return not self.only_in_a and not self.only_in_b
+
+    def to_dict(self) -> dict[str, object]:
+        """As plain data."""
+        sides = {"only_in_a": self.only_in_a, "only_in_b": self.only_in_b}
+        return {
+            "slots": [list(slot) for slot in self.slots],
+            "equal": self.equal,
+            "proven": self.proven,
+            **{name: None if pairs is None else pairs.to_dict() for name, pairs in sides.items()},
+            "in_both": self.in_both,
+            "reason": self.reason or None,
+            "differ_at": self.differ_at,
+        }
+
+
+@dataclass(frozen=True)
+class Difference:
+    """Two specs compared at n positions; `notes` say what else sets them apart."""
+
+    a: Spec
+    b: Spec
+    n: int
+    compared: tuple[Compared, ...]
+    notes: tuple[str, ...]
+
+    @property
+    def equal(self) -> bool | None:
+        """Whether all compared heads have the same pairs at n; None where some are not known."""
+        found = {one.equal for one in self.compared}
+        return False if False in found else None if None in found else True
+
+    @property
+    def proven(self) -> bool:
+        """Whether they have for every n, by their forms."""
+        return all(one.proven for one in self.compared)
+
+    @cached_property
+    def only_in_a(self) -> Pairs:
+        """The pairs of `a` alone: counted over all heads compared, examples from the first."""
+        return self._only([one.only_in_a for one in self.compared])
+
+    @cached_property
+    def only_in_b(self) -> Pairs:
+        """The pairs of `b` alone, likewise."""
+        return self._only([one.only_in_b for one in self.compared])
+
+    def _only(self, sides: Sequence[Pairs | None]) -> Pairs:
+        found = [
+            (pairs, len(one.slots))
+            for pairs, one in zip(sides, self.compared, strict=True)
+            if pairs
+        ]
+        if not found:
+            return Pairs()
+        return Pairs(
+            count=sum(pairs.count * heads for pairs, heads in found),
+            queries=sum(pairs.queries * heads for pairs, heads in found),
+            first=min(pairs.first for pairs, _ in found if pairs.first is not None),
+            last=max(pairs.last for pairs, _ in found if pairs.last is not None),
+            examples=found[0][0].examples[:EXAMPLES],
+        )
+
+    def to_dict(self) -> dict[str, object]:
+        """As plain data."""
+        return {
+            "a": self.a.name,
+            "b": self.b.name,
+            "n": self.n,
+            "equal": self.equal,
+            "proven": self.proven,
+            "only_in_a": self.only_in_a.to_dict(),
+            "only_in_b": self.only_in_b.to_dict(),
+            "compared": [one.to_dict() for one in self.compared],
+            "notes": list(self.notes),
+        }
+
+    def to_json(self) -> str:
+        """The same as JSON."""
+        return json.dumps(self.to_dict(), indent=2, allow_nan=False)
+
+    def __str__(self) -> str:
+        from attnspec.show.differences import page
+
+        return page(self).plain
+
+    def _repr_html_(self) -> str:
+        return f"<pre>{escape(str(self))}</pre>"
+
+    def __repr__(self) -> str:
+        return f"<Difference of {self.a.name} and {self.b.name}, n = {self.n:,}>"
+
+
+def diff(a: Spec, b: Spec, n: int, inputs: Sample | None = None) -> Difference:
+    """The pairs that only one of two specs has at n positions, for each layer and head.
+
+    A spec that declares no layers, or heads, is compared with every one of the other. `inputs` is
+    one sample of the run-time inputs, for both. Raises TypeError for what is no spec, SpecError
+    where a size has no value at n, and AttnSpecError for a length that one of them does not have
+    or for an input that neither declares.
+    """
+    for spec in (a, b):
+        if not isinstance(spec, Spec):
+            raise TypeError(f"specs are compared, got {type(spec).__name__}")
+    n = length_of(n)
+    if n > MOST_POSITIONS:
+        raise TooMuch(f"lengths above {MOST_POSITIONS:,} are not looked into, got n = {n:,}")
+    for spec in (a, b):
+        # a length that a grid does not have is an error, not a difference
+        spec.grid(n)
+    samples = _inputs(a, b, inputs)
+    compared = tuple(_compared(a, b, n, slots, samples) for slots in _slots(a, b))
+    return Difference(a, b, n, compared, tuple(_notes(a, b, compared)))
+
+
+def _inputs(a: Spec, b: Spec, inputs: Sample | None) -> tuple[Sample, Sample]:
+    """What each spec declares of the inputs given."""
+    if inputs is not None and not isinstance(inputs, Mapping):
+        raise TypeError(f"inputs must map names to arrays, got {type(inputs).__name__}")
+    given = dict(inputs or {})
+    declared = {**a.inputs, **b.inputs}
+    for name in given:
+        if name not in declared:
+            hint = did_you_mean(str(name), declared)
+            raise AttnSpecError(
+                f"neither spec declares an input `{name}`, their inputs are"
+                f" {', '.join(declared) or 'none'}" + (f": {hint}" if hint else "")
+            )
+    return tuple({name: x for name, x in given.items() if name in s.inputs} for s in (a, b))  # type: ignore[return-value]
+
+
+def _common(one: int | None, other: int | None) -> int:
+    """How many layers or heads there are to compare; None serves any number of them."""
+    return min((count for count in (one, other) if count is not None), default=1)
+
+
+def _slots(a: Spec, b: Spec) -> list[tuple[Slot, ...]]:
+    """The layers and heads to compare, those that must come out the same together."""
+    layers = _common(a.program.layers, b.program.layers)
+    heads = _common(a.program.heads, b.program.heads)
+    stacks = Stack(a), Stack(b)
+    differs = [
+        [stack.differs(number) for number in range(len(stack.program.attends))] for stack in stacks
+    ]
+    found: dict[tuple[object, ...], list[Slot]] = {}
+    for slot in product(range(layers), range(heads)):
+        numbers = tuple(_attend_number(spec, *slot) for spec in (a, b))
+        own = any(here[number] for here, number in zip(differs, numbers, strict=True))
+        found.setdefault((*numbers, slot if own else None), []).append(slot)
+        if len(found) > MOST_RELATIONS:
+            raise TooMuch(f"more than {MOST_RELATIONS:,} graphs are not looked into")
+    return [tuple(slots) for slots in found.values()]
+
+
+def _attend_number(spec: Spec, layer: int, head: int) -> int:
+    program = spec.program
+    row = program.slots[0 if program.layers is None else layer]
+    return row[0 if program.heads is None else head]
+
+
+def _compared(
+    a: Spec, b: Spec, n: int, slots: tuple[Slot, ...], samples: tuple[Sample, Sample]
+) -> Compared:
+    layer, head = slots[0]
+    one, other = a.program.attend(layer, head), b.program.attend(layer, head)
+    if one.graph is None or other.graph is None:
+        same = one.graph is other.graph and one.mechanism == other.mechanism
+        return Compared(slots, proven=same, reason="" if same else _formula(one, other))
+    proven = same_for_every_n(a, b, layer, head)
+    for spec, attend, sample in ((a, one, samples[0]), (b, other, samples[1])):
+        reason = _not_known(spec, attend, sample)
+        if reason:
+            return Compared(slots, proven, reason=reason)
+    first = a.relation(n, layer, head, samples[0])
+    second = b.relation(n, layer, head, samples[1])
+    if n == 0 or proven:
+        try:
+            edges = edges_of(first, n) if n else 0
+        except TooMuch:
+            return Compared(slots, proven, Pairs(), Pairs(), relations=(first, second))
+        return Compared(slots, proven, Pairs(), Pairs(), edges, relations=(first, second))
+    try:
+        only_in_a, only_in_b = only_in(first, second, n), only_in(second, first, n)
+        in_both = edges_of(first, n) - only_in_a.count
+    except TooMuch as error:
+        return Compared(slots, proven, reason=str(error))
+    elsewhere = None if only_in_a or only_in_b else _differ_at(a, b, layer, head)
+    return Compared(
+        slots,
+        proven,
+        only_in_a,
+        only_in_b,
+        in_both,
+        differ_at=elsewhere,
+        relations=(first, second),
+    )
+
+
+def _differ_at(a: Spec, b: Spec, layer: int, head: int) -> int | None:
+    """A length at which the graphs of one layer and head differ, of those that claims are checked
+    at; None where they do not, or where inputs would be needed."""
+    for n in LENGTHS:
+        try:
+            first, second = (spec.relation(n, layer, head) for spec in (a, b))
+            if only_in(first, second, n) or only_in(second, first, n):
+                return n
+        except AttnSpecError:
+            # a size without a value, a grid of another length, too many pairs
+            continue
+    return None
+
+
+def same_for_every_n(a: Spec, b: Spec, layer: int, head: int) -> bool:
+    """Whether the graphs of one layer and head come to one form, `causal` included."""
+    forms = []
+    for spec in (a, b):
+        graph = spec.program.attend(layer, head).graph
+        forms.append(None if graph is None else form_of(graph, place_of(spec.program, layer, head)))
+    first, second = forms
+    return first is not None and second is not None and equal(first, second)
+
+
+def _not_known(spec: Spec, attend: Attend, sample: Sample) -> str:
+    """Why the pairs of a graph are not known, "" where they are."""
+    if attend.graph is None:
+        return ""
+    missing = sorted(inputs_of(attend.graph) - set(sample))
+    if missing:
+        names = ", ".join(f"`{name}`" for name in missing)
+        return f"`{spec.name}` reads run-time inputs that are not given: {names}"
+    for leaf in leaves(attend.graph):
+        if BY_NAME[leaf.pattern].data_dependent:
+            return f"`{leaf.pattern}` of `{spec.name}` is decided by the data"
+    return ""
+
+
+def _formula(one: Attend, other: Attend) -> str:
+    names = [
+        f"`{attend.mechanism.name}`" if attend.mechanism and attend.graph is None else "a graph"
+        for attend in (one, other)
+    ]
+    return f"{' against '.join(names)}: a formula has no pairs"
+
+
+# --- what else sets them apart --------------------------------------------------------------------
+
+
+def _notes(a: Spec, b: Spec, compared: tuple[Compared, ...]) -> list[str]:
+    notes = []
+    for what, one, other in (
+        ("layer", a.program.layers, b.program.layers),
+        ("head", a.program.heads, b.program.heads),
+    ):
+        if one != other:
+            notes.append(_counts(what, one, other))
+    shapes = [_shape(spec) for spec in (a, b)]
+    if shapes[0] != shapes[1]:
+        notes.append(
+            f"a stands on {shapes[0]}, b on {shapes[1]}: positions are compared by their numbers"
+        )
+    if a.program.extra_tokens != b.program.extra_tokens:
+        counts = (a.program.extra_tokens, b.program.extra_tokens)
+        notes.append(
+            f"a has {counts[0]} extra tokens, b {counts[1]}: position {max(counts)} is not the same"
+            " token in both"
+        )
+    if a.program.causal != b.program.causal:
+        notes.append(f"only {'a' if a.program.causal else 'b'} is declared `causal`")
+    notes.extend(_computed(a, b, compared))
+    return notes
+
+
+def _counts(what: str, one: int | None, other: int | None) -> str:
+    if one is None or other is None:
+        lone, count = ("a", other) if one is None else ("b", one)
+        rest = "b" if lone == "a" else "a"
+        every = f"each of the {count} {what}s" if count != 1 else f"the one {what}"
+        return f"{lone} declares no {what}s: it is compared with {every} of {rest}"
+    few, many, larger = min(one, other), max(one, other), "a" if one > other else "b"
+    left = f"{what} {few}" if many == few + 1 else f"{what}s {few}..{many - 1}"
+    verb = "stands" if many == few + 1 else "stand"
+    return f"a has {one} {what}{_s(one)}, b {other}: {left} of {larger} {verb} alone, uncompared"
+
+
+def _s(count: int) -> str:
+    return "" if count == 1 else "s"
+
+
+def _shape(spec: Spec) -> str:
+    grid = spec.program.grid
+    if grid is None:
+        return "a line"
+    known = " x ".join(str(x) if isinstance(x, int) else "…" for x in grid)
+    return f"a grid of {known}"
+
+
+_ASIDE = {
+    "mechanism": "the mechanism",
+    "scale": "the scale",
+    "scores": "the changes to the score",
+    "normalize": "the normaliser",
+}
+
+
+def _computed(a: Spec, b: Spec, compared: tuple[Compared, ...]) -> list[str]:
+    """What is done with the pairs, where that differs."""
+    found: dict[str, None] = {}
+    for one in compared:
+        first, second = (spec.program.attend(*one.slots[0]) for spec in (a, b))
+        for name, words in _ASIDE.items():
+            if getattr(first, name) != getattr(second, name):
+                found[words] = None
+    return [f"what is done with the pairs differs: {', '.join(found)}"] if found else []

@@ -1,0 +1,76 @@
+"""Feature maps: rows of queries and keys as vectors whose products are the weights of pairs.
+
+A map may give its features in a frame: `values * exp(log)` is what is meant, with a number `log`
+for each row, so that exponentials neither overflow nor vanish. The frame of a query cancels in its
+quotient; those of keys are brought together where they are summed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Protocol, TypeAlias
+
+import torch
+from torch.nn import functional
+
+Tables: TypeAlias = Mapping[str, torch.Tensor]
+
+
+@dataclass(frozen=True)
+class Features:
+    """Features `values` [..., n, m] of rows, times `exp(log)`, log [..., n], where it is there.
+
+    A frame is a constant to autograd: what it takes out of the values it puts back.
+    """
+
+    values: torch.Tensor
+    log: torch.Tensor | None = None
+
+
+class FeatureMap(Protocol):
+    """Rows [B, K, n, d] of K heads to features of them, in the type of the rows."""
+
+    def queries(self, x: torch.Tensor, tables: Tables) -> Features: ...
+
+    def keys(self, x: torch.Tensor, tables: Tables) -> Features: ...
+
+    def width(self, size: int) -> int:
+        """About how many features rows of a size have."""
+
+
+@dataclass(frozen=True)
+class Elementwise:
+    """The maps of `linear`: elu1, relu, squared_relu, exp, identity."""
+
+    feature: str
+
+    def queries(self, x: torch.Tensor, tables: Tables) -> Features:
+        match self.feature:
+            case "elu1":
+                # elu(x) + 1 would round to 0 from about -17 on in float32
+                return Features(torch.exp(x.clamp(max=0.0)) + torch.relu(x))
+            case "relu":
+                return Features(torch.relu(x))
+            case "squared_relu":
+                return Features(torch.relu(x).square())
+            case "exp":
+                return exponentials(x)
+            case _:
+                return Features(x)
+
+    keys = queries
+
+    def width(self, size: int) -> int:
+        return size
+
+
+def exponentials(x: torch.Tensor, log: torch.Tensor | None = None) -> Features:
+    """exp(x + log) of rows x [..., n, m], the largest of each row in its frame."""
+    top = x.detach().amax(-1)
+    return Features(torch.exp(x - top[..., None]), top if log is None else top + log)
+
+
+def unit(x: torch.Tensor) -> torch.Tensor:
+    """Rows of length 1; a row of zeros stays one."""
+    return functional.normalize(x, dim=-1, eps=torch.finfo(x.dtype).tiny ** 0.5)

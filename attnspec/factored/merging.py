@@ -1,0 +1,107 @@
+"""Exact weights and those of a kernel in one sum: `GRAPH + MECHANISM` on some rows and columns.
+
+All of a row is computed in one frame, the larger of that of its sums and of its highest score.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import torch
+from torch.nn import functional
+
+from attnspec.factored.blocks import Given, Sums
+from attnspec.factored.feature_kernel import FeatureKernel
+from attnspec.factored.quotients import Quotient
+from attnspec.factored.summing import State, summed
+from attnspec.formula import Blocks, Formula, scale_of
+from attnspec.target import Call, Work
+
+
+@dataclass(frozen=True)
+class Rows:
+    """What the kernel says of queries [B, K, R, …, n]: features, their frames, the sums over all
+    keys with that of the weights last, and the frames of these."""
+
+    q: torch.Tensor
+    features: torch.Tensor
+    log: torch.Tensor
+    sums: torch.Tensor
+    logs: torch.Tensor
+
+
+@dataclass(frozen=True)
+class Columns:
+    """The same of keys [B, K, …, n]."""
+
+    k: torch.Tensor
+    features: torch.Tensor
+    log: torch.Tensor
+    values: torch.Tensor
+
+
+def graph_of(work: Work) -> Work:
+    """The graph of a work, by itself."""
+    return replace(work, mechanism=None, hybrid=False, causal=False, layer=0)
+
+
+def shared_quotient(kernel: FeatureKernel) -> Quotient:
+    """What sums of exact weights and of a kernel's are divided by."""
+    mine = kernel.how.quotient
+    return Quotient(least=max(mine.least, mine.added))
+
+
+def rows_of_kernel(kernel: FeatureKernel, given: Given, state: State) -> tuple[Rows, State]:
+    """What the kernel says of all queries, on top of the sums in `state`, and the state after."""
+    sums = Sums(kernel.how, given)
+    parts, logs = [], []
+    for found in summed(sums, state):
+        parts.append(sums.unchunked(found.sums, found.span))
+        log = found.logs
+        if log is None:
+            log = found.sums.new_zeros(found.sums.shape[:-1])
+        logs.append(sums.unchunked(log[..., None], found.span)[..., 0])
+        state = found.after
+    total, frames = torch.cat(parts, 3), torch.cat(logs, 3)
+    q = given.q.to(total.dtype)
+    queries = kernel.how.map.queries(q.flatten(2, 3), given.tables)
+    features = queries.values.view(*q.shape[:4], -1)
+    log = torch.zeros_like(frames) if queries.log is None else queries.log.view(frames.shape)
+    return Rows(q, features, log.detach(), total, frames), state
+
+
+def columns_of_kernel(kernel: FeatureKernel, given: Given) -> Columns:
+    """What it says of all keys: their features, and values with a 1 behind each."""
+    kind = torch.promote_types(given.k.dtype, torch.float32)
+    k, v = given.k.to(kind), given.v.to(kind)
+    found = kernel.how.map.keys(k, given.tables)
+    log = k.new_zeros(k.shape[:-1]) if found.log is None else found.log.detach()
+    return Columns(k, found.values, log, functional.pad(v, (0, 1), value=1.0))
+
+
+def merged(
+    work: Work,
+    formula: Formula,
+    quotient: Quotient,
+    rows: Rows,
+    columns: Columns,
+    blocks: Blocks,
+    call: Call,
+) -> torch.Tensor:
+    """The outputs of rows [B, K, R, G, h, …] whose pairs of the graph are among the columns
+    [B, K, G, w, …]."""
+    k = columns.k[:, :, None].transpose(-1, -2)
+    scores = (rows.q * scale_of(work, rows.q.shape[-1])) @ k
+    scores = formula.changed(scores, blocks.distance, call)
+    mask = blocks.mask
+    if mask is not None:
+        scores = scores.masked_fill(~mask, -torch.inf)
+    top = torch.maximum(scores.detach().amax(-1), rows.logs)[..., None]
+    # what the kernel gave the pairs, whose frames are below that of their row
+    frame = rows.log[..., None] + columns.log[:, :, None, :, None] - top
+    if mask is not None:
+        frame = frame.masked_fill(~mask, -torch.inf)
+    given = rows.features @ columns.features[:, :, None].transpose(-1, -2) * torch.exp(frame)
+    weights = torch.exp(scores - top) - given
+    sums = weights @ columns.values[:, :, None] + rows.sums * torch.exp(rows.logs[..., None] - top)
+    return quotient.of(sums, top[..., 0])

@@ -1,0 +1,68 @@
+"""What sums of weighted values are divided by, so that no input divides by zero."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+
+
+@dataclass(frozen=True)
+class Quotient:
+    """Sums are divided by nothing, or by the sum of the weights with `added` to it and kept at
+    least `least` away from 0, with its sign.
+
+    Sums stand for a multiple exp(log) of what is meant, log None for 1: `added` and `least` are
+    about what is meant.
+    """
+
+    divides: bool = True
+    added: float = 0.0
+    least: float = 0.0
+
+    def of(self, sums: torch.Tensor, log: torch.Tensor | None) -> torch.Tensor:
+        """What sums [..., e] are worth; the last of them is that of the weights if it divides."""
+        if not self.divides:
+            return sums if log is None else sums * torch.exp(log)[..., None]
+        return sums[..., :-1] / self.divisor(sums[..., -1], log)[..., None]
+
+    def divisor(self, total: torch.Tensor, log: torch.Tensor | None) -> torch.Tensor:
+        """What a sum of weights divides by."""
+        unit = torch.ones_like(total) if log is None else torch.exp(-log)
+        if self.added:
+            total = total + self.added * unit
+        if self.least:
+            least = self.least * unit
+            total = torch.where(total.abs() >= least, total, torch.where(total < 0, -least, least))
+        if log is not None:
+            # in frames of their own, no feature of a query may meet one of a key: nothing is read
+            total = torch.where(total.abs() >= _tiny(total), total, _tiny(total))
+        return torch.where(total == 0, 1.0, total)
+
+    def gradient(
+        self,
+        grad: torch.Tensor,
+        out: torch.Tensor,
+        total: torch.Tensor,
+        log: torch.Tensor | None,
+    ) -> torch.Tensor:
+        """The gradient of the sums, where `grad` is that of `out` [..., e] and `total` the sum of
+        the weights."""
+        if not self.divides:
+            return grad if log is None else grad * torch.exp(log)[..., None]
+        divisor = self.divisor(total, log)
+        grad = grad / divisor[..., None]
+        of_total = -(grad * out).sum(-1, keepdim=True)
+        if self.least:
+            unit = torch.ones_like(total) if log is None else torch.exp(-log)
+            kept = (total + self.added * unit).abs() >= self.least * unit
+            of_total = of_total * kept[..., None]
+        if log is not None:
+            of_total = of_total * (divisor.abs() > _tiny(total))[..., None]
+        return torch.cat([grad, of_total], -1)
+
+
+def _tiny(total: torch.Tensor) -> float:
+    """A sum of features in frames, which are 1 at most, that is none."""
+    return math.pow(torch.finfo(total.dtype).tiny, 0.75)

@@ -1,0 +1,73 @@
+"""Random features: products of them estimate exp(x . y), or a Gaussian of the distance.
+
+With directions w_1 .. w_m: positive exp(w . x - |x|^2 / 2), hyperbolic the same with -w as well,
+trigonometric exp(|x|^2 / 2) (sin, cos)(w . x), relu(w . x); all over the root of their number.
+Sources: Choromanski et al. 2021, "Rethinking Attention with Performers", lemma 1 and section 2.3;
+Rahimi, Recht 2007, "Random Features for Large-Scale Kernel Machines".
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+
+from attnspec.factored.features import Features, Tables, exponentials, unit
+
+
+@dataclass(frozen=True)
+class RandomFeatures:
+    """Features of x times `factor` along the directions `tables["directions"]` [K, m, d].
+
+    `kind` is that of `favor`, or `gaussian`, whose products estimate exp(-|x - y|^2 / 2).
+    """
+
+    kind: str
+    count: int
+    factor: float | None = None
+
+    def queries(self, x: torch.Tensor, tables: Tables) -> Features:
+        # None is d^(-1/4), the root of the usual scale of scores
+        x = x * (x.shape[-1] ** -0.25 if self.factor is None else self.factor)
+        along = x @ tables["directions"].transpose(-1, -2)
+        half = x.square().sum(-1, keepdim=True) / 2
+        log = x.new_full(x.shape[:-1], -math.log(self.count) / 2)
+        match self.kind:
+            case "positive":
+                return exponentials(along - half, log)
+            case "gaussian":
+                return exponentials(along - 2 * half, log)
+            case "hyperbolic":
+                both = torch.cat([along - half, -along - half], -1)
+                return exponentials(both, log - math.log(2) / 2)
+            case "trig":
+                top = half.detach()
+                waves = torch.cat([torch.sin(along), torch.cos(along)], -1)
+                return Features(waves * torch.exp(half - top), top[..., 0] + log)
+            case _:
+                return Features(torch.relu(along) / math.sqrt(self.count))
+
+    keys = queries
+
+    def width(self, size: int) -> int:
+        return self.count * (2 if self.kind in ("hyperbolic", "trig") else 1)
+
+
+@dataclass(frozen=True)
+class UnitWaves:
+    """(sin, cos)(w . x) of rows of length 1, each channel times a learned `tables["spread"]`
+    [K or 1, d]: products estimate a Gaussian of the distance."""
+
+    count: int
+
+    def queries(self, x: torch.Tensor, tables: Tables) -> Features:
+        spread = unit(x) * tables["spread"][:, None]
+        along = spread @ tables["directions"].transpose(-1, -2)
+        waves = torch.cat([torch.sin(along), torch.cos(along)], -1)
+        return Features(waves / math.sqrt(self.count))
+
+    keys = queries
+
+    def width(self, size: int) -> int:
+        return 2 * self.count

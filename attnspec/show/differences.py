@@ -1,0 +1,176 @@
+"""Two specs compared, for the terminal: what is said, and a picture of where they differ."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+from rich.text import Text
+
+from attnspec.algebra import Intersection, difference
+from attnspec.analysis.differences import Pairs, row_text
+from attnspec.elaborate.coverage import ranges
+from attnspec.show.tally import tally
+from attnspec.show.terminal import room_for, side_for
+
+if TYPE_CHECKING:
+    from attnspec.differing import Compared, Difference
+    from attnspec.relations import Relation
+    from attnspec.show.terminal import Signs
+
+LONGEST_DRAWN = 2048
+"""The longest sequence of which a picture is drawn: there every pair is looked at."""
+
+MOST_CELLS = 36
+"""The most cells along a side of a picture; each takes two columns."""
+
+MOST_SAID = 8
+"""The most groups of heads that are spoken of one by one."""
+
+_TITLE, _A, _B, _FAINT = "bold", "red", "green", "dim"
+
+
+def page(
+    found: Difference,
+    *,
+    labels: tuple[str, str] | None = None,
+    width: int = 80,
+    signs: Signs = "blocks",
+) -> Text:
+    """The whole comparison. `labels` say where the specs came from, `width` is in columns."""
+    text = Text()
+    for side, spec, style, label in zip(
+        "ab", (found.a, found.b), (_A, _B), labels or ("", ""), strict=True
+    ):
+        values = ", ".join(f"{name} = {value}" for name, value in spec.parameters.items())
+        text.append(side, style)
+        text.append(f"  {spec.name}" + (f"({values})" if values else ""), _TITLE)
+        text.append(f"  {label}\n" if label else "\n", _FAINT)
+    text.append(f"n = {found.n:,}\n")
+    for note in found.notes:
+        text.append(f"note: {note}\n")
+    # what differs first
+    groups = sorted(found.compared, key=lambda one: (one.equal is not False, one.equal is True))
+    for one in groups[:MOST_SAID]:
+        text.append("\n")
+        _append(text, one, found)
+    if len(groups) > MOST_SAID:
+        text.append(f"\nand {len(groups) - MOST_SAID:,} more groups of heads\n", _FAINT)
+    drawn = next((one for one in groups if one.equal is False), None)
+    if drawn is not None and drawn.relations is not None and found.n <= LONGEST_DRAWN:
+        text.append("\n")
+        if len(groups) > 1:
+            text.append(f"{_where(drawn, found)}\n")
+        text.append_text(_picture(*drawn.relations, found.n, width, signs))
+    text.rstrip()
+    return text
+
+
+def _append(text: Text, one: Compared, found: Difference) -> None:
+    """What is to be said of some heads."""
+    where = _where(one, found)
+    text.append(f"{where}: " if where else "")
+    if one.proven:
+        text.append("the same pairs for every n, by their form")
+        text.append("\n" if one.in_both is None else f": {one.in_both:,} here\n")
+        return
+    if one.equal is None:
+        text.append(f"not compared: {one.reason}\n")
+        return
+    if one.equal:
+        text.append(f"the same {one.in_both:,} pairs at n = {found.n:,}")
+        if one.differ_at is not None:
+            text.append(f", but not at n = {one.differ_at:,}\n")
+        else:
+            text.append("; their forms differ, so other lengths may too\n", _FAINT)
+        return
+    sides = [("only in a", one.only_in_a, _A), ("only in b", one.only_in_b, _B)]
+    counts = [f"{pairs.count:,}" for _, pairs, _ in sides if pairs is not None]
+    shared = f"{one.in_both:,}"
+    wide = max(len(number) for number in (*counts, shared))
+    text.append("they differ\n")
+    for (title, pairs, style), count in zip(sides, counts, strict=True):
+        text.append(f"  {title}", style)
+        text.append(f"  {count:>{wide}}  {_examples(pairs)}".rstrip() + "\n")
+    text.append(f"  in both    {shared:>{wide}}\n")
+    firsts = [pairs.first for _, pairs, _ in sides if pairs is not None and pairs.first is not None]
+    if one.relations is not None and firsts:
+        query = min(firsts)
+        here, there = (row_text(relation, query, found.n) for relation in one.relations)
+        text.append(f"  query {query:,} reads {here} in a, {there} in b\n")
+
+
+def _examples(pairs: Pairs | None) -> str:
+    """`of 12 queries, 3 to 90: (3, 0), (3, 1), …`."""
+    if not pairs or pairs.first is None or pairs.last is None:
+        return ""
+    span = f"{pairs.first:,}"
+    if pairs.last != pairs.first:
+        span += f" to {pairs.last:,}"
+    queries = f"of {pairs.queries:,} queries, {span}" if pairs.queries > 1 else f"of query {span}"
+    listed = ", ".join(f"({q}, {k})" for q, k in pairs.examples)
+    return f"{queries}: {listed}" + (", …" if pairs.count > len(pairs.examples) else "")
+
+
+def _where(one: Compared, found: Difference) -> str:
+    """Which layers and heads these are; "" where there is one of each."""
+    every = {slot for other in found.compared for slot in other.slots}
+    if len(every) == 1:
+        return ""
+    if len(one.slots) == len(every):
+        return "every head"
+    heads: dict[tuple[int, ...], list[int]] = {}
+    for layer in sorted({layer for layer, _ in one.slots}):
+        own = tuple(sorted(head for at, head in one.slots if at == layer))
+        heads.setdefault(own, []).append(layer)
+    layers, of_layer = ({slot[side] for slot in every} for side in (0, 1))
+    parts = []
+    for own, at in heads.items():
+        words = [f"layer {ranges(at)}"] if len(layers) > 1 and len(at) < len(layers) else []
+        if len(of_layer) > 1:
+            words.append("every head" if len(own) == len(of_layer) else f"head {ranges(list(own))}")
+        parts.append(" ".join(words) or "every layer")
+    return "; ".join(parts)
+
+
+# --- the picture ----------------------------------------------------------------------------------
+
+_NONE, _SAME, _ONLY_A, _ONLY_B, _EITHER = range(5)
+
+_SIGNS = {
+    "blocks": ("· ", "░░", "aa", "bb", "ab"),
+    "ascii": (". ", "::", "aa", "bb", "ab"),
+}
+
+
+def _picture(first: Relation, second: Relation, n: int, width: int, signs: Signs) -> Text:
+    """Cells of several pairs each, marked by what is in them: `a` and `b` where one spec reads
+    what the other does not."""
+    side = side_for(n, min(MOST_CELLS, room_for(n, width) // 2))
+    pairs = (difference(first, second), difference(second, first), Intersection((first, second)))
+    only_a, only_b, both = (tally(one, n, side, False).density > 0 for one in pairs)
+    kinds = np.where(both, _SAME, _NONE)
+    kinds[only_a] = _ONLY_A
+    kinds[only_b] = _ONLY_B
+    kinds[only_a & only_b] = _EITHER
+    plain = signs == "ascii"
+    written = _SIGNS["ascii" if plain else "blocks"]
+    if side > 1:
+        written = ("  ", *written[1:])
+    styles = ("", _FAINT, _A, _B, "yellow")
+    step = max(1, -(-len(str(n - 1)) // 2) + 1, len(kinds) // 4)
+    margin = len(str(n - 1))
+    numbers = "".join(str(at * side).ljust(2 * step) for at in range(0, len(kinds), step))
+    text = Text("query ↓  key →\n")
+    text.append(f"{' ' * (margin + 2)}{numbers.rstrip()}\n")
+    for at, line in enumerate(kinds.tolist()):
+        label = str(at * side) if at % step == 0 else ""
+        text.append(f"{label:>{margin}} {'|' if plain else '│'}")
+        for kind in line:
+            text.append(written[kind], styles[kind])
+        text.append(f"{'|' if plain else '│'}\n")
+    cell = f"a cell is {side:,} × {side:,} pairs: " if side > 1 else ""
+    text.append(f"{cell}{written[1]} the same, aa only in a, bb only in b")
+    if (kinds == _EITHER).any():
+        text.append(", ab some of each")
+    return text

@@ -1,0 +1,109 @@
+"""Going on with a causal attention: what is kept of the positions before, and what runs then."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import cast
+
+import torch
+
+from attnspec.keeping import Keeper, Kept
+from attnspec.look_back import look_back
+from attnspec.planning import choose
+from attnspec.target import Call, Kernel, Streamable, Work
+from attnspec.works import Binder
+
+
+@dataclass(frozen=True, eq=False)
+class StreamState:
+    """What a causal attention keeps of the first `position` positions, for each group of heads."""
+
+    position: int
+    parts: tuple[object, ...]
+
+    @staticmethod
+    def first(
+        state: StreamState | None, groups: int, q: torch.Tensor, k: torch.Tensor
+    ) -> StreamState:
+        """The state to go on from; raises unless it is one of so many groups and all positions have
+        queries and keys."""
+        if q.shape[2] != k.shape[2]:
+            raise ValueError(
+                "a step takes the queries, keys and values of the same positions,"
+                f" got q {list(q.shape)}, k {list(k.shape)}"
+            )
+        if state is None:
+            return StreamState(0, (None,) * groups)
+        given: object = state
+        if not isinstance(given, StreamState):
+            raise TypeError(
+                f"state must be what a step returned, or None, got {type(given).__name__}"
+            )
+        if len(state.parts) != groups:
+            raise ValueError(
+                f"the state is of another layer or module: it has {len(state.parts)} groups of"
+                f" heads, and {groups} are needed"
+            )
+        return state
+
+
+def streamed_works(binder: Binder, layer: int, heads: int) -> list[tuple[Work, tuple[int, ...]]]:
+    """What groups of heads compute at every length; ValueError where that is not one thing."""
+    name = binder.program.name
+    if not binder.program.causal:
+        raise ValueError(
+            f"`{name}` is not causal: a position may read later ones, so that no step"
+            " can answer before the end"
+        )
+    if binder.depends_on_length(layer):
+        raise ValueError(f"what `{name}` computes depends on n, which is not known before the end")
+    return binder.works(layer, heads, 1, 1)
+
+
+def stream_kernel(work: Work, heads: tuple[int, ...], device: torch.device, backend: str) -> Kernel:
+    """What goes on with a work; raises ValueError where nothing can."""
+    if work.mechanism is not None and not work.hybrid:
+        kernel = choose(work, device.type, backend).build(work, heads, device)
+        if not isinstance(kernel, Streamable):
+            raise ValueError(f"`{work.mechanism.name}` has no state of constant size to go on from")
+        return kernel
+    if work.reads:
+        names = ", ".join(f"`{name}`" for name in work.reads)
+        raise ValueError(f"the graph reads the run-time input {names}, which a step does not take")
+    found = look_back(work.relation)
+    if found is None:
+        raise ValueError(
+            "the graph has no bound on how far back a position reads, at every length: a step keeps"
+            " the keys of windows, blocks and first positions"
+        )
+    keeper = Keeper(found, heads, device)
+    if work.mechanism is None:
+        return cast(Kernel, GraphStream(work, keeper))
+    kernel = choose(work, device.type, backend).build(work, heads, device)
+    return cast(Kernel, kernel.streamed(keeper))  # type: ignore[attr-defined]
+
+
+def streamable(kernel: Kernel) -> Streamable:
+    """A kernel that goes on from a state."""
+    if not isinstance(kernel, Streamable):
+        raise ValueError("the kernel cannot go on from a state")
+    return kernel
+
+
+@dataclass(frozen=True, eq=False)
+class GraphStream:
+    """Goes on with a graph: keeps the keys that a later position may read, no other."""
+
+    work: Work
+    keeper: Keeper
+
+    def step(
+        self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, call: Call, state: object
+    ) -> tuple[torch.Tensor, object]:
+        batch, heads, rows, size = q.shape
+        keys = k.shape[1]
+        seen = self.keeper.seen(self.work, k, v, state if isinstance(state, Kept) else None)
+        grouped = q.view(batch, keys, heads // keys, 1, rows, size)
+        k, v = seen.keys[:, :, None], seen.values[:, :, None]
+        out = seen.formula(grouped, k, v, seen.blocks, call)
+        return out.reshape(batch, heads, rows, v.shape[-1]), seen.kept

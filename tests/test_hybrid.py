@@ -1,0 +1,170 @@
+"""`GRAPH + MECHANISM`: exact on the graph's pairs, the kernel elsewhere, one denominator."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+from attention_checks import check_transforms, spec_of
+
+from attnspec.factored.definitions import undivided
+from attnspec.runtime import CompiledAttention
+from attnspec.spec import Spec
+from attnspec.target import BackendError
+from attnspec.verification import verify
+
+GRAPHS = (
+    "window(radius = 3)",
+    "(window(before = 20, after = 0) | global(first(2)))",
+    "random(keys = 3, seed = 1)",
+    "window(radius = 200)",
+    "columns(every(7))",
+    "rows(first(4))",
+    "where(k > q + 200)",
+)
+MECHANISMS = (
+    "linear()",
+    "linear(feature = exp)",
+    "linear(feature = identity)",
+    "favor(features = 16)",
+    "favor(features = 16, kind = trig)",
+    "rfa(features = 16)",
+    "taylor()",
+    "taylor(order = 2)",
+    "rbf(features = 16)",
+)
+
+
+def module_of(spec: Spec) -> CompiledAttention:
+    module = spec.compile(head_size=6).double()
+    with torch.no_grad():
+        for parameter in module.parameters():
+            parameter.normal_(generator=torch.Generator().manual_seed(3))
+    return module
+
+
+def tensors(heads: int, keys: int, n_q: int, n_k: int) -> list[torch.Tensor]:
+    source = torch.Generator().manual_seed(n_k)
+    shapes = ((heads, n_q, 6), (keys, n_k, 6), (keys, n_k, 4))
+    return [
+        torch.randn(1, *shape, generator=source, dtype=torch.float64).requires_grad_()
+        for shape in shapes
+    ]
+
+
+def written_out(
+    spec: Spec, module: CompiledAttention, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """The output, and the sums of the weights' sizes over the size of their sum: how much may
+    cancel."""
+    n_q, n_k = q.shape[2], k.shape[2]
+    outs, sizes = [], []
+    for work, heads in module._binder.works(0, q.shape[1], n_q, n_k):
+        alone = replace(work, hybrid=False)
+        for head in heads:
+            at = head // (q.shape[1] // k.shape[1])
+            tables = {
+                part: module.get_parameter(name)[0, 0] for part, name in module.tables_of(work)
+            }
+            mask = torch.from_numpy(spec.mask(n_k, head=head)[n_k - n_q :])
+            kernel = undivided(alone, head, q[0, head], k[0, at], tables)
+            exact = torch.exp(q[0, head] @ k[0, at].T / 6**0.5)
+            weights = torch.where(mask, exact, kernel)
+            total = weights.sum(-1, keepdim=True)
+            sizes.append((weights.abs() + kernel.abs()).sum(-1, keepdim=True) / total.abs())
+            outs.append((head, weights / total @ v[0, at]))
+    found = torch.stack([out for _, out in sorted(outs, key=lambda each: each[0])])
+    return found[None], torch.stack(sizes).detach().max()
+
+
+@pytest.mark.parametrize("causal", ["", "causal"])
+@pytest.mark.parametrize("mechanism", MECHANISMS)
+@pytest.mark.parametrize("graph", GRAPHS)
+def test_values_and_gradients_are_those_of_the_formula(
+    graph: str, mechanism: str, causal: str
+) -> None:
+    spec = spec_of(f"{causal} attend {graph} + {mechanism}")
+    module = module_of(spec)
+    for heads, keys, n_q, n_k in ((2, 2, 1, 1), (2, 1, 67, 67), (2, 2, 130, 130), (2, 2, 30, 100)):
+        given = tensors(heads, keys, n_q, n_k)
+        found = module(*given)
+        meant, size = written_out(spec, module, *given)
+        grad = torch.randn(meant.shape, generator=torch.Generator().manual_seed(1)).double()
+        results = [
+            [out, *torch.autograd.grad(out, given, grad, allow_unused=True, materialize_grads=True)]
+            for out in (found, meant)
+        ]
+        for one, other in zip(*results, strict=True):
+            scale = max(1.0, other.detach().abs().max().item())
+            error = 1e-11 * max(1.0, size.item() ** 2)
+            torch.testing.assert_close(one / scale, other / scale, rtol=0, atol=error)
+
+
+@pytest.mark.parametrize("mechanism", ["linear()", "favor(features = 16)"])
+def test_a_graph_of_all_pairs_is_softmax(mechanism: str) -> None:
+    for causal in ("", "causal"):
+        q, k, v = tensors(2, 2, 90, 90)
+        found = module_of(spec_of(f"{causal} attend full + {mechanism}"))(q, k, v)
+        meant = torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=bool(causal))
+        torch.testing.assert_close(found, meant, rtol=1e-9, atol=1e-9)
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        "causal heads 2 attend window(before = 9, after = 0) + linear() score bias(buckets = 8)",
+        "attend window(radius = 5) + favor(features = 8) scale 0.3 score softcap(cap = 2)",
+        "causal heads 3 attend window(radius = 5) + taylor() head 1 { attend linear() }"
+        " head 2 { attend window(radius = 5) } score alibi()",
+    ],
+)
+def test_scores_are_changed_on_the_graph_alone(body: str) -> None:
+    if "head 1" in body:
+        body = body.replace("score alibi()", "")
+    found = verify(spec_of(body).program, 150)
+    assert found.ok, str(found)
+
+
+def test_padding_is_as_if_it_were_not_there() -> None:
+    module = module_of(spec_of("causal attend where(k % 2 == 0 or q == k) + favor(features = 8)"))
+    q, k, v = tensors(2, 2, 90, 90)
+    padding = torch.ones(1, 90, dtype=torch.bool)
+    padding[:, 70:] = False
+    out = module(q, k, v, key_padding_mask=padding)[:, :, :70]
+    torch.testing.assert_close(out, module(*(x[:, :, :70] for x in (q, k, v))))
+
+
+def test_no_bit_of_a_row_depends_on_the_future() -> None:
+    module = module_of(spec_of("causal attend window(radius = 9) + favor(features = 8)")).float()
+    q, k, v = (x.detach().float() for x in tensors(2, 2, 200, 200))
+    before = module(q, k, v)
+    for at in (1, 64, 150):
+        later = [x.clone() for x in (q, k, v)]
+        for x in later:
+            x[:, :, at:] = 20 * torch.randn_like(x[:, :, at:])
+        assert torch.equal(module(*later)[:, :, :at], before[:, :, :at])
+
+
+@pytest.mark.filterwarnings("ignore:.torch.jit.script. is deprecated:DeprecationWarning")
+def test_transforms_and_export() -> None:
+    module = module_of(spec_of("causal attend window(radius = 9) + favor(features = 8)"))
+    q, k, v = (x.detach().expand(2, -1, -1, -1).clone() for x in tensors(2, 2, 70, 70))
+    check_transforms(module, q, k, v)
+    program = torch.export.export(module, (q, k, v), strict=False)
+    torch.testing.assert_close(program.module()(q, k, v), module(q, k, v))
+
+
+@pytest.mark.parametrize(
+    ("body", "message"),
+    [
+        ("attend window(radius = 3) + linear(normalize = none)", "has no denominator to share"),
+        ("causal attend window(radius = 3) + rfa(gated = true)", "a gate forgets"),
+        ("attend window(radius = 3) + linear() normalize relu", "not of `normalize relu`"),
+        ("input x: ids attend same(x) + linear()", "reads the run-time input `x`"),
+    ],
+)
+def test_what_has_no_meaning_is_refused(body: str, message: str) -> None:
+    spec = spec_of(body)
+    with pytest.raises(BackendError, match=message):
+        spec.plan(64)
