@@ -17,7 +17,7 @@ PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist loadgro
 SPEC ?= examples/sparse_strided.attn
 EMITTED := $(notdir $(SPEC:.attn=_attn.py))
 
-.PHONY: help setup demo test lint types format slow reference minilm bench bench-quick clean
+.PHONY: help setup demo test lint types format slow reference minilm bench bench-quick accuracy clean
 
 help:  ## print the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-11s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -77,6 +77,11 @@ bench: $(INSTALLED)  ## time everything beside its rivals, draw the tables and p
 bench-quick: $(INSTALLED)  ## the same for short sequences, printed only (3 minutes)
 	$(BIN)/python -m pip install --quiet -c constraints-dev.txt -r benchmarks/requirements.txt
 	$(BIN)/python -m benchmarks --quick
+
+accuracy: $(INSTALLED)  ## train every system on small real tasks (half an hour)
+	$(BIN)/python -m pip install --quiet -c constraints-dev.txt -r benchmarks/requirements.txt
+	OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks.accuracy
+	$(BIN)/python benchmarks/readme_tables.py
 
 clean:  ## remove everything that the targets above made
 	rm -rf $(VENV) build dist *.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis *_attn.py

@@ -235,7 +235,7 @@ def _coarse(
     """All pairs of some tiles of queries."""
     rows, columns = np.repeat(chosen, k.count), np.tile(np.arange(k.count), len(chosen))
     if is_closed(relation):
-        kinds = _cover(relation, q, k, rows, columns, n)
+        kinds = _cover(relation, q, k, chosen[:, None], np.arange(k.count)[None], n).ravel()
     else:
         # its cover would evaluate every pair, and the layout does so again
         kinds = np.full(len(rows), SOME, np.uint8)
@@ -249,9 +249,13 @@ def _finer_level(relation: Relation, above: _Level, q: Axis, k: Axis, most: int,
     chosen, times = _thinned(len(rows), most)
     if len(chosen) * _FANOUT**2 > _PAIRS:
         raise TooFine(f"more than {_PAIRS:,} pairs of tiles")
-    rows, columns = _children((above.q, above.k), (q, k), rows[chosen], columns[chosen])
-    kinds = _cover(relation, q, k, rows, columns, n)
-    return _Level(q, k, rows, columns, kinds, above.weight * times)
+    # what is known of one side alone is looked at once for all tiles of the other
+    rows = _finer(above.q, q, rows[chosen])[:, :, None]
+    columns = _finer(above.k, k, columns[chosen])[:, None, :]
+    kinds = _cover(relation, q, k, np.maximum(rows, 0), np.maximum(columns, 0), n)
+    exist = (rows >= 0) & (columns >= 0)
+    rows, columns = np.broadcast_arrays(rows, columns)
+    return _Level(q, k, rows[exist], columns[exist], kinds[exist], above.weight * times)
 
 
 def _thinned(count: int, most: int) -> tuple[np.ndarray, float]:
@@ -270,10 +274,14 @@ def _coarsest(side: Side) -> int:
 def _cover(
     relation: Relation, q: Axis, k: Axis, rows: np.ndarray, columns: np.ndarray, n: int
 ) -> np.ndarray:
-    kinds = np.empty(len(rows), np.uint8)
-    for low in range(0, len(rows), _AT_ONCE):
-        part = np.s_[low : low + _AT_ONCE]
-        kinds[part] = relation.cover(q.at(rows[part]), k.at(columns[part]), n)
+    """The cover of pairs of tiles whose numbers broadcast against each other."""
+    shape = np.broadcast_shapes(rows.shape, columns.shape)
+    kinds = np.empty(shape, np.uint8)
+    step = max(1, _AT_ONCE // max(1, kinds[:1].size))
+    for low in range(0, shape[0], step):
+        part = np.s_[low : low + step]
+        both = columns if len(columns) == 1 < shape[0] else columns[part]
+        kinds[part] = relation.cover(q.at(rows[part]), k.at(both), n)
     return kinds
 
 

@@ -42,6 +42,9 @@ def bounds(scalar: Scalar, values: Mapping[str, Bounds]) -> Bounds:
 def _outward(a: Bounds) -> Bounds:
     """The bounds without NaN, and widened where whole numbers are rounded."""
     low, high = (np.asarray(end) for end in a)
+    # a NaN is never inside
+    if low.size and low.min() > -_EXACT and high.size and high.max() < _EXACT:
+        return low, high
     low = np.where(np.isnan(low), -np.inf, low)
     high = np.where(np.isnan(high), np.inf, high)
     low = np.where(np.abs(low) >= _EXACT, np.nextafter(low, -np.inf), low)
@@ -144,8 +147,12 @@ def _reduce(op: np.ufunc, a: list[Bounds]) -> Bounds:
 
 
 def _quotient(op: str, a: Bounds, b: Bounds) -> Bounds:
+    divide = np.floor_divide if op == "//" else np.divide
+    if b[0].size == 1 and b[0] == b[1] and b[0] > 0:
+        # the usual case, in half the divisions
+        return divide(a[0], b[0]), divide(a[1], b[0])
     zero = (b[0] <= 0) & (b[1] >= 0)
-    low, high = _corners(np.floor_divide if op == "//" else np.divide, a, b)
+    low, high = _corners(divide, a, b)
     return np.where(zero, -np.inf, low), np.where(zero, np.inf, high)
 
 

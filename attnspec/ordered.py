@@ -89,6 +89,8 @@ def _short(
     """FULL tiles with too few keys get a mask that leaves out the places behind them."""
     counts = k.lengths[columns]
     short = (kinds == FULL_TILE) & (counts < k.size)
+    if not short.any():
+        return kinds, masks
     lengths, which = np.unique(counts[short], return_inverse=True)
     held = np.arange(k.size) < lengths[:, None]
     more = np.broadcast_to(held[:, None], (len(lengths), *masks.shape[1:]))

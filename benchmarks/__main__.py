@@ -25,6 +25,7 @@ from benchmarks import (
     memory,
     packages,
     report,
+    untuned,
 )
 from benchmarks.cases import FULL, QUICK, Settings
 from benchmarks.fresh import Run, in_fresh_process
@@ -34,6 +35,7 @@ RESULTS = Path(__file__).resolve().parent / "results"
 
 PARTS: Mapping[str, Callable[[Settings, Run], dict[str, Json]]] = {
     "efficiency": lambda settings, run: efficiency.measure(settings),
+    "untuned": lambda settings, run: untuned.measure(settings),
     "flex": flex.measure,
     "packages": lambda settings, run: packages.measure(settings),
     "plans": block_plans.measure,

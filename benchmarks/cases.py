@@ -27,7 +27,7 @@ class Case:
     def text(self, n: int) -> str:
         """The spec's text at n positions."""
         rows = next(side for side in range(isqrt(n), 0, -1) if n % side == 0)
-        sides = {"{rows}": str(rows), "{columns}": str(n // rows)}
+        sides = {"{rows}": str(rows), "{columns}": str(n // rows), "{part}": str(n // 256)}
         body = self.body
         for mark, side in sides.items():
             body = body.replace(mark, side)
@@ -78,6 +78,29 @@ BY_ROOT = (
     Case("fixed(√n, 8)", "attend fixed(stride = isqrt(n), cells = 8)", 1.6),
 )
 """Patterns of about n√n pairs."""
+
+UNTUNED = (
+    Case("where, a residue of q and k", "attend where((q * 7 + k * 3) % 11 == 0)"),
+    Case(
+        "five strides",
+        "attend residue(step = 3) | residue(step = 5) | residue(step = 7)"
+        " | residue(step = 11) | residue(step = 13)",
+    ),
+    Case("window without a residue", "attend window(radius = 300) - residue(step = 3)"),
+    Case("causal expander", "attend expander(degree = 32, seed = 1) & causal"),
+    Case("3-D neighbourhoods", "sequence grid(8, {part}, 32) attend neighborhood(5, 7, 7)"),
+    Case("unequal documents", "causal input document: ids attend same(document)"),
+    Case(
+        "a hidden window",
+        "attend where(q * 5 % n - k * 5 % n <= 60 and k * 5 % n - q * 5 % n <= 60)",
+    ),
+    Case("window, alibi", "heads 4 attend window(radius = 256) score alibi()"),
+    Case("strided, softcap", "attend strided(stride = 128) score softcap(cap = 30)"),
+)
+"""Patterns that nothing is tuned for, and score changes; `{part}` is n / 256."""
+
+UNTUNED_TARGET = 1.2
+"""How much more time than dense attention they may take."""
 
 CASES: Mapping[str, Case] = {case.name: case for case in (*BANDED, *SCATTERED, *BY_ROOT)}
 
@@ -153,6 +176,7 @@ class Settings:
     rounds: int
     n: int
     efficiency: tuple[str, ...]
+    untuned_n: int
     flex_n: int
     flex: tuple[str, ...]
     compiled: bool
@@ -179,6 +203,7 @@ FULL = Settings(
     rounds=5,
     n=16_384,
     efficiency=_LISTED,
+    untuned_n=8_192,
     flex_n=8_192,
     flex=_LISTED,
     compiled=True,
@@ -204,6 +229,7 @@ QUICK = Settings(
     rounds=3,
     n=4_096,
     efficiency=_LISTED,
+    untuned_n=2_048,
     flex_n=4_096,
     flex=("window(256)", "strided(128)"),
     compiled=True,

@@ -70,6 +70,25 @@ def _efficiency(part: Figures) -> str:
     )
 
 
+def _untuned(part: Figures) -> str:
+    rows = [
+        [
+            row["name"],
+            _backends(row),
+            _time(row["ours"]["median"]),
+            _time(row["dense"]["median"]),
+            f"{row['ratio']:.2f}×",
+        ]
+        for row in part["rows"]
+    ]
+    return _section(
+        f"Patterns that nothing is tuned for, n = {part['n']:,}, forward",
+        f"Beside dense attention without a mask. Target: at most {part['target']:g}×.",
+        "pattern | backend | attnspec | dense | ratio",
+        rows,
+    )
+
+
 def _flex(part: Figures) -> str:
     rows = [
         _unmeasured(row, 5)
@@ -267,6 +286,7 @@ def _choices(part: Figures) -> str:
 
 TABLES: dict[str, Callable[[Figures], str]] = {
     "efficiency": _efficiency,
+    "untuned": _untuned,
     "flex": _flex,
     "packages": _packages,
     "plans": _plans,

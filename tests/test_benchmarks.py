@@ -30,6 +30,7 @@ TINY = Settings(
     rounds=1,
     n=144,
     efficiency=("window(256)", "random(32)"),
+    untuned_n=256,
     flex_n=128,
     flex=("strided(128)",),
     compiled=False,

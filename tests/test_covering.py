@@ -22,7 +22,7 @@ from attnspec.ordered import parted, step_layout
 from attnspec.planning import candidates, choose
 from attnspec.relations import Relation, evaluate_pairs
 from attnspec.steps import NATURAL, Order
-from attnspec.target import BackendError, Softcap, Work
+from attnspec.target import BackendError, Work
 
 MILLION = 1 << 20
 
@@ -106,7 +106,7 @@ def test_graphs_of_nearly_all_pairs_are_laid_out_in_large_tiles(body: str) -> No
     layouts = layouts_of(bands_of(relation, MILLION, MILLION), MILLION, MILLION)
     assert sum(len(layout.keys) for layout in layouts) <= 1 << 20
     assert sum(layout.masks.nbytes for layout in layouts) <= 1 << 25
-    work = Work(relation, MILLION, MILLION, changes=(Softcap(5.0),))
+    work = Work(relation, MILLION, MILLION, normalize="relu")
     assert choose(work, "cpu").name == "tiles"
     assert TilesBackend().tile(work) > 128
 

@@ -1,0 +1,147 @@
+"""The tasks: sequences of tokens with the places at which a class is to be found."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from benchmarks.accuracy.cifar import cifar10
+
+IGNORED = -100
+"""The label of a place where nothing is asked."""
+
+
+@dataclass(frozen=True, eq=False)
+class Examples:
+    """Tokens int64 [m, n], and labels int64 [m] of whole sequences, or [m, n] of places."""
+
+    tokens: torch.Tensor
+    labels: torch.Tensor
+
+    def take(self, index: torch.Tensor) -> Examples:
+        """The examples with these numbers."""
+        return Examples(self.tokens[index], self.labels[index])
+
+
+@dataclass(frozen=True, eq=False)
+class Task:
+    """Training and test examples; tokens are below `vocabulary`, labels below `classes`. So many
+    `steps` are trained."""
+
+    name: str
+    vocabulary: int
+    classes: int
+    train: Examples
+    test: Examples
+    steps: int = 1000
+
+    @property
+    def n(self) -> int:
+        """Tokens of a sequence."""
+        return int(self.train.tokens.shape[1])
+
+    @property
+    def chance(self) -> float:
+        """The accuracy of guessing."""
+        return 1 / self.classes
+
+
+def digits() -> Task:
+    """Handwritten digits pixel by pixel, 8 x 8 with 17 shades: those that come with scikit-learn.
+
+    Source: Alpaydin and Kaynak 1998, the test set of the UCI collection.
+    """
+    from sklearn.datasets import load_digits
+
+    found = load_digits()
+    tokens = torch.from_numpy(found.images.reshape(len(found.images), -1).astype(np.int64))
+    every = Examples(tokens, torch.from_numpy(found.target.astype(np.int64)))
+    order = torch.from_numpy(np.random.Generator(np.random.PCG64(0)).permutation(len(tokens)))
+    cut = len(order) * 4 // 5
+    return Task("sequential digits", 17, 10, every.take(order[:cut]), every.take(order[cut:]))
+
+
+OPERATORS: Mapping[str, Callable[[list[int]], int]] = {
+    "MAX": max,
+    "MIN": min,
+    "MED": lambda values: int(np.median(values)),
+    "SM": lambda values: sum(values) % 10,
+}
+"""What the lists of ListOps stand for: the median is rounded down, the sum is taken modulo 10."""
+
+_WORDS = (".", *map(str, range(10)), *(f"[{name}" for name in OPERATORS), "]")
+
+
+def listops(n: int = 96, count: int = 6000, depth: int = 4) -> Task:
+    """Nested lists of digits to be computed, brackets kept: `[MAX 2 [MIN 4 7 ] 0 ]`.
+
+    Source: Nangia and Bowman 2018, "ListOps"; here shorter, with at most five arguments each.
+    """
+    generator = np.random.Generator(np.random.PCG64(1))
+    tokens, labels = np.zeros((count, n), np.int64), np.zeros(count, np.int64)
+    made = 0
+    while made < count:
+        words, value = _expression(generator, depth)
+        if 8 <= len(words) <= n:
+            tokens[made, : len(words)] = [_WORDS.index(word) for word in words]
+            labels[made] = value
+            made += 1
+    every = Examples(torch.from_numpy(tokens), torch.from_numpy(labels))
+    cut = torch.arange(count).split([count * 5 // 6, count - count * 5 // 6])
+    return Task("ListOps", len(_WORDS), 10, every.take(cut[0]), every.take(cut[1]))
+
+
+def _expression(generator: np.random.Generator, depth: int) -> tuple[list[str], int]:
+    if depth == 0 or generator.random() < 0.4:
+        digit = int(generator.integers(10))
+        return [str(digit)], digit
+    name = list(OPERATORS)[generator.integers(len(OPERATORS))]
+    parts = [_expression(generator, depth - 1) for _ in range(generator.integers(2, 6))]
+    words = [word for part in parts for word in part[0]]
+    return [f"[{name}", *words, "]"], OPERATORS[name]([value for _, value in parts])
+
+
+def recall(pairs: int = 4, asked: int = 8, keys: int = 16, count: int = 24000) -> Task:
+    """Pairs of a key and a value, then some of the keys again: which value was theirs?
+
+    Source: Arora et al. 2023, "Zoology" (MQAR); here the questions stand at the end.
+    """
+    generator = np.random.Generator(np.random.PCG64(2))
+    n = 2 * pairs + asked
+    tokens = np.zeros((count, n), np.int64)
+    labels = np.full((count, n), IGNORED)
+    for row in range(count):
+        chosen = generator.permutation(keys)[:pairs]
+        values = generator.integers(0, keys, pairs)
+        tokens[row, 0 : 2 * pairs : 2] = chosen
+        tokens[row, 1 : 2 * pairs : 2] = keys + values
+        question = generator.integers(0, pairs, asked)
+        tokens[row, 2 * pairs :] = chosen[question]
+        labels[row, 2 * pairs :] = values[question]
+    every = Examples(torch.from_numpy(tokens), torch.from_numpy(labels))
+    cut = torch.arange(count).split([count * 5 // 6, count - count * 5 // 6])
+    train, test = every.take(cut[0]), every.take(cut[1])
+    # an induction head forms late, and then at once
+    return Task("associative recall", 2 * keys, keys, train, test, 3000)
+
+
+def images(folder: Path) -> Task:
+    """CIFAR-10 in grey, pixel by pixel: 1,024 tokens of 256 shades, from the folder of its Python
+    version."""
+    parts = [
+        Examples(torch.from_numpy(shades), torch.from_numpy(labels))
+        for shades, labels in cifar10(folder)
+    ]
+    return Task("CIFAR-10", 256, 10, parts[0], parts[1])
+
+
+TASKS: Mapping[str, Callable[[], Task]] = {
+    "digits": digits,
+    "listops": listops,
+    "recall": recall,
+}
+"""The tasks that need no files."""

@@ -1,0 +1,108 @@
+"""One small model, trained the same way with every attention."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from time import perf_counter
+
+import torch
+from torch import nn
+from torch.nn import functional
+
+import attnspec
+from attnspec.spec import Spec
+from benchmarks.accuracy.tasks import IGNORED, Examples, Task
+
+WIDTH, HEADS, LAYERS = 64, 4, 2
+"""Of the model; its MLPs are twice as wide."""
+
+
+@dataclass(frozen=True)
+class Budget:
+    """What every system gets: steps of so many examples, and the rate at which it learns."""
+
+    steps: int
+    batch: int = 64
+    rate: float = 3e-3
+
+
+@dataclass(frozen=True)
+class Trained:
+    """Accuracy on the test examples, and the median seconds of a step."""
+
+    accuracy: float
+    step_seconds: float
+    parameters: int
+
+
+class Block(nn.Module):
+    """Attention and MLP, each behind a norm and around which the input goes."""
+
+    def __init__(self, spec: Spec) -> None:
+        super().__init__()
+        self.norms = nn.ModuleList(nn.LayerNorm(WIDTH) for _ in range(2))
+        self.attention = attnspec.SelfAttention(spec, WIDTH, HEADS)
+        self.mlp = nn.Sequential(
+            nn.Linear(WIDTH, 2 * WIDTH), nn.GELU(), nn.Linear(2 * WIDTH, WIDTH)
+        )
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = x + self.attention(self.norms[0](x))
+        out: torch.Tensor = x + self.mlp(self.norms[1](x))
+        return out
+
+
+class Model(nn.Module):
+    """Tokens [b, n] to logits: [b, classes] of a sequence, or [b, n, classes] of its places."""
+
+    def __init__(self, task: Task, spec: Spec) -> None:
+        super().__init__()
+        self.pooled = task.train.labels.ndim == 1
+        self.tokens = nn.Embedding(task.vocabulary, WIDTH)
+        self.places = nn.Parameter(torch.randn(task.n, WIDTH))
+        self.blocks = nn.Sequential(*(Block(spec) for _ in range(LAYERS)))
+        self.norm = nn.LayerNorm(WIDTH)
+        self.head = nn.Linear(WIDTH, task.classes)
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        x = self.norm(self.blocks(self.tokens(tokens) + self.places))
+        found: torch.Tensor = self.head(x.mean(1) if self.pooled else x)
+        return found
+
+
+def train(task: Task, spec: Spec, seed: int, budget: Budget) -> Trained:
+    """A model trained from a seed, and what it has learned."""
+    torch.manual_seed(seed)
+    model = Model(task, spec)
+    optimiser = torch.optim.AdamW(model.parameters(), lr=budget.rate, weight_decay=0.01)
+    rates = torch.optim.lr_scheduler.OneCycleLR(optimiser, budget.rate, budget.steps)
+    seconds = []
+    for _ in range(budget.steps):
+        start = perf_counter()
+        part = task.train.take(torch.randint(len(task.train.tokens), (budget.batch,)))
+        loss = functional.cross_entropy(
+            model(part.tokens).flatten(0, -2), part.labels.flatten(), ignore_index=IGNORED
+        )
+        optimiser.zero_grad()
+        loss.backward()  # type: ignore[no-untyped-call]
+        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimiser.step()
+        rates.step()
+        seconds.append(perf_counter() - start)
+    count = sum(parameter.numel() for parameter in model.parameters())
+    return Trained(accuracy(model, task.test), sorted(seconds)[len(seconds) // 2], count)
+
+
+def accuracy(model: nn.Module, examples: Examples) -> float:
+    """The share of labels that a model finds."""
+    model.eval()
+    right = asked = 0
+    with torch.no_grad():
+        for part in torch.arange(len(examples.tokens)).split(256):
+            batch = examples.take(part)
+            found = model(batch.tokens).argmax(-1)
+            counts = batch.labels != IGNORED
+            right += int(((found == batch.labels) & counts).sum())
+            asked += int(counts.sum())
+    model.train()
+    return right / max(1, asked)

@@ -1,0 +1,135 @@
+"""The tasks of `make accuracy` are what they say, their answers right; no accuracy is judged."""
+
+from __future__ import annotations
+
+import json
+import pickle
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from attnspec.spec import parse
+from benchmarks.accuracy.__main__ import main
+from benchmarks.accuracy.cifar import PIXELS, TEST, TRAIN, cifar10
+from benchmarks.accuracy.systems import SYSTEMS, text
+from benchmarks.accuracy.tasks import _WORDS, IGNORED, OPERATORS, Examples, Task, listops, recall
+from benchmarks.accuracy.training import Budget, Model, train
+
+
+def value_of(words: list[str]) -> int:
+    """The value of an expression, read from its words alone."""
+    stack: list[tuple[str, list[int]]] = [("", [])]
+    for word in words:
+        if word.startswith("["):
+            stack.append((word[1:], []))
+        elif word == "]":
+            name, values = stack.pop()
+            stack[-1][1].append(OPERATORS[name](values))
+        else:
+            stack[-1][1].append(int(word))
+    ((_, (value,)),) = stack
+    return value
+
+
+def test_lists_are_worth_their_labels() -> None:
+    task = listops(n=60, count=200)
+    for examples in (task.train, task.test):
+        for row, label in zip(examples.tokens.tolist(), examples.labels.tolist(), strict=True):
+            words = [_WORDS[token] for token in row if token]
+            assert value_of(words) == label
+            assert row == [_WORDS.index(word) for word in words] + [0] * (60 - len(words))
+    assert len(set(task.train.labels.tolist())) == task.classes
+
+
+def test_questions_are_answered_by_their_pairs() -> None:
+    task = recall(pairs=5, asked=3, keys=12, count=120)
+    assert task.n == 13
+    for row, labels in zip(task.train.tokens.tolist(), task.train.labels.tolist(), strict=True):
+        known = dict(zip(row[0:10:2], row[1:10:2], strict=True))
+        assert len(known) == 5
+        assert labels[:10] == [IGNORED] * 10
+        assert [known[key] - 12 for key in row[10:]] == labels[10:]
+
+
+def test_a_model_learns_what_stands_there() -> None:
+    generator = torch.Generator().manual_seed(0)
+    tokens = torch.randint(0, 4, (256, 12), generator=generator)
+    examples = Examples(tokens, tokens[:, 0])
+    task = Task("first token", 4, 4, examples, examples)
+    found = train(task, parse(text("softmax", 12)), 0, Budget(steps=60, rate=1e-2))
+    assert found.accuracy > 0.9
+
+
+@pytest.mark.parametrize("name", SYSTEMS)
+def test_every_system_makes_a_model(name: str) -> None:
+    task = recall(pairs=6, asked=4, keys=9, count=12)
+    model = Model(task, parse(text(name, task.n)))
+    out = model(task.train.tokens)
+    assert out.shape == (10, 16, 9)
+    out.square().sum().backward()
+    assert all(x.grad is not None and torch.isfinite(x.grad).all() for x in model.parameters())
+
+
+def test_the_command_writes_what_it_measured(tmp_path: Path) -> None:
+    path = tmp_path / "accuracy.json"
+    given = ["--tasks", "recall", "--systems", "window", "linear", "--seeds", "2", "--steps", "2"]
+    assert main([*given, "--results", str(path)]) == 0
+    (found,) = json.loads(path.read_text()).values()
+    assert list(found["systems"]) == ["window", "linear"]
+    for row in found["systems"].values():
+        assert len(row["accuracies"]) == 2
+        assert row["mean"] == pytest.approx(sum(row["accuracies"]) / 2)
+    assert found["versions"]["torch"] == torch.__version__
+
+
+def written(folder: Path, content: object, names: tuple[str, ...] = (*TRAIN, *TEST)) -> Path:
+    for name in names:
+        (folder / name).write_bytes(pickle.dumps(content, protocol=2))
+    return folder
+
+
+def test_images_are_read(tmp_path: Path) -> None:
+    generator = np.random.Generator(np.random.PCG64(0))
+    data = generator.integers(0, 256, (3, 3 * PIXELS), dtype=np.uint8)
+    train_part, test_part = cifar10(written(tmp_path, {b"data": data, b"labels": [3, 0, 9]}))
+    assert train_part[0].shape == (15, PIXELS)
+    red, green, blue = data[1].reshape(3, PIXELS).astype(float)
+    np.testing.assert_array_equal(
+        test_part[0][1], np.rint(0.299 * red + 0.587 * green + 0.114 * blue)
+    )
+    assert test_part[1].tolist() == [3, 0, 9]
+
+
+class Malicious:
+    def __reduce__(self) -> tuple[object, tuple[str]]:
+        return print, ("run",)
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        (Malicious(), "has no place"),
+        ({b"data": np.zeros((2, 5), np.uint8), b"labels": [0, 0]}, "must be bytes"),
+        ({b"data": np.zeros((2, 3 * PIXELS)), b"labels": [0, 0]}, "must be bytes"),
+        ({b"data": np.zeros((2, 3 * PIXELS), np.uint8), b"labels": [0]}, "one whole number"),
+        ({b"data": np.zeros((1, 3 * PIXELS), np.uint8), b"labels": [10]}, "between 0 and 9"),
+        ([1, 2], "must hold"),
+    ],
+)
+def test_what_is_no_image_is_refused(
+    content: object, said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(ValueError, match=said):
+        cifar10(written(tmp_path, content))
+    assert capsys.readouterr().out == ""
+
+
+def test_files_that_are_missing_or_cut_are_named(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError, match="data_batch_1 must stand"):
+        cifar10(tmp_path)
+    written(tmp_path, {b"data": 0, b"labels": 0})
+    (tmp_path / "data_batch_1").write_bytes(b"\x80\x02}q")
+    with pytest.raises(ValueError, match="data_batch_1 is no file of CIFAR-10"):
+        cifar10(tmp_path)
