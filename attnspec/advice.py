@@ -23,6 +23,7 @@ from attnspec.analysis.spread import EVERY_PAIR, FEW_QUERIES, spread
 from attnspec.analysis.symmetry import period
 from attnspec.checking import Verdict, verdict_on
 from attnspec.diagnostics import AttnSpecError, SpecError
+from attnspec.influence import influence
 from attnspec.ir import Claim, Compound, Leaf, Term, leaves
 from attnspec.patterns.self import Self
 from attnspec.scalars import ScalarError, evaluate
@@ -174,7 +175,7 @@ class Search:
         fails = failed_at == longest or not self._holds(self.base, longest)
         self.n = longest if fails else failed_at
         self.lengths = (self.n, *sorted(set(lengths) - {self.n}, reverse=True))
-        self.edges = total_edges(Stack(self.base), self.n)
+        self.edges = total_edges(Stack(influence(self.base)), self.n)
         self.tried: dict[str, None] = {}
 
     @cached_property
@@ -208,7 +209,7 @@ class Search:
     @cached_property
     def keeps_order(self) -> bool:
         """Whether positions learn of earlier ones alone, which a repair must not change."""
-        stack = Stack(self.base)
+        stack = Stack(influence(self.base))
         if leak(stack, self.n).value is not None:
             return False
         return any(only_in(each, Self(), self.n) for _, _, each in stack.bound(self.n).found)
@@ -276,7 +277,7 @@ class Search:
                 continue
             if not all(self._holds(repaired, n) for n in self.lengths):
                 return None
-            extra = total_edges(Stack(repaired), self.n) - self.edges
+            extra = total_edges(Stack(influence(repaired)), self.n) - self.edges
             return Repair(
                 kind, text, instead, statement.line_number, extra, self.n, (), repaired.source
             )
@@ -294,7 +295,7 @@ class Search:
 
     def _holds(self, spec: Spec, n: int) -> bool:
         """Whether the claim holds at n; a length that the spec does not have takes nothing away."""
-        claim, stack = spec.program.claims[self.number], Stack(spec)
+        claim, stack = spec.program.claims[self.number], Stack(influence(spec))
         try:
             self.spent += GRAPH_COST * n * len(stack.bound(n).found)
             holds, cost = _joins(stack, claim, n)
@@ -305,7 +306,7 @@ class Search:
 
     def judged(self, repair: Repair) -> Repair:
         """The repair with the claims that it breaks."""
-        stack = Stack(parse(repair.source))
+        stack = Stack(influence(parse(repair.source)))
         broken = [
             before.claim.text
             for before, claim in zip(self.spec.verdicts, stack.program.claims, strict=True)

@@ -23,6 +23,7 @@ from attnspec.analysis.growth import growth_text, size_growth
 from attnspec.bind import BindError, Situation, integer_of
 from attnspec.diagnostics import AttnSpecError, Diagnostic, SpecError
 from attnspec.figures import FIGURES
+from attnspec.influence import has_mechanism, influence
 from attnspec.ir import Claim, Term, inputs_of, leaves
 from attnspec.lints import rows_without_keys
 from attnspec.patterns import BY_NAME
@@ -103,6 +104,8 @@ def _explained(spec: Spec, verdict: Verdict) -> tuple[Diagnostic, ...]:
 
 def verdict_on(claim: Claim, stack: Stack) -> Verdict:
     """What is known of one claim."""
+    if claim.kind in _OF_REACH and has_mechanism(stack.program):
+        stack = Stack(influence(stack.spec), stack.inputs)
     if claim.at is not None:
         lengths = tuple(sorted(set(claim.at)))
     else:
@@ -374,6 +377,9 @@ _PROOFS: dict[str, Callable[[Term], bool]] = {
     "rows_nonempty": reads_itself,
     "symmetric": is_symmetric,
 }
+
+_OF_REACH = ("reach", "depth", "diameter", "path_length")
+"""Claims about what is felt, also through mechanisms."""
 
 _CHECKS: dict[str, Callable[[Claim, Stack, int], str | None]] = {
     "causal": _causal,

@@ -98,7 +98,41 @@ def _milliseconds(timing: Figures) -> str:
     )
 
 
-TABLES: dict[str, Callable[[Figures], str]] = {"minilm": minilm_table, "bench": bench_table}
+def accuracy_table(figures: Figures) -> str:
+    """What every system has learned of every task that it was trained on, with the spread over the
+    seeds, and the time of a step."""
+    names = list(dict.fromkeys(name for task in figures.values() for name in task["systems"]))
+    heads = [cell for task in figures for cell in (task, "a step")]
+    lines = [f"| system | {' | '.join(heads)} |", "|:--" + "|--:" * len(heads) + "|"]
+    for name in names:
+        cells = []
+        for task in figures.values():
+            row = task["systems"].get(name)
+            cells += ["", ""] if row is None else _learned(row, task["seeds"])
+        lines.append(f"| {name} | {' | '.join(cells)} |")
+    chance = [cell for task in figures.values() for cell in (f"{task['chance']:.1%}", "")]
+    lines += [f"| guessing | {' | '.join(chance)} |", ""]
+    told = "; ".join(
+        f"{name}: n = {task['n']}, {task['budget']['steps']:,} steps of {task['budget']['batch']}"
+        f" examples, {task['seeds']} seeds"
+        for name, task in figures.items()
+    )
+    last = list(figures.values())[-1]
+    versions = last["versions"]
+    where = f"one thread of {_machine(last['machine'])}; torch {versions['torch']}"
+    return "\n".join([*lines, f"({told}; {where}.)"])
+
+
+def _learned(row: Figures, seeds: int) -> list[str]:
+    spread = f" ± {100 * row['spread']:.1f}" if seeds > 1 else ""
+    return [f"{100 * row['mean']:.1f}{spread} %", f"{row['step_seconds'] * 1e3:.0f} ms"]
+
+
+TABLES: dict[str, Callable[[Figures], str]] = {
+    "minilm": minilm_table,
+    "bench": bench_table,
+    "accuracy": accuracy_table,
+}
 
 UNMEASURED = "Not measured yet."
 """Stands in place of a table whose figures are missing."""

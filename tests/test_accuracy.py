@@ -16,6 +16,7 @@ from benchmarks.accuracy.cifar import PIXELS, TEST, TRAIN, cifar10
 from benchmarks.accuracy.systems import SYSTEMS, text
 from benchmarks.accuracy.tasks import _WORDS, IGNORED, OPERATORS, Examples, Task, listops, recall
 from benchmarks.accuracy.training import Budget, Model, train
+from benchmarks.readme_tables import accuracy_table
 
 
 def value_of(words: list[str]) -> int:
@@ -76,7 +77,11 @@ def test_the_command_writes_what_it_measured(tmp_path: Path) -> None:
     path = tmp_path / "accuracy.json"
     given = ["--tasks", "recall", "--systems", "window", "linear", "--seeds", "2", "--steps", "2"]
     assert main([*given, "--results", str(path)]) == 0
-    (found,) = json.loads(path.read_text()).values()
+    figures = json.loads(path.read_text())
+    table = accuracy_table(figures).split("\n\n")[0].splitlines()
+    assert [line.split(" | ")[0] for line in table[2:]] == ["| window", "| linear", "| guessing"]
+    assert len({line.count("|") for line in table}) == 1
+    (found,) = figures.values()
     assert list(found["systems"]) == ["window", "linear"]
     for row in found["systems"].values():
         assert len(row["accuracies"]) == 2

@@ -331,7 +331,7 @@ def test_costs_of_one_layer() -> None:
         ("attend window(radius = 9)", "path_length > 1 at n = 5000", "8 queries were followed"),
         ("attend topk(size = 4, blocks = 1) & lsh()", "causal", "`lsh` is decided by the data"),
         ("attend full", "degree <= n at n = 2_000_000_000", "lengths above 4,194,304"),
-        ("attend where(q * k == q * q)", "edges == n at n = 1_000_000", "so many pairs"),
+        ("attend where(q * k == q * q)", "edges == n at n = 1_000_000", "so many are not"),
         ("attend block(size = n // 4000)", "degree <= n", "none of the lengths"),
     ],
 )

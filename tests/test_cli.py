@@ -163,7 +163,8 @@ def test_check_says_how_claims_hold(folder: Path) -> None:
 
 def test_check_names_what_cannot_be_compiled_yet(folder: Path) -> None:
     Path("later.attn").write_text(
-        "attention a { heads 2 attend cluster(count = 4) & causal head 1 { attend lsh(buckets = 4) & causal } }\n"
+        "attention a { heads 2 attend cluster(count = 4) & causal"
+        " head 1 { attend lsh(buckets = 4) & causal } }\n"
         "attention b { attend favr() }\n"
     )
     done = run("check", "later.attn", "--name", "a")

@@ -152,7 +152,10 @@ def test_generation() -> None:
 )
 def test_what_is_known_at_run_time_alone(body: str, reason: str) -> None:
     report = spec_of(body).analyse(32)
-    for name in ("edges", "density", "degree", "rows_nonempty", "symmetric", "depth", "kv_cache"):
+    names = ["edges", "density", "degree", "rows_nonempty", "symmetric", "kv_cache"]
+    # what a mechanism lets through is known (tests/test_influence.py)
+    felt = body == "attend linear()"
+    for name in names if felt else [*names, "depth"]:
         assert getattr(report, name) is None, name
         assert report.quality[name] is None
         found = report.figure(name)
@@ -160,8 +163,9 @@ def test_what_is_known_at_run_time_alone(body: str, reason: str) -> None:
         assert found.reason == reason
     assert report.order is not None
     assert report.per_head == {}
-    with pytest.raises(AttnSpecError, match="nothing is known of paths"):
-        report.hops(0)
+    if not felt:
+        with pytest.raises(AttnSpecError, match="nothing is known of paths"):
+            report.hops(0)
     assert f"not known: {reason}" in str(report).replace("all else: ", "")
     assert report.to_dict()["figures"]["edges"] == {"value": None, "quality": None, "note": reason}
 

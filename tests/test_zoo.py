@@ -55,7 +55,7 @@ def verify_all(spec: Spec, wanted: tuple[int, ...]) -> None:
         found = verify_each(spec.program, n, [*BACKEND_NAMES, "factored"])
         assert found.ok, str(found)
         assert found.exhaustive
-        # what refuses does so because of inputs, the normaliser, the number of edges, or as no graph
+        # what refuses does so because of inputs, normalisers, the number of edges, or as no graph
         known = "run-time input|normalises|edges|formula"
         assert all(re.search(known, why) for _, why in found.refused)
 

@@ -177,10 +177,11 @@ def _reach(name: str) -> Callable[[Report], Figure[Any]]:
     def of(report: Report) -> Figure[Any]:
         from attnspec.analysis import reach
 
-        _ = report.graphs
+        if report.influence.unknown is not None:
+            raise Unknown(report.influence.unknown)
         if not report.n:
             return Figure(0)
-        found: Figure[Any] = getattr(reach, name)(report.stack, report.n)
+        found: Figure[Any] = getattr(reach, name)(report.influence, report.n)
         return found
 
     return of

@@ -21,6 +21,7 @@ from attnspec.analysis.quality import Figure, Quality
 from attnspec.analysis.unknown import Unknown
 from attnspec.diagnostics import AttnSpecError
 from attnspec.given import length_of
+from attnspec.influence import has_mechanism, influence
 from attnspec.relations import RelationError
 from attnspec.stack import Stack, TooMuch
 
@@ -91,6 +92,9 @@ class Report:
         self.n = length_of(n)
         self.head_size, self.element = head_size, element
         self.stack = Stack(spec, inputs)
+        self.influence = self.stack
+        if has_mechanism(spec.program):
+            self.influence = Stack(influence(spec), inputs)
         self._figures: dict[str, Figure[Any] | Unknown] = {}
         if spec.program.grid is not None:
             # a length that the grid does not have is an error, not an unknown figure
@@ -241,7 +245,7 @@ class Report:
         from attnspec.analysis import reach
 
         self._require_known()
-        return reach.hops(self.stack, self.n, query)
+        return reach.hops(self.influence, self.n, query)
 
     def path(self, query: int, key: int) -> Steps | None:
         """The steps (layer, head, position) of a shortest path, None where there is none; raises
@@ -249,7 +253,7 @@ class Report:
         from attnspec.analysis import reach
 
         self._require_known()
-        return reach.path(self.stack, self.n, query, key)
+        return reach.path(self.influence, self.n, query, key)
 
     def eccentricity(self, position: int) -> int | None:
         """The longest shortest path from a position to a key it may read; None where it never reads
@@ -257,11 +261,11 @@ class Report:
         from attnspec.analysis import reach
 
         self._require_known()
-        return reach.eccentricity(self.stack, self.n, position).value
+        return reach.eccentricity(self.influence, self.n, position).value
 
     def _require_known(self) -> None:
-        if self.stack.unknown is not None:
-            raise AttnSpecError(f"nothing is known of paths: {self.stack.unknown}")
+        if self.influence.unknown is not None:
+            raise AttnSpecError(f"nothing is known of paths: {self.influence.unknown}")
 
     def approximation(
         self, q: np.ndarray, k: np.ndarray, v: np.ndarray, *, layer: int = 0, head: int = 0

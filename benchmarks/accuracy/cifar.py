@@ -21,7 +21,16 @@ PIXELS = 32 * 32
 GREY = np.array([0.299, 0.587, 0.114])
 """The weights of red, green and blue in a shade of grey, ITU-R BT.601."""
 
+
+def _encoded(text: str, encoding: str) -> bytes:
+    """How Python 3 writes bytes in the old protocol."""
+    if encoding != "latin1":
+        raise pickle.UnpicklingError(f"bytes are written as latin1, got {encoding!r}")
+    return text.encode("latin1")
+
+
 _ALLOWED = {
+    ("_codecs", "encode"): _encoded,
     ("numpy.core.multiarray", "_reconstruct"): multiarray._reconstruct,  # type: ignore[attr-defined]
     ("numpy._core.multiarray", "_reconstruct"): multiarray._reconstruct,  # type: ignore[attr-defined]
     ("numpy", "ndarray"): np.ndarray,
