@@ -18,7 +18,15 @@ from benchmarks.cases import BATCH, HEADS, SIZE
 Json: TypeAlias = Plain
 """A JSON value."""
 
-PACKAGES = ("torch", "numpy", "transformers", "local-attention")
+PACKAGES = (
+    "torch",
+    "numpy",
+    "transformers",
+    "local-attention",
+    "performer-pytorch",
+    "nystrom-attention",
+    "linformer",
+)
 """Whose versions stand beside the figures."""
 
 

@@ -6,7 +6,9 @@ The stubs return the given q, k and v, so that a package is charged for its atte
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import redirect_stdout
 from importlib import import_module
+from io import StringIO
 from typing import Any
 
 import torch
@@ -20,6 +22,9 @@ from benchmarks.measuring import Json, missing, planned, tensors
 
 Attend = Callable[[], torch.Tensor]
 """One call on tensors that are already where the package wants them; [B, H, n, d]."""
+
+Make = Callable[[CompiledAttention, torch.Tensor, torch.Tensor, torch.Tensor], Attend]
+"""From our module and q, k, v to a call of the package."""
 
 
 class Given(torch.nn.Module):
@@ -111,6 +116,20 @@ def bigbird(ours: CompiledAttention, q: torch.Tensor, k: torch.Tensor, v: torch.
     return attend
 
 
+def performer(causal: bool) -> Make:
+    """The fast attention of performer-pytorch, with directions of its own: one draw for all
+    heads, and 1e-4 added to every feature."""
+
+    def make(ours: CompiledAttention, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> Attend:
+        package: Any = import_module("performer_pytorch")
+        with redirect_stdout(StringIO()):
+            # it prints that it has no kernel for other devices at hand
+            module = package.FastAttention(SIZE, nb_features=256, causal=causal).eval()
+        return lambda: module(q, k, v)
+
+    return make
+
+
 def nystrom(ours: CompiledAttention, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> Attend:
     """nystrom-attention with our convolution; its inverse starts from one norm of all heads."""
     module: Any = (
@@ -141,13 +160,12 @@ def linformer(ours: CompiledAttention, q: torch.Tensor, k: torch.Tensor, v: torc
     return lambda: _split(module(states))
 
 
-Make = Callable[[CompiledAttention, torch.Tensor, torch.Tensor, torch.Tensor], Attend]
-"""From our module and q, k, v to a call of the package."""
-
 RIVALS: dict[str, tuple[Make, bool]] = {
     "window(256)": (local_attention, True),
     "Longformer 256 + 64": (longformer, True),
     "BigBird 64, 3": (bigbird, False),
+    "FAVOR+ 256": (performer(causal=False), False),
+    "causal FAVOR+ 256": (performer(causal=True), False),
     "Nyström 64": (nystrom, False),
     "Linformer 256": (linformer, True),
 }
