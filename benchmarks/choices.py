@@ -19,9 +19,13 @@ AUTO = "auto"
 ROUNDS = 3
 """Rounds at most: here a backend may be many times slower than it needs to be."""
 
+HOPELESS = 20.0
+"""How many times the least estimate a backend may be estimated at to be tried."""
+
 
 def measure(settings: Settings) -> dict[str, Json]:
-    """A row for each pattern with the seconds of every backend that does not refuse it."""
+    """A row for each pattern with the seconds of every backend that does not refuse it, and is not
+    estimated to be hopeless."""
     n = settings.choices_n
     fitting = [(name, spec) for name, spec in static_zoo() if Stack(spec).lengths((n,)) == [n]]
     kinds = {
@@ -59,6 +63,9 @@ def _row(name: str, spec: Spec, n: int, rounds: int) -> tuple[dict[str, Json], f
     chosen = {step.chosen.name for step in plan.steps}
     able = [{c.backend.name for c in step.candidates if c.refusal is None} for step in plan.steps]
     names = sorted(set.intersection(*able))
+    predicted = _predicted(spec, n, names)
+    least = min(predicted.values(), default=0.0)
+    names = [name for name in names if predicted[name] <= HOPELESS * least]
     if len(names) < 2:
         return missing(name, f"no choice: {', '.join(names) or 'different backends'}"), None
     generator = torch.Generator().manual_seed(0)
@@ -85,13 +92,13 @@ def _row(name: str, spec: Spec, n: int, rounds: int) -> tuple[dict[str, Json], f
         "chosen": [*sorted(chosen)],
         "best": best,
         "seconds": seconds,
-        "predicted": _predicted(spec, n, names),
+        "predicted": {**predicted},
         "ratio": ratio,
     }
     return row, ratio
 
 
-def _predicted(spec: Spec, n: int, names: list[str]) -> dict[str, Json]:
+def _predicted(spec: Spec, n: int, names: list[str]) -> dict[str, float]:
     """Expected seconds of all heads of the first layer, by backend."""
     totals = dict.fromkeys(names, 0.0)
     for step in spec.plan(n).steps:
@@ -101,4 +108,4 @@ def _predicted(spec: Spec, n: int, names: list[str]) -> dict[str, Json]:
         for candidate in step.candidates:
             if candidate.backend.name in totals:
                 totals[candidate.backend.name] += heads * (candidate.seconds or 0.0)
-    return {**totals}
+    return totals

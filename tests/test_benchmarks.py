@@ -59,6 +59,9 @@ def figures(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Json]:
     path = tmp_path_factory.mktemp("results") / "tiny.json"
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="flex_attention called without")
+        # what the packages say of themselves where they are installed
+        warnings.filterwarnings("ignore", category=DeprecationWarning)
+        warnings.filterwarnings("ignore", category=FutureWarning)
         made = measure(TINY, path, run=in_this_process)
 
     def refuse(constant: str) -> float:
