@@ -147,11 +147,16 @@ class TensorStrip:
         """How far keys are behind queries where that is the same in all blocks, int64 [1, h, w];
         places that are no positions are as far as in the first block."""
         q, k = self._places(0, self.blocks)
-        real = (q[:, :, None] >= 0) & (k[:, None] >= 0)
-        if not real[0].all() or self.blocks * self.height * self.width > OWN:
-            return None if self.blocks > 1 else self.distance(0, 1)
-        found = q[:, :, None] - k[:, None]
-        return torch.from_numpy(found[:1]) if ((found == found[:1]) | ~real).all() else None
+        if self.blocks > 1:
+            first = q[:, :1]
+            if min(q[0].min(), k[0].min(), first.min()) < 0:
+                return None
+            # blocks that differ by where they start alone: no need to look at pairs
+            for side in (q, k):
+                moved = side - first
+                if not ((moved == moved[:1]) | (side < 0)).all():
+                    return None
+        return self.distance(0, 1)
 
     def distance(self, low: int, high: int) -> torch.Tensor:
         """How far keys are behind queries in some blocks, int64 [blocks, h, w]."""

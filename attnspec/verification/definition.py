@@ -8,8 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from attnspec.formula import scale_of, shares
-from attnspec.scattered_kernel import EdgeFormula
+from attnspec.formula import Formula, scale_of, shares
 from attnspec.target import Call, Work
 
 AREA = 1 << 22
@@ -42,7 +41,7 @@ class Definition:
     def __init__(self, work: Work, head: int, rows: np.ndarray, held: np.ndarray) -> None:
         self.work = work
         self.rows, self.held = torch.from_numpy(rows), torch.from_numpy(held)
-        self.formula = EdgeFormula(work, (head,), torch.device("cpu"))
+        self.formula = Formula(work, (head,), torch.device("cpu"))
 
     def weights(
         self, q: torch.Tensor, k: torch.Tensor, tables: Mapping[str, torch.Tensor], part: slice
