@@ -97,3 +97,20 @@ def test_half_types_keep_their_sums_in_float32(kind: torch.dtype) -> None:
         torch.testing.assert_close(
             out.float(), dense(*(x.float() for x in given)), rtol=0.02, atol=0.02
         )
+
+
+@pytest.mark.parametrize("scores", ["alibi", "bias", "softcap"])
+def test_blocks_of_one_strip_may_lie_unequally_far_apart(scores: str) -> None:
+    # every tile of queries reads the first keys, from ever farther away, and its own
+    body = f"heads 2 attend window(radius = 40) | columns(first(64)) {SCORES[scores]}"
+    bands, dense = (module_of(body, name) for name in ("bands", "dense"))
+    for parameter in bands.parameters():
+        torch.nn.init.normal_(parameter)
+    dense.load_state_dict(bands.state_dict())
+    given = tensors(1, 2, 1024, 1024)
+    torch.testing.assert_close(bands(*given), dense(*given), rtol=1e-5, atol=1e-5)
+    kernel = bands.prepare(0, 2, 2, 1024, 1024, "cpu").groups[0].kernel
+    assert isinstance(kernel, SteppedKernel)
+    strips = [strip for step in kernel.attention.steps for strip in step.strips]
+    assert any(strip.blocks > 1 and strip.apart is None for strip in strips)
+    assert any(strip.apart is not None for strip in strips)
