@@ -31,8 +31,8 @@ def _encoded(text: str, encoding: str) -> bytes:
 
 _ALLOWED = {
     ("_codecs", "encode"): _encoded,
-    ("numpy.core.multiarray", "_reconstruct"): multiarray._reconstruct,  # type: ignore[attr-defined]
-    ("numpy._core.multiarray", "_reconstruct"): multiarray._reconstruct,  # type: ignore[attr-defined]
+    ("numpy.core.multiarray", "_reconstruct"): multiarray._reconstruct,
+    ("numpy._core.multiarray", "_reconstruct"): multiarray._reconstruct,
     ("numpy", "ndarray"): np.ndarray,
     ("numpy", "dtype"): np.dtype,
 }

@@ -26,6 +26,11 @@ class Examples:
         """The examples with these numbers."""
         return Examples(self.tokens[index], self.labels[index])
 
+    def parted(self, count: int) -> tuple[Examples, Examples]:
+        """The first `count` examples, and the others."""
+        index = torch.arange(len(self.tokens))
+        return self.take(index[:count]), self.take(index[count:])
+
 
 @dataclass(frozen=True, eq=False)
 class Task:
@@ -61,8 +66,7 @@ def digits() -> Task:
     tokens = torch.from_numpy(found.images.reshape(len(found.images), -1).astype(np.int64))
     every = Examples(tokens, torch.from_numpy(found.target.astype(np.int64)))
     order = torch.from_numpy(np.random.Generator(np.random.PCG64(0)).permutation(len(tokens)))
-    cut = len(order) * 4 // 5
-    return Task("sequential digits", 17, 10, every.take(order[:cut]), every.take(order[cut:]))
+    return Task("sequential digits", 17, 10, *every.take(order).parted(len(order) * 4 // 5))
 
 
 OPERATORS: Mapping[str, Callable[[list[int]], int]] = {
@@ -91,8 +95,7 @@ def listops(n: int = 96, count: int = 6000, depth: int = 4) -> Task:
             labels[made] = value
             made += 1
     every = Examples(torch.from_numpy(tokens), torch.from_numpy(labels))
-    cut = torch.arange(count).split([count * 5 // 6, count - count * 5 // 6])
-    return Task("ListOps", len(_WORDS), 10, every.take(cut[0]), every.take(cut[1]))
+    return Task("ListOps", len(_WORDS), 10, *every.parted(count * 5 // 6))
 
 
 def _expression(generator: np.random.Generator, depth: int) -> tuple[list[str], int]:
@@ -123,10 +126,8 @@ def recall(pairs: int = 4, asked: int = 8, keys: int = 16, count: int = 24000) -
         tokens[row, 2 * pairs :] = chosen[question]
         labels[row, 2 * pairs :] = values[question]
     every = Examples(torch.from_numpy(tokens), torch.from_numpy(labels))
-    cut = torch.arange(count).split([count * 5 // 6, count - count * 5 // 6])
-    train, test = every.take(cut[0]), every.take(cut[1])
     # an induction head forms late, and then at once
-    return Task("associative recall", 2 * keys, keys, train, test, 3000)
+    return Task("associative recall", 2 * keys, keys, *every.parted(count * 5 // 6), 3000)
 
 
 def images(folder: Path) -> Task:

@@ -98,7 +98,7 @@ def accuracy(model: nn.Module, examples: Examples) -> float:
     model.eval()
     right = asked = 0
     with torch.no_grad():
-        for part in torch.arange(len(examples.tokens)).split(256):
+        for part in torch.split(torch.arange(len(examples.tokens)), 256):
             batch = examples.take(part)
             found = model(batch.tokens).argmax(-1)
             counts = batch.labels != IGNORED
