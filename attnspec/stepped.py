@@ -8,7 +8,8 @@ share of the gradients, and the shares add up.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import TypeVar
 
 import torch
 
@@ -17,15 +18,22 @@ from attnspec.piece_scores import HeadScores, ScoreChanges
 from attnspec.placing import Ordered, Read, frame_of, ordered_frame, scratch
 from attnspec.strip_pieces import Piece, TensorStrip
 from attnspec.strips import strips_of
+from attnspec.workers import each
 
 HEAD = 1 << 17
 """Numbers of keys up to which several heads are computed together."""
+
+WORTH = 1 << 24
+"""Pairs from which on parts are computed side by side: some 20 milliseconds. Threads that torch has
+just used for something else are in the way for the first few."""
 
 TALLEST = 2048
 """Queries of a tall block: more would not make its products faster."""
 
 REREAD = 1.5
 """How often a key is read from which on a copy in order pays."""
+
+Result = TypeVar("Result")
 
 _flash = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
 _flash_backward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward
@@ -49,6 +57,8 @@ class Step:
         few = k.step > 0 and reads <= REREAD * max(1, len(k.rows))
         self.keys = Read(k, None) if k.packed or few else moved
         self.order = Ordered(k)
+        self.area = sum(strip.rows.size * strip.columns.shape[1] for strip in strips)
+        self.area *= layout.q.size * layout.k.size
         masks = torch.from_numpy(layout.masks)
         positions = tuple(side.positions.reshape(-1, side.size) for side in (layout.q, layout.k))
         self.strips = [
@@ -95,43 +105,71 @@ class SteppedAttention:
             out, lse = q.new_empty(shape), q.new_empty(shape[:-1], dtype=wide)
         else:
             out, lse = q.new_zeros(shape), q.new_full(shape[:-1], -math.inf, dtype=wide)
-        for sample, heads in _parts(k):
-            for number, step in enumerate(self.steps):
-                k_now = step.keys.take(k[sample, heads], "keys")
-                v_now = step.keys.take(v[sample, heads], "values")
-                real = _padding(step, padding, sample, wide)
-                for group in range(q.shape[2]):
-                    at = sample, heads, group
-                    q_now = step.queries.take(q[at], "queries")
-                    # what is written for the first time need not be read before
-                    fresh = step.complete and number == 0
-                    place = step.queries.room if fresh else step.queries.take
-                    into = place(out[at], "result"), place(lse[at], "sums")
-                    scores = self._scores(heads, group, q.shape[2], tables)
-                    sizes = len(k_now), q.shape[-1]
-                    for piece in step.pieces(step.keys, *sizes, False, scores is not None):
-                        bias, empty = piece.bias(real, wide)
-                        rows = (
-                            piece.q.read(q_now, piece.to, "q"),
-                            piece.k.read(k_now, piece.to, "k"),
-                            piece.k.read(v_now, piece.to, "v"),
-                        )
-                        if scores is None or scores.additive:
-                            bias = _with_added(bias, scores, piece, wide)
-                            found, sums = _flash(*rows, 0.0, False, attn_mask=bias, scale=scale)
-                        else:
-                            found, sums = scores.forward(piece, rows, bias, scale, wide)
-                        if empty is not None:
-                            sums = sums.masked_fill(empty, -math.inf)
-                        put = _merge if number else _write
-                        put(*into, piece, found, sums)
-                    step.queries.put(out[at], into[0])
-                    step.queries.put(lse[at], into[1])
+
+        def part(at: tuple[int, slice]) -> None:
+            self._forward_part((q, k, v, out, lse), at, padding, scale, tables)
+
+        self._spread(part, q, k)
         if self.one_more:
             total = torch.logaddexp(lse, lse.new_zeros(()))
             out *= torch.exp(lse - total)[..., None].to(out.dtype)
             lse = total
         return out, lse
+
+    def _spread(
+        self, part: Callable[[tuple[int, slice]], Result], q: torch.Tensor, k: torch.Tensor
+    ) -> list[Result]:
+        """The results of all parts, computed side by side where that is worth it."""
+        batch, heads, ratio = q.shape[:3]
+        if sum(step.area for step in self.steps) * batch * heads * ratio < WORTH:
+            return [part(at) for at in _parts(k, heads)]
+        # enough parts for all threads
+        each_sample = -(-torch.get_num_threads() // batch)
+        return each(part, _parts(k, -(-heads // each_sample)))
+
+    def _forward_part(
+        self,
+        tensors: Sequence[torch.Tensor],
+        at: tuple[int, slice],
+        padding: torch.Tensor | None,
+        scale: float,
+        tables: Mapping[str, torch.Tensor] | None,
+    ) -> None:
+        """Some heads of a sample: fills in their output and log-sum-exps."""
+        q, k, v, out, lse = tensors
+        sample, heads = at
+        wide = lse.dtype
+        for number, step in enumerate(self.steps):
+            k_now = step.keys.take(k[sample, heads], "keys")
+            v_now = step.keys.take(v[sample, heads], "values")
+            real = _padding(step, padding, sample, wide)
+            for group in range(q.shape[2]):
+                at = sample, heads, group
+                q_now = step.queries.take(q[at], "queries")
+                # what is written for the first time need not be read before
+                fresh = step.complete and number == 0
+                place = step.queries.room if fresh else step.queries.take
+                into = place(out[at], "result"), place(lse[at], "sums")
+                scores = self._scores(heads, group, q.shape[2], tables)
+                sizes = len(k_now), q.shape[-1]
+                for piece in step.pieces(step.keys, *sizes, False, scores is not None):
+                    bias, empty = piece.bias(real, wide)
+                    rows = (
+                        piece.q.read(q_now, piece.to, "q"),
+                        piece.k.read(k_now, piece.to, "k"),
+                        piece.k.read(v_now, piece.to, "v"),
+                    )
+                    if scores is None or scores.additive:
+                        bias = _with_added(bias, scores, piece, wide)
+                        found, sums = _flash(*rows, 0.0, False, attn_mask=bias, scale=scale)
+                    else:
+                        found, sums = scores.forward(piece, rows, bias, scale, wide)
+                    if empty is not None:
+                        sums = sums.masked_fill(empty, -math.inf)
+                    put = _merge if number else _write
+                    put(*into, piece, found, sums)
+                step.queries.put(out[at], into[0])
+                step.queries.put(lse[at], into[1])
 
     def _scores(
         self, heads: slice, group: int, ratio: int, tables: Mapping[str, torch.Tensor] | None
@@ -162,41 +200,61 @@ class SteppedAttention:
         wide = lse.dtype
         grad_q = q.new_zeros(q.shape)
         grad_k, grad_v = (x.new_zeros(x.shape, dtype=wide) for x in (k, v))
-        grad_tables = [torch.zeros_like(table) for table in (tables or {}).values()]
-        for sample, heads in _parts(k):
-            targets = grad_k[sample, heads], grad_v[sample, heads]
-            for step in self.steps:
-                keys = step.backward_keys
-                k_now = keys.take(k[sample, heads], "keys")
-                v_now = keys.take(v[sample, heads], "values")
-                sums = targets
-                if keys.ordered is not None:
-                    uses = ("key gradients", "value gradients")
-                    k_sums, v_sums = (scratch(u, tuple(k_now.shape), wide).zero_() for u in uses)
-                    sums = k_sums, v_sums
-                real = _padding(step, padding, sample, wide)
-                for group in range(q.shape[2]):
-                    at = sample, heads, group
-                    # rows that are not there would add to the gradients of their keys
-                    rows = [step.queries.take(grad[at], "grad rows", blank=True)]
-                    for x, use in ((q, "q rows"), (out, "out rows"), (lse, "lse rows")):
-                        rows.append(step.queries.take(x[at], use))
-                    # with what earlier steps have added
-                    q_sums = step.queries.take(grad_q[at], "query gradients")
-                    scores = self._scores(heads, group, q.shape[2], tables)
-                    sizes = len(k_now), q.shape[-1]
-                    for piece in step.pieces(keys, *sizes, True, scores is not None):
-                        parts, shares = _piece_back(piece, rows, k_now, v_now, real, scale, scores)
-                        for total, share in zip(grad_tables, shares, strict=False):
-                            total[self._chosen(heads, group, q.shape[2])] += share
-                        piece.q.add(q_sums, parts[0], piece.to)
-                        piece.add_keys(sums[0], parts[1])
-                        piece.add_keys(sums[1], parts[2])
-                    step.queries.put(grad_q[at], q_sums)
-                if keys.ordered is not None:
-                    for target, found in zip(targets, sums, strict=True):
-                        keys.ordered.add(target, found)
+
+        def part(at: tuple[int, slice]) -> list[torch.Tensor]:
+            tensors = (grad, q, k, v, out, lse, grad_q, grad_k, grad_v)
+            return self._backward_part(tensors, at, padding, scale, tables)
+
+        of_tables = zip(*self._spread(part, q, k), strict=True)
+        grad_tables = [torch.stack(shares).sum(0) for shares in of_tables]
         return grad_q, grad_k.to(k.dtype), grad_v.to(v.dtype), *grad_tables
+
+    def _backward_part(
+        self,
+        tensors: Sequence[torch.Tensor],
+        at: tuple[int, slice],
+        padding: torch.Tensor | None,
+        scale: float,
+        tables: Mapping[str, torch.Tensor] | None,
+    ) -> list[torch.Tensor]:
+        """Some heads of a sample: fills in the gradients of q, k and v, returns those of tables."""
+        grad, q, k, v, out, lse, grad_q, grad_k, grad_v = tensors
+        sample, heads = at
+        wide = lse.dtype
+        grad_tables = [torch.zeros_like(table) for table in (tables or {}).values()]
+        targets = grad_k[sample, heads], grad_v[sample, heads]
+        for step in self.steps:
+            keys = step.backward_keys
+            k_now = keys.take(k[sample, heads], "keys")
+            v_now = keys.take(v[sample, heads], "values")
+            sums = targets
+            if keys.ordered is not None:
+                uses = ("key gradients", "value gradients")
+                k_sums, v_sums = (scratch(u, tuple(k_now.shape), wide).zero_() for u in uses)
+                sums = k_sums, v_sums
+            real = _padding(step, padding, sample, wide)
+            for group in range(q.shape[2]):
+                at = sample, heads, group
+                # rows that are not there would add to the gradients of their keys
+                rows = [step.queries.take(grad[at], "grad rows", blank=True)]
+                for x, use in ((q, "q rows"), (out, "out rows"), (lse, "lse rows")):
+                    rows.append(step.queries.take(x[at], use))
+                # with what earlier steps have added
+                q_sums = step.queries.take(grad_q[at], "query gradients")
+                scores = self._scores(heads, group, q.shape[2], tables)
+                sizes = len(k_now), q.shape[-1]
+                for piece in step.pieces(keys, *sizes, True, scores is not None):
+                    parts, shares = _piece_back(piece, rows, k_now, v_now, real, scale, scores)
+                    for total, share in zip(grad_tables, shares, strict=False):
+                        total[self._chosen(heads, group, q.shape[2])] += share
+                    piece.q.add(q_sums, parts[0], piece.to)
+                    piece.add_keys(sums[0], parts[1])
+                    piece.add_keys(sums[1], parts[2])
+                step.queries.put(grad_q[at], q_sums)
+            if keys.ordered is not None:
+                for target, found in zip(targets, sums, strict=True):
+                    keys.ordered.add(target, found)
+        return grad_tables
 
 
 def _piece_back(
@@ -235,13 +293,15 @@ def _with_added(
     return added if bias is None else added + bias
 
 
-def _parts(k: torch.Tensor) -> Iterator[tuple[int, slice]]:
-    """Samples and ranges of heads that are computed together."""
+def _parts(k: torch.Tensor, most: int) -> list[tuple[int, slice]]:
+    """Samples and ranges of at most so many heads that are computed together."""
     batch, heads, length, size = k.shape
-    step = max(1, HEAD // max(1, length * size))
-    for sample in range(batch):
-        for low in range(0, heads, step):
-            yield sample, slice(low, min(low + step, heads))
+    step = max(1, min(most, HEAD // max(1, length * size)))
+    return [
+        (sample, slice(low, min(low + step, heads)))
+        for sample in range(batch)
+        for low in range(0, heads, step)
+    ]
 
 
 def _padding(

@@ -13,7 +13,7 @@ from attnspec.layout import tile_layout
 from attnspec.ordered import StepLayout
 from attnspec.piece_scores import ScoreChanges
 from attnspec.runs import runs_of
-from attnspec.stepped import SteppedAttention
+from attnspec.stepped import HEAD, SteppedAttention
 from attnspec.target import Call, Work
 from attnspec.tiled import TiledKernel, is_transformed
 
@@ -53,6 +53,10 @@ class SteppedKernel:
         layout = tile_layout(work.relation, work.n_q, work.n_k, TILE)
         return TiledKernel(work, self.heads, self.device, runs_of(layout), layout.masks)
 
+    def _folds(self, k: torch.Tensor) -> bool:
+        """Whether samples are so small that several are computed together."""
+        return self.attention.changes is None and 2 * k[0].numel() <= HEAD
+
     def __call__(
         self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, call: Call
     ) -> torch.Tensor:
@@ -68,6 +72,9 @@ class SteppedKernel:
         ):
             return self.tiled(q, k, v, call)
         q = q.reshape(batch, k.shape[1], heads // k.shape[1], rows, size)
+        if batch > 1 and call.padding is None and self._folds(k):
+            # to samples of few numbers the heads of others are more heads of their own
+            q, k, v = (x.flatten(0, 1)[None] for x in (q, k, v))
         wide = max(size, out_size)
         parts = [
             functional.pad(x, (0, wide - x.shape[-1])) if x.shape[-1] < wide else x
