@@ -117,9 +117,9 @@ class ScatteredKernel:
             real = None if padding is None else padding[at[0]]
             dropped = [group.dropped(real) for group in self.groups]
             keys, values = (_flat(x[at], wide) for x in (k, v))
-            spare = torch.empty_like(into.values()) if weights is None else None
+            spare = torch.empty_like(into.values())
             for index in range(q.shape[2]):
-                found = weights[at][index] if spare is None else spare
+                found = spare if weights is None else weights[at][index]
                 of_edges = products.scores(_flat(q[at][index], wide), keys, scale, into)
                 self._softmax(of_edges, dropped, found)
                 out[at][index] = products.to_queries(found, values)

@@ -144,12 +144,12 @@ class SteppedAttention:
             v_now = step.keys.take(v[sample, heads], "values")
             real = _padding(step, padding, sample, wide)
             for group in range(q.shape[2]):
-                at = sample, heads, group
-                q_now = step.queries.take(q[at], "queries")
+                own = sample, heads, group
+                q_now = step.queries.take(q[own], "queries")
                 # what is written for the first time need not be read before
                 fresh = step.complete and number == 0
                 place = step.queries.room if fresh else step.queries.take
-                into = place(out[at], "result"), place(lse[at], "sums")
+                into = place(out[own], "result"), place(lse[own], "sums")
                 scores = self._scores(heads, group, q.shape[2], tables)
                 sizes = len(k_now), q.shape[-1]
                 for piece in step.pieces(step.keys, *sizes, False, scores is not None):
@@ -168,8 +168,8 @@ class SteppedAttention:
                         sums = sums.masked_fill(empty, -math.inf)
                     put = _merge if number else _write
                     put(*into, piece, found, sums)
-                step.queries.put(out[at], into[0])
-                step.queries.put(lse[at], into[1])
+                step.queries.put(out[own], into[0])
+                step.queries.put(lse[own], into[1])
 
     def _scores(
         self, heads: slice, group: int, ratio: int, tables: Mapping[str, torch.Tensor] | None
@@ -234,13 +234,13 @@ class SteppedAttention:
                 sums = k_sums, v_sums
             real = _padding(step, padding, sample, wide)
             for group in range(q.shape[2]):
-                at = sample, heads, group
+                own = sample, heads, group
                 # rows that are not there would add to the gradients of their keys
-                rows = [step.queries.take(grad[at], "grad rows", blank=True)]
+                rows = [step.queries.take(grad[own], "grad rows", blank=True)]
                 for x, use in ((q, "q rows"), (out, "out rows"), (lse, "lse rows")):
-                    rows.append(step.queries.take(x[at], use))
+                    rows.append(step.queries.take(x[own], use))
                 # with what earlier steps have added
-                q_sums = step.queries.take(grad_q[at], "query gradients")
+                q_sums = step.queries.take(grad_q[own], "query gradients")
                 scores = self._scores(heads, group, q.shape[2], tables)
                 sizes = len(k_now), q.shape[-1]
                 for piece in step.pieces(keys, *sizes, True, scores is not None):
@@ -250,7 +250,7 @@ class SteppedAttention:
                     piece.q.add(q_sums, parts[0], piece.to)
                     piece.add_keys(sums[0], parts[1])
                     piece.add_keys(sums[1], parts[2])
-                step.queries.put(grad_q[at], q_sums)
+                step.queries.put(grad_q[own], q_sums)
             if keys.ordered is not None:
                 for target, found in zip(targets, sums, strict=True):
                     keys.ordered.add(target, found)

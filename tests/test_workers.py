@@ -1,4 +1,4 @@
-"""Parts of a call on threads of their own: the same results, and nothing of it to be seen outside."""
+"""Parts of a call on threads of their own: the same results, and nothing of it is seen outside."""
 
 from __future__ import annotations
 
