@@ -14,6 +14,8 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from scipy.stats import spearmanr
+
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS = Path(__file__).resolve().parent / "results"
 
@@ -100,32 +102,59 @@ def _milliseconds(timing: Figures) -> str:
 
 def accuracy_table(figures: Figures) -> str:
     """What every system has learned of every task that it was trained on, with the spread over the
-    seeds, and the time of a step."""
+    seeds, what a step costs, and what others have published."""
     names = list(dict.fromkeys(name for task in figures.values() for name in task["systems"]))
-    heads = [cell for task in figures for cell in (task, "a step")]
+    heads = [cell for task, found in figures.items() for cell in _heads(task, found)]
     lines = [f"| system | {' | '.join(heads)} |", "|:--" + "|--:" * len(heads) + "|"]
     for name in names:
-        cells = []
-        for task in figures.values():
-            row = task["systems"].get(name)
-            cells += ["", ""] if row is None else _learned(row, task["seeds"])
+        cells = [cell for task in figures.values() for cell in _learned(task, name)]
         lines.append(f"| {name} | {' | '.join(cells)} |")
-    chance = [cell for task in figures.values() for cell in (f"{task['chance']:.1%}", "")]
-    lines += [f"| guessing | {' | '.join(chance)} |", ""]
+    most = [cell for task in figures.values() for cell in _most_frequent(task)]
+    lines += [f"| the most frequent answer | {' | '.join(most)} |", ""]
     told = "; ".join(
         f"{name}: n = {task['n']}, {task['budget']['steps']:,} steps of {task['budget']['batch']}"
-        f" examples, {task['seeds']} seeds"
+        f" sequences, {task['seeds']} seeds"
         for name, task in figures.items()
     )
     last = list(figures.values())[-1]
-    versions = last["versions"]
-    where = f"one thread of {_machine(last['machine'])}; torch {versions['torch']}"
-    return "\n".join([*lines, f"({told}; {where}.)"])
+    where = f"one thread of {_machine(last['machine'])}; torch {last['versions']['torch']}"
+    return "\n".join([*lines, f"({told}; {where}.{_agreement(figures)})"])
 
 
-def _learned(row: Figures, seeds: int) -> list[str]:
-    spread = f" ± {100 * row['spread']:.1f}" if seeds > 1 else ""
-    return [f"{100 * row['mean']:.1f}{spread} %", f"{row['step_seconds'] * 1e3:.0f} ms"]
+def _heads(name: str, task: Figures) -> list[str]:
+    beside = [task["published"]["title"]] if "published" in task else []
+    return [name, "a step", *beside]
+
+
+def _learned(task: Figures, name: str) -> list[str]:
+    row, cells = task["systems"].get(name), ["", ""]
+    if row is not None:
+        spread = f" ± {100 * row['spread']:.1f}" if task["seeds"] > 1 else ""
+        cost = f"{row['step_seconds'] * 1e3:.0f} ms, {row['peak_bytes'] / 1e6:.0f} MB"
+        cells = [f"{100 * row['mean']:.1f}{spread} %", cost]
+    if "published" in task:
+        known = task["published"]["accuracies"].get(name)
+        cells.append("" if known is None else f"{known:.1f} %")
+    return cells
+
+
+def _most_frequent(task: Figures) -> list[str]:
+    return [f"{task['chance']:.1%}", *("" for _ in _heads("", task)[1:])]
+
+
+def _agreement(figures: Figures) -> str:
+    """How far both rank the systems alike, by task."""
+    found = []
+    for name, task in figures.items():
+        known = task.get("published", {}).get("accuracies", {})
+        shared = [each for each in known if each in task["systems"]]
+        if len(shared) > 2:
+            ours = [task["systems"][each]["mean"] for each in shared]
+            rho = float(spearmanr(ours, [known[each] for each in shared]).statistic)
+            found.append(f"{rho:+.2f} for {name}")
+    if not found:
+        return ""
+    return f" Rank correlation with what is published: {', '.join(found)}."
 
 
 TABLES: dict[str, Callable[[Figures], str]] = {

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import torch
@@ -98,6 +99,21 @@ def assert_follows_formula(
         assert torch.isfinite(one).all(), place
         worst = (one - other).abs().max().item() / scale
         assert worst <= tolerance, (place, worst)
+
+
+def assert_errs_by_roundings(body: str, dtype: torch.dtype) -> None:
+    """The output of a narrow type is that of float64 for the same numbers, but for roundings."""
+    module = learner_of(body, 8, 8)
+    # projections of size 1 give scores that no narrow type can hold to a digit
+    with torch.no_grad():
+        for parameter in module.parameters():
+            parameter.div_(math.sqrt(parameter.shape[-1]))
+    given = [x.detach().to(dtype) for x in tensors(1, 2, 33, 33)]
+    meant = module(*(x.double() for x in given))
+    found = module.float()(*given)
+    assert found.dtype == dtype
+    error = (found.double() - meant).abs().max().item()
+    assert error <= 40 * torch.finfo(dtype).eps * max(1.0, meant.abs().max().item())
 
 
 def ragged(n: int) -> torch.Tensor:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import pickle
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -13,6 +14,8 @@ import torch
 from attnspec.spec import parse
 from benchmarks.accuracy.__main__ import main
 from benchmarks.accuracy.cifar import PIXELS, TEST, TRAIN, cifar10
+from benchmarks.accuracy.costs import peak_bytes
+from benchmarks.accuracy.published import PUBLISHED
 from benchmarks.accuracy.systems import SYSTEMS, text
 from benchmarks.accuracy.tasks import _WORDS, IGNORED, OPERATORS, Examples, Task, listops, recall
 from benchmarks.accuracy.training import Budget, Model, train
@@ -73,20 +76,101 @@ def test_every_system_makes_a_model(name: str) -> None:
     assert all(x.grad is not None and torch.isfinite(x.grad).all() for x in model.parameters())
 
 
+@pytest.fixture
+def small(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Few examples and few steps to time."""
+    monkeypatch.setattr("benchmarks.accuracy.__main__.TASKS", {"recall": lambda: recall(count=120)})
+    monkeypatch.setattr("benchmarks.accuracy.costs.TIMED", 2)
+
+
+def run(path: Path, *more: str) -> dict[str, Any]:
+    """The figures in a file after one more run of the command."""
+    given = ["--tasks", "recall", "--seeds", "2", "--steps", "2", "--results", str(path)]
+    assert main([*given, *more]) == 0
+    found: dict[str, Any] = json.loads(path.read_text())
+    return found
+
+
+@pytest.mark.usefixtures("small")
 def test_the_command_writes_what_it_measured(tmp_path: Path) -> None:
-    path = tmp_path / "accuracy.json"
-    given = ["--tasks", "recall", "--systems", "window", "linear", "--seeds", "2", "--steps", "2"]
-    assert main([*given, "--results", str(path)]) == 0
-    figures = json.loads(path.read_text())
+    figures = run(tmp_path / "accuracy.json", "--systems", "window", "linear")
     table = accuracy_table(figures).split("\n\n")[0].splitlines()
-    assert [line.split(" | ")[0] for line in table[2:]] == ["| window", "| linear", "| guessing"]
+    assert [line.split(" | ")[0] for line in table[2:4]] == ["| window", "| linear"]
     assert len({line.count("|") for line in table}) == 1
     (found,) = figures.values()
     assert list(found["systems"]) == ["window", "linear"]
     for row in found["systems"].values():
         assert len(row["accuracies"]) == 2
         assert row["mean"] == pytest.approx(sum(row["accuracies"]) / 2)
+        assert row["step_seconds"] > 0
+        # the gradients at least
+        assert row["peak_bytes"] > 4 * row["parameters"]
     assert found["versions"]["torch"] == torch.__version__
+
+
+@pytest.mark.usefixtures("small")
+def test_a_run_goes_on_where_it_stopped(tmp_path: Path) -> None:
+    path = tmp_path / "accuracy.json"
+    first = run(path, "--systems", "window")["associative recall"]
+    first["systems"]["window"]["mean"] = 0.5
+    path.write_text(json.dumps({"associative recall": first}))
+    both = run(path, "--missing", "--systems", "window", "linear")["associative recall"]
+    assert both["systems"]["window"] == first["systems"]["window"]
+    assert both["systems"]["linear"]["mean"] != 0.5
+    again = run(path, "--costs-only", "--systems", "window")["associative recall"]
+    assert again["systems"]["window"]["mean"] == 0.5
+    peaks = [each["systems"]["window"]["peak_bytes"] for each in (first, again)]
+    assert peaks[0] == pytest.approx(peaks[1], rel=0.02)
+    assert again["systems"]["linear"] == both["systems"]["linear"]
+    with pytest.raises(ValueError, match=r"trained alike: .*'seeds': 2.*'seeds': 3"):
+        run(path, "--missing", "--seeds", "3")
+
+
+def test_the_peak_is_of_all_that_is_there_at_once() -> None:
+    kept = torch.empty(50)
+
+    def made() -> None:
+        one = torch.empty(1000)
+        other = torch.empty(500)
+        del one
+        torch.empty(800).copy_(kept.sum() + other.sum())
+
+    assert peak_bytes(made) == 4 * (1000 + 500)
+
+
+def test_what_is_published_stands_beside_what_is_found() -> None:
+    def figures(means: dict[str, float], published: dict[str, float]) -> dict[str, Any]:
+        rows = {
+            name: {"mean": mean, "spread": 0.01, "step_seconds": 0.002, "peak_bytes": 3_000_000}
+            for name, mean in means.items()
+        }
+        return {
+            "task": {
+                "systems": rows,
+                "published": {"title": "arena", "accuracies": published},
+                "n": 8,
+                "chance": 0.25,
+                "budget": {"steps": 9, "batch": 2},
+                "seeds": 2,
+                "machine": {"cores": 2, "architecture": "any"},
+                "versions": {"torch": "2"},
+            }
+        }
+
+    means, published = {"a": 0.1, "b": 0.2, "c": 0.3, "d": 0.4}, {"a": 5.0, "b": 7.0, "c": 6.0}
+    found = accuracy_table(figures(means, published))
+    assert "| system | task | a step | arena |" in found
+    assert "| a | 10.0 ± 1.0 % | 2 ms, 3 MB | 5.0 % |" in found
+    assert "| d | 40.0 ± 1.0 % | 2 ms, 3 MB |  |" in found
+    assert "| the most frequent answer | 25.0% |  |  |" in found
+    assert "Rank correlation with what is published: +0.50 for task." in found
+    assert "published:" not in accuracy_table(figures(means, {"a": 5.0}))
+
+
+def test_every_published_system_is_one_of_ours() -> None:
+    assert set(PUBLISHED) <= {listops(count=12).name, "sequential digits"}
+    for _, accuracies in PUBLISHED.values():
+        assert set(accuracies) <= set(SYSTEMS)
 
 
 def written(folder: Path, content: object, names: tuple[str, ...] = (*TRAIN, *TEST)) -> Path:

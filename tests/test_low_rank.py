@@ -8,9 +8,14 @@ import math
 import pytest
 import torch
 from attention_checks import check_transforms, spec_of, tensors
-from formula_checks import assert_follows_formula, formula_of, learner_of, ragged
+from formula_checks import (
+    assert_errs_by_roundings,
+    assert_follows_formula,
+    formula_of,
+    learner_of,
+    ragged,
+)
 from torch.nn import functional
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from attnspec.factored import attending
 from attnspec.factored.definitions import OUTPUTS
@@ -214,17 +219,7 @@ def test_convolution_along_is_that_of_torch(n: int, width: int) -> None:
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
 @pytest.mark.parametrize("body", [*LINFORMER, *(x for x in NYSTROM if "iterations = 0" not in x)])
 def test_narrow_types_err_by_their_roundings(body: str, dtype: torch.dtype) -> None:
-    module = learner_of(f"attend {body}", 8, 8)
-    # projections of size 1 give scores that no narrow type can hold to a digit
-    with torch.no_grad():
-        for parameter in module.parameters():
-            parameter.div_(math.sqrt(parameter.shape[-1]))
-    given = [x.detach().to(dtype) for x in tensors(1, 2, 33, 33)]
-    meant = module(*(x.double() for x in given))
-    found = module.float()(*given)
-    assert found.dtype == dtype
-    error = (found.double() - meant).abs().max().item()
-    assert error <= 40 * torch.finfo(dtype).eps * max(1.0, meant.abs().max().item())
+    assert_errs_by_roundings(f"attend {body}", dtype)
 
 
 # torch scripts the derivatives of its own operators when jvp is first used; a maximum has corners,
@@ -258,39 +253,6 @@ def test_linformer_drops_weights_of_projected_keys() -> None:
     assert not module(*given, dropout_p=1.0).any()
 
 
-class Largest(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Notes the most numbers that a tensor made inside has memory for."""
-
-    numbers = 0
-
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
-        out = func(*args, **(kwargs or {}))
-        for x in out if isinstance(out, tuple | list) else (out,):
-            if isinstance(x, torch.Tensor) and x.numel():
-                self.numbers = max(self.numbers, x.untyped_storage().nbytes() // x.itemsize)
-        return out
-
-
-@pytest.mark.parametrize(
-    "body",
-    [
-        "linformer(rank = 16, max_length = 6000)",
-        "linformer(rank = 16, projection = conv, max_length = 6000)",
-        "linformer(rank = 16, projection = mean)",
-        "linformer(rank = 16, projection = max)",
-        "nystrom(landmarks = 16, conv = 33)",
-    ],
-)
-def test_nothing_has_the_size_of_all_pairs(body: str) -> None:
-    n = 6000
-    module = spec_of(f"attend {body}").compile()
-    given = [x.detach().float().requires_grad_() for x in tensors(1, 2, n, n)]
-    for padding in (None, torch.ones(1, n, dtype=torch.bool)):
-        with Largest() as seen:  # type: ignore[no-untyped-call]
-            module(*given, key_padding_mask=padding).sum().backward()
-        assert seen.numbers < n * n // 16
-
-
 # --- verification, and a wrong formula ------------------------------------------------------------
 
 
@@ -307,47 +269,6 @@ def test_the_comparison_finds_a_wrong_formula(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setitem(OUTPUTS, "linformer", lambda *given: right(*given) * (1 + 1e-7))
     with pytest.raises(AssertionError):
         assert_follows_formula("attend linformer(rank = 4, max_length = 20)", 17)
-
-
-# --- the packages that are right ------------------------------------------------------------------
-
-
-def test_nystrom_attention_agrees() -> None:
-    package = pytest.importorskip("nystrom_attention")
-    n, landmarks = 48, 8
-    # one head and one sample: the package takes one norm for all of them
-    theirs = package.NystromAttention(
-        8, 8, 1, num_landmarks=landmarks, residual_conv_kernel=5
-    ).double()
-    theirs.to_out = torch.nn.Identity()
-    x = torch.randn(1, n, 8, dtype=torch.float64)
-    q, k, v = (part[:, None] for part in theirs.to_qkv(x).chunk(3, -1))
-    module = learner_of(f"attend nystrom(landmarks = {landmarks}, conv = 5)", 8, 8)
-    with torch.no_grad():
-        module.get_parameter("nystrom_kernel").copy_(theirs.res_conv.weight.view(1, 1, 5))
-    torch.testing.assert_close(module(q, k, v)[:, 0], theirs(x))
-
-
-@pytest.mark.parametrize("share", ["key_value", "head"])
-def test_linformer_package_agrees(share: str) -> None:
-    package = pytest.importorskip("linformer")
-    n, longest, rank = 21, 30, 6
-    theirs = package.LinformerSelfAttention(16, longest, k=rank, heads=2).double()
-    theirs.to_out = torch.nn.Identity()
-    if share == "key_value":
-        theirs.proj_v = theirs.proj_k
-    x = torch.randn(2, n, 16, dtype=torch.float64)
-    q, k, v = (
-        projection(x).view(2, n, 2, 8).transpose(1, 2)
-        for projection in (theirs.to_q, theirs.to_k, theirs.to_v)
-    )
-    body = f"attend linformer(rank = {rank}, share = {share}, max_length = {longest})"
-    module = learner_of(body, 8, 8)
-    with torch.no_grad():
-        module.get_parameter("linformer_keys").copy_(theirs.proj_k.T)
-        if share == "head":
-            module.get_parameter("linformer_values").copy_(theirs.proj_v.T)
-    torch.testing.assert_close(module(q, k, v).transpose(1, 2).flatten(2), theirs(x))
 
 
 def test_the_formula_of_a_module_is_put_together_head_by_head() -> None:

@@ -7,7 +7,7 @@ import math
 import pytest
 import torch
 from attention_checks import check_transforms, spec_of, tensors
-from formula_checks import assert_follows_formula, learner_of, ragged
+from formula_checks import assert_errs_by_roundings, assert_follows_formula, learner_of, ragged
 from torch.nn import functional
 
 from attnspec.cli.specs import length_of
@@ -162,16 +162,7 @@ def test_mixer_is_linear_layers_on_the_transposed_sequence() -> None:
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
 @every_body
 def test_narrow_types_err_by_their_roundings(body: str, dtype: torch.dtype) -> None:
-    module = learner_of(f"attend {body}", 8, 8)
-    with torch.no_grad():
-        for parameter in module.parameters():
-            parameter.div_(math.sqrt(parameter.shape[-1]))
-    given = [x.detach().to(dtype) for x in tensors(1, 2, 33, 33)]
-    meant = module(*(x.double() for x in given))
-    found = module.float()(*given)
-    assert found.dtype == dtype
-    error = (found.double() - meant).abs().max().item()
-    assert error <= 40 * torch.finfo(dtype).eps * max(1.0, meant.abs().max().item())
+    assert_errs_by_roundings(f"attend {body}", dtype)
 
 
 # torch scripts the derivatives of its own operators when jvp is first used

@@ -4,6 +4,8 @@ out = softmax(Q (E K)^T / sqrt(d)) (F V), with E and F of shape [rank, max_lengt
 N(0, 1 / rank), learned, and cut to n columns; mean and max pool n / rank positions; conv has a
 learned kernel of ceil(max_length / rank) positions, which is its stride too.
 Shared: by no one, by the heads of a layer, by keys and values as well, or by all layers.
+With rank = n and one projection that reorders the positions this is softmax itself; with other
+orthogonal ones it is not, because softmax acts on each number.
 Source: Wang et al. 2020, "Linformer: Self-Attention with Linear Complexity", section 4.
 """
 

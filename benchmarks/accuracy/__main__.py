@@ -1,6 +1,7 @@
 """`python -m benchmarks.accuracy`: train every system on every task, write the figures.
 
-Results are written after each system, so that a run that is interrupted keeps what it has.
+Results are written after each system, so that a run that is interrupted keeps what it has;
+`--missing` goes on from there.
 """
 
 from __future__ import annotations
@@ -8,12 +9,15 @@ from __future__ import annotations
 import argparse
 import statistics
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 from attnspec.machine import machine, versions
 from attnspec.spec import parse
+from benchmarks.accuracy.costs import costs_of
+from benchmarks.accuracy.published import PUBLISHED, SOURCE
 from benchmarks.accuracy.systems import SYSTEMS, text
 from benchmarks.accuracy.tasks import TASKS, Task, images
 from benchmarks.accuracy.training import Budget, train
@@ -25,7 +29,7 @@ SEEDS = 3
 
 
 def measure(task: Task, name: str, seeds: int, budget: Budget) -> dict[str, Json]:
-    """One system on one task: accuracies by seed, their mean and spread, and time per step."""
+    """One system on one task: accuracies by seed, their mean and spread, and what a step costs."""
     spec = parse(text(name, task.n))
     found = [train(task, spec, seed, budget) for seed in range(seeds)]
     accuracies = [each.accuracy for each in found]
@@ -34,9 +38,41 @@ def measure(task: Task, name: str, seeds: int, budget: Budget) -> dict[str, Json
         "accuracies": [*accuracies],
         "mean": statistics.fmean(accuracies),
         "spread": statistics.stdev(accuracies) if seeds > 1 else 0.0,
-        "step_seconds": statistics.median(each.step_seconds for each in found),
         "parameters": found[0].parameters,
+        **asdict(costs_of(task, spec)),
     }
+
+
+def rows_of(
+    figures: Mapping[str, Any], task: Task, seeds: int, budget: Budget
+) -> dict[str, dict[str, Json]]:
+    """What is known of the systems on a task; ValueError where they were trained in another way."""
+    if task.name not in figures:
+        return {}
+    known = figures[task.name]
+    before, now = {**known["budget"], "seeds": known["seeds"]}, {**asdict(budget), "seeds": seeds}
+    if before != now:
+        raise ValueError(f"all systems must be trained alike: {before} in the file, {now} asked")
+    return {**known["systems"]}
+
+
+def figures_of(
+    task: Task, rows: dict[str, dict[str, Json]], seeds: int, budget: Budget
+) -> dict[str, Json]:
+    """What is written of a task: its systems, how they were trained, and what others found."""
+    found: dict[str, Json] = {
+        "machine": machine(),
+        "versions": versions(("torch", "numpy", "scikit-learn")),
+        "n": task.n,
+        "chance": task.chance,
+        "budget": asdict(budget),
+        "seeds": seeds,
+        "systems": {**rows},
+    }
+    if task.name in PUBLISHED:
+        title, accuracies = PUBLISHED[task.name]
+        found["published"] = {"title": title, "source": SOURCE, "accuracies": {**accuracies}}
+    return found
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -47,28 +83,30 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("--systems", nargs="+", default=[*SYSTEMS], choices=[*SYSTEMS])
     parser.add_argument("--cifar", type=Path, help="the folder of CIFAR-10's Python version")
     parser.add_argument("--seeds", type=int, default=SEEDS)
-    parser.add_argument("--steps", type=int, help="steps, else as many as a task has")
+    parser.add_argument("--steps", type=int, default=Budget.steps)
+    parser.add_argument("--missing", action="store_true", help="keep what the file has of a task")
+    parser.add_argument(
+        "--costs-only", action="store_true", help="measure time and memory of what is there anew"
+    )
     parser.add_argument("--results", type=Path, default=RESULTS, help="the file of the figures")
     options = parser.parse_args(arguments)
     tasks = [TASKS[name]() for name in options.tasks]
     if options.cifar is not None:
         tasks.append(images(options.cifar))
     figures = read(options.results)
+    budget = Budget(options.steps)
     for task in tasks:
-        rows: dict[str, Json] = {}
-        budget = Budget(task.steps if options.steps is None else options.steps)
+        rows: dict[str, dict[str, Json]] = {}
+        if options.missing or options.costs_only:
+            rows = rows_of(figures, task, options.seeds, budget)
         for name in options.systems:
-            rows[name] = row = measure(task, name, options.seeds, budget)
-            print(f"{task.name}: {name} {row['mean']:.3f} ± {row['spread']:.3f}", file=sys.stderr)
-            figures[task.name] = {
-                "machine": machine(),
-                "versions": versions(("torch", "numpy", "scikit-learn")),
-                "n": task.n,
-                "chance": task.chance,
-                "budget": asdict(budget),
-                "seeds": options.seeds,
-                "systems": rows,
-            }
+            if options.costs_only:
+                rows[name] |= asdict(costs_of(task, parse(text(name, task.n))))
+            elif name not in rows:
+                rows[name] = row = measure(task, name, options.seeds, budget)
+                told = f"{row['mean']:.3f} ± {row['spread']:.3f}"
+                print(f"{task.name}: {name} {told}", file=sys.stderr)
+            figures[task.name] = figures_of(task, rows, options.seeds, budget)
             write(options.results, figures)
     return 0
 

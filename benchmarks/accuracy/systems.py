@@ -3,28 +3,34 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from math import isqrt
 
 SYSTEMS: Mapping[str, str] = {
     "softmax": "attend full",
-    "window": "attend window(radius = 8)",
-    "Longformer": "attend window(radius = 8) | global(first(2))",
-    "BigBird": "attend block(size = 8, before = 1, after = 1) | global(first(8) | last(8))"
-    " | random_blocks(size = 8, blocks = 1, seed = 0)",
-    "Sparse Transformer": "attend strided(stride = 8)",
+    "window": "attend window(radius = {eighth})",
+    "Longformer": "attend window(radius = {eighth}) | global(first(2))",
+    "BigBird": "attend block(size = {eighth}, before = 1, after = 1)"
+    " | global(first({eighth}) | last({eighth}))"
+    " | random_blocks(size = {eighth}, blocks = 1, seed = 0)",
+    "Sparse Transformer": "attend strided(stride = {root})",
     "linear": "attend linear()",
-    "FAVOR+": "attend favor(features = 64, seed = 0)",
-    "RFA": "attend rfa(features = 64, seed = 0)",
+    "FAVOR+": "attend favor(features = 32, seed = 0)",
+    "RFA": "attend rfa(features = 32, seed = 0)",
     "Taylor": "attend taylor(order = 1)",
     "Taylor, second order": "attend taylor(order = 2)",
-    "Linformer": "attend linformer(rank = 16, max_length = {n})",
-    "Nyströmformer": "attend nystrom(landmarks = 16)",
+    "Linformer": "attend linformer(rank = {quarter}, max_length = {n})",
+    "Nyströmformer": "attend nystrom(landmarks = {quarter})",
     "FNet": "attend fourier()",
     "Synthesizer": "attend synthesizer(kind = random, max_length = {n})",
-    "window + linear": "attend window(radius = 8) + linear()",
+    "window + linear": "attend window(radius = {eighth}) + linear()",
 }
-"""What stands in the braces of each attention; `{n}` is the length of the sequences."""
+"""What stands in the braces of each attention, in terms of the length n of the sequences, an eighth
+and a quarter of it, and its root."""
 
 
 def text(name: str, n: int) -> str:
     """The spec of a system for sequences of n tokens."""
-    return f"attention trained {{ {SYSTEMS[name].replace('{n}', str(n))} }}"
+    body = SYSTEMS[name].format(
+        n=n, eighth=max(1, n // 8), quarter=max(1, n // 4), root=max(1, isqrt(n))
+    )
+    return f"attention trained {{ {body} }}"
