@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import torch
@@ -23,7 +24,7 @@ from attnspec.refusals import require_willing
 from attnspec.runtime import CompiledAttention
 from attnspec.stack import Stack
 from attnspec.target import BackendError
-from attnspec.verification import verify
+from attnspec.verification import EXHAUSTIVE, Verification, verify, verify_pairs
 
 if TYPE_CHECKING:
     from attnspec.spec import Spec
@@ -34,6 +35,10 @@ TOLD = 1024
 VERIFIED = 65
 """The length at which every module is verified before it is written, where the spec has it."""
 
+TILED = 193
+"""The length at which the pairs of every module are verified, too: bands have several tiles there,
+and none of the usual sizes divides it."""
+
 ACCELERATORS = {"cuda": torch.cuda, "mps": torch.backends.mps, "xpu": torch.xpu}
 """What else a machine may have, with the module that says so."""
 
@@ -41,7 +46,8 @@ OWN = tuple(backend.name for backend in BACKENDS)
 """The backends of this package, which every module of a spec is verified with."""
 
 LONGEST = 1024
-"""A spec that has one length only is verified if it is no longer than this."""
+"""A spec that has one length only is verified by its values if it is no longer than this, else by
+its pairs."""
 
 
 def compile_program(
@@ -79,7 +85,7 @@ def usable(device: str | torch.device) -> torch.device:
 
 
 def emit_spec(spec: Spec, *, standalone: bool = False, backend: str = "auto") -> str:
-    """The text of a spec's module, verified at a small length before it is returned.
+    """The text of a spec's module, verified at two small lengths before it is returned.
 
     Raises BackendError for a backend that refuses the spec at every length, or that a module that
     stands alone cannot hold.
@@ -118,39 +124,70 @@ def _figures(spec: Spec) -> list[str]:
 
 
 def _verified(spec: Spec, backend: str) -> str:
-    """Verify the module at a small length; a fault is a defect of the compiler."""
+    """Verify the module at small lengths; a fault is a defect of the compiler."""
     fixed = spec.program.fixed_length
     longest = longest_of(spec.program)
     n = min(VERIFIED, longest or VERIFIED) if fixed is None else fixed
+    # at a small length the cheapest is the definition itself, so every backend is tried
+    # (those of this package, so that the same spec gives the same text wherever it is compiled)
+    names = OWN if backend == AUTO else (backend,)
     if n > LONGEST:
-        return f"Not verified when it was compiled: it has one length, {n:,}."
+        held = _pairs_verified(spec, names, n) if n <= EXHAUSTIVE else []
+        if not held:
+            return f"Not verified when it was compiled: it has one length, {n:,}."
+        return (
+            f"Verified at n = {n:,}, its one length, when it was compiled, every pair of"
+            f" {', '.join(held)}; no values."
+        )
     tried: list[str] = []
     few: list[str] = []
     refused = ""
-    # at a small length the cheapest is the definition itself, so every backend is tried
-    # (those of this package, so that the same spec gives the same text wherever it is compiled)
-    for name in OWN if backend == AUTO else [backend]:
+    for name in names:
         try:
             found = verify(spec.program, n, backend=name)
         except (BackendError, BindError) as error:
             refused = str(error)
             continue
-        if not found.ok and name not in OWN:
-            raise BackendError(
-                f"the backend {name} of {owner_of(name)} computes something else than the spec:"
-                f"\n{found}"
-            )
-        if not found.ok:
-            raise InternalError(f"the compiled module differs from the spec:\n{found}")
+        _require_ok(found, name)
         (tried if found.exhaustive else few).append(name)
     told = [
-        f"by the backend{'s' if len(names) > 1 else ''} {', '.join(names)}{what}"
-        for names, what in (
+        f"by the backend{'s' if len(those) > 1 else ''} {', '.join(those)}{what}"
+        for those, what in (
             (tried, ": every pair, values and gradients"),
             (few, ": the same of the last queries"),
         )
-        if names
+        if those
     ]
     if not told:
         return f"Not verified when it was compiled: {refused}."
+    if fixed is None and longest is None and Stack(spec).lengths((TILED,)):
+        held = _pairs_verified(spec, tried, TILED)
+        if held:
+            told.append(f"at n = {TILED} every pair of {', '.join(held)}")
     return f"Verified at n = {n} when it was compiled, {'; '.join(told)}."
+
+
+def _pairs_verified(spec: Spec, names: Sequence[str], n: int) -> list[str]:
+    """Verify the pairs that backends hold; those that hold any and do not refuse."""
+    held = []
+    for name in names:
+        try:
+            found = verify_pairs(spec.program, n, backend=name)
+        except (BackendError, BindError):
+            # what it does at this length it is not asked for
+            continue
+        _require_ok(found, name)
+        if found.checks and found.exhaustive:
+            held.append(name)
+    return held
+
+
+def _require_ok(found: Verification, name: str) -> None:
+    """Raise an error if there is a fault in what a backend does."""
+    if not found.ok and name not in OWN:
+        raise BackendError(
+            f"the backend {name} of {owner_of(name)} computes something else than the spec:"
+            f"\n{found}"
+        )
+    if not found.ok:
+        raise InternalError(f"the compiled module differs from the spec:\n{found}")

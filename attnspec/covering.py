@@ -8,7 +8,7 @@ classification lists them.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cached_property, lru_cache
 
 import numpy as np
 
@@ -27,8 +27,11 @@ _COARSEST = 64
 _PAIRS = 1 << 23
 """Pairs of tiles that are looked at on one level, at most."""
 
-_SURVEYED = 1 << 17
+_SURVEYED = 1 << 16
 """Pairs of tiles on one level above which a survey looks at a sample."""
+
+_SEEN = 1 << 14
+"""Pairs of tiles of which it is asked whether they follow one another, about."""
 
 _AT_ONCE = 1 << 18
 
@@ -58,8 +61,8 @@ class Classified:
 
 @dataclass(frozen=True, eq=False)
 class Survey:
-    """How many pairs of fine tiles are FULL and how many undecided: exact where there are few,
-    else an estimate from a sample of the coarse ones.
+    """How many pairs of fine tiles are FULL and how many undecided: exact where there are few;
+    else, `sampled`, an estimate from a sample of the coarse ones or of how edges spread.
 
     `gathered` are those of query tiles whose key tiles do not follow one another.
     """
@@ -69,6 +72,7 @@ class Survey:
     full: float
     undecided: float
     gathered: float
+    sampled: bool = False
 
     @property
     def tiles(self) -> float:
@@ -97,9 +101,18 @@ class _Level:
     kinds: np.ndarray
     weight: float
 
-    def of(self, kind: int) -> tuple[np.ndarray, np.ndarray]:
-        """The pairs of tiles of a kind."""
-        chosen = self.kinds == kind
+    @cached_property
+    def full(self) -> tuple[np.ndarray, np.ndarray]:
+        """The pairs of tiles that are FULL."""
+        return self._of(FULL)
+
+    @cached_property
+    def undecided(self) -> tuple[np.ndarray, np.ndarray]:
+        """The pairs of tiles that must be looked into."""
+        return self._of(SOME)
+
+    def _of(self, kind: int) -> tuple[np.ndarray, np.ndarray]:
+        chosen = np.flatnonzero(self.kinds == kind)
         return self.rows[chosen], self.columns[chosen]
 
 
@@ -112,9 +125,9 @@ def classify(
         q, k = _axes(n_q, n_k, order, sizes)
         return Classified(q, k, (), _occupied(q, k, order.q))
     levels = _exact(relation, n_q, n_k, order, sizes)
-    full = [(level.q, level.k, *level.of(FULL)) for level in levels if (level.kinds == FULL).any()]
+    full = [(level.q, level.k, *level.full) for level in levels if len(level.full[0])]
     finest = levels[-1]
-    return Classified(finest.q, finest.k, tuple(full), finest.of(SOME))
+    return Classified(finest.q, finest.k, tuple(full), finest.undecided)
 
 
 @lru_cache(maxsize=256)
@@ -124,8 +137,8 @@ def survey(relation: Relation, n_q: int, n_k: int, order: Order, sizes: tuple[in
     fine = axis(n_k - n_q, n_k, order.q, sizes[0]), axis(0, n_k, order.k, sizes[1])
     if isinstance(order.q, Permuted):
         rows, columns = _occupied(*fine, order.q)
-        gathered = _gathered([(*fine, rows, columns)], fine)
-        return Survey(*fine, 0.0, float(len(rows)), float(gathered))
+        gathered = float(_gathered([(*fine, rows, columns)], fine))
+        return Survey(*fine, 0.0, float(len(rows)), gathered)
     if not is_closed(relation):
         every = float(fine[0].count * fine[1].count)
         return Survey(*fine, 0.0, every, 0.0)
@@ -136,18 +149,19 @@ def survey(relation: Relation, n_q: int, n_k: int, order: Order, sizes: tuple[in
     found = []
     for level in levels:
         sides = level.q, level.k
-        full += level.weight * _below(sides, fine, *level.of(FULL))
-        undecided = level.weight * _below(sides, fine, *level.of(SOME))
-        found.append((level.q, level.k, *level.of(FULL)))
-    found.append((level.q, level.k, *level.of(SOME)))
+        full += level.weight * _below(sides, fine, *level.full)
+        found.append((level.q, level.k, *level.full))
+    undecided = level.weight * _below(sides, fine, *level.undecided)
+    found.append((level.q, level.k, *level.undecided))
     if level.q.size != fine[0].size and undecided:
         # only a table of all edges could say more; edges fall into tiles as balls into bins
         undecided *= -np.expm1(-edges_of(relation, n_q, n_k) / undecided)
-        return Survey(*fine, full, undecided, full + undecided)
+        return Survey(*fine, full, undecided, full + undecided, sampled=True)
     if level.weight == 1:
         return Survey(*fine, full, undecided, float(_gathered(found, fine)))
     ends = _ends(level) * (full + undecided)
-    return Survey(*fine, full, undecided, full + undecided if ends > fine[0].count else 0.0)
+    scattered = full + undecided if ends > fine[0].count else 0.0
+    return Survey(*fine, full, undecided, scattered, sampled=True)
 
 
 def _occupied(q: Axis, k: Axis, side: Permuted) -> tuple[np.ndarray, np.ndarray]:
@@ -176,10 +190,13 @@ def _gathered(
 
 
 def _ends(level: _Level) -> float:
-    """The share of tiles whose right neighbour is empty, among those where it was looked at."""
-    code = level.rows * (level.k.count + 1) + level.columns
+    """The share of tiles whose right neighbour is empty, among those where it was looked at, in
+    some of the rows."""
+    drawn = np.random.Generator(np.random.PCG64(0)).random(level.q.count)
+    chosen = np.flatnonzero((drawn < _SEEN / max(1, len(level.rows)))[level.rows])
+    code = level.rows[chosen] * (level.k.count + 1) + level.columns[chosen]
     order = np.argsort(code)
-    code, taken = code[order], level.kinds[order] != EMPTY
+    code, taken = code[order], level.kinds[chosen[order]] != EMPTY
     # what was looked at next to each other: coarser tiles are cut into whole ones of this level
     beside = taken[:-1] & (np.diff(code) == 1)
     return 1 - float(taken[1:][beside].mean()) if beside.any() else 1.0
@@ -245,7 +262,7 @@ def _coarse(
 def _finer_level(relation: Relation, above: _Level, q: Axis, k: Axis, most: int, n: int) -> _Level:
     """What is inside the undecided pairs of a level, or in a sample of at most so many of them;
     raises TooFine."""
-    rows, columns = above.of(SOME)
+    rows, columns = above.undecided
     chosen, times = _thinned(len(rows), most)
     if len(chosen) * _FANOUT**2 > _PAIRS:
         raise TooFine(f"more than {_PAIRS:,} pairs of tiles")
@@ -307,6 +324,16 @@ def _below(
     above: tuple[Axis, Axis], below: tuple[Axis, Axis], rows: np.ndarray, columns: np.ndarray
 ) -> int:
     """The number of pairs of finer tiles inside pairs of coarse ones."""
-    q_first, q_last = above[0].inside(below[0], rows)
-    k_first, k_last = above[1].inside(below[1], columns)
-    return int(((q_last - q_first) * (k_last - k_first)).sum())
+    if not len(rows):
+        return 0
+    q_inside, k_inside = (_inside(*sides) for sides in zip(above, below, strict=True))
+    if (q_inside == q_inside[0]).all() and (k_inside == k_inside[0]).all():
+        return int(q_inside[0] * k_inside[0]) * len(rows)
+    return int(np.dot(q_inside[rows], k_inside[columns]))
+
+
+@lru_cache(maxsize=64)
+def _inside(above: Axis, below: Axis) -> np.ndarray:
+    """The number of finer tiles in each coarse one."""
+    first, last = above.inside(below, np.arange(above.count))
+    return np.asarray(last - first)

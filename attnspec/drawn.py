@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Hashable
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
@@ -21,6 +22,9 @@ _TILE = 1024
 _MANY = 64
 """Edges that are expected in a tile from which on there surely is one."""
 
+_EDGES = 4
+"""Edges for each pair of tiles up to which every edge is put into its tile."""
+
 FEW = 64
 """A range of rows that is this much shorter than the sequence is drawn by itself."""
 
@@ -32,6 +36,24 @@ class Drawing(Hashable, Protocol):
         """The keys of each node in any order, with or without repeats, int32 [n, m]; -1 stands for
         no key."""
         ...
+
+
+@dataclass(frozen=True, eq=False)
+class _Tiled:
+    """Disjoint tiles by their places in the order of residues, `width` places for each residue:
+    tile i is `begin[i]` to `end[i]`. `number` says which tiles were asked for."""
+
+    step: int
+    width: int
+    begin: np.ndarray
+    end: np.ndarray
+    number: np.ndarray
+
+    def of(self, position: np.ndarray) -> np.ndarray:
+        """The number of the tile of each position, that of no tile where it is in none."""
+        place = position % self.step * self.width + position // self.step
+        tile = np.searchsorted(self.begin, place, side="right") - 1
+        return np.where((tile >= 0) & (place <= self.end[tile]), tile, len(self.begin))
 
 
 @dataclass(frozen=True, eq=False)
@@ -67,6 +89,9 @@ class EdgeTable:
 
     def cover(self, q: Tiles, k: Tiles) -> np.ndarray:
         """Exact: the edges of each tile are counted."""
+        count = self._sorted_out(q, k)
+        if count is not None:
+            return covered(count == q.count * k.count, count > 0)
         q_start, q_last, k_start, k_count, size = np.broadcast_arrays(
             q.start, q.last, k.start, k.count, q.count * k.count
         )
@@ -92,6 +117,39 @@ class EdgeTable:
             found[here] = ends - np.searchsorted(places, begin[here])
         count = found.reshape(size.shape)
         return covered(count == size, count > 0)
+
+    def _sorted_out(self, q: Tiles, k: Tiles) -> np.ndarray | None:
+        """The edges in tiles, each edge put into its own; None where there are more edges than
+        pairs of tiles, or tiles overlap."""
+        shape = np.broadcast_shapes(q.start.shape, k.start.shape)
+        if not math.prod(shape):
+            return np.zeros(shape, np.int64)
+        first, last = int(q.start.min()), int(q.last.max()) + 1
+        if self.starts[last] - self.starts[first] > _EDGES * math.prod(shape):
+            return None
+        rows, columns = self._tiled(q), self._tiled(k)
+        if rows is None or columns is None:
+            return None
+        queries, keys = self.rows(first, last)
+        code = rows.of(queries) * (len(columns.begin) + 1) + columns.of(keys)
+        codes, counts = np.unique(code, return_counts=True)
+        asked = rows.number * (len(columns.begin) + 1) + columns.number
+        at = np.minimum(np.searchsorted(codes, asked), max(0, len(codes) - 1))
+        if not len(codes):
+            return np.zeros(shape, np.int64)
+        return np.where(codes[at] == asked, counts[at], 0)
+
+    def _tiled(self, tiles: Tiles) -> _Tiled | None:
+        """The distinct tiles of one side; None where two of them overlap."""
+        width = self.n // tiles.step + 1
+        first, last = (
+            at % tiles.step * width + at // tiles.step for at in (tiles.start, tiles.last)
+        )
+        code, number = np.unique(first * (width * tiles.step) + last, return_inverse=True)
+        begin, end = np.divmod(code, width * tiles.step)
+        if (begin[1:] <= end[:-1]).any():
+            return None
+        return _Tiled(tiles.step, width, begin, end, number.reshape(first.shape))
 
     def _counted(
         self,

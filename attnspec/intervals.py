@@ -7,7 +7,7 @@ only an evaluation. Where an expression has no value (division by zero) anything
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import TypeAlias
 
 import numpy as np
@@ -132,7 +132,7 @@ def _equal(a: Bounds, b: Bounds) -> Bounds:
     return _truth(single, (a[0] <= b[1]) & (b[0] <= a[1]))
 
 
-def _corners(op: np.ufunc, a: Bounds, b: Bounds) -> Bounds:
+def _corners(op: Callable[[np.ndarray, np.ndarray], np.ndarray], a: Bounds, b: Bounds) -> Bounds:
     corners = [op(x, y) for x in a for y in b]
     return np.minimum.reduce(np.broadcast_arrays(*corners)), np.maximum.reduce(
         np.broadcast_arrays(*corners)
@@ -147,7 +147,7 @@ def _reduce(op: np.ufunc, a: list[Bounds]) -> Bounds:
 
 
 def _quotient(op: str, a: Bounds, b: Bounds) -> Bounds:
-    divide = np.floor_divide if op == "//" else np.divide
+    divide = _floored if op == "//" else np.divide
     if b[0].size == 1 and b[0] == b[1] and b[0] > 0:
         # the usual case, in half the divisions
         return divide(a[0], b[0]), divide(a[1], b[0])
@@ -156,13 +156,30 @@ def _quotient(op: str, a: Bounds, b: Bounds) -> Bounds:
     return np.where(zero, -np.inf, low), np.where(zero, np.inf, high)
 
 
+def _floored(a: np.ndarray, b: np.ndarray) -> np.ndarray:
+    """a // b, in an eighth of the time where both are whole numbers that are exact: a quotient that
+    is no whole number is then further from the next one than it is rounded."""
+    if _are_whole(a) and _are_whole(b):
+        return np.asarray(np.floor(a / b))
+    return np.asarray(np.floor_divide(a, b))
+
+
+def _are_whole(a: np.ndarray) -> bool:
+    return bool(((np.abs(a) < _EXACT) & (a == np.floor(a))).all())
+
+
 def _remainder(a: Bounds, b: Bounds) -> Bounds:
     """A remainder lies between 0 and the divisor; within one turn it grows with the dividend."""
     size = b[0]
     known = (b[0] == b[1]) & (size > 0)
-    one_turn = known & (np.floor_divide(a[0], size) == np.floor_divide(a[1], size))
-    low = np.where(one_turn, np.remainder(a[0], size), np.where(b[0] > 0, 0.0, -np.inf))
-    high = np.where(one_turn, np.remainder(a[1], size), np.where(b[0] > 0, b[1], np.inf))
+    turns = _floored(a[0], size), _floored(a[1], size)
+    one_turn = known & (turns[0] == turns[1])
+    if all(map(_are_whole, (size, *a))):
+        rest = a[0] - turns[0] * size, a[1] - turns[1] * size
+    else:
+        rest = np.remainder(a[0], size), np.remainder(a[1], size)
+    low = np.where(one_turn, rest[0], np.where(b[0] > 0, 0.0, -np.inf))
+    high = np.where(one_turn, rest[1], np.where(b[0] > 0, b[1], np.inf))
     return low, high
 
 

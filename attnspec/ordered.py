@@ -13,7 +13,7 @@ import numpy as np
 from attnspec.axes import Axis
 from attnspec.covering import Classified
 from attnspec.knowing import is_closed
-from attnspec.relations import Relation, evaluate_pairs, phase_of
+from attnspec.relations import Relation, Tiles, evaluate_pairs, phase_of
 from attnspec.steps import Listed, Permuted
 
 FULL_TILE = -1
@@ -27,6 +27,12 @@ _CODES = 1 << 62
 
 _UNFOLDED = 1 << 25
 """Numbers that the masks of rows of tiles may have together."""
+
+_ROW = 1 << 22
+"""Numbers that the mask of one row may have where those of all are too many."""
+
+_RECTANGLES = 16
+"""Kinds of rectangles that are computed apart at most."""
 
 _LOOKED = 1 << 22
 """Pairs evaluated in one go."""
@@ -103,16 +109,81 @@ def parted(layout: StepLayout) -> list[StepLayout]:
     """The FULL tiles and the others apart, where masks of whole rows would be too large.
 
     A row of tiles with one mask is computed with a mask for all of its keys; below the diagonal of
-    a causal graph that would be n² numbers.
+    a causal graph that would be n² numbers. Where those of the others are too large still, tiles
+    whose masks are rectangles are FULL ones that are smaller, and long rows are cut.
     """
-    masked = np.flatnonzero(layout.kinds != FULL_TILE)
-    rows = np.unique(np.searchsorted(layout.starts, masked, side="right") - 1)
-    ends = zip(layout.starts[rows], layout.starts[rows + 1], strict=True)
-    shapes = {layout.kinds[first:last].tobytes() for first, last in ends}
-    tiles = sum(len(shape) for shape in shapes) // layout.kinds.itemsize
-    if tiles * layout.q.size * layout.k.size <= _UNFOLDED:
+    if _unfolded(layout) <= _UNFOLDED:
         return [layout]
-    return [_chosen(layout, layout.kinds == FULL_TILE), _chosen(layout, layout.kinds != FULL_TILE)]
+    full = _chosen(layout, layout.kinds == FULL_TILE)
+    masked = _chosen(layout, layout.kinds != FULL_TILE)
+    if _unfolded(masked) <= _UNFOLDED:
+        return [full, masked]
+    rectangles, rest = _rectangles(masked)
+    return [full, *rectangles, *_cut(rest)]
+
+
+def _rectangles(layout: StepLayout) -> tuple[list[StepLayout], StepLayout]:
+    """The tiles whose masks are rectangles, as FULL tiles of these, and the others."""
+    found: dict[tuple[int, int, int, int], list[int]] = {}
+    for number, mask in enumerate(layout.masks):
+        rows, columns = np.flatnonzero(mask.any(axis=1)), np.flatnonzero(mask.any(axis=0))
+        low, high, left, right = rows[0], rows[-1] + 1, columns[0], columns[-1] + 1
+        if mask[low:high, left:right].all():
+            found.setdefault((int(low), int(high), int(left), int(right)), []).append(number)
+    parts: list[StepLayout] = []
+    rest = np.ones(len(layout.keys), bool)
+    for (low, high, left, right), numbers in found.items():
+        q, k = _trimmed(layout.q, low, high), _trimmed(layout.k, left, right)
+        if q is None or k is None or len(parts) == _RECTANGLES:
+            continue
+        here = np.isin(layout.kinds, numbers)
+        part = _chosen(layout, here)
+        kinds = np.full(len(part.keys), FULL_TILE)
+        parts.append(
+            replace(part, q=q, k=k, kinds=kinds, masks=layout.masks[:0, : q.size, : k.size])
+        )
+        rest &= ~here
+    return parts, _chosen(layout, rest)
+
+
+def _trimmed(axis: Axis, low: int, high: int) -> Axis | None:
+    """The tiles with only some of their places, one behind the other; None where their positions
+    follow no progression, or would no longer follow one another."""
+    if (low, high) == (0, axis.size):
+        return axis
+    if axis.natural or not isinstance(axis.side, int):
+        return None
+    start, step = axis.tiles.start, axis.tiles.step
+    stop = np.minimum(axis.tiles.stop, start + high * step)
+    return replace(axis, size=high - low, tiles=Tiles(start + low * step, stop, step))
+
+
+def _cut(layout: StepLayout) -> list[StepLayout]:
+    """Parts in which no row has more tiles than its mask may have numbers."""
+    if not len(layout.keys):
+        return []
+    wide = max(1, _ROW // (layout.q.size * layout.k.size))
+    within = np.arange(len(layout.keys)) - np.repeat(layout.starts[:-1], np.diff(layout.starts))
+    part = within // wide
+    return [_chosen(layout, part == number) for number in range(int(part.max()) + 1)]
+
+
+def _unfolded(layout: StepLayout) -> int:
+    """Numbers in the masks of all rows with a mask, of rows with equal masks once: rows are told
+    apart by numbers that hardly ever agree for rows that differ."""
+    lengths = np.diff(layout.starts)
+    within = np.arange(len(layout.kinds)) - np.repeat(layout.starts[:-1], lengths)
+    drawn = np.random.Generator(np.random.PCG64(0)).integers(
+        1 << 62, size=int(lengths.max(initial=0)), dtype=np.uint64
+    )
+    # a sum modulo 2**64; FULL tiles add 1, and what is added behind the last is cut off again
+    parts = (layout.kinds - FULL_TILE + 1).astype(np.uint64) * (2 * drawn[within] + 1)
+    sums = np.concatenate([[np.uint64(0)], np.cumsum(parts)])
+    masks = np.concatenate([[0], np.cumsum(layout.kinds != FULL_TILE)])
+    masked = np.diff(masks[layout.starts]) > 0
+    first, last = layout.starts[:-1][masked], layout.starts[1:][masked]
+    _, distinct = np.unique(sums[last] - sums[first], return_index=True)
+    return int((last - first)[distinct].sum()) * layout.q.size * layout.k.size
 
 
 def _chosen(layout: StepLayout, entries: np.ndarray) -> StepLayout:

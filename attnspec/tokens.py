@@ -9,6 +9,9 @@ import numpy as np
 
 from attnspec.relations import EMPTY, FULL, SOME, Elementwise, Tiles
 
+_LOOKED = 1 << 22
+"""Positions looked at in one go."""
+
 
 class Data:
     """A run-time input: an array of the last axis n (or lengths), compared by identity."""
@@ -38,6 +41,23 @@ class TokenSet:
             held = np.asarray(self.contains(np.where(real, position, 0), n), dtype=bool)
             found, count = (held & real).sum(-1), tiles.count
         return np.where(found == count, FULL, np.where(found > 0, SOME, EMPTY)).astype(np.uint8)
+
+    def phase(self, tiles: Tiles, n: int) -> np.ndarray:
+        """Integers for each tile, equal where equally many positions are in the set at the same
+        places of it."""
+        _, first, number = np.unique(tiles.start, return_index=True, return_inverse=True)
+        start, stop = (
+            tiles.start.ravel()[first],
+            np.broadcast_to(tiles.stop, tiles.start.shape).ravel()[first],
+        )
+        held = np.zeros((len(start), -(-int(np.max(stop - start, initial=0)) // tiles.step)), bool)
+        for low in range(0, len(start), max(1, _LOOKED // max(1, held.shape[1]))):
+            part = np.s_[low : low + max(1, _LOOKED // max(1, held.shape[1]))]
+            at = start[part, None] + np.arange(held.shape[1]) * tiles.step
+            real = at < stop[part, None]
+            held[part] = np.asarray(self.contains(np.where(real, at, 0), n), dtype=bool) & real
+        _, alike = np.unique(np.packbits(held, axis=1), axis=0, return_inverse=True)
+        return np.asarray(alike.ravel()[number].reshape(tiles.start.shape), np.int64)
 
     def members(self, n: int) -> np.ndarray:
         """The positions of the set in a sequence of n, ascending, int64."""

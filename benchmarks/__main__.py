@@ -1,7 +1,8 @@
 """`python -m benchmarks [--quick]`: time everything, write the figures, print the tables.
 
-Figures are written after each part, so that a run that is interrupted keeps what it has. `--only`
-measures some parts anew and leaves the others as they are in the file.
+Figures are written after each part, and in the course of long ones, so that a run that is
+interrupted keeps what it has. `--only` measures some parts anew and leaves the others as they are
+in the file.
 """
 
 from __future__ import annotations
@@ -28,23 +29,25 @@ from benchmarks import (
     untuned,
 )
 from benchmarks.cases import FULL, QUICK, Settings
+from benchmarks.choices import Keep
 from benchmarks.fresh import Run, in_fresh_process
 from benchmarks.measuring import PACKAGES, Json, read, write
 
 RESULTS = Path(__file__).resolve().parent / "results"
 
-PARTS: Mapping[str, Callable[[Settings, Run], dict[str, Json]]] = {
-    "efficiency": lambda settings, run: efficiency.measure(settings),
-    "untuned": lambda settings, run: untuned.measure(settings),
-    "flex": flex.measure,
-    "packages": lambda settings, run: packages.measure(settings),
-    "plans": block_plans.measure,
-    "answers": answers.measure,
-    "growth": lambda settings, run: growth.measure(settings),
-    "memory": memory.measure,
-    "choices": lambda settings, run: choices.measure(settings),
+PARTS: Mapping[str, Callable[[Settings, Run, Keep], dict[str, Json]]] = {
+    "efficiency": lambda settings, run, keep: efficiency.measure(settings),
+    "untuned": lambda settings, run, keep: untuned.measure(settings),
+    "flex": lambda settings, run, keep: flex.measure(settings, run),
+    "packages": lambda settings, run, keep: packages.measure(settings),
+    "plans": lambda settings, run, keep: block_plans.measure(settings, run),
+    "answers": lambda settings, run, keep: answers.measure(settings, run),
+    "growth": lambda settings, run, keep: growth.measure(settings),
+    "memory": lambda settings, run, keep: memory.measure(settings, run),
+    "choices": lambda settings, run, keep: choices.measure(settings, keep),
 }
-"""The parts of a run, in the order in which they are measured."""
+"""The parts of a run, in the order in which they are measured; a long one gives its figures so far
+to its last argument."""
 
 
 def measure(
@@ -57,17 +60,19 @@ def measure(
             continue
         print(f"{name} ...", end=" ", file=sys.stderr, flush=True)
         start = perf_counter()
-        found = part(settings, run)
-        seconds = perf_counter() - start
-        print(f"{seconds:.0f} s", file=sys.stderr)
-        figures[name] = {
-            "machine": machine(),
-            "versions": versions(PACKAGES),
-            "rounds": settings.rounds,
-            "wall_seconds": seconds,
-            **found,
-        }
-        write(path, figures)
+
+        def keep(found: dict[str, Json], name: str = name, start: float = start) -> None:
+            figures[name] = {
+                "machine": machine(),
+                "versions": versions(PACKAGES),
+                "rounds": settings.rounds,
+                "wall_seconds": perf_counter() - start,
+                **found,
+            }
+            write(path, figures)
+
+        keep(part(settings, run, keep))
+        print(f"{perf_counter() - start:.0f} s", file=sys.stderr)
     return figures
 
 

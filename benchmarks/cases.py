@@ -16,8 +16,8 @@ BATCH, HEADS, SIZE = 1, 4, 64
 class Case:
     """A pattern under a short name; `body` is what stands in the braces of its attention.
 
-    `{rows}` and `{columns}` in the body are the sides of a grid of n cells. `slowest` is the target
-    for the exponent of its time in n, None where there is none.
+    `{rows}` and `{columns}` in the body are the sides of a grid of n cells, `{n}` is n. `slowest`
+    is the target for the exponent of its time in n, None where there is none.
     """
 
     name: str
@@ -28,6 +28,7 @@ class Case:
         """The spec's text at n positions."""
         rows = next(side for side in range(isqrt(n), 0, -1) if n % side == 0)
         sides = {"{rows}": str(rows), "{columns}": str(n // rows), "{part}": str(n // 256)}
+        sides["{n}"] = str(n)
         body = self.body
         for mark, side in sides.items():
             body = body.replace(mark, side)
@@ -79,6 +80,18 @@ BY_ROOT = (
 )
 """Patterns of about n√n pairs."""
 
+MECHANISMS = (
+    Case("linear", "attend linear()", 1.1),
+    Case("causal linear", "causal attend linear()", 1.1),
+    Case("causal FAVOR+ 256", "causal attend favor(features = 256, seed = 0)", 1.1),
+    Case("Nyström 64", "attend nystrom(landmarks = 64, conv = 33)", 1.1),
+    Case("Linformer 256", "attend linformer(rank = 256, share = head, max_length = {n})", 1.1),
+    Case("FNet", "attend fourier()", 1.2),
+    Case("window(256) + linear", "causal attend window(before = 256, after = 0) + linear()", 1.1),
+)
+"""Mechanisms, and one that shares its denominator with a window: linear in n, but for FNet's
+transforms, which take n log n."""
+
 UNTUNED = (
     Case("where, a residue of q and k", "attend where((q * 7 + k * 3) % 11 == 0)"),
     Case(
@@ -102,7 +115,9 @@ UNTUNED = (
 UNTUNED_TARGET = 1.2
 """How much more time than dense attention they may take."""
 
-CASES: Mapping[str, Case] = {case.name: case for case in (*BANDED, *SCATTERED, *BY_ROOT)}
+CASES: Mapping[str, Case] = {
+    case.name: case for case in (*BANDED, *SCATTERED, *BY_ROOT, *MECHANISMS)
+}
 
 GROWING = tuple(case.name for case in CASES.values() if case.slowest is not None)
 """Patterns with a target for their growth."""
@@ -217,9 +232,9 @@ FULL = Settings(
     growth=(4_096, 8_192, 16_384, 32_768, 65_536),
     growing=GROWING,
     memory=(16_384, 65_536),
-    choices_n=8_192,
+    choices_n=4_096,
     choices=_LISTED,
-    zoo_choices=12,
+    zoo_choices=24,
     random_choices=24,
 )
 """`make bench`."""

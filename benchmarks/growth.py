@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from attnspec.timing import Timing, alternate
-from benchmarks.cases import CASES, Settings
+from benchmarks.cases import CASES, MECHANISMS, Settings
 from benchmarks.efficiency import forward
 from benchmarks.measuring import Json, exponent, planned
 
@@ -34,7 +34,9 @@ def measure(settings: Settings) -> dict[str, Json]:
 def _row(name: str, timed: dict[int, Timing], skipped: list[Json]) -> dict[str, Json]:
     lengths = list(timed)
     seconds = [found.median for found in timed.values()]
-    edges = [CASES[name].edges(n) for n in lengths]
+    # a mechanism has no pairs
+    pairs = CASES[name] not in MECHANISMS
+    edges = [CASES[name].edges(n) for n in lengths] if pairs else []
     enough = len(lengths) > 1
     return {
         "name": name,
@@ -44,5 +46,5 @@ def _row(name: str, timed: dict[int, Timing], skipped: list[Json]) -> dict[str, 
         "edges": [*edges],
         "skipped": skipped,
         "exponent": exponent(lengths, seconds) if enough else None,
-        "exponent_edges": exponent(lengths, edges) if enough else None,
+        "exponent_edges": exponent(lengths, edges) if enough and pairs else None,
     }

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from benchmarks.cases import BATCH, CASES, HEADS, SIZE, Settings
+from benchmarks.cases import BATCH, CASES, HEADS, MECHANISMS, SIZE, Settings
 from benchmarks.efficiency import both
 from benchmarks.fresh import Arguments, Run, integer, peak, text
 from benchmarks.measuring import Json, missing
@@ -12,7 +12,12 @@ from benchmarks.measuring import Json, missing
 WARM = 512
 """The length of the step that comes before."""
 
-NAMES = ("window(256)", "Longformer 256 + 64")
+NAMES = (
+    "window(256)",
+    "Longformer 256 + 64",
+    # what transforms make of q and k is nothing: there would be no gradients
+    *(case.name for case in MECHANISMS if case.name != "FNet"),
+)
 
 
 def measure(settings: Settings, run: Run) -> dict[str, Json]:

@@ -195,7 +195,7 @@ def _row(work: Work, n: int, rounds: int) -> dict[str, Json]:
     q, k, v = tensors(n)
     with torch.no_grad():
         theirs = make(ours, q, k, v)
-        difference = float((ours(q, k, v) - theirs()).abs().max()) if same else None
+        difference = _apart(ours(q, k, v), theirs()) if same else None
         if difference is not None and not difference <= SAME:
             raise ValueError(f"{work.name}: the results must be the same, got {difference:g} apart")
         timed = alternate({"ours": lambda: ours(q, k, v), "package": theirs}, rounds)
@@ -209,6 +209,11 @@ def _row(work: Work, n: int, rounds: int) -> dict[str, Json]:
         "difference": difference,
         **planned(spec, n),
     }
+
+
+def _apart(found: torch.Tensor, other: torch.Tensor) -> float:
+    """How far results are apart, in units of the largest if that is above 1."""
+    return float((found - other).abs().max() / other.abs().max().clamp_min(1.0))
 
 
 def _joined(x: torch.Tensor) -> torch.Tensor:

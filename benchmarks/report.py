@@ -259,13 +259,14 @@ def _memory(part: Figures) -> str:
 
 def _choices(part: Figures) -> str:
     rows = [
-        _unmeasured(row, 4)
+        _unmeasured(row, 5)
         or [
             row["name"],
             ", ".join(row["chosen"]),
             row["best"],
             f"{row['ratio']:.2f}×",
             ", ".join(f"{name} {_time(seconds)}" for name, seconds in row["seconds"].items()),
+            ", ".join(f"{name}: {why}" for name, why in row["left_out"].items()) or "nothing",
         ]
         for row in part["rows"]
     ]
@@ -279,7 +280,7 @@ def _choices(part: Figures) -> str:
         f"What the planner's choice costs, n = {part['n']:,}",
         f"The time of the chosen backend over that of the fastest, forward: "
         f"{found or 'no pattern had a choice'}.",
-        "pattern | chosen | fastest | ratio | measured",
+        "pattern | chosen | fastest | ratio | measured | left out",
         rows,
     )
 

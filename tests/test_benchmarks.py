@@ -17,7 +17,17 @@ from attnspec.timing import MOST_CALLS, alternate
 from benchmarks import block_plans, flex, fresh, measuring, packages, report
 from benchmarks.__main__ import PARTS, measure
 from benchmarks.answers import checks
-from benchmarks.cases import BANDED, CASES, FULL, HEADS, QUICK, SCATTERED, WORKS, Settings
+from benchmarks.cases import (
+    BANDED,
+    CASES,
+    FULL,
+    HEADS,
+    MECHANISMS,
+    QUICK,
+    SCATTERED,
+    WORKS,
+    Settings,
+)
 from benchmarks.fresh import in_this_process
 from benchmarks.masks import predicate
 from benchmarks.measuring import Json, exponent, geometric_mean
@@ -42,7 +52,7 @@ TINY = Settings(
     block_mask=("window(256)",),
     zoo=3,
     growth=(64, 128),
-    growing=("window(256)", "strided(√n)"),
+    growing=("window(256)", "strided(√n)", *(case.name for case in MECHANISMS)),
     memory=(600,),
     choices_n=200,
     choices=("window(256)",),
@@ -256,6 +266,29 @@ def test_plots_are_the_same_bytes_again(figures: dict[str, Json], tmp_path: Path
     assert drawn == {path.name: path.read_bytes() for path in draw(figures, tmp_path)}
     for row in rows_of(figures, "growth"):
         assert str(row["name"]) in drawn["growth.svg"].decode()
+
+
+def test_pairs_are_counted_where_there_are_pairs_alone(figures: dict[str, Json]) -> None:
+    rows = {str(row["name"]): row for row in rows_of(figures, "growth")}
+    assert list(rows) == list(TINY.growing)
+    for case in (CASES[name] for name in TINY.growing):
+        counted = [] if case in MECHANISMS else [case.edges(n) for n in TINY.growth]
+        assert rows[case.name]["edges"] == counted
+        assert (rows[case.name]["exponent_edges"] is None) is (case in MECHANISMS)
+        assert rows[case.name]["target"] == case.slowest
+
+
+def test_memory_is_that_of_a_step_of_every_mechanism(figures: dict[str, Json]) -> None:
+    rows = {str(row["name"]): row for row in rows_of(figures, "memory")}
+    assert {case.name for case in MECHANISMS} - set(rows) == {"FNet"}
+    for row in rows.values():
+        assert number(row["ratio"]) == number(row["extra_bytes"]) / number(row["held_bytes"])
+
+
+def test_a_projection_is_as_long_as_the_sequence() -> None:
+    for n in (64, 1000):
+        module = CASES["Linformer 256"].spec(n).compile()
+        assert module.get_parameter("linformer_keys").shape[-1] == n
 
 
 # --- the parts -----------------------------------------------------------------------------------

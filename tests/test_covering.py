@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 import numpy as np
 import pytest
+import torch
 from attention_checks import GRAPHS, spec_of
 
 from attnspec import covering
@@ -15,12 +16,14 @@ from attnspec.backends.scattered import ScatteredBackend
 from attnspec.backends.tiles import TilesBackend
 from attnspec.banding import bands_of, layouts_of
 from attnspec.covering import TooFine, classify, survey
+from attnspec.drawn import table_from
 from attnspec.edge_count import edges_of
 from attnspec.edge_layout import edge_layout
 from attnspec.knowing import is_scattered
-from attnspec.ordered import parted, step_layout
+from attnspec.ordered import FULL_TILE, parted, step_layout
 from attnspec.planning import candidates, choose
-from attnspec.relations import Relation, evaluate_pairs
+from attnspec.relations import EMPTY, FULL, SOME, Relation, Tiles, evaluate_pairs
+from attnspec.stepped import SteppedAttention
 from attnspec.steps import NATURAL, Order
 from attnspec.target import BackendError, Work
 
@@ -140,6 +143,63 @@ def test_parted_layouts_hold_each_pair_once(body: str, monkeypatch: pytest.Monke
     assert np.array_equal(held, evaluate_pairs(relation, at[:, None], at[None], n).astype(int))
 
 
+@pytest.mark.parametrize("n", [61, 120, 133])
+@pytest.mark.parametrize("row", [1, 400, 1 << 20])
+@pytest.mark.parametrize(
+    "body",
+    [
+        "attend where(abs(q % 12 - k % 12) < 5) - (rows(first(7)) | columns(first(3)))",
+        "causal attend where(abs(q % 12 - k % 12) < 5)",
+    ],
+)
+def test_masks_that_are_rectangles_are_full_tiles_of_fewer_places(
+    body: str, n: int, row: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("attnspec.ordered._UNFOLDED", 0)
+    monkeypatch.setattr("attnspec.ordered._ROW", row)
+    relation = relation_of(body, n)
+    layout = step_layout(classify(relation, n, n, Order(12, 12), (5, 5)), relation, n)
+    parts = parted(layout)
+    held = np.zeros((n, n), int)
+    for part in parts:
+        np.add.at(held, part.pairs(n), 1)
+    at = np.arange(n)
+    meant = evaluate_pairs(relation, at[:, None], at[None], n)
+    assert np.array_equal(held, meant.astype(int))
+    smaller = [part for part in parts if part.q.size * part.k.size < 25]
+    assert smaller or n % 60 == 0
+    assert all((part.kinds == FULL_TILE).all() for part in smaller)
+    masked = [np.diff(part.starts).max() for part in parts if (part.kinds != FULL_TILE).any()]
+    assert max(masked, default=0) <= max(1, row // 25)
+    q, k, v = torch.randn(3, 1, 1, n, 8, dtype=torch.float64).unbind()
+    out, _ = SteppedAttention(parts).forward(q[:, :, None], k, v, None, 1.0)
+    scores = (q @ k.mT).masked_fill(~torch.from_numpy(meant.copy()), -torch.inf)
+    assert torch.allclose(out[:, :, 0], scores.softmax(-1).nan_to_num() @ v)
+
+
+@pytest.mark.parametrize("steps", [(1, 1), (1, 3), (4, 1), (5, 5)])
+def test_edges_are_counted_in_tiles(steps: tuple[int, int]) -> None:
+    drawn = np.random.Generator(np.random.PCG64(1))
+    for n in (1, 2, 17, 64):
+        table = table_from(drawn.integers(-1, n, (n, 3)).astype(np.int32))
+        rows, columns = axis(0, n, steps[0], 5), axis(0, n, steps[1], 4)
+        q = rows.at(np.arange(rows.count)[:, None])
+        k = columns.at(np.arange(columns.count)[None])
+        at = np.arange(n)
+        held = np.asarray(table.holds(at[:, None], at[None]), bool)
+        meant = np.zeros((rows.count, columns.count), int)
+        tiles = rows.tiles_of(at)[:, None], columns.tiles_of(at)[None]
+        np.add.at(meant, tiles, held.astype(int))
+        sizes = rows.lengths[:, None] * columns.lengths
+        cover = np.where(meant == sizes, FULL, np.where(meant > 0, SOME, EMPTY))
+        assert np.array_equal(table.cover(q, k), cover)
+        # overlapping tiles are counted in another way
+        twice = Tiles(np.array([[0], [0]]), np.array([[1], [n]]))
+        whole = Tiles(np.zeros((1, 1), int), np.full((1, 1), n))
+        some = np.array([held[0], held.any(axis=0)]).any(axis=1)
+        assert np.array_equal(table.cover(twice, whole)[:, 0] != EMPTY, some)
+
+
 def test_layouts_of_small_masks_stay_in_one_part() -> None:
     relation = relation_of("attend window(radius = 20)", 130)
     layout = step_layout(classify(relation, 130, 130, NATURAL, (8, 8)), relation, 130)
@@ -161,6 +221,16 @@ def test_a_few_queries_with_every_key_do_not_cut_the_others_into_pieces() -> Non
     layout = edge_layout(relation, 1 << 16, 1 << 16)
     assert len(layout.keys) >= 3 * (1 << 16) - 2
     assert ScatteredBackend().refuses(Work(relation, 1 << 16, 1 << 16), "cpu") is None
+
+
+def test_only_the_rows_at_the_ends_are_padded() -> None:
+    layout = edge_layout(relation_of("causal attend window(radius = 9)", 300), 300, 300)
+    assert layout.order is None
+    assert [(rows.first, rows.last, rows.width) for rows in layout.rows] == [
+        (0, 9, 9),
+        (9, 300, 10),
+    ]
+    assert [rows.held is None for rows in layout.rows] == [False, True]
 
 
 def test_axes_of_coarser_tiles_hold_the_finer_ones() -> None:

@@ -21,7 +21,9 @@ from attnspec.algebra import (
     difference,
     transpose_of,
 )
+from attnspec.axes import axis
 from attnspec.mechanisms import MECHANISMS
+from attnspec.ordered import same_masks
 from attnspec.patterns import BY_NAME, PATTERNS
 from attnspec.patterns.axial import Axial
 from attnspec.patterns.block import Block
@@ -60,6 +62,21 @@ SAMPLES = [
 def test_overrides_agree_with_the_definition(sample: Relation) -> None:
     found = [fault for n in (*range(13), 31, 67, 131, 199) for fault in faults(sample, n)]
     assert found == []
+
+
+@pytest.mark.parametrize("steps", [(1, 1), (1, 5), (4, 1), (6, 6)])
+@pytest.mark.parametrize("sample", SAMPLES)
+def test_tiles_of_one_phase_have_one_mask(sample: Relation, steps: tuple[int, int]) -> None:
+    for n, size in ((13, 4), (67, 5)):
+        q, k = axis(0, n, steps[0], size), axis(0, n, steps[1], size)
+        rows, columns = (x.ravel() for x in np.indices((q.count, k.count)))
+        q_at, k_at = (
+            side.positions.reshape(-1, size)[index] for side, index in ((q, rows), (k, columns))
+        )
+        real = (q_at >= 0)[:, :, None] & (k_at >= 0)[:, None]
+        held = definition(sample, n)[q_at[:, :, None], k_at[:, None]] & real
+        first, phase = same_masks(q, k, rows, columns, sample, n)
+        assert np.array_equal(held, held[first][phase])
 
 
 @pytest.mark.parametrize("pattern", STATIC, ids=lambda pattern: pattern.name)

@@ -38,6 +38,10 @@ SCATTERED = {
     "skewed": "attend random(keys = 2) | global(first(3))",
     "where": "attend where(q == k + 1 or (q * k) % 31 == 5)",
     "empty rows": "attend where(k * 3 == q or k + 9 == q)",
+    "ring": "attend where((q - k) % n <= 2) | where((k - q) % n <= 2) | random(keys = 2)",
+    "tree": "causal attend self | prefix(5) | where(5 <= k and (q - 6) // 2 == k - 5)",
+    "long rows": "causal attend window(radius = 20) | columns(first(9))",
+    "long rows and all keys": "attend block(size = 16) | global(first(2) | last(1))",
     "nothing": "attend window(radius = 3) - full",
 }
 CPU = torch.device("cpu")

@@ -17,9 +17,16 @@ from attention_checks import BACKEND_NAMES, GRAPHS, module_of, spec_of
 
 import attnspec.edge_layout
 import attnspec.stepped
+from attnspec.banding import _layouts
+from attnspec.compiling import VERIFIED as VERIFIED_AT
+from attnspec.compiling import emit_spec
+from attnspec.covering import Classified
+from attnspec.diagnostics import InternalError
 from attnspec.edge_layout import EdgeLayout
+from attnspec.ordered import StepLayout, step_layout
 from attnspec.planning import BackendError
-from attnspec.verification import LONGEST, TooLong, Verification, verify, verify_each
+from attnspec.relations import Relation
+from attnspec.verification import LONGEST, TooLong, Verification, verify, verify_each, verify_pairs
 from attnspec.verification.held import Layout, layouts_of
 from attnspec.verification.pairs import (
     counts_fault,
@@ -529,3 +536,59 @@ def test_what_is_not_affordable_is_named() -> None:
 def test_heads_that_are_not_declared_are_every_head() -> None:
     assert "every head" in str(verify(spec_of("attend full").program, 9))
     assert "head 0..2," in str(verify(spec_of("heads 3 attend full").program, 9))
+
+
+def test_the_pairs_alone_are_looked_at_without_running_anything(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    program = spec_of(STRIDED).program
+
+    def never(*_: object) -> None:
+        raise AssertionError("nothing is to be run")
+
+    monkeypatch.setattr(attnspec.stepped.SteppedAttention, "forward", never)
+    found = verify_pairs(program, 193, backend="bands")
+    assert found.ok
+    assert [check.what for check in found.checks] == [
+        f"its tiles{way} hold each pair once, no other pair" for way in ("", " on the way back")
+    ]
+    # the definition evaluates every pair, and has no layout
+    assert verify_pairs(program, 193, backend="dense").checks == ()
+    assert verify_pairs(program, 193, backend="rows").ok
+
+
+def test_a_compile_finds_what_goes_wrong_with_several_tiles_alone(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    spec = spec_of(STRIDED)
+    said = " ".join(emit_spec(spec).split())
+    assert "; at n = 193 every pair of tiles, bands, scattered." in said
+    laid_out = step_layout
+
+    def wrong(found: Classified, relation: Relation, n: int) -> StepLayout:
+        layout = laid_out(found, relation, n)
+        if n <= VERIFIED_AT or not len(layout.masks):
+            return layout
+        masks = layout.masks.copy()
+        masks[-1] = ~masks[-1]
+        return replace(layout, masks=masks)
+
+    monkeypatch.setattr("attnspec.banding.step_layout", wrong)
+    _layouts.cache_clear()
+    try:
+        with pytest.raises(InternalError, match=r"n = 193[\s\S]*the pair \(\d+, \d+\)"):
+            emit_spec(spec)
+    finally:
+        _layouts.cache_clear()
+
+
+def test_a_spec_of_one_length_is_verified_there_alone() -> None:
+    text = emit_spec(spec_of("sequence grid(6, 7) attend neighborhood(3, 5)"))
+    assert "Verified at n = 42 when it was compiled" in text
+    assert "193" not in text
+    # where weights would take long, the pairs are
+    said = " ".join(emit_spec(spec_of("sequence grid(16, 70) attend neighborhood(3, 5)")).split())
+    assert "Verified at n = 1,120, its one length" in said
+    assert "every pair of tiles, bands, scattered; no values." in said
+    text = emit_spec(spec_of("sequence grid(90, 90) attend neighborhood(3, 5)"))
+    assert "Not verified when it was compiled: it has one length, 8,100." in text

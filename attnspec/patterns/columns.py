@@ -52,7 +52,7 @@ class Columns(Relation):
         return None, self.tokens.members(n)
 
     def phase(self, q: Tiles, k: Tiles, n: int) -> list[np.ndarray]:
-        return [k.start + 0 * q.start]
+        return [self.tokens.phase(k, n) + 0 * q.start]
 
     def cover(self, q: Tiles, k: Tiles, n: int) -> np.ndarray:
         answer = self.tokens.cover(k, n)

@@ -57,6 +57,11 @@ class Powers(Relation):
     def cover(self, q: Tiles, k: Tiles, n: int) -> np.ndarray:
         members = differences(q, k)
         least, most, step = members
+        if step == 1:
+            distances = np.array(self.distances(n), np.int64)
+            offsets = np.unique(np.concatenate([-distances, distances]))
+            found = np.searchsorted(offsets, most, "right") - np.searchsorted(offsets, least)
+            return covered(found == most - least + 1, found > 0)
         found = np.zeros(np.shape(least), np.int64)
         for power in self.distances(n):
             for offset in {power, -power}:

@@ -49,7 +49,7 @@ class Rows(Relation):
         return self.tokens.members(n), None
 
     def phase(self, q: Tiles, k: Tiles, n: int) -> list[np.ndarray]:
-        return [q.start + 0 * k.start]
+        return [self.tokens.phase(q, n) + 0 * k.start]
 
     def cover(self, q: Tiles, k: Tiles, n: int) -> np.ndarray:
         answer = self.tokens.cover(q, n)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from typing import ClassVar
 
 import numpy as np
@@ -16,6 +16,7 @@ import numpy as np
 from attnspec.grids import AXES, Grid, grid_for
 from attnspec.intervals import Bounds, bounds
 from attnspec.periods import comparisons, period_of
+from attnspec.predicates import taken_apart
 from attnspec.relations import (
     EMPTY,
     FULL,
@@ -136,6 +137,10 @@ class Where(Relation):
                 ranges["k"] = k.start, k.start
         return bounds(predicate, ranges)
 
+    def taken_apart(self, n: int) -> Relation | None:
+        """The same pairs at n as operators of relations whose rows are known, or None."""
+        return taken_apart(self, n, Where)
+
     def boxes(self) -> tuple[tuple[int, ...], int] | None:
         return (self.extents, self.extra_tokens) if self._asks("q") and self._asks("k") else None
 
@@ -147,9 +152,14 @@ class Where(Relation):
     def _axes(self) -> tuple[str, ...]:
         return AXES[len(self.extents)]
 
+    @cached_property
+    def _asked(self) -> frozenset[str]:
+        """The sides whose coordinates the predicate asks for."""
+        return frozenset(name[0] for name in symbols(self.predicate) if name[1:2] == ".")
+
     def _asks(self, side: str) -> bool:
         """Whether the predicate asks for coordinates of the query, or of the key."""
-        return any(name.startswith(f"{side}.") for name in symbols(self.predicate))
+        return side in self._asked
 
     def _ranges(self, q: Tiles, k: Tiles) -> dict[str, Bounds]:
         """What each symbol ranges over in each pair of tiles."""

@@ -7,7 +7,9 @@ The gradient of one query's output reaches exactly the keys that it reads. And o
 are compared with the definition in float64: a backend may err twice as much as the definition does
 in the same type.
 
-Every pair of a short sequence is looked at; of a long one, queries are sampled.
+The first reading alone takes a fraction of the time, so that every compile does it at a second
+length, at which bands have several tiles. Every pair of a short sequence is looked at; of a long
+one, queries are sampled.
 """
 
 from __future__ import annotations
@@ -16,7 +18,7 @@ from attnspec.verification.affordable import EXHAUSTIVE, LONGEST, TooLong
 from attnspec.verification.numbers import error_bound
 from attnspec.verification.report import Check, Verification
 from attnspec.verification.samples import sample_inputs
-from attnspec.verification.verifying import verify, verify_each
+from attnspec.verification.verifying import verify, verify_each, verify_pairs
 
 __all__ = [
     "EXHAUSTIVE",
@@ -28,4 +30,5 @@ __all__ = [
     "sample_inputs",
     "verify",
     "verify_each",
+    "verify_pairs",
 ]

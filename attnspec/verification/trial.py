@@ -125,11 +125,15 @@ class Trial:
             return self.shape.n <= EXHAUSTIVE
         return self.shape.n <= EXHAUSTIVE and len(self.rows) == self.shape.n_q
 
+    def pair_checks(self) -> Iterator[Check]:
+        """What is compared without running anything: the pairs that kernels hold."""
+        for part in (*self.parts, *self.formulas):
+            yield from self._layout_checks(part)
+
     def checks(self) -> Iterator[Check]:
         """Everything that is compared."""
         n, n_q, heads = self.shape.n, self.shape.n_q, self.shape.heads
-        for part in (*self.parts, *self.formulas):
-            yield from self._layout_checks(part)
+        yield from self.pair_checks()
         seconds = sum(part.chosen.seconds * len(part.heads) for part in self.parts)
         if n > EXHAUSTIVE and (seconds > RUN or n * heads > POSITIONS):
             self.skipped.append(

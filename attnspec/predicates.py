@@ -7,16 +7,16 @@ arithmetic progression (residues, columns of a grid) so are the keys of a query.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
+from typing import Protocol, TypeAlias
 
 import numpy as np
 
 from attnspec.algebra import Complement, Intersection, Union
 from attnspec.grids import AXES, Grid
 from attnspec.intervals import bounds
-from attnspec.patterns.where import Where
 from attnspec.relations import (
     Edges,
     Elementwise,
@@ -178,7 +178,24 @@ def ranked_keys(relation: Between, n: int) -> Ranked:
     return Ranked(order, values, step if regular else None)
 
 
-def taken_apart(relation: Where, n: int) -> Relation | None:
+class Predicated(Protocol):
+    """A relation by a predicate, with the grid whose coordinates it may ask for."""
+
+    @property
+    def predicate(self) -> Scalar: ...
+
+    @property
+    def extents(self) -> tuple[int, ...]: ...
+
+    @property
+    def extra_tokens(self) -> int: ...
+
+
+OfPredicate: TypeAlias = Callable[[Scalar, "tuple[int, ...]"], Relation]
+"""The relation of a predicate on a grid."""
+
+
+def taken_apart(relation: Predicated, n: int, where: OfPredicate) -> Relation | None:
     """The same pairs at n as operators of simpler relations, or None."""
     asked = any("." in name for name in symbols(relation.predicate))
     if relation.extra_tokens and asked:
@@ -190,18 +207,20 @@ def taken_apart(relation: Where, n: int) -> Relation | None:
         return None
     if not isinstance(predicate, Apply):
         return None
-    return _parts(predicate, _Sides(relation.extents if asked else (), n))
+    return _parts(predicate, _Sides(relation.extents if asked else (), n, where))
 
 
 @dataclass(frozen=True)
 class _Sides:
-    """What predicates are taken apart for: the grid, () where none is asked for, and n."""
+    """What predicates are taken apart for: the grid, () where none is asked for, and n; and what
+    their parts are."""
 
     extents: tuple[int, ...]
     n: int
+    of: OfPredicate
 
-    def where(self, predicate: Scalar) -> Where:
-        return Where(predicate, self.extents)
+    def where(self, predicate: Scalar) -> Relation:
+        return self.of(predicate, self.extents)
 
     def range(self, scalar: Scalar) -> tuple[float, float]:
         """The least and most that a scalar may be."""
