@@ -8,25 +8,21 @@ added is cut to k <= q, and where that is not said, saying it is all that is sug
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
-from attnspec.analysis import claims
-from attnspec.analysis.chain import layers_of, union_of
 from attnspec.analysis.differences import only_in
 from attnspec.analysis.edges import total_edges
 from attnspec.analysis.leaks import leak
-from attnspec.analysis.spans import spans_of
-from attnspec.analysis.spread import EVERY_PAIR, FEW_QUERIES, spread
-from attnspec.analysis.symmetry import period
+from attnspec.analysis.priced import joins
+from attnspec.analysis.spread import EVERY_PAIR
 from attnspec.checking import Verdict, verdict_on
 from attnspec.diagnostics import AttnSpecError, SpecError
 from attnspec.influence import influence
 from attnspec.ir import Claim, Compound, Leaf, Term, leaves
 from attnspec.patterns.self import Self
-from attnspec.scalars import ScalarError, evaluate
+from attnspec.scalars import ScalarError
 from attnspec.spec import Spec, parse
 from attnspec.stack import Stack
 
@@ -42,14 +38,11 @@ MOST_STATEMENTS = 3
 MOST_NAMED = 2
 """The most other repairs that a message names."""
 
-BUDGET = 1 << 31
+BUDGET = 1 << 32
 """The pairs that are looked at, layer by layer, for one claim: about a second."""
 
 GRAPH_COST = 1 << 12
 """Pairs for which making a graph ready counts, for each position."""
-
-PASS_COST = 1 << 4
-"""Pairs for which a pass over one layer counts, for each position."""
 
 DEGREES = (2, 4, 8, 16, 32)
 """The expanders that are tried."""
@@ -259,7 +252,8 @@ class Search:
             low, high = (low, middle) if works(middle) else (middle + 1, high)
         repair = found[high]
         if repair is not None:
-            yield repair
+            edges = total_edges(Stack(influence(parse(repair.source))), self.n)
+            yield replace(repair, extra_edges=edges - self.edges)
 
     def _tried(self, statement: Statement, kind: str, line: str) -> Repair | None:
         """The repair if it parses and works: in one head where the statement serves several."""
@@ -277,9 +271,8 @@ class Search:
                 continue
             if not all(self._holds(repaired, n) for n in self.lengths):
                 return None
-            extra = total_edges(Stack(influence(repaired)), self.n) - self.edges
             return Repair(
-                kind, text, instead, statement.line_number, extra, self.n, (), repaired.source
+                kind, text, instead, statement.line_number, 0, self.n, (), repaired.source
             )
         return None
 
@@ -298,7 +291,7 @@ class Search:
         claim, stack = spec.program.claims[self.number], Stack(influence(spec))
         try:
             self.spent += GRAPH_COST * n * len(stack.bound(n).found)
-            holds, cost = _joins(stack, claim, n)
+            holds, cost = joins(stack, claim, n, BUDGET - self.spent)
         except (AttnSpecError, ScalarError):
             return False
         self.spent += cost
@@ -313,32 +306,6 @@ class Search:
             if before.status != "refuted" and verdict_on(claim, stack).status == "refuted"
         ]
         return replace(repair, breaks=tuple(broken))
-
-
-def _joins(stack: Stack, claim: Claim, n: int) -> tuple[bool, int]:
-    """Whether a claim on reach holds, without a look at layers beyond those it allows, and about
-    how many pairs were looked at."""
-    values = {"n": n, "layers": stack.spec.layers, "heads": stack.spec.heads or 0}
-    value = evaluate(claim.value or 0, values)
-    if not isinstance(value, int | float):
-        return False, 0
-    union = claim.kind in ("diameter", "path_length")
-    chain = union_of(stack, n) if union else layers_of(stack, n)
-    mean = claim.kind == "path_length"
-    most = math.ceil(value) - 1 if claim.compare == "<" else math.floor(value)
-    if most < 0:
-        return False, 0
-    found = spread(chain, None if mean else most)
-    repeats = period(chain)
-    cost = n * n * len(found.missing)
-    if spans_of(chain) is not None:
-        cost = GRAPH_COST * n
-    elif repeats is not None and repeats <= FEW_QUERIES:
-        # a few queries, each followed to its end
-        cost = PASS_COST * n * repeats * len(found.missing)
-    if mean:
-        return claims.compared(stack, n, claim.kind, claim.compare or "<=", value) is None, cost
-    return found.after(most)[0] == 0, cost
 
 
 # --- texts ----------------------------------------------------------------------------------------

@@ -27,6 +27,7 @@ from attnspec.influence import has_mechanism, influence
 from attnspec.ir import Claim, Term, inputs_of, leaves
 from attnspec.lints import rows_without_keys
 from attnspec.patterns import BY_NAME
+from attnspec.probes import probes
 from attnspec.proofs import is_symmetric, never_reads_later, reads_itself
 from attnspec.scalars import ScalarError, evaluate
 from attnspec.stack import Stack, TooMuch
@@ -89,9 +90,12 @@ def judge(spec: Spec) -> list[Verdict]:
 
 def _explained(spec: Spec, verdict: Verdict) -> tuple[Diagnostic, ...]:
     """The diagnostics of a verdict, with advice where one is found."""
+    if verdict.failed_at is None:
+        return verdict.diagnostics
+    # a claim that fails is rare, and what looks for repairs takes long to load
     from attnspec.advice import advice_for, repairable, words
 
-    if verdict.failed_at is None or not repairable(verdict.claim):
+    if not repairable(verdict.claim):
         return verdict.diagnostics
     advice = advice_for(spec, verdict)
     *others, refuted = verdict.diagnostics
@@ -104,15 +108,17 @@ def _explained(spec: Spec, verdict: Verdict) -> tuple[Diagnostic, ...]:
 
 def verdict_on(claim: Claim, stack: Stack) -> Verdict:
     """What is known of one claim."""
-    if claim.kind in _OF_REACH and has_mechanism(stack.program):
-        stack = Stack(influence(stack.spec), stack.inputs)
+    # a mechanism has pairs as far as it lets something through
+    felt = Stack(influence(stack.spec), stack.inputs) if has_mechanism(stack.program) else stack
+    if claim.kind in _OF_REACH:
+        stack = felt
     if claim.at is not None:
         lengths = tuple(sorted(set(claim.at)))
     else:
-        lengths = () if claim.kind == "order" else tuple(stack.lengths(LENGTHS))
+        lengths = () if claim.kind == "order" else tuple(felt.lengths(LENGTHS))
     followed = _follows(claim, stack)
     looked_at: list[int] = []
-    found = tuple(_claim(claim, stack, lengths, followed, looked_at))
+    found = tuple(dict.fromkeys(_claim(claim, stack, lengths, followed, looked_at)))
     codes = {d.code for d in found}
     if codes - {"A609"}:
         failed = looked_at[-1] if looked_at and "A606" in codes else None
@@ -142,6 +148,9 @@ def _claim(
     if followed and not about_graphs:
         return
     reason = stack.unknown if not about_graphs else _unknown_terms(claim)
+    if claim.kind in _OF_COST and has_mechanism(stack.program):
+        # formulas say what mechanisms cost, or what is missing
+        reason = None
     if claim.kind == "causal" and reason is not None:
         yield from _causal_in_doubt(claim, stack, looked_at)
         return
@@ -271,7 +280,7 @@ def _in_closed_form(stack: Stack, lengths: tuple[int, ...]) -> bool:
     """Whether the edges can be counted without looking at pairs."""
     try:
         return all(
-            relation.progressions(np.unique([0, n // 2, n - 1]), n) is not None
+            relation.progressions(probes(n, 3), n) is not None
             for n in lengths
             for _, _, relation in stack.bound(n).found
         )
@@ -295,24 +304,20 @@ def _unknown_terms(claim: Claim) -> str | None:
 
 def _rows_nonempty(claim: Claim, stack: Stack, n: int) -> str | None:
     for layer, head, relation in stack.relations(n):
-        empty = np.flatnonzero(relation.degrees(n) == 0)
+        empty = np.flatnonzero(degrees_of(relation, n) == 0)
         if len(empty):
             slot = slot_text(stack, layer, head)
             return f"query {empty[0]} has no key{slot}"
     return None
 
 
-def _causal(claim: Claim, stack: Stack, n: int) -> str | None:
-    return claims.causal(stack, n)
-
-
 def _symmetric(claim: Claim, stack: Stack, n: int) -> str | None:
     for layer, head, _ in stack.relations(n):
-        graph = stack.spec.adjacency(n, layer, head).astype(np.int8)
-        q, k = (graph - graph.T > 0).nonzero()
-        if len(q):
-            slot = slot_text(stack, layer, head)
-            return f"{q[0]} reads {k[0]}, but {k[0]} does not read {q[0]}{slot}"
+        graph = stack.spec.mask(n, layer, head)
+        one_way = graph & ~graph.T
+        if one_way.any():
+            q, k = divmod(int(one_way.argmax()), n)
+            return f"{q} reads {k}, but {k} does not read {q}{slot_text(stack, layer, head)}"
     return None
 
 
@@ -381,8 +386,10 @@ _PROOFS: dict[str, Callable[[Term], bool]] = {
 _OF_REACH = ("reach", "depth", "diameter", "path_length")
 """Claims about what is felt, also through mechanisms."""
 
+_OF_COST = ("flops", "bytes")
+
 _CHECKS: dict[str, Callable[[Claim, Stack, int], str | None]] = {
-    "causal": _causal,
+    "causal": lambda claim, stack, n: claims.causal(stack, n),
     "rows_nonempty": _rows_nonempty,
     "symmetric": _symmetric,
     "reach": _reach,

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import TypeAlias
 
 from attnspec.ir import Leaf, Term, Tokens
-from attnspec.proofs import reads_itself
+from attnspec.proofs import asks_for_cells, reads_itself
 from attnspec.scalars import Apply, Scalar, fold
 
 MOST = 64
@@ -198,8 +198,7 @@ def _follows(conjunction: Conjunction, wanted: Condition) -> bool:
     if isinstance(wanted, Within) or not wanted.wanted or not isinstance(wanted.term, Leaf):
         return False
     if low == high == 0:
-        cells = wanted.term.pattern in ("neighborhood", "axial")
-        return reads_itself(wanted.term) and not cells
+        return reads_itself(wanted.term) and not asks_for_cells(wanted.term)
     if wanted.term.pattern != "block":
         return False
     size, before, after = (dict(wanted.term.arguments)[x] for x in ("size", "before", "after"))

@@ -3,9 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 from attnspec.analysis.edges import degrees_of, total_edges
+from attnspec.analysis.unknown import Unknown
+from attnspec.influence import has_mechanism
 from attnspec.stack import Stack, TooMuch
+
+if TYPE_CHECKING:
+    from attnspec.analysis.cost import LayerCost
 
 
 def density(stack: Stack, n: int) -> float:
@@ -19,18 +25,27 @@ def degree(stack: Stack, n: int) -> int:
 
 
 def flops(stack: Stack, n: int) -> int:
-    """The operations of one layer, all heads, forward, as planned for the CPU: see `layer_cost`."""
-    # planning is loaded for the claims that need it
-    from attnspec.analysis.cost import layer_cost
-
-    return layer_cost(stack, n).flops
+    """The operations of one layer, all heads, forward."""
+    return _layer_cost(stack, n).flops
 
 
 def moved_bytes(stack: Stack, n: int) -> int:
     """The bytes that one layer reads and writes, forward."""
-    from attnspec.analysis.cost import layer_cost
+    return _layer_cost(stack, n).bytes
 
-    return layer_cost(stack, n).bytes
+
+def _layer_cost(stack: Stack, n: int) -> LayerCost:
+    """By the plan for the CPU or, where heads are mechanisms, by their formulas."""
+    # planning is loaded for the claims that need it
+    from attnspec.analysis.cost import ELEMENT, SIZE, layer_cost
+    from attnspec.analysis.mechanism_layers import mechanism_layer_cost
+
+    if not has_mechanism(stack.program):
+        return layer_cost(stack, n)
+    try:
+        return mechanism_layer_cost(stack, n, SIZE, ELEMENT)
+    except Unknown as error:
+        raise TooMuch(error.reason) from None
 
 
 def spectral_gap(stack: Stack, n: int) -> float:

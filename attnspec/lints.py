@@ -7,6 +7,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from attnspec.analysis.claims import slot_text
+from attnspec.analysis.edges import degrees_of
 from attnspec.diagnostics import AttnSpecError, Diagnostic, SpecError
 from attnspec.relations import Relation, RelationError
 from attnspec.source import Span
@@ -40,7 +41,7 @@ def _empty_rows(
     relation: Relation, n: int, span: Span, slot: str, longest: bool
 ) -> Diagnostic | None:
     try:
-        degrees = relation.degrees(n)
+        degrees = degrees_of(relation, n)
     except RelationError as error:
         message = error.message if f"n = {n}" in error.message else f"{error.message} at n = {n}"
         return Diagnostic("A320", message, span)

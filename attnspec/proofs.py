@@ -6,7 +6,8 @@ Each rule is sound and none is complete: True is a proof, False says nothing.
 from __future__ import annotations
 
 from attnspec.ir import Compound, Leaf, Term
-from attnspec.scalars import Apply, Symbol
+from attnspec.scalars import Apply, Scalar, Symbol
+from attnspec.sides import asks_coordinates, holds_for_itself, says_the_same_turned
 
 _READS_ITSELF = frozenset(
     "self full causal window dilated residue strided block fixed powers neighborhood axial"
@@ -20,6 +21,8 @@ _SYMMETRIC = frozenset(
 def reads_itself(term: Term) -> bool:
     """Every query reads its own position, so no row is empty; `& causal` keeps it so."""
     if isinstance(term, Leaf):
+        if term.pattern == "where":
+            return holds_for_itself(_predicate(term))
         return term.pattern in _READS_ITSELF
     match term.op:
         case "|":
@@ -32,6 +35,13 @@ def reads_itself(term: Term) -> bool:
             return False
 
 
+def asks_for_cells(leaf: Leaf) -> bool:
+    """Whether a pattern holds for cells of a grid alone, and so not for tokens before it."""
+    if leaf.pattern == "where":
+        return asks_coordinates(_predicate(leaf))
+    return leaf.pattern in ("neighborhood", "axial")
+
+
 def is_symmetric(term: Term) -> bool:
     """(q, k) implies (k, q)."""
     if isinstance(term, Leaf):
@@ -40,6 +50,8 @@ def is_symmetric(term: Term) -> bool:
             return "radius" in given or given["before"] == given["after"]
         if term.pattern == "block":
             return given["before"] == given["after"]
+        if term.pattern == "where":
+            return says_the_same_turned(_predicate(term))
         return term.pattern in _SYMMETRIC
     return all(is_symmetric(child) for child in term.terms)
 
@@ -60,6 +72,11 @@ def never_reads_later(term: Term) -> bool:
             return any(never_reads_later(child) for child in _kept(term))
         case _:
             return False
+
+
+def _predicate(term: Leaf) -> Scalar:
+    """The predicate of a `where`."""
+    return dict(term.arguments)["predicate"]  # type: ignore[return-value]
 
 
 _EARLIER = {(op, "k", "q") for op in ("<", "<=", "==")}

@@ -17,6 +17,7 @@ from typing import Any, ClassVar, TypeAlias
 import numpy as np
 
 from attnspec.diagnostics import AttnSpecError
+from attnspec.probes import probes
 
 EMPTY, SOME, FULL = 0, 1, 2
 """What a relation says of a tile: no pair, undecided, every pair. `&` is min, `|` is max."""
@@ -223,8 +224,7 @@ class Relation:
 
     def chunks(self, n: int) -> Iterator[tuple[int, int]]:
         """Ranges of queries that together have about `_CHUNK` edges, judged from sampled rows."""
-        per_row = max(1.0, self.typical_degree(n))
-        size = max(1, min(n, int(_CHUNK / per_row), 1 << 18))
+        size = max(1, min(n, int(_CHUNK / max(1.0, self.typical_degree(n))), 1 << 18))
         for first in range(0, n, size):
             yield first, min(n, first + size)
 
@@ -232,7 +232,7 @@ class Relation:
         """The mean number of keys of a few rows spread over the sequence."""
         if n == 0:
             return 0.0
-        sample = np.unique(np.linspace(0, n - 1, 9).astype(np.int64))
+        sample = probes(n)
         closed = self.progressions(sample, n)
         if closed is not None:
             return float(np.mean(lengths(closed)))

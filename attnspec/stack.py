@@ -11,6 +11,7 @@ import numpy as np
 from attnspec.diagnostics import AttnSpecError
 from attnspec.ir import Program, inputs_of, leaves, symbols_of
 from attnspec.patterns import BY_NAME
+from attnspec.probes import probes
 from attnspec.relations import Relation
 
 if TYPE_CHECKING:
@@ -151,7 +152,7 @@ class Stack:
     def require_affordable(self, n: int) -> None:
         """Raise TooMuch where looking at every pair at n positions takes too long."""
         work = 0
-        sample = np.unique([0, n // 2, n - 1])
+        sample = probes(n, 3)
         for layer, head, relation in self.bound(n).found:
             graph = self.program.attend(layer, head).graph
             patterns = 0 if graph is None else sum(1 for _ in leaves(graph))

@@ -7,11 +7,16 @@ import re
 
 import numpy as np
 import pytest
+from random_specs import spec_text
 
 import attnspec
 from attnspec.advice import LONGEST, Advice, advise
-from attnspec.analysis import reach
+from attnspec.analysis import bitsets, reach
+from attnspec.analysis.chain import union_of
+from attnspec.analysis.claims import COMPARE
 from attnspec.analysis.edges import total_edges
+from attnspec.analysis.priced import mean_within
+from attnspec.analysis.spread import spread
 from attnspec.spec import Spec, load, parse
 from attnspec.stack import Stack
 
@@ -250,6 +255,32 @@ def test_what_takes_too_long_is_given_up(monkeypatch: pytest.MonkeyPatch) -> Non
     some = advice(body)
     assert not some.complete
     assert some.repairs[0].kind == "one global token"
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_a_mean_is_compared_as_soon_as_it_is_decided(seed: int) -> None:
+    chain = union_of(Stack(parse(spec_text(seed))), 37)
+    whole = spread(chain)
+    mean = sum(whole.missing) / max(1, whole.pairs - whole.own)
+    for value in (0.5, 1.0, mean - 0.01, mean, mean + 0.01, 50.0):
+        for compare in ("<", "<="):
+            expected = whole.layers is not None and COMPARE[compare](mean, value)
+            assert mean_within(chain, compare, value, 10_000, 1)[0] == expected
+    # what is not decided counts as not holding, and takes all that there was
+    assert mean_within(chain, "<=", 50.0, 3, 7) == (False, 21)
+
+
+def test_passes_are_priced_by_what_they_read() -> None:
+    n = 40
+    prices = [
+        bitsets.pairs_per_pass(union_of(Stack(parse(f"attention a {{ {body} }}")), n).graph(0))
+        for body in (
+            "attend window(radius = 2) | residue(step = 7)",
+            "heads 3 attend window(radius = 2) | residue(step = 7 + head)",
+            "attend random(keys = 8)",
+        )
+    ]
+    assert prices == [2 * n * n, 4 * n * n, n * n + n * (8 * n // 2)]
 
 
 def test_advice_from_python() -> None:

@@ -313,12 +313,18 @@ def test_costs_of_one_layer() -> None:
     assert "it is 786,432, compared with 786,432" in refuted
     assert verdicts("attend window(radius = 1)", "bytes <= 10_000 * n") == []
     assert len(verdicts("attend window(radius = 1)", "bytes <= n")) == 1
+    # of mechanisms the products of their formulas
+    assert verdicts("heads 2 attend linear()", "flops == 2 * 4 * 64 * 64 * n") == []
+    (refuted,) = verdicts("heads 2 attend linear()", "flops < 2 * 4 * 64 * 64 * n")
+    assert "at n = 1: it is 32,768, compared with 32,768" in refuted
+    assert verdicts("causal attend favor(features = 8)", "bytes <= 20_000 * n") == []
 
 
 @pytest.mark.parametrize(
     ("body", "claim", "reason"),
     [
-        ("attend linear()", "flops <= n", "`linear` is a mechanism"),
+        ("attend full + linear()", "flops <= n", "`linear` is a mechanism, and pairs come with it"),
+        ("attend gmlp(max_length = 8)", "bytes >= n", "learned for at most 8 positions"),
         ("attend full", "bytes <= n at n = 5_000_000", "lengths above 4,194,304"),
         ("input x: tokens attend global(x)", "degree <= n", "depend on run-time inputs"),
         ("input x: tokens attend full", "full subset global(x)", "depend on run-time inputs"),

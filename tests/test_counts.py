@@ -26,7 +26,6 @@ from attnspec.analysis.edges import (
 )
 from attnspec.analysis.listing import MOST_LOOKED
 from attnspec.analysis.mirrored import asymmetry
-from attnspec.analysis.predicates import Ranked
 from attnspec.patterns.causal import Causal
 from attnspec.patterns.columns import Columns
 from attnspec.patterns.full import Full
@@ -36,6 +35,7 @@ from attnspec.patterns.residue import Residue
 from attnspec.patterns.rows import Rows
 from attnspec.patterns.where import Where
 from attnspec.patterns.window import Window
+from attnspec.predicates import Ranked
 from attnspec.relations import Elementwise, Progressions, Relation
 from attnspec.scalars import Apply, Symbol
 from attnspec.spec import Spec, parse

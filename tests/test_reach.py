@@ -11,7 +11,7 @@ import pytest
 from random_specs import spec_text
 from reach_brute import FAR, Small, small_zoo
 
-from attnspec.analysis import bitsets, reach, spread
+from attnspec.analysis import bitsets, reach, spread, walks
 from attnspec.analysis.chain import Chain, layers_of, union_of
 from attnspec.analysis.quality import Figure
 from attnspec.analysis.spans import layers_needed, spans_of
@@ -110,7 +110,7 @@ def assert_spread(chain: Chain, found: np.ndarray, allowed: np.ndarray) -> None:
         assert layers_needed(chain, spans) == ways[0].layers
     repeats = period(chain)
     if repeats is not None and repeats <= chain.n:
-        ways.append(spread._by_period(chain, repeats))
+        ways.append(spread._by_period(chain, repeats, None))
     for way in ways:
         levels = list(zip(way.missing, way.first, strict=True))
         assert levels == expected(found, allowed, len(levels))
@@ -253,6 +253,39 @@ def test_levels_stop_where_they_are_told_to() -> None:
     assert len(spread.spread(chain, 3).missing) == 4
     assert spread.spread(chain, 3).layers is None
     assert len(spread.spread(chain).missing) == 40
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        "causal attend window(radius = 3) | residue(step = 11)",
+        "causal layers 3 attend window(radius = layer + 1) | residue(step = 9 + layer)",
+        "causal attend block(size = 6) | columns(every(4))",
+        "causal layers 2 attend window(radius = 2 + layer)",
+        "layers 2 attend window(radius = 2 + layer)",
+        "layers 2 attend window(radius = 1) | columns(first(layer))",
+    ],
+)
+def test_so_many_layers_are_the_first_of_all(body: str) -> None:
+    chain = layers_of(long(body), 60)
+    whole = spread.spread(chain)
+    for most in range(len(whole.missing) + 2):
+        part = spread.spread(chain, most)
+        assert len(part.missing) <= most + 1
+        assert [part.after(at) for at in range(most + 1)] == [
+            whole.after(at) for at in range(most + 1)
+        ]
+        for query in (0, 17, 59):
+            every = walks.hops(chain, query)
+            assert (walks.hops(chain, query, most) == np.where(every <= most, every, -1)).all()
+
+
+def test_terms_that_heads_share_are_read_once() -> None:
+    stack = long("heads 4 attend window(radius = 3) | random(keys = 2)")
+    graph = layers_of(stack, 50).graph(0)
+    assert len(graph.readings) == 1 + 4
+    apart = long("heads 2 attend columns(positions(head)) | rows(positions(0))")
+    assert len(layers_of(apart, 50).graph(0).readings) == 2 + 1
 
 
 def test_many_keys_are_taken_in_blocks(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,7 +12,6 @@ from attnspec.algebra import Shift, Union
 from attnspec.analysis import conjunctions
 from attnspec.analysis.conjunctions import Banded, Listed, Ordered, Turned, shared
 from attnspec.analysis.neighbours import Neighbours, neighbours
-from attnspec.analysis.predicates import Between, taken_apart
 from attnspec.analysis.stretches import closed, common, grouped, merged
 from attnspec.analysis.terms import MOST_TERMS, terms_of
 from attnspec.patterns import PATTERNS
@@ -23,6 +22,7 @@ from attnspec.patterns.random_ import Random
 from attnspec.patterns.residue import Residue
 from attnspec.patterns.where import Where
 from attnspec.patterns.window import Window
+from attnspec.predicates import Between
 from attnspec.relations import Relation, RelationError
 from attnspec.scalars import Apply, Symbol
 from attnspec.spec import parse
@@ -183,8 +183,8 @@ def test_a_predicate_without_a_value_is_refused_in_words() -> None:
 def test_huge_numbers_stay_with_the_definition() -> None:
     q, k = Symbol("q"), Symbol("k")
     huge = Apply("**", (k, 11))
-    assert taken_apart(Where(Apply("<=", (q, huge))), 1000) is None
-    assert isinstance(taken_apart(Where(Apply("<=", (q, Apply("**", (k, 2))))), 1000), Between)
+    assert Where(Apply("<=", (q, huge))).taken_apart(1000) is None
+    assert isinstance(Where(Apply("<=", (q, Apply("**", (k, 2))))).taken_apart(1000), Between)
 
 
 # --- progressions ---------------------------------------------------------------------------------

@@ -174,7 +174,10 @@ def test_mechanisms_have_operations_by_their_formula() -> None:
     report = spec_of("layers 2 heads 4 attend linear()").analyse(100)
     assert report.flops == 4 * 4 * 100 * 64 * 64
     assert report.quality["flops"] == "estimate"
-    assert report.bytes is None
+    # q, k, v and the output, features twice and the sums: written, and read
+    assert report.bytes == 4 * 4 * (4 * 6400 + 2 * (2 * 6400 + 64 * 65))
+    assert report.quality["bytes"] == "estimate"
+    assert report.useful_flops is None
     assert report.causal is False
     assert spec_of("causal attend linear()").analyse(100).causal is True
 

@@ -15,9 +15,9 @@ import numpy as np
 
 from attnspec.algebra import Intersection, Transpose
 from attnspec.analysis.listing import MOST_LISTED, require_listable
-from attnspec.analysis.predicates import Between, ranked_keys
 from attnspec.analysis.stretches import Ends, Group, closed, common, grouped
 from attnspec.diagnostics import InternalError
+from attnspec.predicates import Between, ranked_keys
 from attnspec.relations import Progressions, Relation
 from attnspec.stack import TooMuch
 

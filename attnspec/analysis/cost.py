@@ -13,9 +13,8 @@ from dataclasses import dataclass, replace
 
 from attnspec.analysis.edges import edges_of
 from attnspec.banding import bands_of
-from attnspec.covering import Survey, survey
+from attnspec.covering import survey
 from attnspec.diagnostics import AttnSpecError
-from attnspec.knowing import is_scattered
 from attnspec.planning import choose
 from attnspec.rates import dense_seconds
 from attnspec.relations import Relation
@@ -39,9 +38,6 @@ PIECE = 1 << 19
 TILED_PIECE = 1 << 20
 """The same for tiles in natural order."""
 
-SURVEYED = 1 << 17
-"""Pairs of tiles up to which a survey looks at all of them."""
-
 CACHED = 1 << 17
 """Numbers of keys up to which heads are computed together."""
 
@@ -57,7 +53,7 @@ class StepCost:
     `pairs` are the useful ones of one head, None where they are known at run time alone, `executed`
     those that are computed for one head. `memory` is what the step takes besides q, k, v and the
     output, in bytes. `upper`: some tiles may turn out to hold no pair, or the inputs of a call
-    decide, so that no more is computed than this. `sampled`: tiles may have been counted from a
+    decide, so that no more is computed than this. `sampled`: tiles were counted from a
     sample, so that the figures of what is computed are estimates.
     """
 
@@ -152,7 +148,7 @@ def layer_cost_of(
 class _Amounts:
     """For one head: pairs, numbers read and written, numbers held; `shared` bytes once for all
     heads; whether a flash kernel runs it, whether fewer pairs may be computed, and whether they
-    may have been counted from a sample."""
+    were counted from a sample."""
 
     executed: int
     moved: int
@@ -242,13 +238,7 @@ def _tiles(work: Work, heads: int, size: int) -> _Amounts:
     masks = tile * tile * min(round(found.undecided), 1 << 12)
     plain = work.plain
     moved = 2 * work.n_q * size + gathered
-    return _Amounts(pairs, moved, held, masks, plain, True, _may_be_sampled(work.relation, found))
-
-
-def _may_be_sampled(relation: Relation, found: Survey) -> bool:
-    """Whether a survey may have looked at a part of the tiles alone: it does not where there are
-    few of them; pairs of scattered graphs it spreads over the tiles as balls over bins."""
-    return found.q.count * found.k.count > SURVEYED or is_scattered(relation)
+    return _Amounts(pairs, moved, held, masks, plain, True, found.sampled)
 
 
 def _bands(work: Work, heads: int, size: int) -> _Amounts:
@@ -260,7 +250,7 @@ def _bands(work: Work, heads: int, size: int) -> _Amounts:
     bands = bands_of(work.relation, work.n_q, work.n_k)
     for index, band in enumerate(bands):
         found = survey(band.step.relation, work.n_q, work.n_k, band.step.order, band.sizes)
-        sampled |= _may_be_sampled(band.step.relation, found)
+        sampled |= found.sampled
         full, undecided = map(round, found.area)
         pairs += full + undecided
         moved += 2 * work.n_q * size + 2 * (full + undecided) // max(1, band.sizes[0]) * size

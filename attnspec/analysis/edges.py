@@ -18,7 +18,6 @@ import numpy as np
 from attnspec.algebra import Complement, Intersection, Shift, Transpose, Union
 from attnspec.analysis.conjunctions import Banded, Conjunction, Ordered, shared
 from attnspec.analysis.listing import lists_rows, require_listable
-from attnspec.analysis.predicates import Between
 from attnspec.analysis.stretches import grouped
 from attnspec.analysis.terms import Term, terms_of
 from attnspec.drawn import Drawn
@@ -26,6 +25,7 @@ from attnspec.patterns.causal import Causal
 from attnspec.patterns.full import Full
 from attnspec.patterns.where import Where
 from attnspec.patterns.window import Window
+from attnspec.predicates import Between
 from attnspec.relations import Relation, evaluate_pairs
 from attnspec.stack import Stack
 
@@ -149,11 +149,11 @@ def _tally(relation: Relation, n: int, side: Side) -> np.ndarray:
             found = _by_inclusion(terms_of(relation, n), n, side, _quick)
             if found is not None:
                 return found
-    if lists_rows(relation, n):
-        return _listed(relation, n, side)
     apart = _without_drawn(relation)
     if apart is not None:
         return sum((_tally(part, n, side) for part in apart), np.zeros(n, np.int64))
+    if lists_rows(relation, n):
+        return _listed(relation, n, side)
     if n * n > SOON_LOOKED:
         # what two terms share may be soon listed where the whole is not
         found = _by_inclusion(terms_of(relation, n), n, side, shared)

@@ -14,7 +14,6 @@ from attnspec.analysis.quality import Figure
 from attnspec.analysis.unknown import Unknown
 from attnspec.diagnostics import SpecError
 from attnspec.planning import numbers
-from attnspec.scalars import ScalarError
 
 if TYPE_CHECKING:
     from attnspec.analysis.report import Report
@@ -28,9 +27,7 @@ def cost(name: str) -> Callable[[Report], Figure[Any]]:
     def of(report: Report) -> Figure[Any]:
         mechanisms = _mechanisms(report)
         if mechanisms:
-            if name != "flops":
-                raise Unknown(f"{mechanisms}, of which operations alone are known")
-            return _by_formula(report, mechanisms)
+            return _by_formula(report, mechanisms, name)
         _require_running(report)
         from attnspec.analysis.cost import layer_cost_of
 
@@ -72,31 +69,14 @@ def _mechanisms(report: Report) -> str:
     return f"`{names[0]}` is a mechanism" if names else ""
 
 
-def _by_formula(report: Report, mechanisms: str) -> Figure[Any]:
-    """The operations of mechanisms by their published formulas, in the layer that has most."""
-    from attnspec.analysis.mechanism_costs import mechanism_flops
-    from attnspec.declared import longest_of
+def _by_formula(report: Report, mechanisms: str, name: str) -> Figure[Any]:
+    """The same of mechanisms: the products of their formulas, and what these leave behind."""
+    from attnspec.analysis.mechanism_layers import mechanism_layer_cost
 
-    program = report.spec.program
-    longest = longest_of(program)
-    if longest is not None and report.n > longest:
-        raise Unknown(f"{mechanisms}, learned for at most {longest:,} positions")
-    layers = []
-    for layer in range(report.spec.layers):
-        total = 0
-        for head in range(report.spec.heads or 1):
-            attend = program.attend(layer, head)
-            if attend.mechanism is None or attend.graph is not None:
-                raise Unknown(f"{mechanisms}, and pairs come with it")
-            values = {"layer": layer, "head": head, "layers": report.spec.layers}
-            if report.spec.heads is not None:
-                values["heads"] = report.spec.heads
-            try:
-                total += mechanism_flops(attend.mechanism, report.n, report.head_size, values)
-            except ScalarError as error:
-                raise Unknown(str(error)) from None
-        layers.append(total)
-    return Figure(max(layers), "estimate", "the products of its formula")
+    if name == "useful_flops":
+        raise Unknown(f"{mechanisms}, without pairs")
+    found = mechanism_layer_cost(report.stack, report.n, *_sizes(report))
+    return Figure(getattr(found, name), "estimate", "the products of its formula")
 
 
 def break_even(report: Report) -> Figure[Any]:
@@ -104,7 +84,7 @@ def break_even(report: Report) -> Figure[Any]:
     from attnspec.analysis import cost as costs
 
     if _mechanisms(report):
-        raise Unknown(f"{_mechanisms(report)}, of which operations alone are known")
+        raise Unknown(f"{_mechanisms(report)}, whose operations alone say little of its time")
     _require_running(report)
     if report.spec.program.grid is not None:
         raise Unknown("positions on a grid have one length")

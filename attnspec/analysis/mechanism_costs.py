@@ -1,4 +1,4 @@
-"""What mechanisms cost by their formulas: operations of their products, forward, for one head.
+"""What mechanisms cost by their formulas: operations of their products, for one head.
 
 With n positions, size d and m features or landmarks; a product of a x b by b x c matrices counts
 2 a b c. Elementwise work is left out. Sources: the papers named in `attnspec.mechanisms`.
@@ -16,15 +16,26 @@ from attnspec.mechanism import MechanismDeclaration
 from attnspec.mechanisms import BY_NAME as MECHANISMS_BY_NAME
 from attnspec.scalars import Apply, Symbol, evaluate
 
+SUMS = frozenset("linear taylor favor rbf rfa".split())
+"""Sums of features, which causal specs compute by chunks."""
 
-def mechanism_flops(mechanism: Mechanism, n: int, size: int, values: dict[str, int]) -> int:
+CHUNK = 64
+"""Positions of a chunk, whose pairs are computed one by one."""
+
+
+def mechanism_flops(
+    mechanism: Mechanism, n: int, size: int, values: dict[str, int], causal: bool = False
+) -> int:
     """The operations of one head at n positions; `values` are those of `head`, `layer`, …"""
-    arguments = _arguments(mechanism, {"n": n, **values})
-    return int(_FLOPS[mechanism.name](n, size, arguments))
+    given = arguments_of(mechanism, {"n": n, **values})
+    found = int(_FLOPS[mechanism.name](n, size, given))
+    if causal and mechanism.name in SUMS:
+        found += 2 * n * CHUNK * (width_of(mechanism.name, size, given) + size)
+    return found
 
 
 def flops_of(declaration: MechanismDeclaration, n: int, size: int) -> int:
-    """The same of a mechanism whose arguments are known."""
+    """The operations of a mechanism whose arguments are known, those of chunks left out."""
     arguments = {
         entry.name: getattr(declaration, entry.name)
         for entry in fields(declaration)  # type: ignore[arg-type]
@@ -32,12 +43,52 @@ def flops_of(declaration: MechanismDeclaration, n: int, size: int) -> int:
     return int(_FLOPS[declaration.name](n, size, arguments))
 
 
+def mechanism_backward_flops(
+    mechanism: Mechanism, n: int, size: int, values: dict[str, int], causal: bool = False
+) -> int:
+    """The same of the backward pass: two products for each one forward, and what is computed again
+    rather than kept."""
+    forward = mechanism_flops(mechanism, n, size, values)
+    if mechanism.name == "fourier":
+        # linear in its input: one transform back
+        return forward
+    if mechanism.name not in SUMS:
+        return 2 * forward
+    width = width_of(mechanism.name, size, arguments_of(mechanism, {"n": n, **values}))
+    sums = 4 * n * width * size
+    found = 2 * forward
+    if mechanism.name in ("favor", "rbf", "rfa"):
+        # the products that features are made of
+        found += forward - sums
+    if causal:
+        # the states; of the pairs of a chunk three products of features and two of values
+        found += sums // 2 + 2 * n * CHUNK * (3 * width + 2 * size)
+    return found
+
+
+def width_of(name: str, size: int, given: dict[str, Any]) -> int:
+    """How many features the rows of a sum of features have."""
+    match name:
+        case "taylor":
+            # of order 2: a constant, the channels, and the products of two
+            return size + 1 if given["order"] == 1 else (size + 1) * (size + 2) // 2
+        case "favor":
+            return int(given["features"]) * (2 if given["kind"] in ("trig", "hyperbolic") else 1)
+        case "rfa":
+            return 2 * int(given["features"])
+        case "rbf":
+            return int(given["features"])
+        case _:
+            return size
+
+
 def factors(mechanism: Mechanism) -> str:
     """What stands before n in the formula, in words of the formula."""
     return _FACTORS[mechanism.name]
 
 
-def _arguments(mechanism: Mechanism, values: dict[str, int]) -> dict[str, Any]:
+def arguments_of(mechanism: Mechanism, values: dict[str, int]) -> dict[str, Any]:
+    """The arguments of a mechanism by name, those that are left out by their defaults."""
     found: dict[str, Any] = {}
     for entry in fields(MECHANISMS_BY_NAME[mechanism.name]):  # type: ignore[arg-type]
         if entry.default is not MISSING:
@@ -48,24 +99,27 @@ def _arguments(mechanism: Mechanism, values: dict[str, int]) -> dict[str, Any]:
     return found
 
 
-def _features(n: int, size: int, features: int, outputs: int) -> int:
-    """Features of queries and keys, the sums of keys and values, and their products."""
-    return 4 * n * features * size + 4 * n * outputs * size
+def _summed(name: str, drawn: bool) -> Callable[[int, int, dict[str, Any]], int]:
+    """The sums of keys and values, and their products with queries; before these the products with
+    what is drawn, which features are made of."""
+
+    def of(n: int, size: int, given: dict[str, Any]) -> int:
+        maps = 4 * n * int(given["features"]) * size if drawn else 0
+        return maps + 4 * n * width_of(name, size, given) * size
+
+    return of
 
 
-def _favor(n: int, size: int, given: dict[str, Any]) -> int:
-    double = given["kind"] in ("trig", "hyperbolic")
-    return _features(n, size, given["features"], given["features"] * (2 if double else 1))
-
-
-def _taylor(n: int, size: int, given: dict[str, Any]) -> int:
-    # of order 2: a constant, the channels, and the products of two
-    features = size + 1 if given["order"] == 1 else (size + 1) * (size + 2) // 2
-    return 4 * n * features * size
+def projected_keys(n: int, given: dict[str, Any]) -> int:
+    """How many keys `linformer` makes of n."""
+    if given["projection"] != "conv":
+        return int(given["rank"])
+    # as many positions to each as the longest sequence has
+    return -(-n // -(-int(given["max_length"]) // int(given["rank"])))
 
 
 def _linformer(n: int, size: int, given: dict[str, Any]) -> int:
-    attention = 4 * n * given["rank"] * size
+    attention = 4 * n * projected_keys(n, given) * size
     # a pool adds up, and a convolution whose stride is its width multiplies each number once
     projections = {"linear": 4 * n * given["rank"] * size, "conv": 4 * n * size}
     return int(attention + projections.get(given["projection"], 0))
@@ -96,12 +150,8 @@ def _synthesizer(n: int, size: int, given: dict[str, Any]) -> int:
 
 
 _FLOPS: dict[str, Callable[[int, int, dict[str, Any]], int]] = {
-    "linear": lambda n, d, given: 4 * n * d * d,
+    **{name: _summed(name, name in ("favor", "rbf", "rfa")) for name in SUMS},
     "efficient": lambda n, d, given: 4 * n * d * d,
-    "taylor": _taylor,
-    "favor": _favor,
-    "rbf": lambda n, d, given: _features(n, d, given["features"], given["features"]),
-    "rfa": lambda n, d, given: _features(n, d, given["features"], 2 * given["features"]),
     "linformer": _linformer,
     "nystrom": _nystrom,
     "fourier": lambda n, d, given: round(5 * n * d * (math.log2(max(n, 1)) + math.log2(max(d, 1)))),

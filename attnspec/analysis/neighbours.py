@@ -95,12 +95,19 @@ class Neighbours:
 
 def neighbours(relations: Iterable[Relation], n: int) -> Neighbours:
     """The union of relations; raises TooMuch where one has no closed form and too many pairs."""
-    readings = [reading for relation in relations for reading in _readings(relation, n)]
-    return Neighbours(n, tuple(readings))
+    terms = (term for relation in relations for term in terms_of(relation, n))
+    # heads and layers that differ in one term often share the others
+    different = {_identity(term): term for term in terms}
+    return Neighbours(n, tuple(_readings(different.values(), n)))
 
 
-def _readings(relation: Relation, n: int) -> Iterator[Reading]:
-    for term in terms_of(relation, n):
+def _identity(term: Term) -> tuple[object, ...]:
+    masks = (None if mask is None else mask.tobytes() for mask in (term.rows, term.columns))
+    return (*masks, frozenset(term.held), frozenset(term.left_out))
+
+
+def _readings(terms: Iterable[Term], n: int) -> Iterator[Reading]:
+    for term in terms:
         outside = tuple(Complement(relation) for relation in term.left_out)
         parts = (*term.held, *outside)
         pairs = Intersection(parts) if len(parts) > 1 else parts[0] if parts else Full()

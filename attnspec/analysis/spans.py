@@ -17,6 +17,7 @@ import numpy as np
 
 from attnspec.analysis.chain import Chain
 from attnspec.analysis.stretches import closed
+from attnspec.probes import probes
 from attnspec.relations import Relation
 
 
@@ -74,7 +75,7 @@ def spans_of(chain: Chain) -> tuple[Spans, ...] | None:
 @lru_cache(maxsize=16)
 def _layer(relations: frozenset[Relation], n: int) -> Spans | None:
     # a few queries first: most graphs are refused by them
-    sample = np.unique(np.linspace(0, n - 1, 9).astype(np.int64))
+    sample = probes(n)
     if _together(relations, sample, n) is None:
         return None
     spans = _together(relations, np.arange(n), n)

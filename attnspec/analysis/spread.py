@@ -17,6 +17,7 @@ from attnspec.analysis.chain import Chain
 from attnspec.analysis.spans import Spans, spans_of, themselves
 from attnspec.analysis.symmetry import period
 from attnspec.analysis.walks import hops
+from attnspec.probes import probes
 
 EVERY_PAIR = 4096
 """Up to this length all pairs are looked at."""
@@ -70,13 +71,13 @@ def spread(chain: Chain, most: int | None = None) -> Spread:
     if repeats is not None and repeats <= n:
         few = repeats <= FEW_QUERIES
         if few or (n > EVERY_PAIR and repeats * n <= MOST_HOPS):
-            return _by_period(chain, repeats)
+            return _by_period(chain, repeats, most)
     if n <= EVERY_PAIR:
         most = n * chain.distinct + 1 if most is None else most
         spans = spans_of(chain)
         return _by_bits(chain, most) if spans is None else _by_spans(chain, spans, most)
-    queries = np.unique(np.linspace(0, n - 1, SAMPLED).astype(np.int64)).tolist()
-    return _by_queries(chain, [(q, 1) for q in queries], sampled=len(queries))
+    queries = probes(n, SAMPLED).tolist()
+    return _by_queries(chain, [(q, 1) for q in queries], most, sampled=len(queries))
 
 
 def _by_bits(chain: Chain, most: int) -> Spread:
@@ -108,12 +109,14 @@ def _first_of(reach: Spans, absent: np.ndarray, causal: bool) -> tuple[int, int]
     return None if key is None else (query, key)
 
 
-def _by_period(chain: Chain, repeats: int) -> Spread:
+def _by_period(chain: Chain, repeats: int, most: int | None) -> Spread:
     """Each query of the last period stands for those whole periods before it."""
-    return _by_queries(chain, [(q, repeats) for q in range(chain.n - repeats, chain.n)])
+    return _by_queries(chain, [(q, repeats) for q in range(chain.n - repeats, chain.n)], most)
 
 
-def _by_queries(chain: Chain, queries: Iterable[tuple[int, int]], sampled: int = 0) -> Spread:
+def _by_queries(
+    chain: Chain, queries: Iterable[tuple[int, int]], most: int | None, sampled: int = 0
+) -> Spread:
     """The spread of some queries; each with the period by which its pairs may be moved back, or,
     where it is sampled, stands for itself."""
     n = chain.n
@@ -123,7 +126,7 @@ def _by_queries(chain: Chain, queries: Iterable[tuple[int, int]], sampled: int =
     never_first = n * n
     for query, repeats in queries:
         key = np.arange(chain.allowed(query))
-        found = hops(chain, query)[: len(key)]
+        found = hops(chain, query, most)[: len(key)]
         moves = np.zeros(len(key), np.int64) if sampled else key // repeats
         weight = moves + 1
         code = (query - moves * repeats) * n + key - moves * repeats

@@ -11,7 +11,6 @@ from dataclasses import dataclass
 import numpy as np
 
 from attnspec.algebra import Complement, Intersection, Shift, Transpose, Union, transpose_of
-from attnspec.analysis.predicates import taken_apart
 from attnspec.patterns.columns import Columns
 from attnspec.patterns.full import Full
 from attnspec.patterns.prefix import Prefix
@@ -64,7 +63,7 @@ def _split(relation: Relation, n: int, wanted: bool) -> list[Term] | None:
         outside = [Term(rows=~rows)] if rows is not None else []
         return _kept(outside + ([Term(columns=~columns)] if columns is not None else []))
     if isinstance(relation, Where):
-        simpler = taken_apart(relation, n)
+        simpler = relation.taken_apart(n)
         if simpler is not None:
             return _split(simpler, n, wanted)
     parts = relation.parts()

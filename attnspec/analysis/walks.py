@@ -19,17 +19,17 @@ from attnspec.analysis.spans import Spans, spans_of
 NEVER = -1
 
 
-def hops(chain: Chain, query: int) -> np.ndarray:
-    """Layers until `query` has read each key, int64 [n], -1 for never."""
+def hops(chain: Chain, query: int, most: int | None = None) -> np.ndarray:
+    """Layers until `query` has read each key, int64 [n], -1 for never, or not within `most`."""
     spans = spans_of(chain)
     if spans is not None:
-        return _by_spans(spans, query, chain.n)
-    return entered(chain, query)[0].astype(np.int64)
+        return _by_spans(spans, query, chain.n, most)
+    return entered(chain, query, most)[0].astype(np.int64)
 
 
-def entered(chain: Chain, query: int) -> list[np.ndarray]:
+def entered(chain: Chain, query: int, most: int | None = None) -> list[np.ndarray]:
     """For each distinct layer i and position the number of layers after which S_i holds it, int32
-    [n] with -1 for never."""
+    [n] with -1 for never, or not within `most`."""
     n, distinct = chain.n, chain.distinct
     times = [np.full(n, NEVER, np.int32) for _ in range(distinct)]
     known = [np.zeros(n, bool) for _ in range(distinct)]
@@ -38,7 +38,7 @@ def entered(chain: Chain, query: int) -> list[np.ndarray]:
     start = np.array([query])
     times[0][query], known[0][query] = 0, True
     joined, layers, below = 1, 0, start
-    while joined < chain.allowed(query) and (layers < distinct or len(below)):
+    while joined < chain.allowed(query) and (layers < distinct or len(below)) and layers != most:
         layers += 1
         top = min(layers, distinct) - 1
         # on top of the distinct layers, the last reads what was new below it one layer ago
@@ -69,7 +69,7 @@ def _read(
     return fresh
 
 
-def _by_spans(spans: tuple[Spans, ...], query: int, n: int) -> np.ndarray:
+def _by_spans(spans: tuple[Spans, ...], query: int, n: int, most: int | None) -> np.ndarray:
     """What a query reads is a span all the way: its ends are followed, layer by layer."""
     every = {each: _ends(each, query) for each in set(spans)}
     ends = [every[each] for each in spans]
@@ -78,7 +78,7 @@ def _by_spans(spans: tuple[Spans, ...], query: int, n: int) -> np.ndarray:
     low, high = [own], [own]
     below, above = own, own
     layers = 0
-    while True:
+    while layers != most:
         layers += 1
         top = min(layers, distinct) - 1
         if layers <= distinct:

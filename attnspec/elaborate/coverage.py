@@ -44,7 +44,7 @@ def resolve(
     clashes = 0
     for number, ruling in sorted(enumerate(rulings), key=lambda pair: pair[1].where.depth):
         cells = np.ix_(sorted(ruling.where.layers), sorted(ruling.where.heads))
-        for other in np.unique(table[cells]).tolist() if clashes < MOST_CLASHES else []:
+        for other in sorted({*table[cells].flat}) if clashes < MOST_CLASHES else []:
             if other >= 0 and rulings[other].where.depth == ruling.where.depth:
                 inside = np.argwhere(table[cells] == other)[0]
                 layer = sorted(ruling.where.layers)[inside[0]]
