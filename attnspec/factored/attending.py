@@ -10,6 +10,7 @@ from __future__ import annotations
 import torch
 from torch.nn import functional
 
+from attnspec.factored.thin import attend_thin, is_thin
 from attnspec.formula import HALF, weigh
 from attnspec.tiled import is_transformed
 
@@ -39,6 +40,8 @@ def attend(
     if causal and not even:
         earlier = lower_triangle(rows, columns, q.device)
         mask = earlier if mask is None else mask & earlier
+    if mask is None and not causal and not dropout_p and is_thin(q, k, v):
+        return attend_thin(q, k, v, scale)
     if batch * heads * rows * columns >= LARGE and not is_transformed():
         # the fused kernel knows one head size; zeros change no score, and their outputs are cut off
         wide = max(size, out_size)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TypeAlias
 
 import torch
 from torch.nn import functional
@@ -14,8 +15,8 @@ from attnspec.factored.quotients import Quotient
 CHUNK = 64
 """Positions of a chunk, whose pairs are computed one by one."""
 
-BLOCK = 1 << 18
-"""About as many numbers as the features of a block have: a megabyte."""
+BLOCK = 1 << 20
+"""About as many numbers as the features of a block have: four megabytes."""
 
 LOWEST = -1e30
 """In place of minus infinity in a maximum over no key, so that differences stay numbers."""
@@ -43,6 +44,49 @@ class Given:
     padding: torch.Tensor | None
     gate: tuple[torch.Tensor, torch.Tensor] | None
     tables: Tables
+
+    def gradients(self) -> Given:
+        """Tensors to fill with the gradients of what is given, and to add those of tables and gates
+        to."""
+        gate = self.gate
+        return Given(
+            torch.empty_like(self.q),
+            torch.empty_like(self.k),
+            torch.empty_like(self.v),
+            None,
+            None if gate is None else (torch.zeros_like(gate[0]), torch.zeros_like(gate[1])),
+            {name: torch.zeros_like(x) for name, x in self.tables.items()},
+        )
+
+    def part(self, share: Share) -> Given:
+        """What is given to some samples and key heads, as views."""
+        samples, heads = share
+        return Given(
+            self.q[share],
+            self.k[share],
+            self.v[share],
+            None if self.padding is None else self.padding[samples],
+            None if self.gate is None else (self.gate[0][share], self.gate[1][share]),
+            {name: x if len(x) == 1 else x[heads] for name, x in self.tables.items()},
+        )
+
+
+Share: TypeAlias = "tuple[slice, slice]"
+"""Some samples and some key heads."""
+
+
+def shares(how: Summing, given: Given) -> list[Share]:
+    """What is computed at once: as many samples and heads as fit a block with all positions. Long
+    sequences go head by head, so that many positions make a block."""
+    batch, heads, repeat, _, size = given.q.shape
+    wide = max(size, given.v.shape[-1], how.map.width(size)) * repeat
+    together = max(1, how.block // max(1, wide * given.k.shape[2]))
+    some = max(1, together // max(1, heads))
+    return [
+        (slice(sample, sample + some), slice(head, head + together))
+        for sample in range(0, batch, some)
+        for head in range(0, heads, together)
+    ]
 
 
 @dataclass(frozen=True)

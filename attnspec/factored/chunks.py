@@ -14,9 +14,12 @@ The weight of a key depends on no later key, bit by bit: a frame r_i is a maximu
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import torch
+
+from attnspec.factored.products import against, outer
 
 
 @dataclass(frozen=True)
@@ -56,19 +59,15 @@ def sums_of(g: torch.Tensor, w: torch.Tensor, frames: Frames | None) -> torch.Te
     """What each chunk adds to the state after it [N, S, m, e]."""
     if frames is not None:
         w = w * frames.staying(w.dtype)[..., None]
-    return g.transpose(-1, -2) @ w
+    return outer(g, w)
 
 
 def states_of(
     state: torch.Tensor, sums: torch.Tensor, frames: Frames | None
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """The states before each chunk [N, S, m, e], and the one after the last."""
-    found = [state]
-    fades = None if frames is None else frames.fades(sums.dtype)
-    for at in range(sums.shape[1]):
-        before = found[-1] if fades is None else found[-1] * fades[:, at, None, None]
-        found.append(before + sums[:, at])
-    return torch.stack(found[:-1], 1), found[-1]
+    found = _scanned(state, sums, frames, range(sums.shape[1]))
+    return _stacked(found[:-1]), found[-1]
 
 
 def outputs_of(
@@ -78,10 +77,13 @@ def outputs_of(
     states: torch.Tensor,
     weights: torch.Tensor,
     frames: Frames | None,
+    pairs: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """y [N, S, R c, e] of a block."""
-    y = (f @ g.transpose(-1, -2) * weights) @ w
-    return y + _entering(f, frames) @ states
+    """y [N, S, R c, e] of a block; `pairs` are the products of f and g [N, S, R c, c] if they are
+    known."""
+    pairs = f @ g.transpose(-1, -2) if pairs is None else pairs
+    y = (pairs * weights) @ w
+    return y + _entering(against(f, states.transpose(-1, -2)), frames)
 
 
 def gradients_of(
@@ -93,24 +95,23 @@ def gradients_of(
     after: torch.Tensor,
     weights: torch.Tensor,
     frames: Frames | None,
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
-    """The gradients of f, g and w, and of the state before the block, where `grad` is that of y,
-    `after` that of the state after the block."""
-    pairs = f @ g.transpose(-1, -2) * weights
+    known: torch.Tensor | None = None,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+    """The gradients of f, g and w, of the state before the block, and of the products of pairs,
+    where `grad` is that of y, `after` that of the state after the block. If these products are
+    `known`, those of f and g lack what goes through them."""
+    pairs = (f @ g.transpose(-1, -2) if known is None else known) * weights
     grad_pairs = grad @ w.transpose(-1, -2) * weights
-    entering = _entering(f, frames)
-    grad_states = entering.transpose(-1, -2) @ grad
-    found = [after]
-    fades = None if frames is None else frames.fades(grad.dtype)
-    for at in reversed(range(grad_states.shape[1])):
-        later = found[-1] if fades is None else found[-1] * fades[:, at, None, None]
-        found.append(later + grad_states[:, at])
-    grad_g, grad_w = _into_sums(torch.stack(found[-2::-1], 1), g, w, frames)
-    grad_g = grad_pairs.transpose(-1, -2) @ f + grad_g
+    entering = _entering(grad, frames)
+    grad_states = outer(f, entering)
+    found = _scanned(after, grad_states, frames, reversed(range(grad_states.shape[1])))
+    grad_g, grad_w = _into_sums(_stacked(found[-2::-1]), g, w, frames)
     grad_w = pairs.transpose(-1, -2) @ grad + grad_w
-    through = grad @ states.transpose(-1, -2)
-    grad_f = grad_pairs @ g + (through if frames is None else _entering(through, frames))
-    return grad_f, grad_g, grad_w, found[-1]
+    grad_f = against(entering, states)
+    if known is None:
+        grad_g = grad_pairs.transpose(-1, -2) @ f + grad_g
+        grad_f = grad_pairs @ g + grad_f
+    return grad_f, grad_g, grad_w, found[-1], grad_pairs
 
 
 def gradients_of_sums(
@@ -127,10 +128,29 @@ def _into_sums(
     grad: torch.Tensor, g: torch.Tensor, w: torch.Tensor, frames: Frames | None
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """The gradients of g and w, where `grad` is that of what each chunk adds to the states."""
+    to_w = grad.transpose(-1, -2)
     if frames is None:
-        return w @ grad.transpose(-1, -2), g @ grad
+        return against(w, grad), against(g, to_w)
     factor = frames.staying(g.dtype)[..., None]
-    return (w * factor) @ grad.transpose(-1, -2), (g @ grad) * factor
+    return against(w * factor, grad), against(g, to_w) * factor
+
+
+def _scanned(
+    first: torch.Tensor, parts: torch.Tensor, frames: Frames | None, order: Iterable[int]
+) -> list[torch.Tensor]:
+    """States [N, m, e] one after the other, each the one before, faded, and a part of parts
+    [N, S, m, e]."""
+    found = [first]
+    fades = None if frames is None else frames.fades(parts.dtype)
+    for at in order:
+        before = found[-1] if fades is None else found[-1] * fades[:, at, None, None]
+        found.append(before + parts[:, at])
+    return found
+
+
+def _stacked(states: list[torch.Tensor]) -> torch.Tensor:
+    """States [N, m, e] as [N, S, m, e]."""
+    return states[0][:, None] if len(states) == 1 else torch.stack(states, 1)
 
 
 def _entering(f: torch.Tensor, frames: Frames | None) -> torch.Tensor:

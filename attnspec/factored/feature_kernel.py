@@ -8,9 +8,9 @@ from dataclasses import dataclass
 import torch
 
 from attnspec.factored.attending import check_no_dropout, repeated
-from attnspec.factored.blocks import Given, Summing, Sums
+from attnspec.factored.blocks import Given, Summing, Sums, shares
 from attnspec.factored.features import Tables
-from attnspec.factored.summing import State, differentiated, summed
+from attnspec.factored.summing import State, differentiate, summed
 from attnspec.target import Call
 from attnspec.tiled import is_transformed
 
@@ -40,15 +40,7 @@ class FeatureKernel:
         self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, call: Call
     ) -> torch.Tensor:
         check_no_dropout(self.name, call.dropout_p)
-        given = self.given(q, k, v, call)
-        names = sorted(given.tables)
-        parts = [given.q, given.k, given.v, *(given.gate or ()), *(given.tables[x] for x in names)]
-        if is_transformed() or torch.compiler.is_compiling():
-            out = composed(self.how, given)
-        elif torch.is_grad_enabled() and any(x.requires_grad for x in parts):
-            out = _Summed.apply(self.how, given.padding, names, given.gate is not None, *parts)  # type: ignore[no-untyped-call]
-        else:
-            out = _forward(Sums(self.how, given))[0]
+        out, _ = summed_up(self.how, self.given(q, k, v, call))
         return out.reshape(*q.shape[:3], v.shape[-1])
 
     def step(
@@ -82,28 +74,48 @@ class FeatureKernel:
         return Given(q, k, v, call.padding, gate, tables)
 
 
-def composed(how: Summing, given: Given) -> torch.Tensor:
+def summed_up(how: Summing, given: Given) -> tuple[torch.Tensor, torch.Tensor]:
+    """What the sums of all queries are worth [B, K, R, n_q, d_v], and, as a constant to autograd,
+    what the quotient keeps of them [B, K, R, n_q]."""
+    names = sorted(given.tables)
+    parts = [given.q, given.k, given.v, *(given.gate or ()), *(given.tables[x] for x in names)]
+    if is_transformed() or torch.compiler.is_compiling():
+        return composed(how, given)
+    if torch.is_grad_enabled() and any(x.requires_grad for x in parts):
+        found: tuple[torch.Tensor, torch.Tensor] = _Summed.apply(  # type: ignore[no-untyped-call]
+            how, given.padding, names, given.gate is not None, *parts
+        )
+        return found
+    return _forward(how, given)[:2]
+
+
+def composed(how: Summing, given: Given) -> tuple[torch.Tensor, torch.Tensor]:
     """The same in operations that differentiate to any order, all positions in one block."""
-    sums = Sums(how, given, WHOLE)
-    outs = [
-        sums.unchunked(how.quotient.of(found.sums, found.logs), found.span)
-        for found in summed(sums, State())
-    ]
-    return torch.cat(outs, 3).to(given.q.dtype)
-
-
-def _forward(sums: Sums) -> tuple[torch.Tensor, torch.Tensor, list[State]]:
-    """The output, the sums of the weights, and the states before each span."""
-    given, quotient = sums.given, sums.how.quotient
-    out = given.q.new_empty(*given.q.shape[:-1], given.v.shape[-1])
-    totals = torch.zeros(given.q.shape[:-1], dtype=sums.kind, device=out.device)
-    states = []
+    sums, outs, kept = Sums(how, given, WHOLE), [], []
     for found in summed(sums, State()):
-        rows = slice(found.span.low - sums.first, found.span.high - sums.first)
-        out[:, :, :, rows] = sums.unchunked(quotient.of(found.sums, found.logs), found.span)
-        if quotient.divides:
-            totals[:, :, :, rows] = sums.unchunked(found.sums[..., -1:], found.span)[..., 0]
-        states.append(found.state)
+        outs.append(sums.unchunked(how.quotient.of(found.sums, found.logs), found.span))
+        some = how.quotient.kept(found.sums, found.logs)[..., None]
+        kept.append(sums.unchunked(some, found.span)[..., 0])
+    return torch.cat(outs, 3).to(given.q.dtype), torch.cat(kept, 3).detach()
+
+
+def _forward(how: Summing, given: Given) -> tuple[torch.Tensor, torch.Tensor, list[list[State]]]:
+    """The same, and, for each share, the states before its spans."""
+    out = given.q.new_empty(*given.q.shape[:-1], how.quotient.columns(given.v.shape[-1]))
+    kind = torch.promote_types(out.dtype, torch.float32)
+    totals = torch.zeros(given.q.shape[:-1], dtype=kind, device=out.device)
+    states: list[list[State]] = []
+    for share in shares(how, given):
+        sums = Sums(how, given.part(share))
+        states.append([])
+        for found in summed(sums, State()):
+            rows = slice(found.span.low - sums.first, found.span.high - sums.first)
+            some = sums.unchunked(how.quotient.of(found.sums, found.logs), found.span)
+            out[share][:, :, :, rows] = some
+            if how.quotient.divides:
+                total = how.quotient.kept(found.sums, found.logs)[..., None]
+                totals[share][:, :, :, rows] = sums.unchunked(total, found.span)[..., 0]
+            states[-1].append(found.state)
     return out, totals, states
 
 
@@ -113,27 +125,32 @@ class _Summed(torch.autograd.Function):
     @staticmethod
     def forward(ctx, how, padding, names, gated, *parts):  # type: ignore[no-untyped-def]
         given = _given(padding, names, gated, parts)
-        out, totals, states = _forward(Sums(how, given))
+        out, totals, states = _forward(how, given)
         ctx.how, ctx.padding, ctx.names, ctx.gated = how, padding, names, gated
         ctx.states = states
         ctx.save_for_backward(*parts, out, totals)
-        return out
+        ctx.mark_non_differentiable(totals)
+        return out, totals
 
     @staticmethod
-    def backward(ctx, grad):  # type: ignore[no-untyped-def]
+    def backward(ctx, grad, _):  # type: ignore[no-untyped-def]
         *parts, out, totals = ctx.saved_tensors
         given = _given(ctx.padding, ctx.names, ctx.gated, parts)
         if torch.is_grad_enabled():
-            again = composed(ctx.how, given)
+            again, _ = composed(ctx.how, given)
             wanted = [x for x in parts if x.requires_grad]
             found = iter(
                 torch.autograd.grad(again, wanted, grad, create_graph=True, allow_unused=True)
             )
             grads = [next(found) if x.requires_grad else None for x in parts]
         else:
-            some = differentiated(Sums(ctx.how, given), out, totals, grad, ctx.states)
-            grads = [some.q, some.k, some.v, *(some.gate or ())]
-            grads += [some.tables[name] for name in ctx.names]
+            into = given.gradients()
+            for share, states in zip(shares(ctx.how, given), ctx.states, strict=True):
+                sums = Sums(ctx.how, given.part(share))
+                at = out[share], totals[share], grad[share]
+                differentiate(sums, into.part(share), *at, states)
+            grads = [into.q, into.k, into.v, *(into.gate or ())]
+            grads += [into.tables[name] for name in ctx.names]
         return None, None, None, None, *grads
 
 

@@ -9,10 +9,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Protocol, TypeAlias
+from typing import Protocol, TypeAlias, runtime_checkable
 
 import torch
 from torch.nn import functional
+
+from attnspec.factored.products import unseen
 
 Tables: TypeAlias = Mapping[str, torch.Tensor]
 
@@ -39,6 +41,14 @@ class FeatureMap(Protocol):
         """About how many features rows of a size have."""
 
 
+@runtime_checkable
+class Paired(FeatureMap, Protocol):
+    """A map without frames whose products have a shorter formula."""
+
+    def pairs(self, q: torch.Tensor, k: torch.Tensor) -> torch.Tensor:
+        """The products [..., n_q, n_k] of the features of rows [..., n, d]."""
+
+
 @dataclass(frozen=True)
 class Elementwise:
     """The maps of `linear`: elu1, relu, squared_relu, exp, identity."""
@@ -55,7 +65,7 @@ class Elementwise:
             case "squared_relu":
                 return Features(torch.relu(x).square())
             case "exp":
-                return exponentials(x)
+                return exponentials(x, given=True)
             case _:
                 return Features(x)
 
@@ -65,10 +75,19 @@ class Elementwise:
         return size
 
 
-def exponentials(x: torch.Tensor, log: torch.Tensor | None = None) -> Features:
-    """exp(x + log) of rows x [..., n, m], the largest of each row in its frame."""
+def exponentials(
+    x: torch.Tensor, log: torch.Tensor | None = None, *, given: bool = False
+) -> Features:
+    """exp(x + log) of rows x [..., n, m], the largest of each row in its frame.
+
+    Unless x is `given` by someone who needs it, they take its place if nothing else sees it.
+    """
     top = x.detach().amax(-1)
-    return Features(torch.exp(x - top[..., None]), top if log is None else top + log)
+    if given or not unseen(x):
+        values = torch.exp(x - top[..., None])
+    else:
+        values = x.sub_(top[..., None]).exp_()
+    return Features(values, top if log is None else top + log)
 
 
 def unit(x: torch.Tensor) -> torch.Tensor:

@@ -19,9 +19,13 @@ from attnspec.factored.attending import (
     widened,
     without_padding,
 )
+from attnspec.factored.products import against, unseen
 from attnspec.factored.segments import occupied, segment_maxima, segment_means
 from attnspec.mechanisms.linformer import Linformer
 from attnspec.target import Call, Work
+
+POSITIONS = 1024
+"""Positions that are projected at once."""
 
 
 @dataclass(frozen=True)
@@ -63,7 +67,16 @@ def linformer_kernel(work: Work, heads: tuple[int, ...], device: torch.device) -
 
 def projected(x: torch.Tensor, by: torch.Tensor) -> torch.Tensor:
     """E x [B, H, rank, d] of x [B, H, n, d] and E [H or 1, rank, at least n]."""
-    return by[:, :, : x.shape[2]] @ x
+    batch, heads, n, size = x.shape
+    if len(by) > 1 or not unseen(x, by):
+        return by[:, :, :n] @ x
+    # one projection of all heads is one product, of some positions at a time
+    found = by.new_zeros(by.shape[1], batch * heads * size)
+    for low in range(0, n, POSITIONS):
+        part = by[0, :, low : min(low + POSITIONS, n)].contiguous()
+        rows = x[:, :, low : low + POSITIONS].transpose(2, 3)
+        found += against(part, rows.reshape(len(found[0]), -1))
+    return found.view(-1, batch, heads, size).permute(1, 2, 0, 3)
 
 
 def convolved(x: torch.Tensor, by: torch.Tensor) -> torch.Tensor:

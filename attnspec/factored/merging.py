@@ -12,6 +12,7 @@ from torch.nn import functional
 
 from attnspec.factored.blocks import Given, Sums
 from attnspec.factored.feature_kernel import FeatureKernel
+from attnspec.factored.features import Tables
 from attnspec.factored.quotients import Quotient
 from attnspec.factored.summing import State, summed
 from attnspec.formula import Blocks, Formula, scale_of
@@ -77,6 +78,31 @@ def columns_of_kernel(kernel: FeatureKernel, given: Given) -> Columns:
     found = kernel.how.map.keys(k, given.tables)
     log = k.new_zeros(k.shape[:-1]) if found.log is None else found.log.detach()
     return Columns(k, found.values, log, functional.pad(v, (0, 1), value=1.0))
+
+
+def rows_of_piece(
+    kernel: FeatureKernel,
+    q: torch.Tensor,
+    sums: torch.Tensor,
+    frames: torch.Tensor,
+    tables: Tables,
+) -> Rows:
+    """What the kernel says of queries [B, K, R, G, h, d], whose sums it knows."""
+    found = kernel.how.map.queries(q.flatten(2, 4), tables)
+    log = torch.zeros_like(frames) if found.log is None else found.log.detach().view(frames.shape)
+    return Rows(q, found.values.view(*q.shape[:-1], -1), log, sums, frames)
+
+
+def columns_of_piece(
+    kernel: FeatureKernel, k: torch.Tensor, v: torch.Tensor, tables: Tables
+) -> Columns:
+    """What it says of keys [B, K, G, w, d]."""
+    found = kernel.how.map.keys(k.flatten(2, 3), tables)
+    log = k.new_zeros(k.shape[:-1])
+    if found.log is not None:
+        log = found.log.detach().view(log.shape)
+    values = functional.pad(v, (0, 1), value=1.0)
+    return Columns(k, found.values.view(*k.shape[:-1], -1), log, values)
 
 
 def merged(

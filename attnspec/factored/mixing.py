@@ -21,9 +21,13 @@ from attnspec.factored.attending import (
     widened,
     without_padding,
 )
+from attnspec.factored.products import unseen
 from attnspec.mechanisms.gmlp import Gmlp
 from attnspec.mechanisms.mixer import Mixer
 from attnspec.target import Call, Work
+
+LONG = 1 << 13
+"""Positions from which on transforms along them are taken channel by channel."""
 
 
 @dataclass(frozen=True)
@@ -41,11 +45,26 @@ class FourierKernel:
 def fourier(x: torch.Tensor) -> torch.Tensor:
     """Re(F_n X F_d) of x [..., n, d], the unnormalised transforms along both axes."""
     size = x.shape[-1]
+    if x.shape[-2] >= LONG and unseen(x):
+        out = x.new_empty(x.shape)
+        for matrix, into in zip(x.flatten(0, -3), out.view(-1, *x.shape[-2:]), strict=True):
+            _by_channels(matrix, into)
+        return out
     half = torch.fft.fft(torch.fft.rfft(x, dim=-1), dim=-2).real
     # the other channels are the same numbers read backwards: position -i, channel -c
     rest = half[..., 1 : size - size // 2]
     rest = torch.cat([rest[..., :1, :], rest[..., 1:, :].flip(-2)], -2).flip(-1)
     return torch.cat([half, rest], -1)
+
+
+def _by_channels(x: torch.Tensor, out: torch.Tensor) -> None:
+    """The same of one matrix x [n, d], each channel transformed where it lies in one piece."""
+    size = x.shape[1]
+    half = torch.fft.fft(torch.fft.rfft(x, dim=1).T.contiguous()).real
+    rest = half[1 : size - size // 2].flip(0)
+    out[:, : len(half)] = half.T
+    out[:1, len(half) :] = rest[:, :1].T
+    out[1:, len(half) :] = rest[:, 1:].flip(1).T
 
 
 @dataclass(frozen=True)

@@ -23,6 +23,7 @@ from attnspec.factored.attending import (
     widened,
     without_padding,
 )
+from attnspec.factored.products import unseen
 from attnspec.factored.segments import occupied, segment_means
 from attnspec.formula import weigh
 from attnspec.mechanisms.nystrom import Nystrom
@@ -48,7 +49,7 @@ class NystromKernel:
         if declared.conv:
             weights = call.tables["kernel"].to(v.dtype)
             values = repeated(without_padding(v, call.padding), q.shape[1])
-            out = out + along(values, weights)[:, :, -q.shape[2] :]
+            out = _with_convolution(out, values, weights)
         return out.to(kept)
 
 
@@ -147,9 +148,23 @@ def pseudo_inverse(matrix: torch.Tensor, iterations: int) -> torch.Tensor:
     return z
 
 
+def _with_convolution(out: torch.Tensor, x: torch.Tensor, kernels: torch.Tensor) -> torch.Tensor:
+    """out [B, H, n_q, d] plus the last rows of `along`; head by head in its place if nothing else
+    sees it."""
+    rows = out.shape[2]
+    if not unseen(out, x, kernels):
+        return out + along(x, kernels)[:, :, x.shape[2] - rows :]
+    for head in range(out.shape[1]):
+        at = slice(head, head + 1)
+        out[:, at] += along(x[:, at], kernels[at if len(kernels) > 1 else slice(1)])[
+            :, :, x.shape[2] - rows :
+        ]
+    return out
+
+
 def along(x: torch.Tensor, kernels: torch.Tensor) -> torch.Tensor:
-    """Each head of x [B, H, n, d] convolved along n with its kernel [H, width], of odd width, zeros
-    on both sides: out_i = sum_t kernel_t x_(i + t - width // 2).
+    """Each head of x [B, H, n, d] convolved along n with its kernel [H or 1, width], of odd width,
+    zeros on both sides: out_i = sum_t kernel_t x_(i + t - width // 2).
 
     Some rows at a time are a product with a band matrix, several times as fast as torch's
     convolution of one channel a group.
@@ -164,4 +179,8 @@ def along(x: torch.Tensor, kernels: torch.Tensor) -> torch.Tensor:
     band = functional.pad(kernels[:, None].expand(-1, rows, -1), (0, rows))
     band = band.reshape(len(kernels), -1)[:, : rows * (rows + width - 1)]
     band = band.view(len(kernels), 1, rows, rows + width - 1)
+    if batch * heads == 1:
+        # as one batch of matrices, so that the band is not copied for each
+        found = torch.bmm(band[0].expand(windows.shape[2], -1, -1), windows[0, 0])
+        return found.view(1, 1, -1, size)[:, :, :n]
     return (band @ windows).reshape(batch, heads, -1, size)[:, :, :n]

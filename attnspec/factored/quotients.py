@@ -27,6 +27,14 @@ class Quotient:
             return sums if log is None else sums * torch.exp(log)[..., None]
         return sums[..., :-1] / self.divisor(sums[..., -1], log)[..., None]
 
+    def kept(self, sums: torch.Tensor, log: torch.Tensor | None) -> torch.Tensor:
+        """What is kept of sums [..., e] beside what they are worth: those of the weights [...]."""
+        return sums[..., -1]
+
+    def columns(self, size: int) -> int:
+        """The columns of what they are worth, for values of a size."""
+        return size
+
     def divisor(self, total: torch.Tensor, log: torch.Tensor | None) -> torch.Tensor:
         """What a sum of weights divides by."""
         unit = torch.ones_like(total) if log is None else torch.exp(-log)
@@ -61,6 +69,29 @@ class Quotient:
         if log is not None:
             of_total = of_total * (divisor.abs() > _tiny(total))[..., None]
         return torch.cat([grad, of_total], -1)
+
+
+@dataclass(frozen=True)
+class Undivided(Quotient):
+    """Sums as they are, those of the weights last; beside them their frames are kept."""
+
+    def of(self, sums: torch.Tensor, log: torch.Tensor | None) -> torch.Tensor:
+        return sums
+
+    def kept(self, sums: torch.Tensor, log: torch.Tensor | None) -> torch.Tensor:
+        return torch.zeros_like(sums[..., -1]) if log is None else log
+
+    def columns(self, size: int) -> int:
+        return size + 1
+
+    def gradient(
+        self,
+        grad: torch.Tensor,
+        out: torch.Tensor,
+        total: torch.Tensor,
+        log: torch.Tensor | None,
+    ) -> torch.Tensor:
+        return grad
 
 
 def _tiny(total: torch.Tensor) -> float:

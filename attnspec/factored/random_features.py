@@ -14,6 +14,7 @@ from dataclasses import dataclass
 import torch
 
 from attnspec.factored.features import Features, Tables, exponentials, unit
+from attnspec.factored.products import against, unseen
 
 
 @dataclass(frozen=True)
@@ -29,15 +30,17 @@ class RandomFeatures:
 
     def queries(self, x: torch.Tensor, tables: Tables) -> Features:
         # None is d^(-1/4), the root of the usual scale of scores
-        x = x * (x.shape[-1] ** -0.25 if self.factor is None else self.factor)
-        along = x @ tables["directions"].transpose(-1, -2)
-        half = x.square().sum(-1, keepdim=True) / 2
+        factor = x.shape[-1] ** -0.25 if self.factor is None else self.factor
+        along = against(x, tables["directions"] * factor)
+        half = x.square().sum(-1, keepdim=True) * (factor**2 / 2)
         log = x.new_full(x.shape[:-1], -math.log(self.count) / 2)
         match self.kind:
-            case "positive":
-                return exponentials(along - half, log)
-            case "gaussian":
-                return exponentials(along - 2 * half, log)
+            case "positive" | "gaussian":
+                less = half if self.kind == "positive" else 2 * half
+                if unseen(x):
+                    # what is the same in a whole row is as well in its frame
+                    return exponentials(along, log - less[..., 0])
+                return exponentials(along - less, log)
             case "hyperbolic":
                 both = torch.cat([along - half, -along - half], -1)
                 return exponentials(both, log - math.log(2) / 2)

@@ -11,8 +11,9 @@ from dataclasses import dataclass
 
 import torch
 
-from attnspec.factored.blocks import Framed, Span, Sums
+from attnspec.factored.blocks import Framed, Given, Span, Sums
 from attnspec.factored.chunks import (
+    Frames,
     gradients_of,
     gradients_of_sums,
     outputs_of,
@@ -20,7 +21,8 @@ from attnspec.factored.chunks import (
     sums_of,
     weights_of,
 )
-from attnspec.factored.features import Features
+from attnspec.factored.features import Features, Paired
+from attnspec.factored.products import against, outer
 
 
 @dataclass(frozen=True)
@@ -72,7 +74,8 @@ def summed(sums: Sums, state: State) -> Iterator[Found]:
         else:
             queries, f = _queries(sums, span)
             logs = sums.logs(queries, None, _column(state.base), span)
-            yield Found(span, f @ state.total[:, None], logs, state, state)
+            y = against(f, state.total[:, None].transpose(-1, -2))
+            yield Found(span, y, logs, state, state)
 
 
 def _causal(sums: Sums, keys: Keys, state: State, span: Span) -> Found:
@@ -80,8 +83,10 @@ def _causal(sums: Sums, keys: Keys, state: State, span: Span) -> Found:
     frames = keys.framed.local
     before = _or_zeros(state.sums, keys)
     states, after = states_of(before, sums_of(keys.g, keys.w, frames), frames)
-    weights = weights_of(frames, span.chunk, sums.repeat, keys.g)
-    y = outputs_of(f, keys.g, keys.w, states, weights, frames)
+    weights, pairs = _weights(sums, span, frames, keys), None
+    if isinstance(sums.how.map, Paired):
+        pairs = sums.how.map.pairs(*_rows(sums, span))
+    y = outputs_of(f, keys.g, keys.w, states, weights, frames, pairs)
     logs = sums.logs(queries, frames, keys.framed.start, span)
     return Found(span, y, logs, State(before, state.base), State(after, keys.framed.end))
 
@@ -95,6 +100,25 @@ def _keys(sums: Sums, span: Span, base: torch.Tensor | None) -> Keys:
 def _queries(sums: Sums, span: Span) -> tuple[Features, torch.Tensor]:
     found = sums.how.map.queries(sums.queries(span), sums.given.tables)
     return found, sums.chunked(found.values, span)
+
+
+def _rows(sums: Sums, span: Span) -> tuple[torch.Tensor, torch.Tensor]:
+    """Queries [N, S, R c, d] and keys [N, S, c, d] of a span, those of padding 0."""
+    keys = Features(sums.keys(span))
+    return sums.chunked(sums.queries(span), span), sums.chunked(
+        sums.masked(keys, span).values, span
+    )
+
+
+def _weights(sums: Sums, span: Span, frames: Frames | None, keys: Keys) -> torch.Tensor:
+    """What the products of pairs of a chunk are multiplied with; none has a key of padding."""
+    weights = weights_of(frames, span.chunk, sums.repeat, keys.g)
+    padding = sums.given.padding
+    if padding is None or not isinstance(sums.how.map, Paired):
+        # features of padding are 0
+        return weights
+    real = padding[:, None, span.low : span.high].expand(-1, sums.heads, -1)
+    return weights * sums.lines(real, span)[:, :, None]
 
 
 def _column(base: torch.Tensor | None) -> torch.Tensor | None:
@@ -117,15 +141,11 @@ def _after(keys: Keys, state: torch.Tensor | None) -> torch.Tensor:
 
 
 class Gradients:
-    """The gradients of what was given, filled span by span; those of features go through autograd
-    to rows and tables."""
+    """Fills the gradients of what was given span by span; those of features go through autograd to
+    rows and tables."""
 
-    def __init__(self, sums: Sums) -> None:
-        given = sums.given
-        self.sums = sums
-        self.q, self.k, self.v = (torch.empty_like(x) for x in (given.q, given.k, given.v))
-        self.tables = {name: torch.zeros_like(x) for name, x in given.tables.items()}
-        self.gate = None if given.gate is None else [torch.zeros_like(x) for x in given.gate]
+    def __init__(self, sums: Sums, into: Given) -> None:
+        self.sums, self.into = sums, into
 
     def of_queries(self, span: Span, f: torch.Tensor, grad: torch.Tensor) -> None:
         """Takes the gradient of features f [N, S, R c, m] of the queries of a span."""
@@ -133,10 +153,10 @@ class Gradients:
         found = self._through(sums.how.map.queries, sums.queries(span), grad)
         shape = (sums.batch * sums.heads, -1, sums.repeat * span.chunk, found.shape[-1])
         rows = sums.unchunked(found.reshape(shape), span)
-        self.q[:, :, :, span.low - sums.first : span.high - sums.first] = rows
-        if self.gate is not None:
+        self.into.q[:, :, :, span.low - sums.first : span.high - sums.first] = rows
+        if self.into.gate is not None:
             along = sums.unchunked(-(f * grad).sum(-1, keepdim=True), span)
-            self.gate[1][:, :, span.low : span.high] += along.sum((2, -1))
+            self.into.gate[1][:, :, span.low : span.high] += along.sum((2, -1))
 
     def of_keys(self, span: Span, keys: Keys, grad: torch.Tensor, grad_w: torch.Tensor) -> None:
         """Takes the gradients of the features and values of the keys of a span."""
@@ -146,12 +166,20 @@ class Gradients:
         if padding is not None:
             rows = rows.masked_fill(~padding[:, None, span.low : span.high, None], 0.0)
         at = slice(span.low, span.high)
-        self.k[:, :, at] = self._through(sums.how.map.keys, sums.keys(span), rows)
-        size = self.v.shape[-1]
-        self.v[:, :, at] = grad_w[..., :size].reshape(sums.batch, sums.heads, -1, size)
-        if self.gate is not None:
+        self.into.k[:, :, at] = self._through(sums.how.map.keys, sums.keys(span), rows)
+        size = self.into.v.shape[-1]
+        self.into.v[:, :, at] = grad_w[..., :size].reshape(sums.batch, sums.heads, -1, size)
+        if self.into.gate is not None:
             along = (keys.g * grad).sum(-1)
-            self.gate[0][:, :, at] += along.reshape(sums.batch, sums.heads, -1)
+            self.into.gate[0][:, :, at] += along.reshape(sums.batch, sums.heads, -1)
+
+    def of_pairs(self, span: Span, grad_q: torch.Tensor, grad_k: torch.Tensor) -> None:
+        """Adds gradients of the rows of a span, [N, S, R c, d] and [N, S, c, d]."""
+        sums = self.sums
+        rows = slice(span.low - sums.first, span.high - sums.first)
+        self.into.q[:, :, :, rows] += sums.unchunked(grad_q, span)
+        at = slice(span.low, span.high)
+        self.into.k[:, :, at] += grad_k.reshape(sums.batch, sums.heads, -1, grad_k.shape[-1])
 
     def _through(
         self, features: Callable[..., Features], x: torch.Tensor, grad: torch.Tensor
@@ -172,16 +200,21 @@ class Gradients:
         )
         for name, share in zip(learned, found[1:], strict=True):
             if share is not None:
-                self.tables[name] += share
+                self.into.tables[name].add_(share)
         return torch.zeros_like(x) if found[0] is None else found[0]
 
 
-def differentiated(
-    sums: Sums, out: torch.Tensor, totals: torch.Tensor, grad: torch.Tensor, states: list[State]
-) -> Gradients:
-    """The gradients where that of the output is `grad` [B, K, R, n_q, d_v]; `totals` [B, K, R, n_q]
-    are the sums of the weights, `states` those before each span of queries."""
-    found = Gradients(sums)
+def differentiate(
+    sums: Sums,
+    into: Given,
+    out: torch.Tensor,
+    totals: torch.Tensor,
+    grad: torch.Tensor,
+    states: list[State],
+) -> None:
+    """Fills the gradients `into`, where that of the output is `grad` [B, K, R, n_q, d_v]; `totals`
+    [B, K, R, n_q] are the sums of the weights, `states` those before each span of queries."""
+    found = Gradients(sums, into)
     after: torch.Tensor | None = None
     spans = list(zip(sums.spans, states, strict=True))
     for span, state in reversed(spans) if sums.how.causal else spans:
@@ -194,22 +227,28 @@ def differentiated(
         if not sums.how.causal:
             logs = sums.logs(queries, None, _column(state.base), span)
             grad_y = sums.how.quotient.gradient(grad_out, given_out, total[..., 0], logs)
-            share = (f.transpose(-1, -2) @ grad_y).sum(1)
+            share = outer(f, grad_y).sum(1)
             after = share if after is None else after + share
-            found.of_queries(span, f, grad_y @ state.total[:, None].transpose(-1, -2))
+            found.of_queries(span, f, against(grad_y, state.total[:, None]))
             continue
         keys = _keys(sums, span, state.base)
         frames = keys.framed.local
         logs = sums.logs(queries, frames, keys.framed.start, span)
         grad_y = sums.how.quotient.gradient(grad_out, given_out, total[..., 0], logs)
         within, _ = states_of(state.total, sums_of(keys.g, keys.w, frames), frames)
-        weights = weights_of(frames, span.chunk, sums.repeat, keys.g)
+        weights, pairs = _weights(sums, span, frames, keys), None
         after = torch.zeros_like(state.total) if after is None else after
-        grad_f, grad_g, grad_w, after = gradients_of(
-            grad_y, f, keys.g, keys.w, within, after, weights, frames
+        if isinstance(sums.how.map, Paired):
+            with torch.enable_grad():
+                rows_of = [x.detach().requires_grad_() for x in _rows(sums, span)]
+                pairs = sums.how.map.pairs(*rows_of)
+        grad_f, grad_g, grad_w, after, grad_pairs = gradients_of(
+            grad_y, f, keys.g, keys.w, within, after, weights, frames, _detached(pairs)
         )
         found.of_queries(span, f, grad_f)
         found.of_keys(span, keys, grad_g, grad_w)
+        if pairs is not None:
+            found.of_pairs(span, *torch.autograd.grad(pairs, rows_of, grad_pairs))
     bases = _bases(sums) if len(sums.before) > 1 else [None]
     for span, base in reversed(list(zip(sums.before, bases, strict=False))):
         keys = _keys(sums, span, base)
@@ -217,7 +256,10 @@ def differentiated(
             after = torch.zeros_like(sums_of(keys.g, keys.w, None)[:, 0])
         grad_g, grad_w, after = gradients_of_sums(after, keys.g, keys.w, keys.framed.local)
         found.of_keys(span, keys, grad_g, grad_w)
-    return found
+
+
+def _detached(x: torch.Tensor | None) -> torch.Tensor | None:
+    return None if x is None else x.detach()
 
 
 def _bases(sums: Sums) -> list[torch.Tensor | None]:
