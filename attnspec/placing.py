@@ -49,7 +49,7 @@ def frame_of(axis: Axis) -> Frame:
     places = (axis.positions - axis.first).reshape(axis.count, axis.size)
     real = axis.positions.reshape(axis.count, axis.size) >= 0
     rows = np.where(real, places, 0)
-    step = _step(rows[real.all(axis=1)])
+    step = 1 if axis.natural else _step(rows[real.all(axis=1)])
     return Frame(rows, real, step, axis.natural)
 
 

@@ -131,16 +131,28 @@ class TensorStrip:
         self.height = strip.rows.shape[1] * q.frame.size
         self.width = strip.columns.shape[1] * k_frame.size
         self.masks = masks
-        self.bias = _bias(strip.mask)
+        self.mask = strip.mask
         self.kinds = None if strip.kinds is None else torch.from_numpy(strip.kinds.copy())
         # masks of blocks, each its own, are kept from call to call as long as they are small
         self.affordable = self.blocks * self.height * self.width <= OWN
-        self.empty = None
-        if strip.mask is not None and not strip.mask.any(-1).all():
-            self.empty = torch.from_numpy(~strip.mask.any(-1))[None]
         self._pieces: dict[tuple[int, int, int, bool], Piece] = {}
         starts = lattice_of(q.frame.rows[strip.rows[:, 0], 0])
         self.run = self.blocks if starts is None else starts.each
+
+    @cached_property
+    def bias(self) -> torch.Tensor | None:
+        """0 where the mask of every block holds, else -inf: float32 [1, h, w], or None."""
+        if self.mask is None:
+            return None
+        held = torch.from_numpy(self.mask)
+        return torch.zeros(held.shape, device="cpu").masked_fill_(~held, -math.inf)[None]
+
+    @cached_property
+    def empty(self) -> torch.Tensor | None:
+        """The rows of every block that have no key, bool [1, h], or None."""
+        if self.mask is None or (held := self.mask.any(-1)).all():
+            return None
+        return torch.from_numpy(~held)[None]
 
     @cached_property
     def apart(self) -> torch.Tensor | None:
@@ -200,11 +212,3 @@ def _cuts(blocks: int, run: int, most: int) -> Iterator[tuple[int, int]]:
     for first in range(0, blocks, run):
         for low in range(first, first + run, most):
             yield low, min(low + most, first + run)
-
-
-def _bias(mask: np.ndarray | None) -> torch.Tensor | None:
-    """0 where the mask holds, else -inf: float32 [1, h, w]."""
-    if mask is None:
-        return None
-    held = torch.from_numpy(mask)
-    return torch.zeros(mask.shape, device="cpu").masked_fill_(~held, -math.inf)[None]

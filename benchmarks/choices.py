@@ -15,7 +15,7 @@ import torch
 
 from attnspec.spec import Spec, parse
 from attnspec.stack import Stack
-from attnspec.timing import turns
+from attnspec.timing import Timing, turns
 from benchmarks.block_plans import spread, static_zoo
 from benchmarks.cases import BATCH, CASES, HEADS, SIZE, Settings
 from benchmarks.measuring import Json, missing
@@ -151,7 +151,8 @@ def _timed(spec: Spec, n: int, names: list[str], rounds: int) -> tuple[dict[str,
             subjects[backend] = lambda module=module: module(q, k, v)  # type: ignore[misc]
         fastest = min(once.values())
         slow = [backend for backend in names if once[backend] > SLOWER * fastest]
-        found, start = {}, perf_counter()
+        found: dict[str, Timing] = {}
+        start = perf_counter()
         for _, found in turns({each: subjects[each] for each in names if each not in slow}, rounds):
             if perf_counter() - start > SPENT and len(found) + len(slow) == len(names):
                 break
