@@ -20,7 +20,7 @@ from attnspec.analysis.complexity import growth_range
 from attnspec.analysis.differences import row_text
 from attnspec.analysis.edges import degrees_of, total_edges
 from attnspec.analysis.growth import growth_text, size_growth
-from attnspec.bind import BindError, Situation, integer_of
+from attnspec.bind import BindError, integer_of
 from attnspec.diagnostics import AttnSpecError, Diagnostic, SpecError
 from attnspec.figures import FIGURES
 from attnspec.influence import has_mechanism, influence
@@ -175,7 +175,7 @@ def _claim(
         try:
             if followed:
                 # graphs that have no size at some length are no graphs there
-                graph_claims.relations(claim, _situation(stack, n))
+                graph_claims.relations(claim, stack.situation(n))
                 continue
             counterexample = _CHECKS[claim.kind](claim, stack, n)
         except TooMuch as error:
@@ -258,7 +258,7 @@ def _order(
     for n in growth:
         looked_at.append(n)
         try:
-            bound = evaluate(claim.value or 0, _situation(stack, n).values)
+            bound = evaluate(claim.value or 0, stack.situation(n).values)
             parts.append(total_edges(stack, n) / float(bound))
         except TooMuch as error:
             yield _unchecked(claim, str(error))
@@ -322,26 +322,14 @@ def _symmetric(claim: Claim, stack: Stack, n: int) -> str | None:
 
 
 def _reach(claim: Claim, stack: Stack, n: int) -> str | None:
-    layers = integer_of(claim.value or 0, _situation(stack, n), "layers", claim.span)
+    layers = integer_of(claim.value or 0, stack.situation(n), "layers", claim.span)
     if layers < 0:
         raise BindError(f"`layers` must be at least 0, got {layers} at n = {n}", claim.span)
     return claims.reaches(stack, n, layers)
 
 
 def _about_graphs(claim: Claim, stack: Stack, n: int) -> str | None:
-    return graph_claims.counterexample(claim, _situation(stack, n))
-
-
-def _situation(stack: Stack, n: int) -> Situation:
-    return Situation(
-        n=n,
-        patterns=BY_NAME,
-        layers=stack.spec.layers,
-        heads=stack.spec.heads,
-        causal=stack.program.causal,
-        grid=stack.spec.grid(n),
-        extra_tokens=stack.program.extra_tokens,
-    )
+    return graph_claims.counterexample(claim, stack.situation(n))
 
 
 def _figure(claim: Claim, stack: Stack, n: int) -> str | None:
@@ -373,7 +361,7 @@ def _distance(claim: Claim, stack: Stack, n: int) -> str | None:
 
 def _value(claim: Claim, stack: Stack, n: int) -> float:
     """What a figure is compared with."""
-    value = evaluate(claim.value if claim.value is not None else 0, _situation(stack, n).values)
+    value = evaluate(claim.value if claim.value is not None else 0, stack.situation(n).values)
     return value.item() if isinstance(value, np.ndarray) else value
 
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from attnspec.bind import Situation
 from attnspec.diagnostics import AttnSpecError
 from attnspec.ir import Program, inputs_of, leaves, symbols_of
 from attnspec.patterns import BY_NAME
@@ -77,6 +78,21 @@ class Stack:
                 if getattr(BY_NAME[leaf.pattern], "data_dependent", False):
                     return f"`{leaf.pattern}` is decided by the data"
         return None
+
+    def situation(self, n: int, layer: int = 0, head: int = 0) -> Situation:
+        """What terms and scalars of the spec mean at n positions."""
+        program = self.program
+        return Situation(
+            n=n,
+            patterns=BY_NAME,
+            layer=layer,
+            head=head,
+            layers=self.spec.layers,
+            heads=program.heads,
+            causal=program.causal,
+            grid=self.spec.grid(n),
+            extra_tokens=program.extra_tokens,
+        )
 
     def lengths(self, wanted: tuple[int, ...]) -> list[int]:
         """The lengths among those wanted that the spec has; for a fixed grid its own."""

@@ -306,3 +306,10 @@ def test_random_specs_are_mended(seed: int) -> None:
         assert found.repairs
         for repair in found.repairs:
             assert joined(parse(pasted(text, repair.line, repair.instead)), n, "depth", most)
+
+
+def test_a_claim_may_speak_of_the_first_layer_and_head() -> None:
+    body = "causal heads 2 attend window(before = 2, after = 0) require depth <= head + layer + 1"
+    spec = attnspec.parse(f"attention a {{ {body} }}")
+    (found,) = attnspec.advise(spec)
+    assert "head + layer + 1" in found.claim

@@ -120,23 +120,11 @@ def _slots(stack: Stack, n: int) -> Iterator[tuple[int, int, Attend]]:
 
 
 def _situation(stack: Stack, n: int, layer: int, head: int) -> Situation:
-    program = stack.program
     given = {
         name: Data(sampled(stack.spec.inputs[name], stack.inputs or {}, n, stack.spec.name))
         for name in stack.inputs or {}
     }
-    return Situation(
-        n=n,
-        patterns=BY_NAME,
-        layer=layer,
-        head=head,
-        layers=stack.spec.layers,
-        heads=program.heads,
-        causal=program.causal,
-        grid=stack.spec.grid(n),
-        extra_tokens=program.extra_tokens,
-        inputs=given,
-    )
+    return replace(stack.situation(n, layer, head), inputs=given)
 
 
 def _whole(graph: Term) -> Term:

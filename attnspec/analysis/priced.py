@@ -21,8 +21,7 @@ PASS_COST = 1 << 4
 def joins(stack: Stack, claim: Claim, n: int, budget: int) -> tuple[bool, int]:
     """Whether a claim on reach holds, without a look at layers beyond those that decide it, and
     about how many pairs were looked at; what `budget` pairs do not decide counts as not holding."""
-    values = {"n": n, "layers": stack.spec.layers, "heads": stack.spec.heads or 0}
-    value = evaluate(claim.value or 0, values)
+    value = evaluate(claim.value or 0, stack.situation(n).values)
     if not isinstance(value, int | float):
         return False, 0
     union = claim.kind in ("diameter", "path_length")
