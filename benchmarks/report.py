@@ -224,14 +224,16 @@ def _growth(part: Figures) -> str:
     for row in part["rows"]:
         seconds = dict(zip(row["lengths"], row["seconds"], strict=True))
         times = [_time(seconds[n]) if n in seconds else "left out" for n in lengths]
-        exponents = [_exponent(row["exponent"]), _exponent(row["exponent_edges"])]
+        fitted = ("exponent", "exponent_edges", "exponent_gathered")
+        exponents = [_exponent(row[key]) for key in fitted]
         rows.append([row["name"], *times, *exponents, f"≤ {row['target']:g}"])
     heads = " | ".join(f"{n:,}" for n in lengths)
     return _section(
         "Growth of the forward time with n",
         "Exponents are fitted through the logarithms; a length is left out where a call would "
-        "take too long.",
-        f"pattern | {heads} | exponent | of the pairs | target",
+        "take too long. Where pairs lie anywhere, rows of keys come from ever farther memory: "
+        "beside it stands the exponent of reading them alone, edge by edge.",
+        f"pattern | {heads} | exponent | of the pairs | of reading keys | target",
         rows,
     )
 

@@ -52,7 +52,7 @@ TINY = Settings(
     block_mask=("window(256)",),
     zoo=3,
     growth=(64, 128),
-    growing=("window(256)", "strided(√n)", *(case.name for case in MECHANISMS)),
+    growing=("window(256)", "strided(√n)", "random(32)", *(case.name for case in MECHANISMS)),
     memory=(600,),
     choices_n=200,
     choices=("window(256)",),
@@ -276,6 +276,7 @@ def test_pairs_are_counted_where_there_are_pairs_alone(figures: dict[str, Json])
         assert rows[case.name]["edges"] == counted
         assert (rows[case.name]["exponent_edges"] is None) is (case in MECHANISMS)
         assert rows[case.name]["target"] == case.slowest
+        assert (rows[case.name]["exponent_gathered"] is None) is (case not in SCATTERED)
 
 
 def test_memory_is_that_of_a_step_of_every_mechanism(figures: dict[str, Json]) -> None:
