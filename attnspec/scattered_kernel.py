@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import numpy as np
 import torch
 from torch.nn import functional
 
@@ -20,7 +19,6 @@ from attnspec.formula import HALF, Blocks, Formula, scale_of, weigh
 from attnspec.pieces import PIECE
 from attnspec.target import Call, Work
 from attnspec.tiled import is_transformed
-from attnspec.workers import each
 
 _softmax_backward = torch.ops.aten._softmax_backward_data
 
@@ -111,20 +109,19 @@ class ScatteredKernel:
         wide = torch.float32 if q.dtype in HALF else q.dtype
         scale = scale_of(self.work, q.shape[-1])
         out = q.new_empty(*q.shape[:-1], v.shape[-1])
-
-        def head(at: tuple[int, int]) -> None:
-            into = products.workspace(wide)
-            real = None if padding is None else padding[at[0]]
+        into = products.workspace(wide)
+        spare = torch.empty_like(into.values())
+        for sample in range(q.shape[0]):
+            real = None if padding is None else padding[sample]
             dropped = [group.dropped(real) for group in self.groups]
-            keys, values = (_flat(x[at], wide) for x in (k, v))
-            spare = torch.empty_like(into.values())
-            for index in range(q.shape[2]):
-                found = spare if weights is None else weights[at][index]
-                of_edges = products.scores(_flat(q[at][index], wide), keys, scale, into)
-                self._softmax(of_edges, dropped, found)
-                out[at][index] = products.to_queries(found, values)
-
-        each(head, [*np.ndindex(*q.shape[:2])])
+            for head in range(q.shape[1]):
+                keys, values = (_flat(x[sample, head], wide) for x in (k, v))
+                for index in range(q.shape[2]):
+                    at = sample, head, index
+                    found = spare if weights is None else weights[at]
+                    of_edges = products.scores(_flat(q[at], wide), keys, scale, into)
+                    self._softmax(of_edges, dropped, found)
+                    out[at] = products.to_queries(found, values)
         return out
 
     def _softmax(
@@ -150,34 +147,33 @@ class ScatteredKernel:
         products = self._products()
         wide = weights.dtype
         scale = scale_of(self.work, q.shape[-1])
+        into = products.workspace(wide)
+        slopes = torch.empty_like(into.values())
         grad_q, grad_k, grad_v = (
             torch.empty_like(x, memory_format=torch.contiguous_format) if ask else None
             for x, ask in zip((q, k, v), asks, strict=True)
         )
-
-        def head(at: tuple[int, int]) -> None:
-            into = products.workspace(wide)
-            slopes = torch.empty_like(into.values())
-            keys, values = (_flat(x[at], wide) for x in (k, v))
-            sum_k, sum_v = torch.zeros_like(keys), torch.zeros_like(values)
-            for index in range(q.shape[2]):
-                row, own = _flat(grad[at][index], wide), weights[at][index]
-                if grad_v is not None:
-                    sum_v += products.to_keys(own, row)
-                if grad_q is None and grad_k is None:
-                    continue
-                of_weights = products.scores(row, values, scale, into)
-                self._softmax_backward(of_weights, own, slopes)
-                if grad_q is not None:
-                    grad_q[at][index] = products.to_queries(slopes, keys)
+        for sample in range(q.shape[0]):
+            for head in range(q.shape[1]):
+                keys, values = (_flat(x[sample, head], wide) for x in (k, v))
+                sum_k, sum_v = torch.zeros_like(keys), torch.zeros_like(values)
+                for index in range(q.shape[2]):
+                    at = sample, head, index
+                    row = _flat(grad[at], wide)
+                    if grad_v is not None:
+                        sum_v += products.to_keys(weights[at], row)
+                    if grad_q is None and grad_k is None:
+                        continue
+                    of_weights = products.scores(row, values, scale, into)
+                    self._softmax_backward(of_weights, weights[at], slopes)
+                    if grad_q is not None:
+                        grad_q[at] = products.to_queries(slopes, keys)
+                    if grad_k is not None:
+                        sum_k += products.to_keys(slopes, _flat(q[at], wide))
                 if grad_k is not None:
-                    sum_k += products.to_keys(slopes, _flat(q[at][index], wide))
-            if grad_k is not None:
-                grad_k[at] = sum_k
-            if grad_v is not None:
-                grad_v[at] = sum_v
-
-        each(head, [*np.ndindex(*q.shape[:2])])
+                    grad_k[sample, head] = sum_k
+                if grad_v is not None:
+                    grad_v[sample, head] = sum_v
         return grad_q, grad_k, grad_v
 
     def _softmax_backward(

@@ -37,7 +37,7 @@ class Quotient:
 
     def divisor(self, total: torch.Tensor, log: torch.Tensor | None) -> torch.Tensor:
         """What a sum of weights divides by."""
-        unit = torch.ones_like(total) if log is None else torch.exp(-log)
+        unit = _unit(total, log)
         if self.added:
             total = total + self.added * unit
         if self.least:
@@ -63,7 +63,7 @@ class Quotient:
         grad = grad / divisor[..., None]
         of_total = -(grad * out).sum(-1, keepdim=True)
         if self.least:
-            unit = torch.ones_like(total) if log is None else torch.exp(-log)
+            unit = _unit(total, log)
             kept = (total + self.added * unit).abs() >= self.least * unit
             of_total = of_total * kept[..., None]
         if log is not None:
@@ -92,6 +92,11 @@ class Undivided(Quotient):
         log: torch.Tensor | None,
     ) -> torch.Tensor:
         return grad
+
+
+def _unit(total: torch.Tensor, log: torch.Tensor | None) -> torch.Tensor:
+    """1 in the frames of the sums."""
+    return torch.ones_like(total) if log is None else torch.exp(-log)
 
 
 def _tiny(total: torch.Tensor) -> float:
