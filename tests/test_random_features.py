@@ -13,13 +13,48 @@ from attention_checks import spec_of
 from torch.utils.checkpoint import checkpoint
 
 from attnspec.factored.drawing import directions, one_head
-from attnspec.factored.features import Features
+from attnspec.factored.features import Differentiated, Elementwise, Features
 from attnspec.factored.random_features import RandomFeatures, UnitWaves
+from attnspec.factored.taylor import SecondOrder
 from attnspec.runtime import CompiledAttention
 from attnspec.target import BackendError
 
 DRAWS = 20_000
+FAVOR_KINDS = ("positive", "trig", "hyperbolic", "relu")
+LINEAR_FEATURES = ("elu1", "relu", "squared_relu", "exp", "identity")
 SIZE = 6
+
+# --- derivatives ---------------------------------------------------------------------------------
+
+MAPS: dict[str, Differentiated] = {
+    **{kind: RandomFeatures(kind, 5, 0.7) for kind in FAVOR_KINDS},
+    "gaussian": RandomFeatures("gaussian", 5, 1.3),
+    **{name: Elementwise(name) for name in LINEAR_FEATURES},
+    "second order": SecondOrder(None),
+}
+
+
+@pytest.mark.parametrize("size", [1, 7, 19])
+@pytest.mark.parametrize("name", MAPS)
+def test_maps_know_their_derivatives(name: str, size: int) -> None:
+    source = torch.Generator().manual_seed(size)
+    x = torch.randn(2, 3, 4, size, generator=source, dtype=torch.float64)
+    x[0, 0, 0, 0] = 0.0
+    wanted = 7, 0, (0, 1, 2), 0, 5, size, False
+    tables = {"directions": directions(wanted, torch.float64, torch.device("cpu"))}
+    how = MAPS[name]
+    with torch.enable_grad():
+        leaf = x.clone().requires_grad_()
+        meant = how.queries(leaf, tables)
+    grad = torch.randn(meant.values.shape, generator=source, dtype=torch.float64)
+    (slope,) = torch.autograd.grad(meant.values, leaf, grad)
+    with torch.no_grad():
+        found = how.queries(x, tables)
+        if found.log is not None and meant.log is not None:
+            # what is taken out of the values and put into the frame is a factor of a row
+            grad = grad * torch.exp(found.log - meant.log)[..., None]
+        torch.testing.assert_close(how.back(x, found.values.clone(), grad, tables), slope)
+
 
 # --- how well ------------------------------------------------------------------------------------
 

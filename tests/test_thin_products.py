@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from attnspec.factored import products
+from attnspec.factored import linformer, products
 from attnspec.factored.attending import attend
 from attnspec.factored.linformer import projected
 from attnspec.factored.mixing import LONG, fourier
@@ -32,6 +32,7 @@ def everywhere(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     calls: list[int] = []
     monkeypatch.setattr(products, "ROWS", 1)
     monkeypatch.setattr(products, "WORK", 1)
+    monkeypatch.setattr(products, "has_wide_vectors", lambda: True)
     image = products._image
 
     def counted(x: torch.Tensor) -> torch.Tensor:
@@ -140,7 +141,9 @@ def test_what_is_not_thin() -> None:
 # --- what is computed with them ------------------------------------------------------------------
 
 
-def test_projections_some_positions_at_a_time() -> None:
+@pytest.mark.parametrize("wide", [False, True])
+def test_projections_some_positions_at_a_time(wide: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(linformer, "has_wide_vectors", lambda: wide)
     for heads in (1, 3):
         x, by = numbers(2, heads, 2500, 6), numbers(1, 20, 3000)
         meant = by.double()[:, :, :2500] @ x.double()

@@ -42,6 +42,17 @@ class FeatureMap(Protocol):
 
 
 @runtime_checkable
+class Differentiated(FeatureMap, Protocol):
+    """A map without learned tables that knows its derivative."""
+
+    def back(
+        self, x: torch.Tensor, values: torch.Tensor, grad: torch.Tensor, tables: Tables
+    ) -> torch.Tensor:
+        """The gradient of rows x [B, K, n, d], where `grad` is that of the values of their features
+        [B, K, n, m]; both may be overwritten."""
+
+
+@runtime_checkable
 class Paired(FeatureMap, Protocol):
     """A map without frames whose products have a shorter formula."""
 
@@ -70,6 +81,21 @@ class Elementwise:
                 return Features(x)
 
     keys = queries
+
+    def back(
+        self, x: torch.Tensor, values: torch.Tensor, grad: torch.Tensor, tables: Tables
+    ) -> torch.Tensor:
+        match self.feature:
+            case "elu1":
+                return grad.mul_(values.clamp_(max=1.0))
+            case "relu":
+                return grad.mul_(values > 0)
+            case "squared_relu":
+                return grad.mul_(torch.relu(x).mul_(2))
+            case "exp":
+                return grad.mul_(values)
+            case _:
+                return grad
 
     def width(self, size: int) -> int:
         return size

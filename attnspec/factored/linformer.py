@@ -19,7 +19,7 @@ from attnspec.factored.attending import (
     widened,
     without_padding,
 )
-from attnspec.factored.products import against, unseen
+from attnspec.factored.products import against, has_wide_vectors, unseen
 from attnspec.factored.segments import occupied, segment_maxima, segment_means
 from attnspec.mechanisms.linformer import Linformer
 from attnspec.target import Call, Work
@@ -68,7 +68,7 @@ def linformer_kernel(work: Work, heads: tuple[int, ...], device: torch.device) -
 def projected(x: torch.Tensor, by: torch.Tensor) -> torch.Tensor:
     """E x [B, H, rank, d] of x [B, H, n, d] and E [H or 1, rank, at least n]."""
     batch, heads, n, size = x.shape
-    if len(by) > 1 or not unseen(x, by):
+    if len(by) > 1 or not (unseen(x, by) and has_wide_vectors()):
         return by[:, :, :n] @ x
     # one projection of all heads is one product, of some positions at a time
     found = by.new_zeros(by.shape[1], batch * heads * size)

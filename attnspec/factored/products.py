@@ -1,8 +1,8 @@
 """Products of a long matrix with a small one, where nothing is differentiated.
 
-On a CPU, float32 products of this shape are computed as convolutions of width 1: their library
-takes the widest vectors of every processor, that of matrix products only those of some. Only
-layouts are told, nothing is copied. Everything else is a matrix product.
+On a CPU with vectors of 512 bits, float32 products of this shape are computed as convolutions of
+width 1: their library takes such vectors on every processor, that of matrix products only on some.
+Only layouts are told, nothing is copied. Everything else is a matrix product.
 """
 
 from __future__ import annotations
@@ -37,6 +37,11 @@ def outer(f: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
     return found.reshape(*f.shape[:-2], f.shape[-1], w.shape[-1])
 
 
+def has_wide_vectors() -> bool:
+    """Whether the processor has vectors of 512 bits, for which convolutions are worth it."""
+    return bool(torch.backends.cpu.get_cpu_capability().startswith("AVX512"))
+
+
 def _convolves(x: torch.Tensor, other: torch.Tensor, each: int) -> bool:
     """Whether a product of one matrix, `each` multiplications for a row of x, is a convolution."""
     rows = x.shape[-2]
@@ -48,6 +53,7 @@ def _convolves(x: torch.Tensor, other: torch.Tensor, each: int) -> bool:
         and x.numel() == rows * x.shape[-1]
         and other.shape[:-2].numel() == 1
         and bool(torch.backends.mkldnn.enabled)
+        and has_wide_vectors()
         and unseen(x, other)
     )
 

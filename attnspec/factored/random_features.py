@@ -29,8 +29,7 @@ class RandomFeatures:
     factor: float | None = None
 
     def queries(self, x: torch.Tensor, tables: Tables) -> Features:
-        # None is d^(-1/4), the root of the usual scale of scores
-        factor = x.shape[-1] ** -0.25 if self.factor is None else self.factor
+        factor = self._factor(x)
         along = against(x, tables["directions"] * factor)
         half = x.square().sum(-1, keepdim=True) * (factor**2 / 2)
         log = x.new_full(x.shape[:-1], -math.log(self.count) / 2)
@@ -52,6 +51,33 @@ class RandomFeatures:
                 return Features(torch.relu(along) / math.sqrt(self.count))
 
     keys = queries
+
+    def back(
+        self, x: torch.Tensor, values: torch.Tensor, grad: torch.Tensor, tables: Tables
+    ) -> torch.Tensor:
+        # `of_half` is the gradient of |factor x|^2 / 2
+        of_half = None
+        match self.kind:
+            case "positive" | "gaussian":
+                along = grad.mul_(values)
+                of_half = along.sum(-1, keepdim=True).mul_(-1 if self.kind == "positive" else -2)
+            case "hyperbolic":
+                up, down = grad.mul_(values).chunk(2, -1)
+                of_half = -grad.sum(-1, keepdim=True)
+                along = up - down
+            case "trig":
+                (sines, cosines), (up, down) = values.chunk(2, -1), grad.chunk(2, -1)
+                of_half = (grad * values).sum(-1, keepdim=True)
+                along = up * cosines - down * sines
+            case _:
+                along = grad.mul_(values > 0).div_(math.sqrt(self.count))
+        factor = self._factor(x)
+        found = against(along, (tables["directions"] * factor).transpose(-1, -2))
+        return found if of_half is None else found.addcmul_(x, of_half, value=factor**2)
+
+    def _factor(self, x: torch.Tensor) -> float:
+        """None is d^(-1/4), the root of the usual scale of scores."""
+        return float(x.shape[-1] ** -0.25) if self.factor is None else self.factor
 
     def width(self, size: int) -> int:
         return self.count * (2 if self.kind in ("hyperbolic", "trig") else 1)

@@ -21,7 +21,7 @@ from attnspec.factored.chunks import (
     sums_of,
     weights_of,
 )
-from attnspec.factored.features import Features, Paired
+from attnspec.factored.features import Differentiated, Features, Paired
 from attnspec.factored.products import against, outer
 
 
@@ -150,13 +150,13 @@ class Gradients:
     def of_queries(self, span: Span, f: torch.Tensor, grad: torch.Tensor) -> None:
         """Takes the gradient of features f [N, S, R c, m] of the queries of a span."""
         sums = self.sums
-        found = self._through(sums.how.map.queries, sums.queries(span), grad)
-        shape = (sums.batch * sums.heads, -1, sums.repeat * span.chunk, found.shape[-1])
-        rows = sums.unchunked(found.reshape(shape), span)
-        self.into.q[:, :, :, span.low - sums.first : span.high - sums.first] = rows
         if self.into.gate is not None:
             along = sums.unchunked(-(f * grad).sum(-1, keepdim=True), span)
             self.into.gate[1][:, :, span.low : span.high] += along.sum((2, -1))
+        found = self._through(sums.how.map.queries, sums.queries(span), f, grad)
+        shape = (sums.batch * sums.heads, -1, sums.repeat * span.chunk, found.shape[-1])
+        rows = sums.unchunked(found.reshape(shape), span)
+        self.into.q[:, :, :, span.low - sums.first : span.high - sums.first] = rows
 
     def of_keys(self, span: Span, keys: Keys, grad: torch.Tensor, grad_w: torch.Tensor) -> None:
         """Takes the gradients of the features and values of the keys of a span."""
@@ -166,12 +166,12 @@ class Gradients:
         if padding is not None:
             rows = rows.masked_fill(~padding[:, None, span.low : span.high, None], 0.0)
         at = slice(span.low, span.high)
-        self.into.k[:, :, at] = self._through(sums.how.map.keys, sums.keys(span), rows)
-        size = self.into.v.shape[-1]
-        self.into.v[:, :, at] = grad_w[..., :size].reshape(sums.batch, sums.heads, -1, size)
         if self.into.gate is not None:
             along = (keys.g * grad).sum(-1)
             self.into.gate[0][:, :, at] += along.reshape(sums.batch, sums.heads, -1)
+        self.into.k[:, :, at] = self._through(sums.how.map.keys, sums.keys(span), keys.g, rows)
+        size = self.into.v.shape[-1]
+        self.into.v[:, :, at] = grad_w[..., :size].reshape(sums.batch, sums.heads, -1, size)
 
     def of_pairs(self, span: Span, grad_q: torch.Tensor, grad_k: torch.Tensor) -> None:
         """Adds gradients of the rows of a span, [N, S, R c, d] and [N, S, c, d]."""
@@ -182,8 +182,16 @@ class Gradients:
         self.into.k[:, :, at] += grad_k.reshape(sums.batch, sums.heads, -1, grad_k.shape[-1])
 
     def _through(
-        self, features: Callable[..., Features], x: torch.Tensor, grad: torch.Tensor
+        self,
+        features: Callable[..., Features],
+        x: torch.Tensor,
+        values: torch.Tensor,
+        grad: torch.Tensor,
     ) -> torch.Tensor:
+        shape = (*x.shape[:-1], grad.shape[-1])
+        how = self.sums.how.map
+        if isinstance(how, Differentiated):
+            return how.back(x, values.reshape(shape), grad.reshape(shape), self.sums.given.tables)
         with torch.enable_grad():
             x = x.detach().requires_grad_()
             tables = {

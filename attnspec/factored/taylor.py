@@ -73,6 +73,21 @@ class SecondOrder:
 
     keys = queries
 
+    def back(
+        self, x: torch.Tensor, values: torch.Tensor, grad: torch.Tensor, tables: Tables
+    ) -> torch.Tensor:
+        size, low = x.shape[-1], 0
+        found = grad[..., -size - 1 : -1].clone()
+        for at, (one, rest) in zip(range(0, size, CHANNELS), _blocks(self._scaled(x)), strict=True):
+            shape = one.shape[-1], rest.shape[-1]
+            products = torch.unflatten(grad[..., low : low + shape[0] * shape[1]], -1, shape)
+            own = (products @ rest[..., None]).squeeze(-1)
+            others = (one[..., None, :] @ products).squeeze(-2)
+            found[..., at : at + shape[0]] += own + others[..., : shape[0]] / math.sqrt(2)
+            found[..., at + shape[0] :] += others[..., shape[0] :]
+            low += shape[0] * shape[1]
+        return self._scaled(found)
+
     def pairs(self, q: torch.Tensor, k: torch.Tensor) -> torch.Tensor:
         scores = self._scaled(q) @ self._scaled(k).transpose(-1, -2)
         return 1 + scores + scores.square() / 2
