@@ -587,6 +587,8 @@ def _write_specs() -> None:
 @pytest.mark.parametrize(
     "arguments",
     [
+        ["--help"],
+        ["verify", "--help"],
         ["check", "SPEC"],
         ["format", "SPEC", "--check"],
         ["show", "SPEC"],
@@ -594,7 +596,7 @@ def _write_specs() -> None:
         ["explain", "A301"],
         ["zoo"],
     ],
-    ids=lambda arguments: arguments[0],
+    ids=" ".join,
 )
 def test_light_commands_load_no_torch(arguments: Sequence[str]) -> None:
     given = [str(EXAMPLES / "causal.attn") if a == "SPEC" else a for a in arguments]

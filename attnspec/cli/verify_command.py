@@ -28,7 +28,6 @@ from attnspec.emit import MARK, class_name
 from attnspec.ir import Program
 from attnspec.planning import AUTO
 from attnspec.plugins import installed_names
-from attnspec.verification import LONGEST, TooLong, verify, verify_each
 
 if TYPE_CHECKING:
     import torch
@@ -82,6 +81,9 @@ def command(
         loaded.require_built()
         program = loaded.program
     n = length_of(program, length, DEFAULT_LENGTH)
+    # it loads torch, which no help text and no error of the spec should wait for
+    from attnspec.verification import LONGEST, TooLong, verify, verify_each
+
     if n > LONGEST:
         raise LimitReached(f"sequences of up to {LONGEST:,} positions are verified, got {n:,}")
     if n == 0:
