@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
+from itertools import product
 from typing import TYPE_CHECKING
 
 import torch
@@ -111,7 +113,7 @@ def _figures(spec: Spec) -> list[str]:
     """What the graph costs at one length, in a line, where it is known before run time."""
     stack = Stack(spec)
     if stack.unknown:
-        return [f"Pairs are known at run time: {stack.unknown}."]
+        return [f"How many pairs it has is not said here: {stack.unknown}."]
     lengths = stack.lengths((TOLD,))
     if not lengths:
         return []
@@ -131,8 +133,9 @@ def _verified(spec: Spec, backend: str) -> str:
     # at a small length the cheapest is the definition itself, so every backend is tried
     # (those of this package, so that the same spec gives the same text wherever it is compiled)
     names = OWN if backend == AUTO else (backend,)
+    programs = _by_kind(spec.program)
     if n > LONGEST:
-        held = _pairs_verified(spec, names, n) if n <= EXHAUSTIVE else []
+        held = _pairs_verified(programs, names, n) if n <= EXHAUSTIVE else []
         if not held:
             return f"Not verified when it was compiled: it has one length, {n:,}."
         return (
@@ -142,9 +145,9 @@ def _verified(spec: Spec, backend: str) -> str:
     tried: list[str] = []
     few: list[str] = []
     refused = ""
-    for name in names:
+    for program, name in product(programs, names):
         try:
-            found = verify(spec.program, n, backend=name)
+            found = verify(program, n, backend=name)
         except (BackendError, BindError) as error:
             refused = str(error)
             continue
@@ -160,19 +163,39 @@ def _verified(spec: Spec, backend: str) -> str:
     ]
     if not told:
         return f"Not verified when it was compiled: {refused}."
-    if fixed is None and longest is None and Stack(spec).lengths((TILED,)):
-        held = _pairs_verified(spec, tried, TILED)
+    if fixed is None:
+        held = _pairs_verified(programs, tried, TILED)
         if held:
             told.append(f"at n = {TILED} every pair of {', '.join(held)}")
-    return f"Verified at n = {n} when it was compiled, {'; '.join(told)}."
+    apart = ", graphs and mechanisms apart" if len(programs) > 1 else ""
+    return f"Verified at n = {n} when it was compiled{apart}, {'; '.join(told)}."
 
 
-def _pairs_verified(spec: Spec, names: Sequence[str], n: int) -> list[str]:
+def _by_kind(program: Program) -> tuple[Program, ...]:
+    """The program, where its heads are all graphs or all mechanisms; else one of each kind, the
+    heads of the other kind doing what the first of this kind does.
+
+    No backend runs both kinds, and each is to be verified with every backend that runs it.
+    """
+    graphs = [attend for attend in program.attends if attend.mechanism is None]
+    formulas = [attend for attend in program.attends if attend.mechanism is not None]
+    if not graphs or not formulas:
+        return (program,)
+    return tuple(
+        replace(
+            program,
+            attends=tuple(each if each in kind else kind[0] for each in program.attends),
+        )
+        for kind in (graphs, formulas)
+    )
+
+
+def _pairs_verified(programs: Sequence[Program], names: Sequence[str], n: int) -> list[str]:
     """Verify the pairs that backends hold; those that hold any and do not refuse."""
     held = []
-    for name in names:
+    for program, name in product(programs, names):
         try:
-            found = verify_pairs(spec.program, n, backend=name)
+            found = verify_pairs(program, n, backend=name)
         except (BackendError, BindError):
             # what it does at this length it is not asked for
             continue

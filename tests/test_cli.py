@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import json
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
@@ -629,6 +630,25 @@ def test_compile_writes_a_module_and_says_why_in_three_lines(folder: Path) -> No
     assert run("compile", "good.attn", "--set", "r=4").exit_code == 0
     assert Path("good_attn.py").read_text() != text
     assert not [p for p in folder.iterdir() if p.name.startswith(".")]
+
+
+@pytest.mark.parametrize(
+    ("body", "reason"),
+    [
+        # two backends of which each could have run both heads
+        ("head 0 { attend window(radius = 64) } head 1 { attend powers(base = 2) }", "together"),
+        # no backend runs a graph and a mechanism
+        ("head 0 { attend linear() } head 1 { attend powers(base = 2) }", "no backend runs all"),
+    ],
+)
+def test_compile_says_why_where_heads_differ(body: str, reason: str, folder: Path) -> None:
+    done = run("compile", "-", stdin=f"attention a {{ causal heads 2 {body} }}")
+    assert done.exit_code == 0
+    line = done.stderr.splitlines()[2]
+    assert re.match(
+        rf"because: together [\d.]+ ms, .*{'' if reason == 'together' else reason}", line
+    )
+    assert ("bands" in line) == (reason == "together")
 
 
 def test_compile_prints_and_takes_standard_input(folder: Path) -> None:

@@ -15,6 +15,7 @@ import pytest
 import torch
 from attention_checks import BACKEND_NAMES, GRAPHS, module_of, spec_of
 
+import attnspec.compiling
 import attnspec.edge_layout
 import attnspec.stepped
 from attnspec.banding import _layouts
@@ -23,6 +24,7 @@ from attnspec.compiling import emit_spec
 from attnspec.covering import Classified
 from attnspec.diagnostics import InternalError
 from attnspec.edge_layout import EdgeLayout
+from attnspec.ir import Program
 from attnspec.ordered import StepLayout, step_layout
 from attnspec.planning import BackendError
 from attnspec.relations import Relation
@@ -555,6 +557,41 @@ def test_the_pairs_alone_are_looked_at_without_running_anything(
     # the definition evaluates every pair, and has no layout
     assert verify_pairs(program, 193, backend="dense").checks == ()
     assert verify_pairs(program, 193, backend="rows").ok
+
+
+MIXED = """
+layers 2 heads 2 causal
+attend window(before = 20, after = 0) | residue(step = 12)
+head 1 { attend linear() }
+layer 1 { head 0 { attend window(before = 5, after = 0) + favor(features = 8) } }
+"""
+
+
+def test_graphs_and_mechanisms_of_one_spec_are_verified_apart() -> None:
+    said = " ".join(emit_spec(spec_of(MIXED)).split())
+    assert (
+        "Verified at n = 65 when it was compiled, graphs and mechanisms apart, by the backends"
+        " dense, tiles, bands, scattered, factored: every pair, values and gradients;" in said
+    )
+    assert "; at n = 193 every pair of tiles, bands, scattered, factored." in said
+
+
+@pytest.mark.parametrize("wrong", ["factored", "bands"])
+def test_a_fault_of_either_kind_is_found_in_a_mixed_spec(
+    wrong: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = attnspec.compiling.verify
+
+    def found(program: Program, n: int, *, backend: str) -> Verification:
+        """As if one backend were wrong, with every head that it runs."""
+        report = asked(program, n, backend=backend)
+        if backend != wrong:
+            return report
+        return replace(report, checks=tuple(replace(c, fault="wrong") for c in report.checks))
+
+    monkeypatch.setattr(attnspec.compiling, "verify", found)
+    with pytest.raises(InternalError, match=rf"{wrong}[\s\S]*wrong"):
+        emit_spec(spec_of(MIXED))
 
 
 def test_a_compile_finds_what_goes_wrong_with_several_tiles_alone(

@@ -167,20 +167,27 @@ def chosen(plan: Plan) -> str:
 
 
 def costs(plan: Plan) -> str:
-    """The estimated time of each backend for all heads and layers, cheapest first; `attnspec plan`
-    says why others refuse."""
+    """The estimated time of all heads and layers, as chosen where that is several backends, then by
+    each backend alone, cheapest first; `attnspec plan` says why others refuse."""
     seconds: dict[str, float] = {}
     refusing = set()
+    together = 0.0
     for step in plan.steps:
         times = len(step.layers) * len(step.heads or (0,))
         for candidate in step.candidates:
             name = candidate.backend.name
             if candidate.seconds is None:
                 refusing.add(name)
-            else:
-                seconds[name] = seconds.get(name, 0.0) + times * candidate.seconds
+                continue
+            seconds[name] = seconds.get(name, 0.0) + times * candidate.seconds
+            if candidate is step.candidates[0]:
+                together += times * candidate.seconds
+    told = []
+    if len({step.chosen.name for step in plan.steps}) > 1:
+        told.append(f"together {_time(together)}")
     ranked = sorted((s, name) for name, s in seconds.items() if name not in refusing)
-    return ", ".join(f"{name} {_time(s)}" for s, name in ranked)
+    told += [f"{name} {_time(s)}" for s, name in ranked] or ["no backend runs all heads"]
+    return ", ".join(told)
 
 
 def _time(seconds: float) -> str:
