@@ -54,7 +54,8 @@ class Repair:
 
     `instead` says whether it stands in place of the `attend` statement at `line_number` of the
     spec's own text, or beside it. `extra_edges` are the pairs of all layers and heads that come in
-    addition at n positions, `breaks` other claims that held and then do not. `source` is the whole
+    addition at n positions, `for_every_n` says that the claim is then proven, or about some lengths
+    alone, `breaks` other claims that held and then do not. `source` is the whole
     spec with the repair.
     """
 
@@ -66,6 +67,7 @@ class Repair:
     n: int
     breaks: tuple[str, ...]
     source: str = field(repr=False)
+    for_every_n: bool = True
 
 
 @dataclass(frozen=True)
@@ -108,7 +110,7 @@ def advice_for(spec: Spec, verdict: Verdict) -> Advice:
             break
     ordered = sorted(found.values(), key=lambda repair: repair.extra_edges)
     judged = [work.judged(repair) for repair in ordered]
-    judged.sort(key=lambda repair: bool(repair.breaks))
+    judged.sort(key=lambda repair: (bool(repair.breaks), not repair.for_every_n))
     return Advice(claim.text, tuple(judged), tuple(work.tried), work.spent < BUDGET)
 
 
@@ -137,7 +139,7 @@ def _price(repair: Repair) -> str:
     pairs = (
         f"{abs(change):,} {'more' if change > 0 else 'fewer'} pairs" if change else "no more pairs"
     )
-    text = f"({pairs} at n = {repair.n:,})"
+    text = f"({pairs} at n = {repair.n:,}{'' if repair.for_every_n else ', not proven beyond'})"
     if repair.breaks:
         text += f"; but then {', '.join(f'`{claim}`' for claim in repair.breaks)} does not hold"
     return text
@@ -298,14 +300,18 @@ class Search:
         return holds
 
     def judged(self, repair: Repair) -> Repair:
-        """The repair with the claims that it breaks."""
+        """The repair with the claims that it breaks, and whether it is one for every n."""
         stack = Stack(influence(parse(repair.source)))
+        claims = stack.program.claims
         broken = [
             before.claim.text
-            for before, claim in zip(self.spec.verdicts, stack.program.claims, strict=True)
+            for before, claim in zip(self.spec.verdicts, claims, strict=True)
             if before.status != "refuted" and verdict_on(claim, stack).status == "refuted"
         ]
-        return replace(repair, breaks=tuple(broken))
+        own = claims[self.number]
+        # a window that is wide enough for the lengths looked at is too narrow for longer ones
+        lasting = own.at is not None or verdict_on(own, stack).status == "proven"
+        return replace(repair, breaks=tuple(broken), for_every_n=lasting)
 
 
 # --- texts ----------------------------------------------------------------------------------------

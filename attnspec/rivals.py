@@ -276,6 +276,9 @@ def _require_tensors(problem: Problem, work: Work) -> None:
 
 def _scale(problem: Problem) -> float:
     """The one scale of all heads; Refused where a mask is not all there is to the work."""
+    formula = next((w.mechanism for w, _ in problem.works if w.mechanism is not None), None)
+    if formula is not None:
+        raise Refused(f"`{formula.name}` is a formula, and a mask is not")
     if not all(work.plain for work, _ in problem.works):
         raise Refused("the spec changes its scores or their normaliser, and a mask cannot")
     scales = {scale_of(work, problem.setting.size) for work, _ in problem.works}

@@ -100,7 +100,7 @@ class CompiledAttention(Learner):
         key = (self._binder.alike(layer), q.shape[1], k.shape[1], str(q.device))
         prepared = self._streams.get(key, lambda: apart(lambda: self._stream(*key)))
         outs, parts = [], []
-        first = StreamState.first(state, len(prepared.groups), q, k)
+        first = StreamState.first(state, len(prepared.groups), q, k, v)
         for group, part in zip(prepared.groups, first.parts, strict=True):
             draw = 0 if self.draws is None else self.draws.number(layer, group.redraw)
             call = Call(tables=self._tables(group, layer, q.device), draw=draw)
@@ -113,7 +113,7 @@ class CompiledAttention(Learner):
             outs.append(out)
             parts.append(after)
         out = outs[0] if len(outs) == 1 else selected(torch.cat(outs, 1), 1, prepared.order)
-        return out, StreamState(first.position + q.shape[2], tuple(parts))
+        return out, StreamState(first.position + q.shape[2], tuple(parts), first.shape)
 
     def _stream(self, layer: int, heads: int, keys: int, device: str) -> Prepared:
         place = torch.device(device)

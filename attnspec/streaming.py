@@ -16,24 +16,31 @@ from attnspec.works import Binder
 
 @dataclass(frozen=True, eq=False)
 class StreamState:
-    """What a causal attention keeps of the first `position` positions, for each group of heads."""
+    """What a causal attention keeps of the first `position` positions, for each group of heads;
+    `shape` is [B, H, H_kv, d, d_v] of what it has seen."""
 
     position: int
     parts: tuple[object, ...]
+    shape: tuple[int, ...]
 
     @staticmethod
     def first(
-        state: StreamState | None, groups: int, q: torch.Tensor, k: torch.Tensor
+        state: StreamState | None,
+        groups: int,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
     ) -> StreamState:
-        """The state to go on from; raises unless it is one of so many groups and all positions have
-        queries and keys."""
+        """The state to go on from; raises unless it is one of so many groups and of such tensors,
+        and all positions have queries and keys."""
         if q.shape[2] != k.shape[2]:
             raise ValueError(
                 "a step takes the queries, keys and values of the same positions,"
                 f" got q {list(q.shape)}, k {list(k.shape)}"
             )
+        shape = (*q.shape[:2], k.shape[1], q.shape[3], v.shape[3])
         if state is None:
-            return StreamState(0, (None,) * groups)
+            return StreamState(0, (None,) * groups, shape)
         given: object = state
         if not isinstance(given, StreamState):
             raise TypeError(
@@ -43,6 +50,11 @@ class StreamState:
             raise ValueError(
                 f"the state is of another layer or module: it has {len(state.parts)} groups of"
                 f" heads, and {groups} are needed"
+            )
+        if state.shape != shape:
+            raise ValueError(
+                "the state is of other tensors: [B, H, H_kv, d, d_v] was"
+                f" {list(state.shape)} there, and is {list(shape)} here"
             )
         return state
 

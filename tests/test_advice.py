@@ -10,7 +10,7 @@ import pytest
 from random_specs import spec_text
 
 import attnspec
-from attnspec.advice import LONGEST, Advice, advise
+from attnspec.advice import LONGEST, Advice, advise, words
 from attnspec.analysis import bitsets, reach
 from attnspec.analysis.chain import union_of
 from attnspec.analysis.claims import COMPARE
@@ -313,3 +313,23 @@ def test_a_claim_may_speak_of_the_first_layer_and_head() -> None:
     spec = attnspec.parse(f"attention a {{ {body} }}")
     (found,) = attnspec.advise(spec)
     assert "head + layer + 1" in found.claim
+
+
+def test_a_repair_that_fits_the_lengths_looked_at_alone_says_so() -> None:
+    body = "attend window(radius = 3)\nrequire diameter <= 2"
+    found = advice(body)
+    proven = {repair.kind: repair.for_every_n for repair in found.repairs}
+    assert proven["one global token"]
+    assert not proven["a wider window"]
+    _, notes = words(found)
+    assert next(note for note in notes if "window(radius = 512)" in note).endswith(
+        "at n = 1,024, not proven beyond)"
+    )
+    # longer sequences show why
+    (wider,) = [one for one in found.repairs if one.kind == "a wider window"]
+    assert parse(wider.source).analyse(2048).diameter == 4
+    # the same of some lengths alone says all there is to say
+    assert all(one.for_every_n for one in advice(f"{body} at n = 1024").repairs)
+    # what is true of every length comes first, even where it has more pairs
+    order = [repair.for_every_n for repair in found.repairs]
+    assert order == sorted(order, reverse=True)

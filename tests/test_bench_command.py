@@ -125,6 +125,13 @@ def test_a_rival_that_cannot_says_why(
         rival(problem(text, **changes), name)
 
 
+def test_a_mechanism_is_no_mask() -> None:
+    text = "attention a { attend window(radius = 3) + favor(features = 8) }"
+    for name in ("mask", "flex"):
+        with pytest.raises(Refused, match="`favor` is a formula, and a mask is not"):
+            rival(problem(text), name)
+
+
 def test_masks_that_are_too_large_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(rivals, "MASK_BYTES", 48 * 48)
     rival(problem(WINDOW), "mask")

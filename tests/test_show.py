@@ -6,9 +6,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from click.testing import CliRunner
 from goldens import Golden
 
 import attnspec
+from attnspec.cli import main
 from attnspec.show.panels import MOST_PANELS, sheet
 from attnspec.show.tally import SHORT, Tally, tally
 from attnspec.show.terminal import Panel, Signs, draw, room_for, side_for
@@ -203,3 +205,25 @@ def test_a_formula_alone_has_no_picture() -> None:
 def test_other_layers_are_named() -> None:
     drawn = sheet(example("swin"), 784, layer=0, head=None, inputs={}, width=80)
     assert drawn.footer == ("layer 1 differs; --layer 1 shows it",)
+
+
+MIXED = "attention a { layers 3 heads 2 attend window(radius = 1) layer 0, 2 { attend linear() } }"
+
+
+def test_layers_of_formulas_are_not_offered() -> None:
+    drawn = sheet(attnspec.parse(MIXED), 8, layer=1, head=None, inputs={}, width=80)
+    assert drawn.footer == ("layer 0, 2: formulas alone, without pairs",)
+    result = CliRunner().invoke(main, ["show", "-", "-n", "8"], input=MIXED)
+    assert result.exit_code == 0
+    assert "layer 1 of 3" in result.stdout
+
+
+def test_heads_of_one_graph_with_inputs_are_drawn_once() -> None:
+    text = "attention a { heads 4 input d: ids attend same(d) head 3 { attend same(d) & causal } }"
+    ids = np.array([0, 0, 1, 1])
+    drawn = sheet(attnspec.parse(text), 4, layer=0, head=None, inputs={"d": ids}, width=80)
+    assert [panel.title[0] for panel in drawn.panels] == ["head 0..2", "head 3"]
+    # those that are drawn head by head stay apart
+    text = "attention a { heads 2 input d: ids attend same(d) & random(keys = 2) }"
+    drawn = sheet(attnspec.parse(text), 4, layer=0, head=None, inputs={"d": ids}, width=80)
+    assert [panel.title[0] for panel in drawn.panels] == ["head 0", "head 1"]

@@ -127,6 +127,13 @@ def test_states_are_checked() -> None:
     with pytest.raises(TypeError, match="state must be what a step returned"):
         module.step(*given, given[0])  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="it has 2 groups of heads, and 1 are needed"):
-        module.step(*given, StreamState(3, (None, None)))
+        module.step(*given, StreamState(3, (None, None), (1, 1, 1, 4, 4)))
+    _, state = module.step(*given)
+    q, k, v = (torch.cat([x, x], 0) for x in given)
+    with pytest.raises(ValueError, match="state is of other tensors"):
+        module.step(q, k, v, state)
+    q, k, v = (x[..., :2] for x in given)
+    with pytest.raises(ValueError, match="state is of other tensors"):
+        module.step(q, k, v, state)
     with pytest.raises(ValueError, match="the same positions"):
         module.step(given[0][:, :, :1], *given[1:])

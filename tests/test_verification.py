@@ -15,7 +15,6 @@ import pytest
 import torch
 from attention_checks import BACKEND_NAMES, GRAPHS, module_of, spec_of
 
-import attnspec.compiling
 import attnspec.edge_layout
 import attnspec.stepped
 from attnspec.banding import _layouts
@@ -580,7 +579,7 @@ def test_graphs_and_mechanisms_of_one_spec_are_verified_apart() -> None:
 def test_a_fault_of_either_kind_is_found_in_a_mixed_spec(
     wrong: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    asked = attnspec.compiling.verify
+    asked = verify
 
     def found(program: Program, n: int, *, backend: str) -> Verification:
         """As if one backend were wrong, with every head that it runs."""
@@ -589,7 +588,7 @@ def test_a_fault_of_either_kind_is_found_in_a_mixed_spec(
             return report
         return replace(report, checks=tuple(replace(c, fault="wrong") for c in report.checks))
 
-    monkeypatch.setattr(attnspec.compiling, "verify", found)
+    monkeypatch.setattr("attnspec.compiling.verify", found)
     with pytest.raises(InternalError, match=rf"{wrong}[\s\S]*wrong"):
         emit_spec(spec_of(MIXED))
 

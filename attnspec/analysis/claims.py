@@ -59,7 +59,8 @@ def reaches(stack: Stack, n: int, layers: int) -> str | None:
     how = "no layer ever joins them"
     if steps is not None:
         how = f"that takes {steps[0][0] + 1}, {drawn(stack, query, steps)}"
-    return f"after {layers} layers query {query} has not read {key}{count}; {how}"
+    unit = "layer" if layers == 1 else "layers"
+    return f"after {layers} {unit} query {query} has not read {key}{count}; {how}"
 
 
 def compared(stack: Stack, n: int, name: str, compare: str, value: float) -> str | None:

@@ -11,9 +11,9 @@ from attnspec.cli import console
 from attnspec.cli.failures import LimitReached, fitting
 from attnspec.cli.inputs import read_inputs
 from attnspec.cli.options import (
+    count,
     head_option,
     input_option,
-    layer_option,
     length_option,
     name_option,
     set_option,
@@ -21,7 +21,7 @@ from attnspec.cli.options import (
 )
 from attnspec.cli.specs import length_of, spec_at
 from attnspec.ir import inputs_of
-from attnspec.show.panels import sheet
+from attnspec.show.panels import has_graph, sheet
 from attnspec.show.tally import TooLong
 from attnspec.show.terminal import Signs, draw
 from attnspec.spec import Spec
@@ -32,7 +32,12 @@ DEFAULT_LENGTH = 64
 @click.command("show")
 @spec_argument
 @length_option(DEFAULT_LENGTH)
-@layer_option
+@click.option(
+    "--layer",
+    metavar="I",
+    callback=count,
+    help="The layer, from 0; the first that has pairs, if not given.",
+)
 @head_option
 @input_option
 @name_option
@@ -40,7 +45,7 @@ DEFAULT_LENGTH = 64
 def command(
     spec: str,
     length: int | None,
-    layer: int,
+    layer: int | None,
     head: int | None,
     inputs: Mapping[str, str],
     name: str | None,
@@ -56,6 +61,9 @@ def command(
     """
     loaded = spec_at(spec, name, parameters)
     n = length_of(loaded.program, length, DEFAULT_LENGTH)
+    if layer is None:
+        layers = range(loaded.program.layers or 1)
+        layer = next((each for each in layers if has_graph(loaded, each)), 0)
     console.result(picture(loaded, n, layer, head, inputs))
 
 
@@ -85,10 +93,10 @@ def picture(spec: Spec, n: int, layer: int, head: int | None, inputs: Mapping[st
 
 def require_slot(spec: Spec, layer: int, head: int | None) -> None:
     """Refuse a layer or head that the spec does not have."""
-    for what, number, count in (("layer", layer, spec.layers), ("head", head, spec.heads)):
-        if number is not None and count is not None and number >= count:
+    for what, number, most in (("layer", layer, spec.layers), ("head", head, spec.heads)):
+        if number is not None and most is not None and number >= most:
             raise click.UsageError(
-                f"`{spec.name}` has {count} {what}{'' if count == 1 else 's'},"
+                f"`{spec.name}` has {most} {what}{'' if most == 1 else 's'},"
                 f" counted from 0, got --{what} {number}"
             )
 

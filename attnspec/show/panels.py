@@ -12,6 +12,7 @@ from attnspec.relations import Relation
 from attnspec.show.tally import Tally, tally
 from attnspec.show.terminal import Panel, room_for, side_for
 from attnspec.spec import Spec
+from attnspec.stack import Stack
 
 MOST_PANELS = 4
 """The most heads that are drawn when none is named; the others are listed."""
@@ -51,7 +52,7 @@ def sheet(spec: Spec, n: int, *, layer: int, head: int | None, inputs: Sample, w
         title += _facts(counted) if several else [", ".join(_facts(counted))]
         formula = spec.program.attend(layer, heads[0]).mechanism
         if formula is not None:
-            title.append(f"`{formula.name}` on all other pairs")
+            title.append(f"`{formula.name}` on all other pairs{' of the past' if causal else ''}")
         panels.append(Panel(tuple(title), counted, period))
     footer = [
         f"head {ranges(heads)}: `{name}` is a formula and has no pairs"
@@ -70,12 +71,18 @@ def _groups(
     """The heads of each distinct relation, and those of each mechanism that stands alone."""
     groups: dict[Relation, list[int]] = {}
     without: dict[str, list[int]] = {}
+    # relations with run-time inputs are compared by the identity of those
+    stack, bound = Stack(spec), dict[int, Relation]()
+    slots = spec.program.slots[0 if spec.program.layers is None else layer]
     for one in range(spec.heads or 1) if head is None else [head]:
         attend = spec.program.attend(layer, one)
         if attend.graph is None and attend.mechanism is not None:
             without.setdefault(attend.mechanism.name, []).append(one)
         else:
-            groups.setdefault(spec.relation(n, layer, one, inputs), []).append(one)
+            slot = slots[0 if spec.program.heads is None else one]
+            if slot not in bound or stack.differs(slot):
+                bound[slot] = spec.relation(n, layer, one, inputs)
+            groups.setdefault(bound[slot], []).append(one)
     if not groups:
         first = next(iter(without.values()))[0]
         # says what a mechanism lacks, with its place in the text
@@ -122,5 +129,16 @@ def _other_layers(spec: Spec, layer: int) -> Iterable[str]:
     """Layers that the spec states otherwise than this one."""
     slots = spec.program.slots
     others = [other for other, row in enumerate(slots) if row != slots[min(layer, len(slots) - 1)]]
-    if others:
-        yield f"layer {ranges(others)} differs; --layer {others[0]} shows it"
+    drawn = [other for other in others if has_graph(spec, other)]
+    if drawn:
+        yield f"layer {ranges(drawn)} differs; --layer {drawn[0]} shows it"
+    formulas = [other for other in others if other not in drawn]
+    if formulas:
+        yield f"layer {ranges(formulas)}: formulas alone, without pairs"
+
+
+def has_graph(spec: Spec, layer: int) -> bool:
+    """Whether a head of a layer has pairs that can be drawn."""
+    program = spec.program
+    row = program.slots[0 if program.layers is None else layer]
+    return any(program.attends[slot].graph is not None for slot in row)

@@ -52,7 +52,8 @@ class Verification:
     def __str__(self) -> str:
         looked = "every pair was looked at" if self.exhaustive else "not every pair was looked at"
         lines = [
-            f"{self.name}, n = {self.n}: {len(self.checks)} checks, {len(self.faults)} failed;"
+            f"{self.name}, n = {self.n:,}: {len(self.checks)} {_checks(self.checks)},"
+            f" {len(self.faults)} failed;"
             f" {looked}"
         ]
         for check in self.checks:
@@ -88,6 +89,10 @@ class Verification:
             "skipped": list(self.skipped),
             "refused": [{"backend": name, "reason": why} for name, why in self.refused],
         }
+
+
+def _checks(checks: tuple[Check, ...]) -> str:
+    return "check" if len(checks) == 1 else "checks"
 
 
 def _some(check: Check, n: int) -> str:
