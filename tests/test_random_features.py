@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 from attention_checks import spec_of
+from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
 from attnspec.factored.drawing import directions, one_head
@@ -281,3 +282,41 @@ def test_a_gate_needs_the_causal_form() -> None:
         spec_of("scale 0.3 attend linear()").compile()
     with pytest.raises(BackendError, match="takes the root of `scale`, which is -1"):
         spec_of("scale -1 attend favor()").compile()
+
+
+# --- what sums are divided by --------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("n", [1, 5, 70])
+def test_sums_of_waves_are_divided_by_no_less_than_a_key_weighs(causal: bool, n: int) -> None:
+    module = spec_of(f"{'causal' if causal else ''} attend rfa(features = 2)").compile(head_size=4)
+    module.double()
+    with torch.no_grad():
+        module.get_parameter("rfa_spread").fill_(1.5)
+    source = torch.Generator().manual_seed(2)
+    q, k, v = (torch.randn(2, 1, n, 4, generator=source, dtype=torch.float64) for _ in range(3))
+    # keys that are alike, far from some queries
+    k = k[:, :, :1] + 0.2 * k
+    for x in (q, k, v):
+        x.requires_grad_()
+    w = torch.from_numpy(one_head(0, 0, 0, 0, 2, 4, False)).double() * 1.5
+    # a cosine of the difference for each direction: the same as products of sines and cosines
+    away = (
+        functional.normalize(q, dim=-1)[:, :, :, None] - functional.normalize(k, dim=-1)[:, :, None]
+    )
+    weights = torch.cos(away @ w.T).mean(-1)
+    if causal:
+        weights = weights.tril()
+    total = weights.sum(-1, keepdim=True)
+    low = total < math.exp(-2)
+    assert low.any()
+    if n > 1:
+        assert (total < 0).any()
+        assert not low.all()
+    meant = weights @ v / torch.where(low, math.exp(-2), total)
+    found = module(q, k, v)
+    torch.testing.assert_close(found, meant, rtol=1e-9, atol=1e-9)
+    grads = [torch.autograd.grad(x.square().sum(), (q, k, v)) for x in (found, meant)]
+    for mine, theirs in zip(*grads, strict=True):
+        torch.testing.assert_close(mine, theirs, rtol=1e-8, atol=1e-8)

@@ -47,7 +47,7 @@ def graph_of(work: Work) -> Work:
 
 
 def shared_quotient(kernel: FeatureKernel) -> Quotient:
-    """What sums of exact weights and of a kernel's are divided by."""
+    """What sums of exact weights and of a kernel's are divided by; they may be small by rights."""
     mine = kernel.how.quotient
     return Quotient(least=max(mine.least, mine.added))
 

@@ -11,15 +11,16 @@ import torch
 @dataclass(frozen=True)
 class Quotient:
     """Sums are divided by nothing, or by the sum of the weights with `added` to it and kept at
-    least `least` away from 0, with its sign.
+    least `least` away from 0, with its sign, or at least `floor` whatever its sign.
 
-    Sums stand for a multiple exp(log) of what is meant, log None for 1: `added` and `least` are
-    about what is meant.
+    Sums stand for a multiple exp(log) of what is meant, log None for 1: `added`, `least` and
+    `floor` are about what is meant.
     """
 
     divides: bool = True
     added: float = 0.0
     least: float = 0.0
+    floor: float = 0.0
 
     def of(self, sums: torch.Tensor, log: torch.Tensor | None) -> torch.Tensor:
         """What sums [..., e] are worth; the last of them is that of the weights if it divides."""
@@ -40,7 +41,9 @@ class Quotient:
         unit = _unit(total, log)
         if self.added:
             total = total + self.added * unit
-        if self.least:
+        if self.floor:
+            total = torch.where(total >= self.floor * unit, total, self.floor * unit)
+        elif self.least:
             least = self.least * unit
             total = torch.where(total.abs() >= least, total, torch.where(total < 0, -least, least))
         if log is not None:
@@ -62,9 +65,10 @@ class Quotient:
         divisor = self.divisor(total, log)
         grad = grad / divisor[..., None]
         of_total = -(grad * out).sum(-1, keepdim=True)
-        if self.least:
+        if self.floor or self.least:
             unit = _unit(total, log)
-            kept = (total + self.added * unit).abs() >= self.least * unit
+            sums = total + self.added * unit
+            kept = sums >= self.floor * unit if self.floor else sums.abs() >= self.least * unit
             of_total = of_total * kept[..., None]
         if log is not None:
             of_total = of_total * (divisor.abs() > _tiny(total))[..., None]

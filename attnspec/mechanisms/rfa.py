@@ -2,8 +2,11 @@
 
 phi(x) = [sin(W x); cos(W x)] / sqrt(m), with rows of W Gaussian times a learned scale per head.
 out_i = phi(q_i) . sum_j phi(k_j) v_j^T / phi(q_i) . sum_j phi(k_j), the denominator kept at least
-1e-6 away from 0 with its sign. Causal: sums over j <= i. Gated, in causal form, the sums are the
-states S_i = g_i S_(i-1) + (1 - g_i) phi(k_i) v_i^T, with a learned gate g_i = sigmoid(w . k_i + b).
+exp(-2): what phi estimates is no less for a single key at the scale 1, but the estimates may be
+negative, and a model learns nothing where denominators change their sign. Causal: sums over j <= i.
+Gated, in causal form, the sums are the states S_i = g_i S_(i-1) + (1 - g_i) phi(k_i) v_i^T, with a
+learned gate g_i = sigmoid(w . k_i + b). Gated sums and those beside a graph may be small by rights:
+they are kept at least 1e-6 away from 0, with their sign.
 Source: Peng et al. 2021, "Random Feature Attention", section 3.
 """
 
