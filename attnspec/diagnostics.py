@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
 from typing import Literal
@@ -86,9 +86,38 @@ def nearest(word: str, words: Iterable[str]) -> str | None:
     return folded[matches[0]] if matches else None
 
 
+ELSEWHERE: Mapping[str, str] = {
+    "sliding": "window",
+    "sliding_window": "window",
+    "local": "window",
+    "band": "window",
+    "atrous": "dilated",
+    "chunk": "block",
+    "chunked": "block",
+    "document": "same",
+    "segment": "same",
+    "prefix_lm": "prefix",
+    "dense": "full",
+    "identity": "self",
+    "diagonal": "self",
+    "hash": "lsh",
+    "reformer": "lsh",
+    "routing": "cluster",
+    "kmeans": "cluster",
+    "natten": "neighborhood",
+    "performer": "favor",
+    "nystromformer": "nystrom",
+    "fnet": "fourier",
+    "elu": "linear",
+}
+"""What papers and other libraries call things that have another name here."""
+
+
 def did_you_mean(word: str, words: Iterable[str]) -> str | None:
     """The help line "did you mean `x`?", or None where nothing is near."""
-    match = nearest(word, words)
+    words = list(words)
+    usual = ELSEWHERE.get(word.lower())
+    match = usual if usual in words else nearest(word, words)
     return f"did you mean `{match}`?" if match else None
 
 

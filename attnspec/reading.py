@@ -99,7 +99,13 @@ def _require_regular(mode: int, name: str) -> None:
 def _unreadable(error: OSError | ValueError, name: str) -> Diagnostic:
     number = error.errno if isinstance(error, OSError) else None
     if number in (errno.ENOENT, errno.ENOTDIR):
-        return Diagnostic("A180", f"an existing file is required, there is no {name}", None)
+        is_text = "{" in name
+        return Diagnostic(
+            "A180",
+            f"an existing file is required, there is no {name}",
+            None,
+            help="`attnspec.parse(text)` takes a spec's text" if is_text else None,
+        )
     if number in (errno.EACCES, errno.EPERM):
         return Diagnostic(
             "A181", f"a readable file is required, no permission to read {name}", None

@@ -18,6 +18,7 @@ from attnspec.catalogue import catalogue
 from attnspec.cli import check_command, main
 from attnspec.cli.zoo_command import zoo
 from attnspec.diagnostics import InternalError
+from attnspec.spec import Spec
 
 ROOT = Path(__file__).resolve().parent.parent
 EXAMPLES = ROOT / "examples"
@@ -268,6 +269,22 @@ def test_files_that_cannot_be_read(command: str, folder: Path) -> None:
         assert done.exit_code == 3
         assert code in done.stderr
         assert name in done.stderr
+
+
+def test_a_module_is_no_spec(folder: Path) -> None:
+    (folder / "x_attn.py").write_text("import torch\n")
+    found = run("check", "x_attn.py")
+    assert found.exit_code == 3
+    assert "`attnspec verify x_attn.py` takes a compiled module" in found.stderr
+
+
+def test_where_there_is_no_folder_nothing_is_compiled(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Spec, "emit", lambda *_, **__: pytest.fail("compiled"))
+    found = run("compile", "good.attn", "-o", "nowhere/x.py")
+    assert found.exit_code == 3
+    assert found.stderr == "error: nowhere/x.py: no such file or directory\n"
 
 
 def test_a_file_that_is_too_large_is_a_limit(folder: Path) -> None:

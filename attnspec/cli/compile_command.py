@@ -13,7 +13,7 @@ import click
 
 from attnspec.cli import console
 from attnspec.cli.failures import fitting, status_of
-from attnspec.cli.files import write_result
+from attnspec.cli.files import require_folder, write_result
 from attnspec.cli.options import (
     backend_option,
     force_option,
@@ -67,6 +67,9 @@ def command(
 
     Example: attnspec compile bigbird.attn --set block=32 -o bigbird32_attn.py
     """
+    if output not in (None, "", "-"):
+        # before the work, not after it
+        require_folder(output)
     loaded = spec_at(spec, name, parameters)
     found = loaded.check()
     if status_of(found):

@@ -22,6 +22,14 @@ def write_result(path: str, text: str, *, force: bool) -> None:
     replace_file(target, text)
 
 
+def require_folder(path: str) -> None:
+    """Raises OSError where there is no folder for a new file."""
+    folder = Path(path).parent
+    if not folder.is_dir():
+        number = errno.ENOTDIR if folder.exists() else errno.ENOENT
+        raise OSError(number, os.strerror(number), path)
+
+
 def replace_file(path: Path, text: str) -> None:
     """Put a text in place in one step: whoever looks sees the old file or the new one, whole.
 

@@ -21,6 +21,11 @@ STDIN = "<stdin>"
 
 def source_at(spec: str) -> Source:
     """The text of a file, or of standard input for `-`."""
+    if spec.endswith(".py") and os.path.isfile(spec):
+        name = shown_path(spec)
+        message = f"a spec is required, {name} is a Python module"
+        known = f"`attnspec verify {name}` takes a compiled module"
+        raise SpecError(Diagnostic("A182", message, None, help=known))
     return _standard_input() if spec == "-" else read_source(Path(spec), shown_path(spec))
 
 

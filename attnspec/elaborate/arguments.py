@@ -36,7 +36,10 @@ class Arguments(Elaborator):
                         self._unnamed(node, argument, env, parameters)
                     name = positional[index]
                 if name not in parameters or name in spans:
-                    self.unknown_argument(node, argument, tuple(parameters), name, name in spans)
+                    known = tuple(parameters)
+                    sizeless = node.name == "window" and not spans
+                    ways = self._two_ways(argument, env) if sizeless else None
+                    self.unknown_argument(node, argument, known, name, name in spans, ways)
                 spans[name] = argument.value.span
                 values[name] = self.argument(parameters[name], name, argument.value, env)
             except Failed:
@@ -97,12 +100,7 @@ class Arguments(Elaborator):
         help_text: str | None = f"write `{names[0]} = …`"
         notes: tuple[str, ...] = ()
         if node.name == "window":
-            size = self.scalar(argument.value, env, "a window's size")
-            if isinstance(size, int) and size > 0:
-                help_text = (
-                    f"`window(radius = {size})` keeps {2 * size + 1} keys on both sides,"
-                    f" `window(before = {size - 1}, after = 0)` keeps the last {size}"
-                )
+            help_text = self._two_ways(argument, env) or help_text
             notes = ("a bare size means one thing in one library and another in the next",)
         self.collector.fail(
             "A301",
@@ -110,6 +108,16 @@ class Arguments(Elaborator):
             argument.span,
             notes=notes,
             help=help_text,
+        )
+
+    def _two_ways(self, argument: nodes.Argument, env: Environment) -> str | None:
+        """What a size may mean for a window, where it is known."""
+        size = self.scalar(argument.value, env, "a window's size")
+        if not isinstance(size, int) or isinstance(size, bool) or size <= 0:
+            return None
+        return (
+            f"`window(radius = {size})` keeps {2 * size + 1} keys on both sides,"
+            f" `window(before = {size - 1}, after = 0)` keeps the last {size}"
         )
 
     def _too_many(self, node: nodes.Call, argument: nodes.Argument, most: int) -> NoReturn:
@@ -127,9 +135,10 @@ class Arguments(Elaborator):
         names: Sequence[str],
         name: str | None,
         repeated: bool,
+        ways: str | None = None,
     ) -> NoReturn:
         """Fail because an argument is unknown, repeated or one too many; `name` is what it stands
-        for, written or by its place."""
+        for, written or by its place, `ways` what to write where no name is near."""
         span = argument.name_span or argument.span
         if repeated:
             self.collector.fail("A304", f"`{name}` is given twice", span)
@@ -141,7 +150,9 @@ class Arguments(Elaborator):
             f"`{node.name}` has no argument `{argument.name}`",
             span,
             notes=(f"it takes {known}",),
-            help="`==` compares" if node.name == "where" else did_you_mean(argument.name, names),
+            help="`==` compares"
+            if node.name == "where"
+            else did_you_mean(argument.name, names) or ways,
         )
 
     def check_together(

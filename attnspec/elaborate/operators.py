@@ -12,6 +12,12 @@ from attnspec.scalars import Apply, Scalar
 
 _COMPARISONS = ("==", "!=", "<", "<=", ">", ">=")
 _SETS = ("|", "&", "-", "~")
+_ALONE = {
+    "|": "`GRAPH + MECHANISM` has exact weights on the graph's pairs, the mechanism's elsewhere",
+    "&": "`causal` before `attend` leaves out later keys, `key_padding_mask` single ones",
+    "+": "heads and layers may have a mechanism of their own each: `head 0 { attend … }`",
+}
+"""What to write instead of a mechanism under an operator."""
 
 
 class Operators(Calls):
@@ -106,6 +112,7 @@ class Operators(Calls):
                 f"got {' and '.join(ARTICLES[operand.kind] for operand in operands)}"
                 f" with `{node.operators[0]}`",
                 span,
+                help=_ALONE.get(node.operators[0]),
             )
         graph = next(o.value for o in operands if o.kind == "graph")
         mechanism = next(o.value for o in operands if o.kind == "mechanism")
