@@ -289,8 +289,9 @@ def test_a_gate_needs_the_causal_form() -> None:
 
 @pytest.mark.parametrize("causal", [False, True])
 @pytest.mark.parametrize("n", [1, 5, 70])
-def test_sums_of_waves_are_divided_by_no_less_than_a_key_weighs(causal: bool, n: int) -> None:
-    module = spec_of(f"{'causal' if causal else ''} attend rfa(features = 2)").compile(head_size=4)
+def test_sums_of_waves_are_divided_by_no_less_than_their_floor(causal: bool, n: int) -> None:
+    text = f"{'causal' if causal else ''} attend rfa(features = 2, floor = {math.exp(-2)})"
+    module = spec_of(text).compile(head_size=4)
     module.double()
     with torch.no_grad():
         module.get_parameter("rfa_spread").fill_(1.5)

@@ -107,8 +107,8 @@ def divided(work: Work, weights: torch.Tensor, total: torch.Tensor) -> torch.Ten
             return weights
         case Favor(kind="positive" | "hyperbolic") | Rbf():
             return weights / total
-        case Rfa(gated=False) if not work.hybrid:
-            return weights / total.clamp(min=math.exp(-2))
+        case Rfa(floor=floor) if floor:
+            return weights / total.clamp(min=floor)
         case _:
             return weights / _away(total, 1e-6)
 

@@ -47,9 +47,9 @@ def graph_of(work: Work) -> Work:
 
 
 def shared_quotient(kernel: FeatureKernel) -> Quotient:
-    """What sums of exact weights and of a kernel's are divided by; they may be small by rights."""
+    """What sums of exact weights and of a kernel's are divided by."""
     mine = kernel.how.quotient
-    return Quotient(least=max(mine.least, mine.added))
+    return Quotient(least=max(mine.least, mine.added), floor=mine.floor)
 
 
 def rows_of_kernel(kernel: FeatureKernel, given: Given, state: State) -> tuple[Rows, State]:

@@ -27,9 +27,6 @@ from attnspec.target import Work
 SMALL = 1e-6
 """How far sums of weights that may be negative or vanish are kept from 0."""
 
-FLOOR = math.exp(-2)
-"""The least that sums of the weights of `rfa` are divided by."""
-
 Draws = Callable[[int, torch.dtype, torch.device, int], Tables]
 
 
@@ -56,8 +53,7 @@ def rbf_kernel(work: Work, heads: tuple[int, ...], device: torch.device) -> Feat
 def rfa_kernel(work: Work, heads: tuple[int, ...], device: torch.device) -> FeatureKernel:
     """Runs `rfa`."""
     declared = cast(Rfa, work.mechanism)
-    # gated weights may be small by rights
-    quotient = Quotient(least=SMALL, floor=0.0 if declared.gated else FLOOR)
+    quotient = Quotient(least=SMALL, floor=declared.floor)
     kernel = _kernel(work, heads, UnitWaves(declared.features), quotient, False)
     return replace(kernel, gate=gate_frames) if declared.gated else kernel
 
