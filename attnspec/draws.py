@@ -21,14 +21,12 @@ class Draws(nn.Module):
     def number(self, layer: int, every: int) -> int:
         """The draw that a layer uses now, one that is drawn every so many calls."""
         row = layer if layer < len(self.calls) else 0
-        # what is computed again for a backward must be what it was
-        again = torch._C._current_graph_task_id() != -1
-        calls = self.last[row] if again else self.calls[row]
+        calls = self.last[row] if _again() else self.calls[row]
         return calls // every + self.asked if every else 0
 
     def count(self, layer: int) -> None:
         """One more call of a layer in training."""
-        if torch._C._current_graph_task_id() == -1:
+        if not _again():
             row = layer if layer < len(self.calls) else 0
             self.last[row] = self.calls[row]
             self.calls[row] += 1
@@ -43,3 +41,9 @@ class Draws(nn.Module):
     def set_extra_state(self, state: torch.Tensor) -> None:
         self.asked, *self.calls = state.tolist()
         self.last = list(self.calls)
+
+
+def _again() -> bool:
+    """Whether a call is computed again for a backward, when it must be what it was. What is traced
+    is not, and cannot ask."""
+    return not torch.compiler.is_compiling() and torch._C._current_graph_task_id() != -1

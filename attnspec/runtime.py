@@ -94,6 +94,21 @@ class CompiledAttention(Learner):
         fit.
         """
         layer = check_layer(self.program, layer)
+        narrow = _autocast_type(q)
+        if narrow is not None:
+            with torch.autocast(q.device.type, enabled=False):
+                q, k, v = (narrowed(x, narrow) for x in (q, k, v))
+                return self._step(q, k, v, state, layer)
+        return self._step(q, k, v, state, layer)
+
+    def _step(
+        self,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        state: StreamState | None,
+        layer: int,
+    ) -> tuple[torch.Tensor, StreamState]:
         check_tensors(self.program, q, k, v)
         if self._waits:
             self.make_parameters(q.shape[3], v.shape[3], q.device)
@@ -101,6 +116,8 @@ class CompiledAttention(Learner):
         prepared = self._streams.get(key, lambda: apart(lambda: self._stream(*key)))
         outs, parts = [], []
         first = StreamState.first(state, len(prepared.groups), q, k, v)
+        if 0 in (q.shape[0], q.shape[2]):
+            return _nothing(q, k, v), first.after(q.shape[2], first.parts)
         for group, part in zip(prepared.groups, first.parts, strict=True):
             draw = 0 if self.draws is None else self.draws.number(layer, group.redraw)
             call = Call(tables=self._tables(group, layer, q.device), draw=draw)
@@ -113,7 +130,7 @@ class CompiledAttention(Learner):
             outs.append(out)
             parts.append(after)
         out = outs[0] if len(outs) == 1 else selected(torch.cat(outs, 1), 1, prepared.order)
-        return out, StreamState(first.position + q.shape[2], tuple(parts), first.shape)
+        return out, first.after(q.shape[2], parts)
 
     def _stream(self, layer: int, heads: int, keys: int, device: str) -> Prepared:
         place = torch.device(device)
@@ -149,12 +166,9 @@ class CompiledAttention(Learner):
         Raises TypeError or ValueError, with the shapes, for tensors that do not fit.
         """
         layer = check_layer(self.program, layer)
-        given: object = q
-        device = given.device if isinstance(given, torch.Tensor) else torch.device("cpu")
-        # torch knows no autocast of the device that holds shapes alone
-        if device.type != "meta" and torch.is_autocast_enabled(device.type):
-            narrow = torch.get_autocast_dtype(device.type)
-            with torch.autocast(device.type, enabled=False):
+        narrow = _autocast_type(q)
+        if narrow is not None:
+            with torch.autocast(q.device.type, enabled=False):
                 q, k, v = (narrowed(x, narrow) for x in (q, k, v))
                 return self._run(q, k, v, layer, key_padding_mask, dropout_p, inputs)
         return self._run(q, k, v, layer, key_padding_mask, dropout_p, inputs)
@@ -263,6 +277,16 @@ class CompiledAttention(Learner):
         parts = () if mechanism is None else mechanism.parts()
         name = "" if mechanism is None else mechanism.name
         return (*biases, *((part.name, self._parts[name, part]) for part in parts))
+
+
+def _autocast_type(q: object) -> torch.dtype | None:
+    """The type that autocast asks for where q is, None where it asks for none."""
+    # what is no tensor is left to `check_tensors`
+    kind = q.device.type if isinstance(q, torch.Tensor) else "meta"
+    # torch knows no autocast of the device that holds shapes alone
+    if kind == "meta" or not torch.is_autocast_enabled(kind):
+        return None
+    return torch.get_autocast_dtype(kind)
 
 
 def _may_redraw(mechanism: Mechanism | None) -> bool:

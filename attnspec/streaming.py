@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
 from typing import cast
 
 import torch
@@ -16,20 +17,16 @@ from attnspec.works import Binder
 
 @dataclass(frozen=True, eq=False)
 class StreamState:
-    """What a causal attention keeps of the first `position` positions, for each group of heads;
-    `shape` is [B, H, H_kv, d, d_v] of what it has seen."""
+    """What a causal attention keeps of the first `position` positions, for each group of heads, and
+    of what tensors they were."""
 
     position: int
     parts: tuple[object, ...]
-    shape: tuple[int, ...]
+    tensors: str
 
     @staticmethod
     def first(
-        state: StreamState | None,
-        groups: int,
-        q: torch.Tensor,
-        k: torch.Tensor,
-        v: torch.Tensor,
+        state: StreamState | None, groups: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor
     ) -> StreamState:
         """The state to go on from; raises unless it is one of so many groups and of such tensors,
         and all positions have queries and keys."""
@@ -38,9 +35,9 @@ class StreamState:
                 "a step takes the queries, keys and values of the same positions,"
                 f" got q {list(q.shape)}, k {list(k.shape)}"
             )
-        shape = (*q.shape[:2], k.shape[1], q.shape[3], v.shape[3])
+        tensors = _described(q, k, v)
         if state is None:
-            return StreamState(0, (None,) * groups, shape)
+            return StreamState(0, (None,) * groups, tensors)
         given: object = state
         if not isinstance(given, StreamState):
             raise TypeError(
@@ -51,12 +48,22 @@ class StreamState:
                 f"the state is of another layer or module: it has {len(state.parts)} groups of"
                 f" heads, and {groups} are needed"
             )
-        if state.shape != shape:
-            raise ValueError(
-                "the state is of other tensors: [B, H, H_kv, d, d_v] was"
-                f" {list(state.shape)} there, and is {list(shape)} here"
-            )
+        if state.tensors != tensors:
+            raise ValueError(f"the state is of {state.tensors}, got {tensors}")
         return state
+
+    def after(self, positions: int, parts: Iterable[object]) -> StreamState:
+        """The state so many positions later."""
+        return replace(self, position=self.position + positions, parts=tuple(parts))
+
+
+def _described(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> str:
+    """What tensors share with those of all other steps of a sequence."""
+    shapes = ", ".join(
+        f"{name} [{x.shape[0]}, {x.shape[1]}, t, {x.shape[3]}]"
+        for name, x in (("q", q), ("k", k), ("v", v))
+    )
+    return f"{shapes} in {str(q.dtype).removeprefix('torch.')} on {q.device}"
 
 
 def streamed_works(binder: Binder, layer: int, heads: int) -> list[tuple[Work, tuple[int, ...]]]:

@@ -257,6 +257,23 @@ def test_no_input_divides_by_zero(text: str, size: float) -> None:
         assert torch.isfinite(x).all()
 
 
+@pytest.mark.parametrize("text", ["rfa(features = 12)", "taylor()"])
+@pytest.mark.parametrize("kind", [torch.float16, torch.float32, torch.float64])
+def test_rows_of_zeros_have_no_direction_and_no_gradient(text: str, kind: torch.dtype) -> None:
+    given = [x.detach().to(kind) for x in tensors(1, 2, 2, 12, 12)]
+    for x in given[:2]:
+        x[:, :, ::3] = 0
+    q, k, v = (x.requires_grad_() for x in given)
+    out = module_of(text, True).float()(q, k, v)
+    module_of(text, True).double()
+    grads = torch.autograd.grad(out.float().square().sum(), (q, k, v))
+    for grad in grads:
+        assert torch.isfinite(grad).all()
+    for grad in grads[:2]:
+        assert not grad[:, :, ::3].any()
+        assert grad[:, :, 4].all()
+
+
 def test_elu1_does_not_round_to_zero() -> None:
     module = module_of("linear()", False).float()
     q, k = (torch.full((1, 1, 3, 6), -9.0) for _ in range(2))

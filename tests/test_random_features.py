@@ -253,6 +253,18 @@ def test_what_is_computed_again_for_a_backward_has_the_same_draw() -> None:
         torch.testing.assert_close(one, other)
 
 
+@pytest.mark.filterwarnings("ignore:.torch.jit.script. is deprecated:DeprecationWarning")
+def test_traced_calls_keep_the_draw_in_training() -> None:
+    torch._dynamo.reset()
+    module = redrawing(1)
+    traced = torch.compile(module, backend="eager", fullgraph=True)
+    source = torch.Generator().manual_seed(0)
+    q, k, v = (torch.randn(1, 1, 5, 4, generator=source) for _ in range(3))
+    found = [traced(q, k, v) for _ in range(3)]
+    for each in found:
+        torch.testing.assert_close(each, redrawing(1)(q, k, v))
+
+
 # --- what is learned -----------------------------------------------------------------------------
 
 

@@ -127,13 +127,56 @@ def test_states_are_checked() -> None:
     with pytest.raises(TypeError, match="state must be what a step returned"):
         module.step(*given, given[0])  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="it has 2 groups of heads, and 1 are needed"):
-        module.step(*given, StreamState(3, (None, None), (1, 1, 1, 4, 4)))
-    _, state = module.step(*given)
-    q, k, v = (torch.cat([x, x], 0) for x in given)
-    with pytest.raises(ValueError, match="state is of other tensors"):
-        module.step(q, k, v, state)
-    q, k, v = (x[..., :2] for x in given)
-    with pytest.raises(ValueError, match="state is of other tensors"):
-        module.step(q, k, v, state)
+        module.step(*given, StreamState(3, (None, None), ""))
     with pytest.raises(ValueError, match="the same positions"):
         module.step(given[0][:, :, :1], *given[1:])
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        "causal attend linear()",
+        "causal attend window(before = 4, after = 0)",
+        "causal attend window(before = 4, after = 0) + taylor()",
+    ],
+)
+def test_a_state_is_of_such_tensors(body: str) -> None:
+    module, (q, k, v) = module_of(body), tensors(3)
+    _, state = module.step(q, k, v)
+    for other in (
+        (q[:1], k[:1], v[:1]),
+        (q[:, :1], k[:, :1], v[:, :1]),
+        (q, k[:, :1], v[:, :1]),
+        (q[..., :3], k[..., :3], v),
+        (q, k, v[..., :3]),
+        (q.float(), k.float(), v.float()),
+    ):
+        with pytest.raises(ValueError, match=r"the state is of q \[.* in float64 on cpu, got q \["):
+            module.step(*other, state)
+
+
+@pytest.mark.parametrize("body", [*CAUSAL, *GRAPHS[:2]])
+def test_no_positions_and_no_samples(body: str) -> None:
+    module, given = module_of(body), tensors(9)
+    meant = module(*given)
+    found, state = in_steps(module, given, [0, 4, 0, 5, 0])
+    torch.testing.assert_close(found, meant)
+    assert state is not None
+    assert state.position == 9
+    q, k, v = (x[:0] for x in given)
+    out, state = module.step(q, k, v)
+    assert out.shape == meant[:0].shape
+    out, state = module.step(q, k, v, state)
+    assert state.position == 18
+
+
+def test_steps_under_autocast_are_as_narrow_as_calls() -> None:
+    for body in ("causal attend linear()", "causal attend window(before = 4, after = 0)"):
+        module = module_of(body)
+        q, k, v = tensors(9)
+        given = q.float(), k.float(), v.float()
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            meant = module(*given)
+            found, _ = in_steps(module, given, [4, 5])
+        assert found.dtype == meant.dtype == torch.bfloat16
+        torch.testing.assert_close(found, meant, atol=0.05, rtol=0.05)

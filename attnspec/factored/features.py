@@ -7,12 +7,12 @@ quotient; those of keys are brought together where they are summed.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Protocol, TypeAlias, runtime_checkable
 
 import torch
-from torch.nn import functional
 
 from attnspec.factored.products import unseen
 
@@ -117,5 +117,6 @@ def exponentials(
 
 
 def unit(x: torch.Tensor) -> torch.Tensor:
-    """Rows of length 1; a row of zeros stays one."""
-    return functional.normalize(x, dim=-1, eps=torch.finfo(x.dtype).tiny ** 0.5)
+    """Rows of length 1; a row of zeros stays one, with gradient 0."""
+    length: torch.Tensor = torch.linalg.vector_norm(x, dim=-1, keepdim=True)
+    return x / length.masked_fill(length < torch.finfo(x.dtype).tiny ** 0.5, math.inf)
