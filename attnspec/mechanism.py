@@ -7,6 +7,7 @@ values, d is the width of a head, phi a feature map applied to rows.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -45,6 +46,22 @@ class MechanismDeclaration:
 
     combines: ClassVar[bool] = False
     """Whether it has weights of single pairs, so that `GRAPH + MECHANISM` has a meaning."""
+
+    @classmethod
+    def alone(cls, arguments: Mapping[str, object]) -> str:
+        """Why, with these arguments, it gives no weights to single pairs, "" where it does; what
+        is to be read after its name."""
+        return "" if cls.combines else "gives no weights to single pairs"
+
+    @classmethod
+    def only_causal(cls, arguments: Mapping[str, object]) -> str:
+        """Why, with these arguments, it has a causal form alone, "" where it has both."""
+        return ""
+
+    @classmethod
+    def takes_scale(cls, arguments: Mapping[str, object]) -> bool:
+        """Whether, with these arguments, the scale of scores is a part of its formula."""
+        return cls.scaled
 
     drawn: ClassVar[bool] = False
     """Whether it draws random numbers, which differ by layer and head."""

@@ -13,6 +13,7 @@ from attention_checks import spec_of
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
+from attnspec.diagnostics import SpecError
 from attnspec.factored.drawing import directions, one_head
 from attnspec.factored.features import Differentiated, Elementwise, Features
 from attnspec.factored.random_features import RandomFeatures, UnitWaves
@@ -288,12 +289,13 @@ def test_learned_parts_wait_for_the_size_of_a_head() -> None:
 
 
 def test_a_gate_needs_the_causal_form() -> None:
-    with pytest.raises(BackendError, match="a gate forgets earlier keys"):
-        spec_of("attend rfa(gated = true)").compile()
-    with pytest.raises(BackendError, match="the formula of `linear` takes no `scale`"):
-        spec_of("scale 0.3 attend linear()").compile()
+    with pytest.raises(SpecError, match="a gate forgets earlier keys"):
+        spec_of("attend rfa(gated = true)")
+
+
+def test_scales_that_depend_on_n_are_refused_when_it_is_known() -> None:
     with pytest.raises(BackendError, match="takes the root of `scale`, which is -1"):
-        spec_of("scale -1 attend favor()").compile()
+        spec_of("scale 4095 - n attend favor()").plan(4096)
 
 
 # --- what sums are divided by --------------------------------------------------------------------

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import cast
 
 from attnspec.elaborate.calls import Calls
 from attnspec.elaborate.names import ARTICLES, Bound, Environment, type_of
@@ -115,14 +116,18 @@ class Operators(Calls):
                 help=_ALONE.get(node.operators[0]),
             )
         graph = next(o.value for o in operands if o.kind == "graph")
-        mechanism = next(o.value for o in operands if o.kind == "mechanism")
-        if isinstance(mechanism, Mechanism) and not self.mechanisms[mechanism.name].combines:
+        mechanism = cast(Mechanism, next(o.value for o in operands if o.kind == "mechanism"))
+        declaration = self.mechanisms[mechanism.name]
+        alone = declaration.alone(dict(mechanism.arguments))
+        if alone:
             able = sorted(name for name, m in self.mechanisms.items() if m.combines)
             self.collector.fail(
                 "A702",
-                f"`{mechanism.name}` gives no weights to single pairs, so no graph can be added",
+                f"`{mechanism.name}` {alone}, so no graph can be added",
                 span,
-                help=f"`GRAPH + MECHANISM` works with {', '.join(able)}",
+                help=None
+                if declaration.combines
+                else f"`GRAPH + MECHANISM` works with {', '.join(able)}",
             )
         return Bound("hybrid", (graph, mechanism), node.span)  # type: ignore[arg-type]
 

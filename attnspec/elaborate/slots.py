@@ -14,6 +14,7 @@ from attnspec.ir import Attend, Compound, Leaf, Mechanism, Score, leaves, symbol
 from attnspec.normalise import substitute
 from attnspec.relations import Parameter
 from attnspec.scalars import Scalar, ScalarError, Value, fold, symbols
+from attnspec.source import Span
 
 Place = dict[str, int]
 
@@ -118,8 +119,18 @@ class _Slot:
         except ScalarError as error:
             message = f"an expression has no value at {where}: {error}"
             self._collector.add("A308", message, ruling.span)
-        if mechanism is not None and graph is None:
-            _only_softmax(mechanism, changes, normal, self._collector)
+        if mechanism is not None:
+            if graph is None:
+                self._without_scores(mechanism, changes, normal)
+            elif normal is not None and normal.value != "softmax":
+                self._misplaced(
+                    mechanism,
+                    f"beside `{mechanism.name}` the weights of a graph are those of a softmax,"
+                    f" not of `normalize {normal.value}`",
+                    normal.span,
+                )
+            if factor is not None and scale is not None:
+                self._scaled(mechanism, graph is None, factor, scale.span)
         return Attend(
             graph=graph,
             mechanism=mechanism,
@@ -128,6 +139,29 @@ class _Slot:
             normalize=normal.value if normal else "softmax",
             span=ruling.span,
         )
+
+    def _misplaced(self, mechanism: Mechanism, message: str, span: Span | None) -> None:
+        related = () if mechanism.span is None else (("the mechanism", mechanism.span),)
+        self._collector.add("A705", message, span or mechanism.span, related=related)
+
+    def _without_scores(
+        self, mechanism: Mechanism, scores: tuple[Score, ...], normal: Ruling[str] | None
+    ) -> None:
+        message = f"changes the scores of a graph; `{mechanism.name}` has none"
+        if scores:
+            self._misplaced(mechanism, f"`score` {message}", scores[0].span)
+        elif normal is not None:
+            self._misplaced(mechanism, f"`normalize` {message}", normal.span)
+
+    def _scaled(self, mechanism: Mechanism, alone: bool, factor: Scalar, span: Span | None) -> None:
+        declaration = self._work.mechanisms[mechanism.name]
+        takes = declaration.takes_scale(dict(mechanism.arguments))
+        if alone and not takes:
+            message = f"the formula of `{mechanism.name}` takes no `scale`"
+            self._misplaced(mechanism, message, span)
+        elif takes and isinstance(factor, int | float) and factor <= 0:
+            message = f"`{mechanism.name}` takes the root of `scale`, which is {factor:g}"
+            self._misplaced(mechanism, message, span)
 
     def _check(self, leaf: Leaf, where: str) -> None:
         """Ranges of arguments that layer and head have made known."""
@@ -139,23 +173,6 @@ class _Slot:
                 wrong = check_value(parameter, entry.name, value)
                 if wrong:
                     self._collector.add("A306", f"{wrong} at {where}", leaf.place(entry.name))
-
-
-def _only_softmax(
-    mechanism: Mechanism,
-    scores: tuple[Score, ...],
-    normal: Ruling[str] | None,
-    collector: Collector,
-) -> None:
-    if scores or normal is not None:
-        word, span = ("score", scores[0].span) if scores else ("normalize", normal and normal.span)
-        related = () if mechanism.span is None else (("the mechanism", mechanism.span),)
-        collector.add(
-            "A705",
-            f"`{word}` changes the scores of a graph; `{mechanism.name}` has none",
-            span or mechanism.span,
-            related=related,
-        )
 
 
 def _uncovered(

@@ -391,3 +391,7 @@ class Statements(Scores):
                 mechanism.span,
                 related=(("the spec is causal", self.causal),),
             )
+        why = declaration.only_causal(dict(mechanism.arguments))
+        if self.causal is None and why:
+            message = f"`{mechanism.name}` has the causal form alone here: {why}"
+            self.collector.fail("A704", message, mechanism.span, help="write `causal`")

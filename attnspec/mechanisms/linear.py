@@ -10,6 +10,7 @@ Source: Katharopoulos et al. 2020, "Transformers are RNNs", sections 3.2 and 3.3
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -37,3 +38,8 @@ class Linear(MechanismDeclaration):
     name: ClassVar = "linear"
     causal: ClassVar = True
     combines: ClassVar = True
+
+    @classmethod
+    def alone(cls, arguments: Mapping[str, object]) -> str:
+        none = arguments.get("normalize") == "none"
+        return "with `normalize = none` has no denominator to share" if none else ""

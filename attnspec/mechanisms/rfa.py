@@ -12,6 +12,7 @@ Source: Peng et al. 2021, "Random Feature Attention", section 3.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -32,6 +33,15 @@ class Rfa(MechanismDeclaration):
     causal: ClassVar = True
     combines: ClassVar = True
     drawn: ClassVar = True
+
+    @classmethod
+    def alone(cls, arguments: Mapping[str, object]) -> str:
+        gated = arguments.get("gated") is True
+        return "with a gate gives a pair no weight of its own" if gated else ""
+
+    @classmethod
+    def only_causal(cls, arguments: Mapping[str, object]) -> str:
+        return "a gate forgets earlier keys" if arguments.get("gated") is True else ""
 
     def parts(self) -> tuple[Part, ...]:
         spread = Part("spread", ("d",), "ones")

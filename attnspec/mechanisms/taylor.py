@@ -10,6 +10,7 @@ models balance the recall-throughput tradeoff", section 4.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -27,3 +28,8 @@ class Taylor(MechanismDeclaration):
     causal: ClassVar = True
     combines: ClassVar = True
     scaled: ClassVar = True
+
+    @classmethod
+    def takes_scale(cls, arguments: Mapping[str, object]) -> bool:
+        # rows of length 1 have none
+        return arguments.get("order", 1) != 1
