@@ -15,7 +15,7 @@ from attnspec.algebra import Union
 from attnspec.covering import Survey, TooFine, classify, survey
 from attnspec.edge_count import edges_of
 from attnspec.ordered import StepLayout, parted, step_layout
-from attnspec.rates import Amounts, current
+from attnspec.rates import Amounts, current, dense_seconds
 from attnspec.relations import Relation
 from attnspec.reordering import is_irregular, reordered
 from attnspec.steps import (
@@ -30,6 +30,7 @@ from attnspec.steps import (
     terms_of,
     without,
 )
+from attnspec.target import Work
 
 TARGETS = (32, 64, 128, 256)
 """Tile sizes on offer; a residue class is cut into equal tiles of about this size."""
@@ -48,6 +49,9 @@ LISTED = 1 << 21
 
 MOST = 1 << 20
 """Tiles that a step lists at most."""
+
+READING = 0.5
+"""What run-time inputs are taken to leave of the dense cost before they are seen."""
 
 
 @dataclass(frozen=True)
@@ -107,6 +111,12 @@ def amounts_of(bands: Sequence[Banded], n_q: int) -> Amounts:
 def seconds_of(bands: Sequence[Banded], n_q: int) -> float:
     """The estimate of all steps and of merging them."""
     return current().seconds(amounts_of(bands, n_q))
+
+
+def reading_seconds(work: Work) -> float:
+    """The estimate for a graph that reads run-time inputs, of which nothing is known before they
+    are seen."""
+    return current().bands_layout + READING * dense_seconds(work)
 
 
 def layouts_of(bands: tuple[Banded, ...], n_q: int, n_k: int) -> list[StepLayout]:

@@ -6,8 +6,6 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from attnspec.analysis.edges import degrees_of, total_edges
-from attnspec.analysis.unknown import Unknown
-from attnspec.influence import has_mechanism
 from attnspec.stack import Stack, TooMuch
 
 if TYPE_CHECKING:
@@ -35,17 +33,14 @@ def moved_bytes(stack: Stack, n: int) -> int:
 
 
 def _layer_cost(stack: Stack, n: int) -> LayerCost:
-    """By the plan for the CPU or, where heads are mechanisms, by their formulas."""
+    """By the plan for the CPU."""
     # planning is loaded for the claims that need it
-    from attnspec.analysis.cost import ELEMENT, SIZE, layer_cost
-    from attnspec.analysis.mechanism_layers import mechanism_layer_cost
+    from attnspec.analysis.cost import NotBuilt, layer_cost
 
-    if not has_mechanism(stack.program):
-        return layer_cost(stack, n)
     try:
-        return mechanism_layer_cost(stack, n, SIZE, ELEMENT)
-    except Unknown as error:
-        raise TooMuch(error.reason) from None
+        return layer_cost(stack, n)
+    except NotBuilt as error:
+        raise TooMuch(str(error)) from None
 
 
 def spectral_gap(stack: Stack, n: int) -> float:

@@ -19,6 +19,9 @@ from attnspec.axes import Axis
 KEPT = 1 << 24
 """Numbers in the largest buffer that is kept for the next call."""
 
+WIDEST = 16
+"""Tiles of a block up to which gradients are added tile by tile, without an index."""
+
 
 @dataclass(frozen=True, eq=False)
 class Frame:
@@ -55,8 +58,13 @@ def frame_of(axis: Axis) -> Frame:
 
 def ordered_frame(frame: Frame) -> Frame:
     """The tiles of a frame after `Ordered` has put them one behind the other."""
-    rows = np.arange(frame.rows.size).reshape(frame.rows.shape)
-    return Frame(rows, np.ones_like(frame.real), 1, True)
+    return packed_frame(*frame.rows.shape)
+
+
+def packed_frame(tiles: int, size: int) -> Frame:
+    """So many tiles of a size one behind the other."""
+    rows = np.arange(tiles * size).reshape(tiles, size)
+    return Frame(rows, np.ones(rows.shape, bool), 1, True)
 
 
 def _step(rows: np.ndarray) -> int:
@@ -237,11 +245,38 @@ class Blocks:
         rows, index = self.rows_of(found, to)
         into.index_add_(1, index, rows.to(into.dtype))
 
+    @cached_property
+    def columns(self) -> tuple[Blocks, ...] | None:
+        """The first, second, … tile of all blocks, where no tile stands twice among them."""
+        if self.tiles.shape[1] > WIDEST:
+            return None
+        places = range(self.tiles.shape[1])
+        found = tuple(Blocks(self.frame, self.tiles[:, [place]]) for place in places)
+        return found if all(part.lattice is not None for part in found) else None
+
+    def add_overlapping(self, into: torch.Tensor, found: torch.Tensor, to: Arrangement) -> None:
+        """The same where several blocks may have one tile."""
+        size = self.frame.size
+        if self.columns is not None:
+            for place, part in enumerate(self.columns):
+                part.add(into, found[:, :, place * size : (place + 1) * size], to)
+        elif self.tile_index is not None:
+            found = to.back(found)
+            tiles = found.reshape(len(found), -1, size, found.shape[-1])
+            whole_tiles(into, size).index_add_(1, self.tile_index, tiles.to(into.dtype))
+        else:
+            self.add(into, found, to)
+
 
 def whole_tiles(x: torch.Tensor, size: int) -> torch.Tensor:
     """[c, rows, …] as [c, tiles, size, …], without rows that make no whole tile."""
     count = x.shape[1] // size
     return x[:, : count * size].view(len(x), count, size, *x.shape[2:])
+
+
+def side_by_side(blocks: Blocks) -> Arrangement:
+    """Blocks first, heads second: [blocks, c, …]."""
+    return Arrangement(1, blocks.count, False)
 
 
 def arrangement(q: Blocks, k: Blocks, heads: int) -> Arrangement:
@@ -250,7 +285,7 @@ def arrangement(q: Blocks, k: Blocks, heads: int) -> Arrangement:
         found = side.lattice
         if heads == 1 and found is not None and found.many > 1:
             return Arrangement(found.many, found.each, found.inner > found.outer)
-    return Arrangement(1, q.count, False)
+    return side_by_side(q)
 
 
 class _Scratch(local):

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from dataclasses import replace
 
 import numpy as np
 import torch
@@ -26,26 +27,27 @@ KEPT = 32
 
 
 class ReadingKernel:
-    """Chooses bands or dense for every sample of a call, by the estimate for its inputs."""
+    """Computes every sample of a call by the graph that its inputs make."""
 
-    def __init__(
-        self,
-        work: Work,
-        heads: tuple[int, ...],
-        device: torch.device,
-        dense_seconds: float,
-    ) -> None:
+    def __init__(self, work: Work, heads: tuple[int, ...], device: torch.device) -> None:
         self.work, self.heads, self.device = work, heads, device
-        self.dense_seconds = dense_seconds
         self._dense: Kernel | None = None
-        self._kernels: Cache[tuple[bytes, ...], SteppedKernel | None] = Cache(KEPT)
+        self._kernels: Cache[tuple[bytes, ...], Kernel | None] = Cache(KEPT)
+
+    def known(self, work: Work) -> Kernel | None:
+        """What runs the work with inputs in place; None for the definition."""
+        raise NotImplementedError
+
+    def unknown(self) -> Kernel:
+        """The definition, which takes the inputs of any call."""
+        raise NotImplementedError
 
     @property
     def dense(self) -> Kernel:
         """The definition; its mask is built when it is first needed."""
         if self._dense is None:
             # it is kept, so the modes of this call must not reach it
-            self._dense = apart(lambda: dense_kernel(self.work, self.heads, self.device))
+            self._dense = apart(self.unknown)
         return self._dense
 
     def make_traceable(self) -> None:
@@ -63,31 +65,50 @@ class ReadingKernel:
         outs = []
         for sample, kernel in enumerate(kernels):
             part = slice(sample, sample + 1)
-            one = Call(
+            one = replace(
+                call,
                 padding=None if call.padding is None else call.padding[part],
-                tables=call.tables,
                 data={name: values[part] for name, values in call.data.items()},
             )
             outs.append((kernel or self.dense)(q[part], k[part], v[part], one))
         return outs[0] if len(outs) == 1 else torch.cat(outs)
 
-    def kernel_of(self, data: Mapping[str, torch.Tensor], sample: int) -> SteppedKernel | None:
-        """The bands of one sample's inputs; None where dense is estimated to cost less."""
+    def kernel_of(self, data: Mapping[str, torch.Tensor], sample: int) -> Kernel | None:
+        """What runs one sample's inputs; None for the definition."""
         found = {name: _values(data[name][sample]) for name in self.work.reads}
         key = tuple(values.tobytes() for values in found.values())
         return self._kernels.get(key, lambda: apart(lambda: self._build(found)))
 
-    def _build(self, found: Mapping[str, np.ndarray]) -> SteppedKernel | None:
+    def _build(self, found: Mapping[str, np.ndarray]) -> Kernel | None:
         values = {name: x if x.ndim else x.item() for name, x in found.items()}
-        work = self.work
-        relation = with_data(work.relation, values)
-        bands = bands_of(relation, work.n_q, work.n_k)
+        return self.known(
+            replace(self.work, relation=with_data(self.work.relation, values), reads=())
+        )
+
+
+class ReadingBands(ReadingKernel):
+    """Chooses bands or dense for every sample, by the estimate for its inputs."""
+
+    def __init__(
+        self,
+        work: Work,
+        heads: tuple[int, ...],
+        device: torch.device,
+        dense_seconds: float,
+    ) -> None:
+        super().__init__(work, heads, device)
+        self.dense_seconds = dense_seconds
+
+    def known(self, work: Work) -> Kernel | None:
+        bands = bands_of(work.relation, work.n_q, work.n_k)
         seconds = seconds_of(bands, work.n_q)
         if not math.isfinite(seconds) or seconds > self.dense_seconds:
             return None
-        seen = Work(relation, work.n_q, work.n_k, work.scale, work.changes, work.normalize)
         layouts = layouts_of(bands, work.n_q, work.n_k)
-        return SteppedKernel(seen, self.heads, self.device, layouts)
+        return SteppedKernel(work, self.heads, self.device, layouts)
+
+    def unknown(self) -> Kernel:
+        return dense_kernel(self.work, self.heads, self.device)
 
 
 def _values(tensor: torch.Tensor) -> np.ndarray:

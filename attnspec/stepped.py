@@ -142,7 +142,7 @@ class SteppedAttention:
         for number, step in enumerate(self.steps):
             k_now = step.keys.take(k[sample, heads], "keys")
             v_now = step.keys.take(v[sample, heads], "values")
-            real = _padding(step, padding, sample, wide)
+            real = padding_of(step, padding, sample, wide)
             for group in range(q.shape[2]):
                 own = sample, heads, group
                 q_now = step.queries.take(q[own], "queries")
@@ -191,15 +191,18 @@ class SteppedAttention:
         padding: torch.Tensor | None,
         scale: float,
         tables: Mapping[str, torch.Tensor] | None = None,
+        into: Sequence[torch.Tensor] | None = None,
     ) -> tuple[torch.Tensor, ...]:
         """The gradients of q, k and v, and of the tables if any of them asks; `saved` are q, k, v
-        and what `forward` returned."""
+        and what `forward` returned. The first three are added to what is in `into`, if it is there,
+        in the type of the log-sum-exps."""
         q, k, v, out, lse = saved
         # a query without a key has weights 0 whatever its log-sum-exp, as long as it is finite
         lse = lse.masked_fill(lse == -math.inf, 0.0)
         wide = lse.dtype
-        grad_q = q.new_zeros(q.shape)
-        grad_k, grad_v = (x.new_zeros(x.shape, dtype=wide) for x in (k, v))
+        if into is None:
+            into = q.new_zeros(q.shape), *(x.new_zeros(x.shape, dtype=wide) for x in (k, v))
+        grad_q, grad_k, grad_v = into
 
         def part(at: tuple[int, slice]) -> list[torch.Tensor]:
             tensors = (grad, q, k, v, out, lse, grad_q, grad_k, grad_v)
@@ -232,7 +235,7 @@ class SteppedAttention:
                 uses = ("key gradients", "value gradients")
                 k_sums, v_sums = (scratch(u, tuple(k_now.shape), wide).zero_() for u in uses)
                 sums = k_sums, v_sums
-            real = _padding(step, padding, sample, wide)
+            real = padding_of(step, padding, sample, wide)
             for group in range(q.shape[2]):
                 own = sample, heads, group
                 # rows that are not there would add to the gradients of their keys
@@ -248,8 +251,8 @@ class SteppedAttention:
                     for total, share in zip(grad_tables, shares, strict=False):
                         total[self._chosen(heads, group, q.shape[2])] += share
                     piece.q.add(q_sums, parts[0], piece.to)
-                    piece.add_keys(sums[0], parts[1])
-                    piece.add_keys(sums[1], parts[2])
+                    piece.k.add_overlapping(sums[0], parts[1], piece.to)
+                    piece.k.add_overlapping(sums[1], parts[2], piece.to)
                 step.queries.put(grad_q[own], q_sums)
             if keys.ordered is not None:
                 for target, found in zip(targets, sums, strict=True):
@@ -304,7 +307,7 @@ def _parts(k: torch.Tensor, most: int) -> list[tuple[int, slice]]:
     ]
 
 
-def _padding(
+def padding_of(
     step: Step, padding: torch.Tensor | None, sample: int, kind: torch.dtype
 ) -> torch.Tensor | None:
     """0 for a real key and -inf for another, in the order of the tiles."""

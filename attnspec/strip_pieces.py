@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from functools import cached_property
+from itertools import pairwise
 
 import numpy as np
 import torch
@@ -16,7 +17,7 @@ from attnspec.placing import (
     Read,
     arrangement,
     lattice_of,
-    whole_tiles,
+    packed_frame,
 )
 from attnspec.strips import Strip
 
@@ -26,9 +27,8 @@ PIECE = 1 << 19
 OWN = 1 << 20
 """Numbers in the masks of a strip's blocks up to which they are kept."""
 
-WIDEST = 16
-"""Tiles of a block up to which the gradients of its keys are added tile by tile, without an
-index."""
+TALL = 256
+"""Queries that a block is taken to have at least where its keys are cut."""
 
 
 class Piece:
@@ -60,6 +60,18 @@ class Piece:
 
         `padding` is 0 or -inf for every key in the tiles' order.
         """
+        bias, empty = self.masks(padding)
+        if bias is None:
+            return None, None
+        return (
+            self._arranged(bias.to(kind)),
+            None if empty is None else self._arranged(empty),
+        )
+
+    def masks(
+        self, padding: torch.Tensor | None
+    ) -> tuple[torch.Tensor | None, torch.Tensor | None]:
+        """The same as [1 or blocks, h, w] and [1 or blocks, h]."""
         strip = self.strip
         bias, empty = strip.bias, strip.empty
         if strip.kinds is not None:
@@ -70,12 +82,7 @@ class Piece:
             real = padding.view(-1, self.k.frame.size)[self.columns].flatten(1)[:, None]
             bias = real.expand(-1, self.q.height, -1) if bias is None else bias + real
             empty = (bias == -math.inf).all(-1)
-        if bias is None:
-            return None, None
-        return (
-            self._arranged(bias.to(kind)),
-            None if empty is None else self._arranged(empty),
-        )
+        return bias, empty
 
     def _own(self) -> tuple[torch.Tensor, torch.Tensor]:
         """What each block has added to its scores [blocks, h, w], and its rows without a key."""
@@ -92,26 +99,33 @@ class Piece:
         return x[None] if len(x) == 1 else self.to.arrange(x[None])
 
     @cached_property
-    def key_tiles(self) -> tuple[Blocks, ...] | None:
-        """The first, second, … tile of all blocks, where no tile stands twice among them."""
-        tiles = self.k.tiles
-        if tiles.shape[1] > WIDEST:
-            return None
-        found = tuple(Blocks(self.k.frame, tiles[:, [place]]) for place in range(tiles.shape[1]))
-        return found if all(part.lattice is not None for part in found) else None
+    def patches(self) -> tuple[Patch, ...]:
+        """The same pairs by parts of the keys, so that the scores of a single block, which may be
+        large, take about PIECE numbers."""
+        count = self.k.tiles.shape[1]
+        most = max(1, PIECE // (max(self.q.height, TALL) * self.k.frame.size))
+        parts = 1 if self.q.count > 1 else -(-count // most)
+        cuts = [count * part // parts for part in range(parts + 1)]
+        return tuple(Patch(self, low, high) for low, high in pairwise(cuts))
 
-    def add_keys(self, into: torch.Tensor, found: torch.Tensor) -> None:
-        """Add [batch, heads, w, d] to the keys [c, rows, d]."""
-        size = self.k.frame.size
-        if self.key_tiles is not None:
-            for place, part in enumerate(self.key_tiles):
-                part.add(into, found[:, :, place * size : (place + 1) * size], self.to)
-        elif self.k.tile_index is not None:
-            found = self.to.back(found)
-            tiles = found.reshape(len(found), -1, size, found.shape[-1])
-            whole_tiles(into, size).index_add_(1, self.k.tile_index, tiles.to(into.dtype))
-        else:
-            self.k.add(into, found, self.to)
+
+class Patch:
+    """Some key tiles of the blocks of a piece: each of them once, and where the blocks find them
+    there."""
+
+    def __init__(self, piece: Piece, low: int, high: int) -> None:
+        size = piece.k.frame.size
+        self.piece, self.q = piece, piece.q
+        self.inside = slice(low * size, high * size)
+        tiles, places = np.unique(piece.k.tiles[:, low:high], return_inverse=True)
+        self.keys = Blocks(piece.k.frame, tiles[:, None])
+        places = places.reshape(piece.q.count, high - low)
+        self.places = Blocks(packed_frame(len(tiles), size), places)
+
+    def bias(self, padding: torch.Tensor | None) -> torch.Tensor | None:
+        """What to add to the scores [1 or blocks, h, w], as a piece has it, or None."""
+        bias, _ = self.piece.masks(padding)
+        return None if bias is None else bias[..., self.inside]
 
 
 class TensorStrip:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from attnspec.banding import bands_of, layouts_of, seconds_of
+from attnspec.banding import bands_of, layouts_of, reading_seconds, seconds_of
 from attnspec.rates import current, dense_seconds
 from attnspec.target import Kernel, Work
 
@@ -20,9 +20,6 @@ if TYPE_CHECKING:
 
 MERGED = ("softmax", "softmax1")
 """The normalisers whose results are merged by log-sum-exps."""
-
-READING = 0.5
-"""What run-time inputs are taken to leave of the dense cost before they are seen."""
 
 
 class BandsBackend:
@@ -44,7 +41,7 @@ class BandsBackend:
     def cost(self, work: Work) -> float:
         if work.reads:
             # nothing is known before the inputs are; the kernel compares again for every sample
-            return current().bands_layout + READING * dense_seconds(work)
+            return reading_seconds(work)
         return seconds_of(bands_of(work.relation, work.n_q, work.n_k), work.n_q)
 
     def steps(self, work: Work) -> tuple[str, ...]:
@@ -56,8 +53,8 @@ class BandsBackend:
         from attnspec.stepped_kernel import SteppedKernel
 
         if work.reads:
-            from attnspec.reading_kernel import ReadingKernel
+            from attnspec.reading_kernel import ReadingBands
 
-            return ReadingKernel(work, heads, device, dense_seconds(work))
+            return ReadingBands(work, heads, device, dense_seconds(work))
         layouts = layouts_of(bands_of(work.relation, work.n_q, work.n_k), work.n_q, work.n_k)
         return SteppedKernel(work, heads, device, layouts)

@@ -2,32 +2,32 @@
 
 Each mechanism has a kernel of its own in `attnspec.factored`. Time and memory go with its factors:
 linear in n for kernels and low ranks. With a graph beside it, the kernel's sums run over all keys,
-and on the tiles of the graph what it gave their pairs is replaced by their exact weights.
+what it gave the pairs of the graph is taken away, and their exact weights, computed in bands as
+those of a graph alone, share its denominator. Graphs that read run-time inputs are laid out for
+every sample's inputs.
 """
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING, ClassVar
 
-from attnspec.analysis.mechanism_costs import flops_of
-from attnspec.covering import survey
+from attnspec.analysis.mechanism_costs import flops_of, pair_flops_of
+from attnspec.banding import Banded, bands_of, reading_seconds, seconds_of
+from attnspec.lagging import lagged
 from attnspec.mechanism import MechanismDeclaration
 from attnspec.rates import current
-from attnspec.steps import NATURAL
 from attnspec.target import Kernel, Work, mechanism_of
 
 if TYPE_CHECKING:
     import torch
 
 SIZE = 64
-"""The size of the heads that estimates are about, and that of tiles."""
-
-MOST = 1 << 20
-"""Tiles that a layout lists at most."""
+"""The size of the heads that estimates are about."""
 
 
 class FactoredBackend:
-    """Each mechanism by its own formula, a graph beside it in tiles."""
+    """Each mechanism by its own formula, a graph beside it in bands."""
 
     name = "factored"
 
@@ -55,9 +55,18 @@ class FactoredBackend:
     def cost(self, work: Work) -> float:
         rates = current()
         # a pair takes 4 operations for every channel
-        seconds = rates.dense_call + rates.dense_pair / (4 * SIZE) * _operations(work)
-        if work.hybrid:
-            seconds += rates.tiles_call + rates.tiles_pair_64 * _tiles(work) * SIZE**2
+        operation = rates.dense_pair / (4 * SIZE)
+        seconds = rates.dense_call + operation * _operations(work)
+        if work.hybrid and work.reads:
+            seconds += reading_seconds(work)
+        elif work.hybrid:
+            seconds += seconds_of(_bands(work), work.n_q)
+            # what the kernel gives the pairs, forward
+            each, _ = pair_flops_of(mechanism_of(work), SIZE)
+            _, rest = lagged(work)
+            others = () if rest is None else bands_of(rest, work.n_q, work.n_k)
+            pairs = sum(band.amounts.get("bands_pair", 0.0) for band in others)
+            seconds += operation * pairs * each
         return seconds
 
     def steps(self, work: Work) -> tuple[str, ...]:
@@ -65,9 +74,9 @@ class FactoredBackend:
         found = f"{form}, about {_operations(work):,} operations for a head of size {SIZE}"
         if not work.hybrid:
             return (found,)
-        count = _tiles(work)
-        tiles = f"{count:,} tile{'s' * (count != 1)} {SIZE} x {SIZE}"
-        return (found, f"the graph instead in natural order, {tiles}")
+        if work.reads:
+            return (found, "the graph instead as the inputs of a call decide")
+        return (found, *(f"the graph instead in {band}" for band in _bands(work)))
 
     def build(self, work: Work, heads: tuple[int, ...], device: torch.device) -> Kernel:
         from attnspec.factored import KERNELS
@@ -83,11 +92,8 @@ def _apart(work: Work, mechanism: MechanismDeclaration) -> str | None:
         return "a gate forgets, so that the kernel gives a pair no weight of its own"
     if getattr(mechanism, "normalize", "sum") == "none":
         return "`normalize = none` has no denominator to share"
-    if work.reads:
-        names = ", ".join(f"`{name}`" for name in work.reads)
-        return f"the graph reads the run-time input {names}, and tiles are laid out before"
-    if _tiles(work) > MOST:
-        return f"in tiles of {SIZE} x {SIZE} there would be more than {MOST:,}"
+    if not work.reads and not math.isfinite(seconds_of(_bands(work), work.n_q)):
+        return f"its graph at n = {work.n_k:,} is too many tiles"
     return None
 
 
@@ -95,6 +101,6 @@ def _operations(work: Work) -> int:
     return flops_of(mechanism_of(work), work.n_k, SIZE)
 
 
-def _tiles(work: Work) -> int:
-    """The tiles that hold a pair of the graph."""
-    return int(survey(work.relation, work.n_q, work.n_k, NATURAL, (SIZE, SIZE)).tiles)
+def _bands(work: Work) -> tuple[Banded, ...]:
+    """The steps of the graph."""
+    return bands_of(work.relation, work.n_q, work.n_k)

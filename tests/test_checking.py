@@ -318,12 +318,18 @@ def test_costs_of_one_layer() -> None:
     (refuted,) = verdicts("heads 2 attend linear()", "flops < 2 * 4 * 64 * 64 * n")
     assert "at n = 1: it is 32,768, compared with 32,768" in refuted
     assert verdicts("causal attend favor(features = 8)", "bytes <= 20_000 * n") == []
+    # beside a graph, exact weights and products; layers may have heads of both kinds
+    hybrid = "causal attend window(before = 15, after = 0) + linear()"
+    assert verdicts(hybrid, "flops <= 100_000 * n") == []
+    (refuted,) = verdicts(hybrid, "flops <= 1_000 * n")
+    assert "does not hold at n = " in refuted
+    both = "heads 2 head 0 { attend linear() } head 1 { attend window(radius = 4) }"
+    assert verdicts(both, "flops <= 50_000 * n") == []
 
 
 @pytest.mark.parametrize(
     ("body", "claim", "reason"),
     [
-        ("attend full + linear()", "flops <= n", "`linear` is a mechanism, and pairs come with it"),
         ("attend gmlp(max_length = 8)", "bytes >= n", "learned for at most 8 positions"),
         ("attend full", "bytes <= n at n = 5_000_000", "lengths above 4,194,304"),
         ("input x: tokens attend global(x)", "degree <= n", "depend on run-time inputs"),

@@ -4,7 +4,8 @@ For one sample and heads of size d, numbers of `element` bytes. A pair costs 4 d
 2 d for its score, 2 d for its value; softmax, masks and orders are not counted, as in torch's own
 counter. Useful are the pairs of the graph, executed all pairs of the tiles that are touched.
 Backward without recomputation costs 8 d, in flash kernels, which compute scores again, 10 d.
-Figures are those of the most expensive layer, all of its heads; a spec without `heads` counts one.
+Mechanisms cost the products of their formulas. Figures are those of the most expensive layer, all
+of its heads; a spec without `heads` counts one.
 """
 
 from __future__ import annotations
@@ -12,15 +13,17 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from attnspec.analysis.edges import edges_of
+from attnspec.analysis.mechanism_steps import products_of
 from attnspec.banding import bands_of
 from attnspec.covering import survey
+from attnspec.declared import longest_of
 from attnspec.diagnostics import AttnSpecError
 from attnspec.planning import choose
 from attnspec.rates import dense_seconds
 from attnspec.relations import Relation
 from attnspec.stack import MOST_POSITIONS, Stack, TooMuch
 from attnspec.steps import NATURAL
-from attnspec.target import Softcap, Work
+from attnspec.target import BackendError, Softcap, Work
 from attnspec.works import stand_ins, works_of
 
 SIZE = 64
@@ -50,11 +53,11 @@ class NotBuilt(AttnSpecError):
 class StepCost:
     """One group of heads of some layers that compute alike; all figures are for the whole group.
 
-    `pairs` are the useful ones of one head, None where they are known at run time alone, `executed`
-    those that are computed for one head. `memory` is what the step takes besides q, k, v and the
-    output, in bytes. `upper`: some tiles may turn out to hold no pair, or the inputs of a call
-    decide, so that no more is computed than this. `sampled`: tiles were counted from a
-    sample, so that the figures of what is computed are estimates.
+    `pairs` are the useful ones of one head, None where they are known at run time alone, and of
+    mechanisms, `executed` those whose exact weights are computed for one head. `memory` is what the
+    step takes besides q, k, v and the output, in bytes. `upper`: some tiles may turn out to hold no
+    pair, or the inputs of a call decide, so that no more is computed than this. `sampled`: tiles
+    were counted from a sample, so that the figures of what is computed are estimates.
     """
 
     layers: tuple[int, ...]
@@ -99,6 +102,9 @@ def steps_of(
     if n > MOST_POSITIONS:
         raise TooMuch(f"lengths above {MOST_POSITIONS:,} are not looked into, got n = {n:,}")
     program = stack.program
+    longest = longest_of(program)
+    if longest is not None and n > longest:
+        raise NotBuilt(f"{stack.unknown}, learned for at most {longest:,} positions")
     inputs = stand_ins(program)
     found: dict[tuple[Work, tuple[int, ...]], list[int]] = {}
     for layer in range(stack.spec.layers):
@@ -167,9 +173,12 @@ def _step(
     size: int,
     element: int,
 ) -> StepCost:
-    backend = choose(work, "cpu").name
+    try:
+        backend = choose(work, "cpu").name
+    except BackendError as error:
+        raise NotBuilt(str(error)) from None
     if work.mechanism is not None:
-        raise NotBuilt(f"`{work.mechanism.name}` is a mechanism: traffic and memory are not known")
+        return _mechanism(work, layers, heads, backend, (size, element))
     if backend not in _AMOUNTS:
         raise NotBuilt(f"the backend {backend} does not say how many pairs it computes")
     amounts = _AMOUNTS[backend](work, len(heads), size)
@@ -188,6 +197,35 @@ def _step(
         memory=element * amounts.held + amounts.shared,
         upper=amounts.upper and (amounts.sampled or pairs != amounts.executed),
         sampled=amounts.sampled,
+    )
+
+
+def _mechanism(
+    work: Work,
+    layers: tuple[int, ...],
+    heads: tuple[int, ...],
+    backend: str,
+    sizes: tuple[int, int],
+) -> StepCost:
+    size, element = sizes
+    count, own = len(heads), products_of(work, len(heads), size)
+    exact = _Amounts(0, 0, 0, 0, True)
+    if work.hybrid:
+        graph = replace(work, mechanism=None, hybrid=False, causal=False, layer=0)
+        exact = _bands(graph, count, size)
+    return StepCost(
+        layers=layers,
+        heads=heads,
+        backend=backend,
+        pairs=None,
+        executed=exact.executed,
+        flops=(4 * size * exact.executed + own.flops) * count,
+        useful_flops=None,
+        backward_flops=(10 * size * exact.executed + own.backward_flops) * count,
+        bytes=element * (exact.moved + own.moved) * count + exact.shared,
+        memory=element * max(exact.held, own.held) + exact.shared,
+        upper=exact.upper,
+        sampled=exact.sampled or own.sampled,
     )
 
 

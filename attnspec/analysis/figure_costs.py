@@ -25,9 +25,6 @@ def cost(name: str) -> Callable[[Report], Figure[Any]]:
     """How a figure of `LayerCost` is found."""
 
     def of(report: Report) -> Figure[Any]:
-        mechanisms = _mechanisms(report)
-        if mechanisms:
-            return _by_formula(report, mechanisms, name)
         _require_running(report)
         from attnspec.analysis.cost import layer_cost_of
 
@@ -48,6 +45,8 @@ def _cost_quality(report: Report, name: str) -> tuple[Any, str]:
         return "exact", ""
     backends = ", ".join(dict.fromkeys(step.backend for step in report.steps))
     note = f"by {backends} on the CPU" if backends else "nothing to run"
+    if _mechanisms(report):
+        return "estimate", f"the products of formulas, {note}"
     if name in ("bytes", "peak_memory", "intensity"):
         return "estimate", note
     if any(step.sampled for step in report.steps):
@@ -67,16 +66,6 @@ def _require_running(report: Report) -> None:
 def _mechanisms(report: Report) -> str:
     names = [a.mechanism.name for a in report.spec.program.attends if a.mechanism is not None]
     return f"`{names[0]}` is a mechanism" if names else ""
-
-
-def _by_formula(report: Report, mechanisms: str, name: str) -> Figure[Any]:
-    """The same of mechanisms: the products of their formulas, and what these leave behind."""
-    from attnspec.analysis.mechanism_layers import mechanism_layer_cost
-
-    if name == "useful_flops":
-        raise Unknown(f"{mechanisms}, without pairs")
-    found = mechanism_layer_cost(report.stack, report.n, *_sizes(report))
-    return Figure(getattr(found, name), "estimate", "the products of its formula")
 
 
 def break_even(report: Report) -> Figure[Any]:

@@ -19,6 +19,9 @@ from attnspec.scalars import Apply, Symbol, evaluate
 SUMS = frozenset("linear taylor favor rbf rfa".split())
 """Sums of features, which causal specs compute by chunks."""
 
+DRAWN = frozenset("favor rbf rfa".split())
+"""Those of them whose features are products with what is drawn."""
+
 CHUNK = 64
 """Positions of a chunk, whose pairs are computed one by one."""
 
@@ -27,43 +30,70 @@ def mechanism_flops(
     mechanism: Mechanism, n: int, size: int, values: dict[str, int], causal: bool = False
 ) -> int:
     """The operations of one head at n positions; `values` are those of `head`, `layer`, …"""
-    given = arguments_of(mechanism, {"n": n, **values})
-    found = int(_FLOPS[mechanism.name](n, size, given))
-    if causal and mechanism.name in SUMS:
-        found += 2 * n * CHUNK * (width_of(mechanism.name, size, given) + size)
-    return found
+    return _forward(mechanism.name, arguments_of(mechanism, {"n": n, **values}), n, size, causal)
 
 
-def flops_of(declaration: MechanismDeclaration, n: int, size: int) -> int:
-    """The operations of a mechanism whose arguments are known, those of chunks left out."""
-    arguments = {
+def flops_of(declaration: MechanismDeclaration, n: int, size: int, causal: bool = False) -> int:
+    """The operations of a mechanism whose arguments are known."""
+    return _forward(declaration.name, given_to(declaration), n, size, causal)
+
+
+def given_to(declaration: MechanismDeclaration) -> dict[str, Any]:
+    """The arguments of a mechanism by name."""
+    return {
         entry.name: getattr(declaration, entry.name)
         for entry in fields(declaration)  # type: ignore[arg-type]
     }
-    return int(_FLOPS[declaration.name](n, size, arguments))
 
 
-def mechanism_backward_flops(
-    mechanism: Mechanism, n: int, size: int, values: dict[str, int], causal: bool = False
+def _forward(name: str, given: dict[str, Any], n: int, size: int, causal: bool) -> int:
+    found = int(_FLOPS[name](n, size, given))
+    if causal and name in SUMS:
+        found += 2 * n * CHUNK * (width_of(name, size, given) + size)
+    return found
+
+
+def backward_flops_of(
+    declaration: MechanismDeclaration, n: int, size: int, causal: bool = False
 ) -> int:
     """The same of the backward pass: two products for each one forward, and what is computed again
     rather than kept."""
-    forward = mechanism_flops(mechanism, n, size, values)
-    if mechanism.name == "fourier":
+    name, given = declaration.name, given_to(declaration)
+    forward = _forward(name, given, n, size, False)
+    if name == "fourier":
         # linear in its input: one transform back
         return forward
-    if mechanism.name not in SUMS:
+    if name not in SUMS:
         return 2 * forward
-    width = width_of(mechanism.name, size, arguments_of(mechanism, {"n": n, **values}))
+    width = width_of(name, size, given)
     sums = 4 * n * width * size
     found = 2 * forward
-    if mechanism.name in ("favor", "rbf", "rfa"):
+    if name in DRAWN:
         # the products that features are made of
         found += forward - sums
     if causal:
         # the states; of the pairs of a chunk three products of features and two of values
         found += sums // 2 + 2 * n * CHUNK * (3 * width + 2 * size)
     return found
+
+
+def pair_flops_of(declaration: MechanismDeclaration, size: int) -> tuple[int, int]:
+    """The operations of a single pair of a sum of features, forward and backward: its weight, and
+    what it adds; the weight again, and the gradients of both."""
+    given = given_to(declaration)
+    if declaration.name == "taylor" and given["order"] == 2:
+        # by the formula that the features are for
+        width = size
+    else:
+        width = width_of(declaration.name, size, given)
+    return 2 * (width + size + 1), 2 * (3 * width + 2 * (size + 1))
+
+
+def row_flops_of(declaration: MechanismDeclaration, size: int) -> int:
+    """The operations that make the features of one row."""
+    if declaration.name not in DRAWN:
+        return 0
+    return 2 * int(given_to(declaration)["features"]) * size
 
 
 def width_of(name: str, size: int, given: dict[str, Any]) -> int:
@@ -150,7 +180,7 @@ def _synthesizer(n: int, size: int, given: dict[str, Any]) -> int:
 
 
 _FLOPS: dict[str, Callable[[int, int, dict[str, Any]], int]] = {
-    **{name: _summed(name, name in ("favor", "rbf", "rfa")) for name in SUMS},
+    **{name: _summed(name, name in DRAWN) for name in SUMS},
     "efficient": lambda n, d, given: 4 * n * d * d,
     "linformer": _linformer,
     "nystrom": _nystrom,

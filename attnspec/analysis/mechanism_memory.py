@@ -12,8 +12,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from attnspec.analysis.mechanism_costs import CHUNK, SUMS, arguments_of, projected_keys, width_of
-from attnspec.ir import Mechanism
+from attnspec.analysis.mechanism_costs import CHUNK, SUMS, given_to, projected_keys, width_of
+from attnspec.mechanism import MechanismDeclaration
 
 BLOCK = 1 << 20
 """Numbers of the features of one block."""
@@ -40,16 +40,14 @@ class Shape:
         return self.n * self.size
 
 
-def held(mechanism: Mechanism, shape: Shape, values: dict[str, int]) -> int:
+def held(declaration: MechanismDeclaration, shape: Shape) -> int:
     """The most numbers that all heads hold at one time beside q, k, v and the output."""
-    given = arguments_of(mechanism, {"n": shape.n, **values})
-    return int(_HELD[mechanism.name](shape, given)) if shape.n else 0
+    return int(_HELD[declaration.name](shape, given_to(declaration))) if shape.n else 0
 
 
-def moved(mechanism: Mechanism, shape: Shape, values: dict[str, int]) -> int:
+def moved(declaration: MechanismDeclaration, shape: Shape) -> int:
     """The numbers that one head reads and writes, q, k, v and the output among them."""
-    given = arguments_of(mechanism, {"n": shape.n, **values})
-    between = int(_BETWEEN[mechanism.name](shape, given)) if shape.n else 0
+    between = int(_BETWEEN[declaration.name](shape, given_to(declaration))) if shape.n else 0
     return 4 * shape.tensor + 2 * between
 
 

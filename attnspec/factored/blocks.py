@@ -49,13 +49,10 @@ class Given:
         """Tensors to fill with the gradients of what is given, and to add those of tables and gates
         to."""
         gate = self.gate
+        q, k, v = (x.new_empty(x.shape) for x in (self.q, self.k, self.v))
+        gates = None if gate is None else (torch.zeros_like(gate[0]), torch.zeros_like(gate[1]))
         return Given(
-            torch.empty_like(self.q),
-            torch.empty_like(self.k),
-            torch.empty_like(self.v),
-            None,
-            None if gate is None else (torch.zeros_like(gate[0]), torch.zeros_like(gate[1])),
-            {name: torch.zeros_like(x) for name, x in self.tables.items()},
+            q, k, v, None, gates, {name: torch.zeros_like(x) for name, x in self.tables.items()}
         )
 
     def part(self, share: Share) -> Given:

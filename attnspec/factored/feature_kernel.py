@@ -40,7 +40,7 @@ class FeatureKernel:
         self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, call: Call
     ) -> torch.Tensor:
         check_no_dropout(self.name, call.dropout_p)
-        out, _ = summed_up(self.how, self.given(q, k, v, call))
+        out = summed_up(self.how, self.given(q, k, v, call))
         return out.reshape(*q.shape[:3], v.shape[-1])
 
     def step(
@@ -74,34 +74,32 @@ class FeatureKernel:
         return Given(q, k, v, call.padding, gate, tables)
 
 
-def summed_up(how: Summing, given: Given) -> tuple[torch.Tensor, torch.Tensor]:
-    """What the sums of all queries are worth [B, K, R, n_q, d_v], and, as a constant to autograd,
-    what the quotient keeps of them [B, K, R, n_q]."""
+def summed_up(how: Summing, given: Given) -> torch.Tensor:
+    """What the sums of all queries are worth [B, K, R, n_q, d_v]."""
     names = sorted(given.tables)
     parts = [given.q, given.k, given.v, *(given.gate or ()), *(given.tables[x] for x in names)]
     if is_transformed() or torch.compiler.is_compiling():
         return composed(how, given)
     if torch.is_grad_enabled() and any(x.requires_grad for x in parts):
-        found: tuple[torch.Tensor, torch.Tensor] = _Summed.apply(  # type: ignore[no-untyped-call]
+        out: torch.Tensor = _Summed.apply(  # type: ignore[no-untyped-call]
             how, given.padding, names, given.gate is not None, *parts
         )
-        return found
-    return _forward(how, given)[:2]
+        return out
+    return _forward(how, given)[0]
 
 
-def composed(how: Summing, given: Given) -> tuple[torch.Tensor, torch.Tensor]:
+def composed(how: Summing, given: Given) -> torch.Tensor:
     """The same in operations that differentiate to any order, all positions in one block."""
-    sums, outs, kept = Sums(how, given, WHOLE), [], []
+    sums, outs = Sums(how, given, WHOLE), []
     for found in summed(sums, State()):
         outs.append(sums.unchunked(how.quotient.of(found.sums, found.logs), found.span))
-        some = how.quotient.kept(found.sums, found.logs)[..., None]
-        kept.append(sums.unchunked(some, found.span)[..., 0])
-    return torch.cat(outs, 3).to(given.q.dtype), torch.cat(kept, 3).detach()
+    return torch.cat(outs, 3).to(given.q.dtype)
 
 
 def _forward(how: Summing, given: Given) -> tuple[torch.Tensor, torch.Tensor, list[list[State]]]:
-    """The same, and, for each share, the states before its spans."""
-    out = given.q.new_empty(*given.q.shape[:-1], how.quotient.columns(given.v.shape[-1]))
+    """The same, the sums of the weights [B, K, R, n_q], and, for each share, the states before its
+    spans."""
+    out = given.q.new_empty(*given.q.shape[:-1], given.v.shape[-1])
     kind = torch.promote_types(out.dtype, torch.float32)
     totals = torch.zeros(given.q.shape[:-1], dtype=kind, device=out.device)
     states: list[list[State]] = []
@@ -113,8 +111,8 @@ def _forward(how: Summing, given: Given) -> tuple[torch.Tensor, torch.Tensor, li
             some = sums.unchunked(how.quotient.of(found.sums, found.logs), found.span)
             out[share][:, :, :, rows] = some
             if how.quotient.divides:
-                total = how.quotient.kept(found.sums, found.logs)[..., None]
-                totals[share][:, :, :, rows] = sums.unchunked(total, found.span)[..., 0]
+                total = sums.unchunked(found.sums[..., -1:], found.span)
+                totals[share][:, :, :, rows] = total[..., 0]
             states[-1].append(found.state)
     return out, totals, states
 
@@ -129,15 +127,14 @@ class _Summed(torch.autograd.Function):
         ctx.how, ctx.padding, ctx.names, ctx.gated = how, padding, names, gated
         ctx.states = states
         ctx.save_for_backward(*parts, out, totals)
-        ctx.mark_non_differentiable(totals)
-        return out, totals
+        return out
 
     @staticmethod
-    def backward(ctx, grad, _):  # type: ignore[no-untyped-def]
+    def backward(ctx, grad):  # type: ignore[no-untyped-def]
         *parts, out, totals = ctx.saved_tensors
         given = _given(ctx.padding, ctx.names, ctx.gated, parts)
         if torch.is_grad_enabled():
-            again, _ = composed(ctx.how, given)
+            again = composed(ctx.how, given)
             wanted = [x for x in parts if x.requires_grad]
             found = iter(
                 torch.autograd.grad(again, wanted, grad, create_graph=True, allow_unused=True)

@@ -2,196 +2,304 @@
 sum of both below.
 
 out_i = sum_j w_ij v_j / sum_j w_ij, w_ij = exp(s_ij) on the graph and f(q_i) . g(k_j) elsewhere.
-Nothing of size n x n is made: the kernel's sums over all keys are taken as they are, and on the
-pairs of the graph, tile by tile, what the kernel gave them is replaced. Features are computed piece
-by piece, on the way back again, so that memory does not go with their number.
+Nothing of size n x n is made. The graph is softmax attention in disjoint steps; of the kernel's
+sums over all keys, what it gave the pairs of the graph is taken away, where a causal graph is not a
+window, of which the sums simply stay behind; and both are merged by the logarithms of their
+denominators. On the way back the exact part, given the merged output and
+log-sum-exps, returns exactly its share of the gradients.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from typing import TypeAlias
 
 import torch
+from torch.nn import functional
 
+from attnspec.banding import bands_of, layouts_of
+from attnspec.caching import apart
 from attnspec.factored.attending import check_no_dropout
-from attnspec.factored.feature_kernel import FeatureKernel, summed_up
+from attnspec.factored.blocks import LOWEST, Given, Share, Sums, shares
+from attnspec.factored.feature_kernel import FeatureKernel
 from attnspec.factored.features import Tables
+from attnspec.factored.graph_sums import GraphSums
+from attnspec.factored.hybrid_formula import HybridFormula
 from attnspec.factored.hybrid_stream import HybridStream
-from attnspec.factored.merging import (
-    columns_of_piece,
-    graph_of,
-    merged,
-    rows_of_piece,
-    shared_quotient,
-)
-from attnspec.factored.quotients import Undivided
+from attnspec.factored.merging import graph_of, shared_quotient
+from attnspec.factored.quotients import Merged
+from attnspec.factored.summing import State, differentiate, summed
+from attnspec.formula import scale_of
 from attnspec.keeping import Keeper
-from attnspec.layout import tile_layout
-from attnspec.pieces import Piece, add, folded, keys_of, put, rows_of
-from attnspec.runs import runs_of
-from attnspec.target import Call, Work, mechanism_of
-from attnspec.tiled import TiledKernel, is_transformed
+from attnspec.lagging import lagged
+from attnspec.ordered import StepLayout
+from attnspec.piece_scores import ScoreChanges
+from attnspec.pieces import in_rows
+from attnspec.reading_kernel import ReadingKernel
+from attnspec.relations import Relation
+from attnspec.stepped import Step, SteppedAttention
+from attnspec.target import Call, Kernel, Work, mechanism_of
+from attnspec.tiled import is_transformed
+from attnspec.workers import each
 
-TILE = 64
-"""The size of the tiles in which the graph is laid out."""
+Parts: TypeAlias = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
+"""q, k and v."""
+
+
+@dataclass(frozen=True, eq=False)
+class Merging:
+    """What is kept of a forward pass besides its output [B, K, R, n_q, d_v]: the sums of all
+    weights `total` [B, K, R, n_q] in the frames `top`, the frames of the kernel's sums, and the
+    states before the spans of each share."""
+
+    out: torch.Tensor
+    total: torch.Tensor
+    top: torch.Tensor
+    frames: torch.Tensor
+    states: list[list[State]]
 
 
 class HybridKernel:
     """Runs a graph and the features of a kernel under one denominator."""
 
-    def __init__(self, work: Work, kernel: FeatureKernel, tiled: TiledKernel) -> None:
-        self.work, self.kernel, self.tiled = work, kernel, tiled
+    def __init__(
+        self, work: Work, heads: tuple[int, ...], kernel: FeatureKernel, device: torch.device
+    ) -> None:
+        self.work, self.heads, self.kernel, self.device = work, heads, kernel, device
         self.quotient = shared_quotient(kernel)
-        self.formula = tiled.formula
+        graph = graph_of(work)
+        self.changes = ScoreChanges(graph, heads) if graph.changes else None
+        self.attention = SteppedAttention(_layouts(graph.relation, work), self.changes)
+        self.lag, rest = lagged(work)
+        steps = self.attention.steps
+        if self.lag:
+            steps = [] if rest is None else [Step(layout) for layout in _layouts(rest, work)]
+        self.pairs = GraphSums(steps, kernel.how)
+        self._formula: HybridFormula | None = None
+
+    @property
+    def formula(self) -> HybridFormula:
+        """The same in differentiable operations."""
+        if self._formula is None:
+            # it is kept, so the modes of this call must not reach it
+            self._formula = apart(
+                lambda: HybridFormula(self.work, self.heads, self.kernel, self.device)
+            )
+        return self._formula
+
+    def make_traceable(self) -> None:
+        """Builds what a traced call runs."""
+        _ = self.formula
 
     def __call__(
         self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, call: Call
     ) -> torch.Tensor:
         check_no_dropout(f"a graph with `{self.kernel.name}`", call.dropout_p)
-        given = self.kernel.given(q, k, v, call)
+        if (
+            not q.is_cpu
+            or not q.shape[-1]
+            or not v.shape[-1]
+            or is_transformed()
+            or torch.compiler.is_compiling()
+        ):
+            return self.formula(q, k, v, call)
         kind = torch.promote_types(q.dtype, torch.float32)
-        given = replace(given, q=given.q.to(kind), k=given.k.to(kind), v=given.v.to(kind))
-        sums, frames = summed_up(replace(self.kernel.how, quotient=Undivided()), given)
-        names = sorted(call.tables)
-        parts = [given.q, given.k, given.v, sums, *(call.tables[name] for name in names)]
-        if is_transformed() or torch.compiler.is_compiling():
-            out = self.composed(parts[:4], frames, given.tables, call)
-        elif torch.is_grad_enabled() and any(x.requires_grad for x in parts):
-            out = _Pieced.apply(self, call, given.tables, names, frames, *parts)  # type: ignore[no-untyped-call]
+        tables = {name: table.to(kind) for name, table in call.tables.items()}
+        parts = q.to(kind), k.to(kind), v.to(kind)
+        if torch.is_grad_enabled() and any(x.requires_grad for x in (*parts, *tables.values())):
+            bare = replace(call, tables={})
+            out: torch.Tensor = _Hybrid.apply(self, bare, tuple(tables), *parts, *tables.values())  # type: ignore[no-untyped-call]
         else:
-            out = self.forward(parts[:4], frames, given.tables, call)
+            out = self.forward(*parts, replace(call, tables=tables)).out
         return out.to(q.dtype).reshape(*q.shape[:3], v.shape[-1])
 
-    def pieces(self) -> list[Piece]:
-        """What is computed at once, one after the other."""
-        return [
-            piece
-            for run in self.tiled.runs
-            for piece in run.pieces(4 * run.height * run.width, 4 * run.width)
-        ]
+    # --- forward -------------------------------------------------------------------------------
 
-    def piece(
-        self,
-        given: Sequence[torch.Tensor],
-        frames: torch.Tensor,
-        tables: Tables,
-        piece: Piece,
-        call: Call,
-    ) -> torch.Tensor:
-        """The outputs of the queries of a piece [B, K, R, blocks, h, d_v], whose rows and frames
-        are given."""
-        q, k, v, sums = given
-        rows = rows_of_piece(self.kernel, q, sums, frames, tables)
-        columns = columns_of_piece(self.kernel, k, v, tables)
-        blocks = self.tiled.blocks(piece, call)
-        return merged(self.work, self.formula, self.quotient, rows, columns, blocks, call)
+    def forward(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, call: Call) -> Merging:
+        """The output of q [B, H, n_q, d], k [B, K, n_k, d] and v [B, K, n_k, d_v]."""
+        given = self.kernel.given(q, k, v, call)
+        shape, size = given.q.shape[:-1], v.shape[-1]
+        exact, tables = self._exact(q, k, v), self._tables(call)
+        scale = scale_of(self.work, q.shape[-1])
+        wide, lse = self.attention.forward(*exact, call.padding, scale, tables)
+        out, top = wide.view(*shape, -1)[..., :size], lse.view(shape)
+        total = torch.empty_like(top)
+        frames = torch.zeros_like(top)
 
-    def forward(
-        self, parts: Sequence[torch.Tensor], frames: torch.Tensor, tables: Tables, call: Call
-    ) -> torch.Tensor:
-        """The output [B, K, R, n_q, d_v]; a query without a pair of the graph has the kernel
-        alone. `parts` are q, k, v and the sums of the kernel, in `frames`."""
-        sums = parts[3]
-        out = sums.new_empty(*sums.shape[:-1], sums.shape[-1] - 1)
-        if not self.tiled.complete:
-            out.copy_(self.quotient.of(sums, frames))
-        for piece in self.pieces():
-            found = self.piece(_given(parts, piece), _frames(frames, piece), tables, piece, call)
-            put(out, piece, folded(found))
-        return out
+        def part(share: Share) -> list[State]:
+            found = [x[share] for x in (out, top, total, frames)]
+            return self._merge(given.part(share), found)
 
-    def composed(
-        self, parts: Sequence[torch.Tensor], frames: torch.Tensor, tables: Tables, call: Call
-    ) -> torch.Tensor:
-        """The same in operations that differentiate to any order."""
-        outs = [
-            self.piece(_given(parts, piece), _frames(frames, piece), tables, piece, call).flatten(
-                3, 4
-            )
-            for piece in self.pieces()
-        ]
-        if self.tiled.complete:
-            return torch.cat(outs, 3).index_select(3, self.tiled.order)
-        # a row more stands for the queries that no piece has
-        outs.append(parts[3][:, :, :, :1, :-1])
-        count = sum(out.shape[3] for out in outs[:-1])
-        placed = torch.cat(outs, 3).index_select(3, self.tiled.order)
-        alone = self.quotient.of(parts[3], frames)
-        return torch.where((self.tiled.order < count)[:, None], placed, alone)
+        states = each(part, self._shares(given))
+        return Merging(out, total, top, frames, states)
+
+    def _merge(self, given: Given, found: Sequence[torch.Tensor]) -> list[State]:
+        """Merges the sums of the kernel into the exact part of a share, its output and
+        log-sum-exps; fills in what else is kept."""
+        out, top, total, frames = found
+        states, late = [], _late(given, self.lag)
+        skipped = given.q.shape[3] - late.q.shape[3]
+        all_keys = out.new_empty(*out.shape[:-1], out.shape[-1] + 1)
+        all_keys[:, :, :, :skipped], frames[:, :, :, :skipped] = 0.0, LOWEST
+        sums = Sums(self.kernel.how, late)
+        for some in summed(sums, State()) if late.k.shape[2] else ():
+            rows = slice(*(at - sums.first + skipped for at in (some.span.low, some.span.high)))
+            all_keys[:, :, :, rows] = sums.unchunked(some.sums, some.span)
+            if some.logs is not None:
+                frames[:, :, :, rows] = sums.unchunked(some.logs[..., None], some.span)[..., 0]
+            states.append(some.state)
+        self.pairs.subtract(given, all_keys, frames)
+        frame = torch.maximum(top, frames)
+        exact, other = torch.exp(top - frame), torch.exp(frames - frame)
+        torch.addcmul(exact, other, all_keys[..., -1], out=total)
+        divisor = self.quotient.divisor(total, frame)
+        out.mul_((exact / divisor)[..., None])
+        out.addcmul_(all_keys[..., :-1], (other / divisor)[..., None])
+        top.copy_(frame)
+        return states
+
+    def _exact(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> Parts:
+        """q [B, K, R, n_q, e], k and v for the flash kernel: it knows one head size, and takes rows
+        in one piece."""
+        q = q.reshape(len(q), k.shape[1], -1, *q.shape[2:])
+        wide = max(q.shape[-1], v.shape[-1])
+        return _widened(q, wide), _widened(k, wide), _widened(v, wide)
+
+    def _tables(self, call: Call) -> dict[str, torch.Tensor]:
+        """The tables that change scores."""
+        names = () if self.changes is None else self.changes.tables
+        return {name: call.tables[name] for name in names}
+
+    def _shares(self, given: Given) -> list[Share]:
+        """What is computed at once; with padding one sample, whose masks are its own."""
+        found = shares(self.kernel.how, given)
+        if given.padding is None:
+            return found
+        batch = range(len(given.q))
+        return [(slice(at, at + 1), heads) for samples, heads in found for at in batch[samples]]
+
+    # --- backward ------------------------------------------------------------------------------
 
     def backward(
+        self, grad: torch.Tensor, parts: Parts, kept: Merging, call: Call
+    ) -> tuple[list[torch.Tensor], dict[str, torch.Tensor]]:
+        """The gradients of q, k and v, and of tables by their names, where `grad` is that of the
+        output."""
+        given, out = self.kernel.given(*parts, call), kept.out
+        divisor = self.quotient.divisor(kept.total, kept.top)
+        lse = kept.top + torch.log(divisor.abs())
+        grad = in_rows(grad)
+        free = divisor == kept.total
+        if not bool((free & (divisor > 0)).all()):
+            # some sums are negative, or so near to 0 that a constant stands for them
+            grad, out = grad * torch.sign(divisor)[..., None], out * free[..., None]
+        into, shares_of = given.gradients(), self._shares(given)
+
+        def part(at: int) -> Tables:
+            share, states = shares_of[at], kept.states[at]
+            found = [x[share] for x in (out, lse, grad, kept.frames)]
+            return self._differentiate(given.part(share), into.part(share), found, states)
+
+        for share, tables in zip(shares_of, each(part, range(len(shares_of))), strict=True):
+            for name, total in into.part(share).tables.items():
+                total.add_(tables[name])
+        return self._with_exact((grad, out, lse), parts, into, call)
+
+    def _differentiate(
+        self, given: Given, into: Given, found: Sequence[torch.Tensor], states: list[State]
+    ) -> Tables:
+        """Fills in the gradients of a share that go through the sums of the kernel; returns those
+        of tables, which other shares may have too."""
+        out, lse, grad, frames = found
+        into = replace(into, tables={name: torch.zeros_like(x) for name, x in into.tables.items()})
+        how = replace(self.kernel.how, quotient=Merged())
+        late, into_late = _late(given, self.lag), _late(into, self.lag)
+        skipped, keys = given.q.shape[3] - late.q.shape[3], late.k.shape[2]
+        into.q[:, :, :, :skipped], into.k[:, :, keys:], into.v[:, :, keys:] = 0.0, 0.0, 0.0
+        if keys:
+            rows = [x[:, :, :, skipped:] for x in (out, lse, grad)]
+            differentiate(Sums(how, late), into_late, rows[0], rows[1], rows[2], states)
+        of_sums = how.quotient.gradient(grad, out, lse, frames)
+        self.pairs.differentiate(given, into, of_sums, frames)
+        return into.tables
+
+    def _with_exact(
         self,
-        grad: torch.Tensor,
-        out: torch.Tensor,
-        parts: Sequence[torch.Tensor],
-        frames: torch.Tensor,
-        tables: Tables,
-        names: Sequence[str],
+        found: Sequence[torch.Tensor],
+        parts: Parts,
+        into: Given,
         call: Call,
-    ) -> list[torch.Tensor]:
-        """The gradients of `parts`, what is learned by `names` behind the others."""
-        q, k, v, sums, *learned = parts
-        tiles = -(-k.shape[2] // TILE)
-        grad_q, grad_sums = torch.zeros_like(q), torch.zeros_like(sums)
-        if not self.tiled.complete:
-            grad_sums = self.quotient.gradient(grad, out, sums[..., -1], frames)
-        by_tiles = [x.new_zeros(*x.shape[:2], tiles, TILE, x.shape[3]) for x in (k, v)]
-        of_learned = [torch.zeros_like(x) for x in learned]
-        for piece in self.pieces():
-            with torch.enable_grad():
-                leaves = [
-                    x.detach().requires_grad_() for x in (*_given(parts[:4], piece), *learned)
-                ]
-                given_call = replace(call, tables=dict(zip(names, leaves[4:], strict=True)))
-                kind = {name: table.to(q.dtype) for name, table in given_call.tables.items()}
-                found = self.piece(
-                    leaves[:4], _frames(frames, piece), {**tables, **kind}, piece, given_call
-                )
-            some = torch.autograd.grad(
-                found, leaves, rows_of(grad, piece), allow_unused=True, materialize_grads=True
-            )
-            put(grad_q, piece, folded(some[0]))
-            put(grad_sums, piece, folded(some[3]))
-            for into, share in zip(by_tiles, some[1:3], strict=True):
-                add(into, piece, share)
-            for table, share in zip(of_learned, some[4:], strict=True):
-                table += share
-        grad_k, grad_v = (x.flatten(2, 3)[:, :, : k.shape[2]] for x in by_tiles)
-        return [grad_q, grad_k, grad_v, grad_sums, *of_learned]
+    ) -> tuple[list[torch.Tensor], dict[str, torch.Tensor]]:
+        """The gradients, with those of the exact part added to what there is."""
+        exact = self._exact(*parts)
+        wide = exact[0].shape[-1]
+        grad, out = (_widened(x.reshape(*exact[0].shape[:-1], -1), wide) for x in found[:2])
+        lse = found[2].view(exact[0].shape[:-1])
+        # key heads that query heads share were repeated for them
+        keys = [_shared(x, parts[1].shape[1]) for x in (into.k, into.v)]
+        targets = [_widened(x, wide) for x in (into.q.view(*exact[0].shape[:-1], -1), *keys)]
+        tables = self._tables(call)
+        scale = scale_of(self.work, parts[0].shape[-1])
+        saved = (*exact, out, lse)
+        of_tables = self.attention.backward(grad, saved, call.padding, scale, tables, targets)
+        grads = [
+            x[..., : y.shape[-1]].reshape(y.shape) for x, y in zip(targets, parts, strict=True)
+        ]
+        return grads, {**into.tables, **dict(zip(tables, of_tables[3:], strict=True))}
 
     def streamed(self, keeper: Keeper) -> HybridStream:
         """What goes on with it from a state."""
         return HybridStream(self.work, self.kernel, keeper)
 
 
-class _Pieced(torch.autograd.Function):
-    """Piece by piece, and composed for derivatives of the derivative."""
+class _Hybrid(torch.autograd.Function):
+    """The merged computation, and its formula for derivatives of the derivative."""
 
     @staticmethod
-    def forward(ctx, kernel, call, tables, names, frames, *parts):  # type: ignore[no-untyped-def]
-        out = kernel.forward(parts[:4], frames, tables, call)
-        ctx.kernel, ctx.call, ctx.names = kernel, replace(call, tables={}), names
-        ctx.drawn = {name: x for name, x in tables.items() if name not in names}
-        ctx.save_for_backward(*parts, frames, out)
-        return out
+    def forward(ctx, kernel, call, names, *parts):  # type: ignore[no-untyped-def]
+        q, k, v, *tables = parts
+        found = kernel.forward(q, k, v, replace(call, tables=dict(zip(names, tables, strict=True))))
+        ctx.kernel, ctx.call, ctx.names, ctx.states = kernel, call, names, found.states
+        ctx.save_for_backward(*parts, found.out, found.total, found.top, found.frames)
+        return found.out
 
     @staticmethod
     def backward(ctx, grad):  # type: ignore[no-untyped-def]
-        *parts, frames, out = ctx.saved_tensors
+        *parts, out, total, top, frames = ctx.saved_tensors
+        q, k, v, *tables = parts
+        call = replace(ctx.call, tables=dict(zip(ctx.names, tables, strict=True)))
         if not torch.is_grad_enabled():
-            grads = ctx.kernel.backward(grad, out, parts, frames, ctx.drawn, ctx.names, ctx.call)
-            return None, None, None, None, None, *grads
-        learned = dict(zip(ctx.names, parts[4:], strict=True))
-        tables = {**ctx.drawn, **{name: x.to(grad.dtype) for name, x in learned.items()}}
-        again = ctx.kernel.composed(parts[:4], frames, tables, replace(ctx.call, tables=learned))
+            kept = Merging(out, total, top, frames, ctx.states)
+            grads, of_tables = ctx.kernel.backward(grad, (q, k, v), kept, call)
+            return None, None, None, *grads, *(of_tables[name] for name in ctx.names)
+        again = ctx.kernel.formula(q, k, v, call).view(grad.shape)
         wanted = [x for x in parts if x.requires_grad]
         found = iter(torch.autograd.grad(again, wanted, grad, create_graph=True, allow_unused=True))
         grads = [next(found) if x.requires_grad else None for x in parts]
-        return None, None, None, None, None, *grads
+        return None, None, None, *grads
 
 
-def hybrid_kernel(work: Work, heads: tuple[int, ...], device: torch.device) -> HybridKernel:
+class ReadingHybrid(ReadingKernel):
+    """The same where the graph reads run-time inputs: laid out for each sample when they are
+    seen."""
+
+    def __init__(
+        self, work: Work, heads: tuple[int, ...], kernel: FeatureKernel, device: torch.device
+    ) -> None:
+        super().__init__(work, heads, device)
+        self.kernel = kernel
+
+    def known(self, work: Work) -> Kernel:
+        return HybridKernel(work, self.heads, self.kernel, self.device)
+
+    def unknown(self) -> Kernel:
+        return HybridFormula(self.work, self.heads, self.kernel, self.device)
+
+
+def hybrid_kernel(
+    work: Work, heads: tuple[int, ...], device: torch.device
+) -> HybridKernel | ReadingHybrid:
     """Runs a graph with a mechanism whose kernel is one of features."""
     # the registry lists this builder beside those of all kernels
     from attnspec.factored import KERNELS
@@ -199,18 +307,33 @@ def hybrid_kernel(work: Work, heads: tuple[int, ...], device: torch.device) -> H
     kernel = KERNELS[mechanism_of(work).name](work, heads, device)
     if not isinstance(kernel, FeatureKernel):
         raise ValueError(f"`{mechanism_of(work).name}` gives no weights to single pairs")
-    graph = graph_of(work)
-    layout = tile_layout(graph.relation, graph.n_q, graph.n_k, TILE)
-    tiled = TiledKernel(graph, heads, device, runs_of(layout), layout.masks)
-    return HybridKernel(work, kernel, tiled)
+    return (ReadingHybrid if work.reads else HybridKernel)(work, heads, kernel, device)
 
 
-def _given(parts: Sequence[torch.Tensor], piece: Piece) -> list[torch.Tensor]:
-    """What a piece is given of q, k, v and sums."""
-    q, k, v, sums = parts
-    return [rows_of(q, piece), keys_of(k, piece), keys_of(v, piece), rows_of(sums, piece)]
+def _layouts(relation: Relation, work: Work) -> list[StepLayout]:
+    """The steps of a relation at the lengths of a work."""
+    return layouts_of(bands_of(relation, work.n_q, work.n_k), work.n_q, work.n_k)
 
 
-def _frames(frames: torch.Tensor, piece: Piece) -> torch.Tensor:
-    """The frames of its rows."""
-    return rows_of(frames[..., None], piece)[..., 0]
+def _late(given: Given, lag: int) -> Given:
+    """What is given to causal sums that leave the `lag` latest keys of every query out: queries
+    that have earlier ones, beside keys so many positions before them."""
+    keys = max(0, given.k.shape[2] - lag)
+    rows = slice(given.q.shape[3] - min(given.q.shape[3], keys), None)
+    return replace(
+        given,
+        q=given.q[:, :, :, rows],
+        k=given.k[:, :, :keys],
+        v=given.v[:, :, :keys],
+        padding=None if given.padding is None else given.padding[:, :keys],
+    )
+
+
+def _shared(x: torch.Tensor, heads: int) -> torch.Tensor:
+    """The sums of [B, H, n, d] over the heads that share one of so many key heads."""
+    return x if x.shape[1] == heads else torch.unflatten(x, 1, (heads, -1)).sum(2)
+
+
+def _widened(x: torch.Tensor, size: int) -> torch.Tensor:
+    """Rows of a size, with zeros behind, each in one piece."""
+    return functional.pad(x, (0, size - x.shape[-1])) if x.shape[-1] < size else in_rows(x)

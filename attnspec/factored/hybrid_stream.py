@@ -47,14 +47,8 @@ class HybridStream:
         rows, after = rows_of_kernel(self.kernel, given, sums)
         seen = self.keeper.seen(graph_of(self.work), given.k, given.v, kept)
         columns = columns_of_kernel(self.kernel, replace(given, k=seen.keys, v=seen.values))
-        one = replace(
-            rows,
-            **{name: getattr(rows, name).unsqueeze(3) for name in vars(rows)},
-        )
-        all_keys = replace(
-            columns,
-            **{name: getattr(columns, name).unsqueeze(2) for name in vars(columns)},
-        )
+        one = rows.mapped(lambda x: x.unsqueeze(3))
+        all_keys = columns.mapped(lambda x: x.unsqueeze(2))
         out = merged(self.work, seen.formula, self.quotient, one, all_keys, seen.blocks, call)
         out = out.to(q.dtype).reshape(*q.shape[:3], v.shape[-1])
         return out, HybridState(after, seen.kept)

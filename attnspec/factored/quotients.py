@@ -28,14 +28,6 @@ class Quotient:
             return sums if log is None else sums * torch.exp(log)[..., None]
         return sums[..., :-1] / self.divisor(sums[..., -1], log)[..., None]
 
-    def kept(self, sums: torch.Tensor, log: torch.Tensor | None) -> torch.Tensor:
-        """What is kept of sums [..., e] beside what they are worth: those of the weights [...]."""
-        return sums[..., -1]
-
-    def columns(self, size: int) -> int:
-        """The columns of what they are worth, for values of a size."""
-        return size
-
     def divisor(self, total: torch.Tensor, log: torch.Tensor | None) -> torch.Tensor:
         """What a sum of weights divides by."""
         unit = _unit(total, log)
@@ -76,17 +68,9 @@ class Quotient:
 
 
 @dataclass(frozen=True)
-class Undivided(Quotient):
-    """Sums as they are, those of the weights last; beside them their frames are kept."""
-
-    def of(self, sums: torch.Tensor, log: torch.Tensor | None) -> torch.Tensor:
-        return sums
-
-    def kept(self, sums: torch.Tensor, log: torch.Tensor | None) -> torch.Tensor:
-        return torch.zeros_like(sums[..., -1]) if log is None else log
-
-    def columns(self, size: int) -> int:
-        return size + 1
+class Merged(Quotient):
+    """Sums that are divided together with others: a `total` is the logarithm of what divides all
+    of them."""
 
     def gradient(
         self,
@@ -95,7 +79,9 @@ class Undivided(Quotient):
         total: torch.Tensor,
         log: torch.Tensor | None,
     ) -> torch.Tensor:
-        return grad
+        of_total = -(grad * out).sum(-1, keepdim=True)
+        share = torch.exp(-total if log is None else log - total)
+        return torch.cat([grad, of_total], -1) * share[..., None]
 
 
 def _unit(total: torch.Tensor, log: torch.Tensor | None) -> torch.Tensor:

@@ -21,7 +21,7 @@ from attnspec.factored.chunks import (
     sums_of,
     weights_of,
 )
-from attnspec.factored.features import Differentiated, Features, Paired
+from attnspec.factored.features import Differentiated, FeatureMap, Features, Paired, Tables
 from attnspec.factored.products import against, outer
 
 
@@ -188,28 +188,42 @@ class Gradients:
         values: torch.Tensor,
         grad: torch.Tensor,
     ) -> torch.Tensor:
-        shape = (*x.shape[:-1], grad.shape[-1])
-        how = self.sums.how.map
-        if isinstance(how, Differentiated):
-            return how.back(x, values.reshape(shape), grad.reshape(shape), self.sums.given.tables)
-        with torch.enable_grad():
-            x = x.detach().requires_grad_()
-            tables = {
-                name: table.detach().requires_grad_(table.requires_grad)
-                for name, table in self.sums.given.tables.items()
-            }
-            learned = [name for name, table in tables.items() if table.requires_grad]
-            values = features(x, tables).values
-        found: Sequence[torch.Tensor | None] = torch.autograd.grad(
-            values,
-            [x, *(tables[name] for name in learned)],
-            grad.reshape(values.shape),
-            allow_unused=True,
-        )
-        for name, share in zip(learned, found[1:], strict=True):
-            if share is not None:
-                self.into.tables[name].add_(share)
-        return torch.zeros_like(x) if found[0] is None else found[0]
+        given, into = self.sums.given.tables, self.into.tables
+        return through(self.sums.how.map, features, x, values, grad, given, into)
+
+
+def through(
+    how: FeatureMap,
+    features: Callable[..., Features],
+    x: torch.Tensor,
+    values: torch.Tensor,
+    grad: torch.Tensor,
+    tables: Tables,
+    into: Tables,
+) -> torch.Tensor:
+    """The gradient of rows x, where `grad` is that of their features, which are `values`; those of
+    tables that are learned are added to `into`."""
+    shape = (*x.shape[:-1], grad.shape[-1])
+    if isinstance(how, Differentiated):
+        return how.back(x, values.reshape(shape), grad.reshape(shape), tables)
+    with torch.enable_grad():
+        x = x.detach().requires_grad_()
+        given = {
+            name: table.detach().requires_grad_(table.requires_grad)
+            for name, table in tables.items()
+        }
+        learned = [name for name, table in given.items() if table.requires_grad]
+        values = features(x, given).values
+    found: Sequence[torch.Tensor | None] = torch.autograd.grad(
+        values,
+        [x, *(given[name] for name in learned)],
+        grad.reshape(shape),
+        allow_unused=True,
+    )
+    for name, share in zip(learned, found[1:], strict=True):
+        if share is not None:
+            into[name].add_(share)
+    return torch.zeros_like(x) if found[0] is None else found[0]
 
 
 def differentiate(

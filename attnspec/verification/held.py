@@ -99,14 +99,11 @@ def layouts_of(
     # a standalone module brings classes of its own, so that they are known by their names alone
     name = type(kernel).__name__
     found: Any = kernel
-    if name == "ReadingKernel":
+    if hasattr(found, "kernel_of"):
         found = found.kernel_of(data, 0)
         name = type(found).__name__
-    if name == "HybridKernel":
-        # the pairs that it computes exactly
-        found = found.tiled
-        name = type(found).__name__
-    if name == "SteppedKernel":
+    if name in ("SteppedKernel", "HybridKernel"):
+        # of the latter, the pairs that it computes exactly
         return tuple(
             Layout(what, "tile", tuple(_steps(found.attention, n_q, n_k, back)))
             for what, back in (("its tiles", False), ("its tiles on the way back", True))

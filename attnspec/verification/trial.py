@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import numpy as np
@@ -161,11 +161,12 @@ class Trial:
                 f"mechanisms: their formulas are written out up to n = {EXHAUSTIVE:,}"
             )
             return
-        works = [(part.work, part.heads) for part in self.formulas]
+        seen = [replace(part.work, relation=part.relation, reads=()) for part in self.formulas]
+        works = [(work, part.heads) for work, part in zip(seen, self.formulas, strict=True)]
         trial = FormulaTrial(
             self.module, shape.layers[0], shape.n_q, shape.n, shape.heads, works, self.data
         )
-        parts = {part.work: part for part in self.formulas}
+        parts = dict(zip(seen, self.formulas, strict=True))
         for what, faults in (
             ("each pair weighs what the formula says", trial.weights()),
             ("outputs and gradients agree with the formula in float64", trial.numbers()),
