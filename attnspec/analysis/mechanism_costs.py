@@ -68,8 +68,8 @@ def backward_flops_of(
     width = width_of(name, size, given)
     sums = 4 * n * width * size
     found = 2 * forward
-    if name in DRAWN:
-        # the products that features are made of
+    if name == "rfa":
+        # the products that its features are made of, once more for their derivative
         found += forward - sums
     if causal:
         # the states; of the pairs of a chunk three products of features and two of values
@@ -89,11 +89,12 @@ def pair_flops_of(declaration: MechanismDeclaration, size: int) -> tuple[int, in
     return 2 * (width + size + 1), 2 * (3 * width + 2 * (size + 1))
 
 
-def row_flops_of(declaration: MechanismDeclaration, size: int) -> int:
-    """The operations that make the features of one row."""
+def row_flops_of(declaration: MechanismDeclaration, size: int) -> tuple[int, int]:
+    """The operations that make the features of one row, forward and backward."""
     if declaration.name not in DRAWN:
-        return 0
-    return 2 * int(given_to(declaration)["features"]) * size
+        return 0, 0
+    found = 2 * int(given_to(declaration)["features"]) * size
+    return found, (3 if declaration.name == "rfa" else 2) * found
 
 
 def width_of(name: str, size: int, given: dict[str, Any]) -> int:

@@ -80,14 +80,14 @@ def _with_pairs(
     mechanism = mechanism_of(work)
     forward, backward = pair_flops_of(mechanism, size)
     rows = work.n_q + work.n_k
-    features = rows * row_flops_of(mechanism, size)
+    features = [rows * each for each in row_flops_of(mechanism, size)]
     width = width_of(mechanism.name, size, given_to(mechanism))
     # features and values, features of keys once more in the blocks that read them, and scores
     parts = work.n_q * width, work.n_k * width, work.n_k * (size + 1), read * width, count
     return replace(
         before,
-        flops=before.flops + count * forward + features,
-        backward_flops=before.backward_flops + count * backward + 3 * features,
+        flops=before.flops + count * forward + features[0],
+        backward_flops=before.backward_flops + count * backward + features[1],
         moved=before.moved + 2 * sum(parts) + 2 * count,
         held=max(before.held, sum(min(PIECE, heads * part) for part in parts)),
     )
