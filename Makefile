@@ -78,7 +78,7 @@ bench-quick: $(INSTALLED)  ## the same for short sequences, printed only (3 minu
 	$(BIN)/python -m pip install --quiet -c constraints-dev.txt -r benchmarks/requirements.txt
 	$(BIN)/python -m benchmarks --quick
 
-accuracy: $(INSTALLED)  ## train every system on small real tasks (a quarter of an hour)
+accuracy: $(INSTALLED)  ## train every system on small real tasks (an hour)
 	$(BIN)/python -m pip install --quiet -c constraints-dev.txt -r benchmarks/requirements.txt
 	OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks.accuracy
 	$(BIN)/python benchmarks/readme_tables.py

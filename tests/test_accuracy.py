@@ -112,7 +112,7 @@ def test_the_command_writes_what_it_measured(tmp_path: Path) -> None:
 def test_a_run_goes_on_where_it_stopped(tmp_path: Path) -> None:
     path = tmp_path / "accuracy.json"
     first = run(path, "--systems", "window")["associative recall"]
-    first["systems"]["window"]["mean"] = 0.5
+    first["systems"]["window"] |= {"accuracies": [0.25, 0.75], "mean": 0.5, "spread": 0.125**0.5}
     path.write_text(json.dumps({"associative recall": first}))
     both = run(path, "--missing", "--systems", "window", "linear")["associative recall"]
     assert both["systems"]["window"] == first["systems"]["window"]
@@ -122,8 +122,12 @@ def test_a_run_goes_on_where_it_stopped(tmp_path: Path) -> None:
     peaks = [each["systems"]["window"]["peak_bytes"] for each in (first, again)]
     assert peaks[0] == pytest.approx(peaks[1], rel=0.02)
     assert again["systems"]["linear"] == both["systems"]["linear"]
-    with pytest.raises(ValueError, match=r"trained alike: .*'seeds': 2.*'seeds': 3"):
-        run(path, "--missing", "--seeds", "3")
+    more = run(path, "--missing", "--systems", "linear", "--seeds", "3")["associative recall"]
+    assert more["systems"]["linear"]["accuracies"][:2] == both["systems"]["linear"]["accuracies"]
+    assert len(more["systems"]["linear"]["accuracies"]) == 3
+    assert more["seeds"] == 2
+    with pytest.raises(ValueError, match=r"trained alike: .*'steps': 2.*'steps': 3"):
+        run(path, "--missing", "--steps", "3")
 
 
 def test_the_peak_is_of_all_that_is_there_at_once() -> None:

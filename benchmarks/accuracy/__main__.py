@@ -1,7 +1,7 @@
 """`python -m benchmarks.accuracy`: train every system on every task, write the figures.
 
 Results are written after each system, so that a run that is interrupted keeps what it has;
-`--missing` goes on from there.
+`--missing` goes on from there, with more seeds as well.
 """
 
 from __future__ import annotations
@@ -28,37 +28,35 @@ RESULTS = Path(__file__).resolve().parent.parent / "results" / "accuracy.json"
 SEEDS = 3
 
 
-def measure(task: Task, name: str, seeds: int, budget: Budget) -> dict[str, Json]:
-    """One system on one task: accuracies by seed, their mean and spread, and what a step costs."""
+def measure(
+    task: Task, name: str, seeds: int, budget: Budget, known: dict[str, Any]
+) -> dict[str, Any]:
+    """One system on one task: accuracies by seed, their mean and spread, and what a step costs.
+
+    Only what is not known of it is measured.
+    """
     spec = parse(text(name, task.n))
-    found = [train(task, spec, seed, budget) for seed in range(seeds)]
-    accuracies = [each.accuracy for each in found]
-    return {
-        "spec": spec.source,
-        "accuracies": [*accuracies],
-        "mean": statistics.fmean(accuracies),
-        "spread": statistics.stdev(accuracies) if seeds > 1 else 0.0,
-        "parameters": found[0].parameters,
-        **asdict(costs_of(task, spec)),
-    }
+    row = {"spec": spec.source, "accuracies": [], **known}
+    for seed in range(len(row["accuracies"]), seeds):
+        found = train(task, spec, seed, budget)
+        row["accuracies"] = [*row["accuracies"], found.accuracy]
+        row["parameters"] = found.parameters
+    row["mean"] = statistics.fmean(row["accuracies"])
+    row["spread"] = statistics.stdev(row["accuracies"]) if len(row["accuracies"]) > 1 else 0.0
+    return row if "step_seconds" in row else row | asdict(costs_of(task, spec))
 
 
-def rows_of(
-    figures: Mapping[str, Any], task: Task, seeds: int, budget: Budget
-) -> dict[str, dict[str, Json]]:
+def rows_of(figures: Mapping[str, Any], task: Task, budget: Budget) -> dict[str, dict[str, Any]]:
     """What is known of the systems on a task; ValueError where they were trained in another way."""
     if task.name not in figures:
         return {}
-    known = figures[task.name]
-    before, now = {**known["budget"], "seeds": known["seeds"]}, {**asdict(budget), "seeds": seeds}
+    before, now = figures[task.name]["budget"], asdict(budget)
     if before != now:
         raise ValueError(f"all systems must be trained alike: {before} in the file, {now} asked")
-    return {**known["systems"]}
+    return {**figures[task.name]["systems"]}
 
 
-def figures_of(
-    task: Task, rows: dict[str, dict[str, Json]], seeds: int, budget: Budget
-) -> dict[str, Json]:
+def figures_of(task: Task, rows: dict[str, dict[str, Any]], budget: Budget) -> dict[str, Json]:
     """What is written of a task: its systems, how they were trained, and what others found."""
     found: dict[str, Json] = {
         "machine": machine(),
@@ -66,8 +64,8 @@ def figures_of(
         "n": task.n,
         "chance": task.chance,
         "budget": asdict(budget),
-        "seeds": seeds,
-        "systems": {**rows},
+        "seeds": min(len(row["accuracies"]) for row in rows.values()),
+        "systems": {name: rows[name] for name in SYSTEMS if name in rows},
     }
     if task.name in PUBLISHED:
         title, accuracies = PUBLISHED[task.name]
@@ -96,17 +94,17 @@ def main(arguments: Sequence[str]) -> int:
     figures = read(options.results)
     budget = Budget(options.steps)
     for task in tasks:
-        rows: dict[str, dict[str, Json]] = {}
+        rows: dict[str, dict[str, Any]] = {}
         if options.missing or options.costs_only:
-            rows = rows_of(figures, task, options.seeds, budget)
+            rows = rows_of(figures, task, budget)
         for name in options.systems:
             if options.costs_only:
                 rows[name] |= asdict(costs_of(task, parse(text(name, task.n))))
-            elif name not in rows:
-                rows[name] = row = measure(task, name, options.seeds, budget)
+            else:
+                rows[name] = row = measure(task, name, options.seeds, budget, rows.get(name, {}))
                 told = f"{row['mean']:.3f} ± {row['spread']:.3f}"
                 print(f"{task.name}: {name} {told}", file=sys.stderr)
-            figures[task.name] = figures_of(task, rows, options.seeds, budget)
+            figures[task.name] = figures_of(task, rows, budget)
             write(options.results, figures)
     return 0
 

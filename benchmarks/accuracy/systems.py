@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from math import isqrt
 
+from benchmarks.accuracy.training import LAYERS
+
 SYSTEMS: Mapping[str, str] = {
     "softmax": "attend full",
     "window": "attend window(radius = {eighth})",
@@ -23,6 +25,8 @@ SYSTEMS: Mapping[str, str] = {
     "FNet": "attend fourier()",
     "Synthesizer": "attend synthesizer(kind = random, max_length = {n})",
     "window + linear": "attend window(radius = {eighth}) + linear()",
+    "window + FAVOR+": "attend window(radius = {eighth}) + favor(features = 32, seed = 0)",
+    "each token alone": "attend window(radius = 0)",
 }
 """What stands in the braces of each attention, in terms of the length n of the sequences, an eighth
 and a quarter of it, and its root."""
@@ -33,4 +37,4 @@ def text(name: str, n: int) -> str:
     body = SYSTEMS[name].format(
         n=n, eighth=max(1, n // 8), quarter=max(1, n // 4), root=max(1, isqrt(n))
     )
-    return f"attention trained {{ {body} }}"
+    return f"attention trained {{ layers {LAYERS} {body} }}"

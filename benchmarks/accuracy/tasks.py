@@ -79,32 +79,38 @@ OPERATORS: Mapping[str, Callable[[list[int]], int]] = {
 _WORDS = (".", *map(str, range(10)), *(f"[{name}" for name in OPERATORS), "]")
 
 
-def listops(n: int = 48, count: int = 6000, depth: int = 4) -> Task:
+def listops(n: int = 24, count: int = 24000, depth: int = 2) -> Task:
     """Nested lists of digits to be computed, brackets kept: `[MAX 2 [MIN 4 7 ] 0 ]`.
 
-    Source: Nangia and Bowman 2018, "ListOps"; here shorter, with at most five arguments each.
+    No expression comes twice, so that those of the test are new.
+    Source: Nangia and Bowman 2018, "ListOps"; here shorter, with two to four arguments each.
     """
     generator = np.random.Generator(np.random.PCG64(1))
     tokens, labels = np.zeros((count, n), np.int64), np.zeros(count, np.int64)
-    made = 0
-    while made < count:
-        words, value = _expression(generator, depth)
-        if 8 <= len(words) <= n:
-            tokens[made, : len(words)] = [_WORDS.index(word) for word in words]
-            labels[made] = value
-            made += 1
+    made: set[tuple[str, ...]] = set()
+    while len(made) < count:
+        words, value = _list(generator, depth)
+        if len(words) <= n and tuple(words) not in made:
+            tokens[len(made), : len(words)] = [_WORDS.index(word) for word in words]
+            labels[len(made)] = value
+            made.add(tuple(words))
     every = Examples(torch.from_numpy(tokens), torch.from_numpy(labels))
     return Task("ListOps", len(_WORDS), 10, *every.parted(count * 5 // 6))
 
 
-def _expression(generator: np.random.Generator, depth: int) -> tuple[list[str], int]:
-    if depth == 0 or generator.random() < 0.4:
-        digit = int(generator.integers(10))
-        return [str(digit)], digit
+def _list(generator: np.random.Generator, depth: int) -> tuple[list[str], int]:
+    """The words of a list, and its value."""
     name = list(OPERATORS)[generator.integers(len(OPERATORS))]
-    parts = [_expression(generator, depth - 1) for _ in range(generator.integers(2, 6))]
+    parts = [_argument(generator, depth - 1) for _ in range(generator.integers(2, 5))]
     words = [word for part in parts for word in part[0]]
     return [f"[{name}", *words, "]"], OPERATORS[name]([value for _, value in parts])
+
+
+def _argument(generator: np.random.Generator, depth: int) -> tuple[list[str], int]:
+    if depth == 0 or generator.random() < 0.6:
+        digit = int(generator.integers(10))
+        return [str(digit)], digit
+    return _list(generator, depth)
 
 
 def recall(pairs: int = 12, asked: int = 8, keys: int = 16, count: int = 24000) -> Task:
