@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import sympy
+import torch
 from random_specs import spec_text
 from zoo import ATTENTIONS, IDS, loaded, sample
 
@@ -19,6 +20,7 @@ from attnspec.analysis.quality import Figure
 from attnspec.analysis.report import Report
 from attnspec.analysis.unknown import Unknown
 from attnspec.diagnostics import AttnSpecError, SpecError
+from attnspec.factored.summing import State
 from attnspec.spec import Spec, parse
 
 
@@ -137,6 +139,48 @@ def test_generation() -> None:
     backward = spec_of("attend window(before = 3, after = 0)").analyse(8)
     assert backward.kv_cache == 4
     assert spec_of("attend full").analyse(8).kv_cache is None
+
+
+@pytest.mark.parametrize(
+    ("mechanism", "width", "columns"),
+    [
+        ("linear()", 64, 65),
+        ("linear(feature = identity, normalize = none)", 64, 64),
+        ("favor(features = 32)", 32, 65),
+        ("favor(features = 32, kind = trig)", 64, 65),
+        ("rfa(features = 8, gated = true)", 16, 65),
+        ("taylor(order = 1)", 65, 65),
+    ],
+)
+def test_generation_from_sums(mechanism: str, width: int, columns: int) -> None:
+    spec = spec_of(f"causal layers 3 heads 2 attend {mechanism}")
+    for n in (0, 1, 1000):
+        report = spec.analyse(n)
+        assert report.kv_cache == 0
+        assert report.kv_cache_bytes == 3 * 2 * width * columns * 4
+        assert report.eviction == "each key goes into sums of one size and is gone"
+    # what a stream holds
+    q = torch.randn(1, 2, 5, 64)
+    _, state = spec.compile().step(q, q, q)
+    sums = [part.total for part in state.parts if isinstance(part, State)]
+    assert sum(x.numel() for x in sums) == 2 * width * columns
+
+
+def test_mechanisms_break_even() -> None:
+    linear, favor = (spec_of(f"attend {x}").analyse(9).break_even for x in ("linear()", "favor()"))
+    assert linear is not None
+    assert favor is not None
+    # four times the features of a head of size 64
+    assert 2 * linear < favor < 8192
+
+
+@pytest.mark.parametrize(
+    "text", ["attend linear()", "causal attend gmlp(max_length = 9)", "causal attend self + rbf()"]
+)
+def test_what_goes_on_from_no_sums_alone(text: str) -> None:
+    report = spec_of(text).analyse(9)
+    assert report.kv_cache is None
+    assert report.kv_cache_bytes is None
 
 
 # --- what is not known -----------------------------------------------------------------

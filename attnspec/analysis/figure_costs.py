@@ -14,6 +14,7 @@ from attnspec.analysis.quality import Figure
 from attnspec.analysis.unknown import Unknown
 from attnspec.diagnostics import SpecError
 from attnspec.planning import numbers
+from attnspec.works import works_of
 
 if TYPE_CHECKING:
     from attnspec.analysis.report import Report
@@ -72,8 +73,6 @@ def break_even(report: Report) -> Figure[Any]:
     """From which length on the plan beats dense attention."""
     from attnspec.analysis import cost as costs
 
-    if _mechanisms(report):
-        raise Unknown(f"{_mechanisms(report)}, whose operations alone say little of its time")
     _require_running(report)
     if report.spec.program.grid is not None:
         raise Unknown("positions on a grid have one length")
@@ -82,7 +81,10 @@ def break_even(report: Report) -> Figure[Any]:
         raise Unknown(
             f"dense attention is estimated to be cheaper up to n = {costs.LONGEST_BREAK:,}"
         )
-    return Figure(found, "estimate", "by the rates of the cost model, forward")
+    note = "by the rates of the cost model, forward"
+    if _mechanisms(report):
+        note = "by its products, at the rate of those of dense attention, forward"
+    return Figure(found, "estimate", note)
 
 
 # --- generation -----------------------------------------------------------------------------------
@@ -99,13 +101,36 @@ def _caches(report: Report) -> list[Any]:
     return [cache_of(relation, report.n) for _, _, relation in report.graphs]
 
 
+def _state(report: Report) -> int | None:
+    """The numbers that sums of features hold in all heads and layers, None unless every head has a
+    mechanism that goes on from such sums."""
+    from attnspec.analysis.mechanism_costs import SUMS, given_to, width_of
+
+    program, n, held = report.spec.program, max(1, report.n), 0
+    for layer in range(report.spec.layers):
+        for work, heads in works_of(program, layer, program.heads or 1, n, n, {}):
+            mechanism = work.mechanism
+            if mechanism is None or work.hybrid or not work.causal or mechanism.name not in SUMS:
+                return None
+            width = width_of(mechanism.name, report.head_size, given_to(mechanism))
+            # behind the sums of values that of the weights, unless nothing is divided
+            divided = getattr(mechanism, "normalize", "sum") != "none"
+            held += len(heads) * width * (report.head_size + divided)
+    return held
+
+
 def kv_cache(report: Report) -> Figure[Any]:
     """The most keys that one head holds at one time."""
+    if _mechanisms(report) and _state(report) is not None:
+        return Figure(0, "exact", "sums of features instead")
     return Figure(max((cache.largest for cache in _caches(report)), default=0))
 
 
 def kv_cache_bytes(report: Report) -> Figure[Any]:
-    """Keys and values of all heads and layers that are held at one time."""
+    """Keys and values of all heads and layers that are held at one time, or sums of features."""
+    state = _state(report) if _mechanisms(report) else None
+    if state is not None:
+        return Figure(state * 4, "exact", "sums of features and values, in float32")
     caches = _caches(report)
     if not report.n:
         return Figure(0)
@@ -118,6 +143,8 @@ def kv_cache_bytes(report: Report) -> Figure[Any]:
 
 def eviction(report: Report) -> Figure[Any]:
     """When a key may go, for each different rule where it applies."""
+    if _mechanisms(report) and _state(report) is not None:
+        return Figure("each key goes into sums of one size and is gone")
     caches = _caches(report)
     if not report.n:
         raise Unknown("there is no position")
