@@ -1,7 +1,8 @@
 """Tables and plots from the figures of a run, and nothing else.
 
 `python -m benchmarks.report` draws `results/growth.svg` and `results/efficiency.svg` from
-`results/bench.json` and fills the tables of benchmarks/README.md between their markers.
+`results/bench.json` and fills the tables of benchmarks/README.md between their markers; behind them
+come those of `results/NAME/bench.json`, measured elsewhere.
 """
 
 from __future__ import annotations
@@ -368,9 +369,15 @@ def main() -> int:
     figures: Figures = json.loads(source.read_text(encoding="utf-8"))
     drawn = draw(figures, source.parent)
     images = [f"![{path.stem}](results/{path.name})" for path in drawn]
+    others = [
+        f"## On another machine: {path.parent.name}\n\n"
+        + tables(json.loads(path.read_text(encoding="utf-8")))
+        for path in sorted(source.parent.glob(f"*/{source.name}"))
+    ]
     page = HERE / "README.md"
     text = page.read_text(encoding="utf-8")
-    page.write_text(filled(text, "\n\n".join([*images, tables(figures)])), encoding="utf-8")
+    content = "\n\n".join([*images, tables(figures), *others])
+    page.write_text(filled(text, content), encoding="utf-8")
     return 0
 
 

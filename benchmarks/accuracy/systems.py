@@ -17,7 +17,7 @@ SYSTEMS: Mapping[str, str] = {
     "Sparse Transformer": "attend strided(stride = {root})",
     "linear": "attend linear()",
     "FAVOR+": "attend favor(features = 32, seed = 0)",
-    "RFA": "attend rfa(features = 32, seed = 0)",
+    "RFA": "attend rfa(features = 32, floor = 0.135, seed = 0)",
     "Taylor": "attend taylor(order = 1)",
     "Taylor, second order": "attend taylor(order = 2)",
     "Linformer": "attend linformer(rank = {quarter}, max_length = {n})",
