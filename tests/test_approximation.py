@@ -198,9 +198,11 @@ def test_landmarks_at_every_position_are_exact() -> None:
 
 def test_iterations_come_close_to_the_inverse() -> None:
     q, k, _ = rows(64, 8)
-    residuals = [nystrom_factors(q, k, 8, steps).residual for steps in (2, 6, 20, 0)]
-    assert residuals == sorted(residuals, reverse=True)
-    assert residuals[2] < 1e-8
+    few, usual, many, exact = (nystrom_factors(q, k, 8, steps).residual for steps in (2, 6, 20, 0))
+    assert few > usual > many
+    # both are roundings
+    assert many < 1e-8
+    assert exact < 1e-8
     assert nystrom_factors(q, k, 8).start <= 1
 
 

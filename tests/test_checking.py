@@ -167,8 +167,8 @@ def test_reach_is_the_boolean_product(body: str, n: int) -> None:
         (message,) = said
         words, how = message.split("; ")
         assert words == (
-            f"`reach(layers = {layers})` does not hold at n = {n}: after {layers} layers"
-            f" query {q} has not read {k} ({len(missing):,} such pairs)"
+            f"`reach(layers = {layers})` does not hold at n = {n}: after {layers}"
+            f" layer{'s' * (layers != 1)} query {q} has not read {k} ({len(missing):,} such pairs)"
         )
         more = re.fullmatch(r"that takes (\d+), .*", how)
         if more is None:
