@@ -262,14 +262,14 @@ def test_equal_heads_share_one_meaning() -> None:
 
 
 def test_layers_times_heads_is_bounded() -> None:
-    started = time.monotonic()
+    started = time.process_time()
     assert spec_of("layers 4096 heads 64 attend full").program.attends[0].graph
     assert faults("layers 4096 heads 4096 attend full") == ["A194 a"]
     assert faults("layers 4097 attend full") == ["A194 4097"]
     assert faults("heads 5000 attend full") == ["A194 5000"]
     with pytest.raises(SpecError, match="A196"):
         spec_of("layers 4096 heads 64 attend window(radius = head + layer)")
-    assert time.monotonic() - started < 15
+    assert time.process_time() - started < 15
 
 
 # --- parameters --------------------------------------------------------------------------------
@@ -890,10 +890,10 @@ def doubling(step: str, first: str, steps: int, last: str) -> str:
     ids=["graphs", "calls", "lets", "scalars", "tokens", "deep", "deep scalars", "nested calls"],
 )
 def test_names_cannot_multiply_without_end(text: str, code: str) -> None:
-    started = time.monotonic()
+    started = time.process_time()
     found = errors(text)
     assert [fault[:4] for fault in found] == [code]
-    assert time.monotonic() - started < 8
+    assert time.process_time() - started < 8
 
 
 def test_what_the_limits_allow() -> None:

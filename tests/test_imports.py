@@ -30,10 +30,10 @@ def written(folder: Path, **files: str) -> Path:
 
 
 def refused(path: Path) -> list[Diagnostic]:
-    started = time.monotonic()
+    started = time.process_time()
     with pytest.raises(SpecError) as caught:
         load(path)
-    assert time.monotonic() - started < 10
+    assert time.process_time() - started < 10
     return list(caught.value.diagnostics)
 
 

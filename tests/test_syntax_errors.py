@@ -375,17 +375,17 @@ def test_many_mistakes_are_bounded() -> None:
     ids=lambda text: text[14:34],
 )
 def test_nesting_is_bounded(text: str) -> None:
-    start = time.monotonic()
+    start = time.process_time()
     (problem,) = problems_of(text)
-    assert time.monotonic() - start < 10
+    assert time.process_time() - start < 10
     assert problem.code == "A191"
 
 
 def test_many_brackets_are_refused_at_once() -> None:
     parse(source_of(in_body("attend x")))
-    start = time.monotonic()
+    start = time.process_time()
     problems_of(in_body("attend " + "(" * 100_000 + "x" + ")" * 100_000))
-    assert time.monotonic() - start < 1
+    assert time.process_time() - start < 1
 
 
 def test_the_deepest_nesting() -> None:
