@@ -7,7 +7,7 @@ refuses, what it costs, and builds a `Kernel` that runs it.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields, is_dataclass
+from dataclasses import dataclass, field, fields, is_dataclass, replace
 from typing import TYPE_CHECKING, Protocol, TypeAlias, runtime_checkable
 
 from attnspec.diagnostics import AttnSpecError
@@ -171,6 +171,11 @@ def mechanism_of(work: Work) -> MechanismDeclaration:
     if work.mechanism is None:
         raise ValueError("a graph alone has no mechanism")
     return work.mechanism
+
+
+def graph_of(work: Work) -> Work:
+    """The graph of a work, by itself."""
+    return replace(work, mechanism=None, hybrid=False, causal=False, layer=0)
 
 
 def runs_mechanisms(backend: Backend) -> bool:

@@ -175,7 +175,15 @@ def test_mechanisms_break_even() -> None:
 
 
 @pytest.mark.parametrize(
-    "text", ["attend linear()", "causal attend gmlp(max_length = 9)", "causal attend self + rbf()"]
+    "text",
+    [
+        "attend linear()",
+        "causal attend gmlp(max_length = 9)",
+        "causal attend self + rbf()",
+        "causal input d: ids attend same(d) + linear()",
+        "causal heads 2 input d: ids head 0 { attend linear() } head 1 { attend same(d) }",
+        "causal layers 2 attend linear() layer 1 { attend gmlp(max_length = 4) }",
+    ],
 )
 def test_what_goes_on_from_no_sums_alone(text: str) -> None:
     report = spec_of(text).analyse(9)

@@ -23,7 +23,7 @@ from attnspec.rates import dense_seconds
 from attnspec.relations import Relation
 from attnspec.stack import MOST_POSITIONS, Stack, TooMuch
 from attnspec.steps import NATURAL
-from attnspec.target import BackendError, Softcap, Work
+from attnspec.target import BackendError, Softcap, Work, graph_of
 from attnspec.works import stand_ins, works_of
 
 SIZE = 64
@@ -211,8 +211,7 @@ def _mechanism(
     count, own = len(heads), products_of(work, len(heads), size)
     exact = _Amounts(0, 0, 0, 0, True)
     if work.hybrid:
-        graph = replace(work, mechanism=None, hybrid=False, causal=False, layer=0)
-        exact = _bands(graph, count, size)
+        exact = _bands(graph_of(work), count, size)
     return StepCost(
         layers=layers,
         heads=heads,

@@ -14,7 +14,8 @@ from attnspec.analysis.quality import Figure
 from attnspec.analysis.unknown import Unknown
 from attnspec.diagnostics import SpecError
 from attnspec.planning import numbers
-from attnspec.works import works_of
+from attnspec.target import mechanism_of
+from attnspec.works import stand_ins, works_of
 
 if TYPE_CHECKING:
     from attnspec.analysis.report import Report
@@ -107,11 +108,14 @@ def _state(report: Report) -> int | None:
     from attnspec.analysis.mechanism_costs import SUMS, given_to, width_of
 
     program, n, held = report.spec.program, max(1, report.n), 0
+    if not program.causal or any(
+        attend.mechanism is None or attend.graph is not None or attend.mechanism.name not in SUMS
+        for attend in program.attends
+    ):
+        return None
     for layer in range(report.spec.layers):
-        for work, heads in works_of(program, layer, program.heads or 1, n, n, {}):
-            mechanism = work.mechanism
-            if mechanism is None or work.hybrid or not work.causal or mechanism.name not in SUMS:
-                return None
+        for work, heads in works_of(program, layer, program.heads or 1, n, n, stand_ins(program)):
+            mechanism = mechanism_of(work)
             width = width_of(mechanism.name, report.head_size, given_to(mechanism))
             # behind the sums of values that of the weights, unless nothing is divided
             divided = getattr(mechanism, "normalize", "sum") != "none"
@@ -121,14 +125,14 @@ def _state(report: Report) -> int | None:
 
 def kv_cache(report: Report) -> Figure[Any]:
     """The most keys that one head holds at one time."""
-    if _mechanisms(report) and _state(report) is not None:
+    if _state(report) is not None:
         return Figure(0, "exact", "sums of features instead")
     return Figure(max((cache.largest for cache in _caches(report)), default=0))
 
 
 def kv_cache_bytes(report: Report) -> Figure[Any]:
     """Keys and values of all heads and layers that are held at one time, or sums of features."""
-    state = _state(report) if _mechanisms(report) else None
+    state = _state(report)
     if state is not None:
         return Figure(state * 4, "exact", "sums of features and values, in float32")
     caches = _caches(report)
@@ -143,7 +147,7 @@ def kv_cache_bytes(report: Report) -> Figure[Any]:
 
 def eviction(report: Report) -> Figure[Any]:
     """When a key may go, for each different rule where it applies."""
-    if _mechanisms(report) and _state(report) is not None:
+    if _state(report) is not None:
         return Figure("each key goes into sums of one size and is gone")
     caches = _caches(report)
     if not report.n:

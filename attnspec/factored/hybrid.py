@@ -27,7 +27,7 @@ from attnspec.factored.features import Tables
 from attnspec.factored.graph_sums import GraphSums
 from attnspec.factored.hybrid_formula import HybridFormula
 from attnspec.factored.hybrid_stream import HybridStream
-from attnspec.factored.merging import graph_of, shared_quotient
+from attnspec.factored.merging import shared_quotient
 from attnspec.factored.quotients import Merged
 from attnspec.factored.summing import State, differentiate, summed
 from attnspec.formula import scale_of
@@ -39,7 +39,7 @@ from attnspec.pieces import in_rows
 from attnspec.reading_kernel import ReadingKernel
 from attnspec.relations import Relation
 from attnspec.stepped import Step, SteppedAttention
-from attnspec.target import Call, Kernel, Work, mechanism_of
+from attnspec.target import Call, Kernel, Work, graph_of, mechanism_of
 from attnspec.tiled import is_transformed
 from attnspec.workers import each
 

@@ -15,7 +15,6 @@ from attnspec.factored.merging import (
     Columns,
     Rows,
     columns_of_kernel,
-    graph_of,
     merged,
     rows_of_kernel,
     shared_quotient,
@@ -26,7 +25,7 @@ from attnspec.layout import tile_layout
 from attnspec.masking import mask_plan
 from attnspec.pieces import keys_of, rows_of
 from attnspec.runs import runs_of
-from attnspec.target import Call, Work
+from attnspec.target import Call, Work, graph_of
 from attnspec.tiled import TiledKernel
 
 TILE = 64

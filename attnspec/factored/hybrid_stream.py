@@ -10,14 +10,13 @@ from attnspec.factored.attending import check_no_dropout
 from attnspec.factored.feature_kernel import FeatureKernel
 from attnspec.factored.merging import (
     columns_of_kernel,
-    graph_of,
     merged,
     rows_of_kernel,
     shared_quotient,
 )
 from attnspec.factored.summing import State
 from attnspec.keeping import Keeper, Kept
-from attnspec.target import Call, Work
+from attnspec.target import Call, Work, graph_of
 
 
 @dataclass(frozen=True, eq=False)

@@ -6,7 +6,7 @@ All of a row is computed in one frame, the larger of that of its sums and of its
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 from torch.nn import functional
@@ -47,11 +47,6 @@ class Columns:
     def mapped(self, of: Callable[[torch.Tensor], torch.Tensor]) -> Columns:
         """The same with something made of every tensor."""
         return Columns(*(of(x) for x in (self.k, self.features, self.log, self.values)))
-
-
-def graph_of(work: Work) -> Work:
-    """The graph of a work, by itself."""
-    return replace(work, mechanism=None, hybrid=False, causal=False, layer=0)
 
 
 def shared_quotient(kernel: FeatureKernel) -> Quotient:
