@@ -44,7 +44,9 @@ class Block(nn.Module):
         super().__init__()
         self.norms = nn.ModuleList(nn.LayerNorm(WIDTH) for _ in range(2))
         shared = None if first is None else first.attention
-        self.attention = attnspec.SelfAttention(spec, WIDTH, HEADS, layer, shared=shared)
+        self.attention: attnspec.SelfAttention = attnspec.SelfAttention(
+            spec, WIDTH, HEADS, layer, shared=shared
+        )
         self.mlp = nn.Sequential(
             nn.Linear(WIDTH, 2 * WIDTH), nn.GELU(), nn.Linear(2 * WIDTH, WIDTH)
         )
