@@ -179,14 +179,15 @@ def _input(
     if entry.kind == "length":
         return tensor.view(batch, 1, 1)
     if entry.at_most is not None and batch:
-        _check_promise(entry.name, entry.at_most, tensor)
+        check_promise(entry.name, entry.at_most, tensor.sum(-1))
     return tensor
 
 
-def _check_promise(name: str, at_most: int, tensor: torch.Tensor) -> None:
-    if tensor.device.type == "meta":
+def check_promise(name: str, at_most: int, marked: torch.Tensor) -> None:
+    """Raises ValueError where an input marks more tokens of a sample, [B], than it promises."""
+    if marked.device.type == "meta":
         return
-    most = tensor.sum(-1).amax()
+    most = marked.amax()
     if torch.compiler.is_compiling():
         # a traced program cannot look at numbers, so the check becomes a part of it
         torch._assert_async(most <= at_most, f"`{name}` promises at most {at_most} tokens")

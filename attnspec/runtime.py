@@ -26,7 +26,13 @@ from attnspec.parameters import Learner
 from attnspec.planning import AUTO, ROWS, check_backend, choose
 from attnspec.relations import Relation
 from attnspec.row_layout import FEW
-from attnspec.streaming import StreamState, stream_kernel, streamable, streamed_works
+from attnspec.streaming import (
+    StreamState,
+    promised_inputs,
+    stream_kernel,
+    streamable,
+    streamed_works,
+)
 from attnspec.target import Bias, Call, Traceable, Work
 from attnspec.works import Binder, grid_of, stand_ins
 
@@ -80,16 +86,19 @@ class CompiledAttention(Learner):
         state: StreamState | None = None,
         *,
         layer: int = 0,
+        key_padding_mask: torch.Tensor | None = None,
+        inputs: Mapping[str, torch.Tensor] | None = None,
     ) -> tuple[torch.Tensor, StreamState]:
         """Goes on with a causal attention: the outputs [B, H, t, d_v] of the next t positions with
         q [B, H, t, d], k [B, H_kv, t, d] and v [B, H_kv, t, d_v], and the state after them, for the
-        next call. `state` is None at the start of a sequence, `layer` as in a call.
+        next call. `state` is None at the start of a sequence, `layer` as in a call;
+        `key_padding_mask` and `inputs` are those of the t positions, [B, t].
 
         The outputs are the rows of a call with the whole sequence. A state holds sums of the
-        features of all keys, or the keys and values that a later position may read; it stays as it
-        is, so that one may go on from it more than once.
+        features of all keys, or the keys and values that a later position may read, with their
+        padding and inputs; it stays as it is, so that one may go on from it more than once.
 
-        Raises ValueError for what is not causal, looks back without a bound, reads inputs, or
+        Raises ValueError for what is not causal, looks back without a bound, reads a length, or
         computes something else at every length; TypeError or ValueError for tensors that do not
         fit.
         """
@@ -98,8 +107,8 @@ class CompiledAttention(Learner):
         if narrow is not None:
             with torch.autocast(q.device.type, enabled=False):
                 q, k, v = (narrowed(x, narrow) for x in (q, k, v))
-                return self._step(q, k, v, state, layer)
-        return self._step(q, k, v, state, layer)
+                return self._step(q, k, v, state, layer, key_padding_mask, inputs)
+        return self._step(q, k, v, state, layer, key_padding_mask, inputs)
 
     def _step(
         self,
@@ -108,6 +117,8 @@ class CompiledAttention(Learner):
         v: torch.Tensor,
         state: StreamState | None,
         layer: int,
+        padding: torch.Tensor | None,
+        inputs: Mapping[str, torch.Tensor] | None,
     ) -> tuple[torch.Tensor, StreamState]:
         check_tensors(self.program, q, k, v)
         if self._waits:
@@ -116,11 +127,14 @@ class CompiledAttention(Learner):
         prepared = self._streams.get(key, lambda: apart(lambda: self._stream(*key)))
         outs, parts = [], []
         first = StreamState.first(state, len(prepared.groups), q, k, v)
+        check_padding(padding, q.shape[0], q.shape[2], q.device)
+        data = check_inputs(self.program, inputs, q.shape[0], q.shape[2], q.device)
         if 0 in (q.shape[0], q.shape[2]):
             return _nothing(q, k, v), first.after(q.shape[2], first.parts)
+        first = first.with_marked(self.program, data)
         for group, part in zip(prepared.groups, first.parts, strict=True):
             draw = 0 if self.draws is None else self.draws.number(layer, group.redraw)
-            call = Call(tables=self._tables(group, layer, q.device), draw=draw)
+            call = Call(padding, 0.0, self._tables(group, layer, q.device), data, draw)
             given = (
                 selected(q, 1, group.queries),
                 selected(k, 1, group.keys),
@@ -133,10 +147,10 @@ class CompiledAttention(Learner):
         return out, first.after(q.shape[2], parts)
 
     def _stream(self, layer: int, heads: int, keys: int, device: str) -> Prepared:
-        place = torch.device(device)
+        place, promised = torch.device(device), promised_inputs(self.program)
         groups = []
         for work, members in streamed_works(self._binder, layer, heads):
-            kernel = stream_kernel(work, members, place, self.backend)
+            kernel = stream_kernel(work, members, place, self.backend, promised)
             tables = self.tables_of(work)
             groups.append(group_of(kernel, work, members, heads, heads // keys, tables, place))
         return together(groups, heads, place)

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
 from typing import cast
 
 import torch
 
+from attnspec.arguments import check_promise
+from attnspec.ir import Program
 from attnspec.keeping import Keeper, Kept
-from attnspec.look_back import look_back
+from attnspec.look_back import lag_of_data, look_back
 from attnspec.planning import choose
 from attnspec.target import Call, Kernel, Streamable, Work
 from attnspec.works import Binder
@@ -17,12 +19,14 @@ from attnspec.works import Binder
 
 @dataclass(frozen=True, eq=False)
 class StreamState:
-    """What a causal attention keeps of the first `position` positions, for each group of heads, and
-    of what tensors they were."""
+    """What a causal attention keeps of the first `position` positions, for each group of heads, of
+    what tensors they were, and how many tokens of each sample, int64 [B], the inputs marked that
+    promise a bound."""
 
     position: int
     parts: tuple[object, ...]
     tensors: str
+    marked: Mapping[str, torch.Tensor] = field(default_factory=dict)
 
     @staticmethod
     def first(
@@ -56,6 +60,18 @@ class StreamState:
         """The state so many positions later."""
         return replace(self, position=self.position + positions, parts=tuple(parts))
 
+    def with_marked(self, program: Program, data: Mapping[str, torch.Tensor]) -> StreamState:
+        """The state with the tokens that inputs mark in the next positions counted; raises
+        ValueError where they are more than an input promises."""
+        marked = dict(self.marked)
+        for entry in program.inputs:
+            if entry.at_most is None or entry.name not in data:
+                continue
+            here = data[entry.name].sum(-1)
+            marked[entry.name] = marked.get(entry.name, 0) + here
+            check_promise(entry.name, entry.at_most, marked[entry.name])
+        return replace(self, marked=marked)
+
 
 def _described(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> str:
     """What tensors share with those of all other steps of a sequence."""
@@ -76,26 +92,46 @@ def streamed_works(binder: Binder, layer: int, heads: int) -> list[tuple[Work, t
         )
     if binder.depends_on_length(layer):
         raise ValueError(f"what `{name}` computes depends on n, which is not known before the end")
-    return binder.works(layer, heads, 1, 1)
+    found = binder.works(layer, heads, 1, 1)
+    reads = {each for work, _ in found for each in work.reads}
+    for entry in binder.program.inputs:
+        if entry.kind == "length" and entry.name in reads:
+            raise ValueError(
+                f"the graph reads the length `{entry.name}`, a number of the whole sequence, which"
+                " is not known before the end"
+            )
+    return found
 
 
-def stream_kernel(work: Work, heads: tuple[int, ...], device: torch.device, backend: str) -> Kernel:
-    """What goes on with a work; raises ValueError where nothing can."""
+def promised_inputs(program: Program) -> frozenset[str]:
+    """The inputs that promise how many tokens they mark."""
+    return frozenset(entry.name for entry in program.inputs if entry.at_most is not None)
+
+
+def stream_kernel(
+    work: Work,
+    heads: tuple[int, ...],
+    device: torch.device,
+    backend: str,
+    promised: frozenset[str] = frozenset(),
+) -> Kernel:
+    """What goes on with a work, where the inputs `promised` mark a bounded number of tokens; raises
+    ValueError where nothing can."""
     if work.mechanism is not None and not work.hybrid:
         kernel = choose(work, device.type, backend).build(work, heads, device)
         if not isinstance(kernel, Streamable):
             raise ValueError(f"`{work.mechanism.name}` has no state of constant size to go on from")
         return kernel
-    if work.reads:
-        names = ", ".join(f"`{name}`" for name in work.reads)
-        raise ValueError(f"the graph reads the run-time input {names}, which a step does not take")
-    found = look_back(work.relation)
-    if found is None:
+    found = look_back(work.relation, promised)
+    lag = lag_of_data(work.relation)
+    if found is None or (found.marked and lag):
         raise ValueError(
             "the graph has no bound on how far back a position reads, at every length: a step keeps"
-            " the keys of windows, blocks and first positions"
+            " the keys of windows, blocks and first positions, and of `columns(x)` where the input"
+            " promises how many there are, `input x: tokens(at_most = 16)`"
         )
-    keeper = Keeper(found, heads, device)
+    # an input that is read at earlier positions is kept with their keys
+    keeper = Keeper(replace(found, before=found.before + lag), heads, device)
     if work.mechanism is None:
         return cast(Kernel, GraphStream(work, keeper))
     kernel = choose(work, device.type, backend).build(work, heads, device)
@@ -121,7 +157,8 @@ class GraphStream:
     ) -> tuple[torch.Tensor, object]:
         batch, heads, rows, size = q.shape
         keys = k.shape[1]
-        seen = self.keeper.seen(self.work, k, v, state if isinstance(state, Kept) else None)
+        before = state if isinstance(state, Kept) else None
+        seen = self.keeper.seen(self.work, k, v, call, before)
         grouped = q.view(batch, keys, heads // keys, 1, rows, size)
         k, v = seen.keys[:, :, None], seen.values[:, :, None]
         out = seen.formula(grouped, k, v, seen.blocks, call)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TypeAlias
 
 import pytest
@@ -33,6 +33,24 @@ GRAPHS = [
 ]
 
 
+INPUTS = [
+    "causal input x: ids attend window(before = 7, after = 0) & same(x)",
+    "causal input x: ids attend window(radius = 9) - same(x) score alibi() normalize softmax1",
+    "causal input x: ids attend shift(same(x), by = 4) & window(before = 5, after = 0)",
+    "causal input x: ids attend window(before = 6, after = 0) & transpose(shift(same(x), by = 3))",
+    "causal input y: tokens(at_most = 12) attend window(before = 2, after = 0) | columns(y)",
+    "causal input y: tokens attend window(before = 9, after = 0) & (columns(y) | rows(y))",
+    "causal input y: tokens(at_most = 12) attend block(size = 4)"
+    " | columns((y | first(2)) - every(3))",
+    "causal input x: ids input y: tokens(at_most = 12)"
+    " attend (window(before = 2, after = 0) | columns(y)) & same(x)",
+    "causal heads 2 input x: ids attend window(before = 3, after = 0)"
+    " head 1 { attend window(before = 5, after = 0) & same(x) }",
+    "causal input x: ids attend (window(before = 5, after = 0) & same(x)) + favor(features = 8)",
+    "causal input y: tokens(at_most = 12) attend columns(y) + linear()",
+]
+
+
 Given: TypeAlias = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
 
 
@@ -57,12 +75,22 @@ def part_of(given: Given, low: int, high: int) -> Given:
 
 
 def in_steps(
-    module: CompiledAttention, given: Given, sizes: Sequence[int]
+    module: CompiledAttention,
+    given: Given,
+    sizes: Sequence[int],
+    padding: torch.Tensor | None = None,
+    inputs: Mapping[str, torch.Tensor] | None = None,
 ) -> tuple[torch.Tensor, StreamState | None]:
     state: StreamState | None = None
     outs, at = [], 0
     for size in sizes:
-        out, state = module.step(*part_of(given, at, at + size), state)
+        here = slice(at, at + size)
+        out, state = module.step(
+            *part_of(given, at, at + size),
+            state,
+            key_padding_mask=None if padding is None else padding[:, here],
+            inputs=None if inputs is None else {x: y[:, here] for x, y in inputs.items()},
+        )
         outs.append(out)
         at += size
     return torch.cat(outs, 2), state
@@ -78,6 +106,98 @@ def test_steps_are_the_rows_of_one_call(body: str, keys: int) -> None:
         torch.testing.assert_close(found, meant, rtol=1e-8, atol=1e-8)
         assert state is not None
         assert state.position == 83
+
+
+def inputs_of(module: CompiledAttention, n: int) -> dict[str, torch.Tensor]:
+    """Runs of documents, not in order, and twelve marked tokens, others in every sample."""
+    source = torch.Generator().manual_seed(n)
+    documents = torch.randint(0, 4, (3, n // 9 + 1), generator=source).repeat_interleave(9, 1)
+    marked = torch.rand(3, n, generator=source).argsort(1) < 12
+    every = {"x": documents[:, :n], "y": marked}
+    return {entry.name: every[entry.name] for entry in module.program.inputs}
+
+
+SPLITS = ([1] * 83, [83], [70, 1, 1, 11], [3, 64, 16], [5, 0, 78])
+
+
+@pytest.mark.parametrize("body", INPUTS)
+@pytest.mark.parametrize("padded", [False, True])
+def test_steps_take_the_inputs_of_their_positions(body: str, padded: bool) -> None:
+    module, given = module_of(body), tensors(83)
+    inputs = inputs_of(module, 83)
+    padding = real_keys(83) if padded else None
+    meant = module(*given, key_padding_mask=padding, inputs=inputs)
+    for sizes in SPLITS:
+        found, _ = in_steps(module, given, sizes, padding, inputs)
+        torch.testing.assert_close(found, meant, rtol=1e-8, atol=1e-8)
+
+
+def real_keys(n: int) -> torch.Tensor:
+    """Padding in front, in the middle and at the end of samples."""
+    padding = torch.ones(3, n, dtype=torch.bool)
+    padding[0, : n // 5] = False
+    padding[1, n // 2 : n // 2 + n // 8] = False
+    padding[2, -n // 4 :] = False
+    return padding
+
+
+@pytest.mark.parametrize("body", [*CAUSAL, *GRAPHS])
+def test_steps_take_the_padding_of_their_positions(body: str) -> None:
+    module, given, padding = module_of(body), tensors(83), real_keys(83)
+    meant = module(*given, key_padding_mask=padding)
+    for sizes in SPLITS:
+        found, _ = in_steps(module, given, sizes, padding)
+        torch.testing.assert_close(found, meant, rtol=1e-8, atol=1e-8)
+
+
+def test_padding_may_begin_and_end_with_any_step() -> None:
+    module, given, padding = module_of(GRAPHS[0]), tensors(20), torch.ones(3, 20, dtype=torch.bool)
+    padding[:, 8:12] = False
+    meant = module(*given, key_padding_mask=padding)
+    first, state = module.step(*part_of(given, 0, 8))
+    second, state = module.step(*part_of(given, 8, 14), state, key_padding_mask=padding[:, 8:14])
+    third, _ = module.step(*part_of(given, 14, 20), state)
+    torch.testing.assert_close(torch.cat([first, second, third], 2), meant)
+
+
+def test_inputs_of_a_step_are_differentiated_through() -> None:
+    module, given = module_of(INPUTS[7]), tensors(30)
+    inputs = inputs_of(module, 30)
+    for part in given:
+        part.requires_grad_()
+    meant = torch.autograd.grad(module(*given, inputs=inputs).square().sum(), given)
+    out, _ = in_steps(module, given, [11, 1, 18], None, inputs)
+    torch.testing.assert_close(torch.autograd.grad(out.square().sum(), given), meant)
+
+
+def test_inputs_of_a_step_are_checked() -> None:
+    module, given = module_of(INPUTS[7]), tensors(8)
+    inputs = inputs_of(module, 8)
+    with pytest.raises(ValueError, match="needs its input `x`"):
+        module.step(*given)
+    with pytest.raises(
+        ValueError, match=r"the input `x` must have the shape \[3, 8\], got \[3, 7\]"
+    ):
+        module.step(*given, inputs={"x": inputs["x"][:, :7], "y": inputs["y"]})
+    with pytest.raises(ValueError, match=r"key_padding_mask must have the shape \[3, 8\]"):
+        module.step(*given, inputs=inputs, key_padding_mask=torch.ones(3, 9, dtype=torch.bool))
+    # eight here and eight there are more than twelve, as in one call
+    many = {"x": inputs["x"], "y": torch.ones(3, 8, dtype=torch.bool)}
+    _, state = module.step(*given, inputs=many)
+    with pytest.raises(ValueError, match="`y` promises at most 12 tokens, got 16"):
+        module.step(*given, state, inputs=many)
+
+
+def test_marked_keys_alone_are_kept_beside_the_latest() -> None:
+    module, given = module_of(INPUTS[4]), tensors(60)
+    inputs = {"y": torch.zeros(3, 60, dtype=torch.bool)}
+    inputs["y"][0, [3, 20]] = True
+    inputs["y"][1, 30] = True
+    _, state = in_steps(module, given, [25, 1, 34], None, inputs)
+    assert state is not None
+    (kept,) = state.parts
+    assert isinstance(kept, Kept)
+    assert kept.positions.tolist() == [3, 20, 30, 58, 59]
 
 
 def test_one_may_go_on_from_a_state_twice() -> None:
@@ -114,7 +234,25 @@ def test_a_state_does_not_grow() -> None:
         ("causal attend residue(step = 3)", "no bound on how far back"),
         ("causal attend window(radius = isqrt(n))", "depends on n"),
         ("causal attend window(radius = 3) | columns(last(2))", "no bound on how far back"),
-        ("causal input x: ids attend same(x) & window(radius = 3)", "reads the run-time input `x`"),
+        ("causal input x: ids attend same(x)", "no bound on how far back"),
+        ("causal input x: tokens attend window(radius = 3) | columns(x)", "promises how many"),
+        (
+            "causal input x: tokens(at_most = 4) attend window(radius = 3) | global(x)",
+            "no bound on how far back",
+        ),
+        (
+            "causal input x: tokens(at_most = 4) input y: ids"
+            " attend columns(x) & shift(same(y), by = 2)",
+            "no bound on how far back",
+        ),
+        (
+            "causal input x: length attend window(radius = 3) & prefix(x)",
+            "a number of the whole sequence, which is not known before the end",
+        ),
+        (
+            "causal input x: ids attend shift(same(x), by = -1) & window(radius = 3)",
+            "no bound on how far back",
+        ),
     ],
 )
 def test_what_cannot_go_on_says_why(body: str, message: str) -> None:

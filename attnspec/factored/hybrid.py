@@ -296,6 +296,10 @@ class ReadingHybrid(ReadingKernel):
     def unknown(self) -> Kernel:
         return HybridFormula(self.work, self.heads, self.kernel, self.device)
 
+    def streamed(self, keeper: Keeper) -> HybridStream:
+        """What goes on with it from a state, inputs coming with their positions."""
+        return HybridStream(self.work, self.kernel, keeper)
+
 
 def hybrid_kernel(
     work: Work, heads: tuple[int, ...], device: torch.device

@@ -44,7 +44,7 @@ class HybridStream:
         if isinstance(state, HybridState):
             sums, kept = state.sums, state.kept
         rows, after = rows_of_kernel(self.kernel, given, sums)
-        seen = self.keeper.seen(graph_of(self.work), given.k, given.v, kept)
+        seen = self.keeper.seen(graph_of(self.work), given.k, given.v, call, kept)
         columns = columns_of_kernel(self.kernel, replace(given, k=seen.keys, v=seen.values))
         one = rows.mapped(lambda x: x.unsqueeze(3))
         all_keys = columns.mapped(lambda x: x.unsqueeze(2))
