@@ -5,7 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from attnspec.algebra import Complement, Intersection, Shift, Transpose, Union
+from attnspec.distances import extent_of
+from attnspec.patterns.where import Where
 from attnspec.relations import Relation
+from attnspec.scalars import Apply, Scalar, symbols
 from attnspec.target import StandIn, reads_data
 from attnspec.tokens import (
     Every,
@@ -63,6 +66,8 @@ def look_back(relation: Relation, promised: frozenset[str] = frozenset()) -> Loo
         if inner is None or relation.by < 0 or inner.marked:
             return None
         return LookBack(inner.first + relation.by, inner.before)
+    if isinstance(relation, Complement) and isinstance(relation.term, Where):
+        return _of_predicate(relation.term, Apply("not", (relation.term.predicate,)))
     return _of_pattern(relation, promised)
 
 
@@ -82,6 +87,8 @@ def lag_of_data(relation: Relation) -> int:
 
 
 def _of_pattern(relation: Relation, promised: frozenset[str]) -> LookBack | None:
+    if isinstance(relation, Where):
+        return _of_predicate(relation, relation.predicate)
     given = vars(relation)
     match relation.name:
         case "self":
@@ -100,6 +107,12 @@ def _of_pattern(relation: Relation, promised: frozenset[str]) -> LookBack | None
             return None if found is None or found.marked else found
         case _:
             return None
+
+
+def _of_predicate(relation: Relation, predicate: Scalar) -> LookBack | None:
+    """What the bounds of a predicate show, where the pairs of `where` are those of every length."""
+    extent = extent_of(predicate) if _is_steady(relation) else None
+    return None if extent is None else LookBack(extent.first, extent.before)
 
 
 def _of_columns(tokens: TokenSet, promised: frozenset[str]) -> LookBack | None:
@@ -144,6 +157,8 @@ def _is_steady(relation: Relation) -> bool:
         return _is_steady(relation.term)
     if isinstance(relation, Shift):
         return relation.by >= 0 and _is_steady(relation.term)
+    if isinstance(relation, Where):
+        return set(symbols(relation.predicate)) <= {"q", "k"}
     if relation.name in ("columns", "rows", "global"):
         return _are_steady(vars(relation)["tokens"])
     return relation.name in _STEADY or _of_pattern(relation, frozenset()) is not None

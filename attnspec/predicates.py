@@ -267,7 +267,7 @@ def _parts(predicate: Apply, at: _Sides) -> Relation | None:
 def _compared(op: str, first: Scalar, second: Scalar, at: _Sides) -> Relation | None:
     """`first op second`: as limits of one number, where the two can be told apart."""
     strict = op == "<"
-    if strict and not (_whole(first) and _whole(second)):
+    if strict and not (is_whole(first) and is_whole(second)):
         return None
     # whole numbers a < b are those with a <= b - 1
     upper = _sum(second, -1) if strict else second
@@ -313,7 +313,7 @@ def _remainder(
 ) -> Relation | None:
     """low <= x mod m <= high: equal remainders of the two sides of x, or few ranges of x."""
     inner, modulus = number.args
-    if not isinstance(modulus, int) or modulus < 1 or not _whole(inner):
+    if not isinstance(modulus, int) or modulus < 1 or not is_whole(inner):
         return None
     least = 0 if low is None else _number(low)
     most = modulus - 1 if high is None else _number(high)
@@ -380,9 +380,9 @@ def _sum(scalar: Scalar, number: int) -> Scalar:
     return _settled(Apply("+", (scalar, number)))
 
 
-def _whole(scalar: Scalar) -> bool:
+def is_whole(scalar: Scalar) -> bool:
     """Whether a scalar is a whole number whatever q and k are."""
     if isinstance(scalar, Apply):
         rounded = scalar.op in ("isqrt", "ceil", "floor")
-        return rounded or (scalar.op in _WHOLE and all(_whole(arg) for arg in scalar.args))
+        return rounded or (scalar.op in _WHOLE and all(is_whole(arg) for arg in scalar.args))
     return not isinstance(scalar, float)

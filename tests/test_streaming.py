@@ -29,6 +29,7 @@ GRAPHS = [
     "causal heads 2 attend window(before = 3, after = 0) head 1 { attend linear() }",
     "causal attend window(before = 9, after = 0) + linear(feature = exp)",
     "causal attend (window(before = 9, after = 0) | columns(first(2))) + favor(features = 8)",
+    "causal attend where(q - k in {0, 1, 5} or k < 2)",
     "causal attend window(radius = 3) + taylor() score softcap(cap = 2) score alibi()",
 ]
 
