@@ -66,7 +66,7 @@ def _is_metadata(top: str) -> bool:
 
 def packaged(folders: dict[str, str], root: Path) -> set[str]:
     """The files that a wheel should hold: sources and data, under their import names."""
-    suffixes = {".py", ".attn", ".json", ".lark", ".toml", ".typed"}
+    suffixes = {".py", ".attn", ".html", ".json", ".lark", ".toml", ".typed"}
     return {
         "/".join((*package.split("."), *path.relative_to(root / folder).parts))
         for package, folder in folders.items()

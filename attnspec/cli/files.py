@@ -9,17 +9,17 @@ import stat
 from pathlib import Path
 
 
-def write_result(path: str, text: str, *, force: bool) -> None:
-    """Write a new file, or over one that holds the same text or that `force` gives up.
+def write_result(path: str, content: str | bytes, *, force: bool) -> None:
+    """Write a new file, or over one that holds the same content or that `force` gives up.
 
     Raises OSError.
     """
     target = Path(path)
     if target.is_file() and not force:
-        if target.read_bytes() == text.encode("utf-8"):
+        if target.read_bytes() == _bytes(content):
             return
         raise FileExistsError(errno.EEXIST, "holds something else (--force writes over it)", path)
-    replace_file(target, text)
+    replace_file(target, content)
 
 
 def require_folder(path: str) -> None:
@@ -30,13 +30,13 @@ def require_folder(path: str) -> None:
         raise OSError(number, os.strerror(number), path)
 
 
-def replace_file(path: Path, text: str) -> None:
-    """Put a text in place in one step: whoever looks sees the old file or the new one, whole.
+def replace_file(path: Path, content: str | bytes) -> None:
+    """Put a text, or bytes, in place in one step: whoever looks sees the old file or the new one.
 
     Links are followed, permissions stay, devices and pipes are written to. Raises OSError that
     names `path`; the old file is then as it was, and nothing else is left.
     """
-    data = text.encode("utf-8")
+    data = _bytes(content)
     try:
         mode = path.stat().st_mode if path.exists() else None
         if mode is not None and not (stat.S_ISREG(mode) or stat.S_ISDIR(mode)):
@@ -49,6 +49,10 @@ def replace_file(path: Path, text: str) -> None:
         _move_in(target, data, mode)
     except OSError as error:
         raise OSError(error.errno, error.strerror, os.fspath(path)) from None
+
+
+def _bytes(content: str | bytes) -> bytes:
+    return content.encode("utf-8") if isinstance(content, str) else content
 
 
 def _later_than(new: Path, old: Path) -> None:

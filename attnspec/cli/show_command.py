@@ -1,9 +1,10 @@
-"""`attnspec show`: the pattern as a picture in the terminal."""
+"""`attnspec show`: the pattern as a picture, in the terminal or in a file."""
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 
 import click
 
@@ -12,6 +13,7 @@ from attnspec.cli.failures import LimitReached, fitting
 from attnspec.cli.inputs import read_inputs
 from attnspec.cli.options import (
     count,
+    force_option,
     head_option,
     input_option,
     length_option,
@@ -19,8 +21,10 @@ from attnspec.cli.options import (
     set_option,
     spec_argument,
 )
-from attnspec.cli.specs import length_of, spec_at
+from attnspec.cli.picture_files import require_target, write_picture
+from attnspec.cli.specs import length_of, shown_path, spec_at
 from attnspec.ir import inputs_of
+from attnspec.show.figure import Figure, figure
 from attnspec.show.panels import has_graph, sheet
 from attnspec.show.tally import TooLong
 from attnspec.show.terminal import Signs, draw
@@ -36,9 +40,16 @@ DEFAULT_LENGTH = 64
     "--layer",
     metavar="I",
     callback=count,
-    help="The layer, from 0; the first that has pairs, if not given.",
+    help="The layer, from 0; if not given, the first that has pairs, in a file all that differ.",
 )
 @head_option
+@click.option(
+    "-o",
+    "output",
+    metavar="FILE",
+    help="Write a .png (needs matplotlib), .svg or .html instead; the last says why each pair is.",
+)
+@force_option
 @input_option
 @name_option
 @set_option
@@ -47,36 +58,52 @@ def command(
     length: int | None,
     layer: int | None,
     head: int | None,
+    output: str | None,
+    force: bool,
     inputs: Mapping[str, str],
     name: str | None,
     parameters: Mapping[str, str],
 ) -> None:
-    """Draw which query reads which key, in the terminal.
+    """Draw which query reads which key, in the terminal or in a file.
 
     Rows are queries, columns are keys. Without --head, all heads of the layer that differ from each
     other are drawn. A sequence too long for the terminal is drawn in cells, each as bright as it is
-    full.
+    full. In a file, the heads of all layers are drawn, each pair in the colour of the term that has
+    it.
 
-    Example: attnspec show longformer.attn -n 256 --set radius=16
+    Example: attnspec show longformer.attn -n 256 --set radius=16 -o longformer.html
     """
+    if output is not None:
+        require_target(output, spec)
     loaded = spec_at(spec, name, parameters)
     n = length_of(loaded.program, length, DEFAULT_LENGTH)
+    require_slot(loaded, layer, head)
+    if output is not None:
+        write_picture(output, drawn(loaded, n, layer, head, inputs), force=force)
+        console.say(f"wrote {shown_path(output)}")
+        return
     if layer is None:
         layers = range(loaded.program.layers or 1)
         layer = next((each for each in layers if has_graph(loaded, each)), 0)
     console.result(picture(loaded, n, layer, head, inputs))
 
 
+def drawn(
+    spec: Spec, n: int, layer: int | None, head: int | None, inputs: Mapping[str, str]
+) -> Figure:
+    """What a picture in a file shows."""
+    layers = range(spec.layers) if layer is None else [layer]
+    given = read_inputs(spec, inputs, needed_inputs(spec, layers, head), n)
+    with fitting(), in_time():
+        return figure(spec, n, layer=layer, head=head, inputs=given)
+
+
 def picture(spec: Spec, n: int, layer: int, head: int | None, inputs: Mapping[str, str]) -> str:
     """The whole text of a picture for standard output, with colours where it shows them."""
     width = console.width()
-    require_slot(spec, layer, head)
-    given = read_inputs(spec, inputs, needed_inputs(spec, layer, head), n)
-    with fitting():
-        try:
-            drawn = sheet(spec, n, layer=layer, head=head, inputs=given, width=width)
-        except TooLong as error:
-            raise LimitReached(str(error)) from None
+    given = read_inputs(spec, inputs, needed_inputs(spec, [layer], head), n)
+    with fitting(), in_time():
+        drawn = sheet(spec, n, layer=layer, head=head, inputs=given, width=width)
     signs: Signs = "blocks"
     if sys.stdout is not None and console.is_ascii(sys.stdout):
         signs = "ascii"
@@ -91,7 +118,16 @@ def picture(spec: Spec, n: int, layer: int, head: int | None, inputs: Mapping[st
     return "\n".join([name, facts, "", body.plain, *drawn.footer])
 
 
-def require_slot(spec: Spec, layer: int, head: int | None) -> None:
+@contextmanager
+def in_time() -> Iterator[None]:
+    """A picture that would take too long reaches a limit of the compiler."""
+    try:
+        yield
+    except TooLong as error:
+        raise LimitReached(str(error)) from None
+
+
+def require_slot(spec: Spec, layer: int | None, head: int | None) -> None:
     """Refuse a layer or head that the spec does not have."""
     for what, number, most in (("layer", layer, spec.layers), ("head", head, spec.heads)):
         if number is not None and most is not None and number >= most:
@@ -101,8 +137,8 @@ def require_slot(spec: Spec, layer: int, head: int | None) -> None:
             )
 
 
-def needed_inputs(spec: Spec, layer: int, head: int | None) -> set[str]:
-    """The run-time inputs that the graphs of a layer, or of one of its heads, read."""
+def needed_inputs(spec: Spec, layers: Iterable[int], head: int | None) -> set[str]:
+    """The run-time inputs that the graphs of some layers, or of one head of each, read."""
     heads = range(spec.heads or 1) if head is None else [head]
-    attends = [spec.program.attend(layer, one) for one in heads]
+    attends = [spec.program.attend(layer, one) for layer in layers for one in heads]
     return {name for a in attends if a.graph is not None for name in inputs_of(a.graph)}

@@ -9,7 +9,7 @@ from rich.text import Text
 
 from attnspec.algebra import Intersection, difference
 from attnspec.analysis.differences import Pairs, row_text
-from attnspec.elaborate.coverage import ranges
+from attnspec.show.places import places
 from attnspec.show.tally import tally
 from attnspec.show.terminal import room_for, side_for
 
@@ -114,23 +114,7 @@ def _examples(pairs: Pairs | None) -> str:
 
 def _where(one: Compared, found: Difference) -> str:
     """Which layers and heads these are; "" where there is one of each."""
-    every = {slot for other in found.compared for slot in other.slots}
-    if len(every) == 1:
-        return ""
-    if len(one.slots) == len(every):
-        return "every head"
-    heads: dict[tuple[int, ...], list[int]] = {}
-    for layer in sorted({layer for layer, _ in one.slots}):
-        own = tuple(sorted(head for at, head in one.slots if at == layer))
-        heads.setdefault(own, []).append(layer)
-    layers, of_layer = ({slot[side] for slot in every} for side in (0, 1))
-    parts = []
-    for own, at in heads.items():
-        words = [f"layer {ranges(at)}"] if len(layers) > 1 and len(at) < len(layers) else []
-        if len(of_layer) > 1:
-            words.append("every head" if len(own) == len(of_layer) else f"head {ranges(list(own))}")
-        parts.append(" ".join(words) or "every layer")
-    return "; ".join(parts)
+    return places(one.slots, {slot for other in found.compared for slot in other.slots})
 
 
 # --- the picture ----------------------------------------------------------------------------------

@@ -9,6 +9,7 @@ import numpy.typing as npt
 
 from attnspec.elaborate.coverage import ranges
 from attnspec.relations import Relation
+from attnspec.show.places import Slot
 from attnspec.show.tally import Tally, tally
 from attnspec.show.terminal import Panel, room_for, side_for
 from attnspec.spec import Spec
@@ -32,78 +33,109 @@ class Sheet:
     footer: tuple[str, ...]
 
 
+@dataclass(frozen=True)
+class Group:
+    """The layers and heads that have the same pairs, and the same formula beside them if any."""
+
+    relation: Relation
+    formula: str | None
+    slots: tuple[Slot, ...]
+
+
 def sheet(spec: Spec, n: int, *, layer: int, head: int | None, inputs: Sample, width: int) -> Sheet:
     """The pictures of a layer at n positions: of one head, or of all that differ from each other.
 
     `width` is what a picture may take, in columns. Raises SpecError where a head has no pairs.
     """
-    groups, without = _groups(spec, n, layer, head, inputs)
+    groups, without = grouped(spec, n, [layer], head, inputs)
     room = room_for(n, width)
     side = side_for(n, room if n <= room else min(room, MOST_CELLS))
-    drawn = list(groups.items())[:MOST_PANELS]
-    causal = spec.program.causal
     several = spec.heads is not None and (len(groups) > 1 or bool(without))
-    grid = spec.grid(n) if n else ()
-    period = grid[-1] if grid and not spec.program.extra_tokens else None
     panels = []
-    for relation, heads in drawn:
-        counted = tally(relation, n, side, causal)
-        title = [f"head {ranges(heads)}"] if several else []
-        title += _facts(counted) if several else [", ".join(_facts(counted))]
-        formula = spec.program.attend(layer, heads[0]).mechanism
-        if formula is not None:
-            title.append(f"`{formula.name}` on all other pairs{' of the past' if causal else ''}")
-        panels.append(Panel(tuple(title), counted, period))
+    for group in groups[:MOST_PANELS]:
+        counted = tally(group.relation, n, side, spec.program.causal)
+        title = [f"head {_heads(group.slots)}"] if several else []
+        title += facts(counted) if several else [", ".join(facts(counted))]
+        title += beside(group, spec)
+        panels.append(Panel(tuple(title), counted, period(spec, n)))
     footer = [
-        f"head {ranges(heads)}: `{name}` is a formula and has no pairs"
-        for name, heads in without.items()
+        f"head {_heads(slots)}: `{name}` is a formula and has no pairs"
+        for name, slots in without.items()
     ]
-    rest = [head for heads in list(groups.values())[MOST_PANELS:] for head in heads]
+    rest = [slot for group in groups[MOST_PANELS:] for slot in group.slots]
     if rest:
-        footer.append(f"not drawn: head {ranges(rest)}; --head chooses one")
+        footer.append(f"not drawn: head {_heads(rest)}; --head chooses one")
     footer.extend(_other_layers(spec, layer))
-    return Sheet(_header(spec, n, layer, head), tuple(panels), tuple(footer))
+    return Sheet(header(spec, n, layer, head), tuple(panels), tuple(footer))
 
 
-def _groups(
-    spec: Spec, n: int, layer: int, head: int | None, inputs: Sample
-) -> tuple[dict[Relation, list[int]], dict[str, list[int]]]:
-    """The heads of each distinct relation, and those of each mechanism that stands alone."""
-    groups: dict[Relation, list[int]] = {}
-    without: dict[str, list[int]] = {}
+def grouped(
+    spec: Spec, n: int, layers: Iterable[int], head: int | None, inputs: Sample
+) -> tuple[list[Group], dict[str, list[Slot]]]:
+    """What differs among the heads of some layers, and those of each mechanism that stands alone.
+
+    Raises SpecError where none has pairs.
+    """
+    groups: dict[tuple[Relation, str | None], list[Slot]] = {}
+    without: dict[str, list[Slot]] = {}
     # relations with run-time inputs are compared by the identity of those
     stack, bound = Stack(spec), dict[int, Relation]()
-    slots = spec.program.slots[0 if spec.program.layers is None else layer]
-    for one in range(spec.heads or 1) if head is None else [head]:
-        attend = spec.program.attend(layer, one)
-        if attend.graph is None and attend.mechanism is not None:
-            without.setdefault(attend.mechanism.name, []).append(one)
-        else:
-            slot = slots[0 if spec.program.heads is None else one]
-            if slot not in bound or stack.differs(slot):
-                bound[slot] = spec.relation(n, layer, one, inputs)
-            groups.setdefault(bound[slot], []).append(one)
+    program = spec.program
+    for layer in layers:
+        row = program.slots[0 if program.layers is None else layer]
+        for one in range(spec.heads or 1) if head is None else [head]:
+            attend = program.attend(layer, one)
+            formula = None if attend.mechanism is None else attend.mechanism.name
+            if attend.graph is None and formula is not None:
+                without.setdefault(formula, []).append((layer, one))
+                continue
+            number = row[0 if program.heads is None else one]
+            if number not in bound or stack.differs(number):
+                bound[number] = spec.relation(n, layer, one, inputs)
+            groups.setdefault((bound[number], formula), []).append((layer, one))
     if not groups:
         first = next(iter(without.values()))[0]
         # says what a mechanism lacks, with its place in the text
-        spec.relation(n, layer, first, inputs)
-    return groups, without
+        spec.relation(n, *first, inputs)
+    found = [Group(relation, name, tuple(slots)) for (relation, name), slots in groups.items()]
+    return found, without
 
 
-def _header(spec: Spec, n: int, layer: int, head: int | None) -> tuple[str, str]:
+def beside(group: Group, spec: Spec) -> list[str]:
+    """The line about the mechanism that stands beside a graph, if there is one."""
+    if group.formula is None:
+        return []
+    past = " of the past" if spec.program.causal else ""
+    return [f"`{group.formula}` on all other pairs{past}"]
+
+
+def period(spec: Spec, n: int) -> int | None:
+    """How many positions a line of the grid has, where the sequence is one."""
+    grid = spec.grid(n) if n else ()
+    return grid[-1] if grid and not spec.program.extra_tokens else None
+
+
+def _heads(slots: Iterable[Slot]) -> str:
+    return ranges([head for _, head in slots])
+
+
+def header(spec: Spec, n: int, layer: int | None, head: int | None) -> tuple[str, str]:
+    """The name with its parameters, and the length, the grid and the layers and heads shown."""
     values = ", ".join(f"{name} = {value}" for name, value in spec.parameters.items())
     where = [f"n = {n:,}"]
     grid = spec.grid(n) if n else ()
     if grid:
         where.append(f"grid {' × '.join(str(extent) for extent in grid)}")
     if spec.layers > 1:
-        where.append(f"layer {layer} of {spec.layers}")
+        where.append(
+            f"{spec.layers} layers" if layer is None else f"layer {layer} of {spec.layers}"
+        )
     if spec.heads is not None:
         where.append(f"{spec.heads} heads" if head is None else f"head {head} of {spec.heads}")
     return (f"{spec.name}({values})" if values else spec.name, " · ".join(where))
 
 
-def _facts(counted: Tally) -> list[str]:
+def facts(counted: Tally) -> list[str]:
     """`540 of 4,096 pairs (13.2 %)` and `1 to 9 keys a query`."""
     n = counted.n
     if n == 0:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 import numpy.typing as npt
@@ -41,15 +42,15 @@ class Tally:
     """The pairs of one relation, counted in square cells of `side` positions.
 
     `density` [cells, cells]: the share of a cell's pairs that the relation has, among those with
-    k <= q where `causal`; 0 where there are none. `later` [cells, cells]: cells whose pairs all
-    have k > q, where `causal`. `edges`, `least` and `most` (keys of one query) are exact unless
-    `sampled`, then estimates from that many rows.
+    k <= q where `causal`; 0 where there are none. `allowed` [cells, cells]: how many those are.
+    `edges`, `least` and `most` (keys of one query) are exact unless `sampled`, then estimates from
+    that many rows.
     """
 
     n: int
     side: int
     density: npt.NDArray[np.float64]
-    later: npt.NDArray[np.bool_]
+    allowed: npt.NDArray[np.int64]
     edges: int
     least: int
     most: int
@@ -59,6 +60,11 @@ class Tally:
     def cells(self) -> int:
         """Cells along one side."""
         return len(self.density)
+
+    @cached_property
+    def later(self) -> npt.NDArray[np.bool_]:
+        """bool [cells, cells]: cells whose pairs all have k > q, where `causal`."""
+        return np.asarray(self.allowed == 0)
 
 
 def tally(relation: Relation, n: int, side: int, causal: bool) -> Tally:
@@ -93,7 +99,7 @@ def tally(relation: Relation, n: int, side: int, causal: bool) -> Tally:
         n=n,
         side=side,
         density=np.minimum(density, 1.0),
-        later=allowed == 0,
+        allowed=allowed,
         edges=round(float(counts.sum())) if sampled else int(degrees.sum()),
         least=int(degrees.min(initial=n)),
         most=int(degrees.max(initial=0)),

@@ -126,16 +126,20 @@ def _picture(panel: Panel, width: int, signs: Signs) -> list[Text]:
 
 
 def _tick_step(panel: Panel, wide: int) -> int:
-    """Cells between two ticks, so that labels stay apart and numbers stay round."""
-    tally = panel.tally
-    least = max(len(str(max(0, tally.n - 1))) + 2, 5) / wide
-    if panel.period and tally.side == 1:
-        return panel.period * math.ceil(least / panel.period)
+    """Cells between two ticks of a picture in characters."""
+    least = max(len(str(max(0, panel.tally.n - 1))) + 2, 5) / wide
+    # rows may come two to a line, and a label needs a line of its own
+    return tick_step(panel.tally, panel.period, least, even=wide == 1)
+
+
+def tick_step(tally: Tally, period: int | None, least: float, *, even: bool = False) -> int:
+    """Cells between two ticks: at least `least`, so that labels stay apart, in round numbers."""
+    if period and tally.side == 1:
+        return period * math.ceil(least / period)
     binary = tally.side > 1 or tally.n % 8 == 0
     decimal = [m * int(10**i) for i in range(10) for m in (1, 2, 5)]
     steps = [1 << i for i in range(32)] if binary else decimal
-    # rows may come two to a line, and a label needs a line of its own
-    return next(step for step in steps if step >= least and (wide == 2 or step % 2 == 0))
+    return next(step for step in steps if step >= least and not (even and step % 2))
 
 
 def _rows(tally: Tally, signs: Signs, wide: int) -> Iterator[tuple[range, Text]]:

@@ -1,0 +1,152 @@
+"""What a picture in a file shows: the pairs of the heads that differ, and which term has them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from attnspec.algebra import Intersection, Union
+from attnspec.diagnostics import InternalError
+from attnspec.ir import Compound, Leaf, Term
+from attnspec.relations import Relation
+from attnspec.show.panels import Group, Sample, beside, facts, grouped, header, period
+from attnspec.show.places import places
+from attnspec.show.tally import Tally, tally
+from attnspec.show.terminal import side_for
+from attnspec.spec import Spec
+
+MOST_PAIRS = 256
+"""The longest sequence that is drawn pair by pair."""
+
+MOST_CELLS = 128
+"""The most cells along a side where a sequence is drawn in cells of several positions."""
+
+MOST_PLOTS = 12
+"""The most plots in one file; the other heads are listed."""
+
+
+@dataclass(frozen=True)
+class Plot:
+    """The pairs of some layers and heads.
+
+    `terms` [cells, cells, terms]: whether a term of the graph has pairs in a cell, in the order of
+    `Figure.terms`. `leading` [cells, cells]: the term with the most of a cell's pairs, the first of
+    several; -1 where there are none. `formula`: the mechanism on all other pairs.
+    """
+
+    where: str
+    lines: tuple[str, ...]
+    tally: Tally
+    terms: npt.NDArray[np.bool_]
+    leading: npt.NDArray[np.int64]
+    formula: str | None
+    period: int | None
+
+
+@dataclass(frozen=True)
+class Figure:
+    """Plots with what is said above and below them; `terms` are what graphs are unions of."""
+
+    name: str
+    about: str
+    terms: tuple[str, ...]
+    plots: tuple[Plot, ...]
+    grid: tuple[int, ...]
+    footer: tuple[str, ...]
+
+
+def figure(spec: Spec, n: int, *, layer: int | None, head: int | None, inputs: Sample) -> Figure:
+    """The pictures of a spec at n positions: of all layers and heads that differ from each other,
+    or of one layer, one head.
+
+    Raises SpecError where none of them has pairs, TooLong where they would take too long.
+    """
+    layers = range(spec.layers) if layer is None else [layer]
+    groups, without = grouped(spec, n, layers, head, inputs)
+    drawn = groups[:MOST_PLOTS]
+    slots = [slot for group in groups for slot in group.slots]
+    every = [*slots, *(slot for formula in without.values() for slot in formula)]
+    side = 1 if n <= MOST_PAIRS else side_for(n, MOST_CELLS)
+    united = [_terms(spec, group) for group in drawn]
+    terms = tuple(dict.fromkeys(text for found in united for text, _ in found))
+    plots = tuple(
+        _plot(spec, n, side, group, found, terms, places(group.slots, every))
+        for group, found in zip(drawn, united, strict=True)
+    )
+    footer = [
+        f"{_named(places(found, every))}`{name}` is a formula and has no pairs"
+        for name, found in without.items()
+    ]
+    rest = [slot for group in groups[MOST_PLOTS:] for slot in group.slots]
+    if rest:
+        footer.append(f"not drawn: {places(rest, every)}; --layer and --head choose")
+    grid = spec.grid(n) if n and not spec.program.extra_tokens else ()
+    return Figure(*header(spec, n, layer, head), terms, plots, grid, tuple(footer))
+
+
+def _plot(
+    spec: Spec,
+    n: int,
+    side: int,
+    group: Group,
+    found: Sequence[tuple[str, Relation]],
+    terms: Sequence[str],
+    where: str,
+) -> Plot:
+    causal = spec.program.causal
+    whole = tally(group.relation, n, side, causal)
+    shares = np.zeros((*whole.density.shape, len(terms)))
+    for text, relation in found:
+        counted = whole if len(found) == 1 else tally(relation, n, side, causal)
+        shares[..., terms.index(text)] += counted.density
+    leading = np.where(whole.density > 0, shares.argmax(axis=-1), -1)
+    return Plot(
+        where=where,
+        lines=(*facts(whole), *beside(group, spec)),
+        tally=whole,
+        terms=shares > 0,
+        leading=leading,
+        formula=group.formula,
+        period=period(spec, n),
+    )
+
+
+def _terms(spec: Spec, group: Group) -> list[tuple[str, Relation]]:
+    """The terms that a graph is the union of, as they were written and in the order of the text."""
+    graph = spec.program.attend(*group.slots[0]).graph
+    if graph is None:
+        raise InternalError("a head without a graph has no pairs")
+    if not (isinstance(graph, Compound) and graph.op == "|"):
+        return [(_written(graph), group.relation)]
+    relation, past = group.relation, None
+    if isinstance(relation, Intersection) and spec.program.causal:
+        relation, past = relation.terms
+    if not isinstance(relation, Union):
+        raise InternalError("a union is bound to something else")
+    pairs = zip(graph.terms, relation.terms, strict=True)
+    ordered = sorted(pairs, key=lambda pair: _place(pair[0], graph))
+    return [
+        (_written(term), one if past is None else Intersection((one, past)))
+        for term, one in ordered
+    ]
+
+
+def _place(term: Term, graph: Term) -> tuple[bool, int]:
+    """Terms of definitions, which stand elsewhere, come last."""
+    if term.span is None or graph.span is None:
+        return True, 0
+    inside = graph.span.start <= term.span.start < graph.span.end
+    return not inside or term.span.source is not graph.span.source, term.span.start
+
+
+def _written(term: Term) -> str:
+    if term.span is not None:
+        return " ".join(term.span.text.split())
+    return term.pattern if isinstance(term, Leaf) else term.op
+
+
+def _named(where: str) -> str:
+    return f"{where}: " if where else ""

@@ -1,0 +1,95 @@
+"""Figures as one page for a browser: it says of each pair that is pointed at why it is read."""
+
+from __future__ import annotations
+
+import json
+import re
+from html import escape
+from importlib import resources
+
+import numpy as np
+
+from attnspec.show.drawing import COLOURS, MAKER, Cells, Key, legend, one_plot, scale
+from attnspec.show.figure import Figure, Plot
+from attnspec.show.svg import svg
+
+LATER, NONE = -2, -1
+"""What stands in place of a set of terms where a cell has no pairs."""
+
+
+def html(found: Figure) -> str:
+    """The whole page; it asks for nothing outside itself."""
+    template = resources.files("attnspec.show").joinpath("page.html").read_text(encoding="utf-8")
+    # `<` would end the script
+    data = json.dumps(_data(found), separators=(",", ":")).replace("<", "\\u003c")
+    parts = {
+        "maker": MAKER,
+        "title": escape(found.name),
+        "about": escape(found.about),
+        "plots": "\n".join(_figure(found, plot) for plot in found.plots),
+        "legend": "\n".join(_key(key) for key in legend(found)),
+        "notes": "\n".join(f"<p>{escape(t)}</p>" for t in (scale(found), *found.footer) if t),
+        "data": data,
+    }
+    return re.sub(r"\{\{(\w+)\}\}", lambda match: parts[match[1]], template)
+
+
+def _figure(found: Figure, plot: Plot) -> str:
+    heading = f"<h2>{escape(plot.where)}</h2>" if plot.where else ""
+    lines = "<br>".join(escape(line) for line in plot.lines)
+    title = f"{found.name}, {plot.where}" if plot.where else found.name
+    picture = svg(one_plot(plot), title, ", ".join(plot.lines))
+    return (
+        f"<figure>\n<figcaption>{heading}{lines}</figcaption>\n{picture}\n"
+        '<output aria-live="polite"></output>\n</figure>'
+    )
+
+
+def _key(key: Key) -> str:
+    square = f'<rect width="12" height="12" class="{key.paint}" fill="{COLOURS[key.paint]}"/>'
+    return (
+        f'<li><svg width="12" height="12" aria-hidden="true">{square}</svg> {escape(key.text)}</li>'
+    )
+
+
+def _data(found: Figure) -> dict[str, object]:
+    """What the script reads: the runs of equal cells of each row, each (length, set of terms or
+    LATER or NONE, pairs)."""
+    first = found.plots[0].tally
+    return {
+        "n": first.n,
+        "side": first.side,
+        "grid": list(found.grid),
+        "terms": list(found.terms),
+        "plots": [_plot_data(plot) for plot in found.plots],
+    }
+
+
+def _plot_data(plot: Plot) -> dict[str, object]:
+    tally = plot.tally
+    flat = plot.terms.reshape(tally.cells**2, plot.terms.shape[-1])
+    sets, which = np.unique(flat, axis=0, return_inverse=True)
+    number = np.where(tally.density > 0, which.reshape(tally.density.shape), NONE)
+    number = np.where(tally.later, LATER, number)
+    pairs = np.rint(tally.density * tally.allowed).astype(np.int64)
+    square = next((item for item in one_plot(plot).items if isinstance(item, Cells)), None)
+    return {
+        "formula": plot.formula,
+        "sampled": tally.sampled > 0,
+        "square": [0, 0, 1] if square is None else [square.x, square.y, square.size],
+        "sets": [np.flatnonzero(one).tolist() for one in sets],
+        "allowed": _runs(tally.allowed),
+        "rows": _runs(number, pairs),
+    }
+
+
+def _runs(*layers: np.ndarray) -> list[list[int]]:
+    """For each row the runs in which all layers are constant: length, then each layer's value."""
+    rows = []
+    for lines in zip(*layers, strict=True):
+        stacked = np.stack(lines)
+        borders = np.flatnonzero((np.diff(stacked) != 0).any(axis=0)) + 1
+        starts = np.concatenate([[0], borders]).astype(np.int64)
+        lengths = np.diff(np.append(starts, stacked.shape[1]))
+        rows.append(np.stack([lengths, *stacked[:, starts]], axis=1).reshape(-1).tolist())
+    return rows
