@@ -13,6 +13,7 @@ from random_specs import spec_text
 from reach_brute import FAR, Small, small_zoo
 
 from attnspec.analysis.figure_table import NAMES
+from attnspec.analysis.graph_heads import FIGURES
 from attnspec.analysis.report import Report
 from attnspec.spec import parse
 from attnspec.stack import Stack
@@ -20,6 +21,7 @@ from attnspec.stack import Stack
 SIZE, ELEMENT = 64, 4
 
 ELSEWHERE = {
+    **dict.fromkeys(FIGURES, "tests/test_graph_heads.py: masks of the heads without a mechanism"),
     "order": "tests/test_complexity.py: counts over a range of n, and growth derived by hand",
     "universal": "tests/test_graph_figures.py: all orders of 6 positions",
     "break_even": "tests/test_cost.py: it is about other lengths",

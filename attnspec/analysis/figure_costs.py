@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from attnspec.analysis.graph_heads import slots_words
 from attnspec.analysis.quality import Figure
 from attnspec.analysis.unknown import Unknown
 from attnspec.diagnostics import SpecError
-from attnspec.planning import numbers
 from attnspec.target import mechanism_of
 from attnspec.works import stand_ins, works_of
 
@@ -164,18 +164,4 @@ def eviction(report: Report) -> Figure[Any]:
 def slots_text(report: Report, graphs: list[int]) -> str:
     """Where some graphs stand: `layer 0..3 head 1`, `every layer head 0, 2`."""
     slots = report.stack.bound(report.n).slots
-    heads: dict[tuple[int, ...], list[int]] = {}
-    for layer, row in enumerate(slots):
-        own = tuple(head for head, index in enumerate(row) if index in graphs)
-        if own:
-            heads.setdefault(own, []).append(layer)
-    parts = []
-    for own, layers in heads.items():
-        words = []
-        if len(slots) > 1 and len(layers) < len(slots):
-            words.append(f"layer {numbers(layers)}")
-        if len(slots[0]) > 1:
-            every = len(own) == len(slots[layers[0]])
-            words.append("every head" if every else f"head {numbers(own)}")
-        parts.append(" ".join(words) or "every layer")
-    return ", ".join(parts)
+    return slots_words([[index in graphs for index in row] for row in slots])

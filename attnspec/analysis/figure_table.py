@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from attnspec.analysis import figure_graph
+from attnspec.analysis import figure_graph, graph_heads
 from attnspec.analysis.edges import edges_of
 from attnspec.analysis.figure_costs import (
     break_even,
@@ -182,7 +182,8 @@ def _reach(name: str) -> Callable[[Report], Figure[Any]]:
         if not report.n:
             return Figure(0)
         found: Figure[Any] = getattr(reach, name)(report.influence, report.n)
-        return found
+        notes = [found.note, graph_heads.mechanism_note(report)]
+        return replace(found, note="; ".join(note for note in notes if note))
 
     return of
 
@@ -193,6 +194,16 @@ ENTRIES: tuple[Entry, ...] = (
     Entry("degree", "keys of a query, most", "reads", _degree, "count"),
     Entry("min_degree", "keys of a query, fewest", "reads", _min_degree, "count"),
     Entry("mean_degree", "keys of a query, mean", "reads", _mean_degree),
+    Entry("graph_edges", "pairs of graph heads", "reads", graph_heads.edges, "count"),
+    Entry("graph_density", "density of these", "reads", graph_heads.density, "share"),
+    Entry("graph_degree", "keys of a query, most", "reads", graph_heads.degree, "count"),
+    Entry(
+        "graph_min_degree",
+        "keys of a query, fewest",
+        "reads",
+        graph_heads.min_degree,
+        "count",
+    ),
     Entry("readers", "readers of a key, most", "reads", _readers, "count"),
     Entry("min_readers", "readers of a key, fewest", "reads", _min_readers, "count"),
     Entry("empty_rows", "queries without a key", "reads", _empty_rows, "count"),
@@ -241,8 +252,11 @@ GROUPS = {
 
 
 def default_names(report: Report) -> tuple[str, ...]:
-    """The figures that are printed without being asked for: those that are soon found."""
+    """The figures that are printed without being asked for: those that are soon found, and say
+    something of this spec."""
     left_out: frozenset[str] = frozenset()
+    if not graph_heads.are_mixed(report.spec.program):
+        left_out |= frozenset(graph_heads.FIGURES)
     if report.n > LONGEST_REACH:
         left_out |= REACH
     if report.n > LONGEST_SPECTRUM:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from rich.text import Text
 
-from attnspec.analysis.figure_costs import slots_text
+from attnspec.analysis import graph_heads
 from attnspec.analysis.figure_table import (
     BY_NAME,
     ENTRIES,
@@ -122,6 +122,7 @@ def _shortened(shown: list[Shown]) -> list[Shown]:
             by_name.pop(name, None)
 
     joined("degree", "min_degree", "mean_degree", "keys of a query")
+    joined("graph_degree", "graph_min_degree", "", "keys of a query there")
     joined("readers", "min_readers", "", "readers of a key")
     if "empty_rows" in by_name:
         by_name.pop("rows_nonempty", None)
@@ -131,17 +132,17 @@ def _shortened(shown: list[Shown]) -> list[Shown]:
 def _append_graphs(text: Text, report: Report) -> None:
     """The counts of each different graph, where there are several."""
     try:
-        graphs = report.per_graph
+        graphs = graph_heads.distinct(report)
     except (Unknown, TooMuch):
         return
     if len(graphs) < 2:
         return
     text.append("\nHeads\n", _TITLE)
     rows = [("", "pairs", "density", "keys of a query", "readers of a key")]
-    for index, counts in enumerate(graphs[:MOST_GRAPHS]):
+    for where, counts in graphs[:MOST_GRAPHS]:
         rows.append(
             (
-                slots_text(report, [index]),
+                where,
                 f"{counts.edges:,}",
                 _share(counts.density),
                 _span(counts.min_degree, counts.degree),

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar, overload
 
 import numpy as np
 
-from attnspec.analysis import figure_table
+from attnspec.analysis import figure_table, graph_heads
 from attnspec.analysis.edges import counts_of
 from attnspec.analysis.head_counts import HeadCounts, LayerCounts, head_counts
 from attnspec.analysis.quality import Figure, Quality
@@ -139,6 +139,18 @@ class Report:
 
     mean_degree = Value[float]()
     """The mean number of keys of a query in a head."""
+
+    graph_edges = Value[int]()
+    """The pairs of the heads that have a graph and no mechanism, together."""
+
+    graph_density = Value[float]()
+    """These as a part of n * n for each such head."""
+
+    graph_degree = Value[int]()
+    """The most keys of one query in one such head."""
+
+    graph_min_degree = Value[int]()
+    """The fewest keys of one query in one such head."""
 
     readers = Value[int]()
     """The most queries that read one key in one head: the in-degree."""
@@ -302,25 +314,26 @@ class Report:
 
     @property
     def per_head(self) -> dict[tuple[int, int], HeadCounts]:
-        """The counts of every (layer, head); empty where they are not known."""
+        """The counts of every (layer, head) that has a graph and no mechanism; empty where they are
+        not known."""
         try:
-            graphs = self.per_graph
+            return self.counts_by_head
         except (Unknown, TooMuch):
             return {}
-        if not self.n:
-            return {}
-        return {
-            (layer, head): graphs[index]
-            for layer, row in enumerate(self.stack.bound(self.n).slots)
-            for head, index in enumerate(row)
-        }
+
+    @cached_property
+    def counts_by_head(self) -> dict[tuple[int, int], HeadCounts]:
+        """The same; raises Unknown where they are not known, TooMuch where they are too many."""
+        return graph_heads.counts_by_head(self)
 
     @property
     def per_layer(self) -> dict[int, LayerCounts]:
-        """The counts of every layer; empty where they are not known."""
+        """The counts of every layer whose heads all have a graph and no mechanism; empty where they
+        are not known."""
         layers: dict[int, list[HeadCounts]] = {}
         for (layer, _), counts in self.per_head.items():
             layers.setdefault(layer, []).append(counts)
+        whole = {layer: len(row) for layer, row in enumerate(self.spec.program.slots)}
         return {
             layer: LayerCounts(
                 sum(counts.edges for counts in heads),
@@ -328,6 +341,7 @@ class Report:
                 min(counts.min_degree for counts in heads),
             )
             for layer, heads in layers.items()
+            if len(heads) == whole[layer]
         }
 
     @cached_property
