@@ -19,8 +19,8 @@ from click.testing import CliRunner, Result
 
 import attnspec
 from attnspec.cli import main, picture_files
-from attnspec.show.drawing import COLOURS, TERMS, Drawing, Label, sheet
-from attnspec.show.figure import MOST_CELLS, MOST_PAIRS, MOST_PLOTS, Figure, figure
+from attnspec.show.drawing import COLOURS, TERMS, WIDEST, Drawing, Label, sheet
+from attnspec.show.figure import MOST_CELLS, MOST_PAIRS, MOST_PLOTS, MOST_TERMS, Figure, figure
 from attnspec.show.html import LATER, NONE, html
 from attnspec.show.png import png
 from attnspec.show.svg import svg
@@ -219,6 +219,8 @@ def test_layers_and_heads_that_differ_are_drawn_once() -> None:
         np.testing.assert_array_equal(read, spec.mask(9, 1, head))
     assert [plot.where for plot in drawn(STACK, 9, layer=1).plots] == ["head 0", "head 1"]
     assert [plot.where for plot in drawn(STACK, 9, layer=1, head=1).plots] == [""]
+    same = "attention a { layers 2 heads 2 attend self }"
+    assert [plot.where for plot in drawn(same, 9).plots] == [""]
     assert "layer 1 of 3 · head 1 of 2" in html(drawn(STACK, 9, layer=1, head=1))
 
 
@@ -264,6 +266,7 @@ def boxes(drawing: Drawing) -> list[tuple[str, float, float, float, float]]:
 
 STEPS = [f"where(q == k + b * {i})" for i in range(9)]
 DISTANCES = [f"q - k == {i}" for i in range(60)]
+ODD = ", ".join(map(str, range(1, 200, 2)))
 LAYOUTS = {
     "small": (WINDOW, 3),
     "pairs": (UNION, 100),
@@ -272,6 +275,7 @@ LAYOUTS = {
     "long": (f"attention a(b = 1) {{ attend {' | '.join(STEPS)} }}", 20),
     "wide": (f"attention a {{ attend where({' or '.join(DISTANCES)}) }}", 9),
     "stack": (STACK, 9),
+    "layers": (f"attention a {{ layers 200 attend full layer {ODD} {{ attend self }} }}", 9),
 }
 
 
@@ -281,10 +285,17 @@ def test_no_text_is_cut_off_or_in_the_way(text: str, n: int) -> None:
     placed = boxes(drawing)
     for number, (said, left, top, right, bottom) in enumerate(placed):
         assert 0 <= left, said
-        assert right <= drawing.width, said
+        assert right <= drawing.width <= WIDEST, said
         assert bottom <= drawing.height, said
         for other, x, y, to_x, to_y in placed[:number]:
             assert left >= to_x or right <= x or top >= to_y or bottom <= y, (said, other)
+
+
+def test_very_many_terms_are_one() -> None:
+    text = " | ".join(f"where(q == k + {i})" for i in range(MOST_TERMS + 1))
+    found = drawn(f"attention a {{ attend {text} }}", 40)
+    assert found.terms == (text,)
+    assert found.plots[0].tally.edges == sum(40 - i for i in range(MOST_TERMS + 1))
 
 
 def test_more_terms_than_colours() -> None:
@@ -361,18 +372,61 @@ def test_text_of_a_spec_stays_text() -> None:
 
 NODE = """
 const [page, cells] = [require("fs").readFileSync(0, "utf8"), JSON.parse(process.argv[1])];
-const data = page.match(/id="data">(.*?)<\\/script>/s)[1];
-globalThis.document = {
-  getElementById: () => ({textContent: data}), querySelectorAll: () => [],
+const data = page.match(/id="data">(.*?)<\\/script>/s)[1], said = {}, handlers = {};
+const width = Number(page.match(/<figure>[^]*?viewBox="0 0 ([0-9.]+) /)[1]);
+const svg = {
+  viewBox: { baseVal: { width } },
+  getBoundingClientRect: () => ({ left: 10, top: 20, width: width / 2 }),
+  appendChild: child => child,
+  addEventListener: (name, handler) => { handlers[name] = handler; },
 };
-const script = page.match(/<script>([^]*?)<\\/script>/)[1];
-const said = new Function(script + "; return said;")();
-const plots = JSON.parse(data).plots;
-console.log(JSON.stringify(cells.map(([row, column]) => said(plots[0], row, column))));
+globalThis.document = {
+  getElementById: () => ({ textContent: data }),
+  createElementNS: () => ({ setAttribute: () => {} }),
+  querySelectorAll: () => [{ querySelector: name => name === "svg" ? svg : said }],
+};
+new Function(page.match(/<script>([^]*?)<\\/script>/)[1])();
+const [left, top, size] = JSON.parse(data).plots[0].square;
+const point = ([row, column]) => {
+  const clientX = 10 + (left + (column + 0.5) * size) / 2;
+  handlers.pointermove({ clientX, clientY: 20 + (top + (row + 0.5) * size) / 2 });
+  return said.innerText;
+};
+const press = key => {
+  handlers.keydown({ key, preventDefault: () => {} });
+  return said.innerText;
+};
+console.log(JSON.stringify(cells.map(cell => cell.map ? point(cell) : press(cell))));
 """
 
 
-@pytest.mark.skipif(shutil.which("node") is None, reason="needs node")
+def heard(page: str, events: list[Any]) -> list[str]:
+    """What a page says after each event: a cell that is pointed at, or a key."""
+    done = subprocess.run(
+        ["node", "-e", NODE, json.dumps(events)],
+        input=page,
+        capture_output=True,
+        encoding="utf-8",
+        check=True,
+    )
+    found: list[str] = json.loads(done.stdout)
+    return found
+
+
+needs_node = pytest.mark.skipif(shutil.which("node") is None, reason="needs node")
+
+
+@needs_node
+def test_arrows_go_from_cell_to_cell() -> None:
+    page = html(drawn(UNION, 12))
+    keys = ["ArrowUp", "ArrowLeft", "ArrowDown", "ArrowRight"]
+    moved = heard(page, [(0, 1), *keys, "Tab"])
+    # the first row has none above it
+    assert moved == heard(page, [(0, 1), (0, 1), (0, 0), (1, 0), (1, 1), (1, 1)])
+    assert len(set(moved)) == 4
+
+
+@needs_node
 @pytest.mark.parametrize(
     ("text", "n", "expected"),
     [
@@ -419,15 +473,7 @@ console.log(JSON.stringify(cells.map(([row, column]) => said(plots[0], row, colu
     ids=["union", "hybrid", "cells", "grid"],
 )
 def test_what_is_said_of_a_cell(text: str, n: int, expected: dict[tuple[int, int], str]) -> None:
-    page = html(drawn(text, n))
-    done = subprocess.run(
-        ["node", "-e", NODE, json.dumps(list(expected))],
-        input=page,
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    assert json.loads(done.stdout) == list(expected.values())
+    assert heard(html(drawn(text, n)), list(expected)) == list(expected.values())
 
 
 # --- files ---------------------------------------------------------------------------------------

@@ -171,10 +171,10 @@ def _has_none(plot: Plot) -> bool:
 def sheet(found: Figure) -> Drawing:
     """The whole figure: header, plots in rows, legend, footer."""
     plots = [one_plot(plot) for plot in found.plots]
-    titles = [_titles(plot) for plot in found.plots]
+    titles = [_titles(*pair) for pair in zip(found.plots, plots, strict=True)]
     wide = max(
         *(plot.width for plot in plots),
-        *(_width(line, _TEXT) for lines in titles for line in lines),
+        *(_width(label.text, _TEXT) for lines in titles for label in lines),
     )
     columns = max(1, min(len(plots), int((WIDEST - 2 * _MARGIN + _GAP) // (wide + _GAP))))
     inner = max(columns * (wide + _GAP) - _GAP, 360)
@@ -193,10 +193,7 @@ def sheet(found: Figure) -> Drawing:
         for column, i in enumerate(row):
             x = _MARGIN + column * (wide + _GAP)
             top = y + above - len(titles[i]) * _LINE
-            for number, line in enumerate(titles[i]):
-                bold = number == 0 and bool(found.plots[i].where)
-                place = top + (number + 1) * _LINE - 4
-                items.append(Label(x, place, line, bold=bold))
+            items.extend(_moved(titles[i], x, top))
             items.extend(_moved(plots[i].items, x, y + above))
         y += above + max(plots[i].height for i in row)
     y += 10
@@ -211,8 +208,15 @@ def sheet(found: Figure) -> Drawing:
     return Drawing(width, height, (Fill(0, 0, width, height, "paper"), *items))
 
 
-def _titles(plot: Plot) -> list[str]:
-    return [*([plot.where] if plot.where else []), *plot.lines]
+def _titles(plot: Plot, drawn: Drawing) -> list[Label]:
+    """The lines above a plot, from its layers and heads to what stands beside its graph."""
+    inner = max(drawn.width, _SIDE)
+    lines = [(line, True) for line in _wrapped(plot.where, inner, _TEXT)]
+    lines += [(line, False) for text in plot.lines for line in _wrapped(text, inner, _TEXT)]
+    return [
+        Label(0, (number + 1) * _LINE - 4, line, bold=bold)
+        for number, (line, bold) in enumerate(lines)
+    ]
 
 
 def _legend_lines(keys: Sequence[Key], inner: float, y: float) -> tuple[list[Item], float]:

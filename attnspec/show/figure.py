@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -10,10 +10,10 @@ import numpy.typing as npt
 
 from attnspec.algebra import Intersection, Union
 from attnspec.diagnostics import InternalError
-from attnspec.ir import Compound, Leaf, Term
+from attnspec.ir import Leaf, Term
 from attnspec.relations import Relation
 from attnspec.show.panels import Group, Sample, beside, facts, grouped, header, period
-from attnspec.show.places import places
+from attnspec.show.places import Slot, places
 from attnspec.show.tally import Tally, tally
 from attnspec.show.terminal import side_for
 from attnspec.spec import Spec
@@ -24,6 +24,9 @@ MOST_PAIRS = 256
 MOST_CELLS = 128
 """The most cells along a side where a sequence is drawn in cells of several positions."""
 
+MOST_TERMS = 32
+"""The most terms of a union that are told apart."""
+
 MOST_PLOTS = 12
 """The most plots in one file; the other heads are listed."""
 
@@ -32,15 +35,17 @@ MOST_PLOTS = 12
 class Plot:
     """The pairs of some layers and heads.
 
-    `terms` [cells, cells, terms]: whether a term of the graph has pairs in a cell, in the order of
-    `Figure.terms`. `leading` [cells, cells]: the term with the most of a cell's pairs, the first of
-    several; -1 where there are none. `formula`: the mechanism on all other pairs.
+    `terms`: what the graph is a union of, by number in `Figure.terms`. `having` [cells, cells,
+    terms]: which of them have pairs in a cell. `leading` [cells, cells]: the number of the term
+    with the most of a cell's pairs, the first of several; -1 where there are none. `formula`: the
+    mechanism on all other pairs.
     """
 
     where: str
     lines: tuple[str, ...]
     tally: Tally
-    terms: npt.NDArray[np.bool_]
+    terms: tuple[int, ...]
+    having: npt.NDArray[np.bool_]
     leading: npt.NDArray[np.int64]
     formula: str | None
     period: int | None
@@ -73,7 +78,7 @@ def figure(spec: Spec, n: int, *, layer: int | None, head: int | None, inputs: S
     united = [_terms(spec, group) for group in drawn]
     terms = tuple(dict.fromkeys(text for found in united for text, _ in found))
     plots = tuple(
-        _plot(spec, n, side, group, found, terms, places(group.slots, every))
+        _plot(spec, n, side, group, found, terms, _where(group, every))
         for group, found in zip(drawn, united, strict=True)
     )
     footer = [
@@ -98,16 +103,19 @@ def _plot(
 ) -> Plot:
     causal = spec.program.causal
     whole = tally(group.relation, n, side, causal)
-    shares = np.zeros((*whole.density.shape, len(terms)))
+    own = list(dict.fromkeys(text for text, _ in found))
+    shares = np.zeros((*whole.density.shape, len(own)))
     for text, relation in found:
         counted = whole if len(found) == 1 else tally(relation, n, side, causal)
-        shares[..., terms.index(text)] += counted.density
-    leading = np.where(whole.density > 0, shares.argmax(axis=-1), -1)
+        shares[..., own.index(text)] += counted.density
+    numbers = np.array([terms.index(text) for text in own])
+    leading = np.where(whole.density > 0, numbers[shares.argmax(axis=-1)], -1)
     return Plot(
         where=where,
         lines=(*facts(whole), *beside(group, spec)),
         tally=whole,
-        terms=shares > 0,
+        terms=tuple(numbers.tolist()),
+        having=shares > 0,
         leading=leading,
         formula=group.formula,
         period=period(spec, n),
@@ -119,7 +127,7 @@ def _terms(spec: Spec, group: Group) -> list[tuple[str, Relation]]:
     graph = spec.program.attend(*group.slots[0]).graph
     if graph is None:
         raise InternalError("a head without a graph has no pairs")
-    if not (isinstance(graph, Compound) and graph.op == "|"):
+    if isinstance(graph, Leaf) or graph.op != "|" or len(graph.terms) > MOST_TERMS:
         return [(_written(graph), group.relation)]
     relation, past = group.relation, None
     if isinstance(relation, Intersection) and spec.program.causal:
@@ -146,6 +154,10 @@ def _written(term: Term) -> str:
     if term.span is not None:
         return " ".join(term.span.text.split())
     return term.pattern if isinstance(term, Leaf) else term.op
+
+
+def _where(group: Group, every: Collection[Slot]) -> str:
+    return "" if len(group.slots) == len(every) else places(group.slots, every)
 
 
 def _named(where: str) -> str:

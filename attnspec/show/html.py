@@ -67,7 +67,7 @@ def _data(found: Figure) -> dict[str, object]:
 
 def _plot_data(plot: Plot) -> dict[str, object]:
     tally = plot.tally
-    flat = plot.terms.reshape(tally.cells**2, plot.terms.shape[-1])
+    flat = plot.having.reshape(tally.cells**2, len(plot.terms))
     sets, which = np.unique(flat, axis=0, return_inverse=True)
     number = np.where(tally.density > 0, which.reshape(tally.density.shape), NONE)
     number = np.where(tally.later, LATER, number)
@@ -77,7 +77,7 @@ def _plot_data(plot: Plot) -> dict[str, object]:
         "formula": plot.formula,
         "sampled": tally.sampled > 0,
         "square": [0, 0, 1] if square is None else [square.x, square.y, square.size],
-        "sets": [np.flatnonzero(one).tolist() for one in sets],
+        "sets": [np.array(plot.terms)[one].tolist() for one in sets],
         "allowed": _runs(tally.allowed),
         "rows": _runs(number, pairs),
     }
