@@ -8,16 +8,19 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from html import escape
 from itertools import product
 from typing import TYPE_CHECKING
 
+from attnspec.analysis.asides import asides
 from attnspec.analysis.differences import EXAMPLES, Pairs, only_in
 from attnspec.analysis.edges import edges_of
+from attnspec.analysis.mechanism_differences import Mechanisms, kind_of, mechanisms_of
 from attnspec.checking import LENGTHS
 from attnspec.conditions import equal
+from attnspec.declared import symbols_in
 from attnspec.diagnostics import AttnSpecError, did_you_mean
 from attnspec.forms import form_of, place_of
 from attnspec.given import length_of
@@ -41,6 +44,8 @@ class Compared:
     `slots` are their layers and heads. `proven`: the same pairs for every n. Counts are of one of
     these heads; they are None where the pairs are not known, for the `reason` given. Where pairs
     are the same by chance of the length, `differ_at` is one at which they are not, if one is found.
+    `mechanisms` are those of the heads. Where one of the two is a mechanism without a graph there
+    are no pairs: `alike` says whether they are one mechanism, `reason` which, or what differs.
     """
 
     slots: tuple[Slot, ...]
@@ -50,13 +55,18 @@ class Compared:
     in_both: int | None = None
     reason: str = ""
     differ_at: int | None = None
+    mechanisms: Mechanisms | None = None
+    alike: bool | None = None
     relations: tuple[Relation, Relation] | None = field(default=None, compare=False, repr=False)
 
     @property
     def equal(self) -> bool | None:
-        """Whether the pairs are the same; None where that is not known."""
+        """Whether the pairs are the same, or the mechanisms where there are no pairs; None where
+        that is not known."""
         if self.proven:
             return True
+        if self.alike is not None:
+            return self.alike
         if self.only_in_a is None or self.only_in_b is None:
             return None
         return not self.only_in_a and not self.only_in_b
@@ -72,6 +82,7 @@ class Compared:
             "in_both": self.in_both,
             "reason": self.reason or None,
             "differ_at": self.differ_at,
+            "mechanisms": None if self.mechanisms is None else self.mechanisms.to_dict(),
         }
 
 
@@ -171,7 +182,7 @@ def diff(a: Spec, b: Spec, n: int, inputs: Sample | None = None) -> Difference:
         spec.grid(n)
     samples = _inputs(a, b, inputs)
     compared = tuple(_compared(a, b, n, slots, samples) for slots in _slots(a, b))
-    return Difference(a, b, n, compared, tuple(_notes(a, b, compared)))
+    return Difference(a, b, n, compared, tuple(asides(a, b, [one.slots[0] for one in compared])))
 
 
 def _inputs(a: Spec, b: Spec, inputs: Sample | None) -> tuple[Sample, Sample]:
@@ -201,7 +212,8 @@ def _slots(a: Spec, b: Spec) -> list[tuple[Slot, ...]]:
     heads = _common(a.program.heads, b.program.heads)
     stacks = Stack(a), Stack(b)
     differs = [
-        [stack.differs(number) for number in range(len(stack.program.attends))] for stack in stacks
+        [stack.differs(at) or _asks(attend) for at, attend in enumerate(stack.program.attends)]
+        for stack in stacks
     ]
     found: dict[tuple[object, ...], list[Slot]] = {}
     for slot in product(range(layers), range(heads)):
@@ -211,6 +223,12 @@ def _slots(a: Spec, b: Spec) -> list[tuple[Slot, ...]]:
         if len(found) > MOST_RELATIONS:
             raise TooMuch(f"more than {MOST_RELATIONS:,} graphs are not looked into")
     return [tuple(slots) for slots in found.values()]
+
+
+def _asks(attend: Attend) -> bool:
+    """Whether a mechanism has other options in another layer or head."""
+    asked = set() if attend.mechanism is None else symbols_in(attend.mechanism)
+    return bool(asked & {"layer", "head"})
 
 
 def _attend_number(spec: Spec, layer: int, head: int) -> int:
@@ -224,9 +242,18 @@ def _compared(
 ) -> Compared:
     layer, head = slots[0]
     one, other = a.program.attend(layer, head), b.program.attend(layer, head)
+    mechanisms = mechanisms_of(a, b, n, layer, head)
     if one.graph is None or other.graph is None:
-        same = one.graph is other.graph and one.mechanism == other.mechanism
-        return Compared(slots, proven=same, reason="" if same else _formula(one, other))
+        return _of_formulas(slots, one, other, mechanisms)
+    found = _of_graphs(a, b, n, slots, samples)
+    return replace(found, mechanisms=mechanisms)
+
+
+def _of_graphs(
+    a: Spec, b: Spec, n: int, slots: tuple[Slot, ...], samples: tuple[Sample, Sample]
+) -> Compared:
+    layer, head = slots[0]
+    one, other = a.program.attend(layer, head), b.program.attend(layer, head)
     proven = same_for_every_n(a, b, layer, head)
     for spec, attend, sample in ((a, one, samples[0]), (b, other, samples[1])):
         reason = _not_known(spec, attend, sample)
@@ -255,6 +282,18 @@ def _compared(
         differ_at=elsewhere,
         relations=(first, second),
     )
+
+
+def _of_formulas(
+    slots: tuple[Slot, ...], one: Attend, other: Attend, mechanisms: Mechanisms | None
+) -> Compared:
+    """Where one of two heads, or both, have no graph: one mechanism, or what sets them apart."""
+    if mechanisms is None or one.graph is not other.graph:
+        words = f"{kind_of(one)} in a, {kind_of(other)} in b"
+        return Compared(slots, False, reason=words, mechanisms=mechanisms, alike=False)
+    alike = mechanisms.equal
+    proven = alike and mechanisms.lasting
+    return Compared(slots, proven, reason=str(mechanisms), mechanisms=mechanisms, alike=alike)
 
 
 def _differ_at(a: Spec, b: Spec, layer: int, head: int) -> int | None:
@@ -293,82 +332,3 @@ def _not_known(spec: Spec, attend: Attend, sample: Sample) -> str:
         if BY_NAME[leaf.pattern].data_dependent:
             return f"`{leaf.pattern}` of `{spec.name}` is decided by the data"
     return ""
-
-
-def _formula(one: Attend, other: Attend) -> str:
-    names = [
-        f"`{attend.mechanism.name}`" if attend.mechanism and attend.graph is None else "a graph"
-        for attend in (one, other)
-    ]
-    return f"{' against '.join(names)}: a formula has no pairs"
-
-
-# --- what else sets them apart --------------------------------------------------------------------
-
-
-def _notes(a: Spec, b: Spec, compared: tuple[Compared, ...]) -> list[str]:
-    notes = []
-    for what, one, other in (
-        ("layer", a.program.layers, b.program.layers),
-        ("head", a.program.heads, b.program.heads),
-    ):
-        if one != other:
-            notes.append(_counts(what, one, other))
-    shapes = [_shape(spec) for spec in (a, b)]
-    if shapes[0] != shapes[1]:
-        notes.append(
-            f"a stands on {shapes[0]}, b on {shapes[1]}: positions are compared by their numbers"
-        )
-    if a.program.extra_tokens != b.program.extra_tokens:
-        counts = (a.program.extra_tokens, b.program.extra_tokens)
-        notes.append(
-            f"a has {counts[0]} extra tokens, b {counts[1]}: position {max(counts)} is not the same"
-            " token in both"
-        )
-    if a.program.causal != b.program.causal:
-        notes.append(f"only {'a' if a.program.causal else 'b'} is declared `causal`")
-    notes.extend(_computed(a, b, compared))
-    return notes
-
-
-def _counts(what: str, one: int | None, other: int | None) -> str:
-    if one is None or other is None:
-        lone, count = ("a", other) if one is None else ("b", one)
-        rest = "b" if lone == "a" else "a"
-        every = f"each of the {count} {what}s" if count != 1 else f"the one {what}"
-        return f"{lone} declares no {what}s: it is compared with {every} of {rest}"
-    few, many, larger = min(one, other), max(one, other), "a" if one > other else "b"
-    left = f"{what} {few}" if many == few + 1 else f"{what}s {few}..{many - 1}"
-    verb = "stands" if many == few + 1 else "stand"
-    return f"a has {one} {what}{_s(one)}, b {other}: {left} of {larger} {verb} alone, uncompared"
-
-
-def _s(count: int) -> str:
-    return "" if count == 1 else "s"
-
-
-def _shape(spec: Spec) -> str:
-    grid = spec.program.grid
-    if grid is None:
-        return "a line"
-    known = " x ".join(str(x) if isinstance(x, int) else "…" for x in grid)
-    return f"a grid of {known}"
-
-
-_ASIDE = {
-    "mechanism": "the mechanism",
-    "scale": "the scale",
-    "scores": "the changes to the score",
-    "normalize": "the normaliser",
-}
-
-
-def _computed(a: Spec, b: Spec, compared: tuple[Compared, ...]) -> list[str]:
-    """What is done with the pairs, where that differs."""
-    found: dict[str, None] = {}
-    for one in compared:
-        first, second = (spec.program.attend(*one.slots[0]) for spec in (a, b))
-        for name, words in _ASIDE.items():
-            if getattr(first, name) != getattr(second, name):
-                found[words] = None
-    return [f"what is done with the pairs differs: {', '.join(found)}"] if found else []

@@ -234,11 +234,92 @@ def test_inputs() -> None:
 def test_what_has_no_pairs_is_compared_by_form() -> None:
     assert between("attend favor()", "attend favor()", 8).proven
     assert between("attend lsh(buckets = 4)", "attend lsh(buckets = 4)", 8).proven
-    assert "`favor` against a graph" in str(between("attend favor()", "attend full", 8))
     assert "decided by the data" in str(between("attend lsh(buckets = 4)", "attend full", 8))
     both = between("attend full + linear()", "attend full + linear(feature = relu)", 8)
     assert both.proven
     assert both.notes == ("what is done with the pairs differs: the mechanism",)
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "same", "words"),
+    [
+        (
+            "linear()",
+            "linear(feature = elu1, normalize = sum)",
+            True,
+            "`linear` with the same options",
+        ),
+        (
+            "favor(features = 64, seed = 3)",
+            "favor(features = 128, seed = 3, redraw = 10)",
+            False,
+            "`favor` with other options: features: 64 in a, 128 in b; redraw: 0 in a, 10 in b",
+        ),
+        ("linear()", "favor()", False, "`linear` in a, `favor` in b"),
+        ("favor()", "full", False, "`favor` in a, a graph in b"),
+        ("full + linear()", "linear()", False, "a graph + `linear` in a, `linear` in b"),
+        (
+            "nystrom(landmarks = n // 4)",
+            "nystrom(landmarks = 4)",
+            True,
+            "the same options, at n = 16",
+        ),
+        (
+            "nystrom(landmarks = n // 2)",
+            "nystrom(landmarks = 4)",
+            False,
+            "landmarks: 8 in a, 4 in b, at n = 16",
+        ),
+    ],
+)
+def test_mechanisms_are_compared_by_their_options(
+    first: str, second: str, same: bool, words: str
+) -> None:
+    found = between(f"attend {first}", f"attend {second}", 16)
+    assert found.equal is same
+    assert words in str(found)
+    assert found.proven == (same and "at n" not in words)
+    (one,) = json.loads(found.to_json())["compared"]
+    assert one["equal"] is same
+    assert words.partition(", at n")[0] in one["reason"]
+    back = between(f"attend {second}", f"attend {first}", 16)
+    assert back.equal is same
+    assert not found.only_in_a
+    assert not found.only_in_b
+
+
+def test_mechanisms_of_layers_and_heads_are_compared_each() -> None:
+    a = "layers 2 heads 2 attend linear() layer 1 { head 1 { attend window(radius = 1) } }"
+    b = "layers 2 heads 2 attend linear() layer 1 { attend full }"
+    found = between(a, b, 8)
+    assert found.equal is False
+    kinds = {one.slots: (one.equal, one.reason) for one in found.compared}
+    assert kinds[(0, 0), (0, 1)] == (True, "`linear` with the same options")
+    assert kinds[((1, 0),)] == (False, "`linear` in a, a graph in b")
+    assert kinds[((1, 1),)] == (False, "")
+    assert found.only_in_b.count == 64 - 22
+    # the picture is of those that have pairs
+    assert "query ↓" in str(found)
+    assert "layer 1 head 0: `linear` in a, a graph in b" in str(found)
+    asked = "heads 2 attend favor(features = 8 * (head + 1))"
+    other = "heads 2 attend favor(features = 8)"
+    assert [one.equal for one in between(asked, other, 8).compared] == [True, False]
+
+
+def test_causal_forms_are_others() -> None:
+    found = between("causal attend linear()", "attend linear()", 8)
+    assert found.equal is False
+    assert "causal: true in a, false in b" in str(found)
+
+
+def test_mechanisms_beside_equal_graphs_are_said() -> None:
+    found = between("attend full + linear()", "attend full + linear(feature = relu)", 8)
+    assert found.equal
+    words = "beside the graph: `linear` with other options: feature: elu1 in a, relu in b"
+    assert words in str(found)
+    assert "beside the graph: no mechanism in a, `linear` in b" in str(
+        between("attend full", "attend full + linear()", 8)
+    )
 
 
 def test_the_same_pairs_with_another_score() -> None:

@@ -56,7 +56,7 @@ def page(
         _append(text, one, found)
     if len(groups) > MOST_SAID:
         text.append(f"\nand {len(groups) - MOST_SAID:,} more groups of heads\n", _FAINT)
-    drawn = next((one for one in groups if one.equal is False), None)
+    drawn = next((one for one in groups if one.equal is False and one.relations), None)
     if drawn is not None and drawn.relations is not None and found.n <= LONGEST_DRAWN:
         text.append("\n")
         if len(groups) > 1:
@@ -70,6 +70,17 @@ def _append(text: Text, one: Compared, found: Difference) -> None:
     """What is to be said of some heads."""
     where = _where(one, found)
     text.append(f"{where}: " if where else "")
+    if one.alike is not None:
+        text.append(one.reason)
+        lasting = one.mechanisms is not None and one.mechanisms.lasting
+        text.append("\n" if lasting else f", at n = {found.n:,}\n")
+        return
+    _append_pairs(text, one, found)
+    if one.mechanisms is not None:
+        text.append(f"  beside the graph: {one.mechanisms}\n")
+
+
+def _append_pairs(text: Text, one: Compared, found: Difference) -> None:
     if one.proven:
         text.append("the same pairs for every n, by their form")
         text.append("\n" if one.in_both is None else f": {one.in_both:,} here\n")
