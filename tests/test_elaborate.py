@@ -573,6 +573,11 @@ def test_kernels_may_be_added_to_a_graph(mechanism: str) -> None:
         ("attend full + linear() + favor()", "A701 +"),
         ("attend linear() | full", "A701 |"),
         ("attend linear() & full", "A701 &"),
+        ("attend full | self + linear()", "A701 full | self"),
+        ("attend full & linear() + causal | self", "A701 linear()"),
+        ("attend full - self + linear()", "A701 full - self"),
+        ("attend linear() + full + self", "A701 full + self"),
+        ("attend full | self + linear() | causal", "A701 linear()"),
         ("attend full - linear()", "A701 -"),
         ("attend ~linear()", "A310 linear()"),
         ("attend transpose(linear())", "A310 linear()"),
@@ -602,6 +607,26 @@ def test_kernels_may_be_added_to_a_graph(mechanism: str) -> None:
 )
 def test_what_cannot_be_combined(body: str, expected: str) -> None:
     assert faults(body) == [expected]
+
+
+@pytest.mark.parametrize(
+    ("body", "meant"),
+    [
+        ("full | self + linear()", "(full | self) + linear()"),
+        ("linear() + self | full", "(self | full) + linear()"),
+        ("full & (linear() + self)", "(full & self) + linear()"),
+        ("(full | self) & causal + linear()", "((full | self) & causal) + linear()"),
+        ("full - self + linear()", "(full - self) + linear()"),
+        ("linear() + (full | self) + self", "((full | self) | self) + linear()"),
+    ],
+)
+def test_hybrids_without_parentheses_are_written_right(body: str, meant: str) -> None:
+    with pytest.raises(SpecError) as caught:
+        spec_of(f"attend {body}")
+    (found,) = caught.value.diagnostics
+    assert found.help is not None
+    assert f"write `{meant}`" in found.help
+    assert spec_of(f"attend {meant}").program.attend().mechanism is not None
 
 
 def test_graphs_that_the_data_decide_join_unions() -> None:

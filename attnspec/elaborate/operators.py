@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import cast
 
 from attnspec.elaborate.calls import Calls
+from attnspec.elaborate.hybrids import regrouped
 from attnspec.elaborate.names import ARTICLES, Bound, Environment, type_of
 from attnspec.grammar import nodes
 from attnspec.ir import Mechanism, Term, TokenTerm
@@ -107,13 +108,14 @@ class Operators(Calls):
         span = node.operator_spans[0] if node.operator_spans else node.span
         kinds = sorted(operand.kind for operand in operands)
         if node.operators != ("+",) or kinds != ["graph", "mechanism"]:
+            meant = regrouped(node, operands)
             self.collector.fail(
                 "A701",
                 "a mechanism stands alone or as `GRAPH + MECHANISM`, "
                 f"got {' and '.join(ARTICLES[operand.kind] for operand in operands)}"
                 f" with `{node.operators[0]}`",
-                span,
-                help=_ALONE.get(node.operators[0]),
+                span if meant is None else meant.span,
+                help=_ALONE.get(node.operators[0]) if meant is None else meant.help,
             )
         graph = next(o.value for o in operands if o.kind == "graph")
         mechanism = cast(Mechanism, next(o.value for o in operands if o.kind == "mechanism"))
