@@ -34,7 +34,10 @@ and a quarter of it, and its root."""
 
 def text(name: str, n: int) -> str:
     """The spec of a system for sequences of n tokens."""
-    body = SYSTEMS[name].format(
-        n=n, eighth=max(1, n // 8), quarter=max(1, n // 4), root=max(1, isqrt(n))
-    )
+    return spelled(SYSTEMS[name], n)
+
+
+def spelled(body: str, n: int) -> str:
+    """A spec of what stands in `SYSTEMS`, or might, for sequences of n tokens."""
+    body = body.format(n=n, eighth=max(1, n // 8), quarter=max(1, n // 4), root=max(1, isqrt(n)))
     return f"attention trained {{ layers {LAYERS} {body} }}"
