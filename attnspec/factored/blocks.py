@@ -8,7 +8,7 @@ from typing import TypeAlias
 import torch
 from torch.nn import functional
 
-from attnspec.factored.chunks import Frames
+from attnspec.factored.chunks import Frames, Room
 from attnspec.factored.features import FeatureMap, Features, Tables
 from attnspec.factored.quotients import Quotient
 
@@ -120,10 +120,13 @@ def _framed(
 
 class Sums:
     """One computation: what is given, cut into spans. `most` positions are in one, None for as many
-    as `block` allows."""
+    as `block` allows. In a `room`, where nothing is differentiated, spans write what those before
+    them wrote."""
 
-    def __init__(self, how: Summing, given: Given, most: int | None = None) -> None:
-        self.how, self.given = how, given
+    def __init__(
+        self, how: Summing, given: Given, most: int | None = None, room: Room | None = None
+    ) -> None:
+        self.how, self.given, self.room = how, given, room
         self.batch, self.heads, self.repeat, rows, size = given.q.shape
         self.length = given.k.shape[2]
         self.first = self.length - rows

@@ -14,12 +14,29 @@ The weight of a key depends on no later key, bit by bit: a frame r_i is a maximu
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 
 from attnspec.factored.products import against, outer
+
+
+class Room:
+    """Tensors of one computation that each block writes anew.
+
+    Fresh ones of some megabytes cost more to be handed out, page by page, than to be filled.
+    """
+
+    def __init__(self) -> None:
+        self._held: dict[tuple[str, torch.Size, torch.dtype], torch.Tensor] = {}
+
+    def take(self, name: str, shape: Sequence[int], like: torch.Tensor) -> torch.Tensor:
+        """What was taken by this name and shape before, whatever it holds now."""
+        key = name, torch.Size(shape), like.dtype
+        if key not in self._held:
+            self._held[key] = like.new_empty(shape)
+        return self._held[key]
 
 
 @dataclass(frozen=True)
@@ -51,23 +68,23 @@ def weights_of(frames: Frames | None, c: int, repeat: int, like: torch.Tensor) -
     if frames is None:
         return (~later).to(like.dtype).repeat(repeat, 1)
     pairs = frames.keys[..., None, :] - frames.rows[..., None]
-    pairs = pairs.masked_fill(later, -torch.inf).to(like.dtype)
-    return torch.exp(pairs).repeat(1, 1, repeat, 1)
-
-
-def sums_of(g: torch.Tensor, w: torch.Tensor, frames: Frames | None) -> torch.Tensor:
-    """What each chunk adds to the state after it [N, S, m, e]."""
-    if frames is not None:
-        w = w * frames.staying(w.dtype)[..., None]
-    return outer(g, w)
+    weights = torch.exp(pairs.masked_fill(later, -torch.inf).to(like.dtype))
+    return weights if repeat == 1 else weights.repeat(1, 1, repeat, 1)
 
 
 def states_of(
-    state: torch.Tensor, sums: torch.Tensor, frames: Frames | None
+    state: torch.Tensor,
+    g: torch.Tensor,
+    w: torch.Tensor,
+    frames: Frames | None,
+    room: Room | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """The states before each chunk [N, S, m, e], and the one after the last."""
-    found = _scanned(state, sums, frames, range(sums.shape[1]))
-    return _stacked(found[:-1]), found[-1]
+    """The states before each chunk [N, S, m, e], where `state` is the first, and the one after the
+    last. The former lie in the `room`, where there is one, until it is used again."""
+    if frames is not None:
+        w = w * frames.staying(w.dtype)[..., None]
+    found = _scanned(state, g, w, frames, room)
+    return found[:, :-1], found[:, -1].clone()
 
 
 def outputs_of(
@@ -83,7 +100,7 @@ def outputs_of(
     known."""
     pairs = f @ g.transpose(-1, -2) if pairs is None else pairs
     y = (pairs * weights) @ w
-    return y + _entering(against(f, states.transpose(-1, -2)), frames)
+    return y + _entering(f @ states, frames)
 
 
 def gradients_of(
@@ -96,6 +113,7 @@ def gradients_of(
     weights: torch.Tensor,
     frames: Frames | None,
     known: torch.Tensor | None = None,
+    room: Room | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
     """The gradients of f, g and w, of the state before the block, and of the products of pairs,
     where `grad` is that of y, `after` that of the state after the block. If these products are
@@ -103,15 +121,14 @@ def gradients_of(
     pairs = (f @ g.transpose(-1, -2) if known is None else known) * weights
     grad_pairs = grad @ w.transpose(-1, -2) * weights
     entering = _entering(grad, frames)
-    grad_states = outer(f, entering)
-    found = _scanned(after, grad_states, frames, reversed(range(grad_states.shape[1])))
-    grad_g, grad_w = _into_sums(_stacked(found[-2::-1]), g, w, frames)
+    found = _scanned(after, f, entering, frames, room, backwards=True)
+    grad_g, grad_w = _into_sums(found[:, 1:], g, w, frames)
     grad_w = pairs.transpose(-1, -2) @ grad + grad_w
     grad_f = against(entering, states)
     if known is None:
         grad_g = grad_pairs.transpose(-1, -2) @ f + grad_g
         grad_f = grad_pairs @ g + grad_f
-    return grad_f, grad_g, grad_w, found[-1], grad_pairs
+    return grad_f, grad_g, grad_w, found[:, 0].clone(), grad_pairs
 
 
 def gradients_of_sums(
@@ -136,21 +153,35 @@ def _into_sums(
 
 
 def _scanned(
-    first: torch.Tensor, parts: torch.Tensor, frames: Frames | None, order: Iterable[int]
-) -> list[torch.Tensor]:
-    """States [N, m, e] one after the other, each the one before, faded, and a part of parts
-    [N, S, m, e]."""
-    found = [first]
-    fades = None if frames is None else frames.fades(parts.dtype)
+    first: torch.Tensor,
+    g: torch.Tensor,
+    w: torch.Tensor,
+    frames: Frames | None,
+    room: Room | None,
+    backwards: bool = False,
+) -> torch.Tensor:
+    """States [N, S + 1, m, e] one after the other, each the one before, faded, and g^T w of a
+    chunk; `backwards` the first is behind all chunks and stands last."""
+    count = g.shape[1]
+    order = range(count)[:: -1 if backwards else 1]
+    fades = None if frames is None else frames.fades(g.dtype)[..., None, None].unbind(1)
+    if room is None or count == 1:
+        parts, found = outer(g, w).unbind(1), [first]
+        for at in order:
+            before = found[-1] if fades is None else found[-1] * fades[at]
+            found.append(before + parts[at])
+        return torch.stack(found[::-1] if backwards else found, 1)
+    into = room.take(f"states {backwards}", (len(g), count + 1, *first.shape[1:]), g)
+    into[:, count if backwards else 0] = first
+    torch.matmul(g.transpose(-1, -2), w, out=into[:, :-1] if backwards else into[:, 1:])
+    states = into.unbind(1)
     for at in order:
-        before = found[-1] if fades is None else found[-1] * fades[:, at, None, None]
-        found.append(before + parts[:, at])
-    return found
-
-
-def _stacked(states: list[torch.Tensor]) -> torch.Tensor:
-    """States [N, m, e] as [N, S, m, e]."""
-    return states[0][:, None] if len(states) == 1 else torch.stack(states, 1)
+        here, before = (at, at + 1) if backwards else (at + 1, at)
+        if fades is None:
+            states[here].add_(states[before])
+        else:
+            states[here].addcmul_(states[before], fades[at])
+    return into
 
 
 def _entering(f: torch.Tensor, frames: Frames | None) -> torch.Tensor:

@@ -9,6 +9,7 @@ import torch
 
 from attnspec.factored.attending import check_no_dropout, repeated
 from attnspec.factored.blocks import Given, Summing, Sums, shares
+from attnspec.factored.chunks import Room
 from attnspec.factored.features import Tables
 from attnspec.factored.summing import State, differentiate, summed
 from attnspec.target import Call
@@ -103,8 +104,9 @@ def _forward(how: Summing, given: Given) -> tuple[torch.Tensor, torch.Tensor, li
     kind = torch.promote_types(out.dtype, torch.float32)
     totals = torch.zeros(given.q.shape[:-1], dtype=kind, device=out.device)
     states: list[list[State]] = []
+    room = Room()
     for share in shares(how, given):
-        sums = Sums(how, given.part(share))
+        sums = Sums(how, given.part(share), room=room)
         states.append([])
         for found in summed(sums, State()):
             rows = slice(found.span.low - sums.first, found.span.high - sums.first)
@@ -141,9 +143,9 @@ class _Summed(torch.autograd.Function):
             )
             grads = [next(found) if x.requires_grad else None for x in parts]
         else:
-            into = given.gradients()
+            into, room = given.gradients(), Room()
             for share, states in zip(shares(ctx.how, given), ctx.states, strict=True):
-                sums = Sums(ctx.how, given.part(share))
+                sums = Sums(ctx.how, given.part(share), room=room)
                 at = out[share], totals[share], grad[share]
                 differentiate(sums, into.part(share), *at, states)
             grads = [into.q, into.k, into.v, *(into.gate or ())]

@@ -18,7 +18,6 @@ from attnspec.factored.chunks import (
     gradients_of_sums,
     outputs_of,
     states_of,
-    sums_of,
     weights_of,
 )
 from attnspec.factored.features import Differentiated, FeatureMap, Features, Paired, Tables
@@ -82,7 +81,7 @@ def _causal(sums: Sums, keys: Keys, state: State, span: Span) -> Found:
     queries, f = _queries(sums, span)
     frames = keys.framed.local
     before = _or_zeros(state.sums, keys)
-    states, after = states_of(before, sums_of(keys.g, keys.w, frames), frames)
+    states, after = states_of(before, keys.g, keys.w, frames, sums.room)
     weights, pairs = _weights(sums, span, frames, keys), None
     if isinstance(sums.how.map, Paired):
         pairs = sums.how.map.pairs(*_rows(sums, span))
@@ -133,8 +132,7 @@ def _or_zeros(state: torch.Tensor | None, keys: Keys) -> torch.Tensor:
 
 def _after(keys: Keys, state: torch.Tensor | None) -> torch.Tensor:
     frames = keys.framed.local
-    _, after = states_of(_or_zeros(state, keys), sums_of(keys.g, keys.w, frames), frames)
-    return after
+    return states_of(_or_zeros(state, keys), keys.g, keys.w, frames)[1]
 
 
 # --- backward ------------------------------------------------------------------------------------
@@ -257,7 +255,7 @@ def differentiate(
         frames = keys.framed.local
         logs = sums.logs(queries, frames, keys.framed.start, span)
         grad_y = sums.how.quotient.gradient(grad_out, given_out, total[..., 0], logs)
-        within, _ = states_of(state.total, sums_of(keys.g, keys.w, frames), frames)
+        within, _ = states_of(state.total, keys.g, keys.w, frames, sums.room)
         weights, pairs = _weights(sums, span, frames, keys), None
         after = torch.zeros_like(state.total) if after is None else after
         if isinstance(sums.how.map, Paired):
@@ -265,7 +263,7 @@ def differentiate(
                 rows_of = [x.detach().requires_grad_() for x in _rows(sums, span)]
                 pairs = sums.how.map.pairs(*rows_of)
         grad_f, grad_g, grad_w, after, grad_pairs = gradients_of(
-            grad_y, f, keys.g, keys.w, within, after, weights, frames, _detached(pairs)
+            grad_y, f, keys.g, keys.w, within, after, weights, frames, _detached(pairs), sums.room
         )
         found.of_queries(span, f, grad_f)
         found.of_keys(span, keys, grad_g, grad_w)
@@ -275,7 +273,7 @@ def differentiate(
     for span, base in reversed(list(zip(sums.before, bases, strict=False))):
         keys = _keys(sums, span, base)
         if after is None:
-            after = torch.zeros_like(sums_of(keys.g, keys.w, None)[:, 0])
+            after = _or_zeros(None, keys)
         grad_g, grad_w, after = gradients_of_sums(after, keys.g, keys.w, keys.framed.local)
         found.of_keys(span, keys, grad_g, grad_w)
 
