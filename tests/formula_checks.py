@@ -9,6 +9,7 @@ import torch
 from attention_checks import spec_of, tensors, with_gradients
 
 from attnspec.factored.definitions import OUTPUTS
+from attnspec.factored.low_rank_definitions import OneHead
 from attnspec.runtime import CompiledAttention
 from attnspec.works import stand_ins, works_of
 
@@ -45,14 +46,15 @@ def formula_of(
                 rows = table[layer if len(table) > 1 else 0]
                 parts[called] = rows[head if len(rows) > 1 else 0]
             outs[head] = [
-                OUTPUTS[work.mechanism.name](  # type: ignore[call-arg]
-                    work,
-                    head,
-                    q[sample, head],
-                    k[sample, head // repeat],
-                    v[sample, head // repeat],
-                    parts,
-                    None if padding is None else padding[sample],
+                OUTPUTS[work.mechanism.name](
+                    OneHead(
+                        work,
+                        q[sample, head],
+                        k[sample, head // repeat],
+                        v[sample, head // repeat],
+                        parts,
+                        None if padding is None else padding[sample],
+                    )
                 )
                 for sample in range(len(q))
             ]

@@ -176,11 +176,11 @@ def _scanned(
     torch.matmul(g.transpose(-1, -2), w, out=into[:, :-1] if backwards else into[:, 1:])
     states = into.unbind(1)
     for at in order:
-        here, before = (at, at + 1) if backwards else (at + 1, at)
+        to, source = (at, at + 1) if backwards else (at + 1, at)
         if fades is None:
-            states[here].add_(states[before])
+            states[to].add_(states[source])
         else:
-            states[here].addcmul_(states[before], fades[at])
+            states[to].addcmul_(states[source], fades[at])
     return into
 
 

@@ -16,6 +16,7 @@ import torch
 from attnspec.factored.drawing import one_head
 from attnspec.factored.exact_definition import exact_pairs, exact_weights
 from attnspec.factored.low_rank_definitions import (
+    OneHead,
     fourier,
     gmlp,
     linformer,
@@ -37,10 +38,8 @@ Pairs: TypeAlias = Callable[[Work, int, torch.Tensor, torch.Tensor, Tables], tor
 """From a work, a head, q [n_q, d], k [n_k, d] and tables [*shape] to weights [n_q, n_k], before
 anything is left out or divided."""
 
-Outputs: TypeAlias = Callable[
-    [Work, int, torch.Tensor, torch.Tensor, torch.Tensor, Tables], torch.Tensor
-]
-"""The same with v [n_k, d_v] to the output [n_q, d_v]."""
+Outputs: TypeAlias = Callable[[OneHead], torch.Tensor]
+"""From one head to its output [n_q, d_v]."""
 
 
 def defined(
@@ -49,7 +48,7 @@ def defined(
     """The output [n_q, d_v] of a head for q [n_q, d], k [n_k, d], v [n_k, d_v] and what it has
     learned, [*shape] each."""
     if mechanism_of(work).name in OUTPUTS:
-        return OUTPUTS[mechanism_of(work).name](work, head, q, k, v, tables)
+        return OUTPUTS[mechanism_of(work).name](OneHead(work, q, k, v, tables))
     return weights_of(work, head, q, k, tables) @ v
 
 

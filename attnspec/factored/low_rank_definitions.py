@@ -1,15 +1,15 @@
 """Low-rank attention and the mixings as their papers write them: one head, position by position.
 
 What verification and the tests compare with: the output [n_q, d_v] of q [n_q, d], k [n, d] and v
-[n, d_v] of one head, `parts` being the learned tensors of that head. `real` is bool [n]: padding is
-left out of the sequence before anything else, and where a formula has places of fixed meaning, it
-stands there as zeros. Memory and time are those of n x n matrices.
+[n, d_v] of one head. Padding is left out of the sequence before anything else, and where a formula
+has places of fixed meaning, it stands there as zeros. Memory and time are those of n x n matrices.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import cast
 
 import torch
@@ -22,22 +22,35 @@ from attnspec.target import Work
 Parts = Mapping[str, torch.Tensor]
 
 
-def _real(k: torch.Tensor, real: torch.Tensor | None) -> torch.Tensor:
-    return torch.ones(len(k), dtype=torch.bool) if real is None else real
+@dataclass(frozen=True, eq=False)
+class OneHead:
+    """One head of a work: q [n_q, d], k [n, d] and v [n, d_v], the tensors that it has learned, and
+    what is known of padding: bool [n], False there, or None where there is none."""
+
+    work: Work
+    q: torch.Tensor
+    k: torch.Tensor
+    v: torch.Tensor
+    parts: Parts
+    padding: torch.Tensor | None = None
+
+    @property
+    def real(self) -> torch.Tensor:
+        """Which positions are no padding, bool [n]."""
+        if self.padding is None:
+            return torch.ones(len(self.k), dtype=torch.bool)
+        return self.padding
+
+    @property
+    def first(self) -> int:
+        """The position of the first query."""
+        return len(self.k) - len(self.q)
 
 
-def linformer(
-    work: Work,
-    head: int,
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    parts: Parts,
-    real: torch.Tensor | None = None,
-) -> torch.Tensor:
+def linformer(of: OneHead) -> torch.Tensor:
     """softmax(Q (E K)^T / sqrt(d)) (F V)."""
-    declared = cast(Linformer, work.mechanism)
-    real = _real(k, real)
+    declared = cast(Linformer, of.work.mechanism)
+    q, k, v, real = of.q, of.k, of.v, of.real
     n = len(k)
     if not real.any():
         return q.new_zeros(len(q), v.shape[1])
@@ -46,7 +59,7 @@ def linformer(
         pool = _mean if declared.projection == "mean" else _max
         keys, values = pool(k[real], cuts), pool(v[real], cuts)
     else:
-        maps = [parts["keys"], parts["values" if declared.apart else "keys"]]
+        maps = [of.parts["keys"], of.parts["values" if declared.apart else "keys"]]
         if declared.projection == "conv":
             maps = [_strided(kernel, n, real) for kernel in maps]
         keys, values = (by[:, :n][:, real] @ x[real] for by, x in zip(maps, (k, v), strict=True))
@@ -65,18 +78,10 @@ def _strided(kernel: torch.Tensor, n: int, real: torch.Tensor) -> torch.Tensor:
     return torch.stack(rows)
 
 
-def nystrom(
-    work: Work,
-    head: int,
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    parts: Parts,
-    real: torch.Tensor | None = None,
-) -> torch.Tensor:
+def nystrom(of: OneHead) -> torch.Tensor:
     """softmax(s Q K~^T) Z softmax(s Q~ K^T) V and the convolution of V."""
-    declared = cast(Nystrom, work.mechanism)
-    real = _real(k, real)
+    declared = cast(Nystrom, of.work.mechanism)
+    q, k, v, real = of.q, of.k, of.v, of.real
     n, scale = len(k), 1 / math.sqrt(q.shape[1])
     keys, values = k[real], v[real]
     if not real.any():
@@ -97,7 +102,7 @@ def nystrom(
     edge = v.new_zeros(half, v.shape[1])
     held = torch.cat([edge, torch.where(real[:, None], v, 0.0), edge])
     for t in range(declared.conv):
-        out = out + parts["kernel"][t] * held[t : t + n][n - len(q) :]
+        out = out + of.parts["kernel"][t] * held[t : t + n][of.first :]
     return out
 
 
@@ -131,19 +136,11 @@ def _max(x: torch.Tensor, cuts: list[range]) -> torch.Tensor:
     return torch.stack([x[cut.start : cut.stop].amax(0) for cut in cuts])
 
 
-def synthesizer(
-    work: Work,
-    head: int,
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    parts: Parts,
-    real: torch.Tensor | None = None,
-) -> torch.Tensor:
+def synthesizer(of: OneHead) -> torch.Tensor:
     """softmax(B) V."""
-    declared = cast(Synthesizer, work.mechanism)
-    real = _real(k, real)
-    n, first = len(k), len(k) - len(q)
+    declared = cast(Synthesizer, of.work.mechanism)
+    q, k, parts = of.q, of.k, of.parts
+    n, first = len(k), of.first
     match declared.kind:
         case "dense":
             hidden = torch.relu(q @ parts["hidden"].T + parts["hidden_bias"])
@@ -167,75 +164,48 @@ def synthesizer(
     if declared.products:
         share = torch.sigmoid(parts["mix"])
         logits = (1 - share) * (q @ k.T) / math.sqrt(q.shape[1]) + share * logits
-    held = real.expand(len(q), n)
-    if work.causal:
+    held = of.real.expand(len(q), n)
+    if of.work.causal:
         at = torch.arange(n)
         held = held & (at <= at[first:, None])
     some = held.any(1, keepdim=True)
     weights = torch.where(held, _softmax(logits.masked_fill(~held & some, -torch.inf)), 0.0)
-    return weights @ v
+    return weights @ of.v
 
 
-def fourier(
-    work: Work,
-    head: int,
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    parts: Parts,
-    real: torch.Tensor | None = None,
-) -> torch.Tensor:
+def fourier(of: OneHead) -> torch.Tensor:
     """Re(F_n X F_d) = C_n X C_d - S_n X S_d with matrices of cosines and sines."""
-    real = _real(k, real)
 
     def angles(count: int) -> torch.Tensor:
         at = torch.arange(count, dtype=torch.float64)
         return 2 * math.pi * (at[:, None] * at % count) / count
 
-    along, across = (angles(count) for count in v.shape)
-    x = torch.where(real[:, None], v, 0.0)
+    along, across = (angles(count) for count in of.v.shape)
+    x = torch.where(of.real[:, None], of.v, 0.0)
     cosines = along.cos().to(x.dtype) @ x @ across.cos().to(x.dtype)
     out = cosines - along.sin().to(x.dtype) @ x @ across.sin().to(x.dtype)
-    return out[len(k) - len(q) :]
+    return out[of.first :]
 
 
-def mixer(
-    work: Work,
-    head: int,
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    parts: Parts,
-    real: torch.Tensor | None = None,
-) -> torch.Tensor:
+def mixer(of: OneHead) -> torch.Tensor:
     """X + W_2 gelu(W_1 LayerNorm(X) + b_1) + b_2."""
-    real = _real(k, real)
-    n = len(v)
-    x = torch.where(real[:, None], _normalised(v, parts), 0.0)
+    n, parts = len(of.v), of.parts
+    x = torch.where(of.real[:, None], _normalised(of.v, parts), 0.0)
     hidden = parts["inner"][:, :n] @ x + parts["inner_bias"][:, None]
     hidden = hidden * (1 + torch.erf(hidden / math.sqrt(2))) / 2
-    out = v + parts["outer"][:n] @ hidden + parts["outer_bias"][:n, None]
-    return out[n - len(q) :]
+    out = of.v + parts["outer"][:n] @ hidden + parts["outer_bias"][:n, None]
+    return out[of.first :]
 
 
-def gmlp(
-    work: Work,
-    head: int,
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    parts: Parts,
-    real: torch.Tensor | None = None,
-) -> torch.Tensor:
+def gmlp(of: OneHead) -> torch.Tensor:
     """Z_1 * (W LayerNorm(Z_2) + b), Z_1 = q and Z_2 = v."""
-    real = _real(k, real)
-    n = len(v)
+    n, parts = len(of.v), of.parts
     weight = parts["weight"][:n, :n]
-    if work.causal:
+    if of.work.causal:
         weight = torch.tril(weight)
-    x = torch.where(real[:, None], _normalised(v, parts), 0.0)
+    x = torch.where(of.real[:, None], _normalised(of.v, parts), 0.0)
     gate = weight @ x + parts["bias"][:n, None]
-    return q * gate[n - len(q) :]
+    return of.q * gate[of.first :]
 
 
 def _normalised(x: torch.Tensor, parts: Parts) -> torch.Tensor:
