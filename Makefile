@@ -81,6 +81,7 @@ bench-quick: $(INSTALLED)  ## the same for short sequences, printed only (3 minu
 accuracy: $(INSTALLED)  ## train every system on small real tasks (an hour)
 	$(BIN)/python -m pip install --quiet -c constraints-dev.txt -r benchmarks/requirements.txt
 	OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks.accuracy
+	OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks.accuracy.causes
 	$(BIN)/python benchmarks/readme_tables.py
 
 clean:  ## remove everything that the targets above made

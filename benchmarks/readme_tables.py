@@ -157,10 +157,25 @@ def _agreement(figures: Figures) -> str:
     return f" Rank correlation with what is published: {', '.join(found)}."
 
 
+def causes_table(figures: Figures) -> str:
+    """Systems trained again with one thing changed, beside what they learned without the change."""
+    lines = [
+        "| system | task | one change | without it | with it |",
+        "|:--|:--|:--|--:|--:|",
+    ]
+    for row in figures["rows"]:
+        lines.append(
+            f"| {row['system']} | {row['task']} | {row['words']} | {100 * row['unchanged']:.1f} % "
+            f"| {100 * row['mean']:.1f} ± {100 * row['spread']:.1f} % |"
+        )
+    return "\n".join(lines)
+
+
 TABLES: dict[str, Callable[[Figures], str]] = {
     "minilm": minilm_table,
     "bench": bench_table,
     "accuracy": accuracy_table,
+    "causes": causes_table,
 }
 
 UNMEASURED = "Not measured yet."

@@ -12,14 +12,15 @@ import pytest
 import torch
 
 from attnspec.spec import parse
-from benchmarks.accuracy.__main__ import main
+from benchmarks.accuracy import causes
+from benchmarks.accuracy.__main__ import SEEDS, main
 from benchmarks.accuracy.cifar import PIXELS, TEST, TRAIN, cifar10
 from benchmarks.accuracy.costs import peak_bytes
 from benchmarks.accuracy.published import PUBLISHED
-from benchmarks.accuracy.systems import SYSTEMS, text
+from benchmarks.accuracy.systems import SYSTEMS, spelled, text
 from benchmarks.accuracy.tasks import _WORDS, IGNORED, OPERATORS, Examples, Task, listops, recall
 from benchmarks.accuracy.training import Budget, Model, train
-from benchmarks.readme_tables import accuracy_table
+from benchmarks.readme_tables import accuracy_table, causes_table
 
 
 def value_of(words: list[str]) -> int:
@@ -226,3 +227,34 @@ def test_files_that_are_missing_or_cut_are_named(tmp_path: Path) -> None:
     (tmp_path / "data_batch_1").write_bytes(b"\x80\x02}q")
     with pytest.raises(ValueError, match="data_batch_1 is no file of CIFAR-10"):
         cifar10(tmp_path)
+
+
+@pytest.mark.parametrize("change", causes.CHANGES, ids=lambda change: change.words)
+def test_every_change_makes_another_model_of_the_system(change: causes.Change) -> None:
+    task = recall(count=12)
+    spec = parse(spelled(change.body or SYSTEMS[change.system], task.n))
+    assert (spec != parse(text(change.system, task.n))) == (change.longer == 1)
+    assert Model(task, spec)(task.train.tokens).shape == (10, task.n, task.classes)
+
+
+@pytest.mark.usefixtures("small")
+def test_causes_stand_beside_what_the_system_learned(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "accuracy.json"
+    before = run(path, "--systems", "window")["associative recall"]["systems"]["window"]["mean"]
+    change = causes.Change("window", "recall", "everything in reach", "attend full")
+    monkeypatch.setattr(causes, "RESULTS", path)
+    monkeypatch.setattr(causes, "CHANGES", (change,))
+    monkeypatch.setattr(causes, "TASKS", {"recall": lambda: recall(count=120)})
+    monkeypatch.setattr(causes, "Budget", lambda: Budget(steps=2))
+    assert causes.main(tmp_path / "causes.json") == 0
+    (row,) = json.loads((tmp_path / "causes.json").read_text())["rows"]
+    assert row["unchanged"] == before
+    assert "attend full" in row["spec"]
+    assert len(row["accuracies"]) == SEEDS
+    assert row["mean"] == pytest.approx(sum(row["accuracies"]) / SEEDS)
+    monkeypatch.setattr(causes, "train", None)  # what is known is not trained again
+    assert causes.main(tmp_path / "causes.json") == 0
+    found = causes_table(json.loads((tmp_path / "causes.json").read_text())).splitlines()
+    assert found[2].startswith("| window | associative recall | everything in reach | ")

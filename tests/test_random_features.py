@@ -301,14 +301,17 @@ def test_scales_that_depend_on_n_are_refused_when_it_is_known() -> None:
 # --- what sums are divided by --------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("form", ["", "causal", "causal gated"])
 @pytest.mark.parametrize("n", [1, 5, 70])
-def test_sums_of_waves_are_divided_by_no_less_than_their_floor(causal: bool, n: int) -> None:
-    text = f"{'causal' if causal else ''} attend rfa(features = 2, floor = {math.exp(-2)})"
-    module = spec_of(text).compile(head_size=4)
+def test_sums_of_waves_are_divided_by_no_less_than_their_floor(form: str, n: int) -> None:
+    causal, gated = form != "", form == "causal gated"
+    options = f"features = 2, floor = {math.exp(-2)}, gated = {str(gated).lower()}"
+    module = spec_of(f"{'causal' if causal else ''} attend rfa({options})").compile(head_size=4)
     module.double()
     with torch.no_grad():
         module.get_parameter("rfa_spread").fill_(1.5)
+        if gated:
+            module.get_parameter("rfa_gate_bias").fill_(1.0)
     source = torch.Generator().manual_seed(2)
     q, k, v = (torch.randn(2, 1, n, 4, generator=source, dtype=torch.float64) for _ in range(3))
     # keys that are alike, far from some queries
@@ -323,6 +326,13 @@ def test_sums_of_waves_are_divided_by_no_less_than_their_floor(causal: bool, n: 
     weights = torch.cos(away @ w.T).mean(-1)
     if causal:
         weights = weights.tril()
+    if gated:
+        gate = torch.sigmoid(k @ module.get_parameter("rfa_gate")[0, 0] + 1.0)
+        # of each key, what later gates leave of it
+        kept = torch.cumprod(
+            torch.where(torch.ones(n, n).triu(1).bool(), gate[..., None, :], 1.0), -1
+        )
+        weights = weights * (kept.transpose(-1, -2) * (1 - gate)[..., None, :])
     total = weights.sum(-1, keepdim=True)
     low = total < math.exp(-2)
     assert low.any()

@@ -220,12 +220,13 @@ class Sums:
     def logs(
         self, found: Features, frames: Frames | None, start: torch.Tensor | None, span: Span
     ) -> torch.Tensor | None:
-        """Sums of queries are those that are meant, divided by exp of this [N, S, R c]."""
+        """Sums of queries are those that are meant, divided by exp of this [N, S, R c]; those of a
+        gate are the ones that are meant, since what it forgets is gone."""
         total = None
         if found.log is not None:
             rows = self.repeat * span.chunk
             total = found.log.detach().reshape(self.batch * self.heads, -1, rows)
-        if start is None:
+        if start is None or self.given.gate is not None:
             return total
         rows_at = start[..., None]
         if frames is not None:
