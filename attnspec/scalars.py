@@ -206,20 +206,50 @@ FUNCTIONS: dict[str, tuple[int, int | None]] = {
 """The functions of the language with their least and most arguments (None = any number)."""
 
 
+OPERATORS = frozenset("+ - * / // % neg == != < <= > >= and or not within one_of abs".split())
+"""Those that are operators of Python, and so mean the same for arrays of its integers."""
+
+
 def evaluate(scalar: Scalar, values: Mapping[str, Value]) -> Value:
     """The value of a scalar; raises ScalarError where it has none."""
     match scalar:
         case Symbol(name):
             return values[name]
         case Apply(op, args):
-            result = OPERATIONS[op](*[evaluate(arg, values) for arg in args])
-            if isinstance(result, int) and abs(result) > LARGEST:
-                raise ScalarError("a number above 2**62")
-            if isinstance(result, float) and not math.isfinite(result):
-                raise ScalarError("a number beyond every limit")
+            return _checked(OPERATIONS[op](*[evaluate(arg, values) for arg in args]))
+        case _:
+            return scalar
+
+
+def evaluate_exactly(scalar: Scalar, values: Mapping[str, Value]) -> Value:
+    """The same where numbers may not fit in 64 bits: arrays hold Python's integers."""
+    match scalar:
+        case Symbol(name):
+            value = values[name]
+            return value.astype(object) if isinstance(value, np.ndarray) else value
+        case Apply(op, args):
+            found = [evaluate_exactly(arg, values) for arg in args]
+            work = OPERATIONS[op]
+            if _is_array(*found) and op not in OPERATORS:
+                work = np.frompyfunc(work, len(found), 1)
+            result = work(*found)
+            if not isinstance(result, np.ndarray):
+                return _checked(result)
+            if result.dtype == object:
+                for beyond in result[~(np.abs(result) <= LARGEST)]:
+                    _checked(beyond)
             return result
         case _:
             return scalar
+
+
+def _checked(result: Value) -> Value:
+    """The result of an operation; raises ScalarError for a single number that is too large."""
+    if isinstance(result, int) and abs(result) > LARGEST:
+        raise ScalarError("a number above 2**62")
+    if isinstance(result, float) and not math.isfinite(result):
+        raise ScalarError("a number beyond every limit")
+    return result
 
 
 def fold(scalar: Scalar, values: Mapping[str, Value]) -> Scalar:

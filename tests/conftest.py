@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 from goldens import EVERY_ITEM, Golden, golden_stem
-from hypothesis import settings
+from hypothesis import HealthCheck, settings
 
 # workers share the cores, and one thread makes sums reproducible
 os.environ["OMP_NUM_THREADS"] = "1"
@@ -18,7 +18,14 @@ os.environ["OMP_NUM_THREADS"] = "1"
 os.environ["ATTNSPEC_RATES"] = ""
 torch.set_num_threads(1)
 
-settings.register_profile("suite", deadline=None, derandomize=True, print_blob=True)
+settings.register_profile(
+    "suite",
+    deadline=None,
+    derandomize=True,
+    print_blob=True,
+    # how long a draw takes says more of the machine than of the test
+    suppress_health_check=[HealthCheck.too_slow],
+)
 settings.load_profile("suite")
 
 

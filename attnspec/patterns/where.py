@@ -36,6 +36,7 @@ from attnspec.scalars import (
     Symbol,
     Value,
     evaluate,
+    evaluate_exactly,
     fold,
     symbols,
 )
@@ -78,7 +79,7 @@ class Where(Relation):
             if _fits(self, n):
                 held = evaluate(predicate, values)
             else:
-                held = _one_by_one(predicate, values)
+                held = np.asarray(evaluate_exactly(predicate, values)).astype(bool)
         except ScalarError as error:
             raise RelationError(f"`where` has no value: {error}") from None
         return held & allowed & (q == q) & (k == k)
@@ -241,15 +242,3 @@ def _reach(scalar: Scalar, ranges: Mapping[str, Bounds]) -> float:
     if isinstance(scalar, Apply):
         return max(own, *(_reach(arg, ranges) for arg in scalar.args))
     return own
-
-
-def _one_by_one(predicate: Scalar, values: Mapping[str, Value]) -> Value:
-    """The predicate evaluated in Python's integers, for numbers that might not fit in 64 bits."""
-    names = tuple(values)
-    if not any(isinstance(value, np.ndarray) for value in values.values()):
-        return evaluate(predicate, values)
-
-    def one(*numbers: int) -> bool:
-        return bool(evaluate(predicate, dict(zip(names, map(int, numbers), strict=True))))
-
-    return np.asarray(np.frompyfunc(one, len(names), 1)(*values.values())).astype(bool)
