@@ -168,7 +168,10 @@ def causes_table(figures: Figures) -> str:
             f"| {row['system']} | {row['task']} | {row['words']} | {100 * row['unchanged']:.1f} % "
             f"| {100 * row['mean']:.1f} ± {100 * row['spread']:.1f} % |"
         )
-    return "\n".join(lines)
+    seeds = min(len(row["accuracies"]) for row in figures["rows"])
+    told = f"{figures['budget']['steps']:,} steps of {figures['budget']['batch']} sequences"
+    where = f"{_machine(figures['machine'])}; torch {figures['versions']['torch']}"
+    return "\n".join([*lines, "", f"({told} where nothing else is said, {seeds} seeds; {where}.)"])
 
 
 TABLES: dict[str, Callable[[Figures], str]] = {
