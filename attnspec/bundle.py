@@ -20,7 +20,7 @@ from attnspec.patterns import BY_NAME
 
 NEEDED = frozenset(
     "__future__ collections concurrent dataclasses functools json math numpy operator os pathlib"
-    " sys threading torch typing bisect ctypes heapq itertools warnings".split()
+    " sys threading torch typing bisect ctypes fractions heapq itertools warnings".split()
 )
 """What a standalone module may import: torch, numpy, and of the standard library these."""
 
