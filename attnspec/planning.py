@@ -51,6 +51,12 @@ class Step:
     lines: tuple[str, ...] = ()
 
     @property
+    def where(self) -> tuple[str, str]:
+        """Its layers and its heads, in words."""
+        heads = "every head" if self.heads is None else "head " + numbers(self.heads)
+        return "layer " + numbers(self.layers), heads
+
+    @property
     def chosen(self) -> Backend:
         """The backend that runs this step."""
         return self.candidates[0].backend
@@ -58,7 +64,8 @@ class Step:
 
 @dataclass(frozen=True)
 class Plan:
-    """What runs at n positions on a type of device; `str` gives a line per step and backend.
+    """What runs at n positions on a type of device; `str` gives a line per step and backend,
+    and one for what a backend says to several steps alike.
 
     `rates` says whose rates the estimates are made with. They are estimates for the CPU; on another
     device they give the order alone.
@@ -79,17 +86,20 @@ class Plan:
         start = f"{self.name}, n = {self.n}, {self.device}"
         if not self.steps:
             return f"{start}: nothing to run"
+        shared = self._shared_refusals()
         rows: list[tuple[str, str, str, str]] = []
         for step in self.steps:
-            layers = "layer " + numbers(step.layers)
-            heads = "every head" if step.heads is None else "head " + numbers(step.heads)
+            layers, heads = step.where
             for candidate in step.candidates:
+                if (candidate.backend.name, candidate.refusal) in shared:
+                    continue
                 chosen = candidate is step.candidates[0]
                 verdict = _verdict(candidate, chosen, self.is_estimated)
                 rows.append((layers, heads, candidate.backend.name, verdict))
                 if chosen:
                     rows.extend(("", "", "", f"- {line}") for line in step.lines)
-        widths = [max((len(row[column]) for row in rows), default=0) for column in range(3)]
+        widths = [max(len(row[column]) for row in rows) for column in range(3)]
+        widths[2] = max(widths[2], *(len(backend) for backend, _ in shared), 0)
         about = f"estimates for one head of size 64, forward, {self.rates}"
         if not self.is_estimated:
             about = f"no estimates for {self.device}, ranked as on the CPU"
@@ -97,7 +107,22 @@ class Plan:
         for row in rows:
             shown = [f"{cell:<{width}}" for cell, width in zip(row, widths, strict=False)]
             lines.append("  ".join([*shown, row[3]]).rstrip())
+        for (backend, refusal), groups in shared.items():
+            every = len(groups) == len(self.steps)
+            where = f"{'every group' if every else f'{len(groups)} groups':<{sum(widths[:2]) + 2}}"
+            which = "" if every else f" ({'; '.join(groups)})"
+            lines.append(f"{where}  {backend:<{widths[2]}}  refused: {refusal}{which}")
         return "\n".join(lines)
+
+    def _shared_refusals(self) -> dict[tuple[str, str], list[str]]:
+        """What a backend says to several groups alike, by its name and reason, with the groups."""
+        found: dict[tuple[str, str], list[str]] = {}
+        for step in self.steps:
+            for candidate in step.candidates:
+                if candidate.refusal is not None:
+                    said = found.setdefault((candidate.backend.name, candidate.refusal), [])
+                    said.append(" ".join(step.where))
+        return {refusal: groups for refusal, groups in found.items() if len(groups) > 1}
 
 
 def plan(program: Program, n: int, device: str = "cpu", backend: str = AUTO) -> Plan:

@@ -361,6 +361,31 @@ def test_refusals() -> None:
     assert "refused: the graph reads the run-time input `t`" in str(plan(spec.program, 4096))
 
 
+def test_what_several_groups_are_refused_for_is_said_once() -> None:
+    spec = spec_of(
+        "layers 2 heads 2 head 0 { attend window(radius = 3) } head 1 { attend self }"
+        " layer 1 { head 1 { attend linear() } }"
+    )
+    found = plan(spec.program, 4096)
+    said = [(c.backend.name, c.refusal) for step in found.steps for c in step.candidates]
+    lines = str(found).splitlines()
+    for refusal in {pair for pair in said if pair[1] is not None}:
+        (line,) = [
+            line for line in lines if f"{refusal[0]} " in line and f"refused: {refusal[1]}" in line
+        ]
+        groups = [
+            " ".join(step.where)
+            for step in found.steps
+            if refusal in [(c.backend.name, c.refusal) for c in step.candidates]
+        ]
+        if len(groups) > 1:
+            assert line.startswith(f"{len(groups)} groups ")
+            assert line.endswith(f"({'; '.join(groups)})")
+    alike = str(plan(spec_of("heads 2 attend self head 1 { attend full }").program, 4096))
+    assert alike.count("the last 16 queries at most") == 1
+    assert "every group  " in alike
+
+
 def test_the_cheapest_is_chosen_and_named_ones_are_kept() -> None:
     spec = spec_of("attend window(radius = 64)")
     assert plan(spec.program, 16384).steps[0].chosen.name != "dense"

@@ -291,3 +291,30 @@ def test_halves_are_kept() -> None:
     assert found is not None
     assert found.at((7,)) == 28
     assert dict(found.terms)[0, 0] == Fraction(1, 2)
+
+
+@pytest.mark.parametrize(
+    ("body", "words"),
+    [
+        ("attend window(radius = 5)", "11*n - 30 for n >= 5, n**2 otherwise"),
+        ("attend random(keys = 8)", "8*n for n >= 8, n**2 otherwise"),
+        ("attend full", "n**2"),
+    ],
+)
+def test_formulas_are_printed_in_words(body: str, words: str) -> None:
+    report = parse(f"attention a {{ {body} }}").analyse(400)
+    formula = report.edges_formula
+    assert formula is not None
+    assert symbolic.readable(formula) == words
+    assert f"pairs at n  {words}" in str(report)
+    assert words.replace(">", "&gt;") in report._repr_html_()
+    # as data it is what sympy reads back
+    assert report.to_dict()["figures"]["edges_formula"]["value"] == str(formula)
+
+
+def test_cases_within_a_sum_stand_in_parentheses() -> None:
+    cases = sympy.Piecewise((symbolic.N, symbolic.N < 3), (2, True))
+    assert symbolic.readable(1 + 2 * cases) == "2*(n for n < 3, 2 otherwise) + 1"
+    root = sympy.floor(sympy.sqrt(symbolic.N))
+    assert symbolic.readable(root**2 + symbolic.N) == "n + isqrt(n)**2"
+    assert symbolic.readable(sympy.floor(symbolic.N / 2)) == "floor(n/2)"

@@ -258,8 +258,13 @@ def value_of(entry: Entry, figure: Figure[Any] | Unknown) -> str:
             return _scaled(value, 1000)
         case "bytes":
             return _scaled(value, 1024) + "B"
-        case "words" | "formula":
+        case "words":
             return str(value)
+        case "formula":
+            # sympy is there where a formula is
+            from attnspec.analysis.symbolic import readable
+
+            return readable(value)
         case _:
             return f"{value:,}" if isinstance(value, int) else f"{value:.4g}"
 

@@ -8,6 +8,7 @@ from fractions import Fraction
 from functools import reduce
 
 import sympy
+from sympy.printing.str import StrPrinter
 
 from attnspec.analysis.fitting import Polynomial
 from attnspec.analysis.growth import Growth
@@ -93,6 +94,30 @@ def of_fit(fit: Fit, values: Mapping[str, int]) -> sympy.Expr:
 def total(parts: Sequence[sympy.Expr]) -> sympy.Expr:
     """The sum of counts, one expression for each of their common cases."""
     return parts[0] if len(parts) == 1 else sympy.Add(*parts)
+
+
+# sympy has no types
+class _Readable(StrPrinter):  # type: ignore[misc]
+    """Cases as they are said: `32*n - 496 for n >= 31, n**2/2 + n/2 otherwise`."""
+
+    def _print_Piecewise(self, cases: sympy.Piecewise) -> str:
+        said = [
+            f"{self._print(part)} " + ("otherwise" if when == True else f"for {self._print(when)}")  # noqa: E712
+            for part, when in cases.args
+        ]
+        return f"({', '.join(said)})"
+
+    def _print_floor(self, whole: sympy.floor) -> str:
+        (inner,) = whole.args
+        if isinstance(inner, sympy.Pow) and inner.exp == sympy.S.Half:
+            return f"isqrt({self._print(inner.base)})"
+        return f"floor({self._print(inner)})"
+
+
+def readable(formula: sympy.Expr) -> str:
+    """A formula on one line, for people: its cases in words."""
+    words: str = _Readable().doprint(formula)
+    return words[1:-1] if isinstance(formula, sympy.Piecewise) else words
 
 
 def value(formula: sympy.Expr, n: int) -> sympy.Expr:

@@ -48,7 +48,8 @@ def command(
     """Say which backend runs which heads, and why.
 
     One line for each group of heads and each backend: the one chosen, the estimated cost of the
-    others, or the reason for which they refuse.
+    others, or the reason for which they refuse; what several groups are refused for alike stands
+    at the end, once.
 
     Example: attnspec plan bigbird.attn -n 16384 --device cuda
     """
