@@ -6,7 +6,6 @@ from dataclasses import dataclass
 
 from attnspec.algebra import Complement, Intersection, Shift, Transpose, Union
 from attnspec.distances import extent_of
-from attnspec.patterns.where import Where
 from attnspec.relations import Relation
 from attnspec.scalars import Apply, Scalar, symbols
 from attnspec.target import StandIn, reads_data
@@ -66,8 +65,8 @@ def look_back(relation: Relation, promised: frozenset[str] = frozenset()) -> Loo
         if inner is None or relation.by < 0 or inner.marked:
             return None
         return LookBack(inner.first + relation.by, inner.before)
-    if isinstance(relation, Complement) and isinstance(relation.term, Where):
-        return _of_predicate(relation.term, Apply("not", (relation.term.predicate,)))
+    if isinstance(relation, Complement) and relation.term.name == "where":
+        return _of_predicate(relation.term, Apply("not", (vars(relation.term)["predicate"],)))
     return _of_pattern(relation, promised)
 
 
@@ -87,9 +86,9 @@ def lag_of_data(relation: Relation) -> int:
 
 
 def _of_pattern(relation: Relation, promised: frozenset[str]) -> LookBack | None:
-    if isinstance(relation, Where):
-        return _of_predicate(relation, relation.predicate)
     given = vars(relation)
+    if relation.name == "where":
+        return _of_predicate(relation, given["predicate"])
     match relation.name:
         case "self":
             return LookBack(0, 0)
@@ -157,8 +156,8 @@ def _is_steady(relation: Relation) -> bool:
         return _is_steady(relation.term)
     if isinstance(relation, Shift):
         return relation.by >= 0 and _is_steady(relation.term)
-    if isinstance(relation, Where):
-        return set(symbols(relation.predicate)) <= {"q", "k"}
+    if relation.name == "where":
+        return set(symbols(vars(relation)["predicate"])) <= {"q", "k"}
     if relation.name in ("columns", "rows", "global"):
         return _are_steady(vars(relation)["tokens"])
     return relation.name in _STEADY or _of_pattern(relation, frozenset()) is not None
