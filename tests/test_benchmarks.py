@@ -260,7 +260,6 @@ def test_a_part_measured_anew_leaves_the_others(figures: dict[str, Json], tmp_pa
 
 
 def test_plots_are_the_same_bytes_again(figures: dict[str, Json], tmp_path: Path) -> None:
-    pytest.importorskip("matplotlib")
     drawn = {path.name: path.read_bytes() for path in draw(figures, tmp_path)}
     assert sorted(drawn) == ["efficiency.svg", "growth.svg"]
     assert drawn == {path.name: path.read_bytes() for path in draw(figures, tmp_path)}

@@ -8,7 +8,6 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
@@ -18,7 +17,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 import attnspec
-from attnspec.cli import main, picture_files
+from attnspec.cli import main
 from attnspec.show.drawing import COLOURS, TERMS, WIDEST, Drawing, Label, sheet
 from attnspec.show.figure import MOST_CELLS, MOST_PAIRS, MOST_PLOTS, MOST_TERMS, Figure, figure
 from attnspec.show.html import LATER, NONE, html
@@ -41,8 +40,6 @@ SPECS = {
     "nothing": "attention a { attend self - full }",
     "hybrid": "attention a { causal attend window(before = 4, after = 0) + linear() }",
 }
-
-needs_matplotlib = pytest.mark.skipif(find_spec("matplotlib") is None, reason="needs matplotlib")
 
 
 def run(*arguments: str, text: str | None = None) -> Result:
@@ -310,7 +307,6 @@ def test_more_terms_than_colours() -> None:
 # --- PNG -----------------------------------------------------------------------------------------
 
 
-@needs_matplotlib
 def test_a_png_shows_each_pair(tmp_path: Path) -> None:
     from matplotlib.image import imread
 
@@ -332,7 +328,6 @@ def test_a_png_shows_each_pair(tmp_path: Path) -> None:
     assert b"Date" not in path.read_bytes()
 
 
-@needs_matplotlib
 def test_settings_of_a_user_change_no_byte() -> None:
     import matplotlib
 
@@ -478,7 +473,7 @@ def test_what_is_said_of_a_cell(text: str, n: int, expected: dict[tuple[int, int
 
 # --- files ---------------------------------------------------------------------------------------
 
-KINDS = [".svg", ".html", pytest.param(".png", marks=needs_matplotlib)]
+KINDS = [".svg", ".html", ".png"]
 
 
 @pytest.fixture
@@ -548,14 +543,6 @@ def test_requests_that_do_not_fit_leave_no_file(
     arguments: list[str], status: int, folder: Path
 ) -> None:
     assert run("a.attn", "-o", "x.svg", *arguments).exit_code == status
-    assert [p.name for p in folder.iterdir()] == ["a.attn"]
-
-
-def test_without_matplotlib(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(picture_files, "find_spec", lambda name: None)
-    done = run("a.attn", "-o", "x.png")
-    assert done.exit_code == 2
-    assert "pip install 'attnspec[plot]'" in done.stderr
     assert [p.name for p in folder.iterdir()] == ["a.attn"]
 
 

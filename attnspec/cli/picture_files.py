@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from importlib.util import find_spec
 from pathlib import Path
 
 import click
@@ -22,11 +21,10 @@ SUFFIXES = (".png", ".svg", ".html")
 def require_target(path: str, spec: str) -> None:
     """Refuse what cannot become a picture, before anything is computed.
 
-    Raises click.UsageError for another suffix, for the spec itself and for a PNG without
-    matplotlib; OSError where there is no folder.
+    Raises click.UsageError for another suffix and for the spec itself; OSError where there is no
+    folder.
     """
-    suffix = Path(path).suffix.lower()
-    if suffix not in SUFFIXES:
+    if Path(path).suffix.lower() not in SUFFIXES:
         raise click.UsageError(
             f"a picture is a file of {', '.join(SUFFIXES[:-1])} or {SUFFIXES[-1]},"
             f" got {shown_path(path)!r}"
@@ -34,11 +32,6 @@ def require_target(path: str, spec: str) -> None:
     require_folder(path)
     if spec != "-" and os.path.exists(path) and os.path.samefile(path, spec):
         raise click.UsageError(f"the output is the spec itself: {shown_path(path)}")
-    if suffix == ".png" and find_spec("matplotlib") is None:
-        raise click.UsageError(
-            "a PNG is drawn by matplotlib, which is not installed"
-            "\nhelp: pip install 'attnspec[plot]', or write .svg or .html, which need nothing more"
-        )
 
 
 def write_picture(path: str, found: Figure, *, force: bool) -> None:

@@ -47,7 +47,7 @@ DEFAULT_LENGTH = 64
     "-o",
     "output",
     metavar="FILE",
-    help="Write a .png (needs matplotlib), .svg or .html instead; the last says why each pair is.",
+    help="Write a .png, .svg or .html instead; the last says why each pair is.",
 )
 @force_option
 @input_option
