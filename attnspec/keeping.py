@@ -12,6 +12,7 @@ import torch
 from attnspec.formula import Blocks, Formula
 from attnspec.look_back import LookBack
 from attnspec.masking import mask_plan, with_data
+from attnspec.relations import evaluate_pairs
 from attnspec.target import Call, Work
 
 
@@ -88,11 +89,16 @@ class Keeper:
 
     def _mask(self, work: Work, every: Kept, at: np.ndarray) -> torch.Tensor:
         """Which keys the positions read, bool [B or 1, t, w]."""
-        positions = every.positions[None]
-        plan = mask_plan(work.relation, at[:, None], positions, every.count, self.device)
-        mask = plan.mask(cast("Mapping[str, torch.Tensor]", self._placed(every)), every.count)
-        mask = mask.expand(*mask.shape[:-2], len(at), len(every.positions))
-        mask = mask.reshape(-1, *mask.shape[-2:])
+        q, k = at[:, None], every.positions[None]
+        if work.reads:
+            plan = mask_plan(work.relation, q, k, every.count, self.device)
+            mask = plan.mask(cast("Mapping[str, torch.Tensor]", self._placed(every)), every.count)
+            mask = mask.expand(*mask.shape[:-2], len(at), k.size).reshape(-1, len(at), k.size)
+        else:
+            held = np.broadcast_to(
+                evaluate_pairs(work.relation, q, k, every.count), (len(at), k.size)
+            )
+            mask = torch.from_numpy(held.copy()).to(self.device)[None]
         return mask if every.padding is None else mask & every.padding[:, None]
 
     def _needed(self, every: Kept) -> Kept:
