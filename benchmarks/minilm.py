@@ -23,11 +23,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from readme_tables import RESULTS, minilm_table
 
 import attnspec
 from attnspec.examples.demo import load_emitted
 from attnspec.integrations.transformers import register
+from benchmarks.readme_tables import RESULTS, minilm_table
 
 ROOT = Path(__file__).resolve().parent.parent
 EXAMPLES = ROOT / "examples"

@@ -212,7 +212,7 @@ def main(arguments: Sequence[str]) -> int:
     wanted = filled(readme)
     if options.check and wanted != readme:
         print("the tables of README.md must be those of benchmarks/results", file=sys.stderr)
-        print("run: python benchmarks/readme_tables.py", file=sys.stderr)
+        print("run: python -m benchmarks.readme_tables", file=sys.stderr)
         return 1
     if wanted != readme:
         path.write_text(wanted, encoding="utf-8")

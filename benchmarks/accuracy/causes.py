@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import statistics
 import sys
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from attnspec.machine import machine, versions
 from attnspec.spec import parse
@@ -93,9 +95,10 @@ def measured(change: Change, seeds: int = SEEDS) -> dict[str, Json]:
 
 
 def main(path: Path = CAUSES) -> int:
-    unchanged = read(RESULTS)
-    known = {(row["system"], row["task"], row["words"]): row for row in read(path).get("rows", [])}
-    rows: list[dict[str, Json]] = []
+    unchanged: Mapping[str, Any] = read(RESULTS)
+    before: Mapping[str, Any] = read(path)
+    known = {(row["system"], row["task"], row["words"]): row for row in before.get("rows", [])}
+    rows: list[dict[str, Any]] = []
     for change in CHANGES:
         task = TASKS[change.task]().name
         row = known.get((change.system, task, change.words)) or measured(change)
