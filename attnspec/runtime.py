@@ -30,10 +30,9 @@ from attnspec.streaming import (
     StreamState,
     promised_inputs,
     stream_kernel,
-    streamable,
     streamed_works,
 )
-from attnspec.target import Bias, Call, Traceable, Work
+from attnspec.target import Bias, Call, Streamable, Traceable, Work
 from attnspec.works import Binder, grid_of, stand_ins
 
 KEPT = 64
@@ -140,7 +139,7 @@ class CompiledAttention(Learner):
                 selected(k, 1, group.keys),
                 selected(v, 1, group.keys),
             )
-            out, after = streamable(group.kernel).step(*given, call, part)
+            out, after = cast(Streamable, group.kernel).step(*given, call, part)
             outs.append(out)
             parts.append(after)
         out = outs[0] if len(outs) == 1 else selected(torch.cat(outs, 1), 1, prepared.order)

@@ -7,13 +7,16 @@ from dataclasses import dataclass, field, replace
 from typing import cast
 
 import torch
+from torch.nn import functional
 
 from attnspec.arguments import check_promise
+from attnspec.formula import scale_of
 from attnspec.ir import Program
 from attnspec.keeping import Keeper, Kept
 from attnspec.look_back import lag_of_data, look_back
 from attnspec.planning import choose
 from attnspec.target import Call, Kernel, Streamable, Work
+from attnspec.tiled import is_transformed
 from attnspec.works import Binder
 
 
@@ -133,16 +136,34 @@ def stream_kernel(
     # an input that is read at earlier positions is kept with their keys
     keeper = Keeper(replace(found, before=found.before + lag), heads, device)
     if work.mechanism is None:
-        return cast(Kernel, GraphStream(work, keeper))
+        return cast(Kernel, InPieces(GraphStream(work, keeper)))
     kernel = choose(work, device.type, backend).build(work, heads, device)
-    return cast(Kernel, kernel.streamed(keeper))  # type: ignore[attr-defined]
+    return cast(Kernel, InPieces(kernel.streamed(keeper)))  # type: ignore[attr-defined]
 
 
-def streamable(kernel: Kernel) -> Streamable:
-    """A kernel that goes on from a state."""
-    if not isinstance(kernel, Streamable):
-        raise ValueError("the kernel cannot go on from a state")
-    return kernel
+PIECE = 256
+"""Positions that meet all keys that are kept and their own at once."""
+
+
+@dataclass(frozen=True, eq=False)
+class InPieces:
+    """Goes on some positions at a time: many take time and memory in proportion to their number,
+    where a position meets all keys of its step, though it reads few."""
+
+    stream: Streamable
+
+    def step(
+        self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, call: Call, state: object
+    ) -> tuple[torch.Tensor, object]:
+        outs = []
+        for low in range(0, q.shape[2], PIECE):
+            at = slice(low, low + PIECE)
+            padding = None if call.padding is None else call.padding[:, at]
+            data = {name: values[:, at] for name, values in call.data.items()}
+            here = replace(call, padding=padding, data=data)
+            out, state = self.stream.step(q[:, :, at], k[:, :, at], v[:, :, at], here, state)
+            outs.append(out)
+        return outs[0] if len(outs) == 1 else torch.cat(outs, 2), state
 
 
 @dataclass(frozen=True, eq=False)
@@ -159,7 +180,23 @@ class GraphStream:
         keys = k.shape[1]
         before = state if isinstance(state, Kept) else None
         seen = self.keeper.seen(self.work, k, v, call, before)
+        if self.work.plain and size and v.shape[-1] and not _is_followed(q, seen.keys, seen.values):
+            mask, scale = seen.blocks.mask, scale_of(self.work, size)
+            out = functional.scaled_dot_product_attention(
+                q,
+                seen.keys,
+                seen.values,
+                attn_mask=None if mask is None else mask[:, 0, 0],
+                scale=scale,
+                enable_gqa=heads > keys,
+            )
+            return out, seen.kept
         grouped = q.view(batch, keys, heads // keys, 1, rows, size)
         k, v = seen.keys[:, :, None], seen.values[:, :, None]
         out = seen.formula(grouped, k, v, seen.blocks, call)
         return out.reshape(batch, heads, rows, v.shape[-1]), seen.kept
+
+
+def _is_followed(*given: torch.Tensor) -> bool:
+    """Whether derivatives may be asked for: the fused kernel has no second ones."""
+    return is_transformed() or (torch.is_grad_enabled() and any(x.requires_grad for x in given))

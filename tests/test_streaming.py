@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import pytest
 import torch
 from attention_checks import spec_of
 from test_factored import CASES
 
-from attnspec.keeping import Kept
+from attnspec import streaming
+from attnspec.keeping import Keeper, Kept, Seen
 from attnspec.runtime import CompiledAttention
 from attnspec.streaming import StreamState
 
@@ -50,6 +51,12 @@ INPUTS = [
     "causal input x: ids attend (window(before = 5, after = 0) & same(x)) + favor(features = 8)",
     "causal input y: tokens(at_most = 12) attend columns(y) + linear()",
 ]
+
+
+@pytest.fixture(autouse=True)
+def short_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Steps of the lengths here are of one piece, and of several."""
+    monkeypatch.setattr(streaming, "PIECE", 16)
 
 
 Given: TypeAlias = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
@@ -208,6 +215,40 @@ def test_one_may_go_on_from_a_state_twice() -> None:
     first, _ = module.step(*last, state)
     again, _ = module.step(*last, state)
     assert torch.equal(first, again)
+
+
+@pytest.mark.parametrize(
+    "body",
+    ["window(before = 9, after = 0)", "window(before = 9, after = 0) + linear()"],
+)
+def test_long_steps_meet_few_keys_at_once(body: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    met: list[int] = []
+
+    def seen(*given: Any) -> Seen:
+        found = whole(*given)
+        met.append(found.keys.shape[2])
+        return found
+
+    whole = Keeper.seen
+    monkeypatch.setattr(Keeper, "seen", seen)
+    module_of(f"causal attend {body}").step(*tensors(1000))
+    assert len(met) == 63
+    assert max(met) == 16 + 9
+
+
+@pytest.mark.parametrize("body", GRAPHS[:3])
+def test_derivatives_of_steps_are_those_of_a_call(body: str) -> None:
+    module, given = module_of(body), [x.requires_grad_() for x in tensors(40)]
+    found = in_steps(module, (given[0], given[1], given[2]), [21, 19])[0]
+    again, meant = (
+        torch.autograd.grad(
+            torch.autograd.grad(out.square().sum(), given, create_graph=True)[0].square().sum(),
+            given,
+        )
+        for out in (found, module(*given))
+    )
+    for mine, theirs in zip(again, meant, strict=True):
+        torch.testing.assert_close(mine, theirs, rtol=1e-8, atol=1e-8)
 
 
 def test_a_state_does_not_grow() -> None:

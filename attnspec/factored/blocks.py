@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 from typing import TypeAlias
 
 import torch
 from torch.nn import functional
 
 from attnspec.factored.chunks import Frames, Room
-from attnspec.factored.features import FeatureMap, Features, Tables
+from attnspec.factored.features import FeatureMap, Features, Paired, Tables
 from attnspec.factored.quotients import Quotient
 
 CHUNK = 64
@@ -31,6 +32,11 @@ class Summing:
     quotient: Quotient
     chunk: int = CHUNK
     block: int = BLOCK
+
+    @cached_property
+    def paired(self) -> Paired | None:
+        """The map, if the products of its features have a shorter formula."""
+        return self.map if isinstance(self.map, Paired) else None
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ import torch
 from torch.nn import functional
 
 from attnspec.factored.blocks import Given, Summing
-from attnspec.factored.features import Features, Paired, Tables
+from attnspec.factored.features import Features, Tables
 from attnspec.factored.summing import through
 from attnspec.placing import scratch, side_by_side
 from attnspec.stepped import Step, padding_of
@@ -81,7 +81,7 @@ def _parts(how: Summing, given: Given, step: Step, frames: torch.Tensor) -> Iter
         padding_of(step, given.padding, 0, given.q.dtype),
     )
     size = given.q.shape[-1]
-    wide = size if isinstance(how.map, Paired) else how.map.width(size)
+    wide = how.map.width(size) if how.paired is None else size
     lead = given.q.shape[:3].numel()
     for piece in step.pieces(read, lead, max(wide, given.v.shape[-1]), True, True):
         for patch in piece.patches:
@@ -110,9 +110,8 @@ class _Part:
         self.k = self._each(sides.keys, "k")
         values = functional.pad(self._each(sides.values, "v"), (0, 1), value=1.0)
         self.values = self._spread(values, "v of blocks")
-        self.paired = isinstance(how.map, Paired)
         f, g = Features(self.q), Features(self.k)
-        if not self.paired:
+        if self.how.paired is None:
             f = self._features(how.map.queries, self.q)
             g = self._features(how.map.keys, self.k)
         self.f, self.features_of_k = f.values, g.values
@@ -138,7 +137,7 @@ class _Part:
     def gradients(self, of_products: torch.Tensor, into: Tables) -> Sequence[torch.Tensor]:
         """The gradients of the rows of queries and keys; what is learned has its share added to
         `into`."""
-        if self.paired:
+        if self.how.paired is not None:
             with torch.enable_grad():
                 leaves = [x.detach().requires_grad_() for x in (self.f, self.g)]
                 products = self._products(*leaves)
@@ -151,7 +150,7 @@ class _Part:
         )
 
     def _products(self, f: torch.Tensor, g: torch.Tensor) -> torch.Tensor:
-        return self.how.map.pairs(f, g) if isinstance(self.how.map, Paired) else f @ g.mT
+        return f @ g.mT if self.how.paired is None else self.how.paired.pairs(f, g)
 
     # --- features ------------------------------------------------------------------------------
 

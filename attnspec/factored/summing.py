@@ -20,7 +20,7 @@ from attnspec.factored.chunks import (
     states_of,
     weights_of,
 )
-from attnspec.factored.features import Differentiated, FeatureMap, Features, Paired, Tables
+from attnspec.factored.features import Differentiated, FeatureMap, Features, Tables
 from attnspec.factored.products import against, outer
 
 
@@ -83,8 +83,8 @@ def _causal(sums: Sums, keys: Keys, state: State, span: Span) -> Found:
     before = _or_zeros(state.sums, keys)
     states, after = states_of(before, keys.g, keys.w, frames, sums.room)
     weights, pairs = _weights(sums, span, frames, keys), None
-    if isinstance(sums.how.map, Paired):
-        pairs = sums.how.map.pairs(*_rows(sums, span))
+    if sums.how.paired is not None:
+        pairs = sums.how.paired.pairs(*_rows(sums, span))
     y = outputs_of(f, keys.g, keys.w, states, weights, frames, pairs)
     logs = sums.logs(queries, frames, keys.framed.start, span)
     return Found(span, y, logs, State(before, state.base), State(after, keys.framed.end))
@@ -113,7 +113,7 @@ def _weights(sums: Sums, span: Span, frames: Frames | None, keys: Keys) -> torch
     """What the products of pairs of a chunk are multiplied with; none has a key of padding."""
     weights = weights_of(frames, span.chunk, sums.repeat, keys.g)
     padding = sums.given.padding
-    if padding is None or not isinstance(sums.how.map, Paired):
+    if padding is None or sums.how.paired is None:
         # features of padding are 0
         return weights
     real = padding[:, None, span.low : span.high].expand(-1, sums.heads, -1)
@@ -258,10 +258,10 @@ def differentiate(
         within, _ = states_of(state.total, keys.g, keys.w, frames, sums.room)
         weights, pairs = _weights(sums, span, frames, keys), None
         after = torch.zeros_like(state.total) if after is None else after
-        if isinstance(sums.how.map, Paired):
+        if sums.how.paired is not None:
             with torch.enable_grad():
                 rows_of = [x.detach().requires_grad_() for x in _rows(sums, span)]
-                pairs = sums.how.map.pairs(*rows_of)
+                pairs = sums.how.paired.pairs(*rows_of)
         grad_f, grad_g, grad_w, after, grad_pairs = gradients_of(
             grad_y, f, keys.g, keys.w, within, after, weights, frames, _detached(pairs), sums.room
         )
