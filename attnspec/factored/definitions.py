@@ -106,6 +106,9 @@ def divided(work: Work, weights: torch.Tensor, total: torch.Tensor) -> torch.Ten
             return weights
         case Favor(kind="positive" | "hyperbolic") | Rbf():
             return weights / total
+        case Linear() | Taylor() | Favor(kind="relu") if work.hybrid:
+            # no exact weight is too small to be divided by
+            return weights / torch.where(total == 0, 1.0, total)
         case Rfa(floor=floor) if floor:
             return weights / total.clamp(min=floor)
         case _:

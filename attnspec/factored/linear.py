@@ -33,5 +33,5 @@ def quotient_of(declared: Linear) -> Quotient:
     if declared.normalize == "none":
         return Quotient(divides=False)
     if declared.feature == "identity":
-        return Quotient(least=SMALL)
+        return Quotient(least=SMALL, signed=True)
     return Quotient(added=SMALL)

@@ -50,9 +50,13 @@ class Columns:
 
 
 def shared_quotient(kernel: FeatureKernel) -> Quotient:
-    """What sums of exact weights and of a kernel's are divided by."""
+    """What sums of exact weights and of a kernel's are divided by.
+
+    Nothing is added to sums of weights that are not negative, nor are they kept away from 0: exact
+    weights may be as small as they like, and sum to less than any constant.
+    """
     mine = kernel.how.quotient
-    return Quotient(least=max(mine.least, mine.added), floor=mine.floor)
+    return Quotient(least=mine.least if mine.signed else 0.0, floor=mine.floor, signed=mine.signed)
 
 
 def rows_of_kernel(

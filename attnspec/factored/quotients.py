@@ -14,13 +14,14 @@ class Quotient:
     least `least` away from 0, with its sign, or at least `floor` whatever its sign.
 
     Sums stand for a multiple exp(log) of what is meant, log None for 1: `added`, `least` and
-    `floor` are about what is meant.
+    `floor` are about what is meant. Weights that are `signed` may add up to 0 though none is 0.
     """
 
     divides: bool = True
     added: float = 0.0
     least: float = 0.0
     floor: float = 0.0
+    signed: bool = False
 
     def of(self, sums: torch.Tensor, log: torch.Tensor | None) -> torch.Tensor:
         """What sums [..., e] are worth; the last of them is that of the weights if it divides."""

@@ -38,7 +38,10 @@ def favor_kernel(work: Work, heads: tuple[int, ...], device: torch.device) -> Fe
         work,
         heads,
         RandomFeatures(declared.kind, declared.features, factor),
-        Quotient(least=0.0 if declared.kind in ("positive", "hyperbolic") else SMALL),
+        Quotient(
+            least=0.0 if declared.kind in ("positive", "hyperbolic") else SMALL,
+            signed=declared.kind == "trig",
+        ),
         declared.orthogonal,
     )
 
@@ -53,7 +56,7 @@ def rbf_kernel(work: Work, heads: tuple[int, ...], device: torch.device) -> Feat
 def rfa_kernel(work: Work, heads: tuple[int, ...], device: torch.device) -> FeatureKernel:
     """Runs `rfa`."""
     declared = cast(Rfa, work.mechanism)
-    quotient = Quotient(least=SMALL, floor=declared.floor)
+    quotient = Quotient(least=SMALL, floor=declared.floor, signed=True)
     kernel = _kernel(work, heads, UnitWaves(declared.features), quotient, False)
     return replace(kernel, gate=gate_frames) if declared.gated else kernel
 
