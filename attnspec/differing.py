@@ -71,6 +71,11 @@ class Compared:
             return None
         return not self.only_in_a and not self.only_in_b
 
+    @property
+    def same_mechanism(self) -> bool:
+        """Whether both have one mechanism, or none."""
+        return self.mechanisms is None or self.mechanisms.equal
+
     def to_dict(self) -> dict[str, object]:
         """As plain data."""
         sides = {"only_in_a": self.only_in_a, "only_in_b": self.only_in_b}
@@ -98,14 +103,15 @@ class Difference:
 
     @property
     def equal(self) -> bool | None:
-        """Whether all compared heads have the same pairs at n; None where some are not known."""
-        found = {one.equal for one in self.compared}
+        """Whether all compared heads have the same pairs at n, and the same mechanisms beside
+        them; None where some are not known."""
+        found = {one.equal if one.same_mechanism else False for one in self.compared}
         return False if False in found else None if None in found else True
 
     @property
     def proven(self) -> bool:
         """Whether they have for every n, by their forms."""
-        return all(one.proven for one in self.compared)
+        return all(one.proven and one.same_mechanism for one in self.compared)
 
     @cached_property
     def only_in_a(self) -> Pairs:

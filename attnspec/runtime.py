@@ -28,6 +28,7 @@ from attnspec.relations import Relation
 from attnspec.row_layout import FEW
 from attnspec.streaming import (
     StreamState,
+    Works,
     promised_inputs,
     stream_kernel,
     streamed_works,
@@ -65,7 +66,7 @@ class CompiledAttention(Learner):
         self._binder = Binder(self.program, stand_ins(self.program))
         self._prepared: Cache[tuple[object, ...], Prepared] = Cache(KEPT)
         self._steps: Cache[tuple[object, ...], Prepared] = Cache(STEPS)
-        self._streams: Cache[tuple[object, ...], Prepared] = Cache(KEPT)
+        self._streams: Cache[tuple[object, ...], tuple[Works, Prepared]] = Cache(KEPT)
 
     def redraw(self) -> None:
         """Draws the random features of mechanisms that redraw them anew; ValueError where none
@@ -123,9 +124,9 @@ class CompiledAttention(Learner):
         if self._waits:
             self.make_parameters(q.shape[3], v.shape[3], q.device)
         key = (self._binder.alike(layer), q.shape[1], k.shape[1], str(q.device))
-        prepared = self._streams.get(key, lambda: apart(lambda: self._stream(*key)))
+        works, prepared = self._streams.get(key, lambda: apart(lambda: self._stream(*key)))
         outs, parts = [], []
-        first = StreamState.first(state, len(prepared.groups), q, k, v)
+        first = StreamState.first(state, works, q, k, v)
         check_padding(padding, q.shape[0], q.shape[2], q.device)
         data = check_inputs(self.program, inputs, q.shape[0], q.shape[2], q.device)
         if 0 in (q.shape[0], q.shape[2]):
@@ -145,14 +146,14 @@ class CompiledAttention(Learner):
         out = outs[0] if len(outs) == 1 else selected(torch.cat(outs, 1), 1, prepared.order)
         return out, first.after(q.shape[2], parts)
 
-    def _stream(self, layer: int, heads: int, keys: int, device: str) -> Prepared:
+    def _stream(self, layer: int, heads: int, keys: int, device: str) -> tuple[Works, Prepared]:
         place, promised = torch.device(device), promised_inputs(self.program)
-        groups = []
-        for work, members in streamed_works(self._binder, layer, heads):
+        groups, works = [], streamed_works(self._binder, layer, heads)
+        for work, members in works:
             kernel = stream_kernel(work, members, place, self.backend, promised)
             tables = self.tables_of(work)
             groups.append(group_of(kernel, work, members, heads, heads // keys, tables, place))
-        return together(groups, heads, place)
+        return works, together(groups, heads, place)
 
     def extra_repr(self) -> str:
         return f"{self.program.name}, backend={self.backend}"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import cast
+from typing import TypeAlias, cast
 
 import torch
 from torch.nn import functional
@@ -19,24 +19,28 @@ from attnspec.target import Call, Kernel, Streamable, Work
 from attnspec.tiled import is_transformed
 from attnspec.works import Binder
 
+Works: TypeAlias = "list[tuple[Work, tuple[int, ...]]]"
+"""What groups of heads compute, and which heads they are."""
+
 
 @dataclass(frozen=True, eq=False)
 class StreamState:
-    """What a causal attention keeps of the first `position` positions, for each group of heads, of
-    what tensors they were, and how many tokens of each sample, int64 [B], the inputs marked that
-    promise a bound."""
+    """What a causal attention keeps of the first `position` positions, for each group of heads,
+    what these compute, of what tensors they were, and how many tokens of each sample, int64 [B],
+    the inputs marked that promise a bound."""
 
     position: int
     parts: tuple[object, ...]
+    works: Works
     tensors: str
     marked: Mapping[str, torch.Tensor] = field(default_factory=dict)
 
     @staticmethod
     def first(
-        state: StreamState | None, groups: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor
+        state: StreamState | None, works: Works, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor
     ) -> StreamState:
-        """The state to go on from; raises unless it is one of so many groups and of such tensors,
-        and all positions have queries and keys."""
+        """The state to go on from; raises unless it is one of such works and of such tensors, and
+        all positions have queries and keys."""
         if q.shape[2] != k.shape[2]:
             raise ValueError(
                 "a step takes the queries, keys and values of the same positions,"
@@ -44,19 +48,19 @@ class StreamState:
             )
         tensors = _described(q, k, v)
         if state is None:
-            return StreamState(0, (None,) * groups, tensors)
+            return StreamState(0, (None,) * len(works), works, tensors)
         given: object = state
         if not isinstance(given, StreamState):
             raise TypeError(
                 f"state must be what a step returned, or None, got {type(given).__name__}"
             )
-        if len(state.parts) != groups:
-            raise ValueError(
-                f"the state is of another layer or module: it has {len(state.parts)} groups of"
-                f" heads, and {groups} are needed"
-            )
         if state.tensors != tensors:
             raise ValueError(f"the state is of {state.tensors}, got {tensors}")
+        if state.works != works:
+            raise ValueError(
+                "the state is of another layer or module: what its heads compute is not what these"
+                " compute"
+            )
         return state
 
     def after(self, positions: int, parts: Iterable[object]) -> StreamState:
@@ -85,7 +89,7 @@ def _described(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> str:
     return f"{shapes} in {str(q.dtype).removeprefix('torch.')} on {q.device}"
 
 
-def streamed_works(binder: Binder, layer: int, heads: int) -> list[tuple[Work, tuple[int, ...]]]:
+def streamed_works(binder: Binder, layer: int, heads: int) -> Works:
     """What groups of heads compute at every length; ValueError where that is not one thing."""
     name = binder.program.name
     if not binder.program.causal:

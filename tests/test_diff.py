@@ -236,7 +236,8 @@ def test_what_has_no_pairs_is_compared_by_form() -> None:
     assert between("attend lsh(buckets = 4)", "attend lsh(buckets = 4)", 8).proven
     assert "decided by the data" in str(between("attend lsh(buckets = 4)", "attend full", 8))
     both = between("attend full + linear()", "attend full + linear(feature = relu)", 8)
-    assert both.proven
+    assert both.compared[0].proven
+    assert not both.proven
     assert both.notes == ("what is done with the pairs differs: the mechanism",)
 
 
@@ -314,7 +315,7 @@ def test_causal_forms_are_others() -> None:
 
 def test_mechanisms_beside_equal_graphs_are_said() -> None:
     found = between("attend full + linear()", "attend full + linear(feature = relu)", 8)
-    assert found.equal
+    assert (found.equal, found.proven, found.compared[0].equal) == (False, False, True)
     words = "beside the graph: `linear` with other options: feature: elu1 in a, relu in b"
     assert words in str(found)
     assert "beside the graph: no mechanism in a, `linear` in b" in str(

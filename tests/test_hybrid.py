@@ -264,3 +264,19 @@ def test_transforms_and_export() -> None:
 def test_what_has_no_meaning_is_refused(body: str, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         spec_of(body).plan(64)
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["linear()", "linear(feature = relu)", "taylor()", "favor(features = 8, kind = relu)", "rbf()"],
+)
+def test_exact_weights_may_be_small(text: str) -> None:
+    module = spec_of(f"causal attend window(before = 3, after = 0) + {text}").compile()
+    k = torch.full((1, 1, 3, 16), -3.0, dtype=torch.float64)
+    q = torch.full_like(k, 2.0).requires_grad_()
+    # scores of -24: far below what divisors are kept away from 0 by, and all there is
+    v = torch.arange(3.0, dtype=torch.float64)[None, None, :, None].expand(1, 1, 3, 2)
+    out = module(q, k, v)
+    torch.testing.assert_close(out[0, 0, :, 0].detach(), torch.tensor([0.0, 0.5, 1.0]).double())
+    (grad,) = torch.autograd.grad(out.sum(), q)
+    assert grad.abs().max() < 1e-9

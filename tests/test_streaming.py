@@ -306,8 +306,18 @@ def test_states_are_checked() -> None:
     module, given = module_of("causal attend linear()"), tensors(3)
     with pytest.raises(TypeError, match="state must be what a step returned"):
         module.step(*given, given[0])  # type: ignore[arg-type]
-    with pytest.raises(ValueError, match="it has 2 groups of heads, and 1 are needed"):
-        module.step(*given, StreamState(3, (None, None), ""))
+    for other in (
+        "causal attend window(before = 3, after = 0)",
+        "causal attend linear(feature = exp)",
+    ):
+        state = module_of(other).step(*given)[1]
+        with pytest.raises(ValueError, match="the state is of another layer or module"):
+            module.step(*given, state)
+    stack = module_of("causal layers 2 attend linear() layer 1 { attend linear(feature = relu) }")
+    with pytest.raises(ValueError, match="of another layer"):
+        stack.step(*given, stack.step(*given, layer=0)[1], layer=1)
+    # another module that computes the same may go on
+    module_of("causal attend linear()").step(*given, module.step(*given)[1])
     with pytest.raises(ValueError, match="the same positions"):
         module.step(given[0][:, :, :1], *given[1:])
 
