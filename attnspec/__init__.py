@@ -10,15 +10,15 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING
 
-from attnspec._version import __version__
+from attnspec.version import __version__
 
 if TYPE_CHECKING:
-    from attnspec.advice import Advice, advise
-    from attnspec.analysis.report import Report
-    from attnspec.diagnostics import AttnSpecError, Diagnostic, InternalError, SpecError
-    from attnspec.differing import Difference, diff
-    from attnspec.self_attention import SelfAttention
-    from attnspec.spec import Spec, load, parse
+    from attnspec.analysis.report.report import Report
+    from attnspec.check.repairs import Advice
+    from attnspec.difference import Difference, diff
+    from attnspec.runtime.layer import SelfAttention
+    from attnspec.spec import Spec, advise, load, parse
+    from attnspec.text.diagnostics import AttnSpecError, Diagnostic, InternalError, SpecError
 
 __all__ = [
     "Advice",
@@ -38,16 +38,16 @@ __all__ = [
 ]
 
 _HOMES = {
-    "Advice": "attnspec.advice",
-    "advise": "attnspec.advice",
-    "AttnSpecError": "attnspec.diagnostics",
-    "Diagnostic": "attnspec.diagnostics",
-    "InternalError": "attnspec.diagnostics",
-    "SpecError": "attnspec.diagnostics",
-    "Difference": "attnspec.differing",
-    "diff": "attnspec.differing",
-    "Report": "attnspec.analysis.report",
-    "SelfAttention": "attnspec.self_attention",
+    "Advice": "attnspec.check.repairs",
+    "advise": "attnspec.spec",
+    "AttnSpecError": "attnspec.text.diagnostics",
+    "Diagnostic": "attnspec.text.diagnostics",
+    "InternalError": "attnspec.text.diagnostics",
+    "SpecError": "attnspec.text.diagnostics",
+    "Difference": "attnspec.difference",
+    "diff": "attnspec.difference",
+    "Report": "attnspec.analysis.report.report",
+    "SelfAttention": "attnspec.runtime.layer",
     "Spec": "attnspec.spec",
     "load": "attnspec.spec",
     "parse": "attnspec.spec",

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import hashlib
 import os
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
@@ -14,42 +12,32 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
-from attnspec.bind import BindError, Situation, bind_attended
-from attnspec.data import to_data
-from attnspec.diagnostics import AttnSpecError, Diagnostic, SpecError, did_you_mean
 from attnspec.elaborate import Elaborated, elaborate
-from attnspec.elaborate.values import ParameterValue
-from attnspec.extents import extents_of
-from attnspec.given import device_of, index_of, length_of, parameter_of, sampled
-from attnspec.grammar.printer import print_file
-from attnspec.ir import Input, Program, inputs_of, leaves
-from attnspec.patterns import BY_NAME
-from attnspec.reading import read_source, source_of
-from attnspec.relations import Relation, RelationError
-from attnspec.source import Source
-from attnspec.tokens import Data
-from attnspec.works import unbuilt
+from attnspec.graphs.bind import extents_of
+from attnspec.graphs.relation import Relation
+from attnspec.graphs.stack import Sample, Stack
+from attnspec.ir.api_checks import length_of, parameter_of
+from attnspec.ir.program import Input, ParameterValue, Program
+from attnspec.ir.serial import fingerprint
+from attnspec.lower.devices import device_of
+from attnspec.lower.lower import require_built
+from attnspec.text.decoding import read_source, source_of
+from attnspec.text.diagnostics import AttnSpecError, Diagnostic
+from attnspec.text.source import Source
 
 if TYPE_CHECKING:
     import networkx
     import scipy.sparse
     import torch
 
-    from attnspec.analysis.report import Report
-    from attnspec.checking import Verdict
-    from attnspec.planning import Plan
-    from attnspec.runtime import CompiledAttention
-
-LONGEST_MASK = 32_768
-"""The longest sequence that `Spec.mask` writes out densely: one gibibyte of booleans."""
-
-MOST_EDGES = 2**31 - 1
-"""The most edges that `Spec.adjacency` writes out: about ten gigabytes."""
+    from attnspec.analysis.report.report import Report
+    from attnspec.backends.planner import Plan
+    from attnspec.check.repairs import Advice
+    from attnspec.check.verdicts import Verdict
+    from attnspec.runtime.module import CompiledAttention
 
 MOST_NODES = 4096
 """The longest sequence that `Spec.graph` builds: networkx spends some 200 bytes on an edge."""
-
-Sample = Mapping[str, "npt.ArrayLike"]
 
 
 def load(
@@ -85,12 +73,12 @@ class Spec:
         if name is not None and not isinstance(name, str):
             raise TypeError(f"`name` chooses an attention by its name, got {type(name).__name__}")
         checked = {key: parameter_of(key, value) for key, value in (parameters or {}).items()}
-        self._elaborated: Elaborated = elaborate(source, name=name, overrides=checked)
+        self.elaborated: Elaborated = elaborate(source, name=name, overrides=checked)
 
     @property
     def program(self) -> Program:
         """The meaning in normal form."""
-        return self._elaborated.program
+        return self.elaborated.program
 
     @property
     def name(self) -> str:
@@ -100,7 +88,7 @@ class Spec:
     @property
     def layers(self) -> int:
         """How many layers the spec distinguishes; 1 where it declares none."""
-        return 1 if self.program.layers is None else self.program.layers
+        return self.program.layer_count
 
     @property
     def heads(self) -> int | None:
@@ -110,7 +98,7 @@ class Spec:
     @property
     def parameters(self) -> dict[str, ParameterValue]:
         """The parameters: numbers, and the text of those that depend on n."""
-        return dict(self._elaborated.parameters)
+        return dict(self.elaborated.parameters)
 
     @property
     def inputs(self) -> dict[str, Input]:
@@ -120,7 +108,7 @@ class Spec:
     @cached_property
     def fingerprint(self) -> str:
         """sha256 of the normal form, as 64 hexadecimal digits."""
-        return hashlib.sha256(repr(to_data(self.program)).encode()).hexdigest()
+        return fingerprint(self.program)
 
     @cached_property
     def _meaning(self) -> Program:
@@ -131,7 +119,7 @@ class Spec:
     @cached_property
     def source(self) -> str:
         """Canonical text of this attention alone, with imports written out and parameters set."""
-        return print_file(self._elaborated.file)
+        return self.elaborated.source
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Spec) and self._meaning == other._meaning
@@ -149,45 +137,7 @@ class Spec:
         self, n: int, layer: int = 0, head: int = 0, inputs: Sample | None = None
     ) -> Relation:
         """The relation of one head of one layer at n positions, `causal` included."""
-        n = length_of(n)
-        layer, head = self._slot(layer, head)
-        attend = self.program.attend(layer, head)
-        if attend.graph is None and attend.mechanism is not None:
-            raise SpecError(
-                Diagnostic(
-                    "A707",
-                    f"`{attend.mechanism.name}` is a formula, not a graph: it has no pairs",
-                    attend.mechanism.span,
-                )
-            )
-        if attend.graph is None:
-            raise SpecError(Diagnostic("A408", "nothing is attended", attend.span))
-        for leaf in leaves(attend.graph):
-            if getattr(BY_NAME[leaf.pattern], "data_dependent", False):
-                raise SpecError(
-                    Diagnostic(
-                        "A706",
-                        f"the pairs of `{leaf.pattern}` are decided by the data: not built yet",
-                        leaf.span,
-                    )
-                )
-        program = self.program
-        at = Situation(
-            n=n,
-            patterns=BY_NAME,
-            layer=layer,
-            head=head,
-            layers=self.layers,
-            heads=program.heads,
-            causal=program.causal,
-            grid=self.grid(n),
-            extra_tokens=program.extra_tokens,
-            inputs=self._sample(n, inputs, inputs_of(attend.graph)),
-        )
-        try:
-            return bind_attended(attend.graph, at)
-        except BindError as error:
-            raise SpecError(Diagnostic("A320", error.message, error.span or attend.span)) from None
+        return self.stack(inputs).relation(n, layer, head)
 
     def mask(
         self, n: int, layer: int = 0, head: int = 0, inputs: Sample | None = None
@@ -196,50 +146,16 @@ class Spec:
 
         Raises AttnSpecError above n = `LONGEST_MASK`.
         """
-        n = length_of(n)
-        if n > LONGEST_MASK:
-            raise AttnSpecError(
-                f"a dense mask is built up to n = {LONGEST_MASK:,}, got {n:,}: use `adjacency`"
-            )
-        layer, head = self._slot(layer, head)
-        mask = np.zeros((n, n), dtype=bool)
-        if n:
-            relation = self.relation(n, layer, head, inputs)
-            with self._located(layer, head):
-                for first, last in relation.chunks(n):
-                    q, k = relation.rows(first, last, n)
-                    mask[q, k] = True
-        return mask
+        return self.stack(inputs).mask(n, layer, head)
 
     def adjacency(
         self, n: int, layer: int = 0, head: int = 0, inputs: Sample | None = None
     ) -> scipy.sparse.csr_array:
         """scipy.sparse.csr_array [n, n] of bool with sorted indices; never dense on the way.
 
-        Raises AttnSpecError above `MOST_EDGES` edges.
+        Raises AttnSpecError above `MOST_EDGES` edges and above n = `LONGEST_ADJACENCY`.
         """
-        from scipy.sparse import csr_array
-
-        n = length_of(n)
-        layer, head = self._slot(layer, head)
-        if n == 0:
-            return csr_array((0, 0), dtype=bool)
-        relation = self.relation(n, layer, head, inputs)
-        pointers = np.zeros(n + 1, np.int64)
-        with self._located(layer, head):
-            np.cumsum(relation.degrees(n), out=pointers[1:])
-        edges = int(pointers[-1])
-        if edges > MOST_EDGES:
-            raise AttnSpecError(
-                f"an adjacency is built up to {MOST_EDGES:,} edges, this one has {edges:,}"
-            )
-        keys = np.empty(edges, np.int32)
-        with self._located(layer, head):
-            for first, last in relation.chunks(n):
-                keys[pointers[first] : pointers[last]] = relation.row_keys(first, last, n)
-        return csr_array(
-            (np.ones(edges, bool), keys, pointers.astype(np.int32)), shape=(n, n), copy=False
-        )
+        return self.stack(inputs).adjacency(n, layer, head)
 
     def graph(
         self, n: int, layer: int = 0, head: int = 0, inputs: Sample | None = None
@@ -255,31 +171,34 @@ class Spec:
             raise AttnSpecError(
                 f"a networkx graph is built up to n = {MOST_NODES:,}, got {n:,}: use `adjacency`"
             )
-        layer, head = self._slot(layer, head)
         graph: networkx.DiGraph[int] = networkx.DiGraph()
         graph.add_nodes_from(range(n))
-        if n:
-            relation = self.relation(n, layer, head, inputs)
-            with self._located(layer, head):
-                for first, last in relation.chunks(n):
-                    q, k = relation.rows(first, last, n)
-                    graph.add_edges_from(zip(q.tolist(), k.tolist(), strict=True))
+        for q, k in self.stack(inputs).pairs(n, layer, head):
+            graph.add_edges_from(zip(q.tolist(), k.tolist(), strict=True))
         return graph
+
+    def grid(self, n: int) -> tuple[int, ...]:
+        """The extents of the grid at n, () for a line; AttnSpecError where n does not fit."""
+        return extents_of(self.program, n)
+
+    def stack(self, inputs: Sample | None = None) -> Stack:
+        """All layers and heads of this spec; with `inputs`, those of that sample."""
+        return Stack(self.program, inputs)
 
     # --- checks --------------------------------------------------------------------------------
 
     def check(self) -> list[Diagnostic]:
         """What the lints and claims have to say; empty means nothing."""
-        from attnspec.checking import check
+        from attnspec.check.check import check
 
-        return [*self._elaborated.warnings, *check(self)]
+        return [*self.elaborated.warnings, *check(self.elaborated, self.verdicts)]
 
     @cached_property
     def verdicts(self) -> tuple[Verdict, ...]:
         """What is known of each claim: proven for every n, checked at some lengths, or refuted."""
-        from attnspec.checking import judge
+        from attnspec.check.verdicts import judge
 
-        return tuple(judge(self))
+        return tuple(judge(self.program))
 
     # --- analysis ------------------------------------------------------------------------------
 
@@ -288,9 +207,9 @@ class Spec:
 
         With `inputs`, one sample of the run-time inputs, the figures are those of that sample.
         """
-        from attnspec.analysis.report import Report
+        from attnspec.analysis.report.report import Report
 
-        return Report(self, n, inputs)
+        return Report(self.elaborated, n, inputs)
 
     analyze = analyse
 
@@ -302,9 +221,9 @@ class Spec:
         The device need not be in this machine. Raises BackendError, a ValueError, where `backend`
         names one that refuses.
         """
-        from attnspec.planning import plan
+        from attnspec.backends.planner import plan
 
-        self.require_built()
+        require_built(self.program)
         return plan(self.program, length_of(n), device=device_of(device), backend=backend)
 
     def compile(
@@ -319,71 +238,21 @@ class Spec:
         Raises BackendError, a ValueError, for a backend that refuses the spec at every length, and
         ValueError for a device that is not there.
         """
-        from attnspec.compiling import compile_program
+        from attnspec.compile.compiler import compile_program
 
-        self.require_built()
+        require_built(self.program)
         return compile_program(self.program, backend, device, head_size)
 
     def emit(self, standalone: bool = False, backend: str = "auto") -> str:
         """The text of the Python module that `attnspec compile` writes."""
-        from attnspec.compiling import emit_spec
+        from attnspec.compile.compiler import emit_spec
 
-        self.require_built()
-        return emit_spec(self, standalone=standalone, backend=backend)
+        require_built(self.program)
+        return emit_spec(self.elaborated, standalone=standalone, backend=backend)
 
-    def require_built(self) -> None:
-        """Raise SpecError naming everything in this spec that no backend can run yet."""
-        found = unbuilt(self.program)
-        if found:
-            raise SpecError(
-                [
-                    Diagnostic(
-                        "A706",
-                        f"`{name}` is understood, but compiling it is not built yet",
-                        span,
-                        help="`attnspec check` and `attnspec format` work on it",
-                    )
-                    for name, span in found
-                ]
-            )
 
-    # --- helpers -------------------------------------------------------------------------------
+def advise(spec: Spec) -> tuple[Advice, ...]:
+    """Repairs for each claim on reach of a spec that does not hold."""
+    from attnspec.check.repairs import advise as advised
 
-    @contextmanager
-    def _located(self, layer: int, head: int) -> Iterator[None]:
-        """Say of a relation that has no answer where it stands in the text."""
-        try:
-            yield
-        except RelationError as error:
-            span = self.program.attend(layer, head).span
-            raise SpecError(Diagnostic("A320", error.message, span)) from None
-
-    def _slot(self, layer: int, head: int) -> tuple[int, int]:
-        layer, head = index_of("layer", layer), index_of("head", head)
-        for what, number, count in (
-            ("layer", layer, self.program.layers),
-            ("head", head, self.program.heads),
-        ):
-            if number < 0 or (count is not None and number >= count):
-                allowed = f"between 0 and {count - 1}" if count is not None else "at least 0"
-                raise AttnSpecError(f"`{what}` must be {allowed}, got {number}")
-        return layer, head
-
-    def grid(self, n: int) -> tuple[int, ...]:
-        """The extents of the grid at n, () for a line; AttnSpecError where n does not fit."""
-        return extents_of(self.program, n)
-
-    def _sample(self, n: int, inputs: Sample | None, needed: set[str]) -> dict[str, Data]:
-        if inputs is not None and not isinstance(inputs, Mapping):
-            raise TypeError(f"inputs must map names to arrays, got {type(inputs).__name__}")
-        given = dict(inputs or {})
-        for name in given:
-            if name not in self.inputs:
-                hint = did_you_mean(str(name), self.inputs)
-                raise AttnSpecError(
-                    f"`{self.name}` declares no input `{name}`, its inputs are"
-                    f" {', '.join(self.inputs) or 'none'}" + (f": {hint}" if hint else "")
-                )
-        return {
-            name: Data(sampled(self.inputs[name], given, n, self.name)) for name in sorted(needed)
-        }
+    return advised(spec.elaborated, spec.verdicts)

@@ -1,18 +1,20 @@
-"""Ways to run a plan with torch; one file, one backend."""
+"""Ways to run a plan with torch; one folder, one backend."""
 
 from __future__ import annotations
 
-from attnspec.backends.bands import BandsBackend
-from attnspec.backends.dense import Dense
-from attnspec.backends.factored import FactoredBackend
-from attnspec.backends.rows import RowsBackend
-from attnspec.backends.scattered import ScatteredBackend
-from attnspec.backends.tiles import TilesBackend
-from attnspec.target import Backend
+from attnspec.backends.bands.backend import BandsBackend
+from attnspec.backends.dense.backend import Dense
+from attnspec.backends.factored.backend import FactoredBackend
+from attnspec.backends.rows.backend import RowsBackend
+from attnspec.backends.scattered.backend import ScatteredBackend
+from attnspec.backends.tiles.backend import TilesBackend
+from attnspec.lower.work import Backend, Call, Kernel, Work
 
 if __name__ != "attnspec.backends":
     # a second import under another name would make second copies of every class
     raise ImportError("import this package as attnspec.backends")
+
+__all__ = ["BACKENDS", "Backend", "Call", "Kernel", "Work"]
 
 BACKENDS: tuple[Backend, ...] = (
     RowsBackend(),

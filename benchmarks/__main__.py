@@ -15,7 +15,7 @@ from time import perf_counter
 
 import torch
 
-from attnspec.machine import machine, versions
+from attnspec.bench.timing import machine, versions
 from benchmarks import (
     answers,
     block_plans,

@@ -18,7 +18,6 @@ from time import perf_counter
 import torch
 
 from attnspec.spec import parse
-from attnspec.stack import Stack
 from benchmarks.block_plans import FILES, spread, static_zoo
 from benchmarks.cases import Settings
 from benchmarks.fresh import ROOT, Arguments, Run, integer, text
@@ -36,7 +35,7 @@ def measure(settings: Settings, run: Run) -> dict[str, Json]:
     """A row for each static spec of the zoo, and one for each file that is checked."""
     rows: list[Json] = []
     for name, spec in spread(static_zoo(), settings.zoo):
-        stack = Stack(spec)
+        stack = spec.stack()
         long, short = (stack.lengths((n,)) for n in (settings.plan_n, settings.reach_n))
         if not long or not short:
             rows.append(missing(name, f"it has no length {settings.plan_n}"))

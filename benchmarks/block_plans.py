@@ -6,12 +6,11 @@ from time import perf_counter
 
 import torch
 
+from attnspec.backends.planner import choose
 from attnspec.elaborate import attention_names
-from attnspec.planning import choose
-from attnspec.reading import read_source
+from attnspec.lower.lower import stand_ins, works_of
 from attnspec.spec import Spec, load, parse
-from attnspec.stack import Stack
-from attnspec.works import stand_ins, works_of
+from attnspec.text.decoding import read_source
 from benchmarks.cases import BATCH, CASES, Settings
 from benchmarks.fresh import ROOT, Arguments, Run, integer, peak, text
 from benchmarks.masks import predicate
@@ -26,7 +25,7 @@ def static_zoo() -> list[tuple[str, Spec]]:
     for path in FILES:
         for name in attention_names(read_source(path)):
             spec = load(path, name=name)
-            if Stack(spec).unknown is None:
+            if spec.stack().unknown is None:
                 found.append((name, spec))
     return found
 
@@ -35,7 +34,7 @@ def measure(settings: Settings, run: Run) -> dict[str, Json]:
     """A row for each static spec of the zoo, and rows beside `create_block_mask`."""
     rows: list[Json] = []
     for name, spec in spread(static_zoo(), settings.zoo):
-        lengths = Stack(spec).lengths((settings.plan_n,))
+        lengths = spec.stack().lengths((settings.plan_n,))
         if not lengths:
             rows.append(missing(name, f"it has no length {settings.plan_n}"))
             continue

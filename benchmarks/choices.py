@@ -13,9 +13,8 @@ from time import perf_counter
 
 import torch
 
+from attnspec.bench.timing import Timing, turns
 from attnspec.spec import Spec, parse
-from attnspec.stack import Stack
-from attnspec.timing import Timing, turns
 from benchmarks.block_plans import spread, static_zoo
 from benchmarks.cases import BATCH, CASES, HEADS, SIZE, Settings
 from benchmarks.measuring import Json, missing
@@ -65,7 +64,7 @@ def measure(settings: Settings, keep: Keep) -> dict[str, Json]:
 def _specs(settings: Settings) -> list[tuple[str, str, Spec]]:
     """What is tried: its kind, its name and the spec, the kinds in turns."""
     n = settings.choices_n
-    fitting = [(name, spec) for name, spec in static_zoo() if Stack(spec).lengths((n,)) == [n]]
+    fitting = [(name, spec) for name, spec in static_zoo() if spec.stack().lengths((n,)) == [n]]
     kinds = {
         "listed": [(name, CASES[name].spec(n)) for name in settings.choices],
         "zoo": spread(fitting, settings.zoo_choices),

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import torch
 from torch.nn import functional
 
-from attnspec.timing import Timing, alternate
+from attnspec.bench.timing import Timing, alternate
 from benchmarks.cases import BANDED, CASES, Settings
 from benchmarks.measuring import Json, geometric_mean, planned, tensors
 

@@ -7,7 +7,7 @@ from time import perf_counter
 import torch
 from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
-from attnspec.timing import alternate
+from attnspec.bench.timing import alternate
 from benchmarks.cases import BATCH, CASES, FLEX_TARGETS, HEADS, Settings
 from benchmarks.fresh import Arguments, Run, integer, text
 from benchmarks.masks import predicate

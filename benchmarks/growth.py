@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 
 import torch
 
-from attnspec.timing import Timing, alternate
+from attnspec.bench.timing import Timing, alternate
 from benchmarks.cases import CASES, HEADS, MECHANISMS, SCATTERED, SIZE, Settings
 from benchmarks.efficiency import forward
 from benchmarks.measuring import Json, exponent, planned, tensors

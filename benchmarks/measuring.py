@@ -11,7 +11,7 @@ from typing import TypeAlias
 
 import torch
 
-from attnspec.data import Plain
+from attnspec.ir.serial import Plain
 from attnspec.spec import Spec
 from benchmarks.cases import BATCH, HEADS, SIZE
 

@@ -13,9 +13,9 @@ from typing import Any
 
 import torch
 
-from attnspec.diagnostics import SpecError
-from attnspec.runtime import CompiledAttention
-from attnspec.timing import alternate
+from attnspec.bench.timing import alternate
+from attnspec.runtime.module import CompiledAttention
+from attnspec.text.diagnostics import SpecError
 from benchmarks.cases import HEADS, SIZE, WORKS, Settings, Work
 from benchmarks.flex import SAME
 from benchmarks.measuring import Json, missing, planned, tensors

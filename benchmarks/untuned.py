@@ -7,8 +7,8 @@ from collections.abc import Callable
 import torch
 from torch.nn import functional
 
+from attnspec.bench.timing import alternate
 from attnspec.spec import Spec
-from attnspec.timing import alternate
 from benchmarks.cases import UNTUNED, UNTUNED_TARGET, Settings
 from benchmarks.measuring import Json, planned, tensors
 

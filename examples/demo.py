@@ -21,7 +21,7 @@ import numpy as np
 import torch
 
 import attnspec
-from attnspec.emit import class_name
+from attnspec.compile.emit import class_name
 
 LENGTHS = (1, 129, 515)
 """Where the spec has no length of its own."""

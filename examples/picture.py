@@ -13,9 +13,9 @@ from pathlib import Path
 
 import numpy as np
 
-from attnspec.elaborate.values import ParameterValue
-from attnspec.reading import read_source
+from attnspec.ir.program import ParameterValue
 from attnspec.spec import Spec
+from attnspec.text.decoding import read_source
 
 SHOWN: tuple[tuple[str, dict[str, ParameterValue], int, int], ...] = (
     ("causal_window", {"keys": 12}, 64, 0),

@@ -8,10 +8,10 @@ from typing import TypeAlias
 
 from lark import Token, Tree
 
-from attnspec.diagnostics import InternalError, SpecError
 from attnspec.grammar import nodes
 from attnspec.grammar.scanner import MAX_NESTING, too_deep
-from attnspec.source import Source, Span
+from attnspec.text.diagnostics import InternalError, SpecError
+from attnspec.text.source import Source, Span
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
-from attnspec.source import Span
+from attnspec.text.source import Span
 
 # --- expressions -------------------------------------------------------------------------------
 

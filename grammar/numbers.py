@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 import re
 
-from attnspec.diagnostics import Diagnostic
-from attnspec.source import Span
+from attnspec.text.diagnostics import Diagnostic
+from attnspec.text.source import Span
 
 MAX_INTEGER = 2**63 - 1
 

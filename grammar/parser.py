@@ -10,14 +10,14 @@ from lark import Token, Tree
 from lark.exceptions import UnexpectedInput, UnexpectedToken
 from lark.parsers.lalr_interactive_parser import InteractiveParser
 
-from attnspec.diagnostics import SHOWN, Diagnostic, SpecError
 from attnspec.grammar.builder import build
 from attnspec.grammar.comments import attach
 from attnspec.grammar.nodes import File
 from attnspec.grammar.scanner import Scan, is_members, scan
 from attnspec.grammar.syntax_errors import ITEMS, RESERVED, STATEMENTS, empty_file, unexpected
 from attnspec.grammar.tables import lark_parser
-from attnspec.source import Source
+from attnspec.text.diagnostics import SHOWN, Diagnostic, SpecError
+from attnspec.text.source import Source
 
 
 def parse(source: Source) -> File:

@@ -12,17 +12,17 @@ import re
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from attnspec.diagnostics import Diagnostic, SpecError
 from attnspec.grammar.numbers import number_problem
-from attnspec.source import Source, Span
+from attnspec.text.diagnostics import Diagnostic, SpecError
+from attnspec.text.source import Source, Span
 
 MAX_CHARACTERS = 1 << 20
-MAX_TOKENS = 200_000
+MAX_TOKENS = 40_000
 MAX_NESTING = 64
 MAX_NAME = 64
 
 MAX_PROBLEMS = 100
-"""Far more than are shown; a text with more mistakes than this is something else."""
+"""Far more than are shown; a text with so many mistakes is something else, and not read on."""
 
 
 class Word(NamedTuple):
@@ -126,7 +126,8 @@ _OPENER = {")": "(", "}": "{"}
 def scan(source: Source) -> Scan:
     """Reads the whole text once. Problems that leave the rest readable are in `problems`.
 
-    Raises SpecError (A190, A191, A192) where a limit is exceeded.
+    Raises SpecError where a limit is exceeded (A190, A191, A192), or with the first problems where
+    they are MAX_PROBLEMS.
     """
     text = source.text
     if len(text) > MAX_CHARACTERS:
@@ -288,8 +289,9 @@ def _mend(result: Scan, kind: str, value: str, span: Span) -> str:
 
 
 def _add(result: Scan, problem: Diagnostic) -> None:
-    if len(result.problems) < MAX_PROBLEMS:
-        result.problems.append(problem)
+    result.problems.append(problem)
+    if len(result.problems) == MAX_PROBLEMS:
+        raise SpecError(result.problems)
 
 
 def _unused_character(value: str, span: Span) -> Diagnostic:

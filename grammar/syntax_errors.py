@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass, replace
 
-from attnspec.diagnostics import Diagnostic, did_you_mean
 from attnspec.grammar.scanner import Scan, Word
-from attnspec.source import Span
+from attnspec.text.diagnostics import Diagnostic, did_you_mean
+from attnspec.text.source import Span
 
 ITEMS = frozenset({"attention", "from", "graph"})
 """The words that start an item of a file."""

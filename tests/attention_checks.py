@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from attnspec.backends import BACKENDS
-from attnspec.data import plan_data
+from attnspec.ir.serial import plan_data
 from attnspec.runtime import CompiledAttention
 from attnspec.spec import Spec, parse
 from attnspec.verification import error_bound

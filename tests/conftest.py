@@ -51,6 +51,15 @@ def _seeds() -> None:
 
 
 @pytest.fixture
+def unverified(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Modules are written without a trial of every backend, which test_verification.py holds: for
+    tests of what is written, or of modules that they verify themselves."""
+    monkeypatch.setattr(
+        "attnspec.compile.compiler._verified", lambda spec, backend: "Not verified."
+    )
+
+
+@pytest.fixture
 def golden(request: pytest.FixtureRequest) -> Golden:
     """Compares a text with the file in tests/golden that bears the test's name."""
     folder = Path(__file__).parent / "golden"

@@ -8,10 +8,10 @@ from collections.abc import Sequence
 import torch
 from attention_checks import spec_of, tensors, with_gradients
 
-from attnspec.factored.definitions import OUTPUTS
-from attnspec.factored.low_rank_definitions import OneHead
+from attnspec.backends.factored.definitions import OUTPUTS
+from attnspec.backends.factored.low_rank_definitions import OneHead
+from attnspec.lower.lower import stand_ins, works_of
 from attnspec.runtime import CompiledAttention
-from attnspec.works import stand_ins, works_of
 
 
 def learner_of(body: str, size: int = 6, out_size: int = 5) -> CompiledAttention:

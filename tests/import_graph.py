@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -26,21 +26,6 @@ class Import:
     def __str__(self) -> str:
         taken = f"{self.target}.{self.name}" if self.name else self.target
         return f"{self.importer}:{self.line} imports {taken}"
-
-
-@dataclass(frozen=True)
-class Rule:
-    """What the modules in `of` may import.
-
-    `only` are the parts of the package it may import besides itself (None: no such limit), `never`
-    what it must not import; each name stands for a module and everything below it. `but` are
-    importers that the rule leaves alone.
-    """
-
-    of: str
-    only: tuple[str, ...] | None = None
-    never: tuple[str, ...] = ()
-    but: tuple[str, ...] = ()
 
 
 def inside(module: str, part: str) -> bool:
@@ -93,15 +78,14 @@ def imports_of(module: str, text: str, modules: Collection[str]) -> list[Import]
 
 
 def _statements(body: Iterable[ast.AST], at_start: bool) -> Iterator[tuple[ast.AST, bool]]:
+    """Every statement, at any depth; imports are never part of an expression."""
     for node in body:
         yield node, at_start
-        if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test):
-            yield from _statements(node.body, False)
-            yield from _statements(node.orelse, at_start)
-        elif isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda):
-            yield from _statements(ast.iter_child_nodes(node), False)
-        else:
-            yield from _statements(ast.iter_child_nodes(node), at_start)
+        later = isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+        hints = isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test)
+        for name in ("body", "handlers", "cases", "orelse", "finalbody"):
+            below = getattr(node, name, ())
+            yield from _statements(below, at_start and not later and not (hints and name == "body"))
 
 
 def all_imports(modules: Mapping[str, Path]) -> list[Import]:
@@ -112,45 +96,49 @@ def all_imports(modules: Mapping[str, Path]) -> list[Import]:
     ]
 
 
-def direction_faults(imports: Iterable[Import], rules: Iterable[Rule]) -> list[str]:
-    """Imports that a rule does not allow."""
-    rules = tuple(rules)
+def floor_faults(
+    imports: Iterable[Import],
+    package: str,
+    floors: Sequence[Sequence[str]],
+    over_the_face: Collection[str] = (),
+) -> list[str]:
+    """Imports within a package that do not lead to the same room or to a floor below.
+
+    `floors` name the rooms from the ground up: the modules and packages right inside it. The face
+    of the package may import what it hands on, and only `over_the_face` import it.
+    """
+    level = {room: number for number, floor in enumerate(floors) for room in floor}
+
+    def room(module: str) -> str:
+        return module.removeprefix(package).removeprefix(".").partition(".")[0]
+
     faults = []
     for found in imports:
-        for rule in rules:
-            exempt = any(inside(found.importer, part) for part in rule.but)
-            if exempt or not inside(found.importer, rule.of):
-                continue
-            home = inside(found.target, rule.of)
-            refused = [p for p in rule.never if inside(found.target, p)]
-            refused = [p for p in refused if not inside(found.importer, p)]
-            if refused:
-                faults.append(f"{found}; {rule.of} never imports {refused[0]}")
-            elif rule.only is not None and inside(found.target, "attnspec") and not home:
-                if not any(inside(found.target, part) for part in rule.only):
-                    faults.append(f"{found}; {rule.of} imports only {', '.join(rule.only)}")
+        if not (inside(found.importer, package) and inside(found.target, package)):
+            continue
+        here, there = room(found.importer), room(found.target)
+        if not here or here == there or (not there and here in over_the_face):
+            continue
+        if here not in level or there not in level:
+            faults.append(f"{found}; no floor has {there if here in level else here}".rstrip())
+        elif level[there] >= level[here]:
+            faults.append(f"{found}; {there} is not below {here}")
     return faults
 
 
-def sibling_faults(imports: Iterable[Import], package: str, shared: Collection[str]) -> list[str]:
-    """Imports between the units of a package: its modules and sub-packages, less the `shared`."""
-
-    def unit(module: str) -> str:
-        return module.removeprefix(package + ".").partition(".")[0]
-
+def stone_faults(imports: Iterable[Import], target: str, rooms: Collection[str]) -> list[str]:
+    """Imports of something, at any time, in rooms that do without it."""
     return [
         str(found)
         for found in imports
-        if found.importer.startswith(package + ".")
-        and found.target.startswith(package + ".")
-        and unit(found.importer) != unit(found.target)
-        and unit(found.target) not in shared
+        if inside(found.target, target)
+        and any(inside(found.importer, f"attnspec.{room}") for room in rooms)
     ]
 
 
 def cycles(imports: Iterable[Import]) -> list[list[str]]:
-    """Groups of modules that need each other before any of them is ready."""
-    graph = nx.DiGraph((i.importer, i.target) for i in imports if i.at_start)
+    """Groups of modules that import each other, in functions and for type checkers too."""
+    graph = nx.DiGraph((i.importer, i.target) for i in imports)
     groups = [sorted(group) for group in nx.strongly_connected_components(graph)]
     return sorted(g for g in groups if len(g) > 1 or graph.has_edge(g[0], g[0]))
 

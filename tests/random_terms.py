@@ -6,10 +6,10 @@ import random
 
 import numpy as np
 
-from attnspec.bind import Situation, bind
-from attnspec.ir import Compound, Leaf, Term, TokenCompound, Tokens, TokenTerm
-from attnspec.patterns import BY_NAME
-from attnspec.scalars import Apply, Scalar, Symbol
+from attnspec.graphs.bind import Situation, bind
+from attnspec.graphs.patterns import BY_NAME
+from attnspec.ir.program import Compound, Leaf, Term, TokenCompound, Tokens, TokenTerm
+from attnspec.ir.scalars import Apply, Scalar, Symbol
 
 N = Symbol("n")
 

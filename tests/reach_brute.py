@@ -10,8 +10,8 @@ import numpy as np
 import numpy.typing as npt
 from zoo import ATTENTIONS, sample
 
+from attnspec.graphs.stack import Sample, Stack
 from attnspec.spec import Spec, load
-from attnspec.stack import Stack
 
 FAR = 10**6
 """Stands for never."""
@@ -55,17 +55,24 @@ APART: dict[str, dict[str, int]] = {
 
 @dataclass(frozen=True)
 class Small:
-    """A stack of the zoo or of a test, at one length."""
+    """A spec of the zoo or of a test, at one length."""
 
-    stack: Stack
+    spec: Spec
     n: int
+    inputs: Sample | None = None
 
-    @property
-    def spec(self) -> Spec:
-        return self.stack.spec
+    @cached_property
+    def stack(self) -> Stack:
+        return self.spec.stack(self.inputs)
+
+    @cached_property
+    def masks(self) -> dict[tuple[int, int], npt.NDArray[np.bool_]]:
+        heads = range(self.spec.heads or 1)
+        slots = [(layer, head) for layer in range(self.spec.layers) for head in heads]
+        return {slot: self.stack.mask(self.n, *slot) for slot in slots}
 
     def mask(self, layer: int, head: int) -> npt.NDArray[np.bool_]:
-        return self.spec.mask(self.n, layer, head, self.stack.inputs)
+        return self.masks[layer, head]
 
     @cached_property
     def layers(self) -> list[npt.NDArray[np.bool_]]:
@@ -100,7 +107,8 @@ def product_hops(layers: list[npt.NDArray[np.bool_]]) -> npt.NDArray[np.int64]:
     done = 0
     while True:
         graph = layers[min(done, len(layers) - 1)] | np.eye(n, dtype=bool)
-        grown = (graph.astype(np.int64) @ read.astype(np.int64)) > 0
+        # sums of at most n ones, exact in float32
+        grown = (graph.astype(np.float32) @ read.astype(np.float32)) > 0
         done += 1
         found[grown & (found == FAR)] = done
         if done >= len(layers) and np.array_equal(grown, read):
@@ -119,7 +127,7 @@ def small_zoo() -> Iterator[tuple[str, Small]]:
             if key in wanted and not isinstance(value, str)
         }
         spec = load(path, name=name, **changed)
-        n = Stack(spec).fixed_length() or 48
-        stack = Stack(spec, sample(spec, n) or None)
-        if stack.unknown is None:
-            yield name, Small(stack, n)
+        n = spec.stack().fixed_length() or 48
+        small = Small(spec, n, sample(spec, n) or None)
+        if small.stack.unknown is None:
+            yield name, small

@@ -8,8 +8,8 @@ from dataclasses import fields, is_dataclass
 import numpy as np
 import torch
 
-from attnspec.relations import EMPTY, FULL, Relation, Tiles
-from attnspec.tokens import Data
+from attnspec.graphs.relation import EMPTY, FULL, Relation, Tiles
+from attnspec.graphs.token_sets import Data
 
 
 def definition(relation: Relation, n: int) -> np.ndarray:
@@ -25,6 +25,7 @@ def faults(relation: Relation, n: int, sizes: Iterable[int] = (1, 3, 8, 64)) -> 
     found = [*_elementwise(relation, mask, n), *_counts(relation, mask, n)]
     found += _rows(relation, mask, n)
     found += _progressions(relation, mask, n)
+    found += _sides(relation, mask)
     for q_tiles, k_tiles in _tilings(n, sizes):
         found += _cover(relation, mask, q_tiles, k_tiles)
     turned = relation.transposed()
@@ -65,6 +66,13 @@ def _counts(relation: Relation, mask: np.ndarray, n: int) -> Iterator[str]:
     degrees = relation.degrees(n)
     if degrees.shape != (n,) or not np.array_equal(degrees, mask.sum(axis=1)):
         yield "degrees"
+
+
+def _sides(relation: Relation, mask: np.ndarray) -> Iterator[str]:
+    if mask.size and "q" not in relation.sides and (mask != mask[:1]).any():
+        yield "sides: the query decides"
+    if mask.size and "k" not in relation.sides and (mask != mask[:, :1]).any():
+        yield "sides: the key decides"
 
 
 def _rows(relation: Relation, mask: np.ndarray, n: int) -> Iterator[str]:

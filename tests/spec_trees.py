@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from attnspec.grammar import nodes
 from attnspec.grammar.syntax_errors import ITEMS, RESERVED, STATEMENTS
-from attnspec.source import Source, Span
+from attnspec.text.source import Source, Span
 
 NOWHERE = Span(Source("nowhere", ""), 0, 0)
 

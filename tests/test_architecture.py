@@ -12,108 +12,60 @@ from pathlib import Path
 
 import pytest
 from import_graph import (
-    Rule,
     all_imports,
     cycles,
-    direction_faults,
+    floor_faults,
     imports_of,
-    inside,
     modules_of,
     package_of,
     private_faults,
-    sibling_faults,
     star_faults,
+    stone_faults,
 )
 from package_map import MODULES, PACKAGE_DIR, PACKAGES, ROOT
 
-FRONT = ("attnspec.grammar", "attnspec.elaborate")
-BACK = (
-    "attnspec.planning",
-    "attnspec.banding",
-    "attnspec.layout",
-    "attnspec.ordered",
-    "attnspec.covering",
-    "attnspec.emit",
-    "attnspec.backends",
-    "attnspec.runtime",
-    "attnspec.show",
+FLOORS: tuple[tuple[str, ...], ...] = (
+    ("version", "text"),
+    ("grammar", "ir"),
+    ("graphs",),
+    ("elaborate", "lower"),
+    ("layout",),
+    ("backends",),
+    ("analysis", "runtime"),
+    ("check", "verification"),
+    ("compile",),
+    ("show",),
+    ("spec",),
+    ("difference", "bench", "integrations"),
+    ("cli",),
+    ("examples", "__main__"),
 )
-TEXT = ("attnspec.source", "attnspec.diagnostics", "attnspec.catalogue", "attnspec.reading")
+"""The rooms of the package from the ground up. A module imports from its own room and from floors
+below it; imports in functions and for type checkers count."""
 
-RULES = (
-    # text and what is said about it
-    Rule("attnspec.source", only=()),
-    Rule("attnspec.diagnostics", only=("attnspec.source",)),
-    Rule("attnspec.catalogue", only=("attnspec.source", "attnspec.diagnostics")),
-    Rule("attnspec.reading", only=TEXT[:3]),
-    Rule("attnspec.grammar", only=TEXT),
-    # meaning
-    Rule("attnspec.relations", never=(*FRONT, *BACK, "torch")),
-    Rule("attnspec.algebra", never=(*FRONT, *BACK, "torch")),
-    Rule("attnspec.tokens", never=(*FRONT, *BACK, "torch")),
-    Rule("attnspec.scalars", never=(*FRONT, *BACK, "torch")),
-    Rule("attnspec.ir", never=(*FRONT, *BACK, "torch")),
-    Rule("attnspec.patterns", never=(*FRONT, *BACK, "torch")),
-    # what is computed from it
-    Rule("attnspec.elaborate", never=BACK),
-    Rule("attnspec.conditions", never=(*FRONT, *BACK, "torch")),
-    Rule("attnspec.forms", never=(*FRONT, *BACK, "torch")),
-    Rule("attnspec.graph_claims", never=(*FRONT, *BACK, "torch")),
-    Rule("attnspec.reach_proofs", never=(*FRONT, *BACK, "torch")),
-    Rule("attnspec.lints", never=(*FRONT, *BACK, "torch")),
-    Rule("attnspec.checking", never=(*FRONT, *BACK, "torch")),
-    Rule("attnspec.advice", never=(*FRONT, *BACK, "torch")),
-    Rule("attnspec.differing", never=("attnspec.emit", "attnspec.planning", "torch")),
-    Rule("attnspec.figures", never=(*FRONT, "attnspec.emit", "attnspec.show", "torch")),
-    Rule("attnspec.analysis", never=(*FRONT, "attnspec.emit", "attnspec.show", "torch")),
-    Rule("attnspec.steps", never=(*FRONT, *BACK, "torch")),
-    Rule("attnspec.sides", only=("attnspec.scalars",), never=("torch",)),
-    Rule("attnspec.probes", only=(), never=("torch",)),
-    Rule("attnspec.periods", only=("attnspec.scalars",), never=("torch",)),
-    Rule("attnspec.axes", never=(*FRONT, *BACK, "torch")),
-    Rule("attnspec.knowing", only=("attnspec.relations",), never=("torch",)),
-    Rule("attnspec.predicates", never=(*FRONT, *BACK, "attnspec.analysis", "torch")),
-    Rule("attnspec.listable", never=(*FRONT, *BACK, "attnspec.analysis", "torch")),
-    Rule("attnspec.edge_layout", never=(*FRONT, *BACK, "attnspec.analysis", "torch")),
-    Rule("attnspec.edge_count", never=(*FRONT, *BACK, "torch")),
-    Rule("attnspec.reordering", never=(*FRONT, "attnspec.banding", "torch")),
-    Rule("attnspec.covering", never=(*FRONT, "attnspec.ordered", "attnspec.banding", "torch")),
-    Rule("attnspec.ordered", never=(*FRONT, "attnspec.emit", "attnspec.show", "torch")),
-    Rule("attnspec.banding", never=(*FRONT, "attnspec.emit", "attnspec.show", "torch")),
-    Rule("attnspec.integrations", never=("attnspec.grammar", "attnspec.emit", "attnspec.show")),
-    Rule("attnspec.planning", never=(*FRONT, "attnspec.emit", "attnspec.show")),
-    Rule("attnspec.layout", never=(*FRONT, "attnspec.emit", "attnspec.show", "torch")),
-    Rule("attnspec.rates", only=("attnspec.target",), never=("torch",)),
-    Rule("attnspec.timing", only=("attnspec.data",), never=("torch",)),
-    Rule("attnspec.machine", only=("attnspec.data", "attnspec._version")),
-    Rule("attnspec.calibrating", never=("attnspec.planning", "attnspec.emit", "attnspec.show")),
-    Rule("attnspec.benching", never=(*FRONT, "attnspec.emit", "attnspec.show")),
-    Rule("attnspec.rivals", never=(*FRONT, "attnspec.emit", "attnspec.show")),
-    Rule("attnspec.backends", never=(*FRONT, "attnspec.planning", "attnspec.emit")),
-    Rule("attnspec.backends", never=("attnspec.figures", "attnspec.show")),
-    Rule("attnspec.mechanism", only=(), never=("torch",)),
-    Rule("attnspec.declared", never=(*FRONT, *BACK, "torch")),
-    Rule("attnspec.look_back", never=(*FRONT, *BACK, "torch")),
-    Rule("attnspec.factored", never=(*FRONT, "attnspec.planning", "attnspec.emit")),
-    Rule("attnspec.factored", never=("attnspec.backends", "attnspec.runtime", "attnspec.show")),
-    Rule("attnspec.plugins", never=(*FRONT, "attnspec.planning", "attnspec.emit", "torch")),
-    Rule("attnspec.refusals", never=(*FRONT, "attnspec.emit", "attnspec.show", "torch")),
-    Rule("attnspec.runtime", never=(*FRONT, "attnspec.emit", "attnspec.show")),
-    Rule("attnspec.self_attention", never=(*FRONT, "attnspec.emit", "attnspec.show")),
-    Rule("attnspec.verification", never=(*FRONT, "attnspec.emit", "attnspec.show")),
-    # the command line stands on top
-    Rule("attnspec", never=("attnspec.cli",), but=("attnspec.__main__",)),
+INNER: tuple[tuple[str, ...], ...] = (
+    ("common",),
+    ("dense", "rows", "tiles", "scattered"),
+    ("bands",),
+    ("factored",),
+    ("plugins",),
+    ("planner",),
 )
-"""Who may import whom; a name stands for a module and everything below it."""
+"""The same within `attnspec.backends`."""
 
-INDEPENDENT: Mapping[str, tuple[str, ...]] = {"attnspec.backends": ()}
-"""Packages whose modules do not import each other, with the modules that all of them may use."""
+OVER_THE_FACE = ("examples", "plugins", "planner")
+"""Rooms that take what the face of their package hands on."""
+
+WITHOUT_TORCH = (
+    *("text", "grammar", "ir", "graphs", "elaborate", "layout", "analysis", "check", "show"),
+)
+"""Rooms that never import torch, in functions and for type checkers neither."""
 
 LIGHT = (
     "import attnspec",
     "import attnspec.grammar",
     "import attnspec.backends",
-    "import attnspec.analysis.low_rank",
+    "import attnspec.analysis.approximation.low_rank",
     "run('check', SPEC)",
     "run('show', SPEC, '-n', '64')",
     "run('diff', SPEC, SPEC, '-n', '64')",
@@ -131,53 +83,65 @@ IMPORTS = all_imports(MODULES)
 
 
 def test_imports_go_one_way() -> None:
-    assert direction_faults(IMPORTS, RULES) == []
+    assert floor_faults(IMPORTS, "attnspec", FLOORS, OVER_THE_FACE) == []
+    assert floor_faults(IMPORTS, "attnspec.backends", INNER, OVER_THE_FACE) == []
+    assert stone_faults(IMPORTS, "torch", WITHOUT_TORCH) == []
 
 
 @pytest.mark.parametrize(
     ("importer", "text"),
     [
-        ("attnspec.source", "import attnspec.diagnostics"),
-        ("attnspec.grammar.parser", "from attnspec.patterns import PATTERNS"),
+        ("attnspec.text.source", "import attnspec.grammar.nodes"),
+        ("attnspec.grammar.parser", "from attnspec.ir.program import Program"),
         ("attnspec.grammar.parser", "from attnspec import load"),
-        ("attnspec.patterns.window", "def f():\n    from attnspec.grammar import nodes"),
-        ("attnspec.patterns.window", "if TYPE_CHECKING:\n    import attnspec.grammar.nodes"),
-        ("attnspec.relations", "try:\n    import torch.nn\nexcept ImportError:\n    pass"),
-        ("attnspec.backends.tiles", "from attnspec.planning import orders"),
-        ("attnspec.emit", "from attnspec import cli"),
+        ("attnspec.graphs.bind", "def f():\n    from attnspec.elaborate import names"),
+        ("attnspec.graphs.bind", "if TYPE_CHECKING:\n    import attnspec.layout.orders"),
+        ("attnspec.compile.emit", "from attnspec import cli"),
+        ("attnspec.attic.old", "import attnspec.text.source"),
     ],
 )
 def test_an_import_the_other_way_is_found(importer: str, text: str) -> None:
-    imports = imports_of(importer, text, {"attnspec.cli"})
-    assert len(direction_faults(imports, RULES)) == 1
+    imports = imports_of(importer, text, {"attnspec.cli", "attnspec.elaborate.names"})
+    assert len(floor_faults(imports, "attnspec", FLOORS)) == 1
 
 
-def test_what_a_rule_allows_is_allowed() -> None:
-    text = "import torch\nfrom attnspec.grammar import nodes\nfrom attnspec.source import Span"
+def test_an_import_of_torch_is_found() -> None:
+    text = "try:\n    import torch.nn\nexcept ImportError:\n    pass"
+    assert len(stone_faults(imports_of("attnspec.ir.scalars", text, ()), "torch", ["ir"])) == 1
+    assert stone_faults(imports_of("attnspec.runtime.module", text, ()), "torch", ["ir"]) == []
+
+
+def test_one_backend_does_not_reach_into_another() -> None:
+    text = "from attnspec.backends.rows.kernel import RowsKernel"
+    for importer, faults in (("dense.kernel", 1), ("common.masks", 1), ("bands.kernel", 0)):
+        imports = imports_of(f"attnspec.backends.{importer}", text, ())
+        assert len(floor_faults(imports, "attnspec.backends", INNER)) == faults
+
+
+def test_what_the_floors_allow_is_allowed() -> None:
+    text = "import torch\nfrom attnspec.grammar import nodes\nfrom attnspec.text.source import Span"
     imports = imports_of("attnspec.grammar.parser", text, {"attnspec.grammar.nodes"})
     imports += imports_of("attnspec.__main__", "from attnspec.cli import main", ())
-    assert direction_faults(imports, RULES) == []
+    assert floor_faults(imports, "attnspec", FLOORS) == []
 
 
-def test_the_rules_name_what_exists() -> None:
-    named = {p for rule in RULES for p in (rule.of, *(rule.only or ()), *rule.never, *rule.but)}
-    assert {part for part in named if inside(part, "attnspec")} - set(MODULES) == set()
+def test_the_page_for_contributors_has_the_same_floors() -> None:
+    page = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
+    shown = page.partition("<!-- floors -->\n```\n")[2].partition("\n```")[0].splitlines()
+    assert [set(line.split(", ")) for line in reversed(shown)] == [set(floor) for floor in FLOORS]
 
 
-def test_independent_modules_do_not_import_each_other() -> None:
-    for package, shared in INDEPENDENT.items():
-        assert sibling_faults(IMPORTS, package, shared) == []
+def test_the_floors_name_what_exists() -> None:
+    for package, floors in (("attnspec", FLOORS), ("attnspec.backends", INNER)):
+        below = [m.removeprefix(f"{package}.") for m in MODULES if m.startswith(f"{package}.")]
+        rooms = {module.partition(".")[0] for module in below}
+        assert rooms == {room for floor in floors for room in floor}
 
 
-def test_an_import_between_independent_modules_is_found() -> None:
-    text = "from attnspec.backends.dense import Dense\nfrom attnspec.backends.triton import own"
-    imports = imports_of("attnspec.backends.triton.walk", text, ())
-    assert len(sibling_faults(imports, "attnspec.backends", ())) == 1
-    assert sibling_faults(imports, "attnspec.backends", ("dense",)) == []
-
-
-def test_no_module_needs_itself_to_start() -> None:
-    assert cycles(IMPORTS) == []
+def test_no_circle_of_imports() -> None:
+    # a face hands names on, and is imported with whatever lies behind it
+    faces = {name for name, path in MODULES.items() if path.name == "__init__.py"}
+    assert cycles(found for found in IMPORTS if found.importer not in faces) == []
 
 
 def test_a_cycle_is_found() -> None:
@@ -188,12 +152,12 @@ def test_a_cycle_is_found() -> None:
         *imports_of("d", "def f():\n    import e", ()),
         *imports_of("e", "if typing.TYPE_CHECKING:\n    import d\nimport d.x", ()),
     ]
-    assert cycles(imports) == [["a", "b", "c"]]
+    assert cycles(imports) == [["a", "b", "c"], ["d", "e"]]
 
 
 def test_no_star_imports() -> None:
     assert star_faults(IMPORTS) == []
-    assert star_faults(imports_of("a", "from attnspec.source import *", ())) != []
+    assert star_faults(imports_of("a", "from attnspec.text.source import *", ())) != []
 
 
 def test_private_names_stay_in_their_package() -> None:
@@ -202,10 +166,12 @@ def test_private_names_stay_in_their_package() -> None:
 
 def test_a_private_name_elsewhere_is_found() -> None:
     imports = [
-        *imports_of("attnspec.grammar", "from attnspec.source import _starts", MODULES),
-        *imports_of("attnspec.grammar.nodes", "import attnspec._version", MODULES),
-        *imports_of("attnspec.source", "from attnspec._version import __version__", MODULES),
-        *imports_of("attnspec.source", "from attnspec.diagnostics import _excerpt", MODULES),
+        *imports_of("attnspec.grammar", "from attnspec.text.source import _starts", MODULES),
+        *imports_of("attnspec.grammar.nodes", "import attnspec._hidden", MODULES),
+        *imports_of("attnspec.text.source", "from attnspec.text.source import Span", MODULES),
+        *imports_of(
+            "attnspec.text.source", "from attnspec.text.diagnostics import _excerpt", MODULES
+        ),
     ]
     assert [fault.split(":")[0] for fault in private_faults(imports, MODULES)] == [
         "attnspec.grammar",
@@ -248,11 +214,11 @@ print("\\n" + " ".join(name for name in {HEAVY!r} if name in sys.modules))
 
 
 def test_every_pattern_has_one_line() -> None:
-    patterns = importlib.import_module("attnspec.patterns")
-    relation = importlib.import_module("attnspec.relations").Relation
+    patterns = importlib.import_module("attnspec.graphs.patterns")
+    relation = importlib.import_module("attnspec.graphs.relation").Relation
     defined: dict[str, list[type]] = {}
     for name in MODULES:
-        if name.startswith("attnspec.patterns."):
+        if name.startswith("attnspec.graphs.patterns."):
             module = importlib.import_module(name)
             defined[name.rpartition(".")[2]] = [
                 value
@@ -273,8 +239,8 @@ def registry_faults(defined: Mapping[str, Sequence[type]], registered: Sequence[
     faults += [f"{p.__name__} is defined elsewhere" for p in registered if p not in every]
     for stem, patterns in defined.items():
         # a keyword of Python cannot be a module's name, hence global_.py
-        if [getattr(p, "name", None) for p in patterns] != [stem.removesuffix("_")]:
-            faults.append(f"{stem}.py does not hold the one pattern {stem}")
+        if "_".join(str(getattr(p, "name", "")) for p in patterns) != stem.removesuffix("_"):
+            faults.append(f"{stem}.py does not hold the pattern {stem}")
     return faults
 
 
@@ -293,7 +259,7 @@ def test_a_wrong_registry_is_found() -> None:
         "Global is registered 2 times",
         "Missing is registered 0 times",
         "str is defined elsewhere",
-        "missing.py does not hold the one pattern missing",
+        "missing.py does not hold the pattern missing",
     ]
 
 
@@ -361,7 +327,7 @@ def import_as(name: str, path: Path) -> None:
 
 
 def test_the_version_is_one() -> None:
-    version = importlib.import_module("attnspec._version").__version__
+    version = importlib.import_module("attnspec.version").__version__
     citation = (ROOT / "CITATION.cff").read_text(encoding="utf-8")
     assert f"\nversion: {version}\n" in citation
     assert importlib.import_module("attnspec").__version__ == version

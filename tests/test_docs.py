@@ -9,9 +9,9 @@ import pytest
 from transcripts import ROOT, Block, blocks, replayed, run_python, save
 
 import attnspec
+from attnspec.cli.reference_tables import refreshed
 from attnspec.elaborate import attention_names
-from attnspec.reference import refreshed
-from attnspec.source import Source
+from attnspec.text.source import Source
 
 PAGES = sorted(
     str(path.relative_to(ROOT))

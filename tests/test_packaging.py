@@ -91,7 +91,7 @@ def test_the_wheel_holds_every_module_and_data_file(wheel: Path) -> None:
     held = {name for name in names(wheel) if not _is_metadata(name.partition("/")[0])}
     wanted = packaged(PACKAGE_DIR, ROOT)
     assert {"attnspec/py.typed", "attnspec/grammar/attn.lark"} <= wanted
-    assert any(name.startswith("attnspec/catalogue/") for name in wanted)
+    assert any(name.startswith("attnspec/text/catalogue/") for name in wanted)
     assert any(name.startswith("attnspec/examples/") and name.endswith(".attn") for name in wanted)
     assert held == wanted
 

@@ -19,10 +19,11 @@ import scipy.sparse
 import torch
 import zoo
 
-from attnspec.diagnostics import AttnSpecError, SpecError
-from attnspec.ir import leaves
-from attnspec.patterns import BY_NAME
-from attnspec.spec import LONGEST_MASK, MOST_NODES, Spec, load, parse
+from attnspec.graphs.patterns import BY_NAME
+from attnspec.graphs.stack import LONGEST_MASK
+from attnspec.ir.program import leaves
+from attnspec.spec import MOST_NODES, Spec, load, parse
+from attnspec.text.diagnostics import AttnSpecError, SpecError
 
 EVERY = pytest.mark.parametrize(("path", "name"), zoo.ATTENTIONS, ids=zoo.IDS)
 

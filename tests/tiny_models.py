@@ -93,29 +93,35 @@ def hidden(model: Any, ids: torch.Tensor, mask: torch.Tensor | None = None) -> t
 
 
 def dense(
-    masks: Callable[[int, int], np.ndarray],
+    masks: Callable[[int, int], np.ndarray], cap: float | None = None
 ) -> Callable[..., tuple[torch.Tensor, None]]:
-    """transformers' attention function for a dense mask per layer: the definition, by softmax."""
+    """transformers' attention function for a dense mask per layer: the definition, by softmax.
+
+    Scores are first capped, cap · tanh(score / cap), if a cap is given.
+    """
 
     def attend(
-        module: Any, q: Any, k: Any, v: Any, mask: ModelMask, *, scaling: float, **_: object
+        module: Any, q: Any, k: Any, v: Any, mask: ModelMask | None, *, scaling: float, **_: object
     ) -> tuple[torch.Tensor, None]:
         n = k.shape[2]
-        allowed = torch.from_numpy(masks(n, module.layer_idx))[..., n - q.shape[2] :, :]
-        if mask.padding is not None:
+        layer = getattr(module, "layer_idx", None) or 0
+        allowed = torch.from_numpy(masks(n, layer))[..., n - q.shape[2] :, :]
+        if mask is not None and mask.padding is not None:
             allowed = allowed & mask.padding[:, None, None, :]
         k, v = (x.repeat_interleave(q.shape[1] // x.shape[1], 1) for x in (k, v))
-        scores = (q @ k.transpose(-1, -2) * scaling).masked_fill(~allowed, -torch.inf)
+        scores = q @ k.transpose(-1, -2) * scaling
+        scores = scores if cap is None else cap * (scores / cap).tanh()
+        scores = scores.masked_fill(~allowed, -torch.inf)
         weights = scores.softmax(-1).masked_fill(~allowed, 0.0)
         return (weights @ v).transpose(1, 2).contiguous(), None
 
     return attend
 
 
-def reference(masks: Callable[[int, int], np.ndarray]) -> str:
+def reference(masks: Callable[[int, int], np.ndarray], cap: float | None = None) -> str:
     """Registers dense attention under the masks of (n, layer), [n, n] or one for each head."""
     name = f"reference_{next(_numbers)}"
-    transformers.AttentionInterface.register(name, dense(masks))
+    transformers.AttentionInterface.register(name, dense(masks, cap))
     transformers.AttentionMaskInterface.register(name, model_mask)
     return name
 

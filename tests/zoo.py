@@ -9,8 +9,8 @@ import numpy as np
 import numpy.typing as npt
 
 from attnspec.elaborate import attention_names
-from attnspec.reading import read_source
 from attnspec.spec import Spec, load
+from attnspec.text.decoding import read_source
 
 EXAMPLES = Path(__file__).parent.parent / "examples"
 

@@ -20,3 +20,11 @@ class Figure(Generic[T_co]):
     value: T_co
     quality: Quality = "exact"
     note: str = ""
+
+
+class Unknown(Exception):
+    """Raised, and kept, in place of a figure that is not known."""
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(reason)
+        self.reason = reason

@@ -8,12 +8,11 @@ from collections.abc import Mapping, Sequence
 import click
 import numpy as np
 
-from attnspec.analysis.figure_table import NAMES
-from attnspec.analysis.printed import page, table
-from attnspec.analysis.report import Report
+from attnspec.analysis.report.figure_table import NAMES
+from attnspec.analysis.report.printed import page, table
+from attnspec.analysis.report.report import Report
 from attnspec.cli import console
 from attnspec.cli.failures import LimitReached, fitting
-from attnspec.cli.inputs import read_inputs
 from attnspec.cli.options import (
     MOST,
     count,
@@ -23,11 +22,11 @@ from attnspec.cli.options import (
     set_option,
     specs_argument,
 )
-from attnspec.cli.specs import length_of, spec_at
-from attnspec.diagnostics import did_you_mean
-from attnspec.ir import inputs_of
+from attnspec.cli.specs import length_of, read_inputs, spec_at
+from attnspec.graphs.stack import MOST_POSITIONS
+from attnspec.ir.program import inputs_of
 from attnspec.spec import Spec
-from attnspec.stack import MOST_POSITIONS
+from attnspec.text.diagnostics import did_you_mean
 
 DEFAULT_LENGTH = 4096
 
@@ -117,7 +116,7 @@ def command(
                 raise LimitReached(f"lengths up to {min(MOST, MOST_POSITIONS):,} are analysed")
             given = _inputs(loaded, inputs, n)
             with fitting():
-                reports.append(Report(loaded, n, given, head_size=head_size))
+                reports.append(Report(loaded.elaborated, n, given, head_size=head_size))
     if len(reports) > MOST_REPORTS:
         raise click.UsageError(f"up to {MOST_REPORTS} columns make a table, got {len(reports)}")
     if as_json:

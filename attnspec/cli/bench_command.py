@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING
 import click
 
 from attnspec.cli import console
-from attnspec.cli.failures import INTERRUPTED, fitting
+from attnspec.cli.console import progress_bar
+from attnspec.cli.failures import INTERRUPTED, LimitReached, fitting
 from attnspec.cli.options import (
     MOST,
     backend_option,
@@ -20,14 +21,14 @@ from attnspec.cli.options import (
     set_option,
     spec_argument,
 )
-from attnspec.cli.progress import progress_bar
 from attnspec.cli.show_command import require_slot
 from attnspec.cli.specs import length_of, spec_at
-from attnspec.diagnostics import did_you_mean
+from attnspec.lower.lower import require_built
+from attnspec.text.diagnostics import did_you_mean
 
 if TYPE_CHECKING:
-    from attnspec.benching import Row
-    from attnspec.rivals import Setting
+    from attnspec.bench.bench import Row
+    from attnspec.bench.rivals import Setting
     from attnspec.spec import Spec
 
 DEFAULT_LENGTH = 4096
@@ -58,8 +59,8 @@ def lengths(ctx: click.Context, param: click.Parameter, text: str | None) -> lis
 
 def rivals(ctx: click.Context, param: click.Parameter, text: str) -> list[str]:
     """Names of rivals separated by commas, each once."""
-    from attnspec.plugins import installed_names
-    from attnspec.rivals import RIVALS
+    from attnspec.backends.plugins import installed_names
+    from attnspec.bench.rivals import RIVALS
 
     known = (*RIVALS, *installed_names())
     found = [part.strip() for part in text.split(",") if part.strip()]
@@ -155,12 +156,13 @@ def command(
 
     Example: attnspec bench longformer.attn -n 4096,16384 --vs sdpa,flex
     """
-    from attnspec.benching import bench, expected
-    from attnspec.rivals import DTYPES as TYPES
-    from attnspec.rivals import Problem, Setting
+    from attnspec.backends.planner import LONGEST
+    from attnspec.bench.bench import bench, expected
+    from attnspec.bench.rivals import DTYPES as TYPES
+    from attnspec.bench.rivals import Problem, Setting
 
     loaded = spec_at(spec, name, parameters)
-    loaded.require_built()
+    require_built(loaded.program)
     require_slot(loaded, layer, None)
     setting = Setting(
         heads=heads_of(loaded, heads),
@@ -172,6 +174,9 @@ def command(
         backend=backend,
     )
     chosen = lengths or [length_of(loaded.program, None, DEFAULT_LENGTH)]
+    if max(chosen) > LONGEST:
+        # what a call takes is estimated by its plan
+        raise LimitReached(f"lengths up to n = {LONGEST:,} are timed, got {max(chosen):,}")
     rows: tuple[Row, ...] = ()
     interrupted = False
     with fitting():
@@ -268,7 +273,7 @@ def to_dict(
     spec: Spec, setting: Setting, rounds: int, rows: Sequence[Row], interrupted: bool
 ) -> dict[str, object]:
     """The run as plain data; times in seconds."""
-    from attnspec.machine import machine, versions
+    from attnspec.bench.timing import machine, versions
 
     return {
         "ok": not interrupted,

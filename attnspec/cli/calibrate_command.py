@@ -13,12 +13,12 @@ from typing import TYPE_CHECKING
 import click
 
 from attnspec.cli import console
+from attnspec.cli.console import progress_bar
 from attnspec.cli.failures import WRONG_FILE
 from attnspec.cli.files import replace_file
 from attnspec.cli.options import json_option
-from attnspec.cli.progress import progress_bar
 from attnspec.cli.specs import shown_path
-from attnspec.rates import (
+from attnspec.lower.cost_model import (
     VARIABLE,
     Calibration,
     Rates,
@@ -29,7 +29,7 @@ from attnspec.rates import (
 )
 
 if TYPE_CHECKING:
-    from attnspec.calibrating import Measured
+    from attnspec.bench.calibrate import Measured
 
 
 class DamagedRates(click.ClickException):
@@ -74,7 +74,7 @@ BUSY = 1.5
 def _measure(path: str, as_json: bool) -> None:
     # a folder that cannot be made is better known before half a minute has passed
     Path(path).parent.mkdir(parents=True, exist_ok=True)
-    from attnspec.calibrating import calibrate
+    from attnspec.bench.calibrate import calibrate
 
     console.say("measuring takes about half a minute; leave the machine alone as far as you can")
     with progress_bar() as show:

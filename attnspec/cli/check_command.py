@@ -7,15 +7,15 @@ from dataclasses import dataclass
 
 import click
 
-from attnspec.checking import Verdict
+from attnspec.check.verdicts import Verdict
 from attnspec.cli import console
 from attnspec.cli.failures import status_of
 from attnspec.cli.options import json_option, name_option, set_option, specs_argument
 from attnspec.cli.specs import shown_path, source_at
-from attnspec.diagnostics import Diagnostic, SpecError, in_order
 from attnspec.elaborate import attention_names
+from attnspec.lower.lower import unbuilt
 from attnspec.spec import Spec
-from attnspec.works import unbuilt
+from attnspec.text.diagnostics import Diagnostic, SpecError, in_order
 
 
 @dataclass(frozen=True)

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import click
 
+from attnspec.backends.planner import AUTO, Plan
 from attnspec.cli import console
 from attnspec.cli.failures import fitting, status_of
 from attnspec.cli.files import require_folder, write_result
@@ -23,12 +24,12 @@ from attnspec.cli.options import (
     spec_argument,
 )
 from attnspec.cli.specs import length_of, shown_path, spec_at
-from attnspec.declared import longest_of
-from attnspec.diagnostics import AttnSpecError, SpecError
-from attnspec.elaborate.coverage import ranges
-from attnspec.emit import MARK, class_name
-from attnspec.planning import AUTO, BackendError, Plan
+from attnspec.compile.emit import class_name, is_as_emitted
+from attnspec.elaborate.statements import ranges
+from attnspec.lower.mechanism_sizes import longest_of
+from attnspec.lower.work import BackendError
 from attnspec.spec import Spec
+from attnspec.text.diagnostics import AttnSpecError, SpecError
 
 SUFFIX = "_attn.py"
 
@@ -47,7 +48,7 @@ TYPICAL_LENGTH = 4096
 @name_option
 @set_option
 @backend_option
-@click.option("--standalone", is_flag=True, help="A module that needs torch and numpy alone.")
+@click.option("--standalone", is_flag=True, help="A short file that needs torch alone.")
 @force_option
 @json_option
 def command(
@@ -106,7 +107,8 @@ def default_output(spec: str, loaded: Spec) -> str:
 
 
 def write(target: str, spec: str, text: str, force: bool) -> None:
-    """Write the module, but never over the spec, nor over a file that is not an emitted module."""
+    """Write the module, but never over the spec, nor over a file that is not an emitted module, or
+    that was edited since."""
     if spec != "-" and os.path.exists(target) and os.path.samefile(target, spec):
         raise click.UsageError(f"the output is the spec itself: {shown_path(target)}")
     write_result(target, text, force=force or is_ours(target))
@@ -120,12 +122,12 @@ def write(target: str, spec: str, text: str, force: bool) -> None:
 
 
 def is_ours(target: str) -> bool:
-    """Whether a file is an emitted module, which the next one may replace."""
+    """Whether a file is an emitted module as it was written, which the next one may replace."""
     if not os.path.isfile(target):
         return False
     try:
-        with open(target, encoding="utf-8") as file:
-            return MARK in file.readline(1000)
+        with open(target, encoding="utf-8", newline="") as file:
+            return is_as_emitted(file.read())
     except (OSError, UnicodeDecodeError):
         return False
 

@@ -12,13 +12,13 @@ import re
 import shutil
 import sys
 import warnings
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, TextIO
 
 import click
 
-from attnspec.diagnostics import SHOWN, Diagnostic, in_order, render
+from attnspec.text.diagnostics import SHOWN, Diagnostic, in_order, render
 
 if TYPE_CHECKING:
     from rich.text import Text
@@ -145,3 +145,29 @@ def _coloured(text: str) -> str:
     text = _SEVERITY.sub(severity, text)
     text = _CARETS.sub(lambda m: m["margin"] + click.style(m["carets"], fg="red"), text)
     return _ADVICE.sub(lambda m: f"  {click.style(m['word'], fg='cyan')}: ", text)
+
+
+@contextmanager
+def progress_bar() -> Iterator[Callable[[float, str], None]]:
+    """A function that shows the share that is done and what is done now; the bar leaves no trace.
+
+    It draws when it is called and at no other time: a clock of its own would take part of the
+    machine from what is measured.
+    """
+    if sys.stderr is None or not has_colour(sys.stderr):
+        yield lambda share, doing: None
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+
+    columns = BarColumn(), TimeElapsedColumn(), TextColumn("{task.description}", markup=False)
+    with Progress(
+        *columns, console=Console(stderr=True), auto_refresh=False, transient=True
+    ) as shown:
+        task = shown.add_task("", total=1.0)
+
+        def show(share: float, doing: str) -> None:
+            shown.update(task, completed=share, description=doing)
+            shown.refresh()
+
+        yield show

@@ -10,16 +10,15 @@ import click
 
 from attnspec.cli import console
 from attnspec.cli.failures import LimitReached, fitting
-from attnspec.cli.inputs import read_inputs
 from attnspec.cli.options import input_option, json_option, length_option, set_option
-from attnspec.cli.specs import STDIN, shown_path, source_at
-from attnspec.diagnostics import did_you_mean
-from attnspec.differing import Difference, diff
+from attnspec.cli.specs import STDIN, read_inputs, shown_path, source_at
+from attnspec.difference import Difference, diff
 from attnspec.elaborate import attention_names, parameter_names
+from attnspec.graphs.stack import TooMuch
 from attnspec.show.differences import page
-from attnspec.source import Source
 from attnspec.spec import Spec
-from attnspec.stack import TooMuch
+from attnspec.text.diagnostics import did_you_mean
+from attnspec.text.source import Source
 
 if TYPE_CHECKING:
     import numpy as np

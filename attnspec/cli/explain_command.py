@@ -6,11 +6,11 @@ import textwrap
 
 import click
 
-from attnspec.catalogue import Entry, catalogue, marked
 from attnspec.cli import console
 from attnspec.cli.options import json_option
-from attnspec.diagnostics import did_you_mean
-from attnspec.source import Source, Span
+from attnspec.text.catalogue import Entry, catalogue, marked
+from attnspec.text.diagnostics import did_you_mean
+from attnspec.text.source import Source, Span
 
 WIDTH = 96
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import click
 
-from attnspec.diagnostics import AttnSpecError, Diagnostic, InternalError, SpecError
+from attnspec.text.diagnostics import AttnSpecError, Diagnostic, InternalError, SpecError
 
 WRONG_SPEC, WRONG_USAGE, WRONG_FILE, LIMIT, INTERNAL, INTERRUPTED = 1, 2, 3, 4, 70, 130
 

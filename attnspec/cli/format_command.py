@@ -12,10 +12,10 @@ from attnspec.cli.failures import WRONG_SPEC, status_of
 from attnspec.cli.files import replace_file
 from attnspec.cli.options import specs_argument
 from attnspec.cli.specs import shown_path, source_at
-from attnspec.diagnostics import Diagnostic, InternalError, SpecError
 from attnspec.grammar.parser import parse
 from attnspec.grammar.printer import print_file
-from attnspec.source import Source
+from attnspec.text.diagnostics import Diagnostic, InternalError, SpecError
+from attnspec.text.source import Source
 
 
 @click.command("format")

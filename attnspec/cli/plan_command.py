@@ -6,6 +6,7 @@ from collections.abc import Mapping
 
 import click
 
+from attnspec.backends.planner import LONGEST, Plan
 from attnspec.cli import console
 from attnspec.cli.failures import LimitReached, fitting
 from attnspec.cli.options import (
@@ -17,7 +18,6 @@ from attnspec.cli.options import (
     spec_argument,
 )
 from attnspec.cli.specs import length_of, spec_at
-from attnspec.planning import LONGEST, Plan
 
 DEFAULT_LENGTH = 4096
 

@@ -10,10 +10,10 @@ from importlib import import_module
 
 import click
 
-from attnspec import __version__
 from attnspec.cli import console
 from attnspec.cli.failures import Failure, failure_of
-from attnspec.diagnostics import did_you_mean
+from attnspec.text.diagnostics import did_you_mean
+from attnspec.version import __version__
 
 COMMANDS = (
     "compile",

@@ -10,7 +10,7 @@ import click
 
 from attnspec.cli import console
 from attnspec.cli.failures import LimitReached, fitting
-from attnspec.cli.inputs import read_inputs
+from attnspec.cli.files import require_target, write_picture
 from attnspec.cli.options import (
     count,
     force_option,
@@ -21,9 +21,8 @@ from attnspec.cli.options import (
     set_option,
     spec_argument,
 )
-from attnspec.cli.picture_files import require_target, write_picture
-from attnspec.cli.specs import length_of, shown_path, spec_at
-from attnspec.ir import inputs_of
+from attnspec.cli.specs import length_of, read_inputs, shown_path, spec_at
+from attnspec.ir.program import inputs_of
 from attnspec.show.figure import Figure, figure
 from attnspec.show.panels import has_graph, sheet
 from attnspec.show.tally import TooLong
@@ -84,7 +83,7 @@ def command(
         return
     if layer is None:
         layers = range(loaded.program.layers or 1)
-        layer = next((each for each in layers if has_graph(loaded, each)), 0)
+        layer = next((each for each in layers if has_graph(loaded.program, each)), 0)
     console.result(picture(loaded, n, layer, head, inputs))
 
 
@@ -95,7 +94,7 @@ def drawn(
     layers = range(spec.layers) if layer is None else [layer]
     given = read_inputs(spec, inputs, needed_inputs(spec, layers, head), n)
     with fitting(), in_time():
-        return figure(spec, n, layer=layer, head=head, inputs=given)
+        return figure(spec.elaborated, n, layer=layer, head=head, inputs=given)
 
 
 def picture(spec: Spec, n: int, layer: int, head: int | None, inputs: Mapping[str, str]) -> str:
@@ -103,7 +102,7 @@ def picture(spec: Spec, n: int, layer: int, head: int | None, inputs: Mapping[st
     width = console.width()
     given = read_inputs(spec, inputs, needed_inputs(spec, [layer], head), n)
     with fitting(), in_time():
-        drawn = sheet(spec, n, layer=layer, head=head, inputs=given, width=width)
+        drawn = sheet(spec.elaborated, n, layer=layer, head=head, inputs=given, width=width)
     signs: Signs = "blocks"
     if sys.stdout is not None and console.is_ascii(sys.stdout):
         signs = "ascii"

@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import os
+import re
 import sys
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NoReturn
 
-from attnspec.diagnostics import Diagnostic, SpecError
-from attnspec.reading import MAX_BYTES, read_source, source_of_bytes
-from attnspec.source import Source
+import click
+import numpy as np
+
+from attnspec.text.decoding import MAX_BYTES, read_source, source_of_bytes
+from attnspec.text.diagnostics import Diagnostic, SpecError, did_you_mean
+from attnspec.text.source import Source
 
 if TYPE_CHECKING:
-    from attnspec.ir import Program
+    from attnspec.ir.program import Input, Program
     from attnspec.spec import Spec
 
 STDIN = "<stdin>"
@@ -45,7 +49,7 @@ def spec_at(spec: str, name: str | None, parameters: Mapping[str, str]) -> Spec:
 def length_of(program: Program, asked: int | None, default: int) -> int:
     """The length asked for, or the size of the spec's grid, or the default, no longer than what
     the spec's mechanisms learn."""
-    from attnspec.declared import longest_of
+    from attnspec.lower.mechanism_sizes import longest_of
 
     if asked is not None:
         return asked
@@ -64,3 +68,73 @@ def _standard_input() -> Source:
             Diagnostic("A183", f"standard input cannot be read: {reason}", None)
         ) from None
     return source_of_bytes(data, STDIN)
+
+
+_EXAMPLES = {"tokens": "{}=0,5,9", "ids": "{}=0*32,1*32", "length": "{}=12"}
+
+_ITEM = re.compile(r"(?P<first>[0-9]{1,10})(?:\.\.(?P<last>[0-9]{1,10})|\*(?P<times>[0-9]{1,10}))?")
+
+
+def read_inputs(
+    spec: Spec, texts: Mapping[str, str], needed: Collection[str], n: int
+) -> dict[str, np.ndarray]:
+    """Arrays for `Spec.relation`; raises click.UsageError for what is missing or does not fit."""
+    for name in texts:
+        if name not in spec.inputs:
+            hint = did_you_mean(name, spec.inputs)
+            known = ", ".join(f"`{known}`" for known in spec.inputs) or "none"
+            raise click.UsageError(
+                f"`{spec.name}` declares no input `{name}` (it declares {known})"
+                + (f": {hint}" if hint else "")
+            )
+    missing = [spec.inputs[name] for name in sorted(needed) if name not in texts]
+    if missing:
+        options = " ".join(f"--input {_EXAMPLES[x.kind].format(x.name)}" for x in missing)
+        names = ", ".join(f"`{entry.name}` ({entry.kind})" for entry in missing)
+        raise click.UsageError(
+            f"`{spec.name}` reads run-time inputs that are not given: {names}"
+            f"\nhelp: for example {options}"
+        )
+    return {name: _values(spec.inputs[name], text, n) for name, text in texts.items()}
+
+
+def _values(entry: Input, text: str, n: int) -> np.ndarray:
+    items = [_ITEM.fullmatch(part.strip()) for part in text.split(",")]
+    matches = [item for item in items if item is not None]
+    if len(matches) < len(items):
+        _refuse(entry, f"numbers separated by commas are required, got {text!r}")
+    match entry.kind:
+        case "length":
+            if len(matches) != 1 or matches[0]["last"] or matches[0]["times"]:
+                _refuse(entry, f"one number is required, got {text!r}")
+            length = int(matches[0]["first"])
+            if length > n:
+                _refuse(entry, f"a length of at most n = {n} is required, got {length}")
+            return np.array(length)
+        case "tokens":
+            if any(item["times"] for item in matches):
+                _refuse(entry, f"positions are required, got {text!r}")
+            marked = np.zeros(n, bool)
+            for item in matches:
+                first, last = int(item["first"]), int(item["last"] or item["first"])
+                if last < first or last >= n:
+                    _refuse(entry, f"positions from 0 to {n - 1} are required, got {item[0]}")
+                marked[first : last + 1] = True
+            return marked
+        case _:
+            counts = [int(item["times"] or 1) for item in matches]
+            if any(item["last"] for item in matches) or sum(counts) != n:
+                _refuse(
+                    entry,
+                    f"{n} ids are required, one for each position, got {sum(counts)}"
+                    if not any(item["last"] for item in matches)
+                    else f"ids are required, got {text!r}",
+                )
+            return np.repeat([int(item["first"]) for item in matches], counts)
+
+
+def _refuse(entry: Input, message: str) -> NoReturn:
+    raise click.UsageError(
+        f"--input {entry.name} ({entry.kind}): {message}"
+        f"\nhelp: for example --input {_EXAMPLES[entry.kind].format(entry.name)}"
+    )

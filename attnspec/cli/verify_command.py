@@ -8,26 +8,25 @@ import re
 import sys
 from collections.abc import Mapping
 from pathlib import Path
+from textwrap import dedent
+from types import ModuleType
 from typing import TYPE_CHECKING
 
 import click
 
 from attnspec.backends import BACKENDS
+from attnspec.backends.planner import AUTO
+from attnspec.backends.plugins import installed_names
 from attnspec.cli import console
 from attnspec.cli.failures import WRONG_SPEC, LimitReached, fitting
-from attnspec.cli.options import (
-    json_option,
-    length_option,
-    name_option,
-    set_option,
-)
+from attnspec.cli.options import json_option, length_option, name_option, set_option
 from attnspec.cli.specs import length_of, shown_path, spec_at
-from attnspec.data import from_data
-from attnspec.diagnostics import AttnSpecError
-from attnspec.emit import MARK, class_name
-from attnspec.ir import Program
-from attnspec.planning import AUTO
-from attnspec.plugins import installed_names
+from attnspec.compile.emit import MARK, SPEC, class_name
+from attnspec.ir.program import Program
+from attnspec.ir.serial import from_data
+from attnspec.lower.lower import require_built
+from attnspec.spec import parse
+from attnspec.text.diagnostics import AttnSpecError
 
 if TYPE_CHECKING:
     import torch
@@ -78,7 +77,7 @@ def command(
         program, module = emitted(spec)
     else:
         loaded = spec_at(spec, name, parameters)
-        loaded.require_built()
+        require_built(loaded.program)
         program = loaded.program
     n = length_of(program, length, DEFAULT_LENGTH)
     # it loads torch, which no help text and no error of the spec should wait for
@@ -123,9 +122,13 @@ def emitted(path: str) -> tuple[Program, torch.nn.Module]:
     sys.modules[_LOADED] = module
     try:
         spec.loader.exec_module(module)
+        if not hasattr(module, "PLAN"):
+            return _standing_alone(module, shown)
         plan = module.PLAN["program"]
         program = from_data(plan)
         attention: torch.nn.Module = getattr(module, class_name(program.name))()
+    except AttnSpecError:
+        raise
     except Exception as error:
         what = f"{type(error).__name__}: {error}"
         raise AttnSpecError(f"{shown} cannot be run, was it edited? {what}") from error
@@ -133,3 +136,16 @@ def emitted(path: str) -> tuple[Program, torch.nn.Module]:
     if stated is None or stated[1] != hashlib.sha256(repr(plan).encode()).hexdigest():
         raise AttnSpecError(f"{shown} was edited: its plan has another fingerprint than its spec")
     return program, attention
+
+
+def _standing_alone(module: ModuleType, shown: str) -> tuple[Program, torch.nn.Module]:
+    """The same of a module that stands alone, whose docstring has the spec."""
+    from attnspec.verification import Alone
+
+    text = module.__doc__ or ""
+    _, _, behind = text.partition(SPEC)
+    found = re.match(r"\n*((?: {4}.*\n|\n)*)", behind)
+    spec = parse("" if found is None else dedent(found[1]))
+    if f": {spec.fingerprint}\n" not in text:
+        raise AttnSpecError(f"{shown} was edited: its spec has another fingerprint than it states")
+    return spec.program, Alone(spec.program, getattr(module, class_name(spec.name)))

@@ -10,22 +10,29 @@ import click
 from attnspec.cli import console
 from attnspec.cli.files import write_result
 from attnspec.cli.options import force_option, json_option
-from attnspec.diagnostics import did_you_mean
+from attnspec.text.diagnostics import did_you_mean
 
 SUFFIX = ".attn"
+PRELUDE = "prelude"
 
 
 @click.command("zoo", short_help="List, print or write the specs that ship with attnspec.")
 @click.argument("name", required=False)
 @click.option("-o", "output", metavar="FILE", help="Write the spec to a file.")
+@click.option("--prelude", is_flag=True, help="The static patterns, written in the language.")
 @force_option
 @json_option
-def command(name: str | None, output: str | None, force: bool, as_json: bool) -> None:
+def command(
+    name: str | None, output: str | None, prelude: bool, force: bool, as_json: bool
+) -> None:
     """List the specs that ship with attnspec, or print or write the one called NAME.
 
     Example: attnspec zoo bigbird -o bigbird.attn
     """
-    texts = zoo()
+    if prelude and name is not None:
+        raise click.UsageError("--prelude stands without the NAME of a spec")
+    texts = {PRELUDE: prelude_text()} if prelude else zoo()
+    name = PRELUDE if prelude else name
     if name is None:
         if output is not None:
             raise click.UsageError("-o needs the NAME of a spec; `attnspec zoo` lists them")
@@ -58,6 +65,12 @@ def zoo() -> dict[str, str]:
         if file.name.endswith(SUFFIX)
     }
     return dict(sorted(found.items()))
+
+
+def prelude_text() -> str:
+    """The static patterns, written in the language."""
+    file = resources.files("attnspec.graphs.patterns").joinpath(PRELUDE + SUFFIX)
+    return file.read_text(encoding="utf-8")
 
 
 def about(text: str) -> str:

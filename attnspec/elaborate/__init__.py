@@ -7,24 +7,25 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from functools import cached_property
 
-from attnspec.diagnostics import Diagnostic, SpecError, did_you_mean, in_order
 from attnspec.elaborate.collect import Collector, Failed, Stopped
+from attnspec.elaborate.imports import Loader, Module
 from attnspec.elaborate.inline import inlined
-from attnspec.elaborate.modules import Loader, Module
 from attnspec.elaborate.names import BROKEN, GRAPH_FUNCTIONS, TOKEN_SETS, Environment
-from attnspec.elaborate.slots import slots_of
-from attnspec.elaborate.statements import Statements
-from attnspec.elaborate.values import ParameterValue, bound_value, value_of
+from attnspec.elaborate.statements import Statements, slots_of
+from attnspec.elaborate.values import bound_value, value_of
 from attnspec.grammar import nodes
 from attnspec.grammar.parser import parse
-from attnspec.grammar.printer import print_expression
-from attnspec.ir import Attend, Program
-from attnspec.mechanisms import MECHANISMS
-from attnspec.normalise import normalise
-from attnspec.patterns import BY_NAME
-from attnspec.scalars import FUNCTIONS
-from attnspec.source import Source
+from attnspec.grammar.printer import print_expression, print_file
+from attnspec.graphs.patterns import BY_NAME
+from attnspec.ir.mechanisms import MECHANISMS
+from attnspec.ir.normal_form import normalise
+from attnspec.ir.program import Attend, ParameterValue, Program
+from attnspec.ir.scalars import FUNCTIONS
+from attnspec.text.decoding import source_of
+from attnspec.text.diagnostics import Diagnostic, SpecError, did_you_mean, in_order
+from attnspec.text.source import Source
 
 
 @dataclass(frozen=True)
@@ -37,6 +38,15 @@ class Elaborated:
     file: nodes.File
     warnings: tuple[Diagnostic, ...]
 
+    @cached_property
+    def source(self) -> str:
+        """Canonical text of this attention alone, with imports written out and parameters set."""
+        return print_file(self.file)
+
+    def resized(self, parameters: Mapping[str, ParameterValue]) -> Elaborated:
+        """The same text with other parameters; raises SpecError."""
+        return elaborate(source_of(self.source), name=self.program.name, overrides=parameters)
+
 
 def elaborate(
     source: Source,
@@ -48,8 +58,11 @@ def elaborate(
     collector = Collector()
     mechanisms = {mechanism.name: mechanism for mechanism in MECHANISMS}
     builtin = frozenset({*BY_NAME, *mechanisms, *FUNCTIONS, *TOKEN_SETS, *GRAPH_FUNCTIONS})
-    module = Loader(collector, builtin).load(source)
-    attention = _chosen(module, name, collector)
+    try:
+        module = Loader(collector, builtin).load(source)
+        attention = _chosen(module, name, collector)
+    except Stopped:
+        raise SpecError(collector.diagnostics) from None
     work = Statements(collector, module, BY_NAME, mechanisms)
     work.expect(attention)
     env = Environment()

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import NoReturn
 
-from attnspec.diagnostics import Diagnostic, Severity
-from attnspec.source import Span
+from attnspec.text.diagnostics import Diagnostic, Severity
+from attnspec.text.source import Span
 
 
 class Failed(Exception):
@@ -16,11 +16,16 @@ class Stopped(Exception):
     """The whole elaboration ends here, because a limit is reached; a diagnostic says which."""
 
 
+MOST_ERRORS = 100
+"""Far more than are shown; a text with so many errors is not elaborated further."""
+
+
 class Collector:
-    """The diagnostics of one elaboration."""
+    """The diagnostics of one elaboration; MOST_ERRORS of them end it."""
 
     def __init__(self) -> None:
         self.diagnostics: list[Diagnostic] = []
+        self._errors = 0
 
     def has_errors(self) -> bool:
         """Whether anything was wrong so far, warnings aside."""
@@ -39,6 +44,9 @@ class Collector:
     ) -> None:
         """Record a diagnostic and go on."""
         self.diagnostics.append(Diagnostic(code, message, span, severity, notes, help, related))
+        self._errors += severity == "error"
+        if self._errors == MOST_ERRORS:
+            raise Stopped
 
     def fail(
         self,

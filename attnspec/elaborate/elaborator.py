@@ -4,29 +4,30 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 from attnspec.elaborate.collect import Collector, Failed
-from attnspec.elaborate.modules import Module
+from attnspec.elaborate.imports import Module
 from attnspec.elaborate.names import ARTICLES, Bound, Environment, Kind, type_of
-from attnspec.elaborate.weights import Weights
 from attnspec.grammar import nodes
-from attnspec.ir import (
+from attnspec.graphs.relation import Relation
+from attnspec.ir.parameters import Parameter
+from attnspec.ir.program import (
     ArgumentValue,
     Compound,
     InputRef,
     Leaf,
     Term,
     TokenCompound,
+    Tokens,
     TokenTerm,
     leaves,
 )
-from attnspec.relations import Parameter, Relation
-from attnspec.scalars import LARGEST, Apply, Scalar, ScalarError, Symbol, fold
-from attnspec.source import Span
+from attnspec.ir.scalars import LARGEST, Apply, Scalar, ScalarError, Symbol, fold
+from attnspec.text.source import Span
 
 if TYPE_CHECKING:
-    from attnspec.mechanisms import MechanismDeclaration
+    from attnspec.ir.mechanisms import MechanismDeclaration
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -233,3 +234,55 @@ class Elaborator:
 
 def _first(pair: tuple[str, Span]) -> str:
     return pair[0]
+
+
+class Weight(NamedTuple):
+    """Operators and patterns in all, and how many stand inside one another."""
+
+    size: int
+    depth: int
+
+
+_NOTHING = Weight(0, 0)
+
+
+class Weights:
+    """The weights of terms, token sets and scalars, remembered for each object."""
+
+    def __init__(self) -> None:
+        # the object is kept beside its weight, so that no other gets its identity
+        self._known: dict[int, tuple[object, Weight]] = {}
+
+    def of(self, item: object) -> Weight:
+        """The weight of a term, a token set, a scalar or an argument; constants weigh nothing."""
+        if isinstance(item, tuple):
+            return _sum([self.of(part) for part in item])
+        if not isinstance(item, Apply | Compound | Leaf | Tokens | TokenCompound):
+            return _NOTHING
+        known = self._known.get(id(item))
+        if known is not None:
+            return known[1]
+        parts = _sum([self.of(part) for part in _parts(item)])
+        weight = Weight(parts.size + 1, parts.depth + 1)
+        self._known[id(item)] = (item, weight)
+        return weight
+
+
+def _parts(item: Apply | Compound | Leaf | Tokens | TokenCompound) -> tuple[object, ...]:
+    match item:
+        case Apply(_, args):
+            return args
+        case Leaf(_, arguments):
+            return tuple(value for _, value in arguments)
+        case Tokens(_, values):
+            return values
+        case Compound(_, terms, by):
+            return (*terms, by)
+        case TokenCompound(_, members):
+            return members
+
+
+def _sum(weights: list[Weight]) -> Weight:
+    return Weight(
+        sum(weight.size for weight in weights), max((weight.depth for weight in weights), default=0)
+    )

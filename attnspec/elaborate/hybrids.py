@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 from attnspec.elaborate.names import Bound
 from attnspec.grammar import nodes
-from attnspec.ir import Mechanism
-from attnspec.source import Span
+from attnspec.ir.program import Mechanism
+from attnspec.text.source import Span
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
 
-from attnspec.elaborate.modules import Module
+from attnspec.elaborate.imports import Module
 from attnspec.elaborate.names import GRAPH_FUNCTIONS, METRICS
 from attnspec.grammar import nodes
 

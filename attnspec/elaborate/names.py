@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal, TypeAlias
 
-from attnspec.ir import InputRef, Mechanism, Term, TokenTerm
-from attnspec.scalars import Apply, Scalar, Symbol
-from attnspec.source import Span
+from attnspec.ir.program import InputRef, Mechanism, Term, TokenTerm
+from attnspec.ir.scalars import Apply, Scalar, Symbol
+from attnspec.text.source import Span
 
 Kind: TypeAlias = Literal["scalar", "tokens", "input", "graph", "mechanism", "hybrid", "broken"]
 
@@ -52,7 +52,7 @@ METRICS = (
     "bytes",
     "order",
 )
-PROPERTIES = ("causal", "rows_nonempty", "symmetric")
+PROPERTIES = ("causal", "rows_nonempty", "stable", "symmetric")
 
 RESERVED = frozenset({*SCALARS, *POSITIONS, "true", "false", "and", "or", "not", "in", "subset"})
 """Words that cannot name a parameter, a local name, an input or a graph."""

@@ -3,25 +3,36 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields
+from typing import Generic, TypeVar
 
-from attnspec.diagnostics import did_you_mean
+import numpy as np
+
+from attnspec.elaborate.clauses import Scores
 from attnspec.elaborate.collect import Collector, Failed
-from attnspec.elaborate.coverage import Ruling, Where
-from attnspec.elaborate.modules import Module
-from attnspec.elaborate.names import (
-    BROKEN,
-    INPUT_KINDS,
-    RESERVED,
-    Bound,
-    Environment,
-    type_of,
-)
-from attnspec.elaborate.scores import Scores
+from attnspec.elaborate.imports import Module
+from attnspec.elaborate.names import BROKEN, INPUT_KINDS, RESERVED, Bound, Environment, type_of
 from attnspec.grammar import nodes
-from attnspec.ir import Claim, Input, InputRef, Mechanism, Score, Term
-from attnspec.relations import Relation
-from attnspec.scalars import Scalar
-from attnspec.source import Span
+from attnspec.graphs.bind import check_value
+from attnspec.graphs.relation import Relation
+from attnspec.ir.normal_form import substitute
+from attnspec.ir.parameters import Parameter
+from attnspec.ir.program import (
+    Attend,
+    Claim,
+    Compound,
+    Input,
+    InputRef,
+    Leaf,
+    Mechanism,
+    Score,
+    Term,
+    leaves,
+    symbols_of,
+)
+from attnspec.ir.scalars import Scalar, ScalarError, Value, fold, symbols
+from attnspec.text.diagnostics import did_you_mean
+from attnspec.text.source import Span
 
 MOST_LAYERS = 4096
 MOST_HEADS = 4096
@@ -321,6 +332,8 @@ class Statements(Scores):
                     item.span,
                     help=did_you_mean(bare, words),
                 )
+            if meant := meant_as_range(item):
+                self.collector.fail("A307", f"a {scope.kind} is no sum", item.span, help=meant)
             ends = (item.first, item.last) if isinstance(item, nodes.Range) else (item, item)
             low, high = (self._index(end, env, scope.kind, count) for end in ends)
             if low > high:
@@ -395,3 +408,267 @@ class Statements(Scores):
         if self.causal is None and why:
             message = f"`{mechanism.name}` has the causal form alone here: {why}"
             self.collector.fail("A704", message, mechanism.span, help="write `causal`")
+
+
+V = TypeVar("V")
+
+MOST_CLASHES = 50
+"""More than are shown; the search for them ends there."""
+
+
+@dataclass(frozen=True)
+class Where:
+    """The layers and heads that a scope covers, and how deep it is nested."""
+
+    layers: frozenset[int]
+    heads: frozenset[int]
+    depth: int = 0
+    block: int = 0
+
+
+@dataclass(frozen=True)
+class Ruling(Generic[V]):
+    """A value with the scope it holds in and the statement that says so."""
+
+    value: V
+    where: Where
+    span: Span
+
+
+def resolve(
+    rulings: list[Ruling[V]], layers: int, heads: int, what: str, collector: Collector
+) -> list[list[Ruling[V] | None]]:
+    """The ruling of each layer and head, None where there is none."""
+    # number of the ruling that holds, -1 for none; outer scopes first, so that inner ones win
+    table = np.full((layers, heads), -1)
+    clashes = 0
+    for number, ruling in sorted(enumerate(rulings), key=lambda pair: pair[1].where.depth):
+        cells = np.ix_(sorted(ruling.where.layers), sorted(ruling.where.heads))
+        for other in sorted({*table[cells].flat}) if clashes < MOST_CLASHES else []:
+            if other >= 0 and rulings[other].where.depth == ruling.where.depth:
+                inside = np.argwhere(table[cells] == other)[0]
+                layer = sorted(ruling.where.layers)[inside[0]]
+                head = sorted(ruling.where.heads)[inside[1]]
+                _clash(rulings[other], ruling, layer, head, what, collector)
+                clashes += 1
+        table[cells] = number
+    found = [*rulings, None]
+    return [[found[number] for number in row] for row in table.tolist()]
+
+
+def _clash(
+    first: Ruling[V], second: Ruling[V], layer: int, head: int, what: str, collector: Collector
+) -> None:
+    collector.add(
+        "A404",
+        f"two `{what}` of the same depth claim layer {layer}, head {head}",
+        second.span,
+        related=(("the other one stands here", first.span),),
+        help="narrow one of the scopes",
+    )
+
+
+def ranges(numbers: list[int]) -> str:
+    """Numbers in the notation of the language: `0..3, 7`."""
+    parts: list[list[int]] = []
+    for number in sorted(numbers):
+        if parts and parts[-1][1] == number - 1:
+            parts[-1][1] = number
+        else:
+            parts.append([number, number])
+    return ", ".join(f"{a}" if a == b else f"{a}..{b}" for a, b in parts)
+
+
+def meant_as_range(item: nodes.Expression) -> str | None:
+    """The way out where a layer or head is written as `5-3` or `1+1`; None for all else."""
+    if not isinstance(item, nodes.Chain) or item.operators not in (("+",), ("-",)):
+        return None
+    numbers = sorted(each.value for each in item.operands if isinstance(each, nodes.Integer))
+    if len(numbers) < 2:
+        return None
+    low, high = numbers
+    return f"write `{low}..{high}` for a range, `{low}, {high}` for both"
+
+
+Place = dict[str, int]
+
+
+def slots_of(
+    work: Statements, attention: nodes.Attention, collector: Collector
+) -> list[list[Attend]]:
+    """One entry for each layer and head; nothing if there are errors."""
+    layers = 1 if work.layers is None else work.layers
+    heads = 1 if work.heads is None else work.heads
+    if collector.has_errors():
+        return []
+    attends = resolve(work.attends, layers, heads, "attend", collector)
+    scales = resolve(work.scales, layers, heads, "scale", collector)
+    normalizers = resolve(work.normalizers, layers, heads, "normalize", collector)
+    groups: dict[Where, list[Ruling[Score]]] = {}
+    for ruling in work.scores:
+        groups.setdefault(ruling.where, []).append(ruling)
+    stacked = [
+        Ruling(tuple(r.value for r in group), where, group[0].span)
+        for where, group in groups.items()
+    ]
+    scores = resolve(stacked, layers, heads, "score", collector)
+    _uncovered(attends, work, attention, collector)
+    if collector.has_errors():
+        return []
+    slot = _Slot(work, collector)
+    rows: list[list[Attend]] = []
+    for layer in range(layers):
+        row: list[Attend] = []
+        for head, attended in enumerate(attends[layer]):
+            if attended is not None:
+                place = {
+                    **({} if work.layers is None else {"layer": layer}),
+                    **({} if work.heads is None else {"head": head}),
+                }
+                scale, normal = scales[layer][head], normalizers[layer][head]
+                row.append(slot.attend(place, attended, scale, normal, scores[layer][head]))
+        rows.append(row)
+    return rows
+
+
+class _Slot:
+    """Fills in layer and head, for every combination of statements once."""
+
+    def __init__(self, work: Statements, collector: Collector) -> None:
+        self._work = work
+        self._collector = collector
+        self._asked: dict[int, frozenset[str]] = {}
+        self._made: dict[tuple[object, ...], Attend] = {}
+
+    def attend(
+        self,
+        place: Place,
+        ruling: Ruling[Attended],
+        scale: Ruling[Scalar] | None,
+        normal: Ruling[str] | None,
+        scores: Ruling[tuple[Score, ...]] | None,
+    ) -> Attend:
+        """What one head does by the statements that rule it."""
+        asked = self._symbols(ruling, ruling.value[0])
+        if scale is not None:
+            asked = asked | self._symbols(scale, scale.value)
+        matters = {name: number for name, number in place.items() if name in asked}
+        rulings = (ruling, scale, normal, scores)
+        key = (*(id(one) for one in rulings), *matters.items())
+        if key not in self._made:
+            self._made[key] = self._attend(matters, *rulings)
+        return self._made[key]
+
+    def _symbols(self, ruling: Ruling[Attended] | Ruling[Scalar], value: object) -> frozenset[str]:
+        if id(ruling) not in self._asked:
+            found: set[str] = set()
+            if isinstance(value, Leaf | Compound):
+                found = symbols_of(value)
+            elif value is not None:
+                found = set(symbols(value))  # type: ignore[arg-type]
+            self._asked[id(ruling)] = frozenset(found)
+        return self._asked[id(ruling)]
+
+    def _attend(
+        self,
+        place: Place,
+        ruling: Ruling[Attended],
+        scale: Ruling[Scalar] | None,
+        normal: Ruling[str] | None,
+        scores: Ruling[tuple[Score, ...]] | None,
+    ) -> Attend:
+        graph, mechanism = ruling.value
+        factor = None if scale is None else scale.value
+        changes = () if scores is None else scores.value
+        where = ", ".join(f"{name} {number}" for name, number in place.items())
+        values: Mapping[str, Value] = dict(place)
+        try:
+            if graph is not None and place:
+                self._work.copied(graph, ruling.span)
+                graph = substitute(graph, dict(place))
+                for leaf in leaves(graph):
+                    self._check(leaf, where)
+            if factor is not None:
+                factor = fold(factor, values)
+        except ScalarError as error:
+            message = f"an expression has no value at {where}: {error}"
+            self._collector.add("A308", message, ruling.span)
+        if mechanism is not None:
+            if graph is None:
+                self._without_scores(mechanism, changes, normal)
+            elif normal is not None and normal.value != "softmax":
+                self._misplaced(
+                    mechanism,
+                    f"beside `{mechanism.name}` the weights of a graph are those of a softmax,"
+                    f" not of `normalize {normal.value}`",
+                    normal.span,
+                )
+            if factor is not None and scale is not None:
+                self._scaled(mechanism, graph is None, factor, scale.span)
+        return Attend(
+            graph=graph,
+            mechanism=mechanism,
+            scale=factor,
+            scores=changes,
+            normalize=normal.value if normal else "softmax",
+            span=ruling.span,
+        )
+
+    def _misplaced(self, mechanism: Mechanism, message: str, span: Span | None) -> None:
+        related = () if mechanism.span is None else (("the mechanism", mechanism.span),)
+        self._collector.add("A705", message, span or mechanism.span, related=related)
+
+    def _without_scores(
+        self, mechanism: Mechanism, scores: tuple[Score, ...], normal: Ruling[str] | None
+    ) -> None:
+        message = f"changes the scores of a graph; `{mechanism.name}` has none"
+        if scores:
+            self._misplaced(mechanism, f"`score` {message}", scores[0].span)
+        elif normal is not None:
+            self._misplaced(mechanism, f"`normalize` {message}", normal.span)
+
+    def _scaled(self, mechanism: Mechanism, alone: bool, factor: Scalar, span: Span | None) -> None:
+        declaration = self._work.mechanisms[mechanism.name]
+        takes = declaration.takes_scale(dict(mechanism.arguments))
+        if alone and not takes:
+            message = f"the formula of `{mechanism.name}` takes no `scale`"
+            self._misplaced(mechanism, message, span)
+        elif takes and isinstance(factor, int | float) and factor <= 0:
+            message = f"`{mechanism.name}` takes the root of `scale`, which is {factor:g}"
+            self._misplaced(mechanism, message, span)
+
+    def _check(self, leaf: Leaf, where: str) -> None:
+        """Ranges of arguments that layer and head have made known."""
+        given = dict(leaf.arguments)
+        for entry in fields(self._work.patterns[leaf.pattern]):  # type: ignore[arg-type]
+            parameter: Parameter = entry.metadata["parameter"]
+            value = given.get(entry.name)
+            if isinstance(value, int | float):
+                wrong = check_value(parameter, entry.name, value)
+                if wrong:
+                    self._collector.add("A306", f"{wrong} at {where}", leaf.place(entry.name))
+
+
+def _uncovered(
+    table: list[list[Ruling[Attended] | None]],
+    work: Statements,
+    attention: nodes.Attention,
+    collector: Collector,
+) -> None:
+    missing: dict[str, list[int]] = {}
+    for layer, row in enumerate(table):
+        heads = [head for head, ruling in enumerate(row) if ruling is None]
+        if heads:
+            missing.setdefault(ranges(heads), []).append(layer)
+    for heads_text, layers in missing.items():
+        which = []
+        if work.layers is not None:
+            which.append(f"layer {ranges(layers)}")
+        if work.heads is not None:
+            which.append(f"head {heads_text}")
+        collector.add(
+            "A408",
+            f"nothing is attended in {', '.join(which)}" if which else "nothing is attended",
+            attention.name_span,
+            help="add an `attend` that covers it",
+        )

@@ -13,19 +13,17 @@ from contextlib import contextmanager
 from dataclasses import fields, is_dataclass, replace
 from typing import Any, TypeVar
 
-from attnspec.diagnostics import Diagnostic, SpecError
 from attnspec.elaborate.collect import Collector, Failed
 from attnspec.elaborate.expressions import Expressions
 from attnspec.elaborate.names import ARTICLES, Bound, Environment, type_of
 from attnspec.grammar import nodes
 from attnspec.grammar.parser import parse
 from attnspec.grammar.printer import print_expression
-from attnspec.reading import source_of
-from attnspec.scalars import LARGEST
-from attnspec.source import Source, Span
-
-ParameterValue = int | float | bool | str
-"""A parameter from outside; a string is an expression of the language."""
+from attnspec.ir.program import ParameterValue
+from attnspec.ir.scalars import LARGEST
+from attnspec.text.decoding import source_of
+from attnspec.text.diagnostics import Diagnostic, SpecError
+from attnspec.text.source import Source, Span
 
 _BEFORE, _AFTER = "attention a { let x = ", "\n}"
 

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
-from attnspec.diagnostics import AttnSpecError
-from attnspec.ir import Program, leaves
-from attnspec.patterns import BY_NAME
-from attnspec.proofs import never_reads_later
-from attnspec.works import stand_ins, works_of
+from attnspec.graphs.forms.properties import never_reads_later
+from attnspec.graphs.patterns import BY_NAME
+from attnspec.ir.program import Program, leaves
+from attnspec.lower.lower import stand_ins, works_of
+from attnspec.text.diagnostics import AttnSpecError
+
+
+class ReadsLaterError(AttnSpecError):
+    """A spec may read a later position in a model that must not."""
 
 
 def require_past_only(program: Program, layer: int, heads: int, n: int, n_q: int) -> None:
-    """Raise AttnSpecError unless the last n_q of n queries read no key after themselves.
+    """Raise ReadsLaterError unless the last n_q of n queries read no key after themselves.
 
     The pairs of every head are looked at where the form does not decide; a graph whose pairs
     depend on run-time inputs or on the data must be causal by its form.
@@ -37,8 +41,8 @@ def require_past_only(program: Program, layer: int, heads: int, n: int, n_q: int
                 raise _leak(program, f"position {q[index]} reads position {k[index]}")
 
 
-def _leak(program: Program, reason: str) -> AttnSpecError:
-    return AttnSpecError(
+def _leak(program: Program, reason: str) -> ReadsLaterError:
+    return ReadsLaterError(
         f"a causal spec is needed, the model must not read the future, but `{program.name}` may: "
         f"{reason}; write `causal` in the spec"
     )

@@ -10,14 +10,19 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from attnspec.diagnostics import AttnSpecError
-from attnspec.integrations.causality import require_past_only
+from attnspec.analysis.growth.stable import changed_by_padding, unstable
+from attnspec.graphs.forms.stability import must_be_stable, must_be_steady
+from attnspec.graphs.patterns import BY_NAME
+from attnspec.integrations.causality import ReadsLaterError, require_past_only
+from attnspec.integrations.model_advice import CROSS, of_mask, of_terms, own_terms
+from attnspec.integrations.model_layers import crosses, decodes, layers_in
 from attnspec.integrations.model_mask import ModelMask
-from attnspec.ir import Program, leaves
-from attnspec.works import stand_ins, works_of
+from attnspec.ir.program import Program, leaves
+from attnspec.lower.lower import stand_ins, works_of
+from attnspec.text.diagnostics import AttnSpecError
 
 if TYPE_CHECKING:
-    from attnspec.runtime import CompiledAttention
+    from attnspec.runtime.module import CompiledAttention
 
 _HARMLESS = frozenset(
     {
@@ -31,17 +36,8 @@ _HARMLESS = frozenset(
 )
 """Keywords of models that change nothing of what is computed here."""
 
-_ADVICE = {
-    "encoder_hidden_states": "cross-attention has no pattern over one sequence",
-    "output_attentions": "the weights are never formed; `eager` shows them",
-    "sliding_window": "write the window in the spec and set `config.sliding_window = None`",
-    "softcap": "write `score softcap(cap = …)` in the spec and clear it in the model's config",
-}
-
-_RELATIVE = frozenset(
-    {"full", "self", "causal", "window", "dilated", "residue", "strided", "powers", "random"}
-)
-"""Patterns that say the same of a sequence wherever it begins in the tensor."""
+_SHORT = 64
+"""The length at which causality is looked at before a first call."""
 
 _SAME_SCALE = 1e-6
 """Relative difference up to which two scales are one: float32 knows them no better."""
@@ -63,8 +59,12 @@ class ModelAttention:
                 f"an attention without extra tokens is needed, `{self.program.name}` has "
                 f"{self.program.extra_tokens}: a model has no rows for them"
             )
+        self.standing: Mapping[str, torch.Tensor] | None = None
         # the lengths of a long-running server come and go: only so many answers are kept
         self._past_only = lru_cache(maxsize=1024)(require_past_only)
+        self._unstable = lru_cache(maxsize=1024)(unstable)
+        self._padded = lru_cache(maxsize=1024)(changed_by_padding)
+        self._said: set[str] = set()
 
     def __call__(
         self,
@@ -87,17 +87,14 @@ class ModelAttention:
         inputs of the spec, which models pass on. Raises AttnSpecError where the model asks for
         anything that the spec does not say.
         """
-        self._refuse(others)
+        self._refuse(module, others)
+        self._require_one_sequence(module)
         mask = self._mask(attention_mask, module, query, key, is_causal)
         layer = self._layer(module)
+        self._require_heads(query.shape[1])
         if mask.kind == "causal" or is_causal:
             self._past_only(self.program, layer, query.shape[1], mask.end, mask.q_length)
-        if mask.left_padded and self._absolute:
-            warnings.warn(
-                f"`{self.program.name}` names positions, and they count from the padding: "
-                "pad on the right, or the first tokens are not those of the text",
-                stacklevel=2,
-            )
+        self._require_same_rows(mask, layer, query.shape[1])
         if key.shape[2] > mask.end:
             key, value = key[:, :, : mask.end], value[:, :, : mask.end]
         out = self.module(
@@ -107,20 +104,83 @@ class ModelAttention:
             layer=layer,
             key_padding_mask=mask.padding,
             dropout_p=dropout if module.training else 0.0,
-            inputs=attnspec_inputs,
+            inputs=self._inputs(attnspec_inputs, mask),
         )
         return out.transpose(1, 2).contiguous(), None
 
-    def _refuse(self, others: Mapping[str, object]) -> None:
-        """Raise for a keyword that changes what is computed, and for one that is not known."""
-        for name, value in others.items():
-            if value is None or value is False or name in _HARMLESS:
-                continue
-            advice = f": {_ADVICE[name]}" if name in _ADVICE else ""
+    def require_fit(self, module: torch.nn.Module) -> None:
+        """Raise for what is known of a layer before it is called: the spec cannot stand for it."""
+        self._require_one_sequence(module)
+        layer = self._layer(module)
+        self._refuse(module, dict(own_terms(module)))
+        known = getattr(getattr(module, "config", None), "num_attention_heads", None)
+        heads = known if isinstance(known, int) else self.program.heads or 1
+        self._require_heads(heads)
+        if getattr(module, "is_causal", False):
+            try:
+                self._past_only(self.program, layer, heads, _SHORT, _SHORT)
+            except ReadsLaterError:
+                raise
+            except ValueError:
+                # not every graph is there at every length: it is looked at when it is called
+                pass
+
+    def _require_same_rows(self, mask: ModelMask, layer: int, heads: int) -> None:
+        """Raise where a cache holds rows that are others at this length; warn, once, where padding
+        makes rows others than those of the sample alone."""
+        name = self.program.name
+        if mask.q_offset:
+            fault = self._unstable(self.program, layer, heads)
+            if fault is not None:
+                raise AttnSpecError(must_be_stable(name, fault))
+        if mask.padding is None:
+            return
+        fault = self._padded(self.program, layer, heads)
+        if fault is not None:
+            self._warn_once("padding", must_be_steady(name, fault))
+        if mask.left_padded and self._absolute:
+            self._warn_once(
+                "padding on the left",
+                f"`{name}` names positions or draws by them, and they count from the padding: "
+                "pad on the right, or the first tokens are not those of the text",
+            )
+
+    def _warn_once(self, about: str, words: str) -> None:
+        if about not in self._said:
+            self._said.add(about)
+            warnings.warn(words, stacklevel=4)
+
+    def _refuse(self, module: torch.nn.Module, others: Mapping[str, object]) -> None:
+        """Raise for keywords that change what is computed, and for those that are not known."""
+        terms = {
+            name: value
+            for name, value in others.items()
+            if not (value is None or value is False or name in _HARMLESS)
+        }
+        if terms:
+            advice = of_terms(terms, module)
             raise AttnSpecError(
                 f"`{self.program.name}` says all that the model may compute here, and the model "
-                f"passes `{name}` too{advice}"
+                f"passes {' and '.join(f'`{name}`' for name in terms)} too"
+                + (f": {advice}" if advice else "")
             )
+
+    def _require_one_sequence(self, module: torch.nn.Module) -> None:
+        """Raise for a layer that reads another sequence, or stands beside one that does."""
+        if crosses(module):
+            raise self._crossing("")
+        if decodes(module):
+            raise AttnSpecError(
+                f"a model of one sequence is needed, the layers of this decoder read the "
+                f"encoder's, too, and go by the same name: `{self.program.name}` is a pattern over "
+                f"one sequence; {CROSS}"
+            )
+
+    def _crossing(self, lengths: str) -> AttnSpecError:
+        return AttnSpecError(
+            f"self-attention is needed, this is cross-attention{lengths}: "
+            f"`{self.program.name}` is a pattern over one sequence; {CROSS}"
+        )
 
     def _mask(
         self,
@@ -147,26 +207,19 @@ class ModelAttention:
             past = getattr(module, "is_causal", True) if is_causal is None else is_causal
             kind = "causal" if past else "bidirectional"
             given = ModelMask(kind, q_length, 0, kv_length, 0, None)
-        cross = (
-            "CrossAttention" in type(module).__name__
-            or (getattr(module, "is_decoder", False) and given.kind == "bidirectional")
-            or (given.kind == "bidirectional" and given.end != given.kv_length)
-        )
-        if cross:
-            raise AttnSpecError(
-                f"self-attention is needed, this is cross-attention of {given.q_length} queries "
-                f"and {given.kv_length} keys: `{self.program.name}` is a pattern over one sequence"
-            )
+        if given.kind == "bidirectional" and (
+            getattr(module, "is_decoder", False) or given.end != given.kv_length
+        ):
+            raise self._crossing(f" of {given.q_length} queries and {given.kv_length} keys")
         if given.kind not in ("causal", "bidirectional"):
             raise AttnSpecError(
                 f"a causal or bidirectional model is needed, this one asks for a {given.kind} "
-                f"mask, which `{self.program.name}` would replace: write it in the spec and switch "
-                "it off in the model's config"
+                f"mask, which `{self.program.name}` would replace: {of_mask(given.kind, module)}"
             )
         if given.kv_offset:
             raise AttnSpecError(
                 f"a cache that keeps every key is needed, this one starts at position "
-                f"{given.kv_offset}: use DynamicCache or StaticCache without a sliding window"
+                f"{given.kv_offset}: pass `past_key_values = DynamicCache()`, which has no windows"
             )
         if given.q_length != q_length or kv_length < given.end:
             raise AttnSpecError(
@@ -178,19 +231,65 @@ class ModelAttention:
     def _layer(self, module: torch.nn.Module) -> int:
         """The layer of the spec that a module of the model is."""
         layer = getattr(module, "layer_idx", None)
-        layers = self.program.layers
-        if layer is None:
-            if layers is not None and layers > 1:
-                raise AttnSpecError(
-                    f"`{self.program.name}` tells {layers} layers apart, but "
-                    f"{type(module).__name__} does not say which it is: it has no `layer_idx`"
-                )
-            return 0
-        if layers is not None and layer >= layers:
+        layers, known = self.program.layers, layers_in(module)
+        if layers is None:
+            return int(layer or 0)
+        if layer is None and layers > 1:
             raise AttnSpecError(
-                f"`{self.program.name}` has {layers} layers, the model asks for layer {layer}"
+                f"`{self.program.name}` tells {layers} layers apart, but "
+                f"{type(module).__name__} does not say which it is, it has no `layer_idx`: "
+                "leave `layers` out, one pattern then serves every layer"
             )
-        return int(layer)
+        if layer is not None and layer >= layers:
+            wanted = known or layer + 1
+            raise AttnSpecError(
+                f"`{self.program.name}` has {layers} layers, the model asks for layer {layer}: "
+                f"write `layers {wanted}`"
+            )
+        if known is not None and known < layers:
+            raise AttnSpecError(
+                f"`{self.program.name}` has {layers} layers, the model {known}, so that the last "
+                f"would never run: write `layers {known}`"
+            )
+        return int(layer or 0)
+
+    def _require_heads(self, heads: int) -> None:
+        """Raise unless the spec has one pattern for every head, or as many as the model."""
+        declared = self.program.heads
+        if declared is not None and declared != heads:
+            raise AttnSpecError(
+                f"`{self.program.name}` has {declared} heads, the model {heads}: "
+                f"write `heads {heads}`"
+            )
+
+    def _inputs(
+        self, given: Mapping[str, torch.Tensor] | None, mask: ModelMask
+    ) -> Mapping[str, torch.Tensor] | None:
+        """The run-time inputs of a call: its own, or those that stand, up to its last position."""
+        declared = {entry.name: entry.kind for entry in self.program.inputs}
+        if given is not None or not declared:
+            return given
+        if self.standing is None:
+            names = ", ".join(f"`{name}`" for name in declared)
+            raise AttnSpecError(
+                f"`{self.program.name}` needs its inputs {names}: give the model "
+                "`attnspec_inputs={input: tensor}`, or call it, `generate` too, "
+                "under `with_inputs(name, {input: tensor})`"
+            )
+        found = {}
+        for name, tensor in self.standing.items():
+            if declared.get(name) == "length" and mask.q_offset:
+                raise AttnSpecError(
+                    f"the length `{name}` changes with every token that is written, one that "
+                    "stands cannot: give `attnspec_inputs` in calls of the model itself"
+                )
+            if tensor.ndim == 2 and tensor.shape[1] < mask.end:
+                raise AttnSpecError(
+                    f"the input `{name}` must reach as far as the sequence, {mask.end} positions, "
+                    f"got {tensor.shape[1]}: give it for all that `generate` may write"
+                )
+            found[name] = tensor[:, : mask.end] if tensor.ndim == 2 else tensor
+        return found
 
     def _scaled(
         self, query: torch.Tensor, scaling: float | None, layer: int, n: int
@@ -220,7 +319,7 @@ class ModelAttention:
     def _absolute(self) -> bool:
         """Whether the pairs depend on where a sequence begins."""
         return any(
-            leaf.pattern not in _RELATIVE
+            BY_NAME[leaf.pattern].anchored
             for attend in self.program.attends
             if attend.graph is not None
             for leaf in leaves(attend.graph)

@@ -10,8 +10,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from importlib import import_module
+from typing import NoReturn
 
 import torch
+
+from attnspec.text.diagnostics import AttnSpecError
 
 IndexMask = Callable[..., object]
 """transformers' mask functions: (batch, head, query, key) -> whether the pair is allowed."""
@@ -61,6 +64,32 @@ class ModelMask:
     def contiguous(self) -> ModelMask:
         """The mask itself."""
         return self
+
+    # whatever else is done to a tensor is done by a layer that computes attention itself
+
+    @classmethod
+    def __torch_function__(cls, function: object, *_arguments: object) -> NoReturn:
+        raise _no_tensor(f"`{getattr(function, '__name__', function)}`")
+
+    def __getitem__(self, _index: object) -> NoReturn:
+        raise _no_tensor("a slice")
+
+    def __getattr__(self, name: str) -> NoReturn:
+        if name.startswith("_"):
+            raise AttributeError(name)
+        raise _no_tensor(f"`{name}`")
+
+
+class NoTensorError(AttnSpecError, AttributeError):
+    """A layer takes what was left for the attention function for a mask of its own."""
+
+
+def _no_tensor(used: str) -> NoTensorError:
+    return NoTensorError(
+        "a layer that asks transformers for its attention is needed, this one computes it in code "
+        f"of its own: it wants {used} of a mask, and a spec makes none; load the model with its "
+        "own attention (`used_by` shows which layers could use a spec)"
+    )
 
 
 def model_mask(

@@ -6,27 +6,37 @@
 The spec takes the place of the model's own pattern. Padding (a 2-D `attention_mask`), the cache
 and the layer index come from the model; positions are those of the padded tensor. What a spec would
 silently drop or change is refused: masks of the user's own, sliding windows, packed sequences,
-extra terms of the score, and a spec that reads the future in a model that must not.
+extra terms of the score, a spec that reads the future in a model that must not, and one whose rows
+change with the length beside a cache that holds earlier positions.
 
-`model(..., attnspec_inputs={"important": mask})` hands over the run-time inputs of a spec.
+`model(..., attnspec_inputs={"important": mask})` hands over the run-time inputs of a spec, and
+`with_inputs` those of calls that take no such argument, as `generate`. `convert` gives a spec to a
+model that is there already, or to a part of one; `used_by` says what each layer of a model uses.
+Which models take a spec stands in README.md beside this file.
 """
 
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from importlib import import_module
 from types import ModuleType
 from typing import TYPE_CHECKING, cast
 
-from attnspec.diagnostics import AttnSpecError
 from attnspec.integrations.model_attention import ModelAttention
 from attnspec.integrations.model_mask import model_mask
+from attnspec.integrations.model_use import LayerUse, ModelUse, guard, point, registered, used_by
 from attnspec.spec import Spec
+from attnspec.text.diagnostics import AttnSpecError
 
 if TYPE_CHECKING:
+    import torch
     from torch import nn
 
-    from attnspec.runtime import CompiledAttention
+    from attnspec.runtime.module import CompiledAttention
+
+__all__ = ["LayerUse", "ModelUse", "convert", "register", "used_by", "with_inputs"]
 
 _OWNERS: dict[str, tuple[object, str]] = {}
 """What was registered here under each name: the spec, class or module, and the backend."""
@@ -48,6 +58,9 @@ def register(
     compile` wrote. `name` defaults to `attnspec_` and the spec's name. Attention and mask function
     are registered together: without the second, transformers would drop padding without a word.
 
+    From then on a model that computes attention in code of its own, and would ignore the name,
+    raises AttnSpecError where it is built with it or switched to it.
+
     Raises AttnSpecError for a name that is taken by something else (unless `override`) or that
     means something to transformers, and for specs that a model cannot hold; ImportError without
     transformers.
@@ -68,7 +81,48 @@ def register(
     _OWNERS[name] = owner
     transformers.AttentionInterface.register(name, attention)
     transformers.AttentionMaskInterface.register(name, model_mask)
+    guard()
     return name
+
+
+def convert(
+    model: nn.Module,
+    spec: Spec | nn.Module | type[nn.Module],
+    name: str | None = None,
+    *,
+    backend: str = "auto",
+) -> nn.Module:
+    """Give every attention layer of a model this spec; returns the model itself.
+
+    `model` is a PreTrainedModel, or one within another: `convert(bart.get_encoder(), spec)` leaves
+    the decoder as it was. The model goes by a config of its own from then on, a copy. The other
+    arguments are those of `register`.
+
+    Raises AttnSpecError, and leaves the model as it was, where a layer cannot use the spec.
+    """
+    point(model, register(spec, name, backend=backend))
+    return model
+
+
+@contextmanager
+def with_inputs(name: str, inputs: Mapping[str, torch.Tensor]) -> Iterator[None]:
+    """The run-time inputs of the spec registered under a name, for every call within.
+
+        with with_inputs(name, {"important": mask}):
+            model.generate(ids, max_new_tokens=20)
+
+    `tokens` and `ids` are [B, length] and as long as the sequence will get, or longer: positions
+    are those of the padded tensor, and a call takes what it has reached. Raises AttnSpecError for
+    a name without a spec; calls raise for tensors that do not fit.
+    """
+    attention = registered(name)
+    if attention is None:
+        raise AttnSpecError(f"the name of a registered spec is needed, got {name!r}")
+    before, attention.standing = attention.standing, inputs
+    try:
+        yield
+    finally:
+        attention.standing = before
 
 
 def _transformers() -> ModuleType:
@@ -81,7 +135,7 @@ def _transformers() -> ModuleType:
 
 
 def _compiled(spec: Spec | nn.Module | type[nn.Module], backend: str) -> CompiledAttention:
-    from attnspec.runtime import CompiledAttention
+    from attnspec.runtime.module import CompiledAttention
 
     if isinstance(spec, Spec):
         return spec.compile(backend=backend)

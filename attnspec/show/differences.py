@@ -7,15 +7,15 @@ from typing import TYPE_CHECKING
 import numpy as np
 from rich.text import Text
 
-from attnspec.algebra import Intersection, difference
-from attnspec.analysis.differences import Pairs, row_text
+from attnspec.analysis.counting.differences import Pairs, row_text
+from attnspec.graphs.operators import Intersection, difference
 from attnspec.show.places import places
 from attnspec.show.tally import tally
 from attnspec.show.terminal import room_for, side_for
 
 if TYPE_CHECKING:
-    from attnspec.differing import Compared, Difference
-    from attnspec.relations import Relation
+    from attnspec.check.compare import Compared, Comparison
+    from attnspec.graphs.relation import Relation
     from attnspec.show.terminal import Signs
 
 LONGEST_DRAWN = 2048
@@ -31,7 +31,7 @@ _TITLE, _A, _B, _FAINT = "bold", "red", "green", "dim"
 
 
 def page(
-    found: Difference,
+    found: Comparison,
     *,
     labels: tuple[str, str] | None = None,
     width: int = 80,
@@ -44,7 +44,7 @@ def page(
     ):
         values = ", ".join(f"{name} = {value}" for name, value in spec.parameters.items())
         text.append(side, style)
-        text.append(f"  {spec.name}" + (f"({values})" if values else ""), _TITLE)
+        text.append(f"  {spec.program.name}" + (f"({values})" if values else ""), _TITLE)
         text.append(f"  {label}\n" if label else "\n", _FAINT)
     text.append(f"n = {found.n:,}\n")
     for note in found.notes:
@@ -66,7 +66,7 @@ def page(
     return text
 
 
-def _append(text: Text, one: Compared, found: Difference) -> None:
+def _append(text: Text, one: Compared, found: Comparison) -> None:
     """What is to be said of some heads."""
     where = _where(one, found)
     text.append(f"{where}: " if where else "")
@@ -80,7 +80,7 @@ def _append(text: Text, one: Compared, found: Difference) -> None:
         text.append(f"  beside the graph: {one.mechanisms}\n")
 
 
-def _append_pairs(text: Text, one: Compared, found: Difference) -> None:
+def _append_pairs(text: Text, one: Compared, found: Comparison) -> None:
     if one.proven:
         text.append("the same pairs for every n, by their form")
         text.append("\n" if one.in_both is None else f": {one.in_both:,} here\n")
@@ -123,7 +123,7 @@ def _examples(pairs: Pairs | None) -> str:
     return f"{queries}: {listed}" + (", …" if pairs.count > len(pairs.examples) else "")
 
 
-def _where(one: Compared, found: Difference) -> str:
+def _where(one: Compared, found: Comparison) -> str:
     """Which layers and heads these are; "" where there is one of each."""
     return places(one.slots, {slot for other in found.compared for slot in other.slots})
 

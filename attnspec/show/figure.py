@@ -8,15 +8,16 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from attnspec.algebra import Intersection, Union
-from attnspec.diagnostics import InternalError
-from attnspec.ir import Leaf, Term
-from attnspec.relations import Relation
+from attnspec.elaborate import Elaborated
+from attnspec.graphs.bind import extents_of, located
+from attnspec.graphs.operators import Intersection, Union
+from attnspec.graphs.relation import Relation
+from attnspec.ir.program import Leaf, Term
 from attnspec.show.panels import Group, Sample, beside, facts, grouped, header, period
 from attnspec.show.places import Slot, places
 from attnspec.show.tally import Tally, tally
 from attnspec.show.terminal import side_for
-from attnspec.spec import Spec
+from attnspec.text.diagnostics import InternalError
 
 MOST_PAIRS = 256
 """The longest sequence that is drawn pair by pair."""
@@ -63,13 +64,15 @@ class Figure:
     footer: tuple[str, ...]
 
 
-def figure(spec: Spec, n: int, *, layer: int | None, head: int | None, inputs: Sample) -> Figure:
+def figure(
+    spec: Elaborated, n: int, *, layer: int | None, head: int | None, inputs: Sample
+) -> Figure:
     """The pictures of a spec at n positions: of all layers and heads that differ from each other,
     or of one layer, one head.
 
     Raises SpecError where none of them has pairs, TooLong where they would take too long.
     """
-    layers = range(spec.layers) if layer is None else [layer]
+    layers = range(spec.program.layer_count) if layer is None else [layer]
     groups, without = grouped(spec, n, layers, head, inputs)
     drawn = groups[:MOST_PLOTS]
     slots = [slot for group in groups for slot in group.slots]
@@ -77,10 +80,10 @@ def figure(spec: Spec, n: int, *, layer: int | None, head: int | None, inputs: S
     side = 1 if n <= MOST_PAIRS else side_for(n, MOST_CELLS)
     united = [_terms(spec, group) for group in drawn]
     terms = tuple(dict.fromkeys(text for found in united for text, _ in found))
-    plots = tuple(
-        _plot(spec, n, side, group, found, terms, _where(group, every))
-        for group, found in zip(drawn, united, strict=True)
-    )
+    plots = []
+    for group, found in zip(drawn, united, strict=True):
+        with located(spec.program.attend(*group.slots[0]).span):
+            plots.append(_plot(spec, n, side, group, found, terms, _where(group, every)))
     footer = [
         f"{_named(places(found, every))}`{name}` is a formula and has no pairs"
         for name, found in without.items()
@@ -88,12 +91,12 @@ def figure(spec: Spec, n: int, *, layer: int | None, head: int | None, inputs: S
     rest = [slot for group in groups[MOST_PLOTS:] for slot in group.slots]
     if rest:
         footer.append(f"not drawn: {places(rest, every)}; --layer and --head choose")
-    grid = spec.grid(n) if n and not spec.program.extra_tokens else ()
-    return Figure(*header(spec, n, layer, head), terms, plots, grid, tuple(footer))
+    grid = extents_of(spec.program, n) if n and not spec.program.extra_tokens else ()
+    return Figure(*header(spec, n, layer, head), terms, tuple(plots), grid, tuple(footer))
 
 
 def _plot(
-    spec: Spec,
+    spec: Elaborated,
     n: int,
     side: int,
     group: Group,
@@ -122,7 +125,7 @@ def _plot(
     )
 
 
-def _terms(spec: Spec, group: Group) -> list[tuple[str, Relation]]:
+def _terms(spec: Elaborated, group: Group) -> list[tuple[str, Relation]]:
     """The terms that a graph is the union of, as they were written and in the order of the text."""
     graph = spec.program.attend(*group.slots[0]).graph
     if graph is None:

@@ -7,13 +7,15 @@ from dataclasses import dataclass
 
 import numpy.typing as npt
 
-from attnspec.elaborate.coverage import ranges
-from attnspec.relations import Relation
+from attnspec.elaborate import Elaborated
+from attnspec.elaborate.statements import ranges
+from attnspec.graphs.bind import extents_of, located
+from attnspec.graphs.relation import Relation
+from attnspec.graphs.stack import Stack
+from attnspec.ir.program import Program
 from attnspec.show.places import Slot
 from attnspec.show.tally import Tally, tally
 from attnspec.show.terminal import Panel, room_for, side_for
-from attnspec.spec import Spec
-from attnspec.stack import Stack
 
 MOST_PANELS = 4
 """The most heads that are drawn when none is named; the others are listed."""
@@ -42,7 +44,9 @@ class Group:
     slots: tuple[Slot, ...]
 
 
-def sheet(spec: Spec, n: int, *, layer: int, head: int | None, inputs: Sample, width: int) -> Sheet:
+def sheet(
+    spec: Elaborated, n: int, *, layer: int, head: int | None, inputs: Sample, width: int
+) -> Sheet:
     """The pictures of a layer at n positions: of one head, or of all that differ from each other.
 
     `width` is what a picture may take, in columns. Raises SpecError where a head has no pairs.
@@ -50,10 +54,11 @@ def sheet(spec: Spec, n: int, *, layer: int, head: int | None, inputs: Sample, w
     groups, without = grouped(spec, n, [layer], head, inputs)
     room = room_for(n, width)
     side = side_for(n, room if n <= room else min(room, MOST_CELLS))
-    several = spec.heads is not None and (len(groups) > 1 or bool(without))
+    several = spec.program.heads is not None and (len(groups) > 1 or bool(without))
     panels = []
     for group in groups[:MOST_PANELS]:
-        counted = tally(group.relation, n, side, spec.program.causal)
+        with located(spec.program.attend(*group.slots[0]).span):
+            counted = tally(group.relation, n, side, spec.program.causal)
         title = [f"head {_heads(group.slots)}"] if several else []
         title += facts(counted) if several else [", ".join(facts(counted))]
         title += beside(group, spec)
@@ -70,7 +75,7 @@ def sheet(spec: Spec, n: int, *, layer: int, head: int | None, inputs: Sample, w
 
 
 def grouped(
-    spec: Spec, n: int, layers: Iterable[int], head: int | None, inputs: Sample
+    spec: Elaborated, n: int, layers: Iterable[int], head: int | None, inputs: Sample
 ) -> tuple[list[Group], dict[str, list[Slot]]]:
     """What differs among the heads of some layers, and those of each mechanism that stands alone.
 
@@ -79,11 +84,11 @@ def grouped(
     groups: dict[tuple[Relation, str | None], list[Slot]] = {}
     without: dict[str, list[Slot]] = {}
     # relations with run-time inputs are compared by the identity of those
-    stack, bound = Stack(spec), dict[int, Relation]()
+    stack, bound = Stack(spec.program, inputs), dict[int, Relation]()
     program = spec.program
     for layer in layers:
-        row = program.slots[0 if program.layers is None else layer]
-        for one in range(spec.heads or 1) if head is None else [head]:
+        row = program.row(layer)
+        for one in range(spec.program.heads or 1) if head is None else [head]:
             attend = program.attend(layer, one)
             formula = None if attend.mechanism is None else attend.mechanism.name
             if attend.graph is None and formula is not None:
@@ -91,17 +96,17 @@ def grouped(
                 continue
             number = row[0 if program.heads is None else one]
             if number not in bound or stack.differs(number):
-                bound[number] = spec.relation(n, layer, one, inputs)
+                bound[number] = stack.relation(n, layer, one)
             groups.setdefault((bound[number], formula), []).append((layer, one))
     if not groups:
         first = next(iter(without.values()))[0]
         # says what a mechanism lacks, with its place in the text
-        spec.relation(n, *first, inputs)
+        stack.relation(n, *first)
     found = [Group(relation, name, tuple(slots)) for (relation, name), slots in groups.items()]
     return found, without
 
 
-def beside(group: Group, spec: Spec) -> list[str]:
+def beside(group: Group, spec: Elaborated) -> list[str]:
     """The line about the mechanism that stands beside a graph, if there is one."""
     if group.formula is None:
         return []
@@ -109,9 +114,9 @@ def beside(group: Group, spec: Spec) -> list[str]:
     return [f"`{group.formula}` on all other pairs{past}"]
 
 
-def period(spec: Spec, n: int) -> int | None:
+def period(spec: Elaborated, n: int) -> int | None:
     """How many positions a line of the grid has, where the sequence is one."""
-    grid = spec.grid(n) if n else ()
+    grid = extents_of(spec.program, n) if n else ()
     return grid[-1] if grid and not spec.program.extra_tokens else None
 
 
@@ -119,20 +124,26 @@ def _heads(slots: Iterable[Slot]) -> str:
     return ranges([head for _, head in slots])
 
 
-def header(spec: Spec, n: int, layer: int | None, head: int | None) -> tuple[str, str]:
+def header(spec: Elaborated, n: int, layer: int | None, head: int | None) -> tuple[str, str]:
     """The name with its parameters, and the length, the grid and the layers and heads shown."""
     values = ", ".join(f"{name} = {value}" for name, value in spec.parameters.items())
     where = [f"n = {n:,}"]
-    grid = spec.grid(n) if n else ()
+    grid = extents_of(spec.program, n) if n else ()
     if grid:
         where.append(f"grid {' × '.join(str(extent) for extent in grid)}")
-    if spec.layers > 1:
+    if spec.program.layer_count > 1:
         where.append(
-            f"{spec.layers} layers" if layer is None else f"layer {layer} of {spec.layers}"
+            f"{spec.program.layer_count} layers"
+            if layer is None
+            else f"layer {layer} of {spec.program.layer_count}"
         )
-    if spec.heads is not None:
-        where.append(f"{spec.heads} heads" if head is None else f"head {head} of {spec.heads}")
-    return (f"{spec.name}({values})" if values else spec.name, " · ".join(where))
+    if spec.program.heads is not None:
+        where.append(
+            f"{spec.program.heads} heads"
+            if head is None
+            else f"head {head} of {spec.program.heads}"
+        )
+    return (f"{spec.program.name}({values})" if values else spec.program.name, " · ".join(where))
 
 
 def facts(counted: Tally) -> list[str]:
@@ -157,11 +168,11 @@ def _percent(share: float) -> str:
     return f"{100 * share:.3g} %" if share < 0.9995 else "> 99.9 %"
 
 
-def _other_layers(spec: Spec, layer: int) -> Iterable[str]:
+def _other_layers(spec: Elaborated, layer: int) -> Iterable[str]:
     """Layers that the spec states otherwise than this one."""
     slots = spec.program.slots
     others = [other for other, row in enumerate(slots) if row != slots[min(layer, len(slots) - 1)]]
-    drawn = [other for other in others if has_graph(spec, other)]
+    drawn = [other for other in others if has_graph(spec.program, other)]
     if drawn:
         yield f"layer {ranges(drawn)} differs; --layer {drawn[0]} shows it"
     formulas = [other for other in others if other not in drawn]
@@ -169,8 +180,7 @@ def _other_layers(spec: Spec, layer: int) -> Iterable[str]:
         yield f"layer {ranges(formulas)}: formulas alone, without pairs"
 
 
-def has_graph(spec: Spec, layer: int) -> bool:
+def has_graph(program: Program, layer: int) -> bool:
     """Whether a head of a layer has pairs that can be drawn."""
-    program = spec.program
-    row = program.slots[0 if program.layers is None else layer]
+    row = program.row(layer)
     return any(program.attends[slot].graph is not None for slot in row)

@@ -8,9 +8,9 @@ from functools import cached_property
 import numpy as np
 import numpy.typing as npt
 
-from attnspec.analysis.listing import lists_rows
-from attnspec.diagnostics import AttnSpecError, InternalError
-from attnspec.relations import Relation
+from attnspec.analysis.counting.affordable import lists_rows
+from attnspec.graphs.relation import Relation
+from attnspec.text.diagnostics import AttnSpecError, InternalError
 
 SHORT = 4096
 """Up to this length every pair is looked at, however the relation is made."""

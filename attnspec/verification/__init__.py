@@ -14,21 +14,24 @@ one, queries are sampled.
 
 from __future__ import annotations
 
-from attnspec.verification.affordable import EXHAUSTIVE, LONGEST, TooLong
+from attnspec.verification.alone import Alone, verify_alone
 from attnspec.verification.numbers import error_bound
+from attnspec.verification.pairs import EXHAUSTIVE, LONGEST, TooLong
 from attnspec.verification.report import Check, Verification
-from attnspec.verification.samples import sample_inputs
-from attnspec.verification.verifying import verify, verify_each, verify_pairs
+from attnspec.verification.trial import sample_inputs
+from attnspec.verification.verify import verify, verify_each, verify_pairs
 
 __all__ = [
     "EXHAUSTIVE",
     "LONGEST",
+    "Alone",
     "Check",
     "TooLong",
     "Verification",
     "error_bound",
     "sample_inputs",
     "verify",
+    "verify_alone",
     "verify_each",
     "verify_pairs",
 ]

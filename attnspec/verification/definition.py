@@ -8,8 +8,8 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from attnspec.formula import Formula, scale_of, shares
-from attnspec.target import Call, Work
+from attnspec.backends.common.score_formula import Formula, scale_of, shares
+from attnspec.lower.work import Call, Work
 
 AREA = 1 << 22
 """Scores in one go."""

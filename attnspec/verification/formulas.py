@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 import torch
 
-from attnspec.factored.definitions import (
+from attnspec.backends.factored.definitions import (
     defined,
     divided,
     has_weights,
@@ -14,8 +14,8 @@ from attnspec.factored.definitions import (
     totals_of,
     weights_of,
 )
-from attnspec.runtime import CompiledAttention
-from attnspec.target import Work
+from attnspec.lower.work import Work
+from attnspec.runtime.module import CompiledAttention
 from attnspec.verification.definition import NAMES, Results
 from attnspec.verification.numbers import ROUNDINGS, numbers_fault
 

@@ -8,12 +8,18 @@ definition, so that with the number of pairs of each query nothing is left to ch
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
 
 import numpy as np
 
-from attnspec.algebra import Complement, Intersection, Shift, Transpose, Union
-from attnspec.relations import Relation, evaluate_pairs
-from attnspec.verification.held import AREA, Blocks, Layout
+from attnspec.backends.planner import choose
+from attnspec.graphs.operators import Complement, Intersection, Shift, Transpose, Union
+from attnspec.graphs.relation import Relation, evaluate_pairs
+from attnspec.layout.steps import bands_of, seconds_of
+from attnspec.lower.cost_model import dense_seconds
+from attnspec.lower.work import Work
+from attnspec.text.diagnostics import AttnSpecError
+from attnspec.verification.kernel_pairs import AREA, Blocks, Layout
 
 LISTED = 1 << 25
 """The most pairs that are listed and looked up one by one."""
@@ -162,3 +168,63 @@ def _is_masked(mask: np.ndarray | None, row: int, column: int, tile: tuple[int, 
         return False
     top, left = row // tile[0] * tile[0], column // tile[1] * tile[1]
     return not mask[0, top : top + tile[0], left : left + tile[1]].all()
+
+
+EXHAUSTIVE = 4096
+"""The longest sequence whose pairs are all looked at."""
+
+LONGEST = 1 << 20
+"""The longest sequence that is looked into."""
+
+WEIGHED = 1 << 28
+"""The most pairs of all heads whose weights are looked at one by one: 2 GiB of them."""
+
+LAID_OUT = 5.0
+"""Seconds that the forward of a head may be estimated to take for its layout to be built."""
+
+RUN = 20.0
+"""Seconds that the forward of all heads may be estimated to take for it to be run."""
+
+POSITIONS = 1 << 21
+"""The most positions, counted for each head, whose outputs and gradients are computed."""
+
+DENSE = 1 << 27
+"""The most pairs of a head for which every score is computed: a mask of 1 GiB in float64."""
+
+
+class TooLong(AttnSpecError):
+    """A sequence that is too long for what would run it."""
+
+
+@dataclass(frozen=True)
+class Chosen:
+    """What runs a work, and the estimate for one head."""
+
+    backend: str
+    seconds: float
+
+
+def chosen_for(work: Work, relation: Relation, backend: str, forced: bool) -> Chosen:
+    """What runs a work whose inputs make it this relation; `forced` where bands run whatever they
+    cost. Raises TooLong where building it, or its mask, is not affordable."""
+    found = choose(work, "cpu", backend)
+    name = found.name
+    if work.reads and name == "bands":
+        seconds = seconds_of(bands_of(relation, work.n_q, work.n_k), work.n_q)
+        if not forced and seconds > dense_seconds(work):
+            name, seconds = "dense", dense_seconds(work)
+    else:
+        seconds = found.cost(replace(work, relation=relation, reads=()) if work.reads else work)
+    if work.n_k > EXHAUSTIVE:
+        pairs = work.n_q * work.n_k
+        if name == "dense" and pairs > DENSE:
+            raise TooLong(
+                f"n = {work.n_k:,} is too long for the backend dense, which computes every score:"
+                f" up to {DENSE:,} are allowed, and there are {pairs:,}"
+            )
+        if not seconds <= LAID_OUT:
+            raise TooLong(
+                f"n = {work.n_k:,} is too long for the backend {name}: a head is estimated to take"
+                f" {seconds:,.3g} s, and {LAID_OUT:,.3g} s are allowed"
+            )
+    return Chosen(name, seconds)

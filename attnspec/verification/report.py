@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from attnspec.planning import numbers
+from attnspec.backends.planner import numbers
 
 
 @dataclass(frozen=True)

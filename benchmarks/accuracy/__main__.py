@@ -14,7 +14,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from attnspec.machine import machine, versions
+from attnspec.bench.timing import machine, versions
 from attnspec.spec import parse
 from benchmarks.accuracy.costs import costs_of
 from benchmarks.accuracy.published import PUBLISHED, SOURCE

@@ -13,7 +13,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from attnspec.machine import machine, versions
+from attnspec.bench.timing import machine, versions
 from attnspec.spec import parse
 from benchmarks.accuracy.__main__ import RESULTS, SEEDS
 from benchmarks.accuracy.systems import SYSTEMS, spelled

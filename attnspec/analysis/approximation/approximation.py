@@ -1,0 +1,340 @@
+"""How good an approximation of softmax attention is on queries, keys and values that are given.
+
+    >>> import numpy as np, attnspec
+    >>> spec = attnspec.parse("attention a { attend favor(features = 64) }")
+    >>> q, k, v = np.random.default_rng(0).normal(size=(3, 128, 16))
+    >>> found = approximation(spec.program, q, k, v)
+    >>> found["output_error"].quality, found["relative_deviation"].quality
+    ('estimate', 'bound')
+
+What is measured are the definitions that kernels are held against, in float64, with n^2 numbers.
+Random parts are drawn `DRAWS` times, so that the errors are those of the method, not of one seed.
+Published bounds stand beside what is measured, and say so where they promise nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
+from math import sqrt
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+import numpy as np
+
+from attnspec.analysis.approximation import collisions, low_rank_errors, random_feature_errors
+from attnspec.analysis.approximation.low_rank import singular_values, softmax_weights
+from attnspec.analysis.quality import Figure, Quality
+from attnspec.graphs.bind import bind_attended, situation_of
+from attnspec.graphs.patterns.full import Full
+from attnspec.graphs.patterns.lsh import Lsh
+from attnspec.ir.mechanisms.declaration import MechanismDeclaration
+from attnspec.ir.mechanisms.favor import Favor
+from attnspec.ir.mechanisms.linformer import Linformer
+from attnspec.ir.mechanisms.nystrom import Nystrom
+from attnspec.ir.mechanisms.rbf import Rbf
+from attnspec.ir.scalars import ScalarError, evaluate
+from attnspec.lower.mechanism_sizes import bind_mechanism
+from attnspec.lower.work import Work
+from attnspec.text.diagnostics import AttnSpecError
+
+if TYPE_CHECKING:
+    from attnspec.ir.program import Program
+
+LONGEST = 4096
+"""The most positions whose n^2 weights are written out."""
+
+LONGEST_VALUES = 1024
+"""The most of them for which all singular values are found."""
+
+DRAWS = 5
+"""Draws of random parts over which errors are averaged."""
+
+TOLERANCE = 0.5
+"""The error for which bounds with a tolerance are evaluated."""
+
+Figures: TypeAlias = "dict[str, Figure[Any]]"
+
+ANGLES = 129
+"""Angles at which collision probabilities are computed; between them they are interpolated."""
+
+
+def approximation(
+    program: Program, q: np.ndarray, k: np.ndarray, v: np.ndarray, *, layer: int = 0, head: int = 0
+) -> Figures:
+    """The errors of one head on q, k [n, d] and v [n, d_v], and the bounds that are known for them.
+
+    `weight_error` and `output_error` are relative, in Frobenius' norm, to softmax attention with
+    the same scale and causal mask. Raises AttnSpecError for a head that approximates nothing, or
+    one whose approximation has no formula here, ValueError for arrays that do not fit.
+    """
+    q, k, v = (np.asarray(each, np.float64) for each in (q, k, v))
+    _require_fitting(q, k, v)
+    attend = program.attend(layer, head)
+    at = situation_of(program, len(q), layer, head)
+    scale = 1 / sqrt(max(1, q.shape[1]))
+    if attend.scale is not None:
+        try:
+            scale = float(evaluate(attend.scale, {**at.values, "d": q.shape[1]}))
+        except ScalarError as error:
+            raise AttnSpecError(f"`scale` has no value here: {error}") from None
+    task = _Task(q, k, v, scale, program.causal)
+    if attend.mechanism is not None and attend.graph is None:
+        method: object = bind_mechanism(attend.mechanism, at)
+    elif attend.graph is not None and attend.mechanism is None:
+        method = _only_lsh(bind_attended(attend.graph, at))
+    else:
+        method = None
+    for kind, figures in _METHODS.items():
+        if isinstance(method, kind):
+            return dict(figures(method, task))
+    name = getattr(method, "name", None)
+    what = f"`{name}`" if name else "this head"
+    raise AttnSpecError(
+        f"{what} is not held against softmax attention here: that is known of"
+        f" {', '.join(sorted(kind.name for kind in _METHODS))}"
+    )
+
+
+class _Task:
+    """Arrays, and the exact weights and outputs that are approximated."""
+
+    def __init__(
+        self, q: np.ndarray, k: np.ndarray, v: np.ndarray, scale: float, causal: bool
+    ) -> None:
+        self.q, self.k, self.v, self.scale, self.causal = q, k, v, scale, causal
+        self.held = np.tri(len(q), dtype=bool) if causal else np.ones((len(q), len(q)), bool)
+        self.weights = softmax_weights(q, k, self.held, scale)
+        self.draws = np.random.Generator(np.random.PCG64(0))
+
+    def defined(
+        self, method: MechanismDeclaration, learned: Mapping[str, np.ndarray] | None = None
+    ) -> np.ndarray:
+        """The weights [n, n] by the definition of a method, with what it has learned."""
+        # what measures needs torch, what it is compared with does not
+        from attnspec.backends.factored.arrays import weights_array
+
+        n = len(self.q)
+        work = Work(Full(), n, n, self.scale, mechanism=method, causal=self.causal)
+        weights = weights_array(work, 0, self.q, self.k, learned or {})
+        if not np.isfinite(weights).all():
+            raise ValueError(f"q and k are too large for the features of `{method.name}`")
+        return weights
+
+    def errors(self, estimate: Callable[[int], np.ndarray], draws: int = DRAWS) -> Figures:
+        """The relative errors of weights [n, n], over several draws of them."""
+        exact = self.weights @ self.v
+        found = []
+        for draw in range(draws):
+            weights = estimate(draw)
+            found.append(
+                [
+                    np.linalg.norm(weights - self.weights) / np.linalg.norm(self.weights),
+                    np.linalg.norm(weights @ self.v - exact) / np.linalg.norm(exact),
+                ]
+            )
+        means, spread = np.mean(found, axis=0), np.std(found, axis=0)
+        names = ("weight_error", "output_error")
+        if draws == 1:
+            return {name: Figure(float(mean)) for name, mean in zip(names, means, strict=True)}
+        return {
+            name: Figure(float(mean), "estimate", f"the mean of {draws} draws, spread {wide:.2g}")
+            for name, mean, wide in zip(names, means, spread, strict=True)
+        }
+
+    def best_of_rank(self, rank: int) -> Iterator[tuple[str, Figure[Any]]]:
+        """The least error of weights that any method of that rank can have; a causal mask puts the
+        products of features beyond their rank."""
+        if len(self.q) <= LONGEST_VALUES and not self.causal:
+            least = singular_values(self.weights).error(rank, relative=True)
+            yield (
+                "weight_error_of_rank",
+                Figure(least, "bound", f"no matrix of rank {rank} is less"),
+            )
+
+
+def _require_fitting(q: np.ndarray, k: np.ndarray, v: np.ndarray) -> None:
+    if any(each.ndim != 2 for each in (q, k, v)) or q.shape != k.shape or len(v) != len(q):
+        raise ValueError(
+            f"q and k must be [n, d] and v [n, d_v], got {q.shape}, {k.shape} and {v.shape}"
+        )
+    if not 1 <= len(q) <= LONGEST:
+        raise ValueError(f"n must be between 1 and {LONGEST:,}, got {len(q):,}")
+    if not all(np.isfinite(each).all() for each in (q, k, v)):
+        raise ValueError("q, k and v must hold finite numbers")
+
+
+def _only_lsh(relation: object) -> object:
+    parts = getattr(relation, "terms", (relation,))
+    found = [part for part in parts if isinstance(part, Lsh)]
+    return found[0] if len(found) == 1 else None
+
+
+# --- random features ------------------------------------------------------------------------------
+
+
+def _favor(method: Favor, task: _Task) -> Iterator[tuple[str, Figure[Any]]]:
+    d, m = task.q.shape[1], method.features
+    yield from task.errors(lambda draw: task.defined(replace(method, seed=draw))).items()
+    yield from task.best_of_rank(m * (2 if method.kind in ("hyperbolic", "trig") else 1))
+    if method.kind in random_feature_errors.KINDS:
+        found = random_feature_errors.softmax_errors(task.q, task.k, m, method.kind, task.scale)
+        if method.kind == "positive" and method.orthogonal and m <= d:
+            gain = random_feature_errors.orthogonal_gain(task.q, task.k, m, task.scale)
+            found = found.less(gain)
+        # orthogonal directions are proven to be no worse for positive features alone
+        proven: Quality = "bound" if method.kind == "positive" else "estimate"
+        quality: Quality = proven if method.orthogonal else "exact"
+        yield "relative_deviation", _deviation(found, task.held, quality)
+    radius = float(max(np.linalg.norm(task.q, axis=1).max(), np.linalg.norm(task.k, axis=1).max()))
+    try:
+        needed = random_feature_errors.uniform_features(d, max(radius, 1e-9), TOLERANCE)
+    except OverflowError:
+        yield "features_for_all", Figure(None, "estimate", "vacuous: more than a float holds")
+        return
+    note = f"theorem 4 with its constant taken for 1, every weight within {TOLERANCE:g}"
+    if needed >= len(task.q):
+        note = f"vacuous: no fewer than positions; {note}"
+    yield "features_for_all", Figure(needed, "estimate", note)
+
+
+def _rbf(method: Rbf, task: _Task) -> Iterator[tuple[str, Figure[Any]]]:
+    x, y = task.q / method.sigma, task.k / method.sigma
+    d, m = task.q.shape[1], method.features
+    # -|x - y|^2 / 2 but for what a whole row has in common
+    along = np.column_stack([x, np.ones(len(x))]), np.column_stack([y, -(y**2).sum(1) / 2])
+    kernel = softmax_weights(*along, task.held, 1.0)
+    own: list[float] = []
+
+    def estimate(draw: int) -> np.ndarray:
+        weights = task.defined(replace(method, seed=draw))
+        own.append(float(np.linalg.norm(weights - kernel) / np.linalg.norm(kernel)))
+        return weights
+
+    yield from task.errors(estimate).items()
+    note = f"against the Gaussian kernel itself, the mean of {len(own)} draws"
+    yield "kernel_error", Figure(float(np.mean(own)), "estimate", note)
+    found = random_feature_errors.gaussian_errors(task.q, task.k, m, method.sigma)
+    # the directions are orthogonal, which is proven to be no worse for positive features
+    yield "relative_deviation", _deviation(found, task.held, "bound")
+    points = np.concatenate([task.q, task.k])
+    # no two are further apart than twice the furthest from their mean
+    diameter = 2 * float(np.linalg.norm(points - points.mean(0), axis=1).max())
+    bound = random_feature_errors.rahimi_recht(d, diameter, m, TOLERANCE, method.sigma)
+    note = (
+        f"at most, that trigonometric features miss some pair by {TOLERANCE:g} (Rahimi, Recht);"
+        f" {bound.required:,} make it a half"
+    )
+    if bound.vacuous:
+        note = f"vacuous: {note}"
+    yield "uniform_failure", Figure(bound.probability, "bound", note)
+
+
+def _deviation(
+    found: random_feature_errors.PairErrors, held: np.ndarray, quality: Quality
+) -> Figure[Any]:
+    relative = found.relative[held]
+    middle, most = float(np.median(relative)), float(relative.max())
+    least = "at most; " if quality == "bound" else ""
+    note = (
+        f"{least}the root mean square error of a weight before it is normalised, the median over"
+        f" the pairs; {most:.3g} for the worst"
+    )
+    return Figure(middle, quality, note)
+
+
+# --- low rank -------------------------------------------------------------------------------------
+
+
+def _linformer(method: Linformer, task: _Task) -> Iterator[tuple[str, Figure[Any]]]:
+    n, rank = len(task.q), method.rank
+
+    def estimate(_: int) -> np.ndarray:
+        drawn = {name: task.draws.standard_normal((rank, n)) for name in ("keys", "values")}
+        return task.defined(method, {name: each / sqrt(rank) for name, each in drawn.items()})
+
+    if method.projection == "linear":
+        for name, figure in task.errors(estimate).items():
+            note = f"projections as they are drawn, before any training; {figure.note}"
+            yield name, Figure(figure.value, figure.quality, note)
+    yield from task.best_of_rank(rank)
+    bound = low_rank_errors.projection_bound(n, task.q.shape[1], rank, TOLERANCE)
+    note = f"theorem 1, for an error of {TOLERANCE:g} of one row of weights; the rank is {rank}"
+    if bound.vacuous:
+        note = f"vacuous at n = {n:,}: {note}"
+    yield "rank_required", Figure(bound.required, "bound", note)
+    note = f"at most, that one product is further off than {TOLERANCE:g}"
+    yield "failure", Figure(bound.failure, "bound", note)
+
+
+def _nystrom(method: Nystrom, task: _Task) -> Iterator[tuple[str, Figure[Any]]]:
+    if len(task.q) <= method.landmarks:
+        yield from task.errors(lambda _: task.weights, draws=1).items()
+        return
+    from attnspec.backends.factored.arrays import inverse_array
+
+    # the convolution of values is no part of the weights
+    method = replace(method, conv=0)
+    yield from task.errors(lambda _: task.defined(method), draws=1).items()
+    exactly = replace(method, iterations=0)
+    for name, figure in task.errors(lambda _: task.defined(exactly), draws=1).items():
+        yield f"{name}_exact_inverse", Figure(figure.value, "exact", "with the pseudo-inverse")
+    yield from task.best_of_rank(method.landmarks)
+    middles = low_rank_errors.segment_middles(len(task.q), method.landmarks)
+    rest = low_rank_errors.schur_residual(task.weights, middles, middles)
+    note = "the Schur complement, were the middles of segments rows and columns of the weights"
+    yield "sampled_error", Figure(rest / float(np.linalg.norm(task.weights)), "exact", note)
+    q, k = (low_rank_errors.segment_means(x, method.landmarks) for x in (task.q, task.k))
+    middle = softmax_weights(q, k, scale=task.scale)
+    residual = low_rank_errors.inverse_residual(middle, inverse_array(middle, method.iterations))
+    yield "inverse_residual", Figure(residual, "exact", "|A Z A - A| / |A|")
+    note = "|A A+ - A Z0|: the iterations converge below 1"
+    yield "inverse_start", Figure(low_rank_errors.inverse_start(middle), "exact", note)
+
+
+# --- hashing --------------------------------------------------------------------------------------
+
+
+def _lsh(method: Lsh, task: _Task) -> Iterator[tuple[str, Figure[Any]]]:
+    n, d = task.q.shape
+    buckets = method.buckets or max(2, 2 * n // method.chunk)
+    lengths = np.linalg.norm(task.q, axis=1, keepdims=True)
+    unit = task.q / np.where(lengths == 0, 1.0, lengths)
+    scale = task.scale if method.scale == "inverse_sqrt" else 1.0
+    held = task.held & ~np.eye(n, dtype=bool)
+    exact = softmax_weights(task.q, unit, held, scale)
+    angles = np.linspace(0, np.pi, ANGLES)
+    chances = [collisions.collision(float(cosine), buckets) for cosine in np.cos(angles)]
+    chance = np.interp(np.arccos(np.clip(unit @ unit.T, -1, 1)), angles, chances)
+    found = 1 - (1 - chance) ** method.rounds
+    total = float(exact.sum())
+    expected = float((exact * found).sum()) / total if total else 1.0
+    note = f"by the integral, of the weight of other keys, {buckets:,} buckets, before chunks"
+    yield "expected_recall", Figure(expected, "exact", note)
+    shares, largest = [], []
+    for _ in range(DRAWS):
+        together = np.zeros((n, n), bool)
+        for _ in range(method.rounds):
+            along = unit @ task.draws.standard_normal((d, buckets // 2))
+            bucket = np.concatenate([along, -along], 1).argmax(1)
+            together |= bucket[:, None] == bucket
+            largest.append(np.bincount(bucket, minlength=buckets).max())
+        shares.append(float((exact * together).sum()) / total if total else 1.0)
+    note = f"the same measured, the mean of {DRAWS} draws"
+    yield "recall", Figure(float(np.mean(shares)), "estimate", note)
+    fullest = float(np.mean(largest))
+    note = f"the mean over draws and rounds; a query reaches {2 * method.chunk} at most"
+    yield "largest_bucket", Figure(fullest, "estimate", note)
+    note = "at most, for hashes that are uniform"
+    yield "largest_bucket_uniform", Figure(collisions.largest_bucket(n, buckets), "bound", note)
+    over = collisions.overflow(n, buckets, 2 * n / buckets)
+    note = f"at most, that a bucket gets more than twice the mean of {n / buckets:.4g}, if uniform"
+    yield "overflow", Figure(over, "bound", note)
+
+
+_METHODS: dict[Any, Callable[[Any, _Task], Iterator[tuple[str, Figure[Any]]]]] = {
+    Favor: _favor,
+    Rbf: _rbf,
+    Linformer: _linformer,
+    Nystrom: _nystrom,
+    Lsh: _lsh,
+}

@@ -1,0 +1,96 @@
+"""How likely locality-sensitive hashing brings two vectors together, and how full its buckets get.
+
+The hash of Reformer is h(x) = argmax([x R; -x R]) with R Gaussian of shape [d, M], b = 2 M buckets.
+Two vectors at an angle t project on each axis as Gaussians X, Y of correlation r = cos t, so that
+
+    Pr(h(x) = h(y)) = 2 M int int over u, v > 0 of phi_r(u, v) P(|X| <= u, |Y| <= v)^(M - 1),
+
+which is evaluated by quadrature. The asymptotic form M^(-tan(t/2)^2) of Andoni et al. 2015 is far
+off at sizes in use: 0.83 in place of 0.50 for b = 64 and r = 0.9.
+Source: Kitaev et al. 2020, "Reformer", section 2; Andoni et al. 2015, "Practical and Optimal LSH
+for Angular Distance", theorem 1.
+
+    >>> round(collision(0.0, 64), 6), round(collision(0.9, 64), 3), collision(1.0, 64)
+    (0.015625, 0.503, 1.0)
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from math import acos, pi, sqrt
+
+import numpy as np
+from scipy.special import ndtr, owens_t
+from scipy.stats import binom
+
+POINTS = 160
+"""Of the quadrature, in either direction."""
+
+FAR = 8.5
+"""Standard deviations beyond which there is nothing."""
+
+
+@lru_cache(maxsize=1024)
+def collision(cosine: float, buckets: int) -> float:
+    """The probability that two vectors at an angle of this cosine get one of an even number of
+    buckets in one round, to about 1e-6."""
+    _require(cosine, buckets)
+    axes = buckets // 2
+    if axes == 1:
+        return 1 - acos(cosine) / pi
+    if abs(cosine) == 1:
+        return float(cosine > 0)
+    beside = sqrt((1 - cosine) * (1 + cosine))
+    nodes, weights = np.polynomial.legendre.leggauss(POINTS)
+    # u > 0, and v = r u + sqrt(1 - r^2) w > 0 with w as the second variable: no peak is narrow
+    u = (nodes + 1) / 2 * FAR
+    u_weight = weights * FAR / 2
+    low = np.maximum(-FAR, -cosine * u / beside)[:, None]
+    w = low + (nodes + 1) / 2 * (FAR - low)
+    w_weight = weights * (FAR - low) / 2
+    v = cosine * u[:, None] + beside * w
+    density = np.exp(-(u[:, None] ** 2 + w**2) / 2) / (2 * pi)
+    within = _within(u[:, None], np.maximum(v, 1e-300), cosine)
+    total = (density * within ** (axes - 1) * w_weight).sum(axis=1) @ u_weight
+    return float(min(1.0, max(0.0, 2 * axes * total)))
+
+
+def recall(cosine: float, buckets: int, rounds: int) -> float:
+    """The probability that some of several independent rounds brings the two together."""
+    if rounds < 1:
+        raise ValueError(f"rounds must be at least 1, got {rounds}")
+    return 1 - (1 - collision(cosine, buckets)) ** rounds
+
+
+def overflow(n: int, buckets: int, limit: float) -> float:
+    """At most this probability that a bucket gets more than `limit` of n vectors whose hashes are
+    uniform and independent, by the union bound."""
+    return float(min(1.0, buckets * binom.sf(limit, n, 1 / buckets)))
+
+
+def largest_bucket(n: int, buckets: int) -> float:
+    """At most this many of n such vectors are expected in the fullest bucket."""
+    least = -(-n // buckets)
+    sizes = np.arange(least, n)
+    return float(least + np.minimum(1.0, buckets * binom.sf(sizes, n, 1 / buckets)).sum())
+
+
+def _within(u: np.ndarray, v: np.ndarray, r: float) -> np.ndarray:
+    """P(|X| <= u, |Y| <= v) for standard Gaussians of correlation r and u, v > 0."""
+    beside = sqrt((1 - r) * (1 + r))
+
+    def below(h: np.ndarray, k: np.ndarray) -> np.ndarray:
+        """P(X <= h, Y <= k) with h, k other than 0 (Owen 1956)."""
+        found = (ndtr(h) + ndtr(k)) / 2
+        found = found - owens_t(h, (k / h - r) / beside) - owens_t(k, (h / k - r) / beside)
+        return np.asarray(found - (h * k < 0) / 2)
+
+    corners = below(u, v) - below(-u, v) - below(u, -v) + below(-u, -v)
+    return np.asarray(np.clip(corners, 0, 1))
+
+
+def _require(cosine: float, buckets: int) -> None:
+    if not -1 <= cosine <= 1:
+        raise ValueError(f"cosine must be between -1 and 1, got {cosine}")
+    if buckets < 2 or buckets % 2:
+        raise ValueError(f"buckets must be even and at least 2, got {buckets}")

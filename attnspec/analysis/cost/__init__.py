@@ -1,0 +1,1 @@
+"""Operations, bytes and memory of a plan."""

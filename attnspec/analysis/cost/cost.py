@@ -1,0 +1,359 @@
+"""What one layer costs in operations, traffic and memory, by the plan that is chosen for it.
+
+For one sample and heads of size d, numbers of `element` bytes. A pair costs 4 d operations forward:
+2 d for its score, 2 d for its value; softmax, masks and orders are not counted, as in torch's own
+counter. Useful are the pairs of the graph, executed all pairs of the tiles that are touched.
+Backward without recomputation costs 8 d, in flash kernels, which compute scores again, 10 d.
+Mechanisms cost the products of their formulas. Figures are those of the most expensive layer, all
+of its heads; a spec without `heads` counts one.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from attnspec.analysis.counting.degrees import edges_of
+from attnspec.backends.factored.costs import products_of
+from attnspec.backends.planner import choose
+from attnspec.graphs.relation import Relation
+from attnspec.graphs.stack import MOST_POSITIONS, Stack, TooMuch
+from attnspec.layout.orders import NATURAL
+from attnspec.layout.steps import bands_of
+from attnspec.layout.tiling import survey
+from attnspec.lower.cost_model import dense_seconds
+from attnspec.lower.lower import require_built, stand_ins, works_of
+from attnspec.lower.mechanism_sizes import longest_of
+from attnspec.lower.work import BackendError, Softcap, Work, graph_of
+from attnspec.text.diagnostics import AttnSpecError
+
+SIZE = 64
+"""The size of a head where none is given."""
+
+ELEMENT = 4
+"""Bytes of a number where none are given: float32."""
+
+FUSED = 1 << 22
+"""Scores from which on the dense definition goes through a fused kernel, which keeps none."""
+
+PIECE = 1 << 19
+"""Numbers in the largest temporary of a kernel that works in pieces."""
+
+TILED_PIECE = 1 << 20
+"""The same for tiles in natural order."""
+
+CACHED = 1 << 17
+"""Numbers of keys up to which heads are computed together."""
+
+
+class NotBuilt(AttnSpecError):
+    """A cost that is not known: nothing runs this, or what runs it does not say."""
+
+
+@dataclass(frozen=True)
+class StepCost:
+    """One group of heads of some layers that compute alike; all figures are for the whole group.
+
+    `pairs` are the useful ones of one head, None where they are known at run time alone, and of
+    mechanisms, `executed` those whose exact weights are computed for one head. `memory` is what the
+    step takes besides q, k, v and the output, in bytes. `upper`: some tiles may turn out to hold no
+    pair, or the inputs of a call decide, so that no more is computed than this. `sampled`: tiles
+    were counted from a sample, so that the figures of what is computed are estimates.
+    """
+
+    layers: tuple[int, ...]
+    heads: tuple[int, ...]
+    backend: str
+    pairs: int | None
+    executed: int
+    flops: int
+    useful_flops: int | None
+    backward_flops: int
+    bytes: int
+    memory: int
+    upper: bool = False
+    sampled: bool = False
+
+
+@dataclass(frozen=True)
+class LayerCost:
+    """What the most expensive layer costs, forward unless said; memory is that at one time.
+
+    `peak_memory` holds q, k, v and the output of all heads, and the temporaries of the step that
+    needs most.
+    """
+
+    flops: int
+    useful_flops: int | None
+    backward_flops: int
+    bytes: int
+    peak_memory: int
+
+    @property
+    def intensity(self) -> float:
+        """Operations for each byte moved."""
+        return self.flops / self.bytes if self.bytes else 0.0
+
+
+def steps_of(
+    stack: Stack, n: int, size: int = SIZE, element: int = ELEMENT
+) -> tuple[StepCost, ...]:
+    """The steps chosen at n on the CPU, of the layers of a stack; raises NotBuilt, TooMuch, or as
+    `Spec.plan` does."""
+    require_built(stack.program)
+    if n > MOST_POSITIONS:
+        raise TooMuch(f"lengths above {MOST_POSITIONS:,} are not looked into, got n = {n:,}")
+    program = stack.program
+    longest = longest_of(program)
+    if longest is not None and n > longest:
+        raise NotBuilt(f"{stack.unknown}, learned for at most {longest:,} positions")
+    inputs = stand_ins(program)
+    found: dict[tuple[Work, tuple[int, ...]], list[int]] = {}
+    for layer in stack.layers:
+        for group in works_of(program, layer, program.heads or 1, n, n, inputs) if n else ():
+            found.setdefault(group, []).append(layer)
+    return tuple(
+        _step(stack, work, tuple(layers), heads, size, element)
+        for (work, heads), layers in found.items()
+    )
+
+
+def layer_cost(stack: Stack, n: int, size: int = SIZE, element: int = ELEMENT) -> LayerCost:
+    """The cost of the layer that costs most, by each figure; raises as `steps_of`."""
+    return layer_cost_of(stack, n, steps_of(stack, n, size, element), (size, element))
+
+
+def layer_cost_of(
+    stack: Stack, n: int, steps: tuple[StepCost, ...], sizes: tuple[int, int]
+) -> LayerCost:
+    """The same from the steps that were found; `sizes` are those of heads and of numbers."""
+    size, element = sizes
+    heads = stack.program.heads or 1
+    layers = [[s for s in steps if layer in s.layers] for layer in range(stack.program.layer_count)]
+    useful = [s.useful_flops for s in steps]
+    tensors = heads * n * size * element
+    # the outputs of several groups of heads are put together
+    tensors *= 5 if any(len(layer) > 1 for layer in layers) else 4
+    flops, backward, moved = (
+        max((sum(getattr(s, name) for s in layer) for layer in layers), default=0)
+        for name in ("flops", "backward_flops", "bytes")
+    )
+    return LayerCost(
+        flops=flops,
+        useful_flops=None
+        if None in useful
+        else max(sum(s.useful_flops or 0 for s in layer) for layer in layers),
+        backward_flops=backward,
+        bytes=moved,
+        peak_memory=tensors + max((s.memory for s in steps), default=0),
+    )
+
+
+# --- one step -------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class _Amounts:
+    """For one head: pairs, numbers read and written, numbers held; `shared` bytes once for all
+    heads; whether a flash kernel runs it, whether fewer pairs may be computed, and whether they
+    were counted from a sample."""
+
+    executed: int
+    moved: int
+    held: int
+    shared: int
+    flash: bool
+    upper: bool = False
+    sampled: bool = False
+
+
+def _step(
+    stack: Stack,
+    work: Work,
+    layers: tuple[int, ...],
+    heads: tuple[int, ...],
+    size: int,
+    element: int,
+) -> StepCost:
+    try:
+        backend = choose(work, "cpu").name
+    except BackendError as error:
+        raise NotBuilt(str(error)) from None
+    if work.mechanism is not None:
+        return _mechanism(work, layers, heads, backend, (size, element))
+    if backend not in _AMOUNTS:
+        raise NotBuilt(f"the backend {backend} does not say how many pairs it computes")
+    amounts = _AMOUNTS[backend](work, len(heads), size)
+    pairs = _useful(stack, work, layers[0], heads[0])
+    count = len(heads)
+    return StepCost(
+        layers=layers,
+        heads=heads,
+        backend=backend,
+        pairs=pairs,
+        executed=amounts.executed,
+        flops=4 * size * amounts.executed * count,
+        useful_flops=None if pairs is None else 4 * size * pairs * count,
+        backward_flops=(10 if amounts.flash else 8) * size * amounts.executed * count,
+        bytes=element * amounts.moved * count + amounts.shared,
+        memory=element * amounts.held + amounts.shared,
+        upper=amounts.upper and (amounts.sampled or pairs != amounts.executed),
+        sampled=amounts.sampled,
+    )
+
+
+def _mechanism(
+    work: Work,
+    layers: tuple[int, ...],
+    heads: tuple[int, ...],
+    backend: str,
+    sizes: tuple[int, int],
+) -> StepCost:
+    size, element = sizes
+    count, own = len(heads), products_of(work, len(heads), size)
+    exact = _Amounts(0, 0, 0, 0, True)
+    if work.hybrid:
+        exact = _bands(graph_of(work), count, size)
+    return StepCost(
+        layers=layers,
+        heads=heads,
+        backend=backend,
+        pairs=None,
+        executed=exact.executed,
+        flops=(4 * size * exact.executed + own.flops) * count,
+        useful_flops=None,
+        backward_flops=(10 * size * exact.executed + own.backward_flops) * count,
+        bytes=element * (exact.moved + own.moved) * count + exact.shared,
+        memory=element * max(exact.held, own.held) + exact.shared,
+        upper=exact.upper,
+        sampled=exact.sampled or own.sampled,
+    )
+
+
+def _useful(stack: Stack, work: Work, layer: int, head: int) -> int | None:
+    try:
+        if not work.reads:
+            return edges_of(work.relation, work.n_k)
+        if stack.inputs is not None:
+            relation: Relation = stack.relation(work.n_k, layer, head)
+            return edges_of(relation, work.n_k)
+    except TooMuch:
+        pass
+    return None
+
+
+def _dense(work: Work, heads: int, size: int) -> _Amounts:
+    pairs = work.n_q * work.n_k
+    tensors = 4 * work.n_q * size
+    # the mask as booleans, and as numbers for a fused kernel; distances in eight bytes
+    mask = pairs + (8 * pairs if work.changes else 0)
+    if work.plain and heads * pairs >= FUSED:
+        return _Amounts(pairs, tensors, 0, mask + 4 * pairs, True)
+    # scores are written, changed, weighed, and read for the product with the values
+    return _Amounts(pairs, tensors + 8 * pairs, 3 * pairs * heads, mask, False)
+
+
+def _rows(work: Work, heads: int, size: int) -> _Amounts:
+    from attnspec.backends.rows.keys import row_layout
+
+    pairs = work.n_q * row_layout(work).count
+    return _Amounts(pairs, 4 * work.n_q * size + 8 * pairs, 3 * pairs * heads, pairs, False)
+
+
+def _tiles(work: Work, heads: int, size: int) -> _Amounts:
+    from attnspec.backends.tiles.backend import TilesBackend
+
+    tile = TilesBackend().tile(work)
+    found = survey(work.relation, work.n_q, work.n_k, NATURAL, (tile, tile))
+    tiles = round(found.tiles)
+    pairs = min(tiles * tile * tile, work.n_q * work.n_k)
+    # keys and values are gathered for every tile: read, written and read again
+    gathered = 2 * 3 * tiles * tile * size
+    # the formula keeps scores, distances and weights of a piece; a fused kernel its results
+    distances = any(not isinstance(change, Softcap) for change in work.changes)
+    held = (6 if distances else 4) * min(TILED_PIECE, pairs * heads)
+    if work.plain:
+        held = min(2 * TILED_PIECE, 5 * heads * work.n_q * size // 4)
+    masks = tile * tile * min(round(found.undecided), 1 << 12)
+    plain = work.plain
+    moved = 2 * work.n_q * size + gathered
+    return _Amounts(pairs, moved, held, masks, plain, True, found.sampled)
+
+
+def _bands(work: Work, heads: int, size: int) -> _Amounts:
+    if work.reads:
+        # laid out for the inputs of every call; never more than all pairs
+        return replace(_dense(work, heads, size), upper=True)
+    pairs = moved = shared = 0
+    sampled = False
+    bands = bands_of(work.relation, work.n_q, work.n_k)
+    for index, band in enumerate(bands):
+        found = survey(band.step.relation, work.n_q, work.n_k, band.step.order, band.sizes)
+        sampled |= found.sampled
+        full, undecided = map(round, found.area)
+        pairs += full + undecided
+        moved += 2 * work.n_q * size + 2 * (full + undecided) // max(1, band.sizes[0]) * size
+        moved += 3 * work.n_q * size if index else 0
+        moved += 8 * work.n_q * size if band.step.order.q != 1 or band.step.order.k != 1 else 0
+        shared += 4 * min(undecided, 64 * band.sizes[0] * band.sizes[1])
+    # keys in order, and results before they are merged, for as many heads as stay in the cache
+    together = min(heads, max(1, CACHED // max(1, work.n_k * size)))
+    held = 3 * min(together * work.n_k * size, PIECE) // 2 + heads * work.n_q
+    if any(isinstance(change, Softcap) for change in work.changes):
+        # scores, what they are changed to step by step, weights
+        held += 12 * min(together * pairs, PIECE)
+    return _Amounts(pairs, moved, held, shared, True, True, sampled)
+
+
+def _scattered(work: Work, heads: int, size: int) -> _Amounts:
+    edges = edges_of(work.relation, work.n_k)
+    # keys and values of every edge are read, its score is written, weighed and read again
+    moved = 4 * work.n_q * size + 2 * edges * size + 6 * edges
+    return _Amounts(edges, moved, 3 * edges, 16 * edges, False)
+
+
+_AMOUNTS = {
+    "dense": _dense,
+    "rows": _rows,
+    "tiles": _tiles,
+    "bands": _bands,
+    "scattered": _scattered,
+}
+
+
+# --- break-even -----------------------------------------------------------------------------------
+
+SHORTEST_BREAK, LONGEST_BREAK = 16, 1 << 15
+"""The lengths at which a plan is compared with the dense definition."""
+
+
+def break_even(stack: Stack) -> int | None:
+    """The least length at which the plan is estimated to be cheaper than the dense definition, to a
+    64th, found by doubling and halving; None where it is not up to `LONGEST_BREAK`."""
+    require_built(stack.program)
+    high = SHORTEST_BREAK
+    while not _is_cheaper(stack, high):
+        high *= 2
+        if high > LONGEST_BREAK:
+            return None
+    low = high // 2
+    while high - low > max(1, high // 64):
+        middle = (low + high) // 2
+        if _is_cheaper(stack, middle):
+            high = middle
+        else:
+            low = middle
+    return high
+
+
+def _is_cheaper(stack: Stack, n: int) -> bool:
+    program = stack.program
+    inputs = stand_ins(program)
+    plan = dense = 0.0
+    try:
+        for layer in range(stack.program.layer_count):
+            for work, heads in works_of(program, layer, program.heads or 1, n, n, inputs):
+                plan += len(heads) * choose(work, "cpu").cost(work)
+                dense += len(heads) * dense_seconds(work)
+    except AttnSpecError:
+        return False
+    return plan < dense

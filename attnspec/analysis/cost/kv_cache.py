@@ -1,0 +1,209 @@
+"""The key-value cache of generation: how long a key is needed, and how many are needed at once.
+
+Query t needs the keys that it reads and those that later queries read. A key may go once the last
+query that reads it has been answered, so that the cache at t holds the keys k <= t whose last
+reader is t or later.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from attnspec.analysis.counting.affordable import lists_rows, require_listable
+from attnspec.analysis.counting.degrees import CHUNK
+from attnspec.analysis.counting.progressions import grouped
+from attnspec.graphs.operators import Intersection, Union
+from attnspec.graphs.relation import Progressions, Relation, evaluate_pairs
+
+FEW = 4
+"""Up to so many keys are named in a rule one by one."""
+
+
+@dataclass(frozen=True, eq=False)
+class KeyCache:
+    """The cache of one head at n positions.
+
+    `last_reader` int64 [n] is the last query that reads each key, -1 for none. `live` int64 [n] is
+    how many keys are held while each query is answered.
+    """
+
+    last_reader: np.ndarray
+    live: np.ndarray
+
+    @property
+    def largest(self) -> int:
+        """The most keys that are held at one time."""
+        return int(self.live.max(initial=0))
+
+    @property
+    def rule(self) -> str:
+        """When a key may go, in words; exact for every key of this length."""
+        return _rule(self.last_reader)
+
+
+def cache_of(relation: Relation, n: int) -> KeyCache:
+    """The cache of a graph that reads no later position; raises TooMuch."""
+    last = last_readers(relation, n)
+    position = np.arange(n)
+    # a key is held from its own position on, and until its last reader is answered
+    held = last >= position
+    change = np.zeros(n + 1, np.int64)
+    change[:n] += held
+    np.subtract.at(change, last[held] + 1, 1)
+    return KeyCache(last, np.cumsum(change[:n]))
+
+
+def last_readers(relation: Relation, n: int) -> np.ndarray:
+    """The last query that reads each key, int64 [n], -1 for none; raises TooMuch."""
+    turned = relation.transposed()
+    for known, of in ((turned, _last_keys), (relation, _last_covers)):
+        found = None if known is None else of(known, n)
+        if found is not None:
+            return found
+    if isinstance(relation, Union):
+        parts = [last_readers(term, n) for term in relation.terms]
+        return np.asarray(np.maximum.reduce(parts))
+    if isinstance(relation, Intersection):
+        for index, term in enumerate(relation.terms):
+            if isinstance(term, Union):
+                rest = relation.terms[:index] + relation.terms[index + 1 :]
+                shared = [Intersection((part, *rest)) for part in term.terms]
+                return last_readers(Union(tuple(shared)), n)
+    return _listed(relation, n)
+
+
+def _last_keys(turned: Relation, n: int) -> np.ndarray | None:
+    """The largest member of each row of the reversed relation."""
+    found = np.full(n, -1)
+    for first, part in turned.closed_rows(n, CHUNK):
+        if part is None:
+            return None
+        start, stop, step = part
+        members = np.where(stop > start, start + (stop - 1 - start) // step * step, -1)
+        found[first : first + len(members)] = members.max(axis=-1)
+    return found
+
+
+def _last_covers(relation: Relation, n: int) -> np.ndarray | None:
+    """The largest row whose progressions hold each key."""
+    found = np.full(n, -1)
+    for first, part in relation.closed_rows(n, 8 * CHUNK):
+        if part is None:
+            return None
+        np.maximum(found, _covered(part, first, n), out=found)
+    return found
+
+
+def _covered(part: Progressions, first: int, n: int) -> np.ndarray:
+    """The same for some rows, by halving: a range is two overlapping ones of 2**j places, and one
+    of those is two of 2**(j - 1)."""
+    found = np.full(n, -1)
+    for group in grouped(part, n):
+        level = np.int64(np.log2(group.count))
+        # rounding may have gone up to the next power of two
+        level -= (np.int64(1) << level) > group.count
+        best = np.full(group.places, -1)
+        for j in range(int(level.max(initial=0)), -1, -1):
+            here = np.flatnonzero(level == j)
+            starts = group.place[here]
+            ends = starts + group.count[here] - (1 << j)
+            rows = first + group.row[here]
+            np.maximum.at(best, starts, rows)
+            np.maximum.at(best, ends, rows)
+            if j:
+                half = 1 << (j - 1)
+                below = best.copy()
+                np.maximum(below[half:], best[:-half], out=below[half:])
+                best = below
+        np.maximum(found, group.natural(best), out=found)
+    return found
+
+
+def _listed(relation: Relation, n: int) -> np.ndarray:
+    found = np.full(n, -1)
+    require_listable(relation, n)
+    if lists_rows(relation, n):
+        for first, last in relation.chunks(n):
+            q, k = relation.rows(first, last, n)
+            # ascending queries: the last assignment is the largest
+            found[k] = q
+        return found
+    step = max(1, CHUNK // max(1, n))
+    for first in range(0, n, step):
+        rows = np.arange(first, min(n, first + step))
+        held = evaluate_pairs(relation, rows[:, None], np.arange(n)[None], n)
+        read = held.any(axis=0)
+        found[read] = rows[-1] - held[::-1].argmax(axis=0)[read]
+    return found
+
+
+# --- rules in words -------------------------------------------------------------------------------
+
+
+def _rule(last: np.ndarray) -> str:
+    n = len(last)
+    if n == 0:
+        return "there is no key"
+    position = np.arange(n)
+    unread = last < position
+    delay = last - position
+    # what the last query still reads would stay for longer sequences too, or may go then
+    stays = last == n - 1
+    going = ~stays & ~unread
+    parts = []
+    if unread.any():
+        verb = "is" if unread.sum() == 1 else "are"
+        parts.append(f"{_keys(np.flatnonzero(unread))} {verb} never needed")
+    others = "every key" if not parts else "every other key"
+    if not going.any():
+        return _joined([*parts, f"{others} stays to the end"])
+    least = int(last[going].min())
+    if n - least <= n // 8:
+        return _joined([*parts, f"{others} stays until the last {n - least:,} queries"])
+    limit = int(delay[going].max())
+    # the end of the sequence cuts the wait of its last keys short
+    whole = going & (position + limit < n)
+    waits = np.unique(delay[whole])
+    kept = np.flatnonzero(stays & (delay > limit))
+    if len(kept):
+        verb = "stays" if len(kept) == 1 else "stay"
+        parts.append(f"{_keys(kept)} {verb} to the end")
+    others = "a key" if not parts else "any other key"
+    size = _block(last, going)
+    if len(waits) == 1:
+        parts.append(f"{others} can go {_steps(limit)} after it was written")
+    elif size is not None:
+        parts.append(f"{others} can go at the end of its block of {size:,}")
+    else:
+        parts.append(f"{others} can go {int(waits[0]):,} to {_steps(limit)} after it was written")
+    return _joined(parts)
+
+
+def _joined(parts: list[str]) -> str:
+    return "; ".join(parts)
+
+
+def _steps(count: int) -> str:
+    return f"{count:,} step{'' if count == 1 else 's'}"
+
+
+def _block(last: np.ndarray, going: np.ndarray) -> int | None:
+    """The size b where every key that goes is last read at the end of its block of b."""
+    size = int(last[np.flatnonzero(going)[0]] + 1)
+    position = np.arange(len(last))
+    ends = position // size * size + size - 1
+    return size if size > 1 and (last[going] == ends[going]).all() else None
+
+
+def _keys(keys: np.ndarray) -> str:
+    """`key 3`, `keys 0 to 3`, or `4,096 keys from 31 to 131,071`."""
+    first, last = int(keys[0]), int(keys[-1])
+    if len(keys) == 1:
+        return f"key {first:,}"
+    if last - first == len(keys) - 1:
+        return f"keys {first:,} to {last:,}"
+    if len(keys) <= FEW:
+        return "keys " + ", ".join(f"{key:,}" for key in keys.tolist())
+    return f"{len(keys):,} keys from {first:,} to {last:,}"

@@ -1,0 +1,1 @@
+"""Pairs counted exactly."""

@@ -1,0 +1,57 @@
+"""Whether the pairs of a relation can be listed, and what that takes: the one answer to it."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from attnspec.graphs.operators import Complement, Intersection, Shift, Transpose, Union
+from attnspec.graphs.relation import Relation
+from attnspec.graphs.stack import TooMuch
+from attnspec.graphs.token_sets import MOST_MEMBERS
+
+MOST_LOOKED = 1 << 28
+"""The most pairs of one graph that are looked at where its rows are not known."""
+
+MOST_LISTED = 1 << 27
+"""The most edges of one graph that are listed: half a gibibyte."""
+
+
+def lists_rows(relation: Relation, n: int) -> bool:
+    """Whether the rows of a relation are listed without a look at all of their n keys."""
+    match relation:
+        case Union(terms):
+            return all(lists_rows(term, n) for term in terms)
+        case Intersection(terms):
+            return any(lists_rows(term, n) for term in terms)
+        case Shift(term) | Transpose(term):
+            return lists_rows(term, n)
+        case Complement():
+            return False
+        case _:
+            known = relation.progressions(np.zeros(1, np.int64), n)
+            return known is not None or type(relation).rows is not Relation.rows
+
+
+def to_list(relation: Relation, n: int) -> float:
+    """About how many pairs are looked at to list the rows of a relation."""
+    match relation:
+        case Union(terms):
+            return sum(to_list(term, n) for term in terms)
+        case Intersection(terms):
+            # rows are those of the sparsest term, as far as the others have them
+            return min(to_list(term, n) for term in terms)
+        case Shift(term) | Transpose(term):
+            return to_list(term, n)
+        case _:
+            return relation.typical_degree(n) * n if lists_rows(relation, n) else float(n * n)
+
+
+def require_listable(relation: Relation, n: int) -> None:
+    """Raise TooMuch where finding the rows of a relation means looking at too many pairs."""
+    if n > MOST_MEMBERS:
+        raise TooMuch(f"so many pairs are not looked at, n = {n:,}")
+    if n * n <= MOST_LOOKED or to_list(relation, n) <= MOST_LISTED:
+        return
+    if lists_rows(relation, n):
+        raise TooMuch(f"so many pairs are not listed, n = {n:,}")
+    raise TooMuch(f"its pairs have no closed form, and so many are not looked at, n = {n:,}")

@@ -1,0 +1,101 @@
+"""The pairs that one relation has and another has not, without a mask of either.
+
+They are counted as the edges of any relation are, in closed form or from rows; a row is looked at
+only where its pairs are named.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from attnspec.analysis.counting.degrees import degrees_of
+from attnspec.graphs.operators import Intersection, difference
+from attnspec.graphs.relation import Relation, evaluate_pairs
+from attnspec.graphs.stack import TooMuch
+
+EXAMPLES = 5
+"""The most pairs that are named."""
+
+RUNS = 4
+"""The most runs of keys that a row is written with."""
+
+
+@dataclass(frozen=True)
+class Pairs:
+    """Some pairs (q, k): how many, of how many queries, from `first` to `last`, and the first few,
+    ordered by query and key. No pairs have `first` and `last` None, and are false."""
+
+    count: int = 0
+    queries: int = 0
+    first: int | None = None
+    last: int | None = None
+    examples: tuple[tuple[int, int], ...] = ()
+
+    def __bool__(self) -> bool:
+        return self.count > 0
+
+    def to_dict(self) -> dict[str, object]:
+        """As plain data."""
+        return {
+            "count": self.count,
+            "queries": self.queries,
+            "first": self.first,
+            "last": self.last,
+            "examples": [list(pair) for pair in self.examples],
+        }
+
+
+def only_in(first: Relation, second: Relation, n: int) -> Pairs:
+    """The pairs of the first relation that the second has not, counted exactly.
+
+    Raises TooMuch where that means looking at too many pairs.
+    """
+    counts = _counts(first, second, n)
+    queries = np.flatnonzero(counts)
+    if len(queries) == 0:
+        return Pairs()
+    examples: list[tuple[int, int]] = []
+    for query in queries[:EXAMPLES].tolist():
+        keys = np.flatnonzero(row(first, query, n) & ~row(second, query, n))
+        examples += [(query, int(key)) for key in keys[: EXAMPLES - len(examples)]]
+        if len(examples) == EXAMPLES:
+            break
+    return Pairs(
+        int(counts.sum()), len(queries), int(queries[0]), int(queries[-1]), tuple(examples)
+    )
+
+
+def _counts(first: Relation, second: Relation, n: int) -> np.ndarray:
+    """How many such pairs each query has, int64 [n]."""
+    if n == 0:
+        return np.zeros(0, np.int64)
+    try:
+        return degrees_of(difference(first, second), n)
+    except TooMuch:
+        # what they share may be listed where what they do not may not: a few of all pairs
+        shared = degrees_of(Intersection((first, second)), n)
+        return np.asarray(degrees_of(first, n) - shared)
+
+
+def row(relation: Relation, query: int, n: int) -> np.ndarray:
+    """The keys of one query, bool [n], by the definition."""
+    return evaluate_pairs(relation, np.array([query]), np.arange(n), n)
+
+
+def row_text(relation: Relation, query: int, n: int) -> str:
+    """The keys of one query as `0..3, 8, 16, …`; `nothing` where there is none."""
+    keys = np.flatnonzero(row(relation, query, n))
+    if len(keys) == 0:
+        return "nothing"
+    starts = np.append(0, np.flatnonzero(np.diff(keys) > 1) + 1)
+    ends = np.append(starts[1:], len(keys)) - 1
+    runs = [
+        f"{low}" if low == high else f"{low}..{high}"
+        for low, high in zip(keys[starts[:RUNS]].tolist(), keys[ends[:RUNS]].tolist(), strict=True)
+    ]
+    if len(starts) > RUNS:
+        # what lies between is left out, the end is not
+        runs[RUNS - 1 :] = ["…", str(keys[-1])]
+    return ", ".join(runs)

@@ -1,0 +1,75 @@
+"""Figures that claims and reports have in common: pairs, spectral gap, operations and bytes.
+
+Those of pairs are counted for all graphs that are bound, or for those of some layers and heads.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from attnspec.analysis.counting.degrees import bound_edges, degrees_of
+from attnspec.graphs.stack import Bound, Stack, TooMuch
+
+
+def density(bound: Bound, n: int) -> float:
+    """The pairs as a part of n * n * layers * heads."""
+    return bound_edges(bound, n) / (n * n * sum(map(len, bound.slots)))
+
+
+def degree(bound: Bound, n: int) -> int:
+    """The most keys of one query in one head."""
+    return max(int(degrees_of(relation, n).max()) for _, _, relation in bound.found)
+
+
+def min_degree(bound: Bound, n: int) -> int:
+    """The fewest keys of one query in one head."""
+    return min(int(degrees_of(relation, n).min()) for _, _, relation in bound.found)
+
+
+PAIRS: dict[str, Callable[[Bound, int], float]] = {
+    "edges": bound_edges,
+    "density": density,
+    "degree": degree,
+    "min_degree": min_degree,
+}
+"""What is counted of the pairs of graphs at n > 0 positions; each raises TooMuch."""
+
+
+def _of_layer(name: str) -> Callable[[Stack, int], float]:
+    """What one layer costs, all heads, forward, by the plan for the CPU."""
+
+    def of(stack: Stack, n: int) -> float:
+        # planning is loaded for the claims that need it
+        from attnspec.analysis.cost.cost import NotBuilt, layer_cost
+
+        try:
+            found: int = getattr(layer_cost(stack, n), name)
+        except NotBuilt as error:
+            raise TooMuch(str(error)) from None
+        return found
+
+    return of
+
+
+def spectral_gap(stack: Stack, n: int) -> float:
+    """1 - |second eigenvalue| of the symmetrised, degree-normalised union of all heads; raises
+    TooMuch where no more than a bound is found."""
+    from attnspec.analysis.spectrum.spectrum import spectrum
+
+    found = spectrum(stack, n)
+    if found.quality == "bound":
+        raise TooMuch(f"the spectral gap at n = {n:,} is not found in time: {found.note}")
+    return found.gap
+
+
+def _counted(name: str) -> Callable[[Stack, int], float]:
+    return lambda stack, n: PAIRS[name](stack.bound(n), n)
+
+
+FIGURES: dict[str, Callable[[Stack, int], float]] = {
+    **{name: _counted(name) for name in ("edges", "degree", "density")},
+    "spectral_gap": spectral_gap,
+    "flops": _of_layer("flops"),
+    "bytes": _of_layer("bytes"),
+}
+"""The figures that claims compare."""

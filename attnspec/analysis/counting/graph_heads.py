@@ -1,0 +1,95 @@
+"""The heads that have a graph and no mechanism: where they stand, and how many pairs they have.
+
+A mechanism has no pairs, so that a stack with one has no number of them; the heads beside it have.
+Each function raises Unknown, with the reason, where the pairs are not known.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+from attnspec.analysis.counting.figures import PAIRS
+from attnspec.analysis.counting.head_counts import HeadCounts
+from attnspec.analysis.quality import Figure
+from attnspec.analysis.report.inquiry import Inquiry, graph_slots
+from attnspec.backends.planner import numbers
+from attnspec.graphs.stack import has_mechanism
+
+if TYPE_CHECKING:
+    from attnspec.ir.program import Program
+
+FIGURES = ("graph_edges", "graph_density", "graph_degree", "graph_min_degree")
+"""The figures of these heads, which say nothing new where every head has a graph."""
+
+
+def are_mixed(program: Program) -> bool:
+    """Whether some heads have a mechanism and others a graph alone."""
+    return has_mechanism(program) and bool(graph_slots(program))
+
+
+def counted(name: str) -> Callable[[Inquiry], Figure[Any]]:
+    """What is counted of the pairs of these heads."""
+
+    def of(report: Inquiry) -> Figure[Any]:
+        bound = report.bound_of_graph_heads
+        return Figure(PAIRS[name](bound, report.n) if bound.found else 0, "exact", note(report))
+
+    return of
+
+
+def note(report: Inquiry) -> str:
+    """Which heads these are, "" where it is all of them."""
+    program = report.program
+    if not has_mechanism(program):
+        return ""
+    slots = set(report.graph_slots)
+    return f"graph heads only: {slots_words(_rows(program, slots))}"
+
+
+def mechanism_note(report: Inquiry) -> str:
+    """What mechanisms are taken for where reach is asked for, "" where there is none."""
+    program = report.program
+    names = dict.fromkeys(a.mechanism.name for a in program.attends if a.mechanism is not None)
+    if not names:
+        return ""
+    verb = "reads" if len(names) == 1 else "read"
+    what = "position up to its own" if program.causal else "position"
+    return f"{', '.join(f'`{name}`' for name in names)} {verb} every {what}"
+
+
+def distinct(report: Inquiry) -> list[tuple[str, HeadCounts]]:
+    """Each different graph: where it stands, and its counts."""
+    counts = report.counts_by_head
+    slots: dict[int, set[tuple[int, int]]] = {}
+    for slot, index in report.indices.items():
+        slots.setdefault(index, set()).add(slot)
+    program = report.program
+    return [(slots_words(_rows(program, found)), counts[min(found)]) for found in slots.values()]
+
+
+def _rows(program: Program, slots: set[tuple[int, int]]) -> list[list[bool]]:
+    return [
+        [(layer, head) in slots for head in range(len(row))]
+        for layer, row in enumerate(program.slots)
+    ]
+
+
+def slots_words(rows: Sequence[Sequence[bool]]) -> str:
+    """Where some heads stand: `layer 0..3 head 1`, `every layer head 0, 2`; `rows` says for each
+    layer which of its heads are meant."""
+    heads: dict[tuple[int, ...], list[int]] = {}
+    for layer, row in enumerate(rows):
+        own = tuple(head for head, meant in enumerate(row) if meant)
+        if own:
+            heads.setdefault(own, []).append(layer)
+    parts = []
+    for own, layers in heads.items():
+        words = []
+        if len(rows) > 1 and len(layers) < len(rows):
+            words.append(f"layer {numbers(layers)}")
+        if len(rows[0]) > 1:
+            every = len(own) == len(rows[layers[0]])
+            words.append("every head" if every else f"head {numbers(own)}")
+        parts.append(" ".join(words) or "every layer")
+    return ", ".join(parts)

@@ -1,0 +1,1 @@
+"""How the pairs grow with n, as formulas and orders."""

@@ -1,0 +1,164 @@
+"""Counts and sizes as sympy expressions in n."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from fractions import Fraction
+from functools import reduce
+
+import sympy
+from sympy.printing.str import StrPrinter
+
+from attnspec.analysis.growth.fitted_counts import Fit
+from attnspec.analysis.growth.fitting import Polynomial
+from attnspec.analysis.growth.quasi_polynomials import Formula, Piece
+from attnspec.analysis.growth.size_growth import Growth
+from attnspec.ir.scalars import Apply, Scalar, Symbol
+
+N = sympy.Symbol("n")
+"""The length in every expression; a plain symbol, so that `sympy.Symbol("n")` is the same."""
+
+
+def order_expression(growth: Growth) -> sympy.Expr:
+    """n**a * log(n)**b."""
+    power, logs = (sympy.Rational(part.numerator, part.denominator) for part in growth)
+    return N**power * sympy.log(N) ** logs
+
+
+def of_polynomial(polynomial: Polynomial, variables: Sequence[sympy.Expr]) -> sympy.Expr:
+    """A polynomial of these variables."""
+    terms = []
+    for monomial, coefficient in polynomial.terms:
+        factors = [variables[index] for index in monomial]
+        number = sympy.Rational(coefficient.numerator, coefficient.denominator)
+        terms.append(reduce(lambda a, b: a * b, factors, number))
+    return sympy.expand(sympy.Add(*terms))
+
+
+def of_formulas(formulas: Sequence[tuple[int, Formula]]) -> sympy.Expr:
+    """The sum of formulas, each times a number; cases by n where minima and maxima bite."""
+    starts = sorted({piece.start for _, formula in formulas for piece in formula.pieces})
+    least = max(formula.pieces[0].start for _, formula in formulas)
+    cases: list[tuple[sympy.Expr, int]] = []
+    for start in (start for start in starts if start >= least):
+        parts = []
+        for times, formula in formulas:
+            piece = [piece for piece in formula.pieces if piece.start <= start][-1]
+            parts.append(times * _of_piece(piece))
+        total = sympy.expand(sympy.Add(*parts))
+        if not cases or cases[-1][0] != total:
+            cases.append((total, start))
+    if len(cases) == 1 and least == 0:
+        return cases[0][0]
+    ordered = [(expression, N >= start) for expression, start in reversed(cases)]
+    if least == 0:
+        ordered[-1] = ordered[-1][0], sympy.true
+    return sympy.Piecewise(*ordered, evaluate=False)
+
+
+def _of_piece(piece: Piece) -> sympy.Expr:
+    residues = [sympy.Mod(N, modulus) for modulus in piece.moduli]
+    cases = [(of_polynomial(case, [N, *residues]), high) for _, high, case in piece.cases]
+    if len(cases) == 1:
+        return cases[0][0]
+    inner = [(expression, residues[0] < high) for expression, high in cases[:-1]]
+    return sympy.Piecewise(*inner, (cases[-1][0], True), evaluate=False)
+
+
+def of_powers(base: int, causal: bool) -> sympy.Expr:
+    """The edges of `powers`: with L powers of the base below n, which add up to (b**L - 1) /
+    (b - 1), every distance d has n - d pairs on each side."""
+    count = sympy.ceiling(sympy.log(N, base))
+    one_side = count * N - (sympy.Integer(base) ** count - 1) / (base - 1)
+    return N + (1 if causal else 2) * one_side
+
+
+def of_random(keys: int, causal: bool) -> sympy.Expr:
+    """The edges of `random`: that many keys for each query, or as many as there are."""
+    whole = sympy.Rational(1, 2) * N * (N + 1) if causal else N**2
+    drawn = keys * N - (sympy.Integer(keys) * (keys - 1) / 2 if causal else 0)
+    return sympy.Piecewise((drawn, keys <= N), (sympy.expand(whole), True))
+
+
+def of_fit(fit: Fit, values: Mapping[str, int]) -> sympy.Expr:
+    """A fitted count, from the length on from which it holds."""
+    size = of_scalar(fit.size, values)
+    variables = [size, sympy.floor(N / size), sympy.Mod(N, size)]
+    if fit.cells is not None:
+        variables.append(sympy.Max(0, variables[2] - size + fit.cells))
+    found = of_polynomial(fit.polynomial, variables)
+    return found if fit.start <= 1 else sympy.Piecewise((found, fit.start <= N), evaluate=False)
+
+
+def total(parts: Sequence[sympy.Expr]) -> sympy.Expr:
+    """The sum of counts, one expression for each of their common cases."""
+    return parts[0] if len(parts) == 1 else sympy.Add(*parts)
+
+
+# sympy has no types
+class _Readable(StrPrinter):  # type: ignore[misc]
+    """Cases as they are said: `32*n - 496 for n >= 31, n**2/2 + n/2 otherwise`."""
+
+    def _print_Piecewise(self, cases: sympy.Piecewise) -> str:
+        said = [
+            f"{self._print(part)} " + ("otherwise" if when == True else f"for {self._print(when)}")  # noqa: E712
+            for part, when in cases.args
+        ]
+        return f"({', '.join(said)})"
+
+    def _print_floor(self, whole: sympy.floor) -> str:
+        (inner,) = whole.args
+        if isinstance(inner, sympy.Pow) and inner.exp == sympy.S.Half:
+            return f"isqrt({self._print(inner.base)})"
+        return f"floor({self._print(inner)})"
+
+
+def readable(formula: sympy.Expr) -> str:
+    """A formula on one line, for people: its cases in words."""
+    words: str = _Readable().doprint(formula)
+    return words[1:-1] if isinstance(formula, sympy.Piecewise) else words
+
+
+def value(formula: sympy.Expr, n: int) -> sympy.Expr:
+    """The value of a formula at a length."""
+    return sympy.simplify(formula.subs(N, n))
+
+
+def of_scalar(scalar: Scalar, values: Mapping[str, int]) -> sympy.Expr:
+    """A scalar of the language, with the other symbols' values filled in."""
+    match scalar:
+        case Symbol(name):
+            return N if name == "n" else sympy.Integer(values[name])
+        case Apply(op, args):
+            return _FUNCTIONS[op](*[of_scalar(arg, values) for arg in args])
+        case float():
+            return sympy.nsimplify(scalar)
+        case _:
+            return sympy.Integer(scalar)
+
+
+_FUNCTIONS = {
+    "+": lambda a, b: a + b,
+    "-": lambda a, b: a - b,
+    "*": lambda a, b: a * b,
+    "/": lambda a, b: a / b,
+    "//": lambda a, b: sympy.floor(a / b),
+    "%": sympy.Mod,
+    "**": lambda a, b: a**b,
+    "neg": lambda a: -a,
+    "isqrt": lambda a: sympy.floor(sympy.sqrt(a)),
+    "sqrt": sympy.sqrt,
+    "log2": lambda a: sympy.log(a, 2),
+    "ceil": sympy.ceiling,
+    "floor": sympy.floor,
+    "min": sympy.Min,
+    "max": sympy.Max,
+    "abs": sympy.Abs,
+}
+
+
+def growth_value(growth: Growth, n: int) -> float:
+    """n**a * log(n)**b as a number, for n > 1."""
+    power, logs = (float(Fraction(part)) for part in growth)
+    return float(n**power * math.log(n) ** logs)

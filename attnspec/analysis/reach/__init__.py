@@ -1,0 +1,1 @@
+"""What reads what, directly or through others."""

@@ -1,0 +1,229 @@
+"""All pairs at once: what every query has read, one bit for each key, layer by layer.
+
+A query's new keys are the bits of all positions that it reads, or-ed together. Where those are a
+progression, two rows of a table suffice: the or over 2 ** j neighbours of a residue class, from
+both ends. Blocks of keys are independent of each other, so each is small enough for the cache.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import lru_cache
+
+import numpy as np
+
+from attnspec.analysis.counting.conjunctions import Banded, Listed, Ordered
+from attnspec.analysis.counting.progressions import Group
+from attnspec.analysis.reach.chain import Chain
+from attnspec.analysis.reach.neighbours import Neighbours, Reading
+
+BLOCK = 1 << 19
+"""Words of one block of keys, for all queries together: four mebibytes."""
+
+GATHERED = 1 << 21
+"""Words gathered in one go."""
+
+_ONES = np.array([bin(byte).count("1") for byte in range(256)], np.uint8)
+
+
+@dataclass(frozen=True, eq=False)
+class Level:
+    """How many allowed pairs are not joined after some layers, and the first of them."""
+
+    missing: int
+    first: tuple[int, int] | None
+
+
+def levels(chain: Chain, most: int) -> list[Level]:
+    """The state after 0, 1, … layers: up to `most`, until every allowed pair is joined or until no
+    further layer can join one. A list that ends earlier ends in its last level for ever."""
+    n = chain.n
+    words = -(-n // 64)
+    wide = max(1, BLOCK // max(1, n))
+    found: list[Level] = [Level(0, None)]
+    for begin in range(0, words, wide):
+        part = list(_block(chain, begin, min(words, begin + wide), most))
+        longer = max(len(found), len(part))
+        found = [
+            _together(found[min(i, len(found) - 1)], part[min(i, len(part) - 1)])
+            for i in range(longer)
+        ]
+    return found
+
+
+def _together(one: Level, other: Level) -> Level:
+    pairs = [level.first for level in (one, other) if level.first is not None]
+    return Level(one.missing + other.missing, min(pairs, default=None))
+
+
+def _block(chain: Chain, begin: int, end: int, most: int) -> Iterator[Level]:
+    """The levels of the keys 64 * begin … 64 * end - 1."""
+    n = chain.n
+    keys = np.arange(64 * begin, 64 * end)
+    query = np.arange(n)[:, None]
+    read = packed(query == keys)
+    wanted = packed((keys <= query) if chain.causal else np.broadcast_to(keys < n, (n, len(keys))))
+    level = _level(wanted & ~read, begin)
+    yield level
+    for layer in range(most):
+        if not level.missing:
+            return
+        grown = through(chain.graph(layer), read)
+        if layer >= chain.distinct - 1 and np.array_equal(grown, read):
+            return
+        read = grown
+        level = _level(wanted & ~read, begin)
+        yield level
+
+
+def _level(missing: np.ndarray, begin: int) -> Level:
+    rows = np.flatnonzero(missing.any(axis=1))
+    if len(rows) == 0:
+        return Level(0, None)
+    bits = np.unpackbits(missing[rows[0]].view(np.uint8))
+    first = int(rows[0]), 64 * begin + int(bits.argmax())
+    return Level(int(_ONES[missing.view(np.uint8)].sum(dtype=np.int64)), first)
+
+
+def packed(pairs: np.ndarray) -> np.ndarray:
+    """bool [m, n] as bits, uint64 [m, ceil(n / 64)], the first position in the highest bit of the
+    first byte."""
+    padding = -pairs.shape[1] % 64
+    padded = np.pad(pairs, ((0, 0), (0, padding))) if padding else pairs
+    return np.packbits(padded, axis=1).view(np.uint64)
+
+
+def pairs_per_pass(graph: Neighbours) -> int:
+    """About how many pairs `through` looks at for all keys, as it does for a band: n for each of
+    its queries; a key of a list takes half of that."""
+    listed = 0
+    for reading in graph.readings:
+        if not isinstance(reading.plain, Banded | Ordered):
+            listed += len(_listed(reading)[1])
+    return graph.n * (graph.n * len(graph.readings) + listed // 2)
+
+
+def through(graph: Neighbours, read: np.ndarray) -> np.ndarray:
+    """What each query has read after one more layer, uint64 [n, words]; itself is kept."""
+    grown = read.copy()
+    for reading in graph.readings:
+        _read_through(reading, read, grown)
+    return grown
+
+
+def _read_through(reading: Reading, read: np.ndarray, grown: np.ndarray) -> None:
+    band = reading.plain
+    columns = reading.columns
+    if isinstance(band, Banded | Ordered):
+        rows = slice(None) if reading.rows is None else np.flatnonzero(reading.rows)
+        if isinstance(band, Banded) and not band.relations:
+            # a rectangle: its queries all read the same
+            every = read if columns is None else read[columns]
+            grown[rows] |= np.bitwise_or.reduce(every, axis=0)
+            return
+        source = read if columns is None else np.where(columns[:, None], read, np.uint64(0))
+        if reading.rows is None:
+            _ranges(band, source, grown)
+        else:
+            found = np.zeros_like(read)
+            _ranges(band, source, found)
+            grown[rows] |= found[rows]
+        return
+    found = np.zeros_like(read) if reading.rows is not None else grown
+    _gathered(*_listed(reading), read, found)
+    if reading.rows is not None:
+        rows = np.flatnonzero(reading.rows)
+        grown[rows] |= found[rows]
+
+
+# --- progressions ---------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, eq=False)
+class Lookups:
+    """Ranges of one step and one size class: two entries of the table for each row of `rows`."""
+
+    rows: np.ndarray
+    low: np.ndarray
+    high: np.ndarray
+
+
+@dataclass(frozen=True, eq=False)
+class Table:
+    """The progressions of one step; `lookups[j]` are those with 2 ** j to 2 ** (j + 1) - 1 keys.
+
+    They count positions in the order `order`, None for the natural one.
+    """
+
+    order: np.ndarray | None
+    group: Group
+    lookups: tuple[tuple[Lookups, ...], ...]
+
+
+@lru_cache(maxsize=32)
+def _tables(band: Banded | Ordered) -> tuple[Table, ...]:
+    made = []
+    every = np.arange(band.n)
+    order = band.order if isinstance(band, Ordered) else None
+    for group in [band.group(every)] if isinstance(band, Ordered) else band.groups(every):
+        if len(group.row) == 0:
+            continue
+        size = np.frexp(group.count.astype(np.float64))[1] - 1
+        by_size = np.lexsort((group.row, size))
+        lookups: list[list[Lookups]] = [[] for _ in range(int(size.max()) + 1)]
+        for j in range(len(lookups)):
+            held = by_size[slice(*np.searchsorted(size[by_size], (j, j + 1)))]
+            while len(held):
+                # a row may have several ranges: each goes to a lookup of its own
+                fresh = np.diff(group.row[held], prepend=-1) > 0
+                now = held[fresh]
+                low = group.place[now]
+                lookups[j].append(Lookups(group.row[now], low, low + group.count[now] - (1 << j)))
+                held = held[~fresh]
+        made.append(Table(order, group, tuple(map(tuple, lookups))))
+    return tuple(made)
+
+
+def _ranges(band: Banded | Ordered, source: np.ndarray, grown: np.ndarray) -> None:
+    for table in _tables(band):
+        arranged = source if table.order is None else source[table.order]
+        reach = table.group.ordered(arranged)
+        for j, lookups in enumerate(table.lookups):
+            if j:
+                half = 1 << (j - 1)
+                reach = reach[:-half] | reach[half:]
+            for each in lookups:
+                grown[each.rows] |= reach[each.low] | reach[each.high]
+
+
+# --- edges ----------------------------------------------------------------------------------------
+
+
+@lru_cache(maxsize=32)
+def _listed(reading: Reading) -> tuple[np.ndarray, np.ndarray]:
+    """The edges of a term as pointers and keys, for those that are not progressions."""
+    band = reading.plain
+    listed = band if isinstance(band, Listed) else Listed(reading.pairs, reading.n)
+    if reading.columns is None:
+        return listed.pointers, listed.keys
+    kept = reading.columns[listed.keys]
+    before = np.zeros(len(kept) + 1, np.int64)
+    np.cumsum(kept, out=before[1:])
+    return before[listed.pointers], listed.keys[kept]
+
+
+def _gathered(pointers: np.ndarray, keys: np.ndarray, read: np.ndarray, grown: np.ndarray) -> None:
+    """Or into each row of `grown` the rows of `read` that its keys name."""
+    first, rows = 0, len(read)
+    while first < rows:
+        # as many rows as have about GATHERED words to gather, but one at least
+        most = int(pointers[first]) + max(1, GATHERED // read.shape[1])
+        last = max(first + 1, int(np.searchsorted(pointers, most, side="right")) - 1)
+        begin, end = pointers[first], pointers[last]
+        with_keys = np.flatnonzero(np.diff(pointers[first : last + 1]))
+        if len(with_keys):
+            starts = pointers[first:last][with_keys] - begin
+            gathered = np.bitwise_or.reduceat(read[keys[begin:end]], starts, axis=0)
+            grown[first + with_keys] |= gathered
+        first = last

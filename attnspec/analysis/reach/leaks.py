@@ -1,0 +1,170 @@
+"""Whether a position can learn of a later one, through layers, global tokens, inputs, mechanisms.
+
+A walk from a query to a later key has a step that reads a later key, and that step alone is a walk,
+since the residual stream carries a position through the other layers. So a stack leaks exactly
+when a head of some layer reads a later key, and the shortest leaking path is one step.
+
+What run-time inputs and data decide is tried, not proven: a leak is exact, because the sample that
+shows it is admissible; none found is an estimate.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from attnspec.analysis.counting.affordable import require_listable
+from attnspec.analysis.quality import Figure
+from attnspec.analysis.reach.reach import Steps
+from attnspec.graphs.bind import Situation, bind_attended
+from attnspec.graphs.forms.properties import never_reads_later
+from attnspec.graphs.patterns import BY_NAME
+from attnspec.graphs.relation import Relation
+from attnspec.graphs.stack import MOST_RELATIONS, Stack, TooMuch
+from attnspec.graphs.token_sets import Data
+from attnspec.ir.api_checks import sampled
+from attnspec.ir.program import Attend, Compound, Input, Leaf, Term, inputs_of, leaves
+
+
+@dataclass(frozen=True)
+class Leak:
+    """A position that learns of a later one, the steps by which it does, and under which
+    conditions: "" where it always does."""
+
+    query: int
+    steps: Steps
+    where: str = ""
+
+    @property
+    def key(self) -> int:
+        """The later position."""
+        return self.steps[-1][2]
+
+
+def leak(stack: Stack, n: int) -> Figure[Leak | None]:
+    """The first layer and head, and there the first query, that read a later key, or None.
+
+    Raises TooMuch where that means looking at too many pairs, BindError where a size has no value.
+    """
+    if stack.program.causal:
+        # every graph is intersected with k <= q, a mechanism without a causal form was refused
+        return Figure(None)
+    doubt = ""
+    for layer, head, attend in _slots(stack, n):
+        if attend.mechanism is not None:
+            if n > 1:
+                name = attend.mechanism.name
+                return Figure(Leak(0, ((layer, head, 1),), f"`{name}` mixes all positions"))
+            continue
+        if attend.graph is None or never_reads_later(attend.graph):
+            continue
+        names = inputs_of(attend.graph) - set(stack.inputs or ())
+        decided = [
+            leaf.pattern for leaf in leaves(attend.graph) if BY_NAME[leaf.pattern].data_dependent
+        ]
+        at = _situation(stack, n, layer, head)
+        # what the data decide may hold for any one pair, but two such things perhaps not together
+        graph = _whole(attend.graph)
+        samples = _samples([stack.declared[name] for name in sorted(names)], n)
+        for data, words in samples if len(decided) < 2 else ():
+            relation = bind_attended(graph, replace(at, inputs={**at.inputs, **data}))
+            pair = later_pair(relation, n)
+            if pair is not None:
+                where = " and ".join([*words, *(f"`{name}` joins them" for name in decided)])
+                return Figure(Leak(pair[0], ((layer, head, pair[1]),), where))
+        if names or decided:
+            doubt = "its pairs depend on run-time inputs"
+            if decided:
+                doubt = f"`{decided[0]}` is decided by the data"
+    return Figure(None, "estimate", doubt) if doubt else Figure(None)
+
+
+def later_pair(relation: Relation, n: int) -> tuple[int, int] | None:
+    """The first query of a relation that reads a later key, with the first such key."""
+    if relation.progressions(np.zeros(1, np.int64), n) is None:
+        require_listable(relation, n)
+    for first, last in relation.chunks(n):
+        q = np.arange(first, last)
+        closed = relation.progressions(q, n)
+        if closed is not None:
+            start, stop, step = np.broadcast_arrays(*closed)
+            count = -((start - stop) // step)
+            later = (count > 0) & (start + (count - 1) * step > q[:, None])
+            reading = np.flatnonzero(later.any(axis=1))
+            if len(reading) == 0:
+                continue
+            row = reading[0]
+            query, from_, by = int(q[row]), start[row][later[row]], step[row][later[row]]
+            after = from_ + np.maximum(0, -((from_ - query - 1) // by)) * by
+            return query, int(after.min())
+        rows, keys = relation.rows(first, last, n)
+        at = np.flatnonzero(keys > rows)
+        if len(at):
+            return int(rows[at[0]]), int(keys[at[0]])
+    return None
+
+
+def _slots(stack: Stack, n: int) -> Iterator[tuple[int, int, Attend]]:
+    """Every layer and head that may differ from those before it."""
+    seen: set[int] = set()
+    found = 0
+    for layer, row in enumerate(stack.program.slots):
+        for head, attend in enumerate(row):
+            if attend in seen:
+                continue
+            if not stack.differs(attend):
+                seen.add(attend)
+            found += 1
+            if found > MOST_RELATIONS:
+                raise TooMuch(f"more than {MOST_RELATIONS:,} graphs are not looked into")
+            yield layer, head, stack.program.attends[attend]
+
+
+def _situation(stack: Stack, n: int, layer: int, head: int) -> Situation:
+    given = {
+        name: Data(sampled(stack.declared[name], stack.inputs or {}, n, stack.program.name))
+        for name in stack.inputs or {}
+    }
+    return replace(stack.situation(n, layer, head), inputs=given)
+
+
+def _whole(graph: Term) -> Term:
+    """The graph with `full` in place of what the data decide."""
+    if isinstance(graph, Compound):
+        return replace(graph, terms=tuple(_whole(term) for term in graph.terms))
+    return Leaf("full", ()) if BY_NAME[graph.pattern].data_dependent else graph
+
+
+def _samples(inputs: list[Input], n: int) -> Iterator[tuple[Mapping[str, Data], list[str]]]:
+    """Samples that show what inputs can do, each with its description: as much as can be, as
+    little as can be, and token sets of one end."""
+    if not inputs:
+        yield {}, []
+        return
+    for marks in ("all", "none", "first", "last"):
+        data, words = {}, []
+        for entry in inputs:
+            data[entry.name], said = _sample(entry, marks, n)
+            words.append(f"`{entry.name}` {said}")
+        yield data, words
+
+
+def _sample(entry: Input, marks: str, n: int) -> tuple[Data, str]:
+    little = marks == "none"
+    if entry.kind == "ids":
+        ids = np.arange(n) if little else np.zeros(n, np.int64)
+        return Data(ids), "has a label for each token" if little else "has one label for all tokens"
+    if entry.kind == "length":
+        length = 0 if little else n
+        return Data(np.int64(length)), f"is {length}"
+    marked = np.zeros(n, bool)
+    most = n if entry.at_most is None else min(entry.at_most, n)
+    if marks == "all":
+        marked[:most] = True
+        return Data(marked), "marks every token" if most == n else f"marks the first {most} tokens"
+    if little or most == 0:
+        return Data(marked), "marks no token"
+    marked[0 if marks == "first" else n - 1] = True
+    return Data(marked), f"marks token {0 if marks == 'first' else n - 1}"

@@ -1,0 +1,125 @@
+"""What a set of queries reads, in O(n) for structured patterns, in the number of edges for others.
+
+Each term of a relation reads through its masks. What a term leaves out is counted: a key is read
+where more queries have it in the common part than have it in what is left out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from itertools import combinations
+
+import numpy as np
+
+from attnspec.analysis.counting.conjunctions import Banded, Conjunction, Listed, Turned, shared
+from attnspec.analysis.counting.progressions import Ends
+from attnspec.analysis.counting.rectangles import Term, terms_of
+from attnspec.graphs.operators import Complement, Intersection, transpose_of
+from attnspec.graphs.patterns.full import Full
+from attnspec.graphs.relation import Relation
+
+MOST_LEFT_OUT = 3
+"""The most relations left out by counting, in 2 ** 3 conjunctions; beyond, edges are listed."""
+
+
+@dataclass(frozen=True, eq=False)
+class Reading:
+    """One term: through the masks, what the conjunctions hold, each counted with its sign.
+
+    `pairs` are those of the term before the masks.
+    """
+
+    n: int
+    rows: np.ndarray | None
+    columns: np.ndarray | None
+    counted: tuple[tuple[int, Conjunction], ...]
+    pairs: Relation
+
+    @property
+    def plain(self) -> Conjunction | None:
+        """The one conjunction of a term that leaves nothing out."""
+        return self.counted[0][1] if len(self.counted) == 1 else None
+
+    def mark(self, queries: np.ndarray, into: np.ndarray) -> Ends:
+        """As `Conjunction.mark`, through the masks."""
+        if self.rows is not None:
+            queries = queries[self.rows[queries]]
+        if len(queries) == 0:
+            return self.n, 0
+        if self.columns is None and self.plain is not None:
+            return self.plain.mark(queries, into)
+        if self.plain is not None:
+            found = np.zeros(self.n, bool)
+            self.plain.mark(queries, found)
+        else:
+            tallies = [sign * part.tally(queries) for sign, part in self.counted]
+            found = np.sum(tallies, axis=0) > 0
+        into |= found if self.columns is None else found & self.columns
+        return 0, self.n
+
+    def reversed(self) -> Reading:
+        turned = tuple(
+            (sign, part.inner if isinstance(part, Turned) else Turned(part, self.n))
+            for sign, part in self.counted
+        )
+        return Reading(self.n, self.columns, self.rows, turned, transpose_of(self.pairs))
+
+
+@dataclass(frozen=True, eq=False)
+class Neighbours:
+    """The pairs of one or more relations at one length."""
+
+    n: int
+    readings: tuple[Reading, ...]
+
+    def mark(self, queries: np.ndarray, into: np.ndarray) -> Ends:
+        """Set `into`, bool [n], at every key that one of the queries reads (ascending, int64); all
+        of these lie between the ends that are returned."""
+        low, high = self.n, 0
+        for reading in self.readings:
+            first, last = reading.mark(queries, into)
+            low, high = min(low, first), max(high, last)
+        return low, high
+
+    def read(self, frontier: np.ndarray) -> np.ndarray:
+        """The keys, bool [n], that a set of queries (bool [n]) reads."""
+        found = np.zeros(self.n, bool)
+        self.mark(np.flatnonzero(frontier), found)
+        return found
+
+    def reversed(self) -> Neighbours:
+        """The same pairs the other way: what is read by whom."""
+        return Neighbours(self.n, tuple(reading.reversed() for reading in self.readings))
+
+
+def neighbours(relations: Iterable[Relation], n: int) -> Neighbours:
+    """The union of relations; raises TooMuch where one has no closed form and too many pairs."""
+    terms = (term for relation in relations for term in terms_of(relation, n))
+    # heads and layers that differ in one term often share the others
+    different = {_identity(term): term for term in terms}
+    return Neighbours(n, tuple(_readings(different.values(), n)))
+
+
+def _identity(term: Term) -> tuple[object, ...]:
+    masks = (None if mask is None else mask.tobytes() for mask in (term.rows, term.columns))
+    return (*masks, frozenset(term.held), frozenset(term.left_out))
+
+
+def _readings(terms: Iterable[Term], n: int) -> Iterator[Reading]:
+    for term in terms:
+        outside = tuple(Complement(relation) for relation in term.left_out)
+        parts = (*term.held, *outside)
+        pairs = Intersection(parts) if len(parts) > 1 else parts[0] if parts else Full()
+        yield Reading(n, term.rows, term.columns, tuple(_counted(term, pairs, n)), pairs)
+
+
+def _counted(term: Term, pairs: Relation, n: int) -> Iterator[tuple[int, Conjunction]]:
+    """The pairs held less those left out, by inclusion and exclusion."""
+    if len(term.left_out) > MOST_LEFT_OUT:
+        yield 1, Listed(pairs, n)
+        return
+    for size in range(len(term.left_out) + 1):
+        for some in combinations(term.left_out, size):
+            together = tuple(dict.fromkeys((*term.held, *some)))
+            yield (-1) ** size, shared(together, n) if together else Banded((), n)

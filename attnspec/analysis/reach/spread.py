@@ -1,0 +1,154 @@
+"""How many allowed pairs are not joined yet after 0, 1, 2, … layers, and the first of them.
+
+All figures about all pairs follow from this one list: the depth is its length, the mean shortest
+path its sum over the pairs, the fraction reached one less its entries. Four ways lead to it: bits
+of all pairs, ends of spans, the queries of one period, and, where none of these can, a sample.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import numpy as np
+
+from attnspec.analysis.reach import bitsets
+from attnspec.analysis.reach.chain import Chain
+from attnspec.analysis.reach.period import period
+from attnspec.analysis.reach.spans import Spans, spans_of, themselves
+from attnspec.analysis.reach.walks import hops
+from attnspec.graphs.relation import probes
+
+EVERY_PAIR = 4096
+"""Up to this length all pairs are looked at."""
+
+FEW_QUERIES = 8
+"""Periods so short are quicker followed query by query than all pairs at once."""
+
+MOST_HOPS = 1 << 24
+"""The most hops, queries times positions, that are followed for the queries of one period."""
+
+SAMPLED = 8
+"""Queries that stand for all where nothing exact is known."""
+
+
+@dataclass(frozen=True)
+class Spread:
+    """The allowed pairs not joined after 0, 1, … layers; the last entry stays for ever, or until
+    the last layer that was asked for.
+
+    `first` are the smallest such pairs, None where there is none. `pairs` is the number of allowed
+    pairs and `own` that of pairs (q, q) among them. With `sampled` queries, all of these are about
+    their pairs only.
+    """
+
+    pairs: int
+    own: int
+    missing: tuple[int, ...]
+    first: tuple[tuple[int, int] | None, ...]
+    sampled: int = 0
+
+    @property
+    def layers(self) -> int | None:
+        """After how many layers every pair is joined; None where one never is."""
+        return len(self.missing) - 1 if self.missing[-1] == 0 else None
+
+    def after(self, layers: int) -> tuple[int, tuple[int, int] | None]:
+        """The pairs not joined after some layers: their number and the first."""
+        at = min(layers, len(self.missing) - 1)
+        return self.missing[at], self.first[at]
+
+
+def spread(chain: Chain, most: int | None = None) -> Spread:
+    """The spread over up to `most` layers; raises TooMuch where a graph is too large to look into.
+
+    Exact up to n = EVERY_PAIR, and beyond for causal graphs that repeat themselves.
+    """
+    n = chain.n
+    if n == 0:
+        return Spread(0, 0, (0,), (None,))
+    repeats = period(chain)
+    if repeats is not None and repeats <= n:
+        few = repeats <= FEW_QUERIES
+        if few or (n > EVERY_PAIR and repeats * n <= MOST_HOPS):
+            return _by_period(chain, repeats, most)
+    if n <= EVERY_PAIR:
+        most = n * chain.distinct + 1 if most is None else most
+        spans = spans_of(chain)
+        return _by_bits(chain, most) if spans is None else _by_spans(chain, spans, most)
+    queries = probes(n, SAMPLED).tolist()
+    return _by_queries(chain, [(q, 1) for q in queries], most, sampled=len(queries))
+
+
+def _by_bits(chain: Chain, most: int) -> Spread:
+    found = bitsets.levels(chain, most)
+    missing = tuple(level.missing for level in found)
+    return Spread(chain.pairs, chain.n, missing, tuple(level.first for level in found))
+
+
+def _by_spans(chain: Chain, spans: tuple[Spans, ...], most: int) -> Spread:
+    reach = themselves(chain.n, spans[0].step)
+    missing: list[int] = []
+    first: list[tuple[int, int] | None] = []
+    for layers in range(most + 1):
+        absent = reach.missing(chain.causal)
+        missing.append(int(absent.sum()))
+        first.append(_first_of(reach, absent, chain.causal))
+        if not missing[-1]:
+            break
+        grown = spans[min(layers, len(spans) - 1)].through(reach)
+        if layers >= len(spans) - 1 and grown.same(reach):
+            break
+        reach = grown
+    return Spread(chain.pairs, chain.n, tuple(missing), tuple(first))
+
+
+def _first_of(reach: Spans, absent: np.ndarray, causal: bool) -> tuple[int, int] | None:
+    query = int((absent > 0).argmax())
+    key = reach.unread(query, causal) if absent[query] else None
+    return None if key is None else (query, key)
+
+
+def _by_period(chain: Chain, repeats: int, most: int | None) -> Spread:
+    """Each query of the last period stands for those whole periods before it."""
+    return _by_queries(chain, [(q, repeats) for q in range(chain.n - repeats, chain.n)], most)
+
+
+def _by_queries(
+    chain: Chain, queries: Iterable[tuple[int, int]], most: int | None, sampled: int = 0
+) -> Spread:
+    """The spread of some queries; each with the period by which its pairs may be moved back, or,
+    where it is sampled, stands for itself."""
+    n = chain.n
+    pairs = own = never = 0
+    counts = np.zeros(1, np.int64)
+    least = np.full(1, n * n)
+    never_first = n * n
+    for query, repeats in queries:
+        key = np.arange(chain.allowed(query))
+        found = hops(chain, query, most)[: len(key)]
+        moves = np.zeros(len(key), np.int64) if sampled else key // repeats
+        weight = moves + 1
+        code = (query - moves * repeats) * n + key - moves * repeats
+        joined = found >= 0
+        size = max(len(counts), int(found.max()) + 1)
+        counts = np.pad(counts, (0, size - len(counts)))
+        least = np.pad(least, (0, size - len(least)), constant_values=n * n)
+        # as floats these are exact, below 2 ** 53
+        counts += np.bincount(found[joined], weight[joined], size).astype(np.int64)
+        np.minimum.at(least, found[joined], code[joined])
+        never += int(weight[~joined].sum())
+        never_first = min(never_first, int(code[~joined].min(initial=n * n)))
+        pairs += int(weight.sum())
+        own += int(weight[query])
+    # after L layers those are missing that take more than L
+    later = np.append(np.cumsum(counts[::-1])[::-1][1:], 0) + never
+    first = np.append(np.minimum.accumulate(least[::-1])[::-1][1:], n * n)
+    codes = np.minimum(first, never_first)
+    return Spread(
+        pairs,
+        own,
+        tuple(later.tolist()),
+        tuple(divmod(code, n) if code < n * n else None for code in codes.tolist()),
+        sampled,
+    )

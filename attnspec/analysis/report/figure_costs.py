@@ -1,0 +1,166 @@
+"""The figures of a report about costs and generation: how each is found.
+
+Each function raises Unknown, with the reason, where its figure is not known.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from attnspec.analysis.counting.graph_heads import slots_words
+from attnspec.analysis.quality import Figure, Unknown
+from attnspec.lower.lower import require_built, stand_ins, works_of
+from attnspec.lower.work import mechanism_of
+from attnspec.text.diagnostics import SpecError
+
+if TYPE_CHECKING:
+    from attnspec.analysis.report.inquiry import Inquiry
+
+# --- cost -----------------------------------------------------------------------------------------
+
+
+def cost(name: str) -> Callable[[Inquiry], Figure[Any]]:
+    """How a figure of `LayerCost` is found."""
+
+    def of(report: Inquiry) -> Figure[Any]:
+        _require_running(report)
+        from attnspec.analysis.cost.cost import layer_cost_of
+
+        found = getattr(layer_cost_of(report.stack, report.n, report.steps, _sizes(report)), name)
+        if found is None:
+            raise Unknown(report.stack.unknown or "too many pairs to count")
+        return Figure(found, *_cost_quality(report, name))
+
+    return of
+
+
+def _sizes(report: Inquiry) -> tuple[int, int]:
+    return report.head_size, report.element
+
+
+def _cost_quality(report: Inquiry, name: str) -> tuple[Any, str]:
+    if name == "useful_flops":
+        return "exact", ""
+    backends = ", ".join(dict.fromkeys(step.backend for step in report.steps))
+    note = f"by {backends} on the CPU" if backends else "nothing to run"
+    if _mechanisms(report):
+        return "estimate", f"the products of formulas, {note}"
+    if name in ("bytes", "peak_memory", "intensity"):
+        return "estimate", note
+    if any(step.sampled for step in report.steps):
+        return "estimate", f"from a survey of tiles, {note}"
+    if any(step.upper for step in report.steps):
+        return "bound", f"at most, {note}"
+    return "exact", note
+
+
+def _require_running(report: Inquiry) -> None:
+    try:
+        require_built(report.program)
+    except SpecError as error:
+        raise Unknown(error.diagnostics[0].message) from None
+
+
+def _mechanisms(report: Inquiry) -> str:
+    names = [a.mechanism.name for a in report.program.attends if a.mechanism is not None]
+    return f"`{names[0]}` is a mechanism" if names else ""
+
+
+def break_even(report: Inquiry) -> Figure[Any]:
+    """From which length on the plan beats dense attention."""
+    from attnspec.analysis.cost import cost as costs
+
+    _require_running(report)
+    if report.program.grid is not None:
+        raise Unknown("positions on a grid have one length")
+    found = costs.break_even(report.stack)
+    if found is None:
+        raise Unknown(
+            f"dense attention is estimated to be cheaper up to n = {costs.LONGEST_BREAK:,}"
+        )
+    note = "by the rates of the cost model, forward"
+    if _mechanisms(report):
+        note = "by its products, at the rate of those of dense attention, forward"
+    return Figure(found, "estimate", note)
+
+
+# --- generation -----------------------------------------------------------------------------------
+
+
+def _caches(report: Inquiry) -> list[Any]:
+    from attnspec.analysis.cost.kv_cache import cache_of
+    from attnspec.analysis.reach.leaks import later_pair
+
+    if not report.program.causal and any(
+        later_pair(relation, report.n) is not None for _, _, relation in report.graphs
+    ):
+        raise Unknown("the spec is not causal")
+    return [cache_of(relation, report.n) for _, _, relation in report.graphs]
+
+
+def _state(report: Inquiry) -> int | None:
+    """The numbers that sums of features hold in all heads and layers, None unless every head has a
+    mechanism that goes on from such sums."""
+    from attnspec.lower.mechanism_costs import SUMS, given_to, width_of
+
+    program, n, held = report.program, max(1, report.n), 0
+    if not program.causal or any(
+        attend.mechanism is None or attend.graph is not None or attend.mechanism.name not in SUMS
+        for attend in program.attends
+    ):
+        return None
+    for layer in range(report.program.layer_count):
+        for work, heads in works_of(program, layer, program.heads or 1, n, n, stand_ins(program)):
+            mechanism = mechanism_of(work)
+            width = width_of(mechanism.name, report.head_size, given_to(mechanism))
+            # behind the sums of values that of the weights, unless nothing is divided
+            divided = getattr(mechanism, "normalize", "sum") != "none"
+            held += len(heads) * width * (report.head_size + divided)
+    return held
+
+
+def kv_cache(report: Inquiry) -> Figure[Any]:
+    """The most keys that one head holds at one time."""
+    if _state(report) is not None:
+        return Figure(0, "exact", "sums of features instead")
+    return Figure(max((cache.largest for cache in _caches(report)), default=0))
+
+
+def kv_cache_bytes(report: Inquiry) -> Figure[Any]:
+    """Keys and values of all heads and layers that are held at one time, or sums of features."""
+    state = _state(report)
+    if state is not None:
+        return Figure(state * 4, "exact", "sums of features and values, in float32")
+    caches = _caches(report)
+    if not report.n:
+        return Figure(0)
+    live = np.zeros(report.n, np.int64)
+    for index, cache in enumerate(caches):
+        live += sum(row.get(index, 0) for row in report.stack.bound(report.n).rows) * cache.live
+    held = int(live.max(initial=0)) * 2 * report.head_size * report.element
+    return Figure(held, "exact", "every head with keys and values of its own")
+
+
+def eviction(report: Inquiry) -> Figure[Any]:
+    """When a key may go, for each different rule where it applies."""
+    if _state(report) is not None:
+        return Figure("each key goes into sums of one size and is gone")
+    caches = _caches(report)
+    if not report.n:
+        raise Unknown("there is no position")
+    rules: dict[str, list[int]] = {}
+    for index, cache in enumerate(caches):
+        rules.setdefault(cache.rule, []).append(index)
+    if len(rules) == 1:
+        return Figure(next(iter(rules)))
+    parts = [f"{slots_text(report, indices)}: {rule}" for rule, indices in rules.items()]
+    return Figure("\n".join(parts))
+
+
+def slots_text(report: Inquiry, graphs: list[int]) -> str:
+    """Where some graphs stand: `layer 0..3 head 1`, `every layer head 0, 2`."""
+    slots = report.stack.bound(report.n).slots
+    return slots_words([[index in graphs for index in row] for row in slots])

@@ -1,0 +1,151 @@
+"""What is asked of a spec at one length, and what has been found of it: each thing once.
+
+Figures are found by functions of an inquiry; those that build on the pairs of heads, on the steps
+of a plan or on other figures take them from here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from functools import cached_property
+from itertools import chain
+from typing import TYPE_CHECKING, Any
+
+from attnspec.analysis.counting.degrees import counts_of
+from attnspec.analysis.counting.head_counts import HeadCounts, head_counts
+from attnspec.analysis.quality import Figure, Unknown
+from attnspec.elaborate import Elaborated
+from attnspec.graphs.bind import extents_of
+from attnspec.graphs.relation import Relation
+from attnspec.graphs.stack import Bound, Sample, Stack, TooMuch, has_mechanism, influence
+from attnspec.ir.api_checks import length_of
+from attnspec.ir.parameters import RelationError
+from attnspec.ir.program import Program
+
+if TYPE_CHECKING:
+    from attnspec.analysis.cost.cost import StepCost
+
+
+class Inquiry:
+    """A spec at n positions; with `inputs`, one sample of its run-time inputs.
+
+    `table` says by name how a figure is found. Costs are those of one sample (B = 1) with heads of
+    `head_size` in numbers of `element` bytes. `influence` has the graphs that mechanisms are taken
+    for where reach is asked for.
+    """
+
+    def __init__(
+        self,
+        elaborated: Elaborated,
+        n: int,
+        inputs: Sample | None,
+        table: Mapping[str, Callable[[Inquiry], Figure[Any]]],
+        *,
+        head_size: int = 64,
+        element: int = 4,
+    ) -> None:
+        self.elaborated, self.program = elaborated, elaborated.program
+        self.n = length_of(n)
+        self.head_size, self.element = head_size, element
+        self.stack = Stack(self.program, inputs)
+        self.influence = self.stack
+        if has_mechanism(self.program):
+            self.influence = Stack(influence(self.program), inputs)
+        self._table = table
+        self._figures: dict[str, Figure[Any] | Unknown] = {}
+        # a length that the grid does not have is an error, not an unknown figure
+        extents_of(self.program, self.n)
+        if self.stack.unknown is None and self.n:
+            self.stack.bound_or_too_much(self.n)
+
+    def figure(self, name: str) -> Figure[Any] | Unknown:
+        """A figure with its quality, or why it is not known; KeyError for another name."""
+        if name not in self._figures:
+            self._figures[name] = self._known(self._table[name])
+        return self._figures[name]
+
+    def _known(self, of: Callable[[Inquiry], Figure[Any]]) -> Figure[Any] | Unknown:
+        try:
+            return of(self)
+        except Unknown as unknown:
+            return unknown
+        except TooMuch as error:
+            return Unknown(str(error))
+
+    # --- the pairs of heads ----------------------------------------------------------------------
+
+    @property
+    def graphs(self) -> tuple[tuple[int, int, Relation], ...]:
+        """Each different graph with the first layer and head that have it; raises Unknown."""
+        if self.stack.unknown is not None:
+            raise Unknown(self.stack.unknown)
+        return self.stack.bound(self.n).found if self.n else ()
+
+    @cached_property
+    def per_graph(self) -> tuple[HeadCounts, ...]:
+        """The counts of each different graph, as `Stack.bound` numbers them; raises Unknown."""
+        return tuple(self._counts(relation) for _, _, relation in self.graphs)
+
+    @property
+    def graph_slots(self) -> tuple[tuple[int, int], ...]:
+        """The layers and heads without a mechanism."""
+        return graph_slots(self.program)
+
+    @cached_property
+    def bound_of_graph_heads(self) -> Bound:
+        """The graphs of these heads; raises Unknown, TooMuch."""
+        if self.influence.unknown is not None:
+            raise Unknown(self.influence.unknown)
+        if not self.graph_slots:
+            raise Unknown(self.stack.unknown or "no head has a graph")
+        if not self.n:
+            return Bound((), (), ())
+        wanted = frozenset(self.graph_slots)
+        return self.influence.bound(self.n).only(lambda layer, head: (layer, head) in wanted)
+
+    @property
+    def indices(self) -> dict[tuple[int, int], int]:
+        """The graph of each of these heads, as that bound numbers them."""
+        slots = chain.from_iterable(self.bound_of_graph_heads.slots)
+        return dict(zip(self.graph_slots, slots, strict=False))
+
+    @cached_property
+    def counts_by_head(self) -> dict[tuple[int, int], HeadCounts]:
+        """The counts of each of these heads; raises Unknown where they are not known, TooMuch where
+        they are too many."""
+        graphs = self.bound_of_graph_heads.found
+        if has_mechanism(self.program):
+            counts = tuple(self._counts(relation) for _, _, relation in graphs)
+        else:
+            counts = self.per_graph
+        return {slot: counts[index] for slot, index in self.indices.items()}
+
+    def _counts(self, relation: Relation) -> HeadCounts:
+        try:
+            return head_counts(counts_of(relation, self.n))
+        except RelationError as error:
+            raise Unknown(error.message) from None
+
+    # --- costs -----------------------------------------------------------------------------------
+
+    @cached_property
+    def steps(self) -> tuple[StepCost, ...]:
+        """What each step of the chosen plan costs; raises Unknown."""
+        from attnspec.analysis.cost import cost
+
+        if not self.n:
+            return ()
+        try:
+            return cost.steps_of(self.stack, self.n, self.head_size, self.element)
+        except cost.NotBuilt as error:
+            raise Unknown(str(error)) from None
+
+
+def graph_slots(program: Program) -> tuple[tuple[int, int], ...]:
+    """The layers and heads without a mechanism."""
+    return tuple(
+        (layer, head)
+        for layer, row in enumerate(program.slots)
+        for head, index in enumerate(row)
+        if program.attends[index].mechanism is None
+    )

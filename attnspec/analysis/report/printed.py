@@ -1,0 +1,278 @@
+"""Reports as text, in colour on a terminal, and as HTML in a notebook."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from html import escape
+from typing import TYPE_CHECKING, Any
+
+from rich.text import Text
+
+from attnspec.analysis.counting import graph_heads
+from attnspec.analysis.quality import Figure, Unknown
+from attnspec.analysis.report.figure_table import BY_NAME, ENTRIES, GROUPS, Entry, default_names
+from attnspec.graphs.bind import extents_of
+from attnspec.graphs.stack import TooMuch
+
+if TYPE_CHECKING:
+    from attnspec.analysis.report.inquiry import Inquiry
+
+MOST_GRAPHS = 8
+"""The most different graphs whose counts are printed one by one."""
+
+MOST_NAMED = 3
+"""Up to so many figures that are not known are named one by one."""
+
+_TITLE, _NOTE, _UNKNOWN = "bold", "dim", "dim"
+_QUALITY = {"exact": "green", "bound": "yellow", "estimate": "yellow"}
+
+_UNITS = ("", "k", "M", "G", "T", "P")
+
+
+def page(report: Inquiry, names: Sequence[str] | None = None) -> Text:
+    """The whole report: one line for each figure, with its quality and what is to be said of it."""
+    chosen = default_names(report) if names is None else names
+    text = Text()
+    text.append(report.program.name, _TITLE)
+    text.append(f"  {_about(report)}\n")
+    for group, title in GROUPS.items():
+        entries = [e for e in ENTRIES if e.group == group and e.name in chosen]
+        found = [(entry, report.figure(entry.name)) for entry in entries]
+        reasons = {f.reason for _, f in found if isinstance(f, Unknown)}
+        if not found or (group == "generation" and reasons == {"the spec is not causal"}):
+            continue
+        text.append(f"\n{title}\n", _TITLE)
+        if len(reasons) == 1 and all(isinstance(f, Unknown) for _, f in found):
+            text.append(f"  not known: {reasons.pop()}\n", _UNKNOWN)
+            continue
+        _append_group(text, found, report)
+    if names is None:
+        _append_graphs(text, report)
+    text.rstrip()
+    return text
+
+
+def _about(report: Inquiry) -> str:
+    program = report.program
+    parts = [f"n = {report.n:,}"]
+    grid = extents_of(program, report.n)
+    if grid:
+        parts.append(f"grid {' x '.join(str(extent) for extent in grid)}")
+    if program.layer_count > 1:
+        parts.append(f"{program.layer_count} layers")
+    parts.append("one head for all" if program.heads is None else _plural(program.heads, "head"))
+    parts.append(f"size {report.head_size}")
+    return ", ".join(parts)
+
+
+def _plural(number: int, what: str) -> str:
+    return f"{number:,} {what}{'' if number == 1 else 's'}"
+
+
+def _append_group(
+    text: Text, found: list[tuple[Entry, Figure[Any] | Unknown]], report: Inquiry
+) -> None:
+    shown = _shortened([(entry, f, value_of(entry, f)) for entry, f in found])
+    titles = max(len(entry.title) for entry, _, _ in shown)
+    short = [len(value) for entry, _, value in shown if entry.kind not in ("words", "formula")]
+    width = max(short, default=0)
+    reasons: dict[str, list[str]] = {}
+    for entry, figure, value in shown:
+        if isinstance(figure, Unknown):
+            reasons.setdefault(figure.reason, []).append(entry.title)
+            continue
+        lines = value.splitlines() or [""]
+        text.append(f"  {entry.title:<{titles}}  {lines[0]:<{width}}")
+        for line in lines[1:]:
+            text.append(f"\n{' ' * (titles + 4)}{line}")
+        text.append("  ")
+        text.append(figure.quality, _QUALITY[figure.quality])
+        if figure.note:
+            text.append(f"  {figure.note}", _NOTE)
+        text.append("\n")
+    for reason, names in reasons.items():
+        what = "all else" if len(names) > MOST_NAMED else ", ".join(names)
+        text.append(f"  not known: {what}: {reason}\n", _UNKNOWN)
+
+
+Shown = tuple[Entry, "Figure[Any] | Unknown", str]
+
+
+def _shortened(shown: list[Shown]) -> list[Shown]:
+    """The most, the fewest and the mean on one line; what follows from another line left out."""
+    by_name = {entry.name: (entry, figure, value) for entry, figure, value in shown}
+
+    def joined(most: str, fewest: str, mean: str, title: str) -> None:
+        parts = [by_name.get(name) for name in (most, fewest)]
+        if any(part is None or isinstance(part[1], Unknown) for part in parts):
+            return
+        (entry, figure, high), (_, _, low) = (part for part in parts if part is not None)
+        value = high if low == high else f"{low} to {high}"
+        if mean in by_name and low != high:
+            value += f", mean {by_name[mean][2]}"
+        by_name[most] = replace(entry, title=title), figure, value
+        for name in (fewest, mean):
+            by_name.pop(name, None)
+
+    joined("degree", "min_degree", "mean_degree", "keys of a query")
+    joined("graph_degree", "graph_min_degree", "", "keys of a query there")
+    joined("readers", "min_readers", "", "readers of a key")
+    if "empty_rows" in by_name:
+        by_name.pop("rows_nonempty", None)
+    return list(by_name.values())
+
+
+def _append_graphs(text: Text, report: Inquiry) -> None:
+    """The counts of each different graph, where there are several."""
+    try:
+        graphs = graph_heads.distinct(report)
+    except (Unknown, TooMuch):
+        return
+    if len(graphs) < 2:
+        return
+    text.append("\nHeads\n", _TITLE)
+    rows = [("", "pairs", "density", "keys of a query", "readers of a key")]
+    for where, counts in graphs[:MOST_GRAPHS]:
+        rows.append(
+            (
+                where,
+                f"{counts.edges:,}",
+                _share(counts.density),
+                _span(counts.min_degree, counts.degree),
+                _span(counts.min_readers, counts.readers),
+            )
+        )
+    text.append("\n".join(_aligned(rows)) + "\n")
+    if len(graphs) > MOST_GRAPHS:
+        text.append(f"  and {len(graphs) - MOST_GRAPHS:,} more\n", _NOTE)
+
+
+def _span(low: int, high: int) -> str:
+    return f"{low:,}" if low == high else f"{low:,} to {high:,}"
+
+
+def _aligned(rows: Sequence[Sequence[str]]) -> list[str]:
+    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
+    return [
+        "  "
+        + "  ".join(
+            f"{cell:<{width}}" if column == 0 else f"{cell:>{width}}"
+            for column, (cell, width) in enumerate(zip(row, widths, strict=True))
+        ).rstrip()
+        for row in rows
+    ]
+
+
+# --- several reports ------------------------------------------------------------------------------
+
+
+def table(reports: Sequence[Inquiry], names: Sequence[str] | None = None) -> Text:
+    """Several reports side by side: a row for each figure, a column for each report.
+
+    What is not exact is marked, what is not known left out.
+    """
+    chosen = _common(reports) if names is None else tuple(names)
+    several = len({report.program.name for report in reports}) > 1
+    heads = [f"n = {report.n:,}" for report in reports]
+    rows: list[Sequence[str]] = []
+    if several:
+        rows.append(["", *[report.program.name for report in reports]])
+    rows.append(["", *heads])
+    for name in chosen:
+        entry = BY_NAME[name]
+        if entry.kind == "words":
+            continue
+        figures = [report.figure(name) for report in reports]
+        if all(isinstance(figure, Unknown) for figure in figures):
+            continue
+        rows.append([entry.title, *[_cell(entry, figure) for figure in figures]])
+    text = Text()
+    for index, line in enumerate(_aligned(rows)):
+        text.append(line[2:] + "\n", _TITLE if index < 1 + several else "")
+    text.append("exact but for what is marked: (b) a bound, (e) an estimate", _NOTE)
+    return text
+
+
+def _common(reports: Sequence[Inquiry]) -> tuple[str, ...]:
+    """What is soon found for all of them."""
+    return tuple(
+        name
+        for name in default_names(max(reports, key=lambda report: report.n))
+        if name not in ("edges_formula",)
+    )
+
+
+def _cell(entry: Entry, figure: Figure[Any] | Unknown) -> str:
+    if isinstance(figure, Unknown):
+        return "-"
+    mark = {"exact": "", "bound": " (b)", "estimate": " (e)"}[figure.quality]
+    return value_of(entry, figure) + mark
+
+
+def html(reports: Sequence[Inquiry]) -> str:
+    """An HTML table of reports."""
+    rows = []
+    for name in default_names(max(reports, key=lambda report: report.n)):
+        entry = BY_NAME[name]
+        cells = []
+        for report in reports:
+            figure = report.figure(name)
+            if isinstance(figure, Unknown):
+                cells.append(f"<td>not known</td><td>{escape(figure.reason)}</td>")
+                continue
+            note = f"{figure.quality}{', ' if figure.note else ''}{figure.note}"
+            value = escape(value_of(entry, figure)).replace("\n", "<br>")
+            cells.append(f"<td>{value}</td><td>{escape(note)}</td>")
+        rows.append(f"<tr><th style='text-align:left'>{escape(entry.title)}</th>{''.join(cells)}")
+    heads = "".join(
+        f"<th colspan='2'>{escape(report.program.name)}, n = {report.n:,}</th>"
+        for report in reports
+    )
+    return f"<table><tr><th></th>{heads}</tr>{'</tr>'.join(rows)}</tr></table>"
+
+
+# --- values ---------------------------------------------------------------------------------------
+
+
+def value_of(entry: Entry, figure: Figure[Any] | Unknown) -> str:
+    """The value of a figure as it is printed."""
+    if isinstance(figure, Unknown):
+        return ""
+    value = figure.value
+    if value is None:
+        return "never"
+    match entry.kind:
+        case "count":
+            return f"{value:,}"
+        case "share":
+            return _share(value)
+        case "truth":
+            return "yes" if value else "no"
+        case "flops":
+            return _scaled(value, 1000)
+        case "bytes":
+            return _scaled(value, 1024) + "B"
+        case "words":
+            return str(value)
+        case "formula":
+            # sympy is there where a formula is
+            from attnspec.analysis.growth.sympy_text import readable
+
+            return readable(value)
+        case _:
+            return f"{value:,}" if isinstance(value, int) else f"{value:.4g}"
+
+
+def _share(value: float) -> str:
+    return f"{100 * value:.3g} %"
+
+
+def _scaled(value: int, step: int) -> str:
+    """1.23 G, or 1.23 Gi where units are powers of two."""
+    number, unit = float(value), 0
+    while number >= step and unit < len(_UNITS) - 1:
+        number, unit = number / step, unit + 1
+    prefix = _UNITS[unit] if step == 1000 else _UNITS[unit].upper() + ("i" if unit else "")
+    shown = f"{number:.0f}" if unit == 0 or number >= 999.5 else f"{number:.3g}"
+    return f"{shown} {prefix}" if prefix or step == 1024 else shown

@@ -1,0 +1,1 @@
+"""Eigenvalues and the shape of graphs taken both ways."""

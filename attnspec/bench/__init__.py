@@ -1,0 +1,1 @@
+"""Timing a spec beside others, and measuring the rates of a machine."""

@@ -1,0 +1,189 @@
+"""One spec timed beside rivals, in turns, in one run: what `attnspec bench` prints."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from time import perf_counter
+
+import torch
+
+from attnspec.bench.rivals import OURS, SAME, SDPA, Attention, Problem, Refused, ours, rival
+from attnspec.bench.timing import Timing, turns
+from attnspec.ir.serial import Plain
+
+BACKWARD = 3.5
+"""How many times as long as forward alone a call with gradients is taken to be."""
+
+
+@dataclass(frozen=True)
+class Row:
+    """One subject at one length: its time, or the `reason` for which it has none.
+
+    `ratio` is its time over ours. `eta` is pairs / n² times dense attention without a mask over its
+    time. `predicted` are the planner's seconds for the forward pass, of `backends`. `difference` is
+    the largest between its output and ours; None for work that is not the same.
+    """
+
+    n: int
+    subject: str
+    timing: Timing | None = None
+    reason: str | None = None
+    ratio: float | None = None
+    eta: float | None = None
+    backends: tuple[str, ...] = ()
+    predicted: float | None = None
+    difference: float | None = None
+
+    def data(self) -> dict[str, Plain]:
+        """The fields as plain data."""
+        return {
+            "n": self.n,
+            "subject": self.subject,
+            "timing": None if self.timing is None else self.timing.data(),
+            "reason": self.reason,
+            "ratio": self.ratio,
+            "eta": self.eta,
+            "backends": [*self.backends],
+            "predicted": self.predicted,
+            "difference": self.difference,
+        }
+
+
+@dataclass(frozen=True)
+class Progress:
+    """How far a run is: the rows so far, the share that is done, and what is done now."""
+
+    rows: tuple[Row, ...]
+    share: float
+    doing: str
+
+
+def expected(problems: Sequence[Problem], rivals: Sequence[str], rounds: int, most: float) -> float:
+    """About how many seconds a run takes, as far as there are estimates; at most `most` a length,
+    but for the first call of each subject."""
+    total = 0.0
+    for problem in problems:
+        calls = []
+        for name in (problem.setting.backend, *rivals):
+            try:
+                calls.append(_call_seconds(problem, name))
+            except Refused:
+                continue
+        calls = [seconds for seconds in calls if seconds <= most]
+        total += 3 * sum(calls) + min(most, rounds * sum(calls))
+    return total
+
+
+def _call_seconds(problem: Problem, name: str) -> float:
+    """Estimated seconds of one call; raises Refused."""
+    return (problem.predicted(name) or 0.0) * (BACKWARD if problem.setting.backward else 1.0)
+
+
+def bench(
+    problems: Sequence[Problem], rivals: Sequence[str], rounds: int, most: float
+) -> Iterator[Progress]:
+    """Time ours and the rivals at every length, in turns, for so many rounds or about `most`
+    seconds a length, a round at least; yields after every step.
+
+    Raises BackendError where ours is asked for by a backend that refuses.
+    """
+    rows: tuple[Row, ...] = ()
+    for index, problem in enumerate(problems):
+        for progress in _length(problem, rivals, rounds, most):
+            share = (index + progress.share) / len(problems)
+            yield Progress((*rows, *progress.rows), share, progress.doing)
+        rows = (*rows, *progress.rows)
+
+
+def _length(
+    problem: Problem, rivals: Sequence[str], rounds: int, most: float
+) -> Iterator[Progress]:
+    at = f"n = {problem.n:,}"
+    yield Progress((), 0.0, f"{at}: compiling")
+    subjects: dict[str, Attention] = {}
+    refused: dict[str, str] = {}
+    differences: dict[str, float] = {}
+    expected: torch.Tensor | None = None
+    for name in (OURS, *rivals):
+        if name != OURS:
+            yield Progress(_rows(problem, rivals, {}, refused, {}), 0.0, f"{at}: preparing {name}")
+        try:
+            _require_short(problem, problem.setting.backend if name == OURS else name, most)
+            if name != OURS and expected is None:
+                raise Refused("there is no time of ours to compare with")
+            backend = problem.setting.backend
+            subject = ours(problem, backend) if name == OURS else rival(problem, name)
+            if name != SDPA:
+                output = problem.output(subject).double()
+                expected = output if expected is None else expected
+                differences[name] = (output - expected).abs().max().item()
+                _require_same(differences[name], SAME[problem.setting.dtype])
+            subjects[name] = subject
+        except Refused as error:
+            refused[name] = str(error)
+    calls = {name: problem.call(subject) for name, subject in subjects.items()}
+    steps, done, start = len(calls) * (rounds + 1), 0, perf_counter()
+    for name, timed in turns(calls, rounds):
+        done += 1
+        rows = _rows(problem, rivals, timed, refused, differences)
+        yield Progress(rows, done / steps, f"{at}: {name}")
+        if len(timed) == len(calls) and perf_counter() - start > most:
+            break
+    yield Progress(_rows(problem, rivals, timed if calls else {}, refused, differences), 1.0, at)
+
+
+def _require_short(problem: Problem, name: str, most: float) -> None:
+    """Refuse a call that is estimated to take longer than the whole length may."""
+    seconds = _call_seconds(problem, name)
+    if seconds > most:
+        raise Refused(f"a call is estimated to take {seconds:,.0f} s, {most:g} s are allowed")
+
+
+def _require_same(difference: float, same: float) -> None:
+    # a comparison that NaN fails as well
+    if not difference <= same:
+        raise Refused(f"its result differs from ours by {difference:.3g}, {same:g} is allowed")
+
+
+def _rows(
+    problem: Problem,
+    rivals: Sequence[str],
+    timed: Mapping[str, Timing],
+    refused: Mapping[str, str],
+    differences: Mapping[str, float],
+) -> tuple[Row, ...]:
+    """The rows that are known: those with a time, and those that have none."""
+    return tuple(
+        _row(problem, name, timed, refused.get(name), differences.get(name))
+        for name in (OURS, *rivals)
+        if name in timed or name in refused
+    )
+
+
+def _row(
+    problem: Problem,
+    name: str,
+    timed: Mapping[str, Timing],
+    reason: str | None,
+    difference: float | None,
+) -> Row:
+    timing = timed.get(name)
+    if timing is None:
+        return Row(problem.n, name, reason=reason)
+    ratio = timing.median / timed[OURS].median if OURS in timed else None
+    eta = None
+    # dense attention without a mask does other work, of which all pairs are useful
+    if SDPA in timed and name != SDPA:
+        eta = problem.edges / problem.n**2 * timed[SDPA].median / timing.median
+    chosen = name == OURS
+    return Row(
+        problem.n,
+        name,
+        timing,
+        ratio=ratio,
+        eta=eta,
+        backends=tuple(dict.fromkeys(problem.plan)) if chosen else (),
+        predicted=problem.predicted(problem.setting.backend if chosen else name),
+        difference=difference,
+    )

@@ -1,0 +1,242 @@
+"""Measures the rates of the cost model on this machine.
+
+Every backend runs a few patterns whose amounts differ: many pairs and few, FULL tiles and masks,
+tokens in order and out of it. The rates are the non-negative numbers that explain the measured
+times best, in relative terms, by least squares. What the measurements do not decide stays in
+proportion to the rates that ship.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, fields
+from time import perf_counter
+
+import numpy as np
+import torch
+from scipy.optimize import nnls
+
+from attnspec.backends.bands.kernel import SteppedKernel
+from attnspec.backends.common.masks import with_data
+from attnspec.backends.dense.backend import Dense
+from attnspec.backends.scattered.backend import ScatteredBackend
+from attnspec.backends.tiles.backend import TILES, TilesBackend
+from attnspec.backends.tiles.kernel import TiledKernel
+from attnspec.bench.timing import Timing, machine, turns
+from attnspec.elaborate import elaborate
+from attnspec.graphs.stack import Stack
+from attnspec.ir.program import Program
+from attnspec.layout.orders import NATURAL, Order
+from attnspec.layout.runs import runs_of
+from attnspec.layout.steps import TARGETS, amounts_of, banded, layouts_of
+from attnspec.layout.tile_layout import tile_layout
+from attnspec.lower.cost_model import Amounts, Calibration, Rates, dense_amounts
+from attnspec.lower.lower import stand_ins, works_of
+from attnspec.lower.work import Call, Kernel, Work
+from attnspec.text.decoding import source_of
+
+HEADS, SIZE = 4, 64
+"""The shape of what is run; rates are for one head."""
+
+ROUNDS = 8
+"""Turns of all trials."""
+
+SECONDS = 30.0
+"""No further turn begins after so long; a whole round is done in any case."""
+
+TIE = 0.1
+"""How much weight the rates that ship have, where that of one measurement is 1."""
+
+LEAST = 0.1
+"""The smallest rate, as a part of what ships on a machine that is as much faster: nothing is free,
+or the planner would take any amount of it."""
+
+CPU = torch.device("cpu")
+
+DENSE = (("full", 64), ("full", 256), ("window(radius = 64)", 1024), ("causal", 2048))
+
+SCATTERED = (
+    ("random(keys = 2, seed = 0)", 256),
+    ("random(keys = 4, seed = 0)", 8192),
+    ("random(keys = 64, seed = 0)", 2048),
+    ("random(keys = 32, seed = 0)", 8192),
+    # here keys no longer fit the caches next to the cores
+    ("random(keys = 32, seed = 0)", 16384),
+    ("expander(degree = 32, seed = 0)", 16384),
+    ("window(radius = 200)", 16384),
+)
+
+TILED = (
+    ("window(radius = 8)", 256),
+    ("window(radius = 16)", 4096),
+    ("window(radius = 512)", 4096),
+    ("block(size = 256)", 4096),
+    ("strided(stride = 64)", 1024),
+    ("window(radius = 128) | global(first(64))", 16384),
+)
+"""What is run in tiles of each size."""
+
+BANDED = (
+    ("window(radius = 8)", 256, 1),
+    ("window(radius = 16)", 8192, 1),
+    ("window(radius = 512)", 4096, 1),
+    ("block(size = 256)", 8192, 1),
+    ("residue(step = 8)", 4096, 8),
+    ("residue(step = 32)", 8192, 32),
+    ("dilated(radius = 1024, step = 8)", 8192, 8),
+    ("window(radius = 64) | global(first(64))", 4096, 1),
+)
+"""What is run as one step in tiles of each size, and the step of its order."""
+
+MERGED = (
+    (8192, ("residue(step = 64)", 64), ("window(radius = 63) - residue(step = 64)", 1)),
+    (4096, ("window(radius = 32)", 1), ("block(size = 128) - window(radius = 32)", 1)),
+)
+"""What is run in two steps, each with the step of its order."""
+
+PACKED = 4096
+"""The length at which documents are laid out."""
+
+
+@dataclass(frozen=True)
+class Trial:
+    """Something to run; `amounts` are those of one head."""
+
+    name: str
+    amounts: Amounts
+    run: Callable[[], object]
+
+
+@dataclass(frozen=True)
+class Measured:
+    """The seconds of one head of a trial: the least, the median, and those that the fitted rates
+    expect."""
+
+    name: str
+    seconds: float
+    median: float
+    expected: float
+
+
+def trials() -> Iterator[Trial]:
+    """Everything that is run, built one by one."""
+    for text, n in DENSE:
+        work = _work(text, n)
+        yield _trial("dense", text, work, dense_amounts(work), Dense().build(work, _HEADS, CPU))
+    scattered = ScatteredBackend()
+    for text, n in SCATTERED:
+        work = _work(text, n)
+        kernel = scattered.build(work, _HEADS, CPU)
+        yield _trial("scattered", text, work, scattered.amounts(work), kernel)
+    tiles = TilesBackend()
+    for text, n in TILED:
+        work = _work(text, n)
+        for tile in TILES:
+            layout = tile_layout(work.relation, n, n, tile)
+            kernel = TiledKernel(work, _HEADS, CPU, runs_of(layout), layout.masks)
+            yield _trial(f"tiles of {tile}", text, work, tiles.amounts(work, tile), kernel)
+    for text, n, step in BANDED:
+        work = _work(text, n)
+        for target in TARGETS:
+            whole = (banded(work.relation, n, n, _order(step), target),)
+            kernel = SteppedKernel(work, _HEADS, CPU, layouts_of(whole, n, n))
+            yield _trial(f"bands of {target}", text, work, amounts_of(whole, n), kernel)
+    for n, *parts in MERGED:
+        text = " | ".join(part for part, _ in parts)
+        work = _work(text, n)
+        bands = tuple(
+            banded(_work(part, n).relation, n, n, _order(step), TARGETS[0]) for part, step in parts
+        )
+        kernel = SteppedKernel(work, _HEADS, CPU, layouts_of(bands, n, n))
+        yield _trial("bands", text, work, amounts_of(bands, n), kernel)
+    yield Trial(f"packed documents, n = {PACKED}", {"bands_layout": 1}, _packed(PACKED))
+
+
+_HEADS = tuple(range(HEADS))
+
+
+def _program(body: str) -> Program:
+    return elaborate(source_of(f"attention trial {{ {body} }}")).program
+
+
+def _work(text: str, n: int) -> Work:
+    return Work(Stack(_program(f"attend {text}")).relation(n), n, n)
+
+
+def _order(step: int) -> Order:
+    return NATURAL if step == 1 else Order(step, step)
+
+
+def _trial(name: str, text: str, work: Work, amounts: Amounts, kernel: Kernel) -> Trial:
+    generator = torch.Generator().manual_seed(0)
+    shape = (1, HEADS, work.n_q, SIZE)
+    q, k, v = (torch.randn(shape, generator=generator) for _ in range(3))
+    call = Call()
+
+    def run() -> object:
+        with torch.no_grad():
+            return kernel(q, k, v, call)
+
+    return Trial(f"{name}, {text}, n = {work.n_q}", amounts, run)
+
+
+def _packed(n: int) -> Callable[[], object]:
+    """Lays out packed documents of unequal lengths; a layout serves all heads."""
+    program = _program("input ids: ids causal attend same(ids)")
+    ((work, _),) = works_of(program, 0, HEADS, n, n, stand_ins(program))
+    ids = np.sqrt(np.arange(n) / 8).astype(np.int64)
+
+    def run() -> object:
+        # inputs are compared by identity, so these are new each time
+        relation = with_data(work.relation, {"ids": ids})
+        tried = [banded(relation, n, n, NATURAL, target) for target in TARGETS]
+        return layouts_of((tried[0],), n, n)
+
+    return run
+
+
+def calibrate(
+    rounds: int = ROUNDS, show: Callable[[float, str], None] = lambda share, doing: None
+) -> tuple[Calibration, list[Measured]]:
+    """Runs all trials in turns and fits the rates; `show` is told the share that is done."""
+    prepared = []
+    for trial in trials():
+        show(0.0, f"preparing {trial.name}")
+        prepared.append(trial)
+    runs = {trial.name: trial.run for trial in prepared}
+    steps = len(runs) * (rounds + 1)
+    timed: dict[str, Timing] = {}
+    start = perf_counter()
+    for done, (name, known) in enumerate(turns(runs, rounds), 1):
+        timed = known
+        show(max(done / steps, min(1.0, (perf_counter() - start) / SECONDS)), name)
+        if len(timed) == len(runs) and perf_counter() - start > SECONDS:
+            break
+    # what slows a machine for a while is not the kernel's
+    seconds = [timed[trial.name].least / HEADS for trial in prepared]
+    rates = fitted([trial.amounts for trial in prepared], seconds)
+    measured = [
+        Measured(trial.name, found, timed[trial.name].median / HEADS, rates.seconds(trial.amounts))
+        for trial, found in zip(prepared, seconds, strict=True)
+    ]
+    return (
+        Calibration(rates, torch.get_num_threads(), torch.__version__, machine()),
+        measured,
+    )
+
+
+def fitted(amounts: Sequence[Amounts], seconds: Sequence[float]) -> Rates:
+    """The rates that explain the seconds that these amounts took, in relative terms."""
+    names = [entry.name for entry in fields(Rates)]
+    shipped = np.array([getattr(Rates(), name) for name in names])
+    table = np.array([[taken.get(name, 0.0) for name in names] for taken in amounts]) * shipped
+    # one unknown for each rate, in units of what ships; one row for each measurement, in units of
+    # its time
+    rows = table / np.array(seconds)[:, None]
+    slower = float(statistics.median(1.0 / rows.sum(axis=1)))
+    tied = np.eye(len(names)) * TIE / slower
+    right = np.concatenate([np.ones(len(rows)), np.full(len(names), TIE)])
+    found, _ = nnls(np.concatenate([rows, tied]), right)
+    values = np.maximum(found, LEAST * slower) * shipped
+    return Rates(**{name: float(f"{x:.4g}") for name, x in zip(names, values, strict=True)})

@@ -1,0 +1,302 @@
+"""What a spec is timed beside: dense attention, the same mask elsewhere, each backend by name.
+
+A rival takes the tensors of a `Problem`; one that cannot do the work says why.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TypeAlias
+
+import numpy as np
+import torch
+from torch.nn import functional
+
+from attnspec.backends import BACKENDS
+from attnspec.backends.common.masks import with_data
+from attnspec.backends.common.score_formula import scale_of
+from attnspec.backends.planner import AUTO, backend_of, choose
+from attnspec.graphs.relation import Relation, evaluate_pairs
+from attnspec.graphs.stack import LONGEST_MASK
+from attnspec.layout.edge_count import edges_of
+from attnspec.lower.cost_model import dense_seconds
+from attnspec.lower.lower import stand_ins, works_of
+from attnspec.lower.work import Backend, BackendError, Work
+from attnspec.spec import Spec
+from attnspec.verification import sample_inputs
+
+Attention: TypeAlias = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
+"""q, k and v -> the output."""
+
+OURS, SDPA, MASK, FLEX = "ours", "sdpa", "mask", "flex"
+
+RIVALS = (SDPA, MASK, FLEX, *(backend.name for backend in BACKENDS))
+"""Dense attention without a mask, with the spec's mask, FlexAttention, and our backends."""
+
+MASK_BYTES = 1 << 30
+"""Of the largest dense masks."""
+
+COUNTED = 1 << 30
+"""Pairs that are looked at to count edges; beyond, the number is estimated."""
+
+DTYPES = {
+    "float32": torch.float32,
+    "float64": torch.float64,
+    "bfloat16": torch.bfloat16,
+    "float16": torch.float16,
+}
+
+SAME = {
+    torch.float32: 1e-4,
+    torch.float64: 1e-9,
+    torch.bfloat16: 3e-2,
+    torch.float16: 4e-3,
+}
+"""The largest difference at which two results count as the same."""
+
+
+class Refused(Exception):
+    """Why a rival is not timed."""
+
+
+@dataclass(frozen=True)
+class Setting:
+    """What is computed: the shape of the tensors, their type, and with gradients or without."""
+
+    heads: int
+    batch: int = 1
+    size: int = 64
+    dtype: torch.dtype = torch.float32
+    backward: bool = False
+    layer: int = 0
+    backend: str = AUTO
+
+
+class Problem:
+    """A layer of a spec at one length, with tensors; the same numbers each time."""
+
+    def __init__(self, spec: Spec, n: int, setting: Setting) -> None:
+        self.spec, self.n, self.setting = spec, n, setting
+        self._predicted: dict[str, float] = {}
+        program = spec.program
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(0)
+            self.sample = {name: x[0] for name, x in sample_inputs(program, n).items()}
+        self.inputs = {
+            name: x.expand(setting.batch, *x.shape).contiguous() for name, x in self.sample.items()
+        }
+        self.works = works_of(program, setting.layer, setting.heads, n, n, stand_ins(program))
+
+    @cached_property
+    def tensors(self) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """q, k and v, [batch, heads, n, size]."""
+        setting = self.setting
+        generator = torch.Generator().manual_seed(0)
+        shape = (setting.batch, setting.heads, self.n, setting.size)
+        q, k, v = (
+            torch.randn(shape, generator=generator)
+            .to(setting.dtype)
+            .requires_grad_(setting.backward)
+            for _ in range(3)
+        )
+        return q, k, v
+
+    def given(self, relation: Relation, tensors: bool = False) -> Relation:
+        """A relation with the sample's inputs in it, as arrays or as tensors."""
+        values = {
+            name: x.item() if x.ndim == 0 else x if tensors else x.numpy()
+            for name, x in self.sample.items()
+        }
+        return with_data(relation, values)
+
+    @cached_property
+    def edges(self) -> float:
+        """Pairs of one head, the mean over the heads; estimated where counting takes long."""
+        total = 0.0
+        for work, heads in self.works:
+            relation = self.given(work.relation)
+            few = relation.progressions(np.arange(min(self.n, 1)), self.n) is not None
+            counted = few or self.n * self.n <= COUNTED
+            edges = relation.edges(self.n) if counted else edges_of(relation, self.n, self.n)
+            total += len(heads) * edges
+        return total / self.setting.heads
+
+    @cached_property
+    def plan(self) -> list[str]:
+        """The backend of each group of heads; raises BackendError."""
+        found = []
+        for work, _ in self.works:
+            backend = _backend(work, self.setting.backend)
+            refusal = backend.refuses(work, "cpu")
+            if refusal is not None:
+                raise BackendError(f"the backend {backend.name} refuses: {refusal}")
+            found.append(backend.name)
+        return found
+
+    def predicted(self, rival: str) -> float | None:
+        """Estimated seconds of a rival or backend for all heads, forward, None where there is no
+        estimate; raises Refused."""
+        if rival == FLEX:
+            return None
+        if rival in self._predicted:
+            return self._predicted[rival]
+        total = 0.0
+        for work, heads in self.works:
+            if rival in (SDPA, MASK):
+                total += len(heads) * dense_seconds(work)
+                continue
+            backend = _backend(work, rival)
+            refusal = backend.refuses(work, "cpu")
+            if refusal is not None:
+                raise Refused(refusal)
+            total += len(heads) * backend.cost(work)
+        self._predicted[rival] = total * self.setting.batch * self.setting.size / 64
+        return self._predicted[rival]
+
+    def call(self, attention: Attention) -> Callable[[], object]:
+        """One call, and where gradients are wanted those of q, k and v."""
+        if not self.setting.backward:
+
+            def forward() -> object:
+                with torch.no_grad():
+                    return attention(*self.tensors)
+
+            return forward
+        inputs = self.tensors
+        upstream = torch.ones_like(inputs[0])
+        return lambda: torch.autograd.grad(attention(*inputs), inputs, upstream)
+
+    def output(self, attention: Attention) -> torch.Tensor:
+        """The output, without gradients."""
+        with torch.no_grad():
+            return attention(*self.tensors)
+
+
+def _backend(work: Work, name: str) -> Backend:
+    return choose(work, "cpu") if name == AUTO else backend_of(name)
+
+
+def ours(problem: Problem, backend: str) -> Attention:
+    """The compiled module, by a backend or the planner's choice; raises Refused."""
+    problem.predicted(backend)
+    if backend == "dense" and problem.n > LONGEST_MASK:
+        raise Refused(f"its mask is built up to n = {LONGEST_MASK:,}")
+    module, layer = problem.spec.compile(backend=backend), problem.setting.layer
+    inputs = problem.inputs or None
+    return lambda q, k, v: module(q, k, v, layer=layer, inputs=inputs)
+
+
+def rival(problem: Problem, name: str) -> Attention:
+    """The attention of a rival; raises Refused."""
+    if name == SDPA:
+        return lambda q, k, v: functional.scaled_dot_product_attention(q, k, v)
+    if name == MASK:
+        return _masked(problem)
+    if name == FLEX:
+        return _flex(problem)
+    return ours(problem, name)
+
+
+def _masked(problem: Problem) -> Attention:
+    """Dense attention with the spec's mask."""
+    scale = _scale(problem)
+    n = problem.n
+    size = n * n * len(problem.works)
+    if n > LONGEST_MASK or size > MASK_BYTES:
+        raise Refused(f"its masks take {size / 2**30:,.1f} GiB, one at most is built")
+    inputs = {name: x.numpy() for name, x in problem.sample.items()}
+    masks = torch.empty(len(problem.works), n, n, dtype=torch.bool)
+    for mask, (_, heads) in zip(masks, problem.works, strict=True):
+        held = problem.spec.mask(n, problem.setting.layer, heads[0], inputs)
+        mask.copy_(torch.from_numpy(held))
+    # with four dimensions torch keeps to its fast kernel
+    chosen = masks[None] if len(masks) == 1 else masks[None, _groups(problem)]
+    return lambda q, k, v: functional.scaled_dot_product_attention(
+        q, k, v, attn_mask=chosen, scale=scale
+    )
+
+
+def _flex(problem: Problem) -> Attention:
+    """FlexAttention, compiled, with a mask made of the relation itself."""
+    scale = _scale(problem)
+    if problem.setting.backward:
+        raise Refused("FlexAttention has no backward on the CPU")
+    if problem.n > LONGEST_MASK:
+        raise Refused(f"its block mask looks at every pair, up to n = {LONGEST_MASK:,} here")
+    from torch.nn.attention.flex_attention import create_block_mask, flex_attention
+
+    n, groups = problem.n, _groups(problem)
+    relations = [problem.given(work.relation, tensors=True) for work, _ in problem.works]
+    for work, _ in problem.works:
+        _require_tensors(problem, work)
+
+    def kept(b: torch.Tensor, h: torch.Tensor, q: torch.Tensor, k: torch.Tensor) -> torch.Tensor:
+        # a relation may answer with a plain True
+        held: torch.Tensor = (q >= 0) & relations[0].holds(q, k, n)
+        for number, relation in enumerate(relations[1:], 1):
+            held = torch.where(groups[h] == number, relation.holds(q, k, n), held)
+        return held
+
+    heads = None if len(relations) == 1 else problem.setting.heads
+    torch.compiler.reset()
+    try:
+        with warnings.catch_warnings():
+            # what a compiler has to say about another package's kernel helps nobody here
+            warnings.simplefilter("ignore")
+            mask = create_block_mask(kept, None, heads, n, n, device="cpu")
+            compiled = torch.compile(flex_attention, dynamic=False)
+            with torch.no_grad():
+                compiled(*problem.tensors, block_mask=mask, scale=scale)
+    except Exception as error:
+        raise Refused(f"it cannot be compiled here: {_reason(error)}") from None
+
+    def run(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+        found: torch.Tensor = compiled(q, k, v, block_mask=mask, scale=scale)
+        return found
+
+    return run
+
+
+def _require_tensors(problem: Problem, work: Work) -> None:
+    """Refuse a relation that does not say of tensors what it says of arrays."""
+    at = np.unique(np.linspace(0, problem.n - 1, 17).astype(np.int64))
+    q, k = at[:, None], at[None]
+    expected = evaluate_pairs(problem.given(work.relation), q, k, problem.n)
+    relation = problem.given(work.relation, tensors=True)
+    try:
+        pairs = torch.from_numpy(q), torch.from_numpy(k)
+        found = torch.as_tensor(relation.holds(*pairs, problem.n)).expand(expected.shape)
+    except Exception as error:
+        raise Refused(f"the graph is evaluated by numpy alone: {_reason(error)}") from None
+    if not np.array_equal(found.numpy(), expected):
+        raise Refused("the graph is evaluated by numpy alone")
+
+
+def _scale(problem: Problem) -> float:
+    """The one scale of all heads; Refused where a mask is not all there is to the work."""
+    formula = next((w.mechanism for w, _ in problem.works if w.mechanism is not None), None)
+    if formula is not None:
+        raise Refused(f"`{formula.name}` is a formula, and a mask is not")
+    if not all(work.plain for work, _ in problem.works):
+        raise Refused("the spec changes its scores or their normaliser, and a mask cannot")
+    scales = {scale_of(work, problem.setting.size) for work, _ in problem.works}
+    if len(scales) > 1:
+        raise Refused("the heads have different scales")
+    return scales.pop()
+
+
+def _groups(problem: Problem) -> torch.Tensor:
+    """The number of each head's work, int64 [heads]."""
+    numbers = torch.zeros(problem.setting.heads, dtype=torch.int64)
+    for number, (_, heads) in enumerate(problem.works):
+        numbers[list(heads)] = number
+    return numbers
+
+
+def _reason(error: BaseException) -> str:
+    lines = str(error).strip().splitlines()
+    text = f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__
+    return text if len(text) <= 120 else f"{text[:117]}..."

@@ -1,0 +1,1 @@
+"""Claims, lints and repairs."""

@@ -1,0 +1,39 @@
+"""What `check` says of a spec: lints, and a verdict on each claim, with advice where one fails."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from attnspec.check.lints import rows_without_keys
+from attnspec.check.verdicts import LENGTHS, Verdict
+from attnspec.graphs.stack import Stack
+from attnspec.text.diagnostics import Diagnostic
+
+if TYPE_CHECKING:
+    from attnspec.elaborate import Elaborated
+
+
+def check(spec: Elaborated, verdicts: Sequence[Verdict]) -> list[Diagnostic]:
+    """Lints and claims of a spec, in the order of the text; with advice where a claim on reach
+    fails."""
+    lints = rows_without_keys(Stack(spec.program), LENGTHS)
+    return [*lints, *(d for verdict in verdicts for d in _explained(spec, verdict, verdicts))]
+
+
+def _explained(
+    spec: Elaborated, verdict: Verdict, verdicts: Sequence[Verdict]
+) -> tuple[Diagnostic, ...]:
+    """The diagnostics of a verdict, with advice where one is found."""
+    if verdict.failed_at is None:
+        return verdict.diagnostics
+    # a claim that fails is rare, and what looks for repairs takes long to load
+    from attnspec.check.repairs import advice_for, repairable, words
+
+    if not repairable(verdict.claim):
+        return verdict.diagnostics
+    advice = advice_for(spec, verdict, verdicts)
+    *others, refuted = verdict.diagnostics
+    advised, notes = words(advice)
+    return (*others, replace(refuted, help=advised, notes=notes))

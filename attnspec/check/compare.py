@@ -1,0 +1,328 @@
+"""Where two specs differ: the pairs that only one of them has, head by head.
+
+Heads whose graphs come to one form (see `forms`) have the same pairs for every n; all others are
+compared at one length, row by row where closed forms do not count them.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from itertools import product
+from typing import TYPE_CHECKING
+
+from attnspec.analysis.counting.degrees import edges_of
+from attnspec.analysis.counting.differences import EXAMPLES, Pairs, only_in
+from attnspec.check.other_differences import Mechanisms, asides, kind_of, mechanisms_of
+from attnspec.check.verdicts import LENGTHS
+from attnspec.elaborate import Elaborated
+from attnspec.graphs.bind import extents_of
+from attnspec.graphs.forms.conditions import equal
+from attnspec.graphs.forms.dnf import form_of, place_of
+from attnspec.graphs.patterns import BY_NAME
+from attnspec.graphs.relation import Relation
+from attnspec.graphs.stack import MOST_POSITIONS, MOST_RELATIONS, Sample, Stack, TooMuch
+from attnspec.ir.api_checks import length_of
+from attnspec.ir.program import Attend, inputs_of, leaves
+from attnspec.lower.mechanism_sizes import symbols_in
+from attnspec.text.diagnostics import AttnSpecError, did_you_mean
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+Slot = tuple[int, int]
+"""A layer and a head."""
+
+
+@dataclass(frozen=True)
+class Compared:
+    """The pairs of some heads, which have one graph in each spec.
+
+    `slots` are their layers and heads. `proven`: the same pairs for every n. Counts are of one of
+    these heads; they are None where the pairs are not known, for the `reason` given. Where pairs
+    are the same by chance of the length, `differ_at` is one at which they are not, if one is found.
+    `mechanisms` are those of the heads. Where one of the two is a mechanism without a graph there
+    are no pairs: `alike` says whether they are one mechanism, `reason` which, or what differs.
+    """
+
+    slots: tuple[Slot, ...]
+    proven: bool
+    only_in_a: Pairs | None = None
+    only_in_b: Pairs | None = None
+    in_both: int | None = None
+    reason: str = ""
+    differ_at: int | None = None
+    mechanisms: Mechanisms | None = None
+    alike: bool | None = None
+    relations: tuple[Relation, Relation] | None = field(default=None, compare=False, repr=False)
+
+    @property
+    def equal(self) -> bool | None:
+        """Whether the pairs are the same, or the mechanisms where there are no pairs; None where
+        that is not known."""
+        if self.proven:
+            return True
+        if self.alike is not None:
+            return self.alike
+        if self.only_in_a is None or self.only_in_b is None:
+            return None
+        return not self.only_in_a and not self.only_in_b
+
+    @property
+    def same_mechanism(self) -> bool:
+        """Whether both have one mechanism, or none."""
+        return self.mechanisms is None or self.mechanisms.equal
+
+    def to_dict(self) -> dict[str, object]:
+        """As plain data."""
+        sides = {"only_in_a": self.only_in_a, "only_in_b": self.only_in_b}
+        return {
+            "slots": [list(slot) for slot in self.slots],
+            "equal": self.equal,
+            "proven": self.proven,
+            **{name: None if pairs is None else pairs.to_dict() for name, pairs in sides.items()},
+            "in_both": self.in_both,
+            "reason": self.reason or None,
+            "differ_at": self.differ_at,
+            "mechanisms": None if self.mechanisms is None else self.mechanisms.to_dict(),
+        }
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Two specs compared at n positions; `notes` say what else sets them apart."""
+
+    a: Elaborated
+    b: Elaborated
+    n: int
+    compared: tuple[Compared, ...]
+    notes: tuple[str, ...]
+
+    @property
+    def equal(self) -> bool | None:
+        """Whether all compared heads have the same pairs at n, and the same mechanisms beside
+        them; None where some are not known."""
+        found = {one.equal if one.same_mechanism else False for one in self.compared}
+        return False if False in found else None if None in found else True
+
+    @property
+    def proven(self) -> bool:
+        """Whether they have for every n, by their forms."""
+        return all(one.proven and one.same_mechanism for one in self.compared)
+
+    @cached_property
+    def only_in_a(self) -> Pairs:
+        """The pairs of `a` alone: counted over all heads compared, examples from the first."""
+        return self._only([one.only_in_a for one in self.compared])
+
+    @cached_property
+    def only_in_b(self) -> Pairs:
+        """The pairs of `b` alone, likewise."""
+        return self._only([one.only_in_b for one in self.compared])
+
+    def _only(self, sides: Sequence[Pairs | None]) -> Pairs:
+        found = [
+            (pairs, len(one.slots))
+            for pairs, one in zip(sides, self.compared, strict=True)
+            if pairs
+        ]
+        if not found:
+            return Pairs()
+        return Pairs(
+            count=sum(pairs.count * heads for pairs, heads in found),
+            queries=sum(pairs.queries * heads for pairs, heads in found),
+            first=min(pairs.first for pairs, _ in found if pairs.first is not None),
+            last=max(pairs.last for pairs, _ in found if pairs.last is not None),
+            examples=found[0][0].examples[:EXAMPLES],
+        )
+
+    def to_dict(self) -> dict[str, object]:
+        """As plain data."""
+        return {
+            "a": self.a.program.name,
+            "b": self.b.program.name,
+            "n": self.n,
+            "equal": self.equal,
+            "proven": self.proven,
+            "only_in_a": self.only_in_a.to_dict(),
+            "only_in_b": self.only_in_b.to_dict(),
+            "compared": [one.to_dict() for one in self.compared],
+            "notes": list(self.notes),
+        }
+
+    def to_json(self) -> str:
+        """The same as JSON."""
+        return json.dumps(self.to_dict(), indent=2, allow_nan=False)
+
+    def __repr__(self) -> str:
+        return f"<Difference of {self.a.program.name} and {self.b.program.name}, n = {self.n:,}>"
+
+
+def compare(a: Elaborated, b: Elaborated, n: int, inputs: Sample | None = None) -> Comparison:
+    """The pairs that only one of two specs has at n positions, for each layer and head.
+
+    As `attnspec.diff` says; raises SpecError where a size has no value at n, AttnSpecError for a
+    length that one of them does not have or for an input that neither declares.
+    """
+    n = length_of(n)
+    if n > MOST_POSITIONS:
+        raise TooMuch(f"lengths above {MOST_POSITIONS:,} are not looked into, got n = {n:,}")
+    for spec in (a, b):
+        # a length that a grid does not have is an error, not a difference
+        extents_of(spec.program, n)
+    samples = _inputs(a, b, inputs)
+    compared = tuple(_compared(a, b, n, slots, samples) for slots in _slots(a, b))
+    return Comparison(a, b, n, compared, tuple(asides(a, b, [one.slots[0] for one in compared])))
+
+
+def _inputs(a: Elaborated, b: Elaborated, inputs: Sample | None) -> tuple[Sample, Sample]:
+    """What each spec declares of the inputs given."""
+    if inputs is not None and not isinstance(inputs, Mapping):
+        raise TypeError(f"inputs must map names to arrays, got {type(inputs).__name__}")
+    given = dict(inputs or {})
+    declared = [entry.name for spec in (a, b) for entry in spec.program.inputs]
+    for name in given:
+        if name not in declared:
+            hint = did_you_mean(str(name), declared)
+            raise AttnSpecError(
+                f"neither spec declares an input `{name}`, their inputs are"
+                f" {', '.join(declared) or 'none'}" + (f": {hint}" if hint else "")
+            )
+    known = [{entry.name for entry in spec.program.inputs} for spec in (a, b)]
+    first, second = ({name: x for name, x in given.items() if name in own} for own in known)
+    return first, second
+
+
+def _common(one: int | None, other: int | None) -> int:
+    """How many layers or heads there are to compare; None serves any number of them."""
+    return min((count for count in (one, other) if count is not None), default=1)
+
+
+def _slots(a: Elaborated, b: Elaborated) -> list[tuple[Slot, ...]]:
+    """The layers and heads to compare, those that must come out the same together."""
+    layers = _common(a.program.layers, b.program.layers)
+    heads = _common(a.program.heads, b.program.heads)
+    stacks = Stack(a.program), Stack(b.program)
+    differs = [
+        [stack.differs(at) or _asks(attend) for at, attend in enumerate(stack.program.attends)]
+        for stack in stacks
+    ]
+    found: dict[tuple[object, ...], list[Slot]] = {}
+    for slot in product(range(layers), range(heads)):
+        numbers = tuple(_attend_number(spec, *slot) for spec in (a, b))
+        own = any(here[number] for here, number in zip(differs, numbers, strict=True))
+        found.setdefault((*numbers, slot if own else None), []).append(slot)
+        if len(found) > MOST_RELATIONS:
+            raise TooMuch(f"more than {MOST_RELATIONS:,} graphs are not looked into")
+    return [tuple(slots) for slots in found.values()]
+
+
+def _asks(attend: Attend) -> bool:
+    """Whether a mechanism has other options in another layer or head."""
+    asked = set() if attend.mechanism is None else symbols_in(attend.mechanism)
+    return bool(asked & {"layer", "head"})
+
+
+def _attend_number(spec: Elaborated, layer: int, head: int) -> int:
+    program = spec.program
+    row = program.row(layer)
+    return row[0 if program.heads is None else head]
+
+
+def _compared(
+    a: Elaborated, b: Elaborated, n: int, slots: tuple[Slot, ...], samples: tuple[Sample, Sample]
+) -> Compared:
+    layer, head = slots[0]
+    one, other = a.program.attend(layer, head), b.program.attend(layer, head)
+    mechanisms = mechanisms_of(a, b, n, layer, head)
+    if one.graph is None or other.graph is None:
+        return _of_formulas(slots, one, other, mechanisms)
+    found = _of_graphs(a, b, n, slots, samples)
+    return replace(found, mechanisms=mechanisms)
+
+
+def _of_graphs(
+    a: Elaborated, b: Elaborated, n: int, slots: tuple[Slot, ...], samples: tuple[Sample, Sample]
+) -> Compared:
+    layer, head = slots[0]
+    one, other = a.program.attend(layer, head), b.program.attend(layer, head)
+    proven = same_for_every_n(a, b, layer, head)
+    for spec, attend, sample in ((a, one, samples[0]), (b, other, samples[1])):
+        reason = _not_known(spec, attend, sample)
+        if reason:
+            return Compared(slots, proven, reason=reason)
+    first = Stack(a.program, samples[0]).relation(n, layer, head)
+    second = Stack(b.program, samples[1]).relation(n, layer, head)
+    if n == 0 or proven:
+        try:
+            edges = edges_of(first, n) if n else 0
+        except TooMuch:
+            return Compared(slots, proven, Pairs(), Pairs(), relations=(first, second))
+        return Compared(slots, proven, Pairs(), Pairs(), edges, relations=(first, second))
+    try:
+        only_in_a, only_in_b = only_in(first, second, n), only_in(second, first, n)
+        in_both = edges_of(first, n) - only_in_a.count
+    except TooMuch as error:
+        return Compared(slots, proven, reason=str(error))
+    elsewhere = None if only_in_a or only_in_b else _differ_at(a, b, layer, head)
+    return Compared(
+        slots,
+        proven,
+        only_in_a,
+        only_in_b,
+        in_both,
+        differ_at=elsewhere,
+        relations=(first, second),
+    )
+
+
+def _of_formulas(
+    slots: tuple[Slot, ...], one: Attend, other: Attend, mechanisms: Mechanisms | None
+) -> Compared:
+    """Where one of two heads, or both, have no graph: one mechanism, or what sets them apart."""
+    if mechanisms is None or one.graph is not other.graph:
+        words = f"{kind_of(one)} in a, {kind_of(other)} in b"
+        return Compared(slots, False, reason=words, mechanisms=mechanisms, alike=False)
+    alike = mechanisms.equal
+    proven = alike and mechanisms.lasting
+    return Compared(slots, proven, reason=str(mechanisms), mechanisms=mechanisms, alike=alike)
+
+
+def _differ_at(a: Elaborated, b: Elaborated, layer: int, head: int) -> int | None:
+    """A length at which the graphs of one layer and head differ, of those that claims are checked
+    at; None where they do not, or where inputs would be needed."""
+    for n in LENGTHS:
+        try:
+            first, second = (Stack(spec.program).relation(n, layer, head) for spec in (a, b))
+            if only_in(first, second, n) or only_in(second, first, n):
+                return n
+        except AttnSpecError:
+            # a size without a value, a grid of another length, too many pairs
+            continue
+    return None
+
+
+def same_for_every_n(a: Elaborated, b: Elaborated, layer: int, head: int) -> bool:
+    """Whether the graphs of one layer and head come to one form, `causal` included."""
+    forms = []
+    for spec in (a, b):
+        graph = spec.program.attend(layer, head).graph
+        forms.append(None if graph is None else form_of(graph, place_of(spec.program, layer, head)))
+    first, second = forms
+    return first is not None and second is not None and equal(first, second)
+
+
+def _not_known(spec: Elaborated, attend: Attend, sample: Sample) -> str:
+    """Why the pairs of a graph are not known, "" where they are."""
+    if attend.graph is None:
+        return ""
+    missing = sorted(inputs_of(attend.graph) - set(sample))
+    if missing:
+        names = ", ".join(f"`{name}`" for name in missing)
+        return f"`{spec.program.name}` reads run-time inputs that are not given: {names}"
+    for leaf in leaves(attend.graph):
+        if BY_NAME[leaf.pattern].data_dependent:
+            return f"`{leaf.pattern}` of `{spec.program.name}` is decided by the data"
+    return ""

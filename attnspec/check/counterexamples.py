@@ -1,0 +1,148 @@
+"""Claims on reach and on causality: whether they hold at a length, else a counterexample.
+
+Each check answers None where the claim holds at n and words for a counterexample where it does not.
+It raises TooMuch where neither is known.
+"""
+
+from __future__ import annotations
+
+import math
+import operator
+from collections.abc import Callable
+from typing import TypeAlias
+
+from attnspec.analysis.growth.stable import difference
+from attnspec.analysis.quality import Figure
+from attnspec.analysis.reach import reach
+from attnspec.analysis.reach.leaks import leak
+from attnspec.analysis.reach.reach import Steps
+from attnspec.graphs.stack import Stack, TooMuch
+
+COMPARE: dict[str, Callable[[float, float], bool]] = {
+    "<": operator.lt,
+    "<=": operator.le,
+    ">": operator.gt,
+    ">=": operator.ge,
+    "==": operator.eq,
+    "!=": operator.ne,
+}
+
+Distance: TypeAlias = "Figure[int | None] | Figure[float | None]"
+
+LONGEST_DRAWN = 4
+"""The most steps of a path that a message draws."""
+
+
+def causal(stack: Stack, n: int) -> str | None:
+    """Against `causal`: a position that learns of a later one."""
+    found = leak(stack, n)
+    if found.value is None:
+        if found.quality != "exact":
+            raise TooMuch(found.note)
+        return None
+    layer, head, key = found.value.steps[0]
+    where = f", where {found.value.where}" if found.value.where else ""
+    place = slot_text(stack, layer, head)
+    return f"position {found.value.query} reads the later position {key}{place}{where}"
+
+
+def stable(stack: Stack, n: int) -> str | None:
+    """Against `stable`: a query that reads a key at one of two lengths up to n alone."""
+    found = difference(stack.program, n)
+    if found is None:
+        return None
+    return f"{found.what}{slot_text(stack, found.layer, found.head)}; {found.fault}"
+
+
+def reaches(stack: Stack, n: int, layers: int) -> str | None:
+    """Against `reach(layers = L)`: the first query and key that are not joined, and their path."""
+    found = reach.spread_in_layers(stack, n, layers)
+    missing, pair = found.after(layers)
+    if pair is None:
+        if found.sampled:
+            raise TooMuch(f"{found.sampled} queries have read all they may, the others are unknown")
+        return None
+    query, key = pair
+    count = f" ({missing:,} such pairs)" if not found.sampled else ""
+    steps = reach.path(stack, n, query, key)
+    how = "no layer ever joins them"
+    if steps is not None:
+        how = f"that takes {steps[0][0] + 1}, {drawn(stack, query, steps)}"
+    unit = "layer" if layers == 1 else "layers"
+    return f"after {layers} {unit} query {query} has not read {key}{count}; {how}"
+
+
+def compared(stack: Stack, n: int, name: str, compare: str, value: float) -> str | None:
+    """Against a comparison of `depth`, `diameter` or `path_length`: what it is, and a pair."""
+    found: Distance = _FIGURES[name](stack, n)
+    if found.value is None:
+        return f"some allowed pair is never joined: {found.note}"
+    if found.quality == "estimate":
+        return _by_estimate(stack, n, name, compare, value, found.value, found.note)
+    if COMPARE[compare](found.value, value):
+        return None
+    return f"it is {shown(found.value)}, compared with {shown(value)}" + _pair(
+        stack, n, name, compare, value, found.value
+    )
+
+
+def _by_estimate(
+    stack: Stack, n: int, name: str, compare: str, value: float, found: float, note: str
+) -> str | None:
+    """What follows where a figure is only known not to be less than what was found."""
+    if name != "path_length":
+        more = found >= value if compare == "<" else found > value
+        if compare in (">", ">=") and COMPARE[compare](found, value):
+            return None
+        if compare in ("<", "<=", "==") and more:
+            pair = _pair(stack, n, name, compare, value, found)
+            return f"it is at least {shown(found)}, compared with {shown(value)}{pair}"
+    raise TooMuch(f"it is estimated, {shown(found)}: {note}")
+
+
+def _pair(stack: Stack, n: int, name: str, compare: str, value: float, found: float) -> str:
+    """The first pair that takes longer than a claim allows, with its path."""
+    if name == "path_length" or compare not in ("<", "<=", "==") or found < value:
+        return ""
+    allowed = math.ceil(value) - 1 if compare == "<" else math.floor(value)
+    if name == "depth":
+        _, pair = reach.spread_in_layers(stack, n).after(max(0, allowed))
+        steps = None if pair is None else reach.path(stack, n, *pair)
+    else:
+        _, pair = reach.spread_in_union(stack, n).after(max(0, allowed))
+        steps = None if pair is None else reach.path_in_union(stack, n, *pair)
+    return f": {drawn(stack, pair[0], steps)}" if pair and steps else ""
+
+
+def drawn(stack: Stack, query: int, steps: Steps) -> str:
+    """A path as `900 -> 640 (layer 1) -> 3 (layer 0, head 2)`, the middle of long ones left out."""
+    heads = stack.program.heads is not None
+    shown_steps = [
+        f"{key} (layer {layer}{f', head {head}' if heads else ''})" for layer, head, key in steps
+    ]
+    if len(steps) > LONGEST_DRAWN:
+        left = len(steps) - LONGEST_DRAWN + 1
+        shown_steps[LONGEST_DRAWN - 2 : -1] = [f"… {left} more …"]
+    return " -> ".join([str(query), *shown_steps])
+
+
+def slot_text(stack: Stack, layer: int, head: int) -> str:
+    """Where a head stands, as far as the spec tells layers and heads apart: ` in layer 1`."""
+    parts = []
+    if stack.program.layer_count > 1:
+        parts.append(f"layer {layer}")
+    if stack.program.heads is not None:
+        parts.append(f"head {head}")
+    return f" in {', '.join(parts)}" if parts else ""
+
+
+def shown(number: float) -> str:
+    """A figure in a message."""
+    return f"{number:,}" if isinstance(number, int) else f"{number:.6g}"
+
+
+_FIGURES = {
+    "depth": reach.depth,
+    "diameter": reach.diameter,
+    "path_length": reach.path_length,
+}

@@ -1,0 +1,171 @@
+"""Reach that follows from how a spec is written, for every n and every input.
+
+Of each layer the form of its heads together is known (see `forms`). Three rules bound the layers
+after which all allowed pairs are joined; each is sound, and none is complete.
+
+1. A layer that has every allowed pair joins them all.
+2. Two layers do, the upper one going from the query to a position in between, the lower one on to
+   the key:
+   - columns(T) above rows(T), for a token set T that is never empty (not under `causal`)
+   - residue(step = s) and window(radius = s - 1), in either order: q and k are joined by way of the
+     position congruent to q (or k) that is nearest to k (or q) on the side of the other
+   - under `causal`, summary(stride = s) above block(size = s): by way of the last cell of k's block
+3. A window of radius 1 in every layer joins all pairs after n - 1 of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from attnspec.check.places import values
+from attnspec.graphs.forms.conditions import Form, Held, TooMany, contained, joined, merged
+from attnspec.graphs.forms.dnf import Place, form_of, place_of
+from attnspec.graphs.stack import Stack, TooMuch
+from attnspec.ir.program import Claim, Leaf, Program, Term, Tokens
+from attnspec.ir.scalars import Apply, Scalar, ScalarError, Symbol
+
+MOST_GRAPHS = 64
+"""The most different graphs of one spec for which a proof is tried."""
+
+LINE = "n - 1"
+"""A bound by the length of the sequence, where no number is known."""
+
+Bound = int | str | None
+"""A number of layers, LINE, or None where nothing is known."""
+
+
+def proven(claim: Claim, stack: Stack) -> bool:
+    """Whether a claim on reach follows from the form of the spec."""
+    if claim.kind == "reach":
+        compare = "<="
+    elif claim.kind in ("depth", "diameter", "path_length") and claim.compare in ("<", "<="):
+        compare = claim.compare
+    else:
+        return False
+    layers = layer_forms(stack)
+    if layers is None:
+        return False
+    if claim.kind in ("diameter", "path_length"):
+        # the union of all layers and heads, again and again; the mean is never above the longest
+        layers = _union(layers)
+        if layers is None:
+            return False
+    bound = bound_of(layers, stack.program)
+    try:
+        return all(_below(bound, compare, value) for value in values(claim, stack))
+    except (TooMuch, ScalarError):
+        return False
+
+
+def _below(bound: Bound, compare: str, value: Scalar) -> bool:
+    if isinstance(bound, int):
+        if not isinstance(value, int | float):
+            return False
+        return bound <= value if compare == "<=" else bound < value
+    if bound is None:
+        return False
+    if value == Symbol("n"):
+        return True
+    return compare == "<=" and value == Apply("-", (Symbol("n"), 1))
+
+
+def layer_forms(stack: Stack) -> list[Form] | None:
+    """The form of each layer up to the last that is not a repetition, None where they are many.
+
+    A mechanism is left out: it only adds to what is joined.
+    """
+    program = stack.program
+    known: dict[tuple[object, ...], Form] = {}
+    layers: list[Form] = []
+    for layer, row in enumerate(program.slots):
+        parts: dict[Form, None] = {}
+        for head, number in enumerate(row):
+            graph = program.attends[number].graph
+            if graph is None:
+                continue
+            own = (layer, head) if stack.differs(number) else None
+            if (number, own) not in known:
+                if len(known) == MOST_GRAPHS:
+                    return None
+                found = form_of(graph, place_of(program, layer, head))
+                # of a form that is not known no pair is used
+                known[number, own] = frozenset() if found is None else found
+            parts[known[number, own]] = None
+        try:
+            layers.append(merged(joined(list(parts))))
+        except TooMany:
+            return None
+    while len(layers) > 1 and layers[-1] == layers[-2]:
+        layers.pop()
+    return layers
+
+
+def _union(layers: list[Form]) -> list[Form] | None:
+    try:
+        return [merged(joined(layers))]
+    except TooMany:
+        return None
+
+
+def bound_of(layers: list[Form], program: Program) -> Bound:
+    """Layers after which all allowed pairs are joined, as far as the rules say."""
+    # context fields of patterns do not matter here: the rules look for patterns without them
+    place = Place(program.causal)
+
+    def has(layer: Form, term: Term) -> bool:
+        found = form_of(term, place)
+        return found is not None and contained(found, layer)
+
+    # the last layer may stand above itself
+    every = [*layers, layers[-1]]
+    for number, layer in enumerate(every):
+        if has(layer, Leaf("full", ())):
+            return number + 1
+        below = every[:number]
+        if any(
+            has(layer, a) and has(low, b) for low in below for a, b in _steps(layer, low, place)
+        ):
+            return number + 1
+    near = Leaf("window", (("after", 0 if program.causal else 1), ("before", 1)))
+    return LINE if all(has(layer, near) for layer in layers) else None
+
+
+def _steps(upper: Form, lower: Form, place: Place) -> Iterator[tuple[Term, Term]]:
+    """Two graphs, one for the upper and one for the lower layer, that join all pairs in two
+    steps; for the patterns that occur in these layers."""
+    for leaf in _patterns(upper):
+        given = dict(leaf.arguments)
+        if leaf.pattern == "columns" and not place.causal and _never_empty(given["tokens"]):
+            yield leaf, Leaf("rows", leaf.arguments)
+        if leaf.pattern == "residue":
+            yield leaf, _near(given["step"])
+        if leaf.pattern == "summary" and place.causal:
+            size = given["stride"]
+            sizes = (("after", 0), ("before", 0), ("size", size))
+            yield leaf, Leaf("block", sizes)
+    for leaf in _patterns(lower):
+        if leaf.pattern == "residue":
+            yield _near(dict(leaf.arguments)["step"]), leaf
+
+
+def _near(step: object) -> Leaf:
+    radius = Apply("-", (step, 1)) if not isinstance(step, int) else step - 1  # type: ignore[arg-type]
+    return Leaf("window", (("radius", radius),))
+
+
+def _patterns(form: Form) -> Iterator[Leaf]:
+    """The patterns that hold in some conjunction."""
+    for conjunction in form:
+        for one in conjunction:
+            if isinstance(one, Held) and one.wanted and isinstance(one.term, Leaf):
+                yield one.term
+
+
+def _never_empty(tokens: object) -> bool:
+    """Whether a token set has a member in every sequence that has a position."""
+    if not isinstance(tokens, Tokens):
+        return False
+    count = tokens.values[-1]
+    if tokens.kind in ("first", "last"):
+        return isinstance(count, int) and count >= 1
+    return tokens.kind == "every" and count == 0

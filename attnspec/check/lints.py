@@ -1,0 +1,74 @@
+"""Lints: queries without a key, graphs without a pair, sizes that have no value at any length."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+
+from attnspec.analysis.counting.degrees import degrees_of
+from attnspec.check.counterexamples import slot_text
+from attnspec.graphs.relation import Relation
+from attnspec.graphs.stack import Stack, TooMuch
+from attnspec.ir.parameters import RelationError
+from attnspec.text.diagnostics import AttnSpecError, Diagnostic, SpecError
+from attnspec.text.source import Span
+
+
+def rows_without_keys(stack: Stack, checked: tuple[int, ...]) -> Iterator[Diagnostic]:
+    """Warnings of queries and graphs without pairs; errors where none of the lengths that claims
+    are `checked` at has a graph."""
+    if stack.unknown:
+        return
+    yield from _without_length(stack, checked)
+    reported: set[int] = set()
+    lengths = stack.lengths((64, 257, 1024))
+    for n in reversed(lengths):
+        try:
+            for layer, head, relation in stack.relations(n):
+                attend = stack.program.attend(layer, head)
+                if attend.span is None or attend.span.start in reported:
+                    continue
+                slot = slot_text(stack, layer, head)
+                found = _empty_rows(relation, n, attend.span, slot, n == lengths[-1])
+                if found is not None:
+                    reported.add(attend.span.start)
+                    yield found
+        except TooMuch:
+            continue
+
+
+def _empty_rows(
+    relation: Relation, n: int, span: Span, slot: str, longest: bool
+) -> Diagnostic | None:
+    try:
+        degrees = degrees_of(relation, n)
+    except RelationError as error:
+        message = error.message if f"n = {n}" in error.message else f"{error.message} at n = {n}"
+        return Diagnostic("A320", message, span)
+    empty = np.flatnonzero(degrees == 0)
+    if len(empty) == 0:
+        return None
+    if len(empty) == n and longest:
+        return Diagnostic("A902", f"this graph has no pairs at n = {n}{slot}", span, "warning")
+    rows = ", ".join(str(row) for row in empty[:4]) + (", …" if len(empty) > 4 else "")
+    return Diagnostic(
+        "A901",
+        f"{len(empty)} of {n} queries have no key{slot}: {rows}",
+        span,
+        "warning",
+        notes=("a query without a key gets output 0 and gradient 0",),
+        help="`| self` gives every query itself",
+    )
+
+
+def _without_length(stack: Stack, checked: tuple[int, ...]) -> Iterator[Diagnostic]:
+    """What is wrong at the longest length, if the spec has none of the lengths at all."""
+    if stack.fixed_length() is None and not stack.lengths(checked):
+        try:
+            stack.bound(checked[-1])
+        except SpecError as error:
+            yield from error.diagnostics
+        except AttnSpecError:
+            # a grid of another size
+            return

@@ -1,0 +1,71 @@
+"""Claims on how fast edges grow: derived from how the spec is written, else judged by counting."""
+
+from __future__ import annotations
+
+from attnspec.analysis.counting.degrees import total_edges
+from attnspec.analysis.growth.order import growth_range
+from attnspec.analysis.growth.size_growth import growth_text, size_growth
+from attnspec.check.places import Place, values
+from attnspec.graphs.relation import probes
+from attnspec.graphs.stack import Stack, TooMuch
+from attnspec.ir.program import Claim
+from attnspec.ir.scalars import Scalar, evaluate
+from attnspec.text.diagnostics import AttnSpecError
+
+GROWTH = (16_384, 65_536, 262_144)
+"""The lengths between which `order` compares the edges of graphs with closed forms."""
+
+GROWTH_LOOKED_INTO = (256, 1024, 4096)
+"""The same for graphs whose pairs must be looked at."""
+
+
+def against(claim: Claim, stack: Stack, unknown: str | None, looked_at: list[int]) -> str | None:
+    """Words against `order <= EXPR`, or None; edges over the bound may not grow from length to
+    length. `looked_at` gets the lengths at which edges were counted.
+
+    Raises TooMuch where nothing is known, with the reason `unknown` where pairs are, and
+    AttnSpecError, ScalarError or ZeroDivisionError where a bound has no value.
+    """
+    if stack.program.grid is not None:
+        raise TooMuch("positions on a grid have one length")
+    known = growth_range(stack)
+    open_bounds: dict[Scalar, Place] = {}
+    for bound, place in values(claim, stack).items():
+        allowed = size_growth(bound)
+        if allowed is None or known.high > allowed:
+            if allowed is not None and unknown is None and known.low > allowed:
+                return f"the edges grow as {growth_text(known.low)}{place.text}"
+            open_bounds[bound] = place
+    if open_bounds and unknown is not None:
+        raise TooMuch(unknown)
+    return _by_counting(stack, open_bounds, looked_at) if open_bounds else None
+
+
+def _by_counting(stack: Stack, bounds: dict[Scalar, Place], looked_at: list[int]) -> str | None:
+    lengths = GROWTH if _in_closed_form(stack, GROWTH) else GROWTH_LOOKED_INTO
+    edges = []
+    for n in lengths:
+        looked_at.append(n)
+        edges.append(total_edges(stack, n))
+    for bound, place in bounds.items():
+        parts = [
+            count / float(evaluate(bound, stack.situation(n).values))
+            for count, n in zip(edges, lengths, strict=True)
+        ]
+        if parts[-1] > 1.1 * parts[-2]:
+            figures = ", ".join(f"{part:.3g}" for part in parts)
+            at = ", ".join(f"{n:,}" for n in lengths)
+            return f"edges over the bound grow{place.text}, {figures} at n = {at}"
+    return None
+
+
+def _in_closed_form(stack: Stack, lengths: tuple[int, ...]) -> bool:
+    """Whether the edges can be counted without looking at pairs."""
+    try:
+        return all(
+            relation.progressions(probes(n, 3), n) is not None
+            for n in lengths
+            for _, _, relation in stack.bound(n).found
+        )
+    except AttnSpecError:
+        return False

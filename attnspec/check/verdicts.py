@@ -1,0 +1,370 @@
+"""A verdict on each claim of a program.
+
+A claim that follows from how the spec is written is proven for every n and every input. Any other
+claim without `at` is checked at `LENGTHS`, no more; diagnostics say at which length it failed.
+What cannot be checked is reported (A609), never passed over.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
+
+import numpy as np
+
+from attnspec.analysis.counting.degrees import degrees_of
+from attnspec.analysis.counting.differences import row_text
+from attnspec.analysis.counting.figures import FIGURES
+from attnspec.analysis.growth.stable import is_stable
+from attnspec.check import counterexamples, form_proofs, graph_claims, orders
+from attnspec.check.counterexamples import COMPARE, shown, slot_text
+from attnspec.check.places import (
+    EVERYWHERE,
+    GRAPHS,
+    Place,
+    cases,
+    few_places,
+    reads_by_head,
+    without_end,
+)
+from attnspec.graphs.bind import BindError, integer_of
+from attnspec.graphs.forms.properties import is_symmetric, never_reads_later, reads_itself
+from attnspec.graphs.patterns import BY_NAME
+from attnspec.graphs.stack import Stack, TooMuch, has_mechanism, influence
+from attnspec.ir.program import Claim, Program, Term, inputs_of, leaves
+from attnspec.ir.scalars import ScalarError, evaluate
+from attnspec.text.diagnostics import AttnSpecError, Diagnostic, SpecError
+
+if TYPE_CHECKING:
+    pass
+
+LENGTHS = (1, 2, 64, 257, 1024)
+"""The lengths at which a claim about every n is checked."""
+
+LONGEST = 4096
+"""Claims that need all pairs of a graph written out are checked up to this length."""
+
+_LONG = frozenset(
+    "edges degree density rows_nonempty causal reach depth diameter path_length flops bytes subset"
+    " ==".split()
+)
+"""Claims that are checked at lengths above `LONGEST` too, as far as the graphs allow it."""
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What is known of one claim: proven for every n, or checked at `lengths`; where it is refuted,
+    `failed_at` says at which of them first, None where that is no matter of a length."""
+
+    claim: Claim
+    status: Literal["proven", "checked", "refuted", "unchecked"]
+    lengths: tuple[int, ...] = ()
+    failed_at: int | None = None
+    diagnostics: tuple[Diagnostic, ...] = ()
+
+    def to_dict(self) -> dict[str, object]:
+        """As plain data."""
+        return {
+            "claim": self.claim.text,
+            "status": self.status,
+            "lengths": list(self.lengths),
+            "failed_at": self.failed_at,
+        }
+
+
+def judge(program: Program) -> list[Verdict]:
+    """A verdict on each claim of a program, in the order of the text."""
+    stack = Stack(program)
+    return [verdict_on(claim, stack) for claim in program.claims]
+
+
+# --- claims -----------------------------------------------------------------------------------
+
+
+def verdict_on(claim: Claim, stack: Stack) -> Verdict:
+    """What is known of one claim."""
+    # a mechanism has pairs as far as it lets something through
+    felt = Stack(influence(stack.program), stack.inputs) if has_mechanism(stack.program) else stack
+    if claim.kind in _OF_REACH:
+        stack = felt
+    if claim.at is not None:
+        lengths = tuple(sorted(set(claim.at)))
+    else:
+        lengths = () if claim.kind == "order" else tuple(felt.lengths(LENGTHS))
+    followed = _follows(claim, stack)
+    looked_at: list[int] = []
+    found = tuple(dict.fromkeys(_claim(claim, stack, lengths, followed, looked_at)))
+    codes = {d.code for d in found}
+    if codes - {"A609"}:
+        failed = looked_at[-1] if looked_at and "A606" in codes else None
+        return Verdict(claim, "refuted", lengths, failed, found)
+    if codes:
+        return Verdict(claim, "unchecked", lengths, None, found)
+    if followed or (claim.kind == "order" and not looked_at):
+        return Verdict(claim, "proven")
+    return Verdict(claim, "checked", tuple(looked_at))
+
+
+def _follows(claim: Claim, stack: Stack) -> bool:
+    """Whether a claim follows from how the spec is written."""
+    if claim.kind == "stable":
+        return is_stable(stack.program)
+    if claim.kind in GRAPHS:
+        return graph_claims.proven(claim, stack.program, few_places(claim, stack))
+    if claim.kind in _PROOFS:
+        return _proven(claim, stack)
+    return form_proofs.proven(claim, stack)
+
+
+def _claim(
+    claim: Claim, stack: Stack, lengths: tuple[int, ...], followed: bool, looked_at: list[int]
+) -> Iterator[Diagnostic]:
+    """What is wrong with a claim, or keeps it from being checked; `looked_at` gets the lengths at
+    which that was seen."""
+    about_graphs = claim.kind in GRAPHS
+    if followed and not about_graphs:
+        return
+    reason = stack.unknown if not about_graphs else _unknown_terms(claim)
+    if claim.kind in _OF_COST and has_mechanism(stack.program):
+        # formulas say what mechanisms cost, or what is missing
+        reason = None
+    more_heads = None if about_graphs else reads_by_head(stack)
+    if more_heads is not None and not _is_about_each(claim):
+        reason = reason or more_heads
+    reason = reason or without_end(claim, stack)
+    if claim.kind in _IN_DOUBT and reason is not None:
+        yield from _in_doubt(claim, stack, looked_at)
+        return
+    if claim.kind == "order":
+        yield from _order(claim, stack, reason, looked_at)
+        return
+    if reason is not None:
+        if not followed:
+            yield _unchecked(claim, reason)
+        return
+    refuted = False
+    for one in _at_lengths(claim, stack, lengths, followed, looked_at):
+        refuted = refuted or one.code != "A609"
+        yield one
+    if more_heads is not None and not refuted:
+        yield _unchecked(claim, more_heads)
+
+
+def _is_about_each(claim: Claim) -> bool:
+    """Whether a claim that fails for one head fails however many there are."""
+    return claim.compare in (None, "<", "<=") and claim.kind not in _OF_REACH
+
+
+def _at_lengths(
+    claim: Claim, stack: Stack, lengths: tuple[int, ...], followed: bool, looked_at: list[int]
+) -> Iterator[Diagnostic]:
+    if not lengths:
+        listed = ", ".join(f"{n:,}" for n in LENGTHS)
+        yield _unchecked(claim, f"the spec has none of the lengths {listed}")
+    elif claim.at is None and stack.program.grid is None and len(lengths) < len(LENGTHS):
+        missing = ", ".join(f"{n:,}" for n in LENGTHS if n not in lengths)
+        yield _unchecked(claim, f"a size has no value at n = {missing}")
+    for n in lengths:
+        if n > LONGEST and claim.kind not in _LONG:
+            yield _unchecked(claim, f"lengths above {LONGEST:,} are not looked into, got n = {n:,}")
+            continue
+        looked_at.append(n)
+        found = tuple(_at_length(claim, stack, n, followed))
+        yield from found
+        if any(one.code != "A609" for one in found):
+            return
+
+
+def _at_length(claim: Claim, stack: Stack, n: int, followed: bool) -> Iterator[Diagnostic]:
+    """The same at one length: in the first layer and head in which there is anything."""
+    doubt = None
+    try:
+        # graphs that have no size at some length are no graphs there, whatever follows for others
+        for place, one, part in cases(claim, stack, n):
+            if followed:
+                continue
+            try:
+                counterexample = _CHECKS[claim.kind](one, part, n)
+            except TooMuch as error:
+                doubt = doubt or error
+                continue
+            if counterexample is not None:
+                yield _refuted(claim, n, counterexample, place)
+                return
+    except TooMuch as error:
+        doubt = error
+    except SpecError as error:
+        yield from error.diagnostics
+        return
+    except (AttnSpecError, ScalarError) as error:
+        yield _without_answer(claim, error)
+        return
+    if doubt is not None:
+        yield _unchecked(claim, str(doubt))
+
+
+def _in_doubt(claim: Claim, stack: Stack, looked_at: list[int]) -> Iterator[Diagnostic]:
+    """A claim on a spec whose pairs are not all known: what some input shows refutes it."""
+    fixed = stack.fixed_length()
+    doubt = f"{stack.unknown}"
+    for n in claim.at or (LENGTHS if fixed is None else (fixed,)):
+        looked_at.append(n)
+        try:
+            counterexample = _IN_DOUBT[claim.kind](stack, n)
+        except TooMuch as error:
+            doubt = str(error)
+            continue
+        except AttnSpecError:
+            # a size without a value at this n, or a grid of another length
+            continue
+        if counterexample is not None:
+            yield _refuted(claim, n, counterexample)
+            return
+        doubt = reads_by_head(stack) or ""
+    if doubt:
+        yield _unchecked(claim, doubt)
+
+
+def _refuted(claim: Claim, n: int, counterexample: str, place: Place = EVERYWHERE) -> Diagnostic:
+    message = f"`{claim.text}` does not hold at n = {n}{place.text}: {counterexample}"
+    return Diagnostic("A606", message, claim.span)
+
+
+def _proven(claim: Claim, stack: Stack) -> bool:
+    if claim.kind == "causal" and stack.program.causal:
+        # a mechanism without a causal form was refused before
+        return True
+    if claim.kind == "symmetric" and stack.program.causal:
+        # k <= q is intersected with every graph, and is not symmetric
+        return False
+    if claim.kind == "rows_nonempty" and stack.program.extra_tokens:
+        # patterns on a grid leave out the tokens before it
+        return False
+    graphs = [attend.graph for attend in stack.program.attends]
+    return all(graph is not None and _PROOFS[claim.kind](graph) for graph in graphs) and not any(
+        attend.mechanism for attend in stack.program.attends
+    )
+
+
+def _order(
+    claim: Claim, stack: Stack, reason: str | None, looked_at: list[int]
+) -> Iterator[Diagnostic]:
+    try:
+        counterexample = orders.against(claim, stack, reason, looked_at)
+    except TooMuch as error:
+        yield _unchecked(claim, str(error))
+    except (AttnSpecError, ScalarError, ZeroDivisionError) as error:
+        yield _without_answer(claim, error)
+    else:
+        if counterexample is not None:
+            message = f"`{claim.text}` does not hold: {counterexample}"
+            yield Diagnostic("A606", message, claim.span)
+
+
+def _without_answer(claim: Claim, error: Exception) -> Diagnostic:
+    return Diagnostic("A608", f"`{claim.text}` cannot be checked: {error}", claim.span)
+
+
+def _unchecked(claim: Claim, reason: str) -> Diagnostic:
+    return Diagnostic("A609", f"`{claim.text}` is not checked: {reason}", claim.span, "warning")
+
+
+def _unknown_terms(claim: Claim) -> str | None:
+    for term in claim.terms:
+        if inputs_of(term):
+            return "its pairs depend on run-time inputs"
+        for leaf in leaves(term):
+            if getattr(BY_NAME[leaf.pattern], "data_dependent", False):
+                return f"`{leaf.pattern}` is decided by the data"
+    return None
+
+
+def _rows_nonempty(claim: Claim, stack: Stack, n: int) -> str | None:
+    for layer, head, relation in stack.relations(n):
+        empty = np.flatnonzero(degrees_of(relation, n) == 0)
+        if len(empty):
+            slot = slot_text(stack, layer, head)
+            return f"query {empty[0]} has no key{slot}"
+    return None
+
+
+def _symmetric(claim: Claim, stack: Stack, n: int) -> str | None:
+    for layer, head, _ in stack.relations(n):
+        graph = stack.mask(n, layer, head)
+        one_way = graph & ~graph.T
+        if one_way.any():
+            q, k = divmod(int(one_way.argmax()), n)
+            return f"{q} reads {k}, but {k} does not read {q}{slot_text(stack, layer, head)}"
+    return None
+
+
+def _reach(claim: Claim, stack: Stack, n: int) -> str | None:
+    layers = integer_of(claim.value or 0, stack.situation(n), "layers", claim.span)
+    if layers < 0:
+        raise BindError(f"`layers` must be at least 0, got {layers} at n = {n}", claim.span)
+    return counterexamples.reaches(stack, n, layers)
+
+
+def _about_graphs(claim: Claim, stack: Stack, n: int) -> str | None:
+    return graph_claims.counterexample(claim, stack.situation(n))
+
+
+def _figure(claim: Claim, stack: Stack, n: int) -> str | None:
+    value = _value(claim, stack, n)
+    found = FIGURES[claim.kind](stack, n)
+    if COMPARE[claim.compare or "=="](found, value):
+        return None
+    too_many = claim.kind == "degree" and claim.compare in ("<", "<=")
+    row = _longest_row(stack, n) if too_many else ""
+    return f"it is {shown(found)}, compared with {shown(value)}{row}"
+
+
+def _longest_row(stack: Stack, n: int) -> str:
+    """The first row with the most keys, as `: query 9 reads 0..9 in head 1`."""
+    most = max(
+        stack.bound(n).found, key=lambda each: int(degrees_of(each[2], n).max()), default=None
+    )
+    if most is None:
+        return ""
+    layer, head, relation = most
+    query = int(degrees_of(relation, n).argmax())
+    return f": query {query} reads {row_text(relation, query, n)}{slot_text(stack, layer, head)}"
+
+
+def _distance(claim: Claim, stack: Stack, n: int) -> str | None:
+    value = _value(claim, stack, n)
+    return counterexamples.compared(stack, n, claim.kind, claim.compare or "==", value)
+
+
+def _value(claim: Claim, stack: Stack, n: int) -> float:
+    """What a figure is compared with."""
+    value = evaluate(claim.value if claim.value is not None else 0, stack.situation(n).values)
+    return value.item() if isinstance(value, np.ndarray) else value
+
+
+_PROOFS: dict[str, Callable[[Term], bool]] = {
+    "causal": never_reads_later,
+    "rows_nonempty": reads_itself,
+    "symmetric": is_symmetric,
+}
+
+_IN_DOUBT = {"causal": counterexamples.causal, "stable": counterexamples.stable}
+"""Claims that inputs and mechanisms may refute though their pairs are not all known."""
+
+_OF_REACH = ("reach", "depth", "diameter", "path_length")
+"""Claims about what is felt, also through mechanisms."""
+
+_OF_COST = ("flops", "bytes")
+
+_CHECKS: dict[str, Callable[[Claim, Stack, int], str | None]] = {
+    "causal": lambda claim, stack, n: counterexamples.causal(stack, n),
+    "stable": lambda claim, stack, n: counterexamples.stable(stack, n),
+    "rows_nonempty": _rows_nonempty,
+    "symmetric": _symmetric,
+    "reach": _reach,
+    "subset": _about_graphs,
+    "==": _about_graphs,
+    **dict.fromkeys(FIGURES, _figure),
+    **dict.fromkeys(("depth", "diameter", "path_length"), _distance),
+}

@@ -1,0 +1,161 @@
+"""The tables of the language reference, from the code.
+
+    python -m attnspec.cli.reference_tables FILE…
+
+Each table stands between two comments, `<!-- patterns -->` and `<!-- /patterns -->` for example;
+`--check` changes nothing and exits 1 where a table is out of date.
+"""
+
+from __future__ import annotations
+
+import inspect
+import re
+import sys
+from collections.abc import Callable
+from dataclasses import MISSING, fields
+from pathlib import Path
+
+from attnspec.graphs.patterns import PATTERNS
+from attnspec.graphs.relation import Relation
+from attnspec.ir.mechanisms import MECHANISMS
+from attnspec.ir.parameters import Parameter
+from attnspec.text.catalogue import catalogue
+
+
+def patterns() -> str:
+    """One row for each pattern: how it is written, what it means, where it comes from."""
+    rows = ["| written | pairs | |", "|---|---|---|"]
+    for pattern in PATTERNS:
+        text, source = _documentation(_page_of(pattern))
+        rows.append(f"| `{_written(pattern)}` | {text} | {source} |")
+    return "\n".join(rows)
+
+
+def lengths() -> str:
+    """One row for each pattern: whether its pairs stay as they are when positions come after them,
+    or before them."""
+    rows = ["| pattern | positions after | positions before |", "|---|---|---|"]
+    for pattern in PATTERNS:
+        if pattern.data_dependent:
+            continue
+        rows.append(f"| `{pattern.name}` | {_after(pattern)} | {_before(pattern)} |")
+    return "\n".join(rows)
+
+
+def _after(pattern: type[Relation]) -> str:
+    """What more positions at the end change, growth or padding."""
+    fact = pattern.changing(causal=False)
+    kinds = {entry.metadata["parameter"].kind for entry in fields(pattern)}  # type: ignore[arg-type]
+    if fact is not None:
+        kept = "the same under the statement `causal`; otherwise " if not fact.under_causal else ""
+        return f"{kept}other pairs: it {fact.why}"
+    if "tokens" in kinds:
+        return "the same pairs, but with `last(c)` others"
+    if "predicate" in kinds:
+        return "the same pairs where the predicate does not read n"
+    if pattern.needs_grid:
+        return "the same pairs where all extents but the first are numbers"
+    return "the same pairs"
+
+
+def _before(pattern: type[Relation]) -> str:
+    """What more positions at the start change, padding on the left."""
+    if not pattern.anchored:
+        return "the same pairs, moved"
+    kinds = {entry.metadata["parameter"].kind for entry in fields(pattern)}  # type: ignore[arg-type]
+    if "tokens" in kinds:
+        return "the same pairs for inputs and `last(c)`; other sets count from the first position"
+    if "predicate" in kinds:
+        return "the same pairs where the predicate reads q - k alone"
+    return "counts from the first position, padding included"
+
+
+def mechanisms() -> str:
+    """One row for each mechanism."""
+    rows = ["| written | what it is | causal form | |", "|---|---|---|---|"]
+    for mechanism in MECHANISMS:
+        text, source = _documentation(sys.modules[mechanism.__module__].__doc__ or "")
+        causal = "yes" if mechanism.causal else "no"
+        rows.append(f"| `{_written(mechanism)}` | {text} | {causal} | {source} |")
+    return "\n".join(rows)
+
+
+def codes() -> str:
+    """One row for each diagnostic."""
+    rows = ["| code | |", "|---|---|"]
+    rows.extend(f"| {entry.code} | {entry.summary} |" for entry in catalogue().values())
+    return "\n".join(rows)
+
+
+TABLES: dict[str, Callable[[], str]] = {
+    "patterns": patterns,
+    "lengths": lengths,
+    "mechanisms": mechanisms,
+    "codes": codes,
+}
+
+
+def refreshed(text: str) -> str:
+    """The text with every marked table written anew."""
+    for name, table in TABLES.items():
+        block = re.compile(rf"(<!-- {name} -->\n).*?(<!-- /{name} -->)", re.DOTALL)
+        text = block.sub(lambda match, new=table: match[1] + new() + "\n" + match[2], text)  # type: ignore[misc]
+    return text
+
+
+def main(arguments: list[str]) -> int:
+    """Refresh the files named, or with `--check` say which are out of date."""
+    check = "--check" in arguments
+    stale = 0
+    for name in (argument for argument in arguments if argument != "--check"):
+        path = Path(name)
+        text = path.read_text(encoding="utf-8")
+        new = refreshed(text)
+        if new != text:
+            stale += 1
+            if check:
+                print(f"{name}: a table is out of date", file=sys.stderr)
+            else:
+                path.write_text(new, encoding="utf-8")
+    return 1 if check and stale else 0
+
+
+def _page_of(pattern: type) -> str:
+    """The docstring that has the source: that of the class, or of the file that is about it."""
+    own = inspect.getdoc(pattern) or ""
+    return own if "Source:" in own else sys.modules[pattern.__module__].__doc__ or ""
+
+
+def _documentation(text: str) -> tuple[str, str]:
+    """The first paragraph of a docstring and what follows `Source:`, on one line each."""
+    paragraph = text.strip().split("\n\n")[0]
+    source = re.search(r"^Source: (.*?)(?=\n\n|\n[A-Z]\w+: |\Z)", text, re.MULTILINE | re.DOTALL)
+    return _one_line(paragraph), _one_line(source[1]) if source else ""
+
+
+def _one_line(text: str) -> str:
+    return " ".join(text.split()).replace("|", "\\|")
+
+
+def _written(declaration: type) -> str:
+    name: str = declaration.name  # type: ignore[attr-defined]
+    signatures = getattr(declaration, "signatures", None)
+    if signatures:
+        ways = [f"{name}({', '.join(f'{argument}' for argument in way)})" for way in signatures]
+        return "`, `".join(ways)
+    parts = []
+    for entry in fields(declaration):
+        parameter: Parameter = entry.metadata["parameter"]
+        if parameter.kind == "context":
+            continue
+        if entry.default is MISSING or entry.default is None:
+            parts.append(entry.name)
+        else:
+            shown = str(entry.default)
+            parts.append(f"{entry.name} = {shown.lower() if shown in ('True', 'False') else shown}")
+    bare = not parts and issubclass(declaration, Relation)
+    return name if bare else f"{name}({', '.join(parts)})"
+
+
+if __name__ == "__main__":
+    raise SystemExit(main(sys.argv[1:]))

@@ -1,0 +1,1 @@
+"""From a program to a module, in this process or as text."""

@@ -1,0 +1,260 @@
+"""From a spec to a module, in this process or as text."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from itertools import product
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+
+from attnspec.analysis.counting.degrees import total_edges
+from attnspec.analysis.counting.figures import degree, density
+from attnspec.backends import BACKENDS
+from attnspec.backends.planner import AUTO, require_willing
+from attnspec.backends.plugins import owner_of
+from attnspec.compile.emit import class_name, emit
+from attnspec.compile.standalone import standalone_module
+from attnspec.graphs.bind import BindError
+from attnspec.graphs.stack import Stack
+from attnspec.ir.program import Program
+from attnspec.ir.serial import fingerprint, plan_data
+from attnspec.lower.devices import device_of
+from attnspec.lower.mechanism_sizes import longest_of
+from attnspec.lower.work import BackendError
+from attnspec.runtime.module import CompiledAttention
+from attnspec.text.diagnostics import AttnSpecError, InternalError
+from attnspec.verification import EXHAUSTIVE, Verification, verify, verify_alone, verify_pairs
+from attnspec.version import __version__
+
+if TYPE_CHECKING:
+    from attnspec.elaborate import Elaborated
+
+TOLD = 1024
+"""The length whose figures stand in a module's docstring, where the spec has it."""
+
+VERIFIED = 65
+"""The length at which every module is verified before it is written, where the spec has it."""
+
+TILED = 193
+"""The length at which the pairs of every module are verified, too: bands have several tiles there,
+and none of the usual sizes divides it."""
+
+ACCELERATORS = {"cuda": torch.cuda, "mps": torch.backends.mps, "xpu": torch.xpu}
+"""What else a machine may have, with the module that says so."""
+
+OWN = tuple(backend.name for backend in BACKENDS)
+"""The backends of this package, which every module of a spec is verified with."""
+
+LONGEST = 1024
+"""A spec that has one length only is verified by its values if it is no longer than this, else by
+its pairs."""
+
+
+def compile_program(
+    program: Program,
+    backend: str = "auto",
+    device: str | torch.device | None = None,
+    head_size: int | None = None,
+) -> CompiledAttention:
+    """The module of a program, on a device, with parameters for heads of a size.
+
+    Raises BackendError for a backend that is unknown or refuses the program at every length,
+    AttnSpecError for a device that is not there.
+    """
+    if device is None:
+        require_willing(program, backend)
+        return CompiledAttention(plan_data(program, backend), head_size)
+    place = usable(device)
+    require_willing(program, backend, (place.type,))
+    return CompiledAttention(plan_data(program, backend), head_size).to(place)
+
+
+def usable(device: str | torch.device) -> torch.device:
+    """The device, if tensors can be put on it; raises AttnSpecError otherwise."""
+    place = torch.device(device_of(device))
+    try:
+        torch.empty(0, device=place)
+    # a build without the device raises AssertionError, a machine without it RuntimeError
+    except (AssertionError, RuntimeError) as error:
+        there = ["cpu", *(name for name, home in ACCELERATORS.items() if home.is_available())]
+        raise AttnSpecError(
+            f"the device must be one that is here, {', '.join(there)}, got {str(place)!r}:"
+            f" {str(error).partition('. ')[0]:.100}"
+        ) from None
+    return place
+
+
+def emit_spec(spec: Elaborated, *, standalone: bool = False, backend: str = "auto") -> str:
+    """The text of a spec's module, verified at two small lengths before it is returned.
+
+    Raises BackendError for a backend that refuses the spec at every length, or is asked for in a
+    module that stands alone; StandaloneError for a spec that no such module says.
+    """
+    if standalone:
+        return _emit_alone(spec, backend)
+    require_willing(spec.program, backend)
+    return emit(
+        spec.program,
+        text=spec.source,
+        fingerprint=fingerprint(spec.program),
+        version=__version__,
+        facts=[*_figures(spec), _verified(spec, backend)],
+        backend=backend,
+    )
+
+
+def _emit_alone(spec: Elaborated, backend: str) -> str:
+    """The text of a module that needs torch alone."""
+    if backend != AUTO:
+        raise BackendError(
+            f"a standalone module has no backends and plans nothing, got {backend!r}: leave out"
+            " --backend, or --standalone"
+        )
+    body = standalone_module(spec.program, class_name(spec.program.name))
+    return emit(
+        spec.program,
+        text=spec.source,
+        fingerprint=fingerprint(spec.program),
+        version=__version__,
+        facts=[*_figures(spec), _verified_alone(spec, body)],
+        body=body,
+    )
+
+
+def _verified_alone(spec: Elaborated, body: str) -> str:
+    """Verify the text of a module that stands alone, by running it."""
+    space: dict[str, Any] = {"__name__": "standalone"}
+    exec(compile(body, "standalone", "exec"), space)
+    fixed, longest = spec.program.fixed_length, longest_of(spec.program)
+    n = min(VERIFIED, longest or VERIFIED) if fixed is None else fixed
+    if n > LONGEST:
+        return _pairs_alone(spec, space, n)
+    try:
+        found = verify_alone(spec.program, n, space[class_name(spec.program.name)])
+    except BindError as error:
+        return f"Not verified when it was compiled: {error}."
+    _require_ok(found, AUTO)
+    return f"Verified at n = {n} when it was compiled: every pair, values and gradients."
+
+
+def _pairs_alone(spec: Elaborated, space: dict[str, Any], n: int) -> str:
+    """Compare the pairs of a module that stands alone with the spec's, where it runs nothing."""
+    if n > EXHAUSTIVE or spec.program.inputs or "masked" not in space:
+        return f"Not verified when it was compiled: it has one length, {n:,}."
+    heads, stack = spec.program.heads or 1, Stack(spec.program)
+    for layer in range(spec.program.layer_count):
+        held = space["masked"](layer, (1, heads, n, n), "cpu", False).expand(1, heads, n, n)
+        for head in range(heads):
+            if not np.array_equal(held[0, head].numpy(), stack.mask(n, layer, head)):
+                raise InternalError(f"the mask differs from the spec in layer {layer}, head {head}")
+    return f"Verified at n = {n:,}, its one length, when it was compiled, every pair; no values."
+
+
+def _figures(spec: Elaborated) -> list[str]:
+    """What the graph costs at one length, in a line, where it is known before run time."""
+    stack = Stack(spec.program)
+    if stack.unknown:
+        return [f"How many pairs it has is not said here: {stack.unknown}."]
+    lengths = stack.lengths((TOLD,))
+    if not lengths:
+        return []
+    n = lengths[0]
+    edges = total_edges(stack, n)
+    return [
+        f"At n = {n:,}: {edges:,} pairs, {100 * density(stack.bound(n), n):.3g} % of all,"
+        f" at most {degree(stack.bound(n), n):,} keys a query."
+    ]
+
+
+def _verified(spec: Elaborated, backend: str) -> str:
+    """Verify the module at small lengths; a fault is a defect of the compiler."""
+    fixed = spec.program.fixed_length
+    longest = longest_of(spec.program)
+    n = min(VERIFIED, longest or VERIFIED) if fixed is None else fixed
+    # at a small length the cheapest is the definition itself, so every backend is tried
+    # (those of this package, so that the same spec gives the same text wherever it is compiled)
+    names = OWN if backend == AUTO else (backend,)
+    programs = _by_kind(spec.program)
+    if n > LONGEST:
+        held = _pairs_verified(programs, names, n) if n <= EXHAUSTIVE else []
+        if not held:
+            return f"Not verified when it was compiled: it has one length, {n:,}."
+        return (
+            f"Verified at n = {n:,}, its one length, when it was compiled, every pair of"
+            f" {', '.join(held)}; no values."
+        )
+    tried: list[str] = []
+    few: list[str] = []
+    refused = ""
+    for program, name in product(programs, names):
+        try:
+            found = verify(program, n, backend=name)
+        except (BackendError, BindError) as error:
+            refused = str(error)
+            continue
+        _require_ok(found, name)
+        (tried if found.exhaustive else few).append(name)
+    told = [
+        f"by the backend{'s' if len(those) > 1 else ''} {', '.join(those)}{what}"
+        for those, what in (
+            (tried, ": every pair, values and gradients"),
+            (few, ": the same of the last queries"),
+        )
+        if those
+    ]
+    if not told:
+        return f"Not verified when it was compiled: {refused}."
+    if fixed is None:
+        held = _pairs_verified(programs, tried, TILED)
+        if held:
+            told.append(f"at n = {TILED} every pair of {', '.join(held)}")
+    apart = ", graphs and mechanisms apart" if len(programs) > 1 else ""
+    return f"Verified at n = {n} when it was compiled{apart}, {'; '.join(told)}."
+
+
+def _by_kind(program: Program) -> tuple[Program, ...]:
+    """The program, where its heads are all graphs or all mechanisms; else one of each kind, the
+    heads of the other kind doing what the first of this kind does.
+
+    No backend runs both kinds, and each is to be verified with every backend that runs it.
+    """
+    graphs = [attend for attend in program.attends if attend.mechanism is None]
+    formulas = [attend for attend in program.attends if attend.mechanism is not None]
+    if not graphs or not formulas:
+        return (program,)
+    return tuple(
+        replace(
+            program,
+            attends=tuple(each if each in kind else kind[0] for each in program.attends),
+        )
+        for kind in (graphs, formulas)
+    )
+
+
+def _pairs_verified(programs: Sequence[Program], names: Sequence[str], n: int) -> list[str]:
+    """Verify the pairs that backends hold; those that hold any and do not refuse."""
+    held = []
+    for program, name in product(programs, names):
+        try:
+            found = verify_pairs(program, n, backend=name)
+        except (BackendError, BindError):
+            # what it does at this length it is not asked for
+            continue
+        _require_ok(found, name)
+        if found.checks and found.exhaustive:
+            held.append(name)
+    return held
+
+
+def _require_ok(found: Verification, name: str) -> None:
+    """Raise an error if there is a fault in what a backend does."""
+    if not found.ok and name not in (*OWN, AUTO):
+        raise BackendError(
+            f"the backend {name} of {owner_of(name)} computes something else than the spec:"
+            f"\n{found}"
+        )
+    if not found.ok:
+        raise InternalError(f"the compiled module differs from the spec:\n{found}")

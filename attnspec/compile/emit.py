@@ -1,0 +1,252 @@
+"""The text of the Python module that a spec compiles to.
+
+The same program gives the same bytes: no path, date, machine or order of a set enters the text.
+The spec stands in the docstring, inert; the plan stands below it as plain data.
+"""
+
+from __future__ import annotations
+
+import ast
+import builtins
+import hashlib
+import json
+import keyword
+import math
+from collections.abc import Sequence
+
+from attnspec.ir.program import Program
+from attnspec.ir.serial import Plain, plan_data
+from attnspec.text.diagnostics import InternalError
+
+WIDTH = 100
+"""The longest line of the plan, where no single number or name is longer."""
+
+OWN = ("CompiledAttention", "FORMAT", "Mapping", "PLAN")
+"""Names that the module itself uses, besides torch."""
+
+ALONE = frozenset(("functools", "math", "torch"))
+"""What a standalone module imports."""
+
+MARK = ", compiled by attnspec "
+"""Stands in the first line of every emitted module, between the name and the version."""
+
+SPEC = "It was compiled from this spec:"
+"""Stands above the spec in the docstring of every emitted module."""
+
+SEAL = "# sha256 of the lines above: "
+"""Begins the last line of every emitted module, by which edits are noticed."""
+
+_DEPENDENT = """\
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+
+try:
+    from attnspec.runtime import FORMAT, CompiledAttention
+except ImportError as error:
+    raise ImportError(
+        "this module runs on the package attnspec, which cannot be imported here: install it, or"
+        " compile the spec with --standalone"
+    ) from error
+"""
+
+_CHECK = """\
+if PLAN["format"] != FORMAT:
+    raise ImportError(
+        f"this module needs a run time for plans of format {PLAN['format']}, and the attnspec that"
+        f" is installed has {FORMAT}: compile the spec again, or install attnspec VERSION"
+    )
+"""
+
+_CLASS = '''\
+class NAME(CompiledAttention):
+    """The attention SPEC."""
+
+    def __init__(self, head_size: int | None = None) -> None:
+        super().__init__(PLAN, head_size)
+
+    def forward(
+        self,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        *,
+        layer: int = 0,
+        key_padding_mask: torch.Tensor | None = None,
+        dropout_p: float = 0.0,
+        inputs: Mapping[str, torch.Tensor] | None = None,
+    ) -> torch.Tensor:
+        """q [B, HEADS, n_q, d], k [B, H_kv, n_k, d], v [B, H_kv, n_k, d_v] -> [B, HEADS, n_q, d_v].
+
+        Queries are the last n_q of the n_k positions; H_kv divides HEADS. `key_padding_mask` is
+        bool [B, n_k], True for a real key. INPUTS
+        """
+        return super().forward(
+            q,
+            k,
+            v,
+            layer=layer,
+            key_padding_mask=key_padding_mask,
+            dropout_p=dropout_p,
+            inputs=inputs,
+        )
+'''
+
+
+def emit(
+    program: Program,
+    *,
+    text: str,
+    fingerprint: str,
+    version: str,
+    facts: Sequence[str] = (),
+    backend: str = "auto",
+    body: str | None = None,
+) -> str:
+    """The module of a program.
+
+    `text` is the canonical spec, `facts` are lines about it for the docstring. A module that stands
+    alone has its `body`, and no plan; the others import attnspec.
+    """
+    name = class_name(program.name)
+    parts = [_docstring(program.name, text, fingerprint, version, facts, name)]
+    if body is not None:
+        parts.append(body)
+    else:
+        parts.append(_DEPENDENT)
+        parts.append(f"PLAN = {literal(plan_data(program, backend))}\n")
+        parts.append(_CHECK.replace("VERSION", version))
+        parts.append("\n" + _class(program, name))
+    module = "\n".join(parts)
+    check_module(module, body is not None)
+    return sealed(module)
+
+
+def sealed(module: str) -> str:
+    """A module with the line that tells whether it was edited since."""
+    return f"{module}\n{SEAL}{hashlib.sha256(module.encode()).hexdigest()}\n"
+
+
+def is_as_emitted(text: str) -> bool:
+    """Whether a file is an emitted module that nobody has edited."""
+    module, seal, _ = text.rpartition(f"\n{SEAL}")
+    return bool(seal) and MARK in module.partition("\n")[0] and sealed(module) == text
+
+
+def class_name(name: str) -> str:
+    """An attention's name in CamelCase; one that would hide a name of Python, or may be that of a
+    constant, gets a suffix."""
+    camel = "".join(part[:1].upper() + part[1:] for part in name.split("_"))
+    constant = camel.isupper() and len(camel) > 1
+    if not camel[:1].isalpha() or keyword.iskeyword(camel) or camel in OWN or constant:
+        return f"{camel}Attention" if camel[:1].isalpha() else f"Attention{camel}"
+    return f"{camel}Attention" if hasattr(builtins, camel) or camel == "torch" else camel
+
+
+def literal(value: Plain, indent: int = 0) -> str:
+    """Plain data as a Python literal, broken into lines where it is too long for one."""
+    flat = _flat(value)
+    if indent + len(flat) <= WIDTH - 20 or not isinstance(value, dict | list) or not value:
+        return flat
+    deeper = " " * (indent + 4)
+    if isinstance(value, dict):
+        lines = [f"{deeper}{_flat(key)}: {literal(x, indent + 4)}," for key, x in value.items()]
+        return "\n".join(["{", *lines, " " * indent + "}"])
+    if all(isinstance(x, int | float) for x in value):
+        return "\n".join(["[", *_filled(value, deeper), " " * indent + "]"])
+    lines = [f"{deeper}{literal(x, indent + 4)}," for x in value]
+    return "\n".join(["[", *lines, " " * indent + "]"])
+
+
+def _filled(numbers: Sequence[Plain], margin: str) -> list[str]:
+    """Many numbers, as many on a line as fit."""
+    lines, line = [], margin
+    for number in numbers:
+        piece = f"{_flat(number)},"
+        if len(line) + len(piece) + 1 > WIDTH and line != margin:
+            lines.append(line.rstrip())
+            line = margin
+        line += piece + " "
+    return [*lines, line.rstrip()]
+
+
+def _flat(value: Plain) -> str:
+    match value:
+        case dict():
+            return "{" + ", ".join(f"{_flat(k)}: {_flat(x)}" for k, x in value.items()) + "}"
+        case list():
+            return "[" + ", ".join(_flat(x) for x in value) + "]"
+        case str():
+            return json.dumps(value)
+        case float() if not math.isfinite(value):
+            raise InternalError(f"a plan cannot hold the number {value}")
+        case _:
+            return repr(value)
+
+
+def _docstring(
+    name: str, text: str, fingerprint: str, version: str, facts: Sequence[str], shown: str
+) -> str:
+    spec = "\n".join(f"    {line}".rstrip() for line in text.rstrip("\n").split("\n"))
+    lines = [
+        f"{name}{MARK}{version}.",
+        "",
+        f"    attention = {shown}()",
+        "    out = attention(q, k, v)",
+        "",
+        SPEC,
+        "",
+        spec,
+        "",
+        *([*facts, ""] if facts else []),
+        f"Fingerprint of the spec (sha256): {fingerprint}",
+        "",
+    ]
+    inert = "\n".join(lines).replace("\\", "\\\\").replace('"', '\\"')
+    # single quotation marks are harmless; only three in a row could end the docstring
+    return '"""' + _plain_quotes(inert) + '"""\n'
+
+
+def _plain_quotes(text: str) -> str:
+    """Escaped quotation marks without the backslash where no other one stands next to them."""
+    marked = text.replace('\\"', "\0")
+    shown = []
+    for at, character in enumerate(marked):
+        alone = character == "\0" and "\0" not in (marked[at - 1 : at], marked[at + 1 : at + 2])
+        shown.append(character if character != "\0" else '"' if alone else '\\"')
+    return "".join(shown)
+
+
+def _class(program: Program, name: str) -> str:
+    inputs = "The spec declares no `inputs`."
+    if program.inputs:
+        kinds = {"tokens": "bool [B, n_k]", "ids": "integers [B, n_k]", "length": "integers [B]"}
+        shown = ", ".join(f"{x.name} ({kinds[x.kind]})" for x in program.inputs)
+        inputs = f"`inputs` holds\n        {shown}."
+    heads = "H" if program.heads is None else str(program.heads)
+    return (
+        _CLASS.replace("NAME", name)
+        .replace("SPEC", f"`{program.name}`")
+        .replace("HEADS", heads)
+        .replace("INPUTS", inputs)
+    )
+
+
+def check_module(text: str, standalone: bool) -> None:
+    """Raises InternalError unless the text parses and imports nothing but what it may."""
+    try:
+        tree = ast.parse(text)
+    except (SyntaxError, RecursionError, MemoryError) as error:
+        raise InternalError(f"the emitted module does not parse: {error}") from error
+    allowed = ALONE if standalone else {"__future__", "attnspec", "collections", "torch"}
+    for node in ast.walk(tree):
+        found = []
+        if isinstance(node, ast.Import):
+            found = [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            found = [node.module or "."]
+        for module in found:
+            if module.partition(".")[0] not in allowed:
+                raise InternalError(f"the emitted module imports {module}")

@@ -1,0 +1,35 @@
+"""Functions that masks call: each is taken over where a mask does."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+
+def required(name: str, value: int, least: int = 0, most: int = 2**62) -> None:
+    """Refuses a size that depends on n where it has no admissible value."""
+    if not least <= value <= most:
+        raise ValueError(f"`{name}` must be between {least} and {most}, got {value}")
+
+
+def isqrt(x: Tensor) -> Tensor:
+    """The root of whole numbers, rounded down."""
+    root = torch.sqrt(x.double()).long()
+    root = root - (root * root > x).long()
+    return root + ((root + 1) * (root + 1) <= x).long()
+
+
+def is_power(distance: Tensor, base: int, n: int) -> Tensor:
+    """Whether a distance is 0, 1, base, base**2, … below n."""
+    held, power = distance == 0, 1
+    while power < n:
+        held, power = held | (distance == power), power * base
+    return held
+
+
+def listed(tables: Tensor, h: Tensor, q: Tensor, k: Tensor) -> Tensor:
+    """Whether k stands in row q of the table of head h, [H, rows, keys]."""
+    held = (q != q) & (k != k)
+    for place in range(tables.shape[2]):
+        held = held | (tables[h, q, place] == k)
+    return held

@@ -1,0 +1,36 @@
+"""Two specs compared, as users hold it: counts and examples, printed with a picture."""
+
+from __future__ import annotations
+
+from html import escape
+
+from attnspec.check.compare import Comparison, compare
+from attnspec.graphs.stack import Sample
+from attnspec.spec import Spec
+
+
+class Difference(Comparison):
+    """Two specs compared at n positions, as text and in notebooks."""
+
+    def __str__(self) -> str:
+        from attnspec.show.differences import page
+
+        return page(self).plain
+
+    def _repr_html_(self) -> str:
+        return f"<pre>{escape(str(self))}</pre>"
+
+
+def diff(a: Spec, b: Spec, n: int, inputs: Sample | None = None) -> Difference:
+    """The pairs that only one of two specs has at n positions, for each layer and head.
+
+    A spec that declares no layers, or heads, is compared with every one of the other. `inputs` is
+    one sample of the run-time inputs, for both. Raises TypeError for what is no spec, SpecError
+    where a size has no value at n, and AttnSpecError for a length that one of them does not have
+    or for an input that neither declares.
+    """
+    for spec in (a, b):
+        if not isinstance(spec, Spec):
+            raise TypeError(f"specs are compared, got {type(spec).__name__}")
+    found = compare(a.elaborated, b.elaborated, n, inputs)
+    return Difference(found.a, found.b, found.n, found.compared, found.notes)

@@ -1,0 +1,331 @@
+"""From a term to a relation, once n, layer, head and the inputs are known."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field, fields, replace
+from math import prod
+from typing import TYPE_CHECKING, cast
+
+from attnspec.graphs.operators import (
+    Complement,
+    Intersection,
+    Shift,
+    Union,
+    difference,
+    transpose_of,
+)
+from attnspec.graphs.patterns import BY_NAME
+from attnspec.graphs.relation import Relation
+from attnspec.graphs.token_sets import (
+    Data,
+    Every,
+    First,
+    InputTokens,
+    Last,
+    Positions,
+    TokenComplement,
+    TokenIntersection,
+    TokenSet,
+    TokenUnion,
+)
+from attnspec.ir.parameters import Parameter, RelationError
+from attnspec.ir.program import (
+    Compound,
+    InputRef,
+    Leaf,
+    Program,
+    Term,
+    TokenCompound,
+    Tokens,
+    TokenTerm,
+)
+from attnspec.ir.scalars import Scalar, ScalarError, Value, evaluate, fold
+from attnspec.text.diagnostics import AttnSpecError, Diagnostic, SpecError
+
+if TYPE_CHECKING:
+    from attnspec.text.source import Span
+
+_INTEGER = Parameter("integer", "")
+_AT_LEAST = {least: replace(_INTEGER, least=least) for least in (0, 1)}
+
+
+class BindError(AttnSpecError):
+    """A size has no admissible value at this n; `span` is its place in the text, if it has one."""
+
+    def __init__(self, message: str, span: Span | None = None) -> None:
+        super().__init__(message)
+        self.message = message
+        self.span = span
+
+
+@contextmanager
+def located(span: Span | None) -> Iterator[None]:
+    """Say of a size or relation that has no answer where it stands in the text: at a place of its
+    own, or else at `span`. Raises SpecError."""
+    try:
+        yield
+    except (BindError, RelationError) as error:
+        place = getattr(error, "span", None) or span
+        raise SpecError(Diagnostic("A320", error.message, place)) from None
+
+
+@dataclass(frozen=True)
+class Situation:
+    """Where a term stands: everything that its scalars and context fields may ask for.
+
+    `inputs` maps names to `Data`; `patterns` maps names to the pattern classes that may occur.
+    """
+
+    n: int
+    patterns: Mapping[str, type[Relation]] = field(compare=False)
+    layer: int = 0
+    head: int = 0
+    layers: int | None = None
+    heads: int | None = None
+    causal: bool = False
+    grid: tuple[int, ...] = ()
+    extra_tokens: int = 0
+    inputs: Mapping[str, Data] = field(default_factory=dict, compare=False)
+
+    @property
+    def values(self) -> dict[str, Value]:
+        """The symbols that scalars may use here."""
+        values: dict[str, Value] = {"n": self.n, "layer": self.layer, "head": self.head}
+        if self.layers is not None:
+            values["layers"] = self.layers
+        if self.heads is not None:
+            values["heads"] = self.heads
+        return values
+
+    def value(self, scalar: Scalar, name: str) -> object:
+        """What a scalar, the argument of a name, is worth here."""
+        return evaluate(scalar, self.values)
+
+    def fault(self, parameter: Parameter, name: str, value: object) -> str | None:
+        """What is wrong with an argument, in words, or None."""
+        return check_value(parameter, name, value)
+
+
+def bind(term: Term, at: Situation) -> Relation:
+    """The relation that a term denotes; raises BindError naming the argument and n."""
+    if isinstance(term, Leaf):
+        return _bind_leaf(term, at)
+    terms = tuple(bind(child, at) for child in term.terms)
+    match term.op:
+        case "|":
+            return Union(terms)
+        case "&":
+            return Intersection(terms)
+        case "-":
+            return difference(*terms)
+        case "~":
+            return Complement(terms[0])
+        case "transpose":
+            return transpose_of(terms[0])
+        case _:
+            by = integer_of(term.by if term.by is not None else 0, at, "by", _span_of(term))
+            return Shift(terms[0], by)
+
+
+def bind_attended(graph: Term, at: Situation) -> Relation:
+    """The relation of an `attend`: the term, intersected with k <= q where the spec is causal."""
+    relation = bind(graph, at)
+    if at.causal:
+        return Intersection((relation, at.patterns["causal"]()))
+    return relation
+
+
+def check_value(parameter: Parameter, name: str, value: object) -> str | None:
+    """What is wrong with a constant argument, in words, or None."""
+    kind = parameter.kind
+    if kind == "integer":
+        if isinstance(value, bool) or not isinstance(value, int):
+            return f"`{name}` must be an integer, got {_shown(value)}"
+    elif kind == "real":
+        if isinstance(value, bool) or not isinstance(value, int | float):
+            return f"`{name}` must be a number, got {_shown(value)}"
+    elif kind == "boolean":
+        if not isinstance(value, bool):
+            return f"`{name}` must be true or false, got {_shown(value)}"
+        return None
+    elif kind == "choice":
+        if value not in parameter.choices:
+            return f"`{name}` must be one of {', '.join(parameter.choices)}, got {_shown(value)}"
+        return None
+    else:
+        return None
+    if parameter.least is not None and value < parameter.least:
+        return f"`{name}` must be at least {parameter.least}, got {_shown(value)}"
+    if parameter.most is not None and value > parameter.most:
+        return f"`{name}` must be at most {parameter.most}, got {_shown(value)}"
+    if parameter.odd and value % 2 == 0:
+        return f"`{name}` must be odd, got {_shown(value)}"
+    if parameter.even and value % 2 == 1:
+        return f"`{name}` must be even, got {_shown(value)}"
+    return None
+
+
+def integer_of(scalar: Scalar, at: Situation, name: str, span: Span | None) -> int:
+    """The integer value of a scalar here; raises BindError for anything else."""
+    value = _value(scalar, at, name, span)
+    wrong = at.fault(_INTEGER, name, value)
+    if wrong:
+        raise BindError(f"{wrong} at n = {at.n}", span)
+    return cast(int, value)
+
+
+def bind_tokens(term: TokenTerm, at: Situation, span: Span | None) -> TokenSet:
+    """The token set that a term denotes here."""
+    if isinstance(term, InputRef):
+        return InputTokens(at.inputs[term.name])
+    if isinstance(term, TokenCompound):
+        parts = tuple(bind_tokens(part, at, span) for part in term.terms)
+        match term.op:
+            case "|":
+                return TokenUnion(parts)
+            case "&":
+                return TokenIntersection(parts)
+            case "-":
+                return TokenIntersection((parts[0], *(TokenComplement(p) for p in parts[1:])))
+            case _:
+                return TokenComplement(parts[0])
+    return _bind_listed(term, at, span)
+
+
+def _bind_listed(term: Tokens, at: Situation, span: Span | None) -> TokenSet:
+    names = {"first": ("count",), "last": ("count",), "every": ("step", "offset")}.get(term.kind)
+    values = []
+    for index, scalar in enumerate(term.values):
+        name = names[index] if names else "position"
+        value = integer_of(scalar, at, f"{term.kind}: {name}", span)
+        least = 1 if name == "step" else 0
+        if at.fault(_AT_LEAST[least], name, value):
+            raise BindError(
+                f"the {name} of `{term.kind}` must be at least {least}, got {value} at n = {at.n}",
+                span,
+            )
+        values.append(value)
+    match term.kind:
+        case "first":
+            return First(values[0])
+        case "last":
+            return Last(values[0])
+        case "every":
+            return Every(*values)
+        case _:
+            return Positions(tuple(zip(values[::2], values[1::2], strict=True)))
+
+
+def _bind_leaf(leaf: Leaf, at: Situation) -> Relation:
+    pattern = at.patterns[leaf.pattern]
+    given = dict(leaf.arguments)
+    bound: dict[str, object] = {}
+    for entry in fields(pattern):  # type: ignore[arg-type]
+        parameter: Parameter = entry.metadata["parameter"]
+        if parameter.kind == "context":
+            bound[entry.name] = getattr(at, parameter.context)
+        elif entry.name in given:
+            bound[entry.name] = _bind_argument(
+                parameter, entry.name, given[entry.name], at, leaf.place(entry.name)
+            )
+    try:
+        return pattern(**bound)
+    except RelationError as error:
+        raise BindError(f"{error} at n = {at.n}", leaf.span) from None
+
+
+def _bind_argument(
+    parameter: Parameter, name: str, given: object, at: Situation, span: Span | None
+) -> object:
+    match parameter.kind:
+        case "tokens":
+            return bind_tokens(given, at, span)  # type: ignore[arg-type]
+        case "ids" | "length" if isinstance(given, InputRef):
+            return at.inputs[given.name]
+        case "predicate":
+            known = {name: value for name, value in at.values.items() if name != "n"}
+            try:
+                return fold(given, known)  # type: ignore[arg-type]
+            except ScalarError as error:
+                where = f"layer {at.layer}, head {at.head}"
+                raise BindError(f"`where` has no value at {where}: {error}", span) from None
+        case "extents":
+            return tuple(integer_of(part, at, name, span) for part in given)  # type: ignore[attr-defined]
+        case "choice":
+            return given
+        case _:
+            value = _value(given, at, name, span)  # type: ignore[arg-type]
+            wrong = at.fault(parameter, name, value)
+            if wrong:
+                raise BindError(f"{wrong} at n = {at.n}", span)
+            return value
+
+
+def _value(scalar: Scalar, at: Situation, name: str, span: Span | None) -> object:
+    try:
+        return at.value(scalar, name)
+    except ScalarError as error:
+        raise BindError(f"`{name}` has no value at n = {at.n}: {error}", span) from None
+    except KeyError as error:
+        raise BindError(
+            f"`{name}` needs `{error.args[0]}`, which the spec does not declare", span
+        ) from None
+
+
+def _span_of(term: Compound) -> Span | None:
+    return term.span
+
+
+def _shown(value: object) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def extents_of(program: Program, n: int) -> tuple[int, ...]:
+    """The extents of the grid at n positions, () for a line.
+
+    Raises SpecError where an extent is no integer, AttnSpecError where n is not its size.
+    """
+    if program.grid is None:
+        return ()
+    at = Situation(n=n, patterns=BY_NAME, layers=program.layer_count, heads=program.heads)
+    try:
+        extents = tuple(integer_of(e, at, "an extent of the grid", None) for e in program.grid)
+    except BindError as error:
+        raise SpecError(Diagnostic("A320", error.message, None)) from None
+    cells = prod(extents)
+    if min(extents) < 1 or cells + program.extra_tokens != n:
+        extra = f" and {program.extra_tokens} extra tokens" if program.extra_tokens else ""
+        shape = " x ".join(str(extent) for extent in extents)
+        raise BindError(
+            f"the grid of `{program.name}` has {shape} = {cells} cells{extra}, got n = {n}"
+        )
+    return extents
+
+
+def situation_of(
+    program: Program,
+    n: int,
+    layer: int = 0,
+    head: int = 0,
+    *,
+    grid: tuple[int, ...] | None = None,
+    inputs: Mapping[str, Data] | None = None,
+) -> Situation:
+    """What the terms and scalars of one head of one layer mean at n positions.
+
+    `grid` are the extents where they are known already. Raises as `extents_of`.
+    """
+    return Situation(
+        n=n,
+        patterns=BY_NAME,
+        layer=layer,
+        head=head,
+        layers=program.layer_count,
+        heads=program.heads,
+        causal=program.causal,
+        grid=extents_of(program, n) if grid is None else grid,
+        extra_tokens=program.extra_tokens,
+        inputs=inputs or {},
+    )

@@ -1,0 +1,1 @@
+"""Graphs in normal form, as unions of conjunctions of conditions, and what follows for every n."""

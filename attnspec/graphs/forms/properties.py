@@ -1,0 +1,95 @@
+"""Properties that follow from how a term is written, for every n and every input.
+
+Each rule is sound and none is complete: True is a proof, False says nothing.
+"""
+
+from __future__ import annotations
+
+from attnspec.graphs.forms.prelude import predicate_of_leaf
+from attnspec.graphs.predicates.symmetry import (
+    asks_coordinates,
+    holds_for_itself,
+    says_the_same_turned,
+)
+from attnspec.ir.linear import combination
+from attnspec.ir.program import Compound, Leaf, Term
+from attnspec.ir.scalars import Apply
+
+_TURNED = {">": "<", ">=": "<="}
+
+# of patterns that no predicate describes
+_READS_ITSELF = frozenset("powers neighborhood axial same".split())
+_SYMMETRIC = frozenset("global powers expander axial same".split())
+
+
+def reads_itself(term: Term) -> bool:
+    """Every query reads its own position, so no row is empty; `& causal` keeps it so."""
+    if isinstance(term, Leaf):
+        predicate = predicate_of_leaf(term)
+        if predicate is not None:
+            return holds_for_itself(predicate)
+        return term.pattern in _READS_ITSELF
+    match term.op:
+        case "|":
+            return any(reads_itself(child) for child in term.terms)
+        case "&":
+            return all(reads_itself(child) for child in term.terms)
+        case "transpose":
+            return reads_itself(term.terms[0])
+        case _:
+            return False
+
+
+def asks_for_cells(leaf: Leaf) -> bool:
+    """Whether a pattern holds for cells of a grid alone, and so not for tokens before it."""
+    if leaf.pattern == "where":
+        return asks_coordinates(dict(leaf.arguments)["predicate"])  # type: ignore[arg-type]
+    return leaf.pattern in ("neighborhood", "axial")
+
+
+def is_symmetric(term: Term) -> bool:
+    """(q, k) implies (k, q)."""
+    if isinstance(term, Leaf):
+        predicate = predicate_of_leaf(term)
+        if predicate is not None:
+            return says_the_same_turned(predicate)
+        # `global` too, where inputs say which tokens
+        return term.pattern in _SYMMETRIC
+    return all(is_symmetric(child) for child in term.terms)
+
+
+def never_reads_later(term: Term) -> bool:
+    """k <= q for every pair."""
+    if isinstance(term, Leaf):
+        return _keeps_order(predicate_of_leaf(term))
+    match term.op:
+        case "|" | "shift":
+            return all(never_reads_later(child) for child in term.terms)
+        case "&" | "-":
+            return any(never_reads_later(child) for child in _kept(term))
+        case _:
+            return False
+
+
+def _keeps_order(predicate: object) -> bool:
+    """Whether a predicate holds for pairs with k <= q only, by one of its comparisons."""
+    if not isinstance(predicate, Apply):
+        return False
+    if predicate.op in ("and", "or"):
+        some = any if predicate.op == "and" else all
+        return some(_keeps_order(part) for part in predicate.args)
+    op, sides = predicate.op, predicate.args
+    if op in _TURNED:
+        op, sides = _TURNED[op], sides[::-1]
+    if op not in ("<", "<=", "=="):
+        return False
+    # k - q <= 0, or less, however it is written
+    found = combination(Apply("-", sides))
+    factor = None if found is None else found.distance
+    if found is None or factor not in (1, -1) or not isinstance(found.plain.rest, int):
+        return False
+    return found.plain.rest >= 0 if factor == -1 else op == "==" and found.plain.rest <= 0
+
+
+def _kept(term: Compound) -> tuple[Term, ...]:
+    return term.terms[:1] if term.op == "-" else term.terms

@@ -1,0 +1,214 @@
+"""Whether a row is the same pairs at every length, as the form of a spec shows it.
+
+A pair (q, k) is *steady* where it is one at every n above both positions, or at none; `| & - ~`,
+`transpose` and a `shift` by 0 or more keep pairs steady. A row q is *stable*, the same pairs at
+every n > q, where its pairs with k <= q are steady and it has no others, as at n = q + 1.
+
+Each rule is sound and none is complete: None is a proof for every n and every input, a fault says
+where none was found. A run-time input is the same at both lengths as far as both have it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from attnspec.graphs.forms.dnf import Place, place_of
+from attnspec.graphs.forms.properties import asks_for_cells, never_reads_later
+from attnspec.graphs.forms.written import written, written_leaf, written_mechanism, written_scalar
+from attnspec.graphs.patterns import BY_NAME
+from attnspec.ir.mechanisms import BY_NAME as MECHANISMS_BY_NAME
+from attnspec.ir.program import (
+    ArgumentValue,
+    Attend,
+    InputRef,
+    Leaf,
+    Program,
+    Term,
+    TokenCompound,
+    Tokens,
+)
+from attnspec.ir.scalars import Apply, Scalar, Symbol, fold, symbols
+
+CAUSAL = "write the statement `causal`"
+"""What mends that later keys are read."""
+
+
+@dataclass(frozen=True)
+class Fault:
+    """The term that makes rows others at another length, as it is written, why, and what would
+    mend it."""
+
+    term: str
+    why: str
+    mend: str
+
+    def __str__(self) -> str:
+        return f"`{self.term}` {self.why}: {self.mend}"
+
+
+def fault_of(program: Program, layer: int = 0, head: int = 0) -> Fault | None:
+    """Why no row of a head was shown to be stable, None where all are; a mechanism is taken for the
+    pairs that it weighs."""
+    if program.fixed_length is not None:
+        # one length alone
+        return None
+    attend, place = program.attend(layer, head), place_of(program, layer, head)
+    return unsteady_attend(attend, place) or reads_later(attend, program.causal)
+
+
+def unsteady_attend(attend: Attend, place: Place) -> Fault | None:
+    """Why the pairs of a head were not shown to be steady."""
+    mechanism = attend.mechanism
+    if mechanism is not None:
+        for _, value in mechanism.arguments:
+            if _reads_length(value):
+                return _sized(written_mechanism(mechanism), value)  # type: ignore[arg-type]
+    return None if attend.graph is None else unsteady(attend.graph, place)
+
+
+def reads_later(attend: Attend, causal: bool) -> Fault | None:
+    """Why a head was not shown to read no later key."""
+    if causal:
+        # every graph is intersected with k <= q, a mechanism without a causal form was refused
+        return None
+    if attend.mechanism is not None:
+        name = attend.mechanism.name
+        mend = CAUSAL if MECHANISMS_BY_NAME[name].causal else "it has no causal form"
+        return Fault(name, "mixes all positions", mend)
+    if attend.graph is None or never_reads_later(attend.graph):
+        return None
+    return Fault(written(attend.graph), "reads later keys", CAUSAL)
+
+
+def unsteady(term: Term, place: Place) -> Fault | None:
+    """Why the pairs of a term were not shown to be steady, None where they are."""
+    if isinstance(term, Leaf):
+        return unsteady_leaf(term, place)
+    found = next((fault for part in term.terms if (fault := unsteady(part, place))), None)
+    if found is None and term.op == "shift":
+        return unsteady_shift(term, place)
+    return found
+
+
+def unsteady_shift(term: Term, place: Place) -> Fault | None:
+    """That a shift to earlier positions loses pairs at the end, wherever that is."""
+    by = fold(
+        term.by if not isinstance(term, Leaf) and term.by is not None else 0, dict(place.numbers)
+    )
+    if isinstance(by, int) and by >= 0:
+        return None
+    if _reads_length(by):
+        return _sized(written(term), by)
+    return Fault(
+        written(term),
+        "loses pairs at the last positions",
+        "shift by 0 or more, or write `where` of q and k",
+    )
+
+
+def unsteady_leaf(leaf: Leaf, place: Place) -> Fault | None:
+    """The same of one pattern."""
+    text = written_leaf(leaf)
+    for _, value in leaf.arguments:
+        for scalar in _scalars(value):
+            if _reads_length(scalar):
+                if leaf.pattern == "where":
+                    return Fault(text, "reads n", "compare q and k with numbers")
+                return _sized(text, scalar)
+        for tokens in _token_sets(value):
+            if tokens.kind == "last":
+                return _last(text, tokens)
+    pattern = BY_NAME[leaf.pattern]
+    if pattern.needs_grid or asks_for_cells(leaf):
+        # a cell is found by all extents of the grid but the first
+        moving = [extent for extent in place.grid[1:] if _reads_length(extent)]
+        if moving:
+            return Fault(
+                text,
+                f"reads cells of a grid that is `{written_scalar(moving[0])}` wide",
+                "give the grid a number there",
+            )
+    fact = pattern.changing(place.causal)
+    return None if fact is None else Fault(text, fact.why, fact.mend)
+
+
+def _sized(text: str, size: Scalar) -> Fault:
+    shown = written_scalar(size)
+    return Fault(text, "has a size that reads n", f"write a number in place of `{shown}`")
+
+
+def _last(text: str, tokens: Tokens) -> Fault:
+    count = written_scalar(tokens.values[0])
+    return Fault(
+        text,
+        f"reads `last({count})`, other tokens at every length",
+        "`window(before = …, after = 0)` reads the latest keys, `first(…)` or an input of kind"
+        " `tokens` names the same ones at every length",
+    )
+
+
+def _reads_length(value: object) -> bool:
+    return isinstance(value, Symbol | Apply) and "n" in symbols(value)
+
+
+def _token_sets(value: ArgumentValue) -> Iterator[Tokens]:
+    if isinstance(value, Tokens):
+        yield value
+    elif isinstance(value, TokenCompound):
+        for term in value.terms:
+            yield from _token_sets(term)
+
+
+def _scalars(value: ArgumentValue) -> Iterator[Scalar]:
+    match value:
+        case str() | InputRef():
+            return
+        case Tokens() | TokenCompound():
+            for tokens in _token_sets(value):
+                yield from tokens.values
+        case tuple():
+            yield from value
+        case _:
+            yield value
+
+
+# --- what goes on, and what is padded -------------------------------------------------------------
+
+
+def unsteady_layer(program: Program, layer: int, heads: int) -> Fault | None:
+    """Why what the heads of a layer compute of a pair was not shown to be the same at every length,
+    read off how they are written."""
+    for head in range(heads):
+        attend, place = program.attend(layer, head), place_of(program, layer, head)
+        found = unsteady_attend(attend, place) or changing_weights(attend)
+        if found is not None:
+            return found
+    return None
+
+
+def changing_weights(attend: Attend) -> Fault | None:
+    """Why the weights of equal pairs are others at another length: a scale or a score reads n."""
+    if attend.scale is not None and _reads_length(attend.scale):
+        return _sized(f"scale {written_scalar(attend.scale)}", attend.scale)
+    for score in attend.scores:
+        for name, value in score.arguments:
+            if _reads_length(value):
+                return _sized(f"score {score.name}({name} = {written_scalar(value)})", value)
+    return None
+
+
+def must_be_stable(name: str, fault: Fault) -> str:
+    """What is said where an attention would go on from the positions before and contradict them."""
+    return (
+        f"`{name}` must have the same row q at every n > q, or going on gives other rows than the"
+        f" whole sequence, but {fault}"
+    )
+
+
+def must_be_steady(name: str, fault: Fault) -> str:
+    """What is said where a padded sample is another than alone."""
+    return (
+        f"`{name}` reads other pairs at another length, so that a padded sample gets other rows"
+        f" than alone: {fault}"
+    )

@@ -1,0 +1,161 @@
+"""How far back the queries of a graph read, at every length: what generation has to keep."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from attnspec.graphs.operators import Complement, Intersection, Shift, Transpose, Union
+from attnspec.graphs.predicates.distance_bounds import extent_of
+from attnspec.graphs.relation import Relation
+from attnspec.graphs.token_sets import (
+    Every,
+    First,
+    InputTokens,
+    Positions,
+    StandIn,
+    TokenComplement,
+    TokenIntersection,
+    TokenSet,
+    TokenUnion,
+    reads_data,
+)
+from attnspec.ir.scalars import Apply, Scalar, symbols
+
+
+@dataclass(frozen=True)
+class LookBack:
+    """Every key that a causal graph reads is one of the `first`, lies at most `before` positions
+    before its query, or is in a set of `marked`, tokens of inputs that promise how many they are;
+    this holds at every length, and so do the pairs."""
+
+    first: int
+    before: int
+    marked: tuple[TokenSet, ...] = ()
+
+    @property
+    def _order(self) -> tuple[int, int]:
+        return len(self.marked), self.first + self.before
+
+
+def look_back(relation: Relation, promised: frozenset[str] = frozenset()) -> LookBack | None:
+    """How far back a graph reads that is intersected with k <= q, where the inputs `promised` mark
+    a bounded number of tokens; None where it has no bound that shows in how it is written."""
+    if isinstance(relation, Union):
+        parts = [look_back(term, promised) for term in relation.terms]
+        known = [part for part in parts if part is not None]
+        if len(known) < len(parts):
+            return None
+        return LookBack(
+            max((part.first for part in known), default=0),
+            max((part.before for part in known), default=0),
+            tuple(dict.fromkeys(tokens for part in known for tokens in part.marked)),
+        )
+    if isinstance(relation, Intersection):
+        # the pairs of all terms must hold at every length, one of them bounds them
+        found = [look_back(term, promised) for term in relation.terms]
+        others = [t for t, f in zip(relation.terms, found, strict=True) if f is None]
+        known = [part for part in found if part is not None]
+        if not known or any(not _is_steady(term) for term in others):
+            return None
+        return min(known, key=lambda part: part._order)
+    if isinstance(relation, Shift):
+        inner = look_back(relation.term, promised)
+        if inner is None or relation.by < 0 or inner.marked:
+            return None
+        return LookBack(inner.first + relation.by, inner.before)
+    if isinstance(relation, Complement) and relation.term.name == "where":
+        return _of_predicate(relation.term, Apply("not", (vars(relation.term)["predicate"],)))
+    return _of_pattern(relation, promised)
+
+
+def lag_of_data(relation: Relation) -> int:
+    """How many positions before a query or a key the run-time inputs of a graph are read."""
+    if not reads_data(relation):
+        return 0
+    match relation:
+        case Union(terms) | Intersection(terms):
+            return max(lag_of_data(term) for term in terms)
+        case Complement(term) | Transpose(term):
+            return lag_of_data(term)
+        case Shift(term, by):
+            return lag_of_data(term) + by
+        case _:
+            return 0
+
+
+def _of_pattern(relation: Relation, promised: frozenset[str]) -> LookBack | None:
+    given = vars(relation)
+    if relation.name == "where":
+        return _of_predicate(relation, given["predicate"])
+    match relation.name:
+        case "self":
+            return LookBack(0, 0)
+        case "window":
+            return LookBack(0, int(relation.reach[0]))  # type: ignore[attr-defined]
+        case "dilated":
+            return LookBack(0, int(given["radius"]))
+        case "block":
+            return LookBack(0, int(given["size"]) * (int(given["before"]) + 1) - 1)
+        case "columns":
+            return _of_columns(given["tokens"], promised)
+        case "rows" | "global":
+            # a query among the tokens reads every key up to its own
+            found = _of_columns(given["tokens"], promised)
+            return None if found is None or found.marked else found
+        case _:
+            return None
+
+
+def _of_predicate(relation: Relation, predicate: Scalar) -> LookBack | None:
+    """What the bounds of a predicate show, where the pairs of `where` are those of every length."""
+    extent = extent_of(predicate) if _is_steady(relation) else None
+    return None if extent is None else LookBack(extent.first, extent.before)
+
+
+def _of_columns(tokens: TokenSet, promised: frozenset[str]) -> LookBack | None:
+    """The keys of a token set, where they are few at every length."""
+    match tokens:
+        case First(count):
+            return LookBack(count, 0)
+        case Positions(ranges):
+            return LookBack(max((last + 1 for _, last in ranges), default=0), 0)
+        case InputTokens(StandIn() as data) if data.name in promised:
+            return LookBack(0, 0, (tokens,))
+        case TokenUnion(terms):
+            parts = [_of_columns(term, promised) for term in terms]
+            known = [part for part in parts if part is not None]
+            if len(known) < len(parts):
+                return None
+            first = max((part.first for part in known), default=0)
+            return LookBack(first, 0, tuple(each for part in known for each in part.marked))
+        case TokenIntersection(terms) if _are_steady(tokens):
+            bounds = [_of_columns(term, promised) for term in terms]
+            return min((part for part in bounds if part), key=lambda x: x._order, default=None)
+        case _:
+            return None
+
+
+def _are_steady(tokens: TokenSet) -> bool:
+    """Whether it is plain that a token of the set is one at every length."""
+    match tokens:
+        case TokenUnion(terms) | TokenIntersection(terms):
+            return all(_are_steady(term) for term in terms)
+        case TokenComplement(term):
+            return _are_steady(term)
+        case _:
+            return isinstance(tokens, First | Positions | Every | InputTokens)
+
+
+def _is_steady(relation: Relation) -> bool:
+    """Whether it is plain that a pair does not depend on the length of the sequence."""
+    if isinstance(relation, Union | Intersection):
+        return all(_is_steady(term) for term in relation.terms)
+    if isinstance(relation, Complement | Transpose):
+        return _is_steady(relation.term)
+    if isinstance(relation, Shift):
+        return relation.by >= 0 and _is_steady(relation.term)
+    if relation.name == "where":
+        return set(symbols(vars(relation)["predicate"])) <= {"q", "k"}
+    if relation.name in ("columns", "rows", "global"):
+        return _are_steady(vars(relation)["tokens"])
+    return relation.changing(bool(vars(relation).get("causal"))) is None

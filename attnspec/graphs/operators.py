@@ -1,0 +1,331 @@
+"""Operators between relations: `| & - ~`, `transpose`, `shift`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import ClassVar
+
+import numpy as np
+
+from attnspec.graphs.relation import (
+    EMPTY,
+    FULL,
+    SOME,
+    Edges,
+    Elementwise,
+    Progressions,
+    Relation,
+    Tiles,
+    evaluate_pairs,
+    expand,
+    phase_of,
+    sort_edges,
+)
+
+
+@dataclass(frozen=True)
+class Union(Relation):
+    """The pairs of any of the terms."""
+
+    terms: tuple[Relation, ...]
+    name: ClassVar = "|"
+
+    def holds(self, q: Elementwise, k: Elementwise, n: int) -> Elementwise:
+        held = self.terms[0].holds(q, k, n)
+        for term in self.terms[1:]:
+            held = held | term.holds(q, k, n)
+        return held
+
+    def phase(self, q: Tiles, k: Tiles, n: int) -> list[np.ndarray]:
+        return [part for term in self.terms for part in phase_of(term, q, k, n)]
+
+    def cover(self, q: Tiles, k: Tiles, n: int) -> np.ndarray:
+        answer = self.terms[0].cover(q, k, n)
+        for term in self.terms[1:]:
+            answer = np.maximum(answer, term.cover(q, k, n))
+        return answer
+
+    def progressions(self, q: np.ndarray, n: int) -> Progressions | None:
+        return union_progressions([term.progressions(q, n) for term in self.terms])
+
+    def rows(self, first: int, last: int, n: int) -> Edges:
+        closed = self.progressions(np.arange(first, last), n)
+        if closed is not None:
+            return expand(first, closed)
+        parts = [term.rows(first, last, n) for term in self.terms]
+        return sort_edges(
+            np.concatenate([p[0] for p in parts]),
+            np.concatenate([p[1] for p in parts]),
+            unique=True,
+        )
+
+    def transposed(self) -> Relation | None:
+        return _termwise(Union, self.terms)
+
+
+@dataclass(frozen=True)
+class Intersection(Relation):
+    """The pairs of all of the terms."""
+
+    terms: tuple[Relation, ...]
+    name: ClassVar = "&"
+
+    def holds(self, q: Elementwise, k: Elementwise, n: int) -> Elementwise:
+        held = self.terms[0].holds(q, k, n)
+        for term in self.terms[1:]:
+            held = held & term.holds(q, k, n)
+        return held
+
+    def phase(self, q: Tiles, k: Tiles, n: int) -> list[np.ndarray]:
+        return [part for term in self.terms for part in phase_of(term, q, k, n)]
+
+    def cover(self, q: Tiles, k: Tiles, n: int) -> np.ndarray:
+        answer = self.terms[0].cover(q, k, n)
+        for term in self.terms[1:]:
+            answer = np.minimum(answer, term.cover(q, k, n))
+        return answer
+
+    def progressions(self, q: np.ndarray, n: int) -> Progressions | None:
+        """In closed form where all terms but one are single ranges, which clip that one."""
+        closed = [term.progressions(q, n) for term in self.terms]
+        parts = [part for part in closed if part is not None]
+        if len(parts) < len(closed):
+            return None
+        ranges = [p for p in parts if np.shape(p[0])[-1] == 1 and np.all(np.equal(p[2], 1))]
+        others = [p for p in parts if not any(p is r for r in ranges)]
+        if len(others) > 1:
+            return None
+        start, stop, step = others[0] if others else ranges.pop()
+        for low, high, _ in ranges:
+            # the first member of the progression that is not below `low`
+            start = start + np.maximum(0, -((start - low) // step)) * step
+            stop = np.minimum(stop, high)
+        return start, stop, step
+
+    def rows(self, first: int, last: int, n: int) -> Edges:
+        closed = self.progressions(np.arange(first, last), n)
+        if closed is not None:
+            return Relation.rows(self, first, last, n)
+        sparsest = min(self.terms, key=lambda term: _typical_degree(term, n))
+        q, k = sparsest.rows(first, last, n)
+        for term in self.terms:
+            if term is not sparsest and len(q):
+                kept = evaluate_pairs(term, q, k, n)
+                q, k = q[kept], k[kept]
+        return q, k
+
+    def transposed(self) -> Relation | None:
+        return _termwise(Intersection, self.terms)
+
+
+@dataclass(frozen=True)
+class Complement(Relation):
+    """The pairs that are not in the term."""
+
+    term: Relation
+    name: ClassVar = "~"
+
+    def holds(self, q: Elementwise, k: Elementwise, n: int) -> Elementwise:
+        return self.term.holds(q, k, n) ^ True
+
+    def phase(self, q: Tiles, k: Tiles, n: int) -> list[np.ndarray]:
+        return phase_of(self.term, q, k, n)
+
+    def cover(self, q: Tiles, k: Tiles, n: int) -> np.ndarray:
+        return np.asarray(FULL - self.term.cover(q, k, n), dtype=np.uint8)
+
+    def degrees(self, n: int) -> np.ndarray:
+        return n - self.term.degrees(n)
+
+    def transposed(self) -> Relation | None:
+        term = self.term.transposed()
+        return None if term is None else Complement(term)
+
+
+@dataclass(frozen=True)
+class Transpose(Relation):
+    """The reversed pairs, for terms that have no transpose of their own (see `transpose_of`)."""
+
+    term: Relation
+    name: ClassVar = "transpose"
+
+    def holds(self, q: Elementwise, k: Elementwise, n: int) -> Elementwise:
+        return self.term.holds(k, q, n)
+
+    def phase(self, q: Tiles, k: Tiles, n: int) -> list[np.ndarray]:
+        return phase_of(self.term, k, q, n)
+
+    def cover(self, q: Tiles, k: Tiles, n: int) -> np.ndarray:
+        return self.term.cover(k, q, n)
+
+    def rows(self, first: int, last: int, n: int) -> Edges:
+        q, k = _reversed_edges(self.term, n)
+        low, high = np.searchsorted(q, [first, last])
+        return q[low:high], k[low:high]
+
+    def transposed(self) -> Relation | None:
+        return self.term
+
+
+@dataclass(frozen=True)
+class Shift(Relation):
+    """The pairs (q, k) with (q - by, k - by) in the term; what leaves the sequence is lost."""
+
+    term: Relation
+    by: int
+    name: ClassVar = "shift"
+
+    def holds(self, q: Elementwise, k: Elementwise, n: int) -> Elementwise:
+        low, high = max(0, self.by), min(n, n + self.by)
+        inside = (q >= low) & (q < high) & (k >= low) & (k < high)
+        # positions outside are moved inside before the term sees them; `inside` drops the answer
+        q_from = (q - self.by) * (q >= low) * (q < high)
+        k_from = (k - self.by) * (k >= low) * (k < high)
+        return inside & self.term.holds(q_from, k_from, n)
+
+    def phase(self, q: Tiles, k: Tiles, n: int) -> list[np.ndarray]:
+        low, high = max(0, self.by), min(n, n + self.by)
+        inside = (q.start >= low) & (q.last < high) & (k.start >= low) & (k.last < high)
+
+        def moved(tiles: Tiles) -> Tiles:
+            start = np.where(inside, tiles.start - self.by, 0)
+            return Tiles(start, np.where(inside, tiles.stop - self.by, 1), tiles.step)
+
+        within = phase_of(self.term, moved(q), moved(k), n)
+        outside = [np.where(inside, -1, tiles.start) for tiles in (q, k)]
+        return [*(np.where(inside, part, 0) for part in within), *outside]
+
+    def cover(self, q: Tiles, k: Tiles, n: int) -> np.ndarray:
+        low, high = max(0, self.by), min(n, n + self.by)
+        outside = (q.last < low) | (q.start >= high) | (k.last < low) | (k.start >= high)
+        inside = (q.start >= low) & (q.last < high) & (k.start >= low) & (k.last < high)
+
+        def moved(tiles: Tiles, fits: np.ndarray) -> Tiles:
+            start = np.where(fits, tiles.start - self.by, 0)
+            return Tiles(start, np.where(fits, tiles.stop - self.by, 1), tiles.step)
+
+        if high <= low:
+            return np.full(np.broadcast_shapes(outside.shape), EMPTY, np.uint8)
+        known = self.term.cover(
+            moved(q, (q.start >= low) & (q.last < high)),
+            moved(k, (k.start >= low) & (k.last < high)),
+            n,
+        )
+        answer = np.where(outside, EMPTY, np.where(inside, known, SOME))
+        return answer.astype(np.uint8)
+
+    def rows(self, first: int, last: int, n: int) -> Edges:
+        low, high = max(0, self.by), min(n, n + self.by)
+        first, last = max(first, low), min(last, high)
+        if first >= last:
+            return np.zeros(0, np.int64), np.zeros(0, np.int64)
+        q, k = self.term.rows(first - self.by, last - self.by, n)
+        q, k = q + self.by, k + self.by
+        kept = (k >= low) & (k < high)
+        return q[kept], k[kept]
+
+    def transposed(self) -> Relation | None:
+        term = self.term.transposed()
+        return None if term is None else Shift(term, self.by)
+
+
+def difference(first: Relation, *others: Relation) -> Relation:
+    """The pairs of the first that are in none of the others."""
+    return Intersection((first, *(Complement(other) for other in others)))
+
+
+def transpose_of(term: Relation) -> Relation:
+    """The relation of the reversed pairs, in closed form where the term knows it."""
+    return term.transposed() or Transpose(term)
+
+
+def _termwise(
+    kind: type[Union] | type[Intersection], terms: tuple[Relation, ...]
+) -> Relation | None:
+    turned = [term.transposed() for term in terms]
+    known = tuple(term for term in turned if term is not None)
+    return kind(known) if len(known) == len(turned) else None
+
+
+@lru_cache(maxsize=256)
+def _typical_degree(relation: Relation, n: int) -> float:
+    # a complement is never the term to start from: its rows are found by looking at every key
+    return float("inf") if isinstance(relation, Complement) else relation.typical_degree(n)
+
+
+@lru_cache(maxsize=2)
+def _reversed_edges(relation: Relation, n: int) -> Edges:
+    parts = [relation.rows(first, last, n) for first, last in relation.chunks(n)]
+    if not parts:
+        return np.zeros(0, np.int64), np.zeros(0, np.int64)
+    q = np.concatenate([part[0] for part in parts])
+    k = np.concatenate([part[1] for part in parts])
+    return sort_edges(k, q)
+
+
+MOST = 64
+"""The most progressions per row that a closed form is worth."""
+
+
+def union_progressions(parts: Sequence[Progressions | None]) -> Progressions | None:
+    """The union of parts, each with disjoint progressions per row; None where there is no form."""
+    known = [part for part in parts if part is not None]
+    if len(known) < len(parts):
+        return None
+    ranges = [part for part in known if np.all(np.equal(part[2], 1))]
+    stepped = [part for part in known if not np.all(np.equal(part[2], 1))]
+    if len(stepped) > 1:
+        return None
+    width = sum(_width(part) for part in ranges)
+    if width + sum(_width(part) for part in stepped) * (width + 1) > MOST:
+        return None
+    if not ranges:
+        return stepped[0]
+    rows = max(len(part[0]) for part in known)
+    start = np.concatenate([np.broadcast_to(p[0], (rows, _width(p))) for p in ranges], axis=1)
+    stop = np.concatenate([np.broadcast_to(p[1], (rows, _width(p))) for p in ranges], axis=1)
+    start, stop = _separated(start, stop)
+    if not stepped:
+        return start, stop, 1
+    cut_start, cut_stop, cut_step = _cut(stepped[0], start, stop)
+    step = np.concatenate([np.ones_like(start), cut_step], axis=1)
+    return (
+        np.concatenate([start, cut_start], axis=1),
+        np.concatenate([stop, cut_stop], axis=1),
+        step,
+    )
+
+
+def _width(part: Progressions) -> int:
+    return int(np.broadcast_shapes(*(np.shape(array) for array in part))[-1])
+
+
+def _separated(start: np.ndarray, stop: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Sorted by start; each range begins no earlier than those before it end."""
+    order = np.argsort(start, axis=1, kind="stable")
+    start, stop = np.take_along_axis(start, order, 1), np.take_along_axis(stop, order, 1)
+    ended = np.maximum.accumulate(stop, axis=1)
+    start = start.copy()
+    start[:, 1:] = np.maximum(start[:, 1:], ended[:, :-1])
+    return start, np.maximum(start, stop)
+
+
+def _cut(
+    part: Progressions, start: np.ndarray, stop: np.ndarray
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """The pieces of progressions that lie in the gaps between disjoint sorted ranges."""
+    first, last, step = (
+        np.broadcast_to(array, (len(start), _width(part)))[:, :, None] for array in part
+    )
+    rows = len(start)
+    # empty ranges start no later than the next one, so their gaps are empty or real gaps
+    low = np.concatenate([np.zeros((rows, 1), np.int64), stop], axis=1)[:, None]
+    low = np.maximum.accumulate(low, axis=2)
+    high = np.concatenate([start, np.full((rows, 1), np.iinfo(np.int64).max)], axis=1)[:, None]
+    begin = first + np.maximum(0, -((first - low) // step)) * step
+    end = np.minimum(last, high)
+    begin, end, wide = np.broadcast_arrays(begin, end, step)
+    shape = (rows, begin.shape[1] * begin.shape[2])
+    return begin.reshape(shape), end.reshape(shape), wide.reshape(shape)

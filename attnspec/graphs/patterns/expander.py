@@ -1,0 +1,64 @@
+"""A random expander: d/2 random Hamiltonian cycles and their reverses.
+
+Edges: at most n d; fewer where cycles share a pair. One position reads itself, and of two positions
+each reads the other.
+Source: Shirzad et al. 2023, "Exphormer", section 3 and appendix C; Friedman 2008, "A Proof of
+Alon's Second Eigenvalue Conjecture". The cycles are the permutations of `graphs.counter_rng`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+
+from attnspec.graphs.counter_rng import EXPANDER, Stream, permutation
+from attnspec.graphs.edge_table import Drawn
+from attnspec.graphs.relation import Changing, Relation
+from attnspec.ir.parameters import argument, context
+
+
+@dataclass(frozen=True)
+class Expander(Drawn):
+    """The neighbours of the query on each of the cycles."""
+
+    degree: int = argument("integer", "keys of each query", least=2, most=4096, even=True)
+    seed: int = argument("integer", "where the draws start", default=0, least=0, most=2**64 - 1)
+    per_head: bool = argument("boolean", "draw anew for each head and layer", default=True)
+    layer: int = context("layer", 0)
+    head: int = context("head", 0)
+
+    name: ClassVar = "expander"
+    changes: ClassVar = Changing(
+        "draws cycles through all n positions",
+        "`random(keys = …)` under the statement `causal` draws among the keys up to the query",
+    )
+
+    def __post_init__(self) -> None:
+        if not self.per_head:
+            object.__setattr__(self, "layer", 0)
+            object.__setattr__(self, "head", 0)
+
+    def draw(self, n: int) -> np.ndarray:
+        stream = Stream(self.seed, EXPANDER, self.layer, self.head)
+        table = np.empty((n, self.degree), np.int32)
+        for index in range(self.degree // 2):
+            cycle = permutation(stream, index, n)
+            table[cycle, 2 * index] = np.roll(cycle, -1)
+            table[cycle, 2 * index + 1] = np.roll(cycle, 1)
+        return table
+
+    def typical_degree(self, n: int) -> float:
+        # cycles share a pair only now and then
+        return float(min(self.degree, max(1, n - 1)))
+
+    def transposed(self) -> Relation:
+        return self
+
+    @classmethod
+    def samples(cls) -> Iterator[Expander]:
+        yield cls(2)
+        yield cls(4, seed=9, layer=3, head=1)
+        yield cls(6, per_head=False, layer=3)

@@ -1,0 +1,63 @@
+"""Blocks and summary columns in one head: q//s = k//s or k mod s >= s - c.
+
+Edges: those of block(size = s) and summary less their common
+(n // s) s c + r max(0, r - (s - c)), with r = n mod s.
+Source: Child, Gray, Radford, Sutskever 2019, "Generating Long Sequences with Sparse Transformers",
+section 4.3; the paper's two heads, merged and without the causal mask.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+
+from attnspec.graphs.patterns.block import Block
+from attnspec.graphs.patterns.summary import Summary, summaries, summary_cover, summary_progressions
+from attnspec.graphs.relation import Elementwise, Progressions, Relation, Tiles
+from attnspec.ir.parameters import argument
+
+
+@dataclass(frozen=True)
+class Fixed(Relation):
+    """The keys of the query's block and the last cells of every block."""
+
+    stride: int = argument("integer", "positions in a block", least=1)
+    cells: int = argument("integer", "summary positions at the end of each block", least=1)
+
+    name: ClassVar = "fixed"
+
+    def holds(self, q: Elementwise, k: Elementwise, n: int) -> Elementwise:
+        summary = k % self.stride >= self.stride - self.cells
+        return (q // self.stride == k // self.stride) | summary
+
+    def progressions(self, q: np.ndarray, n: int) -> Progressions:
+        begin = (q // self.stride * self.stride)[:, None]
+        end = np.minimum(begin + self.stride, n)
+        first, last, step = summary_progressions(n, self.stride, self.cells)
+        shape = (len(q), len(first))
+        # the summaries before the block and those after it; each is an end of its own stride
+        later = np.maximum(first, end + (first - end) % step)
+        start = np.concatenate([begin, np.broadcast_to(first, shape), later], axis=1)
+        stop = np.concatenate([end, np.minimum(last, begin), np.broadcast_to(last, shape)], axis=1)
+        return start, stop, np.array([[1, *[step] * (2 * len(first))]])
+
+    def edges(self, n: int) -> int:
+        whole, rest = divmod(n, self.stride)
+        cells = min(self.cells, self.stride)
+        both = whole * self.stride * cells + rest * summaries(rest, self.stride, cells)
+        return Block(self.stride).edges(n) + Summary(self.stride, cells).edges(n) - both
+
+    def parts(self) -> tuple[Relation, ...]:
+        return Block(self.stride), Summary(self.stride, self.cells)
+
+    def cover(self, q: Tiles, k: Tiles, n: int) -> np.ndarray:
+        near = Block(self.stride).cover(q, k, n)
+        return np.asarray(np.maximum(near, summary_cover(k, self.stride, self.cells)))
+
+    @classmethod
+    def samples(cls) -> Iterator[Fixed]:
+        for stride, cells in ((1, 1), (4, 1), (5, 2), (8, 8), (16, 3), (3, 100), (1000, 900)):
+            yield cls(stride, cells)

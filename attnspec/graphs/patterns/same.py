@@ -1,0 +1,93 @@
+"""Equal labels, for example documents of a packed sequence: x[q] = x[k].
+
+Edges: sum over labels of m**2, where m positions bear the label.
+Source: Krell et al. 2021, "Efficient Sequence Packing without Cross-contamination", section 3.2.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+
+from attnspec.graphs.relation import Edges, Elementwise, Progressions, Relation, Tiles
+from attnspec.graphs.tile_cover import covered
+from attnspec.graphs.token_sets import Data
+from attnspec.ir.parameters import argument
+
+
+@dataclass(frozen=True)
+class Same(Relation):
+    """The keys whose label is the query's. `ids` holds integers of the last axis n."""
+
+    ids: Data = argument("ids", "an input of kind `ids`", positional=True)
+
+    name: ClassVar = "same"
+    anchored: ClassVar = False
+
+    def holds(self, q: Elementwise, k: Elementwise, n: int) -> Elementwise:
+        return self.ids.values[..., q] == self.ids.values[..., k]
+
+    def progressions(self, q: np.ndarray, n: int) -> Progressions | None:
+        """In closed form where every label stands in one run."""
+        labels = self._labels(n)
+        starts = np.flatnonzero(np.diff(labels, prepend=labels[:1] - 1)) if n else np.zeros(0, int)
+        if len(np.unique(labels)) < len(starts):
+            return None
+        run = np.searchsorted(starts, q, side="right") - 1
+        stops = np.append(starts[1:], n)
+        return starts[run][:, None], stops[run][:, None], 1
+
+    def rows(self, first: int, last: int, n: int) -> Edges:
+        order, begin, count = self._groups(n)
+        lengths = count[first:last]
+        ends = np.cumsum(lengths)
+        within = np.arange(lengths.sum()) - np.repeat(ends - lengths, lengths)
+        # a stable sort keeps the positions of a label in ascending order
+        keys = order[np.repeat(begin[first:last], lengths) + within]
+        return np.repeat(np.arange(first, max(first, last)), lengths), keys
+
+    def degrees(self, n: int) -> np.ndarray:
+        return self._groups(n)[2]
+
+    def cover(self, q: Tiles, k: Tiles, n: int) -> np.ndarray:
+        q_least, q_most = self._range(q, n)
+        k_least, k_most = self._range(k, n)
+        full = (q_least == k_most) & (q_most == k_least)
+        return covered(full, (q_least <= k_most) & (k_least <= q_most))
+
+    def transposed(self) -> Relation:
+        return self
+
+    def _labels(self, n: int) -> np.ndarray:
+        return np.asarray(self.ids.values).reshape(-1)[:n]
+
+    def _groups(self, n: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """The positions sorted by label; of each, where its label begins there, and its count."""
+        labels = self._labels(n)
+        order = np.argsort(labels, kind="stable")
+        begin = np.searchsorted(labels[order], labels, side="left")
+        return order, begin, np.searchsorted(labels[order], labels, side="right") - begin
+
+    def _range(self, tiles: Tiles, n: int) -> tuple[np.ndarray, np.ndarray]:
+        """The least and the greatest label of each tile."""
+        labels = self._labels(n)
+        # pairs of tiles repeat tiles: each is looked at once
+        start, stop = np.broadcast_arrays(tiles.start, tiles.stop)
+        ends = np.stack([start.ravel(), stop.ravel()], axis=1)
+        single, which = np.unique(ends, axis=0, return_inverse=True)
+        once = Tiles(single[:, 0], single[:, 1], tiles.step)
+        steps = np.arange(int(np.max(once.count, initial=1))) * tiles.step
+        found = labels[np.minimum(once.start[:, None] + steps, once.last[:, None])]
+        which = which.reshape(start.shape)
+        return found.min(axis=-1)[which], found.max(axis=-1)[which]
+
+    @classmethod
+    def samples(cls) -> Iterator[Same]:
+        position = np.arange(512)
+        yield cls(Data(position // 7))
+        yield cls(Data(np.zeros(512, np.int64)))
+        yield cls(Data(position * position % 11))
+        yield cls(Data(-(position // 50) % 3))

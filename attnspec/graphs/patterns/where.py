@@ -1,0 +1,324 @@
+"""The pairs for which a predicate holds.
+
+Edges: no closed form; tiles are decided by the predicate's bounds where these suffice.
+Source: none; the general form of which the other patterns are special cases.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
+from typing import ClassVar
+
+import numpy as np
+
+from attnspec.graphs.grid import AXES, Grid, grid_for
+from attnspec.graphs.predicates.listable import listable
+from attnspec.graphs.predicates.periods import comparisons, period_of
+from attnspec.graphs.predicates.predicates import conjuncts, disjuncts, taken_apart
+from attnspec.graphs.relation import EMPTY, FULL, SOME, Elementwise, Progressions, Relation, Tiles
+from attnspec.graphs.token_sets import progressions_of
+from attnspec.ir.intervals import Bounds, bounds
+from attnspec.ir.parameters import RelationError, argument, context
+from attnspec.ir.scalars import (
+    LARGEST,
+    Apply,
+    Scalar,
+    ScalarError,
+    Symbol,
+    Value,
+    evaluate,
+    evaluate_exactly,
+    fold,
+    symbols,
+)
+
+MOST_COMBS = 16
+"""The most residues of keys that are progressions of their own."""
+
+
+@dataclass(frozen=True)
+class Where(Relation):
+    """The pairs (q, k) for which a predicate of q, k, n and their grid coordinates holds.
+
+    A predicate that asks for the coordinates of a position holds for no pair in which that position
+    is not a cell of the grid.
+    """
+
+    predicate: Scalar = argument("predicate", "a comparison of q, k and n", positional=True)
+    extents: tuple[int, ...] = context("grid", ())
+    extra_tokens: int = context("extra_tokens", 0)
+
+    name: ClassVar = "where"
+    numpy_only: ClassVar = True
+
+    def __post_init__(self) -> None:
+        asked = {name for name in symbols(self.predicate) if "." in name}
+        if asked:
+            grid_for(self.name, self.extents, self.extra_tokens)
+            known = {f"{side}.{axis}" for side in "qk" for axis in AXES[len(self.extents)]}
+            for name in sorted(asked - known):
+                raise RelationError(f"`{name}` needs `sequence grid(T, H, W)`")
+
+    def holds(self, q: Elementwise, k: Elementwise, n: int) -> Elementwise:
+        predicate = _at(self.predicate, n)
+        values: dict[str, Value] = {"q": _plain(q), "k": _plain(k)}
+        allowed: Elementwise = True
+        for side, position in tuple(values.items()):
+            if self._asks(side):
+                grid = self._grid
+                allowed = allowed & grid.inside(position)
+                for axis, at in zip(self._axes, grid.coordinates(position), strict=True):
+                    values[f"{side}.{axis}"] = at
+        try:
+            if _fits(self, n):
+                held = evaluate(predicate, values)
+            else:
+                held = np.asarray(evaluate_exactly(predicate, values)).astype(bool)
+        except ScalarError as error:
+            raise RelationError(f"`where` has no value: {error}") from None
+        return held & allowed & (q == q) & (k == k)
+
+    def progressions(self, q: np.ndarray, n: int) -> Progressions | None:
+        if self.sides == "k":
+            closed = _columns(self, n)
+            if closed is None:
+                return None
+            start, stop, step = closed
+            shape = len(q), len(start)
+            return np.broadcast_to(start, shape), np.broadcast_to(stop, shape), step
+        if self.sides in ("", "q"):
+            held = np.asarray(self.holds(q, np.zeros(1, np.int64), n), bool) & (n > 0)
+            return np.zeros((len(q), 1), np.int64), np.where(held, n, 0)[:, None], 1
+        simpler = listable(self, n)
+        return None if simpler is self else simpler.progressions(q, n)
+
+    def phase(self, q: Tiles, k: Tiles, n: int) -> list[np.ndarray]:
+        if self.extents:
+            return super().phase(q, k, n)
+        found = []
+        for part in comparisons(_at(self.predicate, n)):
+            low, high = self._truth(part, q, k)
+            period = period_of(part)
+            if period.both and not (period.q and period.k):
+                keys = [q.start % period.both, k.start - q.start]
+            else:
+                keys = [q.start % period.q if period.q else q.start]
+                keys.append(k.start % period.k if period.k else k.start)
+            found.append(np.where(low == high, 1 + low, 0).astype(np.int64))
+            found.extend(np.where(low == high, 0, key) for key in keys)
+        return found
+
+    def strides(self, n: int) -> tuple[tuple[int, int], ...]:
+        found = (period_of(part) for part in comparisons(_at(self.predicate, n)))
+        return tuple((each.q, each.k) for each in found if each.q and each.k)
+
+    @property
+    def sides(self) -> str:  # type: ignore[override]
+        return "".join(sorted(_sides(self.predicate), reverse=True))
+
+    @property
+    def irregular(self) -> bool:  # type: ignore[override]
+        # what moves with the positions is near the diagonal, or near that of residues
+        each = tuple(comparisons(self.predicate))
+        moves = all(_has_stride(part) or period_of(part).both for part in each)
+        return not moves and not any(map(_has_stride, each)) and self.boxes() is None
+
+    def parts(self) -> tuple[Relation, ...] | None:
+        found: dict[object, tuple[Scalar, ...]] = {}
+        for part in disjuncts(self.predicate):
+            sides = _sides(part)
+            # single queries, or keys, are listed together
+            alike = len(sides) == 1 and not any(map(_has_stride, comparisons(part)))
+            key = sides if alike else part
+            found[key] = (*found.get(key, ()), part)
+        if len(found) < 2:
+            return None
+        joined = (each[0] if len(each) == 1 else Apply("or", each) for each in found.values())
+        parts = tuple(Where(part, self.extents, self.extra_tokens) for part in joined)
+        if self.extra_tokens and any(part._asked != self._asked for part in parts):
+            # a part that asks for no coordinates would hold for positions that have none
+            return None
+        return parts
+
+    def listing(self, n: int) -> tuple[np.ndarray | None, np.ndarray | None]:
+        return _listing(self, n)
+
+    def cover(self, q: Tiles, k: Tiles, n: int) -> np.ndarray:
+        low, high = self._truth(_at(self.predicate, n), q, k)
+        answer = np.where(low == 1, FULL, np.where(high == 0, EMPTY, SOME))
+        for side, tiles in (("q", q), ("k", k)):
+            if self._asks(side):
+                answer = np.minimum(answer, self._grid.cover(tiles))
+        shape = np.broadcast_shapes(q.start.shape, k.start.shape)
+        return np.broadcast_to(answer.astype(np.uint8), shape)
+
+    def _truth(self, predicate: Scalar, q: Tiles, k: Tiles) -> Bounds:
+        """Whether a part of the predicate always holds in tiles, and whether it ever does."""
+        if isinstance(predicate, Apply) and predicate.op in ("and", "or", "not"):
+            parts = [self._truth(part, q, k) for part in predicate.args]
+            if predicate.op == "not":
+                return 1 - parts[0][1], 1 - parts[0][0]
+            join = np.minimum if predicate.op == "and" else np.maximum
+            low, high = parts[0]
+            for part in parts[1:]:
+                low, high = join(low, part[0]), join(high, part[1])
+            return low, high
+        ranges = self._ranges(q, k)
+        if q.step > 1 or k.step > 1:
+            # whoever moves by whole periods might as well stay where it is
+            period = period_of(predicate)
+            if period.q and q.step % period.q == 0:
+                ranges["q"] = q.start, q.start
+            if period.k and k.step % period.k == 0:
+                ranges["k"] = k.start, k.start
+        return bounds(predicate, ranges)
+
+    def taken_apart(self, n: int) -> Relation | None:
+        """The same pairs at n as operators of relations whose rows are known, or None."""
+        return taken_apart(self, n, Where)
+
+    def boxes(self) -> tuple[tuple[int, ...], int] | None:
+        return (self.extents, self.extra_tokens) if self._asks("q") and self._asks("k") else None
+
+    @property
+    def _grid(self) -> Grid:
+        return Grid(self.extents, self.extra_tokens)
+
+    @property
+    def _axes(self) -> tuple[str, ...]:
+        return AXES[len(self.extents)]
+
+    @cached_property
+    def _asked(self) -> frozenset[str]:
+        """The sides whose coordinates the predicate asks for."""
+        return frozenset(name[0] for name in symbols(self.predicate) if name[1:2] == ".")
+
+    def _asks(self, side: str) -> bool:
+        """Whether the predicate asks for coordinates of the query, or of the key."""
+        return side in self._asked
+
+    def _ranges(self, q: Tiles, k: Tiles) -> dict[str, Bounds]:
+        """What each symbol ranges over in each pair of tiles."""
+        ranges: dict[str, Bounds] = {"q": (q.start, q.last), "k": (k.start, k.last)}
+        for side, tiles in (("q", q), ("k", k)):
+            if self._asks(side):
+                for axis, ends in zip(self._axes, self._grid.ranges(tiles), strict=True):
+                    ranges[f"{side}.{axis}"] = ends
+        return ranges
+
+    @classmethod
+    def samples(cls) -> Iterator[Where]:
+        q, k, n = Symbol("q"), Symbol("k"), Symbol("n")
+        gap = Apply("-", (q, k))
+        yield cls(True)
+        yield cls(False)
+        yield cls(Apply("<=", (Apply("abs", (gap,)), Apply("isqrt", (n,)))))
+        yield cls(Apply("<", (Apply("%", (gap, Apply("max", (n, 1)))), 3)))
+        yield cls(Apply("one_of", (Apply("abs", (gap,)), 1, 2, 4)))
+        yield cls(Apply("within", (Apply("+", (q, k)), 3, Apply("//", (n, 2)))))
+        yield cls(
+            Apply(
+                "and",
+                (
+                    Apply("==", (Apply("//", (q, 4)), Apply("//", (k, 4)))),
+                    Apply("not", (Apply("==", (Apply("%", (k, 3)), 1)),)),
+                ),
+            )
+        )
+        yield cls(Apply("or", (Apply("<", (Apply("*", (q, k)), n)), Apply("!=", (q, k)))))
+        yield cls(Apply("<", (Apply("sqrt", (q,)), Apply("/", (k, 2)))))
+        yield cls(Apply("==", (Apply("%", (Apply("**", (q, 2)), 5)), Apply("%", (k, 5)))))
+        # bounds far above 2**62, values below it for n <= 200
+        large = Apply("*", (Apply("**", (k, 8)), Apply("-", (Apply("+", (q, 1)), q))))
+        yield cls(Apply("==", (Apply("%", (large, 3)), 1)))
+        row, col = (Apply("-", (Symbol(f"q.{a}"), Symbol(f"k.{a}"))) for a in ("row", "col"))
+        near = Apply("<=", (Apply("+", (Apply("abs", (row,)), Apply("abs", (col,)))), 2))
+        yield cls(near, (5, 7))
+        yield cls(near, (6, 4), 3)
+        time = Apply(">=", (Symbol("q.time"), Symbol("k.time")))
+        yield cls(Apply("and", (time, near)), (3, 4, 5), 1)
+        yield cls(Apply("==", (Symbol("k.col"), 0)), (5, 7), 2)
+
+
+def _plain(position: Elementwise) -> Value:
+    """Positions as Python integers where they are single numbers, else as int64 arrays."""
+    return int(position) if np.ndim(position) == 0 else np.asarray(position, np.int64)
+
+
+@lru_cache(maxsize=256)
+def _at(predicate: Scalar, n: int) -> Scalar:
+    """The predicate with n filled in, and what that makes constant computed."""
+    try:
+        return fold(predicate, {"n": n})
+    except ScalarError as error:
+        raise RelationError(f"`where` has no value at n = {n}: {error}") from None
+
+
+@lru_cache(maxsize=64)
+def _columns(relation: Where, n: int) -> tuple[np.ndarray, np.ndarray, int] | None:
+    """The keys of a predicate of the key alone: as a comb for each of few residues, else as few
+    progressions; None where they are many."""
+    period = math.lcm(*(period_of(part).k for part in comparisons(_at(relation.predicate, n))))
+    held = np.asarray(relation.holds(np.zeros(1, np.int64), np.arange(n), n), bool)
+    if 1 < period < n:
+        residues = np.flatnonzero(held[:period])
+        if len(residues) <= MOST_COMBS:
+            return residues, np.full(len(residues), n), period
+    return progressions_of(np.flatnonzero(held))
+
+
+def _sides(predicate: Scalar) -> frozenset[str]:
+    """Which of q and k a predicate asks for."""
+    return frozenset(name.split(".")[0] for name in symbols(predicate)) & {"q", "k"}
+
+
+def _has_stride(comparison: Scalar) -> bool:
+    """Whether queries and keys may move each by itself without a change."""
+    period = period_of(comparison)
+    return bool(period.q and period.k)
+
+
+@lru_cache(maxsize=64)
+def _listing(relation: Where, n: int) -> tuple[np.ndarray | None, np.ndarray | None]:
+    """The queries and the keys that meet what is asked of one side alone."""
+    position, first = np.arange(n), np.zeros(1, np.int64)
+    found: dict[str, np.ndarray] = {}
+    for part in conjuncts(_at(relation.predicate, n)):
+        sides = _sides(part)
+        if len(sides) != 1:
+            continue
+        (side,) = sides
+        alone = Where(part, relation.extents, relation.extra_tokens)
+        pair = (position, first) if side == "q" else (first, position)
+        found[side] = found.get(side, True) & np.asarray(alone.holds(*pair, n), bool)
+    rows, columns = (np.flatnonzero(found[side]) if side in found else None for side in "qk")
+    return rows, columns
+
+
+def _fits(relation: Where, n: int) -> bool:
+    """Whether every number met on the way to the predicate's value is known to fit in 64 bits."""
+    if not relation.extents and "n" not in symbols(relation.predicate):
+        # what holds up to the next power of two is not asked again while a sequence grows
+        if _largest(relation, 1 << max(0, n - 1).bit_length()) <= LARGEST:
+            return True
+    return _largest(relation, n) <= LARGEST
+
+
+@lru_cache(maxsize=256)
+def _largest(relation: Where, n: int) -> float:
+    """A bound of the absolute value of every number met on the way to the predicate's value."""
+    all_positions = Tiles(np.zeros(1, np.int64), np.full(1, max(n, 1)))
+    ranges = relation._ranges(all_positions, all_positions)
+    return reach_of(_at(relation.predicate, n), ranges)
+
+
+def reach_of(scalar: Scalar, ranges: Mapping[str, Bounds]) -> float:
+    """A bound of the absolute value of every number met on the way to a scalar's value."""
+    low, high = bounds(scalar, ranges)
+    own = float(np.max(np.maximum(np.abs(low), np.abs(high)), initial=0))
+    if isinstance(scalar, Apply):
+        return max(own, *(reach_of(arg, ranges) for arg in scalar.args))
+    return own

@@ -1,0 +1,73 @@
+"""Sliding window: |q - k| <= r, or -a <= q - k <= b.
+
+Edges, two-sided, for n > r: n (2r + 1) - r (r + 1).
+Source: Beltagy, Peters, Cohan 2020, "Longformer", section 3.1.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+
+from attnspec.graphs.relation import EMPTY, FULL, SOME, Elementwise, Progressions, Relation, Tiles
+from attnspec.ir.parameters import argument
+
+
+@dataclass(frozen=True)
+class Window(Relation):
+    """The keys near the query. Both forms count positions on one side, the query not included."""
+
+    radius: int | None = argument("integer", "keys on each side", default=None, least=0)
+    before: int | None = argument("integer", "keys before the query", default=None, least=0)
+    after: int | None = argument("integer", "keys after the query", default=None, least=0)
+
+    name: ClassVar = "window"
+    anchored: ClassVar = False
+    exact_cover: ClassVar = True
+    signatures: ClassVar = (("radius",), ("before", "after"))
+
+    @property
+    def reach(self) -> tuple[int, int]:
+        """Keys before and after the query."""
+        if self.radius is not None:
+            return self.radius, self.radius
+        before = 0 if self.before is None else self.before
+        return before, 0 if self.after is None else self.after
+
+    def holds(self, q: Elementwise, k: Elementwise, n: int) -> Elementwise:
+        before, after = self.reach
+        return (q - k <= before) & (k - q <= after)
+
+    def progressions(self, q: np.ndarray, n: int) -> Progressions:
+        before, after = self.reach
+        return np.maximum(q - before, 0)[:, None], np.minimum(q + after + 1, n)[:, None], 1
+
+    def edges(self, n: int) -> int:
+        before, after = (min(reach, n - 1) for reach in self.reach)
+        if n == 0:
+            return 0
+        return n * (before + after + 1) - (before * (before + 1) + after * (after + 1)) // 2
+
+    def phase(self, q: Tiles, k: Tiles, n: int) -> list[np.ndarray]:
+        return [q.start - k.start]
+
+    def cover(self, q: Tiles, k: Tiles, n: int) -> np.ndarray:
+        before, after = self.reach
+        least, most = q.start - k.last, q.last - k.start
+        full = (most <= before) & (least >= -after)
+        empty = (least > before) | (most < -after)
+        return np.where(full, FULL, np.where(empty, EMPTY, SOME)).astype(np.uint8)
+
+    def transposed(self) -> Relation:
+        before, after = self.reach
+        return Window(before=after, after=before)
+
+    @classmethod
+    def samples(cls) -> Iterator[Window]:
+        for radius in (0, 1, 3, 70, 1000):
+            yield cls(radius=radius)
+        for before, after in ((0, 0), (5, 0), (0, 2), (4, 9)):
+            yield cls(before=before, after=after)

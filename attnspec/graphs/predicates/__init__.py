@@ -1,0 +1,1 @@
+"""Predicates of `where` taken apart: ranges, residues, periods, bounds of distances."""

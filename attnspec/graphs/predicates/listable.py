@@ -1,0 +1,49 @@
+"""The same pairs in a form whose rows are listed without a look at pairs that do not hold."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from typing import Protocol, runtime_checkable
+
+import numpy as np
+
+from attnspec.graphs.operators import Complement, Intersection, Union
+from attnspec.graphs.relation import Relation
+
+
+@runtime_checkable
+class Composed(Protocol):
+    """A relation that may be operators of simpler ones at one length."""
+
+    def taken_apart(self, n: int) -> Relation | None:
+        """The same pairs, or None."""
+
+
+@lru_cache(maxsize=64)
+def listable(relation: Relation, n: int) -> Relation:
+    """The relation at n with predicates taken apart where that gives their rows."""
+    match relation:
+        case Union(terms) | Intersection(terms):
+            return type(relation)(tuple(listable(term, n) for term in terms))
+        case Complement(term):
+            return Complement(listable(term, n))
+    if isinstance(relation, Composed):
+        simpler = relation.taken_apart(n)
+        if simpler is not None and _lists_rows(found := listable(simpler, n), n):
+            return found
+    return relation
+
+
+def _lists_rows(relation: Relation, n: int) -> bool:
+    match relation:
+        case Union(terms):
+            return all(_lists_rows(term, n) for term in terms)
+        case Intersection(terms):
+            # rows are those of the sparsest term, as far as the others have them
+            return any(_lists_rows(term, n) for term in terms)
+        case Complement():
+            return False
+    return (
+        type(relation).rows is not Relation.rows
+        or relation.progressions(np.zeros(1, np.int64), n) is not None
+    )

@@ -1,0 +1,404 @@
+"""A graph is a relation with one defining predicate: `holds(q, k, n)`.
+
+Everything else about a relation has a slow default derived from `holds` in this one base class. A
+pattern overrides what it knows in closed form, and one generic test compares every override with
+the default.
+
+`holds` is written with operators that work elementwise, so the same formula answers for Python
+integers, numpy arrays and torch tensors: `&`, `|`, `^ True` instead of `and`, `or`, `not`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, fields, is_dataclass
+from typing import Any, ClassVar, TypeAlias
+
+import numpy as np
+
+EMPTY, SOME, FULL = 0, 1, 2
+"""What a relation says of a tile: no pair, undecided, every pair. `&` is min, `|` is max."""
+
+Elementwise: TypeAlias = Any
+"""Python integers, numpy arrays or torch tensors, and the truth values that come of them."""
+
+Progressions: TypeAlias = "tuple[np.ndarray, np.ndarray, np.ndarray | int]"
+Edges: TypeAlias = "tuple[np.ndarray, np.ndarray]"
+
+_CHUNK = 1 << 22
+"""Pairs looked at in one go by the defaults: a few tens of megabytes of temporaries."""
+
+
+@dataclass(frozen=True)
+class Tiles:
+    """Arithmetic progressions of positions `start, start + step, … < stop`, one per array entry.
+
+    Queries and keys of a tile pair are two `Tiles` whose arrays broadcast against each other. No
+    progression is empty.
+    """
+
+    start: np.ndarray
+    stop: np.ndarray
+    step: int = 1
+
+    @property
+    def last(self) -> np.ndarray:
+        return np.asarray(self.start + (self.stop - 1 - self.start) // self.step * self.step)
+
+    @property
+    def count(self) -> np.ndarray:
+        return np.asarray((self.stop - 1 - self.start) // self.step + 1)
+
+    @property
+    def shape(self) -> list[np.ndarray]:
+        """Integers that are equal where tiles differ by their first position alone."""
+        return [self.count]
+
+    def take(self, index: np.ndarray) -> Tiles:
+        """The tiles with these numbers."""
+        return Tiles(self.start[index], self.stop[index], self.step)
+
+
+@dataclass(frozen=True)
+class Changing:
+    """Why the pairs of a pattern are others at another n though its sizes are not, what would mend
+    that, and whether it is so under the statement `causal` too."""
+
+    why: str
+    mend: str
+    under_causal: bool = True
+
+
+class Relation:
+    """A set of pairs (q, k): query position q reads key position k, 0 <= q, k < n."""
+
+    name: ClassVar[str] = ""
+
+    data_dependent: ClassVar[bool] = False
+    """Whether queries and keys decide the pairs, so that `holds` cannot answer."""
+
+    needs_grid: ClassVar[bool] = False
+    """Whether the positions must be cells of a grid."""
+
+    numpy_only: ClassVar[bool] = False
+    """Whether `holds` looks numbers up in tables and so takes no tensors."""
+
+    exact_cover: ClassVar[bool] = False
+    """Whether `cover` says SOME only where it must, for tiles of consecutive positions."""
+
+    scattered: ClassVar[bool] = False
+    """Whether pairs are drawn position by position: only a table tells which tiles they lie in."""
+
+    moves_by: ClassVar[int | None] = None
+    """How far both ends of a pair may move, where no predicate tells it."""
+
+    sides: ClassVar[str] = "qk"
+    """Which of query and key decide; the pairs that one of them decides are a rectangle."""
+
+    irregular: ClassVar[bool] = False
+    """Whether the pairs may come together in an order that no method below tells."""
+
+    changes: ClassVar[Changing | None] = None
+    """How pairs change with n where no size does; None where (q, k) is a pair at every n or none,
+    as far as both positions exist."""
+
+    anchored: ClassVar[bool] = True
+    """Whether pairs change where all tokens move on by as many positions, inputs with them."""
+
+    @classmethod
+    def changing(cls, causal: bool) -> Changing | None:
+        """How pairs change with n, in a spec with or without the statement `causal`."""
+        return None if causal and cls.changes and not cls.changes.under_causal else cls.changes
+
+    @classmethod
+    def samples(cls) -> Iterator[Relation]:
+        """Instances that between them reach every branch of the pattern, for its tests."""
+        return iter(())
+
+    def holds(self, q: Elementwise, k: Elementwise, n: int) -> Elementwise:
+        """Whether q reads k in a sequence of n positions: the definition, elementwise."""
+        raise NotImplementedError
+
+    # --- with a default derived from `holds` ---------------------------------------------------
+
+    def progressions(self, q: np.ndarray, n: int) -> Progressions | None:
+        """The keys of each query in closed form, or None.
+
+        For q of shape [m], arrays start, stop (and step) that broadcast to [m, p]: row i reads the
+        p pairwise disjoint progressions `range(start[i, j], stop[i, j], step[i, j])`, all inside
+        0 <= key < n; an empty one has stop <= start.
+        """
+        return None
+
+    def cover(self, q: Tiles, k: Tiles, n: int) -> np.ndarray:
+        """EMPTY, SOME or FULL for each pair of tiles, uint8 of the broadcast shape.
+
+        EMPTY and FULL are always right; SOME may also be said of a tile that is neither looked into
+        nor decided by a formula. The default looks into every pair and is exact.
+        """
+        return exact_cover(self, q, k, n)
+
+    def phase(self, q: Tiles, k: Tiles, n: int) -> list[np.ndarray]:
+        """Integers for each pair of tiles, equal only where the masks are equal.
+
+        They are compared between pairs of tiles that have the same steps and numbers of positions.
+        The default is that of the parts, or tells every pair of tiles apart.
+        """
+        parts = self.parts()
+        if parts is not None:
+            return [found for part in parts for found in phase_of(part, q, k, n)]
+        return [q.start + 0 * k.start, k.start + 0 * q.start]
+
+    def parts(self) -> tuple[Relation, ...] | None:
+        """Simpler relations of which this one is the union, or None."""
+        return None
+
+    def strides(self, n: int) -> tuple[tuple[int, int], ...]:
+        """Steps (of queries, of keys) whose residue classes bring pairs together; 1 goes unsaid."""
+        return ()
+
+    def boxes(self) -> tuple[tuple[int, ...], int] | None:
+        """The extents of a grid and its first position, if pairs come together in boxes of it."""
+        return None
+
+    def listing(self, n: int) -> tuple[np.ndarray | None, np.ndarray | None]:
+        """The only queries, and the only keys, that have pairs, where they are few and known."""
+        return None, None
+
+    def rows(self, first: int, last: int, n: int) -> Edges:
+        """The edges of queries first <= q < last as (q, k), sorted by q, then k, no repeats."""
+        closed = self.progressions(np.arange(first, last), n)
+        if closed is not None:
+            return expand(first, closed)
+        return rows_by_cover(self, first, last, n)
+
+    def row_keys(self, first: int, last: int, n: int) -> np.ndarray:
+        """The keys of queries first <= q < last one after the other, as `rows` has them."""
+        closed = self.progressions(np.arange(first, last), n)
+        if closed is None or np.broadcast_shapes(*(np.shape(p) for p in closed))[-1] != 1:
+            return self.rows(first, last, n)[1]
+        start, stop, step = (np.broadcast_to(p, (last - first, 1))[:, 0] for p in closed)
+        counts = np.maximum(0, -((start - stop) // step))
+        ends = np.cumsum(counts)
+        within = np.arange(ends[-1] if len(ends) else 0, dtype=np.int64)
+        if (step == 1).all():
+            within += np.repeat(start - (ends - counts), counts)
+            return within
+        within -= np.repeat(ends - counts, counts)
+        within *= np.repeat(step, counts)
+        within += np.repeat(start, counts)
+        return within
+
+    def edges(self, n: int) -> int:
+        """The number of pairs, an exact Python integer."""
+        return int(self.degrees(n).sum())
+
+    def degrees(self, n: int) -> np.ndarray:
+        """The number of keys of each query, int64 [n]."""
+        counted = self._counted(n)
+        if counted is not None:
+            return counted
+        parts = []
+        for first, last in self.chunks(n):
+            q, _ = self.rows(first, last, n)
+            parts.append(np.bincount(q - first, minlength=last - first))
+        return np.concatenate(parts) if parts else np.zeros(0, np.int64)
+
+    def transposed(self) -> Relation | None:
+        """The relation of the reversed pairs where a pattern knows it, or None."""
+        return None
+
+    # --- helpers of the defaults ---------------------------------------------------------------
+
+    def _counted(self, n: int) -> np.ndarray | None:
+        """The degrees where every row is known as progressions: however many keys these hold, it
+        is their ends that are looked at."""
+        parts = []
+        for _, closed in self.closed_rows(n):
+            if closed is None:
+                return None
+            parts.append(lengths(closed))
+        return np.concatenate(parts) if parts else np.zeros(0, np.int64)
+
+    def closed_rows(
+        self, n: int, most: int = _CHUNK // 16
+    ) -> Iterator[tuple[int, Progressions | None]]:
+        """The progressions of all rows, about `most` at a time, each with the first of its rows.
+
+        A closed form may exist for some rows alone, so that any of them may be None.
+        """
+        sample = self.progressions(np.zeros(1, np.int64), n) if n else None
+        width = 1 if sample is None else max(1, np.broadcast(*sample).size)
+        step = max(1, most // width)
+        for first in range(0, n, step):
+            yield first, self.progressions(np.arange(first, min(n, first + step)), n)
+
+    def chunks(self, n: int) -> Iterator[tuple[int, int]]:
+        """Ranges of queries that together have about `_CHUNK` edges, judged from sampled rows."""
+        size = max(1, min(n, int(_CHUNK / max(1.0, self.typical_degree(n))), 1 << 18))
+        for first in range(0, n, size):
+            yield first, min(n, first + size)
+
+    def typical_degree(self, n: int) -> float:
+        """The mean number of keys of a few rows spread over the sequence."""
+        if n == 0:
+            return 0.0
+        sample = probes(n)
+        closed = self.progressions(sample, n)
+        if closed is not None:
+            return float(np.mean(lengths(closed)))
+        return float(np.mean([len(self.rows(int(q), int(q) + 1, n)[0]) for q in sample]))
+
+
+class DataDependent(Relation):
+    """A graph that queries and keys decide: its pairs exist only when a module runs."""
+
+    data_dependent: ClassVar[bool] = True
+    changes: ClassVar[Changing | None] = Changing(
+        "is decided by queries and keys", "a graph of positions alone is known at every length"
+    )
+
+    def holds(self, q: Elementwise, k: Elementwise, n: int) -> Elementwise:
+        raise NotImplementedError(f"`{self.name}` is decided by the data; not built yet")
+
+
+def phase_of(relation: Relation, q: Tiles, k: Tiles, n: int) -> list[np.ndarray]:
+    """The phase of pairs of tiles; a relation that decides a tile has but two phases there."""
+    kinds = np.asarray(relation.cover(q, k, n), dtype=np.int64)
+    decided = kinds != SOME
+    parts = [np.where(decided, 0, part) for part in relation.phase(q, k, n)]
+    return [*parts, np.where(decided, kinds + 1, 0)]
+
+
+def lengths(closed: Progressions) -> np.ndarray:
+    """The number of keys of each row."""
+    start, stop, step = closed
+    return np.asarray(np.maximum(0, -((start - stop) // step)).sum(axis=-1))
+
+
+def expand(first: int, closed: Progressions) -> Edges:
+    """The edges of consecutive queries from `first` on, given their keys as progressions."""
+    start, stop, step = np.broadcast_arrays(*closed)
+    shape = start.shape
+    counts = np.maximum(0, -((start - stop) // step)).ravel()
+    ends = np.cumsum(counts)
+    total = int(ends[-1]) if len(ends) else 0
+    within = np.arange(total) - np.repeat(ends - counts, counts)
+    if (step == 1).all():
+        k = np.repeat(start.ravel(), counts) + within
+    else:
+        k = np.repeat(start.ravel(), counts) + within * np.repeat(step.ravel(), counts)
+    q = np.repeat(np.arange(first, first + shape[0]), counts.reshape(shape).sum(axis=-1))
+    return (q, k) if shape[1] == 1 else sort_edges(q, k)
+
+
+def sort_edges(q: np.ndarray, k: np.ndarray, unique: bool = False) -> Edges:
+    """Edges sorted by q, then k; with `unique` also without repeats."""
+    if len(q) == 0:
+        return q, k
+    width = int(k.max()) + 1
+    code = q * width + k
+    # the sort is stable on runs that are sorted already, and then costs little more than a pass
+    code = np.sort(code, kind="stable")
+    if unique:
+        code = code[np.diff(code, prepend=-1) > 0]
+    return code // width, code % width
+
+
+def exact_cover(relation: Relation, q: Tiles, k: Tiles, n: int) -> np.ndarray:
+    """The cover of every pair of tiles by evaluating `holds` on all of its positions."""
+    starts = np.broadcast_arrays(q.start, q.stop, k.start, k.stop)
+    answer = np.empty(starts[0].shape, np.uint8)
+    for index in np.ndindex(answer.shape):
+        q_start, q_stop, k_start, k_stop = (int(a[index]) for a in starts)
+        held = evaluate_pairs(
+            relation,
+            np.arange(q_start, q_stop, q.step)[:, None],
+            np.arange(k_start, k_stop, k.step)[None, :],
+            n,
+        )
+        answer[index] = FULL if held.all() else SOME if held.any() else EMPTY
+    return answer
+
+
+def evaluate_pairs(relation: Relation, q: np.ndarray, k: np.ndarray, n: int) -> np.ndarray:
+    """`holds` on arrays of positions, bool of the broadcast shape."""
+    held = np.asarray(relation.holds(q, k, n), dtype=bool)
+    return np.broadcast_to(held, np.broadcast_shapes(q.shape, k.shape, held.shape))
+
+
+# --- the arguments of a pattern are the fields of its dataclass ----------------------------------
+
+
+def is_closed(relation: Relation) -> bool:
+    """Whether every pattern in the relation has a cover of its own."""
+    parts = [part for part in _parts(relation) if isinstance(part, Relation)]
+    if parts:
+        return all(is_closed(part) for part in parts)
+    return type(relation).cover is not Relation.cover
+
+
+def is_scattered(relation: Relation) -> bool:
+    """Whether a pattern in the relation is drawn position by position."""
+    return relation.scattered or any(
+        is_scattered(part) for part in _parts(relation) if isinstance(part, Relation)
+    )
+
+
+def _parts(value: object) -> list[object]:
+    found: list[object] = []
+    if is_dataclass(value):
+        for entry in fields(value):
+            content = getattr(value, entry.name)
+            found.extend(content if isinstance(content, tuple) else [content])
+    return found
+
+
+def probes(n: int, count: int = 9) -> np.ndarray:
+    """Up to `count` positions spread evenly over n, ascending, none twice, int64."""
+    if n == 0:
+        return np.zeros(0, np.int64)
+    # numpy's unique loads its masked arrays, a tenth of what a short command takes to start
+    places = set(np.linspace(0, n - 1, count).astype(np.int64).tolist())
+    return np.array(sorted(places), np.int64)
+
+
+_LOOKED = 1 << 22
+"""Pairs looked at in one go."""
+
+_SIDE = 128
+_FANOUT = 8
+
+
+def rows_by_cover(relation: Relation, first: int, last: int, n: int) -> Edges:
+    """The edges of queries first <= q < last, as `Relation.rows` has them."""
+    none = np.zeros(0, np.int64)
+    if n == 0 or first >= last:
+        return none, none
+    size = _SIDE
+    closed = type(relation).cover is not Relation.cover
+    while closed and size * _SIDE < n:
+        size *= _FANOUT
+    tiles = np.arange(first, last, _SIDE)
+    q, k = np.repeat(tiles, -(-n // size)), np.tile(np.arange(0, n, size), len(tiles))
+    while closed:
+        ends = np.minimum(q + _SIDE, last), np.minimum(k + size, n)
+        some = relation.cover(Tiles(q, ends[0]), Tiles(k, ends[1]), n) != EMPTY
+        q, k = q[some], k[some]
+        if size == _SIDE:
+            break
+        size //= _FANOUT
+        q, k = np.repeat(q, _FANOUT), (k[:, None] + size * np.arange(_FANOUT)).ravel()
+        q, k = q[k < n], k[k < n]
+    found = [(none, none)]
+    inside = np.arange(_SIDE)
+    for low in range(0, len(q), _LOOKED // _SIDE**2):
+        part = np.s_[low : low + _LOOKED // _SIDE**2]
+        q_at, k_at = q[part, None, None] + inside[:, None], k[part, None, None] + inside
+        real = (q_at < last) & (k_at < n)
+        held = evaluate_pairs(relation, np.minimum(q_at, last - 1), np.minimum(k_at, n - 1), n)
+        tile, row, key = np.nonzero(held & real)
+        found.append((q[part][tile] + row, k[part][tile] + key))
+    return sort_edges(
+        np.concatenate([part[0] for part in found]), np.concatenate([part[1] for part in found])
+    )

@@ -1,0 +1,403 @@
+"""All layers and heads of a spec at the lengths that are asked for."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, fields, replace
+from typing import TYPE_CHECKING
+
+import numpy as np
+import numpy.typing as npt
+
+from attnspec.graphs.bind import Situation, bind_attended, located, situation_of
+from attnspec.graphs.patterns import BY_NAME
+from attnspec.graphs.relation import Relation, probes
+from attnspec.graphs.token_sets import Data
+from attnspec.ir.api_checks import index_of, length_of, sampled
+from attnspec.ir.parameters import RelationError
+from attnspec.ir.program import Attend, Leaf, Program, Term, inputs_of, leaves, symbols_of
+from attnspec.text.diagnostics import AttnSpecError, Diagnostic, SpecError, did_you_mean
+
+if TYPE_CHECKING:
+    from scipy.sparse import csr_array
+
+Sample = Mapping[str, npt.ArrayLike]
+"""One sample of the run-time inputs: arrays of length n, or a count."""
+
+LONGEST_MASK = 32_768
+"""The longest sequence whose mask is written out densely: one gibibyte of booleans."""
+
+LONGEST_ADJACENCY = 1 << 26
+"""The longest sequence of an adjacency."""
+
+MOST_EDGES = 2**31 - 1
+"""The most edges of an adjacency that is written out: about ten gigabytes."""
+
+MOST_RELATIONS = 1024
+"""The most different graphs of one spec that are looked into."""
+
+MOST_POSITIONS = 1 << 22
+"""The longest sequence that is looked into."""
+
+MOST_WORK = 1 << 31
+"""The most pairs, counted for every pattern of a graph, that are looked at for one length."""
+
+MOST_AT_ONCE = 1 << 28
+"""The same for a single graph, whose patterns are written out beside each other."""
+
+
+class TooMuch(AttnSpecError):
+    """A spec, or a length, is larger than what is looked into."""
+
+
+@dataclass(frozen=True)
+class Bound:
+    """The different relations of a spec at one length.
+
+    `found` has each with the first layer and head that have it; `rows` says for each layer how many
+    heads have which, by index in `found`; `slots` says which each head of each layer has.
+    """
+
+    found: tuple[tuple[int, int, Relation], ...]
+    rows: tuple[Mapping[int, int], ...]
+    slots: tuple[tuple[int, ...], ...]
+
+    def part(self, layer: int | None, head: int | None) -> Bound:
+        """The relations of one layer, of one head in all layers, or of one of both; None is all."""
+        return self.only(lambda one, other: layer in (None, one) and head in (None, other))
+
+    def only(self, meant: Callable[[int, int], bool]) -> Bound:
+        """The relations of some layers and heads, without layers of which there is none."""
+        first: dict[int, tuple[int, int]] = {}
+        slots = []
+        for layer, row in enumerate(self.slots):
+            kept = tuple(head for head in range(len(row)) if meant(layer, head))
+            for head in kept:
+                first.setdefault(row[head], (layer, head))
+            if kept:
+                slots.append(tuple(row[head] for head in kept))
+        place = {index: at for at, index in enumerate(first)}
+        chosen = tuple(tuple(place[index] for index in row) for row in slots)
+        return Bound(
+            tuple((*where, self.found[index][2]) for index, where in first.items()),
+            tuple(Counter(row) for row in chosen),
+            chosen,
+        )
+
+
+def asks_for(term: Term) -> set[str]:
+    """What a graph may differ by from place to place: `layer`, `head`, in sizes or in draws."""
+    asked = {
+        entry.metadata["parameter"].context
+        for leaf in leaves(term)
+        for entry in fields(BY_NAME[leaf.pattern])  # type: ignore[arg-type]
+    }
+    return {"layer", "head"} & (asked | symbols_of(term))
+
+
+class Stack:
+    """The relations of all layers and heads of a program, at the lengths that are asked for.
+
+    With `inputs`, one sample of the run-time inputs, they are those of that sample.
+    """
+
+    def __init__(self, program: Program, inputs: Sample | None = None) -> None:
+        if inputs is not None and not isinstance(inputs, Mapping):
+            raise TypeError(f"inputs must map names to arrays, got {type(inputs).__name__}")
+        self.program = program
+        self.inputs = inputs
+        self.declared = {entry.name: entry for entry in program.inputs}
+        for name in inputs or ():
+            if name not in self.declared:
+                hint = did_you_mean(str(name), self.declared)
+                raise AttnSpecError(
+                    f"`{program.name}` declares no input `{name}`, its inputs are"
+                    f" {', '.join(self.declared) or 'none'}" + (f": {hint}" if hint else "")
+                )
+        self._bound: dict[int, Bound] = {}
+        self._union: tuple[tuple[int, frozenset[int]], csr_array] | None = None
+
+    @property
+    def layers(self) -> range:
+        """The numbers of its layers."""
+        return range(self.program.layer_count)
+
+    @property
+    def unknown(self) -> str | None:
+        """Why the pairs are not known before run time, or None."""
+        for attend in self.program.attends:
+            if attend.mechanism is not None:
+                return f"`{attend.mechanism.name}` is a mechanism"
+            if attend.graph is None:
+                continue
+            if inputs_of(attend.graph) - set(self.inputs or ()):
+                return "its pairs depend on run-time inputs"
+            for leaf in leaves(attend.graph):
+                if BY_NAME[leaf.pattern].data_dependent:
+                    return f"`{leaf.pattern}` is decided by the data"
+        return None
+
+    def situation(self, n: int, layer: int = 0, head: int = 0) -> Situation:
+        """What terms and scalars of the program mean at n positions."""
+        return situation_of(self.program, n, layer, head)
+
+    # --- one head ------------------------------------------------------------------------------
+
+    def relation(self, n: int, layer: int = 0, head: int = 0) -> Relation:
+        """The relation of one head of one layer at n positions, `causal` included.
+
+        Raises SpecError where the head has none before run time, or a size no value at n.
+        """
+        n = length_of(n)
+        layer, head = self._slot(layer, head)
+        attend = self.program.attend(layer, head)
+        if attend.graph is None and attend.mechanism is not None:
+            raise SpecError(
+                Diagnostic(
+                    "A707",
+                    f"`{attend.mechanism.name}` is a formula, not a graph: it has no pairs",
+                    attend.mechanism.span,
+                )
+            )
+        if attend.graph is None:
+            raise SpecError(Diagnostic("A408", "nothing is attended", attend.span))
+        for leaf in leaves(attend.graph):
+            if BY_NAME[leaf.pattern].data_dependent:
+                raise SpecError(
+                    Diagnostic(
+                        "A706",
+                        f"the pairs of `{leaf.pattern}` are decided by the data: not built yet",
+                        leaf.span,
+                    )
+                )
+        inputs = {name: self._sampled(name, n) for name in sorted(inputs_of(attend.graph))}
+        with located(attend.span):
+            at = situation_of(self.program, n, layer, head, inputs=inputs)
+            return bind_attended(attend.graph, at)
+
+    def pairs(
+        self, n: int, layer: int = 0, head: int = 0
+    ) -> Iterator[tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]]:
+        """The pairs (q, k) of one head in the order of queries, some rows at a time."""
+        n = length_of(n)
+        layer, head = self._slot(layer, head)
+        if n == 0:
+            return
+        relation = self.relation(n, layer, head)
+        with located(self.program.attend(layer, head).span):
+            for first, last in relation.chunks(n):
+                yield relation.rows(first, last, n)
+
+    def mask(self, n: int, layer: int = 0, head: int = 0) -> npt.NDArray[np.bool_]:
+        """bool [n, n]: True where the query of the row reads the key of the column.
+
+        Raises AttnSpecError above n = `LONGEST_MASK`.
+        """
+        n = length_of(n)
+        if n > LONGEST_MASK:
+            raise AttnSpecError(
+                f"a dense mask is built up to n = {LONGEST_MASK:,}, got {n:,}: use `adjacency`"
+            )
+        mask = np.zeros((n, n), dtype=bool)
+        for q, k in self.pairs(n, layer, head):
+            mask[q, k] = True
+        return mask
+
+    def adjacency(self, n: int, layer: int = 0, head: int = 0) -> csr_array:
+        """scipy.sparse.csr_array [n, n] of bool with sorted indices; never dense on the way.
+
+        Raises AttnSpecError above `MOST_EDGES` edges and above n = `LONGEST_ADJACENCY`.
+        """
+        from scipy.sparse import csr_array
+
+        n = length_of(n)
+        if n > LONGEST_ADJACENCY:
+            raise AttnSpecError(f"an adjacency is built up to n = {LONGEST_ADJACENCY:,}, got {n:,}")
+        layer, head = self._slot(layer, head)
+        if n == 0:
+            return csr_array((0, 0), dtype=bool)
+        relation = self.relation(n, layer, head)
+        pointers = np.zeros(n + 1, np.int64)
+        span = self.program.attend(layer, head).span
+        with located(span):
+            np.cumsum(relation.degrees(n), out=pointers[1:])
+        edges = int(pointers[-1])
+        if edges > MOST_EDGES:
+            raise AttnSpecError(
+                f"an adjacency is built up to {MOST_EDGES:,} edges, this one has {edges:,}"
+            )
+        keys = np.empty(edges, np.int32)
+        with located(span):
+            for first, last in relation.chunks(n):
+                keys[pointers[first] : pointers[last]] = relation.row_keys(first, last, n)
+        return csr_array(
+            (np.ones(edges, bool), keys, pointers.astype(np.int32)), shape=(n, n), copy=False
+        )
+
+    def _sampled(self, name: str, n: int) -> Data:
+        return Data(sampled(self.declared[name], self.inputs or {}, n, self.program.name))
+
+    def _slot(self, layer: int, head: int) -> tuple[int, int]:
+        layer, head = index_of("layer", layer), index_of("head", head)
+        for what, number, count in (
+            ("layer", layer, self.program.layers),
+            ("head", head, self.program.heads),
+        ):
+            if number < 0 or (count is not None and number >= count):
+                allowed = f"between 0 and {count - 1}" if count is not None else "at least 0"
+                raise AttnSpecError(f"`{what}` must be {allowed}, got {number}")
+        return layer, head
+
+    # --- all of them ---------------------------------------------------------------------------
+
+    def lengths(self, wanted: tuple[int, ...]) -> list[int]:
+        """The lengths among those wanted that the spec has; for a fixed grid its own."""
+        fixed = self.fixed_length()
+        return [n for n in (wanted if fixed is None else (fixed,)) if self._exists(n)]
+
+    def fixed_length(self) -> int | None:
+        """The one length of a spec on a grid of constant extents."""
+        return self.program.fixed_length
+
+    def _exists(self, n: int) -> bool:
+        try:
+            self.bound(n)
+        except TooMuch:
+            return True
+        except AttnSpecError:
+            return False
+        return True
+
+    def bound(self, n: int) -> Bound:
+        """The different relations at n positions; raises TooMuch, or as `relation` does."""
+        if n not in self._bound:
+            self._bound[n] = self._bind(n)
+        return self._bound[n]
+
+    def bound_or_too_much(self, n: int) -> None:
+        """Raise what is wrong with the spec at n positions, but not TooMuch."""
+        try:
+            self.bound(n)
+        except TooMuch:
+            return
+
+    def _bind(self, n: int) -> Bound:
+        if n > MOST_POSITIONS:
+            raise TooMuch(f"lengths above {MOST_POSITIONS:,} are not looked into, got n = {n:,}")
+        found: dict[Relation, tuple[int, int, int]] = {}
+        everywhere: dict[int, int] = {}
+        rows, chosen = [], []
+        for layer, slots in enumerate(self.program.slots):
+            row: dict[int, int] = {}
+            indices = []
+            for head, attend in enumerate(slots):
+                index = everywhere.get(attend)
+                if index is None:
+                    relation = self.relation(n, layer, head)
+                    index = found.setdefault(relation, (len(found), layer, head))[0]
+                    if not self.differs(attend):
+                        everywhere[attend] = index
+                if len(found) > MOST_RELATIONS:
+                    raise TooMuch(f"more than {MOST_RELATIONS:,} graphs are not looked into")
+                row[index] = row.get(index, 0) + 1
+                indices.append(index)
+            rows.append(row)
+            chosen.append(tuple(indices))
+        return Bound(
+            tuple((layer, head, relation) for relation, (_, layer, head) in found.items()),
+            tuple(rows),
+            tuple(chosen),
+        )
+
+    def differs(self, attend: int) -> bool:
+        """Whether an attend may have other pairs in another layer or head."""
+        graph = self.program.attends[attend].graph
+        return graph is not None and bool(asks_for(graph))
+
+    def require_affordable(self, n: int) -> None:
+        """Raise TooMuch where looking at every pair at n positions takes too long."""
+        work = 0
+        sample = probes(n, 3)
+        for layer, head, relation in self.bound(n).found:
+            graph = self.program.attend(layer, head).graph
+            patterns = 0 if graph is None else sum(1 for _ in leaves(graph))
+            try:
+                closed = relation.progressions(sample, n) is not None
+            except RelationError:
+                # whoever looks at the pairs says what is wrong with them
+                closed = False
+            pairs = patterns * n * (1 if closed else n)
+            work += pairs
+            if pairs > MOST_AT_ONCE or work > MOST_WORK:
+                raise TooMuch(f"so many pairs are not looked at, n = {n:,}")
+
+    def relations(self, n: int) -> Iterator[tuple[int, int, Relation]]:
+        """Every distinct relation of the spec at n with the first layer and head that have it.
+
+        Raises TooMuch where looking into them takes too long.
+        """
+        self.require_affordable(n)
+        yield from self.bound(n).found
+
+    def layer(self, n: int, layer: int) -> csr_array:
+        """The union of a layer's heads, as int8 so that sums do not wrap."""
+        return self._union_of(n, frozenset(self.bound(n).rows[layer]))
+
+    def union(self, n: int) -> csr_array:
+        """The union of all layers and heads, as int8."""
+        return self._union_of(n, frozenset(range(len(self.bound(n).found))))
+
+    def _union_of(self, n: int, members: frozenset[int]) -> csr_array:
+        if self._union is None or self._union[0] != (n, members):
+            self.require_affordable(n)
+            total = None
+            for index in sorted(members):
+                layer, head, _ = self.bound(n).found[index]
+                part = self.adjacency(n, layer, head).astype(np.int8)
+                total = part if total is None else (total + part).minimum(1)
+            if total is None:
+                raise AttnSpecError("a layer needs a head")
+            self._union = (n, members), total
+        return self._union[1]
+
+
+class Part(Stack):
+    """The relations of one layer, of one head in all layers, or of one of both; None is all."""
+
+    def __init__(self, whole: Stack, layer: int | None, head: int | None) -> None:
+        super().__init__(whole.program, whole.inputs)
+        self._whole, self.only_layer, self.only_head = whole, layer, head
+
+    @property
+    def layers(self) -> range:
+        """The numbers of its layers."""
+        layer = self.only_layer
+        return super().layers if layer is None else range(layer, layer + 1)
+
+    def situation(self, n: int, layer: int | None = None, head: int | None = None) -> Situation:
+        """What terms and scalars mean in this part, in its first layer and head unless said."""
+        layer = self.only_layer if layer is None else layer
+        head = self.only_head if head is None else head
+        return super().situation(n, layer or 0, head or 0)
+
+    def _bind(self, n: int) -> Bound:
+        return self._whole.bound(n).part(self.only_layer, self.only_head)
+
+
+def has_mechanism(program: Program) -> bool:
+    """Whether a head computes a mechanism."""
+    return any(attend.mechanism is not None for attend in program.attends)
+
+
+def influence(program: Program) -> Program:
+    """The same layers and heads with the graph of what each mechanism lets through in its place."""
+    if not has_mechanism(program):
+        return program
+    return replace(program, attends=tuple(_lets_through(attend) for attend in program.attends))
+
+
+def _lets_through(attend: Attend) -> Attend:
+    if attend.mechanism is None:
+        return attend
+    return Attend(Leaf("full", (), span=attend.mechanism.span), span=attend.span)

@@ -1,0 +1,403 @@
+"""Token sets: which positions are special. `contains(i, n)` is the definition, elementwise."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, fields, is_dataclass
+from functools import cached_property, lru_cache
+from itertools import chain
+from typing import TypeAlias
+
+import numpy as np
+
+from attnspec.graphs.relation import EMPTY, FULL, SOME, Elementwise, Tiles
+from attnspec.ir.parameters import RelationError
+from attnspec.ir.scalars import Apply, Scalar, Symbol
+
+_LOOKED = 1 << 22
+"""Positions looked at in one go."""
+
+
+FEW_RUNS = 16
+"""The most progressions as which members are given."""
+
+MOST_MEMBERS = 1 << 26
+"""The most positions that are listed, or looked at one by one."""
+
+Runs: TypeAlias = "tuple[np.ndarray, np.ndarray, int]"
+"""Progressions start, stop and their common step: disjoint, ascending, none of them empty."""
+
+
+class Data:
+    """A run-time input: an array of the last axis n (or lengths), compared by identity."""
+
+    def __init__(self, values: Elementwise) -> None:
+        self.values = values
+
+
+class TokenSet:
+    """A set of positions 0 <= i < n."""
+
+    def contains(self, i: Elementwise, n: int) -> Elementwise:
+        """Whether position i is in the set: the definition, elementwise."""
+        raise NotImplementedError
+
+    def cover(self, tiles: Tiles, n: int) -> np.ndarray:
+        """EMPTY, SOME or FULL for each tile; SOME also where nothing is decided."""
+        if tiles.step == 1:
+            before = _members_before(self, n)
+            found = before[np.minimum(tiles.stop, n)] - before[np.minimum(tiles.start, n)]
+            count = tiles.stop - tiles.start
+        else:
+            position = tiles.start[..., None] + np.arange(int(np.max(tiles.count, initial=1))) * (
+                tiles.step
+            )
+            real = position < tiles.stop[..., None]
+            held = np.asarray(self.contains(np.where(real, position, 0), n), dtype=bool)
+            found, count = (held & real).sum(-1), tiles.count
+        return np.where(found == count, FULL, np.where(found > 0, SOME, EMPTY)).astype(np.uint8)
+
+    def phase(self, tiles: Tiles, n: int) -> np.ndarray:
+        """Integers for each tile, equal where equally many positions are in the set at the same
+        places of it."""
+        _, first, number = np.unique(tiles.start, return_index=True, return_inverse=True)
+        start, stop = (
+            tiles.start.ravel()[first],
+            np.broadcast_to(tiles.stop, tiles.start.shape).ravel()[first],
+        )
+        held = np.zeros((len(start), -(-int(np.max(stop - start, initial=0)) // tiles.step)), bool)
+        for low in range(0, len(start), max(1, _LOOKED // max(1, held.shape[1]))):
+            part = np.s_[low : low + max(1, _LOOKED // max(1, held.shape[1]))]
+            at = start[part, None] + np.arange(held.shape[1]) * tiles.step
+            real = at < stop[part, None]
+            held[part] = np.asarray(self.contains(np.where(real, at, 0), n), dtype=bool) & real
+        _, alike = np.unique(np.packbits(held, axis=1), axis=0, return_inverse=True)
+        return np.asarray(alike.ravel()[number].reshape(tiles.start.shape), np.int64)
+
+    def runs(self, n: int) -> Runs | None:
+        """The members in closed form, or None."""
+        return None
+
+    def predicate(self, i: Symbol) -> Scalar | None:
+        """The set as a predicate of position i and n; None where inputs say what is in it."""
+        return None
+
+    def members(self, n: int) -> np.ndarray:
+        """The positions of the set in a sequence of n, ascending, int64; raises RelationError where
+        they are too many to list."""
+        runs = self.runs(n)
+        if runs is None:
+            _require_listed(n)
+            return np.flatnonzero(np.asarray(self.contains(np.arange(n), n), dtype=bool))
+        start, stop, step = runs
+        counts = -((start - stop) // step)
+        _require_listed(int(counts.sum()))
+        ends = np.cumsum(counts)
+        within = np.arange(int(counts.sum())) - np.repeat(ends - counts, counts)
+        return np.asarray(np.repeat(start, counts) + within * step, np.int64)
+
+    def size(self, n: int) -> int:
+        """The number of members; raises RelationError where they are too many to look at."""
+        runs = self.runs(n)
+        if runs is None:
+            return len(self.members(n))
+        start, stop, step = runs
+        return int((-((start - stop) // step)).sum())
+
+    def progressions(self, n: int) -> Runs | None:
+        """The members as few progressions start, stop and their common step, or None."""
+        runs = self.runs(n)
+        if runs is None:
+            return _progressions(self, n)
+        if len(runs[0]) > FEW_RUNS:
+            return None
+        if len(runs[0]) == 0:
+            return np.zeros(1, np.int64), np.zeros(1, np.int64), 1
+        return runs
+
+
+@dataclass(frozen=True)
+class First(TokenSet):
+    """The first `count` positions."""
+
+    count: int
+
+    def predicate(self, i: Symbol) -> Scalar | None:
+        return member("first", (self.count,), i)
+
+    def contains(self, i: Elementwise, n: int) -> Elementwise:
+        return i < self.count
+
+    def runs(self, n: int) -> Runs | None:
+        return _clipped([(0, self.count - 1)], n)
+
+    def cover(self, tiles: Tiles, n: int) -> np.ndarray:
+        return _range_cover(tiles, 0, self.count)
+
+
+@dataclass(frozen=True)
+class Last(TokenSet):
+    """The last `count` positions."""
+
+    count: int
+
+    def predicate(self, i: Symbol) -> Scalar | None:
+        return member("last", (self.count,), i)
+
+    def contains(self, i: Elementwise, n: int) -> Elementwise:
+        return i >= n - self.count
+
+    def runs(self, n: int) -> Runs | None:
+        return _clipped([(n - self.count, n - 1)], n)
+
+    def cover(self, tiles: Tiles, n: int) -> np.ndarray:
+        return _range_cover(tiles, n - self.count, n)
+
+
+@dataclass(frozen=True)
+class Every(TokenSet):
+    """Positions offset, offset + step, offset + 2 step, …"""
+
+    step: int
+    offset: int = 0
+
+    def predicate(self, i: Symbol) -> Scalar | None:
+        return member("every", (self.step, self.offset), i)
+
+    def contains(self, i: Elementwise, n: int) -> Elementwise:
+        return (i >= self.offset) & ((i - self.offset) % self.step == 0)
+
+    def runs(self, n: int) -> Runs | None:
+        if self.offset >= n:
+            return _clipped([], n)
+        # a step beyond the end says that there is no second member
+        step = min(self.step, n)
+        return np.array([self.offset]), np.array([n]), step
+
+
+@dataclass(frozen=True)
+class Positions(TokenSet):
+    """Listed ranges of positions, each (first, last) with both ends included."""
+
+    ranges: tuple[tuple[int, int], ...]
+
+    def predicate(self, i: Symbol) -> Scalar | None:
+        return member("positions", tuple(chain.from_iterable(self.ranges)), i)
+
+    def contains(self, i: Elementwise, n: int) -> Elementwise:
+        held = i != i
+        for first, last in self.merged:
+            held = held | ((i >= first) & (i <= last))
+        return held
+
+    @cached_property
+    def merged(self) -> tuple[tuple[int, int], ...]:
+        """The same ranges, ascending, those that touch as one."""
+        return tuple(_merged(self.ranges))
+
+    def runs(self, n: int) -> Runs | None:
+        return _clipped(self.merged, n)
+
+    def cover(self, tiles: Tiles, n: int) -> np.ndarray:
+        if len(self.merged) == 1:
+            first, last = self.merged[0]
+            return _range_cover(tiles, first, last + 1)
+        return TokenSet.cover(self, tiles, n)
+
+
+@dataclass(frozen=True)
+class InputTokens(TokenSet):
+    """The positions that a run-time input marks, bool [..., n]."""
+
+    data: Data
+
+    def contains(self, i: Elementwise, n: int) -> Elementwise:
+        return self.data.values[..., i]
+
+
+@dataclass(frozen=True)
+class TokenUnion(TokenSet):
+    terms: tuple[TokenSet, ...]
+
+    def predicate(self, i: Symbol) -> Scalar | None:
+        return combined("|", [term.predicate(i) for term in self.terms])
+
+    def contains(self, i: Elementwise, n: int) -> Elementwise:
+        held = self.terms[0].contains(i, n)
+        for term in self.terms[1:]:
+            held = held | term.contains(i, n)
+        return held
+
+    def runs(self, n: int) -> Runs | None:
+        parts = [_ranges(term, n) for term in self.terms]
+        known = [part for part in parts if part is not None]
+        if len(known) < len(parts):
+            return None
+        return _clipped(_merged(each for part in known for each in part), n)
+
+    def cover(self, tiles: Tiles, n: int) -> np.ndarray:
+        return np.asarray(np.maximum.reduce([term.cover(tiles, n) for term in self.terms]))
+
+
+@dataclass(frozen=True)
+class TokenIntersection(TokenSet):
+    terms: tuple[TokenSet, ...]
+
+    def predicate(self, i: Symbol) -> Scalar | None:
+        return combined("&", [term.predicate(i) for term in self.terms])
+
+    def contains(self, i: Elementwise, n: int) -> Elementwise:
+        held = self.terms[0].contains(i, n)
+        for term in self.terms[1:]:
+            held = held & term.contains(i, n)
+        return held
+
+    def runs(self, n: int) -> Runs | None:
+        return TokenComplement(TokenUnion(tuple(map(TokenComplement, self.terms)))).runs(n)
+
+    def cover(self, tiles: Tiles, n: int) -> np.ndarray:
+        return np.asarray(np.minimum.reduce([term.cover(tiles, n) for term in self.terms]))
+
+
+@dataclass(frozen=True)
+class TokenComplement(TokenSet):
+    term: TokenSet
+
+    def predicate(self, i: Symbol) -> Scalar | None:
+        return combined("~", [self.term.predicate(i)])
+
+    def contains(self, i: Elementwise, n: int) -> Elementwise:
+        return self.term.contains(i, n) ^ True
+
+    def runs(self, n: int) -> Runs | None:
+        ranges = _ranges(self.term, n)
+        if ranges is None:
+            return None
+        after = [0, *(last + 1 for _, last in ranges)]
+        before = [*(first - 1 for first, _ in ranges), n - 1]
+        return _clipped(zip(after, before, strict=True), n)
+
+    def cover(self, tiles: Tiles, n: int) -> np.ndarray:
+        return np.asarray(FULL - self.term.cover(tiles, n), dtype=np.uint8)
+
+
+def _merged(ranges: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
+    """Ranges, ends included, in ascending order; those that touch are one, empty ones left out."""
+    found: list[tuple[int, int]] = []
+    for first, last in sorted(ranges):
+        if last < first:
+            continue
+        if found and first <= found[-1][1] + 1:
+            found[-1] = found[-1][0], max(last, found[-1][1])
+        else:
+            found.append((first, last))
+    return found
+
+
+def _clipped(ranges: Iterable[tuple[int, int]], n: int) -> Runs:
+    """Ascending ranges, ends included, as far as they lie in a sequence of n."""
+    inside = [(max(0, first), min(n - 1, last) + 1) for first, last in ranges]
+    kept = np.array([each for each in inside if each[0] < each[1]], np.int64).reshape(-1, 2)
+    return kept[:, 0], kept[:, 1], 1
+
+
+def _ranges(tokens: TokenSet, n: int) -> list[tuple[int, int]] | None:
+    """The members as ranges, ends included, or None."""
+    runs = tokens.runs(n)
+    if runs is None or (runs[2] > 1 and runs[0].size and runs[0][0] + runs[2] < n):
+        return None
+    start, stop, step = runs
+    ends = start if step > 1 else stop - 1
+    return list(zip(start.tolist(), ends.tolist(), strict=True))
+
+
+def _require_listed(count: int) -> None:
+    if count > MOST_MEMBERS:
+        raise RelationError(f"at most {MOST_MEMBERS:,} tokens are looked at, found {count:,}")
+
+
+def member(kind: str, values: Sequence[Scalar], i: Symbol) -> Scalar:
+    """Whether position i is among the tokens of a kind, as a predicate."""
+    match kind, values:
+        case "first", (count,):
+            return Apply("<", (i, count))
+        case "last", (count,):
+            return Apply(">=", (i, Apply("-", (Symbol("n"), count))))
+        case "every", (step, *offset):
+            if not offset or offset[0] == 0:
+                return Apply("==", (Apply("%", (i, step)), 0))
+            apart = Apply("==", (Apply("%", (Apply("-", (i, offset[0])), step)), 0))
+            return Apply("and", (Apply(">=", (i, offset[0])), apart))
+        case _:
+            ends = zip(values[::2], values[1::2], strict=True)
+            ranges = tuple(Apply("within", (i, first, last)) for first, last in ends)
+            return ranges[0] if len(ranges) == 1 else Apply("or", ranges) if ranges else False
+
+
+def combined(op: str, parts: Sequence[Scalar | None]) -> Scalar | None:
+    """`| & - ~` between predicates; None where one is not known."""
+    known = tuple(part for part in parts if part is not None)
+    if len(known) < len(parts):
+        return None
+    if op == "~":
+        return Apply("not", known)
+    if op == "-":
+        return Apply("and", (known[0], *(Apply("not", (part,)) for part in known[1:])))
+    return Apply("or" if op == "|" else "and", known)
+
+
+@lru_cache(maxsize=32)
+def _members_before(tokens: TokenSet, n: int) -> np.ndarray:
+    """For each position 0 … n the number of members before it, int64 [n + 1]."""
+    _require_listed(n)
+    before = np.zeros(n + 1, np.int64)
+    np.cumsum(np.asarray(tokens.contains(np.arange(n), n), dtype=bool), out=before[1:])
+    return before
+
+
+@lru_cache(maxsize=32)
+def _progressions(tokens: TokenSet, n: int) -> tuple[np.ndarray, np.ndarray, int] | None:
+    if n > MOST_MEMBERS:
+        return None
+    return progressions_of(tokens.members(n))
+
+
+def progressions_of(members: np.ndarray) -> tuple[np.ndarray, np.ndarray, int] | None:
+    """Ascending positions as few progressions start, stop and their common step, or None."""
+    gaps = np.diff(members)
+    if len(gaps) and gaps[0] > 1 and (gaps == gaps[0]).all():
+        return members[:1], members[-1:] + 1, int(gaps[0])
+    breaks = np.flatnonzero(gaps > 1)
+    if len(breaks) >= FEW_RUNS:
+        return None
+    if len(members) == 0:
+        return np.zeros(1, np.int64), np.zeros(1, np.int64), 1
+    start = members[np.append(0, breaks + 1)]
+    stop = members[np.append(breaks, len(gaps))] + 1
+    return start, stop, 1
+
+
+def _range_cover(tiles: Tiles, low: int, high: int) -> np.ndarray:
+    """The cover of the range low <= i < high."""
+    inside = (tiles.start >= low) & (tiles.last < high)
+    outside = (tiles.last < low) | (tiles.start >= high)
+    return np.where(inside, FULL, np.where(outside, EMPTY, SOME)).astype(np.uint8)
+
+
+class StandIn(Data):
+    """Stands in a relation for a run-time input whose tensor every call brings anew."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__(None)
+        self.name = name
+
+
+def reads_data(value: object) -> bool:
+    """Whether a relation, or a part of one, stands on a run-time input."""
+    if isinstance(value, StandIn):
+        return True
+    if isinstance(value, tuple):
+        return any(reads_data(part) for part in value)
+    if is_dataclass(value):
+        return any(reads_data(getattr(value, entry.name)) for entry in fields(value))
+    return False

@@ -1,0 +1,97 @@
+"""What a model adds to its attention that no spec says, and the way out of each.
+
+Settings stand in back quotes as `name = value`: they go into the config that the model is built
+with, `from_pretrained(path, name=value)`; modules read most of them once, when they are built.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+from torch import nn
+
+from attnspec.integrations.model_layers import attribute_of, passes
+
+CROSS = (
+    "keep the decoder's own attention, `convert(model.get_encoder(), spec)` gives the spec to the "
+    "encoder alone"
+)
+"""The way out where a model reads another sequence."""
+
+_KEPT = {"sliding_window": "sliding_window", "softcap": "attn_logit_softcapping", "s_aux": "sinks"}
+"""Keywords of models, and where the layer or its config keeps what it will pass."""
+
+_LEARNT = {
+    "position_bias": "a bias that it has learnt, added to every score, has no place in a spec: "
+    "keep this model's own attention",
+    "s_aux": "a sink that it has learnt, added to every softmax, has no place in a spec: "
+    "keep this model's own attention",
+}
+"""What there is no way out of."""
+
+_OTHERS = {
+    "encoder_hidden_states": f"that is cross-attention: {CROSS}",
+    "output_attentions": "the weights are never formed; "
+    '`model.set_attn_implementation("eager")` shows those of the model\'s own attention',
+}
+
+_PACKED = (
+    "give an `attention_mask` and say the documents in the spec, "
+    "`input document: ids` and `same(document)`, beside `causal` where the model is"
+)
+
+
+def of_terms(terms: Mapping[str, object], module: nn.Module) -> str:
+    """What to do about keywords that a layer passes, with their values; empty if nothing is known.
+
+    Where one of them cannot be mended, what would mend the others is no way out.
+    """
+    hopeless = [_LEARNT[name] for name in terms if name in _LEARNT]
+    known = hopeless or [_of_term(name, value, module) for name, value in terms.items()]
+    return "; ".join(filter(None, known))
+
+
+def _of_term(name: str, value: object, module: nn.Module) -> str:
+    if name == "sliding_window":
+        return f"write the window in the spec and {_full_layers(module)}"
+    if name == "softcap":
+        return (
+            f"write `score softcap(cap = {value})` in the spec and build the model with "
+            "`attn_logit_softcapping = None`"
+        )
+    return _OTHERS.get(name, "")
+
+
+def of_mask(kind: str, module: nn.Module) -> str:
+    """What to do about a kind of mask that the model composes for itself."""
+    if kind in ("sliding", "chunked"):
+        return f"write it in the spec and {_full_layers(module)}"
+    return (
+        _PACKED if kind == "packed" else "no spec takes its place, keep this model's own attention"
+    )
+
+
+def own_terms(module: nn.Module) -> Iterator[tuple[str, object]]:
+    """The keywords that an attention layer will pass and a spec does not say, with their values."""
+    for keyword, attribute in _KEPT.items():
+        if passes(type(module), keyword):
+            value = attribute_of(module, attribute)
+            if value is not None:
+                yield keyword, value
+    # made anew for every call: nothing keeps it
+    if passes(type(module), "position_bias"):
+        yield "position_bias", True
+
+
+def _full_layers(module: nn.Module) -> str:
+    """How to build the model such that no layer has a pattern of its own."""
+    config = getattr(module, "config", None)
+    kinds = getattr(config, "layer_types", None)
+    if not kinds:
+        return "build the model with `sliding_window = None`"
+    bases = getattr(config, "rope_parameters", None) or {}
+    rotations = [bases[kind] for kind in sorted(set(kinds)) if isinstance(bases.get(kind), dict)]
+    turned = any(rotation != rotations[0] for rotation in rotations)
+    return f'build the model with `layer_types = ["full_attention"] * {len(kinds)}`' + (
+        "; its layers of other types then turn positions as the full ones do" if turned else ""
+    )

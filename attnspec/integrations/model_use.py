@@ -1,0 +1,169 @@
+"""Which attention each layer of a model uses, and giving a model, or a part of one, another.
+
+transformers takes any registered name for any model; those that compute attention in their own
+code then ignore it, or fail inside. `guard` has them refuse where they are built or switched.
+"""
+
+from __future__ import annotations
+
+import copy
+import functools
+from collections.abc import Callable
+from dataclasses import dataclass
+from importlib import import_module
+from typing import Any
+
+from torch import nn
+
+from attnspec.integrations.model_attention import ModelAttention
+from attnspec.integrations.model_layers import (
+    attention_layers,
+    attribute_of,
+    keeps_its_own,
+    looks_up,
+)
+from attnspec.runtime.module import CompiledAttention
+from attnspec.text.diagnostics import AttnSpecError
+
+PAGE = "attnspec/integrations/README.md"
+"""Where the repository lists what families of models do with a spec."""
+
+
+@dataclass(frozen=True)
+class LayerUse:
+    """What one attention layer uses: `kind` is "spec", "dense" or "cannot", `what` says more."""
+
+    path: str
+    kind: str
+    what: str
+
+    def __str__(self) -> str:
+        return f"{self.path}: {self.kind}, {self.what}"
+
+
+class ModelUse(tuple[LayerUse, ...]):
+    """The attention layers of a model in the order of its modules; printed, a line for each."""
+
+    __slots__ = ()
+
+    def __str__(self) -> str:
+        return "\n".join(str(layer) for layer in self)
+
+
+def used_by(model: nn.Module) -> ModelUse:
+    """What each attention layer of a model uses, looked up as the layer itself will when called.
+
+    "spec" with its name and layer; "dense" where the layer asks for another attention, which is
+    named; "cannot" with the reason, where the layer asks for none or the spec cannot stand for it.
+    What only a call shows, its masks for example, is refused when it is called.
+    """
+    return ModelUse(_use(path, module) for path, module in attention_layers(model))
+
+
+def _use(path: str, module: nn.Module) -> LayerUse:
+    kind = type(module).__name__
+    if isinstance(module, CompiledAttention):
+        return LayerUse(path, "spec", f"`{module.program.name}`")
+    if not looks_up(type(module)):
+        return LayerUse(path, "cannot", f"{kind} computes attention in its own code")
+    name = attribute_of(module, "_attn_implementation")
+    attention = registered(name)
+    if attention is None:
+        return LayerUse(path, "dense", f"`{name or 'eager'}` of transformers")
+    try:
+        attention.require_fit(module)
+    except AttnSpecError as error:
+        return LayerUse(path, "cannot", str(error))
+    layer = getattr(module, "layer_idx", None)
+    of = "" if layer is None else f", layer {layer}"
+    return LayerUse(path, "spec", f"`{attention.program.name}`{of}")
+
+
+def registered(name: object) -> ModelAttention | None:
+    """The attention that `register` put under a name; None for any other."""
+    if not isinstance(name, str):
+        return None
+    found = import_module("transformers").AttentionInterface().get(name)
+    return found if isinstance(found, ModelAttention) else None
+
+
+def point(model: Any, name: str) -> None:
+    """Give a PreTrainedModel and all within it the spec of a name, and nothing outside it.
+
+    Raises AttnSpecError, and leaves the model as it was, where a layer cannot take it.
+    """
+    before = own_config(model, name)
+    layers = used_by(model)
+    if layers and all(layer.kind == "spec" for layer in layers):
+        return
+    for module, config in before.items():
+        module.config = config
+    kind = type(model).__name__
+    if not layers:
+        raise AttnSpecError(f"a model with attention is needed, {kind} has none")
+    first = next(layer for layer in layers if layer.kind != "spec")
+    raise AttnSpecError(f"{kind} cannot use `{name}`: {first.path}: {first.what}")
+
+
+def own_config(model: Any, name: str) -> dict[Any, Any]:
+    """Give a model a config of its own with this attention; returns the configs it had, by module.
+
+    A part shares its config with the whole; its layers and the masks that it makes go by the copy.
+    """
+    transformers = import_module("transformers")
+    if not isinstance(model, transformers.PreTrainedModel):
+        raise AttnSpecError(
+            "a model or part that makes its own masks is needed, a PreTrainedModel, got "
+            f"{type(model).__name__}: layers are told apart in the spec, `layer 0 {{ … }}`"
+        )
+    before = {
+        module: module.config
+        for module in model.modules()
+        if isinstance(vars(module).get("config"), transformers.PreTrainedConfig)
+    }
+    copies: dict[int, Any] = {}
+    for module, config in before.items():
+        module.config = copy.deepcopy(config, copies)
+        module.config._attn_implementation = name
+    return before
+
+
+def guard() -> None:
+    """Have every model refuse a spec that its layers would never ask for; done once."""
+    model = import_module("transformers").PreTrainedModel
+    for method in ("get_correct_attn_implementation", "set_attn_implementation"):
+        given = getattr(model, method)
+        if not hasattr(given, "_guarded_by_attnspec"):
+            setattr(model, method, _guarded(given))
+
+
+def _guarded(method: Callable[..., Any]) -> Callable[..., Any]:
+    """A method that sets the attention of a model, refusing specs that it would ignore."""
+
+    @functools.wraps(method)
+    def guarded(model: Any, *arguments: Any, **settings: Any) -> Any:
+        for asked in (*arguments, *settings.values()):
+            attention = registered(asked)
+            if attention is not None:
+                _require_look_up(model, attention)
+        return method(model, *arguments, **settings)
+
+    guarded._guarded_by_attnspec = True  # type: ignore[attr-defined]
+    return guarded
+
+
+def _require_look_up(model: Any, attention: ModelAttention) -> None:
+    """Raise for a model, built or about to be, with a model within whose layers ask for nothing."""
+    pretrained = import_module("transformers").PreTrainedModel
+    # a model that is about to be built has no modules yet, but its class
+    within = model.modules() if "_modules" in vars(model) else (model,)
+    for part in within:
+        own = keeps_its_own(type(part), pretrained) if isinstance(part, pretrained) else []
+        if own:
+            rest = "" if part is model else ", `convert` the parts that do ask"
+            raise AttnSpecError(
+                f"a model whose layers ask transformers for their attention is needed, "
+                f"{type(part).__name__} computes it in code of its own ({', '.join(own)}) and "
+                f"would not use `{attention.program.name}`: load it with its own attention{rest}, "
+                f"or take a model that asks, {PAGE} lists families"
+            )

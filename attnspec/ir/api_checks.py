@@ -1,0 +1,88 @@
+"""Checks of what callers hand in: lengths, parameters and samples of inputs."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Mapping
+
+import numpy as np
+import numpy.typing as npt
+
+from attnspec.ir.program import Input, ParameterValue
+from attnspec.text.diagnostics import AttnSpecError
+
+
+def sampled(entry: Input, given: Mapping[str, npt.ArrayLike], n: int, owner: str) -> object:
+    """One input of one sample, checked: bool [n], int [n], or an int."""
+    if entry.name not in given:
+        raise AttnSpecError(f"`{owner}` needs its input `{entry.name}` ({entry.kind})")
+    try:
+        values = np.asarray(given[entry.name])
+    except ValueError as error:
+        raise AttnSpecError(f"`{entry.name}` must be an array: {error}") from None
+    if entry.kind == "length":
+        if values.shape != () or values.dtype.kind not in "iu" or values < 0:
+            raise AttnSpecError(f"`{entry.name}` is a length: one integer from 0 on is needed")
+        return int(values)
+    if entry.kind == "tokens" and values.dtype.kind in "iu":
+        values = _marked(entry.name, values, n)
+    wanted = "b" if entry.kind == "tokens" else "iu"
+    if values.shape != (n,) or values.dtype.kind not in wanted:
+        kind = "bool" if entry.kind == "tokens" else "int"
+        raise AttnSpecError(
+            f"`{entry.name}` must be {kind} [{n}], got {values.dtype} {list(values.shape)}"
+        )
+    if entry.at_most is not None and int(values.sum()) > entry.at_most:
+        raise AttnSpecError(
+            f"`{entry.name}` promises at most {entry.at_most} tokens, got {int(values.sum())}"
+        )
+    return values
+
+
+def _marked(name: str, values: npt.NDArray[np.integer], n: int) -> npt.NDArray[np.bool_]:
+    """Tokens given by their positions, or by a count of first tokens, as bool [n]."""
+    if values.shape == (n,) and n > 1:
+        raise AttnSpecError(
+            f"`{name}` must be bool [{n}]: {n} integers could be positions or marks"
+        )
+    least, most = (0, n) if values.ndim == 0 else (0, n - 1)
+    if values.size and not (least <= values.min() and values.max() <= most):
+        what = "a count" if values.ndim == 0 else "positions"
+        raise AttnSpecError(f"`{name}` must be {what} between {least} and {most} at n = {n}")
+    if values.ndim == 0:
+        return np.arange(n) < int(values)
+    return np.isin(np.arange(n), values)
+
+
+def index_of(what: str, value: int) -> int:
+    """An integer by `__index__`; TypeError for a boolean and anything else."""
+    if isinstance(value, bool | np.bool_):
+        raise TypeError(f"{what} must be an integer, got a boolean")
+    try:
+        return operator.index(value)
+    except TypeError:
+        raise TypeError(f"{what} must be an integer, got {type(value).__name__}") from None
+
+
+def length_of(n: int) -> int:
+    """A length as a Python integer, from 0 to 2**31 - 1."""
+    value = index_of("n", n)
+    if not 0 <= value <= 2**31 - 1:
+        raise AttnSpecError(f"n must be between 0 and 2**31 - 1, got {value}")
+    return value
+
+
+def parameter_of(name: str, value: object) -> ParameterValue:
+    """The value of a parameter: a number, a boolean or the text of an expression."""
+    if isinstance(value, bool | float | str):
+        return value
+    if isinstance(value, np.bool_):
+        return bool(value)
+    if isinstance(value, np.floating):
+        return float(value)
+    try:
+        return operator.index(value)  # type: ignore[arg-type]
+    except TypeError:
+        raise TypeError(
+            f"the parameter `{name}` must be a number or an expression, got {type(value).__name__}"
+        ) from None

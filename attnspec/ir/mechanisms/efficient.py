@@ -1,0 +1,29 @@
+"""Efficient attention: queries and keys are normalised apart.
+
+out = r_q(Q) (r_k(K)^T V). softmax: r_q over the channels of each query, r_k over the positions of
+each channel. scaling: both divide by sqrt(n), which is dot-product attention without a softmax.
+Source: Shen et al. 2021, "Efficient Attention: Attention with Linear Complexities", section 3.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from attnspec.ir.mechanisms.declaration import MechanismDeclaration
+from attnspec.ir.parameters import argument
+
+
+@dataclass(frozen=True)
+class Efficient(MechanismDeclaration):
+    """Attention whose keys form global context vectors first."""
+
+    normalize: str = argument(
+        "choice",
+        "how queries and keys are normalised",
+        default="softmax",
+        choices=("softmax", "scaling"),
+    )
+
+    name: ClassVar = "efficient"
+    why_not_causal: ClassVar = "keys are normalised over all positions"

@@ -1,0 +1,20 @@
+"""FNet: the discrete Fourier transform mixes the tokens.
+
+out = Re(F_n X F_D), with the unnormalised transforms along positions and channels; no q, k, v.
+Source: Lee-Thorp et al. 2022, "FNet: Mixing Tokens with Fourier Transforms", section 3.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from attnspec.ir.mechanisms.declaration import MechanismDeclaration
+
+
+@dataclass(frozen=True)
+class Fourier(MechanismDeclaration):
+    """Mixing without parameters."""
+
+    name: ClassVar = "fourier"
+    why_not_causal: ClassVar = "a Fourier transform reads every position"

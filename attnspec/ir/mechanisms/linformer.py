@@ -1,0 +1,75 @@
+"""Linformer: keys and values projected along the sequence.
+
+out = softmax(Q (E K)^T / sqrt(d)) (F V), with E and F of shape [rank, max_length], drawn from
+N(0, 1 / rank), learned, and cut to n columns; mean and max pool n / rank positions; conv has a
+learned kernel of ceil(max_length / rank) positions, which is its stride too.
+Shared: by no one, by the heads of a layer, by keys and values as well, or by all layers.
+With rank = n and one projection that reorders the positions this is softmax itself; with other
+orthogonal ones it is not, because softmax acts on each number.
+Source: Wang et al. 2020, "Linformer: Self-Attention with Linear Complexity", section 4.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from attnspec.ir.mechanisms.declaration import MechanismDeclaration, Part
+from attnspec.ir.parameters import argument
+
+
+@dataclass(frozen=True)
+class Linformer(MechanismDeclaration):
+    """Attention to a fixed number of projected keys."""
+
+    rank: int = argument("integer", "rows of the projections", default=256, least=1)
+    share: str = argument(
+        "choice",
+        "who has one projection in common",
+        default="layer",
+        choices=("none", "head", "key_value", "layer"),
+    )
+    projection: str = argument(
+        "choice",
+        "how positions are projected",
+        default="linear",
+        choices=("linear", "mean", "max", "conv"),
+    )
+    max_length: int = argument(
+        "integer", "longest sequence of a learned projection", default=4096, least=1
+    )
+
+    name: ClassVar = "linformer"
+    why_not_causal: ClassVar = "each projected key mixes all positions"
+
+    @property
+    def learned(self) -> bool:
+        """Whether the projection is learned; pooling is not."""
+        return self.projection in ("linear", "conv")
+
+    @property
+    def longest(self) -> int | None:
+        return self.max_length if self.learned else None
+
+    @property
+    def apart(self) -> bool:
+        """Whether keys and values have projections of their own."""
+        return self.share in ("none", "head")
+
+    @property
+    def width(self) -> int:
+        """Positions under the kernel of a convolution."""
+        return -(-self.max_length // self.rank)
+
+    def parts(self) -> tuple[Part, ...]:
+        if not self.learned:
+            return ()
+        names = ("keys", "values") if self.apart else ("keys",)
+        layers, heads = self.share == "layer", self.share != "none"
+        if self.projection == "conv":
+            bound = self.width**-0.5
+            return tuple(
+                Part(name, (self.width,), "uniform", bound, layers, heads) for name in names
+            )
+        shape = self.rank, self.max_length
+        return tuple(Part(name, shape, "normal", self.rank**-0.5, layers, heads) for name in names)

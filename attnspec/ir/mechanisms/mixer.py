@@ -1,0 +1,40 @@
+"""MLP-Mixer's token mixing.
+
+out = X + W_2 gelu(W_1 LayerNorm(X) + b_1) + b_2 along the positions, with W_1 of shape [hidden,
+max_length], cut to n columns; the same weights for every channel. X are the values; no q, k.
+Source: Tolstikhin et al. 2021, "MLP-Mixer: An all-MLP Architecture for Vision", section 2.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from attnspec.ir.mechanisms.declaration import MechanismDeclaration, Part
+from attnspec.ir.parameters import argument
+
+
+@dataclass(frozen=True)
+class Mixer(MechanismDeclaration):
+    """A two-layer network along the positions."""
+
+    hidden: int = argument("integer", "width of the hidden layer", least=1)
+    max_length: int = argument("integer", "longest sequence", least=1)
+
+    name: ClassVar = "mixer"
+    why_not_causal: ClassVar = "each hidden unit reads every position"
+
+    @property
+    def longest(self) -> int:
+        return self.max_length
+
+    def parts(self) -> tuple[Part, ...]:
+        length, hidden = self.max_length, self.hidden
+        return (
+            Part("gain", ("d_v",), "ones", heads=True),
+            Part("shift", ("d_v",), heads=True),
+            Part("inner", (hidden, length), "normal", length**-0.5, heads=True),
+            Part("inner_bias", (hidden,), heads=True),
+            Part("outer", (length, hidden), "normal", hidden**-0.5, heads=True),
+            Part("outer_bias", (length,), heads=True),
+        )

@@ -1,0 +1,33 @@
+"""Gaussian kernel attention by random features.
+
+The weight of a pair is exp(-|q_i - k_j|^2 / (2 sigma^2)), estimated by positive random features of
+q / sigma and k / sigma, and divided by the row's sum. Causal: the sums run over j <= i.
+Source: Rahimi, Recht 2007, "Random Features for Large-Scale Kernel Machines"; Choromanski et al.
+2021, "Rethinking Attention with Performers", lemma 1, for the positive features.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from attnspec.ir.mechanisms.declaration import MechanismDeclaration
+from attnspec.ir.parameters import RelationError, argument
+
+
+@dataclass(frozen=True)
+class Rbf(MechanismDeclaration):
+    """Attention whose weights fall with the distance of query and key."""
+
+    sigma: float = argument("real", "width of the kernel, above 0", default=1.0, least=0)
+    features: int = argument("integer", "random features", default=256, least=1)
+    seed: int = argument("integer", "where the draws start", default=0, least=0, most=2**64 - 1)
+
+    name: ClassVar = "rbf"
+    causal: ClassVar = True
+    combines: ClassVar = True
+    drawn: ClassVar = True
+
+    def __post_init__(self) -> None:
+        if self.sigma <= 0:
+            raise RelationError(f"`sigma` must be above 0, got {self.sigma}")

@@ -1,0 +1,66 @@
+"""What the language asks of a pattern or mechanism: its arguments, and what is wrong with them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from attnspec.text.diagnostics import AttnSpecError
+
+
+class RelationError(AttnSpecError):
+    """A relation that cannot be: arguments that do not fit each other, the grid or the sequence."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(message)
+        self.message = message
+
+
+@dataclass(frozen=True)
+class Parameter:
+    """What the language accepts for one field of a pattern.
+
+    `kind`: "integer", "real", "boolean", "choice", "tokens", "ids", "length", "predicate",
+    "extents" or, for what the compiler fills in, "context".
+    """
+
+    kind: str
+    doc: str
+    least: int | None = None
+    most: int | None = None
+    odd: bool = False
+    even: bool = False
+    choices: tuple[str, ...] = ()
+    positional: bool = False
+    context: str = ""
+
+
+_REQUIRED = object()
+
+
+def argument(
+    kind: str,
+    doc: str,
+    *,
+    default: object = _REQUIRED,
+    least: int | None = None,
+    most: int | None = None,
+    odd: bool = False,
+    even: bool = False,
+    choices: tuple[str, ...] = (),
+    positional: bool = False,
+) -> Any:
+    """A dataclass field that is an argument of the pattern in the language."""
+    metadata = {"parameter": Parameter(kind, doc, least, most, odd, even, choices, positional)}
+    if default is _REQUIRED:
+        return field(metadata=metadata)
+    return field(default=default, metadata=metadata)
+
+
+def context(name: str, default: object) -> Any:
+    """A dataclass field that the compiler fills in from where the pattern stands.
+
+    `name` is "layer", "head", "layers", "heads", "causal", "grid" or "extra_tokens".
+    """
+    parameter = Parameter("context", f"the {name} in whose scope the pattern stands", context=name)
+    return field(default=default, metadata={"parameter": parameter})

@@ -1,0 +1,233 @@
+"""What a spec means, free of its text: terms whose sizes may still depend on n, head and layer.
+
+`bind` turns a term into a `Relation` once those are known. A `Program` holds one term (or
+mechanism) for each layer and head. Spans serve messages and do not count in comparisons.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from math import prod
+from typing import TypeAlias
+
+from attnspec.ir.scalars import Scalar, symbols
+from attnspec.text.source import Span
+
+ParameterValue: TypeAlias = int | float | bool | str
+"""A parameter from outside; a string is an expression of the language."""
+
+
+@dataclass(frozen=True)
+class InputRef:
+    """A run-time input by name; kind is "tokens", "ids" or "length"."""
+
+    name: str
+    kind: str
+
+
+@dataclass(frozen=True)
+class Tokens:
+    """A token set: kind "first", "last", "every" or "positions", with its scalars.
+
+    `positions` has pairs (first, last), flattened.
+    """
+
+    kind: str
+    values: tuple[Scalar, ...]
+
+
+@dataclass(frozen=True)
+class TokenCompound:
+    """`| & - ~` of token sets."""
+
+    op: str
+    terms: tuple[TokenTerm, ...]
+
+
+TokenTerm: TypeAlias = Tokens | TokenCompound | InputRef
+ArgumentValue: TypeAlias = "Scalar | str | TokenTerm | tuple[Scalar, ...]"
+
+
+@dataclass(frozen=True)
+class Leaf:
+    """A pattern by name with its arguments, sorted by name; `spans` are the arguments' places."""
+
+    pattern: str
+    arguments: tuple[tuple[str, ArgumentValue], ...]
+    span: Span | None = field(default=None, compare=False, repr=False)
+    spans: tuple[tuple[str, Span], ...] = field(default=(), compare=False, repr=False)
+
+    def place(self, argument: str | None) -> Span | None:
+        """Where an argument stands in the text, else the whole pattern."""
+        return dict(self.spans).get(argument or "", self.span)
+
+
+@dataclass(frozen=True)
+class Compound:
+    """`|`, `&`, `-`, `~`, `transpose` or `shift` (with `by`) of terms."""
+
+    op: str
+    terms: tuple[Term, ...]
+    by: Scalar | None = None
+    span: Span | None = field(default=None, compare=False, repr=False)
+
+
+Term: TypeAlias = Leaf | Compound
+
+
+@dataclass(frozen=True)
+class Mechanism:
+    """A mechanism by name with its arguments, sorted by name."""
+
+    name: str
+    arguments: tuple[tuple[str, ArgumentValue], ...]
+    span: Span | None = field(default=None, compare=False, repr=False)
+
+
+@dataclass(frozen=True)
+class Score:
+    """A change to the scaled score: "softcap", "alibi" or "bias" with its arguments."""
+
+    name: str
+    arguments: tuple[tuple[str, Scalar], ...]
+    span: Span | None = field(default=None, compare=False, repr=False)
+
+
+@dataclass(frozen=True)
+class Attend:
+    """What one head of one layer does.
+
+    `graph` and `mechanism`: one of them, or both for `GRAPH + MECHANISM`. `scale` None is
+    1 / sqrt(d). `scores` apply in order. `normalize` is "softmax", "relu", "sigmoid", "softmax1".
+    """
+
+    graph: Term | None
+    mechanism: Mechanism | None = None
+    scale: Scalar | None = None
+    scores: tuple[Score, ...] = ()
+    normalize: str = "softmax"
+    span: Span | None = field(default=None, compare=False, repr=False)
+
+
+@dataclass(frozen=True)
+class Input:
+    """A declared run-time tensor; `at_most` promises a bound on the tokens marked."""
+
+    name: str
+    kind: str
+    at_most: int | None = None
+
+
+@dataclass(frozen=True)
+class Claim:
+    """`require CLAIM at n = …`: `text` is canonical, `at` None for every n.
+
+    `kind` is the word of the claim ("causal", "reach", "subset", "==", "edges", …); `terms` its
+    graphs, `compare` and `value` its comparison with a scalar.
+    """
+
+    kind: str
+    text: str
+    at: tuple[int, ...] | None
+    terms: tuple[Term, ...] = ()
+    compare: str | None = None
+    value: Scalar | None = None
+    span: Span | None = field(default=None, compare=False, repr=False)
+
+
+@dataclass(frozen=True)
+class Program:
+    """A whole spec.
+
+    `attends` are the distinct contents of `slots[layer][head]`, which index them. `layers` and
+    `heads` are None where the spec does not declare them: then there is one row or column, which
+    serves every layer or head, and `layer` or `head` may still stand in its scalars. `grid` are the
+    extents of `sequence grid(…)`.
+    """
+
+    name: str
+    attends: tuple[Attend, ...]
+    slots: tuple[tuple[int, ...], ...]
+    layers: int | None = None
+    heads: int | None = None
+    causal: bool = False
+    grid: tuple[Scalar, ...] | None = None
+    extra_tokens: int = 0
+    inputs: tuple[Input, ...] = ()
+    claims: tuple[Claim, ...] = ()
+
+    @property
+    def layer_count(self) -> int:
+        """How many layers the program distinguishes; 1 where it declares none."""
+        return 1 if self.layers is None else self.layers
+
+    def row(self, layer: int = 0) -> tuple[int, ...]:
+        """By head which of `attends` a layer has; IndexError where there is no such layer."""
+        return self.slots[0 if self.layers is None else layer]
+
+    def attend(self, layer: int = 0, head: int = 0) -> Attend:
+        """What a head of a layer does; raises IndexError where the spec has no such slot."""
+        return self.attends[self.row(layer)[0 if self.heads is None else head]]
+
+    @property
+    def fixed_length(self) -> int | None:
+        """The one length of a program on a grid of constant extents; None for all others."""
+        extents = self.grid or ()
+        numbers = [extent for extent in extents if isinstance(extent, int)]
+        if not numbers or len(numbers) < len(extents):
+            return None
+        return prod(numbers) + self.extra_tokens
+
+
+def leaves(term: Term) -> Iterator[Leaf]:
+    """All patterns of a term, left to right."""
+    if isinstance(term, Leaf):
+        yield term
+    else:
+        for child in term.terms:
+            yield from leaves(child)
+
+
+def inputs_of(term: Term) -> set[str]:
+    """The names of the run-time inputs that a term reads."""
+    found: set[str] = set()
+
+    def tokens(value: object) -> None:
+        if isinstance(value, InputRef):
+            found.add(value.name)
+        elif isinstance(value, TokenCompound):
+            for part in value.terms:
+                tokens(part)
+
+    for leaf in leaves(term):
+        for _, value in leaf.arguments:
+            tokens(value)
+    return found
+
+
+def symbols_of(term: Term) -> set[str]:
+    """The names of all symbols (`n`, `head`, …) in the scalars of a term."""
+    found: set[str] = set()
+
+    def scan(value: object) -> None:
+        if isinstance(value, TokenCompound):
+            for part in value.terms:
+                scan(part)
+        elif isinstance(value, Tokens):
+            scan(value.values)
+        elif isinstance(value, tuple):
+            for part in value:
+                scan(part)
+        elif not isinstance(value, str | InputRef):
+            found.update(symbols(value))  # type: ignore[arg-type]
+
+    if isinstance(term, Leaf):
+        for _, value in term.arguments:
+            scan(value)
+    else:
+        if term.by is not None:
+            found.update(symbols(term.by))
+        for child in term.terms:
+            found.update(symbols_of(child))
+    return found

@@ -1,0 +1,299 @@
+"""Scalar expressions: sizes that may depend on n, and the predicates of `where`.
+
+A scalar is a number, a `Symbol` or an `Apply`. One evaluator serves Python numbers and numpy arrays
+alike, with Python's integer semantics (`//` floors, `%` takes the divisor's sign); nothing of
+Python is ever evaluated from text.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import TypeAlias, cast
+
+import numpy as np
+
+Value: TypeAlias = "int | float | bool | np.ndarray"
+
+
+@dataclass(frozen=True)
+class Symbol:
+    """A name whose value comes later: `n`, `head`, `layer`, or in predicates `q`, `k`, `q.row` …"""
+
+    name: str
+
+
+@dataclass(frozen=True)
+class Apply:
+    """An operator or function of scalars; `op` is a key of `OPERATIONS`."""
+
+    op: str
+    args: tuple[Scalar, ...]
+
+
+Scalar: TypeAlias = "int | float | bool | Symbol | Apply"
+
+LARGEST = 2**62
+"""Sizes and intermediate integers stay below this, so that int64 arrays never wrap."""
+
+
+class ScalarError(ValueError):
+    """An expression has no value here: division by zero, root of a negative number, overflow."""
+
+
+def _is_array(*values: Value) -> bool:
+    return any(isinstance(v, np.ndarray) for v in values)
+
+
+def _nonzero(divisor: Value) -> None:
+    if np.any(np.equal(divisor, 0)):
+        raise ScalarError("division by zero")
+
+
+def _floor_divide(a: Value, b: Value) -> Value:
+    _nonzero(b)
+    return a // b
+
+
+def _divide(a: Value, b: Value) -> Value:
+    _nonzero(b)
+    return a / b
+
+
+def _modulo(a: Value, b: Value) -> Value:
+    _nonzero(b)
+    return a % b
+
+
+def _power(a: Value, b: Value) -> Value:
+    if not _is_array(a, b) and isinstance(a, int) and isinstance(b, int):
+        if b < 0:
+            _nonzero(a)
+            return float(a) ** b
+        if a not in (0, 1, -1) and b * math.log2(abs(a)) > 62:
+            raise ScalarError("a number above 2**62")
+        return int(a**b)
+    if not _is_array(a, b) and a == 0 and b < 0:
+        raise ScalarError("division by zero")
+    if np.any(np.less(b, 0)):
+        _nonzero(a)
+        a = np.asarray(a, dtype=float)
+    try:
+        result = a**b
+    except OverflowError:
+        raise ScalarError("a number above 2**62") from None
+    if isinstance(result, complex):
+        raise ScalarError("a fractional power of a negative number")
+    return cast(Value, result)
+
+
+def _isqrt(x: Value) -> Value:
+    if np.any(np.less(x, 0)):
+        raise ScalarError("the root of a negative number")
+    if not isinstance(x, np.ndarray):
+        return math.isqrt(math.floor(x))
+    root: np.ndarray = np.floor(np.sqrt(x.astype(float))).astype(np.int64)
+    root -= root * root > x
+    root += (root + 1) * (root + 1) <= x
+    return root
+
+
+def _sqrt(x: Value) -> Value:
+    if np.any(np.less(x, 0)):
+        raise ScalarError("the root of a negative number")
+    return np.sqrt(x.astype(float)) if isinstance(x, np.ndarray) else math.sqrt(x)
+
+
+def _log2(x: Value) -> Value:
+    if np.any(np.less_equal(x, 0)):
+        raise ScalarError("the logarithm of a number that is not positive")
+    if isinstance(x, np.ndarray):
+        # one routine for single numbers and arrays: vectorised logarithms differ in the last bit
+        return np.vectorize(math.log2, otypes=[float])(x) if x.size else x.astype(float)
+    return math.log2(x)
+
+
+def _ceil(x: Value) -> Value:
+    return np.ceil(x).astype(np.int64) if isinstance(x, np.ndarray) else math.ceil(x)
+
+
+def _floor(x: Value) -> Value:
+    return np.floor(x).astype(np.int64) if isinstance(x, np.ndarray) else math.floor(x)
+
+
+def _minimum(*values: Value) -> Value:
+    if not _is_array(*values):
+        return min(values)
+    result = values[0]
+    for value in values[1:]:
+        result = np.minimum(result, value)
+    return result
+
+
+def _maximum(*values: Value) -> Value:
+    if not _is_array(*values):
+        return max(values)
+    result = values[0]
+    for value in values[1:]:
+        result = np.maximum(result, value)
+    return result
+
+
+def _all(*values: bool | np.ndarray) -> Value:
+    result = values[0]
+    for value in values[1:]:
+        result = result & value
+    return result
+
+
+def _any(*values: bool | np.ndarray) -> Value:
+    result = values[0]
+    for value in values[1:]:
+        result = result | value
+    return result
+
+
+def _within(x: Value, first: Value, last: Value) -> Value:
+    return (first <= x) & (x <= last)
+
+
+def _one_of(x: Value, *members: Value) -> Value:
+    if isinstance(x, np.ndarray) and x.dtype != object and not _is_array(*members):
+        return np.isin(x, np.array(members))
+    return _any(*[x == member for member in members]) if members else x != x
+
+
+OPERATIONS: dict[str, Callable[..., Value]] = {
+    "+": lambda a, b: a + b,
+    "-": lambda a, b: a - b,
+    "*": lambda a, b: a * b,
+    "/": _divide,
+    "//": _floor_divide,
+    "%": _modulo,
+    "**": _power,
+    "neg": lambda a: -a,
+    "==": lambda a, b: a == b,
+    "!=": lambda a, b: a != b,
+    "<": lambda a, b: a < b,
+    "<=": lambda a, b: a <= b,
+    ">": lambda a, b: a > b,
+    ">=": lambda a, b: a >= b,
+    "and": _all,
+    "or": _any,
+    "not": lambda a: a ^ True,
+    "within": _within,
+    "one_of": _one_of,
+    "isqrt": _isqrt,
+    "sqrt": _sqrt,
+    "log2": _log2,
+    "ceil": _ceil,
+    "floor": _floor,
+    "min": _minimum,
+    "max": _maximum,
+    "abs": abs,
+}
+"""What an `Apply` may do; the functions of the language are among them by their own names."""
+
+FUNCTIONS: dict[str, tuple[int, int | None]] = {
+    "isqrt": (1, 1),
+    "sqrt": (1, 1),
+    "log2": (1, 1),
+    "ceil": (1, 1),
+    "floor": (1, 1),
+    "min": (1, None),
+    "max": (1, None),
+    "abs": (1, 1),
+}
+"""The functions of the language with their least and most arguments (None = any number)."""
+
+
+OPERATORS = frozenset("+ - * / // % neg == != < <= > >= and or not within one_of abs".split())
+"""Those that are operators of Python, and so mean the same for arrays of its integers."""
+
+
+_WHOLE = frozenset("+ - * // % neg min max abs".split())
+"""Operations that make whole numbers of whole numbers."""
+
+
+def evaluate(scalar: Scalar, values: Mapping[str, Value]) -> Value:
+    """The value of a scalar; raises ScalarError where it has none."""
+    match scalar:
+        case Symbol(name):
+            return values[name]
+        case Apply(op, args):
+            found = [evaluate(arg, values) for arg in args]
+            if not _is_array(*found):
+                return _checked(OPERATIONS[op](*found))
+            # what is too large is refused by whoever reads the array, in the words of the language
+            with np.errstate(over="ignore", invalid="ignore"):
+                return OPERATIONS[op](*found)
+        case _:
+            return scalar
+
+
+def evaluate_exactly(scalar: Scalar, values: Mapping[str, Value]) -> Value:
+    """The same where numbers may not fit in 64 bits: arrays hold Python's integers."""
+    match scalar:
+        case Symbol(name):
+            value = values[name]
+            return value.astype(object) if isinstance(value, np.ndarray) else value
+        case Apply(op, args):
+            found = [evaluate_exactly(arg, values) for arg in args]
+            work = OPERATIONS[op]
+            if _is_array(*found) and op not in OPERATORS:
+                work = np.frompyfunc(work, len(found), 1)
+            with np.errstate(over="ignore", invalid="ignore"):
+                result = work(*found)
+            if not isinstance(result, np.ndarray):
+                return _checked(result)
+            if result.dtype == object:
+                for beyond in result[~(np.abs(result) <= LARGEST)]:
+                    _checked(beyond)
+            return result
+        case _:
+            return scalar
+
+
+def _checked(result: Value) -> Value:
+    """The result of an operation; raises ScalarError for a single number that is too large."""
+    if isinstance(result, int) and abs(result) > LARGEST:
+        raise ScalarError("a number above 2**62")
+    if isinstance(result, float) and not math.isfinite(result):
+        raise ScalarError("a number beyond every limit")
+    return result
+
+
+def fold(scalar: Scalar, values: Mapping[str, Value]) -> Scalar:
+    """The scalar with the given symbols replaced and whatever became constant computed."""
+    match scalar:
+        case Symbol(name):
+            value = values.get(name, scalar)
+            return value if not isinstance(value, np.ndarray) else scalar
+        case Apply(op, args):
+            folded = tuple(fold(arg, values) for arg in args)
+            if any(isinstance(arg, Symbol | Apply) for arg in folded):
+                return Apply(op, folded)
+            result = evaluate(Apply(op, folded), {})
+            return result if not isinstance(result, np.ndarray) else Apply(op, folded)
+        case _:
+            return scalar
+
+
+def symbols(scalar: Scalar) -> Iterator[str]:
+    """The names of all symbols in a scalar."""
+    match scalar:
+        case Symbol(name):
+            yield name
+        case Apply(_, args):
+            for arg in args:
+                yield from symbols(arg)
+
+
+def is_whole(scalar: Scalar) -> bool:
+    """Whether a scalar is a whole number whatever its symbols are."""
+    if isinstance(scalar, Apply):
+        if scalar.op in ("isqrt", "ceil", "floor"):
+            return True
+        return scalar.op in _WHOLE and all(is_whole(arg) for arg in scalar.args)
+    return not isinstance(scalar, float)

@@ -1,0 +1,1 @@
+"""What is computed, in plain data: orders of positions, tiles, lists of edges."""

@@ -1,0 +1,192 @@
+"""One side of the tiles of a step: positions in an order, cut into tiles.
+
+Residue classes, one after the other, are cut into arithmetic progressions; lists into spans; grids
+into boxes, along a Z-order curve, so that boxes that are near have near numbers.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
+
+import numpy as np
+
+from attnspec.graphs.grid import Boxes, Grid, boxes_of
+from attnspec.graphs.relation import Tiles
+from attnspec.layout.orders import Boxed, Listed, Permuted, Side
+
+
+@dataclass(frozen=True, eq=False)
+class Axis:
+    """One side of a step: the positions first <= p < last, class by class, in tiles.
+
+    `offsets[c]:offsets[c + 1]` are the tiles of class c, whose positions are first + c modulo the
+    step. The tiles of a list are the spans of its positions.
+    """
+
+    first: int
+    last: int
+    side: Side
+    size: int
+    tiles: Tiles
+    offsets: np.ndarray
+
+    @property
+    def count(self) -> int:
+        """The number of tiles."""
+        return int(self.offsets[-1])
+
+    @cached_property
+    def positions(self) -> np.ndarray:
+        """The position of every place of every tile, int64 [count * size]; -1 beyond short ones."""
+        if isinstance(self.side, Listed | Permuted):
+            found = np.full(self.count * self.size, -1, np.int64)
+            chosen = _listed_in(self.side, self.first, self.last)
+            found[: len(chosen)] = chosen
+            return found
+        if isinstance(self.tiles, Boxes):
+            return _cells_of(self.tiles, self.first, self.last, self.size)
+        at = self.tiles.start[:, None] + np.arange(self.size) * self.tiles.step
+        return np.where(at < self.tiles.stop[:, None], at, -1).ravel()
+
+    @cached_property
+    def lengths(self) -> np.ndarray:
+        """The number of positions of every tile."""
+        return np.asarray((self.positions.reshape(-1, self.size) >= 0).sum(axis=1))
+
+    def tiles_of(self, positions: np.ndarray) -> np.ndarray:
+        """The number of the tile that each position stands in."""
+        places = np.flatnonzero(self.positions >= 0)
+        tile = np.empty(self.last - self.first, np.int64)
+        tile[self.positions[places] - self.first] = places // self.size
+        return np.asarray(tile[positions - self.first])
+
+    def at(self, index: np.ndarray) -> Tiles:
+        """The tiles with these numbers."""
+        return self.tiles.take(index)
+
+    def ranked(self, index: np.ndarray) -> np.ndarray:
+        """Numbers in whose order tiles are read: tiles of boxes line by line, so that a pattern
+        that moves with the query reads them in the same order everywhere."""
+        if not isinstance(self.side, Boxed):
+            return index
+        rank = np.empty(self.count, np.int64)
+        rank[np.argsort(self.tiles.start)] = np.arange(self.count)
+        return np.asarray(rank[index])
+
+    def inside(self, below: Axis, index: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """The first of the finer tiles in each of these tiles, and the one behind the last."""
+        factor = self.size // below.size
+        if isinstance(self.side, Boxed):
+            low, codes = _codes(self)[index] * factor, _codes(below)
+            return np.searchsorted(codes, low), np.searchsorted(codes, low + factor)
+        group = (
+            index // self._even if self._even else np.searchsorted(self.offsets, index, "right") - 1
+        )
+        first = below.offsets[group] + (index - self.offsets[group]) * factor
+        return first, np.minimum(first + factor, below.offsets[group + 1])
+
+    @cached_property
+    def _even(self) -> int:
+        """The tiles of every class, where all have equally many, else 0."""
+        counts = np.diff(self.offsets)
+        return int(counts[0]) if len(counts) and (counts == counts[0]).all() else 0
+
+    @property
+    def natural(self) -> bool:
+        """Whether the tiles follow one another as the positions do."""
+        return self.side == 1
+
+
+@lru_cache(maxsize=64)
+def axis(first: int, last: int, side: Side, size: int) -> Axis:
+    """The tiles of a range of positions, grouped by residue, or of those that are listed."""
+    if isinstance(side, Listed | Permuted):
+        chosen = _listed_in(side, first, last)
+        # what is known of a tile's span is true of the positions listed in it
+        cuts = np.arange(0, len(chosen), size)
+        begin, end = (each.reduceat(chosen, cuts) for each in (np.minimum, np.maximum))
+        end = end + 1
+        return Axis(first, last, side, size, Tiles(begin, end), np.array([0, len(begin)]))
+    if isinstance(side, Boxed):
+        return _boxed(first, last, side, size)
+    step = side
+    starts = np.arange(first, min(last, first + step), dtype=np.int64)
+    lengths = -((starts - last) // step)
+    counts = -(-lengths // size)
+    offsets = np.concatenate([[0], np.cumsum(counts)])
+    chunk = np.arange(int(offsets[-1])) - np.repeat(offsets[:-1], counts)
+    begin = np.repeat(starts, counts) + chunk * size * step
+    end = np.minimum(begin + size * step, last)
+    return Axis(first, last, step, size, Tiles(begin, end, step), offsets)
+
+
+def _listed_in(side: Listed | Permuted, first: int, last: int) -> np.ndarray:
+    positions = np.asarray(side.positions, np.int64)
+    return np.asarray(positions[(positions >= first) & (positions < last)])
+
+
+def _boxed(first: int, last: int, side: Boxed, size: int) -> Axis:
+    """The cells of a grid in boxes; coarse ones are whole ones of the next finer size."""
+    grid = Grid(side.extents, side.offset)
+    box = _sides(side, size)
+    counts = [-(-extent // part) for extent, part in zip(side.extents, box, strict=True)]
+    places = np.indices(counts).reshape(len(counts), -1)
+    places = places[:, np.argsort(_interleaved(places, _doublings(side, size)))]
+    low = tuple(at * part for at, part in zip(places, box, strict=True))
+    high = tuple(
+        np.minimum(at + part, extent) - 1
+        for at, part, extent in zip(low, box, side.extents, strict=True)
+    )
+    offsets = np.array([0, places.shape[1]])
+    return Axis(first, last, side, size, boxes_of(grid, low, high), offsets)
+
+
+def _sides(side: Boxed, size: int) -> list[int]:
+    """The sides of boxes of `size` cells: doubled one by one, the last first."""
+    box = list(side.box)
+    rank = len(box)
+    for step in range(_doublings(side, size)):
+        box[rank - 1 - step % rank] *= 2
+    return box
+
+
+def _interleaved(places: np.ndarray, doubled: int) -> np.ndarray:
+    """The numbers of boxes along the curve: the bits of their coordinates in turns, from the axis
+    on that is doubled next."""
+    rank = len(places)
+    code = np.zeros(places.shape[1], np.int64)
+    for bit in range(int(places.max(initial=0)).bit_length() * rank):
+        at = places[rank - 1 - (doubled + bit) % rank]
+        code |= ((at >> (bit // rank)) & 1) << bit
+    return code
+
+
+def _doublings(side: Boxed, size: int) -> int:
+    """How often the boxes of `size` cells were doubled."""
+    return (size // side.size).bit_length() - 1
+
+
+@lru_cache(maxsize=64)
+def _codes(axis: Axis) -> np.ndarray:
+    """The numbers of an axis's boxes along the curve, ascending."""
+    if not isinstance(axis.tiles, Boxes) or not isinstance(axis.side, Boxed):
+        raise TypeError("only boxes lie along the curve")
+    box = _sides(axis.side, axis.size)
+    places = np.stack([low // part for low, part in zip(axis.tiles.low, box, strict=True)])
+    return _interleaved(places, _doublings(axis.side, axis.size))
+
+
+def _cells_of(boxes: Boxes, first: int, last: int, size: int) -> np.ndarray:
+    """The positions of every box, those that there are first: int64 [boxes * size]."""
+    found = np.full((len(boxes.start), size), -1, np.int64)
+    shapes = np.stack(boxes.shape)
+    for shape in np.unique(shapes, axis=1).T:
+        chosen = np.flatnonzero((shapes == shape[:, None]).all(axis=0))
+        inside = np.indices(tuple(shape)).reshape(len(shape), -1)
+        cells = [low[chosen][:, None] + at for low, at in zip(boxes.low, inside, strict=True)]
+        found[chosen, : inside.shape[1]] = boxes.grid.position(cells)
+    missing = (found < first) | (found >= last)
+    found[missing] = -1
+    order = np.argsort(missing, axis=1, kind="stable")
+    return np.take_along_axis(found, order, axis=1).ravel()

@@ -1,0 +1,102 @@
+"""Tiles of a step in batches: query tiles that are alike are computed in one call.
+
+A `Strip` is a batch of independent blocks of equal shape. Query tiles that read the same key tiles
+are one tall block; others that read equally many are blocks of one strip, with one mask for all
+where their masks agree.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+
+from attnspec.layout.tile_layout import FULL_TILE, StepLayout
+
+SHARED = 8
+"""One in how many blocks, or how many in number, must have a mask for it to be kept unfolded."""
+
+
+@dataclass(frozen=True, eq=False)
+class Strip:
+    """A batch of blocks.
+
+    `rows` are query tiles [blocks, tall], `columns` key tiles [blocks, wide]. `mask` is the mask of
+    every block, bool [tall * q.size, wide * k.size]; `kinds` numbers the masks of the blocks'
+    tiles, [blocks, tall, wide], where they differ. Both None: every pair is an edge.
+    """
+
+    rows: np.ndarray
+    columns: np.ndarray
+    mask: np.ndarray | None
+    kinds: np.ndarray | None
+
+
+def strips_of(layout: StepLayout, tallest: int) -> list[Strip]:
+    """The strips of a layout; query tiles without a key are in none.
+
+    A tall block has at most `tallest` query tiles.
+    """
+    lengths = np.diff(layout.starts)
+    found: list[Strip] = []
+    for wide in np.unique(lengths[lengths > 0]):
+        rows = np.flatnonzero(lengths == wide)
+        entry = layout.starts[rows][:, None] + np.arange(wide)
+        columns, kinds = layout.keys[entry], layout.kinds[entry]
+        for blocks in _blocks(columns, tallest):
+            # every query tile of a block reads the same key tiles
+            found.extend(_alike(layout, rows[blocks], columns[blocks[:, 0]], kinds[blocks]))
+    return found
+
+
+def _blocks(columns: np.ndarray, tallest: int) -> Iterator[np.ndarray]:
+    """Tiles with equal columns [m, wide] as blocks of equal height: indices [blocks, tall]."""
+    group = _equal(columns)
+    order = np.argsort(group, kind="stable")
+    sizes = np.bincount(group)
+    within = np.arange(len(order)) - np.repeat(np.cumsum(sizes) - sizes, sizes)
+    # where a tall group is cut, its parts are blocks of their own
+    parts = group[order] * (len(order) + 1) + within // tallest
+    first = np.flatnonzero(np.diff(parts, prepend=-1))
+    heights = np.diff(np.append(first, len(order)))
+    for tall in np.unique(heights):
+        yield order[first[heights == tall][:, None] + np.arange(tall)]
+
+
+def _equal(table: np.ndarray) -> np.ndarray:
+    """The number of each row's group, equal for equal rows, counted by first appearance."""
+    width = table.shape[1] * table.itemsize
+    rows = np.ascontiguousarray(table).view(np.dtype((np.void, width))).ravel()
+    _, first, group = np.unique(rows, return_index=True, return_inverse=True)
+    rank = np.empty(len(first), np.int64)
+    rank[np.argsort(first)] = np.arange(len(first))
+    return np.asarray(rank[group.ravel()])
+
+
+def _alike(
+    layout: StepLayout, rows: np.ndarray, columns: np.ndarray, kinds: np.ndarray
+) -> Iterator[Strip]:
+    """Blocks of one shape in strips: those with equal masks together, the others together."""
+    group = _equal(kinds.reshape(len(kinds), -1))
+    counts = np.bincount(group)
+    # masks that few blocks share are batched with others, each block with its own
+    shared = counts * SHARED >= min(len(rows), 8 * SHARED)
+    for number in np.flatnonzero(shared):
+        part = group == number
+        table = kinds[part.argmax()]
+        mask = None if (table == FULL_TILE).all() else unfolded(layout.masks, table[None])[0]
+        yield Strip(rows[part], columns[part], mask, None)
+    part = ~shared[group]
+    if part.any():
+        yield Strip(rows[part], columns[part], None, kinds[part])
+
+
+def unfolded(masks: np.ndarray, kinds: np.ndarray) -> np.ndarray:
+    """The masks of blocks from those of their tiles: [b, tall, wide] -> bool [b, h, w]."""
+    blocks, tall, wide = kinds.shape
+    height, width = masks.shape[1:]
+    if not len(masks):
+        return np.ones((blocks, tall * height, wide * width), bool)
+    held = masks[kinds] | (kinds == FULL_TILE)[..., None, None]
+    return np.asarray(held.swapaxes(2, 3).reshape(blocks, tall * height, wide * width))

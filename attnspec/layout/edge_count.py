@@ -1,0 +1,87 @@
+"""How many edges a relation has: exactly where it knows, else about, without listing them."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+
+import numpy as np
+
+from attnspec.graphs.operators import Union
+from attnspec.graphs.relation import (
+    FULL,
+    SOME,
+    Relation,
+    Tiles,
+    evaluate_pairs,
+    is_closed,
+    is_scattered,
+    lengths,
+)
+
+SAMPLE = 64
+"""Queries whose keys are counted where a relation does not know its number of edges."""
+
+_FANOUT = 8
+_SIDE = 64
+_MOST = 1 << 13
+
+
+@lru_cache(maxsize=256)
+def edges_of(relation: Relation, n_q: int, n_k: int) -> float:
+    """The edges of the last n_q of n_k positions: exact where the relation knows it without listing
+    them and for few queries, else an estimate from a sample."""
+    if relation.scattered:
+        return relation.typical_degree(n_k) * n_q
+    if n_q == n_k and type(relation).edges is not Relation.edges:
+        return relation.edges(n_k)
+    if isinstance(relation, Union) and is_scattered(relation):
+        # what is drawn seldom meets the rest, and drawing it takes long
+        return min(n_q * n_k, sum(edges_of(term, n_q, n_k) for term in relation.terms))
+    count = min(n_q, SAMPLE)
+    # one of each of equal ranges; at equal distances all would stand alike in blocks of a power
+    # of two
+    sample = n_k - n_q + ((np.arange(count) + _drawn(count)) * n_q / max(1, count)).astype(int)
+    return _keys(relation, sample, n_k) * n_q / max(1, count)
+
+
+def _keys(relation: Relation, queries: np.ndarray, n: int) -> float:
+    """The number of keys of some queries together."""
+    closed = relation.progressions(queries, n)
+    if closed is not None:
+        return float(lengths(closed).sum())
+    if not is_closed(relation) or is_scattered(relation):
+        return float(sum(len(relation.row_keys(int(q), int(q) + 1, n)) for q in queries))
+    return _covered(relation, queries, n)
+
+
+def _covered(relation: Relation, queries: np.ndarray, n: int) -> float:
+    """As `_keys`, by the cover of ranges of keys, coarse ones first; of a sample where many are
+    undecided."""
+    size = _SIDE
+    while size * _SIDE < n:
+        size *= _FANOUT
+    q = np.repeat(queries, -(-n // size))
+    k = np.tile(np.arange(0, n, size), len(queries))
+    found, weight = 0.0, 1.0
+    while True:
+        if len(q) > _MOST:
+            chosen = ((np.arange(_MOST) + _drawn(_MOST)) * len(q) / _MOST).astype(int)
+            weight *= len(q) / _MOST
+            q, k = q[chosen], k[chosen]
+        stop = np.minimum(k + size, n)
+        kinds = relation.cover(Tiles(q, q + 1), Tiles(k, stop), n)
+        found += weight * float((stop - k)[kinds == FULL].sum())
+        q, k = q[kinds == SOME], k[kinds == SOME]
+        if size == _SIDE:
+            at = k[:, None] + np.arange(size)
+            held = evaluate_pairs(relation, q[:, None], np.minimum(at, n - 1), n) & (at < n)
+            return found + weight * float(held.sum())
+        size //= _FANOUT
+        k = (k[:, None] + size * np.arange(_FANOUT)).ravel()
+        q = np.repeat(q, _FANOUT)
+        q, k = q[k < n], k[k < n]
+
+
+def _drawn(count: int) -> np.ndarray:
+    """Numbers 0 <= x < 1, always the same."""
+    return np.random.Generator(np.random.PCG64(0)).random(count)

@@ -1,0 +1,290 @@
+"""The edges of a relation one by one: rows of nearly equal length stand together.
+
+Padding such rows to one length makes them a matrix, whose softmax needs no segments. A padded place
+repeats the last key of its row, so that nothing is read that the row does not read anyway.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+
+from attnspec.graphs.edge_table import Drawn, table_of
+from attnspec.graphs.predicates.listable import listable
+from attnspec.graphs.relation import Progressions, Relation, lengths, sort_edges
+from attnspec.layout.edge_count import edges_of
+
+SPARE = 0.125
+"""Padding allowed for keeping all queries in one matrix and in natural order, per edge."""
+
+_AT_ONCE = 1 << 18
+"""Edges that are listed, and places that are filled, in one go: they stay in the cache."""
+
+_LEAST = 16
+"""Queries whose edges are listed in one go, however many keys they seem to have."""
+
+
+_LONG = 4
+"""Keys of a progression, in the mean, from which on its ends are asked for twice."""
+
+
+@dataclass(frozen=True, eq=False)
+class Rows:
+    """Queries `first:last` of the order, each with `width` places; `held` is bool
+    [last - first, width], False in padded places, or None where there are none."""
+
+    first: int
+    last: int
+    width: int
+    held: np.ndarray | None
+
+
+@dataclass(frozen=True, eq=False)
+class EdgeLayout:
+    """Places for the edges of the last `n_q` of `n_k` positions.
+
+    `order` int64 [n_q] lists the queries as `rows` take them, those without keys last; None where
+    that is the natural order. `keys` int32 [places] are the keys of each place, row after row, and
+    `offsets` int32 [n_q + 1] says where rows start.
+    """
+
+    n_q: int
+    n_k: int
+    rows: tuple[Rows, ...]
+    order: np.ndarray | None
+    keys: np.ndarray
+    offsets: np.ndarray
+
+    def slice_of(self, rows: Rows) -> slice:
+        """Where the places of some rows stand among all."""
+        return slice(int(self.offsets[rows.first]), int(self.offsets[rows.last]))
+
+    def queries_of(self, rows: Rows) -> np.ndarray:
+        """The queries of some rows, counted among the last n_q positions, int32."""
+        if self.order is None:
+            return np.arange(rows.first, rows.last, dtype=np.int32)
+        return self.order[rows.first : rows.last].astype(np.int32)
+
+    @cached_property
+    def queries(self) -> np.ndarray:
+        """The query of each place, counted among the last n_q positions, int32."""
+        order = np.arange(self.n_q) if self.order is None else self.order
+        return np.repeat(order.astype(np.int32), np.diff(self.offsets))
+
+    @cached_property
+    def by_key(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """The edges by key, int32: where each key starts [n_k + 1], and the query and the place of
+        every edge."""
+        places = [np.zeros(0, np.int32)]
+        for rows in self.rows:
+            here = self.slice_of(rows)
+            at = np.arange(here.start, here.stop, dtype=np.int32)
+            places.append(at if rows.held is None else at[rows.held.ravel()])
+        place = np.concatenate(places)
+        keys = self.keys[place]
+        # places go up inside a key because the sort is stable
+        found = place[np.argsort(keys, kind="stable")]
+        starts = np.zeros(self.n_k + 1, np.int32)
+        np.cumsum(np.bincount(keys, minlength=self.n_k), out=starts[1:])
+        return starts, self.queries[found], found
+
+
+def edge_layout(relation: Relation, n_q: int, n_k: int) -> EdgeLayout:
+    """The places of all edges of a relation that reads no run-time input."""
+    relation, parts = listable(relation, n_k), []
+    degrees = _closed_degrees(relation, n_q, n_k)
+    if degrees is None:
+        parts = list(_listed_parts(relation, n_q, n_k))
+        degrees = np.concatenate([np.zeros(0, np.int64), *[counts for counts, _ in parts]])
+    order, groups = _groups(degrees)
+    groups = [part for group in groups for part in _apart(group, degrees[group])]
+    rows, first = [], 0
+    widths = np.zeros(n_q, np.int64)
+    for group in groups:
+        count = degrees[group]
+        width = int(count.max())
+        if width:
+            held = None if (count == width).all() else np.arange(width) < count[:, None]
+            rows.append(Rows(first, first + len(group), width, held))
+            widths[first : first + len(group)] = width
+        first += len(group)
+    offsets = np.concatenate([[0], np.cumsum(widths)])
+    if offsets[-1] > np.iinfo(np.int32).max:
+        raise ValueError(f"{offsets[-1]:,} places, and no more than 2**31 can be numbered")
+    if parts:
+        keys = _placed(parts, order, offsets)
+    else:
+        keys = _written(relation, rows, order + (n_k - n_q), offsets, n_k)
+    natural = bool((order == np.arange(n_q)).all())
+    return EdgeLayout(
+        n_q, n_k, tuple(rows), None if natural else order, keys, offsets.astype(np.int32)
+    )
+
+
+def _closed_degrees(relation: Relation, n_q: int, n_k: int) -> np.ndarray | None:
+    """The number of keys of each query, where all rows are known as progressions."""
+    if isinstance(relation, Drawn) or not n_q:
+        return None
+    found = []
+    step = _AT_ONCE // 16
+    for first in range(n_k - n_q, n_k, step):
+        closed = relation.progressions(np.arange(first, min(first + step, n_k)), n_k)
+        if closed is None:
+            return None
+        counts = lengths(closed)
+        if np.broadcast(*closed).size * _LONG > counts.sum():
+            # their ends are as many as the keys, and those are listed once
+            return None
+        found.append(np.broadcast_to(counts, min(step, n_k - first)))
+    return np.concatenate(found)
+
+
+def _written(
+    relation: Relation, rows: list[Rows], queries: np.ndarray, offsets: np.ndarray, n: int
+) -> np.ndarray:
+    """The keys in the places of their rows, from progressions; what is written is written once."""
+    places = np.empty(int(offsets[-1]), np.int32)
+    for part in rows:
+        step = max(1, _AT_ONCE // part.width)
+        for low in range(part.first, part.last, step):
+            high = min(low + step, part.last)
+            closed = relation.progressions(queries[low:high], n)
+            if closed is None:
+                raise TypeError("all rows of this relation were progressions before")
+            counts, keys = _expanded(closed, high - low, n)
+            into = places[offsets[low] : offsets[high]]
+            if len(keys) == len(into):
+                into[:] = keys
+                continue
+            held = np.arange(part.width) < counts[:, None]
+            last = keys[np.cumsum(counts) - 1]
+            block = into.reshape(held.shape)
+            block[held] = keys
+            block[~held] = np.repeat(last, part.width - counts)
+    return places
+
+
+def _placed(
+    parts: list[tuple[np.ndarray, np.ndarray]], order: np.ndarray, offsets: np.ndarray
+) -> np.ndarray:
+    """The keys in the places of their rows; a place that is too many repeats the last one.
+
+    `parts` are emptied on the way, so that no graph's keys are there twice.
+    """
+    places = np.empty(int(offsets[-1]), np.int32)
+    starts, widths = np.empty(len(order), np.int64), np.empty(len(order), np.int64)
+    starts[order], widths[order] = offsets[:-1], np.diff(offsets)
+    first = 0
+    parts.reverse()
+    while parts:
+        counts, keys = parts.pop()
+        here = slice(first, first + len(counts))
+        start, spare = starts[here], widths[here] - counts
+        ends = np.cumsum(counts)
+        if len(keys) and (np.diff(start) == counts[:-1]).all():
+            places[start[0] : start[0] + len(keys)] = keys
+        else:
+            places[np.repeat(start - (ends - counts), counts) + np.arange(len(keys))] = keys
+        short = np.flatnonzero(spare)
+        if len(short):
+            missing = spare[short]
+            behind = start[short] + counts[short] - (np.cumsum(missing) - missing)
+            at = np.repeat(behind, missing) + np.arange(missing.sum())
+            places[at] = np.repeat(keys[ends[short] - 1], missing)
+        first += len(counts)
+    return places
+
+
+def listed_edges(relation: Relation, n_q: int, n_k: int) -> tuple[np.ndarray, np.ndarray]:
+    """The number of keys of each query, and all keys, int32."""
+    relation = listable(relation, n_k)
+    degrees, keys = [np.zeros(0, np.int64)], [np.zeros(0, np.int32)]
+    for counts, found in _listed_parts(relation, n_q, n_k):
+        degrees.append(counts)
+        keys.append(found)
+    return np.concatenate(degrees), np.concatenate(keys)
+
+
+def _listed_parts(
+    relation: Relation, n_q: int, n_k: int
+) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+    """Ranges of queries one after the other: their numbers of keys, and these keys, int32."""
+    degree = edges_of(relation, n_q, n_k) / max(1, n_q)
+    step = max(_LEAST, int(_AT_ONCE / max(1.0, degree)))
+    for first in range(n_k - n_q, n_k, step):
+        counts, found = _listed(relation, first, min(first + step, n_k), n_k)
+        yield counts, found.astype(np.int32, copy=False)
+
+
+def _listed(relation: Relation, first: int, last: int, n: int) -> tuple[np.ndarray, np.ndarray]:
+    """The number of keys of each query first <= q < last, and their keys one after the other,
+    ascending in each query."""
+    if isinstance(relation, Drawn):
+        return table_of(relation, n).listed(first, last)
+    closed = relation.progressions(np.arange(first, last), n)
+    if closed is None:
+        q, k = relation.rows(first, last, n)
+        return np.bincount(q - first, minlength=last - first), k
+    return _expanded(closed, last - first, n)
+
+
+def _expanded(closed: Progressions, rows: int, n: int) -> tuple[np.ndarray, np.ndarray]:
+    """The number of keys of each of some rows, and these keys one after the other, ascending in
+    each row."""
+    start, stop, step = np.broadcast_arrays(*closed)
+    if len(start) != rows:
+        start, stop, step = (np.broadcast_to(x, (rows, x.shape[1])) for x in (start, stop, step))
+    counts = np.maximum(0, -((start - stop) // step))
+    degrees, each = counts.sum(axis=1), counts.ravel()
+    start, step = start.ravel(), step.ravel()
+    if n <= np.iinfo(np.int32).max:
+        # half as many bytes to move
+        start, step, each = (x.astype(np.int32) for x in (start, step, each))
+    before = np.cumsum(each, dtype=each.dtype) - each
+    keys: np.ndarray = np.arange(int(degrees.sum()), dtype=each.dtype)
+    if (step == 1).all():
+        keys += np.repeat(start - before, each)
+    else:
+        keys -= np.repeat(before, each)
+        keys *= np.repeat(step, each)
+        keys += np.repeat(start, each)
+    if counts.shape[1] > 1 and _falls(degrees, keys):
+        keys = sort_edges(np.repeat(np.arange(len(degrees)), degrees), keys)[1]
+    return degrees, keys
+
+
+def _falls(degrees: np.ndarray, keys: np.ndarray) -> bool:
+    """Whether the keys of a row are not ascending, for rows one after the other."""
+    falls = keys[1:] < keys[:-1]
+    starts = (np.cumsum(degrees) - degrees)[degrees > 0]
+    falls[starts[1:] - 1] = False
+    return bool(falls.any())
+
+
+def _groups(degrees: np.ndarray) -> tuple[np.ndarray, list[np.ndarray]]:
+    """An order of the queries, and its parts whose numbers of keys are nearly equal."""
+    most = int(degrees.max(initial=0))
+    if (degrees > 0).all() and most * len(degrees) <= (1 + SPARE) * degrees.sum():
+        order = np.arange(len(degrees))
+        return order, [order] if len(order) else []
+    # four levels to the octave; those without keys come last
+    level = np.ceil(4 * np.log2(np.maximum(degrees, 1))).astype(np.int64)
+    level[degrees == 0] = np.iinfo(np.int64).max
+    order = np.argsort(level, kind="stable")
+    cuts = np.flatnonzero(np.diff(level[order])) + 1
+    return order, [part for part in np.split(order, cuts) if len(part)]
+
+
+def _apart(group: np.ndarray, counts: np.ndarray) -> list[np.ndarray]:
+    """A group in parts, where most of its queries have as many keys as any and follow one another:
+    those need no padding, and so no mask."""
+    cuts = np.flatnonzero(np.diff(counts == counts.max(), prepend=False, append=False))
+    begin, end = cuts[::2], cuts[1::2]
+    longest = int((end - begin).argmax())
+    low, high = begin[longest], end[longest]
+    if 2 * (high - low) < len(group):
+        return [group]
+    return [part for part in (group[:low], group[low:high], group[high:]) if len(part)]

@@ -1,0 +1,189 @@
+"""From a graph to steps: a disjoint union of relations, each with the order that suits it.
+
+A window is near the diagonal in the natural order. Residue classes, and the columns of a summary,
+are near it once tokens are grouped by residue. A union of both is two steps: the second leaves out
+the pairs that the first covers, and their results are merged by log-sum-exps. Orders are arithmetic
+progressions: tiles of step s, class by class, so a residue order is no table but a stride.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import lru_cache
+from itertools import product
+from math import lcm, prod
+from typing import TypeAlias
+
+import numpy as np
+
+from attnspec.graphs.operators import Complement, Intersection, Union
+from attnspec.graphs.relation import Relation
+
+MOST_TERMS = 12
+"""Terms of a union that are told apart; a union of more stays in natural order."""
+
+MOST_CLASSES = 2048
+"""The most residue classes that an order may have."""
+
+MOST_LISTED = 4096
+"""The most tokens that an order lists."""
+
+BOXES = (32, 64)
+"""Cells of the boxes of queries on offer."""
+
+
+@dataclass(frozen=True)
+class Listed:
+    """Only these positions, ascending: the tokens of a set, which stand first."""
+
+    positions: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Boxed:
+    """The cells of a grid, box by box; other positions are left out.
+
+    `extents` are the grid's, `offset` is the position of its first cell, `box` are the sides of a
+    box.
+    """
+
+    extents: tuple[int, ...]
+    offset: int
+    box: tuple[int, ...]
+
+    @property
+    def size(self) -> int:
+        """The cells of a whole box."""
+        return prod(self.box)
+
+
+@dataclass(frozen=True, eq=False)
+class Permuted:
+    """All `positions`, in an order that was found for the edges `queries` to `keys`."""
+
+    positions: np.ndarray
+    queries: np.ndarray
+    keys: np.ndarray
+
+
+Side: TypeAlias = int | Listed | Boxed | Permuted
+"""How queries or keys are ordered: grouped by residue modulo a step, 1 for natural; listed; in
+boxes of a grid; or as was found for one graph."""
+
+
+@dataclass(frozen=True)
+class Order:
+    """How the queries and the keys of a step are ordered."""
+
+    q: Side = 1
+    k: Side = 1
+
+    def __str__(self) -> str:
+        if self.q == self.k == 1:
+            return "natural order"
+        if isinstance(self.q, Permuted):
+            return "reverse Cuthill-McKee order"
+        if self.q == self.k:
+            return f"order of residues mod {self.q}"
+        parts = []
+        for what, side in (("queries", self.q), ("keys", self.k)):
+            if isinstance(side, Boxed):
+                parts.append(f"{what} in boxes of {' x '.join(map(str, side.box))}")
+            elif isinstance(side, Listed):
+                parts.append(f"{len(side.positions):,} listed {what}")
+            elif isinstance(side, int) and side > 1:
+                parts.append(f"{what} mod {side}")
+        return f"order of {', '.join(parts)}"
+
+
+NATURAL = Order()
+
+
+@dataclass(frozen=True)
+class OrderedRelation:
+    """A relation and the order in which its tiles are looked for."""
+
+    relation: Relation
+    order: Order
+
+
+@lru_cache(maxsize=256)
+def terms_of(relation: Relation) -> tuple[Relation, ...]:
+    """The relation as a union of terms that need not be disjoint.
+
+    Patterns that are unions themselves are taken apart, and `&` is pushed inward over `|`, as far
+    as `MOST_TERMS` allows.
+    """
+    parts = relation.parts()
+    if parts is not None:
+        relation = Union(parts)
+    if isinstance(relation, Union):
+        found = tuple(dict.fromkeys(t for term in relation.terms for t in terms_of(term)))
+        return found if len(found) <= MOST_TERMS else (relation,)
+    if isinstance(relation, Intersection):
+        factors = [terms_of(term) for term in relation.terms]
+        count = 1
+        for factor in factors:
+            count *= len(factor)
+        if 1 < count <= MOST_TERMS:
+            return tuple(dict.fromkeys(_intersection(chosen) for chosen in product(*factors)))
+    return (relation,)
+
+
+def _intersection(terms: tuple[Relation, ...]) -> Relation:
+    flat: list[Relation] = []
+    for term in terms:
+        flat.extend(term.terms if isinstance(term, Intersection) else (term,))
+    distinct = tuple(dict.fromkeys(flat))
+    return distinct[0] if len(distinct) == 1 else Intersection(distinct)
+
+
+def orders_of(term: Relation, n: int) -> tuple[Order, ...]:
+    """The orders worth trying for a term of `terms_of`, the natural one first."""
+    found = {NATURAL: None}
+    leaves = term.terms if isinstance(term, Intersection) else (term,)
+    steps = []
+    for leaf in leaves:
+        for q, k in leaf.strides(n):
+            if max(q, k) <= MOST_CLASSES:
+                found[Order(q, k)] = None
+            if q == k:
+                steps.append(q)
+        rows, columns = leaf.listing(n)
+        if rows is not None or columns is not None:
+            found[Order(_listed(rows), _listed(columns))] = None
+        grid = leaf.boxes()
+        if grid is not None:
+            keys = Boxed(*grid, _box(grid[0], 2 ** len(grid[0])))
+            for cells in BOXES:
+                found[Order(Boxed(*grid, _box(grid[0], cells)), keys)] = None
+    common = lcm(*steps)
+    if len(steps) > 1 and common <= MOST_CLASSES:
+        # an intersection of residues is a residue of the least common multiple
+        found[Order(common, common)] = None
+    return tuple(found)
+
+
+def _box(extents: tuple[int, ...], cells: int) -> tuple[int, ...]:
+    """The sides of a box of about so many cells, as nearly equal as the grid allows."""
+    box = [1] * len(extents)
+    while prod(box) < cells:
+        # the last axes first: their cells lie together
+        free = [axis for axis in reversed(range(len(box))) if box[axis] < extents[axis]]
+        if not free:
+            break
+        box[min(free, key=box.__getitem__)] *= 2
+    return tuple(box)
+
+
+def _listed(positions: np.ndarray | None) -> Side:
+    if positions is None or len(positions) > MOST_LISTED:
+        return 1
+    return Listed(tuple(positions.tolist()))
+
+
+def without(term: Relation, earlier: tuple[Relation, ...]) -> Relation:
+    """The pairs of a term that none of the earlier ones has."""
+    if not earlier:
+        return term
+    return _intersection((term, *(Complement(other) for other in earlier)))

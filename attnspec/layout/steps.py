@@ -1,0 +1,204 @@
+"""Which steps, orders and tile sizes a relation is computed in: the cheapest by estimate.
+
+Terms that are best in natural order are one step together; each other term is a step in its own
+order, and comes before them, because it leaves more of its tiles FULL when nothing is excluded.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+
+from attnspec.graphs.operators import Union
+from attnspec.graphs.relation import Relation
+from attnspec.layout.cuthill_mckee import is_irregular, reordered
+from attnspec.layout.edge_count import edges_of
+from attnspec.layout.orders import (
+    NATURAL,
+    Boxed,
+    Listed,
+    Order,
+    OrderedRelation,
+    Permuted,
+    Side,
+    orders_of,
+    terms_of,
+    without,
+)
+from attnspec.layout.tile_layout import StepLayout, parted, step_layout
+from attnspec.layout.tiling import Survey, TooFine, classify, survey
+from attnspec.lower.cost_model import Amounts, current, dense_seconds
+from attnspec.lower.work import Work
+
+TARGETS = (32, 64, 128, 256)
+"""Tile sizes on offer; a residue class is cut into equal tiles of about this size."""
+
+LARGE = (512, 1024, 2048, 4096)
+"""Tile sizes for graphs of which smaller ones would be more than `MOST`."""
+
+FILLED = 1 / 4
+"""The share of pairs of a band that are edges below which another order is looked for."""
+
+FEWEST = 16
+"""Keys of a query, in the mean, from which on a band can be better than a list of edges."""
+
+LISTED = 1 << 21
+"""Edges that are listed at most to find an order: about a second."""
+
+MOST = 1 << 20
+"""Tiles that a step lists at most."""
+
+READING = 0.5
+"""What run-time inputs are taken to leave of the dense cost before they are seen."""
+
+
+@dataclass(frozen=True)
+class Banded:
+    """One step as chosen: what it covers, in which order, in which tiles, and what that takes."""
+
+    step: OrderedRelation
+    sizes: tuple[int, int]
+    amounts: Amounts
+
+    @property
+    def seconds(self) -> float:
+        """The estimate."""
+        return current().seconds(self.amounts)
+
+    def __str__(self) -> str:
+        return f"{self.step.order}, tiles {self.sizes[0]} x {self.sizes[1]}"
+
+
+@lru_cache(maxsize=64)
+def bands_of(relation: Relation, n_q: int, n_k: int) -> tuple[Banded, ...]:
+    """The steps of a relation, disjoint, in the order in which they are computed."""
+    whole = _best(relation, n_q, n_k, (NATURAL,))
+    terms = terms_of(relation)
+    if len(terms) == 1 and len(orders_of(terms[0], n_k)) == 1 and not is_irregular(terms[0]):
+        return (whole,)
+    apart: list[tuple[Relation, Order]] = []
+    together: list[Relation] = []
+    for term in terms:
+        best = _irregular(_best(term, n_q, n_k, orders_of(term, n_k)), n_q, n_k)
+        if best.step.order == NATURAL:
+            together.append(term)
+        else:
+            apart.append((term, best.step.order))
+    if not apart:
+        return (whole,)
+    found: list[Banded] = []
+    earlier: tuple[Relation, ...] = ()
+    for term, order in apart:
+        found.append(_best(without(term, earlier), n_q, n_k, (order,)))
+        earlier = (*earlier, term)
+    if together:
+        rest = together[0] if len(together) == 1 else Union(tuple(together))
+        found.append(_best(without(rest, earlier), n_q, n_k, (NATURAL,)))
+    return tuple(found) if seconds_of(found, n_q) < whole.seconds else (whole,)
+
+
+def amounts_of(bands: Sequence[Banded], n_q: int) -> Amounts:
+    """What all steps and merging them take."""
+    total = {"bands_merge": n_q * (len(bands) - 1.0)}
+    for band in bands:
+        for name, amount in band.amounts.items():
+            total[name] = total.get(name, 0.0) + amount
+    return total
+
+
+def seconds_of(bands: Sequence[Banded], n_q: int) -> float:
+    """The estimate of all steps and of merging them."""
+    return current().seconds(amounts_of(bands, n_q))
+
+
+def reading_seconds(work: Work) -> float:
+    """The estimate for a graph that reads run-time inputs, of which nothing is known before they
+    are seen."""
+    return current().bands_layout + READING * dense_seconds(work)
+
+
+def layouts_of(bands: tuple[Banded, ...], n_q: int, n_k: int) -> list[StepLayout]:
+    """The tiles of every step, some in two parts; raises TooFine where they are too many."""
+    return [
+        layout
+        for band in bands
+        for layout in _layouts(band.step.relation, n_q, n_k, band.step.order, band.sizes)
+    ]
+
+
+@lru_cache(maxsize=16)
+def _layouts(
+    relation: Relation, n_q: int, n_k: int, order: Order, sizes: tuple[int, int]
+) -> tuple[StepLayout, ...]:
+    # layers of one graph share what is laid out
+    return tuple(parted(step_layout(classify(relation, n_q, n_k, order, sizes), relation, n_k)))
+
+
+def _best(relation: Relation, n_q: int, n_k: int, orders: tuple[Order, ...]) -> Banded:
+    found: list[Banded] = []
+    for order in orders:
+        for target in (*TARGETS, *LARGE):
+            try:
+                found.append(banded(relation, n_q, n_k, order, target))
+            except TooFine:
+                continue
+            if target >= TARGETS[-1]:
+                break
+    if not found:
+        sizes = _size(n_q, 1, TARGETS[-1]), _size(n_k, 1, TARGETS[-1])
+        endless = {"bands_step": float("inf")}
+        return Banded(OrderedRelation(relation, NATURAL), sizes, endless)
+    return min(found, key=lambda band: band.seconds)
+
+
+def _irregular(band: Banded, n_q: int, n_k: int) -> Banded:
+    """The band, or the same relation in an order that a list of its edges shows."""
+    relation = band.step.relation
+    edges = edges_of(relation, n_q, n_k) if is_irregular(relation) else 0
+    if not FEWEST * n_q <= edges <= min(LISTED, FILLED * band.amounts.get("bands_pair", math.inf)):
+        return band
+    order = reordered(relation, n_q, n_k)
+    if order is None:
+        return band
+    return min(band, _best(relation, n_q, n_k, (order,)), key=lambda band: band.seconds)
+
+
+def banded(relation: Relation, n_q: int, n_k: int, order: Order, target: int) -> Banded:
+    """A relation as one step in an order and in tiles of about a size; raises TooFine."""
+    targets = target, target
+    if target > TARGETS[-1] and order.q != order.k:
+        # where only one side is natural, its tiles are long, or the masks of all offsets are many
+        targets = (4 * target, target // 4) if order.q == 1 else (target // 4, 4 * target)
+    sizes = _size(n_q, order.q, targets[0]), _size(n_k, order.k, targets[1])
+    tiles = survey(relation, n_q, n_k, order, sizes)
+    if tiles.tiles > MOST:
+        raise TooFine(f"about {tiles.tiles:,.0f} tiles, at most {MOST:,} are listed")
+    return Banded(OrderedRelation(relation, order), sizes, _amounts(tiles, order))
+
+
+def _size(length: int, side: Side, target: int) -> int:
+    """Equal tiles of about the target's size for lists, or classes of about length / step; whole
+    boxes."""
+    if isinstance(side, Boxed):
+        return side.size
+    if isinstance(side, Permuted):
+        side = 1
+    members = len(side.positions) if isinstance(side, Listed) else -(-length // side)
+    members = max(1, members)
+    return -(-members // max(1, round(members / target)))
+
+
+def _amounts(tiles: Survey, order: Order) -> Amounts:
+    full, undecided = tiles.area
+    moved = 0 if order.k == 1 else tiles.k.size * tiles.k.count
+    return {
+        "bands_step": 1,
+        "bands_row": tiles.q.count,
+        "bands_query": tiles.q.count * tiles.q.size,
+        "bands_pair": full + undecided,
+        "bands_masked": undecided,
+        "bands_gather": tiles.gathered * tiles.k.size,
+        "bands_reorder": moved,
+    }

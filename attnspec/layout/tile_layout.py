@@ -1,0 +1,374 @@
+"""The tiles of one step in its order.
+
+Masks of tiles that the cover leaves undecided are evaluated once for each phase: numbers that agree
+only where masks do.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from attnspec.graphs.relation import Relation, Tiles, evaluate_pairs, is_closed, phase_of
+from attnspec.layout.axes import Axis
+from attnspec.layout.orders import NATURAL, Listed, Permuted
+from attnspec.layout.tiling import Classified, classify
+
+FULL_TILE = -1
+"""Stands in place of a mask's number for a tile whose every pair is an edge."""
+
+NOTHING = -2
+"""Stands in place of a mask's number for a tile that turns out to be empty."""
+
+_CODES = 1 << 62
+"""Phases of several kinds are one number as long as there are no more than these."""
+
+_UNFOLDED = 1 << 25
+"""Numbers that the masks of rows of tiles may have together."""
+
+_ROW = 1 << 22
+"""Numbers that the mask of one row may have where those of all are too many."""
+
+_RECTANGLES = 16
+"""Kinds of rectangles that are computed apart at most."""
+
+_LOOKED = 1 << 22
+"""Pairs evaluated in one go."""
+
+
+@dataclass(frozen=True, eq=False)
+class StepLayout:
+    """The non-empty tiles of one step.
+
+    Query tile i has entries `starts[i]:starts[i + 1]` of `keys`, the key tiles that it reads, each
+    once, and of `kinds`, FULL_TILE or the number of a mask. `masks` is bool
+    [m, q.size, k.size], without repetitions, False beyond the keys of a short tile.
+    """
+
+    q: Axis
+    k: Axis
+    starts: np.ndarray
+    keys: np.ndarray
+    kinds: np.ndarray
+    masks: np.ndarray
+
+    def pairs(self, n: int) -> tuple[np.ndarray, np.ndarray]:
+        """Every pair that the tiles hold, as arrays q, k; a pair held twice stands twice."""
+        q_at = self.q.positions.reshape(-1, self.q.size)
+        k_at = self.k.positions.reshape(-1, self.k.size)
+        found = []
+        for row in range(self.q.count):
+            for entry in range(self.starts[row], self.starts[row + 1]):
+                column, kind = int(self.keys[entry]), int(self.kinds[entry])
+                held = (q_at[row][:, None] >= 0) & (k_at[column][None] >= 0)
+                if kind != FULL_TILE:
+                    held &= self.masks[kind]
+                q, k = np.nonzero(held)
+                found.append((q_at[row][q], k_at[column][k]))
+        if not found:
+            return np.zeros(0, np.int64), np.zeros(0, np.int64)
+        return np.concatenate([f[0] for f in found]), np.concatenate([f[1] for f in found])
+
+
+def step_layout(found: Classified, relation: Relation, n: int) -> StepLayout:
+    """The tiles of a step, every one of them decided."""
+    rows, columns = found.undecided
+    first, phase = same_masks(found.q, found.k, rows, columns, relation, n)
+    kinds, masks = looked_into(found.q, found.k, rows[first], columns[first], relation, n)
+    kinds = kinds[phase]
+    kept = kinds != NOTHING
+    q_full, k_full = found.fine()
+    q_all, k_all = np.concatenate([q_full, rows[kept]]), np.concatenate([k_full, columns[kept]])
+    kinds = np.concatenate([np.full(len(q_full), FULL_TILE), kinds[kept]])
+    kinds, masks = _short(found.k, k_all, kinds, masks)
+    order = np.argsort(q_all * found.k.count + found.k.ranked(k_all))
+    starts = np.zeros(found.q.count + 1, np.int64)
+    np.cumsum(np.bincount(q_all, minlength=found.q.count), out=starts[1:])
+    return StepLayout(found.q, found.k, starts, k_all[order], kinds[order], masks)
+
+
+def _short(
+    k: Axis, columns: np.ndarray, kinds: np.ndarray, masks: np.ndarray
+) -> tuple[np.ndarray, np.ndarray]:
+    """FULL tiles with too few keys get a mask that leaves out the places behind them."""
+    counts = k.lengths[columns]
+    short = (kinds == FULL_TILE) & (counts < k.size)
+    if not short.any():
+        return kinds, masks
+    lengths, which = np.unique(counts[short], return_inverse=True)
+    held = np.arange(k.size) < lengths[:, None]
+    more = np.broadcast_to(held[:, None], (len(lengths), *masks.shape[1:]))
+    kinds = kinds.copy()
+    kinds[short] = len(masks) + which
+    return kinds, np.concatenate([masks, more])
+
+
+def parted(layout: StepLayout) -> list[StepLayout]:
+    """The FULL tiles and the others apart, where masks of whole rows would be too large.
+
+    A row of tiles with one mask is computed with a mask for all of its keys; below the diagonal of
+    a causal graph that would be n² numbers. Where those of the others are too large still, tiles
+    whose masks are rectangles are FULL ones that are smaller, and long rows are cut.
+    """
+    if _unfolded(layout) <= _UNFOLDED:
+        return [layout]
+    full = _chosen(layout, layout.kinds == FULL_TILE)
+    masked = _chosen(layout, layout.kinds != FULL_TILE)
+    if _unfolded(masked) <= _UNFOLDED:
+        return [full, masked]
+    rectangles, rest = _rectangles(masked)
+    return [full, *rectangles, *_cut(rest)]
+
+
+def _rectangles(layout: StepLayout) -> tuple[list[StepLayout], StepLayout]:
+    """The tiles whose masks are rectangles, as FULL tiles of these, and the others."""
+    found: dict[tuple[int, int, int, int], list[int]] = {}
+    for number, mask in enumerate(layout.masks):
+        rows, columns = np.flatnonzero(mask.any(axis=1)), np.flatnonzero(mask.any(axis=0))
+        low, high, left, right = rows[0], rows[-1] + 1, columns[0], columns[-1] + 1
+        if mask[low:high, left:right].all():
+            found.setdefault((int(low), int(high), int(left), int(right)), []).append(number)
+    parts: list[StepLayout] = []
+    rest = np.ones(len(layout.keys), bool)
+    for (low, high, left, right), numbers in found.items():
+        q, k = _trimmed(layout.q, low, high), _trimmed(layout.k, left, right)
+        if q is None or k is None or len(parts) == _RECTANGLES:
+            continue
+        here = np.isin(layout.kinds, numbers)
+        part = _chosen(layout, here)
+        kinds = np.full(len(part.keys), FULL_TILE)
+        parts.append(
+            replace(part, q=q, k=k, kinds=kinds, masks=layout.masks[:0, : q.size, : k.size])
+        )
+        rest &= ~here
+    return parts, _chosen(layout, rest)
+
+
+def _trimmed(axis: Axis, low: int, high: int) -> Axis | None:
+    """The tiles with only some of their places, one behind the other; None where their positions
+    follow no progression, or would no longer follow one another."""
+    if (low, high) == (0, axis.size):
+        return axis
+    if axis.natural or not isinstance(axis.side, int):
+        return None
+    start, step = axis.tiles.start, axis.tiles.step
+    stop = np.minimum(axis.tiles.stop, start + high * step)
+    return replace(axis, size=high - low, tiles=Tiles(start + low * step, stop, step))
+
+
+def _cut(layout: StepLayout) -> list[StepLayout]:
+    """Parts in which no row has more tiles than its mask may have numbers."""
+    if not len(layout.keys):
+        return []
+    wide = max(1, _ROW // (layout.q.size * layout.k.size))
+    within = np.arange(len(layout.keys)) - np.repeat(layout.starts[:-1], np.diff(layout.starts))
+    part = within // wide
+    return [_chosen(layout, part == number) for number in range(int(part.max()) + 1)]
+
+
+def _unfolded(layout: StepLayout) -> int:
+    """Numbers in the masks of all rows with a mask, of rows with equal masks once: rows are told
+    apart by numbers that hardly ever agree for rows that differ."""
+    lengths = np.diff(layout.starts)
+    within = np.arange(len(layout.kinds)) - np.repeat(layout.starts[:-1], lengths)
+    drawn = np.random.Generator(np.random.PCG64(0)).integers(
+        1 << 62, size=int(lengths.max(initial=0)), dtype=np.uint64
+    )
+    # a sum modulo 2**64; FULL tiles add 1, and what is added behind the last is cut off again
+    parts = (layout.kinds - FULL_TILE + 1).astype(np.uint64) * (2 * drawn[within] + 1)
+    sums = np.concatenate([[np.uint64(0)], np.cumsum(parts)])
+    masks = np.concatenate([[0], np.cumsum(layout.kinds != FULL_TILE)])
+    masked = np.diff(masks[layout.starts]) > 0
+    first, last = layout.starts[:-1][masked], layout.starts[1:][masked]
+    _, distinct = np.unique(sums[last] - sums[first], return_index=True)
+    return int((last - first)[distinct].sum()) * layout.q.size * layout.k.size
+
+
+def _chosen(layout: StepLayout, entries: np.ndarray) -> StepLayout:
+    """Some of the tiles of a layout."""
+    starts = np.concatenate([[0], np.cumsum(entries)])[layout.starts]
+    return replace(layout, starts=starts, keys=layout.keys[entries], kinds=layout.kinds[entries])
+
+
+class Masks:
+    """Distinct masks of one shape in the order of their first appearance."""
+
+    def __init__(self, shape: tuple[int, int]) -> None:
+        self.shape = shape
+        self._numbers: dict[bytes, int] = {}
+
+    def number(self, held: np.ndarray) -> np.ndarray:
+        """The number of each mask of bool [m, height, width]."""
+        packed = np.packbits(held.reshape(len(held), self.shape[0] * self.shape[1]), axis=1)
+        return np.array(
+            [self._numbers.setdefault(row.tobytes(), len(self._numbers)) for row in packed],
+            np.int64,
+        )
+
+    def stacked(self) -> np.ndarray:
+        """All masks, bool [m, height, width]."""
+        pairs = self.shape[0] * self.shape[1]
+        packed = np.frombuffer(b"".join(self._numbers), np.uint8).reshape(-1, -(-pairs // 8))
+        bits = np.unpackbits(packed, axis=1, count=pairs).view(bool)
+        return bits.reshape(-1, *self.shape)
+
+
+def looked_into(
+    q: Axis, k: Axis, rows: np.ndarray, columns: np.ndarray, relation: Relation, n: int
+) -> tuple[np.ndarray, np.ndarray]:
+    """The kind of each tile by evaluating `holds` in it, NOTHING for an empty one, and the distinct
+    masks."""
+    masks = Masks((q.size, k.size))
+    q_at = q.positions.reshape(-1, q.size)
+    k_at = k.positions.reshape(-1, k.size)
+    kinds = np.full(len(rows), NOTHING)
+    step = max(1, _LOOKED // (q.size * k.size))
+    for low in range(0, len(rows), step):
+        part = np.s_[low : low + step]
+        queries, keys = q_at[rows[part]][:, :, None], k_at[columns[part]][:, None, :]
+        real = (queries >= 0) & (keys >= 0)
+        held = evaluate_pairs(relation, np.maximum(queries, 0), np.maximum(keys, 0), n) & real
+        full = (held == real).all(axis=(1, 2))
+        some = held.any(axis=(1, 2)) & ~full
+        found = np.where(full, FULL_TILE, NOTHING)
+        found[some] = masks.number(held[some])
+        kinds[part] = found
+    return kinds, masks.stacked()
+
+
+def same_masks(
+    q: Axis, k: Axis, rows: np.ndarray, columns: np.ndarray, relation: Relation, n: int
+) -> tuple[np.ndarray, np.ndarray]:
+    """One representative of each phase, and the phase of every tile."""
+    lists = Listed | Permuted
+    if isinstance(q.side, lists) or isinstance(k.side, lists) or not is_closed(relation):
+        # phases speak of progressions; lists are few
+        return np.arange(len(rows)), np.arange(len(rows))
+    q_tiles, k_tiles = q.at(rows), k.at(columns)
+    code, span = np.zeros(len(rows), np.int64), 1
+    for phase in [*phase_of(relation, q_tiles, k_tiles, n), *q_tiles.shape, *k_tiles.shape]:
+        if not len(rows):
+            break
+        low = int(np.min(phase))
+        width = int(np.max(phase)) - low + 1
+        if span * width > _CODES:
+            _, code = _numbered(code)
+            span = int(code.max()) + 1
+        code, span = code * width + (phase - low), span * width
+    return _numbered(code)
+
+
+def _numbered(code: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Where each distinct number stands, and which of them every entry is."""
+    order = np.argsort(code, kind="stable")
+    new = np.diff(code[order], prepend=code[order[:1]] - 1) != 0
+    group = np.empty(len(code), np.int64)
+    group[order] = np.cumsum(new) - 1
+    return order[new], group
+
+
+_ROWS_GAIN = 32
+"""Writing out one edge costs about as much as evaluating this many pairs."""
+
+
+@dataclass(frozen=True)
+class TileLayout:
+    """The non-empty tiles of a relation.
+
+    Query tile i has entries `starts[i]:starts[i + 1]` of `keys`, the key tiles it reads, ascending,
+    and of `kinds`, FULL_TILE or the number of a mask. `masks` is bool [m, tile, tile], without
+    repetitions and False beyond the ends of the sequence.
+    """
+
+    n_q: int
+    n_k: int
+    tile: int
+    starts: np.ndarray
+    keys: np.ndarray
+    kinds: np.ndarray
+    masks: np.ndarray
+
+    @property
+    def rows(self) -> int:
+        """The number of query tiles."""
+        return len(self.starts) - 1
+
+    def dense(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """What the tiles say, as [n_q, n_k]: the pairs of FULL tiles, the pairs of masked tiles,
+        and how many tiles hold each pair."""
+        size = self.tile
+        shape = (self.rows * size, -(-self.n_k // size) * size)
+        full, masked = np.zeros(shape, bool), np.zeros(shape, bool)
+        times = np.zeros(shape, np.int64)
+        for row in range(self.rows):
+            for entry in range(self.starts[row], self.starts[row + 1]):
+                key, kind = int(self.keys[entry]), int(self.kinds[entry])
+                place = np.s_[row * size : (row + 1) * size, key * size : (key + 1) * size]
+                if kind == FULL_TILE:
+                    full[place] = True
+                else:
+                    masked[place] |= self.masks[kind]
+                times[place] += 1
+        inside = np.s_[: self.n_q, : self.n_k]
+        return full[inside], masked[inside], times[inside]
+
+    def pairs(self) -> np.ndarray:
+        """The pairs as bool [n_q, n_k]."""
+        full, masked, _ = self.dense()
+        return np.asarray(full | masked)
+
+
+def tile_layout(relation: Relation, n_q: int, n_k: int, tile: int) -> TileLayout:
+    """The tiles of a relation, every one of them decided."""
+    found = classify(relation, n_q, n_k, NATURAL, (tile, tile))
+    q_full, k_full = found.fine()
+    q_some, k_some = found.undecided
+    kinds, masks = np.zeros(0, np.int64), np.zeros((0, tile, tile), bool)
+    if len(q_some):
+        first, phase = same_masks(found.q, found.k, q_some, k_some, relation, n_k)
+        if len(first) * tile * tile > _ROWS_GAIN * relation.typical_degree(n_k) * n_q:
+            q_some, k_some, kinds, masks = _from_edges(relation, found)
+        else:
+            chosen = q_some[first], k_some[first]
+            kinds, masks = looked_into(found.q, found.k, *chosen, relation, n_k)
+            kinds = kinds[phase]
+            some = kinds != NOTHING
+            q_some, k_some, kinds = q_some[some], k_some[some], kinds[some]
+    q_all, k_all = np.concatenate([q_full, q_some]), np.concatenate([k_full, k_some])
+    kinds = np.concatenate([np.full(len(q_full), FULL_TILE), kinds])
+    order = np.argsort(q_all * found.k.count + k_all)
+    starts = np.zeros(found.q.count + 1, np.int64)
+    np.cumsum(np.bincount(q_all, minlength=found.q.count), out=starts[1:])
+    return TileLayout(n_q, n_k, tile, starts, k_all[order], kinds[order], masks)
+
+
+def _from_edges(
+    relation: Relation, found: Classified
+) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+    """The undecided tiles by writing out the edges of their rows: for sparse, scattered graphs."""
+    tile, first, n_k, columns = found.q.size, found.q.first, found.k.last, found.k.count
+    masks = Masks((tile, tile))
+    wanted = np.sort(found.undecided[0] * columns + found.undecided[1])
+    q_found, k_found, kinds = [], [], []
+    for row in np.unique(found.undecided[0]):
+        low = first + int(row) * tile
+        q, k = relation.rows(low, min(low + tile, n_k), n_k)
+        column, place = np.unique(k // tile, return_inverse=True)
+        held = np.zeros((len(column), tile, tile), bool)
+        held[place, q - low, k % tile] = True
+        looked = np.isin(row * columns + column, wanted)
+        column, held = column[looked], held[looked]
+        heights = min(low + tile, n_k) - low
+        full = held.sum(axis=(1, 2)) == heights * np.minimum(tile, n_k - column * tile)
+        kind = np.full(len(column), FULL_TILE)
+        kind[~full] = masks.number(held[~full])
+        q_found.append(np.full(len(column), row))
+        k_found.append(column)
+        kinds.append(kind)
+    return (
+        np.concatenate(q_found),
+        np.concatenate(k_found),
+        np.concatenate(kinds),
+        masks.stacked(),
+    )

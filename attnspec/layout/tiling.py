@@ -1,0 +1,338 @@
+"""Which pairs of tiles a relation fills, which it leaves empty, and which must be looked into.
+
+The cover of the relation decides tiles in closed form, coarse ones first, so that a window costs
+its band and not n². A survey counts them for an estimate, from a sample where they are many; a
+classification lists them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
+
+import numpy as np
+
+from attnspec.graphs.relation import EMPTY, FULL, SOME, Relation, is_closed, is_scattered
+from attnspec.layout.axes import Axis, axis
+from attnspec.layout.edge_count import edges_of
+from attnspec.layout.orders import Order, Permuted, Side
+
+_FANOUT = 4
+"""A coarse tile is as long as this many tiles of the next finer level."""
+
+_COARSEST = 64
+"""The coarsest level has at most this many tiles on a side, or one for each class."""
+
+_PAIRS = 1 << 23
+"""Pairs of tiles that are looked at on one level, at most."""
+
+_SURVEYED = 1 << 16
+"""Pairs of tiles on one level above which a survey looks at a sample."""
+
+_SEEN = 1 << 14
+"""Pairs of tiles of which it is asked whether they follow one another, about."""
+
+_AT_ONCE = 1 << 18
+
+
+@dataclass(frozen=True, eq=False)
+class Classified:
+    """What the cover alone says of pairs of tiles: those that are FULL, on the coarsest level where
+    they are, and the fine ones that are undecided.
+
+    A level of `full` is its axes and the numbers of queries' and keys' tiles on them.
+    """
+
+    q: Axis
+    k: Axis
+    full: tuple[tuple[Axis, Axis, np.ndarray, np.ndarray], ...]
+    undecided: tuple[np.ndarray, np.ndarray]
+
+    def fine(self) -> tuple[np.ndarray, np.ndarray]:
+        """The FULL pairs as pairs of fine tiles."""
+        parts = [_children((q, k), (self.q, self.k), *pairs) for q, k, *pairs in self.full]
+        none = np.zeros(0, np.int64)
+        return (
+            np.concatenate([none, *[part[0] for part in parts]]),
+            np.concatenate([none, *[part[1] for part in parts]]),
+        )
+
+
+@dataclass(frozen=True, eq=False)
+class Survey:
+    """How many pairs of fine tiles are FULL and how many undecided: exact where there are few;
+    else, `sampled`, an estimate from a sample of the coarse ones or of how edges spread.
+
+    `gathered` are those of query tiles whose key tiles do not follow one another.
+    """
+
+    q: Axis
+    k: Axis
+    full: float
+    undecided: float
+    gathered: float
+    sampled: bool = False
+
+    @property
+    def tiles(self) -> float:
+        """Pairs of tiles that a layout lists at most."""
+        return self.full + self.undecided
+
+    @property
+    def area(self) -> tuple[float, float]:
+        """Pairs of positions in FULL tiles and in undecided ones."""
+        size = self.q.size * self.k.size
+        return self.full * size, self.undecided * size
+
+
+class TooFine(ValueError):
+    """A classification would list more pairs of tiles than is worth it."""
+
+
+@dataclass(frozen=True, eq=False)
+class _Level:
+    """Pairs of tiles of one level and what the cover says of them; each stands for `weight`."""
+
+    q: Axis
+    k: Axis
+    rows: np.ndarray
+    columns: np.ndarray
+    kinds: np.ndarray
+    weight: float
+
+    @cached_property
+    def full(self) -> tuple[np.ndarray, np.ndarray]:
+        """The pairs of tiles that are FULL."""
+        return self._of(FULL)
+
+    @cached_property
+    def undecided(self) -> tuple[np.ndarray, np.ndarray]:
+        """The pairs of tiles that must be looked into."""
+        return self._of(SOME)
+
+    def _of(self, kind: int) -> tuple[np.ndarray, np.ndarray]:
+        chosen = np.flatnonzero(self.kinds == kind)
+        return self.rows[chosen], self.columns[chosen]
+
+
+@lru_cache(maxsize=32)
+def classify(
+    relation: Relation, n_q: int, n_k: int, order: Order, sizes: tuple[int, int]
+) -> Classified:
+    """The cover of all pairs of tiles, from coarse to fine; raises TooFine."""
+    if isinstance(order.q, Permuted):
+        q, k = _axes(n_q, n_k, order, sizes)
+        return Classified(q, k, (), _occupied(q, k, order.q))
+    levels = _exact(relation, n_q, n_k, order, sizes)
+    full = [(level.q, level.k, *level.full) for level in levels if len(level.full[0])]
+    finest = levels[-1]
+    return Classified(finest.q, finest.k, tuple(full), finest.undecided)
+
+
+@lru_cache(maxsize=256)
+def survey(relation: Relation, n_q: int, n_k: int, order: Order, sizes: tuple[int, int]) -> Survey:
+    """About what `classify` would find, without listing more than some ten thousand pairs."""
+    full = undecided = 0.0
+    fine = axis(n_k - n_q, n_k, order.q, sizes[0]), axis(0, n_k, order.k, sizes[1])
+    if isinstance(order.q, Permuted):
+        rows, columns = _occupied(*fine, order.q)
+        gathered = float(_gathered([(*fine, rows, columns)], fine))
+        return Survey(*fine, 0.0, float(len(rows)), gathered)
+    if not is_closed(relation):
+        every = float(fine[0].count * fine[1].count)
+        return Survey(*fine, 0.0, every, 0.0)
+    if is_scattered(relation):
+        while not _is_coarsest(relation, order, *_axes(n_q, n_k, order, sizes)):
+            sizes = _coarser(sizes)
+    levels = _surveyed(relation, n_q, n_k, order, sizes)
+    found = []
+    for level in levels:
+        sides = level.q, level.k
+        full += level.weight * _below(sides, fine, *level.full)
+        found.append((level.q, level.k, *level.full))
+    undecided = level.weight * _below(sides, fine, *level.undecided)
+    found.append((level.q, level.k, *level.undecided))
+    if level.q.size != fine[0].size and undecided:
+        # only a table of all edges could say more; edges fall into tiles as balls into bins
+        undecided *= -np.expm1(-edges_of(relation, n_q, n_k) / undecided)
+        return Survey(*fine, full, undecided, full + undecided, sampled=True)
+    if level.weight == 1:
+        return Survey(*fine, full, undecided, float(_gathered(found, fine)))
+    ends = _ends(level) * (full + undecided)
+    scattered = full + undecided if ends > fine[0].count else 0.0
+    return Survey(*fine, full, undecided, scattered, sampled=True)
+
+
+def _occupied(q: Axis, k: Axis, side: Permuted) -> tuple[np.ndarray, np.ndarray]:
+    """The pairs of tiles that hold an edge of those that the order was found for."""
+    code = np.unique(q.tiles_of(side.queries) * k.count + k.tiles_of(side.keys))
+    return code // k.count, code % k.count
+
+
+def _gathered(
+    found: list[tuple[Axis, Axis, np.ndarray, np.ndarray]], fine: tuple[Axis, Axis]
+) -> int:
+    """The pairs of tiles of those query tiles whose key tiles do not follow one another."""
+    count = np.zeros(fine[0].count, np.int64)
+    first, last = np.full(fine[0].count, fine[1].count), np.zeros(fine[0].count, np.int64)
+    for q, k, rows, columns in found:
+        begin, end = k.inside(fine[1], columns)
+        row = _finer(q, fine[0], rows)
+        begin, end, row = (
+            part.ravel() for part in np.broadcast_arrays(begin[:, None], end[:, None], row)
+        )
+        begin, end, row = begin[row >= 0], end[row >= 0], row[row >= 0]
+        np.add.at(count, row, end - begin)
+        np.minimum.at(first, row, begin)
+        np.maximum.at(last, row, end)
+    return int(count[last - first > count].sum())
+
+
+def _ends(level: _Level) -> float:
+    """The share of tiles whose right neighbour is empty, among those where it was looked at, in
+    some of the rows."""
+    drawn = np.random.Generator(np.random.PCG64(0)).random(level.q.count)
+    chosen = np.flatnonzero((drawn < _SEEN / max(1, len(level.rows)))[level.rows])
+    code = level.rows[chosen] * (level.k.count + 1) + level.columns[chosen]
+    order = np.argsort(code)
+    code, taken = code[order], level.kinds[chosen[order]] != EMPTY
+    # what was looked at next to each other: coarser tiles are cut into whole ones of this level
+    beside = taken[:-1] & (np.diff(code) == 1)
+    return 1 - float(taken[1:][beside].mean()) if beside.any() else 1.0
+
+
+@lru_cache(maxsize=16)
+def _surveyed(
+    relation: Relation, n_q: int, n_k: int, order: Order, sizes: tuple[int, int]
+) -> tuple[_Level, ...]:
+    """The levels down to tiles of these sizes; of a sample where the pairs are many."""
+    q, k = _axes(n_q, n_k, order, sizes)
+    if _is_coarsest(relation, order, q, k):
+        # queries are sampled with all their keys: classes that meet only themselves weigh alike
+        chosen, weight = _thinned(q.count, max(1, _SURVEYED // max(1, k.count)))
+        return (_coarse(relation, q, k, chosen, weight, n_k),)
+    levels = _surveyed(relation, n_q, n_k, order, _coarser(sizes))
+    return (*levels, _finer_level(relation, levels[-1], q, k, _SURVEYED // _FANOUT**2, n_k))
+
+
+def _exact(
+    relation: Relation, n_q: int, n_k: int, order: Order, sizes: tuple[int, int]
+) -> tuple[_Level, ...]:
+    """The levels down to tiles of these sizes; raises TooFine."""
+    levels = _surveyed(relation, n_q, n_k, order, sizes)
+    if levels[-1].weight == 1:
+        return levels
+    q, k = _axes(n_q, n_k, order, sizes)
+    if _is_coarsest(relation, order, q, k):
+        if q.count * k.count > _PAIRS:
+            raise TooFine(f"more than {_PAIRS:,} pairs of tiles")
+        return (_coarse(relation, q, k, np.arange(q.count), 1.0, n_k),)
+    levels = _exact(relation, n_q, n_k, order, _coarser(sizes))
+    return (*levels, _finer_level(relation, levels[-1], q, k, _PAIRS, n_k))
+
+
+def _axes(n_q: int, n_k: int, order: Order, sizes: tuple[int, int]) -> tuple[Axis, Axis]:
+    return axis(n_k - n_q, n_k, order.q, sizes[0]), axis(0, n_k, order.k, sizes[1])
+
+
+def _coarser(sizes: tuple[int, int]) -> tuple[int, int]:
+    return sizes[0] * _FANOUT, sizes[1] * _FANOUT
+
+
+def _is_coarsest(relation: Relation, order: Order, q: Axis, k: Axis) -> bool:
+    # a relation that is not closed would be evaluated again on every level
+    few = q.count <= _coarsest(order.q) and k.count <= _coarsest(order.k)
+    return few or not is_closed(relation)
+
+
+def _coarse(
+    relation: Relation, q: Axis, k: Axis, chosen: np.ndarray, weight: float, n: int
+) -> _Level:
+    """All pairs of some tiles of queries."""
+    rows, columns = np.repeat(chosen, k.count), np.tile(np.arange(k.count), len(chosen))
+    if is_closed(relation):
+        kinds = _cover(relation, q, k, chosen[:, None], np.arange(k.count)[None], n).ravel()
+    else:
+        # its cover would evaluate every pair, and the layout does so again
+        kinds = np.full(len(rows), SOME, np.uint8)
+    return _Level(q, k, rows, columns, kinds, weight)
+
+
+def _finer_level(relation: Relation, above: _Level, q: Axis, k: Axis, most: int, n: int) -> _Level:
+    """What is inside the undecided pairs of a level, or in a sample of at most so many of them;
+    raises TooFine."""
+    rows, columns = above.undecided
+    chosen, times = _thinned(len(rows), most)
+    if len(chosen) * _FANOUT**2 > _PAIRS:
+        raise TooFine(f"more than {_PAIRS:,} pairs of tiles")
+    # what is known of one side alone is looked at once for all tiles of the other
+    rows = _finer(above.q, q, rows[chosen])[:, :, None]
+    columns = _finer(above.k, k, columns[chosen])[:, None, :]
+    kinds = _cover(relation, q, k, np.maximum(rows, 0), np.maximum(columns, 0), n)
+    exist = (rows >= 0) & (columns >= 0)
+    rows, columns = np.broadcast_arrays(rows, columns)
+    return _Level(q, k, rows[exist], columns[exist], kinds[exist], above.weight * times)
+
+
+def _thinned(count: int, most: int) -> tuple[np.ndarray, float]:
+    """Which of `count` things to look at, and for how many each of them stands."""
+    if count <= most:
+        return np.arange(count), 1.0
+    # one of each of equal ranges; at equal distances periodic patterns would answer alike
+    drawn = np.random.Generator(np.random.PCG64(0)).random(most)
+    return ((np.arange(most) + drawn) * count / most).astype(int), count / most
+
+
+def _coarsest(side: Side) -> int:
+    return max(_COARSEST, side) if isinstance(side, int) else _COARSEST
+
+
+def _cover(
+    relation: Relation, q: Axis, k: Axis, rows: np.ndarray, columns: np.ndarray, n: int
+) -> np.ndarray:
+    """The cover of pairs of tiles whose numbers broadcast against each other."""
+    shape = np.broadcast_shapes(rows.shape, columns.shape)
+    kinds = np.empty(shape, np.uint8)
+    step = max(1, _AT_ONCE // max(1, kinds[:1].size))
+    for low in range(0, shape[0], step):
+        part = np.s_[low : low + step]
+        both = columns if len(columns) == 1 < shape[0] else columns[part]
+        kinds[part] = relation.cover(q.at(rows[part]), k.at(both), n)
+    return kinds
+
+
+def _children(
+    above: tuple[Axis, Axis], below: tuple[Axis, Axis], rows: np.ndarray, columns: np.ndarray
+) -> tuple[np.ndarray, np.ndarray]:
+    """The pairs of finer tiles inside pairs of coarse ones."""
+    fine_rows = _finer(above[0], below[0], rows)[:, :, None]
+    fine_columns = _finer(above[1], below[1], columns)[:, None, :]
+    fine_rows, fine_columns = np.broadcast_arrays(fine_rows, fine_columns)
+    exist = (fine_rows >= 0) & (fine_columns >= 0)
+    return fine_rows[exist], fine_columns[exist]
+
+
+def _finer(above: Axis, below: Axis, index: np.ndarray) -> np.ndarray:
+    """The tiles below each tile above, -1 where there are fewer."""
+    first, last = above.inside(below, index)
+    child = first[:, None] + np.arange(above.size // below.size)
+    return np.where(child < last[:, None], child, -1)
+
+
+def _below(
+    above: tuple[Axis, Axis], below: tuple[Axis, Axis], rows: np.ndarray, columns: np.ndarray
+) -> int:
+    """The number of pairs of finer tiles inside pairs of coarse ones."""
+    if not len(rows):
+        return 0
+    q_inside, k_inside = (_inside(*sides) for sides in zip(above, below, strict=True))
+    if (q_inside == q_inside[0]).all() and (k_inside == k_inside[0]).all():
+        return int(q_inside[0] * k_inside[0]) * len(rows)
+    return int(np.dot(q_inside[rows], k_inside[columns]))
+
+
+@lru_cache(maxsize=64)
+def _inside(above: Axis, below: Axis) -> np.ndarray:
+    """The number of finer tiles in each coarse one."""
+    first, last = above.inside(below, np.arange(above.count))
+    return np.asarray(last - first)

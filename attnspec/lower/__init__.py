@@ -1,0 +1,1 @@
+"""From programs to works: what each group of heads computes, and what that is estimated to cost."""

@@ -1,0 +1,239 @@
+"""From a program to works: what each group of heads of a layer computes at one length."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import fields, replace
+
+from attnspec.graphs.bind import BindError, Situation, bind_attended, extents_of, situation_of
+from attnspec.graphs.patterns import BY_NAME
+from attnspec.graphs.token_sets import StandIn
+from attnspec.ir.mechanisms import BY_NAME as MECHANISMS_BY_NAME
+from attnspec.ir.parameters import RelationError
+from attnspec.ir.program import Attend, Leaf, Program, Score, Term, inputs_of, leaves, symbols_of
+from attnspec.ir.scalars import Scalar, ScalarError, evaluate, symbols
+from attnspec.lower.cache import Cache
+from attnspec.lower.mechanism_sizes import bind_mechanism, require_length, symbols_in
+from attnspec.lower.work import Alibi, Bias, Change, Softcap, Work
+from attnspec.text.diagnostics import Diagnostic, SpecError
+from attnspec.text.source import Span
+
+KEPT = 1024
+"""How many works of no length a binder keeps, for that many groups of layers and heads."""
+
+
+def stand_ins(program: Program) -> dict[str, StandIn]:
+    """What stands in relations for the tensors of a call, one for each input."""
+    return {entry.name: StandIn(entry.name) for entry in program.inputs}
+
+
+def unbuilt(program: Program) -> list[tuple[str, Span | None]]:
+    """What no backend can run yet: patterns whose pairs the data decide."""
+    found: list[tuple[str, Span | None]] = []
+    for attend in program.attends:
+        if attend.graph is not None:
+            found.extend(
+                (leaf.pattern, leaf.span)
+                for leaf in leaves(attend.graph)
+                if BY_NAME[leaf.pattern].data_dependent
+            )
+    return found
+
+
+MOST_PATTERNS = 100
+"""The most patterns of one graph that is planned or compiled."""
+
+
+def too_large(program: Program) -> list[Diagnostic]:
+    """What is wrong with graphs of more patterns than are planned."""
+    sizes = {
+        (sum(1 for _ in leaves(attend.graph)), attend.span)
+        for attend in program.attends
+        if attend.graph is not None
+    }
+    return [
+        Diagnostic(
+            "A196",
+            f"a graph of at most {MOST_PATTERNS} patterns is planned and compiled,"
+            f" this one has {size:,}",
+            span,
+            help="one `where` may hold many conditions, joined by `or` and `and`",
+        )
+        for size, span in sizes
+        if size > MOST_PATTERNS
+    ]
+
+
+def require_built(program: Program) -> None:
+    """Raise SpecError naming everything in a program that no backend can run (yet)."""
+    large = too_large(program)
+    if large:
+        raise SpecError(large)
+    found = unbuilt(program)
+    if found:
+        raise SpecError(
+            [
+                Diagnostic(
+                    "A706",
+                    f"`{name}` is understood, but compiling it is not built yet",
+                    span,
+                    help="`attnspec check` and `attnspec format` work on it",
+                )
+                for name, span in found
+            ]
+        )
+
+
+def bias_tables(program: Program) -> dict[tuple[int, Score], str]:
+    """The learned tables of a program: their names by place among the scores and by the score.
+
+    Layers and heads with the same score in the same place share a table, each with its own rows.
+    """
+    found = dict.fromkeys(
+        (place, score)
+        for attend in program.attends
+        for place, score in enumerate(attend.scores)
+        if score.name == "bias"
+    )
+    return {entry: f"bias_{index}" for index, entry in enumerate(found)}
+
+
+def buckets_of(score: Score) -> int:
+    """How many numbers a learned table has for each head."""
+    return int(dict(score.arguments)["buckets"])  # type: ignore[arg-type]
+
+
+class Binder:
+    """Binds a program at one length after the other; what is the same at all lengths is kept."""
+
+    def __init__(self, program: Program, inputs: Mapping[str, StandIn]) -> None:
+        self.program = program
+        self.inputs = inputs
+        self._tables = bias_tables(program)
+        self._asks = [_asks(attend) for attend in program.attends]
+        self._kept: Cache[tuple[int, int, int, int], Work] = Cache(KEPT)
+
+    def alike(self, layer: int) -> int:
+        """The first layer that computes the same as this one, but for its learned tables."""
+        row = self.program.row(layer)
+        if any("layer" in self._asks[index] for index in row):
+            return layer
+        return self.program.slots.index(row)
+
+    def works(
+        self, layer: int, heads: int, n_q: int, n_k: int
+    ) -> list[tuple[Work, tuple[int, ...]]]:
+        """The distinct works of a layer with the heads that share each.
+
+        Raises ValueError where a size has no admissible value at n_k positions.
+        """
+        grid = extents_of(self.program, n_k)
+        row = self.program.row(layer)
+        slots: dict[tuple[int, int], list[int]] = {}
+        for head in range(heads):
+            index = row[0 if self.program.heads is None else head]
+            slots.setdefault((index, head if "head" in self._asks[index] else 0), []).append(head)
+        groups: dict[Work, list[int]] = {}
+        for (index, _), members in slots.items():
+            work = self._work(index, layer, members[0], heads, n_k, grid)
+            require_length(work.mechanism, n_k)
+            groups.setdefault(replace(work, n_q=n_q, n_k=n_k), []).extend(members)
+        return [(work, tuple(sorted(members))) for work, members in groups.items()]
+
+    def _work(
+        self, index: int, layer: int, head: int, heads: int, n: int, grid: tuple[int, ...]
+    ) -> Work:
+        """What a head computes, as a work of no length."""
+        at = situation_of(self.program, n, layer, head, grid=grid, inputs=self.inputs)
+
+        def bound() -> Work:
+            return _work(self.program.attends[index], at, heads, self._tables)
+
+        asks = self._asks[index]
+        if "n" in asks or (grid and "grid" in asks):
+            return bound()
+        key = index, layer if "layer" in asks else 0, head if "head" in asks else 0, heads
+        return self._kept.get(key, bound)
+
+
+def works_of(
+    program: Program, layer: int, heads: int, n_q: int, n_k: int, inputs: Mapping[str, StandIn]
+) -> list[tuple[Work, tuple[int, ...]]]:
+    """The distinct works of a layer with the heads that share each, as `Binder.works`."""
+    return Binder(program, inputs).works(layer, heads, n_q, n_k)
+
+
+def _asks(attend: Attend) -> set[str]:
+    """What the work of an attend depends on: `n`, `grid`, `layer`, `head` and other symbols."""
+    scalars = [value for score in attend.scores for _, value in score.arguments]
+    if attend.scale is not None:
+        scalars.append(attend.scale)
+    found = {name for scalar in scalars for name in symbols(scalar)}
+    if attend.mechanism is not None:
+        found |= symbols_in(attend.mechanism)
+        if MECHANISMS_BY_NAME[attend.mechanism.name].drawn:
+            found.add("layer")
+    if attend.graph is not None:
+        found |= symbols_of(attend.graph)
+        for leaf in leaves(attend.graph):
+            entries = fields(BY_NAME[leaf.pattern])  # type: ignore[arg-type]
+            parameters = (entry.metadata["parameter"] for entry in entries)
+            found.update(each.context for each in parameters if each.context)
+    return found
+
+
+def _work(
+    attend: Attend, at: Situation, heads: int, tables: Mapping[tuple[int, Score], str]
+) -> Work:
+    mechanism = None if attend.mechanism is None else bind_mechanism(attend.mechanism, at)
+    graph = _graph(attend, at.causal)
+    try:
+        return Work(
+            relation=bind_attended(graph, at),
+            n_q=0,
+            n_k=0,
+            scale=None if attend.scale is None else _number(attend.scale, at, "scale", attend.span),
+            changes=tuple(
+                _change(score, at, heads, tables.get((place, score), ""), not at.causal)
+                for place, score in enumerate(attend.scores)
+            ),
+            normalize=attend.normalize,
+            reads=tuple(sorted(inputs_of(graph))),
+            mechanism=mechanism,
+            hybrid=mechanism is not None and attend.graph is not None,
+            causal=mechanism is not None and at.causal,
+            layer=at.layer if mechanism is not None and mechanism.drawn else 0,
+        )
+    except RelationError as error:
+        raise BindError(f"{error.message} at n = {at.n}", attend.span) from None
+
+
+def _graph(attend: Attend, causal: bool) -> Term:
+    """The graph of an attend; of a mechanism alone, the pairs that it weighs."""
+    if attend.graph is None:
+        return Leaf("causal" if causal else "full", ())
+    return attend.graph
+
+
+def _change(score: Score, at: Situation, heads: int, table: str, two_sided: bool) -> Change:
+    values = {
+        name: _number(value, at, f"{score.name}: {name}", score.span)
+        for name, value in score.arguments
+    }
+    match score.name:
+        case "softcap":
+            if not values["cap"] > 0:
+                message = f"`cap` must be above 0, got {values['cap']} at n = {at.n}"
+                raise BindError(message, score.span)
+            return Softcap(values["cap"])
+        case "alibi":
+            return Alibi(heads)
+        case _:
+            return Bias(int(values["buckets"]), int(values["max_distance"]), two_sided, table)
+
+
+def _number(scalar: Scalar, at: Situation, name: str, span: Span | None) -> float:
+    try:
+        return float(evaluate(scalar, at.values))
+    except ScalarError as error:
+        raise BindError(f"`{name}` has no value at n = {at.n}: {error}", span) from None

@@ -1,0 +1,121 @@
+"""Mechanisms with their sizes, and what a program learns for them; known without torch."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import fields
+from typing import cast
+
+from attnspec.graphs.bind import BindError, Situation, check_value, situation_of
+from attnspec.ir.mechanisms import BY_NAME as MECHANISMS_BY_NAME
+from attnspec.ir.mechanisms.declaration import MechanismDeclaration, Part
+from attnspec.ir.parameters import Parameter, RelationError
+from attnspec.ir.program import Mechanism, Program
+from attnspec.ir.scalars import Apply, ScalarError, Symbol, evaluate, symbols
+
+TRIED = (256, 1024)
+"""Lengths at which what is learned must have one shape."""
+
+
+def bind_mechanism(mechanism: Mechanism, at: Situation) -> MechanismDeclaration:
+    """The mechanism with its arguments; raises BindError for one that has no admissible value."""
+    declaration = MECHANISMS_BY_NAME[mechanism.name]
+    given = dict(mechanism.arguments)
+    bound: dict[str, object] = {}
+    for entry in fields(declaration):  # type: ignore[arg-type]
+        if entry.name not in given:
+            continue
+        value = given[entry.name]
+        if isinstance(value, Symbol | Apply):
+            try:
+                value = cast("int | float | bool", evaluate(value, at.values))
+            except ScalarError as error:
+                raise BindError(
+                    f"`{entry.name}` has no value at n = {at.n}: {error}", mechanism.span
+                ) from None
+        parameter: Parameter = entry.metadata["parameter"]
+        wrong = check_value(parameter, entry.name, value)
+        if wrong:
+            raise BindError(f"{wrong} at n = {at.n}", mechanism.span)
+        bound[entry.name] = value
+    try:
+        return declaration(**bound)
+    except RelationError as error:
+        raise BindError(f"{error} at n = {at.n}", mechanism.span) from None
+
+
+def require_length(mechanism: MechanismDeclaration | None, n: int) -> None:
+    """Raises BindError where what a mechanism learns is not for as many positions."""
+    longest = None if mechanism is None else mechanism.longest
+    if mechanism is not None and longest is not None and n > longest:
+        raise BindError(
+            f"`{mechanism.name}` is learned for at most max_length = {longest} positions,"
+            f" got n = {n}"
+        )
+
+
+def longest_of(program: Program) -> int | None:
+    """The longest sequence that all mechanisms of a program are for, None where any length is."""
+    found = []
+    for mechanism, layer, head in _mechanisms(program):
+        try:
+            declaration = bind_mechanism(mechanism, situation_of(program, 1, layer, head, grid=()))
+        except BindError:
+            # a length that the spec does not have
+            continue
+        if declaration.longest is not None:
+            found.append(declaration.longest)
+    return min(found, default=None)
+
+
+def symbols_in(mechanism: Mechanism) -> set[str]:
+    """The names of all symbols in the arguments of a mechanism."""
+    return {
+        name
+        for _, value in mechanism.arguments
+        if isinstance(value, Symbol | Apply)
+        for name in symbols(value)
+    }
+
+
+def learned_parts(program: Program) -> dict[tuple[str, Part], str]:
+    """What the mechanisms of a program learn, by mechanism and part, with the parameters' names.
+
+    Layers and heads with equal parts share a parameter, each with its own rows; unequal parts of
+    one name are numbered. Raises BindError where the shape of a part depends on n.
+    """
+    found: dict[tuple[str, Part], None] = {}
+    for mechanism, layer, head in _mechanisms(program):
+        known = set()
+        for n in TRIED:
+            try:
+                at = situation_of(program, n, layer, head, grid=())
+                known.add(bind_mechanism(mechanism, at).parts())
+            except BindError:
+                # a length that the spec does not have
+                continue
+        if len(known) > 1:
+            raise BindError(
+                f"what `{mechanism.name}` learns has one shape at every length, and its arguments"
+                " change with n",
+                mechanism.span,
+            )
+        for parts in known:
+            found.update(((mechanism.name, part), None) for part in parts)
+    names: dict[str, list[tuple[str, Part]]] = {}
+    for name, part in found:
+        names.setdefault(f"{name}_{part.name}", []).append((name, part))
+    return {
+        entry: name if len(entries) == 1 else f"{name}_{number}"
+        for name, entries in names.items()
+        for number, entry in enumerate(entries)
+    }
+
+
+def _mechanisms(program: Program) -> Iterator[tuple[Mechanism, int, int]]:
+    """Every mechanism, with each layer and head that has it."""
+    for layer, row in enumerate(program.slots):
+        for head, slot in enumerate(row):
+            mechanism = program.attends[slot].mechanism
+            if mechanism is not None:
+                yield mechanism, layer, head

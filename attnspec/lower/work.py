@@ -1,0 +1,170 @@
+"""What a backend is asked to run, and what it answers with; known without torch.
+
+A `Work` is one group of heads of one layer at one length. A `Backend` says of it whether it
+refuses, what it costs, and builds a `Kernel` that runs it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Protocol, TypeAlias, runtime_checkable
+
+from attnspec.graphs.relation import Relation
+from attnspec.ir.mechanisms.declaration import MechanismDeclaration
+from attnspec.text.diagnostics import AttnSpecError
+
+if TYPE_CHECKING:
+    import torch
+
+
+@dataclass(frozen=True)
+class Softcap:
+    """`cap * tanh(score / cap)`."""
+
+    cap: float
+
+
+@dataclass(frozen=True)
+class Alibi:
+    """`- 2^(-8 (h + 1) / heads) * |q - k|` for head h."""
+
+    heads: int
+
+
+@dataclass(frozen=True)
+class Bias:
+    """A learned number per head and bucket of q - k; `table` names the table."""
+
+    buckets: int
+    max_distance: int
+    two_sided: bool
+    table: str
+
+
+class BackendError(AttnSpecError):
+    """A backend that is unknown, that cannot be had, or that refuses what it is asked to run."""
+
+
+Change: TypeAlias = Softcap | Alibi | Bias
+
+
+@dataclass(frozen=True)
+class Work:
+    """What a group of heads computes; heads with equal works are one group.
+
+    Queries are the last `n_q` of `n_k` positions. `scale` None is 1 / sqrt(d). `reads` names the
+    run-time inputs that the relation's stand-ins stand for.
+
+    With a `mechanism` and `hybrid`, the relation holds the pairs whose weights are exact, and the
+    mechanism weighs all others, those with k <= q where it is `causal`. Without `hybrid` it is the
+    mechanism alone, and the relation has all these pairs. `layer` is 0 where nothing is drawn.
+    """
+
+    relation: Relation
+    n_q: int
+    n_k: int
+    scale: float | None = None
+    changes: tuple[Change, ...] = ()
+    normalize: str = "softmax"
+    reads: tuple[str, ...] = ()
+    mechanism: MechanismDeclaration | None = None
+    hybrid: bool = False
+    causal: bool = False
+    layer: int = 0
+
+    @property
+    def plain(self) -> bool:
+        """Whether the weights are the softmax of the scaled scores, nothing else."""
+        return self.mechanism is None and self.normalize == "softmax" and not self.changes
+
+
+@dataclass(frozen=True)
+class Call:
+    """What a kernel is given besides q, k and v.
+
+    `padding` is bool [B, n_k], True for a real key; `tables` maps the names of learned tables to
+    [heads of the group, buckets], and what a mechanism learns to [heads of the group or 1, *shape];
+    `data` maps the names of run-time inputs to tensors as patterns take them: [B, n_k], a length
+    [B, 1, 1]. `draw` counts the draws of random features.
+    """
+
+    padding: torch.Tensor | None = None
+    dropout_p: float = 0.0
+    tables: Mapping[str, torch.Tensor] = field(default_factory=dict)
+    data: Mapping[str, torch.Tensor] = field(default_factory=dict)
+    draw: int = 0
+
+
+class Kernel(Protocol):
+    """Runs a work: q [B, H, n_q, d], k [B, H_kv, n_k, d], v [B, H_kv, n_k, d_v] of one floating
+    type -> [B, H, n_q, d_v]. H_kv divides H."""
+
+    def __call__(
+        self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, call: Call
+    ) -> torch.Tensor: ...
+
+
+@runtime_checkable
+class Streamable(Protocol):
+    """A kernel that goes on from a state, without what came before."""
+
+    def step(
+        self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, call: Call, state: object
+    ) -> tuple[torch.Tensor, object]:
+        """The outputs of more positions, and the state after them; it is None at first."""
+
+
+@runtime_checkable
+class Traceable(Protocol):
+    """A kernel that runs something else when it is traced, built when it is first needed."""
+
+    def make_traceable(self) -> None:
+        """Builds it, because nothing can be built while tracing."""
+
+
+class Backend(Protocol):
+    """One way to run works. Nothing but `build` may need torch."""
+
+    @property
+    def name(self) -> str: ...
+
+    def refuses(self, work: Work, device: str) -> str | None:
+        """Why this backend cannot run the work on a type of device, or None."""
+
+    @property
+    def least(self) -> float:
+        """What no work costs less than, in seconds: saves asking where others are cheaper still."""
+
+    def cost(self, work: Work) -> float:
+        """Estimated seconds for one head of size 64, forward, by the current rates."""
+
+    def steps(self, work: Work) -> tuple[str, ...]:
+        """What it would do, a line for each step."""
+
+    def build(self, work: Work, heads: tuple[int, ...], device: torch.device) -> Kernel:
+        """The kernel that runs the work for these heads, its tables on the device."""
+
+
+def mechanism_of(work: Work) -> MechanismDeclaration:
+    """The mechanism of a work that has one."""
+    if work.mechanism is None:
+        raise ValueError("a graph alone has no mechanism")
+    return work.mechanism
+
+
+def graph_of(work: Work) -> Work:
+    """The graph of a work, by itself."""
+    return replace(work, mechanism=None, hybrid=False, causal=False, layer=0)
+
+
+def runs_mechanisms(backend: Backend) -> bool:
+    """Whether a backend says that it is for mechanisms, by an attribute of this name."""
+    return bool(getattr(backend, "runs_mechanisms", False))
+
+
+def refusal_of(backend: Backend, work: Work, device: str) -> str | None:
+    """Why a backend cannot run a work, or None; others are not asked about mechanisms."""
+    if work.mechanism is not None and not runs_mechanisms(backend):
+        return f"`{work.mechanism.name}` is a formula, and it runs graphs"
+    return backend.refuses(work, device)

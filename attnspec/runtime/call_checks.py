@@ -1,0 +1,212 @@
+"""What a compiled attention may be called with, and what it says of everything else."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+
+from attnspec.ir.program import Input, Program
+
+FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
+INTEGERS = (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
+
+
+def check_layer(program: Program, layer: int) -> int:
+    """The layer as an integer that the program has."""
+    if isinstance(layer, bool):
+        raise TypeError("layer must be an integer, got a boolean")
+    try:
+        layer = operator.index(layer)
+    except TypeError:
+        raise TypeError(f"layer must be an integer, got {type(layer).__name__}") from None
+    if layer < 0 or (program.layers is not None and layer >= program.layers):
+        allowed = "at least 0" if program.layers is None else f"between 0 and {program.layers - 1}"
+        raise ValueError(f"layer must be {allowed}, got {layer}")
+    return layer
+
+
+def check_tensors(program: Program, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> None:
+    """Raises TypeError or ValueError unless q, k and v fit each other and the program."""
+    for name, tensor in (("q", q), ("k", k), ("v", v)):
+        _check_strided(name, tensor)
+    # formatted by whoever raises: a traced program has no numbers to show
+    shapes = _Shapes(program, q, k, v)
+    for name, tensor in (("q", q), ("k", k), ("v", v)):
+        if tensor.dim() != 4:
+            raise ValueError(f"{name} must have the axes [B, H, n, d], got {shapes}")
+    if q.dtype not in FLOATS or k.dtype != q.dtype or v.dtype != q.dtype:
+        raise TypeError(
+            "q, k and v must have one floating type of 16 to 64 bits,"
+            f" got q {q.dtype}, k {k.dtype}, v {v.dtype}"
+        )
+    if k.device != q.device or v.device != q.device:
+        raise ValueError(
+            "q, k and v must be on one device,"
+            f" got q on {q.device}, k on {k.device}, v on {v.device}"
+        )
+    if program.heads is not None and q.shape[1] != program.heads:
+        raise ValueError(
+            f"`{program.name}` declares {program.heads} heads, so q must be"
+            f" [B, {program.heads}, n_q, d], got {shapes:hint};"
+            " to choose the count later, make it a parameter: `heads h` with `h` in the"
+            " attention's parameters"
+        )
+    if q.shape[0] != k.shape[0] or q.shape[0] != v.shape[0]:
+        raise ValueError(f"q, k and v must have one batch size, got {shapes}")
+    if k.shape[1] != v.shape[1] or k.shape[2] != v.shape[2]:
+        raise ValueError(f"k and v must have the same heads and positions, got {shapes:hint}")
+    if q.shape[3] != k.shape[3]:
+        raise ValueError(f"q and k must have one head size, got {shapes}")
+    if q.shape[1] == 0 or k.shape[1] == 0 or q.shape[1] % k.shape[1]:
+        raise ValueError(f"the heads of k and v must divide those of q, got {shapes:hint}")
+    if q.shape[3] == 0 or v.shape[3] == 0:
+        raise ValueError(f"heads must have a size of at least 1, got {shapes}")
+    if q.shape[2] > k.shape[2]:
+        raise ValueError(
+            "queries are the last n_q of n_k positions, so that n_q is at most n_k,"
+            f" got {shapes:hint}"
+        )
+
+
+@dataclass(frozen=True)
+class _Shapes:
+    """The shapes of q, k and v for a message; with the format "hint" also a likely cause."""
+
+    program: Program
+    q: torch.Tensor
+    k: torch.Tensor
+    v: torch.Tensor
+
+    def __format__(self, what: str) -> str:
+        shapes = [f"{name} {list(getattr(self, name).shape)}" for name in "qkv"]
+        return ", ".join(shapes) + (self._hint() if what else "")
+
+    def _hint(self) -> str:
+        heads, key_heads = self.q.shape[2], self.k.shape[2]
+        declared = self.program.heads
+        fits = heads == declared if declared is not None else self.q.shape[1] > heads
+        if fits and key_heads and heads % key_heads == 0:
+            return " (are these [B, n, H, d]? then transpose the axes 1 and 2)"
+        return ""
+
+
+def _check_strided(name: str, tensor: object) -> None:
+    if not isinstance(tensor, torch.Tensor):
+        raise TypeError(f"{name} must be a tensor, got {type(tensor).__name__}")
+    if tensor.layout != torch.strided or tensor.is_nested:
+        kind = "nested" if tensor.is_nested else str(tensor.layout).removeprefix("torch.")
+        raise TypeError(f"{name} must be a dense tensor, got one of the layout {kind}")
+
+
+def narrowed(tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """A tensor in the type that autocast asks for, as torch does it: float64 stays, and what is no
+    float is left to `check_tensors`."""
+    # whoever calls from outside may hand in anything
+    given: object = tensor
+    if not isinstance(given, torch.Tensor) or given.dtype not in FLOATS[:3]:
+        return tensor
+    return given.to(dtype)
+
+
+def check_padding(padding: torch.Tensor | None, batch: int, n_k: int, device: torch.device) -> None:
+    """Raises unless the mask is bool [B, n_k] on the device, or None."""
+    if padding is None:
+        return
+    _check_input("key_padding_mask", padding, (torch.bool,), "bool", (batch, n_k), device)
+
+
+def check_table(name: str, table: torch.Tensor, device: torch.device) -> None:
+    """Raises unless a learned table is where q is."""
+    if table.device != device:
+        raise ValueError(
+            f"the parameter `{name}` must be on {device} as q, got {table.device}:"
+            f" move the module, `.to({str(device)!r})`"
+        )
+
+
+def check_dropout(dropout_p: float) -> float:
+    """The probability as a float between 0 and 1."""
+    if isinstance(dropout_p, bool) or not isinstance(dropout_p, int | float):
+        raise TypeError(f"dropout_p must be a number, got {type(dropout_p).__name__}")
+    if not 0.0 <= dropout_p <= 1.0:
+        raise ValueError(f"dropout_p must be between 0 and 1, got {dropout_p}")
+    return float(dropout_p)
+
+
+def check_inputs(
+    program: Program,
+    inputs: Mapping[str, torch.Tensor] | None,
+    batch: int,
+    n_k: int,
+    device: torch.device,
+) -> dict[str, torch.Tensor]:
+    """The inputs as patterns take them: [B, n_k], a length [B, 1, 1]."""
+    given = {} if inputs is None else inputs
+    if not isinstance(given, Mapping):
+        raise TypeError(f"inputs must be a mapping of names to tensors, got {type(given).__name__}")
+    declared = {entry.name: entry for entry in program.inputs}
+    for name in given:
+        if name not in declared:
+            known = ", ".join(declared) or "none"
+            raise ValueError(f"`{program.name}` has no input {name!r}; its inputs: {known}")
+    found = {}
+    for name, entry in declared.items():
+        if name not in given:
+            raise ValueError(
+                f"`{program.name}` needs its input `{name}`: pass inputs={{{name!r}: tensor}},"
+                f" {_wanted(entry)}"
+            )
+        found[name] = _input(entry, given[name], batch, n_k, device)
+    return found
+
+
+def _wanted(entry: Input) -> str:
+    return {"tokens": "bool [B, n_k]", "ids": "an integer type [B, n_k]"}.get(
+        entry.kind, "an integer type [B]"
+    )
+
+
+def _input(
+    entry: Input, tensor: torch.Tensor, batch: int, n_k: int, device: torch.device
+) -> torch.Tensor:
+    types = (torch.bool,) if entry.kind == "tokens" else INTEGERS
+    shape = (batch,) if entry.kind == "length" else (batch, n_k)
+    kind = "bool" if entry.kind == "tokens" else "an integer type"
+    _check_input(f"the input `{entry.name}`", tensor, types, kind, shape, device)
+    if entry.kind == "length":
+        return tensor.view(batch, 1, 1)
+    if entry.at_most is not None and batch:
+        check_promise(entry.name, entry.at_most, tensor.sum(-1))
+    return tensor
+
+
+def check_promise(name: str, at_most: int, marked: torch.Tensor) -> None:
+    """Raises ValueError where an input marks more tokens of a sample, [B], than it promises."""
+    if marked.device.type == "meta":
+        return
+    most = marked.amax()
+    if torch.compiler.is_compiling():
+        # a traced program cannot look at numbers, so the check becomes a part of it
+        torch._assert_async(most <= at_most, f"`{name}` promises at most {at_most} tokens")
+    elif int(most) > at_most:
+        raise ValueError(f"`{name}` promises at most {at_most} tokens, got {int(most)}")
+
+
+def _check_input(
+    name: str,
+    tensor: torch.Tensor,
+    types: tuple[torch.dtype, ...],
+    kind: str,
+    shape: tuple[int, ...],
+    device: torch.device,
+) -> None:
+    _check_strided(name, tensor)
+    if tensor.dtype not in types:
+        raise TypeError(f"{name} must be {kind}, got {tensor.dtype}")
+    if tuple(tensor.shape) != shape:
+        raise ValueError(f"{name} must have the shape {list(shape)}, got {list(tensor.shape)}")
+    if tensor.device != device:
+        raise ValueError(f"{name} must be on {device} as q, got {tensor.device}")

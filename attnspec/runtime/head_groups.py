@@ -1,0 +1,90 @@
+"""Heads that one kernel runs: which queries and keys are theirs, and where their outputs stand."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TypeAlias
+
+import torch
+
+from attnspec.lower.work import Kernel, Work
+
+Selection: TypeAlias = torch.Tensor | range | None
+"""Which heads: their numbers, as a range where they are one, None for all."""
+
+
+@dataclass(frozen=True, eq=False)
+class Group:
+    """Heads that one kernel runs; `queries` and `keys` select them.
+
+    `tables` has what the kernel calls its tables, with the names of the parameters; every `redraw`
+    calls in training its random features are drawn anew, never where that is 0.
+    """
+
+    kernel: Kernel
+    heads: tuple[int, ...]
+    queries: Selection
+    keys: Selection
+    tables: tuple[tuple[str, str], ...]
+    redraw: int = 0
+
+
+@dataclass(frozen=True, eq=False)
+class Prepared:
+    """The groups of one layer, and where each head's output stands among theirs."""
+
+    groups: tuple[Group, ...]
+    order: Selection
+
+
+def group_of(
+    kernel: Kernel,
+    work: Work,
+    members: tuple[int, ...],
+    heads: int,
+    ratio: int,
+    tables: tuple[tuple[str, str], ...],
+    device: torch.device,
+) -> Group:
+    """The group of some of the heads, each key head being read by `ratio` of them."""
+    return Group(
+        kernel=kernel,
+        heads=members,
+        queries=selection(members, heads, device),
+        keys=selection(key_heads(members, ratio), heads // ratio, device),
+        tables=tables,
+        redraw=int(getattr(work.mechanism, "redraw", 0)),
+    )
+
+
+def together(groups: Sequence[Group], heads: int, device: torch.device) -> Prepared:
+    """Groups that have all heads between them."""
+    flat = [head for group in groups for head in group.heads]
+    order = sorted(range(heads), key=flat.__getitem__)
+    return Prepared(tuple(groups), selection(order, heads, device))
+
+
+def key_heads(heads: tuple[int, ...], ratio: int) -> list[int]:
+    """The key heads of some query heads: each once where all are read equally often."""
+    read = [head // ratio for head in heads]
+    distinct = sorted(set(read))
+    times = len(read) // len(distinct)
+    even = read == [head for head in distinct for _ in range(times)]
+    return distinct if even else read
+
+
+def selection(chosen: tuple[int, ...] | list[int], count: int, device: torch.device) -> Selection:
+    step = chosen[1] - chosen[0] if len(chosen) > 1 else 1
+    if step > 0 and list(chosen) == list(found := range(chosen[0], chosen[-1] + 1, step)):
+        return None if len(found) == count else found
+    return torch.tensor(chosen, device=device)
+
+
+def selected(x: torch.Tensor, axis: int, heads: Selection) -> torch.Tensor:
+    """Some heads of a tensor: a view where they are a range."""
+    if heads is None:
+        return x
+    if isinstance(heads, torch.Tensor):
+        return x.index_select(axis, heads)
+    return x[(*(slice(None),) * axis, slice(heads.start, heads.stop, heads.step))]

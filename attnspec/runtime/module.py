@@ -1,0 +1,317 @@
+"""The module that runs a compiled attention: what emitted modules derive from."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import cast
+
+import torch
+
+from attnspec.backends.common.score_formula import Blocks, Formula
+from attnspec.backends.planner import AUTO, ROWS, check_backend, choose
+from attnspec.backends.rows.keys import FEW
+from attnspec.graphs.bind import extents_of
+from attnspec.graphs.relation import Relation
+from attnspec.ir.program import Mechanism
+from attnspec.ir.serial import FORMAT, Plain, from_data
+from attnspec.lower.cache import Cache, apart
+from attnspec.lower.lower import Binder, stand_ins
+from attnspec.lower.work import Bias, Call, Streamable, Traceable, Work
+from attnspec.runtime.call_checks import (
+    check_dropout,
+    check_inputs,
+    check_layer,
+    check_padding,
+    check_table,
+    check_tensors,
+    narrowed,
+)
+from attnspec.runtime.head_groups import Group, Prepared, group_of, selected, together
+from attnspec.runtime.parameters import Draws, Learner
+from attnspec.runtime.streaming import (
+    StreamState,
+    Works,
+    stream_kernel,
+    streamed_works,
+)
+
+KEPT = 64
+"""How many layouts a module keeps, for that many combinations of layer, heads, lengths and device.
+The type of the tensors is not among them: kernels keep what every type has in common."""
+
+STEPS = 8
+"""How many layouts it keeps of a few queries each. The next step of generation has another length,
+so that more of them would be of no use, and among the others they would drive out those."""
+
+
+class CompiledAttention(Learner):
+    """An attention of queries, keys and values, as its plan describes it.
+
+    It works at every length; what depends on the length is built when it is first seen and kept for
+    a while. Its parameters are the learned tables of `score bias` and what mechanisms learn. Where
+    the shape of one has the size of a head, `head_size`, it is made by the first call if that is
+    not given here.
+    """
+
+    def __init__(self, plan: Mapping[str, object], head_size: int | None = None) -> None:
+        if plan["format"] != FORMAT:
+            raise ValueError(f"this run time reads plans of format {FORMAT}, got {plan['format']}")
+        backend = cast(str, plan["backend"])
+        check_backend(backend)
+        super().__init__(from_data(cast("Mapping[str, Plain]", plan["program"])), head_size)
+        self.backend = backend
+        redraws = any(_may_redraw(attend.mechanism) for attend in self.program.attends)
+        self.draws = Draws(self.program.layers or 1) if redraws else None
+        self._binder = Binder(self.program, stand_ins(self.program))
+        self._prepared: Cache[tuple[object, ...], Prepared] = Cache(KEPT)
+        self._steps: Cache[tuple[object, ...], Prepared] = Cache(STEPS)
+        self._streams: Cache[tuple[object, ...], tuple[Works, Prepared]] = Cache(KEPT)
+
+    def redraw(self) -> None:
+        """Draws the random features of mechanisms that redraw them anew; ValueError where none
+        does."""
+        if self.draws is None:
+            raise ValueError(
+                f"no mechanism of `{self.program.name}` redraws its features: say how often it does"
+                " in training, `favor(redraw = 1000)`"
+            )
+        self.draws.redraw()
+
+    def step(
+        self,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        state: StreamState | None = None,
+        *,
+        layer: int = 0,
+        key_padding_mask: torch.Tensor | None = None,
+        inputs: Mapping[str, torch.Tensor] | None = None,
+    ) -> tuple[torch.Tensor, StreamState]:
+        """Goes on with a causal attention: the outputs [B, H, t, d_v] of the next t positions with
+        q [B, H, t, d], k [B, H_kv, t, d] and v [B, H_kv, t, d_v], and the state after them, for the
+        next call. `state` is None at the start of a sequence, `layer` as in a call;
+        `key_padding_mask` and `inputs` are those of the t positions, [B, t].
+
+        The outputs are the rows of a call with the whole sequence. A state holds sums of the
+        features of all keys, or the keys and values that a later position may read, with their
+        padding and inputs; it stays as it is, so that one may go on from it more than once.
+
+        Raises ValueError for what is not causal, looks back without a bound, reads a length, or
+        computes something else at every length; TypeError or ValueError for tensors that do not
+        fit.
+        """
+        layer = check_layer(self.program, layer)
+        narrow = _autocast_type(q)
+        if narrow is not None:
+            with torch.autocast(q.device.type, enabled=False):
+                q, k, v = (narrowed(x, narrow) for x in (q, k, v))
+                return self._step(q, k, v, state, layer, key_padding_mask, inputs)
+        return self._step(q, k, v, state, layer, key_padding_mask, inputs)
+
+    def _step(
+        self,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        state: StreamState | None,
+        layer: int,
+        padding: torch.Tensor | None,
+        inputs: Mapping[str, torch.Tensor] | None,
+    ) -> tuple[torch.Tensor, StreamState]:
+        check_tensors(self.program, q, k, v)
+        if self._waits:
+            self.make_parameters(q.shape[3], v.shape[3], q.device)
+        key = (self._binder.alike(layer), q.shape[1], k.shape[1], str(q.device))
+        works, prepared = self._streams.get(key, lambda: apart(lambda: self._stream(*key)))
+        outs, parts = [], []
+        first = StreamState.first(state, works, q, k, v)
+        check_padding(padding, q.shape[0], q.shape[2], q.device)
+        data = check_inputs(self.program, inputs, q.shape[0], q.shape[2], q.device)
+        if 0 in (q.shape[0], q.shape[2]):
+            return _nothing(q, k, v), first.after(q.shape[2], first.parts)
+        first = first.with_marked(self.program, data)
+        for group, part in zip(prepared.groups, first.parts, strict=True):
+            draw = 0 if self.draws is None else self.draws.number(layer, group.redraw)
+            call = Call(padding, 0.0, self._tables(group, layer, q.device), data, draw)
+            given = (
+                selected(q, 1, group.queries),
+                selected(k, 1, group.keys),
+                selected(v, 1, group.keys),
+            )
+            out, after = cast(Streamable, group.kernel).step(*given, call, part)
+            outs.append(out)
+            parts.append(after)
+        out = outs[0] if len(outs) == 1 else selected(torch.cat(outs, 1), 1, prepared.order)
+        return out, first.after(q.shape[2], parts)
+
+    def _stream(self, layer: int, heads: int, keys: int, device: str) -> tuple[Works, Prepared]:
+        place = torch.device(device)
+        groups, works = [], streamed_works(self._binder, layer, heads)
+        for work, members in works:
+            kernel = stream_kernel(self.program, layer, work, members, place, self.backend)
+            tables = self.tables_of(work)
+            groups.append(group_of(kernel, work, members, heads, heads // keys, tables, place))
+        return works, together(groups, heads, place)
+
+    def extra_repr(self) -> str:
+        return f"{self.program.name}, backend={self.backend}"
+
+    def forward(
+        self,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        *,
+        layer: int = 0,
+        key_padding_mask: torch.Tensor | None = None,
+        dropout_p: float = 0.0,
+        inputs: Mapping[str, torch.Tensor] | None = None,
+    ) -> torch.Tensor:
+        """Attention of q [B, H, n_q, d], k [B, H_kv, n_k, d], v [B, H_kv, n_k, d_v].
+
+        Returns [B, H, n_q, d_v]. Queries are the last n_q of the n_k positions, and H_kv divides H.
+        `key_padding_mask` is bool [B, n_k], True for a real key; `inputs` are the tensors that the
+        spec declares. A fraction `dropout_p` of the weights is dropped, in training or not. What is
+        masked must be finite all the same: NaN or infinity in k or v may reach queries that do not
+        read that key, 0 times infinity being NaN, as in torch's own attention.
+
+        Raises TypeError or ValueError, with the shapes, for tensors that do not fit.
+        """
+        layer = check_layer(self.program, layer)
+        narrow = _autocast_type(q)
+        if narrow is not None:
+            with torch.autocast(q.device.type, enabled=False):
+                q, k, v = (narrowed(x, narrow) for x in (q, k, v))
+                return self._run(q, k, v, layer, key_padding_mask, dropout_p, inputs)
+        return self._run(q, k, v, layer, key_padding_mask, dropout_p, inputs)
+
+    def _run(
+        self,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        layer: int,
+        padding: torch.Tensor | None,
+        dropout_p: float,
+        inputs: Mapping[str, torch.Tensor] | None,
+    ) -> torch.Tensor:
+        check_tensors(self.program, q, k, v)
+        batch, heads, n_q, _ = q.shape
+        n_k = k.shape[2]
+        check_padding(padding, batch, n_k, q.device)
+        dropout_p = check_dropout(dropout_p)
+        data = check_inputs(self.program, inputs, batch, n_k, q.device)
+        if self._waits:
+            self.make_parameters(q.shape[3], v.shape[3], q.device)
+        if 0 in (batch, n_q, n_k):
+            extents_of(self.program, n_k)
+            return _nothing(q, k, v)
+        prepared = self.prepare(layer, heads, k.shape[1], n_q, n_k, str(q.device))
+        outs = []
+        for group in prepared.groups:
+            draw = 0 if self.draws is None else self.draws.number(layer, group.redraw)
+            call = Call(padding, dropout_p, self._tables(group, layer, q.device), data, draw)
+            outs.append(
+                group.kernel(
+                    selected(q, 1, group.queries),
+                    selected(k, 1, group.keys),
+                    selected(v, 1, group.keys),
+                    call,
+                )
+            )
+        if self.draws is not None and self.training and not torch.compiler.is_compiling():
+            self.draws.count(layer)
+        if len(outs) == 1:
+            return outs[0]
+        out = torch.cat(outs, 1)
+        return selected(out, 1, prepared.order)
+
+    def _tables(self, group: Group, layer: int, device: torch.device) -> dict[str, torch.Tensor]:
+        """What a group's heads have learned, [heads of the group or 1, …]."""
+        found = {}
+        for called, name in group.tables:
+            table = self.get_parameter(name)
+            check_table(name, table, device)
+            # what is shared has one row
+            rows = table[layer if len(table) > 1 else 0]
+            found[called] = selected(rows, 0, group.queries if len(rows) > 1 else None)
+        return found
+
+    def prepare(
+        self, layer: int, heads: int, key_heads: int, n_q: int, n_k: int, device: str
+    ) -> Prepared:
+        """The kernels that run a layer for so many heads and positions, built or kept."""
+        if torch.compiler.is_compiling():
+            # a range has a fixed length, so a symbolic size becomes the number it stands for
+            fixed = [len(range(size)) for size in (layer, heads, key_heads, n_q, n_k)]
+            key = (fixed[0], fixed[1], fixed[2], fixed[3], fixed[4], device)
+            self._ready(*key)
+            return self._prepared.kept[key]
+        key = (self._binder.alike(layer), heads, key_heads, n_q, n_k, device)
+        if n_q > FEW:
+            return self._prepared.get(key, lambda: apart(lambda: self._build(*key)))
+        if self.backend in (AUTO, ROWS.name):
+            # this costs less than a thread that is apart, and nothing of it outlives the call
+            return self._build(*key)
+        return self._steps.get(key, lambda: apart(lambda: self._build(*key)))
+
+    # dynamo calls this instead of tracing it, and then finds what was built in the cache
+    @torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
+    def _ready(
+        self, layer: int, heads: int, key_heads: int, n_q: int, n_k: int, device: str
+    ) -> bool:
+        key = (layer, heads, key_heads, n_q, n_k, device)
+        prepared = self._prepared.get(key, lambda: apart(lambda: self._build(*key)))
+        for group in prepared.groups:
+            if isinstance(group.kernel, Traceable):
+                group.kernel.make_traceable()
+        return True
+
+    def _build(
+        self, layer: int, heads: int, key_heads: int, n_q: int, n_k: int, device: str
+    ) -> Prepared:
+        place = torch.device(device)
+        works = self._binder.works(layer, heads, n_q, n_k)
+        groups = []
+        for work, members in works:
+            chosen = choose(work, place.type, self.backend)
+            kernel = chosen.build(work, members, place)
+            tables = self.tables_of(work)
+            groups.append(group_of(kernel, work, members, heads, heads // key_heads, tables, place))
+        return together(groups, heads, place)
+
+    def tables_of(self, work: Work) -> tuple[tuple[str, str], ...]:
+        """What a kernel of the work calls its tables, with the names of the parameters."""
+        biases = [
+            (change.table, change.table) for change in work.changes if isinstance(change, Bias)
+        ]
+        mechanism = work.mechanism
+        parts = () if mechanism is None else mechanism.parts()
+        name = "" if mechanism is None else mechanism.name
+        return (*biases, *((part.name, self._parts[name, part]) for part in parts))
+
+
+def _autocast_type(q: object) -> torch.dtype | None:
+    """The type that autocast asks for where q is, None where it asks for none."""
+    # what is no tensor is left to `check_tensors`
+    kind = q.device.type if isinstance(q, torch.Tensor) else "meta"
+    # torch knows no autocast of the device that holds shapes alone
+    if kind == "meta" or not torch.is_autocast_enabled(kind):
+        return None
+    return torch.get_autocast_dtype(kind)
+
+
+def _may_redraw(mechanism: Mechanism | None) -> bool:
+    return mechanism is not None and dict(mechanism.arguments).get("redraw", 0) != 0
+
+
+def _nothing(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+    """Zeros [B, H, n_q, d_v] that depend on q, k and v as far as autograd is concerned."""
+    batch, heads, n_q, size = q.shape
+    keys = k.shape[1]
+    work = Work(Relation(), n_q, k.shape[2])
+    q = q.view(batch, keys, heads // keys, 1, n_q, size)
+    formula = Formula(work, tuple(range(heads)), q.device)
+    out = formula(q, k[:, :, None], v[:, :, None], Blocks(None, None), Call())
+    return out.reshape(batch, heads, n_q, v.shape[-1])

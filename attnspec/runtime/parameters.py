@@ -1,0 +1,163 @@
+"""What a compiled attention learns: which parameters it has, how they start, when they are made."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from typing import cast
+
+import torch
+from torch import nn
+from torch.nn.parameter import UninitializedParameter, is_lazy
+
+from attnspec.ir.mechanisms.declaration import Part
+from attnspec.ir.program import Program
+from attnspec.lower.lower import bias_tables, buckets_of
+from attnspec.lower.mechanism_sizes import learned_parts
+
+
+class Learner(nn.Module):
+    """A module with what a program learns, a row for each layer and head that it declares.
+
+    Where the shape of a parameter has the size of a head and that is not known, the parameter waits
+    for it, as those of torch's lazy modules do.
+    """
+
+    def __init__(self, program: Program, head_size: int | None) -> None:
+        super().__init__()
+        self.program = program
+        self._biases = tuple(bias_tables(program).values())
+        self._parts = learned_parts(program)
+        rows = self._rows()
+        for (_, score), name in bias_tables(program).items():
+            self.register_parameter(name, nn.Parameter(torch.empty(*rows, buckets_of(score))))
+        for (_, part), name in self._parts.items():
+            parameter = cast(nn.Parameter, UninitializedParameter())
+            if head_size is not None or not {"d", "d_v"} & set(part.shape):
+                shape = self._shape(part, head_size or 0, head_size or 0)
+                parameter = nn.Parameter(torch.empty(shape))
+            self.register_parameter(name, parameter)
+        self._waits = any(True for _ in self._waiting())
+        self.reset_parameters()
+
+    def reset_parameters(self, generator: torch.Generator | None = None) -> None:
+        """Starts what is learned anew: tables of `score bias` at zero, so that no position is
+        preferred, and what mechanisms learn as their papers say, drawn with the generator."""
+        for name in self._biases:
+            nn.init.zeros_(self.get_parameter(name))
+        late = dict(self._waiting())
+        for (_, part), name in self._parts.items():
+            if name not in late:
+                _start(self.get_parameter(name), part, generator)
+
+    def make_parameters(
+        self, head_size: int, value_size: int, device: torch.device | None = None
+    ) -> None:
+        """Makes and starts the parameters that wait for the size of a head, and of its values."""
+        late = dict(self._waiting())
+        if late and torch.compiler.is_compiling():
+            raise ValueError(
+                f"{', '.join(f'`{name}`' for name in late)} must have a size before the module is"
+                f" traced: build it with head_size={head_size}, or call it once"
+            )
+        for (_, part), name in self._parts.items():
+            if name in late:
+                late[name].materialize(self._shape(part, head_size, value_size), device=device)
+                _start(late[name], part, None)
+        self._waits = False
+
+    def _rows(self) -> tuple[int, int]:
+        return self.program.layers or 1, self.program.heads or 1
+
+    def _shape(self, part: Part, head_size: int, value_size: int) -> tuple[int, ...]:
+        """[layers or 1, heads or 1, *shape] for heads of a size."""
+        layers, heads = self._rows()
+        sizes = {"d": head_size, "d_v": value_size}
+        inner = (sizes[entry] if isinstance(entry, str) else entry for entry in part.shape)
+        return (1 if part.layers else layers, 1 if part.heads else heads, *inner)
+
+    def _waiting(self) -> Iterator[tuple[str, UninitializedParameter]]:
+        for name, parameter in self._parameters.items():
+            # its class derives from that of parameters at run time alone
+            given: object = parameter
+            if isinstance(given, UninitializedParameter):
+                yield name, given
+
+    def _load_from_state_dict(
+        self, state_dict: dict[str, torch.Tensor], prefix: str, *rest: object
+    ) -> None:
+        for name, parameter in list(self._waiting()):
+            found = state_dict.get(prefix + name)
+            if found is not None and not is_lazy(found):
+                parameter.materialize(tuple(found.shape))
+        self._waits = any(True for _ in self._waiting())
+        super()._load_from_state_dict(state_dict, prefix, *rest)
+
+    def _save_to_state_dict(
+        self, destination: dict[str, object], prefix: str, keep_vars: bool
+    ) -> None:
+        for name, parameter in self._parameters.items():
+            if parameter is not None:
+                # what waits for its shape has no numbers to detach
+                kept = keep_vars or is_lazy(parameter)
+                destination[prefix + name] = parameter if kept else parameter.detach()
+
+
+def _start(parameter: torch.Tensor, part: Part, generator: torch.Generator | None) -> None:
+    """Fills a parameter as its part says."""
+    with torch.no_grad():
+        match part.start:
+            case "normal":
+                parameter.normal_(0.0, part.by, generator=generator)
+            case "uniform":
+                parameter.uniform_(-part.by, part.by, generator=generator)
+            case "scaled":
+                deviation = part.by / math.sqrt(max(1, parameter.shape[-1]))
+                parameter.normal_(0.0, deviation, generator=generator)
+            case "constant":
+                parameter.fill_(part.by)
+            case _:
+                parameter.fill_(1.0 if part.start == "ones" else 0.0)
+
+
+class Draws(nn.Module):
+    """Counts the training calls of each layer; its extra state is what a `state_dict` keeps of it.
+
+    Traced calls are not counted: a program has no numbers of its own.
+    """
+
+    def __init__(self, layers: int) -> None:
+        super().__init__()
+        self.calls = [0] * layers
+        self.last = [0] * layers
+        self.asked = 0
+
+    def number(self, layer: int, every: int) -> int:
+        """The draw that a layer uses now, one that is drawn every so many calls."""
+        row = layer if layer < len(self.calls) else 0
+        calls = self.last[row] if _again() else self.calls[row]
+        return calls // every + self.asked if every else 0
+
+    def count(self, layer: int) -> None:
+        """One more call of a layer in training."""
+        if not _again():
+            row = layer if layer < len(self.calls) else 0
+            self.last[row] = self.calls[row]
+            self.calls[row] += 1
+
+    def redraw(self) -> None:
+        """A new draw for every layer."""
+        self.asked += 1
+
+    def get_extra_state(self) -> torch.Tensor:
+        return torch.tensor([self.asked, *self.calls])
+
+    def set_extra_state(self, state: torch.Tensor) -> None:
+        self.asked, *self.calls = state.tolist()
+        self.last = list(self.calls)
+
+
+def _again() -> bool:
+    """Whether a call is computed again for a backward, when it must be what it was. What is traced
+    is not, and cannot ask."""
+    return not torch.compiler.is_compiling() and torch._C._current_graph_task_id() != -1

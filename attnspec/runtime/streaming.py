@@ -1,0 +1,235 @@
+"""Going on with a causal attention: what is kept of the positions before, and what runs then."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import TypeAlias, cast
+
+import torch
+from torch.nn import functional
+
+from attnspec.backends.common.kv_keeper import Keeper, Kept
+from attnspec.backends.common.score_formula import scale_of
+from attnspec.backends.common.torch_modes import is_transformed
+from attnspec.backends.planner import choose, numbers
+from attnspec.graphs.forms.stability import must_be_stable, unsteady_layer
+from attnspec.graphs.forms.written import written
+from attnspec.graphs.look_back import lag_of_data, look_back
+from attnspec.graphs.operators import Intersection, Union
+from attnspec.graphs.relation import Relation
+from attnspec.ir.program import Compound, Program, Term
+from attnspec.lower.lower import Binder
+from attnspec.lower.work import Call, Kernel, Streamable, Work
+from attnspec.runtime.call_checks import check_promise
+
+Works: TypeAlias = "list[tuple[Work, tuple[int, ...]]]"
+"""What groups of heads compute, and which heads they are."""
+
+
+@dataclass(frozen=True, eq=False)
+class StreamState:
+    """What a causal attention keeps of the first `position` positions, for each group of heads,
+    what these compute, of what tensors they were, and how many tokens of each sample, int64 [B],
+    the inputs marked that promise a bound."""
+
+    position: int
+    parts: tuple[object, ...]
+    works: Works
+    tensors: str
+    marked: Mapping[str, torch.Tensor] = field(default_factory=dict)
+
+    @staticmethod
+    def first(
+        state: StreamState | None, works: Works, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor
+    ) -> StreamState:
+        """The state to go on from; raises unless it is one of such works and of such tensors, and
+        all positions have queries and keys."""
+        if q.shape[2] != k.shape[2]:
+            raise ValueError(
+                "a step takes the queries, keys and values of the same positions,"
+                f" got q {list(q.shape)}, k {list(k.shape)}"
+            )
+        tensors = _described(q, k, v)
+        if state is None:
+            return StreamState(0, (None,) * len(works), works, tensors)
+        given: object = state
+        if not isinstance(given, StreamState):
+            raise TypeError(
+                f"state must be what a step returned, or None, got {type(given).__name__}"
+            )
+        if state.tensors != tensors:
+            raise ValueError(f"the state is of {state.tensors}, got {tensors}")
+        if state.works != works:
+            raise ValueError(
+                "the state is of another layer or module: what its heads compute is not what these"
+                " compute"
+            )
+        return state
+
+    def after(self, positions: int, parts: Iterable[object]) -> StreamState:
+        """The state so many positions later."""
+        return replace(self, position=self.position + positions, parts=tuple(parts))
+
+    def with_marked(self, program: Program, data: Mapping[str, torch.Tensor]) -> StreamState:
+        """The state with the tokens that inputs mark in the next positions counted; raises
+        ValueError where they are more than an input promises."""
+        marked = dict(self.marked)
+        for entry in program.inputs:
+            if entry.at_most is None or entry.name not in data:
+                continue
+            here = data[entry.name].sum(-1)
+            marked[entry.name] = marked.get(entry.name, 0) + here
+            check_promise(entry.name, entry.at_most, marked[entry.name])
+        return replace(self, marked=marked)
+
+
+def _described(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> str:
+    """What tensors share with those of all other steps of a sequence."""
+    shapes = ", ".join(
+        f"{name} [{x.shape[0]}, {x.shape[1]}, t, {x.shape[3]}]"
+        for name, x in (("q", q), ("k", k), ("v", v))
+    )
+    return f"{shapes} in {str(q.dtype).removeprefix('torch.')} on {q.device}"
+
+
+def streamed_works(binder: Binder, layer: int, heads: int) -> Works:
+    """What groups of heads compute at every length; ValueError where that is not one thing."""
+    name = binder.program.name
+    if not binder.program.causal:
+        raise ValueError(
+            f"`{name}` is not causal: a position may read later ones, so that no step"
+            " can answer before the end"
+        )
+    if binder.program.grid:
+        raise ValueError(f"`{name}` is a pattern of cells, and a grid has no next position")
+    fault = unsteady_layer(binder.program, layer, heads)
+    if fault is not None:
+        raise ValueError(must_be_stable(name, fault))
+    found = binder.works(layer, heads, 1, 1)
+    reads = {each for work, _ in found for each in work.reads}
+    for entry in binder.program.inputs:
+        if entry.kind == "length" and entry.name in reads:
+            raise ValueError(
+                f"the graph reads the length `{entry.name}`, a number of the whole sequence, which"
+                " is not known before the end"
+            )
+    return found
+
+
+def promised_inputs(program: Program) -> frozenset[str]:
+    """The inputs that promise how many tokens they mark."""
+    return frozenset(entry.name for entry in program.inputs if entry.at_most is not None)
+
+
+def stream_kernel(
+    program: Program,
+    layer: int,
+    work: Work,
+    heads: tuple[int, ...],
+    device: torch.device,
+    backend: str,
+) -> Kernel:
+    """What goes on with a work of some heads of a layer; raises ValueError where nothing can."""
+    if work.mechanism is not None and not work.hybrid:
+        kernel = choose(work, device.type, backend).build(work, heads, device)
+        if not isinstance(kernel, Streamable):
+            raise ValueError(f"`{work.mechanism.name}` has no state of constant size to go on from")
+        return kernel
+    promised = promised_inputs(program)
+    found = look_back(work.relation, promised)
+    lag = lag_of_data(work.relation)
+    if found is None or (found.marked and lag):
+        term = cast(Term, program.attend(layer, heads[0]).graph)
+        graph = work.relation.terms[0] if isinstance(work.relation, Intersection) else None
+        raise ValueError(
+            f"`{written(_unbounded(term, graph, promised))}`{_place_of(program, layer, heads)} has"
+            " no bound on how far back a position reads, at every length: a step keeps"
+            " the keys of windows, blocks and first positions, and of `columns(x)` where the input"
+            " promises how many there are, `input x: tokens(at_most = 16)`"
+        )
+    # an input that is read at earlier positions is kept with their keys
+    keeper = Keeper(replace(found, before=found.before + lag), heads, device)
+    if work.mechanism is None:
+        return cast(Kernel, InPieces(GraphStream(work, keeper)))
+    kernel = choose(work, device.type, backend).build(work, heads, device)
+    return cast(Kernel, InPieces(kernel.streamed(keeper)))  # type: ignore[attr-defined]
+
+
+def _unbounded(term: Term, relation: Relation | None, promised: frozenset[str]) -> Term:
+    """The part of a union that has no bound on how far back it reads, as it is bound to a relation;
+    all of another graph."""
+    if isinstance(term, Compound) and term.op == "|" and isinstance(relation, Union):
+        for part, bound in zip(term.terms, relation.terms, strict=True):
+            if look_back(bound, promised) is None:
+                return _unbounded(part, bound, promised)
+    return term
+
+
+def _place_of(program: Program, layer: int, heads: tuple[int, ...]) -> str:
+    """` in layer 1, head 0, 2..3`, as far as the program tells layers and heads apart."""
+    words = [] if program.layers is None else [f"layer {layer}"]
+    if program.heads is not None:
+        words.append(f"head {numbers(heads)}")
+    return f" in {', '.join(words)}" if words else ""
+
+
+PIECE = 256
+"""Positions that meet all keys that are kept and their own at once."""
+
+
+@dataclass(frozen=True, eq=False)
+class InPieces:
+    """Goes on some positions at a time: many take time and memory in proportion to their number,
+    where a position meets all keys of its step, though it reads few."""
+
+    stream: Streamable
+
+    def step(
+        self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, call: Call, state: object
+    ) -> tuple[torch.Tensor, object]:
+        outs = []
+        for low in range(0, q.shape[2], PIECE):
+            at = slice(low, low + PIECE)
+            padding = None if call.padding is None else call.padding[:, at]
+            data = {name: values[:, at] for name, values in call.data.items()}
+            here = replace(call, padding=padding, data=data)
+            out, state = self.stream.step(q[:, :, at], k[:, :, at], v[:, :, at], here, state)
+            outs.append(out)
+        return outs[0] if len(outs) == 1 else torch.cat(outs, 2), state
+
+
+@dataclass(frozen=True, eq=False)
+class GraphStream:
+    """Goes on with a graph: keeps the keys that a later position may read, no other."""
+
+    work: Work
+    keeper: Keeper
+
+    def step(
+        self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, call: Call, state: object
+    ) -> tuple[torch.Tensor, object]:
+        batch, heads, rows, size = q.shape
+        keys = k.shape[1]
+        before = state if isinstance(state, Kept) else None
+        seen = self.keeper.seen(self.work, k, v, call, before)
+        if self.work.plain and size and v.shape[-1] and not _is_followed(q, seen.keys, seen.values):
+            mask, scale = seen.blocks.mask, scale_of(self.work, size)
+            out = functional.scaled_dot_product_attention(
+                q,
+                seen.keys,
+                seen.values,
+                attn_mask=None if mask is None else mask[:, 0, 0],
+                scale=scale,
+                enable_gqa=heads > keys,
+            )
+            return out, seen.kept
+        grouped = q.view(batch, keys, heads // keys, 1, rows, size)
+        k, v = seen.keys[:, :, None], seen.values[:, :, None]
+        out = seen.formula(grouped, k, v, seen.blocks, call)
+        return out.reshape(batch, heads, rows, v.shape[-1]), seen.kept
+
+
+def _is_followed(*given: torch.Tensor) -> bool:
+    """Whether derivatives may be asked for: the fused kernel has no second ones."""
+    return is_transformed() or (torch.is_grad_enabled() and any(x.requires_grad for x in given))

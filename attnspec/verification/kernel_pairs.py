@@ -1,0 +1,235 @@
+"""Which pairs a kernel holds, read out of what it is about to execute.
+
+No layout is trusted: positions are sent through the very gathers, views and masks that queries and
+keys go through, so a strip that reads a wrong row, or a mask with a wrong bit, shows up as a wrong
+pair.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+
+from attnspec.backends.common.pieces import Piece, keys_of, rows_of
+from attnspec.lower.work import Call
+
+if TYPE_CHECKING:
+    from attnspec.lower.work import Kernel
+
+AREA = 1 << 22
+"""Pairs unfolded in one go."""
+
+SIZE = 64
+"""The size of the heads for which steps are cut into pieces."""
+
+Pairs = tuple[np.ndarray, np.ndarray]
+
+
+@dataclass(frozen=True, eq=False)
+class Blocks:
+    """Independent blocks of equal shape.
+
+    `queries` are positions, int [blocks, h], -1 where the result is dropped. For blocks
+    low <= b < high, `keys(low, high)` are positions, int [high - low, w], and
+    `mask(low, high)` is bool [1 or high - low, h, w], or None where every pair is held; `shared`
+    says that all blocks have one mask. A tile is that many queries and keys.
+    """
+
+    what: str
+    queries: np.ndarray
+    width: int
+    keys: Callable[[int, int], np.ndarray]
+    mask: Callable[[int, int], np.ndarray | None]
+    shared: bool
+    tile: tuple[int, int]
+
+    def chunks(self, low: int, high: int) -> Iterator[tuple[int, int]]:
+        """Ranges of blocks low <= b < high with about AREA pairs each."""
+        step = max(1, AREA // max(1, self.queries.shape[1] * self.width))
+        for first in range(low, high, step):
+            yield first, min(first + step, high)
+
+    def pairs(self, low: int, high: int, wanted: np.ndarray) -> Pairs:
+        """The pairs that blocks low <= b < high hold of the queries that are wanted, bool
+        [high - low, h]; a pair that is held twice stands twice."""
+        queries, keys, mask = self.queries[low:high], self.keys(low, high), self.mask(low, high)
+        if high - low == 1:
+            # one block may be tall, and few of its queries wanted
+            at = np.flatnonzero(wanted[0])
+            queries, wanted = queries[:, at], wanted[:, at]
+            mask = None if mask is None else mask[:, at]
+        held = np.broadcast_to(wanted[:, :, None], (*wanted.shape, keys.shape[1]))
+        if mask is not None:
+            held = held & mask
+        block, row, column = np.nonzero(held)
+        return queries[block, row].astype(np.int64), keys[block, column].astype(np.int64)
+
+    def counts(self, into: np.ndarray) -> None:
+        """Add the number of keys that are held for each query to `into` [n]."""
+        for low, high in (
+            [(0, len(self.queries))] if self.shared else self.chunks(0, len(self.queries))
+        ):
+            queries, mask = self.queries[low:high], self.mask(low, high)
+            count = np.array(self.width) if mask is None else mask.sum(-1)
+            real = queries >= 0
+            np.add.at(into, queries[real], np.broadcast_to(count, queries.shape)[real])
+
+
+@dataclass(frozen=True, eq=False)
+class Layout:
+    """One list of blocks that is to hold each pair of the graph once."""
+
+    what: str
+    unit: str
+    parts: tuple[Blocks, ...]
+
+
+def layouts_of(
+    kernel: Kernel, n_q: int, n_k: int, data: Mapping[str, torch.Tensor]
+) -> tuple[Layout, ...] | None:
+    """What a kernel executes on the CPU, with the inputs of the first sample of `data`.
+
+    None for one that has no layout: the definition itself, which evaluates every pair.
+    """
+    # a standalone module brings classes of its own, so that they are known by their names alone
+    name = type(kernel).__name__
+    found: Any = kernel
+    if hasattr(found, "kernel_of"):
+        found = found.kernel_of(data, 0)
+        name = type(found).__name__
+    if name in ("SteppedKernel", "HybridKernel"):
+        # of the latter, the pairs that it computes exactly
+        return tuple(
+            Layout(what, "tile", tuple(_steps(found.attention, n_q, n_k, back)))
+            for what, back in (("its tiles", False), ("its tiles on the way back", True))
+        )
+    if name == "TiledKernel":
+        return (Layout("its tiles", "tile", tuple(_runs(found, n_q, n_k))),)
+    if name == "ScatteredKernel":
+        return _edges(found, n_q, n_k)
+    if name == "RowsKernel":
+        return (Layout("its rows", "row", (_rows(found, n_q, n_k, data),)),)
+    return None
+
+
+def _steps(attention: Any, n_q: int, n_k: int, back: bool) -> Iterator[Blocks]:
+    """The pieces that are computed, forward or on the way back, for a single head."""
+    at_k = torch.arange(n_k)[None]
+    # places that are no rows read 0, so that positions count from 1 here
+    at_q = at_k[:, n_k - n_q :] + 1
+    for number, step in enumerate(attention.steps, 1):
+        read = step.backward_keys if back else step.keys
+        # what is taken stands in a buffer that the next one uses
+        rows = step.queries.take(at_q, "positions", blank=True).clone()
+        keys = read.take(at_k, "positions").clone()
+        for strip in step.strips:
+            for piece in strip.pieces(read, 1, SIZE, back):
+                found = piece.q.read(rows, piece.to, "positions", blank=True)
+                yield Blocks(
+                    f"step {number}",
+                    piece.to.back(found)[0].numpy() - 1,
+                    piece.k.height,
+                    partial(_piece_keys, piece, keys),
+                    partial(_piece_mask, piece),
+                    strip.kinds is None,
+                    (piece.q.frame.size, piece.k.frame.size),
+                )
+
+
+def _piece_keys(piece: Any, keys: torch.Tensor, low: int, high: int) -> np.ndarray:
+    found: np.ndarray = piece.to.back(piece.k.read(keys, piece.to, "positions"))[0].numpy()
+    return found[low:high].copy()
+
+
+def _piece_mask(piece: Any, low: int, high: int) -> np.ndarray | None:
+    bias, _ = piece.bias(None, torch.float32)
+    if bias is None:
+        return None
+    held: np.ndarray = (bias == 0).numpy()
+    if piece.strip.kinds is None:
+        return np.asarray(held[0])
+    return np.asarray(piece.to.back(torch.from_numpy(held))[0, low:high])
+
+
+def _runs(kernel: Any, n_q: int, n_k: int) -> Iterator[Blocks]:
+    at_k = torch.arange(n_k).view(1, 1, -1, 1)
+    at_q = at_k[:, :, None, n_k - n_q :]
+    for number, run in enumerate(kernel.runs, 1):
+        whole = Piece(run, 0, run.blocks, 0, run.height)
+        yield Blocks(
+            f"run {number}",
+            rows_of(at_q, whole)[0, 0, 0, :, :, 0].numpy(),
+            run.width,
+            partial(_run_keys, run, at_k),
+            partial(_run_mask, run),
+            run.kinds is None,
+            (run.tile, run.tile),
+        )
+
+
+def _run_keys(run: Any, at: torch.Tensor, low: int, high: int) -> np.ndarray:
+    found: np.ndarray = keys_of(at, Piece(run, low, high, 0, run.height))[0, 0, :, :, 0].numpy()
+    return found
+
+
+def _run_mask(run: Any, low: int, high: int) -> np.ndarray | None:
+    mask = run.mask(Piece(run, low, high, 0, run.height))
+    return None if mask is None else mask.reshape(-1, *mask.shape[-2:]).numpy()
+
+
+def _edges(kernel: Any, n_q: int, n_k: int) -> tuple[Layout, ...]:
+    """Every place is a block of one pair: forward row by row, backward also key by key."""
+    products = kernel.products
+    rows = torch.arange(len(products.offsets) - 1) if products.order is None else products.order
+    rows = (rows + (n_k - n_q)).int()
+    queries = rows.repeat_interleave(products.offsets.diff().long()).numpy()
+    real = np.ones(len(queries), bool)
+    for group in kernel.groups:
+        dropped = group.dropped(None)
+        if dropped is not None:
+            real[group.places] = ~dropped.numpy().ravel()
+    starts, by_key, places = products.layout.by_key
+    keys = np.repeat(np.arange(n_k, dtype=np.int32), np.diff(starts))
+    return (
+        Layout("its edges", "place", (_single("row", queries, products.keys.numpy(), real),)),
+        Layout(
+            "its edges by key",
+            "place",
+            (_single("key", by_key + np.int32(n_k - n_q), keys, real[places]),),
+        ),
+    )
+
+
+def _rows(kernel: Any, n_q: int, n_k: int, data: Mapping[str, torch.Tensor]) -> Blocks:
+    keys: np.ndarray = kernel._read(torch.arange(n_k)[None], 1).numpy()
+    held = kernel._mask(Call(data=data))
+    mask = None if held is None else np.broadcast_to(held.numpy(), (1, n_q, keys.shape[1]))
+    return Blocks(
+        "the last queries",
+        np.arange(n_k - n_q, n_k)[None],
+        keys.shape[1],
+        lambda low, high: keys,
+        lambda low, high: mask,
+        True,
+        (1, 1),
+    )
+
+
+def _single(what: str, queries: np.ndarray, keys: np.ndarray, real: np.ndarray) -> Blocks:
+    def mask(low: int, high: int) -> np.ndarray | None:
+        return real[low:high, None, None]
+
+    return Blocks(
+        f"the edges {what} by {what}",
+        queries[:, None],
+        1,
+        lambda low, high: keys[low:high, None],
+        mask,
+        False,
+        (1, 1),
+    )

@@ -1,0 +1,153 @@
+"""From a program to what is found of it: every layer and head, by the backends that are asked."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import cast
+
+import torch
+from torch import nn
+
+from attnspec.backends.bands.backend import BandsBackend
+from attnspec.backends.planner import AUTO
+from attnspec.backends.rows.backend import RowsBackend
+from attnspec.ir.program import Program
+from attnspec.ir.serial import plan_data
+from attnspec.lower.lower import stand_ins, works_of
+from attnspec.lower.mechanism_sizes import learned_parts
+from attnspec.lower.work import BackendError, Work
+from attnspec.runtime.module import CompiledAttention
+from attnspec.verification.formulas import SIZE
+from attnspec.verification.pairs import LONGEST, TooLong
+from attnspec.verification.report import Check, Verification, together
+from attnspec.verification.trial import Shape, Trial, sample_inputs
+
+FEW = 5
+"""Queries at the end that are tried of the backend that takes only a few."""
+
+HEADS = 2
+"""The heads that are tried where the spec declares none."""
+
+
+def verify(
+    program: Program, n: int, *, backend: str = AUTO, module: nn.Module | None = None
+) -> Verification:
+    """Compares a module of the program, by default one that is built here, with the spec's meaning.
+
+    The module must be a `CompiledAttention`, also one of a standalone file. The backend that is for
+    the steps of generation is tried on the last few queries.
+
+    Raises ValueError for n above LONGEST, for one that the spec does not have, and where it is too
+    long for what would run it; BackendError for a backend that refuses.
+    """
+    forced = module is None and backend == BandsBackend.name
+    own = CompiledAttention(plan_data(program, backend)) if module is None else module
+    return _tried(program, cast(CompiledAttention, own), n, forced)
+
+
+def verify_pairs(program: Program, n: int, *, backend: str = AUTO) -> Verification:
+    """Compares the pairs that what would run holds with the spec's, each once, and runs nothing: a
+    fraction of the time of `verify`. What has no layout, such as the definition, has no checks.
+
+    Raises ValueError and BackendError as `verify` does.
+    """
+    attention = CompiledAttention(plan_data(program, backend))
+    return _tried(program, attention, n, backend == BandsBackend.name, only_pairs=True)
+
+
+def verify_each(program: Program, n: int, backends: Sequence[str]) -> Verification:
+    """The same with each of these backends; those that refuse, or that n is too long for, are
+    named in the report. Raises BackendError or TooLong where all of them are."""
+    found: list[Verification] = []
+    refused: list[tuple[str, str]] = []
+    last: BackendError | TooLong | None = None
+    for backend in backends:
+        try:
+            found.append(verify(program, n, backend=backend))
+        except (BackendError, TooLong) as error:
+            refused.append((backend, str(error)))
+            last = error
+    if last is not None and not found:
+        raise last
+    return together(found, refused)
+
+
+def _tried(
+    program: Program,
+    attention: CompiledAttention,
+    n: int,
+    forced: bool,
+    only_pairs: bool = False,
+) -> Verification:
+    if not 1 <= n <= LONGEST:
+        raise ValueError(f"n must be between 1 and {LONGEST}, got {n}")
+    attention.make_parameters(SIZE, SIZE)
+    few = attention.backend == RowsBackend.name and n > FEW
+    n_q = FEW if few else n
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        with learned(attention):
+            found = _verified(program, attention, n_q, n, forced, only_pairs)
+    if not few:
+        return found
+    others = f"other queries than the last {FEW}: {RowsBackend.name} takes a few at a time"
+    return replace(found, skipped=(*found.skipped, others))
+
+
+def _verified(
+    program: Program,
+    module: CompiledAttention,
+    n_q: int,
+    n: int,
+    forced: bool,
+    only_pairs: bool,
+) -> Verification:
+    checks: list[Check] = []
+    skipped: list[str] = []
+    exhaustive = n_q == n
+    heads = program.heads or HEADS
+    data = sample_inputs(program, n)
+    for works, layers in _distinct(program, heads, n_q, n):
+        shape = Shape(n_q, n, layers, heads, program.heads is not None)
+        trial = Trial(module, shape, works, data, forced)
+        found = trial.pair_checks() if only_pairs else trial.checks()
+        checks.extend(sorted(found, key=lambda check: check.heads or ()))
+        skipped.extend(trial.skipped)
+        exhaustive &= trial.exhaustive
+    return Verification(program.name, n, exhaustive, tuple(checks), tuple(dict.fromkeys(skipped)))
+
+
+def _distinct(
+    program: Program, heads: int, n_q: int, n: int
+) -> list[tuple[tuple[tuple[Work, tuple[int, ...]], ...], tuple[int, ...]]]:
+    """The groups of heads that layers compute, with the layers that share them."""
+    stands = stand_ins(program)
+    seen: dict[tuple[tuple[Work, tuple[int, ...]], ...], list[int]] = {}
+    for layer in range(program.layers or 1):
+        works = tuple(works_of(program, layer, heads, n_q, n, stands))
+        seen.setdefault(works, []).append(layer)
+    return [(works, tuple(layers)) for works, layers in seen.items()]
+
+
+@contextmanager
+def learned(module: CompiledAttention) -> Iterator[None]:
+    """Random numbers in place of what is learned, which may start as zeros and would show nothing.
+
+    Layers of networks keep the size that they start with, so that they do not amplify roundings.
+    """
+    parts = learned_parts(module.program)
+    scaled = {name for (_, part), name in parts.items() if part.start == "scaled"}
+    before = [parameter.detach().clone() for parameter in module.parameters()]
+    try:
+        with torch.no_grad():
+            for name, parameter in module.named_parameters():
+                width = parameter.shape[-1] if name in scaled else 1
+                parameter.normal_(std=1 / math.sqrt(max(1, width)))
+        yield
+    finally:
+        with torch.no_grad():
+            for parameter, value in zip(module.parameters(), before, strict=True):
+                parameter.copy_(value)

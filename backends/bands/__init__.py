@@ -1,0 +1,1 @@
+"""Bands in any order of tokens: partial attentions merged by their log-sum-exps."""

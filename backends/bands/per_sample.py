@@ -1,0 +1,117 @@
+"""Bands for graphs that read run-time inputs: laid out for each sample when its inputs are seen.
+
+Packed documents cost what their blocks cost. Layouts of the last few inputs are kept, so the layers
+of a model that share them lay out once. Where a layout cannot help (compilation, transforms,
+dropout) and where it would cost more, the dense definition computes the call.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import replace
+
+import numpy as np
+import torch
+
+from attnspec.backends.bands.kernel import SteppedKernel
+from attnspec.backends.common.masks import with_data
+from attnspec.backends.common.torch_modes import is_transformed
+from attnspec.backends.dense.kernel import dense_kernel
+from attnspec.layout.steps import bands_of, layouts_of, seconds_of
+from attnspec.lower.cache import Cache, apart
+from attnspec.lower.work import Call, Kernel, Work
+
+KEPT = 32
+"""How many samples' layouts a kernel keeps."""
+
+
+class ReadingKernel:
+    """Computes every sample of a call by the graph that its inputs make."""
+
+    def __init__(self, work: Work, heads: tuple[int, ...], device: torch.device) -> None:
+        self.work, self.heads, self.device = work, heads, device
+        self._dense: Kernel | None = None
+        self._kernels: Cache[tuple[bytes, ...], Kernel | None] = Cache(KEPT)
+
+    def known(self, work: Work) -> Kernel | None:
+        """What runs the work with inputs in place; None for the definition."""
+        raise NotImplementedError
+
+    def unknown(self) -> Kernel:
+        """The definition, which takes the inputs of any call."""
+        raise NotImplementedError
+
+    @property
+    def dense(self) -> Kernel:
+        """The definition; its mask is built when it is first needed."""
+        if self._dense is None:
+            # it is kept, so the modes of this call must not reach it
+            self._dense = apart(self.unknown)
+        return self._dense
+
+    def make_traceable(self) -> None:
+        """Builds what a traced call runs."""
+        _ = self.dense
+
+    def __call__(
+        self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, call: Call
+    ) -> torch.Tensor:
+        if torch.compiler.is_compiling() or is_transformed() or call.dropout_p:
+            return self.dense(q, k, v, call)
+        kernels = [self.kernel_of(call.data, sample) for sample in range(len(q))]
+        if all(kernel is None for kernel in kernels):
+            return self.dense(q, k, v, call)
+        outs = []
+        for sample, kernel in enumerate(kernels):
+            part = slice(sample, sample + 1)
+            one = replace(
+                call,
+                padding=None if call.padding is None else call.padding[part],
+                data={name: values[part] for name, values in call.data.items()},
+            )
+            outs.append((kernel or self.dense)(q[part], k[part], v[part], one))
+        return outs[0] if len(outs) == 1 else torch.cat(outs)
+
+    def kernel_of(self, data: Mapping[str, torch.Tensor], sample: int) -> Kernel | None:
+        """What runs one sample's inputs; None for the definition."""
+        found = {name: _values(data[name][sample]) for name in self.work.reads}
+        key = tuple(values.tobytes() for values in found.values())
+        return self._kernels.get(key, lambda: apart(lambda: self._build(found)))
+
+    def _build(self, found: Mapping[str, np.ndarray]) -> Kernel | None:
+        values = {name: x if x.ndim else x.item() for name, x in found.items()}
+        return self.known(
+            replace(self.work, relation=with_data(self.work.relation, values), reads=())
+        )
+
+
+class ReadingBands(ReadingKernel):
+    """Chooses bands or dense for every sample, by the estimate for its inputs."""
+
+    def __init__(
+        self,
+        work: Work,
+        heads: tuple[int, ...],
+        device: torch.device,
+        dense_seconds: float,
+    ) -> None:
+        super().__init__(work, heads, device)
+        self.dense_seconds = dense_seconds
+
+    def known(self, work: Work) -> Kernel | None:
+        bands = bands_of(work.relation, work.n_q, work.n_k)
+        seconds = seconds_of(bands, work.n_q)
+        if not math.isfinite(seconds) or seconds > self.dense_seconds:
+            return None
+        layouts = layouts_of(bands, work.n_q, work.n_k)
+        return SteppedKernel(work, self.heads, self.device, layouts)
+
+    def unknown(self) -> Kernel:
+        return dense_kernel(self.work, self.heads, self.device)
+
+
+def _values(tensor: torch.Tensor) -> np.ndarray:
+    """One sample of an input: bool or int [n_k], or the number of a length [1, 1]."""
+    values = tensor.detach().cpu().numpy()
+    return values.reshape(()) if values.ndim == 2 else values

@@ -1,0 +1,175 @@
+"""Pieces of runs in torch: their rows are taken, their masks made, their results put back."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch.nn import functional
+
+from attnspec.backends.common.score_formula import HALF
+from attnspec.layout.runs import Run
+from attnspec.layout.tile_layout import FULL_TILE
+
+PIECE = 1 << 20
+"""Numbers in the largest temporary of a piece: what stays in the cache and costs no page faults."""
+
+
+@dataclass(frozen=True)
+class Piece:
+    """A part of a run: blocks `low:high`, and of their queries `first:last`."""
+
+    run: TensorRun
+    low: int
+    high: int
+    first: int
+    last: int
+
+    @property
+    def blocks(self) -> int:
+        return self.high - self.low
+
+    @property
+    def height(self) -> int:
+        return self.last - self.first
+
+    @property
+    def rows(self) -> slice:
+        """Where the queries stand among all queries of the run."""
+        start = self.low * self.run.height + self.first
+        return slice(start, start + self.blocks * self.height)
+
+
+class TensorRun:
+    """A run with its positions and masks as tensors of one device."""
+
+    def __init__(self, run: Run, tile: int, masks: torch.Tensor | None, device: torch.device):
+        self.blocks, self.height, self.width, self.tile = run.blocks, run.height, run.width, tile
+        self.queries = torch.from_numpy(run.queries.ravel()).to(device)
+        self.tiles = torch.from_numpy(run.tiles).to(device)
+        self.first_query = _start_of(run.queries)
+        first_tile = _start_of(run.tiles)
+        whole = run.blocks == 1 or run.width == run.tiles.shape[1] * tile
+        self.first_key = None if first_tile is None or not whole else first_tile * tile
+        self.shared = None if run.shared is None else torch.from_numpy(run.shared).to(device)
+        self.kinds = None if run.kinds is None else torch.from_numpy(run.kinds).to(device)
+        self.masks = masks
+
+    def pieces(self, per_block: int, per_row: int) -> Iterator[Piece]:
+        """Parts whose temporaries stay below PIECE numbers, if a block takes `per_block` of them
+        or a single row `per_row`."""
+        if self.blocks > 1 or (self.height <= self.tile and per_block <= PIECE):
+            step = max(1, PIECE // max(1, per_block))
+            for low in range(0, self.blocks, step):
+                yield Piece(self, low, min(low + step, self.blocks), 0, self.height)
+            return
+        step = max(1, PIECE // max(1, per_row))
+        if step > self.tile:
+            step -= step % self.tile
+        for first in range(0, self.height, step):
+            yield Piece(self, 0, 1, first, min(first + step, self.height))
+
+    def keys(self, piece: Piece) -> torch.Tensor:
+        """The rows of k that a piece reads, int64 [blocks, width]."""
+        inside = torch.arange(self.tile, device=self.tiles.device)
+        at = self.tiles[piece.low : piece.high, :, None] * self.tile + inside
+        return at.flatten(1)[:, : self.width]
+
+    def mask(self, piece: Piece) -> torch.Tensor | None:
+        """The piece's mask, bool [h, w] or [blocks, h, w], or None."""
+        if self.shared is not None:
+            return self.shared[piece.first : piece.last]
+        if self.kinds is None or self.masks is None:
+            return None
+        above = piece.first // self.tile
+        tall = slice(above, -(-piece.last // self.tile))
+        kinds = self.kinds[piece.low : piece.high, tall]
+        held = self.masks[kinds] | (kinds == FULL_TILE)[..., None, None]
+        held = held.transpose(2, 3).flatten(3, 4).flatten(1, 2)
+        top = piece.first - above * self.tile
+        return held[:, top : top + piece.height, : self.width]
+
+
+def _start_of(positions: np.ndarray) -> int | None:
+    """The first position, if all of them follow one another."""
+    flat = positions.ravel()
+    return int(flat[0]) if (np.diff(flat) == 1).all() else None
+
+
+def rows_of(x: torch.Tensor, piece: Piece) -> torch.Tensor:
+    """The queries of a piece: [B, K, R, n_q, d] -> [B, K, R, blocks, h, d]."""
+    first, rows = piece.run.first_query, piece.rows
+    if first is None:
+        x = x.index_select(3, piece.run.queries[rows])
+    else:
+        x = x[:, :, :, first + rows.start : first + rows.stop]
+    return x.view(*x.shape[:3], piece.blocks, piece.height, x.shape[4])
+
+
+def keys_of(x: torch.Tensor, piece: Piece) -> torch.Tensor:
+    """The keys of a piece: [B, K, n_k, d] -> [B, K, blocks, w, d]."""
+    run = piece.run
+    if run.first_key is None:
+        x = x.index_select(2, run.keys(piece).flatten())
+    else:
+        first = run.first_key + piece.low * run.width
+        x = x[:, :, first : first + piece.blocks * run.width]
+    return x.view(*x.shape[:2], piece.blocks, run.width, x.shape[3])
+
+
+def in_rows(x: torch.Tensor) -> torch.Tensor:
+    """The same numbers with every row in one piece, as the flash kernel takes them for granted."""
+    return x if x.stride(-1) == 1 else x.contiguous()
+
+
+def folded(x: torch.Tensor) -> torch.Tensor:
+    """[B, K, R, blocks, h, d] -> [B K, blocks, R h, d]: more rows for the same keys."""
+    batch, keys, repeat, blocks, height, size = x.shape
+    return x.transpose(2, 3).reshape(batch * keys, blocks, repeat * height, size)
+
+
+def put(into: torch.Tensor, piece: Piece, found: torch.Tensor) -> None:
+    """Writes [B K, blocks, R h, d] to the piece's rows of [B, K, R, n_q, d]."""
+    batch, keys, repeat, _, size = into.shape
+    found = found.view(batch, keys, piece.blocks, repeat, piece.height, size).transpose(2, 3)
+    first, rows = piece.run.first_query, piece.rows
+    if first is None:
+        into.index_copy_(3, piece.run.queries[rows], found.flatten(3, 4))
+    else:
+        place = into[:, :, :, first + rows.start : first + rows.stop]
+        place.view(batch, keys, repeat, piece.blocks, piece.height, size).copy_(found)
+
+
+def add(into: torch.Tensor, piece: Piece, found: torch.Tensor) -> None:
+    """Adds [B K, blocks, w, d] to the tiles [B, K, tiles, tile, d] that it stems from."""
+    batch, keys, _, tile, size = into.shape
+    run = piece.run
+    rest = -run.width % tile
+    if rest:
+        found = functional.pad(found, (0, 0, 0, rest))
+    found = found.reshape(batch, keys, -1, tile, size)
+    if run.first_key is not None:
+        first = (run.first_key + piece.low * run.width) // tile
+        into[:, :, first : first + found.shape[2]] += found
+    else:
+        tiles = run.tiles[piece.low : piece.high]
+        into.index_add_(2, tiles.flatten(), found.to(into.dtype))
+
+
+def bias_of(piece: Piece, q: torch.Tensor, padding: torch.Tensor | None) -> torch.Tensor | None:
+    """What to add to the scores of a piece, 0 or -inf, or None: [1, 1 or blocks, R h, w]."""
+    run = piece.run
+    mask = run.mask(piece)
+    if mask is not None:
+        mask = mask.view(-1, *mask.shape[-2:])
+    if padding is not None:
+        real = padding[0][run.keys(piece)][:, None]
+        mask = real.expand(-1, piece.height, -1) if mask is None else mask & real
+    if mask is None:
+        return None
+    kind = torch.float32 if q.dtype in HALF else q.dtype
+    bias = q.new_zeros(mask.shape, dtype=kind).masked_fill_(~mask, -math.inf)
+    return bias.repeat(1, q.shape[2], 1)[None]

@@ -1,0 +1,197 @@
+"""The formula of exact attention in tensor operations: scores, their changes, mask, weights.
+
+It differentiates to any order and under torch.func, exports, and runs on every device. Tensors
+come as blocks: q [B, K, R, G, h, d], k [B, K, G, w, d], v [B, K, G, w, e] for K key heads with R
+query heads each and G independent blocks of h queries and w keys.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch.nn import functional
+
+from attnspec.lower.work import Alibi, Bias, Call, Change, Softcap, Work
+
+HALF = (torch.float16, torch.bfloat16)
+"""Types whose sums are kept in float32."""
+
+
+@dataclass(frozen=True)
+class Blocks:
+    """Where the blocks of a computation lie.
+
+    `distance` is q - k as int64 [G, h, w], `mask` bool, True = attends, both broadcastable to
+    [B, K, R, G, h, w]; None where nothing asks for them.
+    """
+
+    distance: torch.Tensor | None
+    mask: torch.Tensor | None
+
+
+def scale_of(work: Work, size: int) -> float:
+    """The factor of the scores for heads of a size."""
+    if work.scale is not None:
+        return work.scale
+    return 1.0 / math.sqrt(size) if size else 1.0
+
+
+def slopes_of(changes: Sequence[Change], heads: Sequence[int]) -> dict[Alibi, list[float]]:
+    """The slope of each head for every `alibi` among the changes."""
+    return {
+        change: [2.0 ** (-8.0 * (head + 1) / change.heads) for head in heads]
+        for change in changes
+        if isinstance(change, Alibi)
+    }
+
+
+def bucket_table(change: Bias, n_k: int, device: torch.device) -> torch.Tensor:
+    """The bucket of every distance q - k from -m to m, shifted by m, int64 [2 m + 1].
+
+    Where one may be further than m = len // 2 away, its bucket is that of m.
+    """
+    last = farthest(change.buckets, change.max_distance, change.two_sided)
+    most = max(0, min(n_k - 1, last))
+    distance = np.arange(-most, most + 1)
+    found = bucket_of(distance, change.buckets, change.max_distance, change.two_sided)
+    return torch.from_numpy(found).to(device)
+
+
+class Formula:
+    """Attention of one work for some heads; holds the constants its score changes need."""
+
+    def __init__(self, work: Work, heads: tuple[int, ...], device: torch.device) -> None:
+        self.work = work
+        self.slopes = {
+            change: torch.from_numpy(np.array(slopes)).to(device)
+            for change, slopes in slopes_of(work.changes, heads).items()
+        }
+        self.buckets = {
+            change: bucket_table(change, work.n_k, device)
+            for change in work.changes
+            if isinstance(change, Bias)
+        }
+
+    @property
+    def needs_distance(self) -> bool:
+        """Whether a score change asks how far apart query and key are."""
+        return bool(self.slopes or self.buckets)
+
+    def __call__(
+        self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, blocks: Blocks, call: Call
+    ) -> torch.Tensor:
+        """The output blocks [B, K, R, G, h, e] in the type of q."""
+        batch, keys, repeat, groups, rows, _ = q.shape
+        kept = q.dtype
+        if kept in HALF:
+            q, k, v = q.float(), k.float(), v.float()
+        # the query heads of one key head are more rows of one product, so that keys are not copied
+        q = q.transpose(2, 3).reshape(batch, keys, groups, repeat * rows, q.shape[-1])
+        scores = (q * scale_of(self.work, q.shape[-1])) @ k.transpose(-1, -2)
+        scores = scores.view(batch, keys, groups, repeat, rows, k.shape[-2]).transpose(2, 3)
+        scores = self.changed(scores, blocks.distance, call)
+        weights = weigh(scores, blocks.mask, self.work.normalize)
+        if call.dropout_p:
+            weights = functional.dropout(weights, call.dropout_p)
+        weights = weights.transpose(2, 3).reshape(batch, keys, groups, repeat * rows, k.shape[-2])
+        out = (weights @ v).view(batch, keys, groups, repeat, rows, v.shape[-1])
+        return out.transpose(2, 3).to(kept)
+
+    def changed(
+        self, scores: torch.Tensor, distance: torch.Tensor | None, call: Call
+    ) -> torch.Tensor:
+        for change in self.work.changes:
+            if isinstance(change, Softcap):
+                scores = change.cap * torch.tanh(scores / change.cap)
+            elif distance is not None:
+                heads = scores.shape[1:3]
+                if isinstance(change, Alibi):
+                    slopes = self.slopes[change].to(scores.dtype).view(*heads, 1, 1, 1)
+                    scores = scores - slopes * distance.abs()
+                else:
+                    table = self.buckets[change]
+                    most = len(table) // 2
+                    bucket = table[distance.clamp(-most, most) + most]
+                    bias = call.tables[change.table][:, bucket].to(scores.dtype)
+                    scores = scores + bias.view(*heads, *bucket.shape)
+        return scores
+
+
+def weigh(scores: torch.Tensor, mask: torch.Tensor | None, normalize: str) -> torch.Tensor:
+    """The weights of scores [..., w] under a mask; a row without a key weighs nothing."""
+    if scores.shape[-1] == 0:
+        return scores
+    weights, total = shares(scores, mask, normalize)
+    return weights if total is None else weights / total
+
+
+def shares(
+    scores: torch.Tensor, mask: torch.Tensor | None, normalize: str
+) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """The weights of scores [..., w], w > 0, as numerators and what divides them, if anything."""
+    if normalize == "sigmoid":
+        weights = torch.sigmoid(scores)
+        return (weights if mask is None else weights.masked_fill(~mask, 0.0)), None
+    if normalize == "relu":
+        weights = torch.relu(scores)
+        if mask is not None:
+            weights = weights.masked_fill(~mask, 0.0)
+        total = weights.sum(-1, keepdim=True)
+        return weights, torch.where(total > 0, total, 1.0)
+    if mask is not None:
+        scores = scores.masked_fill(~mask, -torch.inf)
+    # the shift cancels in the quotient, so that it has no gradient
+    top = scores.detach().amax(-1, keepdim=True)
+    top = top.clamp_min(0.0) if normalize == "softmax1" else torch.where(top > -torch.inf, top, 0.0)
+    weights = torch.exp(scores - top)
+    total = weights.sum(-1, keepdim=True)
+    if normalize == "softmax1":
+        return weights, total + torch.exp(-top)
+    return weights, torch.where(total > 0, total, 1.0)
+
+
+def thresholds(buckets: int, max_distance: int) -> list[int]:
+    """The least distance of every bucket but the first, for one direction."""
+    exact = buckets // 2
+    if exact == 0:
+        return []
+    wide = buckets - exact
+    near = list(range(1, exact + 1))
+    return near + [_least(step, wide, exact, max_distance) for step in range(1, wide)]
+
+
+def _least(step: int, wide: int, exact: int, max_distance: int) -> int:
+    """The least x >= exact with (x / exact)^wide >= (max_distance / exact)^step."""
+    right = max_distance**step * exact ** (wide - step)
+
+    def reaches(x: int) -> bool:
+        return bool(x**wide >= right)
+
+    low, high = exact, max(exact, max_distance)
+    while low < high:
+        middle = (low + high) // 2
+        if reaches(middle):
+            high = middle
+        else:
+            low = middle + 1
+    return low
+
+
+def farthest(buckets: int, max_distance: int, two_sided: bool) -> int:
+    """The distance from which on all have the same bucket."""
+    return max(thresholds(buckets // 2 if two_sided else buckets, max_distance), default=0)
+
+
+def bucket_of(distance: np.ndarray, buckets: int, max_distance: int, two_sided: bool) -> np.ndarray:
+    """The bucket of each distance q - k, int64; later keys have the upper half if `two_sided`."""
+    side = buckets // 2 if two_sided else buckets
+    steps = np.array(thresholds(side, max_distance), np.int64)
+    far = np.abs(distance) if two_sided else np.maximum(distance, 0)
+    bucket = np.searchsorted(steps, far, side="right")
+    if two_sided:
+        bucket = bucket + side * (distance < 0)
+    return np.asarray(bucket, np.int64)

@@ -1,0 +1,49 @@
+"""The living definition: every score of every pair, masked; for short sequences and as reference.
+
+It runs every graph on every device, differentiates to any order, exports, and takes n_q * n_k
+numbers per head.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar
+
+from attnspec.lower.cost_model import current, dense_seconds
+from attnspec.lower.work import Kernel, Work
+
+if TYPE_CHECKING:
+    import torch
+
+MOST = 1 << 36
+"""Pairs above which a mask, let alone scores, is out of the question: 64 gigabytes for a head."""
+
+
+@dataclass(frozen=True)
+class Dense:
+    """Scores of all pairs in one product; from `large` scores on fused, where that is the same."""
+
+    large: int | None = None
+
+    name: ClassVar = "dense"
+
+    @property
+    def least(self) -> float:
+        return current().dense_call
+
+    def refuses(self, work: Work, device: str) -> str | None:
+        pairs = work.n_q * work.n_k
+        if pairs > MOST:
+            return f"at most {MOST:,} pairs are looked at one by one, and there are {pairs:,}"
+        return None
+
+    def cost(self, work: Work) -> float:
+        return dense_seconds(work)
+
+    def steps(self, work: Work) -> tuple[str, ...]:
+        return (f"all {work.n_q:,} x {work.n_k:,} scores",)
+
+    def build(self, work: Work, heads: tuple[int, ...], device: torch.device) -> Kernel:
+        from attnspec.backends.dense.kernel import LARGE, dense_kernel
+
+        return dense_kernel(work, heads, device, LARGE if self.large is None else self.large)

@@ -1,0 +1,1 @@
+"""Mechanisms: sums of features, low rank, and graphs beside them."""

@@ -1,0 +1,107 @@
+"""Mechanisms: attention as a product of factors, or as a mixing, instead of weights of pairs.
+
+Each mechanism has a kernel of its own in `backends.factored.kernels`. Time and memory go with its
+factors:
+linear in n for kernels and low ranks. With a graph beside it, the kernel's sums run over all keys,
+what it gave the pairs of the graph is taken away, and their exact weights, computed in bands as
+those of a graph alone, share its denominator. Graphs that read run-time inputs are laid out for
+every sample's inputs.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, ClassVar
+
+from attnspec.backends.factored.hybrid.lag import lagged
+from attnspec.ir.mechanisms.declaration import MechanismDeclaration
+from attnspec.layout.steps import Banded, bands_of, reading_seconds, seconds_of
+from attnspec.lower.cost_model import current
+from attnspec.lower.mechanism_costs import flops_of, pair_flops_of
+from attnspec.lower.work import Kernel, Work, mechanism_of
+
+if TYPE_CHECKING:
+    import torch
+
+SIZE = 64
+"""The size of the heads that estimates are about."""
+
+
+class FactoredBackend:
+    """Each mechanism by its own formula, a graph beside it in bands."""
+
+    name = "factored"
+
+    runs_mechanisms: ClassVar[bool] = True
+
+    @property
+    def least(self) -> float:
+        return current().dense_call
+
+    def refuses(self, work: Work, device: str) -> str | None:
+        mechanism = work.mechanism
+        if mechanism is None:
+            return "it runs formulas, and this is a graph"
+        if work.scale is not None:
+            if not (mechanism.scaled or work.hybrid):
+                return f"the formula of `{mechanism.name}` takes no `scale`"
+            if mechanism.scaled and work.scale <= 0:
+                return f"`{mechanism.name}` takes the root of `scale`, which is {work.scale:g}"
+        if work.hybrid:
+            return _apart(work, mechanism)
+        if getattr(mechanism, "gated", False) and not work.causal:
+            return "a gate forgets earlier keys, which the causal form alone has: write `causal`"
+        return None
+
+    def cost(self, work: Work) -> float:
+        rates = current()
+        # a pair takes 4 operations for every channel
+        operation = rates.dense_pair / (4 * SIZE)
+        seconds = rates.dense_call + operation * _operations(work)
+        if work.hybrid and work.reads:
+            seconds += reading_seconds(work)
+        elif work.hybrid:
+            seconds += seconds_of(_bands(work), work.n_q)
+            # what the kernel gives the pairs, forward
+            each, _ = pair_flops_of(mechanism_of(work), SIZE)
+            _, rest = lagged(work)
+            others = () if rest is None else bands_of(rest, work.n_q, work.n_k)
+            pairs = sum(band.amounts.get("bands_pair", 0.0) for band in others)
+            seconds += operation * pairs * each
+        return seconds
+
+    def steps(self, work: Work) -> tuple[str, ...]:
+        form = "causal form" if work.causal else "all positions"
+        found = f"{form}, about {_operations(work):,} operations for a head of size {SIZE}"
+        if not work.hybrid:
+            return (found,)
+        if work.reads:
+            return (found, "the graph instead as the inputs of a call decide")
+        return (found, *(f"the graph instead in {band}" for band in _bands(work)))
+
+    def build(self, work: Work, heads: tuple[int, ...], device: torch.device) -> Kernel:
+        from attnspec.backends.factored.kernels import kernel_of
+
+        return kernel_of(work, heads, device)
+
+
+def _apart(work: Work, mechanism: MechanismDeclaration) -> str | None:
+    """Why a graph and a mechanism have no sum of weights in common, or None."""
+    if work.normalize != "softmax":
+        return f"exact weights are those of a softmax, not of `normalize {work.normalize}`"
+    if getattr(mechanism, "gated", False):
+        return "a gate forgets, so that the kernel gives a pair no weight of its own"
+    if getattr(mechanism, "normalize", "sum") == "none":
+        return "`normalize = none` has no denominator to share"
+    if not work.reads and not math.isfinite(seconds_of(_bands(work), work.n_q)):
+        return f"its graph at n = {work.n_k:,} is too many tiles"
+    return None
+
+
+def _operations(work: Work) -> int:
+    return flops_of(mechanism_of(work), work.n_k, SIZE)
+
+
+def _bands(work: Work) -> tuple[Banded, ...]:
+    """The steps of the graph."""
+    return bands_of(work.relation, work.n_q, work.n_k)

@@ -1,0 +1,234 @@
+"""What mechanisms hold and move beside q, k, v and the output, on the CPU, forward.
+
+Counted in numbers, by the products of their formulas as `backends.factored.kernels` computes them:
+features by blocks of positions, the weights of few keys by some queries at a time, synthesised
+weights whole. What is held is for all heads of a layer; what is moved counts every intermediate
+result once as written and once as read, for one head.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+from attnspec.backends.factored.hybrid.lag import lagged
+from attnspec.ir.mechanisms.declaration import MechanismDeclaration
+from attnspec.layout.steps import bands_of
+from attnspec.layout.tiling import survey
+from attnspec.lower.mechanism_costs import (
+    CHUNK,
+    SUMS,
+    backward_flops_of,
+    flops_of,
+    given_to,
+    pair_flops_of,
+    pair_width_of,
+    projected_keys,
+    row_flops_of,
+    width_of,
+)
+from attnspec.lower.work import Work, mechanism_of
+
+BLOCK = 1 << 20
+"""Numbers of the features of one block."""
+
+FEW, MANY, ROWS = 256, 1024, 4096
+"""Keys that are few, beside so many queries, whose weights are computed so many at a time."""
+
+FUSED = 1 << 22
+"""Weights from which on attention is fused, and keeps none."""
+
+
+@dataclass(frozen=True)
+class Shape:
+    """n positions of `heads` heads of `size`; `causal` sums are computed by chunks."""
+
+    n: int
+    size: int
+    heads: int
+    causal: bool
+
+    @property
+    def tensor(self) -> int:
+        """Numbers of one of q, k, v of one head."""
+        return self.n * self.size
+
+
+def held(declaration: MechanismDeclaration, shape: Shape) -> int:
+    """The most numbers that all heads hold at one time beside q, k, v and the output."""
+    return int(_HELD[declaration.name](shape, given_to(declaration))) if shape.n else 0
+
+
+def moved(declaration: MechanismDeclaration, shape: Shape) -> int:
+    """The numbers that one head reads and writes, q, k, v and the output among them."""
+    between = int(_BETWEEN[declaration.name](shape, given_to(declaration))) if shape.n else 0
+    return 4 * shape.tensor + 2 * between
+
+
+# --- sums of features -----------------------------------------------------------------------------
+
+
+def _summed(name: str) -> Callable[[Shape, dict[str, Any]], int]:
+    def of(shape: Shape, given: dict[str, Any]) -> int:
+        width, size = width_of(name, shape.size, given), shape.size
+        rows = min(shape.heads * shape.n, max(1, BLOCK // max(width, size)))
+        together = min(shape.heads, max(1, -(-rows // max(1, shape.n))))
+        # features of queries and keys; values with a 1 behind, sums, and what maps are made of
+        found = rows * (2 * width + 3 * size) + 2 * together * width * (size + 1)
+        if shape.causal:
+            found += rows * (3 * CHUNK // 2 + 2 * width * (size + 1) // CHUNK)
+        return found
+
+    return of
+
+
+def _features(name: str) -> Callable[[Shape, dict[str, Any]], int]:
+    def of(shape: Shape, given: dict[str, Any]) -> int:
+        width, n = width_of(name, shape.size, given), shape.n
+        found = 2 * n * width + width * (shape.size + 1)
+        if shape.causal:
+            found += n * CHUNK + -(-n // CHUNK) * width * (shape.size + 1)
+        return found
+
+    return of
+
+
+# --- softmax with few keys ------------------------------------------------------------------------
+
+
+def _attending(shape: Shape, few: int, queries: bool) -> int:
+    """Of attention between all positions and a few rows, which are its queries or its keys."""
+    if few <= FEW and shape.n >= MANY:
+        return few * shape.n if queries else 2 * few * min(shape.n, ROWS)
+    pairs = shape.heads * shape.n * few
+    scaled = shape.heads * shape.size * (few if queries else shape.n)
+    return 0 if pairs >= FUSED else 2 * pairs + scaled
+
+
+def _linformer_held(shape: Shape, given: dict[str, Any]) -> int:
+    keys = projected_keys(shape.n, given)
+    return _attending(shape, keys, False) + 4 * shape.heads * keys * shape.size
+
+
+def _nystrom_held(shape: Shape, given: dict[str, Any]) -> int:
+    marks = min(int(given["landmarks"]), max(1, shape.n))
+    few = shape.heads * (4 * marks * shape.size + 6 * marks * marks)
+    local = shape.heads * shape.tensor // 2 if given["conv"] else 0
+    return few + local + max(_attending(shape, marks, queries) for queries in (True, False))
+
+
+def _synthesized(shape: Shape, given: dict[str, Any]) -> int:
+    """Tables of all pairs of one head: what is synthesised, what it is changed to, weights."""
+    pairs = shape.n * shape.n
+    found = 2 * pairs + (2 * pairs if given["products"] else 0)
+    match given["kind"]:
+        case "random":
+            return found
+        case "factorized_dense":
+            # two factors multiplied for the longest sequence, and cut
+            return found + shape.n * int(given["max_length"])
+        case _:
+            return found + pairs
+
+
+_HELD: dict[str, Callable[[Shape, dict[str, Any]], int]] = {
+    **{name: _summed(name) for name in SUMS},
+    "efficient": lambda s, given: 2 * s.heads * s.tensor,
+    "linformer": _linformer_held,
+    "nystrom": _nystrom_held,
+    "synthesizer": lambda s, given: s.heads * _synthesized(s, given),
+    "mixer": lambda s, given: s.heads * (2 * s.tensor + 2 * int(given["hidden"]) * s.size),
+    "gmlp": lambda s, given: 2 * s.heads * s.tensor,
+    "fourier": lambda s, given: 2 * s.heads * s.tensor,
+}
+
+_BETWEEN: dict[str, Callable[[Shape, dict[str, Any]], int]] = {
+    **{name: _features(name) for name in SUMS},
+    "efficient": lambda s, given: 2 * s.tensor + s.size * s.size,
+    # weights, projected keys and values, and the projections themselves
+    "linformer": lambda s, given: projected_keys(s.n, given) * (2 * s.n + 2 * s.size),
+    "nystrom": lambda s, given: (
+        2 * int(given["landmarks"]) * (s.n + s.size)
+        + int(given["landmarks"]) ** 2 * (4 * int(given["iterations"]) or 4)
+    ),
+    "synthesizer": _synthesized,
+    "mixer": lambda s, given: int(given["hidden"]) * (s.size + 2 * s.n),
+    "gmlp": lambda s, given: s.tensor + s.n * s.n,
+    "fourier": lambda s, given: 2 * s.tensor,
+}
+
+
+PIECE = 1 << 19
+"""Numbers in the largest temporary of the pairs of a graph."""
+
+
+@dataclass(frozen=True)
+class Products:
+    """Operations forward and backward, and numbers moved, of one head; numbers that all heads hold
+    besides q, k, v and the output; whether they were counted from a sample."""
+
+    flops: int
+    backward_flops: int
+    moved: int
+    held: int
+    sampled: bool = False
+
+
+def products_of(work: Work, heads: int, size: int) -> Products:
+    """What the features of a mechanism take.
+
+    Rows of a hybrid that are weighed pair by pair instead, as the numbers of a call decide, are
+    left out: there are few where weights are alike.
+    """
+    mechanism, steps, sampled = mechanism_of(work), list[tuple[int, int]](), False
+    lag = 0
+    if work.hybrid and work.reads:
+        # laid out for the inputs of every call; never more than all pairs
+        steps = [(work.n_q * work.n_k, work.n_k)]
+    elif work.hybrid:
+        lag, rest = lagged(work)
+        for band in bands_of(rest, work.n_q, work.n_k) if rest is not None else ():
+            seen = survey(band.step.relation, work.n_q, work.n_k, band.step.order, band.sizes)
+            pairs = round(sum(seen.area))
+            steps.append((pairs, pairs // max(1, band.sizes[0])))
+            sampled |= seen.sampled
+    n = max(0, work.n_k - lag)
+    shape = Shape(n, size, heads, work.causal)
+    found = Products(
+        flops_of(mechanism, n, size, work.causal),
+        backward_flops_of(mechanism, n, size, work.causal),
+        moved(mechanism, shape),
+        held(mechanism, shape),
+        sampled,
+    )
+    for pairs, read in steps:
+        found = _with_pairs(found, work, (pairs, read), (heads, size))
+    if not work.hybrid:
+        return found
+    # sums of some heads, and what is kept of all of them
+    sums = work.n_q * (size + 1)
+    beside = min(heads, max(2, PIECE // max(1, sums))) * sums + 4 * heads * work.n_q
+    return replace(found, moved=found.moved + 3 * sums, held=found.held + beside)
+
+
+def _with_pairs(
+    before: Products, work: Work, pairs: tuple[int, int], sizes: tuple[int, int]
+) -> Products:
+    """What the pairs of a step take besides; `pairs` are those of one head, and the keys that its
+    blocks read."""
+    (count, read), (heads, size) = pairs, sizes
+    mechanism = mechanism_of(work)
+    forward, backward = pair_flops_of(mechanism, size)
+    rows = work.n_q + work.n_k
+    features = [rows * each for each in row_flops_of(mechanism, size)]
+    width = pair_width_of(mechanism, size)
+    # features and values, features of keys once more in the blocks that read them, and scores
+    parts = work.n_q * width, work.n_k * width, work.n_k * (size + 1), read * width, count
+    return replace(
+        before,
+        flops=before.flops + count * forward + features[0],
+        backward_flops=before.backward_flops + count * backward + features[1],
+        moved=before.moved + 2 * sum(parts) + 2 * count,
+        held=max(before.held, sum(min(PIECE, heads * part) for part in parts)),
+    )

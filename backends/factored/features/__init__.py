@@ -1,0 +1,1 @@
+"""Linear attention: feature maps, their sums, causal scans."""

@@ -1,0 +1,56 @@
+"""Random directions of features: the same on every machine, for each layer, head and draw.
+
+They are drawn in float64 by the generator of `graphs.counter_rng` and rounded to the type of a
+call.
+Nothing of them is learned or stored: seed, layer, head and the number of the draw say what they
+are.
+Source of orthogonal rows: Choromanski et al. 2021, "Rethinking Attention with Performers", 2.4.
+"""
+
+from __future__ import annotations
+
+from typing import TypeAlias
+
+import numpy as np
+import torch
+
+from attnspec.graphs.counter_rng import FEATURES, Stream, normals
+from attnspec.lower.cache import Cache, apart
+
+KEPT = 256
+"""How many sets of directions are kept."""
+
+Wanted: TypeAlias = "tuple[int, int, tuple[int, ...], int, int, int, bool]"
+"""Seed, layer, heads, draw, directions of each head, size of a head, whether orthogonal."""
+
+_kept: Cache[tuple[Wanted, str, str], torch.Tensor] = Cache(KEPT)
+
+
+# traced calls take what it gives as it is
+@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
+def directions(wanted: Wanted, kind: torch.dtype, device: torch.device) -> torch.Tensor:
+    """The directions [heads, count, size] of some heads, in a type and on a device."""
+
+    def build() -> torch.Tensor:
+        seed, layer, heads, draw, count, size, orthogonal = wanted
+        drawn = [one_head(seed, layer, head, draw, count, size, orthogonal) for head in heads]
+        return torch.from_numpy(np.stack(drawn)).to(device, kind)
+
+    # it is kept, so the modes of this call must not reach it
+    return _kept.get((wanted, str(kind), str(device)), lambda: apart(build))
+
+
+def one_head(
+    seed: int, layer: int, head: int, draw: int, count: int, size: int, orthogonal: bool
+) -> np.ndarray:
+    """Gaussian rows [count, size], in blocks of `size` orthogonal to each other if asked: then they
+    have directions of their own, and the lengths of other Gaussian rows."""
+    stream = Stream(seed, FEATURES + draw, layer, head)
+    if not orthogonal:
+        return normals(stream, np.arange(count), size)
+    drawn = normals(stream, np.arange(-(-count // size) * size), 2 * size)
+    found, upper = np.linalg.qr(drawn[:, :size].reshape(-1, size, size))
+    # the signs that a factorisation happens to choose are no part of a uniform rotation
+    signs = np.sign(np.diagonal(upper, axis1=1, axis2=2))
+    rows = (found * signs[:, None]).swapaxes(1, 2).reshape(-1, size)
+    return np.asarray(rows * np.linalg.norm(drawn[:, size:], axis=1)[:, None])[:count]

@@ -1,0 +1,162 @@
+"""The kernel of all mechanisms whose weights are products of features."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+
+from attnspec.backends.common.torch_modes import is_transformed
+from attnspec.backends.factored.features.chunks import Room
+from attnspec.backends.factored.features.maps import Tables
+from attnspec.backends.factored.features.spans import Given, Summing, Sums, shares
+from attnspec.backends.factored.features.sums import State, differentiate, summed
+from attnspec.backends.factored.low_rank.softmax import check_no_dropout, repeated
+from attnspec.lower.work import Call
+
+WHOLE = 1 << 62
+"""More positions than there are: everything in one block."""
+
+Gate = Callable[[torch.Tensor, Tables, "torch.Tensor | None"], "tuple[torch.Tensor, torch.Tensor]"]
+"""From keys [B, H, n, d], tables and padding to the frames of keys and rows, float64 [B, H, n]."""
+
+
+@dataclass(frozen=True)
+class FeatureKernel:
+    """Runs the mechanism `name`, whose features are summed as `how` says.
+
+    `draws` gives what is drawn, by the size of the heads, their type and the number of the draw;
+    with `by_head` every query head has features of its own, also of the key head that it shares
+    with others. `gate` gives the frames of a forgetting sum.
+    """
+
+    name: str
+    how: Summing
+    by_head: bool = False
+    draws: Callable[[int, torch.dtype, torch.device, int], Tables] | None = None
+    gate: Gate | None = None
+
+    def __call__(
+        self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, call: Call
+    ) -> torch.Tensor:
+        check_no_dropout(self.name, call.dropout_p)
+        out = summed_up(self.how, self.given(q, k, v, call))
+        return out.reshape(*q.shape[:3], v.shape[-1])
+
+    def step(
+        self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, call: Call, state: object
+    ) -> tuple[torch.Tensor, object]:
+        """The causal sums of more positions, on top of those that `state` holds, None at first."""
+        check_no_dropout(self.name, call.dropout_p)
+        given = self.given(q, k, v, call)
+        before = state if isinstance(state, State) else State()
+        if given.gate is not None:
+            # the frames of a gate count from the state
+            before = State(before.sums)
+        outs, sums = [], Sums(self.how, given)
+        for found in summed(sums, before):
+            outs.append(sums.unchunked(self.how.quotient.of(found.sums, found.logs), found.span))
+            before = found.after
+        out = torch.cat(outs, 3).to(q.dtype)
+        return out.reshape(*q.shape[:3], v.shape[-1]), before
+
+    def given(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, call: Call) -> Given:
+        """What is summed: heads beside the key head that they read, and all tables."""
+        batch, heads, rows, size = q.shape
+        kind = torch.promote_types(q.dtype, torch.float32)
+        tables = {name: table.to(kind) for name, table in call.tables.items()}
+        if self.draws is not None:
+            tables.update(self.draws(size, kind, q.device, call.draw))
+        if self.by_head:
+            k, v = repeated(k, heads), repeated(v, heads)
+        gate = None if self.gate is None else self.gate(k, tables, call.padding)
+        q = q.reshape(batch, k.shape[1], heads // k.shape[1], rows, size)
+        return Given(q, k, v, call.padding, gate, tables)
+
+
+def summed_up(how: Summing, given: Given) -> torch.Tensor:
+    """What the sums of all queries are worth [B, K, R, n_q, d_v]."""
+    names = sorted(given.tables)
+    parts = [given.q, given.k, given.v, *(given.gate or ()), *(given.tables[x] for x in names)]
+    if is_transformed() or torch.compiler.is_compiling():
+        return composed(how, given)
+    if torch.is_grad_enabled() and any(x.requires_grad for x in parts):
+        out: torch.Tensor = _Summed.apply(  # type: ignore[no-untyped-call]
+            how, given.padding, names, given.gate is not None, *parts
+        )
+        return out
+    return _forward(how, given)[0]
+
+
+def composed(how: Summing, given: Given) -> torch.Tensor:
+    """The same in operations that differentiate to any order, all positions in one block."""
+    sums, outs = Sums(how, given, WHOLE), []
+    for found in summed(sums, State()):
+        outs.append(sums.unchunked(how.quotient.of(found.sums, found.logs), found.span))
+    return torch.cat(outs, 3).to(given.q.dtype)
+
+
+def _forward(how: Summing, given: Given) -> tuple[torch.Tensor, torch.Tensor, list[list[State]]]:
+    """The same, the sums of the weights [B, K, R, n_q], and, for each share, the states before its
+    spans."""
+    out = given.q.new_empty(*given.q.shape[:-1], given.v.shape[-1])
+    kind = torch.promote_types(out.dtype, torch.float32)
+    totals = torch.zeros(given.q.shape[:-1], dtype=kind, device=out.device)
+    states: list[list[State]] = []
+    room = Room()
+    for share in shares(how, given):
+        sums = Sums(how, given.part(share), room=room)
+        states.append([])
+        for found in summed(sums, State()):
+            rows = slice(found.span.low - sums.first, found.span.high - sums.first)
+            some = sums.unchunked(how.quotient.of(found.sums, found.logs), found.span)
+            out[share][:, :, :, rows] = some
+            if how.quotient.divides:
+                total = sums.unchunked(found.sums[..., -1:], found.span)
+                totals[share][:, :, :, rows] = total[..., 0]
+            states[-1].append(found.state)
+    return out, totals, states
+
+
+class _Summed(torch.autograd.Function):
+    """Block by block, and composed for derivatives of the derivative."""
+
+    @staticmethod
+    def forward(ctx, how, padding, names, gated, *parts):  # type: ignore[no-untyped-def]
+        given = _given(padding, names, gated, parts)
+        out, totals, states = _forward(how, given)
+        ctx.how, ctx.padding, ctx.names, ctx.gated = how, padding, names, gated
+        ctx.states = states
+        ctx.save_for_backward(*parts, out, totals)
+        return out
+
+    @staticmethod
+    def backward(ctx, grad):  # type: ignore[no-untyped-def]
+        *parts, out, totals = ctx.saved_tensors
+        given = _given(ctx.padding, ctx.names, ctx.gated, parts)
+        if torch.is_grad_enabled():
+            again = composed(ctx.how, given)
+            wanted = [x for x in parts if x.requires_grad]
+            found = iter(
+                torch.autograd.grad(again, wanted, grad, create_graph=True, allow_unused=True)
+            )
+            grads = [next(found) if x.requires_grad else None for x in parts]
+        else:
+            into, room = given.gradients(), Room()
+            for share, states in zip(shares(ctx.how, given), ctx.states, strict=True):
+                sums = Sums(ctx.how, given.part(share), room=room)
+                at = out[share], totals[share], grad[share]
+                differentiate(sums, into.part(share), *at, states)
+            grads = [into.q, into.k, into.v, *(into.gate or ())]
+            grads += [into.tables[name] for name in ctx.names]
+        return None, None, None, None, *grads
+
+
+def _given(
+    padding: torch.Tensor | None, names: list[str], gated: bool, parts: Sequence[torch.Tensor]
+) -> Given:
+    q, k, v, *rest = parts
+    gate = (rest[0], rest[1]) if gated else None
+    tables = dict(zip(names, rest[2:] if gated else rest, strict=True))
+    return Given(q, k, v, padding, gate, tables)

@@ -1,0 +1,1 @@
+"""A graph beside a mechanism, with one shared denominator."""

@@ -1,0 +1,158 @@
+"""`GRAPH + MECHANISM` in operations that differentiate to any order, transform, trace and run on
+any device: in tiles in natural order, or, where the graph reads run-time inputs, on all pairs.
+
+Tiles without a pair of the graph are sums of features; pairs in other tiles are weighed one by one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+
+import numpy as np
+import torch
+
+from attnspec.backends.common.masks import mask_plan
+from attnspec.backends.common.pieces import keys_of, rows_of
+from attnspec.backends.common.score_formula import Blocks, Formula
+from attnspec.backends.factored.features.kernel import FeatureKernel
+from attnspec.backends.factored.features.spans import Given
+from attnspec.backends.factored.hybrid.merging import (
+    Columns,
+    Rows,
+    Weighed,
+    columns_of_kernel,
+    exact_part,
+    joined,
+    kernel_part,
+    rows_of_kernel,
+    shared_quotient,
+)
+from attnspec.backends.factored.hybrid.tile_sums import TileSums
+from attnspec.backends.factored.low_rank.softmax import check_no_dropout
+from attnspec.backends.tiles.kernel import TiledKernel
+from attnspec.graphs.operators import Complement, Intersection
+from attnspec.graphs.patterns.causal import Causal
+from attnspec.graphs.relation import Relation
+from attnspec.layout.runs import runs_of
+from attnspec.layout.tile_layout import FULL_TILE, TileLayout, tile_layout
+from attnspec.lower.work import Call, Work, graph_of
+
+Weigh = Callable[[Rows, Columns, Blocks], Weighed]
+"""What the pairs of some blocks weigh."""
+
+
+class HybridFormula:
+    """Runs a graph and the features of a kernel under one denominator."""
+
+    def __init__(
+        self, work: Work, heads: tuple[int, ...], kernel: FeatureKernel, device: torch.device
+    ) -> None:
+        self.work, self.kernel = work, kernel
+        self.quotient = shared_quotient(kernel)
+        graph, n_q, n_k = graph_of(work), work.n_q, work.n_k
+        self.formula = Formula(graph, heads, device)
+        self.whole: TileSums | None = None
+        if not work.reads:
+            tile = kernel.how.chunk
+
+            def tiled(layout: TileLayout) -> TiledKernel:
+                return TiledKernel(graph, heads, device, runs_of(layout), layout.masks)
+
+            self.graph = tiled(tile_layout(graph.relation, n_q, n_k, tile))
+            others = tile_layout(others_of(work), n_q, n_k, tile)
+            self.others = tiled(_some(others))
+            self.whole = TileSums(_full(others), tile, device)
+            return
+        rows, columns = np.arange(n_k - n_q, n_k)[:, None], np.arange(n_k)[None]
+        self.mask = mask_plan(graph.relation, rows, columns, n_k, device)
+        self.distance = torch.from_numpy((rows - columns)[None]).to(device)
+
+    def __call__(
+        self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, call: Call
+    ) -> torch.Tensor:
+        check_no_dropout(f"a graph with `{self.kernel.name}`", call.dropout_p)
+        given = self.kernel.given(q, k, v, call)
+        rows, columns = rows_of_kernel(self.kernel, given), columns_of_kernel(self.kernel, given)
+        if self.whole is None:
+            parts = self._of_all_pairs(rows, columns, call)
+        else:
+            parts = self._of_tiles(self.whole, given, rows, columns, call)
+        out = joined(self.quotient, parts)
+        return out.to(q.dtype).reshape(*q.shape[:3], v.shape[-1])
+
+    def _of_all_pairs(self, rows: Rows, columns: Columns, call: Call) -> list[Weighed]:
+        mask = self.mask.mask(call.data, self.work.n_k)
+        mask = mask.view(-1, 1, 1, 1, *mask.shape[-2:])
+        others = ~mask
+        if self.work.causal:
+            others = others & (self.distance >= 0)
+        if call.padding is not None:
+            real = call.padding[:, None, None, None, None]
+            mask, others = mask & real, others & real
+        rows, columns = rows.mapped(lambda x: x.unsqueeze(3)), columns.mapped(_as_block)
+        exact = self._exact(rows, columns, Blocks(self.distance, mask), call)
+        by_kernel = kernel_part(self.kernel, rows, columns, others)
+        return [part.mapped(lambda x: x.flatten(3, 4)) for part in (exact, by_kernel)]
+
+    def _of_tiles(
+        self, whole: TileSums, given: Given, rows: Rows, columns: Columns, call: Call
+    ) -> list[Weighed]:
+        def by_kernel(rows: Rows, columns: Columns, blocks: Blocks) -> Weighed:
+            return kernel_part(self.kernel, rows, columns, blocks.mask)
+
+        return [
+            _by_tiles(self.graph, rows, columns, partial(self._exact, call=call), call),
+            _by_tiles(self.others, rows, columns, by_kernel, call),
+            whole(self.kernel, given),
+        ]
+
+    def _exact(self, rows: Rows, columns: Columns, blocks: Blocks, call: Call) -> Weighed:
+        return exact_part(self.work, self.formula, rows, columns, blocks, call)
+
+
+def others_of(work: Work) -> Relation:
+    """The pairs that the kernel weighs."""
+    others = Complement(graph_of(work).relation)
+    return Intersection((others, Causal())) if work.causal else others
+
+
+def _as_block(x: torch.Tensor) -> torch.Tensor:
+    """Columns as those of one block."""
+    return x.unsqueeze(2)
+
+
+def _some(layout: TileLayout) -> TileLayout:
+    """The tiles of a layout that are not whole."""
+    some = layout.kinds != FULL_TILE
+    starts = np.concatenate([np.zeros(1, np.int64), np.cumsum(some)])[layout.starts]
+    return replace(layout, starts=starts, keys=layout.keys[some], kinds=layout.kinds[some])
+
+
+def _full(layout: TileLayout) -> np.ndarray:
+    """Which tiles are whole, bool [tiles of queries, tiles of keys]."""
+    held = np.zeros((layout.rows, -(-layout.n_k // layout.tile)), bool)
+    row = np.repeat(np.arange(layout.rows), np.diff(layout.starts))
+    held[row, layout.keys] = layout.kinds == FULL_TILE
+    return held
+
+
+def _by_tiles(
+    tiled: TiledKernel, rows: Rows, columns: Columns, weigh: Weigh, call: Call
+) -> Weighed:
+    """What the pairs of some tiles weigh, for all queries in order."""
+    parts = []
+    for run in tiled.runs:
+        for piece in run.pieces(4 * run.height * run.width, 4 * run.width):
+            found = weigh(
+                rows.mapped(partial(rows_of, piece=piece)),
+                columns.mapped(partial(keys_of, piece=piece)),
+                tiled.blocks(piece, call),
+            )
+            parts.append(found.mapped(lambda x: x.flatten(3, 4)))
+    # the last place is that of queries without a pair
+    nothing = rows.log.new_zeros(*rows.log.shape[:3], 1, columns.values.shape[-1])
+    sums = torch.cat([*(part.sums for part in parts), nothing], 3)
+    log = torch.cat([*(part.log for part in parts), nothing[..., :1]], 3)
+    return Weighed(sums.index_select(3, tiled.order), log.index_select(3, tiled.order))

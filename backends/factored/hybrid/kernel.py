@@ -1,0 +1,392 @@
+"""`GRAPH + MECHANISM`: exact weights on the pairs of a graph, the kernel's on all others, and one
+sum of both below.
+
+out_i = sum_j w_ij v_j / sum_j w_ij, w_ij = exp(s_ij) on the graph and f(q_i) . g(k_j) elsewhere.
+Nothing of size n x n is made. The graph is softmax attention in disjoint steps; of the kernel's
+sums over all keys, what it gave the pairs of the graph is taken away, where a causal graph is not a
+window, of which the sums simply stay behind; and both are merged by the logarithms of their
+denominators. Rows of which more is taken away than stays are computed pair by pair instead. On the
+way back the exact part, given the merged output and log-sum-exps, returns exactly its share of the
+gradients.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import TypeAlias
+
+import torch
+from torch.nn import functional
+
+from attnspec.backends.bands.attention import Step, SteppedAttention
+from attnspec.backends.bands.changed_scores import ScoreChanges
+from attnspec.backends.bands.per_sample import ReadingKernel
+from attnspec.backends.common.kv_keeper import Keeper
+from attnspec.backends.common.pieces import in_rows
+from attnspec.backends.common.score_formula import Formula, scale_of
+from attnspec.backends.common.threads import each
+from attnspec.backends.common.torch_modes import is_transformed
+from attnspec.backends.factored.features.kernel import FeatureKernel
+from attnspec.backends.factored.features.maps import Tables
+from attnspec.backends.factored.features.quotients import Merged
+from attnspec.backends.factored.features.spans import LOWEST, Given, Share, Sums, shares
+from attnspec.backends.factored.features.sums import State, differentiate, summed
+from attnspec.backends.factored.hybrid.formula import HybridFormula
+from attnspec.backends.factored.hybrid.graph_sums import GraphSums
+from attnspec.backends.factored.hybrid.lag import lagged
+from attnspec.backends.factored.hybrid.merging import shared_quotient
+from attnspec.backends.factored.hybrid.pair_by_pair import PairByPair
+from attnspec.backends.factored.hybrid.stream import HybridStream
+from attnspec.backends.factored.low_rank.softmax import check_no_dropout
+from attnspec.graphs.relation import Relation
+from attnspec.layout.steps import bands_of, layouts_of
+from attnspec.layout.tile_layout import StepLayout
+from attnspec.lower.cache import apart
+from attnspec.lower.work import Call, Kernel, Work, graph_of, mechanism_of
+
+LIKE_ONE = 64
+"""Keys up to which sums of weights of either sign are as exact as if they could not cancel."""
+
+Parts: TypeAlias = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
+"""q, k and v."""
+
+
+@dataclass(frozen=True, eq=False)
+class Merging:
+    """What is kept of a forward pass besides its output [B, K, R, n_q, d_v]: the sums of all
+    weights `total` [B, K, R, n_q] in the frames `top`, the frames of the kernel's sums, and of each
+    share the states before its spans and the rows that were computed pair by pair."""
+
+    out: torch.Tensor
+    total: torch.Tensor
+    top: torch.Tensor
+    frames: torch.Tensor
+    shares: list[tuple[list[State], torch.Tensor]]
+
+
+class HybridKernel:
+    """Runs a graph and the features of a kernel under one denominator."""
+
+    def __init__(
+        self, work: Work, heads: tuple[int, ...], kernel: FeatureKernel, device: torch.device
+    ) -> None:
+        self.work, self.heads, self.kernel, self.device = work, heads, kernel, device
+        self.quotient = shared_quotient(kernel)
+        graph = graph_of(work)
+        self.changes = ScoreChanges(graph, heads) if graph.changes else None
+        self.attention = SteppedAttention(_layouts(graph.relation, work), self.changes)
+        self.lag, rest = lagged(work)
+        steps = self.attention.steps
+        if self.lag:
+            steps = [] if rest is None else [Step(layout) for layout in _layouts(rest, work)]
+        self.pairs = GraphSums(steps, kernel.how)
+        self.by_pair = PairByPair(work, kernel)
+        # weights of either sign cancel in the definition, too: its noise goes with the root of n
+        self.most = max(1.0, math.sqrt(work.n_k / LIKE_ONE)) if self.quotient.signed else 1.0
+        self.plain = Formula(graph, heads, device)
+        self._formula: HybridFormula | None = None
+
+    @property
+    def formula(self) -> HybridFormula:
+        """The same in differentiable operations."""
+        if self._formula is None:
+            # it is kept, so the modes of this call must not reach it
+            self._formula = apart(
+                lambda: HybridFormula(self.work, self.heads, self.kernel, self.device)
+            )
+        return self._formula
+
+    def make_traceable(self) -> None:
+        """Builds what a traced call runs."""
+        _ = self.formula
+
+    def __call__(
+        self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, call: Call
+    ) -> torch.Tensor:
+        check_no_dropout(f"a graph with `{self.kernel.name}`", call.dropout_p)
+        if (
+            not q.is_cpu
+            or not q.shape[-1]
+            or not v.shape[-1]
+            or is_transformed()
+            or torch.compiler.is_compiling()
+        ):
+            return self.formula(q, k, v, call)
+        kind = torch.promote_types(q.dtype, torch.float32)
+        tables = {name: table.to(kind) for name, table in call.tables.items()}
+        parts = q.to(kind), k.to(kind), v.to(kind)
+        if torch.is_grad_enabled() and any(x.requires_grad for x in (*parts, *tables.values())):
+            bare = replace(call, tables={})
+            out: torch.Tensor = _Hybrid.apply(self, bare, tuple(tables), *parts, *tables.values())  # type: ignore[no-untyped-call]
+        else:
+            out = self.forward(*parts, replace(call, tables=tables)).out
+        return out.to(q.dtype).reshape(*q.shape[:3], v.shape[-1])
+
+    # --- forward -------------------------------------------------------------------------------
+
+    def forward(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, call: Call) -> Merging:
+        """The output of q [B, H, n_q, d], k [B, K, n_k, d] and v [B, K, n_k, d_v]."""
+        given = self.kernel.given(q, k, v, call)
+        shape, size = given.q.shape[:-1], v.shape[-1]
+        exact, tables = self._exact(q, k, v), self._tables(call)
+        scale = scale_of(self.work, q.shape[-1])
+        wide, lse = self.attention.forward(*exact, call.padding, scale, tables)
+        out, top = wide.view(*shape, -1)[..., :size], lse.view(shape)
+        total = torch.empty_like(top)
+        frames = torch.zeros_like(top)
+
+        def part(share: Share) -> tuple[list[State], torch.Tensor]:
+            found, mine = [x[share] for x in (out, top, total, frames)], given.part(share)
+            states, lost = self._merge(mine, found)
+            at = torch.nonzero(lost.flatten(0, 2).any(0))[:, 0]
+            if len(at):
+                formula, changed = self._changes(given, share, call)
+                found[0][:, :, :, at] = self.by_pair.forward(mine, at, formula, changed)
+                found[1][:, :, :, at] = math.inf
+            return states, at
+
+        return Merging(out, total, top, frames, each(part, self._shares(given)))
+
+    def _merge(
+        self, given: Given, found: Sequence[torch.Tensor]
+    ) -> tuple[list[State], torch.Tensor]:
+        """Merges the sums of the kernel into the exact part of a share, its output and
+        log-sum-exps; fills in what else is kept. A row without a weight has the frame infinity.
+        Returns the states, and which rows have lost digits, bool [B, K, R, n_q]."""
+        out, top, total, frames = found
+        states, late = [], _late(given, self.lag)
+        skipped = given.q.shape[3] - late.q.shape[3]
+        all_keys = out.new_empty(*out.shape[:-1], out.shape[-1] + 1)
+        all_keys[:, :, :, :skipped], frames[:, :, :, :skipped] = 0.0, LOWEST
+        sums = Sums(self.kernel.how, late)
+        for some in summed(sums, State()) if late.k.shape[2] else ():
+            rows = slice(*(at - sums.first + skipped for at in (some.span.low, some.span.high)))
+            all_keys[:, :, :, rows] = sums.unchunked(some.sums, some.span)
+            if some.logs is not None:
+                frames[:, :, :, rows] = sums.unchunked(some.logs[..., None], some.span)[..., 0]
+            states.append(some.state)
+        taken = self.pairs.subtract(given, all_keys, frames)
+        frame = torch.maximum(top, frames)
+        exact, other = torch.exp(top - frame), torch.exp(frames - frame)
+        torch.addcmul(exact, other, all_keys[..., -1], out=total)
+        divisor = self.quotient.divisor(total, frame)
+        out.mul_((exact / divisor)[..., None])
+        out.addcmul_(all_keys[..., :-1], (other / divisor)[..., None])
+        top.copy_(frame.masked_fill_(frame <= LOWEST, math.inf))
+        # NaN stands for too much, too
+        return states, ~(taken.mul_(other / self.most) <= total.abs())
+
+    def _changes(
+        self, given: Given, share: Share, call: Call
+    ) -> tuple[Formula, dict[str, torch.Tensor]]:
+        """What changes the scores of a share, and its learned tables."""
+        if self.changes is None:
+            return self.plain, {}
+        found = self.changes.of(_query_heads(given, share), self._tables(call))
+        return found.formula, dict(found.tables)
+
+    def _exact(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> Parts:
+        """q [B, K, R, n_q, e], k and v for the flash kernel: it knows one head size, and takes rows
+        in one piece."""
+        q = q.reshape(len(q), k.shape[1], -1, *q.shape[2:])
+        wide = max(q.shape[-1], v.shape[-1])
+        return _widened(q, wide), _widened(k, wide), _widened(v, wide)
+
+    def _tables(self, call: Call) -> dict[str, torch.Tensor]:
+        """The tables that change scores."""
+        names = () if self.changes is None else self.changes.tables
+        return {name: call.tables[name] for name in names}
+
+    def _shares(self, given: Given) -> list[Share]:
+        """What is computed at once; with padding one sample, whose masks are its own."""
+        found = shares(self.kernel.how, given)
+        if given.padding is None:
+            return found
+        batch = range(len(given.q))
+        return [(slice(at, at + 1), heads) for samples, heads in found for at in batch[samples]]
+
+    # --- backward ------------------------------------------------------------------------------
+
+    def backward(
+        self, grad: torch.Tensor, parts: Parts, kept: Merging, call: Call
+    ) -> tuple[list[torch.Tensor], dict[str, torch.Tensor]]:
+        """The gradients of q, k and v, and of tables by their names, where `grad` is that of the
+        output."""
+        given, out = self.kernel.given(*parts, call), kept.out
+        # rows pair by pair, and those of no weight, have no share of what goes through the sums
+        left_out = kept.top == math.inf
+        divisor = self.quotient.divisor(kept.total, kept.top).masked_fill(left_out, 1.0)
+        lse = kept.top + torch.log(divisor.abs())
+        every, grad = grad, in_rows(grad.masked_fill(left_out[..., None], 0.0))
+        free = left_out | (divisor == kept.total)
+        if not bool((free & (divisor > 0)).all()):
+            # some sums are negative, or so near to 0 that a constant stands for them
+            grad, out = grad * torch.sign(divisor)[..., None], out * free[..., None]
+        into, shares_of = given.gradients(), self._shares(given)
+
+        def part(number: int) -> tuple[Tables, Tables]:
+            share, (states, at) = shares_of[number], kept.shares[number]
+            found = [x[share] for x in (out, lse, grad, kept.frames)]
+            mine, target = given.part(share), into.part(share)
+            target = replace(target, tables=_zeros(target.tables))
+            self._differentiate(mine, target, found, states)
+            if not len(at):
+                return target.tables, {}
+            formula, changed = self._changes(given, share, call)
+            of_changes = self.by_pair.differentiate(
+                mine, target, at, every[share], formula, changed
+            )
+            return target.tables, of_changes
+
+        of_changes = _zeros(self._tables(call))
+        for share, found in zip(shares_of, each(part, range(len(shares_of))), strict=True):
+            for name, total in into.part(share).tables.items():
+                total.add_(found[0][name])
+            for name, changed in found[1].items():
+                of_changes[name][list(_query_heads(given, share))] += changed
+        grads, of_tables = self._with_exact((grad, out, lse), parts, into, call)
+        for name, changed in of_changes.items():
+            of_tables[name] = of_tables[name] + changed
+        return grads, of_tables
+
+    def _differentiate(
+        self, given: Given, into: Given, found: Sequence[torch.Tensor], states: list[State]
+    ) -> None:
+        """Fills in the gradients of a share that go through the sums of the kernel, and adds those
+        of tables."""
+        out, lse, grad, frames = found
+        how = replace(self.kernel.how, quotient=Merged())
+        late, into_late = _late(given, self.lag), _late(into, self.lag)
+        skipped, keys = given.q.shape[3] - late.q.shape[3], late.k.shape[2]
+        into.q[:, :, :, :skipped], into.k[:, :, keys:], into.v[:, :, keys:] = 0.0, 0.0, 0.0
+        if keys:
+            rows = [x[:, :, :, skipped:] for x in (out, lse, grad)]
+            differentiate(Sums(how, late), into_late, rows[0], rows[1], rows[2], states)
+        of_sums = how.quotient.gradient(grad, out, lse, frames)
+        self.pairs.differentiate(given, into, of_sums, frames)
+
+    def _with_exact(
+        self,
+        found: Sequence[torch.Tensor],
+        parts: Parts,
+        into: Given,
+        call: Call,
+    ) -> tuple[list[torch.Tensor], dict[str, torch.Tensor]]:
+        """The gradients, with those of the exact part added to what there is."""
+        exact = self._exact(*parts)
+        wide = exact[0].shape[-1]
+        grad, out = (_widened(x.reshape(*exact[0].shape[:-1], -1), wide) for x in found[:2])
+        lse = found[2].view(exact[0].shape[:-1])
+        # key heads that query heads share were repeated for them
+        keys = [_shared(x, parts[1].shape[1]) for x in (into.k, into.v)]
+        targets = [_widened(x, wide) for x in (into.q.view(*exact[0].shape[:-1], -1), *keys)]
+        tables = self._tables(call)
+        scale = scale_of(self.work, parts[0].shape[-1])
+        saved = (*exact, out, lse)
+        of_tables = self.attention.backward(grad, saved, call.padding, scale, tables, targets)
+        grads = [
+            x[..., : y.shape[-1]].reshape(y.shape) for x, y in zip(targets, parts, strict=True)
+        ]
+        return grads, {**into.tables, **dict(zip(tables, of_tables[3:], strict=True))}
+
+    def streamed(self, keeper: Keeper) -> HybridStream:
+        """What goes on with it from a state."""
+        return HybridStream(self.work, self.kernel, keeper)
+
+
+class _Hybrid(torch.autograd.Function):
+    """The merged computation, and its formula for derivatives of the derivative."""
+
+    @staticmethod
+    def forward(ctx, kernel, call, names, *parts):  # type: ignore[no-untyped-def]
+        q, k, v, *tables = parts
+        found = kernel.forward(q, k, v, replace(call, tables=dict(zip(names, tables, strict=True))))
+        ctx.kernel, ctx.call, ctx.names, ctx.shares = kernel, call, names, found.shares
+        ctx.save_for_backward(*parts, found.out, found.total, found.top, found.frames)
+        return found.out
+
+    @staticmethod
+    def backward(ctx, grad):  # type: ignore[no-untyped-def]
+        *parts, out, total, top, frames = ctx.saved_tensors
+        q, k, v, *tables = parts
+        call = replace(ctx.call, tables=dict(zip(ctx.names, tables, strict=True)))
+        if not torch.is_grad_enabled():
+            kept = Merging(out, total, top, frames, ctx.shares)
+            grads, of_tables = ctx.kernel.backward(grad, (q, k, v), kept, call)
+            return None, None, None, *grads, *(of_tables[name] for name in ctx.names)
+        again = ctx.kernel.formula(q, k, v, call).view(grad.shape)
+        wanted = [x for x in parts if x.requires_grad]
+        found = iter(torch.autograd.grad(again, wanted, grad, create_graph=True, allow_unused=True))
+        grads = [next(found) if x.requires_grad else None for x in parts]
+        return None, None, None, *grads
+
+
+class ReadingHybrid(ReadingKernel):
+    """The same where the graph reads run-time inputs: laid out for each sample when they are
+    seen."""
+
+    def __init__(
+        self, work: Work, heads: tuple[int, ...], kernel: FeatureKernel, device: torch.device
+    ) -> None:
+        super().__init__(work, heads, device)
+        self.kernel = kernel
+
+    def known(self, work: Work) -> Kernel:
+        return HybridKernel(work, self.heads, self.kernel, self.device)
+
+    def unknown(self) -> Kernel:
+        return HybridFormula(self.work, self.heads, self.kernel, self.device)
+
+    def streamed(self, keeper: Keeper) -> HybridStream:
+        """What goes on with it from a state, inputs coming with their positions."""
+        return HybridStream(self.work, self.kernel, keeper)
+
+
+def hybrid_kernel(
+    work: Work, heads: tuple[int, ...], device: torch.device, kernel: Kernel
+) -> HybridKernel | ReadingHybrid:
+    """Runs a graph beside a mechanism whose own kernel, one of features, is given."""
+    if not isinstance(kernel, FeatureKernel):
+        raise ValueError(f"`{mechanism_of(work).name}` gives no weights to single pairs")
+    return (ReadingHybrid if work.reads else HybridKernel)(work, heads, kernel, device)
+
+
+def _layouts(relation: Relation, work: Work) -> list[StepLayout]:
+    """The steps of a relation at the lengths of a work."""
+    return layouts_of(bands_of(relation, work.n_q, work.n_k), work.n_q, work.n_k)
+
+
+def _late(given: Given, lag: int) -> Given:
+    """What is given to causal sums that leave the `lag` latest keys of every query out: queries
+    that have earlier ones, beside keys so many positions before them."""
+    keys = max(0, given.k.shape[2] - lag)
+    rows = slice(given.q.shape[3] - min(given.q.shape[3], keys), None)
+    return replace(
+        given,
+        q=given.q[:, :, :, rows],
+        k=given.k[:, :, :keys],
+        v=given.v[:, :, :keys],
+        padding=None if given.padding is None else given.padding[:, :keys],
+    )
+
+
+def _zeros(tables: Tables) -> dict[str, torch.Tensor]:
+    return {name: torch.zeros_like(table) for name, table in tables.items()}
+
+
+def _query_heads(given: Given, share: Share) -> tuple[int, ...]:
+    """The query heads of the key heads of a share."""
+    low, high, _ = share[1].indices(given.q.shape[1])
+    return tuple(range(low * given.q.shape[2], high * given.q.shape[2]))
+
+
+def _shared(x: torch.Tensor, heads: int) -> torch.Tensor:
+    """The sums of [B, H, n, d] over the heads that share one of so many key heads."""
+    return x if x.shape[1] == heads else torch.unflatten(x, 1, (heads, -1)).sum(2)
+
+
+def _widened(x: torch.Tensor, size: int) -> torch.Tensor:
+    """Rows of a size, with zeros behind, each in one piece."""
+    return functional.pad(x, (0, size - x.shape[-1])) if x.shape[-1] < size else in_rows(x)

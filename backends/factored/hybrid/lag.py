@@ -1,0 +1,53 @@
+"""How far back the queries of a causal graph read without a gap.
+
+The sums over all keys but these latest ones are the causal sums over all keys, some positions
+later: nothing has to be taken away from them again.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+
+import numpy as np
+
+from attnspec.graphs.patterns.window import Window
+from attnspec.graphs.relation import Relation, lengths
+from attnspec.layout.orders import terms_of, without
+from attnspec.lower.work import Work
+
+
+def lagged(work: Work) -> tuple[int, Relation | None]:
+    """How many of the latest positions, its own among them, each query of a work that is causal
+    reads, as far as there are so many, and the other pairs, None for none; 0 and all pairs where it
+    is not causal."""
+    if not work.causal:
+        return 0, work.relation
+    return _lagged(work.relation, work.n_q, work.n_k)
+
+
+@lru_cache(maxsize=64)
+def _lagged(relation: Relation, n_q: int, n_k: int) -> tuple[int, Relation | None]:
+    found = [_latest(term, n_q, n_k) for term in terms_of(relation)]
+    count, every = max(found, default=(0, False))
+    if not count:
+        return 0, relation
+    if every and len(found) == 1:
+        return count, None
+    return count, without(relation, (Window(before=count - 1, after=0),))
+
+
+def _latest(term: Relation, n_q: int, n_k: int) -> tuple[int, bool]:
+    """The number for one term, 0 where no closed form tells it, and whether it has no other
+    pairs."""
+    q = np.arange(n_k - n_q, n_k)
+    closed = term.progressions(q, n_k)
+    if closed is None:
+        return 0, False
+    shape = np.broadcast_shapes(*(np.shape(x) for x in closed))
+    start, stop, step = (np.broadcast_to(x, shape) for x in closed)
+    own = (start <= q[:, None]) & (q[:, None] < stop) & (step == 1)
+    if not own.any(axis=1).all():
+        return 0, False
+    first = np.where(own, start, n_k).min(axis=1)
+    count = int((q - first + 1)[first > 0].min(initial=n_k))
+    return count, bool((lengths(closed) == np.minimum(q + 1, count)).all())

@@ -1,0 +1,90 @@
+"""Linformer: queries attend to a fixed number of projected keys.
+
+out = softmax(Q (E K)^T / sqrt(d)) (F V). Padding is projected as zeros; of pooled segments only
+those with a real position count, and padded sequences give what shorter ones give.
+Source: Wang et al. 2020, "Linformer: Self-Attention with Linear Complexity", section 4.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import cast
+
+import torch
+from torch.nn import functional
+
+from attnspec.backends.factored.low_rank.segments import occupied, segment_maxima, segment_means
+from attnspec.backends.factored.low_rank.softmax import attend, repeated, widened, without_padding
+from attnspec.backends.factored.low_rank.thin_products import against, has_wide_vectors, unseen
+from attnspec.ir.mechanisms.linformer import Linformer
+from attnspec.lower.work import Call, Work
+
+POSITIONS = 1024
+"""Positions that are projected at once."""
+
+
+@dataclass(frozen=True)
+class LinformerKernel:
+    """Runs `linformer`: learned parts `keys`, and `values` unless they share the one projection."""
+
+    declared: Linformer
+
+    def __call__(
+        self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, call: Call
+    ) -> torch.Tensor:
+        kept, declared = q.dtype, self.declared
+        q, k, v = widened(q), widened(k), widened(v)
+        mask = None
+        if declared.learned:
+            by_keys = call.tables["keys"].to(q.dtype)
+            by_values = call.tables["values"].to(q.dtype) if declared.apart else by_keys
+            # heads with projections of their own read one key head each
+            heads = q.shape[1] if len(by_keys) > 1 else k.shape[1]
+            k, v = (repeated(without_padding(x, call.padding), heads) for x in (k, v))
+            project = convolved if declared.projection == "conv" else projected
+            k, v = project(k, by_keys), project(v, by_values)
+            if declared.projection == "conv" and call.padding is not None:
+                mask = _held(call.padding, declared.width)
+        else:
+            pool = segment_means if declared.projection == "mean" else segment_maxima
+            k, v = pool(k, declared.rank, call.padding), pool(v, declared.rank, call.padding)
+            if call.padding is not None:
+                mask = occupied(call.padding, declared.rank)
+        mask = None if mask is None else mask[:, None, None]
+        scale = q.shape[3] ** -0.5
+        return attend(q, k, v, scale, mask=mask, dropout_p=call.dropout_p).to(kept)
+
+
+def linformer_kernel(work: Work, heads: tuple[int, ...], device: torch.device) -> LinformerKernel:
+    """Runs `linformer`."""
+    return LinformerKernel(cast(Linformer, work.mechanism))
+
+
+def projected(x: torch.Tensor, by: torch.Tensor) -> torch.Tensor:
+    """E x [B, H, rank, d] of x [B, H, n, d] and E [H or 1, rank, at least n]."""
+    batch, heads, n, size = x.shape
+    if len(by) > 1 or not (unseen(x, by) and has_wide_vectors()):
+        return by[:, :, :n] @ x
+    # one projection of all heads is one product, of some positions at a time
+    found = by.new_zeros(by.shape[1], batch * heads * size)
+    for low in range(0, n, POSITIONS):
+        part = by[0, :, low : min(low + POSITIONS, n)].contiguous()
+        rows = x[:, :, low : low + POSITIONS].transpose(2, 3)
+        found += against(part, rows.reshape(len(found[0]), -1))
+    return found.view(-1, batch, heads, size).permute(1, 2, 0, 3)
+
+
+def convolved(x: torch.Tensor, by: torch.Tensor) -> torch.Tensor:
+    """Products of a kernel [H or 1, width] with consecutive rows of x [B, H, n, d], as many as
+    there are, zeros behind the last: [B, H, ceil(n / width), d]."""
+    width = by.shape[1]
+    behind = -x.shape[2] % width
+    if behind:
+        x = functional.pad(x, (0, 0, 0, behind))
+    return (by[:, None, None] @ torch.unflatten(x, 2, (-1, width))).squeeze(3)
+
+
+def _held(padding: torch.Tensor, width: int) -> torch.Tensor:
+    """Whether rows of `width` positions hold a real one, bool [B, ceil(n / width)]."""
+    padded = functional.pad(padding, (0, -padding.shape[1] % width))
+    return torch.unflatten(padded, 1, (-1, width)).any(-1)

@@ -1,0 +1,157 @@
+"""Softmax attention between any rows: what factorised attention is put together from.
+
+Queries and keys need not be tokens here: a projected key, a landmark or a synthesised row serves as
+well. Large products go through torch's fused attention, which keeps no weights; small ones, and
+those under torch.func, through plain operations that differentiate to any order.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch.nn import functional
+
+from attnspec.backends.common.score_formula import HALF, weigh
+from attnspec.backends.common.torch_modes import is_transformed
+from attnspec.backends.factored.low_rank.thin_products import against, outer, unseen
+
+LARGE = 1 << 22
+"""Weights from which on attention is fused."""
+
+
+def attend(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    scale: float,
+    *,
+    mask: torch.Tensor | None = None,
+    causal: bool = False,
+    dropout_p: float = 0.0,
+) -> torch.Tensor:
+    """softmax(scale q k^T) v [B, H, n_q, d_v] of q [B, H, n_q, d], k [B, K, n_k, d] and v
+    [B, K, n_k, d_v], where K divides H.
+
+    `mask` is bool [B, 1, 1 or n_q, n_k], True for a pair that counts; `causal` leaves out the later
+    keys, the queries being the last n_q positions. A query without a key gets 0.
+    """
+    batch, heads, rows, size = q.shape
+    keys, columns, out_size = k.shape[1], k.shape[2], v.shape[3]
+    even = causal and mask is None and rows == columns
+    if causal and not even:
+        earlier = lower_triangle(rows, columns, q.device)
+        mask = earlier if mask is None else mask & earlier
+    if mask is None and not causal and not dropout_p and is_thin(q, k, v):
+        return attend_thin(q, k, v, scale)
+    if batch * heads * rows * columns >= LARGE and not is_transformed():
+        # the fused kernel knows one head size; zeros change no score, and their outputs are cut off
+        wide = max(size, out_size)
+        out = functional.scaled_dot_product_attention(
+            functional.pad(q, (0, wide - size)) if size < wide else q,
+            functional.pad(k, (0, wide - size)) if size < wide else k,
+            functional.pad(v, (0, wide - out_size)) if out_size < wide else v,
+            attn_mask=mask,
+            dropout_p=dropout_p,
+            is_causal=even,
+            scale=scale,
+            enable_gqa=heads > keys,
+        )
+        return out[..., :out_size]
+    if even:
+        mask = lower_triangle(rows, columns, q.device)
+    # the query heads of one key head are more rows of one product
+    grouped = (q * scale).reshape(batch, keys, heads // keys * rows, size)
+    scores = (grouped @ k.transpose(-1, -2)).view(batch, heads, rows, columns)
+    weights = weigh(scores, mask, "softmax")
+    if dropout_p:
+        weights = functional.dropout(weights, dropout_p)
+    out = weights.view(batch, keys, heads // keys * rows, columns) @ v
+    return out.view(batch, heads, rows, out_size)
+
+
+def lower_triangle(rows: int, columns: int, device: torch.device) -> torch.Tensor:
+    """bool [rows, columns]: the last `rows` positions read no later one."""
+    at = torch.arange(columns - rows, columns, device=device)
+    return at[:, None] >= torch.arange(columns, device=device)
+
+
+def widened(x: torch.Tensor) -> torch.Tensor:
+    """A tensor in the type that sums are kept in: float32 for the half types."""
+    return x.float() if x.dtype in HALF else x
+
+
+def repeated(x: torch.Tensor, heads: int) -> torch.Tensor:
+    """Key heads [B, K, n, d] as [B, heads, n, d], each beside the query heads that read it."""
+    if x.shape[1] == heads:
+        return x
+    return x.repeat_interleave(heads // x.shape[1], 1)
+
+
+def without_padding(x: torch.Tensor, padding: torch.Tensor | None) -> torch.Tensor:
+    """Rows [B, H, n, d] with zeros where `padding`, bool [B, n], is False."""
+    return x if padding is None else x.masked_fill(~padding[:, None, :, None], 0.0)
+
+
+def check_all_queries(name: str, why: str, n_q: int, n_k: int) -> None:
+    """Raises ValueError unless every position has its query."""
+    if n_q != n_k:
+        raise ValueError(f"`{name}` needs the queries of all positions, {why}; got {n_q} of {n_k}")
+
+
+def check_no_dropout(name: str, dropout_p: float) -> None:
+    """Raises ValueError for a formula without weights to drop."""
+    if dropout_p:
+        raise ValueError(f"`{name}` has no weights to drop: dropout_p must be 0, got {dropout_p}")
+
+
+FEW = 256
+"""Keys or queries that are few."""
+
+MANY = 1024
+"""How many there are of the other side at least."""
+
+ROWS = 4096
+"""Queries whose weights are computed at once."""
+
+
+def is_thin(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> bool:
+    """Whether `attend_thin` is for it."""
+    rows, columns = q.shape[2], k.shape[2]
+    few, many = sorted((rows, columns))
+    return (
+        0 < few <= FEW
+        and many >= MANY
+        and q.dtype == torch.float32
+        and q.device.type == "cpu"
+        and unseen(q, k, v)
+    )
+
+
+def attend_thin(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scale: float) -> torch.Tensor:
+    """softmax(scale q k^T) v [B, H, n_q, d_v] of q [B, H, n_q, d], k [B, K, n_k, d] and v
+    [B, K, n_k, d_v], where K divides H."""
+    batch, heads, rows, _ = q.shape
+    repeat = heads // k.shape[1]
+    attend = _few_keys if k.shape[2] <= rows else _few_queries
+    out = q.new_empty(batch, heads, rows, v.shape[3])
+    for sample in range(batch):
+        for head in range(heads):
+            at = sample, head // repeat
+            attend(q[sample, head], k[at], v[at], scale, out[sample, head])
+    return out
+
+
+def _few_keys(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scale: float, out: torch.Tensor
+) -> None:
+    k, v = k * scale, v.T.contiguous()
+    for low in range(0, len(q), ROWS):
+        weights = torch.softmax(against(q[low : low + ROWS], k), -1)
+        out[low : low + ROWS] = against(weights, v)
+
+
+def _few_queries(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scale: float, out: torch.Tensor
+) -> None:
+    scores = against(k, q * scale)
+    weights = scores.sub_(scores.amax(0)).exp_()
+    out[:] = outer(weights, v) / weights.sum(0)[:, None]

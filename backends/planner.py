@@ -1,0 +1,320 @@
+"""Which backend runs which heads: the cheapest of those that do not refuse.
+
+A backend that is asked for by name runs, or its refusal is raised; nothing falls back silently.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+from attnspec.backends import BACKENDS
+from attnspec.backends.plugins import installed, installed_names
+from attnspec.backends.rows.backend import RowsBackend
+from attnspec.graphs.bind import BindError, extents_of, located
+from attnspec.graphs.token_sets import StandIn
+from attnspec.ir.program import Program
+from attnspec.lower.cost_model import origin
+from attnspec.lower.lower import stand_ins, works_of
+from attnspec.lower.work import Backend, BackendError, Work, refusal_of, runs_mechanisms
+from attnspec.text.diagnostics import AttnSpecError
+
+AUTO = "auto"
+"""Stands in place of a backend's name for the cheapest."""
+
+LONGEST = 1 << 20
+"""The longest sequence that is planned ahead: every tile size is tried, which takes some gigabytes
+for a graph whose pairs are spread out."""
+
+ROWS = RowsBackend()
+"""What runs a few queries, where no backend is asked for by name."""
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """What one backend says of a work: estimated seconds, or why it refuses."""
+
+    backend: Backend
+    seconds: float | None
+    refusal: str | None
+
+
+@dataclass(frozen=True)
+class Step:
+    """One group of heads of some layers with its candidates, the chosen one first.
+
+    `lines` say what the chosen one does, step by step.
+    """
+
+    layers: tuple[int, ...]
+    heads: tuple[int, ...] | None
+    candidates: tuple[Candidate, ...]
+    lines: tuple[str, ...] = ()
+
+    @property
+    def where(self) -> tuple[str, str]:
+        """Its layers and its heads, in words."""
+        heads = "every head" if self.heads is None else "head " + numbers(self.heads)
+        return "layer " + numbers(self.layers), heads
+
+    @property
+    def chosen(self) -> Backend:
+        """The backend that runs this step."""
+        return self.candidates[0].backend
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What runs at n positions on a type of device; `str` gives a line per step and backend,
+    and one for what a backend says to several steps alike.
+
+    `rates` says whose rates the estimates are made with. They are estimates for the CPU; on another
+    device they give the order alone.
+    """
+
+    name: str
+    n: int
+    device: str
+    steps: tuple[Step, ...]
+    rates: str = field(default_factory=origin)
+
+    @property
+    def is_estimated(self) -> bool:
+        """Whether the estimates are about this device."""
+        return self.device == "cpu"
+
+    def __str__(self) -> str:
+        start = f"{self.name}, n = {self.n}, {self.device}"
+        if not self.steps:
+            return f"{start}: nothing to run"
+        shared = self._shared_refusals()
+        rows: list[tuple[str, str, str, str]] = []
+        for step in self.steps:
+            layers, heads = step.where
+            for candidate in step.candidates:
+                if (candidate.backend.name, candidate.refusal) in shared:
+                    continue
+                chosen = candidate is step.candidates[0]
+                verdict = _verdict(candidate, chosen, self.is_estimated)
+                rows.append((layers, heads, candidate.backend.name, verdict))
+                if chosen:
+                    rows.extend(("", "", "", f"- {line}") for line in step.lines)
+        widths = [max(len(row[column]) for row in rows) for column in range(3)]
+        widths[2] = max(widths[2], *(len(backend) for backend, _ in shared), 0)
+        about = f"estimates for one head of size 64, forward, {self.rates}"
+        if not self.is_estimated:
+            about = f"no estimates for {self.device}, ranked as on the CPU"
+        lines = [f"{start}; {about}"]
+        for row in rows:
+            shown = [f"{cell:<{width}}" for cell, width in zip(row, widths, strict=False)]
+            lines.append("  ".join([*shown, row[3]]).rstrip())
+        for (backend, refusal), groups in shared.items():
+            every = len(groups) == len(self.steps)
+            where = f"{'every group' if every else f'{len(groups)} groups':<{sum(widths[:2]) + 2}}"
+            which = "" if every else f" ({'; '.join(groups)})"
+            lines.append(f"{where}  {backend:<{widths[2]}}  refused: {refusal}{which}")
+        return "\n".join(lines)
+
+    def _shared_refusals(self) -> dict[tuple[str, str], list[str]]:
+        """What a backend says to several groups alike, by its name and reason, with the groups."""
+        found: dict[tuple[str, str], list[str]] = {}
+        for step in self.steps:
+            for candidate in step.candidates:
+                if candidate.refusal is not None:
+                    said = found.setdefault((candidate.backend.name, candidate.refusal), [])
+                    said.append(" ".join(step.where))
+        return {refusal: groups for refusal, groups in found.items() if len(groups) > 1}
+
+
+def plan(program: Program, n: int, device: str = "cpu", backend: str = AUTO) -> Plan:
+    """The backends of all layers and heads at n positions.
+
+    Raises BackendError for a backend that is unknown or refuses, SpecError where a size has no
+    admissible value at n, AttnSpecError above `LONGEST` and for lengths that a spec does not have.
+    """
+    check_backend(backend)
+    if n > LONGEST:
+        raise AttnSpecError(f"plans are made up to n = {LONGEST:,}, got {n:,}")
+    kind = device.partition(":")[0]
+    inputs = stand_ins(program)
+    if n == 0:
+        # nothing runs, but a grid has its own length
+        extents_of(program, n)
+    steps: dict[tuple[tuple[Work, tuple[int, ...]], ...], list[int]] = {}
+    for layer in range(program.layers or 1):
+        found_here = _located_works(program, layer, n, inputs) if n else []
+        # layers that differ in their draws alone cost the same
+        works = tuple((replace(work, layer=0), heads) for work, heads in found_here)
+        steps.setdefault(works, []).append(layer)
+    found = []
+    for works, layers in steps.items():
+        for work, heads in works:
+            with located(program.attend(layers[0], heads[0]).span):
+                ranked = candidates(work, kind, backend)
+            found.append(
+                Step(
+                    tuple(layers),
+                    None if program.heads is None else heads,
+                    ranked,
+                    ranked[0].backend.steps(work),
+                )
+            )
+    return Plan(program.name, n, kind, tuple(found))
+
+
+def _located_works(
+    program: Program, layer: int, n: int, inputs: Mapping[str, StandIn]
+) -> list[tuple[Work, tuple[int, ...]]]:
+    """The works of a layer; a size without a value is a fault of the text where it has a place."""
+    try:
+        return works_of(program, layer, program.heads or 1, n, n, inputs)
+    except BindError as error:
+        if error.span is None:
+            raise
+        with located(error.span):
+            raise
+
+
+def check_backend(name: str) -> None:
+    """Raises BackendError unless there is a backend of this name."""
+    known = [AUTO, *[backend.name for backend in BACKENDS], *installed_names()]
+    if name not in known:
+        raise BackendError(f"the backend must be one of {', '.join(known)}, got {name!r}")
+
+
+def backend_of(name: str) -> Backend:
+    """The backend of a name; raises BackendError where there is none."""
+    check_backend(name)
+    return next(backend for backend in (*BACKENDS, *installed()) if backend.name == name)
+
+
+def candidates(work: Work, device: str, backend: str = AUTO) -> tuple[Candidate, ...]:
+    """What every backend says of a work, the chosen one first, those that refuse last."""
+    check_backend(backend)
+    found = []
+    for each in (*BACKENDS, *installed()):
+        refusal = refusal_of(each, work, device)
+        found.append(Candidate(each, None if refusal else each.cost(work), refusal))
+
+    def rank(candidate: Candidate) -> tuple[bool, bool, float]:
+        named = candidate.backend.name == backend
+        return not named, candidate.refusal is not None, candidate.seconds or 0.0
+
+    found.sort(key=rank)
+    first = found[0]
+    if first.refusal is not None and backend == AUTO:
+        able = [c for c in found if work.mechanism is None or runs_mechanisms(c.backend)]
+        reasons = "; ".join(f"{c.backend.name}, {c.refusal}" for c in able)
+        raise BackendError(f"no backend runs this: {reasons}")
+    if first.refusal is not None:
+        raise BackendError(f"the backend {first.backend.name} refuses: {first.refusal}")
+    return tuple(found)
+
+
+def choose(work: Work, device: str, backend: str = AUTO) -> Backend:
+    """The first of `candidates`, without asking backends that cannot be cheaper for their cost."""
+    check_backend(backend)
+    if backend != AUTO:
+        return candidates(work, device, backend)[0].backend
+    if refusal_of(ROWS, work, device) is None:
+        # nothing reads fewer keys, and planning anything else takes longer than running this
+        return ROWS
+    best: tuple[float, Backend] | None = None
+    for each in sorted((*BACKENDS, *installed()), key=lambda each: each.least):
+        if best is not None and best[0] <= each.least:
+            break
+        if refusal_of(each, work, device) is None:
+            seconds = each.cost(work)
+            if best is None or seconds < best[0]:
+                best = seconds, each
+    if best is None:
+        return candidates(work, device, backend)[0].backend
+    return best[1]
+
+
+def _verdict(candidate: Candidate, chosen: bool, is_estimated: bool) -> str:
+    if candidate.seconds is None:
+        return f"refused: {candidate.refusal}"
+    return ("chosen  " if chosen else " " * 8) + (_time(candidate.seconds) if is_estimated else "")
+
+
+def _time(seconds: float) -> str:
+    for unit, size in (("s", 1.0), ("ms", 1e-3)):
+        if seconds >= size:
+            return f"{seconds / size:.3g} {unit}"
+    return f"{seconds * 1e6:.3g} us"
+
+
+def numbers(numbers: Sequence[int]) -> str:
+    """Ascending numbers with runs written as ranges: 0..5, 7."""
+    parts: list[list[int]] = []
+    for number in numbers:
+        if parts and parts[-1][1] == number - 1:
+            parts[-1][1] = number
+        else:
+            parts.append([number, number])
+    return ", ".join(f"{low}..{high}" if high > low else str(low) for low, high in parts)
+
+
+LENGTHS = (1, 64, 4096)
+"""A refusal at lengths as far apart as these does not depend on the length."""
+
+DEVICES = ("cpu", "cuda")
+"""The devices that a module may be moved to later."""
+
+
+def require_willing(program: Program, name: str, devices: Sequence[str] = DEVICES) -> None:
+    """Raises BackendError, with every reason, where a backend refuses on all of the devices and at
+    all lengths that the program has; unknown backends as well."""
+    if name == AUTO:
+        if any(attend.mechanism for attend in program.attends):
+            _require_any(program)
+        return
+    backend = backend_of(name)
+    lengths = LENGTHS if program.fixed_length is None else (program.fixed_length,)
+    works = [found for n in lengths if (found := _works(program, n))]
+    if len(works) < min(2, len(lengths)):
+        # one length says nothing of the others
+        return
+    reasons: dict[str, str] = {}
+    for device in devices:
+        for at_length in works:
+            refusals = (refusal_of(backend, work, device) for work in at_length)
+            refusal = next((each for each in refusals if each is not None), None)
+            if refusal is None:
+                return
+            # of the longest sequence, which is the most like those that are meant
+            reasons[device] = refusal
+    if reasons:
+        distinct = dict.fromkeys(reasons.values())
+        told = [*distinct] if len(distinct) == 1 else [f"on {d}, {r}" for d, r in reasons.items()]
+        raise BackendError(f"the backend {name} refuses: {'; '.join(told)}")
+
+
+def _require_any(program: Program) -> None:
+    """Raises BackendError where no backend runs something of a program, at any length."""
+    lengths = LENGTHS if program.fixed_length is None else (program.fixed_length,)
+    refused: BackendError | None = None
+    for n in lengths:
+        try:
+            found = [candidates(work, "cpu") for work in _works(program, n)]
+        except BackendError as error:
+            refused = error
+        else:
+            if found:
+                return
+    if refused is not None:
+        raise refused
+
+
+def _works(program: Program, n: int) -> list[Work]:
+    """What all layers and heads compute at n positions; nothing where the program has no such n."""
+    inputs = stand_ins(program)
+    try:
+        return [
+            work
+            for layer in range(program.layers or 1)
+            for work, _ in works_of(program, layer, program.heads or 1, n, n, inputs)
+        ]
+    except BindError:
+        return []

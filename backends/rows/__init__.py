@@ -1,0 +1,1 @@
+"""Decoding: the last queries over all keys."""

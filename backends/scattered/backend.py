@@ -1,0 +1,65 @@
+"""Scattered edges: sampled products of queries and keys, row softmax, weighted sums of values.
+
+For graphs of low degree whose edges no order brings together. Time and memory go with the edges.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from attnspec.layout.edge_count import edges_of
+from attnspec.lower.cost_model import Amounts, current
+from attnspec.lower.work import Kernel, Work
+
+if TYPE_CHECKING:
+    import torch
+
+MOST = 1 << 27
+"""Edges above which listing them one by one is out of the question: some gigabytes."""
+
+FEW = 1 << 22
+"""Edges below which their density does not matter."""
+
+DENSE = 1 / 8
+"""The share of all pairs from which on the edges are not scattered but fill tiles."""
+
+
+class ScatteredBackend:
+    """Every edge by itself."""
+
+    name = "scattered"
+
+    @property
+    def least(self) -> float:
+        return current().scattered_call
+
+    def refuses(self, work: Work, device: str) -> str | None:
+        if work.reads:
+            names = ", ".join(f"`{name}`" for name in work.reads)
+            return f"the graph reads the run-time input {names}, and edges are listed before"
+        edges = edges_of(work.relation, work.n_q, work.n_k)
+        if edges > MOST:
+            return f"at most {MOST:,} edges are listed one by one, and there are about {edges:,.0f}"
+        if edges > max(FEW, DENSE * work.n_q * work.n_k):
+            mean = edges / work.n_q
+            return f"edges are listed one by one, and a query reads about {mean:,.0f} keys"
+        return None
+
+    def cost(self, work: Work) -> float:
+        return current().seconds(self.amounts(work))
+
+    def amounts(self, work: Work) -> Amounts:
+        """What the work takes."""
+        edges = edges_of(work.relation, work.n_q, work.n_k)
+        return {"scattered_call": 1, "scattered_row": work.n_q, "scattered_edge": edges}
+
+    def steps(self, work: Work) -> tuple[str, ...]:
+        edges = edges_of(work.relation, work.n_q, work.n_k)
+        return (f"about {edges:,.0f} edges, {edges / max(1, work.n_q):,.1f} to a query",)
+
+    def build(self, work: Work, heads: tuple[int, ...], device: torch.device) -> Kernel:
+        from attnspec.backends.scattered.kernel import ScatteredKernel
+        from attnspec.layout.edge_list import edge_layout
+
+        layout = edge_layout(work.relation, work.n_q, work.n_k)
+        return ScatteredKernel(work, heads, device, layout)

@@ -1,0 +1,160 @@
+"""The three products of attention on edges, and their derivatives, which are the same three.
+
+For rows a of the queries, rows b of the keys and a number w for each place of a layout:
+`scores` are the a . b of every place, `to_queries` sums w b for each query, and `to_keys` sums w a
+for each key. None of them takes memory for more than its result.
+"""
+
+from __future__ import annotations
+
+import warnings
+from functools import cached_property
+
+import numpy as np
+import torch
+
+from attnspec.layout.edge_list import EdgeLayout
+
+
+class EdgeProducts:
+    """The products over one layout on the CPU, in float32 or float64, for one head at a time."""
+
+    def __init__(self, layout: EdgeLayout) -> None:
+        self.layout = layout
+        self.places = len(layout.keys)
+        self.keys = torch.from_numpy(layout.keys)
+        self.offsets = torch.from_numpy(layout.offsets)
+        self.order = None if layout.order is None else torch.from_numpy(layout.order)
+        with warnings.catch_warnings():
+            # torch calls the format a beta, once in a process
+            warnings.simplefilter("ignore")
+            none = torch.zeros(0, dtype=torch.int32, device="cpu")
+            torch.sparse_csr_tensor(none.new_zeros(2), none, none.float(), (1, 1), device="cpu")
+
+    @cached_property
+    def _by_key(self) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        starts, queries, places = self.layout.by_key
+        return torch.from_numpy(starts), torch.from_numpy(queries), torch.from_numpy(places)
+
+    def workspace(self, dtype: torch.dtype) -> torch.Tensor:
+        """Scores of all places that `scores` writes and returns, sparse [n_q, n_k]."""
+        values = torch.zeros(self.places, dtype=dtype, device=self.keys.device)
+        shape = (self.layout.n_q, self.layout.n_k)
+        return torch.sparse_csr_tensor(
+            self.offsets, self.keys, values, shape, device=self.keys.device
+        )
+
+    def scores(
+        self, a: torch.Tensor, b: torch.Tensor, scale: float, into: torch.Tensor
+    ) -> torch.Tensor:
+        """scale a . b for every place, [places]: a [n_q, d], b [n_k, d]."""
+        found = into.values()
+        # what stands there is multiplied by 0, and must be finite for that
+        found.zero_()
+        if self.order is not None:
+            a = a.index_select(0, self.order)
+        torch.sparse.sampled_addmm(into, a, b.t(), beta=0.0, alpha=scale, out=into)
+        return found
+
+    def to_queries(self, w: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+        """Sums [n_q, d] of w [places] times b [n_k, d] over the keys of each query."""
+        out = _sums(self.offsets, self.keys, w, b)
+        if self.order is None:
+            return out
+        return torch.empty_like(out).index_copy_(0, self.order, out)
+
+    def to_keys(self, w: torch.Tensor, a: torch.Tensor) -> torch.Tensor:
+        """Sums [n_k, d] of w [places] times a [n_q, d] over the queries of each key."""
+        starts, queries, places = self._by_key
+        return _sums(starts, queries, w.index_select(0, places), a)
+
+
+def _sums(
+    offsets: torch.Tensor, columns: torch.Tensor, w: torch.Tensor, x: torch.Tensor
+) -> torch.Tensor:
+    found: torch.Tensor
+    if x.dtype == torch.float32:
+        found = torch.embedding_bag(x, columns, offsets, False, 0, False, w, True)[0]
+    else:
+        # a bag is fast for float32 alone
+        shape = (len(offsets) - 1, len(x))
+        table = torch.sparse_csr_tensor(offsets, columns, w, shape, device=w.device)
+        found = torch.sparse.mm(table, x, "sum")
+    return found
+
+
+def scores(a: torch.Tensor, b: torch.Tensor, products: EdgeProducts) -> torch.Tensor:
+    """The scores [B, K, R, places] of a [B, K, R, n_q, d] and b [B, K, n_k, d]."""
+    found: torch.Tensor = _Scores.apply(a, b, products)  # type: ignore[no-untyped-call]
+    return found
+
+
+def to_queries(w: torch.Tensor, b: torch.Tensor, products: EdgeProducts) -> torch.Tensor:
+    """Sums [B, K, R, n_q, d] of w [B, K, R, places] times b [B, K, n_k, d]."""
+    found: torch.Tensor = _ToQueries.apply(w, b, products)  # type: ignore[no-untyped-call]
+    return found
+
+
+def to_keys(w: torch.Tensor, a: torch.Tensor, products: EdgeProducts) -> torch.Tensor:
+    """Sums [B, K, n_k, d] of w [B, K, R, places] times a [B, K, R, n_q, d], over R as well."""
+    found: torch.Tensor = _ToKeys.apply(w, a, products)  # type: ignore[no-untyped-call]
+    return found
+
+
+class _Scores(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, a, b, products):  # type: ignore[no-untyped-def]
+        ctx.save_for_backward(a, b)
+        ctx.products = products
+        out = a.new_empty(*a.shape[:3], products.places)
+        into = products.workspace(a.dtype)
+        for index in np.ndindex(*a.shape[:3]):
+            rows, keys = a[index].contiguous(), b[index[:2]].contiguous()
+            out[index] = products.scores(rows, keys, 1.0, into)
+        return out
+
+    @staticmethod
+    def backward(ctx, grad):  # type: ignore[no-untyped-def]
+        a, b = ctx.saved_tensors
+        asks = ctx.needs_input_grad
+        grad_a = to_queries(grad, b, ctx.products) if asks[0] else None
+        grad_b = to_keys(grad, a, ctx.products) if asks[1] else None
+        return grad_a, grad_b, None
+
+
+class _ToQueries(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, w, b, products):  # type: ignore[no-untyped-def]
+        ctx.save_for_backward(w, b)
+        ctx.products = products
+        out = b.new_empty(*w.shape[:3], products.layout.n_q, b.shape[-1])
+        for index in np.ndindex(*w.shape[:3]):
+            out[index] = products.to_queries(w[index].contiguous(), b[index[:2]].contiguous())
+        return out
+
+    @staticmethod
+    def backward(ctx, grad):  # type: ignore[no-untyped-def]
+        w, b = ctx.saved_tensors
+        asks = ctx.needs_input_grad
+        grad_w = scores(grad, b, ctx.products) if asks[0] else None
+        grad_b = to_keys(w, grad, ctx.products) if asks[1] else None
+        return grad_w, grad_b, None
+
+
+class _ToKeys(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, w, a, products):  # type: ignore[no-untyped-def]
+        ctx.save_for_backward(w, a)
+        ctx.products = products
+        out = a.new_zeros(*a.shape[:2], products.layout.n_k, a.shape[-1])
+        for index in np.ndindex(*w.shape[:3]):
+            out[index[:2]] += products.to_keys(w[index].contiguous(), a[index].contiguous())
+        return out
+
+    @staticmethod
+    def backward(ctx, grad):  # type: ignore[no-untyped-def]
+        w, a = ctx.saved_tensors
+        asks = ctx.needs_input_grad
+        grad_w = scores(a, grad, ctx.products) if asks[0] else None
+        grad_a = to_queries(w, grad, ctx.products) if asks[1] else None
+        return grad_w, grad_a, None

@@ -1,0 +1,1 @@
+"""Tiles of queries and keys in their natural order."""

@@ -1,0 +1,88 @@
+"""Block-sparse attention: only the tiles that hold an edge, in natural order.
+
+The keys of some query tiles are gathered and all of their scores computed at once, so that nothing
+needs merging. Work is cut into pieces of a few megabytes: a larger temporary costs more to page in
+than to compute. Memory is linear in what is read.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from attnspec.layout.orders import NATURAL
+from attnspec.layout.tiling import survey
+from attnspec.lower.cost_model import Amounts, current
+from attnspec.lower.work import Kernel, Work
+
+if TYPE_CHECKING:
+    import torch
+
+TILES = (32, 64, 128)
+"""Tile sizes on offer, each with a rate of its own."""
+
+LARGE = (512, 2048, 8192)
+"""Tile sizes for graphs of which smaller ones would be more than `MOST`; their rate is that of the
+last of `TILES`."""
+
+MOST = 1 << 20
+"""Tiles that a layout lists at most."""
+
+
+class TilesBackend:
+    """Gathered key tiles for each query tile."""
+
+    name = "tiles"
+
+    @property
+    def least(self) -> float:
+        return current().tiles_call
+
+    def refuses(self, work: Work, device: str) -> str | None:
+        if work.reads:
+            names = ", ".join(f"`{name}`" for name in work.reads)
+            return f"the graph reads the run-time input {names}, and tiles are laid out before"
+        if not self._costs(work):
+            return f"in tiles of {LARGE[-1]:,} x {LARGE[-1]:,} there would be more than {MOST:,}"
+        return None
+
+    def cost(self, work: Work) -> float:
+        return min(self._costs(work).values())
+
+    def tile(self, work: Work) -> int:
+        """The tile size that costs least."""
+        costs = self._costs(work)
+        return min(costs, key=costs.__getitem__)
+
+    def _costs(self, work: Work) -> dict[int, float]:
+        """The seconds in tiles of every size that does not make too many of them."""
+        found = {}
+        for tile in (*TILES, *LARGE):
+            if survey(work.relation, work.n_q, work.n_k, NATURAL, (tile, tile)).tiles <= MOST:
+                found[tile] = current().seconds(self.amounts(work, tile))
+                if tile >= TILES[-1]:
+                    break
+        return found
+
+    def amounts(self, work: Work, tile: int) -> Amounts:
+        """What the work takes in tiles of a size."""
+        found = survey(work.relation, work.n_q, work.n_k, NATURAL, (tile, tile))
+        full, undecided = found.area
+        return {
+            "tiles_call": 1,
+            "tiles_row": found.q.count,
+            f"tiles_pair_{min(tile, TILES[-1])}": min(full + undecided, work.n_q * work.n_k),
+            "tiles_masked": undecided,
+        }
+
+    def steps(self, work: Work) -> tuple[str, ...]:
+        costs = self._costs(work)
+        size = min(costs, key=costs.__getitem__)
+        return (f"natural order, tiles {size} x {size}",)
+
+    def build(self, work: Work, heads: tuple[int, ...], device: torch.device) -> Kernel:
+        from attnspec.backends.tiles.kernel import TiledKernel
+        from attnspec.layout.runs import runs_of
+        from attnspec.layout.tile_layout import tile_layout
+
+        layout = tile_layout(work.relation, work.n_q, work.n_k, self.tile(work))
+        return TiledKernel(work, heads, device, runs_of(layout), layout.masks)

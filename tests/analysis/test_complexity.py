@@ -1,0 +1,417 @@
+"""Formulas in n against counts at many lengths, and orders against what is known of systems."""
+
+from __future__ import annotations
+
+from fractions import Fraction
+from pathlib import Path
+
+import pytest
+import sympy
+from random_specs import spec_text
+from zoo import ATTENTIONS, IDS, loaded
+
+from attnspec.analysis.counting.degrees import total_edges
+from attnspec.analysis.growth import sympy_text
+from attnspec.analysis.growth.fitting import fitted, monomials
+from attnspec.analysis.growth.order import edges_formula, growth_range, order
+from attnspec.analysis.growth.quasi_polynomials import formula_of
+from attnspec.analysis.growth.shapes import shape_of
+from attnspec.analysis.growth.size_growth import growth_text, size_growth
+from attnspec.analysis.quality import Figure
+from attnspec.graphs.stack import Stack
+from attnspec.ir.scalars import Apply, Scalar, Symbol
+from attnspec.spec import Spec, parse
+
+n = sympy.Symbol("n")
+
+
+def spec_of(body: str) -> Spec:
+    return parse(f"attention a {{ {body} }}")
+
+
+def order_of(spec: Spec, n: int) -> Figure[sympy.Expr | None]:
+    return order(spec.stack(), n, spec.elaborated)
+
+
+def stack_of(body: str) -> Stack:
+    return spec_of(body).stack()
+
+
+def assert_right(stack: Stack, formula: sympy.Expr, lengths: list[int]) -> int:
+    """Hold a formula against counts; how many lengths it has a value at."""
+    told = 0
+    for length in lengths:
+        value = sympy_text.value(formula, length)
+        if value is sympy.nan:
+            continue
+        assert value == total_edges(stack, length), f"n = {length}: {formula}"
+        told += 1
+    return told
+
+
+# --- formulas -------------------------------------------------------------------------------------
+
+EXACT = {
+    "attend full": n**2,
+    "causal attend full": n**2 / 2 + n / 2,
+    "attend self": n,
+    "heads 3 layers 2 attend full": 6 * n**2,
+    "attend window(radius = 5)": sympy.Piecewise((11 * n - 30, n >= 5), (n**2, True)),
+    "causal attend window(before = 3, after = 2)": sympy.Piecewise(
+        (4 * n - 6, n >= 3), (n**2 / 2 + n / 2, True)
+    ),
+    "attend block(size = 4)": 4 * n - 4 * sympy.Mod(n, 4) + sympy.Mod(n, 4) ** 2,
+    "attend global(first(1)) | self": sympy.Piecewise((3 * n - 2, n >= 1), (0, True)),
+}
+
+
+@pytest.mark.parametrize("body", EXACT)
+def test_formulas_are_as_derived_by_hand(body: str) -> None:
+    stack = stack_of(body)
+    found = edges_formula(stack, 64)
+    assert found.quality == "exact"
+    assert found.value is not None
+    assert sympy.simplify(found.value - EXACT[body]) == 0 or all(
+        sympy_text.value(found.value, length) == EXACT[body].subs(n, length) for length in range(40)
+    )
+    assert assert_right(stack, found.value, [1, 2, 3, 17, 64, 257]) == 6
+
+
+@pytest.mark.parametrize(("path", "name"), ATTENTIONS, ids=IDS)
+def test_formulas_of_the_zoo(path: Path, name: str) -> None:
+    stack = loaded(path, name).stack()
+    found = edges_formula(stack, stack.fixed_length() or 257)
+    if found.value is None:
+        assert found.note
+        return
+    lengths = [1, 2, 7, 64, 257, 500, 1024]
+    assert assert_right(stack, found.value, lengths) >= 3
+    assert (found.quality == "exact") == ("fitted" not in found.note)
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_formulas_of_random_compositions(seed: int) -> None:
+    stack = parse(spec_text(seed)).stack()
+    found = edges_formula(stack, 64)
+    if found.value is not None:
+        assert assert_right(stack, found.value, [1, 2, 3, 5, 8, 31, 64, 100, 191]) >= 2
+
+
+def test_that_random_compositions_often_have_a_formula() -> None:
+    found = [edges_formula(parse(spec_text(seed)).stack(), 64) for seed in range(0, 60, 4)]
+    assert sum(figure.value is not None for figure in found) >= 4
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        "attend strided(stride = isqrt(n))",
+        "causal heads 2 head 0 { attend window(before = isqrt(n), after = 0) }"
+        " head 1 { attend residue(step = isqrt(n)) }",
+        "attend fixed(stride = isqrt(n), cells = 2)",
+        "attend block(size = max(1, n // 4))",
+    ],
+)
+def test_sizes_that_depend_on_n_are_fitted_and_say_so(body: str) -> None:
+    stack = stack_of(body)
+    found = edges_formula(stack, 400)
+    assert found.value is not None
+    assert found.quality == "estimate"
+    assert "fitted, and right at" in found.note
+    # lengths that the fit has not seen; n = s (s + 2) is where isqrt has its last length
+    assert assert_right(stack, found.value, [900, 960, 961, 5000, 40_000, 44_943]) == 6
+
+
+def test_why_there_is_no_formula() -> None:
+    unknown = {
+        "attend linear()": "is a mechanism",
+        "attend lsh()": "decided by the data",
+        "input marked: tokens attend global(marked)": "run-time inputs",
+        "sequence grid(4, 8) attend axial": "a grid",
+        "attend random(keys = 2) | self": "no formula was found",
+    }
+    for body, reason in unknown.items():
+        found = edges_formula(stack_of(body), 32)
+        assert found.value is None
+        assert reason in found.note, body
+
+
+def test_powers_and_random_have_formulas_of_their_own() -> None:
+    for body in (
+        "attend powers(base = 2)",
+        "causal attend powers(base = 3)",
+        "attend random(keys = 5)",
+        "causal attend random(keys = 5)",
+    ):
+        stack = stack_of(body)
+        found = edges_formula(stack, 100)
+        assert found.quality == "exact"
+        assert found.value is not None
+        assert assert_right(stack, found.value, [1, 2, 3, 4, 5, 9, 27, 28, 64, 65, 1000]) == 11
+
+
+def test_a_formula_says_from_where_on_it_holds() -> None:
+    relation = stack_of("attend window(radius = 20) - window(radius = 7)").bound(64).found[0][2]
+    formula = formula_of(relation)
+    assert formula is not None
+    assert formula.proven
+    assert [piece.start for piece in formula.pieces] == [0, 7, 20]
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        # both were looked for among all residues of a period, or lengths, beyond every integer
+        "attend shift(window(radius = 2**62), by = 2**62)",
+        "attend " + " & ".join(f"where(q % {p} <= k % {p + 1} + 4)" for p in range(80, 130, 2)),
+    ],
+)
+def test_a_period_too_long_to_be_counted_has_no_formula(body: str) -> None:
+    relation = stack_of(body).bound(8).found[0][2]
+    assert shape_of(relation) is not None
+    assert formula_of(relation) is None
+
+
+def test_what_is_no_quasi_polynomial_has_no_shape() -> None:
+    for body in ("attend powers", "attend random(keys = 2)", "attend where(q * k < n)"):
+        assert shape_of(stack_of(body).bound(8).found[0][2]) is None
+    for predicate, found in (
+        ("q // 6 == k // 6 and k % 4 < 2", (12, True)),
+        ("(q // 4) // 3 - k // 12 <= 1", (12, True)),
+        ("n - q <= 3 or k >= n // 2", (2, False)),
+        ("2 * q - k <= 3", (1, False)),
+        ("q + k <= n", (1, False)),
+    ):
+        shape = shape_of(stack_of(f"attend where({predicate})").bound(8).found[0][2])
+        assert shape is not None
+        assert (shape.period, shape.proven) == found, predicate
+
+
+# --- order ----------------------------------------------------------------------------------------
+
+ORDERS = {
+    "attend full": n**2,
+    "attend window(radius = 9)": n,
+    "attend strided(stride = isqrt(n))": n ** sympy.Rational(3, 2),
+    "attend residue(step = 8)": n**2,
+    "attend residue(step = isqrt(n)) | window(radius = 3)": n ** sympy.Rational(3, 2),
+    "attend powers": n * sympy.log(n),
+    "causal attend powers | self": n * sympy.log(n),
+    "attend window(radius = ceil(log2(n + 1)))": n * sympy.log(n),
+    "attend block(size = max(1, n // 4))": n**2,
+    "attend global(first(4)) | random(keys = 3)": n,
+    "attend summary(stride = isqrt(n), cells = 1)": n ** sympy.Rational(3, 2),
+    "attend ~window(radius = 3)": n**2,
+    "attend full - window(radius = 3)": n**2,
+    "heads 2 head 0 { attend self } head 1 { attend full }": n**2,
+    "attend expander(degree = 4) | global(every(isqrt(n)))": n ** sympy.Rational(3, 2),
+    "attend linear()": n,
+    "attend fourier()": n * sympy.log(n),
+    "attend sinkhorn(size = 8)": n,
+    "attend cluster()": n ** sympy.Rational(3, 2),
+}
+
+
+@pytest.mark.parametrize("body", ORDERS)
+def test_orders_are_derived(body: str) -> None:
+    found = order_of(spec_of(body), 64)
+    assert found.value == ORDERS[body]
+    assert found.quality == "exact"
+
+
+@pytest.mark.parametrize(("path", "name"), ATTENTIONS, ids=IDS)
+def test_every_spec_of_the_zoo_has_an_order(path: Path, name: str) -> None:
+    spec = loaded(path, name)
+    found = order_of(spec, spec.program.fixed_length or 256)
+    assert found.value is not None or found.note
+    if found.quality == "estimate" and found.value is not None:
+        assert found.note.startswith("measured from n = ")
+
+
+def test_orders_that_are_not_derived_are_measured() -> None:
+    found = order_of(spec_of("attend where(q % 2 == 0 and k < 9) | where(abs(q - k) < 2)"), 64)
+    assert (found.value, found.quality) == (n, "estimate") or found.quality == "exact"
+    assert order_of(spec_of("attend where(q * k % 5 == 1)"), 64).value == n**2
+    axial = order_of(spec_of("sequence grid(h, h) attend axial".replace("h", "16")), 256)
+    assert axial.value is None
+    text = "attention a(h = 16) { sequence grid(h, h) attend axial }"
+    grown = order_of(parse(text), 256)
+    assert (grown.value, grown.quality) == (n ** sympy.Rational(3, 2), "estimate")
+    # on a grid of 7 x 7 a dilated box of 7 x 7 would be cut off, and look like more than n
+    (path,) = [path for path, name in ATTENTIONS if name == "neighborhood_dilated"]
+    boxes = order_of(loaded(path, "neighborhood_dilated"), 784)
+    assert (boxes.value, boxes.quality) == (n, "estimate")
+
+
+def test_what_the_data_decide_has_an_upper_order_with_its_factors() -> None:
+    found = order_of(spec_of("causal attend lsh(rounds = 4, chunk = 32)"), 64)
+    assert found.value == n * sympy.log(n)
+    assert found.quality == "bound"
+    assert "at most 256 n pairs" in found.note
+    reading = order_of(spec_of("input marked: tokens attend global(marked)"), 64)
+    assert (reading.value, reading.quality) == (n**2, "bound")
+
+
+@pytest.mark.parametrize(
+    "seed", [*range(40), *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(40, 100))]
+)
+def test_derived_growth_is_true_of_counts(seed: int) -> None:
+    stack = parse(spec_text(seed)).stack()
+    known = growth_range(stack)
+    few, many = total_edges(stack, 1 << 11), total_edges(stack, 1 << 13)
+    if few == 0:
+        return
+    # from one length to four times it, with what constants leave to be desired
+    assert many / few <= 4 ** float(known.high[0]) * (13 / 11) ** float(known.high[1]) * 1.3
+    assert many / few >= 4 ** float(known.low[0]) / 1.5
+
+
+@pytest.mark.parametrize(
+    ("scalar", "growth"),
+    [
+        (7, (0, 0)),
+        (Symbol("n"), (1, 0)),
+        (Symbol("head"), (0, 0)),
+        (Apply("isqrt", (Symbol("n"),)), (Fraction(1, 2), 0)),
+        (Apply("*", (Symbol("n"), Apply("log2", (Symbol("n"),)))), (1, 1)),
+        (Apply("//", (Symbol("n"), Apply("isqrt", (Symbol("n"),)))), (Fraction(1, 2), 0)),
+        (Apply("**", (Symbol("n"), 0.25)), (Fraction(1, 4), 0)),
+        (Apply("min", (Symbol("n"), 64)), (0, 0)),
+        (Apply("-", (Symbol("n"), Apply("isqrt", (Symbol("n"),)))), (1, 0)),
+        (Apply("-", (Symbol("n"), Symbol("n"))), None),
+        (Apply("%", (Symbol("n"), 3)), None),
+    ],
+)
+def test_growth_of_sizes(scalar: Scalar, growth: tuple[float, float] | None) -> None:
+    found = size_growth(scalar)
+    assert (None if found is None else (float(found[0]), float(found[1]))) == growth
+
+
+def test_growth_in_words() -> None:
+    assert growth_text((Fraction(3, 2), Fraction(1))) == "n**1.5 * log2(n)"
+    assert growth_text((Fraction(0), Fraction(0))) == "a constant"
+
+
+def test_claims_about_order_are_proven_or_refuted_by_growth() -> None:
+    def verdicts(body: str, claim: str) -> list[str]:
+        return [d.message for d in parse(f"attention a {{ {body} require {claim} }}").check()]
+
+    assert verdicts("attend strided(stride = isqrt(n))", "order <= n**1.5") == []
+    assert verdicts("attend linear()", "order <= n") == []
+    (refuted,) = verdicts("attend strided(stride = isqrt(n))", "order <= n * log2(n)")
+    assert refuted.endswith("does not hold: the edges grow as n**1.5")
+    (counted,) = verdicts("attend where(q * k % 5 == 1) | self", "order <= n")
+    assert "edges over the bound grow" in counted
+
+
+@pytest.mark.parametrize(
+    ("graph", "meant"),
+    [
+        # what is taken away grows as fast: nothing may be left
+        ("window(radius = 9) - self", (None, "n")),
+        ("full - causal", (None, "n**2")),
+        ("full - strided(stride = isqrt(n))", ("n**2", "n**2")),
+        ("~full", (None, "n**2")),
+        ("~window(radius = 9)", ("n**2", "n**2")),
+        ("residue(step = 3) & window(radius = isqrt(n))", (None, "n**1.5")),
+        ("self | window(radius = isqrt(n))", ("n**1.5", "n**1.5")),
+        ("shift(window(radius = isqrt(n)), by = 2)", ("n**1.5", "n**1.5")),
+        ("shift(global(first(2)), by = 2)", (None, "n")),
+        ("residue(step = isqrt(n))", ("n**1.5", "n**1.5")),
+        ("residue(step = n)", ("n", "n")),
+        ("residue(step = n * n)", ("n", "n")),
+        ("strided(stride = n // 2)", ("n**2", "n**2")),
+        ("summary(stride = n // 2, cells = 3)", ("n", "n")),
+        ("summary(stride = isqrt(n), cells = isqrt(n))", ("n**2", "n**2")),
+        ("summary(stride = isqrt(n), cells = n)", ("n**2", "n**2")),
+        ("fixed(stride = isqrt(n), cells = 2)", ("n**1.5", "n**1.5")),
+        ("block(size = isqrt(n), before = 2)", ("n**1.5", "n**1.5")),
+        ("block(size = 4, before = isqrt(n), after = 1)", ("n**1.5", "n**1.5")),
+        ("dilated(radius = n, step = isqrt(n))", ("n**1.5", "n**1.5")),
+        ("dilated(radius = 8, step = isqrt(n))", ("n", "n")),
+        ("dilated(radius = n * n, step = isqrt(n))", ("n**1.5", "n**1.5")),
+        ("global(first(isqrt(n)))", ("n**1.5", "n**1.5")),
+        ("global(every(isqrt(n)) | first(2))", ("n**1.5", "n**1.5")),
+        ("columns(every(n))", ("n", "n")),
+        ("random(keys = isqrt(n))", ("n**1.5", "n**1.5")),
+        ("random_blocks(size = 4, blocks = isqrt(n))", ("n**1.5", "n**1.5")),
+        ("powers(base = 2)", ("n * log2(n)", "n * log2(n)")),
+    ],
+)
+def test_growth_of_graphs(graph: str, meant: tuple[str | None, str]) -> None:
+    """By hand; None for a lower bound that says nothing."""
+    known = growth_range(stack_of(f"attend {graph}"))
+    low, high = growth_text(known.low), growth_text(known.high)
+    # a graph is not known to have any edge
+    assert (None if low == "a constant" else low, high) == meant
+
+
+@pytest.mark.parametrize(
+    ("body", "bound", "status"),
+    [
+        ("attend window(radius = isqrt(n))", "n**1.5", "proven"),
+        ("attend window(radius = isqrt(n))", "n**1.49", "refuted"),
+        ("attend window(radius = isqrt(n))", "n**1.51", "proven"),
+        ("attend powers(base = 2)", "n * log2(n)", "proven"),
+        ("attend powers(base = 2)", "n", "refuted"),
+        ("attend full", "n**2", "proven"),
+        ("attend full", "n * n", "proven"),
+        ("causal attend full", "n**2", "proven"),
+        ("causal attend full", "n**1.9", "refuted"),
+        # of what may be less than it seems nothing is refuted unseen
+        ("attend full - causal", "n**2", "proven"),
+        ("attend window(radius = isqrt(n)) & self", "n", "proven"),
+        ("attend window(radius = isqrt(n)) - window(radius = isqrt(n) - 1)", "n", "checked"),
+    ],
+)
+def test_orders_at_their_bounds(body: str, bound: str, status: str) -> None:
+    (verdict,) = parse(f"attention a {{ {body} require order <= {bound} }}").verdicts
+    assert verdict.status == status
+
+
+# --- fitting --------------------------------------------------------------------------------------
+
+
+def test_fits_are_exact_or_none() -> None:
+    points = [(x, y) for x in range(5) for y in range(4)]
+    values = [3 * x * x - x * y + 2 for x, y in points]
+    found = fitted(points, values, monomials(2, 2))
+    assert found is not None
+    assert dict(found.terms) == {(): 2, (0, 0): 3, (0, 1): -1}
+    values[7] += 1
+    assert fitted(points, values, monomials(2, 2)) is None
+
+
+def test_halves_are_kept() -> None:
+    points = [(x,) for x in range(6)]
+    found = fitted(points, [x * (x + 1) // 2 for (x,) in points], monomials(1, 2))
+    assert found is not None
+    assert found.at((7,)) == 28
+    assert dict(found.terms)[0, 0] == Fraction(1, 2)
+
+
+@pytest.mark.parametrize(
+    ("body", "words"),
+    [
+        ("attend window(radius = 5)", "11*n - 30 for n >= 5, n**2 otherwise"),
+        ("attend random(keys = 8)", "8*n for n >= 8, n**2 otherwise"),
+        ("attend full", "n**2"),
+    ],
+)
+def test_formulas_are_printed_in_words(body: str, words: str) -> None:
+    report = parse(f"attention a {{ {body} }}").analyse(400)
+    formula = report.edges_formula
+    assert formula is not None
+    assert sympy_text.readable(formula) == words
+    assert f"pairs at n  {words}" in str(report)
+    assert words.replace(">", "&gt;") in report._repr_html_()
+    # as data it is what sympy reads back
+    assert report.to_dict()["figures"]["edges_formula"]["value"] == str(formula)
+
+
+def test_cases_within_a_sum_stand_in_parentheses() -> None:
+    cases = sympy.Piecewise((sympy_text.N, sympy_text.N < 3), (2, True))
+    assert sympy_text.readable(1 + 2 * cases) == "2*(n for n < 3, 2 otherwise) + 1"
+    root = sympy.floor(sympy.sqrt(sympy_text.N))
+    assert sympy_text.readable(root**2 + sympy_text.N) == "n + isqrt(n)**2"
+    assert sympy_text.readable(sympy.floor(sympy_text.N / 2)) == "floor(n/2)"

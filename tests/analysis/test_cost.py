@@ -1,0 +1,505 @@
+"""Costs against torch's own counter and allocator, key caches against masks."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from random_specs import spec_text
+from torch.profiler import ProfilerActivity, profile
+from torch.utils.flop_counter import FlopCounterMode
+from zoo import ATTENTIONS, IDS, loaded, sample
+
+from attnspec.analysis.cost.cost import LayerCost, NotBuilt, break_even, layer_cost, steps_of
+from attnspec.analysis.cost.kv_cache import cache_of, last_readers
+from attnspec.backends.factored import costs as mechanism_memory
+from attnspec.backends.factored.features import spans
+from attnspec.backends.factored.low_rank import softmax
+from attnspec.compile.compiler import compile_program
+from attnspec.graphs.bind import situation_of
+from attnspec.graphs.stack import Stack, TooMuch
+from attnspec.ir.mechanisms.nystrom import Nystrom
+from attnspec.layout.orders import NATURAL
+from attnspec.layout.steps import bands_of
+from attnspec.layout.tiling import classify, survey
+from attnspec.lower import mechanism_costs
+from attnspec.lower.mechanism_costs import factors, flops_of
+from attnspec.lower.mechanism_sizes import bind_mechanism, longest_of
+from attnspec.spec import parse
+from attnspec.text.diagnostics import AttnSpecError
+
+MEMORY_FACTOR = 2.0
+"""How far the estimate of peak memory may be from what was allocated."""
+
+BODIES = {
+    "full": "attend full",
+    "causal window": "causal attend window(before = 255, after = 0)",
+    "strided": "attend strided(stride = 64)",
+    "fixed": "attend fixed(stride = 64, cells = 4)",
+    "global": "attend window(radius = 128) | global(first(16))",
+    "dilated": "attend dilated(radius = 512, step = 8)",
+    "random": "attend random(keys = 16, seed = 0) | self",
+    "alibi": "attend window(radius = 64) score alibi()",
+    "softcap": "attend full score softcap(cap = 20.0)",
+    "two graphs": "head 0 { attend window(radius = 64) } head 1 { attend residue(step = 32) }",
+}
+
+
+def stack_of(body: str) -> Stack:
+    return parse(f"attention a {{ heads 2 {body} }}").stack()
+
+
+def tensors(n: int, size: int = 64) -> list[torch.Tensor]:
+    return [torch.randn(1, 2, n, size, requires_grad=True) for _ in range(3)]
+
+
+def _forward(q: list[int], k: list[int], v: list[int], *rest: object, **more: object) -> int:
+    return 2 * q[0] * q[1] * q[2] * k[2] * (q[3] + v[3])
+
+
+def _backward(
+    grad: list[int], q: list[int], k: list[int], v: list[int], *_: object, **__: object
+) -> int:
+    return q[0] * q[1] * q[2] * k[2] * (6 * q[3] + 4 * v[3])
+
+
+FLASH = {
+    torch.ops.aten._scaled_dot_product_flash_attention_for_cpu: _forward,
+    torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward: _backward,
+}
+"""torch counts these operations on other devices, but not on the CPU."""
+
+
+def counted(run: Callable[[], object]) -> int:
+    with FlopCounterMode(display=False, custom_mapping=FLASH) as counter:
+        run()
+    return int(counter.get_total_flops())
+
+
+def allocated(run: Callable[[], object]) -> int:
+    """The most bytes that were allocated at one time."""
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
+        kept = run()
+    events = profiler.profiler.kineto_results.events()
+    changes = sorted((e.start_ns(), e.nbytes()) for e in events if e.name() == "[memory]")
+    del kept
+    return int(np.cumsum([change for _, change in changes]).max())
+
+
+# --- against torch -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("n", [100, 1024])
+@pytest.mark.parametrize("name", BODIES)
+def test_operations_are_those_that_torch_counts(name: str, n: int) -> None:
+    stack = stack_of(BODIES[name])
+    cost = layer_cost(stack, n)
+    if any(step.backend == "scattered" for step in steps_of(stack, n)):
+        pytest.skip("torch does not count products on edges")
+    module = compile_program(stack.program)
+    q, k, v = tensors(n)
+    with torch.no_grad():
+        forward = counted(lambda: module(q, k, v))
+    # tiles that the cover leaves undecided may be empty
+    assert forward <= cost.flops <= 1.05 * forward
+    out = module(q, k, v)
+    backward = counted(lambda: out.sum().backward())
+    assert backward <= cost.backward_flops <= 1.05 * backward
+
+
+def test_operations_on_edges() -> None:
+    stack = stack_of(BODIES["random"])
+    (step, *_) = steps_of(stack, 1024)
+    assert step.backend == "scattered"
+    cost = layer_cost(stack, 1024)
+    edges = sum(int(stack.mask(1024, 0, head).sum()) for head in range(2))
+    assert cost.flops == cost.useful_flops == 4 * 64 * edges
+    assert cost.backward_flops == 8 * 64 * edges
+
+
+@pytest.mark.parametrize("n", [100, 1024, 4096])
+@pytest.mark.parametrize("name", BODIES)
+def test_peak_memory_is_about_what_torch_allocates(name: str, n: int) -> None:
+    if (name, n) == ("softcap", 4096):
+        pytest.skip("half a gigabyte")
+    stack = stack_of(BODIES[name])
+    given = 3 * 2 * n * 64 * 4
+    estimate = layer_cost(stack, n).peak_memory - given
+    module = compile_program(stack.program)
+    q, k, v = tensors(n)
+    with torch.no_grad():
+        # tables are laid out by the first call, and stay
+        module(q, k, v)
+        measured = allocated(lambda: module(q, k, v))
+    assert measured / MEMORY_FACTOR <= estimate <= measured * MEMORY_FACTOR
+
+
+# --- what the figures are ------------------------------------------------------------------------
+
+
+def test_costs_are_those_of_the_definition() -> None:
+    cost = layer_cost(stack_of("attend full"), 32, size=16, element=2)
+    assert cost.flops == cost.useful_flops == 2 * 4 * 16 * 32 * 32
+    assert cost.backward_flops == 2 * cost.flops
+    assert cost.intensity == cost.flops / cost.bytes
+    assert cost.peak_memory >= 4 * 2 * 32 * 16 * 2
+
+
+def test_the_most_expensive_layer_counts() -> None:
+    text = "layers 3 layer 0, 2 { attend window(radius = 1) } layer 1 { attend full }"
+    stack = stack_of(text)
+    alone = layer_cost(stack_of("attend full"), 512)
+    assert layer_cost(stack, 512).flops == alone.flops
+    assert {layer for step in steps_of(stack, 512) for layer in step.layers} == {0, 1, 2}
+
+
+def test_useful_operations_need_the_pairs() -> None:
+    text = "input marked: tokens attend window(radius = 2) | global(marked)"
+    cost = layer_cost(stack_of(text), 40)
+    assert cost.useful_flops is None
+    assert cost.flops == 2 * 4 * 64 * 40 * 40
+    marked = np.arange(40) == 7
+    known = Stack(stack_of(text).program, {"marked": marked})
+    edges = int(known.mask(40).sum())
+    assert layer_cost(known, 40).useful_flops == 2 * 4 * 64 * edges
+
+
+@pytest.mark.parametrize(("path", "name"), ATTENTIONS, ids=IDS)
+def test_costs_of_the_zoo(path: Path, name: str) -> None:
+    spec = loaded(path, name)
+    n = spec.program.fixed_length or min(256, longest_of(spec.program) or 256)
+    stack = spec.stack(sample(spec, n))
+    try:
+        cost = layer_cost(stack, n)
+    except (AttnSpecError, NotBuilt) as error:
+        assert re.search("not built yet", str(error))  # noqa: PT017
+        return
+    assert isinstance(cost, LayerCost)
+    if any(attend.mechanism is not None for attend in spec.program.attends):
+        assert cost.useful_flops is None
+    else:
+        assert cost.useful_flops is not None
+        assert 0 < cost.useful_flops <= cost.flops
+    # a transform is its own backward
+    assert 0 < cost.flops <= cost.backward_flops
+    assert cost.peak_memory > 0 < cost.bytes
+
+
+def test_lengths_that_are_not_looked_into() -> None:
+    with pytest.raises(TooMuch):
+        steps_of(stack_of("attend full"), 1 << 30)
+
+
+def test_break_even() -> None:
+    found = break_even(stack_of("attend window(radius = 16)"))
+    assert found is not None
+    assert 16 <= found <= 4096
+    wider = break_even(stack_of("attend window(radius = 256)"))
+    assert wider is not None
+    assert wider > found
+
+
+def test_mechanisms_cost_what_their_formulas_say() -> None:
+    n, d = 128, 32
+    expected = {
+        "linear()": 4 * n * d * d,
+        "efficient()": 4 * n * d * d,
+        "taylor()": 4 * n * (d + 1) * d,
+        "taylor(order = 2)": 2 * n * (d + 1) * (d + 2) * d,
+        "favor(features = 16)": 4 * n * 16 * d + 4 * n * 16 * d,
+        "favor(features = 16, kind = trig)": 4 * n * 16 * d + 4 * n * 32 * d,
+        "rfa(features = 8)": 4 * n * 8 * d + 4 * n * 16 * d,
+        "rbf(features = 8)": 8 * n * 8 * d,
+        "linformer(rank = 10)": 8 * n * 10 * d,
+        "linformer(rank = 10, projection = conv, max_length = 128)": 4 * n * 10 * d + 4 * n * d,
+        "linformer(rank = 10, projection = mean)": 4 * n * 10 * d,
+        "synthesizer(max_length = 128, kind = random)": 2 * n * n * d,
+        "mixer(hidden = 20, max_length = 128)": 4 * n * 20 * d,
+        "gmlp(max_length = 128)": 2 * n * n * d,
+        "fourier()": 5 * n * d * (7 + 5),
+    }
+    for text, flops in expected.items():
+        program = parse(f"attention a {{ attend {text} }}").program
+        mechanism = program.attends[0].mechanism
+        assert mechanism is not None
+        assert flops_of(bind_mechanism(mechanism, situation_of(program, n)), n, d) == flops, text
+        assert "n" in factors(mechanism)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "linformer(rank = 10, max_length = 128)",
+        "linformer(rank = 10, projection = conv, max_length = 128)",
+        "linformer(rank = 10, projection = mean)",
+        "nystrom(landmarks = 16)",
+        "synthesizer(max_length = 128)",
+        "synthesizer(max_length = 128, kind = random, products = true)",
+        "synthesizer(max_length = 128, kind = factorized_random)",
+        "synthesizer(max_length = 128, kind = factorized_dense)",
+        "mixer(hidden = 20, max_length = 128)",
+        "gmlp(max_length = 128)",
+    ],
+)
+def test_mechanisms_cost_what_torch_counts(text: str) -> None:
+    n, d = 128, 32
+    spec = parse(f"attention a {{ attend {text} }}")
+    mechanism = spec.program.attends[0].mechanism
+    assert mechanism is not None
+    given = torch.randn(3, 1, 1, n, d)
+    with FlopCounterMode(display=False) as counted:
+        spec.compile()(*given)
+    bound = bind_mechanism(mechanism, situation_of(spec.program, n))
+    assert counted.get_total_flops() == pytest.approx(flops_of(bound, n, d), rel=0.1)
+
+
+MECHANISMS = [
+    "attend linear()",
+    "causal attend linear()",
+    "attend efficient()",
+    "attend taylor()",
+    "causal attend taylor()",
+    "attend taylor(order = 2)",
+    "attend favor(features = 64)",
+    "causal attend favor(features = 64)",
+    "attend favor(features = 64, kind = trig)",
+    "attend rfa(features = 32)",
+    "causal attend rfa(features = 32)",
+    "attend rbf(features = 32)",
+    "causal attend rbf(features = 32)",
+    "attend linformer(rank = 64, max_length = 1024)",
+    "attend linformer(rank = 64, projection = conv, max_length = 1024)",
+    "attend linformer(rank = 64, projection = mean)",
+    "attend nystrom(landmarks = 32)",
+    "attend nystrom(landmarks = 32, conv = 5)",
+    "attend synthesizer(max_length = 1024)",
+    "attend synthesizer(max_length = 1024, kind = random)",
+    "attend synthesizer(max_length = 1024, kind = random, products = true)",
+    "attend synthesizer(max_length = 1024, kind = factorized_random)",
+    "attend synthesizer(max_length = 1024, kind = factorized_dense)",
+    "attend mixer(hidden = 64, max_length = 1024)",
+    "attend gmlp(max_length = 1024)",
+    "attend fourier()",
+    "causal attend window(before = 31, after = 0) + linear()",
+    "attend window(radius = 32) + linear()",
+    "causal attend window(before = 31, after = 0) + favor(features = 64)",
+    "attend (window(radius = 16) | global(first(4))) + favor(features = 64)",
+    "causal attend (window(before = 63, after = 0) | residue(step = 16)) + taylor()",
+    "attend residue(step = 8) + rfa(features = 32)",
+    "attend window(radius = 32) + taylor(order = 2)",
+    "causal head 0 { attend window(radius = 32) + linear() } head 1 { attend window(radius = 64) }",
+    "head 0 { attend favor(features = 64) } head 1 { attend full }",
+]
+
+
+@pytest.mark.parametrize(("n", "size"), [(200, 32), (256, 64), (1024, 64)])
+@pytest.mark.parametrize("body", MECHANISMS)
+def test_peak_memory_of_mechanisms_is_about_what_torch_allocates(
+    body: str, n: int, size: int
+) -> None:
+    stack = stack_of(body)
+    given = 3 * 2 * n * size * 4
+    estimate = layer_cost(stack, n, size, 4).peak_memory - given
+    module = compile_program(stack.program)
+    q, k, v = tensors(n, size)
+    with torch.no_grad():
+        module(q, k, v)
+        measured = allocated(lambda: module(q, k, v))
+    assert measured / MEMORY_FACTOR <= estimate <= measured * MEMORY_FACTOR
+
+
+@pytest.mark.parametrize("body", [body for body in MECHANISMS if "fourier" not in body])
+def test_operations_of_mechanisms_are_those_that_torch_counts(body: str) -> None:
+    n, size = 256, 64
+    if "conv = " in body:
+        pytest.skip("torch counts a convolution of each channel as one of all")
+    body = body.replace("1024", "256")
+    stack = stack_of(body)
+    cost = layer_cost(stack, n, size, 4)
+    module = compile_program(stack.program)
+    q, k, v = tensors(n, size)
+    # weights that are alike: what the graph takes from a kernel's sums is then no more than is left
+    given = (q.detach() / 8).requires_grad_(), k, v
+    assert counted(lambda: module(*given)) == pytest.approx(cost.flops, rel=0.15)
+    out = module(*given)
+    assert counted(lambda: out.sum().backward()) == pytest.approx(cost.backward_flops, rel=0.15)
+
+
+def test_what_mechanisms_hold_is_counted_with_the_sizes_that_run() -> None:
+    assert mechanism_costs.CHUNK == spans.CHUNK
+    assert mechanism_memory.BLOCK == spans.BLOCK
+    assert mechanism_memory.FUSED == softmax.LARGE
+    assert (mechanism_memory.FEW, mechanism_memory.MANY) == (softmax.FEW, softmax.MANY)
+    assert mechanism_memory.ROWS == softmax.ROWS
+
+
+@pytest.mark.parametrize("body", MECHANISMS)
+def test_costs_of_mechanisms_in_a_report(body: str) -> None:
+    report = parse(f"attention a {{ heads 2 {body} }}").analyse(512)
+    for name in ("flops", "backward_flops", "bytes", "peak_memory", "intensity"):
+        assert report.quality[name] == "estimate"
+    assert report.flops is not None
+    assert report.bytes is not None
+    assert report.peak_memory is not None
+    assert report.intensity == report.flops / report.bytes
+    # q, k, v are read and the output is written, whatever comes between
+    assert min(report.bytes, report.peak_memory) >= 4 * 2 * 512 * 64 * 4
+    assert report.useful_flops is None
+    empty = layer_cost(stack_of(body), 0, 64, 4)
+    assert empty.bytes == empty.peak_memory == 0
+
+
+@pytest.mark.parametrize("body", ["attend linear()", "causal attend favor(features = 16)"])
+def test_traffic_of_sums_is_linear(body: str) -> None:
+    moved = [layer_cost(stack_of(body), n, 64, 4).bytes for n in (256, 512, 768)]
+    assert moved[2] - moved[1] == moved[1] - moved[0]
+
+
+def test_heads_that_differ_add_up_and_the_larger_is_held() -> None:
+    both = layer_cost(
+        stack_of("head 0 { attend linear() } head 1 { attend nystrom(landmarks = 16) }"), 512, 64, 4
+    )
+    one, other = (
+        layer_cost(stack_of(f"attend {text}"), 512, 64, 4)
+        for text in ("linear()", "nystrom(landmarks = 16)")
+    )
+    assert 2 * both.flops == one.flops + other.flops
+    assert 2 * both.bytes == one.bytes + other.bytes
+    # the outputs of both are put together
+    assert both.peak_memory <= max(one.peak_memory, other.peak_memory) + 2 * 512 * 64 * 4
+
+
+def test_layers_of_graphs_and_mechanisms_add_up() -> None:
+    both = layer_cost(stack_of("head 0 { attend linear() } head 1 { attend full }"), 512)
+    one, other = (layer_cost(stack_of(f"attend {text}"), 512) for text in ("linear()", "full"))
+    for name in ("flops", "backward_flops", "bytes"):
+        assert 2 * getattr(both, name) == getattr(one, name) + getattr(other, name)
+    assert both.useful_flops is None
+
+
+def test_mechanisms_are_not_counted_beyond_what_they_are_learned_for() -> None:
+    with pytest.raises(NotBuilt, match="at most 64 positions"):
+        layer_cost(stack_of("attend gmlp(max_length = 64)"), 65, 64, 4)
+
+
+def test_nystrom_is_linear_in_n_beyond_its_inverse() -> None:
+    costs = [flops_of(Nystrom(landmarks=8), n, 16) for n in (100, 200, 300)]
+    assert costs[2] - costs[1] == costs[1] - costs[0] == 100 * 8 * 8 * 16
+
+
+# --- key cache -----------------------------------------------------------------------------------
+
+
+def assert_cache(mask: np.ndarray, stack: Stack, layer: int, head: int) -> None:
+    n = len(mask)
+    relation = stack.relation(n, layer, head)
+    last = [int(np.flatnonzero(mask[:, k])[-1]) if mask[:, k].any() else -1 for k in range(n)]
+    assert last_readers(relation, n).tolist() == last
+    if np.triu(mask, 1).any():
+        return
+    cache = cache_of(relation, n)
+    live = [int(mask[t:, : t + 1].any(axis=0).sum()) for t in range(n)]
+    assert cache.live.tolist() == live
+    assert cache.largest == max(live)
+    assert cache.rule
+
+
+@pytest.mark.parametrize(("path", "name"), ATTENTIONS, ids=IDS)
+def test_caches_of_the_zoo(path: Path, name: str) -> None:
+    spec = loaded(path, name)
+    for n in (1, 13, 64) if spec.program.fixed_length is None else ():
+        stack = spec.stack(sample(spec, n))
+        if stack.unknown is not None:
+            continue
+        for layer, head, _ in stack.bound(n).found:
+            assert_cache(spec.mask(n, layer, head, stack.inputs), stack, layer, head)
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_caches_of_random_compositions(seed: int) -> None:
+    stack = parse(spec_text(seed)).stack()
+    for n in (2, 51):
+        for layer, head, _ in stack.bound(n).found:
+            assert_cache(stack.mask(n, layer, head), stack, layer, head)
+
+
+@pytest.mark.parametrize(
+    ("body", "rule", "largest"),
+    [
+        ("attend full", "every key stays to the end", 512),
+        ("attend self", "a key can go 0 steps after it was written", 1),
+        (
+            "attend window(before = 31, after = 0)",
+            "a key can go 31 steps after it was written",
+            32,
+        ),
+        (
+            "attend window(before = 31, after = 0) | columns(first(4))",
+            "keys 0 to 3 stay to the end; any other key can go 31 steps after it was written",
+            36,
+        ),
+        ("attend block(size = 64)", "a key can go at the end of its block of 64", 64),
+        ("attend residue(step = 32)", "every key stays until the last 32 queries", 481),
+        (
+            "attend summary(stride = 64, cells = 1)",
+            "504 keys from 0 to 510 are never needed; every other key stays to the end",
+            8,
+        ),
+        (
+            "attend fixed(stride = 64, cells = 1)",
+            "7 keys from 63 to 447 stay to the end; any other key can go at the end of its block"
+            " of 64",
+            71,
+        ),
+        ("attend powers", "a key can go 256 steps after it was written", 257),
+        ("attend window(before = 1, after = 0)", "a key can go 1 step after it was written", 2),
+    ],
+)
+def test_rules_of_eviction(body: str, rule: str, largest: int) -> None:
+    stack = parse(f"attention a {{ causal {body} }}").stack()
+    cache = cache_of(stack.bound(512).found[0][2], 512)
+    assert cache.rule == rule
+    assert cache.largest == largest
+
+
+@pytest.mark.parametrize("name", [*BODIES, "bigbird"])
+@pytest.mark.parametrize("n", [100, 1024, 5000])
+def test_a_survey_of_few_tiles_looks_at_all_of_them(name: str, n: int) -> None:
+    bigbird = (
+        "attend block(size = 64, before = 1, after = 1) | random_blocks(size = 64, blocks = 3)"
+    )
+    stack = stack_of(BODIES.get(name, bigbird))
+    for _, _, relation in stack.bound(n).found:
+        found = survey(relation, n, n, NATURAL, (16, 16))
+        if found.sampled:
+            continue
+        exact = classify(relation, n, n, NATURAL, (16, 16))
+        assert round(found.full) == len(exact.fine()[0])
+        assert round(found.undecided) == len(exact.undecided[0])
+
+
+def test_what_comes_of_a_sample_is_an_estimate() -> None:
+    spec = parse("attention a { attend window(radius = 256) | global(first(64)) }")
+    n = 1 << 17
+    for length, quality in ((4096, "bound"), (n, "bound"), (1 << 20, "estimate")):
+        report = spec.analyse(length)
+        assert report.quality["flops"] == report.quality["backward_flops"] == quality
+        assert report.quality["useful_flops"] == "exact"
+    # what is called a bound is one: the tiles that a layout lists are those that were counted
+    for band in bands_of(spec.relation(n, 0, 0), n, n):
+        found = survey(band.step.relation, n, n, band.step.order, band.sizes)
+        exact = classify(band.step.relation, n, n, band.step.order, band.sizes)
+        assert not found.sampled
+        assert found.full == len(exact.fine()[0])
+        assert found.undecided == len(exact.undecided[0])
+
+
+def test_a_survey_that_looks_at_a_part_says_so() -> None:
+    relation = parse("attention a { attend window(radius = 8) }").relation(1 << 20, 0, 0)
+    assert survey(relation, 1 << 20, 1 << 20, NATURAL, (16, 16)).sampled
+    drawn = parse("attention a { attend random(keys = 2, seed = 1) }").relation(4096, 0, 0)
+    assert survey(drawn, 4096, 4096, NATURAL, (16, 16)).sampled

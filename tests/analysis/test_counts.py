@@ -1,0 +1,220 @@
+"""Counts of pairs, of keys and of readers, against masks, and at lengths that no mask has."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from random_specs import spec_text
+from zoo import ATTENTIONS, IDS, loaded, sample
+
+from attnspec.analysis.counting import degrees
+from attnspec.analysis.counting.affordable import MOST_LOOKED
+from attnspec.analysis.counting.degrees import (
+    counts_of,
+    degrees_of,
+    edges_of,
+    plainer,
+    readers_of,
+    total_edges,
+)
+from attnspec.analysis.reach.mirrored import asymmetry
+from attnspec.graphs.operators import Complement, Intersection, Transpose, Union
+from attnspec.graphs.patterns.causal import Causal
+from attnspec.graphs.patterns.columns_rows import Columns, Rows
+from attnspec.graphs.patterns.full import Full
+from attnspec.graphs.patterns.powers import Powers
+from attnspec.graphs.patterns.random_ import Random
+from attnspec.graphs.patterns.residue import Residue
+from attnspec.graphs.patterns.where import Where
+from attnspec.graphs.patterns.window import Window
+from attnspec.graphs.predicates.comparisons import Ranked
+from attnspec.graphs.relation import Elementwise, Progressions, Relation
+from attnspec.graphs.stack import TooMuch
+from attnspec.graphs.token_sets import Every
+from attnspec.ir.scalars import Apply, Symbol
+from attnspec.spec import Spec, parse
+
+LENGTHS = (1, 2, 13, 37, 64)
+
+Inputs = Mapping[str, "npt.ArrayLike"]
+
+
+def assert_counts(spec: Spec, n: int, inputs: Inputs | None = None) -> None:
+    stack = spec.stack(inputs)
+    bound = stack.bound(n)
+    masks = {}
+    for layer, head, relation in bound.found:
+        mask = spec.mask(n, layer, head, inputs)
+        counts = counts_of(relation, n)
+        np.testing.assert_array_equal(counts.degrees, mask.sum(axis=1))
+        np.testing.assert_array_equal(counts.readers, mask.sum(axis=0))
+        assert counts.edges == mask.sum() == edges_of(relation, n)
+        assert counts.empty_rows.tolist() == np.flatnonzero(~mask.any(axis=1)).tolist()
+        assert counts.unread_keys.tolist() == np.flatnonzero(~mask.any(axis=0)).tolist()
+        assert asymmetry(relation, n) == (bool((mask != mask.T).any()), True)
+        masks[layer, head] = mask
+    every = sum(
+        int(spec.mask(n, layer, head, inputs).sum())
+        for layer in range(spec.layers)
+        for head in range(spec.heads or 1)
+    )
+    assert total_edges(stack, n) == every
+
+
+@pytest.mark.parametrize(("path", "name"), ATTENTIONS, ids=IDS)
+def test_the_zoo(path: Path, name: str) -> None:
+    spec = loaded(path, name)
+    fixed = spec.stack().fixed_length()
+    tried = 0
+    for n in LENGTHS if fixed is None else (fixed,) if fixed <= 1024 else ():
+        inputs = sample(spec, n)
+        if spec.stack(inputs).unknown is None and n * spec.layers <= 2048:
+            assert_counts(spec, n, inputs)
+            tried += 1
+    assert tried or fixed is not None or spec.stack(sample(spec, 8)).unknown is not None
+
+
+@pytest.mark.parametrize("seed", range(80))
+def test_random_compositions(seed: int) -> None:
+    spec = parse(spec_text(seed))
+    for n in (1, 2, 33, 64, 101):
+        assert_counts(spec, n)
+
+
+def test_inputs_that_are_not_given_are_unknown() -> None:
+    spec = parse("attention a { input marked: tokens attend global(marked) }")
+    assert spec.stack().unknown == "its pairs depend on run-time inputs"
+    assert spec.stack({"marked": np.zeros(3, bool)}).unknown is None
+
+
+# --- lengths that no mask has ---------------------------------------------------------------------
+
+LONG = 1 << 20
+
+
+def test_a_million_positions() -> None:
+    n, m = LONG, 1 << 18
+    assert degrees_of(Full(), n).tolist()[:2] == [n, n]
+    assert edges_of(Intersection((Full(), Causal())), n) == n * (n + 1) // 2
+    window = Intersection((Window(radius=300), Causal()))
+    assert degrees_of(window, n).sum() == edges_of(window, n) == 301 * n - 300 * 301 // 2
+    both = Union((Residue(64), Columns(Every(4))))
+    # of four residues modulo 64 that differ by 16 one holds the column
+    assert edges_of(both, n) == n * (n // 64 + m) - (n // 4) * (n // 64)
+    np.testing.assert_array_equal(readers_of(Powers(), n), degrees_of(Powers(), n))
+
+
+def test_what_has_no_closed_form_is_counted_as_far_as_it_can_be() -> None:
+    product = Apply("%", (Apply("*", (Symbol("q"), Symbol("k"))), 7))
+    odd = Where(Apply("==", (product, 3)))
+    n = 300
+    at = np.arange(n)
+    held = at[:, None] * at % 7 == 3
+    np.testing.assert_array_equal(degrees_of(odd, n), held.sum(axis=1))
+    with pytest.raises(TooMuch, match="not looked at"):
+        degrees_of(odd, int(MOST_LOOKED**0.5) + 1)
+
+
+def test_a_drawn_part_beside_what_is_not_listed(monkeypatch: pytest.MonkeyPatch) -> None:
+    body = "attend where((q - k) % n <= 3) | random(keys = 3, seed = 2) | expander(degree = 2)"
+    spec = parse(f"attention a {{ {body} }}")
+    relation = spec.relation(90)
+    asked = []
+    without = degrees._without_drawn
+
+    def noted(relation: Relation) -> tuple[Relation, Relation] | None:
+        asked.append(relation)
+        return without(relation)
+
+    monkeypatch.setattr(degrees, "_without_drawn", noted)
+    for cached in (degrees_of, readers_of):
+        cached.cache_clear()
+    assert_counts(spec, 90)
+    assert relation in asked
+    rest, drawn = without(relation) or (None, None)
+    assert rest is not None
+    assert drawn is not None
+    mask = spec.mask(90)
+    parts = [edges_of(part, 90) for part in (rest, drawn)]
+    assert sum(parts) == mask.sum()
+
+
+@given(
+    st.lists(st.integers(-5, 60), min_size=1, max_size=40).map(sorted),
+    st.lists(st.integers(-100, 200), max_size=20),
+)
+def test_values_are_looked_up_as_they_are_searched(values: list[int], limits: list[int]) -> None:
+    for array in (np.array(values), np.array(values, float), np.array(values) * 1000):
+        ranked = Ranked(None, array)
+        for wanted in (np.array(limits, int), np.array(limits, float) + 0.5):
+            assert np.array_equal(ranked.below(wanted), np.searchsorted(array, wanted, "left"))
+            assert np.array_equal(ranked.up_to(wanted), np.searchsorted(array, wanted, "right"))
+
+
+def test_drawn_graphs_are_counted_from_their_tables() -> None:
+    n = 50_000
+    drawn = Random(5, seed=3)
+    relation = Union((drawn, Window(radius=1)))
+    table = drawn.rows(0, n, n)
+    near = np.abs(table[0] - table[1]) <= 1
+    assert edges_of(relation, n) == 5 * n + 3 * n - 2 - int(near.sum())
+    np.testing.assert_array_equal(
+        readers_of(Complement(drawn), n), n - np.bincount(table[1], minlength=n)
+    )
+
+
+def test_closed_forms_of_some_rows_alone_do_not_mislead() -> None:
+    # the queries of the set read one range, the others a progression that no union can hold
+    text = "attend global(every(24)) | summary(stride = 22, cells = 2) | residue(step = 5)"
+    assert_counts(parse(f"attention a {{ {text} }}"), 97)
+
+
+@pytest.mark.parametrize(
+    ("relation", "plain"),
+    [
+        (Intersection((Full(), Causal())), Causal()),
+        (Intersection((Window(radius=3), Causal())), Window(before=3, after=0)),
+        (Intersection((Causal(), Window(before=2, after=9), Full())), Window(before=2, after=0)),
+        (Intersection((Residue(3), Causal())), Intersection((Residue(3), Causal()))),
+        (Transpose(Causal()), Transpose(Causal())),
+    ],
+)
+def test_plainer_relations_have_the_same_pairs(relation: Relation, plain: Relation) -> None:
+    assert plainer(relation) == plain
+    np.testing.assert_array_equal(degrees_of(relation, 11), degrees_of(plain, 11))
+
+
+# --- symmetry -------------------------------------------------------------------------------------
+
+
+def test_symmetry_of_graphs_too_large_to_compare_pair_by_pair() -> None:
+    n = 40_000
+    even = Union((Window(radius=500), Columns(Every(7))))
+    assert asymmetry(even, n)[0]
+    whole = Union((Window(radius=500), Columns(Every(97)), Rows(Every(97))))
+    assert asymmetry(whole, n) == (False, False)
+    # as many keys as readers everywhere, and still no mirror image
+    assert asymmetry(Onward(500), n) == (True, False)
+    assert asymmetry(Onward(5), 40) == (True, True)
+
+
+@dataclass(frozen=True)
+class Onward(Relation):
+    """The keys that follow the query, with the sequence closed to a ring."""
+
+    count: int
+
+    def holds(self, q: Elementwise, k: Elementwise, n: int) -> Elementwise:
+        return (k - q - 1) % n < self.count
+
+    def progressions(self, q: np.ndarray, n: int) -> Progressions:
+        start = np.stack([q + 1, np.zeros_like(q)], axis=1)
+        stop = np.stack([np.minimum(q + 1 + self.count, n), q + 1 + self.count - n], axis=1)
+        return start, stop, 1

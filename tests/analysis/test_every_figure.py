@@ -1,0 +1,179 @@
+"""Every figure of a report at n <= 64 against its definition on masks, for the zoo and for random
+compositions. What a definition on one small mask cannot show is named, with where it is shown."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import networkx as nx
+import numpy as np
+import pytest
+import sympy
+from random_specs import spec_text
+from reach_brute import FAR, Small, small_zoo
+
+from attnspec.analysis.counting.graph_heads import FIGURES
+from attnspec.analysis.report.figure_table import NAMES
+from attnspec.analysis.report.report import Report
+from attnspec.spec import parse
+
+SIZE, ELEMENT = 64, 4
+
+ELSEWHERE = {
+    **dict.fromkeys(
+        FIGURES, "tests/analysis/test_graph_heads.py: masks of the heads without a mechanism"
+    ),
+    "order": "tests/analysis/test_complexity.py: counts over n, growth derived by hand",
+    "stable": "tests/graphs/test_stable.py: masks at all lengths up to 24",
+    "universal": "tests/analysis/test_graph_figures.py: all orders of 6 positions",
+    "break_even": "tests/analysis/test_cost.py: it is about other lengths",
+    "eviction": "tests/analysis/test_cost.py: the last readers, and its words",
+    "bytes": "tests/analysis/test_cost.py: a model of the kernels, held against nothing but itself",
+    "peak_memory": "tests/analysis/test_cost.py: what torch allocates",
+    "backward_flops": "tests/analysis/test_cost.py: what torch counts",
+}
+
+
+class Brute:
+    """Figures of a small stack by their definitions."""
+
+    def __init__(self, small: Small) -> None:
+        self.small, self.n, self.spec = small, small.n, small.spec
+        heads = range(self.spec.heads or 1)
+        self.masks = np.array(
+            [[small.mask(layer, head) for head in heads] for layer in range(self.spec.layers)]
+        )
+        self.heads = self.masks.reshape(-1, self.n, self.n)
+        self.union = np.logical_or.reduce(self.heads)
+        self.both = self.union | self.union.T
+        self.neighbours = self.both.sum(axis=1)
+        scale = np.sqrt(np.maximum(self.neighbours, 1))
+        self.values = np.linalg.eigvalsh(self.both / scale[:, None] / scale)
+        self.slowest = float(np.sort(np.abs(self.values))[-2]) if self.n > 1 else 0.0
+
+    def longest(self, found: np.ndarray) -> int | None:
+        most = int(found[self.small.allowed].max())
+        return None if most == FAR else most
+
+    def mean_distance(self) -> float | None:
+        if self.longest(self.small.distances) is None:
+            return None
+        apart = self.small.allowed & ~np.eye(self.n, dtype=bool)
+        return float(self.small.distances[apart].mean()) if apart.any() else 0.0
+
+    def live(self) -> np.ndarray:
+        """How many keys each head holds before each step of generation, [heads, n]."""
+        return np.array(
+            [[mask[t:, : t + 1].any(axis=0).sum() for t in range(self.n)] for mask in self.heads]
+        )
+
+    @property
+    def reads_later(self) -> bool:
+        return bool(np.triu(self.heads, 1).any())
+
+
+def unread_share(b: Brute) -> float:
+    others = b.heads & ~np.eye(b.n, dtype=bool)
+    return float((~others.any(axis=1)).mean(axis=1).max())
+
+
+def star(b: Brute) -> bool:
+    layers = np.array(b.small.layers)
+    centres = np.logical_and(layers.all(axis=2), layers.all(axis=1))
+    return bool(np.asarray(centres).any(axis=1).all())
+
+
+def useful(b: Brute) -> int:
+    return int(4 * SIZE * b.masks.sum(axis=(1, 2, 3)).max())
+
+
+EXACT: dict[str, Callable[[Brute], object]] = {
+    "edges": lambda b: b.heads.sum(),
+    "density": lambda b: b.heads.mean(),
+    "degree": lambda b: b.heads.sum(axis=2).max(),
+    "min_degree": lambda b: b.heads.sum(axis=2).min(),
+    "mean_degree": lambda b: b.heads.sum(axis=2).mean(),
+    "readers": lambda b: b.heads.sum(axis=1).max(),
+    "min_readers": lambda b: b.heads.sum(axis=1).min(),
+    "empty_rows": lambda b: (b.heads.sum(axis=2) == 0).sum(),
+    "unread_keys": lambda b: (b.heads.sum(axis=1) == 0).sum(),
+    "unread_share": unread_share,
+    "rows_nonempty": lambda b: b.heads.any(axis=2).all(),
+    "causal": lambda b: not b.reads_later,
+    "symmetric": lambda b: (b.heads == b.heads.transpose(0, 2, 1)).all(),
+    "depth": lambda b: b.longest(b.small.hops),
+    "diameter": lambda b: b.longest(b.small.distances),
+    "path_length": Brute.mean_distance,
+    "star": star,
+    "spectral_gap": lambda b: 1 - b.slowest,
+    "useful_flops": useful,
+}
+"""Figures with a definition on the masks."""
+
+
+def assert_bounds(b: Brute, report: Report) -> None:
+    """What is said of walks, of cuts and of costs, where a definition only leaves a side open."""
+    graph = nx.from_numpy_array(b.both)
+    if report.diameter_bound is not None:
+        assert nx.diameter(graph) <= report.diameter_bound
+    if report.mixing_steps is not None:
+        walk = np.linalg.matrix_power(b.both / b.neighbours[:, None], report.mixing_steps)
+        anywhere = b.neighbours / b.neighbours.sum()
+        assert np.abs(walk - anywhere).sum(axis=1).max() / 2 <= 0.25 + 1e-9
+    assert useful(b) <= report.flops  # type: ignore[operator]
+    assert report.intensity == pytest.approx(report.flops / report.bytes)  # type: ignore[operator]
+
+
+def assert_caches(b: Brute, report: Report) -> None:
+    if b.reads_later:
+        assert report.kv_cache is None
+        assert report.kv_cache_bytes is None
+        return
+    live = b.live()
+    assert report.kv_cache == live.max()
+    assert report.kv_cache_bytes == live.sum(axis=0).max() * 2 * SIZE * ELEMENT
+
+
+def assert_formula(b: Brute, report: Report) -> None:
+    formula = report.edges_formula
+    if formula is not None:
+        assert sympy.sympify(formula).subs(sympy.Symbol("n"), b.n) == b.heads.sum()
+
+
+BOUNDED = frozenset("mixing_steps diameter_bound flops intensity".split())
+CACHES = frozenset(("kv_cache", "kv_cache_bytes"))
+
+
+def assert_every_figure(small: Small) -> None:
+    b = Brute(small)
+    report = small.spec.analyse(small.n, small.stack.inputs)
+    for name, definition in EXACT.items():
+        expected = definition(b)
+        found = getattr(report, name)
+        if isinstance(expected, float | np.floating):
+            assert found == pytest.approx(expected, abs=1e-7), name
+        else:
+            assert found == expected, name
+        assert report.quality[name] == "exact", name
+    assert_bounds(b, report)
+    assert_caches(b, report)
+    assert_formula(b, report)
+
+
+def test_no_figure_is_left_out() -> None:
+    shown = {*EXACT, *BOUNDED, *CACHES, "edges_formula", *ELSEWHERE}
+    assert shown == set(NAMES)
+
+
+ZOO = dict(small_zoo())
+
+
+@pytest.mark.parametrize("name", ZOO)
+def test_the_zoo(name: str) -> None:
+    assert_every_figure(ZOO[name])
+
+
+@pytest.mark.parametrize("n", [2, 23, 64])
+@pytest.mark.parametrize("seed", range(25))
+def test_random_compositions(seed: int, n: int) -> None:
+    assert_every_figure(Small(parse(spec_text(seed)), n))

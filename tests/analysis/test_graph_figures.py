@@ -1,0 +1,271 @@
+"""Spectra, stars, universality: each against numpy, networkx or all permutations."""
+
+from __future__ import annotations
+
+from itertools import pairwise, permutations
+from math import pi, sqrt
+
+import networkx as nx
+import numpy as np
+import pytest
+from random_specs import spec_text
+
+from attnspec.analysis.quality import Figure
+from attnspec.analysis.spectrum import spectrum
+from attnspec.spec import Spec, parse
+
+BODIES = (
+    "attend full",
+    "attend self",
+    "attend self - full",
+    "attend window(radius = 1)",
+    "attend window(before = 0, after = 1) - self",
+    "attend window(radius = 2) | global(first(1))",
+    "attend global(first(1)) | self",
+    "attend global(positions(3)) - self",
+    "attend global(first(1)) | where((q + 1) // 2 == (k + 1) // 2 and q != k)",
+    "attend strided(stride = 4)",
+    "attend block(size = 5)",
+    "attend dilated(radius = 4, step = 2)",
+    "attend where((q - k + 2) % n <= 4)",
+    "attend expander(degree = 4)",
+    "heads 2 attend random(keys = 2, seed = 5)",
+    "layers 2 layer 0 { attend residue(step = 3) } layer 1 { attend block(size = 3) }",
+    "causal attend window(before = 3, after = 0)",
+    "attend full - (rows(first(2)) | columns(first(2)))",
+)
+
+SIZES = (1, 2, 7, 30)
+
+
+def spec_of(body: str) -> Spec:
+    return parse(f"attention a {{ {body} }}")
+
+
+def mask_of(spec: Spec, n: int) -> np.ndarray:
+    """The union of all layers and heads."""
+    heads = range(spec.heads or 1)
+    masks = [spec.mask(n, layer, head) for layer in range(spec.layers) for head in heads]
+    return np.asarray(np.logical_or.reduce(masks))
+
+
+def eigenvalues(mask: np.ndarray) -> np.ndarray:
+    both = (mask | mask.T).astype(float)
+    degrees = np.maximum(both.sum(axis=1), 1)
+    return np.asarray(np.linalg.eigvalsh(both / np.sqrt(degrees * degrees[:, None])))
+
+
+# --- spectra --------------------------------------------------------------------------------
+
+
+@pytest.fixture(params=["all of them", "iterations"])
+def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """The spectrum by all eigenvalues, or by the iterations that stand for them at length."""
+    if request.param == "iterations":
+        monkeypatch.setattr(spectrum, "LONGEST_DENSE", 1)
+    spectrum.spectrum.cache_clear()
+    return str(request.param)
+
+
+@pytest.mark.parametrize("body", BODIES)
+def test_the_gap_is_that_of_all_eigenvalues(body: str, way: str) -> None:
+    spec = spec_of(body)
+    for n in SIZES:
+        found = spectrum.spectrum(spec.stack(), n)
+        sizes = np.sort(np.abs(eigenvalues(mask_of(spec, n))))
+        assert found.gap == pytest.approx(1 - sizes[-2] if n > 1 else 1.0, abs=1e-7), n
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_gaps_of_random_compositions(seed: int, way: str) -> None:
+    spec = parse(spec_text(seed))
+    found = spectrum.spectrum(spec.stack(), 41)
+    sizes = np.sort(np.abs(eigenvalues(mask_of(spec, 41))))
+    assert found.gap == pytest.approx(1 - sizes[-2], abs=1e-7)
+
+
+def test_formulas_of_stars_rings_bands_and_expanders() -> None:
+    assert spec_of("attend global(first(1)) | self").analyse(1 << 20).spectral_gap == 0.5
+    assert spec_of("attend full").analyse(1 << 20).spectral_gap == 1.0
+    n, h = 3000, 3
+    ring = spec_of(f"attend where((q - k + {h}) % n <= {2 * h})").analyse(n)
+    width = 2 * h + 1
+    exact = np.sin(width * pi / n) / (width * np.sin(pi / n))
+    assert ring.spectral_gap == pytest.approx(1 - exact, rel=1e-6)
+    assert ring.quality["spectral_gap"] == "exact"
+    # a band is half of a ring of twice its length
+    band = spec_of(f"attend window(radius = {h})").analyse(1 << 16)
+    assert band.spectral_gap == pytest.approx(pi**2 * h * (h + 1) / (6 * 4.0**16), rel=1e-3)
+    assert band.quality["spectral_gap"] == "estimate"
+    four = spec_of("attend expander(degree = 4)").analyse(1 << 15)
+    assert four.spectral_gap == pytest.approx(1 - sqrt(3) / 2, abs=0.02)
+
+
+def test_what_falls_apart_has_no_gap() -> None:
+    report = spec_of("attend dilated(radius = 8, step = 2)").analyse(100_000)
+    assert report.spectral_gap == 0.0
+    assert report.quality["spectral_gap"] == "exact"
+    assert report.mixing_steps is None
+    assert report.diameter_bound is None
+
+
+@pytest.mark.parametrize(
+    ("body", "n"),
+    [
+        # long bands: one way, and both but not themselves, by the inverse near 1, and near -1
+        ("attend window(radius = 2)", 1500),
+        ("attend window(radius = 1) - self", 1501),
+        ("attend where(q - k == 1) | where(q == 0 and k == 2)", 1200),
+        ("attend window(radius = 3) - self", 1300),
+        # two halves that read each other alone, and a bit beside: the least eigenvalue is slowest
+        ("attend where((q - k) % 2 == 1) | where(q == 0 and k == 2)", 1100),
+        # no walk needs a second step
+        ("attend full - (rows(first(2)) | columns(first(2)))", 1100),
+        ("attend random(keys = 4)", 1100),
+    ],
+)
+def test_iterations_find_what_all_eigenvalues_are(body: str, n: int) -> None:
+    spec = spec_of(body)
+    found = spectrum.spectrum(spec.stack(), n)
+    sizes = np.sort(np.abs(eigenvalues(mask_of(spec, n))))
+    assert found.quality == "estimate"
+    assert found.gap == pytest.approx(1 - sizes[-2], rel=1e-5, abs=1e-12)
+
+
+def test_what_does_not_settle_is_a_bound(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(spectrum, "MOST_ITERATIONS", 12)
+    spectrum.spectrum.cache_clear()
+    spec = spec_of("attend strided(stride = 64)")
+    report = spec.analyse(4096)
+    assert report.quality["spectral_gap"] == "bound"
+    (said,) = parse(
+        "attention a { attend strided(stride = 64) require spectral_gap > 0.001 at n = 4096 }"
+    ).check()
+    assert said.code == "A609"
+    found = report.spectral_gap
+    assert found is not None
+    monkeypatch.undo()
+    spectrum.spectrum.cache_clear()
+    settled = spec.analyse(4096)
+    assert settled.quality["spectral_gap"] == "estimate"
+    assert settled.spectral_gap is not None
+    assert settled.spectral_gap <= found
+
+
+@pytest.mark.parametrize("body", BODIES)
+def test_bounds_hold(body: str) -> None:
+    n = 9
+    spec = spec_of(body)
+    report = spec.analyse(n)
+    mask = mask_of(spec, n)
+    both = mask | mask.T
+    degrees = both.sum(axis=1)
+    bound = report.diameter_bound
+    if bound is not None:
+        graph = nx.from_numpy_array(both)
+        assert nx.diameter(graph) <= bound
+    steps = report.mixing_steps
+    if steps is not None:
+        walk = np.linalg.matrix_power(both / degrees[:, None], steps)
+        assert np.abs(walk - degrees / degrees.sum()).sum(axis=1).max() / 2 <= 0.25
+
+
+# --- stars ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("body", BODIES)
+def test_stars(body: str) -> None:
+    spec = spec_of(body)
+    for n in SIZES:
+        layers = [
+            np.logical_or.reduce([spec.mask(n, layer, head) for head in range(spec.heads or 1)])
+            for layer in range(spec.layers)
+        ]
+        every = [(mask.all(axis=1) & mask.all(axis=0)).any() for mask in layers]
+        assert spec.analyse(n).star == all(every), n
+
+
+def test_a_star_says_who_does_not_read_itself() -> None:
+    found = spec_of("attend global(first(1))").analyse(8).figure("star")
+    assert found == Figure(True, "exact", "position 0; 1 does not read itself")
+
+
+def test_keys_that_no_other_reads() -> None:
+    for body in BODIES:
+        spec = spec_of(body)
+        shares = []
+        for layer in range(spec.layers):
+            for head in range(spec.heads or 1):
+                others = spec.mask(30, layer, head) & ~np.eye(30, dtype=bool)
+                shares.append((~others.any(axis=0)).mean())
+        assert spec.analyse(30).unread_share == pytest.approx(max(shares))
+    drawn = spec_of("attend random(keys = 3, seed = 2) | self").analyse(1 << 17)
+    assert drawn.unread_share == pytest.approx(np.exp(-3), rel=0.05)
+    found = drawn.figure("unread_share")
+    assert isinstance(found, Figure)
+    assert found.note == "0.0498 is expected of as many random keys a query"
+
+
+# --- universality ---------------------------------------------------------------------------
+
+
+def is_universal(spec: Spec, n: int) -> bool:
+    """The three conditions by their definitions, all orders tried."""
+    masks = [
+        np.logical_or.reduce([spec.mask(n, layer, head) for head in range(spec.heads or 1)])
+        for layer in range(spec.layers)
+    ]
+    union = np.logical_or.reduce(masks)
+    known = np.eye(n, dtype=bool)
+    for turn in range(4 * n * len(masks)):
+        known = (masks[turn % len(masks)].astype(int) @ known) > 0
+    return bool(
+        all(mask.diagonal().all() for mask in masks)
+        and known.all()
+        and any(all(union[b, a] for a, b in pairwise(o)) for o in permutations(range(n)))
+    )
+
+
+UNIVERSAL = (
+    *BODIES,
+    "layers 2 layer 0 { attend window(radius = 1) } layer 1 { attend strided(stride = 3) }",
+    "attend residue(step = 3) | global(first(1))",
+    "attend self | columns(first(1)) | rows(first(1))",
+    "attend self | columns(first(2)) | rows(first(2))",
+)
+
+
+@pytest.mark.parametrize("body", UNIVERSAL)
+def test_universality_is_that_of_all_orders(body: str) -> None:
+    spec = spec_of(body)
+    for n in (1, 2, 3, 6):
+        assert spec.analyse(n).universal == is_universal(spec, n), n
+
+
+@pytest.mark.parametrize("seed", range(25))
+def test_universality_of_random_compositions(seed: int) -> None:
+    spec = parse(spec_text(seed))
+    assert spec.analyse(6).universal == is_universal(spec, 6)
+
+
+def test_universality_at_length() -> None:
+    assert spec_of("attend window(radius = 1)").analyse(1 << 20).universal is True
+    assert spec_of("attend strided(stride = 64)").analyse(4096).universal is True
+    apart = spec_of("attend dilated(radius = 8, step = 2)").analyse(4096).figure("universal")
+    assert apart == Figure(False, "exact", "position 0 never comes to know 1")
+    # through its hub, any other position of a star is followed by no second
+    star = spec_of("attend global(first(1)) | self").analyse(64)
+    assert star.universal is None
+    assert star.quality["universal"] is None
+
+
+# --- in a report ----------------------------------------------------------------------------
+
+
+def test_long_sequences_leave_out_what_takes_long() -> None:
+    report = spec_of("attend window(radius = 4)").analyse(1 << 17)
+    assert "universal" not in report.to_dict()["figures"]
+    middle = spec_of("attend window(radius = 4)").analyse(8192).to_dict()["figures"]
+    assert "universal" in middle
+    assert "spectral_gap" not in middle
+    assert "unread_share" in report.to_dict()["figures"]

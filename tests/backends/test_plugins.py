@@ -1,0 +1,197 @@
+"""Backends of other distributions: found by entry points, imported late, refused by name."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from attention_checks import GRAPHS, assert_agree, defined, spec_of, tensors, with_gradients
+from transcripts import ROOT, blocks
+
+from attnspec.backends import BACKENDS, plugins
+from attnspec.backends.planner import plan
+from attnspec.lower.work import BackendError
+from attnspec.runtime import CompiledAttention
+from attnspec.runtime.head_groups import Group
+from attnspec.verification import verify
+
+FUSED = next(
+    block.text
+    for block in blocks((ROOT / "backends" / "README.md").read_text(encoding="utf-8"))
+    if block.kind == "python"
+)
+"""The complete example of the page."""
+
+WINDOW = "attend window(radius = 3)"
+
+
+def forget() -> None:
+    """As in a new process."""
+    for cached in (plugins._offered, plugins.installed):
+        cached.cache_clear()
+
+
+@pytest.fixture(autouse=True)
+def fresh() -> Iterator[None]:
+    """What is installed is looked up anew before and after each test."""
+    forget()
+    yield
+    forget()
+    for name in ("attnspec_fused", "attnspec_slow"):
+        sys.modules.pop(name, None)
+
+
+def install(
+    folder: Path,
+    text: str,
+    *,
+    name: str = "fused",
+    module: str = "attnspec_fused",
+    distribution: str = "attnspec-fused",
+) -> None:
+    """A distribution with one module and one entry point, as pip leaves it in a folder."""
+    (folder / f"{module}.py").write_text(text)
+    info = folder / f"{distribution.replace('-', '_')}-1.2.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {distribution}\nVersion: 1.2\n")
+    (info / "entry_points.txt").write_text(f"[{plugins.GROUP}]\n{name} = {module}:BACKEND\n")
+    importlib.invalidate_caches()
+    forget()
+
+
+@pytest.fixture
+def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder that modules and distributions are imported from."""
+    monkeypatch.syspath_prepend(str(tmp_path))
+    return tmp_path
+
+
+def test_without_other_distributions_there_are_ours_alone() -> None:
+    assert plugins.installed_names() == []
+    assert plugins.installed() == ()
+    assert {plugins.owner_of(backend.name) for backend in BACKENDS} == {"attnspec"}
+
+
+def test_the_example_of_the_page_computes_what_specs_say(site: Path) -> None:
+    install(site, FUSED)
+    for name, body in GRAPHS.items():
+        found = verify(spec_of(body).program, 33, backend="fused")
+        assert found.ok, (name, str(found))
+    spec, module = spec_of(GRAPHS["empty rows"]), spec_of(GRAPHS["empty rows"]).compile("fused")
+    given = tensors(2, 4, 5, 19, key_heads=2)
+    padding = torch.ones(2, 19, dtype=torch.bool)
+    padding[1, :7] = False
+    exact = with_gradients(defined(spec, *given, padding=padding), given)
+    assert_agree(with_gradients(module(*given, key_padding_mask=padding), given), exact, exact)
+
+
+def test_it_is_planned_like_any_other(site: Path) -> None:
+    install(site, FUSED)
+    spec = spec_of(WINDOW)
+    assert "fused" in {c.backend.name for c in spec.plan(512).steps[0].candidates}
+    assert "one mask of 512 x 512" in str(spec.plan(512, backend="fused"))
+    with pytest.raises(BackendError, match="fused refuses: the graph reads run-time inputs"):
+        spec_of("input t: tokens attend global(t)").compile(backend="fused")
+    with pytest.raises(BackendError, match=r"one of auto, .*, fused, got 'fuzed'"):
+        spec.plan(512, backend="fuzed")
+
+
+def test_auto_takes_the_cheapest(site: Path) -> None:
+    install(site, FUSED.replace("least = 5e-5", "least = 1e-9").replace("2.5e-9 *", "1e-15 *"))
+    work = plan(spec_of(WINDOW).program, 512).steps[0]
+    assert work.chosen.name == "fused"
+    module = spec_of(WINDOW).compile()
+    given = tensors(1, 2, 40, 40)
+    assert torch.allclose(module(*given), defined(spec_of(WINDOW), *given))
+    assert {group.kernel.__module__ for p in _prepared(module) for group in p} == {"attnspec_fused"}
+
+
+def _prepared(module: CompiledAttention) -> list[tuple[Group, ...]]:
+    return [prepared.groups for prepared in module._prepared.kept.values()]
+
+
+def test_nothing_is_imported_before_a_plan_is_made(site: Path) -> None:
+    install(site, "raise SystemError('imported')")
+    spec = spec_of(WINDOW)
+    assert "fused" in plugins.installed_names()
+    module = spec.compile()
+    assert "attnspec_fused" not in sys.modules
+    with pytest.raises(BackendError, match="SystemError: imported"):
+        module(*tensors(1, 1, 40, 40))
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("import nowhere", "cannot be imported from attnspec_fused:BACKEND: ModuleNotFoundError"),
+        ("BACKEND =", "SyntaxError"),
+        ("", "AttributeError"),
+        ("BACKEND = 3", "like attnspec.lower.work.Backend, got 3 without name, least, refuses"),
+        (FUSED.replace("BACKEND = Fused()", "BACKEND = Fused"), "got the class Fused, whose inst"),
+        (FUSED.replace('name = "fused"', 'name = "fuse"'), "calls itself 'fuse'"),
+        (FUSED.replace("def cost", "def costs"), "without cost at attnspec_fused:BACKEND"),
+    ],
+)
+def test_what_cannot_be_had_is_said_with_its_owner(text: str, words: str, site: Path) -> None:
+    install(site, text)
+    with pytest.raises(BackendError, match=r"the backend `fused` of attnspec-fused 1\.2") as caught:
+        spec_of(WINDOW).plan(64)
+    assert words in str(caught.value)
+
+
+@pytest.mark.parametrize("name", ["dense", "auto"])
+def test_names_of_ours_are_taken(name: str, site: Path) -> None:
+    install(site, FUSED.replace('"fused"', f'"{name}"'), name=name)
+    words = rf"`{name}` is offered by attnspec and by attnspec-fused 1\.2"
+    with pytest.raises(BackendError, match=words):
+        spec_of(WINDOW).plan(64)
+    with pytest.raises(BackendError, match=words):
+        spec_of(WINDOW).compile()
+
+
+def test_a_name_is_offered_once(site: Path) -> None:
+    install(site, FUSED)
+    install(site, FUSED, module="attnspec_slow", distribution="attnspec-slow")
+    words = r"`fused` is offered by attnspec-fused 1\.2 and by attnspec-slow 1\.2"
+    with pytest.raises(BackendError, match=words):
+        spec_of(WINDOW).compile("fused")
+
+
+def test_a_folder_that_is_named_twice_counts_once(
+    site: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    install(site, FUSED)
+    monkeypatch.setattr(sys, "path", [str(site), *sys.path])
+    assert plugins.installed_names() == ["fused"]
+
+
+def test_emitted_modules(site: Path) -> None:
+    spec = spec_of(WINDOW)
+    before = spec.emit()
+    install(site, FUSED)
+    # what is installed does not enter the text of a module that asks for nothing by name
+    assert spec.emit() == before
+    text = spec.emit(backend="fused")
+    assert "by the backend fused" in text
+    with pytest.raises(BackendError, match="a standalone module has no backends"):
+        spec.emit(backend="fused", standalone=True)
+    names: dict[str, Any] = {}
+    exec(compile(text, "sample_attn.py", "exec"), names)
+    given = tensors(1, 2, 40, 40)
+    assert torch.equal(names["Sample"]()(*given), spec.compile("fused")(*given))
+    # where it is not installed, the module says so
+    sys.path.remove(str(site))
+    forget()
+    with pytest.raises(BackendError, match=r"must be one of auto, .*got 'fused'"):
+        names["Sample"]()
+
+
+def test_one_that_computes_something_else_is_not_written(site: Path) -> None:
+    install(site, FUSED.replace("out.masked_fill(none, 0)", "out.masked_fill(none, 0) * 2"))
+    with pytest.raises(BackendError, match=r"fused of attnspec-fused 1\.2 computes something else"):
+        spec_of(WINDOW).emit(backend="fused")

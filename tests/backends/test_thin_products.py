@@ -1,0 +1,198 @@
+"""Long thin products and attention with a short side: other ways to compute what is known."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from attnspec.backends.factored.low_rank import linformer, thin_products
+from attnspec.backends.factored.low_rank.linformer import projected
+from attnspec.backends.factored.low_rank.mixing import LONG, fourier
+from attnspec.backends.factored.low_rank.nystrom import along
+from attnspec.backends.factored.low_rank.softmax import FEW, MANY, attend, attend_thin, is_thin
+from attnspec.backends.factored.low_rank.thin_products import against, outer, unseen
+from attnspec.spec import parse
+
+
+def numbers(*shape: int, kind: torch.dtype = torch.float32) -> torch.Tensor:
+    source = torch.Generator().manual_seed(sum(shape))
+    return torch.randn(shape, generator=source, dtype=torch.float64).to(kind)
+
+
+def assert_near(found: torch.Tensor, meant: torch.Tensor) -> None:
+    """To the roundings of float32, at the size of the largest number."""
+    error = 2e-5 * max(1.0, meant.abs().max().item() if meant.numel() else 0.0)
+    torch.testing.assert_close(found.double(), meant.double(), rtol=0, atol=error)
+
+
+@pytest.fixture
+def everywhere(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Convolutions whatever the size; the list has one entry for each."""
+    calls: list[int] = []
+    monkeypatch.setattr(thin_products, "ROWS", 1)
+    monkeypatch.setattr(thin_products, "WORK", 1)
+    monkeypatch.setattr(thin_products, "has_wide_vectors", lambda: True)
+    image = thin_products._image
+
+    def counted(x: torch.Tensor) -> torch.Tensor:
+        calls.append(len(x))
+        return image(x)
+
+    monkeypatch.setattr(thin_products, "_image", counted)
+    return calls
+
+
+# --- products ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("lead", [(), (1,), (1, 1)])
+@pytest.mark.parametrize(("n", "k", "m"), [(1, 1, 1), (7, 3, 5), (300, 17, 33), (64, 65, 2)])
+def test_convolutions_are_products(
+    lead: tuple[int, ...], n: int, k: int, m: int, everywhere: list[int]
+) -> None:
+    x, by, w = numbers(*lead, n, k), numbers(*lead, m, k), numbers(*lead, n, m)
+    assert_near(against(x, by), x.double() @ by.double().transpose(-1, -2))
+    assert_near(outer(x, w), x.double().transpose(-1, -2) @ w.double())
+    assert len(everywhere) == 3
+    # rows that lie in another order or apart
+    aside = numbers(k, 2 * n).T[::2].reshape(*lead, n, k)
+    assert_near(against(aside, by), aside.double() @ by.double().transpose(-1, -2))
+    turned = numbers(*lead, k, m).transpose(-1, -2)
+    assert_near(against(x, turned), x.double() @ turned.double().transpose(-1, -2))
+
+
+@pytest.mark.parametrize("shape", [(0, 3), (3, 0), (2, 9, 3), (2, 3, 9, 3)])
+def test_other_shapes_are_products(shape: tuple[int, ...], everywhere: list[int]) -> None:
+    x, by = numbers(*shape), numbers(*shape[:-2], 4, shape[-1])
+    assert_near(against(x, by), x @ by.transpose(-1, -2))
+    assert_near(outer(x, x), x.transpose(-1, -2) @ x)
+    assert not everywhere
+
+
+def test_float64_and_what_is_differentiated_are_products(everywhere: list[int]) -> None:
+    x, by = numbers(9, 4, kind=torch.float64), numbers(5, 4, kind=torch.float64)
+    assert torch.equal(against(x, by), x @ by.T)
+    leaf = numbers(9, 4).requires_grad_()
+    (grad,) = torch.autograd.grad(against(leaf, by.float()).sum(), leaf)
+    assert_near(grad, by.float().sum(0).expand(9, -1))
+    assert not everywhere
+    with torch.no_grad():
+        against(leaf, by.float())
+    assert everywhere
+
+
+@pytest.mark.filterwarnings("ignore:.torch.jit.script. is deprecated:DeprecationWarning")
+def test_what_transforms_look_at_is_seen() -> None:
+    x = numbers(3, 4)
+    assert unseen(x)
+    assert not unseen(x.clone().requires_grad_())
+    seen: list[bool] = []
+
+    def looking(y: torch.Tensor) -> torch.Tensor:
+        seen.append(unseen(y))
+        return y * 2
+
+    torch.func.vmap(looking)(x)
+    torch.func.jvp(looking, (x,), (x,))
+    assert seen == [False, False]
+
+
+def written_out(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scale: float) -> torch.Tensor:
+    scores = scale * q.double() @ k.double().transpose(-1, -2)
+    return torch.softmax(scores, -1) @ v.double()
+
+
+# --- attention with a short side -----------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("rows", "columns"), [(MANY, 1), (MANY + 5, 33), (1, MANY), (FEW, MANY + 1), (9000, FEW)]
+)
+def test_few_keys_or_queries_are_attention(rows: int, columns: int) -> None:
+    q, k, v = numbers(2, 4, rows, 6), numbers(2, 2, columns, 6), numbers(2, 2, columns, 5)
+    q = 3 * q
+    assert is_thin(q, k, v)
+    meant = written_out(q, k.repeat_interleave(2, 1), v.repeat_interleave(2, 1), 0.3)
+    assert_near(attend_thin(q, k, v, 0.3), meant)
+    assert_near(attend(q, k, v, 0.3), meant)
+
+
+def test_scores_far_from_zero_do_not_overflow() -> None:
+    q, k, v = 100 * numbers(1, 1, MANY, 4), 100 * numbers(1, 1, 8, 4), numbers(1, 1, 8, 4)
+    for left, right, values in ((q, k, v), (k, q, q)):
+        found = attend_thin(left, right, values, 1.0)
+        # weights of float32 scores of this size are sharp, their errors are those of the scores
+        meant = written_out(left, right, values, 1.0)
+        error = 0.05 * meant.abs().max().item()
+        torch.testing.assert_close(found.double(), meant, rtol=0, atol=error)
+
+
+def test_what_is_not_thin() -> None:
+    long, short = numbers(1, 1, MANY, 4), numbers(1, 1, 4, 4)
+    assert is_thin(long, short, short)
+    assert not is_thin(long, long, long)
+    assert not is_thin(short, short, short)
+    assert not is_thin(long, short[:, :, :0], short[:, :, :0])
+    assert not is_thin(long.double(), short.double(), short.double())
+    assert not is_thin(long.requires_grad_(), short, short)
+
+
+# --- what is computed with them ------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("wide", [False, True])
+def test_projections_some_positions_at_a_time(wide: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(linformer, "has_wide_vectors", lambda: wide)
+    for heads in (1, 3):
+        x, by = numbers(2, heads, 2500, 6), numbers(1, 20, 3000)
+        meant = by.double()[:, :, :2500] @ x.double()
+        assert_near(projected(x, by), meant)
+        assert_near(projected(x.requires_grad_(), by), meant)
+
+
+@pytest.mark.parametrize("size", [1, 2, 5, 8])
+@pytest.mark.parametrize("n", [LONG, LONG + 1])
+def test_transforms_by_channels(size: int, n: int) -> None:
+    x = numbers(1, 2, n, size)
+    meant = torch.fft.fft2(x.double()).real
+    assert (fourier(x).double() - meant).abs().max() < 1e-5 * meant.abs().max()
+    seen = fourier(x.requires_grad_())
+    assert (seen.double() - meant).abs().max() < 1e-5 * meant.abs().max()
+
+
+@pytest.mark.parametrize("n", [1, 63, 64, 200])
+def test_one_head_is_convolved_as_many_are(n: int) -> None:
+    x, kernels = numbers(1, 3, n, 4), numbers(3, 7)
+    together = along(x, kernels)
+    for head in range(3):
+        one = along(x[:, head : head + 1], kernels[head : head + 1])
+        assert_near(one, together[:, head : head + 1])
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        "attend linformer(rank = 40, max_length = 3000)",
+        "attend nystrom(landmarks = 32, conv = 9)",
+        "attend favor(features = 96)",
+        "causal attend favor(features = 96)",
+        "causal attend taylor(order = 2)",
+        "attend taylor(order = 2)",
+        "causal attend linear()",
+    ],
+)
+def test_long_sequences_without_gradients(body: str) -> None:
+    module = parse(f"attention a {{ {body} }}").compile(head_size=16)
+    q, k, v = (numbers(2, 2, 2100, 16) for _ in range(3))
+    with torch.no_grad():
+        found = module(q, k, v)
+        meant = module.double()(q.double(), k.double(), v.double())
+    module.float()
+    assert (found.double() - meant).abs().max() < 2e-3 * meant.abs().max()
+    # the same with gradients, and these
+    leaves = [x.clone().requires_grad_() for x in (q, k, v)]
+    wide = [x.double().requires_grad_() for x in (q, k, v)]
+    grads = torch.autograd.grad(module(*leaves).square().sum(), leaves)
+    others = torch.autograd.grad(module.double()(*wide).square().sum(), wide)
+    for grad, other in zip(grads, others, strict=True):
+        assert (grad.double() - other).abs().max() < 1e-2 * other.abs().max()

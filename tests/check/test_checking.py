@@ -1,0 +1,581 @@
+"""What `check` says: claims against brute force, counterexamples, proofs, lints."""
+
+from __future__ import annotations
+
+import random
+import re
+from itertools import product
+
+import networkx
+import numpy as np
+import pytest
+from random_specs import spec_text
+from random_terms import mask, term
+
+from attnspec.check import counterexamples as claims
+from attnspec.graphs.forms.properties import is_symmetric, never_reads_later, reads_itself
+from attnspec.spec import Spec, parse
+from attnspec.text.diagnostics import Diagnostic
+
+
+def spec_of(body: str) -> Spec:
+    return parse(f"attention a {{ {body} }}")
+
+
+def found(body: str) -> list[Diagnostic]:
+    return spec_of(body).check()
+
+
+def verdicts(body: str, *claims: str) -> list[str]:
+    """The messages about claims, lints left out."""
+    required = " ".join(f"require {claim}" for claim in claims)
+    return [d.message for d in found(f"{body} {required}") if d.code.startswith("A6")]
+
+
+# --- figures by brute force --------------------------------------------------------------------
+
+BODIES = [
+    "attend full",
+    "attend self",
+    "causal attend full",
+    "causal attend window(before = 2, after = 0)",
+    "attend window(radius = 1) | global(first(1))",
+    "attend window(before = 0, after = 1)",
+    "heads 2 head 0 { attend window(radius = 1) } head 1 { attend residue(step = 3) }",
+    "layers 2 layer 0 { attend residue(step = 3) } layer 1 { attend block(size = 3) }",
+    "causal layers 3 heads 2 attend window(before = layer, after = 0) | columns(positions(head))",
+    "attend dilated(radius = 4, step = 2)",
+    "attend where(q < k)",
+    "heads 3 attend random(keys = 2, seed = 5)",
+    "layers 2 attend expander(degree = 2)",
+    "attend self - full",
+]
+
+
+class Brute:
+    """Figures of a spec at n from the masks of all heads, by their definitions."""
+
+    def __init__(self, spec: Spec, n: int) -> None:
+        heads = spec.heads or 1
+        self.n = n
+        self.causal = spec.program.causal
+        self.masks = [
+            [spec.mask(n, layer, head) for head in range(heads)] for layer in range(spec.layers)
+        ]
+        self.layers = [np.logical_or.reduce(row) for row in self.masks]
+        self.allowed = [(q, k) for q, k in product(range(n), range(n)) if k <= q or not self.causal]
+
+    def every(self) -> list[np.ndarray]:
+        return [one for row in self.masks for one in row]
+
+    def edges(self) -> int:
+        return sum(int(one.sum()) for one in self.every())
+
+    def degree(self) -> int:
+        return max(int(one.sum(axis=1).max()) for one in self.every())
+
+    def density(self) -> float:
+        return self.edges() / (self.n**2 * len(self.every()))
+
+    def reached(self, layers: int) -> np.ndarray:
+        """(A_{L-1} or I) … (A_0 or I) with loops over positions."""
+        read = [{q} for q in range(self.n)]
+        for layer in range(layers):
+            graph = self.layers[min(layer, len(self.layers) - 1)]
+            read = [
+                set().union(read[q], *(read[k] for k in range(self.n) if graph[q, k]))
+                for q in range(self.n)
+            ]
+        return np.array([[k in read[q] for k in range(self.n)] for q in range(self.n)])
+
+    def depth(self) -> int | None:
+        for layers in range(self.n + len(self.layers) + 1):
+            reached = self.reached(layers)
+            if all(reached[q, k] for q, k in self.allowed):
+                return layers
+        return None
+
+    def lengths(self) -> list[float]:
+        graph: networkx.DiGraph[int] = networkx.DiGraph()
+        graph.add_nodes_from(range(self.n))
+        union = np.logical_or.reduce(self.every())
+        graph.add_edges_from(zip(*(side.tolist() for side in np.nonzero(union)), strict=True))
+        paths = dict(networkx.all_pairs_shortest_path_length(graph))
+        return [paths[q].get(k, np.inf) for q, k in self.allowed]
+
+    def diameter(self) -> int | None:
+        longest = max(self.lengths())
+        return None if longest == np.inf else int(longest)
+
+    def path_length(self) -> float | None:
+        lengths = [x for x, (q, k) in zip(self.lengths(), self.allowed, strict=True) if q != k]
+        if np.inf in lengths:
+            return None
+        return float(np.mean(lengths)) if lengths else 0.0
+
+    def spectral_gap(self) -> float:
+        union = np.logical_or.reduce(self.every())
+        either = (union | union.T).astype(float)
+        walk = either / np.maximum(either.sum(axis=1), 1)[:, None]
+        values = np.sort(np.abs(np.linalg.eigvals(walk)))
+        return 1.0 if self.n == 1 else float(1 - values[-2])
+
+
+@pytest.mark.parametrize("n", [1, 2, 7, 11])
+@pytest.mark.parametrize("body", BODIES)
+def test_figures_are_those_of_their_definitions(body: str, n: int) -> None:
+    brute = Brute(spec_of(body), n)
+    for name in ("edges", "degree", "depth", "diameter"):
+        value = getattr(brute, name)()
+        if value is None:
+            (message,) = verdicts(body, f"{name} <= 1000 at n = {n}")
+            said = f"`{name} <= 1000` does not hold at n = {n}: some allowed pair is never joined: "
+            assert message.startswith(said)
+            q, k = map(int, re.findall(r"query (\d+) never reads (\d+)", message)[0])
+            assert (q, k) in brute.allowed
+            if name == "depth":
+                assert not brute.reached(n + len(brute.layers))[q, k]
+            continue
+        assert verdicts(body, f"{name} == {value} at n = {n}") == []
+        assert verdicts(body, f"{value} <= {name} <= {value} at n = {n}") == []
+        assert verdicts(body, f"{name} != {value} at n = {n}") == [
+            f"`{name} != {value}` does not hold at n = {n}: it is {value}, compared with {value}"
+        ]
+        assert len(verdicts(body, f"{name} < {value} at n = {n}")) == 1
+        assert len(verdicts(body, f"{value} < {name} at n = {n}")) == 1
+    for name in ("density", "path_length", "spectral_gap"):
+        value = getattr(brute, name)()
+        if value is None:
+            assert len(verdicts(body, f"{name} <= 1000.0 at n = {n}")) == 1
+            continue
+        low, high = value - 1e-6, value + 1e-6
+        assert verdicts(body, f"({low!r}) <= {name} <= {high!r} at n = {n}") == []
+        assert len(verdicts(body, f"{name} < ({low!r}) at n = {n}")) == 1
+        assert len(verdicts(body, f"{name} > {high!r} at n = {n}")) == 1
+
+
+@pytest.mark.parametrize("n", [1, 2, 7, 70])
+@pytest.mark.parametrize("body", BODIES)
+def test_reach_is_the_boolean_product(body: str, n: int) -> None:
+    brute = Brute(spec_of(body), n)
+    for layers in (0, 1, 2, 3, 5):
+        reached = brute.reached(layers)
+        missing = [(q, k) for q, k in brute.allowed if not reached[q, k]]
+        said = verdicts(body, f"reach(layers = {layers}) at n = {n}")
+        if not missing:
+            assert said == []
+            continue
+        q, k = missing[0]
+        (message,) = said
+        words, how = message.split("; ")
+        assert words == (
+            f"`reach(layers = {layers})` does not hold at n = {n}: after {layers}"
+            f" layer{'s' * (layers != 1)} query {q} has not read {k} ({len(missing):,} such pairs)"
+        )
+        more = re.fullmatch(r"that takes (\d+), .*", how)
+        if more is None:
+            assert how == "no layer ever joins them"
+            assert not brute.reached(n + len(brute.layers))[q, k]
+        else:
+            needed = int(more[1])
+            assert needed > layers
+            assert brute.reached(needed)[q, k]
+            assert not brute.reached(needed - 1)[q, k]
+
+
+@pytest.mark.parametrize("n", [1, 2, 7])
+@pytest.mark.parametrize("body", BODIES)
+def test_properties_are_those_of_the_masks(body: str, n: int) -> None:
+    masks = Brute(spec_of(body), n).every()
+    truths = {
+        "causal": not any(np.triu(one, 1).any() for one in masks),
+        "symmetric": all((one == one.T).all() for one in masks),
+        "rows_nonempty": all(one.any(axis=1).all() for one in masks),
+    }
+    for name, truth in truths.items():
+        assert (verdicts(body, f"{name} at n = {n}") == []) == truth
+
+
+# --- counterexamples ---------------------------------------------------------------------------
+
+
+LATER = [
+    "attend self | rows(positions(5))",
+    "attend self | rows(positions(16))",
+    "attend window(before = 3, after = 0) | columns(last(1))",
+    "heads 2 attend causal head 1 { attend where(q == k or k == q + 9) }",
+    "attend window(before = 3, after = 1)",
+    "attend window(radius = 1) & columns(positions(9))",
+    "attend (causal & columns(positions(9))) | rows(positions(12))",
+    *[spec_text(seed).partition("{")[2].rpartition("}")[0] for seed in range(40)],
+]
+
+
+@pytest.mark.parametrize("body", LATER)
+def test_what_reads_a_later_position_is_the_first_that_does(body: str) -> None:
+    n = 17
+    spec = spec_of(body)
+    found = claims.causal(spec.stack(), n)
+    masks = [np.triu(spec.mask(n, head=head), 1) for head in range(spec.heads or 1)]
+    wrong = [
+        (head, *np.argwhere(mask)[0].tolist()) for head, mask in enumerate(masks) if mask.any()
+    ]
+    if not wrong:
+        assert found is None
+        return
+    head, query, key = wrong[0]
+    where = "" if spec.heads is None else f" in head {head}"
+    assert found == f"position {query} reads the later position {key}{where}"
+
+
+@pytest.mark.parametrize(
+    ("body", "claim", "counterexample"),
+    [
+        ("attend full", "causal", "at n = 2: position 0 reads the later position 1"),
+        (
+            "layers 2 attend causal layer 1 { attend window(before = 0, after = 5) }",
+            "causal at n = 9",
+            "at n = 9: position 0 reads the later position 1 in layer 1",
+        ),
+        ("attend where(k < q)", "rows_nonempty", "at n = 1: query 0 has no key"),
+        (
+            "heads 2 attend self head 1 { attend rows(first(3)) }",
+            "rows_nonempty",
+            "at n = 64: query 3 has no key in head 1",
+        ),
+        (
+            "layers 2 heads 2 attend self layer 1 { head 0 { attend rows(first(3)) } }",
+            "rows_nonempty at n = 5",
+            "at n = 5: query 3 has no key in layer 1, head 0",
+        ),
+        ("attend causal", "symmetric", "at n = 2: 1 reads 0, but 0 does not read 1"),
+        ("causal attend full", "symmetric", "at n = 2: 1 reads 0, but 0 does not read 1"),
+        ("attend self", "full subset causal", "at n = 2: (0, 1) is only in the first graph"),
+        ("attend self", "self == causal", "at n = 2: (1, 0) is only in the second graph"),
+        ("attend self", "degree > 1 at n = 9, 3", "at n = 3: it is 1, compared with 1"),
+        ("attend full", "edges <= 2 * n", "at n = 64: it is 4,096, compared with 128"),
+        (
+            "heads 2 attend self head 1 { attend window(before = 9, after = 0) }",
+            "degree <= 9",
+            "at n = 64: it is 10, compared with 9: query 9 reads 0..9 in head 1",
+        ),
+        ("attend full", "density < 0.5", "at n = 1: it is 1, compared with 0.5"),
+        ("attend full", "1 < degree <= 9", "at n = 1: it is 1, compared with 1"),
+        ("attend self", "reach(layers = n) at n = 4", "after 4 layers query 0 has not read 1"),
+    ],
+)
+def test_counterexamples(body: str, claim: str, counterexample: str) -> None:
+    (diagnostic, *rest) = [d for d in found(f"{body} require {claim}") if d.code == "A606"]
+    assert f"does not hold {counterexample}" in diagnostic.message or (
+        counterexample in diagnostic.message
+    )
+    assert diagnostic.severity == "error"
+    assert diagnostic.span is not None
+    assert diagnostic.span.text == f"require {claim}"
+    # a chain is two claims
+    assert len(rest) == (1 if claim.startswith("1 <") else 0)
+
+
+@pytest.mark.parametrize(
+    ("claim", "truth"),
+    [
+        ("self subset causal", True),
+        ("self | where(k < q) == causal", True),
+        ("transpose(causal) | causal == full", True),
+        ("window(radius = 1) - self == dilated(radius = 1, step = 1) & ~self", True),
+        ("full subset where(q >= k)", False),
+        ("shift(full, by = 1) == full", False),
+        ("self - self subset self & where(q < k)", True),
+    ],
+)
+def test_graphs_are_compared_as_sets_of_pairs(claim: str, truth: bool) -> None:
+    assert (verdicts("attend self", claim) == []) == truth
+
+
+def test_under_causal_graphs_of_claims_are_causal_too() -> None:
+    assert verdicts("causal attend self", "full == causal") == []
+    assert len(verdicts("attend self", "full == causal")) == 1
+
+
+@pytest.mark.parametrize(
+    ("body", "claim", "truth"),
+    [
+        ("attend full", "order <= n ** 2", True),
+        ("attend full", "order <= n * log2(n)", False),
+        ("attend window(radius = 5)", "order <= n", True),
+        ("attend powers(base = 2)", "order <= n * log2(n)", True),
+        ("attend powers(base = 2)", "order <= n", False),
+        ("causal attend strided(stride = isqrt(n))", "order <= n ** 1.5", True),
+        ("attend random(keys = 3)", "order <= n", True),
+        ("attend where(q % 7 == k % 7)", "order <= n * sqrt(n)", False),
+        ("attend where(q * k % 7 == 1)", "order <= n * sqrt(n)", False),
+    ],
+)
+def test_order_is_derived_or_judged_by_counting(body: str, claim: str, truth: bool) -> None:
+    said = verdicts(body, claim)
+    assert (said == []) == truth
+    words = "edges over the bound grow" if "q * k" in body else "the edges grow as n"
+    assert all(words in message for message in said)
+
+
+def test_a_claim_without_an_answer() -> None:
+    for claim in (
+        "degree <= 1 // (n - 64) at n = 64",
+        "reach(layers = n - 100)",
+        "degree <= log2(n - 1)",
+        "order <= n - n",
+        "residue(step = n - 1) subset full",
+    ):
+        (diagnostic,) = found(f"attend full require {claim}")
+        assert diagnostic.code == "A608", claim
+        assert diagnostic.severity == "error"
+
+
+OPEN = "where(q * k % 7 == 0)"
+"""A graph whose pairs have no closed form."""
+
+# --- what is not checked -----------------------------------------------------------------------
+
+
+def test_costs_of_one_layer() -> None:
+    body = "layers 2 heads 3 attend full"
+    # products of all pairs: 4 d operations each, heads of size 64
+    assert verdicts(body, "flops == 3 * 4 * 64 * n ** 2 at n = 32, 64") == []
+    (refuted,) = verdicts(body, "flops < 3 * 4 * 64 * n ** 2 at n = 32")
+    assert "it is 786,432, compared with 786,432" in refuted
+    assert verdicts("attend window(radius = 1)", "bytes <= 10_000 * n") == []
+    assert len(verdicts("attend window(radius = 1)", "bytes <= n")) == 1
+    # of mechanisms the products of their formulas
+    assert verdicts("heads 2 attend linear()", "flops == 2 * 4 * 64 * 64 * n") == []
+    (refuted,) = verdicts("heads 2 attend linear()", "flops < 2 * 4 * 64 * 64 * n")
+    assert "at n = 1: it is 32,768, compared with 32,768" in refuted
+    assert verdicts("causal attend favor(features = 8)", "bytes <= 20_000 * n") == []
+    # beside a graph, exact weights and products; layers may have heads of both kinds
+    hybrid = "causal attend window(before = 15, after = 0) + linear()"
+    assert verdicts(hybrid, "flops <= 100_000 * n") == []
+    (refuted,) = verdicts(hybrid, "flops <= 1_000 * n")
+    assert "does not hold at n = " in refuted
+    both = "heads 2 head 0 { attend linear() } head 1 { attend window(radius = 4) }"
+    assert verdicts(both, "flops <= 50_000 * n") == []
+
+
+@pytest.mark.parametrize(
+    ("body", "claim", "reason"),
+    [
+        ("attend gmlp(max_length = 8)", "bytes >= n", "learned for at most 8 positions"),
+        ("attend full", "bytes <= n at n = 5_000_000", "lengths above 4,194,304"),
+        ("input x: tokens attend global(x)", "degree <= n", "depend on run-time inputs"),
+        ("input x: tokens attend full", "full subset global(x)", "depend on run-time inputs"),
+        ("attend linear()", "edges <= n", "`linear` is a mechanism"),
+        ("attend full + linear()", "degree <= n", "`linear` is a mechanism"),
+        ("attend topk(size = 4, blocks = 1)", "rows_nonempty", "decided by the data"),
+        ("attend lsh(buckets = 4) | self", "edges <= n * n", "`lsh` is decided by the data"),
+        ("sequence grid(3, 3) attend axial", "order <= n ** 1.5", "one length"),
+        ("attend full", f"{OPEN} == full at n = 70_000", "so many pairs"),
+        ("attend window(radius = 9)", "path_length > 1 at n = 5000", "8 queries were followed"),
+        ("attend topk(size = 4, blocks = 1) & lsh()", "causal", "`lsh` is decided by the data"),
+        ("attend full", "degree <= n at n = 2_000_000_000", "lengths above 4,194,304"),
+        ("attend where(q * k == q * q)", "edges == n at n = 1_000_000", "so many are not"),
+        ("attend block(size = n // 4000)", "degree <= n", "none of the lengths"),
+    ],
+)
+def test_what_is_not_checked_says_so(body: str, claim: str, reason: str) -> None:
+    diagnostics = [d for d in found(f"{body} require {claim}") if d.code != "A320"]
+    (diagnostic,) = diagnostics
+    assert diagnostic.code == "A609"
+    assert diagnostic.severity == "warning"
+    assert reason in diagnostic.message
+
+
+def test_a_length_that_is_too_long_does_not_hide_the_others() -> None:
+    codes = [d.code for d in found(f"attend full require {OPEN} == self at n = 70_000, 7")]
+    assert codes == ["A606"]
+    turned = OPEN.replace("q * k", "k * q")
+    codes = [d.code for d in found(f"attend full require {OPEN} == {turned} at n = 70_000, 7")]
+    assert codes == ["A609"]
+
+
+def test_large_closed_forms_are_counted() -> None:
+    claim = "edges == 5 * n - 6 at n = 1_000_000"
+    assert verdicts("attend window(radius = 2)", claim) == []
+    assert len(verdicts("attend window(radius = 2)", claim.replace("6 at", "5 at"))) == 1
+
+
+def test_a_spec_that_no_length_has_is_an_error() -> None:
+    (diagnostic,) = found("attend residue(step = 0 * n)")
+    assert (diagnostic.code, diagnostic.severity) == ("A320", "error")
+    # a grid that fits none of the lengths is none
+    assert found("sequence grid(isqrt(n), 7) attend axial") == []
+    # at most lengths it has a size
+    assert found("attend residue(step = n - 5)") == []
+
+
+def test_many_layers_and_heads_are_bounded() -> None:
+    assert found("layers 4096 heads 64 attend self require degree == 1 require causal") == []
+    body = "layers 64 heads 64 attend random(keys = 1) require degree == 1 at n = 8"
+    assert [d.code for d in found(body)] == ["A609"]
+
+
+# --- proofs ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("part", range(8))
+def test_proofs_are_sound(part: int) -> None:
+    proven = {"itself": 0, "symmetric": 0, "never later": 0}
+    for seed in range(part * 150, part * 150 + 150):
+        graph = term(random.Random(seed))
+        for n in (1, 2, 3, 6, 13):
+            pairs = mask(graph, n)
+            if reads_itself(graph):
+                proven["itself"] += 1
+                assert pairs.diagonal().all(), (graph, n)
+                assert mask(graph, n, causal=True).any(axis=1).all(), (graph, n)
+            if is_symmetric(graph):
+                proven["symmetric"] += 1
+                assert (pairs == pairs.T).all(), (graph, n)
+            if never_reads_later(graph):
+                proven["never later"] += 1
+                assert not np.triu(pairs, 1).any(), (graph, n)
+    assert min(proven.values()) > 5
+
+
+@pytest.mark.parametrize(
+    ("body", "claim"),
+    [
+        ("input x: ids attend same(x)", "rows_nonempty"),
+        ("input x: ids attend same(x)", "symmetric"),
+        ("input x: tokens attend global(x) | self", "rows_nonempty"),
+        ("input x: tokens attend global(x)", "symmetric"),
+        ("input x: ids causal attend same(x)", "causal"),
+        ("input x: ids attend same(x) & causal", "causal"),
+        ("causal attend linear()", "causal"),
+        ("attend window(radius = n)", "symmetric"),
+    ],
+)
+def test_what_follows_from_the_text_is_proven_for_every_input(body: str, claim: str) -> None:
+    assert verdicts(body, claim) == []
+
+
+@pytest.mark.parametrize(
+    ("body", "claim"),
+    [
+        ("input x: ids causal attend same(x)", "symmetric"),
+        ("input x: tokens attend columns(x)", "rows_nonempty"),
+        ("input x: tokens attend columns(x) & causal & (transpose(causal) | self)", "symmetric"),
+    ],
+)
+def test_what_does_not_follow_is_not_proven(body: str, claim: str) -> None:
+    (message,) = verdicts(body, claim)
+    assert "is not checked" in message
+
+
+@pytest.mark.parametrize("count", [1, 2])
+@pytest.mark.parametrize("pattern", ["neighborhood(3, 3)", "axial", "where(k.row == q.row)"])
+def test_extra_tokens_have_no_cell_and_no_key(pattern: str, count: int) -> None:
+    body = f"sequence grid(3, 3) extra_tokens {count} attend {pattern}"
+    (message,) = verdicts(body, "rows_nonempty")
+    assert "query 0 has no key" in message
+    assert verdicts(body.replace(f"extra_tokens {count}", ""), "rows_nonempty") == []
+
+
+# --- lints -------------------------------------------------------------------------------------
+
+
+def test_rows_without_keys_are_counted_and_listed() -> None:
+    (diagnostic,) = found("causal heads 2 attend self head 1 { attend where(k < q - 5) }")
+    assert (diagnostic.code, diagnostic.severity) == ("A901", "warning")
+    assert diagnostic.message == "6 of 1024 queries have no key in head 1: 0, 1, 2, 3, …"
+    assert diagnostic.span is not None
+    assert diagnostic.span.text == "attend where(k < q - 5)"
+
+
+def test_one_statement_is_reported_once() -> None:
+    (diagnostic,) = found("layers 3 heads 4 attend where(k < q - layer)")
+    assert diagnostic.message == "1 of 1024 queries have no key in layer 0, head 0: 0"
+
+
+def test_a_graph_without_pairs() -> None:
+    (diagnostic,) = found("heads 2 attend self head 0 { attend self & where(q < k) }")
+    assert (diagnostic.code, diagnostic.severity) == ("A902", "warning")
+    assert diagnostic.message == "this graph has no pairs at n = 1024 in head 0"
+
+
+def test_rows_that_are_empty_at_some_lengths_only() -> None:
+    (diagnostic,) = found("attend columns(positions(100))")
+    assert diagnostic.code == "A901"
+    assert diagnostic.message.startswith("64 of 64 queries")
+
+
+def test_rows_with_keys_are_not_reported() -> None:
+    for body in ("attend self", "attend columns(first(1))", "input x: tokens attend global(x)"):
+        assert [d for d in found(body) if d.code.startswith("A9")] == []
+
+
+def test_unused_names() -> None:
+    text = (
+        "attention a(r = 1, s = r, t = 2) { let u = s let v = t input w: ids heads 2"
+        " attend window(radius = u) head 1 { let z = v attend self } }"
+    )
+    unused = [(d.code, d.severity, d.message) for d in parse(text).check()]
+    assert unused == [
+        ("A903", "warning", "the input `w` is never used"),
+        ("A903", "warning", "the local name `z` is never used"),
+    ]
+
+
+def test_a_name_used_in_a_claim_is_used() -> None:
+    text = "attention a(r = 1) { attend self require degree <= r }"
+    assert parse(text).check() == []
+
+
+# --- known truths ------------------------------------------------------------------------------
+
+
+def test_a_causal_window_needs_as_many_layers_as_it_takes_to_walk() -> None:
+    body = "causal attend window(before = 31, after = 0)"
+    assert verdicts(body, "depth == 17 at n = 512", "reach(layers = 17) at n = 512") == []
+    assert len(verdicts(body, "reach(layers = 16) at n = 512")) == 1
+
+
+def test_chunks_never_join_all_pairs() -> None:
+    body = "causal attend where(q // 64 == k // 64)"
+    (message,) = verdicts(body, "depth <= 1000 at n = 65")
+    assert "some allowed pair is never joined" in message
+    assert verdicts(body, "depth == 1 at n = 64") == []
+
+
+def test_dilation_splits_parity() -> None:
+    body = "layers 4 attend dilated(radius = 8, step = 2)"
+    (message,) = verdicts(body, "reach(layers = 4) at n = 9")
+    assert "query 0 has not read 1" in message
+    assert verdicts(body + " layer 3 { attend window(radius = 1) }", "depth == 4 at n = 9") == []
+
+
+@pytest.mark.parametrize("tokens", ["first(1)", "last(1)", "positions(5)", "every(100)"])
+def test_a_global_token_makes_the_diameter_two(tokens: str) -> None:
+    assert verdicts(f"attend global({tokens}) | self", "diameter == 2 at n = 7, 64, 257") == []
+
+
+def test_the_order_of_layers_matters() -> None:
+    first = "where(q // 8 == k // 8)"
+    second = "where(k % 8 == 7) | self"
+    layers = "causal layers 2 layer 0 { attend %s } layer 1 { attend %s } "
+    claim = "reach(layers = 2) at n = 64"
+    # summaries are read after their block has been read by them
+    assert verdicts(layers % (first, second), claim) == []
+    assert len(verdicts(layers % (second, first), claim)) == 1
+
+
+def test_a_spec_with_fewer_layers_repeats_its_last() -> None:
+    body = "layers 2 attend self layer 1 { attend window(radius = 1) }"
+    assert verdicts(body, "depth == 7 at n = 7", "reach(layers = 7) at n = 7") == []
+    assert len(verdicts(body, "reach(layers = 6) at n = 7")) == 1
+
+
+def test_direction_is_from_query_to_key() -> None:
+    body = "attend where(k == q - 1) | self"
+    spec = spec_of(body)
+    assert spec.graph(5).has_edge(3, 2)
+    assert not spec.graph(5).has_edge(2, 3)
+    assert verdicts(body, "causal") == []
+    assert len(verdicts("attend where(k == q + 1) | self", "causal")) == 1

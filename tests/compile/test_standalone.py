@@ -1,0 +1,485 @@
+"""Files that stand alone: short, exact, and of torch alone."""
+
+from __future__ import annotations
+
+import ast
+import os
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from functools import cache
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from attention_checks import GRAPHS, spec_of
+from torch.nn.attention.flex_attention import create_mask, flex_attention
+from zoo import ATTENTIONS, IDS, loaded, sample
+
+from attnspec.backends.factored.features.directions import one_head
+from attnspec.compile.compiler import emit_spec
+from attnspec.compile.emit import ALONE, SEAL, check_module, class_name, emit, sealed
+from attnspec.compile.standalone import StandaloneError, standalone_module
+from attnspec.compile.standalone.sources import drawing, features
+from attnspec.graphs.counter_rng import (
+    EXPANDER,
+    FEATURES,
+    RANDOM,
+    Stream,
+    distinct,
+    normals,
+    permutation,
+)
+from attnspec.lower.lower import unbuilt
+from attnspec.spec import Spec, load, parse
+from attnspec.verification import verify_alone
+
+SIZE = 4
+
+REFUSED = {
+    "based": "its heads or layers have different mechanisms",
+    "lolcats": "it weighs some pairs exactly and others by a mechanism",
+}
+"""What no short file of the zoo says, and why."""
+
+SMALL = {"height": 9, "width": 8, "frames": 4, "max_length": 150}
+"""What is made smaller, so that grids are quick."""
+
+
+@cache
+def zoo() -> dict[str, Spec]:
+    """The specs of the zoo that can be run and said, small."""
+    found = {}
+    for (path, name), label in zip(ATTENTIONS, IDS, strict=True):
+        spec = loaded(path, name)
+        small = {key: value for key, value in SMALL.items() if key in spec.parameters}
+        spec = load(path, name=name, **small) if small else spec
+        if not unbuilt(spec.program) and path.stem not in REFUSED:
+            found[label] = spec
+    return found
+
+
+def is_graph(spec: Spec) -> bool:
+    return all(attend.mechanism is None for attend in spec.program.attends)
+
+
+@cache
+def body_of(spec: Spec) -> str:
+    return standalone_module(spec.program, class_name(spec.name))
+
+
+def run(spec: Spec, text: str | None = None) -> dict[str, Any]:
+    """The names of the file."""
+    space: dict[str, Any] = {"__name__": "alone"}
+    exec(compile(text or body_of(spec), spec.name, "exec"), space)
+    return space
+
+
+def inputs_of(spec: Spec, n: int, batch: int) -> dict[str, torch.Tensor] | None:
+    one = {name: torch.as_tensor(np.asarray(x)) for name, x in sample(spec, n).items()}
+    turned = {name: x.flip(0) if x.dim() else x // 2 for name, x in one.items()}
+    return {name: torch.stack([x, turned[name]])[:batch] for name, x in one.items()} or None
+
+
+def made(spec: Spec, space: Mapping[str, Any]) -> tuple[torch.nn.Module, torch.nn.Module]:
+    """The module of the file and that of the package, with the same random parameters."""
+    kind = space[class_name(spec.name)]
+    alone = kind(SIZE) if "PARTS" in space else kind()
+    backend = "dense" if is_graph(spec) else "factored"
+    twin = spec.compile(backend, head_size=SIZE)
+    shapes = [{k: x.shape for k, x in each.state_dict().items()} for each in (alone, twin)]
+    assert shapes[0] == shapes[1]
+    for parameter in twin.parameters():
+        torch.nn.init.normal_(parameter)
+    alone.load_state_dict(twin.state_dict())
+    return alone.double(), twin.double()
+
+
+def lengths_of(spec: Spec) -> list[tuple[int, int]]:
+    """Queries and keys that are tried."""
+    n = spec.program.fixed_length
+    if n is not None:
+        return [(n // 2, n)]
+    if "LANDMARKS" in body_of(spec):
+        return [(1, 1), (3, 40), (130, 130)]
+    return [(1, 1), (7, 7), (50, 130)]
+
+
+def compared(spec: Spec, space: Mapping[str, Any], n_q: int, n: int, padded: bool) -> None:
+    """Values and gradients of the file are those of the package, in float64."""
+    alone, twin = made(spec, space)
+    heads, key_heads = spec.heads or 4, 2 if (spec.heads or 4) % 2 == 0 else 1
+    shapes = (heads, n_q), (key_heads, n), (key_heads, n)
+    given = [torch.randn(2, h, m, SIZE, dtype=torch.float64, requires_grad=True) for h, m in shapes]
+    padding = torch.rand(2, n) < 0.8 if padded else None
+    if padding is not None:
+        padding[1, : n // 2] = False
+    more = {"layer": spec.layers - 1, "key_padding_mask": padding, "inputs": inputs_of(spec, n, 2)}
+    results = []
+    for module in (alone, twin):
+        out = module(*given, **more)
+        wanted = [*given, *module.parameters()]
+        grads: Sequence[torch.Tensor | None] = torch.autograd.grad(
+            out.square().sum(), wanted, allow_unused=True
+        )
+        zeros = [
+            torch.zeros_like(x) if g is None else g for x, g in zip(wanted, grads, strict=True)
+        ]
+        results.append([out.detach(), *zeros])
+    for one, other in zip(*results, strict=True):
+        scale = max(1.0, other.abs().max().item())
+        torch.testing.assert_close(one / scale, other / scale, rtol=0, atol=1e-9)
+
+
+# --- the zoo -------------------------------------------------------------------------------------
+
+
+def test_what_the_zoo_has_is_said_or_refused_with_the_way_out() -> None:
+    for path, name in ATTENTIONS:
+        if path.stem in REFUSED:
+            with pytest.raises(StandaloneError) as raised:
+                loaded(path, name).emit(standalone=True)
+            text = f"{REFUSED[path.stem]}; compile it without --standalone"
+            assert str(raised.value).endswith(text)
+    assert len(zoo()) > 75
+
+
+def test_files_are_short_and_read_well() -> None:
+    for label, spec in zoo().items():
+        text = body_of(spec)
+        check_module(text, standalone=True)
+        assert text.count("\n") <= (150 if is_graph(spec) else 400), label
+        tree = ast.parse(text)
+        assert all(len(line) <= 100 and line == line.rstrip() for line in text.splitlines()), label
+        # nothing is imported or defined that is not used
+        used = [node.id for node in ast.walk(tree) if isinstance(node, ast.Name)]
+        defined = [node.name for node in tree.body if isinstance(node, ast.FunctionDef)]
+        for node in tree.body:
+            if isinstance(node, ast.Import | ast.ImportFrom):
+                defined += [alias.asname or alias.name for alias in node.names]
+            elif isinstance(node, ast.Assign):
+                defined += [x.id for x in ast.walk(node.targets[0]) if isinstance(x, ast.Name)]
+        constants = {"HEADS", "LAYERS", "INPUTS"}
+        for name in set(defined) - constants:
+            read = [x for x in used if x == name]
+            assert len(read) > (name in {"kept"} or name.isupper()), (label, name)
+        documented = [
+            node for node in tree.body if isinstance(node, ast.FunctionDef | ast.ClassDef)
+        ]
+        assert all(ast.get_docstring(node) for node in documented), label
+
+
+@pytest.mark.parametrize("part", range(6))
+def test_the_zoo_is_computed_as_the_package_does(part: int) -> None:
+    torch.manual_seed(0)
+    for spec in [*zoo().values()][part::6]:
+        space = run(spec)
+        for n_q, n in lengths_of(spec):
+            compared(spec, space, n_q, n, padded=n > 7)
+
+
+def test_flex_attention_is_given_the_pairs_of_the_spec() -> None:
+    bodies = [spec_of(body) for body in GRAPHS.values()]
+    for spec in [*(x for x in zoo().values() if is_graph(x)), *bodies]:
+        space = run(spec)
+        n = spec.program.fixed_length or 40
+        heads, layer = spec.heads or 2, spec.layers - 1
+        x = inputs_of(spec, n, 1)
+        mask_mod = space["mask_mod_of"](layer, (1, heads, n, n), "cpu", x or {})
+        held = create_mask(mask_mod, 1, heads, n, n, device="cpu")[0]
+        masks = [spec.mask(n, layer, head, sample(spec, n) or None) for head in range(heads)]
+        assert np.array_equal(held.numpy(), np.stack(masks)), spec.name
+
+
+ON_GPU = (
+    "causal attend window(before = isqrt(n), after = 0) | residue(step = isqrt(n))",
+    "heads 4 attend full score bias(buckets = 8, max_distance = 20) head 1 { attend self }",
+    "causal attend full score alibi()",
+    "attend random(keys = 3) & where(k > q) score softcap(cap = 2)",
+    "input t: tokens layers 2 attend rows(t) layer 1 { attend prefix(9) } scale 1 / n",
+)
+
+
+@pytest.mark.filterwarnings("ignore:flex_attention called without")
+@pytest.mark.parametrize("body", ON_GPU)
+@torch.no_grad()
+def test_flex_attention_computes_the_same(body: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    # what is done on a GPU, traced as there and run here
+    spec = spec_of(body)
+    text = body_of(spec).replace("not q.is_cuda", "False").replace("q.is_cuda", "True")
+    space = run(spec, text)
+    traced = torch.compile(flex_attention, dynamic=False, backend="eager")
+    space["flex"] = lambda: traced
+    # tracing looks the names of functions up in their module
+    space["__name__"] = f"alone_{ON_GPU.index(body)}"
+    module = ModuleType(space["__name__"])
+    monkeypatch.setitem(sys.modules, space["__name__"], module)
+    module.__dict__.update(space)
+    there, here = space["Sample"](), run(spec)["Sample"]()
+    for parameter in here.parameters():
+        torch.nn.init.normal_(parameter)
+    there.load_state_dict(here.state_dict())
+    for n_q, n in ((70, 70), (40, 150)):
+        q, k, v = (torch.randn(2, h, m, 16) for h, m in ((4, n_q), (2, n), (2, n)))
+        padding = torch.rand(2, n) < 0.8
+        more = {"layer": spec.layers - 1, "inputs": {"t": torch.rand(2, n) < 0.3}}
+        more = more if spec.inputs else {}
+        for mask in (None, padding):
+            outs = [each(q, k, v, key_padding_mask=mask, **more) for each in (there, here)]
+            torch.testing.assert_close(*outs)
+
+
+SCRIPT = """
+import copy, importlib, pickle, sys
+sys.modules["attnspec"] = None
+import torch
+folder, *names = sys.argv[1:]
+sys.path.insert(0, folder)
+given = torch.load(f"{folder}/given.pt")
+found = {}
+for name in names:
+    heads, size, inputs = given["calls"][name]
+    kind = getattr(importlib.import_module(name), given["classes"][name])
+    torch.manual_seed(0)
+    module = kind(size) if size else kind()
+    q = given["q"][:, :heads, : given["n"][name]]
+    out = module(q, q, q, inputs=inputs)
+    if name.endswith("0"):
+        assert torch.equal(copy.deepcopy(module)(q, q, q, inputs=inputs), out), name
+        assert torch.equal(pickle.loads(pickle.dumps(module))(q, q, q, inputs=inputs), out), name
+    found[name] = out.detach()
+torch.save(found, f"{folder}/found.pt")
+"""
+
+
+def test_files_need_no_package(tmp_path: Path) -> None:
+    given: dict[str, Any] = {
+        "q": torch.randn(1, 12, 288, SIZE),
+        "calls": {},
+        "classes": {},
+        "n": {},
+    }
+    meant = {}
+    for number, spec in enumerate(zoo().values()):
+        name, n = f"alone_{number}", spec.program.fixed_length or 20
+        (tmp_path / f"{name}.py").write_text(body_of(spec), encoding="utf-8")
+        space, heads = run(spec), spec.heads or 2
+        size = SIZE if "PARTS" in space else 0
+        inputs = inputs_of(spec, n, 1)
+        given["calls"][name], given["n"][name] = (heads, size, inputs), n
+        given["classes"][name] = class_name(spec.name)
+        torch.manual_seed(0)
+        kind = space[class_name(spec.name)]
+        q = given["q"][:, :heads, :n]
+        meant[name] = (kind(size) if size else kind())(q, q, q, inputs=inputs).detach()
+    torch.save(given, tmp_path / "given.pt")
+    done = subprocess.run(
+        [sys.executable, "-c", SCRIPT, str(tmp_path), *meant],
+        capture_output=True,
+        text=True,
+        env={k: v for k, v in os.environ.items() if k != "PYTHONPATH"},
+        cwd=tmp_path,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    found = torch.load(tmp_path / "found.pt")
+    assert all(torch.equal(found[name], out) for name, out in meant.items())
+
+
+# --- other specs ---------------------------------------------------------------------------------
+
+BODIES = (
+    *GRAPHS.values(),
+    "heads 2 layers 2 attend window(radius = 3) score bias() head 1 { attend self }",
+    "attend where(isqrt(q + 3) <= sqrt(k) or min(q, k, n // 2) == 4) & shift(full, by = -3)",
+    "attend where(q / 3 < n / 5 - k) | where(max(q, 7) ** 2 % 5 == ceil(k / 2) % 5)",
+    "attend where(head <= k and (q + layer) % 3 == 0) | random(keys = 2, per_head = false)",
+    "heads 3 attend random(keys = head + 1) | transpose(random_blocks(size = 5, blocks = 2))",
+    "causal attend random(keys = 9) | powers(base = 3) score softcap(cap = 2) normalize softmax1",
+    "attend expander(degree = 4, seed = 9) - self scale log2(n + 1) / 3 normalize relu",
+    "layers 3 heads 2 attend window(radius = layer + head) layer 2 { attend rows(last(4)) }",
+    "extra_tokens 2 sequence grid(6, 7) attend axial | where(q.row == 2 and k.col > 3)",
+    "input slot: ids input mask: tokens input lambda: length"
+    " attend same(slot) & columns(mask) | prefix(lambda)",
+    "attend global(positions(3, 8..12) | every(7, offset = 1)) & ~columns(first(2) - first(1))",
+    "attend block(size = n // 4 + 1, after = 1) | where(q in {1, 4, 6} and k in n // 2..n)",
+    *[f"attend linear(feature = {f})" for f in ("relu", "squared_relu", "exp", "identity")],
+    "causal attend linear(feature = exp, normalize = none)",
+    "heads 2 attend favor(features = 16, kind = trig)",
+    "causal attend favor(features = 6, kind = hyperbolic, orthogonal = false, seed = 5)",
+    "layers 2 attend favor(features = 12) scale 0.3",
+    "attend rbf(sigma = 2.0, features = 12)",
+    "causal attend rfa(floor = 1.0)",
+    "heads 2 layers 2 attend rfa()",
+    "causal heads 2 layers 2 attend rfa(gated = true)",
+    "causal attend taylor(order = 2) scale 0.5",
+    "attend efficient(normalize = scaling)",
+    "attend linformer(rank = 5, projection = mean)",
+    "attend linformer(rank = 5, projection = max)",
+    "attend linformer(rank = 5, projection = conv, max_length = 200)",
+    "heads 2 attend linformer(rank = 5, share = head, projection = conv, max_length = 200)",
+    "heads 2 layers 2 attend linformer(rank = 5, share = none, max_length = 200)",
+    "attend nystrom(landmarks = 5, iterations = 0)",
+    "causal attend gmlp(max_length = 200)",
+    "causal attend synthesizer(max_length = 200, products = true)",
+    "heads 2 attend synthesizer(max_length = 200, kind = factorized_dense, products = true)",
+)
+
+
+@pytest.mark.parametrize("body", BODIES)
+def test_other_specs_are_computed_as_the_package_does(body: str) -> None:
+    torch.manual_seed(0)
+    spec = spec_of(body)
+    n = spec.program.fixed_length or 45
+    compared(spec, run(spec), n, n, padded=True)
+    if "nystrom" not in body:
+        compared(spec, run(spec), 11, n, padded=False)
+
+
+@pytest.mark.parametrize(
+    ("body", "why"),
+    [
+        ("layers 2 attend full layer 1 { attend linear() }", "different mechanisms"),
+        ("heads 2 attend full head 1 { attend full normalize relu }", "in different ways"),
+        ("attend favor(redraw = 9)", "drawn anew while it is trained"),
+        ("attend linformer(rank = isqrt(n), projection = mean)", "arguments of its mechanism"),
+        ("attend where(q < log2(k + 1))", "differs in its last bits"),
+        ("attend where(q % k == 1)", "which divides, may be 0"),
+        ("attend shift(full, by = n // 2)", "must be known before n is"),
+        ("sequence grid(4, n // 4) attend axial", "the extents of its grid depend on n"),
+        ("attend full score softcap(cap = 2 * n)", "the cap of its scores depends on n"),
+        ("attend full scale head + 1", "by the number of the head"),
+        ("heads 2 attend full score bias() score bias(buckets = 8)", "several learned tables"),
+    ],
+)
+def test_refusals(body: str, why: str) -> None:
+    with pytest.raises(StandaloneError, match=why):
+        body_of(spec_of(body))
+
+
+def test_sizes_are_checked_whenever_they_are_known() -> None:
+    module = run(spec_of("attend window(radius = n - 10)"))["Sample"]()
+    q = torch.randn(1, 1, 12, 4)
+    assert module(q, q, q).shape == q.shape
+    with pytest.raises(ValueError, match=r"`radius` must be between 0 and .*, got -1"):
+        module(q[:, :, :9], q[:, :, :9], q[:, :, :9])
+    spec = spec_of("attend where(q * k * k * k <= n)")
+    space = run(spec)
+    assert "if n > 32768:" in body_of(spec)
+    with pytest.raises(ValueError, match="64 bits up to n = 32768, got 40000"):
+        space["mask_mod_of"](0, (1, 1, 1, 40000), "cpu", {})
+    grid = run(spec_of("sequence grid(3, 4) attend axial"))["Sample"]()
+    with pytest.raises(ValueError, match="the grid has 12 positions, got n = 9"):
+        grid(q[:, :, :9], q[:, :, :9], q[:, :, :9])
+
+
+def test_calls_that_do_not_fit_are_refused() -> None:
+    spec = spec_of("heads 4 layers 2 input t: tokens(at_most = 2) attend global(t)")
+    module = run(spec)["Sample"]()
+    q, marked = torch.randn(1, 4, 9, 4), torch.zeros(1, 9, dtype=torch.bool)
+    module(q, q, q, inputs={"t": marked})
+    for error, given, more in (
+        ("are needed, H_kv dividing H", (q[:, :3], q, q), {}),
+        ("are needed, H_kv dividing H", (q, q[:, :3], q[:, :3]), {}),
+        ("are needed, H_kv dividing H", (q, q[:, :, :5], q[:, :, :5]), {}),
+        ("of one type", (q, q.double(), q), {}),
+        ("layer must be from 0 on and below 2, got 2", (q, q, q), {"layer": 2}),
+        (r"inputs are \['t'\], got \[\]", (q, q, q), {"inputs": None}),
+        ("t must be tokens", (q, q, q), {"inputs": {"t": marked[:, 1:]}}),
+        ("promises at most 2", (q, q, q), {"inputs": {"t": ~marked}}),
+        ("key padding must be tokens", (q, q, q), {"key_padding_mask": marked[0]}),
+    ):
+        with pytest.raises(ValueError, match=error):
+            module(*given, **{"inputs": {"t": marked}, **more})
+    with pytest.raises(ValueError, match="n is at most 8, got 9"):
+        run(spec_of("attend gmlp(max_length = 8)"))["Sample"](4)(q, q, q)
+    with pytest.raises(ValueError, match="no weights to drop"):
+        run(spec_of("attend linear()"))["Sample"]()(q, q, q, dropout_p=0.1)
+
+
+def test_edges_of_shapes() -> None:
+    for body in (
+        "attend window(radius = 2)",
+        "heads 2 attend full score bias()",
+        "attend linear()",
+    ):
+        module = run(spec_of(body))["Sample"]()
+        for batch, n_q, n in ((0, 5, 5), (1, 0, 0), (1, 0, 5)):
+            q, k, v = (torch.randn(batch, 2, m, 4, requires_grad=True) for m in (n_q, n, n))
+            out = module(q, k, v)
+            assert out.shape == (batch, 2, n_q, 4)
+            out.sum().backward()
+        q, k, v = (torch.randn(1, 9, 2, 4, requires_grad=True).transpose(1, 2) for _ in range(3))
+        torch.testing.assert_close(module(q, k, v), module(q.contiguous(), k.clone(), v.clone()))
+
+
+def test_masks_are_kept_by_length_and_nothing_of_a_mode_reaches_the_next_call() -> None:
+    space = run(spec_of(GRAPHS["random"]))
+    module = space["Sample"]()
+    q = torch.randn(1, 2, 9, 4, requires_grad=True)
+    with torch.inference_mode():
+        out = module(q, q, q)
+    assert torch.equal(module(q, q, q), out)
+    module(q, q, q).sum().backward()
+    assert space["kept"].cache_info().misses == 1
+    for n in range(10, 30):
+        short = torch.randn(1, 2, n, 4)
+        module(short, short, short)
+    assert space["kept"].cache_info().currsize == 8
+
+
+def test_draws_are_those_of_the_package() -> None:
+    place = 3, 5
+    for n, count in ((1, 3), (5, 7), (300, 4), (97, 97), (64, 0)):
+        rows, stream = np.arange(n), Stream(2**64 - 9, RANDOM, *place)
+        for causal in (False, True):
+            population = rows + 1 if causal else np.full(n, n)
+            meant = distinct(stream, rows, population, min(count, n))
+            found = drawing.distinct(n, count, 2**64 - 9, (RANDOM, *place), causal)
+            assert np.array_equal(np.sort(found.clamp_min(-1).numpy(), 1), meant)
+    for n in (1, 2, 50):
+        cycle = permutation(Stream(7, EXPANDER, *place), 1, n)
+        found = drawing.cycles(n, 4, 7, (EXPANDER, *place))
+        assert np.array_equal(found[cycle, 2].numpy(), np.roll(cycle, -1))
+    meant = normals(Stream(7, FEATURES, *place), np.arange(9), 6)
+    found = features.normals(9, 6, 7, (FEATURES, *place))
+    np.testing.assert_allclose(found.numpy(), meant, rtol=1e-12)
+    assert abs(float(normals(Stream(1, FEATURES), np.arange(400), 50).std()) - 1) < 0.02
+    assert one_head(0, 0, 1, 0, 7, 3, True).shape == (7, 3)
+
+
+def test_a_draw_that_is_rejected_is_drawn_again() -> None:
+    # two thirds of 2**32 as a bound rejects a third of all words
+    row = torch.arange(200)
+    words = drawing.philox(row, torch.zeros_like(row), 0, (RANDOM, 0, 0))[0]
+    bound = 3 * 2**30
+    rejected = (words * bound & 0xFFFFFFFF) < 2**32 % bound
+    assert 20 < int(rejected.sum()) < 120
+
+
+def test_a_wrong_mask_is_found() -> None:
+    spec = spec_of("attend window(radius = 3)")
+    right = body_of(spec)
+    assert verify_alone(spec.program, 20, run(spec)["Sample"]).ok
+    wrong = right.replace("k - q <= 3", "k - q <= 4")
+    assert wrong != right
+    assert not verify_alone(spec.program, 20, run(spec, wrong)["Sample"]).ok
+
+
+def test_the_docstring_has_what_was_found() -> None:
+    spec = parse("attention a_graph { attend window(radius = 3) }")
+    text = emit_spec(spec.elaborated, standalone=True)
+    document = ast.get_docstring(ast.parse(text))
+    assert document is not None
+    assert "attention = AGraph()" in document
+    assert "Verified at n = 65 when it was compiled: every pair, values and gradients." in document
+    assert "attend window(radius = 3)" in document
+    assert spec.fingerprint in document
+    bare = emit(spec.program, text="", fingerprint="", version="", body=body_of(spec))
+    assert text == sealed(text.rpartition(f"\n{SEAL}")[0])
+    assert text.rpartition(f"\n{SEAL}")[0].endswith(body_of(spec))
+    assert bare.rpartition(f"\n{SEAL}")[0].endswith(body_of(spec))
+    assert {"math", "functools", "torch"} == ALONE

@@ -1,0 +1,147 @@
+"""Large texts and large numbers are answered, or refused by the limit that they reach, at once."""
+
+from __future__ import annotations
+
+import random
+import tracemalloc
+import warnings
+from itertools import product
+from pathlib import Path
+
+import numpy as np
+import pytest
+from random_terms import tokens
+
+from attnspec.analysis.counting.degrees import degrees_of
+from attnspec.cli.files import write_result
+from attnspec.elaborate.collect import MOST_ERRORS
+from attnspec.grammar import scanner
+from attnspec.graphs.bind import Situation, bind_tokens
+from attnspec.graphs.operators import Intersection
+from attnspec.graphs.patterns import BY_NAME
+from attnspec.graphs.patterns.residue import Residue
+from attnspec.lower.lower import MOST_PATTERNS, require_built
+from attnspec.spec import Spec, parse
+from attnspec.text.diagnostics import AttnSpecError, SpecError
+
+
+def wheres(count: int, operator: str) -> Spec:
+    parts = (f"where(q * {i + 3} % {i + 7} == k % {i + 2})" for i in range(count))
+    return parse(f"attention a {{ attend {f' {operator} '.join(parts)} }}")
+
+
+@pytest.mark.parametrize("text", ["@" * (1 << 20), "'a " * (1 << 18), ";" * (1 << 20)])
+def test_a_text_of_mistakes_is_not_read_to_its_end(text: str) -> None:
+    with pytest.raises(SpecError) as caught:
+        parse(text)
+    assert len(caught.value.diagnostics) == scanner.MAX_PROBLEMS
+
+
+def test_a_text_of_unknown_names_is_not_elaborated_to_its_end() -> None:
+    with pytest.raises(SpecError) as caught:
+        parse(f"attention a {{ attend {' | '.join(f'y{i}' for i in range(5000))} }}")
+    assert len(caught.value.diagnostics) == MOST_ERRORS
+
+
+@pytest.mark.parametrize("operator", ["|", "&"])
+def test_graphs_of_many_patterns_are_refused_by_their_limit(operator: str) -> None:
+    require_built(wheres(MOST_PATTERNS, operator).program)
+    large = wheres(MOST_PATTERNS + 1, operator)
+    for work in (
+        lambda: require_built(large.program),
+        lambda: large.plan(8),
+        large.compile,
+        large.emit,
+    ):
+        with pytest.raises(SpecError) as caught:
+            work()
+        (diagnostic,) = caught.value.diagnostics
+        assert diagnostic.code == "A196"
+        assert f"at most {MOST_PATTERNS} patterns" in diagnostic.message
+    # a pattern that is said again is none more
+    parse(f"attention a {{ attend {' | '.join(['self'] * 2000)} }}").plan(8)
+
+
+@pytest.mark.parametrize(
+    "steps", [(2**40, 6), (6, 2**62), tuple(range(50, 90)), (2**31 - 1, 2**31)]
+)
+def test_steps_beyond_every_sequence(steps: tuple[int, ...]) -> None:
+    n = 97
+    graph = Intersection(tuple(Residue(step) for step in steps))
+    i = np.arange(n)
+    held = graph.holds(i[:, None], i[None], n)
+    assert np.array_equal(degrees_of(graph, n), np.asarray(held).sum(axis=1))
+
+
+LONGEST = 2**31 - 1
+HUGE = 2**62
+
+
+@pytest.mark.parametrize(
+    "graph",
+    [
+        f"columns(first({HUGE}))",
+        f"global(last({HUGE}))",
+        f"columns(every({HUGE}, offset = 3))",
+        f"rows(positions(0..{HUGE}))",
+        f"columns(~first({HUGE}) | last(5))",
+        f"shift(window(radius = {HUGE}), by = 5)",
+        "columns(every(2) | every(3))",
+    ],
+)
+def test_token_sets_at_the_longest_length_take_no_memory(graph: str) -> None:
+    spec = parse(f"attention a {{ attend {graph} require causal at n = {LONGEST} }}")
+    tracemalloc.start()
+    spec.check()
+    assert spec.analyse(LONGEST).to_dict()["n"] == LONGEST
+    for refused in (spec.adjacency, spec.mask, spec.plan, spec.graph):
+        with pytest.raises(AttnSpecError, match="up to"):
+            refused(LONGEST)
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert peak < 1 << 30
+
+
+def test_token_sets_are_counted_and_listed_as_they_are_defined() -> None:
+    for seed, n in product(range(120), (1, 2, 7, 13)):
+        found = bind_tokens(tokens(random.Random(seed)), Situation(n=13, patterns=BY_NAME), None)
+        held = np.flatnonzero(np.broadcast_to(found.contains(np.arange(n), n), n))
+        assert found.members(n).tolist() == held.tolist(), (seed, n)
+        assert found.size(n) == len(held), (seed, n)
+        runs = found.progressions(n)
+        if runs is not None:
+            start, stop, step = runs
+            listed = [i for a, b in zip(start, stop, strict=True) for i in range(a, b, step)]
+            assert sorted(listed) == held.tolist(), (seed, n)
+
+
+def test_numbers_beyond_the_largest_real_warn_of_nothing() -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        (diagnostic,) = parse("attention a { attend where(1e308 * q > 3) }").check()
+    assert "beyond every limit" in diagnostic.message
+
+
+@pytest.mark.parametrize(
+    ("items", "way_out"),
+    [("5-3", "`3..5`"), ("0 - 2", "`0..2`"), ("1+1", "`1, 1`"), ("0, 4-6", "`4, 6`")],
+)
+def test_layers_are_no_arithmetic(items: str, way_out: str) -> None:
+    with pytest.raises(SpecError) as caught:
+        parse(f"attention a {{ layers 8 attend full layer {items} {{ attend self }} }}")
+    (diagnostic,) = caught.value.diagnostics
+    assert diagnostic.code == "A307"
+    assert way_out in (diagnostic.help or "")
+    # sizes of the spec may be computed with
+    text = "attention a(r = 3) { layers 8 heads 8 attend full layer layers - 1"
+    assert parse(f"{text} {{ head r + 1..2*r {{ attend causal }} }} }}").layers == 8
+
+
+def test_a_link_to_a_file_that_is_not_there_is_not_followed(tmp_path: Path) -> None:
+    link, missing = tmp_path / "out.py", tmp_path / "missing.py"
+    link.symlink_to(missing)
+    with pytest.raises(FileExistsError, match="is a link to a file that is not there"):
+        write_result(str(link), "x = 1\n", force=False)
+    assert not missing.exists()
+    write_result(str(link), "x = 1\n", force=True)
+    assert missing.read_text() == "x = 1\n"

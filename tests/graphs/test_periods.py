@@ -1,0 +1,117 @@
+"""Periods of predicates: whatever is said to be alike is alike, for predicates drawn at random."""
+
+from __future__ import annotations
+
+import random
+
+import numpy as np
+import pytest
+from attention_checks import spec_of
+
+from attnspec.graphs.patterns.where import Where
+from attnspec.graphs.predicates.periods import Period, comparisons, period_of
+from attnspec.graphs.relation import Tiles, evaluate_pairs, phase_of
+from attnspec.ir.scalars import Apply, Scalar, Symbol
+
+N = 240
+
+
+def predicate_of(text: str) -> Scalar:
+    relation = spec_of(f"attend where({text})").relation(N)
+    assert isinstance(relation, Where)
+    return relation.predicate
+
+
+@pytest.mark.parametrize(
+    ("text", "period"),
+    [
+        ("(q + 5) // 12 == (k + 5) // 12", Period(0, 0, 12)),
+        ("q // 3 // 4 - k // 12 <= 1", Period(0, 0, 12)),
+        ("(7 - k % 8) // 2 == 1", Period(1, 8, 8)),
+        ("(q - k) % 7 == 0", Period(7, 7, 1)),
+        ("abs(q - k) <= 3", Period(0, 0, 1)),
+        ("min(q, k + 2) <= k", Period(0, 0, 1)),
+        ("3 * q <= 3 * k + 1", Period(0, 0, 1)),
+        ("q / 2 < k / 2", Period(0, 0, 0)),
+        ("q + 0.1 < k + 0.9", Period(0, 0, 0)),
+        ("q * k % 5 == 0", Period(0, 0, 0)),
+        ("q < 100", Period(0, 1, 0)),
+        ("q // 2 == k", Period(0, 0, 0)),
+        ("isqrt(q) == isqrt(k)", Period(0, 0, 0)),
+    ],
+)
+def test_periods(text: str, period: Period) -> None:
+    assert period_of(predicate_of(text)) == period
+
+
+def test_predicates_are_taken_apart_where_they_are_joined() -> None:
+    found = list(comparisons(predicate_of("q < 5 and (k < 3 or not q == k)")))
+    assert len(found) == 3
+
+
+def number(draw: random.Random, depth: int) -> Scalar:
+    if depth == 0 or draw.random() < 0.2:
+        leaves: list[Scalar] = [Symbol("q"), Symbol("k"), draw.randint(-9, 9)]
+        return draw.choice(leaves)
+    op = draw.choice(["+", "-", "*", "//", "%", "min", "max", "abs", "neg"])
+    left = number(draw, depth - 1)
+    if op in ("abs", "neg"):
+        return Apply(op, (left,))
+    if op in ("//", "%"):
+        return Apply(op, (left, draw.choice([2, 3, 4, 6, 12])))
+    return Apply(op, (left, number(draw, depth - 1)))
+
+
+def drawn(seed: int) -> Scalar:
+    draw = random.Random(seed)
+
+    def comparison() -> Scalar:
+        sides = number(draw, 3), number(draw, 2)
+        return Apply(draw.choice(["<", "<=", "==", "!=", ">"]), sides)
+
+    found = comparison()
+    for _ in range(draw.randint(0, 2)):
+        found = Apply(draw.choice(["and", "or"]), (found, comparison()))
+    return Apply("not", (found,)) if draw.random() < 0.2 else found
+
+
+@pytest.mark.parametrize("part", range(10))
+def test_moving_by_periods_changes_nothing(part: int) -> None:
+    at = np.arange(N)
+    seen = 0
+    for seed in range(part * 40, part * 40 + 40):
+        for each in comparisons(drawn(seed)):
+            held = evaluate_pairs(Where(each), at[:, None], at[None], N)
+            period = period_of(each)
+            for q, k in ((period.q, 0), (0, period.k), (period.both, period.both)):
+                if 0 < max(q, k) < N:
+                    seen += 1
+                    assert np.array_equal(held[q:, k:], held[: N - q, : N - k]), (seed, each)
+    assert seen > 20
+
+
+@pytest.mark.parametrize("part", range(4))
+@pytest.mark.parametrize("steps", [(1, 1), (12, 12), (1, 6), (4, 1)])
+def test_tiles_of_one_phase_have_one_mask(part: int, steps: tuple[int, int]) -> None:
+    size = 5
+    for seed in range(part * 40, part * 40 + 40):
+        relation = Where(drawn(seed))
+        q, k = (np.arange(0, N - size * step, 7) for step in steps)
+        q, k = (x.ravel() for x in np.meshgrid(q, k, indexing="ij"))
+        q_tiles = Tiles(q, q + size * steps[0], steps[0])
+        k_tiles = Tiles(k, k + size * steps[1], steps[1])
+        inside = np.arange(size)
+        held = evaluate_pairs(
+            relation,
+            q[:, None, None] + inside[:, None] * steps[0],
+            k[:, None, None] + inside * steps[1],
+            N,
+        )
+        phases = np.stack(
+            [np.broadcast_to(p, q.shape) for p in phase_of(relation, q_tiles, k_tiles, N)], 1
+        )
+        _, first, group = np.unique(phases, axis=0, return_index=True, return_inverse=True)
+        assert np.array_equal(held, held[first][group.ravel()]), seed
+        kinds = relation.cover(q_tiles, k_tiles, N)
+        assert not held[kinds == 0].any()
+        assert held[kinds == 2].all()

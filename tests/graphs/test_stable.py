@@ -1,0 +1,401 @@
+"""Rows that are the same pairs at every length: proofs, differences and modules against brute
+force."""
+
+from __future__ import annotations
+
+import random
+from itertools import pairwise
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+import zoo
+from random_terms import mask, term
+
+from attnspec import AttnSpecError, parse
+from attnspec.analysis.growth.stable import (
+    difference,
+    difference_of,
+    head_is_stable,
+    head_is_steady,
+    is_stable,
+    places,
+)
+from attnspec.graphs.bind import BindError
+from attnspec.graphs.forms.dnf import Place
+from attnspec.graphs.forms.stability import unsteady
+from attnspec.graphs.forms.written import written
+from attnspec.graphs.patterns import BY_NAME, PATTERNS
+from attnspec.graphs.relation import Relation
+from attnspec.graphs.stack import TooMuch
+from attnspec.ir.program import Attend, Leaf, Program, Term, leaves
+from attnspec.spec import Spec, load
+
+LONGEST = 24
+
+
+def program_of(graph: Term, causal: bool) -> Program:
+    return Program("a", (Attend(graph),), ((0,),), causal=causal)
+
+
+def masks_of(graph: Term, causal: bool) -> dict[int, np.ndarray]:
+    """The pairs at every length up to LONGEST that the graph has, by definition."""
+    found = {}
+    for n in range(1, LONGEST + 1):
+        try:
+            pairs = mask(graph, n, causal)
+        except BindError:
+            continue
+        found[n] = pairs & np.tri(n, dtype=bool) if causal else pairs
+    return found
+
+
+def rows_differ(masks: dict[int, np.ndarray], whole: bool) -> bool:
+    """Whether any row of any length differs at any longer one."""
+    for m, short in masks.items():
+        for n, long in masks.items():
+            if n > m and ((short != long[:m, :m]).any() or (whole and long[:m, m:].any())):
+                return True
+    return False
+
+
+# --- graphs against brute force -------------------------------------------------------------------
+
+
+def judged(graph: Term, causal: bool, found: dict[str, int]) -> None:
+    program, masks = program_of(graph, causal), masks_of(graph, causal)
+    for whole, proven in ((True, head_is_stable), (False, head_is_steady)):
+        differ = rows_differ(masks, whole)
+        shown = difference_of(program, 0, 0, LONGEST, whole=whole)
+        assert (shown is not None) == differ, (written(graph), causal, whole)
+        if proven(program, 0, 0):
+            assert not differ, (written(graph), causal, whole)
+            found["proven"] += 1
+        elif not differ:
+            found["neither"] += 1
+        if shown is None:
+            continue
+        found["refuted"] += 1
+        ends = [
+            shown.key < n and bool(masks[n][shown.query, shown.key])
+            for n in (shown.shorter, shown.longer)
+        ]
+        assert ends == [not shown.reads, shown.reads]
+        assert shown.fault.term in written(graph)
+
+
+@pytest.mark.parametrize("part", range(4))
+def test_random_graphs_are_judged_as_brute_force_judges_them(part: int) -> None:
+    found = dict.fromkeys(("proven", "refuted", "neither"), 0)
+    for seed in range(part * 40, part * 40 + 40):
+        graph = term(random.Random(seed), depth=2)
+        for causal in (False, True):
+            judged(graph, causal, found)
+    # what is neither proven nor refuted is rare: sizes that read n where that changes nothing
+    assert found["proven"] > 20
+    assert found["refuted"] > 20
+    assert found["neither"] < found["proven"]
+
+
+GRAPHS = [
+    "full",
+    "self",
+    "causal",
+    "window(radius = 3)",
+    "~window(radius = 3)",
+    "window(radius = isqrt(n))",
+    "window(before = 3, after = n)",
+    "window(before = min(n, 300), after = 0)",
+    "dilated(radius = 4, step = 2)",
+    "residue(step = 3)",
+    "residue(step = isqrt(n))",
+    "strided(stride = 3)",
+    "block(size = 4, before = 1, after = 1)",
+    "summary(stride = 4, cells = 1)",
+    "fixed(stride = 4, cells = 1)",
+    "global(first(2))",
+    "global(last(2))",
+    "rows(last(3) - last(1))",
+    "columns(every(4) & ~last(2))",
+    "columns(positions(1, 9..11))",
+    "columns(first(n // 4))",
+    "powers",
+    "random(keys = 3)",
+    "transpose(random(keys = 3))",
+    "random(keys = 3) & causal",
+    "random(keys = n // 4)",
+    "random_blocks(size = 5, blocks = 2)",
+    "expander(degree = 2)",
+    "prefix(5)",
+    "prefix(n // 2)",
+    "where(q - k < 5)",
+    "where(q - k < n // 2)",
+    "where((q - k) % n < 3)",
+    "where(k < n and q + k > 3)",
+    "shift(window(radius = 2), by = 2)",
+    "shift(window(radius = 2), by = -2)",
+    "shift(columns(last(2)), by = 1)",
+    "transpose(shift(causal, by = -1))",
+    "window(radius = isqrt(n)) | full",
+    "self & window(radius = isqrt(n))",
+    "causal - expander(degree = 2)",
+    "columns(last(2)) & where(k > q)",
+]
+
+
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("graph", GRAPHS)
+def test_graphs_are_judged_as_brute_force_judges_them(graph: str, causal: bool) -> None:
+    spec = parse(f"attention a {{ {'causal' if causal else ''} attend {graph} }}")
+    (attend,) = spec.program.attends
+    assert attend.graph is not None
+    judged(attend.graph, causal, dict.fromkeys(("proven", "refuted", "neither"), 0))
+
+
+@pytest.mark.parametrize("pattern", PATTERNS)
+def test_what_patterns_say_of_themselves_is_so(pattern: type[Relation]) -> None:
+    if pattern.data_dependent or pattern.needs_grid:
+        return
+    for sample in pattern.samples():
+        masks: dict[int, np.ndarray] = {}
+        for n in range(1, LONGEST + 1):
+            q = np.arange(n)
+            try:
+                masks[n] = np.broadcast_to(sample.holds(q[:, None], q[None], n), (n, n))
+            except (IndexError, ValueError):
+                # samples of inputs have a length of their own
+                return
+        causal = bool(vars(sample).get("causal"))
+        if causal:
+            masks = {n: pairs & np.tri(n, dtype=bool) for n, pairs in masks.items()}
+        read = any(name in repr(sample) for name in ("Last(", "Symbol(name='n')"))
+        if pattern.changing(causal) is None and not read:
+            assert not rows_differ(masks, whole=False), sample
+        # labels move with the tokens, those of a sample do not
+        if not pattern.anchored and "Data" not in repr(sample):
+            for n, pairs in masks.items():
+                assert np.array_equal(pairs[1:, 1:], masks.get(n - 1, pairs[1:, 1:])), sample
+
+
+def test_patterns_that_change_do() -> None:
+    # the other way round: nothing that is stable is called otherwise
+    for body in ("random(keys = 3)", "random_blocks(size = 2, blocks = 1)", "expander(degree = 4)"):
+        graph = parse(f"attention a {{ attend {body} }}").program.attends[0].graph
+        assert graph is not None
+        assert unsteady(graph, Place()) is not None
+        assert rows_differ(masks_of(graph, causal=False), whole=False)
+
+
+# --- the zoo --------------------------------------------------------------------------------------
+
+
+def small(path: Path, name: str) -> Spec:
+    """A spec of the zoo with sizes that matter at a few positions, where it takes them."""
+    spec = zoo.loaded(path, name)
+    sizes = {
+        key: 4 for key, value in spec.parameters.items() if isinstance(value, int) and value > 4
+    }
+    for tried in (sizes, {key: 2 for key in sizes}):
+        try:
+            return load(path, name=name, **tried)
+        except AttnSpecError:
+            continue
+    return spec
+
+
+def prefix_of(spec: Spec, n: int) -> dict[str, np.ndarray]:
+    """One sample of the inputs, the same at every length."""
+    made = zoo.sample(spec, LONGEST)
+    return {
+        entry.name: np.asarray(5) if entry.kind == "length" else np.asarray(made[entry.name])[:n]
+        for entry in spec.inputs.values()
+    }
+
+
+@pytest.mark.parametrize(("path", "name"), zoo.ATTENTIONS, ids=zoo.IDS)
+def test_the_zoo_is_judged_as_brute_force_judges_it(path: Path, name: str) -> None:
+    spec = small(path, name)
+    program = spec.program
+    if any(attend.mechanism is not None for attend in program.attends):
+        assert is_stable(program) == program.causal
+        return
+    graphs = [attend.graph for attend in program.attends if attend.graph is not None]
+    if any(BY_NAME[leaf.pattern].data_dependent for graph in graphs for leaf in leaves(graph)):
+        with pytest.raises(TooMuch, match="decided by the data"):
+            difference(program, LONGEST)
+        return
+    differ = False
+    for layer, head in places(program):
+        masks = {}
+        for n in range(1, LONGEST + 1):
+            try:
+                masks[n] = spec.mask(n, layer, head, prefix_of(spec, n))
+            except AttnSpecError:
+                continue
+        differ |= rows_differ(masks, whole=True)
+    if is_stable(program):
+        assert not differ
+    try:
+        shown = difference(program, LONGEST)
+    except TooMuch:
+        return
+    assert (shown is not None) == differ
+
+
+CAUSAL = [
+    pytest.param(path, name, id=f"{path.stem}:{name}")
+    for path, name in zoo.ATTENTIONS
+    if zoo.loaded(path, name).program.causal
+]
+
+
+@pytest.mark.parametrize(("path", "name"), CAUSAL)
+def test_a_causal_module_has_the_rows_of_every_length_where_it_is_stable(
+    path: Path, name: str
+) -> None:
+    spec = small(path, name)
+    stable = spec.analyse(LONGEST).stable
+    if stable is None:
+        return
+    module = spec.compile().eval()
+    generator = torch.Generator().manual_seed(0)
+    q, k, v = torch.randn(3, 1, spec.heads or 2, LONGEST, 8, generator=generator).double()
+    outs = []
+    for n in (1, 2, 3, 5, 7, 9, 12, 16, 17, 20, 23, LONGEST):
+        given = {
+            key: torch.from_numpy(np.ascontiguousarray(value))[None]
+            for key, value in prefix_of(spec, n).items()
+        }
+        try:
+            with torch.no_grad():
+                out = module(q[:, :, :n], k[:, :, :n], v[:, :, :n], inputs=given or None)
+        except ValueError:
+            # a grid has its own lengths
+            continue
+        outs.append(out)
+    apart = [(b[:, :, : a.shape[2]] - a).abs().max().item() for a, b in pairwise(outs)]
+    assert (max(apart, default=0.0) < 1e-9) == stable
+
+
+# --- claims and figures ---------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("body", "status", "words"),
+    [
+        ("causal attend full", "proven", ""),
+        (
+            "attend full",
+            "refuted",
+            "at n = 2: query 0 reads the later key 1 at n = 2, but not at n = 1",
+        ),
+        (
+            "causal attend window(radius = isqrt(n))",
+            "refuted",
+            "query 2 reads 0 at n = 4, but not at n = 3; `window(radius = isqrt(n))` has a size"
+            " that reads n: write a number in place of `isqrt(n)`",
+        ),
+        (
+            "heads 2 causal attend self head 1 { attend columns(last(2)) }",
+            "refuted",
+            "query 0 reads 0 at n = 2, but not at n = 3 in head 1; `columns(last(2))` reads"
+            " `last(2)`, other tokens at every length",
+        ),
+        ("causal attend expander(degree = 2)", "refuted", "`random(keys = …)` under the statement"),
+        ("attend random(keys = 2) & causal", "refuted", "draws among all n keys: under the"),
+        ("causal attend random(keys = 2)", "proven", ""),
+        ("causal attend random_blocks(size = 3, blocks = 1)", "proven", ""),
+        ("causal attend shift(self, by = -2)", "refuted", "loses pairs at the last positions"),
+        ("causal attend where((q - k) % n < 3)", "checked", ""),
+        ("causal attend linear()", "proven", ""),
+        ("attend linear()", "refuted", "`linear` mixes all positions: write the statement"),
+        ("attend fourier()", "refuted", "mixes all positions: it has no causal form"),
+        ("causal attend window(radius = 1) + linear()", "proven", ""),
+        (
+            "causal attend window(radius = isqrt(n)) + linear()",
+            "refuted",
+            "has a size that reads n",
+        ),
+        ("causal attend favor(features = n)", "unchecked", "has a size that reads n"),
+        ("causal input x: tokens attend global(x)", "proven", ""),
+        ("causal input x: tokens attend global(x - last(1))", "refuted", "`last(1)`"),
+        ("causal input x: ids attend same(x) & window(radius = n)", "unchecked", "run-time inputs"),
+        ("sequence grid(4, 5) attend neighborhood(3, 3)", "proven", ""),
+        ("sequence grid(n // 5, 5) causal attend axial", "proven", ""),
+    ],
+)
+def test_claims_say_what_is_known(body: str, status: str, words: str) -> None:
+    spec = parse(f"attention a {{ {body} require stable }}")
+    (verdict,) = spec.verdicts
+    assert verdict.status == status
+    assert words in " ".join(d.message for d in verdict.diagnostics)
+    report = spec.analyse(20)
+    assert report.stable == {"refuted": False, "unchecked": None}.get(status, True)
+    assert report.quality["stable"] == {"checked": "estimate", "unchecked": None}.get(
+        status, "exact"
+    )
+
+
+def test_many_heads_are_proven_and_bounded() -> None:
+    heads = "attention a { causal layers 64 heads 64 attend %s require stable }"
+    assert parse(heads % "random(keys = 1)").verdicts[0].status == "proven"
+    assert parse(heads % "random(keys = 1) | expander(degree = 2)").verdicts[0].status == "refuted"
+    assert parse(heads % "window(radius = 64 * layer + head)").verdicts[0].status == "unchecked"
+
+
+def test_heads_of_other_sizes_are_looked_at_one_by_one() -> None:
+    body = "heads 4 causal attend shift(causal, by = 2 - head) require stable"
+    (verdict,) = parse(f"attention a {{ {body} }}").verdicts
+    assert verdict.status == "refuted"
+    assert "in head 3; `shift(causal, by = -1)` loses" in verdict.diagnostics[0].message
+
+
+def test_a_claim_at_a_length_is_about_the_lengths_up_to_it() -> None:
+    text = (
+        "attention a { causal attend window(before = n // 9, after = 0) require stable at n = %d }"
+    )
+    assert parse(text % 8).verdicts[0].status == "checked"
+    assert parse(text % 9).verdicts[0].status == "refuted"
+
+
+def test_reports_have_it_in_every_form() -> None:
+    report = parse("attention a { causal attend window(radius = isqrt(n)) }").analyse(30)
+    assert report.to_dict()["figures"]["stable"]["value"] is False
+    assert '"stable"' in report.to_json()
+    for page in (str(report), report._repr_html_()):
+        assert "the same rows at every n" in page
+    assert "isqrt(n)" in str(report)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "window(before = 2 * isqrt(n), after = 0)",
+        "window(radius = (n - 1) // 2)",
+        "where(q - k < 4 and not (k == 0 or q % 2 == 1))",
+        "where(-(q - k) ** 2 in -4..0)",
+        "where(k in {1, 2, 4})",
+        "columns((first(2) | every(4)) - positions(1, 3..5))",
+        "columns(~last(3))",
+        "random(keys = 3, seed = 5)",
+        "residue(step = 3) & ~(self | full - causal)",
+        "transpose(shift(causal, by = -1))",
+        "block(size = 4, before = 1)",
+        "neighborhood(3, 5)",
+    ],
+)
+def test_terms_are_written_so_that_they_can_be_read(text: str) -> None:
+    def meaning(body: str) -> Spec:
+        return parse(f"attention a {{ sequence grid(n // 4, 4) attend {body} }}")
+
+    spec = meaning(text)
+    graph = spec.program.attends[0].graph
+    assert graph is not None
+    assert meaning(written(graph)) == spec
+
+
+def test_a_leaf_leaves_its_defaults_out() -> None:
+    graph = parse("attention a { attend random(keys = 3) }").program.attends[0].graph
+    assert isinstance(graph, Leaf)
+    assert written(graph) == "random(keys = 3)"

@@ -1,0 +1,263 @@
+"""Mutation testing: small changes of the package's meaning, each of which some test should notice.
+
+    python tests/mutants.py --number 200 --seed 0 --workers 2
+
+What may be changed is drawn from the rooms below. A change is made in a throw-away copy of the tree
+and the tests that reach its function run there until one fails, the fastest first and every test
+function once before any runs with other arguments, up to `--seconds` of them. A failure counts
+where the same test passes without the change. What survives is printed with a diff; a survivor that
+means the same as before is explained in `mutants_alike.toml`, by its function and its lines.
+
+Which tests reach what is recorded first, once for each file of tests (`--record` does it anew),
+in `.mutants/`. Results are printed; `--json FILE` writes them too.
+"""
+
+from __future__ import annotations
+
+import argparse
+import difflib
+import json
+import multiprocessing
+import random
+import sys
+import tempfile
+import tomllib
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from multiprocessing.pool import Pool
+from pathlib import Path
+
+from forked import end_on_request, killer_of, record_of, start_worker
+from mutations import Mutation, mutations_of
+from reached import Reaching, Record, digest_of
+
+ROOMS: dict[str, tuple[str, ...]] = {
+    "patterns": ("graphs/patterns/*", "graphs/operators", "graphs/relation", "graphs/token_sets"),
+    "predicates": ("graphs/predicates/*", "graphs/forms/*", "ir/intervals", "ir/linear"),
+    "planner": ("backends/*", "backends/*/backend", "lower/lower", "lower/cost_model"),
+    "layouts": ("layout/*", "backends/rows/keys", "graphs/grid", "graphs/edge_table"),
+    "kernels": (
+        *("backends/common/*", "backends/dense/kernel", "backends/rows/kernel"),
+        *("backends/tiles/kernel", "backends/bands/*", "backends/scattered/*"),
+        *("backends/factored/features/*", "backends/factored/low_rank/*"),
+        "backends/factored/hybrid/*",
+    ),
+    "streaming": ("runtime/streaming", "backends/common/kv_keeper", "graphs/look_back"),
+    "analysis": ("analysis/*/*",),
+    "claims": ("check/*", "verification/*"),
+}
+"""What is changed: files of the package by their paths in it."""
+
+PACKAGE = "attnspec"
+LEFT_OUT = ("test_packaging.py", "test_docs.py", "test_mutants.py")
+"""Files of tests that are not run: they build packages, or are about this."""
+
+HERE = Path(__file__).resolve().parent
+ROOT = next(folder for folder in HERE.parents if (folder / "pyproject.toml").exists())
+RECORDS = ROOT / ".mutants"
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What became of a change: killed by a test, by the time it took, or not at all."""
+
+    room: str
+    mutation: Mutation
+    killer: str | None
+    tests: int
+    alike: str | None = None
+
+    @property
+    def verdict(self) -> str:
+        if self.killer is not None:
+            return "killed"
+        if self.alike is not None:
+            return "alike"
+        return "survived" if self.tests else "not reached"
+
+
+# --- what is changed ------------------------------------------------------------------------------
+
+
+def files_of(room: str) -> list[Path]:
+    """The files of a room, relative to the root; ValueError where a name stands for none."""
+    found: dict[Path, None] = {}
+    for name in ROOMS[room]:
+        # the folders at the top are linked into the package
+        at = ROOT if name.partition("/")[0] in ("backends", "grammar") else ROOT / PACKAGE
+        chosen = sorted(at.glob(f"{name}.py"))
+        if not chosen:
+            raise ValueError(f"the room {room} names {name}, and there is no such file")
+        found.update(dict.fromkeys(path.relative_to(ROOT) for path in chosen))
+    return list(found)
+
+
+def drawn(paths: dict[Path, str], number: int, seed: int) -> list[Mutation]:
+    """So many changes, no two of one line."""
+    source = random.Random(seed)
+    places: dict[tuple[Path, int], list[Mutation]] = {}
+    for path in sorted(paths):
+        for each in mutations_of(path, (ROOT / path).read_bytes()):
+            places.setdefault((path, each.line), []).append(each)
+    order = sorted(places)
+    source.shuffle(order)
+    found: list[Mutation] = []
+    for place in order:
+        if len(found) == number:
+            break
+        each = source.choice(places[place])
+        if each.is_real((ROOT / each.path).read_bytes()):
+            found.append(each)
+    return found
+
+
+def alike() -> dict[tuple[str, str, str], str]:
+    """Changes that mean the same: function, line and what it becomes -> why."""
+    path = HERE / "mutants_alike.toml"
+    listed = tomllib.loads(path.read_text(encoding="utf-8")).get("change", [])
+    return {(x["function"], x["was"], x["becomes"]): x["why"] for x in listed}
+
+
+def test_files(patterns: Iterable[str]) -> list[Path]:
+    found = {path for pattern in patterns for path in (ROOT / "tests").rglob(pattern)}
+    return sorted(path.relative_to(ROOT) for path in found if path.name not in LEFT_OUT)
+
+
+# --- the whole ------------------------------------------------------------------------------------
+
+
+def report(outcomes: Sequence[Outcome]) -> str:
+    """Scores of rooms and of all."""
+    lines = []
+    rooms = [*dict.fromkeys(outcome.room for outcome in outcomes)]
+    for name in (*rooms, "all"):
+        chosen = [x for x in outcomes if name in (x.room, "all")]
+        count = Counter(outcome.verdict for outcome in chosen)
+        asked = len(chosen) - count["alike"]
+        part = f"{count['killed'] / asked:.0%}" if asked else "-"
+        rest = ", ".join(
+            f"{count[x]} {x}" for x in ("survived", "not reached", "alike") if count[x]
+        )
+        lines.append(f"{name:<10} {count['killed']:>4} of {asked:>4} killed {part:>5}  {rest}")
+    return "\n".join(line.rstrip() for line in lines)
+
+
+def diff_of(mutation: Mutation) -> str:
+    source = (ROOT / mutation.path).read_bytes()
+    was, becomes = (text.decode().splitlines() for text in (source, mutation.of(source)))
+    names = f"{mutation.path} ({mutation.function})", "changed"
+    return "\n".join(difflib.unified_diff(was, becomes, *names, n=2, lineterm=""))
+
+
+def as_data(outcomes: Sequence[Outcome], number: int, seed: int) -> dict[str, object]:
+    """The results without what differs from run to run."""
+    kept = [x for x in outcomes if x.verdict in ("survived", "not reached")]
+    return {
+        "number": number,
+        "seed": seed,
+        "verdicts": dict(sorted(Counter(x.verdict for x in outcomes).items())),
+        "survivors": [
+            {
+                "file": str(x.mutation.path),
+                "function": x.mutation.function,
+                "verdict": x.verdict,
+                **dict(zip(("was", "becomes"), lines_of(x.mutation), strict=True)),
+            }
+            for x in kept
+        ],
+    }
+
+
+def lines_of(mutation: Mutation) -> tuple[str, str]:
+    return mutation.lines((ROOT / mutation.path).read_bytes())
+
+
+def arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--number", type=int, default=200, help="changes that are tried")
+    parser.add_argument("--seed", type=int, default=0, help="draws other changes")
+    parser.add_argument(
+        "--rooms", nargs="+", choices=ROOMS, default=[*ROOMS], help="what is changed"
+    )
+    parser.add_argument("--paths", nargs="+", default=["*"], help="patterns of files, in the rooms")
+    parser.add_argument(
+        "--tests", nargs="+", default=["test_*.py"], help="patterns of tests' files"
+    )
+    parser.add_argument("--seconds", type=float, default=60.0, help="of tests for each change")
+    parser.add_argument("--workers", type=int, default=1, help="processes side by side")
+    parser.add_argument("--record", action="store_true", help="record anew what tests reach")
+    parser.add_argument("--json", type=Path, help="where to write the results, if anywhere")
+    return parser.parse_args()
+
+
+def records_of(paths: Sequence[Path], again: bool, pool: Pool) -> Reaching:
+    """What is recorded of files of tests; those that are new or have changed are recorded first."""
+    RECORDS.mkdir(exist_ok=True)
+
+    def kept(path: Path) -> Path:
+        return RECORDS / f"{path.stem}.json"
+
+    def is_known(path: Path) -> bool:
+        known = kept(path).exists() and not again
+        return known and Record.from_file(kept(path)).digest == digest_of(ROOT / path)
+
+    wanted = [path for path in paths if not is_known(path)]
+    for number, (path, record) in enumerate(pool.imap_unordered(record_of, wanted), 1):
+        said = "not recorded, it takes too long" if record is None else f"{len(record.tests)} tests"
+        print(f"recorded {number} of {len(wanted)}: {path.name}, {said}", flush=True)
+        if record is not None:
+            record.to_file(kept(path))
+    return Reaching({path: Record.from_file(kept(path)) for path in paths if kept(path).exists()})
+
+
+def outcomes_of(asked: argparse.Namespace, pool: Pool) -> Iterator[Outcome]:
+    """What becomes of each change, one after the other."""
+    paths = {
+        path: room
+        for room in asked.rooms
+        for path in files_of(room)
+        if any(path.match(pattern) for pattern in asked.paths)
+    }
+    explained, number_of, jobs = alike(), {}, []
+    reaching = records_of(test_files(asked.tests), asked.record, pool)
+    for each in drawn(paths, asked.number, asked.seed):
+        why = explained.get((each.function, *lines_of(each)))
+        if why is not None:
+            yield Outcome(paths[each.path], each, None, 0, why)
+            continue
+        tests, seconds = reaching.tests(each, asked.seconds)
+        number_of[each] = len(tests)
+        jobs.append((each, tests, seconds))
+    for each, killer in pool.imap_unordered(killer_of, jobs):
+        yield Outcome(paths[each.path], each, killer, number_of[each])
+
+
+def main() -> int:
+    asked = arguments()
+    end_on_request()
+    outcomes: list[Outcome] = []
+    with tempfile.TemporaryDirectory(prefix="mutants-") as base:
+        context = multiprocessing.get_context("fork")
+        with context.Pool(asked.workers, start_worker, (ROOT, Path(base))) as pool:
+            for outcome in outcomes_of(asked, pool):
+                outcomes.append(outcome)
+                print(f"{len(outcomes):>4} {outcome.verdict:<11} {place_of(outcome)}", flush=True)
+                if outcome.verdict in ("survived", "not reached"):
+                    print(diff_of(outcome.mutation), flush=True)
+    outcomes.sort(key=lambda each: [*ROOMS].index(each.room))
+    print(report(outcomes))
+    if asked.json is not None:
+        text = json.dumps(as_data(outcomes, asked.number, asked.seed), indent=1)
+        asked.json.write_text(text + "\n", encoding="utf-8")
+    return 0
+
+
+def place_of(outcome: Outcome) -> str:
+    mutation = outcome.mutation
+    where = f"{mutation.path}:{mutation.line} {mutation.function}"
+    return f"{where}, {outcome.killer or outcome.alike or f'{outcome.tests} tests passed'}"
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,373 @@
+"""The multi-head layer: every spec, projections, extra tokens, what it learns and shares."""
+
+from __future__ import annotations
+
+import copy
+import io
+import math
+from pathlib import Path
+
+import pytest
+import torch
+from attention_checks import spec_of
+from torch import nn
+
+import attnspec
+from attnspec import SelfAttention
+from attnspec.lower.lower import unbuilt
+
+ZOO = sorted((Path(__file__).parents[2] / "examples").glob("*.attn"))
+
+WIDTH, HEADS = 24, 4
+
+
+def layer_of(body: str, *, layer: int = 0, **options: object) -> SelfAttention:
+    torch.manual_seed(1)
+    module = SelfAttention(spec_of(body), WIDTH, HEADS, layer, **options)  # type: ignore[arg-type]
+    module.double()
+    with torch.no_grad():
+        for parameter in module.parameters():
+            parameter.add_(0.1 * torch.randn_like(parameter))
+    return module
+
+
+def states(n: int, batch: int = 2) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(n)
+    return torch.randn(batch, n, WIDTH, generator=generator, dtype=torch.float64)
+
+
+# --- graphs and mechanisms with heads -------------------------------------------------------------
+
+
+@pytest.mark.parametrize("causal", [False, True])
+def test_full_attention_is_the_layer_of_torch(causal: bool) -> None:
+    module = layer_of("causal attend full" if causal else "attend full")
+    theirs = nn.MultiheadAttention(WIDTH, HEADS, batch_first=True).double()
+    assert module.in_bias is not None
+    with torch.no_grad():
+        theirs.in_proj_weight.copy_(module.in_weight)
+        theirs.in_proj_bias.copy_(module.in_bias)
+        theirs.out_proj.weight.copy_(module.out.weight)
+        theirs.out_proj.bias.copy_(module.out.bias)
+    x = states(11)
+    real = torch.ones(2, 11, dtype=torch.bool)
+    real[1, 7:] = False
+    later = torch.ones(11, 11, dtype=torch.bool).triu(1) if causal else None
+    meant, _ = theirs(x, x, x, attn_mask=later, key_padding_mask=~real, need_weights=False)
+    found = module(x, key_padding_mask=real)
+    torch.testing.assert_close(found[real], meant[real])
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        "attend window(radius = 2) | random(keys = 1, seed = 3)",
+        "layers 3 heads 4 attend window(radius = layers + layer + head)",
+        "layers 3 attend random(keys = 2, seed = 1) layer 1 { attend full score alibi() }",
+        "layers 3 heads 4 attend full score bias(buckets = 8) head 2 { attend self }",
+        "layers 3 causal attend linear()",
+        "layers 3 heads 4 attend linformer(rank = 4, share = none, max_length = 30)",
+        "attend nystrom(landmarks = 3, conv = 3)",
+        "attend synthesizer(kind = dense, max_length = 30)",
+        "attend synthesizer(kind = factorized_random, max_length = 30, products = true)",
+        "heads 4 attend full head 1 { attend fourier() } head 2 { attend gmlp(max_length = 30) }",
+    ],
+)
+def test_heads_go_through_the_spec(body: str) -> None:
+    spec = spec_of(body)
+    for layer in (0, 2):
+        module = layer_of(body, layer=layer)
+        x = states(17)
+        parts = nn.functional.linear(x, module.in_weight, module.in_bias)
+        given = dict(zip(module.read, parts.chunk(len(module.read), -1), strict=True))
+        q, k, v = (
+            given.get(name, given["v"]).view(2, 17, HEADS, 6).transpose(1, 2) for name in "qkv"
+        )
+        whole = spec.compile().double()
+        whole.make_parameters(6, 6)
+        mine = dict(module.attention.named_parameters())
+        with torch.no_grad():
+            for name, parameter in whole.named_parameters():
+                # the layer holds its own row of what the spec holds for all layers
+                row = parameter[layer if len(parameter) > 1 else 0]
+                row.copy_(mine[name][0] if len(row) == len(mine[name][0]) else mine[name][0, :1])
+                if len(row) < len(mine[name][0]):
+                    mine[name][0, 1:] = mine[name][0, :1]
+        out = whole(q, k, v, layer=layer).transpose(1, 2).flatten(2)
+        torch.testing.assert_close(module(x), module.out(out))
+
+
+def test_only_what_is_read_is_projected() -> None:
+    reads = {
+        "attend full": "qkv",
+        "attend favor()": "qkv",
+        "attend synthesizer(max_length = 9)": "qv",
+        "attend synthesizer(kind = factorized_dense, max_length = 9)": "qv",
+        "attend synthesizer(kind = random, max_length = 9)": "v",
+        "attend synthesizer(kind = random, max_length = 9, products = true)": "qkv",
+        "attend fourier()": "",
+        "attend mixer(hidden = 3, max_length = 9)": "",
+        "attend gmlp(max_length = 9)": "qv",
+        "heads 4 attend mixer(hidden = 3, max_length = 9) head 1 { attend fourier() }": "v",
+        "heads 4 attend fourier() head 1 { attend gmlp(max_length = 9) }": "qv",
+        "heads 4 attend mixer(hidden = 3 + head, max_length = 9)": "v",
+    }
+    for body, meant in reads.items():
+        if unbuilt(spec_of(body).program):
+            continue
+        module = layer_of(body)
+        assert module.read == meant, body
+        out = module(states(7))
+        assert out.shape == (2, 7, WIDTH)
+        if meant:
+            out.square().sum().backward()
+            assert all(p.grad is not None for p in module.parameters()), body
+
+
+# --- the mixings of the whole embedding -----------------------------------------------------------
+
+
+@pytest.mark.parametrize("heads", ["", "heads 4 "])
+def test_fourier_mixes_the_whole_embedding(heads: str) -> None:
+    module = layer_of(f"{heads}attend fourier()")
+    assert not list(module.parameters())
+    x = states(13)
+    torch.testing.assert_close(module(x), torch.fft.fft2(x).real)
+
+
+def test_mixer_has_one_network_for_all_channels() -> None:
+    module = layer_of("attend mixer(hidden = 5, max_length = 20)")
+    learned = {
+        name.removeprefix("attention.mixer_"): p[0, 0] for name, p in module.named_parameters()
+    }
+    x = states(13)
+    normal = nn.functional.layer_norm(x, (WIDTH,), learned["gain"], learned["shift"])
+    inner = torch.einsum("hn,bnc->bhc", learned["inner"][:, :13], normal)
+    hidden = nn.functional.gelu(inner + learned["inner_bias"][:, None])
+    mixed = torch.einsum("nh,bhc->bnc", learned["outer"][:13], hidden)
+    torch.testing.assert_close(module(x), x + mixed + learned["outer_bias"][:13, None])
+
+
+@pytest.mark.parametrize("causal", [False, True])
+def test_gmlp_is_the_block_of_the_paper(causal: bool) -> None:
+    module = layer_of(f"{'causal ' if causal else ''}attend gmlp(max_length = 20)")
+    learned = {name: p[0, 0] for name, p in module.attention.named_parameters()}
+    x = states(13)
+    z = nn.functional.gelu(nn.functional.linear(x, module.in_weight, module.in_bias))
+    first, second = z.chunk(2, -1)
+    second = nn.functional.layer_norm(second, (WIDTH,), learned["gmlp_gain"], learned["gmlp_shift"])
+    weight = learned["gmlp_weight"][:13, :13]
+    gate = (weight.tril() if causal else weight) @ second + learned["gmlp_bias"][:13, None]
+    torch.testing.assert_close(module(x), module.out(first * gate))
+
+
+# --- extra tokens ---------------------------------------------------------------------------------
+
+
+def test_extra_tokens_stand_before_the_sequence_and_are_left_out() -> None:
+    body = """
+        extra_tokens 3
+        input marked: tokens
+        input document: ids
+        input known: length
+        attend window(radius = 1) | rows(first(1)) | columns(marked)
+             | same(document) & prefix(known)
+    """
+    module = layer_of(body)
+    plain = layer_of(body.replace("extra_tokens 3", ""))
+    n = 12
+    x = states(n)
+    inputs = {
+        "marked": torch.zeros(2, n, dtype=torch.bool),
+        "document": torch.arange(n).expand(2, n) // 4,
+        "known": torch.tensor([5, 9]),
+    }
+    inputs["marked"][:, 8] = True
+    real = torch.ones(2, n, dtype=torch.bool)
+    real[0, 10:] = False
+    found = module(x, key_padding_mask=real, inputs=inputs)
+    assert found.shape == x.shape
+    # by hand: the same layer without extra tokens, over the longer sequence
+    plain.load_state_dict({k: v for k, v in module.state_dict().items() if k != "extra"})
+    longer = torch.cat([module.extra.expand(2, 3, WIDTH), x], 1)
+    by_hand = {
+        "marked": torch.cat([torch.zeros(2, 3, dtype=torch.bool), inputs["marked"]], 1),
+        "document": torch.cat([torch.full((2, 3), -1), inputs["document"]], 1),
+        "known": inputs["known"] + 3,
+    }
+    padding = torch.cat([torch.ones(2, 3, dtype=torch.bool), real], 1)
+    meant = plain(longer, key_padding_mask=padding, inputs=by_hand)[:, 3:]
+    torch.testing.assert_close(found, meant)
+    found.sum().backward()
+    assert module.extra.grad is not None
+    assert module.extra.grad.abs().sum() > 0
+
+
+def test_an_empty_sequence_has_an_empty_output() -> None:
+    for body in ("attend full", "extra_tokens 2 attend full", "attend fourier()"):
+        assert layer_of(body)(states(0)).shape == (2, 0, WIDTH)
+
+
+# --- what it learns -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        "extra_tokens 2 attend full",
+        "attend synthesizer(max_length = 30)",
+        "attend gmlp(max_length = 30)",
+        "layers 2 attend linformer(rank = 4, max_length = 30)",
+    ],
+)
+def test_a_generator_decides_what_is_drawn(body: str) -> None:
+    module = SelfAttention(spec_of(body), WIDTH, HEADS)
+    kept = []
+    for seed in (1, 1, 2):
+        module.reset_parameters(torch.Generator().manual_seed(seed))
+        kept.append(torch.cat([p.detach().flatten() for p in module.parameters()]))
+    assert torch.equal(kept[0], kept[1])
+    assert not torch.equal(kept[0], kept[2])
+
+
+def test_projections_start_as_each_of_them_would_alone() -> None:
+    module = SelfAttention(spec_of("attend full"), 64, 4)
+    bound = math.sqrt(6 / (64 + 64))
+    for weight in (*module.in_weight.chunk(3), module.out.weight):
+        assert 0.95 * bound < weight.abs().max() <= bound
+    assert module.in_bias is not None
+    assert not module.in_bias.any()
+    assert not module.out.bias.any()
+
+
+def test_layers_share_what_the_spec_shares() -> None:
+    spec = spec_of("layers 3 attend linformer(rank = 4, share = layer, max_length = 30)")
+    first = SelfAttention(spec, WIDTH, HEADS, 0)
+    stack = nn.ModuleList(
+        [first, *(SelfAttention(spec, WIDTH, HEADS, layer, shared=first) for layer in (1, 2))]
+    )
+    projections = {p for name, p in stack.named_parameters() if "linformer" in name}
+    assert len(projections) == 1
+    assert next(iter(projections)) is first.attention.get_parameter("linformer_keys")
+    spec = spec_of("layers 3 attend linformer(rank = 4, share = head, max_length = 30)")
+    first = SelfAttention(spec, WIDTH, HEADS, 0)
+    other = SelfAttention(spec, WIDTH, HEADS, 1, shared=first)
+    assert other.attention.linformer_keys is not first.attention.linformer_keys
+
+
+def test_each_head_learns_its_own_though_the_spec_names_no_number() -> None:
+    module = SelfAttention(
+        spec_of("attend synthesizer(kind = random, max_length = 9)"), WIDTH, HEADS
+    )
+    assert module.attention.get_parameter("synthesizer_logits").shape == (1, HEADS, 9, 9)
+
+
+@pytest.mark.parametrize(
+    "body", ["extra_tokens 2 attend full", "attend synthesizer(max_length = 30)"]
+)
+def test_copies_pickles_and_state_dicts_compute_the_same(body: str) -> None:
+    module = layer_of(body)
+    x = states(9)
+    meant = module(x)
+    torch.testing.assert_close(copy.deepcopy(module)(x), meant)
+    stream = io.BytesIO()
+    torch.save(module, stream)
+    stream.seek(0)
+    torch.testing.assert_close(torch.load(stream, weights_only=False)(x), meant)
+    fresh = SelfAttention(spec_of(body), WIDTH, HEADS).double()
+    fresh.load_state_dict(module.state_dict())
+    torch.testing.assert_close(fresh(x), meant)
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        "extra_tokens 2 attend window(radius = 3)",
+        "attend linformer(rank = 4, projection = conv, max_length = 30)",
+        "attend linformer(rank = 4, projection = max)",
+        "attend nystrom(landmarks = 4, conv = 3)",
+        "attend fourier()",
+        "causal attend synthesizer(max_length = 30, products = true)",
+        "attend synthesizer(kind = factorized_dense, max_length = 30)",
+        "attend mixer(hidden = 3, max_length = 30)",
+        "causal attend gmlp(max_length = 30)",
+    ],
+)
+def test_layers_are_exported_and_compiled(body: str) -> None:
+    module = layer_of(body)
+    x, real = states(9), torch.arange(9) < torch.tensor([[9], [6]])
+    meant = module(x, key_padding_mask=real)
+    exported = torch.export.export(module, (x,), {"key_padding_mask": real}).module()
+    torch.testing.assert_close(exported(x, key_padding_mask=real), meant)
+    torch.compiler.reset()
+    compiled = torch.compile(module, backend="eager", fullgraph=True)
+    torch.testing.assert_close(compiled(x, key_padding_mask=real), meant)
+
+
+def test_dropout_is_for_training() -> None:
+    module = layer_of("attend full", dropout=0.5)
+    x = states(9)
+    assert not torch.equal(module(x), module(x))
+    module.eval()
+    assert torch.equal(module(x), module(x))
+
+
+def test_autocast_and_half_types() -> None:
+    module = SelfAttention(spec_of("attend window(radius = 3)"), WIDTH, HEADS)
+    x = states(9).float()
+    meant = module(x)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        narrow = module(x)
+    assert narrow.dtype == torch.bfloat16
+    assert (narrow.float() - meant).abs().max() < 0.05
+    assert (module.bfloat16()(x.bfloat16()).float() - meant).abs().max() < 0.05
+
+
+# --- what does not fit ----------------------------------------------------------------------------
+
+
+def test_arguments_that_do_not_fit_are_named() -> None:
+    spec = spec_of("layers 2 heads 4 attend full")
+    with pytest.raises(ValueError, match="declares 4 heads, got num_heads = 3"):
+        SelfAttention(spec, WIDTH, 3)
+    with pytest.raises(ValueError, match="num_heads must divide embed_dim, got 10 and 4"):
+        SelfAttention(spec, 10, 4)
+    with pytest.raises(ValueError, match="layer must be between 0 and 1, got 2"):
+        SelfAttention(spec, WIDTH, 4, 2)
+    with pytest.raises(ValueError, match="embed_dim must be an integer of at least 1, got 0"):
+        SelfAttention(spec, 0, 4)
+    with pytest.raises(TypeError, match="embed_dim must be an integer, got str"):
+        SelfAttention(spec, "24", 4)  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match=r"spec must be a Spec, as attnspec\.load .* got str"):
+        SelfAttention("bigbird.attn", WIDTH, 4)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="dropout_p must be between 0 and 1, got 2"):
+        SelfAttention(spec, WIDTH, 4, dropout=2)
+    module = SelfAttention(spec, WIDTH, 4)
+    with pytest.raises(ValueError, match=r"x must be \[B, n, 24\], got \[9, 24\]"):
+        module(states(9)[0])
+    with pytest.raises(TypeError, match=r"a floating type, got torch\.int64"):
+        module(torch.zeros(1, 2, WIDTH, dtype=torch.int64))
+    with pytest.raises(TypeError, match="x must be a tensor of a floating type, got list"):
+        module([1.0])
+    with pytest.raises(ValueError, match="key_padding_mask must have the shape"):
+        module(states(9).float(), key_padding_mask=torch.ones(2, 8, dtype=torch.bool))
+
+
+@pytest.mark.parametrize("path", ZOO, ids=lambda path: path.stem)
+def test_every_spec_of_the_zoo_is_a_layer(path: Path) -> None:
+    spec = attnspec.load(path)
+    if unbuilt(spec.program):
+        pytest.skip("not built")
+    heads = spec.heads or 2
+    fixed = spec.program.fixed_length
+    n = 64 if fixed is None else fixed - spec.program.extra_tokens
+    module = SelfAttention(spec, 8 * heads, heads)
+    x = torch.randn(1, n, 8 * heads)
+    kinds = {
+        "tokens": torch.arange(n)[None] < 1,
+        "ids": torch.arange(n)[None] // 7,
+        "length": torch.tensor([n // 2]),
+    }
+    out = module(x, inputs={name: kinds[entry.kind] for name, entry in spec.inputs.items()})
+    assert out.shape == x.shape
+    assert torch.isfinite(out).all()

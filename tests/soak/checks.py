@@ -1,0 +1,174 @@
+"""The package held against the meaning: one spec, everything that can be asked of it.
+
+A refusal is no finding where the meaning refuses too, or where the language allows it; it is
+counted by its words. Whatever else is raised is one, and so is whatever differs.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+import attnspec
+from attnspec.compile.emit import emit
+from attnspec.spec import Spec
+from attnspec.version import __version__
+from soak import truth
+from soak.figures import report
+from soak.meaning import masks, slot
+from soak.scalars import Invalid
+from soak.tree import Attention, Claim, text
+from soak.trial import Trial, has_mechanism, lengths, sample_of, shown
+
+# --- text --------------------------------------------------------------------------------------
+
+
+def parsed(trial: Trial) -> Spec | None:
+    """The spec as the package reads it; None where it is refused, as it must be then."""
+    written = text(trial.spec)
+    try:
+        spec = attnspec.parse(written, name=None, **dict(trial.spec.overrides))
+    except attnspec.SpecError as error:
+        trial.checks["parse"] += 1
+        if not _meaningless(trial.spec):
+            trial.found("parse", f"refused what has a meaning: {error}")
+        trial.refused("parse", error)
+        return None
+    except Exception as error:
+        trial.crashed("parse", error)
+        return None
+    try:
+        _slots(trial.spec)
+    except Invalid as error:
+        trial.found("parse", f"took what has no meaning: {error}")
+        return None
+    # each text is parsed once more, half of the time
+    if trial.numbers.random() < 0.5:
+        return spec
+    again = attnspec.parse(spec.source)
+    trial.same(
+        "source", again == spec and again.source == spec.source, f"not itself:\n{spec.source}"
+    )
+    trial.same("fingerprint", again.fingerprint == spec.fingerprint, "another fingerprint")
+    return spec
+
+
+def _slots(spec: Attention) -> None:
+    for layer in range(spec.layers or 1):
+        for head in range(spec.heads or 1):
+            slot(spec, layer, head)
+
+
+def _meaningless(spec: Attention) -> bool:
+    """Whether no length gives the spec, or a claim of it, a meaning."""
+    numbers = np.random.default_rng(0)
+    alive = False
+    for n in [*lengths(spec, numbers, 60), 36, 5, 1]:
+        try:
+            _slots(spec)
+            masks_or_formulas(spec, n, sample_of(spec, n, numbers))
+            alive = True
+        except Invalid:
+            continue
+    if not alive:
+        return True
+    return any(_claim_meaningless(spec, claim) for claim in spec.claims)
+
+
+def _claim_meaningless(spec: Attention, claim: Claim) -> bool:
+    for n in claim.at or (1, 2, 5, 36, 64):
+        try:
+            truth.holds(spec, claim, n, sample_of(spec, n, np.random.default_rng(0)))
+            return False
+        except Invalid:
+            continue
+    return True
+
+
+def masks_or_formulas(spec: Attention, n: int, sample: dict[str, Any]) -> np.ndarray | None:
+    """The masks, None where some head has a mechanism alone; `Invalid` at a length without."""
+    if has_mechanism(spec):
+        kinds = {each.nodes[0].kind for each in spec.statements() if each.kind == "attend"}
+        if "mechanism" in kinds:
+            return None
+    return masks(spec, n, sample)
+
+
+# --- pairs -------------------------------------------------------------------------------------
+
+
+def pairs(trial: Trial, spec: Spec, n: int) -> None:
+    """`mask`, `adjacency`, `graph` and the report at one length."""
+    sample = sample_of(trial.spec, n, trial.numbers)
+    try:
+        wanted = trial.meaning(trial.spec, n, sample)
+    except Invalid as error:
+        _must_refuse(trial, spec, n, sample, error)
+        return
+    shape = trial.spec.layers or 1, trial.spec.heads or 1
+    for layer, head in np.ndindex(*shape):
+        try:
+            got = spec.mask(n, layer, head, sample)
+            sparse = spec.adjacency(n, layer, head, sample).toarray()
+        except Exception as error:
+            trial.crashed("mask", error, n)
+            return
+        want = wanted[layer, head]
+        where = f"layer {layer}, head {head}, sample {shown(sample)}"
+        trial.same("mask", bool((got == want).all()), f"{where}: {_differ(got, want)}", n)
+        right = sparse.shape == want.shape and bool((sparse == want).all())
+        trial.same("adjacency", right, f"{where}: {_differ(sparse, want)}", n)
+    if trial.numbers.random() < 0.1:
+        edges = set(spec.graph(n, 0, 0, sample).edges)
+        right = edges == {(int(q), int(k)) for q, k in np.argwhere(wanted[0, 0])}
+        trial.same("graph", right, "other edges", n)
+    if trial.numbers.random() < 0.4:
+        report(trial, spec, n, sample, wanted)
+
+
+def _must_refuse(trial: Trial, spec: Spec, n: int, sample: dict[str, Any], reason: Invalid) -> None:
+    refusals = 0
+    for layer, head in np.ndindex(trial.spec.layers or 1, trial.spec.heads or 1):
+        try:
+            spec.mask(n, layer, head, sample)
+        except ValueError as error:
+            refusals += 1
+            trial.refused("mask", error)
+        except Exception as error:
+            trial.crashed("mask", error, n)
+            return
+    trial.same("refusal", refusals > 0, f"took what has no meaning: {reason}", n)
+
+
+def _differ(got: np.ndarray, want: np.ndarray) -> str:
+    if got.shape != want.shape:
+        return f"shape {got.shape} instead of {want.shape}"
+    both = [
+        [tuple(map(int, pair)) for pair in np.argwhere(x)[:4]] for x in (got & ~want, want & ~got)
+    ]
+    return f"too many {both[0]}, missing {both[1]}"
+
+
+# --- the emitted text --------------------------------------------------------------------------
+
+
+def emitted_class(trial: Trial, spec: Spec, whole: bool) -> Any:
+    """The class in the text that is written for a spec; `whole` with the verification before."""
+    try:
+        if whole:
+            written = spec.emit()
+        else:
+            written = emit(
+                spec.program, text=spec.source, fingerprint=spec.fingerprint, version=__version__
+            )
+        room: dict[str, Any] = {"__name__": "emitted"}
+        exec(compile(written, "emitted", "exec"), room)
+    except Exception as error:
+        if isinstance(error, attnspec.SpecError):
+            trial.refused("emit", error)
+        else:
+            trial.crashed("emit", error)
+        return None
+    trial.checks["emit"] += 1
+    return room["A"]

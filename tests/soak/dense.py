@@ -1,0 +1,255 @@
+"""Attention by the definition: every pair written out, one head at a time, differentiable.
+
+Formulas and conventions are those of the language's contract; in float64 this is the reference, in
+float32 it says how exact a dense formula is.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+
+from soak.meaning import Slot, mask, slot
+from soak.scalars import Place, place_of, scalar
+from soak.tree import Attention, Node
+
+Directions = Callable[[int, int, int, int, int, bool], np.ndarray]
+"""The random rows of a mechanism, from (seed, layer, head, features, size, orthogonal): drawn by
+the package, for no contract says how."""
+
+
+@dataclass(frozen=True)
+class Call:
+    """One call: q [B, H, n_q, d], k [B, H_kv, n_k, d], v [B, H_kv, n_k, e], padding bool [B, n_k],
+    the inputs of each sample, and by the number of buckets a learned table [layers, heads,
+    buckets]."""
+
+    q: torch.Tensor
+    k: torch.Tensor
+    v: torch.Tensor
+    layer: int
+    padding: np.ndarray | None
+    inputs: list[dict[str, Any]]
+    tables: Mapping[int, torch.Tensor]
+
+
+def attend(spec: Attention, call: Call, directions: Directions) -> torch.Tensor:
+    """[B, H, n_q, e]."""
+    batch, heads, asked, _ = call.q.shape
+    if call.k.shape[2] == 0:
+        return call.q.new_zeros(batch, heads, asked, call.v.shape[-1])
+    group = heads // call.k.shape[1]
+    samples = []
+    for b in range(batch):
+        rows = []
+        for head in range(heads):
+            keys = call.k[b, head // group], call.v[b, head // group]
+            rows.append(_head(spec, call, b, head, keys, directions))
+        samples.append(torch.stack(rows))
+    return torch.stack(samples)
+
+
+def _head(
+    spec: Attention,
+    call: Call,
+    b: int,
+    head: int,
+    keys: tuple[torch.Tensor, torch.Tensor],
+    directions: Directions,
+) -> torch.Tensor:
+    k, v = keys
+    q, n = call.q[b, head], len(k)
+    asked = head if spec.heads is not None else 0
+    does = slot(spec, call.layer if spec.layers is not None else 0, asked)
+    # without a declared count, patterns of all heads are those of the first, but for their draws
+    at = place_of(spec, n, call.layer, head, call.inputs[b])
+    real = np.ones(n, bool) if call.padding is None else call.padding[b]
+    kept = torch.from_numpy(real)
+    if does.attend.kind == "mechanism":
+        return _mechanism(does.attend, at, q, k, v, kept, directions)
+    held = torch.from_numpy(mask(spec, n, call.layer, head, call.inputs[b]) & real)[n - len(q) :]
+    if does.attend.kind == "g+":
+        return _hybrid(does.attend.nodes[1], at, held, q, k, v, kept, directions)
+    scores = _scores(does, at, q, k, call, head)
+    return weights(scores, held, does.normalize) @ v
+
+
+def _scores(
+    does: Slot, at: Place, q: torch.Tensor, k: torch.Tensor, call: Call, head: int
+) -> torch.Tensor:
+    scale = 1 / math.sqrt(q.shape[-1]) if does.scale is None else float(scalar(does.scale, at))
+    scores = q @ k.T * scale
+    n = len(k)
+    distance = torch.arange(n - len(q), n)[:, None] - torch.arange(n)
+    for change in does.scores:
+        match change.parts[0]:
+            case "softcap":
+                cap = float(scalar(change.nodes[0].nodes[0], at))
+                scores = cap * torch.tanh(scores / cap)
+            case "alibi":
+                heads = at.spec.heads or call.q.shape[1]
+                scores = scores - 2.0 ** (-8 * (head + 1) / heads) * distance.abs().to(q.dtype)
+            case _:
+                sizes = [int(scalar(each.nodes[0], at)) for each in change.nodes]
+                table = call.tables[sizes[0]]
+                row = table[at.layer if len(table) > 1 else 0][head]
+                scores = scores + row[buckets(distance, sizes[0], sizes[1], not at.spec.causal)]
+    return scores
+
+
+def buckets(distance: torch.Tensor, size: int, far: int, two_sided: bool) -> torch.Tensor:
+    """The bucket of each q - k: T5's, with the boundaries of the logarithm decided exactly."""
+
+    def one(x: int) -> int:
+        side = size // 2 if two_sided else size
+        later = side if two_sided and x < 0 else 0
+        x = abs(x) if two_sided else max(x, 0)
+        exact = side // 2
+        if x < exact:
+            return later + x
+        if exact == 0:
+            return later
+        wide, step = side - exact, 0
+        # x / exact >= (far / exact) ** (step / wide)
+        while step + 1 < wide and x**wide * exact ** (step + 1) >= far ** (step + 1) * exact**wide:
+            step += 1
+        return later + exact + step
+
+    return (
+        torch.tensor([[one(x) for x in row] for row in distance.tolist()])
+        .reshape(distance.shape)
+        .long()
+    )
+
+
+def weights(scores: torch.Tensor, held: torch.Tensor, normalize: str) -> torch.Tensor:
+    """Of a query's keys; a query without any weighs nothing."""
+    if normalize == "sigmoid":
+        return torch.where(held, torch.sigmoid(scores), 0.0)
+    if normalize == "relu":
+        raw = torch.where(held, torch.relu(scores), 0.0)
+    else:
+        scores = torch.where(held, scores, -math.inf)
+        least = 0.0 if normalize == "softmax1" else torch.finfo(scores.dtype).min
+        top = scores.detach().amax(-1, keepdim=True).clamp(min=least)
+        raw = torch.exp(scores - top)
+        if normalize == "softmax1":
+            return raw / (raw.sum(-1, keepdim=True) + torch.exp(-top))
+    total = raw.sum(-1, keepdim=True)
+    return raw / torch.where(total > 0, total, 1.0)
+
+
+# --- mechanisms --------------------------------------------------------------------------------
+
+_MAPS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "elu1": lambda x: torch.where(x > 0, x + 1, torch.exp(x.clamp(max=0.0))),
+    "relu": lambda x: x.clamp(min=0.0),
+    "squared_relu": lambda x: x.clamp(min=0.0) ** 2,
+    "exp": torch.exp,
+}
+
+
+def _options(node: Node, at: Place) -> dict[str, Any]:
+    found = {}
+    for each in node.nodes:
+        value = each.nodes[0]
+        known = value.kind == "name" and value.parts[0] not in at.names
+        found[str(each.parts[0])] = value.parts[0] if known else scalar(value, at)
+    return found
+
+
+def _kernel(
+    node: Node, at: Place, q: torch.Tensor, k: torch.Tensor, directions: Directions
+) -> torch.Tensor:
+    """The weights of all pairs, before any is left out or divided."""
+    a, size = _options(node, at), q.shape[-1]
+    if node.parts[0] == "linear":
+        feature = _MAPS[a.get("feature", "elu1")]
+        products: torch.Tensor = feature(q) @ feature(k).T
+        return products
+    if node.parts[0] == "taylor":
+        if a.get("order", 1) == 1:
+            units = [x / x.norm(dim=1, keepdim=True) for x in (q, k)]
+            first: torch.Tensor = 1 + units[0] @ units[1].T
+            return first
+        s = q @ k.T / math.sqrt(size)
+        second: torch.Tensor = 1 + s + s * s / 2
+        return second
+    m, seed = a.get("features", 256), a.get("seed", 0)
+    rows = directions(seed, at.layer, at.head, m, size, bool(a.get("orthogonal", True)))
+    w = torch.from_numpy(rows).to(q.dtype)
+    if node.parts[0] == "rbf":
+        q, k = q / a.get("sigma", 1.0), k / a.get("sigma", 1.0)
+        parts = [torch.exp(x @ w.T - (x * x).sum(1, keepdim=True)) for x in (q, k)]
+        mean: torch.Tensor = parts[0] @ parts[1].T / m
+        return mean
+    q, k = q * size**-0.25, k * size**-0.25
+    kind = a.get("kind", "positive")
+    if kind == "relu":
+        halves: torch.Tensor = torch.relu(q @ w.T) @ torch.relu(k @ w.T).T / m
+        return halves
+    heights = [torch.exp(-(x * x).sum(1, keepdim=True) / 2) for x in (q, k)]
+    signs = (1,) if kind == "positive" else (1, -1)
+    total = sum(torch.exp(s * (q @ w.T)) @ torch.exp(s * (k @ w.T)).T for s in signs)
+    assert isinstance(total, torch.Tensor)
+    found: torch.Tensor = heights[0] * total * heights[1].T / (m * len(signs))
+    return found
+
+
+def _mechanism(
+    node: Node,
+    at: Place,
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    real: torch.Tensor,
+    directions: Directions,
+) -> torch.Tensor:
+    a = _options(node, at)
+    if node.parts[0] == "fourier":
+        # padding counts as zeros
+        given = torch.where(real[:, None], v, 0.0)
+        waves: torch.Tensor = torch.fft.fft(torch.fft.fft(given, dim=1), dim=0).real
+        return waves[len(k) - len(q) :]
+    if node.parts[0] == "efficient":
+        keys = torch.where(real[:, None], k, -math.inf)
+        found = torch.softmax(q, 1) @ (torch.softmax(keys, 0) if real.any() else 0 * k).T
+        return torch.where(real, found, 0.0) @ v
+    raw = _kernel(node, at, q, k, directions)
+    raw = torch.where(_allowed(at, len(q), len(k)) & real, raw, 0.0)
+    total = raw.sum(1, keepdim=True)
+    if node.parts[0] == "linear":
+        if a.get("normalize") == "none":
+            return raw @ v
+        return (raw / (total + 1e-6)) @ v
+    exact = node.parts[0] == "rbf" or a.get("kind", "positive") in ("positive", "hyperbolic")
+    least = 0.0 if exact and node.parts[0] != "taylor" else 1e-6
+    total = total.clamp(min=least)
+    return raw / torch.where(total == 0, 1.0, total) @ v
+
+
+def _hybrid(
+    node: Node,
+    at: Place,
+    held: torch.Tensor,
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    real: torch.Tensor,
+    directions: Directions,
+) -> torch.Tensor:
+    raw = _kernel(node, at, q, k, directions)
+    raw = torch.where(held, torch.exp(q @ k.T / math.sqrt(q.shape[-1])), raw)
+    raw = torch.where(_allowed(at, len(q), len(k)) & real, raw, 0.0)
+    total = raw.sum(1, keepdim=True)
+    return raw / torch.where(total == 0, 1.0, total) @ v
+
+
+def _allowed(at: Place, rows: int, n: int) -> torch.Tensor:
+    every = torch.ones(n, n, dtype=torch.bool)
+    return (every.tril() if at.spec.causal else every)[n - rows :]

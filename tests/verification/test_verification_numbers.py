@@ -1,0 +1,180 @@
+"""What verification allows of numbers and of counts of pairs: what is just within its bounds
+passes, and what is a little beyond them is found."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from attention_checks import module_of, spec_of
+
+from attnspec.verification.definition import Results
+from attnspec.verification.kernel_pairs import Layout, layouts_of
+from attnspec.verification.numbers import error_bound, numbers_fault, support_fault, weights_fault
+from attnspec.verification.pairs import counts_fault, counts_of, held_rows, rows_fault
+
+EPS = torch.finfo(torch.float32).eps
+
+
+def results(output: torch.Tensor, largest: float, table: torch.Tensor | None = None) -> Results:
+    """Results of five queries, gradients 0."""
+    names, rest = ("output", "dq", "dk", "dv"), [torch.zeros(5, 3, dtype=output.dtype)] * 3
+    if table is None:
+        return Results(names, (output, *rest), largest)
+    return Results((*names, "dbias"), (output, *rest, table), largest)
+
+
+@pytest.mark.parametrize("largest", [0.5, 40.0])
+@pytest.mark.parametrize("noise", [0.0, 3e-5])
+def test_an_error_is_allowed_up_to_twice_that_of_the_definition(
+    largest: float, noise: float
+) -> None:
+    exact = torch.randn(5, 3, dtype=torch.float64)
+    base = exact.clone()
+    base[1, 2] += noise
+    allowed = 2 * noise + 16 * EPS * largest
+    assert error_bound(exact, base, torch.float32, largest) == pytest.approx(allowed, rel=1e-6)
+    for part, found in ((0.9, False), (1.1, True), (-0.9, False), (-1.1, True)):
+        mine = exact.clone()
+        mine[4, 0] += part * allowed
+        fault = numbers_fault(
+            results(mine, largest), results(exact, largest), results(base, largest)
+        )
+        assert (fault is not None) == found
+        if fault is not None:
+            assert fault.startswith("the output errs by ")
+            assert "in row 4" in fault
+
+
+def test_what_is_no_number_errs() -> None:
+    exact = torch.randn(5, 3, dtype=torch.float64)
+    mine = exact.clone()
+    mine[2, 1] = torch.nan
+    fault = numbers_fault(results(mine, 1.0), results(exact, 1.0), results(exact, 1.0))
+    assert fault is not None
+    assert "in row 2" in fault
+
+
+def test_the_gradient_of_a_table_may_err_as_the_root_of_its_pairs() -> None:
+    # five queries and five keys, shared by four buckets: the root of 25 / 4 more
+    exact, table = torch.zeros(5, 3, dtype=torch.float64), torch.tensor([3.0, 0, 0, 0]).double()
+    allowed = 16 * EPS * 3.0 * 2.5
+    right = results(exact, 1.0, table)
+    for part, found in ((0.9, False), (1.1, True)):
+        mine = results(exact, 1.0, table + torch.tensor([0, 0, part * allowed, 0]))
+        fault = numbers_fault(mine, right, right)
+        assert (fault is not None) == found
+
+
+ROWS = np.array([7, 9])
+
+
+def weights() -> torch.Tensor:
+    """What two queries give six keys: not the last two, and one of them very little."""
+    rows = [[0.5, 0.25, 0.25, 0, 0, 0], [0.75, 0.25, 1e-100, 0, 0, 0]]
+    return torch.tensor(rows, dtype=torch.float64)
+
+
+def test_weights_may_be_rounded_and_no_more() -> None:
+    meant = weights()
+    for by, found in ((1e-11, False), (-1e-11, False), (5e-11, True), (-5e-11, True)):
+        wrong = meant.clone()
+        wrong[1, 1] += by
+        fault = weights_fault(wrong, meant, meant > 0, ROWS, 100)
+        assert (fault is not None) == found
+        if fault is not None:
+            assert fault[:3] == (True, 9, 101)
+        fault_of_support = support_fault(wrong, meant, ROWS)
+        assert (fault_of_support is not None) == found
+        if found:
+            assert fault_of_support == "the gradient of query 9 is wrong at key 1"
+
+
+def test_the_least_weight_too_many_or_too_few_is_found() -> None:
+    meant = weights()
+    held = meant > 0
+    for at, to, said in (
+        ((1, 2), 0.0, "query 9 does not read key 2"),
+        ((0, 4), 1e-200, "query 7 reads key 4, which is no pair"),
+    ):
+        wrong = meant.clone()
+        wrong[at] = to
+        fault = weights_fault(wrong, meant, held, ROWS, 0)
+        assert fault is not None
+        assert fault == (False, int(ROWS[at[0]]), at[1], said)
+        query, key = int(ROWS[at[0]]), at[1]
+        assert support_fault(wrong, meant, ROWS) == (
+            f"the gradient of query {query} is wrong at key {key}"
+        )
+    # what may be rounded to nothing is no fault
+    meant[1, 2] = wrong[1, 2] = 0.0
+    held[1, 2] = True
+    assert weights_fault(meant, meant, held, ROWS, 0) is None
+    assert support_fault(meant, meant, ROWS) is None
+
+
+@pytest.mark.parametrize("of", [0, 1])
+def test_weights_that_are_no_numbers_are_found(of: int) -> None:
+    wrong = weights()
+    wrong[of, 0] = torch.nan
+    assert weights_fault(wrong, weights(), weights() > 0, ROWS, 0) is not None
+    assert support_fault(wrong, weights(), ROWS) is not None
+
+
+# --- pairs ---------------------------------------------------------------------------------------
+
+N = 300
+
+
+def layout_of(body: str, n_q: int) -> Layout:
+    kernel = module_of(body, "tiles").prepare(0, 2, 2, n_q, N, "cpu").groups[0].kernel
+    layouts = layouts_of(kernel, n_q, N, {})
+    assert layouts is not None
+    return layouts[0]
+
+
+@pytest.mark.parametrize("n_q", [N, 120])
+@pytest.mark.parametrize("more", [True, False])
+def test_a_key_too_many_and_one_too_few_are_counted(n_q: int, more: bool) -> None:
+    body = "attend window(radius = 20)"
+    relation = spec_of(body).relation(N)
+    layout = layout_of(body, n_q)
+    counts = counts_of(layout, N)
+    assert counts_fault(counts, relation, n_q) is None
+    counts[200] += 1 if more else -1
+    said = f"query 200 has {42 if more else 40} keys, and 41 in the graph"
+    assert counts_fault(counts, relation, n_q) == said
+    # what another query has too few does not make up for it
+    counts[250] -= 1 if more else -1
+    assert counts_fault(counts, relation, n_q) == said
+
+
+@pytest.mark.parametrize("n_q", [N, 120])
+def test_a_graph_with_a_key_more_or_less_is_another(n_q: int) -> None:
+    layout = layout_of("attend window(before = 20, after = 4)", n_q)
+    rows = np.arange(N - n_q, N)
+    for before, after, said in (
+        (20, 4, None),
+        (19, 4, "a mask of run|a FULL tile of run"),
+        (20, 3, "a mask of run|a FULL tile of run"),
+        (21, 4, "no tile holds the pair"),
+        (20, 5, "no tile holds the pair"),
+    ):
+        other = spec_of(f"attend window(before = {before}, after = {after})").relation(N)
+        fault = rows_fault(layout, rows, held_rows(other, rows, N))
+        counted = counts_fault(counts_of(layout, N), other, n_q)
+        assert (fault is None) == (counted is None) == (said is None)
+        if said is not None:
+            assert any(words in str(fault) for words in said.split("|"))
+
+
+def test_a_pair_that_is_held_twice_is_found_where_it_is_held() -> None:
+    body = "attend window(radius = 20)"
+    layout = layout_of(body, N)
+    rows = np.array([0, 150])
+    held = held_rows(spec_of(body).relation(N), rows, N)
+    twice = replace(layout, parts=(*layout.parts, *layout.parts))
+    assert rows_fault(layout, rows, held) is None
+    assert str(rows_fault(twice, rows, held)).startswith("2 tiles hold the pair (0, 0): ")
