@@ -60,12 +60,18 @@ class BindError(AttnSpecError):
         self.span = span
 
 
+class LengthError(BindError):
+    """The spec has no such length: its grid has another size. No term of the text is at fault."""
+
+
 @contextmanager
 def located(span: Span | None) -> Iterator[None]:
     """Say of a size or relation that has no answer where it stands in the text: at a place of its
     own, or else at `span`. Raises SpecError."""
     try:
         yield
+    except LengthError:
+        raise
     except (BindError, RelationError) as error:
         place = getattr(error, "span", None) or span
         raise SpecError(Diagnostic("A320", error.message, place)) from None
@@ -285,7 +291,7 @@ def _shown(value: object) -> str:
 def extents_of(program: Program, n: int) -> tuple[int, ...]:
     """The extents of the grid at n positions, () for a line.
 
-    Raises SpecError where an extent is no integer, AttnSpecError where n is not its size.
+    Raises SpecError where an extent is no integer, LengthError where n is not its size.
     """
     if program.grid is None:
         return ()
@@ -298,7 +304,7 @@ def extents_of(program: Program, n: int) -> tuple[int, ...]:
     if min(extents) < 1 or cells + program.extra_tokens != n:
         extra = f" and {program.extra_tokens} extra tokens" if program.extra_tokens else ""
         shape = " x ".join(str(extent) for extent in extents)
-        raise BindError(
+        raise LengthError(
             f"the grid of `{program.name}` has {shape} = {cells} cells{extra}, got n = {n}"
         )
     return extents
