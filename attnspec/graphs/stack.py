@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
-from attnspec.graphs.bind import Situation, bind_attended, located, situation_of
+from attnspec.graphs.bind import Situation, bind_attended, extents_of, located, situation_of
 from attnspec.graphs.patterns import BY_NAME
 from attnspec.graphs.relation import Relation, probes
 from attnspec.graphs.token_sets import Data
@@ -56,7 +56,8 @@ class Bound:
     """The different relations of a spec at one length.
 
     `found` has each with the first layer and head that have it; `rows` says for each layer how many
-    heads have which, by index in `found`; `slots` says which each head of each layer has.
+    heads have which, by index in `found`; `slots` says which each head of each layer has. At no
+    positions all three are empty: there is no pair, whatever the sizes are worth.
     """
 
     found: tuple[tuple[int, int, Relation], ...]
@@ -183,6 +184,7 @@ class Stack:
         n = length_of(n)
         layer, head = self._slot(layer, head)
         if n == 0:
+            extents_of(self.program, n)
             return
         relation = self.relation(n, layer, head)
         with located(self.program.attend(layer, head).span):
@@ -216,6 +218,7 @@ class Stack:
             raise AttnSpecError(f"an adjacency is built up to n = {LONGEST_ADJACENCY:,}, got {n:,}")
         layer, head = self._slot(layer, head)
         if n == 0:
+            extents_of(self.program, n)
             return csr_array((0, 0), dtype=bool)
         relation = self.relation(n, layer, head)
         pointers = np.zeros(n + 1, np.int64)
@@ -285,6 +288,9 @@ class Stack:
     def _bind(self, n: int) -> Bound:
         if n > MOST_POSITIONS:
             raise TooMuch(f"lengths above {MOST_POSITIONS:,} are not looked into, got n = {n:,}")
+        if n == 0:
+            extents_of(self.program, n)
+            return Bound((), (), ())
         found: dict[Relation, tuple[int, int, int]] = {}
         everywhere: dict[int, int] = {}
         rows, chosen = [], []

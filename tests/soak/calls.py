@@ -91,7 +91,7 @@ def case_of(trial: Trial, n: int, *, whole: bool = False) -> Case:
     rows = n if whole else _queries(n, draw)
     size, out = int(draw.integers(1, 7)), int(draw.integers(1, 6))
     layout = str(draw.choice(("plain", "plain", "transposed", "strided", "expanded", "reversed")))
-    sharp = float(draw.choice((0.3, 1.0, 1.0, 3.0)))
+    sharp = float(draw.choice((0.3, 1.0, 1.0, 4.0)))
     generator = torch.Generator().manual_seed(int(draw.integers(2**31)))
     leaves = []
     for count, length, width, factor in (
@@ -125,7 +125,7 @@ def _queries(n: int, draw: np.random.Generator) -> int:
     kind = draw.random()
     if kind < 0.5:
         return n
-    return int(draw.integers(0, n + 1)) if kind < 0.7 else min(n, int(draw.integers(1, 9)))
+    return int(draw.integers(0, n + 1)) if kind < 0.7 else min(n, int(draw.integers(1, 17)))
 
 
 def _padding(batch: int, n: int, draw: np.random.Generator) -> np.ndarray | None:

@@ -55,7 +55,7 @@ class Inquiry:
         self._figures: dict[str, Figure[Any] | Unknown] = {}
         # a length that the grid does not have is an error, not an unknown figure
         extents_of(self.program, self.n)
-        if self.stack.unknown is None and self.n:
+        if self.stack.unknown is None:
             self.stack.bound_or_too_much(self.n)
 
     def figure(self, name: str) -> Figure[Any] | Unknown:
@@ -79,7 +79,7 @@ class Inquiry:
         """Each different graph with the first layer and head that have it; raises Unknown."""
         if self.stack.unknown is not None:
             raise Unknown(self.stack.unknown)
-        return self.stack.bound(self.n).found if self.n else ()
+        return self.stack.bound(self.n).found
 
     @cached_property
     def per_graph(self) -> tuple[HeadCounts, ...]:
@@ -98,8 +98,6 @@ class Inquiry:
             raise Unknown(self.influence.unknown)
         if not self.graph_slots:
             raise Unknown(self.stack.unknown or "no head has a graph")
-        if not self.n:
-            return Bound((), (), ())
         wanted = frozenset(self.graph_slots)
         return self.influence.bound(self.n).only(lambda layer, head: (layer, head) in wanted)
 
