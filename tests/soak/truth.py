@@ -62,7 +62,6 @@ def flag(
     name: str, held: np.ndarray, spec: Attention, inputs: Mapping[str, Any] | None = None
 ) -> bool:
     """A claim that is a word, of masks [layers, heads, n, n]."""
-    n = held.shape[-1]
     match name:
         case "causal":
             return not np.triu(held, 1).any()
