@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import torch
-from torch.nn import functional
 
 from attnspec.backends.bands.attention import HEAD, SteppedAttention
 from attnspec.backends.bands.changed_scores import ScoreChanges
+from attnspec.backends.common.pieces import widened
 from attnspec.backends.common.score_formula import scale_of
 from attnspec.backends.common.torch_modes import is_transformed
 from attnspec.backends.tiles.kernel import TiledKernel
@@ -76,12 +76,7 @@ class SteppedKernel:
             # to samples of few numbers the heads of others are more heads of their own
             q, k, v = (x.flatten(0, 1)[None] for x in (q, k, v))
         wide = max(size, out_size)
-        parts = [
-            functional.pad(x, (0, wide - x.shape[-1])) if x.shape[-1] < wide else x
-            for x in (q, k, v)
-        ]
-        # the kernel reads rows as they are, so only the last dimension has to be contiguous
-        parts = [x if x.stride(-1) == 1 else x.contiguous() for x in parts]
+        parts = [widened(x, wide) for x in (q, k, v)]
         scale = scale_of(self.work, size)
         tables = dict(call.tables)
         learned = (*parts, *tables.values())

@@ -125,6 +125,12 @@ def in_rows(x: torch.Tensor) -> torch.Tensor:
     return x if x.stride(-1) == 1 else x.contiguous()
 
 
+def widened(x: torch.Tensor, size: int) -> torch.Tensor:
+    """Rows of a size, with zeros behind, each in one piece."""
+    # what is filled up keeps the order of strides, which may be that of channels before rows
+    return in_rows(functional.pad(x, (0, size - x.shape[-1])) if x.shape[-1] < size else x)
+
+
 def folded(x: torch.Tensor) -> torch.Tensor:
     """[B, K, R, blocks, h, d] -> [B K, blocks, R h, d]: more rows for the same keys."""
     batch, keys, repeat, blocks, height, size = x.shape

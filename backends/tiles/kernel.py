@@ -24,6 +24,7 @@ from attnspec.backends.common.pieces import (
     keys_of,
     put,
     rows_of,
+    widened,
 )
 from attnspec.backends.common.score_formula import HALF, Blocks, Formula, scale_of
 from attnspec.backends.common.torch_modes import is_transformed
@@ -69,9 +70,7 @@ class TiledKernel:
             # the kernel knows one head size; zeros change no score, and their outputs are cut off
             wide = max(size, out_size)
             out = self._flash(
-                functional.pad(q, (0, wide - size)) if size < wide else in_rows(q),
-                functional.pad(k, (0, wide - size)) if size < wide else in_rows(k),
-                functional.pad(v, (0, wide - out_size)) if out_size < wide else in_rows(v),
+                *(widened(x, wide) for x in (q, k, v)),
                 call.padding,
                 scale_of(self.work, size),
             )[..., :out_size]
