@@ -7,9 +7,12 @@ from attnspec.elaborate.expressions import Expressions
 from attnspec.elaborate.names import METRICS, NORMALIZERS, PROPERTIES, SCORES, Environment, type_of
 from attnspec.grammar import nodes
 from attnspec.grammar.printer import print_expression
+from attnspec.ir.parameters import Parameter
 from attnspec.ir.program import Claim, Score
 from attnspec.ir.scalars import Scalar
 from attnspec.text.diagnostics import did_you_mean
+
+CAP = Parameter("real", "what no score goes beyond")
 
 _FLIPPED = {"<": ">", "<=": ">=", ">": "<", ">=": "<=", "==": "==", "!=": "!="}
 
@@ -193,6 +196,7 @@ class Scores(Claims):
         cap = self.scalar(argument.value, env, what)
         if type_of(cap) == "boolean" or (isinstance(cap, int | float) and cap <= 0):
             self.collector.fail("A306", f"{what} must be a number above 0", argument.value.span)
+        self.check_constant(CAP, argument.name, cap, argument.value.span)
         return cap
 
     def normalizer(self, value: nodes.Expression) -> str:

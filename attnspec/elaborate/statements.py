@@ -39,6 +39,8 @@ MOST_HEADS = 4096
 MOST_SLOTS = 1 << 18
 MOST_SCOPES = 16
 
+SCALE = Parameter("real", "what scores are multiplied by")
+
 _TOP = ("layers", "heads", "sequence", "extra_tokens", "causal")
 
 Attended = tuple[Term | None, Mechanism | None]
@@ -373,6 +375,7 @@ class Statements(Scores):
                     self.collector.fail(
                         "A314", "`scale` must be a number, got a comparison", value.span
                     )
+                self.check_constant(SCALE, "scale", scale, value.span)
                 self.scales.append(Ruling(scale, where, span))
             case "score":
                 self.scores.append(Ruling(self.score(value, env), where, span))

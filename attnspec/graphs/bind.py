@@ -41,7 +41,7 @@ from attnspec.ir.program import (
     Tokens,
     TokenTerm,
 )
-from attnspec.ir.scalars import Scalar, ScalarError, Value, evaluate, fold
+from attnspec.ir.scalars import LARGEST, Scalar, ScalarError, Value, evaluate, fold
 from attnspec.text.diagnostics import AttnSpecError, Diagnostic, SpecError
 
 if TYPE_CHECKING:
@@ -152,6 +152,9 @@ def check_value(parameter: Parameter, name: str, value: object) -> str | None:
     elif kind == "real":
         if isinstance(value, bool) or not isinstance(value, int | float):
             return f"`{name}` must be a number, got {_shown(value)}"
+        beyond = beyond_formulas(name, value)
+        if beyond is not None:
+            return beyond
     elif kind == "boolean":
         if not isinstance(value, bool):
             return f"`{name}` must be true or false, got {_shown(value)}"
@@ -170,6 +173,17 @@ def check_value(parameter: Parameter, name: str, value: object) -> str | None:
         return f"`{name}` must be odd, got {_shown(value)}"
     if parameter.even and value % 2 == 1:
         return f"`{name}` must be even, got {_shown(value)}"
+    return None
+
+
+def beyond_formulas(name: str, value: float) -> str | None:
+    """What is wrong with a number that a formula computes with, in words, or None: it is squared
+    and divided by, and float32 ends at 2**128."""
+    if value and not 1 / LARGEST <= abs(value) <= LARGEST:
+        return (
+            f"`{name}` must be 0 or lie between 2**-62 and 2**62 in absolute value, got {value:g}:"
+            " float32 does not hold its square"
+        )
     return None
 
 

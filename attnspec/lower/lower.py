@@ -5,7 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import fields, replace
 
-from attnspec.graphs.bind import BindError, Situation, bind_attended, extents_of, situation_of
+from attnspec.graphs.bind import (
+    BindError,
+    Situation,
+    beyond_formulas,
+    bind_attended,
+    extents_of,
+    situation_of,
+)
 from attnspec.graphs.patterns import BY_NAME
 from attnspec.graphs.token_sets import StandIn
 from attnspec.ir.mechanisms import BY_NAME as MECHANISMS_BY_NAME
@@ -234,6 +241,10 @@ def _change(score: Score, at: Situation, heads: int, table: str, two_sided: bool
 
 def _number(scalar: Scalar, at: Situation, name: str, span: Span | None) -> float:
     try:
-        return float(evaluate(scalar, at.values))
+        value = float(evaluate(scalar, at.values))
     except ScalarError as error:
         raise BindError(f"`{name}` has no value at n = {at.n}: {error}", span) from None
+    wrong = beyond_formulas(name, value)
+    if wrong is not None:
+        raise BindError(f"{wrong} at n = {at.n}", span)
+    return value

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 
 import torch
 
@@ -17,15 +17,10 @@ from attnspec.backends.factored.definitions import (
 from attnspec.lower.work import Work
 from attnspec.runtime.module import CompiledAttention
 from attnspec.verification.definition import NAMES, Results
-from attnspec.verification.numbers import ROUNDINGS, numbers_fault
+from attnspec.verification.numbers import ROUNDINGS, SIZE, Heads, moderate, numbers_fault
 
 COLUMNS = 512
 """Unit vectors tried in one go."""
-
-SIZE = 16
-"""The size of the heads that are tried."""
-
-Heads = Sequence[tuple[Work, tuple[int, ...]]]
 
 
 class FormulaTrial:
@@ -49,7 +44,7 @@ class FormulaTrial:
         weighed = [(work, heads) for work, heads in self.works if has_weights(work)]
         if not weighed:
             return
-        q, k = self._drawn(self.n_q), self._drawn(self.n)
+        q, k = self._scored()
         parts = []
         for low in range(0, self.n, COLUMNS):
             v = torch.eye(self.n, dtype=torch.float64)[:, low : low + COLUMNS]
@@ -65,7 +60,7 @@ class FormulaTrial:
 
     def numbers(self) -> Iterator[tuple[Work, tuple[int, ...], str | None]]:
         """What is wrong with the outputs and gradients of the heads of each work."""
-        q, k, v = self._drawn(self.n_q), self._drawn(self.n), self._drawn(self.n)
+        (q, k), v = self._scored(), self._drawn(self.n)
         tried = sorted(head for _, heads in self.works for head in heads)
         grad = torch.zeros_like(q)
         grad[:, tried] = self._drawn(self.n_q)[:, tried]
@@ -180,6 +175,11 @@ class FormulaTrial:
     def _run(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
         out: torch.Tensor = self.module(q, k, v, layer=self.layer, inputs=self.data)
         return out
+
+    def _scored(self) -> tuple[torch.Tensor, torch.Tensor]:
+        """Random queries and keys."""
+        factors = moderate(self.works, self.heads)
+        return self._drawn(self.n_q) * factors[0], self._drawn(self.n) * factors[1]
 
     def _drawn(self, length: int) -> torch.Tensor:
         return torch.randn(1, self.heads, length, SIZE, dtype=torch.float64)

@@ -17,9 +17,15 @@ from attnspec.lower.work import Bias, Work
 from attnspec.runtime.call_checks import check_inputs
 from attnspec.runtime.module import CompiledAttention
 from attnspec.verification.definition import Definition, Results
-from attnspec.verification.formulas import SIZE, FormulaTrial
+from attnspec.verification.formulas import FormulaTrial
 from attnspec.verification.kernel_pairs import Blocks, Layout, layouts_of
-from attnspec.verification.numbers import numbers_fault, support_fault, weights_fault
+from attnspec.verification.numbers import (
+    SIZE,
+    moderate,
+    numbers_fault,
+    support_fault,
+    weights_fault,
+)
 from attnspec.verification.pairs import (
     EXHAUSTIVE,
     LISTED,
@@ -223,7 +229,7 @@ class Trial:
 
     def _weights(self, definitions: dict[int, Definition]) -> Iterator[Check]:
         """With the unit vectors as values, the output is the weights themselves."""
-        q, k = self._drawn(self.shape.n_q), self._drawn(self.shape.n)
+        q, k = self._scored()
         meant = self._meant(definitions, q, k)
         faults: dict[int, list[tuple[bool, int, int, str]]] = {head: [] for head in definitions}
         for low in range(0, self.shape.n, COLUMNS):
@@ -247,7 +253,7 @@ class Trial:
         # more columns than the heads have would be padded, which costs most where n is large
         at = sample_rows(len(self.rows), QUERIES if n <= EXHAUSTIVE else SIZE)
         rows = self.rows[at]
-        q, k = self._drawn(n_q), self._drawn(n)
+        q, k = self._scored()
         v = torch.zeros(1, heads, n, len(rows), dtype=torch.float64, requires_grad=True)
         grad = torch.zeros(1, heads, n_q, len(rows), dtype=torch.float64)
         grad[:, :, torch.from_numpy(rows - (n - n_q)), torch.arange(len(rows))] = 1.0
@@ -263,7 +269,7 @@ class Trial:
     def _numbers(self, definitions: dict[int, Definition]) -> Iterator[Check]:
         """Outputs and gradients in float32 against the definition in float64."""
         n, n_q = self.shape.n, self.shape.n_q
-        q, k, v = self._drawn(n_q), self._drawn(n), self._drawn(n)
+        (q, k), v = self._scored(), self._drawn(n)
         at = torch.from_numpy(self.rows - (n - n_q))
         grad = torch.zeros_like(q)
         grad[:, :, at] = self._drawn(len(at))
@@ -311,6 +317,11 @@ class Trial:
                         ]
                     )
         return found
+
+    def _scored(self) -> tuple[torch.Tensor, torch.Tensor]:
+        """Random queries and keys."""
+        factors = moderate([(part.work, part.heads) for part in self.parts], self.shape.heads)
+        return self._drawn(self.shape.n_q) * factors[0], self._drawn(self.shape.n) * factors[1]
 
     def _drawn(self, length: int) -> torch.Tensor:
         return torch.randn(1, self.shape.heads, length, SIZE, dtype=torch.float64)

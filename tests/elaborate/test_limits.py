@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import re
 import tracemalloc
 import warnings
 from itertools import product
@@ -120,6 +121,54 @@ def test_numbers_beyond_the_largest_real_warn_of_nothing() -> None:
         warnings.simplefilter("error")
         (diagnostic,) = parse("attention a { attend where(1e308 * q > 3) }").check()
     assert "beyond every limit" in diagnostic.message
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        "scale «1e308» attend full",
+        "scale «-1e19» attend full",
+        "scale «1e-320» attend full",
+        "attend full score softcap(cap = «1e39»)",
+        "attend rfa(floor = «1e308»)",
+        "attend rbf(sigma = «1e-24»)",
+        "heads 2 head 1 { scale «1e308» } attend full",
+    ],
+)
+def test_numbers_whose_squares_float32_does_not_hold_are_refused(body: str) -> None:
+    text = f"attention a {{ {body} }}"
+    before, at, after = re.split("[«»]", text)
+    with pytest.raises(SpecError) as caught:
+        parse(before + at + after)
+    (diagnostic,) = caught.value.diagnostics
+    assert diagnostic.code == "A306"
+    assert diagnostic.span is not None
+    assert diagnostic.span.text == at
+    assert "float32 does not hold its square" in diagnostic.message
+
+
+@pytest.mark.parametrize("body", ["scale 1e18 * n", "heads 2 scale 1e10 ** (head + 1)"])
+def test_they_are_refused_as_soon_as_they_are_known(body: str) -> None:
+    spec = parse(f"attention a {{ {body} attend full }}")
+    for work in (lambda: spec.plan(64), spec.emit):
+        with pytest.raises(SpecError, match="between 2\\*\\*-62 and 2\\*\\*62") as caught:
+            work()
+        assert caught.value.diagnostics[0].span is not None
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        "scale 2**62 attend window(radius = 3)",
+        "scale 1e4 attend residue(step = 3) + linear()",
+        "scale 1e18 attend taylor(order = 2)",
+        "attend full score softcap(cap = 1e-4)",
+        "attend rbf(sigma = 1e-18)",
+        "attend rfa(floor = 1e18)",
+    ],
+)
+def test_large_numbers_of_formulas_are_verified(body: str) -> None:
+    assert "class A" in parse(f"attention a {{ {body} }}").emit()
 
 
 @pytest.mark.parametrize(
