@@ -23,6 +23,7 @@ from attnspec.cli.options import (
 )
 from attnspec.cli.show_command import require_slot
 from attnspec.cli.specs import length_of, spec_at
+from attnspec.graphs.stack import blamed
 from attnspec.lower.lower import require_built
 from attnspec.text.diagnostics import did_you_mean
 
@@ -180,10 +181,12 @@ def command(
     rows: tuple[Row, ...] = ()
     interrupted = False
     with fitting():
-        problems = [Problem(loaded, n, setting) for n in chosen]
-        for problem in problems:
-            # a backend that refuses is said before anything is timed
-            _ = problem.plan
+        problems = []
+        for n in chosen:
+            with blamed(loaded.stack(), n):
+                problems.append(Problem(loaded, n, setting))
+                # a backend that refuses is said before anything is timed
+                _ = problems[-1].plan
     try:
         about = expected(problems, rivals, rounds, seconds)
         if about > LONG:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING
 
@@ -366,6 +367,28 @@ class Stack:
                 raise AttnSpecError("a layer needs a head")
             self._union = (n, members), total
         return self._union[1]
+
+
+@contextmanager
+def blamed(stack: Stack, n: int) -> Iterator[None]:
+    """As `located`, for work on all layers and heads at n positions: what has no place of its own
+    is put on the first `attend` whose pairs have no value."""
+    program = stack.program
+    spans = {attend.span for attend in program.attends}
+    try:
+        with located(next(iter(spans)) if len(spans) == 1 else None):
+            yield
+    except SpecError as error:
+        if any(diagnostic.span is not None for diagnostic in error.diagnostics):
+            raise
+        known = frozenset(stack.inputs or ())
+        for layer, row in enumerate(program.slots):
+            for head, index in enumerate(row):
+                graph = program.attends[index].graph
+                if graph is not None and inputs_of(graph) <= known:
+                    # pairs that have no value say so with their place
+                    deque(stack.pairs(n, layer, head), 0)
+        raise
 
 
 class Part(Stack):

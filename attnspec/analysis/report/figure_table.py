@@ -155,13 +155,20 @@ def _symmetric(report: Inquiry) -> Figure[Any]:
 def _order(report: Inquiry) -> Figure[Any]:
     from attnspec.analysis.growth.order import order
 
-    return _or_unknown(order(report.stack, max(1, report.n), report.elaborated))
+    _require_positions(report)
+    return _or_unknown(order(report.stack, report.n, report.elaborated))
 
 
 def _edges_formula(report: Inquiry) -> Figure[Any]:
     from attnspec.analysis.growth.order import edges_formula
 
-    return _or_unknown(edges_formula(report.stack, max(1, report.n)))
+    _require_positions(report)
+    return _or_unknown(edges_formula(report.stack, report.n))
+
+
+def _require_positions(report: Inquiry) -> None:
+    if not report.n:
+        raise Unknown("there is no position")
 
 
 def _or_unknown(found: Figure[Any]) -> Figure[Any]:

@@ -17,7 +17,7 @@ from attnspec.analysis.quality import Figure, Unknown
 from attnspec.elaborate import Elaborated
 from attnspec.graphs.bind import extents_of
 from attnspec.graphs.relation import Relation
-from attnspec.graphs.stack import Bound, Sample, Stack, TooMuch, has_mechanism, influence
+from attnspec.graphs.stack import Bound, Sample, Stack, TooMuch, blamed, has_mechanism, influence
 from attnspec.ir.api_checks import length_of
 from attnspec.ir.parameters import RelationError
 from attnspec.ir.program import Program
@@ -66,7 +66,8 @@ class Inquiry:
 
     def _known(self, of: Callable[[Inquiry], Figure[Any]]) -> Figure[Any] | Unknown:
         try:
-            return of(self)
+            with blamed(self.stack, self.n):
+                return of(self)
         except Unknown as unknown:
             return unknown
         except TooMuch as error:
