@@ -196,7 +196,7 @@ class Scores(Claims):
         cap = self.scalar(argument.value, env, what)
         if type_of(cap) == "boolean" or (isinstance(cap, int | float) and cap <= 0):
             self.collector.fail("A306", f"{what} must be a number above 0", argument.value.span)
-        self.check_constant(CAP, argument.name, cap, argument.value.span)
+        self.check_constant(CAP, "cap", cap, argument.value.span)
         return cap
 
     def normalizer(self, value: nodes.Expression) -> str:

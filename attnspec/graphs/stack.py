@@ -35,6 +35,9 @@ LONGEST_ADJACENCY = 1 << 26
 MOST_EDGES = 2**31 - 1
 """The most edges of an adjacency that is written out: about ten gigabytes."""
 
+MOST_PATTERNS = 100
+"""The most patterns of one graph that is looked into, planned or compiled."""
+
 MOST_RELATIONS = 1024
 """The most different graphs of one spec that are looked into."""
 
@@ -96,6 +99,20 @@ def asks_for(term: Term) -> set[str]:
         for entry in fields(BY_NAME[leaf.pattern])  # type: ignore[arg-type]
     }
     return {"layer", "head"} & (asked | symbols_of(term))
+
+
+def patterns_in(graph: Term | None) -> int:
+    """How many patterns a graph is written with."""
+    return 0 if graph is None else sum(1 for _ in leaves(graph))
+
+
+def require_few_patterns(graph: Term | None) -> None:
+    """Raise TooMuch where looking at a single pair takes too long."""
+    size = patterns_in(graph)
+    if size > MOST_PATTERNS:
+        raise TooMuch(
+            f"graphs of at most {MOST_PATTERNS} patterns are looked into, got one of {size:,}"
+        )
 
 
 class Stack:
@@ -299,6 +316,7 @@ class Stack:
             row: dict[int, int] = {}
             indices = []
             for head, attend in enumerate(slots):
+                require_few_patterns(self.program.attends[attend].graph)
                 index = everywhere.get(attend)
                 if index is None:
                     relation = self.relation(n, layer, head)
@@ -328,7 +346,7 @@ class Stack:
         sample = probes(n, 3)
         for layer, head, relation in self.bound(n).found:
             graph = self.program.attend(layer, head).graph
-            patterns = 0 if graph is None else sum(1 for _ in leaves(graph))
+            patterns = patterns_in(graph)
             try:
                 closed = relation.progressions(sample, n) is not None
             except RelationError:

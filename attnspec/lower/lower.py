@@ -14,6 +14,7 @@ from attnspec.graphs.bind import (
     situation_of,
 )
 from attnspec.graphs.patterns import BY_NAME
+from attnspec.graphs.stack import MOST_PATTERNS, patterns_in
 from attnspec.graphs.token_sets import StandIn
 from attnspec.ir.mechanisms import BY_NAME as MECHANISMS_BY_NAME
 from attnspec.ir.parameters import RelationError
@@ -47,17 +48,9 @@ def unbuilt(program: Program) -> list[tuple[str, Span | None]]:
     return found
 
 
-MOST_PATTERNS = 100
-"""The most patterns of one graph that is planned or compiled."""
-
-
 def too_large(program: Program) -> list[Diagnostic]:
     """What is wrong with graphs of more patterns than are planned."""
-    sizes = {
-        (sum(1 for _ in leaves(attend.graph)), attend.span)
-        for attend in program.attends
-        if attend.graph is not None
-    }
+    sizes = {(patterns_in(attend.graph), attend.span) for attend in program.attends}
     return [
         Diagnostic(
             "A196",

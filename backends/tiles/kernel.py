@@ -70,7 +70,9 @@ class TiledKernel:
             # the kernel knows one head size; zeros change no score, and their outputs are cut off
             wide = max(size, out_size)
             out = self._flash(
-                *(widened(x, wide) for x in (q, k, v)),
+                widened(q, wide),
+                widened(k, wide),
+                widened(v, wide),
                 call.padding,
                 scale_of(self.work, size),
             )[..., :out_size]

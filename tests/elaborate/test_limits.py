@@ -13,15 +13,22 @@ import numpy as np
 import pytest
 from random_terms import tokens
 
+from attnspec.analysis.cost.cost import LONGEST_BREAK, MOST_BREAK, longest_break
 from attnspec.analysis.counting.degrees import degrees_of
+from attnspec.analysis.growth.order import MOST_LOOKS
+from attnspec.analysis.quality import Unknown
 from attnspec.cli.files import write_result
 from attnspec.elaborate.collect import MOST_ERRORS
 from attnspec.grammar import scanner
 from attnspec.graphs.bind import Situation, bind_tokens
-from attnspec.graphs.operators import Intersection
+from attnspec.graphs.operators import Intersection, Union
 from attnspec.graphs.patterns import BY_NAME
 from attnspec.graphs.patterns.residue import Residue
-from attnspec.lower.lower import MOST_PATTERNS, require_built
+from attnspec.graphs.patterns.where import Where
+from attnspec.graphs.relation import Edges, Elementwise
+from attnspec.graphs.stack import MOST_PATTERNS
+from attnspec.layout.orders import MOST_ORDERS, orders_of
+from attnspec.lower.lower import require_built
 from attnspec.spec import Spec, parse
 from attnspec.text.diagnostics import AttnSpecError, SpecError
 
@@ -61,6 +68,76 @@ def test_graphs_of_many_patterns_are_refused_by_their_limit(operator: str) -> No
         assert f"at most {MOST_PATTERNS} patterns" in diagnostic.message
     # a pattern that is said again is none more
     parse(f"attention a {{ attend {' | '.join(['self'] * 2000)} }}").plan(8)
+
+
+@pytest.mark.parametrize("operator", ["|", "&"])
+def test_graphs_of_many_patterns_are_not_looked_into(operator: str) -> None:
+    large = wheres(MOST_PATTERNS + 1, operator)
+    report = large.analyse(64)
+    for name in ("edges", "causal", "order", "depth", "spectral_gap", "kv_cache"):
+        said = report.figure(name)
+        assert isinstance(said, Unknown)
+        assert f"at most {MOST_PATTERNS} patterns" in said.reason
+    text = large.source.replace("}", "require degree <= 3 }")
+    (warning,) = parse(text).check()
+    assert warning.code == "A609"
+    assert large.mask(9).shape == (9, 9)
+    assert wheres(MOST_PATTERNS, operator).analyse(8).edges is not None
+
+
+@pytest.mark.parametrize("operator", ["|", "&"])
+def test_pairs_of_many_patterns_are_looked_at_a_few_times(
+    operator: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    n, patterns = 1024, 20
+    looks: list[int] = []
+    holds = Where.holds
+
+    def counted(self: Where, q: Elementwise, k: Elementwise, length: int) -> Elementwise:
+        looks.append(np.broadcast(q, k).size)
+        return holds(self, q, k, length)
+
+    monkeypatch.setattr(Where, "holds", counted)
+    report = wheres(patterns, operator).analyse(n)
+    # once for both sides, once row by row to find a later key, once for the cache, and some rows to
+    # see how many keys they have
+    figures = ("edges", "readers", "empty_rows", "unread_keys", "causal", "kv_cache", "eviction")
+    for name in figures:
+        report.figure(name)
+    assert sum(looks) < 7 * patterns * n * n
+    # the growth is not measured at lengths beyond what looks at all their pairs allow
+    looks.clear()
+    report.figure("order")
+    assert sum(looks) < 2 * MOST_LOOKS
+
+
+def test_a_union_of_dense_terms_is_not_listed_term_by_term(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    listed: list[int] = []
+    rows = Where.rows
+
+    def counted(self: Where, first: int, last: int, n: int) -> Edges:
+        listed.append(last - first)
+        return rows(self, first, last, n)
+
+    relation = parse(
+        "attention a { attend where((q * 3 + k) % 7 < 4) | where((q * 5 + k) % 11 < 6) }"
+    ).relation(301)
+    assert isinstance(relation, Union)
+    monkeypatch.setattr(Where, "rows", counted)
+    q, k = relation.rows(100, 200, 301)
+    assert max(listed, default=1) == 1
+    held = np.asarray(relation.holds(np.arange(100, 200)[:, None], np.arange(301), 301))
+    assert np.array_equal(np.argwhere(held), np.stack([q - 100, k], 1))
+
+
+def test_orders_and_lengths_of_many_patterns_are_few() -> None:
+    strided = " & ".join(f"where(q % {i} != k % {i + 1})" for i in range(3, 43))
+    spec = parse(f"attention a {{ attend {strided} }}")
+    assert len(orders_of(spec.relation(64), 64)) == MOST_ORDERS
+    assert longest_break(spec.program) == MOST_BREAK // 40
+    assert longest_break(parse("attention a { attend self }").program) == LONGEST_BREAK
 
 
 @pytest.mark.parametrize(

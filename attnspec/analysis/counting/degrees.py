@@ -151,7 +151,8 @@ def _tally(relation: Relation, n: int, side: Side) -> np.ndarray:
         found = _by_inclusion(terms_of(relation, n), n, side, shared)
         if found is not None:
             return found
-    return _looked(relation, n, side)
+    looked = _looked(relation, n)
+    return looked.degrees if side == "queries" else looked.readers
 
 
 def _is_wide(relation: Relation, n: int) -> bool:
@@ -273,17 +274,16 @@ def _listed(relation: Relation, n: int, side: Side) -> np.ndarray:
     return found
 
 
-def _looked(relation: Relation, n: int, side: Side) -> np.ndarray:
-    """The counts by the definition, pair by pair."""
+@lru_cache(maxsize=8)
+def _looked(relation: Relation, n: int) -> Counts:
+    """The counts by the definition, pair by pair: each is looked at once for both sides."""
     require_listable(relation, n)
-    found = np.zeros(n, np.int64)
+    found = Counts(np.zeros(n, np.int64), np.zeros(n, np.int64))
     keys = np.arange(n)[None]
     step = max(1, CHUNK // n)
     for first in range(0, n, step):
         last = min(n, first + step)
         held = evaluate_pairs(relation, np.arange(first, last)[:, None], keys, n)
-        if side == "queries":
-            found[first:last] = held.sum(axis=1)
-        else:
-            found += held.sum(axis=0)
+        found.degrees[first:last] = held.sum(axis=1)
+        found.readers[:] += held.sum(axis=0)
     return found

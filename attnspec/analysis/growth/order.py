@@ -25,7 +25,7 @@ from attnspec.graphs.patterns.causal import Causal
 from attnspec.graphs.patterns.powers import Powers
 from attnspec.graphs.patterns.random_ import Random
 from attnspec.graphs.relation import Relation
-from attnspec.graphs.stack import Stack, TooMuch
+from attnspec.graphs.stack import Stack, TooMuch, patterns_in
 from attnspec.ir.program import Attend, Term, inputs_of, leaves
 from attnspec.ir.scalars import ScalarError
 from attnspec.text.diagnostics import AttnSpecError
@@ -43,6 +43,9 @@ MOST_CELLS = 1 << 15
 
 LOOKED_INTO = 4096
 """The longest of them for graphs whose rows have no closed form."""
+
+MOST_LOOKS = 1 << 27
+"""The most pairs that are looked at there for one length, counted for every pattern."""
 
 ENOUGH = 3
 """The fewest lengths from which a growth is measured."""
@@ -289,7 +292,7 @@ def _counts(stack: Stack) -> dict[int, int]:
     found: dict[int, int] = {}
     for n in MEASURED:
         try:
-            if n > LOOKED_INTO and not _is_quick(stack, n):
+            if not _is_quick(stack, n) and (n > LOOKED_INTO or _looks(stack, n) > MOST_LOOKS):
                 break
             found[n] = total_edges(stack, n)
         except TooMuch:
@@ -297,6 +300,12 @@ def _counts(stack: Stack) -> dict[int, int]:
         except AttnSpecError:
             continue
     return {n: count for n, count in found.items() if count}
+
+
+def _looks(stack: Stack, n: int) -> int:
+    """All pairs of all graphs, for every pattern in them."""
+    graphs = (stack.program.attend(layer, head).graph for layer, head, _ in stack.bound(n).found)
+    return n * n * sum(map(patterns_in, graphs))
 
 
 def _is_quick(stack: Stack, n: int) -> bool:
