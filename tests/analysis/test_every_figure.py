@@ -165,7 +165,7 @@ def test_no_figure_is_left_out() -> None:
     assert shown == set(NAMES)
 
 
-ZOO = dict(small_zoo())
+ZOO = small_zoo()
 
 
 @pytest.mark.parametrize("name", ZOO)

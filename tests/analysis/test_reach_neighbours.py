@@ -83,7 +83,7 @@ def test_random_compositions(part: int) -> None:
 
 
 def test_the_zoo() -> None:
-    for _, small in small_zoo():
+    for small in small_zoo().values():
         for layer, head, relation in small.stack.bound(small.n).found:
             found = neighbours([relation], small.n)
             assert_reads(found, small.mask(layer, head))
