@@ -3,47 +3,27 @@
 from __future__ import annotations
 
 import re
-from functools import cache
-from pathlib import Path
 
 import pytest
 import torch
 from attention_checks import BACKEND_NAMES
+from zoo import EXAMPLES, smaller
 
 import attnspec
 from attnspec.compile.emit import class_name
 from attnspec.lower.lower import unbuilt
 from attnspec.lower.mechanism_sizes import longest_of
 from attnspec.spec import Spec
-from attnspec.text.decoding import read_source
 from attnspec.verification import verify, verify_each
 
-EXAMPLES = Path(__file__).parent.parent / "examples"
 FILES = sorted(path.name for path in EXAMPLES.glob("*.attn"))
 LENGTHS = (1, 2, 63, 64, 65, 200, 257, 1000)
-SHORT = (1, 130)
-"""Lengths for every run of the tests."""
-EMITTED = (130,)
-
-SMALLER: dict[str, dict[str, int]] = {
-    "axial.attn": {"height": 12, "width": 20},
-    "axial_layers.attn": {"height": 12, "width": 20},
-    "bigbird_etc.attn": {"block": 8, "globals": 5},
-    "dilated_2d.attn": {"height": 13, "width": 20},
-    "local_2d.attn": {"height": 13, "width": 20},
-    "neighborhood_2d.attn": {"height": 12, "width": 20},
-    "neighborhood_3d.attn": {"frames": 4, "height": 9, "width": 8},
-    "neighborhood_dilated.attn": {"height": 15, "width": 18},
-    "sliding_tile_2d.attn": {"height": 16, "width": 24, "tile": 4},
-    "sliding_tile_3d.attn": {"frames": 4, "height": 8, "width": 12},
-    "swin.attn": {"height": 14, "width": 21},
-}
-"""Grids that take less time than the specs' own, which the slow tests try, and are not square."""
+SHORT = (130,)
+"""The lengths of every run of the tests."""
 
 
-@cache
 def loaded(name: str) -> Spec:
-    return Spec(read_source(EXAMPLES / name), parameters=SMALLER.get(name))
+    return smaller(EXAMPLES / name)
 
 
 def lengths(spec: Spec, wanted: tuple[int, ...]) -> list[int]:
@@ -99,7 +79,7 @@ def test_what_is_not_built_says_so(name: str) -> None:
 def test_the_emitted_module_computes_the_spec(name: str) -> None:
     spec = loaded(name)
     module = emitted(spec)
-    for n in lengths(spec, EMITTED):
+    for n in lengths(spec, SHORT):
         found = verify(spec.program, n, module=module)
         assert found.ok, str(found)
 

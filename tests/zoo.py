@@ -21,11 +21,32 @@ ATTENTIONS = [(path, name) for path in FILES for name in attention_names(read_so
 
 IDS = [f"{path.stem}:{name}" for path, name in ATTENTIONS]
 
+SMALLER: dict[str, dict[str, int]] = {
+    "axial": {"height": 12, "width": 20},
+    "axial_layers": {"height": 12, "width": 20},
+    "bigbird_etc": {"block": 8, "globals": 5},
+    "dilated_2d": {"height": 13, "width": 20},
+    "local_2d": {"height": 13, "width": 20},
+    "neighborhood_2d": {"height": 12, "width": 20},
+    "neighborhood_3d": {"frames": 4, "height": 9, "width": 8},
+    "neighborhood_dilated": {"height": 15, "width": 18},
+    "sliding_tile_2d": {"height": 16, "width": 24, "tile": 4},
+    "sliding_tile_3d": {"frames": 4, "height": 8, "width": 12},
+    "swin": {"height": 14, "width": 21},
+}
+"""Grids that take less time than the specs' own, which the slow tests try, and are not square."""
+
 
 @cache
 def loaded(path: Path, name: str) -> Spec:
     """An attention of the zoo with its own parameters."""
     return load(path, name=name)
+
+
+@cache
+def smaller(path: Path, name: str | None = None) -> Spec:
+    """An attention of the zoo, on a smaller grid where it has one."""
+    return load(path, name=name, **SMALLER.get(path.stem, {}))
 
 
 def sample(spec: Spec, n: int) -> dict[str, npt.ArrayLike]:
