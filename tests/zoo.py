@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
+import pytest
 
 from attnspec.elaborate import attention_names
 from attnspec.spec import Spec, load
@@ -20,6 +21,15 @@ ATTENTIONS = [(path, name) for path in FILES for name in attention_names(read_so
 """Every attention of every file."""
 
 IDS = [f"{path.stem}:{name}" for path, name in ATTENTIONS]
+
+every_attention = pytest.mark.parametrize(
+    ("path", "name"),
+    [
+        # one worker takes all that is asked of an attention, and finds again what it counted
+        pytest.param(*each, id=label, marks=pytest.mark.xdist_group(label))
+        for each, label in zip(ATTENTIONS, IDS, strict=True)
+    ],
+)
 
 SMALLER: dict[str, dict[str, int]] = {
     "axial": {"height": 12, "width": 20},

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import sympy
 from random_specs import spec_text
-from zoo import ATTENTIONS, IDS, loaded, smaller
+from zoo import ATTENTIONS, every_attention, loaded, smaller
 
 from attnspec.analysis.counting.degrees import total_edges
 from attnspec.analysis.growth import sympy_text
@@ -77,7 +77,7 @@ def test_formulas_are_as_derived_by_hand(body: str) -> None:
     assert assert_right(stack, found.value, [1, 2, 3, 17, 64, 257]) == 6
 
 
-@pytest.mark.parametrize(("path", "name"), ATTENTIONS, ids=IDS)
+@every_attention
 def test_formulas_of_the_zoo(path: Path, name: str) -> None:
     stack = loaded(path, name).stack()
     found = edges_formula(stack, stack.fixed_length() or 257)
@@ -226,7 +226,7 @@ def test_orders_are_derived(body: str) -> None:
     assert found.quality == "exact"
 
 
-@pytest.mark.parametrize(("path", "name"), ATTENTIONS, ids=IDS)
+@every_attention
 def test_every_spec_of_the_zoo_has_an_order(path: Path, name: str) -> None:
     spec = smaller(path, name)
     found = order_of(spec, spec.program.fixed_length or 256)
