@@ -41,7 +41,7 @@ from attnspec.ir.program import (
     Tokens,
     TokenTerm,
 )
-from attnspec.ir.scalars import LARGEST, Scalar, ScalarError, Value, evaluate, fold
+from attnspec.ir.scalars import Scalar, ScalarError, Value, evaluate, fold
 from attnspec.text.diagnostics import AttnSpecError, Diagnostic, SpecError
 
 if TYPE_CHECKING:
@@ -177,12 +177,11 @@ def check_value(parameter: Parameter, name: str, value: object) -> str | None:
 
 
 def beyond_formulas(name: str, value: float) -> str | None:
-    """What is wrong with a number that a formula computes with, in words, or None: it is squared
-    and divided by, and float32 ends at 2**128."""
-    if value and not 1 / LARGEST <= abs(value) <= LARGEST:
+    """What is wrong with a number that a formula computes with, in words, or None."""
+    if value and not 2.0**-100 <= abs(value) <= 2.0**100:
         return (
-            f"`{name}` must be 0 or lie between 2**-62 and 2**62 in absolute value, got {value:g}:"
-            " float32 does not hold its square"
+            f"`{name}` must be 0 or lie between 2**-100 and 2**100 in absolute value,"
+            f" got {value:g}: products with it are more than float32 holds"
         )
     return None
 

@@ -311,9 +311,13 @@ class Stack:
             return Bound((), (), ())
         found: dict[Relation, tuple[int, int, int]] = {}
         everywhere: dict[int, int] = {}
-        rows, chosen = [], []
+        # of layers that say the same, unless it asks which layer it is
+        alike: dict[tuple[int, ...], tuple[int, ...]] = {}
+        chosen = []
         for layer, slots in enumerate(self.program.slots):
-            row: dict[int, int] = {}
+            if slots in alike:
+                chosen.append(alike[slots])
+                continue
             indices = []
             for head, attend in enumerate(slots):
                 require_few_patterns(self.program.attends[attend].graph)
@@ -325,13 +329,14 @@ class Stack:
                         everywhere[attend] = index
                 if len(found) > MOST_RELATIONS:
                     raise TooMuch(f"more than {MOST_RELATIONS:,} graphs are not looked into")
-                row[index] = row.get(index, 0) + 1
                 indices.append(index)
-            rows.append(row)
             chosen.append(tuple(indices))
+            if everywhere.keys() >= set(slots):
+                alike[slots] = chosen[-1]
+        counted = {indices: dict(Counter(indices)) for indices in set(chosen)}
         return Bound(
             tuple((layer, head, relation) for relation, (_, layer, head) in found.items()),
-            tuple(rows),
+            tuple(counted[indices] for indices in chosen),
             tuple(chosen),
         )
 

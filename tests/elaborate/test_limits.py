@@ -204,7 +204,7 @@ def test_numbers_beyond_the_largest_real_warn_of_nothing() -> None:
     "body",
     [
         "scale «1e308» attend full",
-        "scale «-1e19» attend full",
+        "scale «-1e31» attend full",
         "scale «1e-320» attend full",
         "attend full score softcap(cap = «1e39»)",
         "attend rfa(floor = «1e308»)",
@@ -212,7 +212,7 @@ def test_numbers_beyond_the_largest_real_warn_of_nothing() -> None:
         "heads 2 head 1 { scale «1e308» } attend full",
     ],
 )
-def test_numbers_whose_squares_float32_does_not_hold_are_refused(body: str) -> None:
+def test_numbers_that_float32_cannot_compute_with_are_refused(body: str) -> None:
     text = f"attention a {{ {body} }}"
     before, at, after = re.split("[«»]", text)
     with pytest.raises(SpecError) as caught:
@@ -221,14 +221,14 @@ def test_numbers_whose_squares_float32_does_not_hold_are_refused(body: str) -> N
     assert diagnostic.code == "A306"
     assert diagnostic.span is not None
     assert diagnostic.span.text == at
-    assert "float32 does not hold its square" in diagnostic.message
+    assert "float32" in diagnostic.message
 
 
-@pytest.mark.parametrize("body", ["scale 1e18 * n", "heads 2 scale 1e10 ** (head + 1)"])
+@pytest.mark.parametrize("body", ["scale 1e30 * n", "heads 2 scale 1e16 ** (head + 1)"])
 def test_they_are_refused_as_soon_as_they_are_known(body: str) -> None:
     spec = parse(f"attention a {{ {body} attend full }}")
-    for work in (lambda: spec.plan(64), spec.emit):
-        with pytest.raises(SpecError, match="between 2\\*\\*-62 and 2\\*\\*62") as caught:
+    for work in (lambda: spec.plan(64), lambda: spec.analyse(64).flops):
+        with pytest.raises(SpecError, match=r"between 2\*\*-100 and 2\*\*100") as caught:
             work()
         assert caught.value.diagnostics[0].span is not None
 
@@ -236,12 +236,13 @@ def test_they_are_refused_as_soon_as_they_are_known(body: str) -> None:
 @pytest.mark.parametrize(
     "body",
     [
-        "scale 2**62 attend window(radius = 3)",
+        "scale 2.0 ** 100 attend window(radius = 3)",
         "scale 1e4 attend residue(step = 3) + linear()",
-        "scale 1e18 attend taylor(order = 2)",
+        "scale 1e30 attend taylor(order = 2)",
         "attend full score softcap(cap = 1e-4)",
+        "attend full score softcap(cap = 1e30)",
         "attend rbf(sigma = 1e-18)",
-        "attend rfa(floor = 1e18)",
+        "attend rfa(floor = 1e30)",
     ],
 )
 def test_large_numbers_of_formulas_are_verified(body: str) -> None:
