@@ -29,7 +29,7 @@ from attnspec.text.diagnostics import did_you_mean
 
 if TYPE_CHECKING:
     from attnspec.bench.bench import Row
-    from attnspec.bench.rivals import Setting
+    from attnspec.bench.rivals import Problem, Setting
     from attnspec.spec import Spec
 
 DEFAULT_LENGTH = 4096
@@ -160,7 +160,7 @@ def command(
     from attnspec.backends.planner import LONGEST
     from attnspec.bench.bench import bench, expected
     from attnspec.bench.rivals import DTYPES as TYPES
-    from attnspec.bench.rivals import Problem, Setting
+    from attnspec.bench.rivals import Setting
 
     loaded = spec_at(spec, name, parameters)
     require_built(loaded.program)
@@ -181,12 +181,7 @@ def command(
     rows: tuple[Row, ...] = ()
     interrupted = False
     with fitting():
-        problems = []
-        for n in chosen:
-            with blamed(loaded.stack(), n):
-                problems.append(Problem(loaded, n, setting))
-                # a backend that refuses is said before anything is timed
-                _ = problems[-1].plan
+        problems = [_planned(loaded, n, setting) for n in chosen]
     try:
         about = expected(problems, rivals, rounds, seconds)
         if about > LONG:
@@ -293,3 +288,13 @@ def to_dict(
         "versions": versions(),
         "rows": [row.data() for row in rows],
     }
+
+
+def _planned(spec: Spec, n: int, setting: Setting) -> Problem:
+    """What is timed at a length; a backend that refuses is said before anything is."""
+    from attnspec.bench.rivals import Problem
+
+    with blamed(spec.stack(), n):
+        problem = Problem(spec, n, setting)
+        _ = problem.plan
+        return problem

@@ -9,6 +9,7 @@ is measured.
 from __future__ import annotations
 
 import math
+from dataclasses import fields
 from fractions import Fraction
 from functools import lru_cache
 from typing import TYPE_CHECKING
@@ -22,12 +23,13 @@ from attnspec.analysis.growth.quasi_polynomials import Formula, formula_of
 from attnspec.analysis.growth.size_growth import LINEAR, Growth, Range
 from attnspec.analysis.quality import Figure
 from attnspec.graphs.operators import Intersection
+from attnspec.graphs.patterns import BY_NAME
 from attnspec.graphs.patterns.causal import Causal
 from attnspec.graphs.patterns.powers import Powers
 from attnspec.graphs.patterns.random_ import Random
 from attnspec.graphs.relation import Relation
 from attnspec.graphs.stack import Stack, TooMuch, patterns_in
-from attnspec.ir.program import Attend, Program, Term, inputs_of, leaves
+from attnspec.ir.program import Attend, Compound, Program, Term, inputs_of, leaves
 from attnspec.ir.scalars import ScalarError
 from attnspec.text.diagnostics import AttnSpecError
 
@@ -89,6 +91,8 @@ def edges_formula(stack: Stack, n: int) -> Figure[sympy.Expr | None]:
                 others.append(times * known)
                 continue
             if sizes_of(term):
+                if _meets_draws(term):
+                    return Figure(None, note="no formula was found: its pairs are drawn at random")
                 fit = _fit(stack.program, term, layer, head)
                 if fit is None:
                     return Figure(None, note="no formula was found: sizes depend on n")
@@ -113,6 +117,12 @@ def edges_formula(stack: Stack, n: int) -> Figure[sympy.Expr | None]:
         return Figure(None, note="no formula was found")
     note = "; ".join(dict.fromkeys(notes))
     return Figure(total, "estimate" if fitted else "exact", note)
+
+
+def _meets_draws(term: Term) -> bool:
+    """Whether a random graph meets others, so that how many pairs there are depends on draws."""
+    names = {entry.name for leaf in leaves(term) for entry in fields(BY_NAME[leaf.pattern])}  # type: ignore[arg-type]
+    return "seed" in names and isinstance(term, Compound)
 
 
 def _known(relation: Relation, n: int) -> sympy.Expr | None:
