@@ -13,6 +13,7 @@ from attnspec.backends.plugins import installed, installed_names
 from attnspec.backends.rows.backend import RowsBackend
 from attnspec.graphs.bind import BindError, extents_of, located
 from attnspec.graphs.token_sets import StandIn
+from attnspec.ir.parameters import RelationError
 from attnspec.ir.program import Program
 from attnspec.lower.cost_model import origin
 from attnspec.lower.lower import stand_ins, works_of
@@ -280,7 +281,11 @@ def require_willing(program: Program, name: str, devices: Sequence[str] = DEVICE
     for device in devices:
         for at_length in works:
             refusals = (refusal_of(backend, work, device) for work in at_length)
-            refusal = next((each for each in refusals if each is not None), None)
+            try:
+                refusal = next((each for each in refusals if each is not None), None)
+            except RelationError:
+                # at this length the pairs have no value, whoever lists them
+                continue
             if refusal is None:
                 return
             # of the longest sequence, which is the most like those that are meant
@@ -300,6 +305,8 @@ def _require_any(program: Program) -> None:
             found = [candidates(work, "cpu") for work in _works(program, n)]
         except BackendError as error:
             refused = error
+        except RelationError:
+            continue
         else:
             if found:
                 return

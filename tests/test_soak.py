@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -13,7 +14,7 @@ from soak.generator import spec_of
 from soak.run import one, tried
 from soak.scalars import Invalid
 from soak.shrink import shrunk
-from soak.tree import Attention, Claim, Input, Node, name, number, pattern
+from soak.tree import Attention, Claim, Input, Node, Scope, name, number, pattern
 
 SPECS = 40
 
@@ -88,6 +89,21 @@ def test_a_row_is_stable_up_to_a_length(graph: Node, causal: bool, last: int | N
     claim = Claim(Node("flag", ("stable",)))
     held = [truth.holds(spec, claim, n) for n in range(1, 13)]
     assert held == [last is None or n <= last for n in range(1, 13)]
+
+
+def test_a_bound_by_head_is_compared_with_the_figure_of_each() -> None:
+    wide = Scope("head", (1,), "1", (Node("attend", (pattern("full"),)),))
+    spec = Attention((Node("attend", (pattern("self"),)), wide), layers=2, heads=2)
+    by_head = Node("+", (Node("*", (name("head"), number(8))), number(1)))
+    for compare, bound, held in (
+        ("<=", by_head, True),
+        ("==", by_head, False),
+        ("<=", number(8), True),
+        ("<", Node("*", (name("s"), number(9))), False),
+    ):
+        claim = Claim(Node("figure", ("degree", compare, bound)))
+        of_head = replace(spec, lets=(("s", name("head")),))
+        assert truth.holds(of_head, claim, 8) == held
 
 
 def test_inputs_of_a_shorter_sequence_are_its_first_positions() -> None:

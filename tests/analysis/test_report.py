@@ -156,7 +156,7 @@ def test_no_formula_is_looked_for_where_draws_decide(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(order, "edges_of", count)
     for graph in (
         "random(keys = n // 3) - self",
-        "random_blocks(size = 9, blocks = isqrt(n)) & causal",
+        "random_blocks(size = 9, blocks = isqrt(n))",
     ):
         found = parse(f"attention a {{ attend {graph} }}").analyse(30).figure("edges_formula")
         assert isinstance(found, Unknown)

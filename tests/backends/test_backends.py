@@ -365,6 +365,19 @@ def test_refusals() -> None:
     assert "refused: the graph reads the run-time input `t`" in str(plan(spec.program, 4096))
 
 
+@pytest.mark.parametrize(
+    "body", ["where(q != k // (n // 2))", "where(q // (n // 2) < 3) + linear()"]
+)
+def test_a_length_without_a_value_refuses_nothing(body: str) -> None:
+    spec = spec_of(f"attend {body}")
+    for backend in ("auto", "scattered" if "linear" not in body else "factored"):
+        module = spec.compile(backend=backend)
+        given = tensors(1, 1, 6, 6)
+        assert module(*given).shape == given[0].shape
+        with pytest.raises(ValueError, match="division by zero"):
+            module(*tensors(1, 1, 1, 1))
+
+
 def test_what_several_groups_are_refused_for_is_said_once() -> None:
     spec = spec_of(
         "layers 2 heads 2 head 0 { attend window(radius = 3) } head 1 { attend self }"

@@ -11,7 +11,7 @@ import numpy as np
 
 from soak.meaning import graph, masks
 from soak.scalars import Invalid, Place, count, place_of, scalar
-from soak.tree import Attention, Claim
+from soak.tree import Attention, Claim, Node
 
 COMPARE: dict[str, Callable[[Any, Any], bool]] = {
     "<": operator.lt,
@@ -33,9 +33,8 @@ def holds(spec: Attention, claim: Claim, n: int, inputs: Mapping[str, Any] | Non
             layers = count(expr.nodes[0], place_of(spec, n))
             return bool((stack(masks(spec, n, inputs), layers) | ~allowed(spec, n)).all())
         case "figure":
-            value = scalar(expr.nodes[0], place_of(spec, n))
-            found = figure(str(expr.parts[0]), spec, masks(spec, n, inputs))
-            return found is not None and COMPARE[str(expr.parts[1])](found, value)
+            held = masks(spec, n, inputs)
+            return all(_compared(claim, place, held) for place in _places(spec, n, inputs))
         case _:
             return all(_about(claim, place) for place in _places(spec, n, inputs))
 
@@ -48,6 +47,26 @@ def _places(spec: Attention, n: int, inputs: Mapping[str, Any] | None) -> list[P
     ]
     found[0].require_length()
     return found
+
+
+def _compared(claim: Claim, at: Place, held: np.ndarray) -> bool:
+    """A comparison in one layer and head: what its bound does not mention is taken together."""
+    name, compare = str(claim.expr.parts[0]), str(claim.expr.parts[1])
+    bound = claim.expr.nodes[0]
+    asked = _names(bound, at.spec)
+    if name in ("edges", "degree", "density"):
+        # figures of a layer and a head; all others are about the whole stack
+        held = held[at.layer : at.layer + 1] if "layer" in asked else held
+        held = held[:, at.head : at.head + 1] if "head" in asked else held
+    found = figure(name, at.spec, held)
+    return found is not None and COMPARE[compare](found, scalar(bound, at))
+
+
+def _names(node: Node, spec: Attention) -> set[str]:
+    """The names in an expression, and in what local names stand for."""
+    found = {str(each.parts[0]) for each in node.walk() if each.kind == "name"}
+    meant = dict(spec.lets)
+    return found.union(*(_names(meant[name], spec) for name in found & meant.keys()))
 
 
 def _about(claim: Claim, at: Place) -> bool:

@@ -29,7 +29,7 @@ from attnspec.graphs.patterns.powers import Powers
 from attnspec.graphs.patterns.random_ import Random
 from attnspec.graphs.relation import Relation
 from attnspec.graphs.stack import Stack, TooMuch, patterns_in
-from attnspec.ir.program import Attend, Compound, Program, Term, inputs_of, leaves
+from attnspec.ir.program import Attend, Leaf, Program, Term, inputs_of, leaves
 from attnspec.ir.scalars import ScalarError
 from attnspec.text.diagnostics import AttnSpecError
 
@@ -120,9 +120,10 @@ def edges_formula(stack: Stack, n: int) -> Figure[sympy.Expr | None]:
 
 
 def _meets_draws(term: Term) -> bool:
-    """Whether a random graph meets others, so that how many pairs there are depends on draws."""
+    """Whether how many pairs there are depends on draws. Of `random` alone as many, whichever they
+    are; but a short last block may be drawn or not, and other graphs may have what is drawn."""
     names = {entry.name for leaf in leaves(term) for entry in fields(BY_NAME[leaf.pattern])}  # type: ignore[arg-type]
-    return "seed" in names and isinstance(term, Compound)
+    return "seed" in names and not (isinstance(term, Leaf) and term.pattern == Random.name)
 
 
 def _known(relation: Relation, n: int) -> sympy.Expr | None:
