@@ -46,6 +46,7 @@ below it; imports in functions and for type checkers count."""
 INNER: tuple[tuple[str, ...], ...] = (
     ("common",),
     ("dense", "rows", "tiles", "scattered"),
+    ("torch_call",),
     ("bands",),
     ("factored",),
     ("plugins",),

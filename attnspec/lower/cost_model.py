@@ -46,6 +46,15 @@ class Rates:
     dense_pair: float = 2.3e-9
     """A pair: scores, mask, softmax and sum of values."""
 
+    torch_call: float = 2e-5
+    """A call of torch's own attention."""
+
+    torch_pair: float = 1.7e-9
+    """A pair that it looks at."""
+
+    torch_masked: float = 0.1e-9
+    """What a pair costs more where a mask is added."""
+
     tiles_call: float = 3e-5
     """A call."""
 

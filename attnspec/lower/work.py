@@ -106,6 +106,17 @@ class Kernel(Protocol):
 
 
 @runtime_checkable
+class Mergeable(Protocol):
+    """A kernel whose outputs can be merged with those of other keys."""
+
+    def partial(
+        self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, call: Call
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """The output and its log-sum-exps [B, H, n_q], float32 at least, -inf where a query has no
+        key; None for weights that are no softmax."""
+
+
+@runtime_checkable
 class Streamable(Protocol):
     """A kernel that goes on from a state, without what came before."""
 

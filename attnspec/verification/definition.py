@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
 
-from attnspec.backends.common.score_formula import Formula, scale_of, shares
+from attnspec.backends.common.score_formula import Formula, Shares, scale_of, shares
 from attnspec.lower.work import Call, Work
 
 AREA = 1 << 22
@@ -47,12 +47,11 @@ class Definition:
         self, q: torch.Tensor, k: torch.Tensor, tables: Mapping[str, torch.Tensor], part: slice
     ) -> torch.Tensor:
         """The weights [rows of the part, n] of q [n_q, d] and k [n, d]; tables [1, buckets]."""
-        weights, total = self._shares(q, k, tables, part)
-        return weights if total is None else weights / total
+        return self._shares(q, k, tables, part).weights
 
     def _shares(
         self, q: torch.Tensor, k: torch.Tensor, tables: Mapping[str, torch.Tensor], part: slice
-    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+    ) -> Shares:
         """The same as numerators and what divides them."""
         rows = self.rows[part]
         scores = (q[rows - (len(k) - len(q))] * scale_of(self.work, q.shape[1])) @ k.T
@@ -82,17 +81,18 @@ class Definition:
         sums, steady = ([torch.zeros_like(x) for x in leaves] for _ in range(2))
         outs = []
         for part in self.parts():
-            weights, total = self._shares(q, k, learned, part)
-            out = (weights if total is None else weights / total) @ v
+            found = self._shares(q, k, learned, part)
+            out = found.weights @ v
             outs.append(out.detach())
             if not out.requires_grad:
                 continue
-            fixed = weights if total is None else weights / total.detach()
+            total = None if found.total is None else found.total.detach()
+            fixed = replace(found, total=total).weights
             for from_out, into in ((out, sums), (fixed @ v, steady)):
-                found = torch.autograd.grad(
+                grads = torch.autograd.grad(
                     from_out, leaves, grad[part], allow_unused=True, retain_graph=True
                 )
-                for result, share in zip(into, found, strict=True):
+                for result, share in zip(into, grads, strict=True):
                     if share is not None:
                         result += share
         tensors = torch.cat(outs), *sums

@@ -23,10 +23,9 @@ from torch.nn import functional
 from attnspec.backends.bands.attention import Step, SteppedAttention
 from attnspec.backends.bands.changed_scores import ScoreChanges
 from attnspec.backends.bands.per_sample import ReadingKernel
+from attnspec.backends.common.exact import in_rows
 from attnspec.backends.common.kv_keeper import Keeper
-from attnspec.backends.common.pieces import in_rows
 from attnspec.backends.common.score_formula import Formula, scale_of
-from attnspec.backends.common.threads import each
 from attnspec.backends.common.torch_modes import is_transformed
 from attnspec.backends.factored.features.kernel import FeatureKernel
 from attnspec.backends.factored.features.maps import Tables
@@ -147,7 +146,7 @@ class HybridKernel:
                 found[1][:, :, :, at] = math.inf
             return states, at
 
-        return Merging(out, total, top, frames, each(part, self._shares(given)))
+        return Merging(out, total, top, frames, [part(share) for share in self._shares(given)])
 
     def _merge(
         self, given: Given, found: Sequence[torch.Tensor]
@@ -241,7 +240,7 @@ class HybridKernel:
             return target.tables, of_changes
 
         of_changes = _zeros(self._tables(call))
-        for share, found in zip(shares_of, each(part, range(len(shares_of))), strict=True):
+        for share, found in zip(shares_of, map(part, range(len(shares_of))), strict=True):
             for name, total in into.part(share).tables.items():
                 total.add_(found[0][name])
             for name, changed in found[1].items():
