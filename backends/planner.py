@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, replace
 from attnspec.backends import BACKENDS
 from attnspec.backends.plugins import installed, installed_names
 from attnspec.backends.rows.backend import RowsBackend
+from attnspec.backends.torch_call.backend import TorchCall
 from attnspec.graphs.bind import BindError, extents_of, located
 from attnspec.graphs.token_sets import StandIn
 from attnspec.ir.program import Program
@@ -28,6 +29,12 @@ for a graph whose pairs are spread out."""
 
 ROWS = RowsBackend()
 """What runs a few queries, where no backend is asked for by name."""
+
+TORCH = TorchCall()
+"""Torch's own call."""
+
+SHORT = 1 << 16
+"""Pairs up to which nothing is quicker than one call."""
 
 
 @dataclass(frozen=True)
@@ -196,18 +203,20 @@ def candidates(work: Work, device: str, backend: str = AUTO) -> tuple[Candidate,
         refusal = refusal_of(each, work, device)
         found.append(Candidate(each, None if refusal else each.cost(work), refusal))
 
-    def rank(candidate: Candidate) -> tuple[bool, bool, float]:
-        named = candidate.backend.name == backend
-        return not named, candidate.refusal is not None, candidate.seconds or 0.0
+    first = _evident(work, device)
+
+    def rank(candidate: Candidate) -> tuple[bool, bool, bool, float]:
+        named, evident = candidate.backend.name == backend, candidate.backend is first
+        return not named, candidate.refusal is not None, not evident, candidate.seconds or 0.0
 
     found.sort(key=rank)
-    first = found[0]
-    if first.refusal is not None and backend == AUTO:
+    chosen = found[0]
+    if chosen.refusal is not None and backend == AUTO:
         able = [c for c in found if work.mechanism is None or runs_mechanisms(c.backend)]
         reasons = "; ".join(f"{c.backend.name}, {c.refusal}" for c in able)
         raise BackendError(f"no backend runs this: {reasons}")
-    if first.refusal is not None:
-        raise BackendError(f"the backend {first.backend.name} refuses: {first.refusal}")
+    if chosen.refusal is not None:
+        raise BackendError(f"the backend {chosen.backend.name} refuses: {chosen.refusal}")
     return tuple(found)
 
 
@@ -216,9 +225,9 @@ def choose(work: Work, device: str, backend: str = AUTO) -> Backend:
     check_backend(backend)
     if backend != AUTO:
         return candidates(work, device, backend)[0].backend
-    if refusal_of(ROWS, work, device) is None:
-        # nothing reads fewer keys, and planning anything else takes longer than running this
-        return ROWS
+    evident = _evident(work, device)
+    if evident is not None:
+        return evident
     best: tuple[float, Backend] | None = None
     for each in sorted((*BACKENDS, *installed()), key=lambda each: each.least):
         if best is not None and best[0] <= each.least:
@@ -230,6 +239,15 @@ def choose(work: Work, device: str, backend: str = AUTO) -> Backend:
     if best is None:
         return candidates(work, device, backend)[0].backend
     return best[1]
+
+
+def _evident(work: Work, device: str) -> Backend | None:
+    """What runs a work so well that planning anything else takes longer than running it."""
+    if refusal_of(ROWS, work, device) is None:
+        # nothing reads fewer keys
+        return ROWS
+    short = work.n_q * work.n_k <= SHORT
+    return TORCH if short and refusal_of(TORCH, work, device) is None else None
 
 
 def _verdict(candidate: Candidate, chosen: bool, is_estimated: bool) -> str:

@@ -7,6 +7,7 @@ only where masks do.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import Protocol
 
 import numpy as np
 
@@ -37,6 +38,30 @@ _LOOKED = 1 << 22
 """Pairs evaluated in one go."""
 
 
+class Places(Protocol):
+    """One side of a layout: tiles of `size` places for the positions first <= p < last, which
+    `positions` lists tile after tile, -1 beyond short ones; `natural` where they follow one
+    another."""
+
+    @property
+    def first(self) -> int: ...
+
+    @property
+    def last(self) -> int: ...
+
+    @property
+    def size(self) -> int: ...
+
+    @property
+    def count(self) -> int: ...
+
+    @property
+    def natural(self) -> bool: ...
+
+    @property
+    def positions(self) -> np.ndarray: ...
+
+
 @dataclass(frozen=True, eq=False)
 class StepLayout:
     """The non-empty tiles of one step.
@@ -46,8 +71,8 @@ class StepLayout:
     [m, q.size, k.size], without repetitions, False beyond the keys of a short tile.
     """
 
-    q: Axis
-    k: Axis
+    q: Places
+    k: Places
     starts: np.ndarray
     keys: np.ndarray
     kinds: np.ndarray

@@ -112,6 +112,8 @@ def layouts_of(
         return (Layout("its tiles", "tile", tuple(_runs(found, n_q, n_k))),)
     if name == "ScatteredKernel":
         return _edges(found, n_q, n_k)
+    if name == "TorchCallKernel":
+        return (Layout("its call", "pair", (_call(found, n_q, n_k, data),)),)
     if name == "RowsKernel":
         return (Layout("its rows", "row", (_rows(found, n_q, n_k, data),)),)
     return None
@@ -202,6 +204,24 @@ def _edges(kernel: Any, n_q: int, n_k: int) -> tuple[Layout, ...]:
             "place",
             (_single("key", by_key + np.int32(n_k - n_q), keys, real[places]),),
         ),
+    )
+
+
+def _call(kernel: Any, n_q: int, n_k: int, data: Mapping[str, torch.Tensor]) -> Blocks:
+    (part,) = kernel._parts(torch.zeros(1, 1, n_q, 1), Call(data=data))
+    held = None
+    if part.causal:
+        held = np.tri(n_k, dtype=bool)[None]
+    elif part.bias is not None:
+        held = np.broadcast_to((part.bias[0, :1] > -torch.inf).numpy(), (1, n_q, n_k))
+    return Blocks(
+        "the call",
+        np.arange(n_k - n_q, n_k)[None],
+        n_k,
+        lambda low, high: np.arange(n_k)[None],
+        lambda low, high: held,
+        True,
+        (1, 1),
     )
 
 

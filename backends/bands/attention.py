@@ -18,7 +18,12 @@ from attnspec.backends.bands.blocks import Piece, TensorStrip
 from attnspec.backends.bands.changed_scores import HeadScores, ScoreChanges
 from attnspec.backends.bands.views import Ordered, Read, frame_of, ordered_frame, scratch
 from attnspec.layout.batches import strips_of
+from attnspec.layout.stacking import stacked
 from attnspec.layout.tile_layout import StepLayout
+from attnspec.lower.cache import Cache, apart
+
+STACKS = 4
+"""Numbers of samples for which layouts are kept, where samples are padded differently."""
 
 HELD = 1 << 22
 """Numbers of queries or keys that are computed together, about: what is put in order is a copy."""
@@ -76,8 +81,10 @@ class SteppedAttention:
         changes: ScoreChanges | None = None,
         one_more: bool = False,
     ) -> None:
+        self.layouts = tuple(layouts)
         self.steps = [Step(layout) for layout in layouts]
         self.changes, self.one_more = changes, one_more
+        self._several: Cache[int, SteppedAttention] = Cache(STACKS)
 
     def forward(
         self,
@@ -91,6 +98,12 @@ class SteppedAttention:
         """q [B, K, R, n_q, d], k and v [B, K, n_k, d], padding bool [B, n_k], learned tables
         [K R, buckets] -> the output like q and the log-sum-exps [B, K, R, n_q], -inf where a query
         has no key."""
+        several = self._stacked(q, k, padding)
+        if several is not None and padding is not None:
+            keys = [_as_one(x, KEYS) for x in (k, v)]
+            found = several.forward(_as_one(q, QUERIES), *keys, padding.reshape(1, -1), scale)
+            out, lse = (_as_many(x, QUERIES, len(q)) for x in found)
+            return out, lse
         wide = torch.promote_types(q.dtype, torch.float32)
         shape = q.shape
         if self.steps and self.steps[0].complete:
@@ -107,6 +120,24 @@ class SteppedAttention:
             out *= torch.exp(lse - total)[..., None].to(out.dtype)
             lse = total
         return out, lse
+
+    def _stacked(
+        self, q: torch.Tensor, k: torch.Tensor, padding: torch.Tensor | None
+    ) -> SteppedAttention | None:
+        """What computes short samples of different padding in the calls of one sequence; None
+        where they are computed together anyway, or one by one."""
+        batch = len(q)
+        if padding is None or self.changes is not None or not self.layouts:
+            return None
+        if batch * k.shape[2:].numel() > HELD or bool((padding == padding[:1]).all()):
+            return None
+        sizes = q.shape[3], k.shape[2]
+
+        def several() -> SteppedAttention:
+            layouts = [stacked([layout] * batch, *sizes) for layout in self.layouts]
+            return SteppedAttention(layouts, None, self.one_more)
+
+        return self._several.get(batch, lambda: apart(several))
 
     def _forward_part(
         self,
@@ -183,6 +214,19 @@ class SteppedAttention:
         and what `forward` returned. The first three are added to what is in `into`, if it is there,
         in the type of the log-sum-exps."""
         q, k, v, out, lse = saved
+        several = self._stacked(q, k, padding)
+        if several is not None and padding is not None:
+            axes = QUERIES, KEYS, KEYS
+            rows = [_as_one(x, QUERIES) for x in (grad, q, out, lse)]
+            keys = [_as_one(x, KEYS) for x in (k, v)]
+            given = (rows[1], *keys, *rows[2:])
+            found = several.backward(rows[0], given, padding.reshape(1, -1), scale)
+            grads = [_as_many(x, axis, len(q)) for x, axis in zip(found, axes, strict=True)]
+            if into is None:
+                return tuple(grads)
+            for target, share in zip(into, grads, strict=True):
+                target += share
+            return into[0], into[1].to(k.dtype), into[2].to(v.dtype)
         # a query without a key has weights 0 whatever its log-sum-exp, as long as it is finite
         lse = lse.masked_fill(lse == -math.inf, 0.0)
         wide = lse.dtype
@@ -275,9 +319,23 @@ def _samples(
         yield slice(low, high), None if padding is None else padding[low]
 
 
+QUERIES, KEYS = 3, 2
+"""The axes of positions in tensors of queries, [B, K, R, n_q, …], and of keys, [B, K, n_k, …]."""
+
+
+def _as_one(x: torch.Tensor, axis: int) -> torch.Tensor:
+    """Samples [B, K, …, n, …] with positions along an axis as one [1, K, …, B n, …]."""
+    return x.movedim(0, axis - 1).flatten(axis - 1, axis)[None]
+
+
+def _as_many(x: torch.Tensor, axis: int, batch: int) -> torch.Tensor:
+    """One sample as the `batch` that it was made of."""
+    return torch.unflatten(x[0], axis - 1, (batch, -1)).movedim(axis - 1, 0)
+
+
 def _flat(x: torch.Tensor, lead: int) -> torch.Tensor:
     """A tensor to write to with its first dimensions as one."""
-    return x.view(-1, *x.shape[lead:])
+    return x.view(x.shape[:lead].numel(), *x.shape[lead:])
 
 
 def _piece_back(

@@ -8,9 +8,10 @@ import torch
 
 from attnspec.backends.bands.attention import SteppedAttention
 from attnspec.backends.bands.changed_scores import ScoreChanges
-from attnspec.backends.common.exact import Partial, SoftmaxKernel
+from attnspec.backends.common.exact import JoinedKernel, Partial, SoftmaxKernel
 from attnspec.backends.tiles.kernel import TiledKernel
 from attnspec.layout.runs import runs_of
+from attnspec.layout.stacking import stacked
 from attnspec.layout.tile_layout import StepLayout, tile_layout
 from attnspec.lower.cache import apart
 from attnspec.lower.work import Call, Work
@@ -66,3 +67,60 @@ class SteppedKernel(SoftmaxKernel):
 
     def traced(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, call: Call) -> torch.Tensor:
         return self.tiled.traced(q, k, v, call)
+
+
+class JoinedSteps(JoinedKernel):
+    """Heads of different graphs as one sequence of as many positions, whose steps are theirs."""
+
+    def __init__(
+        self,
+        groups: Sequence[tuple[Work, tuple[int, ...]]],
+        device: torch.device,
+        layouts: Sequence[Sequence[StepLayout]],
+    ) -> None:
+        self.work = groups[0][0]
+        self.each = [
+            (SteppedKernel(work, members, device, mine), len(members))
+            for (work, members), mine in zip(groups, layouts, strict=True)
+        ]
+        heads = [
+            mine for mine, (_, count) in zip(layouts, self.each, strict=True) for _ in range(count)
+        ]
+        sizes = self.work.n_q, self.work.n_k
+        steps = [stacked(step, *sizes) for step in zip(*heads, strict=True)]
+        self.attention = SteppedAttention(steps, None, self.work.normalize == "softmax1")
+
+    def forward(
+        self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, call: Call, scale: float
+    ) -> Partial:
+        keys = [_of_heads(x, q.shape[2]) for x in (k, v)]
+        padding = _for_heads(call.padding, q.shape[1] * q.shape[2])
+        out, lse = self.attention.forward(_of_queries(q), *keys, padding, scale)
+        return out.reshape(q.shape), lse.reshape(q.shape[:-1])
+
+    def backward(
+        self, grad: torch.Tensor, saved: Sequence[torch.Tensor], call: Call, scale: float
+    ) -> Sequence[torch.Tensor]:
+        q, k, v, out, lse = saved
+        padding = _for_heads(call.padding, q.shape[1] * q.shape[2])
+        keys = [_of_heads(x, q.shape[2]) for x in (k, v)]
+        given = (_of_queries(q), *keys, _of_queries(out), lse.reshape(len(q), 1, 1, -1))
+        found = self.attention.backward(_of_queries(grad), given, padding, scale)
+        shape = (len(q), k.shape[1], q.shape[2], k.shape[2], -1)
+        of_keys = [x.reshape(shape).sum(2) for x in found[1:]]
+        return found[0].reshape(q.shape), of_keys[0], of_keys[1]
+
+
+def _of_queries(x: torch.Tensor) -> torch.Tensor:
+    """[B, K, R, n, d] as one head [B, 1, 1, K R n, d]."""
+    return x.reshape(len(x), 1, 1, -1, x.shape[-1])
+
+
+def _of_heads(x: torch.Tensor, ratio: int) -> torch.Tensor:
+    """The keys of every query head, [B, K, n, d], as those of one head [B, 1, K R n, d]."""
+    return x.repeat_interleave(ratio, 1).reshape(len(x), 1, -1, x.shape[-1])
+
+
+def _for_heads(padding: torch.Tensor | None, heads: int) -> torch.Tensor | None:
+    """Padding [B, n] once for every head [B, H n]."""
+    return None if padding is None else padding.repeat(1, heads)

@@ -14,7 +14,7 @@ from threading import local
 import numpy as np
 import torch
 
-from attnspec.layout.axes import Axis
+from attnspec.layout.tile_layout import Places
 
 KEPT = 1 << 24
 """Numbers in the largest buffer that is kept for the next call."""
@@ -47,7 +47,7 @@ class Frame:
         return np.asarray(self.real.all(axis=1))
 
 
-def frame_of(axis: Axis) -> Frame:
+def frame_of(axis: Places) -> Frame:
     """The tiles of a side where they lie among the positions from `axis.first` on."""
     places = (axis.positions - axis.first).reshape(axis.count, axis.size)
     real = axis.positions.reshape(axis.count, axis.size) >= 0

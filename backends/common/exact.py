@@ -7,7 +7,7 @@ and dropout, on other devices, and for derivatives of derivatives.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import TypeAlias
 
@@ -16,7 +16,7 @@ from torch.nn import functional
 
 from attnspec.backends.common.score_formula import scale_of
 from attnspec.backends.common.torch_modes import is_transformed
-from attnspec.lower.work import Call, Work
+from attnspec.lower.work import Call, Traceable, Work
 
 Partial: TypeAlias = "tuple[torch.Tensor, torch.Tensor]"
 """An output [..., n_q, d_v] and its log-sum-exps [..., n_q], float32 at least, -inf where a query
@@ -80,6 +80,40 @@ class SoftmaxKernel:
         else:
             out, lse = self.forward(parts[0], parts[1], parts[2], call, scale)
         return out[..., :out_size], lse
+
+
+class JoinedKernel(SoftmaxKernel):
+    """Heads of different graphs in the calls of one; where the fast way cannot go, each of `each`
+    by itself, which runs so many of the heads, one after the other."""
+
+    each: Sequence[tuple[SoftmaxKernel, int]]
+
+    def make_traceable(self) -> None:
+        """Builds what a traced call runs."""
+        for kernel, _ in self.each:
+            if isinstance(kernel, Traceable):
+                kernel.make_traceable()
+
+    def composed(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, call: Call) -> Partial:
+        found = [kernel.composed(*parts, call) for kernel, parts in self._apart(q, k, v)]
+        out, lse = (torch.cat(parts, 1) for parts in zip(*found, strict=True))
+        return out.view(*q.shape[:-1], -1), lse.view(q.shape[:-1])
+
+    def traced(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, call: Call) -> torch.Tensor:
+        outs = [kernel.traced(*parts, call).flatten(1, 2) for kernel, parts in self._apart(q, k, v)]
+        return torch.cat(outs, 1).view(*q.shape[:-1], v.shape[-1])
+
+    def _apart(
+        self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor
+    ) -> Iterator[tuple[SoftmaxKernel, tuple[torch.Tensor, torch.Tensor, torch.Tensor]]]:
+        """The kernel of each graph with its heads, every one with keys of its own."""
+        every = q.flatten(1, 2)[:, :, None]
+        keys, values = (x.repeat_interleave(q.shape[2], 1) for x in (k, v))
+        low = 0
+        for kernel, count in self.each:
+            part = slice(low, low + count)
+            yield kernel, (every[:, part], keys[:, part], values[:, part])
+            low += count
 
 
 class _Differentiable(torch.autograd.Function):

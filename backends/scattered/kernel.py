@@ -264,7 +264,9 @@ class ScatteredKernel:
         if rest or not outs:
             # without keys, which the formula says in a way that can be differentiated
             none = q[:, :, :, :rest, None], k[:, :, None, :0], v[:, :, None, :0]
-            outs.append(self.formula(*none, Blocks(None, None), call).squeeze(4))
+            out, lse = self.formula.partial(*none, Blocks(None, None), call)
+            outs.append(out.squeeze(4))
+            sums.append(lse)
         out = torch.cat(outs, 3)
         out = out if self.back is None else out.index_select(3, self.back)
         return out, self._in_order(sums, q[..., 0])

@@ -64,7 +64,7 @@ class TiledKernel:
 
     def traced(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, call: Call) -> torch.Tensor:
         """The output [B, K, R, n_q, d_v] of q [B, K, R, n_q, d]."""
-        if not (self.plain and q.shape[-1] and v.shape[-1]) or is_transformed():
+        if not self._fuses(q, k, v):
             return self.composed(q, k, v, call)[0]
         outs = [
             self._sdpa(rows_of(q, piece), keys_of(k, piece), keys_of(v, piece), piece, call)
@@ -73,6 +73,13 @@ class TiledKernel:
         if not outs:
             return self._nothing(q, k, v, call)[0]
         return self._in_order([out.flatten(3, 4) for out in outs])
+
+    def _fuses(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> bool:
+        """Whether torch's own attention does, which on the CPU has no second derivative."""
+        if not (self.plain and q.shape[-1] and v.shape[-1]) or is_transformed():
+            return False
+        graded = torch.is_grad_enabled() and any(x.requires_grad for x in (q, k, v))
+        return torch.compiler.is_compiling() or not (q.is_cpu and graded)
 
     def composed(
         self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, call: Call

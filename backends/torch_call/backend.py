@@ -7,11 +7,12 @@ for all samples and heads. Padding at one end shortens the call, where a mask wo
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from attnspec.backends.torch_call.forms import Form, form_of
 from attnspec.lower.cost_model import Amounts, current
-from attnspec.lower.work import Alibi, Kernel, Work
+from attnspec.lower.work import Alibi, Kernel, Work, differ_in_pairs_alone
 
 if TYPE_CHECKING:
     import torch
@@ -57,6 +58,21 @@ class TorchCall:
 
     def steps(self, work: Work) -> tuple[str, ...]:
         return (f"one call, {form_of(work).value}",)
+
+    def joins(self, works: Sequence[Work]) -> bool:
+        """Whether works of several heads that differ in their pairs alone are one call."""
+        first = works[0]
+        numbers = len(works) * first.n_q * first.n_k
+        plain = not first.reads and not first.changes
+        return plain and numbers <= MOST and differ_in_pairs_alone(works)
+
+    def build_joined(
+        self, groups: Sequence[tuple[Work, tuple[int, ...]]], device: torch.device
+    ) -> Kernel:
+        """The kernel of several groups of heads, one after the other."""
+        from attnspec.backends.torch_call.kernel import JoinedCall
+
+        return JoinedCall(groups, device)
 
     def build(self, work: Work, heads: tuple[int, ...], device: torch.device) -> Kernel:
         from attnspec.backends.torch_call.kernel import TorchCallKernel

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch.nn import functional
 
-from attnspec.backends.common.exact import Partial, SoftmaxKernel
+from attnspec.backends.common.exact import JoinedKernel, Partial, SoftmaxKernel
 from attnspec.backends.common.score_formula import scale_of, slopes_of
 from attnspec.backends.common.torch_modes import is_transformed
 from attnspec.backends.dense.kernel import DenseKernel
@@ -210,6 +210,28 @@ class TorchCallKernel(SoftmaxKernel):
         )
 
 
+class JoinedCall(JoinedKernel, TorchCallKernel):
+    """One call for heads of different graphs, each with a mask of its own."""
+
+    def __init__(
+        self, groups: Sequence[tuple[Work, tuple[int, ...]]], device: torch.device
+    ) -> None:
+        heads = tuple(head for _, members in groups for head in members)
+        super().__init__(groups[0][0], heads, device, Form.MASK)
+        self.calls = [TorchCallKernel(work, mine, device, Form.MASK) for work, mine in groups]
+        self.each = [(call, len(call.heads)) for call in self.calls]
+
+    def _bias(self, kind: torch.dtype) -> torch.Tensor:
+        if kind not in self._biases:
+            # each by itself is needed no longer
+            parts = [
+                call._bias(kind).expand(-1, count, -1, -1)
+                for call, (_, count) in zip(self.calls, self.each, strict=True)
+            ]
+            self._biases[kind] = apart(lambda: torch.cat(parts, 1))
+        return self._biases[kind]
+
+
 def _attended(
     part: Part, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scale: float
 ) -> Partial:
@@ -240,8 +262,8 @@ def _whole(part: Part, q: torch.Tensor, k: torch.Tensor) -> bool:
 def _mask(relation: Relation, n_q: int, n_k: int, kind: torch.dtype) -> torch.Tensor:
     """0 for a pair of the relation, -inf for another: [1, 1, n_q, n_k]."""
     q_at, k_at = np.arange(n_k - n_q, n_k)[:, None], np.arange(n_k)[None]
-    held = np.broadcast_to(evaluate_pairs(relation, q_at, k_at, n_k), (n_q, n_k))
-    return _added(torch.from_numpy(np.ascontiguousarray(held))[None, None], kind)
+    held = np.array(np.broadcast_to(evaluate_pairs(relation, q_at, k_at, n_k), (n_q, n_k)))
+    return _added(torch.from_numpy(held)[None, None], kind)
 
 
 def _added(mask: torch.Tensor, kind: torch.dtype) -> torch.Tensor:

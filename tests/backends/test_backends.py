@@ -24,7 +24,6 @@ from torch.nn import functional
 import attnspec.backends.common.pieces
 from attnspec.backends import BACKENDS
 from attnspec.backends.common.score_formula import bucket_of, thresholds
-from attnspec.backends.dense.kernel import LARGE
 from attnspec.backends.planner import candidates, plan
 from attnspec.graphs.patterns import BY_NAME
 from attnspec.ir.serial import plan_data
@@ -336,16 +335,6 @@ def test_pieces_and_large_sizes_change_nothing(
         given = tensors(1, 4, 300, 300, key_heads=2)
         exact = with_gradients(defined(spec, *given), given)
         assert_agree(with_gradients(module(*given), given), exact, exact)
-
-
-def test_dense_is_the_same_fused() -> None:
-    spec, module = spec_of(GRAPHS["blocks"]), module_of(GRAPHS["blocks"], "dense")
-    given = tensors(2, 8, 600, 600, key_heads=4)
-    assert 2 * 8 * 600 * 600 >= LARGE
-    padding = torch.ones(2, 600, dtype=torch.bool)
-    padding[0, 500:] = False
-    exact = with_gradients(defined(spec, *given, padding=padding), given)
-    assert_agree(with_gradients(module(*given, key_padding_mask=padding), given), exact, exact)
 
 
 def test_refusals() -> None:

@@ -32,9 +32,6 @@ SIZE = 64
 ELEMENT = 4
 """Bytes of a number where none are given: float32."""
 
-FUSED = 1 << 22
-"""Scores from which on the dense definition goes through a fused kernel, which keeps none."""
-
 PIECE = 1 << 19
 """Numbers in the largest temporary of a kernel that works in pieces."""
 
@@ -244,12 +241,19 @@ def _useful(stack: Stack, work: Work, layer: int, head: int) -> int | None:
 def _dense(work: Work, heads: int, size: int) -> _Amounts:
     pairs = work.n_q * work.n_k
     tensors = 4 * work.n_q * size
-    # the mask as booleans, and as numbers for a fused kernel; distances in eight bytes
+    # the mask as booleans, distances in eight bytes
     mask = pairs + (8 * pairs if work.changes else 0)
-    if work.plain and heads * pairs >= FUSED:
-        return _Amounts(pairs, tensors, 0, mask + 4 * pairs, True)
     # scores are written, changed, weighed, and read for the product with the values
     return _Amounts(pairs, tensors + 8 * pairs, 3 * pairs * heads, mask, False)
+
+
+def _torch(work: Work, heads: int, size: int) -> _Amounts:
+    from attnspec.backends.torch_call.forms import Form, form_of
+
+    form, pairs = form_of(work), work.n_q * work.n_k
+    masks = 4 * pairs * (heads if work.changes else 1)
+    needed = work.changes or form is Form.MASK
+    return _Amounts(pairs, 4 * work.n_q * size, 0, masks if needed else 0, True)
 
 
 def _rows(work: Work, heads: int, size: int) -> _Amounts:
@@ -312,6 +316,7 @@ def _scattered(work: Work, heads: int, size: int) -> _Amounts:
 
 
 _AMOUNTS = {
+    "torch": _torch,
     "dense": _dense,
     "rows": _rows,
     "tiles": _tiles,
