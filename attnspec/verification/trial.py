@@ -95,9 +95,13 @@ class Trial:
             shape.layers[0], shape.heads, shape.heads, shape.n_q, shape.n, "cpu"
         )
         given = check_inputs(module.program, data, 1, shape.n, torch.device("cpu"))
-        kernels = {head: group.kernel for group in prepared.groups for head in group.heads}
+        kernels = {
+            head: (group.kernel, place)
+            for group in prepared.groups
+            for place, head in enumerate(group.heads)
+        }
         if forced:
-            for kernel in kernels.values():
+            for kernel, _ in kernels.values():
                 if hasattr(kernel, "dense_seconds"):
                     # bands that were asked for are tried also where dense would cost less
                     kernel.dense_seconds = math.inf
@@ -109,9 +113,10 @@ class Trial:
                 heads,
                 relation,
                 runs,
-                layouts_of(kernels[heads[0]], shape.n_q, shape.n, given),
+                layouts_of(kernel, shape.n_q, shape.n, given, place),
             )
             for (work, heads), relation, runs in zip(works, relations, chosen, strict=True)
+            for kernel, place in (kernels[heads[0]],)
         ]
         for part in found:
             (self.parts if part.work.mechanism is None else self.formulas).append(part)

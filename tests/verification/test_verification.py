@@ -525,7 +525,7 @@ def test_verification_has_limits() -> None:
 
 def test_what_refuses_is_named() -> None:
     found = verify_each(spec_of("attend full normalize relu").program, 64, BACKEND_NAMES)
-    assert [name for name, _ in found.refused] == ["bands"]
+    assert [name for name, _ in found.refused] == ["torch", "bands"]
     assert "not run: the backend bands refuses: results that `relu` normalises" in str(found)
     with pytest.raises(BackendError, match="results that `relu` normalises"):
         verify_each(spec_of("attend full normalize relu").program, 64, ["bands"])
@@ -575,9 +575,10 @@ def test_graphs_and_mechanisms_of_one_spec_are_verified_apart() -> None:
     said = " ".join(emit_spec(spec_of(MIXED).elaborated).split())
     assert (
         "Verified at n = 65 when it was compiled, graphs and mechanisms apart, by the backends"
-        " dense, tiles, bands, scattered, factored: every pair, values and gradients;" in said
+        " torch, dense, tiles, bands, scattered, factored: every pair, values and gradients;"
+        in said
     )
-    assert "; at n = 193 every pair of tiles, bands, scattered, factored." in said
+    assert "; at n = 193 every pair of torch, tiles, bands, scattered, factored." in said
 
 
 @pytest.mark.parametrize("wrong", ["factored", "bands"])
@@ -603,7 +604,7 @@ def test_a_compile_finds_what_goes_wrong_with_several_tiles_alone(
 ) -> None:
     spec = spec_of(STRIDED)
     said = " ".join(emit_spec(spec.elaborated).split())
-    assert "; at n = 193 every pair of tiles, bands, scattered." in said
+    assert "; at n = 193 every pair of torch, tiles, bands, scattered." in said
     laid_out = step_layout
 
     def wrong(found: Classified, relation: Relation, n: int) -> StepLayout:
@@ -631,6 +632,6 @@ def test_a_spec_of_one_length_is_verified_there_alone() -> None:
     longer = spec_of("sequence grid(16, 70) attend neighborhood(3, 5)")
     said = " ".join(emit_spec(longer.elaborated).split())
     assert "Verified at n = 1,120, its one length" in said
-    assert "every pair of tiles, bands, scattered; no values." in said
+    assert "every pair of torch, tiles, bands, scattered; no values." in said
     text = emit_spec(spec_of("sequence grid(90, 90) attend neighborhood(3, 5)").elaborated)
     assert "Not verified when it was compiled: it has one length, 8,100." in text
