@@ -46,7 +46,8 @@ class Row:
         offered = torch_call(held, padding)
 
         def ours(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
-            return module(q, k, v, key_padding_mask=padding)
+            out: torch.Tensor = module(q, k, v, key_padding_mask=padding)
+            return out
 
         return {OURS: called(ours, inputs, mode), TORCH: called(offered, inputs, mode)}
 

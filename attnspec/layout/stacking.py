@@ -12,15 +12,14 @@ from functools import cached_property
 
 import numpy as np
 
-from attnspec.layout.axes import Axis
-from attnspec.layout.tile_layout import FULL_TILE, Masks, StepLayout
+from attnspec.layout.tile_layout import FULL_TILE, Masks, Places, StepLayout
 
 
 @dataclass(frozen=True, eq=False)
 class StackedAxis:
     """One side of the tiles of several sequences of `length` positions each, in places 0, 1, …"""
 
-    parts: tuple[Axis, ...]
+    parts: tuple[Places, ...]
     length: int
 
     first = 0

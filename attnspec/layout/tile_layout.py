@@ -170,12 +170,12 @@ def _rectangles(layout: StepLayout) -> tuple[list[StepLayout], StepLayout]:
     return parts, _chosen(layout, rest)
 
 
-def _trimmed(axis: Axis, low: int, high: int) -> Axis | None:
+def _trimmed(axis: Places, low: int, high: int) -> Places | None:
     """The tiles with only some of their places, one behind the other; None where their positions
     follow no progression, or would no longer follow one another."""
     if (low, high) == (0, axis.size):
         return axis
-    if axis.natural or not isinstance(axis.side, int):
+    if axis.natural or not isinstance(axis, Axis) or not isinstance(axis.side, int):
         return None
     start, step = axis.tiles.start, axis.tiles.step
     stop = np.minimum(axis.tiles.stop, start + high * step)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Literal, cast, overload
+from typing import Any, cast
 
 import torch
 
@@ -156,34 +156,6 @@ class CompiledAttention(Learner):
     def extra_repr(self) -> str:
         return f"{self.program.name}, backend={self.backend}"
 
-    @overload
-    def forward(
-        self,
-        q: torch.Tensor,
-        k: torch.Tensor,
-        v: torch.Tensor,
-        *,
-        layer: int = ...,
-        key_padding_mask: torch.Tensor | None = ...,
-        dropout_p: float = ...,
-        inputs: Mapping[str, torch.Tensor] | None = ...,
-        return_lse: Literal[False] = ...,
-    ) -> torch.Tensor: ...
-
-    @overload
-    def forward(
-        self,
-        q: torch.Tensor,
-        k: torch.Tensor,
-        v: torch.Tensor,
-        *,
-        layer: int = ...,
-        key_padding_mask: torch.Tensor | None = ...,
-        dropout_p: float = ...,
-        inputs: Mapping[str, torch.Tensor] | None = ...,
-        return_lse: Literal[True],
-    ) -> tuple[torch.Tensor, torch.Tensor]: ...
-
     def forward(
         self,
         q: torch.Tensor,
@@ -195,7 +167,7 @@ class CompiledAttention(Learner):
         dropout_p: float = 0.0,
         inputs: Mapping[str, torch.Tensor] | None = None,
         return_lse: bool = False,
-    ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
+    ) -> Any:
         """Attention of q [B, H, n_q, d], k [B, H_kv, n_k, d], v [B, H_kv, n_k, d_v].
 
         Returns [B, H, n_q, d_v]. Queries are the last n_q of the n_k positions, and H_kv divides H.

@@ -43,7 +43,10 @@ class Alone(CompiledAttention):
         key_padding_mask: torch.Tensor | None = None,
         dropout_p: float = 0.0,
         inputs: Mapping[str, torch.Tensor] | None = None,
+        return_lse: bool = False,
     ) -> torch.Tensor:
+        if return_lse:
+            raise ValueError("a file that stands alone returns no log-sum-exps")
         out: torch.Tensor = self.alone[0](
             q,
             k,

@@ -129,8 +129,8 @@ def layouts_of(
 
 
 def _steps(attention: Any, at_q: torch.Tensor, at_k: torch.Tensor, back: bool) -> Iterator[Blocks]:
-    """The pieces that are computed, forward or on the way back, where the positions of queries, from
-    1, and of keys are in place of their rows."""
+    """The pieces that are computed, forward or on the way back, where positions, of queries from 1,
+    are in place of their rows."""
     for number, step in enumerate(attention.steps, 1):
         read = step.backward_keys if back else step.keys
         # what is taken stands in a buffer that the next one uses

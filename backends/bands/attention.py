@@ -100,8 +100,8 @@ class SteppedAttention:
         has no key."""
         several = self._stacked(q, k, padding)
         if several is not None and padding is not None:
-            keys = [_as_one(x, KEYS) for x in (k, v)]
-            found = several.forward(_as_one(q, QUERIES), *keys, padding.reshape(1, -1), scale)
+            parts = _as_one(q, QUERIES), _as_one(k, KEYS), _as_one(v, KEYS)
+            found = several.forward(*parts, padding.reshape(1, -1), scale)
             out, lse = (_as_many(x, QUERIES, len(q)) for x in found)
             return out, lse
         wide = torch.promote_types(q.dtype, torch.float32)

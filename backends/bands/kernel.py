@@ -63,7 +63,10 @@ class SteppedKernel(SoftmaxKernel):
         return self.attention.backward(grad, saved, call.padding, scale, call.tables)
 
     def composed(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, call: Call) -> Partial:
-        return self.tiled.composed(q, k, v, call)
+        out, lse = self.tiled.composed(q, k, v, call)
+        if lse is None:
+            raise ValueError(f"`{self.work.normalize}` has no log-sum-exps")
+        return out, lse
 
     def traced(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, call: Call) -> torch.Tensor:
         return self.tiled.traced(q, k, v, call)
@@ -93,9 +96,9 @@ class JoinedSteps(JoinedKernel):
     def forward(
         self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, call: Call, scale: float
     ) -> Partial:
-        keys = [_of_heads(x, q.shape[2]) for x in (k, v)]
+        parts = _of_queries(q), _of_heads(k, q.shape[2]), _of_heads(v, q.shape[2])
         padding = _for_heads(call.padding, q.shape[1] * q.shape[2])
-        out, lse = self.attention.forward(_of_queries(q), *keys, padding, scale)
+        out, lse = self.attention.forward(*parts, padding, scale)
         return out.reshape(q.shape), lse.reshape(q.shape[:-1])
 
     def backward(

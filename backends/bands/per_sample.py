@@ -18,6 +18,9 @@ from attnspec.backends.bands.kernel import SteppedKernel
 from attnspec.backends.common.masks import with_data
 from attnspec.backends.common.torch_modes import is_transformed
 from attnspec.backends.dense.kernel import DenseKernel
+from attnspec.backends.torch_call.backend import TorchCall
+from attnspec.backends.torch_call.forms import Form
+from attnspec.backends.torch_call.kernel import TorchCallKernel
 from attnspec.layout.steps import bands_of, layouts_of, seconds_of
 from attnspec.lower.cache import Cache, apart
 from attnspec.lower.work import Call, Kernel, Mergeable, Work
@@ -128,6 +131,8 @@ class ReadingBands(ReadingKernel):
         return SteppedKernel(work, self.heads, self.device, layouts)
 
     def unknown(self) -> Kernel:
+        if TorchCall().refuses(self.work, self.device.type) is None:
+            return TorchCallKernel(self.work, self.heads, self.device, Form.MASK)
         return DenseKernel(self.work, self.heads, self.device)
 
 

@@ -133,6 +133,7 @@ class _Differentiable(torch.autograd.Function):
         q, k, v, out, lse, *tables = ctx.saved_tensors
         call = _with_tables(call, names, tables)
         given, asks = (q, k, v, *tables), ctx.needs_input_grad[5:]
+        grads: Sequence[torch.Tensor | None]
         if torch.is_grad_enabled():
             grads = _again(kernel, call, sizes, given, asks, (grad, of_lse))
         elif grad is None and of_lse is None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from attnspec.lower.cost_model import current, dense_seconds
+from attnspec.lower.cost_model import Amounts, current
 from attnspec.lower.work import Kernel, Work
 
 if TYPE_CHECKING:
@@ -34,7 +34,11 @@ class Dense:
         return None
 
     def cost(self, work: Work) -> float:
-        return dense_seconds(work)
+        return current().seconds(self.amounts(work))
+
+    def amounts(self, work: Work) -> Amounts:
+        """What the work takes."""
+        return {"dense_call": 1, "dense_pair": work.n_q * work.n_k}
 
     def steps(self, work: Work) -> tuple[str, ...]:
         return (f"all {work.n_q:,} x {work.n_k:,} scores",)

@@ -253,7 +253,9 @@ def _torch(work: Work, heads: int, size: int) -> _Amounts:
     form, pairs = form_of(work), work.n_q * work.n_k
     masks = 4 * pairs * (heads if work.changes else 1)
     needed = work.changes or form is Form.MASK
-    return _Amounts(pairs, 4 * work.n_q * size, 0, masks if needed else 0, True)
+    # scores of a part of the queries and keys at a time
+    held = min(256, work.n_q) * min(512, work.n_k)
+    return _Amounts(pairs, 4 * work.n_q * size, held, masks if needed else 0, True)
 
 
 def _rows(work: Work, heads: int, size: int) -> _Amounts:
