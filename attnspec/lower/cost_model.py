@@ -61,13 +61,13 @@ class Rates:
     tiles_row: float = 2e-6
     """A query tile: its share of calls, gathers and copies."""
 
-    tiles_pair_32: float = 3.8e-9
+    tiles_pair_32: float = 9e-9
     """A pair of a tile of 32 queries and 32 keys."""
 
-    tiles_pair_64: float = 3.3e-9
+    tiles_pair_64: float = 7.5e-9
     """A pair of a tile of 64 queries and 64 keys."""
 
-    tiles_pair_128: float = 2.9e-9
+    tiles_pair_128: float = 6.5e-9
     """A pair of a tile of 128 queries and 128 keys."""
 
     tiles_masked: float = 0.4e-9

@@ -251,11 +251,11 @@ def _torch(work: Work, heads: int, size: int) -> _Amounts:
     from attnspec.backends.torch_call.forms import Form, form_of
 
     form, pairs = form_of(work), work.n_q * work.n_k
-    masks = 4 * pairs * (heads if work.changes else 1)
-    needed = work.changes or form is Form.MASK
+    # a mask is kept from call to call, and read by every head
+    masks = pairs if work.changes or form is Form.MASK else 0
     # scores of a part of the queries and keys at a time
     held = min(256, work.n_q) * min(512, work.n_k)
-    return _Amounts(pairs, 4 * work.n_q * size, held, masks if needed else 0, True)
+    return _Amounts(pairs, 4 * work.n_q * size + masks, held, 0, True)
 
 
 def _rows(work: Work, heads: int, size: int) -> _Amounts:
