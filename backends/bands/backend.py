@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from attnspec.layout.steps import aligned_layouts, bands_of, layouts_of, reading_seconds, seconds_of
 from attnspec.lower.cost_model import current, dense_seconds
-from attnspec.lower.work import Kernel, Work, differ_in_pairs_alone
+from attnspec.lower.work import Kernel, Softcap, Work, differ_in_pairs_alone
 
 if TYPE_CHECKING:
     import torch
@@ -48,7 +48,13 @@ class BandsBackend:
         if work.reads:
             # nothing is known before the inputs are; the kernel compares again for every sample
             return reading_seconds(work)
-        return seconds_of(bands_of(work.relation, work.n_q, work.n_k), work.n_q)
+        bands = bands_of(work.relation, work.n_q, work.n_k)
+        seconds = seconds_of(bands, work.n_q)
+        if any(isinstance(change, Softcap) for change in work.changes):
+            # scores that are bent are computed one operation after the other
+            pairs = sum(band.amounts["bands_pair"] for band in bands)
+            seconds += pairs * current().dense_pair
+        return seconds
 
     def steps(self, work: Work) -> tuple[str, ...]:
         if work.reads:

@@ -381,7 +381,7 @@ def test_heads_that_differ_add_up_and_the_larger_is_held() -> None:
 
 
 def test_layers_of_graphs_and_mechanisms_add_up() -> None:
-    both = layer_cost(stack_of("head 0 { attend linear() } head 1 { attend full score softcap(cap = 20.0) }"), 512)
+    both = layer_cost(stack_of("head 0 { attend linear() } head 1 { attend full }"), 512)
     one, other = (layer_cost(stack_of(f"attend {text}"), 512) for text in ("linear()", "full"))
     for name in ("flops", "backward_flops", "bytes"):
         assert 2 * getattr(both, name) == getattr(one, name) + getattr(other, name)

@@ -15,6 +15,7 @@ from dataclasses import dataclass, replace
 from attnspec.analysis.counting.degrees import edges_of
 from attnspec.backends.factored.costs import products_of
 from attnspec.backends.planner import choose
+from attnspec.backends.torch_call.backend import TorchCall
 from attnspec.graphs.relation import Relation
 from attnspec.graphs.stack import MOST_POSITIONS, Stack, TooMuch
 from attnspec.layout.orders import NATURAL
@@ -356,11 +357,15 @@ def _is_cheaper(stack: Stack, n: int) -> bool:
     program = stack.program
     inputs = stand_ins(program)
     plan = dense = 0.0
+    sparse = False
     try:
         for layer in range(stack.program.layer_count):
             for work, heads in works_of(program, layer, program.heads or 1, n, n, inputs):
-                plan += len(heads) * choose(work, "cpu").cost(work)
+                chosen = choose(work, "cpu")
+                sparse |= chosen.name != TorchCall.name
+                plan += len(heads) * chosen.cost(work)
                 dense += len(heads) * dense_seconds(work)
     except AttnSpecError:
         return False
-    return plan < dense
+    # one call for all pairs is dense attention, if only for half of them
+    return sparse and plan < dense
