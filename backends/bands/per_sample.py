@@ -23,7 +23,7 @@ from attnspec.backends.torch_call.forms import Form
 from attnspec.backends.torch_call.kernel import TorchCallKernel
 from attnspec.layout.steps import bands_of, layouts_of, seconds_of
 from attnspec.lower.cache import Cache, apart
-from attnspec.lower.work import Call, Kernel, Mergeable, Work
+from attnspec.lower.work import Call, Kernel, Mergeable, Traceable, Work
 
 KEPT = 32
 """How many samples' layouts a kernel keeps."""
@@ -55,7 +55,8 @@ class ReadingKernel:
 
     def make_traceable(self) -> None:
         """Builds what a traced call runs."""
-        _ = self.dense
+        if isinstance(self.dense, Traceable):
+            self.dense.make_traceable()
 
     def __call__(
         self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, call: Call
