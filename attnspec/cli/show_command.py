@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from pathlib import Path
 
 import click
 
 from attnspec.cli import console
 from attnspec.cli.failures import LimitReached, fitting
-from attnspec.cli.files import require_target, write_picture
+from attnspec.cli.files import require_folder, write_result
 from attnspec.cli.options import (
     count,
     force_option,
@@ -23,13 +25,19 @@ from attnspec.cli.options import (
 )
 from attnspec.cli.specs import length_of, read_inputs, shown_path, spec_at
 from attnspec.ir.program import inputs_of
+from attnspec.show import drawing
 from attnspec.show.figure import Figure, figure
+from attnspec.show.html import html
 from attnspec.show.panels import has_graph, sheet
+from attnspec.show.png import png
+from attnspec.show.svg import svg
 from attnspec.show.tally import TooLong
 from attnspec.show.terminal import Signs, draw
 from attnspec.spec import Spec
 
 DEFAULT_LENGTH = 64
+
+SUFFIXES = (".png", ".svg", ".html")
 
 
 @click.command("show")
@@ -141,3 +149,44 @@ def needed_inputs(spec: Spec, layers: Iterable[int], head: int | None) -> set[st
     heads = range(spec.heads or 1) if head is None else [head]
     attends = [spec.program.attend(layer, one) for layer in layers for one in heads]
     return {name for a in attends if a.graph is not None for name in inputs_of(a.graph)}
+
+
+def require_target(path: str, spec: str) -> None:
+    """Refuse what cannot become a picture, before anything is computed.
+
+    Raises click.UsageError for another suffix and for the spec itself; OSError where there is no
+    folder.
+    """
+    if Path(path).suffix.lower() not in SUFFIXES:
+        raise click.UsageError(
+            f"a picture is a file of {', '.join(SUFFIXES[:-1])} or {SUFFIXES[-1]},"
+            f" got {shown_path(path)!r}"
+        )
+    require_folder(path)
+    if spec != "-" and os.path.exists(path) and os.path.samefile(path, spec):
+        raise click.UsageError(f"the output is the spec itself: {shown_path(path)}")
+
+
+def write_picture(path: str, found: Figure, *, force: bool) -> None:
+    """Write a figure as what the file's suffix says; raises OSError.
+
+    A picture that this command drew is replaced, anything else only by `force`.
+    """
+    suffix = Path(path).suffix.lower()
+    about = "; ".join([found.about, *(", ".join([p.where, *p.lines]) for p in found.plots)])
+    content: str | bytes
+    if suffix == ".png":
+        content = png(drawing.sheet(found), found.name, about)
+    elif suffix == ".svg":
+        content = f"<!-- {drawing.MAKER} -->\n{svg(drawing.sheet(found), found.name, about)}\n"
+    else:
+        content = html(found)
+    write_result(path, content, force=force or _is_ours(path))
+
+
+def _is_ours(path: str) -> bool:
+    """Whether a file is a picture of this command, which the next one may replace."""
+    if not os.path.isfile(path):
+        return False
+    with open(path, "rb") as file:
+        return drawing.MAKER.encode() in file.read(1000)

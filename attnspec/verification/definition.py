@@ -35,6 +35,19 @@ class Results:
         return iter(zip(self.names, self.tensors, strict=True))
 
 
+def gradients(
+    out: torch.Tensor, upstream: torch.Tensor, leaves: Sequence[torch.Tensor]
+) -> tuple[torch.Tensor, ...]:
+    """What the gradient `upstream` of an output leaves; zeros for what it does not depend on.
+
+    Of a sum, because torch loads sympy to compare the shapes of an output and its gradient.
+    """
+    total = (out * upstream).sum()
+    return torch.autograd.grad(
+        total, leaves, retain_graph=True, allow_unused=True, materialize_grads=True
+    )
+
+
 class Definition:
     """One head of a work at the positions `rows` [r], which read the keys `held`, bool [r, n]."""
 
@@ -89,12 +102,9 @@ class Definition:
                 continue
             fixed = weights if total is None else weights / total.detach()
             for from_out, into in ((out, sums), (fixed @ v, steady)):
-                found = torch.autograd.grad(
-                    from_out, leaves, grad[part], allow_unused=True, retain_graph=True
-                )
+                found = gradients(from_out, grad[part], leaves)
                 for result, share in zip(into, found, strict=True):
-                    if share is not None:
-                        result += share
+                    result += share
         tensors = torch.cat(outs), *sums
         sizes = [x.abs().max().item() for x in (*tensors[:4], *steady[:3]) if x.numel()]
         names = *NAMES, *(f"gradient of {name}" for name in learned)

@@ -16,7 +16,7 @@ from attnspec.backends.factored.definitions import (
 )
 from attnspec.lower.work import Work
 from attnspec.runtime.module import CompiledAttention
-from attnspec.verification.definition import NAMES, Results
+from attnspec.verification.definition import NAMES, Results, gradients
 from attnspec.verification.numbers import ROUNDINGS, numbers_fault
 
 COLUMNS = 512
@@ -72,13 +72,7 @@ class FormulaTrial:
         learned = dict(self.module.named_parameters())
         narrow = [x.float().requires_grad_() for x in (q, k, v)]
         out = self._run(*narrow)
-        found = torch.autograd.grad(
-            out,
-            [*narrow, *learned.values()],
-            grad.float(),
-            allow_unused=True,
-            materialize_grads=True,
-        )
+        found = gradients(out, grad.float(), [*narrow, *learned.values()])
         meant = [self._meant(q, k, v, grad, kind) for kind in (torch.float64, torch.float32)]
         for work, heads in self.works:
             names = [name for _, name in self.module.tables_of(work)]

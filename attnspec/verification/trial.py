@@ -16,7 +16,7 @@ from attnspec.ir.program import Program
 from attnspec.lower.work import Bias, Work
 from attnspec.runtime.call_checks import check_inputs
 from attnspec.runtime.module import CompiledAttention
-from attnspec.verification.definition import Definition, Results
+from attnspec.verification.definition import Definition, Results, gradients
 from attnspec.verification.formulas import SIZE, FormulaTrial
 from attnspec.verification.kernel_pairs import Blocks, Layout, layouts_of
 from attnspec.verification.numbers import numbers_fault, support_fault, weights_fault
@@ -81,8 +81,11 @@ class Trial:
         works: Sequence[tuple[Work, tuple[int, ...]]],
         data: dict[str, torch.Tensor],
         forced: bool,
+        *,
+        only_values: bool = False,
     ) -> None:
         self.module, self.shape, self.data = module, shape, data
+        self.only_values = only_values
         self.skipped: list[str] = []
         values = {name: x[0].numpy() for name, x in data.items()}
         plain = {name: x if x.ndim else x.item() for name, x in values.items()}
@@ -131,7 +134,8 @@ class Trial:
     def checks(self) -> Iterator[Check]:
         """Everything that is compared."""
         n, n_q, heads = self.shape.n, self.shape.n_q, self.shape.heads
-        yield from self.pair_checks()
+        if not self.only_values:
+            yield from self.pair_checks()
         seconds = sum(part.chosen.seconds * len(part.heads) for part in self.parts)
         if n > EXHAUSTIVE and (seconds > RUN or n * heads > POSITIONS):
             self.skipped.append(
@@ -208,7 +212,8 @@ class Trial:
         """The positions whose numbers are looked at."""
         n, n_q = self.shape.n, self.shape.n_q
         rows = np.arange(n - n_q, n)
-        if n <= EXHAUSTIVE and self.shape.heads * n_q * n <= WEIGHED:
+        few = n <= EXHAUSTIVE and self.shape.heads * n_q * n <= WEIGHED
+        if few and not self.only_values:
             return rows
         blocks = [b for part in self.parts for layout in part.layouts or () for b in layout.parts]
         return sample_rows(n_q, min(QUERIES, SCORES // n), blocks, n - n_q)
@@ -251,7 +256,7 @@ class Trial:
         v = torch.zeros(1, heads, n, len(rows), dtype=torch.float64, requires_grad=True)
         grad = torch.zeros(1, heads, n_q, len(rows), dtype=torch.float64)
         grad[:, :, torch.from_numpy(rows - (n - n_q)), torch.arange(len(rows))] = 1.0
-        reached = torch.autograd.grad(self._run(q, k, v), v, grad)[0][0].transpose(1, 2)
+        reached = gradients(self._run(q, k, v), grad, [v])[0][0].transpose(1, 2)
         for part in self.parts:
             fault = None
             for head in part.heads:
@@ -270,11 +275,8 @@ class Trial:
         narrow = [x.float().requires_grad_() for x in (q, k, v)]
         learned = dict(self.module.named_parameters())
         out = self._run(narrow[0], narrow[1], narrow[2])
-        leaves = [*narrow, *learned.values()]
         # a table of other layers is not used here
-        found = torch.autograd.grad(
-            out, leaves, grad.float(), allow_unused=True, materialize_grads=True
-        )
+        found = gradients(out, grad.float(), [*narrow, *learned.values()])
         for part in self.parts:
             fault = None
             for head in part.heads:

@@ -27,7 +27,7 @@ from attnspec.layout.tile_layout import StepLayout, step_layout
 from attnspec.layout.tiling import Classified
 from attnspec.lower.work import BackendError
 from attnspec.text.diagnostics import InternalError
-from attnspec.verification import LONGEST, TooLong, Verification, verify, verify_each, verify_pairs
+from attnspec.verification import LONGEST, TooLong, Verification, verify, verify_each
 from attnspec.verification.kernel_pairs import Layout, layouts_of
 from attnspec.verification.pairs import (
     counts_fault,
@@ -553,14 +553,14 @@ def test_the_pairs_alone_are_looked_at_without_running_anything(
         raise AssertionError("nothing is to be run")
 
     monkeypatch.setattr(attnspec.backends.bands.attention.SteppedAttention, "forward", never)
-    found = verify_pairs(program, 193, backend="bands")
+    found = verify(program, 193, backend="bands", depth="pairs")
     assert found.ok
     assert [check.what for check in found.checks] == [
         f"its tiles{way} hold each pair once, no other pair" for way in ("", " on the way back")
     ]
     # the definition evaluates every pair, and has no layout
-    assert verify_pairs(program, 193, backend="dense").checks == ()
-    assert verify_pairs(program, 193, backend="rows").ok
+    assert verify(program, 193, backend="dense", depth="pairs").checks == ()
+    assert verify(program, 193, backend="rows", depth="pairs").ok
 
 
 MIXED = """
