@@ -34,12 +34,12 @@ _LEVELS = frozenset(
 """The rules that make a tree deeper."""
 
 
-def build(tree: Tree[Token], source: Source) -> nodes.File:
-    """The syntax tree of a text that the grammar accepts.
+def build(tree: Tree[Token], source: Source) -> Any:
+    """The syntax tree of a text that the grammar accepts, a file or an expression.
 
     Raises SpecError (A191) where the tree would be more than `MAX_NESTING` levels deep.
     """
-    stack = [_Frame("file", iter(tree.children), [], 0)]
+    stack = [_Frame(str(tree.data), iter(tree.children), [], 0)]
     while True:
         frame = stack[-1]
         child = next(frame.children, None)
@@ -53,11 +53,13 @@ def build(tree: Tree[Token], source: Source) -> nodes.File:
             stack.append(_Frame(rule, iter(child.children), [], depth))
         else:
             stack.pop()
+            span = Span(source, 0, len(source.text))
+            if frame.rule != "file":
+                span = frame.pieces[0].span.to(frame.pieces[-1].span)
+            value = _RULES[frame.rule](frame.pieces, span)
             if not stack:
-                items = tuple(piece.value for piece in frame.pieces)
-                return nodes.File(items, span=Span(source, 0, len(source.text)))
-            span = frame.pieces[0].span.to(frame.pieces[-1].span)
-            stack[-1].pieces.append(Piece(_RULES[frame.rule](frame.pieces, span), span))
+                return value
+            stack[-1].pieces.append(Piece(value, span))
 
 
 def _word(token: Token, source: Source) -> Piece:
@@ -101,8 +103,10 @@ def _let(p: list[Piece], span: Span) -> nodes.Let:
 
 def _input(p: list[Piece], span: Span) -> nodes.Input:
     arguments = p[4].value if len(p) > 4 else ()
-    places = {"name_span": p[1].span, "kind_span": p[3].span}
-    return nodes.Input(p[1].value, p[3].value, arguments, span=span, **places)
+    name, kind = p[1], p[3]
+    return nodes.Input(
+        name.value, kind.value, arguments, span=span, name_span=name.span, kind_span=kind.span
+    )
 
 
 def _setting(p: list[Piece], span: Span) -> nodes.Setting:
@@ -155,6 +159,7 @@ def _list(p: list[Piece], span: Span) -> tuple[Any, ...]:
 
 
 _RULES: dict[str, Callable[[list[Piece], Span], Any]] = {
+    "file": lambda p, span: nodes.File(_list(p, span), span=span),
     "import": _import,
     "graph": _graph,
     "attention": _attention,

@@ -25,7 +25,7 @@ from attnspec.cli.options import (
 )
 from attnspec.cli.specs import length_of, shown_path, spec_at
 from attnspec.compile.emit import class_name, is_as_emitted
-from attnspec.elaborate.statements import ranges
+from attnspec.elaborate.slots import ranges
 from attnspec.lower.mechanism_sizes import longest_of
 from attnspec.lower.work import BackendError
 from attnspec.spec import Spec

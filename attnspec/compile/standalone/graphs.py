@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any, cast
-
-from torch import nn
+from typing import cast
 
 from attnspec.backends.common.score_formula import thresholds
 from attnspec.compile.standalone.alike import Family, families
@@ -14,17 +12,7 @@ from attnspec.compile.standalone.expressions import WIDTH, Expression, flat, lin
 from attnspec.compile.standalone.formulas import formula_of, number_of
 from attnspec.compile.standalone.lifting import imported, lifted
 from attnspec.compile.standalone.page import MOST, Page, StandaloneError, argument_of
-from attnspec.compile.standalone.sources import (
-    calls,
-    drawing,
-    graph,
-    helpers,
-    masking,
-    plain,
-    shifted,
-    weighed,
-    weights,
-)
+from attnspec.compile.standalone.sources import drawing, graph, helpers, module
 from attnspec.ir.program import Attend, Program, Term, inputs_of
 from attnspec.ir.scalars import Apply, Scalar, Symbol
 
@@ -56,31 +44,32 @@ def graph_module(program: Program, class_name: str) -> str:
     changes = {score.name for score in attend.scores}
     used = {helper for page in pages for helper in page.helpers}
     used |= {"philox"} if pages[0].tables else set()
-    names = {"Attention": class_name, attend.normalize: "weigh"}
-    runs: list[Callable[..., Any]]
-    module: type[nn.Module]
+    kind = module.Learner if "bias" in changes else module.Attention
     if softmax and not changes:
-        runs, module = [plain.attend], graph.Attention
+        runs = [graph.attend_plain]
     elif softmax and changes <= {"alibi", "bias"}:
-        runs, module = [shifted.attend], graph.Changed
+        runs = [graph.attend_shifted]
     else:
-        runs, module = [getattr(weights, attend.normalize), weighed.attend], graph.Changed
+        runs = [getattr(graph, attend.normalize), graph.attend_weighed]
+        runs += [graph.attend_on_gpu] if softmax else []
+    names = {kind.__name__: class_name, runs[-1].__name__: "attend"}
+    names |= dict.fromkeys(("softmax", attend.normalize), "weigh") if len(runs) > 1 else {}
     if "bias" in changes:
-        module = graph.Biased
-    names |= {module.__name__: class_name, "shifted.attend": "attend"}
-    if softmax and len(runs) > 1:
-        runs.append(weighed.attend_on_gpu)
-        names["shifted.attend"] = "attend_on_gpu"
+        names |= dict.fromkeys((runs[-1].__name__, "attend_shifted"), "attend_changed")
+        names["attend_biased"] = "attend"
+        runs.append(graph.attend_biased)
+    flex = [graph.fits_flex, graph.flex] if softmax else []
     sections = [
         _constants(program, attend, pages, masks),
         _mask(program, pages, masks),
         _mask_mod(program, pages, masks),
         *lifted([each for each in _HELPERS if each.__name__ in used], names),
-        *lifted([masking.masked, *([masking.flex] if softmax else [])], names),
+        *lifted([graph.masked], names),
         "kept = torch.compiler.assume_constant_result(lru_cache(maxsize=8)(masked))",
+        *lifted([graph.mask_of, *flex], names),
         _scale_of(program, attend),
-        *([_changed(program, attend)] if module is not graph.Attention else []),
-        *lifted([*runs, calls.given, module], names),
+        *([_changed(program, attend)] if changes or not softmax else []),
+        *lifted([*runs, module.given, kind], names),
     ]
     text = "\n\n\n".join(sections) + "\n"
     return f"{imported(_IMPORTS, text)}\n\n{text}"
@@ -232,7 +221,7 @@ def _constants(
         found += _table("NUMBERS", rows, "{}")
     for score in attend.scores:
         if score.name == "bias":
-            found += _buckets(dict(score.arguments), not program.causal)
+            found += _buckets(dict(score.arguments), program)
     return "\n".join(found)
 
 
@@ -251,12 +240,17 @@ def _table(called: str, entries: Sequence[str], brackets: str = "()") -> list[st
     return [f"{called} = {brackets[0]}  # fmt: skip", *rows, row, brackets[1]]
 
 
-def _buckets(arguments: dict[str, Scalar], two_sided: bool) -> list[str]:
+def _buckets(arguments: dict[str, Scalar], program: Program) -> list[str]:
     if any(isinstance(value, Symbol | Apply) for value in arguments.values()):
         raise StandaloneError("its learned table depends on n")
     buckets, distance = int(arguments["buckets"]), int(arguments["max_distance"])  # type: ignore[arg-type]
-    steps = thresholds(buckets // 2 if two_sided else buckets, distance)
-    return [f"STEPS = {tuple(steps)!r}", f"TWO_SIDED = {two_sided}"]
+    steps = thresholds(buckets if program.causal else buckets // 2, distance)
+    two_sided = not program.causal
+    shape = (program.layers or 1, program.heads or 1, (len(steps) + 1) * (1 + two_sided))
+    return [
+        f"STEPS, TWO_SIDED = {tuple(steps)!r}, {two_sided}",
+        f'PARTS = {{"bias_0": ({shape}, "constant", 0.0)}}',
+    ]
 
 
 def _number(scalar: Scalar, program: Program) -> str:
@@ -283,8 +277,8 @@ def _scale_of(program: Program, attend: Attend) -> str:
 
 def _changed(program: Program, attend: Attend) -> str:
     found = [
-        "def changed(score, h, q, k, heads, bias):",
-        '    """The score of query q and key k in head h, changed; `bias` is [H, 2 n - 1]."""'
+        "def changed(score, h, q, k, heads, learned):",
+        '    """The score of query q and key k in head h, changed; the bias is [H, 2 n - 1]."""'
         if any(score.name == "bias" for score in attend.scores)
         else '    """The score of query q and key k in head h, changed."""',
     ]
@@ -299,6 +293,7 @@ def _changed(program: Program, attend: Attend) -> str:
                 found.append("    slope = torch.exp2(-8 * (h + 1).to(score.dtype) / heads)")
                 found.append("    score = score - slope * abs(q - k)")
             case "bias":
+                found.append('    bias = learned["bias"]')
                 found.append("    score = score + bias[h, q - k + bias.shape[1] // 2]")
             case _:
                 raise StandaloneError(f"`score {score.name}` is not a change that it knows")
