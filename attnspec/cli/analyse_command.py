@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Mapping, Sequence
 
 import click
@@ -18,6 +17,7 @@ from attnspec.cli.options import (
     count,
     input_option,
     json_option,
+    lengths,
     name_option,
     set_option,
     specs_argument,
@@ -26,7 +26,7 @@ from attnspec.cli.specs import length_of, read_inputs, spec_at
 from attnspec.graphs.stack import MOST_POSITIONS
 from attnspec.ir.program import inputs_of
 from attnspec.spec import Spec
-from attnspec.text.diagnostics import did_you_mean
+from attnspec.text.diagnostics import hinted
 
 DEFAULT_LENGTH = 4096
 
@@ -36,17 +36,6 @@ MOST_REPORTS = 16
 LARGEST_HEAD = 4096
 
 
-def lengths(ctx: click.Context, param: click.Parameter, texts: Sequence[str]) -> tuple[int, ...]:
-    """The lengths of a repeatable option, each of which may list several: `-n 64,128`."""
-    found: dict[int, None] = {}
-    for text in texts:
-        for part in text.split(","):
-            number = count(ctx, param, part.strip())
-            if number is not None:
-                found[number] = None
-    return tuple(found)
-
-
 def names(ctx: click.Context, param: click.Parameter, text: str | None) -> tuple[str, ...] | None:
     """The names of figures in `--only`."""
     if text is None:
@@ -54,12 +43,8 @@ def names(ctx: click.Context, param: click.Parameter, text: str | None) -> tuple
     chosen = tuple(part.strip() for part in text.split(","))
     for name in chosen:
         if name not in NAMES:
-            hint = did_you_mean(name, NAMES)
-            raise click.BadParameter(
-                f"the figures are {', '.join(NAMES)}, got {name!r}" + (f": {hint}" if hint else ""),
-                ctx,
-                param,
-            )
+            message = f"the figures are {', '.join(NAMES)}, got {name!r}"
+            raise click.BadParameter(hinted(message, name, NAMES), ctx, param)
     return chosen
 
 
@@ -124,11 +109,7 @@ def command(
         console.result_json(values[0] if len(values) == 1 else {"ok": True, "reports": values})
         return
     text = page(reports[0], only) if len(reports) == 1 else table(reports, only)
-    plain = sys.stdout is None or console.is_ascii(sys.stdout)
-    if plain or not console.has_colour(sys.stdout):
-        console.result(text.plain)
-    else:
-        console.result(console.ansi(text, console.width()))
+    console.result(console.styled(text))
 
 
 def _inputs(spec: Spec, texts: Mapping[str, str], n: int) -> dict[str, np.ndarray] | None:

@@ -189,11 +189,7 @@ def costs(plan: Plan) -> str:
                 together += times * candidate.seconds
     told = []
     if len({step.chosen.name for step in plan.steps}) > 1:
-        told.append(f"together {_time(together)}")
+        told.append(f"together {console.duration(together)}")
     ranked = sorted((s, name) for name, s in seconds.items() if name not in refusing)
-    told += [f"{name} {_time(s)}" for s, name in ranked] or ["no backend runs all heads"]
+    told += [f"{name} {console.duration(s)}" for s, name in ranked] or ["no backend runs all heads"]
     return ", ".join(told)
-
-
-def _time(seconds: float) -> str:
-    return f"{seconds:.3g} s" if seconds >= 1 else f"{1000 * seconds:.3g} ms"

@@ -9,7 +9,7 @@ import click
 from attnspec.cli import console
 from attnspec.cli.options import json_option
 from attnspec.text.catalogue import Entry, catalogue, marked
-from attnspec.text.diagnostics import did_you_mean
+from attnspec.text.diagnostics import hinted
 from attnspec.text.source import Source, Span
 
 WIDTH = 96
@@ -33,10 +33,8 @@ def command(code: str | None, as_json: bool) -> None:
     wanted = code.strip().upper()
     wanted = f"A{wanted}" if wanted.isdecimal() else wanted
     if wanted not in entries:
-        hint = did_you_mean(wanted, entries)
-        raise click.UsageError(
-            f"a code of attnspec is required, got {code!r}" + (f": {hint}" if hint else "")
-        )
+        message = f"a code of attnspec is required, got {code!r}"
+        raise click.UsageError(hinted(message, wanted, entries))
     if as_json:
         console.result_json({"ok": True, **to_dict(entries[wanted])})
     else:

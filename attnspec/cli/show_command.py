@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import sys
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -32,7 +31,7 @@ from attnspec.show.panels import has_graph, sheet
 from attnspec.show.png import png
 from attnspec.show.svg import svg
 from attnspec.show.tally import TooLong
-from attnspec.show.terminal import Signs, draw
+from attnspec.show.terminal import draw
 from attnspec.spec import Spec
 
 DEFAULT_LENGTH = 64
@@ -111,18 +110,11 @@ def picture(spec: Spec, n: int, layer: int, head: int | None, inputs: Mapping[st
     given = read_inputs(spec, inputs, needed_inputs(spec, [layer], head), n)
     with fitting(), in_time():
         drawn = sheet(spec.elaborated, n, layer=layer, head=head, inputs=given, width=width)
-    signs: Signs = "blocks"
-    if sys.stdout is not None and console.is_ascii(sys.stdout):
-        signs = "ascii"
-    elif sys.stdout is not None and console.has_colour(sys.stdout):
-        signs = "colour"
-    body = draw(drawn.panels, width, signs)
+    signs = console.signs()
+    body = console.styled(draw(drawn.panels, width, signs))
     name, facts = drawn.header
-    if signs == "colour":
-        return "\n".join(
-            [click.style(name, bold=True), facts, "", console.ansi(body, width), *drawn.footer]
-        )
-    return "\n".join([name, facts, "", body.plain, *drawn.footer])
+    name = click.style(name, bold=True) if signs == "colour" else name
+    return "\n".join([name, facts, "", body, *drawn.footer])
 
 
 @contextmanager

@@ -13,7 +13,7 @@ import click
 import numpy as np
 
 from attnspec.text.decoding import MAX_BYTES, read_source, source_of_bytes
-from attnspec.text.diagnostics import Diagnostic, SpecError, did_you_mean
+from attnspec.text.diagnostics import Diagnostic, SpecError, hinted
 from attnspec.text.source import Source
 
 if TYPE_CHECKING:
@@ -81,12 +81,9 @@ def read_inputs(
     """Arrays for `Spec.relation`; raises click.UsageError for what is missing or does not fit."""
     for name in texts:
         if name not in spec.inputs:
-            hint = did_you_mean(name, spec.inputs)
             known = ", ".join(f"`{known}`" for known in spec.inputs) or "none"
-            raise click.UsageError(
-                f"`{spec.name}` declares no input `{name}` (it declares {known})"
-                + (f": {hint}" if hint else "")
-            )
+            message = f"`{spec.name}` declares no input `{name}` (it declares {known})"
+            raise click.UsageError(hinted(message, name, spec.inputs))
     missing = [spec.inputs[name] for name in sorted(needed) if name not in texts]
     if missing:
         options = " ".join(f"--input {_EXAMPLES[x.kind].format(x.name)}" for x in missing)

@@ -10,7 +10,7 @@ import click
 from attnspec.cli import console
 from attnspec.cli.files import write_result
 from attnspec.cli.options import force_option, json_option
-from attnspec.text.diagnostics import did_you_mean
+from attnspec.text.diagnostics import hinted
 
 SUFFIX = ".attn"
 PRELUDE = "prelude"
@@ -43,10 +43,9 @@ def command(
         return
     wanted = name.removesuffix(SUFFIX)
     if wanted not in texts:
-        hint = did_you_mean(wanted, texts)
-        raise click.UsageError(
-            f"the zoo has no spec {name!r}" + (f": {hint}" if hint else "; `attnspec zoo` lists it")
-        )
+        message = f"the zoo has no spec {name!r}"
+        hint = hinted(message, wanted, texts)
+        raise click.UsageError(hint if hint != message else f"{message}; `attnspec zoo` lists it")
     if output is not None:
         write_result(output, texts[wanted], force=force)
         console.say(f"wrote {output}")

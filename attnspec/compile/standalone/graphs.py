@@ -44,7 +44,7 @@ def graph_module(program: Program, class_name: str) -> str:
     changes = {score.name for score in attend.scores}
     used = {helper for page in pages for helper in page.helpers}
     used |= {"philox"} if pages[0].tables else set()
-    kind = module.Learner if "bias" in changes else module.Attention
+    kind = graph.Biased if "bias" in changes else module.Attention
     if softmax and not changes:
         runs = [graph.attend_plain]
     elif softmax and changes <= {"alibi", "bias"}:
@@ -55,10 +55,11 @@ def graph_module(program: Program, class_name: str) -> str:
     names = {kind.__name__: class_name, runs[-1].__name__: "attend"}
     names |= dict.fromkeys(("softmax", attend.normalize), "weigh") if len(runs) > 1 else {}
     if "bias" in changes:
-        names |= dict.fromkeys((runs[-1].__name__, "attend_shifted"), "attend_changed")
-        names["attend_biased"] = "attend"
-        runs.append(graph.attend_biased)
-    flex = [graph.fits_flex, graph.flex] if softmax else []
+        names["attend_shifted"] = "attend"
+    # with scores as they are, one function says it all
+    asked = [] if softmax and not changes else [graph.mask_of]
+    asked += [graph.fits_flex] if softmax and changes else []
+    asked += [graph.flex] if softmax else []
     sections = [
         _constants(program, attend, pages, masks),
         _mask(program, pages, masks),
@@ -66,7 +67,7 @@ def graph_module(program: Program, class_name: str) -> str:
         *lifted([each for each in _HELPERS if each.__name__ in used], names),
         *lifted([graph.masked], names),
         "kept = torch.compiler.assume_constant_result(lru_cache(maxsize=8)(masked))",
-        *lifted([graph.mask_of, *flex], names),
+        *lifted(asked, names),
         _scale_of(program, attend),
         *([_changed(program, attend)] if changes or not softmax else []),
         *lifted([*runs, module.given, kind], names),
@@ -221,7 +222,7 @@ def _constants(
         found += _table("NUMBERS", rows, "{}")
     for score in attend.scores:
         if score.name == "bias":
-            found += _buckets(dict(score.arguments), program)
+            found += _buckets(dict(score.arguments), not program.causal)
     return "\n".join(found)
 
 
@@ -240,17 +241,12 @@ def _table(called: str, entries: Sequence[str], brackets: str = "()") -> list[st
     return [f"{called} = {brackets[0]}  # fmt: skip", *rows, row, brackets[1]]
 
 
-def _buckets(arguments: dict[str, Scalar], program: Program) -> list[str]:
+def _buckets(arguments: dict[str, Scalar], two_sided: bool) -> list[str]:
     if any(isinstance(value, Symbol | Apply) for value in arguments.values()):
         raise StandaloneError("its learned table depends on n")
     buckets, distance = int(arguments["buckets"]), int(arguments["max_distance"])  # type: ignore[arg-type]
-    steps = thresholds(buckets if program.causal else buckets // 2, distance)
-    two_sided = not program.causal
-    shape = (program.layers or 1, program.heads or 1, (len(steps) + 1) * (1 + two_sided))
-    return [
-        f"STEPS, TWO_SIDED = {tuple(steps)!r}, {two_sided}",
-        f'PARTS = {{"bias_0": ({shape}, "constant", 0.0)}}',
-    ]
+    steps = thresholds(buckets // 2 if two_sided else buckets, distance)
+    return [f"STEPS, TWO_SIDED = {tuple(steps)!r}, {two_sided}"]
 
 
 def _number(scalar: Scalar, program: Program) -> str:

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import lru_cache
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 from torch.nn.functional import dropout, scaled_dot_product_attention
 
+from attnspec.compile.standalone.sources.module import given
+
+HEADS: int | None = None
+LAYERS: int | None = None
 STEPS = (1, 2, 4)
 TWO_SIDED = False
 
@@ -79,8 +83,12 @@ def attend_plain(
     q: Tensor, k: Tensor, v: Tensor, layer: int, dropout_p: float, x: Tensors, learned: Tensors
 ) -> Tensor:
     """softmax(scale q k^T) v over the pairs of the mask; a query that reads nothing gets 0."""
-    scale, blocks = scale_of(q.shape[3], k.shape[2], layer), fits_flex(q, v, dropout_p)
-    mask = mask_of(q, k, layer, blocks, x)
+    at = layer, (q.shape[0] if x else 1, *q.shape[1:3], k.shape[2]), str(q.device)
+    scale = scale_of(q.shape[3], k.shape[2], layer)
+    # FlexAttention drops no weights, and takes no float64 and no heads below 16
+    blocks = q.is_cuda and q.dtype != torch.float64 and min(q.shape[3], v.shape[3]) >= 16
+    blocks = blocks and not dropout_p
+    mask = masked(*at, blocks, x) if x else kept(*at, blocks)
     if blocks:
         return flex()(q, k, v, block_mask=mask, scale=scale, enable_gqa=True)
     none = ~mask.any(-1, keepdim=True)
@@ -140,20 +148,6 @@ def attend_on_gpu(
     return flex()(q, k, v, score_mod, mask, scale, enable_gqa=True)
 
 
-def attend_biased(
-    q: Tensor, k: Tensor, v: Tensor, layer: int, dropout_p: float, x: Tensors, learned: Tensors
-) -> Tensor:
-    """The same with what the learned table has for the bucket of each distance q - k, from 1 - n
-    on; STEPS are the least distances of all buckets but the first."""
-    n = k.shape[2]
-    distance = torch.arange(1 - n, max(1, n), device=q.device)
-    far = distance.abs() if TWO_SIDED else distance.clamp_min(0)
-    bucket = torch.bucketize(far, torch.tensor(STEPS, device=q.device), right=True)
-    bucket = bucket + (distance < 0) * TWO_SIDED * (len(STEPS) + 1)
-    bias = learned["bias_0"][:, bucket].expand(q.shape[1], -1).to(q.dtype)
-    return attend_shifted(q, k, v, layer, dropout_p, x, {"bias": bias})
-
-
 # --- what scores become: one of these, which is called `weigh` where it is taken over ------------
 
 
@@ -179,3 +173,38 @@ def relu(scores: Tensor, mask: Tensor) -> Tensor:
 def sigmoid(scores: Tensor, mask: Tensor) -> Tensor:
     """The sigmoid of each score of a pair of the mask."""
     return torch.sigmoid(scores).masked_fill(~mask, 0.0)
+
+
+class Biased(nn.Module):
+    """q [B, H, n_q, d], k [B, H_kv, n_k, d], v [B, H_kv, n_k, d_v] -> [B, H, n_q, d_v]; queries
+    are the last n_q positions, `key_padding_mask` is bool [B, n_k], True for a real key."""
+
+    def __init__(self, head_size: int | None = None) -> None:
+        super().__init__()
+        buckets = (len(STEPS) + 1) * (1 + TWO_SIDED)
+        self.bias_0 = nn.Parameter(torch.empty(LAYERS or 1, HEADS or 1, buckets))
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """At first no position is preferred."""
+        nn.init.zeros_(self.bias_0)
+
+    def forward(
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        *,
+        layer: int = 0,
+        key_padding_mask: Tensor | None = None,
+        dropout_p: float = 0.0,
+        inputs: Mapping[str, Tensor] | None = None,
+    ) -> Tensor:
+        x, n = given(q, k, v, layer, inputs, key_padding_mask), k.shape[2]
+        # the bucket of each distance q - k, from 1 - n on; STEPS are the least of all but the first
+        distance = torch.arange(1 - n, max(1, n), device=q.device)
+        far = distance.abs() if TWO_SIDED else distance.clamp_min(0)
+        bucket = torch.bucketize(far, torch.tensor(STEPS, device=q.device), right=True)
+        bucket = bucket + (distance < 0) * TWO_SIDED * (len(STEPS) + 1)
+        bias = self.bias_0[layer if LAYERS else 0][:, bucket].expand(q.shape[1], -1).to(q.dtype)
+        return attend_shifted(q, k, v, layer, dropout_p, x, {"bias": bias})
