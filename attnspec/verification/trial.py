@@ -17,7 +17,7 @@ from attnspec.lower.work import Bias, Work
 from attnspec.runtime.call_checks import check_inputs
 from attnspec.runtime.module import CompiledAttention
 from attnspec.verification.definition import Definition, Results, gradients
-from attnspec.verification.formulas import SIZE, FormulaTrial
+from attnspec.verification.formulas import COLUMNS, SIZE, FormulaTrial, Run
 from attnspec.verification.kernel_pairs import Blocks, Layout, layouts_of
 from attnspec.verification.numbers import numbers_fault, support_fault, weights_fault
 from attnspec.verification.pairs import (
@@ -36,9 +36,6 @@ from attnspec.verification.pairs import (
     rows_fault,
 )
 from attnspec.verification.report import Check
-
-COLUMNS = 512
-"""Unit vectors tried in one go."""
 
 QUERIES = 64
 """Queries that are sampled where not all are looked at."""
@@ -86,6 +83,7 @@ class Trial:
     ) -> None:
         self.module, self.shape, self.data = module, shape, data
         self.only_values = only_values
+        self.run = Run(module, shape.layers[0], shape.n_q, shape.n, shape.heads, data)
         self.skipped: list[str] = []
         values = {name: x[0].numpy() for name, x in data.items()}
         plain = {name: x if x.ndim else x.item() for name, x in values.items()}
@@ -165,9 +163,7 @@ class Trial:
             return
         seen = [replace(part.work, relation=part.relation, reads=()) for part in self.formulas]
         works = [(work, part.heads) for work, part in zip(seen, self.formulas, strict=True)]
-        trial = FormulaTrial(
-            self.module, shape.layers[0], shape.n_q, shape.n, shape.heads, works, self.data
-        )
+        trial = FormulaTrial(self.run, works)
         parts = dict(zip(seen, self.formulas, strict=True))
         for what, faults in (
             ("each pair weighs what the formula says", trial.weights()),
@@ -228,13 +224,13 @@ class Trial:
 
     def _weights(self, definitions: dict[int, Definition]) -> Iterator[Check]:
         """With the unit vectors as values, the output is the weights themselves."""
-        q, k = self._drawn(self.shape.n_q), self._drawn(self.shape.n)
+        q, k = self.run.drawn(self.shape.n_q), self.run.drawn(self.shape.n)
         meant = self._meant(definitions, q, k)
         faults: dict[int, list[tuple[bool, int, int, str]]] = {head: [] for head in definitions}
         for low in range(0, self.shape.n, COLUMNS):
             part = slice(low, min(low + COLUMNS, self.shape.n))
             v = torch.eye(self.shape.n, dtype=torch.float64)[:, part]
-            found = self._run(q, k, v.expand(1, self.shape.heads, -1, -1))[0]
+            found = self.run(q, k, v.expand(1, self.shape.heads, -1, -1))[0]
             for head, definition in definitions.items():
                 held = definition.held[:, part]
                 fault = weights_fault(found[head], meant[head][:, part], held, self.rows, low)
@@ -252,11 +248,11 @@ class Trial:
         # more columns than the heads have would be padded, which costs most where n is large
         at = sample_rows(len(self.rows), QUERIES if n <= EXHAUSTIVE else SIZE)
         rows = self.rows[at]
-        q, k = self._drawn(n_q), self._drawn(n)
+        q, k = self.run.drawn(n_q), self.run.drawn(n)
         v = torch.zeros(1, heads, n, len(rows), dtype=torch.float64, requires_grad=True)
         grad = torch.zeros(1, heads, n_q, len(rows), dtype=torch.float64)
         grad[:, :, torch.from_numpy(rows - (n - n_q)), torch.arange(len(rows))] = 1.0
-        reached = gradients(self._run(q, k, v), grad, [v])[0][0].transpose(1, 2)
+        reached = gradients(self.run(q, k, v), grad, [v])[0][0].transpose(1, 2)
         for part in self.parts:
             fault = None
             for head in part.heads:
@@ -268,13 +264,13 @@ class Trial:
     def _numbers(self, definitions: dict[int, Definition]) -> Iterator[Check]:
         """Outputs and gradients in float32 against the definition in float64."""
         n, n_q = self.shape.n, self.shape.n_q
-        q, k, v = self._drawn(n_q), self._drawn(n), self._drawn(n)
+        q, k, v = self.run.drawn(n_q), self.run.drawn(n), self.run.drawn(n)
         at = torch.from_numpy(self.rows - (n - n_q))
         grad = torch.zeros_like(q)
-        grad[:, :, at] = self._drawn(len(at))
+        grad[:, :, at] = self.run.drawn(len(at))
         narrow = [x.float().requires_grad_() for x in (q, k, v)]
         learned = dict(self.module.named_parameters())
-        out = self._run(narrow[0], narrow[1], narrow[2])
+        out = self.run(narrow[0], narrow[1], narrow[2])
         # a table of other layers is not used here
         found = gradients(out, grad.float(), [*narrow, *learned.values()])
         for part in self.parts:
@@ -313,13 +309,6 @@ class Trial:
                         ]
                     )
         return found
-
-    def _drawn(self, length: int) -> torch.Tensor:
-        return torch.randn(1, self.shape.heads, length, SIZE, dtype=torch.float64)
-
-    def _run(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
-        out: torch.Tensor = self.module(q, k, v, layer=self.shape.layers[0], inputs=self.data)
-        return out
 
     def _tables(self, work: Work, head: int, kind: torch.dtype) -> dict[str, torch.Tensor]:
         """The learned tables of a head, [1, buckets]."""
