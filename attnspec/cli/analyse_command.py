@@ -10,18 +10,8 @@ import numpy as np
 from attnspec.analysis.report.figure_table import NAMES
 from attnspec.analysis.report.printed import page, table
 from attnspec.analysis.report.report import Report
-from attnspec.cli import console
+from attnspec.cli import console, options
 from attnspec.cli.failures import LimitReached, fitting
-from attnspec.cli.options import (
-    MOST,
-    count,
-    input_option,
-    json_option,
-    lengths,
-    name_option,
-    set_option,
-    specs_argument,
-)
 from attnspec.cli.specs import length_of, read_inputs, spec_at
 from attnspec.graphs.stack import MOST_POSITIONS
 from attnspec.ir.program import inputs_of
@@ -49,13 +39,13 @@ def names(ctx: click.Context, param: click.Parameter, text: str | None) -> tuple
 
 
 @click.command("analyse")
-@specs_argument
+@options.specs_argument
 @click.option(
     "-n",
     "asked",
     metavar="N",
     multiple=True,
-    callback=lengths,
+    callback=options.lengths,
     help=f"How many positions; {DEFAULT_LENGTH}, or the size of the spec's grid, if not given."
     " Several, or -n 1024,4096, make a table.",
 )
@@ -67,13 +57,13 @@ def names(ctx: click.Context, param: click.Parameter, text: str | None) -> tuple
     metavar="D",
     default="64",
     show_default=True,
-    callback=count,
+    callback=options.count,
     help="The size of a head, for what it costs.",
 )
-@input_option
-@name_option
-@set_option
-@json_option
+@options.input_option
+@options.name_option
+@options.set_option
+@options.json_option
 def command(
     specs: Sequence[str],
     asked: tuple[int, ...],
@@ -98,7 +88,9 @@ def command(
         loaded = spec_at(spec, name, parameters)
         for n in asked or (length_of(loaded.program, None, DEFAULT_LENGTH),):
             if n > MOST_POSITIONS:
-                raise LimitReached(f"lengths up to {min(MOST, MOST_POSITIONS):,} are analysed")
+                raise LimitReached(
+                    f"lengths up to {min(options.MOST, MOST_POSITIONS):,} are analysed"
+                )
             given = _inputs(loaded, inputs, n)
             with fitting():
                 reports.append(Report(loaded.elaborated, n, given, head_size=head_size))

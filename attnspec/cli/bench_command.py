@@ -11,16 +11,6 @@ import click
 from attnspec.cli import console, options
 from attnspec.cli.console import progress_bar
 from attnspec.cli.failures import INTERRUPTED, LimitReached, fitting
-from attnspec.cli.options import (
-    MOST,
-    backend_option,
-    count,
-    json_option,
-    layer_option,
-    name_option,
-    set_option,
-    spec_argument,
-)
 from attnspec.cli.show_command import require_slot
 from attnspec.cli.specs import length_of, spec_at
 from attnspec.lower.lower import require_built
@@ -72,14 +62,16 @@ def rivals(ctx: click.Context, param: click.Parameter, text: str) -> list[str]:
 
 def positive(ctx: click.Context, param: click.Parameter, text: str | None) -> int | None:
     """A whole number from 1."""
-    found = count(ctx, param, text)
+    found = options.count(ctx, param, text)
     if found == 0:
-        raise click.BadParameter(f"an integer from 1 to {MOST:,} is required, got 0", ctx, param)
+        raise click.BadParameter(
+            f"an integer from 1 to {options.MOST:,} is required, got 0", ctx, param
+        )
     return found
 
 
 @click.command("bench")
-@spec_argument
+@options.spec_argument
 @click.option(
     "-n",
     "lengths",
@@ -117,11 +109,11 @@ def positive(ctx: click.Context, param: click.Parameter, text: str | None) -> in
 @click.option(
     "--dtype", type=click.Choice(DTYPES), default="float32", show_default=True, help="The type."
 )
-@layer_option
-@backend_option
-@name_option
-@set_option
-@json_option
+@options.layer_option
+@options.backend_option
+@options.name_option
+@options.set_option
+@options.json_option
 @click.pass_context
 def command(
     ctx: click.Context,

@@ -12,11 +12,10 @@ from typing import TYPE_CHECKING
 
 import click
 
-from attnspec.cli import console
+from attnspec.cli import console, options
 from attnspec.cli.console import progress_bar
 from attnspec.cli.failures import WRONG_FILE
 from attnspec.cli.files import replace_file
-from attnspec.cli.options import json_option
 from attnspec.cli.specs import shown_path
 from attnspec.lower.cost_model import (
     VARIABLE,
@@ -41,7 +40,7 @@ class DamagedRates(click.ClickException):
 @click.command("calibrate")
 @click.option("--show", "shows", is_flag=True, help="Show the rates in use, and measure nothing.")
 @click.option("--reset", "resets", is_flag=True, help="Remove what was measured.")
-@json_option
+@options.json_option
 def command(shows: bool, resets: bool, as_json: bool) -> None:
     """Measure how fast this machine computes attention, once.
 

@@ -12,17 +12,9 @@ from pathlib import Path
 import click
 
 from attnspec.backends.planner import AUTO, Plan
-from attnspec.cli import console
+from attnspec.cli import console, options
 from attnspec.cli.failures import fitting, status_of
 from attnspec.cli.files import require_folder, write_result
-from attnspec.cli.options import (
-    backend_option,
-    force_option,
-    json_option,
-    name_option,
-    set_option,
-    spec_argument,
-)
 from attnspec.cli.specs import length_of, shown_path, spec_at
 from attnspec.compile.emit import class_name, is_as_emitted
 from attnspec.elaborate.slots import ranges
@@ -38,19 +30,19 @@ TYPICAL_LENGTH = 4096
 
 
 @click.command("compile")
-@spec_argument
+@options.spec_argument
 @click.option(
     "-o",
     "output",
     metavar="FILE",
     help="Where to write; - prints. Otherwise SPEC's name with _attn.py, in this folder.",
 )
-@name_option
-@set_option
-@backend_option
+@options.name_option
+@options.set_option
+@options.backend_option
 @click.option("--standalone", is_flag=True, help="A short file that needs torch alone.")
-@force_option
-@json_option
+@options.force_option
+@options.json_option
 def command(
     spec: str,
     output: str | None,

@@ -7,9 +7,8 @@ from typing import TYPE_CHECKING
 
 import click
 
-from attnspec.cli import console
+from attnspec.cli import console, options
 from attnspec.cli.failures import LimitReached, fitting
-from attnspec.cli.options import input_option, json_option, length_option, set_option
 from attnspec.cli.specs import STDIN, read_inputs, shown_path, source_at
 from attnspec.difference import Difference, diff
 from attnspec.elaborate import attention_names, parameter_names
@@ -30,8 +29,8 @@ DEFAULT_LENGTH = 512
 @click.command("diff")
 @click.argument("a", metavar="A")
 @click.argument("b", metavar="B")
-@length_option(DEFAULT_LENGTH)
-@input_option
+@options.length_option(DEFAULT_LENGTH)
+@options.input_option
 @click.option(
     "--name",
     "names",
@@ -39,11 +38,11 @@ DEFAULT_LENGTH = 512
     multiple=True,
     help="Choose one of several attentions: of each file that has it; given twice, of A and of B.",
 )
-@set_option
+@options.set_option
 @click.option(
     "--exit-code", is_flag=True, help="Exit with 1 where they differ, or where that is not known."
 )
-@json_option
+@options.json_option
 @click.pass_context
 def command(
     ctx: click.Context,

@@ -6,8 +6,7 @@ import textwrap
 
 import click
 
-from attnspec.cli import console
-from attnspec.cli.options import json_option
+from attnspec.cli import console, options
 from attnspec.text.catalogue import Entry, catalogue, marked
 from attnspec.text.diagnostics import hinted
 from attnspec.text.source import Source, Span
@@ -17,7 +16,7 @@ WIDTH = 96
 
 @click.command("explain", short_help="Explain the code of a message, or list all codes.")
 @click.argument("code", required=False)
-@json_option
+@options.json_option
 def command(code: str | None, as_json: bool) -> None:
     """Explain a CODE that a message carries; without CODE, list them all.
 

@@ -9,19 +9,9 @@ from pathlib import Path
 
 import click
 
-from attnspec.cli import console
+from attnspec.cli import console, options
 from attnspec.cli.failures import LimitReached, fitting
 from attnspec.cli.files import require_folder, write_result
-from attnspec.cli.options import (
-    count,
-    force_option,
-    head_option,
-    input_option,
-    length_option,
-    name_option,
-    set_option,
-    spec_argument,
-)
 from attnspec.cli.specs import length_of, read_inputs, shown_path, spec_at
 from attnspec.ir.program import inputs_of
 from attnspec.show import drawing
@@ -40,25 +30,25 @@ SUFFIXES = (".png", ".svg", ".html")
 
 
 @click.command("show")
-@spec_argument
-@length_option(DEFAULT_LENGTH)
+@options.spec_argument
+@options.length_option(DEFAULT_LENGTH)
 @click.option(
     "--layer",
     metavar="I",
-    callback=count,
+    callback=options.count,
     help="The layer, from 0; if not given, the first that has pairs, in a file all that differ.",
 )
-@head_option
+@options.head_option
 @click.option(
     "-o",
     "output",
     metavar="FILE",
     help="Write a .png, .svg or .html instead; the last says why each pair is.",
 )
-@force_option
-@input_option
-@name_option
-@set_option
+@options.force_option
+@options.input_option
+@options.name_option
+@options.set_option
 def command(
     spec: str,
     length: int | None,

@@ -7,9 +7,8 @@ from importlib import resources
 
 import click
 
-from attnspec.cli import console
+from attnspec.cli import console, options
 from attnspec.cli.files import write_result
-from attnspec.cli.options import force_option, json_option
 from attnspec.text.diagnostics import hinted
 
 SUFFIX = ".attn"
@@ -20,8 +19,8 @@ PRELUDE = "prelude"
 @click.argument("name", required=False)
 @click.option("-o", "output", metavar="FILE", help="Write the spec to a file.")
 @click.option("--prelude", is_flag=True, help="The static patterns, written in the language.")
-@force_option
-@json_option
+@options.force_option
+@options.json_option
 def command(
     name: str | None, output: str | None, prelude: bool, force: bool, as_json: bool
 ) -> None:

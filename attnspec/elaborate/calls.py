@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import NoReturn
 
+from attnspec.elaborate import terms
 from attnspec.elaborate.arguments import (
     check_constant,
     check_together,
@@ -16,17 +17,6 @@ from attnspec.elaborate.arguments import (
 from attnspec.elaborate.collect import Failed, each
 from attnspec.elaborate.names import TOKEN_SETS, Value
 from attnspec.elaborate.scope import Scope, meaning
-from attnspec.elaborate.terms import (
-    CALL,
-    compound,
-    folded,
-    graph,
-    integer,
-    leaf,
-    scalar,
-    spend,
-    typed,
-)
 from attnspec.grammar import nodes
 from attnspec.ir.parameters import Parameter
 from attnspec.ir.program import Leaf, Mechanism, Term, Tokens
@@ -71,8 +61,8 @@ def _function(node: nodes.Call, scope: Scope) -> Scalar:
         if argument.name is not None:
             message = f"the arguments of `{node.name}` have no names"
             scope.fail("A301", message, argument.span)
-        value = scalar(argument.value, scope, f"an argument of `{node.name}`")
-        typed(value, "number", node.name, argument.value.span, scope)
+        value = terms.scalar(argument.value, scope, f"an argument of `{node.name}`")
+        terms.typed(value, "number", node.name, argument.value.span, scope)
         return value
 
     least, most = FUNCTIONS[node.name]
@@ -80,7 +70,7 @@ def _function(node: nodes.Call, scope: Scope) -> Scalar:
     if len(values) < least or (most is not None and len(values) > most):
         needed = "one argument" if most == 1 else "at least one argument"
         scope.fail("A303", f"`{node.name}` takes {needed}, got {len(values)}", node.span)
-    return folded(Apply(node.name, tuple(values)), node.span, scope)
+    return terms.folded(Apply(node.name, tuple(values)), node.span, scope)
 
 
 def _token_set(node: nodes.Call, scope: Scope) -> Tokens:
@@ -98,7 +88,7 @@ def _positions(node: nodes.Call, scope: Scope) -> Tokens:
             scope.fail("A301", "positions have no names", argument.span)
         value = argument.value
         parts = (value.first, value.last) if isinstance(value, nodes.Range) else (value, value)
-        first, last = (integer(part, scope, "a position") for part in parts)
+        first, last = (terms.integer(part, scope, "a position") for part in parts)
         for end in (first, last):
             if isinstance(end, int) and end < 0:
                 message, advice = (
@@ -119,16 +109,18 @@ def _positions(node: nodes.Call, scope: Scope) -> Tokens:
 def _transposed(node: nodes.Call, scope: Scope) -> Term:
     if len(node.arguments) != 1 or node.arguments[0].name:
         scope.fail("A303", "`transpose` takes 1 graph without a name", node.span)
-    return compound("transpose", (graph(node.arguments[0].value, scope),), node.span, scope)
+    term = terms.graph(node.arguments[0].value, scope)
+    return terms.compound("transpose", (term,), node.span, scope)
 
 
 def _shifted(node: nodes.Call, scope: Scope) -> Term:
-    terms = [a for a in node.arguments if a.name is None]
+    graphs = [a for a in node.arguments if a.name is None]
     by = [a for a in node.arguments if a.name == "by"]
-    if len(terms) != 1 or len(by) != 1 or len(node.arguments) != 2:
+    if len(graphs) != 1 or len(by) != 1 or len(node.arguments) != 2:
         scope.fail("A303", "`shift` takes a graph and `by = x`", node.span)
-    term = graph(terms[0].value, scope)
-    return compound("shift", (term,), node.span, scope, integer(by[0].value, scope, "`by`"))
+    term = terms.graph(graphs[0].value, scope)
+    amount = terms.integer(by[0].value, scope, "`by`")
+    return terms.compound("shift", (term,), node.span, scope, amount)
 
 
 # --- patterns and mechanisms ---------------------------------------------------------------------
@@ -140,21 +132,21 @@ def _pattern(node: nodes.Call, scope: Scope) -> Leaf:
     variadic = next((n for n, p in parameters.items() if p.kind == "extents"), None)
     if variadic is not None:
         extents = _extents(node, scope, parameters[variadic])
-        return leaf(node.name, {variadic: extents}, {}, node.span, scope)
+        return terms.leaf(node.name, {variadic: extents}, {}, node.span, scope)
     values, spans = values_of(node, scope, parameters)
     complete(node, scope, pattern, values)
     if pattern.data_dependent:
         check_together(node, scope, pattern, values, spans)
     if getattr(pattern, "needs_grid", False) and scope.work.grid is None:
         _needs_grid(node, scope)
-    return leaf(node.name, values, spans, node.span, scope)
+    return terms.leaf(node.name, values, spans, node.span, scope)
 
 
 def _extents(node: nodes.Call, scope: Scope, parameter: Parameter) -> tuple[Scalar, ...]:
     def one(argument: nodes.Argument) -> Scalar:
         if argument.name is not None:
             scope.fail("A301", f"the extents of `{node.name}` have no names", argument.span)
-        value = integer(argument.value, scope, "an extent")
+        value = terms.integer(argument.value, scope, "an extent")
         extent = replace(parameter, kind="integer")
         check_constant(extent, "extent", value, argument.value.span, scope)
         return value
@@ -194,7 +186,7 @@ def _mechanism(node: nodes.Call, scope: Scope, bare: bool) -> Mechanism:
 def _named_graph(node: nodes.Call, scope: Scope) -> Term:
     definition, home = scope.module.graphs[node.name]
     here = (("defined here", definition.name_span),)
-    spend(CALL, node.span, scope.work)
+    terms.spend(terms.CALL, node.span, scope.work)
     if any(each is definition for each in scope.expanding):
         chain = [each.name for each in scope.expanding]
         chain = [*chain[chain.index(definition.name) :], definition.name]
@@ -214,4 +206,4 @@ def _named_graph(node: nodes.Call, scope: Scope) -> Term:
     if missing:
         needed = ", ".join(f"`{name}`" for name in missing)
         scope.fail("A303", f"`{node.name}` needs {needed}", node.span, related=here)
-    return graph(definition.body, inner)
+    return terms.graph(definition.body, inner)

@@ -6,6 +6,7 @@ import re
 from collections.abc import Callable, Sequence
 from typing import TypeVar
 
+from attnspec.elaborate import terms
 from attnspec.elaborate.calls import call
 from attnspec.elaborate.collect import Failed, each
 from attnspec.elaborate.hybrids import regrouped
@@ -22,16 +23,6 @@ from attnspec.elaborate.names import (
     type_of,
 )
 from attnspec.elaborate.scope import Scope, meaning
-from attnspec.elaborate.terms import (
-    as_tokens,
-    compound,
-    folded,
-    known_now,
-    require,
-    scalar,
-    token_compound,
-    typed,
-)
 from attnspec.grammar import nodes
 from attnspec.ir.program import Compound, Leaf, Mechanism, Term
 from attnspec.ir.scalars import FUNCTIONS, Apply, Scalar, Symbol
@@ -153,22 +144,23 @@ def prefix(node: nodes.Prefix, scope: Scope) -> Value:
     kind, stands = kind_of(operand), f"what `{node.operator}` stands before"
     if node.operator == "~":
         if kind in ("tokens", "input"):
-            return token_compound("~", (as_tokens(operand, span, scope),), node.span, scope)
+            held = terms.as_tokens(operand, span, scope)
+            return terms.token_compound("~", (held,), node.span, scope)
         term = _graph(operand, span, scope, stands)
-        known_now(term, node.span, scope, "under `~`")
-        return compound("~", (term,), node.span, scope)
+        terms.known_now(term, node.span, scope, "under `~`")
+        return terms.compound("~", (term,), node.span, scope)
     if kind == "graph" and node.operator == "not":
         message = f"{stands} must be a comparison, got a graph"
         scope.fail("A310", message, span, help="`~` is the complement of a graph")
-    require(operand, "scalar", span, scope, stands)
+    terms.require(operand, "scalar", span, scope, stands)
     wanted = "boolean" if node.operator == "not" else "number"
-    typed(operand, wanted, node.operator, span, scope)  # type: ignore[arg-type]
+    terms.typed(operand, wanted, node.operator, span, scope)  # type: ignore[arg-type]
     op = "not" if node.operator == "not" else "neg"
-    return folded(Apply(op, (operand,)), node.span, scope)  # type: ignore[arg-type]
+    return terms.folded(Apply(op, (operand,)), node.span, scope)  # type: ignore[arg-type]
 
 
 def _graph(value: Value, span: Span, scope: Scope, what: str) -> Term:
-    require(value, "graph", span, scope, what)
+    terms.require(value, "graph", span, scope, what)
     return value  # type: ignore[return-value]
 
 
@@ -193,21 +185,21 @@ def chain(node: nodes.Chain, scope: Scope) -> Value:
             scope.fail("A312", message, span, help=advice)
     placed = list(zip(operands, (part.span for part in node.operands), strict=True))
     if "graph" not in kinds:
-        sets = [as_tokens(operand, span, scope) for operand, span in placed]
-        return _joined(node, sets, lambda op, some: token_compound(op, some, node.span, scope))
+        sets = [terms.as_tokens(operand, span, scope) for operand, span in placed]
+        return _joined(node, sets, lambda op, of: terms.token_compound(op, of, node.span, scope))
     beside = "what stands beside a graph"
-    terms = [_graph(operand, span, scope, beside) for operand, span in placed]
-    for operator, term, (_, span) in zip(node.operators, terms[1:], placed[1:], strict=True):
+    graphs = [_graph(operand, span, scope, beside) for operand, span in placed]
+    for operator, term, (_, span) in zip(node.operators, graphs[1:], placed[1:], strict=True):
         if operator == "-":
-            known_now(term, span, scope, "on the right of `-`")
-    return _joined(node, terms, lambda op, some: compound(op, some, node.span, scope))
+            terms.known_now(term, span, scope, "on the right of `-`")
+    return _joined(node, graphs, lambda op, of: terms.compound(op, of, node.span, scope))
 
 
-def _joined(node: nodes.Chain, terms: Sequence[T], join: Callable[[str, tuple[T, ...]], T]) -> T:
-    """Terms joined from the left, those of one operator in a row together."""
-    group = [terms[0]]
+def _joined(node: nodes.Chain, some: Sequence[T], join: Callable[[str, tuple[T, ...]], T]) -> T:
+    """Operands joined from the left, those of one operator in a row together."""
+    group = [some[0]]
     for index, operator in enumerate(node.operators):
-        group.append(terms[index + 1])
+        group.append(some[index + 1])
         if node.operators[index + 1 : index + 2] != (operator,):
             group = [join(operator, tuple(group))]
     return group[0]
@@ -253,23 +245,23 @@ def _scalar_chain(node: nodes.Chain, values: Sequence[Scalar], scope: Scope) -> 
         if first in ("==", "!=") and type_of(values[0]) == "boolean":
             wanted = "boolean"
     for value, part in zip(values, node.operands, strict=True):
-        typed(value, wanted, first, part.span, scope)
+        terms.typed(value, wanted, first, part.span, scope)
     if first in ("and", "or"):
-        return folded(Apply(first, tuple(values)), span, scope)
+        return terms.folded(Apply(first, tuple(values)), span, scope)
     if first in _COMPARISONS:
         pairs = zip(operators, values, values[1:], strict=False)
-        links = tuple(folded(Apply(op, (a, b)), span, scope) for op, a, b in pairs)
-        return folded(links[0] if len(links) == 1 else Apply("and", links), span, scope)
+        links = tuple(terms.folded(Apply(op, (a, b)), span, scope) for op, a, b in pairs)
+        return terms.folded(links[0] if len(links) == 1 else Apply("and", links), span, scope)
     result = values[0]
     for operator, value in zip(operators, values[1:], strict=True):
-        result = folded(Apply(operator, (result, value)), span, scope)
+        result = terms.folded(Apply(operator, (result, value)), span, scope)
     return result
 
 
 def _membership(node: nodes.Chain, scope: Scope) -> Scalar:
     def one(part: nodes.Expression) -> Scalar:
-        value = scalar(part, scope, "what stands beside `in`")
-        typed(value, "number", "in", part.span, scope)
+        value = terms.scalar(part, scope, "what stands beside `in`")
+        terms.typed(value, "number", "in", part.span, scope)
         return value
 
     value, where = one(node.operands[0]), node.operands[1]
@@ -281,4 +273,4 @@ def _membership(node: nodes.Chain, scope: Scope) -> Scalar:
         case _:
             message = "after `in` stands a range `a..b` or a set `{1, 2, 4}`"
             scope.fail("A311", message, where.span)
-    return folded(Apply(op, (value, *each(items, one))), node.span, scope)
+    return terms.folded(Apply(op, (value, *each(items, one))), node.span, scope)

@@ -33,7 +33,7 @@ class Alone(CompiledAttention):
         # not a module of this one, whose parameters would be there twice
         self.alone = (alone,)
 
-    def forward(self, *tensors: torch.Tensor, **options: Any) -> torch.Tensor:  # type: ignore[override]
+    def forward(self, *tensors: torch.Tensor, **options: Any) -> torch.Tensor:
         """A call of the other one."""
         out: torch.Tensor = self.alone[0](*tensors, **options)
         return out

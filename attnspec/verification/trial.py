@@ -16,25 +16,11 @@ from attnspec.ir.program import Program
 from attnspec.lower.work import Bias, Work
 from attnspec.runtime.call_checks import check_inputs
 from attnspec.runtime.module import CompiledAttention
+from attnspec.verification import pairs
 from attnspec.verification.definition import Definition, Results, gradients
 from attnspec.verification.formulas import COLUMNS, SIZE, FormulaTrial, Run
 from attnspec.verification.kernel_pairs import Blocks, Layout, layouts_of
 from attnspec.verification.numbers import numbers_fault, support_fault, weights_fault
-from attnspec.verification.pairs import (
-    EXHAUSTIVE,
-    LISTED,
-    POSITIONS,
-    RUN,
-    WEIGHED,
-    Chosen,
-    chosen_for,
-    counts_fault,
-    counts_of,
-    held_rows,
-    is_counted,
-    list_fault,
-    rows_fault,
-)
 from attnspec.verification.report import Check
 
 QUERIES = 64
@@ -64,7 +50,7 @@ class Part:
     work: Work
     heads: tuple[int, ...]
     relation: Relation
-    chosen: Chosen
+    chosen: pairs.Chosen
     layouts: tuple[Layout, ...] | None
 
 
@@ -89,7 +75,7 @@ class Trial:
         plain = {name: x if x.ndim else x.item() for name, x in values.items()}
         relations = [with_data(work.relation, plain) for work, _ in works]
         chosen = [
-            chosen_for(work, relation, module.backend, forced)
+            pairs.chosen_for(work, relation, module.backend, forced)
             for (work, _), relation in zip(works, relations, strict=True)
         ]
         prepared = module.prepare(
@@ -121,8 +107,8 @@ class Trial:
     def exhaustive(self) -> bool:
         """Whether every pair is looked at, and weighed."""
         if not self.parts:
-            return self.shape.n <= EXHAUSTIVE
-        return self.shape.n <= EXHAUSTIVE and len(self.rows) == self.shape.n_q
+            return self.shape.n <= pairs.EXHAUSTIVE
+        return self.shape.n <= pairs.EXHAUSTIVE and len(self.rows) == self.shape.n_q
 
     def pair_checks(self) -> Iterator[Check]:
         """What is compared without running anything: the pairs that kernels hold."""
@@ -135,11 +121,11 @@ class Trial:
         if not self.only_values:
             yield from self.pair_checks()
         seconds = sum(part.chosen.seconds * len(part.heads) for part in self.parts)
-        if n > EXHAUSTIVE and (seconds > RUN or n * heads > POSITIONS):
+        if n > pairs.EXHAUSTIVE and (seconds > pairs.RUN or n * heads > pairs.POSITIONS):
             self.skipped.append(
                 f"weights, outputs and gradients: {heads} heads of {n:,} positions, estimated to"
-                f" take {seconds:,.3g} s (up to {POSITIONS:,} positions of all heads, and"
-                f" {RUN:,.3g} s, are run)"
+                f" take {seconds:,.3g} s (up to {pairs.POSITIONS:,} positions of all heads, and"
+                f" {pairs.RUN:,.3g} s, are run)"
             )
             return
         if self.formulas:
@@ -156,9 +142,9 @@ class Trial:
 
     def _formula_checks(self) -> Iterator[Check]:
         shape = self.shape
-        if shape.n > EXHAUSTIVE:
+        if shape.n > pairs.EXHAUSTIVE:
             self.skipped.append(
-                f"mechanisms: their formulas are written out up to n = {EXHAUSTIVE:,}"
+                f"mechanisms: their formulas are written out up to n = {pairs.EXHAUSTIVE:,}"
             )
             return
         seen = [replace(part.work, relation=part.relation, reads=()) for part in self.formulas]
@@ -178,28 +164,27 @@ class Trial:
         n, n_q = self.shape.n, self.shape.n_q
         for layout in part.layouts or ():
             rows = np.arange(n - n_q, n)
-            if n > EXHAUSTIVE:
+            if n > pairs.EXHAUSTIVE:
                 rows = sample_rows(n_q, QUERIES, layout.parts, n - n_q)
-            fault = rows_fault(layout, rows, held_rows(part.relation, rows, n))
+            fault = pairs.rows_fault(layout, rows, pairs.held_rows(part.relation, rows, n))
             what = f"{layout.what} hold each pair once, no other pair"
             yield self._check(part, what, len(rows), fault)
             if len(rows) == n_q:
                 continue
-            counts = counts_of(layout, n)
-            if is_counted(part.relation, n):
-                fault = counts_fault(counts, part.relation, n_q)
+            counts = pairs.counts_of(layout, n)
+            if pairs.is_counted(part.relation, n):
+                fault = pairs.counts_fault(counts, part.relation, n_q)
                 what = f"{layout.what} hold as many keys of each query as the graph"
                 yield self._check(part, what, n_q, fault)
             else:
                 self.skipped.append(f"how many keys {layout.what} hold: the graph does not say")
-            if counts.sum() <= LISTED:
-                fault = list_fault(layout, part.relation, n)
+            if counts.sum() <= pairs.LISTED:
+                fault = pairs.list_fault(layout, part.relation, n)
                 what = f"{layout.what} hold no pair but those of the graph, and none twice"
                 yield self._check(part, what, n_q, fault)
             else:
-                self.skipped.append(
-                    f"the {counts.sum():,} pairs of {layout.what} one by one (up to {LISTED:,})"
-                )
+                found = f"the {counts.sum():,} pairs of {layout.what}"
+                self.skipped.append(f"{found} one by one (up to {pairs.LISTED:,})")
 
     # --- the numbers ---------------------------------------------------------------------------
 
@@ -208,7 +193,7 @@ class Trial:
         """The positions whose numbers are looked at."""
         n, n_q = self.shape.n, self.shape.n_q
         rows = np.arange(n - n_q, n)
-        few = n <= EXHAUSTIVE and self.shape.heads * n_q * n <= WEIGHED
+        few = n <= pairs.EXHAUSTIVE and self.shape.heads * n_q * n <= pairs.WEIGHED
         if few and not self.only_values:
             return rows
         blocks = [b for part in self.parts for layout in part.layouts or () for b in layout.parts]
@@ -217,7 +202,7 @@ class Trial:
     def _definitions(self) -> dict[int, Definition]:
         found = {}
         for part in self.parts:
-            held = held_rows(part.relation, self.rows, self.shape.n)
+            held = pairs.held_rows(part.relation, self.rows, self.shape.n)
             for head in part.heads:
                 found[head] = Definition(part.work, head, self.rows, held)
         return found
@@ -246,7 +231,7 @@ class Trial:
         """One query's gradient in each column of the values: the weights, as backward has them."""
         n, n_q, heads = self.shape.n, self.shape.n_q, self.shape.heads
         # more columns than the heads have would be padded, which costs most where n is large
-        at = sample_rows(len(self.rows), QUERIES if n <= EXHAUSTIVE else SIZE)
+        at = sample_rows(len(self.rows), QUERIES if n <= pairs.EXHAUSTIVE else SIZE)
         rows = self.rows[at]
         q, k = self.run.drawn(n_q), self.run.drawn(n)
         v = torch.zeros(1, heads, n, len(rows), dtype=torch.float64, requires_grad=True)

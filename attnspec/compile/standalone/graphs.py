@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import cast
+from typing import Any, cast
 
 from attnspec.backends.common.score_formula import thresholds
 from attnspec.compile.standalone.alike import Family, families
@@ -46,7 +46,7 @@ def graph_module(program: Program, class_name: str) -> str:
     used |= {"philox"} if pages[0].tables else set()
     kind = graph.Biased if "bias" in changes else module.Attention
     if softmax and not changes:
-        runs = [graph.attend_plain]
+        runs: list[Callable[..., Any]] = [graph.attend_plain]
     elif softmax and changes <= {"alibi", "bias"}:
         runs = [graph.attend_shifted]
     else:
@@ -57,7 +57,7 @@ def graph_module(program: Program, class_name: str) -> str:
     if "bias" in changes:
         names["attend_shifted"] = "attend"
     # with scores as they are, one function says it all
-    asked = [] if softmax and not changes else [graph.mask_of]
+    asked: list[object] = [] if softmax and not changes else [graph.mask_of]
     asked += [graph.fits_flex] if softmax and changes else []
     asked += [graph.flex] if softmax else []
     sections = [

@@ -66,7 +66,7 @@ class Learner(nn.Module):
     """q [B, H, n_q, d], k [B, H_kv, n_k, d], v [B, H_kv, n_k, d_v] -> [B, H, n_q, d_v]; queries
     are the last n_q positions, `key_padding_mask` is bool [B, n_k], True for a real key."""
 
-    def __init__(self, head_size: int | None = None) -> None:
+    def __init__(self, head_size: int) -> None:
         super().__init__()
         for name, (shape, _, _) in PARTS.items():
             sizes = [head_size if isinstance(size, str) else size for size in shape]
