@@ -117,7 +117,7 @@ def _emit_alone(spec: Elaborated, backend: str) -> str:
             f"a standalone module has no backends and plans nothing, got {backend!r}: leave out"
             " --backend, or --standalone"
         )
-    # its sources name FlexAttention and torch's compiler, which take longer to load than all else
+    # what its parts are written with loads all of torch.compile
     from attnspec.compile.standalone import standalone_module
 
     body = standalone_module(spec.program, class_name(spec.program.name))

@@ -8,13 +8,16 @@ from typing import Any, TypeVar
 import torch
 from torch.autograd import forward_ad
 
-Function = TypeVar("Function", bound=Callable[..., Any])
+AnyFunction = TypeVar("AnyFunction", bound=Callable[..., Any])
 
 
-def constant_in_traces(function: Function) -> Function:
-    """Have dynamo call a function, not trace it, as `torch.compiler.assume_constant_result` does;
-    that one loads dynamo, which takes as long as all of torch."""
-    vars(function)["_dynamo_marked_constant"] = True
+def constant_in_traces(function: AnyFunction) -> AnyFunction:
+    """Says that traced calls take what a function gives as it is.
+
+    So does `torch.compiler.assume_constant_result`, but it imports all of torch.compile first,
+    which takes as long as torch itself.
+    """
+    function._dynamo_marked_constant = True  # type: ignore[attr-defined]
     return function
 
 

@@ -37,7 +37,7 @@ from attnspec.verification.pairs import (
     list_fault,
     rows_fault,
 )
-from attnspec.verification.trial import sample_rows
+from attnspec.verification.trial import QUERIES, sample_rows
 
 INPUTS = (
     "input important: tokens(at_most = 9) input document: ids input size: length"
@@ -627,6 +627,11 @@ def test_a_spec_of_one_length_is_verified_there_alone() -> None:
     text = emit_spec(spec_of("sequence grid(6, 7) attend neighborhood(3, 5)").elaborated)
     assert "Verified at n = 42 when it was compiled" in text
     assert "193" not in text
+    # where all values would take long, those of some queries are
+    long = spec_of("sequence grid(16, 20) attend neighborhood(3, 5)").elaborated
+    said = " ".join(emit_spec(long).split())
+    assert "Verified at n = 320, its one length, when it was compiled, every pair of" in said
+    assert "values and gradients of 64 queries of dense, tiles, bands, scattered." in said
     # where weights would take long, the pairs are
     longer = spec_of("sequence grid(16, 70) attend neighborhood(3, 5)")
     said = " ".join(emit_spec(longer.elaborated).split())
@@ -634,3 +639,18 @@ def test_a_spec_of_one_length_is_verified_there_alone() -> None:
     assert "every pair of tiles, bands, scattered; no values." in said
     text = emit_spec(spec_of("sequence grid(90, 90) attend neighborhood(3, 5)").elaborated)
     assert "Not verified when it was compiled: it has one length, 8,100." in text
+
+
+def test_values_of_some_queries_show_a_fault_in_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    program = spec_of("attend window(radius = 9)").program
+    found = verify(program, 320, backend="bands", depth="values")
+    assert found.ok
+    assert {check.queries for check in found.checks} == {QUERIES}
+    forward = attnspec.backends.bands.attention.SteppedAttention.forward
+
+    def wrong(self: object, *args: object, **more: object) -> object:
+        out, *rest = forward(self, *args, **more)
+        return (out * 1.001, *rest)
+
+    monkeypatch.setattr(attnspec.backends.bands.attention.SteppedAttention, "forward", wrong)
+    assert not verify(program, 320, backend="bands", depth="values").ok

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 from fractions import Fraction
+from functools import lru_cache
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -26,7 +27,7 @@ from attnspec.graphs.patterns.powers import Powers
 from attnspec.graphs.patterns.random_ import Random
 from attnspec.graphs.relation import Relation
 from attnspec.graphs.stack import Stack, TooMuch
-from attnspec.ir.program import Attend, Term, inputs_of, leaves
+from attnspec.ir.program import Attend, Program, Term, inputs_of, leaves
 from attnspec.ir.scalars import ScalarError
 from attnspec.text.diagnostics import AttnSpecError
 
@@ -85,7 +86,7 @@ def edges_formula(stack: Stack, n: int) -> Figure[sympy.Expr | None]:
                 others.append(times * known)
                 continue
             if sizes_of(term):
-                fit = _fit(stack, term, layer, head)
+                fit = _fit(stack.program, term, layer, head)
                 if fit is None:
                     return Figure(None, note="no formula was found: sizes depend on n")
                 others.append(times * fit[0])
@@ -129,12 +130,15 @@ def _known(relation: Relation, n: int) -> sympy.Expr | None:
     return None
 
 
-def _fit(stack: Stack, term: Term, layer: int, head: int) -> tuple[sympy.Expr, str] | None:
+@lru_cache(maxsize=256)
+def _fit(program: Program, term: Term, layer: int, head: int) -> tuple[sympy.Expr, str] | None:
+    """The formula of the term of a head, with sizes that depend on n, and where it was tried."""
     from attnspec.analysis.growth import sympy_text
 
-    values = {"layer": layer, "head": head, "layers": stack.program.layer_count}
-    if stack.program.heads is not None:
-        values["heads"] = stack.program.heads
+    stack = Stack(program)
+    values = {"layer": layer, "head": head, "layers": program.layer_count}
+    if program.heads is not None:
+        values["heads"] = program.heads
 
     def count(n: int) -> int:
         return edges_of(stack.relation(n, layer, head), n)

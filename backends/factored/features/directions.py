@@ -27,7 +27,6 @@ Wanted: TypeAlias = "tuple[int, int, tuple[int, ...], int, int, int, bool]"
 _kept: Cache[tuple[Wanted, str, str], torch.Tensor] = Cache(KEPT)
 
 
-# traced calls take what it gives as it is
 @constant_in_traces
 def directions(wanted: Wanted, kind: torch.dtype, device: torch.device) -> torch.Tensor:
     """The directions [heads, count, size] of some heads, in a type and on a device."""
