@@ -215,7 +215,11 @@ def choose(work: Work, device: str, backend: str = AUTO) -> Backend:
     """The first of `candidates`, without asking backends that cannot be cheaper for their cost."""
     check_backend(backend)
     if backend != AUTO:
-        return candidates(work, device, backend)[0].backend
+        named = backend_of(backend)
+        refusal = refusal_of(named, work, device)
+        if refusal is not None:
+            raise BackendError(f"the backend {backend} refuses: {refusal}")
+        return named
     if refusal_of(ROWS, work, device) is None:
         # nothing reads fewer keys, and planning anything else takes longer than running this
         return ROWS
