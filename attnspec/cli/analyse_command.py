@@ -5,17 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 import click
-import numpy as np
 
 from attnspec.analysis.report.figure_table import NAMES
 from attnspec.analysis.report.printed import page, table
 from attnspec.analysis.report.report import Report
 from attnspec.cli import console, options
 from attnspec.cli.failures import LimitReached, fitting
-from attnspec.cli.specs import length_of, read_inputs, spec_at
+from attnspec.cli.specs import length_of, needed_inputs, read_inputs, spec_at
 from attnspec.graphs.stack import MOST_POSITIONS
-from attnspec.ir.program import inputs_of
-from attnspec.spec import Spec
 from attnspec.text.diagnostics import hinted
 
 DEFAULT_LENGTH = 4096
@@ -91,7 +88,9 @@ def command(
                 raise LimitReached(
                     f"lengths up to {min(options.MOST, MOST_POSITIONS):,} are analysed"
                 )
-            given = _inputs(loaded, inputs, n)
+            given = None
+            if inputs:
+                given = read_inputs(loaded, inputs, needed_inputs(loaded, range(loaded.layers)), n)
             with fitting():
                 reports.append(Report(loaded.elaborated, n, given, head_size=head_size))
     if len(reports) > MOST_REPORTS:
@@ -102,12 +101,3 @@ def command(
         return
     text = page(reports[0], only) if len(reports) == 1 else table(reports, only)
     console.result(console.styled(text))
-
-
-def _inputs(spec: Spec, texts: Mapping[str, str], n: int) -> dict[str, np.ndarray] | None:
-    """One sample of the inputs that the graphs read, None where none is given."""
-    if not texts:
-        return None
-    graphs = (attend.graph for attend in spec.program.attends if attend.graph is not None)
-    needed = set().union(*(inputs_of(graph) for graph in graphs))
-    return read_inputs(spec, texts, needed, n)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -12,8 +12,7 @@ import click
 from attnspec.cli import console, options
 from attnspec.cli.failures import LimitReached, fitting
 from attnspec.cli.files import require_folder, write_result
-from attnspec.cli.specs import length_of, read_inputs, shown_path, spec_at
-from attnspec.ir.program import inputs_of
+from attnspec.cli.specs import length_of, needed_inputs, read_inputs, shown_path, spec_at
 from attnspec.show import drawing
 from attnspec.show.figure import Figure, figure
 from attnspec.show.html import html
@@ -124,13 +123,6 @@ def require_slot(spec: Spec, layer: int | None, head: int | None) -> None:
                 f"`{spec.name}` has {most} {what}{'' if most == 1 else 's'},"
                 f" counted from 0, got --{what} {number}"
             )
-
-
-def needed_inputs(spec: Spec, layers: Iterable[int], head: int | None) -> set[str]:
-    """The run-time inputs that the graphs of some layers, or of one head of each, read."""
-    heads = range(spec.heads or 1) if head is None else [head]
-    attends = [spec.program.attend(layer, one) for layer in layers for one in heads]
-    return {name for a in attends if a.graph is not None for name in inputs_of(a.graph)}
 
 
 def require_target(path: str, spec: str) -> None:

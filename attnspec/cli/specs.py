@@ -5,13 +5,14 @@ from __future__ import annotations
 import os
 import re
 import sys
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
 import click
 import numpy as np
 
+from attnspec.ir.program import inputs_of
 from attnspec.text.decoding import MAX_BYTES, read_source, source_of_bytes
 from attnspec.text.diagnostics import Diagnostic, SpecError, hinted
 from attnspec.text.source import Source
@@ -68,6 +69,13 @@ def _standard_input() -> Source:
             Diagnostic("A183", f"standard input cannot be read: {reason}", None)
         ) from None
     return source_of_bytes(data, STDIN)
+
+
+def needed_inputs(spec: Spec, layers: Iterable[int], head: int | None = None) -> set[str]:
+    """The run-time inputs that the graphs of some layers, or of one head of each, read."""
+    heads = range(spec.heads or 1) if head is None else [head]
+    attends = [spec.program.attend(layer, one) for layer in layers for one in heads]
+    return {name for a in attends if a.graph is not None for name in inputs_of(a.graph)}
 
 
 _EXAMPLES = {"tokens": "{}=0,5,9", "ids": "{}=0*32,1*32", "length": "{}=12"}
