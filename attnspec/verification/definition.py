@@ -86,9 +86,12 @@ class Definition:
         given: Sequence[torch.Tensor],
         grad: torch.Tensor,
         tables: Mapping[str, torch.Tensor],
+        *,
+        sized: bool,
     ) -> Results:
         """Outputs and gradients of q [n_q, d], k and v [n, d], where the gradient of the outputs
-        looked at is `grad` [r, d], and that of all others is 0."""
+        looked at is `grad` [r, d], and that of all others is 0; with the largest number if
+        `sized`."""
         q, k, v = leaves = [x.detach().requires_grad_() for x in given]
         learned = {name: x.detach().requires_grad_() for name, x in tables.items()}
         leaves = [*leaves, *learned.values()]
@@ -100,8 +103,10 @@ class Definition:
             outs.append(out.detach())
             if not out.requires_grad:
                 continue
-            fixed = weights if total is None else weights / total.detach()
-            for from_out, into in ((out, sums), (fixed @ v, steady)):
+            ways = [(out, sums)]
+            if sized and total is not None:
+                ways.append(((weights / total.detach()) @ v, steady))
+            for from_out, into in ways:
                 found = gradients(from_out, grad[part], leaves)
                 for result, share in zip(into, found, strict=True):
                     result += share

@@ -266,7 +266,8 @@ class Trial:
                     given = [x[0, head].to(kind) for x in (q, k, v)]
                     tables = self._tables(part.work, head, kind)
                     upper = grad[0, head, at].to(kind)
-                    results.append(definitions[head].results(given, upper, tables))
+                    sized = kind is torch.float64
+                    results.append(definitions[head].results(given, upper, tables, sized=sized))
                 exact, dense = results
                 mine = [out.detach()[0, head, at], *(x[0, head] for x in found[:3])]
                 shares = dict(zip(learned, found[3:], strict=True))
