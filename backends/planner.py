@@ -224,7 +224,11 @@ def choose(work: Work, device: str, backend: str = AUTO) -> Backend:
     """The first of `candidates`, without asking backends that cannot be cheaper for their cost."""
     check_backend(backend)
     if backend != AUTO:
-        return candidates(work, device, backend)[0].backend
+        named = backend_of(backend)
+        refusal = refusal_of(named, work, device)
+        if refusal is not None:
+            raise BackendError(f"the backend {backend} refuses: {refusal}")
+        return named
     evident = _evident(work, device)
     if evident is not None:
         return evident

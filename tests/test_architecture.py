@@ -199,6 +199,10 @@ attnspec.parse("attention a { attend favor(features = 8) }").compile()(q, q, q)"
     assert loaded_by(statement, ("torch", "torch._dynamo")) == ["torch"]
 
 
+def test_a_module_is_written_without_what_traces_it_or_algebra() -> None:
+    assert loaded_by("run('compile', SPEC, '-o', '-')", ("torch._dynamo", "sympy")) == []
+
+
 def test_a_heavy_start_up_is_found() -> None:
     assert loaded_by("import matplotlib.cm") == ["matplotlib"]
 

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, reduce
+from operator import and_, or_
 from typing import ClassVar
 
 import numpy as np
@@ -26,26 +27,30 @@ from attnspec.graphs.relation import (
 
 
 @dataclass(frozen=True)
-class Union(Relation):
-    """The pairs of any of the terms."""
+class _Joined(Relation):
+    """Terms whose pairs, and answers for tiles, are joined one after the other."""
 
     terms: tuple[Relation, ...]
-    name: ClassVar = "|"
+    pairs: ClassVar[Callable[..., Elementwise]]
+    tiles: ClassVar[Callable[..., np.ndarray]]
 
     def holds(self, q: Elementwise, k: Elementwise, n: int) -> Elementwise:
-        held = self.terms[0].holds(q, k, n)
-        for term in self.terms[1:]:
-            held = held | term.holds(q, k, n)
-        return held
+        return reduce(self.pairs, (term.holds(q, k, n) for term in self.terms))
 
     def phase(self, q: Tiles, k: Tiles, n: int) -> list[np.ndarray]:
         return [part for term in self.terms for part in phase_of(term, q, k, n)]
 
     def cover(self, q: Tiles, k: Tiles, n: int) -> np.ndarray:
-        answer = self.terms[0].cover(q, k, n)
-        for term in self.terms[1:]:
-            answer = np.maximum(answer, term.cover(q, k, n))
-        return answer
+        return reduce(self.tiles, (term.cover(q, k, n) for term in self.terms))
+
+
+@dataclass(frozen=True)
+class Union(_Joined):
+    """The pairs of any of the terms."""
+
+    name: ClassVar = "|"
+    pairs: ClassVar = or_
+    tiles: ClassVar = np.maximum
 
     def progressions(self, q: np.ndarray, n: int) -> Progressions | None:
         return union_progressions([term.progressions(q, n) for term in self.terms])
@@ -66,26 +71,12 @@ class Union(Relation):
 
 
 @dataclass(frozen=True)
-class Intersection(Relation):
+class Intersection(_Joined):
     """The pairs of all of the terms."""
 
-    terms: tuple[Relation, ...]
     name: ClassVar = "&"
-
-    def holds(self, q: Elementwise, k: Elementwise, n: int) -> Elementwise:
-        held = self.terms[0].holds(q, k, n)
-        for term in self.terms[1:]:
-            held = held & term.holds(q, k, n)
-        return held
-
-    def phase(self, q: Tiles, k: Tiles, n: int) -> list[np.ndarray]:
-        return [part for term in self.terms for part in phase_of(term, q, k, n)]
-
-    def cover(self, q: Tiles, k: Tiles, n: int) -> np.ndarray:
-        answer = self.terms[0].cover(q, k, n)
-        for term in self.terms[1:]:
-            answer = np.minimum(answer, term.cover(q, k, n))
-        return answer
+    pairs: ClassVar = and_
+    tiles: ClassVar = np.minimum
 
     def progressions(self, q: np.ndarray, n: int) -> Progressions | None:
         """In closed form where all terms but one are single ranges, which clip that one."""

@@ -35,6 +35,19 @@ class Results:
         return iter(zip(self.names, self.tensors, strict=True))
 
 
+def gradients(
+    out: torch.Tensor, upstream: torch.Tensor, leaves: Sequence[torch.Tensor]
+) -> tuple[torch.Tensor, ...]:
+    """What the gradient `upstream` of an output leaves; zeros for what it does not depend on.
+
+    Of a sum, because torch loads sympy to compare the shapes of an output and its gradient.
+    """
+    total = (out * upstream).sum()
+    return torch.autograd.grad(
+        total, leaves, retain_graph=True, allow_unused=True, materialize_grads=True
+    )
+
+
 class Definition:
     """One head of a work at the positions `rows` [r], which read the keys `held`, bool [r, n]."""
 
@@ -72,9 +85,12 @@ class Definition:
         given: Sequence[torch.Tensor],
         grad: torch.Tensor,
         tables: Mapping[str, torch.Tensor],
+        *,
+        sized: bool,
     ) -> Results:
         """Outputs and gradients of q [n_q, d], k and v [n, d], where the gradient of the outputs
-        looked at is `grad` [r, d], and that of all others is 0."""
+        looked at is `grad` [r, d], and that of all others is 0; with the largest number if
+        `sized`."""
         q, k, v = leaves = [x.detach().requires_grad_() for x in given]
         learned = {name: x.detach().requires_grad_() for name, x in tables.items()}
         leaves = [*leaves, *learned.values()]
@@ -86,15 +102,14 @@ class Definition:
             outs.append(out.detach())
             if not out.requires_grad:
                 continue
-            total = None if found.total is None else found.total.detach()
-            fixed = replace(found, total=total).weights
-            for from_out, into in ((out, sums), (fixed @ v, steady)):
-                grads = torch.autograd.grad(
-                    from_out, leaves, grad[part], allow_unused=True, retain_graph=True
-                )
+            ways = [(out, sums)]
+            if sized and found.total is not None:
+                fixed = replace(found, total=found.total.detach()).weights
+                ways.append((fixed @ v, steady))
+            for from_out, into in ways:
+                grads = gradients(from_out, grad[part], leaves)
                 for result, share in zip(into, grads, strict=True):
-                    if share is not None:
-                        result += share
+                    result += share
         tensors = torch.cat(outs), *sums
         sizes = [x.abs().max().item() for x in (*tensors[:4], *steady[:3]) if x.numel()]
         names = *NAMES, *(f"gradient of {name}" for name in learned)

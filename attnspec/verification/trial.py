@@ -16,29 +16,12 @@ from attnspec.ir.program import Program
 from attnspec.lower.work import Bias, Work
 from attnspec.runtime.call_checks import check_inputs
 from attnspec.runtime.module import CompiledAttention
-from attnspec.verification.definition import Definition, Results
-from attnspec.verification.formulas import SIZE, FormulaTrial
+from attnspec.verification import pairs
+from attnspec.verification.definition import Definition, Results, gradients
+from attnspec.verification.formulas import COLUMNS, SIZE, FormulaTrial, Run
 from attnspec.verification.kernel_pairs import Blocks, Layout, layouts_of
 from attnspec.verification.numbers import numbers_fault, support_fault, weights_fault
-from attnspec.verification.pairs import (
-    EXHAUSTIVE,
-    LISTED,
-    POSITIONS,
-    RUN,
-    WEIGHED,
-    Chosen,
-    chosen_for,
-    counts_fault,
-    counts_of,
-    held_rows,
-    is_counted,
-    list_fault,
-    rows_fault,
-)
 from attnspec.verification.report import Check
-
-COLUMNS = 512
-"""Unit vectors tried in one go."""
 
 QUERIES = 64
 """Queries that are sampled where not all are looked at."""
@@ -67,7 +50,7 @@ class Part:
     work: Work
     heads: tuple[int, ...]
     relation: Relation
-    chosen: Chosen
+    chosen: pairs.Chosen
     layouts: tuple[Layout, ...] | None
 
 
@@ -81,14 +64,18 @@ class Trial:
         works: Sequence[tuple[Work, tuple[int, ...]]],
         data: dict[str, torch.Tensor],
         forced: bool,
+        *,
+        only_values: bool = False,
     ) -> None:
         self.module, self.shape, self.data = module, shape, data
+        self.only_values = only_values
+        self.run = Run(module, shape.layers[0], shape.n_q, shape.n, shape.heads, data)
         self.skipped: list[str] = []
         values = {name: x[0].numpy() for name, x in data.items()}
         plain = {name: x if x.ndim else x.item() for name, x in values.items()}
         relations = [with_data(work.relation, plain) for work, _ in works]
         chosen = [
-            chosen_for(work, relation, module.backend, forced)
+            pairs.chosen_for(work, relation, module.backend, forced)
             for (work, _), relation in zip(works, relations, strict=True)
         ]
         prepared = module.prepare(
@@ -125,8 +112,8 @@ class Trial:
     def exhaustive(self) -> bool:
         """Whether every pair is looked at, and weighed."""
         if not self.parts:
-            return self.shape.n <= EXHAUSTIVE
-        return self.shape.n <= EXHAUSTIVE and len(self.rows) == self.shape.n_q
+            return self.shape.n <= pairs.EXHAUSTIVE
+        return self.shape.n <= pairs.EXHAUSTIVE and len(self.rows) == self.shape.n_q
 
     def pair_checks(self) -> Iterator[Check]:
         """What is compared without running anything: the pairs that kernels hold."""
@@ -136,13 +123,14 @@ class Trial:
     def checks(self) -> Iterator[Check]:
         """Everything that is compared."""
         n, n_q, heads = self.shape.n, self.shape.n_q, self.shape.heads
-        yield from self.pair_checks()
+        if not self.only_values:
+            yield from self.pair_checks()
         seconds = sum(part.chosen.seconds * len(part.heads) for part in self.parts)
-        if n > EXHAUSTIVE and (seconds > RUN or n * heads > POSITIONS):
+        if n > pairs.EXHAUSTIVE and (seconds > pairs.RUN or n * heads > pairs.POSITIONS):
             self.skipped.append(
                 f"weights, outputs and gradients: {heads} heads of {n:,} positions, estimated to"
-                f" take {seconds:,.3g} s (up to {POSITIONS:,} positions of all heads, and"
-                f" {RUN:,.3g} s, are run)"
+                f" take {seconds:,.3g} s (up to {pairs.POSITIONS:,} positions of all heads, and"
+                f" {pairs.RUN:,.3g} s, are run)"
             )
             return
         if self.formulas:
@@ -159,16 +147,14 @@ class Trial:
 
     def _formula_checks(self) -> Iterator[Check]:
         shape = self.shape
-        if shape.n > EXHAUSTIVE:
+        if shape.n > pairs.EXHAUSTIVE:
             self.skipped.append(
-                f"mechanisms: their formulas are written out up to n = {EXHAUSTIVE:,}"
+                f"mechanisms: their formulas are written out up to n = {pairs.EXHAUSTIVE:,}"
             )
             return
         seen = [replace(part.work, relation=part.relation, reads=()) for part in self.formulas]
         works = [(work, part.heads) for work, part in zip(seen, self.formulas, strict=True)]
-        trial = FormulaTrial(
-            self.module, shape.layers[0], shape.n_q, shape.n, shape.heads, works, self.data
-        )
+        trial = FormulaTrial(self.run, works)
         parts = dict(zip(seen, self.formulas, strict=True))
         for what, faults in (
             ("each pair weighs what the formula says", trial.weights()),
@@ -183,28 +169,27 @@ class Trial:
         n, n_q = self.shape.n, self.shape.n_q
         for layout in part.layouts or ():
             rows = np.arange(n - n_q, n)
-            if n > EXHAUSTIVE:
+            if n > pairs.EXHAUSTIVE:
                 rows = sample_rows(n_q, QUERIES, layout.parts, n - n_q)
-            fault = rows_fault(layout, rows, held_rows(part.relation, rows, n))
+            fault = pairs.rows_fault(layout, rows, pairs.held_rows(part.relation, rows, n))
             what = f"{layout.what} hold each pair once, no other pair"
             yield self._check(part, what, len(rows), fault)
             if len(rows) == n_q:
                 continue
-            counts = counts_of(layout, n)
-            if is_counted(part.relation, n):
-                fault = counts_fault(counts, part.relation, n_q)
+            counts = pairs.counts_of(layout, n)
+            if pairs.is_counted(part.relation, n):
+                fault = pairs.counts_fault(counts, part.relation, n_q)
                 what = f"{layout.what} hold as many keys of each query as the graph"
                 yield self._check(part, what, n_q, fault)
             else:
                 self.skipped.append(f"how many keys {layout.what} hold: the graph does not say")
-            if counts.sum() <= LISTED:
-                fault = list_fault(layout, part.relation, n)
+            if counts.sum() <= pairs.LISTED:
+                fault = pairs.list_fault(layout, part.relation, n)
                 what = f"{layout.what} hold no pair but those of the graph, and none twice"
                 yield self._check(part, what, n_q, fault)
             else:
-                self.skipped.append(
-                    f"the {counts.sum():,} pairs of {layout.what} one by one (up to {LISTED:,})"
-                )
+                found = f"the {counts.sum():,} pairs of {layout.what}"
+                self.skipped.append(f"{found} one by one (up to {pairs.LISTED:,})")
 
     # --- the numbers ---------------------------------------------------------------------------
 
@@ -213,7 +198,8 @@ class Trial:
         """The positions whose numbers are looked at."""
         n, n_q = self.shape.n, self.shape.n_q
         rows = np.arange(n - n_q, n)
-        if n <= EXHAUSTIVE and self.shape.heads * n_q * n <= WEIGHED:
+        few = n <= pairs.EXHAUSTIVE and self.shape.heads * n_q * n <= pairs.WEIGHED
+        if few and not self.only_values:
             return rows
         blocks = [b for part in self.parts for layout in part.layouts or () for b in layout.parts]
         return sample_rows(n_q, min(QUERIES, SCORES // n), blocks, n - n_q)
@@ -221,20 +207,20 @@ class Trial:
     def _definitions(self) -> dict[int, Definition]:
         found = {}
         for part in self.parts:
-            held = held_rows(part.relation, self.rows, self.shape.n)
+            held = pairs.held_rows(part.relation, self.rows, self.shape.n)
             for head in part.heads:
                 found[head] = Definition(part.work, head, self.rows, held)
         return found
 
     def _weights(self, definitions: dict[int, Definition]) -> Iterator[Check]:
         """With the unit vectors as values, the output is the weights themselves."""
-        q, k = self._drawn(self.shape.n_q), self._drawn(self.shape.n)
+        q, k = self.run.drawn(self.shape.n_q), self.run.drawn(self.shape.n)
         meant = self._meant(definitions, q, k)
         faults: dict[int, list[tuple[bool, int, int, str]]] = {head: [] for head in definitions}
         for low in range(0, self.shape.n, COLUMNS):
             part = slice(low, min(low + COLUMNS, self.shape.n))
             v = torch.eye(self.shape.n, dtype=torch.float64)[:, part]
-            found = self._run(q, k, v.expand(1, self.shape.heads, -1, -1))[0]
+            found = self.run(q, k, v.expand(1, self.shape.heads, -1, -1))[0]
             for head, definition in definitions.items():
                 held = definition.held[:, part]
                 fault = weights_fault(found[head], meant[head][:, part], held, self.rows, low)
@@ -250,13 +236,13 @@ class Trial:
         """One query's gradient in each column of the values: the weights, as backward has them."""
         n, n_q, heads = self.shape.n, self.shape.n_q, self.shape.heads
         # more columns than the heads have would be padded, which costs most where n is large
-        at = sample_rows(len(self.rows), QUERIES if n <= EXHAUSTIVE else SIZE)
+        at = sample_rows(len(self.rows), QUERIES if n <= pairs.EXHAUSTIVE else SIZE)
         rows = self.rows[at]
-        q, k = self._drawn(n_q), self._drawn(n)
+        q, k = self.run.drawn(n_q), self.run.drawn(n)
         v = torch.zeros(1, heads, n, len(rows), dtype=torch.float64, requires_grad=True)
         grad = torch.zeros(1, heads, n_q, len(rows), dtype=torch.float64)
         grad[:, :, torch.from_numpy(rows - (n - n_q)), torch.arange(len(rows))] = 1.0
-        reached = torch.autograd.grad(self._run(q, k, v), v, grad)[0][0].transpose(1, 2)
+        reached = gradients(self.run(q, k, v), grad, [v])[0][0].transpose(1, 2)
         for part in self.parts:
             fault = None
             for head in part.heads:
@@ -268,18 +254,15 @@ class Trial:
     def _numbers(self, definitions: dict[int, Definition]) -> Iterator[Check]:
         """Outputs and gradients in float32 against the definition in float64."""
         n, n_q = self.shape.n, self.shape.n_q
-        q, k, v = self._drawn(n_q), self._drawn(n), self._drawn(n)
+        q, k, v = self.run.drawn(n_q), self.run.drawn(n), self.run.drawn(n)
         at = torch.from_numpy(self.rows - (n - n_q))
         grad = torch.zeros_like(q)
-        grad[:, :, at] = self._drawn(len(at))
+        grad[:, :, at] = self.run.drawn(len(at))
         narrow = [x.float().requires_grad_() for x in (q, k, v)]
         learned = dict(self.module.named_parameters())
-        out = self._run(narrow[0], narrow[1], narrow[2])
-        leaves = [*narrow, *learned.values()]
+        out = self.run(narrow[0], narrow[1], narrow[2])
         # a table of other layers is not used here
-        found = torch.autograd.grad(
-            out, leaves, grad.float(), allow_unused=True, materialize_grads=True
-        )
+        found = gradients(out, grad.float(), [*narrow, *learned.values()])
         for part in self.parts:
             fault = None
             for head in part.heads:
@@ -288,7 +271,8 @@ class Trial:
                     given = [x[0, head].to(kind) for x in (q, k, v)]
                     tables = self._tables(part.work, head, kind)
                     upper = grad[0, head, at].to(kind)
-                    results.append(definitions[head].results(given, upper, tables))
+                    sized = kind is torch.float64
+                    results.append(definitions[head].results(given, upper, tables, sized=sized))
                 exact, dense = results
                 mine = [out.detach()[0, head, at], *(x[0, head] for x in found[:3])]
                 shares = dict(zip(learned, found[3:], strict=True))
@@ -316,13 +300,6 @@ class Trial:
                         ]
                     )
         return found
-
-    def _drawn(self, length: int) -> torch.Tensor:
-        return torch.randn(1, self.shape.heads, length, SIZE, dtype=torch.float64)
-
-    def _run(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
-        out: torch.Tensor = self.module(q, k, v, layer=self.shape.layers[0], inputs=self.data)
-        return out
 
     def _tables(self, work: Work, head: int, kind: torch.dtype) -> dict[str, torch.Tensor]:
         """The learned tables of a head, [1, buckets]."""

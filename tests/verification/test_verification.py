@@ -27,7 +27,7 @@ from attnspec.layout.tile_layout import StepLayout, step_layout
 from attnspec.layout.tiling import Classified
 from attnspec.lower.work import BackendError
 from attnspec.text.diagnostics import InternalError
-from attnspec.verification import LONGEST, TooLong, Verification, verify, verify_each, verify_pairs
+from attnspec.verification import LONGEST, TooLong, Verification, verify, verify_each
 from attnspec.verification.kernel_pairs import Layout, layouts_of
 from attnspec.verification.pairs import (
     counts_fault,
@@ -37,7 +37,7 @@ from attnspec.verification.pairs import (
     list_fault,
     rows_fault,
 )
-from attnspec.verification.trial import sample_rows
+from attnspec.verification.trial import QUERIES, sample_rows
 
 INPUTS = (
     "input important: tokens(at_most = 9) input document: ids input size: length"
@@ -557,14 +557,14 @@ def test_the_pairs_alone_are_looked_at_without_running_anything(
         raise AssertionError("nothing is to be run")
 
     monkeypatch.setattr(attnspec.backends.bands.attention.SteppedAttention, "forward", never)
-    found = verify_pairs(program, 193, backend="bands")
+    found = verify(program, 193, backend="bands", depth="pairs")
     assert found.ok
     assert [check.what for check in found.checks] == [
         f"its tiles{way} hold each pair once, no other pair" for way in ("", " on the way back")
     ]
     # the definition evaluates every pair, and has no layout
-    assert verify_pairs(program, 193, backend="dense").checks == ()
-    assert verify_pairs(program, 193, backend="rows").ok
+    assert verify(program, 193, backend="dense", depth="pairs").checks == ()
+    assert verify(program, 193, backend="rows", depth="pairs").ok
 
 
 MIXED = """
@@ -632,6 +632,11 @@ def test_a_spec_of_one_length_is_verified_there_alone() -> None:
     text = emit_spec(spec_of("sequence grid(6, 7) attend neighborhood(3, 5)").elaborated)
     assert "Verified at n = 42 when it was compiled" in text
     assert "193" not in text
+    # where all values would take long, those of some queries are
+    long = spec_of("sequence grid(16, 20) attend neighborhood(3, 5)").elaborated
+    said = " ".join(emit_spec(long).split())
+    assert "Verified at n = 320, its one length, when it was compiled, every pair of" in said
+    assert "values and gradients of 64 queries of dense, tiles, bands, scattered." in said
     # where weights would take long, the pairs are
     longer = spec_of("sequence grid(16, 70) attend neighborhood(3, 5)")
     said = " ".join(emit_spec(longer.elaborated).split())
@@ -639,3 +644,18 @@ def test_a_spec_of_one_length_is_verified_there_alone() -> None:
     assert "every pair of torch, tiles, bands, scattered; no values." in said
     text = emit_spec(spec_of("sequence grid(90, 90) attend neighborhood(3, 5)").elaborated)
     assert "Not verified when it was compiled: it has one length, 8,100." in text
+
+
+def test_values_of_some_queries_show_a_fault_in_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    program = spec_of("attend window(radius = 9)").program
+    found = verify(program, 320, backend="bands", depth="values")
+    assert found.ok
+    assert {check.queries for check in found.checks} == {QUERIES}
+    forward = attnspec.backends.bands.attention.SteppedAttention.forward
+
+    def wrong(*given: Any) -> tuple[torch.Tensor, torch.Tensor]:
+        out, lse = forward(*given)
+        return out * 1.001, lse
+
+    monkeypatch.setattr(attnspec.backends.bands.attention.SteppedAttention, "forward", wrong)
+    assert not verify(program, 320, backend="bands", depth="values").ok
