@@ -9,31 +9,28 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, reduce
 from itertools import combinations
 from typing import Literal, TypeAlias
 
 import numpy as np
 
-from attnspec.analysis.counting.affordable import lists_rows, require_listable
-from attnspec.analysis.counting.conjunctions import Banded, Conjunction, Ordered, shared
+from attnspec.analysis.counting.affordable import lists_rows, require_listable, to_list
+from attnspec.analysis.counting.conjunctions import Conjunction, quickly_shared, shared
 from attnspec.analysis.counting.progressions import grouped
-from attnspec.analysis.counting.rectangles import Term, terms_of
-from attnspec.graphs.edge_table import Drawn
-from attnspec.graphs.operators import Complement, Intersection, Shift, Transpose, Union
+from attnspec.analysis.counting.rectangles import Term, both, terms_of
+from attnspec.graphs.operators import Intersection
 from attnspec.graphs.patterns.causal import Causal
 from attnspec.graphs.patterns.full import Full
-from attnspec.graphs.patterns.where import Where
 from attnspec.graphs.patterns.window import Window
-from attnspec.graphs.predicates.comparisons import Between
-from attnspec.graphs.relation import Relation, evaluate_pairs
+from attnspec.graphs.relation import Relation, evaluate_pairs, lengths
 from attnspec.graphs.stack import Bound, Stack
 
 Side: TypeAlias = Literal["queries", "keys"]
 """Whose pairs are counted."""
 
 SOON_LOOKED = 1 << 24
-"""Pairs that are looked at sooner than anything is thought about."""
+"""Pairs that are listed, or looked at, sooner than anything is thought about."""
 
 MOST_SHARED = 64
 """The most conjunctions that are counted for one union by inclusion and exclusion."""
@@ -121,169 +118,120 @@ def bound_edges(bound: Bound, n: int) -> int:
 # --- counting ------------------------------------------------------------------------------------
 
 
-def _tally(relation: Relation, n: int, side: Side) -> np.ndarray:
+def weighted(relation: Relation, n: int, side: Side, weights: np.ndarray) -> np.ndarray:
+    """As `degrees_of` and `readers_of`, each pair counted with the weight (int64 [n], sums below
+    2 ** 53) of its other end; raises TooMuch."""
+    return _tally(relation, n, side, weights)
+
+
+def _tally(relation: Relation, n: int, side: Side, weights: np.ndarray | None = None) -> np.ndarray:
     if n == 0:
         return np.zeros(0, np.int64)
-    if _is_wide(relation, n):
-        # columns as a mask cost one pass, as progressions one for each of them
-        masked = _by_inclusion(terms_of(relation, n), n, side, _quick)
-        if masked is not None:
-            return masked
-    counted = _from_closed(relation, n, side)
-    if counted is not None:
-        return counted
-    match relation:
-        case Complement(term):
-            return n - _tally(term, n, side)
-        case Transpose(term):
-            return _tally(term, n, "keys" if side == "queries" else "queries")
-        case Union() | Intersection() | Shift() | Where():
-            found = _by_inclusion(terms_of(relation, n), n, side, _quick)
-            if found is not None:
-                return found
-    apart = _without_drawn(relation)
-    if apart is not None:
-        return sum((_tally(part, n, side) for part in apart), np.zeros(n, np.int64))
-    if lists_rows(relation, n):
-        return _listed(relation, n, side)
-    if n * n > SOON_LOOKED:
+    terms = terms_of(relation, n)
+    wide = any(term.columns is not None for term in terms) and _is_wide(relation, n)
+    # columns as a mask cost one pass, as progressions one for each of them
+    found = None if wide else _from_closed(relation, n, side, weights)
+    if found is None:
+        found = _by_inclusion(terms, n, side, weights, quickly_shared)
+    if found is None and wide:
+        found = _from_closed(relation, n, side, weights)
+    if found is not None:
+        return found
+    if to_list(relation, n) > SOON_LOOKED:
         # what two terms share may be soon listed where the whole is not
-        found = _by_inclusion(terms_of(relation, n), n, side, shared)
+        found = _by_inclusion(terms, n, side, weights, shared)
         if found is not None:
             return found
-    return _looked(relation, n, side)
+    require_listable(relation, n)
+    counted = _listed if lists_rows(relation, n) else _looked
+    return counted(relation, n, side, weights)
 
 
 def _is_wide(relation: Relation, n: int) -> bool:
-    """Whether rows have many progressions, and columns are among what they come from."""
+    """Whether rows have many progressions."""
     sample = relation.progressions(np.zeros(1, np.int64), n)
-    if sample is None or np.broadcast(*sample).size <= WIDE:
-        return False
-    return any(term.columns is not None for term in terms_of(relation, n))
+    return sample is not None and np.broadcast(*sample).size > WIDE
 
 
-def _from_closed(relation: Relation, n: int, side: Side) -> np.ndarray | None:
+def _from_closed(
+    relation: Relation, n: int, side: Side, weights: np.ndarray | None
+) -> np.ndarray | None:
     """The counts where every row is known as progressions, else None."""
     found = np.zeros(n, np.int64)
     # what is counted for keys costs a pass over all of them in each part
     for first, part in relation.closed_rows(n, CHUNK if side == "queries" else 8 * CHUNK):
         if part is None:
             return None
-        if side == "keys":
-            for group in grouped(part, n):
-                found += group.tally()
+        if side == "queries" and weights is None:
+            counts = lengths(part)
+            found[first : first + len(counts)] = counts
             continue
-        start, stop, step = part
-        counts = np.maximum(0, -((start - stop) // step)).sum(axis=-1)
-        found[first : first + len(counts)] = counts
+        for group in grouped(part, n):
+            group.row = group.row + first
+            if side == "keys":
+                found += group.tally(weights)
+            elif weights is not None:
+                found += np.bincount(group.row, group.sums(weights), n).astype(np.int64)
     return found
-
-
-def _without_drawn(relation: Relation) -> tuple[Relation, Relation] | None:
-    """A union as what is not drawn, and the drawn pairs beyond it, which are few: no pair is in
-    both."""
-    if not isinstance(relation, Union):
-        return None
-    drawn = tuple(term for term in relation.terms if isinstance(term, Drawn))
-    others = tuple(term for term in relation.terms if not isinstance(term, Drawn))
-    if not drawn or not others:
-        return None
-    rest = others[0] if len(others) == 1 else Union(others)
-    return rest, Intersection((drawn[0] if len(drawn) == 1 else Union(drawn), Complement(rest)))
-
-
-def _conjunctions(terms: list[Term]) -> int:
-    """How many conjunctions inclusion and exclusion of terms has, about."""
-    most = max((len(term.left_out) for term in terms), default=0)
-    return int((2 ** min(len(terms), 32) - 1) * 2 ** min(most, 32))
 
 
 Sharing: TypeAlias = "Callable[[tuple[Relation, ...], int], Conjunction | None]"
 
 
-def _quick(relations: tuple[Relation, ...], n: int) -> Conjunction | None:
-    """What relations share where it has a closed form."""
-    band = Banded(relations, n)
-    if band.width:
-        return band
-    if len(relations) == 1 and isinstance(relations[0], Between):
-        return Ordered(relations[0], n)
-    return None
-
-
-def _by_inclusion(terms: list[Term], n: int, side: Side, sharing: Sharing) -> np.ndarray | None:
+def _by_inclusion(
+    terms: list[Term], n: int, side: Side, weights: np.ndarray | None, sharing: Sharing
+) -> np.ndarray | None:
     """The counts where it is known what the terms share, else None."""
-    if _conjunctions(terms) > MOST_SHARED:
+    left_out = max((len(term.left_out) for term in terms), default=0)
+    if (2 ** min(len(terms), 32) - 1) * 2 ** min(left_out, 32) > MOST_SHARED:
         return None
+    every = np.ones(n, np.int64)
+    weights = every if weights is None else weights
     found = np.zeros(n, np.int64)
     for size in range(1, len(terms) + 1):
         for chosen in combinations(terms, size):
-            part = _term_tally(_joined(chosen), n, side, sharing)
-            if part is None:
-                return None
-            found += part if size % 2 else -part
-    return found
-
-
-def _joined(terms: tuple[Term, ...]) -> Term:
-    """The pairs that all of some terms have."""
-    return Term(
-        _masked([term.rows for term in terms]),
-        _masked([term.columns for term in terms]),
-        tuple(dict.fromkeys(relation for term in terms for relation in term.held)),
-        tuple(dict.fromkeys(relation for term in terms for relation in term.left_out)),
-    )
-
-
-def _masked(masks: list[np.ndarray | None]) -> np.ndarray | None:
-    known = [mask for mask in masks if mask is not None]
-    return np.logical_and.reduce(known) if known else None
-
-
-def _term_tally(term: Term, n: int, side: Side, sharing: Sharing) -> np.ndarray | None:
-    found = np.zeros(n, np.int64)
-    if term.empty:
-        return found
-    every = np.ones(n, bool)
-    rows = every if term.rows is None else term.rows
-    columns = every if term.columns is None else term.columns
-    for size in range(len(term.left_out) + 1):
-        for excluded in combinations(term.left_out, size):
-            common = sharing(tuple(dict.fromkeys(term.held + excluded)), n)
-            if common is None:
-                return None
-            if side == "queries":
-                part = common.members(columns) * rows
-            else:
-                part = common.tally(np.flatnonzero(rows)) * columns
-            found += -part if size % 2 else part
+            term = reduce(both, chosen)
+            if term.empty:
+                continue
+            rows, columns = (every if m is None else m for m in (term.rows, term.columns))
+            for sign, relations in term.counted:
+                common = sharing(relations, n)
+                if common is None:
+                    return None
+                if side == "queries":
+                    part = common.sums(columns * weights) * rows
+                else:
+                    queries = np.flatnonzero(rows)
+                    part = common.tally(queries, weights[queries]) * columns
+                found += part if sign == size % 2 * 2 - 1 else -part
     return found
 
 
 # --- what must be listed -------------------------------------------------------------------------
 
 
-def _listed(relation: Relation, n: int, side: Side) -> np.ndarray:
+def _listed(relation: Relation, n: int, side: Side, weights: np.ndarray | None) -> np.ndarray:
     """The counts of a relation whose rows are listed without a look at all of their keys."""
-    require_listable(relation, n)
     found = np.zeros(n, np.int64)
     for first, last in relation.chunks(n):
         q, k = relation.rows(first, last, n)
-        found += np.bincount(q if side == "queries" else k, minlength=n)
+        here, there = (q, k) if side == "queries" else (k, q)
+        each = None if weights is None else weights[there]
+        found += np.bincount(here, each, n).astype(np.int64, copy=False)
     return found
 
 
-def _looked(relation: Relation, n: int, side: Side) -> np.ndarray:
+def _looked(relation: Relation, n: int, side: Side, weights: np.ndarray | None) -> np.ndarray:
     """The counts by the definition, pair by pair."""
-    require_listable(relation, n)
     found = np.zeros(n, np.int64)
+    weights = np.ones(n, np.int64) if weights is None else weights
     keys = np.arange(n)[None]
     step = max(1, CHUNK // n)
     for first in range(0, n, step):
         last = min(n, first + step)
         held = evaluate_pairs(relation, np.arange(first, last)[:, None], keys, n)
         if side == "queries":
-            found[first:last] = held.sum(axis=1)
+            found[first:last] = held @ weights
         else:
-            found += held.sum(axis=0)
+            found += weights[first:last] @ held
     return found

@@ -124,10 +124,21 @@ Ends: TypeAlias = "tuple[int, int]"
 
 
 class Group:
-    """Progressions of one step that are not empty: their rows, places and numbers of members."""
+    """Progressions of one step that are not empty: their rows, places and numbers of members.
 
-    def __init__(self, n: int, step: int, row: np.ndarray, start: np.ndarray, count: np.ndarray):
-        self.n, self.step, self.row, self.count = n, step, row, count
+    With an `order` of the positions, int64 [n], they are ranges in that order instead.
+    """
+
+    def __init__(
+        self,
+        n: int,
+        step: int,
+        row: np.ndarray,
+        start: np.ndarray,
+        count: np.ndarray,
+        order: np.ndarray | None = None,
+    ) -> None:
+        self.n, self.step, self.row, self.count, self.order = n, step, row, count, order
         self.width = n // step + 2
         self.place = start if step == 1 else start % step * self.width + start // step
 
@@ -138,7 +149,7 @@ class Group:
     def ordered(self, values: np.ndarray) -> np.ndarray:
         """Values of the positions [n, …] in the order of the places, zero where there is none."""
         padded = np.zeros((self.places, *values.shape[1:]), values.dtype)
-        padded[: self.n] = values
+        padded[: self.n] = values if self.order is None else values[self.order]
         if self.step == 1:
             return padded
         turned = padded.reshape(self.width, self.step, *values.shape[1:]).swapaxes(0, 1)
@@ -146,28 +157,32 @@ class Group:
 
     def natural(self, values: np.ndarray) -> np.ndarray:
         """Values of the places in the order of the positions, [n]."""
-        return np.asarray(values.reshape(self.step, self.width).T.reshape(-1)[: self.n])
+        found = values.reshape(self.step, self.width).T.reshape(-1)[: self.n]
+        if self.order is None:
+            return np.asarray(found)
+        placed = np.empty_like(found)
+        placed[self.order] = found
+        return placed
 
-    def tally(self) -> np.ndarray:
-        """How many of the progressions hold each position, int64 [n]."""
+    def tally(self, weights: np.ndarray | None = None) -> np.ndarray:
+        """How many of the progressions hold each position, int64 [n]; with `weights` of the rows
+        their sums, exact below 2 ** 53."""
         size = self.places + 1
-        change = np.bincount(self.place, minlength=size)
-        change -= np.bincount(self.place + self.count, minlength=size)
-        return self.natural(np.cumsum(change[:-1], out=change[:-1]))
+        each = None if weights is None else weights[self.row]
+        change = np.bincount(self.place, each, size)
+        change -= np.bincount(self.place + self.count, each, size)
+        return self.natural(np.cumsum(change[:-1], out=change[:-1]).astype(np.int64, copy=False))
 
-    def members(self, marked: np.ndarray) -> np.ndarray:
-        """How many marked positions (bool [n]) each progression holds."""
+    def sums(self, values: np.ndarray) -> np.ndarray:
+        """The sum of the values [n] of each progression's members, int64."""
         before = np.zeros(self.places + 1, np.int64)
-        np.cumsum(self.ordered(marked), out=before[1:])
+        np.cumsum(self.ordered(values), out=before[1:])
         return np.asarray(before[self.place + self.count] - before[self.place])
 
     def mark(self, into: np.ndarray) -> Ends:
         """Set `into`, bool [n], where a progression has a member; all of these lie between the
         ends that are returned."""
-        if self.step == 1 and (self.count == 1).all():
-            into[self.place] = True
-            return int(self.place.min()), int(self.place.max()) + 1
-        if 16 * len(self.place) > self.n:
+        if self.order is not None or 16 * len(self.place) > self.n:
             into |= self.tally() > 0
             return 0, self.n
         begin, end = merged(self.place, self.place + self.count)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from functools import lru_cache
 
-from attnspec.analysis.reach.neighbours import Neighbours, neighbours
+from attnspec.analysis.counting.neighbours import Neighbours, neighbours
 from attnspec.graphs.relation import Relation
 from attnspec.graphs.stack import Stack
 

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from attnspec.analysis.counting.neighbours import Neighbours
 from attnspec.analysis.reach.chain import Chain
-from attnspec.analysis.reach.neighbours import Neighbours
 from attnspec.analysis.reach.spans import Spans, spans_of
 
 NEVER = -1

@@ -8,11 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from itertools import combinations
 
 import numpy as np
 
-from attnspec.analysis.counting.conjunctions import Banded, Conjunction, Listed, Turned, shared
+from attnspec.analysis.counting.conjunctions import Conjunction, Listed, Turned, shared
 from attnspec.analysis.counting.progressions import Ends
 from attnspec.analysis.counting.rectangles import Term, terms_of
 from attnspec.graphs.operators import Complement, Intersection, transpose_of
@@ -119,7 +118,5 @@ def _counted(term: Term, pairs: Relation, n: int) -> Iterator[tuple[int, Conjunc
     if len(term.left_out) > MOST_LEFT_OUT:
         yield 1, Listed(pairs, n)
         return
-    for size in range(len(term.left_out) + 1):
-        for some in combinations(term.left_out, size):
-            together = tuple(dict.fromkeys((*term.held, *some)))
-            yield (-1) ** size, shared(together, n) if together else Banded((), n)
+    for sign, together in term.counted:
+        yield sign, shared(together, n)
