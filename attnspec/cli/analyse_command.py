@@ -8,9 +8,8 @@ from collections.abc import Mapping, Sequence
 import click
 import numpy as np
 
-from attnspec.analysis.report.figure_table import NAMES
 from attnspec.analysis.report.printed import page, table
-from attnspec.analysis.report.report import Report
+from attnspec.analysis.report.report import NAMES, Report
 from attnspec.cli import console
 from attnspec.cli.failures import LimitReached, fitting
 from attnspec.cli.options import (
