@@ -12,6 +12,7 @@ import sympy
 from random_specs import spec_text
 from reach_brute import FAR, Small, small_zoo
 
+from attnspec.analysis.report.inquiry import GRAPH_HEADS
 from attnspec.analysis.report.report import NAMES, Report
 from attnspec.spec import parse
 
