@@ -9,25 +9,22 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import lru_cache, reduce
+from functools import lru_cache, partial, reduce
 from itertools import combinations
-from typing import Literal, TypeAlias
+from typing import TypeAlias
 
 import numpy as np
 
 from attnspec.analysis.counting.affordable import lists_rows, require_listable, to_list
 from attnspec.analysis.counting.conjunctions import Conjunction, quickly_shared, shared
 from attnspec.analysis.counting.progressions import grouped
-from attnspec.analysis.counting.rectangles import Term, both, terms_of
-from attnspec.graphs.operators import Intersection
+from attnspec.analysis.counting.rectangles import both, terms_of
+from attnspec.graphs.operators import Intersection, Transpose, transpose_of
 from attnspec.graphs.patterns.causal import Causal
 from attnspec.graphs.patterns.full import Full
 from attnspec.graphs.patterns.window import Window
 from attnspec.graphs.relation import Relation, evaluate_pairs, lengths
 from attnspec.graphs.stack import Bound, Stack
-
-Side: TypeAlias = Literal["queries", "keys"]
-"""Whose pairs are counted."""
 
 SOON_LOOKED = 1 << 24
 """Pairs that are listed, or looked at, sooner than anything is thought about."""
@@ -73,13 +70,12 @@ def counts_of(relation: Relation, n: int) -> Counts:
 @lru_cache(maxsize=32)
 def degrees_of(relation: Relation, n: int) -> np.ndarray:
     """The number of keys of each query, int64 [n]; raises TooMuch."""
-    return _tally(relation, n, "queries")
+    return weighted(relation, n, None)
 
 
-@lru_cache(maxsize=32)
 def readers_of(relation: Relation, n: int) -> np.ndarray:
     """The number of queries that read each key, int64 [n]; raises TooMuch."""
-    return _tally(relation, n, "keys")
+    return degrees_of(transpose_of(relation), n)
 
 
 def edges_of(relation: Relation, n: int) -> int:
@@ -118,33 +114,24 @@ def bound_edges(bound: Bound, n: int) -> int:
 # --- counting ------------------------------------------------------------------------------------
 
 
-def weighted(relation: Relation, n: int, side: Side, weights: np.ndarray) -> np.ndarray:
-    """As `degrees_of` and `readers_of`, each pair counted with the weight (int64 [n], sums below
-    2 ** 53) of its other end; raises TooMuch."""
-    return _tally(relation, n, side, weights)
-
-
-def _tally(relation: Relation, n: int, side: Side, weights: np.ndarray | None = None) -> np.ndarray:
+def weighted(relation: Relation, n: int, weights: np.ndarray | None) -> np.ndarray:
+    """As `degrees_of`, each key counted with its weight (int64 [n], sums below 2 ** 53)."""
     if n == 0:
         return np.zeros(0, np.int64)
-    terms = terms_of(relation, n)
-    wide = any(term.columns is not None for term in terms) and _is_wide(relation, n)
     # columns as a mask cost one pass, as progressions one for each of them
-    found = None if wide else _from_closed(relation, n, side, weights)
-    if found is None:
-        found = _by_inclusion(terms, n, side, weights, quickly_shared)
-    if found is None and wide:
-        found = _from_closed(relation, n, side, weights)
-    if found is not None:
-        return found
+    wide = _is_wide(relation, n) and any(t.columns is not None for t in terms_of(relation, n))
+    ways: list[Counted] = (
+        [_from_closed, _by_inclusion] if not wide else [_by_inclusion, _from_closed]
+    )
     if to_list(relation, n) > SOON_LOOKED:
         # what two terms share may be soon listed where the whole is not
-        found = _by_inclusion(terms, n, side, weights, shared)
+        ways.append(partial(_by_inclusion, sharing=shared))
+    for way in ways:
+        found = way(relation, n, weights)
         if found is not None:
             return found
     require_listable(relation, n)
-    counted = _listed if lists_rows(relation, n) else _looked
-    return counted(relation, n, side, weights)
+    return (_listed if lists_rows(relation, n) else _looked)(relation, n, weights)
 
 
 def _is_wide(relation: Relation, n: int) -> bool:
@@ -153,85 +140,79 @@ def _is_wide(relation: Relation, n: int) -> bool:
     return sample is not None and np.broadcast(*sample).size > WIDE
 
 
-def _from_closed(
-    relation: Relation, n: int, side: Side, weights: np.ndarray | None
-) -> np.ndarray | None:
-    """The counts where every row is known as progressions, else None."""
+def _from_closed(relation: Relation, n: int, weights: np.ndarray | None) -> np.ndarray | None:
+    """The counts where every row, or every row of the transpose, is known as progressions, else
+    None."""
     found = np.zeros(n, np.int64)
+    turned = isinstance(relation, Transpose)
+    closed = relation.term if isinstance(relation, Transpose) else relation
     # what is counted for keys costs a pass over all of them in each part
-    for first, part in relation.closed_rows(n, CHUNK if side == "queries" else 8 * CHUNK):
+    for first, part in closed.closed_rows(n, 8 * CHUNK if turned else CHUNK):
         if part is None:
             return None
-        if side == "queries" and weights is None:
+        if weights is None and not turned:
             counts = lengths(part)
             found[first : first + len(counts)] = counts
             continue
         for group in grouped(part, n):
             group.row = group.row + first
-            if side == "keys":
+            if turned:
                 found += group.tally(weights)
             elif weights is not None:
                 found += np.bincount(group.row, group.sums(weights), n).astype(np.int64)
     return found
 
 
+Counted: TypeAlias = "Callable[[Relation, int, np.ndarray | None], np.ndarray | None]"
 Sharing: TypeAlias = "Callable[[tuple[Relation, ...], int], Conjunction | None]"
 
 
 def _by_inclusion(
-    terms: list[Term], n: int, side: Side, weights: np.ndarray | None, sharing: Sharing
+    relation: Relation, n: int, weights: np.ndarray | None, sharing: Sharing = quickly_shared
 ) -> np.ndarray | None:
     """The counts where it is known what the terms share, else None."""
+    terms = terms_of(relation, n)
     left_out = max((len(term.left_out) for term in terms), default=0)
     if (2 ** min(len(terms), 32) - 1) * 2 ** min(left_out, 32) > MOST_SHARED:
         return None
-    every = np.ones(n, np.int64)
-    weights = every if weights is None else weights
-    found = np.zeros(n, np.int64)
+    found, every = np.zeros(n, np.int64), np.ones(n, np.int64)
     for size in range(1, len(terms) + 1):
         for chosen in combinations(terms, size):
             term = reduce(both, chosen)
             if term.empty:
                 continue
-            rows, columns = (every if m is None else m for m in (term.rows, term.columns))
+            values = every if term.columns is None else term.columns
+            values = values if weights is None else values * weights
             for sign, relations in term.counted:
                 common = sharing(relations, n)
                 if common is None:
                     return None
-                if side == "queries":
-                    part = common.sums(columns * weights) * rows
-                else:
-                    queries = np.flatnonzero(rows)
-                    part = common.tally(queries, weights[queries]) * columns
-                found += part if sign == size % 2 * 2 - 1 else -part
+                part = common.sums(values) * (-1) ** (size + 1) * sign
+                found += part if term.rows is None else part * term.rows
     return found
 
 
 # --- what must be listed -------------------------------------------------------------------------
 
 
-def _listed(relation: Relation, n: int, side: Side, weights: np.ndarray | None) -> np.ndarray:
+def _listed(relation: Relation, n: int, weights: np.ndarray | None) -> np.ndarray:
     """The counts of a relation whose rows are listed without a look at all of their keys."""
+    turned = isinstance(relation, Transpose)
+    listed = relation.term if isinstance(relation, Transpose) else relation
     found = np.zeros(n, np.int64)
-    for first, last in relation.chunks(n):
-        q, k = relation.rows(first, last, n)
-        here, there = (q, k) if side == "queries" else (k, q)
-        each = None if weights is None else weights[there]
-        found += np.bincount(here, each, n).astype(np.int64, copy=False)
+    for first, last in listed.chunks(n):
+        q, k = listed.rows(first, last, n)[:: -1 if turned else 1]
+        each = None if weights is None else weights[k]
+        found += np.bincount(q, each, n).astype(np.int64, copy=False)
     return found
 
 
-def _looked(relation: Relation, n: int, side: Side, weights: np.ndarray | None) -> np.ndarray:
+def _looked(relation: Relation, n: int, weights: np.ndarray | None) -> np.ndarray:
     """The counts by the definition, pair by pair."""
     found = np.zeros(n, np.int64)
     weights = np.ones(n, np.int64) if weights is None else weights
-    keys = np.arange(n)[None]
     step = max(1, CHUNK // n)
     for first in range(0, n, step):
-        last = min(n, first + step)
-        held = evaluate_pairs(relation, np.arange(first, last)[:, None], keys, n)
-        if side == "queries":
-            found[first:last] = held @ weights
-        else:
-            found += weights[first:last] @ held
+        rows = np.arange(first, min(n, first + step))
+        found[rows] = evaluate_pairs(relation, rows[:, None], np.arange(n)[None], n) @ weights
     return found

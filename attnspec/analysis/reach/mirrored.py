@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from attnspec.analysis.counting.degrees import degrees_of, readers_of, weighted
+from attnspec.graphs.operators import transpose_of
 from attnspec.graphs.relation import Relation
 
 FEW = 1 << 24
@@ -31,8 +32,8 @@ def asymmetry(relation: Relation, n: int) -> tuple[bool, bool]:
     # for symmetric relations, and for others hardly ever
     for seed in range(DRAWS):
         weights = np.random.default_rng(seed).integers(0, 1 << 31, n)
-        of_keys = weighted(relation, n, "queries", weights)
-        if not np.array_equal(of_keys, weighted(relation, n, "keys", weights)):
+        of_readers = weighted(transpose_of(relation), n, weights)
+        if not np.array_equal(of_readers, weighted(relation, n, weights)):
             return True, False
     return False, False
 
