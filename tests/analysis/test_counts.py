@@ -20,12 +20,11 @@ from attnspec.analysis.counting.degrees import (
     counts_of,
     degrees_of,
     edges_of,
-    plainer,
     readers_of,
     total_edges,
 )
 from attnspec.analysis.reach.mirrored import asymmetry
-from attnspec.graphs.operators import Complement, Intersection, Transpose, Union
+from attnspec.graphs.operators import Complement, Intersection, Union
 from attnspec.graphs.patterns.causal import Causal
 from attnspec.graphs.patterns.columns_rows import Columns, Rows
 from attnspec.graphs.patterns.full import Full
@@ -158,21 +157,6 @@ def test_closed_forms_of_some_rows_alone_do_not_mislead() -> None:
     # the queries of the set read one range, the others a progression that no union can hold
     text = "attend global(every(24)) | summary(stride = 22, cells = 2) | residue(step = 5)"
     assert_counts(parse(f"attention a {{ {text} }}"), 97)
-
-
-@pytest.mark.parametrize(
-    ("relation", "plain"),
-    [
-        (Intersection((Full(), Causal())), Causal()),
-        (Intersection((Window(radius=3), Causal())), Window(before=3, after=0)),
-        (Intersection((Causal(), Window(before=2, after=9), Full())), Window(before=2, after=0)),
-        (Intersection((Residue(3), Causal())), Intersection((Residue(3), Causal()))),
-        (Transpose(Causal()), Transpose(Causal())),
-    ],
-)
-def test_plainer_relations_have_the_same_pairs(relation: Relation, plain: Relation) -> None:
-    assert plainer(relation) == plain
-    np.testing.assert_array_equal(degrees_of(relation, 11), degrees_of(plain, 11))
 
 
 # --- symmetry -------------------------------------------------------------------------------------

@@ -19,10 +19,7 @@ from attnspec.analysis.counting.affordable import lists_rows, require_listable, 
 from attnspec.analysis.counting.conjunctions import Conjunction, quickly_shared, shared
 from attnspec.analysis.counting.progressions import grouped
 from attnspec.analysis.counting.rectangles import both, terms_of
-from attnspec.graphs.operators import Intersection, Transpose, transpose_of
-from attnspec.graphs.patterns.causal import Causal
-from attnspec.graphs.patterns.full import Full
-from attnspec.graphs.patterns.window import Window
+from attnspec.graphs.operators import Transpose, transpose_of
 from attnspec.graphs.relation import Relation, evaluate_pairs, lengths
 from attnspec.graphs.stack import Bound, Stack
 
@@ -80,22 +77,9 @@ def readers_of(relation: Relation, n: int) -> np.ndarray:
 
 def edges_of(relation: Relation, n: int) -> int:
     """The number of pairs of a relation; raises TooMuch."""
-    relation = plainer(relation)
     if type(relation).edges is not Relation.edges:
         return relation.edges(n)
     return int(degrees_of(relation, n).sum())
-
-
-def plainer(relation: Relation) -> Relation:
-    """The same pairs as one pattern that knows its number of edges, where there is one."""
-    if not isinstance(relation, Intersection) or Causal() not in relation.terms:
-        return relation
-    rest = [term for term in relation.terms if term not in (Causal(), Full())]
-    if not rest:
-        return Causal()
-    if len(rest) == 1 and isinstance(rest[0], Window):
-        return Window(before=rest[0].reach[0], after=0)
-    return relation
 
 
 def total_edges(stack: Stack, n: int) -> int:

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from attnspec.analysis.growth.fitting import Polynomial, fitted, monomials
+from attnspec.analysis.growth.growth import order_of
 from attnspec.ir.linear import asks_positions, combination
 from attnspec.ir.program import Leaf, Term, TokenCompound, Tokens, leaves
 from attnspec.ir.scalars import Apply, Scalar, ScalarError, Symbol, evaluate, symbols
@@ -45,14 +46,14 @@ def sizes_of(term: Term) -> list[Scalar]:
 
 
 def operations_of(term: Term) -> set[str]:
-    """The operators and functions in all scalars of a term."""
+    """The operators and functions in all scalars of a term, and in the orders of its patterns."""
 
-    def within(scalar: Scalar) -> set[str]:
+    def within(scalar: Scalar | None) -> set[str]:
         if not isinstance(scalar, Apply):
             return set()
         return {scalar.op}.union(*(within(arg) for arg in scalar.args))
 
-    scalars = [scalar for leaf in leaves(term) for scalar in _scalars(leaf)]
+    scalars = [scalar for leaf in leaves(term) for scalar in (*_scalars(leaf), order_of(leaf))]
     return set().union(*(within(scalar) for scalar in (*scalars, *_shifts(term))))
 
 

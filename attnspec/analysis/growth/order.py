@@ -16,14 +16,13 @@ import numpy as np
 
 from attnspec.analysis.counting.degrees import edges_of, total_edges
 from attnspec.analysis.growth.fitted_counts import fit_of, operations_of, sizes_of
-from attnspec.analysis.growth.growth import attend_growth
+from attnspec.analysis.growth.growth import BEHIND, attend_growth
 from attnspec.analysis.growth.quasi_polynomials import Formula, formula_of
 from attnspec.analysis.growth.size_growth import LINEAR, Growth, Range
 from attnspec.analysis.quality import Figure
+from attnspec.graphs.forms.prelude import predicate_of
 from attnspec.graphs.operators import Intersection
-from attnspec.graphs.patterns.causal import Causal
-from attnspec.graphs.patterns.powers import Powers
-from attnspec.graphs.patterns.random_ import Random
+from attnspec.graphs.patterns import BY_NAME
 from attnspec.graphs.relation import Relation
 from attnspec.graphs.stack import Stack, TooMuch
 from attnspec.ir.program import Attend, Term, inputs_of, leaves
@@ -80,7 +79,7 @@ def edges_formula(stack: Stack, n: int) -> Figure[sympy.Expr | None]:
             term = stack.program.attend(layer, head).graph
             if term is None:
                 return Figure(None, note="nothing is attended")
-            known = _known(relation, n) if not sizes_of(term) else None
+            known = _known(relation) if not sizes_of(term) else None
             if known is not None:
                 others.append(times * known)
                 continue
@@ -111,22 +110,11 @@ def edges_formula(stack: Stack, n: int) -> Figure[sympy.Expr | None]:
     return Figure(total, "estimate" if fitted else "exact", note)
 
 
-def _known(relation: Relation, n: int) -> sympy.Expr | None:
-    """Patterns with a formula that is no quasi-polynomial."""
-    from attnspec.analysis.growth import sympy_text
-
-    if isinstance(relation, Powers):
-        return sympy_text.of_powers(relation.base, causal=False)
-    if isinstance(relation, Random):
-        return sympy_text.of_random(relation.keys, relation.causal)
-    if isinstance(relation, Intersection):
-        rest = [term for term in relation.terms if not isinstance(term, Causal)]
-        if len(rest) == 1 and len(relation.terms) == 2:
-            if isinstance(rest[0], Powers):
-                return sympy_text.of_powers(rest[0].base, causal=True)
-            if isinstance(rest[0], Random) and rest[0].causal:
-                return sympy_text.of_random(rest[0].keys, True)
-    return None
+def _known(relation: Relation) -> sympy.Expr | None:
+    """What a pattern knows of its edges that is no quasi-polynomial."""
+    terms = relation.terms if isinstance(relation, Intersection) else (relation,)
+    rest = [term for term in terms if predicate_of(term) != BEHIND]
+    return rest[0].formula(causal=len(rest) < len(terms)) if len(rest) == 1 else None
 
 
 def _fit(stack: Stack, term: Term, layer: int, head: int) -> tuple[sympy.Expr, str] | None:
@@ -218,16 +206,9 @@ def _by_formula(stack: Stack, n: int) -> Growth | None:
 
 def _factors(term: Term | None) -> list[str]:
     """What is left out of the order of patterns that the data decide."""
-    found = []
-    for leaf in () if term is None else leaves(term):
-        given = dict(leaf.arguments)
-        if leaf.pattern == "lsh":
-            rounds, chunk = given.get("rounds", 8), given.get("chunk", 64)
-            if isinstance(rounds, int) and isinstance(chunk, int):
-                found.append(
-                    f"sorting {rounds} n log(n), and at most {2 * rounds * chunk:,} n pairs"
-                )
-    return found
+    every = () if term is None else leaves(term)
+    found = (BY_NAME[leaf.pattern].factors(dict(leaf.arguments)) for leaf in every)
+    return [words for words in found if words]
 
 
 def _mechanism_factors(attend: Attend) -> list[str]:
@@ -279,8 +260,6 @@ def _measured(stack: Stack, n: int, elaborated: Elaborated) -> Figure[sympy.Expr
 def _has_logarithms(stack: Stack) -> bool:
     """Whether the spec says anything from which a logarithm of n may come."""
     graphs = [attend.graph for attend in stack.program.attends if attend.graph is not None]
-    if any(leaf.pattern == "powers" for graph in graphs for leaf in leaves(graph)):
-        return True
     return any("log2" in operations_of(graph) for graph in graphs)
 
 

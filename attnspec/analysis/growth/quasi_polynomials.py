@@ -18,7 +18,7 @@ from functools import lru_cache
 import numpy as np
 
 from attnspec.analysis.counting.affordable import lists_rows
-from attnspec.analysis.counting.degrees import degrees_of, edges_of, plainer
+from attnspec.analysis.counting.degrees import degrees_of, edges_of
 from attnspec.analysis.growth.fitting import Polynomial, fitted, monomials
 from attnspec.analysis.growth.shapes import Shape, grows_by_rows, shape_of
 from attnspec.graphs.operators import Intersection, Union
@@ -97,7 +97,6 @@ class Formula:
 @lru_cache(maxsize=256)
 def formula_of(relation: Relation) -> Formula | None:
     """The formula of a relation whose sizes do not depend on n; None where none is found."""
-    relation = plainer(relation)
     shape = shape_of(relation)
     if shape is None:
         return None

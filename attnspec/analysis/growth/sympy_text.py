@@ -66,21 +66,6 @@ def _of_piece(piece: Piece) -> sympy.Expr:
     return sympy.Piecewise(*inner, (cases[-1][0], True), evaluate=False)
 
 
-def of_powers(base: int, causal: bool) -> sympy.Expr:
-    """The edges of `powers`: with L powers of the base below n, which add up to (b**L - 1) /
-    (b - 1), every distance d has n - d pairs on each side."""
-    count = sympy.ceiling(sympy.log(N, base))
-    one_side = count * N - (sympy.Integer(base) ** count - 1) / (base - 1)
-    return N + (1 if causal else 2) * one_side
-
-
-def of_random(keys: int, causal: bool) -> sympy.Expr:
-    """The edges of `random`: that many keys for each query, or as many as there are."""
-    whole = sympy.Rational(1, 2) * N * (N + 1) if causal else N**2
-    drawn = keys * N - (sympy.Integer(keys) * (keys - 1) / 2 if causal else 0)
-    return sympy.Piecewise((drawn, keys <= N), (sympy.expand(whole), True))
-
-
 def of_fit(fit: Fit, values: Mapping[str, int]) -> sympy.Expr:
     """A fitted count, from the length on from which it holds."""
     size = of_scalar(fit.size, values)

@@ -17,6 +17,7 @@ from attnspec.analysis.counting.conjunctions import Banded, Listed
 from attnspec.analysis.counting.neighbours import Neighbours, Reading
 from attnspec.analysis.counting.progressions import Group
 from attnspec.analysis.reach.chain import Chain
+from attnspec.text.diagnostics import InternalError
 
 BLOCK = 1 << 19
 """Words of one block of keys, for all queries together: four mebibytes."""
@@ -195,7 +196,12 @@ def _ranges(band: Banded, source: np.ndarray, grown: np.ndarray) -> None:
 def _listed(reading: Reading) -> tuple[np.ndarray, np.ndarray]:
     """The edges of a term as pointers and keys, for those that are not progressions."""
     band = reading.plain
-    listed = band if isinstance(band, Listed) else Listed(reading.pairs, reading.n)
+    if isinstance(band, Listed):
+        listed = band
+    elif reading.pairs is None:
+        raise InternalError("every pair is a progression")
+    else:
+        listed = Listed(reading.pairs, reading.n)
     if reading.columns is None:
         return listed.pointers, listed.keys
     kept = reading.columns[listed.keys]

@@ -21,7 +21,6 @@ from attnspec.analysis.reach import walks
 from attnspec.analysis.reach.chain import Chain, layers_of, union_of
 from attnspec.analysis.reach.spans import layers_needed, spans_of
 from attnspec.analysis.reach.spread import EVERY_PAIR, Spread, spread
-from attnspec.graphs.patterns.full import Full
 from attnspec.graphs.relation import Relation
 from attnspec.graphs.stack import Stack
 from attnspec.text.diagnostics import AttnSpecError, InternalError
@@ -167,7 +166,7 @@ def _at_most(chain: Chain) -> int | None:
 def _rows(chain: Chain) -> Iterator[int]:
     """A position that reads every key, where the graph has such rows."""
     for reading in chain.graph(0).readings:
-        if reading.rows is not None and reading.columns is None and isinstance(reading.pairs, Full):
+        if reading.rows is not None and reading.columns is None and reading.pairs is None:
             yield int(reading.rows.argmax())
             return
 

@@ -61,7 +61,7 @@ def is_symmetric(term: Term) -> bool:
 def never_reads_later(term: Term) -> bool:
     """k <= q for every pair."""
     if isinstance(term, Leaf):
-        return _keeps_order(predicate_of_leaf(term))
+        return keeps_order(predicate_of_leaf(term))
     match term.op:
         case "|" | "shift":
             return all(never_reads_later(child) for child in term.terms)
@@ -71,13 +71,13 @@ def never_reads_later(term: Term) -> bool:
             return False
 
 
-def _keeps_order(predicate: object) -> bool:
+def keeps_order(predicate: object) -> bool:
     """Whether a predicate holds for pairs with k <= q only, by one of its comparisons."""
     if not isinstance(predicate, Apply):
         return False
     if predicate.op in ("and", "or"):
         some = any if predicate.op == "and" else all
-        return some(_keeps_order(part) for part in predicate.args)
+        return some(keeps_order(part) for part in predicate.args)
     op, sides = predicate.op, predicate.args
     if op in _TURNED:
         op, sides = _TURNED[op], sides[::-1]
