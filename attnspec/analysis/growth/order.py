@@ -16,8 +16,9 @@ import numpy as np
 
 from attnspec.analysis.counting.degrees import edges_of, total_edges
 from attnspec.analysis.growth.fitted_counts import fit_of, operations_of, sizes_of
+from attnspec.analysis.growth.fitting import Formula
 from attnspec.analysis.growth.growth import BEHIND, attend_growth
-from attnspec.analysis.growth.quasi_polynomials import Formula, formula_of
+from attnspec.analysis.growth.quasi_polynomials import formula_of
 from attnspec.analysis.growth.size_growth import LINEAR, Growth, Range
 from attnspec.analysis.quality import Figure
 from attnspec.graphs.forms.prelude import predicate_of
@@ -69,9 +70,8 @@ def edges_formula(stack: Stack, n: int) -> Figure[sympy.Expr | None]:
     if stack.program.grid is not None:
         return Figure(None, note="positions on a grid have one length")
     formulas: list[tuple[int, Formula]] = []
-    others: list[sympy.Expr] = []
-    notes: list[str] = []
-    fitted = False
+    parts: list[sympy.Expr] = []
+    notes: dict[str, None] = {}
     try:
         bound = stack.bound(n)
         for index, (layer, head, relation) in enumerate(bound.found):
@@ -79,35 +79,28 @@ def edges_formula(stack: Stack, n: int) -> Figure[sympy.Expr | None]:
             term = stack.program.attend(layer, head).graph
             if term is None:
                 return Figure(None, note="nothing is attended")
-            known = _known(relation) if not sizes_of(term) else None
+            sizes = sizes_of(term)
+            known = None if sizes else _known(relation)
             if known is not None:
-                others.append(times * known)
+                parts.append(times * known)
                 continue
-            if sizes_of(term):
-                fit = _fit(stack, term, layer, head)
-                if fit is None:
-                    return Figure(None, note="no formula was found: sizes depend on n")
-                others.append(times * fit[0])
-                notes.append(fit[1])
-                fitted = True
-                continue
-            formula = formula_of(relation)
+            formula = _fit(stack, term, layer, head) if sizes else formula_of(relation)
             if formula is None:
-                return Figure(None, note="no formula was found")
+                why = ": sizes depend on n" if sizes else ""
+                return Figure(None, note=f"no formula was found{why}")
             formulas.append((times, formula))
             if not formula.proven:
-                fitted = True
-                notes.append(
-                    f"fitted, and right at {formula.checked:,} lengths up to {formula.longest:,}"
-                )
+                right = f"right at {formula.checked:,} lengths up to {formula.longest:,}"
+                notes[f"fitted, and {right}"] = None
     except TooMuch as error:
         return Figure(None, note=str(error))
-    parts = [*others, *([sympy_text.of_formulas(formulas)] if formulas else [])]
+    if formulas:
+        parts.append(sympy_text.of_formulas(formulas))
     total = sympy_text.total(parts)
-    if fitted and not _agrees(stack, total, n):
+    if notes and sympy_text.value(total, n) != total_edges(stack, n):
+        # a fit must be right where it is asked for
         return Figure(None, note="no formula was found")
-    note = "; ".join(dict.fromkeys(notes))
-    return Figure(total, "estimate" if fitted else "exact", note)
+    return Figure(total, "estimate" if notes else "exact", "; ".join(notes))
 
 
 def _known(relation: Relation) -> sympy.Expr | None:
@@ -117,9 +110,7 @@ def _known(relation: Relation) -> sympy.Expr | None:
     return rest[0].formula(causal=len(rest) < len(terms)) if len(rest) == 1 else None
 
 
-def _fit(stack: Stack, term: Term, layer: int, head: int) -> tuple[sympy.Expr, str] | None:
-    from attnspec.analysis.growth import sympy_text
-
+def _fit(stack: Stack, term: Term, layer: int, head: int) -> Formula | None:
     values = {"layer": layer, "head": head, "layers": stack.program.layer_count}
     if stack.program.heads is not None:
         values["heads"] = stack.program.heads
@@ -128,20 +119,9 @@ def _fit(stack: Stack, term: Term, layer: int, head: int) -> tuple[sympy.Expr, s
         return edges_of(stack.relation(n, layer, head), n)
 
     try:
-        fit = fit_of(term, sizes_of(term), values, count)
+        return fit_of(term, sizes_of(term), values, count)
     except (AttnSpecError, ScalarError):
         return None
-    if fit is None:
-        return None
-    note = f"fitted, and right at {fit.checked:,} lengths up to {fit.longest:,}"
-    return sympy_text.of_fit(fit, values), note
-
-
-def _agrees(stack: Stack, formula: sympy.Expr, n: int) -> bool:
-    """Whether a fitted formula is right where it is asked for."""
-    from attnspec.analysis.growth import sympy_text
-
-    return bool(sympy_text.value(formula, n) == total_edges(stack, n))
 
 
 # --- order ----------------------------------------------------------------------------------------
