@@ -11,9 +11,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from attnspec.analysis.counting.affordable import lists_rows, require_listable
+from attnspec.analysis.counting.affordable import require_listable
 from attnspec.analysis.counting.degrees import CHUNK
 from attnspec.graphs.operators import Intersection, Union
+from attnspec.graphs.predicates.listable import lists_rows
 from attnspec.graphs.relation import Relation, evaluate_pairs
 
 FEW = 4

@@ -8,6 +8,7 @@ Only what has no closed form, drawn graphs above all, is counted from its rows.
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import lru_cache, partial, reduce
 from itertools import combinations
@@ -15,13 +16,14 @@ from typing import TypeAlias
 
 import numpy as np
 
-from attnspec.analysis.counting.affordable import lists_rows, require_listable, to_list
+from attnspec.analysis.counting.affordable import require_listable, to_list
 from attnspec.analysis.counting.conjunctions import Conjunction, quickly_shared, shared
 from attnspec.analysis.counting.progressions import grouped
 from attnspec.analysis.counting.rectangles import both, terms_of
 from attnspec.graphs.operators import Transpose, transpose_of
+from attnspec.graphs.predicates.listable import lists_rows
 from attnspec.graphs.relation import Relation, evaluate_pairs, lengths
-from attnspec.graphs.stack import Bound, Stack
+from attnspec.graphs.stack import Bound, Stack, TooMuch
 
 SOON_LOOKED = 1 << 24
 """Pairs that are listed, or looked at, sooner than anything is thought about."""
@@ -111,9 +113,10 @@ def weighted(relation: Relation, n: int, weights: np.ndarray | None) -> np.ndarr
         # what two terms share may be soon listed where the whole is not
         ways.append(partial(_by_inclusion, sharing=shared))
     for way in ways:
-        found = way(relation, n, weights)
-        if found is not None:
-            return found
+        with suppress(TooMuch):
+            found = way(relation, n, weights)
+            if found is not None:
+                return found
     require_listable(relation, n)
     return (_listed if lists_rows(relation, n) else _looked)(relation, n, weights)
 

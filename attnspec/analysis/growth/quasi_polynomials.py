@@ -17,12 +17,12 @@ from functools import lru_cache
 
 import numpy as np
 
-from attnspec.analysis.counting.affordable import lists_rows
 from attnspec.analysis.counting.degrees import degrees_of, edges_of
 from attnspec.analysis.growth.fitting import Formula, Piece, Polynomial, fitted, monomials
 from attnspec.analysis.growth.shapes import Shape, grows_by_rows, shape_of
 from attnspec.graphs.operators import Intersection, Union
 from attnspec.graphs.patterns.where import Where
+from attnspec.graphs.predicates.listable import lists_rows
 from attnspec.graphs.predicates.periods import comparisons
 from attnspec.graphs.relation import Relation
 from attnspec.ir.linear import N
