@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass
 from functools import lru_cache, partial, reduce
 from itertools import combinations
 from typing import TypeAlias
@@ -36,34 +35,6 @@ WIDE = 16
 
 CHUNK = 1 << 18
 """Progressions that are counted in one go: what stays in the cache."""
-
-
-@dataclass(frozen=True, eq=False)
-class Counts:
-    """The pairs of one graph at n positions: `degrees` of queries, `readers` of keys, int64 [n]."""
-
-    degrees: np.ndarray
-    readers: np.ndarray
-
-    @property
-    def edges(self) -> int:
-        """The number of pairs."""
-        return int(self.degrees.sum())
-
-    @property
-    def empty_rows(self) -> np.ndarray:
-        """The queries without a key, ascending."""
-        return np.flatnonzero(self.degrees == 0)
-
-    @property
-    def unread_keys(self) -> np.ndarray:
-        """The keys that no query reads, ascending."""
-        return np.flatnonzero(self.readers == 0)
-
-
-def counts_of(relation: Relation, n: int) -> Counts:
-    """The pairs of a relation, exactly; raises TooMuch where that takes too long."""
-    return Counts(degrees_of(relation, n), readers_of(relation, n))
 
 
 @lru_cache(maxsize=32)

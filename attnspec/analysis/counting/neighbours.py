@@ -14,7 +14,7 @@ import numpy as np
 from attnspec.analysis.counting.conjunctions import Conjunction, Listed, shared
 from attnspec.analysis.counting.progressions import Ends
 from attnspec.analysis.counting.rectangles import Term, terms_of
-from attnspec.graphs.operators import Complement, Intersection, transpose_of
+from attnspec.graphs.operators import Complement, Intersection
 from attnspec.graphs.relation import Relation
 
 MOST_LEFT_OUT = 3
@@ -62,7 +62,6 @@ class Neighbours:
     """The pairs of one or more relations at one length."""
 
     n: int
-    relations: tuple[Relation, ...]
     readings: tuple[Reading, ...]
 
     def mark(self, queries: np.ndarray, into: np.ndarray) -> Ends:
@@ -80,17 +79,13 @@ class Neighbours:
         self.mark(np.flatnonzero(frontier), found)
         return found
 
-    def reversed(self) -> Neighbours:
-        """The same pairs the other way: what is read by whom."""
-        return neighbours([transpose_of(relation) for relation in self.relations], self.n)
-
 
 def neighbours(relations: Sequence[Relation], n: int) -> Neighbours:
     """The union of relations; raises TooMuch where one has no closed form and too many pairs."""
     terms = (term for relation in relations for term in terms_of(relation, n))
     # heads and layers that differ in one term often share the others
     different = {_identity(term): term for term in terms}
-    return Neighbours(n, tuple(relations), tuple(_reading(t, n) for t in different.values()))
+    return Neighbours(n, tuple(_reading(t, n) for t in different.values()))
 
 
 def _identity(term: Term) -> tuple[object, ...]:

@@ -154,10 +154,9 @@ def _at_most(chain: Chain) -> int | None:
         return None
     # every path may lead through one position: there and on
     bounds = []
-    graph = chain.graph(0)
-    back = graph.reversed()
+    back = chain.reversed()
     for hub in {0, n // 2, n - 1, *_rows(chain)}:
-        there, on = walks.distances(back, hub), walks.distances(graph, hub)
+        there, on = walks.hops(back, hub), walks.hops(chain, hub)
         if (there >= 0).all() and (on >= 0).all():
             bounds.append(int(there.max() + on.max()))
     return min(bounds, default=None)

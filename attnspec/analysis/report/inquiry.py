@@ -11,7 +11,6 @@ from functools import cached_property
 from itertools import chain
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar, overload
 
-from attnspec.analysis.counting.degrees import counts_of
 from attnspec.analysis.counting.head_counts import HeadCounts, head_counts
 from attnspec.analysis.quality import Figure, Unknown
 from attnspec.elaborate import Elaborated
@@ -184,7 +183,7 @@ class Inquiry:
 
     def _counts(self, relation: Relation) -> HeadCounts:
         try:
-            return head_counts(counts_of(relation, self.n))
+            return head_counts(relation, self.n)
         except RelationError as error:
             raise Unknown(error.message) from None
 
