@@ -11,9 +11,9 @@ from reach_brute import small_zoo
 from attnspec.analysis.counting import conjunctions
 from attnspec.analysis.counting.conjunctions import Banded, Listed, Turned, shared
 from attnspec.analysis.counting.neighbours import Neighbours, neighbours
-from attnspec.analysis.counting.progressions import closed, common, grouped, merged
+from attnspec.analysis.counting.progressions import grouped, merged
 from attnspec.analysis.counting.rectangles import MOST_TERMS, terms_of
-from attnspec.graphs.operators import Shift, Union, transpose_of
+from attnspec.graphs.operators import Intersection, Shift, Union, transpose_of
 from attnspec.graphs.patterns import PATTERNS
 from attnspec.graphs.patterns.block import Block
 from attnspec.graphs.patterns.causal import Causal
@@ -202,7 +202,7 @@ def test_progressions_meet_by_the_chinese_remainder_theorem() -> None:
         (Shift(Residue(5), 3), Residue(7)),
         (Shift(Window(before=9, after=0), -4), Dilated(20, 3)),
     ):
-        part = common([closed(first, q, 50), closed(second, q, 50)])
+        part = Intersection((first, second)).progressions(q, 50)
         assert part is not None
         found = np.zeros((50, 50), int)
         for group in grouped(part, 50):

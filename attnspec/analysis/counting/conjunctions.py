@@ -14,9 +14,10 @@ from typing import Protocol
 import numpy as np
 
 from attnspec.analysis.counting.affordable import MOST_LISTED, require_listable
-from attnspec.analysis.counting.progressions import Ends, Group, closed, common, grouped
+from attnspec.analysis.counting.progressions import Ends, Group, grouped
 from attnspec.graphs.operators import Intersection, Transpose
 from attnspec.graphs.predicates.comparisons import Between, ranked_keys
+from attnspec.graphs.progressions import MOST, shared_progressions
 from attnspec.graphs.relation import Progressions, Relation
 from attnspec.graphs.stack import TooMuch
 from attnspec.text.diagnostics import InternalError
@@ -54,7 +55,7 @@ class Banded:
         if not self.relations:
             start = np.zeros((len(queries), 1), np.int64)
             return start, start + self.n, 1
-        return common([closed(relation, queries, self.n) for relation in self.relations])
+        return shared_progressions([each.progressions(queries, self.n) for each in self.relations])
 
     @cached_property
     def _order(self) -> np.ndarray | None:
@@ -69,7 +70,8 @@ class Banded:
         part = self._progressions(np.zeros(1, np.int64))
         if part is None:
             return int(self._order is not None)
-        return int(np.broadcast_shapes(*map(np.shape, part))[-1])
+        width = int(np.broadcast_shapes(*map(np.shape, part))[-1])
+        return width if width <= MOST else 0
 
     def groups(self, queries: np.ndarray) -> Iterator[Group]:
         """The keys of queries by steps; `row` counts them."""
