@@ -10,8 +10,9 @@ PYTHON ?= $(shell for p in python3.11 python3 python3.12 python3.13 python; do \
 	$$p -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo $$p && break; done)
 
 WORKERS ?= 2
-# each worker is a process of its own: more threads would only fight over the cores
-PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist loadgroup
+# each worker is a process of its own: more threads would only fight over the cores; what is compiled
+# once is read by all of them, and by the interpreters that tests start
+PYTEST := OMP_NUM_THREADS=1 PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -n $(WORKERS) --dist loadgroup
 
 # what of the mutation tester is asked: MUTANTS="--number 40 --seed 3 --rooms layouts"
 MUTANTS ?=

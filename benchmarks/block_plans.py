@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cache
 from time import perf_counter
 
 import torch
@@ -19,6 +20,7 @@ from benchmarks.measuring import Json, missing
 FILES = tuple(sorted((ROOT / "examples").glob("*.attn")))
 
 
+@cache
 def static_zoo() -> list[tuple[str, Spec]]:
     """The specs of the zoo whose pairs are known before run time, with their names."""
     found = []

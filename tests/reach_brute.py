@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cache, cached_property
 
 import numpy as np
 import numpy.typing as npt
-from zoo import ATTENTIONS, sample
+from zoo import ATTENTIONS, loaded, sample
 
 from attnspec.graphs.stack import Sample, Stack
 from attnspec.spec import Spec, load
@@ -116,18 +115,22 @@ def product_hops(layers: list[npt.NDArray[np.bool_]]) -> npt.NDArray[np.int64]:
         read = grown
 
 
-def small_zoo() -> Iterator[tuple[str, Small]]:
+@cache
+def small_zoo() -> dict[str, Small]:
     """Every attention of the zoo whose pairs are known, at one small length."""
+    found = {}
     for path, name in ATTENTIONS:
-        plain = load(path, name=name)
+        spec = loaded(path, name)
         wanted = {**SMALL, **APART.get(name, {})}
         changed = {
             key: wanted[key]
-            for key, value in plain.parameters.items()
+            for key, value in spec.parameters.items()
             if key in wanted and not isinstance(value, str)
         }
-        spec = load(path, name=name, **changed)
+        if changed:
+            spec = load(path, name=name, **changed)
         n = spec.stack().fixed_length() or 48
         small = Small(spec, n, sample(spec, n) or None)
         if small.stack.unknown is None:
-            yield name, small
+            found[name] = small
+    return found

@@ -3,42 +3,27 @@
 from __future__ import annotations
 
 import re
-from functools import cache
-from pathlib import Path
 
 import pytest
 import torch
 from attention_checks import BACKEND_NAMES
+from zoo import EXAMPLES, smaller
 
 import attnspec
 from attnspec.compile.emit import class_name
 from attnspec.lower.lower import unbuilt
 from attnspec.lower.mechanism_sizes import longest_of
 from attnspec.spec import Spec
-from attnspec.text.decoding import read_source
 from attnspec.verification import verify, verify_each
 
-EXAMPLES = Path(__file__).parent.parent / "examples"
 FILES = sorted(path.name for path in EXAMPLES.glob("*.attn"))
 LENGTHS = (1, 2, 63, 64, 65, 200, 257, 1000)
-SHORT = (1, 200)
-"""Lengths for every run of the tests."""
-EMITTED = (2, 130)
-
-SMALLER: dict[str, dict[str, int]] = {
-    "bigbird_etc.attn": {"block": 8, "globals": 5},
-    "neighborhood_3d.attn": {"frames": 4, "height": 9, "width": 8},
-    "sliding_tile_2d.attn": {"height": 16, "width": 24, "tile": 4},
-    "sliding_tile_3d.attn": {"frames": 4, "height": 8, "width": 12},
-}
+SHORT = (130,)
+"""The lengths of every run of the tests."""
 
 
-"""Grids of other sizes than the spec's own, which are tried as well."""
-
-
-@cache
 def loaded(name: str) -> Spec:
-    return Spec(read_source(EXAMPLES / name), parameters=SMALLER.get(name))
+    return smaller(EXAMPLES / name)
 
 
 def lengths(spec: Spec, wanted: tuple[int, ...]) -> list[int]:
@@ -74,7 +59,6 @@ def emitted(spec: Spec) -> torch.nn.Module:
 
 
 BUILT = [name for name in FILES if not unbuilt(loaded(name).program)]
-WITHOUT_GRID = [name for name in BUILT if loaded(name).program.grid is None]
 
 
 @pytest.mark.parametrize("name", FILES)
@@ -90,19 +74,17 @@ def test_what_is_not_built_says_so(name: str) -> None:
     assert ("# Not built yet:" in text) == (name not in BUILT)
 
 
+@pytest.mark.usefixtures("unverified")
 @pytest.mark.parametrize("name", BUILT)
-def test_the_emitted_module_computes_the_spec(name: str, request: pytest.FixtureRequest) -> None:
+def test_the_emitted_module_computes_the_spec(name: str) -> None:
     spec = loaded(name)
-    if name in WITHOUT_GRID:
-        # the backends are tried below; of a grid this is the only trial before the slow ones
-        request.getfixturevalue("unverified")
     module = emitted(spec)
-    for n in lengths(spec, EMITTED):
+    for n in lengths(spec, SHORT):
         found = verify(spec.program, n, module=module)
         assert found.ok, str(found)
 
 
-@pytest.mark.parametrize("name", WITHOUT_GRID)
+@pytest.mark.parametrize("name", BUILT)
 def test_every_backend_computes_the_spec(name: str) -> None:
     verify_all(loaded(name), SHORT)
 

@@ -16,7 +16,6 @@ from attnspec.backends import BACKENDS
 from attnspec.backends.planner import AUTO, require_willing
 from attnspec.backends.plugins import owner_of
 from attnspec.compile.emit import class_name, emit
-from attnspec.compile.standalone import standalone_module
 from attnspec.graphs.bind import BindError
 from attnspec.graphs.stack import Stack
 from attnspec.ir.program import Program
@@ -113,6 +112,9 @@ def _emit_alone(spec: Elaborated, backend: str) -> str:
             f"a standalone module has no backends and plans nothing, got {backend!r}: leave out"
             " --backend, or --standalone"
         )
+    # what its parts are written with loads all of torch.compile
+    from attnspec.compile.standalone import standalone_module
+
     body = standalone_module(spec.program, class_name(spec.program.name))
     return emit(
         spec.program,

@@ -409,10 +409,12 @@ def rows_by_cover(relation: Relation, first: int, last: int, n: int) -> Edges:
         q, k = np.repeat(q, _FANOUT), (k[:, None] + size * np.arange(_FANOUT)).ravel()
         q, k = q[k < n], k[k < n]
     found = [(none, none)]
-    inside = np.arange(_SIDE)
-    for low in range(0, len(q), _LOOKED // _SIDE**2):
-        part = np.s_[low : low + _LOOKED // _SIDE**2]
-        q_at, k_at = q[part, None, None] + inside[:, None], k[part, None, None] + inside
+    # often a single query is asked for
+    down, across = np.arange(min(_SIDE, last - first)), np.arange(_SIDE)
+    step = _LOOKED // (len(down) * _SIDE)
+    for low in range(0, len(q), step):
+        part = np.s_[low : low + step]
+        q_at, k_at = q[part, None, None] + down[:, None], k[part, None, None] + across
         real = (q_at < last) & (k_at < n)
         held = evaluate_pairs(relation, np.minimum(q_at, last - 1), np.minimum(k_at, n - 1), n)
         tile, row, key = np.nonzero(held & real)

@@ -287,9 +287,13 @@ class Stack:
             raise TooMuch(f"lengths above {MOST_POSITIONS:,} are not looked into, got n = {n:,}")
         found: dict[Relation, tuple[int, int, int]] = {}
         everywhere: dict[int, int] = {}
-        rows, chosen = [], []
+        # of layers that say the same, unless it asks which layer it is
+        alike: dict[tuple[int, ...], tuple[int, ...]] = {}
+        chosen = []
         for layer, slots in enumerate(self.program.slots):
-            row: dict[int, int] = {}
+            if slots in alike:
+                chosen.append(alike[slots])
+                continue
             indices = []
             for head, attend in enumerate(slots):
                 index = everywhere.get(attend)
@@ -300,13 +304,14 @@ class Stack:
                         everywhere[attend] = index
                 if len(found) > MOST_RELATIONS:
                     raise TooMuch(f"more than {MOST_RELATIONS:,} graphs are not looked into")
-                row[index] = row.get(index, 0) + 1
                 indices.append(index)
-            rows.append(row)
             chosen.append(tuple(indices))
+            if everywhere.keys() >= set(slots):
+                alike[slots] = chosen[-1]
+        counted = {indices: dict(Counter(indices)) for indices in set(chosen)}
         return Bound(
             tuple((layer, head, relation) for relation, (_, layer, head) in found.items()),
-            tuple(rows),
+            tuple(counted[indices] for indices in chosen),
             tuple(chosen),
         )
 

@@ -8,6 +8,7 @@ from typing import cast
 import torch
 
 from attnspec.backends.common.score_formula import Blocks, Formula
+from attnspec.backends.common.torch_modes import constant_in_traces
 from attnspec.backends.planner import AUTO, ROWS, check_backend, choose
 from attnspec.backends.rows.keys import FEW
 from attnspec.graphs.bind import extents_of
@@ -257,7 +258,7 @@ class CompiledAttention(Learner):
         return self._steps.get(key, lambda: apart(lambda: self._build(*key)))
 
     # dynamo calls this instead of tracing it, and then finds what was built in the cache
-    @torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
+    @constant_in_traces
     def _ready(
         self, layer: int, heads: int, key_heads: int, n_q: int, n_k: int, device: str
     ) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -12,7 +13,7 @@ import torch
 from random_specs import spec_text
 from torch.profiler import ProfilerActivity, profile
 from torch.utils.flop_counter import FlopCounterMode
-from zoo import ATTENTIONS, IDS, loaded, sample
+from zoo import every_attention, loaded, sample
 
 from attnspec.analysis.cost.cost import LayerCost, NotBuilt, break_even, layer_cost, steps_of
 from attnspec.analysis.cost.kv_cache import cache_of, last_readers
@@ -82,8 +83,13 @@ def counted(run: Callable[[], object]) -> int:
 
 def allocated(run: Callable[[], object]) -> int:
     """The most bytes that were allocated at one time."""
-    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
-        kept = run()
+    # what other tests left behind is not freed meanwhile
+    gc.disable()
+    try:
+        with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
+            kept = run()
+    finally:
+        gc.enable()
     events = profiler.profiler.kineto_results.events()
     changes = sorted((e.start_ns(), e.nbytes()) for e in events if e.name() == "[memory]")
     del kept
@@ -168,7 +174,7 @@ def test_useful_operations_need_the_pairs() -> None:
     assert layer_cost(known, 40).useful_flops == 2 * 4 * 64 * edges
 
 
-@pytest.mark.parametrize(("path", "name"), ATTENTIONS, ids=IDS)
+@every_attention
 def test_costs_of_the_zoo(path: Path, name: str) -> None:
     spec = loaded(path, name)
     n = spec.program.fixed_length or min(256, longest_of(spec.program) or 256)
@@ -408,7 +414,7 @@ def assert_cache(mask: np.ndarray, stack: Stack, layer: int, head: int) -> None:
     assert cache.rule
 
 
-@pytest.mark.parametrize(("path", "name"), ATTENTIONS, ids=IDS)
+@every_attention
 def test_caches_of_the_zoo(path: Path, name: str) -> None:
     spec = loaded(path, name)
     for n in (1, 13, 64) if spec.program.fixed_length is None else ():

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from random_specs import spec_text
-from zoo import ATTENTIONS, IDS, loaded, sample
+from zoo import every_attention, loaded, sample
 
 from attnspec.analysis.counting import degrees
 from attnspec.analysis.counting.affordable import MOST_LOOKED
@@ -67,7 +67,7 @@ def assert_counts(spec: Spec, n: int, inputs: Inputs | None = None) -> None:
     assert total_edges(stack, n) == every
 
 
-@pytest.mark.parametrize(("path", "name"), ATTENTIONS, ids=IDS)
+@every_attention
 def test_the_zoo(path: Path, name: str) -> None:
     spec = loaded(path, name)
     fixed = spec.stack().fixed_length()

@@ -53,7 +53,7 @@ def test_leaks_are_those_of_the_masks(part: int) -> None:
 
 
 def test_leaks_of_the_zoo() -> None:
-    for _, small in small_zoo():
+    for small in small_zoo().values():
         assert_leak(small.stack, small.n)
 
 

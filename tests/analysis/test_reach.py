@@ -148,12 +148,12 @@ def test_figures_are_those_of_boolean_products(part: int) -> None:
 
 
 def test_figures_of_the_zoo() -> None:
-    for _, small in small_zoo():
+    for small in small_zoo().values():
         assert_right(small)
 
 
 def test_networkx_agrees() -> None:
-    for _, small in small_zoo():
+    for small in small_zoo().values():
         graph = networkx.from_numpy_array(
             np.logical_or.reduce(small.layers), create_using=networkx.DiGraph
         )

@@ -74,9 +74,9 @@ def band(n: int) -> Mask:
 
 @pytest.mark.parametrize("part", range(5))
 def test_random_compositions(part: int) -> None:
-    for seed in range(part * 40, part * 40 + 40):
+    for seed in range(part * 40, part * 40 + 16):
         spec = parse(spec_text(seed))
-        for n in (1, 2, 7, 33, 64):
+        for n in (1, 7, 64):
             for head in range(spec.heads or 1):
                 relation, mask = spec.relation(n, 0, head), spec.mask(n, 0, head)
                 assert_reads(neighbours([relation], n), mask, seed)
@@ -84,7 +84,7 @@ def test_random_compositions(part: int) -> None:
 
 
 def test_the_zoo() -> None:
-    for _, small in small_zoo():
+    for small in small_zoo().values():
         for layer, head, relation in small.stack.bound(small.n).found:
             mask = small.mask(layer, head)
             assert_reads(neighbours([relation], small.n), mask)
@@ -141,12 +141,19 @@ q.row + q.col == k.row + k.col""".splitlines()
 
 
 @pytest.mark.parametrize(
-    "around", ["%s", "~%s", "transpose(%s)", "shift(%s, by = 3)", "%s & window(radius = 6)"]
+    "around",
+    [
+        "%s",
+        "~%s",
+        "shift(%s, by = 3)",
+        pytest.param("transpose(%s)", marks=pytest.mark.slow),
+        pytest.param("%s & window(radius = 6)", marks=pytest.mark.slow),
+    ],
 )
 def test_predicates(around: str) -> None:
     for predicate in PREDICATES:
         graph = around % f"where({predicate})"
-        for n in (1, 2, 13, 40):
+        for n in (1, 2, 40):
             spec = parse(f"attention a {{ causal attend {graph} }}")
             assert_reads(neighbours([spec.relation(n)], n), spec.mask(n))
             spec = parse(f"attention a {{ attend {graph} }}")

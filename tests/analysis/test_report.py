@@ -10,7 +10,7 @@ import pytest
 import sympy
 import torch
 from random_specs import spec_text
-from zoo import ATTENTIONS, IDS, loaded, sample
+from zoo import every_attention, sample, smaller
 
 import attnspec
 from attnspec.analysis.counting.head_counts import HeadCounts
@@ -58,9 +58,9 @@ def assert_counted(spec: Spec, n: int, report: Report) -> None:
         assert counts.min_degree == heads.sum(axis=2).min()
 
 
-@pytest.mark.parametrize(("path", "name"), ATTENTIONS, ids=IDS)
+@every_attention
 def test_the_zoo(path: Path, name: str) -> None:
-    spec = loaded(path, name)
+    spec = smaller(path, name)
     n = spec.program.fixed_length or 48
     report = spec.analyse(n, sample(spec, n))
     if report.stack.unknown is None:

@@ -164,7 +164,14 @@ def test_nothing_gives_nothing(text: str, causal: bool) -> None:
 
 
 @pytest.mark.parametrize(("text", "causal"), [case for case in CASES if case[0] not in FULL])
-@pytest.mark.parametrize(("chunk", "block"), [(1, 1), (7, 64), (16, 1 << 12), (64, 1 << 9)])
+@pytest.mark.parametrize(
+    ("chunk", "block"),
+    [
+        (1, 1),
+        (7, 64),
+        *(pytest.param(*each, marks=pytest.mark.slow) for each in ((16, 1 << 12), (64, 1 << 9))),
+    ],
+)
 def test_chunks_and_blocks_change_nothing(text: str, causal: bool, chunk: int, block: int) -> None:
     module = module_of(text, causal)
     kernel = kernel_of(module, 2, 75)
@@ -314,7 +321,10 @@ def test_export(text: str, causal: bool) -> None:
     torch.testing.assert_close(program.module()(*given), module(*given))
 
 
-@pytest.mark.parametrize(("text", "causal"), SOME)
+@pytest.mark.parametrize(
+    ("text", "causal"),
+    [*SOME[1:3], *(pytest.param(*case, marks=pytest.mark.slow) for case in (SOME[0], SOME[3]))],
+)
 def test_compile(text: str, causal: bool) -> None:
     module = module_of(text, causal)
     given = tensors(1, 2, 2, 70, 70)

@@ -180,7 +180,8 @@ def test_iterations_approach_the_pseudo_inverse() -> None:
     q, k, _ = tensors(1, 2, 64, 64)
     left = [residual(q, k, 8, iterations) for iterations in (1, 6, 12, 20, 40)]
     for worse, better in itertools.pairwise(left):
-        assert (better < worse).all()
+        # what is left of the last ones is rounding
+        assert (better < worse.clamp(min=1e-12)).all()
     assert (left[1] > 1e-3).all(), "six iterations leave a residual here"
     assert (left[-1] < 1e-9).all()
     assert (residual(q, k, 8, 0) < 1e-9).all()

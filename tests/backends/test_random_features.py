@@ -22,7 +22,7 @@ from attnspec.lower.work import BackendError
 from attnspec.runtime import CompiledAttention
 from attnspec.text.diagnostics import SpecError
 
-DRAWS = 20_000
+DRAWS = 5_000
 FAVOR_KINDS = ("positive", "trig", "hyperbolic", "relu")
 LINEAR_FEATURES = ("elu1", "relu", "squared_relu", "exp", "identity")
 SIZE = 6

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import io
+import itertools
 import math
 import pickle
 
@@ -219,9 +220,19 @@ COMPILED = {
     "bias": "heads 4 causal attend window(radius = 9) score bias(buckets = 8)",
 }
 
+FIRST = [(name, (1, 3)[number % 2]) for number, name in enumerate(COMPILED)]
+"""With how many queries each is tried in every run."""
 
-@pytest.mark.parametrize("name", COMPILED)
-@pytest.mark.parametrize("n_q", [1, 3])
+compiled_ones = pytest.mark.parametrize(
+    ("name", "n_q"),
+    [
+        each if each in FIRST else pytest.param(*each, marks=pytest.mark.slow)
+        for each in itertools.product(COMPILED, (1, 3))
+    ],
+)
+
+
+@compiled_ones
 def test_torch_compile_in_one_graph(name: str, n_q: int) -> None:
     module = module_of(COMPILED[name])
     torch._dynamo.reset()
@@ -231,15 +242,14 @@ def test_torch_compile_in_one_graph(name: str, n_q: int) -> None:
         wanted = with_gradients(module(*given), given)
         for found, right in zip(with_gradients(compiled(*given), given), wanted, strict=True):
             torch.testing.assert_close(found, right)
-        with torch.inference_mode():
-            plain = [x.detach() for x in given]
-            torch.testing.assert_close(compiled(*plain), module(*plain))
+    with torch.inference_mode():
+        plain = [x.detach() for x in given]
+        torch.testing.assert_close(compiled(*plain), module(*plain))
 
 
 # constants that are views of one another are saved as torch likes it
 @pytest.mark.filterwarnings("ignore:No complete tensor found in the group")
-@pytest.mark.parametrize("name", COMPILED)
-@pytest.mark.parametrize("n_q", [1, 3])
+@compiled_ones
 def test_export_and_back(name: str, n_q: int) -> None:
     module = module_of(COMPILED[name])
     q, k, v = (x.detach() for x in tensors(1, 4, n_q, 70, dtype=torch.float32))

@@ -63,6 +63,10 @@ TINY = Settings(
 LISTED = tuple(case.name for case in (*BANDED, *SCATTERED))
 
 
+# one worker measures, once
+pytestmark = pytest.mark.xdist_group("benchmarks")
+
+
 @pytest.fixture(scope="module")
 def figures(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Json]:
     """What a run of all parts wrote, read back strictly."""

@@ -121,7 +121,7 @@ class Brute:
         return 1.0 if self.n == 1 else float(1 - values[-2])
 
 
-@pytest.mark.parametrize("n", [1, 2, 7, 11])
+@pytest.mark.parametrize("n", [1, 2, 11])
 @pytest.mark.parametrize("body", BODIES)
 def test_figures_are_those_of_their_definitions(body: str, n: int) -> None:
     brute = Brute(spec_of(body), n)
@@ -136,13 +136,21 @@ def test_figures_are_those_of_their_definitions(body: str, n: int) -> None:
             if name == "depth":
                 assert not brute.reached(n + len(brute.layers))[q, k]
             continue
-        assert verdicts(body, f"{name} == {value} at n = {n}") == []
-        assert verdicts(body, f"{value} <= {name} <= {value} at n = {n}") == []
-        assert verdicts(body, f"{name} != {value} at n = {n}") == [
+        messages = verdicts(
+            body,
+            f"{name} == {value} at n = {n}",
+            f"{value} <= {name} <= {value} at n = {n}",
+            f"{name} != {value} at n = {n}",
+            f"{name} < {value} at n = {n}",
+            f"{value} < {name} at n = {n}",
+        )
+        assert messages[0] == (
             f"`{name} != {value}` does not hold at n = {n}: it is {value}, compared with {value}"
+        )
+        assert [message.partition("`")[2].partition("`")[0] for message in messages[1:]] == [
+            f"{name} < {value}",
+            f"{value} < {name}",
         ]
-        assert len(verdicts(body, f"{name} < {value} at n = {n}")) == 1
-        assert len(verdicts(body, f"{value} < {name} at n = {n}")) == 1
     for name in ("density", "path_length", "spectral_gap"):
         value = getattr(brute, name)()
         if value is None:
@@ -154,7 +162,7 @@ def test_figures_are_those_of_their_definitions(body: str, n: int) -> None:
         assert len(verdicts(body, f"{name} > {high!r} at n = {n}")) == 1
 
 
-@pytest.mark.parametrize("n", [1, 2, 7, 70])
+@pytest.mark.parametrize("n", [1, 2, 33])
 @pytest.mark.parametrize("body", BODIES)
 def test_reach_is_the_boolean_product(body: str, n: int) -> None:
     brute = Brute(spec_of(body), n)
@@ -419,7 +427,10 @@ def test_many_layers_and_heads_are_bounded() -> None:
 # --- proofs ------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("part", range(8))
+@pytest.mark.parametrize(
+    "part",
+    [*range(2), *(pytest.param(part, marks=pytest.mark.slow) for part in range(2, 8))],
+)
 def test_proofs_are_sound(part: int) -> None:
     proven = {"itself": 0, "symmetric": 0, "never later": 0}
     for seed in range(part * 150, part * 150 + 150):

@@ -39,7 +39,10 @@ def changed(graph: Term, draw: random.Random) -> Term:
     return term(draw)
 
 
-@pytest.mark.parametrize("part", range(6))
+@pytest.mark.parametrize(
+    "part",
+    [*range(2), *(pytest.param(part, marks=pytest.mark.slow) for part in range(2, 6))],
+)
 def test_what_forms_prove_is_so(part: int) -> None:
     draw = random.Random(part)
     proven = 0

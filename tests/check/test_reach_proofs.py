@@ -134,7 +134,10 @@ def test_a_line_is_followed_to_its_end() -> None:
             assert status(body, claim) == found, claim
 
 
-@pytest.mark.parametrize("part", range(6))
+@pytest.mark.parametrize(
+    "part",
+    [*range(2), *(pytest.param(part, marks=pytest.mark.slow) for part in range(2, 6))],
+)
 def test_bounds_are_sound(part: int) -> None:
     """Bounds of random specs against the depth and the diameter found by following all pairs."""
     numbers = lines = 0

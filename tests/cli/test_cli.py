@@ -360,10 +360,9 @@ def test_a_full_disk_is_a_file_that_cannot_be_written() -> None:
 def test_names_that_are_no_text(tmp_path: Path) -> None:
     name = os.fsdecode(b"b\xff d\n.attn")
     (tmp_path / name).write_text(WRONG)
-    for command in ("check", "show", "plan"):
-        done = spawn(command, name, cwd=tmp_path)
-        assert done.returncode == 1
-        assert b"b\\xff d\\n.attn:1:26: error[A201]" in done.stderr
+    done = spawn("check", name, cwd=tmp_path)
+    assert done.returncode == 1
+    assert b"b\\xff d\\n.attn:1:26: error[A201]" in done.stderr
     assert b"formatted b\\xff d\\n.attn" in spawn("format", name, cwd=tmp_path).stderr
     value = json.loads(spawn("check", name, "--json", cwd=tmp_path).stdout)
     assert value["files"][0]["file"] == "b\\xff d\\n.attn"
@@ -665,26 +664,25 @@ def _write_specs() -> None:
 # --- start-up ----------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    "arguments",
-    [
+def test_light_commands_load_no_torch() -> None:
+    spec = str(EXAMPLES / "causal.attn")
+    commands = [
         ["--help"],
         ["verify", "--help"],
-        ["check", "SPEC"],
-        ["format", "SPEC", "--check"],
-        ["show", "SPEC"],
-        ["plan", "SPEC"],
+        ["check", spec],
+        ["format", spec, "--check"],
+        ["show", spec],
+        ["plan", spec],
         ["explain", "A301"],
         ["zoo"],
-    ],
-    ids=" ".join,
-)
-def test_light_commands_load_no_torch(arguments: Sequence[str]) -> None:
-    given = [str(EXAMPLES / "causal.attn") if a == "SPEC" else a for a in arguments]
+    ]
+    # one after the other in one interpreter: what none of them loads is loaded by no one of them
     script = (
         "import sys\nfrom attnspec.cli import main\n"
-        f"main({given!r}, standalone_mode=False)\n"
-        "sys.exit(any(name in sys.modules for name in ('torch', 'sympy', 'matplotlib')))"
+        f"for command in {commands!r}:\n"
+        "    main(command, standalone_mode=False)\n"
+        "    heavy = {'torch', 'sympy', 'matplotlib'} & set(sys.modules)\n"
+        "    if heavy: sys.exit(f'{command} loads {heavy}')\n"
     )
     done = subprocess.run(
         [sys.executable, "-c", script], cwd=ROOT, capture_output=True, check=False
@@ -805,11 +803,16 @@ def test_compile_forced_and_warned(folder: Path) -> None:
     assert "warning[A901]" in warned.stderr
 
 
-@pytest.mark.skipif(not Path("/dev/stdout").exists(), reason="needs /dev/stdout")
-def test_compile_into_a_pipe(folder: Path) -> None:
-    done = spawn("compile", "good.attn", "-o", "/dev/stdout", cwd=folder)
-    assert done.returncode == 0
-    assert done.stdout.decode() == run("compile", "good.attn", "-o", "-").stdout
+@pytest.mark.skipif(not Path("/dev/fd").exists(), reason="needs /dev/fd")
+@pytest.mark.usefixtures("folder", "unverified")
+def test_compile_into_a_pipe() -> None:
+    read, write = os.pipe()
+    try:
+        assert run("compile", "good.attn", "-o", f"/dev/fd/{write}").exit_code == 0
+    finally:
+        os.close(write)
+    with os.fdopen(read, encoding="utf-8") as pipe:
+        assert pipe.read() == run("compile", "good.attn", "-o", "-").stdout
 
 
 def test_compile_json(folder: Path) -> None:

@@ -204,7 +204,9 @@ ON_GPU = (
 
 
 @pytest.mark.filterwarnings("ignore:flex_attention called without")
-@pytest.mark.parametrize("body", ON_GPU)
+@pytest.mark.parametrize(
+    "body", [*ON_GPU[::4], *(pytest.param(body, marks=pytest.mark.slow) for body in ON_GPU[1:4])]
+)
 @torch.no_grad()
 def test_flex_attention_computes_the_same(body: str, monkeypatch: pytest.MonkeyPatch) -> None:
     # what is done on a GPU, traced as there and run here
@@ -255,7 +257,10 @@ torch.save(found, f"{folder}/found.pt")
 """
 
 
-def test_files_need_no_package(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "part", [0, *(pytest.param(part, marks=pytest.mark.slow) for part in range(1, 5))]
+)
+def test_files_need_no_package(part: int, tmp_path: Path) -> None:
     given: dict[str, Any] = {
         "q": torch.randn(1, 12, 288, SIZE),
         "calls": {},
@@ -263,7 +268,7 @@ def test_files_need_no_package(tmp_path: Path) -> None:
         "n": {},
     }
     meant = {}
-    for number, spec in enumerate(zoo().values()):
+    for number, spec in enumerate([*zoo().values()][part::5]):
         name, n = f"alone_{number}", spec.program.fixed_length or 20
         (tmp_path / f"{name}.py").write_text(body_of(spec), encoding="utf-8")
         space, heads = run(spec), spec.heads or 2

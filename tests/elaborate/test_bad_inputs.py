@@ -523,7 +523,10 @@ def masks(spec: Spec) -> None:
     spec.mask(n, inputs=zoo.sample(spec, n))
 
 
-@pytest.mark.parametrize("part", range(4))
+@pytest.mark.parametrize(
+    "part",
+    [*range(1), *(pytest.param(part, marks=pytest.mark.slow) for part in range(1, 4))],
+)
 def test_any_damage_is_compiled_or_explained(part: int) -> None:
     draw = random.Random(part)
     texts = [path.read_text(encoding="utf-8") for path in zoo.FILES]

@@ -539,11 +539,13 @@ def test_comments_are_found_in_the_tree() -> None:
 # --- trees at random ---------------------------------------------------------------------------
 
 
+@settings(max_examples=50)
 @given(EXPRESSIONS)
 def test_any_expression_survives_printing(expression: nodes.Expression) -> None:
     assert expression_of(print_expression(expression)) == expression
 
 
+@settings(max_examples=40)
 @given(files())
 def test_any_file_survives_printing(file: nodes.File) -> None:
     printed = print_file(file)
@@ -557,7 +559,7 @@ def grammar_of_the_package() -> Lark:
     return Lark.open_from_package("attnspec.grammar", "attn.lark", parser="lalr", start="file")
 
 
-@settings(max_examples=40)
+@settings(max_examples=15)
 @given(from_lark(grammar_of_the_package()))
 def test_texts_drawn_from_the_grammar(text: str) -> None:
     try:

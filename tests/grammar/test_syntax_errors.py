@@ -440,7 +440,10 @@ def damaged(text: str, chance: random.Random) -> str:
     return text
 
 
-@pytest.mark.parametrize("seed", range(8))
+@pytest.mark.parametrize(
+    "seed",
+    [*range(3), *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(3, 8))],
+)
 def test_any_damage_is_parsed_or_explained(seed: int) -> None:
     chance = random.Random(seed)
     texts = list(TEXTS.values())

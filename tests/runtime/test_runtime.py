@@ -481,7 +481,10 @@ def test_export_and_back(name: str) -> None:
         torch.testing.assert_close(other(q, k, v), wanted)
 
 
-@every_body
+@pytest.mark.parametrize(
+    "name",
+    ["tiles", "bias", *(pytest.param(name, marks=pytest.mark.slow) for name in ("dense", "heads"))],
+)
 def test_torch_compile_in_one_graph(name: str) -> None:
     module = sample(name)
     torch._dynamo.reset()

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 from fractions import Fraction
+from functools import lru_cache
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -26,7 +27,7 @@ from attnspec.graphs.operators import Intersection
 from attnspec.graphs.patterns import BY_NAME
 from attnspec.graphs.relation import Relation
 from attnspec.graphs.stack import Stack, TooMuch
-from attnspec.ir.program import Attend, Term, inputs_of, leaves
+from attnspec.ir.program import Attend, Program, Term, inputs_of, leaves
 from attnspec.ir.scalars import ScalarError
 from attnspec.text.diagnostics import AttnSpecError
 
@@ -84,7 +85,7 @@ def edges_formula(stack: Stack, n: int) -> Figure[sympy.Expr | None]:
             if known is not None:
                 parts.append(times * known)
                 continue
-            formula = _fit(stack, term, layer, head) if sizes else formula_of(relation)
+            formula = _fit(stack.program, term, layer, head) if sizes else formula_of(relation)
             if formula is None:
                 why = ": sizes depend on n" if sizes else ""
                 return Figure(None, note=f"no formula was found{why}")
@@ -110,10 +111,13 @@ def _known(relation: Relation) -> sympy.Expr | None:
     return rest[0].formula(causal=len(rest) < len(terms)) if len(rest) == 1 else None
 
 
-def _fit(stack: Stack, term: Term, layer: int, head: int) -> Formula | None:
-    values = {"layer": layer, "head": head, "layers": stack.program.layer_count}
-    if stack.program.heads is not None:
-        values["heads"] = stack.program.heads
+@lru_cache(maxsize=256)
+def _fit(program: Program, term: Term, layer: int, head: int) -> Formula | None:
+    """The formula of the term of a head, with sizes that depend on n."""
+    stack = Stack(program)
+    values = {"layer": layer, "head": head, "layers": program.layer_count}
+    if program.heads is not None:
+        values["heads"] = program.heads
 
     def count(n: int) -> int:
         return edges_of(stack.relation(n, layer, head), n)
