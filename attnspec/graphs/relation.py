@@ -91,6 +91,12 @@ class Relation:
     scattered: ClassVar[bool] = False
     """Whether pairs are drawn position by position: only a table tells which tiles they lie in."""
 
+    reads_itself: ClassVar[bool] = False
+    """Whether every query, on a grid every cell, reads itself, where no predicate tells it."""
+
+    symmetric: ClassVar[bool] = False
+    """Whether (q, k) implies (k, q), where no predicate tells it."""
+
     moves_by: ClassVar[int | None] = None
     """How far both ends of a pair may move, where no predicate tells it."""
 

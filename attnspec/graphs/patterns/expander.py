@@ -33,6 +33,7 @@ class Expander(Drawn):
     head: int = context("head", 0)
 
     name: ClassVar = "expander"
+    symmetric: ClassVar = True
     changes: ClassVar = Changing(
         "draws cycles through all n positions",
         "`random(keys = …)` under the statement `causal` draws among the keys up to the query",

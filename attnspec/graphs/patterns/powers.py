@@ -27,6 +27,8 @@ class Powers(Relation):
     base: int = argument("integer", "ratio of one distance to the next", default=2, least=2)
 
     name: ClassVar = "powers"
+    reads_itself: ClassVar = True
+    symmetric: ClassVar = True
     anchored: ClassVar = False
     exact_cover: ClassVar = True
     moves_by: ClassVar = 1
