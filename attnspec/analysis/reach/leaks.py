@@ -24,11 +24,14 @@ from attnspec.graphs.bind import Situation, bind_attended
 from attnspec.graphs.forms.properties import never_reads_later
 from attnspec.graphs.patterns import BY_NAME
 from attnspec.graphs.patterns.where import Where
-from attnspec.graphs.relation import Relation
-from attnspec.graphs.stack import Stack
+from attnspec.graphs.relation import Relation, evaluate_pairs
+from attnspec.graphs.stack import MOST_POSITIONS, Stack, TooMuch
 from attnspec.graphs.token_sets import Data
 from attnspec.ir.api_checks import sampled
 from attnspec.ir.program import Compound, Input, Leaf, Term, inputs_of, leaves
+
+FIRST = 64
+"""Positions that are looked at in sequences too long to be counted."""
 
 
 @dataclass(frozen=True)
@@ -86,7 +89,15 @@ def leak(stack: Stack, n: int) -> Figure[Leak | None]:
 
 
 def later_pair(relation: Relation, n: int) -> tuple[int, int] | None:
-    """The first query of a relation that reads a later key, with the first such key."""
+    """The first query of a relation that reads a later key, with the first such key; beyond
+    MOST_POSITIONS some of the first queries and keys, and TooMuch where they show none."""
+    if n > MOST_POSITIONS:
+        first = np.arange(FIRST)
+        later = np.triu(evaluate_pairs(relation, first[:, None], first[None], n), 1)
+        if later.any():
+            query, key = divmod(int(later.argmax()), FIRST)
+            return query, key
+        raise TooMuch(f"lengths above {MOST_POSITIONS:,} are not looked into, got n = {n:,}")
     return next(iter(only_in(relation, Where(BEHIND), n).examples), None)
 
 
