@@ -6,10 +6,14 @@ from collections.abc import Mapping, Sequence
 
 import click
 
-from attnspec.analysis.report.figure_table import NAMES
 from attnspec.analysis.report.printed import page, table
+<<<<<<< HEAD
 from attnspec.analysis.report.report import Report
 from attnspec.cli import console, options
+=======
+from attnspec.analysis.report.report import NAMES, Report
+from attnspec.cli import console
+>>>>>>> count
 from attnspec.cli.failures import LimitReached, fitting
 from attnspec.cli.specs import length_of, needed_inputs, read_inputs, spec_at
 from attnspec.graphs.stack import MOST_POSITIONS

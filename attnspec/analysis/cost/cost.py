@@ -13,7 +13,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from attnspec.analysis.counting.degrees import edges_of
-from attnspec.backends.factored.costs import products_of
+from attnspec.backends.factored.costs import Products, products_of
 from attnspec.backends.planner import choose
 from attnspec.backends.torch_call.backend import TorchCall
 from attnspec.graphs.relation import Relation
@@ -176,54 +176,29 @@ def _step(
         backend = choose(work, "cpu").name
     except BackendError as error:
         raise NotBuilt(str(error)) from None
+    count, pairs, own = len(heads), None, Products(0, 0, 0, 0)
     if work.mechanism is not None:
-        return _mechanism(work, layers, heads, backend, (size, element))
-    if backend not in _AMOUNTS:
+        own = products_of(work, count, size)
+        graph = _bands(graph_of(work), count, size) if work.hybrid else _Amounts(0, 0, 0, 0, True)
+    elif backend in _AMOUNTS:
+        graph = _AMOUNTS[backend](work, count, size)
+        pairs = _useful(stack, work, layers[0], heads[0])
+    else:
         raise NotBuilt(f"the backend {backend} does not say how many pairs it computes")
-    amounts = _AMOUNTS[backend](work, len(heads), size)
-    pairs = _useful(stack, work, layers[0], heads[0])
-    count = len(heads)
+    backward = (10 if graph.flash else 8) * size * graph.executed + own.backward_flops
     return StepCost(
         layers=layers,
         heads=heads,
         backend=backend,
         pairs=pairs,
-        executed=amounts.executed,
-        flops=4 * size * amounts.executed * count,
+        executed=graph.executed,
+        flops=(4 * size * graph.executed + own.flops) * count,
         useful_flops=None if pairs is None else 4 * size * pairs * count,
-        backward_flops=(10 if amounts.flash else 8) * size * amounts.executed * count,
-        bytes=element * amounts.moved * count + amounts.shared,
-        memory=element * amounts.held + amounts.shared,
-        upper=amounts.upper and (amounts.sampled or pairs != amounts.executed),
-        sampled=amounts.sampled,
-    )
-
-
-def _mechanism(
-    work: Work,
-    layers: tuple[int, ...],
-    heads: tuple[int, ...],
-    backend: str,
-    sizes: tuple[int, int],
-) -> StepCost:
-    size, element = sizes
-    count, own = len(heads), products_of(work, len(heads), size)
-    exact = _Amounts(0, 0, 0, 0, True)
-    if work.hybrid:
-        exact = _bands(graph_of(work), count, size)
-    return StepCost(
-        layers=layers,
-        heads=heads,
-        backend=backend,
-        pairs=None,
-        executed=exact.executed,
-        flops=(4 * size * exact.executed + own.flops) * count,
-        useful_flops=None,
-        backward_flops=(10 * size * exact.executed + own.backward_flops) * count,
-        bytes=element * (exact.moved + own.moved) * count + exact.shared,
-        memory=element * max(exact.held, own.held) + exact.shared,
-        upper=exact.upper,
-        sampled=exact.sampled or own.sampled,
+        backward_flops=backward * count,
+        bytes=element * (graph.moved + own.moved) * count + graph.shared,
+        memory=element * max(graph.held, own.held) + graph.shared,
+        upper=graph.upper and (graph.sampled or pairs != graph.executed),
+        sampled=graph.sampled or own.sampled,
     )
 
 
