@@ -7,13 +7,8 @@ from collections.abc import Mapping, Sequence
 import click
 
 from attnspec.analysis.report.printed import page, table
-<<<<<<< HEAD
-from attnspec.analysis.report.report import Report
-from attnspec.cli import console, options
-=======
 from attnspec.analysis.report.report import NAMES, Report
-from attnspec.cli import console
->>>>>>> count
+from attnspec.cli import console, options
 from attnspec.cli.failures import LimitReached, fitting
 from attnspec.cli.specs import length_of, needed_inputs, read_inputs, spec_at
 from attnspec.graphs.stack import MOST_POSITIONS
