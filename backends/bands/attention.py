@@ -378,7 +378,7 @@ def padding_of(step: Step, padding: torch.Tensor | None, kind: torch.dtype) -> t
     """0 for a real key of padding [n_k] and -inf for another, in the order of the tiles."""
     if padding is None:
         return None
-    real = torch.zeros(len(padding), dtype=kind).masked_fill_(~padding, -math.inf)
+    real = padding.new_zeros(len(padding), dtype=kind).masked_fill_(~padding, -math.inf)
     return step.order.take(real[None], "padding")[0]
 
 

@@ -58,7 +58,7 @@ class HeadScores:
     def added(self, piece: Piece, kind: torch.dtype) -> torch.Tensor:
         """What additive changes add to the scores of a piece [batch, heads, h, w]."""
         distance = piece.distance
-        none = torch.zeros(self.count, *distance.shape, dtype=kind)
+        none = distance.new_zeros((self.count, *distance.shape), dtype=kind)
         found = self.changed(none, distance)
         return piece.to.arrange(found.expand(-1, piece.q.count, -1, -1))
 

@@ -334,7 +334,9 @@ class Ordered:
     def back(self) -> torch.Tensor:
         """The place of every row, where every row has one: int64 [rows]."""
         index = self.index if self.present is None else self.index[self.present]
-        places = torch.arange(len(self.index)) if self.present is None else self.present
+        places = self.present
+        if places is None:
+            places = torch.arange(len(self.index), device=self.index.device)
         return torch.empty_like(index).index_copy_(0, index, places)
 
     def put(self, into: torch.Tensor, found: torch.Tensor) -> None:

@@ -177,11 +177,11 @@ class TorchCallKernel(SoftmaxKernel):
     def _slopes(self, kind: torch.dtype) -> torch.Tensor:
         """What `alibi` adds [1, H or 1, n_q or 1, n_k or 1]."""
         n_q, n_k = self.work.n_q, self.work.n_k
-        total = torch.zeros(1, 1, 1, 1, dtype=kind)
-        distance = (torch.arange(n_k - n_q, n_k)[:, None] - torch.arange(n_k)).abs()
+        distance = np.abs(np.arange(n_k - n_q, n_k)[:, None] - np.arange(n_k))
+        total = np.zeros((1, 1, 1, 1))
         for slopes in slopes_of(self.work.changes, self.heads).values():
-            total = total - torch.tensor(slopes, dtype=kind).view(1, -1, 1, 1) * distance
-        return total
+            total = total - np.array(slopes)[None, :, None, None] * distance
+        return torch.from_numpy(total).to(kind)
 
     # --- where it cannot go --------------------------------------------------------------------
 
@@ -268,7 +268,7 @@ def _mask(relation: Relation, n_q: int, n_k: int, kind: torch.dtype) -> torch.Te
 
 def _added(mask: torch.Tensor, kind: torch.dtype) -> torch.Tensor:
     """What stands for a mask in scores."""
-    return torch.zeros(mask.shape, dtype=kind).masked_fill_(~mask, -math.inf)
+    return mask.new_zeros(mask.shape, dtype=kind).masked_fill_(~mask, -math.inf)
 
 
 def _ranges(padding: torch.Tensor) -> list[tuple[slice, slice]] | None:

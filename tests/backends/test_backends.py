@@ -337,6 +337,21 @@ def test_pieces_and_large_sizes_change_nothing(
         assert_agree(with_gradients(module(*given), given), exact, exact)
 
 
+@pytest.mark.parametrize("backend", ["torch", "bands"])
+@pytest.mark.parametrize("body", ["strided", "blocks", "alibi"])
+def test_a_default_device_reaches_no_kernel(body: str, backend: str) -> None:
+    body = GRAPHS.get(body, "heads 4 attend window(radius = 9) score alibi()")
+    given = tensors(2, 4, 130, 130)
+    padding = torch.ones(2, 130, dtype=torch.bool)
+    padding[1, 90:] = False
+    plain = with_gradients(module_of(body, backend)(*given, key_padding_mask=padding), given)
+    module = CompiledAttention(plan_data(spec_of(body).program, backend))
+    with torch.device("meta"):
+        out = module(*given, key_padding_mask=padding)
+    for found, meant in zip(with_gradients(out, given), plain, strict=True):
+        assert torch.equal(found, meant)
+
+
 def test_refusals() -> None:
     spec = spec_of("input t: tokens attend window(radius = 3) | global(t)")
     with pytest.raises(BackendError, match=r"tiles refuses: the graph reads .* `t`"):
