@@ -636,7 +636,7 @@ def test_a_spec_of_one_length_is_verified_there_alone() -> None:
     long = spec_of("sequence grid(16, 20) attend neighborhood(3, 5)").elaborated
     said = " ".join(emit_spec(long).split())
     assert "Verified at n = 320, its one length, when it was compiled, every pair of" in said
-    assert "values and gradients of 64 queries of dense, tiles, bands, scattered." in said
+    assert "values and gradients of 64 queries of torch, dense, tiles, bands, scattered." in said
     # where weights would take long, the pairs are
     longer = spec_of("sequence grid(16, 70) attend neighborhood(3, 5)")
     said = " ".join(emit_spec(longer.elaborated).split())
