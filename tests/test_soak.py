@@ -8,11 +8,12 @@ from typing import Any
 
 import numpy as np
 import pytest
-from soak import meaning, tree
+from soak import meaning, tree, truth
 from soak.generator import spec_of
 from soak.run import one, tried
+from soak.scalars import Invalid
 from soak.shrink import shrunk
-from soak.tree import Attention, Node, number, pattern
+from soak.tree import Attention, Claim, Input, Node, name, number, pattern
 
 SPECS = 40
 
@@ -70,3 +71,36 @@ def test_texts_have_the_brackets_they_need(node: Node, written: str) -> None:
 def test_a_seed_is_a_spec() -> None:
     assert spec_of("3:4") == spec_of("3:4")
     assert len({tree.text(spec_of(f"3:{index}")) for index in range(50)}) == 50
+
+
+@pytest.mark.parametrize(
+    ("graph", "causal", "last"),
+    [
+        (pattern("full"), False, 1),
+        (pattern("full"), True, None),
+        (pattern("window", before=2, after=0), False, None),
+        (pattern("columns", Node("last", (number(1),))), True, 1),
+        (pattern("window", radius=Node("//", (name("n"), number(4)))), True, 3),
+    ],
+)
+def test_a_row_is_stable_up_to_a_length(graph: Node, causal: bool, last: int | None) -> None:
+    spec = Attention((Node("attend", (graph,)),), causal=causal)
+    claim = Claim(Node("flag", ("stable",)))
+    held = [truth.holds(spec, claim, n) for n in range(1, 13)]
+    assert held == [last is None or n <= last for n in range(1, 13)]
+
+
+def test_inputs_of_a_shorter_sequence_are_its_first_positions() -> None:
+    inputs = {"doc": np.array([0, 0, 1, 1]), "size": 3}
+    claim = Claim(Node("flag", ("stable",)))
+    same = pattern("same", name("doc"))
+    declared = Input("doc", "ids"), Input("size", "length")
+    for graph in (same, Node("g&", (same, pattern("prefix", name("size"))))):
+        spec = Attention((Node("attend", (graph,)),), inputs=declared, causal=True)
+        assert truth.holds(spec, claim, 4, inputs)
+
+
+def test_an_input_that_is_not_declared_has_no_meaning() -> None:
+    spec = Attention((Node("attend", (pattern("same", name("doc")),)),))
+    with pytest.raises(Invalid, match="no input doc"):
+        meaning.masks(spec, 3)

@@ -406,6 +406,23 @@ def test_layers_and_heads_have_limits(n: int) -> None:
         free.mask(n, head=-1)
 
 
+@pytest.mark.parametrize("size", ["n", "4 // n", "n - 1"])
+def test_no_positions_have_no_pairs_whatever_the_sizes_are_worth(size: str) -> None:
+    spec = parse(f"attention a {{ attend window(radius = {size}) | residue(step = {size}) }}")
+    assert spec.mask(0).shape == spec.adjacency(0).shape == (0, 0)
+    assert len(spec.graph(0)) == 0
+    data = spec.analyse(0).to_dict()["figures"]
+    assert data["edges"]["value"] == data["empty_rows"]["value"] == 0
+    assert not spec.analyse(0).per_head
+
+
+def test_a_grid_has_its_cells_at_every_request() -> None:
+    spec = parse("attention a { sequence grid(4, 4) attend axial }")
+    for ask in (spec.mask, spec.adjacency, spec.graph, spec.analyse, spec.plan):
+        with pytest.raises(AttnSpecError, match="16 cells, got n = 0"):
+            ask(0)
+
+
 INPUTS = parse(
     "attention a { input t: tokens(at_most = 3) input i: ids input l: length"
     " heads 3 attend columns(t) head 1 { attend same(i) } head 2 { attend prefix(l) } }"

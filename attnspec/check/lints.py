@@ -1,4 +1,5 @@
-"""Lints: queries without a key, graphs without a pair, sizes that have no value at any length."""
+"""Lints: queries without a key, graphs without a pair, sizes that have no value at any length,
+heads that are told apart and not declared."""
 
 from __future__ import annotations
 
@@ -11,6 +12,7 @@ from attnspec.check.counterexamples import slot_text
 from attnspec.graphs.relation import Relation
 from attnspec.graphs.stack import Stack, TooMuch
 from attnspec.ir.parameters import RelationError
+from attnspec.ir.program import Program, leaves, symbols_of
 from attnspec.text.diagnostics import AttnSpecError, Diagnostic, SpecError
 from attnspec.text.source import Span
 
@@ -36,6 +38,23 @@ def rows_without_keys(stack: Stack, checked: tuple[int, ...]) -> Iterator[Diagno
                     yield found
         except TooMuch:
             continue
+
+
+def heads_not_declared(program: Program) -> Iterator[Diagnostic]:
+    """Warnings of patterns that differ from head to head, where nothing says how many there are."""
+    if program.heads is not None:
+        return
+    for attend in program.attends:
+        for leaf in () if attend.graph is None else leaves(attend.graph):
+            if "head" in symbols_of(leaf):
+                yield Diagnostic(
+                    "A904",
+                    f"`{leaf.pattern}` reads `head`, and the spec declares no `heads`",
+                    leaf.span,
+                    "warning",
+                    notes=("figures are those of head 0; a call numbers the heads that it has",),
+                    help="`heads N` says how many there are",
+                )
 
 
 def _empty_rows(

@@ -13,6 +13,7 @@ from attnspec.cli.console import progress_bar
 from attnspec.cli.failures import INTERRUPTED, LimitReached, fitting
 from attnspec.cli.show_command import require_slot
 from attnspec.cli.specs import length_of, spec_at
+from attnspec.graphs.stack import blamed
 from attnspec.lower.lower import require_built
 from attnspec.text.diagnostics import hinted
 
@@ -143,7 +144,7 @@ def command(
     """
     from attnspec.backends.planner import LONGEST
     from attnspec.bench.rivals import DTYPES as TYPES
-    from attnspec.bench.rivals import Problem, Setting
+    from attnspec.bench.rivals import Setting
 
     loaded = spec_at(spec, name, parameters)
     require_built(loaded.program)
@@ -162,10 +163,7 @@ def command(
         # what a call takes is estimated by its plan
         raise LimitReached(f"lengths up to n = {LONGEST:,} are timed, got {max(chosen):,}")
     with fitting():
-        problems = [Problem(loaded, n, setting) for n in chosen]
-        for problem in problems:
-            # a backend that refuses is said before anything is timed
-            _ = problem.plan
+        problems = [_planned(loaded, n, setting) for n in chosen]
     rows, interrupted = _timed(problems, rivals, rounds, seconds)
     if as_json:
         console.result_json(to_dict(loaded, setting, rounds, rows, interrupted))
@@ -174,6 +172,16 @@ def command(
     if interrupted:
         console.say("interrupted")
         ctx.exit(INTERRUPTED)
+
+
+def _planned(spec: Spec, n: int, setting: Setting) -> Problem:
+    """What is timed at a length; a backend that refuses is said before anything is."""
+    from attnspec.bench.rivals import Problem
+
+    with blamed(spec.stack(), n):
+        problem = Problem(spec, n, setting)
+        _ = problem.plan
+        return problem
 
 
 def _timed(

@@ -21,6 +21,7 @@ from attnspec.cli import console, options
 from attnspec.cli.failures import WRONG_SPEC, LimitReached, fitting
 from attnspec.cli.specs import length_of, shown_path, spec_at
 from attnspec.compile.emit import MARK, SPEC, class_name
+from attnspec.graphs.stack import Stack, blamed
 from attnspec.ir.program import Program
 from attnspec.ir.serial import from_data
 from attnspec.lower.lower import require_built
@@ -89,7 +90,7 @@ def command(
     names = [backend]
     if backend == EVERY:
         names = [*[each.name for each in BACKENDS], *installed_names()]
-    with fitting():
+    with fitting(), blamed(Stack(program), n):
         try:
             if module is None:
                 found = verify_each(program, n, names)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import NoReturn
 
-from attnspec.elaborate.arguments import matched
+from attnspec.elaborate.arguments import check_constant, matched
 from attnspec.elaborate.collect import Failed, each
 from attnspec.elaborate.names import METRICS, NORMALIZERS, PROPERTIES, SCORES, kind_of, type_of
 from attnspec.elaborate.scope import Scope, meaning
@@ -16,6 +16,8 @@ from attnspec.ir.parameters import Parameter
 from attnspec.ir.program import Claim, Score
 from attnspec.ir.scalars import Scalar
 from attnspec.text.diagnostics import did_you_mean
+
+CAP = Parameter("real", "what no score goes beyond")
 
 _FLIPPED = {"<": ">", "<=": ">=", ">": "<", ">=": "<=", "==": "==", "!=": "!="}
 
@@ -149,6 +151,7 @@ def _argument(name: str, argument: str, node: nodes.Expression, scope: Scope) ->
     cap = scalar(node, scope, what)
     if type_of(cap) == "boolean" or (isinstance(cap, int | float) and cap <= 0):
         scope.fail("A306", f"{what} must be a number above 0", node.span)
+    check_constant(CAP, "cap", cap, node.span, scope)
     return cap
 
 

@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TypeVar
 
+from attnspec.elaborate.arguments import check_constant
 from attnspec.elaborate.clauses import claims_of, normalizer_of, score_of
 from attnspec.elaborate.collect import Failed, each
 from attnspec.elaborate.names import INPUT_KINDS, RESERVED, Hybrid, Value, type_of
@@ -13,6 +14,7 @@ from attnspec.elaborate.scope import Scope, meaning
 from attnspec.elaborate.slots import Ruling, Rulings, Where
 from attnspec.elaborate.terms import count, integer, known, require, scalar
 from attnspec.grammar import nodes
+from attnspec.ir.parameters import Parameter
 from attnspec.ir.program import Claim, Input, InputRef, Mechanism, Term
 from attnspec.ir.scalars import Scalar
 from attnspec.text.diagnostics import did_you_mean
@@ -22,6 +24,8 @@ MOST_LAYERS = 4096
 MOST_HEADS = 4096
 MOST_SLOTS = 1 << 18
 MOST_SCOPES = 16
+
+SCALE = Parameter("real", "what scores are multiplied by")
 
 _TOP = ("layers", "heads", "sequence", "extra_tokens", "causal")
 
@@ -197,6 +201,7 @@ class Statements:
                 scale = scalar(value, scope, "`scale`")
                 if type_of(scale) == "boolean":
                     scope.fail("A314", "`scale` must be a number, got a comparison", value.span)
+                check_constant(SCALE, "scale", scale, value.span, scope)
                 rulings.scales.append(Ruling(scale, where, span))
             case "score":
                 rulings.scores.append(Ruling(score_of(value, scope), where, span))

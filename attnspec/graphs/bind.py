@@ -152,6 +152,9 @@ def check_value(parameter: Parameter, name: str, value: object) -> str | None:
     elif kind == "real":
         if isinstance(value, bool) or not isinstance(value, int | float):
             return f"`{name}` must be a number, got {_shown(value)}"
+        beyond = beyond_formulas(name, value)
+        if beyond is not None:
+            return beyond
     elif kind == "boolean":
         if not isinstance(value, bool):
             return f"`{name}` must be true or false, got {_shown(value)}"
@@ -170,6 +173,16 @@ def check_value(parameter: Parameter, name: str, value: object) -> str | None:
         return f"`{name}` must be odd, got {_shown(value)}"
     if parameter.even and value % 2 == 1:
         return f"`{name}` must be even, got {_shown(value)}"
+    return None
+
+
+def beyond_formulas(name: str, value: float) -> str | None:
+    """What is wrong with a number that a formula computes with, in words, or None."""
+    if value and not 2.0**-100 <= abs(value) <= 2.0**100:
+        return (
+            f"`{name}` must be 0 or lie between 2**-100 and 2**100 in absolute value,"
+            f" got {value:g}: products with it are more than float32 holds"
+        )
     return None
 
 

@@ -23,6 +23,7 @@ from attnspec.graphs.relation import (
     evaluate_pairs,
     expand,
     phase_of,
+    rows_by_cover,
     sort_edges,
 )
 
@@ -60,6 +61,9 @@ class Union(_Joined):
         closed = self.progressions(np.arange(first, last), n)
         if closed is not None:
             return expand(first, closed)
+        if sum(_typical_degree(term, n) for term in self.terms) >= n:
+            # the terms together list more pairs than there are to look at
+            return rows_by_cover(self, first, last, n)
         parts = [term.rows(first, last, n) for term in self.terms]
         return sort_edges(
             np.concatenate([p[0] for p in parts]),

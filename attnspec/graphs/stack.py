@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
 
-from attnspec.graphs.bind import Situation, bind_attended, located, situation_of
+from attnspec.graphs.bind import Situation, bind_attended, extents_of, located, situation_of
 from attnspec.graphs.patterns import BY_NAME
 from attnspec.graphs.relation import Relation, probes
 from attnspec.graphs.token_sets import Data
@@ -34,6 +35,9 @@ LONGEST_ADJACENCY = 1 << 26
 MOST_EDGES = 2**31 - 1
 """The most edges of an adjacency that is written out: about ten gigabytes."""
 
+MOST_PATTERNS = 100
+"""The most patterns of one graph that is looked into, planned or compiled."""
+
 MOST_RELATIONS = 1024
 """The most different graphs of one spec that are looked into."""
 
@@ -56,7 +60,8 @@ class Bound:
     """The different relations of a spec at one length.
 
     `found` has each with the first layer and head that have it; `rows` says for each layer how many
-    heads have which, by index in `found`; `slots` says which each head of each layer has.
+    heads have which, by index in `found`; `slots` says which each head of each layer has. At no
+    positions all three are empty: there is no pair, whatever the sizes are worth.
     """
 
     found: tuple[tuple[int, int, Relation], ...]
@@ -94,6 +99,20 @@ def asks_for(term: Term) -> set[str]:
         for entry in fields(BY_NAME[leaf.pattern])  # type: ignore[arg-type]
     }
     return {"layer", "head"} & (asked | symbols_of(term))
+
+
+def patterns_in(graph: Term | None) -> int:
+    """How many patterns a graph is written with."""
+    return 0 if graph is None else sum(1 for _ in leaves(graph))
+
+
+def require_few_patterns(graph: Term | None) -> None:
+    """Raise TooMuch where looking at a single pair takes too long."""
+    size = patterns_in(graph)
+    if size > MOST_PATTERNS:
+        raise TooMuch(
+            f"graphs of at most {MOST_PATTERNS} patterns are looked into, got one of {size:,}"
+        )
 
 
 class Stack:
@@ -183,6 +202,7 @@ class Stack:
         n = length_of(n)
         layer, head = self._slot(layer, head)
         if n == 0:
+            extents_of(self.program, n)
             return
         relation = self.relation(n, layer, head)
         with located(self.program.attend(layer, head).span):
@@ -216,6 +236,7 @@ class Stack:
             raise AttnSpecError(f"an adjacency is built up to n = {LONGEST_ADJACENCY:,}, got {n:,}")
         layer, head = self._slot(layer, head)
         if n == 0:
+            extents_of(self.program, n)
             return csr_array((0, 0), dtype=bool)
         relation = self.relation(n, layer, head)
         pointers = np.zeros(n + 1, np.int64)
@@ -285,6 +306,9 @@ class Stack:
     def _bind(self, n: int) -> Bound:
         if n > MOST_POSITIONS:
             raise TooMuch(f"lengths above {MOST_POSITIONS:,} are not looked into, got n = {n:,}")
+        if n == 0:
+            extents_of(self.program, n)
+            return Bound((), (), ())
         found: dict[Relation, tuple[int, int, int]] = {}
         everywhere: dict[int, int] = {}
         # of layers that say the same, unless it asks which layer it is
@@ -296,6 +320,7 @@ class Stack:
                 continue
             indices = []
             for head, attend in enumerate(slots):
+                require_few_patterns(self.program.attends[attend].graph)
                 index = everywhere.get(attend)
                 if index is None:
                     relation = self.relation(n, layer, head)
@@ -326,7 +351,7 @@ class Stack:
         sample = probes(n, 3)
         for layer, head, relation in self.bound(n).found:
             graph = self.program.attend(layer, head).graph
-            patterns = 0 if graph is None else sum(1 for _ in leaves(graph))
+            patterns = patterns_in(graph)
             try:
                 closed = relation.progressions(sample, n) is not None
             except RelationError:
@@ -365,6 +390,28 @@ class Stack:
                 raise AttnSpecError("a layer needs a head")
             self._union = (n, members), total
         return self._union[1]
+
+
+@contextmanager
+def blamed(stack: Stack, n: int) -> Iterator[None]:
+    """As `located`, for work on all layers and heads at n positions: what has no place of its own
+    is put on the first `attend` whose pairs have no value."""
+    program = stack.program
+    spans = {attend.span for attend in program.attends}
+    try:
+        with located(next(iter(spans)) if len(spans) == 1 else None):
+            yield
+    except SpecError as error:
+        if any(diagnostic.span is not None for diagnostic in error.diagnostics):
+            raise
+        known = frozenset(stack.inputs or ())
+        for layer, row in enumerate(program.slots):
+            for head, index in enumerate(row):
+                graph = program.attends[index].graph
+                if graph is not None and inputs_of(graph) <= known:
+                    # pairs that have no value say so with their place
+                    deque(stack.pairs(n, layer, head), 0)
+        raise
 
 
 class Part(Stack):

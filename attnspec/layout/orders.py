@@ -25,6 +25,9 @@ MOST_TERMS = 12
 MOST_CLASSES = 2048
 """The most residue classes that an order may have."""
 
+MOST_ORDERS = 16
+"""The most orders that are tried for one term."""
+
 MOST_LISTED = 4096
 """The most tokens that an order lists."""
 
@@ -140,7 +143,7 @@ def _intersection(terms: tuple[Relation, ...]) -> Relation:
 
 def orders_of(term: Relation, n: int) -> tuple[Order, ...]:
     """The orders worth trying for a term of `terms_of`, the natural one first."""
-    found = {NATURAL: None}
+    found: dict[Order, None] = {}
     leaves = term.terms if isinstance(term, Intersection) else (term,)
     steps = []
     for leaf in leaves:
@@ -158,10 +161,11 @@ def orders_of(term: Relation, n: int) -> tuple[Order, ...]:
             for cells in BOXES:
                 found[Order(Boxed(*grid, _box(grid[0], cells)), keys)] = None
     common = lcm(*steps)
+    whole = [NATURAL]
     if len(steps) > 1 and common <= MOST_CLASSES:
         # an intersection of residues is a residue of the least common multiple
-        found[Order(common, common)] = None
-    return tuple(found)
+        whole.append(Order(common, common))
+    return tuple(dict.fromkeys([*whole, *found]))[:MOST_ORDERS]
 
 
 def _box(extents: tuple[int, ...], cells: int) -> tuple[int, ...]:

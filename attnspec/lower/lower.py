@@ -5,8 +5,16 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import fields, replace
 
-from attnspec.graphs.bind import BindError, Situation, bind_attended, extents_of, situation_of
+from attnspec.graphs.bind import (
+    BindError,
+    Situation,
+    beyond_formulas,
+    bind_attended,
+    extents_of,
+    situation_of,
+)
 from attnspec.graphs.patterns import BY_NAME
+from attnspec.graphs.stack import MOST_PATTERNS, patterns_in
 from attnspec.graphs.token_sets import StandIn
 from attnspec.ir.mechanisms import BY_NAME as MECHANISMS_BY_NAME
 from attnspec.ir.parameters import RelationError
@@ -40,17 +48,9 @@ def unbuilt(program: Program) -> list[tuple[str, Span | None]]:
     return found
 
 
-MOST_PATTERNS = 100
-"""The most patterns of one graph that is planned or compiled."""
-
-
 def too_large(program: Program) -> list[Diagnostic]:
     """What is wrong with graphs of more patterns than are planned."""
-    sizes = {
-        (sum(1 for _ in leaves(attend.graph)), attend.span)
-        for attend in program.attends
-        if attend.graph is not None
-    }
+    sizes = {(patterns_in(attend.graph), attend.span) for attend in program.attends}
     return [
         Diagnostic(
             "A196",
@@ -234,6 +234,10 @@ def _change(score: Score, at: Situation, heads: int, table: str, two_sided: bool
 
 def _number(scalar: Scalar, at: Situation, name: str, span: Span | None) -> float:
     try:
-        return float(evaluate(scalar, at.values))
+        value = float(evaluate(scalar, at.values))
     except ScalarError as error:
         raise BindError(f"`{name}` has no value at n = {at.n}: {error}", span) from None
+    wrong = beyond_formulas(name, value)
+    if wrong is not None:
+        raise BindError(f"{wrong} at n = {at.n}", span)
+    return value

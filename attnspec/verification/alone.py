@@ -13,7 +13,7 @@ from attnspec.backends.factored.backend import FactoredBackend
 from attnspec.ir.program import Program
 from attnspec.ir.serial import plan_data
 from attnspec.runtime.module import CompiledAttention
-from attnspec.verification.formulas import SIZE
+from attnspec.verification.numbers import SIZE
 from attnspec.verification.report import Verification
 from attnspec.verification.verify import verify
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 import torch
@@ -18,15 +18,10 @@ from attnspec.backends.factored.definitions import (
 from attnspec.lower.work import Work
 from attnspec.runtime.module import CompiledAttention
 from attnspec.verification.definition import NAMES, Results, gradients
-from attnspec.verification.numbers import ROUNDINGS, numbers_fault
+from attnspec.verification.numbers import ROUNDINGS, SIZE, Heads, moderate, numbers_fault
 
 COLUMNS = 512
 """Unit vectors tried in one go."""
-
-SIZE = 16
-"""The size of the heads that are tried."""
-
-Heads = Sequence[tuple[Work, tuple[int, ...]]]
 
 
 @dataclass(frozen=True, eq=False)
@@ -44,6 +39,11 @@ class Run:
         """Random rows of all heads, [1, heads, length, SIZE]."""
         return torch.randn(1, self.heads, length, SIZE, dtype=torch.float64)
 
+    def scored(self, works: Heads) -> tuple[torch.Tensor, torch.Tensor]:
+        """Random queries and keys of heads that compute these works, whose scores are moderate."""
+        factors = moderate(works, self.heads)
+        return self.drawn(self.n_q) * factors[0], self.drawn(self.n) * factors[1]
+
     def __call__(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
         out: torch.Tensor = self.module(q, k, v, layer=self.layer, inputs=self.data)
         return out
@@ -60,7 +60,7 @@ class FormulaTrial:
         weighed = [(work, heads) for work, heads in self.works if has_weights(work)]
         if not weighed:
             return
-        q, k = self.drawn(self.run.n_q), self.drawn(self.run.n)
+        q, k = self.run.scored(self.works)
         parts = []
         for low in range(0, self.run.n, COLUMNS):
             v = torch.eye(self.run.n, dtype=torch.float64)[:, low : low + COLUMNS]
@@ -76,7 +76,7 @@ class FormulaTrial:
 
     def numbers(self) -> Iterator[tuple[Work, tuple[int, ...], str | None]]:
         """What is wrong with the outputs and gradients of the heads of each work."""
-        q, k, v = self.drawn(self.run.n_q), self.drawn(self.run.n), self.drawn(self.run.n)
+        (q, k), v = self.run.scored(self.works), self.drawn(self.run.n)
         tried = sorted(head for _, heads in self.works for head in heads)
         grad = torch.zeros_like(q)
         grad[:, tried] = self.drawn(self.run.n_q)[:, tried]

@@ -3,11 +3,19 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 import numpy as np
 import torch
 
+from attnspec.ir.mechanisms.rbf import Rbf
+from attnspec.lower.work import Softcap, Work
 from attnspec.verification.definition import NAMES, Results
+
+SIZE = 16
+"""The size of the heads that are tried."""
+
+Heads = Sequence[tuple[Work, tuple[int, ...]]]
 
 SLACK = 2.0
 """How much more a backend may err than the definition in the same type."""
@@ -17,6 +25,24 @@ ROUNDINGS = 16
 
 SMALLEST = 1e-290
 """A weight below it may be rounded to 0 by one way of computing it and not by another."""
+
+
+def moderate(works: Heads, heads: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """What random queries and keys are multiplied by, powers of 2, float64 [heads, 1, 1], so that
+    no score is far above 1: of larger ones rounding decides which keys weigh anything."""
+    factors = torch.ones(2, heads, 1, 1, dtype=torch.float64)
+    for work, members in works:
+        largest = max(1.0, abs(work.scale or 0.0) * math.sqrt(SIZE))
+        caps = [change.cap for change in work.changes if isinstance(change, Softcap)]
+        factors[0, list(members)] = _power(min((1.0, *caps)) / largest)
+        if isinstance(work.mechanism, Rbf):
+            factors[:, list(members)] = _power(min(1.0, work.mechanism.sigma))
+    return factors[0], factors[1]
+
+
+def _power(x: float) -> float:
+    """The power of 2 below a number."""
+    return float(2.0 ** math.floor(math.log2(x)))
 
 
 def error_bound(

@@ -18,9 +18,9 @@ from attnspec.runtime.call_checks import check_inputs
 from attnspec.runtime.module import CompiledAttention
 from attnspec.verification import pairs
 from attnspec.verification.definition import Definition, Results, gradients
-from attnspec.verification.formulas import COLUMNS, SIZE, FormulaTrial, Run
+from attnspec.verification.formulas import COLUMNS, FormulaTrial, Run
 from attnspec.verification.kernel_pairs import Blocks, Layout, layouts_of
-from attnspec.verification.numbers import numbers_fault, support_fault, weights_fault
+from attnspec.verification.numbers import SIZE, numbers_fault, support_fault, weights_fault
 from attnspec.verification.report import Check
 
 QUERIES = 64
@@ -214,7 +214,7 @@ class Trial:
 
     def _weights(self, definitions: dict[int, Definition]) -> Iterator[Check]:
         """With the unit vectors as values, the output is the weights themselves."""
-        q, k = self.run.drawn(self.shape.n_q), self.run.drawn(self.shape.n)
+        q, k = self._scored()
         meant = self._meant(definitions, q, k)
         faults: dict[int, list[tuple[bool, int, int, str]]] = {head: [] for head in definitions}
         for low in range(0, self.shape.n, COLUMNS):
@@ -238,7 +238,7 @@ class Trial:
         # more columns than the heads have would be padded, which costs most where n is large
         at = sample_rows(len(self.rows), QUERIES if n <= pairs.EXHAUSTIVE else SIZE)
         rows = self.rows[at]
-        q, k = self.run.drawn(n_q), self.run.drawn(n)
+        q, k = self._scored()
         v = torch.zeros(1, heads, n, len(rows), dtype=torch.float64, requires_grad=True)
         grad = torch.zeros(1, heads, n_q, len(rows), dtype=torch.float64)
         grad[:, :, torch.from_numpy(rows - (n - n_q)), torch.arange(len(rows))] = 1.0
@@ -254,7 +254,7 @@ class Trial:
     def _numbers(self, definitions: dict[int, Definition]) -> Iterator[Check]:
         """Outputs and gradients in float32 against the definition in float64."""
         n, n_q = self.shape.n, self.shape.n_q
-        q, k, v = self.run.drawn(n_q), self.run.drawn(n), self.run.drawn(n)
+        (q, k), v = self._scored(), self.run.drawn(n)
         at = torch.from_numpy(self.rows - (n - n_q))
         grad = torch.zeros_like(q)
         grad[:, :, at] = self.run.drawn(len(at))
@@ -282,6 +282,10 @@ class Trial:
                     break
             what = "outputs and gradients agree with float64"
             yield self._check(part, what, len(self.rows), fault)
+
+    def _scored(self) -> tuple[torch.Tensor, torch.Tensor]:
+        """Random queries and keys."""
+        return self.run.scored([(part.work, part.heads) for part in self.parts])
 
     def _meant(
         self, definitions: dict[int, Definition], q: torch.Tensor, k: torch.Tensor

@@ -20,7 +20,7 @@ from attnspec.lower.lower import stand_ins, works_of
 from attnspec.lower.mechanism_sizes import learned_parts
 from attnspec.lower.work import BackendError, Work
 from attnspec.runtime.module import CompiledAttention
-from attnspec.verification.formulas import SIZE
+from attnspec.verification.numbers import SIZE
 from attnspec.verification.pairs import LONGEST, TooLong
 from attnspec.verification.report import Check, Verification, together
 from attnspec.verification.trial import Shape, Trial, sample_inputs

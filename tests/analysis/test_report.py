@@ -13,11 +13,14 @@ from random_specs import spec_text
 from zoo import every_attention, sample, smaller
 
 import attnspec
+from attnspec.analysis.counting.degrees import edges_of
 from attnspec.analysis.counting.head_counts import HeadCounts
+from attnspec.analysis.growth import order
 from attnspec.analysis.quality import Figure, Unknown
 from attnspec.analysis.report.printed import page, table
 from attnspec.analysis.report.report import NAMES, Report, data_of
 from attnspec.backends.factored.features.sums import State
+from attnspec.graphs.relation import Relation
 from attnspec.spec import Spec, parse
 from attnspec.text.diagnostics import AttnSpecError, SpecError
 
@@ -140,6 +143,29 @@ def test_growth() -> None:
     assert report.edges_formula.subs(n, 900) == report.edges
     assert report.quality["order"] == "exact"
     assert report.quality["edges_formula"] == "estimate"
+
+
+def test_no_formula_is_looked_for_where_draws_decide(monkeypatch: pytest.MonkeyPatch) -> None:
+    counted: list[int] = []
+
+    def count(relation: Relation, n: int) -> int:
+        counted.append(n)
+        return edges_of(relation, n)
+
+    monkeypatch.setattr(order, "edges_of", count)
+    for graph in (
+        "random(keys = n // 3) - self",
+        "random_blocks(size = 9, blocks = isqrt(n)) & causal",
+    ):
+        found = parse(f"attention a {{ attend {graph} }}").analyse(30).figure("edges_formula")
+        assert isinstance(found, Unknown)
+        assert "drawn at random" in found.reason
+    assert not counted
+    # alone it has as many whatever is drawn
+    assert (
+        parse("attention a { attend random(keys = n // 3) }").analyse(30).edges_formula is not None
+    )
+    assert counted
 
 
 def test_generation() -> None:

@@ -148,6 +148,10 @@ def test_tensors_of_any_strides(backend: str) -> None:
         [shared[:, ::2, 0].transpose(1, 2).flip(2)] * 3,
         [torch.randn(1, 1, 1, 8, dtype=torch.float64).expand(2, 4, 35, 8)] * 3,
         [torch.randn(2, 4, 8, 35, dtype=torch.float64).transpose(2, 3)] * 3,
+        # values that are wider: what is filled up keeps the order of the strides it had
+        [torch.randn(size, 5, 2, 1, dtype=torch.float64).permute(3, 2, 1, 0) for size in (1, 1, 4)],
+        [torch.randn(2, 5, size, 3, dtype=torch.float64).permute(0, 3, 1, 2) for size in (2, 2, 4)],
+        [torch.randn(size, 1, 2, 1, dtype=torch.float64).permute(3, 2, 1, 0) for size in (1, 1, 4)],
     ]
     for q, k, v in views:
         given = [x.clone().contiguous().requires_grad_() for x in (q, k, v)]

@@ -590,3 +590,14 @@ def test_direction_is_from_query_to_key() -> None:
     assert not spec.graph(5).has_edge(2, 3)
     assert verdicts(body, "causal") == []
     assert len(verdicts("attend where(k == q + 1) | self", "causal")) == 1
+
+
+def test_heads_that_are_told_apart_are_declared() -> None:
+    text = "attention a {{ {} attend residue(step = 3) | window(radius = 2 * head) }}"
+    (warning,) = parse(text.format("")).check()
+    assert (warning.code, warning.severity) == ("A904", "warning")
+    assert warning.span is not None
+    assert warning.span.text == "window(radius = 2 * head)"
+    assert parse(text.format("heads 4")).check() == []
+    # draws of heads are no sizes
+    assert parse("attention a { attend random(keys = 3) | self }").check() == []

@@ -149,6 +149,27 @@ def test_check_goes_on_where_a_predicate_has_no_value(folder: Path) -> None:
     assert "`causal` cannot be checked" in done.stderr
 
 
+@pytest.mark.parametrize("command", ["analyse", "plan", "verify", "bench"])
+@pytest.mark.parametrize(
+    "body",
+    [
+        "«attend where(k % q == 0) | self»",
+        "attend window(radius = 2) layers 2 layer 0 { «attend where(q // (n - 40) < 3)» }",
+        "scale 1 / (n - 40) «attend full»",
+        "attend window(radius = «39 - n») + linear()",
+        "attend «linformer(rank = 40 - n)»",
+    ],
+)
+def test_what_has_no_value_at_a_length_says_where_it_stands(
+    command: str, body: str, folder: Path
+) -> None:
+    before, _, after = body.partition("«")
+    (folder / "odd.attn").write_text(f"attention a {{\n{before}{after.replace('»', '')} }}")
+    done = run(command, "odd.attn", "-n", "40")
+    assert done.exit_code == 1
+    assert f"odd.attn:2:{len(before) + 1}: error[A320]" in done.stderr
+
+
 def test_check_says_how_claims_hold(folder: Path) -> None:
     Path("three.attn").write_text(
         "attention a { attend global(first(1)) | self require diameter <= 2 require symmetric"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import re
 import tracemalloc
 import warnings
 from itertools import product
@@ -12,15 +13,22 @@ import numpy as np
 import pytest
 from random_terms import tokens
 
+from attnspec.analysis.cost.cost import LONGEST_BREAK, MOST_BREAK, longest_break
 from attnspec.analysis.counting.degrees import degrees_of
+from attnspec.analysis.growth.order import MOST_LOOKS
+from attnspec.analysis.quality import Unknown
 from attnspec.cli.files import write_result
 from attnspec.elaborate.collect import MOST_ERRORS
 from attnspec.grammar import scanner
 from attnspec.graphs.bind import Situation, bind_tokens
-from attnspec.graphs.operators import Intersection
+from attnspec.graphs.operators import Intersection, Union
 from attnspec.graphs.patterns import BY_NAME
 from attnspec.graphs.patterns.residue import Residue
-from attnspec.lower.lower import MOST_PATTERNS, require_built
+from attnspec.graphs.patterns.where import Where
+from attnspec.graphs.relation import Edges, Elementwise
+from attnspec.graphs.stack import MOST_PATTERNS
+from attnspec.layout.orders import MOST_ORDERS, orders_of
+from attnspec.lower.lower import require_built
 from attnspec.spec import Spec, parse
 from attnspec.text.diagnostics import AttnSpecError, SpecError
 
@@ -60,6 +68,76 @@ def test_graphs_of_many_patterns_are_refused_by_their_limit(operator: str) -> No
         assert f"at most {MOST_PATTERNS} patterns" in diagnostic.message
     # a pattern that is said again is none more
     parse(f"attention a {{ attend {' | '.join(['self'] * 2000)} }}").plan(8)
+
+
+@pytest.mark.parametrize("operator", ["|", "&"])
+def test_graphs_of_many_patterns_are_not_looked_into(operator: str) -> None:
+    large = wheres(MOST_PATTERNS + 1, operator)
+    report = large.analyse(64)
+    for name in ("edges", "causal", "order", "depth", "spectral_gap", "kv_cache"):
+        said = report.figure(name)
+        assert isinstance(said, Unknown)
+        assert f"at most {MOST_PATTERNS} patterns" in said.reason
+    text = large.source.replace("}", "require degree <= 3 }")
+    (warning,) = parse(text).check()
+    assert warning.code == "A609"
+    assert large.mask(9).shape == (9, 9)
+    assert wheres(MOST_PATTERNS, operator).analyse(8).edges is not None
+
+
+@pytest.mark.parametrize("operator", ["|", "&"])
+def test_pairs_of_many_patterns_are_looked_at_a_few_times(
+    operator: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    n, patterns = 1024, 20
+    looks: list[int] = []
+    holds = Where.holds
+
+    def counted(self: Where, q: Elementwise, k: Elementwise, length: int) -> Elementwise:
+        looks.append(np.broadcast(q, k).size)
+        return holds(self, q, k, length)
+
+    monkeypatch.setattr(Where, "holds", counted)
+    report = wheres(patterns, operator).analyse(n)
+    # once for both sides, once row by row to find a later key, once for the cache, and some rows to
+    # see how many keys they have
+    figures = ("edges", "readers", "empty_rows", "unread_keys", "causal", "kv_cache", "eviction")
+    for name in figures:
+        report.figure(name)
+    assert sum(looks) < 7 * patterns * n * n
+    # the growth is not measured at lengths beyond what looks at all their pairs allow
+    looks.clear()
+    report.figure("order")
+    assert sum(looks) < 2 * MOST_LOOKS
+
+
+def test_a_union_of_dense_terms_is_not_listed_term_by_term(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    listed: list[int] = []
+    rows = Where.rows
+
+    def counted(self: Where, first: int, last: int, n: int) -> Edges:
+        listed.append(last - first)
+        return rows(self, first, last, n)
+
+    relation = parse(
+        "attention a { attend where((q * 3 + k) % 7 < 4) | where((q * 5 + k) % 11 < 6) }"
+    ).relation(301)
+    assert isinstance(relation, Union)
+    monkeypatch.setattr(Where, "rows", counted)
+    q, k = relation.rows(100, 200, 301)
+    assert max(listed, default=1) == 1
+    held = np.asarray(relation.holds(np.arange(100, 200)[:, None], np.arange(301), 301))
+    assert np.array_equal(np.argwhere(held), np.stack([q - 100, k], 1))
+
+
+def test_orders_and_lengths_of_many_patterns_are_few() -> None:
+    strided = " & ".join(f"where(q % {i} != k % {i + 1})" for i in range(3, 43))
+    spec = parse(f"attention a {{ attend {strided} }}")
+    assert len(orders_of(spec.relation(64), 64)) == MOST_ORDERS
+    assert longest_break(spec.program) == MOST_BREAK // 40
+    assert longest_break(parse("attention a { attend self }").program) == LONGEST_BREAK
 
 
 @pytest.mark.parametrize(
@@ -120,6 +198,55 @@ def test_numbers_beyond_the_largest_real_warn_of_nothing() -> None:
         warnings.simplefilter("error")
         (diagnostic,) = parse("attention a { attend where(1e308 * q > 3) }").check()
     assert "beyond every limit" in diagnostic.message
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        "scale «1e308» attend full",
+        "scale «-1e31» attend full",
+        "scale «1e-320» attend full",
+        "attend full score softcap(cap = «1e39»)",
+        "attend rfa(floor = «1e308»)",
+        "attend rbf(sigma = «1e-24»)",
+        "heads 2 head 1 { scale «1e308» } attend full",
+    ],
+)
+def test_numbers_that_float32_cannot_compute_with_are_refused(body: str) -> None:
+    text = f"attention a {{ {body} }}"
+    before, at, after = re.split("[«»]", text)
+    with pytest.raises(SpecError) as caught:
+        parse(before + at + after)
+    (diagnostic,) = caught.value.diagnostics
+    assert diagnostic.code == "A306"
+    assert diagnostic.span is not None
+    assert diagnostic.span.text == at
+    assert "float32" in diagnostic.message
+
+
+@pytest.mark.parametrize("body", ["scale 1e30 * n", "heads 2 scale 1e16 ** (head + 1)"])
+def test_they_are_refused_as_soon_as_they_are_known(body: str) -> None:
+    spec = parse(f"attention a {{ {body} attend full }}")
+    for work in (lambda: spec.plan(64), lambda: spec.analyse(64).flops):
+        with pytest.raises(SpecError, match=r"between 2\*\*-100 and 2\*\*100") as caught:
+            work()
+        assert caught.value.diagnostics[0].span is not None
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        "scale 2.0 ** 100 attend window(radius = 3)",
+        "scale 1e4 attend residue(step = 3) + linear()",
+        "scale 1e30 attend taylor(order = 2)",
+        "attend full score softcap(cap = 1e-4)",
+        "attend full score softcap(cap = 1e30)",
+        "attend rbf(sigma = 1e-18)",
+        "attend rfa(floor = 1e30)",
+    ],
+)
+def test_large_numbers_of_formulas_are_verified(body: str) -> None:
+    assert "class A" in parse(f"attention a {{ {body} }}").emit()
 
 
 @pytest.mark.parametrize(

@@ -180,25 +180,35 @@ def _kernel(
         s = q @ k.T / math.sqrt(size)
         second: torch.Tensor = 1 + s + s * s / 2
         return second
-    m, seed = a.get("features", 256), a.get("seed", 0)
-    rows = directions(seed, at.layer, at.head, m, size, bool(a.get("orthogonal", True)))
-    w = torch.from_numpy(rows).to(q.dtype)
-    if node.parts[0] == "rbf":
-        q, k = q / a.get("sigma", 1.0), k / a.get("sigma", 1.0)
-        parts = [torch.exp(x @ w.T - (x * x).sum(1, keepdim=True)) for x in (q, k)]
-        mean: torch.Tensor = parts[0] @ parts[1].T / m
-        return mean
+    w = _rows(a, at, size, directions).to(q.dtype)
     q, k = q * size**-0.25, k * size**-0.25
+    halves: torch.Tensor = torch.relu(q @ w.T) @ torch.relu(k @ w.T).T / len(w)
+    return halves
+
+
+def _logarithms(
+    node: Node, at: Place, q: torch.Tensor, k: torch.Tensor, directions: Directions
+) -> torch.Tensor | None:
+    """The logarithms of the weights of a kernel of exponentials, None for another: the weights
+    themselves may be too small for their type, all of a query's."""
+    a, size = _options(node, at), q.shape[-1]
     kind = a.get("kind", "positive")
-    if kind == "relu":
-        halves: torch.Tensor = torch.relu(q @ w.T) @ torch.relu(k @ w.T).T / m
-        return halves
-    heights = [torch.exp(-(x * x).sum(1, keepdim=True) / 2) for x in (q, k)]
-    signs = (1,) if kind == "positive" else (1, -1)
-    total = sum(torch.exp(s * (q @ w.T)) @ torch.exp(s * (k @ w.T)).T for s in signs)
-    assert isinstance(total, torch.Tensor)
-    found: torch.Tensor = heights[0] * total * heights[1].T / (m * len(signs))
-    return found
+    if node.parts[0] not in ("favor", "rbf") or kind == "relu":
+        return None
+    w = _rows(a, at, size, directions).to(q.dtype)
+    if node.parts[0] == "rbf":
+        q, k, half = q / a.get("sigma", 1.0), k / a.get("sigma", 1.0), 1.0
+    else:
+        q, k, half = q * size**-0.25, k * size**-0.25, 0.5
+    w = torch.cat([w, -w]) if kind == "hyperbolic" else w
+    sides = [x @ w.T - half * (x * x).sum(1, keepdim=True) for x in (q, k)]
+    return torch.logsumexp(sides[0][:, None] + sides[1][None], -1) - math.log(len(w))
+
+
+def _rows(a: dict[str, Any], at: Place, size: int, directions: Directions) -> torch.Tensor:
+    """The random rows of a mechanism [m, size]."""
+    given = a.get("seed", 0), at.layer, at.head, a.get("features", 256), size
+    return torch.from_numpy(directions(*given, bool(a.get("orthogonal", True))))
 
 
 def _mechanism(
@@ -220,17 +230,17 @@ def _mechanism(
         keys = torch.where(real[:, None], k, -math.inf)
         found = torch.softmax(q, 1) @ (torch.softmax(keys, 0) if real.any() else 0 * k).T
         return torch.where(real, found, 0.0) @ v
-    raw = _kernel(node, at, q, k, directions)
-    raw = torch.where(_allowed(at, len(q), len(k)) & real, raw, 0.0)
+    allowed = _allowed(at, len(q), len(k)) & real
+    logarithms = _logarithms(node, at, q, k, directions)
+    if logarithms is not None:
+        return weights(logarithms, allowed, "softmax") @ v
+    raw = torch.where(allowed, _kernel(node, at, q, k, directions), 0.0)
     total = raw.sum(1, keepdim=True)
     if node.parts[0] == "linear":
         if a.get("normalize") == "none":
             return raw @ v
         return (raw / (total + 1e-6)) @ v
-    exact = node.parts[0] == "rbf" or a.get("kind", "positive") in ("positive", "hyperbolic")
-    least = 0.0 if exact and node.parts[0] != "taylor" else 1e-6
-    total = total.clamp(min=least)
-    return raw / torch.where(total == 0, 1.0, total) @ v
+    return raw / total.clamp(min=1e-6) @ v
 
 
 def _hybrid(
@@ -243,9 +253,12 @@ def _hybrid(
     real: torch.Tensor,
     directions: Directions,
 ) -> torch.Tensor:
-    raw = _kernel(node, at, q, k, directions)
-    raw = torch.where(held, torch.exp(q @ k.T / math.sqrt(q.shape[-1])), raw)
-    raw = torch.where(_allowed(at, len(q), len(k)) & real, raw, 0.0)
+    allowed, scores = _allowed(at, len(q), len(k)) & real, q @ k.T / math.sqrt(q.shape[-1])
+    logarithms = _logarithms(node, at, q, k, directions)
+    if logarithms is not None:
+        return weights(torch.where(held, scores, logarithms), allowed, "softmax") @ v
+    raw = torch.where(held, torch.exp(scores), _kernel(node, at, q, k, directions))
+    raw = torch.where(allowed, raw, 0.0)
     total = raw.sum(1, keepdim=True)
     return raw / torch.where(total == 0, 1.0, total) @ v
 

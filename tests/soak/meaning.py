@@ -78,7 +78,7 @@ def _pattern(node: Node, at: Place) -> np.ndarray:
         case "columns":
             return np.broadcast_to(tokens(positional[0], at)[None, :], (n, n)).copy()
         case "same":
-            ids = np.asarray(at.inputs[str(positional[0].parts[0])])
+            ids = np.asarray(at.given(str(positional[0].parts[0])))
             return np.asarray(ids[:, None] == ids[None, :])
         case "prefix":
             given = positional[0]
@@ -251,11 +251,12 @@ def mask(
 ) -> np.ndarray:
     """The pairs of one head of one layer, bool [n, n], `causal` included; of a graph beside a
     mechanism those of the graph."""
-    if n == 0:
-        return np.zeros((0, 0), bool)
     node = slot(spec, layer, head).attend
     at = place_of(spec, n, layer, head, inputs)
     at.require_length()
+    if n == 0:
+        # no positions have no pairs, whatever the sizes are worth
+        return np.zeros((0, 0), bool)
     held = graph(node.nodes[0] if node.kind == "g+" else node, at)
     return np.asarray(held & _earlier(n) if spec.causal else held)
 

@@ -43,11 +43,17 @@ class Place:
     @property
     def grid(self) -> tuple[int, ...]:
         extents = tuple(
-            count(each, replace(self, names=lets_of(self.spec))) for each in self.spec.grid
+            count(each, replace(self, names=lets_of(self.spec)), 1) for each in self.spec.grid
         )
         if extents and math.prod(extents) + self.spec.extra_tokens != self.n:
             raise Invalid(f"a grid of {extents} has not {self.n} positions")
         return extents
+
+    def given(self, called: str) -> Any:
+        """The input of a name."""
+        if called not in self.inputs:
+            raise Invalid(f"no input {called}")
+        return self.inputs[called]
 
     def require_length(self) -> None:
         """`Invalid` at a length that the grid does not have."""
@@ -256,7 +262,7 @@ def tokens(node: Node, at: Place) -> np.ndarray:
             if called in at.names:
                 bound = at.names[called]
                 return tokens(bound.node, replace(at, names=bound.place.names))
-            return np.asarray(at.inputs[called], bool)
+            return np.asarray(at.given(called), bool)
         case "t~":
             return np.asarray(~tokens(node.nodes[0], at))
         case _:

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from soak.meaning import graph, masks
-from soak.scalars import Place, count, place_of, scalar
+from soak.scalars import Invalid, Place, count, place_of, scalar
 from soak.tree import Attention, Claim
 
 COMPARE: dict[str, Callable[[Any, Any], bool]] = {
@@ -62,7 +62,6 @@ def flag(
     name: str, held: np.ndarray, spec: Attention, inputs: Mapping[str, Any] | None = None
 ) -> bool:
     """A claim that is a word, of masks [layers, heads, n, n]."""
-    n = held.shape[-1]
     match name:
         case "causal":
             return not np.triu(held, 1).any()
@@ -71,17 +70,28 @@ def flag(
         case "symmetric":
             return bool((held == held.swapaxes(-1, -2)).all())
         case _:
-            # row q is the same pairs at every n > q: looked at a few shorter and longer lengths
-            for other in {max(1, n // 2), max(1, n - 1), n + 1, n + 7}:
-                less = min(n, other)
-                found = masks(spec, other, None)
-                wide = max(n, other)
-                for q in range(less):
-                    rows = np.zeros((2, *held.shape[:2], wide), bool)
-                    rows[0, :, :, :n], rows[1, :, :, :other] = held[:, :, q], found[:, :, q]
-                    if (rows[0] != rows[1]).any():
-                        return False
-            return True
+            return _stable(held, spec, inputs or {})
+
+
+def _stable(held: np.ndarray, spec: Attention, inputs: Mapping[str, Any]) -> bool:
+    """Whether row q is the same pairs at every length above q, up to that of the masks.
+
+    Of an input a shorter sequence has the first positions; a length is one number. Lengths that a
+    size or the grid does not have are passed by.
+    """
+    n = held.shape[-1]
+    before = np.zeros((*held.shape[:2], 0, 0), bool)
+    for m in range(1, n + 1):
+        sample = {key: x[:m] if np.ndim(x) else x for key, x in inputs.items()}
+        try:
+            after = held if m == n else masks(spec, m, sample)
+        except Invalid:
+            continue
+        rows = before.shape[-1]
+        if (after[..., :rows, :rows] != before).any() or after[..., :rows, rows:].any():
+            return False
+        before = after
+    return True
 
 
 def allowed(spec: Attention, n: int) -> np.ndarray:

@@ -17,7 +17,8 @@ from attnspec.backends.factored.costs import Products, products_of
 from attnspec.backends.planner import choose
 from attnspec.backends.torch_call.backend import TorchCall
 from attnspec.graphs.relation import Relation
-from attnspec.graphs.stack import MOST_POSITIONS, Stack, TooMuch
+from attnspec.graphs.stack import MOST_POSITIONS, Stack, TooMuch, patterns_in
+from attnspec.ir.program import Program
 from attnspec.layout.orders import NATURAL
 from attnspec.layout.steps import bands_of
 from attnspec.layout.tiling import survey
@@ -308,15 +309,24 @@ _AMOUNTS = {
 SHORTEST_BREAK, LONGEST_BREAK = 16, 1 << 15
 """The lengths at which a plan is compared with the dense definition."""
 
+MOST_BREAK = 1 << 18
+"""The same, counted for every pattern of a graph: all of them are asked at each length."""
+
+
+def longest_break(program: Program) -> int:
+    """The longest sequence at which a plan of the program is compared."""
+    most = max(patterns_in(attend.graph) for attend in program.attends)
+    return min(LONGEST_BREAK, MOST_BREAK // max(1, most))
+
 
 def break_even(stack: Stack) -> int | None:
     """The least length at which the plan is estimated to be cheaper than the dense definition, to a
-    64th, found by doubling and halving; None where it is not up to `LONGEST_BREAK`."""
+    64th, found by doubling and halving; None where it is not up to `longest_break`."""
     require_built(stack.program)
-    high = SHORTEST_BREAK
+    high, longest = SHORTEST_BREAK, longest_break(stack.program)
     while not _is_cheaper(stack, high):
         high *= 2
-        if high > LONGEST_BREAK:
+        if high > longest:
             return None
     low = high // 2
     while high - low > max(1, high // 64):

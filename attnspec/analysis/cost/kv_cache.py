@@ -8,6 +8,7 @@ reader is t or later.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import lru_cache
 
 import numpy as np
 
@@ -43,6 +44,7 @@ class KeyCache:
         return _rule(self.last_reader)
 
 
+@lru_cache(maxsize=8)
 def cache_of(relation: Relation, n: int) -> KeyCache:
     """The cache of a graph that reads no later position; raises TooMuch."""
     last = last_readers(relation, n)

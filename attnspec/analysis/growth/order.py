@@ -9,6 +9,7 @@ is measured.
 from __future__ import annotations
 
 import math
+from dataclasses import fields
 from fractions import Fraction
 from functools import lru_cache
 from typing import TYPE_CHECKING
@@ -26,8 +27,8 @@ from attnspec.graphs.forms.prelude import predicate_of
 from attnspec.graphs.operators import Intersection
 from attnspec.graphs.patterns import BY_NAME
 from attnspec.graphs.relation import Relation
-from attnspec.graphs.stack import Stack, TooMuch
-from attnspec.ir.program import Attend, Program, Term, inputs_of, leaves
+from attnspec.graphs.stack import Stack, TooMuch, patterns_in
+from attnspec.ir.program import Attend, Compound, Program, Term, inputs_of, leaves
 from attnspec.ir.scalars import ScalarError
 from attnspec.text.diagnostics import AttnSpecError
 
@@ -44,6 +45,9 @@ MOST_CELLS = 1 << 15
 
 LOOKED_INTO = 4096
 """The longest of them for graphs whose rows have no closed form."""
+
+MOST_LOOKS = 1 << 27
+"""The most pairs that are looked at there for one length, counted for every pattern."""
 
 ENOUGH = 3
 """The fewest lengths from which a growth is measured."""
@@ -85,6 +89,8 @@ def edges_formula(stack: Stack, n: int) -> Figure[sympy.Expr | None]:
             if known is not None:
                 parts.append(times * known)
                 continue
+            if sizes and _meets_draws(term):
+                return Figure(None, note="no formula was found: its pairs are drawn at random")
             formula = _fit(stack.program, term, layer, head) if sizes else formula_of(relation)
             if formula is None:
                 why = ": sizes depend on n" if sizes else ""
@@ -102,6 +108,12 @@ def edges_formula(stack: Stack, n: int) -> Figure[sympy.Expr | None]:
         # a fit must be right where it is asked for
         return Figure(None, note="no formula was found")
     return Figure(total, "estimate" if notes else "exact", "; ".join(notes))
+
+
+def _meets_draws(term: Term) -> bool:
+    """Whether a random graph meets others, so that how many pairs there are depends on draws."""
+    names = {entry.name for leaf in leaves(term) for entry in fields(BY_NAME[leaf.pattern])}  # type: ignore[arg-type]
+    return "seed" in names and isinstance(term, Compound)
 
 
 def _known(relation: Relation) -> sympy.Expr | None:
@@ -252,7 +264,7 @@ def _counts(stack: Stack) -> dict[int, int]:
     found: dict[int, int] = {}
     for n in MEASURED:
         try:
-            if n > LOOKED_INTO and not _is_quick(stack, n):
+            if not _is_quick(stack, n) and (n > LOOKED_INTO or _looks(stack, n) > MOST_LOOKS):
                 break
             found[n] = total_edges(stack, n)
         except TooMuch:
@@ -260,6 +272,12 @@ def _counts(stack: Stack) -> dict[int, int]:
         except AttnSpecError:
             continue
     return {n: count for n, count in found.items() if count}
+
+
+def _looks(stack: Stack, n: int) -> int:
+    """All pairs of all graphs, for every pattern in them."""
+    graphs = (stack.program.attend(layer, head).graph for layer, head, _ in stack.bound(n).found)
+    return n * n * sum(map(patterns_in, graphs))
 
 
 def _is_quick(stack: Stack, n: int) -> bool:

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
+from functools import lru_cache
 
 import numpy as np
 
@@ -25,7 +26,7 @@ from attnspec.graphs.forms.properties import never_reads_later
 from attnspec.graphs.patterns import BY_NAME
 from attnspec.graphs.patterns.where import Where
 from attnspec.graphs.relation import Relation, evaluate_pairs
-from attnspec.graphs.stack import MOST_POSITIONS, Stack, TooMuch
+from attnspec.graphs.stack import MOST_POSITIONS, Stack, TooMuch, require_few_patterns
 from attnspec.graphs.token_sets import Data
 from attnspec.ir.api_checks import sampled
 from attnspec.ir.program import Compound, Input, Leaf, Term, inputs_of, leaves
@@ -67,6 +68,7 @@ def leak(stack: Stack, n: int) -> Figure[Leak | None]:
             continue
         if attend.graph is None or never_reads_later(attend.graph):
             continue
+        require_few_patterns(attend.graph)
         names = inputs_of(attend.graph) - set(stack.inputs or ())
         decided = [
             leaf.pattern for leaf in leaves(attend.graph) if BY_NAME[leaf.pattern].data_dependent
@@ -88,6 +90,7 @@ def leak(stack: Stack, n: int) -> Figure[Leak | None]:
     return Figure(None, "estimate", doubt) if doubt else Figure(None)
 
 
+@lru_cache(maxsize=8)
 def later_pair(relation: Relation, n: int) -> tuple[int, int] | None:
     """The first query of a relation that reads a later key, with the first such key; beyond
     MOST_POSITIONS some of the first queries and keys, and TooMuch where they show none."""

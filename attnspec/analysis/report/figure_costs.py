@@ -79,7 +79,8 @@ def break_even(report: Inquiry) -> Figure[Any]:
     found = costs.break_even(report.stack)
     if found is None:
         raise Unknown(
-            f"dense attention is estimated to be cheaper up to n = {costs.LONGEST_BREAK:,}"
+            "dense attention is estimated to be cheaper up to"
+            f" n = {costs.longest_break(report.program):,}"
         )
     note = "by the rates of the cost model, forward"
     if _mechanisms(report):

@@ -112,7 +112,8 @@ def order(report: Inquiry) -> Figure[Any]:
 
     from attnspec.analysis.growth import order as orders
 
-    return _or_unknown(orders.order(report.stack, max(1, report.n), report.elaborated))
+    _require_positions(report)
+    return _or_unknown(orders.order(report.stack, report.n, report.elaborated))
 
 
 def edges_formula(report: Inquiry) -> Figure[Any]:
@@ -120,7 +121,13 @@ def edges_formula(report: Inquiry) -> Figure[Any]:
 
     from attnspec.analysis.growth import order as orders
 
-    return _or_unknown(orders.edges_formula(report.stack, max(1, report.n)))
+    _require_positions(report)
+    return _or_unknown(orders.edges_formula(report.stack, report.n))
+
+
+def _require_positions(report: Inquiry) -> None:
+    if not report.n:
+        raise Unknown("there is no position")
 
 
 def _or_unknown(found: Figure[Any]) -> Figure[Any]:

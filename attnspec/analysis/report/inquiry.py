@@ -16,7 +16,7 @@ from attnspec.analysis.quality import Figure, Unknown
 from attnspec.elaborate import Elaborated
 from attnspec.graphs.bind import extents_of
 from attnspec.graphs.relation import Relation
-from attnspec.graphs.stack import Bound, Sample, Stack, TooMuch, has_mechanism, influence
+from attnspec.graphs.stack import Bound, Sample, Stack, TooMuch, blamed, has_mechanism, influence
 from attnspec.ir.api_checks import length_of
 from attnspec.ir.parameters import RelationError
 
@@ -98,7 +98,7 @@ class Inquiry:
         self._figures: dict[str, Figure[Any] | Unknown] = {}
         # a length that the grid does not have is an error, not an unknown figure
         extents_of(self.program, self.n)
-        if self.stack.unknown is None and self.n:
+        if self.stack.unknown is None:
             self.stack.bound_or_too_much(self.n)
 
     def figure(self, name: str) -> Figure[Any] | Unknown:
@@ -109,7 +109,8 @@ class Inquiry:
 
     def _known(self, of: Callable[[Inquiry], Figure[Any]]) -> Figure[Any] | Unknown:
         try:
-            return of(self)
+            with blamed(self.stack, self.n):
+                return of(self)
         except Unknown as unknown:
             return unknown
         except TooMuch as error:
@@ -135,7 +136,7 @@ class Inquiry:
         """Each different graph with the first layer and head that have it; raises Unknown."""
         if self.stack.unknown is not None:
             raise Unknown(self.stack.unknown)
-        return self.stack.bound(self.n).found if self.n else ()
+        return self.stack.bound(self.n).found
 
     @cached_property
     def per_graph(self) -> tuple[HeadCounts, ...]:
@@ -159,8 +160,6 @@ class Inquiry:
             raise Unknown(self.influence.unknown)
         if not self.graph_slots:
             raise Unknown(self.stack.unknown or "no head has a graph")
-        if not self.n:
-            return Bound((), (), ())
         wanted = frozenset(self.graph_slots)
         return self.influence.bound(self.n).only(lambda layer, head: (layer, head) in wanted)
 

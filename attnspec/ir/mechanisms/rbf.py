@@ -31,3 +31,8 @@ class Rbf(MechanismDeclaration):
     def __post_init__(self) -> None:
         if self.sigma <= 0:
             raise RelationError(f"`sigma` must be above 0, got {self.sigma}")
+        if self.sigma < 2.0**-62:
+            raise RelationError(
+                f"`sigma` must be at least 2**-62, got {self.sigma:g}: float32 does not hold what"
+                " is divided by its square"
+            )
