@@ -12,8 +12,10 @@ from attnspec.backends import BACKENDS
 from attnspec.backends.plugins import installed, installed_names
 from attnspec.backends.rows.backend import RowsBackend
 from attnspec.backends.torch_call.backend import TorchCall
+from attnspec.backends.torch_call.forms import SHORT, form_of
 from attnspec.graphs.bind import BindError, extents_of, located
 from attnspec.graphs.token_sets import StandIn
+from attnspec.ir.parameters import RelationError
 from attnspec.ir.program import Program
 from attnspec.lower.cost_model import origin
 from attnspec.lower.lower import stand_ins, works_of
@@ -32,9 +34,6 @@ ROWS = RowsBackend()
 
 TORCH = TorchCall()
 """Torch's own call."""
-
-SHORT = 1 << 16
-"""Pairs up to which nothing is quicker than one call."""
 
 
 @dataclass(frozen=True)
@@ -250,8 +249,11 @@ def _evident(work: Work, device: str) -> Backend | None:
     if refusal_of(ROWS, work, device) is None:
         # nothing reads fewer keys
         return ROWS
-    short = work.n_q * work.n_k <= SHORT
-    return TORCH if short and refusal_of(TORCH, work, device) is None else None
+    if work.n_q * work.n_k > SHORT or refusal_of(TORCH, work, device) is not None:
+        return None
+    # what has no value says so now, not when it runs
+    form_of(work)
+    return TORCH
 
 
 def _verdict(candidate: Candidate, chosen: bool, is_estimated: bool) -> str:
@@ -301,7 +303,11 @@ def require_willing(program: Program, name: str, devices: Sequence[str] = DEVICE
     reasons: dict[str, str] = {}
     for device in devices:
         for at_length in works:
-            refusals = (refusal_of(backend, work, device) for work in at_length)
+            try:
+                refusals = [refusal_of(backend, work, device) for work in at_length]
+            except RelationError:
+                # a predicate has no value at this length, which says nothing of the others
+                continue
             refusal = next((each for each in refusals if each is not None), None)
             if refusal is None:
                 return

@@ -10,6 +10,9 @@ import numpy as np
 from attnspec.graphs.relation import EMPTY, FULL, Relation, Tiles, evaluate_pairs, is_closed
 from attnspec.lower.work import Work
 
+SHORT = 1 << 16
+"""Pairs up to which nothing is quicker than one call: its mask is looked at, nothing is planned."""
+
 TILE = 128
 """Positions of the tiles whose cover is asked for."""
 
@@ -34,6 +37,8 @@ def form_of(work: Work) -> Form:
 
 @lru_cache(maxsize=256)
 def _form(relation: Relation, n_q: int, n_k: int) -> Form:
+    if n_q * n_k <= SHORT:
+        return _short_form(relation, n_q, n_k)
     if not is_closed(relation):
         return Form.MASK
     q, k = (Tiles(np.array([low]), np.array([n_k])) for low in (n_k - n_q, 0))
@@ -42,6 +47,16 @@ def _form(relation: Relation, n_q: int, n_k: int) -> Form:
     if n_q == n_k <= LONGEST and _is_causal(relation, n_k):
         return Form.CAUSAL
     return Form.MASK
+
+
+def _short_form(relation: Relation, n_q: int, n_k: int) -> Form:
+    """The form of few pairs, by the definition; raises RelationError where that has no value."""
+    q_at, k_at = np.arange(n_k - n_q, n_k)[:, None], np.arange(n_k)[None]
+    held = np.broadcast_to(evaluate_pairs(relation, q_at, k_at, n_k), (n_q, n_k))
+    if held.all():
+        return Form.NOTHING
+    causal = n_q == n_k and np.array_equal(held, k_at <= q_at)
+    return Form.CAUSAL if causal else Form.MASK
 
 
 def _is_causal(relation: Relation, n: int) -> bool:

@@ -356,6 +356,13 @@ def test_a_default_device_reaches_no_kernel(body: str, backend: str) -> None:
         assert torch.equal(found, meant)
 
 
+@every_backend
+def test_a_length_without_a_value_says_nothing_of_a_backend(backend: str) -> None:
+    # at n = 1 it divides by 0
+    spec = spec_of("attend where(q != k // (n // 2))")
+    assert spec.compile(backend=backend).backend == backend
+
+
 def test_refusals() -> None:
     spec = spec_of("input t: tokens attend window(radius = 3) | global(t)")
     with pytest.raises(BackendError, match=r"tiles refuses: the graph reads .* `t`"):
