@@ -8,6 +8,7 @@ from attnspec.backends.factored.backend import FactoredBackend
 from attnspec.backends.rows.backend import RowsBackend
 from attnspec.backends.scattered.backend import ScatteredBackend
 from attnspec.backends.tiles.backend import TilesBackend
+from attnspec.backends.torch_call.backend import TorchCall
 from attnspec.lower.work import Backend, Call, Kernel, Work
 
 if __name__ != "attnspec.backends":
@@ -18,6 +19,7 @@ __all__ = ["BACKENDS", "Backend", "Call", "Kernel", "Work"]
 
 BACKENDS: tuple[Backend, ...] = (
     RowsBackend(),
+    TorchCall(),
     Dense(),
     TilesBackend(),
     BandsBackend(),

@@ -11,6 +11,8 @@ from dataclasses import dataclass, field, replace
 from attnspec.backends import BACKENDS
 from attnspec.backends.plugins import installed, installed_names
 from attnspec.backends.rows.backend import RowsBackend
+from attnspec.backends.torch_call.backend import TorchCall
+from attnspec.backends.torch_call.forms import SHORT, form_of
 from attnspec.graphs.bind import BindError, extents_of, located
 from attnspec.graphs.token_sets import StandIn
 from attnspec.ir.parameters import RelationError
@@ -29,6 +31,9 @@ for a graph whose pairs are spread out."""
 
 ROWS = RowsBackend()
 """What runs a few queries, where no backend is asked for by name."""
+
+TORCH = TorchCall()
+"""Torch's own call."""
 
 
 @dataclass(frozen=True)
@@ -197,18 +202,20 @@ def candidates(work: Work, device: str, backend: str = AUTO) -> tuple[Candidate,
         refusal = refusal_of(each, work, device)
         found.append(Candidate(each, None if refusal else each.cost(work), refusal))
 
-    def rank(candidate: Candidate) -> tuple[bool, bool, float]:
-        named = candidate.backend.name == backend
-        return not named, candidate.refusal is not None, candidate.seconds or 0.0
+    first = _evident(work, device)
+
+    def rank(candidate: Candidate) -> tuple[bool, bool, bool, float]:
+        named, evident = candidate.backend.name == backend, candidate.backend is first
+        return not named, candidate.refusal is not None, not evident, candidate.seconds or 0.0
 
     found.sort(key=rank)
-    first = found[0]
-    if first.refusal is not None and backend == AUTO:
+    chosen = found[0]
+    if chosen.refusal is not None and backend == AUTO:
         able = [c for c in found if work.mechanism is None or runs_mechanisms(c.backend)]
         reasons = "; ".join(f"{c.backend.name}, {c.refusal}" for c in able)
         raise BackendError(f"no backend runs this: {reasons}")
-    if first.refusal is not None:
-        raise BackendError(f"the backend {first.backend.name} refuses: {first.refusal}")
+    if chosen.refusal is not None:
+        raise BackendError(f"the backend {chosen.backend.name} refuses: {chosen.refusal}")
     return tuple(found)
 
 
@@ -216,10 +223,14 @@ def choose(work: Work, device: str, backend: str = AUTO) -> Backend:
     """The first of `candidates`, without asking backends that cannot be cheaper for their cost."""
     check_backend(backend)
     if backend != AUTO:
-        return candidates(work, device, backend)[0].backend
-    if refusal_of(ROWS, work, device) is None:
-        # nothing reads fewer keys, and planning anything else takes longer than running this
-        return ROWS
+        named = backend_of(backend)
+        refusal = refusal_of(named, work, device)
+        if refusal is not None:
+            raise BackendError(f"the backend {backend} refuses: {refusal}")
+        return named
+    evident = _evident(work, device)
+    if evident is not None:
+        return evident
     best: tuple[float, Backend] | None = None
     for each in sorted((*BACKENDS, *installed()), key=lambda each: each.least):
         if best is not None and best[0] <= each.least:
@@ -231,6 +242,18 @@ def choose(work: Work, device: str, backend: str = AUTO) -> Backend:
     if best is None:
         return candidates(work, device, backend)[0].backend
     return best[1]
+
+
+def _evident(work: Work, device: str) -> Backend | None:
+    """What runs a work so well that planning anything else takes longer than running it."""
+    if refusal_of(ROWS, work, device) is None:
+        # nothing reads fewer keys
+        return ROWS
+    if work.n_q * work.n_k > SHORT or refusal_of(TORCH, work, device) is not None:
+        return None
+    # what has no value says so now, not when it runs
+    form_of(work)
+    return TORCH
 
 
 def _verdict(candidate: Candidate, chosen: bool, is_estimated: bool) -> str:
@@ -280,12 +303,12 @@ def require_willing(program: Program, name: str, devices: Sequence[str] = DEVICE
     reasons: dict[str, str] = {}
     for device in devices:
         for at_length in works:
-            refusals = (refusal_of(backend, work, device) for work in at_length)
             try:
-                refusal = next((each for each in refusals if each is not None), None)
+                refusals = [refusal_of(backend, work, device) for work in at_length]
             except RelationError:
-                # at this length the pairs have no value, whoever lists them
+                # a predicate has no value at this length, which says nothing of the others
                 continue
+            refusal = next((each for each in refusals if each is not None), None)
             if refusal is None:
                 return
             # of the longest sequence, which is the most like those that are meant
@@ -305,8 +328,6 @@ def _require_any(program: Program) -> None:
             found = [candidates(work, "cpu") for work in _works(program, n)]
         except BackendError as error:
             refused = error
-        except RelationError:
-            continue
         else:
             if found:
                 return

@@ -24,8 +24,10 @@ from benchmarks import (
     flex,
     growth,
     memory,
+    neighbour,
     packages,
     report,
+    shapes,
     untuned,
 )
 from benchmarks.cases import FULL, QUICK, Settings
@@ -37,6 +39,8 @@ RESULTS = Path(__file__).resolve().parent / "results"
 
 PARTS: Mapping[str, Callable[[Settings, Run, Keep], dict[str, Json]]] = {
     "efficiency": lambda settings, run, keep: efficiency.measure(settings),
+    "shapes": lambda settings, run, keep: shapes.measure(settings),
+    "neighbour": lambda settings, run, keep: neighbour.measure(settings),
     "untuned": lambda settings, run, keep: untuned.measure(settings),
     "flex": lambda settings, run, keep: flex.measure(settings, run),
     "packages": lambda settings, run, keep: packages.measure(settings),

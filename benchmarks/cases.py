@@ -179,6 +179,34 @@ WORKS = (
 
 
 @dataclass(frozen=True)
+class Shape:
+    """Samples, heads and positions of a call."""
+
+    batch: int
+    heads: int
+    n: int
+
+    def __str__(self) -> str:
+        return f"{self.batch} × {self.heads} × {self.n:,}"
+
+
+SHAPE_PATTERNS: Mapping[str, str] = {
+    "full": "attend full",
+    "causal": "causal attend full",
+    "window(64)": "attend window(radius = 64)",
+    "causal window(200)": "causal attend window(before = 200, after = 0)",
+    "sinks": "causal attend window(before = 128, after = 0) | global(first(4))",
+    "BigBird 64/2": "attend block(size = 64, before = 1, after = 1) | global(first(64))"
+    " | random_blocks(size = 64, blocks = 2, seed = 7)",
+    "causal stride 32": "causal attend strided(stride = 32)",
+}
+"""What is run at the shapes that people use."""
+
+SHAPES = (Shape(1, 12, 128), Shape(8, 12, 128), Shape(8, 12, 512), Shape(2, 12, 2048))
+"""Those that the targets are on."""
+
+
+@dataclass(frozen=True)
 class Settings:
     """How far a run goes: lengths, patterns by name, and how often each is timed.
 
@@ -209,6 +237,10 @@ class Settings:
     choices: tuple[str, ...]
     zoo_choices: int | None
     random_choices: int
+    shapes: tuple[Shape, ...]
+    neighbour_n: int
+    neighbour: tuple[str, ...]
+    neighbour_shapes: tuple[Shape, ...]
 
 
 _LISTED = tuple(case.name for case in (*BANDED, *SCATTERED))
@@ -236,6 +268,10 @@ FULL = Settings(
     choices=_LISTED,
     zoo_choices=24,
     random_choices=24,
+    shapes=(*SHAPES, Shape(32, 12, 128)),
+    neighbour_n=8_192,
+    neighbour=_LISTED,
+    neighbour_shapes=SHAPES,
 )
 """`make bench`."""
 
@@ -262,5 +298,9 @@ QUICK = Settings(
     choices=("window(256)", "strided(128)", "BigBird 64, 3", "random(32)"),
     zoo_choices=0,
     random_choices=4,
+    shapes=(Shape(1, 12, 128), Shape(2, 12, 512)),
+    neighbour_n=2_048,
+    neighbour=("window(256)", "strided(128)", "BigBird 64, 3"),
+    neighbour_shapes=(Shape(1, 12, 128),),
 )
 """`make bench-quick`: about three minutes, sizes at which overheads still weigh."""

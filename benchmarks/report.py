@@ -15,7 +15,9 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.cases import ETA_TARGETS
+from benchmarks.neighbour import TARGET as BESIDE
 from benchmarks.plots import draw
+from benchmarks.shapes import CEILING, MEAN, MODES
 
 HERE = Path(__file__).resolve().parent
 
@@ -69,6 +71,77 @@ def _efficiency(part: Figures) -> str:
         "pattern | keys a query | backend | forward | η | with gradients | η | predicted forward",
         rows,
     )
+
+
+def _shapes(part: Figures) -> str:
+    rows = [
+        [
+            row["name"],
+            row["shape"],
+            "padded" if row["padded"] else "",
+            _backends(row),
+            *(
+                cell
+                for mode in MODES
+                for cell in (
+                    _time(row[mode]["ours"]["median"]),
+                    _time(row[mode]["torch"]["median"]),
+                    f"{row[mode]['ratio']:.2f}×",
+                )
+            ),
+        ]
+        for row in part["rows"]
+    ]
+    said = [
+        f"{mode}: geometric mean {found['mean']:.2f}×, worst {found['most']:.2f}×,"
+        f" {found['above']} of {found['rows']} rows above {CEILING}×"
+        for mode, found in part["summary"].items()
+    ]
+    return _section(
+        "Shapes that people use: samples × heads × positions",
+        "Beside torch's own best call for the same pairs: nothing, `is_causal`, or a boolean mask"
+        f" made beforehand. Targets: none above {CEILING}×, geometric mean at most {MEAN}×."
+        f" {'; '.join(said)}.",
+        "pattern | shape | | backend | forward | torch | ratio | training | torch | ratio",
+        rows,
+    )
+
+
+def _neighbour(part: Figures) -> str:
+    rows = [
+        [
+            row["name"],
+            row["mode"],
+            _time(row["quiet"]["median"]),
+            _time(row["busy"]["median"]),
+            f"{row['slower']:.2f}×",
+            f"{row['ratio']:.2f}×",
+        ]
+        for row in part["rows"]
+    ]
+    short = [
+        [
+            row["name"],
+            row["shape"],
+            _time(row["ours"]["median"]),
+            _time(row["torch"]["median"]),
+            f"{row['ratio']:.2f}×",
+        ]
+        for row in part["shapes"]
+    ]
+    first = _section(
+        f"Beside a process that keeps a core busy, n = {part['n']:,}",
+        f"Target: at most {BESIDE:g} times the slow-down of dense attention in the same run.",
+        "pattern | pass | quiet | busy | slower | of dense attention's",
+        rows,
+    )
+    second = _section(
+        "The same, shapes that people use, forward",
+        "Both sides beside the busy process.",
+        "pattern | shape | attnspec | torch | ratio",
+        short,
+    )
+    return f"{first}\n\n{second}"
 
 
 def _untuned(part: Figures) -> str:
@@ -290,6 +363,8 @@ def _choices(part: Figures) -> str:
 
 TABLES: dict[str, Callable[[Figures], str]] = {
     "efficiency": _efficiency,
+    "shapes": _shapes,
+    "neighbour": _neighbour,
     "untuned": _untuned,
     "flex": _flex,
     "packages": _packages,

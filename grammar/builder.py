@@ -2,57 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
-from typing import TypeAlias
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
 
 from lark import Token, Tree
 
 from attnspec.grammar import nodes
 from attnspec.grammar.scanner import MAX_NESTING, too_deep
-from attnspec.text.diagnostics import InternalError, SpecError
+from attnspec.text.diagnostics import SpecError
 from attnspec.text.source import Source, Span
 
 
-@dataclass(frozen=True)
-class _Word:
-    text: str
+class Piece(NamedTuple):
+    """What a word or a rule became, and where it stands: a word its text, a list of elements a
+    tuple, an expression in brackets the expression alone, whose own place is inside them."""
+
+    value: Any
     span: Span
 
 
-@dataclass(frozen=True)
-class _Group:
-    """An expression in brackets: the tree forgets them, the spans around it do not."""
+class _Frame(NamedTuple):
+    rule: str
+    children: Iterator[Tree[Token] | Token]
+    pieces: list[Piece]
+    depth: int
 
-    inside: nodes.Expression
-    span: Span
-
-
-@dataclass(frozen=True)
-class _List:
-    """The elements of an argument list, a body, a set: what stands between commas or braces."""
-
-    elements: tuple[Piece, ...]
-    span: Span
-
-
-Node: TypeAlias = (
-    nodes.File | nodes.Item | nodes.Statement | nodes.Expression | nodes.Parameter | nodes.Argument
-)
-Piece: TypeAlias = Node | _Word | _Group | _List
-
-_EXPRESSIONS = (
-    nodes.Integer,
-    nodes.Real,
-    nodes.Boolean,
-    nodes.Name,
-    nodes.Attribute,
-    nodes.Call,
-    nodes.Prefix,
-    nodes.Chain,
-    nodes.Range,
-    nodes.Members,
-)
 
 _LEVELS = frozenset(
     {"attention", "parameters", "scope", "chain", "prefix", "call", "range", "members"}
@@ -60,20 +34,12 @@ _LEVELS = frozenset(
 """The rules that make a tree deeper."""
 
 
-@dataclass
-class _Frame:
-    rule: str
-    children: Iterator[Tree[Token] | Token]
-    pieces: list[Piece]
-    depth: int
-
-
-def build(tree: Tree[Token], source: Source) -> nodes.File:
-    """The syntax tree of a text that the grammar accepts.
+def build(tree: Tree[Token], source: Source) -> Any:
+    """The syntax tree of a text that the grammar accepts, a file or an expression.
 
     Raises SpecError (A191) where the tree would be more than `MAX_NESTING` levels deep.
     """
-    stack = [_Frame("file", iter(tree.children), [], 0)]
+    stack = [_Frame(str(tree.data), iter(tree.children), [], 0)]
     while True:
         frame = stack[-1]
         child = next(frame.children, None)
@@ -87,200 +53,113 @@ def build(tree: Tree[Token], source: Source) -> nodes.File:
             stack.append(_Frame(rule, iter(child.children), [], depth))
         else:
             stack.pop()
+            span = Span(source, 0, len(source.text))
+            if frame.rule != "file":
+                span = frame.pieces[0].span.to(frame.pieces[-1].span)
+            value = _RULES[frame.rule](frame.pieces, span)
             if not stack:
-                return _file(frame.pieces, source)
-            span = frame.pieces[0].span.to(frame.pieces[-1].span)
-            stack[-1].pieces.append(_RULES[frame.rule](frame.pieces, span))
+                return value
+            stack[-1].pieces.append(Piece(value, span))
 
 
-def _word(token: Token, source: Source) -> _Word:
+def _word(token: Token, source: Source) -> Piece:
     start = token.start_pos or 0
-    return _Word(str(token), Span(source, start, start + len(token)))
+    return Piece(str(token), Span(source, start, start + len(token)))
 
 
-def _first_word(tree: Tree[Token], source: Source) -> _Word:
+def _first_word(tree: Tree[Token], source: Source) -> Piece:
     child: Tree[Token] | Token = tree
     while not isinstance(child, Token):
         child = child.children[0]
     return _word(child, source)
 
 
-def _text(piece: Piece) -> _Word:
-    if not isinstance(piece, _Word):
-        raise InternalError(f"the parser gave a {type(piece).__name__} for a word")
-    return piece
+# --- a function for each rule of the grammar: its pieces, and the place of all of them ------------
 
 
-def _expression(piece: Piece) -> nodes.Expression:
-    if isinstance(piece, _Group):
-        return piece.inside
-    if not isinstance(piece, _EXPRESSIONS):
-        raise InternalError(f"the parser gave a {type(piece).__name__} for an expression")
-    return piece
+def _import(p: list[Piece], span: Span) -> nodes.Import:
+    names = tuple(nodes.Name(name.value, span=name.span) for name in p[3::2])
+    return nodes.Import(p[1].value[1:-1], names, span=span, path_span=p[1].span)
 
 
-def _elements(piece: Piece) -> tuple[Piece, ...]:
-    if not isinstance(piece, _List):
-        raise InternalError(f"the parser gave a {type(piece).__name__} for a list")
-    return piece.elements
+def _graph(p: list[Piece], span: Span) -> nodes.Graph:
+    parameters = p[2].value if len(p) == 5 else ()
+    return nodes.Graph(p[1].value, parameters, p[-1].value, span=span, name_span=p[1].span)
 
 
-def _arguments(piece: Piece) -> tuple[nodes.Argument, ...]:
-    return tuple(e for e in _elements(piece) if isinstance(e, nodes.Argument))
+def _attention(p: list[Piece], span: Span) -> nodes.Attention:
+    parameters = p[2].value if len(p) == 4 else ()
+    return nodes.Attention(p[1].value, parameters, p[-1].value, span=span, name_span=p[1].span)
 
 
-def _head(pieces: Sequence[Piece]) -> tuple[_Word, tuple[nodes.Parameter, ...]]:
-    """The name and the parameters at the start of a graph or an attention."""
-    parameters: tuple[Piece, ...] = ()
-    if isinstance(pieces[2], _List) and not _is_body(pieces[2]):
-        parameters = pieces[2].elements
-    return _text(pieces[1]), tuple(p for p in parameters if isinstance(p, nodes.Parameter))
+def _parameter(p: list[Piece], span: Span) -> nodes.Parameter:
+    default = p[2].value if len(p) > 1 else None
+    return nodes.Parameter(p[0].value, default, span=span, name_span=p[0].span)
 
 
-def _is_body(piece: _List) -> bool:
-    return piece.span.text.startswith("{")
+def _let(p: list[Piece], span: Span) -> nodes.Let:
+    return nodes.Let(p[1].value, p[3].value, span=span, name_span=p[1].span)
 
 
-def _body(piece: Piece) -> tuple[nodes.Statement, ...]:
-    kinds = (nodes.Let, nodes.Input, nodes.Setting, nodes.Scope, nodes.Require)
-    return tuple(e for e in _elements(piece) if isinstance(e, kinds))
-
-
-# --- one function per rule of the grammar -------------------------------------------------------
-
-
-def _file(pieces: Sequence[Piece], source: Source) -> nodes.File:
-    kinds = (nodes.Import, nodes.Graph, nodes.Attention)
-    items = tuple(piece for piece in pieces if isinstance(piece, kinds))
-    return nodes.File(items, span=Span(source, 0, len(source.text)))
-
-
-def _import(pieces: Sequence[Piece], span: Span) -> Piece:
-    path = _text(pieces[1])
-    names = tuple(nodes.Name(_text(name).text, span=name.span) for name in pieces[3::2])
-    return nodes.Import(path.text[1:-1], names, span=span, path_span=path.span)
-
-
-def _graph(pieces: Sequence[Piece], span: Span) -> Piece:
-    name, parameters = _head(pieces)
-    return nodes.Graph(
-        name.text, parameters, _expression(pieces[-1]), span=span, name_span=name.span
-    )
-
-
-def _attention(pieces: Sequence[Piece], span: Span) -> Piece:
-    name, parameters = _head(pieces)
-    return nodes.Attention(name.text, parameters, _body(pieces[-1]), span=span, name_span=name.span)
-
-
-def _parameter(pieces: Sequence[Piece], span: Span) -> Piece:
-    name = _text(pieces[0])
-    default = _expression(pieces[2]) if len(pieces) > 1 else None
-    return nodes.Parameter(name.text, default, span=span, name_span=name.span)
-
-
-def _let(pieces: Sequence[Piece], span: Span) -> Piece:
-    name = _text(pieces[1])
-    return nodes.Let(name.text, _expression(pieces[3]), span=span, name_span=name.span)
-
-
-def _input(pieces: Sequence[Piece], span: Span) -> Piece:
-    name, kind = _text(pieces[1]), _text(pieces[3])
-    arguments = _arguments(pieces[4]) if len(pieces) > 4 else ()
+def _input(p: list[Piece], span: Span) -> nodes.Input:
+    arguments = p[4].value if len(p) > 4 else ()
+    name, kind = p[1], p[3]
     return nodes.Input(
-        name.text, kind.text, arguments, span=span, name_span=name.span, kind_span=kind.span
+        name.value, kind.value, arguments, span=span, name_span=name.span, kind_span=kind.span
     )
 
 
-def _setting(pieces: Sequence[Piece], span: Span) -> Piece:
-    keyword = _text(pieces[0])
-    value = _expression(pieces[1]) if len(pieces) > 1 else None
-    return nodes.Setting(keyword.text, value, span=span, keyword_span=keyword.span)
+def _setting(p: list[Piece], span: Span) -> nodes.Setting:
+    value = p[1].value if len(p) > 1 else None
+    return nodes.Setting(p[0].value, value, span=span, keyword_span=p[0].span)
 
 
-def _scope(pieces: Sequence[Piece], span: Span) -> Piece:
-    items = tuple(_expression(item) for item in _elements(pieces[1]))
-    return nodes.Scope(
-        _text(pieces[0]).text, items, _body(pieces[2]), span=span, items_span=pieces[1].span
-    )
+def _scope(p: list[Piece], span: Span) -> nodes.Scope:
+    return nodes.Scope(p[0].value, p[1].value, p[2].value, span=span, items_span=p[1].span)
 
 
-def _require(pieces: Sequence[Piece], span: Span) -> Piece:
-    at = None
-    if len(pieces) > 2:
-        at = tuple(e for e in _elements(pieces[2]) if isinstance(e, nodes.Integer))
-    return nodes.Require(_expression(pieces[1]), at, span=span)
+def _require(p: list[Piece], span: Span) -> nodes.Require:
+    return nodes.Require(p[1].value, p[2].value if len(p) > 2 else None, span=span)
 
 
-def _places(pieces: Sequence[Piece], span: Span) -> Piece:
-    return _List(tuple(_integer([size], size.span) for size in pieces[3::2]), span)
+def _places(p: list[Piece], span: Span) -> tuple[nodes.Integer, ...]:
+    return tuple(_integer([size], size.span) for size in p[3::2])
 
 
-def _chain(pieces: Sequence[Piece], span: Span) -> Piece:
-    operators = [_text(piece) for piece in pieces[1::2]]
+def _chain(p: list[Piece], span: Span) -> nodes.Chain:
+    operands, operators = p[::2], p[1::2]
     return nodes.Chain(
-        tuple(_expression(piece) for piece in pieces[::2]),
-        tuple(operator.text for operator in operators),
+        tuple(operand.value for operand in operands),
+        tuple(operator.value for operator in operators),
         span=span,
         operator_spans=tuple(operator.span for operator in operators),
     )
 
 
-def _prefix(pieces: Sequence[Piece], span: Span) -> Piece:
-    return nodes.Prefix(_text(pieces[0]).text, _expression(pieces[1]), span=span)
+def _integer(p: list[Piece], span: Span) -> nodes.Integer:
+    return nodes.Integer(int(p[0].value.replace("_", "")), span=span)
 
 
-def _integer(pieces: Sequence[Piece], span: Span) -> Piece:
-    return nodes.Integer(int(_text(pieces[0]).text.replace("_", "")), span=span)
+def _attribute(p: list[Piece], span: Span) -> nodes.Attribute:
+    return nodes.Attribute(nodes.Name(p[0].value, span=p[0].span), p[2].value, span=span)
 
 
-def _real(pieces: Sequence[Piece], span: Span) -> Piece:
-    return nodes.Real(float(_text(pieces[0]).text), span=span)
+def _call(p: list[Piece], span: Span) -> nodes.Call:
+    return nodes.Call(p[0].value, p[1].value, span=span, name_span=p[0].span)
 
 
-def _boolean(pieces: Sequence[Piece], span: Span) -> Piece:
-    return nodes.Boolean(_text(pieces[0]).text == "true", span=span)
+def _argument(p: list[Piece], span: Span) -> nodes.Argument:
+    if len(p) == 1:
+        return nodes.Argument(None, p[0].value, span=span)
+    return nodes.Argument(p[0].value, p[2].value, span=span, name_span=p[0].span)
 
 
-def _name(pieces: Sequence[Piece], span: Span) -> Piece:
-    return nodes.Name(_text(pieces[0]).text, span=span)
+def _list(p: list[Piece], span: Span) -> tuple[Any, ...]:
+    return tuple(piece.value for piece in p if not isinstance(piece.value, str))
 
 
-def _attribute(pieces: Sequence[Piece], span: Span) -> Piece:
-    base = _text(pieces[0])
-    return nodes.Attribute(nodes.Name(base.text, span=base.span), _text(pieces[2]).text, span=span)
-
-
-def _call(pieces: Sequence[Piece], span: Span) -> Piece:
-    name = _text(pieces[0])
-    return nodes.Call(name.text, _arguments(pieces[1]), span=span, name_span=name.span)
-
-
-def _argument(pieces: Sequence[Piece], span: Span) -> Piece:
-    if len(pieces) == 1:
-        return nodes.Argument(None, _expression(pieces[0]), span=span)
-    name = _text(pieces[0])
-    return nodes.Argument(name.text, _expression(pieces[2]), span=span, name_span=name.span)
-
-
-def _group(pieces: Sequence[Piece], span: Span) -> Piece:
-    return _Group(_expression(pieces[1]), span)
-
-
-def _range(pieces: Sequence[Piece], span: Span) -> Piece:
-    return nodes.Range(_expression(pieces[0]), _expression(pieces[2]), span=span)
-
-
-def _members(pieces: Sequence[Piece], span: Span) -> Piece:
-    items = tuple(_expression(piece) for piece in pieces if not isinstance(piece, _Word))
-    return nodes.Members(items, span=span)
-
-
-def _list(pieces: Sequence[Piece], span: Span) -> Piece:
-    return _List(tuple(piece for piece in pieces if not isinstance(piece, _Word)), span)
-
-
-_RULES: dict[str, Callable[[Sequence[Piece], Span], Piece]] = {
+_RULES: dict[str, Callable[[list[Piece], Span], Any]] = {
+    "file": lambda p, span: nodes.File(_list(p, span), span=span),
     "import": _import,
     "graph": _graph,
     "attention": _attention,
@@ -295,16 +174,16 @@ _RULES: dict[str, Callable[[Sequence[Piece], Span], Piece]] = {
     "require": _require,
     "places": _places,
     "chain": _chain,
-    "prefix": _prefix,
+    "prefix": lambda p, span: nodes.Prefix(p[0].value, p[1].value, span=span),
     "integer": _integer,
-    "real": _real,
-    "boolean": _boolean,
-    "name": _name,
+    "real": lambda p, span: nodes.Real(float(p[0].value), span=span),
+    "boolean": lambda p, span: nodes.Boolean(p[0].value == "true", span=span),
+    "name": lambda p, span: nodes.Name(p[0].value, span=span),
     "attribute": _attribute,
     "call": _call,
     "arguments": _list,
     "argument": _argument,
-    "group": _group,
-    "range": _range,
-    "members": _members,
+    "group": lambda p, span: p[1].value,
+    "range": lambda p, span: nodes.Range(p[0].value, p[2].value, span=span),
+    "members": lambda p, span: nodes.Members(_list(p, span), span=span),
 }

@@ -7,22 +7,10 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import TypeVar
 
-from attnspec.grammar.nodes import (
-    Attention,
-    File,
-    Graph,
-    Import,
-    Input,
-    Item,
-    Let,
-    Require,
-    Scope,
-    Setting,
-    Statement,
-)
+from attnspec.grammar.nodes import Attention, File, Item, Line, Scope, Statement
 from attnspec.grammar.scanner import Comment, Scan
 
-_Simple = TypeVar("_Simple", bound=Import | Graph | Let | Input | Setting | Require)
+_Simple = TypeVar("_Simple", bound=Line)
 _Braced = TypeVar("_Braced", Attention, Scope)
 
 

@@ -16,75 +16,91 @@ from typing import TypeAlias
 
 from attnspec.text.source import Span
 
+
+@dataclass(frozen=True)
+class Node:
+    """What stands at a place in the text."""
+
+    span: Span = field(compare=False, repr=False, kw_only=True)
+
+
+@dataclass(frozen=True)
+class Line(Node):
+    """What has a line of its own, or several."""
+
+    comments: tuple[str, ...] = field(default=(), compare=False, repr=False, kw_only=True)
+    trailing: str | None = field(default=None, compare=False, repr=False, kw_only=True)
+
+
+@dataclass(frozen=True)
+class Braced(Line):
+    """What has a body between braces."""
+
+    closing: tuple[str, ...] = field(default=(), compare=False, repr=False, kw_only=True)
+    ending: str | None = field(default=None, compare=False, repr=False, kw_only=True)
+
+
 # --- expressions -------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
-class Integer:
+class Integer(Node):
     value: int
-    span: Span = field(compare=False, repr=False, kw_only=True)
 
 
 @dataclass(frozen=True)
-class Real:
+class Real(Node):
     value: float
-    span: Span = field(compare=False, repr=False, kw_only=True)
 
 
 @dataclass(frozen=True)
-class Boolean:
+class Boolean(Node):
     value: bool
-    span: Span = field(compare=False, repr=False, kw_only=True)
 
 
 @dataclass(frozen=True)
-class Name:
+class Name(Node):
     """A bare word: a parameter, a `let`, a scalar, an input, an option, or a graph like `full`."""
 
     name: str
-    span: Span = field(compare=False, repr=False, kw_only=True)
 
 
 @dataclass(frozen=True)
-class Attribute:
+class Attribute(Node):
     """`q.row`: a grid coordinate of a position."""
 
     base: Name
     attribute: str
-    span: Span = field(compare=False, repr=False, kw_only=True)
 
 
 @dataclass(frozen=True)
-class Argument:
+class Argument(Node):
     """`radius = 3` (named) or `3` (name is None) inside a call; `name_span` is the name's place."""
 
     name: str | None
     value: Expression
-    span: Span = field(compare=False, repr=False, kw_only=True)
     name_span: Span | None = field(default=None, compare=False, repr=False, kw_only=True)
 
 
 @dataclass(frozen=True)
-class Call:
+class Call(Node):
     """`window(radius = 3)`; `name_span` is the place of the word before the bracket."""
 
     name: str
     arguments: tuple[Argument, ...]
-    span: Span = field(compare=False, repr=False, kw_only=True)
     name_span: Span = field(compare=False, repr=False, kw_only=True)
 
 
 @dataclass(frozen=True)
-class Prefix:
+class Prefix(Node):
     """`-x`, `~g`, `not p`; operator is "-", "~" or "not"."""
 
     operator: str
     operand: Expression
-    span: Span = field(compare=False, repr=False, kw_only=True)
 
 
 @dataclass(frozen=True)
-class Chain:
+class Chain(Node):
     """Operators of one level, left to right: `a - b + c` is (a, b, c) with operators ("-", "+").
 
     The levels: `or`; `and`; comparisons (`== != < <= > >= in subset`); `|`; `&`; `+ -`; `* / // %`;
@@ -93,25 +109,22 @@ class Chain:
 
     operands: tuple[Expression, ...]
     operators: tuple[str, ...]
-    span: Span = field(compare=False, repr=False, kw_only=True)
     operator_spans: tuple[Span, ...] = field(default=(), compare=False, repr=False, kw_only=True)
 
 
 @dataclass(frozen=True)
-class Range:
+class Range(Node):
     """`a..b`, both ends included."""
 
     first: Expression
     last: Expression
-    span: Span = field(compare=False, repr=False, kw_only=True)
 
 
 @dataclass(frozen=True)
-class Members:
+class Members(Node):
     """`{1, 2, 4}` after `in`."""
 
     items: tuple[Expression, ...]
-    span: Span = field(compare=False, repr=False, kw_only=True)
 
 
 Expression: TypeAlias = (
@@ -123,31 +136,25 @@ Expression: TypeAlias = (
 
 
 @dataclass(frozen=True)
-class Let:
+class Let(Line):
     name: str
     value: Expression
-    span: Span = field(compare=False, repr=False, kw_only=True)
     name_span: Span = field(compare=False, repr=False, kw_only=True)
-    comments: tuple[str, ...] = field(default=(), compare=False, repr=False, kw_only=True)
-    trailing: str | None = field(default=None, compare=False, repr=False, kw_only=True)
 
 
 @dataclass(frozen=True)
-class Input:
+class Input(Line):
     """`input x: tokens(at_most = 64)`; `kind` is the word after the colon."""
 
     name: str
     kind: str
     arguments: tuple[Argument, ...]
-    span: Span = field(compare=False, repr=False, kw_only=True)
     name_span: Span = field(compare=False, repr=False, kw_only=True)
     kind_span: Span = field(compare=False, repr=False, kw_only=True)
-    comments: tuple[str, ...] = field(default=(), compare=False, repr=False, kw_only=True)
-    trailing: str | None = field(default=None, compare=False, repr=False, kw_only=True)
 
 
 @dataclass(frozen=True)
-class Setting:
+class Setting(Line):
     """A statement that is a keyword and values: `layers 12`, `heads h`, `extra_tokens 4`, `causal`,
     `scale 0.5`, `normalize relu`, `score alibi()`, `sequence grid(8, 8)`, `attend full`.
 
@@ -157,14 +164,11 @@ class Setting:
 
     keyword: str
     value: Expression | None
-    span: Span = field(compare=False, repr=False, kw_only=True)
     keyword_span: Span = field(compare=False, repr=False, kw_only=True)
-    comments: tuple[str, ...] = field(default=(), compare=False, repr=False, kw_only=True)
-    trailing: str | None = field(default=None, compare=False, repr=False, kw_only=True)
 
 
 @dataclass(frozen=True)
-class Scope:
+class Scope(Braced):
     """`layer 6..11 { … }` or `head even { … }`.
 
     `kind` is "layer" or "head"; `items` are expressions and ranges, or a `Name`: even, odd, all.
@@ -173,23 +177,15 @@ class Scope:
     kind: str
     items: tuple[Expression, ...]
     body: tuple[Statement, ...]
-    span: Span = field(compare=False, repr=False, kw_only=True)
     items_span: Span = field(compare=False, repr=False, kw_only=True)
-    comments: tuple[str, ...] = field(default=(), compare=False, repr=False, kw_only=True)
-    closing: tuple[str, ...] = field(default=(), compare=False, repr=False, kw_only=True)
-    trailing: str | None = field(default=None, compare=False, repr=False, kw_only=True)
-    ending: str | None = field(default=None, compare=False, repr=False, kw_only=True)
 
 
 @dataclass(frozen=True)
-class Require:
+class Require(Line):
     """`require CLAIM at n = 1, 2`; `at` is None where the claim is about every n."""
 
     claim: Expression
     at: tuple[Integer, ...] | None
-    span: Span = field(compare=False, repr=False, kw_only=True)
-    comments: tuple[str, ...] = field(default=(), compare=False, repr=False, kw_only=True)
-    trailing: str | None = field(default=None, compare=False, repr=False, kw_only=True)
 
 
 Statement: TypeAlias = Let | Input | Setting | Scope | Require
@@ -199,62 +195,49 @@ Statement: TypeAlias = Let | Input | Setting | Scope | Require
 
 
 @dataclass(frozen=True)
-class Parameter:
+class Parameter(Node):
     """`radius = 256` in the head of an attention or a named graph; `default` may be missing."""
 
     name: str
     default: Expression | None
-    span: Span = field(compare=False, repr=False, kw_only=True)
     name_span: Span = field(compare=False, repr=False, kw_only=True)
 
 
 @dataclass(frozen=True)
-class Import:
+class Import(Line):
     """`from "patterns/local.attn" import a, b`."""
 
     path: str
     names: tuple[Name, ...]
-    span: Span = field(compare=False, repr=False, kw_only=True)
     path_span: Span = field(compare=False, repr=False, kw_only=True)
-    comments: tuple[str, ...] = field(default=(), compare=False, repr=False, kw_only=True)
-    trailing: str | None = field(default=None, compare=False, repr=False, kw_only=True)
 
 
 @dataclass(frozen=True)
-class Graph:
+class Graph(Line):
     """`graph ring(r) = window(radius = r) | …`."""
 
     name: str
     parameters: tuple[Parameter, ...]
     body: Expression
-    span: Span = field(compare=False, repr=False, kw_only=True)
     name_span: Span = field(compare=False, repr=False, kw_only=True)
-    comments: tuple[str, ...] = field(default=(), compare=False, repr=False, kw_only=True)
-    trailing: str | None = field(default=None, compare=False, repr=False, kw_only=True)
 
 
 @dataclass(frozen=True)
-class Attention:
+class Attention(Braced):
     """`attention name(parameters) { body }`; `closing` are comments before the last brace."""
 
     name: str
     parameters: tuple[Parameter, ...]
     body: tuple[Statement, ...]
-    span: Span = field(compare=False, repr=False, kw_only=True)
     name_span: Span = field(compare=False, repr=False, kw_only=True)
-    comments: tuple[str, ...] = field(default=(), compare=False, repr=False, kw_only=True)
-    closing: tuple[str, ...] = field(default=(), compare=False, repr=False, kw_only=True)
-    trailing: str | None = field(default=None, compare=False, repr=False, kw_only=True)
-    ending: str | None = field(default=None, compare=False, repr=False, kw_only=True)
 
 
 Item: TypeAlias = Import | Graph | Attention
 
 
 @dataclass(frozen=True)
-class File:
+class File(Node):
     """A whole text; `closing` are the comments after the last item."""
 
     items: tuple[Item, ...]
-    span: Span = field(compare=False, repr=False, kw_only=True)
     closing: tuple[str, ...] = field(default=(), compare=False, repr=False, kw_only=True)

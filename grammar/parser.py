@@ -12,7 +12,7 @@ from lark.parsers.lalr_interactive_parser import InteractiveParser
 
 from attnspec.grammar.builder import build
 from attnspec.grammar.comments import attach
-from attnspec.grammar.nodes import File
+from attnspec.grammar.nodes import Expression, File
 from attnspec.grammar.scanner import Scan, is_members, scan
 from attnspec.grammar.syntax_errors import ITEMS, RESERVED, STATEMENTS, empty_file, unexpected
 from attnspec.grammar.tables import lark_parser
@@ -33,6 +33,22 @@ def parse(source: Source) -> File:
     if first.problems or run.problems or tree is None:
         raise SpecError([*first.problems, *run.problems])
     return attach(build(tree, source), first)
+
+
+def parse_expression(source: Source) -> Expression | None:
+    """The expression that a text is, None for what is no expression.
+
+    Raises SpecError with what is wrong with its words alone.
+    """
+    first = scan(source)
+    if first.problems:
+        raise SpecError(first.problems)
+    try:
+        tree = lark_parser().parse(first.mended, start="expression")
+    except UnexpectedInput:
+        return None
+    expression: Expression = build(tree, source)
+    return expression
 
 
 @cache
@@ -68,7 +84,7 @@ class _Run:
         self.explained = {problem.span.line for problem in scan.problems if problem.span}
         self.problems: list[Diagnostic] = []
         self.resumed = -1
-        self.parser: InteractiveParser = lark_parser().parse_interactive(scan.mended)
+        self.parser: InteractiveParser = lark_parser().parse_interactive(scan.mended, "file")
         # lark leaves these two without types
         self.accepts: Callable[[], set[str]] = self.parser.accepts
         self.choices: Callable[[], Mapping[str, object]] = self.parser.choices

@@ -9,32 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import assert_never
 
-from attnspec.grammar.nodes import (
-    Argument,
-    Attention,
-    Attribute,
-    Boolean,
-    Call,
-    Chain,
-    Expression,
-    File,
-    Graph,
-    Import,
-    Input,
-    Integer,
-    Item,
-    Let,
-    Members,
-    Name,
-    Parameter,
-    Prefix,
-    Range,
-    Real,
-    Require,
-    Scope,
-    Setting,
-    Statement,
-)
+from attnspec.grammar import nodes
 
 WIDTH = 100
 INDENT = 4
@@ -68,58 +43,58 @@ _LEVELS = {
 """How tightly each operator binds."""
 
 
-def print_expression(expression: Expression) -> str:
+def print_expression(expression: nodes.Expression) -> str:
     """The expression on one line."""
     match expression:
-        case Integer(value):
+        case nodes.Integer(value):
             return str(value)
-        case Real(value):
+        case nodes.Real(value):
             return repr(value)
-        case Boolean(value):
+        case nodes.Boolean(value):
             return "true" if value else "false"
-        case Name(name):
+        case nodes.Name(name):
             return name
-        case Attribute(base, attribute):
+        case nodes.Attribute(base, attribute):
             return f"{base.name}.{attribute}"
-        case Call(name, arguments):
+        case nodes.Call(name, arguments):
             return name + _arguments(arguments)
-        case Prefix("not", operand):
+        case nodes.Prefix("not", operand):
             return "not " + _within(operand, _NOT)
-        case Prefix(operator, operand):
+        case nodes.Prefix(operator, operand):
             return operator + _within(operand, _SIGNED)
-        case Chain():
+        case nodes.Chain():
             operands = _operands(expression)
             rest = zip(expression.operators, operands[1:], strict=True)
             return operands[0] + "".join(f" {operator} {operand}" for operator, operand in rest)
-        case Range(first, last):
+        case nodes.Range(first, last):
             return f"{_within(first, _SUM)}..{_within(last, _SUM)}"
-        case Members(items):
+        case nodes.Members(items):
             return "{" + ", ".join(_within(item, _SUM) for item in items) + "}"
         case _:
             assert_never(expression)
 
 
-def _level(expression: Expression) -> int:
+def _level(expression: nodes.Expression) -> int:
     match expression:
-        case Chain(_, operators):
+        case nodes.Chain(_, operators):
             return _LEVELS[operators[0]]
-        case Prefix(operator, _):
+        case nodes.Prefix(operator, _):
             return _NOT if operator == "not" else _SIGNED
-        case Range():
+        case nodes.Range():
             return _RANGE
-        case Integer(value) | Real(value) if value < 0:
+        case nodes.Integer(value) | nodes.Real(value) if value < 0:
             return _SIGNED
         case _:
             return _ATOM
 
 
-def _within(expression: Expression, loosest: int) -> str:
+def _within(expression: nodes.Expression, loosest: int) -> str:
     """The expression, in brackets if it binds more loosely than its place allows."""
     text = print_expression(expression)
     return f"({text})" if _level(expression) < loosest else text
 
 
-def _operands(chain: Chain) -> list[str]:
+def _operands(chain: nodes.Chain) -> list[str]:
     level = _level(chain)
     if level == _POWER:
         base, exponent = chain.operands
@@ -129,17 +104,17 @@ def _operands(chain: Chain) -> list[str]:
     return [first, *(_operand(operator, operand, level + 1) for operator, operand in rest)]
 
 
-def _operand(operator: str, operand: Expression, loosest: int) -> str:
-    if operator == "in" and isinstance(operand, Range):
+def _operand(operator: str, operand: nodes.Expression, loosest: int) -> str:
+    if operator == "in" and isinstance(operand, nodes.Range):
         return print_expression(operand)
     return _within(operand, loosest)
 
 
-def _arguments(arguments: Sequence[Argument]) -> str:
+def _arguments(arguments: Sequence[nodes.Argument]) -> str:
     return "(" + ", ".join(_argument(argument) for argument in arguments) + ")"
 
 
-def _argument(argument: Argument) -> str:
+def _argument(argument: nodes.Argument) -> str:
     value = print_expression(argument.value)
     return value if argument.name is None else f"{argument.name} = {value}"
 
@@ -147,12 +122,12 @@ def _argument(argument: Argument) -> str:
 # --- files -------------------------------------------------------------------------------------
 
 
-def print_file(file: File) -> str:
+def print_file(file: nodes.File) -> str:
     """The whole file, ending with a line end; "" for a file of nothing."""
     lines: list[str] = []
-    previous: Item | None = None
+    previous: nodes.Item | None = None
     for item in file.items:
-        both_imports = isinstance(previous, Import) and isinstance(item, Import)
+        both_imports = isinstance(previous, nodes.Import) and isinstance(item, nodes.Import)
         if previous is not None and not (both_imports and not item.comments):
             lines.append("")
         lines.extend(_item(item))
@@ -163,26 +138,28 @@ def print_file(file: File) -> str:
     return "".join(f"{line}\n" for line in lines)
 
 
-def _item(item: Item) -> Iterator[str]:
+def _item(item: nodes.Item) -> Iterator[str]:
     yield from item.comments
     match item:
-        case Import(path, names):
+        case nodes.Import(path, names):
             line = f'from "{path}" import ' + ", ".join(name.name for name in names)
             yield from _with_comment([line], item.trailing)
-        case Graph(name, parameters, body):
+        case nodes.Graph(name, parameters, body):
             yield from _with_comment(_defined(f"graph {name}", parameters, body), item.trailing)
-        case Attention(name, parameters, _):
+        case nodes.Attention(name, parameters, _):
             yield from _braced(item, _head(f"attention {name}", parameters, " {"), 0)
         case _:
             assert_never(item)
 
 
-def _defined(start: str, parameters: Sequence[Parameter], body: Expression) -> list[str]:
+def _defined(
+    start: str, parameters: Sequence[nodes.Parameter], body: nodes.Expression
+) -> list[str]:
     *head, last = _head(start, parameters, " =")
     return [*head, *_layout(last, body, 0, hanging=True)]
 
 
-def _head(start: str, parameters: Sequence[Parameter], end: str) -> list[str]:
+def _head(start: str, parameters: Sequence[nodes.Parameter], end: str) -> list[str]:
     """The name and parameters of an item, one parameter per line where a line is too short."""
     shown = [_parameter(parameter) for parameter in parameters]
     line = f"{start}({', '.join(shown)}){end}" if shown else start + end
@@ -191,13 +168,13 @@ def _head(start: str, parameters: Sequence[Parameter], end: str) -> list[str]:
     return [f"{start}(", *(f"{' ' * INDENT}{parameter}," for parameter in shown), f"){end}"]
 
 
-def _parameter(parameter: Parameter) -> str:
+def _parameter(parameter: nodes.Parameter) -> str:
     if parameter.default is None:
         return parameter.name
     return f"{parameter.name} = {print_expression(parameter.default)}"
 
 
-def _braced(node: Attention | Scope, head: list[str], indent: int) -> Iterator[str]:
+def _braced(node: nodes.Attention | nodes.Scope, head: list[str], indent: int) -> Iterator[str]:
     """`head`, which ends with the opening brace, the statements, and the closing brace."""
     if not (node.body or node.closing or node.trailing):
         yield from _with_comment([*head[:-1], head[-1] + "}"], node.ending)
@@ -209,22 +186,22 @@ def _braced(node: Attention | Scope, head: list[str], indent: int) -> Iterator[s
     yield from _with_comment([" " * indent + "}"], node.ending)
 
 
-def _statement(statement: Statement, indent: int) -> Iterator[str]:
+def _statement(statement: nodes.Statement, indent: int) -> Iterator[str]:
     yield from _indented(statement.comments, indent)
     pad = " " * indent
     match statement:
-        case Let(name, value):
+        case nodes.Let(name, value):
             lines = _layout(f"{pad}let {name} =", value, indent, hanging=True)
-        case Input(name, kind, arguments):
+        case nodes.Input(name, kind, arguments):
             lines = [f"{pad}input {name}: {kind}{_arguments(arguments) if arguments else ''}"]
-        case Setting(keyword, value):
+        case nodes.Setting(keyword, value):
             lines = [pad + keyword]
             if value is not None:
                 lines = _layout(pad + keyword, value, indent, hanging=False)
-        case Require(claim, at):
+        case nodes.Require(claim, at):
             end = "" if at is None else " at n = " + ", ".join(str(size.value) for size in at)
             lines = _layout(f"{pad}require", claim, indent, hanging=False, end=end)
-        case Scope(kind, items, _):
+        case nodes.Scope(kind, items, _):
             shown = ", ".join(_set_item(item) for item in items)
             yield from _braced(statement, [f"{pad}{kind} {shown} {{"], indent)
             return
@@ -233,19 +210,19 @@ def _statement(statement: Statement, indent: int) -> Iterator[str]:
     yield from _with_comment(lines, statement.trailing)
 
 
-def _set_item(item: Expression) -> str:
-    return print_expression(item) if isinstance(item, Range) else _within(item, _SUM)
+def _set_item(item: nodes.Expression) -> str:
+    return print_expression(item) if isinstance(item, nodes.Range) else _within(item, _SUM)
 
 
 def _layout(
-    start: str, value: Expression, indent: int, *, hanging: bool, end: str = ""
+    start: str, value: nodes.Expression, indent: int, *, hanging: bool, end: str = ""
 ) -> list[str]:
     """`start value end` on one line, or, too long, one operand of its outermost chain per line.
 
     The operands stand under each other, behind `start`; if `hanging`, below it.
     """
     line = f"{start} {print_expression(value)}{end}"
-    if len(line) <= WIDTH or not isinstance(value, Chain):
+    if len(line) <= WIDTH or not isinstance(value, nodes.Chain):
         return [line]
     column = indent + INDENT + 2 if hanging else len(start) + 1
     first, *rest = _operands(value)

@@ -214,84 +214,57 @@ def too_deep(span: Span) -> Diagnostic:
 
 def _mend(result: Scan, kind: str, value: str, span: Span) -> str:
     """Text of the same length that the parser reads for this token; says what is wrong with it."""
+    problem = _problem(kind, value, span)
+    if problem is not None:
+        result.problems.append(problem)
+        if len(result.problems) == MAX_PROBLEMS:
+            raise SpecError(result.problems)
+    if problem is None or kind == "name":
+        return value
     match kind:
         case "number":
-            problem = number_problem(value, span)
-            if problem is None:
-                return value
-            _add(result, problem)
             return (" 0" if value.startswith(".") else "0").ljust(len(value))
-        case "name":
-            if len(value) > MAX_NAME:
-                _add(
-                    result,
-                    Diagnostic(
-                        "A193",
-                        f"a name has at most {MAX_NAME} characters, found {len(value):,}",
-                        span,
-                    ),
-                )
-            return value
-        case "string":
-            if len(value) > 1 and value.endswith('"'):
-                return value
-            _add(
-                result,
-                Diagnostic(
-                    "A113",
-                    'expected `"` to close the string on its line, found the end of the line',
-                    Span(span.source, span.end, span.end),
-                    related=(
-                        ("the string starts here", Span(span.source, span.start, span.start + 1)),
-                    ),
-                ),
-            )
-            return '"' + " " * (len(value) - 2) + '"' if len(value) > 1 else " "
-        case "quoted":
-            _add(
-                result,
-                Diagnostic(
-                    "A114",
-                    "expected a name, or a file path between double quotes, found a single quote",
-                    span,
-                    help='write names bare and file paths as "path"',
-                ),
-            )
-            return '"' + " " * (len(value) - 2) + '"' if len(value) > 1 else " "
         case "foreign":
-            meant, advice = _FOREIGN[value]
-            _add(
-                result,
-                Diagnostic(
-                    "A138",
-                    f"expected an operator of this language, found `{value}`",
-                    span,
-                    help=advice,
-                ),
-            )
-            return meant.ljust(len(value))
-        case "semicolon":
-            _add(
-                result,
-                Diagnostic(
-                    "A137",
-                    "expected the next statement, found `;`",
-                    span,
-                    help="statements need no terminator: leave it out",
-                ),
-            )
-            return " "
-        case "other":
-            _add(result, _unused_character(value, span))
-            return " "
+            return _FOREIGN[value][0].ljust(len(value))
+        case "string" | "quoted" if len(value) > 1:
+            return '"' + " " * (len(value) - 2) + '"'
         case _:
-            return value
+            return " "
 
 
-def _add(result: Scan, problem: Diagnostic) -> None:
-    result.problems.append(problem)
-    if len(result.problems) == MAX_PROBLEMS:
-        raise SpecError(result.problems)
+def _problem(kind: str, value: str, span: Span) -> Diagnostic | None:
+    """What is wrong with a token, or None."""
+    match kind:
+        case "number":
+            return number_problem(value, span)
+        case "name" if len(value) > MAX_NAME:
+            message = f"a name has at most {MAX_NAME} characters, found {len(value):,}"
+            return Diagnostic("A193", message, span)
+        case "string" if len(value) == 1 or not value.endswith('"'):
+            return Diagnostic(
+                "A113",
+                'expected `"` to close the string on its line, found the end of the line',
+                Span(span.source, span.end, span.end),
+                related=(
+                    ("the string starts here", Span(span.source, span.start, span.start + 1)),
+                ),
+            )
+        case "quoted":
+            message = "expected a name, or a file path between double quotes, found a single quote"
+            return Diagnostic(
+                "A114", message, span, help='write names bare and file paths as "path"'
+            )
+        case "foreign":
+            message = f"expected an operator of this language, found `{value}`"
+            return Diagnostic("A138", message, span, help=_FOREIGN[value][1])
+        case "semicolon":
+            message = "expected the next statement, found `;`"
+            way_out = "statements need no terminator: leave it out"
+            return Diagnostic("A137", message, span, help=way_out)
+        case "other":
+            return _unused_character(value, span)
+        case _:
+            return None
 
 
 def _unused_character(value: str, span: Span) -> Diagnostic:

@@ -35,7 +35,7 @@ def built(grammar: str) -> Lark:
         grammar,
         parser="lalr",
         lexer="contextual",
-        start="file",
+        start=["file", "expression"],
         keep_all_tokens=True,
         maybe_placeholders=False,
     )
@@ -70,8 +70,7 @@ def tables_of(grammar: str) -> dict[str, Any]:
     table = data["parser"]["parser"]
     names, states = table["tokens"], table["states"]
     order = sorted(names, key=lambda token: str(names[token]))
-    (start,) = table["start_states"].values()
-    met = [start]
+    met = list(table["start_states"].values())
     for state in met:
         shifts = [states[state][token] for token in order if token in states[state]]
         met += dict.fromkeys(to for kind, to in shifts if kind == 0 and to not in met)

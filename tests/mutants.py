@@ -39,6 +39,7 @@ ROOMS: dict[str, tuple[str, ...]] = {
     "layouts": ("layout/*", "backends/rows/keys", "graphs/grid", "graphs/edge_table"),
     "kernels": (
         *("backends/common/*", "backends/dense/kernel", "backends/rows/kernel"),
+        "backends/torch_call/*",
         *("backends/tiles/kernel", "backends/bands/*", "backends/scattered/*"),
         *("backends/factored/features/*", "backends/factored/low_rank/*"),
         "backends/factored/hybrid/*",

@@ -73,6 +73,12 @@ def _sides(relation: Relation, mask: np.ndarray) -> Iterator[str]:
         yield "sides: the query decides"
     if mask.size and "k" not in relation.sides and (mask != mask[:, :1]).any():
         yield "sides: the key decides"
+    if relation.symmetric and (mask != mask.T).any():
+        yield "symmetric"
+    # positions that are no cells of a grid have no pairs of it
+    asked = mask.any(axis=1) if relation.needs_grid else np.ones(len(mask), bool)
+    if relation.reads_itself and not mask.diagonal()[asked].all():
+        yield "reads_itself"
 
 
 def _rows(relation: Relation, mask: np.ndarray, n: int) -> Iterator[str]:

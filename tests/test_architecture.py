@@ -48,6 +48,7 @@ below it; imports in functions and for type checkers count."""
 INNER: tuple[tuple[str, ...], ...] = (
     ("common",),
     ("dense", "rows", "tiles", "scattered"),
+    ("torch_call",),
     ("bands",),
     ("factored",),
     ("plugins",),
@@ -196,6 +197,10 @@ q = torch.zeros(1, 12, 70, 8)
 attnspec.load(SPEC).compile()(q, q, q)
 attnspec.parse("attention a { attend favor(features = 8) }").compile()(q, q, q)"""
     assert loaded_by(statement, ("torch", "torch._dynamo")) == ["torch"]
+
+
+def test_a_module_is_written_without_what_traces_it_or_algebra() -> None:
+    assert loaded_by("run('compile', SPEC, '-o', '-')", ("torch._dynamo", "sympy")) == []
 
 
 def test_a_heavy_start_up_is_found() -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from time import perf_counter
 
 import torch
@@ -37,17 +37,7 @@ class Row:
 
     def data(self) -> dict[str, Plain]:
         """The fields as plain data."""
-        return {
-            "n": self.n,
-            "subject": self.subject,
-            "timing": None if self.timing is None else self.timing.data(),
-            "reason": self.reason,
-            "ratio": self.ratio,
-            "eta": self.eta,
-            "backends": [*self.backends],
-            "predicted": self.predicted,
-            "difference": self.difference,
-        }
+        return {**asdict(self), "backends": [*self.backends]}
 
 
 @dataclass(frozen=True)

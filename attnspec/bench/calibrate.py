@@ -23,6 +23,7 @@ from attnspec.backends.dense.backend import Dense
 from attnspec.backends.scattered.backend import ScatteredBackend
 from attnspec.backends.tiles.backend import TILES, TilesBackend
 from attnspec.backends.tiles.kernel import TiledKernel
+from attnspec.backends.torch_call.backend import TorchCall
 from attnspec.bench.timing import Timing, machine, turns
 from attnspec.elaborate import elaborate
 from attnspec.graphs.stack import Stack
@@ -31,7 +32,7 @@ from attnspec.layout.orders import NATURAL, Order
 from attnspec.layout.runs import runs_of
 from attnspec.layout.steps import TARGETS, amounts_of, banded, layouts_of
 from attnspec.layout.tile_layout import tile_layout
-from attnspec.lower.cost_model import Amounts, Calibration, Rates, dense_amounts
+from attnspec.lower.cost_model import Amounts, Calibration, Rates
 from attnspec.lower.lower import stand_ins, works_of
 from attnspec.lower.work import Call, Kernel, Work
 from attnspec.text.decoding import source_of
@@ -123,7 +124,9 @@ def trials() -> Iterator[Trial]:
     """Everything that is run, built one by one."""
     for text, n in DENSE:
         work = _work(text, n)
-        yield _trial("dense", text, work, dense_amounts(work), Dense().build(work, _HEADS, CPU))
+        for backend in (Dense(), TorchCall()):
+            kernel = backend.build(work, _HEADS, CPU)
+            yield _trial(backend.name, text, work, backend.amounts(work), kernel)
     scattered = ScatteredBackend()
     for text, n in SCATTERED:
         work = _work(text, n)

@@ -8,7 +8,7 @@ import platform
 import statistics
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from importlib.metadata import PackageNotFoundError, version
 from time import perf_counter
 from typing import TYPE_CHECKING
@@ -39,12 +39,7 @@ class Timing:
 
     def data(self) -> dict[str, Plain]:
         """The fields as plain data."""
-        return {
-            "median": self.median,
-            "least": self.least,
-            "most": self.most,
-            "calls": self.calls,
-        }
+        return asdict(self)
 
 
 def alternate(subjects: Subjects, rounds: int) -> dict[str, Timing]:

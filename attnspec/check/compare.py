@@ -27,7 +27,7 @@ from attnspec.graphs.stack import MOST_POSITIONS, MOST_RELATIONS, Sample, Stack,
 from attnspec.ir.api_checks import length_of
 from attnspec.ir.program import Attend, inputs_of, leaves
 from attnspec.lower.mechanism_sizes import symbols_in
-from attnspec.text.diagnostics import AttnSpecError, did_you_mean
+from attnspec.text.diagnostics import AttnSpecError, hinted
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -185,11 +185,9 @@ def _inputs(a: Elaborated, b: Elaborated, inputs: Sample | None) -> tuple[Sample
     declared = [entry.name for spec in (a, b) for entry in spec.program.inputs]
     for name in given:
         if name not in declared:
-            hint = did_you_mean(str(name), declared)
-            raise AttnSpecError(
-                f"neither spec declares an input `{name}`, their inputs are"
-                f" {', '.join(declared) or 'none'}" + (f": {hint}" if hint else "")
-            )
+            theirs = ", ".join(declared) or "none"
+            message = f"neither spec declares an input `{name}`, their inputs are {theirs}"
+            raise AttnSpecError(hinted(message, str(name), declared))
     known = [{entry.name for entry in spec.program.inputs} for spec in (a, b)]
     first, second = ({name: x for name, x in given.items() if name in own} for own in known)
     return first, second

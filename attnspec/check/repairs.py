@@ -19,10 +19,11 @@ from attnspec.analysis.reach.spread import EVERY_PAIR
 from attnspec.check.budget import joins
 from attnspec.check.verdicts import Verdict, verdict_on
 from attnspec.elaborate import Elaborated, elaborate
-from attnspec.graphs.patterns.self import Self
+from attnspec.graphs.patterns.where import Where
 from attnspec.graphs.stack import Stack, influence
+from attnspec.ir.linear import K, Q
 from attnspec.ir.program import Claim, Compound, Leaf, Term, leaves
-from attnspec.ir.scalars import ScalarError
+from attnspec.ir.scalars import Apply, ScalarError
 from attnspec.text.decoding import source_of
 from attnspec.text.diagnostics import AttnSpecError, SpecError
 
@@ -212,7 +213,8 @@ class Search:
         stack = Stack(influence(self.base.program))
         if leak(stack, self.n).value is not None:
             return False
-        return any(only_in(each, Self(), self.n) for _, _, each in stack.bound(self.n).found)
+        itself = Where(Apply("==", (Q, K)))
+        return any(only_in(each, itself, self.n) for _, _, each in stack.bound(self.n).found)
 
     # --- candidates ------------------------------------------------------------------------------
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 import numpy as np
 
@@ -35,9 +35,6 @@ from attnspec.graphs.stack import Stack, TooMuch, has_mechanism, influence
 from attnspec.ir.program import Claim, Program, Term, inputs_of, leaves
 from attnspec.ir.scalars import ScalarError, evaluate
 from attnspec.text.diagnostics import AttnSpecError, Diagnostic, SpecError
-
-if TYPE_CHECKING:
-    pass
 
 LENGTHS = (1, 2, 64, 257, 1024)
 """The lengths at which a claim about every n is checked."""

@@ -8,24 +8,14 @@ from typing import TYPE_CHECKING
 
 import click
 
-from attnspec.cli import console
+from attnspec.cli import console, options
 from attnspec.cli.console import progress_bar
 from attnspec.cli.failures import INTERRUPTED, LimitReached, fitting
-from attnspec.cli.options import (
-    MOST,
-    backend_option,
-    count,
-    json_option,
-    layer_option,
-    name_option,
-    set_option,
-    spec_argument,
-)
 from attnspec.cli.show_command import require_slot
 from attnspec.cli.specs import length_of, spec_at
 from attnspec.graphs.stack import blamed
 from attnspec.lower.lower import require_built
-from attnspec.text.diagnostics import did_you_mean
+from attnspec.text.diagnostics import hinted
 
 if TYPE_CHECKING:
     from attnspec.bench.bench import Row
@@ -49,13 +39,12 @@ def lengths(ctx: click.Context, param: click.Parameter, text: str | None) -> lis
         return None
     if re.fullmatch(r"[0-9]{1,3}(,0[0-9]{2})+", text):
         plain = text.replace(",", "")
-        raise click.BadParameter(
-            f"lengths separated by commas are required, got {text!r}: write {plain}", ctx, param
-        )
-    found = [count(ctx, param, part.strip()) or 0 for part in text.split(",")]
+        message = f"lengths separated by commas are required, got {text!r}: write {plain}"
+        raise click.BadParameter(message, ctx, param)
+    found = list(options.lengths(ctx, param, [text]))
     if 0 in found:
         raise click.BadParameter("there is nothing to time at n = 0", ctx, param)
-    return list(dict.fromkeys(found))
+    return found
 
 
 def rivals(ctx: click.Context, param: click.Parameter, text: str) -> list[str]:
@@ -67,27 +56,23 @@ def rivals(ctx: click.Context, param: click.Parameter, text: str) -> list[str]:
     found = [part.strip() for part in text.split(",") if part.strip()]
     for name in found:
         if name not in known:
-            hint = did_you_mean(name, known)
-            raise click.BadParameter(
-                f"there is no rival {name!r}"
-                + (f": {hint}" if hint else "")
-                + f"\nthe rivals are {', '.join(known)}",
-                ctx,
-                param,
-            )
+            message = hinted(f"there is no rival {name!r}", name, known)
+            raise click.BadParameter(f"{message}\nthe rivals are {', '.join(known)}", ctx, param)
     return list(dict.fromkeys(found))
 
 
 def positive(ctx: click.Context, param: click.Parameter, text: str | None) -> int | None:
     """A whole number from 1."""
-    found = count(ctx, param, text)
+    found = options.count(ctx, param, text)
     if found == 0:
-        raise click.BadParameter(f"an integer from 1 to {MOST:,} is required, got 0", ctx, param)
+        raise click.BadParameter(
+            f"an integer from 1 to {options.MOST:,} is required, got 0", ctx, param
+        )
     return found
 
 
 @click.command("bench")
-@spec_argument
+@options.spec_argument
 @click.option(
     "-n",
     "lengths",
@@ -125,11 +110,11 @@ def positive(ctx: click.Context, param: click.Parameter, text: str | None) -> in
 @click.option(
     "--dtype", type=click.Choice(DTYPES), default="float32", show_default=True, help="The type."
 )
-@layer_option
-@backend_option
-@name_option
-@set_option
-@json_option
+@options.layer_option
+@options.backend_option
+@options.name_option
+@options.set_option
+@options.json_option
 @click.pass_context
 def command(
     ctx: click.Context,
@@ -158,7 +143,6 @@ def command(
     Example: attnspec bench longformer.attn -n 4096,16384 --vs sdpa,flex
     """
     from attnspec.backends.planner import LONGEST
-    from attnspec.bench.bench import bench, expected
     from attnspec.bench.rivals import DTYPES as TYPES
     from attnspec.bench.rivals import Setting
 
@@ -178,10 +162,35 @@ def command(
     if max(chosen) > LONGEST:
         # what a call takes is estimated by its plan
         raise LimitReached(f"lengths up to n = {LONGEST:,} are timed, got {max(chosen):,}")
-    rows: tuple[Row, ...] = ()
-    interrupted = False
     with fitting():
         problems = [_planned(loaded, n, setting) for n in chosen]
+    rows, interrupted = _timed(problems, rivals, rounds, seconds)
+    if as_json:
+        console.result_json(to_dict(loaded, setting, rounds, rows, interrupted))
+    elif rows or not interrupted:
+        console.result(table(heading(loaded, setting), rows))
+    if interrupted:
+        console.say("interrupted")
+        ctx.exit(INTERRUPTED)
+
+
+def _planned(spec: Spec, n: int, setting: Setting) -> Problem:
+    """What is timed at a length; a backend that refuses is said before anything is."""
+    from attnspec.bench.rivals import Problem
+
+    with blamed(spec.stack(), n):
+        problem = Problem(spec, n, setting)
+        _ = problem.plan
+        return problem
+
+
+def _timed(
+    problems: Sequence[Problem], rivals: Sequence[str], rounds: int, seconds: float
+) -> tuple[tuple[Row, ...], bool]:
+    """The rows of a run, with a bar while it goes on, and whether it was interrupted."""
+    from attnspec.bench.bench import bench, expected
+
+    rows: tuple[Row, ...] = ()
     try:
         about = expected(problems, rivals, rounds, seconds)
         if about > LONG:
@@ -194,14 +203,8 @@ def command(
                 rows = progress.rows
                 show(progress.share, progress.doing)
     except KeyboardInterrupt:
-        interrupted = True
-    if as_json:
-        console.result_json(to_dict(loaded, setting, rounds, rows, interrupted))
-    elif rows or not interrupted:
-        console.result(table(heading(loaded, setting), rows))
-    if interrupted:
-        console.say("interrupted")
-        ctx.exit(INTERRUPTED)
+        return rows, True
+    return rows, False
 
 
 def heads_of(spec: Spec, asked: int | None) -> int:
@@ -253,18 +256,14 @@ def _cells(row: Row) -> tuple[str, ...]:
     return (
         f"{row.n:,}",
         row.subject,
-        _time(row.timing.median),
-        _time(row.timing.least),
-        _time(row.timing.most),
+        console.duration(row.timing.median),
+        console.duration(row.timing.least),
+        console.duration(row.timing.most),
         "" if row.ratio is None else f"{row.ratio:.2f}×",
         "" if row.eta is None else f"{row.eta:.2f}",
-        "" if row.predicted is None else _time(row.predicted),
+        "" if row.predicted is None else console.duration(row.predicted),
         ", ".join(row.backends),
     )
-
-
-def _time(seconds: float) -> str:
-    return f"{seconds:.3g} s" if seconds >= 1 else f"{1000 * seconds:.3g} ms"
 
 
 def to_dict(
@@ -288,13 +287,3 @@ def to_dict(
         "versions": versions(),
         "rows": [row.data() for row in rows],
     }
-
-
-def _planned(spec: Spec, n: int, setting: Setting) -> Problem:
-    """What is timed at a length; a backend that refuses is said before anything is."""
-    from attnspec.bench.rivals import Problem
-
-    with blamed(spec.stack(), n):
-        problem = Problem(spec, n, setting)
-        _ = problem.plan
-        return problem

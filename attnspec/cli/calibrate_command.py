@@ -6,17 +6,16 @@ import json
 import os
 import statistics
 from collections.abc import Sequence
-from dataclasses import fields
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
-from attnspec.cli import console
+from attnspec.cli import console, options
 from attnspec.cli.console import progress_bar
 from attnspec.cli.failures import WRONG_FILE
 from attnspec.cli.files import replace_file
-from attnspec.cli.options import json_option
 from attnspec.cli.specs import shown_path
 from attnspec.lower.cost_model import (
     VARIABLE,
@@ -41,7 +40,7 @@ class DamagedRates(click.ClickException):
 @click.command("calibrate")
 @click.option("--show", "shows", is_flag=True, help="Show the rates in use, and measure nothing.")
 @click.option("--reset", "resets", is_flag=True, help="Remove what was measured.")
-@json_option
+@options.json_option
 def command(shows: bool, resets: bool, as_json: bool) -> None:
     """Measure how fast this machine computes attention, once.
 
@@ -82,15 +81,7 @@ def _measure(path: str, as_json: bool) -> None:
     replace_file(Path(path), json.dumps(found.data(), indent=2) + "\n")
     calibration.cache_clear()
     if as_json:
-        trials = [
-            {
-                "name": one.name,
-                "seconds": one.seconds,
-                "median": one.median,
-                "expected": one.expected,
-            }
-            for one in measured
-        ]
+        trials = [asdict(one) for one in measured]
         console.result_json(
             {"ok": True, "file": shown_path(path), **found.data(), "trials": trials}
         )
@@ -119,7 +110,7 @@ def _show(path: str | None, as_json: bool) -> None:
             ) from None
     if as_json:
         rates = Rates() if found is None else found.rates
-        data = {"rates": _plain(rates)} if found is None else found.data()
+        data = {"rates": asdict(rates)} if found is None else found.data()
         file = None if path is None else shown_path(path)
         console.result_json({"ok": True, "file": file, "calibrated": found is not None, **data})
         return
@@ -143,13 +134,9 @@ def _reset(path: str, as_json: bool) -> None:
         console.say(f"removed {shown_path(path)}" if removed else f"there is no {shown_path(path)}")
 
 
-def _plain(rates: Rates) -> dict[str, float]:
-    return {entry.name: getattr(rates, entry.name) for entry in fields(Rates)}
-
-
 def table(found: Calibration | None) -> str:
     """The default rates, and beside them those of this machine."""
-    default = _plain(Rates())
+    default = asdict(Rates())
     head = f"{'seconds for one head of size 64':<32}  {'default':>10}"
     if found is None:
         return "\n".join([head, *(f"{name:<32}  {x:>10.3g}" for name, x in default.items())])
@@ -160,7 +147,7 @@ def table(found: Calibration | None) -> str:
         f" {where.get('system')}, torch {found.torch}"
     )
     lines = [title, f"{head}  {'here':>10}  ratio"]
-    for name, x in _plain(found.rates).items():
+    for name, x in asdict(found.rates).items():
         lines.append(f"{name:<32}  {default[name]:>10.3g}  {x:>10.3g}  {x / default[name]:5.2f}")
     return "\n".join(lines)
 

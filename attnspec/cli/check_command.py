@@ -8,9 +8,8 @@ from dataclasses import dataclass
 import click
 
 from attnspec.check.verdicts import Verdict
-from attnspec.cli import console
+from attnspec.cli import console, options
 from attnspec.cli.failures import status_of
-from attnspec.cli.options import json_option, name_option, set_option, specs_argument
 from attnspec.cli.specs import shown_path, source_at
 from attnspec.elaborate import attention_names
 from attnspec.lower.lower import unbuilt
@@ -79,11 +78,11 @@ class Checked:
 
 
 @click.command("check")
-@specs_argument
-@name_option
-@set_option
+@options.specs_argument
+@options.name_option
+@options.set_option
 @click.option("--strict", is_flag=True, help="Let warnings count as errors.")
-@json_option
+@options.json_option
 @click.pass_context
 def command(
     ctx: click.Context,

@@ -12,20 +12,12 @@ from pathlib import Path
 import click
 
 from attnspec.backends.planner import AUTO, Plan
-from attnspec.cli import console
+from attnspec.cli import console, options
 from attnspec.cli.failures import fitting, status_of
 from attnspec.cli.files import require_folder, write_result
-from attnspec.cli.options import (
-    backend_option,
-    force_option,
-    json_option,
-    name_option,
-    set_option,
-    spec_argument,
-)
 from attnspec.cli.specs import length_of, shown_path, spec_at
 from attnspec.compile.emit import class_name, is_as_emitted
-from attnspec.elaborate.statements import ranges
+from attnspec.elaborate.slots import ranges
 from attnspec.lower.mechanism_sizes import longest_of
 from attnspec.lower.work import BackendError
 from attnspec.spec import Spec
@@ -38,19 +30,19 @@ TYPICAL_LENGTH = 4096
 
 
 @click.command("compile")
-@spec_argument
+@options.spec_argument
 @click.option(
     "-o",
     "output",
     metavar="FILE",
     help="Where to write; - prints. Otherwise SPEC's name with _attn.py, in this folder.",
 )
-@name_option
-@set_option
-@backend_option
+@options.name_option
+@options.set_option
+@options.backend_option
 @click.option("--standalone", is_flag=True, help="A short file that needs torch alone.")
-@force_option
-@json_option
+@options.force_option
+@options.json_option
 def command(
     spec: str,
     output: str | None,
@@ -189,11 +181,7 @@ def costs(plan: Plan) -> str:
                 together += times * candidate.seconds
     told = []
     if len({step.chosen.name for step in plan.steps}) > 1:
-        told.append(f"together {_time(together)}")
+        told.append(f"together {console.duration(together)}")
     ranked = sorted((s, name) for name, s in seconds.items() if name not in refusing)
-    told += [f"{name} {_time(s)}" for s, name in ranked] or ["no backend runs all heads"]
+    told += [f"{name} {console.duration(s)}" for s, name in ranked] or ["no backend runs all heads"]
     return ", ".join(told)
-
-
-def _time(seconds: float) -> str:
-    return f"{seconds:.3g} s" if seconds >= 1 else f"{1000 * seconds:.3g} ms"

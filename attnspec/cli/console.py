@@ -23,6 +23,8 @@ from attnspec.text.diagnostics import SHOWN, Diagnostic, in_order, render
 if TYPE_CHECKING:
     from rich.text import Text
 
+    from attnspec.show.terminal import Signs
+
 
 class StreamClosed(Exception):
     """Whoever read our output has seen enough and closed the pipe."""
@@ -57,6 +59,11 @@ def width() -> int:
 def result(text: str) -> None:
     """Write a result, with a line end, to standard output."""
     _write(sys.stdout, text)
+
+
+def duration(seconds: float) -> str:
+    """`1.23 s` or `45.6 ms`."""
+    return f"{seconds:.3g} s" if seconds >= 1 else f"{1000 * seconds:.3g} ms"
 
 
 def result_json(value: object) -> None:
@@ -97,11 +104,20 @@ def diagnose(diagnostics: Iterable[Diagnostic]) -> None:
     say(_coloured(text) if sys.stderr and has_colour(sys.stderr) else text)
 
 
-def ansi(text: Text, width: int) -> str:
-    """A rich text with its colours as the terminal knows them."""
+def signs() -> Signs:
+    """What pictures on standard output are made of."""
+    if sys.stdout is None:
+        return "blocks"
+    return "ascii" if is_ascii(sys.stdout) else "colour" if has_colour(sys.stdout) else "blocks"
+
+
+def styled(text: Text) -> str:
+    """A rich text with its colours as the terminal knows them, where it shows any."""
+    if signs() != "colour":
+        return text.plain
     from rich.console import Console
 
-    terminal = Console(file=sys.stdout, width=width, highlight=False, soft_wrap=True)
+    terminal = Console(file=sys.stdout, width=width(), highlight=False, soft_wrap=True)
     with terminal.capture() as captured:
         terminal.print(text, end="")
     return captured.get()

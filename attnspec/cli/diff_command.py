@@ -2,22 +2,20 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import click
 
-from attnspec.cli import console
+from attnspec.cli import console, options
 from attnspec.cli.failures import LimitReached, fitting
-from attnspec.cli.options import input_option, json_option, length_option, set_option
 from attnspec.cli.specs import STDIN, read_inputs, shown_path, source_at
 from attnspec.difference import Difference, diff
 from attnspec.elaborate import attention_names, parameter_names
 from attnspec.graphs.stack import TooMuch
 from attnspec.show.differences import page
 from attnspec.spec import Spec
-from attnspec.text.diagnostics import did_you_mean
+from attnspec.text.diagnostics import hinted
 from attnspec.text.source import Source
 
 if TYPE_CHECKING:
@@ -31,8 +29,8 @@ DEFAULT_LENGTH = 512
 @click.command("diff")
 @click.argument("a", metavar="A")
 @click.argument("b", metavar="B")
-@length_option(DEFAULT_LENGTH)
-@input_option
+@options.length_option(DEFAULT_LENGTH)
+@options.input_option
 @click.option(
     "--name",
     "names",
@@ -40,11 +38,11 @@ DEFAULT_LENGTH = 512
     multiple=True,
     help="Choose one of several attentions: of each file that has it; given twice, of A and of B.",
 )
-@set_option
+@options.set_option
 @click.option(
     "--exit-code", is_flag=True, help="Exit with 1 where they differ, or where that is not known."
 )
-@json_option
+@options.json_option
 @click.pass_context
 def command(
     ctx: click.Context,
@@ -92,21 +90,15 @@ def specs(a: str, b: str, names: Sequence[str], parameters: Mapping[str, str]) -
     for name in parameters:
         every = dict.fromkeys(known[0] + known[1])
         if name not in every:
-            hint = did_you_mean(name, every)
-            raise click.UsageError(
-                f"neither spec has a parameter `{name}` (they have"
-                f" {', '.join(f'`{one}`' for one in every) or 'none'})"
-                + (f": {hint}" if hint else "")
-            )
-    made = [
-        Spec(
-            source,
-            name=name,
-            parameters={key: value for key, value in parameters.items() if key in has},
-        )
-        for source, name, has in zip(sources, chosen, known, strict=True)
-    ]
-    return made[0], made[1]
+            they = ", ".join(f"`{one}`" for one in every) or "none"
+            message = f"neither spec has a parameter `{name}` (they have {they})"
+            raise click.UsageError(hinted(message, name, every))
+    taken = [{key: text for key, text in parameters.items() if key in has} for has in known]
+    first, second = (
+        Spec(source, name=name, parameters=own)
+        for source, name, own in zip(sources, chosen, taken, strict=True)
+    )
+    return first, second
 
 
 def _names(sources: tuple[Source, Source], names: Sequence[str]) -> list[str | None]:
@@ -149,9 +141,5 @@ def _label(spec: str) -> str:
 
 
 def _text(found: Difference, labels: tuple[str, str]) -> str:
-    stdout = sys.stdout
-    signs: Signs = "ascii" if stdout is not None and console.is_ascii(stdout) else "blocks"
-    text = page(found, labels=labels, width=console.width(), signs=signs)
-    if stdout is None or signs == "ascii" or not console.has_colour(stdout):
-        return text.plain
-    return console.ansi(text, console.width())
+    signs: Signs = "ascii" if console.signs() == "ascii" else "blocks"
+    return console.styled(page(found, labels=labels, width=console.width(), signs=signs))

@@ -6,10 +6,9 @@ import textwrap
 
 import click
 
-from attnspec.cli import console
-from attnspec.cli.options import json_option
+from attnspec.cli import console, options
 from attnspec.text.catalogue import Entry, catalogue, marked
-from attnspec.text.diagnostics import did_you_mean
+from attnspec.text.diagnostics import hinted
 from attnspec.text.source import Source, Span
 
 WIDTH = 96
@@ -17,7 +16,7 @@ WIDTH = 96
 
 @click.command("explain", short_help="Explain the code of a message, or list all codes.")
 @click.argument("code", required=False)
-@json_option
+@options.json_option
 def command(code: str | None, as_json: bool) -> None:
     """Explain a CODE that a message carries; without CODE, list them all.
 
@@ -33,10 +32,8 @@ def command(code: str | None, as_json: bool) -> None:
     wanted = code.strip().upper()
     wanted = f"A{wanted}" if wanted.isdecimal() else wanted
     if wanted not in entries:
-        hint = did_you_mean(wanted, entries)
-        raise click.UsageError(
-            f"a code of attnspec is required, got {code!r}" + (f": {hint}" if hint else "")
-        )
+        message = f"a code of attnspec is required, got {code!r}"
+        raise click.UsageError(hinted(message, wanted, entries))
     if as_json:
         console.result_json({"ok": True, **to_dict(entries[wanted])})
     else:

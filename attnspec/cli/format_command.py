@@ -7,10 +7,9 @@ from pathlib import Path
 
 import click
 
-from attnspec.cli import console
+from attnspec.cli import console, options
 from attnspec.cli.failures import WRONG_SPEC, status_of
 from attnspec.cli.files import replace_file
-from attnspec.cli.options import specs_argument
 from attnspec.cli.specs import shown_path, source_at
 from attnspec.grammar.parser import parse
 from attnspec.grammar.printer import print_file
@@ -19,7 +18,7 @@ from attnspec.text.source import Source
 
 
 @click.command("format")
-@specs_argument
+@options.specs_argument
 @click.option(
     "--check", "only_check", is_flag=True, help="Change nothing; name the files that would change."
 )

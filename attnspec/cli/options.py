@@ -24,6 +24,12 @@ def count(ctx: click.Context, param: click.Parameter, text: str | None) -> int |
     return int(text)
 
 
+def lengths(ctx: click.Context, param: click.Parameter, texts: Sequence[str]) -> tuple[int, ...]:
+    """The lengths of a repeatable option, each of which may list several: `-n 64,128`."""
+    parts = [part.strip() for text in texts for part in text.split(",")]
+    return tuple(dict.fromkeys(count(ctx, param, part) or 0 for part in parts))
+
+
 def _meant(text: str) -> str:
     """A hint at the plain number, for the ways in which people write one."""
     match = re.fullmatch(r"([0-9]{1,6})(?:\.0*)?[kK]", text)

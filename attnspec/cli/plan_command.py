@@ -7,24 +7,16 @@ from collections.abc import Mapping
 import click
 
 from attnspec.backends.planner import LONGEST, Plan
-from attnspec.cli import console
+from attnspec.cli import console, options
 from attnspec.cli.failures import LimitReached, fitting
-from attnspec.cli.options import (
-    backend_option,
-    json_option,
-    length_option,
-    name_option,
-    set_option,
-    spec_argument,
-)
 from attnspec.cli.specs import length_of, spec_at
 
 DEFAULT_LENGTH = 4096
 
 
 @click.command("plan")
-@spec_argument
-@length_option(DEFAULT_LENGTH)
+@options.spec_argument
+@options.length_option(DEFAULT_LENGTH)
 @click.option(
     "--device",
     type=click.Choice(("cpu", "cuda")),
@@ -32,10 +24,10 @@ DEFAULT_LENGTH = 4096
     show_default=True,
     help="The type of device to plan for; it need not be in this machine.",
 )
-@backend_option
-@name_option
-@set_option
-@json_option
+@options.backend_option
+@options.name_option
+@options.set_option
+@options.json_option
 def command(
     spec: str,
     length: int | None,

@@ -12,7 +12,7 @@ import click
 
 from attnspec.cli import console
 from attnspec.cli.failures import Failure, failure_of
-from attnspec.text.diagnostics import did_you_mean
+from attnspec.text.diagnostics import hinted
 from attnspec.version import __version__
 
 COMMANDS = (
@@ -53,12 +53,8 @@ class Root(click.Group):
     ) -> tuple[str | None, click.Command | None, list[str]]:
         known = (*COMMANDS, *ALIASES)
         if args and args[0] not in known and not args[0].startswith("-"):
-            hint = did_you_mean(args[0], COMMANDS)
-            ctx.fail(
-                f"there is no command `{args[0]}`"
-                + (f": {hint}" if hint else "")
-                + f"\nthe commands are {', '.join(COMMANDS)}"
-            )
+            message = hinted(f"there is no command `{args[0]}`", args[0], COMMANDS)
+            ctx.fail(f"{message}\nthe commands are {', '.join(COMMANDS)}")
         return super().resolve_command(ctx, args)
 
     def main(  # type: ignore[override]

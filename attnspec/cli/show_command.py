@@ -2,56 +2,52 @@
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Iterable, Iterator, Mapping
+import os
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from pathlib import Path
 
 import click
 
-from attnspec.cli import console
+from attnspec.cli import console, options
 from attnspec.cli.failures import LimitReached, fitting
-from attnspec.cli.files import require_target, write_picture
-from attnspec.cli.options import (
-    count,
-    force_option,
-    head_option,
-    input_option,
-    length_option,
-    name_option,
-    set_option,
-    spec_argument,
-)
-from attnspec.cli.specs import length_of, read_inputs, shown_path, spec_at
-from attnspec.ir.program import inputs_of
+from attnspec.cli.files import require_folder, write_result
+from attnspec.cli.specs import length_of, needed_inputs, read_inputs, shown_path, spec_at
+from attnspec.show import drawing
 from attnspec.show.figure import Figure, figure
+from attnspec.show.html import html
 from attnspec.show.panels import has_graph, sheet
+from attnspec.show.png import png
+from attnspec.show.svg import svg
 from attnspec.show.tally import TooLong
-from attnspec.show.terminal import Signs, draw
+from attnspec.show.terminal import draw
 from attnspec.spec import Spec
 
 DEFAULT_LENGTH = 64
 
+SUFFIXES = (".png", ".svg", ".html")
+
 
 @click.command("show")
-@spec_argument
-@length_option(DEFAULT_LENGTH)
+@options.spec_argument
+@options.length_option(DEFAULT_LENGTH)
 @click.option(
     "--layer",
     metavar="I",
-    callback=count,
+    callback=options.count,
     help="The layer, from 0; if not given, the first that has pairs, in a file all that differ.",
 )
-@head_option
+@options.head_option
 @click.option(
     "-o",
     "output",
     metavar="FILE",
     help="Write a .png, .svg or .html instead; the last says why each pair is.",
 )
-@force_option
-@input_option
-@name_option
-@set_option
+@options.force_option
+@options.input_option
+@options.name_option
+@options.set_option
 def command(
     spec: str,
     length: int | None,
@@ -103,18 +99,11 @@ def picture(spec: Spec, n: int, layer: int, head: int | None, inputs: Mapping[st
     given = read_inputs(spec, inputs, needed_inputs(spec, [layer], head), n)
     with fitting(), in_time():
         drawn = sheet(spec.elaborated, n, layer=layer, head=head, inputs=given, width=width)
-    signs: Signs = "blocks"
-    if sys.stdout is not None and console.is_ascii(sys.stdout):
-        signs = "ascii"
-    elif sys.stdout is not None and console.has_colour(sys.stdout):
-        signs = "colour"
-    body = draw(drawn.panels, width, signs)
+    signs = console.signs()
+    body = console.styled(draw(drawn.panels, width, signs))
     name, facts = drawn.header
-    if signs == "colour":
-        return "\n".join(
-            [click.style(name, bold=True), facts, "", console.ansi(body, width), *drawn.footer]
-        )
-    return "\n".join([name, facts, "", body.plain, *drawn.footer])
+    name = click.style(name, bold=True) if signs == "colour" else name
+    return "\n".join([name, facts, "", body, *drawn.footer])
 
 
 @contextmanager
@@ -136,8 +125,42 @@ def require_slot(spec: Spec, layer: int | None, head: int | None) -> None:
             )
 
 
-def needed_inputs(spec: Spec, layers: Iterable[int], head: int | None) -> set[str]:
-    """The run-time inputs that the graphs of some layers, or of one head of each, read."""
-    heads = range(spec.heads or 1) if head is None else [head]
-    attends = [spec.program.attend(layer, one) for layer in layers for one in heads]
-    return {name for a in attends if a.graph is not None for name in inputs_of(a.graph)}
+def require_target(path: str, spec: str) -> None:
+    """Refuse what cannot become a picture, before anything is computed.
+
+    Raises click.UsageError for another suffix and for the spec itself; OSError where there is no
+    folder.
+    """
+    if Path(path).suffix.lower() not in SUFFIXES:
+        raise click.UsageError(
+            f"a picture is a file of {', '.join(SUFFIXES[:-1])} or {SUFFIXES[-1]},"
+            f" got {shown_path(path)!r}"
+        )
+    require_folder(path)
+    if spec != "-" and os.path.exists(path) and os.path.samefile(path, spec):
+        raise click.UsageError(f"the output is the spec itself: {shown_path(path)}")
+
+
+def write_picture(path: str, found: Figure, *, force: bool) -> None:
+    """Write a figure as what the file's suffix says; raises OSError.
+
+    A picture that this command drew is replaced, anything else only by `force`.
+    """
+    suffix = Path(path).suffix.lower()
+    about = "; ".join([found.about, *(", ".join([p.where, *p.lines]) for p in found.plots)])
+    content: str | bytes
+    if suffix == ".png":
+        content = png(drawing.sheet(found), found.name, about)
+    elif suffix == ".svg":
+        content = f"<!-- {drawing.MAKER} -->\n{svg(drawing.sheet(found), found.name, about)}\n"
+    else:
+        content = html(found)
+    write_result(path, content, force=force or _is_ours(path))
+
+
+def _is_ours(path: str) -> bool:
+    """Whether a file is a picture of this command, which the next one may replace."""
+    if not os.path.isfile(path):
+        return False
+    with open(path, "rb") as file:
+        return drawing.MAKER.encode() in file.read(1000)

@@ -5,15 +5,16 @@ from __future__ import annotations
 import os
 import re
 import sys
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
 import click
 import numpy as np
 
+from attnspec.ir.program import inputs_of
 from attnspec.text.decoding import MAX_BYTES, read_source, source_of_bytes
-from attnspec.text.diagnostics import Diagnostic, SpecError, did_you_mean
+from attnspec.text.diagnostics import Diagnostic, SpecError, hinted
 from attnspec.text.source import Source
 
 if TYPE_CHECKING:
@@ -70,6 +71,13 @@ def _standard_input() -> Source:
     return source_of_bytes(data, STDIN)
 
 
+def needed_inputs(spec: Spec, layers: Iterable[int], head: int | None = None) -> set[str]:
+    """The run-time inputs that the graphs of some layers, or of one head of each, read."""
+    heads = range(spec.heads or 1) if head is None else [head]
+    attends = [spec.program.attend(layer, one) for layer in layers for one in heads]
+    return {name for a in attends if a.graph is not None for name in inputs_of(a.graph)}
+
+
 _EXAMPLES = {"tokens": "{}=0,5,9", "ids": "{}=0*32,1*32", "length": "{}=12"}
 
 _ITEM = re.compile(r"(?P<first>[0-9]{1,10})(?:\.\.(?P<last>[0-9]{1,10})|\*(?P<times>[0-9]{1,10}))?")
@@ -81,12 +89,9 @@ def read_inputs(
     """Arrays for `Spec.relation`; raises click.UsageError for what is missing or does not fit."""
     for name in texts:
         if name not in spec.inputs:
-            hint = did_you_mean(name, spec.inputs)
             known = ", ".join(f"`{known}`" for known in spec.inputs) or "none"
-            raise click.UsageError(
-                f"`{spec.name}` declares no input `{name}` (it declares {known})"
-                + (f": {hint}" if hint else "")
-            )
+            message = f"`{spec.name}` declares no input `{name}` (it declares {known})"
+            raise click.UsageError(hinted(message, name, spec.inputs))
     missing = [spec.inputs[name] for name in sorted(needed) if name not in texts]
     if missing:
         options = " ".join(f"--input {_EXAMPLES[x.kind].format(x.name)}" for x in missing)

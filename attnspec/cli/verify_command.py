@@ -17,9 +17,8 @@ import click
 from attnspec.backends import BACKENDS
 from attnspec.backends.planner import AUTO
 from attnspec.backends.plugins import installed_names
-from attnspec.cli import console
+from attnspec.cli import console, options
 from attnspec.cli.failures import WRONG_SPEC, LimitReached, fitting
-from attnspec.cli.options import json_option, length_option, name_option, set_option
 from attnspec.cli.specs import length_of, shown_path, spec_at
 from attnspec.compile.emit import MARK, SPEC, class_name
 from attnspec.graphs.stack import Stack, blamed
@@ -42,16 +41,16 @@ _LOADED = "emitted_module"
 
 @click.command("verify")
 @click.argument("spec", metavar="SPEC_OR_MODULE")
-@length_option(DEFAULT_LENGTH)
+@options.length_option(DEFAULT_LENGTH)
 @click.option(
     "--backend",
     metavar="NAME",
     default=AUTO,
     help="Use this backend or fail with its reason; `all` tries each one and says which refuse.",
 )
-@name_option
-@set_option
-@json_option
+@options.name_option
+@options.set_option
+@options.json_option
 @click.pass_context
 def command(
     ctx: click.Context,

@@ -7,10 +7,9 @@ from importlib import resources
 
 import click
 
-from attnspec.cli import console
+from attnspec.cli import console, options
 from attnspec.cli.files import write_result
-from attnspec.cli.options import force_option, json_option
-from attnspec.text.diagnostics import did_you_mean
+from attnspec.text.diagnostics import hinted
 
 SUFFIX = ".attn"
 PRELUDE = "prelude"
@@ -20,8 +19,8 @@ PRELUDE = "prelude"
 @click.argument("name", required=False)
 @click.option("-o", "output", metavar="FILE", help="Write the spec to a file.")
 @click.option("--prelude", is_flag=True, help="The static patterns, written in the language.")
-@force_option
-@json_option
+@options.force_option
+@options.json_option
 def command(
     name: str | None, output: str | None, prelude: bool, force: bool, as_json: bool
 ) -> None:
@@ -43,10 +42,9 @@ def command(
         return
     wanted = name.removesuffix(SUFFIX)
     if wanted not in texts:
-        hint = did_you_mean(wanted, texts)
-        raise click.UsageError(
-            f"the zoo has no spec {name!r}" + (f": {hint}" if hint else "; `attnspec zoo` lists it")
-        )
+        message = f"the zoo has no spec {name!r}"
+        hint = hinted(message, wanted, texts)
+        raise click.UsageError(hint if hint != message else f"{message}; `attnspec zoo` lists it")
     if output is not None:
         write_result(output, texts[wanted], force=force)
         console.say(f"wrote {output}")

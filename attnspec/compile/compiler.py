@@ -25,7 +25,9 @@ from attnspec.lower.mechanism_sizes import longest_of
 from attnspec.lower.work import BackendError
 from attnspec.runtime.module import CompiledAttention
 from attnspec.text.diagnostics import AttnSpecError, InternalError
-from attnspec.verification import EXHAUSTIVE, Verification, verify, verify_alone, verify_pairs
+from attnspec.verification import EXHAUSTIVE, Verification, verify, verify_alone
+from attnspec.verification.trial import QUERIES
+from attnspec.verification.verify import Depth
 from attnspec.version import __version__
 
 if TYPE_CHECKING:
@@ -47,9 +49,12 @@ ACCELERATORS = {"cuda": torch.cuda, "mps": torch.backends.mps, "xpu": torch.xpu}
 OWN = tuple(backend.name for backend in BACKENDS)
 """The backends of this package, which every module of a spec is verified with."""
 
+WHOLE = 257
+"""A spec that has one length only is verified in full if it is no longer than this, else by its
+pairs and by the values of some queries."""
+
 LONGEST = 1024
-"""A spec that has one length only is verified by its values if it is no longer than this, else by
-its pairs."""
+"""No values are looked at where its one length is longer than this."""
 
 
 def compile_program(
@@ -180,14 +185,8 @@ def _verified(spec: Elaborated, backend: str) -> str:
     # (those of this package, so that the same spec gives the same text wherever it is compiled)
     names = OWN if backend == AUTO else (backend,)
     programs = _by_kind(spec.program)
-    if n > LONGEST:
-        held = _pairs_verified(programs, names, n) if n <= EXHAUSTIVE else []
-        if not held:
-            return f"Not verified when it was compiled: it has one length, {n:,}."
-        return (
-            f"Verified at n = {n:,}, its one length, when it was compiled, every pair of"
-            f" {', '.join(held)}; no values."
-        )
+    if n > WHOLE:
+        return _verified_in_part(programs, names, n)
     tried: list[str] = []
     few: list[str] = []
     refused = ""
@@ -210,7 +209,7 @@ def _verified(spec: Elaborated, backend: str) -> str:
     if not told:
         return f"Not verified when it was compiled: {refused}."
     if fixed is None:
-        held = _pairs_verified(programs, tried, TILED)
+        held = _held(programs, tried, TILED, "pairs")
         if held:
             told.append(f"at n = {TILED} every pair of {', '.join(held)}")
     apart = ", graphs and mechanisms apart" if len(programs) > 1 else ""
@@ -236,17 +235,33 @@ def _by_kind(program: Program) -> tuple[Program, ...]:
     )
 
 
-def _pairs_verified(programs: Sequence[Program], names: Sequence[str], n: int) -> list[str]:
-    """Verify the pairs that backends hold; those that hold any and do not refuse."""
+def _verified_in_part(programs: Sequence[Program], names: Sequence[str], n: int) -> str:
+    """Verify a module of one long length: every pair, and values as far as that is quick."""
+    pairs = _held(programs, names, n, "pairs") if n <= EXHAUSTIVE else []
+    values = _held(programs, names, n, "values") if n <= LONGEST else []
+    if not pairs and not values:
+        return f"Not verified when it was compiled: it has one length, {n:,}."
+    told = [f"every pair of {', '.join(pairs)}"] if pairs else []
+    told.append(
+        f"values and gradients of {QUERIES} queries of {', '.join(values)}"
+        if values
+        else "no values"
+    )
+    return f"Verified at n = {n:,}, its one length, when it was compiled, {'; '.join(told)}."
+
+
+def _held(programs: Sequence[Program], names: Sequence[str], n: int, depth: Depth) -> list[str]:
+    """Verify the pairs that backends hold, or values; those that have any and do not refuse."""
     held = []
     for program, name in product(programs, names):
         try:
-            found = verify_pairs(program, n, backend=name)
+            found = verify(program, n, backend=name, depth=depth)
         except (BackendError, BindError):
             # what it does at this length it is not asked for
             continue
         _require_ok(found, name)
-        if found.checks and found.exhaustive:
+        # one backend takes the last queries alone
+        if found.checks and all(check.asked == n for check in found.checks):
             held.append(name)
     return held
 

@@ -9,11 +9,15 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 
+# what expressions mean is registered where it is written
+import attnspec.elaborate.expressions  # noqa: F401
 from attnspec.elaborate.collect import Collector, Failed, Stopped
 from attnspec.elaborate.imports import Loader, Module
 from attnspec.elaborate.inline import inlined
-from attnspec.elaborate.names import BROKEN, GRAPH_FUNCTIONS, TOKEN_SETS, Environment
-from attnspec.elaborate.statements import Statements, slots_of
+from attnspec.elaborate.names import GRAPH_FUNCTIONS, TOKEN_SETS
+from attnspec.elaborate.scope import Scope, Work, meaning
+from attnspec.elaborate.slots import slots_of
+from attnspec.elaborate.statements import Statements
 from attnspec.elaborate.values import bound_value, value_of
 from attnspec.grammar import nodes
 from attnspec.grammar.parser import parse
@@ -63,17 +67,21 @@ def elaborate(
         attention = _chosen(module, name, collector)
     except Stopped:
         raise SpecError(collector.diagnostics) from None
-    work = Statements(collector, module, BY_NAME, mechanisms)
-    work.expect(attention)
-    env = Environment()
+    pending = {
+        statement.keyword
+        for statement in attention.body
+        if isinstance(statement, nodes.Setting) and statement.keyword in ("layers", "heads")
+    }
+    work, said = Work(collector, BY_NAME, mechanisms, pending), Statements()
+    scope = Scope(work, module)
     given: dict[str, nodes.Expression] = {}
     shown: dict[str, ParameterValue] = {}
     slots: list[list[Attend]] = []
     try:
-        given, shown = _parameters(work, attention, dict(overrides or {}), env)
-        work.body(attention, env)
-        slots = slots_of(work, attention, collector)
-        _unused(work, attention, env, collector)
+        given, shown = _parameters(said, attention, dict(overrides or {}), scope)
+        said.body(attention, scope)
+        slots = slots_of(said.rulings, attention, work)
+        _note_unused(said, attention, scope)
     except Stopped:
         pass
     if collector.has_errors():
@@ -87,8 +95,8 @@ def elaborate(
         causal=work.causal is not None,
         grid=work.grid,
         extra_tokens=work.extra_tokens,
-        inputs=tuple(work.declared.values()),
-        claims=tuple(work.claims),
+        inputs=tuple(work.inputs.values()),
+        claims=tuple(said.claims),
     )
     index = {attend: number for number, attend in enumerate(program.attends)}
     program = replace(program, slots=tuple(tuple(index[a] for a in row) for row in slots))
@@ -109,31 +117,24 @@ def parameter_names(source: Source, name: str | None) -> list[str]:
 
 
 def _chosen(module: Module, name: str | None, collector: Collector) -> nodes.Attention:
+    """The attention of a name, the only one if None; raises SpecError."""
     names = list(module.attentions)
-    start = module.file.span
-    if not names:
-        if not collector.has_errors():
-            place = replace(start, start=0, end=0)
-            collector.add(
-                "A213",
-                "no attention defined",
-                place,
-                help="a spec holds at least one `attention name { attend … }`",
-            )
-        raise SpecError(collector.diagnostics)
-    if name is None:
-        if len(names) > 1:
-            second = module.attentions[names[1]]
-            collector.add(
-                "A214",
-                f"this file holds {len(names)} attentions, so one must be chosen by name",
-                second.name_span,
-                notes=(f"they are {', '.join(names)}",),
-                help=f"`--name {names[0]}` on the command line, `name=` in Python",
-            )
-            raise SpecError(collector.diagnostics)
-        return module.attentions[names[0]]
-    if name not in module.attentions:
+    if not names and not collector.has_errors():
+        collector.add(
+            "A213",
+            "no attention defined",
+            replace(module.file.span, start=0, end=0),
+            help="a spec holds at least one `attention name { attend … }`",
+        )
+    elif names and name is None and len(names) > 1:
+        collector.add(
+            "A214",
+            f"this file holds {len(names)} attentions, so one must be chosen by name",
+            module.attentions[names[1]].name_span,
+            notes=(f"they are {', '.join(names)}",),
+            help=f"`--name {names[0]}` on the command line, `name=` in Python",
+        )
+    elif names and name is not None and name not in names:
         collector.add(
             "A215",
             f"this file holds no attention `{name}`",
@@ -141,21 +142,22 @@ def _chosen(module: Module, name: str | None, collector: Collector) -> nodes.Att
             notes=(f"it holds {', '.join(names)}",),
             help=did_you_mean(name, names),
         )
-        raise SpecError(collector.diagnostics)
-    return module.attentions[name]
+    elif names:
+        return module.attentions[name or names[0]]
+    raise SpecError(collector.diagnostics)
 
 
 def _parameters(
-    work: Statements,
+    said: Statements,
     attention: nodes.Attention,
     overrides: dict[str, ParameterValue],
-    env: Environment,
+    scope: Scope,
 ) -> tuple[dict[str, nodes.Expression], dict[str, ParameterValue]]:
     """Bind the parameters in order; a default may use those before it."""
-    names = [parameter.name for parameter in attention.parameters]
+    collector, names = scope.work.collector, [each.name for each in attention.parameters]
     for unknown in [name for name in overrides if name not in names]:
         known = ", ".join(f"`{name}`" for name in names) or "none"
-        work.collector.add(
+        collector.add(
             "A216",
             f"`{attention.name}` has no parameter `{unknown}`",
             attention.name_span,
@@ -165,40 +167,32 @@ def _parameters(
     given: dict[str, nodes.Expression] = {}
     shown: dict[str, ParameterValue] = {}
     for parameter in attention.parameters:
+        name, node = parameter.name, parameter.default
         try:
-            node = parameter.default
-            if parameter.name in overrides:
-                node = value_of(parameter, overrides[parameter.name], work.collector)
-                bound = bound_value(parameter, node, work, env)
+            if name in overrides:
+                node = value_of(parameter, overrides[name], collector)
+                value = bound_value(parameter, node, scope)
             elif node is not None:
-                bound = work.expression(node, env)
+                value = meaning(node, scope)
             else:
-                work.collector.fail(
-                    "A217",
-                    f"the parameter `{parameter.name}` has no value",
-                    parameter.span,
-                    help=f"give it a default, or set it: `--set {parameter.name}=…`",
-                )
-            work.define(parameter.name, parameter.name_span, env, bound)
-            given[parameter.name] = node
-            constant = bound.value if isinstance(bound.value, int | float) else None
-            shown[parameter.name] = print_expression(node) if constant is None else constant
+                message = f"the parameter `{name}` has no value"
+                advice = f"give it a default, or set it: `--set {name}=…`"
+                scope.fail("A217", message, parameter.span, help=advice)
+            said.define(name, parameter.name_span, scope, value)
+            given[name] = node
+            shown[name] = value if isinstance(value, int | float) else print_expression(node)
         except Failed:
-            env.names.setdefault(parameter.name, BROKEN)
+            scope.names.setdefault(name, None)
     return given, shown
 
 
-def _unused(
-    work: Statements,
-    attention: nodes.Attention,
-    env: Environment,
-    collector: Collector,
-) -> None:
+def _note_unused(said: Statements, attention: nodes.Attention, scope: Scope) -> None:
     places = {
         **{p.name: ("parameter", p.name_span) for p in attention.parameters},
-        **{s.name: ("local name", s.name_span) for s in work.lets},
+        **{s.name: ("local name", s.name_span) for s in said.lets},
         **{s.name: ("input", s.name_span) for s in attention.body if isinstance(s, nodes.Input)},
     }
     for name, (what, span) in places.items():
-        if name not in env.used:
-            collector.add("A903", f"the {what} `{name}` is never used", span, severity="warning")
+        if name not in scope.used:
+            message = f"the {what} `{name}` is never used"
+            scope.work.collector.add("A903", message, span, severity="warning")

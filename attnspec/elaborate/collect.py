@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
-from typing import NoReturn
+from collections.abc import Callable, Sequence
+from typing import Any, NoReturn, TypeVar
 
-from attnspec.text.diagnostics import Diagnostic, Severity
+from attnspec.text.diagnostics import Diagnostic
 from attnspec.text.source import Span
+
+T = TypeVar("T")
+R = TypeVar("R")
 
 
 class Failed(Exception):
@@ -25,44 +29,42 @@ class Collector:
 
     def __init__(self) -> None:
         self.diagnostics: list[Diagnostic] = []
-        self._errors = 0
 
     def has_errors(self) -> bool:
         """Whether anything was wrong so far, warnings aside."""
         return any(d.severity == "error" for d in self.diagnostics)
 
-    def add(
-        self,
-        code: str,
-        message: str,
-        span: Span | None,
-        *,
-        notes: tuple[str, ...] = (),
-        help: str | None = None,
-        related: tuple[tuple[str, Span], ...] = (),
-        severity: Severity = "error",
-    ) -> None:
-        """Record a diagnostic and go on."""
-        self.diagnostics.append(Diagnostic(code, message, span, severity, notes, help, related))
-        self._errors += severity == "error"
-        if self._errors == MOST_ERRORS:
+    def add(self, code: str, message: str, span: Span | None, **more: Any) -> None:
+        """Record a diagnostic, `more` being its other fields, and go on."""
+        self.diagnostics.append(Diagnostic(code, message, span, **more))
+        if sum(d.severity == "error" for d in self.diagnostics) >= MOST_ERRORS:
             raise Stopped
 
-    def fail(
-        self,
-        code: str,
-        message: str,
-        span: Span | None,
-        *,
-        notes: tuple[str, ...] = (),
-        help: str | None = None,
-        related: tuple[tuple[str, Span], ...] = (),
-    ) -> NoReturn:
+    def fail(self, code: str, message: str, span: Span | None, **more: Any) -> NoReturn:
         """Record an error and give up the part of the text that it stands in."""
-        self.add(code, message, span, notes=notes, help=help, related=related)
+        self.add(code, message, span, **more)
         raise Failed
+
+    def add_twice(self, name: str, span: Span, first: Span) -> None:
+        """Record that a name is defined again."""
+        related = (("first defined here", first),)
+        self.add("A203", f"`{name}` is defined twice", span, related=related)
 
     def stop(self, code: str, message: str, span: Span | None) -> NoReturn:
         """Record an error and end the elaboration."""
         self.add(code, message, span)
         raise Stopped
+
+
+def each(items: Sequence[T], elaborate: Callable[[T], R]) -> list[R]:
+    """Elaborate every item, so that independent errors come together, then fail if any did."""
+    results: list[R] = []
+    failed = False
+    for item in items:
+        try:
+            results.append(elaborate(item))
+        except Failed:
+            failed = True
+    if failed:
+        raise Failed
+    return results

@@ -1,29 +1,35 @@
-"""The meaning of expressions: what kind of thing they are and what they denote."""
+"""The meaning of words and operators."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
-from typing import cast
+from collections.abc import Callable, Sequence
+from typing import TypeVar
 
-from attnspec.elaborate.collect import Failed
+from attnspec.elaborate import terms
+from attnspec.elaborate.calls import call
+from attnspec.elaborate.collect import Failed, each
 from attnspec.elaborate.hybrids import regrouped
 from attnspec.elaborate.names import (
     ARTICLES,
     COORDINATES,
+    GRAPH_FUNCTIONS,
     POSITIONS,
     SCALARS,
     TOKEN_SETS,
-    Bound,
-    Environment,
+    Hybrid,
+    Value,
+    kind_of,
     type_of,
 )
-from attnspec.elaborate.pattern_arguments import Calls
+from attnspec.elaborate.scope import Scope, meaning
 from attnspec.grammar import nodes
-from attnspec.ir.parameters import Parameter
-from attnspec.ir.program import ArgumentValue, Mechanism, Term, TokenTerm
+from attnspec.ir.program import Compound, Leaf, Mechanism, Term
 from attnspec.ir.scalars import FUNCTIONS, Apply, Scalar, Symbol
 from attnspec.text.diagnostics import did_you_mean
+from attnspec.text.source import Span
+
+T = TypeVar("T")
 
 _COMPARISONS = ("==", "!=", "<", "<=", ">", ">=")
 _SETS = ("|", "&", "-", "~")
@@ -35,359 +41,84 @@ _ALONE = {
 """What to write instead of a mechanism under an operator."""
 
 
-class Operators(Calls):
-    """Elaborates prefixes and chains of operators."""
-
-    def prefix(self, node: nodes.Prefix, env: Environment) -> Bound:
-        """What `-x`, `~g` or `not p` stands for."""
-        operand = self.expression(node.operand, env)
-        if node.operator == "~":
-            if operand.kind in ("tokens", "input"):
-                term = self.as_tokens(operand, node.operand.span)
-                return Bound("tokens", self.token_compound("~", (term,), node.span), node.span)
-            self.require(operand, "graph", node.operand.span, "what `~` stands before")
-            self.known_now(operand.value, node.span, "under `~`")  # type: ignore[arg-type]
-            return Bound("graph", self.compound("~", (operand.value,), node.span), node.span)  # type: ignore[arg-type]
-        if operand.kind == "graph" and node.operator == "not":
-            self.collector.fail(
-                "A310",
-                "what `not` stands before must be a comparison, got a graph",
-                node.operand.span,
-                help="`~` is the complement of a graph",
-            )
-        self.require(operand, "scalar", node.operand.span, f"what `{node.operator}` stands before")
-        wanted = "boolean" if node.operator == "not" else "number"
-        self.typed(operand.value, wanted, node.operator, node.operand.span)  # type: ignore[arg-type]
-        op = "not" if node.operator == "not" else "neg"
-        return Bound("scalar", self.folded(Apply(op, (operand.value,)), node.span), node.span)  # type: ignore[arg-type]
-
-    def chain(self, node: nodes.Chain, env: Environment) -> Bound:
-        """What operands joined by operators of one level stand for."""
-        if node.operators[0] == "in":
-            return self._membership(node, env)
-        operands = self.each(node.operands, lambda operand: self.expression(operand, env))
-        kinds = {operand.kind for operand in operands}
-        if kinds == {"scalar"}:
-            return Bound("scalar", self._scalar_chain(node, operands), node.span)
-        if "mechanism" in kinds or "hybrid" in kinds:
-            return self._hybrid(node, operands)
-        for operator, span in zip(node.operators, node.operator_spans, strict=False):
-            if operator not in _SETS:
-                self.collector.fail(
-                    "A312",
-                    f"`{operator}` stands between numbers, got {ARTICLES[operands[0].kind]}"
-                    f" and {ARTICLES[operands[-1].kind]}",
-                    span,
-                    help="graphs and token sets are combined by `|`, `&` and `-`"
-                    if operator in ("+", "*", "and", "or")
-                    else "`#` starts a comment"
-                    if operator == "//"
-                    else None,
-                )
-        if "graph" in kinds:
-            for operand, part in zip(operands, node.operands, strict=True):
-                self.require(operand, "graph", part.span, "what stands beside a graph")
-            return Bound("graph", self._graph_chain(node, operands), node.span)
-        terms = [
-            self.as_tokens(b, part.span) for b, part in zip(operands, node.operands, strict=True)
-        ]
-        return Bound("tokens", self._token_chain(node, terms), node.span)
-
-    def _token_chain(self, node: nodes.Chain, terms: Sequence[TokenTerm]) -> TokenTerm:
-        result = terms[0]
-        group = [result]
-        for index, operator in enumerate(node.operators):
-            group.append(terms[index + 1])
-            if index + 1 == len(node.operators) or node.operators[index + 1] != operator:
-                result = self.token_compound(operator, tuple(group), node.span)
-                group = [result]
-        return result
-
-    def _graph_chain(self, node: nodes.Chain, operands: Sequence[Bound]) -> Term:
-        terms: list[Term] = [operand.value for operand in operands]  # type: ignore[misc]
-        result = terms[0]
-        group: list[Term] = [result]
-        for index, operator in enumerate(node.operators):
-            term = terms[index + 1]
-            if operator == "-":
-                self.known_now(term, node.operands[index + 1].span, "on the right of `-`")
-            group.append(term)
-            if index + 1 == len(node.operators) or node.operators[index + 1] != operator:
-                result = self.compound(operator, tuple(group), node.span)
-                group = [result]
-        return result
-
-    def _hybrid(self, node: nodes.Chain, operands: Sequence[Bound]) -> Bound:
-        span = node.operator_spans[0] if node.operator_spans else node.span
-        kinds = sorted(operand.kind for operand in operands)
-        if node.operators != ("+",) or kinds != ["graph", "mechanism"]:
-            meant = regrouped(node, operands)
-            self.collector.fail(
-                "A701",
-                "a mechanism stands alone or as `GRAPH + MECHANISM`, "
-                f"got {' and '.join(ARTICLES[operand.kind] for operand in operands)}"
-                f" with `{node.operators[0]}`",
-                span if meant is None else meant.span,
-                help=_ALONE.get(node.operators[0]) if meant is None else meant.help,
-            )
-        graph = next(o.value for o in operands if o.kind == "graph")
-        mechanism = cast(Mechanism, next(o.value for o in operands if o.kind == "mechanism"))
-        declaration = self.mechanisms[mechanism.name]
-        alone = declaration.alone(dict(mechanism.arguments))
-        if alone:
-            able = sorted(name for name, m in self.mechanisms.items() if m.combines)
-            self.collector.fail(
-                "A702",
-                f"`{mechanism.name}` {alone}, so no graph can be added",
-                span,
-                help=None
-                if declaration.combines
-                else f"`GRAPH + MECHANISM` works with {', '.join(able)}",
-            )
-        return Bound("hybrid", (graph, mechanism), node.span)  # type: ignore[arg-type]
-
-    def _scalar_chain(self, node: nodes.Chain, operands: Sequence[Bound]) -> Scalar:
-        values: list[Scalar] = [operand.value for operand in operands]  # type: ignore[misc]
-        operators = node.operators
-        if operators[0] in ("and", "or"):
-            for value, part in zip(values, node.operands, strict=True):
-                self.typed(value, "boolean", operators[0], part.span)
-            return self.folded(Apply(operators[0], tuple(values)), node.span)
-        for operator, span in zip(operators, node.operator_spans, strict=False):
-            if operator in ("|", "&", "subset"):
-                self.collector.fail(
-                    "A312",
-                    f"`{operator}` stands between graphs, got numbers",
-                    span,
-                    help={"|": "write `or`", "&": "write `and`"}.get(operator),
-                )
-        wanted = "number"
-        if operators[0] in ("==", "!=") and type_of(values[0]) == "boolean":
-            wanted = "boolean"
-        for value, part in zip(values, node.operands, strict=True):
-            self.typed(value, wanted, operators[0], part.span)
-        if operators[0] in _COMPARISONS:
-            links = tuple(
-                self.folded(Apply(operator, (values[i], values[i + 1])), node.span)
-                for i, operator in enumerate(operators)
-            )
-            return self.folded(links[0] if len(links) == 1 else Apply("and", links), node.span)
-        result = values[0]
-        for operator, value in zip(operators, values[1:], strict=True):
-            result = self.folded(Apply(operator, (result, value)), node.span)
-        return result
-
-    def _membership(self, node: nodes.Chain, env: Environment) -> Bound:
-        def number(part: nodes.Expression) -> Scalar:
-            value = self.scalar(part, env, "what stands beside `in`")
-            self.typed(value, "number", "in", part.span)
-            return value
-
-        value = number(node.operands[0])
-        where = node.operands[1]
-        if isinstance(where, nodes.Range):
-            ends = self.each((where.first, where.last), number)
-            return Bound(
-                "scalar", self.folded(Apply("within", (value, *ends)), node.span), node.span
-            )
-        if isinstance(where, nodes.Members):
-            members = self.each(where.items, number)
-            return Bound(
-                "scalar", self.folded(Apply("one_of", (value, *members)), node.span), node.span
-            )
-        self.collector.fail(
-            "A311",
-            "after `in` stands a range `a..b` or a set `{1, 2, 4}`",
-            where.span,
-        )
+# --- words ---------------------------------------------------------------------------------------
 
 
-class Expressions(Operators):
-    """Elaborates expressions of one spec; `Calls` adds what stands before a bracket."""
+@meaning.register(nodes.Integer)
+@meaning.register(nodes.Real)
+@meaning.register(nodes.Boolean)
+def number(node: nodes.Integer | nodes.Real | nodes.Boolean, scope: Scope) -> Scalar:
+    """What is written out."""
+    return node.value
 
-    def expression(self, node: nodes.Expression, env: Environment) -> Bound:
-        """What an expression stands for."""
-        match node:
-            case nodes.Integer(value) | nodes.Real(value) | nodes.Boolean(value):
-                return Bound("scalar", value, node.span)
-            case nodes.Name():
-                return self.word(node, env)
-            case nodes.Attribute():
-                return self._coordinate(node, env)
-            case nodes.Call():
-                return self.call(node, env)
-            case nodes.Prefix():
-                return self.prefix(node, env)
-            case nodes.Chain():
-                return self.chain(node, env)
-            case _:
-                self.collector.fail(
-                    "A311", "a range or a set in braces can stand only after `in`", node.span
-                )
 
-    # --- what the places in the language ask for -------------------------------------------------
-
-    def scalar(self, node: nodes.Expression, env: Environment, what: str = "") -> Scalar:
-        """A scalar, with its constant parts computed."""
-        bound = self.expression(node, env)
-        self.require(bound, "scalar", node.span, what)
-        return self.folded(bound.value, node.span)  # type: ignore[arg-type]
-
-    def integer(self, node: nodes.Expression, env: Environment, what: str) -> Scalar:
-        """An integer scalar."""
-        value = self.scalar(node, env, what)
-        kind = type_of(value)
-        if kind != "integer":
-            shown = str(value) if isinstance(value, float) else f"a {kind}"
-            self.collector.fail(
-                "A305",
-                f"{what} must be an integer, got {shown}",
-                node.span,
-                help="`//` divides and rounds down" if kind == "real" else None,
-            )
-        return value
-
-    def graph(self, node: nodes.Expression, env: Environment) -> Term:
-        """A graph."""
-        bound = self.expression(node, env)
-        self.require(bound, "graph", node.span)
-        return bound.value  # type: ignore[return-value]
-
-    def tokens(self, node: nodes.Expression, env: Environment) -> TokenTerm:
-        """A token set; an input of kind `tokens` is one."""
-        bound = self.expression(node, env)
-        return self.as_tokens(bound, node.span)
-
-    def argument(
-        self, parameter: Parameter, name: str, node: nodes.Expression, env: Environment
-    ) -> ArgumentValue:
-        """The value of an argument of a pattern or mechanism, as its `Parameter` asks."""
-        match parameter.kind:
-            case "tokens":
-                return self.tokens(node, env)
-            case "ids" | "length":
-                return self.input_of(parameter, name, node, env)
-            case "choice":
-                return self._choice(parameter, name, node)
-            case "predicate":
-                return self._predicate(node, env)
-            case "boolean":
-                value = self.scalar(node, env, f"`{name}`")
-            case "real":
-                value = self.scalar(node, env, f"`{name}`")
-            case _:
-                value = self.integer(node, env, f"`{name}`")
-        self.check_constant(parameter, name, value, node.span)
-        return value
-
-    # --- words ---------------------------------------------------------------------------------
-
-    def word(self, node: nodes.Name, env: Environment) -> Bound:
-        """What a bare word stands for."""
-        name = node.name
-        if name in env.names:
-            env.used.add(name)
-            found = env.names[name]
-            if found.kind == "broken":
-                raise Failed
-            return Bound(found.kind, found.value, node.span)
-        if name in SCALARS:
-            return self._scalar_word(node)
-        if env.predicate and name in POSITIONS:
-            return Bound("scalar", Symbol(name), node.span)
-        if name in self.module.broken:
+@meaning.register(nodes.Name)
+def word(node: nodes.Name, scope: Scope) -> Value:
+    """What a bare word stands for."""
+    name, work, module = node.name, scope.work, scope.module
+    if name in scope.names:
+        scope.used.add(name)
+        found = scope.names[name]
+        if found is None:
             raise Failed
-        if name in self.module.graphs or name in self.patterns or name in self.mechanisms:
-            call = nodes.Call(name, (), span=node.span, name_span=node.span)
-            return self.call(call, env, bare=True)
-        if name in POSITIONS:
-            self.collector.fail("A205", f"`{name}` has a meaning only inside `where(…)`", node.span)
-        if name in FUNCTIONS or name in TOKEN_SETS or name in ("transpose", "shift"):
-            self.collector.fail("A206", f"`{name}` needs its arguments: `{name}(…)`", node.span)
-        words = [*env.names, *SCALARS, "true", "false"]
-        if env.predicate:
-            advice = did_you_mean(name, [*words, *POSITIONS]) or _in_predicates(name)
-        else:
-            if not env.numbers:
-                words += [*self.patterns, *self.module.graphs, *self.mechanisms]
-            advice = did_you_mean(name, words)
-        self.collector.fail("A201", f"`{name}` is not defined", node.span, help=advice)
+        return found
+    if name in SCALARS:
+        return _scalar_word(node, scope)
+    if scope.predicate and name in POSITIONS:
+        return Symbol(name)
+    if name in module.broken:
+        raise Failed
+    if name in module.graphs or name in work.patterns or name in work.mechanisms:
+        return call(nodes.Call(name, (), span=node.span, name_span=node.span), scope, bare=True)
+    if name in POSITIONS:
+        scope.fail("A205", f"`{name}` has a meaning only inside `where(…)`", node.span)
+    if name in FUNCTIONS or name in TOKEN_SETS or name in GRAPH_FUNCTIONS:
+        scope.fail("A206", f"`{name}` needs its arguments: `{name}(…)`", node.span)
+    words = [*scope.names, *SCALARS, "true", "false"]
+    if scope.predicate:
+        advice = did_you_mean(name, [*words, *POSITIONS]) or _in_predicates(name)
+    else:
+        if not scope.numbers:
+            words += [*work.patterns, *module.graphs, *work.mechanisms]
+        advice = did_you_mean(name, words)
+    scope.fail("A201", f"`{name}` is not defined", node.span, help=advice)
 
-    def _scalar_word(self, node: nodes.Name) -> Bound:
-        name = node.name
-        if name not in ("layers", "heads"):
-            return Bound("scalar", Symbol(name), node.span)
-        if name in self.broken:
+
+def _scalar_word(node: nodes.Name, scope: Scope) -> Scalar:
+    name, work = node.name, scope.work
+    if name not in ("layers", "heads"):
+        return Symbol(name)
+    if name in work.broken:
+        raise Failed
+    if name in work.pending:
+        message = f"`{name}` has no value before the statement `{name} N`"
+        advice = "parameters come first, then `let` and the counts in the order of the text"
+        scope.fail("A207", message, node.span, help=advice)
+    if name == "layers":
+        return 1 if work.layers is None else work.layers
+    if work.heads is None:
+        message = "`heads` has a value only in a spec that declares it"
+        scope.fail("A207", message, node.span, help="add `heads N` before it")
+    return work.heads
+
+
+@meaning.register(nodes.Attribute)
+def coordinate(node: nodes.Attribute, scope: Scope) -> Symbol:
+    """What `q.row` stands for."""
+    shown, grid = f"{node.base.name}.{node.attribute}", scope.work.grid
+    if not scope.predicate or node.base.name not in POSITIONS:
+        message = "a coordinate such as `q.row` belongs to `q` or `k` inside `where(…)`"
+        scope.fail("A205", message, node.span)
+    if grid is None:
+        if "sequence" in scope.work.broken:
             raise Failed
-        if name in self.pending:
-            self.collector.fail(
-                "A207",
-                f"`{name}` has no value before the statement `{name} N`",
-                node.span,
-                help="parameters come first, then `let` and the counts in the order of the text",
-            )
-        if name == "layers":
-            return Bound("scalar", self.layers if self.layers is not None else 1, node.span)
-        if self.heads is None:
-            self.collector.fail(
-                "A207",
-                "`heads` has a value only in a spec that declares it",
-                node.span,
-                help="add `heads N` before it",
-            )
-        return Bound("scalar", self.heads, node.span)
-
-    def _coordinate(self, node: nodes.Attribute, env: Environment) -> Bound:
-        if not env.predicate or node.base.name not in POSITIONS:
-            self.collector.fail(
-                "A205",
-                "a coordinate such as `q.row` belongs to `q` or `k` inside `where(…)`",
-                node.span,
-            )
-        if self.grid_rank is None:
-            if "sequence" in self.broken:
-                raise Failed
-            self.collector.fail(
-                "A208",
-                f"`{node.base.name}.{node.attribute}` needs positions on a grid",
-                node.span,
-                help="add `sequence grid(H, W)`",
-            )
-        names = COORDINATES[self.grid_rank]
-        if node.attribute not in names:
-            self.collector.fail(
-                "A209",
-                f"a position of this grid has {', '.join(names)}, not `{node.attribute}`",
-                node.span,
-                help=did_you_mean(node.attribute, names),
-            )
-        return Bound("scalar", Symbol(f"{node.base.name}.{node.attribute}"), node.span)
-
-    def _choice(self, parameter: Parameter, name: str, node: nodes.Expression) -> str:
-        if not isinstance(node, nodes.Name) or node.name not in parameter.choices:
-            found = node.name if isinstance(node, nodes.Name) else "an expression"
-            self.collector.fail(
-                "A309",
-                f"`{name}` is one of {', '.join(parameter.choices)}, got {found}",
-                node.span,
-                help=did_you_mean(found, parameter.choices)
-                if isinstance(node, nodes.Name)
-                else None,
-            )
-        return node.name
-
-    def _predicate(self, node: nodes.Expression, env: Environment) -> Scalar:
-        inner = env.child()
-        inner.predicate = True
-        value = self.scalar(node, inner, "the predicate of `where`")
-        if type_of(value) != "boolean":
-            self.collector.fail(
-                "A314",
-                "the predicate of `where` must be a comparison, got a number",
-                node.span,
-                help="for example `where((q - k) % 2 == 0)`",
-            )
-        return value
+        message = f"`{shown}` needs positions on a grid"
+        scope.fail("A208", message, node.span, help="add `sequence grid(H, W)`")
+    names = COORDINATES[len(grid)]
+    if node.attribute not in names:
+        message = f"a position of this grid has {', '.join(names)}, not `{node.attribute}`"
+        scope.fail("A209", message, node.span, help=did_you_mean(node.attribute, names))
+    return Symbol(shown)
 
 
 _POSITION = re.compile(r"[A-Za-z]|(q|k|kv)_\w+|\w*(query|key|idx|index|pos)\w*", re.IGNORECASE)
@@ -401,3 +132,145 @@ def _in_predicates(name: str) -> str | None:
     if _POSITION.fullmatch(name):
         return "in a predicate `q` is the position of the query, `k` that of the key"
     return None
+
+
+# --- operators -----------------------------------------------------------------------------------
+
+
+@meaning.register(nodes.Prefix)
+def prefix(node: nodes.Prefix, scope: Scope) -> Value:
+    """What `-x`, `~g` or `not p` stands for."""
+    operand, span = meaning(node.operand, scope), node.operand.span
+    kind, stands = kind_of(operand), f"what `{node.operator}` stands before"
+    if node.operator == "~":
+        if kind in ("tokens", "input"):
+            held = terms.as_tokens(operand, span, scope)
+            return terms.token_compound("~", (held,), node.span, scope)
+        term = _graph(operand, span, scope, stands)
+        terms.known_now(term, node.span, scope, "under `~`")
+        return terms.compound("~", (term,), node.span, scope)
+    if kind == "graph" and node.operator == "not":
+        message = f"{stands} must be a comparison, got a graph"
+        scope.fail("A310", message, span, help="`~` is the complement of a graph")
+    terms.require(operand, "scalar", span, scope, stands)
+    wanted = "boolean" if node.operator == "not" else "number"
+    terms.typed(operand, wanted, node.operator, span, scope)  # type: ignore[arg-type]
+    op = "not" if node.operator == "not" else "neg"
+    return terms.folded(Apply(op, (operand,)), node.span, scope)  # type: ignore[arg-type]
+
+
+def _graph(value: Value, span: Span, scope: Scope, what: str) -> Term:
+    terms.require(value, "graph", span, scope, what)
+    return value  # type: ignore[return-value]
+
+
+@meaning.register(nodes.Chain)
+def chain(node: nodes.Chain, scope: Scope) -> Value:
+    """What operands joined by operators of one level stand for."""
+    if node.operators[0] == "in":
+        return _membership(node, scope)
+    operands = each(node.operands, lambda operand: meaning(operand, scope))
+    kinds = {kind_of(operand) for operand in operands}
+    if kinds == {"scalar"}:
+        return _scalar_chain(node, operands, scope)  # type: ignore[arg-type]
+    if kinds & {"mechanism", "hybrid"}:
+        return _hybrid(node, operands, scope)
+    for operator, span in zip(node.operators, node.operator_spans, strict=False):
+        if operator not in _SETS:
+            ends = " and ".join(ARTICLES[kind_of(operands[at])] for at in (0, -1))
+            message = f"`{operator}` stands between numbers, got {ends}"
+            advice = "`#` starts a comment" if operator == "//" else None
+            if operator in ("+", "*", "and", "or"):
+                advice = "graphs and token sets are combined by `|`, `&` and `-`"
+            scope.fail("A312", message, span, help=advice)
+    placed = list(zip(operands, (part.span for part in node.operands), strict=True))
+    if "graph" not in kinds:
+        sets = [terms.as_tokens(operand, span, scope) for operand, span in placed]
+        return _joined(node, sets, lambda op, of: terms.token_compound(op, of, node.span, scope))
+    beside = "what stands beside a graph"
+    graphs = [_graph(operand, span, scope, beside) for operand, span in placed]
+    for operator, term, (_, span) in zip(node.operators, graphs[1:], placed[1:], strict=True):
+        if operator == "-":
+            terms.known_now(term, span, scope, "on the right of `-`")
+    return _joined(node, graphs, lambda op, of: terms.compound(op, of, node.span, scope))
+
+
+def _joined(node: nodes.Chain, some: Sequence[T], join: Callable[[str, tuple[T, ...]], T]) -> T:
+    """Operands joined from the left, those of one operator in a row together."""
+    group = [some[0]]
+    for index, operator in enumerate(node.operators):
+        group.append(some[index + 1])
+        if node.operators[index + 1 : index + 2] != (operator,):
+            group = [join(operator, tuple(group))]
+    return group[0]
+
+
+def _hybrid(node: nodes.Chain, operands: Sequence[Value], scope: Scope) -> Hybrid:
+    span = node.operator_spans[0] if node.operator_spans else node.span
+    match node.operators, operands:
+        case ("+",), [Mechanism() as mechanism, Leaf() | Compound() as graph]:
+            pass
+        case ("+",), [Leaf() | Compound() as graph, Mechanism() as mechanism]:
+            pass
+        case _:
+            meant = regrouped(node, operands)
+            found = " and ".join(ARTICLES[kind_of(operand)] for operand in operands)
+            message = (
+                "a mechanism stands alone or as `GRAPH + MECHANISM`,"
+                f" got {found} with `{node.operators[0]}`"
+            )
+            advice = _ALONE.get(node.operators[0]) if meant is None else meant.help
+            scope.fail("A701", message, span if meant is None else meant.span, help=advice)
+    declaration = scope.work.mechanisms[mechanism.name]
+    alone = declaration.alone(dict(mechanism.arguments))
+    if alone:
+        able = sorted(name for name, m in scope.work.mechanisms.items() if m.combines)
+        advice = (
+            None if declaration.combines else f"`GRAPH + MECHANISM` works with {', '.join(able)}"
+        )
+        message = f"`{mechanism.name}` {alone}, so no graph can be added"
+        scope.fail("A702", message, span, help=advice)
+    return Hybrid(graph, mechanism)
+
+
+def _scalar_chain(node: nodes.Chain, values: Sequence[Scalar], scope: Scope) -> Scalar:
+    operators, span = node.operators, node.span
+    first, wanted = operators[0], "boolean" if operators[0] in ("and", "or") else "number"
+    if wanted == "number":
+        for operator, place in zip(operators, node.operator_spans, strict=False):
+            if operator in ("|", "&", "subset"):
+                message = f"`{operator}` stands between graphs, got numbers"
+                advice = {"|": "write `or`", "&": "write `and`"}.get(operator)
+                scope.fail("A312", message, place, help=advice)
+        if first in ("==", "!=") and type_of(values[0]) == "boolean":
+            wanted = "boolean"
+    for value, part in zip(values, node.operands, strict=True):
+        terms.typed(value, wanted, first, part.span, scope)
+    if first in ("and", "or"):
+        return terms.folded(Apply(first, tuple(values)), span, scope)
+    if first in _COMPARISONS:
+        pairs = zip(operators, values, values[1:], strict=False)
+        links = tuple(terms.folded(Apply(op, (a, b)), span, scope) for op, a, b in pairs)
+        return terms.folded(links[0] if len(links) == 1 else Apply("and", links), span, scope)
+    result = values[0]
+    for operator, value in zip(operators, values[1:], strict=True):
+        result = terms.folded(Apply(operator, (result, value)), span, scope)
+    return result
+
+
+def _membership(node: nodes.Chain, scope: Scope) -> Scalar:
+    def one(part: nodes.Expression) -> Scalar:
+        value = terms.scalar(part, scope, "what stands beside `in`")
+        terms.typed(value, "number", "in", part.span, scope)
+        return value
+
+    value, where = one(node.operands[0]), node.operands[1]
+    match where:
+        case nodes.Range(first, last):
+            op, items = "within", (first, last)
+        case nodes.Members(items):
+            op = "one_of"
+        case _:
+            message = "after `in` stands a range `a..b` or a set `{1, 2, 4}`"
+            scope.fail("A311", message, where.span)
+    return terms.folded(Apply(op, (value, *each(items, one))), node.span, scope)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from attnspec.elaborate.names import Bound
+from attnspec.elaborate.names import Hybrid, Value, kind_of
 from attnspec.grammar import nodes
 from attnspec.ir.program import Mechanism
 from attnspec.text.source import Span
@@ -19,17 +19,17 @@ class Regrouped:
     help: str
 
 
-def regrouped(node: nodes.Chain, operands: Sequence[Bound]) -> Regrouped | None:
+def regrouped(node: nodes.Chain, operands: Sequence[Value]) -> Regrouped | None:
     """`(A | B) + M` for the operands of `A | B + M` and its like; None where it is not plain that
     one graph and one mechanism are meant."""
-    others = [place for place, operand in enumerate(operands) if operand.kind != "graph"]
+    others = [place for place, operand in enumerate(operands) if kind_of(operand) != "graph"]
     if len(others) != 1:
         return None
     (at,) = others
-    match operands[at].kind, operands[at].value:
-        case "hybrid", (_, Mechanism() as called):
+    match operands[at]:
+        case Hybrid(_, called):
             found = _of_hybrid(node, at, called)
-        case "mechanism", _:
+        case Mechanism():
             found = _of_mechanism(node, at)
         case _:
             return None

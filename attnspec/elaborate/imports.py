@@ -78,35 +78,20 @@ class Loader:
             name, span = parameter.name, parameter.name_span
             good = good and name not in RESERVED | places.keys()
             if name in RESERVED:
-                self.collector.add(
-                    "A204", f"`{name}` is a word of the language and cannot be a name", span
-                )
+                message = f"`{name}` is a word of the language and cannot be a name"
+                self.collector.add("A204", message, span)
             elif name in places:
-                self.collector.add(
-                    "A203",
-                    f"`{name}` is defined twice",
-                    span,
-                    related=(("first defined here", places[name]),),
-                )
+                self.collector.add_twice(name, span, places[name])
             places.setdefault(name, span)
         return good
 
     def _claim(self, name: str, span: Span, places: dict[str, Span], called: bool = True) -> None:
         # an attention is never called, so it may be named after the pattern that it is about
         if name in RESERVED or (called and name in self.builtin):
-            self.collector.add(
-                "A202",
-                f"`{name}` is a word of the language and cannot be defined again",
-                span,
-                help="choose another name",
-            )
+            message = f"`{name}` is a word of the language and cannot be defined again"
+            self.collector.add("A202", message, span, help="choose another name")
         if name in places:
-            self.collector.add(
-                "A203",
-                f"`{name}` is defined twice",
-                span,
-                related=(("first defined here", places[name]),),
-            )
+            self.collector.add_twice(name, span, places[name])
         places.setdefault(name, span)
 
     def _import(self, module: Module, item: nodes.Import, places: dict[str, Span]) -> None:
@@ -118,29 +103,19 @@ class Loader:
             elif name.name in imported.broken:
                 continue
             elif name.name in imported.attentions:
-                self.collector.add(
-                    "A507",
-                    f"`{name.name}` is an attention; only graphs can be imported",
-                    name.span,
-                )
+                message = f"`{name.name}` is an attention; only graphs can be imported"
+                self.collector.add("A507", message, name.span)
             else:
-                self.collector.add(
-                    "A506",
-                    f"{item.path!r} defines no graph `{name.name}`",
-                    name.span,
-                    help=did_you_mean(name.name, imported.graphs),
-                )
+                message = f"{item.path!r} defines no graph `{name.name}`"
+                advice = did_you_mean(name.name, imported.graphs)
+                self.collector.add("A506", message, name.span, help=advice)
 
     def _resolve(self, module: Module, item: nodes.Import) -> Module:
         span = item.path_span
         fail = self.collector.fail
         if module.source.path is None or self.root is None:
-            fail(
-                "A501",
-                "imports need a spec that is a file; this one is a text",
-                span,
-                help="write it to a file and use `attnspec.load`",
-            )
+            message = "imports need a spec that is a file; this one is a text"
+            fail("A501", message, span, help="write it to a file and use `attnspec.load`")
         if "\0" in item.path or not item.path:
             fail("A502", "an import needs the path of a file", span)
         windows = PureWindowsPath(item.path)
@@ -151,11 +126,8 @@ class Loader:
             or "://" in item.path
             or item.path.startswith("file:")
         ):
-            fail(
-                "A503",
-                "an import's path is relative to the file that imports, with `/` between folders",
-                span,
-            )
+            message = "an import's path is relative to the file that imports"
+            fail("A503", f"{message}, with `/` between folders", span)
         try:
             path = (module.source.path.parent / item.path).resolve()
         except (OSError, RuntimeError, ValueError):
@@ -170,11 +142,8 @@ class Loader:
         if path in self.loaded:
             return self.loaded[path]
         if len(self.loaded) >= MOST_FILES or len(self.loading) >= MOST_DEPTH:
-            fail(
-                "A195",
-                f"a spec may import at most {MOST_FILES} files, nested at most {MOST_DEPTH} deep",
-                span,
-            )
+            message = f"a spec may import at most {MOST_FILES} files"
+            fail("A195", f"{message}, nested at most {MOST_DEPTH} deep", span)
         return self._load_file(path, item, span)
 
     def _load_file(self, path: Path, item: nodes.Import, span: Span) -> Module:
@@ -182,11 +151,8 @@ class Loader:
         self.unreadable.add(path)
         try:
             if path.is_file() and path.name not in {p.name for p in path.parent.iterdir()}:
-                self.collector.fail(
-                    "A508",
-                    f"the file's name differs from {item.path!r} in upper and lower case",
-                    span,
-                )
+                message = f"the file's name differs from {item.path!r} in upper and lower case"
+                self.collector.fail("A508", message, span)
             shown = path.relative_to(self.root).as_posix() if self.root else item.path
             source = read_source(path, shown)
             file = parse(source)

@@ -1,24 +1,22 @@
-"""What a word can stand for, and the environment that says so."""
+"""What a word can stand for, and how things of each kind are told apart."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
-from attnspec.ir.program import InputRef, Mechanism, Term, TokenTerm
+from attnspec.ir.parameters import Parameter
+from attnspec.ir.program import (
+    Compound,
+    InputRef,
+    Leaf,
+    Mechanism,
+    Term,
+    TokenCompound,
+    Tokens,
+    TokenTerm,
+)
 from attnspec.ir.scalars import Apply, Scalar, Symbol
-from attnspec.text.source import Span
-
-Kind: TypeAlias = Literal["scalar", "tokens", "input", "graph", "mechanism", "hybrid", "broken"]
-
-ARTICLES: dict[str, str] = {
-    "scalar": "a number",
-    "tokens": "a token set",
-    "input": "an input",
-    "graph": "a graph",
-    "mechanism": "a mechanism",
-    "hybrid": "a graph with a mechanism",
-}
 
 SCALARS = ("n", "heads", "layers", "head", "layer")
 """The scalars that are available everywhere."""
@@ -26,11 +24,19 @@ SCALARS = ("n", "heads", "layers", "head", "layer")
 POSITIONS = ("q", "k")
 COORDINATES: dict[int, tuple[str, ...]] = {2: ("row", "col"), 3: ("time", "row", "col")}
 
-TOKEN_SETS: dict[str, tuple[str, ...]] = {
-    "first": ("count",),
-    "last": ("count",),
-    "every": ("step", "offset"),
-    "positions": (),
+
+def _counts(doc: str, least: int = 0) -> Parameter:
+    return Parameter("integer", doc, least=least, positional=True)
+
+
+TOKEN_SETS: dict[str, dict[str, Parameter]] = {
+    "first": {"count": _counts("how many positions at the start")},
+    "last": {"count": _counts("how many positions at the end")},
+    "every": {
+        "step": _counts("from one position to the next", 1),
+        "offset": _counts("the first position, 0 if not given"),
+    },
+    "positions": {},
 }
 GRAPH_FUNCTIONS = ("transpose", "shift")
 SCORES: dict[str, dict[str, Scalar | None]] = {
@@ -40,17 +46,8 @@ SCORES: dict[str, dict[str, Scalar | None]] = {
 }
 NORMALIZERS = ("softmax", "relu", "sigmoid", "softmax1")
 INPUT_KINDS = ("tokens", "ids", "length")
-METRICS = (
-    "edges",
-    "degree",
-    "density",
-    "diameter",
-    "path_length",
-    "depth",
-    "spectral_gap",
-    "flops",
-    "bytes",
-    "order",
+METRICS = tuple(
+    "edges degree density diameter path_length depth spectral_gap flops bytes order".split()
 )
 PROPERTIES = ("causal", "rows_nonempty", "stable", "symmetric")
 
@@ -59,40 +56,49 @@ RESERVED = frozenset({*SCALARS, *POSITIONS, "true", "false", "and", "or", "not",
 
 
 @dataclass(frozen=True)
-class Bound:
-    """What a name or an expression stands for.
+class Hybrid:
+    """`GRAPH + MECHANISM`."""
 
-    A hybrid is a pair (graph, mechanism). A broken name has a definition that failed: whoever uses
-    it fails without another message.
-    """
-
-    kind: Kind
-    value: Scalar | TokenTerm | InputRef | Term | Mechanism | tuple[Term, Mechanism]
-    span: Span | None = None
+    graph: Term
+    mechanism: Mechanism
 
 
-BROKEN = Bound("broken", 0)
+Value: TypeAlias = "Scalar | TokenTerm | Term | Mechanism | Hybrid"
+"""What a name or an expression stands for."""
+
+Kind: TypeAlias = Literal["scalar", "tokens", "input", "graph", "mechanism", "hybrid"]
+
+ARTICLES: dict[Kind, str] = {
+    "scalar": "a number",
+    "tokens": "a token set",
+    "input": "an input",
+    "graph": "a graph",
+    "mechanism": "a mechanism",
+    "hybrid": "a graph with a mechanism",
+}
 
 
-@dataclass
-class Environment:
-    """Names in scope. `used` collects the names that were looked up, for the lints; `numbers` says
-    that nothing but numbers and truth values is meant here."""
-
-    names: dict[str, Bound] = field(default_factory=dict)
-    used: set[str] = field(default_factory=set)
-    predicate: bool = False
-    numbers: bool = False
-    grid_rank: int | None = None
-
-    def child(self) -> Environment:
-        """A scope inside this one: sees the same names, adds its own, shares what was used."""
-        return Environment(
-            dict(self.names), self.used, self.predicate, self.numbers, self.grid_rank
-        )
+def kind_of(value: Value) -> Kind:
+    """What kind of thing a value is."""
+    match value:
+        case Tokens() | TokenCompound():
+            return "tokens"
+        case InputRef():
+            return "input"
+        case Leaf() | Compound():
+            return "graph"
+        case Mechanism():
+            return "mechanism"
+        case Hybrid():
+            return "hybrid"
+        case _:
+            return "scalar"
 
 
 ScalarType: TypeAlias = Literal["integer", "real", "boolean"]
+
+_TRUTHS = frozenset("== != < <= > >= and or not within one_of".split())
+_COUNTS = frozenset("+ * min max // % isqrt floor ceil abs".split())
 
 
 def type_of(scalar: Scalar) -> ScalarType:
@@ -100,15 +106,13 @@ def type_of(scalar: Scalar) -> ScalarType:
     match scalar:
         case bool():
             return "boolean"
-        case int():
+        case int() | Symbol():
             return "integer"
         case float():
             return "real"
-        case Symbol():
-            return "integer"
         case Apply(op, args):
             types = [type_of(arg) for arg in args]
-            if op in ("==", "!=", "<", "<=", ">", ">=", "and", "or", "not", "within", "one_of"):
+            if op in _TRUTHS:
                 return "boolean"
             if op in ("isqrt", "ceil", "floor"):
                 return "integer"
@@ -126,17 +130,6 @@ def _grows(exponent: Scalar) -> bool:
         case Symbol():
             return True
         case Apply(op, args):
-            return op in (
-                "+",
-                "*",
-                "min",
-                "max",
-                "//",
-                "%",
-                "isqrt",
-                "floor",
-                "ceil",
-                "abs",
-            ) and all(isinstance(a, int) or _grows(a) for a in args)
+            return op in _COUNTS and all(isinstance(a, int) or _grows(a) for a in args)
         case _:
             return isinstance(exponent, int) and exponent >= 0

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from attnspec.graphs.forms.prelude import predicate_of
 from attnspec.graphs.operators import Complement, Intersection, Shift, Transpose, Union
 from attnspec.graphs.predicates.distance_bounds import extent_of
 from attnspec.graphs.relation import Relation
@@ -19,7 +20,7 @@ from attnspec.graphs.token_sets import (
     TokenUnion,
     reads_data,
 )
-from attnspec.ir.scalars import Apply, Scalar, symbols
+from attnspec.ir.scalars import Apply, symbols
 
 
 @dataclass(frozen=True)
@@ -63,9 +64,16 @@ def look_back(relation: Relation, promised: frozenset[str] = frozenset()) -> Loo
         if inner is None or relation.by < 0 or inner.marked:
             return None
         return LookBack(inner.first + relation.by, inner.before)
-    if isinstance(relation, Complement) and relation.term.name == "where":
-        return _of_predicate(relation.term, Apply("not", (vars(relation.term)["predicate"],)))
-    return _of_pattern(relation, promised)
+    inside = relation.term if isinstance(relation, Complement) else relation
+    predicate = predicate_of(inside)
+    if predicate is not None:
+        wanted = predicate if inside is relation else Apply("not", (predicate,))
+        extent = extent_of(wanted) if _is_steady(inside) else None
+        return None if extent is None else LookBack(extent.first, extent.before)
+    tokens = vars(relation).get("tokens")
+    bound = _of_columns(tokens, promised) if isinstance(tokens, TokenSet) else None
+    # a query among the tokens reads every key up to its own
+    return None if bound is None or ("q" in relation.sides and bound.marked) else bound
 
 
 def lag_of_data(relation: Relation) -> int:
@@ -81,35 +89,6 @@ def lag_of_data(relation: Relation) -> int:
             return lag_of_data(term) + by
         case _:
             return 0
-
-
-def _of_pattern(relation: Relation, promised: frozenset[str]) -> LookBack | None:
-    given = vars(relation)
-    if relation.name == "where":
-        return _of_predicate(relation, given["predicate"])
-    match relation.name:
-        case "self":
-            return LookBack(0, 0)
-        case "window":
-            return LookBack(0, int(relation.reach[0]))  # type: ignore[attr-defined]
-        case "dilated":
-            return LookBack(0, int(given["radius"]))
-        case "block":
-            return LookBack(0, int(given["size"]) * (int(given["before"]) + 1) - 1)
-        case "columns":
-            return _of_columns(given["tokens"], promised)
-        case "rows" | "global":
-            # a query among the tokens reads every key up to its own
-            found = _of_columns(given["tokens"], promised)
-            return None if found is None or found.marked else found
-        case _:
-            return None
-
-
-def _of_predicate(relation: Relation, predicate: Scalar) -> LookBack | None:
-    """What the bounds of a predicate show, where the pairs of `where` are those of every length."""
-    extent = extent_of(predicate) if _is_steady(relation) else None
-    return None if extent is None else LookBack(extent.first, extent.before)
 
 
 def _of_columns(tokens: TokenSet, promised: frozenset[str]) -> LookBack | None:
@@ -154,8 +133,10 @@ def _is_steady(relation: Relation) -> bool:
         return _is_steady(relation.term)
     if isinstance(relation, Shift):
         return relation.by >= 0 and _is_steady(relation.term)
-    if relation.name == "where":
-        return set(symbols(vars(relation)["predicate"])) <= {"q", "k"}
-    if relation.name in ("columns", "rows", "global"):
-        return _are_steady(vars(relation)["tokens"])
+    predicate = predicate_of(relation)
+    if predicate is not None:
+        return set(symbols(predicate)) <= {"q", "k"}
+    tokens = vars(relation).get("tokens")
+    if isinstance(tokens, TokenSet):
+        return _are_steady(tokens)
     return relation.changing(bool(vars(relation).get("causal"))) is None

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, reduce
+from operator import and_, or_
 from typing import ClassVar
 
 import numpy as np
 
+from attnspec.graphs.progressions import shared_progressions, union_progressions
 from attnspec.graphs.relation import (
     EMPTY,
     FULL,
@@ -27,26 +29,30 @@ from attnspec.graphs.relation import (
 
 
 @dataclass(frozen=True)
-class Union(Relation):
-    """The pairs of any of the terms."""
+class _Joined(Relation):
+    """Terms whose pairs, and answers for tiles, are joined one after the other."""
 
     terms: tuple[Relation, ...]
-    name: ClassVar = "|"
+    pairs: ClassVar[Callable[..., Elementwise]]
+    tiles: ClassVar[Callable[..., np.ndarray]]
 
     def holds(self, q: Elementwise, k: Elementwise, n: int) -> Elementwise:
-        held = self.terms[0].holds(q, k, n)
-        for term in self.terms[1:]:
-            held = held | term.holds(q, k, n)
-        return held
+        return reduce(self.pairs, (term.holds(q, k, n) for term in self.terms))
 
     def phase(self, q: Tiles, k: Tiles, n: int) -> list[np.ndarray]:
         return [part for term in self.terms for part in phase_of(term, q, k, n)]
 
     def cover(self, q: Tiles, k: Tiles, n: int) -> np.ndarray:
-        answer = self.terms[0].cover(q, k, n)
-        for term in self.terms[1:]:
-            answer = np.maximum(answer, term.cover(q, k, n))
-        return answer
+        return reduce(self.tiles, (term.cover(q, k, n) for term in self.terms))
+
+
+@dataclass(frozen=True)
+class Union(_Joined):
+    """The pairs of any of the terms."""
+
+    name: ClassVar = "|"
+    pairs: ClassVar = or_
+    tiles: ClassVar = np.maximum
 
     def progressions(self, q: np.ndarray, n: int) -> Progressions | None:
         return union_progressions([term.progressions(q, n) for term in self.terms])
@@ -70,43 +76,15 @@ class Union(Relation):
 
 
 @dataclass(frozen=True)
-class Intersection(Relation):
+class Intersection(_Joined):
     """The pairs of all of the terms."""
 
-    terms: tuple[Relation, ...]
     name: ClassVar = "&"
-
-    def holds(self, q: Elementwise, k: Elementwise, n: int) -> Elementwise:
-        held = self.terms[0].holds(q, k, n)
-        for term in self.terms[1:]:
-            held = held & term.holds(q, k, n)
-        return held
-
-    def phase(self, q: Tiles, k: Tiles, n: int) -> list[np.ndarray]:
-        return [part for term in self.terms for part in phase_of(term, q, k, n)]
-
-    def cover(self, q: Tiles, k: Tiles, n: int) -> np.ndarray:
-        answer = self.terms[0].cover(q, k, n)
-        for term in self.terms[1:]:
-            answer = np.minimum(answer, term.cover(q, k, n))
-        return answer
+    pairs: ClassVar = and_
+    tiles: ClassVar = np.minimum
 
     def progressions(self, q: np.ndarray, n: int) -> Progressions | None:
-        """In closed form where all terms but one are single ranges, which clip that one."""
-        closed = [term.progressions(q, n) for term in self.terms]
-        parts = [part for part in closed if part is not None]
-        if len(parts) < len(closed):
-            return None
-        ranges = [p for p in parts if np.shape(p[0])[-1] == 1 and np.all(np.equal(p[2], 1))]
-        others = [p for p in parts if not any(p is r for r in ranges)]
-        if len(others) > 1:
-            return None
-        start, stop, step = others[0] if others else ranges.pop()
-        for low, high, _ in ranges:
-            # the first member of the progression that is not below `low`
-            start = start + np.maximum(0, -((start - low) // step)) * step
-            stop = np.minimum(stop, high)
-        return start, stop, step
+        return shared_progressions([term.progressions(q, n) for term in self.terms])
 
     def rows(self, first: int, last: int, n: int) -> Edges:
         closed = self.progressions(np.arange(first, last), n)
@@ -189,6 +167,16 @@ class Shift(Relation):
         k_from = (k - self.by) * (k >= low) * (k < high)
         return inside & self.term.holds(q_from, k_from, n)
 
+    def progressions(self, q: np.ndarray, n: int) -> Progressions | None:
+        low, high = max(0, self.by), min(n, n + self.by)
+        inside = (q >= low) & (q < high)
+        inner = self.term.progressions(np.where(inside, q - self.by, 0), n)
+        if inner is None:
+            return None
+        start, stop, step = inner
+        window = np.where(inside, low, 0)[:, None], np.where(inside, high, 0)[:, None], 1
+        return shared_progressions([(start + self.by, stop + self.by, step), window])
+
     def phase(self, q: Tiles, k: Tiles, n: int) -> list[np.ndarray]:
         low, high = max(0, self.by), min(n, n + self.by)
         inside = (q.start >= low) & (q.last < high) & (k.start >= low) & (k.last < high)
@@ -267,69 +255,3 @@ def _reversed_edges(relation: Relation, n: int) -> Edges:
     q = np.concatenate([part[0] for part in parts])
     k = np.concatenate([part[1] for part in parts])
     return sort_edges(k, q)
-
-
-MOST = 64
-"""The most progressions per row that a closed form is worth."""
-
-
-def union_progressions(parts: Sequence[Progressions | None]) -> Progressions | None:
-    """The union of parts, each with disjoint progressions per row; None where there is no form."""
-    known = [part for part in parts if part is not None]
-    if len(known) < len(parts):
-        return None
-    ranges = [part for part in known if np.all(np.equal(part[2], 1))]
-    stepped = [part for part in known if not np.all(np.equal(part[2], 1))]
-    if len(stepped) > 1:
-        return None
-    width = sum(_width(part) for part in ranges)
-    if width + sum(_width(part) for part in stepped) * (width + 1) > MOST:
-        return None
-    if not ranges:
-        return stepped[0]
-    rows = max(len(part[0]) for part in known)
-    start = np.concatenate([np.broadcast_to(p[0], (rows, _width(p))) for p in ranges], axis=1)
-    stop = np.concatenate([np.broadcast_to(p[1], (rows, _width(p))) for p in ranges], axis=1)
-    start, stop = _separated(start, stop)
-    if not stepped:
-        return start, stop, 1
-    cut_start, cut_stop, cut_step = _cut(stepped[0], start, stop)
-    step = np.concatenate([np.ones_like(start), cut_step], axis=1)
-    return (
-        np.concatenate([start, cut_start], axis=1),
-        np.concatenate([stop, cut_stop], axis=1),
-        step,
-    )
-
-
-def _width(part: Progressions) -> int:
-    return int(np.broadcast_shapes(*(np.shape(array) for array in part))[-1])
-
-
-def _separated(start: np.ndarray, stop: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Sorted by start; each range begins no earlier than those before it end."""
-    order = np.argsort(start, axis=1, kind="stable")
-    start, stop = np.take_along_axis(start, order, 1), np.take_along_axis(stop, order, 1)
-    ended = np.maximum.accumulate(stop, axis=1)
-    start = start.copy()
-    start[:, 1:] = np.maximum(start[:, 1:], ended[:, :-1])
-    return start, np.maximum(start, stop)
-
-
-def _cut(
-    part: Progressions, start: np.ndarray, stop: np.ndarray
-) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """The pieces of progressions that lie in the gaps between disjoint sorted ranges."""
-    first, last, step = (
-        np.broadcast_to(array, (len(start), _width(part)))[:, :, None] for array in part
-    )
-    rows = len(start)
-    # empty ranges start no later than the next one, so their gaps are empty or real gaps
-    low = np.concatenate([np.zeros((rows, 1), np.int64), stop], axis=1)[:, None]
-    low = np.maximum.accumulate(low, axis=2)
-    high = np.concatenate([start, np.full((rows, 1), np.iinfo(np.int64).max)], axis=1)[:, None]
-    begin = first + np.maximum(0, -((first - low) // step)) * step
-    end = np.minimum(last, high)
-    begin, end, wide = np.broadcast_arrays(begin, end, step)
-    shape = (rows, begin.shape[1] * begin.shape[2])
-    return begin.reshape(shape), end.reshape(shape), wide.reshape(shape)

@@ -10,11 +10,13 @@ integers, numpy arrays and torch tensors: `&`, `|`, `^ True` instead of `and`, `
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, fields, is_dataclass
 from typing import Any, ClassVar, TypeAlias
 
 import numpy as np
+
+from attnspec.ir.scalars import Scalar
 
 EMPTY, SOME, FULL = 0, 1, 2
 """What a relation says of a tile: no pair, undecided, every pair. `&` is min, `|` is max."""
@@ -89,6 +91,12 @@ class Relation:
     scattered: ClassVar[bool] = False
     """Whether pairs are drawn position by position: only a table tells which tiles they lie in."""
 
+    reads_itself: ClassVar[bool] = False
+    """Whether every query, on a grid every cell, reads itself, where no predicate tells it."""
+
+    symmetric: ClassVar[bool] = False
+    """Whether (q, k) implies (k, q), where no predicate tells it."""
+
     moves_by: ClassVar[int | None] = None
     """How far both ends of a pair may move, where no predicate tells it."""
 
@@ -109,6 +117,22 @@ class Relation:
     def changing(cls, causal: bool) -> Changing | None:
         """How pairs change with n, in a spec with or without the statement `causal`."""
         return None if causal and cls.changes and not cls.changes.under_causal else cls.changes
+
+    @classmethod
+    def order(cls, given: Mapping[str, Scalar]) -> Scalar | None:
+        """How many pairs there are with these arguments, but for a constant factor, where no
+        predicate tells it; of patterns that the data decide, what is looked at and sorted."""
+        return None
+
+    @classmethod
+    def factors(cls, given: Mapping[str, Any]) -> str:
+        """What `order` leaves out, in words; "" where that is not said."""
+        return ""
+
+    def formula(self, causal: bool) -> Any | None:
+        """The edges, with `causal` those with k <= q, as a sympy expression in n, where that is no
+        quasi-polynomial; None where it is not known."""
+        return None
 
     @classmethod
     def samples(cls) -> Iterator[Relation]:

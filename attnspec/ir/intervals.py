@@ -83,9 +83,9 @@ def _apply(op: str, a: list[Bounds]) -> Bounds:
             straddles = (low < 0) & (high > 0)
             ends = np.minimum(abs(low), abs(high)), np.maximum(abs(low), abs(high))
             return np.where(straddles, 0.0, ends[0]), ends[1]
-        case "min":
+        case "min" | "and":
             return _reduce(np.minimum, a)
-        case "max":
+        case "max" | "or":
             return _reduce(np.maximum, a)
         case "ceil":
             return np.ceil(a[0][0]), np.ceil(a[0][1])
@@ -103,10 +103,6 @@ def _apply(op: str, a: list[Bounds]) -> Bounds:
             return _equal(a[0], a[1])
         case "!=":
             return _apply("not", [_equal(a[0], a[1])])
-        case "and":
-            return _reduce(np.minimum, a)
-        case "or":
-            return _reduce(np.maximum, a)
         case "not":
             return 1 - a[0][1], 1 - a[0][0]
         case "within":

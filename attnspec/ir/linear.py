@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import reduce
 
 from attnspec.ir.scalars import Apply, Scalar, Symbol, fold, symbols
 
@@ -37,6 +38,11 @@ class Combination:
         if times:
             rest = _sum(rest, N if times == 1 else Apply("*", (times, N)))
         return Combination(tuple(pair for pair in self.factors if pair[0] != N), rest)
+
+
+def product(first: Scalar, *others: Scalar) -> Scalar:
+    """The product of some scalars."""
+    return reduce(lambda one, other: Apply("*", (one, other)), others, first)
 
 
 def combination(scalar: Scalar) -> Combination | None:

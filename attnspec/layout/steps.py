@@ -128,7 +128,28 @@ def layouts_of(bands: tuple[Banded, ...], n_q: int, n_k: int) -> list[StepLayout
     ]
 
 
-@lru_cache(maxsize=16)
+def aligned_layouts(
+    relations: Sequence[Relation], n_q: int, n_k: int
+) -> list[tuple[StepLayout, ...]] | None:
+    """The tiles of every step of several relations, all in the sizes of the first; None where the
+    relations have not as many steps each."""
+    bands = [bands_of(relation, n_q, n_k) for relation in relations]
+    sizes = [band.sizes for band in bands[0]]
+    if any(len(each) != len(sizes) for each in bands):
+        return None
+    found = [
+        tuple(
+            layout
+            for band, size in zip(each, sizes, strict=True)
+            for layout in _layouts(band.step.relation, n_q, n_k, band.step.order, size)
+        )
+        for each in bands
+    ]
+    shapes = {tuple((layout.q.size, layout.k.size) for layout in each) for each in found}
+    return found if len(shapes) == 1 else None
+
+
+@lru_cache(maxsize=64)
 def _layouts(
     relation: Relation, n_q: int, n_k: int, order: Order, sizes: tuple[int, int]
 ) -> tuple[StepLayout, ...]:

@@ -7,6 +7,7 @@ only where masks do.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import Protocol
 
 import numpy as np
 
@@ -37,6 +38,30 @@ _LOOKED = 1 << 22
 """Pairs evaluated in one go."""
 
 
+class Places(Protocol):
+    """One side of a layout: tiles of `size` places for the positions first <= p < last, which
+    `positions` lists tile after tile, -1 beyond short ones; `natural` where they follow one
+    another."""
+
+    @property
+    def first(self) -> int: ...
+
+    @property
+    def last(self) -> int: ...
+
+    @property
+    def size(self) -> int: ...
+
+    @property
+    def count(self) -> int: ...
+
+    @property
+    def natural(self) -> bool: ...
+
+    @property
+    def positions(self) -> np.ndarray: ...
+
+
 @dataclass(frozen=True, eq=False)
 class StepLayout:
     """The non-empty tiles of one step.
@@ -46,8 +71,8 @@ class StepLayout:
     [m, q.size, k.size], without repetitions, False beyond the keys of a short tile.
     """
 
-    q: Axis
-    k: Axis
+    q: Places
+    k: Places
     starts: np.ndarray
     keys: np.ndarray
     kinds: np.ndarray
@@ -145,12 +170,12 @@ def _rectangles(layout: StepLayout) -> tuple[list[StepLayout], StepLayout]:
     return parts, _chosen(layout, rest)
 
 
-def _trimmed(axis: Axis, low: int, high: int) -> Axis | None:
+def _trimmed(axis: Places, low: int, high: int) -> Places | None:
     """The tiles with only some of their places, one behind the other; None where their positions
     follow no progression, or would no longer follow one another."""
     if (low, high) == (0, axis.size):
         return axis
-    if axis.natural or not isinstance(axis.side, int):
+    if axis.natural or not isinstance(axis, Axis) or not isinstance(axis.side, int):
         return None
     start, step = axis.tiles.start, axis.tiles.step
     stop = np.minimum(axis.tiles.stop, start + high * step)

@@ -6,7 +6,7 @@ refuses, what it costs, and builds a `Kernel` that runs it.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Protocol, TypeAlias, runtime_checkable
 
@@ -106,6 +106,17 @@ class Kernel(Protocol):
 
 
 @runtime_checkable
+class Mergeable(Protocol):
+    """A kernel whose outputs can be merged with those of other keys."""
+
+    def partial(
+        self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, call: Call
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """The output and its log-sum-exps [B, H, n_q], float32 at least, -inf where a query has no
+        key; None for weights that are no softmax."""
+
+
+@runtime_checkable
 class Streamable(Protocol):
     """A kernel that goes on from a state, without what came before."""
 
@@ -121,6 +132,19 @@ class Traceable(Protocol):
 
     def make_traceable(self) -> None:
         """Builds it, because nothing can be built while tracing."""
+
+
+@runtime_checkable
+class Joining(Protocol):
+    """A backend that runs heads of different graphs in one call."""
+
+    def joins(self, works: Sequence[Work]) -> bool:
+        """Whether it does so for these."""
+
+    def build_joined(
+        self, groups: Sequence[tuple[Work, tuple[int, ...]]], device: torch.device
+    ) -> Kernel:
+        """The kernel of groups of heads that share a work each, one after the other."""
 
 
 class Backend(Protocol):
@@ -156,6 +180,12 @@ def mechanism_of(work: Work) -> MechanismDeclaration:
 def graph_of(work: Work) -> Work:
     """The graph of a work, by itself."""
     return replace(work, mechanism=None, hybrid=False, causal=False, layer=0)
+
+
+def differ_in_pairs_alone(works: Sequence[Work]) -> bool:
+    """Whether works are the same but for their relations."""
+    first = works[0]
+    return all(replace(work, relation=first.relation) == first for work in works)
 
 
 def runs_mechanisms(backend: Backend) -> bool:

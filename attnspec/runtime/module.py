@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import cast
+from collections.abc import Mapping, Sequence
+from typing import Any, cast
 
 import torch
 
@@ -17,7 +17,7 @@ from attnspec.ir.program import Mechanism
 from attnspec.ir.serial import FORMAT, Plain, from_data
 from attnspec.lower.cache import Cache, apart
 from attnspec.lower.lower import Binder, stand_ins
-from attnspec.lower.work import Bias, Call, Streamable, Traceable, Work
+from attnspec.lower.work import Backend, Bias, Call, Joining, Mergeable, Streamable, Traceable, Work
 from attnspec.runtime.call_checks import (
     check_dropout,
     check_inputs,
@@ -130,7 +130,7 @@ class CompiledAttention(Learner):
         check_padding(padding, q.shape[0], q.shape[2], q.device)
         data = check_inputs(self.program, inputs, q.shape[0], q.shape[2], q.device)
         if 0 in (q.shape[0], q.shape[2]):
-            return _nothing(q, k, v), first.after(q.shape[2], first.parts)
+            return _nothing(q, k, v)[0], first.after(q.shape[2], first.parts)
         first = first.with_marked(self.program, data)
         for group, part in zip(prepared.groups, first.parts, strict=True):
             draw = 0 if self.draws is None else self.draws.number(layer, group.redraw)
@@ -143,8 +143,7 @@ class CompiledAttention(Learner):
             out, after = cast(Streamable, group.kernel).step(*given, call, part)
             outs.append(out)
             parts.append(after)
-        out = outs[0] if len(outs) == 1 else selected(torch.cat(outs, 1), 1, prepared.order)
-        return out, first.after(q.shape[2], parts)
+        return _joined(outs, prepared), first.after(q.shape[2], parts)
 
     def _stream(self, layer: int, heads: int, keys: int, device: str) -> tuple[Works, Prepared]:
         place = torch.device(device)
@@ -168,7 +167,8 @@ class CompiledAttention(Learner):
         key_padding_mask: torch.Tensor | None = None,
         dropout_p: float = 0.0,
         inputs: Mapping[str, torch.Tensor] | None = None,
-    ) -> torch.Tensor:
+        return_lse: bool = False,
+    ) -> Any:
         """Attention of q [B, H, n_q, d], k [B, H_kv, n_k, d], v [B, H_kv, n_k, d_v].
 
         Returns [B, H, n_q, d_v]. Queries are the last n_q of the n_k positions, and H_kv divides H.
@@ -177,15 +177,20 @@ class CompiledAttention(Learner):
         masked must be finite all the same: NaN or infinity in k or v may reach queries that do not
         read that key, 0 times infinity being NaN, as in torch's own attention.
 
+        With `return_lse` the log-sum-exps of the scores come as well, [B, H, n_q] in float32 at
+        least, natural logarithms, -inf where a query reads nothing: what outputs over other keys
+        are merged by. Both have gradients. Weights that are no softmax have none: ValueError.
+
         Raises TypeError or ValueError, with the shapes, for tensors that do not fit.
         """
         layer = check_layer(self.program, layer)
         narrow = _autocast_type(q)
+        rest = layer, key_padding_mask, dropout_p, inputs, return_lse
         if narrow is not None:
             with torch.autocast(q.device.type, enabled=False):
                 q, k, v = (narrowed(x, narrow) for x in (q, k, v))
-                return self._run(q, k, v, layer, key_padding_mask, dropout_p, inputs)
-        return self._run(q, k, v, layer, key_padding_mask, dropout_p, inputs)
+                return self._run(q, k, v, *rest)
+        return self._run(q, k, v, *rest)
 
     def _run(
         self,
@@ -196,7 +201,8 @@ class CompiledAttention(Learner):
         padding: torch.Tensor | None,
         dropout_p: float,
         inputs: Mapping[str, torch.Tensor] | None,
-    ) -> torch.Tensor:
+        return_lse: bool,
+    ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
         check_tensors(self.program, q, k, v)
         batch, heads, n_q, _ = q.shape
         n_k = k.shape[2]
@@ -207,26 +213,42 @@ class CompiledAttention(Learner):
             self.make_parameters(q.shape[3], v.shape[3], q.device)
         if 0 in (batch, n_q, n_k):
             extents_of(self.program, n_k)
-            return _nothing(q, k, v)
+            out, lse = _nothing(q, k, v)
+            return (out, lse) if return_lse else out
         prepared = self.prepare(layer, heads, k.shape[1], n_q, n_k, str(q.device))
-        outs = []
+        outs: list[torch.Tensor] = []
+        sums: list[torch.Tensor] = []
         for group in prepared.groups:
             draw = 0 if self.draws is None else self.draws.number(layer, group.redraw)
             call = Call(padding, dropout_p, self._tables(group, layer, q.device), data, draw)
-            outs.append(
-                group.kernel(
-                    selected(q, 1, group.queries),
-                    selected(k, 1, group.keys),
-                    selected(v, 1, group.keys),
-                    call,
-                )
+            given = (
+                selected(q, 1, group.queries),
+                selected(k, 1, group.keys),
+                selected(v, 1, group.keys),
             )
+            if return_lse:
+                out, lse = self._partial(group, given, call)
+                sums.append(lse)
+            else:
+                out = group.kernel(*given, call)
+            outs.append(out)
         if self.draws is not None and self.training and not torch.compiler.is_compiling():
             self.draws.count(layer)
-        if len(outs) == 1:
-            return outs[0]
-        out = torch.cat(outs, 1)
-        return selected(out, 1, prepared.order)
+        out = _joined(outs, prepared)
+        return (out, _joined(sums, prepared)) if return_lse else out
+
+    def _partial(
+        self, group: Group, given: tuple[torch.Tensor, torch.Tensor, torch.Tensor], call: Call
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """The output and log-sum-exps of a group's heads."""
+        if isinstance(group.kernel, Mergeable):
+            out, lse = group.kernel.partial(*given, call)
+            if lse is not None:
+                return out, lse
+        raise ValueError(
+            f"`return_lse` asks for log-sum-exps, and what `{self.program.name}` weighs by is no"
+            " softmax of scores: a mechanism, `relu` and `sigmoid` have none"
+        )
 
     def _tables(self, group: Group, layer: int, device: torch.device) -> dict[str, torch.Tensor]:
         """What a group's heads have learned, [heads of the group or 1, …]."""
@@ -274,12 +296,24 @@ class CompiledAttention(Learner):
     ) -> Prepared:
         place = torch.device(device)
         works = self._binder.works(layer, heads, n_q, n_k)
-        groups = []
+        chosen: dict[str, tuple[Backend, list[tuple[Work, tuple[int, ...]]]]] = {}
         for work, members in works:
-            chosen = choose(work, place.type, self.backend)
-            kernel = chosen.build(work, members, place)
-            tables = self.tables_of(work)
-            groups.append(group_of(kernel, work, members, heads, heads // key_heads, tables, place))
+            backend = choose(work, place.type, self.backend)
+            chosen.setdefault(backend.name, (backend, []))[1].append((work, members))
+        groups = []
+        for backend, mine in chosen.values():
+            if len(mine) > 1 and isinstance(backend, Joining):
+                if backend.joins([work for work, members in mine for _ in members]):
+                    kernel = backend.build_joined(mine, place)
+                    every = tuple(head for _, members in mine for head in members)
+                    ratio = heads // key_heads
+                    groups.append(group_of(kernel, mine[0][0], every, heads, ratio, (), place))
+                    continue
+            for work, members in mine:
+                kernel = backend.build(work, members, place)
+                tables = self.tables_of(work)
+                ratio = heads // key_heads
+                groups.append(group_of(kernel, work, members, heads, ratio, tables, place))
         return together(groups, heads, place)
 
     def tables_of(self, work: Work) -> tuple[tuple[str, str], ...]:
@@ -307,12 +341,22 @@ def _may_redraw(mechanism: Mechanism | None) -> bool:
     return mechanism is not None and dict(mechanism.arguments).get("redraw", 0) != 0
 
 
-def _nothing(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
-    """Zeros [B, H, n_q, d_v] that depend on q, k and v as far as autograd is concerned."""
+def _joined(parts: Sequence[torch.Tensor], prepared: Prepared) -> torch.Tensor:
+    """What all groups have found, [B, H, …], in the order of the heads."""
+    return selected(parts[0] if len(parts) == 1 else torch.cat([*parts], 1), 1, prepared.order)
+
+
+def _nothing(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Zeros [B, H, n_q, d_v] that depend on q, k and v as far as autograd is concerned, and
+    log-sum-exps of nothing."""
     batch, heads, n_q, size = q.shape
     keys = k.shape[1]
     work = Work(Relation(), n_q, k.shape[2])
     q = q.view(batch, keys, heads // keys, 1, n_q, size)
     formula = Formula(work, tuple(range(heads)), q.device)
     out = formula(q, k[:, :, None], v[:, :, None], Blocks(None, None), Call())
-    return out.reshape(batch, heads, n_q, v.shape[-1])
+    wide = torch.promote_types(q.dtype, torch.float32)
+    lse = q.new_full((batch, heads, n_q), -torch.inf, dtype=wide)
+    return out.reshape(batch, heads, n_q, v.shape[-1]), lse

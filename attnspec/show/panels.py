@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy.typing as npt
 
 from attnspec.elaborate import Elaborated
-from attnspec.elaborate.statements import ranges
+from attnspec.elaborate.slots import ranges
 from attnspec.graphs.bind import extents_of, located
 from attnspec.graphs.relation import Relation
 from attnspec.graphs.stack import Stack

@@ -8,7 +8,7 @@ from functools import cached_property
 import numpy as np
 import numpy.typing as npt
 
-from attnspec.analysis.counting.affordable import lists_rows
+from attnspec.graphs.predicates.listable import lists_rows
 from attnspec.graphs.relation import Relation
 from attnspec.text.diagnostics import AttnSpecError, InternalError
 

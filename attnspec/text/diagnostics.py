@@ -121,6 +121,12 @@ def did_you_mean(word: str, words: Iterable[str]) -> str | None:
     return f"did you mean `{match}`?" if match else None
 
 
+def hinted(message: str, word: str, words: Iterable[str]) -> str:
+    """A message with that behind it, where something is near."""
+    hint = did_you_mean(word, words)
+    return f"{message}: {hint}" if hint else message
+
+
 def in_order(diagnostics: Iterable[Diagnostic]) -> list[Diagnostic]:
     """Sorted by place, without repetitions."""
     unique = {

@@ -19,7 +19,7 @@ from attnspec.verification.numbers import error_bound
 from attnspec.verification.pairs import EXHAUSTIVE, LONGEST, TooLong
 from attnspec.verification.report import Check, Verification
 from attnspec.verification.trial import sample_inputs
-from attnspec.verification.verify import verify, verify_each, verify_pairs
+from attnspec.verification.verify import verify, verify_each
 
 __all__ = [
     "EXHAUSTIVE",
@@ -33,5 +33,4 @@ __all__ = [
     "verify",
     "verify_alone",
     "verify_each",
-    "verify_pairs",
 ]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Mapping
+from typing import Any
 
 import torch
 from torch import nn
@@ -33,26 +33,9 @@ class Alone(CompiledAttention):
         # not a module of this one, whose parameters would be there twice
         self.alone = (alone,)
 
-    def forward(
-        self,
-        q: torch.Tensor,
-        k: torch.Tensor,
-        v: torch.Tensor,
-        *,
-        layer: int = 0,
-        key_padding_mask: torch.Tensor | None = None,
-        dropout_p: float = 0.0,
-        inputs: Mapping[str, torch.Tensor] | None = None,
-    ) -> torch.Tensor:
-        out: torch.Tensor = self.alone[0](
-            q,
-            k,
-            v,
-            layer=layer,
-            key_padding_mask=key_padding_mask,
-            dropout_p=dropout_p,
-            inputs=inputs,
-        )
+    def forward(self, *tensors: torch.Tensor, **options: Any) -> torch.Tensor:
+        """A call of the other one."""
+        out: torch.Tensor = self.alone[0](*tensors, **options)
         return out
 
 

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
 
-from attnspec.backends.common.score_formula import Formula, scale_of, shares
+from attnspec.backends.common.score_formula import Formula, Shares, scale_of, shares
 from attnspec.lower.work import Call, Work
 
 AREA = 1 << 22
@@ -35,6 +35,19 @@ class Results:
         return iter(zip(self.names, self.tensors, strict=True))
 
 
+def gradients(
+    out: torch.Tensor, upstream: torch.Tensor, leaves: Sequence[torch.Tensor]
+) -> tuple[torch.Tensor, ...]:
+    """What the gradient `upstream` of an output leaves; zeros for what it does not depend on.
+
+    Of a sum, because torch loads sympy to compare the shapes of an output and its gradient.
+    """
+    total = (out * upstream).sum()
+    return torch.autograd.grad(
+        total, leaves, retain_graph=True, allow_unused=True, materialize_grads=True
+    )
+
+
 class Definition:
     """One head of a work at the positions `rows` [r], which read the keys `held`, bool [r, n]."""
 
@@ -47,12 +60,11 @@ class Definition:
         self, q: torch.Tensor, k: torch.Tensor, tables: Mapping[str, torch.Tensor], part: slice
     ) -> torch.Tensor:
         """The weights [rows of the part, n] of q [n_q, d] and k [n, d]; tables [1, buckets]."""
-        weights, total = self._shares(q, k, tables, part)
-        return weights if total is None else weights / total
+        return self._shares(q, k, tables, part).weights
 
     def _shares(
         self, q: torch.Tensor, k: torch.Tensor, tables: Mapping[str, torch.Tensor], part: slice
-    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+    ) -> Shares:
         """The same as numerators and what divides them."""
         rows = self.rows[part]
         scores = (q[rows - (len(k) - len(q))] * scale_of(self.work, q.shape[1])) @ k.T
@@ -73,28 +85,31 @@ class Definition:
         given: Sequence[torch.Tensor],
         grad: torch.Tensor,
         tables: Mapping[str, torch.Tensor],
+        *,
+        sized: bool,
     ) -> Results:
         """Outputs and gradients of q [n_q, d], k and v [n, d], where the gradient of the outputs
-        looked at is `grad` [r, d], and that of all others is 0."""
+        looked at is `grad` [r, d], and that of all others is 0; with the largest number if
+        `sized`."""
         q, k, v = leaves = [x.detach().requires_grad_() for x in given]
         learned = {name: x.detach().requires_grad_() for name, x in tables.items()}
         leaves = [*leaves, *learned.values()]
         sums, steady = ([torch.zeros_like(x) for x in leaves] for _ in range(2))
         outs = []
         for part in self.parts():
-            weights, total = self._shares(q, k, learned, part)
-            out = (weights if total is None else weights / total) @ v
+            found = self._shares(q, k, learned, part)
+            out = found.weights @ v
             outs.append(out.detach())
             if not out.requires_grad:
                 continue
-            fixed = weights if total is None else weights / total.detach()
-            for from_out, into in ((out, sums), (fixed @ v, steady)):
-                found = torch.autograd.grad(
-                    from_out, leaves, grad[part], allow_unused=True, retain_graph=True
-                )
-                for result, share in zip(into, found, strict=True):
-                    if share is not None:
-                        result += share
+            ways = [(out, sums)]
+            if sized and found.total is not None:
+                fixed = replace(found, total=found.total.detach()).weights
+                ways.append((fixed @ v, steady))
+            for from_out, into in ways:
+                grads = gradients(from_out, grad[part], leaves)
+                for result, share in zip(into, grads, strict=True):
+                    result += share
         tensors = torch.cat(outs), *sums
         sizes = [x.abs().max().item() for x in (*tensors[:4], *steady[:3]) if x.numel()]
         names = *NAMES, *(f"gradient of {name}" for name in learned)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 
 import torch
 
@@ -16,39 +17,54 @@ from attnspec.backends.factored.definitions import (
 )
 from attnspec.lower.work import Work
 from attnspec.runtime.module import CompiledAttention
-from attnspec.verification.definition import NAMES, Results
+from attnspec.verification.definition import NAMES, Results, gradients
 from attnspec.verification.numbers import ROUNDINGS, SIZE, Heads, moderate, numbers_fault
 
 COLUMNS = 512
 """Unit vectors tried in one go."""
 
 
-class FormulaTrial:
-    """The heads of a layer that run mechanisms, at `n_q` of `n` positions, for a batch of one."""
+@dataclass(frozen=True, eq=False)
+class Run:
+    """Calls of a layer of a module with the last `n_q` of `n` positions, for a batch of one."""
 
-    def __init__(
-        self,
-        module: CompiledAttention,
-        layer: int,
-        n_q: int,
-        n: int,
-        heads: int,
-        works: Heads,
-        data: Mapping[str, torch.Tensor],
-    ) -> None:
-        self.module, self.layer, self.n_q, self.n, self.heads = module, layer, n_q, n, heads
-        self.works, self.data = works, data
+    module: CompiledAttention
+    layer: int
+    n_q: int
+    n: int
+    heads: int
+    data: Mapping[str, torch.Tensor]
+
+    def drawn(self, length: int) -> torch.Tensor:
+        """Random rows of all heads, [1, heads, length, SIZE]."""
+        return torch.randn(1, self.heads, length, SIZE, dtype=torch.float64)
+
+    def scored(self, works: Heads) -> tuple[torch.Tensor, torch.Tensor]:
+        """Random queries and keys of heads that compute these works, whose scores are moderate."""
+        factors = moderate(works, self.heads)
+        return self.drawn(self.n_q) * factors[0], self.drawn(self.n) * factors[1]
+
+    def __call__(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+        out: torch.Tensor = self.module(q, k, v, layer=self.layer, inputs=self.data)
+        return out
+
+
+class FormulaTrial:
+    """The heads of a layer that run mechanisms."""
+
+    def __init__(self, run: Run, works: Heads) -> None:
+        self.run, self.module, self.works, self.drawn = run, run.module, works, run.drawn
 
     def weights(self) -> Iterator[tuple[Work, tuple[int, ...], str | None]]:
         """What is wrong with the weights of the heads of each work that has weights."""
         weighed = [(work, heads) for work, heads in self.works if has_weights(work)]
         if not weighed:
             return
-        q, k = self._scored()
+        q, k = self.run.scored(self.works)
         parts = []
-        for low in range(0, self.n, COLUMNS):
-            v = torch.eye(self.n, dtype=torch.float64)[:, low : low + COLUMNS]
-            parts.append(self._run(q, k, v.expand(1, self.heads, -1, -1))[0])
+        for low in range(0, self.run.n, COLUMNS):
+            v = torch.eye(self.run.n, dtype=torch.float64)[:, low : low + COLUMNS]
+            parts.append(self.run(q, k, v.expand(1, self.run.heads, -1, -1))[0])
         found = torch.cat(parts, -1)
         for work, heads in weighed:
             faults = []
@@ -60,20 +76,14 @@ class FormulaTrial:
 
     def numbers(self) -> Iterator[tuple[Work, tuple[int, ...], str | None]]:
         """What is wrong with the outputs and gradients of the heads of each work."""
-        (q, k), v = self._scored(), self._drawn(self.n)
+        (q, k), v = self.run.scored(self.works), self.drawn(self.run.n)
         tried = sorted(head for _, heads in self.works for head in heads)
         grad = torch.zeros_like(q)
-        grad[:, tried] = self._drawn(self.n_q)[:, tried]
+        grad[:, tried] = self.drawn(self.run.n_q)[:, tried]
         learned = dict(self.module.named_parameters())
         narrow = [x.float().requires_grad_() for x in (q, k, v)]
-        out = self._run(*narrow)
-        found = torch.autograd.grad(
-            out,
-            [*narrow, *learned.values()],
-            grad.float(),
-            allow_unused=True,
-            materialize_grads=True,
-        )
+        out = self.run(*narrow)
+        found = gradients(out, grad.float(), [*narrow, *learned.values()])
         meant = [self._meant(q, k, v, grad, kind) for kind in (torch.float64, torch.float32)]
         for work, heads in self.works:
             names = [name for _, name in self.module.tables_of(work)]
@@ -156,7 +166,7 @@ class FormulaTrial:
         found = {}
         for called, name in self.module.tables_of(work):
             table = learned[name]
-            rows = table[self.layer if len(table) > 1 else 0]
+            rows = table[self.run.layer if len(table) > 1 else 0]
             found[called] = rows[head if len(rows) > 1 else 0]
         return found
 
@@ -167,19 +177,7 @@ class FormulaTrial:
         if not wrong.any():
             return None
         row, key = wrong.nonzero()[0].tolist()
-        query = row + self.n - self.n_q
+        query = row + self.run.n - self.run.n_q
         return (
             f"query {query} weighs key {key} with {found[row, key]:.6g}, not {meant[row, key]:.6g}"
         )
-
-    def _run(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
-        out: torch.Tensor = self.module(q, k, v, layer=self.layer, inputs=self.data)
-        return out
-
-    def _scored(self) -> tuple[torch.Tensor, torch.Tensor]:
-        """Random queries and keys."""
-        factors = moderate(self.works, self.heads)
-        return self._drawn(self.n_q) * factors[0], self._drawn(self.n) * factors[1]
-
-    def _drawn(self, length: int) -> torch.Tensor:
-        return torch.randn(1, self.heads, length, SIZE, dtype=torch.float64)

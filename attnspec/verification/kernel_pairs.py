@@ -90,9 +90,10 @@ class Layout:
 
 
 def layouts_of(
-    kernel: Kernel, n_q: int, n_k: int, data: Mapping[str, torch.Tensor]
+    kernel: Kernel, n_q: int, n_k: int, data: Mapping[str, torch.Tensor], place: int = 0
 ) -> tuple[Layout, ...] | None:
-    """What a kernel executes on the CPU, with the inputs of the first sample of `data`.
+    """What a kernel executes on the CPU for the head at a place among its own, with the inputs of
+    the first sample of `data`.
 
     None for one that has no layout: the definition itself, which evaluates every pair.
     """
@@ -102,26 +103,34 @@ def layouts_of(
     if hasattr(found, "kernel_of"):
         found = found.kernel_of(data, 0)
         name = type(found).__name__
-    if name in ("SteppedKernel", "HybridKernel"):
-        # of the latter, the pairs that it computes exactly
+    if name in ("SteppedKernel", "HybridKernel", "JoinedSteps"):
+        # of a hybrid, the pairs that it computes exactly
+        heads = sum(count for _, count in found.each) if name == "JoinedSteps" else 1
+        at_k = torch.full((heads, n_k), -1)
+        # places that are no rows read 0, so that positions of queries count from 1 here
+        at_q = torch.zeros(heads, n_q, dtype=torch.int64)
+        own = place if heads > 1 else 0
+        at_k[own] = torch.arange(n_k)
+        at_q[own] = torch.arange(n_k - n_q, n_k) + 1
+        sides = at_q.view(1, -1), at_k.view(1, -1)
         return tuple(
-            Layout(what, "tile", tuple(_steps(found.attention, n_q, n_k, back)))
+            Layout(what, "tile", tuple(_steps(found.attention, *sides, back)))
             for what, back in (("its tiles", False), ("its tiles on the way back", True))
         )
     if name == "TiledKernel":
         return (Layout("its tiles", "tile", tuple(_runs(found, n_q, n_k))),)
     if name == "ScatteredKernel":
         return _edges(found, n_q, n_k)
+    if name in ("TorchCallKernel", "JoinedCall"):
+        return (Layout("its call", "pair", (_call(found, n_q, n_k, data, place),)),)
     if name == "RowsKernel":
         return (Layout("its rows", "row", (_rows(found, n_q, n_k, data),)),)
     return None
 
 
-def _steps(attention: Any, n_q: int, n_k: int, back: bool) -> Iterator[Blocks]:
-    """The pieces that are computed, forward or on the way back, for a single head."""
-    at_k = torch.arange(n_k)[None]
-    # places that are no rows read 0, so that positions count from 1 here
-    at_q = at_k[:, n_k - n_q :] + 1
+def _steps(attention: Any, at_q: torch.Tensor, at_k: torch.Tensor, back: bool) -> Iterator[Blocks]:
+    """The pieces that are computed, forward or on the way back, where positions, of queries from 1,
+    are in place of their rows."""
     for number, step in enumerate(attention.steps, 1):
         read = step.backward_keys if back else step.keys
         # what is taken stands in a buffer that the next one uses
@@ -202,6 +211,26 @@ def _edges(kernel: Any, n_q: int, n_k: int) -> tuple[Layout, ...]:
             "place",
             (_single("key", by_key + np.int32(n_k - n_q), keys, real[places]),),
         ),
+    )
+
+
+def _call(kernel: Any, n_q: int, n_k: int, data: Mapping[str, torch.Tensor], place: int) -> Blocks:
+    (part,) = kernel._parts(torch.zeros(1, 1, n_q, 1), Call(data=data))
+    held = None
+    if part.causal:
+        held = np.tri(n_k, dtype=bool)[None]
+    elif part.bias is not None:
+        # heads of one graph share a mask, or differ in what `alibi` adds
+        own = part.bias[0, place : place + 1] if part.bias.shape[1] > 1 else part.bias[0]
+        held = np.broadcast_to((own > -torch.inf).numpy(), (1, n_q, n_k))
+    return Blocks(
+        "the call",
+        np.arange(n_k - n_q, n_k)[None],
+        n_k,
+        lambda low, high: np.arange(n_k)[None],
+        lambda low, high: held,
+        True,
+        (1, 1),
     )
 
 

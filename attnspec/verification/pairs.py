@@ -198,7 +198,7 @@ class TooLong(AttnSpecError):
 
 @dataclass(frozen=True)
 class Chosen:
-    """What runs a work, and the estimate for one head."""
+    """What runs a work, and the estimate for one head, 0 for a sequence short enough to try."""
 
     backend: str
     seconds: float
@@ -208,12 +208,12 @@ def chosen_for(work: Work, relation: Relation, backend: str, forced: bool) -> Ch
     """What runs a work whose inputs make it this relation; `forced` where bands run whatever they
     cost. Raises TooLong where building it, or its mask, is not affordable."""
     found = choose(work, "cpu", backend)
-    name = found.name
+    name, seconds = found.name, 0.0
     if work.reads and name == "bands":
         seconds = seconds_of(bands_of(relation, work.n_q, work.n_k), work.n_q)
         if not forced and seconds > dense_seconds(work):
             name, seconds = "dense", dense_seconds(work)
-    else:
+    elif work.n_k > EXHAUSTIVE:
         seconds = found.cost(replace(work, relation=relation, reads=()) if work.reads else work)
     if work.n_k > EXHAUSTIVE:
         pairs = work.n_q * work.n_k

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 
 from attnspec.backends.planner import numbers
 
@@ -74,18 +74,7 @@ class Verification:
             "name": self.name,
             "n": self.n,
             "exhaustive": self.exhaustive,
-            "checks": [
-                {
-                    "layers": list(check.layers),
-                    "heads": None if check.heads is None else list(check.heads),
-                    "backend": check.backend,
-                    "what": check.what,
-                    "queries": check.queries,
-                    "asked": check.asked,
-                    "fault": check.fault,
-                }
-                for check in self.checks
-            ],
+            "checks": [asdict(check) for check in self.checks],
             "skipped": list(self.skipped),
             "refused": [{"backend": name, "reason": why} for name, why in self.refused],
         }

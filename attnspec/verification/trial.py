@@ -16,35 +16,12 @@ from attnspec.ir.program import Program
 from attnspec.lower.work import Bias, Work
 from attnspec.runtime.call_checks import check_inputs
 from attnspec.runtime.module import CompiledAttention
-from attnspec.verification.definition import Definition, Results
-from attnspec.verification.formulas import FormulaTrial
+from attnspec.verification import pairs
+from attnspec.verification.definition import Definition, Results, gradients
+from attnspec.verification.formulas import COLUMNS, FormulaTrial, Run
 from attnspec.verification.kernel_pairs import Blocks, Layout, layouts_of
-from attnspec.verification.numbers import (
-    SIZE,
-    moderate,
-    numbers_fault,
-    support_fault,
-    weights_fault,
-)
-from attnspec.verification.pairs import (
-    EXHAUSTIVE,
-    LISTED,
-    POSITIONS,
-    RUN,
-    WEIGHED,
-    Chosen,
-    chosen_for,
-    counts_fault,
-    counts_of,
-    held_rows,
-    is_counted,
-    list_fault,
-    rows_fault,
-)
+from attnspec.verification.numbers import SIZE, numbers_fault, support_fault, weights_fault
 from attnspec.verification.report import Check
-
-COLUMNS = 512
-"""Unit vectors tried in one go."""
 
 QUERIES = 64
 """Queries that are sampled where not all are looked at."""
@@ -73,7 +50,7 @@ class Part:
     work: Work
     heads: tuple[int, ...]
     relation: Relation
-    chosen: Chosen
+    chosen: pairs.Chosen
     layouts: tuple[Layout, ...] | None
 
 
@@ -87,23 +64,31 @@ class Trial:
         works: Sequence[tuple[Work, tuple[int, ...]]],
         data: dict[str, torch.Tensor],
         forced: bool,
+        *,
+        only_values: bool = False,
     ) -> None:
         self.module, self.shape, self.data = module, shape, data
+        self.only_values = only_values
+        self.run = Run(module, shape.layers[0], shape.n_q, shape.n, shape.heads, data)
         self.skipped: list[str] = []
         values = {name: x[0].numpy() for name, x in data.items()}
         plain = {name: x if x.ndim else x.item() for name, x in values.items()}
         relations = [with_data(work.relation, plain) for work, _ in works]
         chosen = [
-            chosen_for(work, relation, module.backend, forced)
+            pairs.chosen_for(work, relation, module.backend, forced)
             for (work, _), relation in zip(works, relations, strict=True)
         ]
         prepared = module.prepare(
             shape.layers[0], shape.heads, shape.heads, shape.n_q, shape.n, "cpu"
         )
         given = check_inputs(module.program, data, 1, shape.n, torch.device("cpu"))
-        kernels = {head: group.kernel for group in prepared.groups for head in group.heads}
+        kernels = {
+            head: (group.kernel, place)
+            for group in prepared.groups
+            for place, head in enumerate(group.heads)
+        }
         if forced:
-            for kernel in kernels.values():
+            for kernel, _ in kernels.values():
                 if hasattr(kernel, "dense_seconds"):
                     # bands that were asked for are tried also where dense would cost less
                     kernel.dense_seconds = math.inf
@@ -115,9 +100,10 @@ class Trial:
                 heads,
                 relation,
                 runs,
-                layouts_of(kernels[heads[0]], shape.n_q, shape.n, given),
+                layouts_of(kernel, shape.n_q, shape.n, given, place),
             )
             for (work, heads), relation, runs in zip(works, relations, chosen, strict=True)
+            for kernel, place in (kernels[heads[0]],)
         ]
         for part in found:
             (self.parts if part.work.mechanism is None else self.formulas).append(part)
@@ -126,8 +112,8 @@ class Trial:
     def exhaustive(self) -> bool:
         """Whether every pair is looked at, and weighed."""
         if not self.parts:
-            return self.shape.n <= EXHAUSTIVE
-        return self.shape.n <= EXHAUSTIVE and len(self.rows) == self.shape.n_q
+            return self.shape.n <= pairs.EXHAUSTIVE
+        return self.shape.n <= pairs.EXHAUSTIVE and len(self.rows) == self.shape.n_q
 
     def pair_checks(self) -> Iterator[Check]:
         """What is compared without running anything: the pairs that kernels hold."""
@@ -137,13 +123,14 @@ class Trial:
     def checks(self) -> Iterator[Check]:
         """Everything that is compared."""
         n, n_q, heads = self.shape.n, self.shape.n_q, self.shape.heads
-        yield from self.pair_checks()
+        if not self.only_values:
+            yield from self.pair_checks()
         seconds = sum(part.chosen.seconds * len(part.heads) for part in self.parts)
-        if n > EXHAUSTIVE and (seconds > RUN or n * heads > POSITIONS):
+        if n > pairs.EXHAUSTIVE and (seconds > pairs.RUN or n * heads > pairs.POSITIONS):
             self.skipped.append(
                 f"weights, outputs and gradients: {heads} heads of {n:,} positions, estimated to"
-                f" take {seconds:,.3g} s (up to {POSITIONS:,} positions of all heads, and"
-                f" {RUN:,.3g} s, are run)"
+                f" take {seconds:,.3g} s (up to {pairs.POSITIONS:,} positions of all heads, and"
+                f" {pairs.RUN:,.3g} s, are run)"
             )
             return
         if self.formulas:
@@ -160,16 +147,14 @@ class Trial:
 
     def _formula_checks(self) -> Iterator[Check]:
         shape = self.shape
-        if shape.n > EXHAUSTIVE:
+        if shape.n > pairs.EXHAUSTIVE:
             self.skipped.append(
-                f"mechanisms: their formulas are written out up to n = {EXHAUSTIVE:,}"
+                f"mechanisms: their formulas are written out up to n = {pairs.EXHAUSTIVE:,}"
             )
             return
         seen = [replace(part.work, relation=part.relation, reads=()) for part in self.formulas]
         works = [(work, part.heads) for work, part in zip(seen, self.formulas, strict=True)]
-        trial = FormulaTrial(
-            self.module, shape.layers[0], shape.n_q, shape.n, shape.heads, works, self.data
-        )
+        trial = FormulaTrial(self.run, works)
         parts = dict(zip(seen, self.formulas, strict=True))
         for what, faults in (
             ("each pair weighs what the formula says", trial.weights()),
@@ -184,28 +169,27 @@ class Trial:
         n, n_q = self.shape.n, self.shape.n_q
         for layout in part.layouts or ():
             rows = np.arange(n - n_q, n)
-            if n > EXHAUSTIVE:
+            if n > pairs.EXHAUSTIVE:
                 rows = sample_rows(n_q, QUERIES, layout.parts, n - n_q)
-            fault = rows_fault(layout, rows, held_rows(part.relation, rows, n))
+            fault = pairs.rows_fault(layout, rows, pairs.held_rows(part.relation, rows, n))
             what = f"{layout.what} hold each pair once, no other pair"
             yield self._check(part, what, len(rows), fault)
             if len(rows) == n_q:
                 continue
-            counts = counts_of(layout, n)
-            if is_counted(part.relation, n):
-                fault = counts_fault(counts, part.relation, n_q)
+            counts = pairs.counts_of(layout, n)
+            if pairs.is_counted(part.relation, n):
+                fault = pairs.counts_fault(counts, part.relation, n_q)
                 what = f"{layout.what} hold as many keys of each query as the graph"
                 yield self._check(part, what, n_q, fault)
             else:
                 self.skipped.append(f"how many keys {layout.what} hold: the graph does not say")
-            if counts.sum() <= LISTED:
-                fault = list_fault(layout, part.relation, n)
+            if counts.sum() <= pairs.LISTED:
+                fault = pairs.list_fault(layout, part.relation, n)
                 what = f"{layout.what} hold no pair but those of the graph, and none twice"
                 yield self._check(part, what, n_q, fault)
             else:
-                self.skipped.append(
-                    f"the {counts.sum():,} pairs of {layout.what} one by one (up to {LISTED:,})"
-                )
+                found = f"the {counts.sum():,} pairs of {layout.what}"
+                self.skipped.append(f"{found} one by one (up to {pairs.LISTED:,})")
 
     # --- the numbers ---------------------------------------------------------------------------
 
@@ -214,7 +198,8 @@ class Trial:
         """The positions whose numbers are looked at."""
         n, n_q = self.shape.n, self.shape.n_q
         rows = np.arange(n - n_q, n)
-        if n <= EXHAUSTIVE and self.shape.heads * n_q * n <= WEIGHED:
+        few = n <= pairs.EXHAUSTIVE and self.shape.heads * n_q * n <= pairs.WEIGHED
+        if few and not self.only_values:
             return rows
         blocks = [b for part in self.parts for layout in part.layouts or () for b in layout.parts]
         return sample_rows(n_q, min(QUERIES, SCORES // n), blocks, n - n_q)
@@ -222,7 +207,7 @@ class Trial:
     def _definitions(self) -> dict[int, Definition]:
         found = {}
         for part in self.parts:
-            held = held_rows(part.relation, self.rows, self.shape.n)
+            held = pairs.held_rows(part.relation, self.rows, self.shape.n)
             for head in part.heads:
                 found[head] = Definition(part.work, head, self.rows, held)
         return found
@@ -235,7 +220,7 @@ class Trial:
         for low in range(0, self.shape.n, COLUMNS):
             part = slice(low, min(low + COLUMNS, self.shape.n))
             v = torch.eye(self.shape.n, dtype=torch.float64)[:, part]
-            found = self._run(q, k, v.expand(1, self.shape.heads, -1, -1))[0]
+            found = self.run(q, k, v.expand(1, self.shape.heads, -1, -1))[0]
             for head, definition in definitions.items():
                 held = definition.held[:, part]
                 fault = weights_fault(found[head], meant[head][:, part], held, self.rows, low)
@@ -251,13 +236,13 @@ class Trial:
         """One query's gradient in each column of the values: the weights, as backward has them."""
         n, n_q, heads = self.shape.n, self.shape.n_q, self.shape.heads
         # more columns than the heads have would be padded, which costs most where n is large
-        at = sample_rows(len(self.rows), QUERIES if n <= EXHAUSTIVE else SIZE)
+        at = sample_rows(len(self.rows), QUERIES if n <= pairs.EXHAUSTIVE else SIZE)
         rows = self.rows[at]
         q, k = self._scored()
         v = torch.zeros(1, heads, n, len(rows), dtype=torch.float64, requires_grad=True)
         grad = torch.zeros(1, heads, n_q, len(rows), dtype=torch.float64)
         grad[:, :, torch.from_numpy(rows - (n - n_q)), torch.arange(len(rows))] = 1.0
-        reached = torch.autograd.grad(self._run(q, k, v), v, grad)[0][0].transpose(1, 2)
+        reached = gradients(self.run(q, k, v), grad, [v])[0][0].transpose(1, 2)
         for part in self.parts:
             fault = None
             for head in part.heads:
@@ -269,18 +254,15 @@ class Trial:
     def _numbers(self, definitions: dict[int, Definition]) -> Iterator[Check]:
         """Outputs and gradients in float32 against the definition in float64."""
         n, n_q = self.shape.n, self.shape.n_q
-        (q, k), v = self._scored(), self._drawn(n)
+        (q, k), v = self._scored(), self.run.drawn(n)
         at = torch.from_numpy(self.rows - (n - n_q))
         grad = torch.zeros_like(q)
-        grad[:, :, at] = self._drawn(len(at))
+        grad[:, :, at] = self.run.drawn(len(at))
         narrow = [x.float().requires_grad_() for x in (q, k, v)]
         learned = dict(self.module.named_parameters())
-        out = self._run(narrow[0], narrow[1], narrow[2])
-        leaves = [*narrow, *learned.values()]
+        out = self.run(narrow[0], narrow[1], narrow[2])
         # a table of other layers is not used here
-        found = torch.autograd.grad(
-            out, leaves, grad.float(), allow_unused=True, materialize_grads=True
-        )
+        found = gradients(out, grad.float(), [*narrow, *learned.values()])
         for part in self.parts:
             fault = None
             for head in part.heads:
@@ -289,7 +271,8 @@ class Trial:
                     given = [x[0, head].to(kind) for x in (q, k, v)]
                     tables = self._tables(part.work, head, kind)
                     upper = grad[0, head, at].to(kind)
-                    results.append(definitions[head].results(given, upper, tables))
+                    sized = kind is torch.float64
+                    results.append(definitions[head].results(given, upper, tables, sized=sized))
                 exact, dense = results
                 mine = [out.detach()[0, head, at], *(x[0, head] for x in found[:3])]
                 shares = dict(zip(learned, found[3:], strict=True))
@@ -299,6 +282,10 @@ class Trial:
                     break
             what = "outputs and gradients agree with float64"
             yield self._check(part, what, len(self.rows), fault)
+
+    def _scored(self) -> tuple[torch.Tensor, torch.Tensor]:
+        """Random queries and keys."""
+        return self.run.scored([(part.work, part.heads) for part in self.parts])
 
     def _meant(
         self, definitions: dict[int, Definition], q: torch.Tensor, k: torch.Tensor
@@ -317,18 +304,6 @@ class Trial:
                         ]
                     )
         return found
-
-    def _scored(self) -> tuple[torch.Tensor, torch.Tensor]:
-        """Random queries and keys."""
-        factors = moderate([(part.work, part.heads) for part in self.parts], self.shape.heads)
-        return self._drawn(self.shape.n_q) * factors[0], self._drawn(self.shape.n) * factors[1]
-
-    def _drawn(self, length: int) -> torch.Tensor:
-        return torch.randn(1, self.shape.heads, length, SIZE, dtype=torch.float64)
-
-    def _run(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
-        out: torch.Tensor = self.module(q, k, v, layer=self.shape.layers[0], inputs=self.data)
-        return out
 
     def _tables(self, work: Work, head: int, kind: torch.dtype) -> dict[str, torch.Tensor]:
         """The learned tables of a head, [1, buckets]."""

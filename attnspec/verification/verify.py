@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import cast
+from typing import Literal, TypeAlias, cast
 
 import torch
 from torch import nn
@@ -25,6 +25,8 @@ from attnspec.verification.pairs import LONGEST, TooLong
 from attnspec.verification.report import Check, Verification, together
 from attnspec.verification.trial import Shape, Trial, sample_inputs
 
+Depth: TypeAlias = Literal["whole", "pairs", "values"]
+
 FEW = 5
 """Queries at the end that are tried of the backend that takes only a few."""
 
@@ -33,29 +35,26 @@ HEADS = 2
 
 
 def verify(
-    program: Program, n: int, *, backend: str = AUTO, module: nn.Module | None = None
+    program: Program,
+    n: int,
+    *,
+    backend: str = AUTO,
+    module: nn.Module | None = None,
+    depth: Depth = "whole",
 ) -> Verification:
     """Compares a module of the program, by default one that is built here, with the spec's meaning.
 
     The module must be a `CompiledAttention`, also one of a standalone file. The backend that is for
-    the steps of generation is tried on the last few queries.
+    the steps of generation is tried on the last few queries. A fraction of the time goes into
+    "pairs", where nothing is run, so that what has no layout, such as the definition, has no
+    checks, and into "values", where outputs and gradients of some queries are all that is compared.
 
     Raises ValueError for n above LONGEST, for one that the spec does not have, and where it is too
     long for what would run it; BackendError for a backend that refuses.
     """
     forced = module is None and backend == BandsBackend.name
     own = CompiledAttention(plan_data(program, backend)) if module is None else module
-    return _tried(program, cast(CompiledAttention, own), n, forced)
-
-
-def verify_pairs(program: Program, n: int, *, backend: str = AUTO) -> Verification:
-    """Compares the pairs that what would run holds with the spec's, each once, and runs nothing: a
-    fraction of the time of `verify`. What has no layout, such as the definition, has no checks.
-
-    Raises ValueError and BackendError as `verify` does.
-    """
-    attention = CompiledAttention(plan_data(program, backend))
-    return _tried(program, attention, n, backend == BandsBackend.name, only_pairs=True)
+    return _tried(program, cast(CompiledAttention, own), n, forced, depth)
 
 
 def verify_each(program: Program, n: int, backends: Sequence[str]) -> Verification:
@@ -80,7 +79,7 @@ def _tried(
     attention: CompiledAttention,
     n: int,
     forced: bool,
-    only_pairs: bool = False,
+    depth: Depth,
 ) -> Verification:
     if not 1 <= n <= LONGEST:
         raise ValueError(f"n must be between 1 and {LONGEST}, got {n}")
@@ -90,7 +89,7 @@ def _tried(
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         with learned(attention):
-            found = _verified(program, attention, n_q, n, forced, only_pairs)
+            found = _verified(program, attention, n_q, n, forced, depth)
     if not few:
         return found
     others = f"other queries than the last {FEW}: {RowsBackend.name} takes a few at a time"
@@ -103,7 +102,7 @@ def _verified(
     n_q: int,
     n: int,
     forced: bool,
-    only_pairs: bool,
+    depth: Depth,
 ) -> Verification:
     checks: list[Check] = []
     skipped: list[str] = []
@@ -112,8 +111,8 @@ def _verified(
     data = sample_inputs(program, n)
     for works, layers in _distinct(program, heads, n_q, n):
         shape = Shape(n_q, n, layers, heads, program.heads is not None)
-        trial = Trial(module, shape, works, data, forced)
-        found = trial.pair_checks() if only_pairs else trial.checks()
+        trial = Trial(module, shape, works, data, forced, only_values=depth == "values")
+        found = trial.pair_checks() if depth == "pairs" else trial.checks()
         checks.extend(sorted(found, key=lambda check: check.heads or ()))
         skipped.extend(trial.skipped)
         exhaustive &= trial.exhaustive

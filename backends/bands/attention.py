@@ -8,32 +8,31 @@ share of the gradients, and the shares add up.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import TypeVar
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
 
 import torch
 
 from attnspec.backends.bands.blocks import Piece, TensorStrip
 from attnspec.backends.bands.changed_scores import HeadScores, ScoreChanges
 from attnspec.backends.bands.views import Ordered, Read, frame_of, ordered_frame, scratch
-from attnspec.backends.common.threads import each
 from attnspec.layout.batches import strips_of
+from attnspec.layout.stacking import stacked
 from attnspec.layout.tile_layout import StepLayout
+from attnspec.lower.cache import Cache, apart
 
-HEAD = 1 << 17
-"""Numbers of keys up to which several heads are computed together."""
+STACKS = 4
+"""Numbers of samples for which layouts are kept, where samples are padded differently."""
 
-WORTH = 1 << 24
-"""Pairs from which on parts are computed side by side: some 20 milliseconds. Threads that torch has
-just used for something else are in the way for the first few."""
+HELD = 1 << 22
+"""Numbers of queries or keys that are computed together, about: what is put in order is a copy."""
 
 TALLEST = 2048
 """Queries of a tall block: more would not make its products faster."""
 
 REREAD = 1.5
 """How often a key is read from which on a copy in order pays."""
-
-Result = TypeVar("Result")
 
 _flash = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
 _flash_backward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward
@@ -57,8 +56,6 @@ class Step:
         few = k.step > 0 and reads <= REREAD * max(1, len(k.rows))
         self.keys = Read(k, None) if k.packed or few else moved
         self.order = Ordered(k)
-        self.area = sum(strip.rows.size * strip.columns.shape[1] for strip in strips)
-        self.area *= layout.q.size * layout.k.size
         masks = torch.from_numpy(layout.masks)
         positions = tuple(side.positions.reshape(-1, side.size) for side in (layout.q, layout.k))
         self.strips = [
@@ -84,8 +81,10 @@ class SteppedAttention:
         changes: ScoreChanges | None = None,
         one_more: bool = False,
     ) -> None:
+        self.layouts = tuple(layouts)
         self.steps = [Step(layout) for layout in layouts]
         self.changes, self.one_more = changes, one_more
+        self._several: Cache[int, SteppedAttention] = Cache(STACKS)
 
     def forward(
         self,
@@ -99,90 +98,108 @@ class SteppedAttention:
         """q [B, K, R, n_q, d], k and v [B, K, n_k, d], padding bool [B, n_k], learned tables
         [K R, buckets] -> the output like q and the log-sum-exps [B, K, R, n_q], -inf where a query
         has no key."""
+        several = self._stacked(q, k, padding)
+        if several is not None and padding is not None:
+            parts = _as_one(q, QUERIES), _as_one(k, KEYS), _as_one(v, KEYS)
+            found = several.forward(*parts, padding.reshape(1, -1), scale)
+            out, lse = (_as_many(x, QUERIES, len(q)) for x in found)
+            return out, lse
         wide = torch.promote_types(q.dtype, torch.float32)
         shape = q.shape
         if self.steps and self.steps[0].complete:
             out, lse = q.new_empty(shape), q.new_empty(shape[:-1], dtype=wide)
         else:
             out, lse = q.new_zeros(shape), q.new_full(shape[:-1], -math.inf, dtype=wide)
-
-        def part(at: tuple[int, slice]) -> None:
-            self._forward_part((q, k, v, out, lse), at, padding, scale, tables)
-
-        self._spread(part, q, k)
+        for part in self._parts(q, k, padding):
+            mine = [x.flatten(0, 2) for x in part.of(q, out, lse)]
+            keys = [x.flatten(0, 1) for x in part.of(k, v)]
+            scores = self._scores(part, q.shape[2], tables)
+            self._forward_part((*mine, *keys), part.padding, scale, scores)
         if self.one_more:
             total = torch.logaddexp(lse, lse.new_zeros(()))
             out *= torch.exp(lse - total)[..., None].to(out.dtype)
             lse = total
         return out, lse
 
-    def _spread(
-        self, part: Callable[[tuple[int, slice]], Result], q: torch.Tensor, k: torch.Tensor
-    ) -> list[Result]:
-        """The results of all parts, computed side by side where that is worth it."""
-        batch, heads, ratio = q.shape[:3]
-        if sum(step.area for step in self.steps) * batch * heads * ratio < WORTH:
-            return [part(at) for at in _parts(k, heads)]
-        # enough parts for all threads
-        each_sample = -(-torch.get_num_threads() // batch)
-        return each(part, _parts(k, -(-heads // each_sample)))
+    def _stacked(
+        self, q: torch.Tensor, k: torch.Tensor, padding: torch.Tensor | None
+    ) -> SteppedAttention | None:
+        """What computes short samples of different padding in the calls of one sequence; None
+        where they are computed together anyway, or one by one."""
+        batch = len(q)
+        if padding is None or self.changes is not None or not self.layouts:
+            return None
+        if batch * k.shape[2:].numel() > HELD or bool((padding == padding[:1]).all()):
+            return None
+        sizes = q.shape[3], k.shape[2]
+
+        def several() -> SteppedAttention:
+            layouts = [stacked([layout] * batch, *sizes) for layout in self.layouts]
+            return SteppedAttention(layouts, None, self.one_more)
+
+        return self._several.get(batch, lambda: apart(several))
 
     def _forward_part(
         self,
         tensors: Sequence[torch.Tensor],
-        at: tuple[int, slice],
         padding: torch.Tensor | None,
         scale: float,
-        tables: Mapping[str, torch.Tensor] | None,
+        scores: HeadScores | None,
     ) -> None:
-        """Some heads of a sample: fills in their output and log-sum-exps."""
-        q, k, v, out, lse = tensors
-        sample, heads = at
+        """Some heads, q [c R, n_q, d], k and v [c, n_k, d], whose samples have the same padding
+        [n_k]: fills in their output and log-sum-exps."""
+        q, out, lse, k, v = tensors
         wide = lse.dtype
         for number, step in enumerate(self.steps):
-            k_now = step.keys.take(k[sample, heads], "keys")
-            v_now = step.keys.take(v[sample, heads], "values")
-            real = padding_of(step, padding, sample, wide)
-            for group in range(q.shape[2]):
-                own = sample, heads, group
-                q_now = step.queries.take(q[own], "queries")
-                # what is written for the first time need not be read before
-                fresh = step.complete and number == 0
-                place = step.queries.room if fresh else step.queries.take
-                into = place(out[own], "result"), place(lse[own], "sums")
-                scores = self._scores(heads, group, q.shape[2], tables)
-                sizes = len(k_now), q.shape[-1]
-                for piece in step.pieces(step.keys, *sizes, False, scores is not None):
-                    bias, empty = piece.bias(real, wide)
-                    rows = (
-                        piece.q.read(q_now, piece.to, "q"),
-                        piece.k.read(k_now, piece.to, "k"),
-                        piece.k.read(v_now, piece.to, "v"),
-                    )
-                    if scores is None or scores.additive:
-                        bias = _with_added(bias, scores, piece, wide)
-                        found, sums = _flash(*rows, 0.0, False, attn_mask=bias, scale=scale)
-                    else:
-                        found, sums = scores.forward(piece, rows, bias, scale, wide)
-                    if empty is not None:
-                        sums = sums.masked_fill(empty, -math.inf)
-                    put = _merge if number else _write
-                    put(*into, piece, found, sums)
-                step.queries.put(out[own], into[0])
-                step.queries.put(lse[own], into[1])
+            k_now, v_now = step.keys.take(k, "keys"), step.keys.take(v, "values")
+            q_now = step.queries.take(q, "queries")
+            real = padding_of(step, padding, wide)
+            # what is written for the first time need not be read before
+            fresh = step.complete and number == 0
+            place = step.queries.room if fresh else step.queries.take
+            into = place(out, "result"), place(lse, "sums")
+            for piece in step.pieces(step.keys, len(q), q.shape[-1], False, scores is not None):
+                bias, empty = piece.bias(real, wide)
+                rows = (
+                    piece.q.read(q_now, piece.to, "q"),
+                    piece.k.read(k_now, piece.to, "k"),
+                    piece.k.read(v_now, piece.to, "v"),
+                )
+                if scores is None or scores.additive:
+                    bias = _with_added(bias, scores, piece, wide)
+                    found, sums = _flash(*rows, 0.0, False, attn_mask=bias, scale=scale)
+                else:
+                    found, sums = scores.forward(piece, rows, bias, scale, wide)
+                if empty is not None:
+                    sums = sums.masked_fill(empty, -math.inf)
+                put = _merge if number else _write
+                put(*into, piece, found, sums)
+            step.queries.put(out, into[0])
+            step.queries.put(lse, into[1])
 
     def _scores(
-        self, heads: slice, group: int, ratio: int, tables: Mapping[str, torch.Tensor] | None
+        self, part: Part, ratio: int, tables: Mapping[str, torch.Tensor] | None
     ) -> HeadScores | None:
-        """The changes for one query head of each of some key heads."""
+        """The changes for the query heads of some key heads."""
         if self.changes is None:
             return None
-        chosen = range(*self._chosen(heads, group, ratio).indices(heads.stop * ratio))
-        return self.changes.of(tuple(chosen), tables or {})
+        return self.changes.of(tuple(part.query_heads(ratio)), tables or {})
 
-    def _chosen(self, heads: slice, group: int, ratio: int) -> slice:
-        """The query heads of these key heads' groups."""
-        return slice(heads.start * ratio + group, heads.stop * ratio, ratio)
+    def _parts(
+        self, q: torch.Tensor, k: torch.Tensor, padding: torch.Tensor | None
+    ) -> Iterator[Part]:
+        """What is computed together: all samples of one padding, as many heads as there is room
+        for; scores are changed sample by sample."""
+        batch, heads, ratio = q.shape[:3]
+        each = max(1, ratio * max(k.shape[2:].numel(), q.shape[3:].numel()))
+        room = max(1, HELD // each)
+        for samples, real in _samples(batch, padding, self.changes is not None):
+            many = max(1, room // heads)
+            for first in range(samples.start, samples.stop, many):
+                some = slice(first, min(first + many, samples.stop))
+                step = heads if many * heads <= room else min(heads, room)
+                for low in range(0, heads, step):
+                    yield Part(some, slice(low, min(low + step, heads)), real)
 
     def backward(
         self,
@@ -197,67 +214,128 @@ class SteppedAttention:
         and what `forward` returned. The first three are added to what is in `into`, if it is there,
         in the type of the log-sum-exps."""
         q, k, v, out, lse = saved
+        several = self._stacked(q, k, padding)
+        if several is not None and padding is not None:
+            axes = QUERIES, KEYS, KEYS
+            rows = [_as_one(x, QUERIES) for x in (grad, q, out, lse)]
+            keys = [_as_one(x, KEYS) for x in (k, v)]
+            given = (rows[1], *keys, *rows[2:])
+            found = several.backward(rows[0], given, padding.reshape(1, -1), scale)
+            grads = [_as_many(x, axis, len(q)) for x, axis in zip(found, axes, strict=True)]
+            if into is None:
+                return tuple(grads)
+            for target, share in zip(into, grads, strict=True):
+                target += share
+            return into[0], into[1].to(k.dtype), into[2].to(v.dtype)
         # a query without a key has weights 0 whatever its log-sum-exp, as long as it is finite
         lse = lse.masked_fill(lse == -math.inf, 0.0)
         wide = lse.dtype
         if into is None:
             into = q.new_zeros(q.shape), *(x.new_zeros(x.shape, dtype=wide) for x in (k, v))
-        grad_q, grad_k, grad_v = into
-
-        def part(at: tuple[int, slice]) -> list[torch.Tensor]:
-            tensors = (grad, q, k, v, out, lse, grad_q, grad_k, grad_v)
-            return self._backward_part(tensors, at, padding, scale, tables)
-
-        of_tables = zip(*self._spread(part, q, k), strict=True)
-        grad_tables = [torch.stack(shares).sum(0) for shares in of_tables]
-        return grad_q, grad_k.to(k.dtype), grad_v.to(v.dtype), *grad_tables
+        grad_tables = [torch.zeros_like(table) for table in (tables or {}).values()]
+        for part in self._parts(q, k, padding):
+            rows = [x.flatten(0, 2) for x in part.of(grad, q, out, lse)]
+            keys = [x.flatten(0, 1) for x in part.of(k, v)]
+            targets = [_flat(x, lead) for x, lead in zip(part.of(*into), (3, 2, 2), strict=True)]
+            scores = self._scores(part, q.shape[2], tables)
+            shares = self._backward_part((*rows, *keys), targets, part.padding, scale, scores)
+            chosen = part.query_heads(q.shape[2])
+            for total, share in zip(grad_tables, shares, strict=False):
+                total[chosen.start : chosen.stop] += share
+        return into[0], into[1].to(k.dtype), into[2].to(v.dtype), *grad_tables
 
     def _backward_part(
         self,
         tensors: Sequence[torch.Tensor],
-        at: tuple[int, slice],
+        into: Sequence[torch.Tensor],
         padding: torch.Tensor | None,
         scale: float,
-        tables: Mapping[str, torch.Tensor] | None,
+        scores: HeadScores | None,
     ) -> list[torch.Tensor]:
-        """Some heads of a sample: fills in the gradients of q, k and v, returns those of tables."""
-        grad, q, k, v, out, lse, grad_q, grad_k, grad_v = tensors
-        sample, heads = at
+        """Some heads: fills in the gradients of q, k and v, returns those of tables."""
+        grad, q, out, lse, k, v = tensors
+        grad_q, *targets = into
         wide = lse.dtype
-        grad_tables = [torch.zeros_like(table) for table in (tables or {}).values()]
-        targets = grad_k[sample, heads], grad_v[sample, heads]
+        of_tables: list[torch.Tensor] = []
         for step in self.steps:
             keys = step.backward_keys
-            k_now = keys.take(k[sample, heads], "keys")
-            v_now = keys.take(v[sample, heads], "values")
-            sums = targets
+            k_now, v_now = keys.take(k, "keys"), keys.take(v, "values")
+            sums: Sequence[torch.Tensor] = targets
             if keys.ordered is not None:
                 uses = ("key gradients", "value gradients")
-                k_sums, v_sums = (scratch(u, tuple(k_now.shape), wide).zero_() for u in uses)
-                sums = k_sums, v_sums
-            real = padding_of(step, padding, sample, wide)
-            for group in range(q.shape[2]):
-                own = sample, heads, group
-                # rows that are not there would add to the gradients of their keys
-                rows = [step.queries.take(grad[own], "grad rows", blank=True)]
-                for x, use in ((q, "q rows"), (out, "out rows"), (lse, "lse rows")):
-                    rows.append(step.queries.take(x[own], use))
-                # with what earlier steps have added
-                q_sums = step.queries.take(grad_q[own], "query gradients")
-                scores = self._scores(heads, group, q.shape[2], tables)
-                sizes = len(k_now), q.shape[-1]
-                for piece in step.pieces(keys, *sizes, True, scores is not None):
-                    parts, shares = _piece_back(piece, rows, k_now, v_now, real, scale, scores)
-                    for total, share in zip(grad_tables, shares, strict=False):
-                        total[self._chosen(heads, group, q.shape[2])] += share
-                    piece.q.add(q_sums, parts[0], piece.to)
-                    piece.k.add_overlapping(sums[0], parts[1], piece.to)
-                    piece.k.add_overlapping(sums[1], parts[2], piece.to)
-                step.queries.put(grad_q[own], q_sums)
+                sums = [scratch(use, tuple(k_now.shape), wide).zero_() for use in uses]
+            real = padding_of(step, padding, wide)
+            # rows that are not there would add to the gradients of their keys
+            rows = [step.queries.take(grad, "grad rows", blank=True)]
+            for x, use in ((q, "q rows"), (out, "out rows"), (lse, "lse rows")):
+                rows.append(step.queries.take(x, use))
+            # with what earlier steps have added
+            q_sums = step.queries.take(grad_q, "query gradients")
+            for piece in step.pieces(keys, len(q), q.shape[-1], True, scores is not None):
+                parts, shares = _piece_back(piece, rows, k_now, v_now, real, scale, scores)
+                if shares:
+                    held = of_tables or [torch.zeros_like(share) for share in shares]
+                    of_tables = [x + share for x, share in zip(held, shares, strict=True)]
+                piece.q.add(q_sums, parts[0], piece.to)
+                piece.k.add_overlapping(sums[0], parts[1], piece.to)
+                piece.k.add_overlapping(sums[1], parts[2], piece.to)
+            step.queries.put(grad_q, q_sums)
             if keys.ordered is not None:
                 for target, found in zip(targets, sums, strict=True):
                     keys.ordered.add(target, found)
-        return grad_tables
+        return of_tables
+
+
+@dataclass(frozen=True, eq=False)
+class Part:
+    """Samples and key heads that are computed together, and which of their keys are real, bool
+    [n_k], None where all are."""
+
+    samples: slice
+    heads: slice
+    padding: torch.Tensor | None
+
+    def of(self, *tensors: torch.Tensor) -> list[torch.Tensor]:
+        """The part of tensors [B, K, …]."""
+        return [x[self.samples, self.heads] for x in tensors]
+
+    def query_heads(self, ratio: int) -> range:
+        """The query heads that share these key heads."""
+        return range(self.heads.start * ratio, self.heads.stop * ratio)
+
+
+def _samples(
+    batch: int, padding: torch.Tensor | None, apart: bool
+) -> Iterator[tuple[slice, torch.Tensor | None]]:
+    """Samples that follow one another and have the same real keys, with these; each by itself if
+    they are to be `apart`."""
+    if padding is None or bool(padding.all()):
+        ends = [*range(1, batch)] if apart else []
+        padding = None
+    else:
+        same = (padding[1:] == padding[:-1]).all(1).tolist()
+        ends = [sample for sample in range(1, batch) if apart or not same[sample - 1]]
+    for low, high in pairwise((0, *ends, batch)):
+        yield slice(low, high), None if padding is None else padding[low]
+
+
+QUERIES, KEYS = 3, 2
+"""The axes of positions in tensors of queries, [B, K, R, n_q, …], and of keys, [B, K, n_k, …]."""
+
+
+def _as_one(x: torch.Tensor, axis: int) -> torch.Tensor:
+    """Samples [B, K, …, n, …] with positions along an axis as one [1, K, …, B n, …]."""
+    return x.movedim(0, axis - 1).flatten(axis - 1, axis)[None]
+
+
+def _as_many(x: torch.Tensor, axis: int, batch: int) -> torch.Tensor:
+    """One sample as the `batch` that it was made of."""
+    return torch.unflatten(x[0], axis - 1, (batch, -1)).movedim(axis - 1, 0)
+
+
+def _flat(x: torch.Tensor, lead: int) -> torch.Tensor:
+    """A tensor to write to with its first dimensions as one."""
+    return x.view(x.shape[:lead].numel(), *x.shape[lead:])
 
 
 def _piece_back(
@@ -296,24 +374,11 @@ def _with_added(
     return added if bias is None else added + bias
 
 
-def _parts(k: torch.Tensor, most: int) -> list[tuple[int, slice]]:
-    """Samples and ranges of at most so many heads that are computed together."""
-    batch, heads, length, size = k.shape
-    step = max(1, min(most, HEAD // max(1, length * size)))
-    return [
-        (sample, slice(low, min(low + step, heads)))
-        for sample in range(batch)
-        for low in range(0, heads, step)
-    ]
-
-
-def padding_of(
-    step: Step, padding: torch.Tensor | None, sample: int, kind: torch.dtype
-) -> torch.Tensor | None:
-    """0 for a real key and -inf for another, in the order of the tiles."""
+def padding_of(step: Step, padding: torch.Tensor | None, kind: torch.dtype) -> torch.Tensor | None:
+    """0 for a real key of padding [n_k] and -inf for another, in the order of the tiles."""
     if padding is None:
         return None
-    real = torch.zeros(padding.shape[1], dtype=kind).masked_fill_(~padding[sample], -math.inf)
+    real = padding.new_zeros(len(padding), dtype=kind).masked_fill_(~padding, -math.inf)
     return step.order.take(real[None], "padding")[0]
 
 

@@ -9,17 +9,23 @@ same, or for run-time inputs the dense definition.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from attnspec.layout.steps import bands_of, layouts_of, reading_seconds, seconds_of
+from attnspec.layout.steps import aligned_layouts, bands_of, layouts_of, reading_seconds, seconds_of
 from attnspec.lower.cost_model import current, dense_seconds
-from attnspec.lower.work import Kernel, Work
+from attnspec.lower.work import Kernel, Softcap, Work, differ_in_pairs_alone
 
 if TYPE_CHECKING:
     import torch
 
 MERGED = ("softmax", "softmax1")
 """The normalisers whose results are merged by log-sum-exps."""
+
+
+JOINED = 1 << 16
+"""Positions of all heads together up to which those of different graphs are laid out as one: each
+of longer ones fills its calls."""
 
 
 class BandsBackend:
@@ -42,12 +48,41 @@ class BandsBackend:
         if work.reads:
             # nothing is known before the inputs are; the kernel compares again for every sample
             return reading_seconds(work)
-        return seconds_of(bands_of(work.relation, work.n_q, work.n_k), work.n_q)
+        bands = bands_of(work.relation, work.n_q, work.n_k)
+        seconds = seconds_of(bands, work.n_q)
+        if any(isinstance(change, Softcap) for change in work.changes):
+            # scores that are bent are computed one operation after the other
+            pairs = sum(band.amounts["bands_pair"] for band in bands)
+            seconds += pairs * current().dense_pair
+        return seconds
 
     def steps(self, work: Work) -> tuple[str, ...]:
         if work.reads:
             return ("as the inputs of a call decide",)
         return tuple(str(band) for band in bands_of(work.relation, work.n_q, work.n_k))
+
+    def joins(self, works: Sequence[Work]) -> bool:
+        """Whether several heads differ in their pairs alone and take as many steps each, so that
+        these can be computed together."""
+        first = works[0]
+        if first.reads or first.changes or not differ_in_pairs_alone(works):
+            return False
+        if len(works) * first.n_k > JOINED:
+            return False
+        relations = list(dict.fromkeys(work.relation for work in works))
+        return aligned_layouts(relations, first.n_q, first.n_k) is not None
+
+    def build_joined(
+        self, groups: Sequence[tuple[Work, tuple[int, ...]]], device: torch.device
+    ) -> Kernel:
+        """The kernel of several groups of heads, one after the other."""
+        from attnspec.backends.bands.kernel import JoinedSteps
+
+        first = groups[0][0]
+        found = aligned_layouts([work.relation for work, _ in groups], first.n_q, first.n_k)
+        if found is None:
+            raise ValueError("these heads are not joined")
+        return JoinedSteps(groups, device, found)
 
     def build(self, work: Work, heads: tuple[int, ...], device: torch.device) -> Kernel:
         from attnspec.backends.bands.kernel import SteppedKernel

@@ -58,7 +58,7 @@ class HeadScores:
     def added(self, piece: Piece, kind: torch.dtype) -> torch.Tensor:
         """What additive changes add to the scores of a piece [batch, heads, h, w]."""
         distance = piece.distance
-        none = torch.zeros(self.count, *distance.shape, dtype=kind)
+        none = distance.new_zeros((self.count, *distance.shape), dtype=kind)
         found = self.changed(none, distance)
         return piece.to.arrange(found.expand(-1, piece.q.count, -1, -1))
 
@@ -73,6 +73,7 @@ class HeadScores:
         """Output and log-sum-exps of a piece's queries, keys and values as the flash kernel would
         have them; -inf for a query without a key."""
         q, k, v = (x.to(kind) for x in rows)
+        k, v = (_for_each(x, q) for x in (k, v))
         scores = self._scores(piece, q, k, scale)
         if bias is not None:
             scores = scores + bias
@@ -91,6 +92,8 @@ class HeadScores:
         gradient of the output, q, k, v, the output and the log-sum-exps."""
         sums = rows[5]
         grad, q, k, v, out = (x.to(sums.dtype) for x in rows[:5])
+        shared = k.shape[1]
+        k, v = (_for_each(x, q) for x in (k, v))
         tables = [table.detach().requires_grad_() for table in self.tables.values()]
         mine = replace(self, tables=dict(zip(self.tables, tables, strict=True)))
         with torch.enable_grad():
@@ -102,9 +105,15 @@ class HeadScores:
             of_weights = grad @ v.mT - (grad * out).sum(-1, keepdim=True)
             found = torch.autograd.grad(scores, [*leaves, *tables], weights * of_weights)
             grad_v = weights.mT @ grad
-        return [found[0], found[1], grad_v], list(found[2:])
+        of_keys = [torch.unflatten(x, 1, (shared, -1)).sum(2) for x in (found[1], grad_v)]
+        return [found[0], *of_keys], list(found[2:])
 
     def _scores(self, piece: Piece, q: torch.Tensor, k: torch.Tensor, scale: float) -> torch.Tensor:
         """The changed scores [batch, heads, h, w]."""
         scores = piece.to.back((q * scale) @ k.mT)
         return piece.to.arrange(self.changed(scores, piece.distance))
+
+
+def _for_each(x: torch.Tensor, q: torch.Tensor) -> torch.Tensor:
+    """Keys of heads that queries share, once for each of these."""
+    return x.repeat_interleave(q.shape[1] // x.shape[1], 1)

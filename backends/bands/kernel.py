@@ -1,4 +1,4 @@
-"""The kernel of stepped attention: autograd around it, and what stands in where it cannot go."""
+"""The kernel of stepped attention: the flash kernel's steps, and tiles where they cannot go."""
 
 from __future__ import annotations
 
@@ -6,13 +6,12 @@ from collections.abc import Sequence
 
 import torch
 
-from attnspec.backends.bands.attention import HEAD, SteppedAttention
+from attnspec.backends.bands.attention import SteppedAttention
 from attnspec.backends.bands.changed_scores import ScoreChanges
-from attnspec.backends.common.pieces import widened
-from attnspec.backends.common.score_formula import scale_of
-from attnspec.backends.common.torch_modes import is_transformed
+from attnspec.backends.common.exact import JoinedKernel, Partial, SoftmaxKernel
 from attnspec.backends.tiles.kernel import TiledKernel
 from attnspec.layout.runs import runs_of
+from attnspec.layout.stacking import stacked
 from attnspec.layout.tile_layout import StepLayout, tile_layout
 from attnspec.lower.cache import apart
 from attnspec.lower.work import Call, Work
@@ -21,7 +20,7 @@ TILE = 64
 """The tile size of the stand-in."""
 
 
-class SteppedKernel:
+class SteppedKernel(SoftmaxKernel):
     """Attention over disjoint steps; by tiles in natural order where the flash kernel cannot go."""
 
     def __init__(
@@ -53,69 +52,78 @@ class SteppedKernel:
         layout = tile_layout(work.relation, work.n_q, work.n_k, TILE)
         return TiledKernel(work, self.heads, self.device, runs_of(layout), layout.masks)
 
-    def _folds(self, k: torch.Tensor) -> bool:
-        """Whether samples are so small that several are computed together."""
-        return self.attention.changes is None and 2 * k[0].numel() <= HEAD
+    def forward(
+        self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, call: Call, scale: float
+    ) -> Partial:
+        return self.attention.forward(q, k, v, call.padding, scale, call.tables)
 
-    def __call__(
-        self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, call: Call
-    ) -> torch.Tensor:
-        batch, heads, rows, size = q.shape
-        out_size = v.shape[-1]
-        if (
-            call.dropout_p
-            or not size
-            or not out_size
-            or not k.shape[2]
-            or is_transformed()
-            or torch.compiler.is_compiling()
-        ):
-            return self.tiled(q, k, v, call)
-        q = q.reshape(batch, k.shape[1], heads // k.shape[1], rows, size)
-        if batch > 1 and call.padding is None and self._folds(k):
-            # to samples of few numbers the heads of others are more heads of their own
-            q, k, v = (x.flatten(0, 1)[None] for x in (q, k, v))
-        wide = max(size, out_size)
-        parts = [widened(x, wide) for x in (q, k, v)]
-        scale = scale_of(self.work, size)
-        tables = dict(call.tables)
-        learned = (*parts, *tables.values())
-        if torch.is_grad_enabled() and any(x.requires_grad for x in learned):
-            out: torch.Tensor = _Stepped.apply(  # type: ignore[no-untyped-call]
-                *parts, call.padding, self, scale, tuple(tables), *tables.values()
-            )
-        else:
-            q, k, v = parts
-            out, _ = self.attention.forward(q, k, v, call.padding, scale, tables)
-        return out[..., :out_size].reshape(batch, heads, rows, out_size)
+    def backward(
+        self, grad: torch.Tensor, saved: Sequence[torch.Tensor], call: Call, scale: float
+    ) -> Sequence[torch.Tensor]:
+        return self.attention.backward(grad, saved, call.padding, scale, call.tables)
+
+    def composed(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, call: Call) -> Partial:
+        out, lse = self.tiled.composed(q, k, v, call)
+        if lse is None:
+            raise ValueError(f"`{self.work.normalize}` has no log-sum-exps")
+        return out, lse
+
+    def traced(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, call: Call) -> torch.Tensor:
+        return self.tiled.traced(q, k, v, call)
 
 
-class _Stepped(torch.autograd.Function):
-    """The steps, with tiles in natural order for derivatives of the derivative."""
+class JoinedSteps(JoinedKernel):
+    """Heads of different graphs as one sequence of as many positions, whose steps are theirs."""
 
-    @staticmethod
-    def forward(ctx, q, k, v, padding, kernel, scale, names, *tables):  # type: ignore[no-untyped-def]
-        learned = dict(zip(names, tables, strict=True))
-        out, lse = kernel.attention.forward(q, k, v, padding, scale, learned)
-        ctx.save_for_backward(q, k, v, out, lse, *tables)
-        ctx.kernel, ctx.padding, ctx.scale, ctx.names = kernel, padding, scale, names
-        return out
+    def __init__(
+        self,
+        groups: Sequence[tuple[Work, tuple[int, ...]]],
+        device: torch.device,
+        layouts: Sequence[Sequence[StepLayout]],
+    ) -> None:
+        self.work = groups[0][0]
+        self.each = [
+            (SteppedKernel(work, members, device, mine), len(members))
+            for (work, members), mine in zip(groups, layouts, strict=True)
+        ]
+        heads = [
+            mine for mine, (_, count) in zip(layouts, self.each, strict=True) for _ in range(count)
+        ]
+        sizes = self.work.n_q, self.work.n_k
+        steps = [stacked(step, *sizes) for step in zip(*heads, strict=True)]
+        self.attention = SteppedAttention(steps, None, self.work.normalize == "softmax1")
 
-    @staticmethod
-    def backward(ctx, grad):  # type: ignore[no-untyped-def]
-        q, k, v, out, lse, *tables = ctx.saved_tensors
-        learned = dict(zip(ctx.names, tables, strict=True))
-        if torch.is_grad_enabled():
-            call = Call(padding=ctx.padding, tables=learned)
-            out = ctx.kernel.tiled.composed(q, k, v, call, fused=False)
-            given = q, k, v, *tables
-            found = iter(
-                torch.autograd.grad(
-                    out, [x for x in given if x.requires_grad], grad, create_graph=True
-                )
-            )
-            grads = [next(found) if x.requires_grad else None for x in given]
-        else:
-            saved = q, k, v, out, lse
-            grads = ctx.kernel.attention.backward(grad, saved, ctx.padding, ctx.scale, learned)
-        return *grads[:3], None, None, None, None, *grads[3:]
+    def forward(
+        self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, call: Call, scale: float
+    ) -> Partial:
+        parts = _of_queries(q), _of_heads(k, q.shape[2]), _of_heads(v, q.shape[2])
+        padding = _for_heads(call.padding, q.shape[1] * q.shape[2])
+        out, lse = self.attention.forward(*parts, padding, scale)
+        return out.reshape(q.shape), lse.reshape(q.shape[:-1])
+
+    def backward(
+        self, grad: torch.Tensor, saved: Sequence[torch.Tensor], call: Call, scale: float
+    ) -> Sequence[torch.Tensor]:
+        q, k, v, out, lse = saved
+        padding = _for_heads(call.padding, q.shape[1] * q.shape[2])
+        keys = [_of_heads(x, q.shape[2]) for x in (k, v)]
+        given = (_of_queries(q), *keys, _of_queries(out), lse.reshape(len(q), 1, 1, -1))
+        found = self.attention.backward(_of_queries(grad), given, padding, scale)
+        shape = (len(q), k.shape[1], q.shape[2], k.shape[2], -1)
+        of_keys = [x.reshape(shape).sum(2) for x in found[1:]]
+        return found[0].reshape(q.shape), of_keys[0], of_keys[1]
+
+
+def _of_queries(x: torch.Tensor) -> torch.Tensor:
+    """[B, K, R, n, d] as one head [B, 1, 1, K R n, d]."""
+    return x.reshape(len(x), 1, 1, -1, x.shape[-1])
+
+
+def _of_heads(x: torch.Tensor, ratio: int) -> torch.Tensor:
+    """The keys of every query head, [B, K, n, d], as those of one head [B, 1, K R n, d]."""
+    return x.repeat_interleave(ratio, 1).reshape(len(x), 1, -1, x.shape[-1])
+
+
+def _for_heads(padding: torch.Tensor | None, heads: int) -> torch.Tensor | None:
+    """Padding [B, n] once for every head [B, H n]."""
+    return None if padding is None else padding.repeat(1, heads)

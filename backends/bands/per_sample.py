@@ -17,10 +17,13 @@ import torch
 from attnspec.backends.bands.kernel import SteppedKernel
 from attnspec.backends.common.masks import with_data
 from attnspec.backends.common.torch_modes import is_transformed
-from attnspec.backends.dense.kernel import dense_kernel
+from attnspec.backends.dense.kernel import DenseKernel
+from attnspec.backends.torch_call.backend import TorchCall
+from attnspec.backends.torch_call.forms import Form
+from attnspec.backends.torch_call.kernel import TorchCallKernel
 from attnspec.layout.steps import bands_of, layouts_of, seconds_of
 from attnspec.lower.cache import Cache, apart
-from attnspec.lower.work import Call, Kernel, Work
+from attnspec.lower.work import Call, Kernel, Mergeable, Traceable, Work
 
 KEPT = 32
 """How many samples' layouts a kernel keeps."""
@@ -52,17 +55,38 @@ class ReadingKernel:
 
     def make_traceable(self) -> None:
         """Builds what a traced call runs."""
-        _ = self.dense
+        if isinstance(self.dense, Traceable):
+            self.dense.make_traceable()
 
     def __call__(
         self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, call: Call
     ) -> torch.Tensor:
+        outs = [kernel(*parts, one) for kernel, parts, one in self._samples(q, k, v, call)]
+        return outs[0] if len(outs) == 1 else torch.cat(outs)
+
+    def partial(
+        self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, call: Call
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """The output and its log-sum-exps [B, H, n_q]; None where a kernel has none."""
+        found = [
+            kernel.partial(*parts, one) if isinstance(kernel, Mergeable) else (q, None)
+            for kernel, parts, one in self._samples(q, k, v, call)
+        ]
+        sums = [lse for _, lse in found if lse is not None]
+        if len(sums) < len(found):
+            return q, None
+        return torch.cat([out for out, _ in found]), torch.cat(sums)
+
+    def _samples(
+        self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, call: Call
+    ) -> list[tuple[Kernel, tuple[torch.Tensor, torch.Tensor, torch.Tensor], Call]]:
+        """What runs which part of a call: sample by sample, or everything at once."""
         if torch.compiler.is_compiling() or is_transformed() or call.dropout_p:
-            return self.dense(q, k, v, call)
+            return [(self.dense, (q, k, v), call)]
         kernels = [self.kernel_of(call.data, sample) for sample in range(len(q))]
         if all(kernel is None for kernel in kernels):
-            return self.dense(q, k, v, call)
-        outs = []
+            return [(self.dense, (q, k, v), call)]
+        found = []
         for sample, kernel in enumerate(kernels):
             part = slice(sample, sample + 1)
             one = replace(
@@ -70,8 +94,8 @@ class ReadingKernel:
                 padding=None if call.padding is None else call.padding[part],
                 data={name: values[part] for name, values in call.data.items()},
             )
-            outs.append((kernel or self.dense)(q[part], k[part], v[part], one))
-        return outs[0] if len(outs) == 1 else torch.cat(outs)
+            found.append((kernel or self.dense, (q[part], k[part], v[part]), one))
+        return found
 
     def kernel_of(self, data: Mapping[str, torch.Tensor], sample: int) -> Kernel | None:
         """What runs one sample's inputs; None for the definition."""
@@ -108,7 +132,9 @@ class ReadingBands(ReadingKernel):
         return SteppedKernel(work, self.heads, self.device, layouts)
 
     def unknown(self) -> Kernel:
-        return dense_kernel(self.work, self.heads, self.device)
+        if TorchCall().refuses(self.work, self.device.type) is None:
+            return TorchCallKernel(self.work, self.heads, self.device, Form.MASK)
+        return DenseKernel(self.work, self.heads, self.device)
 
 
 def _values(tensor: torch.Tensor) -> np.ndarray:

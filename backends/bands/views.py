@@ -14,7 +14,7 @@ from threading import local
 import numpy as np
 import torch
 
-from attnspec.layout.axes import Axis
+from attnspec.layout.tile_layout import Places
 
 KEPT = 1 << 24
 """Numbers in the largest buffer that is kept for the next call."""
@@ -47,7 +47,7 @@ class Frame:
         return np.asarray(self.real.all(axis=1))
 
 
-def frame_of(axis: Axis) -> Frame:
+def frame_of(axis: Places) -> Frame:
     """The tiles of a side where they lie among the positions from `axis.first` on."""
     places = (axis.positions - axis.first).reshape(axis.count, axis.size)
     real = axis.positions.reshape(axis.count, axis.size) >= 0
@@ -334,7 +334,9 @@ class Ordered:
     def back(self) -> torch.Tensor:
         """The place of every row, where every row has one: int64 [rows]."""
         index = self.index if self.present is None else self.index[self.present]
-        places = torch.arange(len(self.index)) if self.present is None else self.present
+        places = self.present
+        if places is None:
+            places = torch.arange(len(self.index), device=self.index.device)
         return torch.empty_like(index).index_copy_(0, index, places)
 
     def put(self, into: torch.Tensor, found: torch.Tensor) -> None:

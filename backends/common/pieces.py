@@ -1,16 +1,13 @@
-"""Pieces of runs in torch: their rows are taken, their masks made, their results put back."""
+"""Pieces of runs in torch: their rows and keys are taken, their masks made."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
 import torch
-from torch.nn import functional
 
-from attnspec.backends.common.score_formula import HALF
 from attnspec.layout.runs import Run
 from attnspec.layout.tile_layout import FULL_TILE
 
@@ -120,62 +117,7 @@ def keys_of(x: torch.Tensor, piece: Piece) -> torch.Tensor:
     return x.view(*x.shape[:2], piece.blocks, run.width, x.shape[3])
 
 
-def in_rows(x: torch.Tensor) -> torch.Tensor:
-    """The same numbers with every row in one piece, as the flash kernel takes them for granted."""
-    return x if x.stride(-1) == 1 else x.contiguous()
-
-
-def widened(x: torch.Tensor, size: int) -> torch.Tensor:
-    """Rows of a size, with zeros behind, each in one piece."""
-    # what is filled up keeps the order of strides, which may be that of channels before rows
-    return in_rows(functional.pad(x, (0, size - x.shape[-1])) if x.shape[-1] < size else x)
-
-
 def folded(x: torch.Tensor) -> torch.Tensor:
     """[B, K, R, blocks, h, d] -> [B K, blocks, R h, d]: more rows for the same keys."""
     batch, keys, repeat, blocks, height, size = x.shape
     return x.transpose(2, 3).reshape(batch * keys, blocks, repeat * height, size)
-
-
-def put(into: torch.Tensor, piece: Piece, found: torch.Tensor) -> None:
-    """Writes [B K, blocks, R h, d] to the piece's rows of [B, K, R, n_q, d]."""
-    batch, keys, repeat, _, size = into.shape
-    found = found.view(batch, keys, piece.blocks, repeat, piece.height, size).transpose(2, 3)
-    first, rows = piece.run.first_query, piece.rows
-    if first is None:
-        into.index_copy_(3, piece.run.queries[rows], found.flatten(3, 4))
-    else:
-        place = into[:, :, :, first + rows.start : first + rows.stop]
-        place.view(batch, keys, repeat, piece.blocks, piece.height, size).copy_(found)
-
-
-def add(into: torch.Tensor, piece: Piece, found: torch.Tensor) -> None:
-    """Adds [B K, blocks, w, d] to the tiles [B, K, tiles, tile, d] that it stems from."""
-    batch, keys, _, tile, size = into.shape
-    run = piece.run
-    rest = -run.width % tile
-    if rest:
-        found = functional.pad(found, (0, 0, 0, rest))
-    found = found.reshape(batch, keys, -1, tile, size)
-    if run.first_key is not None:
-        first = (run.first_key + piece.low * run.width) // tile
-        into[:, :, first : first + found.shape[2]] += found
-    else:
-        tiles = run.tiles[piece.low : piece.high]
-        into.index_add_(2, tiles.flatten(), found.to(into.dtype))
-
-
-def bias_of(piece: Piece, q: torch.Tensor, padding: torch.Tensor | None) -> torch.Tensor | None:
-    """What to add to the scores of a piece, 0 or -inf, or None: [1, 1 or blocks, R h, w]."""
-    run = piece.run
-    mask = run.mask(piece)
-    if mask is not None:
-        mask = mask.view(-1, *mask.shape[-2:])
-    if padding is not None:
-        real = padding[0][run.keys(piece)][:, None]
-        mask = real.expand(-1, piece.height, -1) if mask is None else mask & real
-    if mask is None:
-        return None
-    kind = torch.float32 if q.dtype in HALF else q.dtype
-    bias = q.new_zeros(mask.shape, dtype=kind).masked_fill_(~mask, -math.inf)
-    return bias.repeat(1, q.shape[2], 1)[None]

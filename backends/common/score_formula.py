@@ -85,6 +85,13 @@ class Formula:
         self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, blocks: Blocks, call: Call
     ) -> torch.Tensor:
         """The output blocks [B, K, R, G, h, e] in the type of q."""
+        return self.partial(q, k, v, blocks, call)[0]
+
+    def partial(
+        self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, blocks: Blocks, call: Call
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """The output blocks and their log-sum-exps [B, K, R, G, h] in float32 at least, -inf where
+        a query has no key; None for weights that are no softmax."""
         batch, keys, repeat, groups, rows, _ = q.shape
         kept = q.dtype
         if kept in HALF:
@@ -94,12 +101,13 @@ class Formula:
         scores = (q * scale_of(self.work, q.shape[-1])) @ k.transpose(-1, -2)
         scores = scores.view(batch, keys, groups, repeat, rows, k.shape[-2]).transpose(2, 3)
         scores = self.changed(scores, blocks.distance, call)
-        weights = weigh(scores, blocks.mask, self.work.normalize)
+        found = shares(scores, blocks.mask, self.work.normalize)
+        weights = found.weights
         if call.dropout_p:
             weights = functional.dropout(weights, call.dropout_p)
         weights = weights.transpose(2, 3).reshape(batch, keys, groups, repeat * rows, k.shape[-2])
         out = (weights @ v).view(batch, keys, groups, repeat, rows, v.shape[-1])
-        return out.transpose(2, 3).to(kept)
+        return out.transpose(2, 3).to(kept), found.lse
 
     def changed(
         self, scores: torch.Tensor, distance: torch.Tensor | None, call: Call
@@ -123,35 +131,54 @@ class Formula:
 
 def weigh(scores: torch.Tensor, mask: torch.Tensor | None, normalize: str) -> torch.Tensor:
     """The weights of scores [..., w] under a mask; a row without a key weighs nothing."""
-    if scores.shape[-1] == 0:
-        return scores
-    weights, total = shares(scores, mask, normalize)
-    return weights if total is None else weights / total
+    return shares(scores, mask, normalize).weights
 
 
-def shares(
-    scores: torch.Tensor, mask: torch.Tensor | None, normalize: str
-) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """The weights of scores [..., w], w > 0, as numerators and what divides them, if anything."""
+@dataclass(frozen=True)
+class Shares:
+    """Weights as numerators [..., w], what divides them [..., 1], None for nothing, and the
+    log-sum-exps of the scores [...], None for weights that are no softmax."""
+
+    numerators: torch.Tensor
+    total: torch.Tensor | None
+    lse: torch.Tensor | None = None
+
+    @property
+    def weights(self) -> torch.Tensor:
+        """The weights."""
+        return self.numerators if self.total is None else self.numerators / self.total
+
+
+def shares(scores: torch.Tensor, mask: torch.Tensor | None, normalize: str) -> Shares:
+    """What scores [..., w] weigh under a mask."""
     if normalize == "sigmoid":
         weights = torch.sigmoid(scores)
-        return (weights if mask is None else weights.masked_fill(~mask, 0.0)), None
+        return Shares(weights if mask is None else weights.masked_fill(~mask, 0.0), None)
     if normalize == "relu":
         weights = torch.relu(scores)
         if mask is not None:
             weights = weights.masked_fill(~mask, 0.0)
         total = weights.sum(-1, keepdim=True)
-        return weights, torch.where(total > 0, total, 1.0)
+        return Shares(weights, torch.where(total > 0, total, 1.0))
     if mask is not None:
         scores = scores.masked_fill(~mask, -torch.inf)
     # the shift cancels in the quotient, so that it has no gradient
-    top = scores.detach().amax(-1, keepdim=True)
-    top = top.clamp_min(0.0) if normalize == "softmax1" else torch.where(top > -torch.inf, top, 0.0)
+    top = _top(scores, 0.0 if normalize == "softmax1" else -torch.inf)
     weights = torch.exp(scores - top)
     total = weights.sum(-1, keepdim=True)
     if normalize == "softmax1":
-        return weights, total + torch.exp(-top)
-    return weights, torch.where(total > 0, total, 1.0)
+        total = total + torch.exp(-top)
+    some = torch.where(total > 0, total, 1.0)
+    lse = torch.where(total > 0, torch.log(some) + top, -torch.inf)
+    return Shares(weights, some, lse[..., 0])
+
+
+def _top(scores: torch.Tensor, least: float) -> torch.Tensor:
+    """The greatest score of every row [..., 1], a constant; 0 where there is none."""
+    if scores.shape[-1] == 0:
+        return torch.zeros_like(scores.detach().sum(-1, keepdim=True))
+    top = scores.detach().amax(-1, keepdim=True).clamp_min(least)
+    return torch.where(top > -torch.inf, top, 0.0)
 
 
 def thresholds(buckets: int, max_distance: int) -> list[int]:

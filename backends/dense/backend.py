@@ -6,10 +6,9 @@ numbers per head.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING
 
-from attnspec.lower.cost_model import current, dense_seconds
+from attnspec.lower.cost_model import Amounts, current
 from attnspec.lower.work import Kernel, Work
 
 if TYPE_CHECKING:
@@ -19,13 +18,10 @@ MOST = 1 << 36
 """Pairs above which a mask, let alone scores, is out of the question: 64 gigabytes for a head."""
 
 
-@dataclass(frozen=True)
 class Dense:
-    """Scores of all pairs in one product; from `large` scores on fused, where that is the same."""
+    """Scores of all pairs in one product."""
 
-    large: int | None = None
-
-    name: ClassVar = "dense"
+    name = "dense"
 
     @property
     def least(self) -> float:
@@ -38,12 +34,16 @@ class Dense:
         return None
 
     def cost(self, work: Work) -> float:
-        return dense_seconds(work)
+        return current().seconds(self.amounts(work))
+
+    def amounts(self, work: Work) -> Amounts:
+        """What the work takes."""
+        return {"dense_call": 1, "dense_pair": work.n_q * work.n_k}
 
     def steps(self, work: Work) -> tuple[str, ...]:
         return (f"all {work.n_q:,} x {work.n_k:,} scores",)
 
     def build(self, work: Work, heads: tuple[int, ...], device: torch.device) -> Kernel:
-        from attnspec.backends.dense.kernel import LARGE, dense_kernel
+        from attnspec.backends.dense.kernel import DenseKernel
 
-        return dense_kernel(work, heads, device, LARGE if self.large is None else self.large)
+        return DenseKernel(work, heads, device)

@@ -24,7 +24,7 @@ class RowsBackend:
 
     @property
     def least(self) -> float:
-        return current().dense_call
+        return current().torch_call
 
     def refuses(self, work: Work, device: str) -> str | None:
         if work.n_q > FEW:
@@ -37,7 +37,7 @@ class RowsBackend:
     def amounts(self, work: Work) -> Amounts:
         """What the work takes."""
         count = row_layout(work).count
-        return {"dense_call": 1, "dense_pair": work.n_q * count}
+        return {"torch_call": 1, "torch_pair": work.n_q * count}
 
     def steps(self, work: Work) -> tuple[str, ...]:
         count = row_layout(work).count

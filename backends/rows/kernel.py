@@ -42,31 +42,40 @@ class RowsKernel:
             if self.formula.needs_distance:
                 self.distance = _tensor((q_at - k_at)[None], device)
 
+    def partial(
+        self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, call: Call
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """The output and its log-sum-exps [B, H, n_q], by the formula."""
+        batch, heads, rows, size = q.shape
+        k, v, mask = self._read(k, 2), self._read(v, 2), self._mask(call)
+        q = q.reshape(batch, k.shape[1], heads // k.shape[1], 1, rows, size)
+        blocks = Blocks(self.distance, None if mask is None else mask[:, None, None, None])
+        out, lse = self.formula.partial(q, k[:, :, None], v[:, :, None], blocks, call)
+        out = out.reshape(batch, heads, rows, v.shape[-1])
+        return out, None if lse is None else lse.reshape(batch, heads, rows)
+
     def __call__(
         self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, call: Call
     ) -> torch.Tensor:
         batch, heads, rows, size = q.shape
         keys = k.shape[1]
         graded = torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad)
-        fused = self.plain and size and v.shape[-1] and not graded and not is_transformed()
+        if not (self.plain and size and v.shape[-1]) or graded or is_transformed():
+            return self.partial(q, k, v, call)[0]
         k, v = self._read(k, 2), self._read(v, 2)
         mask = self._mask(call)
         # query heads that share a key head are more rows of one product
         q = q.reshape(batch, keys, heads // keys, rows, size)
-        if fused:
-            if mask is not None and mask.shape[1] > 1:
-                mask = mask.repeat(1, heads // keys, 1)
-            out = functional.scaled_dot_product_attention(
-                q.flatten(2, 3),
-                k,
-                v,
-                attn_mask=None if mask is None else mask[:, None],
-                dropout_p=call.dropout_p,
-                scale=scale_of(self.work, size),
-            )
-        else:
-            blocks = Blocks(self.distance, None if mask is None else mask[:, None, None, None])
-            out = self.formula(q[:, :, :, None], k[:, :, None], v[:, :, None], blocks, call)
+        if mask is not None and mask.shape[1] > 1:
+            mask = mask.repeat(1, heads // keys, 1)
+        out = functional.scaled_dot_product_attention(
+            q.flatten(2, 3),
+            k,
+            v,
+            attn_mask=None if mask is None else mask[:, None],
+            dropout_p=call.dropout_p,
+            scale=scale_of(self.work, size),
+        )
         return out.reshape(batch, heads, rows, v.shape[-1])
 
     def _read(self, x: torch.Tensor, axis: int) -> torch.Tensor:

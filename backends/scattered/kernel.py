@@ -13,8 +13,9 @@ from collections.abc import Sequence
 import torch
 from torch.nn import functional
 
+from attnspec.backends.common.exact import grouped
 from attnspec.backends.common.pieces import PIECE
-from attnspec.backends.common.score_formula import HALF, Blocks, Formula, scale_of, weigh
+from attnspec.backends.common.score_formula import HALF, Blocks, Formula, scale_of, shares
 from attnspec.backends.common.torch_modes import is_transformed
 from attnspec.backends.scattered.products import EdgeProducts, scores, to_queries
 from attnspec.layout.edge_list import EdgeLayout, Rows
@@ -26,11 +27,17 @@ _softmax_backward = torch.ops.aten._softmax_backward_data
 class EdgeFormula(Formula):
     """The formula, also from given scores on."""
 
-    def weights(self, scores: torch.Tensor, blocks: Blocks, call: Call) -> torch.Tensor:
-        """The weights [B, K, R, G, h, w] of scaled scores."""
+    def weights(
+        self, scores: torch.Tensor, blocks: Blocks, call: Call
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """The weights [B, K, R, G, h, w] of scaled scores, and their log-sum-exps [B, K, R, G, h],
+        if there are any."""
         scores = self.changed(scores, blocks.distance, call)
-        weights = weigh(scores, blocks.mask, self.work.normalize)
-        return functional.dropout(weights, call.dropout_p) if call.dropout_p else weights
+        found = shares(scores, blocks.mask, self.work.normalize)
+        weights = found.weights
+        if call.dropout_p:
+            weights = functional.dropout(weights, call.dropout_p)
+        return weights, found.lse
 
 
 class Group:
@@ -82,17 +89,29 @@ class ScatteredKernel:
         self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, call: Call
     ) -> torch.Tensor:
         batch, heads, rows, size = q.shape
-        q = q.view(batch, k.shape[1], heads // k.shape[1], rows, size)
+        q = grouped(q, k)
         empty = 0 in (batch, size, v.shape[-1]) or not self.groups
         if empty or self.products is None or torch.compiler.is_compiling() or is_transformed():
-            out = self.gathered(q, k, v, call)
+            out, _ = self.gathered(q, k, v, call)
         elif call.dropout_p or not self.work.plain:
-            out = self.on_edges(q, k, v, call, self.products)
+            out, _ = self.on_edges(q, k, v, call, self.products)
         elif torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad):
             out = _Plain.apply(q, k, v, call.padding, self)  # type: ignore[no-untyped-call]
         else:
             out = self.forward(q, k, v, call.padding, None)
         return out.reshape(batch, heads, rows, v.shape[-1])
+
+    def partial(
+        self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, call: Call
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """The output and its log-sum-exps [B, H, n_q], if there are any."""
+        parts = grouped(q, k), k, v
+        empty = 0 in (q.shape[0], q.shape[-1], v.shape[-1]) or not self.groups
+        if empty or self.products is None or torch.compiler.is_compiling() or is_transformed():
+            out, lse = self.gathered(*parts, call)
+        else:
+            out, lse = self.on_edges(*parts, call, self.products)
+        return out.reshape(*q.shape[:3], v.shape[-1]), None if lse is None else lse.flatten(1, 2)
 
     # --- head by head --------------------------------------------------------------------------
 
@@ -199,26 +218,30 @@ class ScatteredKernel:
         v: torch.Tensor,
         call: Call,
         products: EdgeProducts,
-    ) -> torch.Tensor:
-        """The output [B, K, R, n_q, e] from scores of all heads and edges."""
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """The output [B, K, R, n_q, e] from scores of all heads and edges, and its log-sum-exps
+        [B, K, R, n_q], if there are any."""
         kept = q.dtype
         if kept in HALF:
             q, k, v = q.float(), k.float(), v.float()
         found = scores(q * scale_of(self.work, q.shape[-1]), k, products)
-        weights = []
+        weights, sums = [], []
         for group in self.groups:
             blocks = group.blocks(slice(None), call.padding, self.formula.needs_distance)
             count, width = group.shape
             part = found[..., group.places].reshape(*found.shape[:3], count, 1, width)
-            weights.append(self.formula.weights(part, blocks, call).flatten(3))
-        return to_queries(torch.cat(weights, -1), v, products).to(kept)
+            mine, lse = self.formula.weights(part, blocks, call)
+            weights.append(mine.flatten(3))
+            sums.append(lse)
+        out = to_queries(torch.cat(weights, -1), v, products).to(kept)
+        return out, self._in_order(sums, found)
 
     def gathered(
         self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, call: Call
-    ) -> torch.Tensor:
-        """The output [B, K, R, n_q, e], for which keys and values of all edges are copied."""
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """The same, for which keys and values of all edges are copied."""
         batch, keys, repeat, rows, size = q.shape
-        outs = []
+        outs, sums = [], []
         for group in self.groups:
             count, width = group.shape
             per_query = max(1, batch * keys * width * max(size, v.shape[-1], repeat))
@@ -228,7 +251,7 @@ class ScatteredKernel:
                 part = slice(low, min(low + step, count))
                 at = group.keys[part].flatten()
                 blocks = group.blocks(part, call.padding, self.formula.needs_distance)
-                found = self.formula(
+                found, lse = self.formula.partial(
                     q.index_select(3, group.queries[part]).unsqueeze(4),
                     k.index_select(2, at).view(batch, keys, -1, width, size),
                     v.index_select(2, at).view(batch, keys, -1, width, v.shape[-1]),
@@ -236,13 +259,32 @@ class ScatteredKernel:
                     call,
                 )
                 outs.append(found.squeeze(4))
+                sums.append(lse)
         rest = rows - sum(group.shape[0] for group in self.groups)
         if rest or not outs:
             # without keys, which the formula says in a way that can be differentiated
             none = q[:, :, :, :rest, None], k[:, :, None, :0], v[:, :, None, :0]
-            outs.append(self.formula(*none, Blocks(None, None), call).squeeze(4))
+            out, lse = self.formula.partial(*none, Blocks(None, None), call)
+            outs.append(out.squeeze(4))
+            sums.append(lse)
         out = torch.cat(outs, 3)
-        return out if self.back is None else out.index_select(3, self.back)
+        out = out if self.back is None else out.index_select(3, self.back)
+        return out, self._in_order(sums, q[..., 0])
+
+    def _in_order(
+        self, sums: Sequence[torch.Tensor | None], like: torch.Tensor
+    ) -> torch.Tensor | None:
+        """The log-sum-exps [B, K, R, count, 1] of all groups for the queries in order; `like`
+        [B, K, R, …] says of how many heads. None where a group has none."""
+        kept = [lse[..., 0] for lse in sums if lse is not None]
+        if len(kept) < len(sums):
+            return None
+        rest = self.work.n_q - sum(lse.shape[3] for lse in kept)
+        empty = 0.0 if self.work.normalize == "softmax1" else -torch.inf
+        wide = torch.promote_types(like.dtype, torch.float32)
+        nothing = like.new_full((*like.shape[:3], rest), empty, dtype=wide)
+        lse = torch.cat([*kept, nothing], 3)
+        return lse if self.back is None else lse.index_select(3, self.back)
 
 
 class _Plain(torch.autograd.Function):
@@ -263,7 +305,7 @@ class _Plain(torch.autograd.Function):
         if not torch.is_grad_enabled():
             return *kernel.backward(grad, ctx.saved_tensors, asks), None, None
         given = ctx.saved_tensors[:3]
-        out = kernel.on_edges(*given, Call(padding=ctx.padding), kernel.products)
+        out, _ = kernel.on_edges(*given, Call(padding=ctx.padding), kernel.products)
         wanted = [x for x, ask in zip(given, asks, strict=True) if ask]
         found = iter(torch.autograd.grad(out, wanted, grad, create_graph=True))
         return *(next(found) if ask else None for ask in asks), None, None

@@ -1,9 +1,7 @@
 """Runs of tiles in torch: pieces are gathered, computed by the best means at hand, and put back.
 
-Three means, one meaning. On the CPU, plain softmax goes through torch's flash kernel, whose
-backward recomputes the weights, so that nothing but the output and its log-sum-exps is kept. Where
-that kernel cannot go, `scaled_dot_product_attention` computes the pieces; and whatever is not plain
-softmax, or is transformed by torch.func, goes through the formula.
+Plain softmax goes through `scaled_dot_product_attention`; whatever is not, is transformed by
+torch.func, or is asked for its log-sum-exps, goes through the formula.
 """
 
 from __future__ import annotations
@@ -14,25 +12,18 @@ import numpy as np
 import torch
 from torch.nn import functional
 
+from attnspec.backends.common.exact import grouped
 from attnspec.backends.common.pieces import (
     Piece,
     TensorRun,
-    add,
-    bias_of,
     folded,
-    in_rows,
     keys_of,
-    put,
     rows_of,
-    widened,
 )
-from attnspec.backends.common.score_formula import HALF, Blocks, Formula, scale_of
+from attnspec.backends.common.score_formula import Blocks, Formula, scale_of
 from attnspec.backends.common.torch_modes import is_transformed
 from attnspec.layout.runs import Run
 from attnspec.lower.work import Call, Work
-
-_flash = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
-_flash_backward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward
 
 
 class TiledKernel:
@@ -62,156 +53,77 @@ class TiledKernel:
     def __call__(
         self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, call: Call
     ) -> torch.Tensor:
-        batch, heads, rows, size = q.shape
-        q = q.view(batch, k.shape[1], heads // k.shape[1], rows, size)
-        out_size = v.shape[-1]
-        plain = self.plain and size > 0 and out_size > 0 and not is_transformed()
-        if plain and not call.dropout_p and q.is_cpu and not torch.compiler.is_compiling():
-            # the kernel knows one head size; zeros change no score, and their outputs are cut off
-            wide = max(size, out_size)
-            out = self._flash(
-                widened(q, wide),
-                widened(k, wide),
-                widened(v, wide),
-                call.padding,
-                scale_of(self.work, size),
-            )[..., :out_size]
-        else:
-            out = self.composed(q, k, v, call, fused=plain)
-        return out.reshape(batch, heads, rows, out_size)
+        return self.traced(grouped(q, k), k, v, call).reshape(*q.shape[:3], v.shape[-1])
 
-    # --- through the flash kernel --------------------------------------------------------------
+    def partial(
+        self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, call: Call
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """The output [B, H, n_q, d_v] and its log-sum-exps [B, H, n_q], if there are any."""
+        out, lse = self.composed(grouped(q, k), k, v, call)
+        return out.reshape(*q.shape[:3], v.shape[-1]), None if lse is None else lse.flatten(1, 2)
 
-    def _flash(
-        self,
-        q: torch.Tensor,
-        k: torch.Tensor,
-        v: torch.Tensor,
-        padding: torch.Tensor | None,
-        scale: float,
-    ) -> torch.Tensor:
-        if torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad):
-            out: torch.Tensor = _Flash.apply(q, k, v, padding, self, scale)  # type: ignore[no-untyped-call]
-            return out
-        return self.forward(q, k, v, padding, scale, None)
+    def traced(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, call: Call) -> torch.Tensor:
+        """The output [B, K, R, n_q, d_v] of q [B, K, R, n_q, d]."""
+        if not self._fuses(q, k, v):
+            return self.composed(q, k, v, call)[0]
+        outs = [
+            self._sdpa(rows_of(q, piece), keys_of(k, piece), keys_of(v, piece), piece, call)
+            for piece in self._pieces(q, k)
+        ]
+        if not outs:
+            return self._nothing(q, k, v, call)[0]
+        return self._in_order([out.flatten(3, 4) for out in outs])
 
-    def forward(
-        self,
-        q: torch.Tensor,
-        k: torch.Tensor,
-        v: torch.Tensor,
-        padding: torch.Tensor | None,
-        scale: float,
-        lse: torch.Tensor | None,
-    ) -> torch.Tensor:
-        """The output [B, K, R, n_q, d]; fills `lse` [B, K, R, n_q] if there is one."""
-        out = torch.empty_like(q, memory_format=torch.contiguous_format)
-        if not self.complete:
-            out.zero_()
-        for sample, block in self._samples(q, k, padding):
-            q_part, k_part, v_part, out_part = q[sample], k[sample], v[sample], out[sample]
-            for piece in block:
-                mask = bias_of(piece, q_part, None if padding is None else padding[sample])
-                found, sums = _flash(
-                    folded(rows_of(q_part, piece)),
-                    keys_of(k_part, piece).flatten(0, 1),
-                    keys_of(v_part, piece).flatten(0, 1),
-                    0.0,
-                    False,
-                    attn_mask=mask,
-                    scale=scale,
-                )
-                put(out_part, piece, found)
-                if lse is not None:
-                    put(lse[sample][..., None], piece, sums[..., None])
-        return out
-
-    def backward(
-        self,
-        grad: torch.Tensor,
-        saved: Sequence[torch.Tensor],
-        padding: torch.Tensor | None,
-        scale: float,
-    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """The gradients of q, k and v from those of the output; `saved` are q, k, v, out, lse."""
-        q, k, v, out, lse = saved
-        grad = in_rows(grad)
-        # the sums over several query tiles are kept in float32 for half types
-        wide = torch.float32 if q.dtype in HALF else q.dtype
-        tiles = -(-k.shape[2] // self.tile)
-        shape = (*k.shape[:2], tiles, self.tile, k.shape[3])
-        grad_q = torch.zeros_like(q, memory_format=torch.contiguous_format)
-        grad_k, grad_v = (q.new_zeros(shape, dtype=wide) for _ in range(2))
-        for sample, block in self._samples(q, k, padding):
-            real = None if padding is None else padding[sample]
-            for piece in block:
-                parts = _flash_backward(
-                    folded(rows_of(grad[sample], piece)),
-                    folded(rows_of(q[sample], piece)),
-                    keys_of(k[sample], piece).flatten(0, 1),
-                    keys_of(v[sample], piece).flatten(0, 1),
-                    folded(rows_of(out[sample], piece)),
-                    folded(rows_of(lse[sample][..., None], piece))[..., 0],
-                    0.0,
-                    False,
-                    attn_mask=bias_of(piece, q[sample], real),
-                    scale=scale,
-                )
-                put(grad_q[sample], piece, parts[0])
-                add(grad_k[sample], piece, parts[1])
-                add(grad_v[sample], piece, parts[2])
-        grad_k, grad_v = (
-            part.flatten(2, 3)[:, :, : k.shape[2]].to(k.dtype) for part in (grad_k, grad_v)
-        )
-        return grad_q, grad_k, grad_v
-
-    def _samples(
-        self, q: torch.Tensor, k: torch.Tensor, padding: torch.Tensor | None
-    ) -> Iterator[tuple[slice, Iterator[Piece]]]:
-        """Samples that are computed together, with their pieces: one by one if they differ in
-        padding, because a mask is shared by all of a call's leading dimension."""
-        batch, keys, repeat, _, size = q.shape
-        step = batch if padding is None else 1
-        for low in range(0, batch, step):
-            heads = step * keys
-            for run in self.runs:
-                per_block = heads * size * max(run.width, repeat * run.height)
-                per_row = heads * size * repeat
-                if padding is not None or run.kinds is not None:
-                    per_row = max(per_row, repeat * run.width)
-                yield slice(low, low + step), run.pieces(per_block, per_row)
-
-    # --- in differentiable operations ----------------------------------------------------------
+    def _fuses(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> bool:
+        """Whether torch's own attention does, which on the CPU has no second derivative."""
+        if not (self.plain and q.shape[-1] and v.shape[-1]) or is_transformed():
+            return False
+        graded = torch.is_grad_enabled() and any(x.requires_grad for x in (q, k, v))
+        return torch.compiler.is_compiling() or not (q.is_cpu and graded)
 
     def composed(
-        self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, call: Call, fused: bool
-    ) -> torch.Tensor:
-        """The output [B, K, R, n_q, e] piece by piece, with `scaled_dot_product_attention` if
-        `fused`, else by the formula."""
-        batch, keys, repeat, _, size = q.shape
-        outs = []
+        self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, call: Call
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """The same by the formula, and its log-sum-exps [B, K, R, n_q], if there are any."""
+        outs, sums = [], []
+        for piece in self._pieces(q, k):
+            parts = rows_of(q, piece), keys_of(k, piece), keys_of(v, piece)
+            out, lse = self.formula.partial(*parts, self.blocks(piece, call), call)
+            outs.append(out.flatten(3, 4))
+            if lse is not None:
+                sums.append(lse.flatten(3, 4)[..., None])
+        if not outs:
+            return self._nothing(q, k, v, call)
+        if not sums:
+            return self._in_order(outs), None
+        empty = 0.0 if self.work.normalize == "softmax1" else -torch.inf
+        return self._in_order(outs), self._in_order(sums, empty)[..., 0]
+
+    def _pieces(self, q: torch.Tensor, k: torch.Tensor) -> Iterator[Piece]:
+        heads, repeat, size = q.shape[:2].numel(), q.shape[2], q.shape[-1]
         for run in self.runs:
-            heads = batch * keys
             per_block = heads * max(run.width * size, repeat * run.height * run.width)
             if torch.compiler.is_compiling():
                 # a traced graph is better short: whoever compiles it plans its memory
                 per_block = 0
-            for piece in run.pieces(per_block, per_block // max(1, run.height)):
-                parts = rows_of(q, piece), keys_of(k, piece), keys_of(v, piece)
-                if fused:
-                    found = self._sdpa(*parts, piece, call)
-                else:
-                    found = self.formula(*parts, self.blocks(piece, call), call)
-                outs.append(found.flatten(3, 4))
-        if not outs:
-            # no query has a key; the formula says so in a way that can be differentiated
-            none = Blocks(None, None)
-            found = self.formula(q.unsqueeze(3), k[:, :, None, :0], v[:, :, None, :0], none, call)
-            return found[:, :, :, 0]
+            yield from run.pieces(per_block, per_block // max(1, run.height))
+
+    def _nothing(
+        self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, call: Call
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """No query has a key; the formula says so in a way that can be differentiated."""
+        none = Blocks(None, None)
+        parts = q.unsqueeze(3), k[:, :, None, :0], v[:, :, None, :0]
+        out, lse = self.formula.partial(*parts, none, call)
+        return out[:, :, :, 0], None if lse is None else lse[:, :, :, 0]
+
+    def _in_order(self, parts: Sequence[torch.Tensor], empty: float = 0.0) -> torch.Tensor:
+        """The parts [B, K, R, …, e] of runs for the queries in order; `empty` for others."""
         if self.in_order:
-            return torch.cat(outs, 3)
-        empty = q.new_zeros(batch, keys, repeat, 1, v.shape[-1])
-        return torch.cat([*outs, empty], 3).index_select(3, self.order)
+            return torch.cat([*parts], 3)
+        first = parts[0]
+        rest = first.new_full((*first.shape[:3], 1, first.shape[-1]), empty)
+        return torch.cat([*parts, rest], 3).index_select(3, self.order)
 
     def blocks(self, piece: Piece, call: Call) -> Blocks:
         """The distances and the mask of a piece."""
@@ -248,27 +160,3 @@ class TiledKernel:
         )
         found = found.view(batch, keys, blocks, repeat, height, v.shape[-1])
         return found.transpose(2, 3)
-
-
-class _Flash(torch.autograd.Function):
-    """The flash path, with the composed one for derivatives of its derivative."""
-
-    @staticmethod
-    def forward(ctx, q, k, v, padding, kernel, scale):  # type: ignore[no-untyped-def]
-        lse = q.new_zeros(q.shape[:-1], dtype=torch.promote_types(q.dtype, torch.float32))
-        out = kernel.forward(q, k, v, padding, scale, lse)
-        ctx.save_for_backward(q, k, v, out, lse)
-        ctx.kernel, ctx.padding, ctx.scale = kernel, padding, scale
-        return out
-
-    @staticmethod
-    def backward(ctx, grad):  # type: ignore[no-untyped-def]
-        q, k, v, *rest = ctx.saved_tensors
-        if torch.is_grad_enabled():
-            out = ctx.kernel.composed(q, k, v, Call(padding=ctx.padding), fused=False)
-            wanted = [x for x in (q, k, v) if x.requires_grad]
-            found = iter(torch.autograd.grad(out, wanted, grad, create_graph=True))
-            grads = tuple(next(found) if x.requires_grad else None for x in (q, k, v))
-        else:
-            grads = ctx.kernel.backward(grad, (q, k, v, *rest), ctx.padding, ctx.scale)
-        return *grads, None, None, None

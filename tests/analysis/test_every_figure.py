@@ -12,16 +12,15 @@ import sympy
 from random_specs import spec_text
 from reach_brute import FAR, Small, small_zoo
 
-from attnspec.analysis.counting.graph_heads import FIGURES
-from attnspec.analysis.report.figure_table import NAMES
-from attnspec.analysis.report.report import Report
+from attnspec.analysis.report.inquiry import GRAPH_HEADS
+from attnspec.analysis.report.report import NAMES, Report
 from attnspec.spec import parse
 
 SIZE, ELEMENT = 64, 4
 
 ELSEWHERE = {
     **dict.fromkeys(
-        FIGURES, "tests/analysis/test_graph_heads.py: masks of the heads without a mechanism"
+        GRAPH_HEADS, "tests/analysis/test_graph_heads.py: masks of the heads without a mechanism"
     ),
     "order": "tests/analysis/test_complexity.py: counts over n, growth derived by hand",
     "stable": "tests/graphs/test_stable.py: masks at all lengths up to 24",

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from attention_checks import spec_of
 
-from attnspec.analysis.counting.graph_heads import FIGURES
+from attnspec.analysis.report.inquiry import GRAPH_HEADS
 from attnspec.spec import Spec
 
 GRAPHS = (
@@ -64,7 +64,7 @@ def test_counts_are_those_of_the_masks_of_graph_heads(seed: int) -> None:
     data = report.to_dict()["figures"]
     assert json.loads(report.to_json())["figures"] == data
     if not masks:
-        assert not set(FIGURES) & set(data)
+        assert not set(GRAPH_HEADS) & set(data)
         assert report.graph_edges is None
         return
     assert report.graph_edges == sum(mask.sum() for mask in masks.values())
@@ -114,7 +114,7 @@ def test_reach_takes_mechanisms_for_every_position(seed: int) -> None:
 
 def test_a_stack_of_graphs_has_its_own_figures() -> None:
     report = spec_of("layers 2 attend window(radius = 1)").analyse(N)
-    assert not set(FIGURES) & set(report.to_dict()["figures"])
+    assert not set(GRAPH_HEADS) & set(report.to_dict()["figures"])
     assert report.graph_edges == report.edges
     assert report.graph_density == report.density
     assert (report.graph_degree, report.graph_min_degree) == (report.degree, report.min_degree)

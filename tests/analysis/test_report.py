@@ -17,9 +17,8 @@ from attnspec.analysis.counting.degrees import edges_of
 from attnspec.analysis.counting.head_counts import HeadCounts
 from attnspec.analysis.growth import order
 from attnspec.analysis.quality import Figure, Unknown
-from attnspec.analysis.report.figure_table import ENTRIES, NAMES, data_of
 from attnspec.analysis.report.printed import page, table
-from attnspec.analysis.report.report import Report
+from attnspec.analysis.report.report import NAMES, Report, data_of
 from attnspec.backends.factored.features.sums import State
 from attnspec.graphs.relation import Relation
 from attnspec.spec import Spec, parse
@@ -331,7 +330,7 @@ def test_a_million_positions() -> None:
 def test_every_figure_has_an_attribute_of_its_name() -> None:
     report = spec_of("causal attend window(before = 2, after = 0)").analyse(12)
     assert set(report.quality) == set(NAMES)
-    assert len(report.quality) == len(ENTRIES)
+    assert len(report.quality) == len(Report.entries)
     for name in NAMES:
         value, found = getattr(report, name), report.figure(name)
         assert isinstance(found, Figure), name

@@ -24,7 +24,6 @@ from torch.nn import functional
 import attnspec.backends.common.pieces
 from attnspec.backends import BACKENDS
 from attnspec.backends.common.score_formula import bucket_of, thresholds
-from attnspec.backends.dense.kernel import LARGE
 from attnspec.backends.planner import candidates, plan
 from attnspec.graphs.patterns import BY_NAME
 from attnspec.ir.serial import plan_data
@@ -342,14 +341,26 @@ def test_pieces_and_large_sizes_change_nothing(
         assert_agree(with_gradients(module(*given), given), exact, exact)
 
 
-def test_dense_is_the_same_fused() -> None:
-    spec, module = spec_of(GRAPHS["blocks"]), module_of(GRAPHS["blocks"], "dense")
-    given = tensors(2, 8, 600, 600, key_heads=4)
-    assert 2 * 8 * 600 * 600 >= LARGE
-    padding = torch.ones(2, 600, dtype=torch.bool)
-    padding[0, 500:] = False
-    exact = with_gradients(defined(spec, *given, padding=padding), given)
-    assert_agree(with_gradients(module(*given, key_padding_mask=padding), given), exact, exact)
+@pytest.mark.parametrize("backend", ["torch", "bands"])
+@pytest.mark.parametrize("body", ["strided", "blocks", "alibi"])
+def test_a_default_device_reaches_no_kernel(body: str, backend: str) -> None:
+    body = GRAPHS.get(body, "heads 4 attend window(radius = 9) score alibi()")
+    given = tensors(2, 4, 130, 130)
+    padding = torch.ones(2, 130, dtype=torch.bool)
+    padding[1, 90:] = False
+    plain = with_gradients(module_of(body, backend)(*given, key_padding_mask=padding), given)
+    module = CompiledAttention(plan_data(spec_of(body).program, backend))
+    with torch.device("meta"):
+        out = module(*given, key_padding_mask=padding)
+    for found, meant in zip(with_gradients(out, given), plain, strict=True):
+        assert torch.equal(found, meant)
+
+
+@every_backend
+def test_a_length_without_a_value_says_nothing_of_a_backend(backend: str) -> None:
+    # at n = 1 it divides by 0
+    spec = spec_of("attend where(q != k // (n // 2))")
+    assert spec.compile(backend=backend).backend == backend
 
 
 def test_refusals() -> None:

@@ -27,6 +27,7 @@ from benchmarks.cases import (
     SCATTERED,
     WORKS,
     Settings,
+    Shape,
 )
 from benchmarks.fresh import in_this_process
 from benchmarks.masks import predicate
@@ -58,6 +59,10 @@ TINY = Settings(
     choices=("window(256)",),
     zoo_choices=1,
     random_choices=2,
+    shapes=(Shape(2, 2, 40),),
+    neighbour_n=100,
+    neighbour=("window(256)",),
+    neighbour_shapes=(Shape(1, 2, 40),),
 )
 
 LISTED = tuple(case.name for case in (*BANDED, *SCATTERED))

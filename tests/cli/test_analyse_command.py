@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner, Result
 
-from attnspec.analysis.report.figure_table import ENTRIES
+from attnspec.analysis.report.report import Report
 from attnspec.cli import main
 from attnspec.graphs.stack import MOST_POSITIONS
 
@@ -108,7 +108,7 @@ def test_specs_side_by_side() -> None:
 
 
 def test_no_two_figures_have_one_title(tmp_path: Path) -> None:
-    titles = [entry.title for entry in ENTRIES]
+    titles = [entry.title for entry in Report.entries.values()]
     assert len(set(titles)) == len(titles)
     mixed = tmp_path / "mixed.attn"
     mixed.write_text("attention mixed { heads 2 attend self head 1 { attend linear() } }\n")

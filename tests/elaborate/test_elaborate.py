@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from attnspec.elaborate.elaborator import Weight, Weights
 from attnspec.elaborate.names import type_of
+from attnspec.elaborate.weights import Weight, Weights
 from attnspec.graphs.patterns import BY_NAME
 from attnspec.ir.program import ArgumentValue, Compound, Leaf, ParameterValue, Tokens
 from attnspec.ir.scalars import Apply, Symbol

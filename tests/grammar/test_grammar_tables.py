@@ -37,7 +37,7 @@ def test_the_tables_are_those_of_the_grammar() -> None:
 
 def outcome(parser: lark.Lark, text: str) -> object:
     """The tree, or where and on what the parser stops and what it would take there."""
-    run = parser.parse_interactive(text)
+    run = parser.parse_interactive(text, "file")
     try:
         run.exhaust_lexer()
         return run.feed_eof()  # type: ignore[no-untyped-call]
@@ -74,9 +74,11 @@ def test_any_words_are_read_alike(both: tuple[lark.Lark, lark.Lark], words: list
 
 
 def test_tables_of_another_grammar_or_version_are_not_used() -> None:
-    made = tables.tables_of("file: WORD\nWORD: /a+/\n")
-    assert tables.is_current(made, "file: WORD\nWORD: /a+/\n")
-    assert not tables.is_current(made, "file: WORD\nWORD: /b+/\n")
-    assert not tables.is_current({**made, "lark": "0.1"}, "file: WORD\nWORD: /a+/\n")
-    first, second = tables.loaded(made), tables.built("file: WORD\nWORD: /a+/\n")
+    start = "file: expression\nexpression: WORD\n"
+    grammar, other = f"{start}WORD: /a+/\n", f"{start}WORD: /b+/\n"
+    made = tables.tables_of(grammar)
+    assert tables.is_current(made, grammar)
+    assert not tables.is_current(made, other)
+    assert not tables.is_current({**made, "lark": "0.1"}, grammar)
+    first, second = tables.loaded(made), tables.built(grammar)
     assert outcome(first, "aa") == outcome(second, "aa")

@@ -6,7 +6,7 @@ import random
 
 import numpy as np
 
-from attnspec.graphs.operators import MOST, union_progressions
+from attnspec.graphs.progressions import MOST, union_progressions
 from attnspec.graphs.relation import Progressions
 
 N = 60

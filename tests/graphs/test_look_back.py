@@ -145,7 +145,7 @@ def test_bounds_of_a_distance_are_the_least(form: str, limit: int, step: int) ->
         ("(window(radius = 9) | columns(first(20))) & window(radius = 12)", LookBack(0, 12)),
         ("columns(first(9) & positions(3..30))", LookBack(9, 0)),
         ("columns(first(2) | positions(5))", LookBack(6, 0)),
-        ("rows(first(3))", LookBack(3, 0)),
+        ("rows(first(3))", LookBack(2, 0)),
         ("where(q - k > 7)", None),
         ("where(q % 8 == k % 8)", None),
         ("where(q - k < n)", None),

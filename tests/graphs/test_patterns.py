@@ -6,6 +6,7 @@ import random
 from collections.abc import Callable
 from dataclasses import dataclass, fields
 from itertools import product
+from typing import ClassVar
 
 import numpy as np
 import pytest
@@ -256,9 +257,24 @@ class WrongOnTensors(Window):
         return held | (q == 0) if isinstance(q, torch.Tensor) else held
 
 
+@dataclass(frozen=True)
+class NotSymmetric(Window):
+    symmetric: ClassVar = True
+
+
+@dataclass(frozen=True)
+class NotItself(Window):
+    reads_itself: ClassVar = True
+
+    def holds(self, q: Elementwise, k: Elementwise, n: int) -> Elementwise:
+        return super().holds(q, k, n) & (q != k)
+
+
 @pytest.mark.parametrize(
     ("wrong", "fault"),
     [
+        (NotSymmetric, "symmetric"),
+        (NotItself, "reads_itself"),
         (WrongProgressions, "progressions of query"),
         (WrongEdges, "edges"),
         (WrongFull, "cover of tiles"),

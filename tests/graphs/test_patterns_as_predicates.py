@@ -385,11 +385,29 @@ def test_every_line_of_the_prelude_is_called() -> None:
     assert {re.split(r"\W", call)[0] for call in CALLS} == set(definitions())
 
 
-KNOW_NO_PATTERN = (
-    "attnspec.analysis.reach.period",
-    "attnspec.analysis.counting.rectangles",
-    "attnspec.analysis.growth.where_growth",
-)
+ROOMS = ("analysis", "graphs", "layout", "runtime", "show", "spec", "verification")
+"""Rooms that know patterns by their predicates, and by what each says of itself."""
+
+NAMED = {
+    # what a token set, a block, a residue or a summary holds is compared by form
+    "attnspec.graphs.forms.conditions": {"block", "residue", "summary", "rows", "columns"},
+    "attnspec.graphs.forms.dnf": {
+        *("block", "residue", "summary", "rows", "columns", "global", "causal"),
+    },
+    "attnspec.graphs.forms.prelude": {"rows", "columns", "global"},
+    # a mechanism and what the data decide are taken for every pair
+    "attnspec.graphs.stack": {"full"},
+    "attnspec.analysis.reach.leaks": {"full"},
+    "attnspec.analysis.approximation.approximation": {"full", "lsh"},
+    # the statement, the figure, the backend, the rows of a table
+    "attnspec.graphs.bind": {"causal"},
+    "attnspec.graphs.forms.stability": {"causal"},
+    "attnspec.graphs.look_back": {"causal"},
+    "attnspec.analysis.report.report": {"causal"},
+    "attnspec.analysis.cost.cost": {"rows"},
+    "attnspec.show.html": {"rows"},
+}
+"""What is left, and why."""
 
 
 def patterns_known(text: str) -> list[str]:
@@ -399,10 +417,17 @@ def patterns_known(text: str) -> list[str]:
     return [name for name in known if name != "where"]
 
 
-@pytest.mark.parametrize("module", KNOW_NO_PATTERN)
-def test_what_is_known_of_predicates_knows_no_pattern(module: str) -> None:
-    text = MODULES[module].read_text("utf-8")
-    assert patterns_known(text) == []
+def test_what_is_known_of_predicates_knows_no_pattern() -> None:
+    looked = 0
+    for module, path in MODULES.items():
+        if module.startswith("attnspec.graphs.patterns") or "." not in module:
+            continue
+        if module.split(".")[1] in ROOMS:
+            looked += 1
+            known = set(patterns_known(path.read_text("utf-8")))
+            assert known <= NAMED.get(module, set()), module
+    assert looked > 100
+    assert NAMED.keys() <= MODULES.keys()
 
 
 def test_a_module_that_knows_a_pattern_is_seen() -> None:

@@ -9,6 +9,7 @@ from attention_checks import spec_of
 
 from attnspec.backends.bands.attention import SteppedAttention
 from attnspec.graphs.relation import Relation, evaluate_pairs
+from attnspec.layout.axes import Axis
 from attnspec.layout.orders import Order
 from attnspec.layout.steps import bands_of, layouts_of
 from attnspec.layout.tile_layout import StepLayout, parted, step_layout
@@ -71,6 +72,7 @@ def test_trimmed_tiles_say_how_many_places_they_have(
     trimmed = [axis for part in parts for axis in (part.q, part.k) if axis.size < 5]
     assert trimmed
     for axis in trimmed:
+        assert isinstance(axis, Axis)
         # a short tile may have lost all of its places
         assert np.array_equal(np.maximum(axis.tiles.count, 0), axis.lengths)
         assert axis.positions.max() < n

@@ -27,7 +27,7 @@ from attnspec.layout.tile_layout import StepLayout, step_layout
 from attnspec.layout.tiling import Classified
 from attnspec.lower.work import BackendError
 from attnspec.text.diagnostics import InternalError
-from attnspec.verification import LONGEST, TooLong, Verification, verify, verify_each, verify_pairs
+from attnspec.verification import LONGEST, TooLong, Verification, verify, verify_each
 from attnspec.verification.kernel_pairs import Layout, layouts_of
 from attnspec.verification.pairs import (
     counts_fault,
@@ -37,7 +37,7 @@ from attnspec.verification.pairs import (
     list_fault,
     rows_fault,
 )
-from attnspec.verification.trial import sample_rows
+from attnspec.verification.trial import QUERIES, sample_rows
 
 INPUTS = (
     "input important: tokens(at_most = 9) input document: ids input size: length"
@@ -110,7 +110,7 @@ def test_what_is_tried_does_not_depend_on_the_global_generator() -> None:
 
     def watched(*given: torch.Tensor, **rest: object) -> torch.Tensor:
         seen.extend(x.detach().clone() for x in (*given, *module.parameters()))
-        return run(*given, **rest)  # type: ignore[arg-type]
+        return run(*given, **rest)  # type: ignore[arg-type,no-any-return]
 
     module.forward = watched  # type: ignore[method-assign]
     for seed in (1, 2):
@@ -198,6 +198,9 @@ def bands_columns(kernel: Any) -> None:
 
 def tiles_drop(kernel: Any) -> None:
     kernel.runs.pop()
+    # its queries are those without a key
+    rows = sum(run.blocks * run.height for run in kernel.runs)
+    kernel.order, kernel.in_order = kernel.order.clamp_max(rows), False
 
 
 def tiles_repeat(kernel: Any) -> None:
@@ -373,7 +376,7 @@ def test_a_coarse_kernel_is_found_by_the_numbers() -> None:
     right = module.forward
 
     def coarse(*given: Any, **named: Any) -> torch.Tensor:
-        out = right(*given, **named)
+        out: torch.Tensor = right(*given, **named)
         return out.bfloat16().float() if out.dtype == torch.float32 else out
 
     module.forward = coarse  # type: ignore[method-assign]
@@ -390,7 +393,8 @@ def test_a_wrong_gradient_is_found() -> None:
         if q.requires_grad:
             q = q * 1.0
             q.register_hook(lambda grad: grad * 1.001)  # type: ignore[no-untyped-call]
-        return right(q, k, v, **named)
+        out: torch.Tensor = right(q, k, v, **named)
+        return out
 
     module.forward = steep  # type: ignore[method-assign]
     found = verify(module.program, N, module=module)
@@ -525,7 +529,7 @@ def test_verification_has_limits() -> None:
 
 def test_what_refuses_is_named() -> None:
     found = verify_each(spec_of("attend full normalize relu").program, 64, BACKEND_NAMES)
-    assert [name for name, _ in found.refused] == ["bands"]
+    assert [name for name, _ in found.refused] == ["torch", "bands"]
     assert "not run: the backend bands refuses: results that `relu` normalises" in str(found)
     with pytest.raises(BackendError, match="results that `relu` normalises"):
         verify_each(spec_of("attend full normalize relu").program, 64, ["bands"])
@@ -553,14 +557,14 @@ def test_the_pairs_alone_are_looked_at_without_running_anything(
         raise AssertionError("nothing is to be run")
 
     monkeypatch.setattr(attnspec.backends.bands.attention.SteppedAttention, "forward", never)
-    found = verify_pairs(program, 193, backend="bands")
+    found = verify(program, 193, backend="bands", depth="pairs")
     assert found.ok
     assert [check.what for check in found.checks] == [
         f"its tiles{way} hold each pair once, no other pair" for way in ("", " on the way back")
     ]
     # the definition evaluates every pair, and has no layout
-    assert verify_pairs(program, 193, backend="dense").checks == ()
-    assert verify_pairs(program, 193, backend="rows").ok
+    assert verify(program, 193, backend="dense", depth="pairs").checks == ()
+    assert verify(program, 193, backend="rows", depth="pairs").ok
 
 
 MIXED = """
@@ -575,9 +579,10 @@ def test_graphs_and_mechanisms_of_one_spec_are_verified_apart() -> None:
     said = " ".join(emit_spec(spec_of(MIXED).elaborated).split())
     assert (
         "Verified at n = 65 when it was compiled, graphs and mechanisms apart, by the backends"
-        " dense, tiles, bands, scattered, factored: every pair, values and gradients;" in said
+        " torch, dense, tiles, bands, scattered, factored: every pair, values and gradients;"
+        in said
     )
-    assert "; at n = 193 every pair of tiles, bands, scattered, factored." in said
+    assert "; at n = 193 every pair of torch, tiles, bands, scattered, factored." in said
 
 
 @pytest.mark.parametrize("wrong", ["factored", "bands"])
@@ -603,7 +608,7 @@ def test_a_compile_finds_what_goes_wrong_with_several_tiles_alone(
 ) -> None:
     spec = spec_of(STRIDED)
     said = " ".join(emit_spec(spec.elaborated).split())
-    assert "; at n = 193 every pair of tiles, bands, scattered." in said
+    assert "; at n = 193 every pair of torch, tiles, bands, scattered." in said
     laid_out = step_layout
 
     def wrong(found: Classified, relation: Relation, n: int) -> StepLayout:
@@ -627,10 +632,30 @@ def test_a_spec_of_one_length_is_verified_there_alone() -> None:
     text = emit_spec(spec_of("sequence grid(6, 7) attend neighborhood(3, 5)").elaborated)
     assert "Verified at n = 42 when it was compiled" in text
     assert "193" not in text
+    # where all values would take long, those of some queries are
+    long = spec_of("sequence grid(16, 20) attend neighborhood(3, 5)").elaborated
+    said = " ".join(emit_spec(long).split())
+    assert "Verified at n = 320, its one length, when it was compiled, every pair of" in said
+    assert "values and gradients of 64 queries of torch, dense, tiles, bands, scattered." in said
     # where weights would take long, the pairs are
     longer = spec_of("sequence grid(16, 70) attend neighborhood(3, 5)")
     said = " ".join(emit_spec(longer.elaborated).split())
     assert "Verified at n = 1,120, its one length" in said
-    assert "every pair of tiles, bands, scattered; no values." in said
+    assert "every pair of torch, tiles, bands, scattered; no values." in said
     text = emit_spec(spec_of("sequence grid(90, 90) attend neighborhood(3, 5)").elaborated)
     assert "Not verified when it was compiled: it has one length, 8,100." in text
+
+
+def test_values_of_some_queries_show_a_fault_in_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    program = spec_of("attend window(radius = 9)").program
+    found = verify(program, 320, backend="bands", depth="values")
+    assert found.ok
+    assert {check.queries for check in found.checks} == {QUERIES}
+    forward = attnspec.backends.bands.attention.SteppedAttention.forward
+
+    def wrong(*given: Any) -> tuple[torch.Tensor, torch.Tensor]:
+        out, lse = forward(*given)
+        return out * 1.001, lse
+
+    monkeypatch.setattr(attnspec.backends.bands.attention.SteppedAttention, "forward", wrong)
+    assert not verify(program, 320, backend="bands", depth="values").ok

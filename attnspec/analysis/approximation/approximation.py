@@ -21,8 +21,8 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
-from attnspec.analysis.approximation import collisions, low_rank_errors, random_feature_errors
-from attnspec.analysis.approximation.low_rank import singular_values, softmax_weights
+from attnspec.analysis.approximation import collisions, low_rank, random_feature_errors
+from attnspec.analysis.approximation.low_rank import softmax_weights
 from attnspec.analysis.quality import Figure, Quality
 from attnspec.graphs.bind import bind_attended, situation_of
 from attnspec.graphs.patterns.full import Full
@@ -145,7 +145,7 @@ class _Task:
         """The least error of weights that any method of that rank can have; a causal mask puts the
         products of features beyond their rank."""
         if len(self.q) <= LONGEST_VALUES and not self.causal:
-            least = singular_values(self.weights).error(rank, relative=True)
+            least = low_rank.error_of_rank(self.weights, rank)
             yield (
                 "weight_error_of_rank",
                 Figure(least, "bound", f"no matrix of rank {rank} is less"),
@@ -257,7 +257,7 @@ def _linformer(method: Linformer, task: _Task) -> Iterator[tuple[str, Figure[Any
             note = f"projections as they are drawn, before any training; {figure.note}"
             yield name, Figure(figure.value, figure.quality, note)
     yield from task.best_of_rank(rank)
-    bound = low_rank_errors.projection_bound(n, task.q.shape[1], rank, TOLERANCE)
+    bound = low_rank.projection_bound(n, rank, TOLERANCE)
     note = f"theorem 1, for an error of {TOLERANCE:g} of one row of weights; the rank is {rank}"
     if bound.vacuous:
         note = f"vacuous at n = {n:,}: {note}"
@@ -271,6 +271,7 @@ def _nystrom(method: Nystrom, task: _Task) -> Iterator[tuple[str, Figure[Any]]]:
         yield from task.errors(lambda _: task.weights, draws=1).items()
         return
     from attnspec.backends.factored.arrays import inverse_array
+    from attnspec.backends.factored.low_rank_definitions import segments
 
     # the convolution of values is no part of the weights
     method = replace(method, conv=0)
@@ -279,16 +280,17 @@ def _nystrom(method: Nystrom, task: _Task) -> Iterator[tuple[str, Figure[Any]]]:
     for name, figure in task.errors(lambda _: task.defined(exactly), draws=1).items():
         yield f"{name}_exact_inverse", Figure(figure.value, "exact", "with the pseudo-inverse")
     yield from task.best_of_rank(method.landmarks)
-    middles = low_rank_errors.segment_middles(len(task.q), method.landmarks)
-    rest = low_rank_errors.schur_residual(task.weights, middles, middles)
+    cuts = segments(len(task.q), method.landmarks)
+    middles = np.array([(cut.start + cut.stop) // 2 for cut in cuts])
+    rest = low_rank.schur_residual(task.weights, middles, middles)
     note = "the Schur complement, were the middles of segments rows and columns of the weights"
     yield "sampled_error", Figure(rest / float(np.linalg.norm(task.weights)), "exact", note)
-    q, k = (low_rank_errors.segment_means(x, method.landmarks) for x in (task.q, task.k))
+    q, k = (np.array([x[list(cut)].mean(0) for cut in cuts]) for x in (task.q, task.k))
     middle = softmax_weights(q, k, scale=task.scale)
-    residual = low_rank_errors.inverse_residual(middle, inverse_array(middle, method.iterations))
+    residual = low_rank.inverse_residual(middle, inverse_array(middle, method.iterations))
     yield "inverse_residual", Figure(residual, "exact", "|A Z A - A| / |A|")
     note = "|A A+ - A Z0|: the iterations converge below 1"
-    yield "inverse_start", Figure(low_rank_errors.inverse_start(middle), "exact", note)
+    yield "inverse_start", Figure(low_rank.inverse_start(middle), "exact", note)
 
 
 # --- hashing --------------------------------------------------------------------------------------

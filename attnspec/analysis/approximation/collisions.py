@@ -34,7 +34,6 @@ FAR = 8.5
 def collision(cosine: float, buckets: int) -> float:
     """The probability that two vectors at an angle of this cosine get one of an even number of
     buckets in one round, to about 1e-6."""
-    _require(cosine, buckets)
     axes = buckets // 2
     if axes == 1:
         return 1 - acos(cosine) / pi
@@ -53,13 +52,6 @@ def collision(cosine: float, buckets: int) -> float:
     within = _within(u[:, None], np.maximum(v, 1e-300), cosine)
     total = (density * within ** (axes - 1) * w_weight).sum(axis=1) @ u_weight
     return float(min(1.0, max(0.0, 2 * axes * total)))
-
-
-def recall(cosine: float, buckets: int, rounds: int) -> float:
-    """The probability that some of several independent rounds brings the two together."""
-    if rounds < 1:
-        raise ValueError(f"rounds must be at least 1, got {rounds}")
-    return 1 - (1 - collision(cosine, buckets)) ** rounds
 
 
 def overflow(n: int, buckets: int, limit: float) -> float:
@@ -87,10 +79,3 @@ def _within(u: np.ndarray, v: np.ndarray, r: float) -> np.ndarray:
 
     corners = below(u, v) - below(-u, v) - below(u, -v) + below(-u, -v)
     return np.asarray(np.clip(corners, 0, 1))
-
-
-def _require(cosine: float, buckets: int) -> None:
-    if not -1 <= cosine <= 1:
-        raise ValueError(f"cosine must be between -1 and 1, got {cosine}")
-    if buckets < 2 or buckets % 2:
-        raise ValueError(f"buckets must be even and at least 2, got {buckets}")

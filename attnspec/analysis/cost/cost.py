@@ -13,8 +13,9 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from attnspec.analysis.counting.degrees import edges_of
-from attnspec.backends.factored.costs import products_of
+from attnspec.backends.factored.costs import Products, products_of
 from attnspec.backends.planner import choose
+from attnspec.backends.torch_call.backend import TorchCall
 from attnspec.graphs.relation import Relation
 from attnspec.graphs.stack import MOST_POSITIONS, Stack, TooMuch, patterns_in
 from attnspec.ir.program import Program
@@ -32,9 +33,6 @@ SIZE = 64
 
 ELEMENT = 4
 """Bytes of a number where none are given: float32."""
-
-FUSED = 1 << 22
-"""Scores from which on the dense definition goes through a fused kernel, which keeps none."""
 
 PIECE = 1 << 19
 """Numbers in the largest temporary of a kernel that works in pieces."""
@@ -179,54 +177,29 @@ def _step(
         backend = choose(work, "cpu").name
     except BackendError as error:
         raise NotBuilt(str(error)) from None
+    count, pairs, own = len(heads), None, Products(0, 0, 0, 0)
     if work.mechanism is not None:
-        return _mechanism(work, layers, heads, backend, (size, element))
-    if backend not in _AMOUNTS:
+        own = products_of(work, count, size)
+        graph = _bands(graph_of(work), count, size) if work.hybrid else _Amounts(0, 0, 0, 0, True)
+    elif backend in _AMOUNTS:
+        graph = _AMOUNTS[backend](work, count, size)
+        pairs = _useful(stack, work, layers[0], heads[0])
+    else:
         raise NotBuilt(f"the backend {backend} does not say how many pairs it computes")
-    amounts = _AMOUNTS[backend](work, len(heads), size)
-    pairs = _useful(stack, work, layers[0], heads[0])
-    count = len(heads)
+    backward = (10 if graph.flash else 8) * size * graph.executed + own.backward_flops
     return StepCost(
         layers=layers,
         heads=heads,
         backend=backend,
         pairs=pairs,
-        executed=amounts.executed,
-        flops=4 * size * amounts.executed * count,
+        executed=graph.executed,
+        flops=(4 * size * graph.executed + own.flops) * count,
         useful_flops=None if pairs is None else 4 * size * pairs * count,
-        backward_flops=(10 if amounts.flash else 8) * size * amounts.executed * count,
-        bytes=element * amounts.moved * count + amounts.shared,
-        memory=element * amounts.held + amounts.shared,
-        upper=amounts.upper and (amounts.sampled or pairs != amounts.executed),
-        sampled=amounts.sampled,
-    )
-
-
-def _mechanism(
-    work: Work,
-    layers: tuple[int, ...],
-    heads: tuple[int, ...],
-    backend: str,
-    sizes: tuple[int, int],
-) -> StepCost:
-    size, element = sizes
-    count, own = len(heads), products_of(work, len(heads), size)
-    exact = _Amounts(0, 0, 0, 0, True)
-    if work.hybrid:
-        exact = _bands(graph_of(work), count, size)
-    return StepCost(
-        layers=layers,
-        heads=heads,
-        backend=backend,
-        pairs=None,
-        executed=exact.executed,
-        flops=(4 * size * exact.executed + own.flops) * count,
-        useful_flops=None,
-        backward_flops=(10 * size * exact.executed + own.backward_flops) * count,
-        bytes=element * (exact.moved + own.moved) * count + exact.shared,
-        memory=element * max(exact.held, own.held) + exact.shared,
-        upper=exact.upper,
-        sampled=exact.sampled or own.sampled,
+        backward_flops=backward * count,
+        bytes=element * (graph.moved + own.moved) * count + graph.shared,
+        memory=element * max(graph.held, own.held) + graph.shared,
+        upper=graph.upper and (graph.sampled or pairs != graph.executed),
+        sampled=graph.sampled or own.sampled,
     )
 
 
@@ -245,12 +218,21 @@ def _useful(stack: Stack, work: Work, layer: int, head: int) -> int | None:
 def _dense(work: Work, heads: int, size: int) -> _Amounts:
     pairs = work.n_q * work.n_k
     tensors = 4 * work.n_q * size
-    # the mask as booleans, and as numbers for a fused kernel; distances in eight bytes
+    # the mask as booleans, distances in eight bytes
     mask = pairs + (8 * pairs if work.changes else 0)
-    if work.plain and heads * pairs >= FUSED:
-        return _Amounts(pairs, tensors, 0, mask + 4 * pairs, True)
     # scores are written, changed, weighed, and read for the product with the values
     return _Amounts(pairs, tensors + 8 * pairs, 3 * pairs * heads, mask, False)
+
+
+def _torch(work: Work, heads: int, size: int) -> _Amounts:
+    from attnspec.backends.torch_call.forms import Form, form_of
+
+    form, pairs = form_of(work), work.n_q * work.n_k
+    # a mask is kept from call to call, and read by every head
+    masks = pairs if work.changes or form is Form.MASK else 0
+    # scores of a part of the queries and keys at a time
+    held = min(256, work.n_q) * min(512, work.n_k)
+    return _Amounts(pairs, 4 * work.n_q * size + masks, held, 0, True)
 
 
 def _rows(work: Work, heads: int, size: int) -> _Amounts:
@@ -313,6 +295,7 @@ def _scattered(work: Work, heads: int, size: int) -> _Amounts:
 
 
 _AMOUNTS = {
+    "torch": _torch,
     "dense": _dense,
     "rows": _rows,
     "tiles": _tiles,
@@ -359,11 +342,15 @@ def _is_cheaper(stack: Stack, n: int) -> bool:
     program = stack.program
     inputs = stand_ins(program)
     plan = dense = 0.0
+    sparse = False
     try:
         for layer in range(stack.program.layer_count):
             for work, heads in works_of(program, layer, program.heads or 1, n, n, inputs):
-                plan += len(heads) * choose(work, "cpu").cost(work)
+                chosen = choose(work, "cpu")
+                sparse |= chosen.name != TorchCall.name
+                plan += len(heads) * chosen.cost(work)
                 dense += len(heads) * dense_seconds(work)
     except AttnSpecError:
         return False
-    return plan < dense
+    # one call for all pairs is dense attention, if only for half of them
+    return sparse and plan < dense

@@ -12,11 +12,11 @@ from functools import lru_cache
 
 import numpy as np
 
-from attnspec.analysis.counting.affordable import lists_rows, require_listable
+from attnspec.analysis.counting.affordable import require_listable
 from attnspec.analysis.counting.degrees import CHUNK
-from attnspec.analysis.counting.progressions import grouped
 from attnspec.graphs.operators import Intersection, Union
-from attnspec.graphs.relation import Progressions, Relation, evaluate_pairs
+from attnspec.graphs.predicates.listable import lists_rows
+from attnspec.graphs.relation import Relation, evaluate_pairs
 
 FEW = 4
 """Up to so many keys are named in a rule one by one."""
@@ -60,10 +60,9 @@ def cache_of(relation: Relation, n: int) -> KeyCache:
 def last_readers(relation: Relation, n: int) -> np.ndarray:
     """The last query that reads each key, int64 [n], -1 for none; raises TooMuch."""
     turned = relation.transposed()
-    for known, of in ((turned, _last_keys), (relation, _last_covers)):
-        found = None if known is None else of(known, n)
-        if found is not None:
-            return found
+    found = None if turned is None else _last_keys(turned, n)
+    if found is not None:
+        return found
     if isinstance(relation, Union):
         parts = [last_readers(term, n) for term in relation.terms]
         return np.asarray(np.maximum.reduce(parts))
@@ -85,41 +84,6 @@ def _last_keys(turned: Relation, n: int) -> np.ndarray | None:
         start, stop, step = part
         members = np.where(stop > start, start + (stop - 1 - start) // step * step, -1)
         found[first : first + len(members)] = members.max(axis=-1)
-    return found
-
-
-def _last_covers(relation: Relation, n: int) -> np.ndarray | None:
-    """The largest row whose progressions hold each key."""
-    found = np.full(n, -1)
-    for first, part in relation.closed_rows(n, 8 * CHUNK):
-        if part is None:
-            return None
-        np.maximum(found, _covered(part, first, n), out=found)
-    return found
-
-
-def _covered(part: Progressions, first: int, n: int) -> np.ndarray:
-    """The same for some rows, by halving: a range is two overlapping ones of 2**j places, and one
-    of those is two of 2**(j - 1)."""
-    found = np.full(n, -1)
-    for group in grouped(part, n):
-        level = np.int64(np.log2(group.count))
-        # rounding may have gone up to the next power of two
-        level -= (np.int64(1) << level) > group.count
-        best = np.full(group.places, -1)
-        for j in range(int(level.max(initial=0)), -1, -1):
-            here = np.flatnonzero(level == j)
-            starts = group.place[here]
-            ends = starts + group.count[here] - (1 << j)
-            rows = first + group.row[here]
-            np.maximum.at(best, starts, rows)
-            np.maximum.at(best, ends, rows)
-            if j:
-                half = 1 << (j - 1)
-                below = best.copy()
-                np.maximum(below[half:], best[:-half], out=below[half:])
-                best = below
-        np.maximum(found, group.natural(best), out=found)
     return found
 
 

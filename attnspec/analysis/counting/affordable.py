@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import numpy as np
-
-from attnspec.graphs.operators import Complement, Intersection, Shift, Transpose, Union
+from attnspec.graphs.operators import Intersection, Shift, Transpose, Union
+from attnspec.graphs.predicates.listable import lists_rows
 from attnspec.graphs.relation import Relation
 from attnspec.graphs.stack import TooMuch
 from attnspec.graphs.token_sets import MOST_MEMBERS
@@ -14,22 +13,6 @@ MOST_LOOKED = 1 << 28
 
 MOST_LISTED = 1 << 27
 """The most edges of one graph that are listed: half a gibibyte."""
-
-
-def lists_rows(relation: Relation, n: int) -> bool:
-    """Whether the rows of a relation are listed without a look at all of their n keys."""
-    match relation:
-        case Union(terms):
-            return all(lists_rows(term, n) for term in terms)
-        case Intersection(terms):
-            return any(lists_rows(term, n) for term in terms)
-        case Shift(term) | Transpose(term):
-            return lists_rows(term, n)
-        case Complement():
-            return False
-        case _:
-            known = relation.progressions(np.zeros(1, np.int64), n)
-            return known is not None or type(relation).rows is not Relation.rows
 
 
 def to_list(relation: Relation, n: int) -> float:

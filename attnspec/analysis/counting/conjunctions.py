@@ -14,9 +14,10 @@ from typing import Protocol
 import numpy as np
 
 from attnspec.analysis.counting.affordable import MOST_LISTED, require_listable
-from attnspec.analysis.counting.progressions import Ends, Group, closed, common, grouped
+from attnspec.analysis.counting.progressions import Ends, Group, grouped
 from attnspec.graphs.operators import Intersection, Transpose
 from attnspec.graphs.predicates.comparisons import Between, ranked_keys
+from attnspec.graphs.progressions import MOST, shared_progressions
 from attnspec.graphs.relation import Progressions, Relation
 from attnspec.graphs.stack import TooMuch
 from attnspec.text.diagnostics import InternalError
@@ -26,52 +27,70 @@ CHUNK = 1 << 21
 
 
 class Conjunction(Protocol):
-    """The pairs of some relations at one length n."""
+    """The pairs of some relations at one length n: a matrix that is known by its products."""
 
     def mark(self, queries: np.ndarray, into: np.ndarray) -> Ends:
         """Set `into`, bool [n], at every key that one of the queries reads (ascending, int64); all
         of these lie between the ends that are returned."""
         ...
 
-    def tally(self, queries: np.ndarray) -> np.ndarray:
-        """For each key how many of the queries read it, int64 [n]."""
+    def tally(self, queries: np.ndarray, weights: np.ndarray | None = None) -> np.ndarray:
+        """For each key how many of the queries read it, or the sum of their weights, int64 [n]."""
         ...
 
-    def members(self, marked: np.ndarray) -> np.ndarray:
-        """For each query how many of the marked keys (bool [n]) it reads, int64 [n]."""
+    def sums(self, values: np.ndarray) -> np.ndarray:
+        """For each query the sum of the values [n] of its keys, int64 [n]."""
         ...
 
 
 @dataclass(frozen=True)
 class Banded:
-    """Relations whose common keys are progressions; every pair where there are none."""
+    """Relations whose common keys are progressions, or ranges in an order of the keys' values;
+    every pair where there are none."""
 
     relations: tuple[Relation, ...]
     n: int
 
-    def progressions(self, queries: np.ndarray) -> Progressions | None:
-        """The keys of queries, or None where there is no closed form."""
+    def _progressions(self, queries: np.ndarray) -> Progressions | None:
         if not self.relations:
             start = np.zeros((len(queries), 1), np.int64)
             return start, start + self.n, 1
-        return common([closed(relation, queries, self.n) for relation in self.relations])
+        return shared_progressions([each.progressions(queries, self.n) for each in self.relations])
+
+    @cached_property
+    def _order(self) -> np.ndarray | None:
+        """The order of the keys of a single comparison."""
+        if len(self.relations) == 1 and isinstance(self.relations[0], Between):
+            return ranked_keys(self.relations[0], self.n).order
+        return None
 
     @cached_property
     def width(self) -> int:
-        """Progressions of a query, 0 where there is no closed form."""
-        part = self.progressions(np.zeros(1, np.int64))
-        return 0 if part is None else int(np.broadcast_shapes(*map(np.shape, part))[-1])
+        """Progressions of a query, 0 where there is no such form."""
+        part = self._progressions(np.zeros(1, np.int64))
+        if part is None:
+            return int(self._order is not None)
+        width = int(np.broadcast_shapes(*map(np.shape, part))[-1])
+        return width if width <= MOST else 0
 
     def groups(self, queries: np.ndarray) -> Iterator[Group]:
-        """The keys of queries by steps; rows count within each chunk of queries."""
+        """The keys of queries by steps; `row` counts them."""
         size = max(1, CHUNK // max(1, self.width))
         for first in range(0, len(queries), size):
-            part = self.progressions(queries[first : first + size])
-            if part is None:
-                raise InternalError(f"no closed form of {self.relations}")
-            for group in grouped(part, self.n):
+            some = queries[first : first + size]
+            part = self._progressions(some)
+            for group in self._ordered(some) if part is None else grouped(part, self.n):
                 group.row = group.row + first
                 yield group
+
+    def _ordered(self, queries: np.ndarray) -> Iterator[Group]:
+        (relation,) = self.relations
+        if not isinstance(relation, Between):
+            raise InternalError(f"no closed form of {relation}")
+        first, last, _ = relation.ranges(queries, self.n)
+        some = np.flatnonzero(last > first)
+        if len(some):
+            yield Group(self.n, 1, some, first[some], (last - first)[some], self._order)
 
     def mark(self, queries: np.ndarray, into: np.ndarray) -> Ends:
         low, high = self.n, 0
@@ -80,17 +99,16 @@ class Banded:
             low, high = min(low, first), max(high, last)
         return low, high
 
-    def tally(self, queries: np.ndarray) -> np.ndarray:
+    def tally(self, queries: np.ndarray, weights: np.ndarray | None = None) -> np.ndarray:
         total = np.zeros(self.n, np.int64)
         for group in self.groups(queries):
-            total += group.tally()
+            total += group.tally(weights)
         return total
 
-    def members(self, marked: np.ndarray) -> np.ndarray:
+    def sums(self, values: np.ndarray) -> np.ndarray:
         total = np.zeros(self.n, np.int64)
         for group in self.groups(np.arange(self.n)):
-            counts = np.bincount(group.row, group.members(marked), self.n)
-            total += counts.astype(np.int64)
+            total += np.bincount(group.row, group.sums(values), self.n).astype(np.int64)
         return total
 
 
@@ -125,52 +143,15 @@ class Listed:
         into[self._keys_of(queries)] = True
         return 0, self.n
 
-    def tally(self, queries: np.ndarray) -> np.ndarray:
-        return np.bincount(self._keys_of(queries), minlength=self.n)
+    def tally(self, queries: np.ndarray, weights: np.ndarray | None = None) -> np.ndarray:
+        if weights is not None:
+            weights = np.repeat(weights, np.diff(self.pointers)[queries])
+        return np.bincount(self._keys_of(queries), weights, self.n).astype(np.int64, copy=False)
 
-    def members(self, marked: np.ndarray) -> np.ndarray:
+    def sums(self, values: np.ndarray) -> np.ndarray:
         before = np.zeros(len(self.keys) + 1, np.int64)
-        np.cumsum(marked[self.keys], out=before[1:])
+        np.cumsum(values[self.keys], out=before[1:])
         return np.diff(before[self.pointers])
-
-
-@dataclass(frozen=True)
-class Ordered:
-    """A comparison whose keys are a range in the order of their values."""
-
-    relation: Between
-    n: int
-
-    def group(self, queries: np.ndarray) -> Group:
-        """The keys of queries as ranges in the order of the keys."""
-        first, last, _ = self.relation.ranges(queries, self.n)
-        some = np.flatnonzero(last > first)
-        return Group(self.n, 1, some, first[some], (last - first)[some])
-
-    @property
-    def order(self) -> np.ndarray:
-        """The keys by their values, int64 [n]."""
-        order = ranked_keys(self.relation, self.n).order
-        return np.arange(self.n) if order is None else order
-
-    def mark(self, queries: np.ndarray, into: np.ndarray) -> Ends:
-        found = np.zeros(self.n, bool)
-        group = self.group(queries)
-        if len(group.row):
-            group.mark(found)
-        into[self.order[found]] = True
-        return 0, self.n
-
-    def tally(self, queries: np.ndarray) -> np.ndarray:
-        total = np.empty(self.n, np.int64)
-        total[self.order] = self.group(queries).tally()
-        return total
-
-    def members(self, marked: np.ndarray) -> np.ndarray:
-        group = self.group(np.arange(self.n))
-        total = np.zeros(self.n, np.int64)
-        total[group.row] = group.members(marked[self.order])
-        return total
 
 
 @dataclass(frozen=True)
@@ -184,17 +165,25 @@ class Turned:
         into |= self.tally(queries) > 0
         return 0, self.n
 
-    def tally(self, queries: np.ndarray) -> np.ndarray:
-        marked = np.zeros(self.n, bool)
-        marked[queries] = True
-        return self.inner.members(marked)
+    def tally(self, queries: np.ndarray, weights: np.ndarray | None = None) -> np.ndarray:
+        values = np.zeros(self.n, np.int64)
+        values[queries] = 1 if weights is None else weights
+        return self.inner.sums(values)
 
-    def members(self, marked: np.ndarray) -> np.ndarray:
-        return self.inner.tally(np.flatnonzero(marked))
+    def sums(self, values: np.ndarray) -> np.ndarray:
+        return self.inner.tally(np.arange(self.n), values)
 
 
 def shared(relations: tuple[Relation, ...], n: int) -> Conjunction:
     """The pairs that all of some relations have; TooMuch where they cannot be listed."""
+    found = quickly_shared(relations, n)
+    if found is not None:
+        return found
+    return Listed(relations[0] if len(relations) == 1 else Intersection(relations), n)
+
+
+def quickly_shared(relations: tuple[Relation, ...], n: int) -> Conjunction | None:
+    """The same without a list of pairs, None where it takes one."""
     band = Banded(relations, n)
     if band.width:
         return band
@@ -203,9 +192,7 @@ def shared(relations: tuple[Relation, ...], n: int) -> Conjunction:
         other = Banded(tuple(relation for relation in turned if relation is not None), n)
         if other.width:
             return Turned(other, n)
-    if len(relations) == 1 and isinstance(relations[0], Between):
-        return Ordered(relations[0], n)
-    return Listed(relations[0] if len(relations) == 1 else Intersection(relations), n)
+    return None
 
 
 def _reversed(relation: Relation) -> Relation | None:

@@ -12,20 +12,12 @@ from typing import TYPE_CHECKING, Any
 from attnspec.analysis.counting.figures import PAIRS
 from attnspec.analysis.counting.head_counts import HeadCounts
 from attnspec.analysis.quality import Figure
-from attnspec.analysis.report.inquiry import Inquiry, graph_slots
+from attnspec.analysis.report.inquiry import Inquiry
 from attnspec.backends.planner import numbers
 from attnspec.graphs.stack import has_mechanism
 
 if TYPE_CHECKING:
     from attnspec.ir.program import Program
-
-FIGURES = ("graph_edges", "graph_density", "graph_degree", "graph_min_degree")
-"""The figures of these heads, which say nothing new where every head has a graph."""
-
-
-def are_mixed(program: Program) -> bool:
-    """Whether some heads have a mechanism and others a graph alone."""
-    return has_mechanism(program) and bool(graph_slots(program))
 
 
 def counted(name: str) -> Callable[[Inquiry], Figure[Any]]:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from attnspec.analysis.counting.degrees import Counts
+from attnspec.analysis.counting.degrees import degrees_of, readers_of
+from attnspec.graphs.relation import Relation
 
 
 @dataclass(frozen=True)
@@ -35,17 +36,18 @@ class LayerCounts:
     min_degree: int
 
 
-def head_counts(counts: Counts) -> HeadCounts:
-    """The counts of a head at one or more positions."""
-    n = len(counts.degrees)
+def head_counts(relation: Relation, n: int) -> HeadCounts:
+    """The counts of a head at one or more positions; raises TooMuch."""
+    degrees, readers = degrees_of(relation, n), readers_of(relation, n)
+    edges = int(degrees.sum())
     return HeadCounts(
-        edges=counts.edges,
-        density=counts.edges / (n * n),
-        degree=int(counts.degrees.max()),
-        min_degree=int(counts.degrees.min()),
-        mean_degree=counts.edges / n,
-        readers=int(counts.readers.max()),
-        min_readers=int(counts.readers.min()),
-        empty_rows=len(counts.empty_rows),
-        unread_keys=len(counts.unread_keys),
+        edges=edges,
+        density=edges / (n * n),
+        degree=int(degrees.max()),
+        min_degree=int(degrees.min()),
+        mean_degree=edges / n,
+        readers=int(readers.max()),
+        min_readers=int(readers.min()),
+        empty_rows=int((degrees == 0).sum()),
+        unread_keys=int((readers == 0).sum()),
     )

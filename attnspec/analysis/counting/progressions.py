@@ -13,108 +13,11 @@ from typing import TypeAlias
 
 import numpy as np
 
-from attnspec.graphs.operators import Intersection, Shift
-from attnspec.graphs.relation import Progressions, Relation
-
-WIDEST = 64
-"""The most progressions per query that a closed form is worth."""
-
-BEYOND = 1 << 31
-"""A step from one position beyond the end of every sequence; longer ones say no more."""
+from attnspec.graphs.progressions import wide
+from attnspec.graphs.relation import Progressions
 
 FEW = 64
 """Up to so many ranges are written as slices one by one."""
-
-
-def closed(relation: Relation, q: np.ndarray, n: int) -> Progressions | None:
-    """As `Relation.progressions`, and also for shifts and for intersections of several steps."""
-    found = relation.progressions(q, n)
-    if found is not None:
-        return found if _width(found) <= WIDEST else None
-    if isinstance(relation, Shift):
-        return _shifted(relation, q, n)
-    if isinstance(relation, Intersection):
-        return common([closed(term, q, n) for term in relation.terms])
-    return None
-
-
-def common(parts: list[Progressions | None]) -> Progressions | None:
-    """What several relations share, each given by the disjoint progressions of its rows."""
-    answer = parts[0]
-    for part in parts[1:]:
-        if answer is None or part is None or _width(answer) * _width(part) > WIDEST:
-            return None
-        answer = _meet(answer, part)
-    return answer
-
-
-def _width(part: Progressions) -> int:
-    return int(np.broadcast_shapes(*(np.shape(array) for array in part))[-1])
-
-
-def _shifted(relation: Shift, q: np.ndarray, n: int) -> Progressions | None:
-    by = relation.by
-    low, high = max(0, by), min(n, n + by)
-    inside = (q >= low) & (q < high)
-    inner = closed(relation.term, np.where(inside, q - by, 0), n)
-    if inner is None:
-        return None
-    start, stop, step = inner
-    window = np.where(inside, low, 0)[:, None], np.where(inside, high, 0)[:, None], 1
-    return _meet((start + by, stop + by, step), window)
-
-
-def _meet(first: Progressions, second: Progressions) -> Progressions:
-    """The members that two progressions of each row share: one progression for each two."""
-    if np.all(np.equal(first[2], 1)):
-        return _clipped(second, first)
-    if np.all(np.equal(second[2], 1)):
-        return _clipped(first, second)
-    a, a_end, s = (np.asarray(part)[..., :, None] for part in _wide(first))
-    b, b_end, t = (np.asarray(part)[..., None, :] for part in _wide(second))
-    a, b, s, t = np.broadcast_arrays(a, b, np.minimum(s, BEYOND), np.minimum(t, BEYOND))
-    common_step = np.gcd(s, t)
-    turn = t // common_step
-    solvable = (b - a) % common_step == 0
-    # a + s x = b modulo t has one x modulo t / gcd, by the Chinese remainder theorem
-    x = ((b - a) // common_step % turn) * _inverses(s // common_step % turn, turn) % turn
-    start, step = a + s * x, np.minimum(s * turn, BEYOND)
-    start = start + np.maximum(0, -((start - np.maximum(a, b)) // step)) * step
-    stop = np.where(solvable, np.minimum(a_end, b_end), start)
-    shape = (start.shape[0], start.shape[1] * start.shape[2])
-    return start.reshape(shape), stop.reshape(shape), step.reshape(shape)
-
-
-def _clipped(part: Progressions, ranges: Progressions) -> Progressions:
-    """The members of progressions inside each of the ranges of their row."""
-    start, stop, step = (array[:, :, None] for array in _wide(part))
-    low, high = (array[:, None, :] for array in _wide(ranges)[:2])
-    if np.all(np.equal(part[2], 1)):
-        begin = np.maximum(start, low)
-    else:
-        begin = start + np.maximum(0, -((start - low) // step)) * step
-    begin, end, wide = np.broadcast_arrays(begin, np.minimum(stop, high), step)
-    shape = (begin.shape[0], begin.shape[1] * begin.shape[2])
-    # one step for all stays one number: groups are then told apart without a look at every entry
-    steps = part[2] if np.ndim(part[2]) == 0 else wide.reshape(shape)
-    return begin.reshape(shape), end.reshape(shape), steps
-
-
-def _wide(part: Progressions) -> tuple[np.ndarray, ...]:
-    return tuple(np.atleast_2d(np.asarray(array, np.int64)) for array in part)
-
-
-def _inverses(numbers: np.ndarray, modulus: np.ndarray) -> np.ndarray:
-    """The inverses of numbers modulo what they have no factor in common with; few differ."""
-    answer = np.zeros(numbers.shape, np.int64)
-    if (modulus == 1).all():
-        return answer
-    for value in np.unique(modulus).tolist():
-        held = modulus == value
-        wanted, place = np.unique(numbers[held], return_inverse=True)
-        found = [pow(number, -1, value) for number in wanted.tolist()]
-        answer[held] = np.array(found, np.int64)[place.ravel()]
-    return answer
 
 
 Ends: TypeAlias = "tuple[int, int]"
@@ -124,10 +27,21 @@ Ends: TypeAlias = "tuple[int, int]"
 
 
 class Group:
-    """Progressions of one step that are not empty: their rows, places and numbers of members."""
+    """Progressions of one step that are not empty: their rows, places and numbers of members.
 
-    def __init__(self, n: int, step: int, row: np.ndarray, start: np.ndarray, count: np.ndarray):
-        self.n, self.step, self.row, self.count = n, step, row, count
+    With an `order` of the positions, int64 [n], they are ranges in that order instead.
+    """
+
+    def __init__(
+        self,
+        n: int,
+        step: int,
+        row: np.ndarray,
+        start: np.ndarray,
+        count: np.ndarray,
+        order: np.ndarray | None = None,
+    ) -> None:
+        self.n, self.step, self.row, self.count, self.order = n, step, row, count, order
         self.width = n // step + 2
         self.place = start if step == 1 else start % step * self.width + start // step
 
@@ -138,7 +52,7 @@ class Group:
     def ordered(self, values: np.ndarray) -> np.ndarray:
         """Values of the positions [n, …] in the order of the places, zero where there is none."""
         padded = np.zeros((self.places, *values.shape[1:]), values.dtype)
-        padded[: self.n] = values
+        padded[: self.n] = values if self.order is None else values[self.order]
         if self.step == 1:
             return padded
         turned = padded.reshape(self.width, self.step, *values.shape[1:]).swapaxes(0, 1)
@@ -146,28 +60,32 @@ class Group:
 
     def natural(self, values: np.ndarray) -> np.ndarray:
         """Values of the places in the order of the positions, [n]."""
-        return np.asarray(values.reshape(self.step, self.width).T.reshape(-1)[: self.n])
+        found = values.reshape(self.step, self.width).T.reshape(-1)[: self.n]
+        if self.order is None:
+            return np.asarray(found)
+        placed = np.empty_like(found)
+        placed[self.order] = found
+        return placed
 
-    def tally(self) -> np.ndarray:
-        """How many of the progressions hold each position, int64 [n]."""
+    def tally(self, weights: np.ndarray | None = None) -> np.ndarray:
+        """How many of the progressions hold each position, int64 [n]; with `weights` of the rows
+        their sums, exact below 2 ** 53."""
         size = self.places + 1
-        change = np.bincount(self.place, minlength=size)
-        change -= np.bincount(self.place + self.count, minlength=size)
-        return self.natural(np.cumsum(change[:-1], out=change[:-1]))
+        each = None if weights is None else weights[self.row]
+        change = np.bincount(self.place, each, size)
+        change -= np.bincount(self.place + self.count, each, size)
+        return self.natural(np.cumsum(change[:-1], out=change[:-1]).astype(np.int64, copy=False))
 
-    def members(self, marked: np.ndarray) -> np.ndarray:
-        """How many marked positions (bool [n]) each progression holds."""
+    def sums(self, values: np.ndarray) -> np.ndarray:
+        """The sum of the values [n] of each progression's members, int64."""
         before = np.zeros(self.places + 1, np.int64)
-        np.cumsum(self.ordered(marked), out=before[1:])
+        np.cumsum(self.ordered(values), out=before[1:])
         return np.asarray(before[self.place + self.count] - before[self.place])
 
     def mark(self, into: np.ndarray) -> Ends:
         """Set `into`, bool [n], where a progression has a member; all of these lie between the
         ends that are returned."""
-        if self.step == 1 and (self.count == 1).all():
-            into[self.place] = True
-            return int(self.place.min()), int(self.place.max()) + 1
-        if 16 * len(self.place) > self.n:
+        if self.order is not None or 16 * len(self.place) > self.n:
             into |= self.tally() > 0
             return 0, self.n
         begin, end = merged(self.place, self.place + self.count)
@@ -204,7 +122,7 @@ def merged(start: np.ndarray, stop: np.ndarray) -> tuple[np.ndarray, np.ndarray]
 def grouped(part: Progressions, n: int) -> Iterator[Group]:
     """The progressions of many rows by their steps; those with one member have step one."""
     steps = np.asarray(part[2])
-    start, stop, step = np.broadcast_arrays(*_wide(part))
+    start, stop, step = np.broadcast_arrays(*wide(part))
     rows = np.broadcast_to(np.arange(len(start))[:, None], start.shape)
     if steps.size == 1 and steps.item() == 1:
         count = stop - start

@@ -6,7 +6,9 @@ beyond that of R. `~` is pushed down to the patterns, as are `transpose` and `sh
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import combinations
 
 import numpy as np
 
@@ -40,6 +42,14 @@ class Term:
         """Whether it is plain that there is no pair."""
         masks = (mask for mask in (self.rows, self.columns) if mask is not None)
         return any(not mask.any() for mask in masks) or bool(set(self.held) & set(self.left_out))
+
+    @property
+    def counted(self) -> Iterator[tuple[int, tuple[Relation, ...]]]:
+        """What is held less what is left out, by inclusion and exclusion: relations that together
+        hold the pairs that are counted, and the sign of these."""
+        for size in range(len(self.left_out) + 1):
+            for some in combinations(self.left_out, size):
+                yield (-1) ** size, tuple(dict.fromkeys((*self.held, *some)))
 
 
 def terms_of(relation: Relation, n: int) -> list[Term]:
@@ -86,11 +96,12 @@ def _crossed(parts: list[list[Term] | None]) -> list[Term] | None:
     for part in parts:
         if part is None or len(answer) * len(part) > MOST_TERMS:
             return None
-        answer = _kept([_both(first, second) for first in answer for second in part])
+        answer = _kept([both(first, second) for first in answer for second in part])
     return answer
 
 
-def _both(first: Term, second: Term) -> Term:
+def both(first: Term, second: Term) -> Term:
+    """The pairs that both terms have."""
     return Term(
         _masked(first.rows, second.rows),
         _masked(first.columns, second.columns),

@@ -8,12 +8,14 @@ cut in where r > s - c.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import replace
+from math import inf
 
-from attnspec.analysis.growth.fitting import Polynomial, fitted, monomials
-from attnspec.ir.linear import asks_positions, combination
+from attnspec.analysis.growth.fitting import Formula, Piece, fitted, monomials
+from attnspec.analysis.growth.growth import order_of
+from attnspec.ir.linear import N, asks_positions, combination
 from attnspec.ir.program import Leaf, Term, TokenCompound, Tokens, leaves
-from attnspec.ir.scalars import Apply, Scalar, ScalarError, Symbol, evaluate, symbols
+from attnspec.ir.scalars import Apply, Scalar, Symbol, fold, symbols
 
 LENGTHS = (*range(400, 730), *range(1601, 4000, 101), 10_007, 16_384, 30_011)
 """Where counts are fitted and held against the fit. Without gaps at first: of isqrt(n), for
@@ -21,19 +23,6 @@ example, n = s (s + 2) is a case of its own."""
 
 DEGREE = 3
 """Of the polynomials: s m**2 is the highest term of a residue."""
-
-
-@dataclass(frozen=True)
-class Fit:
-    """A count from length `start` on: a polynomial in s, m, r and, with `cells`, in max(0, r - s +
-    cells); s is the value of `size`. It holds at `checked` lengths up to `longest`."""
-
-    size: Scalar
-    cells: int | None
-    polynomial: Polynomial
-    start: int
-    checked: int
-    longest: int
 
 
 def sizes_of(term: Term) -> list[Scalar]:
@@ -45,14 +34,14 @@ def sizes_of(term: Term) -> list[Scalar]:
 
 
 def operations_of(term: Term) -> set[str]:
-    """The operators and functions in all scalars of a term."""
+    """The operators and functions in all scalars of a term, and in the orders of its patterns."""
 
-    def within(scalar: Scalar) -> set[str]:
+    def within(scalar: Scalar | None) -> set[str]:
         if not isinstance(scalar, Apply):
             return set()
         return {scalar.op}.union(*(within(arg) for arg in scalar.args))
 
-    scalars = [scalar for leaf in leaves(term) for scalar in _scalars(leaf)]
+    scalars = [scalar for leaf in leaves(term) for scalar in (*_scalars(leaf), order_of(leaf))]
     return set().union(*(within(scalar) for scalar in (*scalars, *_shifts(term))))
 
 
@@ -95,53 +84,41 @@ def _scalars(value: object) -> Iterator[Scalar]:
 
 def fit_of(
     term: Term, sizes: list[Scalar], values: dict[str, int], count: Callable[[int], int]
-) -> Fit | None:
+) -> Formula | None:
     """The fit of a term's count, None where there is none; `values` are those of head and layer."""
     roots = sizes if len(sizes) == 1 else _roots(sizes)
     if len(roots) != 1:
         return None
-    size = roots[0]
+    size = fold(roots[0], values)
+    rest = Apply("%", (N, size))
     counts = {n: count(n) for n in LENGTHS}
     for cells in (None, *_constants(term)):
-        points = {n: _point(size, cells, n, values) for n in LENGTHS}
-        if any(point is None for point in points.values()):
+        variables: tuple[Scalar, ...] = size, Apply("//", (N, size)), rest
+        if cells is not None:
+            cut = Apply("+", (Apply("-", (rest, size)), cells))
+            variables = *variables, Apply("max", (0, cut))
+        piece = Piece(LENGTHS[0], variables, ())
+        points = [piece.point(n) for n in LENGTHS]
+        known = [point for point in points if point is not None]
+        if len(known) < len(points):
             return None
-        known = [point for point in points.values() if point is not None]
-        basis = monomials(len(known[0]), DEGREE)
-        found = fitted(known, list(counts.values()), basis)
+        found = fitted(known, list(counts.values()), monomials(len(variables), DEGREE))
         if found is not None and 2 * len(found.terms) < len(LENGTHS):
-            start = _start(size, cells, found, values, count)
+            piece = replace(piece, cases=((0, inf, found),))
+            start = _start(piece, count)
             checked = len(LENGTHS) + LENGTHS[0] - start
-            return Fit(size, cells, found, start, checked, LENGTHS[-1])
+            # of no position nothing is asked
+            piece = replace(piece, start=0 if start == 1 else start)
+            return Formula((piece,), False, checked, LENGTHS[-1])
     return None
 
 
-def _start(
-    size: Scalar,
-    cells: int | None,
-    found: Polynomial,
-    values: dict[str, int],
-    count: Callable[[int], int],
-) -> int:
+def _start(piece: Piece, count: Callable[[int], int]) -> int:
     """The length from which on the fit holds, shorter ones being looked at one by one."""
     for n in range(LENGTHS[0] - 1, 0, -1):
-        point = _point(size, cells, n, values)
-        if point is None or found.at(point) != count(n):
+        if piece.at(n) != count(n):
             return n + 1
     return 1
-
-
-def _point(
-    size: Scalar, cells: int | None, n: int, values: dict[str, int]
-) -> tuple[int, ...] | None:
-    try:
-        s = evaluate(size, {"n": n, **values})
-    except ScalarError:
-        return None
-    if not isinstance(s, int) or s < 1:
-        return None
-    m, r = divmod(n, s)
-    return (s, m, r) if cells is None else (s, m, r, max(0, r - s + cells))
 
 
 def _roots(sizes: list[Scalar]) -> list[Scalar]:

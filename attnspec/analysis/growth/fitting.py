@@ -10,6 +10,8 @@ from math import lcm, prod
 from random import Random
 from typing import TypeAlias
 
+from attnspec.ir.scalars import Scalar, ScalarError, evaluate
+
 Monomial: TypeAlias = "tuple[int, ...]"
 """The variables that are multiplied, by number; () is 1."""
 
@@ -28,6 +30,54 @@ class Polynomial:
     def monomials(self) -> tuple[Monomial, ...]:
         """The monomials, () alone for the polynomial 0."""
         return tuple(monomial for monomial, _ in self.terms) or ((),)
+
+
+@dataclass(frozen=True)
+class Piece:
+    """A count for n >= `start`, up to the next piece: a polynomial in `variables`, scalars of n
+    alone; for each range `low <= variables[1] < high` another."""
+
+    start: int
+    variables: tuple[Scalar, ...]
+    cases: tuple[tuple[int, float, Polynomial], ...]
+
+    def point(self, n: int) -> tuple[int, ...] | None:
+        """The variables at n, None where one has no whole value."""
+        try:
+            found = [evaluate(variable, {"n": n}) for variable in self.variables]
+        except ScalarError:
+            return None
+        whole = tuple(value for value in found if isinstance(value, int))
+        return whole if len(whole) == len(found) else None
+
+    def at(self, n: int) -> int | None:
+        """The count at n."""
+        point = self.point(n)
+        for low, high, polynomial in () if point is None else self.cases:
+            if point is not None and (len(point) == 1 or low <= point[1] < high):
+                value = polynomial.at(point)
+                return int(value) if value.denominator == 1 else None
+        return None
+
+
+@dataclass(frozen=True)
+class Formula:
+    """The edges of a relation, piece by piece, ascending; below the first piece nothing is known.
+
+    `proven`: it follows from how the relation is written that it holds for every n from the first
+    piece on. Otherwise it holds at the `checked` lengths, of which the longest is `longest`.
+    """
+
+    pieces: tuple[Piece, ...]
+    proven: bool
+    checked: int
+    longest: int
+
+    @property
+    def degree(self) -> int:
+        """The power of n with which the count grows; residues are bounded."""
+        cases = (case for _, _, case in self.pieces[-1].cases)
+        return max(monomial.count(0) for case in cases for monomial in case.monomials)
 
 
 def monomials(variables: int, degree: int) -> list[Monomial]:

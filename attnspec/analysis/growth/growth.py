@@ -7,9 +7,9 @@ known; where they are equal the order is derived, not measured.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from dataclasses import MISSING, fields
 from fractions import Fraction
-from typing import TypeAlias
+from typing import Any
 
 from attnspec.analysis.growth.size_growth import (
     CONSTANT,
@@ -18,17 +18,17 @@ from attnspec.analysis.growth.size_growth import (
     Growth,
     Range,
     exactly,
-    over,
     size_growth,
-    times,
 )
 from attnspec.analysis.growth.where_growth import predicate_growth
 from attnspec.graphs.forms.prelude import predicate_of_leaf
 from attnspec.graphs.forms.properties import is_symmetric
+from attnspec.graphs.patterns import BY_NAME
 from attnspec.ir.program import Attend, Compound, Leaf, Term
 from attnspec.ir.scalars import Apply, Scalar, Symbol
 
-_CAUSAL = Apply("<=", (Symbol("k"), Symbol("q")))
+BEHIND = Apply("<=", (Symbol("k"), Symbol("q")))
+"""The predicate of keys up to the query."""
 
 
 def attend_growth(attend: Attend, causal: bool) -> Range:
@@ -69,8 +69,11 @@ def growth_of(term: Term) -> Range:
         case "~":
             return Range(QUADRATIC if parts[0].high < QUADRATIC else CONSTANT, QUADRATIC)
         case "shift":
-            kept = parts[0].low if isinstance(term.by, int) and _uniform(term.terms[0]) else None
-            return Range(CONSTANT if kept is None else kept, parts[0].high)
+            # pairs that stand all along the rows are lost at the ends alone
+            (leaf,) = term.terms
+            along = isinstance(leaf, Leaf) and not BY_NAME[leaf.pattern].anchored
+            low = parts[0].low if along and isinstance(term.by, int) else CONSTANT
+            return Range(low, parts[0].high)
         case _:
             return parts[0]
 
@@ -79,26 +82,15 @@ def causal_growth_of(term: Term) -> Range:
     """The growth of the edges with k <= q of a term."""
     predicate = predicate_of_leaf(term) if isinstance(term, Leaf) else None
     if predicate is not None and not is_symmetric(term):
-        return predicate_growth(Apply("and", (predicate, _CAUSAL)))
+        return predicate_growth(Apply("and", (predicate, BEHIND)))
     found = growth_of(term)
     if isinstance(term, Compound) and term.op == "|":
         parts = [causal_growth_of(child) for child in term.terms]
         return Range(max(part.low for part in parts), max(part.high for part in parts))
-    drawn = isinstance(term, Leaf) and term.pattern in ("random", "random_blocks")
-    if drawn or is_symmetric(term):
+    if is_symmetric(term) or (isinstance(term, Leaf) and _draws_causally(term)):
         # half of the pairs at least
         return found
     return Range(CONSTANT, found.high)
-
-
-def _uniform(term: Term) -> bool:
-    """Whether a shift by a constant leaves the growth as it is: pairs stand all along the rows."""
-    return isinstance(term, Leaf) and term.pattern in (
-        "self full causal window dilated residue strided block fixed summary".split()
-    )
-
-
-# --- patterns -------------------------------------------------------------------------------------
 
 
 def _leaf(leaf: Leaf) -> Range:
@@ -106,56 +98,23 @@ def _leaf(leaf: Leaf) -> Range:
     if predicate is not None:
         return predicate_growth(predicate)
     given = dict(leaf.arguments)
-
-    def size(name: str, default: Scalar = 0) -> Growth | None:
-        value = given.get(name, default)
-        return size_growth(value) if _is_scalar(value) else None  # type: ignore[arg-type]
-
-    if leaf.pattern == "cluster" and "count" not in given:
-        return exactly((Fraction(3, 2), Fraction(0)))
-    if leaf.pattern in ("global", "columns", "rows"):
+    if "tokens" in given:
+        # every token of an input has a row, or a column, of pairs
         return Range(LINEAR, QUADRATIC)
-    edges = _EDGES.get(leaf.pattern)
-    found = None if edges is None else edges(size)
+    order = order_of(leaf)
+    found = None if order is None else size_growth(order)
     return Range(CONSTANT, QUADRATIC) if found is None else exactly(found)
 
 
-def _is_scalar(value: object) -> bool:
-    return isinstance(value, int | float | Symbol | Apply)
+def order_of(leaf: Leaf) -> Scalar | None:
+    """How many pairs a pattern says that it has, but for a constant factor."""
+    pattern = BY_NAME[leaf.pattern]
+    entries = fields(pattern)  # type: ignore[arg-type]
+    sizes: dict[str, Any] = {e.name: e.default for e in entries if e.default is not MISSING}
+    return pattern.order(sizes | dict(leaf.arguments))
 
 
-Size: TypeAlias = "Callable[..., Growth | None]"
-
-
-def _keys(*names: str) -> Callable[[Size], Growth | None]:
-    """As many keys for each query as the largest of the sizes says."""
-
-    def edges(size: Size) -> Growth | None:
-        found = [size(name) for name in names]
-        known = [growth for growth in found if growth is not None]
-        return times(LINEAR, max(known)) if len(known) == len(found) else None
-
-    return edges
-
-
-def _cluster(size: Size) -> Growth | None:
-    count = size("count")
-    return None if count is None else max(over(QUADRATIC, count), LINEAR)
-
-
-def _random_blocks(size: Size) -> Growth | None:
-    length, blocks = size("size"), size("blocks")
-    return None if length is None or blocks is None else times(LINEAR, times(length, blocks))
-
-
-_EDGES: dict[str, Callable[[Size], Growth | None]] = {
-    "powers": lambda size: (Fraction(1), Fraction(1)) if size("base") == CONSTANT else None,
-    "expander": _keys("degree"),
-    "random": _keys("keys"),
-    "random_blocks": _random_blocks,
-    # decided by the data: what is looked at, sorting included
-    "lsh": lambda size: times((Fraction(1), Fraction(1)), size("chunk", 64) or CONSTANT),
-    "cluster": _cluster,
-    "sinkhorn": _keys("size"),
-    "topk": _random_blocks,
-}
+def _draws_causally(leaf: Leaf) -> bool:
+    """Whether a pattern draws among the keys up to the query in a causal spec."""
+    changes = BY_NAME[leaf.pattern].changes
+    return changes is not None and not changes.under_causal

@@ -18,15 +18,14 @@ import numpy as np
 
 from attnspec.analysis.counting.degrees import edges_of, total_edges
 from attnspec.analysis.growth.fitted_counts import fit_of, operations_of, sizes_of
-from attnspec.analysis.growth.growth import attend_growth
-from attnspec.analysis.growth.quasi_polynomials import Formula, formula_of
+from attnspec.analysis.growth.fitting import Formula
+from attnspec.analysis.growth.growth import BEHIND, attend_growth
+from attnspec.analysis.growth.quasi_polynomials import formula_of
 from attnspec.analysis.growth.size_growth import LINEAR, Growth, Range
 from attnspec.analysis.quality import Figure
+from attnspec.graphs.forms.prelude import predicate_of
 from attnspec.graphs.operators import Intersection
 from attnspec.graphs.patterns import BY_NAME
-from attnspec.graphs.patterns.causal import Causal
-from attnspec.graphs.patterns.powers import Powers
-from attnspec.graphs.patterns.random_ import Random
 from attnspec.graphs.relation import Relation
 from attnspec.graphs.stack import Stack, TooMuch, patterns_in
 from attnspec.ir.program import Attend, Leaf, Program, Term, inputs_of, leaves
@@ -76,9 +75,8 @@ def edges_formula(stack: Stack, n: int) -> Figure[sympy.Expr | None]:
     if stack.program.grid is not None:
         return Figure(None, note="positions on a grid have one length")
     formulas: list[tuple[int, Formula]] = []
-    others: list[sympy.Expr] = []
-    notes: list[str] = []
-    fitted = False
+    parts: list[sympy.Expr] = []
+    notes: dict[str, None] = {}
     try:
         bound = stack.bound(n)
         for index, (layer, head, relation) in enumerate(bound.found):
@@ -86,69 +84,50 @@ def edges_formula(stack: Stack, n: int) -> Figure[sympy.Expr | None]:
             term = stack.program.attend(layer, head).graph
             if term is None:
                 return Figure(None, note="nothing is attended")
-            known = _known(relation, n) if not sizes_of(term) else None
+            sizes = sizes_of(term)
+            known = None if sizes else _known(relation)
             if known is not None:
-                others.append(times * known)
+                parts.append(times * known)
                 continue
-            if sizes_of(term):
-                if _meets_draws(term):
-                    return Figure(None, note="no formula was found: its pairs are drawn at random")
-                fit = _fit(stack.program, term, layer, head)
-                if fit is None:
-                    return Figure(None, note="no formula was found: sizes depend on n")
-                others.append(times * fit[0])
-                notes.append(fit[1])
-                fitted = True
-                continue
-            formula = formula_of(relation)
+            if sizes and _meets_draws(term):
+                return Figure(None, note="no formula was found: its pairs are drawn at random")
+            formula = _fit(stack.program, term, layer, head) if sizes else formula_of(relation)
             if formula is None:
-                return Figure(None, note="no formula was found")
+                why = ": sizes depend on n" if sizes else ""
+                return Figure(None, note=f"no formula was found{why}")
             formulas.append((times, formula))
             if not formula.proven:
-                fitted = True
-                notes.append(
-                    f"fitted, and right at {formula.checked:,} lengths up to {formula.longest:,}"
-                )
+                right = f"right at {formula.checked:,} lengths up to {formula.longest:,}"
+                notes[f"fitted, and {right}"] = None
     except TooMuch as error:
         return Figure(None, note=str(error))
-    parts = [*others, *([sympy_text.of_formulas(formulas)] if formulas else [])]
+    if formulas:
+        parts.append(sympy_text.of_formulas(formulas))
     total = sympy_text.total(parts)
-    if fitted and not _agrees(stack, total, n):
+    if notes and sympy_text.value(total, n) != total_edges(stack, n):
+        # a fit must be right where it is asked for
         return Figure(None, note="no formula was found")
-    note = "; ".join(dict.fromkeys(notes))
-    return Figure(total, "estimate" if fitted else "exact", note)
+    return Figure(total, "estimate" if notes else "exact", "; ".join(notes))
 
 
 def _meets_draws(term: Term) -> bool:
-    """Whether how many pairs there are depends on draws. Of `random` alone as many, whichever they
-    are; but a short last block may be drawn or not, and other graphs may have what is drawn."""
+    """Whether how many pairs there are depends on draws: of a pattern alone that has a formula they
+    are as many whichever are drawn; otherwise a short block, or another graph, may have some."""
     names = {entry.name for leaf in leaves(term) for entry in fields(BY_NAME[leaf.pattern])}  # type: ignore[arg-type]
-    return "seed" in names and not (isinstance(term, Leaf) and term.pattern == Random.name)
+    alone = isinstance(term, Leaf) and BY_NAME[term.pattern].formula is not Relation.formula
+    return "seed" in names and not alone
 
 
-def _known(relation: Relation, n: int) -> sympy.Expr | None:
-    """Patterns with a formula that is no quasi-polynomial."""
-    from attnspec.analysis.growth import sympy_text
-
-    if isinstance(relation, Powers):
-        return sympy_text.of_powers(relation.base, causal=False)
-    if isinstance(relation, Random):
-        return sympy_text.of_random(relation.keys, relation.causal)
-    if isinstance(relation, Intersection):
-        rest = [term for term in relation.terms if not isinstance(term, Causal)]
-        if len(rest) == 1 and len(relation.terms) == 2:
-            if isinstance(rest[0], Powers):
-                return sympy_text.of_powers(rest[0].base, causal=True)
-            if isinstance(rest[0], Random) and rest[0].causal:
-                return sympy_text.of_random(rest[0].keys, True)
-    return None
+def _known(relation: Relation) -> sympy.Expr | None:
+    """What a pattern knows of its edges that is no quasi-polynomial."""
+    terms = relation.terms if isinstance(relation, Intersection) else (relation,)
+    rest = [term for term in terms if predicate_of(term) != BEHIND]
+    return rest[0].formula(causal=len(rest) < len(terms)) if len(rest) == 1 else None
 
 
 @lru_cache(maxsize=256)
-def _fit(program: Program, term: Term, layer: int, head: int) -> tuple[sympy.Expr, str] | None:
-    """The formula of the term of a head, with sizes that depend on n, and where it was tried."""
-    from attnspec.analysis.growth import sympy_text
-
+def _fit(program: Program, term: Term, layer: int, head: int) -> Formula | None:
+    """The formula of the term of a head, with sizes that depend on n."""
     stack = Stack(program)
     values = {"layer": layer, "head": head, "layers": program.layer_count}
     if program.heads is not None:
@@ -158,20 +137,9 @@ def _fit(program: Program, term: Term, layer: int, head: int) -> tuple[sympy.Exp
         return edges_of(stack.relation(n, layer, head), n)
 
     try:
-        fit = fit_of(term, sizes_of(term), values, count)
+        return fit_of(term, sizes_of(term), values, count)
     except (AttnSpecError, ScalarError):
         return None
-    if fit is None:
-        return None
-    note = f"fitted, and right at {fit.checked:,} lengths up to {fit.longest:,}"
-    return sympy_text.of_fit(fit, values), note
-
-
-def _agrees(stack: Stack, formula: sympy.Expr, n: int) -> bool:
-    """Whether a fitted formula is right where it is asked for."""
-    from attnspec.analysis.growth import sympy_text
-
-    return bool(sympy_text.value(formula, n) == total_edges(stack, n))
 
 
 # --- order ----------------------------------------------------------------------------------------
@@ -236,16 +204,9 @@ def _by_formula(stack: Stack, n: int) -> Growth | None:
 
 def _factors(term: Term | None) -> list[str]:
     """What is left out of the order of patterns that the data decide."""
-    found = []
-    for leaf in () if term is None else leaves(term):
-        given = dict(leaf.arguments)
-        if leaf.pattern == "lsh":
-            rounds, chunk = given.get("rounds", 8), given.get("chunk", 64)
-            if isinstance(rounds, int) and isinstance(chunk, int):
-                found.append(
-                    f"sorting {rounds} n log(n), and at most {2 * rounds * chunk:,} n pairs"
-                )
-    return found
+    every = () if term is None else leaves(term)
+    found = (BY_NAME[leaf.pattern].factors(dict(leaf.arguments)) for leaf in every)
+    return [words for words in found if words]
 
 
 def _mechanism_factors(attend: Attend) -> list[str]:
@@ -297,8 +258,6 @@ def _measured(stack: Stack, n: int, elaborated: Elaborated) -> Figure[sympy.Expr
 def _has_logarithms(stack: Stack) -> bool:
     """Whether the spec says anything from which a logarithm of n may come."""
     graphs = [attend.graph for attend in stack.program.attends if attend.graph is not None]
-    if any(leaf.pattern == "powers" for graph in graphs for leaf in leaves(graph)):
-        return True
     return any("log2" in operations_of(graph) for graph in graphs)
 
 

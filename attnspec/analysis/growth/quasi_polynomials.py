@@ -12,19 +12,21 @@ by one.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import replace
 from functools import lru_cache
 
 import numpy as np
 
-from attnspec.analysis.counting.affordable import lists_rows
-from attnspec.analysis.counting.degrees import degrees_of, edges_of, plainer
-from attnspec.analysis.growth.fitting import Polynomial, fitted, monomials
+from attnspec.analysis.counting.degrees import degrees_of, edges_of
+from attnspec.analysis.growth.fitting import Formula, Piece, Polynomial, fitted, monomials
 from attnspec.analysis.growth.shapes import Shape, grows_by_rows, shape_of
 from attnspec.graphs.operators import Intersection, Union
 from attnspec.graphs.patterns.where import Where
+from attnspec.graphs.predicates.listable import lists_rows
 from attnspec.graphs.predicates.periods import comparisons
 from attnspec.graphs.relation import Relation
+from attnspec.ir.linear import N
+from attnspec.ir.scalars import Apply, Scalar
 
 BUDGET = 6000.0
 """The most that all counts for a part of one formula may cost, half a second; see `Counter`."""
@@ -54,50 +56,9 @@ MOST_PIECES = 4
 """The most cases that a formula may have."""
 
 
-@dataclass(frozen=True)
-class Piece:
-    """The count for n >= `start`, up to the next piece: a polynomial in n and the residues of n,
-    whose moduli are `moduli`; for each range `low <= n mod moduli[0] < high` another."""
-
-    start: int
-    moduli: tuple[int, ...]
-    cases: tuple[tuple[int, int, Polynomial], ...]
-
-    def at(self, n: int) -> int | None:
-        """The count at n."""
-        point = (n, *(n % modulus for modulus in self.moduli))
-        place = point[1] if self.moduli else 0
-        for low, high, polynomial in self.cases:
-            if low <= place < high:
-                value = polynomial.at(point)
-                return int(value) if value.denominator == 1 else None
-        return None
-
-
-@dataclass(frozen=True)
-class Formula:
-    """The edges of a relation, piece by piece, ascending; below the first piece nothing is known.
-
-    `proven`: it follows from how the relation is written that it holds for every n from the first
-    piece on. Otherwise it holds at the `checked` lengths, of which the longest is `longest`.
-    """
-
-    pieces: tuple[Piece, ...]
-    proven: bool
-    checked: int
-    longest: int
-
-    @property
-    def degree(self) -> int:
-        """The power of n with which the count grows; residues are bounded."""
-        cases = (case for _, _, case in self.pieces[-1].cases)
-        return max(monomial.count(0) for case in cases for monomial in case.monomials)
-
-
 @lru_cache(maxsize=256)
 def formula_of(relation: Relation) -> Formula | None:
     """The formula of a relation whose sizes do not depend on n; None where none is found."""
-    relation = plainer(relation)
     shape = shape_of(relation)
     if shape is None:
         return None
@@ -134,7 +95,7 @@ def _piece(start: int, shape: Shape, counts: dict[int, int], period: int) -> Pie
         basis = monomials(1 + len(used), 2)
         found = fitted(points, [counts[n] for n in lengths], basis)
         if found is not None:
-            return Piece(start, used, ((0, max((*used, 1)), found),))
+            return Piece(start, _residues(used), ((0, max((*used, 1)), found),))
     return _by_ranges(start, counts, period) if period else None
 
 
@@ -166,7 +127,12 @@ def _by_ranges(start: int, counts: dict[int, int], period: int) -> Piece | None:
             return None
         cases.append((low, high, found))
         low = high
-    return Piece(start, (period,), tuple(cases))
+    return Piece(start, _residues((period,)), tuple(cases))
+
+
+def _residues(moduli: tuple[int, ...]) -> tuple[Scalar, ...]:
+    """n, and what it is modulo these."""
+    return N, *(Apply("%", (N, modulus)) for modulus in moduli)
 
 
 def _over(
@@ -234,7 +200,7 @@ def _below(
             start = rest.pop(0)
         if rest and not every:
             start = _boundary(count, piece, rest[0], start)
-        pieces[0] = Piece(start, piece.moduli, piece.cases)
+        pieces[0] = replace(piece, start=start)
         lower = _widest(rest, small, shape) if rest and len(pieces) < MOST_PIECES else None
         if lower is None:
             return tuple(pieces), every
@@ -279,4 +245,4 @@ def _widest(rest: list[int], small: dict[int, int], shape: Shape) -> Piece | Non
 
 
 def _size(piece: Piece) -> int:
-    return len(monomials(1 + len(piece.moduli), 2))
+    return len(monomials(len(piece.variables), 2))

@@ -13,8 +13,8 @@ from math import lcm
 import numpy as np
 
 from attnspec.graphs.forms.prelude import predicate_of
+from attnspec.graphs.forms.properties import keeps_order
 from attnspec.graphs.operators import Complement, Intersection, Shift, Transpose, Union
-from attnspec.graphs.patterns.causal import Causal
 from attnspec.graphs.predicates.periods import comparisons, movement
 from attnspec.graphs.relation import Relation
 from attnspec.ir.intervals import bounds
@@ -54,9 +54,9 @@ class Shape:
 
 def grows_by_rows(relation: Relation) -> bool:
     """Whether the keys of a query are the same at every length that has it."""
-    if not isinstance(relation, Intersection) or Causal() not in relation.terms:
+    if not isinstance(relation, Intersection) or not _keeps_rows(relation):
         return False
-    return all(_keeps_rows(term) for term in relation.terms)
+    return any(keeps_order(predicate_of(term)) for term in relation.terms)
 
 
 def _keeps_rows(relation: Relation) -> bool:

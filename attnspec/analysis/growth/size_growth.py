@@ -65,6 +65,8 @@ def _applied(op: str, args: tuple[Scalar, ...]) -> Growth | None:
         case "isqrt" | "sqrt":
             return known[0][0] / 2, known[0][1] / 2
         case "log2":
+            if known[0] == CONSTANT:
+                return CONSTANT
             return (Fraction(0), Fraction(1)) if known[0][0] else None
         case "ceil" | "floor" | "abs":
             return known[0]

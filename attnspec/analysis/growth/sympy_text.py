@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from fractions import Fraction
 from functools import reduce
 
 import sympy
 from sympy.printing.str import StrPrinter
 
-from attnspec.analysis.growth.fitted_counts import Fit
-from attnspec.analysis.growth.fitting import Polynomial
-from attnspec.analysis.growth.quasi_polynomials import Formula, Piece
+from attnspec.analysis.growth.fitting import Formula, Piece, Polynomial
 from attnspec.analysis.growth.size_growth import Growth
 from attnspec.ir.scalars import Apply, Scalar, Symbol
 
@@ -58,37 +56,12 @@ def of_formulas(formulas: Sequence[tuple[int, Formula]]) -> sympy.Expr:
 
 
 def _of_piece(piece: Piece) -> sympy.Expr:
-    residues = [sympy.Mod(N, modulus) for modulus in piece.moduli]
-    cases = [(of_polynomial(case, [N, *residues]), high) for _, high, case in piece.cases]
+    variables = [of_scalar(variable) for variable in piece.variables]
+    cases = [(of_polynomial(case, variables), high) for _, high, case in piece.cases]
     if len(cases) == 1:
         return cases[0][0]
-    inner = [(expression, residues[0] < high) for expression, high in cases[:-1]]
+    inner = [(expression, variables[1] < high) for expression, high in cases[:-1]]
     return sympy.Piecewise(*inner, (cases[-1][0], True), evaluate=False)
-
-
-def of_powers(base: int, causal: bool) -> sympy.Expr:
-    """The edges of `powers`: with L powers of the base below n, which add up to (b**L - 1) /
-    (b - 1), every distance d has n - d pairs on each side."""
-    count = sympy.ceiling(sympy.log(N, base))
-    one_side = count * N - (sympy.Integer(base) ** count - 1) / (base - 1)
-    return N + (1 if causal else 2) * one_side
-
-
-def of_random(keys: int, causal: bool) -> sympy.Expr:
-    """The edges of `random`: that many keys for each query, or as many as there are."""
-    whole = sympy.Rational(1, 2) * N * (N + 1) if causal else N**2
-    drawn = keys * N - (sympy.Integer(keys) * (keys - 1) / 2 if causal else 0)
-    return sympy.Piecewise((drawn, keys <= N), (sympy.expand(whole), True))
-
-
-def of_fit(fit: Fit, values: Mapping[str, int]) -> sympy.Expr:
-    """A fitted count, from the length on from which it holds."""
-    size = of_scalar(fit.size, values)
-    variables = [size, sympy.floor(N / size), sympy.Mod(N, size)]
-    if fit.cells is not None:
-        variables.append(sympy.Max(0, variables[2] - size + fit.cells))
-    found = of_polynomial(fit.polynomial, variables)
-    return found if fit.start <= 1 else sympy.Piecewise((found, fit.start <= N), evaluate=False)
 
 
 def total(parts: Sequence[sympy.Expr]) -> sympy.Expr:
@@ -125,13 +98,13 @@ def value(formula: sympy.Expr, n: int) -> sympy.Expr:
     return sympy.simplify(formula.subs(N, n))
 
 
-def of_scalar(scalar: Scalar, values: Mapping[str, int]) -> sympy.Expr:
-    """A scalar of the language, with the other symbols' values filled in."""
+def of_scalar(scalar: Scalar) -> sympy.Expr:
+    """A scalar of the language, of n alone."""
     match scalar:
-        case Symbol(name):
-            return N if name == "n" else sympy.Integer(values[name])
+        case Symbol():
+            return N
         case Apply(op, args):
-            return _FUNCTIONS[op](*[of_scalar(arg, values) for arg in args])
+            return _FUNCTIONS[op](*[of_scalar(arg) for arg in args])
         case float():
             return sympy.nsimplify(scalar)
         case _:

@@ -13,10 +13,11 @@ from functools import lru_cache
 
 import numpy as np
 
-from attnspec.analysis.counting.conjunctions import Banded, Listed, Ordered
+from attnspec.analysis.counting.conjunctions import Banded, Listed
+from attnspec.analysis.counting.neighbours import Neighbours, Reading
 from attnspec.analysis.counting.progressions import Group
 from attnspec.analysis.reach.chain import Chain
-from attnspec.analysis.reach.neighbours import Neighbours, Reading
+from attnspec.text.diagnostics import InternalError
 
 BLOCK = 1 << 19
 """Words of one block of keys, for all queries together: four mebibytes."""
@@ -99,7 +100,7 @@ def pairs_per_pass(graph: Neighbours) -> int:
     its queries; a key of a list takes half of that."""
     listed = 0
     for reading in graph.readings:
-        if not isinstance(reading.plain, Banded | Ordered):
+        if not isinstance(reading.plain, Banded):
             listed += len(_listed(reading)[1])
     return graph.n * (graph.n * len(graph.readings) + listed // 2)
 
@@ -115,9 +116,9 @@ def through(graph: Neighbours, read: np.ndarray) -> np.ndarray:
 def _read_through(reading: Reading, read: np.ndarray, grown: np.ndarray) -> None:
     band = reading.plain
     columns = reading.columns
-    if isinstance(band, Banded | Ordered):
+    if isinstance(band, Banded):
         rows = slice(None) if reading.rows is None else np.flatnonzero(reading.rows)
-        if isinstance(band, Banded) and not band.relations:
+        if not band.relations:
             # a rectangle: its queries all read the same
             every = read if columns is None else read[columns]
             grown[rows] |= np.bitwise_or.reduce(every, axis=0)
@@ -151,24 +152,16 @@ class Lookups:
 
 @dataclass(frozen=True, eq=False)
 class Table:
-    """The progressions of one step; `lookups[j]` are those with 2 ** j to 2 ** (j + 1) - 1 keys.
+    """The progressions of one step; `lookups[j]` are those with 2 ** j to 2 ** (j + 1) - 1 keys."""
 
-    They count positions in the order `order`, None for the natural one.
-    """
-
-    order: np.ndarray | None
     group: Group
     lookups: tuple[tuple[Lookups, ...], ...]
 
 
 @lru_cache(maxsize=32)
-def _tables(band: Banded | Ordered) -> tuple[Table, ...]:
+def _tables(band: Banded) -> tuple[Table, ...]:
     made = []
-    every = np.arange(band.n)
-    order = band.order if isinstance(band, Ordered) else None
-    for group in [band.group(every)] if isinstance(band, Ordered) else band.groups(every):
-        if len(group.row) == 0:
-            continue
+    for group in band.groups(np.arange(band.n)):
         size = np.frexp(group.count.astype(np.float64))[1] - 1
         by_size = np.lexsort((group.row, size))
         lookups: list[list[Lookups]] = [[] for _ in range(int(size.max()) + 1)]
@@ -181,14 +174,13 @@ def _tables(band: Banded | Ordered) -> tuple[Table, ...]:
                 low = group.place[now]
                 lookups[j].append(Lookups(group.row[now], low, low + group.count[now] - (1 << j)))
                 held = held[~fresh]
-        made.append(Table(order, group, tuple(map(tuple, lookups))))
+        made.append(Table(group, tuple(map(tuple, lookups))))
     return tuple(made)
 
 
-def _ranges(band: Banded | Ordered, source: np.ndarray, grown: np.ndarray) -> None:
+def _ranges(band: Banded, source: np.ndarray, grown: np.ndarray) -> None:
     for table in _tables(band):
-        arranged = source if table.order is None else source[table.order]
-        reach = table.group.ordered(arranged)
+        reach = table.group.ordered(source)
         for j, lookups in enumerate(table.lookups):
             if j:
                 half = 1 << (j - 1)
@@ -204,7 +196,12 @@ def _ranges(band: Banded | Ordered, source: np.ndarray, grown: np.ndarray) -> No
 def _listed(reading: Reading) -> tuple[np.ndarray, np.ndarray]:
     """The edges of a term as pointers and keys, for those that are not progressions."""
     band = reading.plain
-    listed = band if isinstance(band, Listed) else Listed(reading.pairs, reading.n)
+    if isinstance(band, Listed):
+        listed = band
+    elif reading.pairs is None:
+        raise InternalError("every pair is a progression")
+    else:
+        listed = Listed(reading.pairs, reading.n)
     if reading.columns is None:
         return listed.pointers, listed.keys
     kept = reading.columns[listed.keys]

@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from functools import lru_cache
 
-from attnspec.analysis.reach.neighbours import Neighbours, neighbours
+from attnspec.analysis.counting.neighbours import Neighbours, neighbours
+from attnspec.graphs.operators import transpose_of
 from attnspec.graphs.relation import Relation
 from attnspec.graphs.stack import Stack
 
@@ -42,6 +43,11 @@ class Chain:
     def allowed(self, query: int) -> int:
         """How many keys a query may read."""
         return query + 1 if self.causal else self.n
+
+    def reversed(self) -> Chain:
+        """The same layers, every pair the other way."""
+        turned = (frozenset(map(transpose_of, relations)) for relations in self.layers)
+        return Chain(self.n, tuple(turned), self.causal)
 
     @property
     def pairs(self) -> int:

@@ -16,17 +16,23 @@ from functools import lru_cache
 
 import numpy as np
 
-from attnspec.analysis.counting.affordable import require_listable
+from attnspec.analysis.counting.differences import only_in
+from attnspec.analysis.growth.growth import BEHIND
+from attnspec.analysis.growth.stable import places
 from attnspec.analysis.quality import Figure
 from attnspec.analysis.reach.reach import Steps
 from attnspec.graphs.bind import Situation, bind_attended
 from attnspec.graphs.forms.properties import never_reads_later
 from attnspec.graphs.patterns import BY_NAME
-from attnspec.graphs.relation import Relation
-from attnspec.graphs.stack import MOST_RELATIONS, Stack, TooMuch, require_few_patterns
+from attnspec.graphs.patterns.where import Where
+from attnspec.graphs.relation import Relation, evaluate_pairs
+from attnspec.graphs.stack import MOST_POSITIONS, Stack, TooMuch, require_few_patterns
 from attnspec.graphs.token_sets import Data
 from attnspec.ir.api_checks import sampled
-from attnspec.ir.program import Attend, Compound, Input, Leaf, Term, inputs_of, leaves
+from attnspec.ir.program import Compound, Input, Leaf, Term, inputs_of, leaves
+
+FIRST = 64
+"""Positions that are looked at in sequences too long to be counted."""
 
 
 @dataclass(frozen=True)
@@ -53,7 +59,8 @@ def leak(stack: Stack, n: int) -> Figure[Leak | None]:
         # every graph is intersected with k <= q, a mechanism without a causal form was refused
         return Figure(None)
     doubt = ""
-    for layer, head, attend in _slots(stack, n):
+    for layer, head in places(stack.program):
+        attend = stack.program.attend(layer, head)
         if attend.mechanism is not None:
             if n > 1:
                 name = attend.mechanism.name
@@ -85,44 +92,16 @@ def leak(stack: Stack, n: int) -> Figure[Leak | None]:
 
 @lru_cache(maxsize=8)
 def later_pair(relation: Relation, n: int) -> tuple[int, int] | None:
-    """The first query of a relation that reads a later key, with the first such key."""
-    if relation.progressions(np.zeros(1, np.int64), n) is None:
-        require_listable(relation, n)
-    for first, last in relation.chunks(n):
-        q = np.arange(first, last)
-        closed = relation.progressions(q, n)
-        if closed is not None:
-            start, stop, step = np.broadcast_arrays(*closed)
-            count = -((start - stop) // step)
-            later = (count > 0) & (start + (count - 1) * step > q[:, None])
-            reading = np.flatnonzero(later.any(axis=1))
-            if len(reading) == 0:
-                continue
-            row = reading[0]
-            query, from_, by = int(q[row]), start[row][later[row]], step[row][later[row]]
-            after = from_ + np.maximum(0, -((from_ - query - 1) // by)) * by
-            return query, int(after.min())
-        rows, keys = relation.rows(first, last, n)
-        at = np.flatnonzero(keys > rows)
-        if len(at):
-            return int(rows[at[0]]), int(keys[at[0]])
-    return None
-
-
-def _slots(stack: Stack, n: int) -> Iterator[tuple[int, int, Attend]]:
-    """Every layer and head that may differ from those before it."""
-    seen: set[int] = set()
-    found = 0
-    for layer, row in enumerate(stack.program.slots):
-        for head, attend in enumerate(row):
-            if attend in seen:
-                continue
-            if not stack.differs(attend):
-                seen.add(attend)
-            found += 1
-            if found > MOST_RELATIONS:
-                raise TooMuch(f"more than {MOST_RELATIONS:,} graphs are not looked into")
-            yield layer, head, stack.program.attends[attend]
+    """The first query of a relation that reads a later key, with the first such key; beyond
+    MOST_POSITIONS some of the first queries and keys, and TooMuch where they show none."""
+    if n > MOST_POSITIONS:
+        first = np.arange(FIRST)
+        later = np.triu(evaluate_pairs(relation, first[:, None], first[None], n), 1)
+        if later.any():
+            query, key = divmod(int(later.argmax()), FIRST)
+            return query, key
+        raise TooMuch(f"lengths above {MOST_POSITIONS:,} are not looked into, got n = {n:,}")
+    return next(iter(only_in(relation, Where(BEHIND), n).examples), None)
 
 
 def _situation(stack: Stack, n: int, layer: int, head: int) -> Situation:

@@ -21,7 +21,6 @@ from attnspec.analysis.reach import walks
 from attnspec.analysis.reach.chain import Chain, layers_of, union_of
 from attnspec.analysis.reach.spans import layers_needed, spans_of
 from attnspec.analysis.reach.spread import EVERY_PAIR, Spread, spread
-from attnspec.graphs.patterns.full import Full
 from attnspec.graphs.relation import Relation
 from attnspec.graphs.stack import Stack
 from attnspec.text.diagnostics import AttnSpecError, InternalError
@@ -155,10 +154,9 @@ def _at_most(chain: Chain) -> int | None:
         return None
     # every path may lead through one position: there and on
     bounds = []
-    graph = chain.graph(0)
-    back = graph.reversed()
+    back = chain.reversed()
     for hub in {0, n // 2, n - 1, *_rows(chain)}:
-        there, on = walks.distances(back, hub), walks.distances(graph, hub)
+        there, on = walks.hops(back, hub), walks.hops(chain, hub)
         if (there >= 0).all() and (on >= 0).all():
             bounds.append(int(there.max() + on.max()))
     return min(bounds, default=None)
@@ -167,7 +165,7 @@ def _at_most(chain: Chain) -> int | None:
 def _rows(chain: Chain) -> Iterator[int]:
     """A position that reads every key, where the graph has such rows."""
     for reading in chain.graph(0).readings:
-        if reading.rows is not None and reading.columns is None and isinstance(reading.pairs, Full):
+        if reading.rows is not None and reading.columns is None and reading.pairs is None:
             yield int(reading.rows.argmax())
             return
 

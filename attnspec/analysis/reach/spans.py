@@ -15,7 +15,6 @@ from functools import lru_cache
 
 import numpy as np
 
-from attnspec.analysis.counting.progressions import closed
 from attnspec.analysis.reach.chain import Chain
 from attnspec.graphs.relation import Relation, probes
 
@@ -100,7 +99,7 @@ def _together(relations: frozenset[Relation], queries: np.ndarray, n: int) -> Sp
 
 def _spans(relation: Relation, queries: np.ndarray, n: int) -> Spans | None:
     """The span of each query, itself included; None where it has gaps or lies elsewhere."""
-    part = closed(relation, queries, n)
+    part = relation.progressions(queries, n)
     if part is None:
         return None
     start, stop, step = np.broadcast_arrays(*part)

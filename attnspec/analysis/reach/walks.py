@@ -13,7 +13,6 @@ from dataclasses import dataclass
 import numpy as np
 
 from attnspec.analysis.reach.chain import Chain
-from attnspec.analysis.reach.neighbours import Neighbours
 from attnspec.analysis.reach.spans import Spans, spans_of
 
 NEVER = -1
@@ -174,17 +173,3 @@ def _greedy(spans: Spans, query: int, key: int) -> list[Read] | None:
         places.append(max(key, far) if key < query else min(key, far))
     layers = range(len(places) - 2, -1, -1)
     return [Read(*each) for each in zip(layers, places, places[1:], strict=False)]
-
-
-def distances(graph: Neighbours, source: int) -> np.ndarray:
-    """Steps of shortest paths in one graph from a position to each other, int64 [n], -1 = none."""
-    found = np.full(graph.n, NEVER, np.int64)
-    found[source] = 0
-    fresh, steps = np.array([source]), 0
-    while len(fresh):
-        steps += 1
-        into = np.zeros(graph.n, bool)
-        graph.mark(fresh, into)
-        fresh = np.flatnonzero(into & (found < 0))
-        found[fresh] = steps
-    return found

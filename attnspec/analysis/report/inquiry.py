@@ -6,12 +6,11 @@ of a plan or on other figures take them from here.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from functools import cached_property
 from itertools import chain
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar, overload
 
-from attnspec.analysis.counting.degrees import counts_of
 from attnspec.analysis.counting.head_counts import HeadCounts, head_counts
 from attnspec.analysis.quality import Figure, Unknown
 from attnspec.elaborate import Elaborated
@@ -20,26 +19,71 @@ from attnspec.graphs.relation import Relation
 from attnspec.graphs.stack import Bound, Sample, Stack, TooMuch, blamed, has_mechanism, influence
 from attnspec.ir.api_checks import length_of
 from attnspec.ir.parameters import RelationError
-from attnspec.ir.program import Program
 
 if TYPE_CHECKING:
     from attnspec.analysis.cost.cost import StepCost
 
 
-class Inquiry:
-    """A spec at n positions; with `inputs`, one sample of its run-time inputs.
+LONGEST_REACH = 16_384
+"""Distances of all pairs are printed up to this length without being asked for."""
 
-    `table` says by name how a figure is found. Costs are those of one sample (B = 1) with heads of
-    `head_size` in numbers of `element` bytes. `influence` has the graphs that mechanisms are taken
-    for where reach is asked for.
+LONGEST_SPECTRUM = 4096
+"""Spectra are printed up to this length without being asked for."""
+
+REACH = ("depth", "diameter", "path_length", "universal")
+SPECTRUM = ("spectral_gap", "mixing_steps", "diameter_bound")
+GRAPH_HEADS = ("graph_edges", "graph_density", "graph_degree", "graph_min_degree")
+"""The figures of graph heads, which say nothing new where every head has a graph."""
+
+T = TypeVar("T")
+
+
+class Entry(Generic[T]):
+    """A figure as an attribute of a report: its value, None where it is not known.
+
+    `title` and `group` say where it is printed, `kind` how. `of` finds it, or raises Unknown with a
+    reason where it is not known.
     """
+
+    def __init__(
+        self, title: str, group: str, of: Callable[[Inquiry], Figure[Any]], kind: str = "number"
+    ) -> None:
+        self.title, self.group, self.of, self.kind = title, group, of, kind
+
+    def __set_name__(self, owner: type[Inquiry], name: str) -> None:
+        self.name = name
+        owner.entries[name] = self
+
+    @overload
+    def __get__(self, report: None, owner: type) -> Entry[T]: ...
+
+    @overload
+    def __get__(self, report: Inquiry, owner: type) -> T | None: ...
+
+    def __get__(self, report: Inquiry | None, owner: type) -> Entry[T] | T | None:
+        if report is None:
+            return self
+        found = report.figure(self.name)
+        value: T | None = None if isinstance(found, Unknown) else found.value
+        return value
+
+
+class Inquiry:
+    """A spec at n positions; with `inputs`, one sample of its run-time inputs, the figures of that
+    sample.
+
+    `entries` are the figures by name, in the order in which they are printed. Costs are those of
+    one sample (B = 1) with heads of `head_size` in numbers of `element` bytes. `influence` has the
+    graphs that mechanisms are taken for where reach is asked for.
+    """
+
+    entries: ClassVar[dict[str, Entry[Any]]] = {}
 
     def __init__(
         self,
         elaborated: Elaborated,
         n: int,
-        inputs: Sample | None,
-        table: Mapping[str, Callable[[Inquiry], Figure[Any]]],
+        inputs: Sample | None = None,
         *,
         head_size: int = 64,
         element: int = 4,
@@ -51,7 +95,6 @@ class Inquiry:
         self.influence = self.stack
         if has_mechanism(self.program):
             self.influence = Stack(influence(self.program), inputs)
-        self._table = table
         self._figures: dict[str, Figure[Any] | Unknown] = {}
         # a length that the grid does not have is an error, not an unknown figure
         extents_of(self.program, self.n)
@@ -61,7 +104,7 @@ class Inquiry:
     def figure(self, name: str) -> Figure[Any] | Unknown:
         """A figure with its quality, or why it is not known; KeyError for another name."""
         if name not in self._figures:
-            self._figures[name] = self._known(self._table[name])
+            self._figures[name] = self._known(self.entries[name].of)
         return self._figures[name]
 
     def _known(self, of: Callable[[Inquiry], Figure[Any]]) -> Figure[Any] | Unknown:
@@ -72,6 +115,19 @@ class Inquiry:
             return unknown
         except TooMuch as error:
             return Unknown(str(error))
+
+    @property
+    def default_names(self) -> tuple[str, ...]:
+        """The figures that are printed without being asked for: those that are soon found, and say
+        something of this spec."""
+        left_out: tuple[str, ...] = ()
+        if not has_mechanism(self.program) or not self.graph_slots:
+            left_out += GRAPH_HEADS
+        if self.n > LONGEST_REACH:
+            left_out += REACH
+        if self.n > LONGEST_SPECTRUM:
+            left_out += SPECTRUM
+        return tuple(name for name in self.entries if name not in left_out)
 
     # --- the pairs of heads ----------------------------------------------------------------------
 
@@ -87,10 +143,15 @@ class Inquiry:
         """The counts of each different graph, as `Stack.bound` numbers them; raises Unknown."""
         return tuple(self._counts(relation) for _, _, relation in self.graphs)
 
-    @property
+    @cached_property
     def graph_slots(self) -> tuple[tuple[int, int], ...]:
         """The layers and heads without a mechanism."""
-        return graph_slots(self.program)
+        return tuple(
+            (layer, head)
+            for layer, row in enumerate(self.program.slots)
+            for head, index in enumerate(row)
+            if self.program.attends[index].mechanism is None
+        )
 
     @cached_property
     def bound_of_graph_heads(self) -> Bound:
@@ -121,7 +182,7 @@ class Inquiry:
 
     def _counts(self, relation: Relation) -> HeadCounts:
         try:
-            return head_counts(counts_of(relation, self.n))
+            return head_counts(relation, self.n)
         except RelationError as error:
             raise Unknown(error.message) from None
 
@@ -138,13 +199,3 @@ class Inquiry:
             return cost.steps_of(self.stack, self.n, self.head_size, self.element)
         except cost.NotBuilt as error:
             raise Unknown(str(error)) from None
-
-
-def graph_slots(program: Program) -> tuple[tuple[int, int], ...]:
-    """The layers and heads without a mechanism."""
-    return tuple(
-        (layer, head)
-        for layer, row in enumerate(program.slots)
-        for head, index in enumerate(row)
-        if program.attends[index].mechanism is None
-    )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass
 from html import escape
 from typing import TYPE_CHECKING, Any
 
@@ -11,18 +11,26 @@ from rich.text import Text
 
 from attnspec.analysis.counting import graph_heads
 from attnspec.analysis.quality import Figure, Unknown
-from attnspec.analysis.report.figure_table import BY_NAME, ENTRIES, GROUPS, Entry, default_names
 from attnspec.graphs.bind import extents_of
 from attnspec.graphs.stack import TooMuch
 
 if TYPE_CHECKING:
-    from attnspec.analysis.report.inquiry import Inquiry
+    from attnspec.analysis.report.inquiry import Entry, Inquiry
 
 MOST_GRAPHS = 8
 """The most different graphs whose counts are printed one by one."""
 
 MOST_NAMED = 3
 """Up to so many figures that are not known are named one by one."""
+
+GROUPS = {
+    "reads": "What it reads",
+    "grows": "How it grows",
+    "reaches": "What it reaches",
+    "mixes": "How it mixes, pairs taken both ways",
+    "costs": "What one layer costs, forward",
+    "generation": "What generation holds",
+}
 
 _TITLE, _NOTE, _UNKNOWN = "bold", "dim", "dim"
 _QUALITY = {"exact": "green", "bound": "yellow", "estimate": "yellow"}
@@ -32,12 +40,12 @@ _UNITS = ("", "k", "M", "G", "T", "P")
 
 def page(report: Inquiry, names: Sequence[str] | None = None) -> Text:
     """The whole report: one line for each figure, with its quality and what is to be said of it."""
-    chosen = default_names(report) if names is None else names
+    chosen = report.default_names if names is None else names
     text = Text()
     text.append(report.program.name, _TITLE)
     text.append(f"  {_about(report)}\n")
     for group, title in GROUPS.items():
-        entries = [e for e in ENTRIES if e.group == group and e.name in chosen]
+        entries = [e for e in report.entries.values() if e.group == group and e.name in chosen]
         found = [(entry, report.figure(entry.name)) for entry in entries]
         reasons = {f.reason for _, f in found if isinstance(f, Unknown)}
         if not found or (group == "generation" and reasons == {"the spec is not causal"}):
@@ -70,54 +78,61 @@ def _plural(number: int, what: str) -> str:
     return f"{number:,} {what}{'' if number == 1 else 's'}"
 
 
+@dataclass
+class _Line:
+    """A figure as it is printed."""
+
+    title: str
+    kind: str
+    figure: Figure[Any] | Unknown
+    value: str
+
+
 def _append_group(
-    text: Text, found: list[tuple[Entry, Figure[Any] | Unknown]], report: Inquiry
+    text: Text, found: list[tuple[Entry[Any], Figure[Any] | Unknown]], report: Inquiry
 ) -> None:
-    shown = _shortened([(entry, f, value_of(entry, f)) for entry, f in found])
-    titles = max(len(entry.title) for entry, _, _ in shown)
-    short = [len(value) for entry, _, value in shown if entry.kind not in ("words", "formula")]
+    by_name = {e.name: _Line(e.title, e.kind, f, value_of(e, f)) for e, f in found}
+    lines = _shortened(by_name)
+    titles = max(len(line.title) for line in lines)
+    short = [len(line.value) for line in lines if line.kind not in ("words", "formula")]
     width = max(short, default=0)
     reasons: dict[str, list[str]] = {}
-    for entry, figure, value in shown:
-        if isinstance(figure, Unknown):
-            reasons.setdefault(figure.reason, []).append(entry.title)
+    for line in lines:
+        if isinstance(line.figure, Unknown):
+            reasons.setdefault(line.figure.reason, []).append(line.title)
             continue
-        lines = value.splitlines() or [""]
-        text.append(f"  {entry.title:<{titles}}  {lines[0]:<{width}}")
-        for line in lines[1:]:
-            text.append(f"\n{' ' * (titles + 4)}{line}")
+        first, *others = line.value.splitlines() or [""]
+        text.append(f"  {line.title:<{titles}}  {first:<{width}}")
+        for other in others:
+            text.append(f"\n{' ' * (titles + 4)}{other}")
         text.append("  ")
-        text.append(figure.quality, _QUALITY[figure.quality])
-        if figure.note:
-            text.append(f"  {figure.note}", _NOTE)
+        text.append(line.figure.quality, _QUALITY[line.figure.quality])
+        if line.figure.note:
+            text.append(f"  {line.figure.note}", _NOTE)
         text.append("\n")
     for reason, names in reasons.items():
         what = "all else" if len(names) > MOST_NAMED else ", ".join(names)
         text.append(f"  not known: {what}: {reason}\n", _UNKNOWN)
 
 
-Shown = tuple[Entry, "Figure[Any] | Unknown", str]
-
-
-def _shortened(shown: list[Shown]) -> list[Shown]:
+def _shortened(by_name: dict[str, _Line]) -> list[_Line]:
     """The most, the fewest and the mean on one line; what follows from another line left out."""
-    by_name = {entry.name: (entry, figure, value) for entry, figure, value in shown}
-
-    def joined(most: str, fewest: str, mean: str, title: str) -> None:
-        parts = [by_name.get(name) for name in (most, fewest)]
-        if any(part is None or isinstance(part[1], Unknown) for part in parts):
-            return
-        (entry, figure, high), (_, _, low) = (part for part in parts if part is not None)
-        value = high if low == high else f"{low} to {high}"
-        if mean in by_name and low != high:
-            value += f", mean {by_name[mean][2]}"
-        by_name[most] = replace(entry, title=title), figure, value
+    for most, fewest, mean, title in (
+        ("degree", "min_degree", "mean_degree", "keys of a query"),
+        ("graph_degree", "graph_min_degree", "", "keys of a query there"),
+        ("readers", "min_readers", "", "readers of a key"),
+    ):
+        both = [by_name[name] for name in (most, fewest) if name in by_name]
+        if len(both) < 2 or any(isinstance(line.figure, Unknown) for line in both):
+            continue
+        high, low = both
+        if high.value != low.value:
+            high.value = f"{low.value} to {high.value}"
+            if mean in by_name:
+                high.value += f", mean {by_name[mean].value}"
+        high.title = title
         for name in (fewest, mean):
             by_name.pop(name, None)
-
-    joined("degree", "min_degree", "mean_degree", "keys of a query")
-    joined("graph_degree", "graph_min_degree", "", "keys of a query there")
-    joined("readers", "min_readers", "", "readers of a key")
     if "empty_rows" in by_name:
         by_name.pop("rows_nonempty", None)
     return list(by_name.values())
@@ -180,7 +195,7 @@ def table(reports: Sequence[Inquiry], names: Sequence[str] | None = None) -> Tex
         rows.append(["", *[report.program.name for report in reports]])
     rows.append(["", *heads])
     for name in chosen:
-        entry = BY_NAME[name]
+        entry = reports[0].entries[name]
         if entry.kind == "words":
             continue
         figures = [report.figure(name) for report in reports]
@@ -198,12 +213,12 @@ def _common(reports: Sequence[Inquiry]) -> tuple[str, ...]:
     """What is soon found for all of them."""
     return tuple(
         name
-        for name in default_names(max(reports, key=lambda report: report.n))
+        for name in max(reports, key=lambda report: report.n).default_names
         if name not in ("edges_formula",)
     )
 
 
-def _cell(entry: Entry, figure: Figure[Any] | Unknown) -> str:
+def _cell(entry: Entry[Any], figure: Figure[Any] | Unknown) -> str:
     if isinstance(figure, Unknown):
         return "-"
     mark = {"exact": "", "bound": " (b)", "estimate": " (e)"}[figure.quality]
@@ -213,8 +228,8 @@ def _cell(entry: Entry, figure: Figure[Any] | Unknown) -> str:
 def html(reports: Sequence[Inquiry]) -> str:
     """An HTML table of reports."""
     rows = []
-    for name in default_names(max(reports, key=lambda report: report.n)):
-        entry = BY_NAME[name]
+    for name in max(reports, key=lambda report: report.n).default_names:
+        entry = reports[0].entries[name]
         cells = []
         for report in reports:
             figure = report.figure(name)
@@ -235,7 +250,7 @@ def html(reports: Sequence[Inquiry]) -> str:
 # --- values ---------------------------------------------------------------------------------------
 
 
-def value_of(entry: Entry, figure: Figure[Any] | Unknown) -> str:
+def value_of(entry: Entry[Any], figure: Figure[Any] | Unknown) -> str:
     """The value of a figure as it is printed."""
     if isinstance(figure, Unknown):
         return ""

@@ -9,25 +9,24 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Any, Generic, TypeVar, overload
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from attnspec.analysis.counting import graph_heads
 from attnspec.analysis.counting.head_counts import HeadCounts, LayerCounts
 from attnspec.analysis.quality import Figure, Quality, Unknown
-from attnspec.analysis.report import figure_table
-from attnspec.analysis.report.inquiry import Inquiry
-from attnspec.elaborate import Elaborated
-from attnspec.graphs.stack import Sample, TooMuch
+from attnspec.analysis.report import figure_costs as costs
+from attnspec.analysis.report import figure_graph as whole
+from attnspec.analysis.report import figure_pairs as pairs
+from attnspec.analysis.report.inquiry import Entry, Inquiry
+from attnspec.graphs.stack import TooMuch
 from attnspec.text.diagnostics import AttnSpecError
 
 if TYPE_CHECKING:
     import sympy
 
     from attnspec.analysis.reach.reach import Steps
-    from attnspec.elaborate import Elaborated
-
-T = TypeVar("T")
 
 
 class Qualities(Mapping[str, "Quality | None"]):
@@ -41,30 +40,10 @@ class Qualities(Mapping[str, "Quality | None"]):
         return None if isinstance(found, Unknown) else found.quality
 
     def __iter__(self) -> Iterator[str]:
-        return iter(figure_table.NAMES)
+        return iter(NAMES)
 
     def __len__(self) -> int:
-        return len(figure_table.NAMES)
-
-
-class Value(Generic[T]):
-    """An attribute of a report: the value of the figure of its name, None where it is not known."""
-
-    def __set_name__(self, owner: type, name: str) -> None:
-        self.name = name
-
-    @overload
-    def __get__(self, report: None, owner: type) -> Value[T]: ...
-
-    @overload
-    def __get__(self, report: Report, owner: type) -> T | None: ...
-
-    def __get__(self, report: Report | None, owner: type) -> Value[T] | T | None:
-        if report is None:
-            return self
-        found = report.figure(self.name)
-        value: T | None = None if isinstance(found, Unknown) else found.value
-        return value
+        return len(NAMES)
 
 
 class Report(Inquiry):
@@ -74,19 +53,6 @@ class Report(Inquiry):
     Costs are those of one sample (B = 1) with heads of `head_size` in numbers of `element` bytes.
     """
 
-    def __init__(
-        self,
-        elaborated: Elaborated,
-        n: int,
-        inputs: Sample | None = None,
-        *,
-        head_size: int = 64,
-        element: int = 4,
-    ) -> None:
-        super().__init__(
-            elaborated, n, inputs, figure_table.OF, head_size=head_size, element=element
-        )
-
     @property
     def quality(self) -> Qualities:
         """By the name of a figure "exact", "bound" or "estimate", None where it is not known."""
@@ -94,121 +60,141 @@ class Report(Inquiry):
 
     # the figures themselves: their values, None where they are not known
 
-    edges = Value[int]()
+    edges = Entry[int]("pairs", "reads", pairs.counted("edges"), "count")
     """The pairs of all layers and heads together."""
 
-    density = Value[float]()
+    density = Entry[float]("density", "reads", pairs.counted("density"), "share")
     """The pairs as a part of n * n * heads * layers."""
 
-    degree = Value[int]()
+    degree = Entry[int]("keys of a query, most", "reads", pairs.counted("degree"), "count")
     """The most keys of one query in one head."""
 
-    min_degree = Value[int]()
+    min_degree = Entry[int](
+        "keys of a query, fewest", "reads", pairs.counted("min_degree"), "count"
+    )
     """The fewest keys of one query in one head."""
 
-    mean_degree = Value[float]()
+    mean_degree = Entry[float]("keys of a query, mean", "reads", pairs.mean_degree)
     """The mean number of keys of a query in a head."""
 
-    graph_edges = Value[int]()
+    graph_edges = Entry[int]("pairs of graph heads", "reads", graph_heads.counted("edges"), "count")
     """The pairs of the heads that have a graph and no mechanism, together."""
 
-    graph_density = Value[float]()
+    graph_density = Entry[float](
+        "density of these", "reads", graph_heads.counted("density"), "share"
+    )
     """These as a part of n * n for each such head."""
 
-    graph_degree = Value[int]()
+    graph_degree = Entry[int](
+        "keys of a query there, most", "reads", graph_heads.counted("degree"), "count"
+    )
     """The most keys of one query in one such head."""
 
-    graph_min_degree = Value[int]()
+    graph_min_degree = Entry[int](
+        "keys of a query there, fewest", "reads", graph_heads.counted("min_degree"), "count"
+    )
     """The fewest keys of one query in one such head."""
 
-    readers = Value[int]()
+    readers = Entry[int](
+        "readers of a key, most", "reads", pairs.over_heads("readers", max), "count"
+    )
     """The most queries that read one key in one head: the in-degree."""
 
-    min_readers = Value[int]()
+    min_readers = Entry[int](
+        "readers of a key, fewest", "reads", pairs.over_heads("min_readers", min), "count"
+    )
     """The fewest queries that read one key in one head."""
 
-    empty_rows = Value[int]()
+    empty_rows = Entry[int](
+        "queries without a key", "reads", pairs.over_heads("empty_rows", sum), "count"
+    )
     """Queries without a key, in all heads of all layers."""
 
-    unread_keys = Value[int]()
+    unread_keys = Entry[int](
+        "keys that nobody reads", "reads", pairs.over_heads("unread_keys", sum), "count"
+    )
     """Keys that no query reads, in all heads of all layers."""
 
-    unread_share = Value[float]()
+    unread_share = Entry[float]("read by no other", "reads", whole.unread_share, "share")
     """The part of the keys that no other position reads, in the head that leaves most of them."""
 
-    rows_nonempty = Value[bool]()
+    rows_nonempty = Entry[bool]("every query has a key", "reads", pairs.rows_nonempty, "truth")
     """Whether every query has a key in every head."""
 
-    causal = Value[bool]()
+    causal = Entry[bool]("causal", "reads", pairs.causal, "truth")
     """Whether no position learns of a later one through any number of layers."""
 
-    stable = Value[bool]()
+    stable = Entry[bool]("the same rows at every n", "reads", pairs.stable, "truth")
     """Whether row q is the same pairs at every n > q, in every head of every layer."""
 
-    symmetric = Value[bool]()
+    symmetric = Entry[bool]("symmetric", "reads", pairs.symmetric, "truth")
     """Whether (q, k) implies (k, q) in every head."""
 
-    order: Value[sympy.Expr] = Value()
+    order: Entry[sympy.Expr] = Entry("order", "grows", pairs.order, "formula")
     """How fast the edges grow with n, constant factors left out."""
 
-    edges_formula: Value[sympy.Expr] = Value()
+    edges_formula: Entry[sympy.Expr] = Entry("pairs at n", "grows", pairs.edges_formula, "formula")
     """The edges as an expression in `sympy.Symbol("n")`, where one is known."""
 
-    flops = Value[int]()
+    depth = Entry[int](
+        "layers until all pairs are joined", "reaches", pairs.reach("depth"), "never"
+    )
+    """The fewest layers after which all allowed pairs are joined."""
+
+    diameter = Entry[int]("diameter", "reaches", pairs.reach("diameter"), "never")
+    """The longest shortest path between allowed pairs in the union of all layers and heads."""
+
+    path_length = Entry[float]("mean path", "reaches", pairs.reach("path_length"), "never")
+    """The mean shortest path between allowed pairs in the union of all layers and heads."""
+
+    star = Entry[bool]("star in every layer", "reaches", whole.star, "truth")
+    """Whether in every layer a position reads all and is read by all (BigBird's condition)."""
+
+    universal = Entry[bool]("universal approximator", "reaches", whole.universal, "truth")
+    """Whether the conditions of Yun et al. 2020 for a universal approximator hold."""
+
+    spectral_gap = Entry[float]("spectral gap", "mixes", whole.spectral_gap)
+    """1 - |second eigenvalue| of the symmetrised, degree-normalised union."""
+
+    mixing_steps = Entry[int]("steps to mix", "mixes", whole.mixing_steps, "never")
+    """Steps after which a random walk on that union is anywhere, None if it never is."""
+
+    diameter_bound = Entry[int]("diameter by the gap", "mixes", whole.diameter_bound, "never")
+    """The diameter of that union that its eigenvalues leave possible, None for any."""
+
+    flops = Entry[int]("operations", "costs", costs.cost("flops"), "flops")
     """Operations of one layer, all heads, forward: 4 d for every pair that the plan computes,
     those masked out included; the most expensive layer counts."""
 
-    useful_flops = Value[int]()
+    useful_flops = Entry[int]("of these useful", "costs", costs.cost("useful_flops"), "flops")
     """The same for the pairs of the graph alone."""
 
-    backward_flops = Value[int]()
+    backward_flops = Entry[int](
+        "operations, backward", "costs", costs.cost("backward_flops"), "flops"
+    )
     """Operations of the backward pass of one layer: 8 d a pair, 10 d where scores are computed
     again."""
 
-    bytes = Value[int]()
+    bytes = Entry[int]("traffic", "costs", costs.cost("bytes"), "bytes")
     """Bytes that the steps of one layer read and write, forward."""
 
-    peak_memory = Value[int]()
+    peak_memory = Entry[int]("peak memory", "costs", costs.cost("peak_memory"), "bytes")
     """Bytes held at one time, forward: q, k, v, the output and the temporaries of a layer."""
 
-    intensity = Value[float]()
+    intensity = Entry[float]("operations per byte", "costs", costs.cost("intensity"))
     """Operations for each byte moved, forward."""
 
-    break_even = Value[int]()
+    break_even = Entry[int]("cheaper than dense from n =", "costs", costs.break_even, "count")
     """The least length from which on the plan is estimated to beat dense attention."""
 
-    kv_cache = Value[int]()
+    kv_cache = Entry[int]("keys held, most", "generation", costs.kv_cache, "count")
     """The most keys that one head of a causal spec must hold at one time of generation."""
 
-    kv_cache_bytes = Value[int]()
+    kv_cache_bytes = Entry[int]("cache, all heads", "generation", costs.kv_cache_bytes, "bytes")
     """Keys and values of all heads and layers that are held at one time, in bytes."""
 
-    eviction = Value[str]()
+    eviction = Entry[str]("rule", "generation", costs.eviction, "words")
     """When a key may leave the cache, in words, for each different graph."""
-
-    diameter = Value[int]()
-    """The longest shortest path between allowed pairs in the union of all layers and heads."""
-
-    depth = Value[int]()
-    """The fewest layers after which all allowed pairs are joined."""
-
-    path_length = Value[float]()
-    """The mean shortest path between allowed pairs in the union of all layers and heads."""
-
-    spectral_gap = Value[float]()
-    """1 - |second eigenvalue| of the symmetrised, degree-normalised union."""
-
-    mixing_steps = Value[int]()
-    """Steps after which a random walk on that union is anywhere, None if it never is."""
-
-    diameter_bound = Value[int]()
-    """The diameter of that union that its eigenvalues leave possible, None for any."""
-
-    star = Value[bool]()
-    """Whether in every layer a position reads all and is read by all (BigBird's condition)."""
-
-    universal = Value[bool]()
-    """Whether the conditions of Yun et al. 2020 for a universal approximator hold."""
 
     # --- reach -----------------------------------------------------------------------------------
 
@@ -289,7 +275,7 @@ class Report(Inquiry):
 
     def to_dict(self, names: tuple[str, ...] | None = None) -> dict[str, Any]:
         """The figures as plain data, each with its quality and a note; those of `names` alone."""
-        chosen = figure_table.default_names(self) if names is None else names
+        chosen = self.default_names if names is None else names
         heads = [
             {"layer": layer, "head": head, **asdict(counts)}
             for (layer, head), counts in (self.per_head.items() if names is None else ())
@@ -300,7 +286,7 @@ class Report(Inquiry):
             "layers": self.program.layer_count,
             "heads": self.program.heads,
             "head_size": self.head_size,
-            "figures": {name: figure_table.data_of(self.figure(name)) for name in chosen},
+            "figures": {name: data_of(self.figure(name)) for name in chosen},
             "per_head": heads,
         }
 
@@ -320,3 +306,17 @@ class Report(Inquiry):
         from attnspec.analysis.report.printed import html
 
         return html([self])
+
+
+NAMES = tuple(Report.entries)
+"""The figures by their names, in the order in which they are printed."""
+
+
+def data_of(found: Figure[Any] | Unknown) -> dict[str, Any]:
+    """A figure as plain data."""
+    if isinstance(found, Unknown):
+        return {"value": None, "quality": None, "note": found.reason}
+    value = found.value
+    if value is not None and not isinstance(value, bool | int | float | str):
+        value = str(value)
+    return {"value": value, "quality": found.quality, "note": found.note}

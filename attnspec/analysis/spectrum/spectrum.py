@@ -44,6 +44,9 @@ MOST_STEPS = 1 << 31
 MOST_ITERATIONS = 2000
 """The most iterations, each of which a vector is multiplied for."""
 
+LISTED = 1 << 20
+"""Up to so many edges are listed however few ranges they are."""
+
 KEPT = 20
 """Vectors that the iterations keep, and start again from the best of."""
 
@@ -227,7 +230,8 @@ def _groups(relation: Relation, n: int) -> list[Group] | None:
             found.setdefault(group.step, []).append(group)
     every = list(chain.from_iterable(found.values()))
     ranges = n * len(found) + sum(len(group.row) for group in every)
-    if ranges >= sum(int(group.count.sum()) for group in every) or ranges > MOST_EDGES:
+    edges = sum(int(group.count.sum()) for group in every)
+    if edges <= max(ranges, LISTED) or ranges > MOST_EDGES:
         return None
     return [_together(groups) for groups in found.values()]
 

@@ -18,7 +18,7 @@ import numpy as np
 from attnspec.analysis.counting.degrees import degrees_of, readers_of
 from attnspec.analysis.quality import Figure, Unknown
 from attnspec.analysis.reach.chain import layers_of, union_of
-from attnspec.analysis.reach.walks import distances
+from attnspec.analysis.reach.walks import hops
 from attnspec.analysis.spectrum.undirected import own
 from attnspec.graphs.operators import Union
 from attnspec.graphs.relation import Relation, evaluate_pairs
@@ -72,11 +72,11 @@ def _missed(stack: Stack, n: int) -> tuple[int, int] | None:
     """A position and another that it never comes to know, or None."""
     if n > LONGEST_SEARCH:
         raise Unknown(f"who comes to know whom is looked for up to n = {LONGEST_SEARCH:,}")
-    graph = union_of(stack, n).graph(0)
-    away = np.flatnonzero(distances(graph, 0) < 0)
+    graph = union_of(stack, n)
+    away = np.flatnonzero(hops(graph, 0) < 0)
     if len(away):
         return 0, int(away[0])
-    away = np.flatnonzero(distances(graph.reversed(), 0) < 0)
+    away = np.flatnonzero(hops(graph.reversed(), 0) < 0)
     return (int(away[0]), 0) if len(away) else None
 
 

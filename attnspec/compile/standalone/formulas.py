@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from functools import reduce
 from operator import add, and_, eq, floordiv, ge, gt, le, lt, mod, mul, ne, neg, or_, sub, truediv
 from typing import cast
@@ -30,6 +30,7 @@ from attnspec.compile.standalone.page import Page, StandaloneError
 from attnspec.graphs.bind import Situation, bind_attended
 from attnspec.graphs.counter_rng import EXPANDER, RANDOM, RANDOM_BLOCKS
 from attnspec.graphs.grid import AXES, Grid
+from attnspec.graphs.operators import Complement, Intersection, Shift, Transpose, Union
 from attnspec.graphs.patterns import BY_NAME
 from attnspec.graphs.patterns.expander import Expander
 from attnspec.graphs.patterns.powers import Powers
@@ -106,7 +107,8 @@ def formula_of(term: Term, program: Program, page: Page) -> Expression:
         if any(isinstance(extent, Expression) for extent in extents):
             raise StandaloneError("the extents of its grid depend on n")
         object.__setattr__(at, "grid", extents)
-        held: Operand = bind_attended(term, at).holds(q, k, cast(int, page.n))
+        relation = _written(bind_attended(term, at), at.patterns)
+        held: Operand = relation.holds(q, k, cast(int, page.n))
     except UndecidedError as error:
         raise StandaloneError(f"a size must be known before n is: {error}") from None
     if is_tensor(held):
@@ -115,6 +117,18 @@ def formula_of(term: Term, program: Program, page: Page) -> Expression:
     if isinstance(held, bool):
         return always if held else Expression("!=", (q, q), "bool", True)
     return cast(Expression, always & held)
+
+
+def _written(relation: Relation, patterns: Mapping[str, type[Relation]]) -> Relation:
+    """The same with predicates that patterns made themselves as those that take expressions."""
+    if type(relation) is Where:
+        given = {entry.name: getattr(relation, entry.name) for entry in fields(Where)}
+        return patterns[Where.name](**given)
+    if isinstance(relation, Union | Intersection):
+        return replace(relation, terms=tuple(_written(term, patterns) for term in relation.terms))
+    if isinstance(relation, Complement | Transpose | Shift):
+        return replace(relation, term=_written(relation.term, patterns))
+    return relation
 
 
 # --- patterns that look numbers up ---------------------------------------------------------------

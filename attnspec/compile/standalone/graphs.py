@@ -6,25 +6,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any, cast
 
-from torch import nn
-
 from attnspec.backends.common.score_formula import thresholds
 from attnspec.compile.standalone.alike import Family, families
 from attnspec.compile.standalone.expressions import WIDTH, Expression, flat, lines, name
 from attnspec.compile.standalone.formulas import formula_of, number_of
 from attnspec.compile.standalone.lifting import imported, lifted
 from attnspec.compile.standalone.page import MOST, Page, StandaloneError, argument_of
-from attnspec.compile.standalone.sources import (
-    calls,
-    drawing,
-    graph,
-    helpers,
-    masking,
-    plain,
-    shifted,
-    weighed,
-    weights,
-)
+from attnspec.compile.standalone.sources import drawing, graph, helpers, module
 from attnspec.ir.program import Attend, Program, Term, inputs_of
 from attnspec.ir.scalars import Apply, Scalar, Symbol
 
@@ -56,31 +44,33 @@ def graph_module(program: Program, class_name: str) -> str:
     changes = {score.name for score in attend.scores}
     used = {helper for page in pages for helper in page.helpers}
     used |= {"philox"} if pages[0].tables else set()
-    names = {"Attention": class_name, attend.normalize: "weigh"}
-    runs: list[Callable[..., Any]]
-    module: type[nn.Module]
+    kind = graph.Biased if "bias" in changes else module.Attention
     if softmax and not changes:
-        runs, module = [plain.attend], graph.Attention
+        runs: list[Callable[..., Any]] = [graph.attend_plain]
     elif softmax and changes <= {"alibi", "bias"}:
-        runs, module = [shifted.attend], graph.Changed
+        runs = [graph.attend_shifted]
     else:
-        runs, module = [getattr(weights, attend.normalize), weighed.attend], graph.Changed
+        runs = [getattr(graph, attend.normalize), graph.attend_weighed]
+        runs += [graph.attend_on_gpu] if softmax else []
+    names = {kind.__name__: class_name, runs[-1].__name__: "attend"}
+    names |= dict.fromkeys(("softmax", attend.normalize), "weigh") if len(runs) > 1 else {}
     if "bias" in changes:
-        module = graph.Biased
-    names |= {module.__name__: class_name, "shifted.attend": "attend"}
-    if softmax and len(runs) > 1:
-        runs.append(weighed.attend_on_gpu)
-        names["shifted.attend"] = "attend_on_gpu"
+        names["attend_shifted"] = "attend"
+    # with scores as they are, one function says it all
+    asked: list[object] = [] if softmax and not changes else [graph.mask_of]
+    asked += [graph.fits_flex] if softmax and changes else []
+    asked += [graph.flex] if softmax else []
     sections = [
         _constants(program, attend, pages, masks),
         _mask(program, pages, masks),
         _mask_mod(program, pages, masks),
         *lifted([each for each in _HELPERS if each.__name__ in used], names),
-        *lifted([masking.masked, *([masking.flex] if softmax else [])], names),
+        *lifted([graph.masked], names),
         "kept = torch.compiler.assume_constant_result(lru_cache(maxsize=8)(masked))",
+        *lifted(asked, names),
         _scale_of(program, attend),
-        *([_changed(program, attend)] if module is not graph.Attention else []),
-        *lifted([*runs, calls.given, module], names),
+        *([_changed(program, attend)] if changes or not softmax else []),
+        *lifted([*runs, module.given, kind], names),
     ]
     text = "\n\n\n".join(sections) + "\n"
     return f"{imported(_IMPORTS, text)}\n\n{text}"
@@ -256,7 +246,7 @@ def _buckets(arguments: dict[str, Scalar], two_sided: bool) -> list[str]:
         raise StandaloneError("its learned table depends on n")
     buckets, distance = int(arguments["buckets"]), int(arguments["max_distance"])  # type: ignore[arg-type]
     steps = thresholds(buckets // 2 if two_sided else buckets, distance)
-    return [f"STEPS = {tuple(steps)!r}", f"TWO_SIDED = {two_sided}"]
+    return [f"STEPS, TWO_SIDED = {tuple(steps)!r}, {two_sided}"]
 
 
 def _number(scalar: Scalar, program: Program) -> str:
@@ -283,8 +273,8 @@ def _scale_of(program: Program, attend: Attend) -> str:
 
 def _changed(program: Program, attend: Attend) -> str:
     found = [
-        "def changed(score, h, q, k, heads, bias):",
-        '    """The score of query q and key k in head h, changed; `bias` is [H, 2 n - 1]."""'
+        "def changed(score, h, q, k, heads, learned):",
+        '    """The score of query q and key k in head h, changed; the bias is [H, 2 n - 1]."""'
         if any(score.name == "bias" for score in attend.scores)
         else '    """The score of query q and key k in head h, changed."""',
     ]
@@ -299,6 +289,7 @@ def _changed(program: Program, attend: Attend) -> str:
                 found.append("    slope = torch.exp2(-8 * (h + 1).to(score.dtype) / heads)")
                 found.append("    score = score - slope * abs(q - k)")
             case "bias":
+                found.append('    bias = learned["bias"]')
                 found.append("    score = score + bias[h, q - k + bias.shape[1] // 2]")
             case _:
                 raise StandaloneError(f"`score {score.name}` is not a change that it knows")

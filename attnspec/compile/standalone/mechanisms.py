@@ -14,7 +14,7 @@ from typing import Any, TypeAlias
 from attnspec.compile.standalone import sources
 from attnspec.compile.standalone.lifting import imported, lifted
 from attnspec.compile.standalone.page import StandaloneError
-from attnspec.compile.standalone.sources import calls, features, learned, linear, low_rank, sums
+from attnspec.compile.standalone.sources import features, linear, low_rank, module, sums
 from attnspec.graphs.bind import Situation
 from attnspec.ir.mechanisms.declaration import MechanismDeclaration, Part
 from attnspec.ir.mechanisms.efficient import Efficient
@@ -86,17 +86,16 @@ def mechanism_module(program: Program, class_name: str) -> str:
         name: (_rows(program, part) + part.shape, *_start(part))
         for (_, part), name in learned_parts(program).items()
     }
-    module = learned.Learner if parts else learned.Attention
+    kind = module.Learner if parts else module.Attention
     names = {old.__name__: new.__name__ for old, new in recipe.instead.items()}
-    names |= {module.__name__: class_name, recipe.mix.__name__: "mix"}
-    longest = {"LONGEST": declared.longest} if parts else {}
+    names |= {kind.__name__: class_name, recipe.mix.__name__: "mix"}
     *functions, mix = needed(recipe.mix, recipe.instead)
     if recipe.factor is not None:
         functions.remove(features.factor_of)
     sections = [
-        _constants(program, {**recipe.settings, **longest}, parts),
+        _constants(program, {**recipe.settings, "LONGEST": declared.longest}, parts),
         *([] if recipe.factor is None else [_FACTOR.replace("1.0", repr(recipe.factor))]),
-        *lifted([*functions, mix, calls.given, module], names),
+        *lifted([*functions, mix, linear.attend, module.given, kind], names),
     ]
     text = "\n\n\n".join(sections) + "\n"
     return f"{imported(_IMPORTS, text)}\n\n{text}"

@@ -3,16 +3,15 @@
 This form is finer than the normal one: patterns are taken apart into conditions, and conditions on
 the distance q - k are computed with. It serves proofs alone: True is a proof, False says nothing.
 
-    window(before = b, after = a)  ->  q - k <= b  &  k - q <= a      (`causal`, `self`, `dilated`,
-                                       `strided` and predicates of q - k alike)
-    fixed, global                  ->  the patterns of which they are the union
+    q - k <= b, abs(q - k) <= r    ->  bounds of the distance; named patterns are their predicates
+    global                         ->  the rows and columns of which it is the union
     a - b, ~(a & b), transpose(a)  ->  `~` and `transpose` at the patterns
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 
 from attnspec.graphs.forms.conditions import (
     Condition,
@@ -27,6 +26,7 @@ from attnspec.graphs.forms.conditions import (
     merged,
     plus,
 )
+from attnspec.graphs.forms.prelude import predicate_of_leaf
 from attnspec.graphs.forms.properties import is_symmetric
 from attnspec.graphs.patterns import BY_NAME
 from attnspec.ir.linear import K, N, Q, asks_positions, combination, minus
@@ -34,7 +34,6 @@ from attnspec.ir.normal_form import normal_term, substitute
 from attnspec.ir.program import (
     ArgumentValue,
     Compound,
-    InputRef,
     Leaf,
     Program,
     Term,
@@ -113,45 +112,33 @@ def _turned(term: Term) -> Term:
 def _leaf(leaf: Leaf, place: Place, wanted: bool, turned: bool) -> Form:
     given = dict(leaf.arguments)
     match leaf.pattern:
-        case "full":
-            found: Form = frozenset([frozenset()])
-        case "causal":
-            found = _union(Within(0, True))
-        case "self":
-            found = _band(0, 0)
-        case "window" | "dilated":
-            radius = given.get("radius", 0)
-            found = _band(given.get("before", radius), given.get("after", radius))
-            if leaf.pattern == "dilated":
-                step = Leaf("residue", (("step", given["step"]),))
-                found = crossed([found, _leaf(step, place, True, False)])
-        case "residue" if given["step"] == 1:
-            found = frozenset([frozenset()])
-        case "block" if given["size"] == 1:
-            found = _band(given["before"], given["after"])
-        case "strided":
-            stride = given["stride"]
-            near = plus(stride, -1)  # type: ignore[arg-type]
-            step = Leaf("residue", (("step", stride),))
-            found = joined([_band(near, near), _leaf(step, place, True, False)])
-        case "fixed" if not turned:
-            stride = given["stride"]
-            block = Leaf("block", (("after", 0), ("before", 0), ("size", stride)))
-            cells = Leaf("summary", (("cells", given["cells"]), ("stride", stride)))
-            found = joined([_leaf(part, place, True, False) for part in (block, cells)])
         case "global" | "rows" | "columns":
             sides = ("rows", "columns") if leaf.pattern == "global" else (leaf.pattern,)
             found = joined([_tokens(side, given["tokens"], place, True) for side in sides])
-        case "prefix" if not isinstance(given["length"], InputRef):
-            first = Tokens("first", (given["length"],))  # type: ignore[arg-type]
-            found = _tokens("columns", first, place, True)
-        case "where":
-            found = _predicate(given["predicate"], place, True)
-        case _:
+        case "residue" if given["step"] == 1:
+            found = frozenset([frozenset()])
+        case "block" if given["size"] == 1:
+            found = _natural(_between(given["before"], given["after"]))  # type: ignore[arg-type]
+        case "block" | "residue" | "summary":
             return _turned_leaf(leaf, place, wanted, turned)
+        case _:
+            predicate = predicate_of_leaf(leaf, limited=False)
+            if predicate is None:
+                return _turned_leaf(leaf, place, wanted, turned)
+            found = _predicate(predicate, place, True)
+            if leaf.pattern != "where":
+                found = _natural(found)
     if turned:
         found = joined([_reversed(conjunction, place) for conjunction in found])
     return found if wanted else complement(found)
+
+
+def _natural(form: Form) -> Form:
+    """The same where the sizes are those of a pattern: never below zero."""
+    return frozenset(
+        frozenset(replace(one, natural=True) if isinstance(one, Within) else one for one in each)
+        for each in form
+    )
 
 
 def _turned_leaf(leaf: Leaf, place: Place, wanted: bool, turned: bool) -> Form:
@@ -248,25 +235,25 @@ def _comparison(op: str, left: Scalar, right: Scalar, place: Place) -> Form | No
     one_sided = _tokens_of(op, left, right)
     if one_sided is not None:
         return _held(one_sided[0], place, one_sided[1])
-    if isinstance(left, Apply) and left.op == "abs" and not asks_positions(right):
+    if isinstance(left, Apply) and left.op == "abs" and is_whole(right):
         inner, most = _distance(left.args[0]), plus(right, -(op in ("<", ">=")))
-        if inner is None or op in ("==", "!="):
+        if inner is None or asks_positions(right) or op in ("==", "!="):
             return None
         times, offset = inner
         # -most <= times * (q - k) + offset <= most
-        high, low = plus(most, -offset), plus(most, offset)
-        near = _between(high, low) if times == 1 else _between(low, high)
+        ends = minus(most, offset), minus(most, minus(0, offset))
+        near = _between(*ends[::times])
         return near if op in ("<", "<=") else complement(near)
     difference = _distance(Apply("-", (left, right)))
-    if difference is None or difference[0] not in (1, -1):
+    if difference is None:
         return None
-    times, most = difference[0], -difference[1]
+    # times * (q - k) is compared with most
+    times, most = difference[0], minus(0, difference[1])
     if op in (">", ">="):
-        times, most, op = -times, -most, "<" if op == ">" else "<="
+        times, most, op = -times, minus(0, most), "<" if op == ">" else "<="
     if op in ("<", "<="):
-        # times * (q - k) <= most
-        return _union(Within(most - (op == "<"), times < 0))
-    same = _between(most, -most) if times == 1 else _between(-most, most)
+        return _union(Within(plus(most, -(op == "<")), times < 0))
+    same = _between(*(most, minus(0, most))[::times])
     return same if op == "==" else complement(same)
 
 
@@ -329,41 +316,15 @@ def _residues(op: str, left: Apply, right: Scalar) -> tuple[Leaf, bool] | None:
     return Leaf("summary", (("cells", cells), ("stride", step))), op == ">="
 
 
-def _distance(scalar: Scalar) -> tuple[int, int] | None:
-    """(t, c) where a scalar is t * (q - k) + c, as far as that is plain."""
-    found = _linear(scalar)
-    return (found[0], found[2]) if found is not None and found[0] == -found[1] else None
-
-
-def _linear(scalar: Scalar) -> tuple[int, int, int] | None:
-    """The factors of q and k and what is added, None for all else."""
-    if scalar == Symbol("q"):
-        return 1, 0, 0
-    if scalar == Symbol("k"):
-        return 0, 1, 0
-    if isinstance(scalar, int) and not isinstance(scalar, bool):
-        return 0, 0, scalar
-    if not isinstance(scalar, Apply) or scalar.op not in ("+", "-", "neg"):
-        return None
-    parts = [_linear(part) for part in scalar.args]
-    known = [part for part in parts if part is not None]
-    if len(known) < len(parts):
-        return None
-    if scalar.op == "neg":
-        known.insert(0, (0, 0, 0))
-    sign = 1 if scalar.op == "+" else -1
-    (a, b, c), (d, e, f) = known
-    return a + sign * d, b + sign * e, c + sign * f
+def _distance(scalar: Scalar) -> tuple[int, Scalar] | None:
+    """(t, c) where a whole number is t * (q - k) + c, with t one or minus one."""
+    found = combination(scalar) if is_whole(scalar) else None
+    factor = None if found is None else found.distance
+    return (factor, found.plain.rest) if found is not None and factor in (1, -1) else None
 
 
 def _union(*conditions: Condition) -> Form:
     return frozenset(frozenset([one]) for one in conditions)
-
-
-def _band(before: ArgumentValue, after: ArgumentValue) -> Form:
-    """-after <= q - k <= before, the sizes of a pattern: never below zero."""
-    near = Within(before, False, True), Within(after, True, True)  # type: ignore[arg-type]
-    return frozenset([frozenset(near)])
 
 
 def _between(before: Scalar, after: Scalar) -> Form:

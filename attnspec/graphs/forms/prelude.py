@@ -27,10 +27,10 @@ PRELUDE = Path(__file__).parents[1] / "patterns" / "prelude.attn"
 _OF_TOKENS = {"rows": "q", "columns": "k", "global": "qk"}
 
 
-def predicate_of_leaf(leaf: Leaf) -> Scalar | None:
+def predicate_of_leaf(leaf: Leaf, *, limited: bool = True) -> Scalar | None:
     """The predicate of a pattern in a term, None where it has none; what would be refused, such as
-    a size below its least, may be said anything of."""
-    return _predicate(leaf.pattern, dict(leaf.arguments))
+    a size below its least, may be said anything of, and unless `limited` is left as it is."""
+    return _predicate(leaf.pattern, dict(leaf.arguments), limited)
 
 
 @lru_cache(maxsize=256)
@@ -52,7 +52,7 @@ def _definitions() -> dict[str, nodes.Graph]:
     return {item.name: item for item in file.items if isinstance(item, nodes.Graph)}
 
 
-def _predicate(pattern: str, given: Mapping[str, object]) -> Scalar | None:
+def _predicate(pattern: str, given: Mapping[str, object], limited: bool = True) -> Scalar | None:
     if pattern == "where":
         return given["predicate"]  # type: ignore[return-value]
     if pattern in _OF_TOKENS:
@@ -68,7 +68,7 @@ def _predicate(pattern: str, given: Mapping[str, object]) -> Scalar | None:
         if value is None and parameter.default is not None:
             values[parameter.name] = _scalar(parameter.default, values)
         elif isinstance(value, int | Symbol | Apply):
-            values[parameter.name] = _at_least(value, least[parameter.name])
+            values[parameter.name] = _at_least(value, least[parameter.name]) if limited else value
         else:
             return None
     body = definition.body

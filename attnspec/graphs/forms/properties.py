@@ -6,6 +6,7 @@ Each rule is sound and none is complete: True is a proof, False says nothing.
 from __future__ import annotations
 
 from attnspec.graphs.forms.prelude import predicate_of_leaf
+from attnspec.graphs.patterns import BY_NAME
 from attnspec.graphs.predicates.symmetry import (
     asks_coordinates,
     holds_for_itself,
@@ -17,10 +18,6 @@ from attnspec.ir.scalars import Apply
 
 _TURNED = {">": "<", ">=": "<="}
 
-# of patterns that no predicate describes
-_READS_ITSELF = frozenset("powers neighborhood axial same".split())
-_SYMMETRIC = frozenset("global powers expander axial same".split())
-
 
 def reads_itself(term: Term) -> bool:
     """Every query reads its own position, so no row is empty; `& causal` keeps it so."""
@@ -28,7 +25,7 @@ def reads_itself(term: Term) -> bool:
         predicate = predicate_of_leaf(term)
         if predicate is not None:
             return holds_for_itself(predicate)
-        return term.pattern in _READS_ITSELF
+        return BY_NAME[term.pattern].reads_itself
     match term.op:
         case "|":
             return any(reads_itself(child) for child in term.terms)
@@ -44,7 +41,7 @@ def asks_for_cells(leaf: Leaf) -> bool:
     """Whether a pattern holds for cells of a grid alone, and so not for tokens before it."""
     if leaf.pattern == "where":
         return asks_coordinates(dict(leaf.arguments)["predicate"])  # type: ignore[arg-type]
-    return leaf.pattern in ("neighborhood", "axial")
+    return BY_NAME[leaf.pattern].needs_grid
 
 
 def is_symmetric(term: Term) -> bool:
@@ -53,15 +50,14 @@ def is_symmetric(term: Term) -> bool:
         predicate = predicate_of_leaf(term)
         if predicate is not None:
             return says_the_same_turned(predicate)
-        # `global` too, where inputs say which tokens
-        return term.pattern in _SYMMETRIC
+        return BY_NAME[term.pattern].symmetric
     return all(is_symmetric(child) for child in term.terms)
 
 
 def never_reads_later(term: Term) -> bool:
     """k <= q for every pair."""
     if isinstance(term, Leaf):
-        return _keeps_order(predicate_of_leaf(term))
+        return keeps_order(predicate_of_leaf(term))
     match term.op:
         case "|" | "shift":
             return all(never_reads_later(child) for child in term.terms)
@@ -71,13 +67,13 @@ def never_reads_later(term: Term) -> bool:
             return False
 
 
-def _keeps_order(predicate: object) -> bool:
+def keeps_order(predicate: object) -> bool:
     """Whether a predicate holds for pairs with k <= q only, by one of its comparisons."""
     if not isinstance(predicate, Apply):
         return False
     if predicate.op in ("and", "or"):
         some = any if predicate.op == "and" else all
-        return some(_keeps_order(part) for part in predicate.args)
+        return some(keeps_order(part) for part in predicate.args)
     op, sides = predicate.op, predicate.args
     if op in _TURNED:
         op, sides = _TURNED[op], sides[::-1]

@@ -31,6 +31,8 @@ class Axial(Relation):
     extra_tokens: int = context("extra_tokens", 0)
 
     name: ClassVar = "axial"
+    reads_itself: ClassVar = True
+    symmetric: ClassVar = True
     needs_grid: ClassVar = True
 
     def __post_init__(self) -> None:

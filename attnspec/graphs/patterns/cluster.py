@@ -10,11 +10,14 @@ section 4; Vyas et al. 2020, "Fast Transformers with Clustered Attention", secti
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
 from attnspec.graphs.relation import DataDependent
+from attnspec.ir.linear import N, product
 from attnspec.ir.parameters import argument
+from attnspec.ir.scalars import Apply, Scalar
 
 
 @dataclass(frozen=True)
@@ -33,3 +36,8 @@ class Cluster(DataDependent):
     )
 
     name: ClassVar = "cluster"
+
+    @classmethod
+    def order(cls, given: Mapping[str, Scalar]) -> Scalar:
+        count = given["count"] or Apply("isqrt", (N,))
+        return Apply("max", (N, Apply("/", (product(N, N), count))))

@@ -8,7 +8,7 @@ Alon's Second Eigenvalue Conjecture". The cycles are the permutations of `graphs
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -17,7 +17,9 @@ import numpy as np
 from attnspec.graphs.counter_rng import EXPANDER, Stream, permutation
 from attnspec.graphs.edge_table import Drawn
 from attnspec.graphs.relation import Changing, Relation
+from attnspec.ir.linear import N, product
 from attnspec.ir.parameters import argument, context
+from attnspec.ir.scalars import Scalar
 
 
 @dataclass(frozen=True)
@@ -31,6 +33,7 @@ class Expander(Drawn):
     head: int = context("head", 0)
 
     name: ClassVar = "expander"
+    symmetric: ClassVar = True
     changes: ClassVar = Changing(
         "draws cycles through all n positions",
         "`random(keys = …)` under the statement `causal` draws among the keys up to the query",
@@ -56,6 +59,10 @@ class Expander(Drawn):
 
     def transposed(self) -> Relation:
         return self
+
+    @classmethod
+    def order(cls, given: Mapping[str, Scalar]) -> Scalar:
+        return product(N, given["degree"])
 
     @classmethod
     def samples(cls) -> Iterator[Expander]:

@@ -14,6 +14,7 @@ from typing import ClassVar
 
 import numpy as np
 
+from attnspec.graphs.operators import Union
 from attnspec.graphs.patterns.block import Block
 from attnspec.graphs.patterns.summary import Summary, summaries, summary_cover, summary_progressions
 from attnspec.graphs.relation import Elementwise, Progressions, Relation, Tiles
@@ -56,6 +57,9 @@ class Fixed(Relation):
     def cover(self, q: Tiles, k: Tiles, n: int) -> np.ndarray:
         near = Block(self.stride).cover(q, k, n)
         return np.asarray(np.maximum(near, summary_cover(k, self.stride, self.cells)))
+
+    def transposed(self) -> Relation:
+        return Union((Block(self.stride), Summary(self.stride, self.cells).transposed()))
 
     @classmethod
     def samples(cls) -> Iterator[Fixed]:

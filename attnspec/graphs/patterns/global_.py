@@ -37,6 +37,7 @@ class Global(Relation):
     tokens: TokenSet = argument("tokens", "the tokens that all others read", positional=True)
 
     name: ClassVar = "global"
+    symmetric: ClassVar = True
 
     def holds(self, q: Elementwise, k: Elementwise, n: int) -> Elementwise:
         return self.tokens.contains(q, n) | self.tokens.contains(k, n)

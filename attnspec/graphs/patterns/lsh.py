@@ -10,11 +10,14 @@ Source: Kitaev, Kaiser, Levskaya 2020, "Reformer: The Efficient Transformer", se
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from attnspec.graphs.relation import DataDependent
+from attnspec.ir.linear import N, product
 from attnspec.ir.parameters import argument
+from attnspec.ir.scalars import Apply, Scalar
 
 
 @dataclass(frozen=True)
@@ -43,3 +46,14 @@ class Lsh(DataDependent):
     )
 
     name: ClassVar = "lsh"
+
+    @classmethod
+    def order(cls, given: Mapping[str, Scalar]) -> Scalar:
+        return product(N, Apply("log2", (N,)), given["chunk"])
+
+    @classmethod
+    def factors(cls, given: Mapping[str, Any]) -> str:
+        rounds, chunk = given.get("rounds", 8), given.get("chunk", 64)
+        if not isinstance(rounds, int) or not isinstance(chunk, int):
+            return ""
+        return f"sorting {rounds} n log(n), and at most {2 * rounds * chunk:,} n pairs"

@@ -33,6 +33,7 @@ class Neighborhood(Relation):
     extra_tokens: int = context("extra_tokens", 0)
 
     name: ClassVar = "neighborhood"
+    reads_itself: ClassVar = True
     needs_grid: ClassVar = True
     changes: ClassVar = Changing(
         "is moved inside at the ends of the grid", "give the grid extents that are numbers"

@@ -7,15 +7,17 @@ Time Series Forecasting" (LogSparse), with base 2 and the causal mask.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 
 from attnspec.graphs.relation import Elementwise, Progressions, Relation, Tiles
 from attnspec.graphs.tile_cover import covered, differences, meets
+from attnspec.ir.linear import N, product
 from attnspec.ir.parameters import argument
+from attnspec.ir.scalars import Apply, Scalar
 
 
 @dataclass(frozen=True)
@@ -25,6 +27,8 @@ class Powers(Relation):
     base: int = argument("integer", "ratio of one distance to the next", default=2, least=2)
 
     name: ClassVar = "powers"
+    reads_itself: ClassVar = True
+    symmetric: ClassVar = True
     anchored: ClassVar = False
     exact_cover: ClassVar = True
     moves_by: ClassVar = 1
@@ -73,6 +77,20 @@ class Powers(Relation):
 
     def transposed(self) -> Relation:
         return self
+
+    def formula(self, causal: bool) -> Any:
+        """With L powers of the base below n, which add up to (b**L - 1) / (b - 1), every distance d
+        has n - d pairs on each side."""
+        import sympy
+
+        n, base = sympy.Symbol("n"), sympy.Integer(self.base)
+        count = sympy.ceiling(sympy.log(n, base))
+        one_side = count * n - (base**count - 1) / (base - 1)
+        return n + (1 if causal else 2) * one_side
+
+    @classmethod
+    def order(cls, given: Mapping[str, Scalar]) -> Scalar:
+        return product(N, Apply("/", (Apply("log2", (N,)), Apply("log2", (given["base"],)))))
 
     @classmethod
     def samples(cls) -> Iterator[Powers]:

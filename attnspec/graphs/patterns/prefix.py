@@ -13,9 +13,10 @@ from typing import ClassVar
 
 import numpy as np
 
+from attnspec.graphs.patterns.columns_rows import Rows
 from attnspec.graphs.relation import Elementwise, Progressions, Relation, Tiles
 from attnspec.graphs.tile_cover import covered
-from attnspec.graphs.token_sets import Data
+from attnspec.graphs.token_sets import Data, First
 from attnspec.ir.parameters import RelationError, argument
 
 
@@ -68,6 +69,9 @@ class Prefix(Relation):
         keys = self.keys(n)
         answer = covered(k.last < keys, k.start < keys)
         return np.broadcast_to(answer, np.broadcast_shapes(q.start.shape, k.start.shape))
+
+    def transposed(self) -> Relation | None:
+        return None if isinstance(self.length, Data) else Rows(First(self.length))
 
     @classmethod
     def samples(cls) -> Iterator[Prefix]:

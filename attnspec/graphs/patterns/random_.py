@@ -6,16 +6,18 @@ Source: Zaheer et al. 2020, "Big Bird", section 2; the draws are those of `graph
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 
 from attnspec.graphs.counter_rng import RANDOM, Stream, distinct
 from attnspec.graphs.edge_table import FEW, Drawn, table_from
 from attnspec.graphs.relation import EMPTY, Changing, Edges, Tiles
+from attnspec.ir.linear import N, product
 from attnspec.ir.parameters import argument, context
+from attnspec.ir.scalars import Scalar
 
 
 @dataclass(frozen=True)
@@ -87,6 +89,20 @@ class Random(Drawn):
     def edges(self, n: int) -> int:
         keys = min(self.keys, n)
         return keys * n - (keys * (keys - 1) // 2 if self.causal else 0)
+
+    def formula(self, causal: bool) -> Any | None:
+        import sympy
+
+        if causal and not self.causal:
+            return None
+        n, keys = sympy.Symbol("n"), sympy.Integer(self.keys)
+        whole = n**2 / 2 + n / 2 if self.causal else n**2
+        drawn = keys * n - (keys * (keys - 1) / 2 if self.causal else 0)
+        return sympy.Piecewise((drawn, keys <= n), (whole, True))
+
+    @classmethod
+    def order(cls, given: Mapping[str, Scalar]) -> Scalar:
+        return product(N, given["keys"])
 
     @classmethod
     def samples(cls) -> Iterator[Random]:

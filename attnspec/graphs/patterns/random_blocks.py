@@ -9,7 +9,7 @@ all blocks, under `causal` from those up to the query's own.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -18,7 +18,9 @@ import numpy as np
 from attnspec.graphs.counter_rng import RANDOM_BLOCKS, Stream, distinct
 from attnspec.graphs.edge_table import EdgeTable, table_of
 from attnspec.graphs.relation import Changing, Elementwise, Progressions, Relation, Tiles
+from attnspec.ir.linear import N, product
 from attnspec.ir.parameters import argument, context
+from attnspec.ir.scalars import Scalar
 
 _BLOCKS = 32
 """Pairs of blocks that a tile touches at most for its mask to be known by them."""
@@ -100,6 +102,10 @@ class RandomBlocks(Relation):
             return Tiles(tiles.start // self.size, tiles.last // self.size + 1)
 
         return self.table(n).cover(blocks(q), blocks(k))
+
+    @classmethod
+    def order(cls, given: Mapping[str, Scalar]) -> Scalar:
+        return product(N, given["size"], given["blocks"])
 
     @classmethod
     def samples(cls) -> Iterator[RandomBlocks]:

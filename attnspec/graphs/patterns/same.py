@@ -25,6 +25,8 @@ class Same(Relation):
     ids: Data = argument("ids", "an input of kind `ids`", positional=True)
 
     name: ClassVar = "same"
+    reads_itself: ClassVar = True
+    symmetric: ClassVar = True
     anchored: ClassVar = False
 
     def holds(self, q: Elementwise, k: Elementwise, n: int) -> Elementwise:

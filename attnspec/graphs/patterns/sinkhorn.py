@@ -8,11 +8,14 @@ Source: Tay et al. 2020, "Sparse Sinkhorn Attention", section 3.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
 from attnspec.graphs.relation import DataDependent
+from attnspec.ir.linear import N, product
 from attnspec.ir.parameters import RelationError, argument
+from attnspec.ir.scalars import Scalar
 
 
 @dataclass(frozen=True)
@@ -30,3 +33,7 @@ class Sinkhorn(DataDependent):
     def __post_init__(self) -> None:
         if self.temperature <= 0:
             raise RelationError(f"`temperature` must be above 0, got {self.temperature}")
+
+    @classmethod
+    def order(cls, given: Mapping[str, Scalar]) -> Scalar:
+        return product(N, given["size"])

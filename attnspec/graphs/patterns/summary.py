@@ -13,9 +13,11 @@ from typing import ClassVar
 
 import numpy as np
 
+from attnspec.graphs.patterns.where import Where
 from attnspec.graphs.relation import Elementwise, Progressions, Relation, Tiles
 from attnspec.graphs.tile_cover import covered
 from attnspec.ir.parameters import argument
+from attnspec.ir.scalars import Apply, Symbol
 
 
 @dataclass(frozen=True)
@@ -53,6 +55,10 @@ class Summary(Relation):
     def cover(self, q: Tiles, k: Tiles, n: int) -> np.ndarray:
         answer = summary_cover(k, self.stride, self.cells)
         return np.broadcast_to(answer, np.broadcast_shapes(q.start.shape, k.start.shape))
+
+    def transposed(self) -> Relation:
+        place = Apply("%", (Symbol("q"), self.stride))
+        return Where(Apply(">=", (place, self.stride - self.cells)))
 
     @classmethod
     def samples(cls) -> Iterator[Summary]:

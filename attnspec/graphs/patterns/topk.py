@@ -8,11 +8,14 @@ Block Attention for Long-Context LLMs", section 2.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
 from attnspec.graphs.relation import DataDependent
+from attnspec.ir.linear import N, product
 from attnspec.ir.parameters import argument
+from attnspec.ir.scalars import Scalar
 
 
 @dataclass(frozen=True)
@@ -23,3 +26,7 @@ class TopK(DataDependent):
     blocks: int = argument("integer", "key blocks of each query block", least=1)
 
     name: ClassVar = "topk"
+
+    @classmethod
+    def order(cls, given: Mapping[str, Scalar]) -> Scalar:
+        return product(N, given["size"], given["blocks"])

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 from typing import ClassVar
 
@@ -18,6 +18,7 @@ from attnspec.graphs.grid import AXES, Grid, grid_for
 from attnspec.graphs.predicates.listable import listable
 from attnspec.graphs.predicates.periods import comparisons, period_of
 from attnspec.graphs.predicates.predicates import conjuncts, disjuncts, taken_apart
+from attnspec.graphs.predicates.symmetry import says_the_same_turned, turned
 from attnspec.graphs.relation import EMPTY, FULL, SOME, Elementwise, Progressions, Relation, Tiles
 from attnspec.graphs.token_sets import progressions_of
 from attnspec.ir.intervals import Bounds, bounds
@@ -175,6 +176,11 @@ class Where(Relation):
             if period.k and k.step % period.k == 0:
                 ranges["k"] = k.start, k.start
         return bounds(predicate, ranges)
+
+    def transposed(self) -> Relation:
+        if says_the_same_turned(self.predicate):
+            return self
+        return replace(self, predicate=turned(self.predicate))
 
     def taken_apart(self, n: int) -> Relation | None:
         """The same pairs at n as operators of relations whose rows are known, or None."""

@@ -7,7 +7,7 @@ from typing import Protocol, runtime_checkable
 
 import numpy as np
 
-from attnspec.graphs.operators import Complement, Intersection, Union
+from attnspec.graphs.operators import Complement, Intersection, Shift, Transpose, Union
 from attnspec.graphs.relation import Relation
 
 
@@ -29,21 +29,23 @@ def listable(relation: Relation, n: int) -> Relation:
             return Complement(listable(term, n))
     if isinstance(relation, Composed):
         simpler = relation.taken_apart(n)
-        if simpler is not None and _lists_rows(found := listable(simpler, n), n):
+        if simpler is not None and lists_rows(found := listable(simpler, n), n):
             return found
     return relation
 
 
-def _lists_rows(relation: Relation, n: int) -> bool:
+def lists_rows(relation: Relation, n: int) -> bool:
+    """Whether the rows of a relation are listed without a look at all of their n keys."""
     match relation:
         case Union(terms):
-            return all(_lists_rows(term, n) for term in terms)
+            return all(lists_rows(term, n) for term in terms)
         case Intersection(terms):
             # rows are those of the sparsest term, as far as the others have them
-            return any(_lists_rows(term, n) for term in terms)
+            return any(lists_rows(term, n) for term in terms)
+        case Shift(term) | Transpose(term):
+            return lists_rows(term, n)
         case Complement():
             return False
-    return (
-        type(relation).rows is not Relation.rows
-        or relation.progressions(np.zeros(1, np.int64), n) is not None
-    )
+        case _:
+            known = relation.progressions(np.zeros(1, np.int64), n)
+            return known is not None or type(relation).rows is not Relation.rows

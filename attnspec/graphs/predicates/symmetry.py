@@ -29,8 +29,12 @@ def asks_coordinates(predicate: Scalar) -> bool:
 
 def says_the_same_turned(predicate: Scalar) -> bool:
     """Whether a predicate holds for (k, q) wherever it holds for (q, k)."""
-    turned = {"q": "k", "k": "q"}
-    return _ordered(predicate) == _ordered(_renamed(predicate, turned))
+    return _ordered(predicate) == _ordered(turned(predicate))
+
+
+def turned(predicate: Scalar) -> Scalar:
+    """The predicate that holds for (k, q) where this one holds for (q, k)."""
+    return _renamed(predicate, {"q": "k", "k": "q"})
 
 
 def holds_for_itself(predicate: Scalar) -> bool:

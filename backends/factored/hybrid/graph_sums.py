@@ -84,7 +84,7 @@ def _parts(how: Summing, given: Given, step: Step, frames: torch.Tensor) -> Iter
         read.take(given.k.flatten(0, 1), "keys"),
         read.take(given.v.flatten(0, 1), "values"),
         step.queries.take(frames.flatten(0, 2), "sums"),
-        padding_of(step, given.padding, 0, given.q.dtype),
+        padding_of(step, None if given.padding is None else given.padding[0], given.q.dtype),
     )
     size = given.q.shape[-1]
     wide = how.map.width(size) if how.paired is None else size

@@ -18,14 +18,14 @@ from dataclasses import dataclass, replace
 from typing import TypeAlias
 
 import torch
+from torch.nn import functional
 
 from attnspec.backends.bands.attention import Step, SteppedAttention
 from attnspec.backends.bands.changed_scores import ScoreChanges
 from attnspec.backends.bands.per_sample import ReadingKernel
+from attnspec.backends.common.exact import in_rows
 from attnspec.backends.common.kv_keeper import Keeper
-from attnspec.backends.common.pieces import in_rows, widened
 from attnspec.backends.common.score_formula import Formula, scale_of
-from attnspec.backends.common.threads import each
 from attnspec.backends.common.torch_modes import is_transformed
 from attnspec.backends.factored.features.kernel import FeatureKernel
 from attnspec.backends.factored.features.maps import Tables
@@ -146,7 +146,7 @@ class HybridKernel:
                 found[1][:, :, :, at] = math.inf
             return states, at
 
-        return Merging(out, total, top, frames, each(part, self._shares(given)))
+        return Merging(out, total, top, frames, [part(share) for share in self._shares(given)])
 
     def _merge(
         self, given: Given, found: Sequence[torch.Tensor]
@@ -191,7 +191,7 @@ class HybridKernel:
         in one piece."""
         q = q.reshape(len(q), k.shape[1], -1, *q.shape[2:])
         wide = max(q.shape[-1], v.shape[-1])
-        return widened(q, wide), widened(k, wide), widened(v, wide)
+        return _widened(q, wide), _widened(k, wide), _widened(v, wide)
 
     def _tables(self, call: Call) -> dict[str, torch.Tensor]:
         """The tables that change scores."""
@@ -240,7 +240,7 @@ class HybridKernel:
             return target.tables, of_changes
 
         of_changes = _zeros(self._tables(call))
-        for share, found in zip(shares_of, each(part, range(len(shares_of))), strict=True):
+        for share, found in zip(shares_of, map(part, range(len(shares_of))), strict=True):
             for name, total in into.part(share).tables.items():
                 total.add_(found[0][name])
             for name, changed in found[1].items():
@@ -276,11 +276,11 @@ class HybridKernel:
         """The gradients, with those of the exact part added to what there is."""
         exact = self._exact(*parts)
         wide = exact[0].shape[-1]
-        grad, out = (widened(x.reshape(*exact[0].shape[:-1], -1), wide) for x in found[:2])
+        grad, out = (_widened(x.reshape(*exact[0].shape[:-1], -1), wide) for x in found[:2])
         lse = found[2].view(exact[0].shape[:-1])
         # key heads that query heads share were repeated for them
         keys = [_shared(x, parts[1].shape[1]) for x in (into.k, into.v)]
-        targets = [widened(x, wide) for x in (into.q.view(*exact[0].shape[:-1], -1), *keys)]
+        targets = [_widened(x, wide) for x in (into.q.view(*exact[0].shape[:-1], -1), *keys)]
         tables = self._tables(call)
         scale = scale_of(self.work, parts[0].shape[-1])
         saved = (*exact, out, lse)
@@ -384,3 +384,8 @@ def _query_heads(given: Given, share: Share) -> tuple[int, ...]:
 def _shared(x: torch.Tensor, heads: int) -> torch.Tensor:
     """The sums of [B, H, n, d] over the heads that share one of so many key heads."""
     return x if x.shape[1] == heads else torch.unflatten(x, 1, (heads, -1)).sum(2)
+
+
+def _widened(x: torch.Tensor, size: int) -> torch.Tensor:
+    """Rows of a size, with zeros behind, each in one piece."""
+    return functional.pad(x, (0, size - x.shape[-1])) if x.shape[-1] < size else in_rows(x)

@@ -14,7 +14,25 @@ from attnspec.compile.standalone.sources.sums import (
     with_ones,
 )
 
+LONGEST: int | None = None
+
 Learned = dict[str, Tensor]
+
+
+def attend(
+    q: Tensor, k: Tensor, v: Tensor, layer: int, dropout_p: float, x: Learned, learned: Learned
+) -> Tensor:
+    """mix(q, k, v) in float32 at least, with a head of keys for each of queries."""
+    if dropout_p:
+        raise ValueError(f"there are no weights to drop: dropout_p must be 0, got {dropout_p}")
+    if LONGEST is not None and k.shape[2] > LONGEST:
+        raise ValueError(f"n is at most {LONGEST}, got {k.shape[2]}")
+    wide, repeat = torch.promote_types(q.dtype, torch.float32), q.shape[1] // k.shape[1]
+    k, v = (each.to(wide).repeat_interleave(repeat, 1) for each in (k, v))
+    if 0 in (q.shape[0], q.shape[2]):
+        return q @ (k.mT @ v).to(q.dtype)
+    learned = {name: each.to(wide) for name, each in learned.items()}
+    return mix(q.to(wide), k, v, layer, x.get("key padding"), learned).to(q.dtype)
 
 
 def mix(q: Tensor, k: Tensor, v: Tensor, layer: int, real: Tensor | None, x: Learned) -> Tensor:

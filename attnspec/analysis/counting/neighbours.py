@@ -6,17 +6,15 @@ where more queries have it in the common part than have it in what is left out.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import combinations
 
 import numpy as np
 
-from attnspec.analysis.counting.conjunctions import Banded, Conjunction, Listed, Turned, shared
+from attnspec.analysis.counting.conjunctions import Conjunction, Listed, shared
 from attnspec.analysis.counting.progressions import Ends
 from attnspec.analysis.counting.rectangles import Term, terms_of
-from attnspec.graphs.operators import Complement, Intersection, transpose_of
-from attnspec.graphs.patterns.full import Full
+from attnspec.graphs.operators import Complement, Intersection
 from attnspec.graphs.relation import Relation
 
 MOST_LEFT_OUT = 3
@@ -27,14 +25,14 @@ MOST_LEFT_OUT = 3
 class Reading:
     """One term: through the masks, what the conjunctions hold, each counted with its sign.
 
-    `pairs` are those of the term before the masks.
+    `pairs` are those of the term before the masks, None for all.
     """
 
     n: int
     rows: np.ndarray | None
     columns: np.ndarray | None
     counted: tuple[tuple[int, Conjunction], ...]
-    pairs: Relation
+    pairs: Relation | None
 
     @property
     def plain(self) -> Conjunction | None:
@@ -57,13 +55,6 @@ class Reading:
             found = np.sum(tallies, axis=0) > 0
         into |= found if self.columns is None else found & self.columns
         return 0, self.n
-
-    def reversed(self) -> Reading:
-        turned = tuple(
-            (sign, part.inner if isinstance(part, Turned) else Turned(part, self.n))
-            for sign, part in self.counted
-        )
-        return Reading(self.n, self.columns, self.rows, turned, transpose_of(self.pairs))
 
 
 @dataclass(frozen=True, eq=False)
@@ -88,17 +79,13 @@ class Neighbours:
         self.mark(np.flatnonzero(frontier), found)
         return found
 
-    def reversed(self) -> Neighbours:
-        """The same pairs the other way: what is read by whom."""
-        return Neighbours(self.n, tuple(reading.reversed() for reading in self.readings))
 
-
-def neighbours(relations: Iterable[Relation], n: int) -> Neighbours:
+def neighbours(relations: Sequence[Relation], n: int) -> Neighbours:
     """The union of relations; raises TooMuch where one has no closed form and too many pairs."""
     terms = (term for relation in relations for term in terms_of(relation, n))
     # heads and layers that differ in one term often share the others
     different = {_identity(term): term for term in terms}
-    return Neighbours(n, tuple(_readings(different.values(), n)))
+    return Neighbours(n, tuple(_reading(t, n) for t in different.values()))
 
 
 def _identity(term: Term) -> tuple[object, ...]:
@@ -106,20 +93,11 @@ def _identity(term: Term) -> tuple[object, ...]:
     return (*masks, frozenset(term.held), frozenset(term.left_out))
 
 
-def _readings(terms: Iterable[Term], n: int) -> Iterator[Reading]:
-    for term in terms:
-        outside = tuple(Complement(relation) for relation in term.left_out)
-        parts = (*term.held, *outside)
-        pairs = Intersection(parts) if len(parts) > 1 else parts[0] if parts else Full()
-        yield Reading(n, term.rows, term.columns, tuple(_counted(term, pairs, n)), pairs)
-
-
-def _counted(term: Term, pairs: Relation, n: int) -> Iterator[tuple[int, Conjunction]]:
-    """The pairs held less those left out, by inclusion and exclusion."""
-    if len(term.left_out) > MOST_LEFT_OUT:
-        yield 1, Listed(pairs, n)
-        return
-    for size in range(len(term.left_out) + 1):
-        for some in combinations(term.left_out, size):
-            together = tuple(dict.fromkeys((*term.held, *some)))
-            yield (-1) ** size, shared(together, n) if together else Banded((), n)
+def _reading(term: Term, n: int) -> Reading:
+    parts = (*term.held, *(Complement(relation) for relation in term.left_out))
+    pairs = Intersection(parts) if len(parts) > 1 else next(iter(parts), None)
+    if pairs is not None and len(term.left_out) > MOST_LEFT_OUT:
+        counted: list[tuple[int, Conjunction]] = [(1, Listed(pairs, n))]
+    else:
+        counted = [(sign, shared(together, n)) for sign, together in term.counted]
+    return Reading(n, term.rows, term.columns, tuple(counted), pairs)

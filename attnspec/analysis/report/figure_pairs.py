@@ -1,0 +1,156 @@
+"""The figures of a report about pairs, about growth and about reach: how each is found.
+
+Each function raises Unknown, with the reason, where its figure is not known.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from attnspec.analysis.counting import graph_heads
+from attnspec.analysis.counting.degrees import degrees_of
+from attnspec.analysis.counting.figures import PAIRS
+from attnspec.analysis.quality import Figure, Unknown
+
+if TYPE_CHECKING:
+    from attnspec.analysis.report.inquiry import Inquiry
+
+# --- counts ---------------------------------------------------------------------------------------
+
+
+def counted(name: str) -> Callable[[Inquiry], Figure[Any]]:
+    """What is counted of the pairs of all heads."""
+
+    def of(report: Inquiry) -> Figure[Any]:
+        # raises Unknown where the pairs are not known
+        _ = report.graphs
+        return Figure(PAIRS[name](report.stack.bound(report.n), report.n) if report.n else 0)
+
+    return of
+
+
+def mean_degree(report: Inquiry) -> Figure[Any]:
+    """The mean number of keys of a query in a head."""
+    density = report.figure("density")
+    if isinstance(density, Unknown):
+        raise density
+    return Figure(density.value * report.n)
+
+
+def over_heads(name: str, of: Callable[[Any], int]) -> Callable[[Inquiry], Figure[Any]]:
+    """Their most, fewest or sum of what is counted of each head, 0 where there is no position."""
+
+    def found(report: Inquiry) -> Figure[Any]:
+        graphs = report.per_graph
+        slots = report.stack.bound(report.n).slots if report.n else ()
+        return Figure(of([getattr(graphs[index], name) for row in slots for index in row] or [0]))
+
+    return found
+
+
+def rows_nonempty(report: Inquiry) -> Figure[Any]:
+    """Whether every query has a key in every head."""
+    found = (degrees_of(relation, report.n) for _, _, relation in report.graphs)
+    return Figure(all(bool((degrees > 0).all()) for degrees in found))
+
+
+def causal(report: Inquiry) -> Figure[Any]:
+    """Whether no position learns of a later one."""
+
+    from attnspec.analysis.reach.leaks import leak
+
+    if not report.n:
+        return Figure(True)
+    found = leak(report.stack, report.n)
+    if found.value is None:
+        return Figure(True, found.quality, found.note)
+    where = f", where {found.value.where}" if found.value.where else ""
+    note = f"query {found.value.query} reads the later key {found.value.key}{where}"
+    return Figure(False, found.quality, note)
+
+
+def stable(report: Inquiry) -> Figure[Any]:
+    """Whether rows are the same pairs at every length."""
+
+    from attnspec.analysis.growth.stable import ENOUGH, EVERY, difference, is_stable
+
+    program = report.program
+    if is_stable(program):
+        fixed = program.fixed_length is not None
+        return Figure(True, note="the grid has one length" if fixed else "proven for every n")
+    longest = min(max(report.n, EVERY), ENOUGH)
+    found = difference(program, longest)
+    if found is None:
+        return Figure(True, "estimate", f"not proven, the same at lengths up to {longest:,}")
+    term = found.fault.term
+    return Figure(False, note=f"{found.what}: `{term if len(term) <= 32 else term[:31] + '…'}`")
+
+
+def symmetric(report: Inquiry) -> Figure[Any]:
+    """Whether every graph is its own mirror image."""
+
+    from attnspec.analysis.reach.mirrored import asymmetry
+
+    certain = True
+    for layer, head, relation in report.graphs:
+        found, sure = asymmetry(relation, report.n)
+        if found:
+            return Figure(False, "exact", f"layer {layer}, head {head}")
+        certain &= sure
+    if certain:
+        return Figure(True)
+    return Figure(True, "estimate", "by random sums, wrong with a probability below 2**-60")
+
+
+# --- growth ---------------------------------------------------------------------------------------
+
+
+def order(report: Inquiry) -> Figure[Any]:
+    """How fast the edges grow."""
+
+    from attnspec.analysis.growth import order as orders
+
+    _require_positions(report)
+    return _or_unknown(orders.order(report.stack, report.n, report.elaborated))
+
+
+def edges_formula(report: Inquiry) -> Figure[Any]:
+    """The edges as an expression in n."""
+
+    from attnspec.analysis.growth import order as orders
+
+    _require_positions(report)
+    return _or_unknown(orders.edges_formula(report.stack, report.n))
+
+
+def _require_positions(report: Inquiry) -> None:
+    if not report.n:
+        raise Unknown("there is no position")
+
+
+def _or_unknown(found: Figure[Any]) -> Figure[Any]:
+    if found.value is None:
+        raise Unknown(found.note)
+    return found
+
+
+# --- reach ----------------------------------------------------------------------------------------
+
+
+def reach(name: str) -> Callable[[Inquiry], Figure[Any]]:
+    """How a figure of `analysis.reach.reach` is found."""
+
+    def of(report: Inquiry) -> Figure[Any]:
+        from attnspec.analysis.reach import reach as reaches
+
+        if report.influence.unknown is not None:
+            raise Unknown(report.influence.unknown)
+        if not report.n:
+            return Figure(0)
+        found: Figure[Any] = getattr(reaches, name)(report.influence, report.n)
+        notes = [found.note, graph_heads.mechanism_note(report)]
+        return replace(found, note="; ".join(note for note in notes if note))
+
+    return of

@@ -1,0 +1,102 @@
+"""The module of a file: the checks of a call, and what is learned."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor, nn
+
+from attnspec.compile.standalone.sources.linear import attend
+
+HEADS: int | None = None
+LAYERS: int | None = None
+INPUTS: dict[str, tuple[str, int | None]] = {"important": ("tokens", 64)}
+PARTS: dict[str, tuple[tuple[int | str, ...], str, float]] = {}
+
+Inputs = Mapping[str, Tensor] | None
+
+
+def given(
+    q: Tensor, k: Tensor, v: Tensor, layer: int, inputs: Inputs, padding: Tensor | None
+) -> dict[str, Tensor]:
+    """The inputs and the padding of a call; raises unless all fits together and to the spec."""
+    shapes = f"q {list(q.shape)}, k {list(k.shape)}, v {list(v.shape)}"
+    fit = q.dim() == k.dim() == v.dim() == 4 and q.dtype == k.dtype == v.dtype
+    fit = fit and k.shape[:3] == v.shape[:3] and q.shape[::3] == k.shape[::3]
+    fit = fit and q.shape[2] <= k.shape[2] and HEADS in (None, q.shape[1])
+    if not fit or not k.shape[1] or q.shape[1] % k.shape[1]:
+        needed = f"[B, {HEADS or 'H'}, n_q, d], [B, H_kv, n_k, d] and [B, H_kv, n_k, d_v]"
+        raise ValueError(f"{needed} of one type are needed, H_kv dividing H, got {shapes}")
+    if not 0 <= layer < (LAYERS or layer + 1):
+        raise ValueError(f"layer must be from 0 on and below {LAYERS}, got {layer}")
+    x = {**(inputs or {}), **({} if padding is None else {"key padding": padding})}
+    if {*x, "key padding"} != {*INPUTS, "key padding"}:
+        raise ValueError(f"the inputs are {list(INPUTS)}, got {list(inputs or {})}")
+    for name, tensor in x.items():
+        kind, most = INPUTS.get(name, ("tokens", None))
+        shape = k.shape[:1] if kind == "length" else k.shape[::2]
+        if tensor.shape != shape or (tensor.dtype == torch.bool) != (kind == "tokens"):
+            raise ValueError(f"{name} must be {kind} {list(shape)}, got {list(tensor.shape)}")
+        if most is not None and int(tensor.sum(-1).amax()) > most:
+            raise ValueError(f"`{name}` promises at most {most} tokens")
+    return x
+
+
+class Attention(nn.Module):
+    """q [B, H, n_q, d], k [B, H_kv, n_k, d], v [B, H_kv, n_k, d_v] -> [B, H, n_q, d_v]; queries
+    are the last n_q positions, `key_padding_mask` is bool [B, n_k], True for a real key."""
+
+    def forward(
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        *,
+        layer: int = 0,
+        key_padding_mask: Tensor | None = None,
+        dropout_p: float = 0.0,
+        inputs: Mapping[str, Tensor] | None = None,
+    ) -> Tensor:
+        x = given(q, k, v, layer, inputs, key_padding_mask)
+        return attend(q, k, v, layer, dropout_p, x, {})
+
+
+class Learner(nn.Module):
+    """q [B, H, n_q, d], k [B, H_kv, n_k, d], v [B, H_kv, n_k, d_v] -> [B, H, n_q, d_v]; queries
+    are the last n_q positions, `key_padding_mask` is bool [B, n_k], True for a real key."""
+
+    def __init__(self, head_size: int) -> None:
+        super().__init__()
+        for name, (shape, _, _) in PARTS.items():
+            sizes = [head_size if isinstance(size, str) else size for size in shape]
+            self.register_parameter(name, nn.Parameter(torch.empty(sizes)))
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Starts what is learned anew, as PARTS says."""
+        for name, (_, start, by) in PARTS.items():
+            part = self.get_parameter(name)
+            if start == "constant":
+                nn.init.constant_(part, by)
+            elif start == "uniform":
+                nn.init.uniform_(part, -by, by)
+            else:
+                nn.init.normal_(part, 0.0, by if start == "normal" else by * part.shape[-1] ** -0.5)
+
+    def forward(
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        *,
+        layer: int = 0,
+        key_padding_mask: Tensor | None = None,
+        dropout_p: float = 0.0,
+        inputs: Mapping[str, Tensor] | None = None,
+    ) -> Tensor:
+        x = given(q, k, v, layer, inputs, key_padding_mask)
+        # the rows of this layer, [heads or 1, ...]
+        parts = {name: self.get_parameter(name) for name in PARTS}
+        learned = {name: each[layer if len(each) > 1 else 0] for name, each in parts.items()}
+        return attend(q, k, v, layer, dropout_p, x, learned)

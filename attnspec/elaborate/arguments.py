@@ -1,0 +1,253 @@
+"""Matching the arguments of a call with what a declaration asks, by the `Parameter` of each."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import MISSING, fields
+from typing import NoReturn, TypeVar
+
+from attnspec.elaborate.collect import Failed
+from attnspec.elaborate.names import kind_of, type_of
+from attnspec.elaborate.scope import Scope, meaning
+from attnspec.elaborate.terms import as_tokens, integer, scalar
+from attnspec.grammar import nodes
+from attnspec.graphs.bind import check_value
+from attnspec.ir.parameters import Parameter, RelationError
+from attnspec.ir.program import ArgumentValue, InputRef
+from attnspec.ir.scalars import Scalar
+from attnspec.text.diagnostics import did_you_mean
+from attnspec.text.source import Span
+
+V = TypeVar("V")
+
+
+def parameters_of(declaration: type) -> dict[str, Parameter]:
+    """The arguments that a pattern or mechanism takes in the language, by name."""
+    return {
+        entry.name: entry.metadata["parameter"]
+        for entry in fields(declaration)
+        if entry.metadata["parameter"].kind != "context"
+    }
+
+
+# --- which argument is which ---------------------------------------------------------------------
+
+
+def matched(
+    node: nodes.Call,
+    scope: Scope,
+    parameters: Mapping[str, Parameter],
+    value_of: Callable[[str, nodes.Expression], V],
+) -> tuple[dict[str, V], dict[str, Span]]:
+    """The values given in a call by argument name, and their places."""
+    positional = [name for name, p in parameters.items() if p.positional]
+    values: dict[str, V] = {}
+    spans: dict[str, Span] = {}
+    failed = False
+    for index, argument in enumerate(node.arguments):
+        try:
+            name = argument.name
+            if name is None:
+                if index >= len(positional):
+                    _unnamed(node, argument, scope, parameters)
+                name = positional[index]
+            if name not in parameters or name in spans:
+                _misplaced(node, argument, scope, parameters, name, spans)
+            spans[name] = argument.value.span
+            values[name] = value_of(name, argument.value)
+        except Failed:
+            failed = True
+    if failed:
+        raise Failed
+    return values, spans
+
+
+def _unnamed(
+    node: nodes.Call, argument: nodes.Argument, scope: Scope, parameters: Mapping[str, Parameter]
+) -> NoReturn:
+    names = [name for name, p in parameters.items() if not p.positional]
+    if not names:
+        _too_many(node, argument, scope, len(parameters))
+    advice: str | None = f"write `{names[0]} = …`"
+    notes: tuple[str, ...] = ()
+    if node.name == "window":
+        advice = _two_ways(argument, scope) or advice
+        notes = ("a bare size means one thing in one library and another in the next",)
+    message = f"the arguments of `{node.name}` need their names"
+    scope.fail("A301", message, argument.span, notes=notes, help=advice)
+
+
+def _too_many(node: nodes.Call, argument: nodes.Argument, scope: Scope, most: int) -> NoReturn:
+    allowed = "at most one argument" if most == 1 else f"at most {most} arguments"
+    message = f"`{node.name}` takes {allowed if most else 'no arguments'}"
+    scope.fail("A302", message, argument.span)
+
+
+def _misplaced(
+    node: nodes.Call,
+    argument: nodes.Argument,
+    scope: Scope,
+    parameters: Mapping[str, Parameter],
+    name: str,
+    known: Mapping[str, Span],
+) -> NoReturn:
+    """Fail because an argument is unknown, or one of those that are known already."""
+    ways = _two_ways(argument, scope) if node.name == "window" and not known else None
+    span = argument.name_span or argument.span
+    if name in known:
+        scope.fail("A304", f"`{name}` is given twice", span)
+    takes = ", ".join(f"`{name}`" for name in parameters) or "no arguments"
+    advice = did_you_mean(name, parameters) or ways
+    scope.fail(
+        "A302",
+        f"`{node.name}` has no argument `{name}`",
+        span,
+        notes=(f"it takes {takes}",),
+        help="`==` compares" if node.name == "where" else advice,
+    )
+
+
+def _two_ways(argument: nodes.Argument, scope: Scope) -> str | None:
+    """What a size may mean for a window, where it is known."""
+    size = scalar(argument.value, scope, "a window's size")
+    if not isinstance(size, int) or isinstance(size, bool) or size <= 0:
+        return None
+    return (
+        f"`window(radius = {size})` keeps {2 * size + 1} keys on both sides,"
+        f" `window(before = {size - 1}, after = 0)` keeps the last {size}"
+    )
+
+
+# --- whether they are all there, and fit together ------------------------------------------------
+
+
+def complete(
+    node: nodes.Call,
+    scope: Scope,
+    declaration: type,
+    values: dict[str, ArgumentValue],
+) -> None:
+    """Check that all that is required is there, and fill in the defaults."""
+    parameters = parameters_of(declaration)
+    _require_signature(node, scope, getattr(declaration, "signatures", None), values)
+    for entry in fields(declaration):
+        if entry.name not in parameters or entry.name in values:
+            continue
+        if entry.default is MISSING:
+            doc = f"`{entry.name}`: {parameters[entry.name].doc}"
+            scope.fail("A303", f"`{node.name}` needs `{entry.name}`", node.span, notes=(doc,))
+        if entry.default is not None:
+            values[entry.name] = entry.default
+
+
+def _require_signature(
+    node: nodes.Call,
+    scope: Scope,
+    signatures: Sequence[Sequence[str]] | None,
+    values: Mapping[str, ArgumentValue],
+) -> None:
+    """Refuse arguments that are those of none of the forms of a pattern that has several."""
+    given = {name for name in values if any(name in s for s in signatures or ())}
+    if signatures is None or any(given == set(s) for s in signatures):
+        return
+    forms = [", ".join(f"{argument} = …" for argument in s) for s in signatures]
+    ways = " or ".join(f"`{node.name}({form})`" for form in forms)
+    nearest = next((s for s in signatures if given and given < set(s)), None)
+    if nearest:
+        missing = ", ".join(f"`{name}`" for name in nearest if name not in given)
+        message = f"`{node.name}` needs {missing} as well"
+        scope.fail("A303", message, node.span, help=f"write {ways}")
+    found = " and ".join(f"`{name}`" for name in values) or "nothing"
+    scope.fail("A303", f"`{node.name}` takes {ways}, got {found}", node.span)
+
+
+def check_together(
+    node: nodes.Call,
+    scope: Scope,
+    declaration: type,
+    values: Mapping[str, ArgumentValue],
+    spans: Mapping[str, Span],
+) -> None:
+    """What a declaration itself asks of its arguments, where all of them are known."""
+    if not all(isinstance(value, int | float | str) for value in values.values()):
+        return
+    try:
+        declaration(**values)
+    except RelationError as error:
+        named = (span for name, span in spans.items() if f"`{name}`" in error.message)
+        scope.fail("A306", error.message, next(named, node.span))
+
+
+# --- the value of each ----------------------------------------------------------------------------
+
+
+def values_of(
+    node: nodes.Call, scope: Scope, parameters: Mapping[str, Parameter]
+) -> tuple[dict[str, ArgumentValue], dict[str, Span]]:
+    """The values given in a call, each as its `Parameter` asks, and their places."""
+    return matched(
+        node, scope, parameters, lambda name, value: _value(parameters[name], name, value, scope)
+    )
+
+
+def _value(parameter: Parameter, name: str, node: nodes.Expression, scope: Scope) -> ArgumentValue:
+    match parameter.kind:
+        case "tokens":
+            return as_tokens(meaning(node, scope), node.span, scope)
+        case "ids" | "length":
+            return _input(parameter, name, node, scope)
+        case "choice":
+            return _choice(parameter, name, node, scope)
+        case "predicate":
+            return _predicate(node, scope)
+        case "boolean" | "real":
+            value = scalar(node, scope, f"`{name}`")
+        case _:
+            value = integer(node, scope, f"`{name}`")
+    check_constant(parameter, name, value, node.span, scope)
+    return value
+
+
+def check_constant(
+    parameter: Parameter, name: str, value: ArgumentValue, span: Span, scope: Scope
+) -> None:
+    """Range checks of an argument that is known already."""
+    wrong = check_value(parameter, name, value) if isinstance(value, int | float) else None
+    if wrong:
+        scope.fail("A306", wrong, span, notes=(f"`{name}`: {parameter.doc}",))
+
+
+def _input(parameter: Parameter, name: str, node: nodes.Expression, scope: Scope) -> ArgumentValue:
+    """An input of the kind that an argument asks for; `prefix` takes a count as well."""
+    found = meaning(node, scope)
+    needed = f"an input of kind `{parameter.kind}`"
+    if isinstance(found, InputRef):
+        if found.kind != parameter.kind:
+            message = f"{needed} is needed, got one of kind `{found.kind}`"
+            scope.fail("A313", message, node.span)
+        return found
+    if parameter.kind == "length" and kind_of(found) == "scalar":
+        value = integer(node, scope, f"`{name}`")
+        if isinstance(value, int) and value < 0:
+            scope.fail("A306", f"`{name}` must be at least 0, got {value}", node.span)
+        return value
+    either = " or a count" if parameter.kind == "length" else ""
+    advice = f"declare one: `input x: {parameter.kind}`"
+    scope.fail("A313", f"{needed}{either} is needed", node.span, help=advice)
+
+
+def _choice(parameter: Parameter, name: str, node: nodes.Expression, scope: Scope) -> str:
+    if isinstance(node, nodes.Name) and node.name in parameter.choices:
+        return node.name
+    found = node.name if isinstance(node, nodes.Name) else "an expression"
+    advice = did_you_mean(found, parameter.choices) if isinstance(node, nodes.Name) else None
+    message = f"`{name}` is one of {', '.join(parameter.choices)}, got {found}"
+    scope.fail("A309", message, node.span, help=advice)
+
+
+def _predicate(node: nodes.Expression, scope: Scope) -> Scalar:
+    value = scalar(node, scope.child(predicate=True), "the predicate of `where`")
+    if type_of(value) != "boolean":
+        message = "the predicate of `where` must be a comparison, got a number"
+        scope.fail("A314", message, node.span, help="for example `where((q - k) % 2 == 0)`")
+    return value

@@ -1,0 +1,209 @@
+"""What has brackets behind its name: functions, token sets, patterns, mechanisms, named graphs."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import NoReturn
+
+from attnspec.elaborate import terms
+from attnspec.elaborate.arguments import (
+    check_constant,
+    check_together,
+    complete,
+    matched,
+    parameters_of,
+    values_of,
+)
+from attnspec.elaborate.collect import Failed, each
+from attnspec.elaborate.names import TOKEN_SETS, Value
+from attnspec.elaborate.scope import Scope, meaning
+from attnspec.grammar import nodes
+from attnspec.ir.parameters import Parameter
+from attnspec.ir.program import Leaf, Mechanism, Term, Tokens
+from attnspec.ir.scalars import FUNCTIONS, Apply, Scalar
+from attnspec.text.diagnostics import did_you_mean
+
+MOST_NESTED = 64
+"""Named graphs inside one another."""
+
+_ANY = Parameter("any", "", positional=True)
+
+
+@meaning.register(nodes.Call)
+def call(node: nodes.Call, scope: Scope, bare: bool = False) -> Value:
+    """What a call stands for; `bare` where the text has the word alone."""
+    name, work, graphs = node.name, scope.work, scope.module.graphs
+    if name in scope.module.broken:
+        raise Failed
+    if name in graphs:
+        return _named_graph(node, scope)
+    if name in FUNCTIONS:
+        return _function(node, scope)
+    if name in TOKEN_SETS:
+        return _positions(node, scope) if name == "positions" else _token_set(node, scope)
+    if name == "transpose":
+        return _transposed(node, scope)
+    if name == "shift":
+        return _shifted(node, scope)
+    if name in work.patterns:
+        return _pattern(node, scope)
+    if name in work.mechanisms:
+        return _mechanism(node, scope, bare)
+    if name in scope.names:
+        scope.fail("A210", f"`{name}` is a value and takes no arguments", node.name_span)
+    words = [*work.patterns, *graphs, *work.mechanisms, *FUNCTIONS, *TOKEN_SETS]
+    advice = did_you_mean(name, [*words, "transpose", "shift"])
+    scope.fail("A201", f"`{name}` is not defined", node.name_span, help=advice)
+
+
+def _function(node: nodes.Call, scope: Scope) -> Scalar:
+    def one(argument: nodes.Argument) -> Scalar:
+        if argument.name is not None:
+            message = f"the arguments of `{node.name}` have no names"
+            scope.fail("A301", message, argument.span)
+        value = terms.scalar(argument.value, scope, f"an argument of `{node.name}`")
+        terms.typed(value, "number", node.name, argument.value.span, scope)
+        return value
+
+    least, most = FUNCTIONS[node.name]
+    values = each(node.arguments, one)
+    if len(values) < least or (most is not None and len(values) > most):
+        needed = "one argument" if most == 1 else "at least one argument"
+        scope.fail("A303", f"`{node.name}` takes {needed}, got {len(values)}", node.span)
+    return terms.folded(Apply(node.name, tuple(values)), node.span, scope)
+
+
+def _token_set(node: nodes.Call, scope: Scope) -> Tokens:
+    parameters = TOKEN_SETS[node.name]
+    given, _ = values_of(node, scope, parameters)
+    first, *_ = parameters
+    if first not in given:
+        scope.fail("A303", f"`{node.name}` needs its `{first}`", node.span)
+    return Tokens(node.name, tuple(given.get(name, 0) for name in parameters))  # type: ignore[misc]
+
+
+def _positions(node: nodes.Call, scope: Scope) -> Tokens:
+    def ends(argument: nodes.Argument) -> tuple[Scalar, Scalar]:
+        if argument.name is not None:
+            scope.fail("A301", "positions have no names", argument.span)
+        value = argument.value
+        parts = (value.first, value.last) if isinstance(value, nodes.Range) else (value, value)
+        first, last = (terms.integer(part, scope, "a position") for part in parts)
+        for end in (first, last):
+            if isinstance(end, int) and end < 0:
+                message, advice = (
+                    f"a position must be at least 0, got {end}",
+                    "`last(c)` counts from the end",
+                )
+                scope.fail("A306", message, value.span, help=advice)
+        if isinstance(first, int) and isinstance(last, int) and first > last:
+            scope.fail("A307", f"the range {first}..{last} is empty", value.span)
+        return first, last
+
+    if not node.arguments:
+        scope.fail("A303", "`positions` needs at least one position", node.span)
+    pairs = each(node.arguments, ends)
+    return Tokens("positions", tuple(end for pair in pairs for end in pair))
+
+
+def _transposed(node: nodes.Call, scope: Scope) -> Term:
+    if len(node.arguments) != 1 or node.arguments[0].name:
+        scope.fail("A303", "`transpose` takes 1 graph without a name", node.span)
+    term = terms.graph(node.arguments[0].value, scope)
+    return terms.compound("transpose", (term,), node.span, scope)
+
+
+def _shifted(node: nodes.Call, scope: Scope) -> Term:
+    graphs = [a for a in node.arguments if a.name is None]
+    by = [a for a in node.arguments if a.name == "by"]
+    if len(graphs) != 1 or len(by) != 1 or len(node.arguments) != 2:
+        scope.fail("A303", "`shift` takes a graph and `by = x`", node.span)
+    term = terms.graph(graphs[0].value, scope)
+    amount = terms.integer(by[0].value, scope, "`by`")
+    return terms.compound("shift", (term,), node.span, scope, amount)
+
+
+# --- patterns and mechanisms ---------------------------------------------------------------------
+
+
+def _pattern(node: nodes.Call, scope: Scope) -> Leaf:
+    pattern = scope.work.patterns[node.name]
+    parameters = parameters_of(pattern)
+    variadic = next((n for n, p in parameters.items() if p.kind == "extents"), None)
+    if variadic is not None:
+        extents = _extents(node, scope, parameters[variadic])
+        return terms.leaf(node.name, {variadic: extents}, {}, node.span, scope)
+    values, spans = values_of(node, scope, parameters)
+    complete(node, scope, pattern, values)
+    if pattern.data_dependent:
+        check_together(node, scope, pattern, values, spans)
+    if getattr(pattern, "needs_grid", False) and scope.work.grid is None:
+        _needs_grid(node, scope)
+    return terms.leaf(node.name, values, spans, node.span, scope)
+
+
+def _extents(node: nodes.Call, scope: Scope, parameter: Parameter) -> tuple[Scalar, ...]:
+    def one(argument: nodes.Argument) -> Scalar:
+        if argument.name is not None:
+            scope.fail("A301", f"the extents of `{node.name}` have no names", argument.span)
+        value = terms.integer(argument.value, scope, "an extent")
+        extent = replace(parameter, kind="integer")
+        check_constant(extent, "extent", value, argument.value.span, scope)
+        return value
+
+    extents = tuple(each(node.arguments, one))
+    if scope.work.grid is None:
+        _needs_grid(node, scope)
+    axes = len(scope.work.grid)
+    if len(extents) != axes:
+        message = f"`{node.name}` needs one extent for each of the grid's {axes} axes"
+        scope.fail("A303", f"{message}, got {len(extents)}", node.span)
+    return extents
+
+
+def _needs_grid(node: nodes.Call, scope: Scope) -> NoReturn:
+    if "sequence" in scope.work.broken:
+        raise Failed
+    message = f"`{node.name}` needs positions on a grid"
+    scope.fail("A208", message, node.name_span, help="add `sequence grid(H, W)`")
+
+
+def _mechanism(node: nodes.Call, scope: Scope, bare: bool) -> Mechanism:
+    if bare:
+        message = f"`{node.name}` is a mechanism: write `{node.name}()`"
+        scope.fail("A206", message, node.span)
+    declaration = scope.work.mechanisms[node.name]
+    parameters = parameters_of(declaration)
+    values, spans = values_of(node, scope, parameters)
+    complete(node, scope, declaration, values)
+    check_together(node, scope, declaration, values, spans)
+    return Mechanism(node.name, tuple(sorted(values.items())), node.span)
+
+
+# --- named graphs --------------------------------------------------------------------------------
+
+
+def _named_graph(node: nodes.Call, scope: Scope) -> Term:
+    definition, home = scope.module.graphs[node.name]
+    here = (("defined here", definition.name_span),)
+    terms.spend(terms.CALL, node.span, scope.work)
+    if any(each is definition for each in scope.expanding):
+        chain = [each.name for each in scope.expanding]
+        chain = [*chain[chain.index(definition.name) :], definition.name]
+        message = f"`{node.name}` is defined by itself: {' -> '.join(chain)}"
+        scope.fail("A211", message, node.name_span, related=here)
+    if len(scope.expanding) >= MOST_NESTED:
+        message = f"named graphs may be nested at most {MOST_NESTED} deep"
+        scope.fail("A197", message, node.name_span)
+    scope.work.used_graphs[(id(home), definition.name)] = (definition, home)
+    parameters = dict.fromkeys((each.name for each in definition.parameters), _ANY)
+    given, _ = matched(node, scope, parameters, lambda name, value: meaning(value, scope))
+    inner = Scope(scope.work, home, dict(given), expanding=(*scope.expanding, definition))
+    for parameter in definition.parameters:
+        if parameter.name not in given and parameter.default is not None:
+            inner.names[parameter.name] = meaning(parameter.default, inner)
+    missing = [name for name in parameters if name not in inner.names]
+    if missing:
+        needed = ", ".join(f"`{name}`" for name in missing)
+        scope.fail("A303", f"`{node.name}` needs {needed}", node.span, related=here)
+    return terms.graph(definition.body, inner)

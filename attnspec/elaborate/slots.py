@@ -1,0 +1,255 @@
+"""Which statements rule each layer and head, and what that head then does."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+from typing import Generic, TypeVar
+
+import numpy as np
+
+from attnspec.elaborate.collect import Collector
+from attnspec.elaborate.scope import Work
+from attnspec.elaborate.terms import CALL, spend
+from attnspec.grammar import nodes
+from attnspec.graphs.bind import check_value
+from attnspec.ir.normal_form import substitute
+from attnspec.ir.program import Attend, Leaf, Mechanism, Score, Term, leaves, symbols_of
+from attnspec.ir.scalars import Scalar, ScalarError, fold, symbols
+from attnspec.text.source import Span
+
+V = TypeVar("V")
+
+MOST_CLASHES = 50
+"""More than are shown; the search for them ends there."""
+
+
+@dataclass(frozen=True)
+class Where:
+    """The layers and heads that a scope covers, how deep it is nested, and where it stands."""
+
+    layers: frozenset[int]
+    heads: frozenset[int]
+    depth: int = 0
+    block: Span | None = None
+
+
+@dataclass(frozen=True)
+class Ruling(Generic[V]):
+    """A value with the scope it holds in and the statement that says so."""
+
+    value: V
+    where: Where
+    span: Span
+
+
+Attended = tuple[Term | None, Mechanism | None]
+
+
+@dataclass
+class Rulings:
+    """What the statements of an attention say of heads, in the order of the text."""
+
+    attends: list[Ruling[Attended]] = field(default_factory=list)
+    scales: list[Ruling[Scalar]] = field(default_factory=list)
+    scores: list[Ruling[Score]] = field(default_factory=list)
+    normalizers: list[Ruling[str]] = field(default_factory=list)
+
+
+def slots_of(rulings: Rulings, attention: nodes.Attention, work: Work) -> list[list[Attend]]:
+    """One entry for each layer and head; nothing if there are errors."""
+    collector, shape = work.collector, (work.layers or 1, work.heads or 1)
+    if collector.has_errors():
+        return []
+    groups: dict[Where, list[Ruling[Score]]] = {}
+    for ruling in rulings.scores:
+        groups.setdefault(ruling.where, []).append(ruling)
+    stacked = [
+        Ruling(tuple(one.value for one in group), where, group[0].span)
+        for where, group in groups.items()
+    ]
+    attends = resolve(rulings.attends, *shape, "attend", collector)
+    scales = resolve(rulings.scales, *shape, "scale", collector)
+    normalizers = resolve(rulings.normalizers, *shape, "normalize", collector)
+    scores = resolve(stacked, *shape, "score", collector)
+    _require_covered(attends, attention, work)
+    if collector.has_errors():
+        return []
+    made: dict[tuple[object, ...], Attend] = {}
+    asked: dict[int, set[str]] = {}
+
+    def attend_at(layer: int, head: int, ruling: Ruling[Attended]) -> Attend:
+        """What a head does, computed once for all that the same statements rule alike."""
+        scale = scales[layer][head]
+        rest = scale, normalizers[layer][head], scores[layer][head]
+        factor = None if scale is None else scale.value
+        for one, value in ((ruling, ruling.value[0]), (scale, factor)):
+            if id(one) not in asked:
+                asked[id(one)] = _symbols(value)
+        names = asked[id(ruling)] | asked[id(scale)]
+        place = {} if work.layers is None else {"layer": layer}
+        place |= {} if work.heads is None else {"head": head}
+        place = {name: number for name, number in place.items() if name in names}
+        key = (id(ruling), *map(id, rest), *place.items())
+        if key not in made:
+            made[key] = _attend(place, work, ruling, *rest)
+        return made[key]
+
+    return [
+        [attend_at(layer, head, one) for head, one in enumerate(row) if one is not None]
+        for layer, row in enumerate(attends)
+    ]
+
+
+# --- who rules where -----------------------------------------------------------------------------
+
+
+def resolve(
+    rulings: list[Ruling[V]], layers: int, heads: int, what: str, collector: Collector
+) -> list[list[Ruling[V] | None]]:
+    """The ruling of each layer and head, None where there is none."""
+    # number of the ruling that holds, -1 for none; outer scopes first, so that inner ones win
+    table = np.full((layers, heads), -1)
+    clashes = 0
+    for number, ruling in sorted(enumerate(rulings), key=lambda pair: pair[1].where.depth):
+        rows, columns = sorted(ruling.where.layers), sorted(ruling.where.heads)
+        cells = np.ix_(rows, columns)
+        for other in sorted({*table[cells].flat}) if clashes < MOST_CLASHES else []:
+            if other >= 0 and rulings[other].where.depth == ruling.where.depth:
+                row, column = np.argwhere(table[cells] == other)[0]
+                collector.add(
+                    "A404",
+                    f"two `{what}` of the same depth claim layer {rows[row]},"
+                    f" head {columns[column]}",
+                    ruling.span,
+                    related=(("the other one stands here", rulings[other].span),),
+                    help="narrow one of the scopes",
+                )
+                clashes += 1
+        table[cells] = number
+    found = [*rulings, None]
+    return [[found[number] for number in row] for row in table.tolist()]
+
+
+def _require_covered(
+    table: list[list[Ruling[Attended] | None]], attention: nodes.Attention, work: Work
+) -> None:
+    missing: dict[str, list[int]] = {}
+    for layer, row in enumerate(table):
+        heads = [head for head, ruling in enumerate(row) if ruling is None]
+        if heads:
+            missing.setdefault(ranges(heads), []).append(layer)
+    for heads_text, layers in missing.items():
+        which = [] if work.layers is None else [f"layer {ranges(layers)}"]
+        which += [] if work.heads is None else [f"head {heads_text}"]
+        where = f" in {', '.join(which)}" if which else ""
+        help = "add an `attend` that covers it"
+        work.collector.add("A408", f"nothing is attended{where}", attention.name_span, help=help)
+
+
+def ranges(numbers: list[int]) -> str:
+    """Numbers in the notation of the language: `0..3, 7`."""
+    parts: list[list[int]] = []
+    for number in sorted(numbers):
+        if parts and parts[-1][1] == number - 1:
+            parts[-1][1] = number
+        else:
+            parts.append([number, number])
+    return ", ".join(f"{a}" if a == b else f"{a}..{b}" for a, b in parts)
+
+
+# --- what a head does ----------------------------------------------------------------------------
+
+
+def _symbols(value: Term | Scalar | None) -> set[str]:
+    if value is None:
+        return set()
+    return set(symbols_of(value) if isinstance(value, Term) else symbols(value))
+
+
+def _attend(
+    place: Mapping[str, int],
+    work: Work,
+    ruling: Ruling[Attended],
+    scale: Ruling[Scalar] | None,
+    normal: Ruling[str] | None,
+    scores: Ruling[tuple[Score, ...]] | None,
+) -> Attend:
+    """What one head does by the statements that rule it, with layer and head filled in."""
+    graph, mechanism = ruling.value
+    factor = None if scale is None else scale.value
+    where = ", ".join(f"{name} {number}" for name, number in place.items())
+    try:
+        if graph is not None and place:
+            spend(work.weights.of(graph).size + CALL, ruling.span, work)
+            graph = substitute(graph, dict(place))
+            for leaf in leaves(graph):
+                _check(leaf, where, work)
+        if factor is not None:
+            factor = fold(factor, dict(place))
+    except ScalarError as error:
+        message = f"an expression has no value at {where}: {error}"
+        work.collector.add("A308", message, ruling.span)
+    changes = () if scores is None else scores.value
+    if mechanism is not None:
+        _check_beside(mechanism, work, graph is None, changes, normal)
+        if factor is not None and scale is not None:
+            _check_scale(mechanism, work, graph is None, factor, scale.span)
+    return Attend(
+        graph=graph,
+        mechanism=mechanism,
+        scale=factor,
+        scores=changes,
+        normalize=normal.value if normal else "softmax",
+        span=ruling.span,
+    )
+
+
+def _check(leaf: Leaf, where: str, work: Work) -> None:
+    """Ranges of arguments that layer and head have made known."""
+    given = dict(leaf.arguments)
+    for entry in fields(work.patterns[leaf.pattern]):  # type: ignore[arg-type]
+        value = given.get(entry.name)
+        if isinstance(value, int | float):
+            wrong = check_value(entry.metadata["parameter"], entry.name, value)
+            if wrong:
+                work.collector.add("A306", f"{wrong} at {where}", leaf.place(entry.name))
+
+
+def _misplaced(mechanism: Mechanism, work: Work, message: str, span: Span | None) -> None:
+    related = () if mechanism.span is None else (("the mechanism", mechanism.span),)
+    work.collector.add("A705", message, span or mechanism.span, related=related)
+
+
+def _check_beside(
+    mechanism: Mechanism,
+    work: Work,
+    alone: bool,
+    scores: tuple[Score, ...],
+    normal: Ruling[str] | None,
+) -> None:
+    """What changes the scores of a graph has no meaning for a mechanism."""
+    without = f"changes the scores of a graph; `{mechanism.name}` has none"
+    if alone and scores:
+        _misplaced(mechanism, work, f"`score` {without}", scores[0].span)
+    elif alone and normal is not None:
+        _misplaced(mechanism, work, f"`normalize` {without}", normal.span)
+    elif normal is not None and normal.value != "softmax":
+        message = (
+            f"beside `{mechanism.name}` the weights of a graph are those of a softmax,"
+            f" not of `normalize {normal.value}`"
+        )
+        _misplaced(mechanism, work, message, normal.span)
+
+
+def _check_scale(
+    mechanism: Mechanism, work: Work, alone: bool, factor: Scalar, span: Span | None
+) -> None:
+    declaration = work.mechanisms[mechanism.name]
+    takes = declaration.takes_scale(dict(mechanism.arguments))
+    if alone and not takes:
+        message = f"the formula of `{mechanism.name}` takes no `scale`"
+        _misplaced(mechanism, work, message, span)
+    elif takes and isinstance(factor, int | float) and factor <= 0:
+        message = f"`{mechanism.name}` takes the root of `scale`, which is {factor:g}"
+        _misplaced(mechanism, work, message, span)

@@ -1,0 +1,196 @@
+"""Scalars, token sets and graphs as places in the language ask for them, within their limits."""
+
+from __future__ import annotations
+
+from attnspec.elaborate.names import ARTICLES, Kind, Value, kind_of, type_of
+from attnspec.elaborate.scope import Scope, Work, meaning
+from attnspec.grammar import nodes
+from attnspec.ir.program import (
+    ArgumentValue,
+    Compound,
+    InputRef,
+    Leaf,
+    Term,
+    TokenCompound,
+    TokenTerm,
+    leaves,
+)
+from attnspec.ir.scalars import LARGEST, Apply, Scalar, ScalarError, Symbol, fold
+from attnspec.text.source import Span
+
+MOST_TERMS = 100_000
+"""Patterns and operators of one graph, names written out."""
+
+MOST_OPERATIONS = 1000
+"""Operators and functions of one scalar or token set, names written out."""
+
+MOST_DEEP = 100
+"""Patterns, operators and functions inside one another, names written out."""
+
+MOST_WORK = 1_000_000
+"""What building all terms of a spec may cost: the sum of the sizes of the terms on the way."""
+
+CALL = 32
+"""What a call of a named graph, or a copy for one head, costs beside its result, in that unit."""
+
+
+# --- what places ask for ------------------------------------------------------------------------
+
+
+def require(value: Value, kind: Kind, span: Span, scope: Scope, what: str = "") -> None:
+    """Fail unless something is of the kind that is needed."""
+    got = kind_of(value)
+    if got == kind:
+        return
+    advice = None
+    if kind == "graph" and got in ("tokens", "input"):
+        advice = "`global(T)`, `columns(T)` and `rows(T)` make graphs of token sets"
+    elif kind == "graph" and got == "mechanism":
+        advice = "a mechanism stands alone or as `GRAPH + MECHANISM`"
+    elif kind == "tokens" and got == "scalar":
+        advice = "`first(c)`, `last(c)`, `every(step)` and `positions(0, 5)` are token sets"
+    subject = f"{what} must be {ARTICLES[kind]}" if what else f"{ARTICLES[kind]} is needed here"
+    scope.fail("A310", f"{subject}, got {ARTICLES[got]}", span, help=advice)
+
+
+def scalar(node: nodes.Expression, scope: Scope, what: str = "") -> Scalar:
+    """A scalar, with its constant parts computed."""
+    value = meaning(node, scope)
+    require(value, "scalar", node.span, scope, what)
+    return folded(value, node.span, scope)  # type: ignore[arg-type]
+
+
+def integer(node: nodes.Expression, scope: Scope, what: str) -> Scalar:
+    """An integer scalar."""
+    value = scalar(node, scope, what)
+    kind = type_of(value)
+    if kind != "integer":
+        shown = str(value) if isinstance(value, float) else f"a {kind}"
+        advice = "`//` divides and rounds down" if kind == "real" else None
+        scope.fail("A305", f"{what} must be an integer, got {shown}", node.span, help=advice)
+    return value
+
+
+def known(node: nodes.Expression, scope: Scope, what: str) -> int:
+    """An integer that does not depend on n."""
+    value = integer(node, scope, what)
+    if not isinstance(value, int):
+        message = f"{what} must be known when the spec is compiled, so it cannot use n"
+        scope.fail("A315", message, node.span)
+    return value
+
+
+def count(node: nodes.Expression, scope: Scope, what: str, least: int, most: int) -> int:
+    """One between two bounds."""
+    value = known(node, scope, what)
+    if not least <= value <= most:
+        code = "A194" if value > most else "A306"
+        message = f"{what} must be between {least} and {most:,}, got {value}"
+        scope.fail(code, message, node.span)
+    return value
+
+
+def graph(node: nodes.Expression, scope: Scope) -> Term:
+    """A graph."""
+    value = meaning(node, scope)
+    require(value, "graph", node.span, scope)
+    return value  # type: ignore[return-value]
+
+
+def as_tokens(value: Value, span: Span, scope: Scope) -> TokenTerm:
+    """The token set that something stands for; an input of kind `tokens` is one."""
+    if not isinstance(value, InputRef):
+        require(value, "tokens", span, scope)
+    elif value.kind != "tokens":
+        message = f"a token set is needed, got an input of kind `{value.kind}`"
+        scope.fail("A313", message, span, help="declare it as `tokens`")
+    return value  # type: ignore[return-value]
+
+
+def typed(value: Scalar, wanted: str, operator: str, span: Span, scope: Scope) -> None:
+    """Fail unless a scalar is a number, or a comparison, as an operator wants it."""
+    is_boolean = type_of(value) == "boolean"
+    if is_boolean != (wanted == "boolean"):
+        found = "a comparison" if is_boolean else "a number"
+        needed = "comparisons" if wanted == "boolean" else "numbers"
+        scope.fail("A314", f"`{operator}` works on {needed}, got {found}", span)
+
+
+def known_now(term: Term, span: Span, scope: Scope, where: str) -> None:
+    """Fail if the data decide a part of a term."""
+    for leaf in leaves(term):
+        if getattr(scope.work.patterns[leaf.pattern], "data_dependent", False):
+            message = f"`{leaf.pattern}` is decided by the data and cannot stand {where}"
+            scope.fail("A703", message, span)
+
+
+# --- what is built -------------------------------------------------------------------------------
+
+
+def folded(value: Scalar, span: Span | None, scope: Scope) -> Scalar:
+    """The scalar, computed if it is constant; its arguments are folded already."""
+    if isinstance(value, Apply) and not any(isinstance(x, Symbol | Apply) for x in value.args):
+        try:
+            value = fold(value, {})
+        except ScalarError as error:
+            scope.fail("A308", f"this expression has no value: {error}", span)
+    if isinstance(value, int) and abs(value) > LARGEST:
+        scope.fail("A308", "this expression has no value: a number above 2**62", span)
+    _limit(value, MOST_OPERATIONS, "operations of one expression", span, scope)
+    return value
+
+
+def token_compound(op: str, terms: tuple[TokenTerm, ...], span: Span, scope: Scope) -> TokenTerm:
+    """A compound token set."""
+    compound = TokenCompound(op, terms)
+    _limit(compound, MOST_OPERATIONS, "parts of one token set", span, scope)
+    return compound
+
+
+def compound(
+    op: str, terms: tuple[Term, ...], span: Span, scope: Scope, by: Scalar | None = None
+) -> Term:
+    """A compound term, flattened where an operator repeats, without repeated operands."""
+    whole = Compound(op, terms, by, span=span)
+    # before anything walks the term
+    _limit(whole, MOST_TERMS, "patterns and operators of one graph", span, scope)
+    if op not in ("|", "&"):
+        return whole
+    flat: dict[Term, None] = {}
+    for term in terms:
+        inner = term.terms if isinstance(term, Compound) and term.op == op else (term,)
+        flat.update(dict.fromkeys(inner))
+    return next(iter(flat)) if len(flat) == 1 else Compound(op, tuple(flat), span=span)
+
+
+def leaf(
+    name: str,
+    arguments: dict[str, ArgumentValue],
+    spans: dict[str, Span],
+    span: Span,
+    scope: Scope,
+) -> Leaf:
+    """A pattern with its arguments."""
+    places = tuple(sorted(spans.items(), key=lambda pair: pair[0]))
+    found = Leaf(name, tuple(sorted(arguments.items())), span, places)
+    _limit(found, MOST_TERMS, "patterns and operators of one graph", span, scope)
+    return found
+
+
+def spend(size: int, span: Span | None, work: Work) -> None:
+    """Count what is built against the limit, so that names cannot multiply it without end."""
+    work.weights.spent += size
+    if work.weights.spent > MOST_WORK:
+        message = "this spec is too large when its names are written out"
+        work.collector.stop("A196", message, span)
+
+
+def _limit(item: object, most: int, what: str, span: Span | None, scope: Scope) -> None:
+    weight, stop = scope.work.weights.of(item), scope.work.collector.stop
+    if weight.size > most:
+        message = f"at most {most:,} {what} are allowed, names written out, got {weight.size:,}"
+        stop("A196", message, span)
+    if weight.depth > MOST_DEEP:
+        message = f"operators and patterns may be nested at most {MOST_DEEP} deep"
+        stop("A197", f"{message}, names written out", span)
+    spend(weight.size, span, scope.work)

@@ -1,0 +1,216 @@
+"""Kernels of softmax attention: a fast way without autograd, and a composed one behind it.
+
+The fast way computes values, log-sum-exps and first derivatives. The composed one is made of
+differentiable operations and stands in where the fast one cannot go: under compilation, transforms
+and dropout, on other devices, and for derivatives of derivatives.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import TypeAlias
+
+import torch
+from torch.nn import functional
+
+from attnspec.backends.common.score_formula import scale_of
+from attnspec.backends.common.torch_modes import is_transformed
+from attnspec.lower.work import Call, Traceable, Work
+
+Partial: TypeAlias = "tuple[torch.Tensor, torch.Tensor]"
+"""An output [..., n_q, d_v] and its log-sum-exps [..., n_q], float32 at least, -inf where a query
+has no key."""
+
+
+class SoftmaxKernel:
+    """Runs a work whose weights are a softmax of its scores.
+
+    Tensors of `forward`, `backward` and `composed` are q [B, K, R, n_q, d] for K key heads with R
+    query heads each, k [B, K, n_k, d] and v [B, K, n_k, d_v]. The first two know one size of heads,
+    d = d_v, and get the factor of the scores.
+    """
+
+    work: Work
+
+    def forward(
+        self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, call: Call, scale: float
+    ) -> Partial:
+        """The output [B, K, R, n_q, d] and its log-sum-exps [B, K, R, n_q]."""
+        raise NotImplementedError
+
+    def backward(
+        self, grad: torch.Tensor, saved: Sequence[torch.Tensor], call: Call, scale: float
+    ) -> Sequence[torch.Tensor]:
+        """The gradients of q, k and v, and of the call's tables if one of them asks; `saved` are
+        q, k, v and what `forward` returned."""
+        raise NotImplementedError
+
+    def composed(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, call: Call) -> Partial:
+        """The same in differentiable operations."""
+        raise NotImplementedError
+
+    def traced(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, call: Call) -> torch.Tensor:
+        """The output alone where the fast way cannot go."""
+        return self.composed(q, k, v, call)[0]
+
+    def __call__(
+        self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, call: Call
+    ) -> torch.Tensor:
+        parts = grouped(q, k), k, v
+        out = self._fast(*parts, call)[0] if _goes_fast(*parts, call) else self.traced(*parts, call)
+        return out.reshape(*q.shape[:3], v.shape[-1])
+
+    def partial(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, call: Call) -> Partial:
+        """The output [B, H, n_q, d_v] and its log-sum-exps [B, H, n_q]."""
+        parts = grouped(q, k), k, v
+        way = self._fast if _goes_fast(*parts, call) else self.composed
+        out, lse = way(*parts, call)
+        return out.reshape(*q.shape[:3], v.shape[-1]), lse.reshape(q.shape[:3])
+
+    def _fast(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, call: Call) -> Partial:
+        size, out_size = q.shape[-1], v.shape[-1]
+        # zeros change no score, and their outputs are cut off
+        parts = [in_rows(widened(x, max(size, out_size))) for x in (q, k, v)]
+        scale, tables = scale_of(self.work, size), tuple(call.tables.values())
+        if torch.is_grad_enabled() and any(x.requires_grad for x in (*parts, *tables)):
+            names, sizes = tuple(call.tables), (size, out_size)
+            bare = replace(call, tables={})
+            out, lse = _Differentiable.apply(self, bare, scale, sizes, names, *parts, *tables)  # type: ignore[no-untyped-call]
+        else:
+            out, lse = self.forward(parts[0], parts[1], parts[2], call, scale)
+        return out[..., :out_size], lse
+
+
+class JoinedKernel(SoftmaxKernel):
+    """Heads of different graphs in the calls of one; where the fast way cannot go, each of `each`
+    by itself, which runs so many of the heads, one after the other."""
+
+    each: Sequence[tuple[SoftmaxKernel, int]]
+
+    def make_traceable(self) -> None:
+        """Builds what a traced call runs."""
+        for kernel, _ in self.each:
+            if isinstance(kernel, Traceable):
+                kernel.make_traceable()
+
+    def composed(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, call: Call) -> Partial:
+        found = [kernel.composed(*parts, call) for kernel, parts in self._apart(q, k, v)]
+        out, lse = (torch.cat(parts, 1) for parts in zip(*found, strict=True))
+        return out.view(*q.shape[:-1], -1), lse.view(q.shape[:-1])
+
+    def traced(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, call: Call) -> torch.Tensor:
+        outs = [kernel.traced(*parts, call).flatten(1, 2) for kernel, parts in self._apart(q, k, v)]
+        return torch.cat(outs, 1).view(*q.shape[:-1], v.shape[-1])
+
+    def _apart(
+        self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor
+    ) -> Iterator[tuple[SoftmaxKernel, tuple[torch.Tensor, torch.Tensor, torch.Tensor]]]:
+        """The kernel of each graph with its heads, every one with keys of its own."""
+        every = q.flatten(1, 2)[:, :, None]
+        keys, values = (x.repeat_interleave(q.shape[2], 1) for x in (k, v))
+        low = 0
+        for kernel, count in self.each:
+            part = slice(low, low + count)
+            yield kernel, (every[:, part], keys[:, part], values[:, part])
+            low += count
+
+
+class _Differentiable(torch.autograd.Function):
+    """The fast way, with the composed one for derivatives of its derivative."""
+
+    @staticmethod
+    def forward(ctx, kernel, call, scale, sizes, names, q, k, v, *tables):  # type: ignore[no-untyped-def]
+        out, lse = kernel.forward(q, k, v, _with_tables(call, names, tables), scale)
+        ctx.save_for_backward(q, k, v, out, lse, *tables)
+        ctx.set_materialize_grads(False)
+        ctx.given = kernel, call, scale, sizes, names
+        return out, lse
+
+    @staticmethod
+    def backward(ctx, grad, of_lse):  # type: ignore[no-untyped-def]
+        kernel, call, scale, sizes, names = ctx.given
+        q, k, v, out, lse, *tables = ctx.saved_tensors
+        call = _with_tables(call, names, tables)
+        given, asks = (q, k, v, *tables), ctx.needs_input_grad[5:]
+        grads: Sequence[torch.Tensor | None]
+        if torch.is_grad_enabled():
+            grads = _again(kernel, call, sizes, given, asks, (grad, of_lse))
+        elif grad is None and of_lse is None:
+            grads = [None] * len(asks)
+        else:
+            grad = torch.zeros_like(out) if grad is None else in_rows(grad)
+            saved = q, k, v, out, lse
+            grads = _first(kernel, call, scale, saved, grad, of_lse)
+        return None, None, None, None, None, *grads
+
+
+def _first(
+    kernel: SoftmaxKernel,
+    call: Call,
+    scale: float,
+    saved: Sequence[torch.Tensor],
+    grad: torch.Tensor,
+    of_lse: torch.Tensor | None,
+) -> Sequence[torch.Tensor]:
+    """The gradients of q, k, v and tables from those of the output and its log-sum-exps.
+
+    The weights of a row have the gradient P (dP - delta), delta = sum(grad out), to which that of
+    its log-sum-exp adds P times as much: it is one more column of grad, where out has -1.
+    """
+    if of_lse is None:
+        return kernel.backward(grad, saved, call, scale)
+    q, k, v, out, lse = saved
+    of_lse = of_lse.masked_fill(lse == -torch.inf, 0.0)
+    q, k, v = (functional.pad(x, (0, 1)) for x in (q, k, v))
+    out = functional.pad(out, (0, 1), value=-1.0)
+    grad = torch.cat([grad, of_lse[..., None].to(grad.dtype)], -1)
+    grads = kernel.backward(grad, (q, k, v, out, lse), call, scale)
+    return *(x[..., :-1] for x in grads[:3]), *grads[3:]
+
+
+def _again(
+    kernel: SoftmaxKernel,
+    call: Call,
+    sizes: tuple[int, int],
+    given: Sequence[torch.Tensor],
+    asks: Sequence[bool],
+    grads: Sequence[torch.Tensor | None],
+) -> list[torch.Tensor | None]:
+    """The gradients as something that can be differentiated again."""
+    size, out_size = sizes
+    q, k, v = given[:3]
+    found = kernel.composed(q[..., :size], k[..., :size], v[..., :out_size], call)
+    uppers = [None if x is None else x[..., :out_size] for x in grads[:1]] + [grads[1]]
+    pairs = [(x, upper) for x, upper in zip(found, uppers, strict=True) if upper is not None]
+    wanted = [x for x, ask in zip(given, asks, strict=True) if ask]
+    outs, above = [x for x, _ in pairs], [upper for _, upper in pairs]
+    shares = iter(torch.autograd.grad(outs, wanted, above, create_graph=True, allow_unused=True))
+    return [next(shares) if ask else None for ask in asks]
+
+
+def _goes_fast(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, call: Call) -> bool:
+    if torch.compiler.is_compiling() or is_transformed() or call.dropout_p or not q.is_cpu:
+        return False
+    return all(x.numel() for x in (q, k, v))
+
+
+def _with_tables(call: Call, names: Sequence[str], tables: Sequence[torch.Tensor]) -> Call:
+    found: Mapping[str, torch.Tensor] = dict(zip(names, tables, strict=True))
+    return replace(call, tables=found)
+
+
+def grouped(q: torch.Tensor, k: torch.Tensor) -> torch.Tensor:
+    """[B, H, n_q, d] -> [B, K, R, n_q, d]."""
+    batch, heads, rows, size = q.shape
+    return q.reshape(batch, k.shape[1], heads // k.shape[1], rows, size)
+
+
+def widened(x: torch.Tensor, size: int) -> torch.Tensor:
+    """Rows with zeros behind them up to a size."""
+    return functional.pad(x, (0, size - x.shape[-1])) if x.shape[-1] < size else x
+
+
+def in_rows(x: torch.Tensor) -> torch.Tensor:
+    """The same numbers with every row in one piece, as the flash kernel takes them for granted."""
+    return x if x.stride(-1) == 1 else x.contiguous()

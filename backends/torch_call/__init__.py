@@ -1,0 +1,1 @@
+"""Torch's own attention, as one would call it by hand."""

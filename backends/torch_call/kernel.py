@@ -1,0 +1,291 @@
+"""Torch's flash kernel on the CPU in one call for all samples and heads, or in a few.
+
+A mask is kept as what is added to scores. Padding that leaves every sample one range of keys cuts
+the call to that range; other padding, and that of short sequences, is part of the mask.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+
+import numpy as np
+import torch
+from torch.nn import functional
+
+from attnspec.backends.common.exact import JoinedKernel, Partial, SoftmaxKernel
+from attnspec.backends.common.score_formula import scale_of, slopes_of
+from attnspec.backends.common.torch_modes import is_transformed
+from attnspec.backends.dense.kernel import DenseKernel
+from attnspec.backends.torch_call.forms import Form
+from attnspec.graphs.relation import Relation, evaluate_pairs
+from attnspec.lower.cache import apart
+from attnspec.lower.work import Call, Work
+
+SHORT = 1 << 20
+"""Numbers of a mask for every sample up to which it is made: cutting calls takes longer."""
+
+LARGE = 1 << 22
+"""Scores from which on plain softmax goes through `scaled_dot_product_attention` on other devices:
+it keeps none of them, but has no second derivative."""
+
+MASKS = 16
+"""Masks that are kept: the layers of a model share one."""
+
+_flash = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
+_flash_backward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward
+
+
+@dataclass(frozen=True, eq=False)
+class Part:
+    """Some samples, queries and keys that one call computes, with what is added to their scores
+    [B or 1, H or 1, n_q or 1, n_k], None for nothing."""
+
+    samples: slice
+    rows: slice
+    keys: slice
+    causal: bool = False
+    bias: torch.Tensor | None = None
+
+    def of_rows(self, x: torch.Tensor) -> torch.Tensor:
+        """[B, H, n_q, …] of these samples and queries."""
+        return x[self.samples, :, self.rows]
+
+    def of_keys(self, x: torch.Tensor) -> torch.Tensor:
+        """[B, K, n_k, d] of these samples and keys."""
+        return x[self.samples, :, self.keys]
+
+
+class TorchCallKernel(SoftmaxKernel):
+    """Attention by torch's own call."""
+
+    def __init__(
+        self, work: Work, heads: tuple[int, ...], device: torch.device, form: Form
+    ) -> None:
+        self.work, self.heads, self.device, self.form = work, heads, device, form
+        self._biases: dict[torch.dtype, torch.Tensor] = {}
+        self._dense: DenseKernel | None = None
+
+    @property
+    def dense(self) -> DenseKernel:
+        """The definition; its mask is built when it is first needed."""
+        if self._dense is None:
+            # it is kept, so the modes of this call must not reach it
+            self._dense = apart(lambda: DenseKernel(self.work, self.heads, self.device))
+        return self._dense
+
+    def make_traceable(self) -> None:
+        """Builds what a traced call runs."""
+        _ = self.dense
+
+    # --- the fast way --------------------------------------------------------------------------
+
+    def forward(
+        self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, call: Call, scale: float
+    ) -> Partial:
+        shape, q = q.shape, q.flatten(1, 2)
+        wide = torch.promote_types(q.dtype, torch.float32)
+        parts = list(self._parts(q, call))
+        if len(parts) == 1 and _whole(parts[0], q, k):
+            out, lse = _attended(parts[0], q, k, v, scale)
+        else:
+            out, lse = q.new_zeros(q.shape), q.new_full(q.shape[:-1], -math.inf, dtype=wide)
+            for part in parts:
+                found, sums = _attended(
+                    part, part.of_rows(q), part.of_keys(k), part.of_keys(v), scale
+                )
+                part.of_rows(out).copy_(found)
+                part.of_rows(lse).copy_(sums)
+        if self.work.normalize == "softmax1":
+            total = torch.logaddexp(lse, lse.new_zeros(()))
+            out *= torch.exp(lse - total)[..., None].to(out.dtype)
+            lse = total
+        return out.view(shape), lse.view(shape[:-1])
+
+    def backward(
+        self, grad: torch.Tensor, saved: Sequence[torch.Tensor], call: Call, scale: float
+    ) -> Sequence[torch.Tensor]:
+        q, k, v, out, lse = saved
+        shape = q.shape
+        # a query without a key has weights 0 whatever its log-sum-exp, as long as it is finite
+        lse = lse.masked_fill(lse == -math.inf, 0.0)
+        grad, q, out, lse = (x.flatten(1, 2) for x in (grad, q, out, lse))
+        parts = list(self._parts(q, call))
+        if len(parts) == 1 and _whole(parts[0], q, k):
+            found = _differentiated(parts[0], (grad, q, k, v, out, lse), scale)
+            return found[0].view(shape), found[1], found[2]
+        wide = lse.dtype
+        grad_q = q.new_zeros(q.shape)
+        grad_k, grad_v = (x.new_zeros(x.shape, dtype=wide) for x in (k, v))
+        for part in parts:
+            rows = [part.of_rows(x) for x in (grad, q)]
+            keys = [part.of_keys(x) for x in (k, v)]
+            sums = [part.of_rows(out), part.of_rows(lse).contiguous()]
+            found = _differentiated(part, (*rows, *keys, *sums), scale)
+            part.of_rows(grad_q).copy_(found[0])
+            part.of_keys(grad_k).add_(found[1])
+            part.of_keys(grad_v).add_(found[2])
+        return grad_q.view(shape), grad_k.to(k.dtype), grad_v.to(v.dtype)
+
+    def _parts(self, q: torch.Tensor, call: Call) -> Iterator[Part]:
+        """What is computed for queries [B, H, n_q, d], every pair once."""
+        work, every = self.work, slice(None)
+        kind = torch.promote_types(q.dtype, torch.float32)
+        if work.reads:
+            mask = self.dense.mask(call)
+            yield Part(every, every, every, bias=_added(mask[:, None], kind) + self._slopes(kind))
+        elif call.padding is None:
+            yield self._part(every, every, every, kind)
+        elif len(q) * work.n_q * work.n_k <= SHORT or (ranges := _ranges(call.padding)) is None:
+            bias = _added(call.padding[:, None, None], kind)
+            if self.form is not Form.NOTHING or work.changes:
+                bias = bias + self._bias(kind)
+            yield Part(every, every, every, bias=bias)
+        else:
+            for samples, keys in ranges:
+                yield from self._in_range(samples, keys, kind)
+
+    def _in_range(self, samples: slice, keys: slice, kind: torch.dtype) -> Iterator[Part]:
+        """Samples whose real keys are one range."""
+        if keys.start == keys.stop:
+            return
+        if self.form is not Form.CAUSAL or self.work.changes:
+            yield self._part(samples, slice(None), keys, kind)
+            return
+        yield Part(samples, keys, keys, causal=True)
+        if keys.stop < self.work.n_q:
+            yield Part(samples, slice(keys.stop, None), keys)
+
+    def _part(self, samples: slice, rows: slice, keys: slice, kind: torch.dtype) -> Part:
+        """All queries of some samples over a range of keys."""
+        if self.work.changes or self.form is Form.MASK:
+            return Part(samples, rows, keys, bias=self._bias(kind)[..., keys])
+        return Part(samples, rows, keys, causal=self.form is Form.CAUSAL)
+
+    def _bias(self, kind: torch.dtype) -> torch.Tensor:
+        """What is added to all scores [1, H or 1, n_q, n_k]: -inf where there is no pair."""
+        if kind not in self._biases:
+            work = self.work
+            kept = apart(
+                lambda: _mask(work.relation, work.n_q, work.n_k, kind) + self._slopes(kind)
+            )
+            self._biases[kind] = kept
+        return self._biases[kind]
+
+    def _slopes(self, kind: torch.dtype) -> torch.Tensor:
+        """What `alibi` adds [1, H or 1, n_q or 1, n_k or 1]."""
+        n_q, n_k = self.work.n_q, self.work.n_k
+        distance = np.abs(np.arange(n_k - n_q, n_k)[:, None] - np.arange(n_k))
+        total = np.zeros((1, 1, 1, 1))
+        for slopes in slopes_of(self.work.changes, self.heads).values():
+            total = total - np.array(slopes)[None, :, None, None] * distance
+        return torch.from_numpy(total).to(kind)
+
+    # --- where it cannot go --------------------------------------------------------------------
+
+    def composed(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, call: Call) -> Partial:
+        out, lse = self.dense.composed(q, k, v, call)
+        if lse is None:
+            raise ValueError(f"`{self.work.normalize}` has no log-sum-exps")
+        return out, lse
+
+    def traced(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, call: Call) -> torch.Tensor:
+        large = q.shape[:-1].numel() * self.work.n_k >= LARGE
+        if not (self.work.plain and large and q.shape[-1] and v.shape[-1]) or is_transformed():
+            return super().traced(q, k, v, call)
+        mask = None
+        if self.form is Form.MASK or call.padding is not None:
+            mask = self.dense.mask(call)[:, None]
+        return functional.scaled_dot_product_attention(
+            q.flatten(1, 2),
+            k,
+            v,
+            attn_mask=mask,
+            dropout_p=call.dropout_p,
+            is_causal=mask is None and self.form is Form.CAUSAL,
+            scale=scale_of(self.work, q.shape[-1]),
+            enable_gqa=q.shape[2] > 1,
+        )
+
+
+class JoinedCall(JoinedKernel, TorchCallKernel):
+    """One call for heads of different graphs, each with a mask of its own."""
+
+    def __init__(
+        self, groups: Sequence[tuple[Work, tuple[int, ...]]], device: torch.device
+    ) -> None:
+        heads = tuple(head for _, members in groups for head in members)
+        super().__init__(groups[0][0], heads, device, Form.MASK)
+        self.calls = [TorchCallKernel(work, mine, device, Form.MASK) for work, mine in groups]
+        self.each = [(call, len(call.heads)) for call in self.calls]
+
+    def _bias(self, kind: torch.dtype) -> torch.Tensor:
+        if kind not in self._biases:
+            # each by itself is needed no longer
+            parts = [
+                call._bias(kind).expand(-1, count, -1, -1)
+                for call, (_, count) in zip(self.calls, self.each, strict=True)
+            ]
+            self._biases[kind] = apart(lambda: torch.cat(parts, 1))
+        return self._biases[kind]
+
+
+def _attended(
+    part: Part, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scale: float
+) -> Partial:
+    """The output and log-sum-exps of a part."""
+    out, lse = _flash(q, k, v, 0.0, part.causal, attn_mask=part.bias, scale=scale)
+    if part.bias is not None:
+        empty = (part.bias == -math.inf).all(-1)
+        lse = lse.masked_fill(empty, -math.inf)
+    return out, lse
+
+
+def _differentiated(
+    part: Part, tensors: Sequence[torch.Tensor], scale: float
+) -> Sequence[torch.Tensor]:
+    """The gradients of q, k and v from that of the output, q, k, v, the output and its sums."""
+    found: Sequence[torch.Tensor] = _flash_backward(
+        *tensors, 0.0, part.causal, attn_mask=part.bias, scale=scale
+    )
+    return found
+
+
+def _whole(part: Part, q: torch.Tensor, k: torch.Tensor) -> bool:
+    """Whether a part is everything."""
+    return part.of_rows(q).shape == q.shape and part.of_keys(k).shape == k.shape
+
+
+@lru_cache(maxsize=MASKS)
+def _mask(relation: Relation, n_q: int, n_k: int, kind: torch.dtype) -> torch.Tensor:
+    """0 for a pair of the relation, -inf for another: [1, 1, n_q, n_k]."""
+    q_at, k_at = np.arange(n_k - n_q, n_k)[:, None], np.arange(n_k)[None]
+    held = np.array(np.broadcast_to(evaluate_pairs(relation, q_at, k_at, n_k), (n_q, n_k)))
+    return _added(torch.from_numpy(held)[None, None], kind)
+
+
+def _added(mask: torch.Tensor, kind: torch.dtype) -> torch.Tensor:
+    """What stands for a mask in scores."""
+    return mask.new_zeros(mask.shape, dtype=kind).masked_fill_(~mask, -math.inf)
+
+
+def _ranges(padding: torch.Tensor) -> list[tuple[slice, slice]] | None:
+    """Samples that follow one another and have the same range of real keys, with that range; None
+    where one has its keys in several."""
+    n = padding.shape[1]
+    count = padding.sum(1)
+    first = padding.to(torch.uint8).argmax(1)
+    at = torch.arange(n, device=padding.device)
+    inside = (at >= first[:, None]) & (at < (first + count)[:, None])
+    if not bool((inside == padding).all()):
+        return None
+    found: list[tuple[slice, slice]] = []
+    for sample, (start, size) in enumerate(zip(first.tolist(), count.tolist(), strict=True)):
+        keys = slice(start, start + size)
+        if found and found[-1][1] == keys:
+            found[-1] = slice(found[-1][0].start, sample + 1), keys
+        else:
+            found.append((slice(sample, sample + 1), keys))
+    return found

@@ -1,0 +1,89 @@
+"""Beside a busy process: how much slower everything becomes when another one keeps a core busy.
+
+The process is started and ended here. Each subject is timed on the empty machine and beside it; the
+target is on its slow-down against that of dense attention in the same run.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from time import sleep
+
+from torch.nn import functional
+
+from attnspec.bench.timing import Timing, alternate
+from benchmarks.cases import CASES, Settings
+from benchmarks.efficiency import DENSE, both, forward
+from benchmarks.measuring import Json
+from benchmarks.shapes import OURS, TORCH, Row
+
+TARGET = 1.5
+"""How many times the slow-down of dense attention a pattern's may be."""
+
+BUSY = "import numpy\na = numpy.random.rand(256, 256)\nwhile True:\n    a = a @ a % 1.0 + 0.1"
+"""What the other process does: work for one core that never ends."""
+
+
+@contextmanager
+def beside() -> Iterator[None]:
+    """A process of its own that keeps one core busy."""
+    limits = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
+    process = subprocess.Popen([sys.executable, "-c", BUSY], env=limits)
+    try:
+        sleep(1.0)
+        yield
+    finally:
+        process.kill()
+        process.wait()
+
+
+def measure(settings: Settings) -> dict[str, Json]:
+    """Long sequences and the shapes of `shapes`, quiet and beside the process."""
+    n = settings.neighbour_n
+    attentions = {DENSE: functional.scaled_dot_product_attention}
+    attentions |= {name: CASES[name].spec(n).compile() for name in settings.neighbour}
+    rows: list[Json] = []
+    summary: dict[str, Json] = {}
+    for mode, subject in (("forward", forward), ("both", both)):
+        subjects = {name: subject(attention, n) for name, attention in attentions.items()}
+        quiet = alternate(subjects, settings.rounds)
+        with beside():
+            busy = alternate(subjects, settings.rounds)
+        slower = {name: busy[name].median / quiet[name].median for name in subjects}
+        for name in subjects:
+            rows.append(
+                {
+                    "name": name,
+                    "mode": mode,
+                    "quiet": quiet[name].data(),
+                    "busy": busy[name].data(),
+                    "slower": slower[name],
+                    "ratio": slower[name] / slower[DENSE],
+                }
+            )
+        others = [slower[name] / slower[DENSE] for name in subjects if name != DENSE]
+        summary[mode] = {"dense": slower[DENSE], "most": max(others, default=1.0)}
+    return {"n": n, "rows": rows, "summary": summary, "shapes": _shapes(settings)}
+
+
+def _shapes(settings: Settings) -> list[Json]:
+    """One short shape beside the process, against torch's own call there."""
+    found: list[Json] = []
+    for shape in settings.neighbour_shapes:
+        for pattern in ("causal", "window(64)", "BigBird 64/2"):
+            subjects = Row(pattern, shape, padded=False).subjects("forward")
+            with beside():
+                timed: dict[str, Timing] = alternate(subjects, settings.rounds)
+            ratio = timed[OURS].median / timed[TORCH].median
+            found.append(
+                {
+                    "name": pattern,
+                    "shape": str(shape),
+                    "ratio": ratio,
+                    **{name: timing.data() for name, timing in timed.items()},
+                }
+            )
+    return found
