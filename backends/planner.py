@@ -328,6 +328,8 @@ def _require_any(program: Program) -> None:
             found = [candidates(work, "cpu") for work in _works(program, n)]
         except BackendError as error:
             refused = error
+        except RelationError:
+            continue
         else:
             if found:
                 return
