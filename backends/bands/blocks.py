@@ -21,7 +21,7 @@ from attnspec.backends.bands.views import (
 )
 from attnspec.layout.batches import Strip
 
-PIECE = 1 << 19
+PIECE = 1 << 20
 """Numbers in the largest temporary of a piece: what stays in the cache and costs no page faults."""
 
 OWN = 1 << 20

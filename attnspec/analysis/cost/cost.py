@@ -34,14 +34,14 @@ SIZE = 64
 ELEMENT = 4
 """Bytes of a number where none are given: float32."""
 
-PIECE = 1 << 19
+PIECE = 1 << 20
 """Numbers in the largest temporary of a kernel that works in pieces."""
 
 TILED_PIECE = 1 << 20
 """The same for tiles in natural order."""
 
-CACHED = 1 << 17
-"""Numbers of keys up to which heads are computed together."""
+CACHED = 1 << 22
+"""Numbers of keys up to which heads and samples are computed together."""
 
 
 class NotBuilt(AttnSpecError):
@@ -278,7 +278,7 @@ def _bands(work: Work, heads: int, size: int) -> _Amounts:
         moved += 3 * work.n_q * size if index else 0
         moved += 8 * work.n_q * size if band.step.order.q != 1 or band.step.order.k != 1 else 0
         shared += 4 * min(undecided, 64 * band.sizes[0] * band.sizes[1])
-    # keys in order, and results before they are merged, for as many heads as stay in the cache
+    # keys in order, and results before they are merged, for as many heads as are computed together
     together = min(heads, max(1, CACHED // max(1, work.n_k * size)))
     held = 3 * min(together * work.n_k * size, PIECE) // 2 + heads * work.n_q
     if any(isinstance(change, Softcap) for change in work.changes):
