@@ -663,7 +663,7 @@ def test_values_of_some_queries_show_a_fault_in_all(monkeypatch: pytest.MonkeyPa
 
 
 def test_what_the_definition_says_is_known_to_the_next_backend() -> None:
-    program = spec_of("causal heads 3 attend window(radius = 4) score alibi").program
+    program = spec_of("causal heads 3 attend window(radius = 4) score alibi()").program
     known: Known = Cache(64)
     apart = [verify(program, 33, backend=name) for name in ("dense", "bands")]
     first = verify(program, 33, backend="dense", known=known)
