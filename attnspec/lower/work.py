@@ -42,6 +42,10 @@ class Bias:
     table: str
 
 
+MERGED = ("softmax", "softmax1")
+"""The normalisers whose results are merged by their log-sum-exps."""
+
+
 class BackendError(AttnSpecError):
     """A backend that is unknown, that cannot be had, or that refuses what it is asked to run."""
 
