@@ -45,7 +45,7 @@ class BandsBackend:
             # nothing is known before the inputs are; the kernel compares again for every sample
             return reading_seconds(work)
         bands = bands_of(work.relation, work.n_q, work.n_k)
-        seconds = seconds_of(bands, work.n_q)
+        seconds = seconds_of(bands, work.n_q, work.copies)
         if any(isinstance(change, Softcap) for change in work.changes):
             # scores that are bent are computed one operation after the other
             pairs = sum(band.amounts["bands_pair"] for band in bands)
