@@ -202,14 +202,24 @@ class Spec:
 
     # --- analysis ------------------------------------------------------------------------------
 
-    def analyse(self, n: int, inputs: Sample | None = None) -> Report:
+    def analyse(
+        self,
+        n: int,
+        inputs: Sample | None = None,
+        *,
+        batch: int = 1,
+        heads: int | None = None,
+        head_dim: int = 64,
+    ) -> Report:
         """What this spec reads, reaches and costs at n positions, exactly where that is possible.
 
         With `inputs`, one sample of the run-time inputs, the figures are those of that sample.
+        Costs are those of `batch` samples with heads of size `head_dim`, of `heads` heads, 1 if not
+        given, where the spec declares none; ValueError for another count than it declares.
         """
         from attnspec.analysis.report.report import Report
 
-        return Report(self.elaborated, n, inputs)
+        return Report(self.elaborated, n, inputs, head_size=head_dim, batch=batch, heads=heads)
 
     analyze = analyse
 

@@ -75,13 +75,15 @@ class NAME(CompiledAttention):
         *,
         layer: int = 0,
         key_padding_mask: torch.Tensor | None = None,
-        dropout_p: float = 0.0,
+        dropout_p: float = 0,
         inputs: Mapping[str, torch.Tensor] | None = None,
-    ) -> torch.Tensor:
+        return_lse: bool = False,
+    ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
         """q [B, HEADS, n_q, d], k [B, H_kv, n_k, d], v [B, H_kv, n_k, d_v] -> [B, HEADS, n_q, d_v].
 
         Queries are the last n_q of the n_k positions; H_kv divides HEADS. `key_padding_mask` is
-        bool [B, n_k], True for a real key. INPUTS
+        bool [B, n_k], True for a real key. With `return_lse` the log-sum-exps of the scores come
+        as well, [B, HEADS, n_q]. INPUTS
         """
         return super().forward(
             q,
@@ -91,6 +93,7 @@ class NAME(CompiledAttention):
             key_padding_mask=key_padding_mask,
             dropout_p=dropout_p,
             inputs=inputs,
+            return_lse=return_lse,
         )
 '''
 

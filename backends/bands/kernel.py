@@ -43,10 +43,6 @@ class SteppedKernel(SoftmaxKernel):
             self._tiled = apart(self._by_tiles)
         return self._tiled
 
-    def make_traceable(self) -> None:
-        """Builds what a traced call runs."""
-        _ = self.tiled
-
     def _by_tiles(self) -> TiledKernel:
         work = self.work
         layout = tile_layout(work.relation, work.n_q, work.n_k, TILE)

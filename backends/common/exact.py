@@ -1,8 +1,8 @@
 """Kernels of softmax attention: a fast way without autograd, and a composed one behind it.
 
 The fast way computes values, log-sum-exps and first derivatives. The composed one is made of
-differentiable operations and stands in where the fast one cannot go: under compilation, transforms
-and dropout, on other devices, and for derivatives of derivatives.
+differentiable operations and stands in where the fast one cannot go: under transforms and dropout,
+on other devices, and for derivatives of derivatives.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from torch.nn import functional
 
 from attnspec.backends.common.score_formula import scale_of
 from attnspec.backends.common.torch_modes import is_transformed
-from attnspec.lower.work import Call, Traceable, Work
+from attnspec.lower.work import Call, Work
 
 Partial: TypeAlias = "tuple[torch.Tensor, torch.Tensor]"
 """An output [..., n_q, d_v] and its log-sum-exps [..., n_q], float32 at least, -inf where a query
@@ -32,6 +32,7 @@ class SoftmaxKernel:
     """
 
     work: Work
+    reuses = True  # derivatives go on from a call's known output and log-sum-exps
 
     def forward(
         self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, call: Call, scale: float
@@ -75,7 +76,7 @@ class SoftmaxKernel:
         scale, tables = scale_of(self.work, size), tuple(call.tables.values())
         if torch.is_grad_enabled() and any(x.requires_grad for x in (*parts, *tables)):
             names, sizes = tuple(call.tables), (size, out_size)
-            bare = replace(call, tables={})
+            bare = replace(call, tables={}, known=_shaped(call.known, parts[0]))
             out, lse = _Differentiable.apply(self, bare, scale, sizes, names, *parts, *tables)  # type: ignore[no-untyped-call]
         else:
             out, lse = self.forward(parts[0], parts[1], parts[2], call, scale)
@@ -87,12 +88,6 @@ class JoinedKernel(SoftmaxKernel):
     by itself, which runs so many of the heads, one after the other."""
 
     each: Sequence[tuple[SoftmaxKernel, int]]
-
-    def make_traceable(self) -> None:
-        """Builds what a traced call runs."""
-        for kernel, _ in self.each:
-            if isinstance(kernel, Traceable):
-                kernel.make_traceable()
 
     def composed(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, call: Call) -> Partial:
         found = [kernel.composed(*parts, call) for kernel, parts in self._apart(q, k, v)]
@@ -121,7 +116,8 @@ class _Differentiable(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx, kernel, call, scale, sizes, names, q, k, v, *tables):  # type: ignore[no-untyped-def]
-        out, lse = kernel.forward(q, k, v, _with_tables(call, names, tables), scale)
+        whole = _with_tables(call, names, tables)
+        out, lse = call.known or kernel.forward(q, k, v, whole, scale)
         ctx.save_for_backward(q, k, v, out, lse, *tables)
         ctx.set_materialize_grads(False)
         ctx.given = kernel, call, scale, sizes, names
@@ -190,9 +186,17 @@ def _again(
 
 
 def _goes_fast(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, call: Call) -> bool:
-    if torch.compiler.is_compiling() or is_transformed() or call.dropout_p or not q.is_cpu:
+    if is_transformed() or call.dropout_p or not q.is_cpu:
         return False
     return all(x.numel() for x in (q, k, v))
+
+
+def _shaped(known: Partial | None, q: torch.Tensor) -> Partial | None:
+    """What is known of queries [B, H, n_q, …] as the fast way returns it, [B, K, R, n_q, …]."""
+    if known is None:
+        return None
+    out, lse = (torch.unflatten(x.detach(), 1, q.shape[1:3]) for x in known)
+    return in_rows(widened(out, q.shape[-1])), lse
 
 
 def _with_tables(call: Call, names: Sequence[str], tables: Sequence[torch.Tensor]) -> Call:

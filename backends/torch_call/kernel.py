@@ -76,10 +76,6 @@ class TorchCallKernel(SoftmaxKernel):
             self._dense = apart(lambda: DenseKernel(self.work, self.heads, self.device))
         return self._dense
 
-    def make_traceable(self) -> None:
-        """Builds what a traced call runs."""
-        _ = self.dense
-
     # --- the fast way --------------------------------------------------------------------------
 
     def forward(

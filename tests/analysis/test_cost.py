@@ -15,7 +15,7 @@ from torch.profiler import ProfilerActivity, profile
 from torch.utils.flop_counter import FlopCounterMode
 from zoo import every_attention, loaded, sample
 
-from attnspec.analysis.cost.cost import LayerCost, NotBuilt, break_even, layer_cost, steps_of
+from attnspec.analysis.cost.cost import LayerCost, NotBuilt, Shape, break_even, layer_cost, steps_of
 from attnspec.analysis.cost.kv_cache import cache_of, last_readers
 from attnspec.backends.factored import costs as mechanism_memory
 from attnspec.backends.factored.features import spans
@@ -148,7 +148,7 @@ def test_peak_memory_is_about_what_torch_allocates(name: str, n: int) -> None:
 
 
 def test_costs_are_those_of_the_definition() -> None:
-    cost = layer_cost(stack_of("attend full"), 32, size=16, element=2)
+    cost = layer_cost(stack_of("attend full"), 32, Shape(size=16, element=2))
     assert cost.flops == cost.useful_flops == 2 * 4 * 16 * 32 * 32
     # a flash kernel computes scores again
     assert cost.backward_flops == 2.5 * cost.flops
@@ -310,7 +310,7 @@ def test_peak_memory_of_mechanisms_is_about_what_torch_allocates(
 ) -> None:
     stack = stack_of(body)
     given = 3 * 2 * n * size * 4
-    estimate = layer_cost(stack, n, size, 4).peak_memory - given
+    estimate = layer_cost(stack, n, Shape(size=size)).peak_memory - given
     module = compile_program(stack.program)
     q, k, v = tensors(n, size)
     with torch.no_grad():
@@ -328,7 +328,7 @@ def test_operations_of_mechanisms_are_those_that_torch_counts(body: str) -> None
         pytest.skip("torch counts a convolution of each channel as one of all")
     body = body.replace("1024", "256")
     stack = stack_of(body)
-    cost = layer_cost(stack, n, size, 4)
+    cost = layer_cost(stack, n, Shape(size=size))
     module = compile_program(stack.program)
     q, k, v = tensors(n, size)
     # weights that are alike: what the graph takes from a kernel's sums is then no more than is left
@@ -358,22 +358,22 @@ def test_costs_of_mechanisms_in_a_report(body: str) -> None:
     # q, k, v are read and the output is written, whatever comes between
     assert min(report.bytes, report.peak_memory) >= 4 * 2 * 512 * 64 * 4
     assert report.useful_flops is None
-    empty = layer_cost(stack_of(body), 0, 64, 4)
+    empty = layer_cost(stack_of(body), 0)
     assert empty.bytes == empty.peak_memory == 0
 
 
 @pytest.mark.parametrize("body", ["attend linear()", "causal attend favor(features = 16)"])
 def test_traffic_of_sums_is_linear(body: str) -> None:
-    moved = [layer_cost(stack_of(body), n, 64, 4).bytes for n in (256, 512, 768)]
+    moved = [layer_cost(stack_of(body), n).bytes for n in (256, 512, 768)]
     assert moved[2] - moved[1] == moved[1] - moved[0]
 
 
 def test_heads_that_differ_add_up_and_the_larger_is_held() -> None:
     both = layer_cost(
-        stack_of("head 0 { attend linear() } head 1 { attend nystrom(landmarks = 16) }"), 512, 64, 4
+        stack_of("head 0 { attend linear() } head 1 { attend nystrom(landmarks = 16) }"), 512
     )
     one, other = (
-        layer_cost(stack_of(f"attend {text}"), 512, 64, 4)
+        layer_cost(stack_of(f"attend {text}"), 512)
         for text in ("linear()", "nystrom(landmarks = 16)")
     )
     assert 2 * both.flops == one.flops + other.flops
@@ -392,7 +392,7 @@ def test_layers_of_graphs_and_mechanisms_add_up() -> None:
 
 def test_mechanisms_are_not_counted_beyond_what_they_are_learned_for() -> None:
     with pytest.raises(NotBuilt, match="at most 64 positions"):
-        layer_cost(stack_of("attend gmlp(max_length = 64)"), 65, 64, 4)
+        layer_cost(stack_of("attend gmlp(max_length = 64)"), 65)
 
 
 def test_nystrom_is_linear_in_n_beyond_its_inverse() -> None:

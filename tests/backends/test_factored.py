@@ -44,19 +44,19 @@ def tensors(
 
 def work_of(module: CompiledAttention, n_q: int, n_k: int) -> Work:
     """The work of all heads, which are alike."""
-    ((work, _),) = module._binder.works(0, 1, n_q, n_k)
+    ((work, _),) = module.engine.binder.works(0, 1, n_q, n_k)
     return work
 
 
 def kernel_of(module: CompiledAttention, heads: int, n: int) -> FeatureKernel:
-    (group,) = module.prepare(0, heads, heads, n, n, "cpu").groups
+    (group,) = module.engine.prepare(0, heads, heads, n, n, "cpu").groups
     assert isinstance(group.kernel, FeatureKernel)
     return group.kernel
 
 
 def tables_of(module: CompiledAttention) -> dict[str, torch.Tensor]:
     work = work_of(module, 1, 1)
-    return {part: module.get_parameter(name)[0] for part, name in module.tables_of(work)}
+    return {part: module.get_parameter(name)[0] for part, name in module.engine.tables_of(work)}
 
 
 def written_out(

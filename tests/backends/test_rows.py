@@ -157,7 +157,7 @@ def test_inputs_of_narrow_graphs_read_few_keys() -> None:
     given = tensors(1, 2, 1, 200)
     exact = with_gradients(defined(spec, *given, inputs=[{"doc": doc[0].numpy()}]), given)
     assert_all_ways(module, given, exact, inputs={"doc": doc})
-    ((step, _),) = module._binder.works(0, 1, 1, 200)
+    ((step, _),) = module.engine.binder.works(0, 1, 1, 200)
     assert choose(step, "cpu").steps(step) == ("10 of 200 keys",)
 
 
@@ -317,8 +317,8 @@ def test_a_named_backend_takes_steps_itself() -> None:
             given = tensors(1, 2, 1, n)
             exact = with_gradients(defined(spec, *given), given)
             assert_agree(with_gradients(module(*given), given), exact, exact)
-        assert len(module._steps) == 2
-        assert len(module._prepared) == 0
+        assert len(module.engine.steps) == 2
+        assert len(module.engine.prepared) == 0
 
 
 @pytest.mark.parametrize("n", [1, 2, 7, FEW])

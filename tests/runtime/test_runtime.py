@@ -28,7 +28,7 @@ from attnspec.ir.serial import from_data, plan_data, to_data
 from attnspec.lower.cache import Cache
 from attnspec.lower.work import BackendError
 from attnspec.runtime import CompiledAttention
-from attnspec.runtime.module import KEPT
+from attnspec.runtime.engine import KEPT
 
 BODIES = {
     "tiles": ("attend window(radius = 20) | global(first(3))", "tiles"),
@@ -417,7 +417,7 @@ def test_the_cache_is_bounded() -> None:
     module = module_of("attend self")
     for n in range(FEW + 1, FEW + KEPT + 10):
         module(*tensors(1, 1, n, n, dtype=torch.float32))
-    assert len(module._prepared) == KEPT
+    assert len(module.engine.prepared) == KEPT
 
 
 def test_errors_while_building_reach_the_caller() -> None:

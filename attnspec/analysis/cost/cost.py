@@ -1,11 +1,11 @@
 """What one layer costs in operations, traffic and memory, by the plan that is chosen for it.
 
-For one sample and heads of size d, numbers of `element` bytes. A pair costs 4 d operations forward:
-2 d for its score, 2 d for its value; softmax, masks and orders are not counted, as in torch's own
-counter. Useful are the pairs of the graph, executed all pairs of the tiles that are touched.
+For heads of size d, numbers of `element` bytes. A pair costs 4 d operations forward: 2 d for its
+score, 2 d for its value; softmax, masks and orders are not counted, as in torch's own counter.
+Useful are the pairs of the graph, executed all pairs of the tiles that are touched.
 Backward without recomputation costs 8 d, in flash kernels, which compute scores again, 10 d.
 Mechanisms cost the products of their formulas. Figures are those of the most expensive layer, all
-of its heads; a spec without `heads` counts one.
+of its heads; a spec without `heads` counts one, or those that are asked for.
 """
 
 from __future__ import annotations
@@ -49,8 +49,20 @@ class NotBuilt(AttnSpecError):
 
 
 @dataclass(frozen=True)
+class Shape:
+    """The tensors of a call besides its length: samples, heads where the spec declares none, the
+    size of a head, and the bytes of a number."""
+
+    batch: int = 1
+    heads: int | None = None
+    size: int = SIZE
+    element: int = ELEMENT
+
+
+@dataclass(frozen=True)
 class StepCost:
-    """One group of heads of some layers that compute alike; all figures are for the whole group.
+    """One group of heads of some layers that compute alike; all figures are for the whole group and
+    all samples.
 
     `pairs` are the useful ones of one head, None where they are known at run time alone, and of
     mechanisms, `executed` those whose exact weights are computed for one head. `memory` is what the
@@ -93,11 +105,10 @@ class LayerCost:
         return self.flops / self.bytes if self.bytes else 0.0
 
 
-def steps_of(
-    stack: Stack, n: int, size: int = SIZE, element: int = ELEMENT
-) -> tuple[StepCost, ...]:
+def steps_of(stack: Stack, n: int, shape: Shape | None = None) -> tuple[StepCost, ...]:
     """The steps chosen at n on the CPU, of the layers of a stack; raises NotBuilt, TooMuch, or as
     `Spec.plan` does."""
+    shape = shape or Shape()
     require_built(stack.program)
     if n > MOST_POSITIONS:
         raise TooMuch(f"lengths above {MOST_POSITIONS:,} are not looked into, got n = {n:,}")
@@ -108,28 +119,27 @@ def steps_of(
     inputs = stand_ins(program)
     found: dict[tuple[Work, tuple[int, ...]], list[int]] = {}
     for layer in stack.layers:
-        for group in works_of(program, layer, program.heads or 1, n, n, inputs) if n else ():
+        heads = program.heads or shape.heads or 1
+        for group in works_of(program, layer, heads, n, n, inputs) if n else ():
             found.setdefault(group, []).append(layer)
     return tuple(
-        _step(stack, work, tuple(layers), heads, size, element)
-        for (work, heads), layers in found.items()
+        _step(stack, work, tuple(layers), members, shape)
+        for (work, members), layers in found.items()
     )
 
 
-def layer_cost(stack: Stack, n: int, size: int = SIZE, element: int = ELEMENT) -> LayerCost:
+def layer_cost(stack: Stack, n: int, shape: Shape | None = None) -> LayerCost:
     """The cost of the layer that costs most, by each figure; raises as `steps_of`."""
-    return layer_cost_of(stack, n, steps_of(stack, n, size, element), (size, element))
+    shape = shape or Shape()
+    return layer_cost_of(stack, n, steps_of(stack, n, shape), shape)
 
 
-def layer_cost_of(
-    stack: Stack, n: int, steps: tuple[StepCost, ...], sizes: tuple[int, int]
-) -> LayerCost:
-    """The same from the steps that were found; `sizes` are those of heads and of numbers."""
-    size, element = sizes
-    heads = stack.program.heads or 1
+def layer_cost_of(stack: Stack, n: int, steps: tuple[StepCost, ...], shape: Shape) -> LayerCost:
+    """The same from the steps that were found."""
+    heads = shape.batch * (stack.program.heads or shape.heads or 1)
     layers = [[s for s in steps if layer in s.layers] for layer in range(stack.program.layer_count)]
     useful = [s.useful_flops for s in steps]
-    tensors = heads * n * size * element
+    tensors = heads * n * shape.size * shape.element
     # the outputs of several groups of heads are put together
     tensors *= 5 if any(len(layer) > 1 for layer in layers) else 4
     flops, backward, moved = (
@@ -170,30 +180,20 @@ def _step(
     work: Work,
     layers: tuple[int, ...],
     heads: tuple[int, ...],
-    size: int,
-    element: int,
+    shape: Shape,
 ) -> StepCost:
-    try:
-        backend = choose(work, "cpu").name
-    except BackendError as error:
-        raise NotBuilt(str(error)) from None
-    count, pairs, own = len(heads), None, Products(0, 0, 0, 0)
-    if work.mechanism is not None:
-        own = products_of(work, count, size)
-        graph = _bands(graph_of(work), count, size) if work.hybrid else _Amounts(0, 0, 0, 0, True)
-    elif backend in _AMOUNTS:
-        graph = _AMOUNTS[backend](work, count, size)
+    size, element, count, pairs = shape.size, shape.element, shape.batch * len(heads), None
+    backend, graph, own = _amounts(work, count, size, "auto")
+    if work.mechanism is None:
         pairs = _useful(stack, work, layers[0], heads[0])
-    else:
-        raise NotBuilt(f"the backend {backend} does not say how many pairs it computes")
-    backward = (10 if graph.flash else 8) * size * graph.executed + own.backward_flops
+    flops, backward = _operations(graph, own, size)
     return StepCost(
         layers=layers,
         heads=heads,
         backend=backend,
         pairs=pairs,
         executed=graph.executed,
-        flops=(4 * size * graph.executed + own.flops) * count,
+        flops=flops * count,
         useful_flops=None if pairs is None else 4 * size * pairs * count,
         backward_flops=backward * count,
         bytes=element * (graph.moved + own.moved) * count + graph.shared,
@@ -201,6 +201,37 @@ def _step(
         upper=graph.upper and (graph.sampled or pairs != graph.executed),
         sampled=graph.sampled or own.sampled,
     )
+
+
+def operations_of(
+    work: Work, heads: tuple[int, ...], size: int, backend: str = "auto"
+) -> tuple[int, int]:
+    """The operations of one sample of a work on the CPU, forward and backward; NotBuilt where they
+    are not known."""
+    _, graph, own = _amounts(work, len(heads), size, backend)
+    forward, backward = _operations(graph, own, size)
+    return forward * len(heads), backward * len(heads)
+
+
+def _operations(graph: _Amounts, own: Products, size: int) -> tuple[int, int]:
+    """Those of one head."""
+    backward = (10 if graph.flash else 8) * size * graph.executed + own.backward_flops
+    return 4 * size * graph.executed + own.flops, backward
+
+
+def _amounts(work: Work, count: int, size: int, backend: str) -> tuple[str, _Amounts, Products]:
+    """What runs so many heads of a work, and the amounts of its graph and of its mechanism."""
+    try:
+        name = choose(work, "cpu", backend).name
+    except BackendError as error:
+        raise NotBuilt(str(error)) from None
+    none = Products(0, 0, 0, 0)
+    if work.mechanism is not None:
+        graph = _bands(graph_of(work), count, size) if work.hybrid else _Amounts(0, 0, 0, 0, True)
+        return name, graph, products_of(work, count, size)
+    if name not in _AMOUNTS:
+        raise NotBuilt(f"the backend {name} does not say how many pairs it computes")
+    return name, _AMOUNTS[name](work, count, size), none
 
 
 def _useful(stack: Stack, work: Work, layer: int, head: int) -> int | None:

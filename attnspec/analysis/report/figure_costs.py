@@ -29,16 +29,12 @@ def cost(name: str) -> Callable[[Inquiry], Figure[Any]]:
         _require_running(report)
         from attnspec.analysis.cost.cost import layer_cost_of
 
-        found = getattr(layer_cost_of(report.stack, report.n, report.steps, _sizes(report)), name)
+        found = getattr(layer_cost_of(report.stack, report.n, report.steps, report.shape), name)
         if found is None:
             raise Unknown(report.stack.unknown or "too many pairs to count")
         return Figure(found, *_cost_quality(report, name))
 
     return of
-
-
-def _sizes(report: Inquiry) -> tuple[int, int]:
-    return report.head_size, report.element
 
 
 def _cost_quality(report: Inquiry, name: str) -> tuple[Any, str]:

@@ -69,8 +69,10 @@ def _about(report: Inquiry) -> str:
         parts.append(f"grid {' x '.join(str(extent) for extent in grid)}")
     if program.layer_count > 1:
         parts.append(f"{program.layer_count} layers")
-    parts.append("one head for all" if program.heads is None else _plural(program.heads, "head"))
+    parts.append("one head for all" if report.heads is None else _plural(report.heads, "head"))
     parts.append(f"size {report.head_size}")
+    if report.batch > 1:
+        parts.append(_plural(report.batch, "sample"))
     return ", ".join(parts)
 
 

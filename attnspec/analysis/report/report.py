@@ -50,7 +50,8 @@ class Report(Inquiry):
     """The analysis of a spec at n positions; with `inputs`, one sample of its run-time inputs, the
     figures of that sample.
 
-    Costs are those of one sample (B = 1) with heads of `head_size` in numbers of `element` bytes.
+    Costs are those of `batch` samples, of as many heads as the spec declares, else of `heads`, each
+    of `head_size` numbers of `element` bytes.
     """
 
     @property
@@ -284,7 +285,8 @@ class Report(Inquiry):
             "name": self.program.name,
             "n": self.n,
             "layers": self.program.layer_count,
-            "heads": self.program.heads,
+            "heads": self.heads,
+            "batch": self.batch,
             "head_size": self.head_size,
             "figures": {name: data_of(self.figure(name)) for name in chosen},
             "per_head": heads,
