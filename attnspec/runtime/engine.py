@@ -84,7 +84,7 @@ class Engine:
         The call's tables are all that is learned, by name, [layers or 1, heads or 1, …]; `draws`
         are how often the layer was called in training, and how often anew was asked for. With
         `reusable` log-sum-exps come also where kernels find them anyway, for `derivatives` to go on
-        from, NaN for other heads.
+        from, 0 for other heads.
         """
         q, k, v = parts
         for entry in self.program.inputs:
@@ -237,8 +237,7 @@ def engine_of(text: str) -> Engine:
 
 def _unknown(out: torch.Tensor) -> torch.Tensor:
     """What stands for log-sum-exps that nobody asked for, beside an output [B, H, n_q, d_v]."""
-    wide = torch.promote_types(out.dtype, torch.float32)
-    return out.new_full(out.shape[:3], torch.nan, dtype=wide)
+    return out.new_zeros(out.shape[:3], dtype=torch.promote_types(out.dtype, torch.float32))
 
 
 def _nothing(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> Outputs:

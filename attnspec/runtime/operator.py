@@ -17,6 +17,10 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 import torch
+from torch._functorch.utils import enable_single_level_autograd_function
+from torch._guards import active_fake_mode
+from torch.autograd import forward_ad
+from torch.autograd.function import _SingleLevelFunction
 from torch.utils.flop_counter import register_flop_formula
 
 if TYPE_CHECKING:
@@ -161,6 +165,10 @@ def _shapes_backward(*given: Any) -> list[Tensor]:
     return [x.new_empty(x.shape if ask else (0,)) for x, ask in zip(every, asks, strict=True)]
 
 
+torch.library.register_fake("attnspec::attention", _shapes, lib=_LIBRARY)
+torch.library.register_fake("attnspec::attention_backward", _shapes_backward, lib=_LIBRARY)
+
+
 @register_flop_formula(torch.ops.attnspec.attention)
 def _operations(*given: Any, out_shape: object = None, **_: object) -> int:
     return _counted(Given(*given))[0]
@@ -187,51 +195,87 @@ def _counted(at: Given) -> tuple[int, int]:
 # --- rules ----------------------------------------------------------------------------------------
 
 
-def _keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
-    at = Given(*inputs)
-    ctx.set_materialize_grads(False)
-    tensors = *output, *at.parts, at.key_padding_mask, at.seed, *at.learned, *at.inputs
-    ctx.save_for_backward(*tensors)
-    ctx.at = at._replace(q=None, k=None, v=None, key_padding_mask=None, seed=None, inputs=())
-    ctx.at = ctx.at._replace(learned=(None,) * len(at.learned))
+def _alike(operator: object, found: Sequence[Any]) -> Any:
+    """As many things as an operator returns, in a list or a tuple as it does."""
+    return tuple(found) if operator is _attention else list(found)
 
 
-def _differentiate(ctx: Any, grad: Tensor | None, of_lse: Tensor | None) -> tuple[Any, ...]:
-    out, lse, q, k, v, padding, seed, *others = ctx.saved_tensors
-    tables = len(ctx.at.learned)
-    at = ctx.at._replace(q=q, k=k, v=v, key_padding_mask=padding, seed=seed)
-    at = at._replace(learned=others[:tables], inputs=others[tables:])
-    needed = Given(*ctx.needs_input_grad)
-    asks = [needed.q, needed.k, needed.v, *needed.learned]
-    if grad is None and of_lse is None:
-        found = [None] * len(asks)
-    elif torch.is_grad_enabled():
-        # derivatives of derivatives: the same of plain operations
-        with at.modes():
-            found = at.engine.derivatives(
-                at.parts, at.call, at.layer, at.draws, (grad, of_lse), asks, again=True
-            )
-    else:
-        given = _attention_backward(grad, of_lse, out, lse, asks, *at)
-        found = [x if ask else None for x, ask in zip(given, asks, strict=True)]
-    # trailing arguments with their defaults are not passed on
-    rest = [None] * (len(ctx.needs_input_grad) - 6)
-    return *found[:3], None, found[3:], [None] * len(at.inputs), *rest
+class _Followed(_SingleLevelFunction):
+    """The derivatives of the operator. Torch's own registration would have none under torch.func,
+    and would lose tangents of forward mode without a word: what has no rule here is refused."""
+
+    @staticmethod
+    def forward(ctx: Any, keys: Any, given: tuple[Any, ...], *_: Tensor) -> Any:
+        found = _below(_attention, keys, given)
+        at = Given(*given)
+        tensors = *at.parts, *at.learned, at.key_padding_mask, at.seed, *at.inputs
+        ctx.save_for_backward(*found, *tensors)
+        ctx.set_materialize_grads(False)
+        if not at.return_lse:
+            ctx.mark_non_differentiable(found[1])
+        nothing = dict.fromkeys(("q", "k", "v", "key_padding_mask", "seed"))
+        ctx.at = at._replace(**nothing, inputs=(), learned=(None,) * len(at.learned))
+        return found
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor | None, of_lse: Tensor | None) -> tuple[Any, ...]:
+        out, lse, q, k, v, *others = ctx.saved_tensors
+        count = len(ctx.at.learned)
+        learned, (padding, seed, *inputs) = others[:count], others[count:]
+        at = ctx.at._replace(q=q, k=k, v=v, learned=learned, inputs=inputs)
+        at = at._replace(key_padding_mask=padding, seed=seed)
+        asks = [*ctx.needs_input_grad[2 : 5 + count]]
+        found: Sequence[Tensor | None] = [None] * len(asks)
+        if grad is not None or of_lse is not None:
+            if torch.is_grad_enabled() and active_fake_mode() is None:
+                # derivatives of derivatives: those of plain operations
+                above = grad, of_lse
+                with at.modes():
+                    found = at.engine.derivatives(
+                        at.parts, at.call, at.layer, at.draws, above, asks, again=True
+                    )
+            else:
+                every = _attention_backward(grad, of_lse, out, lse, asks, *at)
+                found = [x if ask else None for x, ask in zip(every, asks, strict=True)]
+        return None, None, *found, *[None] * (len(ctx.needs_input_grad) - 2 - len(asks))
 
 
-def _refuse(ctx: Any, *grads: Any) -> None:
-    raise RuntimeError(
-        "derivatives of derivatives are not computed in a graph that torch.compile or torch.export"
-        " has made: call the module itself"
-    )
+class _Last(_SingleLevelFunction):
+    """Gradients in a traced program, which have no derivatives of their own."""
+
+    @staticmethod
+    def forward(ctx: Any, keys: Any, given: tuple[Any, ...], *_: Tensor) -> Any:
+        return tuple(_below(_attention_backward, keys, given))
+
+    @staticmethod
+    def backward(ctx: Any, *_: Tensor) -> Any:
+        raise RuntimeError(
+            "derivatives of derivatives of an attention are not computed in a traced program:"
+            " call the module itself"
+        )
 
 
-torch.library.register_fake("attnspec::attention", _shapes, lib=_LIBRARY)
-torch.library.register_fake("attnspec::attention_backward", _shapes_backward, lib=_LIBRARY)
-torch.library.register_autograd(
-    "attnspec::attention", _differentiate, setup_context=_keep, lib=_LIBRARY
-)
-torch.library.register_autograd("attnspec::attention_backward", _refuse, lib=_LIBRARY)
+def _below(operator: Any, keys: Any, given: tuple[Any, ...]) -> Any:
+    """What an operator does where autograd has passed it by."""
+    with torch._C._AutoDispatchBelowAutograd():
+        return operator.redispatch(keys & torch._C._after_autograd_keyset, *given)
+
+
+def _follows(operator: Any, function: Any) -> Callable[..., Any]:
+    def rule(keys: Any, *given: Any) -> Any:
+        flat = [x for each in given for x in (each if isinstance(each, list | tuple) else [each])]
+        tensors = [x for x in flat if isinstance(x, Tensor)]
+        asks = torch.is_grad_enabled() and any(x.requires_grad for x in tensors)
+        if not asks and forward_ad._current_level < 0:
+            return _below(operator, keys, given)
+        with enable_single_level_autograd_function():
+            return _alike(operator, function.apply(keys, given, *tensors))
+
+    return rule
+
+
+for _operator, _function in ((_attention, _Followed), (_attention_backward, _Last)):
+    _LIBRARY.impl(_operator, _follows(_operator, _function), "Autograd", with_keyset=True)
 
 
 def _narrows(kind: str) -> Callable[..., Any]:
@@ -272,11 +316,6 @@ def _batched(operator: Callable[..., Any], above: int) -> Callable[..., Any]:
         )
 
     return rule
-
-
-def _alike(operator: object, found: list[Any]) -> Any:
-    """As many things as an operator returns, in a list or a tuple as it does."""
-    return tuple(found) if operator is _attention else found
 
 
 def _each(

@@ -95,20 +95,23 @@ def test_one_graph_with_log_sum_exps_and_autocast() -> None:
 
     for n in (70, 33, 90):
         parts = given(n)
-        for found, meant in zip(run(*parts), module(*parts, return_lse=True), strict=True):
-            check_same(found, meant, [*parts[:2], *module.parameters()])
+        (out, lse), meant = run(*parts), module(*parts, return_lse=True)
+        torch.testing.assert_close(lse, meant[1])
+        leaves = [*parts, *module.parameters()]
+        check_same(out * lse[..., None], meant[0] * meant[1][..., None], leaves)
     assert counter.frame_count == 1
     with torch.autocast("cpu", torch.bfloat16):
         found, meant = run(*parts)[0], module(*parts)
         assert found.dtype == torch.bfloat16
         assert torch.equal(found, meant)
-        check_same(found, meant, parts)
         # a program that was saved calls the operator itself
         rest = engine_of(module.engine.text).text, [*module.parameters()], []
         assert torch.equal(torch.ops.attnspec.attention(*parts, *rest)[0], meant)
+    check_same(found, meant, parts)
 
 
 @pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:.torch.jit:DeprecationWarning")
 def test_inductor() -> None:
     module = sample("static")
     torch._dynamo.reset()
@@ -191,7 +194,7 @@ def test_fakes_have_the_shapes_of_outputs(name: str) -> None:
         fakes = [mode.from_tensor(x) for x in parts]
         found = module(*fakes, **rest)
         grads = torch.autograd.grad(found.sum(), fakes)
-    assert (found.shape, found.dtype, found.stride()) == (meant.shape, meant.dtype, meant.stride())
+    assert (found.shape, found.dtype) == (meant.shape, meant.dtype)
     assert [x.shape for x in grads] == [x.shape for x in parts]
     if name == "static":
         assert module(*(x.to("meta") for x in parts)).shape == meant.shape
