@@ -216,12 +216,12 @@ class CompiledAttention(Learner):
 
 def _is_looked_at(q: torch.Tensor) -> bool:
     """Whether torch traces a call, or looks at its operators one by one: then it sees one. What is
-    transformed otherwise consists of operations that can be."""
-    if torch.compiler.is_compiling() or is_transformed():
-        return torch.compiler.is_compiling()
+    transformed otherwise, or must be composed, consists of operations that can be."""
+    if torch.compiler.is_dynamo_compiling() or is_transformed():
+        return torch.compiler.is_dynamo_compiling()
     return (
-        torch._C._len_torch_dispatch_stack() > 0
-        or q.is_meta
+        torch.compiler.is_compiling()
+        or torch._C._len_torch_dispatch_stack() > 0
         or type(q).__torch_dispatch__ is not torch.Tensor.__torch_dispatch__
     )
 

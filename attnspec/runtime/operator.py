@@ -213,8 +213,8 @@ class _Followed(_SingleLevelFunction):
         ctx.set_materialize_grads(False)
         if not at.return_lse:
             ctx.mark_non_differentiable(found[1])
-        nothing = dict.fromkeys(("q", "k", "v", "key_padding_mask", "seed"))
-        ctx.at = at._replace(**nothing, inputs=(), learned=(None,) * len(at.learned))
+        at = at._replace(q=None, k=None, v=None, key_padding_mask=None, seed=None)
+        ctx.at = at._replace(inputs=(), learned=(None,) * len(at.learned))
         return found
 
     @staticmethod

@@ -24,7 +24,11 @@ def is_transformed() -> bool:
 
 @contextmanager
 def composed() -> Iterator[None]:
-    """Kernels go where every derivative and every trace can follow."""
+    """Kernels go where every derivative and every trace can follow.
+
+    What `torch.export` or `torch.onnx` writes down meanwhile, not strictly, holds plain operations
+    at the length that it was given, where else there is one operator.
+    """
     token = _composed.set(True)
     try:
         yield
