@@ -72,14 +72,6 @@ def length_of(n: int) -> int:
     return value
 
 
-def size_of(what: str, value: int) -> int:
-    """A count of at least 1."""
-    found = index_of(what, value)
-    if found < 1:
-        raise ValueError(f"{what} must be at least 1, got {found}")
-    return found
-
-
 def parameter_of(name: str, value: object) -> ParameterValue:
     """The value of a parameter: a number, a boolean or the text of an expression."""
     if isinstance(value, bool | float | str):

@@ -185,11 +185,12 @@ def _counted(at: Given) -> tuple[int, int]:
     from attnspec.analysis.cost.cost import operations_of
 
     batch, heads, n_q, size = at.q
-    groups = at.engine.binder.works(at.layer, heads, n_q, at.k[2])
+    works, wide = at.engine.binder.works(at.layer, heads, n_q, at.k[2]), max(size, at.v[3])
     found = [
-        operations_of(work, mine, max(size, at.v[3]), at.engine.backend) for work, mine in groups
+        operations_of(replace(work, copies=batch * len(mine)), wide, at.engine.backend)
+        for work, mine in works
     ]
-    return batch * sum(each[0] for each in found), batch * sum(each[1] for each in found)
+    return sum(each[0] for each in found), sum(each[1] for each in found)
 
 
 # --- rules ----------------------------------------------------------------------------------------

@@ -15,7 +15,7 @@ from torch.profiler import ProfilerActivity, profile
 from torch.utils.flop_counter import FlopCounterMode
 from zoo import every_attention, loaded, sample
 
-from attnspec.analysis.cost.cost import LayerCost, NotBuilt, Shape, break_even, layer_cost, steps_of
+from attnspec.analysis.cost.cost import LayerCost, NotBuilt, break_even, layer_cost, steps_of
 from attnspec.analysis.cost.kv_cache import cache_of, last_readers
 from attnspec.backends.factored import costs as mechanism_memory
 from attnspec.backends.factored.features import spans
@@ -30,6 +30,7 @@ from attnspec.layout.tiling import classify, survey
 from attnspec.lower import mechanism_costs
 from attnspec.lower.mechanism_costs import factors, flops_of
 from attnspec.lower.mechanism_sizes import bind_mechanism, longest_of
+from attnspec.lower.work import Shape
 from attnspec.spec import parse
 from attnspec.text.diagnostics import AttnSpecError
 
@@ -147,8 +148,39 @@ def test_peak_memory_is_about_what_torch_allocates(name: str, n: int) -> None:
 # --- what the figures are ------------------------------------------------------------------------
 
 
+def test_costs_of_more_samples_and_heads() -> None:
+    spec = parse("attention a { attend window(radius = 40) }")
+    one, many, narrow = (
+        layer_cost(spec.stack(), 512, shape) for shape in (Shape(), Shape(3, 4), Shape(head_dim=32))
+    )
+    for name in ("flops", "useful_flops", "backward_flops"):
+        assert getattr(many, name) == 12 * getattr(one, name)
+    assert one.peak_memory * 6 < many.peak_memory <= one.peak_memory * 12
+    assert narrow.flops * 2 == one.flops
+    report = spec.analyse(512, batch=3, heads=4)
+    assert report.flops == many.flops
+    assert report.edges == spec.analyse(512).edges
+    declared = parse("attention a { heads 4 attend window(radius = 40) }")
+    assert declared.analyse(512, batch=3).flops == many.flops
+    with pytest.raises(ValueError, match="declares heads 4, got heads = 2"):
+        declared.analyse(512, heads=2)
+    with pytest.raises(ValueError, match="`batch` must be an integer from 1 to"):
+        spec.analyse(512, batch=0)
+
+
+def test_a_plan_is_for_all_samples_and_heads() -> None:
+    spec = parse("attention a { attend window(radius = 40) }")
+    one = spec.plan(512, "cpu", 1, None, 64).steps[0].candidates
+    many = spec.plan(512, "cpu", 8, 12, 32).steps[0].candidates
+    at = {each.backend.name: each.seconds or 0.0 for each in one}
+    for each in many:
+        # calls are shared, pairs are not
+        assert (each.seconds or 0.0) <= at[each.backend.name] * 48 * (1 + 1e-9)
+    assert "8 samples, 12 heads of size 32" in str(spec.plan(512, "cpu", 8, 12, 32))
+
+
 def test_costs_are_those_of_the_definition() -> None:
-    cost = layer_cost(stack_of("attend full"), 32, Shape(size=16, element=2))
+    cost = layer_cost(stack_of("attend full"), 32, Shape(head_dim=16), element=2)
     assert cost.flops == cost.useful_flops == 2 * 4 * 16 * 32 * 32
     # a flash kernel computes scores again
     assert cost.backward_flops == 2.5 * cost.flops
@@ -310,7 +342,7 @@ def test_peak_memory_of_mechanisms_is_about_what_torch_allocates(
 ) -> None:
     stack = stack_of(body)
     given = 3 * 2 * n * size * 4
-    estimate = layer_cost(stack, n, Shape(size=size)).peak_memory - given
+    estimate = layer_cost(stack, n, Shape(head_dim=size), 4).peak_memory - given
     module = compile_program(stack.program)
     q, k, v = tensors(n, size)
     with torch.no_grad():
@@ -328,7 +360,7 @@ def test_operations_of_mechanisms_are_those_that_torch_counts(body: str) -> None
         pytest.skip("torch counts a convolution of each channel as one of all")
     body = body.replace("1024", "256")
     stack = stack_of(body)
-    cost = layer_cost(stack, n, Shape(size=size))
+    cost = layer_cost(stack, n, Shape(head_dim=size), 4)
     module = compile_program(stack.program)
     q, k, v = tensors(n, size)
     # weights that are alike: what the graph takes from a kernel's sums is then no more than is left

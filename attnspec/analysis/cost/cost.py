@@ -1,11 +1,11 @@
 """What one layer costs in operations, traffic and memory, by the plan that is chosen for it.
 
-For heads of size d, numbers of `element` bytes. A pair costs 4 d operations forward: 2 d for its
-score, 2 d for its value; softmax, masks and orders are not counted, as in torch's own counter.
-Useful are the pairs of the graph, executed all pairs of the tiles that are touched.
+For heads of size d, numbers of `element` bytes. A pair costs 4 d operations forward:
+2 d for its score, 2 d for its value; softmax, masks and orders are not counted, as in torch's own
+counter. Useful are the pairs of the graph, executed all pairs of the tiles that are touched.
 Backward without recomputation costs 8 d, in flash kernels, which compute scores again, 10 d.
 Mechanisms cost the products of their formulas. Figures are those of the most expensive layer, all
-of its heads; a spec without `heads` counts one, or those that are asked for.
+of its heads and all samples of a shape; a spec without `heads` counts as many as the shape says.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 
 from attnspec.analysis.counting.degrees import edges_of
 from attnspec.backends.factored.costs import Products, products_of
-from attnspec.backends.planner import choose
+from attnspec.backends.planner import AUTO, choose
 from attnspec.backends.torch_call.backend import TorchCall
 from attnspec.graphs.relation import Relation
 from attnspec.graphs.stack import MOST_POSITIONS, Stack, TooMuch, patterns_in
@@ -25,11 +25,8 @@ from attnspec.layout.tiling import survey
 from attnspec.lower.cost_model import dense_seconds
 from attnspec.lower.lower import require_built, stand_ins, works_of
 from attnspec.lower.mechanism_sizes import longest_of
-from attnspec.lower.work import BackendError, Softcap, Work, graph_of
+from attnspec.lower.work import ONE, BackendError, Shape, Softcap, Work, graph_of
 from attnspec.text.diagnostics import AttnSpecError
-
-SIZE = 64
-"""The size of a head where none is given."""
 
 ELEMENT = 4
 """Bytes of a number where none are given: float32."""
@@ -46,17 +43,6 @@ CACHED = 1 << 22
 
 class NotBuilt(AttnSpecError):
     """A cost that is not known: nothing runs this, or what runs it does not say."""
-
-
-@dataclass(frozen=True)
-class Shape:
-    """The tensors of a call besides its length: samples, heads where the spec declares none, the
-    size of a head, and the bytes of a number."""
-
-    batch: int = 1
-    heads: int | None = None
-    size: int = SIZE
-    element: int = ELEMENT
 
 
 @dataclass(frozen=True)
@@ -105,10 +91,11 @@ class LayerCost:
         return self.flops / self.bytes if self.bytes else 0.0
 
 
-def steps_of(stack: Stack, n: int, shape: Shape | None = None) -> tuple[StepCost, ...]:
+def steps_of(
+    stack: Stack, n: int, shape: Shape = ONE, element: int = ELEMENT
+) -> tuple[StepCost, ...]:
     """The steps chosen at n on the CPU, of the layers of a stack; raises NotBuilt, TooMuch, or as
     `Spec.plan` does."""
-    shape = shape or Shape()
     require_built(stack.program)
     if n > MOST_POSITIONS:
         raise TooMuch(f"lengths above {MOST_POSITIONS:,} are not looked into, got n = {n:,}")
@@ -116,30 +103,30 @@ def steps_of(stack: Stack, n: int, shape: Shape | None = None) -> tuple[StepCost
     longest = longest_of(program)
     if longest is not None and n > longest:
         raise NotBuilt(f"{stack.unknown}, learned for at most {longest:,} positions")
-    inputs = stand_ins(program)
+    inputs, heads = stand_ins(program), shape.heads_of(program)
     found: dict[tuple[Work, tuple[int, ...]], list[int]] = {}
     for layer in stack.layers:
-        heads = program.heads or shape.heads or 1
         for group in works_of(program, layer, heads, n, n, inputs) if n else ():
             found.setdefault(group, []).append(layer)
     return tuple(
-        _step(stack, work, tuple(layers), members, shape)
-        for (work, members), layers in found.items()
+        _step(stack, work, tuple(layers), mine, shape, element)
+        for (work, mine), layers in found.items()
     )
 
 
-def layer_cost(stack: Stack, n: int, shape: Shape | None = None) -> LayerCost:
+def layer_cost(stack: Stack, n: int, shape: Shape = ONE, element: int = ELEMENT) -> LayerCost:
     """The cost of the layer that costs most, by each figure; raises as `steps_of`."""
-    shape = shape or Shape()
-    return layer_cost_of(stack, n, steps_of(stack, n, shape), shape)
+    return layer_cost_of(stack, n, steps_of(stack, n, shape, element), shape, element)
 
 
-def layer_cost_of(stack: Stack, n: int, steps: tuple[StepCost, ...], shape: Shape) -> LayerCost:
+def layer_cost_of(
+    stack: Stack, n: int, steps: tuple[StepCost, ...], shape: Shape, element: int
+) -> LayerCost:
     """The same from the steps that were found."""
-    heads = shape.batch * (stack.program.heads or shape.heads or 1)
+    heads = shape.batch * shape.heads_of(stack.program)
     layers = [[s for s in steps if layer in s.layers] for layer in range(stack.program.layer_count)]
     useful = [s.useful_flops for s in steps]
-    tensors = heads * n * shape.size * shape.element
+    tensors = heads * n * shape.head_dim * element
     # the outputs of several groups of heads are put together
     tensors *= 5 if any(len(layer) > 1 for layer in layers) else 4
     flops, backward, moved = (
@@ -181,9 +168,10 @@ def _step(
     layers: tuple[int, ...],
     heads: tuple[int, ...],
     shape: Shape,
+    element: int,
 ) -> StepCost:
-    size, element, count, pairs = shape.size, shape.element, shape.batch * len(heads), None
-    backend, graph, own = _amounts(work, count, size, "auto")
+    size, count, pairs = shape.head_dim, shape.batch * len(heads), None
+    backend, graph, own = _amounts(replace(work, copies=count), size, AUTO)
     if work.mechanism is None:
         pairs = _useful(stack, work, layers[0], heads[0])
     flops, backward = _operations(graph, own, size)
@@ -203,14 +191,12 @@ def _step(
     )
 
 
-def operations_of(
-    work: Work, heads: tuple[int, ...], size: int, backend: str = "auto"
-) -> tuple[int, int]:
-    """The operations of one sample of a work on the CPU, forward and backward; NotBuilt where they
-    are not known."""
-    _, graph, own = _amounts(work, len(heads), size, backend)
+def operations_of(work: Work, size: int, backend: str) -> tuple[int, int]:
+    """The operations of all copies of a work on the CPU, forward and backward, with heads of a
+    size; NotBuilt where they are not known."""
+    _, graph, own = _amounts(work, size, backend)
     forward, backward = _operations(graph, own, size)
-    return forward * len(heads), backward * len(heads)
+    return forward * work.copies, backward * work.copies
 
 
 def _operations(graph: _Amounts, own: Products, size: int) -> tuple[int, int]:
@@ -219,19 +205,19 @@ def _operations(graph: _Amounts, own: Products, size: int) -> tuple[int, int]:
     return 4 * size * graph.executed + own.flops, backward
 
 
-def _amounts(work: Work, count: int, size: int, backend: str) -> tuple[str, _Amounts, Products]:
-    """What runs so many heads of a work, and the amounts of its graph and of its mechanism."""
+def _amounts(work: Work, size: int, backend: str) -> tuple[str, _Amounts, Products]:
+    """What runs all copies of a work, and the amounts of its graph and of its mechanism."""
     try:
         name = choose(work, "cpu", backend).name
     except BackendError as error:
         raise NotBuilt(str(error)) from None
-    none = Products(0, 0, 0, 0)
     if work.mechanism is not None:
-        graph = _bands(graph_of(work), count, size) if work.hybrid else _Amounts(0, 0, 0, 0, True)
-        return name, graph, products_of(work, count, size)
+        none = _Amounts(0, 0, 0, 0, True)
+        graph = _bands(graph_of(work), work.copies, size) if work.hybrid else none
+        return name, graph, products_of(work, work.copies, size)
     if name not in _AMOUNTS:
         raise NotBuilt(f"the backend {name} does not say how many pairs it computes")
-    return name, _AMOUNTS[name](work, count, size), none
+    return name, _AMOUNTS[name](work, work.copies, size), Products(0, 0, 0, 0)
 
 
 def _useful(stack: Stack, work: Work, layer: int, head: int) -> int | None:

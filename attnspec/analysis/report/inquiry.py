@@ -7,6 +7,7 @@ of a plan or on other figures take them from here.
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from functools import cached_property
 from itertools import chain
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar, overload
@@ -17,11 +18,12 @@ from attnspec.elaborate import Elaborated
 from attnspec.graphs.bind import extents_of
 from attnspec.graphs.relation import Relation
 from attnspec.graphs.stack import Bound, Sample, Stack, TooMuch, blamed, has_mechanism, influence
-from attnspec.ir.api_checks import length_of, size_of
+from attnspec.ir.api_checks import length_of
 from attnspec.ir.parameters import RelationError
+from attnspec.lower.work import ONE, Shape
 
 if TYPE_CHECKING:
-    from attnspec.analysis.cost.cost import Shape, StepCost
+    from attnspec.analysis.cost.cost import StepCost
 
 
 LONGEST_REACH = 16_384
@@ -73,9 +75,8 @@ class Inquiry:
     sample.
 
     `entries` are the figures by name, in the order in which they are printed. Costs are those of
-    `batch` samples, of as many heads as the spec declares, else of `heads`, 1 by default, each of
-    `head_size` numbers of `element` bytes. `influence` has the graphs that mechanisms are taken for
-    where reach is asked for.
+    the plan for a `shape`, in numbers of `element` bytes. `influence` has the graphs that
+    mechanisms are taken for where reach is asked for.
     """
 
     entries: ClassVar[dict[str, Entry[Any]]] = {}
@@ -86,20 +87,13 @@ class Inquiry:
         n: int,
         inputs: Sample | None = None,
         *,
-        head_size: int = 64,
+        shape: Shape = ONE,
         element: int = 4,
-        batch: int = 1,
-        heads: int | None = None,
     ) -> None:
         self.elaborated, self.program = elaborated, elaborated.program
         self.n = length_of(n)
-        self.head_size, self.element = size_of("head_dim", head_size), element
-        self.batch = size_of("batch", batch)
-        self.heads = self.program.heads if heads is None else size_of("heads", heads)
-        if self.program.heads not in (None, self.heads):
-            raise ValueError(
-                f"`{self.program.name}` declares {self.program.heads} heads, got heads = {heads}"
-            )
+        self.shape = replace(shape, heads=shape.heads_of(self.program))
+        self.element = element
         self.stack = Stack(self.program, inputs)
         self.influence = self.stack
         if has_mechanism(self.program):
@@ -197,13 +191,6 @@ class Inquiry:
 
     # --- costs -----------------------------------------------------------------------------------
 
-    @property
-    def shape(self) -> Shape:
-        """The tensors that costs are about."""
-        from attnspec.analysis.cost.cost import Shape
-
-        return Shape(self.batch, self.heads, self.head_size, self.element)
-
     @cached_property
     def steps(self) -> tuple[StepCost, ...]:
         """What each step of the chosen plan costs; raises Unknown."""
@@ -212,6 +199,6 @@ class Inquiry:
         if not self.n:
             return ()
         try:
-            return cost.steps_of(self.stack, self.n, self.shape)
+            return cost.steps_of(self.stack, self.n, self.shape, self.element)
         except cost.NotBuilt as error:
             raise Unknown(str(error)) from None

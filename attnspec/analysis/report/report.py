@@ -50,8 +50,7 @@ class Report(Inquiry):
     """The analysis of a spec at n positions; with `inputs`, one sample of its run-time inputs, the
     figures of that sample.
 
-    Costs are those of `batch` samples, of as many heads as the spec declares, else of `heads`, each
-    of `head_size` numbers of `element` bytes.
+    Costs are those of the plan for a `shape`, in numbers of `element` bytes.
     """
 
     @property
@@ -285,9 +284,9 @@ class Report(Inquiry):
             "name": self.program.name,
             "n": self.n,
             "layers": self.program.layer_count,
-            "heads": self.heads,
-            "batch": self.batch,
-            "head_size": self.head_size,
+            "heads": self.program.heads,
+            "batch": self.shape.batch,
+            "head_size": self.shape.head_dim,
             "figures": {name: data_of(self.figure(name)) for name in chosen},
             "per_head": heads,
         }
