@@ -98,12 +98,9 @@ class Engine:
         outs: list[torch.Tensor] = []
         sums: list[torch.Tensor] = []
         for group in prepared.groups:
-            mine = replace(
-                call,
-                tables=self.tables(group, layer, call.tables),
-                draw=group.draw(draws),
-                known=call.known and (group.rows(call.known[0]), group.rows(call.known[1])),
-            )
+            tables, draw = self.tables(group, layer, call.tables), group.draw(draws)
+            known = call.known and (group.rows(call.known[0]), group.rows(call.known[1]))
+            mine = Call(call.padding, call.dropout_p, tables, call.data, draw, known)
             out, lse = self._outputs(group, group.parts(*parts), mine, return_lse, reusable)
             outs.append(out)
             if return_lse or reusable:

@@ -310,24 +310,3 @@ def test_second_derivatives(text: str, causal: bool) -> None:
     module = module_of(text, causal)
     given = tensors(1, 1, 1, 4, 5)
     assert torch.autograd.gradgradcheck(lambda *x: module(*x), given, atol=1e-6)
-
-
-@pytest.mark.parametrize(("text", "causal"), SOME)
-def test_export(text: str, causal: bool) -> None:
-    module = module_of(text, causal)
-    given = tuple(x.detach() for x in tensors(1, 2, 2, 70, 70))
-    module(*given)
-    program = torch.export.export(module, given, strict=False)
-    torch.testing.assert_close(program.module()(*given), module(*given))
-
-
-@pytest.mark.parametrize(
-    ("text", "causal"),
-    [*SOME[1:3], *(pytest.param(*case, marks=pytest.mark.slow) for case in (SOME[0], SOME[3]))],
-)
-def test_compile(text: str, causal: bool) -> None:
-    module = module_of(text, causal)
-    given = tensors(1, 2, 2, 70, 70)
-    compiled = torch.compile(module, backend="aot_eager", fullgraph=True)
-    found = with_gradients(module, compiled(*given), given)
-    assert_near(found, with_gradients(module, module(*given), given))

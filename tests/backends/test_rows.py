@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import copy
-import io
-import itertools
 import math
 import pickle
 
@@ -193,7 +191,7 @@ def test_tensors_of_any_strides() -> None:
     assert torch.equal(shared, before)
 
 
-# --- transforms, compilation, export -------------------------------------------------------------
+# --- transforms -------------------------------------------------------------
 
 
 @pytest.mark.parametrize("name", ["window", "random", "strided"])
@@ -212,55 +210,6 @@ def test_transforms_of_torch_func(name: str) -> None:
     module = module_of(GRAPHS[name])
     q, k, v = (x.detach() for x in tensors(3, 2, 2, 40))
     check_transforms(module, q, k, v)
-
-
-COMPILED = {
-    **{name: GRAPHS[name] for name in ("causal", "strided", "random", "blocks")},
-    "heads": "heads 4 attend window(radius = 9) head odd { attend residue(step = 5) }",
-    "bias": "heads 4 causal attend window(radius = 9) score bias(buckets = 8)",
-}
-
-FIRST = [(name, (1, 3)[number % 2]) for number, name in enumerate(COMPILED)]
-"""With how many queries each is tried in every run."""
-
-compiled_ones = pytest.mark.parametrize(
-    ("name", "n_q"),
-    [
-        each if each in FIRST else pytest.param(*each, marks=pytest.mark.slow)
-        for each in itertools.product(COMPILED, (1, 3))
-    ],
-)
-
-
-@compiled_ones
-def test_torch_compile_in_one_graph(name: str, n_q: int) -> None:
-    module = module_of(COMPILED[name])
-    torch._dynamo.reset()
-    compiled = torch.compile(module, backend="aot_eager", fullgraph=True)
-    for n in (70, 71, 90):
-        given = tensors(1, 4, n_q, n, dtype=torch.float32)
-        wanted = with_gradients(module(*given), given)
-        for found, right in zip(with_gradients(compiled(*given), given), wanted, strict=True):
-            torch.testing.assert_close(found, right)
-    with torch.inference_mode():
-        plain = [x.detach() for x in given]
-        torch.testing.assert_close(compiled(*plain), module(*plain))
-
-
-# constants that are views of one another are saved as torch likes it
-@pytest.mark.filterwarnings("ignore:No complete tensor found in the group")
-@compiled_ones
-def test_export_and_back(name: str, n_q: int) -> None:
-    module = module_of(COMPILED[name])
-    q, k, v = (x.detach() for x in tensors(1, 4, n_q, 70, dtype=torch.float32))
-    wanted = module(q, k, v)
-    for strict in (False, True):
-        program = torch.export.export(module, (q, k, v), strict=strict)
-        file = io.BytesIO()
-        torch.export.save(program, file)
-        file.seek(0)
-        for other in (program.module(), torch.export.load(file).module()):
-            torch.testing.assert_close(other(q, k, v), wanted)
 
 
 def test_modes_of_the_caller_do_not_reach_the_next_step() -> None:

@@ -84,6 +84,19 @@ def test_one_graph_for_all_lengths(name: str) -> None:
     assert counter.frame_count == 1
 
 
+@pytest.mark.parametrize("n_q", [1, 3])
+def test_steps_of_generation_in_one_graph(n_q: int) -> None:
+    module = sample("bias")
+    torch._dynamo.reset()
+    counter = CompileCounterWithBackend("aot_eager")
+    compiled = torch.compile(module, fullgraph=True, dynamic=True, backend=counter)
+    with torch.inference_mode():
+        for n in range(70, 80):
+            parts = given(n, n_q)
+            torch.testing.assert_close(compiled(*parts), module(*parts))
+    assert counter.frame_count == 1
+
+
 def test_one_graph_with_log_sum_exps_and_autocast() -> None:
     module = sample("bias")
     torch._dynamo.reset()
