@@ -128,7 +128,7 @@ class Plan:
         """What the estimates are for, in words."""
         samples, heads = self.shape.batch, self.shape.heads or 1
         many = f"{samples} samples, " if samples > 1 else ""
-        each = "one head" if heads == 1 else f"{heads} heads"
+        each = "one head" if heads == 1 else "the heads of a line, each"
         return f"{many}{each} of size {self.shape.head_dim}"
 
     def _shared_refusals(self) -> dict[tuple[str, str], list[str]]:

@@ -176,7 +176,8 @@ def test_a_plan_is_for_all_samples_and_heads() -> None:
     for each in many:
         # calls are shared, pairs are not
         assert (each.seconds or 0.0) <= at[each.backend.name] * 48 * (1 + 1e-9)
-    assert "8 samples, 12 heads of size 32" in str(spec.plan(512, "cpu", 8, 12, 32))
+    said = str(spec.plan(512, "cpu", 8, 12, 32))
+    assert "8 samples, the heads of a line, each of size 32" in said
 
 
 def test_costs_are_those_of_the_definition() -> None:
