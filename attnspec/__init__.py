@@ -10,7 +10,6 @@ from __future__ import annotations
 import sys
 from importlib import import_module
 from importlib.abc import MetaPathFinder
-from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
 from attnspec.version import __version__
@@ -61,17 +60,19 @@ class _AfterTorch(MetaPathFinder):
     """Registers the operator as soon as torch is there, whoever imports it: an exported program
     names it before anything else of this package is asked for."""
 
-    def find_spec(self, name: str, *_: object) -> Any:
+    def find_spec(self, name: str, *rest: Any) -> Any:
         """What torch is imported by, with the operator behind it."""
         if name != "torch":
             return None
-        sys.meta_path.remove(self)
-        found = find_spec(name)
+        others = (finder for finder in sys.meta_path if finder is not self)
+        specs = (finder.find_spec(name, *rest) for finder in others)
+        found = next((spec for spec in specs if spec is not None), None)
         if found is not None and found.loader is not None:
             execute = found.loader.exec_module
 
             def execute_both(module: Any) -> None:
                 execute(module)
+                sys.meta_path.remove(self)
                 import_module(_OPERATOR)
 
             found.loader.exec_module = execute_both  # type: ignore[method-assign]

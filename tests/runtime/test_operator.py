@@ -151,8 +151,11 @@ def test_dropout_in_a_graph() -> None:
 
 
 LOADED = """
+import importlib.util
 import sys
 import attnspec
+# asking whether torch is there is not importing it
+assert importlib.util.find_spec("torch") is not None
 import torch
 program = torch.export.load(sys.argv[1]).module()
 found = program(**torch.load(sys.argv[2]))
@@ -347,3 +350,22 @@ def test_a_text_alone_is_enough() -> None:
     assert engine_of(text) is engine_of(text)
     with pytest.raises(ValueError, match="reads plans of format"):
         torch.ops.attnspec.attention(*parts, text.replace('"format":1', '"format":0'), [], [])
+
+
+@pytest.mark.filterwarnings("ignore:.torch.jit.script. is deprecated:DeprecationWarning")
+def test_what_has_no_rule_is_refused() -> None:
+    module = sample("static")
+    q, k, v = (x.detach() for x in given(30))
+
+    def run(x: torch.Tensor) -> torch.Tensor:
+        out: torch.Tensor = torch.ops.attnspec.attention(x, k, v, module.engine.text, [], [])[0]
+        return out
+
+    # a tangent is not lost without a word
+    with pytest.raises(RuntimeError, match="jvp"):
+        torch.func.jvp(run, (q,), (q,))
+    with FakeTensorMode(allow_non_fake_inputs=True) as mode:
+        fake = mode.from_tensor(q.requires_grad_())
+        (grad,) = torch.autograd.grad(run(fake).sum(), fake, create_graph=True)
+        with pytest.raises(RuntimeError, match="not computed in a traced program"):
+            torch.autograd.grad(grad.sum(), fake)
