@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias, cast
 
 import torch
 from torch._functorch.utils import enable_single_level_autograd_function
@@ -108,8 +108,12 @@ class Given(NamedTuple):
                 yield
                 return
             device = self.q.device
-            with torch.random.fork_rng([] if device.type == "cpu" else [device]):
-                torch.manual_seed(int(self.seed))
+            numbers: Any = torch.default_generator
+            if device.type != "cpu":
+                numbers = torch.get_device_module(device)
+            places = [] if device.type == "cpu" else [device]
+            with torch.random.fork_rng(places, device_type=device.type):
+                numbers.manual_seed(int(self.seed))
                 yield
 
 
@@ -123,8 +127,7 @@ def _run(*given: Any) -> tuple[Tensor, Tensor]:
         out, lse = at.engine.run(
             at.parts, at.call, at.layer, at.draws, at.return_lse, reusable=True
         )
-    assert lse is not None
-    return _own(out, at.parts), lse.contiguous()
+    return _own(out, at.parts), cast(Tensor, lse).contiguous()
 
 
 @torch.library.impl(_LIBRARY, "attention_backward", "CompositeExplicitAutograd")

@@ -15,9 +15,10 @@ from torch._dynamo.testing import CompileCounterWithBackend
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils import checkpoint
 from torch.utils.flop_counter import FlopCounterMode
-from zoo import EXAMPLES
+from zoo import EXAMPLES, every_attention, smaller
 
 from attnspec.ir.serial import plan_data
+from attnspec.lower.mechanism_sizes import longest_of
 from attnspec.runtime import CompiledAttention, composed
 from attnspec.runtime.engine import engine_of
 from attnspec.spec import load
@@ -121,6 +122,23 @@ def test_one_graph_with_log_sum_exps_and_autocast() -> None:
         rest: Any = module.engine.text, [*module.parameters()], []
         assert torch.equal(torch.ops.attnspec.attention(*parts, *rest)[0], meant)
     check_same(found, meant, parts)
+
+
+def test_emitted_modules_make_one_graph_too() -> None:
+    space: dict[str, Any] = {"__name__": "emitted"}
+    exec(spec_of(BODIES["heads"]).emit(), space)
+    module: CompiledAttention = space["Sample"]()
+    same = sample("heads")
+    torch._dynamo.reset()
+    counter = CompileCounterWithBackend("aot_eager")
+    compiled = torch.compile(module, fullgraph=True, dynamic=True, backend=counter)
+    for n in (70, 33, 90):
+        parts = given(n)
+        check_same(compiled(*parts), same(*parts), parts)
+    assert counter.frame_count == 1
+    out, lse = module(*parts, return_lse=True)
+    assert torch.equal(out, same(*parts))
+    assert lse.shape == out.shape[:3]
 
 
 @pytest.mark.slow
@@ -270,6 +288,35 @@ def test_operations_are_those_of_the_analysis(name: str) -> None:
         out.sum().backward()
     assert forward.get_total_flops() == report.flops
     assert backward.get_total_flops() == report.backward_flops
+
+
+@pytest.mark.slow
+@every_attention
+def test_operations_of_the_zoo(path: Path, name: str) -> None:
+    spec = smaller(path, name)
+    n = spec.program.fixed_length or min(256, longest_of(spec.program) or 256)
+    heads, found = spec.heads or 3, []
+    report = spec.analyse(n, batch=2, heads=heads, head_dim=16)
+    if report.flops is None:
+        pytest.skip("not built yet")
+    module = spec.compile(head_size=16)
+    with FakeTensorMode(allow_non_fake_inputs=True):
+        parts = [torch.randn(2, heads, n, 16, requires_grad=True) for _ in range(3)]
+        inputs = {
+            each.name: torch.zeros(
+                (2,) if each.kind == "length" else (2, n),
+                dtype=torch.bool if each.kind == "tokens" else torch.int64,
+            )
+            for each in spec.inputs.values()
+        }
+        for layer in range(spec.layers):
+            with FlopCounterMode(display=False) as forward:
+                out = module(*parts, layer=layer, inputs=inputs)
+            with FlopCounterMode(display=False) as backward:
+                out.sum().backward()
+            found.append((forward.get_total_flops(), backward.get_total_flops()))
+    most = tuple(max(each) for each in zip(*found, strict=True))
+    assert most == (report.flops, report.backward_flops)
 
 
 @every_body
