@@ -21,7 +21,7 @@ from attnspec.text.diagnostics import InternalError
 WIDTH = 100
 """The longest line of the plan, where no single number or name is longer."""
 
-OWN = ("CompiledAttention", "FORMAT", "Mapping", "PLAN")
+OWN = ("Any", "CompiledAttention", "FORMAT", "Mapping", "PLAN")
 """Names that the module itself uses, besides torch."""
 
 ALONE = frozenset(("functools", "math", "torch"))
@@ -40,6 +40,7 @@ _DEPENDENT = """\
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 import torch
 
@@ -78,12 +79,12 @@ class NAME(CompiledAttention):
         dropout_p: float = 0,
         inputs: Mapping[str, torch.Tensor] | None = None,
         return_lse: bool = False,
-    ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
+    ) -> Any:
         """q [B, HEADS, n_q, d], k [B, H_kv, n_k, d], v [B, H_kv, n_k, d_v] -> [B, HEADS, n_q, d_v].
 
         Queries are the last n_q of the n_k positions; H_kv divides HEADS. `key_padding_mask` is
-        bool [B, n_k], True for a real key. With `return_lse` the log-sum-exps of the scores come
-        as well, [B, HEADS, n_q]. INPUTS
+        bool [B, n_k], True for a real key. With `return_lse` the log-sum-exps [B, HEADS, n_q] come
+        as well. INPUTS
         """
         return super().forward(
             q,
@@ -243,7 +244,7 @@ def check_module(text: str, standalone: bool) -> None:
         tree = ast.parse(text)
     except (SyntaxError, RecursionError, MemoryError) as error:
         raise InternalError(f"the emitted module does not parse: {error}") from error
-    allowed = ALONE if standalone else {"__future__", "attnspec", "collections", "torch"}
+    allowed = ALONE if standalone else {"__future__", "attnspec", "collections", "torch", "typing"}
     for node in ast.walk(tree):
         found = []
         if isinstance(node, ast.Import):
