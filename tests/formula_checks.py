@@ -41,7 +41,7 @@ def formula_of(
         assert work.mechanism is not None
         for head in heads:
             parts = {}
-            for called, name in module.tables_of(work):
+            for called, name in module.engine.tables_of(work):
                 table = module.get_parameter(name)
                 rows = table[layer if len(table) > 1 else 0]
                 parts[called] = rows[head if len(rows) > 1 else 0]

@@ -76,7 +76,7 @@ class NAME(CompiledAttention):
         *,
         layer: int = 0,
         key_padding_mask: torch.Tensor | None = None,
-        dropout_p: float = 0.0,
+        dropout_p: float = 0,
         inputs: Mapping[str, torch.Tensor] | None = None,
         return_lse: bool = False,
     ) -> Any:

@@ -126,7 +126,8 @@ class Call:
     `padding` is bool [B, n_k], True for a real key; `tables` maps the names of learned tables to
     [heads of the group, buckets], and what a mechanism learns to [heads of the group or 1, *shape];
     `data` maps the names of run-time inputs to tensors as patterns take them: [B, n_k], a length
-    [B, 1, 1]. `draw` counts the draws of random features.
+    [B, 1, 1]. `draw` counts the draws of random features. `known` are the output and its
+    log-sum-exps where they were found before, and derivatives alone are asked for.
     """
 
     padding: torch.Tensor | None = None
@@ -134,6 +135,7 @@ class Call:
     tables: Mapping[str, torch.Tensor] = field(default_factory=dict)
     data: Mapping[str, torch.Tensor] = field(default_factory=dict)
     draw: int = 0
+    known: tuple[torch.Tensor, torch.Tensor] | None = None
 
 
 class Kernel(Protocol):
@@ -164,14 +166,6 @@ class Streamable(Protocol):
         self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, call: Call, state: object
     ) -> tuple[torch.Tensor, object]:
         """The outputs of more positions, and the state after them; it is None at first."""
-
-
-@runtime_checkable
-class Traceable(Protocol):
-    """A kernel that runs something else when it is traced, built when it is first needed."""
-
-    def make_traceable(self) -> None:
-        """Builds it, because nothing can be built while tracing."""
 
 
 @runtime_checkable

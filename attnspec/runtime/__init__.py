@@ -1,6 +1,7 @@
 """The module that computes a compiled attention, the layer around it, and going on from a state.
 
-`CompiledAttention` and `FORMAT` are what emitted modules import from here.
+`CompiledAttention` and `FORMAT` are what emitted modules import from here; under `composed()` what
+is exported holds plain operations.
 """
 
 from __future__ import annotations
@@ -10,9 +11,10 @@ from typing import TYPE_CHECKING
 from attnspec.ir.serial import FORMAT
 
 if TYPE_CHECKING:
+    from attnspec.backends.common.torch_modes import composed
     from attnspec.runtime.module import CompiledAttention
 
-__all__ = ["FORMAT", "CompiledAttention"]
+__all__ = ["FORMAT", "CompiledAttention", "composed"]
 
 
 def __getattr__(name: str) -> object:
@@ -21,4 +23,8 @@ def __getattr__(name: str) -> object:
         from attnspec.runtime.module import CompiledAttention
 
         return CompiledAttention
+    if name == "composed":
+        from attnspec.backends.common.torch_modes import composed
+
+        return composed
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

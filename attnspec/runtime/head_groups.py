@@ -29,6 +29,21 @@ class Group:
     tables: tuple[tuple[str, str], ...]
     redraw: int = 0
 
+    def parts(
+        self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """Queries of these heads, and the keys and values that they read."""
+        return self.rows(q), selected(k, 1, self.keys), selected(v, 1, self.keys)
+
+    def rows(self, x: torch.Tensor) -> torch.Tensor:
+        """What belongs to these heads of [B, H, n_q, …]."""
+        return selected(x, 1, self.queries)
+
+    def draw(self, draws: tuple[int, int]) -> int:
+        """Which random features are drawn, after so many calls in training and requests for new
+        ones."""
+        return draws[0] // self.redraw + draws[1] if self.redraw else 0
+
 
 @dataclass(frozen=True, eq=False)
 class Prepared:
@@ -36,6 +51,10 @@ class Prepared:
 
     groups: tuple[Group, ...]
     order: Selection
+
+    def joined(self, parts: Sequence[torch.Tensor]) -> torch.Tensor:
+        """What the groups have found, [B, H, …], in the order of the heads."""
+        return selected(parts[0] if len(parts) == 1 else torch.cat([*parts], 1), 1, self.order)
 
 
 def group_of(

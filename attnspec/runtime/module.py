@@ -2,23 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Mapping
 from typing import Any, cast
 
 import torch
 
-from attnspec.backends.common.score_formula import Blocks, Formula
-from attnspec.backends.common.torch_modes import constant_in_traces
-from attnspec.backends.planner import AUTO, ROWS, check_backend, choose
-from attnspec.backends.rows.keys import FEW
-from attnspec.graphs.bind import extents_of
-from attnspec.graphs.relation import Relation
+from attnspec.backends.common.torch_modes import is_transformed
 from attnspec.ir.program import Mechanism
-from attnspec.ir.serial import FORMAT, Plain, from_data
 from attnspec.lower.cache import Cache, apart
-from attnspec.lower.lower import Binder, stand_ins
-from attnspec.lower.work import Backend, Bias, Call, Joining, Mergeable, Streamable, Traceable, Work
+from attnspec.lower.work import Call, Streamable
 from attnspec.runtime.call_checks import (
     check_dropout,
     check_inputs,
@@ -28,7 +20,8 @@ from attnspec.runtime.call_checks import (
     check_tensors,
     narrowed,
 )
-from attnspec.runtime.head_groups import Group, Prepared, group_of, selected, together
+from attnspec.runtime.engine import KEPT, Engine
+from attnspec.runtime.head_groups import Prepared, group_of, together
 from attnspec.runtime.parameters import Draws, Learner
 from attnspec.runtime.streaming import (
     StreamState,
@@ -36,14 +29,6 @@ from attnspec.runtime.streaming import (
     stream_kernel,
     streamed_works,
 )
-
-KEPT = 64
-"""How many layouts a module keeps, for that many combinations of layer, heads, lengths and device.
-The type of the tensors is not among them: kernels keep what every type has in common."""
-
-STEPS = 8
-"""How many layouts it keeps of a few queries each. The next step of generation has another length,
-so that more of them would be of no use, and among the others they would drive out those."""
 
 
 class CompiledAttention(Learner):
@@ -56,17 +41,11 @@ class CompiledAttention(Learner):
     """
 
     def __init__(self, plan: Mapping[str, object], head_size: int | None = None) -> None:
-        if plan["format"] != FORMAT:
-            raise ValueError(f"this run time reads plans of format {FORMAT}, got {plan['format']}")
-        backend = cast(str, plan["backend"])
-        check_backend(backend)
-        super().__init__(from_data(cast("Mapping[str, Plain]", plan["program"])), head_size)
-        self.backend = backend
+        engine = Engine(plan)
+        super().__init__(engine.program, head_size)
+        self.engine, self.backend = engine, engine.backend
         redraws = any(_may_redraw(attend.mechanism) for attend in self.program.attends)
         self.draws = Draws(self.program.layers or 1) if redraws else None
-        self._binder = Binder(self.program, stand_ins(self.program))
-        self._prepared: Cache[tuple[object, ...], Prepared] = Cache(KEPT)
-        self._steps: Cache[tuple[object, ...], Prepared] = Cache(STEPS)
         self._streams: Cache[tuple[object, ...], tuple[Works, Prepared]] = Cache(KEPT)
 
     def redraw(self) -> None:
@@ -124,34 +103,30 @@ class CompiledAttention(Learner):
         check_tensors(self.program, q, k, v)
         if self._waits:
             self.make_parameters(q.shape[3], v.shape[3], q.device)
-        key = (self._binder.alike(layer), q.shape[1], k.shape[1], str(q.device))
+        key = (self.engine.binder.alike(layer), q.shape[1], k.shape[1], str(q.device))
         works, prepared = self._streams.get(key, lambda: apart(lambda: self._stream(*key)))
         outs, parts = [], []
+        learned, draws = self._learned(q.device), self._draws(layer)
         first = StreamState.first(state, works, q, k, v)
         check_padding(padding, q.shape[0], q.shape[2], q.device)
         data = check_inputs(self.program, inputs, q.shape[0], q.shape[2], q.device)
         if 0 in (q.shape[0], q.shape[2]):
-            return _nothing(q, k, v)[0], first.after(q.shape[2], first.parts)
+            return v.new_zeros(*q.shape[:3], v.shape[3]), first.after(q.shape[2], first.parts)
         first = first.with_marked(self.program, data)
         for group, part in zip(prepared.groups, first.parts, strict=True):
-            draw = 0 if self.draws is None else self.draws.number(layer, group.redraw)
-            call = Call(padding, 0.0, self._tables(group, layer, q.device), data, draw)
-            given = (
-                selected(q, 1, group.queries),
-                selected(k, 1, group.keys),
-                selected(v, 1, group.keys),
-            )
-            out, after = cast(Streamable, group.kernel).step(*given, call, part)
+            tables = self.engine.tables(group, layer, learned)
+            call = Call(padding, 0.0, tables, data, group.draw(draws))
+            out, after = cast(Streamable, group.kernel).step(*group.parts(q, k, v), call, part)
             outs.append(out)
             parts.append(after)
-        return _joined(outs, prepared), first.after(q.shape[2], parts)
+        return prepared.joined(outs), first.after(q.shape[2], parts)
 
     def _stream(self, layer: int, heads: int, keys: int, device: str) -> tuple[Works, Prepared]:
         place = torch.device(device)
-        groups, works = [], streamed_works(self._binder, layer, heads)
+        groups, works = [], streamed_works(self.engine.binder, layer, heads)
         for work, members in works:
             kernel = stream_kernel(self.program, layer, work, members, place, self.backend)
-            tables = self.tables_of(work)
+            tables = self.engine.tables_of(work)
             groups.append(group_of(kernel, work, members, heads, heads // keys, tables, place))
         return works, together(groups, heads, place)
 
@@ -166,7 +141,7 @@ class CompiledAttention(Learner):
         *,
         layer: int = 0,
         key_padding_mask: torch.Tensor | None = None,
-        dropout_p: float = 0.0,
+        dropout_p: float = 0,  # an integer: torch.compile makes a variable of any other number
         inputs: Mapping[str, torch.Tensor] | None = None,
         return_lse: bool = False,
     ) -> Any:
@@ -205,128 +180,50 @@ class CompiledAttention(Learner):
         return_lse: bool,
     ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
         check_tensors(self.program, q, k, v)
-        batch, heads, n_q, _ = q.shape
-        n_k = k.shape[2]
-        check_padding(padding, batch, n_k, q.device)
+        check_padding(padding, q.shape[0], k.shape[2], q.device)
         dropout_p = check_dropout(dropout_p)
-        data = check_inputs(self.program, inputs, batch, n_k, q.device)
+        data = check_inputs(self.program, inputs, q.shape[0], k.shape[2], q.device)
         if self._waits:
             self.make_parameters(q.shape[3], v.shape[3], q.device)
-        if 0 in (batch, n_q, n_k):
-            extents_of(self.program, n_k)
-            out, lse = _nothing(q, k, v)
-            return (out, lse) if return_lse else out
-        prepared = self.prepare(layer, heads, k.shape[1], n_q, n_k, str(q.device))
-        outs: list[torch.Tensor] = []
-        sums: list[torch.Tensor] = []
-        for group in prepared.groups:
-            draw = 0 if self.draws is None else self.draws.number(layer, group.redraw)
-            call = Call(padding, dropout_p, self._tables(group, layer, q.device), data, draw)
-            given = (
-                selected(q, 1, group.queries),
-                selected(k, 1, group.keys),
-                selected(v, 1, group.keys),
+        learned, draws = self._learned(q.device), self._draws(layer)
+        lse: torch.Tensor | None
+        if _is_looked_at(q):
+            seed = torch.randint(1 << 62, ()) if dropout_p else None
+            given = self.engine.text, [*learned.values()], [*data.values()], padding
+            out, lse = torch.ops.attnspec.attention(
+                q, k, v, *given, layer, dropout_p, seed, *draws, return_lse
             )
-            if return_lse:
-                out, lse = self._partial(group, given, call)
-                sums.append(lse)
-            else:
-                out = group.kernel(*given, call)
-            outs.append(out)
+        else:
+            call = Call(padding, dropout_p, learned, data)
+            out, lse = self.engine.run((q, k, v), call, layer, draws, return_lse)
         if self.draws is not None and self.training and not torch.compiler.is_compiling():
             self.draws.count(layer)
-        out = _joined(outs, prepared)
-        return (out, _joined(sums, prepared)) if return_lse else out
+        return (out, cast(torch.Tensor, lse)) if return_lse else out
 
-    def _partial(
-        self, group: Group, given: tuple[torch.Tensor, torch.Tensor, torch.Tensor], call: Call
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """The output and log-sum-exps of a group's heads."""
-        if isinstance(group.kernel, Mergeable):
-            out, lse = group.kernel.partial(*given, call)
-            if lse is not None:
-                return out, lse
-        raise ValueError(
-            f"`return_lse` asks for log-sum-exps, and what `{self.program.name}` weighs by is no"
-            " softmax of scores: a mechanism, `relu` and `sigmoid` have none"
-        )
-
-    def _tables(self, group: Group, layer: int, device: torch.device) -> dict[str, torch.Tensor]:
-        """What a group's heads have learned, [heads of the group or 1, …]."""
-        found = {}
-        for called, name in group.tables:
-            table = self.get_parameter(name)
+    def _learned(self, device: torch.device) -> dict[str, torch.Tensor]:
+        """What is learned, by name."""
+        found: dict[str, torch.Tensor] = {
+            name: self.get_parameter(name) for name in self.engine.learned
+        }
+        for name, table in found.items():
             check_table(name, table, device)
-            # what is shared has one row
-            rows = table[layer if len(table) > 1 else 0]
-            found[called] = selected(rows, 0, group.queries if len(rows) > 1 else None)
         return found
 
-    def prepare(
-        self, layer: int, heads: int, key_heads: int, n_q: int, n_k: int, device: str
-    ) -> Prepared:
-        """The kernels that run a layer for so many heads and positions, built or kept."""
-        if torch.compiler.is_compiling():
-            # a range has a fixed length, so a symbolic size becomes the number it stands for
-            fixed = [len(range(size)) for size in (layer, heads, key_heads, n_q, n_k)]
-            key = (fixed[0], fixed[1], fixed[2], fixed[3], fixed[4], device)
-            self._ready(*key)
-            return self._prepared.kept[key]
-        key = (self._binder.alike(layer), heads, key_heads, n_q, n_k, device)
-        if n_q > FEW:
-            return self._prepared.get(key, lambda: apart(lambda: self._build(*key)))
-        if self.backend in (AUTO, ROWS.name):
-            # this costs less than a thread that is apart, and nothing of it outlives the call
-            return self._build(*key)
-        return self._steps.get(key, lambda: apart(lambda: self._build(*key)))
+    def _draws(self, layer: int) -> tuple[int, int]:
+        """Which random features a layer draws."""
+        return (0, 0) if self.draws is None else self.draws.of(layer)
 
-    # dynamo calls this instead of tracing it, and then finds what was built in the cache
-    @constant_in_traces
-    def _ready(
-        self, layer: int, heads: int, key_heads: int, n_q: int, n_k: int, device: str
-    ) -> bool:
-        key = (layer, heads, key_heads, n_q, n_k, device)
-        prepared = self._prepared.get(key, lambda: apart(lambda: self._build(*key)))
-        for group in prepared.groups:
-            if isinstance(group.kernel, Traceable):
-                group.kernel.make_traceable()
-        return True
 
-    def _build(
-        self, layer: int, heads: int, key_heads: int, n_q: int, n_k: int, device: str
-    ) -> Prepared:
-        place = torch.device(device)
-        works = self._binder.works(layer, heads, n_q, n_k)
-        chosen: dict[str, tuple[Backend, list[tuple[Work, tuple[int, ...]]]]] = {}
-        for work, members in works:
-            work = replace(work, copies=len(members))
-            backend = choose(work, place.type, self.backend)
-            chosen.setdefault(backend.name, (backend, []))[1].append((work, members))
-        groups = []
-        for backend, mine in chosen.values():
-            if len(mine) > 1 and isinstance(backend, Joining):
-                if backend.joins([work for work, members in mine for _ in members]):
-                    kernel = backend.build_joined(mine, place)
-                    every = tuple(head for _, members in mine for head in members)
-                    ratio = heads // key_heads
-                    groups.append(group_of(kernel, mine[0][0], every, heads, ratio, (), place))
-                    continue
-            for work, members in mine:
-                kernel = backend.build(work, members, place)
-                tables = self.tables_of(work)
-                ratio = heads // key_heads
-                groups.append(group_of(kernel, work, members, heads, ratio, tables, place))
-        return together(groups, heads, place)
-
-    def tables_of(self, work: Work) -> tuple[tuple[str, str], ...]:
-        """What a kernel of the work calls its tables, with the names of the parameters."""
-        biases = [
-            (change.table, change.table) for change in work.changes if isinstance(change, Bias)
-        ]
-        mechanism = work.mechanism
-        parts = () if mechanism is None else mechanism.parts()
-        name = "" if mechanism is None else mechanism.name
-        return (*biases, *((part.name, self._parts[name, part]) for part in parts))
+def _is_looked_at(q: torch.Tensor) -> bool:
+    """Whether torch traces a call, or looks at its operators one by one: then it sees one. What is
+    transformed otherwise, or must be composed, consists of operations that can be."""
+    if torch.compiler.is_dynamo_compiling() or is_transformed():
+        return torch.compiler.is_dynamo_compiling()
+    return (
+        torch.compiler.is_compiling()
+        or torch._C._len_torch_dispatch_stack() > 0
+        or type(q).__torch_dispatch__ is not torch.Tensor.__torch_dispatch__
+    )
 
 
 def _autocast_type(q: object) -> torch.dtype | None:
@@ -341,24 +238,3 @@ def _autocast_type(q: object) -> torch.dtype | None:
 
 def _may_redraw(mechanism: Mechanism | None) -> bool:
     return mechanism is not None and dict(mechanism.arguments).get("redraw", 0) != 0
-
-
-def _joined(parts: Sequence[torch.Tensor], prepared: Prepared) -> torch.Tensor:
-    """What all groups have found, [B, H, …], in the order of the heads."""
-    return selected(parts[0] if len(parts) == 1 else torch.cat([*parts], 1), 1, prepared.order)
-
-
-def _nothing(
-    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Zeros [B, H, n_q, d_v] that depend on q, k and v as far as autograd is concerned, and
-    log-sum-exps of nothing."""
-    batch, heads, n_q, size = q.shape
-    keys = k.shape[1]
-    work = Work(Relation(), n_q, k.shape[2])
-    q = q.view(batch, keys, heads // keys, 1, n_q, size)
-    formula = Formula(work, tuple(range(heads)), q.device)
-    out = formula(q, k[:, :, None], v[:, :, None], Blocks(None, None), Call())
-    wide = torch.promote_types(q.dtype, torch.float32)
-    lse = q.new_full((batch, heads, n_q), -torch.inf, dtype=wide)
-    return out.reshape(batch, heads, n_q, v.shape[-1]), lse

@@ -132,11 +132,10 @@ class Draws(nn.Module):
         self.last = [0] * layers
         self.asked = 0
 
-    def number(self, layer: int, every: int) -> int:
-        """The draw that a layer uses now, one that is drawn every so many calls."""
+    def of(self, layer: int) -> tuple[int, int]:
+        """How often a layer was called, and how often anew was asked for."""
         row = layer if layer < len(self.calls) else 0
-        calls = self.last[row] if _again() else self.calls[row]
-        return calls // every + self.asked if every else 0
+        return self.last[row] if _again() else self.calls[row], self.asked
 
     def count(self, layer: int) -> None:
         """One more call of a layer in training."""

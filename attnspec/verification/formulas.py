@@ -86,7 +86,7 @@ class FormulaTrial:
         found = gradients(out, grad.float(), [*narrow, *learned.values()])
         meant = [self._meant(q, k, v, grad, kind) for kind in (torch.float64, torch.float32)]
         for work, heads in self.works:
-            names = [name for _, name in self.module.tables_of(work)]
+            names = [name for _, name in self.module.engine.tables_of(work)]
             fault = None
             for head in heads:
                 mine = [out.detach()[0, head], *(x[0, head] for x in found[:3])]
@@ -164,7 +164,7 @@ class FormulaTrial:
         self, work: Work, head: int, learned: dict[str, torch.Tensor]
     ) -> dict[str, torch.Tensor]:
         found = {}
-        for called, name in self.module.tables_of(work):
+        for called, name in self.module.engine.tables_of(work):
             table = learned[name]
             rows = table[self.run.layer if len(table) > 1 else 0]
             found[called] = rows[head if len(rows) > 1 else 0]

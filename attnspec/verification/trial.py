@@ -87,7 +87,7 @@ class Trial:
             pairs.chosen_for(work, relation, module.backend, forced)
             for (work, _), relation in zip(works, relations, strict=True)
         ]
-        prepared = module.prepare(
+        prepared = module.engine.prepare(
             shape.layers[0], shape.heads, shape.heads, shape.n_q, shape.n, "cpu"
         )
         given = check_inputs(module.program, data, 1, shape.n, torch.device("cpu"))

@@ -1,8 +1,8 @@
 """Bands for graphs that read run-time inputs: laid out for each sample when its inputs are seen.
 
 Packed documents cost what their blocks cost. Layouts of the last few inputs are kept, so the layers
-of a model that share them lay out once. Where a layout cannot help (compilation, transforms,
-dropout) and where it would cost more, the dense definition computes the call.
+of a model that share them lay out once. Where a layout cannot help (transforms, dropout) and where
+it would cost more, the dense definition computes the call.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from attnspec.backends.torch_call.forms import Form
 from attnspec.backends.torch_call.kernel import TorchCallKernel
 from attnspec.layout.steps import bands_of, layouts_of, seconds_of
 from attnspec.lower.cache import Cache, apart
-from attnspec.lower.work import Call, Kernel, Mergeable, Traceable, Work
+from attnspec.lower.work import Call, Kernel, Mergeable, Work
 
 KEPT = 32
 """How many samples' layouts a kernel keeps."""
@@ -31,6 +31,8 @@ KEPT = 32
 
 class ReadingKernel:
     """Computes every sample of a call by the graph that its inputs make."""
+
+    reuses = True  # as the kernels of samples do
 
     def __init__(self, work: Work, heads: tuple[int, ...], device: torch.device) -> None:
         self.work, self.heads, self.device = work, heads, device
@@ -52,11 +54,6 @@ class ReadingKernel:
             # it is kept, so the modes of this call must not reach it
             self._dense = apart(self.unknown)
         return self._dense
-
-    def make_traceable(self) -> None:
-        """Builds what a traced call runs."""
-        if isinstance(self.dense, Traceable):
-            self.dense.make_traceable()
 
     def __call__(
         self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, call: Call
@@ -81,7 +78,7 @@ class ReadingKernel:
         self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, call: Call
     ) -> list[tuple[Kernel, tuple[torch.Tensor, torch.Tensor, torch.Tensor], Call]]:
         """What runs which part of a call: sample by sample, or everything at once."""
-        if torch.compiler.is_compiling() or is_transformed() or call.dropout_p:
+        if is_transformed() or call.dropout_p:
             return [(self.dense, (q, k, v), call)]
         kernels = [self.kernel_of(call.data, sample) for sample in range(len(q))]
         if all(kernel is None for kernel in kernels):
@@ -93,6 +90,7 @@ class ReadingKernel:
                 call,
                 padding=None if call.padding is None else call.padding[part],
                 data={name: values[part] for name, values in call.data.items()},
+                known=call.known and (call.known[0][part], call.known[1][part]),
             )
             found.append((kernel or self.dense, (q[part], k[part], v[part]), one))
         return found

@@ -1,8 +1,8 @@
 """Kernels of softmax attention: a fast way without autograd, and a composed one behind it.
 
 The fast way computes values, log-sum-exps and first derivatives. The composed one is made of
-differentiable operations and stands in where the fast one cannot go: under compilation, transforms
-and dropout, on other devices, and for derivatives of derivatives.
+differentiable operations and stands in where the fast one cannot go: under transforms and dropout,
+on other devices, and for derivatives of derivatives.
 """
 
 from __future__ import annotations
@@ -44,6 +44,7 @@ class SoftmaxKernel:
     """
 
     work: Work
+    reuses = True  # derivatives go on from a call's known output and log-sum-exps
     _differentiable: Composed | None = None
 
     def build_differentiable(self) -> Composed:
@@ -57,10 +58,6 @@ class SoftmaxKernel:
             # it is kept, so the modes of this call must not reach it
             self._differentiable = apart(self.build_differentiable)
         return self._differentiable
-
-    def make_traceable(self) -> None:
-        """Builds what a traced call runs."""
-        _ = self.differentiable
 
     def forward(
         self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, call: Call, scale: float
@@ -107,7 +104,7 @@ class SoftmaxKernel:
         scale, tables = scale_of(self.work, size), tuple(call.tables.values())
         if torch.is_grad_enabled() and any(x.requires_grad for x in (*parts, *tables)):
             names, sizes = tuple(call.tables), (size, out_size)
-            bare = replace(call, tables={})
+            bare = replace(call, tables={}, known=_shaped(call.known, parts[0]))
             out, lse = _Differentiable.apply(self, bare, scale, sizes, names, *parts, *tables)  # type: ignore[no-untyped-call]
         else:
             out, lse = self.forward(parts[0], parts[1], parts[2], call, scale)
@@ -119,11 +116,6 @@ class JoinedKernel(SoftmaxKernel):
     by itself, which runs so many of the heads, one after the other."""
 
     each: Sequence[tuple[SoftmaxKernel, int]]
-
-    def make_traceable(self) -> None:
-        """Builds what a traced call runs."""
-        for kernel, _ in self.each:
-            kernel.make_traceable()
 
     def composed(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, call: Call) -> Partial:
         found = [kernel.composed(*parts, call) for kernel, parts in self._apart(q, k, v)]
@@ -152,7 +144,8 @@ class _Differentiable(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx, kernel, call, scale, sizes, names, q, k, v, *tables):  # type: ignore[no-untyped-def]
-        out, lse = kernel.forward(q, k, v, _with_tables(call, names, tables), scale)
+        whole = _with_tables(call, names, tables)
+        out, lse = call.known or kernel.forward(q, k, v, whole, scale)
         ctx.save_for_backward(q, k, v, out, lse, *tables)
         ctx.set_materialize_grads(False)
         ctx.given = kernel, call, scale, sizes, names
@@ -221,9 +214,17 @@ def _again(
 
 
 def _goes_fast(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, call: Call) -> bool:
-    if torch.compiler.is_compiling() or is_transformed() or call.dropout_p or not q.is_cpu:
+    if is_transformed() or call.dropout_p or not q.is_cpu:
         return False
     return all(x.numel() for x in (q, k, v))
+
+
+def _shaped(known: Partial | None, q: torch.Tensor) -> Partial | None:
+    """What is known of queries [B, H, n_q, …] as the fast way returns it, [B, K, R, n_q, …]."""
+    if known is None:
+        return None
+    out, lse = (torch.unflatten(x.detach(), 1, q.shape[1:3]) for x in known)
+    return rows_of_size(out, q.shape[-1]), lse
 
 
 def _with_tables(call: Call, names: Sequence[str], tables: Sequence[torch.Tensor]) -> Call:

@@ -1,26 +1,49 @@
-"""Whether torch traces, transforms or differentiates twice what is run."""
+"""What torch does with that which is run: derivatives of which order it may ask for."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any, TypeVar
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 
 import torch
 from torch.autograd import forward_ad
 
-AnyFunction = TypeVar("AnyFunction", bound=Callable[..., Any])
-
-
-def constant_in_traces(function: AnyFunction) -> AnyFunction:
-    """Says that traced calls take what a function gives as it is.
-
-    So does `torch.compiler.assume_constant_result`, but it imports all of torch.compile first,
-    which takes as long as torch itself.
-    """
-    function._dynamo_marked_constant = True  # type: ignore[attr-defined]
-    return function
+_composed: ContextVar[bool] = ContextVar("composed", default=False)
 
 
 def is_transformed() -> bool:
-    """Whether torch.func or forward-mode differentiation looks on."""
-    return bool(torch._C._are_functorch_transforms_active()) or forward_ad._current_level >= 0
+    """Whether torch.func or forward-mode differentiation looks on, or what is run must be composed
+    of plain operations for another reason."""
+    return bool(
+        torch._C._are_functorch_transforms_active()
+        or forward_ad._current_level >= 0
+        or _composed.get()
+    )
+
+
+@contextmanager
+def composed() -> Iterator[None]:
+    """Kernels go where every derivative and every trace can follow.
+
+    What `torch.export` or `torch.onnx` writes down meanwhile, not strictly, holds plain operations
+    at the length that it was given, where else there is one operator.
+    """
+    token = _composed.set(True)
+    try:
+        yield
+    finally:
+        _composed.reset(token)
+
+
+@contextmanager
+def followed() -> Iterator[None]:
+    """Autograd follows what is run, in the body of an operator too: the dispatcher has left it
+    behind there."""
+    keys = torch._C.DispatchKey
+    autograd = torch._C.DispatchKeySet(keys.AutogradFunctionality)
+    autograd |= torch._C.DispatchKeySet(keys.AutogradOther)
+    seen = torch._C._dispatch_tls_local_include_set()
+    passed_by = torch._C._dispatch_tls_local_exclude_set() - autograd
+    with torch.enable_grad(), torch._C._ForceDispatchKeyGuard(seen, passed_by):
+        yield

@@ -91,7 +91,7 @@ class ScatteredKernel:
         batch, heads, rows, size = q.shape
         q = grouped(q, k)
         empty = 0 in (batch, size, v.shape[-1]) or not self.groups
-        if empty or self.products is None or torch.compiler.is_compiling() or is_transformed():
+        if empty or self.products is None or is_transformed():
             out, _ = self.gathered(q, k, v, call)
         elif call.dropout_p or not self.work.plain:
             out, _ = self.on_edges(q, k, v, call, self.products)
@@ -107,7 +107,7 @@ class ScatteredKernel:
         """The output and its log-sum-exps [B, H, n_q], if there are any."""
         parts = grouped(q, k), k, v
         empty = 0 in (q.shape[0], q.shape[-1], v.shape[-1]) or not self.groups
-        if empty or self.products is None or torch.compiler.is_compiling() or is_transformed():
+        if empty or self.products is None or is_transformed():
             out, lse = self.gathered(*parts, call)
         else:
             out, lse = self.on_edges(*parts, call, self.products)
@@ -245,8 +245,7 @@ class ScatteredKernel:
         for group in self.groups:
             count, width = group.shape
             per_query = max(1, batch * keys * width * max(size, v.shape[-1], repeat))
-            # a traced graph is better short: whoever compiles it plans its memory
-            step = count if torch.compiler.is_compiling() else max(1, PIECE // per_query)
+            step = max(1, PIECE // per_query)
             for low in range(0, count, step):
                 part = slice(low, min(low + step, count))
                 at = group.keys[part].flatten()

@@ -79,7 +79,7 @@ class TiledKernel:
         if not (self.plain and q.shape[-1] and v.shape[-1]) or is_transformed():
             return False
         graded = torch.is_grad_enabled() and any(x.requires_grad for x in (q, k, v))
-        return torch.compiler.is_compiling() or not (q.is_cpu and graded)
+        return not (q.is_cpu and graded)
 
     def composed(
         self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, call: Call
@@ -103,9 +103,6 @@ class TiledKernel:
         heads, repeat, size = q.shape[:2].numel(), q.shape[2], q.shape[-1]
         for run in self.runs:
             per_block = heads * max(run.width * size, repeat * run.height * run.width)
-            if torch.compiler.is_compiling():
-                # a traced graph is better short: whoever compiles it plans its memory
-                per_block = 0
             yield from run.pieces(per_block, per_block // max(1, run.height))
 
     def _nothing(

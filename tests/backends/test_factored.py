@@ -44,19 +44,19 @@ def tensors(
 
 def work_of(module: CompiledAttention, n_q: int, n_k: int) -> Work:
     """The work of all heads, which are alike."""
-    ((work, _),) = module._binder.works(0, 1, n_q, n_k)
+    ((work, _),) = module.engine.binder.works(0, 1, n_q, n_k)
     return work
 
 
 def kernel_of(module: CompiledAttention, heads: int, n: int) -> FeatureKernel:
-    (group,) = module.prepare(0, heads, heads, n, n, "cpu").groups
+    (group,) = module.engine.prepare(0, heads, heads, n, n, "cpu").groups
     assert isinstance(group.kernel, FeatureKernel)
     return group.kernel
 
 
 def tables_of(module: CompiledAttention) -> dict[str, torch.Tensor]:
     work = work_of(module, 1, 1)
-    return {part: module.get_parameter(name)[0] for part, name in module.tables_of(work)}
+    return {part: module.get_parameter(name)[0] for part, name in module.engine.tables_of(work)}
 
 
 def written_out(
@@ -310,24 +310,3 @@ def test_second_derivatives(text: str, causal: bool) -> None:
     module = module_of(text, causal)
     given = tensors(1, 1, 1, 4, 5)
     assert torch.autograd.gradgradcheck(lambda *x: module(*x), given, atol=1e-6)
-
-
-@pytest.mark.parametrize(("text", "causal"), SOME)
-def test_export(text: str, causal: bool) -> None:
-    module = module_of(text, causal)
-    given = tuple(x.detach() for x in tensors(1, 2, 2, 70, 70))
-    module(*given)
-    program = torch.export.export(module, given, strict=False)
-    torch.testing.assert_close(program.module()(*given), module(*given))
-
-
-@pytest.mark.parametrize(
-    ("text", "causal"),
-    [SOME[2], *(pytest.param(*case, marks=pytest.mark.slow) for case in (*SOME[:2], SOME[3]))],
-)
-def test_compile(text: str, causal: bool) -> None:
-    module = module_of(text, causal)
-    given = tensors(1, 2, 2, 70, 70)
-    compiled = torch.compile(module, backend="aot_eager", fullgraph=True)
-    found = with_gradients(module, compiled(*given), given)
-    assert_near(found, with_gradients(module, module(*given), given))

@@ -67,12 +67,13 @@ def written_out(
     q, k, v = given
     n_q, n_k = q.shape[2], k.shape[2]
     outs, sizes = [], []
-    for work, heads in module._binder.works(0, q.shape[1], n_q, n_k):
+    for work, heads in module.engine.binder.works(0, q.shape[1], n_q, n_k):
         alone = replace(work, hybrid=False)
         for head in heads:
             at = head // (q.shape[1] // k.shape[1])
             tables = {
-                part: module.get_parameter(name)[0, 0] for part, name in module.tables_of(work)
+                part: module.get_parameter(name)[0, 0]
+                for part, name in module.engine.tables_of(work)
             }
             mask = torch.from_numpy(spec.mask(n_k, head=head, inputs=inputs)[n_k - n_q :])
             kernel = undivided(alone, head, q[0, head], k[0, at], tables)

@@ -57,7 +57,7 @@ def test_heads_of_different_graphs_are_one_kernel(
     one_by_one = module_of(body, "dense")
     for n_q, n in ((17, 17), (130, 130), (70, 133)):
         given = tensors(3, 4, n_q, n, key_heads=key_heads, out_size=5)
-        (group,) = module.prepare(0, 4, key_heads, n_q, n, "cpu").groups
+        (group,) = module.engine.prepare(0, 4, key_heads, n_q, n, "cpu").groups
         assert type(group.kernel) is kernel
         padding = torch.rand(3, n) > 0.3
         padding[2] = False

@@ -124,7 +124,7 @@ def test_blocks_of_one_strip_may_lie_unequally_far_apart(scores: str) -> None:
     dense.load_state_dict(bands.state_dict())
     given = tensors(1, 2, 1024, 1024)
     torch.testing.assert_close(bands(*given), dense(*given), rtol=1e-5, atol=1e-5)
-    kernel = bands.prepare(0, 2, 2, 1024, 1024, "cpu").groups[0].kernel
+    kernel = bands.engine.prepare(0, 2, 2, 1024, 1024, "cpu").groups[0].kernel
     assert isinstance(kernel, SteppedKernel)
     strips = [strip for step in kernel.attention.steps for strip in step.strips]
     assert any(strip.blocks > 1 and strip.apart is None for strip in strips)

@@ -113,7 +113,7 @@ def test_auto_takes_the_cheapest(site: Path) -> None:
 
 
 def _prepared(module: CompiledAttention) -> list[tuple[Group, ...]]:
-    return [prepared.groups for prepared in module._prepared.kept.values()]
+    return [prepared.groups for prepared in module.engine.prepared.kept.values()]
 
 
 def test_nothing_is_imported_before_a_plan_is_made(site: Path) -> None:

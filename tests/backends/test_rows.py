@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import copy
-import io
-import itertools
 import math
 import pickle
 
@@ -157,7 +155,7 @@ def test_inputs_of_narrow_graphs_read_few_keys() -> None:
     given = tensors(1, 2, 1, 200)
     exact = with_gradients(defined(spec, *given, inputs=[{"doc": doc[0].numpy()}]), given)
     assert_all_ways(module, given, exact, inputs={"doc": doc})
-    ((step, _),) = module._binder.works(0, 1, 1, 200)
+    ((step, _),) = module.engine.binder.works(0, 1, 1, 200)
     assert choose(step, "cpu").steps(step) == ("10 of 200 keys",)
 
 
@@ -193,7 +191,7 @@ def test_tensors_of_any_strides() -> None:
     assert torch.equal(shared, before)
 
 
-# --- transforms, compilation, export -------------------------------------------------------------
+# --- transforms -------------------------------------------------------------
 
 
 @pytest.mark.parametrize("name", ["window", "random", "strided"])
@@ -212,55 +210,6 @@ def test_transforms_of_torch_func(name: str) -> None:
     module = module_of(GRAPHS[name])
     q, k, v = (x.detach() for x in tensors(3, 2, 2, 40))
     check_transforms(module, q, k, v)
-
-
-COMPILED = {
-    **{name: GRAPHS[name] for name in ("causal", "strided", "random", "blocks")},
-    "heads": "heads 4 attend window(radius = 9) head odd { attend residue(step = 5) }",
-    "bias": "heads 4 causal attend window(radius = 9) score bias(buckets = 8)",
-}
-
-FIRST = [("random", 1), ("strided", 3), ("bias", 3)]
-"""Tried in every run: a list, an order of residues, a score; the others take the same ways."""
-
-compiled_ones = pytest.mark.parametrize(
-    ("name", "n_q"),
-    [
-        each if each in FIRST else pytest.param(*each, marks=pytest.mark.slow)
-        for each in itertools.product(COMPILED, (1, 3))
-    ],
-)
-
-
-@compiled_ones
-def test_torch_compile_in_one_graph(name: str, n_q: int) -> None:
-    module = module_of(COMPILED[name])
-    torch._dynamo.reset()
-    compiled = torch.compile(module, backend="aot_eager", fullgraph=True)
-    for n in (70, 71, 90):
-        given = tensors(1, 4, n_q, n, dtype=torch.float32)
-        wanted = with_gradients(module(*given), given)
-        for found, right in zip(with_gradients(compiled(*given), given), wanted, strict=True):
-            torch.testing.assert_close(found, right)
-    with torch.inference_mode():
-        plain = [x.detach() for x in given]
-        torch.testing.assert_close(compiled(*plain), module(*plain))
-
-
-# constants that are views of one another are saved as torch likes it
-@pytest.mark.filterwarnings("ignore:No complete tensor found in the group")
-@compiled_ones
-def test_export_and_back(name: str, n_q: int) -> None:
-    module = module_of(COMPILED[name])
-    q, k, v = (x.detach() for x in tensors(1, 4, n_q, 70, dtype=torch.float32))
-    wanted = module(q, k, v)
-    for strict in (False, True):
-        program = torch.export.export(module, (q, k, v), strict=strict)
-        file = io.BytesIO()
-        torch.export.save(program, file)
-        file.seek(0)
-        for other in (program.module(), torch.export.load(file).module()):
-            torch.testing.assert_close(other(q, k, v), wanted)
 
 
 def test_modes_of_the_caller_do_not_reach_the_next_step() -> None:
@@ -317,8 +266,8 @@ def test_a_named_backend_takes_steps_itself() -> None:
             given = tensors(1, 2, 1, n)
             exact = with_gradients(defined(spec, *given), given)
             assert_agree(with_gradients(module(*given), given), exact, exact)
-        assert len(module._steps) == 2
-        assert len(module._prepared) == 0
+        assert len(module.engine.steps) == 2
+        assert len(module.engine.prepared) == 0
 
 
 @pytest.mark.parametrize("n", [1, 2, 7, FEW])

@@ -19,7 +19,7 @@ BODIES = {
 
 
 def kernel_of(module: CompiledAttention, heads: int, n: int) -> kernel.TorchCallKernel:
-    (group,) = module.prepare(0, heads, heads, n, n, "cpu").groups
+    (group,) = module.engine.prepare(0, heads, heads, n, n, "cpu").groups
     assert isinstance(group.kernel, kernel.TorchCallKernel)
     return group.kernel
 

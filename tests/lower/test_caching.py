@@ -16,7 +16,7 @@ from attnspec.backends.rows.keys import FEW
 from attnspec.lower.cache import Cache, apart
 from attnspec.lower.lower import Binder, stand_ins
 from attnspec.runtime import CompiledAttention
-from attnspec.runtime.module import KEPT, STEPS
+from attnspec.runtime.engine import KEPT, STEPS
 
 TIMEOUT = 30
 
@@ -35,11 +35,11 @@ def test_steps_of_generation_leave_the_prompts_alone() -> None:
         module = module_of(GRAPHS["strided"], backend)
         for n in (70, 90):
             step(module, n, n)
-        prompts = list(module._prepared.kept.values())
+        prompts = list(module.engine.prepared.kept.values())
         for n in range(91, 91 + KEPT + 10):
             step(module, 1, n)
-        assert list(module._prepared.kept.values()) == prompts
-        assert len(module._steps) == (0 if backend == "auto" else STEPS)
+        assert list(module.engine.prepared.kept.values()) == prompts
+        assert len(module.engine.steps) == (0 if backend == "auto" else STEPS)
 
 
 def test_the_type_is_not_told_apart() -> None:
@@ -51,7 +51,7 @@ def test_the_type_is_not_told_apart() -> None:
             out = module(*(x.to(dtype) for x in given))
             assert out.dtype == dtype
             torch.testing.assert_close(out.double(), exact, rtol=0, atol=bound)
-    assert len(module._prepared) == 1
+    assert len(module.engine.prepared) == 1
 
 
 def test_layers_that_compute_the_same_share_what_is_kept() -> None:
@@ -67,15 +67,15 @@ def test_layers_that_compute_the_same_share_what_is_kept() -> None:
         other.load_state_dict(module.state_dict())
         assert torch.equal(module(*given, layer=layer), other(*given, layer=layer))
     assert not torch.equal(module(*given, layer=0), module(*given, layer=1)), "tables differ"
-    assert [module._binder.alike(layer) for layer in range(6)] == [0, 0, 2, 0, 4, 2]
-    assert len(module._prepared) == 3
+    assert [module.engine.binder.alike(layer) for layer in range(6)] == [0, 0, 2, 0, 4, 2]
+    assert len(module.engine.prepared) == 3
     assert spec.layers == 6
     # where the graph asks for the layer, nothing is shared
     body = "attend window(radius = layer) | random(keys = 2)"
     spec, module = spec_of(body), module_of(body)
     for layer in (0, 3):
         torch.testing.assert_close(module(*given, layer=layer), defined(spec, *given, layer=layer))
-    assert len(module._prepared) == 2
+    assert len(module.engine.prepared) == 2
 
 
 def test_what_depends_on_the_length_is_bound_anew() -> None:
@@ -101,12 +101,12 @@ def test_many_lengths_leave_a_bounded_memory() -> None:
     seen: list[weakref.ref[object]] = []
     for n in range(FEW + 1, FEW + 3 * KEPT):
         step(module, n % 50 + FEW + 1 if n > 80 else n, n)
-        seen.append(weakref.ref(next(reversed(module._prepared.kept.values()))))
+        seen.append(weakref.ref(next(reversed(module.engine.prepared.kept.values()))))
         step(module, 1, n)
     gc.collect()
-    assert len(module._prepared) == KEPT
+    assert len(module.engine.prepared) == KEPT
     assert sum(ref() is not None for ref in seen) == KEPT
-    assert len(module._steps) == 0
+    assert len(module.engine.steps) == 0
 
 
 def test_memory_does_not_grow_with_the_number_of_lengths() -> None:
@@ -226,4 +226,4 @@ def test_threads_with_new_lengths_agree_with_one_alone() -> None:
     with ThreadPoolExecutor(8) as pool:
         found = list(pool.map(lambda case: module(*case[1]).detach(), cases))
     assert all(torch.equal(a, b) for a, b in zip(found, wanted, strict=True))
-    assert len(module._prepared) == 4
+    assert len(module.engine.prepared) == 4

@@ -156,7 +156,7 @@ def tampered(body: str, backend: str, wrong: Callable[[Any], None]) -> Verificat
     spec = spec_of(body)
     module = module_of(body, backend)
     assert verify(spec.program, N, module=module).ok
-    for group in module.prepare(0, 2, 2, N, N, "cpu").groups:
+    for group in module.engine.prepare(0, 2, 2, N, N, "cpu").groups:
         wrong(group.kernel)
     return verify(spec.program, N, module=module)
 
@@ -409,7 +409,7 @@ LONG = 5000
 
 
 def long_layout(body: str, backend: str) -> Layout:
-    kernel = module_of(body, backend).prepare(0, 2, 2, LONG, LONG, "cpu").groups[0].kernel
+    kernel = module_of(body, backend).engine.prepare(0, 2, 2, LONG, LONG, "cpu").groups[0].kernel
     layouts = layouts_of(kernel, LONG, LONG, {})
     assert layouts is not None
     return layouts[0]

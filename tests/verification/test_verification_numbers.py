@@ -129,7 +129,7 @@ N = 300
 
 
 def layout_of(body: str, n_q: int) -> Layout:
-    kernel = module_of(body, "tiles").prepare(0, 2, 2, n_q, N, "cpu").groups[0].kernel
+    kernel = module_of(body, "tiles").engine.prepare(0, 2, 2, n_q, N, "cpu").groups[0].kernel
     layouts = layouts_of(kernel, n_q, N, {})
     assert layouts is not None
     return layouts[0]

@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 
 from attnspec.analysis.counting.degrees import edges_of
 from attnspec.backends.factored.costs import Products, products_of
-from attnspec.backends.planner import choose
+from attnspec.backends.planner import AUTO, choose
 from attnspec.backends.torch_call.backend import TorchCall
 from attnspec.graphs.relation import Relation
 from attnspec.graphs.stack import MOST_POSITIONS, Stack, TooMuch, patterns_in
@@ -170,29 +170,18 @@ def _step(
     shape: Shape,
     element: int,
 ) -> StepCost:
-    size, count = shape.head_dim, shape.batch * len(heads)
-    work = replace(work, copies=count)
-    try:
-        backend = choose(work, "cpu").name
-    except BackendError as error:
-        raise NotBuilt(str(error)) from None
-    pairs, own = None, Products(0, 0, 0, 0)
-    if work.mechanism is not None:
-        own = products_of(work, count, size)
-        graph = _bands(graph_of(work), count, size) if work.hybrid else _Amounts(0, 0, 0, 0, True)
-    elif backend in _AMOUNTS:
-        graph = _AMOUNTS[backend](work, count, size)
+    size, count, pairs = shape.head_dim, shape.batch * len(heads), None
+    backend, graph, own = _amounts(replace(work, copies=count), size, AUTO)
+    if work.mechanism is None:
         pairs = _useful(stack, work, layers[0], heads[0])
-    else:
-        raise NotBuilt(f"the backend {backend} does not say how many pairs it computes")
-    backward = (10 if graph.flash else 8) * size * graph.executed + own.backward_flops
+    flops, backward = _operations(graph, own, size)
     return StepCost(
         layers=layers,
         heads=heads,
         backend=backend,
         pairs=pairs,
         executed=graph.executed,
-        flops=(4 * size * graph.executed + own.flops) * count,
+        flops=flops * count,
         useful_flops=None if pairs is None else 4 * size * pairs * count,
         backward_flops=backward * count,
         bytes=element * (graph.moved + own.moved) * count + graph.shared,
@@ -200,6 +189,35 @@ def _step(
         upper=graph.upper and (graph.sampled or pairs != graph.executed),
         sampled=graph.sampled or own.sampled,
     )
+
+
+def operations_of(work: Work, size: int, backend: str) -> tuple[int, int]:
+    """The operations of all copies of a work on the CPU, forward and backward, with heads of a
+    size; NotBuilt where they are not known."""
+    _, graph, own = _amounts(work, size, backend)
+    forward, backward = _operations(graph, own, size)
+    return forward * work.copies, backward * work.copies
+
+
+def _operations(graph: _Amounts, own: Products, size: int) -> tuple[int, int]:
+    """Those of one head."""
+    backward = (10 if graph.flash else 8) * size * graph.executed + own.backward_flops
+    return 4 * size * graph.executed + own.flops, backward
+
+
+def _amounts(work: Work, size: int, backend: str) -> tuple[str, _Amounts, Products]:
+    """What runs all copies of a work, and the amounts of its graph and of its mechanism."""
+    try:
+        name = choose(work, "cpu", backend).name
+    except BackendError as error:
+        raise NotBuilt(str(error)) from None
+    if work.mechanism is not None:
+        none = _Amounts(0, 0, 0, 0, True)
+        graph = _bands(graph_of(work), work.copies, size) if work.hybrid else none
+        return name, graph, products_of(work, work.copies, size)
+    if name not in _AMOUNTS:
+        raise NotBuilt(f"the backend {name} does not say how many pairs it computes")
+    return name, _AMOUNTS[name](work, work.copies, size), Products(0, 0, 0, 0)
 
 
 def _useful(stack: Stack, work: Work, layer: int, head: int) -> int | None:

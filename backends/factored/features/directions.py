@@ -14,7 +14,6 @@ from typing import TypeAlias
 import numpy as np
 import torch
 
-from attnspec.backends.common.torch_modes import constant_in_traces
 from attnspec.graphs.counter_rng import FEATURES, Stream, normals
 from attnspec.lower.cache import Cache, apart
 
@@ -27,7 +26,6 @@ Wanted: TypeAlias = "tuple[int, int, tuple[int, ...], int, int, int, bool]"
 _kept: Cache[tuple[Wanted, str, str], torch.Tensor] = Cache(KEPT)
 
 
-@constant_in_traces
 def directions(wanted: Wanted, kind: torch.dtype, device: torch.device) -> torch.Tensor:
     """The directions [heads, count, size] of some heads, in a type and on a device."""
 

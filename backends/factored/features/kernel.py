@@ -79,7 +79,7 @@ def summed_up(how: Summing, given: Given) -> torch.Tensor:
     """What the sums of all queries are worth [B, K, R, n_q, d_v]."""
     names = sorted(given.tables)
     parts = [given.q, given.k, given.v, *(given.gate or ()), *(given.tables[x] for x in names)]
-    if is_transformed() or torch.compiler.is_compiling():
+    if is_transformed():
         return composed(how, given)
     if torch.is_grad_enabled() and any(x.requires_grad for x in parts):
         out: torch.Tensor = _Summed.apply(  # type: ignore[no-untyped-call]

@@ -96,21 +96,11 @@ class HybridKernel:
             )
         return self._formula
 
-    def make_traceable(self) -> None:
-        """Builds what a traced call runs."""
-        _ = self.formula
-
     def __call__(
         self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, call: Call
     ) -> torch.Tensor:
         check_no_dropout(f"a graph with `{self.kernel.name}`", call.dropout_p)
-        if (
-            not q.is_cpu
-            or not q.shape[-1]
-            or not v.shape[-1]
-            or is_transformed()
-            or torch.compiler.is_compiling()
-        ):
+        if not (q.is_cpu and q.shape[-1] and v.shape[-1]) or is_transformed():
             return self.formula(q, k, v, call)
         kind = torch.promote_types(q.dtype, torch.float32)
         tables = {name: table.to(kind) for name, table in call.tables.items()}

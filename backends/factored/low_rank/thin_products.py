@@ -59,8 +59,8 @@ def _convolves(x: torch.Tensor, other: torch.Tensor, each: int) -> bool:
 
 
 def unseen(*given: torch.Tensor) -> bool:
-    """Whether nothing differentiates, transforms or traces what is made of tensors."""
-    if torch.compiler.is_compiling() or is_transformed():
+    """Whether nothing differentiates or transforms what is made of tensors."""
+    if is_transformed():
         return False
     return not (torch.is_grad_enabled() and any(x.requires_grad for x in given))
 

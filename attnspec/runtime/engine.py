@@ -1,0 +1,252 @@
+"""What computes a program at every length, whatever it has learned.
+
+Each module has an engine; the operator has one for each text of a program, that of a module here if
+there is one.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import TypeAlias, cast
+from weakref import WeakValueDictionary
+
+import torch
+
+from attnspec.backends.common.score_formula import Blocks, Formula
+from attnspec.backends.common.torch_modes import composed, followed
+from attnspec.backends.planner import AUTO, ROWS, check_backend, choose
+from attnspec.backends.rows.keys import FEW
+from attnspec.graphs.bind import extents_of
+from attnspec.graphs.relation import Relation
+from attnspec.ir.serial import FORMAT, Plain, from_data
+from attnspec.lower.cache import Cache, apart
+from attnspec.lower.lower import Binder, bias_tables, stand_ins
+from attnspec.lower.mechanism_sizes import learned_parts
+from attnspec.lower.work import Backend, Bias, Call, Joining, Mergeable, Work
+from attnspec.runtime.call_checks import check_promise
+from attnspec.runtime.head_groups import Group, Prepared, group_of, selected, together
+
+KEPT = 64
+"""How many layouts an engine keeps, for that many combinations of layer, heads, lengths and device.
+The type of the tensors is not among them: kernels keep what every type has in common."""
+
+STEPS = 8
+"""How many layouts it keeps of a few queries each. The next step of generation has another length,
+so that more of them would be of no use, and among the others they would drive out those."""
+
+PROGRAMS = 32
+"""How many engines are kept of programs that no module here has."""
+
+Parts: TypeAlias = "tuple[torch.Tensor, torch.Tensor, torch.Tensor]"
+"""q [B, H, n_q, d], k [B, H_kv, n_k, d] and v [B, H_kv, n_k, d_v]."""
+
+Outputs: TypeAlias = "tuple[torch.Tensor, torch.Tensor | None]"
+"""The output [B, H, n_q, d_v], and its log-sum-exps [B, H, n_q] if there are any."""
+
+
+class Engine:
+    """The kernels of a program, chosen and built for every layer and length that is asked for.
+
+    `text` is the plan that it was made of, by which traced programs name it; `learned` names what
+    calls bring along, in the order of a module's parameters.
+    """
+
+    def __init__(self, plan: Mapping[str, object]) -> None:
+        if plan["format"] != FORMAT:
+            raise ValueError(f"this run time reads plans of format {FORMAT}, got {plan['format']}")
+        self.backend = cast(str, plan["backend"])
+        check_backend(self.backend)
+        self.text = json.dumps(dict(plan), separators=(",", ":"))
+        self.program = from_data(cast("Mapping[str, Plain]", plan["program"]))
+        self.binder = Binder(self.program, stand_ins(self.program))
+        self._parts = learned_parts(self.program)
+        self.learned = (*bias_tables(self.program).values(), *self._parts.values())
+        self.prepared: Cache[tuple[object, ...], Prepared] = Cache(KEPT)
+        self.steps: Cache[tuple[object, ...], Prepared] = Cache(STEPS)
+        # the newest of a text: the operator shares what a module has laid out
+        _living[self.text] = self
+
+    # --- a call ----------------------------------------------------------------------------------
+
+    def run(
+        self,
+        parts: Parts,
+        call: Call,
+        layer: int,
+        draws: tuple[int, int],
+        return_lse: bool = False,
+        reusable: bool = False,
+    ) -> Outputs:
+        """The output, and its log-sum-exps with `return_lse`.
+
+        The call's tables are all that is learned, by name, [layers or 1, heads or 1, …]; `draws`
+        are how often the layer was called in training, and how often anew was asked for. With
+        `reusable` log-sum-exps come also where kernels find them anyway, for `derivatives` to go on
+        from, 0 for other heads.
+        """
+        q, k, v = parts
+        for entry in self.program.inputs:
+            if entry.at_most is not None and len(q):
+                check_promise(entry.name, entry.at_most, call.data[entry.name].sum(-1))
+        if 0 in (len(q), q.shape[2], k.shape[2]):
+            extents_of(self.program, k.shape[2])
+            return _nothing(q, k, v)
+        sizes = q.shape[1], k.shape[1], q.shape[2], k.shape[2]
+        prepared = self.prepare(layer, *sizes, str(q.device))
+        outs: list[torch.Tensor] = []
+        sums: list[torch.Tensor] = []
+        for group in prepared.groups:
+            tables, draw = self.tables(group, layer, call.tables), group.draw(draws)
+            known = call.known and (group.rows(call.known[0]), group.rows(call.known[1]))
+            mine = Call(call.padding, call.dropout_p, tables, call.data, draw, known)
+            out, lse = self._outputs(group, group.parts(*parts), mine, return_lse, reusable)
+            outs.append(out)
+            if return_lse or reusable:
+                sums.append(_unknown(out) if lse is None else lse)
+        return prepared.joined(outs), prepared.joined(sums) if sums else None
+
+    def _outputs(
+        self, group: Group, parts: Parts, call: Call, return_lse: bool, reusable: bool
+    ) -> Outputs:
+        kernel = group.kernel
+        reused = reusable and getattr(kernel, "reuses", False) and parts[0].is_cpu
+        if (return_lse or reused) and isinstance(kernel, Mergeable):
+            out, lse = kernel.partial(*parts, call)
+            if lse is not None:
+                return out, lse
+        if return_lse:
+            raise ValueError(
+                "`return_lse` asks for log-sum-exps, and what"
+                f" `{self.program.name}` weighs by is no softmax of scores: a mechanism, `relu` and"
+                " `sigmoid` have none"
+            )
+        return kernel(*parts, call), None
+
+    def derivatives(
+        self,
+        parts: Parts,
+        call: Call,
+        layer: int,
+        draws: tuple[int, int],
+        grads: tuple[torch.Tensor | None, torch.Tensor | None],
+        asks: Sequence[bool],
+        again: bool = False,
+    ) -> list[torch.Tensor | None]:
+        """The gradients of q, k and v, and of the call's tables in their order, where `asks` says
+        so, from those of what `run` returned. What the call knows is not computed again.
+
+        With `again` they can be differentiated again, with regard to the tensors that are given.
+        """
+        given = [*parts, *call.tables.values()]
+        if not again:
+            given = [x.detach().requires_grad_(a) for x, a in zip(given, asks, strict=True)]
+        call = replace(call, tables=dict(zip(call.tables, given[3:], strict=True)))
+        with composed() if again else followed():
+            found = self.run(
+                (given[0], given[1], given[2]), call, layer, draws, grads[1] is not None
+            )
+            pairs = [
+                (out, grad)
+                for out, grad in zip(found, grads, strict=True)
+                if out is not None and grad is not None and out.requires_grad
+            ]
+            wanted = [x for x, ask in zip(given, asks, strict=True) if ask]
+            if not pairs:
+                return [None] * len(asks)
+            outs, above = zip(*pairs, strict=True)
+            shares = torch.autograd.grad(outs, wanted, above, create_graph=again, allow_unused=True)
+        ordered = iter(shares)
+        return [next(ordered) if ask else None for ask in asks]
+
+    def tables(
+        self, group: Group, layer: int, learned: Mapping[str, torch.Tensor]
+    ) -> dict[str, torch.Tensor]:
+        """What a group's heads have learned, [heads of the group or 1, …]."""
+        found = {}
+        for called, name in group.tables:
+            table = learned[name]
+            # what is shared has one row
+            rows = table[layer if len(table) > 1 else 0]
+            found[called] = selected(rows, 0, group.queries if len(rows) > 1 else None)
+        return found
+
+    def tables_of(self, work: Work) -> tuple[tuple[str, str], ...]:
+        """What a kernel of the work calls its tables, with the names of the parameters."""
+        biases = [
+            (change.table, change.table) for change in work.changes if isinstance(change, Bias)
+        ]
+        mechanism = work.mechanism
+        parts = () if mechanism is None else mechanism.parts()
+        name = "" if mechanism is None else mechanism.name
+        return (*biases, *((part.name, self._parts[name, part]) for part in parts))
+
+    # --- kernels ---------------------------------------------------------------------------------
+
+    def prepare(
+        self, layer: int, heads: int, key_heads: int, n_q: int, n_k: int, device: str
+    ) -> Prepared:
+        """The kernels that run a layer for so many heads and positions, built or kept."""
+        key = (self.binder.alike(layer), heads, key_heads, n_q, n_k, device)
+        if n_q > FEW:
+            return self.prepared.get(key, lambda: apart(lambda: self._build(*key)))
+        if self.backend in (AUTO, ROWS.name):
+            # this costs less than a thread that is apart, and nothing of it outlives the call
+            return self._build(*key)
+        return self.steps.get(key, lambda: apart(lambda: self._build(*key)))
+
+    def _build(
+        self, layer: int, heads: int, key_heads: int, n_q: int, n_k: int, device: str
+    ) -> Prepared:
+        place = torch.device(device)
+        works = self.binder.works(layer, heads, n_q, n_k)
+        chosen: dict[str, tuple[Backend, list[tuple[Work, tuple[int, ...]]]]] = {}
+        for work, members in works:
+            work = replace(work, copies=len(members))
+            backend = choose(work, place.type, self.backend)
+            chosen.setdefault(backend.name, (backend, []))[1].append((work, members))
+        groups = []
+        for backend, mine in chosen.values():
+            if len(mine) > 1 and isinstance(backend, Joining):
+                if backend.joins([work for work, members in mine for _ in members]):
+                    kernel = backend.build_joined(mine, place)
+                    every = tuple(head for _, members in mine for head in members)
+                    ratio = heads // key_heads
+                    groups.append(group_of(kernel, mine[0][0], every, heads, ratio, (), place))
+                    continue
+            for work, members in mine:
+                kernel = backend.build(work, members, place)
+                tables = self.tables_of(work)
+                ratio = heads // key_heads
+                groups.append(group_of(kernel, work, members, heads, ratio, tables, place))
+        return together(groups, heads, place)
+
+
+_living: WeakValueDictionary[str, Engine] = WeakValueDictionary()
+_kept: Cache[str, Engine] = Cache(PROGRAMS)
+
+
+def engine_of(text: str) -> Engine:
+    """The engine of a plan that was written down; ValueError for a plan of another format."""
+    found = _living.get(text)
+    return found or _kept.get(text, lambda: Engine(json.loads(text)))
+
+
+def _unknown(out: torch.Tensor) -> torch.Tensor:
+    """What stands for log-sum-exps that nobody asked for, beside an output [B, H, n_q, d_v]."""
+    return out.new_zeros(out.shape[:3], dtype=torch.promote_types(out.dtype, torch.float32))
+
+
+def _nothing(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> Outputs:
+    """Zeros [B, H, n_q, d_v] that depend on q, k and v as far as autograd is concerned, and
+    log-sum-exps of nothing."""
+    batch, heads, n_q, size = q.shape
+    keys = k.shape[1]
+    work = Work(Relation(), n_q, k.shape[2])
+    q = q.view(batch, keys, heads // keys, 1, n_q, size)
+    formula = Formula(work, tuple(range(heads)), q.device)
+    out = formula(q, k[:, :, None], v[:, :, None], Blocks(None, None), Call())
+    wide = torch.promote_types(q.dtype, torch.float32)
+    lse = q.new_full((batch, heads, n_q), -torch.inf, dtype=wide)
+    return out.reshape(batch, heads, n_q, v.shape[-1]), lse

@@ -1,0 +1,352 @@
+"""`torch.ops.attnspec.attention`: a compiled attention as one operator of torch.
+
+What traces a program, or looks at operators one by one, sees a call of it: one graph serves every
+length, and an exported program runs wherever this package is imported. It returns the output of a
+module and its log-sum-exps, which are for `return_lse` and for derivatives and else mean nothing.
+
+Here are its rules. What it does is `runtime.engine`'s, which is imported when it runs: this module
+is imported as soon as torch is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from functools import partial
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias, cast
+
+import torch
+from torch._functorch.utils import enable_single_level_autograd_function
+from torch._guards import active_fake_mode
+from torch.autograd import forward_ad
+from torch.autograd.function import _SingleLevelFunction
+from torch.utils.flop_counter import register_flop_formula
+
+if TYPE_CHECKING:
+    from attnspec.lower.work import Call
+    from attnspec.runtime.engine import Engine
+
+Tensor: TypeAlias = torch.Tensor
+
+_LIBRARY: Any = torch.library.Library("attnspec", "DEF")  # type: ignore[no-untyped-call]
+
+_GIVEN = (
+    "Tensor q, Tensor k, Tensor v, str program, Tensor[] learned, Tensor[] inputs,"
+    " Tensor? key_padding_mask=None, SymInt layer=0, float dropout_p=0.0, Tensor? seed=None,"
+    " SymInt calls=0, SymInt asked=0, bool return_lse=False"
+)
+_TAGS = (torch.Tag.pt2_compliant_tag,)
+_LIBRARY.define(f"attention({_GIVEN}) -> (Tensor, Tensor)", tags=_TAGS)
+_LIBRARY.define(
+    "attention_backward(Tensor? grad, Tensor? grad_lse, Tensor out, Tensor lse, bool[] asks,"
+    f" {_GIVEN}) -> Tensor[]",
+    tags=_TAGS,
+)
+_attention = torch.ops.attnspec.attention.default
+_attention_backward = torch.ops.attnspec.attention_backward.default
+
+ABOVE = 5
+"""Arguments of the backward operator before those that both have."""
+
+
+class Given(NamedTuple):
+    """What the operator is called with: q, k and v as a module, the text of a plan, what a module
+    of it has learned and the run-time inputs, both in the order of the program, a length as
+    [B, 1, 1]; the seed of dropout, and which random features are drawn: how often the layer was
+    called in training, and how often anew was asked for."""
+
+    q: Any
+    k: Any
+    v: Any
+    program: str
+    learned: Sequence[Any]
+    inputs: Sequence[Any]
+    key_padding_mask: Any = None
+    layer: int = 0
+    dropout_p: float = 0.0
+    seed: Any = None
+    calls: int = 0
+    asked: int = 0
+    return_lse: bool = False
+
+    @property
+    def engine(self) -> Engine:
+        """What computes the program."""
+        from attnspec.runtime.engine import engine_of
+
+        return engine_of(self.program)
+
+    @property
+    def call(self) -> Call:
+        """What kernels are given besides q, k and v."""
+        from attnspec.lower.work import Call
+
+        program = self.engine.program
+        return Call(
+            padding=self.key_padding_mask,
+            dropout_p=self.dropout_p,
+            tables=dict(zip(self.engine.learned, self.learned, strict=True)),
+            data=dict(zip((each.name for each in program.inputs), self.inputs, strict=True)),
+        )
+
+    @property
+    def parts(self) -> tuple[Tensor, Tensor, Tensor]:
+        """q, k and v."""
+        return self.q, self.k, self.v
+
+    @property
+    def draws(self) -> tuple[int, int]:
+        """Which random features are drawn."""
+        return self.calls, self.asked
+
+    @contextmanager
+    def modes(self) -> Iterator[None]:
+        """No autocast, and random numbers from the seed."""
+        with torch.autocast(self.q.device.type, enabled=False):
+            if self.seed is None:
+                yield
+                return
+            device = self.q.device
+            numbers: Any = torch.default_generator
+            if device.type != "cpu":
+                numbers = torch.get_device_module(device)
+            places = [] if device.type == "cpu" else [device]
+            with torch.random.fork_rng(places, device_type=device.type):
+                numbers.manual_seed(int(self.seed))
+                yield
+
+
+# --- what it computes -----------------------------------------------------------------------------
+
+
+@torch.library.impl(_LIBRARY, "attention", "CompositeExplicitAutograd")
+def _run(*given: Any) -> tuple[Tensor, Tensor]:
+    at = Given(*given)
+    with at.modes():
+        out, lse = at.engine.run(
+            at.parts, at.call, at.layer, at.draws, at.return_lse, reusable=True
+        )
+    return _own(out, at.parts), cast(Tensor, lse).contiguous()
+
+
+@torch.library.impl(_LIBRARY, "attention_backward", "CompositeExplicitAutograd")
+def _derivatives(*given: Any) -> list[Tensor]:
+    grad, of_lse, out, lse, asks = given[:ABOVE]
+    at = Given(*given[ABOVE:])
+    call = replace(at.call, known=(out, lse))
+    with at.modes():
+        found = at.engine.derivatives(at.parts, call, at.layer, at.draws, (grad, of_lse), asks)
+    every = (*at.parts, *at.learned)
+    above = [x for x in (grad, of_lse) if x is not None]
+    return [
+        _own(torch.zeros_like(x) if y is None else y, above) if ask else x.new_empty(0)
+        for x, y, ask in zip(every, found, asks, strict=True)
+    ]
+
+
+def _own(x: Tensor, given: Sequence[Tensor]) -> Tensor:
+    """A tensor in one piece that shares no memory with what was given."""
+    x = x.contiguous()
+    places = {each.untyped_storage().data_ptr() for each in given}
+    return x.clone() if x.untyped_storage().data_ptr() in places else x
+
+
+# --- what is known of it without computing --------------------------------------------------------
+
+
+def _shapes(*given: Any) -> tuple[Tensor, Tensor]:
+    at = Given(*given)
+    wide = torch.promote_types(at.q.dtype, torch.float32)
+    out = at.q.new_empty(*at.q.shape[:3], at.v.shape[3])
+    return out, at.q.new_empty(at.q.shape[:3], dtype=wide)
+
+
+def _shapes_backward(*given: Any) -> list[Tensor]:
+    at, asks = Given(*given[ABOVE:]), given[ABOVE - 1]
+    every = (*at.parts, *at.learned)
+    return [x.new_empty(x.shape if ask else (0,)) for x, ask in zip(every, asks, strict=True)]
+
+
+torch.library.register_fake("attnspec::attention", _shapes, lib=_LIBRARY)
+torch.library.register_fake("attnspec::attention_backward", _shapes_backward, lib=_LIBRARY)
+
+
+@register_flop_formula(torch.ops.attnspec.attention)
+def _operations(*given: Any, out_shape: object = None, **_: object) -> int:
+    return _counted(Given(*given))[0]
+
+
+@register_flop_formula(torch.ops.attnspec.attention_backward)
+def _operations_backward(*given: Any, out_shape: object = None, **_: object) -> int:
+    return _counted(Given(*given[ABOVE:]))[1]
+
+
+def _counted(at: Given) -> tuple[int, int]:
+    """The operations of a call whose tensors are their shapes, forward and backward, as the
+    analysis counts them; heads that have values of another size count as the larger."""
+    from attnspec.analysis.cost.cost import operations_of
+
+    batch, heads, n_q, size = at.q
+    works, wide = at.engine.binder.works(at.layer, heads, n_q, at.k[2]), max(size, at.v[3])
+    found = [
+        operations_of(replace(work, copies=batch * len(mine)), wide, at.engine.backend)
+        for work, mine in works
+    ]
+    return sum(each[0] for each in found), sum(each[1] for each in found)
+
+
+# --- rules ----------------------------------------------------------------------------------------
+
+
+def _alike(operator: object, found: Sequence[Any]) -> Any:
+    """As many things as an operator returns, in a list or a tuple as it does."""
+    return tuple(found) if operator is _attention else list(found)
+
+
+class _Followed(_SingleLevelFunction):
+    """The derivatives of the operator. Torch's own registration would have none under torch.func,
+    and would lose tangents of forward mode without a word: what has no rule here is refused."""
+
+    @staticmethod
+    def forward(ctx: Any, keys: Any, given: tuple[Any, ...], *_: Tensor) -> Any:
+        found = _below(_attention, keys, given)
+        at = Given(*given)
+        tensors = *at.parts, *at.learned, at.key_padding_mask, at.seed, *at.inputs
+        ctx.save_for_backward(*found, *tensors)
+        ctx.set_materialize_grads(False)
+        if not at.return_lse:
+            ctx.mark_non_differentiable(found[1])
+        at = at._replace(q=None, k=None, v=None, key_padding_mask=None, seed=None)
+        ctx.at = at._replace(inputs=(), learned=(None,) * len(at.learned))
+        return found
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor | None, of_lse: Tensor | None) -> tuple[Any, ...]:
+        out, lse, q, k, v, *others = ctx.saved_tensors
+        count = len(ctx.at.learned)
+        learned, (padding, seed, *inputs) = others[:count], others[count:]
+        at = ctx.at._replace(q=q, k=k, v=v, learned=learned, inputs=inputs)
+        at = at._replace(key_padding_mask=padding, seed=seed)
+        asks = [*ctx.needs_input_grad[2 : 5 + count]]
+        found: Sequence[Tensor | None] = [None] * len(asks)
+        if grad is not None or of_lse is not None:
+            if torch.is_grad_enabled() and active_fake_mode() is None:
+                # derivatives of derivatives: those of plain operations
+                above = grad, of_lse
+                with at.modes():
+                    found = at.engine.derivatives(
+                        at.parts, at.call, at.layer, at.draws, above, asks, again=True
+                    )
+            else:
+                every = _attention_backward(grad, of_lse, out, lse, asks, *at)
+                found = [x if ask else None for x, ask in zip(every, asks, strict=True)]
+        return None, None, *found, *[None] * (len(ctx.needs_input_grad) - 2 - len(asks))
+
+
+class _Last(_SingleLevelFunction):
+    """Gradients in a traced program, which have no derivatives of their own."""
+
+    @staticmethod
+    def forward(ctx: Any, keys: Any, given: tuple[Any, ...], *_: Tensor) -> Any:
+        return tuple(_below(_attention_backward, keys, given))
+
+    @staticmethod
+    def backward(ctx: Any, *_: Tensor) -> Any:
+        raise RuntimeError(
+            "derivatives of derivatives of an attention are not computed in a traced program:"
+            " call the module itself"
+        )
+
+
+def _below(operator: Any, keys: Any, given: tuple[Any, ...]) -> Any:
+    """What an operator does where autograd has passed it by."""
+    with torch._C._AutoDispatchBelowAutograd():
+        return operator.redispatch(keys & torch._C._after_autograd_keyset, *given)
+
+
+def _follows(operator: Any, function: Any) -> Callable[..., Any]:
+    def rule(keys: Any, *given: Any) -> Any:
+        flat = [x for each in given for x in (each if isinstance(each, list | tuple) else [each])]
+        tensors = [x for x in flat if isinstance(x, Tensor)]
+        asks = torch.is_grad_enabled() and any(x.requires_grad for x in tensors)
+        if not asks and forward_ad._current_level < 0:
+            return _below(operator, keys, given)
+        with enable_single_level_autograd_function():
+            return _alike(operator, function.apply(keys, given, *tensors))
+
+    return rule
+
+
+for _operator, _function in ((_attention, _Followed), (_attention_backward, _Last)):
+    _LIBRARY.impl(_operator, _follows(_operator, _function), "Autograd", with_keyset=True)
+
+
+def _narrows(kind: str) -> Callable[..., Any]:
+    def rule(*given: Any) -> Any:
+        from attnspec.runtime.call_checks import narrowed
+
+        at, wanted = Given(*given), torch.get_autocast_dtype(kind)
+        with torch.autocast(kind, enabled=False):
+            return _attention(*(narrowed(x, wanted) for x in at.parts), *given[3:])
+
+    return rule
+
+
+for _kind in ("CPU", "CUDA"):
+    torch.library.impl(_LIBRARY, "attention", f"Autocast{_kind}")(_narrows(_kind.lower()))
+
+
+def _batched(operator: Callable[..., Any], above: int) -> Callable[..., Any]:
+    """The rule for vmap: what is mapped over joins the batch. Where learned tables are mapped over
+    or ask for gradients, and where weights are dropped, each is called by itself."""
+
+    def rule(info: Any, in_dims: Sequence[Any], *given: Any) -> tuple[Any, Any]:
+        size, at, dims = info.batch_size, Given(*given[above:]), Given(*in_dims[above:])
+        asked = above and any(given[above - 1][3:])
+        if asked or at.seed is not None or any(dim is not None for dim in dims.learned):
+            calls = [_each(partial(_picked, at=i), given, in_dims) for i in range(size)]
+            found = [
+                torch.stack(parts) for parts in zip(*(operator(*x) for x in calls), strict=True)
+            ]
+            return _alike(operator, found), _alike(operator, [0] * len(found))
+        folded = _each(partial(_folded, size=size), given, in_dims)
+        folded[above + 4] = at.learned
+        # a gradient that nobody asked for has one axis
+        batch = len(folded[above]) // size
+        found = [x.unflatten(0, (size, batch)) if x.dim() > 1 else x for x in operator(*folded)]
+        return _alike(operator, found), _alike(
+            operator, [0 if x.dim() > 1 else None for x in found]
+        )
+
+    return rule
+
+
+def _each(
+    change: Callable[[Tensor, int | None], Tensor], given: Sequence[Any], dims: Sequence[Any]
+) -> list[Any]:
+    """Arguments whose tensors are changed, each with the axis that is mapped over."""
+    return [
+        [change(*each) for each in zip(x, dim, strict=True)]
+        if isinstance(x, list | tuple) and any(isinstance(each, Tensor) for each in x)
+        else change(x, dim)
+        if isinstance(x, Tensor)
+        else x
+        for x, dim in zip(given, dims, strict=True)
+    ]
+
+
+def _picked(x: Tensor, dim: int | None, at: int) -> Tensor:
+    return x if dim is None else x.select(dim, at)
+
+
+def _folded(x: Tensor, dim: int | None, size: int) -> Tensor:
+    """What is mapped over, [size, B, …] in some order, as [size B, …]."""
+    x = x.expand(size, *x.shape) if dim is None else x.movedim(dim, 0)
+    return x.flatten(0, 1)
+
+
+torch.library.register_vmap("attnspec::attention", _batched(_attention, 0), lib=_LIBRARY)
+torch.library.register_vmap(
+    "attnspec::attention_backward", _batched(_attention_backward, ABOVE), lib=_LIBRARY
+)
