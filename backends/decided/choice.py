@@ -61,13 +61,17 @@ class Choice:
     # --- what some graphs change beside the pairs ----------------------------------------------
 
     def counts(self, q: torch.Tensor, k: torch.Tensor) -> torch.Tensor | None:
-        """How often each pair is weighed, int, at least 1; None for once."""
+        """How often each pair is weighed, int, 0 where it is none; None for once."""
         return None
 
     def factor(self, q: torch.Tensor, k: torch.Tensor) -> torch.Tensor | None:
         """What keys and values are multiplied with for each pair, 1 with a gradient; None for
         nothing."""
         return None
+
+    def queries(self, q: torch.Tensor) -> torch.Tensor:
+        """What attends in place of the queries [B, H, n_q, d]."""
+        return q
 
     def rounds(self) -> tuple[Choice, ...]:
         """The choices whose outputs are averaged, where that is asked for."""
@@ -83,6 +87,8 @@ def _of_heads(value: Part, heads: torch.Tensor | slice) -> Part:
         return value if value.shape[1] == 1 else value[:, heads]
     if isinstance(value, tuple):
         return type(value)(_of_heads(part, heads) for part in value)
+    if isinstance(value, dict):
+        return type(value)((key, _of_heads(part, heads)) for key, part in value.items())
     if is_dataclass(value) and not isinstance(value, Relation | type):
         parts = {x.name: _of_heads(getattr(value, x.name), heads) for x in fields(value)}
         return replace(value, **parts)
