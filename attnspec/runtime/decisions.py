@@ -34,25 +34,36 @@ class Decision:
         data: Mapping[Any, Any],
         tables: Mapping[str, torch.Tensor],
     ) -> Choice:
-        """The choice for q [B, H, n_q, d] and k [B, H_kv, n_k, d] of all heads."""
+        """The choice for the tensors of a call."""
+        return decide(self.leaf, self.given(q, k, padding, data, tables))
+
+    def given(
+        self,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        padding: torch.Tensor | None,
+        data: Mapping[Any, Any],
+        tables: Mapping[str, torch.Tensor],
+    ) -> Given:
+        """What there is to decide by, for q [B, H, n_q, d] and k [B, H_kv, n_k, d] of all heads."""
         ratio = q.shape[1] // k.shape[1]
-        groups = tuple(head // ratio for head in self.heads)
         whole = len(self.heads) == q.shape[1]
         index = torch.tensor(self.heads, device=q.device)
         own = {
-            name: _of_these(data[name], index, q.shape[1], ratio) for name in inputs_of(self.leaf)
+            name: _of_these(data[name], index, q.shape[1], ratio)
+            for name in inputs_of(self.leaf)
+            if name in data
         }
-        given = Given(
+        return Given(
             q=q if whole else q[:, index],
             k=k if whole else k[:, index // ratio],
             heads=self.heads,
-            groups=groups,
+            groups=tuple(head // ratio for head in self.heads),
             scales=tuple(scale_of(work, q.shape[3]) for work in self.works),
             padding=padding,
             data={**data, **own},
             tables=tables,
         )
-        return decide(self.leaf, given)
 
     def part(self, choice: Choice, heads: Sequence[int]) -> Choice:
         """The choice of some of its heads."""

@@ -11,6 +11,7 @@ from attnspec.backends.common.masks import mask_of
 from attnspec.backends.common.score_formula import Blocks, Formula
 from attnspec.backends.common.torch_modes import constant_in_traces
 from attnspec.backends.decided.choice import Choice
+from attnspec.backends.decided.cluster import moved_centroids
 from attnspec.backends.planner import AUTO, ROWS, check_backend, choose
 from attnspec.backends.rows.keys import FEW
 from attnspec.graphs.bind import extents_of
@@ -33,7 +34,7 @@ from attnspec.runtime.call_checks import (
 )
 from attnspec.runtime.decisions import Decision, data_of, decided, decisions_of
 from attnspec.runtime.head_groups import Group, Prepared, group_of, selected, together
-from attnspec.runtime.parameters import Draws, Learner
+from attnspec.runtime.parameters import Draws, Learner, again
 from attnspec.runtime.streaming import (
     StreamState,
     Works,
@@ -71,6 +72,7 @@ class CompiledAttention(Learner):
         self.backend = backend
         redraws = any(_may_redraw(attend.mechanism) for attend in self.program.attends)
         self.draws = Draws(self.program.layers or 1) if redraws else None
+        self._before: dict[tuple[str, int], torch.Tensor] = {}
         self._binder = Binder(self.program, stand_ins(self.program))
         self._prepared: Cache[tuple[object, ...], Prepared] = Cache(KEPT)
         self._steps: Cache[tuple[object, ...], Prepared] = Cache(STEPS)
@@ -242,8 +244,11 @@ class CompiledAttention(Learner):
             else:
                 out = group.kernel(*given, call)
             outs.append(out)
-        if self.draws is not None and self.training and not torch.compiler.is_compiling():
-            self.draws.count(layer)
+        if self.training and not torch.compiler.is_compiling():
+            if self.draws is not None:
+                self.draws.count(layer)
+            if not again():
+                self._move(prepared.decisions, layer, q, k, padding)
         out = _joined(outs, prepared)
         return (out, _joined(sums, prepared)) if return_lse else out
 
@@ -334,7 +339,37 @@ class CompiledAttention(Learner):
         """The choices for the tensors of a call."""
         if not decisions or 0 in (q.shape[0], q.shape[2]):
             return {}
-        return decided(decisions, q, k, padding, data, lambda each: {})
+
+        def tables(each: Decision) -> dict[str, torch.Tensor]:
+            found = {}
+            for part in each.leaf.learned:
+                rows = self._rows_of(self._parts[each.leaf.name, part], layer, q.device)
+                found[part.name] = rows[list(each.heads)] if len(rows) > 1 else rows
+            return found
+
+        return decided(decisions, q, k, padding, data, tables)
+
+    def _move(
+        self,
+        decisions: Sequence[Decision],
+        layer: int,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        padding: torch.Tensor | None,
+    ) -> None:
+        """Moves the centroids that are kept, after a call of training."""
+        for each in decisions:
+            for part in each.leaf.learned:
+                if not part.kept:
+                    continue
+                name = self._parts[each.leaf.name, part]
+                rows = self._rows_of(name, layer, q.device)
+                row = layer if len(self.learned(name)) > 1 else 0
+                heads = list(each.heads) if len(rows) > 1 else [0]
+                # what a call was computed with, should it be computed again for its backward
+                self._before[name, row] = rows.clone()
+                given = each.given(q, k, padding, {}, {part.name: rows[heads]})
+                self.learned(name)[row, heads] = moved_centroids(given)
 
     def _partial(
         self, group: Group, given: tuple[torch.Tensor, torch.Tensor, torch.Tensor], call: Call
@@ -353,12 +388,17 @@ class CompiledAttention(Learner):
         """What a group's heads have learned, [heads of the group or 1, …]."""
         found = {}
         for called, name in group.tables:
-            table = self.get_parameter(name)
-            check_table(name, table, device)
-            # what is shared has one row
-            rows = table[layer if len(table) > 1 else 0]
+            rows = self._rows_of(name, layer, device)
             found[called] = selected(rows, 0, group.queries if len(rows) > 1 else None)
         return found
+
+    def _rows_of(self, name: str, layer: int, device: torch.device) -> torch.Tensor:
+        """What the heads of a layer have learned, [heads or 1, …]."""
+        table = self.learned(name)
+        check_table(name, table, device)
+        # what is shared has one row
+        row = layer if len(table) > 1 else 0
+        return self._before[name, row] if again() and (name, row) in self._before else table[row]
 
     def prepare(
         self, layer: int, heads: int, key_heads: int, n_q: int, n_k: int, device: str

@@ -69,7 +69,7 @@ class Choice:
         nothing."""
         return None
 
-    def queries(self, q: torch.Tensor) -> torch.Tensor:
+    def attending(self, q: torch.Tensor) -> torch.Tensor:
         """What attends in place of the queries [B, H, n_q, d]."""
         return q
 

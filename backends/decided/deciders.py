@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from attnspec.backends.decided import chosen, lsh, topk
+from attnspec.backends.decided import chosen, cluster, lsh, sinkhorn, topk
 from attnspec.backends.decided.choice import Choice
 from attnspec.backends.decided.given import Given
 from attnspec.graphs.relation import DataDependent
@@ -14,6 +14,8 @@ DECIDERS: dict[str, Callable[[Any, Given], Choice]] = {
     "chosen": chosen.decide,
     "topk": topk.decide,
     "lsh": lsh.decide,
+    "cluster": cluster.decide,
+    "sinkhorn": sinkhorn.decide,
 }
 
 

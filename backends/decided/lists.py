@@ -89,7 +89,7 @@ class ListChoice(Choice):
     @cached_property
     def _table(self) -> torch.Tensor:
         """Whether each row reads each block, bool [B, H, rows, blocks]."""
-        table = _marked(self.blocks, self.count)
+        table = marked(self.blocks, self.count)
         return table
 
     def layouts(self) -> tuple[TileLists, ...]:
@@ -99,7 +99,7 @@ class ListChoice(Choice):
         short = -self.blocks.shape[2] % rows
         named = torch.nn.functional.pad(self.blocks, (0, 0, 0, short), value=-1)
         named = named.div(keys, rounding_mode="floor").view(batch, heads, -1, rows * width)
-        lists = listed(_marked(named, -(-self.count // keys)))
+        lists = listed(marked(named, -(-self.count // keys)))
         q_tile, k_tile = rows * self.shared_by, keys * self.size
         plain = not bool(self.start.any())
         q_order = None
@@ -119,7 +119,7 @@ class ListChoice(Choice):
         return {"keys" if self.size == 1 else "blocks": self.blocks}
 
 
-def _marked(numbers: torch.Tensor, count: int) -> torch.Tensor:
+def marked(numbers: torch.Tensor, count: int) -> torch.Tensor:
     """bool [..., count]: which numbers stand in lists [..., r]; those below 0 are none."""
     table = numbers.new_zeros(*numbers.shape[:-1], count + 1, dtype=torch.bool)
     return table.scatter_(-1, numbers + 1, True)[..., 1:]

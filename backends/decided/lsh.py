@@ -11,7 +11,8 @@ import torch
 from attnspec.backends.decided.choice import Choice, TileLists, look_up
 from attnspec.backends.decided.given import Given
 from attnspec.backends.decided.hashes import buckets_of
-from attnspec.backends.decided.lists import TILE, listed
+from attnspec.backends.decided.labels import meeting
+from attnspec.backends.decided.lists import TILE
 from attnspec.graphs.patterns.lsh import Lsh
 
 NOWHERE = -(1 << 30)
@@ -38,7 +39,9 @@ class Sorted(Choice):
         n = bucket.shape[-1]
         apart = (~real)[:, None, None].expand_as(bucket)
         order = bucket.argsort(dim=-1, stable=True)
-        order = order.gather(-1, apart.gather(-1, order).to(torch.uint8).argsort(dim=-1, stable=True))
+        order = order.gather(
+            -1, apart.gather(-1, order).to(torch.uint8).argsort(dim=-1, stable=True)
+        )
         along = bucket.gather(-1, order)
         place = torch.arange(n, device=bucket.device).expand_as(bucket)
         fresh = torch.ones_like(along, dtype=torch.bool)
@@ -51,9 +54,7 @@ class Sorted(Choice):
 
     def last(self, count: int) -> Sorted:
         """The same for the last positions alone; orders are those of all."""
-        return replace(
-            self, bucket=self.bucket[..., -count:], chunk=self.chunk[..., -count:]
-        )
+        return replace(self, bucket=self.bucket[..., -count:], chunk=self.chunk[..., -count:])
 
 
 @dataclass(frozen=True, eq=False)
@@ -145,21 +146,10 @@ class LshChoice(Choice):
     def _bucket_lists(self, turn: int, tile: int) -> torch.Tensor:
         """The same where queries and keys have orders of their own and chunks are cut in buckets:
         all key tiles of the buckets of a tile."""
-        q_along, k_along = (
+        along = [
             side.bucket[:, :, turn].gather(-1, side.order[:, :, turn]) for side in (self.q, self.k)
-        )
-        ends = []
-        for side, along in ((self.q, q_along), (self.k, k_along)):
-            short = -along.shape[-1] % tile
-            along = torch.nn.functional.pad(along[:, :, None].float(), (0, short), mode="replicate")
-            ends.append(along[:, :, 0].unflatten(-1, (-1, tile)).sort(-1).values)
-        least, most = ends[0][..., 0], ends[0][..., -1]
-        other_least, other_most = ends[1][..., 0], ends[1][..., -1]
-        # padding stands last whatever its bucket is, so that a tile may hold any bucket
-        meet = (least[..., None] <= other_most[..., None, :]) & (
-            other_least[..., None, :] <= most[..., None]
-        )
-        return listed(meet)
+        ]
+        return meeting(along[0], along[1], tile)
 
     def _first(self, turn: int, q: torch.Tensor, k: torch.Tensor) -> torch.Tensor:
         """The pairs that a round finds and none before it."""

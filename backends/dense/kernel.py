@@ -38,7 +38,7 @@ class DenseKernel:
         """The output [B, H, n_q, d_v] and its log-sum-exps [B, H, n_q], if there are any."""
         batch, heads, rows, size = q.shape
         for leaf in self.work.decided:
-            q = call.data[leaf].queries(q)
+            q = call.data[leaf].attending(q)
         grouped = q.reshape(batch, k.shape[1], heads // k.shape[1], rows, size)
         rounds = list(_rounds(self.work, call))
         found = [self.composed(grouped, k, v, each) for each in rounds or [call]]
