@@ -18,7 +18,7 @@ MOST = 1 << 22
 
 @dataclass(frozen=True, eq=False)
 class Points:
-    """Unit vectors float32 [B, H, N, d], or of length 0; `real` bool [B, N] says which there are."""
+    """Unit vectors float32 [B, H, N, d], or of length 0; `real` bool [B, N] says which exist."""
 
     at: torch.Tensor
     real: torch.Tensor

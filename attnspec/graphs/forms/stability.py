@@ -167,6 +167,10 @@ def _scalars(value: ArgumentValue) -> Iterator[Scalar]:
         case Tokens() | TokenCompound():
             for tokens in _token_sets(value):
                 yield from tokens.values
+        case Leaf() | Compound():
+            for leaf in leaves(value):
+                for _, each in leaf.arguments:
+                    yield from _scalars(each)
         case tuple():
             yield from value
         case _:
