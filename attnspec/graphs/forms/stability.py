@@ -21,12 +21,14 @@ from attnspec.ir.mechanisms import BY_NAME as MECHANISMS_BY_NAME
 from attnspec.ir.program import (
     ArgumentValue,
     Attend,
+    Compound,
     InputRef,
     Leaf,
     Program,
     Term,
     TokenCompound,
     Tokens,
+    leaves,
 )
 from attnspec.ir.scalars import Apply, Scalar, Symbol, fold, symbols
 
