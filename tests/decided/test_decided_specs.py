@@ -9,8 +9,8 @@ import pytest
 import torch
 
 import attnspec
-from attnspec.backends.planner import BackendError
 from attnspec.compile.standalone import StandaloneError
+from attnspec.lower.work import BackendError
 from attnspec.runtime.layer import SelfAttention
 from attnspec.verification import verify
 
