@@ -751,7 +751,7 @@ def test_compile_prints_and_takes_standard_input(folder: Path) -> None:
     [
         (["wrong.attn"], 1, "A201"),
         (["untrue.attn"], 1, "A606"),
-        (["formula.attn", "--standalone"], 1, "queries and keys decide"),
+        (["formula.attn", "--standalone"], 2, "queries and keys decide"),
         (["two.attn"], 1, "A214"),
         (["nowhere.attn"], 3, "A180"),
         (["good.attn", "--backend", "tyles"], 2, "tyles"),
