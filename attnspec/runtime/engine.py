@@ -16,16 +16,18 @@ import torch
 
 from attnspec.backends.common.score_formula import Blocks, Formula
 from attnspec.backends.common.torch_modes import composed, followed
+from attnspec.backends.decided.choice import Choice
 from attnspec.backends.planner import AUTO, ROWS, check_backend, choose
 from attnspec.backends.rows.keys import FEW
 from attnspec.graphs.bind import extents_of
-from attnspec.graphs.relation import Relation
+from attnspec.graphs.relation import DataDependent, Relation
 from attnspec.ir.serial import FORMAT, Plain, from_data
 from attnspec.lower.cache import Cache, apart
 from attnspec.lower.lower import Binder, bias_tables, stand_ins
 from attnspec.lower.mechanism_sizes import learned_parts
 from attnspec.lower.work import Backend, Bias, Call, Joining, Mergeable, Work
 from attnspec.runtime.call_checks import check_promise
+from attnspec.runtime.decisions import Decision, data_of, decided
 from attnspec.runtime.head_groups import Group, Prepared, group_of, selected, together
 
 KEPT = 64
@@ -95,12 +97,16 @@ class Engine:
             return _nothing(q, k, v)
         sizes = q.shape[1], k.shape[1], q.shape[2], k.shape[2]
         prepared = self.prepare(layer, *sizes, str(q.device))
+        choices = self.decided(
+            prepared.decisions, layer, (q, k), call.padding, call.data, call.tables
+        )
         outs: list[torch.Tensor] = []
         sums: list[torch.Tensor] = []
         for group in prepared.groups:
             tables, draw = self.tables(group, layer, call.tables), group.draw(draws)
             known = call.known and (group.rows(call.known[0]), group.rows(call.known[1]))
-            mine = Call(call.padding, call.dropout_p, tables, call.data, draw, known)
+            data = data_of(group.work, group.heads, prepared.decisions, choices, call.data)
+            mine = Call(call.padding, call.dropout_p, tables, data, draw, known)
             out, lse = self._outputs(group, group.parts(*parts), mine, return_lse, reusable)
             outs.append(out)
             if return_lse or reusable:
@@ -160,15 +166,36 @@ class Engine:
         ordered = iter(shares)
         return [next(ordered) if ask else None for ask in asks]
 
+    def decided(
+        self,
+        decisions: Sequence[Decision],
+        layer: int,
+        parts: tuple[torch.Tensor, torch.Tensor],
+        padding: torch.Tensor | None,
+        data: Mapping[str, torch.Tensor],
+        learned: Mapping[str, torch.Tensor],
+    ) -> dict[DataDependent, Choice]:
+        """What the data decide for q and k, by graph."""
+        q, k = parts
+        if not decisions or 0 in (q.shape[0], q.shape[2], k.shape[2]):
+            return {}
+
+        def tables(each: Decision) -> dict[str, torch.Tensor]:
+            found = {}
+            for part in each.leaf.learned:
+                rows = _rows_of(learned[self._parts[each.leaf.name, part]], layer)
+                found[part.name] = rows[list(each.heads)] if len(rows) > 1 else rows
+            return found
+
+        return decided(decisions, q, k, padding, data, tables)
+
     def tables(
         self, group: Group, layer: int, learned: Mapping[str, torch.Tensor]
     ) -> dict[str, torch.Tensor]:
         """What a group's heads have learned, [heads of the group or 1, …]."""
         found = {}
         for called, name in group.tables:
-            table = learned[name]
-            # what is shared has one row
-            rows = table[layer if len(table) > 1 else 0]
+            rows = _rows_of(learned[name], layer)
             found[called] = selected(rows, 0, group.queries if len(rows) > 1 else None)
         return found
 
@@ -231,6 +258,11 @@ def engine_of(text: str) -> Engine:
     """The engine of a plan that was written down; ValueError for a plan of another format."""
     found = _living.get(text)
     return found or _kept.get(text, lambda: Engine(json.loads(text)))
+
+
+def _rows_of(table: torch.Tensor, layer: int) -> torch.Tensor:
+    """What the heads of a layer have learned, [heads or 1, …]; what is shared has one row."""
+    return table[layer if len(table) > 1 else 0]
 
 
 def _unknown(out: torch.Tensor) -> torch.Tensor:

@@ -7,7 +7,11 @@ from typing import Any, cast
 
 import torch
 
+from attnspec.backends.common.masks import mask_of
 from attnspec.backends.common.torch_modes import is_transformed
+from attnspec.backends.decided.choice import Choice
+from attnspec.backends.decided.cluster import moved_centroids
+from attnspec.graphs.relation import DataDependent
 from attnspec.ir.program import Mechanism
 from attnspec.lower.cache import Cache, apart
 from attnspec.lower.work import Call, Streamable
@@ -20,15 +24,20 @@ from attnspec.runtime.call_checks import (
     check_tensors,
     narrowed,
 )
+from attnspec.runtime.decisions import Decision, data_of, decisions_of
 from attnspec.runtime.engine import KEPT, Engine
 from attnspec.runtime.head_groups import Prepared, group_of, together
-from attnspec.runtime.parameters import Draws, Learner
+from attnspec.runtime.parameters import Draws, Learner, again
 from attnspec.runtime.streaming import (
+    Everything,
     StreamState,
     Works,
     stream_kernel,
     streamed_works,
 )
+
+LONGEST_PAIRS = 8192
+"""The longest sequence of which pairs and choices are shown."""
 
 
 class CompiledAttention(Learner):
@@ -46,6 +55,8 @@ class CompiledAttention(Learner):
         self.engine, self.backend = engine, engine.backend
         redraws = any(_may_redraw(attend.mechanism) for attend in self.program.attends)
         self.draws = Draws(self.program.layers or 1) if redraws else None
+        self._keeps = any(part.kept for _, part in self._parts)
+        self._before: dict[tuple[str, int], torch.Tensor] = {}
         self._streams: Cache[tuple[object, ...], tuple[Works, Prepared]] = Cache(KEPT)
 
     def redraw(self) -> None:
@@ -105,14 +116,17 @@ class CompiledAttention(Learner):
             self.make_parameters(q.shape[3], v.shape[3], q.device)
         key = (self.engine.binder.alike(layer), q.shape[1], k.shape[1], str(q.device))
         works, prepared = self._streams.get(key, lambda: apart(lambda: self._stream(*key)))
-        outs, parts = [], []
+        outs: list[torch.Tensor] = []
+        parts: list[object] = []
         learned, draws = self._learned(q.device), self._draws(layer)
         first = StreamState.first(state, works, q, k, v)
         check_padding(padding, q.shape[0], q.shape[2], q.device)
-        data = check_inputs(self.program, inputs, q.shape[0], q.shape[2], q.device)
+        data = check_inputs(self.program, inputs, q, k)
         if 0 in (q.shape[0], q.shape[2]):
             return v.new_zeros(*q.shape[:3], v.shape[3]), first.after(q.shape[2], first.parts)
         first = first.with_marked(self.program, data)
+        if any(work.decided for work, _ in works):
+            return self._step_of_all(q, k, v, first, layer, padding, data)
         for group, part in zip(prepared.groups, first.parts, strict=True):
             tables = self.engine.tables(group, layer, learned)
             call = Call(padding, 0.0, tables, data, group.draw(draws))
@@ -121,9 +135,31 @@ class CompiledAttention(Learner):
             parts.append(after)
         return prepared.joined(outs), first.after(q.shape[2], parts)
 
+    def _step_of_all(
+        self,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        state: StreamState,
+        layer: int,
+        padding: torch.Tensor | None,
+        inputs: Mapping[str, torch.Tensor],
+    ) -> tuple[torch.Tensor, StreamState]:
+        """A step of a layer in which the data decide: a call of the next queries with all keys."""
+        before = state.parts[0]
+        if before is None:
+            every = Everything(k, v, padding, inputs)
+        else:
+            every = cast(Everything, before).after(k, v, padding, inputs)
+        out = self._run(q, every.keys, every.values, layer, every.padding, 0.0, every.inputs, False)
+        return cast(torch.Tensor, out), state.after(q.shape[2], [every, *state.parts[1:]])
+
     def _stream(self, layer: int, heads: int, keys: int, device: str) -> tuple[Works, Prepared]:
         place = torch.device(device)
         groups, works = [], streamed_works(self.engine.binder, layer, heads)
+        if any(work.decided for work, _ in works):
+            # each step is a call with all keys
+            return works, Prepared((), None)
         for work, members in works:
             kernel = stream_kernel(self.program, layer, work, members, place, self.backend)
             tables = self.engine.tables_of(work)
@@ -182,7 +218,7 @@ class CompiledAttention(Learner):
         check_tensors(self.program, q, k, v)
         check_padding(padding, q.shape[0], k.shape[2], q.device)
         dropout_p = check_dropout(dropout_p)
-        data = check_inputs(self.program, inputs, q.shape[0], k.shape[2], q.device)
+        data = check_inputs(self.program, inputs, q, k)
         if self._waits:
             self.make_parameters(q.shape[3], v.shape[3], q.device)
         learned, draws = self._learned(q.device), self._draws(layer)
@@ -196,22 +232,123 @@ class CompiledAttention(Learner):
         else:
             call = Call(padding, dropout_p, learned, data)
             out, lse = self.engine.run((q, k, v), call, layer, draws, return_lse)
-        if self.draws is not None and self.training and not torch.compiler.is_compiling():
-            self.draws.count(layer)
+        if self.training and not torch.compiler.is_compiling():
+            if self.draws is not None:
+                self.draws.count(layer)
+            if self._keeps and not again():
+                self._move(layer, q, k, padding)
         return (out, cast(torch.Tensor, lse)) if return_lse else out
 
     def _learned(self, device: torch.device) -> dict[str, torch.Tensor]:
         """What is learned, by name."""
-        found: dict[str, torch.Tensor] = {
-            name: self.get_parameter(name) for name in self.engine.learned
-        }
+        found = {name: self.learned(name) for name in self.engine.learned}
         for name, table in found.items():
             check_table(name, table, device)
+        if self._before and again():
+            for (name, row), rows in self._before.items():
+                found[name] = found[name].index_copy(0, torch.tensor([row]), rows[None])
         return found
 
     def _draws(self, layer: int) -> tuple[int, int]:
         """Which random features a layer draws."""
         return (0, 0) if self.draws is None else self.draws.of(layer)
+
+    def pairs(
+        self,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        *,
+        layer: int = 0,
+        inputs: Mapping[str, torch.Tensor] | None = None,
+        key_padding_mask: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        """bool [B, H, n_q, n_k]: which keys a call with these tensors reads, by the definition.
+
+        Raises ValueError above n_k = `LONGEST_PAIRS`, else as a call does.
+        """
+        works, data, decisions, choices = self._looked_at(q, k, layer, inputs, key_padding_mask)
+        held = q.new_zeros(*q.shape[:3], k.shape[2], dtype=torch.bool)
+        for work, heads in works:
+            mine = data_of(work, heads, decisions, choices, data)
+            held[:, list(heads)] = mask_of(work, mine, q.device)
+        return held if key_padding_mask is None else held & key_padding_mask[:, None, None]
+
+    def choices(
+        self,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        *,
+        layer: int = 0,
+        inputs: Mapping[str, torch.Tensor] | None = None,
+        key_padding_mask: torch.Tensor | None = None,
+    ) -> dict[str, dict[str, torch.Tensor]]:
+        """What the data decide in a call with these tensors: for each graph, by its name, the
+        `heads` that have it and its lists, buckets, clusters or matchings, [B, H or 1, …].
+
+        Raises ValueError above n_k = `LONGEST_PAIRS`, and where the data decide nothing; else as a
+        call does.
+        """
+        _, _, decisions, choices = self._looked_at(q, k, layer, inputs, key_padding_mask)
+        if not decisions:
+            raise ValueError(f"the data decide nothing in layer {layer} of `{self.program.name}`")
+        found: dict[str, dict[str, torch.Tensor]] = {}
+        for each in decisions:
+            name = each.leaf.name
+            number = sum(other.leaf.name == name for other in decisions[: decisions.index(each)])
+            heads = torch.tensor(each.heads, device=q.device)
+            found[f"{name}_{number + 1}" if number else name] = {
+                "heads": heads,
+                **choices[each.leaf].lists,
+            }
+        return found
+
+    def _looked_at(
+        self,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        layer: int,
+        inputs: Mapping[str, torch.Tensor] | None,
+        padding: torch.Tensor | None,
+    ) -> tuple[Works, dict[str, torch.Tensor], tuple[Decision, ...], dict[DataDependent, Choice]]:
+        """The works, inputs, decisions and choices of a call whose pairs are asked for."""
+        layer = check_layer(self.program, layer)
+        check_tensors(self.program, q, k, k)
+        check_padding(padding, q.shape[0], k.shape[2], q.device)
+        data = check_inputs(self.program, inputs, q, k)
+        if k.shape[2] > LONGEST_PAIRS:
+            raise ValueError(
+                f"pairs and choices are shown up to n = {LONGEST_PAIRS:,}, got {k.shape[2]:,}"
+            )
+        if self._waits:
+            self.make_parameters(q.shape[3], k.shape[3], q.device)
+        works = self.engine.binder.works(layer, q.shape[1], q.shape[2], k.shape[2])
+        decisions, learned = decisions_of(works), self._learned(q.device)
+        choices = self.engine.decided(decisions, layer, (q, k), padding, data, learned)
+        return works, data, decisions, choices
+
+    def _move(
+        self,
+        layer: int,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        padding: torch.Tensor | None,
+    ) -> None:
+        """Moves the centroids that are kept, after a call of training."""
+        if 0 in (q.shape[0], q.shape[2], k.shape[2]):
+            return
+        works = self.engine.binder.works(layer, q.shape[1], q.shape[2], k.shape[2])
+        for each in decisions_of(works):
+            for part in each.leaf.learned:
+                if not part.kept:
+                    continue
+                name = self._parts[each.leaf.name, part]
+                row = layer if len(self.learned(name)) > 1 else 0
+                rows = self.learned(name)[row]
+                heads = list(each.heads) if len(rows) > 1 else [0]
+                # what a call was computed with, should it be computed again for its backward
+                self._before[name, row] = rows.clone()
+                given = each.given(q, k, padding, {}, {part.name: rows[heads]})
+                self.learned(name)[row, heads] = moved_centroids(given)
 
 
 def _is_looked_at(q: torch.Tensor) -> bool:

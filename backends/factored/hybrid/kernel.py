@@ -334,10 +334,12 @@ class ReadingHybrid(ReadingKernel):
 
 def hybrid_kernel(
     work: Work, heads: tuple[int, ...], device: torch.device, kernel: Kernel
-) -> HybridKernel | ReadingHybrid:
+) -> HybridKernel | ReadingHybrid | HybridFormula:
     """Runs a graph beside a mechanism whose own kernel, one of features, is given."""
     if not isinstance(kernel, FeatureKernel):
         raise ValueError(f"`{mechanism_of(work).name}` gives no weights to single pairs")
+    if work.decided:
+        return HybridFormula(work, heads, kernel, device)
     return (ReadingHybrid if work.reads else HybridKernel)(work, heads, kernel, device)
 
 
