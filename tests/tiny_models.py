@@ -101,7 +101,15 @@ def dense(
     """
 
     def attend(
-        module: Any, q: Any, k: Any, v: Any, mask: ModelMask | None, *, scaling: float, **_: object
+        module: Any,
+        q: Any,
+        k: Any,
+        v: Any,
+        mask: ModelMask | None,
+        *,
+        scaling: float,
+        s_aux: torch.Tensor | None = None,
+        **_: object,
     ) -> tuple[torch.Tensor, None]:
         n = k.shape[2]
         layer = getattr(module, "layer_idx", None) or 0
@@ -112,7 +120,11 @@ def dense(
         scores = q @ k.transpose(-1, -2) * scaling
         scores = scores if cap is None else cap * (scores / cap).tanh()
         scores = scores.masked_fill(~allowed, -torch.inf)
-        weights = scores.softmax(-1).masked_fill(~allowed, 0.0)
+        if s_aux is not None:
+            # a key of value 0 with this score
+            sink = s_aux[None, :, None, None].expand(*scores.shape[:-1], 1)
+            scores = torch.cat([scores, sink], -1)
+        weights = scores.softmax(-1)[..., : k.shape[2]].masked_fill(~allowed, 0.0)
         return (weights @ v).transpose(1, 2).contiguous(), None
 
     return attend

@@ -18,13 +18,11 @@ CROSS = (
 )
 """The way out where a model reads another sequence."""
 
-_KEPT = {"sliding_window": "sliding_window", "softcap": "attn_logit_softcapping", "s_aux": "sinks"}
+_KEPT = {"sliding_window": "sliding_window", "softcap": "attn_logit_softcapping"}
 """Keywords of models, and where the layer or its config keeps what it will pass."""
 
 _LEARNT = {
     "position_bias": "a bias that it has learnt, added to every score, has no place in a spec: "
-    "keep this model's own attention",
-    "s_aux": "a sink that it has learnt, added to every softmax, has no place in a spec: "
     "keep this model's own attention",
 }
 """What there is no way out of."""

@@ -5,8 +5,9 @@ from __future__ import annotations
 import math
 import warnings
 from collections.abc import Mapping
-from functools import lru_cache
-from typing import TYPE_CHECKING
+from dataclasses import replace
+from functools import lru_cache, partial
+from typing import TYPE_CHECKING, cast
 
 import torch
 
@@ -15,6 +16,17 @@ from attnspec.graphs.forms.stability import must_be_stable, must_be_steady
 from attnspec.graphs.patterns import BY_NAME
 from attnspec.integrations.causality import ReadsLaterError, require_past_only
 from attnspec.integrations.model_advice import CROSS, of_mask, of_terms, own_terms
+from attnspec.integrations.model_choices import (
+    BLOCKS,
+    INDICES,
+    INPUT,
+    SINK,
+    chooses,
+    lists_of,
+    own_input,
+    variant,
+    with_sink,
+)
 from attnspec.integrations.model_layers import crosses, decodes, layers_in
 from attnspec.integrations.model_mask import ModelMask
 from attnspec.ir.program import Program, leaves
@@ -26,6 +38,7 @@ if TYPE_CHECKING:
 
 _HARMLESS = frozenset(
     {
+        "input_ids",
         "num_items_in_batch",
         "output_hidden_states",
         "output_router_logits",
@@ -65,6 +78,7 @@ class ModelAttention:
         self._unstable = lru_cache(maxsize=1024)(unstable)
         self._padded = lru_cache(maxsize=1024)(changed_by_padding)
         self._said: set[str] = set()
+        self._variant = lru_cache(maxsize=8)(partial(variant, module))
 
     def __call__(
         self,
@@ -84,11 +98,16 @@ class ModelAttention:
 
         query [B, H, q, d]; key, value [B, H_kv, k, d], where k may reach beyond the positions
         written so far. Arguments are transformers' own, except `attnspec_inputs`: the run-time
-        inputs of the spec, which models pass on. Raises AttnSpecError where the model asks for
-        anything that the spec does not say.
+        inputs of the spec, which models pass on. Of `indices` and `block_indices` a layer reads the
+        pairs of its spec that are also chosen, or takes them for the one input of kind `choices`
+        that the spec declares; `s_aux` [H] is the logit of `softmax1`. Raises AttnSpecError where
+        the model asks for anything else that the spec does not say.
         """
+        own = {name: others.pop(name, None) for name in (INDICES, BLOCKS, SINK)}
         self._refuse(module, others)
         self._require_one_sequence(module)
+        attention_mask, selected = _selection(module, attention_mask, own, key.shape[2])
+        lists = lists_of(module, own, selected)
         mask = self._mask(attention_mask, module, query, key, is_causal)
         layer = self._layer(module)
         self._require_heads(query.shape[1])
@@ -97,15 +116,25 @@ class ModelAttention:
         self._require_same_rows(mask, layer, query.shape[1])
         if key.shape[2] > mask.end:
             key, value = key[:, :, : mask.end], value[:, :, : mask.end]
-        out = self.module(
+        sink = cast("torch.Tensor | None", own[SINK])
+        inputs = self._inputs(attnspec_inputs, mask, lists is not None)
+        run = self.module
+        if lists is not None or sink is not None:
+            run = self._variant(None if lists is None else lists.size, sink is not None)
+        if lists is not None:
+            taken = own_input(self.program)
+            inputs = {**(inputs or {}), INPUT if taken is None else taken.name: lists.numbers}
+        found = run(
             self._scaled(query, scaling, layer, mask.end),
             key,
             value,
             layer=layer,
             key_padding_mask=mask.padding,
             dropout_p=dropout if module.training else 0.0,
-            inputs=self._inputs(attnspec_inputs, mask),
+            inputs=inputs,
+            return_lse=sink is not None,
         )
+        out = found if sink is None else with_sink(found[0], found[1], sink)
         return out.transpose(1, 2).contiguous(), None
 
     def require_fit(self, module: torch.nn.Module) -> None:
@@ -263,10 +292,12 @@ class ModelAttention:
             )
 
     def _inputs(
-        self, given: Mapping[str, torch.Tensor] | None, mask: ModelMask
+        self, given: Mapping[str, torch.Tensor] | None, mask: ModelMask, chosen: bool
     ) -> Mapping[str, torch.Tensor] | None:
-        """The run-time inputs of a call: its own, or those that stand, up to its last position."""
-        declared = {entry.name: entry.kind for entry in self.program.inputs}
+        """The run-time inputs of a call: its own, or those that stand, up to its last position;
+        where the model has chosen, without the one for choices."""
+        taken = own_input(self.program) if chosen else None
+        declared = {e.name: e.kind for e in self.program.inputs if e is not taken}
         if given is not None or not declared:
             return given
         if self.standing is None:
@@ -324,3 +355,31 @@ class ModelAttention:
             if attend.graph is not None
             for leaf in leaves(attend.graph)
         )
+
+
+def _selection(
+    module: torch.nn.Module,
+    mask: ModelMask | torch.Tensor | None,
+    own: Mapping[str, object],
+    kv_length: int,
+) -> tuple[ModelMask | torch.Tensor | None, torch.Tensor | None]:
+    """The facts of a mask that a layer with an indexer passes on, and the pairs that it lets
+    through, bool [B, 1 or H, q, k], if they are what the layer chose."""
+    if not isinstance(mask, torch.Tensor) or mask.ndim != 4 or not chooses(module):
+        return mask, None
+    facts, listed = getattr(mask, "facts", None), own[INDICES] is not None
+    if isinstance(facts, ModelMask) and listed:
+        return facts, None
+    if listed:
+        return mask, None
+    plain = mask.as_subclass(torch.Tensor)
+    selected = plain if plain.dtype == torch.bool else plain == 0
+    if isinstance(facts, ModelMask):
+        return replace(facts, padding=None), selected[..., : facts.end]
+    length = mask.shape[2]
+    if length != kv_length and not bool(selected[:, :, -1, -1].any()):
+        raise AttnSpecError(
+            f"a cache that ends with the last query is needed, got {kv_length} keys whose last is"
+            " read by no sample: pass `past_key_values = DynamicCache()`"
+        )
+    return ModelMask("causal", length, kv_length - length, kv_length, 0, None), selected

@@ -7,7 +7,7 @@ mask.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from importlib import import_module
 from typing import NoReturn
@@ -27,6 +27,10 @@ _KINDS = {
     "sliding_window_bidirectional_overlay": "sliding",
 }
 """The functions of transformers that make a part of a mask, and what the whole is called then."""
+
+
+INDEXED = "indexed_attention"
+"""The type of a layer that chooses keys by itself."""
 
 
 @dataclass(frozen=True)
@@ -100,19 +104,21 @@ def model_mask(
     kv_offset: int = 0,
     mask_function: IndexMask,
     attention_mask: torch.Tensor | ModelMask | None = None,
+    config: object = None,
     **_settings: object,
-) -> ModelMask:
+) -> ModelMask | torch.Tensor:
     """The mask function that is registered with every spec; its arguments are transformers' own.
 
     The settings that are left over (dtype, device, whether a mask may be skipped, …) concern the
-    shape of a dense mask.
+    shape of a dense mask. Layers with an indexer choose keys by it: models that have some get one,
+    which knows these facts.
     """
     if isinstance(attention_mask, ModelMask):
         return attention_mask
     # with a static cache this is a view of a counter that moves on before the attention runs
     offset = int(q_offset)
     padding = _padding(attention_mask, offset + q_length)
-    return ModelMask(
+    found = ModelMask(
         kind=kind_of(mask_function),
         q_length=q_length,
         q_offset=offset,
@@ -121,6 +127,40 @@ def model_mask(
         padding=padding,
         left_padded=padding is not None and not bool(padding[:, :1].all()),
     )
+    indexed = INDEXED in (getattr(config, "layer_types", None) or ())
+    return written_out(found, _settings) if indexed and found.kind == "causal" else found
+
+
+class WrittenMask(torch.Tensor):
+    """A mask bool [B, 1, q, k] that knows its facts, and a mask that is made of it knows them too;
+    None where it came in another way."""
+
+    facts: ModelMask | None = None
+
+    @classmethod
+    def __torch_function__(cls, function, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
+        found = super().__torch_function__(function, types, args, kwargs or {})  # type: ignore[no-untyped-call]
+        if isinstance(found, WrittenMask) and args and isinstance(args[0], WrittenMask):
+            found.facts = args[0].facts
+        return found
+
+
+def written_out(facts: ModelMask, settings: Mapping[str, object]) -> WrittenMask:
+    """A causal mask as a tensor."""
+    device = settings.get("device")
+    place = device if isinstance(device, torch.device | str) else None
+    q = torch.arange(facts.q_offset, facts.end, device=place)
+    mask = torch.arange(facts.kv_length, device=place) <= q[:, None]
+    if facts.padding is not None:
+        rest = facts.kv_length - facts.end
+        real = torch.nn.functional.pad(facts.padding, (0, rest)).to(mask.device)
+        mask = mask & real[:, None]
+    else:
+        batch = settings.get("batch_size")
+        mask = mask.expand(batch if isinstance(batch, int) else 1, -1, -1)
+    found = mask[:, None].clone().as_subclass(WrittenMask)
+    found.facts = facts
+    return found
 
 
 def kind_of(mask_function: IndexMask) -> str:

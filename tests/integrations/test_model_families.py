@@ -51,9 +51,7 @@ def test_the_page_names_every_family_once() -> None:
 
 def test_what_was_tested_is_what_the_page_claims() -> None:
     kinds = {family.stem: found(family).kind for family in FAMILIES}
-    assert sorted(stem for stem, kind in kinds.items() if kind == "no") == sorted(
-        [*OWN_CODE, "GptOss", "T5"]
-    )
+    assert sorted(stem for stem, kind in kinds.items() if kind == "no") == sorted([*OWN_CODE, "T5"])
     assert {"takes it", "with settings", "encoder alone"} <= set(kinds.values())
 
 
@@ -157,7 +155,6 @@ def test_a_line_for_each_layer() -> None:
         ("Llama", "attention e { attend linear() }", "a mechanism reads every position"),
         ("Gemma2", CAUSAL, "passes `sliding_window` and `softcap` too"),
         ("Mistral", CAUSAL, "passes `sliding_window` too"),
-        ("GptOss", CAUSAL, "has no place in a spec"),
         ("Bart", CAUSAL, "this is cross-attention"),
         ("Bart", CAUSAL, "this decoder read the encoder's"),
         ("T5", FULL, "passes `position_bias` too"),

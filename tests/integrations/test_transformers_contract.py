@@ -112,7 +112,7 @@ def call() -> Callable[..., Any]:
 
 @pytest.mark.parametrize(
     "keyword",
-    ["softcap", "s_aux", "position_bias", "sliding_window", "cache", "cu_seq_lens_q", "novelty"],
+    ["softcap", "position_bias", "sliding_window", "cache", "cu_seq_lens_q", "novelty"],
 )
 def test_what_changes_the_mathematics_is_refused(call: Callable[..., Any], keyword: str) -> None:
     with pytest.raises(attnspec.AttnSpecError, match=f"passes `{keyword}`"):
@@ -317,6 +317,7 @@ def test_the_query_offset_is_read_at_once() -> None:
     facts = model_mask(
         q_length=2, kv_length=9, q_offset=counter, mask_function=masking.causal_mask_function
     )
+    assert isinstance(facts, ModelMask)
     counter += 1
     assert (facts.q_offset, facts.end) == (4, 6)
     with pytest.raises(FrozenInstanceError):
@@ -334,6 +335,7 @@ def test_padding_is_cut_or_filled_to_the_positions_so_far(width: int) -> None:
         mask_function=masking.causal_mask_function,
         attention_mask=mask,
     )
+    assert isinstance(facts, ModelMask)
     assert facts.padding is not None
     wanted = [
         [column < width and (row == 0 or column > 0) for column in range(6)] for row in (0, 1)

@@ -28,6 +28,7 @@ class Chosen(DataDependent):
 
     name: ClassVar = "chosen"
     by_inputs: ClassVar = True
+    changes: ClassVar = None
 
     def holds(self, q: Elementwise, k: Elementwise, n: int) -> Elementwise:
         if self.choices.values is None:

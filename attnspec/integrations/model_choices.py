@@ -1,0 +1,124 @@
+"""What layers that choose keys by themselves hand over: lists of keys or blocks, masks of them, and
+the logit of a sink.
+
+A layer then reads the pairs of its spec that are also chosen; a spec that declares one input of
+kind `choices` takes them there instead.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+import torch
+
+from attnspec.integrations.model_layers import attribute_of
+from attnspec.ir.program import Attend, Compound, Input, InputRef, Leaf, Program
+from attnspec.ir.serial import plan_data
+from attnspec.text.diagnostics import AttnSpecError
+
+if TYPE_CHECKING:
+    from attnspec.runtime.module import CompiledAttention
+
+INDICES, BLOCKS, SINK = "indices", "block_indices", "s_aux"
+"""The keywords of transformers: keys [B, q, c] and blocks [B, H_kv, q, r] that are read, -1 for
+none, and the logit [H] of a key whose value is 0."""
+
+INPUT = "chosen_by_the_model"
+"""The input that a spec gets where it declares none for choices."""
+
+
+@dataclass(frozen=True, eq=False)
+class Lists:
+    """For every query and head the key blocks of `size` positions, int [B, H or H_kv or 1, q, c],
+    that it may read, -1 for none."""
+
+    size: int
+    numbers: torch.Tensor
+
+
+def lists_of(
+    module: torch.nn.Module, terms: Mapping[str, object], selected: torch.Tensor | None
+) -> Lists | None:
+    """What a layer chose: by keyword, or as a mask bool [B, 1 or H, q, k]; None for nothing."""
+    keys, blocks = terms.get(INDICES), terms.get(BLOCKS)
+    if isinstance(keys, torch.Tensor) and isinstance(blocks, torch.Tensor):
+        raise AttnSpecError(f"one of `{INDICES}` and `{BLOCKS}` is needed, the model passes both")
+    if isinstance(keys, torch.Tensor):
+        _require_axes(INDICES, keys, 3, "[batch, queries, keys]")
+        return Lists(1, keys[:, None])
+    if isinstance(blocks, torch.Tensor):
+        _require_axes(BLOCKS, blocks, 4, "[batch, key heads, queries, blocks]")
+        size = attribute_of(module, "index_block_size")
+        if not isinstance(size, int):
+            raise AttnSpecError(
+                f"blocks of a known size are needed, {type(module).__name__} passes `{BLOCKS}` and"
+                " its config has no `index_block_size`"
+            )
+        return Lists(size, blocks)
+    if selected is None:
+        return None
+    most = int(selected.sum(-1).max()) if selected.numel() else 0
+    order = torch.argsort(selected.to(torch.int8), dim=-1, descending=True, stable=True)[..., :most]
+    return Lists(1, torch.where(selected.gather(-1, order), order, -1))
+
+
+def chooses(module: torch.nn.Module) -> bool:
+    """Whether a layer has an indexer, or takes what that of another layer chose."""
+    return hasattr(module, "indexer") or hasattr(module, "skip_topk")
+
+
+def own_input(program: Program) -> Input | None:
+    """The input of a program that takes choices, if it declares just one."""
+    found = [entry for entry in program.inputs if entry.kind == "choices"]
+    return found[0] if len(found) == 1 else None
+
+
+def variant(module: CompiledAttention, size: int | None, sink: bool) -> CompiledAttention:
+    """The module of the same program with its pairs cut to lists of blocks of a `size`, None for no
+    lists, and with plain softmax where a `sink` is added to its weights."""
+    from attnspec.runtime.module import CompiledAttention
+
+    program = module.program
+    if sink:
+        wrong = [a.normalize for a in program.attends if a.normalize not in ("softmax", "softmax1")]
+        if wrong or any(attend.mechanism is not None for attend in program.attends):
+            what = f"`normalize {wrong[0]}`" if wrong else "a mechanism"
+            raise AttnSpecError(
+                f"`{SINK}` is a logit of a softmax, and `{program.name}` has {what}: leave it out"
+            )
+        attends = tuple(replace(attend, normalize="softmax") for attend in program.attends)
+        program = replace(program, attends=attends)
+    taken = own_input(program)
+    if size is not None and taken is not None and taken.size != size:
+        raise AttnSpecError(
+            f"the input `{taken.name}` of `{program.name}` has blocks of {taken.size}, the model"
+            f" chooses blocks of {size}: write `choices(size = {size})`"
+        )
+    if size is not None and taken is None:
+        attends = tuple(_cut(program.name, attend) for attend in program.attends)
+        inputs = (*program.inputs, Input(INPUT, "choices", size=size))
+        program = replace(program, attends=attends, inputs=inputs)
+    return CompiledAttention(plan_data(program, module.backend))
+
+
+def _cut(name: str, attend: Attend) -> Attend:
+    if attend.graph is None or attend.mechanism is not None:
+        raise AttnSpecError(
+            f"the model chooses which keys a query reads, and `{name}` has a mechanism, which reads"
+            " all: write a graph"
+        )
+    chosen = Leaf("chosen", (("choices", InputRef(INPUT, "choices")),))
+    return replace(attend, graph=Compound("&", (attend.graph, chosen)))
+
+
+def with_sink(out: torch.Tensor, lse: torch.Tensor, logits: torch.Tensor) -> torch.Tensor:
+    """Outputs [B, H, q, d] with log-sum-exps [B, H, q] beside a key of value 0 with logits [H]."""
+    share = torch.sigmoid(lse - logits.to(lse.dtype)[:, None])
+    return out * share[..., None].to(out.dtype)
+
+
+def _require_axes(name: str, tensor: torch.Tensor, axes: int, wanted: str) -> None:
+    if tensor.ndim != axes:
+        raise AttnSpecError(f"`{name}` must be {wanted}, got {list(tensor.shape)}")

@@ -1,0 +1,224 @@
+"""Models that choose keys for each query by themselves, against their own eager code."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import pytest
+import torch
+from tiny_models import CAUSAL, TOLERANCE, difference, named, names_restored, transformers
+
+import attnspec
+from attnspec.integrations.model_attention import ModelAttention
+
+STACK = {
+    "vocab_size": 61,
+    "hidden_size": 32,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 4,
+    "initializer_range": 0.2,
+    "pad_token_id": 0,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+}
+LATENT = {
+    **STACK,
+    "intermediate_size": 48,
+    "moe_intermediate_size": 16,
+    "kv_lora_rank": 16,
+    "q_lora_rank": 24,
+    "qk_rope_head_dim": 8,
+    "qk_nope_head_dim": 8,
+    "v_head_dim": 16,
+    "n_routed_experts": 4,
+    "n_group": 1,
+    "topk_group": 1,
+    "num_experts_per_tok": 2,
+    "index_topk": 5,
+    "index_head_dim": 16,
+    "index_n_heads": 2,
+}
+MODELS: Mapping[str, tuple[str, Mapping[str, Any]]] = {
+    "DeepSeek V3.2": ("DeepseekV32", {**LATENT, "head_dim": 8, "first_k_dense_replace": 1}),
+    "HY 4": ("HYV4", {**LATENT, "head_dim": 16, "n_shared_experts": 1}),
+    "GLM 5.3": (
+        "Glm5NextText",
+        {
+            **LATENT,
+            "qk_rope_head_dim": 0,
+            "qk_nope_head_dim": 16,
+            "index_kpool": 2,
+            "index_topk": 6,
+            "layer_types": ["indexed_attention"] * 2,
+            "n_shared_experts": 1,
+        },
+    ),
+    "MiniMax M3": (
+        "MiniMaxM3VLText",
+        {
+            **STACK,
+            "num_key_value_heads": 2,
+            "head_dim": 8,
+            "rotary_dim": 8,
+            "intermediate_size": 48,
+            "dense_intermediate_size": 48,
+            "shared_intermediate_size": 16,
+            "num_local_experts": 4,
+            "num_experts_per_tok": 2,
+            "index_n_heads": 2,
+            "index_head_dim": 8,
+            "index_block_size": 4,
+            "index_topk_blocks": 2,
+            "layer_types": ["minimax_m3_sparse"] * 2,
+        },
+    ),
+    "Qwen 4": (
+        "Qwen4ExpText",
+        {
+            **STACK,
+            "num_key_value_heads": 2,
+            "head_dim": 8,
+            "moe_intermediate_size": 16,
+            "shared_expert_intermediate_size": 16,
+            "num_experts": 4,
+            "num_experts_per_tok": 2,
+            "indexer_n_heads": 2,
+            "indexer_kv_heads": 1,
+            "indexer_head_dim": 8,
+            "indexer_budget": 6,
+            "indexer_compress_ratio": 2,
+            "layer_types": ["indexed_attention"] * 2,
+        },
+    ),
+}
+
+
+@pytest.fixture(autouse=True)
+def _no_names_left() -> Iterator[None]:
+    with names_restored():
+        yield
+
+
+def model_of(name: str) -> Any:
+    stem, settings = MODELS[name]
+    config = getattr(transformers, f"{stem}Config")(**settings)
+    config._attn_implementation = "eager"
+    torch.manual_seed(1)
+    return getattr(transformers, f"{stem}Model")(config).eval()
+
+
+def states(model: Any, attention: str) -> list[torch.Tensor]:
+    """What a model makes of a text, of one with padding on either side, and of one that it reads in
+    pieces."""
+    model.set_attn_implementation(attention)
+    ids = torch.randint(3, 61, (2, 13), generator=torch.Generator().manual_seed(7))
+    padded = torch.ones(3, 2, 13, dtype=torch.long)
+    padded[2, 0, 9:] = 0
+    if "MiniMax" not in type(model).__name__:
+        # its indexer scores padding too, so what it chooses depends on what stands there
+        padded[1, 0, :4] = 0
+    cache, pieces = transformers.DynamicCache(config=model.config), []
+    with torch.no_grad():
+        found = [
+            model(input_ids=ids, attention_mask=mask).last_hidden_state * mask[..., None]
+            for mask in padded
+        ]
+        for low, high in ((0, 9), (9, 10), (10, 13)):
+            step = model(input_ids=ids[:, low:high], past_key_values=cache, use_cache=True)
+            pieces.append(step.last_hidden_state)
+    return [*found, torch.cat(pieces, 1)]
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_a_model_that_chooses_keys_reads_those_of_its_spec(name: str) -> None:
+    model = model_of(name)
+    wanted = states(model, "eager")
+    for found, right in zip(states(model, named(CAUSAL)), wanted, strict=True):
+        assert difference(found, right) < TOLERANCE
+    if name == "MiniMax M3":
+        text = "attention taken { input x: choices(size = 4) causal attend chosen(x) }"
+        for found, right in zip(states(model, named(text)), wanted, strict=True):
+            assert difference(found, right) < TOLERANCE
+    window = states(model, named("attention near { causal attend window(before = 2, after = 0) }"))
+    assert difference(window[0], wanted[0]) > 0.01
+
+
+# --- the function itself --------------------------------------------------------------------------
+
+
+class Layer(torch.nn.Module):
+    """A layer that chooses blocks of 4."""
+
+    index_block_size = 4
+    is_causal = True
+
+
+def called(text: str, **keywords: torch.Tensor) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(3)
+    q, k, v = (torch.randn(2, h, 13, 8, generator=generator) for h in (4, 2, 2))
+    attention = ModelAttention(attnspec.parse(text).compile())
+    return attention(Layer(), q, k, v, None, **keywords)[0].transpose(1, 2)  # type: ignore[arg-type]
+
+
+def written(pairs: torch.Tensor, sink: torch.Tensor | None = None) -> torch.Tensor:
+    """The same by the formula, for pairs bool [B, H, q, k]."""
+    generator = torch.Generator().manual_seed(3)
+    q, k, v = (torch.randn(2, h, 13, 8, generator=generator) for h in (4, 2, 2))
+    k, v = (x.repeat_interleave(2, 1) for x in (k, v))
+    scores = (q @ k.mT / 8**0.5).masked_fill(~pairs, -1e30)
+    if sink is not None:
+        scores = torch.cat([scores, sink[None, :, None, None].expand(2, 4, 13, 1)], -1)
+    weights = torch.softmax(scores, -1)[..., :13] * pairs
+    return weights @ v
+
+
+WINDOW = "attention near { causal attend window(before = 6, after = 0) }"
+
+
+def test_keys_blocks_and_sinks_mean_what_they_say() -> None:
+    generator = torch.Generator().manual_seed(5)
+    at = torch.arange(13)
+    near = (at <= at[:, None]) & (at >= at[:, None] - 6)
+    keys = torch.randint(-1, 13, (2, 13, 5), generator=generator)
+    listed = (keys[..., None] == at).any(-2)[:, None].expand(-1, 4, -1, -1)
+    torch.testing.assert_close(called(WINDOW, indices=keys.int()), written(near & listed))
+    blocks = torch.randint(-1, 4, (2, 2, 13, 2), generator=generator)
+    of_blocks = (blocks[..., None] == at // 4).any(-2).repeat_interleave(2, 1)
+    torch.testing.assert_close(called(WINDOW, block_indices=blocks), written(near & of_blocks))
+    sink = torch.randn(4, generator=generator, requires_grad=True)
+    for text in (WINDOW, WINDOW.replace("}", "normalize softmax1 }")):
+        found, meant = (
+            called(text, indices=keys, s_aux=sink),
+            written(near & listed, sink),
+        )
+        torch.testing.assert_close(found, meant)
+        grads = [torch.autograd.grad(x.square().sum(), sink)[0] for x in (found, meant)]
+        torch.testing.assert_close(grads[0], grads[1])
+    taken = "attention own { input x: choices(size = 4) causal attend chosen(x) | self }"
+    with_self = (of_blocks | torch.eye(13, dtype=torch.bool)) & (at <= at[:, None])
+    torch.testing.assert_close(called(taken, block_indices=blocks), written(with_self))
+
+
+@pytest.mark.parametrize(
+    ("text", "keywords", "message"),
+    [
+        ("input x: choices(size = 8) causal attend chosen(x)", "block_indices", "size = 4"),
+        ("causal attend linear()", "indices", "has a mechanism"),
+        ("causal attend full normalize relu", "s_aux", "normalize relu"),
+        ("causal attend linear()", "s_aux", "a mechanism"),
+        ("causal attend full", "indices block_indices", "passes both"),
+        ("causal attend full", "novelty", "passes `novelty` too"),
+    ],
+)
+def test_what_cannot_be_meant_is_refused(text: str, keywords: str, message: str) -> None:
+    tensors = {
+        "indices": torch.zeros(2, 13, 1, dtype=torch.int64),
+        "block_indices": torch.zeros(2, 2, 13, 1, dtype=torch.int64),
+        "s_aux": torch.zeros(4),
+        "novelty": torch.zeros(1),
+    }
+    given = {name: tensors[name] for name in keywords.split()}
+    with pytest.raises(attnspec.AttnSpecError, match=message):
+        called(f"attention a {{ {text} }}", **given)
