@@ -10,16 +10,18 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 
 from attnspec.backends.bands.views import scratch
 from attnspec.backends.lists.batches import Batch, Batches, by_keys, by_queries
+from attnspec.backends.lists.changes import Changes
 
 PIECE = 1 << 19
 """Numbers in the largest temporary of a product: what stays in the cache."""
 
-CHUNK = 1 << 21
+CHUNK = 1 << 22
 """Numbers in the partial results of a chunk, about."""
 
 TALL = 48
@@ -36,9 +38,25 @@ class Pairs:
     masked: torch.Tensor | None = None
     """The entries that have a mask, bool [N, T, r]; None for none of them."""
 
+    rows: torch.Tensor | None = None
+    """Which rows of query tiles are queries, bool [N, T, h]; None where all are."""
+
+    changes: Changes | None = None
+    """What scores become."""
+
     def held(self, low: int, high: int, slots: torch.Tensor) -> torch.Tensor:
         """The masks of some entries `slots` int64 [N, high - low, s] of query tiles
         low <= t < high: bool, or what is added to the scores, [N, high - low, s, h, w]."""
+        raise NotImplementedError
+
+    def places_of_rows(self, low: int, high: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """The positions of query tiles low <= t < high, and which query heads they are of, int64
+        [N, high - low, h]."""
+        raise NotImplementedError
+
+    @property
+    def places_of_keys(self) -> torch.Tensor:
+        """The positions of key tiles, int64 [tiles, w]."""
         raise NotImplementedError
 
 
@@ -84,6 +102,12 @@ class Chunk:
         self.batches: Batches = batches(lists, masked)
         self._masks = None if masked is None else self._held(masked)
 
+    @cached_property
+    def _places(self) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """The positions and heads of the chunk's queries [L, h], and the positions of key tiles."""
+        rows, heads = self.tiles.pairs.places_of_rows(self.low, self.high)
+        return rows.flatten(0, 1), heads.flatten(0, 1), self.tiles.pairs.places_of_keys
+
     def _held(self, masked: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """The masks of a chunk [L, s, h, w], and which of a row's an entry has, [L r]."""
         if self.tiles.height >= TALL:
@@ -107,6 +131,25 @@ class Chunk:
         found = held[batch.rows[..., None], which[batch.entries]]
         groups, rows, columns, height, width = found.shape
         return found.transpose(2, 3).reshape(groups, rows * height, columns * width)
+
+    def changed(self, scores: torch.Tensor, batch: Batch) -> torch.Tensor:
+        """What the scores of a batch [G, M h, C w] become."""
+        changes = self.tiles.pairs.changes
+        return scores if changes is None else changes(scores, *self._apart(batch))
+
+    def changed_back(
+        self, scores: torch.Tensor, batch: Batch, grad: torch.Tensor
+    ) -> torch.Tensor:
+        """The gradient of scores from that of what they become."""
+        changes = self.tiles.pairs.changes
+        return grad if changes is None else changes.backward(scores, *self._apart(batch), grad)
+
+    def _apart(self, batch: Batch) -> tuple[torch.Tensor, torch.Tensor]:
+        """The heads of a batch's rows [G, M h], and how far they are behind their keys
+        [G, M h, C w]."""
+        rows, heads, keys = self._places
+        q, which = (x[batch.rows].flatten(1) for x in (rows, heads))
+        return which, q[..., None] - keys[batch.tiles].flatten(1)[:, None]
 
     def pieces(self) -> Iterator[Batch]:
         """The batches in pieces."""
@@ -135,7 +178,8 @@ def _forward_chunk(chunk: Chunk) -> tuple[torch.Tensor, torch.Tensor]:
     tops = scratch("partial tops", (count, height), q.dtype)
     totals = scratch("partial totals", (count, height), q.dtype)
     for batch in chunk.pieces():
-        scores = _scores(chunk, batch, _taken(q, batch.rows, "rows"))
+        scores = _products(chunk, batch, _taken(q, batch.rows, "rows"))
+        scores = _masked(chunk, batch, chunk.changed(scores, batch))
         groups, high, _ = scores.shape
         part = slice(batch.first, batch.first + batch.rows.numel())
         top = torch.amax(scores, -1, keepdim=True)
@@ -149,18 +193,21 @@ def _forward_chunk(chunk: Chunk) -> tuple[torch.Tensor, torch.Tensor]:
     return _merged(chunk.batches.places, outs, tops, totals)
 
 
-def _scores(chunk: Chunk, batch: Batch, q: torch.Tensor) -> torch.Tensor:
-    """The scores of a batch [G, M h, C w] in a buffer, -inf where pairs are masked."""
+def _products(chunk: Chunk, batch: Batch, q: torch.Tensor) -> torch.Tensor:
+    """The products of a batch's queries and keys [G, M h, C w] in a buffer."""
     keys = _taken(chunk.tiles.k, batch.tiles, "keys")
     scores = scratch("scores", (len(q), q.shape[1], keys.shape[1]), q.dtype)
-    torch.bmm(q, keys.mT, out=scores)
+    return torch.bmm(q, keys.mT, out=scores)
+
+
+def _masked(chunk: Chunk, batch: Batch, scores: torch.Tensor) -> torch.Tensor:
+    """Scores with -inf where pairs are masked, in place."""
     mask = chunk.mask(batch)
-    if mask is not None:
-        if mask.dtype == torch.bool:
-            scores.masked_fill_(mask.logical_not_(), -math.inf)
-        else:
-            scores += mask
-    return scores
+    if mask is None:
+        return scores
+    if mask.dtype == torch.bool:
+        return scores.masked_fill_(mask.logical_not_(), -math.inf)
+    return scores.add_(mask)
 
 
 def _taken(x: torch.Tensor, index: torch.Tensor, use: str) -> torch.Tensor:
@@ -177,27 +224,30 @@ def _merged(
     places int64 [L, parts]."""
     count, height, size = outs.shape
     index, none = _index(places, height)
-    top = tops.flatten()[index].masked_fill_(none, -math.inf)
+    top, total = (x.flatten().take(index) for x in (tops, totals))
+    if none is not None:
+        top.masked_fill_(none, -math.inf)
     most = top.amax(-1, keepdim=True)
     most.masked_fill_(most == -math.inf, 0.0)
     weights = top.sub_(most).exp_()
-    total = (weights * totals.flatten()[index]).masked_fill_(none, 0.0).sum(-1, keepdim=True)
+    total = total.mul_(weights).sum(-1, keepdim=True)
     lse = (total.log() + most)[:, 0]
     weights /= torch.where(total > 0, total, 1.0)
     return _bags(outs.view(count * height, size), index, weights), lse
 
 
-def _index(places: torch.Tensor, height: int) -> tuple[torch.Tensor, torch.Tensor]:
+def _index(places: torch.Tensor, height: int) -> tuple[torch.Tensor, torch.Tensor | None]:
     """The rows of partial results that belong to each query, int64 [L h, parts], and which of them
-    are none, bool; these stand for another of the same query."""
-    none = places < 0
-    other = places.amax(1, keepdim=True).clamp_(min=0)
-    index = torch.where(none, other, places)
+    are none and stand for another of the same query, bool, or None."""
+    none = None
+    if int(places.min()) < 0:
+        none = places < 0
+        places = torch.where(none, places.amax(1, keepdim=True).clamp_(min=0), places)
+        none = none.repeat_interleave(height, 0)
     if height > 1:
         inside = torch.arange(height, device="cpu")[:, None]
-        index = (index[:, None] * height + inside).flatten(0, 1)
-        none = none.repeat_interleave(height, 0)
-    return index, none
+        places = (places[:, None] * height + inside).flatten(0, 1)
+    return places, none
 
 
 def _bags(x: torch.Tensor, index: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
@@ -217,6 +267,9 @@ def backward(
     """The gradients of the query tiles, key tiles and values, given that of the output [N, T, h, e]
     and delta and lse [N, T, h]: the sums of grad times the output and the log-sum-exps, finite."""
     of_q, of_k, of_v = (torch.zeros_like(x) for x in (tiles.q, tiles.k, tiles.v))
+    if tiles.pairs.rows is not None:
+        # rows that are no queries weigh nothing
+        lse = lse.masked_fill(~tiles.pairs.rows, math.inf)
     for chunk in tiles.chunks():
         found = _backward_chunk(chunk, grad, delta, lse, (of_k, of_v))
         of_q[:, chunk.low : chunk.high] = found.view(len(of_q), -1, *of_q.shape[2:])
@@ -237,7 +290,8 @@ def _backward_chunk(
     outs = scratch("partial outputs", (count, height, size), q.dtype)
     for batch in chunk.pieces():
         rows = _taken(q, batch.rows, "rows")
-        weights = _scores(chunk, batch, rows)
+        scores = _products(chunk, batch, rows)
+        weights = _masked(chunk, batch, chunk.changed(scores, batch))
         sums = _taken(lse, batch.rows, "sums")
         if batch.real is not None:
             # rows that fill up weigh nothing
@@ -248,12 +302,16 @@ def _backward_chunk(
         values = _taken(tiles.v, batch.tiles, "values")
         of_scores = torch.bmm(given, values.mT, out=scratch("score gradients", weights.shape, q.dtype))
         of_scores.sub_(_taken(delta, batch.rows, "delta")[..., None]).mul_(weights)
+        of_scores = chunk.changed_back(scores, batch, of_scores)
         _add_tiles(into[0], batch, torch.bmm(of_scores.mT, rows))
         keys = _taken(tiles.k, batch.tiles, "keys")
         part = outs[batch.first : batch.first + batch.rows.numel()].view(rows.shape)
         torch.bmm(of_scores, keys, out=part)
     index, none = _index(chunk.batches.places, height)
-    return _bags(outs.view(count * height, size), index, (~none).to(q.dtype))
+    weights = torch.ones_like(index, dtype=q.dtype)
+    if none is not None:
+        weights.masked_fill_(none, 0.0)
+    return _bags(outs.view(count * height, size), index, weights)
 
 
 def _add_tiles(into: torch.Tensor, batch: Batch, found: torch.Tensor) -> None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 
 TILES = 16
@@ -66,53 +67,54 @@ class Batches:
 def by_keys(lists: torch.Tensor, masked: torch.Tensor | None) -> Batches:
     """The entries of lists int64 [L, r], -1 for none, key tile by key tile; those with masks, bool
     [L, r], apart."""
-    flat = lists.flatten()
-    entries = (flat >= 0).nonzero()[:, 0]
-    places = torch.full_like(flat, -1)
-    each: list[Batch] = []
-    first = 0
-    for mine, tiles, real, has_mask in _by_count(flat, entries, masked):
-        numbers = torch.arange(first, first + mine.numel(), device="cpu").view(mine.shape)
-        if real is None:
-            places[mine.flatten()] = numbers.flatten()
-        else:
-            places[mine[real]] = numbers[real]
-        rows = mine // lists.shape[1]
-        each.append(Batch(rows, tiles[:, None], mine[..., None], real, has_mask, first))
-        first += mine.numel()
-    return Batches(each, first, places.view(lists.shape))
-
-
-def _by_count(
-    flat: torch.Tensor, entries: torch.Tensor, masked: torch.Tensor | None
-) -> Iterator[tuple[torch.Tensor, torch.Tensor, torch.Tensor | None, bool]]:
-    """Key tiles that have about as many entries [G, M], their numbers [G], which of the entries
-    are not repeated to fill up, None for all, and whether they have masks."""
-    if not len(entries):
-        return
-    keys = flat[entries]
-    base = int(keys.min())
-    span = int(keys.max()) - base + 1
+    flat = lists.numpy().ravel()
+    entries = None if flat.min(initial=0) >= 0 else np.flatnonzero(flat >= 0)
+    keys = flat if entries is None else flat[entries]
+    base = int(keys.min(initial=0))
+    span = int(keys.max(initial=0)) - base + 1
     keys = keys - base
     if masked is not None:
-        keys += span * masked.flatten()[entries]
+        has_mask = masked.numpy().ravel()
+        keys += span * (has_mask if entries is None else has_mask[entries])
     # short integers are sorted in a fraction of the time
-    kind = torch.int16 if 2 * span < 1 << 15 else torch.int64
-    keys, order = torch.sort(keys.to(kind), stable=True)
-    entries = entries[order]
-    keys, counts = torch.unique_consecutive(keys, return_counts=True)
-    starts = counts.cumsum(0) - counts
-    keys = keys.long()
-    apart = keys >= span
-    level = (counts.double().log2() * LEVELS).floor().long() * 2 + apart
-    for which in level.unique().tolist():
-        mine = (level == which).nonzero()[:, 0]
-        count = counts[mine]
-        inside = torch.arange(int(count.max()), device="cpu")
-        real = inside < count[:, None]
-        at = torch.minimum(inside, count[:, None] - 1) + starts[mine, None]
-        tiles = keys[mine] % span + base
-        yield entries[at], tiles, None if bool(real.all()) else real, bool(which % 2)
+    order = np.argsort(keys.astype(np.int16) if 2 * span < 1 << 15 else keys, kind="stable")
+    counts = np.bincount(keys, minlength=2 * span)
+    groups, firsts, partials = _grouped(counts, span)
+    at = np.repeat(firsts - (np.cumsum(counts) - counts), counts) + np.arange(len(order))
+    order = order if entries is None else entries[order]
+    places = np.full(len(flat), -1)
+    places[order] = at
+    # a row that fills up is the first one
+    rows, where = np.zeros(partials, np.int64), np.zeros(partials, np.int64)
+    rows[at], where[at] = order // lists.shape[1], order
+    each = []
+    for tiles, most in groups:
+        first = int(firsts[tiles[0]])
+        shape = len(tiles), most
+        part = slice(first, first + len(tiles) * most)
+        fills = np.arange(most) >= counts[tiles][:, None]
+        real = torch.from_numpy(~fills) if fills.any() else None
+        found = torch.from_numpy(rows[part].reshape(shape))
+        numbers = torch.from_numpy(tiles[:, None] % span + base)
+        mine = torch.from_numpy(where[part].reshape(*shape, 1))
+        each.append(Batch(found, numbers, mine, real, bool(tiles[0] >= span), first))
+    return Batches(each, partials, torch.from_numpy(places).view(lists.shape))
+
+
+def _grouped(counts: np.ndarray, span: int) -> tuple[list[tuple[np.ndarray, int]], np.ndarray, int]:
+    """Tiles, with masks from `span` on, that have about as many entries, with the most of them;
+    where the partial results of each tile start; and how many there are."""
+    tiles = np.flatnonzero(counts)
+    level = np.floor(np.log2(counts[tiles]) * LEVELS).astype(np.int64) * 2 + (tiles >= span)
+    firsts = np.zeros(len(counts), np.int64)
+    groups, total = [], 0
+    for which in np.unique(level):
+        mine = tiles[level == which]
+        most = int(counts[mine].max())
+        firsts[mine] = total + np.arange(len(mine)) * most
+        total += len(mine) * most
+        groups.append((mine, most))
+    return groups, firsts, total
 
 
 def by_queries(lists: torch.Tensor, masked: torch.Tensor | None) -> Batches:
