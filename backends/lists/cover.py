@@ -34,15 +34,12 @@ class Cover:
             np.cumsum(kinds != FULL, axis=1, out=before[part, 1:])
         self.before = torch.from_numpy(before)
 
-    def full(
-        self, q: tuple[torch.Tensor, torch.Tensor], k: tuple[torch.Tensor, torch.Tensor]
-    ) -> torch.Tensor:
-        """Whether every pair of queries q[0] … q[1] and keys k[0] … k[1] is known to be held: bool,
-        broadcast. Query tiles reach over two blocks at most."""
-        first, last = (side // self.size for side in k)
-        rows = (side // self.size for side in q)
-        found = [self.before[row, last + 1] == self.before[row, first] for row in rows]
-        return found[0] & found[1]
+    def full(self, first: torch.Tensor, last: torch.Tensor) -> torch.Tensor:
+        """Whether every pair of a block of queries and the keys first … last of a tile is known to
+        be held: bool [.., blocks, T] for tiles [.., T]."""
+        first, last = first // self.size, last // self.size
+        found: torch.Tensor = self.before[:, last + 1] == self.before[:, first]
+        return found.movedim(0, -2)
 
 
 class Covers:

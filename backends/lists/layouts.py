@@ -125,7 +125,8 @@ class Side:
 def of_tiles(x: torch.Tensor, tiles: torch.Tensor) -> torch.Tensor:
     """x [B or 1, heads or 1, T, …] of tiles [B, heads, …]."""
     if x.shape[:2] == (1, 1):
-        return x[0, 0][tiles]
+        found = x[0, 0].index_select(0, tiles.flatten())
+        return found.view(*tiles.shape, *x.shape[3:])
     at = (
         torch.arange(count, device="cpu").view(-1, *(1,) * (tiles.dim() - 1 - axis))
         for axis, count in enumerate(x.shape[:2])

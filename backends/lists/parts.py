@@ -46,20 +46,17 @@ class Part:
         return x[self.samples, self.heads]
 
     @property
-    def query_heads(self) -> list[int]:
+    def query_heads(self) -> slice:
         """The query heads of the part."""
         repeat = self.shape[2]
-        keys = range(self.heads.start, self.heads.stop)
-        return [
-            head * repeat + each for head in keys for each in range(*self.repeats.indices(repeat))
-        ]
+        first, stop, _ = self.repeats.indices(repeat)
+        step = 1 if stop - first == repeat else repeat
+        return slice(self.heads.start * repeat + first, self.heads.stop * repeat, step)
 
     @cached_property
     def data(self) -> Mapping[Any, Any]:
         """What the call brings and what is decided, for the part."""
-        found = part_of(dict(self.call.data), self.samples, slice(None))
-        heads = torch.tensor(self.query_heads, device="cpu")
-        return part_of(found, slice(None), heads)
+        return part_of(dict(self.call.data), self.samples, self.query_heads)
 
     @property
     def padding(self) -> torch.Tensor | None:
@@ -99,7 +96,9 @@ class Part:
                 more = self.conditions(product, covers, layout.q_tile)
                 placed = Placed(layout, (*shape, self.shape[3]), self.n_k, more)
                 if changes is not None:
-                    placed.changes = Changes(changes, self.query_heads, self.call.tables)
+                    count = self.shape[1] * self.shape[2]
+                    heads = range(count)[self.query_heads]
+                    placed.changes = Changes(changes, list(heads), self.call.tables)
                 yield placed
 
     def apart(self, products: Sequence[Product]) -> Iterator[Part]:

@@ -156,15 +156,23 @@ class Placed(Pairs):
         if not self.layout.whole or self.more.always:
             return there.flatten(0, 1)
         tiles = self.lists.clamp(min=0)
-        first, last = self.k.ends
         wholes = [of_tiles(x, tiles) for x in (self.k.compact, self._unpadded) if x is not None]
         if self.more.cover is not None:
-            rows = [x.clamp(0, self.k.n - 1)[..., None] for x in self.q.ends]
-            keys = [of_tiles(x.clamp(0, self.k.n - 1), tiles) for x in (first, last)]
-            wholes.append(self.more.cover.full((rows[0], rows[1]), (keys[0], keys[1])))
+            ends = (x.clamp(0, self.k.n - 1) for x in self.k.ends)
+            wholes.append(self._covered(self.more.cover.full(*ends), tiles, self.more.cover.size))
         if not wholes:
             return None
         return (there & ~reduce(torch.logical_and, wholes)).flatten(0, 1)
+
+    def _covered(self, full: torch.Tensor, tiles: torch.Tensor, size: int) -> torch.Tensor:
+        """Whether blocks of `size` queries in which a query tile lies hold all pairs of a key tile,
+        by the table [B or 1, K or 1, blocks, T]: bool like the entries [B, K, T, r]."""
+        count = full.shape[3]
+        full = full.flatten(2)
+        ends = [x.clamp(0, self.k.n - 1) // size * count for x in self.q.ends]
+        if bool((ends[0] == ends[1]).all()):
+            ends = ends[:1]
+        return reduce(torch.logical_and, [of_tiles(full, tiles + x[..., None]) for x in ends])
 
     @cached_property
     def _unpadded(self) -> torch.Tensor | None:

@@ -38,7 +38,7 @@ def a_call(
     if work.unit_keys:
         q = k[:, :, work.n_k - work.n_q :]
     scales = (0.35,) * heads
-    given = Given(q, k, tuple(range(heads)), scales, padding, data=data)
+    given = Given(q, k, tuple(range(heads)), tuple(h // shared for h in range(heads)), scales, padding, data=data)
     choices = {leaf: decide(leaf, given) for leaf in work.decided}
     names = {name: value for name, value in data.items()}
     return (q, k, v), Call(padding=padding, data={**names, **choices})
