@@ -137,9 +137,7 @@ class Chunk:
         changes = self.tiles.pairs.changes
         return scores if changes is None else changes(scores, *self._apart(batch))
 
-    def changed_back(
-        self, scores: torch.Tensor, batch: Batch, grad: torch.Tensor
-    ) -> torch.Tensor:
+    def changed_back(self, scores: torch.Tensor, batch: Batch, grad: torch.Tensor) -> torch.Tensor:
         """The gradient of scores from that of what they become."""
         changes = self.tiles.pairs.changes
         return grad if changes is None else changes.backward(scores, *self._apart(batch), grad)
@@ -300,7 +298,9 @@ def _backward_chunk(
         given = _taken(grad, batch.rows, "grad")
         _add_tiles(into[1], batch, torch.bmm(weights.mT, given))
         values = _taken(tiles.v, batch.tiles, "values")
-        of_scores = torch.bmm(given, values.mT, out=scratch("score gradients", weights.shape, q.dtype))
+        of_scores = torch.bmm(
+            given, values.mT, out=scratch("score gradients", weights.shape, q.dtype)
+        )
         of_scores.sub_(_taken(delta, batch.rows, "delta")[..., None]).mul_(weights)
         of_scores = chunk.changed_back(scores, batch, of_scores)
         _add_tiles(into[0], batch, torch.bmm(of_scores.mT, rows))

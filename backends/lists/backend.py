@@ -44,7 +44,9 @@ class ListsBackend:
             return f"results that `{work.normalize}` normalises are not merged by log-sum-exps"
         parts = parts_of(work.relation)
         if parts is None:
-            return "decided graphs stand under something else than `|` and `&`, or in too many terms"
+            return (
+                "decided graphs stand under something else than `|` and `&`, or in too many terms"
+            )
         if parts.rest is not None and reads_data(parts.rest):
             return "the graph beside what is decided reads run-time inputs"
         alone = len(parts.products) == 1 and parts.rest is None and not parts.products[0].others

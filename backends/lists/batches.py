@@ -139,8 +139,6 @@ def by_queries(lists: torch.Tensor, masked: torch.Tensor | None) -> Batches:
             entries = order[rows, low : low + which // 2]
             tiles = lists.flatten()[entries]
             places[rows, part] = torch.arange(first, first + len(rows), device="cpu")
-            each.append(
-                Batch(rows[:, None], tiles, entries[:, None], None, bool(which % 2), first)
-            )
+            each.append(Batch(rows[:, None], tiles, entries[:, None], None, bool(which % 2), first))
             first += len(rows)
     return Batches(each, first, places)

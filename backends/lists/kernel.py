@@ -64,9 +64,7 @@ class ListedKernel(SoftmaxKernel):
         if len(self.work.decided) != 1:
             return []
         leaf = self.work.decided[0]
-        return [
-            replace(call, data={**call.data, leaf: each}) for each in call.data[leaf].rounds()
-        ]
+        return [replace(call, data={**call.data, leaf: each}) for each in call.data[leaf].rounds()]
 
     @property
     def dense(self) -> DenseKernel:

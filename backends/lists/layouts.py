@@ -33,15 +33,20 @@ class Layout:
 
     def is_shared(self, repeat: int) -> bool:
         """Whether so many heads that follow one another have the same order and lists."""
-        return repeat == 1 or self.whole and all(
-            _is_shared(x, repeat) for x in (self.q_order, self.k_order, self.lists)
+        return repeat == 1 or (
+            self.whole
+            and all(_is_shared(x, repeat) for x in (self.q_order, self.k_order, self.lists))
         )
 
     def of_groups(self, repeat: int) -> Layout:
         """The same for the first of every so many heads."""
         parts = {
             name: x if x is None or x.shape[1] == 1 else x[:, ::repeat]
-            for name, x in (("q_order", self.q_order), ("k_order", self.k_order), ("lists", self.lists))
+            for name, x in (
+                ("q_order", self.q_order),
+                ("k_order", self.k_order),
+                ("lists", self.lists),
+            )
         }
         return replace(self, **parts)
 

@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from functools import cached_property, reduce
 
 import torch
-from torch.nn import functional
 
 from attnspec.backends.lists.attention import Pairs, Tiles
 from attnspec.backends.lists.cover import Cover

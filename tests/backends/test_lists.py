@@ -34,11 +34,22 @@ def a_call(
     """q, k and v of two samples, and a call with the choices that they make."""
     sizes = (2, heads, work.n_q, 8), (2, heads // shared, work.n_k, 8)
     # memory that does not follow its axes
-    q, k, v = (torch.randn(b, n, h, d).double().transpose(1, 2) for b, h, n, d in (sizes[0], sizes[1], sizes[1]))
+    q, k, v = (
+        torch.randn(b, n, h, d).double().transpose(1, 2)
+        for b, h, n, d in (sizes[0], sizes[1], sizes[1])
+    )
     if work.unit_keys:
         q = k[:, :, work.n_k - work.n_q :]
     scales = (0.35,) * heads
-    given = Given(q, k, tuple(range(heads)), tuple(h // shared for h in range(heads)), scales, padding, data=data)
+    given = Given(
+        q,
+        k,
+        tuple(range(heads)),
+        tuple(h // shared for h in range(heads)),
+        scales,
+        padding,
+        data=data,
+    )
     choices = {leaf: decide(leaf, given) for leaf in work.decided}
     names = {name: value for name, value in data.items()}
     return (q, k, v), Call(padding=padding, data={**names, **choices})
@@ -69,7 +80,9 @@ def agree(work: Work, heads: int, tensors: Sequence[torch.Tensor], call: Call) -
         torch.testing.assert_close(one, other, rtol=1e-9, atol=1e-11)
 
 
-def chosen(n_q: int, n_k: int, size: int, count: int, heads: int) -> tuple[Chosen, dict[str, torch.Tensor]]:
+def chosen(
+    n_q: int, n_k: int, size: int, count: int, heads: int
+) -> tuple[Chosen, dict[str, torch.Tensor]]:
     """Lists that repeat blocks and name none, for so many heads; one row is empty."""
     blocks = -(-n_k // size)
     lists = torch.randint(-1, blocks, (2, heads, n_q, count))
@@ -110,7 +123,9 @@ def of_compositions() -> dict[str, Relation]:
         "within": Intersection((one, Window(40, 40))),
         "of two": Union((one, two)),
         "both": Intersection((one, two)),
-        "all": Union((Intersection((one, Causal())), Intersection((two, Window(60, 0))), Window(2, 0))),
+        "all": Union(
+            (Intersection((one, Causal())), Intersection((two, Window(60, 0))), Window(2, 0))
+        ),
         "spread": Intersection((Union((one, two, Window(3, 3))), Causal())),
     }
 
