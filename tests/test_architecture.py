@@ -47,6 +47,7 @@ below it; imports in functions and for type checkers count."""
 
 INNER: tuple[tuple[str, ...], ...] = (
     ("common",),
+    ("decided",),
     ("dense", "rows", "tiles", "scattered"),
     ("torch_call",),
     ("bands",),

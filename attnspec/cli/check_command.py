@@ -12,20 +12,18 @@ from attnspec.cli import console, options
 from attnspec.cli.failures import status_of
 from attnspec.cli.specs import shown_path, source_at
 from attnspec.elaborate import attention_names
-from attnspec.lower.lower import unbuilt
 from attnspec.spec import Spec
 from attnspec.text.diagnostics import Diagnostic, SpecError, in_order
 
 
 @dataclass(frozen=True)
 class Checked:
-    """What was found in one file: the attentions looked at, what is known of their claims, what can
-    be checked but not compiled yet, and the messages."""
+    """What was found in one file: the attentions looked at, what is known of their claims, and the
+    messages."""
 
     file: str
     attentions: tuple[str, ...]
     verdicts: tuple[Verdict, ...]
-    unbuilt: tuple[str, ...]
     diagnostics: tuple[Diagnostic, ...]
 
     def count(self, severity: str) -> int:
@@ -39,8 +37,6 @@ class Checked:
         if not errors:
             parts.insert(0, "ok")
             parts.extend(self._held())
-        if self.unbuilt and not errors:
-            parts.append(f"not built yet: {', '.join(f'`{name}`' for name in self.unbuilt)}")
         if len(self.attentions) > 1:
             parts.append(f"attentions {', '.join(self.attentions)}")
         return f"{self.file}: {', '.join(parts)}"
@@ -71,7 +67,6 @@ class Checked:
             "attentions": list(self.attentions),
             "claims": len(self.verdicts),
             "verdicts": [verdict.to_dict() for verdict in self.verdicts],
-            "unbuilt": list(self.unbuilt),
             "errors": self.count("error"),
             "warnings": self.count("warning"),
         }
@@ -94,8 +89,7 @@ def command(
 ) -> None:
     """Say what is wrong with specs, and whether their claims hold.
 
-    What is understood, but cannot be compiled yet, is named; it is no error. All attentions of a
-    file are checked. A claim is proven for every n where that follows from how the spec is written;
+    All attentions of a file are checked. A claim is proven for every n where that follows from how the spec is written;
     else it is checked at n = 1, 2, 64, 257 and 1024, one with `at n = ...` at its own lengths. The
     answer says which.
 
@@ -127,7 +121,6 @@ def check_file(spec: str, name: str | None, parameters: Mapping[str, str]) -> Ch
     names: list[str] = []
     found: list[Diagnostic] = []
     verdicts: list[Verdict] = []
-    missing: list[str] = []
     try:
         source = source_at(spec)
         known = attention_names(source)
@@ -137,7 +130,6 @@ def check_file(spec: str, name: str | None, parameters: Mapping[str, str]) -> Ch
         for one in chosen:
             try:
                 loaded = Spec(source, name=one, parameters=dict(parameters))
-                missing.extend(name for name, _ in unbuilt(loaded.program))
                 found.extend(loaded.check())
                 verdicts.extend(loaded.verdicts)
             except SpecError as error:
@@ -147,8 +139,7 @@ def check_file(spec: str, name: str | None, parameters: Mapping[str, str]) -> Ch
     except Exception as error:
         error.add_note(f"while checking {shown}")
         raise
-    once = tuple(dict.fromkeys(missing))
-    return Checked(shown, tuple(names), tuple(verdicts), once, tuple(in_order(found)))
+    return Checked(shown, tuple(names), tuple(verdicts), tuple(in_order(found)))
 
 
 def _counted(number: int, what: str) -> str:

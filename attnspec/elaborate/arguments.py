@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import MISSING, fields
+from dataclasses import MISSING, fields, replace
 from typing import NoReturn, TypeVar
 
 from attnspec.elaborate.collect import Failed
 from attnspec.elaborate.names import kind_of, type_of
 from attnspec.elaborate.scope import Scope, meaning
-from attnspec.elaborate.terms import as_tokens, integer, scalar
+from attnspec.elaborate.terms import as_tokens, graph, integer, known_now, scalar
 from attnspec.grammar import nodes
 from attnspec.graphs.bind import check_value
+from attnspec.graphs.relation import Relation
+from attnspec.graphs.token_sets import Data
 from attnspec.ir.parameters import Parameter, RelationError
-from attnspec.ir.program import ArgumentValue, InputRef
+from attnspec.ir.program import ArgumentValue, Compound, InputRef, Leaf
 from attnspec.ir.scalars import Scalar
 from attnspec.text.diagnostics import did_you_mean
 from attnspec.text.source import Span
@@ -140,6 +142,22 @@ def complete(
             values[entry.name] = entry.default
 
 
+def require_read(
+    node: nodes.Call,
+    scope: Scope,
+    declaration: type,
+    values: Mapping[str, ArgumentValue],
+    spans: Mapping[str, Span],
+) -> None:
+    """Refuse arguments that an input stands in place of."""
+    for instead, replaced in getattr(declaration, "replaced", {}).items():
+        for name in replaced:
+            if instead in values and name in values:
+                message = f"`{name}` has no meaning where an input says what it would decide"
+                input = (("the input", spans[instead]),)
+                scope.fail("A302", message, spans[name], related=input)
+
+
 def _require_signature(
     node: nodes.Call,
     scope: Scope,
@@ -169,10 +187,18 @@ def check_together(
     spans: Mapping[str, Span],
 ) -> None:
     """What a declaration itself asks of its arguments, where all of them are known."""
-    if not all(isinstance(value, int | float | str) for value in values.values()):
-        return
+    given: dict[str, object] = dict(values)
+    if any(entry.metadata["parameter"].context == "causal" for entry in fields(declaration)):
+        given["causal"] = scope.work.causal is not None
+    for name, value in values.items():
+        if isinstance(value, InputRef):
+            given[name] = Data(None, scope.work.inputs[value.name].size)
+        elif isinstance(value, Leaf | Compound):
+            given[name] = Relation()
+        elif not isinstance(value, int | float | str):
+            return
     try:
-        declaration(**values)
+        declaration(**given)
     except RelationError as error:
         named = (span for name, span in spans.items() if f"`{name}`" in error.message)
         scope.fail("A306", error.message, next(named, node.span))
@@ -194,8 +220,10 @@ def _value(parameter: Parameter, name: str, node: nodes.Expression, scope: Scope
     match parameter.kind:
         case "tokens":
             return as_tokens(meaning(node, scope), node.span, scope)
-        case "ids" | "length":
+        case "ids" | "length" | "choices" | "buckets":
             return _input(parameter, name, node, scope)
+        case "graph":
+            return _graph(name, node, scope)
         case "choice":
             return _choice(parameter, name, node, scope)
         case "predicate":
@@ -236,12 +264,29 @@ def _input(parameter: Parameter, name: str, node: nodes.Expression, scope: Scope
     scope.fail("A313", f"{needed}{either} is needed", node.span, help=advice)
 
 
-def _choice(parameter: Parameter, name: str, node: nodes.Expression, scope: Scope) -> str:
-    if isinstance(node, nodes.Name) and node.name in parameter.choices:
-        return node.name
-    found = node.name if isinstance(node, nodes.Name) else "an expression"
-    advice = did_you_mean(found, parameter.choices) if isinstance(node, nodes.Name) else None
-    message = f"`{name}` is one of {', '.join(parameter.choices)}, got {found}"
+def _graph(name: str, node: nodes.Expression, scope: Scope) -> ArgumentValue:
+    """A graph that q and k do not decide."""
+    value = graph(node, scope)
+    known_now(value, node.span, scope, f"in `{name} = …`", by_inputs=True)
+    return value
+
+
+def _choice(
+    parameter: Parameter, name: str, node: nodes.Expression, scope: Scope
+) -> str | InputRef:
+    word = node.name if isinstance(node, nodes.Name) else None
+    known = scope.names.get(word or "")
+    if isinstance(known, InputRef) and parameter.input and word in parameter.choices:
+        message = f"`{name} = {word}` may mean the option or the input of that name"
+        scope.fail("A309", message, node.span, help="give the input another name")
+    if word in parameter.choices:
+        return word
+    if isinstance(known, InputRef) and parameter.input:
+        return _input(replace(parameter, kind=parameter.input), name, node, scope)  # type: ignore[return-value]
+    found = word or "an expression"
+    either = f", or an input of kind `{parameter.input}`" if parameter.input else ""
+    advice = did_you_mean(word, parameter.choices) if word else None
+    message = f"`{name}` is one of {', '.join(parameter.choices)}{either}, got {found}"
     scope.fail("A309", message, node.span, help=advice)
 
 

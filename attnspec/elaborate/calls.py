@@ -12,6 +12,7 @@ from attnspec.elaborate.arguments import (
     complete,
     matched,
     parameters_of,
+    require_read,
     values_of,
 )
 from attnspec.elaborate.collect import Failed, each
@@ -110,6 +111,7 @@ def _transposed(node: nodes.Call, scope: Scope) -> Term:
     if len(node.arguments) != 1 or node.arguments[0].name:
         scope.fail("A303", "`transpose` takes 1 graph without a name", node.span)
     term = terms.graph(node.arguments[0].value, scope)
+    terms.known_now(term, node.span, scope, "under `transpose`")
     return terms.compound("transpose", (term,), node.span, scope)
 
 
@@ -119,6 +121,7 @@ def _shifted(node: nodes.Call, scope: Scope) -> Term:
     if len(graphs) != 1 or len(by) != 1 or len(node.arguments) != 2:
         scope.fail("A303", "`shift` takes a graph and `by = x`", node.span)
     term = terms.graph(graphs[0].value, scope)
+    terms.known_now(term, node.span, scope, "under `shift`")
     amount = terms.integer(by[0].value, scope, "`by`")
     return terms.compound("shift", (term,), node.span, scope, amount)
 
@@ -134,6 +137,7 @@ def _pattern(node: nodes.Call, scope: Scope) -> Leaf:
         extents = _extents(node, scope, parameters[variadic])
         return terms.leaf(node.name, {variadic: extents}, {}, node.span, scope)
     values, spans = values_of(node, scope, parameters)
+    require_read(node, scope, pattern, values, spans)
     complete(node, scope, pattern, values)
     if pattern.data_dependent:
         check_together(node, scope, pattern, values, spans)

@@ -7,6 +7,7 @@ from typing import Literal, TypeAlias
 
 from attnspec.ir.parameters import Parameter
 from attnspec.ir.program import (
+    SIZED,
     Compound,
     InputRef,
     Leaf,
@@ -45,7 +46,7 @@ SCORES: dict[str, dict[str, Scalar | None]] = {
     "bias": {"buckets": 32, "max_distance": 128},
 }
 NORMALIZERS = ("softmax", "relu", "sigmoid", "softmax1")
-INPUT_KINDS = ("tokens", "ids", "length")
+INPUT_KINDS = ("tokens", "ids", "length", *SIZED, "buckets")
 METRICS = tuple(
     "edges degree density diameter path_length depth spectral_gap flops bytes order".split()
 )

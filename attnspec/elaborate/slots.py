@@ -190,6 +190,8 @@ def _attend(
     except ScalarError as error:
         message = f"an expression has no value at {where}: {error}"
         work.collector.add("A308", message, ruling.span)
+    if graph is not None:
+        _check_lsh(graph, work, scale)
     changes = () if scores is None else scores.value
     if mechanism is not None:
         _check_beside(mechanism, work, graph is None, changes, normal)
@@ -203,6 +205,21 @@ def _attend(
         normalize=normal.value if normal else "softmax",
         span=ruling.span,
     )
+
+
+def _check_lsh(graph: Term, work: Work, scale: Ruling[Scalar] | None) -> None:
+    """Of `lsh`, what holds for the whole `attend`: one scale, one kind of keys."""
+    found = [leaf for leaf in leaves(graph) if leaf.pattern == "lsh"]
+    if found and scale is not None:
+        message = "`lsh` says by its own `scale` what scores are multiplied by"
+        related = (("the hash", found[0].span),) if found[0].span else ()
+        work.collector.add("A708", message, scale.span, related=related)
+    for name in ("scale", "share_qk"):
+        for other in found[1:]:
+            if dict(other.arguments)[name] != dict(found[0].arguments)[name]:
+                message = f"`{name}` holds for all that is attended, and another `lsh` differs"
+                related = (("the other one", found[0].span),) if found[0].span else ()
+                work.collector.add("A708", message, other.place(name), related=related)
 
 
 def _check(leaf: Leaf, where: str, work: Work) -> None:

@@ -14,8 +14,9 @@ from attnspec.elaborate.scope import Scope, meaning
 from attnspec.elaborate.slots import Ruling, Rulings, Where
 from attnspec.elaborate.terms import count, integer, known, require, scalar
 from attnspec.grammar import nodes
+from attnspec.graphs.relation import DataDependent
 from attnspec.ir.parameters import Parameter
-from attnspec.ir.program import Claim, Input, InputRef, Mechanism, Term
+from attnspec.ir.program import SIZED, Claim, Input, InputRef, Mechanism, Term, leaves
 from attnspec.ir.scalars import Scalar
 from attnspec.text.diagnostics import did_you_mean
 from attnspec.text.source import Span
@@ -132,17 +133,22 @@ class Statements:
                 "A212",
                 f"the kind of an input is one of {', '.join(INPUT_KINDS)}, got `{kind}`",
                 statement.kind_span,
-                notes=("`tokens` marks positions, `ids` numbers them, `length` counts them",),
+                notes=(
+                    "`tokens` marks positions, `ids` numbers them, `length` counts them",
+                    "`choices`, `scores` and `buckets` decide what is read",
+                ),
                 help=did_you_mean(kind, INPUT_KINDS),
             )
-        at_most: int | None = None
+        takes = {"tokens": "at_most", **dict.fromkeys(SIZED, "size")}.get(kind)
+        given: dict[str, int] = {}
         for argument in statement.arguments:
-            if argument.name != "at_most" or kind != "tokens" or at_most is not None:
-                message = "an input takes no argument but `at_most`, and that only once"
-                scope.fail("A302", f"{message}, for `tokens`", argument.span)
-            at_most = count(argument.value, scope, "`at_most`", 0, 2**31 - 1)
+            if argument.name is None or argument.name != takes or given:
+                message = "an input takes `at_most`, for `tokens`, or `size`, for `choices` and"
+                scope.fail("A302", f"{message} `scores`, and that only once", argument.span)
+            least = 1 if takes == "size" else 0
+            given[takes] = count(argument.value, scope, f"`{takes}`", least, 2**31 - 1)
         self.define(name, statement.name_span, scope, InputRef(name, kind))
-        scope.work.inputs[name] = Input(name, kind, at_most)
+        scope.work.inputs[name] = Input(name, kind, **given)
 
     # --- statements about the whole attention --------------------------------------------------
 
@@ -276,12 +282,34 @@ def _attended(node: nodes.Expression, scope: Scope) -> tuple[Term | None, Mechan
     value = meaning(node, scope)
     if isinstance(value, Hybrid):
         _require_form(value.mechanism, scope)
+        _require_alone(value.graph, node.span, scope, beside=True)
         return value.graph, value.mechanism
     if isinstance(value, Mechanism):
         _require_form(value, scope)
         return None, value
     require(value, "graph", node.span, scope, "what is attended")
+    _require_alone(value, node.span, scope)  # type: ignore[arg-type]
     return value, None  # type: ignore[return-value]
+
+
+def _require_alone(graph: Term, span: Span, scope: Scope, beside: bool = False) -> None:
+    """Refuse what is attended with other graphs, or under `causal`, and can only stand alone; and
+    beside a mechanism what changes more than pairs."""
+    for leaf in leaves(graph):
+        pattern = scope.work.patterns[leaf.pattern]
+        if not issubclass(pattern, DataDependent):
+            continue
+        why, place = pattern.alone(dict(leaf.arguments)), leaf.span or span
+        if why and (beside or leaf is not graph):
+            scope.fail("A703", f"`{leaf.pattern}` {why}, and stands alone", place)
+        if why and scope.work.causal is not None:
+            related = (("the spec is causal", scope.work.causal),)
+            message = f"`{leaf.pattern}` {why}, and has no causal form"
+            scope.fail("A704", message, place, related=related)
+        if beside and not pattern.beside(dict(leaf.arguments)):
+            message = f"`{leaf.pattern}` changes the weights of its pairs, not pairs alone"
+            advice = "beside a mechanism stands a graph with the weights of a softmax"
+            scope.fail("A703", message, place, help=advice)
 
 
 def _require_form(mechanism: Mechanism, scope: Scope) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from attnspec.elaborate.names import ARTICLES, Kind, Value, kind_of, type_of
 from attnspec.elaborate.scope import Scope, Work, meaning
 from attnspec.grammar import nodes
+from attnspec.graphs.relation import DataDependent
 from attnspec.ir.program import (
     ArgumentValue,
     Compound,
@@ -116,10 +117,11 @@ def typed(value: Scalar, wanted: str, operator: str, span: Span, scope: Scope) -
         scope.fail("A314", f"`{operator}` works on {needed}, got {found}", span)
 
 
-def known_now(term: Term, span: Span, scope: Scope, where: str) -> None:
-    """Fail if the data decide a part of a term."""
+def known_now(term: Term, span: Span, scope: Scope, where: str, by_inputs: bool = False) -> None:
+    """Fail if the data decide a part of a term; with `by_inputs` inputs alone may."""
     for leaf in leaves(term):
-        if getattr(scope.work.patterns[leaf.pattern], "data_dependent", False):
+        pattern = scope.work.patterns[leaf.pattern]
+        if issubclass(pattern, DataDependent) and not (by_inputs and pattern.by_inputs):
             message = f"`{leaf.pattern}` is decided by the data and cannot stand {where}"
             scope.fail("A703", message, span)
 

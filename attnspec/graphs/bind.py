@@ -261,7 +261,9 @@ def _bind_argument(
     match parameter.kind:
         case "tokens":
             return bind_tokens(given, at, span)  # type: ignore[arg-type]
-        case "ids" | "length" if isinstance(given, InputRef):
+        case "graph":
+            return bind(given, at)  # type: ignore[arg-type]
+        case _ if isinstance(given, InputRef):
             return at.inputs[given.name]
         case "predicate":
             known = {name: value for name, value in at.values.items() if name != "n"}

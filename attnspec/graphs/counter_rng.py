@@ -14,7 +14,7 @@ Counter, from a stream (purpose, layer, head) and what the number is drawn for:
     counter[0] = row                 the query, query block or item; below 2**32
     counter[1] = index + 2**24 * attempt        index below 2**24, attempt below 2**8
     counter[2] = layer + 2**16 * head           each below 2**16
-    counter[3] = purpose             1 random, 2 random_blocks, 3 expander,
+    counter[3] = purpose             1 random, 2 random_blocks, 3 expander, 4 hashes, 5 centroids,
                                      2**31 + d random features, drawn for the time number d
 
 The four words that come out are x[0] ... x[3].
@@ -51,7 +51,8 @@ import numpy as np
 
 Words: TypeAlias = "tuple[int, int, int, int]"
 
-RANDOM, RANDOM_BLOCKS, EXPANDER, FEATURES = 1, 2, 3, 1 << 31
+RANDOM, RANDOM_BLOCKS, EXPANDER, HASHES, CENTROIDS = 1, 2, 3, 4, 5
+FEATURES = 1 << 31
 """Purposes: patterns with one seed share no numbers."""
 
 _ROUNDS = 10

@@ -16,6 +16,8 @@ from typing import Any, ClassVar, TypeAlias
 
 import numpy as np
 
+from attnspec.ir.mechanisms.declaration import Part
+from attnspec.ir.parameters import RelationError
 from attnspec.ir.scalars import Scalar
 
 EMPTY, SOME, FULL = 0, 1, 2
@@ -275,7 +277,31 @@ class Relation:
 
 
 class DataDependent(Relation):
-    """A graph that queries and keys decide: its pairs exist only when a module runs."""
+    """A graph that tensors decide: its pairs exist only when a module runs, and until then it stands
+    in for the choice that is made there."""
+
+    by_inputs: ClassVar[bool] = False
+    """Whether run-time inputs alone decide, whatever queries and keys are."""
+
+    replaced: ClassVar[Mapping[str, tuple[str, ...]]] = {}
+    """Arguments that have no meaning where another one, an input, is given."""
+
+    learned: tuple[Part, ...] = ()
+    """What it learns, or keeps, for each layer and head."""
+
+    weighs: str = ""
+    """What it changes of the scores and weights of its pairs, in words."""
+
+    @classmethod
+    def alone(cls, arguments: Mapping[str, object]) -> str:
+        """Why, with these arguments, it stands alone and without `causal`, "" where it need not."""
+        return ""
+
+    @classmethod
+    def beside(cls, arguments: Mapping[str, object]) -> bool:
+        """Whether, with these arguments, its pairs have the weights of a softmax, so that it may
+        stand beside a mechanism."""
+        return True
 
     data_dependent: ClassVar[bool] = True
     changes: ClassVar[Changing | None] = Changing(
@@ -283,7 +309,10 @@ class DataDependent(Relation):
     )
 
     def holds(self, q: Elementwise, k: Elementwise, n: int) -> Elementwise:
-        raise NotImplementedError(f"`{self.name}` is decided by the data; not built yet")
+        raise RelationError(
+            f"the pairs of `{self.name}` are decided by the tensors of a call:"
+            " `module.pairs(q, k)` gives them"
+        )
 
 
 def phase_of(relation: Relation, q: Tiles, k: Tiles, n: int) -> list[np.ndarray]:
@@ -376,6 +405,16 @@ def _parts(value: object) -> list[object]:
             content = getattr(value, entry.name)
             found.extend(content if isinstance(content, tuple) else [content])
     return found
+
+
+def decided_in(value: object) -> tuple[DataDependent, ...]:
+    """The different parts of a relation that tensors decide, those of its arguments first."""
+    found: dict[DataDependent, None] = {}
+    for part in _parts(value):
+        found.update(dict.fromkeys(decided_in(part)))
+    if isinstance(value, DataDependent):
+        found[value] = None
+    return tuple(found)
 
 
 def probes(n: int, count: int = 9) -> np.ndarray:

@@ -29,10 +29,12 @@ Runs: TypeAlias = "tuple[np.ndarray, np.ndarray, int]"
 
 
 class Data:
-    """A run-time input: an array of the last axis n (or lengths), compared by identity."""
+    """A run-time input: an array of the last axis n (or lengths), compared by identity; `size` is
+    that of the blocks that it is about."""
 
-    def __init__(self, values: Elementwise) -> None:
+    def __init__(self, values: Elementwise, size: int = 1) -> None:
         self.values = values
+        self.size = size
 
 
 class TokenSet:
@@ -387,14 +389,15 @@ def _range_cover(tiles: Tiles, low: int, high: int) -> np.ndarray:
 class StandIn(Data):
     """Stands in a relation for a run-time input whose tensor every call brings anew."""
 
-    def __init__(self, name: str) -> None:
-        super().__init__(None)
+    def __init__(self, name: str, size: int = 1) -> None:
+        super().__init__(None, size)
         self.name = name
 
 
 def reads_data(value: object) -> bool:
-    """Whether a relation, or a part of one, stands on a run-time input."""
-    if isinstance(value, StandIn):
+    """Whether a relation, or a part of one, is known once there are tensors: it stands on a run-time
+    input, or the data decide it."""
+    if isinstance(value, StandIn) or getattr(value, "data_dependent", False):
         return True
     if isinstance(value, tuple):
         return any(reads_data(part) for part in value)

@@ -57,7 +57,7 @@ def _claim(claim: Claim) -> Claim:
 def normal_term(term: Term) -> Term:
     """The normal form of one term."""
     if isinstance(term, Leaf):
-        return term
+        return replace(term, arguments=tuple((x, _normal_argument(y)) for x, y in term.arguments))
     parts = tuple(normal_term(child) for child in term.terms)
     if term.op == "-":
         return normal_term(
@@ -82,6 +82,10 @@ def normal_term(term: Term) -> Term:
             del flat[_FULL]
     ordered = sorted(flat, key=repr)
     return ordered[0] if len(ordered) == 1 else replace(term, terms=tuple(ordered))
+
+
+def _normal_argument(value: ArgumentValue) -> ArgumentValue:
+    return normal_term(value) if isinstance(value, Leaf | Compound) else value
 
 
 def _negated(term: Term) -> Term:
@@ -112,6 +116,8 @@ def _value(value: ArgumentValue, change: Callable[[Scalar], Scalar]) -> Argument
             return Tokens(kind, tuple(change(scalar) for scalar in scalars))
         case TokenCompound(op, terms):
             return TokenCompound(op, tuple(_value(term, change) for term in terms))  # type: ignore[misc]
+        case Leaf() | Compound():
+            return map_scalars(value, change)
         case tuple():
             return tuple(change(scalar) for scalar in value)
         case _:

@@ -20,8 +20,9 @@ class RelationError(AttnSpecError):
 class Parameter:
     """What the language accepts for one field of a pattern.
 
-    `kind`: "integer", "real", "boolean", "choice", "tokens", "ids", "length", "predicate",
-    "extents" or, for what the compiler fills in, "context".
+    `kind`: "integer", "real", "boolean", "choice", "tokens", "ids", "length", "choices",
+    "buckets", "predicate", "graph", "extents" or, for what the compiler fills in, "context".
+    `input` is the kind of an input that may stand in place of a choice.
     """
 
     kind: str
@@ -33,6 +34,7 @@ class Parameter:
     choices: tuple[str, ...] = ()
     positional: bool = False
     context: str = ""
+    input: str = ""
 
 
 _REQUIRED = object()
@@ -49,9 +51,13 @@ def argument(
     even: bool = False,
     choices: tuple[str, ...] = (),
     positional: bool = False,
+    input: str = "",
 ) -> Any:
     """A dataclass field that is an argument of the pattern in the language."""
-    metadata = {"parameter": Parameter(kind, doc, least, most, odd, even, choices, positional)}
+    parameter = Parameter(
+        kind, doc, least, most, odd, even, choices, positional=positional, input=input
+    )
+    metadata = {"parameter": parameter}
     if default is _REQUIRED:
         return field(metadata=metadata)
     return field(default=default, metadata=metadata)

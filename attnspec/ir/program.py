@@ -20,7 +20,7 @@ ParameterValue: TypeAlias = int | float | bool | str
 
 @dataclass(frozen=True)
 class InputRef:
-    """A run-time input by name; kind is "tokens", "ids" or "length"."""
+    """A run-time input by name, and its kind."""
 
     name: str
     kind: str
@@ -46,7 +46,7 @@ class TokenCompound:
 
 
 TokenTerm: TypeAlias = Tokens | TokenCompound | InputRef
-ArgumentValue: TypeAlias = "Scalar | str | TokenTerm | tuple[Scalar, ...]"
+ArgumentValue: TypeAlias = "Scalar | str | TokenTerm | Term | tuple[Scalar, ...]"
 
 
 @dataclass(frozen=True)
@@ -110,13 +110,19 @@ class Attend:
     span: Span | None = field(default=None, compare=False, repr=False)
 
 
+SIZED = ("choices", "scores")
+"""Kinds of inputs about blocks of keys, which have a size."""
+
+
 @dataclass(frozen=True)
 class Input:
-    """A declared run-time tensor; `at_most` promises a bound on the tokens marked."""
+    """A declared run-time tensor; `at_most` promises a bound on the tokens marked, `size` is that of
+    the blocks that choices and scores are about."""
 
     name: str
     kind: str
     at_most: int | None = None
+    size: int = 1
 
 
 @dataclass(frozen=True)
@@ -181,9 +187,12 @@ class Program:
 
 
 def leaves(term: Term) -> Iterator[Leaf]:
-    """All patterns of a term, left to right."""
+    """All patterns of a term, left to right, and behind each those of graphs among its arguments."""
     if isinstance(term, Leaf):
         yield term
+        for _, value in term.arguments:
+            if isinstance(value, Leaf | Compound):
+                yield from leaves(value)
     else:
         for child in term.terms:
             yield from leaves(child)
@@ -219,6 +228,8 @@ def symbols_of(term: Term) -> set[str]:
         elif isinstance(value, tuple):
             for part in value:
                 scan(part)
+        elif isinstance(value, Leaf | Compound):
+            found.update(symbols_of(value))
         elif not isinstance(value, str | InputRef):
             found.update(symbols(value))  # type: ignore[arg-type]
 

@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from typing import TypeAlias, cast
 
 from attnspec.ir.program import (
+    SIZED,
     ArgumentValue,
     Attend,
     Compound,
@@ -55,7 +56,7 @@ def to_data(program: Program) -> dict[str, Plain]:
         "causal": program.causal,
         "grid": None if program.grid is None else [_scalar_out(x) for x in program.grid],
         "extra_tokens": program.extra_tokens,
-        "inputs": [{"name": x.name, "kind": x.kind, "at_most": x.at_most} for x in program.inputs],
+        "inputs": [_input_out(x) for x in program.inputs],
         "attends": [_attend_out(x) for x in program.attends],
         "slots": [list(row) for row in program.slots],
     }
@@ -74,10 +75,20 @@ def from_data(data: Mapping[str, Plain]) -> Program:
         grid=None if grid is None else tuple(_scalar_in(x) for x in grid),
         extra_tokens=cast(int, data["extra_tokens"]),
         inputs=tuple(
-            Input(cast(str, x["name"]), cast(str, x["kind"]), cast("int | None", x["at_most"]))
+            Input(
+                cast(str, x["name"]),
+                cast(str, x["kind"]),
+                cast("int | None", x["at_most"]),
+                cast(int, x.get("size", 1)),
+            )
             for x in _dicts(data["inputs"])
         ),
     )
+
+
+def _input_out(entry: Input) -> Plain:
+    data: dict[str, Plain] = {"name": entry.name, "kind": entry.kind, "at_most": entry.at_most}
+    return {**data, "size": entry.size} if entry.kind in SIZED else data
 
 
 def _dicts(value: Plain) -> list[dict[str, Plain]]:
@@ -151,6 +162,8 @@ def _argument_out(value: ArgumentValue) -> Plain:
             return {"each": [_scalar_out(part) for part in value]}
         case Tokens() | TokenCompound() | InputRef():
             return _tokens_out(value)
+        case Leaf() | Compound():
+            return {"graph": _term_out(value)}
         case _:
             return _scalar_out(value)
 
@@ -162,6 +175,8 @@ def _argument_in(data: Plain) -> ArgumentValue:
         return cast(str, data["choice"])
     if "each" in data:
         return tuple(_scalar_in(part) for part in cast("list[Plain]", data["each"]))
+    if "graph" in data:
+        return _term_in(data["graph"])
     return _tokens_in(data)
 
 

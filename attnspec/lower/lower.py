@@ -14,6 +14,8 @@ from attnspec.graphs.bind import (
     situation_of,
 )
 from attnspec.graphs.patterns import BY_NAME
+from attnspec.graphs.patterns.lsh import Lsh
+from attnspec.graphs.relation import decided_in
 from attnspec.graphs.stack import MOST_PATTERNS, patterns_in
 from attnspec.graphs.token_sets import StandIn
 from attnspec.ir.mechanisms import BY_NAME as MECHANISMS_BY_NAME
@@ -32,20 +34,7 @@ KEPT = 1024
 
 def stand_ins(program: Program) -> dict[str, StandIn]:
     """What stands in relations for the tensors of a call, one for each input."""
-    return {entry.name: StandIn(entry.name) for entry in program.inputs}
-
-
-def unbuilt(program: Program) -> list[tuple[str, Span | None]]:
-    """What no backend can run yet: patterns whose pairs the data decide."""
-    found: list[tuple[str, Span | None]] = []
-    for attend in program.attends:
-        if attend.graph is not None:
-            found.extend(
-                (leaf.pattern, leaf.span)
-                for leaf in leaves(attend.graph)
-                if BY_NAME[leaf.pattern].data_dependent
-            )
-    return found
+    return {entry.name: StandIn(entry.name, entry.size) for entry in program.inputs}
 
 
 def too_large(program: Program) -> list[Diagnostic]:
@@ -65,23 +54,10 @@ def too_large(program: Program) -> list[Diagnostic]:
 
 
 def require_built(program: Program) -> None:
-    """Raise SpecError naming everything in a program that no backend can run (yet)."""
+    """Raise SpecError naming everything in a program that is not planned."""
     large = too_large(program)
     if large:
         raise SpecError(large)
-    found = unbuilt(program)
-    if found:
-        raise SpecError(
-            [
-                Diagnostic(
-                    "A706",
-                    f"`{name}` is understood, but compiling it is not built yet",
-                    span,
-                    help="`attnspec check` and `attnspec format` work on it",
-                )
-                for name, span in found
-            ]
-        )
 
 
 def bias_tables(program: Program) -> dict[tuple[int, Score], str]:
@@ -188,11 +164,15 @@ def _work(
     mechanism = None if attend.mechanism is None else bind_mechanism(attend.mechanism, at)
     graph = _graph(attend, at.causal)
     try:
+        relation = bind_attended(graph, at)
+        hashed = [leaf for leaf in decided_in(relation) if isinstance(leaf, Lsh)]
+        scale = None if attend.scale is None else _number(attend.scale, at, "scale", attend.span)
         return Work(
-            relation=bind_attended(graph, at),
+            relation=relation,
             n_q=0,
             n_k=0,
-            scale=None if attend.scale is None else _number(attend.scale, at, "scale", attend.span),
+            scale=1.0 if hashed and hashed[0].scale == "unit" else scale,
+            unit_keys=bool(hashed) and hashed[0].share_qk,
             changes=tuple(
                 _change(score, at, heads, tables.get((place, score), ""), not at.causal)
                 for place, score in enumerate(attend.scores)

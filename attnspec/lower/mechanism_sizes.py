@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import fields
+from dataclasses import fields, replace
 from typing import cast
 
-from attnspec.graphs.bind import BindError, Situation, check_value, situation_of
+from attnspec.graphs.bind import BindError, Situation, bind, check_value, situation_of
+from attnspec.graphs.relation import DataDependent
+from attnspec.graphs.token_sets import Data
 from attnspec.ir.mechanisms import BY_NAME as MECHANISMS_BY_NAME
 from attnspec.ir.mechanisms.declaration import MechanismDeclaration, Part
 from attnspec.ir.parameters import Parameter, RelationError
-from attnspec.ir.program import Mechanism, Program
+from attnspec.ir.program import Leaf, Mechanism, Program, inputs_of, leaves
 from attnspec.ir.scalars import Apply, ScalarError, Symbol, evaluate, symbols
+
+LEARNED = ("cluster", "sinkhorn")
+"""Graphs that may learn something."""
 
 TRIED = (256, 1024)
 """Lengths at which what is learned must have one shape."""
@@ -85,23 +90,24 @@ def learned_parts(program: Program) -> dict[tuple[str, Part], str]:
     one name are numbered. Raises BindError where the shape of a part depends on n.
     """
     found: dict[tuple[str, Part], None] = {}
-    for mechanism, layer, head in _mechanisms(program):
+    for learner, layer, head in _learners(program):
+        name = learner.name if isinstance(learner, Mechanism) else learner.pattern
         known = set()
         for n in TRIED:
             try:
                 at = situation_of(program, n, layer, head, grid=())
-                known.add(bind_mechanism(mechanism, at).parts())
+                known.add(_parts_at(learner, at))
             except BindError:
                 # a length that the spec does not have
                 continue
         if len(known) > 1:
             raise BindError(
-                f"what `{mechanism.name}` learns has one shape at every length, and its arguments"
-                " change with n",
-                mechanism.span,
+                f"what `{name}` learns has one shape at every length, and its arguments change"
+                " with n",
+                learner.span,
             )
         for parts in known:
-            found.update(((mechanism.name, part), None) for part in parts)
+            found.update(((name, part), None) for part in parts)
     names: dict[str, list[tuple[str, Part]]] = {}
     for name, part in found:
         names.setdefault(f"{name}_{part.name}", []).append((name, part))
@@ -110,6 +116,26 @@ def learned_parts(program: Program) -> dict[tuple[str, Part], str]:
         for name, entries in names.items()
         for number, entry in enumerate(entries)
     }
+
+
+def _parts_at(learner: Mechanism | Leaf, at: Situation) -> tuple[Part, ...]:
+    """What a mechanism, or a graph that the data decide, learns."""
+    if isinstance(learner, Mechanism):
+        return bind_mechanism(learner, at).parts()
+    inputs = {name: Data(None) for name in inputs_of(learner)}
+    bound = bind(learner, replace(at, inputs=inputs))
+    return bound.learned if isinstance(bound, DataDependent) else ()
+
+
+def _learners(program: Program) -> Iterator[tuple[Mechanism | Leaf, int, int]]:
+    """Every mechanism, and every graph that the data decide, with each layer and head."""
+    yield from _mechanisms(program)
+    for layer, row in enumerate(program.slots):
+        for head, slot in enumerate(row):
+            graph = program.attends[slot].graph
+            for leaf in () if graph is None else leaves(graph):
+                if leaf.pattern in LEARNED:
+                    yield leaf, layer, head
 
 
 def _mechanisms(program: Program) -> Iterator[tuple[Mechanism, int, int]]:

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Protocol, TypeAlias, runtime_checkable
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, runtime_checkable
 
-from attnspec.graphs.relation import Relation
+from attnspec.graphs.relation import DataDependent, Relation, decided_in
 from attnspec.ir.mechanisms.declaration import MechanismDeclaration
 from attnspec.text.diagnostics import AttnSpecError
 
@@ -59,6 +60,7 @@ class Work:
     With a `mechanism` and `hybrid`, the relation holds the pairs whose weights are exact, and the
     mechanism weighs all others, those with k <= q where it is `causal`. Without `hybrid` it is the
     mechanism alone, and the relation has all these pairs. `layer` is 0 where nothing is drawn.
+    With `unit_keys` scores are q . k / |k|, 0 for a zero vector.
     """
 
     relation: Relation
@@ -72,6 +74,17 @@ class Work:
     hybrid: bool = False
     causal: bool = False
     layer: int = 0
+    unit_keys: bool = False
+
+    @cached_property
+    def decided(self) -> tuple[DataDependent, ...]:
+        """The parts of the relation that the tensors of a call decide."""
+        return decided_in(self.relation)
+
+    @property
+    def weighs(self) -> str:
+        """What those change beside pairs, in words."""
+        return "; ".join(leaf.weighs for leaf in self.decided if leaf.weighs)
 
     @property
     def plain(self) -> bool:
@@ -86,13 +99,15 @@ class Call:
     `padding` is bool [B, n_k], True for a real key; `tables` maps the names of learned tables to
     [heads of the group, buckets], and what a mechanism learns to [heads of the group or 1, *shape];
     `data` maps the names of run-time inputs to tensors as patterns take them: [B, n_k], a length
-    [B, 1, 1]. `draw` counts the draws of random features.
+    [B, 1, 1], of a work that the data decide [B, 1, n_k] and [B, 1, 1, 1]; and what is decided to
+    its choice, `attnspec.backends.decided.choice.Choice`, for the heads of the group. `draw` counts
+    the draws of random features.
     """
 
     padding: torch.Tensor | None = None
     dropout_p: float = 0.0
     tables: Mapping[str, torch.Tensor] = field(default_factory=dict)
-    data: Mapping[str, torch.Tensor] = field(default_factory=dict)
+    data: Mapping[Any, Any] = field(default_factory=dict)
     draw: int = 0
 
 
@@ -194,7 +209,10 @@ def runs_mechanisms(backend: Backend) -> bool:
 
 
 def refusal_of(backend: Backend, work: Work, device: str) -> str | None:
-    """Why a backend cannot run a work, or None; others are not asked about mechanisms."""
+    """Why a backend cannot run a work, or None; others are not asked about mechanisms, and about
+    what the data decide."""
+    if work.decided and not getattr(backend, "runs_decided", False):
+        return f"queries and keys decide the pairs of `{work.decided[0].name}`"
     if work.mechanism is not None and not runs_mechanisms(backend):
         return f"`{work.mechanism.name}` is a formula, and it runs graphs"
     return backend.refuses(work, device)

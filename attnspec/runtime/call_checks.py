@@ -11,6 +11,9 @@ import torch
 from attnspec.ir.program import Input, Program
 
 FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
+PER_HEAD = ("choices", "scores", "buckets")
+"""Kinds of inputs with an axis of heads."""
+
 INTEGERS = (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
 
 
@@ -139,11 +142,11 @@ def check_dropout(dropout_p: float) -> float:
 def check_inputs(
     program: Program,
     inputs: Mapping[str, torch.Tensor] | None,
-    batch: int,
-    n_k: int,
-    device: torch.device,
+    q: torch.Tensor,
+    k: torch.Tensor,
 ) -> dict[str, torch.Tensor]:
-    """The inputs as patterns take them: [B, n_k], a length [B, 1, 1]."""
+    """The inputs of q [B, H, n_q, d] and k [B, H_kv, n_k, d] as patterns take them: [B, n_k], a
+    length [B, 1, 1]; what is about heads as it is given."""
     given = {} if inputs is None else inputs
     if not isinstance(given, Mapping):
         raise TypeError(f"inputs must be a mapping of names to tensors, got {type(given).__name__}")
@@ -159,19 +162,25 @@ def check_inputs(
                 f"`{program.name}` needs its input `{name}`: pass inputs={{{name!r}: tensor}},"
                 f" {_wanted(entry)}"
             )
-        found[name] = _input(entry, given[name], batch, n_k, device)
+        found[name] = _input(entry, given[name], q, k)
     return found
 
 
 def _wanted(entry: Input) -> str:
-    return {"tokens": "bool [B, n_k]", "ids": "an integer type [B, n_k]"}.get(
-        entry.kind, "an integer type [B]"
-    )
+    return {
+        "tokens": "bool [B, n_k]",
+        "ids": "an integer type [B, n_k]",
+        "choices": "an integer type [B, H or H_kv or 1, n_q, c]",
+        "scores": "a floating type [B, H or H_kv or 1, query blocks, key blocks]",
+        "buckets": "an integer type [B, H or 1, rounds, n_k]",
+    }.get(entry.kind, "an integer type [B]")
 
 
-def _input(
-    entry: Input, tensor: torch.Tensor, batch: int, n_k: int, device: torch.device
-) -> torch.Tensor:
+def _input(entry: Input, tensor: torch.Tensor, q: torch.Tensor, k: torch.Tensor) -> torch.Tensor:
+    batch, n_k, device = q.shape[0], k.shape[2], q.device
+    if entry.kind in PER_HEAD:
+        _check_per_head(entry, tensor, q, k)
+        return tensor
     types = (torch.bool,) if entry.kind == "tokens" else INTEGERS
     shape = (batch,) if entry.kind == "length" else (batch, n_k)
     kind = "bool" if entry.kind == "tokens" else "an integer type"
@@ -181,6 +190,28 @@ def _input(
     if entry.at_most is not None and batch:
         check_promise(entry.name, entry.at_most, tensor.sum(-1))
     return tensor
+
+
+def _check_per_head(entry: Input, tensor: torch.Tensor, q: torch.Tensor, k: torch.Tensor) -> None:
+    """Raises unless an input about heads has the axes of its kind; how many blocks, columns or
+    rounds there must be is for what reads it to say."""
+    name, batch, heads = f"the input `{entry.name}`", q.shape[0], [q.shape[1], k.shape[1], 1]
+    types, kind = (
+        (FLOATS, "a floating type")
+        if entry.kind == "scores"
+        else (INTEGERS[1:], "a signed integer type")
+    )
+    _check_strided(name, tensor)
+    shape = list(tensor.shape)
+    if entry.kind == "buckets":
+        heads = [q.shape[1], 1]
+    wanted = {"choices": (2, q.shape[2]), "buckets": (3, k.shape[2])}.get(entry.kind)
+    fits = len(shape) == 4 and shape[0] == batch and shape[1] in heads
+    if not fits or (wanted is not None and shape[wanted[0]] != wanted[1]):
+        sizes = f"B = {batch}, H = {q.shape[1]}, H_kv = {k.shape[1]}"
+        sizes += f", n_q = {q.shape[2]}, n_k = {k.shape[2]}"
+        raise ValueError(f"{name} must be {_wanted(entry)} with {sizes}, got {shape}")
+    _check_input(name, tensor, types, kind, tuple(shape), q.device)
 
 
 def check_promise(name: str, at_most: int, marked: torch.Tensor) -> None:

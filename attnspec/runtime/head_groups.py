@@ -9,6 +9,7 @@ from typing import TypeAlias
 import torch
 
 from attnspec.lower.work import Kernel, Work
+from attnspec.runtime.decisions import Decision, decisions_of
 
 Selection: TypeAlias = torch.Tensor | range | None
 """Which heads: their numbers, as a range where they are one, None for all."""
@@ -23,6 +24,7 @@ class Group:
     """
 
     kernel: Kernel
+    work: Work
     heads: tuple[int, ...]
     queries: Selection
     keys: Selection
@@ -32,10 +34,12 @@ class Group:
 
 @dataclass(frozen=True, eq=False)
 class Prepared:
-    """The groups of one layer, and where each head's output stands among theirs."""
+    """The groups of one layer, where each head's output stands among theirs, and what the data
+    decide for them."""
 
     groups: tuple[Group, ...]
     order: Selection
+    decisions: tuple[Decision, ...] = ()
 
 
 def group_of(
@@ -50,6 +54,7 @@ def group_of(
     """The group of some of the heads, each key head being read by `ratio` of them."""
     return Group(
         kernel=kernel,
+        work=work,
         heads=members,
         queries=selection(members, heads, device),
         keys=selection(key_heads(members, ratio), heads // ratio, device),
@@ -62,7 +67,8 @@ def together(groups: Sequence[Group], heads: int, device: torch.device) -> Prepa
     """Groups that have all heads between them."""
     flat = [head for group in groups for head in group.heads]
     order = sorted(range(heads), key=flat.__getitem__)
-    return Prepared(tuple(groups), selection(order, heads, device))
+    works = [(group.work, group.heads) for group in groups]
+    return Prepared(tuple(groups), selection(order, heads, device), decisions_of(works))
 
 
 def key_heads(heads: tuple[int, ...], ratio: int) -> list[int]:

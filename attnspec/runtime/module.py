@@ -7,12 +7,17 @@ from typing import Any, cast
 
 import torch
 
+from attnspec.backends.common.masks import mask_of
 from attnspec.backends.common.score_formula import Blocks, Formula
 from attnspec.backends.common.torch_modes import constant_in_traces
+from attnspec.backends.decided.choice import Choice
+from attnspec.backends.decided.cluster import moved_centroids
 from attnspec.backends.planner import AUTO, ROWS, check_backend, choose
 from attnspec.backends.rows.keys import FEW
 from attnspec.graphs.bind import extents_of
-from attnspec.graphs.relation import Relation
+from attnspec.graphs.patterns.causal import Causal
+from attnspec.graphs.patterns.full import Full
+from attnspec.graphs.relation import DataDependent, Relation
 from attnspec.ir.program import Mechanism
 from attnspec.ir.serial import FORMAT, Plain, from_data
 from attnspec.lower.cache import Cache, apart
@@ -27,8 +32,9 @@ from attnspec.runtime.call_checks import (
     check_tensors,
     narrowed,
 )
+from attnspec.runtime.decisions import Decision, data_of, decided, decisions_of
 from attnspec.runtime.head_groups import Group, Prepared, group_of, selected, together
-from attnspec.runtime.parameters import Draws, Learner
+from attnspec.runtime.parameters import Draws, Learner, again
 from attnspec.runtime.streaming import (
     StreamState,
     Works,
@@ -39,6 +45,9 @@ from attnspec.runtime.streaming import (
 KEPT = 64
 """How many layouts a module keeps, for that many combinations of layer, heads, lengths and device.
 The type of the tensors is not among them: kernels keep what every type has in common."""
+
+LONGEST_PAIRS = 8192
+"""The longest sequence of which pairs and choices are shown."""
 
 STEPS = 8
 """How many layouts it keeps of a few queries each. The next step of generation has another length,
@@ -63,6 +72,7 @@ class CompiledAttention(Learner):
         self.backend = backend
         redraws = any(_may_redraw(attend.mechanism) for attend in self.program.attends)
         self.draws = Draws(self.program.layers or 1) if redraws else None
+        self._before: dict[tuple[str, int], torch.Tensor] = {}
         self._binder = Binder(self.program, stand_ins(self.program))
         self._prepared: Cache[tuple[object, ...], Prepared] = Cache(KEPT)
         self._steps: Cache[tuple[object, ...], Prepared] = Cache(STEPS)
@@ -128,7 +138,7 @@ class CompiledAttention(Learner):
         outs, parts = [], []
         first = StreamState.first(state, works, q, k, v)
         check_padding(padding, q.shape[0], q.shape[2], q.device)
-        data = check_inputs(self.program, inputs, q.shape[0], q.shape[2], q.device)
+        data = check_inputs(self.program, inputs, q, k)
         if 0 in (q.shape[0], q.shape[2]):
             return _nothing(q, k, v)[0], first.after(q.shape[2], first.parts)
         first = first.with_marked(self.program, data)
@@ -208,7 +218,7 @@ class CompiledAttention(Learner):
         n_k = k.shape[2]
         check_padding(padding, batch, n_k, q.device)
         dropout_p = check_dropout(dropout_p)
-        data = check_inputs(self.program, inputs, batch, n_k, q.device)
+        data = check_inputs(self.program, inputs, q, k)
         if self._waits:
             self.make_parameters(q.shape[3], v.shape[3], q.device)
         if 0 in (batch, n_q, n_k):
@@ -216,11 +226,13 @@ class CompiledAttention(Learner):
             out, lse = _nothing(q, k, v)
             return (out, lse) if return_lse else out
         prepared = self.prepare(layer, heads, k.shape[1], n_q, n_k, str(q.device))
+        choices = self._decided(prepared.decisions, layer, q, k, padding, data)
         outs: list[torch.Tensor] = []
         sums: list[torch.Tensor] = []
         for group in prepared.groups:
             draw = 0 if self.draws is None else self.draws.number(layer, group.redraw)
-            call = Call(padding, dropout_p, self._tables(group, layer, q.device), data, draw)
+            mine = data_of(group.work, group.heads, prepared.decisions, choices, data)
+            call = Call(padding, dropout_p, self._tables(group, layer, q.device), mine, draw)
             given = (
                 selected(q, 1, group.queries),
                 selected(k, 1, group.keys),
@@ -232,10 +244,132 @@ class CompiledAttention(Learner):
             else:
                 out = group.kernel(*given, call)
             outs.append(out)
-        if self.draws is not None and self.training and not torch.compiler.is_compiling():
-            self.draws.count(layer)
+        if self.training and not torch.compiler.is_compiling():
+            if self.draws is not None:
+                self.draws.count(layer)
+            if not again():
+                self._move(prepared.decisions, layer, q, k, padding)
         out = _joined(outs, prepared)
         return (out, _joined(sums, prepared)) if return_lse else out
+
+    def pairs(
+        self,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        *,
+        layer: int = 0,
+        inputs: Mapping[str, torch.Tensor] | None = None,
+        key_padding_mask: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        """bool [B, H, n_q, n_k]: which keys a call with these tensors reads, by the definition.
+
+        Raises ValueError above n_k = `LONGEST_PAIRS`, else as a call does.
+        """
+        works, data, decisions = self._looked_at(q, k, layer, inputs, key_padding_mask)
+        choices = self._decided(decisions, layer, q, k, key_padding_mask, data)
+        held = q.new_zeros(*q.shape[:3], k.shape[2], dtype=torch.bool)
+        for work, heads in works:
+            relation = weighed(work)
+            mine = data_of(work, heads, decisions, choices, data)
+            found = mask_of(relation, q.shape[2], k.shape[2], mine, q.device)
+            held[:, list(heads)] = found
+        return held if key_padding_mask is None else held & key_padding_mask[:, None, None]
+
+    def choices(
+        self,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        *,
+        layer: int = 0,
+        inputs: Mapping[str, torch.Tensor] | None = None,
+        key_padding_mask: torch.Tensor | None = None,
+    ) -> dict[str, dict[str, torch.Tensor]]:
+        """What the data decide in a call with these tensors: for each graph, by its name, the
+        `heads` that have it and its lists, buckets, clusters or matchings, [B, H or 1, …].
+
+        Raises ValueError above n_k = `LONGEST_PAIRS`, and where the data decide nothing; else as a
+        call does.
+        """
+        _, data, decisions = self._looked_at(q, k, layer, inputs, key_padding_mask)
+        if not decisions:
+            raise ValueError(f"the data decide nothing in layer {layer} of `{self.program.name}`")
+        choices = self._decided(decisions, layer, q, k, key_padding_mask, data)
+        found: dict[str, dict[str, torch.Tensor]] = {}
+        for each in decisions:
+            name = each.leaf.name
+            number = sum(other.leaf.name == name for other in decisions[: decisions.index(each)])
+            heads = torch.tensor(each.heads, device=q.device)
+            found[f"{name}_{number + 1}" if number else name] = {
+                "heads": heads,
+                **choices[each.leaf].lists,
+            }
+        return found
+
+    def _looked_at(
+        self,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        layer: int,
+        inputs: Mapping[str, torch.Tensor] | None,
+        padding: torch.Tensor | None,
+    ) -> tuple[Works, dict[str, torch.Tensor], tuple[Decision, ...]]:
+        """The works, inputs and decisions of a call whose pairs are asked for."""
+        layer = check_layer(self.program, layer)
+        check_tensors(self.program, q, k, k)
+        check_padding(padding, q.shape[0], k.shape[2], q.device)
+        data = check_inputs(self.program, inputs, q, k)
+        if k.shape[2] > LONGEST_PAIRS:
+            raise ValueError(
+                f"pairs and choices are shown up to n = {LONGEST_PAIRS:,}, got {k.shape[2]:,}"
+            )
+        if self._waits:
+            self.make_parameters(q.shape[3], k.shape[3], q.device)
+        works = self._binder.works(layer, q.shape[1], q.shape[2], k.shape[2])
+        return works, data, decisions_of(works)
+
+    def _decided(
+        self,
+        decisions: Sequence[Decision],
+        layer: int,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        padding: torch.Tensor | None,
+        data: Mapping[str, torch.Tensor],
+    ) -> dict[DataDependent, Choice]:
+        """The choices for the tensors of a call."""
+        if not decisions or 0 in (q.shape[0], q.shape[2]):
+            return {}
+
+        def tables(each: Decision) -> dict[str, torch.Tensor]:
+            found = {}
+            for part in each.leaf.learned:
+                rows = self._rows_of(self._parts[each.leaf.name, part], layer, q.device)
+                found[part.name] = rows[list(each.heads)] if len(rows) > 1 else rows
+            return found
+
+        return decided(decisions, q, k, padding, data, tables)
+
+    def _move(
+        self,
+        decisions: Sequence[Decision],
+        layer: int,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        padding: torch.Tensor | None,
+    ) -> None:
+        """Moves the centroids that are kept, after a call of training."""
+        for each in decisions:
+            for part in each.leaf.learned:
+                if not part.kept:
+                    continue
+                name = self._parts[each.leaf.name, part]
+                rows = self._rows_of(name, layer, q.device)
+                row = layer if len(self.learned(name)) > 1 else 0
+                heads = list(each.heads) if len(rows) > 1 else [0]
+                # what a call was computed with, should it be computed again for its backward
+                self._before[name, row] = rows.clone()
+                given = each.given(q, k, padding, {}, {part.name: rows[heads]})
+                self.learned(name)[row, heads] = moved_centroids(given)
 
     def _partial(
         self, group: Group, given: tuple[torch.Tensor, torch.Tensor, torch.Tensor], call: Call
@@ -254,12 +388,17 @@ class CompiledAttention(Learner):
         """What a group's heads have learned, [heads of the group or 1, …]."""
         found = {}
         for called, name in group.tables:
-            table = self.get_parameter(name)
-            check_table(name, table, device)
-            # what is shared has one row
-            rows = table[layer if len(table) > 1 else 0]
+            rows = self._rows_of(name, layer, device)
             found[called] = selected(rows, 0, group.queries if len(rows) > 1 else None)
         return found
+
+    def _rows_of(self, name: str, layer: int, device: torch.device) -> torch.Tensor:
+        """What the heads of a layer have learned, [heads or 1, …]."""
+        table = self.learned(name)
+        check_table(name, table, device)
+        # what is shared has one row
+        row = layer if len(table) > 1 else 0
+        return self._before[name, row] if again() and (name, row) in self._before else table[row]
 
     def prepare(
         self, layer: int, heads: int, key_heads: int, n_q: int, n_k: int, device: str
@@ -344,6 +483,13 @@ def _may_redraw(mechanism: Mechanism | None) -> bool:
 def _joined(parts: Sequence[torch.Tensor], prepared: Prepared) -> torch.Tensor:
     """What all groups have found, [B, H, …], in the order of the heads."""
     return selected(parts[0] if len(parts) == 1 else torch.cat([*parts], 1), 1, prepared.order)
+
+
+def weighed(work: Work) -> Relation:
+    """The pairs that a work weighs: those of its graph, beside a mechanism all others too."""
+    if not work.hybrid:
+        return work.relation
+    return Causal() if work.causal else Full()
 
 
 def _nothing(

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import cast
 
+import numpy as np
 import torch
 from torch import nn
-from torch.nn.parameter import UninitializedParameter, is_lazy
+from torch.nn.parameter import UninitializedBuffer, UninitializedParameter, is_lazy
 
+from attnspec.graphs.counter_rng import CENTROIDS, Stream, normals
 from attnspec.ir.mechanisms.declaration import Part
 from attnspec.ir.program import Program
 from attnspec.lower.lower import bias_tables, buckets_of
@@ -32,11 +34,14 @@ class Learner(nn.Module):
         for (_, score), name in bias_tables(program).items():
             self.register_parameter(name, nn.Parameter(torch.empty(*rows, buckets_of(score))))
         for (_, part), name in self._parts.items():
-            parameter = cast(nn.Parameter, UninitializedParameter())
-            if head_size is not None or not {"d", "d_v"} & set(part.shape):
-                shape = self._shape(part, head_size or 0, head_size or 0)
-                parameter = nn.Parameter(torch.empty(shape))
-            self.register_parameter(name, parameter)
+            known = head_size is not None or not {"d", "d_v"} & set(part.shape)
+            shape = self._shape(part, head_size or 0, head_size or 0)
+            if part.kept:
+                kept = torch.empty(shape) if known else UninitializedBuffer()
+                self.register_buffer(name, cast(torch.Tensor, kept))
+            else:
+                learned = nn.Parameter(torch.empty(shape)) if known else UninitializedParameter()
+                self.register_parameter(name, cast(nn.Parameter, learned))
         self._waits = any(True for _ in self._waiting())
         self.reset_parameters()
 
@@ -48,7 +53,7 @@ class Learner(nn.Module):
         late = dict(self._waiting())
         for (_, part), name in self._parts.items():
             if name not in late:
-                _start(self.get_parameter(name), part, generator)
+                _start(self.learned(name), part, generator)
 
     def make_parameters(
         self, head_size: int, value_size: int, device: torch.device | None = None
@@ -63,8 +68,12 @@ class Learner(nn.Module):
         for (_, part), name in self._parts.items():
             if name in late:
                 late[name].materialize(self._shape(part, head_size, value_size), device=device)
-                _start(late[name], part, None)
+                _start(self.learned(name), part, None)
         self._waits = False
+
+    def learned(self, name: str) -> torch.Tensor:
+        """A parameter, or a buffer, by its name."""
+        return cast(torch.Tensor, getattr(self, name))
 
     def _rows(self) -> tuple[int, int]:
         return self.program.layers or 1, self.program.heads or 1
@@ -76,11 +85,11 @@ class Learner(nn.Module):
         inner = (sizes[entry] if isinstance(entry, str) else entry for entry in part.shape)
         return (1 if part.layers else layers, 1 if part.heads else heads, *inner)
 
-    def _waiting(self) -> Iterator[tuple[str, UninitializedParameter]]:
-        for name, parameter in self._parameters.items():
+    def _waiting(self) -> Iterator[tuple[str, UninitializedParameter | UninitializedBuffer]]:
+        for name, parameter in [*self._parameters.items(), *self._buffers.items()]:
             # its class derives from that of parameters at run time alone
             given: object = parameter
-            if isinstance(given, UninitializedParameter):
+            if isinstance(given, UninitializedParameter | UninitializedBuffer):
                 yield name, given
 
     def _load_from_state_dict(
@@ -96,7 +105,7 @@ class Learner(nn.Module):
     def _save_to_state_dict(
         self, destination: dict[str, object], prefix: str, keep_vars: bool
     ) -> None:
-        for name, parameter in self._parameters.items():
+        for name, parameter in [*self._parameters.items(), *self._buffers.items()]:
             if parameter is not None:
                 # what waits for its shape has no numbers to detach
                 kept = keep_vars or is_lazy(parameter)
@@ -116,8 +125,22 @@ def _start(parameter: torch.Tensor, part: Part, generator: torch.Generator | Non
                 parameter.normal_(0.0, deviation, generator=generator)
             case "constant":
                 parameter.fill_(part.by)
+            case "drawn":
+                parameter.copy_(torch.from_numpy(_drawn(parameter.shape, int(part.by))))
             case _:
                 parameter.fill_(1.0 if part.start == "ones" else 0.0)
+
+
+def _drawn(shape: Sequence[int], seed: int) -> np.ndarray:
+    """Gaussian rows [layers, heads, count, d], a pure function of the seed, layer and head."""
+    layers, heads, count, size = shape
+    return np.stack(
+        [
+            [normals(Stream(seed, CENTROIDS, layer, head), np.arange(count), size)]
+            for layer in range(layers)
+            for head in range(heads)
+        ]
+    ).reshape(shape)
 
 
 class Draws(nn.Module):
@@ -135,12 +158,12 @@ class Draws(nn.Module):
     def number(self, layer: int, every: int) -> int:
         """The draw that a layer uses now, one that is drawn every so many calls."""
         row = layer if layer < len(self.calls) else 0
-        calls = self.last[row] if _again() else self.calls[row]
+        calls = self.last[row] if again() else self.calls[row]
         return calls // every + self.asked if every else 0
 
     def count(self, layer: int) -> None:
         """One more call of a layer in training."""
-        if not _again():
+        if not again():
             row = layer if layer < len(self.calls) else 0
             self.last[row] = self.calls[row]
             self.calls[row] += 1
@@ -157,7 +180,7 @@ class Draws(nn.Module):
         self.last = list(self.calls)
 
 
-def _again() -> bool:
+def again() -> bool:
     """Whether a call is computed again for a backward, when it must be what it was. What is traced
     is not, and cannot ask."""
     return not torch.compiler.is_compiling() and torch._C._current_graph_task_id() != -1

@@ -8,22 +8,41 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, is_dataclass, replace
-from typing import TypeVar
+from typing import Any, Protocol, TypeVar
 
 import numpy as np
 import torch
 
 from attnspec.graphs.operators import Complement, Intersection, Shift, Transpose, Union
-from attnspec.graphs.relation import Relation, evaluate_pairs
+from attnspec.graphs.relation import DataDependent, Elementwise, Relation, evaluate_pairs
 from attnspec.graphs.token_sets import Data, StandIn, reads_data
 
 Part = TypeVar("Part")
 
 
-def with_data(value: Part, data: Mapping[str, object]) -> Part:
-    """The same relation with values in place of its stand-ins."""
+class Holding(Protocol):
+    """What is decided: the pairs of positions, elementwise."""
+
+    def holds(self, q: torch.Tensor, k: torch.Tensor) -> torch.Tensor: ...
+
+
+@dataclass(frozen=True, eq=False)
+class Decided(Relation):
+    """The pairs of a choice."""
+
+    choice: Holding
+
+    def holds(self, q: Elementwise, k: Elementwise, n: int) -> Elementwise:
+        return self.choice.holds(q, k)
+
+
+def with_data(value: Part, data: Mapping[Any, Any]) -> Part:
+    """The same relation with values in place of its stand-ins, and choices in place of what the
+    data decide."""
     if isinstance(value, StandIn):
         return Data(data[value.name])  # type: ignore[return-value]
+    if isinstance(value, DataDependent):
+        return Decided(data[value])  # type: ignore[return-value]
     if isinstance(value, tuple):
         return type(value)(with_data(part, data) for part in value)
     if is_dataclass(value) and not isinstance(value, type) and reads_data(value):
@@ -40,21 +59,37 @@ class Static:
 
     held: torch.Tensor
 
-    def mask(self, data: Mapping[str, torch.Tensor], n: int) -> torch.Tensor:
+    def mask(self, data: Mapping[Any, Any], n: int) -> torch.Tensor:
         return self.held
 
 
 @dataclass(frozen=True, eq=False)
 class Reading:
-    """A pattern that reads inputs, at positions q [n_q, 1] and k [1, n_k]."""
+    """A pattern that reads inputs, or that the data decide, at positions q and k."""
 
     relation: Relation
     q: torch.Tensor
     k: torch.Tensor
 
-    def mask(self, data: Mapping[str, torch.Tensor], n: int) -> torch.Tensor:
+    def mask(self, data: Mapping[Any, Any], n: int) -> torch.Tensor:
+        if self.q.dim() >= 4 and not isinstance(self.relation, DataDependent):
+            return self._sample_by_sample(data, n)
         held: torch.Tensor = with_data(self.relation, data).holds(self.q, self.k, n)
         return held
+
+    def _sample_by_sample(self, data: Mapping[Any, Any], n: int) -> torch.Tensor:
+        """At positions of each sample and head, [B or 1, H or 1, …]."""
+        given = {name: x for name, x in data.items() if isinstance(name, str)}
+        batch = max([self.q.shape[0], self.k.shape[0], *(len(x) for x in given.values())])
+        heads = max(self.q.shape[1], self.k.shape[1])
+        q, k = (x.expand(batch, heads, *x.shape[2:]) for x in (self.q, self.k))
+        rows = []
+        for sample in range(batch):
+            mine = {name: x[sample, 0] for name, x in given.items()}
+            relation = with_data(self.relation, mine)
+            pairs = [relation.holds(q[sample, head], k[sample, head], n) for head in range(heads)]
+            rows.append(torch.stack(pairs))
+        return torch.stack(rows)
 
 
 @dataclass(frozen=True, eq=False)
@@ -64,7 +99,7 @@ class Joined:
     op: str
     parts: tuple[Static | Reading | Joined, ...]
 
-    def mask(self, data: Mapping[str, torch.Tensor], n: int) -> torch.Tensor:
+    def mask(self, data: Mapping[Any, Any], n: int) -> torch.Tensor:
         held = self.parts[0].mask(data, n)
         if self.op == "~":
             return ~held
@@ -75,13 +110,15 @@ class Joined:
 
 
 MaskPlan = Static | Reading | Joined
-"""How a mask is computed; `mask(data, n)` is bool, broadcastable to [B, n_q, n_k]."""
+"""How a mask is computed; `mask(data, n)` is bool, broadcastable to [B, n_q, n_k], and to
+[B, H, n_q, n_k] where the data decide."""
 
 
 def mask_plan(
     relation: Relation, q: np.ndarray, k: np.ndarray, n: int, device: torch.device
 ) -> MaskPlan:
-    """The plan of a relation at positions q [n_q, 1] and k [1, n_k] of n."""
+    """The plan of a relation at positions of n: q [n_q, 1] and k [1, n_k], or positions of each
+    sample and head, [B or 1, H or 1, …] both."""
     if not reads_data(relation):
         held = np.array(evaluate_pairs(relation, q, k, n))
         return Static(torch.from_numpy(held).to(device))
@@ -107,3 +144,13 @@ def mask_plan(
         case _:
             at = [torch.from_numpy(np.array(x)).to(device) for x in (q, k)]
             return Reading(relation, at[0], at[1])
+
+
+def mask_of(
+    relation: Relation, n_q: int, n_k: int, data: Mapping[Any, Any], device: torch.device
+) -> torch.Tensor:
+    """Which of n_k keys the last n_q positions read, broadcastable to [B, H, n_q, n_k]."""
+    q, k = np.arange(n_k - n_q, n_k)[:, None], np.arange(n_k)[None]
+    held = mask_plan(relation, q, k, n_k, device).mask(data, n_k)
+    # inputs of graphs that no data decide have no axis of heads
+    return held[:, None] if held.dim() == 3 else held

@@ -26,11 +26,14 @@ class Blocks:
     """Where the blocks of a computation lie.
 
     `distance` is q - k as int64 [G, h, w], `mask` bool, True = attends, both broadcastable to
-    [B, K, R, G, h, w]; None where nothing asks for them.
+    [B, K, R, G, h, w]; None where nothing asks for them. So are `counts`, how often a pair is
+    weighed, and `factor`, what its key and value are multiplied with.
     """
 
     distance: torch.Tensor | None
     mask: torch.Tensor | None
+    counts: torch.Tensor | None = None
+    factor: torch.Tensor | None = None
 
 
 def scale_of(work: Work, size: int) -> float:
@@ -96,13 +99,19 @@ class Formula:
         kept = q.dtype
         if kept in HALF:
             q, k, v = q.float(), k.float(), v.float()
+        if self.work.unit_keys:
+            k = unit(k)
         # the query heads of one key head are more rows of one product, so that keys are not copied
         q = q.transpose(2, 3).reshape(batch, keys, groups, repeat * rows, q.shape[-1])
         scores = (q * scale_of(self.work, q.shape[-1])) @ k.transpose(-1, -2)
         scores = scores.view(batch, keys, groups, repeat, rows, k.shape[-2]).transpose(2, 3)
+        if blocks.factor is not None:
+            scores = scores * blocks.factor
         scores = self.changed(scores, blocks.distance, call)
-        found = shares(scores, blocks.mask, self.work.normalize)
+        found = shares(scores, blocks.mask, self.work.normalize, blocks.counts)
         weights = found.weights
+        if blocks.factor is not None:
+            weights = weights * blocks.factor
         if call.dropout_p:
             weights = functional.dropout(weights, call.dropout_p)
         weights = weights.transpose(2, 3).reshape(batch, keys, groups, repeat * rows, k.shape[-2])
@@ -129,6 +138,15 @@ class Formula:
         return scores
 
 
+def unit(x: torch.Tensor) -> torch.Tensor:
+    """Vectors [..., d] at length 1; those of length 0 stay."""
+    # of a size at which squares neither vanish nor overflow; it cancels, and so has no gradient
+    size = x.detach().abs().amax(-1, keepdim=True)
+    x = x / torch.where(size > 0, size, 1.0)
+    square = (x * x).sum(-1, keepdim=True)
+    return x / torch.where(square > 0, square, 1.0).sqrt()
+
+
 def weigh(scores: torch.Tensor, mask: torch.Tensor | None, normalize: str) -> torch.Tensor:
     """The weights of scores [..., w] under a mask; a row without a key weighs nothing."""
     return shares(scores, mask, normalize).weights
@@ -149,13 +167,18 @@ class Shares:
         return self.numerators if self.total is None else self.numerators / self.total
 
 
-def shares(scores: torch.Tensor, mask: torch.Tensor | None, normalize: str) -> Shares:
-    """What scores [..., w] weigh under a mask."""
+def shares(
+    scores: torch.Tensor,
+    mask: torch.Tensor | None,
+    normalize: str,
+    counts: torch.Tensor | None = None,
+) -> Shares:
+    """What scores [..., w] weigh under a mask, each so many times."""
     if normalize == "sigmoid":
-        weights = torch.sigmoid(scores)
+        weights = _times(torch.sigmoid(scores), counts)
         return Shares(weights if mask is None else weights.masked_fill(~mask, 0.0), None)
     if normalize == "relu":
-        weights = torch.relu(scores)
+        weights = _times(torch.relu(scores), counts)
         if mask is not None:
             weights = weights.masked_fill(~mask, 0.0)
         total = weights.sum(-1, keepdim=True)
@@ -164,13 +187,17 @@ def shares(scores: torch.Tensor, mask: torch.Tensor | None, normalize: str) -> S
         scores = scores.masked_fill(~mask, -torch.inf)
     # the shift cancels in the quotient, so that it has no gradient
     top = _top(scores, 0.0 if normalize == "softmax1" else -torch.inf)
-    weights = torch.exp(scores - top)
+    weights = _times(torch.exp(scores - top), counts)
     total = weights.sum(-1, keepdim=True)
     if normalize == "softmax1":
         total = total + torch.exp(-top)
     some = torch.where(total > 0, total, 1.0)
     lse = torch.where(total > 0, torch.log(some) + top, -torch.inf)
     return Shares(weights, some, lse[..., 0])
+
+
+def _times(weights: torch.Tensor, counts: torch.Tensor | None) -> torch.Tensor:
+    return weights if counts is None else weights * counts.to(weights.dtype)
 
 
 def _top(scores: torch.Tensor, least: float) -> torch.Tensor:

@@ -22,6 +22,7 @@ class Dense:
     """Scores of all pairs in one product."""
 
     name = "dense"
+    runs_decided = True
 
     @property
     def least(self) -> float:

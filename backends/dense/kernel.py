@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from dataclasses import replace
+
 import numpy as np
 import torch
 
@@ -22,6 +25,7 @@ class DenseKernel:
         self.distance = None
         if self.formula.needs_distance:
             self.distance = torch.from_numpy((q_at - k_at)[None]).to(device)
+        self.at = [torch.from_numpy(at).to(device) for at in (q_at, k_at)] if work.decided else []
 
     def __call__(
         self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, call: Call
@@ -33,8 +37,12 @@ class DenseKernel:
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
         """The output [B, H, n_q, d_v] and its log-sum-exps [B, H, n_q], if there are any."""
         batch, heads, rows, size = q.shape
+        for leaf in self.work.decided:
+            q = call.data[leaf].attending(q)
         grouped = q.reshape(batch, k.shape[1], heads // k.shape[1], rows, size)
-        out, lse = self.composed(grouped, k, v, call)
+        rounds = list(_rounds(self.work, call))
+        found = [self.composed(grouped, k, v, each) for each in rounds or [call]]
+        out, lse = found[0] if not rounds else (self._mean(rounds, [o for o, _ in found]), None)
         if lse is not None:
             lse = lse.reshape(batch, heads, rows)
         return out.reshape(batch, heads, rows, v.shape[-1]), lse
@@ -43,15 +51,61 @@ class DenseKernel:
         self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, call: Call
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
         """The same of q [B, K, R, n_q, d]."""
-        mask = self.mask(call)
-        blocks = Blocks(self.distance, mask[:, None, None, None])
+        blocks = Blocks(
+            self.distance,
+            _by_key_head(self.mask(call), q),
+            _by_key_head(self._counts(call), q),
+            _by_key_head(self._factor(call), q),
+        )
         out, lse = self.formula.partial(
             q[:, :, :, None], k[:, :, None], v[:, :, None], blocks, call
         )
         return out[:, :, :, 0], None if lse is None else lse[:, :, :, 0]
 
     def mask(self, call: Call) -> torch.Tensor:
-        """Which pairs attend, bool, broadcastable to [B, n_q, n_k]."""
+        """Which pairs attend, bool, broadcastable to [B, H, n_q, n_k]."""
         mask = self.plan.mask(call.data, self.work.n_k)
-        mask = mask.view(-1, *mask.shape[-2:])
-        return mask if call.padding is None else mask & call.padding[:, None]
+        if not self.work.decided:
+            mask = mask.view(-1, 1, *mask.shape[-2:])
+        return mask if call.padding is None else mask & call.padding[:, None, None]
+
+    def _counts(self, call: Call) -> torch.Tensor | None:
+        """How often pairs are weighed where a choice finds them several times."""
+        found = [call.data[leaf].counts(*self.at) for leaf in self.work.decided]
+        counts = [each for each in found if each is not None]
+        return torch.stack(counts).sum(0).clamp_min(1) if counts else None
+
+    def _factor(self, call: Call) -> torch.Tensor | None:
+        """What keys and values of pairs are multiplied with."""
+        product = None
+        for leaf in self.work.decided:
+            found = call.data[leaf].factor(*self.at)
+            if found is not None:
+                product = found if product is None else product * found
+        return product
+
+    def _mean(self, rounds: list[Call], outs: list[torch.Tensor]) -> torch.Tensor:
+        """The mean of the outputs [B, K, R, n_q, d_v] of the rounds in which a query has a key."""
+        total, count = torch.zeros_like(outs[0]), torch.zeros_like(outs[0][..., :1])
+        for call, out in zip(rounds, outs, strict=True):
+            total = total + out
+            read = _by_key_head(self.mask(call).any(-1, keepdim=True), out)
+            count = count + (0 if read is None else read[:, :, :, 0])
+        return total / count.clamp_min(1)
+
+
+def _rounds(work: Work, call: Call) -> Iterator[Call]:
+    """The calls whose outputs are averaged, if any are."""
+    for leaf in work.decided:
+        for choice in call.data[leaf].rounds():
+            yield replace(call, data={**call.data, leaf: choice})
+
+
+def _by_key_head(held: torch.Tensor | None, q: torch.Tensor) -> torch.Tensor | None:
+    """What is broadcastable to [B, H, n_q, n_k] as [B, K, R, 1, n_q, n_k], for q [B, K, R, …]."""
+    if held is None:
+        return None
+    held = held.view(*(1,) * (4 - held.dim()), *held.shape)
+    if held.shape[1] == 1:
+        return held[:, :, None, None]
+    return held.reshape(held.shape[0], q.shape[1], q.shape[2], 1, *held.shape[2:])

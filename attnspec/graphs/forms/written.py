@@ -109,6 +109,8 @@ def written_leaf(leaf: Leaf) -> str:
 def _argument(value: object) -> str:
     if isinstance(value, Tokens | TokenCompound | InputRef):
         return written_tokens(value)
+    if isinstance(value, Leaf | Compound):
+        return written(value)
     if isinstance(value, tuple):
         return ", ".join(map(written_scalar, value))
     return value if isinstance(value, str) else written_scalar(value)  # type: ignore[arg-type]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from attnspec.graphs.patterns.axial import Axial
 from attnspec.graphs.patterns.block import Block
 from attnspec.graphs.patterns.causal import Causal
+from attnspec.graphs.patterns.chosen import Chosen
 from attnspec.graphs.patterns.cluster import Cluster
 from attnspec.graphs.patterns.columns_rows import Columns, Rows
 from attnspec.graphs.patterns.dilated import Dilated
@@ -52,10 +53,11 @@ PATTERNS: tuple[type[Relation], ...] = (
     Same,
     Prefix,
     Where,
+    Chosen,
+    TopK,
     Lsh,
     Cluster,
     Sinkhorn,
-    TopK,
 )
 
 BY_NAME: dict[str, type[Relation]] = {pattern.name: pattern for pattern in PATTERNS}

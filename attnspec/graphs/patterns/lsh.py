@@ -15,8 +15,9 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from attnspec.graphs.relation import DataDependent
+from attnspec.graphs.token_sets import Data
 from attnspec.ir.linear import N, product
-from attnspec.ir.parameters import argument
+from attnspec.ir.parameters import RelationError, argument, context
 from attnspec.ir.scalars import Apply, Scalar
 
 
@@ -24,6 +25,9 @@ from attnspec.ir.scalars import Apply, Scalar
 class Lsh(DataDependent):
     """Pairs that a random rotation puts in one bucket."""
 
+    given: Data | None = argument(
+        "buckets", "an input of kind `buckets` in place of the hash", default=None, positional=True
+    )
     buckets: int | None = argument(
         "integer", "hash buckets; 2 n / chunk where not given", default=None, least=2, even=True
     )
@@ -35,17 +39,72 @@ class Lsh(DataDependent):
     scale: str = argument(
         "choice",
         "what q . k is multiplied with: 1 / sqrt(d), or 1",
-        default="inverse_sqrt",
-        choices=("inverse_sqrt", "unit"),
+        default="root",
+        choices=("root", "unit"),
+    )
+    share_qk: bool = argument(
+        "boolean", "whether keys are the queries, scored at unit length", default=True
+    )
+    look: int = argument("integer", "chunks that are looked back", default=1, least=0)
+    cut: str = argument(
+        "choice",
+        "whether chunks are cut through the whole order or within each bucket",
+        default="order",
+        choices=("order", "bucket"),
     )
     multiplicity: bool = argument(
         "boolean", "weigh a key by the number of rounds that find it", default=False
     )
+    combine: str = argument(
+        "choice",
+        "one softmax over all rounds, or the mean of theirs",
+        default="union",
+        choices=("union", "mean"),
+    )
     bucket_mask: bool = argument(
         "boolean", "leave out keys of other buckets in the same chunks", default=True
     )
+    hash: str = argument(
+        "choice",
+        "how vectors find their bucket",
+        default="cross_polytope",
+        choices=("cross_polytope", "hyperplanes"),
+    )
+    causal: bool = context("causal", False)
+    layer: int = context("layer", 0)
 
     name: ClassVar = "lsh"
+    replaced: ClassVar = {"given": ("buckets", "rounds", "seed", "hash")}
+
+    def __post_init__(self) -> None:
+        if self.cut == "bucket" and not self.bucket_mask:
+            raise RelationError(
+                "`cut = bucket` looks at single buckets, and `bucket_mask = false` beyond them"
+            )
+        if self.hash == "hyperplanes" and self.given is None:
+            if self.buckets is None or self.buckets & (self.buckets - 1):
+                raise RelationError(
+                    "`hash = hyperplanes` needs `buckets`, a power of two,"
+                    f" got {self.buckets or 'none'}"
+                )
+
+    @property
+    def weighs(self) -> str:  # type: ignore[override]
+        """What it changes of the scores and weights of its pairs."""
+        if self.share_qk:
+            return "scores q . k / |k|"
+        if self.combine == "mean":
+            return "averages the outputs of its rounds"
+        return "weighs pairs by the rounds that find them" if self.multiplicity else ""
+
+    def buckets_at(self, n: int) -> int:
+        """Hash buckets for n keys: where not given, the even number nearest 2 n / chunk."""
+        return self.buckets or 2 * max(1, (2 * n + self.chunk) // (2 * self.chunk))
+
+    @classmethod
+    def beside(cls, arguments: Mapping[str, object]) -> bool:
+        plain = {"share_qk": False, "combine": "union", "multiplicity": False, "scale": "root"}
+        return all(arguments.get(name) == value for name, value in plain.items())
 
     @classmethod
     def order(cls, given: Mapping[str, Scalar]) -> Scalar:

@@ -1,8 +1,10 @@
 """Sorted blocks: the query's own block and the block that a learned permutation matches with it.
 
-Block sums are mapped to a matrix of logits between blocks; alternating normalisation of its rows
-and columns in log space, `iterations` times at a temperature, makes it nearly a permutation.
-Edges: at most 2 b n.
+Sums of the keys of a block times a learned matrix are logits between blocks; alternating
+normalisation of rows and columns in log space, `iterations` times at a temperature, makes of them
+nearly a permutation R. Keys and values of the block that is matched with block i, argmax_j R_ij,
+carry the factor 1 + R_ij - stop(R_ij), which trains the matrix.
+Edges: at most 2 b n, with cut = r at most r b n.
 Source: Tay et al. 2020, "Sparse Sinkhorn Attention", section 3.
 """
 
@@ -14,7 +16,8 @@ from typing import ClassVar
 
 from attnspec.graphs.relation import DataDependent
 from attnspec.ir.linear import N, product
-from attnspec.ir.parameters import RelationError, argument
+from attnspec.ir.mechanisms.declaration import Part
+from attnspec.ir.parameters import RelationError, argument, context
 from attnspec.ir.scalars import Scalar
 
 
@@ -27,12 +30,38 @@ class Sinkhorn(DataDependent):
     temperature: float = argument(
         "real", "divides the logits before they are normalised", default=0.75, least=0
     )
+    max_blocks: int = argument(
+        "integer", "blocks that the learned matrix is for", default=64, least=1
+    )
+    cut: int | None = argument(
+        "integer", "every query reads the blocks of so many rows alone", default=None, least=1
+    )
+    causal: bool = context("causal", False)
 
     name: ClassVar = "sinkhorn"
+    weighs: ClassVar = "multiplies the keys and values of matched blocks"
 
     def __post_init__(self) -> None:
         if self.temperature <= 0:
             raise RelationError(f"`temperature` must be above 0, got {self.temperature}")
+        if self.cut is not None and self.causal:
+            raise RelationError(
+                "`cut` lets every query read the blocks of the first rows, later keys among them:"
+                " it has no meaning under `causal`"
+            )
+        if self.cut is not None and self.cut > self.max_blocks:
+            raise RelationError(
+                f"`cut` takes rows of the matrix, and `max_blocks` is {self.max_blocks},"
+                f" got {self.cut}"
+            )
+
+    @property
+    def learned(self) -> tuple[Part, ...]:  # type: ignore[override]
+        return (Part("sort", ("d", self.max_blocks), "normal", 0.02),)
+
+    @classmethod
+    def beside(cls, arguments: Mapping[str, object]) -> bool:
+        return False
 
     @classmethod
     def order(cls, given: Mapping[str, Scalar]) -> Scalar:

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
-START = ("zeros", "ones", "constant", "normal", "uniform", "scaled")
+START = ("zeros", "ones", "constant", "normal", "uniform", "scaled", "drawn")
 """How a learned part may start."""
 
 
@@ -22,7 +22,9 @@ class Part:
     An entry "d" of the shape is the size of a head, "d_v" that of a head of values. `start` is one
     of `START`, `by` its number: the standard deviation of `normal`, the bound of `uniform`, the
     value of `constant`; `scaled` is normal, with the root of the last extent dividing that
-    deviation. `layers` and `heads` say that all layers, or all heads of a layer, share one.
+    deviation; `drawn` are Gaussian rows by the seed `by`, the layer and the head. `layers` and
+    `heads` say that all layers, or all heads of a layer, share one. What is `kept` is no parameter,
+    but a buffer that calls in training move.
     """
 
     name: str
@@ -31,6 +33,7 @@ class Part:
     by: float = 0.0
     layers: bool = False
     heads: bool = False
+    kept: bool = False
 
 
 class MechanismDeclaration:

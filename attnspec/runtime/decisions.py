@@ -1,0 +1,138 @@
+"""What the data decide before any head runs: one choice for each graph, for all heads that have
+it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, fields
+from typing import Any
+
+import torch
+
+from attnspec.backends.common.score_formula import scale_of
+from attnspec.backends.decided.choice import Choice
+from attnspec.backends.decided.deciders import decide
+from attnspec.backends.decided.given import Given
+from attnspec.graphs.relation import DataDependent
+from attnspec.graphs.token_sets import StandIn
+from attnspec.lower.work import Work
+
+
+@dataclass(frozen=True, eq=False)
+class Decision:
+    """A graph that the data decide, the heads that have it, and the work of each."""
+
+    leaf: DataDependent
+    heads: tuple[int, ...]
+    works: tuple[Work, ...]
+
+    def choice(
+        self,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        padding: torch.Tensor | None,
+        data: Mapping[Any, Any],
+        tables: Mapping[str, torch.Tensor],
+    ) -> Choice:
+        """The choice for the tensors of a call."""
+        return decide(self.leaf, self.given(q, k, padding, data, tables))
+
+    def given(
+        self,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        padding: torch.Tensor | None,
+        data: Mapping[Any, Any],
+        tables: Mapping[str, torch.Tensor],
+    ) -> Given:
+        """What there is to decide by, for q [B, H, n_q, d] and k [B, H_kv, n_k, d] of all heads."""
+        ratio = q.shape[1] // k.shape[1]
+        whole = len(self.heads) == q.shape[1]
+        index = torch.tensor(self.heads, device=q.device)
+        own = {
+            name: _of_these(data[name], index, q.shape[1], ratio)
+            for name in inputs_of(self.leaf)
+            if name in data
+        }
+        return Given(
+            q=q if whole else q[:, index],
+            k=k if whole else k[:, index // ratio],
+            heads=self.heads,
+            groups=tuple(head // ratio for head in self.heads),
+            scales=tuple(scale_of(work, q.shape[3]) for work in self.works),
+            padding=padding,
+            data={**data, **own},
+            tables=tables,
+        )
+
+    def part(self, choice: Choice, heads: Sequence[int]) -> Choice:
+        """The choice of some of its heads."""
+        if tuple(heads) == self.heads:
+            return choice
+        place = {head: at for at, head in enumerate(self.heads)}
+        index = [place[head] for head in heads]
+        return choice.of_heads(torch.tensor(index))
+
+
+def decisions_of(works: Sequence[tuple[Work, tuple[int, ...]]]) -> tuple[Decision, ...]:
+    """The decisions of the works of a layer; what stands in the arguments of another comes first."""
+    found: dict[DataDependent, dict[int, Work]] = {}
+    for work, heads in works:
+        for leaf in work.decided:
+            found.setdefault(leaf, {}).update(dict.fromkeys(heads, work))
+    return tuple(
+        Decision(leaf, tuple(sorted(of)), tuple(of[head] for head in sorted(of)))
+        for leaf, of in found.items()
+    )
+
+
+def inputs_of(leaf: DataDependent) -> list[str]:
+    """The inputs that a graph reads by itself, not those of its arguments."""
+    values = (getattr(leaf, entry.name) for entry in fields(leaf))  # type: ignore[arg-type]
+    return [value.name for value in values if isinstance(value, StandIn)]
+
+
+def _of_these(x: torch.Tensor, heads: torch.Tensor, count: int, ratio: int) -> torch.Tensor:
+    """An input [B, H, …], [B, H_kv, …] or [B, 1, …] for some of the heads: [B, heads or 1, …]."""
+    if x.shape[1] == 1:
+        return x
+    return x[:, heads if x.shape[1] == count else heads // ratio]
+
+
+def decided(
+    decisions: Sequence[Decision],
+    q: torch.Tensor,
+    k: torch.Tensor,
+    padding: torch.Tensor | None,
+    data: Mapping[Any, Any],
+    tables: Callable[[Decision], Mapping[str, torch.Tensor]],
+) -> dict[DataDependent, Choice]:
+    """The choices of a layer, one for each decision."""
+    known: dict[Any, Any] = {name: with_heads(x) for name, x in data.items()}
+    found: dict[DataDependent, Choice] = {}
+    for each in decisions:
+        found[each.leaf] = known[each.leaf] = each.choice(q, k, padding, known, tables(each))
+    return found
+
+
+def data_of(
+    work: Work,
+    heads: Sequence[int],
+    decisions: Sequence[Decision],
+    choices: Mapping[DataDependent, Choice],
+    data: Mapping[Any, Any],
+) -> Mapping[Any, Any]:
+    """What a kernel of some heads is handed: the inputs, and the choices of its graphs."""
+    if not work.decided:
+        return data
+    parts = {
+        each.leaf: each.part(choices[each.leaf], heads)
+        for each in decisions
+        if each.leaf in work.decided
+    }
+    return {**{name: with_heads(x) for name, x in data.items()}, **parts}
+
+
+def with_heads(x: torch.Tensor) -> torch.Tensor:
+    """An input with an axis of heads: [B, 1, n] of [B, n]."""
+    return x if x.dim() == 4 else x[:, None]

@@ -1,0 +1,108 @@
+"""What is decided once tensors are there: which pairs a graph has, for masks and for tiles.
+
+Positions are those of the whole sequence, 0 <= position < n_k; queries are the last n_q of them.
+Position tensors of fewer than four axes hold for every sample and head; of more, the first two axes
+are [B or 1, H or 1]. Answers have the shape [B or 1, H or 1, *broadcast of the rest].
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, fields, is_dataclass, replace
+from typing import TypeVar
+
+import torch
+
+from attnspec.graphs.relation import Relation
+
+Part = TypeVar("Part")
+
+Holds = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
+
+
+@dataclass(frozen=True, eq=False)
+class TileLists:
+    """Tiles of queries, and for each the tiles of keys in which its pairs lie.
+
+    An order is int64 [B or 1, H or 1, slots], the position in each slot, -1 for none; None where
+    slot s is position s. Tile t has the slots t * tile <= s < (t + 1) * tile, the last one perhaps
+    fewer. `lists` is int64 [B or 1, H or 1, query tiles, r], numbers of key tiles, -1 for none, in
+    any order, none twice. `holds` are the pairs that are computed here: of several layouts of one
+    choice each pair is in one alone, and it may have pairs nowhere else than in its tiles.
+    """
+
+    q_order: torch.Tensor | None
+    k_order: torch.Tensor | None
+    q_tile: int
+    k_tile: int
+    lists: torch.Tensor
+    holds: Holds
+
+
+class Choice:
+    """The pairs of one graph for the tensors of a call; padding of keys is cut elsewhere.
+
+    Tensors among the fields of a choice are [B or 1, H or 1, ...].
+    """
+
+    def holds(self, q: torch.Tensor, k: torch.Tensor) -> torch.Tensor:
+        """Whether query position q reads key position k: bool, elementwise."""
+        raise NotImplementedError
+
+    def layouts(self) -> tuple[TileLists, ...]:
+        """Tiles that hold all pairs; at least one layout."""
+        raise NotImplementedError
+
+    @property
+    def lists(self) -> Mapping[str, torch.Tensor]:
+        """What was decided, in the words of the language."""
+        raise NotImplementedError
+
+    # --- what some graphs change beside the pairs ----------------------------------------------
+
+    def counts(self, q: torch.Tensor, k: torch.Tensor) -> torch.Tensor | None:
+        """How often each pair is weighed, int, 0 where it is none; None for once."""
+        return None
+
+    def factor(self, q: torch.Tensor, k: torch.Tensor) -> torch.Tensor | None:
+        """What keys and values are multiplied with for each pair, 1 with a gradient; None for
+        nothing."""
+        return None
+
+    def attending(self, q: torch.Tensor) -> torch.Tensor:
+        """What attends in place of the queries [B, H, n_q, d]."""
+        return q
+
+    def rounds(self) -> tuple[Choice, ...]:
+        """The choices whose outputs are averaged, where that is asked for."""
+        return ()
+
+    def of_heads(self, heads: torch.Tensor | slice) -> Choice:
+        """The same for some of the heads."""
+        return _of_heads(self, heads)
+
+
+def _of_heads(value: Part, heads: torch.Tensor | slice) -> Part:
+    if isinstance(value, torch.Tensor):
+        return value if value.shape[1] == 1 else value[:, heads]
+    if isinstance(value, tuple):
+        return type(value)(_of_heads(part, heads) for part in value)
+    if isinstance(value, dict):
+        return type(value)((key, _of_heads(part, heads)) for key, part in value.items())
+    if is_dataclass(value) and not isinstance(value, Relation | type):
+        parts = {x.name: _of_heads(getattr(value, x.name), heads) for x in fields(value)}
+        return replace(value, **parts)
+    return value
+
+
+def look_up(table: torch.Tensor, position: torch.Tensor) -> torch.Tensor:
+    """table[b, h, position[b, h, ...]] of a table [B, H, n, *more]: [B, H, ..., *more]."""
+    while position.dim() < 4:
+        position = position[None]
+    more = position.dim() - 2
+    batch, heads = (
+        torch.arange(size, device=table.device).view(-1, *[1] * (more + 1 - axis))
+        for axis, size in enumerate(table.shape[:2])
+    )
+    found: torch.Tensor = table[batch, heads, position]
+    return found

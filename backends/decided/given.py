@@ -1,0 +1,66 @@
+"""What there is to decide by: the tensors of a call, for the heads of one graph."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+
+@dataclass(frozen=True, eq=False)
+class Given:
+    """q [B, H, n_q, d] and k [B, H_kv, n_k, d] of some heads, with their numbers, those of the key
+    heads that they read, and the factors of their scores; H_kv divides H.
+
+    `data` has the inputs as a call has them, of those about heads the part of these heads, and the
+    choices of graphs that are arguments; `tables` what is learned or kept, [H or 1, *shape].
+    """
+
+    q: torch.Tensor
+    k: torch.Tensor
+    heads: tuple[int, ...]
+    groups: tuple[int, ...]
+    scales: tuple[float, ...]
+    padding: torch.Tensor | None = None
+    data: Mapping[Any, Any] = field(default_factory=dict)
+    tables: Mapping[str, torch.Tensor] = field(default_factory=dict)
+
+    @property
+    def grouped(self) -> bool:
+        """Whether heads share keys."""
+        return len(set(self.groups)) < len(self.groups)
+
+    @property
+    def n_q(self) -> int:
+        return self.q.shape[2]
+
+    @property
+    def n_k(self) -> int:
+        return self.k.shape[2]
+
+    @property
+    def first_query(self) -> int:
+        """The position of the first query."""
+        return self.n_k - self.n_q
+
+    @property
+    def real(self) -> torch.Tensor:
+        """Which keys are real, bool [B, n_k]."""
+        if self.padding is not None:
+            return self.padding
+        return torch.ones(len(self.q), self.n_k, dtype=torch.bool, device=self.q.device)
+
+    @property
+    def first(self) -> torch.Tensor:
+        """The first real key of each sample, int64 [B]; n_k where there is none."""
+        if self.padding is None:
+            return torch.zeros(len(self.q), dtype=torch.int64, device=self.q.device)
+        found = self.padding.to(torch.int64).argmax(-1)
+        return torch.where(self.padding.any(-1), found, self.n_k)
+
+    def positions(self) -> tuple[torch.Tensor, torch.Tensor]:
+        """The positions of all queries [n_q, 1] and keys [1, n_k]."""
+        k = torch.arange(self.n_k, device=self.q.device)
+        return k[self.first_query :, None], k[None]

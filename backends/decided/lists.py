@@ -1,0 +1,133 @@
+"""Choices that are lists: key blocks of one size for rows of consecutive queries."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import torch
+
+from attnspec.backends.common.masks import mask_plan
+from attnspec.backends.decided.choice import Choice, TileLists
+from attnspec.graphs.relation import Relation
+
+MOST = 1 << 26
+"""Entries of the largest table that says of every row and block whether it is read."""
+
+TILE = 64
+"""Positions that a tile has at least, where rows and blocks are smaller."""
+
+
+@dataclass(frozen=True, eq=False)
+class Pairs(Choice):
+    """The pairs of a graph that queries and keys do not decide, with the inputs it reads."""
+
+    relation: Relation
+    data: Mapping[Any, Any]
+    n: int
+
+    def holds(self, q: torch.Tensor, k: torch.Tensor) -> torch.Tensor:
+        at = [position.cpu().numpy() for position in (q, k)]
+        return mask_plan(self.relation, at[0], at[1], self.n, q.device).mask(self.data, self.n)
+
+
+@dataclass(frozen=True, eq=False)
+class ListChoice(Choice):
+    """Row `(q - start) // shared_by` of the queries reads the key blocks in its list, of `size` keys
+    from `start` on.
+
+    `blocks` is int64 [B, H or 1, rows, r], each list ascending, -1 for none, none twice. The first
+    row of each sample has the number `first_row` [B, 1] in the sequence; `start` is [B, 1].
+    `within` cuts the pairs.
+    """
+
+    blocks: torch.Tensor
+    start: torch.Tensor
+    first_row: torch.Tensor
+    size: int
+    shared_by: int
+    n_q: int
+    n_k: int
+    within: Pairs | None = None
+
+    def holds(self, q: torch.Tensor, k: torch.Tensor) -> torch.Tensor:
+        dims = max(4, q.dim(), k.dim())
+        start, first_row = (x.view(-1, *(1,) * (dims - 1)) for x in (self.start, self.first_row))
+        row = (q - start).div(self.shared_by, rounding_mode="floor") - first_row
+        block = (k - start).div(self.size, rounding_mode="floor")
+        rows, count = self.blocks.shape[2], self.count
+        inside = (row >= 0) & (row < rows) & (block >= 0)
+        if not self.blocks.numel():
+            return inside & False
+        held = inside & self._read(row.clamp(0, rows - 1), block.clamp(0, count - 1))
+        return held if self.within is None else held & self.within.holds(q, k)
+
+    @property
+    def count(self) -> int:
+        """Key blocks that may be named."""
+        return -(-self.n_k // self.size)
+
+    def _read(self, row: torch.Tensor, block: torch.Tensor) -> torch.Tensor:
+        """Whether rows read blocks."""
+        batch, heads, rows, _ = self.blocks.shape
+        sample, head = (
+            torch.arange(size, device=row.device).view(-1, *(1,) * (row.dim() - 1 - axis))
+            for axis, size in enumerate((batch, heads))
+        )
+        if batch * heads * rows * self.count <= MOST:
+            return self._table[sample, head, row, block]
+        # every list has numbers of its own, so that all of them are one ascending list
+        wide = self.count + 1
+        own = torch.arange(batch * heads * rows, device=row.device)[:, None] * wide
+        codes = (own + self.blocks.view(-1, self.blocks.shape[3]) + 1).flatten()
+        wanted = ((sample * heads + head) * rows + row) * wide + block + 1
+        place = torch.searchsorted(codes, wanted.contiguous()).clamp_max(len(codes) - 1)
+        return codes[place] == wanted
+
+    @cached_property
+    def _table(self) -> torch.Tensor:
+        """Whether each row reads each block, bool [B, H, rows, blocks]."""
+        table = marked(self.blocks, self.count)
+        return table
+
+    def layouts(self) -> tuple[TileLists, ...]:
+        """One layout: tiles of whole rows and of whole blocks."""
+        rows, keys = max(1, TILE // self.shared_by), max(1, TILE // self.size)
+        batch, heads, _, width = self.blocks.shape
+        short = -self.blocks.shape[2] % rows
+        named = torch.nn.functional.pad(self.blocks, (0, 0, 0, short), value=-1)
+        named = named.div(keys, rounding_mode="floor").view(batch, heads, -1, rows * width)
+        lists = listed(marked(named, -(-self.count // keys)))
+        q_tile, k_tile = rows * self.shared_by, keys * self.size
+        plain = not bool(self.start.any())
+        q_order = None
+        if not plain or self.n_q < self.n_k:
+            slots = torch.arange(lists.shape[2] * q_tile, device=self.start.device)
+            q_order = (self.start + self.first_row * self.shared_by)[..., None] + slots
+            inside = (q_order >= self.n_k - self.n_q) & (q_order < self.n_k)
+            q_order = torch.where(inside, q_order, -1)
+        k_order = None
+        if not plain:
+            k_order = self.start[..., None] + torch.arange(self.n_k, device=self.start.device)
+            k_order = torch.where(k_order < self.n_k, k_order, -1)
+        return (TileLists(q_order, k_order, q_tile, k_tile, lists, self.holds),)
+
+    @property
+    def lists(self) -> Mapping[str, torch.Tensor]:
+        return {"keys" if self.size == 1 else "blocks": self.blocks}
+
+
+def marked(numbers: torch.Tensor, count: int) -> torch.Tensor:
+    """bool [..., count]: which numbers stand in lists [..., r]; those below 0 are none."""
+    table = numbers.new_zeros(*numbers.shape[:-1], count + 1, dtype=torch.bool)
+    return table.scatter_(-1, numbers + 1, True)[..., 1:]
+
+
+def listed(table: torch.Tensor) -> torch.Tensor:
+    """The numbers of what is marked in a table [..., count], ascending, after -1 for none; as many
+    as the longest list has."""
+    most = int(table.sum(-1).max()) if table.numel() else 0
+    numbers = torch.where(table, torch.arange(table.shape[-1], device=table.device), -1)
+    return numbers.topk(most, dim=-1).values.flip(-1)

@@ -1,0 +1,256 @@
+"""`lsh`: positions sorted by bucket and cut into chunks, round after round."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from functools import partial
+
+import torch
+
+from attnspec.backends.decided.choice import Choice, TileLists, look_up
+from attnspec.backends.decided.given import Given
+from attnspec.backends.decided.hashes import buckets_of
+from attnspec.backends.decided.labels import meeting
+from attnspec.backends.decided.lists import TILE
+from attnspec.graphs.patterns.lsh import Lsh
+
+NOWHERE = -(1 << 30)
+"""The chunk of padding."""
+
+
+@dataclass(frozen=True, eq=False)
+class Sorted(Choice):
+    """Positions of one side in the order of their buckets, for each round.
+
+    `bucket` and `chunk` are int64 [B, H or 1, R, n], padding in no chunk; `order` has the positions
+    sorted by (bucket, position), padding last, and `begin` for each place there that of the first
+    of its bucket.
+    """
+
+    bucket: torch.Tensor
+    chunk: torch.Tensor
+    order: torch.Tensor
+    begin: torch.Tensor
+
+    @staticmethod
+    def of(bucket: torch.Tensor, real: torch.Tensor, leaf: Lsh) -> Sorted:
+        """The order of buckets [B, H or 1, R, n] of positions that are real or not, [B, n]."""
+        n = bucket.shape[-1]
+        apart = (~real)[:, None, None].expand_as(bucket)
+        order = bucket.argsort(dim=-1, stable=True)
+        order = order.gather(
+            -1, apart.gather(-1, order).to(torch.uint8).argsort(dim=-1, stable=True)
+        )
+        along = bucket.gather(-1, order)
+        place = torch.arange(n, device=bucket.device).expand_as(bucket)
+        fresh = torch.ones_like(along, dtype=torch.bool)
+        fresh[..., 1:] = along[..., 1:] != along[..., :-1]
+        begin = torch.where(fresh, place, 0).cummax(-1).values
+        inside = place - begin if leaf.cut == "bucket" else place
+        chunk = (inside // leaf.chunk).masked_fill(apart.gather(-1, order), NOWHERE)
+        back = torch.empty_like(order).scatter_(-1, order, chunk)
+        return Sorted(bucket, back, order, begin)
+
+    def last(self, count: int) -> Sorted:
+        """The same for the last positions alone; orders are those of all."""
+        return replace(self, bucket=self.bucket[..., -count:], chunk=self.chunk[..., -count:])
+
+
+@dataclass(frozen=True, eq=False)
+class LshChoice(Choice):
+    """Pairs that share a bucket and lie near in its order, in some round.
+
+    `alone` is bool [B, H or 1, n_q]: the queries that read themselves, having no other key; None
+    where queries read themselves like any other key.
+    """
+
+    q: Sorted
+    k: Sorted
+    alone: torch.Tensor | None
+    leaf: Lsh
+    n_k: int
+
+    @property
+    def n_q(self) -> int:
+        return self.q.bucket.shape[-1]
+
+    def found(self, turn: int, q: torch.Tensor, k: torch.Tensor) -> torch.Tensor:
+        """Which pairs one round finds."""
+        at = q - (self.n_k - self.n_q)
+        back = look_up(self.q.chunk[:, :, turn], at) - look_up(self.k.chunk[:, :, turn], k)
+        held = (back >= 0) & (back <= self.leaf.look)
+        if self.leaf.bucket_mask:
+            own, other = self.q.bucket[:, :, turn], self.k.bucket[:, :, turn]
+            held = held & (look_up(own, at) == look_up(other, k))
+        if self.alone is not None:
+            held = held & ((q != k) | look_up(self.alone, at))
+        return held
+
+    def holds(self, q: torch.Tensor, k: torch.Tensor) -> torch.Tensor:
+        held = self.found(0, q, k)
+        for turn in range(1, self.turns):
+            held = held | self.found(turn, q, k)
+        return held
+
+    @property
+    def turns(self) -> int:
+        """How many rounds there are."""
+        return self.k.bucket.shape[2]
+
+    def counts(self, q: torch.Tensor, k: torch.Tensor) -> torch.Tensor | None:
+        if not self.leaf.multiplicity or self.leaf.combine == "mean":
+            return None
+        count = self.found(0, q, k).to(torch.int64)
+        for turn in range(1, self.turns):
+            count = count + self.found(turn, q, k)
+        return count
+
+    def rounds(self) -> tuple[Choice, ...]:
+        if self.leaf.combine != "mean":
+            return ()
+        return tuple(OneRound(self, turn) for turn in range(self.turns))
+
+    def layouts(self) -> tuple[TileLists, ...]:
+        """One layout a round: tiles of whole chunks of the sorted order."""
+        return tuple(self._layout(turn) for turn in range(self.turns))
+
+    def _layout(self, turn: int) -> TileLists:
+        chunk, look = self.leaf.chunk, self.leaf.look
+        tile = chunk * max(1, TILE // chunk)
+        orders = []
+        for side, count in ((self.q, self.n_q), (self.k, self.n_k)):
+            order = side.order[:, :, turn]
+            # of queries that are the last keys the order has all keys
+            position = order + (self.n_k - order.shape[-1])
+            gone = position < self.n_k - count
+            place = look_up(side.chunk[:, :, turn], (position - (self.n_k - count)).clamp_min(0))
+            orders.append(torch.where(gone | (place == NOWHERE), -1, position))
+        lists = self._lists(turn, tile, chunk, look)
+        return TileLists(orders[0], orders[1], tile, tile, lists, partial(self._first, turn))
+
+    def _lists(self, turn: int, tile: int, chunk: int, look: int) -> torch.Tensor:
+        """The key tiles of each query tile [B, H or 1, query tiles, r]."""
+        q_slots, k_slots = (side.order.shape[-1] for side in (self.q, self.k))
+        tiles, others = -(-q_slots // tile), -(-k_slots // tile)
+        if self.leaf.cut == "bucket" and self.q.order is not self.k.order:
+            return self._bucket_lists(turn, tile)
+        first = torch.arange(tiles, device=self.q.order.device)[:, None]
+        reach = look * chunk if self.leaf.cut == "order" else (look + 1) * chunk - 1
+        behind = -(-reach // tile)
+        ahead = 0 if self.leaf.cut == "order" else 1
+        lists = first + torch.arange(-behind, ahead + 1, device=first.device)
+        lists = torch.where((lists >= 0) & (lists < others), lists, -1)
+        return lists[None, None]
+
+    def _bucket_lists(self, turn: int, tile: int) -> torch.Tensor:
+        """The same where queries and keys have orders of their own and chunks are cut in buckets:
+        all key tiles of the buckets of a tile."""
+        along = [
+            side.bucket[:, :, turn].gather(-1, side.order[:, :, turn]) for side in (self.q, self.k)
+        ]
+        return meeting(along[0], along[1], tile)
+
+    def _first(self, turn: int, q: torch.Tensor, k: torch.Tensor) -> torch.Tensor:
+        """The pairs that a round finds and none before it."""
+        held = self.found(turn, q, k)
+        for before in range(turn):
+            held = held & ~self.found(before, q, k)
+        return held
+
+    @property
+    def lists(self) -> Mapping[str, torch.Tensor]:
+        return {"buckets": self.k.bucket, "chunks": self.k.chunk.clamp_min(-1)}
+
+
+@dataclass(frozen=True, eq=False)
+class OneRound(Choice):
+    """What one round finds."""
+
+    whole: LshChoice
+    turn: int
+
+    def holds(self, q: torch.Tensor, k: torch.Tensor) -> torch.Tensor:
+        return self.whole.found(self.turn, q, k)
+
+
+@torch.no_grad()
+def decide(leaf: Lsh, given: Given) -> Choice:
+    """The buckets of all positions; raises ValueError where keys should be the queries, and are
+    not."""
+    if leaf.share_qk:
+        _require_shared(given)
+    if leaf.given is not None:
+        bucket = given.data[leaf.given.name].to(torch.int64)  # type: ignore[attr-defined]
+        k = Sorted.of(bucket, given.real, leaf)
+        q = k.last(given.n_q)
+    else:
+        count = leaf.buckets_at(given.n_k)
+        keys = given.k if given.k.shape[1] == len(given.heads) else _by_head(given)
+        k = Sorted.of(buckets_of(leaf, keys, given.heads, count), given.real, leaf)
+        q = k.last(given.n_q)
+        if not leaf.share_qk:
+            own = buckets_of(leaf, given.q, given.heads, count)
+            q = Sorted.of(own, given.real[:, given.first_query :], leaf)
+    alone = None
+    if leaf.share_qk:
+        alone = ~has_other(k, leaf)[..., -given.n_q :]
+    return LshChoice(q, k, alone, leaf, given.n_k)
+
+
+def _by_head(given: Given) -> torch.Tensor:
+    """The keys that each head reads."""
+    ratio = given.q.shape[1] // given.k.shape[1]
+    return given.k.repeat_interleave(ratio, 1)
+
+
+def _require_shared(given: Given) -> None:
+    if given.k.shape[1] != given.q.shape[1] or given.grouped:
+        raise ValueError(
+            "`lsh` hashes keys that are the queries, so that k has as many heads as q, got"
+            f" {given.q.shape[1]} and {given.k.shape[1]}: `share_qk = false` hashes both"
+        )
+    own = given.k[:, :, given.first_query :]
+    if own.device.type != "meta" and not torch.equal(own, given.q):
+        raise ValueError(
+            "`lsh` hashes keys that are the queries, and k is not q, or has not q as its last rows:"
+            " call it with k = q, or write `lsh(share_qk = false)`"
+        )
+
+
+def has_other(side: Sorted, leaf: Lsh) -> torch.Tensor:
+    """Which positions find a key that is another one in some round, bool [B, H or 1, n]."""
+    chunk = side.chunk.gather(-1, side.order)
+    found = _near(side, chunk, leaf) if leaf.bucket_mask else _in_chunks(side, chunk, leaf)
+    found = found & (chunk != NOWHERE)
+    return torch.zeros_like(found).scatter_(-1, side.order, found).any(2)
+
+
+def _near(side: Sorted, chunk: torch.Tensor, leaf: Lsh) -> torch.Tensor:
+    """In the sorted order: whether a neighbour is of the same bucket, and near."""
+    bucket = side.bucket.gather(-1, side.order)
+    same = bucket[..., 1:] == bucket[..., :-1]
+    apart = chunk[..., 1:] - chunk[..., :-1]
+    found = torch.zeros_like(bucket, dtype=torch.bool)
+    # those before it in its bucket are earlier positions
+    found[..., 1:] = same & (apart >= 0) & (apart <= leaf.look)
+    if not leaf.causal:
+        found[..., :-1] |= same & (apart == 0)
+    return found
+
+
+def _in_chunks(side: Sorted, chunk: torch.Tensor, leaf: Lsh) -> torch.Tensor:
+    """In the sorted order: whether the chunks that are looked at have another key."""
+    n = chunk.shape[-1]
+    counted = -(-n // leaf.chunk)
+    own = chunk.clamp_min(0)
+    late = torch.full_like(chunk[..., :1], n).expand(*chunk.shape[:-1], counted)
+    real = chunk != NOWHERE
+    first = late.scatter_reduce(-1, own, torch.where(real, side.order, n), "amin")
+    many = torch.zeros_like(late).scatter_add_(-1, own, real.to(late.dtype))
+    for _ in range(min(leaf.look, counted)):
+        first[..., 1:] = torch.minimum(first[..., 1:], first[..., :-1].clone())
+        many[..., 1:] = torch.maximum(many[..., 1:], 2 * (many[..., :-1] > 0).to(many.dtype))
+    if leaf.causal:
+        return first.gather(-1, own) < side.order
+    return many.gather(-1, own) > 1

@@ -1,0 +1,164 @@
+"""`topk`: rows of queries score key blocks, and keep some of them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from attnspec.backends.decided.block_scores import Scores
+from attnspec.backends.decided.choice import Choice
+from attnspec.backends.decided.given import Given
+from attnspec.backends.decided.lists import ListChoice, Pairs, listed
+from attnspec.backends.decided.ranking import NONE, above, best, prefix, ranks, softmax
+from attnspec.backends.decided.rows import Part, Rows
+from attnspec.graphs.patterns.topk import TopK
+from attnspec.graphs.relation import Relation
+
+MOST = 1 << 22
+"""Numbers of one tensor that are looked at together."""
+
+
+@torch.no_grad()
+def decide(leaf: TopK, given: Given) -> Choice:
+    """The blocks that are taken, row after row, so that no more than some rows of scores are ever
+    there."""
+    rows = Rows.of(given, leaf.shared_by, leaf.block)
+    chooser = Chooser(leaf, given, rows, _scores(leaf, rows))
+    found = [chooser.lists(part) for part in rows.parts(chooser.together)]
+    width = max((lists.shape[-1] for lists in found), default=0)
+    heads = chooser.heads
+    none = torch.zeros(len(given.q), heads, 0, width, dtype=torch.int64, device=given.q.device)
+    padded = [torch.nn.functional.pad(x, (width - x.shape[-1], 0), value=-1) for x in found]
+    within = None if leaf.within is None else chooser.pairs(leaf.within)
+    return ListChoice(
+        blocks=torch.cat([none, *padded], 2),
+        start=rows.start[:, None],
+        first_row=rows.first_row[:, None],
+        size=leaf.block,
+        shared_by=leaf.shared_by,
+        n_q=given.n_q,
+        n_k=given.n_k,
+        within=within,
+    )
+
+
+def _scores(leaf: TopK, rows: Rows) -> Scores | None:
+    """How blocks are scored; None where an input says it."""
+    if not leaf.scorer:
+        return None
+    # a forced block may be seen in part, and its mass counts
+    part = leaf.causal and leaf.mass is not None and leaf.block > 1
+    return Scores.of(rows, leaf.scorer, part or leaf.within is not None)
+
+
+@dataclass(frozen=True, eq=False)
+class Chooser:
+    """Decides the lists of some rows at a time."""
+
+    leaf: TopK
+    given: Given
+    rows: Rows
+    scores: Scores | None
+
+    @property
+    def together(self) -> int:
+        """How many rows are decided together."""
+        width = self.rows.blocks if self.scores is None else self.scores.width
+        batch, heads = self.given.q.shape[:2]
+        graphs = [self.leaf.within, self.leaf.always]
+        if any(graph is not None for graph in graphs):
+            width = max(width, self.rows.queries * self.rows.slots)
+        return max(1, MOST // max(1, batch * heads * width))
+
+    @property
+    def share(self) -> str:
+        return self.leaf.share or ("group" if self.given.grouped else "head")
+
+    @property
+    def heads(self) -> int:
+        """How many heads have lists of their own, 1 for all."""
+        return 1 if self.share == "all" else len(self.given.heads)
+
+    def pairs(self, graph: Relation) -> Pairs:
+        return Pairs(graph, self.given.data, self.given.n_k)
+
+    def lists(self, part: Part) -> torch.Tensor:
+        """The blocks of some rows, int64 [B, H or 1, rows, r], ascending, -1 for none."""
+        leaf, seen = self.leaf, self.rows.visible(part, self.leaf.causal)
+        if leaf.within is not None:
+            seen = seen & self._any_pair(part, leaf.within)
+        scales = torch.tensor(self.given.scales, device=seen.device).view(-1, 1, 1)
+        if self.scores is None:
+            scores = self._given_scores(part).masked_fill(
+                ~self.rows.in_blocks(seen).any(-1), -torch.inf
+            )
+        else:
+            scores = self.scores(part, seen, scales)
+        forced = self._forced(part)
+        shared = self._shared(scores)
+        candidates = shared
+        if leaf.causal and leaf.block > 1:
+            candidates = shared.masked_fill(~self.rows.finished(part), -torch.inf)
+        ranked = ranks(candidates, forced)
+        if leaf.above is not None:
+            return listed(above(ranked, candidates, leaf.above))
+        if leaf.mass is None:
+            return best(ranked, leaf.keys or leaf.blocks or 0)
+        if leaf.scorer == "mass":
+            shares = shared.masked_fill(ranked == NONE, 0.0)
+        else:
+            # what an input says are logits already
+            logits = self._shared(scores * scales) if self.scores is not None else shared
+            shares = softmax(logits, ranked > NONE)
+        return listed(prefix(ranked, shares, leaf.mass))
+
+    def _given_scores(self, part: Part) -> torch.Tensor:
+        """The scores of an input for some rows, float32 [B, H or 1, rows, blocks]."""
+        name = self.leaf.score.name  # type: ignore[union-attr]
+        scores: torch.Tensor = self.given.data[name]
+        if scores.shape[2] < self.rows.count or scores.shape[3] < self.rows.blocks:
+            raise ValueError(
+                f"`{name}` must have a row for each of {self.rows.count} query blocks and a column"
+                f" for each of {self.rows.blocks} key blocks, got the shape {list(scores.shape)}"
+            )
+        return scores[:, :, part.index, : self.rows.blocks].float()
+
+    def _shared(self, scores: torch.Tensor) -> torch.Tensor:
+        """The mean of scores over the heads that share it, [B, H or 1, rows, blocks]."""
+        if self.share == "head" or scores.shape[1] == 1:
+            return scores
+        if self.share == "all":
+            return scores.mean(1, keepdim=True)
+        groups = sorted(set(self.given.groups))
+        number = torch.tensor([groups.index(x) for x in self.given.groups], device=scores.device)
+        count = torch.bincount(number).view(1, -1, 1, 1)
+        total = scores.new_zeros(len(scores), len(groups), *scores.shape[2:])
+        return (total.index_add_(1, number, scores) / count)[:, number]
+
+    def _forced(self, part: Part) -> torch.Tensor | None:
+        """Which blocks are taken first, bool [B, 1 or H, rows, blocks]; None for none."""
+        leaf = self.leaf
+        if leaf.always is not None:
+            held = self._any_pair(part, leaf.always, cut=leaf.causal)
+            held = held & self.rows.seen[:, None, None]
+            return self.rows.in_blocks(held).any(-1)
+        if not leaf.causal or leaf.block == 1:
+            return None
+        own = (part.q_at - self.rows.start[:, None, None]).div(leaf.block, rounding_mode="floor")
+        own = torch.where(part.own, own, -1)
+        table = own.new_zeros(*own.shape[:2], self.rows.blocks + 1, dtype=torch.bool)
+        return table.scatter_(-1, own.clamp_min(-1) + 1, True)[:, None, :, 1:]
+
+    def _any_pair(self, part: Part, graph: Relation, cut: bool = False) -> torch.Tensor:
+        """Which slots have a pair of a graph with a query of a row, bool [B, 1 or H, rows, slots];
+        with `cut` one with k <= q."""
+        n = self.given.n_k
+        k_at = self.rows.start[:, None] + torch.arange(self.rows.slots, device=part.q_at.device)
+        inside = (k_at < n)[:, None, None, None]
+        k_at = k_at.clamp_max(n - 1)[:, None, None, None]
+        q_at = part.q_at[:, None, ..., None]
+        held = self.pairs(graph).holds(q_at, k_at) & inside & part.own[:, None, ..., None]
+        if cut:
+            held = held & (k_at <= q_at)
+        return held.any(3)
