@@ -124,7 +124,8 @@ class LshChoice(Choice):
             # of queries that are the last keys the order has all keys
             position = order + (self.n_k - order.shape[-1])
             gone = position < self.n_k - count
-            place = look_up(side.chunk[:, :, turn], (position - (self.n_k - count)).clamp_min(0))
+            at = (position - (self.n_k - count)).clamp_min(0)
+            place = side.chunk[:, :, turn].gather(-1, at)
             orders.append(torch.where(gone | (place == NOWHERE), -1, position))
         lists = self._lists(turn, tile, chunk, look)
         return TileLists(orders[0], orders[1], tile, tile, lists, partial(self._first, turn))
@@ -133,7 +134,8 @@ class LshChoice(Choice):
         """The key tiles of each query tile [B, H or 1, query tiles, r]."""
         q_slots, k_slots = (side.order.shape[-1] for side in (self.q, self.k))
         tiles, others = -(-q_slots // tile), -(-k_slots // tile)
-        if self.leaf.cut == "bucket" and self.q.order is not self.k.order:
+        apart = not self.leaf.share_qk and self.leaf.given is None
+        if self.leaf.cut == "bucket" and apart:
             return self._bucket_lists(turn, tile)
         first = torch.arange(tiles, device=self.q.order.device)[:, None]
         reach = look * chunk if self.leaf.cut == "order" else (look + 1) * chunk - 1

@@ -93,6 +93,8 @@ class Part:
         shape = [x.stop - x.start for x in (self.samples, self.heads, self.repeats)]
         for product in products:
             for layout in self.layouts(product):
+                if not layout.lists.numel():
+                    continue
                 more = self.conditions(product, covers, layout.q_tile)
                 placed = Placed(layout, (*shape, self.shape[3]), self.n_k, more)
                 if changes is not None:
@@ -127,7 +129,7 @@ def parts_of(q: torch.Tensor, n_k: int, call: Call, products: Sequence[Product])
 def _counts(choice: Choice) -> Condition:
     def condition(q: torch.Tensor, k: torch.Tensor) -> torch.Tensor:
         found = choice.counts(q, k)
-        return torch.ones_like(k, dtype=torch.bool) if found is None else found.log()
+        return torch.ones_like(k, dtype=torch.bool) if found is None else found.double().log()
 
     return condition
 

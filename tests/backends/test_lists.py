@@ -17,9 +17,11 @@ from attnspec.backends.lists.kernel import ListedKernel
 from attnspec.graphs.operators import Intersection, Union
 from attnspec.graphs.patterns.causal import Causal
 from attnspec.graphs.patterns.chosen import Chosen
+from attnspec.graphs.patterns.cluster import Cluster
+from attnspec.graphs.patterns.lsh import Lsh
 from attnspec.graphs.patterns.topk import TopK
 from attnspec.graphs.patterns.window import Window
-from attnspec.graphs.relation import Relation
+from attnspec.graphs.relation import Relation, decided_in
 from attnspec.graphs.token_sets import StandIn
 from attnspec.lower.work import Alibi, Bias, Call, Softcap, Work
 
@@ -183,6 +185,39 @@ def test_topk(leaf: TopK, shared: int) -> None:
     for padding in (None, real):
         tensors, call = a_call(work, 4, shared, padding, {})
         agree(work, 4, tensors, call)
+
+
+def sorted_graphs() -> dict[str, Relation]:
+    """Graphs that sort positions."""
+    return {
+        "lsh": Lsh(buckets=6, rounds=3, chunk=8),
+        "lsh, causal": Intersection((Causal(), Lsh(buckets=6, rounds=3, chunk=8, causal=True))),
+        "lsh, in buckets": Lsh(buckets=6, rounds=2, chunk=8, cut="bucket"),
+        "lsh, apart": Lsh(buckets=6, rounds=2, chunk=16, share_qk=False),
+        "lsh, apart, in buckets": Lsh(buckets=4, rounds=2, chunk=8, share_qk=False, cut="bucket"),
+        "lsh, multiplied": Lsh(buckets=4, rounds=4, chunk=16, multiplicity=True),
+        "lsh, all buckets": Lsh(buckets=6, rounds=2, chunk=8, bucket_mask=False, look=2),
+        "lsh, one bucket": Lsh(buckets=2, rounds=1, chunk=512, look=0, share_qk=False),
+        "lsh, beside": Union((Lsh(buckets=6, rounds=2, chunk=8), Window(3, 3))),
+        "clusters": Cluster(count=5),
+        "clusters, within": Intersection((Cluster(count=3), Window(60, 0))),
+        "clusters, beside": Union((Cluster(count=9), TopK(blocks=1, size=16, queries=1))),
+    }
+
+
+@pytest.mark.parametrize("n", [1, 65, 150])
+@pytest.mark.parametrize("padded", [False, True])
+@pytest.mark.parametrize("name", sorted_graphs())
+def test_sorted(name: str, padded: bool, n: int) -> None:
+    torch.manual_seed(0)
+    padding = torch.arange(n) >= torch.tensor([0, n // 3])[:, None] if padded else None
+    leaf = sorted_graphs()[name]
+    leaves = decided_in(leaf)
+    hashed = any(isinstance(x, Lsh) and x.share_qk for x in leaves)
+    for n_q in {n, n // 2 + 1}:
+        work = Work(leaf, n_q, n, unit_keys=hashed)
+        tensors, call = a_call(work, 2, 1, padding, {})
+        agree(work, 2, tensors, call)
 
 
 def test_pieces_and_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
