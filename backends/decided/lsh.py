@@ -25,11 +25,13 @@ class Sorted(Choice):
 
     `bucket` and `chunk` are int64 [B, H or 1, R, n], padding in no chunk; `order` has the positions
     sorted by (bucket, position), padding last, and `begin` for each place there that of the first
-    of its bucket.
+    of its bucket. Of two positions that may meet, `code` of the key is that of the query, or less
+    by the chunks between them.
     """
 
     bucket: torch.Tensor
     chunk: torch.Tensor
+    code: torch.Tensor
     order: torch.Tensor
     begin: torch.Tensor
 
@@ -50,11 +52,21 @@ class Sorted(Choice):
         inside = place - begin if leaf.cut == "bucket" else place
         chunk = (inside // leaf.chunk).masked_fill(apart.gather(-1, order), NOWHERE)
         back = torch.empty_like(order).scatter_(-1, order, chunk)
-        return Sorted(bucket, back, order, begin)
+        return Sorted(bucket, back, _codes(bucket, back, leaf), order, begin)
 
     def last(self, count: int) -> Sorted:
         """The same for the last positions alone; orders are those of all."""
-        return replace(self, bucket=self.bucket[..., -count:], chunk=self.chunk[..., -count:])
+        kept = (x[..., -count:] for x in (self.bucket, self.chunk, self.code))
+        return replace(self, **dict(zip(("bucket", "chunk", "code"), kept, strict=True)))
+
+
+def _codes(bucket: torch.Tensor, chunk: torch.Tensor, leaf: Lsh) -> torch.Tensor:
+    """One number for bucket and chunk of a position, int32 where that is enough."""
+    if not leaf.bucket_mask or not bucket.numel():
+        return chunk.int()
+    stride = bucket.shape[-1] // leaf.chunk + leaf.look + 2
+    found = torch.where(chunk == NOWHERE, NOWHERE, bucket * stride + chunk)
+    return found.int() if int(bucket.max()) * stride < -NOWHERE else found
 
 
 @dataclass(frozen=True, eq=False)
@@ -77,21 +89,31 @@ class LshChoice(Choice):
 
     def found(self, turn: int, q: torch.Tensor, k: torch.Tensor) -> torch.Tensor:
         """Which pairs one round finds."""
-        at = q - (self.n_k - self.n_q)
-        back = look_up(self.q.chunk[:, :, turn], at) - look_up(self.k.chunk[:, :, turn], k)
-        held = (back >= 0) & (back <= self.leaf.look)
-        if self.leaf.bucket_mask:
-            own, other = self.q.bucket[:, :, turn], self.k.bucket[:, :, turn]
-            held = held & (look_up(own, at) == look_up(other, k))
-        if self.alone is not None:
-            held = held & ((q != k) | look_up(self.alone, at))
-        return held
+        return self._near(turn, q, k) & self._may_read(q, k)
+
+    def _near(self, turn: int, q: torch.Tensor, k: torch.Tensor) -> torch.Tensor:
+        """The same, without the rule of pairs with oneself."""
+        own = look_up(self.q.code[:, :, turn], q - (self.n_k - self.n_q))
+        other = look_up(self.k.code[:, :, turn], k)
+        if self.leaf.look > 1:
+            back = own - other
+            return (back >= 0) & (back <= self.leaf.look)
+        held = own == other
+        return held | (own - 1 == other) if self.leaf.look else held
+
+    def _may_read(self, q: torch.Tensor, k: torch.Tensor) -> torch.Tensor:
+        """Whether a pair is of two positions, or of one that reads itself."""
+        if self.alone is None:
+            return torch.ones_like(k, dtype=torch.bool)
+        # one comparison of pairs: a query that reads itself is no key's position
+        at = look_up(self.alone, q - (self.n_k - self.n_q))
+        return torch.where(at, -1, q).int() != k.int()
 
     def holds(self, q: torch.Tensor, k: torch.Tensor) -> torch.Tensor:
-        held = self.found(0, q, k)
+        held = self._near(0, q, k)
         for turn in range(1, self.turns):
-            held = held | self.found(turn, q, k)
-        return held
+            held = held | self._near(turn, q, k)
+        return held & self._may_read(q, k)
 
     @property
     def turns(self) -> int:
@@ -157,7 +179,7 @@ class LshChoice(Choice):
         """The pairs that a round finds and none before it."""
         held = self.found(turn, q, k)
         for before in range(turn):
-            held = held & ~self.found(before, q, k)
+            held = held & ~self._near(before, q, k)
         return held
 
     @property
