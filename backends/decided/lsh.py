@@ -146,8 +146,8 @@ class LshChoice(Choice):
             # of queries that are the last keys the order has all keys
             position = order + (self.n_k - order.shape[-1])
             gone = position < self.n_k - count
-            at = (position - (self.n_k - count)).clamp_min(0)
-            place = side.chunk[:, :, turn].gather(-1, at)
+            inside = (position - (self.n_k - count)).clamp_min(0)
+            place = side.chunk[:, :, turn].gather(-1, inside)
             orders.append(torch.where(gone | (place == NOWHERE), -1, position))
         lists = self._lists(turn, tile, chunk, look)
         return TileLists(orders[0], orders[1], tile, tile, lists, partial(self._first, turn))

@@ -29,7 +29,10 @@ def decide(leaf: TopK, given: Given) -> Choice:
     width = max((lists.shape[-1] for lists in found), default=0)
     heads = chooser.heads
     none = torch.zeros(len(given.q), heads, 0, width, dtype=torch.int64, device=given.q.device)
-    padded = [torch.nn.functional.pad(x, (width - x.shape[-1], 0), value=-1) for x in found]
+    padded = [
+        torch.nn.functional.pad(x, (width - x.shape[-1], 0), value=-1).expand(-1, heads, -1, -1)
+        for x in found
+    ]
     within = None if leaf.within is None else chooser.pairs(leaf.within)
     return ListChoice(
         blocks=torch.cat([none, *padded], 2),

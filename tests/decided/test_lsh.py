@@ -1,0 +1,180 @@
+"""`lsh` against plain loops: pairs, weights of rounds, shared keys, gradients."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+import torch
+from decided_oracles import Sample, lsh
+
+import attnspec
+from attnspec.runtime.module import CompiledAttention
+
+H, N = 2, 27
+
+
+def module_of(body: str) -> CompiledAttention:
+    return attnspec.parse(f"attention a {{ {body} }}").compile()
+
+
+def rounds_of(
+    h: torch.Tensor, k: torch.Tensor, n_q: int, padding: torch.Tensor, causal: bool, **how: object
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """The pairs bool [B, H, n_q, n], and those of rounds [R, B, H, n_q, n]."""
+    batch, heads, turns, n = h.shape
+    held = torch.zeros(batch, heads, n_q, n, dtype=torch.bool)
+    each = torch.zeros(turns, batch, heads, n_q, n, dtype=torch.bool)
+    for b, head in itertools.product(range(batch), range(heads)):
+        wide = k[b].numpy()
+        sample = Sample(wide[:, n - n_q :], wide, padding[b].tolist(), causal, 1.0)
+        pairs, rounds = lsh(h[b, head].numpy(), sample, **how)  # type: ignore[arg-type]
+        for q, key in pairs:
+            held[b, head, q - n + n_q, key] = True
+        for turn, some in enumerate(rounds):
+            for q, key in some:
+                each[turn, b, head, q - n + n_q, key] = True
+    return held, each
+
+
+WAYS = [
+    (cut, look, masked, shared)
+    for cut, look, masked, shared in itertools.product(
+        ("order", "bucket"), (0, 1, 2), (True, False), (True, False)
+    )
+    if masked or cut == "order"
+]
+
+
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize(("cut", "look", "masked", "shared"), WAYS)
+def test_pairs_of_given_buckets(
+    cut: str, look: int, masked: bool, shared: bool, causal: bool
+) -> None:
+    words = f"cut = {cut}, look = {look}, bucket_mask = {str(masked).lower()}"
+    words += f", share_qk = {str(shared).lower()}"
+    module = module_of(
+        f"input h: buckets {'causal' if causal else ''} attend lsh(h, chunk = 4, {words})"
+    )
+    generator = torch.Generator().manual_seed(look)
+    for n, n_q in ((N, N), (N, 5), (1, 1)):
+        h = torch.randint(-2, 3, (2, H, 3, n), generator=generator)
+        padding = torch.rand(2, n, generator=generator) < 0.8
+        k = torch.randn(2, H, n, 4)
+        found = module.pairs(k[:, :, n - n_q :], k, inputs={"h": h}, key_padding_mask=padding)
+        wanted, _ = rounds_of(
+            h, k, n_q, padding, causal, chunk=4, look=look, cut=cut, masked=masked, shared=shared
+        )
+        assert torch.equal(found, wanted)
+
+
+def unit(x: torch.Tensor) -> torch.Tensor:
+    size = x.norm(dim=-1, keepdim=True)
+    return x / torch.where(size > 0, size, 1.0)
+
+
+@pytest.mark.parametrize("multiplicity", [False, True])
+@pytest.mark.parametrize("combine", ["union", "mean"])
+@pytest.mark.parametrize("scale", ["root", "unit"])
+def test_values_and_gradients(multiplicity: bool, combine: str, scale: str) -> None:
+    words = f"multiplicity = {str(multiplicity).lower()}, combine = {combine}, scale = {scale}"
+    module = module_of(f"input h: buckets causal attend lsh(h, chunk = 4, {words})")
+    h = torch.randint(0, 3, (2, H, 3, N))
+    x = torch.randn(2, H, N, 6, dtype=torch.float64)
+    x[0, 0, 3] = 0.0
+    x.requires_grad_()
+    v = torch.randn(2, H, N, 6, dtype=torch.float64, requires_grad=True)
+    real = torch.ones(2, N, dtype=torch.bool)
+    held, rounds = rounds_of(
+        h, x.detach(), N, real, True, chunk=4, look=1, cut="order", masked=True, shared=True
+    )
+    scores = x @ unit(x).transpose(-1, -2) * (1.0 if scale == "unit" else 6**-0.5)
+
+    def softmax(where: torch.Tensor, times: torch.Tensor) -> torch.Tensor:
+        raw = torch.exp(scores) * where * times
+        total = raw.sum(-1, keepdim=True)
+        return raw / torch.where(total > 0, total, 1.0)
+
+    if combine == "mean":
+        each = torch.stack([softmax(where, torch.tensor(1.0)) for where in rounds])
+        count = rounds.any(-1, keepdim=True).sum(0)
+        weights = each.sum(0) / count.clamp_min(1)
+    else:
+        weights = softmax(held, rounds.sum(0) if multiplicity else torch.tensor(1.0))
+    outs = module(x, x, v, inputs={"h": h}), weights @ v
+    assert (outs[0] - outs[1]).abs().max() < 1e-12
+    upstream = torch.randn_like(outs[0])
+    found, wanted = (torch.autograd.grad(out, (x, v), upstream) for out in outs)
+    for one, other in zip(found, wanted, strict=True):
+        assert (one - other).abs().max() < 1e-11
+
+
+def test_merged_rounds_are_one_softmax_with_multiplicity() -> None:
+    whole = module_of("input h: buckets attend lsh(h, chunk = 4, multiplicity = true)")
+    one = module_of("input h: buckets attend lsh(h, chunk = 4)")
+    h = torch.arange(2).view(1, 1, 1, 2).expand(1, 1, 3, 2)[..., :1].expand(1, 1, 3, 8)
+    x, v = torch.randn(1, 1, 8, 4), torch.randn(1, 1, 8, 4)
+    # the same round three times weighs all pairs alike
+    assert torch.allclose(whole(x, x, v, inputs={"h": h}), one(x, x, v, inputs={"h": h}), atol=1e-6)
+
+
+def test_buckets_are_those_of_rotations() -> None:
+    module = module_of("heads 2 layers 2 attend lsh(buckets = 6, rounds = 2, chunk = 4, seed = 5)")
+    x = torch.randn(1, 2, 11, 8)
+    x[0, 0, 2] = 0.0
+    for layer in (0, 1):
+        found = module.choices(x, x, layer=layer)["lsh"]["buckets"]
+        assert found.shape == (1, 2, 2, 11)
+        assert found.min() >= 0 and found.max() < 6
+        assert found[0, 0, :, 2].tolist() == [0, 0]
+        assert torch.equal(found, module.choices(3 * x, 3 * x, layer=layer)["lsh"]["buckets"])
+    first, second = (module.choices(x, x, layer=layer)["lsh"]["buckets"] for layer in (0, 1))
+    assert not torch.equal(first, second)
+
+
+@pytest.mark.parametrize(("n", "count"), [(1, 2), (64, 2), (95, 2), (97, 4), (512, 16)])
+def test_the_number_of_buckets_follows_n(n: int, count: int) -> None:
+    from attnspec.graphs.patterns.lsh import Lsh
+
+    assert Lsh().buckets_at(n) == count
+
+
+def test_near_vectors_share_a_bucket() -> None:
+    module = module_of("attend lsh(buckets = 16, rounds = 4, chunk = 64, hash = hyperplanes)")
+    x = torch.randn(1, 1, 64, 16)
+    x[0, 0, 32:] = x[0, 0, :32] * 2
+    held = module.pairs(x, x)[0, 0]
+    assert held[torch.arange(32, 64), torch.arange(32)].all()
+
+
+@pytest.mark.parametrize("body", ["attend lsh()", "input h: buckets attend lsh(h)"])
+def test_keys_must_be_the_queries(body: str) -> None:
+    module = module_of(body)
+    x = torch.randn(1, 2, 9, 4)
+    inputs = {"h": torch.zeros(1, 1, 1, 9, dtype=torch.int64)} if "h:" in body else None
+    with pytest.raises(ValueError, match="k is not q"):
+        module(x, x + 1, x, inputs=inputs)
+    with pytest.raises(ValueError, match="as many heads as q"):
+        module(x, x[:, :1], x[:, :1], inputs=inputs)
+    assert module(x[:, :, 5:], x, x, inputs=inputs).shape == (1, 2, 4, 4)
+
+
+def test_chunks_cut_within_buckets_are_causal() -> None:
+    module = module_of("input h: buckets causal attend lsh(h, chunk = 3, cut = bucket)")
+    x = torch.randn(1, 1, 24, 4)
+    h = torch.randint(0, 4, (1, 1, 2, 24))
+    before = module.pairs(x, x, inputs={"h": h})
+    h[..., -1] = (h[..., -1] + 1) % 4
+    after = module.pairs(x, x, inputs={"h": h})
+    assert torch.equal(before[:, :, :-1], after[:, :, :-1])
+
+
+def test_one_giant_bucket_and_empty_ones() -> None:
+    module = module_of("causal attend lsh(buckets = 64, rounds = 2, chunk = 4)")
+    x = torch.ones(1, 1, 40, 4)
+    held = module.pairs(x, x)[0, 0]
+    at = torch.arange(40)
+    back = at[:, None] // 4 - at // 4
+    wanted = (back >= 0) & (back <= 1) & (at < at[:, None])
+    wanted[0, 0] = True
+    assert torch.equal(held, wanted)

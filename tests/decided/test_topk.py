@@ -1,0 +1,289 @@
+"""`topk` and `chosen` against plain loops: pairs, values, gradients, ties, padding, decoding."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from decided_oracles import Pairs, Sample, TopK, topk
+
+import attnspec
+from attnspec.runtime.module import CompiledAttention
+
+SIZES = (1, 5, 23)
+
+
+def module_of(body: str) -> CompiledAttention:
+    return attnspec.parse(f"attention a {{ {body} }}").compile()
+
+
+def near(q: int, k: int) -> bool:
+    return abs(q - k) <= 4
+
+
+def sinks(q: int, k: int) -> bool:
+    return k < 2 or 0 <= q - k <= 3
+
+
+CASES: dict[str, TopK] = {
+    "topk(keys = 3)": TopK(1, 1, "dot", "count", 3),
+    "topk(keys = 2, queries = 3)": TopK(1, 3, "dot", "count", 2),
+    "topk(blocks = 2, size = 4)": TopK(4, 4, "mean", "count", 2),
+    "topk(blocks = 3, size = 4, queries = 1)": TopK(4, 1, "mean", "count", 3),
+    "topk(blocks = 2, size = 4, queries = 3, score = max)": TopK(4, 3, "max", "count", 2),
+    "topk(blocks = 2, size = 4, score = bound)": TopK(4, 4, "bound", "count", 2),
+    "topk(blocks = 2, size = 4, queries = 2, score = mass)": TopK(4, 2, "mass", "count", 2),
+    "topk(mass = 0.6, size = 4, queries = 1)": TopK(4, 1, "mean", "mass", 0.6),
+    "topk(mass = 0.6, size = 4, score = bound)": TopK(4, 4, "bound", "mass", 0.6),
+    "topk(mass = 0.7, size = 4, score = mass)": TopK(4, 4, "mass", "mass", 0.7),
+    "topk(mass = 0.5, size = 1)": TopK(1, 1, "dot", "mass", 0.5),
+    "topk(mass = 1, size = 4)": TopK(4, 4, "mean", "mass", 1.0),
+    "topk(above = 0.2, size = 4, score = max)": TopK(4, 4, "max", "above", 0.2),
+    "topk(blocks = 3, size = 4, always = columns(first(2)) | window(before = 3, after = 0))": TopK(
+        4, 4, "mean", "count", 3, always=sinks
+    ),
+    "topk(keys = 3, within = window(radius = 4))": TopK(1, 1, "dot", "count", 3, within=near),
+    "topk(blocks = 2, size = 3, score = bound, within = window(radius = 4))": TopK(
+        3, 3, "bound", "count", 2, within=near
+    ),
+    "topk(mass = 0.4, size = 3, queries = 2, within = window(radius = 4))": TopK(
+        3, 2, "mean", "mass", 0.4, within=near
+    ),
+}
+
+
+def tensors(n: int, n_q: int, heads: int, key_heads: int) -> tuple[torch.Tensor, ...]:
+    generator = torch.Generator().manual_seed(7 * n + n_q)
+    shapes = (heads, n_q, 6), (key_heads, n, 6), (key_heads, n, 5)
+    return tuple(
+        torch.randn(2, *shape, generator=generator, dtype=torch.float64) for shape in shapes
+    )
+
+
+def paddings(n: int) -> list[torch.Tensor | None]:
+    left = torch.arange(n).expand(2, n) >= torch.tensor([[n // 3], [0]])
+    holes = (torch.arange(n) % 5 != 2).expand(2, n) & (torch.arange(n) < n - n // 4)
+    return [None, left, holes]
+
+
+def expected(
+    one: TopK,
+    q: torch.Tensor,
+    k: torch.Tensor,
+    padding: torch.Tensor | None,
+    causal: bool,
+    share: str,
+) -> torch.Tensor:
+    """bool [B, H, n_q, n_k], head by head."""
+    heads, ratio = q.shape[1], q.shape[1] // k.shape[1]
+    held = torch.zeros(2, heads, q.shape[2], k.shape[2], dtype=torch.bool)
+    for batch in range(2):
+        real = [True] * k.shape[2] if padding is None else padding[batch].tolist()
+        wide = k[batch].repeat_interleave(ratio, 0).numpy()
+        sample = Sample(q[batch].numpy(), wide, real, causal, q.shape[3] ** -0.5)
+        for head in range(heads):
+            group = [x for x in range(heads) if x // ratio == head // ratio]
+            those = {"head": [head], "group": group, "all": list(range(heads))}[share]
+            mark(held[batch, head], topk(sample, those, one), q.shape[2])
+    return held
+
+
+def mark(held: torch.Tensor, pairs: Pairs, n_q: int) -> None:
+    for q, k in pairs:
+        held[q - (held.shape[1] - n_q), k] = True
+
+
+def dense(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, held: torch.Tensor) -> torch.Tensor:
+    ratio = q.shape[1] // k.shape[1]
+    k, v = (x.repeat_interleave(ratio, 1) for x in (k, v))
+    scores = (q @ k.transpose(-1, -2) * q.shape[3] ** -0.5).masked_fill(~held, -torch.inf)
+    weights = torch.softmax(scores, -1)
+    return torch.where(held.any(-1, keepdim=True), weights, 0.0) @ v
+
+
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("call", CASES)
+def test_pairs_are_those_of_plain_loops(call: str, causal: bool) -> None:
+    module = module_of(("causal " if causal else "") + f"attend {call}")
+    for n in SIZES:
+        for n_q in sorted({1, min(n, 6), n}):
+            q, k, _ = tensors(n, n_q, 2, 2)
+            for padding in paddings(n):
+                found = module.pairs(q, k, key_padding_mask=padding)
+                wanted = expected(CASES[call], q, k, padding, causal, "head")
+                assert torch.equal(found, wanted), (n, n_q, padding)
+
+
+@pytest.mark.parametrize("share", ["", "head", "group", "all"])
+@pytest.mark.parametrize("score", ["mean", "mass", "bound"])
+def test_heads_share_scores(share: str, score: str) -> None:
+    given = f", share = {share}" if share else ""
+    module = module_of(f"causal attend topk(blocks = 3, size = 3, score = {score}{given})")
+    q, k, _ = tensors(20, 20, 4, 2)
+    one = TopK(3, 3, score, "count", 3)
+    wanted = expected(one, q, k, None, True, share or "group")
+    assert torch.equal(module.pairs(q, k), wanted)
+
+
+@pytest.mark.parametrize("call", ["topk(keys = 4)", "topk(blocks = 2, size = 4) | self"])
+def test_values_and_gradients_are_those_of_the_pairs(call: str) -> None:
+    module = module_of(f"causal attend {call}")
+    leaves = [x.requires_grad_() for x in tensors(19, 19, 4, 2)]
+    held = module.pairs(*leaves[:2])
+    outs = module(*leaves), dense(*leaves, held)
+    assert (outs[0] - outs[1]).abs().max() < 1e-12
+    upstream = torch.randn_like(outs[0])
+    found, wanted = (torch.autograd.grad(out, leaves, upstream) for out in outs)
+    for one, other in zip(found, wanted, strict=True):
+        assert (one - other).abs().max() < 1e-12
+
+
+def test_scores_may_be_an_input() -> None:
+    body = "input s: scores(size = 4) causal attend topk(blocks = 2, size = 4, score = s)"
+    module = module_of(body)
+    for n, n_q in ((18, 18), (18, 7)):
+        q, k, _ = tensors(n, n_q, 2, 2)
+        scores = torch.randn(2, 2, 6, 6)
+        scores[0, 0, 0, 0], scores[1, 1, 2, 1] = torch.nan, -torch.inf
+        for padding in paddings(n):
+            found = module.pairs(q, k, inputs={"s": scores}, key_padding_mask=padding)
+            for batch in range(2):
+                one = TopK(4, 4, "", "count", 2, given=scores[batch].numpy())
+                part = expected(one, q, k, padding, True, "head")
+                assert torch.equal(found[batch], part[batch])
+
+
+def test_a_mass_of_scores_that_are_given() -> None:
+    module = module_of(
+        "input s: scores(size = 4) attend topk(mass = 0.9, size = 4, queries = 1, score = s)"
+    )
+    q, k, _ = tensors(17, 17, 2, 2)
+    scores = 2 * torch.randn(2, 1, 17, 5)
+    found = module.pairs(q, k, inputs={"s": scores})
+    for batch in range(2):
+        given = scores[batch].expand(2, -1, -1).numpy()
+        one = TopK(4, 1, "", "mass", 0.9, given=given)
+        assert torch.equal(found[batch], expected(one, q, k, None, False, "head")[batch])
+
+
+@pytest.mark.parametrize("kind", [torch.float32, torch.float64, torch.bfloat16])
+def test_ties_go_to_the_lower_position(kind: torch.dtype) -> None:
+    module = module_of("attend topk(keys = 3)")
+    q, k = torch.zeros(1, 1, 9, 4, dtype=kind), torch.ones(1, 1, 9, 4, dtype=kind)
+    assert module.pairs(q, k)[0, 0].nonzero()[:, 1].view(9, 3).tolist() == [[0, 1, 2]] * 9
+    k[0, 0, 4] = torch.nan
+    k[0, 0, 1] = -1
+    found = module.pairs(q + 1, k)[0, 0, 0].nonzero().flatten().tolist()
+    assert found == [0, 2, 3]
+    assert module.pairs(q[:, :, :5] + 1, k[:, :, :5])[0, 0, 0].sum() == 3
+
+
+def test_infinities_are_no_candidates_and_nan_is_the_last_one() -> None:
+    module = module_of("input s: scores attend topk(keys = 3, score = s)")
+    q = torch.zeros(1, 1, 4, 2)
+    rows = [[torch.nan, 1.0, -3e38, -torch.inf], [-torch.inf] * 4, [0.0, -0.0, 0.0, 0.0]]
+    scores = torch.tensor([*rows, [torch.inf, torch.nan, torch.nan, 5.0]])[None, None]
+    found = module.pairs(q, q, inputs={"s": scores})[0, 0].tolist()
+    assert [[k for k in range(4) if row[k]] for row in found] == [
+        [0, 1, 2],
+        [],
+        [0, 1, 2],
+        [0, 1, 3],
+    ]
+
+
+IDENTITIES = {
+    "topk(blocks = 6, size = 4)": "full",
+    "topk(mass = 1, size = 4)": "full",
+    "topk(keys = 9, within = window(radius = 4))": "window(radius = 4)",
+    "topk(keys = 4, score = max)": "topk(keys = 4)",
+    "topk(keys = 4) & causal": "causal & topk(keys = 4)",
+}
+
+
+@pytest.mark.parametrize("call", IDENTITIES)
+def test_identities(call: str) -> None:
+    q, k, _ = tensors(21, 21, 2, 2)
+    one, other = (module_of(f"attend {text}").pairs(q, k) for text in (call, IDENTITIES[call]))
+    assert torch.equal(one, other)
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        "topk(keys = 4)",
+        "topk(blocks = 3, size = 4, queries = 1)",
+        "topk(blocks = 2, size = 4, queries = 1) | self",
+    ],
+)
+def test_a_row_of_decoding_is_a_row_of_the_whole(call: str) -> None:
+    module = module_of(f"causal attend {call}")
+    q, k, v = tensors(22, 22, 2, 2)
+    whole = module(q, k, v)
+    for t in (0, 3, 12, 21):
+        step = module(q[:, :, t : t + 1], k[:, :, : t + 1], v[:, :, : t + 1])
+        assert (step - whole[:, :, t : t + 1]).abs().max() < 1e-12
+
+
+@pytest.mark.parametrize("call", [call for call in CASES if "always" not in call])
+def test_left_padding_changes_nothing(call: str) -> None:
+    module = module_of(f"causal attend {call}")
+    q, k, v = tensors(17, 17, 2, 2)
+    padded = [torch.nn.functional.pad(x, (0, 0, 6, 0), value=3.0) for x in (q, k, v)]
+    mask = (torch.arange(23) >= 6).expand(2, 23)
+    found = module(*padded, key_padding_mask=mask)[:, :, 6:]
+    assert (found - module(q, k, v)).abs().max() < 1e-12
+
+
+@pytest.mark.parametrize("size", [1, 4])
+@pytest.mark.parametrize("heads", [1, 2, 4])
+def test_chosen_reads_what_is_listed(size: int, heads: int) -> None:
+    body = f"input sel: choices(size = {size}) causal attend chosen(sel) | self"
+    module, count = module_of(body), -(-18 // size)
+    for n_q in (18, 5):
+        q, k, v = tensors(18, n_q, 4, 2)
+        choices = torch.randint(-1, count, (2, heads, n_q, 3))
+        for padding in paddings(18):
+            given = {"inputs": {"sel": choices}, "key_padding_mask": padding}
+            found = module.pairs(q, k, **given)
+            block = torch.arange(18) // size
+            listed = (choices[..., None, :] == block[:, None]).any(-1)
+            listed = listed.repeat_interleave(4 // heads, 1)
+            at = torch.arange(18 - n_q, 18)[:, None]
+            wanted = (listed | (at == torch.arange(18))) & (torch.arange(18) <= at)
+            wanted = wanted if padding is None else wanted & padding[:, None, None]
+            assert torch.equal(found, wanted)
+            out = module(q, k, v, **given)
+            assert (out - dense(q, k, v, wanted)).abs().max() < 1e-12
+
+
+@pytest.mark.parametrize("wrong", [-2, 5])
+def test_a_choice_beyond_the_blocks_is_refused(wrong: int) -> None:
+    module = module_of("input sel: choices(size = 4) attend chosen(sel)")
+    q = torch.zeros(1, 1, 18, 2)
+    with pytest.raises(ValueError, match="must name key blocks 0 … 4, 4 of 18 keys each"):
+        module(q, q, q, inputs={"sel": torch.full((1, 1, 18, 2), wrong)})
+
+
+def test_lists_may_be_longer_than_a_table() -> None:
+    from attnspec.backends.decided import lists
+
+    module = module_of("attend topk(keys = 3)")
+    q, k, _ = tensors(23, 23, 2, 2)
+    wanted = module.pairs(q, k)
+    before, lists.MOST = lists.MOST, 0
+    try:
+        assert torch.equal(module.pairs(q, k), wanted)
+    finally:
+        lists.MOST = before
+
+
+def test_rows_in_parts_choose_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    from attnspec.backends.decided import topk as deciding
+
+    q, k, _ = tensors(23, 23, 2, 2)
+    for call in CASES:
+        module = module_of(f"causal attend {call}")
+        wanted = module.pairs(q, k)
+        monkeypatch.setattr(deciding, "MOST", 1)
+        assert torch.equal(module.pairs(q, k), wanted)
+        monkeypatch.undo()
