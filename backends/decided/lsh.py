@@ -36,8 +36,9 @@ class Sorted(Choice):
     begin: torch.Tensor
 
     @staticmethod
-    def of(bucket: torch.Tensor, real: torch.Tensor, leaf: Lsh) -> Sorted:
-        """The order of buckets [B, H or 1, R, n] of positions that are real or not, [B, n]."""
+    def of(bucket: torch.Tensor, real: torch.Tensor, leaf: Lsh, n_k: int) -> Sorted:
+        """The order of buckets [B, H or 1, R, n] of positions that are real or not, [B, n], of so
+        many keys."""
         n = bucket.shape[-1]
         apart = (~real)[:, None, None].expand_as(bucket)
         order = bucket.argsort(dim=-1, stable=True)
@@ -52,7 +53,7 @@ class Sorted(Choice):
         inside = place - begin if leaf.cut == "bucket" else place
         chunk = (inside // leaf.chunk).masked_fill(apart.gather(-1, order), NOWHERE)
         back = torch.empty_like(order).scatter_(-1, order, chunk)
-        return Sorted(bucket, back, _codes(bucket, back, leaf), order, begin)
+        return Sorted(bucket, back, _codes(bucket, back, leaf, n_k), order, begin)
 
     def last(self, count: int) -> Sorted:
         """The same for the last positions alone; orders are those of all."""
@@ -60,11 +61,11 @@ class Sorted(Choice):
         return replace(self, **dict(zip(("bucket", "chunk", "code"), kept, strict=True)))
 
 
-def _codes(bucket: torch.Tensor, chunk: torch.Tensor, leaf: Lsh) -> torch.Tensor:
+def _codes(bucket: torch.Tensor, chunk: torch.Tensor, leaf: Lsh, n_k: int) -> torch.Tensor:
     """One number for bucket and chunk of a position, int32 where that is enough."""
     if not leaf.bucket_mask or not bucket.numel():
         return chunk.int()
-    stride = bucket.shape[-1] // leaf.chunk + leaf.look + 2
+    stride = n_k // leaf.chunk + leaf.look + 2
     found = torch.where(chunk == NOWHERE, NOWHERE, bucket * stride + chunk)
     return found.int() if int(bucket.max()) * stride < -NOWHERE else found
 
@@ -206,16 +207,16 @@ def decide(leaf: Lsh, given: Given) -> Choice:
         _require_shared(given)
     if leaf.given is not None:
         bucket = given.data[leaf.given.name].to(torch.int64)  # type: ignore[attr-defined]
-        k = Sorted.of(bucket, given.real, leaf)
+        k = Sorted.of(bucket, given.real, leaf, given.n_k)
         q = k.last(given.n_q)
     else:
         count = leaf.buckets_at(given.n_k)
         keys = given.k if given.k.shape[1] == len(given.heads) else _by_head(given)
-        k = Sorted.of(buckets_of(leaf, keys, given.heads, count), given.real, leaf)
+        k = Sorted.of(buckets_of(leaf, keys, given.heads, count), given.real, leaf, given.n_k)
         q = k.last(given.n_q)
         if not leaf.share_qk:
             own = buckets_of(leaf, given.q, given.heads, count)
-            q = Sorted.of(own, given.real[:, given.first_query :], leaf)
+            q = Sorted.of(own, given.real[:, given.first_query :], leaf, given.n_k)
     alone = None
     if leaf.share_qk:
         alone = ~has_other(k, leaf)[..., -given.n_q :]

@@ -47,7 +47,7 @@ class Pairs:
 
     def held(self, low: int, high: int, slots: torch.Tensor) -> torch.Tensor:
         """The masks of some entries `slots` int64 [N, high - low, s] of query tiles
-        low <= t < high: bool, or what is added to the scores, [N, high - low, s, h, w]."""
+        low <= t < high: bool, or what is added to the scores, [N, high - low, h, s, w]."""
         raise NotImplementedError
 
     def places_of_rows(self, low: int, high: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -110,10 +110,12 @@ class Chunk:
         return rows.flatten(0, 1), heads.flatten(0, 1), self.tiles.pairs.places_of_keys
 
     def _held(self, masked: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """The masks of a chunk [L, s, h, w], and which of a row's an entry has, [L r]."""
-        count = int(masked.sum(1).max())
-        slots = torch.sort((~masked).to(torch.int8), dim=1, stable=True)[1][:, :count]
-        shape = len(self.tiles.q), self.high - self.low, count
+        """The masks of a chunk [L, h, s, w], and which of a row's an entry has, [L r]."""
+        slots = self.batches.slots
+        if slots is None:
+            count = int(masked.sum(1).max())
+            slots = torch.sort((~masked).to(torch.int8), dim=1, stable=True)[1][:, :count]
+        shape = len(self.tiles.q), self.high - self.low, -1
         held = self.tiles.pairs.held(self.low, self.high, slots.view(shape)).flatten(0, 1)
         return held, (masked.cumsum(1) - 1).flatten()
 
@@ -126,9 +128,12 @@ class Chunk:
         if self._masks is None or not batch.masked:
             return None
         held, which = self._masks
-        found = held[batch.rows[..., None], which[batch.entries]]
-        groups, rows, columns, height, width = found.shape
-        return found.transpose(2, 3).reshape(groups, rows * height, columns * width)
+        groups, rows, columns = batch.entries.shape
+        if self.batches.slots is not None:
+            found = _rows_of(held, batch.rows[:, 0])[:, :, batch.column : batch.column + columns]
+            return found.reshape(groups, found.shape[1], -1)
+        found = held[batch.rows[..., None], :, which[batch.entries]].transpose(2, 3)
+        return found.reshape(groups, rows * held.shape[1], -1)
 
     def changed(self, scores: torch.Tensor, batch: Batch) -> torch.Tensor:
         """What the scores of a batch [G, M h, C w] become."""
@@ -202,7 +207,7 @@ def _masked(chunk: Chunk, batch: Batch, scores: torch.Tensor) -> torch.Tensor:
     if mask is None:
         return scores
     if mask.dtype == torch.bool:
-        return scores.masked_fill_(mask.logical_not_(), -math.inf)
+        return scores.masked_fill_(~mask, -math.inf)
     return scores.add_(mask)
 
 
@@ -210,8 +215,8 @@ def _weights(scores: torch.Tensor, shift: torch.Tensor) -> torch.Tensor:
     """exp(scores - shift) in place. What would be below the normal numbers is 0: these, and those
     that come of -inf, take ten to a hundred times as long."""
     tiny = torch.finfo(scores.dtype).tiny
-    scores.sub_(shift).clamp_(min=math.log(tiny)).exp_()
-    return functional.threshold_(scores, 2 * tiny, 0.0)
+    scores.sub_(shift).clamp_(min=math.log(tiny) + 1).exp_()
+    return functional.threshold_(scores, 4 * tiny, 0.0)
 
 
 def _taken(x: torch.Tensor, index: torch.Tensor, use: str) -> torch.Tensor:
@@ -252,6 +257,12 @@ def _index(places: torch.Tensor, height: int) -> tuple[torch.Tensor, torch.Tenso
         inside = torch.arange(height, device="cpu")[:, None]
         places = (places[:, None] * height + inside).flatten(0, 1)
     return places, none
+
+
+def _rows_of(x: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
+    """x[rows] for ascending rows, as a view where they follow one another."""
+    first, last = int(rows[0]), int(rows[-1])
+    return x[first : last + 1] if last - first == len(rows) - 1 else x.index_select(0, rows)
 
 
 def _bags(x: torch.Tensor, index: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:

@@ -27,7 +27,8 @@ class Batch:
 
     `rows` int64 [G, M] and `tiles` int64 [G, C] number the tiles, `entries` int64 [G, M, C] the
     places in the lists; `real` is bool [G, M], False where a row only fills up a product, None
-    where none does. The G M partial results stand from `first` on among those of all batches.
+    where none does. The G M partial results stand from `first` on among those of all batches. The
+    entries of tall query tiles follow one another among their `slots` from `column` on.
     """
 
     rows: torch.Tensor
@@ -36,6 +37,7 @@ class Batch:
     real: torch.Tensor | None
     masked: bool
     first: int
+    column: int = 0
 
     def pieces(self, per_pair: int, most: int) -> Iterator[Batch]:
         """The same in pieces of about `most` numbers, `per_pair` of them for a pair of tiles."""
@@ -51,17 +53,19 @@ class Batch:
         real = None if self.real is None else self.real[groups, rows]
         first = self.first + groups.start * self.rows.shape[1] + rows.start
         mine = self.rows[groups, rows], self.tiles[groups], self.entries[groups, rows]
-        return Batch(*mine, real, self.masked, first)
+        return Batch(*mine, real, self.masked, first, self.column)
 
 
 @dataclass(frozen=True, eq=False)
 class Batches:
     """All entries of lists in batches: `partials` results, and which of them belong to each query
-    tile, int64 [L, parts], -1 for none."""
+    tile, int64 [L, parts], -1 for none. `slots` int64 [L, r] are the places in the lists of tall
+    tiles, those of entries first; None of low ones."""
 
     each: list[Batch]
     partials: int
     places: torch.Tensor
+    slots: torch.Tensor | None = None
 
 
 def by_keys(lists: torch.Tensor, masked: torch.Tensor | None) -> Batches:
@@ -121,24 +125,23 @@ def by_queries(lists: torch.Tensor, masked: torch.Tensor | None) -> Batches:
     """The entries of lists int64 [L, r], -1 for none, query tile by query tile, at most `TILES` of
     them at once; the tiles with a mask, bool [L, r], apart."""
     count, width = lists.shape
-    parts = -(-width // TILES)
-    places = lists.new_full((count, parts), -1)
-    # those that there are first
-    order = torch.sort((lists < 0).to(torch.int8), dim=1, stable=True)[1]
-    order += torch.arange(count, device="cpu")[:, None] * width
+    places = lists.new_full((count, -(-width // TILES)), -1)
     lengths = (lists >= 0).sum(1)
+    slots = torch.sort((lists < 0).to(torch.int8), dim=1, stable=True)[1]
+    slots = slots[:, : int(lengths.max())]
+    tiles = lists.gather(1, slots)
+    entries = slots + torch.arange(count, device="cpu")[:, None] * width
     some = torch.zeros_like(lengths) if masked is None else masked.any(1).long()
     each: list[Batch] = []
     first = 0
-    for part in range(parts):
-        here = (lengths - part * TILES).clamp(0, TILES)
-        kind = here * 2 + some
-        for which in kind[here > 0].unique().tolist():
+    for part in range(places.shape[1]):
+        low = part * TILES
+        kind = (lengths - low).clamp(0, TILES) * 2 + some
+        for which in kind[lengths > low].unique().tolist():
             rows = (kind == which).nonzero()[:, 0]
-            low = part * TILES
-            entries = order[rows, low : low + which // 2]
-            tiles = lists.flatten()[entries]
+            these = slice(low, low + which // 2)
             places[rows, part] = torch.arange(first, first + len(rows), device="cpu")
-            each.append(Batch(rows[:, None], tiles, entries[:, None], None, bool(which % 2), first))
+            mine = rows[:, None], tiles[rows, these], entries[rows, None, these]
+            each.append(Batch(*mine, None, bool(which % 2), first, low))
             first += len(rows)
-    return Batches(each, first, places)
+    return Batches(each, first, places, slots)

@@ -184,8 +184,8 @@ class Placed(Pairs):
     def held(self, low: int, high: int, slots: torch.Tensor) -> torch.Tensor:
         slots = slots.view(self.batch, self.heads, high - low, -1)
         tiles = self.lists[:, :, low:high].gather(3, slots).clamp_(min=0)
-        q = self.q.places[:, :, low:high, None, :, None].clamp(min=self.first)
-        k = self.k.of(tiles)[..., None, :]
+        q = self.q.places[:, :, low:high, :, None, None].clamp(min=self.first)
+        k = self.k.of(tiles)[:, :, :, None]
         there, k = k >= 0, k.clamp(min=0)
         found = [there] if self.layout.whole else [there, self.layout.holds(q, k)]
         if self.more.padding is not None:
@@ -203,10 +203,10 @@ class Placed(Pairs):
         return self._by_rows(held, high - low, slots.shape[3])
 
     def _by_rows(self, found: torch.Tensor, rows: int, slots: int) -> torch.Tensor:
-        """[B, K or 1, c, s, m, w] as [N, c, s, h, w]."""
-        size = rows, slots, self.repeat, self.q.size, self.k.size
-        found = found.unsqueeze(4).expand(self.batch, self.heads, *size)
-        return found.flatten(4, 5).flatten(0, 1)
+        """[B, K or 1, c, m, s, w] as [N, c, h, s, w]."""
+        size = rows, self.repeat, self.q.size, slots, self.k.size
+        found = found.unsqueeze(3).expand(self.batch, self.heads, *size)
+        return found.flatten(3, 4).flatten(0, 1)
 
     # --- changes of scores ---------------------------------------------------------------------
 
