@@ -8,6 +8,7 @@ import numpy as np
 import torch
 
 from attnspec.backends.common.torch_modes import constant_in_traces
+from attnspec.backends.decided.ranking import first_greatest
 from attnspec.graphs.counter_rng import HASHES, Stream, normals
 from attnspec.graphs.patterns.lsh import Lsh
 from attnspec.lower.cache import Cache, apart
@@ -61,11 +62,6 @@ def buckets_of(leaf: Lsh, x: torch.Tensor, heads: tuple[int, ...], count: int) -
 
 def _farthest(y: torch.Tensor) -> torch.Tensor:
     """argmax([y; -y]) of each row [..., c], the first of several."""
-    if y.is_cpu and not torch.compiler.is_compiling():
-        # the same many times faster
-        rows = y.numpy()
-        most, least = (torch.from_numpy(np.asarray(x)) for x in (rows.argmax(-1), rows.argmin(-1)))
-    else:
-        most, least = y.argmax(-1), y.argmin(-1)
+    most, least = first_greatest(y), first_greatest(-y)
     top, bottom = (y.gather(-1, x[..., None])[..., 0] for x in (most, least))
     return torch.where(top >= -bottom, most, least + y.shape[-1])

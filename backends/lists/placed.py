@@ -113,9 +113,9 @@ class Placed(Pairs):
             torch.logaddexp(into[1], lse, out=into[1])
             return
         rows, out, lse = self._those_real(out, lse)
-        o1, l1 = into[0][rows], into[1][rows]
-        into[0][rows] = o1.lerp_(out, _share(l1, lse)[:, None])
-        into[1][rows] = torch.logaddexp(l1, lse)
+        o1, l1 = (x.index_select(0, rows) for x in into)
+        into[0].index_copy_(0, rows, o1.lerp_(out, _share(l1, lse)[:, None]))
+        into[1].index_copy_(0, rows, torch.logaddexp(l1, lse))
 
     def add_q(self, into: torch.Tensor, found: torch.Tensor) -> None:
         """Add gradients [N, T, h, d] to those of all queries [B K R n_q, d]."""
