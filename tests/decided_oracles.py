@@ -26,11 +26,11 @@ class Sample:
 
     @property
     def n(self) -> int:
-        return self.k.shape[1]
+        return int(self.k.shape[1])
 
     @property
     def n_q(self) -> int:
-        return self.q.shape[1]
+        return int(self.q.shape[1])
 
 
 @dataclass

@@ -11,7 +11,7 @@ from zoo import EXAMPLES, smaller
 
 import attnspec
 from attnspec.compile.emit import class_name
-from attnspec.lower.lower import unbuilt
+from attnspec.lower.lower import decided_leaves
 from attnspec.lower.mechanism_sizes import longest_of
 from attnspec.spec import Spec
 from attnspec.verification import verify, verify_each
@@ -58,7 +58,7 @@ def emitted(spec: Spec) -> torch.nn.Module:
     return module
 
 
-BUILT = [name for name in FILES if not unbuilt(loaded(name).program)]
+BUILT = [name for name in FILES if not decided_leaves(loaded(name).program)]
 
 
 @pytest.mark.parametrize("name", FILES)

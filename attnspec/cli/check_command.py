@@ -89,9 +89,9 @@ def command(
 ) -> None:
     """Say what is wrong with specs, and whether their claims hold.
 
-    All attentions of a file are checked. A claim is proven for every n where that follows from how the spec is written;
-    else it is checked at n = 1, 2, 64, 257 and 1024, one with `at n = ...` at its own lengths. The
-    answer says which.
+    All attentions of a file are checked. A claim is proven for every n where that follows from how
+    the spec is written; else it is checked at n = 1, 2, 64, 257 and 1024, one with `at n = ...` at
+    its own lengths. The answer says which.
 
     Example: attnspec check bigbird.attn --set block=32
     """

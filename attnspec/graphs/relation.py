@@ -277,8 +277,8 @@ class Relation:
 
 
 class DataDependent(Relation):
-    """A graph that tensors decide: its pairs exist only when a module runs, and until then it stands
-    in for the choice that is made there."""
+    """A graph that tensors decide: its pairs exist only when a module runs, and until then it
+    stands in for the choice that is made there."""
 
     by_inputs: ClassVar[bool] = False
     """Whether run-time inputs alone decide, whatever queries and keys are."""
@@ -286,11 +286,15 @@ class DataDependent(Relation):
     replaced: ClassVar[Mapping[str, tuple[str, ...]]] = {}
     """Arguments that have no meaning where another one, an input, is given."""
 
-    learned: tuple[Part, ...] = ()
-    """What it learns, or keeps, for each layer and head."""
+    @property
+    def learned(self) -> tuple[Part, ...]:
+        """What it learns, or keeps, for each layer and head."""
+        return ()
 
-    weighs: str = ""
-    """What it changes of the scores and weights of its pairs, in words."""
+    @property
+    def weighs(self) -> str:
+        """What it changes of the scores and weights of its pairs, in words; "" for nothing."""
+        return ""
 
     @classmethod
     def alone(cls, arguments: Mapping[str, object]) -> str:

@@ -395,8 +395,8 @@ class StandIn(Data):
 
 
 def reads_data(value: object) -> bool:
-    """Whether a relation, or a part of one, is known once there are tensors: it stands on a run-time
-    input, or the data decide it."""
+    """Whether a relation, or a part of one, is known once there are tensors: it stands on a
+    run-time input, or the data decide it."""
     if isinstance(value, StandIn) or getattr(value, "data_dependent", False):
         return True
     if isinstance(value, tuple):

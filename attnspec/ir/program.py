@@ -116,8 +116,8 @@ SIZED = ("choices", "scores")
 
 @dataclass(frozen=True)
 class Input:
-    """A declared run-time tensor; `at_most` promises a bound on the tokens marked, `size` is that of
-    the blocks that choices and scores are about."""
+    """A declared run-time tensor; `at_most` promises a bound on the tokens marked, `size` is that
+    of the blocks that choices and scores are about."""
 
     name: str
     kind: str
@@ -187,7 +187,7 @@ class Program:
 
 
 def leaves(term: Term) -> Iterator[Leaf]:
-    """All patterns of a term, left to right, and behind each those of graphs among its arguments."""
+    """All patterns of a term, left to right, behind each those of graphs among its arguments."""
     if isinstance(term, Leaf):
         yield term
         for _, value in term.arguments:

@@ -37,6 +37,16 @@ def stand_ins(program: Program) -> dict[str, StandIn]:
     return {entry.name: StandIn(entry.name, entry.size) for entry in program.inputs}
 
 
+def decided_leaves(program: Program) -> list[Leaf]:
+    """The patterns of a program whose pairs the data decide."""
+    return [
+        leaf
+        for attend in program.attends
+        for leaf in (() if attend.graph is None else leaves(attend.graph))
+        if BY_NAME[leaf.pattern].data_dependent
+    ]
+
+
 def too_large(program: Program) -> list[Diagnostic]:
     """What is wrong with graphs of more patterns than are planned."""
     sizes = {(patterns_in(attend.graph), attend.span) for attend in program.attends}

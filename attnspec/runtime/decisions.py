@@ -75,7 +75,7 @@ class Decision:
 
 
 def decisions_of(works: Sequence[tuple[Work, tuple[int, ...]]]) -> tuple[Decision, ...]:
-    """The decisions of the works of a layer; what stands in the arguments of another comes first."""
+    """The decisions of a layer's works; what stands in the arguments of another comes first."""
     found: dict[DataDependent, dict[int, Work]] = {}
     for work, heads in works:
         for leaf in work.decided:

@@ -38,7 +38,7 @@ class Learner(nn.Module):
             shape = self._shape(part, head_size or 0, head_size or 0)
             if part.kept:
                 kept = torch.empty(shape) if known else UninitializedBuffer()
-                self.register_buffer(name, cast(torch.Tensor, kept))
+                self.register_buffer(name, kept)
             else:
                 learned = nn.Parameter(torch.empty(shape)) if known else UninitializedParameter()
                 self.register_parameter(name, cast(nn.Parameter, learned))

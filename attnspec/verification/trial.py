@@ -12,9 +12,9 @@ import torch
 
 from attnspec.backends.common.masks import with_data
 from attnspec.graphs.relation import Relation
-from attnspec.ir.program import Program
+from attnspec.ir.program import Input, Program
 from attnspec.lower.work import Bias, Work
-from attnspec.runtime.call_checks import check_inputs
+from attnspec.runtime.call_checks import PER_HEAD, check_inputs
 from attnspec.runtime.module import CompiledAttention
 from attnspec.verification import pairs
 from attnspec.verification.definition import Definition, Results, gradients
@@ -329,12 +329,16 @@ def _biases(work: Work) -> list[Bias]:
     return [change for change in work.changes if isinstance(change, Bias)]
 
 
+CHOICES = 3
+"""Blocks that each query chooses in a sample."""
+
 DOCUMENTS = 5
 """About how many runs of equal labels a sequence has."""
 
 
-def sample_inputs(program: Program, n: int) -> dict[str, torch.Tensor]:
-    """Inputs for a batch of one: a tenth of the tokens, documents of unequal lengths, half."""
+def sample_inputs(program: Program, n: int, n_q: int | None = None) -> dict[str, torch.Tensor]:
+    """Inputs for a batch of one and the last n_q of n positions, or all: a tenth of the tokens,
+    documents of unequal lengths, half, random choices."""
     found = {}
     for entry in program.inputs:
         if entry.kind == "tokens":
@@ -344,9 +348,23 @@ def sample_inputs(program: Program, n: int) -> dict[str, torch.Tensor]:
             found[entry.name] = marked
         elif entry.kind == "ids":
             found[entry.name] = (torch.rand(1, n) < DOCUMENTS / n).cumsum(1)
+        elif entry.kind in PER_HEAD:
+            found[entry.name] = _about_heads(entry, n, n if n_q is None else n_q)
         else:
             found[entry.name] = torch.tensor([n // 2])
     return found
+
+
+def _about_heads(entry: Input, n: int, n_q: int) -> torch.Tensor:
+    """An input for a batch of one that all heads have in common."""
+    blocks = -(-n // entry.size)
+    match entry.kind:
+        case "choices":
+            return torch.randint(-1, blocks, (1, 1, n_q, CHOICES))
+        case "scores":
+            return torch.randn(1, 1, n, blocks)
+        case _:
+            return torch.randint(0, max(1, n // DOCUMENTS), (1, 1, 2, n))
 
 
 def sample_rows(count: int, most: int, blocks: Sequence[Blocks] = (), first: int = 0) -> np.ndarray:

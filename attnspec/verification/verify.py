@@ -20,6 +20,7 @@ from attnspec.lower.lower import stand_ins, works_of
 from attnspec.lower.mechanism_sizes import learned_parts
 from attnspec.lower.work import BackendError, Work
 from attnspec.runtime.module import CompiledAttention
+from attnspec.verification.decided import decided_checks
 from attnspec.verification.numbers import SIZE
 from attnspec.verification.pairs import LONGEST, TooLong
 from attnspec.verification.report import Check, Verification, together
@@ -108,9 +109,13 @@ def _verified(
     skipped: list[str] = []
     exhaustive = n_q == n
     heads = program.heads or HEADS
-    data = sample_inputs(program, n)
+    data = sample_inputs(program, n, n_q)
     for works, layers in _distinct(program, heads, n_q, n):
         shape = Shape(n_q, n, layers, heads, program.heads is not None)
+        if any(work.decided for work, _ in works):
+            if depth != "pairs":
+                checks.extend(decided_checks(module, shape, works, data))
+            continue
         trial = Trial(module, shape, works, data, forced, only_values=depth == "values")
         found = trial.pair_checks() if depth == "pairs" else trial.checks()
         checks.extend(sorted(found, key=lambda check: check.heads or ()))

@@ -42,8 +42,8 @@ class Scores:
         return self.rows.blocks if self.pooled else self.rows.slots
 
     def __call__(self, part: Part, seen: torch.Tensor, scales: torch.Tensor) -> torch.Tensor:
-        """[B, H, rows, blocks] for slots that rows see [B, 1 or H, rows, slots]; -inf where they see
-        none. `scales` [H, 1, 1] are those of a softmax."""
+        """[B, H, rows, blocks] for slots that rows see [B, 1 or H, rows, slots]; -inf where they
+        see none. `scales` [H, 1, 1] are those of a softmax."""
         q = self.rows.mean_query(part)
         if self.scorer == "bound":
             found = self._bound(q, seen)
@@ -77,7 +77,7 @@ class Scores:
         own = self.rows.in_blocks(seen)[..., None]
         heads = []
         for head in range(q.shape[1]):
-            k = self.keys[:, head // groups].unflatten(1, (self.rows.blocks, self.rows.size))
+            k = torch.unflatten(self.keys[:, head // groups], 1, (self.rows.blocks, self.rows.size))
             mine = own[:, head if own.shape[1] > 1 else 0]
             least = k[:, None].masked_fill(~mine, torch.inf).amin(3)
             most = k[:, None].masked_fill(~mine, -torch.inf).amax(3)
@@ -96,7 +96,7 @@ def product(q: torch.Tensor, k: torch.Tensor) -> torch.Tensor:
 
 def _pooled(rows: Rows, keys: torch.Tensor, scorer: str) -> tuple[torch.Tensor, ...]:
     """What stands for whole blocks [B, H_kv, blocks, d]: their mean, or least and greatest."""
-    k = keys.unflatten(2, (rows.blocks, rows.size))
+    k = torch.unflatten(keys, 2, (rows.blocks, rows.size))
     real = rows.seen.view(-1, 1, rows.blocks, rows.size, 1)
     if scorer == "mean":
         return (k.sum(3) / real.sum(3).clamp_min(1),)

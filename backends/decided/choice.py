@@ -84,7 +84,7 @@ class Choice:
 
 def _of_heads(value: Part, heads: torch.Tensor | slice) -> Part:
     if isinstance(value, torch.Tensor):
-        return value if value.shape[1] == 1 else value[:, heads]
+        return value if value.shape[1] == 1 else value[:, heads]  # type: ignore[return-value]
     if isinstance(value, tuple):
         return type(value)(_of_heads(part, heads) for part in value)
     if isinstance(value, dict):

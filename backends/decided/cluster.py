@@ -63,7 +63,7 @@ def decide(leaf: Cluster, given: Given) -> Choice:
         return _balanced(leaf, given, q_real)
     both = Points.of(torch.cat([given.q, keys_by_head(given)], 2), _both_real(given))
     labels = kmeans(both, count, leaf.seed, leaf.layer, given.heads)
-    q, k = labels.split([given.n_q, given.n_k], 2)
+    q, k = torch.split(labels, [given.n_q, given.n_k], 2)
     return LabelChoice(
         q.masked_fill(~q_real[:, None], NONE_Q)[..., None],
         k.masked_fill(~given.real[:, None], NONE_K)[..., None],

@@ -20,8 +20,8 @@ MOST = 1 << 22
 
 @dataclass(frozen=True, eq=False)
 class Points:
-    """Unit vectors float32 [B, H, N, d], or of length 0; `real` bool [B, N] says which there are,
-    others are of length 0."""
+    """Unit vectors float32 [B, H, N, d], of length 0 where `real`, bool [B, N], says there is
+    none."""
 
     at: torch.Tensor
     real: torch.Tensor

@@ -72,7 +72,7 @@ def meeting(q: torch.Tensor, k: torch.Tensor, tile: int) -> torch.Tensor:
     for along in (q, k):
         short = -along.shape[-1] % tile
         last = along[..., -1:].expand(*along.shape[:-1], short)
-        tiles = torch.cat([along, last], -1).unflatten(-1, (-1, tile))
+        tiles = torch.unflatten(torch.cat([along, last], -1), -1, (-1, tile))
         ends.append((tiles.amin(-1), tiles.amax(-1)))
     (low, high), (least, most) = ends
     return listed((low[..., None] <= most[..., None, :]) & (least[..., None, :] <= high[..., None]))

@@ -35,8 +35,8 @@ class Pairs(Choice):
 
 @dataclass(frozen=True, eq=False)
 class ListChoice(Choice):
-    """Row `(q - start) // shared_by` of the queries reads the key blocks in its list, of `size` keys
-    from `start` on.
+    """Row `(q - start) // shared_by` of the queries reads the key blocks in its list, of `size`
+    keys from `start` on.
 
     `blocks` is int64 [B, H or 1, rows, r], each list ascending, -1 for none, none twice. The first
     row of each sample has the number `first_row` [B, 1] in the sequence; `start` is [B, 1].

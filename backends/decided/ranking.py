@@ -20,7 +20,7 @@ def ranks(scores: torch.Tensor, forced: torch.Tensor | None) -> torch.Tensor:
     bits = (scores + 0.0).view(torch.int32)
     ordered = torch.where(bits < 0, bits ^ 0x7FFFFFFF, bits).to(torch.int64)
     # below every number, where -inf would be
-    nan = torch.tensor(float("-inf")).view(torch.int32).item() ^ 0x7FFFFFFF
+    nan = int(torch.tensor(-torch.inf).view(torch.int32)) ^ 0x7FFFFFFF
     ordered = torch.where(scores.isnan(), nan, ordered)
     below = scores.shape[-1] - 1 - torch.arange(scores.shape[-1], device=scores.device)
     found = ordered * (1 << 31) + below

@@ -16,8 +16,8 @@ class Part:
     """Some rows: for each of them its queries.
 
     `q_at` int64 [B, rows, m] are positions, `own` bool says which of them are real queries of this
-    call; `first` [B, rows] is the first of these, -1 where there is none. `index` are the numbers of
-    the rows, from the first one of the call.
+    call; `first` [B, rows] is the first of these, -1 where there is none. `index` are the numbers
+    of the rows, from the first one of the call.
     """
 
     index: slice
@@ -114,4 +114,4 @@ class Rows:
 
     def in_blocks(self, slots: torch.Tensor) -> torch.Tensor:
         """[..., slots] as [..., blocks, size]."""
-        return slots.unflatten(-1, (self.blocks, self.size))
+        return torch.unflatten(slots, -1, (self.blocks, self.size))

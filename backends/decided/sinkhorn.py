@@ -123,8 +123,8 @@ def block_sums(
     real = given.real.gather(1, at.clamp_max(given.n_k - 1)) & (at < given.n_k)
     place = at.clamp_max(given.n_k - 1)[:, None, :, None].expand(-1, k.shape[1], -1, k.shape[3])
     own = k.gather(2, place).masked_fill(~real[:, None, :, None], 0.0)
-    own = own.unflatten(2, (blocks, leaf.size))
-    sums, some = own.sum(3), real.unflatten(1, (blocks, leaf.size)).any(2)
+    own = torch.unflatten(own, 2, (blocks, leaf.size))
+    sums, some = own.sum(3), torch.unflatten(real, 1, (blocks, leaf.size)).any(2)
     if leaf.causal:
         sums = sums.cumsum(2) - sums + own[:, :, :, 0]
     return sums, some
@@ -133,8 +133,9 @@ def block_sums(
 def balanced(
     logits: torch.Tensor, allowed: torch.Tensor, iterations: int, causal: bool
 ) -> torch.Tensor:
-    """Rows and columns of exp(logits) [..., blocks, blocks] normalised in turns, in log space; under
-    `causal` sums over a column run over the rows up to the current one. 0 where not allowed."""
+    """Rows and columns of exp(logits) [..., blocks, blocks] normalised in turns, in log space;
+    under `causal` sums over a column run over the rows up to the current one. 0 where not
+    allowed."""
     low = torch.finfo(logits.dtype).min / 4
     found = logits.masked_fill(~allowed, low)
     for _ in range(iterations):

@@ -33,7 +33,7 @@ from attnspec.graphs.counter_rng import (
     normals,
     permutation,
 )
-from attnspec.lower.lower import unbuilt
+from attnspec.lower.lower import decided_leaves
 from attnspec.spec import Spec, load, parse
 from attnspec.verification import verify_alone
 
@@ -57,7 +57,7 @@ def zoo() -> dict[str, Spec]:
         spec = loaded(path, name)
         small = {key: value for key, value in SMALL.items() if key in spec.parameters}
         spec = load(path, name=name, **small) if small else spec
-        if not unbuilt(spec.program) and path.stem not in REFUSED:
+        if not decided_leaves(spec.program) and path.stem not in REFUSED:
             found[label] = spec
     return found
 

@@ -125,7 +125,8 @@ def test_buckets_are_those_of_rotations() -> None:
     for layer in (0, 1):
         found = module.choices(x, x, layer=layer)["lsh"]["buckets"]
         assert found.shape == (1, 2, 2, 11)
-        assert found.min() >= 0 and found.max() < 6
+        assert found.min() >= 0
+        assert found.max() < 6
         assert found[0, 0, :, 2].tolist() == [0, 0]
         assert torch.equal(found, module.choices(3 * x, 3 * x, layer=layer)["lsh"]["buckets"])
     first, second = (module.choices(x, x, layer=layer)["lsh"]["buckets"] for layer in (0, 1))

@@ -129,7 +129,7 @@ def test_values_and_gradients_are_those_of_the_pairs(call: str) -> None:
     module = module_of(f"causal attend {call}")
     leaves = [x.requires_grad_() for x in tensors(19, 19, 4, 2)]
     held = module.pairs(*leaves[:2])
-    outs = module(*leaves), dense(*leaves, held)
+    outs = module(*leaves), dense(leaves[0], leaves[1], leaves[2], held)
     assert (outs[0] - outs[1]).abs().max() < 1e-12
     upstream = torch.randn_like(outs[0])
     found, wanted = (torch.autograd.grad(out, leaves, upstream) for out in outs)
@@ -243,8 +243,8 @@ def test_chosen_reads_what_is_listed(size: int, heads: int) -> None:
         q, k, v = tensors(18, n_q, 4, 2)
         choices = torch.randint(-1, count, (2, heads, n_q, 3))
         for padding in paddings(18):
-            given = {"inputs": {"sel": choices}, "key_padding_mask": padding}
-            found = module.pairs(q, k, **given)
+            inputs = {"sel": choices}
+            found = module.pairs(q, k, inputs=inputs, key_padding_mask=padding)
             block = torch.arange(18) // size
             listed = (choices[..., None, :] == block[:, None]).any(-1)
             listed = listed.repeat_interleave(4 // heads, 1)
@@ -252,7 +252,7 @@ def test_chosen_reads_what_is_listed(size: int, heads: int) -> None:
             wanted = (listed | (at == torch.arange(18))) & (torch.arange(18) <= at)
             wanted = wanted if padding is None else wanted & padding[:, None, None]
             assert torch.equal(found, wanted)
-            out = module(q, k, v, **given)
+            out = module(q, k, v, inputs=inputs, key_padding_mask=padding)
             assert (out - dense(q, k, v, wanted)).abs().max() < 1e-12
 
 

@@ -21,12 +21,14 @@ from attnspec.ir.mechanisms import BY_NAME as MECHANISMS_BY_NAME
 from attnspec.ir.program import (
     ArgumentValue,
     Attend,
+    Compound,
     InputRef,
     Leaf,
     Program,
     Term,
     TokenCompound,
     Tokens,
+    leaves,
 )
 from attnspec.ir.scalars import Apply, Scalar, Symbol, fold, symbols
 
@@ -167,6 +169,10 @@ def _scalars(value: ArgumentValue) -> Iterator[Scalar]:
         case Tokens() | TokenCompound():
             for tokens in _token_sets(value):
                 yield from tokens.values
+        case Leaf() | Compound():
+            for leaf in leaves(value):
+                for _, each in leaf.arguments:
+                    yield from _scalars(each)
         case tuple():
             yield from value
         case _:

@@ -64,13 +64,13 @@ class Cluster(DataDependent):
             raise RelationError("`assign = balanced` keeps its centroids and needs a `count`")
 
     @property
-    def learned(self) -> tuple[Part, ...]:  # type: ignore[override]
+    def learned(self) -> tuple[Part, ...]:
         if self.assign != "balanced" or self.count is None:
             return ()
         return (Part("centroids", (self.count, "d"), "drawn", self.seed, kept=True),)
 
     @property
-    def weighs(self) -> str:  # type: ignore[override]
+    def weighs(self) -> str:
         return "lets the mean of a cluster's queries attend for them" if self.of == "q" else ""
 
     @classmethod

@@ -89,7 +89,7 @@ class Lsh(DataDependent):
                 )
 
     @property
-    def weighs(self) -> str:  # type: ignore[override]
+    def weighs(self) -> str:
         """What it changes of the scores and weights of its pairs."""
         if self.share_qk:
             return "scores q . k / |k|"

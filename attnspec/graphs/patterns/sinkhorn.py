@@ -39,7 +39,6 @@ class Sinkhorn(DataDependent):
     causal: bool = context("causal", False)
 
     name: ClassVar = "sinkhorn"
-    weighs: ClassVar = "multiplies the keys and values of matched blocks"
 
     def __post_init__(self) -> None:
         if self.temperature <= 0:
@@ -56,8 +55,12 @@ class Sinkhorn(DataDependent):
             )
 
     @property
-    def learned(self) -> tuple[Part, ...]:  # type: ignore[override]
+    def learned(self) -> tuple[Part, ...]:
         return (Part("sort", ("d", self.max_blocks), "normal", 0.02),)
+
+    @property
+    def weighs(self) -> str:
+        return "multiplies the keys and values of matched blocks"
 
     @classmethod
     def beside(cls, arguments: Mapping[str, object]) -> bool:

@@ -1,0 +1,84 @@
+"""Graphs that the data decide, for random data: what kernels read and give, held against what is
+decided and the dense definition."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+
+import torch
+
+from attnspec.backends.planner import AUTO
+from attnspec.graphs.patterns.lsh import Lsh
+from attnspec.ir.serial import plan_data
+from attnspec.lower.work import Work
+from attnspec.runtime.module import CompiledAttention
+from attnspec.verification.definition import gradients
+from attnspec.verification.formulas import Run
+from attnspec.verification.report import Check
+from attnspec.verification.trial import Shape
+
+CLOSE = 1e-9
+"""How far float64 numbers may be apart, for numbers of about 1."""
+
+
+def decided_checks(
+    module: CompiledAttention,
+    shape: Shape,
+    works: Sequence[tuple[Work, tuple[int, ...]]],
+    data: Mapping[str, torch.Tensor],
+) -> Iterator[Check]:
+    """What is compared of the heads of some layers, together."""
+    run = Run(module, shape.layers[0], shape.n_q, shape.n, shape.heads, data)
+    k = run.drawn(shape.n)
+    leaves = [leaf for work, _ in works for leaf in work.decided]
+    shared = any(isinstance(leaf, Lsh) and leaf.share_qk for leaf in leaves)
+    q = k[:, :, shape.n - shape.n_q :].clone() if shared else run.drawn(shape.n_q)
+    place = shape.layers, None, module.backend
+    formulas = any(work.mechanism is not None for work, _ in works)
+    for what, fault in (
+        ("keys are read that were decided, and no others", _pairs_fault(run, works, q, k)),
+        (
+            "outputs and gradients agree with the definition",
+            _numbers_fault(run, q, k, AUTO if formulas else "dense"),
+        ),
+    ):
+        yield Check(*place, what, shape.n_q, shape.n_q, fault)
+
+
+def _pairs_fault(
+    run: Run, works: Sequence[tuple[Work, tuple[int, ...]]], q: torch.Tensor, k: torch.Tensor
+) -> str | None:
+    """With the unit vectors as values, the output is the weights themselves."""
+    v = torch.eye(run.n, dtype=torch.float64).expand(1, run.heads, -1, -1)
+    weights = run(q, k, v)[0].detach()
+    held = run.module.pairs(q, k, layer=run.layer, inputs=run.data)[0]
+    for work, heads in works:
+        for head in heads:
+            read = weights[head] != 0
+            wrong = read & ~held[head] if work.normalize == "relu" else read != held[head]
+            if bool(wrong.any()):
+                at, key = (int(x) for x in wrong.nonzero()[0])
+                said = "is read" if bool(read[at, key]) else "is not read"
+                return f"head {head}: key {key} {said} by query {at + run.n - run.n_q}"
+    return None
+
+
+def _numbers_fault(run: Run, q: torch.Tensor, k: torch.Tensor, backend: str) -> str | None:
+    definition = CompiledAttention(plan_data(run.module.program, backend))
+    definition.make_parameters(q.shape[3], q.shape[3])
+    definition.load_state_dict(run.module.state_dict())
+    v, grad = run.drawn(run.n), run.drawn(run.n_q)
+    found = []
+    for module in (run.module, definition):
+        before = module.training
+        leaves = [x.clone().requires_grad_() for x in (q, k, v)]
+        out = module.eval()(*leaves, layer=run.layer, inputs=run.data)
+        found.append((out.detach(), *gradients(out, grad, [*leaves, *module.parameters()])))
+        module.train(before)
+    names = ["output", "dq", "dk", "dv", *(name for name, _ in definition.named_parameters())]
+    for name, one, other in zip(names, *found, strict=True):
+        size = max(1.0, float(other.abs().max())) if other.numel() else 1.0
+        apart = float((one - other).abs().max()) if other.numel() else 0.0
+        if not apart <= CLOSE * size:
+            return f"{name} differs by {apart:.3g}"
+    return None
