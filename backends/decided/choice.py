@@ -100,7 +100,9 @@ def look_up(table: torch.Tensor, position: torch.Tensor) -> torch.Tensor:
     while position.dim() < 4:
         position = position[None]
     if table.dim() == 3:
-        lead = torch.broadcast_shapes(table.shape[:2], position.shape[:2])
+        lead = [
+            max(one, other) for one, other in zip(table.shape[:2], position.shape[:2], strict=True)
+        ]
         position = position.expand(*lead, *position.shape[2:])
         return table.expand(*lead, -1).gather(2, position.flatten(2)).view(position.shape)
     more = position.dim() - 2

@@ -136,9 +136,10 @@ class LshChoice(Choice):
 
     def layouts(self) -> tuple[TileLists, ...]:
         """One layout a round: tiles of whole chunks of the sorted order."""
-        return tuple(self._layout(turn) for turn in range(self.turns))
+        return tuple(self.layout(turn) for turn in range(self.turns))
 
-    def _layout(self, turn: int) -> TileLists:
+    def layout(self, turn: int) -> TileLists:
+        """The tiles of the order of one round, and the pairs that it is the first to find."""
         chunk, look = self.leaf.chunk, self.leaf.look
         tile = chunk * max(1, TILE // chunk)
         orders = []
@@ -197,6 +198,9 @@ class OneRound(Choice):
 
     def holds(self, q: torch.Tensor, k: torch.Tensor) -> torch.Tensor:
         return self.whole.found(self.turn, q, k)
+
+    def layouts(self) -> tuple[TileLists, ...]:
+        return (replace(self.whole.layout(self.turn), holds=self.holds),)
 
 
 @torch.no_grad()

@@ -216,7 +216,7 @@ def _weights(scores: torch.Tensor, shift: torch.Tensor) -> torch.Tensor:
     that come of -inf, take ten to a hundred times as long."""
     tiny = torch.finfo(scores.dtype).tiny
     scores.sub_(shift).clamp_(min=math.log(tiny) + 1).exp_()
-    return functional.threshold_(scores, 4 * tiny, 0.0)
+    return functional.threshold(scores, 4 * tiny, 0.0, inplace=True)
 
 
 def _taken(x: torch.Tensor, index: torch.Tensor, use: str) -> torch.Tensor:

@@ -6,23 +6,30 @@ from the static rest, which runs in bands; results are merged by their log-sum-e
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import lru_cache
+from math import isqrt
 from typing import TYPE_CHECKING
 
+from attnspec.backends.bands.backend import BandsBackend
 from attnspec.backends.lists.products import Parts, parts_of
 from attnspec.graphs.patterns.cluster import Cluster
 from attnspec.graphs.patterns.lsh import Lsh
 from attnspec.graphs.patterns.sinkhorn import Sinkhorn
+from attnspec.graphs.patterns.topk import TopK
 from attnspec.graphs.relation import Relation
 from attnspec.graphs.token_sets import reads_data
 from attnspec.lower.cost_model import current
-from attnspec.lower.work import Kernel, Work
+from attnspec.lower.work import MERGED, Kernel, Work
 
 if TYPE_CHECKING:
     import torch
 
-MERGED = ("softmax", "softmax1")
-"""The normalisers whose results are merged by log-sum-exps."""
+FEW = 1024
+"""Keys that a query is taken to read where nothing tells how many."""
+
+TILE = 64
+"""Keys of a tile, about."""
 
 
 class ListsBackend:
@@ -57,9 +64,17 @@ class ListsBackend:
         return None
 
     def cost(self, work: Work) -> float:
-        # known when the tensors are there: as much as the dense definition would be too much
-        rates = current()
-        return rates.seconds({"bands_step": 4, "bands_query": work.n_q})
+        # the tensors of a call decide what it is
+        reads = [min(work.n_k, _reads(leaf, work.n_k)) for leaf in work.decided]
+        pairs = work.n_q * sum(reads)
+        entries = work.n_q * sum(-(-count // TILE) for count in reads)
+        amounts = {"bands_layout": 1, "bands_pair": pairs, "bands_merge": entries}
+        parts = _parts(work.relation)
+        if parts.rest is None:
+            return current().seconds(amounts)
+        return current().seconds(amounts) + BandsBackend().cost(
+            replace(work, relation=parts.rest, reads=())
+        )
 
     def steps(self, work: Work) -> tuple[str, ...]:
         parts = _parts(work.relation)
@@ -70,6 +85,23 @@ class ListsBackend:
         from attnspec.backends.lists.kernel import ListedKernel
 
         return ListedKernel(work, heads, device, _parts(work.relation))
+
+
+def _reads(leaf: Relation, n: int) -> int:
+    """Keys that a query reads, about."""
+    match leaf:
+        case TopK(keys=int(keys)):
+            return keys
+        case TopK(blocks=int(blocks)):
+            return blocks * leaf.block
+        case Lsh():
+            return leaf.rounds * (leaf.look + 1) * leaf.chunk
+        case Cluster(count=int(count)):
+            return -(-n // count)
+        case Cluster():
+            return isqrt(n)
+        case _:
+            return FEW
 
 
 @lru_cache(maxsize=64)

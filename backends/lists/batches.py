@@ -137,7 +137,7 @@ def by_queries(lists: torch.Tensor, masked: torch.Tensor | None) -> Batches:
     for part in range(places.shape[1]):
         low = part * TILES
         kind = (lengths - low).clamp(0, TILES) * 2 + some
-        for which in kind[lengths > low].unique().tolist():
+        for which in np.unique(kind[lengths > low].numpy()).tolist():
             rows = (kind == which).nonzero()[:, 0]
             these = slice(low, low + which // 2)
             places[rows, part] = torch.arange(first, first + len(rows), device="cpu")

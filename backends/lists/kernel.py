@@ -12,7 +12,7 @@ from dataclasses import replace
 
 import torch
 
-from attnspec.backends.bands.backend import BandsBackend
+from attnspec.backends.bands.kernel import SteppedKernel
 from attnspec.backends.common.exact import Partial, SoftmaxKernel
 from attnspec.backends.common.score_formula import unit
 from attnspec.backends.dense.kernel import DenseKernel
@@ -22,6 +22,8 @@ from attnspec.backends.lists.cover import Covers
 from attnspec.backends.lists.parts import Part, parts_of
 from attnspec.backends.lists.placed import Placed
 from attnspec.backends.lists.products import Parts
+from attnspec.graphs.relation import Relation
+from attnspec.layout.steps import bands_of, layouts_of
 from attnspec.lower.cache import apart
 from attnspec.lower.work import Call, Work
 
@@ -34,10 +36,7 @@ class ListedKernel(SoftmaxKernel):
     ) -> None:
         self.work, self.heads, self.device, self.parts = work, heads, device, parts
         self.changes = ScoreChanges(work, heads) if work.changes else None
-        self.rest = None
-        if parts.rest is not None:
-            static = replace(work, relation=parts.rest, reads=(), normalize="softmax")
-            self.rest = BandsBackend().build(static, heads, device)
+        self.rest = None if parts.rest is None else self._in_bands(parts.rest)
         self._dense: DenseKernel | None = None
         self._covers = Covers(work.n_k)
 
@@ -45,16 +44,26 @@ class ListedKernel(SoftmaxKernel):
         self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, call: Call
     ) -> torch.Tensor:
         rounds = self._rounds(call)
-        if not rounds:
-            return super().__call__(q, self._keys(k), v, call)
-        found = [self.partial(q, k, v, each) for each in rounds]
-        # a query without a key in a round has no part in the mean
-        there = [(lse > -math.inf).to(q.dtype)[..., None] for _, lse in found]
-        total = torch.stack([out * some for (out, _), some in zip(found, there, strict=True)])
-        return total.sum(0) / torch.stack(there).sum(0).clamp(min=1)
+        if rounds:
+            return self._mean(q, k, v, rounds)
+        return super().__call__(q, self._keys(k), v, call)
 
-    def partial(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, call: Call) -> Partial:
+    def partial(  # type: ignore[override]
+        self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, call: Call
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        rounds = self._rounds(call)
+        if rounds:
+            return self._mean(q, k, v, rounds), None
         return super().partial(q, self._keys(k), v, call)
+
+    def _mean(
+        self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, rounds: Sequence[Call]
+    ) -> torch.Tensor:
+        """The mean of the outputs of the rounds in which a query has a key."""
+        found = [super(ListedKernel, self).partial(q, self._keys(k), v, each) for each in rounds]
+        there = [(lse > -math.inf).to(q.dtype)[..., None] for _, lse in found]
+        total = sum(out * some for (out, _), some in zip(found, there, strict=True))
+        return total / torch.stack(there).sum(0).clamp(min=1)
 
     def _keys(self, k: torch.Tensor) -> torch.Tensor:
         return unit(k) if self.work.unit_keys else k
@@ -66,12 +75,22 @@ class ListedKernel(SoftmaxKernel):
         leaf = self.work.decided[0]
         return [replace(call, data={**call.data, leaf: each}) for each in call.data[leaf].rounds()]
 
+    def _in_bands(self, rest: Relation) -> SteppedKernel:
+        """The kernel of the static pairs."""
+        work = replace(self.work, relation=rest, reads=(), normalize="softmax")
+        layouts = layouts_of(bands_of(rest, work.n_q, work.n_k), work.n_q, work.n_k)
+        return SteppedKernel(work, self.heads, self.device, layouts)
+
     @property
     def dense(self) -> DenseKernel:
         """The definition, built when it is first needed."""
         if self._dense is None:
             self._dense = apart(lambda: DenseKernel(self.work, self.heads, self.device))
         return self._dense
+
+    def make_traceable(self) -> None:
+        """Builds what a traced call runs."""
+        _ = self.dense
 
     def composed(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, call: Call) -> Partial:
         out, lse = self.dense.composed(q, k, v, call)

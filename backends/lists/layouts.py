@@ -40,22 +40,20 @@ class Layout:
 
     def of_groups(self, repeat: int) -> Layout:
         """The same for the first of every so many heads."""
-        parts = {
-            name: x if x is None or x.shape[1] == 1 else x[:, ::repeat]
-            for name, x in (
-                ("q_order", self.q_order),
-                ("k_order", self.k_order),
-                ("lists", self.lists),
-            )
-        }
-        return replace(self, **parts)
+        q_order, k_order = (
+            x if x is None else _every(x, repeat) for x in (self.q_order, self.k_order)
+        )
+        return replace(self, q_order=q_order, k_order=k_order, lists=_every(self.lists, repeat))
+
+
+def _every(x: torch.Tensor, repeat: int) -> torch.Tensor:
+    return x if x.shape[1] == 1 else x[:, ::repeat]
 
 
 def _is_shared(x: torch.Tensor | None, repeat: int) -> bool:
     if x is None or x.shape[1] == 1:
         return True
-    x = x.unflatten(1, (-1, repeat))
-    return bool((x[:, :, 1:] == x[:, :, :1]).all())
+    return all(bool((x[:, each::repeat] == x[:, ::repeat]).all()) for each in range(1, repeat))
 
 
 def layouts_of(choice: Choice, n_q: int, n_k: int) -> tuple[Layout, ...]:
@@ -95,7 +93,7 @@ class Side:
         short = -order.shape[2] % size
         if short:
             order = functional.pad(order, (0, short), value=-1)
-        self.places = order.unflatten(2, (-1, size))
+        self.places: torch.Tensor = order.reshape(*order.shape[:2], -1, size)
 
     @cached_property
     def real(self) -> torch.Tensor | None:
@@ -147,8 +145,7 @@ def part_of(value: Value, samples: slice, heads: slice) -> Value:
     if isinstance(value, tuple):
         return type(value)(part_of(part, samples, heads) for part in value)
     if isinstance(value, Mapping):
-        found = {key: part_of(part, samples, heads) for key, part in value.items()}
-        return found  # type: ignore[return-value]
+        return {key: part_of(part, samples, heads) for key, part in value.items()}  # type: ignore[return-value]
     if is_dataclass(value) and not isinstance(value, Relation | type):
         parts = {
             entry.name: part_of(getattr(value, entry.name), samples, heads)

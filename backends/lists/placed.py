@@ -44,7 +44,11 @@ class Placed(Pairs):
         self.batch, self.heads, self.repeat, self.n_q = shape
         self.more, self.first = more, n_k - self.n_q
         self.layout = layout = layout.of_groups(self.repeat)
-        self.q = Side(layout.q_order, layout.q_tile, layout.first, n_k)
+        q_order = layout.q_order
+        if q_order is None and layout.first < self.first:
+            q_order = torch.arange(layout.first, n_k, device="cpu")[None, None]
+            q_order = torch.where(q_order < self.first, -1, q_order)
+        self.q = Side(q_order, layout.q_tile, layout.first, n_k)
         self.k = Side(layout.k_order, layout.k_tile, 0, n_k)
         self.lists = layout.lists.expand(self.batch, self.heads, -1, -1)
         self.masked = self._masked()

@@ -99,7 +99,7 @@ def _products(relation: Relation) -> list[tuple[Relation, ...]] | None:
     # terms without a decided graph stay together
     still = tuple(term for term in relation.terms if not _decided(term))
     together = joined(type(relation), still)
-    parts = [] if together is None else [[(together,)]]
+    parts: list[list[tuple[Relation, ...]]] = [] if together is None else [[(together,)]]
     for term in relation.terms:
         if _decided(term):
             found = _products(term)

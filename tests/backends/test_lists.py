@@ -65,18 +65,17 @@ def agree(work: Work, heads: int, tensors: Sequence[torch.Tensor], call: Call) -
     assert isinstance(kernel, ListedKernel)
     found = []
     for one in (kernel, DenseKernel(work, members, CPU)):
-        leaves = [x.detach().clone().requires_grad_() for x in tensors]
+        q, k, v = leaves = [x.detach().clone().requires_grad_() for x in tensors]
         tables = {name: x.detach().clone().requires_grad_() for name, x in call.tables.items()}
         mine = replace(call, tables=tables)
-        out, lse = one.partial(*leaves, mine)
+        out, lse = one.partial(q, k, v, mine)
         assert lse is not None
         torch.manual_seed(1)
         upper = torch.randn_like(out), torch.randn_like(lse)
         finite = lse > -torch.inf
         total = (out * upper[0]).sum() + (lse[finite] * upper[1][finite]).sum()
         asked = [*leaves, *tables.values()]
-        grads = torch.autograd.grad(total, asked, allow_unused=True)
-        grads = [torch.zeros_like(x) if g is None else g for x, g in zip(asked, grads, strict=True)]
+        grads = torch.autograd.grad(total, asked, materialize_grads=True)
         found.append((out, lse, *grads))
     for one, other in zip(*found, strict=True):
         torch.testing.assert_close(one, other, rtol=1e-9, atol=1e-11)
