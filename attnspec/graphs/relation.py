@@ -302,6 +302,12 @@ class DataDependent(Relation):
         return ""
 
     @classmethod
+    def steady(cls, arguments: Mapping[str, object], causal: bool) -> bool:
+        """Whether, with these arguments, what a query reads depends on nothing after it, in a spec
+        with or without the statement `causal`."""
+        return cls.by_inputs
+
+    @classmethod
     def beside(cls, arguments: Mapping[str, object]) -> bool:
         """Whether, with these arguments, its pairs have the weights of a softmax, so that it may
         stand beside a mechanism."""

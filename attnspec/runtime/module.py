@@ -37,6 +37,7 @@ from attnspec.runtime.decisions import Decision, data_of, decided, decisions_of
 from attnspec.runtime.head_groups import Group, Prepared, group_of, selected, together
 from attnspec.runtime.parameters import Draws, Learner, again
 from attnspec.runtime.streaming import (
+    Everything,
     StreamState,
     Works,
     stream_kernel,
@@ -136,13 +137,16 @@ class CompiledAttention(Learner):
             self.make_parameters(q.shape[3], v.shape[3], q.device)
         key = (self._binder.alike(layer), q.shape[1], k.shape[1], str(q.device))
         works, prepared = self._streams.get(key, lambda: apart(lambda: self._stream(*key)))
-        outs, parts = [], []
+        outs: list[torch.Tensor] = []
+        parts: list[object] = []
         first = StreamState.first(state, works, q, k, v)
         check_padding(padding, q.shape[0], q.shape[2], q.device)
         data = check_inputs(self.program, inputs, q, k)
         if 0 in (q.shape[0], q.shape[2]):
             return _nothing(q, k, v)[0], first.after(q.shape[2], first.parts)
         first = first.with_marked(self.program, data)
+        if any(work.decided for work, _ in works):
+            return self._step_of_all(q, k, v, first, layer, padding, data)
         for group, part in zip(prepared.groups, first.parts, strict=True):
             draw = 0 if self.draws is None else self.draws.number(layer, group.redraw)
             call = Call(padding, 0.0, self._tables(group, layer, q.device), data, draw)
@@ -156,9 +160,31 @@ class CompiledAttention(Learner):
             parts.append(after)
         return _joined(outs, prepared), first.after(q.shape[2], parts)
 
+    def _step_of_all(
+        self,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        state: StreamState,
+        layer: int,
+        padding: torch.Tensor | None,
+        inputs: Mapping[str, torch.Tensor],
+    ) -> tuple[torch.Tensor, StreamState]:
+        """A step of a layer in which the data decide: a call of the next queries with all keys."""
+        before = state.parts[0]
+        if before is None:
+            every = Everything(k, v, padding, inputs)
+        else:
+            every = cast(Everything, before).after(k, v, padding, inputs)
+        out = self._run(q, every.keys, every.values, layer, every.padding, 0.0, every.inputs, False)
+        return cast(torch.Tensor, out), state.after(q.shape[2], [every, *state.parts[1:]])
+
     def _stream(self, layer: int, heads: int, keys: int, device: str) -> tuple[Works, Prepared]:
         place = torch.device(device)
         groups, works = [], streamed_works(self._binder, layer, heads)
+        if any(work.decided for work, _ in works):
+            # each step is a call with all keys
+            return works, Prepared((), None)
         for work, members in works:
             kernel = stream_kernel(self.program, layer, work, members, place, self.backend)
             tables = self.tables_of(work)

@@ -17,6 +17,7 @@ from attnspec.graphs.forms.dnf import Place, place_of
 from attnspec.graphs.forms.properties import asks_for_cells, never_reads_later
 from attnspec.graphs.forms.written import written, written_leaf, written_mechanism, written_scalar
 from attnspec.graphs.patterns import BY_NAME
+from attnspec.graphs.relation import DataDependent
 from attnspec.ir.mechanisms import BY_NAME as MECHANISMS_BY_NAME
 from attnspec.ir.program import (
     ArgumentValue,
@@ -113,6 +114,10 @@ def unsteady_leaf(leaf: Leaf, place: Place) -> Fault | None:
     """The same of one pattern."""
     text = written_leaf(leaf)
     for _, value in leaf.arguments:
+        if isinstance(value, Leaf | Compound):
+            inner = unsteady(value, place)
+            if inner is not None:
+                return inner
         for scalar in _scalars(value):
             if _reads_length(scalar):
                 if leaf.pattern == "where":
@@ -131,6 +136,8 @@ def unsteady_leaf(leaf: Leaf, place: Place) -> Fault | None:
                 f"reads cells of a grid that is `{written_scalar(moving[0])}` wide",
                 "give the grid a number there",
             )
+    if issubclass(pattern, DataDependent) and pattern.steady(dict(leaf.arguments), place.causal):
+        return None
     fact = pattern.changing(place.causal)
     return None if fact is None else Fault(text, fact.why, fact.mend)
 

@@ -74,6 +74,10 @@ class Cluster(DataDependent):
         return "lets the mean of a cluster's queries attend for them" if self.of == "q" else ""
 
     @classmethod
+    def steady(cls, arguments: Mapping[str, object], causal: bool) -> bool:
+        return "labels" in arguments
+
+    @classmethod
     def alone(cls, arguments: Mapping[str, object]) -> str:
         if arguments.get("of") == "q":
             return "with `of = q` is the attention of means of queries"

@@ -102,9 +102,15 @@ class Lsh(DataDependent):
         return self.buckets or 2 * max(1, (2 * n + self.chunk) // (2 * self.chunk))
 
     @classmethod
+    def steady(cls, arguments: Mapping[str, object], causal: bool) -> bool:
+        hashed = "given" not in arguments and arguments.get("buckets") is not None
+        shared = arguments["share_qk"] is True
+        return causal and hashed and shared and arguments["cut"] == "bucket"
+
+    @classmethod
     def beside(cls, arguments: Mapping[str, object]) -> bool:
-        plain = {"share_qk": False, "combine": "union", "multiplicity": False, "scale": "root"}
-        return all(arguments.get(name) == value for name, value in plain.items())
+        # unit keys are those of the mechanism, too
+        return arguments["combine"] == "union" and not arguments["multiplicity"]
 
     @classmethod
     def order(cls, given: Mapping[str, Scalar]) -> Scalar:

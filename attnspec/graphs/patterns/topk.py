@@ -102,6 +102,11 @@ class TopK(DataDependent):
         return self.score or ("dot" if self.block == 1 else "mean")
 
     @classmethod
+    def steady(cls, arguments: Mapping[str, object], causal: bool) -> bool:
+        shared = arguments.get("queries") or arguments.get("size") or 1
+        return causal and shared == 1
+
+    @classmethod
     def order(cls, given: Mapping[str, Scalar]) -> Scalar:
         size = given.get("size") or 1
         return Apply("/", (product(N, N), product(size, given.get("queries") or size)))
