@@ -24,6 +24,7 @@ from attnspec.graphs.patterns.window import Window
 from attnspec.graphs.relation import Relation, decided_in
 from attnspec.graphs.token_sets import StandIn
 from attnspec.lower.work import Alibi, Bias, Call, Softcap, Work
+from attnspec.spec import parse
 
 CPU = torch.device("cpu")
 
@@ -231,3 +232,83 @@ def test_pieces_and_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(attention, "TALL", tall)
         monkeypatch.setattr(batches, "TILES", 2)
         agree(work, 2, tensors, call)
+
+
+@pytest.mark.parametrize("kind", [torch.float32, torch.float16, torch.bfloat16])
+def test_shorter_types(kind: torch.dtype) -> None:
+    """No further from the definition in float64 than the dense kernel of the type, twice."""
+    torch.manual_seed(0)
+    leaf, data = chosen(130, 130, 16, 4, 2)
+    work = Work(Union((Intersection((Causal(), leaf)), Window(3, 0))), 130, 130)
+    tensors, call = a_call(work, 2, 1, None, data)
+    short = [x.to(kind) for x in tensors]
+    q, k, v = (x.double() for x in short)
+    members = (0, 1)
+    exact = DenseKernel(work, members, CPU)(q, k, v, call)
+    errors = []
+    for kernel in (ListsBackend().build(work, members, CPU), DenseKernel(work, members, CPU)):
+        out = kernel(short[0], short[1], short[2], call)
+        assert out.dtype == kind
+        errors.append(float((out.double() - exact).abs().max()))
+    assert errors[0] <= 2 * errors[1] + 1e-6
+
+
+def test_derivatives_of_derivatives_are_those_of_the_definition() -> None:
+    torch.manual_seed(0)
+    leaf, data = chosen(20, 20, 4, 2, 1)
+    work = Work(Intersection((Causal(), leaf)), 20, 20)
+    tensors, call = a_call(work, 2, 1, None, data)
+    kernel = ListsBackend().build(work, (0, 1), CPU)
+    leaves = [x[:1, :, :, :2].clone().requires_grad_() for x in tensors]
+    part = Given(
+        *(x.detach() for x in leaves[:2]), (0, 1), (0, 1), (0.7, 0.7), data={"sel": data["sel"][:1]}
+    )
+    call = Call(data={leaf: decide(leaf, part)})
+
+    def attend(*given: torch.Tensor) -> torch.Tensor:
+        return kernel(given[0], given[1], given[2], call)
+
+    assert torch.autograd.gradgradcheck(attend, leaves, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        "attend topk(blocks = 2, size = 16, queries = 1)",
+        "causal attend topk(blocks = 2, size = 16, queries = 1) | window(before = 3, after = 0)",
+        "attend lsh(rounds = 2, chunk = 16)",
+        "attend lsh(rounds = 3, chunk = 16, combine = mean)",
+        "attend cluster(count = 4)",
+        "attend cluster(count = 4, assign = balanced)",
+    ],
+)
+@pytest.mark.parametrize("n", [0, 1, 100])
+def test_modules(body: str, n: int) -> None:
+    """The backend by its name gives what the dense one gives."""
+    torch.manual_seed(0)
+    q, k, v = (torch.randn(2, 2, n, 8).double() for _ in range(3))
+    k = q if "lsh" in body else k
+    outs = []
+    for backend in ("lists", "dense"):
+        module = parse(f"attention decided {{ {body} }}").compile(backend=backend)
+        outs.append(module(q, k, v))
+    torch.testing.assert_close(outs[0], outs[1], rtol=1e-9, atol=1e-11)
+
+
+def test_what_is_refused() -> None:
+    """The reason says what is in the way, and the definition runs it."""
+    for body, reason in (
+        ("attend cluster(of = q)", "means of queries"),
+        ("attend sinkhorn(size = 8)", "carry a factor"),
+        ("attend topk(keys = 3) normalize relu", "not merged by log-sum-exps"),
+        ("attend window(radius = 3)", "nothing of the graph is decided"),
+    ):
+        spec = parse(f"attention decided {{ {body} }}")
+        refusals = {each.backend.name: each.refusal for each in spec.plan(256).steps[0].candidates}
+        assert reason in str(refusals["lists"])
+
+
+def test_long_sequences_are_planned_for_lists() -> None:
+    spec = parse("attention decided { attend topk(blocks = 4, size = 64, queries = 1) }")
+    assert spec.plan(4096).steps[0].chosen.name == "lists"
+    assert spec.plan(32).steps[0].chosen.name != "lists"
