@@ -41,9 +41,17 @@ class Scores:
             return self.rows.slots * self.keys.shape[-1]
         return self.rows.blocks if self.pooled else self.rows.slots
 
-    def __call__(self, part: Part, seen: torch.Tensor, scales: torch.Tensor) -> torch.Tensor:
-        """[B, H, rows, blocks] for slots that rows see [B, 1 or H, rows, slots]; -inf where they
-        see none. `scales` [H, 1, 1] are those of a softmax."""
+    @property
+    def by_slots(self) -> bool:
+        """Whether each row looks at the keys that it sees."""
+        return not self.pooled and self.scorer != "dot"
+
+    def __call__(
+        self, part: Part, seen: torch.Tensor, blocks: torch.Tensor, scales: torch.Tensor
+    ) -> torch.Tensor:
+        """[B, H, rows, blocks] for slots that rows see, bool [B, 1 or H, rows, slots], which nobody
+        asks for but `by_slots`, and blocks of which they see some, bool [B, 1 or H, rows, blocks];
+        -inf for others. `scales` [H, 1, 1] are those of a softmax."""
         q = self.rows.mean_query(part)
         if self.scorer == "bound":
             found = self._bound(q, seen)
@@ -51,7 +59,7 @@ class Scores:
             found = product(q, self.pooled[0])
         else:
             found = self._of_keys(product(q, self.keys), seen, scales)
-        return found.masked_fill(~self.rows.in_blocks(seen).any(-1), -torch.inf)
+        return found.masked_fill_(~blocks, -torch.inf)
 
     def _of_keys(
         self, scores: torch.Tensor, seen: torch.Tensor, scales: torch.Tensor

@@ -39,6 +39,36 @@ def best(ranked: torch.Tensor, budget: int) -> torch.Tensor:
     return torch.where(taken, places, -1).sort(-1).values
 
 
+def taken(scores: torch.Tensor, forced: torch.Tensor | None, budget: int) -> torch.Tensor:
+    """The places of the highest of scores float32 [..., c], as `best` has them."""
+    found = _without_ties(scores, forced, budget)
+    return best(ranks(scores, forced), budget) if found is None else found
+
+
+def _without_ties(
+    scores: torch.Tensor, forced: torch.Tensor | None, budget: int
+) -> torch.Tensor | None:
+    """The same where plain comparisons decide; None where they do not, or that is not known."""
+    if (
+        not scores.numel()
+        or not scores.is_cpu
+        or torch.compiler.is_compiling()
+        or not 0 < budget < scores.shape[-1]
+    ):
+        return None
+    if forced is not None:
+        if int(forced.sum(-1).max()) > budget or bool((scores == torch.inf).any()):
+            return None
+        scores = torch.where(forced, torch.inf, scores)
+    values, places = scores.topk(budget + 1, dim=-1)
+    last, next_one = values[..., -2], values[..., -1]
+    # NaN stands first here
+    if bool(values[..., 0].isnan().any()) or bool(((last == next_one) & (last > -torch.inf)).any()):
+        return None
+    values, places = values[..., :-1], places[..., :-1]
+    return torch.where(values > -torch.inf, places, -1).sort(-1).values
+
+
 def above(ranked: torch.Tensor, scores: torch.Tensor, least: float) -> torch.Tensor:
     """bool [..., c]: what scores above a number, and what is forced."""
     return (scores > least) | (ranked >= FORCED)

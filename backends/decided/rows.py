@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 
@@ -106,6 +107,22 @@ class Rows:
             slot = torch.arange(self.slots, device=seen.device)
             seen = seen & (slot <= (part.first - self.start[:, None])[..., None])
         return seen[:, None]
+
+    @cached_property
+    def first_seen(self) -> torch.Tensor:
+        """The first slot of every block that is a real key, int64 [B, blocks]; `slots` for none."""
+        slot = torch.arange(self.slots, device=self.seen.device)
+        return self.in_blocks(torch.where(self.seen, slot, self.slots)).amin(-1)
+
+    def visible_blocks(self, part: Part, causal: bool) -> torch.Tensor:
+        """Of which blocks rows see a slot, bool [B, 1, rows, blocks]."""
+        last = (
+            part.first - self.start[:, None]
+            if causal
+            else torch.full_like(part.first, self.slots - 1)
+        )
+        last = last.masked_fill(part.first < 0, -1)
+        return (self.first_seen[:, None] <= last[..., None])[:, None]
 
     def finished(self, part: Part) -> torch.Tensor:
         """Which blocks lie at or before the first query of rows, bool [B, 1, rows, blocks]."""

@@ -10,7 +10,7 @@ from attnspec.backends.decided.block_scores import Scores
 from attnspec.backends.decided.choice import Choice
 from attnspec.backends.decided.given import Given
 from attnspec.backends.decided.lists import ListChoice, Pairs, listed
-from attnspec.backends.decided.ranking import NONE, above, best, prefix, ranks, softmax
+from attnspec.backends.decided.ranking import NONE, above, prefix, ranks, softmax, taken
 from attnspec.backends.decided.rows import Part, Rows
 from attnspec.graphs.patterns.topk import TopK
 from attnspec.graphs.relation import Relation
@@ -88,26 +88,24 @@ class Chooser:
 
     def lists(self, part: Part) -> torch.Tensor:
         """The blocks of some rows, int64 [B, H or 1, rows, r], ascending, -1 for none."""
-        leaf, seen = self.leaf, self.rows.visible(part, self.leaf.causal)
-        if leaf.within is not None:
-            seen = seen & self._any_pair(part, leaf.within)
+        leaf = self.leaf
+        seen, blocks = self._visible(part)
         scales = torch.tensor(self.given.scales, device=seen.device).view(-1, 1, 1)
         if self.scores is None:
-            scores = self._given_scores(part).masked_fill(
-                ~self.rows.in_blocks(seen).any(-1), -torch.inf
-            )
+            scores = self._given_scores(part).masked_fill(~blocks, -torch.inf)
         else:
-            scores = self.scores(part, seen, scales)
+            scores = self.scores(part, seen, blocks, scales)
         forced = self._forced(part)
         shared = self._shared(scores)
         candidates = shared
         if leaf.causal and leaf.block > 1:
             candidates = shared.masked_fill(~self.rows.finished(part), -torch.inf)
+        budget = leaf.keys or leaf.blocks
+        if budget is not None:
+            return taken(candidates, forced, budget)
         ranked = ranks(candidates, forced)
         if leaf.above is not None:
             return listed(above(ranked, candidates, leaf.above))
-        if leaf.mass is None:
-            return best(ranked, leaf.keys or leaf.blocks or 0)
         if leaf.scorer == "mass":
             shares = shared.masked_fill(ranked == NONE, 0.0)
         else:
@@ -115,6 +113,17 @@ class Chooser:
             logits = self._shared(scores * scales) if self.scores is not None else shared
             shares = softmax(logits, ranked > NONE)
         return listed(prefix(ranked, shares, leaf.mass))
+
+    def _visible(self, part: Part) -> tuple[torch.Tensor, torch.Tensor]:
+        """Which slots rows see, bool [B, 1 or H, rows, slots], if that is asked for, and of which
+        blocks they see some, bool [B, 1 or H, rows, blocks]."""
+        leaf, rows = self.leaf, self.rows
+        if leaf.within is not None:
+            seen = rows.visible(part, leaf.causal) & self._any_pair(part, leaf.within)
+            return seen, rows.in_blocks(seen).any(-1)
+        blocks = rows.visible_blocks(part, leaf.causal)
+        asked = self.scores is not None and self.scores.by_slots
+        return rows.visible(part, leaf.causal) if asked else blocks, blocks
 
     def _given_scores(self, part: Part) -> torch.Tensor:
         """The scores of an input for some rows, float32 [B, H or 1, rows, blocks]."""
