@@ -16,8 +16,6 @@ from attnspec.backends.decided.cluster import moved_centroids
 from attnspec.backends.planner import AUTO, ROWS, check_backend, choose
 from attnspec.backends.rows.keys import FEW
 from attnspec.graphs.bind import extents_of
-from attnspec.graphs.patterns.causal import Causal
-from attnspec.graphs.patterns.full import Full
 from attnspec.graphs.relation import DataDependent, Relation
 from attnspec.ir.program import Mechanism
 from attnspec.ir.serial import FORMAT, Plain, from_data
@@ -296,10 +294,8 @@ class CompiledAttention(Learner):
         choices = self._decided(decisions, layer, q, k, key_padding_mask, data)
         held = q.new_zeros(*q.shape[:3], k.shape[2], dtype=torch.bool)
         for work, heads in works:
-            relation = weighed(work)
             mine = data_of(work, heads, decisions, choices, data)
-            found = mask_of(relation, q.shape[2], k.shape[2], mine, q.device)
-            held[:, list(heads)] = found
+            held[:, list(heads)] = mask_of(work, mine, q.device)
         return held if key_padding_mask is None else held & key_padding_mask[:, None, None]
 
     def choices(
@@ -511,13 +507,6 @@ def _may_redraw(mechanism: Mechanism | None) -> bool:
 def _joined(parts: Sequence[torch.Tensor], prepared: Prepared) -> torch.Tensor:
     """What all groups have found, [B, H, …], in the order of the heads."""
     return selected(parts[0] if len(parts) == 1 else torch.cat([*parts], 1), 1, prepared.order)
-
-
-def weighed(work: Work) -> Relation:
-    """The pairs that a work weighs: those of its graph, beside a mechanism all others too."""
-    if not work.hybrid:
-        return work.relation
-    return Causal() if work.causal else Full()
 
 
 def _nothing(

@@ -28,45 +28,38 @@ def ranks(scores: torch.Tensor, forced: torch.Tensor | None) -> torch.Tensor:
     return found if forced is None else torch.where(forced, FORCED + below, found)
 
 
-def best(ranked: torch.Tensor, budget: int) -> torch.Tensor:
-    """The places of the highest of numbers [..., c], at most `budget`, but all that are forced:
+def best(scores: torch.Tensor, forced: torch.Tensor | None, budget: int) -> torch.Tensor:
+    """The places of the highest scores float32 [..., c], at most `budget`, but all that are forced:
     ascending lists [..., r], -1 for none."""
+    count = min(scores.shape[-1], budget)
+    raised = scores if forced is None else scores.masked_fill(forced, torch.inf)
+    values, places = raised.topk(min(scores.shape[-1], count + 1), dim=-1)
+    # torch has a rule neither for ties nor for NaN: rows where they matter are ranked
+    unclear = values.isnan().any(-1)
+    if values.shape[-1] > count:
+        last = values[..., count]
+        unclear |= (values[..., count - 1] == last) & (last > -torch.inf)
+    if forced is not None:
+        unclear |= forced.expand_as(scores).sum(-1) > budget
+    taken = values[..., :count] > -torch.inf
+    lists = torch.where(taken, places[..., :count], -1).sort(-1).values
+    if not bool(unclear.any()):
+        return lists
+    own = None if forced is None else forced.expand_as(scores)[unclear]
+    exact = _ranked_best(ranks(scores[unclear], own), budget)
+    lists = torch.nn.functional.pad(lists, (exact.shape[-1] - count, 0), value=-1)
+    lists[unclear] = exact
+    return lists
+
+
+def _ranked_best(ranked: torch.Tensor, budget: int) -> torch.Tensor:
+    """The same of numbers that differ."""
     forced = (ranked >= FORCED).sum(-1)
     most = min(ranked.shape[-1], max(budget, int(forced.max()) if forced.numel() else 0))
     values, places = ranked.topk(most, dim=-1)
     rank = torch.arange(most, device=ranked.device)
     taken = (values > NONE) & ((rank < budget) | (rank < forced[..., None]))
     return torch.where(taken, places, -1).sort(-1).values
-
-
-def taken(scores: torch.Tensor, forced: torch.Tensor | None, budget: int) -> torch.Tensor:
-    """The places of the highest of scores float32 [..., c], as `best` has them."""
-    found = _without_ties(scores, forced, budget)
-    return best(ranks(scores, forced), budget) if found is None else found
-
-
-def _without_ties(
-    scores: torch.Tensor, forced: torch.Tensor | None, budget: int
-) -> torch.Tensor | None:
-    """The same where plain comparisons decide; None where they do not, or that is not known."""
-    if (
-        not scores.numel()
-        or not scores.is_cpu
-        or torch.compiler.is_compiling()
-        or not 0 < budget < scores.shape[-1]
-    ):
-        return None
-    if forced is not None:
-        if int(forced.sum(-1).max()) > budget or bool((scores == torch.inf).any()):
-            return None
-        scores = torch.where(forced, torch.inf, scores)
-    values, places = scores.topk(budget + 1, dim=-1)
-    last, next_one = values[..., -2], values[..., -1]
-    # NaN stands first here
-    if bool(values[..., 0].isnan().any()) or bool(((last == next_one) & (last > -torch.inf)).any()):
-        return None
-    values, places = values[..., :-1], places[..., :-1]
-    return torch.where(values > -torch.inf, places, -1).sort(-1).values
 
 
 def above(ranked: torch.Tensor, scores: torch.Tensor, least: float) -> torch.Tensor:

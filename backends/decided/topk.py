@@ -10,7 +10,7 @@ from attnspec.backends.decided.block_scores import Scores
 from attnspec.backends.decided.choice import Choice
 from attnspec.backends.decided.given import Given
 from attnspec.backends.decided.lists import ListChoice, Pairs, listed
-from attnspec.backends.decided.ranking import NONE, above, prefix, ranks, softmax, taken
+from attnspec.backends.decided.ranking import NONE, above, best, prefix, ranks, softmax
 from attnspec.backends.decided.rows import Part, Rows
 from attnspec.graphs.patterns.topk import TopK
 from attnspec.graphs.relation import Relation
@@ -100,9 +100,8 @@ class Chooser:
         candidates = shared
         if leaf.causal and leaf.block > 1:
             candidates = shared.masked_fill(~self.rows.finished(part), -torch.inf)
-        budget = leaf.keys or leaf.blocks
-        if budget is not None:
-            return taken(candidates, forced, budget)
+        if leaf.mass is None and leaf.above is None:
+            return best(candidates, forced, leaf.keys or leaf.blocks or 0)
         ranked = ranks(candidates, forced)
         if leaf.above is not None:
             return listed(above(ranked, candidates, leaf.above))
