@@ -87,7 +87,7 @@ def drawn_lists(n: int) -> torch.Tensor:
 def product(n: int) -> Callable[[], object]:
     """The scores of every query and block, in parts that stay in the cache."""
     q, k, _ = tensors(n)
-    means = k[:, :, : n // WIDTH * WIDTH].unflatten(2, (-1, WIDTH)).mean(3)
+    means = k[:, :, : n // WIDTH * WIDTH].reshape(BATCH, HEADS, -1, WIDTH, SIZE).mean(3)
 
     def run() -> object:
         return [q[:, :, low : low + 1024] @ means.mT for low in range(0, n, 1024)]

@@ -260,9 +260,8 @@ def test_derivatives_of_derivatives_are_those_of_the_definition() -> None:
     tensors, call = a_call(work, 2, 1, None, data)
     kernel = ListsBackend().build(work, (0, 1), CPU)
     leaves = [x[:1, :, :, :2].clone().requires_grad_() for x in tensors]
-    part = Given(
-        *(x.detach() for x in leaves[:2]), (0, 1), (0, 1), (0.7, 0.7), data={"sel": data["sel"][:1]}
-    )
+    q, k = (x.detach() for x in leaves[:2])
+    part = Given(q, k, (0, 1), (0, 1), (0.7, 0.7), data={"sel": data["sel"][:1]})
     call = Call(data={leaf: decide(leaf, part)})
 
     def attend(*given: torch.Tensor) -> torch.Tensor:
