@@ -109,20 +109,19 @@ class Rows:
         return seen[:, None]
 
     @cached_property
-    def first_seen(self) -> torch.Tensor:
-        """The first slot of every block that is a real key, int64 [B, blocks]; `slots` for none."""
+    def _begin(self) -> torch.Tensor:
+        """The first real slot of every block [B, blocks]; more than there are where there is
+        none."""
         slot = torch.arange(self.slots, device=self.seen.device)
         return self.in_blocks(torch.where(self.seen, slot, self.slots)).amin(-1)
 
-    def visible_blocks(self, part: Part, causal: bool) -> torch.Tensor:
-        """Of which blocks rows see a slot, bool [B, 1, rows, blocks]."""
-        last = (
-            part.first - self.start[:, None]
-            if causal
-            else torch.full_like(part.first, self.slots - 1)
-        )
-        last = last.masked_fill(part.first < 0, -1)
-        return (self.first_seen[:, None] <= last[..., None])[:, None]
+    def some_visible(self, part: Part, causal: bool) -> torch.Tensor:
+        """In which blocks rows see a key, bool [B, 1, rows, blocks]."""
+        last = torch.full_like(part.first, self.slots - 1)
+        if causal:
+            last = part.first - self.start[:, None]
+        last = torch.where(part.first >= 0, last, -1)
+        return (self._begin[:, None] <= last[..., None])[:, None]
 
     def finished(self, part: Part) -> torch.Tensor:
         """Which blocks lie at or before the first query of rows, bool [B, 1, rows, blocks]."""
