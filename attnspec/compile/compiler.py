@@ -20,13 +20,14 @@ from attnspec.graphs.bind import BindError
 from attnspec.graphs.stack import Stack
 from attnspec.ir.program import Program
 from attnspec.ir.serial import fingerprint, plan_data
+from attnspec.lower.cache import Cache
 from attnspec.lower.devices import device_of
 from attnspec.lower.mechanism_sizes import longest_of
 from attnspec.lower.work import BackendError
 from attnspec.runtime.module import CompiledAttention
 from attnspec.text.diagnostics import AttnSpecError, InternalError
 from attnspec.verification import EXHAUSTIVE, Verification, verify, verify_alone
-from attnspec.verification.trial import QUERIES
+from attnspec.verification.trial import QUERIES, Known
 from attnspec.verification.verify import Depth
 from attnspec.version import __version__
 
@@ -55,6 +56,10 @@ pairs and by the values of some queries."""
 
 LONGEST = 1024
 """No values are looked at where its one length is longer than this."""
+
+
+MEANT = 1024
+"""Answers of the definition that are kept while one backend after the other is verified."""
 
 
 def compile_program(
@@ -190,9 +195,10 @@ def _verified(spec: Elaborated, backend: str) -> str:
     tried: list[str] = []
     few: list[str] = []
     refused = ""
+    known: Known = Cache(MEANT)
     for program, name in product(programs, names):
         try:
-            found = verify(program, n, backend=name)
+            found = verify(program, n, backend=name, known=known)
         except (BackendError, BindError) as error:
             refused = str(error)
             continue
@@ -252,10 +258,11 @@ def _verified_in_part(programs: Sequence[Program], names: Sequence[str], n: int)
 
 def _held(programs: Sequence[Program], names: Sequence[str], n: int, depth: Depth) -> list[str]:
     """Verify the pairs that backends hold, or values; those that have any and do not refuse."""
-    held = []
+    held: list[str] = []
+    known: Known = Cache(MEANT)
     for program, name in product(programs, names):
         try:
-            found = verify(program, n, backend=name, depth=depth)
+            found = verify(program, n, backend=name, depth=depth, known=known)
         except (BackendError, BindError):
             # what it does at this length it is not asked for
             continue

@@ -11,11 +11,10 @@ from functools import cached_property
 
 # what expressions mean is registered where it is written
 import attnspec.elaborate.expressions  # noqa: F401
-from attnspec.elaborate.collect import Collector, Failed, Stopped
-from attnspec.elaborate.imports import Loader, Module
+from attnspec.elaborate.imports import Loader
 from attnspec.elaborate.inline import inlined
 from attnspec.elaborate.names import GRAPH_FUNCTIONS, TOKEN_SETS
-from attnspec.elaborate.scope import Scope, Work, meaning
+from attnspec.elaborate.scope import Collector, Failed, Module, Scope, Stopped, Work, meaning
 from attnspec.elaborate.slots import slots_of
 from attnspec.elaborate.statements import Statements
 from attnspec.elaborate.values import bound_value, value_of

@@ -6,9 +6,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import MISSING, fields, replace
 from typing import NoReturn, TypeVar
 
-from attnspec.elaborate.collect import Failed
 from attnspec.elaborate.names import kind_of, type_of
-from attnspec.elaborate.scope import Scope, meaning
+from attnspec.elaborate.scope import Failed, Scope, meaning
 from attnspec.elaborate.terms import as_tokens, graph, integer, known_now, scalar
 from attnspec.grammar import nodes
 from attnspec.graphs.bind import check_value

@@ -15,9 +15,8 @@ from attnspec.elaborate.arguments import (
     require_read,
     values_of,
 )
-from attnspec.elaborate.collect import Failed, each
 from attnspec.elaborate.names import TOKEN_SETS, Value
-from attnspec.elaborate.scope import Scope, meaning
+from attnspec.elaborate.scope import Failed, Scope, each, meaning
 from attnspec.grammar import nodes
 from attnspec.ir.parameters import Parameter
 from attnspec.ir.program import Leaf, Mechanism, Term, Tokens

@@ -6,9 +6,8 @@ from dataclasses import replace
 from typing import NoReturn
 
 from attnspec.elaborate.arguments import check_constant, matched
-from attnspec.elaborate.collect import Failed, each
 from attnspec.elaborate.names import METRICS, NORMALIZERS, PROPERTIES, SCORES, kind_of, type_of
-from attnspec.elaborate.scope import Scope, meaning
+from attnspec.elaborate.scope import Failed, Scope, each, meaning
 from attnspec.elaborate.terms import count, integer, require, scalar
 from attnspec.grammar import nodes
 from attnspec.grammar.printer import print_expression

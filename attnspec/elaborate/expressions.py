@@ -8,7 +8,6 @@ from typing import TypeVar
 
 from attnspec.elaborate import terms
 from attnspec.elaborate.calls import call
-from attnspec.elaborate.collect import Failed, each
 from attnspec.elaborate.hybrids import regrouped
 from attnspec.elaborate.names import (
     ARTICLES,
@@ -22,7 +21,7 @@ from attnspec.elaborate.names import (
     kind_of,
     type_of,
 )
-from attnspec.elaborate.scope import Scope, meaning
+from attnspec.elaborate.scope import Failed, Scope, each, meaning
 from attnspec.grammar import nodes
 from attnspec.ir.program import Compound, Leaf, Mechanism, Term
 from attnspec.ir.scalars import FUNCTIONS, Apply, Scalar, Symbol

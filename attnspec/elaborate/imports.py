@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
 from pathlib import Path, PureWindowsPath
 
-from attnspec.elaborate.collect import Collector, Failed
 from attnspec.elaborate.names import RESERVED
+from attnspec.elaborate.scope import Collector, Failed, Module
 from attnspec.grammar import nodes
 from attnspec.grammar.parser import parse
 from attnspec.text.decoding import read_source
@@ -15,20 +14,6 @@ from attnspec.text.source import Source, Span
 
 MOST_FILES = 256
 MOST_DEPTH = 32
-
-
-@dataclass(eq=False)
-class Module:
-    """One file: its own definitions, and for each visible graph the module that defines it.
-
-    `broken` are names whose import failed.
-    """
-
-    source: Source
-    file: nodes.File
-    attentions: dict[str, nodes.Attention] = field(default_factory=dict)
-    graphs: dict[str, tuple[nodes.Graph, Module]] = field(default_factory=dict)
-    broken: set[str] = field(default_factory=set)
 
 
 class Loader:

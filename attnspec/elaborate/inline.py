@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
 
-from attnspec.elaborate.imports import Module
 from attnspec.elaborate.names import GRAPH_FUNCTIONS, METRICS
+from attnspec.elaborate.scope import Module
 from attnspec.grammar import nodes
 
 Used = Mapping[tuple[int, str], tuple[nodes.Graph, Module]]

@@ -1,24 +1,103 @@
-"""Where an expression stands: what its words mean there, and what is known of the attention."""
+"""What an elaboration carries along: diagnostics, what is known so far, the words in scope."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import singledispatch
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
-from attnspec.elaborate.collect import Collector
-from attnspec.elaborate.imports import Module
 from attnspec.elaborate.names import Value
-from attnspec.elaborate.weights import Weights
 from attnspec.grammar import nodes
 from attnspec.graphs.relation import Relation
 from attnspec.ir.program import Input
 from attnspec.ir.scalars import Scalar
-from attnspec.text.source import Span
+from attnspec.ir.weights import Weights
+from attnspec.text.diagnostics import Diagnostic
+from attnspec.text.source import Source, Span
 
 if TYPE_CHECKING:
     from attnspec.ir.mechanisms import MechanismDeclaration
+
+T = TypeVar("T")
+R = TypeVar("R")
+
+# --- independent errors of one text come together ------------------------------------------------
+
+
+class Failed(Exception):
+    """This part of the text has no meaning; its diagnostics are collected already."""
+
+
+class Stopped(Exception):
+    """The whole elaboration ends here, because a limit is reached; a diagnostic says which."""
+
+
+MOST_ERRORS = 100
+"""Far more than are shown; a text with so many errors is not elaborated further."""
+
+
+class Collector:
+    """The diagnostics of one elaboration; MOST_ERRORS of them end it."""
+
+    def __init__(self) -> None:
+        self.diagnostics: list[Diagnostic] = []
+
+    def has_errors(self) -> bool:
+        """Whether anything was wrong so far, warnings aside."""
+        return any(d.severity == "error" for d in self.diagnostics)
+
+    def add(self, code: str, message: str, span: Span | None, **more: Any) -> None:
+        """Record a diagnostic, `more` being its other fields, and go on."""
+        self.diagnostics.append(Diagnostic(code, message, span, **more))
+        if sum(d.severity == "error" for d in self.diagnostics) >= MOST_ERRORS:
+            raise Stopped
+
+    def fail(self, code: str, message: str, span: Span | None, **more: Any) -> NoReturn:
+        """Record an error and give up the part of the text that it stands in."""
+        self.add(code, message, span, **more)
+        raise Failed
+
+    def add_twice(self, name: str, span: Span, first: Span) -> None:
+        """Record that a name is defined again."""
+        related = (("first defined here", first),)
+        self.add("A203", f"`{name}` is defined twice", span, related=related)
+
+    def stop(self, code: str, message: str, span: Span | None) -> NoReturn:
+        """Record an error and end the elaboration."""
+        self.add(code, message, span)
+        raise Stopped
+
+
+def each(items: Sequence[T], elaborate: Callable[[T], R]) -> list[R]:
+    """Elaborate every item, so that independent errors come together, then fail if any did."""
+    results: list[R] = []
+    failed = False
+    for item in items:
+        try:
+            results.append(elaborate(item))
+        except Failed:
+            failed = True
+    if failed:
+        raise Failed
+    return results
+
+
+# --- where an expression stands -------------------------------------------------------------------
+
+
+@dataclass(eq=False)
+class Module:
+    """One file: its own definitions, and for each visible graph the module that defines it.
+
+    `broken` are names whose import failed.
+    """
+
+    source: Source
+    file: nodes.File
+    attentions: dict[str, nodes.Attention] = field(default_factory=dict)
+    graphs: dict[str, tuple[nodes.Graph, Module]] = field(default_factory=dict)
+    broken: set[str] = field(default_factory=set)
 
 
 @dataclass
@@ -26,7 +105,8 @@ class Work:
     """What is known so far of the attention that is elaborated.
 
     `pending` are counts that it declares, by keyword, but that are not elaborated yet, `broken`
-    statements about the whole attention, by keyword, that have no meaning.
+    statements about the whole attention, by keyword, that have no meaning, `spent` the sum of the
+    sizes of the terms on the way.
     """
 
     collector: Collector
@@ -42,6 +122,7 @@ class Work:
     broken: set[str] = field(default_factory=set)
     used_graphs: dict[tuple[int, str], tuple[nodes.Graph, Module]] = field(default_factory=dict)
     weights: Weights = field(default_factory=Weights)
+    spent: int = 0
 
 
 @dataclass

@@ -8,8 +8,7 @@ from typing import Generic, TypeVar
 
 import numpy as np
 
-from attnspec.elaborate.collect import Collector
-from attnspec.elaborate.scope import Work
+from attnspec.elaborate.scope import Collector, Work
 from attnspec.elaborate.terms import CALL, spend
 from attnspec.grammar import nodes
 from attnspec.graphs.bind import check_value

@@ -8,9 +8,8 @@ from typing import TypeVar
 
 from attnspec.elaborate.arguments import check_constant
 from attnspec.elaborate.clauses import claims_of, normalizer_of, score_of
-from attnspec.elaborate.collect import Failed, each
 from attnspec.elaborate.names import INPUT_KINDS, RESERVED, Hybrid, Value, type_of
-from attnspec.elaborate.scope import Scope, meaning
+from attnspec.elaborate.scope import Failed, Scope, each, meaning
 from attnspec.elaborate.slots import Ruling, Rulings, Where
 from attnspec.elaborate.terms import count, integer, known, require, scalar
 from attnspec.grammar import nodes

@@ -181,8 +181,8 @@ def leaf(
 
 def spend(size: int, span: Span | None, work: Work) -> None:
     """Count what is built against the limit, so that names cannot multiply it without end."""
-    work.weights.spent += size
-    if work.weights.spent > MOST_WORK:
+    work.spent += size
+    if work.spent > MOST_WORK:
         message = "this spec is too large when its names are written out"
         work.collector.stop("A196", message, span)
 

@@ -7,9 +7,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 
-from attnspec.elaborate.collect import Collector, Failed
 from attnspec.elaborate.names import ARTICLES, Value, kind_of, type_of
-from attnspec.elaborate.scope import Scope, meaning
+from attnspec.elaborate.scope import Collector, Failed, Scope, meaning
 from attnspec.grammar import nodes
 from attnspec.grammar.parser import parse_expression
 from attnspec.grammar.printer import print_expression

@@ -10,6 +10,8 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import reduce
+from operator import and_, or_
 from typing import TypeAlias, cast
 
 import numpy as np
@@ -123,35 +125,19 @@ def _floor(x: Value) -> Value:
 
 
 def _minimum(*values: Value) -> Value:
-    if not _is_array(*values):
-        return min(values)
-    result = values[0]
-    for value in values[1:]:
-        result = np.minimum(result, value)
-    return result
+    return reduce(np.minimum, values) if _is_array(*values) else min(values)
 
 
 def _maximum(*values: Value) -> Value:
-    if not _is_array(*values):
-        return max(values)
-    result = values[0]
-    for value in values[1:]:
-        result = np.maximum(result, value)
-    return result
+    return reduce(np.maximum, values) if _is_array(*values) else max(values)
 
 
 def _all(*values: bool | np.ndarray) -> Value:
-    result = values[0]
-    for value in values[1:]:
-        result = result & value
-    return result
+    return reduce(and_, values)
 
 
 def _any(*values: bool | np.ndarray) -> Value:
-    result = values[0]
-    for value in values[1:]:
-        result = result | value
-    return result
+    return reduce(or_, values)
 
 
 def _within(x: Value, first: Value, last: Value) -> Value:

@@ -24,6 +24,7 @@ SAMPLE = 64
 _FANOUT = 8
 _SIDE = 64
 _MOST = 1 << 13
+_LOOKED = 1 << 20
 
 
 @lru_cache(maxsize=256)
@@ -49,6 +50,9 @@ def _keys(relation: Relation, queries: np.ndarray, n: int) -> float:
     closed = relation.progressions(queries, n)
     if closed is not None:
         return float(lengths(closed).sum())
+    if not is_scattered(relation) and len(queries) * n <= _LOOKED:
+        # one look at all of them is sooner done than a list of each
+        return float(evaluate_pairs(relation, queries[:, None], np.arange(n)[None], n).sum())
     if not is_closed(relation) or is_scattered(relation):
         return float(sum(len(relation.row_keys(int(q), int(q) + 1, n)) for q in queries))
     return _covered(relation, queries, n)

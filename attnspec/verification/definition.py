@@ -49,34 +49,42 @@ def gradients(
 
 
 class Definition:
-    """One head of a work at the positions `rows` [r], which read the keys `held`, bool [r, n]."""
+    """Heads of one work [h] at the positions `rows` [r], which read the keys `held` [r, n]."""
 
-    def __init__(self, work: Work, head: int, rows: np.ndarray, held: np.ndarray) -> None:
-        self.work = work
+    def __init__(
+        self, work: Work, heads: tuple[int, ...], rows: np.ndarray, held: np.ndarray
+    ) -> None:
+        self.work, self.heads = work, list(heads)
         self.rows, self.held = torch.from_numpy(rows), torch.from_numpy(held)
-        self.formula = Formula(work, (head,), torch.device("cpu"))
+        self.formula = Formula(work, heads, torch.device("cpu"))
+
+    def at(self, places: np.ndarray) -> Definition:
+        """The same at some of its rows."""
+        heads, rows = tuple(self.heads), self.rows.numpy()
+        return Definition(self.work, heads, rows[places], self.held.numpy()[places])
 
     def weights(
-        self, q: torch.Tensor, k: torch.Tensor, tables: Mapping[str, torch.Tensor], part: slice
+        self, q: torch.Tensor, k: torch.Tensor, tables: Mapping[str, torch.Tensor]
     ) -> torch.Tensor:
-        """The weights [rows of the part, n] of q [n_q, d] and k [n, d]; tables [1, buckets]."""
-        return self._shares(q, k, tables, part).weights
+        """The weights [h, r, n] of q [h, n_q, d] and k [h, n, d]; tables [h, buckets]."""
+        found = [self._shares(q, k, tables, part).weights for part in self._parts()]
+        return torch.cat(found, 1)
 
     def _shares(
         self, q: torch.Tensor, k: torch.Tensor, tables: Mapping[str, torch.Tensor], part: slice
     ) -> Shares:
-        """The same as numerators and what divides them."""
-        rows = self.rows[part]
-        scores = (q[rows - (len(k) - len(q))] * scale_of(self.work, q.shape[1])) @ k.T
+        """The same of a part of the rows, as numerators and what divides them."""
+        rows, n = self.rows[part], k.shape[1]
+        scores = (q[:, rows - (n - q.shape[1])] * scale_of(self.work, q.shape[2])) @ k.mT
         distance = None
         if self.formula.needs_distance:
-            distance = (rows[:, None] - torch.arange(len(k)))[None]
-        scores = self.formula.changed(scores[None, None, None, None], distance, Call(tables=tables))
-        return shares(scores[0, 0, 0, 0], self.held[part], self.work.normalize)
+            distance = (rows[:, None] - torch.arange(n))[None]
+        scores = self.formula.changed(scores[None, :, None, None], distance, Call(tables=tables))
+        return shares(scores[0, :, 0, 0], self.held[part], self.work.normalize)
 
-    def parts(self) -> Iterator[slice]:
-        """Parts of the queries that are computed in one go."""
-        step = max(1, AREA // max(1, self.held.shape[1]))
+    def _parts(self) -> Iterator[slice]:
+        """Parts of the rows that are computed in one go."""
+        step = max(1, AREA // max(1, len(self.heads) * self.held.shape[1]))
         for low in range(0, len(self.rows), step):
             yield slice(low, low + step)
 
@@ -87,16 +95,16 @@ class Definition:
         tables: Mapping[str, torch.Tensor],
         *,
         sized: bool,
-    ) -> Results:
-        """Outputs and gradients of q [n_q, d], k and v [n, d], where the gradient of the outputs
-        looked at is `grad` [r, d], and that of all others is 0; with the largest number if
-        `sized`."""
+    ) -> list[Results]:
+        """Outputs and gradients of each head, for q [h, n_q, d], k and v [h, n, d], where the
+        gradient of the outputs looked at is `grad` [h, r, d], and that of all others is 0; with the
+        largest number if `sized`."""
         q, k, v = leaves = [x.detach().requires_grad_() for x in given]
         learned = {name: x.detach().requires_grad_() for name, x in tables.items()}
         leaves = [*leaves, *learned.values()]
         sums, steady = ([torch.zeros_like(x) for x in leaves] for _ in range(2))
         outs = []
-        for part in self.parts():
+        for part in self._parts():
             found = self._shares(q, k, learned, part)
             out = found.weights @ v
             outs.append(out.detach())
@@ -107,10 +115,14 @@ class Definition:
                 fixed = replace(found, total=found.total.detach()).weights
                 ways.append((fixed @ v, steady))
             for from_out, into in ways:
-                grads = gradients(from_out, grad[part], leaves)
+                grads = gradients(from_out, grad[:, part], leaves)
                 for result, share in zip(into, grads, strict=True):
                     result += share
-        tensors = torch.cat(outs), *sums
-        sizes = [x.abs().max().item() for x in (*tensors[:4], *steady[:3]) if x.numel()]
+        tensors = torch.cat(outs, 1), *sums
         names = *NAMES, *(f"gradient of {name}" for name in learned)
-        return Results(names, tensors, max(sizes, default=0.0))
+        sizes = [x.abs().flatten(1).amax(1) for x in (*tensors[:4], *steady[:3]) if x[0].numel()]
+        largest = torch.stack(sizes).amax(0).tolist() if sizes else [0.0] * len(self.heads)
+        return [
+            Results(names, tuple(x[place] for x in tensors), size)
+            for place, size in enumerate(largest)
+        ]

@@ -41,17 +41,18 @@ def held_rows(relation: Relation, rows: np.ndarray, n: int) -> np.ndarray:
 def rows_fault(layout: Layout, rows: np.ndarray, held: np.ndarray) -> str | None:
     """The first pair of some queries that is not held as `held` [rows, n] says, or None."""
     n = held.shape[1]
-    times = np.zeros(held.shape, np.uint32)
+    codes = [np.zeros(0, np.int64)]
     index = np.full(n, -1)
     index[rows] = np.arange(len(rows))
     for blocks in layout.parts:
         for q, k in _pairs(blocks, lambda queries: index[queries] >= 0):
-            np.add.at(times.ravel(), index[q] * n + k, 1)
-    wrong = np.flatnonzero((times != held).ravel())
+            codes.append(index[q] * n + k)
+    times = np.bincount(np.concatenate(codes), minlength=held.size)
+    wrong = np.flatnonzero(times != held.ravel())
     if not len(wrong):
         return None
     row, key = divmod(int(wrong[0]), n)
-    return _words(layout, int(rows[row]), key, int(times[row, key]), bool(held[row, key]))
+    return _words(layout, int(rows[row]), key, int(times[wrong[0]]), bool(held[row, key]))
 
 
 def counts_of(layout: Layout, n: int) -> np.ndarray:

@@ -6,6 +6,7 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import Any, TypeAlias
 
 import numpy as np
 import torch
@@ -13,11 +14,12 @@ import torch
 from attnspec.backends.common.masks import with_data
 from attnspec.graphs.relation import Relation
 from attnspec.ir.program import Input, Program
+from attnspec.lower.cache import Cache
 from attnspec.lower.work import Bias, Work
 from attnspec.runtime.call_checks import PER_HEAD, check_inputs
 from attnspec.runtime.module import CompiledAttention
 from attnspec.verification import pairs
-from attnspec.verification.definition import Definition, Results, gradients
+from attnspec.verification.definition import AREA, Definition, Results, gradients
 from attnspec.verification.formulas import COLUMNS, FormulaTrial, Run
 from attnspec.verification.kernel_pairs import Blocks, Layout, layouts_of
 from attnspec.verification.numbers import SIZE, numbers_fault, support_fault, weights_fault
@@ -58,6 +60,12 @@ class Part:
     layouts: tuple[Layout, ...] | None
 
 
+Known: TypeAlias = "Cache[tuple[Any, ...], Any]"
+"""What the definition says, kept for other modules that are asked the same."""
+
+Definitions: TypeAlias = "list[tuple[Part, list[Definition]]]"
+
+
 class Trial:
     """The checks of one shape with the inputs `data`, for a batch of one."""
 
@@ -68,10 +76,11 @@ class Trial:
         works: Sequence[tuple[Work, tuple[int, ...]]],
         data: dict[str, torch.Tensor],
         forced: bool,
+        known: Known,
         *,
         only_values: bool = False,
     ) -> None:
-        self.module, self.shape, self.data = module, shape, data
+        self.module, self.shape, self.data, self.known = module, shape, data, known
         self.only_values = only_values
         self.run = Run(module, shape.layers[0], shape.n_q, shape.n, shape.heads, data)
         self.skipped: list[str] = []
@@ -175,7 +184,7 @@ class Trial:
             rows = np.arange(n - n_q, n)
             if n > pairs.EXHAUSTIVE:
                 rows = sample_rows(n_q, QUERIES, layout.parts, n - n_q)
-            fault = pairs.rows_fault(layout, rows, pairs.held_rows(part.relation, rows, n))
+            fault = pairs.rows_fault(layout, rows, self._held(part, rows))
             what = f"{layout.what} hold each pair once, no other pair"
             yield self._check(part, what, len(rows), fault)
             if len(rows) == n_q:
@@ -208,35 +217,45 @@ class Trial:
         blocks = [b for part in self.parts for layout in part.layouts or () for b in layout.parts]
         return sample_rows(n_q, min(QUERIES, SCORES // n), blocks, n - n_q)
 
-    def _definitions(self) -> dict[int, Definition]:
-        found = {}
+    def _definitions(self) -> Definitions:
+        """The definition of each part, as many heads in one go as fit."""
+        found = []
         for part in self.parts:
-            held = pairs.held_rows(part.relation, self.rows, self.shape.n)
-            for head in part.heads:
-                found[head] = Definition(part.work, head, self.rows, held)
+            held = self._held(part, self.rows)
+            step = max(1, AREA // max(1, held.size))
+            groups = (part.heads[low : low + step] for low in range(0, len(part.heads), step))
+            found.append((part, [Definition(part.work, some, self.rows, held) for some in groups]))
         return found
 
-    def _weights(self, definitions: dict[int, Definition]) -> Iterator[Check]:
+    def _held(self, part: Part, rows: np.ndarray) -> np.ndarray:
+        """What queries of a part read by the definition, bool [rows, n]."""
+        n = self.shape.n
+        key = part.relation, rows.tobytes(), n
+        found: np.ndarray = self.known.get(key, lambda: pairs.held_rows(part.relation, rows, n))
+        return found
+
+    def _weights(self, definitions: Definitions) -> Iterator[Check]:
         """With the unit vectors as values, the output is the weights themselves."""
         q, k = self._scored()
-        meant = self._meant(definitions, q, k)
-        faults: dict[int, list[tuple[bool, int, int, str]]] = {head: [] for head in definitions}
+        meant = {each: self._meant(each, q, k) for _, some in definitions for each in some}
+        faults: dict[int, list[tuple[bool, int, int, str]]] = {}
         for low in range(0, self.shape.n, COLUMNS):
             part = slice(low, min(low + COLUMNS, self.shape.n))
             v = torch.eye(self.shape.n, dtype=torch.float64)[:, part]
             found = self.run(q, k, v.expand(1, self.shape.heads, -1, -1))[0]
-            for head, definition in definitions.items():
-                held = definition.held[:, part]
-                fault = weights_fault(found[head], meant[head][:, part], held, self.rows, low)
-                if fault is not None:
-                    faults[head].append(fault)
-        for each in self.parts:
-            first = next((min(faults[head])[3] for head in each.heads if faults[head]), None)
+            for each, weights in meant.items():
+                held = each.held[:, part]
+                for place, head in enumerate(each.heads):
+                    right = weights[place, :, part]
+                    fault = weights_fault(found[head], right, held, self.rows, low)
+                    faults.setdefault(head, []).extend([fault] if fault else [])
+        for whole in self.parts:
+            first = next((min(faults[head])[3] for head in whole.heads if faults.get(head)), None)
             yield self._check(
-                each, "each pair is weighed once, no other pair", len(self.rows), first
+                whole, "each pair is weighed once, no other pair", len(self.rows), first
             )
 
-    def _support(self, definitions: dict[int, Definition]) -> Iterator[Check]:
+    def _support(self, definitions: Definitions) -> Iterator[Check]:
         """One query's gradient in each column of the values: the weights, as backward has them."""
         n, n_q, heads = self.shape.n, self.shape.n_q, self.shape.heads
         # more columns than the heads have would be padded, which costs most where n is large
@@ -247,15 +266,15 @@ class Trial:
         grad = torch.zeros(1, heads, n_q, len(rows), dtype=torch.float64)
         grad[:, :, torch.from_numpy(rows - (n - n_q)), torch.arange(len(rows))] = 1.0
         reached = gradients(self.run(q, k, v), grad, [v])[0][0].transpose(1, 2)
-        for part in self.parts:
+        for part, some in definitions:
             fault = None
-            for head in part.heads:
-                definition = Definition(part.work, head, rows, definitions[head].held.numpy()[at])
-                meant = self._meant({head: definition}, q, k)[head]
-                fault = fault or support_fault(reached[head], meant, rows)
+            for definition in (each.at(at) for each in some):
+                meant = self._meant(definition, q, k)
+                for head, weights in zip(definition.heads, meant, strict=True):
+                    fault = fault or support_fault(reached[head], weights, rows)
             yield self._check(part, "gradients reach the keys that are read", len(rows), fault)
 
-    def _numbers(self, definitions: dict[int, Definition]) -> Iterator[Check]:
+    def _numbers(self, definitions: Definitions) -> Iterator[Check]:
         """Outputs and gradients in float32 against the definition in float64."""
         n, n_q = self.shape.n, self.shape.n_q
         (q, k), v = self._scored(), self.run.drawn(n)
@@ -267,56 +286,57 @@ class Trial:
         out = self.run(narrow[0], narrow[1], narrow[2])
         # a table of other layers is not used here
         found = gradients(out, grad.float(), [*narrow, *learned.values()])
-        for part in self.parts:
+        for part, some in definitions:
             fault = None
-            for head in part.heads:
-                results = []
-                for kind in (torch.float64, torch.float32):
-                    given = [x[0, head].to(kind) for x in (q, k, v)]
-                    tables = self._tables(part.work, head, kind)
-                    upper = grad[0, head, at].to(kind)
-                    sized = kind is torch.float64
-                    results.append(definitions[head].results(given, upper, tables, sized=sized))
-                exact, dense = results
-                mine = [out.detach()[0, head, at], *(x[0, head] for x in found[:3])]
-                shares = dict(zip(learned, found[3:], strict=True))
-                mine += [self._row(shares[c.table], head) for c in _biases(part.work)]
-                fault = numbers_fault(Results(exact.names, tuple(mine)), exact, dense)
-                if fault is not None:
-                    break
+            shares = dict(zip(learned, found[3:], strict=True))
+            for definition in some:
+                heads = definition.heads
+                exact, dense = (
+                    self._results(
+                        definition,
+                        [x[0, heads].to(kind) for x in (q, k, v)],
+                        grad[0, heads][:, at].to(kind),
+                    )
+                    for kind in (torch.float64, torch.float32)
+                )
+                mine = [out.detach()[0, heads][:, at], *(x[0, heads] for x in found[:3])]
+                mine += [self._rows(shares[c.table], heads) for c in _biases(part.work)]
+                for place, (right, base) in enumerate(zip(exact, dense, strict=True)):
+                    given = Results(right.names, tuple(x[place] for x in mine))
+                    fault = fault or numbers_fault(given, right, base)
             what = "outputs and gradients agree with float64"
             yield self._check(part, what, len(self.rows), fault)
+
+    def _results(
+        self, definition: Definition, given: Sequence[torch.Tensor], grad: torch.Tensor
+    ) -> list[Results]:
+        """Outputs and gradients of heads by the definition; the largest number in float64 alone."""
+        tables = self._tables(definition.work, definition.heads, grad.dtype)
+        sized, rows = grad.dtype == torch.float64, definition.rows.numpy().tobytes()
+        read = (x.contiguous().numpy().tobytes() for x in (*given, grad, *tables.values()))
+        found: list[Results] = self.known.get(
+            (definition.work, *definition.heads, rows, *read),
+            lambda: definition.results(given, grad, tables, sized=sized),
+        )
+        return found
 
     def _scored(self) -> tuple[torch.Tensor, torch.Tensor]:
         """Random queries and keys."""
         return self.run.scored([(part.work, part.heads) for part in self.parts])
 
-    def _meant(
-        self, definitions: dict[int, Definition], q: torch.Tensor, k: torch.Tensor
-    ) -> dict[int, torch.Tensor]:
-        """The weights of heads by the definition, [rows, n]."""
-        found = {}
-        for each in self.parts:
-            for head in each.heads:
-                if head in definitions:
-                    tables = self._tables(each.work, head, torch.float64)
-                    definition = definitions[head]
-                    found[head] = torch.cat(
-                        [
-                            definition.weights(q[0, head], k[0, head], tables, rows)
-                            for rows in definition.parts()
-                        ]
-                    )
-        return found
+    def _meant(self, definition: Definition, q: torch.Tensor, k: torch.Tensor) -> torch.Tensor:
+        """The weights of heads by the definition, [h, rows, n]."""
+        tables = self._tables(definition.work, definition.heads, torch.float64)
+        return definition.weights(q[0, definition.heads], k[0, definition.heads], tables)
 
-    def _tables(self, work: Work, head: int, kind: torch.dtype) -> dict[str, torch.Tensor]:
-        """The learned tables of a head, [1, buckets]."""
+    def _tables(self, work: Work, heads: list[int], kind: torch.dtype) -> dict[str, torch.Tensor]:
+        """The learned tables of heads, [h, buckets]."""
         tables = {c.table: self.module.get_parameter(c.table).detach() for c in _biases(work)}
-        return {name: self._row(table, head)[None].to(kind) for name, table in tables.items()}
+        return {name: self._rows(table, heads).to(kind) for name, table in tables.items()}
 
-    def _row(self, table: torch.Tensor, head: int) -> torch.Tensor:
-        """What a head of these layers has of a learned table."""
-        return table[0 if len(table) == 1 else self.shape.layers[0], head]
+    def _rows(self, table: torch.Tensor, heads: list[int]) -> torch.Tensor:
+        """What heads of these layers have of a learned table, [h, buckets]."""
+        return table[0 if len(table) == 1 else self.shape.layers[0], heads]
 
     def _check(self, part: Part, what: str, queries: int, fault: str | None) -> Check:
         every = len(part.heads) == self.shape.heads and not self.shape.declared

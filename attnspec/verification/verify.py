@@ -16,6 +16,7 @@ from attnspec.backends.planner import AUTO
 from attnspec.backends.rows.backend import RowsBackend
 from attnspec.ir.program import Program
 from attnspec.ir.serial import plan_data
+from attnspec.lower.cache import Cache
 from attnspec.lower.lower import stand_ins, works_of
 from attnspec.lower.mechanism_sizes import learned_parts
 from attnspec.lower.work import BackendError, Work
@@ -24,12 +25,15 @@ from attnspec.verification.decided import decided_checks
 from attnspec.verification.numbers import SIZE
 from attnspec.verification.pairs import LONGEST, TooLong
 from attnspec.verification.report import Check, Verification, together
-from attnspec.verification.trial import Shape, Trial, sample_inputs
+from attnspec.verification.trial import Known, Shape, Trial, sample_inputs
 
 Depth: TypeAlias = Literal["whole", "pairs", "values"]
 
 FEW = 5
 """Queries at the end that are tried of the backend that takes only a few."""
+
+KEPT = 64
+"""Answers of the definition that are kept for what is asked next."""
 
 HEADS = 2
 """The heads that are tried where the spec declares none."""
@@ -42,6 +46,7 @@ def verify(
     backend: str = AUTO,
     module: nn.Module | None = None,
     depth: Depth = "whole",
+    known: Known | None = None,
 ) -> Verification:
     """Compares a module of the program, by default one that is built here, with the spec's meaning.
 
@@ -49,13 +54,16 @@ def verify(
     the steps of generation is tried on the last few queries. A fraction of the time goes into
     "pairs", where nothing is run, so that what has no layout, such as the definition, has no
     checks, and into "values", where outputs and gradients of some queries are all that is compared.
+    With `known` of another call what the definition says is not computed again.
 
     Raises ValueError for n above LONGEST, for one that the spec does not have, and where it is too
     long for what would run it; BackendError for a backend that refuses.
     """
     forced = module is None and backend == BandsBackend.name
     own = CompiledAttention(plan_data(program, backend)) if module is None else module
-    return _tried(program, cast(CompiledAttention, own), n, forced, depth)
+    # an empty one is kept, too
+    meant = Cache(KEPT) if known is None else known
+    return _tried(program, cast(CompiledAttention, own), n, forced, depth, meant)
 
 
 def verify_each(program: Program, n: int, backends: Sequence[str]) -> Verification:
@@ -81,6 +89,7 @@ def _tried(
     n: int,
     forced: bool,
     depth: Depth,
+    known: Known,
 ) -> Verification:
     if not 1 <= n <= LONGEST:
         raise ValueError(f"n must be between 1 and {LONGEST}, got {n}")
@@ -90,7 +99,7 @@ def _tried(
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         with learned(attention):
-            found = _verified(program, attention, n_q, n, forced, depth)
+            found = _verified(program, attention, n_q, n, forced, depth, known)
     if not few:
         return found
     others = f"other queries than the last {FEW}: {RowsBackend.name} takes a few at a time"
@@ -104,6 +113,7 @@ def _verified(
     n: int,
     forced: bool,
     depth: Depth,
+    known: Known,
 ) -> Verification:
     checks: list[Check] = []
     skipped: list[str] = []
@@ -116,7 +126,7 @@ def _verified(
             if depth != "pairs":
                 checks.extend(decided_checks(module, shape, works, data))
             continue
-        trial = Trial(module, shape, works, data, forced, only_values=depth == "values")
+        trial = Trial(module, shape, works, data, forced, known, only_values=depth == "values")
         found = trial.pair_checks() if depth == "pairs" else trial.checks()
         checks.extend(sorted(found, key=lambda check: check.heads or ()))
         skipped.extend(trial.skipped)

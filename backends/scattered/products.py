@@ -85,76 +85,55 @@ def _sums(
 
 def scores(a: torch.Tensor, b: torch.Tensor, products: EdgeProducts) -> torch.Tensor:
     """The scores [B, K, R, places] of a [B, K, R, n_q, d] and b [B, K, n_k, d]."""
-    found: torch.Tensor = _Scores.apply(a, b, products)  # type: ignore[no-untyped-call]
-    return found
+    return _product(products, None, a, b)
 
 
 def to_queries(w: torch.Tensor, b: torch.Tensor, products: EdgeProducts) -> torch.Tensor:
     """Sums [B, K, R, n_q, d] of w [B, K, R, places] times b [B, K, n_k, d]."""
-    found: torch.Tensor = _ToQueries.apply(w, b, products)  # type: ignore[no-untyped-call]
-    return found
+    return _product(products, w, None, b)
 
 
 def to_keys(w: torch.Tensor, a: torch.Tensor, products: EdgeProducts) -> torch.Tensor:
     """Sums [B, K, n_k, d] of w [B, K, R, places] times a [B, K, R, n_q, d], over R as well."""
-    found: torch.Tensor = _ToKeys.apply(w, a, products)  # type: ignore[no-untyped-call]
+    return _product(products, w, a, None)
+
+
+def _product(products: EdgeProducts, *three: torch.Tensor | None) -> torch.Tensor:
+    found: torch.Tensor = _Product.apply(products, *three)  # type: ignore[no-untyped-call]
     return found
 
 
-class _Scores(torch.autograd.Function):
+class _Product(torch.autograd.Function):
+    """The derivative of f = sum of w (a . b) over places by the one of w, a and b that is None.
+
+    f is linear in each of them, so that derivatives of this one are such products again.
+    """
+
     @staticmethod
-    def forward(ctx, a, b, products):  # type: ignore[no-untyped-def]
-        ctx.save_for_backward(a, b)
-        ctx.products = products
-        out = a.new_empty(*a.shape[:3], products.places)
-        into = products.workspace(a.dtype)
-        for index in np.ndindex(*a.shape[:3]):
-            rows, keys = a[index].contiguous(), b[index[:2]].contiguous()
-            out[index] = products.scores(rows, keys, 1.0, into)
+    def forward(ctx, products, w, a, b):  # type: ignore[no-untyped-def]
+        ctx.save_for_backward(w, a, b)
+        ctx.products, layout = products, products.layout
+        if w is None:
+            out, into = a.new_empty(*a.shape[:3], products.places), products.workspace(a.dtype)
+        elif a is None:
+            out = b.new_empty(*w.shape[:3], layout.n_q, b.shape[-1])
+        else:
+            out = a.new_zeros(*a.shape[:2], layout.n_k, a.shape[-1])
+        for index in np.ndindex(*(a if w is None else w).shape[:3]):
+            group = index[:2]
+            if w is None:
+                rows, keys = a[index].contiguous(), b[group].contiguous()
+                out[index] = products.scores(rows, keys, 1.0, into)
+            elif a is None:
+                out[index] = products.to_queries(w[index].contiguous(), b[group].contiguous())
+            else:
+                out[group] += products.to_keys(w[index].contiguous(), a[index].contiguous())
         return out
 
     @staticmethod
     def backward(ctx, grad):  # type: ignore[no-untyped-def]
-        a, b = ctx.saved_tensors
-        asks = ctx.needs_input_grad
-        grad_a = to_queries(grad, b, ctx.products) if asks[0] else None
-        grad_b = to_keys(grad, a, ctx.products) if asks[1] else None
-        return grad_a, grad_b, None
-
-
-class _ToQueries(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, w, b, products):  # type: ignore[no-untyped-def]
-        ctx.save_for_backward(w, b)
-        ctx.products = products
-        out = b.new_empty(*w.shape[:3], products.layout.n_q, b.shape[-1])
-        for index in np.ndindex(*w.shape[:3]):
-            out[index] = products.to_queries(w[index].contiguous(), b[index[:2]].contiguous())
-        return out
-
-    @staticmethod
-    def backward(ctx, grad):  # type: ignore[no-untyped-def]
-        w, b = ctx.saved_tensors
-        asks = ctx.needs_input_grad
-        grad_w = scores(grad, b, ctx.products) if asks[0] else None
-        grad_b = to_keys(w, grad, ctx.products) if asks[1] else None
-        return grad_w, grad_b, None
-
-
-class _ToKeys(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, w, a, products):  # type: ignore[no-untyped-def]
-        ctx.save_for_backward(w, a)
-        ctx.products = products
-        out = a.new_zeros(*a.shape[:2], products.layout.n_k, a.shape[-1])
-        for index in np.ndindex(*w.shape[:3]):
-            out[index[:2]] += products.to_keys(w[index].contiguous(), a[index].contiguous())
-        return out
-
-    @staticmethod
-    def backward(ctx, grad):  # type: ignore[no-untyped-def]
-        w, a = ctx.saved_tensors
-        asks = ctx.needs_input_grad
-        grad_w = scores(a, grad, ctx.products) if asks[0] else None
-        grad_a = to_queries(w, grad, ctx.products) if asks[1] else None
-        return grad_w, grad_a, None
+        three = [grad if x is None else x for x in ctx.saved_tensors]
+        return None, *(
+            _product(ctx.products, *three[:at], None, *three[at + 1 :]) if asked else None
+            for at, asked in enumerate(ctx.needs_input_grad[1:])
+        )

@@ -100,13 +100,16 @@ def test_gaussian_errors_are_those_of_many_draws() -> None:
         assert np.exp(found.log_square[i, i]) == pytest.approx(square, rel=0.06)
 
 
-def test_orthogonal_directions_gain_what_is_promised() -> None:
+@pytest.mark.parametrize(
+    ("draws", "slack"), [(2_000, 1.1), pytest.param(20_000, 1.03, marks=pytest.mark.slow)]
+)
+def test_orthogonal_directions_gain_what_is_promised(draws: int, slack: float) -> None:
     q, k, _ = rows(4, 4, 0.25, 2)
     x, y = q / sqrt(2), k / sqrt(2)
     kernel = np.exp(x @ y.T)
     low = np.exp(-((x**2).sum(1)[:, None] + (y**2).sum(1)) / 2)
     squares = np.zeros((2, *kernel.shape))
-    for draw in range(20_000):
+    for draw in range(draws):
         # the tails are heavy: both kinds are drawn as often, and compared
         for index, orthogonal in enumerate((True, False)):
             w = one_head(3, 0, index, draw, 4, 4, orthogonal)
@@ -115,7 +118,7 @@ def test_orthogonal_directions_gain_what_is_promised() -> None:
     promised = independent.less(orthogonal_gain(q, k, 4))
     ratio = np.exp(promised.log_square - independent.log_square)
     assert (ratio < 1).all()
-    assert (squares[0] / squares[1] <= 1.03 * ratio).all()
+    assert (squares[0] / squares[1] <= slack * ratio).all()
 
 
 def test_bounds_for_all_pairs() -> None:

@@ -24,9 +24,10 @@ from attnspec.analysis.counting.degrees import (
 )
 from attnspec.analysis.counting.head_counts import head_counts
 from attnspec.analysis.reach.mirrored import asymmetry
-from attnspec.graphs.operators import Complement, Intersection, Union
+from attnspec.graphs.operators import Complement, Intersection, Transpose, Union
 from attnspec.graphs.patterns.causal import Causal
 from attnspec.graphs.patterns.columns_rows import Columns, Rows
+from attnspec.graphs.patterns.expander import Expander
 from attnspec.graphs.patterns.full import Full
 from attnspec.graphs.patterns.powers import Powers
 from attnspec.graphs.patterns.random_ import Random
@@ -34,7 +35,7 @@ from attnspec.graphs.patterns.residue import Residue
 from attnspec.graphs.patterns.where import Where
 from attnspec.graphs.patterns.window import Window
 from attnspec.graphs.predicates.comparisons import Ranked
-from attnspec.graphs.relation import Elementwise, Progressions, Relation
+from attnspec.graphs.relation import Elementwise, Progressions, Relation, evaluate_pairs
 from attnspec.graphs.stack import TooMuch
 from attnspec.graphs.token_sets import Every
 from attnspec.ir.scalars import Apply, Symbol
@@ -186,3 +187,20 @@ class Onward(Relation):
         start = np.stack([q + 1, np.zeros_like(q)], axis=1)
         stop = np.stack([np.minimum(q + 1 + self.count, n), q + 1 + self.count - n], axis=1)
         return start, stop, 1
+
+
+@pytest.mark.parametrize("n", [1, 2, 40, 301])
+def test_what_is_closed_is_not_listed_beside_what_is_drawn(n: int) -> None:
+    drawn, later = Random(3, seed=1), Expander(2, seed=2)
+    near = Union((Window(radius=2), Residue(7)))
+    weights = np.arange(n)
+    for relation in (
+        Union((near, drawn, later)),
+        Union((Columns(Every(3)), drawn)),
+        Intersection((Causal(), Union((near, drawn)))),
+        Intersection((Causal(), Union((drawn, later)))),
+    ):
+        for asked in (relation, Transpose(relation)):
+            mask = evaluate_pairs(asked, np.arange(n)[:, None], np.arange(n)[None], n)
+            np.testing.assert_array_equal(degrees._listed(asked, n, None), mask.sum(axis=1))
+            np.testing.assert_array_equal(degrees._listed(asked, n, weights), mask @ weights)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from attention_checks import spec_of, tensors
+from attention_checks import in_turn, spec_of, tensors
 
 from benchmarks.accuracy.costs import peak_bytes
 
@@ -38,8 +38,7 @@ BODIES = (
 )
 
 
-@pytest.mark.parametrize("padded", [False, True])
-@pytest.mark.parametrize("body", BODIES)
+@pytest.mark.parametrize(("body", "padded"), in_turn(BODIES, (True, False)))
 def test_memory_is_that_of_a_few_tensors(body: str, padded: bool) -> None:
     module = spec_of(body).compile(head_size=SIZE)
     given = [x.detach().float().requires_grad_() for x in tensors(1, HEADS, N, N, size=SIZE)]

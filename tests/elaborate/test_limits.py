@@ -18,7 +18,7 @@ from attnspec.analysis.counting.degrees import degrees_of
 from attnspec.analysis.growth.order import MOST_LOOKS
 from attnspec.analysis.quality import Unknown
 from attnspec.cli.files import write_result
-from attnspec.elaborate.collect import MOST_ERRORS
+from attnspec.elaborate.scope import MOST_ERRORS
 from attnspec.grammar import scanner
 from attnspec.graphs.bind import Situation, bind_tokens
 from attnspec.graphs.operators import Intersection, Union

@@ -7,7 +7,7 @@ from typing import Any, TypeAlias
 
 import pytest
 import torch
-from attention_checks import spec_of
+from attention_checks import in_turn, spec_of
 from kernel_texts import CASES
 
 from attnspec.backends.common.kv_keeper import Keeper, Kept, Seen
@@ -109,8 +109,7 @@ def in_steps(
     return torch.cat(outs, 2), state
 
 
-@pytest.mark.parametrize("body", [*CAUSAL, *GRAPHS])
-@pytest.mark.parametrize("keys", [1, 2])
+@pytest.mark.parametrize(("body", "keys"), in_turn([*CAUSAL, *GRAPHS], (1, 2)))
 def test_steps_are_the_rows_of_one_call(body: str, keys: int) -> None:
     module, given = module_of(body), tensors(83, keys)
     meant = module(*given)
@@ -133,8 +132,7 @@ def inputs_of(module: CompiledAttention, n: int) -> dict[str, torch.Tensor]:
 SPLITS = ([1] * 83, [83], [70, 1, 1, 11], [3, 64, 16], [5, 0, 78])
 
 
-@pytest.mark.parametrize("body", INPUTS)
-@pytest.mark.parametrize("padded", [False, True])
+@pytest.mark.parametrize(("body", "padded"), in_turn(INPUTS, (True, False)))
 def test_steps_take_the_inputs_of_their_positions(body: str, padded: bool) -> None:
     module, given = module_of(body), tensors(83)
     inputs = inputs_of(module, 83)

@@ -25,6 +25,7 @@ from attnspec.layout.edge_list import EdgeLayout
 from attnspec.layout.steps import _layouts
 from attnspec.layout.tile_layout import StepLayout, step_layout
 from attnspec.layout.tiling import Classified
+from attnspec.lower.cache import Cache
 from attnspec.lower.work import BackendError
 from attnspec.text.diagnostics import InternalError
 from attnspec.verification import LONGEST, TooLong, Verification, verify, verify_each
@@ -37,7 +38,7 @@ from attnspec.verification.pairs import (
     list_fault,
     rows_fault,
 )
-from attnspec.verification.trial import QUERIES, sample_rows
+from attnspec.verification.trial import QUERIES, Known, sample_rows
 
 INPUTS = (
     "input important: tokens(at_most = 9) input document: ids input size: length"
@@ -591,9 +592,9 @@ def test_a_fault_of_either_kind_is_found_in_a_mixed_spec(
 ) -> None:
     asked = verify
 
-    def found(program: Program, n: int, *, backend: str) -> Verification:
+    def found(program: Program, n: int, *, backend: str, known: Known) -> Verification:
         """As if one backend were wrong, with every head that it runs."""
-        report = asked(program, n, backend=backend)
+        report = asked(program, n, backend=backend, known=known)
         if backend != wrong:
             return report
         return replace(report, checks=tuple(replace(c, fault="wrong") for c in report.checks))
@@ -659,3 +660,16 @@ def test_values_of_some_queries_show_a_fault_in_all(monkeypatch: pytest.MonkeyPa
 
     monkeypatch.setattr(attnspec.backends.bands.attention.SteppedAttention, "forward", wrong)
     assert not verify(program, 320, backend="bands", depth="values").ok
+
+
+def test_what_the_definition_says_is_known_to_the_next_backend() -> None:
+    program = spec_of("causal heads 3 attend window(radius = 4) score alibi()").program
+    known: Known = Cache(64)
+    apart = [verify(program, 33, backend=name) for name in ("dense", "bands")]
+    first = verify(program, 33, backend="dense", known=known)
+    kept = set(known.kept)
+    second = verify(program, 33, backend="bands", known=known)
+    assert [first, second] == apart
+    assert first.ok
+    assert kept
+    assert known.kept.keys() == kept

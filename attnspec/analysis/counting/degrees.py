@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import dataclass
 from functools import lru_cache, partial, reduce
 from itertools import combinations
 from typing import TypeAlias
@@ -19,7 +20,7 @@ from attnspec.analysis.counting.affordable import require_listable, to_list
 from attnspec.analysis.counting.conjunctions import Conjunction, quickly_shared, shared
 from attnspec.analysis.counting.progressions import grouped
 from attnspec.analysis.counting.rectangles import both, terms_of
-from attnspec.graphs.operators import Transpose, transpose_of
+from attnspec.graphs.operators import Complement, Intersection, Transpose, Union, transpose_of
 from attnspec.graphs.predicates.listable import lists_rows
 from attnspec.graphs.relation import Relation, evaluate_pairs, lengths
 from attnspec.graphs.stack import Bound, Stack, TooMuch
@@ -77,7 +78,7 @@ def weighted(relation: Relation, n: int, weights: np.ndarray | None) -> np.ndarr
         return np.zeros(0, np.int64)
     # columns as a mask cost one pass, as progressions one for each of them
     wide = _is_wide(relation, n) and any(t.columns is not None for t in terms_of(relation, n))
-    ways: list[Counted] = (
+    ways: list[Counting] = (
         [_from_closed, _by_inclusion] if not wide else [_by_inclusion, _from_closed]
     )
     if to_list(relation, n) > SOON_LOOKED:
@@ -121,7 +122,7 @@ def _from_closed(relation: Relation, n: int, weights: np.ndarray | None) -> np.n
     return found
 
 
-Counted: TypeAlias = "Callable[[Relation, int, np.ndarray | None], np.ndarray | None]"
+Counting: TypeAlias = "Callable[[Relation, int, np.ndarray | None], np.ndarray | None]"
 Sharing: TypeAlias = "Callable[[tuple[Relation, ...], int], Conjunction | None]"
 
 
@@ -133,21 +134,49 @@ def _by_inclusion(
     left_out = max((len(term.left_out) for term in terms), default=0)
     if (2 ** min(len(terms), 32) - 1) * 2 ** min(left_out, 32) > MOST_SHARED:
         return None
-    found, every = np.zeros(n, np.int64), np.ones(n, np.int64)
+    # what is counted is linear in the values of keys: what reads alike is counted once
+    counted: dict[tuple[tuple[Relation, ...], int], _Counted] = {}
     for size in range(1, len(terms) + 1):
         for chosen in combinations(terms, size):
             term = reduce(both, chosen)
             if term.empty:
                 continue
-            values = every if term.columns is None else term.columns
-            values = values if weights is None else values * weights
             for sign, relations in term.counted:
-                common = sharing(relations, n)
-                if common is None:
-                    return None
-                part = common.sums(values) * (-1) ** (size + 1) * sign
-                found += part if term.rows is None else part * term.rows
+                place = relations, id(term.rows)
+                if place not in counted:
+                    common = sharing(relations, n)
+                    if common is None:
+                        return None
+                    counted[place] = _Counted(common, term.rows)
+                counted[place].add(term.columns, (-1) ** (size + 1) * sign)
+    found = np.zeros(n, np.int64)
+    for part in counted.values():
+        sums = part.common.sums(part.values(n, weights))
+        found += sums if part.rows is None else sums * part.rows
     return found
+
+
+@dataclass
+class _Counted:
+    """Pairs of some queries (bool [n], None for all), and how often each of their keys counts:
+    `times` everywhere, and `more` [n] beside that."""
+
+    common: Conjunction
+    rows: np.ndarray | None
+    times: int = 0
+    more: np.ndarray | int = 0
+
+    def add(self, columns: np.ndarray | None, times: int) -> None:
+        """Count the keys in `columns` (bool [n], None for all) so many times more."""
+        if columns is None:
+            self.times += times
+        else:
+            self.more = self.more + columns * np.int64(times)
+
+    def values(self, n: int, weights: np.ndarray | None) -> np.ndarray:
+        """What each key counts, int64 [n], with its weight."""
+        found = np.full(n, self.times) + self.more
+        return found if weights is None else found * weights
 
 
 # --- what must be listed -------------------------------------------------------------------------
@@ -156,13 +185,37 @@ def _by_inclusion(
 def _listed(relation: Relation, n: int, weights: np.ndarray | None) -> np.ndarray:
     """The counts of a relation whose rows are listed without a look at all of their keys."""
     turned = isinstance(relation, Transpose)
-    listed = relation.term if isinstance(relation, Transpose) else relation
+    whole = relation.term if isinstance(relation, Transpose) else relation
+    closed, listed = _parted(whole, n)
     found = np.zeros(n, np.int64)
+    if closed is not None:
+        found += weighted(Transpose(closed) if turned else closed, n, weights)
+        listed = Intersection((listed, Complement(closed)))
     for first, last in listed.chunks(n):
         q, k = listed.rows(first, last, n)[:: -1 if turned else 1]
         each = None if weights is None else weights[k]
         found += np.bincount(q, each, n).astype(np.int64, copy=False)
     return found
+
+
+def _parted(relation: Relation, n: int) -> tuple[Relation | None, Relation]:
+    """The terms of a union that are known as progressions, None where these are none or all of
+    them, and the others; an intersection with a union is one."""
+    parts: tuple[Relation, ...] = relation.terms if isinstance(relation, Union) else ()
+    if isinstance(relation, Intersection):
+        unions = [term for term in relation.terms if isinstance(term, Union)]
+        if len(unions) == 1:
+            others = tuple(term for term in relation.terms if term is not unions[0])
+            parts = tuple(Intersection((*others, term)) for term in unions[0].terms)
+    known = [part.progressions(np.zeros(1, np.int64), n) is not None for part in parts]
+    if all(known) or not any(known):
+        return None, relation
+    both_kinds = [
+        [part for part, is_known in zip(parts, known, strict=True) if is_known == wanted]
+        for wanted in (True, False)
+    ]
+    closed, listed = (some[0] if len(some) == 1 else Union(tuple(some)) for some in both_kinds)
+    return closed, listed
 
 
 def _looked(relation: Relation, n: int, weights: np.ndarray | None) -> np.ndarray:

@@ -16,11 +16,9 @@ class Weight(NamedTuple):
 
 
 class Weights:
-    """The weights of terms, token sets and scalars, remembered for each object; `spent` is the sum
-    of the sizes of the terms on the way."""
+    """The weights of terms, token sets and scalars, remembered for each object."""
 
     def __init__(self) -> None:
-        self.spent = 0
         # the object is kept beside its weight, so that no other gets its identity
         self._known: dict[int, tuple[object, Weight]] = {}
 
