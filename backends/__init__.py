@@ -5,6 +5,7 @@ from __future__ import annotations
 from attnspec.backends.bands.backend import BandsBackend
 from attnspec.backends.dense.backend import Dense
 from attnspec.backends.factored.backend import FactoredBackend
+from attnspec.backends.lists.backend import ListsBackend
 from attnspec.backends.rows.backend import RowsBackend
 from attnspec.backends.scattered.backend import ScatteredBackend
 from attnspec.backends.tiles.backend import TilesBackend
@@ -25,5 +26,6 @@ BACKENDS: tuple[Backend, ...] = (
     BandsBackend(),
     ScatteredBackend(),
     FactoredBackend(),
+    ListsBackend(),
 )
 """All backends; importing them loads no torch."""

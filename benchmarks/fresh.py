@@ -21,6 +21,7 @@ TIMEOUTS = {
     "answers": 60.0,
     "block_mask": 300.0,
     "memory": 120.0,
+    "decided": 120.0,
 }
 """Seconds until a process is ended, by task."""
 
@@ -53,6 +54,7 @@ def in_this_process(task: str, arguments: Arguments) -> dict[str, Json]:
     # a task's module measures with this one, so they can only be looked up when they are needed
     from benchmarks.answers import answers_task
     from benchmarks.block_plans import block_mask_task, plan_task
+    from benchmarks.decided import decided_task
     from benchmarks.flex import flex_task
     from benchmarks.memory import memory_task
 
@@ -62,6 +64,7 @@ def in_this_process(task: str, arguments: Arguments) -> dict[str, Json]:
         "answers": answers_task,
         "block_mask": block_mask_task,
         "memory": memory_task,
+        "decided": decided_task,
     }
     return tasks[task](arguments)
 

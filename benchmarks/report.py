@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.cases import ETA_TARGETS
+from benchmarks.decided import TARGETS as DECIDED
 from benchmarks.neighbour import TARGET as BESIDE
 from benchmarks.plots import draw
 from benchmarks.shapes import CEILING, MEAN, MODES
@@ -361,10 +362,57 @@ def _choices(part: Figures) -> str:
     )
 
 
+def _decided(part: Figures) -> str:
+    rows = [
+        [
+            row["name"],
+            ", ".join(row["backends"]),
+            _time(row["forward"]["median"]),
+            _time(row["both"]["median"]),
+        ]
+        for row in part["rows"]
+    ]
+    summary = part["summary"]
+    first = _section(
+        f"Graphs that the data decide, n = {part['n']:,}",
+        f"`chosen`, 16 blocks of 64: eta {summary['eta_forward']:.2f}, with gradients"
+        f" {summary['eta_both']:.2f}, target {DECIDED['chosen']}. `topk` takes"
+        f" {summary['topk']:.2f}× the product of its scores and the same tiles, target at most"
+        f" {DECIDED['topk']}×.",
+        "graph | backend | forward | forward + backward",
+        rows,
+    )
+    second = _section(
+        "How their time grows, forward",
+        f"Target: an exponent of at most {DECIDED['growth']}.",
+        "graph | lengths | times | exponent",
+        [
+            [
+                row["name"],
+                ", ".join(f"{n:,}" for n in row["lengths"]),
+                ", ".join(_time(seconds) for seconds in row["seconds"]),
+                f"{row['exponent']:.2f}",
+            ]
+            for row in part["growth"]
+        ],
+    )
+    third = _section(
+        "Their memory: a training step beyond its inputs, in units of q, k, v and the output",
+        "Target: the same at every length.",
+        "graph | n | units",
+        [
+            [row["name"], f"{row['n']:,}", row.get("reason") or f"{row['ratio']:.1f}"]
+            for row in part["memory"]
+        ],
+    )
+    return "\n\n".join((first, second, third))
+
+
 TABLES: dict[str, Callable[[Figures], str]] = {
     "efficiency": _efficiency,
     "shapes": _shapes,
     "neighbour": _neighbour,
+    "decided": _decided,
     "untuned": _untuned,
     "flex": _flex,
     "packages": _packages,

@@ -7,6 +7,7 @@ from typing import TypeAlias
 import numpy as np
 import torch
 
+from attnspec.backends.decided.ranking import first_greatest
 from attnspec.graphs.counter_rng import HASHES, Stream, normals
 from attnspec.graphs.patterns.lsh import Lsh
 from attnspec.lower.cache import Cache, apart
@@ -52,7 +53,13 @@ def buckets_of(leaf: Lsh, x: torch.Tensor, heads: tuple[int, ...], count: int) -
                 bits = 2 ** torch.arange(columns, device=x.device)
                 parts.append(((y > 0) * bits).sum(-1))
             else:
-                # of several the first, as its documentation says
-                parts.append(torch.cat([y, -y], -1).argmax(-1))
+                parts.append(_farthest(y))
         found.append(torch.cat(parts, 2))
     return torch.stack(found, 2)
+
+
+def _farthest(y: torch.Tensor) -> torch.Tensor:
+    """argmax([y; -y]) of each row [..., c], the first of several."""
+    most, least = first_greatest(y), first_greatest(-y)
+    top, bottom = (y.gather(-1, x[..., None])[..., 0] for x in (most, least))
+    return torch.where(top >= -bottom, most, least + y.shape[-1])

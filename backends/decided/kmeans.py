@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 import torch
 
 from attnspec.backends.common.score_formula import unit
+from attnspec.backends.decided.ranking import first_greatest
 from attnspec.graphs.counter_rng import CENTROIDS, Stream, distinct
 
 ROUNDS = 10
@@ -18,7 +20,8 @@ MOST = 1 << 22
 
 @dataclass(frozen=True, eq=False)
 class Points:
-    """Unit vectors float32 [B, H, N, d], or of length 0; `real` bool [B, N] says which exist."""
+    """Unit vectors float32 [B, H, N, d], of length 0 where `real`, bool [B, N], says there is
+    none."""
 
     at: torch.Tensor
     real: torch.Tensor
@@ -27,6 +30,11 @@ class Points:
     def of(vectors: torch.Tensor, real: torch.Tensor) -> Points:
         vectors = vectors.float().masked_fill(~real[:, None, :, None], 0.0)
         return Points(unit(vectors), real)
+
+    @cached_property
+    def zero(self) -> torch.Tensor:
+        """Which points are vectors of length 0, bool [B, H, N]."""
+        return self.at.abs().amax(-1) == 0
 
 
 def drawn(
@@ -55,21 +63,22 @@ def nearest(points: Points, centroids: torch.Tensor, exists: torch.Tensor) -> to
     length 0 to the first."""
     batch, heads, count, _ = points.at.shape
     together = max(1, MOST // max(1, batch * heads * centroids.shape[2]))
-    parts = []
+    parts, every = [], bool(exists.all())
     for low in range(0, count, together):
         near = points.at[:, :, low : low + together] @ centroids.transpose(-1, -2)
-        near = near.masked_fill(~exists[:, :, None], -torch.inf)
-        # of several the first, as its documentation says
-        parts.append(near.argmax(-1))
-    found = torch.cat(parts, 2)
-    return found.masked_fill((points.at == 0).all(-1), 0)
+        if not every:
+            near.masked_fill_(~exists[:, :, None], -torch.inf)
+        parts.append(first_greatest(near))
+    return torch.cat(parts, 2).masked_fill_(points.zero, 0)
 
 
 def moved(points: Points, labels: torch.Tensor, centroids: torch.Tensor) -> torch.Tensor:
     """The directions of the sums of clusters [B, H, count, d]; one without a sum stays."""
-    at = points.at * points.real[:, None, :, None]
-    place = labels[..., None].expand_as(at)
-    total = torch.zeros_like(centroids).scatter_add_(2, place, at)
+    lead, (count, size) = labels.shape[:2].numel(), centroids.shape[2:]
+    first = torch.arange(lead, device=labels.device).view(*labels.shape[:2], 1) * count
+    total = centroids.new_zeros(lead * count, size)
+    total.index_add_(0, (labels + first).flatten(), points.at.reshape(-1, size))
+    total = total.view(centroids.shape)
     some = (total != 0).any(-1, keepdim=True)
     return torch.where(some, unit(total), centroids)
 

@@ -25,17 +25,20 @@ class Sorted(Choice):
 
     `bucket` and `chunk` are int64 [B, H or 1, R, n], padding in no chunk; `order` has the positions
     sorted by (bucket, position), padding last, and `begin` for each place there that of the first
-    of its bucket.
+    of its bucket. Of two positions that may meet, `code` of the key is that of the query, or less
+    by the chunks between them.
     """
 
     bucket: torch.Tensor
     chunk: torch.Tensor
+    code: torch.Tensor
     order: torch.Tensor
     begin: torch.Tensor
 
     @staticmethod
-    def of(bucket: torch.Tensor, real: torch.Tensor, leaf: Lsh) -> Sorted:
-        """The order of buckets [B, H or 1, R, n] of positions that are real or not, [B, n]."""
+    def of(bucket: torch.Tensor, real: torch.Tensor, leaf: Lsh, n_k: int) -> Sorted:
+        """The order of buckets [B, H or 1, R, n] of positions that are real or not, [B, n], of so
+        many keys."""
         n = bucket.shape[-1]
         apart = (~real)[:, None, None].expand_as(bucket)
         order = bucket.argsort(dim=-1, stable=True)
@@ -50,11 +53,21 @@ class Sorted(Choice):
         inside = place - begin if leaf.cut == "bucket" else place
         chunk = (inside // leaf.chunk).masked_fill(apart.gather(-1, order), NOWHERE)
         back = torch.empty_like(order).scatter_(-1, order, chunk)
-        return Sorted(bucket, back, order, begin)
+        return Sorted(bucket, back, _codes(bucket, back, leaf, n_k), order, begin)
 
     def last(self, count: int) -> Sorted:
         """The same for the last positions alone; orders are those of all."""
-        return replace(self, bucket=self.bucket[..., -count:], chunk=self.chunk[..., -count:])
+        kept = (x[..., -count:] for x in (self.bucket, self.chunk, self.code))
+        return replace(self, **dict(zip(("bucket", "chunk", "code"), kept, strict=True)))
+
+
+def _codes(bucket: torch.Tensor, chunk: torch.Tensor, leaf: Lsh, n_k: int) -> torch.Tensor:
+    """One number for bucket and chunk of a position, int32 where that is enough."""
+    if not leaf.bucket_mask or not bucket.numel():
+        return chunk.int()
+    stride = n_k // leaf.chunk + leaf.look + 2
+    found = torch.where(chunk == NOWHERE, NOWHERE, bucket * stride + chunk)
+    return found.int() if int(bucket.max()) * stride < -NOWHERE else found
 
 
 @dataclass(frozen=True, eq=False)
@@ -77,21 +90,31 @@ class LshChoice(Choice):
 
     def found(self, turn: int, q: torch.Tensor, k: torch.Tensor) -> torch.Tensor:
         """Which pairs one round finds."""
-        at = q - (self.n_k - self.n_q)
-        back = look_up(self.q.chunk[:, :, turn], at) - look_up(self.k.chunk[:, :, turn], k)
-        held = (back >= 0) & (back <= self.leaf.look)
-        if self.leaf.bucket_mask:
-            own, other = self.q.bucket[:, :, turn], self.k.bucket[:, :, turn]
-            held = held & (look_up(own, at) == look_up(other, k))
-        if self.alone is not None:
-            held = held & ((q != k) | look_up(self.alone, at))
-        return held
+        return self._near(turn, q, k) & self._may_read(q, k)
+
+    def _near(self, turn: int, q: torch.Tensor, k: torch.Tensor) -> torch.Tensor:
+        """The same, without the rule of pairs with oneself."""
+        own = look_up(self.q.code[:, :, turn], q - (self.n_k - self.n_q))
+        other = look_up(self.k.code[:, :, turn], k)
+        if self.leaf.look > 1:
+            back = own - other
+            return (back >= 0) & (back <= self.leaf.look)
+        held = own == other
+        return held | (own - 1 == other) if self.leaf.look else held
+
+    def _may_read(self, q: torch.Tensor, k: torch.Tensor) -> torch.Tensor:
+        """Whether a pair is of two positions, or of one that reads itself."""
+        if self.alone is None:
+            return torch.ones_like(k, dtype=torch.bool)
+        # one comparison of pairs: a query that reads itself is no key's position
+        at = look_up(self.alone, q - (self.n_k - self.n_q))
+        return torch.where(at, -1, q).int() != k.int()
 
     def holds(self, q: torch.Tensor, k: torch.Tensor) -> torch.Tensor:
-        held = self.found(0, q, k)
+        held = self._near(0, q, k)
         for turn in range(1, self.turns):
-            held = held | self.found(turn, q, k)
-        return held
+            held = held | self._near(turn, q, k)
+        return held & self._may_read(q, k)
 
     @property
     def turns(self) -> int:
@@ -113,9 +136,10 @@ class LshChoice(Choice):
 
     def layouts(self) -> tuple[TileLists, ...]:
         """One layout a round: tiles of whole chunks of the sorted order."""
-        return tuple(self._layout(turn) for turn in range(self.turns))
+        return tuple(self.layout(turn) for turn in range(self.turns))
 
-    def _layout(self, turn: int) -> TileLists:
+    def layout(self, turn: int) -> TileLists:
+        """The tiles of the order of one round, and the pairs that it is the first to find."""
         chunk, look = self.leaf.chunk, self.leaf.look
         tile = chunk * max(1, TILE // chunk)
         orders = []
@@ -134,7 +158,8 @@ class LshChoice(Choice):
         """The key tiles of each query tile [B, H or 1, query tiles, r]."""
         q_slots, k_slots = (side.order.shape[-1] for side in (self.q, self.k))
         tiles, others = -(-q_slots // tile), -(-k_slots // tile)
-        if self.leaf.cut == "bucket" and self.q.order is not self.k.order:
+        apart = not self.leaf.share_qk and self.leaf.given is None
+        if self.leaf.cut == "bucket" and apart:
             return self._bucket_lists(turn, tile)
         first = torch.arange(tiles, device=self.q.order.device)[:, None]
         reach = look * chunk if self.leaf.cut == "order" else (look + 1) * chunk - 1
@@ -156,7 +181,7 @@ class LshChoice(Choice):
         """The pairs that a round finds and none before it."""
         held = self.found(turn, q, k)
         for before in range(turn):
-            held = held & ~self.found(before, q, k)
+            held = held & ~self._near(before, q, k)
         return held
 
     @property
@@ -174,6 +199,9 @@ class OneRound(Choice):
     def holds(self, q: torch.Tensor, k: torch.Tensor) -> torch.Tensor:
         return self.whole.found(self.turn, q, k)
 
+    def layouts(self) -> tuple[TileLists, ...]:
+        return (replace(self.whole.layout(self.turn), holds=self.holds),)
+
 
 @torch.no_grad()
 def decide(leaf: Lsh, given: Given) -> Choice:
@@ -183,16 +211,16 @@ def decide(leaf: Lsh, given: Given) -> Choice:
         _require_shared(given)
     if leaf.given is not None:
         bucket = given.data[leaf.given.name].to(torch.int64)  # type: ignore[attr-defined]
-        k = Sorted.of(bucket, given.real, leaf)
+        k = Sorted.of(bucket, given.real, leaf, given.n_k)
         q = k.last(given.n_q)
     else:
         count = leaf.buckets_at(given.n_k)
         keys = given.k if given.k.shape[1] == len(given.heads) else _by_head(given)
-        k = Sorted.of(buckets_of(leaf, keys, given.heads, count), given.real, leaf)
+        k = Sorted.of(buckets_of(leaf, keys, given.heads, count), given.real, leaf, given.n_k)
         q = k.last(given.n_q)
         if not leaf.share_qk:
             own = buckets_of(leaf, given.q, given.heads, count)
-            q = Sorted.of(own, given.real[:, given.first_query :], leaf)
+            q = Sorted.of(own, given.real[:, given.first_query :], leaf, given.n_k)
     alone = None
     if leaf.share_qk:
         alone = ~has_other(k, leaf)[..., -given.n_q :]

@@ -1,0 +1,162 @@
+"""The kernel of graphs that the data decide: lists of tiles, and a static rest in bands, merged.
+
+Where the fast way cannot go (transforms, dropout, derivatives of derivatives) the dense definition
+computes the same, which takes a number for every pair.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+
+import torch
+
+from attnspec.backends.bands.kernel import SteppedKernel
+from attnspec.backends.common.exact import Partial, SoftmaxKernel
+from attnspec.backends.common.score_formula import unit
+from attnspec.backends.dense.kernel import DenseKernel
+from attnspec.backends.lists import attention
+from attnspec.backends.lists.changes import ScoreChanges
+from attnspec.backends.lists.cover import Covers
+from attnspec.backends.lists.parts import Part, parts_of
+from attnspec.backends.lists.placed import Placed
+from attnspec.backends.lists.products import Parts
+from attnspec.graphs.relation import Relation
+from attnspec.layout.steps import bands_of, layouts_of
+from attnspec.lower.cache import apart
+from attnspec.lower.work import Call, Work
+
+
+class ListedKernel(SoftmaxKernel):
+    """Attention over the lists of a call's choices, and over the static rest of the graph."""
+
+    def __init__(
+        self, work: Work, heads: tuple[int, ...], device: torch.device, parts: Parts
+    ) -> None:
+        self.work, self.heads, self.device, self.parts = work, heads, device, parts
+        self.changes = ScoreChanges(work, heads) if work.changes else None
+        self.rest = None if parts.rest is None else self._in_bands(parts.rest)
+        self._dense: DenseKernel | None = None
+        self._covers = Covers(work.n_k)
+
+    def __call__(
+        self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, call: Call
+    ) -> torch.Tensor:
+        rounds = self._rounds(call)
+        if rounds:
+            return self._mean(q, k, v, rounds)
+        return super().__call__(q, self._keys(k), v, call)
+
+    def partial(  # type: ignore[override]
+        self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, call: Call
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        rounds = self._rounds(call)
+        if rounds:
+            return self._mean(q, k, v, rounds), None
+        return super().partial(q, self._keys(k), v, call)
+
+    def _mean(
+        self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, rounds: Sequence[Call]
+    ) -> torch.Tensor:
+        """The mean of the outputs of the rounds in which a query has a key."""
+        found = [super(ListedKernel, self).partial(q, self._keys(k), v, each) for each in rounds]
+        there = [(lse > -math.inf).to(q.dtype)[..., None] for _, lse in found]
+        total = sum(out * some for (out, _), some in zip(found, there, strict=True))
+        return total / torch.stack(there).sum(0).clamp(min=1)
+
+    def _keys(self, k: torch.Tensor) -> torch.Tensor:
+        return unit(k) if self.work.unit_keys else k
+
+    def _rounds(self, call: Call) -> list[Call]:
+        """The calls whose outputs are averaged, if that is asked for."""
+        if len(self.work.decided) != 1:
+            return []
+        leaf = self.work.decided[0]
+        return [replace(call, data={**call.data, leaf: each}) for each in call.data[leaf].rounds()]
+
+    def _in_bands(self, rest: Relation) -> SteppedKernel:
+        """The kernel of the static pairs."""
+        work = replace(self.work, relation=rest, reads=(), normalize="softmax")
+        layouts = layouts_of(bands_of(rest, work.n_q, work.n_k), work.n_q, work.n_k)
+        return SteppedKernel(work, self.heads, self.device, layouts)
+
+    @property
+    def dense(self) -> DenseKernel:
+        """The definition, built when it is first needed."""
+        if self._dense is None:
+            self._dense = apart(lambda: DenseKernel(self.work, self.heads, self.device))
+        return self._dense
+
+    def make_traceable(self) -> None:
+        """Builds what a traced call runs."""
+        _ = self.dense
+
+    def composed(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, call: Call) -> Partial:
+        out, lse = self.dense.composed(q, k, v, call)
+        if lse is None:
+            raise ValueError(f"`{self.work.normalize}` has no log-sum-exps")
+        return out, lse
+
+    def forward(
+        self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, call: Call, scale: float
+    ) -> Partial:
+        wide = torch.promote_types(q.dtype, torch.float32)
+        out = q.new_zeros(q.shape, dtype=wide)
+        lse = q.new_full(q.shape[:-1], -math.inf, dtype=wide)
+        if self.rest is not None:
+            found, sums = self.rest.forward(q, k, v, call, scale)
+            out.copy_(found)
+            lse.copy_(sums)
+        for part in self._parts(q, call):
+            mine = part.of_q(q).to(wide) * scale
+            into = [part.of_q(x).contiguous() for x in (out, lse)]
+            keys = [part.of_k(x).to(wide) for x in (k, v)]
+            flat = into[0].view(-1, q.shape[-1]), into[1].view(-1)
+            for placed in self._placed(part):
+                placed.merge(flat, attention.forward(placed.tiles(mine, *keys)))
+            for x, found in zip((out, lse), into, strict=True):
+                part.of_q(x).copy_(found)
+        if self.work.normalize == "softmax1":
+            total = torch.logaddexp(lse, lse.new_zeros(()))
+            out *= torch.exp(lse - total)[..., None]
+            lse = total
+        return out.to(q.dtype), lse
+
+    def backward(
+        self, grad: torch.Tensor, saved: Sequence[torch.Tensor], call: Call, scale: float
+    ) -> Sequence[torch.Tensor]:
+        q, k, v, out, lse = saved
+        wide = lse.dtype
+        grads = [x.new_zeros(x.shape, dtype=wide) for x in (q, k, v)]
+        tables = [torch.zeros_like(table) for table in call.tables.values()]
+        if self.rest is not None:
+            found = self.rest.backward(grad, saved, call, scale)
+            for total, share in zip((*grads, *tables), found, strict=True):
+                total += share
+        lse = lse.masked_fill(lse == -math.inf, 0.0)
+        delta = (grad.to(wide) * out).sum(-1)
+        for part in self._parts(q, call):
+            mine = part.of_q(q).to(wide) * scale
+            above = part.of_q(grad).to(wide)
+            keys = [part.of_k(x).to(wide) for x in (k, v)]
+            into = [torch.zeros_like(x) for x in (mine, *keys)]
+            for placed in self._placed(part):
+                rows = [placed.of_q(x) for x in (above, part.of_q(delta), part.of_q(lse))]
+                found = attention.backward(placed.tiles(mine, *keys), rows[0], rows[1], rows[2])
+                placed.add_q(into[0].view(-1, q.shape[-1]), found[0])
+                for total, share in zip(into[1:], found[1:], strict=True):
+                    placed.add_k(total, share)
+                if placed.changes is not None:
+                    for total, share in zip(tables, placed.changes.grads.values(), strict=True):
+                        total += share
+            part.of_q(grads[0]).add_(into[0], alpha=scale)
+            for total, share in zip(grads[1:], into[1:], strict=True):
+                part.of_k(total).add_(share)
+        return *(x.to(y.dtype) for x, y in zip(grads, (q, k, v), strict=True)), *tables
+
+    def _placed(self, part: Part) -> Iterator[Placed]:
+        return part.placed(self.parts.products, self._covers, self.changes)
+
+    def _parts(self, q: torch.Tensor, call: Call) -> Iterator[Part]:
+        return parts_of(q, self.work.n_k, call, self.parts.products)

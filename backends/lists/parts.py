@@ -1,0 +1,149 @@
+"""Some samples and heads of a call: their choices, and the conditions on pairs of each product."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import torch
+
+from attnspec.backends.common.masks import with_data
+from attnspec.backends.decided.choice import Choice
+from attnspec.backends.decided.lists import ListChoice
+from attnspec.backends.lists.changes import Changes, ScoreChanges
+from attnspec.backends.lists.cover import Covers
+from attnspec.backends.lists.layouts import Layout, layouts_of, part_of
+from attnspec.backends.lists.placed import Condition, Conditions, Placed
+from attnspec.backends.lists.products import Product
+from attnspec.graphs.relation import Relation, evaluate_pairs
+from attnspec.lower.work import Call
+
+PART = 1 << 18
+"""Numbers of queries that are computed together, about; one head may have more."""
+
+
+@dataclass(frozen=True, eq=False)
+class Part:
+    """Samples, key heads and of the query heads of each some, of a call of so many [B, K, R, n_q]
+    and n_k keys."""
+
+    samples: slice
+    heads: slice
+    repeats: slice
+    shape: tuple[int, ...]
+    n_k: int
+    call: Call
+
+    def of_q(self, x: torch.Tensor) -> torch.Tensor:
+        """The part of x [B, K, R, …]."""
+        return x[self.samples, self.heads, self.repeats]
+
+    def of_k(self, x: torch.Tensor) -> torch.Tensor:
+        """The part of x [B, K, …]."""
+        return x[self.samples, self.heads]
+
+    @property
+    def query_heads(self) -> slice:
+        """The query heads of the part."""
+        repeat = self.shape[2]
+        first, stop, _ = self.repeats.indices(repeat)
+        step = 1 if stop - first == repeat else repeat
+        return slice(self.heads.start * repeat + first, self.heads.stop * repeat, step)
+
+    @cached_property
+    def data(self) -> Mapping[Any, Any]:
+        """What the call brings and what is decided, for the part."""
+        return part_of(dict(self.call.data), self.samples, self.query_heads)
+
+    @property
+    def padding(self) -> torch.Tensor | None:
+        """Which keys are real, bool [B, n_k]; None where all are."""
+        padding = self.call.padding
+        if padding is None or bool(padding[self.samples].all()):
+            return None
+        return padding[self.samples]
+
+    def layouts(self, product: Product) -> tuple[Layout, ...]:
+        """The layouts of a product's leaf."""
+        return layouts_of(self.data[product.leaf], self.shape[3], self.n_k)
+
+    def conditions(self, product: Product, covers: Covers, height: int) -> Conditions:
+        """What the pairs of a product must have besides."""
+        each: list[Condition] = []
+        cover = None
+        if product.static is not None:
+            cover = covers.of(product.static, height)
+            each.append(_static(product.static, self.n_k))
+        for held, relations in ((True, product.others), (False, product.earlier)):
+            for relation in relations:
+                each.append(_by_data(with_data(relation, self.data), self.n_k, held))
+        choice = self.data[product.leaf]
+        if not isinstance(choice, ListChoice):
+            each.append(_counts(choice))
+        always = bool(product.others or product.earlier)
+        return Conditions(each, cover, always, self.padding)
+
+    def placed(
+        self, products: Sequence[Product], covers: Covers, changes: ScoreChanges | None
+    ) -> Iterator[Placed]:
+        """The layouts of products, one after the other."""
+        shape = [x.stop - x.start for x in (self.samples, self.heads, self.repeats)]
+        for product in products:
+            for layout in self.layouts(product):
+                if not layout.lists.numel():
+                    continue
+                more = self.conditions(product, covers, layout.q_tile)
+                placed = Placed(layout, (*shape, self.shape[3]), self.n_k, more)
+                if changes is not None:
+                    count = self.shape[1] * self.shape[2]
+                    heads = range(count)[self.query_heads]
+                    placed.changes = Changes(changes, list(heads), self.call.tables)
+                yield placed
+
+    def apart(self, products: Sequence[Product]) -> Iterator[Part]:
+        """The part itself where heads that share keys share lists, else a part of each."""
+        repeat = self.shape[2]
+        shared = (layout.is_shared(repeat) for each in products for layout in self.layouts(each))
+        if repeat == 1 or (not any(x.others or x.earlier for x in products) and all(shared)):
+            yield self
+            return
+        for each in range(repeat):
+            yield replace(self, repeats=slice(each, each + 1))
+
+
+def parts_of(q: torch.Tensor, n_k: int, call: Call, products: Sequence[Product]) -> Iterator[Part]:
+    """The parts of a call with q [B, K, R, n_q, d]."""
+    batch, keys, repeat, n_q, size = q.shape
+    many = max(1, PART // (repeat * n_q * size))
+    step, heads = max(1, many // keys), min(keys, many)
+    for first in range(0, batch, step):
+        for low in range(0, keys, heads):
+            some = slice(first, min(first + step, batch)), slice(low, min(low + heads, keys))
+            part = Part(*some, slice(0, repeat), (batch, keys, repeat, n_q), n_k, call)
+            yield from part.apart(products)
+
+
+def _counts(choice: Choice) -> Condition:
+    def condition(q: torch.Tensor, k: torch.Tensor) -> torch.Tensor:
+        found = choice.counts(q, k)
+        return torch.ones_like(k, dtype=torch.bool) if found is None else found.double().log()
+
+    return condition
+
+
+def _static(relation: Relation, n: int) -> Condition:
+    def condition(q: torch.Tensor, k: torch.Tensor) -> torch.Tensor:
+        return torch.from_numpy(np.array(evaluate_pairs(relation, q.numpy(), k.numpy(), n)))
+
+    return condition
+
+
+def _by_data(relation: Relation, n: int, wanted: bool) -> Condition:
+    def condition(q: torch.Tensor, k: torch.Tensor) -> torch.Tensor:
+        found: torch.Tensor = relation.holds(q, k, n)
+        return found if wanted else ~found
+
+    return condition

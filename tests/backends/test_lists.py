@@ -1,0 +1,313 @@
+"""Lists of tiles against the dense definition: values, log-sum-exps and gradients."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import pytest
+import torch
+
+from attnspec.backends.decided.deciders import decide
+from attnspec.backends.decided.given import Given
+from attnspec.backends.dense.kernel import DenseKernel
+from attnspec.backends.lists import attention, batches
+from attnspec.backends.lists.backend import ListsBackend
+from attnspec.backends.lists.kernel import ListedKernel
+from attnspec.graphs.operators import Intersection, Union
+from attnspec.graphs.patterns.causal import Causal
+from attnspec.graphs.patterns.chosen import Chosen
+from attnspec.graphs.patterns.cluster import Cluster
+from attnspec.graphs.patterns.lsh import Lsh
+from attnspec.graphs.patterns.topk import TopK
+from attnspec.graphs.patterns.window import Window
+from attnspec.graphs.relation import Relation, decided_in
+from attnspec.graphs.token_sets import StandIn
+from attnspec.lower.work import Alibi, Bias, Call, Softcap, Work
+from attnspec.spec import parse
+
+CPU = torch.device("cpu")
+
+LENGTHS = (1, 63, 64, 65, 257)
+
+
+def a_call(
+    work: Work, heads: int, shared: int, padding: torch.Tensor | None, data: dict[str, torch.Tensor]
+) -> tuple[tuple[torch.Tensor, ...], Call]:
+    """q, k and v of two samples, and a call with the choices that they make."""
+    sizes = (2, heads, work.n_q, 8), (2, heads // shared, work.n_k, 8)
+    # memory that does not follow its axes
+    q, k, v = (
+        torch.randn(b, n, h, d).double().transpose(1, 2)
+        for b, h, n, d in (sizes[0], sizes[1], sizes[1])
+    )
+    if work.unit_keys:
+        q = k[:, :, work.n_k - work.n_q :]
+    scales = (0.35,) * heads
+    given = Given(
+        q,
+        k,
+        tuple(range(heads)),
+        tuple(h // shared for h in range(heads)),
+        scales,
+        padding,
+        data=data,
+    )
+    choices = {leaf: decide(leaf, given) for leaf in work.decided}
+    names = {name: value for name, value in data.items()}
+    return (q, k, v), Call(padding=padding, data={**names, **choices})
+
+
+def agree(work: Work, heads: int, tensors: Sequence[torch.Tensor], call: Call) -> None:
+    """Values, log-sum-exps and all first derivatives are those of the definition."""
+    assert ListsBackend().refuses(work, "cpu") is None
+    members = tuple(range(heads))
+    kernel = ListsBackend().build(work, members, CPU)
+    assert isinstance(kernel, ListedKernel)
+    found = []
+    for one in (kernel, DenseKernel(work, members, CPU)):
+        q, k, v = leaves = [x.detach().clone().requires_grad_() for x in tensors]
+        tables = {name: x.detach().clone().requires_grad_() for name, x in call.tables.items()}
+        mine = replace(call, tables=tables)
+        out, lse = one.partial(q, k, v, mine)
+        assert lse is not None
+        torch.manual_seed(1)
+        upper = torch.randn_like(out), torch.randn_like(lse)
+        finite = lse > -torch.inf
+        total = (out * upper[0]).sum() + (lse[finite] * upper[1][finite]).sum()
+        asked = [*leaves, *tables.values()]
+        grads = torch.autograd.grad(total, asked, materialize_grads=True)
+        found.append((out, lse, *grads))
+    for one, other in zip(*found, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-9, atol=1e-11)
+
+
+def chosen(
+    n_q: int, n_k: int, size: int, count: int, heads: int
+) -> tuple[Chosen, dict[str, torch.Tensor]]:
+    """Lists that repeat blocks and name none, for so many heads; one row is empty."""
+    blocks = -(-n_k // size)
+    lists = torch.randint(-1, blocks, (2, heads, n_q, count))
+    lists[0, 0, n_q // 2] = -1
+    return Chosen(StandIn("sel", size)), {"sel": lists}
+
+
+@pytest.mark.parametrize("n", LENGTHS)
+@pytest.mark.parametrize(("heads", "shared"), [(2, 1), (2, 2), (4, 4), (4, 2)])
+@pytest.mark.parametrize("of", ["head", "group", "one"])
+def test_chosen_blocks(n: int, heads: int, shared: int, of: str) -> None:
+    torch.manual_seed(n)
+    leaf, data = chosen(n, n, 16, 5, {"head": heads, "group": heads // shared, "one": 1}[of])
+    if of == "group":
+        data["sel"] = data["sel"].repeat_interleave(shared, 1)
+    work = Work(Intersection((Causal(), leaf)), n, n)
+    tensors, call = a_call(work, heads, shared, None, data)
+    agree(work, heads, tensors, call)
+
+
+@pytest.mark.parametrize("side", ["left", "right"])
+@pytest.mark.parametrize("n_q", [1, 40, 130])
+def test_padding_and_fewer_queries(side: str, n_q: int) -> None:
+    torch.manual_seed(0)
+    leaf, data = chosen(n_q, 130, 24, 3, 2)
+    real = torch.arange(130) < torch.tensor([130, 71])[:, None]
+    padding = real if side == "right" else real.flip(1)
+    work = Work(Union((Intersection((Causal(), leaf)), Window(3, 0))), n_q, 130)
+    tensors, call = a_call(work, 2, 1, padding, data)
+    agree(work, 2, tensors, call)
+
+
+def of_compositions() -> dict[str, Relation]:
+    """Graphs with decided ones in them."""
+    one, two = Chosen(StandIn("sel", 16)), Chosen(StandIn("other", 8))
+    return {
+        "beside": Union((one, Window(5, 5))),
+        "within": Intersection((one, Window(40, 40))),
+        "of two": Union((one, two)),
+        "both": Intersection((one, two)),
+        "all": Union(
+            (Intersection((one, Causal())), Intersection((two, Window(60, 0))), Window(2, 0))
+        ),
+        "spread": Intersection((Union((one, two, Window(3, 3))), Causal())),
+    }
+
+
+@pytest.mark.parametrize("name", of_compositions())
+def test_compositions(name: str) -> None:
+    torch.manual_seed(0)
+    n, relation = 100, of_compositions()[name]
+    data = {"sel": torch.randint(-1, 7, (2, 2, n, 4)), "other": torch.randint(-1, 13, (2, 1, n, 3))}
+    work = Work(relation, n, n)
+    tensors, call = a_call(work, 2, 1, None, data)
+    agree(work, 2, tensors, call)
+
+
+def changed_works() -> dict[str, dict[str, object]]:
+    return {
+        "softcap": {"changes": (Softcap(2.0),)},
+        "alibi": {"changes": (Alibi(4),)},
+        "bias": {"changes": (Bias(8, 20, True, "bias_0"), Softcap(3.0))},
+        "softmax1": {"normalize": "softmax1"},
+        "scale": {"scale": 0.7},
+    }
+
+
+@pytest.mark.parametrize("name", changed_works())
+@pytest.mark.parametrize("shared", [1, 2])
+def test_changed_scores(name: str, shared: int) -> None:
+    torch.manual_seed(0)
+    leaf, data = chosen(70, 70, 8, 4, 1)
+    work = Work(Union((leaf, Window(2, 0))), 70, 70, **changed_works()[name])  # type: ignore[arg-type]
+    tensors, call = a_call(work, 4, shared, None, data)
+    call = replace(call, tables={"bias_0": torch.randn(4, 8).double()} if name == "bias" else {})
+    agree(work, 4, tensors, call)
+
+
+@pytest.mark.parametrize(
+    "leaf",
+    [
+        TopK(blocks=3, size=16, queries=1),
+        TopK(blocks=3, size=16),
+        TopK(blocks=2, size=64),
+        TopK(keys=5),
+        TopK(mass=0.5, size=8),
+        TopK(blocks=2, size=16, queries=1, causal=True),
+        TopK(blocks=2, size=16, queries=1, within=Window(50, 50)),
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("shared", [1, 2])
+def test_topk(leaf: TopK, shared: int) -> None:
+    torch.manual_seed(0)
+    real = torch.arange(150) >= torch.tensor([0, 37])[:, None]
+    relation = Intersection((Causal(), leaf)) if leaf.causal else leaf
+    work = Work(relation, 150, 150)
+    for padding in (None, real):
+        tensors, call = a_call(work, 4, shared, padding, {})
+        agree(work, 4, tensors, call)
+
+
+def sorted_graphs() -> dict[str, Relation]:
+    """Graphs that sort positions."""
+    return {
+        "lsh": Lsh(buckets=6, rounds=3, chunk=8),
+        "lsh, causal": Intersection((Causal(), Lsh(buckets=6, rounds=3, chunk=8, causal=True))),
+        "lsh, in buckets": Lsh(buckets=6, rounds=2, chunk=8, cut="bucket"),
+        "lsh, apart": Lsh(buckets=6, rounds=2, chunk=16, share_qk=False),
+        "lsh, apart, in buckets": Lsh(buckets=4, rounds=2, chunk=8, share_qk=False, cut="bucket"),
+        "lsh, multiplied": Lsh(buckets=4, rounds=4, chunk=16, multiplicity=True),
+        "lsh, all buckets": Lsh(buckets=6, rounds=2, chunk=8, bucket_mask=False, look=2),
+        "lsh, one bucket": Lsh(buckets=2, rounds=1, chunk=512, look=0, share_qk=False),
+        "lsh, beside": Union((Lsh(buckets=6, rounds=2, chunk=8), Window(3, 3))),
+        "clusters": Cluster(count=5),
+        "clusters, within": Intersection((Cluster(count=3), Window(60, 0))),
+        "clusters, beside": Union((Cluster(count=9), TopK(blocks=1, size=16, queries=1))),
+    }
+
+
+@pytest.mark.parametrize("n", [1, 65, 150])
+@pytest.mark.parametrize("padded", [False, True])
+@pytest.mark.parametrize("name", sorted_graphs())
+def test_sorted(name: str, padded: bool, n: int) -> None:
+    torch.manual_seed(0)
+    padding = torch.arange(n) >= torch.tensor([0, n // 3])[:, None] if padded else None
+    leaf = sorted_graphs()[name]
+    leaves = decided_in(leaf)
+    hashed = any(isinstance(x, Lsh) and x.share_qk for x in leaves)
+    for n_q in {n, n // 2 + 1}:
+        work = Work(leaf, n_q, n, unit_keys=hashed)
+        tensors, call = a_call(work, 2, 1, padding, {})
+        agree(work, 2, tensors, call)
+
+
+def test_pieces_and_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The same however small the pieces are."""
+    torch.manual_seed(0)
+    leaf, data = chosen(90, 90, 16, 5, 2)
+    work = Work(Intersection((Causal(), leaf)), 90, 90)
+    tensors, call = a_call(work, 2, 1, None, data)
+    monkeypatch.setattr(attention, "CHUNK", 1 << 9)
+    monkeypatch.setattr(attention, "PIECE", 1 << 7)
+    for tall in (1, 48):
+        monkeypatch.setattr(attention, "TALL", tall)
+        monkeypatch.setattr(batches, "TILES", 2)
+        agree(work, 2, tensors, call)
+
+
+@pytest.mark.parametrize("kind", [torch.float32, torch.float16, torch.bfloat16])
+def test_shorter_types(kind: torch.dtype) -> None:
+    """No further from the definition in float64 than the dense kernel of the type, twice."""
+    torch.manual_seed(0)
+    leaf, data = chosen(130, 130, 16, 4, 2)
+    work = Work(Union((Intersection((Causal(), leaf)), Window(3, 0))), 130, 130)
+    tensors, call = a_call(work, 2, 1, None, data)
+    short = [x.to(kind) for x in tensors]
+    q, k, v = (x.double() for x in short)
+    members = (0, 1)
+    exact = DenseKernel(work, members, CPU)(q, k, v, call)
+    errors = []
+    for kernel in (ListsBackend().build(work, members, CPU), DenseKernel(work, members, CPU)):
+        out = kernel(short[0], short[1], short[2], call)
+        assert out.dtype == kind
+        errors.append(float((out.double() - exact).abs().max()))
+    assert errors[0] <= 2 * errors[1] + 1e-6
+
+
+def test_derivatives_of_derivatives_are_those_of_the_definition() -> None:
+    torch.manual_seed(0)
+    leaf, data = chosen(20, 20, 4, 2, 1)
+    work = Work(Intersection((Causal(), leaf)), 20, 20)
+    tensors, call = a_call(work, 2, 1, None, data)
+    kernel = ListsBackend().build(work, (0, 1), CPU)
+    leaves = [x[:1, :, :, :2].clone().requires_grad_() for x in tensors]
+    q, k = (x.detach() for x in leaves[:2])
+    part = Given(q, k, (0, 1), (0, 1), (0.7, 0.7), data={"sel": data["sel"][:1]})
+    call = Call(data={leaf: decide(leaf, part)})
+
+    def attend(*given: torch.Tensor) -> torch.Tensor:
+        return kernel(given[0], given[1], given[2], call)
+
+    assert torch.autograd.gradgradcheck(attend, leaves, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        "attend topk(blocks = 2, size = 16, queries = 1)",
+        "causal attend topk(blocks = 2, size = 16, queries = 1) | window(before = 3, after = 0)",
+        "attend lsh(rounds = 2, chunk = 16)",
+        "attend lsh(rounds = 3, chunk = 16, combine = mean)",
+        "attend cluster(count = 4)",
+        "attend cluster(count = 4, assign = balanced)",
+    ],
+)
+@pytest.mark.parametrize("n", [0, 1, 100])
+def test_modules(body: str, n: int) -> None:
+    """The backend by its name gives what the dense one gives."""
+    torch.manual_seed(0)
+    q, k, v = (torch.randn(2, 2, n, 8).double() for _ in range(3))
+    k = q if "lsh" in body else k
+    outs = []
+    for backend in ("lists", "dense"):
+        module = parse(f"attention decided {{ {body} }}").compile(backend=backend)
+        outs.append(module(q, k, v))
+    torch.testing.assert_close(outs[0], outs[1], rtol=1e-9, atol=1e-11)
+
+
+def test_what_is_refused() -> None:
+    """The reason says what is in the way, and the definition runs it."""
+    for body, reason in (
+        ("attend cluster(of = q)", "means of queries"),
+        ("attend sinkhorn(size = 8)", "carry a factor"),
+        ("attend topk(keys = 3) normalize relu", "not merged by log-sum-exps"),
+        ("attend window(radius = 3)", "nothing of the graph is decided"),
+    ):
+        spec = parse(f"attention decided {{ {body} }}")
+        refusals = {each.backend.name: each.refusal for each in spec.plan(256).steps[0].candidates}
+        assert reason in str(refusals["lists"])
+
+
+def test_long_sequences_are_planned_for_lists() -> None:
+    spec = parse("attention decided { attend topk(blocks = 4, size = 64, queries = 1) }")
+    assert spec.plan(4096).steps[0].chosen.name == "lists"
+    assert spec.plan(32).steps[0].chosen.name != "lists"
