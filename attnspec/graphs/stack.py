@@ -118,14 +118,21 @@ def require_few_patterns(graph: Term | None) -> None:
 class Stack:
     """The relations of all layers and heads of a program, at the lengths that are asked for.
 
-    With `inputs`, one sample of the run-time inputs, they are those of that sample.
+    With `inputs`, one sample of the run-time inputs, they are those of that sample. `known` has
+    those of layers and heads that tensors decided.
     """
 
-    def __init__(self, program: Program, inputs: Sample | None = None) -> None:
+    def __init__(
+        self,
+        program: Program,
+        inputs: Sample | None = None,
+        known: Mapping[tuple[int, int], Relation] | None = None,
+    ) -> None:
         if inputs is not None and not isinstance(inputs, Mapping):
             raise TypeError(f"inputs must map names to arrays, got {type(inputs).__name__}")
         self.program = program
         self.inputs = inputs
+        self.known = known or {}
         self.declared = {entry.name: entry for entry in program.inputs}
         for name in inputs or ():
             if name not in self.declared:
@@ -145,10 +152,11 @@ class Stack:
     @property
     def unknown(self) -> str | None:
         """Why the pairs are not known before run time, or None."""
-        for attend in self.program.attends:
+        known = {self.program.slots[layer][head] for layer, head in self.known}
+        for index, attend in enumerate(self.program.attends):
             if attend.mechanism is not None:
                 return f"`{attend.mechanism.name}` is a mechanism"
-            if attend.graph is None:
+            if attend.graph is None or index in known:
                 continue
             if inputs_of(attend.graph) - set(self.inputs or ()):
                 return "its pairs depend on run-time inputs"
@@ -170,6 +178,8 @@ class Stack:
         """
         n = length_of(n)
         layer, head = self._slot(layer, head)
+        if (layer, head) in self.known:
+            return self.known[layer, head]
         attend = self.program.attend(layer, head)
         if attend.graph is None and attend.mechanism is not None:
             raise SpecError(
@@ -186,8 +196,9 @@ class Stack:
                 raise SpecError(
                     Diagnostic(
                         "A706",
-                        f"the pairs of `{leaf.pattern}` are decided by the data: not built yet",
+                        f"the pairs of `{leaf.pattern}` are decided by queries and keys",
                         leaf.span,
+                        help="`spec.compile().pairs(q, k)` gives them",
                     )
                 )
         inputs = {name: self._sampled(name, n) for name in sorted(inputs_of(attend.graph))}
@@ -343,6 +354,8 @@ class Stack:
     def differs(self, attend: int) -> bool:
         """Whether an attend may have other pairs in another layer or head."""
         graph = self.program.attends[attend].graph
+        if any(self.program.slots[layer][head] == attend for layer, head in self.known):
+            return True
         return graph is not None and bool(asks_for(graph))
 
     def require_affordable(self, n: int) -> None:
@@ -418,7 +431,7 @@ class Part(Stack):
     """The relations of one layer, of one head in all layers, or of one of both; None is all."""
 
     def __init__(self, whole: Stack, layer: int | None, head: int | None) -> None:
-        super().__init__(whole.program, whole.inputs)
+        super().__init__(whole.program, whole.inputs, whole.known)
         self._whole, self.only_layer, self.only_head = whole, layer, head
 
     @property

@@ -77,9 +77,7 @@ class Scores:
         own = self.rows.in_blocks(seen)[..., None]
         heads = []
         for head in range(q.shape[1]):
-            k = torch.unflatten(
-                self.keys[:, head // groups], 1, (self.rows.blocks, self.rows.size)
-            )
+            k = torch.unflatten(self.keys[:, head // groups], 1, (self.rows.blocks, self.rows.size))
             mine = own[:, head if own.shape[1] > 1 else 0]
             least = k[:, None].masked_fill(~mine, torch.inf).amin(3)
             most = k[:, None].masked_fill(~mine, -torch.inf).amax(3)

@@ -66,6 +66,12 @@ def causal(report: Inquiry) -> Figure[Any]:
     found = leak(report.stack, report.n)
     if found.value is None:
         return Figure(True, found.quality, found.note)
+    if found.value.choice:
+        note = (
+            f"pairs: yes, choice: no: that of query {found.value.query} may change with token"
+            f" {found.value.key}, {found.value.choice}"
+        )
+        return Figure(False, found.quality, note)
     where = f", where {found.value.where}" if found.value.where else ""
     note = f"query {found.value.query} reads the later key {found.value.key}{where}"
     return Figure(False, found.quality, note)
@@ -74,12 +80,21 @@ def causal(report: Inquiry) -> Figure[Any]:
 def stable(report: Inquiry) -> Figure[Any]:
     """Whether rows are the same pairs at every length."""
 
-    from attnspec.analysis.growth.stable import ENOUGH, EVERY, difference, is_stable
+    from attnspec.analysis.growth.stable import (
+        ENOUGH,
+        EVERY,
+        difference,
+        is_stable,
+        unsteady_choices,
+    )
 
     program = report.program
     if is_stable(program):
         fixed = program.fixed_length is not None
         return Figure(True, note="the grid has one length" if fixed else "proven for every n")
+    choice = unsteady_choices(program)
+    if choice is not None:
+        return Figure(False, note=str(choice[2]))
     longest = min(max(report.n, EVERY), ENOUGH)
     found = difference(program, longest)
     if found is None:
