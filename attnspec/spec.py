@@ -21,6 +21,7 @@ from attnspec.ir.program import Input, ParameterValue, Program
 from attnspec.ir.serial import fingerprint
 from attnspec.lower.devices import device_of
 from attnspec.lower.lower import require_built
+from attnspec.lower.work import Shape
 from attnspec.text.decoding import read_source, source_of
 from attnspec.text.diagnostics import AttnSpecError, Diagnostic
 from attnspec.text.source import Source
@@ -202,29 +203,48 @@ class Spec:
 
     # --- analysis ------------------------------------------------------------------------------
 
-    def analyse(self, n: int, inputs: Sample | None = None) -> Report:
+    def analyse(
+        self,
+        n: int,
+        inputs: Sample | None = None,
+        batch: int = 1,
+        heads: int | None = None,
+        head_dim: int = 64,
+    ) -> Report:
         """What this spec reads, reaches and costs at n positions, exactly where that is possible.
 
         With `inputs`, one sample of the run-time inputs, the figures are those of that sample.
+        Costs are those of the plan for so many samples, and for so many heads where the spec
+        declares none, one if they are not given, of size `head_dim`.
         """
         from attnspec.analysis.report.report import Report
 
-        return Report(self.elaborated, n, inputs)
+        return Report(self.elaborated, n, inputs, shape=Shape(batch, heads, head_dim))
 
     analyze = analyse
 
     # --- towards a module ----------------------------------------------------------------------
 
-    def plan(self, n: int, device: str | torch.device = "cpu", backend: str = "auto") -> Plan:
+    def plan(
+        self,
+        n: int,
+        device: str | torch.device = "cpu",
+        batch: int = 1,
+        heads: int | None = None,
+        head_dim: int = 64,
+        backend: str = "auto",
+    ) -> Plan:
         """The steps chosen at n, their cost, and each refused backend with its reason.
 
-        The device need not be in this machine. Raises BackendError, a ValueError, where `backend`
-        names one that refuses.
+        The cost is for so many samples, and for so many heads where the spec declares none, one if
+        they are not given, of size `head_dim`. The device need not be in this machine. Raises
+        BackendError, a ValueError, where `backend` names one that refuses.
         """
         from attnspec.backends.planner import plan
 
         require_built(self.program)
-        return plan(self.program, length_of(n), device=device_of(device), backend=backend)
+        shape = Shape(batch, heads, head_dim)
+        return plan(self.program, length_of(n), device_of(device), backend, shape)
 
     def compile(
         self,

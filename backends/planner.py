@@ -19,7 +19,7 @@ from attnspec.ir.parameters import RelationError
 from attnspec.ir.program import Program
 from attnspec.lower.cost_model import origin
 from attnspec.lower.lower import stand_ins, works_of
-from attnspec.lower.work import Backend, BackendError, Work, refusal_of, runs_mechanisms
+from attnspec.lower.work import ONE, Backend, BackendError, Shape, Work, refusal_of, runs_mechanisms
 from attnspec.text.diagnostics import AttnSpecError
 
 AUTO = "auto"
@@ -38,7 +38,7 @@ TORCH = TorchCall()
 
 @dataclass(frozen=True)
 class Candidate:
-    """What one backend says of a work: estimated seconds, or why it refuses."""
+    """What one backend says of all copies of a work: estimated seconds, or why it refuses."""
 
     backend: Backend
     seconds: float | None
@@ -74,14 +74,16 @@ class Plan:
     """What runs at n positions on a type of device; `str` gives a line per step and backend,
     and one for what a backend says to several steps alike.
 
-    `rates` says whose rates the estimates are made with. They are estimates for the CPU; on another
-    device they give the order alone.
+    `rates` says whose rates the estimates are made with, `shape` for how many samples and heads of
+    which size they are. They are estimates for the CPU; on another device they give the order
+    alone.
     """
 
     name: str
     n: int
     device: str
     steps: tuple[Step, ...]
+    shape: Shape = ONE
     rates: str = field(default_factory=origin)
 
     @property
@@ -107,7 +109,7 @@ class Plan:
                     rows.extend(("", "", "", f"- {line}") for line in step.lines)
         widths = [max(len(row[column]) for row in rows) for column in range(3)]
         widths[2] = max(widths[2], *(len(backend) for backend, _ in shared), 0)
-        about = f"estimates for one head of size 64, forward, {self.rates}"
+        about = f"estimates for {self._tensors}, forward, {self.rates}"
         if not self.is_estimated:
             about = f"no estimates for {self.device}, ranked as on the CPU"
         lines = [f"{start}; {about}"]
@@ -121,6 +123,14 @@ class Plan:
             lines.append(f"{where}  {backend:<{widths[2]}}  refused: {refusal}{which}")
         return "\n".join(lines)
 
+    @property
+    def _tensors(self) -> str:
+        """What the estimates are for, in words."""
+        samples, heads = self.shape.batch, self.shape.heads or 1
+        many = f"{samples} samples, " if samples > 1 else ""
+        each = "one head" if heads == 1 else "the heads of a line, each"
+        return f"{many}{each} of size {self.shape.head_dim}"
+
     def _shared_refusals(self) -> dict[tuple[str, str], list[str]]:
         """What a backend says to several groups alike, by its name and reason, with the groups."""
         found: dict[tuple[str, str], list[str]] = {}
@@ -132,13 +142,17 @@ class Plan:
         return {refusal: groups for refusal, groups in found.items() if len(groups) > 1}
 
 
-def plan(program: Program, n: int, device: str = "cpu", backend: str = AUTO) -> Plan:
-    """The backends of all layers and heads at n positions.
+def plan(
+    program: Program, n: int, device: str = "cpu", backend: str = AUTO, shape: Shape = ONE
+) -> Plan:
+    """The backends of all layers and heads at n positions, by estimates for a shape.
 
     Raises BackendError for a backend that is unknown or refuses, SpecError where a size has no
     admissible value at n, AttnSpecError above `LONGEST` and for lengths that a spec does not have.
     """
     check_backend(backend)
+    heads = shape.heads_of(program)
+    shape = replace(shape, heads=heads)
     if n > LONGEST:
         raise AttnSpecError(f"plans are made up to n = {LONGEST:,}, got {n:,}")
     kind = device.partition(":")[0]
@@ -148,32 +162,33 @@ def plan(program: Program, n: int, device: str = "cpu", backend: str = AUTO) -> 
         extents_of(program, n)
     steps: dict[tuple[tuple[Work, tuple[int, ...]], ...], list[int]] = {}
     for layer in range(program.layers or 1):
-        found_here = _located_works(program, layer, n, inputs) if n else []
+        found_here = _located_works(program, layer, heads, n, inputs) if n else []
         # layers that differ in their draws alone cost the same
         works = tuple((replace(work, layer=0), heads) for work, heads in found_here)
         steps.setdefault(works, []).append(layer)
     found = []
     for works, layers in steps.items():
-        for work, heads in works:
-            with located(program.attend(layers[0], heads[0]).span):
-                ranked = candidates(work, kind, backend)
+        for work, mine in works:
+            work = replace(work, copies=shape.batch * len(mine))
+            with located(program.attend(layers[0], mine[0]).span):
+                ranked = candidates(work, kind, backend, shape.head_dim)
             found.append(
                 Step(
                     tuple(layers),
-                    None if program.heads is None else heads,
+                    None if program.heads is None and len(mine) == heads else mine,
                     ranked,
                     ranked[0].backend.steps(work),
                 )
             )
-    return Plan(program.name, n, kind, tuple(found))
+    return Plan(program.name, n, kind, tuple(found), shape)
 
 
 def _located_works(
-    program: Program, layer: int, n: int, inputs: Mapping[str, StandIn]
+    program: Program, layer: int, heads: int, n: int, inputs: Mapping[str, StandIn]
 ) -> list[tuple[Work, tuple[int, ...]]]:
     """The works of a layer; a size without a value is a fault of the text where it has a place."""
     try:
-        return works_of(program, layer, program.heads or 1, n, n, inputs)
+        return works_of(program, layer, heads, n, n, inputs)
     except BindError as error:
         if error.span is None:
             raise
@@ -194,13 +209,18 @@ def backend_of(name: str) -> Backend:
     return next(backend for backend in (*BACKENDS, *installed()) if backend.name == name)
 
 
-def candidates(work: Work, device: str, backend: str = AUTO) -> tuple[Candidate, ...]:
-    """What every backend says of a work, the chosen one first, those that refuse last."""
+def candidates(
+    work: Work, device: str, backend: str = AUTO, size: int = 64
+) -> tuple[Candidate, ...]:
+    """What every backend says of all copies of a work with heads of a size, the chosen one first,
+    those that refuse last."""
     check_backend(backend)
     found = []
+    # estimates are for heads of 64 numbers
+    times = work.copies * size / 64
     for each in (*BACKENDS, *installed()):
         refusal = refusal_of(each, work, device)
-        found.append(Candidate(each, None if refusal else each.cost(work), refusal))
+        found.append(Candidate(each, None if refusal else times * each.cost(work), refusal))
 
     first = _evident(work, device)
 

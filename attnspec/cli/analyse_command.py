@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 import click
 
 from attnspec.analysis.report.printed import page, table
-from attnspec.analysis.report.report import NAMES, Report
+from attnspec.analysis.report.report import NAMES
 from attnspec.cli import console, options
 from attnspec.cli.failures import LimitReached, fitting
 from attnspec.cli.specs import length_of, needed_inputs, read_inputs, spec_at
@@ -18,8 +18,6 @@ DEFAULT_LENGTH = 4096
 
 MOST_REPORTS = 16
 """The most specs times lengths that are put side by side."""
-
-LARGEST_HEAD = 4096
 
 
 def names(ctx: click.Context, param: click.Parameter, text: str | None) -> tuple[str, ...] | None:
@@ -48,14 +46,7 @@ def names(ctx: click.Context, param: click.Parameter, text: str | None) -> tuple
 @click.option(
     "--only", metavar="NAME,...", callback=names, help="These figures alone, by their names."
 )
-@click.option(
-    "--head-size",
-    metavar="D",
-    default="64",
-    show_default=True,
-    callback=options.count,
-    help="The size of a head, for what it costs.",
-)
+@options.shape_options(1)
 @options.input_option
 @options.name_option
 @options.set_option
@@ -64,6 +55,8 @@ def command(
     specs: Sequence[str],
     asked: tuple[int, ...],
     only: tuple[str, ...] | None,
+    batch: int,
+    heads: int | None,
     head_size: int,
     inputs: Mapping[str, str],
     name: str | None,
@@ -77,8 +70,6 @@ def command(
 
     Example: attnspec analyse bigbird.attn -n 4096,16384
     """
-    if not 1 <= head_size <= LARGEST_HEAD:
-        raise click.UsageError(f"--head-size must be from 1 to {LARGEST_HEAD}, got {head_size}")
     reports = []
     for spec in specs:
         loaded = spec_at(spec, name, parameters)
@@ -91,7 +82,7 @@ def command(
             if inputs:
                 given = read_inputs(loaded, inputs, needed_inputs(loaded, range(loaded.layers)), n)
             with fitting():
-                reports.append(Report(loaded.elaborated, n, given, head_size=head_size))
+                reports.append(loaded.analyse(n, given, batch, heads, head_size))
     if len(reports) > MOST_REPORTS:
         raise click.UsageError(f"up to {MOST_REPORTS} columns make a table, got {len(reports)}")
     if as_json:

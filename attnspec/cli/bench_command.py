@@ -61,16 +61,6 @@ def rivals(ctx: click.Context, param: click.Parameter, text: str) -> list[str]:
     return list(dict.fromkeys(found))
 
 
-def positive(ctx: click.Context, param: click.Parameter, text: str | None) -> int | None:
-    """A whole number from 1."""
-    found = options.count(ctx, param, text)
-    if found == 0:
-        raise click.BadParameter(
-            f"an integer from 1 to {options.MOST:,} is required, got 0", ctx, param
-        )
-    return found
-
-
 @click.command("bench")
 @options.spec_argument
 @click.option(
@@ -92,7 +82,11 @@ def positive(ctx: click.Context, param: click.Parameter, text: str | None) -> in
 )
 @click.option("--backward", is_flag=True, help="Time the gradients of q, k and v as well.")
 @click.option(
-    "--rounds", metavar="R", default="5", callback=positive, help="Turns of all; 5 if not given."
+    "--rounds",
+    metavar="R",
+    default="5",
+    callback=options.positive,
+    help="Turns of all; 5 if not given.",
 )
 @click.option(
     "--seconds",
@@ -102,11 +96,7 @@ def positive(ctx: click.Context, param: click.Parameter, text: str | None) -> in
     show_default="60",
     help="Begin no further round after so long at one length; a longer call is left out.",
 )
-@click.option(
-    "--heads", metavar="H", callback=positive, help="Heads, where the spec does not say; 4."
-)
-@click.option("--head-size", metavar="D", default="64", callback=positive, help="64 if not given.")
-@click.option("--batch", metavar="B", default="1", callback=positive, help="1 if not given.")
+@options.shape_options(DEFAULT_HEADS)
 @click.option(
     "--dtype", type=click.Choice(DTYPES), default="float32", show_default=True, help="The type."
 )

@@ -170,7 +170,7 @@ def costs(plan: Plan) -> str:
     refusing = set()
     together = 0.0
     for step in plan.steps:
-        times = len(step.layers) * len(step.heads or (0,))
+        times = len(step.layers)
         for candidate in step.candidates:
             name = candidate.backend.name
             if candidate.seconds is None:

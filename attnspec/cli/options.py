@@ -24,6 +24,14 @@ def count(ctx: click.Context, param: click.Parameter, text: str | None) -> int |
     return int(text)
 
 
+def positive(ctx: click.Context, param: click.Parameter, text: str | None) -> int | None:
+    """A whole number from 1."""
+    found = count(ctx, param, text)
+    if found == 0:
+        raise click.BadParameter(f"an integer from 1 to {MOST:,} is required, got 0", ctx, param)
+    return found
+
+
 def lengths(ctx: click.Context, param: click.Parameter, texts: Sequence[str]) -> tuple[int, ...]:
     """The lengths of a repeatable option, each of which may list several: `-n 64,128`."""
     parts = [part.strip() for text in texts for part in text.split(",")]
@@ -113,6 +121,29 @@ input_option = _option(
     help="A run-time input: positions of `tokens` (important=0,5,100..120), the ids of all"
     " positions (doc=0*32,1*32), or a length (len=12); repeatable.",
 )
+
+
+def shape_options(heads: int) -> Callable[[Command], Command]:
+    """Samples, heads where a spec declares none, and the size of a head."""
+    options = (
+        _option("--batch", metavar="B", default="1", callback=positive, help="1 if not given."),
+        _option(
+            *("--heads", "heads"),
+            metavar="H",
+            callback=positive,
+            help=f"Heads, where the spec does not say; {heads}.",
+        ),
+        _option(
+            "--head-size", metavar="D", default="64", callback=positive, help="64 if not given."
+        ),
+    )
+
+    def decorated(command: Command) -> Command:
+        for option in reversed(options):
+            command = option(command)
+        return command
+
+    return decorated
 
 
 def length_option(default: int) -> Callable[[Command], Command]:

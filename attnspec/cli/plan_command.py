@@ -24,6 +24,7 @@ DEFAULT_LENGTH = 4096
     show_default=True,
     help="The type of device to plan for; it need not be in this machine.",
 )
+@options.shape_options(1)
 @options.backend_option
 @options.name_option
 @options.set_option
@@ -32,6 +33,9 @@ def command(
     spec: str,
     length: int | None,
     device: str,
+    batch: int,
+    heads: int | None,
+    head_size: int,
     backend: str,
     name: str | None,
     parameters: Mapping[str, str],
@@ -50,7 +54,7 @@ def command(
     if n > LONGEST:
         raise LimitReached(f"plans are made up to n = {LONGEST:,}, got {n:,}")
     with fitting():
-        plan = loaded.plan(n, device=device, backend=backend)
+        plan = loaded.plan(n, device, batch, heads, head_size, backend)
     if as_json:
         console.result_json({"ok": True, **to_dict(plan)})
     else:
@@ -58,12 +62,15 @@ def command(
 
 
 def to_dict(plan: Plan) -> dict[str, object]:
-    """A plan as plain data; seconds are estimates for one head of size 64, forward, on the CPU,
-    and None on other devices."""
+    """A plan as plain data; seconds are estimates of the forward of all samples and heads of
+    a step on the CPU, and None on other devices."""
     return {
         "name": plan.name,
         "n": plan.n,
         "device": plan.device,
+        "batch": plan.shape.batch,
+        "heads": plan.shape.heads,
+        "head_size": plan.shape.head_dim,
         "rates": plan.rates,
         "steps": [
             {

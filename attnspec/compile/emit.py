@@ -219,11 +219,21 @@ def _plain_quotes(text: str) -> str:
     return "".join(shown)
 
 
+_KINDS = {
+    "tokens": "bool [B, n_k]",
+    "ids": "integers [B, n_k]",
+    "length": "integers [B]",
+    "choices": "integers [B, H or H_kv or 1, n_q, c]",
+    "scores": "real [B, H or H_kv or 1, query blocks, key blocks]",
+    "buckets": "integers [B, H or 1, rounds, n_k]",
+}
+"""What inputs of each kind are."""
+
+
 def _class(program: Program, name: str) -> str:
     inputs = "The spec declares no `inputs`."
     if program.inputs:
-        kinds = {"tokens": "bool [B, n_k]", "ids": "integers [B, n_k]", "length": "integers [B]"}
-        shown = ", ".join(f"{x.name} ({kinds[x.kind]})" for x in program.inputs)
+        shown = ", ".join(f"{x.name} ({_KINDS[x.kind]})" for x in program.inputs)
         inputs = f"`inputs` holds\n        {shown}."
     heads = "H" if program.heads is None else str(program.heads)
     return (

@@ -214,6 +214,12 @@ def _check_lsh(graph: Term, work: Work, scale: Ruling[Scalar] | None) -> None:
         message = "`lsh` says by its own `scale` what scores are multiplied by"
         related = (("the hash", found[0].span),) if found[0].span else ()
         work.collector.add("A708", message, scale.span, related=related)
+    mean = [leaf for leaf in found if dict(leaf.arguments)["combine"] == "mean"]
+    if len(mean) > 1:
+        message = (
+            "the outputs of rounds are averaged for all that is attended, so of one `lsh` alone"
+        )
+        work.collector.add("A708", message, mean[1].place("combine"))
     for name in ("scale", "share_qk"):
         for other in found[1:]:
             if dict(other.arguments)[name] != dict(found[0].arguments)[name]:

@@ -13,9 +13,9 @@ import numpy.typing as npt
 
 from attnspec.graphs.bind import Situation, bind_attended, extents_of, located, situation_of
 from attnspec.graphs.patterns import BY_NAME
-from attnspec.graphs.relation import Relation, probes
+from attnspec.graphs.relation import DataDependent, Relation, probes
 from attnspec.graphs.token_sets import Data
-from attnspec.ir.api_checks import index_of, length_of, sampled
+from attnspec.ir.api_checks import index_of, length_of, of_head, sampled
 from attnspec.ir.parameters import RelationError
 from attnspec.ir.program import Attend, Leaf, Program, Term, inputs_of, leaves, symbols_of
 from attnspec.text.diagnostics import AttnSpecError, Diagnostic, SpecError, did_you_mean
@@ -161,7 +161,7 @@ class Stack:
             if inputs_of(attend.graph) - set(self.inputs or ()):
                 return "its pairs depend on run-time inputs"
             for leaf in leaves(attend.graph):
-                if BY_NAME[leaf.pattern].data_dependent:
+                if self.decides_later(leaf):
                     return f"`{leaf.pattern}` is decided by the data"
         return None
 
@@ -192,16 +192,16 @@ class Stack:
         if attend.graph is None:
             raise SpecError(Diagnostic("A408", "nothing is attended", attend.span))
         for leaf in leaves(attend.graph):
-            if BY_NAME[leaf.pattern].data_dependent:
+            if self.decides_later(leaf):
                 raise SpecError(
                     Diagnostic(
                         "A706",
-                        f"the pairs of `{leaf.pattern}` are decided by queries and keys",
+                        f"the pairs of `{leaf.pattern}` are decided by the tensors of a call",
                         leaf.span,
-                        help="`spec.compile().pairs(q, k)` gives them",
+                        help="`module.pairs(q, k)` of the compiled module gives them",
                     )
                 )
-        inputs = {name: self._sampled(name, n) for name in sorted(inputs_of(attend.graph))}
+        inputs = {name: self._sampled(name, n, head) for name in sorted(inputs_of(attend.graph))}
         with located(attend.span):
             at = situation_of(self.program, n, layer, head, inputs=inputs)
             return bind_attended(attend.graph, at)
@@ -267,8 +267,19 @@ class Stack:
             (np.ones(edges, bool), keys, pointers.astype(np.int32)), shape=(n, n), copy=False
         )
 
-    def _sampled(self, name: str, n: int) -> Data:
-        return Data(sampled(self.declared[name], self.inputs or {}, n, self.program.name))
+    def decides_later(self, leaf: Leaf) -> bool:
+        """Whether nothing but the queries and keys of a call, or inputs that are not given, say
+        which pairs a pattern has."""
+        pattern = BY_NAME[leaf.pattern]
+        known = issubclass(pattern, DataDependent) and pattern.by_inputs
+        return pattern.data_dependent and not (known and inputs_of(leaf) <= set(self.inputs or ()))
+
+    def _sampled(self, name: str, n: int, head: int) -> Data:
+        entry = self.declared[name]
+        values = sampled(entry, self.inputs or {}, n, self.program.name)
+        if entry.kind == "choices":
+            values = of_head(name, np.asarray(values), head, self.program.heads)
+        return Data(values, entry.size)
 
     def _slot(self, layer: int, head: int) -> tuple[int, int]:
         layer, head = index_of("layer", layer), index_of("head", head)
@@ -356,7 +367,10 @@ class Stack:
         graph = self.program.attends[attend].graph
         if any(self.program.slots[layer][head] == attend for layer, head in self.known):
             return True
-        return graph is not None and bool(asks_for(graph))
+        if graph is None:
+            return False
+        listed = any(self.declared[name].kind == "choices" for name in inputs_of(graph))
+        return listed or bool(asks_for(graph))
 
     def require_affordable(self, n: int) -> None:
         """Raise TooMuch where looking at every pair at n positions takes too long."""

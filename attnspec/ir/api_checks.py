@@ -24,6 +24,8 @@ def sampled(entry: Input, given: Mapping[str, npt.ArrayLike], n: int, owner: str
         if values.shape != () or values.dtype.kind not in "iu" or values < 0:
             raise AttnSpecError(f"`{entry.name}` is a length: one integer from 0 on is needed")
         return int(values)
+    if entry.kind == "choices":
+        return _choices(entry, values, n)
     if entry.kind == "tokens" and values.dtype.kind in "iu":
         values = _marked(entry.name, values, n)
     wanted = "b" if entry.kind == "tokens" else "iu"
@@ -37,6 +39,34 @@ def sampled(entry: Input, given: Mapping[str, npt.ArrayLike], n: int, owner: str
             f"`{entry.name}` promises at most {entry.at_most} tokens, got {int(values.sum())}"
         )
     return values
+
+
+def _choices(entry: Input, values: npt.NDArray[np.integer], n: int) -> npt.NDArray[np.integer]:
+    """Choices of one sample, int [H or H_kv or 1, n, c], of blocks that there are, or -1."""
+    blocks = -(-n // entry.size)
+    if values.ndim != 3 or values.shape[1] != n or values.dtype.kind != "i":
+        raise AttnSpecError(
+            f"`{entry.name}` must be integers [H or H_kv or 1, {n}, c], got {values.dtype} with the"
+            f" shape {list(values.shape)}"
+        )
+    if values.size and not (-1 <= values.min() and values.max() < blocks):
+        raise AttnSpecError(
+            f"`{entry.name}` must name key blocks 0 … {blocks - 1}, {entry.size} of {n} keys each,"
+            " or -1 for none"
+        )
+    return values
+
+
+def of_head(name: str, values: np.ndarray, head: int, heads: int | None) -> np.ndarray:
+    """What an input [H or H_kv or 1, …] has for a head; `heads` None where a spec declares none."""
+    count = len(values)
+    if heads is not None and count and heads % count:
+        raise AttnSpecError(f"`{name}` must have 1, {heads} or as many heads as divide that")
+    index = 0 if count == 1 else head if heads is None else head // (heads // count)
+    if not index < count:
+        raise AttnSpecError(f"`{name}` has {count} heads, and head {head} is asked for")
+    found: np.ndarray = values[index]
+    return found
 
 
 def _marked(name: str, values: npt.NDArray[np.integer], n: int) -> npt.NDArray[np.bool_]:

@@ -108,9 +108,9 @@ def amounts_of(bands: Sequence[Banded], n_q: int) -> Amounts:
     return total
 
 
-def seconds_of(bands: Sequence[Banded], n_q: int) -> float:
-    """The estimate of all steps and of merging them."""
-    return current().seconds(amounts_of(bands, n_q))
+def seconds_of(bands: Sequence[Banded], n_q: int, copies: int = 1) -> float:
+    """The estimate of all steps and of merging them, where so many share their calls."""
+    return current().seconds(amounts_of(bands, n_q), copies)
 
 
 def reading_seconds(work: Work) -> float:

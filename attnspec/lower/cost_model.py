@@ -33,6 +33,10 @@ Amounts: TypeAlias = Mapping[str, float]
 """How much of what a work takes, by the names of `Rates`."""
 
 
+SHARED = frozenset({"dense_call", "torch_call", "tiles_call", "bands_step"})
+"""What is done once for all samples and heads."""
+
+
 @dataclass(frozen=True)
 class Rates:
     """Seconds for a unit of each kind of work, for one head of size 64 in float32, forward.
@@ -109,9 +113,12 @@ class Rates:
     scattered_edge: float = 5.4e-9
     """An edge: its score, its softmax and its value."""
 
-    def seconds(self, amounts: Amounts) -> float:
-        """The estimate of a work that takes these amounts."""
-        return sum(amount * float(getattr(self, name)) for name, amount in amounts.items())
+    def seconds(self, amounts: Amounts, copies: int = 1) -> float:
+        """The estimate of a work that takes these amounts, one of so many that share its calls."""
+        return sum(
+            amount * float(getattr(self, name)) / (copies if name in SHARED else 1)
+            for name, amount in amounts.items()
+        )
 
 
 @dataclass(frozen=True)
@@ -227,4 +234,5 @@ def read(path: str) -> Calibration:
 def dense_seconds(work: Work) -> float:
     """Seconds of torch's dense attention, without a mask, for one head of size 64, forward: what
     every other way is measured against."""
-    return current().seconds({"torch_call": 1, "torch_pair": work.n_q * work.n_k})
+    amounts = {"torch_call": 1, "torch_pair": work.n_q * work.n_k}
+    return current().seconds(amounts, work.copies)

@@ -7,12 +7,13 @@ refuses, what it costs, and builds a `Kernel` that runs it.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, runtime_checkable
 
 from attnspec.graphs.relation import DataDependent, Relation, decided_in
 from attnspec.ir.mechanisms.declaration import MechanismDeclaration
+from attnspec.ir.program import Program
 from attnspec.text.diagnostics import AttnSpecError
 
 if TYPE_CHECKING:
@@ -43,11 +44,48 @@ class Bias:
     table: str
 
 
+MERGED = ("softmax", "softmax1")
+"""The normalisers whose results are merged by their log-sum-exps."""
+
+
 class BackendError(AttnSpecError):
     """A backend that is unknown, that cannot be had, or that refuses what it is asked to run."""
 
 
 Change: TypeAlias = Softcap | Alibi | Bias
+
+
+LARGEST_SHAPE = 1 << 20
+"""The most samples, heads and numbers of a head that are asked about."""
+
+
+@dataclass(frozen=True)
+class Shape:
+    """What plans and costs are for: samples, heads where a spec declares none, a head's size."""
+
+    batch: int = 1
+    heads: int | None = None
+    head_dim: int = 64
+
+    def __post_init__(self) -> None:
+        for entry in fields(self):
+            value = getattr(self, entry.name)
+            if value is not None and (type(value) is not int or not 1 <= value <= LARGEST_SHAPE):
+                raise AttnSpecError(
+                    f"`{entry.name}` must be an integer from 1 to {LARGEST_SHAPE:,}, got {value!r}"
+                )
+
+    def heads_of(self, program: Program) -> int:
+        """The heads of a program: those that it declares, or as many as are asked for."""
+        if program.heads is not None and self.heads not in (None, program.heads):
+            raise AttnSpecError(
+                f"`{program.name}` declares heads {program.heads}, got heads = {self.heads}"
+            )
+        return program.heads or self.heads or 1
+
+
+ONE = Shape()
+"""One sample, and one head where a spec declares none."""
 
 
 @dataclass(frozen=True)
@@ -61,6 +99,7 @@ class Work:
     mechanism weighs all others, those with k <= q where it is `causal`. Without `hybrid` it is the
     mechanism alone, and the relation has all these pairs. `layer` is 0 where nothing is drawn.
     With `unit_keys` scores are q . k / |k|, 0 for a zero vector.
+    `copies` are the samples and heads that share a call, for estimates alone.
     """
 
     relation: Relation
@@ -75,6 +114,7 @@ class Work:
     causal: bool = False
     layer: int = 0
     unit_keys: bool = False
+    copies: int = field(default=1, compare=False)
 
     @cached_property
     def decided(self) -> tuple[DataDependent, ...]:
@@ -176,7 +216,8 @@ class Backend(Protocol):
         """What no work costs less than, in seconds: saves asking where others are cheaper still."""
 
     def cost(self, work: Work) -> float:
-        """Estimated seconds for one head of size 64, forward, by the current rates."""
+        """Estimated seconds for one head of size 64, forward, by the current rates; of what is
+        done once for all `copies` of the work its share."""
 
     def steps(self, work: Work) -> tuple[str, ...]:
         """What it would do, a line for each step."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any, cast
 
 import torch
@@ -437,6 +438,7 @@ class CompiledAttention(Learner):
         works = self._binder.works(layer, heads, n_q, n_k)
         chosen: dict[str, tuple[Backend, list[tuple[Work, tuple[int, ...]]]]] = {}
         for work, members in works:
+            work = replace(work, copies=len(members))
             backend = choose(work, place.type, self.backend)
             chosen.setdefault(backend.name, (backend, []))[1].append((work, members))
         groups = []

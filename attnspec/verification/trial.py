@@ -336,8 +336,9 @@ DOCUMENTS = 5
 """About how many runs of equal labels a sequence has."""
 
 
-def sample_inputs(program: Program, n: int) -> dict[str, torch.Tensor]:
-    """Inputs for a batch of one: a tenth of the tokens, documents of unequal lengths, half."""
+def sample_inputs(program: Program, n: int, n_q: int | None = None) -> dict[str, torch.Tensor]:
+    """Inputs for a batch of one and the last n_q of n positions, or all: a tenth of the tokens,
+    documents of unequal lengths, half, random choices."""
     found = {}
     for entry in program.inputs:
         if entry.kind == "tokens":
@@ -348,18 +349,18 @@ def sample_inputs(program: Program, n: int) -> dict[str, torch.Tensor]:
         elif entry.kind == "ids":
             found[entry.name] = (torch.rand(1, n) < DOCUMENTS / n).cumsum(1)
         elif entry.kind in PER_HEAD:
-            found[entry.name] = _about_heads(entry, n)
+            found[entry.name] = _about_heads(entry, n, n if n_q is None else n_q)
         else:
             found[entry.name] = torch.tensor([n // 2])
     return found
 
 
-def _about_heads(entry: Input, n: int) -> torch.Tensor:
+def _about_heads(entry: Input, n: int, n_q: int) -> torch.Tensor:
     """An input for a batch of one that all heads have in common."""
     blocks = -(-n // entry.size)
     match entry.kind:
         case "choices":
-            return torch.randint(-1, blocks, (1, 1, n, CHOICES))
+            return torch.randint(-1, blocks, (1, 1, n_q, CHOICES))
         case "scores":
             return torch.randn(1, 1, n, blocks)
         case _:

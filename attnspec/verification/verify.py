@@ -109,7 +109,7 @@ def _verified(
     skipped: list[str] = []
     exhaustive = n_q == n
     heads = program.heads or HEADS
-    data = sample_inputs(program, n)
+    data = sample_inputs(program, n, n_q)
     for works, layers in _distinct(program, heads, n_q, n):
         shape = Shape(n_q, n, layers, heads, program.heads is not None)
         if any(work.decided for work, _ in works):

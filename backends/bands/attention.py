@@ -17,6 +17,7 @@ import torch
 from attnspec.backends.bands.blocks import Piece, TensorStrip
 from attnspec.backends.bands.changed_scores import HeadScores, ScoreChanges
 from attnspec.backends.bands.views import Ordered, Read, frame_of, ordered_frame, scratch
+from attnspec.backends.common.flash import flash, flash_backward, with_zero_logit
 from attnspec.layout.batches import strips_of
 from attnspec.layout.stacking import stacked
 from attnspec.layout.tile_layout import StepLayout
@@ -33,9 +34,6 @@ TALLEST = 2048
 
 REREAD = 1.5
 """How often a key is read from which on a copy in order pays."""
-
-_flash = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
-_flash_backward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward
 
 
 class Step:
@@ -116,9 +114,7 @@ class SteppedAttention:
             scores = self._scores(part, q.shape[2], tables)
             self._forward_part((*mine, *keys), part.padding, scale, scores)
         if self.one_more:
-            total = torch.logaddexp(lse, lse.new_zeros(()))
-            out *= torch.exp(lse - total)[..., None].to(out.dtype)
-            lse = total
+            return with_zero_logit(out, lse)
         return out, lse
 
     def _stacked(
@@ -167,7 +163,7 @@ class SteppedAttention:
                 )
                 if scores is None or scores.additive:
                     bias = _with_added(bias, scores, piece, wide)
-                    found, sums = _flash(*rows, 0.0, False, attn_mask=bias, scale=scale)
+                    found, sums = flash(*rows, 0.0, False, attn_mask=bias, scale=scale)
                 else:
                     found, sums = scores.forward(piece, rows, bias, scale, wide)
                 if empty is not None:
@@ -361,7 +357,7 @@ def _piece_back(
     if scores is not None and (scores.learned or not scores.additive):
         return scores.backward(piece, given, bias, scale)
     bias = _with_added(bias, scores, piece, lse.dtype)
-    return _flash_backward(*given, 0.0, False, attn_mask=bias, scale=scale), ()
+    return flash_backward(*given, 0.0, False, attn_mask=bias, scale=scale), ()
 
 
 def _with_added(

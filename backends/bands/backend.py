@@ -14,14 +14,10 @@ from typing import TYPE_CHECKING
 
 from attnspec.layout.steps import aligned_layouts, bands_of, layouts_of, reading_seconds, seconds_of
 from attnspec.lower.cost_model import current, dense_seconds
-from attnspec.lower.work import Kernel, Softcap, Work, differ_in_pairs_alone
+from attnspec.lower.work import MERGED, Kernel, Softcap, Work, differ_in_pairs_alone
 
 if TYPE_CHECKING:
     import torch
-
-MERGED = ("softmax", "softmax1")
-"""The normalisers whose results are merged by log-sum-exps."""
-
 
 JOINED = 1 << 16
 """Positions of all heads together up to which those of different graphs are laid out as one: each
@@ -49,7 +45,7 @@ class BandsBackend:
             # nothing is known before the inputs are; the kernel compares again for every sample
             return reading_seconds(work)
         bands = bands_of(work.relation, work.n_q, work.n_k)
-        seconds = seconds_of(bands, work.n_q)
+        seconds = seconds_of(bands, work.n_q, work.copies)
         if any(isinstance(change, Softcap) for change in work.changes):
             # scores that are bent are computed one operation after the other
             pairs = sum(band.amounts["bands_pair"] for band in bands)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import cast
 
 import torch
 
@@ -13,15 +14,29 @@ from attnspec.backends.tiles.kernel import TiledKernel
 from attnspec.layout.runs import runs_of
 from attnspec.layout.stacking import stacked
 from attnspec.layout.tile_layout import StepLayout, tile_layout
-from attnspec.lower.cache import apart
 from attnspec.lower.work import Call, Work
 
 TILE = 64
 """The tile size of the stand-in."""
 
 
-class SteppedKernel(SoftmaxKernel):
-    """Attention over disjoint steps; by tiles in natural order where the flash kernel cannot go."""
+class ByTiles(SoftmaxKernel):
+    """What is there by tiles in natural order where the flash kernel cannot go."""
+
+    def __init__(self, work: Work, heads: tuple[int, ...], device: torch.device) -> None:
+        self.work, self.heads, self.device = work, heads, device
+
+    def build_differentiable(self) -> TiledKernel:
+        work = self.work
+        layout = tile_layout(work.relation, work.n_q, work.n_k, TILE)
+        return TiledKernel(work, self.heads, self.device, runs_of(layout), layout.masks)
+
+    def traced(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, call: Call) -> torch.Tensor:
+        return cast(TiledKernel, self.differentiable).traced(q, k, v, call)
+
+
+class SteppedKernel(ByTiles):
+    """Attention over disjoint steps."""
 
     def __init__(
         self,
@@ -30,27 +45,9 @@ class SteppedKernel(SoftmaxKernel):
         device: torch.device,
         layouts: Sequence[StepLayout],
     ) -> None:
-        self.work, self.heads, self.device = work, heads, device
+        super().__init__(work, heads, device)
         changes = ScoreChanges(work, heads) if work.changes else None
         self.attention = SteppedAttention(layouts, changes, work.normalize == "softmax1")
-        self._tiled: TiledKernel | None = None
-
-    @property
-    def tiled(self) -> TiledKernel:
-        """The same attention by tiles in natural order, in differentiable operations."""
-        if self._tiled is None:
-            # it is kept, so the modes of this call must not reach it
-            self._tiled = apart(self._by_tiles)
-        return self._tiled
-
-    def make_traceable(self) -> None:
-        """Builds what a traced call runs."""
-        _ = self.tiled
-
-    def _by_tiles(self) -> TiledKernel:
-        work = self.work
-        layout = tile_layout(work.relation, work.n_q, work.n_k, TILE)
-        return TiledKernel(work, self.heads, self.device, runs_of(layout), layout.masks)
 
     def forward(
         self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, call: Call, scale: float
@@ -61,15 +58,6 @@ class SteppedKernel(SoftmaxKernel):
         self, grad: torch.Tensor, saved: Sequence[torch.Tensor], call: Call, scale: float
     ) -> Sequence[torch.Tensor]:
         return self.attention.backward(grad, saved, call.padding, scale, call.tables)
-
-    def composed(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, call: Call) -> Partial:
-        out, lse = self.tiled.composed(q, k, v, call)
-        if lse is None:
-            raise ValueError(f"`{self.work.normalize}` has no log-sum-exps")
-        return out, lse
-
-    def traced(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, call: Call) -> torch.Tensor:
-        return self.tiled.traced(q, k, v, call)
 
 
 class JoinedSteps(JoinedKernel):
@@ -82,10 +70,7 @@ class JoinedSteps(JoinedKernel):
         layouts: Sequence[Sequence[StepLayout]],
     ) -> None:
         self.work = groups[0][0]
-        self.each = [
-            (SteppedKernel(work, members, device, mine), len(members))
-            for (work, members), mine in zip(groups, layouts, strict=True)
-        ]
+        self.each = [(ByTiles(work, members, device), len(members)) for work, members in groups]
         heads = [
             mine for mine, (_, count) in zip(layouts, self.each, strict=True) for _ in range(count)
         ]

@@ -9,18 +9,30 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import TypeAlias
+from typing import Protocol, TypeAlias
 
 import torch
 from torch.nn import functional
 
+from attnspec.backends.common.flash import in_rows, rows_of_size
 from attnspec.backends.common.score_formula import scale_of
 from attnspec.backends.common.torch_modes import is_transformed
-from attnspec.lower.work import Call, Traceable, Work
+from attnspec.lower.cache import apart
+from attnspec.lower.work import Call, Work
 
 Partial: TypeAlias = "tuple[torch.Tensor, torch.Tensor]"
 """An output [..., n_q, d_v] and its log-sum-exps [..., n_q], float32 at least, -inf where a query
 has no key."""
+
+
+class Composed(Protocol):
+    """An attention in differentiable operations."""
+
+    def composed(
+        self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, call: Call
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """The output [B, K, R, n_q, d_v] of q [B, K, R, n_q, d], and its log-sum-exps if there are
+        any."""
 
 
 class SoftmaxKernel:
@@ -32,6 +44,23 @@ class SoftmaxKernel:
     """
 
     work: Work
+    _differentiable: Composed | None = None
+
+    def build_differentiable(self) -> Composed:
+        """The same attention in differentiable operations."""
+        raise NotImplementedError
+
+    @property
+    def differentiable(self) -> Composed:
+        """The same attention in differentiable operations, built when it is first needed."""
+        if self._differentiable is None:
+            # it is kept, so the modes of this call must not reach it
+            self._differentiable = apart(self.build_differentiable)
+        return self._differentiable
+
+    def make_traceable(self) -> None:
+        """Builds what a traced call runs."""
+        _ = self.differentiable
 
     def forward(
         self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, call: Call, scale: float
@@ -48,7 +77,10 @@ class SoftmaxKernel:
 
     def composed(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, call: Call) -> Partial:
         """The same in differentiable operations."""
-        raise NotImplementedError
+        out, lse = self.differentiable.composed(q, k, v, call)
+        if lse is None:
+            raise ValueError(f"`{self.work.normalize}` has no log-sum-exps")
+        return out, lse
 
     def traced(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, call: Call) -> torch.Tensor:
         """The output alone where the fast way cannot go."""
@@ -71,7 +103,7 @@ class SoftmaxKernel:
     def _fast(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, call: Call) -> Partial:
         size, out_size = q.shape[-1], v.shape[-1]
         # zeros change no score, and their outputs are cut off
-        parts = [in_rows(widened(x, max(size, out_size))) for x in (q, k, v)]
+        parts = [rows_of_size(x, max(size, out_size)) for x in (q, k, v)]
         scale, tables = scale_of(self.work, size), tuple(call.tables.values())
         if torch.is_grad_enabled() and any(x.requires_grad for x in (*parts, *tables)):
             names, sizes = tuple(call.tables), (size, out_size)
@@ -91,8 +123,7 @@ class JoinedKernel(SoftmaxKernel):
     def make_traceable(self) -> None:
         """Builds what a traced call runs."""
         for kernel, _ in self.each:
-            if isinstance(kernel, Traceable):
-                kernel.make_traceable()
+            kernel.make_traceable()
 
     def composed(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, call: Call) -> Partial:
         found = [kernel.composed(*parts, call) for kernel, parts in self._apart(q, k, v)]
@@ -162,8 +193,8 @@ def _first(
         return kernel.backward(grad, saved, call, scale)
     q, k, v, out, lse = saved
     of_lse = of_lse.masked_fill(lse == -torch.inf, 0.0)
-    q, k, v = (functional.pad(x, (0, 1)) for x in (q, k, v))
-    out = functional.pad(out, (0, 1), value=-1.0)
+    q, k, v = (rows_of_size(x, x.shape[-1] + 1) for x in (q, k, v))
+    out = in_rows(functional.pad(out, (0, 1), value=-1.0))
     grad = torch.cat([grad, of_lse[..., None].to(grad.dtype)], -1)
     grads = kernel.backward(grad, (q, k, v, out, lse), call, scale)
     return *(x[..., :-1] for x in grads[:3]), *grads[3:]
@@ -204,13 +235,3 @@ def grouped(q: torch.Tensor, k: torch.Tensor) -> torch.Tensor:
     """[B, H, n_q, d] -> [B, K, R, n_q, d]."""
     batch, heads, rows, size = q.shape
     return q.reshape(batch, k.shape[1], heads // k.shape[1], rows, size)
-
-
-def widened(x: torch.Tensor, size: int) -> torch.Tensor:
-    """Rows with zeros behind them up to a size."""
-    return functional.pad(x, (0, size - x.shape[-1])) if x.shape[-1] < size else x
-
-
-def in_rows(x: torch.Tensor) -> torch.Tensor:
-    """The same numbers with every row in one piece, as the flash kernel takes them for granted."""
-    return x if x.stride(-1) == 1 else x.contiguous()

@@ -154,3 +154,11 @@ def mask_of(
     held = mask_plan(relation, q, k, n_k, device).mask(data, n_k)
     # inputs of graphs that no data decide have no axis of heads
     return held[:, None] if held.dim() == 3 else held
+
+
+def by_key_head(held: torch.Tensor, keys: int) -> torch.Tensor:
+    """What is broadcastable to [B, H, n_q, n_k] as [B, K, R, 1, n_q, n_k], for K key heads."""
+    held = held.view(*(1,) * (4 - held.dim()), *held.shape)
+    if held.shape[1] == 1:
+        return held[:, :, None, None]
+    return held.reshape(held.shape[0], keys, -1, 1, *held.shape[2:])

@@ -35,7 +35,7 @@ class Dense:
         return None
 
     def cost(self, work: Work) -> float:
-        return current().seconds(self.amounts(work))
+        return current().seconds(self.amounts(work), work.copies)
 
     def amounts(self, work: Work) -> Amounts:
         """What the work takes."""

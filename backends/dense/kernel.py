@@ -8,7 +8,7 @@ from dataclasses import replace
 import numpy as np
 import torch
 
-from attnspec.backends.common.masks import mask_plan
+from attnspec.backends.common.masks import by_key_head, mask_plan
 from attnspec.backends.common.score_formula import Blocks, Formula
 from attnspec.lower.work import Call, Work
 
@@ -103,9 +103,4 @@ def _rounds(work: Work, call: Call) -> Iterator[Call]:
 
 def _by_key_head(held: torch.Tensor | None, q: torch.Tensor) -> torch.Tensor | None:
     """What is broadcastable to [B, H, n_q, n_k] as [B, K, R, 1, n_q, n_k], for q [B, K, R, …]."""
-    if held is None:
-        return None
-    held = held.view(*(1,) * (4 - held.dim()), *held.shape)
-    if held.shape[1] == 1:
-        return held[:, :, None, None]
-    return held.reshape(held.shape[0], q.shape[1], q.shape[2], 1, *held.shape[2:])
+    return None if held is None else by_key_head(held, q.shape[1])

@@ -31,6 +31,7 @@ class FactoredBackend:
     """Each mechanism by its own formula, a graph beside it in bands."""
 
     name = "factored"
+    runs_decided = True
 
     runs_mechanisms: ClassVar[bool] = True
 
@@ -58,7 +59,7 @@ class FactoredBackend:
         # a pair takes 4 operations for every channel
         operation = rates.dense_pair / (4 * SIZE)
         seconds = rates.dense_call + operation * _operations(work)
-        if work.hybrid and work.reads:
+        if work.hybrid and (work.reads or work.decided):
             seconds += reading_seconds(work)
         elif work.hybrid:
             seconds += seconds_of(_bands(work), work.n_q)
@@ -75,8 +76,8 @@ class FactoredBackend:
         found = f"{form}, about {_operations(work):,} operations for a head of size {SIZE}"
         if not work.hybrid:
             return (found,)
-        if work.reads:
-            return (found, "the graph instead as the inputs of a call decide")
+        if work.reads or work.decided:
+            return (found, "the graph instead as the data of a call decide")
         return (found, *(f"the graph instead in {band}" for band in _bands(work)))
 
     def build(self, work: Work, heads: tuple[int, ...], device: torch.device) -> Kernel:
@@ -93,7 +94,7 @@ def _apart(work: Work, mechanism: MechanismDeclaration) -> str | None:
         return "a gate forgets, so that the kernel gives a pair no weight of its own"
     if getattr(mechanism, "normalize", "sum") == "none":
         return "`normalize = none` has no denominator to share"
-    if not work.reads and not math.isfinite(seconds_of(_bands(work), work.n_q)):
+    if not (work.reads or work.decided) and not math.isfinite(seconds_of(_bands(work), work.n_q)):
         return f"its graph at n = {work.n_k:,} is too many tiles"
     return None
 

@@ -183,7 +183,7 @@ def products_of(work: Work, heads: int, size: int) -> Products:
     """
     mechanism, steps, sampled = mechanism_of(work), list[tuple[int, int]](), False
     lag = 0
-    if work.hybrid and work.reads:
+    if work.hybrid and (work.reads or work.decided):
         # laid out for the inputs of every call; never more than all pairs
         steps = [(work.n_q * work.n_k, work.n_k)]
     elif work.hybrid:

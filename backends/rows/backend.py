@@ -32,7 +32,7 @@ class RowsBackend:
         return None
 
     def cost(self, work: Work) -> float:
-        return current().seconds(self.amounts(work))
+        return current().seconds(self.amounts(work), work.copies)
 
     def amounts(self, work: Work) -> Amounts:
         """What the work takes."""

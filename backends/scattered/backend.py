@@ -46,7 +46,7 @@ class ScatteredBackend:
         return None
 
     def cost(self, work: Work) -> float:
-        return current().seconds(self.amounts(work))
+        return current().seconds(self.amounts(work), work.copies)
 
     def amounts(self, work: Work) -> Amounts:
         """What the work takes."""

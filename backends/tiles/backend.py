@@ -58,7 +58,7 @@ class TilesBackend:
         found = {}
         for tile in (*TILES, *LARGE):
             if survey(work.relation, work.n_q, work.n_k, NATURAL, (tile, tile)).tiles <= MOST:
-                found[tile] = current().seconds(self.amounts(work, tile))
+                found[tile] = current().seconds(self.amounts(work, tile), work.copies)
                 if tile >= TILES[-1]:
                     break
         return found

@@ -12,16 +12,13 @@ from typing import TYPE_CHECKING
 
 from attnspec.backends.torch_call.forms import Form, form_of
 from attnspec.lower.cost_model import Amounts, current
-from attnspec.lower.work import Alibi, Kernel, Work, differ_in_pairs_alone
+from attnspec.lower.work import MERGED, Alibi, Kernel, Work, differ_in_pairs_alone
 
 if TYPE_CHECKING:
     import torch
 
 MOST = 1 << 24
 """Numbers of the largest mask that is kept."""
-
-MERGED = ("softmax", "softmax1")
-"""The normalisers that torch knows, and what its log-sum-exps give."""
 
 
 class TorchCall:
@@ -46,7 +43,7 @@ class TorchCall:
         return None
 
     def cost(self, work: Work) -> float:
-        return current().seconds(self.amounts(work))
+        return current().seconds(self.amounts(work), work.copies)
 
     def amounts(self, work: Work) -> Amounts:
         """What the work takes."""

@@ -51,12 +51,17 @@ def _form(relation: Relation, n_q: int, n_k: int) -> Form:
 
 def _short_form(relation: Relation, n_q: int, n_k: int) -> Form:
     """The form of few pairs, by the definition; raises RelationError where that has no value."""
-    q_at, k_at = np.arange(n_k - n_q, n_k)[:, None], np.arange(n_k)[None]
-    held = np.broadcast_to(evaluate_pairs(relation, q_at, k_at, n_k), (n_q, n_k))
+    held = all_pairs(relation, n_q, n_k)
     if held.all():
         return Form.NOTHING
-    causal = n_q == n_k and np.array_equal(held, k_at <= q_at)
+    causal = n_q == n_k and np.array_equal(held, np.tri(n_k, dtype=bool))
     return Form.CAUSAL if causal else Form.MASK
+
+
+def all_pairs(relation: Relation, n_q: int, n_k: int) -> np.ndarray:
+    """The pairs of the last n_q of n_k positions by the definition, bool [n_q, n_k]."""
+    q_at, k_at = np.arange(n_k - n_q, n_k)[:, None], np.arange(n_k)[None]
+    return evaluate_pairs(relation, q_at, k_at, n_k)
 
 
 def _is_causal(relation: Relation, n: int) -> bool:

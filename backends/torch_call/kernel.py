@@ -10,21 +10,23 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import cast
 
 import numpy as np
 import torch
 from torch.nn import functional
 
 from attnspec.backends.common.exact import JoinedKernel, Partial, SoftmaxKernel
+from attnspec.backends.common.flash import flash, flash_backward, with_zero_logit
 from attnspec.backends.common.score_formula import scale_of, slopes_of
 from attnspec.backends.common.torch_modes import is_transformed
 from attnspec.backends.dense.kernel import DenseKernel
-from attnspec.backends.torch_call.forms import Form
-from attnspec.graphs.relation import Relation, evaluate_pairs
+from attnspec.backends.torch_call.forms import Form, all_pairs
+from attnspec.graphs.relation import Relation
 from attnspec.lower.cache import apart
 from attnspec.lower.work import Call, Work
 
-SHORT = 1 << 20
+SMALL = 1 << 20
 """Numbers of a mask for every sample up to which it is made: cutting calls takes longer."""
 
 LARGE = 1 << 22
@@ -33,9 +35,6 @@ it keeps none of them, but has no second derivative."""
 
 MASKS = 16
 """Masks that are kept: the layers of a model share one."""
-
-_flash = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
-_flash_backward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward
 
 
 @dataclass(frozen=True, eq=False)
@@ -66,19 +65,14 @@ class TorchCallKernel(SoftmaxKernel):
     ) -> None:
         self.work, self.heads, self.device, self.form = work, heads, device, form
         self._biases: dict[torch.dtype, torch.Tensor] = {}
-        self._dense: DenseKernel | None = None
+
+    def build_differentiable(self) -> DenseKernel:
+        return DenseKernel(self.work, self.heads, self.device)
 
     @property
     def dense(self) -> DenseKernel:
-        """The definition; its mask is built when it is first needed."""
-        if self._dense is None:
-            # it is kept, so the modes of this call must not reach it
-            self._dense = apart(lambda: DenseKernel(self.work, self.heads, self.device))
-        return self._dense
-
-    def make_traceable(self) -> None:
-        """Builds what a traced call runs."""
-        _ = self.dense
+        """The definition, which also knows the mask."""
+        return cast(DenseKernel, self.differentiable)
 
     # --- the fast way --------------------------------------------------------------------------
 
@@ -99,9 +93,7 @@ class TorchCallKernel(SoftmaxKernel):
                 part.of_rows(out).copy_(found)
                 part.of_rows(lse).copy_(sums)
         if self.work.normalize == "softmax1":
-            total = torch.logaddexp(lse, lse.new_zeros(()))
-            out *= torch.exp(lse - total)[..., None].to(out.dtype)
-            lse = total
+            out, lse = with_zero_logit(out, lse)
         return out.view(shape), lse.view(shape[:-1])
 
     def backward(
@@ -135,10 +127,10 @@ class TorchCallKernel(SoftmaxKernel):
         kind = torch.promote_types(q.dtype, torch.float32)
         if work.reads:
             mask = self.dense.mask(call)
-            yield Part(every, every, every, bias=_added(mask[:, None], kind) + self._slopes(kind))
+            yield Part(every, every, every, bias=self._sloped(_added(mask[:, None], kind)))
         elif call.padding is None:
             yield self._part(every, every, every, kind)
-        elif len(q) * work.n_q * work.n_k <= SHORT or (ranges := _ranges(call.padding)) is None:
+        elif len(q) * work.n_q * work.n_k <= SMALL or (ranges := _ranges(call.padding)) is None:
             bias = _added(call.padding[:, None, None], kind)
             if self.form is not Form.NOTHING or work.changes:
                 bias = bias + self._bias(kind)
@@ -167,29 +159,19 @@ class TorchCallKernel(SoftmaxKernel):
     def _bias(self, kind: torch.dtype) -> torch.Tensor:
         """What is added to all scores [1, H or 1, n_q, n_k]: -inf where there is no pair."""
         if kind not in self._biases:
-            work = self.work
-            kept = apart(
-                lambda: _mask(work.relation, work.n_q, work.n_k, kind) + self._slopes(kind)
-            )
-            self._biases[kind] = kept
+            self._biases[kind] = apart(lambda: self._sloped(_mask_of(self.work, kind)))
         return self._biases[kind]
 
-    def _slopes(self, kind: torch.dtype) -> torch.Tensor:
-        """What `alibi` adds [1, H or 1, n_q or 1, n_k or 1]."""
+    def _sloped(self, bias: torch.Tensor) -> torch.Tensor:
+        """A bias with what `alibi` adds."""
         n_q, n_k = self.work.n_q, self.work.n_k
-        distance = np.abs(np.arange(n_k - n_q, n_k)[:, None] - np.arange(n_k))
-        total = np.zeros((1, 1, 1, 1))
         for slopes in slopes_of(self.work.changes, self.heads).values():
-            total = total - np.array(slopes)[None, :, None, None] * distance
-        return torch.from_numpy(total).to(kind)
+            distance = np.abs(np.arange(n_k - n_q, n_k)[:, None] - np.arange(n_k))
+            added = np.array(slopes)[None, :, None, None] * distance
+            bias = bias - torch.from_numpy(added).to(bias.dtype)
+        return bias
 
     # --- where it cannot go --------------------------------------------------------------------
-
-    def composed(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, call: Call) -> Partial:
-        out, lse = self.dense.composed(q, k, v, call)
-        if lse is None:
-            raise ValueError(f"`{self.work.normalize}` has no log-sum-exps")
-        return out, lse
 
     def traced(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, call: Call) -> torch.Tensor:
         large = q.shape[:-1].numel() * self.work.n_k >= LARGE
@@ -218,16 +200,13 @@ class JoinedCall(JoinedKernel, TorchCallKernel):
     ) -> None:
         heads = tuple(head for _, members in groups for head in members)
         super().__init__(groups[0][0], heads, device, Form.MASK)
-        self.calls = [TorchCallKernel(work, mine, device, Form.MASK) for work, mine in groups]
-        self.each = [(call, len(call.heads)) for call in self.calls]
+        self.each = [
+            (TorchCallKernel(work, mine, device, Form.MASK), len(mine)) for work, mine in groups
+        ]
 
     def _bias(self, kind: torch.dtype) -> torch.Tensor:
         if kind not in self._biases:
-            # each by itself is needed no longer
-            parts = [
-                call._bias(kind).expand(-1, count, -1, -1)
-                for call, (_, count) in zip(self.calls, self.each, strict=True)
-            ]
+            parts = [_mask_of(x.work, kind).expand(-1, count, -1, -1) for x, count in self.each]
             self._biases[kind] = apart(lambda: torch.cat(parts, 1))
         return self._biases[kind]
 
@@ -236,7 +215,7 @@ def _attended(
     part: Part, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scale: float
 ) -> Partial:
     """The output and log-sum-exps of a part."""
-    out, lse = _flash(q, k, v, 0.0, part.causal, attn_mask=part.bias, scale=scale)
+    out, lse = flash(q, k, v, 0.0, part.causal, attn_mask=part.bias, scale=scale)
     if part.bias is not None:
         empty = (part.bias == -math.inf).all(-1)
         lse = lse.masked_fill(empty, -math.inf)
@@ -247,7 +226,7 @@ def _differentiated(
     part: Part, tensors: Sequence[torch.Tensor], scale: float
 ) -> Sequence[torch.Tensor]:
     """The gradients of q, k and v from that of the output, q, k, v, the output and its sums."""
-    found: Sequence[torch.Tensor] = _flash_backward(
+    found: Sequence[torch.Tensor] = flash_backward(
         *tensors, 0.0, part.causal, attn_mask=part.bias, scale=scale
     )
     return found
@@ -258,12 +237,15 @@ def _whole(part: Part, q: torch.Tensor, k: torch.Tensor) -> bool:
     return part.of_rows(q).shape == q.shape and part.of_keys(k).shape == k.shape
 
 
+def _mask_of(work: Work, kind: torch.dtype) -> torch.Tensor:
+    """0 for a pair of a work, -inf for another: [1, 1, n_q, n_k]."""
+    return _mask(work.relation, work.n_q, work.n_k, kind)
+
+
 @lru_cache(maxsize=MASKS)
 def _mask(relation: Relation, n_q: int, n_k: int, kind: torch.dtype) -> torch.Tensor:
-    """0 for a pair of the relation, -inf for another: [1, 1, n_q, n_k]."""
-    q_at, k_at = np.arange(n_k - n_q, n_k)[:, None], np.arange(n_k)[None]
-    held = np.array(np.broadcast_to(evaluate_pairs(relation, q_at, k_at, n_k), (n_q, n_k)))
-    return _added(torch.from_numpy(held)[None, None], kind)
+    held = torch.from_numpy(np.array(all_pairs(relation, n_q, n_k)))
+    return _added(held[None, None], kind)
 
 
 def _added(mask: torch.Tensor, kind: torch.dtype) -> torch.Tensor:

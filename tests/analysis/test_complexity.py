@@ -136,6 +136,8 @@ def test_why_there_is_no_formula() -> None:
         "input marked: tokens attend global(marked)": "run-time inputs",
         "sequence grid(4, 8) attend axial": "a grid",
         "attend random(keys = 2) | self": "no formula was found",
+        "attend where(9 != n)": "no formula was found",
+        "attend where(n > 9 and q > k)": "no formula was found",
     }
     for body, reason in unknown.items():
         found = edges_formula(stack_of(body), 32)

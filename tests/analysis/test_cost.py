@@ -30,6 +30,7 @@ from attnspec.layout.tiling import classify, survey
 from attnspec.lower import mechanism_costs
 from attnspec.lower.mechanism_costs import factors, flops_of
 from attnspec.lower.mechanism_sizes import bind_mechanism, longest_of
+from attnspec.lower.work import Shape
 from attnspec.spec import parse
 from attnspec.text.diagnostics import AttnSpecError
 
@@ -147,8 +148,40 @@ def test_peak_memory_is_about_what_torch_allocates(name: str, n: int) -> None:
 # --- what the figures are ------------------------------------------------------------------------
 
 
+def test_costs_of_more_samples_and_heads() -> None:
+    spec = parse("attention a { attend window(radius = 40) }")
+    one, many, narrow = (
+        layer_cost(spec.stack(), 512, shape) for shape in (Shape(), Shape(3, 4), Shape(head_dim=32))
+    )
+    for name in ("flops", "useful_flops", "backward_flops"):
+        assert getattr(many, name) == 12 * getattr(one, name)
+    assert one.peak_memory * 6 < many.peak_memory <= one.peak_memory * 12
+    assert narrow.flops * 2 == one.flops
+    report = spec.analyse(512, batch=3, heads=4)
+    assert report.flops == many.flops
+    assert report.edges == spec.analyse(512).edges
+    declared = parse("attention a { heads 4 attend window(radius = 40) }")
+    assert declared.analyse(512, batch=3).flops == many.flops
+    with pytest.raises(ValueError, match="declares heads 4, got heads = 2"):
+        declared.analyse(512, heads=2)
+    with pytest.raises(ValueError, match="`batch` must be an integer from 1 to"):
+        spec.analyse(512, batch=0)
+
+
+def test_a_plan_is_for_all_samples_and_heads() -> None:
+    spec = parse("attention a { attend window(radius = 40) }")
+    one = spec.plan(512, "cpu", 1, None, 64).steps[0].candidates
+    many = spec.plan(512, "cpu", 8, 12, 32).steps[0].candidates
+    at = {each.backend.name: each.seconds or 0.0 for each in one}
+    for each in many:
+        # calls are shared, pairs are not
+        assert (each.seconds or 0.0) <= at[each.backend.name] * 48 * (1 + 1e-9)
+    said = str(spec.plan(512, "cpu", 8, 12, 32))
+    assert "8 samples, the heads of a line, each of size 32" in said
+
+
 def test_costs_are_those_of_the_definition() -> None:
-    cost = layer_cost(stack_of("attend full"), 32, size=16, element=2)
+    cost = layer_cost(stack_of("attend full"), 32, Shape(head_dim=16), element=2)
     assert cost.flops == cost.useful_flops == 2 * 4 * 16 * 32 * 32
     # a flash kernel computes scores again
     assert cost.backward_flops == 2.5 * cost.flops
@@ -310,7 +343,7 @@ def test_peak_memory_of_mechanisms_is_about_what_torch_allocates(
 ) -> None:
     stack = stack_of(body)
     given = 3 * 2 * n * size * 4
-    estimate = layer_cost(stack, n, size, 4).peak_memory - given
+    estimate = layer_cost(stack, n, Shape(head_dim=size), 4).peak_memory - given
     module = compile_program(stack.program)
     q, k, v = tensors(n, size)
     with torch.no_grad():
@@ -328,7 +361,7 @@ def test_operations_of_mechanisms_are_those_that_torch_counts(body: str) -> None
         pytest.skip("torch counts a convolution of each channel as one of all")
     body = body.replace("1024", "256")
     stack = stack_of(body)
-    cost = layer_cost(stack, n, size, 4)
+    cost = layer_cost(stack, n, Shape(head_dim=size), 4)
     module = compile_program(stack.program)
     q, k, v = tensors(n, size)
     # weights that are alike: what the graph takes from a kernel's sums is then no more than is left
@@ -358,22 +391,22 @@ def test_costs_of_mechanisms_in_a_report(body: str) -> None:
     # q, k, v are read and the output is written, whatever comes between
     assert min(report.bytes, report.peak_memory) >= 4 * 2 * 512 * 64 * 4
     assert report.useful_flops is None
-    empty = layer_cost(stack_of(body), 0, 64, 4)
+    empty = layer_cost(stack_of(body), 0)
     assert empty.bytes == empty.peak_memory == 0
 
 
 @pytest.mark.parametrize("body", ["attend linear()", "causal attend favor(features = 16)"])
 def test_traffic_of_sums_is_linear(body: str) -> None:
-    moved = [layer_cost(stack_of(body), n, 64, 4).bytes for n in (256, 512, 768)]
+    moved = [layer_cost(stack_of(body), n).bytes for n in (256, 512, 768)]
     assert moved[2] - moved[1] == moved[1] - moved[0]
 
 
 def test_heads_that_differ_add_up_and_the_larger_is_held() -> None:
     both = layer_cost(
-        stack_of("head 0 { attend linear() } head 1 { attend nystrom(landmarks = 16) }"), 512, 64, 4
+        stack_of("head 0 { attend linear() } head 1 { attend nystrom(landmarks = 16) }"), 512
     )
     one, other = (
-        layer_cost(stack_of(f"attend {text}"), 512, 64, 4)
+        layer_cost(stack_of(f"attend {text}"), 512)
         for text in ("linear()", "nystrom(landmarks = 16)")
     )
     assert 2 * both.flops == one.flops + other.flops
@@ -392,7 +425,7 @@ def test_layers_of_graphs_and_mechanisms_add_up() -> None:
 
 def test_mechanisms_are_not_counted_beyond_what_they_are_learned_for() -> None:
     with pytest.raises(NotBuilt, match="at most 64 positions"):
-        layer_cost(stack_of("attend gmlp(max_length = 64)"), 65, 64, 4)
+        layer_cost(stack_of("attend gmlp(max_length = 64)"), 65)
 
 
 def test_nystrom_is_linear_in_n_beyond_its_inverse() -> None:

@@ -8,9 +8,9 @@ from random_specs import spec_text
 from reach_brute import small_zoo
 
 from attnspec.analysis.quality import Figure
-from attnspec.analysis.reach.leaks import Leak, leak
+from attnspec.analysis.reach.leaks import Leak, later_pair, leak
 from attnspec.graphs.forms.properties import never_reads_later
-from attnspec.graphs.stack import Stack, TooMuch
+from attnspec.graphs.stack import MOST_POSITIONS, Stack, TooMuch
 from attnspec.ir.mechanisms import MECHANISMS, MechanismDeclaration
 from attnspec.spec import Spec, parse
 
@@ -161,3 +161,11 @@ def test_predicates_that_keep_the_order(predicate: str, proven: bool) -> None:
     graph = spec_of(f"attend where({predicate})").program.attends[0].graph
     assert graph is not None
     assert never_reads_later(graph) == proven
+
+
+def test_the_first_positions_of_longer_sequences_are_looked_at() -> None:
+    n = MOST_POSITIONS + 1
+    assert later_pair(spec_of("attend full").relation(n), n) == (0, 1)
+    with pytest.raises(TooMuch, match="are not looked into"):
+        # a query that reads itself reads nothing later
+        later_pair(spec_of("attend window(before = 3, after = 0)").relation(n), n)

@@ -234,6 +234,24 @@ def test_scores_are_changed_on_the_graph_alone(body: str) -> None:
     assert found.ok, str(found)
 
 
+def test_tensors_of_any_strides() -> None:
+    module = module_of(spec_of("attend window(radius = 3) + linear()"))
+    shapes = ((2, 30, 6), (2, 30, 6), (2, 30, 7))
+    # narrow rows with channels last: what fills them up keeps the order of their strides
+    given = [
+        torch.randn(1, rows, size, heads, dtype=torch.float64).permute(0, 3, 1, 2).requires_grad_()
+        for heads, rows, size in shapes
+    ]
+    plain = [x.detach().contiguous().requires_grad_() for x in given]
+    for found, meant in zip(
+        torch.autograd.grad(module(*given).square().sum(), given),
+        torch.autograd.grad(module(*plain).square().sum(), plain),
+        strict=True,
+    ):
+        torch.testing.assert_close(found, meant, rtol=0, atol=1e-12)
+    torch.testing.assert_close(module(*given), module(*plain), rtol=0, atol=1e-12)
+
+
 def test_padding_is_as_if_it_were_not_there() -> None:
     module = module_of(spec_of("causal attend where(k % 2 == 0 or q == k) + favor(features = 8)"))
     q, k, v = tensors(2, 2, 90, 90)

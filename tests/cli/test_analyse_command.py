@@ -138,7 +138,7 @@ def test_inputs() -> None:
         (("cells.attn", "-n", "11"), 2, "12 cells, got n = 11"),
         (("good.attn", "--only", "edgs"), 2, "did you mean `edges`?"),
         (("good.attn", "--only", ","), 2, "the figures are edges"),
-        (("good.attn", "--head-size", "0"), 2, "--head-size must be from 1"),
+        (("good.attn", "--head-size", "0"), 2, "an integer from 1 to"),
         (("good.attn", "-n", str(MOST_POSITIONS + 1)), 4, "are analysed"),
         (("good.attn", "-n", ",".join(map(str, range(17)))), 2, "up to 16 columns"),
         (("gone.attn",), 3, "gone.attn"),

@@ -36,7 +36,7 @@ from attnspec.graphs.relation import Relation
 from attnspec.graphs.stack import has_mechanism
 from attnspec.graphs.token_sets import InputTokens, StandIn
 from attnspec.ir.scalars import Apply, Symbol
-from attnspec.lower.lower import stand_ins, decided_leaves, works_of
+from attnspec.lower.lower import decided_leaves, stand_ins, works_of
 from attnspec.lower.work import Work
 
 SIZES = (1, 2, 7, 63, 64, 65, 130)

@@ -1,11 +1,11 @@
 """What one layer costs in operations, traffic and memory, by the plan that is chosen for it.
 
-For one sample and heads of size d, numbers of `element` bytes. A pair costs 4 d operations forward:
+For heads of size d, numbers of `element` bytes. A pair costs 4 d operations forward:
 2 d for its score, 2 d for its value; softmax, masks and orders are not counted, as in torch's own
 counter. Useful are the pairs of the graph, executed all pairs of the tiles that are touched.
 Backward without recomputation costs 8 d, in flash kernels, which compute scores again, 10 d.
 Mechanisms cost the products of their formulas. Figures are those of the most expensive layer, all
-of its heads; a spec without `heads` counts one.
+of its heads and all samples of a shape; a spec without `heads` counts as many as the shape says.
 """
 
 from __future__ import annotations
@@ -25,11 +25,8 @@ from attnspec.layout.tiling import survey
 from attnspec.lower.cost_model import dense_seconds
 from attnspec.lower.lower import require_built, stand_ins, works_of
 from attnspec.lower.mechanism_sizes import longest_of
-from attnspec.lower.work import BackendError, Softcap, Work, graph_of
+from attnspec.lower.work import ONE, BackendError, Shape, Softcap, Work, graph_of
 from attnspec.text.diagnostics import AttnSpecError
-
-SIZE = 64
-"""The size of a head where none is given."""
 
 ELEMENT = 4
 """Bytes of a number where none are given: float32."""
@@ -50,7 +47,8 @@ class NotBuilt(AttnSpecError):
 
 @dataclass(frozen=True)
 class StepCost:
-    """One group of heads of some layers that compute alike; all figures are for the whole group.
+    """One group of heads of some layers that compute alike; all figures are for the whole group and
+    all samples.
 
     `pairs` are the useful ones of one head, None where they are known at run time alone, and of
     mechanisms, `executed` those whose exact weights are computed for one head. `memory` is what the
@@ -94,7 +92,7 @@ class LayerCost:
 
 
 def steps_of(
-    stack: Stack, n: int, size: int = SIZE, element: int = ELEMENT
+    stack: Stack, n: int, shape: Shape = ONE, element: int = ELEMENT
 ) -> tuple[StepCost, ...]:
     """The steps chosen at n on the CPU, of the layers of a stack; raises NotBuilt, TooMuch, or as
     `Spec.plan` does."""
@@ -105,31 +103,30 @@ def steps_of(
     longest = longest_of(program)
     if longest is not None and n > longest:
         raise NotBuilt(f"{stack.unknown}, learned for at most {longest:,} positions")
-    inputs = stand_ins(program)
+    inputs, heads = stand_ins(program), shape.heads_of(program)
     found: dict[tuple[Work, tuple[int, ...]], list[int]] = {}
     for layer in stack.layers:
-        for group in works_of(program, layer, program.heads or 1, n, n, inputs) if n else ():
+        for group in works_of(program, layer, heads, n, n, inputs) if n else ():
             found.setdefault(group, []).append(layer)
     return tuple(
-        _step(stack, work, tuple(layers), heads, size, element)
-        for (work, heads), layers in found.items()
+        _step(stack, work, tuple(layers), mine, shape, element)
+        for (work, mine), layers in found.items()
     )
 
 
-def layer_cost(stack: Stack, n: int, size: int = SIZE, element: int = ELEMENT) -> LayerCost:
+def layer_cost(stack: Stack, n: int, shape: Shape = ONE, element: int = ELEMENT) -> LayerCost:
     """The cost of the layer that costs most, by each figure; raises as `steps_of`."""
-    return layer_cost_of(stack, n, steps_of(stack, n, size, element), (size, element))
+    return layer_cost_of(stack, n, steps_of(stack, n, shape, element), shape, element)
 
 
 def layer_cost_of(
-    stack: Stack, n: int, steps: tuple[StepCost, ...], sizes: tuple[int, int]
+    stack: Stack, n: int, steps: tuple[StepCost, ...], shape: Shape, element: int
 ) -> LayerCost:
-    """The same from the steps that were found; `sizes` are those of heads and of numbers."""
-    size, element = sizes
-    heads = stack.program.heads or 1
+    """The same from the steps that were found."""
+    heads = shape.batch * shape.heads_of(stack.program)
     layers = [[s for s in steps if layer in s.layers] for layer in range(stack.program.layer_count)]
     useful = [s.useful_flops for s in steps]
-    tensors = heads * n * size * element
+    tensors = heads * n * shape.head_dim * element
     # the outputs of several groups of heads are put together
     tensors *= 5 if any(len(layer) > 1 for layer in layers) else 4
     flops, backward, moved = (
@@ -170,14 +167,16 @@ def _step(
     work: Work,
     layers: tuple[int, ...],
     heads: tuple[int, ...],
-    size: int,
+    shape: Shape,
     element: int,
 ) -> StepCost:
+    size, count = shape.head_dim, shape.batch * len(heads)
+    work = replace(work, copies=count)
     try:
         backend = choose(work, "cpu").name
     except BackendError as error:
         raise NotBuilt(str(error)) from None
-    count, pairs, own = len(heads), None, Products(0, 0, 0, 0)
+    pairs, own = None, Products(0, 0, 0, 0)
     if work.mechanism is not None:
         own = products_of(work, count, size)
         graph = _bands(graph_of(work), count, size) if work.hybrid else _Amounts(0, 0, 0, 0, True)

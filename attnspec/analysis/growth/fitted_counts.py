@@ -13,6 +13,7 @@ from math import inf
 
 from attnspec.analysis.growth.fitting import Formula, Piece, fitted, monomials
 from attnspec.analysis.growth.growth import order_of
+from attnspec.elaborate.names import type_of
 from attnspec.ir.linear import N, asks_positions, combination
 from attnspec.ir.program import Leaf, Term, TokenCompound, Tokens, leaves
 from attnspec.ir.scalars import Apply, Scalar, Symbol, fold, symbols
@@ -87,7 +88,8 @@ def fit_of(
 ) -> Formula | None:
     """The fit of a term's count, None where there is none; `values` are those of head and layer."""
     roots = sizes if len(sizes) == 1 else _roots(sizes)
-    if len(roots) != 1:
+    if len(roots) != 1 or type_of(roots[0]) == "boolean":
+        # what a condition on n decides is no size
         return None
     size = fold(roots[0], values)
     rest = Apply("%", (N, size))

@@ -62,10 +62,6 @@ def growth_of(term: Term) -> Range:
             return Range(max(part.low for part in parts), max(part.high for part in parts))
         case "&":
             return Range(CONSTANT, min(part.high for part in parts))
-        case "-":
-            # what grows more slowly than the first cannot take its growth away
-            rest = max(part.high for part in parts[1:])
-            return Range(parts[0].low if rest < parts[0].low else CONSTANT, parts[0].high)
         case "~":
             return Range(QUADRATIC if parts[0].high < QUADRATIC else CONSTANT, QUADRATIC)
         case "shift":

@@ -18,6 +18,7 @@ from attnspec.text.diagnostics import SpecError
 
 if TYPE_CHECKING:
     from attnspec.analysis.report.inquiry import Inquiry
+    from attnspec.lower.work import Shape
 
 # --- cost -----------------------------------------------------------------------------------------
 
@@ -29,7 +30,7 @@ def cost(name: str) -> Callable[[Inquiry], Figure[Any]]:
         _require_running(report)
         from attnspec.analysis.cost.cost import layer_cost_of
 
-        found = getattr(layer_cost_of(report.stack, report.n, report.steps, _sizes(report)), name)
+        found = getattr(layer_cost_of(report.stack, report.n, report.steps, *_sizes(report)), name)
         if found is None:
             raise Unknown(report.stack.unknown or "too many pairs to count")
         return Figure(found, *_cost_quality(report, name))
@@ -37,8 +38,8 @@ def cost(name: str) -> Callable[[Inquiry], Figure[Any]]:
     return of
 
 
-def _sizes(report: Inquiry) -> tuple[int, int]:
-    return report.head_size, report.element
+def _sizes(report: Inquiry) -> tuple[Shape, int]:
+    return report.shape, report.element
 
 
 def _cost_quality(report: Inquiry, name: str) -> tuple[Any, str]:
@@ -116,10 +117,10 @@ def _state(report: Inquiry) -> int | None:
     for layer in range(report.program.layer_count):
         for work, heads in works_of(program, layer, program.heads or 1, n, n, stand_ins(program)):
             mechanism = mechanism_of(work)
-            width = width_of(mechanism.name, report.head_size, given_to(mechanism))
+            width = width_of(mechanism.name, report.shape.head_dim, given_to(mechanism))
             # behind the sums of values that of the weights, unless nothing is divided
             divided = getattr(mechanism, "normalize", "sum") != "none"
-            held += len(heads) * width * (report.head_size + divided)
+            held += len(heads) * width * (report.shape.head_dim + divided)
     return held
 
 
@@ -141,7 +142,7 @@ def kv_cache_bytes(report: Inquiry) -> Figure[Any]:
     live = np.zeros(report.n, np.int64)
     for index, cache in enumerate(caches):
         live += sum(row.get(index, 0) for row in report.stack.bound(report.n).rows) * cache.live
-    held = int(live.max(initial=0)) * 2 * report.head_size * report.element
+    held = int(live.max(initial=0)) * 2 * report.shape.head_dim * report.element
     return Figure(held, "exact", "every head with keys and values of its own")
 
 

@@ -7,6 +7,7 @@ of a plan or on other figures take them from here.
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from functools import cached_property
 from itertools import chain
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar, overload
@@ -19,6 +20,7 @@ from attnspec.graphs.relation import Relation
 from attnspec.graphs.stack import Bound, Sample, Stack, TooMuch, blamed, has_mechanism, influence
 from attnspec.ir.api_checks import length_of
 from attnspec.ir.parameters import RelationError
+from attnspec.lower.work import ONE, Shape
 
 if TYPE_CHECKING:
     from attnspec.analysis.cost.cost import StepCost
@@ -73,8 +75,8 @@ class Inquiry:
     sample.
 
     `entries` are the figures by name, in the order in which they are printed. Costs are those of
-    one sample (B = 1) with heads of `head_size` in numbers of `element` bytes. `influence` has the
-    graphs that mechanisms are taken for where reach is asked for.
+    the plan for a `shape`, in numbers of `element` bytes. `influence` has the graphs that
+    mechanisms are taken for where reach is asked for.
     """
 
     entries: ClassVar[dict[str, Entry[Any]]] = {}
@@ -85,12 +87,13 @@ class Inquiry:
         n: int,
         inputs: Sample | None = None,
         *,
-        head_size: int = 64,
+        shape: Shape = ONE,
         element: int = 4,
     ) -> None:
         self.elaborated, self.program = elaborated, elaborated.program
         self.n = length_of(n)
-        self.head_size, self.element = head_size, element
+        self.shape = replace(shape, heads=shape.heads_of(self.program))
+        self.element = element
         self.stack = Stack(self.program, inputs)
         self.influence = self.stack
         if has_mechanism(self.program):
@@ -196,6 +199,6 @@ class Inquiry:
         if not self.n:
             return ()
         try:
-            return cost.steps_of(self.stack, self.n, self.head_size, self.element)
+            return cost.steps_of(self.stack, self.n, self.shape, self.element)
         except cost.NotBuilt as error:
             raise Unknown(str(error)) from None

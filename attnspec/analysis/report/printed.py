@@ -69,8 +69,12 @@ def _about(report: Inquiry) -> str:
         parts.append(f"grid {' x '.join(str(extent) for extent in grid)}")
     if program.layer_count > 1:
         parts.append(f"{program.layer_count} layers")
-    parts.append("one head for all" if program.heads is None else _plural(program.heads, "head"))
-    parts.append(f"size {report.head_size}")
+    heads = report.shape.heads or 1
+    alike = program.heads is None and heads == 1
+    parts.append("one head for all" if alike else _plural(heads, "head"))
+    parts.append(f"size {report.shape.head_dim}")
+    if report.shape.batch > 1:
+        parts.append(_plural(report.shape.batch, "sample"))
     return ", ".join(parts)
 
 

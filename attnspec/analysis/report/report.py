@@ -50,7 +50,7 @@ class Report(Inquiry):
     """The analysis of a spec at n positions; with `inputs`, one sample of its run-time inputs, the
     figures of that sample.
 
-    Costs are those of one sample (B = 1) with heads of `head_size` in numbers of `element` bytes.
+    Costs are those of the plan for a `shape`, in numbers of `element` bytes.
     """
 
     @property
@@ -285,7 +285,8 @@ class Report(Inquiry):
             "n": self.n,
             "layers": self.program.layer_count,
             "heads": self.program.heads,
-            "head_size": self.head_size,
+            "batch": self.shape.batch,
+            "head_size": self.shape.head_dim,
             "figures": {name: data_of(self.figure(name)) for name in chosen},
             "per_head": heads,
         }

@@ -13,7 +13,7 @@ from attnspec.graphs.predicates.symmetry import (
     says_the_same_turned,
 )
 from attnspec.ir.linear import combination
-from attnspec.ir.program import Compound, Leaf, Term
+from attnspec.ir.program import Leaf, Term
 from attnspec.ir.scalars import Apply
 
 _TURNED = {">": "<", ">=": "<="}
@@ -61,8 +61,8 @@ def never_reads_later(term: Term) -> bool:
     match term.op:
         case "|" | "shift":
             return all(never_reads_later(child) for child in term.terms)
-        case "&" | "-":
-            return any(never_reads_later(child) for child in _kept(term))
+        case "&":
+            return any(never_reads_later(child) for child in term.terms)
         case _:
             return False
 
@@ -85,7 +85,3 @@ def keeps_order(predicate: object) -> bool:
     if found is None or factor not in (1, -1) or not isinstance(found.plain.rest, int):
         return False
     return found.plain.rest >= 0 if factor == -1 else op == "==" and found.plain.rest <= 0
-
-
-def _kept(term: Compound) -> tuple[Term, ...]:
-    return term.terms[:1] if term.op == "-" else term.terms

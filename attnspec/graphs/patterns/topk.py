@@ -22,7 +22,6 @@ from attnspec.ir.linear import N, product
 from attnspec.ir.parameters import RelationError, argument, context
 from attnspec.ir.scalars import Apply, Scalar
 
-
 MOST = 1 << 22
 """Pairs of rows and blocks that are looked at for what is forced."""
 

@@ -1,5 +1,5 @@
 """`GRAPH + MECHANISM` in operations that differentiate to any order, transform, trace and run on
-any device: in tiles in natural order, or, where the graph reads run-time inputs, on all pairs.
+any device: in tiles in natural order, or, where the data of a call decide the graph, on all pairs.
 
 Tiles without a pair of the graph are sums of features; pairs in other tiles are weighed one by one.
 """
@@ -13,7 +13,7 @@ from functools import partial
 import numpy as np
 import torch
 
-from attnspec.backends.common.masks import mask_plan
+from attnspec.backends.common.masks import by_key_head, mask_plan
 from attnspec.backends.common.pieces import keys_of, rows_of
 from attnspec.backends.common.score_formula import Blocks, Formula
 from attnspec.backends.factored.features.kernel import FeatureKernel
@@ -54,7 +54,7 @@ class HybridFormula:
         graph, n_q, n_k = graph_of(work), work.n_q, work.n_k
         self.formula = Formula(graph, heads, device)
         self.whole: TileSums | None = None
-        if not work.reads:
+        if not (work.reads or work.decided):
             tile = kernel.how.chunk
 
             def tiled(layout: TileLayout) -> TiledKernel:
@@ -76,15 +76,17 @@ class HybridFormula:
         given = self.kernel.given(q, k, v, call)
         rows, columns = rows_of_kernel(self.kernel, given), columns_of_kernel(self.kernel, given)
         if self.whole is None:
-            parts = self._of_all_pairs(rows, columns, call)
+            parts = self._of_all_pairs(rows, columns, call, k.shape[1])
         else:
             parts = self._of_tiles(self.whole, given, rows, columns, call)
         out = joined(self.quotient, parts)
         return out.to(q.dtype).reshape(*q.shape[:3], v.shape[-1])
 
-    def _of_all_pairs(self, rows: Rows, columns: Columns, call: Call) -> list[Weighed]:
+    def _of_all_pairs(self, rows: Rows, columns: Columns, call: Call, keys: int) -> list[Weighed]:
         mask = self.mask.mask(call.data, self.work.n_k)
-        mask = mask.view(-1, 1, 1, 1, *mask.shape[-2:])
+        if not self.work.decided:
+            mask = mask.view(-1, 1, *mask.shape[-2:])
+        mask = by_key_head(mask, keys)
         others = ~mask
         if self.work.causal:
             others = others & (self.distance >= 0)

@@ -18,12 +18,11 @@ from dataclasses import dataclass, replace
 from typing import TypeAlias
 
 import torch
-from torch.nn import functional
 
 from attnspec.backends.bands.attention import Step, SteppedAttention
 from attnspec.backends.bands.changed_scores import ScoreChanges
 from attnspec.backends.bands.per_sample import ReadingKernel
-from attnspec.backends.common.exact import in_rows
+from attnspec.backends.common.flash import in_rows, rows_of_size
 from attnspec.backends.common.kv_keeper import Keeper
 from attnspec.backends.common.score_formula import Formula, scale_of
 from attnspec.backends.common.torch_modes import is_transformed
@@ -191,7 +190,7 @@ class HybridKernel:
         in one piece."""
         q = q.reshape(len(q), k.shape[1], -1, *q.shape[2:])
         wide = max(q.shape[-1], v.shape[-1])
-        return _widened(q, wide), _widened(k, wide), _widened(v, wide)
+        return rows_of_size(q, wide), rows_of_size(k, wide), rows_of_size(v, wide)
 
     def _tables(self, call: Call) -> dict[str, torch.Tensor]:
         """The tables that change scores."""
@@ -276,11 +275,11 @@ class HybridKernel:
         """The gradients, with those of the exact part added to what there is."""
         exact = self._exact(*parts)
         wide = exact[0].shape[-1]
-        grad, out = (_widened(x.reshape(*exact[0].shape[:-1], -1), wide) for x in found[:2])
+        grad, out = (rows_of_size(x.reshape(*exact[0].shape[:-1], -1), wide) for x in found[:2])
         lse = found[2].view(exact[0].shape[:-1])
         # key heads that query heads share were repeated for them
         keys = [_shared(x, parts[1].shape[1]) for x in (into.k, into.v)]
-        targets = [_widened(x, wide) for x in (into.q.view(*exact[0].shape[:-1], -1), *keys)]
+        targets = [rows_of_size(x, wide) for x in (into.q.view(*exact[0].shape[:-1], -1), *keys)]
         tables = self._tables(call)
         scale = scale_of(self.work, parts[0].shape[-1])
         saved = (*exact, out, lse)
@@ -345,10 +344,12 @@ class ReadingHybrid(ReadingKernel):
 
 def hybrid_kernel(
     work: Work, heads: tuple[int, ...], device: torch.device, kernel: Kernel
-) -> HybridKernel | ReadingHybrid:
+) -> HybridKernel | ReadingHybrid | HybridFormula:
     """Runs a graph beside a mechanism whose own kernel, one of features, is given."""
     if not isinstance(kernel, FeatureKernel):
         raise ValueError(f"`{mechanism_of(work).name}` gives no weights to single pairs")
+    if work.decided:
+        return HybridFormula(work, heads, kernel, device)
     return (ReadingHybrid if work.reads else HybridKernel)(work, heads, kernel, device)
 
 
@@ -384,8 +385,3 @@ def _query_heads(given: Given, share: Share) -> tuple[int, ...]:
 def _shared(x: torch.Tensor, heads: int) -> torch.Tensor:
     """The sums of [B, H, n, d] over the heads that share one of so many key heads."""
     return x if x.shape[1] == heads else torch.unflatten(x, 1, (heads, -1)).sum(2)
-
-
-def _widened(x: torch.Tensor, size: int) -> torch.Tensor:
-    """Rows of a size, with zeros behind, each in one piece."""
-    return functional.pad(x, (0, size - x.shape[-1])) if x.shape[-1] < size else in_rows(x)

@@ -1,0 +1,65 @@
+"""Torch's own call: padding that cuts it to ranges of keys, and the masks that are kept."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from attention_checks import module_of, tensors, with_gradients
+
+from attnspec.backends.torch_call import kernel
+from attnspec.runtime import CompiledAttention
+
+BODIES = {
+    "full": "attend full",
+    "causal": "causal attend full",
+    "window": "attend window(radius = 5)",
+    "alibi": "causal attend full score alibi()",
+    "softmax1": "causal attend full normalize softmax1",
+}
+
+
+def kernel_of(module: CompiledAttention, heads: int, n: int) -> kernel.TorchCallKernel:
+    (group,) = module.prepare(0, heads, heads, n, n, "cpu").groups
+    assert isinstance(group.kernel, kernel.TorchCallKernel)
+    return group.kernel
+
+
+@pytest.mark.parametrize("holes", [False, True])
+@pytest.mark.parametrize("name", BODIES)
+def test_padding_cuts_calls(name: str, holes: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kernel, "SMALL", 0)
+    module, same = module_of(BODIES[name], "torch"), module_of(BODIES[name], "dense")
+    for n_q, n in ((1, 1), (33, 33), (20, 33)):
+        given = tensors(5, 4, n_q, n, key_heads=2, out_size=5)
+        padding = torch.ones(5, n, dtype=torch.bool)
+        padding[1, 20:] = False
+        padding[2, : n // 2] = False
+        padding[3] = False
+        if holes:
+            padding[4, 3:9] = False
+        cut = kernel._ranges(padding)
+        assert (cut is None) == (holes and n > 3)
+        meant = same(*given, key_padding_mask=padding, return_lse=True)
+        found = module(*given, key_padding_mask=padding, return_lse=True)
+        torch.testing.assert_close(found, meant, rtol=0, atol=1e-12)
+        finite = meant[1] > -torch.inf
+        joined = [
+            torch.cat([out, lse.where(finite, 0)[..., None]], -1) for out, lse in (found, meant)
+        ]
+        for mine, right in zip(*(with_gradients(x, given) for x in joined), strict=True):
+            torch.testing.assert_close(mine, right, rtol=0, atol=1e-12)
+
+
+def test_equal_samples_share_a_call_and_every_other_has_its_own() -> None:
+    padding = torch.tensor([[1, 1, 0], [1, 1, 0], [0, 1, 1], [0, 0, 0]], dtype=torch.bool)
+    assert kernel._ranges(padding) == [
+        (slice(0, 2), slice(0, 2)),
+        (slice(2, 3), slice(1, 3)),
+        (slice(3, 4), slice(0, 0)),
+    ]
+
+
+def test_layers_share_a_mask() -> None:
+    modules = [module_of("attend window(radius = 5)", "torch") for _ in range(2)]
+    first, second = (kernel_of(module, 2, 40)._bias(torch.float32) for module in modules)
+    assert first is second

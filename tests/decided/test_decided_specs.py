@@ -1,0 +1,231 @@
+"""What the language, a spec and a module say of graphs that the data decide."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+import attnspec
+from attnspec.compile.standalone import StandaloneError
+from attnspec.lower.work import BackendError
+from attnspec.runtime.layer import SelfAttention
+from attnspec.verification import verify
+
+BODIES = (
+    "attend topk(keys = 4)",
+    "causal attend topk(blocks = 3, size = 4, queries = 1, score = max) | window(radius = 2)",
+    "input s: scores(size = 4) attend topk(mass = 0.9, size = 4, score = s, share = all)",
+    "input s: choices(size = 4) causal attend chosen(s) | self",
+    "layers 2 heads 2 attend lsh(chunk = 4) layer 1 { head 1 { attend topk(keys = 3) } }",
+    "attend lsh(chunk = 4, combine = mean, multiplicity = true)",
+    "input h: buckets attend lsh(h, chunk = 4, share_qk = false)",
+    "causal attend cluster(count = 3) | self",
+    "attend cluster(count = 3, assign = balanced)",
+    "attend cluster(count = 3, of = q)",
+    "input l: ids attend cluster(l)",
+    "causal attend sinkhorn(size = 4)",
+    "attend sinkhorn(size = 4, cut = 2) score softcap(cap = 20)",
+    "causal attend topk(keys = 4, always = self, within = window(radius = 9)) normalize softmax1",
+    "attend topk(keys = 4) + linear()",
+)
+
+
+def spec_of(body: str) -> attnspec.Spec:
+    return attnspec.parse(f"attention a {{ {body} }}")
+
+
+@pytest.mark.parametrize("body", BODIES)
+def test_a_spec_goes_through_every_stage(body: str, tmp_path: Path) -> None:
+    spec = spec_of(body)
+    assert attnspec.parse(spec.source) == spec
+    assert spec.plan(64).steps
+    text = spec.emit()
+    names: dict[str, object] = {}
+    exec(compile(text, "emitted", "exec"), names)
+    found = verify(spec.program, 17, module=names["A"]())  # type: ignore[operator]
+    assert found.ok, str(found)
+    with pytest.raises(StandaloneError):
+        spec.emit(standalone=True)
+
+
+@pytest.mark.parametrize(
+    ("body", "code"),
+    [
+        ("attend ~topk(keys = 4)", "A703"),
+        ("input s: choices attend full - chosen(s)", "A703"),
+        ("attend transpose(lsh())", "A703"),
+        ("attend shift(cluster(), by = 1)", "A703"),
+        ("attend topk(keys = 4, within = topk(keys = 9))", "A703"),
+        ("attend topk(keys = 4, always = cluster())", "A703"),
+        ("attend cluster(of = q) | self", "A703"),
+        ("causal attend cluster(of = q)", "A704"),
+        ("attend lsh() + linear()", "A703"),
+        ("attend sinkhorn(size = 4) + linear()", "A703"),
+        ("attend topk(keys = 4, blocks = 2)", "A303"),
+        ("attend topk(blocks = 4)", "A303"),
+        ("attend topk(size = 4)", "A303"),
+        ("attend topk(keys = 4, size = 2)", "A306"),
+        ("attend topk(blocks = 4, size = 2, score = dot)", "A306"),
+        ("attend topk(mass = 0.0, size = 2)", "A306"),
+        ("input s: scores(size = 4) attend topk(blocks = 4, size = 2, score = s)", "A306"),
+        ("input mean: scores(size = 4) attend topk(blocks = 4, size = 4, score = mean)", "A309"),
+        ("input s: choices(size = 4) attend topk(blocks = 4, size = 4, score = s)", "A313"),
+        ("input s: scores attend chosen(s)", "A313"),
+        ("input s: choices(at_most = 4) attend chosen(s)", "A302"),
+        ("input s: choices(size = 0) attend chosen(s)", "A306"),
+        ("input s: ids(size = 4) attend same(s)", "A302"),
+        ("input h: buckets attend lsh(h, rounds = 4)", "A302"),
+        ("input h: buckets attend lsh(h, hash = hyperplanes)", "A302"),
+        ("input l: ids attend cluster(l, count = 4)", "A302"),
+        ("attend lsh(hash = hyperplanes, buckets = 6)", "A306"),
+        ("attend lsh(cut = bucket, bucket_mask = false)", "A306"),
+        ("attend lsh() scale 0.5", "A708"),
+        ("attend lsh(scale = unit) | lsh()", "A708"),
+        ("attend lsh(share_qk = false) | lsh()", "A708"),
+        ("attend lsh(combine = mean) | lsh(combine = mean, seed = 1)", "A708"),
+        ("attend cluster(of = q, assign = balanced, count = 3)", "A306"),
+        ("attend cluster(assign = balanced)", "A306"),
+        ("causal attend sinkhorn(size = 4, cut = 2)", "A306"),
+        ("attend sinkhorn(size = 4, cut = 9, max_blocks = 8)", "A306"),
+    ],
+)
+def test_what_cannot_be_meant_is_refused(body: str, code: str) -> None:
+    with pytest.raises(attnspec.SpecError) as error:
+        spec_of(body)
+    assert [d.code for d in error.value.diagnostics] == [code]
+
+
+@pytest.mark.parametrize(
+    "body", ["attend topk(keys = 4)", "attend lsh()", "attend self | cluster()"]
+)
+def test_pairs_without_tensors_are_an_error_that_says_where_they_are(body: str) -> None:
+    spec = spec_of(body)
+    for ask in (spec.mask, spec.adjacency, spec.graph):
+        with pytest.raises(ValueError, match=r"module\.pairs"):
+            ask(16)
+
+
+@pytest.mark.parametrize("heads", [1, 2, 4])
+def test_pairs_that_an_input_lists_are_known_with_it(heads: int) -> None:
+    spec = spec_of(
+        "heads 4 input s: choices(size = 4) causal attend chosen(s) | window(radius = 1)"
+    )
+    choices = np.random.default_rng(0).integers(-1, 5, (heads, 18, 3))
+    q = torch.zeros(1, 4, 18, 2)
+    k = torch.zeros(1, 2, 18, 2)
+    held = spec.compile().pairs(q, k, inputs={"s": torch.from_numpy(choices)[None]})[0]
+    for head in range(4):
+        mask = spec.mask(18, head=head, inputs={"s": choices})
+        assert np.array_equal(mask, held[head].numpy())
+        found = spec.adjacency(18, head=head, inputs={"s": choices})
+        assert np.array_equal(found.toarray(), mask)
+    with pytest.raises(ValueError, match="must name key blocks 0 … 4"):
+        spec.mask(18, inputs={"s": choices + 1})
+
+
+@pytest.mark.parametrize(
+    ("body", "wrong", "message"),
+    [
+        ("input s: choices attend chosen(s)", torch.zeros(1, 3, 9, 2, dtype=torch.int64), "H = 4"),
+        (
+            "input s: choices attend chosen(s)",
+            torch.zeros(1, 1, 8, 2, dtype=torch.int64),
+            "n_q = 9",
+        ),
+        ("input s: choices attend chosen(s)", torch.zeros(1, 9, 2, dtype=torch.int64), "H or H_kv"),
+        ("input s: choices attend chosen(s)", torch.zeros(1, 1, 9, 2), "signed integer type"),
+        (
+            "input s: scores(size = 4) attend topk(blocks = 1, size = 4, score = s)",
+            torch.zeros(1, 1, 2, 3),
+            "a row for each of 3 query blocks",
+        ),
+        (
+            "input s: scores attend topk(keys = 1, score = s)",
+            torch.zeros(1, 1, 9, 9, dtype=torch.int64),
+            "floating type",
+        ),
+        (
+            "input s: buckets attend lsh(s, share_qk = false)",
+            torch.zeros(1, 2, 1, 9, dtype=torch.int64),
+            "H or 1",
+        ),
+    ],
+)
+def test_inputs_that_do_not_fit_are_refused(body: str, wrong: torch.Tensor, message: str) -> None:
+    module = spec_of(body).compile()
+    q, k = torch.zeros(1, 4, 9, 2), torch.zeros(1, 2, 9, 2)
+    with pytest.raises((ValueError, TypeError), match=message):
+        module(q, k, k, inputs={"s": wrong})
+    with pytest.raises(ValueError, match="needs its input `s`"):
+        module(q, k, k)
+
+
+def test_pairs_of_every_spec_are_those_of_its_masks() -> None:
+    q = torch.zeros(2, 3, 12, 4)
+    for body in ("attend window(radius = 2)", "heads 3 attend random(keys = 2, seed = 1) | self"):
+        spec = spec_of(body)
+        held = spec.compile().pairs(q, q)
+        for head in range(3):
+            assert np.array_equal(held[1, head].numpy(), spec.mask(12, head=head))
+    module = spec_of("input t: tokens causal attend global(t)").compile()
+    marked = torch.rand(2, 12) < 0.3
+    held = module.pairs(q[:, :, 7:], q, inputs={"t": marked}, key_padding_mask=marked)
+    at = torch.arange(12)
+    wanted = (marked[:, 7:, None] | marked[:, None]) & (at <= at[7:, None]) & marked[:, None]
+    assert torch.equal(held, wanted[:, None].expand(-1, 3, -1, -1))
+    assert spec_of("causal attend linear()").compile().pairs(q, q)[0, 0].sum() == 78
+
+
+def test_pairs_and_choices_are_of_short_sequences() -> None:
+    module = spec_of("attend topk(keys = 4)").compile()
+    q = torch.zeros(1, 1, 8193, 1)
+    for ask in (module.pairs, module.choices):
+        with pytest.raises(ValueError, match="up to n = 8,192"):
+            ask(q, q)
+    with pytest.raises(ValueError, match="decide nothing"):
+        spec_of("attend full").compile().choices(q[:, :, :4], q[:, :, :4])
+
+
+def test_backends_that_lay_out_before_say_why_they_refuse() -> None:
+    for name in ("bands", "tiles", "scattered", "torch", "rows"):
+        with pytest.raises(BackendError, match="queries and keys decide the pairs of `topk`"):
+            spec_of("attend topk(keys = 4) | self").compile(backend=name)
+
+
+@pytest.mark.parametrize("kind", [torch.bfloat16, torch.float16, torch.float32, torch.float64])
+@pytest.mark.parametrize("body", [BODIES[0], BODIES[5], BODIES[7], BODIES[8], BODIES[11]])
+def test_types_and_empty_sequences(body: str, kind: torch.dtype) -> None:
+    module = spec_of(body).compile(head_size=8).to(kind)
+    for n in (0, 1, 19):
+        x = torch.randn(2, 2, n, 8).to(kind)
+        out = module(x, x, x)
+        assert out.dtype == kind
+        assert out.shape == x.shape
+        assert bool(out.isfinite().all())
+
+
+@pytest.mark.parametrize("body", [BODIES[0], BODIES[8], BODIES[11]])
+def test_layers_hold_what_graphs_learn(body: str) -> None:
+    layer = SelfAttention(spec_of(body), 16, 2).train()
+    x = torch.randn(2, 9, 16, requires_grad=True)
+    out = layer(x)
+    out.square().sum().backward()
+    assert out.shape == x.shape
+    again = SelfAttention(spec_of(body), 16, 2)
+    again.load_state_dict(layer.state_dict())
+    assert torch.equal(again.eval()(x), layer.eval()(x))
+
+
+def test_beside_a_mechanism_stand_the_pairs_that_are_decided() -> None:
+    one = spec_of("input l: ids causal attend cluster(l) + linear()").compile()
+    other = spec_of("input l: ids causal attend same(l) + linear()").compile()
+    q, k, v = (torch.randn(2, h, 15, 4, dtype=torch.float64, requires_grad=True) for h in (4, 2, 2))
+    labels = {"l": torch.randint(0, 4, (2, 15))}
+    outs = [module(q, k, v, inputs=labels) for module in (one, other)]
+    assert (outs[0] - outs[1]).abs().max() < 1e-12
+    grads = [torch.autograd.grad(out.square().sum(), (q, k, v)) for out in outs]
+    for first, second in zip(*grads, strict=True):
+        assert (first - second).abs().max() < 1e-11
