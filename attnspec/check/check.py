@@ -19,7 +19,7 @@ def check(spec: Elaborated, verdicts: Sequence[Verdict]) -> list[Diagnostic]:
     """Lints and claims of a spec, in the order of the text; with advice where a claim on reach
     fails."""
     lints = [*heads_not_declared(spec.program), *rows_without_keys(Stack(spec.program), LENGTHS)]
-    lints += choices(spec.program)
+    lints += choices(spec.program, LENGTHS[-1])
     return [*lints, *(d for verdict in verdicts for d in _explained(spec, verdict, verdicts))]
 
 

@@ -60,9 +60,9 @@ def heads_not_declared(program: Program) -> Iterator[Diagnostic]:
                 )
 
 
-def choices(program: Program, lengths: tuple[int, ...] = (64, 257, 1024)) -> Iterator[Diagnostic]:
+def choices(program: Program, n: int) -> Iterator[Diagnostic]:
     """Warnings of choices among earlier keys that later ones may change, and of sizes that leave
-    them nothing to choose at some length."""
+    them nothing to choose at n positions."""
     found = looks_ahead(program)
     if found is not None:
         yield ahead_of(program, found)
@@ -70,10 +70,10 @@ def choices(program: Program, lengths: tuple[int, ...] = (64, 257, 1024)) -> Ite
         for leaf in () if attend.graph is None else leaves(attend.graph):
             if not issubclass(BY_NAME[leaf.pattern], DataDependent):
                 continue
-            bound = (bound_choice(program, leaf, n) for n in reversed(lengths))
-            said = next((one.doubt(n) for n, one in zip(lengths[::-1], bound) if one), "")
+            bound = bound_choice(program, leaf, n)
+            said = "" if bound is None else bound.doubt(n)
             if said:
-                message = f"`{leaf.pattern}` {said} at n = {lengths[-1]:,}"
+                message = f"`{leaf.pattern}` {said} at n = {n:,}"
                 yield Diagnostic("A906", message, leaf.span, "warning")
 
 

@@ -70,9 +70,9 @@ def fault_of(program: Program, layer: int = 0, head: int = 0) -> Fault | None:
 def unsteady_choice(
     program: Program, layer: int, head: int, n: int = FAR, *, whole: bool = True
 ) -> Fault | None:
-    """Why what the data decide was not shown to be the same at every length up to n, given the same tokens
-    as far as both have them; without `whole` whatever padding stands behind them, which takes no
-    place in any choice."""
+    """Why what the data decide was not shown to be the same at every length up to n, given the same
+    tokens as far as both have them; without `whole` whatever padding stands behind them, which
+    takes no place in any choice."""
     graph = program.attend(layer, head).graph
     named = () if graph is None else leaves(graph)
     for leaf in (one for one in named if issubclass(BY_NAME[one.pattern], DataDependent)):

@@ -116,11 +116,11 @@ class Lsh(DataDependent):
         why = "later tokens move the borders of the chunks"
         reach = self.look * self.chunk
         if not self.share_qk:
-            return Ahead(0, n - 1, why) if n > self.chunk else None
-        if not self.bucket_mask:
-            return Ahead(1, n - 1, why) if n > reach + 2 else None
+            return Ahead(0, 1, why) if n > self.chunk else None
         query = reach + self.chunk - 1
-        if self.chunk == 1 or query + 1 >= n:
+        if not self.bucket_mask and n > reach + 2:
+            query = min(query, n - 2)
+        elif self.chunk == 1 or query + 1 >= n:
             # all that is between two positions of a bucket lies between them in the sequence, too
             return None
         return Ahead(query, query + 1, why)
