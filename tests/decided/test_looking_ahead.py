@@ -1,4 +1,4 @@
-"""What the analysis says of choices that look ahead, held against calls with later tokens changed."""
+"""What the analysis says of choices that look ahead, held against calls with other later tokens."""
 
 from __future__ import annotations
 
@@ -54,13 +54,13 @@ BODIES = {
 
 def rows(spec: Spec, x: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
     """The outputs of the first and the last layer, their heads added up, [2, n, d]."""
-    module = spec_module(spec)
-    inputs = {
-        name: torch.as_tensor(value)[None] for name, value in sample(spec, x.shape[2]).items()
-    }
-    return torch.stack(
-        [module(x, x, v, layer=at, inputs=inputs)[0].sum(0) for at in (0, spec.layers - 1)]
-    )
+    module, given = spec_module(spec), sample(spec, N)
+    inputs = {name: torch.as_tensor(value)[None] for name, value in given.items()}
+    # what hashes keys apart has others
+    turned = torch.randn(8, 8, generator=torch.Generator().manual_seed(1), dtype=x.dtype)
+    k = x @ turned if "share_qk = false" in spec.source else x
+    ends = (0, spec.layers - 1)
+    return torch.stack([module(x, k, v, layer=at, inputs=inputs)[0].sum(0) for at in ends])
 
 
 _MODULES: dict[str, torch.nn.Module] = {}
@@ -80,7 +80,7 @@ def spec_module(spec: Spec) -> torch.nn.Module:
 
 
 def changed(spec: Spec, token: int, seed: int) -> torch.Tensor:
-    """bool [n]: the rows before a token that differ once it, and perhaps what follows, does."""
+    """bool [token]: the rows before a token that differ once it, or all from it on, do."""
     draws = torch.Generator().manual_seed(seed)
     heads = spec.heads or 2
     x, v = (torch.randn(1, heads, N, 8, generator=draws, dtype=torch.float64) for _ in range(2))
@@ -88,8 +88,11 @@ def changed(spec: Spec, token: int, seed: int) -> torch.Tensor:
         # nearly one direction, one way or the other
         sign = torch.where(torch.arange(N) <= token, 1.0, torch.randn(N, generator=draws).sign())
         x = 0.05 * x + x[:, :, :1] * sign[:, None]
-    other, last = x.clone(), N if seed % 3 == 0 else token + 1
-    other[:, :, token:last] *= -(1.0 + seed % 5)
+    other = x.clone()
+    if seed % 3:
+        other[:, :, token] *= -(1.0 + seed % 5)
+    else:
+        other[:, :, token:] = torch.randn(other[:, :, token:].shape, generator=draws, dtype=x.dtype)
     with torch.no_grad():
         found = (rows(spec, x, v) - rows(spec, other, v)).abs().amax((0, 2))
     return (found > 1e-12)[:token]

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
+from attnspec.analysis.counting.choices import most_keys
 from attnspec.analysis.counting.degrees import edges_of
 from attnspec.backends.factored.costs import Products, products_of
 from attnspec.backends.planner import choose
@@ -180,8 +181,8 @@ def _step(
     if work.mechanism is not None:
         own = products_of(work, count, size)
         graph = _bands(graph_of(work), count, size) if work.hybrid else _Amounts(0, 0, 0, 0, True)
-    elif backend in _AMOUNTS:
-        graph = _AMOUNTS[backend](work, count, size)
+    elif backend in _AMOUNTS or work.decided:
+        graph = _AMOUNTS.get(backend, _decided)(work, count, size)
         pairs = _useful(stack, work, layers[0], heads[0])
     else:
         raise NotBuilt(f"the backend {backend} does not say how many pairs it computes")
@@ -203,8 +204,10 @@ def _step(
 
 
 def _useful(stack: Stack, work: Work, layer: int, head: int) -> int | None:
+    if stack.unknown is not None and work.decided:
+        return None
     try:
-        if not work.reads:
+        if not work.reads and not work.decided:
             return edges_of(work.relation, work.n_k)
         if stack.inputs is not None:
             relation: Relation = stack.relation(work.n_k, layer, head)
@@ -221,6 +224,13 @@ def _dense(work: Work, heads: int, size: int) -> _Amounts:
     mask = pairs + (8 * pairs if work.changes else 0)
     # scores are written, changed, weighed, and read for the product with the values
     return _Amounts(pairs, tensors + 8 * pairs, 3 * pairs * heads, mask, False)
+
+
+def _decided(work: Work, heads: int, size: int) -> _Amounts:
+    """What is computed at most of a choice, its scores and orders left out."""
+    pairs = int(most_keys(work.relation, work.n_k).sum())
+    moved = 2 * work.n_q * size + 2 * pairs // 64 * size
+    return _Amounts(pairs, moved, min(pairs, PIECE), 0, False, upper=True)
 
 
 def _torch(work: Work, heads: int, size: int) -> _Amounts:

@@ -71,7 +71,7 @@ def leak(stack: Stack, n: int) -> Figure[Leak | None]:
 
 
 def looks_ahead(program: Program) -> Leak | None:
-    """The first layer and head that reads no later key, but chooses by later ones at some length."""
+    """The first layer and head that reads no later key, but at some length chooses by them."""
     return _by_choice(Stack(program), FAR)[0]
 
 
