@@ -17,7 +17,16 @@ from attnspec.graphs.relation import DataDependent, Relation, probes
 from attnspec.graphs.token_sets import Data
 from attnspec.ir.api_checks import index_of, length_of, of_head, sampled
 from attnspec.ir.parameters import RelationError
-from attnspec.ir.program import Attend, Leaf, Program, Term, inputs_of, leaves, symbols_of
+from attnspec.ir.program import (
+    Attend,
+    Compound,
+    Leaf,
+    Program,
+    Term,
+    inputs_of,
+    leaves,
+    symbols_of,
+)
 from attnspec.text.diagnostics import AttnSpecError, Diagnostic, SpecError, did_you_mean
 
 if TYPE_CHECKING:
@@ -474,6 +483,30 @@ def influence(program: Program) -> Program:
     if not has_mechanism(program):
         return program
     return replace(program, attends=tuple(_lets_through(attend) for attend in program.attends))
+
+
+def any_pair(program: Program) -> Program:
+    """The same layers and heads with `full` in place of what tensors decide: which pairs may be
+    read, for some tensors."""
+    return replace(program, attends=tuple(_any_pair(attend) for attend in program.attends))
+
+
+def _any_pair(attend: Attend) -> Attend:
+    if attend.graph is None or attend.mechanism is not None:
+        return attend
+    return replace(attend, graph=undecided(attend.graph))
+
+
+def decides(graph: Term) -> bool:
+    """Whether tensors decide pairs of a graph."""
+    return any(BY_NAME[leaf.pattern].data_dependent for leaf in leaves(graph))
+
+
+def undecided(graph: Term) -> Term:
+    """The graph with `full` in place of what the data decide."""
+    if isinstance(graph, Compound):
+        return replace(graph, terms=tuple(undecided(term) for term in graph.terms))
+    return Leaf("full", ()) if BY_NAME[graph.pattern].data_dependent else graph
 
 
 def _lets_through(attend: Attend) -> Attend:

@@ -28,10 +28,16 @@ from attnspec.graphs.forms.stability import FAR, bound_choice
 from attnspec.graphs.patterns import BY_NAME
 from attnspec.graphs.patterns.where import Where
 from attnspec.graphs.relation import Relation, evaluate_pairs
-from attnspec.graphs.stack import MOST_POSITIONS, Stack, TooMuch, require_few_patterns
+from attnspec.graphs.stack import (
+    MOST_POSITIONS,
+    Stack,
+    TooMuch,
+    require_few_patterns,
+    undecided,
+)
 from attnspec.graphs.token_sets import Data
 from attnspec.ir.api_checks import sampled
-from attnspec.ir.program import Compound, Input, Leaf, Program, Term, inputs_of, leaves
+from attnspec.ir.program import Input, Program, inputs_of, leaves
 
 FIRST = 64
 """Positions that are looked at in sequences too long to be counted."""
@@ -127,7 +133,7 @@ def _by_pairs(stack: Stack, n: int) -> Figure[Leak | None]:
         ]
         at = _situation(stack, n, layer, head)
         # what the data decide may hold for any one pair, but two such things perhaps not together
-        graph = _whole(attend.graph)
+        graph = undecided(attend.graph)
         # those that only decide, as choices and scores do, say nothing of the rest
         names &= inputs_of(graph)
         samples = _samples([stack.declared[name] for name in sorted(names)], n)
@@ -164,13 +170,6 @@ def _situation(stack: Stack, n: int, layer: int, head: int) -> Situation:
         for name in stack.inputs or {}
     }
     return replace(stack.situation(n, layer, head), inputs=given)
-
-
-def _whole(graph: Term) -> Term:
-    """The graph with `full` in place of what the data decide."""
-    if isinstance(graph, Compound):
-        return replace(graph, terms=tuple(_whole(term) for term in graph.terms))
-    return Leaf("full", ()) if BY_NAME[graph.pattern].data_dependent else graph
 
 
 def _samples(inputs: list[Input], n: int) -> Iterator[tuple[Mapping[str, Data], list[str]]]:

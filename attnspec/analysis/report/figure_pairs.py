@@ -13,6 +13,8 @@ from attnspec.analysis.counting import graph_heads
 from attnspec.analysis.counting.degrees import degrees_of
 from attnspec.analysis.counting.figures import PAIRS
 from attnspec.analysis.quality import Figure, Unknown
+from attnspec.analysis.report import figure_choices as choices
+from attnspec.graphs.stack import has_mechanism
 
 if TYPE_CHECKING:
     from attnspec.analysis.report.inquiry import Inquiry
@@ -24,6 +26,8 @@ def counted(name: str) -> Callable[[Inquiry], Figure[Any]]:
     """What is counted of the pairs of all heads."""
 
     def of(report: Inquiry) -> Figure[Any]:
+        if report.undecided and not has_mechanism(report.program):
+            return choices.most(name, report)
         # raises Unknown where the pairs are not known
         _ = report.graphs
         return Figure(PAIRS[name](report.stack.bound(report.n), report.n) if report.n else 0)
@@ -36,7 +40,7 @@ def mean_degree(report: Inquiry) -> Figure[Any]:
     density = report.figure("density")
     if isinstance(density, Unknown):
         raise density
-    return Figure(density.value * report.n)
+    return replace(density, value=density.value * report.n)
 
 
 def over_heads(name: str, of: Callable[[Any], int]) -> Callable[[Inquiry], Figure[Any]]:
@@ -166,6 +170,9 @@ def reach(name: str) -> Callable[[Inquiry], Figure[Any]]:
             return Figure(0)
         found: Figure[Any] = getattr(reaches, name)(report.influence, report.n)
         notes = [found.note, graph_heads.mechanism_note(report)]
+        if report.undecided:
+            notes.append("at least, as if tensors could choose any pair that is allowed")
+            found = replace(found, quality="bound")
         return replace(found, note="; ".join(note for note in notes if note))
 
     return of
