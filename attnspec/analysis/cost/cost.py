@@ -183,7 +183,7 @@ def _step(
         graph = _bands(graph_of(work), count, size) if work.hybrid else _Amounts(0, 0, 0, 0, True)
     elif backend in _AMOUNTS or work.decided:
         graph = _AMOUNTS.get(backend, _decided)(work, count, size)
-        pairs = _useful(stack, work, layers[0], heads[0])
+        pairs = _useful(stack, work, layers[0], heads)
     else:
         raise NotBuilt(f"the backend {backend} does not say how many pairs it computes")
     backward = (10 if graph.flash else 8) * size * graph.executed + own.backward_flops
@@ -203,14 +203,18 @@ def _step(
     )
 
 
-def _useful(stack: Stack, work: Work, layer: int, head: int) -> int | None:
+def _useful(stack: Stack, work: Work, layer: int, heads: tuple[int, ...]) -> int | None:
+    known = [stack.known[layer, head] for head in heads if (layer, head) in stack.known]
+    if known:
+        # their mean, where tensors decided for each head
+        return sum(edges_of(relation, work.n_k) for relation in known) // len(known)
     if stack.unknown is not None and work.decided:
         return None
     try:
         if not work.reads and not work.decided:
             return edges_of(work.relation, work.n_k)
         if stack.inputs is not None:
-            relation: Relation = stack.relation(work.n_k, layer, head)
+            relation: Relation = stack.relation(work.n_k, layer, heads[0])
             return edges_of(relation, work.n_k)
     except TooMuch:
         pass

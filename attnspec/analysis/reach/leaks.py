@@ -92,7 +92,7 @@ def _by_choice(stack: Stack, n: int) -> tuple[Leak | None, str]:
     words: set[str] = set()
     for layer, head in places(stack.program):
         graph = stack.program.attend(layer, head).graph
-        if graph is None or (layer, head) in stack.known:
+        if graph is None:
             continue
         if not _past_only(stack.program, layer, head):
             continue

@@ -88,7 +88,8 @@ def scoring_flops(report: Inquiry) -> Figure[Any]:
         found = [leaf.scoring(n, d) for leaf in leaves]
         layers[layer] = layers.get(layer, 0) + copies * sum(count for count, _ in found)
         words |= {word for _, word in found} - {""}
-    return Figure(max(layers.values(), default=0), "bound", f"at most, {'; '.join(sorted(words))}")
+    found = max(layers.values(), default=0)
+    return Figure(found, "bound", "; ".join(["at most", *sorted(words)])) if found else Figure(0)
 
 
 def finds(report: Inquiry) -> Figure[Any]:

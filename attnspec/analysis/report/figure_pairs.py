@@ -14,7 +14,7 @@ from attnspec.analysis.counting.degrees import degrees_of
 from attnspec.analysis.counting.figures import PAIRS
 from attnspec.analysis.quality import Figure, Unknown
 from attnspec.analysis.report import figure_choices as choices
-from attnspec.graphs.stack import has_mechanism
+from attnspec.graphs.stack import Stack, has_mechanism
 
 if TYPE_CHECKING:
     from attnspec.analysis.report.inquiry import Inquiry
@@ -132,7 +132,7 @@ def order(report: Inquiry) -> Figure[Any]:
     from attnspec.analysis.growth import order as orders
 
     _require_positions(report)
-    return _or_unknown(orders.order(report.stack, report.n, report.elaborated))
+    return _or_unknown(orders.order(_at_every_length(report), report.n, report.elaborated))
 
 
 def edges_formula(report: Inquiry) -> Figure[Any]:
@@ -141,7 +141,13 @@ def edges_formula(report: Inquiry) -> Figure[Any]:
     from attnspec.analysis.growth import order as orders
 
     _require_positions(report)
-    return _or_unknown(orders.edges_formula(report.stack, report.n))
+    return _or_unknown(orders.edges_formula(_at_every_length(report), report.n))
+
+
+def _at_every_length(report: Inquiry) -> Stack:
+    """The stack without what tensors of one length decided."""
+    stack = report.stack
+    return Stack(stack.program, stack.inputs) if stack.known else stack
 
 
 def _require_positions(report: Inquiry) -> None:

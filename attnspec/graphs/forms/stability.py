@@ -80,7 +80,7 @@ def unsteady_choice(
         if bound is None:
             return Fault(written_leaf(leaf), "has no value", "write numbers as its sizes")
         if bound.counts_by_length:
-            mend = "write a number as its size"
+            mend = "say a number, or choose in another way"
             return Fault(written_leaf(leaf), bound.counts_by_length, mend)
         ahead = bound.ahead(n) if whole else None
         if ahead is not None:
