@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
 import numpy as np
@@ -18,8 +18,16 @@ from attnspec.graphs.relation import Relation
 from attnspec.graphs.stack import Sample, decides
 from attnspec.graphs.written_pairs import WrittenPairs
 from attnspec.ir.api_checks import length_of
-from attnspec.ir.program import Program, leaves
+from attnspec.ir.program import Input, Program, leaves
+from attnspec.runtime.call_checks import PER_HEAD
+from attnspec.runtime.module import LONGEST_PAIRS
 from attnspec.text.diagnostics import AttnSpecError
+
+SIZE = 16
+"""The size of a head in samples that are drawn."""
+
+LISTED = 4
+"""Blocks in a list, and buckets, of inputs that are drawn."""
 
 Tensors = tuple[npt.ArrayLike, npt.ArrayLike]
 
@@ -50,21 +58,71 @@ def decided_pairs(
         q = k = torch.zeros(1, program.heads or heads, n, 1)
     else:
         q, k = (_of_one(name, x, n) for name, x in zip("qk", tensors, strict=True))
-    with warnings.catch_warnings():
-        # the report says what looks ahead
+    return _pairs(program, range(program.layer_count), q, k, given)
+
+
+def sample_pairs(
+    program: Program, n: int, layers: Iterable[int], inputs: Sample
+) -> Mapping[tuple[int, int], Relation]:
+    """The pairs of some layers, beside mechanisms too, for queries and keys that wander at random,
+    the same every time, and for random inputs where choices, scores or buckets are not given."""
+    chosen = [program.attend(layer, head).graph for layer in layers for head in _heads(program)]
+    if not n or not any(graph is not None and decides(graph) for graph in chosen):
+        return {}
+    if n > LONGEST_PAIRS:
+        raise AttnSpecError(f"samples of choices are drawn up to n = {LONGEST_PAIRS:,}, got {n:,}")
+    draws = torch.Generator().manual_seed(0)
+    heads = len(_heads(program))
+    q = torch.randn(1, heads, n, SIZE, generator=draws)
+    # neighbours are alike, as tokens are
+    q = q + 0.5 * q.cumsum(2)
+    given = {name: torch.as_tensor(np.asarray(x))[None] for name, x in inputs.items()}
+    for entry in program.inputs:
+        if entry.name not in given and entry.kind in PER_HEAD:
+            given[entry.name] = _drawn_input(entry, n, draws)
+    bare = tuple(
+        attend if attend.graph is None else replace(attend, mechanism=None)
+        for attend in program.attends
+    )
+    return _pairs(replace(program, attends=bare), layers, q, q, given)
+
+
+def _drawn_input(entry: Input, n: int, draws: torch.Generator) -> torch.Tensor:
+    blocks = -(-n // entry.size)
+    if entry.kind == "choices":
+        return torch.randint(-1, blocks, (1, 1, n, LISTED), generator=draws)
+    if entry.kind == "buckets":
+        return torch.randint(0, LISTED, (1, 1, 1, n), generator=draws)
+    # more rows than there are blocks of queries are ignored
+    return 2 * torch.randn(1, 1, n, blocks, generator=draws)
+
+
+def _heads(program: Program) -> range:
+    return range(program.heads or 1)
+
+
+def _pairs(
+    program: Program,
+    layers: Iterable[int],
+    q: torch.Tensor,
+    k: torch.Tensor,
+    inputs: Mapping[str, torch.Tensor],
+) -> Mapping[tuple[int, int], Relation]:
+    """The pairs of the layers and heads where tensors decide some, and no mechanism is."""
+    with warnings.catch_warnings(), torch.random.fork_rng(devices=[]):
+        # a report says what looks ahead
         warnings.simplefilter("ignore")
-        module = compile_program(program).eval()
+        # what is learned starts the same every time
+        torch.manual_seed(0)
+        module = compile_program(program, head_size=q.shape[3]).eval()
     found: dict[tuple[int, int], Relation] = {}
-    with torch.no_grad():
-        for layer in range(program.layer_count):
-            row = [program.attend(layer, head) for head in range(q.shape[1])]
-            graphs = [None if one.mechanism is not None else one.graph for one in row]
-            if not any(graph is not None and decides(graph) for graph in graphs):
-                continue
-            masks = module.pairs(q, k, layer=layer, inputs=given or None)[0].numpy()
-            for head, graph in enumerate(graphs):
-                if graph is not None and decides(graph):
-                    found[layer, head] = WrittenPairs(masks[head])
+    for layer in layers:
+        attends = [program.attend(layer, head) for head in range(q.shape[1])]
+        graphs = [None if one.mechanism is not None else one.graph for one in attends]
+        heads = [head for head, graph in enumerate(graphs) if graph is not None and decides(graph)]
+        if heads:
+            masks = module.pairs(q, k, layer=layer, inputs=inputs or None)[0].numpy()
+            found.update({(layer, head): WrittenPairs(masks[head]) for head in heads})
     return found
 
 
