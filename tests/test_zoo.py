@@ -11,7 +11,6 @@ from zoo import EXAMPLES, smaller
 
 import attnspec
 from attnspec.compile.emit import class_name
-from attnspec.lower.lower import decided_leaves
 from attnspec.lower.mechanism_sizes import longest_of
 from attnspec.spec import Spec
 from attnspec.verification import verify, verify_each
@@ -58,9 +57,6 @@ def emitted(spec: Spec) -> torch.nn.Module:
     return module
 
 
-BUILT = [name for name in FILES if not decided_leaves(loaded(name).program)]
-
-
 @pytest.mark.parametrize("name", FILES)
 def test_check_says_what_the_comment_announces(name: str) -> None:
     text = (EXAMPLES / name).read_text(encoding="utf-8")
@@ -68,14 +64,8 @@ def test_check_says_what_the_comment_announces(name: str) -> None:
     assert {d.code for d in attnspec.load(EXAMPLES / name).check()} == announced
 
 
-@pytest.mark.parametrize("name", FILES)
-def test_what_is_not_built_says_so(name: str) -> None:
-    text = (EXAMPLES / name).read_text(encoding="utf-8")
-    assert ("# Not built yet:" in text) == (name not in BUILT)
-
-
 @pytest.mark.usefixtures("unverified")
-@pytest.mark.parametrize("name", BUILT)
+@pytest.mark.parametrize("name", FILES)
 def test_the_emitted_module_computes_the_spec(name: str) -> None:
     spec = loaded(name)
     module = emitted(spec)
@@ -84,13 +74,13 @@ def test_the_emitted_module_computes_the_spec(name: str) -> None:
         assert found.ok, str(found)
 
 
-@pytest.mark.parametrize("name", BUILT)
+@pytest.mark.parametrize("name", FILES)
 def test_every_backend_computes_the_spec(name: str) -> None:
     verify_all(loaded(name), SHORT)
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize("name", BUILT)
+@pytest.mark.parametrize("name", FILES)
 def test_every_backend_computes_the_spec_at_every_length(name: str) -> None:
     verify_all(attnspec.load(EXAMPLES / name), LENGTHS)

@@ -14,7 +14,7 @@ from attnspec.cli.failures import INTERRUPTED, LimitReached, fitting
 from attnspec.cli.show_command import require_slot
 from attnspec.cli.specs import length_of, spec_at
 from attnspec.graphs.stack import blamed
-from attnspec.lower.lower import require_built
+from attnspec.lower.lower import require_known
 from attnspec.text.diagnostics import hinted
 
 if TYPE_CHECKING:
@@ -137,7 +137,7 @@ def command(
     from attnspec.bench.rivals import Setting
 
     loaded = spec_at(spec, name, parameters)
-    require_built(loaded.program)
+    require_known(loaded.program)
     require_slot(loaded, layer, None)
     setting = Setting(
         heads=heads_of(loaded, heads),

@@ -21,7 +21,7 @@ from attnspec.text.diagnostics import InternalError
 WIDTH = 100
 """The longest line of the plan, where no single number or name is longer."""
 
-OWN = ("CompiledAttention", "FORMAT", "Mapping", "PLAN")
+OWN = ("Any", "CompiledAttention", "FORMAT", "Mapping", "PLAN")
 """Names that the module itself uses, besides torch."""
 
 ALONE = frozenset(("functools", "math", "torch"))
@@ -40,6 +40,7 @@ _DEPENDENT = """\
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 import torch
 
@@ -77,11 +78,13 @@ class NAME(CompiledAttention):
         key_padding_mask: torch.Tensor | None = None,
         dropout_p: float = 0.0,
         inputs: Mapping[str, torch.Tensor] | None = None,
-    ) -> torch.Tensor:
+        return_lse: bool = False,
+    ) -> Any:
         """q [B, HEADS, n_q, d], k [B, H_kv, n_k, d], v [B, H_kv, n_k, d_v] -> [B, HEADS, n_q, d_v].
 
         Queries are the last n_q of the n_k positions; H_kv divides HEADS. `key_padding_mask` is
-        bool [B, n_k], True for a real key. INPUTS
+        bool [B, n_k], True for a real key. With `return_lse` the log-sum-exps [B, HEADS, n_q] come
+        as well. INPUTS
         """
         return super().forward(
             q,
@@ -91,6 +94,7 @@ class NAME(CompiledAttention):
             key_padding_mask=key_padding_mask,
             dropout_p=dropout_p,
             inputs=inputs,
+            return_lse=return_lse,
         )
 '''
 
@@ -250,7 +254,7 @@ def check_module(text: str, standalone: bool) -> None:
         tree = ast.parse(text)
     except (SyntaxError, RecursionError, MemoryError) as error:
         raise InternalError(f"the emitted module does not parse: {error}") from error
-    allowed = ALONE if standalone else {"__future__", "attnspec", "collections", "torch"}
+    allowed = ALONE if standalone else {"__future__", "attnspec", "collections", "torch", "typing"}
     for node in ast.walk(tree):
         found = []
         if isinstance(node, ast.Import):

@@ -310,6 +310,11 @@ class DataDependent(Relation):
         """What the choice counts by n, padding included, in words; "" for nothing."""
         return ""
 
+    @property
+    def waits(self) -> str:
+        """What the choice owes to queries that are yet to come, in words; "" for nothing."""
+        return ""
+
     def doubt(self, n: int) -> str:
         """What is to be said of sizes that leave it little to choose at n positions, "" for
         nothing; what is to be read after its name."""

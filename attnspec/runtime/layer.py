@@ -12,7 +12,7 @@ from torch import nn
 from torch.nn import functional
 
 from attnspec.backends.planner import require_willing
-from attnspec.ir.program import Program
+from attnspec.ir.program import Attend, Program, leaves
 from attnspec.ir.serial import plan_data
 from attnspec.lower.mechanism_sizes import learned_parts, symbols_in
 from attnspec.runtime.call_checks import FLOATS, check_dropout, check_layer
@@ -81,6 +81,7 @@ class SelfAttention(nn.Module):
         self.attention = CompiledAttention(plan_data(program, backend), head_size)
         if shared is not None:
             _share(self.attention, shared.attention)
+        self.shared = _shared_heads(program)
         self.read = _read(program)
         width = self.embed_dim
         if self.read:
@@ -134,6 +135,11 @@ class SelfAttention(nn.Module):
         q, k, v = (
             torch.unflatten(part, 2, (heads, -1)).transpose(1, 2) for part in self._projected(x)
         )
+        if self.shared:
+            # the keys of these heads are their queries
+            same = torch.zeros(heads, dtype=torch.bool, device=x.device)
+            same[list(self.shared)] = True
+            k = torch.where(same[:, None, None], q, k)
         out = self.attention(
             q,
             k,
@@ -221,10 +227,26 @@ def _mixing(program: Program) -> str:
     return mechanism.name if program.heads is None and mechanism is not None else ""
 
 
+def _shares(attend: Attend) -> bool:
+    """Whether keys are the queries in what is attended."""
+    hashed = [
+        leaf for leaf in (leaves(attend.graph) if attend.graph else ()) if leaf.pattern == "lsh"
+    ]
+    return any(dict(leaf.arguments)["share_qk"] is True for leaf in hashed)
+
+
+def _shared_heads(program: Program) -> tuple[int, ...]:
+    """The heads whose keys are their queries."""
+    return tuple(head for head, slot in enumerate(program.row()) if _shares(program.attends[slot]))
+
+
 def _read(program: Program) -> str:
     """Which of q, k and v the heads of a layer read."""
     found: set[str] = set()
     for attend in program.attends:
+        if _shares(attend):
+            found |= set("qv")
+            continue
         mechanism = attend.mechanism
         arguments = {} if mechanism is None else dict(mechanism.arguments)
         if program.heads is None and mechanism is not None:

@@ -16,8 +16,6 @@ from attnspec.backends.decided.cluster import moved_centroids
 from attnspec.backends.planner import AUTO, ROWS, check_backend, choose
 from attnspec.backends.rows.keys import FEW
 from attnspec.graphs.bind import extents_of
-from attnspec.graphs.patterns.causal import Causal
-from attnspec.graphs.patterns.full import Full
 from attnspec.graphs.relation import DataDependent, Relation
 from attnspec.ir.program import Mechanism
 from attnspec.ir.serial import FORMAT, Plain, from_data
@@ -37,6 +35,7 @@ from attnspec.runtime.decisions import Decision, data_of, decided, decisions_of
 from attnspec.runtime.head_groups import Group, Prepared, group_of, selected, together
 from attnspec.runtime.parameters import Draws, Learner, again
 from attnspec.runtime.streaming import (
+    Everything,
     StreamState,
     Works,
     stream_kernel,
@@ -136,13 +135,16 @@ class CompiledAttention(Learner):
             self.make_parameters(q.shape[3], v.shape[3], q.device)
         key = (self._binder.alike(layer), q.shape[1], k.shape[1], str(q.device))
         works, prepared = self._streams.get(key, lambda: apart(lambda: self._stream(*key)))
-        outs, parts = [], []
+        outs: list[torch.Tensor] = []
+        parts: list[object] = []
         first = StreamState.first(state, works, q, k, v)
         check_padding(padding, q.shape[0], q.shape[2], q.device)
         data = check_inputs(self.program, inputs, q, k)
         if 0 in (q.shape[0], q.shape[2]):
             return _nothing(q, k, v)[0], first.after(q.shape[2], first.parts)
         first = first.with_marked(self.program, data)
+        if any(work.decided for work, _ in works):
+            return self._step_of_all(q, k, v, first, layer, padding, data)
         for group, part in zip(prepared.groups, first.parts, strict=True):
             draw = 0 if self.draws is None else self.draws.number(layer, group.redraw)
             call = Call(padding, 0.0, self._tables(group, layer, q.device), data, draw)
@@ -156,9 +158,31 @@ class CompiledAttention(Learner):
             parts.append(after)
         return _joined(outs, prepared), first.after(q.shape[2], parts)
 
+    def _step_of_all(
+        self,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        state: StreamState,
+        layer: int,
+        padding: torch.Tensor | None,
+        inputs: Mapping[str, torch.Tensor],
+    ) -> tuple[torch.Tensor, StreamState]:
+        """A step of a layer in which the data decide: a call of the next queries with all keys."""
+        before = state.parts[0]
+        if before is None:
+            every = Everything(k, v, padding, inputs)
+        else:
+            every = cast(Everything, before).after(k, v, padding, inputs)
+        out = self._run(q, every.keys, every.values, layer, every.padding, 0.0, every.inputs, False)
+        return cast(torch.Tensor, out), state.after(q.shape[2], [every, *state.parts[1:]])
+
     def _stream(self, layer: int, heads: int, keys: int, device: str) -> tuple[Works, Prepared]:
         place = torch.device(device)
         groups, works = [], streamed_works(self._binder, layer, heads)
+        if any(work.decided for work, _ in works):
+            # each step is a call with all keys
+            return works, Prepared((), None)
         for work, members in works:
             kernel = stream_kernel(self.program, layer, work, members, place, self.backend)
             tables = self.tables_of(work)
@@ -270,10 +294,8 @@ class CompiledAttention(Learner):
         choices = self._decided(decisions, layer, q, k, key_padding_mask, data)
         held = q.new_zeros(*q.shape[:3], k.shape[2], dtype=torch.bool)
         for work, heads in works:
-            relation = weighed(work)
             mine = data_of(work, heads, decisions, choices, data)
-            found = mask_of(relation, q.shape[2], k.shape[2], mine, q.device)
-            held[:, list(heads)] = found
+            held[:, list(heads)] = mask_of(work, mine, q.device)
         return held if key_padding_mask is None else held & key_padding_mask[:, None, None]
 
     def choices(
@@ -485,13 +507,6 @@ def _may_redraw(mechanism: Mechanism | None) -> bool:
 def _joined(parts: Sequence[torch.Tensor], prepared: Prepared) -> torch.Tensor:
     """What all groups have found, [B, H, …], in the order of the heads."""
     return selected(parts[0] if len(parts) == 1 else torch.cat([*parts], 1), 1, prepared.order)
-
-
-def weighed(work: Work) -> Relation:
-    """The pairs that a work weighs: those of its graph, beside a mechanism all others too."""
-    if not work.hybrid:
-        return work.relation
-    return Causal() if work.causal else Full()
 
 
 def _nothing(

@@ -114,6 +114,12 @@ def streamed_works(binder: Binder, layer: int, heads: int) -> Works:
                 f"the graph reads the length `{entry.name}`, a number of the whole sequence, which"
                 " is not known before the end"
             )
+    for work, _ in found:
+        if work.decided and work.mechanism is not None:
+            raise ValueError(
+                f"`{work.decided[0].name}` beside a mechanism has no state to go on from: a step"
+                " takes it alone, or beside other graphs"
+            )
     return found
 
 
@@ -172,6 +178,42 @@ def _place_of(program: Program, layer: int, heads: tuple[int, ...]) -> str:
     if program.heads is not None:
         words.append(f"head {numbers(heads)}")
     return f" in {', '.join(words)}" if words else ""
+
+
+@dataclass(frozen=True, eq=False)
+class Everything:
+    """What graphs that the data decide go on from: the keys [B, K, n, d] and values [B, K, n, d_v]
+    of all positions, which of them are real, None where all are, and the inputs of kinds that have
+    one number for each position, [B, n]."""
+
+    keys: torch.Tensor
+    values: torch.Tensor
+    padding: torch.Tensor | None
+    inputs: Mapping[str, torch.Tensor]
+
+    def after(
+        self,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        padding: torch.Tensor | None,
+        inputs: Mapping[str, torch.Tensor],
+    ) -> Everything:
+        """The same with the next positions; inputs about queries are those of these alone."""
+        if padding is not None or self.padding is not None:
+            both = (self.padding, self.keys), (padding, k)
+            padding = torch.cat([_real_of(*each) for each in both], 1)
+        joined = {
+            name: torch.cat([self.inputs[name], x], 1) if x.dim() == 2 else x
+            for name, x in inputs.items()
+        }
+        keys, values = torch.cat([self.keys, k], 2), torch.cat([self.values, v], 2)
+        return Everything(keys, values, padding, joined)
+
+
+def _real_of(padding: torch.Tensor | None, keys: torch.Tensor) -> torch.Tensor:
+    if padding is not None:
+        return padding
+    return torch.ones(len(keys), keys.shape[2], dtype=torch.bool, device=keys.device)
 
 
 PIECE = 256

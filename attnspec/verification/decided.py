@@ -8,7 +8,6 @@ from collections.abc import Iterator, Mapping, Sequence
 import torch
 
 from attnspec.backends.planner import AUTO
-from attnspec.graphs.patterns.lsh import Lsh
 from attnspec.ir.serial import plan_data
 from attnspec.lower.work import Work
 from attnspec.runtime.module import CompiledAttention
@@ -30,8 +29,7 @@ def decided_checks(
     """What is compared of the heads of some layers, together."""
     run = Run(module, shape.layers[0], shape.n_q, shape.n, shape.heads, data)
     k = run.drawn(shape.n)
-    leaves = [leaf for work, _ in works for leaf in work.decided]
-    shared = any(isinstance(leaf, Lsh) and leaf.share_qk for leaf in leaves)
+    shared = any(work.unit_keys for work, _ in works)
     q = k[:, :, shape.n - shape.n_q :].clone() if shared else run.drawn(shape.n_q)
     place = shape.layers, None, module.backend
     formulas = any(work.mechanism is not None for work, _ in works)

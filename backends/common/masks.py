@@ -14,8 +14,11 @@ import numpy as np
 import torch
 
 from attnspec.graphs.operators import Complement, Intersection, Shift, Transpose, Union
+from attnspec.graphs.patterns.causal import Causal
+from attnspec.graphs.patterns.full import Full
 from attnspec.graphs.relation import DataDependent, Elementwise, Relation, evaluate_pairs
 from attnspec.graphs.token_sets import Data, StandIn, reads_data
+from attnspec.lower.work import Work
 
 Part = TypeVar("Part")
 
@@ -146,11 +149,13 @@ def mask_plan(
             return Reading(relation, at[0], at[1])
 
 
-def mask_of(
-    relation: Relation, n_q: int, n_k: int, data: Mapping[Any, Any], device: torch.device
-) -> torch.Tensor:
-    """Which of n_k keys the last n_q positions read, broadcastable to [B, H, n_q, n_k]."""
-    q, k = np.arange(n_k - n_q, n_k)[:, None], np.arange(n_k)[None]
+def mask_of(work: Work, data: Mapping[Any, Any], device: torch.device) -> torch.Tensor:
+    """Which keys queries weigh, broadcastable to [B, H, n_q, n_k]: those of the graph, beside a
+    mechanism all."""
+    n_k, relation = work.n_k, work.relation
+    if work.hybrid:
+        relation = Causal() if work.causal else Full()
+    q, k = np.arange(n_k - work.n_q, n_k)[:, None], np.arange(n_k)[None]
     held = mask_plan(relation, q, k, n_k, device).mask(data, n_k)
     # inputs of graphs that no data decide have no axis of heads
     return held[:, None] if held.dim() == 3 else held

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, TypeVar
+from functools import wraps
+from typing import Any, TypeVar, cast
 
 import torch
+from torch._C._dynamo import eval_frame
 from torch.autograd import forward_ad
 
 AnyFunction = TypeVar("AnyFunction", bound=Callable[..., Any])
@@ -19,6 +21,24 @@ def constant_in_traces(function: AnyFunction) -> AnyFunction:
     """
     function._dynamo_marked_constant = True  # type: ignore[attr-defined]
     return function
+
+
+def untraced(function: AnyFunction) -> AnyFunction:
+    """Says that traced calls break off where a function is called, and go on with what it gives.
+
+    So does `torch.compiler.disable`, but it imports all of torch.compile first.
+    """
+
+    @wraps(function)
+    def called(*given: Any) -> Any:
+        before = eval_frame.set_eval_frame(None)
+        try:
+            return function(*given)
+        finally:
+            eval_frame.set_eval_frame(before)
+
+    called._torchdynamo_disable = True  # type: ignore[attr-defined]
+    return cast(AnyFunction, called)
 
 
 def is_transformed() -> bool:

@@ -41,17 +41,19 @@ class Scores:
             return self.rows.slots * self.keys.shape[-1]
         return self.rows.blocks if self.pooled else self.rows.slots
 
-    def __call__(self, part: Part, seen: torch.Tensor, scales: torch.Tensor) -> torch.Tensor:
-        """[B, H, rows, blocks] for slots that rows see [B, 1 or H, rows, slots]; -inf where they
-        see none. `scales` [H, 1, 1] are those of a softmax."""
+    def __call__(self, part: Part, seen: torch.Tensor | None, scales: torch.Tensor) -> torch.Tensor:
+        """[B, H, rows, blocks] for slots that rows see [B, 1 or H, rows, slots], None where it does
+        not matter which; anything where they see none. `scales` [H, 1, 1] are those of a
+        softmax."""
         q = self.rows.mean_query(part)
+        if seen is not None:
+            if self.scorer == "bound":
+                return self._bound(q, seen)
+            return self._of_keys(product(q, self.keys), seen, scales)
         if self.scorer == "bound":
-            found = self._bound(q, seen)
-        elif self.pooled:
-            found = product(q, self.pooled[0])
-        else:
-            found = self._of_keys(product(q, self.keys), seen, scales)
-        return found.masked_fill(~self.rows.in_blocks(seen).any(-1), -torch.inf)
+            least, most = self.pooled
+            return product(q.clamp_max(0), least) + product(q.clamp_min(0), most)
+        return product(q, self.pooled[0])
 
     def _of_keys(
         self, scores: torch.Tensor, seen: torch.Tensor, scales: torch.Tensor
@@ -70,9 +72,6 @@ class Scores:
 
     def _bound(self, q: torch.Tensor, seen: torch.Tensor) -> torch.Tensor:
         """The sum over channels of max(q min k, q max k)."""
-        if self.pooled:
-            least, most = self.pooled
-            return product(q.clamp_max(0), least) + product(q.clamp_min(0), most)
         groups = q.shape[1] // self.keys.shape[1]
         own = self.rows.in_blocks(seen)[..., None]
         heads = []

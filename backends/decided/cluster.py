@@ -14,7 +14,7 @@ from attnspec.backends.decided.given import Given
 from attnspec.backends.decided.kmeans import MOST, Points, kmeans, nearest
 from attnspec.backends.decided.labels import NONE_K, NONE_Q, LabelChoice
 from attnspec.backends.decided.lists import listed, marked
-from attnspec.backends.decided.ranking import best, ranks
+from attnspec.backends.decided.ranking import best
 from attnspec.graphs.patterns.cluster import Cluster
 
 KEPT = 0.999
@@ -96,7 +96,7 @@ def _taken(points: Points, centroids: torch.Tensor, width: int) -> torch.Tensor:
     for low in range(0, centroids.shape[1], together):
         near = centroids[:, low : low + together] @ points.at.transpose(-1, -2)
         near = near.masked_fill(~points.real[:, None, None], -torch.inf)
-        tables.append(marked(best(ranks(near, None), width), count))
+        tables.append(marked(best(near, None, width), count))
     lists = listed(torch.cat(tables, 2).transpose(2, 3))
     # someone has to have a label for there to be labels
     return lists if lists.shape[3] else lists.new_full((*lists.shape[:3], 1), -1)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from attnspec.backends.common.torch_modes import untraced
 from attnspec.backends.decided import chosen, cluster, lsh, sinkhorn, topk
 from attnspec.backends.decided.choice import Choice
 from attnspec.backends.decided.given import Given
@@ -19,6 +20,7 @@ DECIDERS: dict[str, Callable[[Any, Given], Choice]] = {
 }
 
 
+@untraced
 def decide(leaf: DataDependent, given: Given) -> Choice:
     """The choice of a graph for the tensors of a call."""
     return DECIDERS[leaf.name](leaf, given)

@@ -27,9 +27,32 @@ def ranks(scores: torch.Tensor, forced: torch.Tensor | None) -> torch.Tensor:
     return found if forced is None else torch.where(forced, FORCED + below, found)
 
 
-def best(ranked: torch.Tensor, budget: int) -> torch.Tensor:
-    """The places of the highest of numbers [..., c], at most `budget`, but all that are forced:
+def best(scores: torch.Tensor, forced: torch.Tensor | None, budget: int) -> torch.Tensor:
+    """The places of the highest scores float32 [..., c], at most `budget`, but all that are forced:
     ascending lists [..., r], -1 for none."""
+    count = min(scores.shape[-1], budget)
+    raised = scores if forced is None else scores.masked_fill(forced, torch.inf)
+    values, places = raised.topk(min(scores.shape[-1], count + 1), dim=-1)
+    # torch has a rule neither for ties nor for NaN: rows where they matter are ranked
+    unclear = values.isnan().any(-1)
+    if values.shape[-1] > count:
+        last = values[..., count]
+        unclear |= (values[..., count - 1] == last) & (last > -torch.inf)
+    if forced is not None:
+        unclear |= forced.expand_as(scores).sum(-1) > budget
+    taken = values[..., :count] > -torch.inf
+    lists = torch.where(taken, places[..., :count], -1).sort(-1).values
+    if not bool(unclear.any()):
+        return lists
+    own = None if forced is None else forced.expand_as(scores)[unclear]
+    exact = _ranked_best(ranks(scores[unclear], own), budget)
+    lists = torch.nn.functional.pad(lists, (exact.shape[-1] - count, 0), value=-1)
+    lists[unclear] = exact
+    return lists
+
+
+def _ranked_best(ranked: torch.Tensor, budget: int) -> torch.Tensor:
+    """The same of numbers that differ."""
     forced = (ranked >= FORCED).sum(-1)
     most = min(ranked.shape[-1], max(budget, int(forced.max()) if forced.numel() else 0))
     values, places = ranked.topk(most, dim=-1)

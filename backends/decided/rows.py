@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 
@@ -106,6 +107,21 @@ class Rows:
             slot = torch.arange(self.slots, device=seen.device)
             seen = seen & (slot <= (part.first - self.start[:, None])[..., None])
         return seen[:, None]
+
+    @cached_property
+    def _begin(self) -> torch.Tensor:
+        """The first real slot of every block [B, blocks]; more than there are where there is
+        none."""
+        slot = torch.arange(self.slots, device=self.seen.device)
+        return self.in_blocks(torch.where(self.seen, slot, self.slots)).amin(-1)
+
+    def some_visible(self, part: Part, causal: bool) -> torch.Tensor:
+        """In which blocks rows see a key, bool [B, 1, rows, blocks]."""
+        last = torch.full_like(part.first, self.slots - 1)
+        if causal:
+            last = part.first - self.start[:, None]
+        last = torch.where(part.first >= 0, last, -1)
+        return (self._begin[:, None] <= last[..., None])[:, None]
 
     def finished(self, part: Part) -> torch.Tensor:
         """Which blocks lie at or before the first query of rows, bool [B, 1, rows, blocks]."""

@@ -88,26 +88,23 @@ class Chooser:
 
     def lists(self, part: Part) -> torch.Tensor:
         """The blocks of some rows, int64 [B, H or 1, rows, r], ascending, -1 for none."""
-        leaf, seen = self.leaf, self.rows.visible(part, self.leaf.causal)
-        if leaf.within is not None:
-            seen = seen & self._any_pair(part, leaf.within)
-        scales = torch.tensor(self.given.scales, device=seen.device).view(-1, 1, 1)
-        if self.scores is None:
-            scores = self._given_scores(part).masked_fill(
-                ~self.rows.in_blocks(seen).any(-1), -torch.inf
-            )
-        else:
-            scores = self.scores(part, seen, scales)
+        leaf = self.leaf
+        seen, some = self._seen(part)
+        scales = torch.tensor(self.given.scales, device=some.device).view(-1, 1, 1)
+        scores = (
+            self._given_scores(part) if self.scores is None else self.scores(part, seen, scales)
+        )
+        scores = scores.masked_fill(~some, -torch.inf)
         forced = self._forced(part)
         shared = self._shared(scores)
         candidates = shared
         if leaf.causal and leaf.block > 1:
             candidates = shared.masked_fill(~self.rows.finished(part), -torch.inf)
+        if leaf.mass is None and leaf.above is None:
+            return best(candidates, forced, leaf.keys or leaf.blocks or 0)
         ranked = ranks(candidates, forced)
         if leaf.above is not None:
             return listed(above(ranked, candidates, leaf.above))
-        if leaf.mass is None:
-            return best(ranked, leaf.keys or leaf.blocks or 0)
         if leaf.scorer == "mass":
             shares = shared.masked_fill(ranked == NONE, 0.0)
         else:
@@ -115,6 +112,17 @@ class Chooser:
             logits = self._shared(scores * scales) if self.scores is not None else shared
             shares = softmax(logits, ranked > NONE)
         return listed(prefix(ranked, shares, leaf.mass))
+
+    def _seen(self, part: Part) -> tuple[torch.Tensor | None, torch.Tensor]:
+        """Which slots rows see, bool [B, 1 or H, rows, slots], None where nothing asks for it; and
+        in which blocks they see any, [B, 1 or H, rows, blocks]."""
+        leaf, rows = self.leaf, self.rows
+        if leaf.within is None and (self.scores is None or self.scores.pooled):
+            return None, rows.some_visible(part, leaf.causal)
+        seen = rows.visible(part, leaf.causal)
+        if leaf.within is not None:
+            seen = seen & self._any_pair(part, leaf.within)
+        return seen, seen if rows.size == 1 else rows.in_blocks(seen).any(-1)
 
     def _given_scores(self, part: Part) -> torch.Tensor:
         """The scores of an input for some rows, float32 [B, H or 1, rows, blocks]."""

@@ -127,7 +127,7 @@ class TorchCallKernel(SoftmaxKernel):
         kind = torch.promote_types(q.dtype, torch.float32)
         if work.reads:
             mask = self.dense.mask(call)
-            yield Part(every, every, every, bias=self._sloped(_added(mask[:, None], kind)))
+            yield Part(every, every, every, bias=self._sloped(_added(mask, kind)))
         elif call.padding is None:
             yield self._part(every, every, every, kind)
         elif len(q) * work.n_q * work.n_k <= SMALL or (ranges := _ranges(call.padding)) is None:
@@ -179,7 +179,7 @@ class TorchCallKernel(SoftmaxKernel):
             return super().traced(q, k, v, call)
         mask = None
         if self.form is Form.MASK or call.padding is not None:
-            mask = self.dense.mask(call)[:, None]
+            mask = self.dense.mask(call)
         return functional.scaled_dot_product_attention(
             q.flatten(1, 2),
             k,

@@ -192,21 +192,6 @@ def test_check_says_how_claims_hold(folder: Path) -> None:
     assert (failed["verdicts"][0]["status"], failed["verdicts"][0]["failed_at"]) == ("refuted", 2)
 
 
-def test_check_names_what_cannot_be_compiled_yet(folder: Path) -> None:
-    Path("later.attn").write_text(
-        "attention a { heads 2 attend cluster(count = 4) & causal"
-        " head 1 { attend lsh(buckets = 4) & causal } }\n"
-        "attention b { attend favr() }\n"
-    )
-    done = run("check", "later.attn", "--name", "a")
-    assert done.exit_code == 0
-    assert done.stderr == "later.attn: ok, not built yet: `cluster`, `lsh`\n"
-    value = json.loads(run("check", "later.attn", "good.attn", "--json").stdout)
-    assert [entry["unbuilt"] for entry in value["files"]] == [["cluster", "lsh"], []]
-    # beside errors it would be noise
-    assert "not built" not in run("check", "later.attn").stderr.splitlines()[-1]
-
-
 def test_check_says_where_and_what_to_do(folder: Path) -> None:
     done = run("check", "wrong.attn")
     assert "wrong.attn:1:26: error[A201]" in done.stderr
@@ -766,7 +751,7 @@ def test_compile_prints_and_takes_standard_input(folder: Path) -> None:
     [
         (["wrong.attn"], 1, "A201"),
         (["untrue.attn"], 1, "A606"),
-        (["formula.attn"], 1, "A706"),
+        (["formula.attn", "--standalone"], 2, "queries and keys decide"),
         (["two.attn"], 1, "A214"),
         (["nowhere.attn"], 3, "A180"),
         (["good.attn", "--backend", "tyles"], 2, "tyles"),

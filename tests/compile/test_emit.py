@@ -73,6 +73,12 @@ def test_emitted_modules_compute_the_same_bits(body: str, tmp_path: Path) -> Non
         assert torch.equal(outs[0], outs[1])
         grads = [torch.autograd.grad(out.square().sum(), given) for out in outs]
         assert all(torch.equal(a, b) for a, b in zip(*grads, strict=True))
+        if all(a.mechanism is None and a.normalize == "softmax" for a in spec.program.attends):
+            sums = [
+                run(*given, layer=layer, inputs=inputs, return_lse=True)[1]
+                for run in (module, twin)
+            ]
+            assert torch.equal(sums[0], sums[1])
 
 
 def test_the_bytes_do_not_depend_on_hashes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

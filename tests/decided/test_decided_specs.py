@@ -30,6 +30,7 @@ BODIES = (
     "attend sinkhorn(size = 4, cut = 2) score softcap(cap = 20)",
     "causal attend topk(keys = 4, always = self, within = window(radius = 9)) normalize softmax1",
     "attend topk(keys = 4) + linear()",
+    "attend lsh(chunk = 4) + favor()",
 )
 
 
@@ -62,7 +63,8 @@ def test_a_spec_goes_through_every_stage(body: str, tmp_path: Path) -> None:
         ("attend topk(keys = 4, always = cluster())", "A703"),
         ("attend cluster(of = q) | self", "A703"),
         ("causal attend cluster(of = q)", "A704"),
-        ("attend lsh() + linear()", "A703"),
+        ("attend lsh(combine = mean) + linear()", "A703"),
+        ("attend lsh(multiplicity = true) + linear()", "A703"),
         ("attend sinkhorn(size = 4) + linear()", "A703"),
         ("attend topk(keys = 4, blocks = 2)", "A303"),
         ("attend topk(blocks = 4)", "A303"),

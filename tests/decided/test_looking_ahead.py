@@ -120,3 +120,34 @@ def test_choices_look_ahead_as_the_analysis_says(body: str, causal: bool) -> Non
     spec = parse(f"attention a {{ {body} }}")
     assert spec.analyse(N).causal is causal
     hold(spec)
+
+
+@pytest.mark.parametrize("path", FAMILY, ids=lambda path: path.stem)
+def test_rows_stay_as_a_text_grows_where_they_are_stable(path: Path) -> None:
+    spec = smaller(path)
+    # features beside a graph are rounded
+    beside = any(attend.mechanism is not None for attend in spec.program.attends)
+    kinds = {entry.kind for entry in spec.inputs.values()}
+    if spec.analyse(N).stable is not True or kinds & {"choices", "scores"}:
+        return
+    draws = torch.Generator().manual_seed(0)
+    x, v = (
+        torch.randn(1, spec.heads or 2, N, 8, generator=draws, dtype=torch.float64)
+        for _ in range(2)
+    )
+    with torch.no_grad():
+        whole = rows(spec, x, v)
+        for n in (1, 8, 31, N - 1):
+            found = rows(spec, x[:, :, :n], v[:, :, :n])
+            assert (found - whole[:, :n]).abs().max() < (1e-9 if beside else 1e-12)
+
+
+def test_compiling_what_looks_ahead_warns_once() -> None:
+    spec = parse("attention a { causal attend lsh(chunk = 4) }")
+    with pytest.warns(UserWarning, match="A905.*borders of the chunks") as told:
+        spec.compile()
+    assert len(told) == 1
+    assert [found.code for found in spec.check()] == ["A905"]
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        parse("attention a { causal attend lsh(chunk = 4, cut = bucket) }").compile()

@@ -9,6 +9,7 @@ import torch
 from decided_oracles import Sample, lsh
 
 import attnspec
+from attnspec.runtime.layer import SelfAttention
 from attnspec.runtime.module import CompiledAttention
 
 H, N = 2, 27
@@ -179,3 +180,26 @@ def test_one_giant_bucket_and_empty_ones() -> None:
     wanted = (back >= 0) & (back <= 1) & (at < at[:, None])
     wanted[0, 0] = True
     assert torch.equal(held, wanted)
+
+
+def test_buckets_cut_apart_go_on_step_by_step() -> None:
+    module = module_of("causal attend lsh(buckets = 4, rounds = 3, chunk = 2, cut = bucket)")
+    x, v = (torch.randn(2, 2, 17, 6, dtype=torch.float64) for _ in range(2))
+    whole = module(x, x, v)
+    state, outs = None, []
+    for at in (slice(0, 1), slice(1, 7), slice(7, 17)):
+        out, state = module.step(x[:, :, at], x[:, :, at], v[:, :, at], state)
+        outs.append(out)
+    assert (torch.cat(outs, 2) - whole).abs().max() < 1e-12
+
+
+def test_a_layer_projects_queries_and_keys_at_once() -> None:
+    spec = attnspec.parse("attention a { heads 4 attend lsh(chunk = 4) head 3 { attend self } }")
+    layer = SelfAttention(spec, 16, 4)
+    assert layer.shared == (0, 1, 2)
+    assert layer.read == "qkv"
+    x = torch.randn(2, 9, 16, requires_grad=True)
+    layer(x).square().sum().backward()
+    alone = SelfAttention(attnspec.parse("attention a { attend lsh(chunk = 4) }"), 16, 4)
+    assert alone.read == "qv"
+    assert alone(x).shape == x.shape

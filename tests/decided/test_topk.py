@@ -287,3 +287,74 @@ def test_rows_in_parts_choose_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(deciding, "MOST", 1)
         assert torch.equal(module.pairs(q, k), wanted)
         monkeypatch.undo()
+
+
+STEPPED = {
+    "topk(keys = 4)": {},
+    "topk(blocks = 3, size = 4, queries = 1) | window(before = 2, after = 0)": {},
+    "chosen(x) | same(l)": {"x": "choices(size = 4)", "l": "ids"},
+    "topk(blocks = 2, size = 4, queries = 1, score = s, always = global(t))": {
+        "s": "scores(size = 4)",
+        "t": "tokens",
+    },
+}
+
+
+def inputs_of(kinds: dict[str, str], n: int) -> dict[str, torch.Tensor]:
+    made = {
+        "x": torch.randint(-1, 4, (2, 2, n, 2)),
+        "l": torch.randint(0, 3, (2, n)),
+        "s": torch.randn(2, 1, n, -(-n // 4)),
+        "t": torch.rand(2, n) < 0.2,
+    }
+    return {name: made[name] for name in kinds}
+
+
+@pytest.mark.parametrize("padded", [False, True])
+@pytest.mark.parametrize("call", STEPPED)
+def test_steps_are_the_rows_of_one_call(call: str, padded: bool) -> None:
+    kinds = STEPPED[call]
+    said = " ".join(f"input {name}: {kind}" for name, kind in kinds.items())
+    module, n = module_of(f"{said} causal heads 4 attend {call} head 0 {{ attend self }}"), 14
+    q, k, v = (torch.randn(2, h, n, 6, dtype=torch.float64) for h in (4, 2, 2))
+    inputs = inputs_of(kinds, n)
+    if "x" in inputs:
+        # blocks that there are not yet cannot be named
+        inputs["x"] = torch.minimum(inputs["x"], (torch.arange(n) // 4)[:, None])
+    # rows of scores begin where a sample does
+    padded = padded and "s" not in inputs
+    padding = (torch.arange(n) >= torch.tensor([[3], [0]])) if padded else None
+    whole = module(q, k, v, inputs=inputs, key_padding_mask=padding)
+    state, outs = None, []
+    for low, high in ((0, 1), (1, 5), (5, 6), (6, n)):
+        at = slice(low, high)
+        here = {
+            name: x[:, :, at, : -(-high // 4) if name == "s" else None]
+            if x.dim() == 4
+            else x[:, at]
+            for name, x in inputs.items()
+        }
+        mask = None if padding is None else padding[:, at]
+        out, state = module.step(
+            q[:, :, at], k[:, :, at], v[:, :, at], state, inputs=here, key_padding_mask=mask
+        )
+        outs.append(out)
+    assert (torch.cat(outs, 2) - whole).abs().max() < 1e-12
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        "topk(blocks = 2, size = 4)",
+        "topk(keys = n // 2)",
+        "topk(keys = 4, always = columns(last(2)))",
+        "lsh()",
+        "cluster()",
+        "topk(keys = 2) + linear()",
+    ],
+)
+def test_what_cannot_go_on_says_so(call: str) -> None:
+    module = module_of(f"causal attend {call}")
+    q = torch.zeros(1, 1, 3, 4)
+    with pytest.raises(ValueError, match=r"at every n|to go on from"):
+        module.step(q, q, q)

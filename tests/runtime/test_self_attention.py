@@ -14,7 +14,6 @@ from torch import nn
 
 import attnspec
 from attnspec import SelfAttention
-from attnspec.lower.lower import decided_leaves
 
 ZOO = sorted((Path(__file__).parents[2] / "examples").glob("*.attn"))
 
@@ -113,8 +112,6 @@ def test_only_what_is_read_is_projected() -> None:
         "heads 4 attend mixer(hidden = 3 + head, max_length = 9)": "v",
     }
     for body, meant in reads.items():
-        if decided_leaves(spec_of(body).program):
-            continue
         module = layer_of(body)
         assert module.read == meant, body
         out = module(states(7))
@@ -361,8 +358,6 @@ def test_arguments_that_do_not_fit_are_named() -> None:
 @pytest.mark.parametrize("path", ZOO, ids=lambda path: path.stem)
 def test_every_spec_of_the_zoo_is_a_layer(path: Path) -> None:
     spec = attnspec.load(path)
-    if decided_leaves(spec.program):
-        pytest.skip("not built")
     heads = spec.heads or 2
     fixed = spec.program.fixed_length
     n = 64 if fixed is None else fixed - spec.program.extra_tokens

@@ -82,10 +82,11 @@ def unsteady_choice(
         if bound.counts_by_length:
             mend = "say a number, or choose in another way"
             return Fault(written_leaf(leaf), bound.counts_by_length, mend)
-        ahead = bound.ahead(n) if whole else None
-        if ahead is not None:
+        ahead = bound.ahead(n)
+        why = f"looks ahead: {ahead.why}" if ahead is not None else bound.waits
+        if whole and why:
             mend = "let each query choose by itself among what is before it"
-            return Fault(written_leaf(leaf), f"looks ahead: {ahead.why}", mend)
+            return Fault(written_leaf(leaf), why, mend)
     return None
 
 
@@ -157,6 +158,10 @@ def unsteady_leaf(leaf: Leaf, place: Place) -> Fault | None:
     """The same of one pattern."""
     text = written_leaf(leaf)
     for _, value in leaf.arguments:
+        if isinstance(value, Leaf | Compound):
+            inner = unsteady(value, place)
+            if inner is not None:
+                return inner
         for scalar in _scalars(value):
             if _reads_length(scalar):
                 if leaf.pattern == "where":

@@ -160,8 +160,8 @@ class Lsh(DataDependent):
 
     @classmethod
     def beside(cls, arguments: Mapping[str, object]) -> bool:
-        plain = {"share_qk": False, "combine": "union", "multiplicity": False, "scale": "root"}
-        return all(arguments.get(name) == value for name, value in plain.items())
+        # unit keys are those of the mechanism, too
+        return arguments["combine"] == "union" and not arguments["multiplicity"]
 
     @classmethod
     def order(cls, given: Mapping[str, Scalar]) -> Scalar:

@@ -134,6 +134,10 @@ class TopK(DataDependent):
         return Ahead(first, first + 1, why) if first + 1 < n else None
 
     @property
+    def waits(self) -> str:
+        return "forces blocks for queries to come, too" if self.shared_by > 1 else ""
+
+    @property
     def _own(self) -> int:
         """The blocks in which the queries of one choice may lie, counted from a border of both."""
         m, b = self.shared_by, self.block

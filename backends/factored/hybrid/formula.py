@@ -15,7 +15,7 @@ import torch
 
 from attnspec.backends.common.masks import by_key_head, mask_plan
 from attnspec.backends.common.pieces import keys_of, rows_of
-from attnspec.backends.common.score_formula import Blocks, Formula
+from attnspec.backends.common.score_formula import Blocks, Formula, unit
 from attnspec.backends.factored.features.kernel import FeatureKernel
 from attnspec.backends.factored.features.spans import Given
 from attnspec.backends.factored.hybrid.merging import (
@@ -73,6 +73,9 @@ class HybridFormula:
         self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, call: Call
     ) -> torch.Tensor:
         check_no_dropout(f"a graph with `{self.kernel.name}`", call.dropout_p)
+        if self.work.unit_keys:
+            # all that is attended scores them, the mechanism too
+            k = unit(k)
         given = self.kernel.given(q, k, v, call)
         rows, columns = rows_of_kernel(self.kernel, given), columns_of_kernel(self.kernel, given)
         if self.whole is None:
