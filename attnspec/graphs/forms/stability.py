@@ -240,6 +240,7 @@ def unsteady_layer(program: Program, layer: int, heads: int) -> Fault | None:
     for head in range(heads):
         attend, place = program.attend(layer, head), place_of(program, layer, head)
         found = unsteady_attend(attend, place) or changing_weights(attend)
+        found = found or unsteady_choice(program, layer, head)
         if found is not None:
             return found
     return None
