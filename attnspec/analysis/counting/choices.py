@@ -20,9 +20,9 @@ def most_keys(relation: Relation, n: int) -> np.ndarray:
         return np.full(n, min(n, relation.most_keys(n)), np.int64)
     if isinstance(relation, Union | Intersection):
         parts = np.stack([most_keys(term, n) for term in relation.terms])
-        if isinstance(relation, Union):
-            return np.minimum(n, parts.sum(0))
-        return np.asarray(parts.min(0))
+        return np.asarray(
+            np.minimum(n, parts.sum(0)) if isinstance(relation, Union) else parts.min(0)
+        )
     if reads_data(relation):
         return np.full(n, n, np.int64)
     return degrees_of(relation, n)

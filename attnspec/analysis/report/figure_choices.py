@@ -63,7 +63,7 @@ def expected_edges(report: Inquiry) -> Figure[Any]:
 
 def choice(report: Inquiry) -> Figure[Any]:
     """What each choice is made by."""
-    lines = {}
+    lines: dict[str, None] = {}
     for leaf in _leaves(report):
         ahead = leaf.ahead(report.n)
         if leaf.given_choice and ahead is None:
@@ -88,8 +88,8 @@ def scoring_flops(report: Inquiry) -> Figure[Any]:
         found = [leaf.scoring(n, d) for leaf in leaves]
         layers[layer] = layers.get(layer, 0) + copies * sum(count for count, _ in found)
         words |= {word for _, word in found} - {""}
-    found = max(layers.values(), default=0)
-    return Figure(found, "bound", "; ".join(["at most", *sorted(words)])) if found else Figure(0)
+    most = max(layers.values(), default=0)
+    return Figure(most, "bound", "; ".join(["at most", *sorted(words)])) if most else Figure(0)
 
 
 def finds(report: Inquiry) -> Figure[Any]:
