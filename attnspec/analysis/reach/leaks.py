@@ -32,6 +32,7 @@ from attnspec.graphs.stack import (
     MOST_POSITIONS,
     Stack,
     TooMuch,
+    decides,
     require_few_patterns,
     undecided,
 )
@@ -78,7 +79,11 @@ def leak(stack: Stack, n: int) -> Figure[Leak | None]:
 
 def looks_ahead(program: Program) -> Leak | None:
     """The first layer and head that reads no later key, but at some length chooses by them."""
-    return _by_choice(Stack(program), FAR)[0]
+    try:
+        return _by_choice(Stack(program), FAR)[0]
+    except TooMuch:
+        # so many graphs are not looked into
+        return None
 
 
 def _past_only(program: Program, layer: int, head: int) -> bool:
@@ -90,6 +95,9 @@ def _by_choice(stack: Stack, n: int) -> tuple[Leak | None, str]:
     """The first layer and head whose choice of earlier keys may change with a later one; if there
     is none, what is to be said of choices."""
     words: set[str] = set()
+    graphs = (attend.graph for attend in stack.program.attends)
+    if not any(graph is not None and decides(graph) for graph in graphs):
+        return None, ""
     for layer, head in places(stack.program):
         graph = stack.program.attend(layer, head).graph
         if graph is None:
@@ -166,8 +174,9 @@ def later_pair(relation: Relation, n: int) -> tuple[int, int] | None:
 
 def _situation(stack: Stack, n: int, layer: int, head: int) -> Situation:
     given = {
-        name: Data(sampled(stack.declared[name], stack.inputs or {}, n, stack.program.name))
-        for name in stack.inputs or {}
+        name: Data(sampled(entry, stack.inputs or {}, n, stack.program.name), entry.size)
+        for name, entry in stack.declared.items()
+        if name in (stack.inputs or {})
     }
     return replace(stack.situation(n, layer, head), inputs=given)
 
