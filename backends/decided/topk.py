@@ -100,11 +100,11 @@ class Chooser:
         candidates = shared
         if leaf.causal and leaf.block > 1:
             candidates = shared.masked_fill(~self.rows.finished(part), -torch.inf)
-        if leaf.mass is None and leaf.above is None:
+        if leaf.above is not None:
+            return listed(above(ranks(candidates, forced), candidates, leaf.above))
+        if leaf.mass is None:
             return best(candidates, forced, leaf.keys or leaf.blocks or 0)
         ranked = ranks(candidates, forced)
-        if leaf.above is not None:
-            return listed(above(ranked, candidates, leaf.above))
         if leaf.scorer == "mass":
             shares = shared.masked_fill(ranked == NONE, 0.0)
         else:
