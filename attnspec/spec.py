@@ -207,19 +207,40 @@ class Spec:
         self,
         n: int,
         inputs: Sample | None = None,
+        tensors: tuple[npt.ArrayLike, npt.ArrayLike] | None = None,
         batch: int = 1,
         heads: int | None = None,
         head_dim: int = 64,
     ) -> Report:
         """What this spec reads, reaches and costs at n positions, exactly where that is possible.
 
-        With `inputs`, one sample of the run-time inputs, the figures are those of that sample.
+        With `inputs`, one sample of the run-time inputs, the figures are those of that sample; with
+        `tensors`, q [H, n, d] and k [H_kv, n, d] of one sample, those of the pairs that are decided
+        for it, in every layer by the same tensors. Inputs that decide by themselves need none.
         Costs are those of the plan for so many samples, and for so many heads where the spec
         declares none, one if they are not given, of size `head_dim`.
         """
         from attnspec.analysis.report.report import Report
 
-        return Report(self.elaborated, n, inputs, shape=Shape(batch, heads, head_dim))
+        shape = Shape(batch, heads, head_dim)
+        found = self._decided(n, inputs, tensors)
+        if found is None:
+            return Report(self.elaborated, n, inputs, shape=shape)
+        from attnspec.compile.decided import told_apart
+
+        of_each = told_apart(self.elaborated, max(head for _, head in found) + 1)
+        return Report(of_each, n, inputs, found, shape=shape)
+
+    def _decided(
+        self, n: int, inputs: Sample | None, tensors: tuple[npt.ArrayLike, npt.ArrayLike] | None
+    ) -> Mapping[tuple[int, int], Relation] | None:
+        """The pairs that tensors, or inputs alone, decide at n positions; None where they decide
+        none."""
+        if tensors is None and not (inputs and self.stack(inputs).unknown):
+            return None
+        from attnspec.compile.decided import decided_pairs
+
+        return decided_pairs(self.program, n, inputs, tensors)
 
     analyze = analyse
 

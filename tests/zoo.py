@@ -32,6 +32,25 @@ every_attention = pytest.mark.parametrize(
 )
 
 SMALLER: dict[str, dict[str, int]] = {
+    "clustered": {"clusters": 8},
+    "hybrid_chosen": {"block": 8},
+    "hybrid_cluster": {"clusters": 5, "features": 32},
+    "hybrid_topk": {"block": 8, "r": 2},
+    "moba": {"block": 8, "r": 3},
+    "msa": {"block": 8, "r": 3},
+    "quest": {"page": 4, "pages": 4},
+    "reformer": {"chunk": 8, "rounds": 2},
+    "reformer_causal": {"chunk": 8, "rounds": 2, "buckets": 6},
+    "reformer_hf": {"chunk": 8, "buckets": 6},
+    "reformer_trax": {"chunk": 8},
+    "routing_transformer": {"keys": 16, "clusters": 5},
+    "scatterbrain": {"chunk": 8, "features": 32},
+    "sinkhorn": {"block": 8},
+    "sinkhorn_causal": {"block": 8},
+    "sortcut": {"block": 8},
+    "topk": {"keys": 9},
+    "topk_blocks": {"block": 8, "r": 3},
+    "xattention": {"block": 8},
     "axial": {"height": 12, "width": 20},
     "axial_layers": {"height": 12, "width": 20},
     "bigbird_etc": {"block": 8, "globals": 5},
@@ -44,7 +63,8 @@ SMALLER: dict[str, dict[str, int]] = {
     "sliding_tile_3d": {"frames": 4, "height": 8, "width": 12},
     "swin": {"height": 14, "width": 21},
 }
-"""Grids that take less time than the specs' own, which the slow tests try, and are not square."""
+"""Grids that take less time than the specs' own, which the slow tests try, and are not square; and
+choices that leave something out of short sequences."""
 
 
 @cache
@@ -69,6 +89,15 @@ def sample(spec: Spec, n: int) -> dict[str, npt.ArrayLike]:
             made[entry.name] = marked
         elif entry.kind == "ids":
             made[entry.name] = np.arange(n) * 3 // 7
+        elif entry.kind == "choices":
+            # some repeat, some are none
+            blocks, turn = -(-n // entry.size), np.arange(n)[:, None] * np.array([1, 5, 1])
+            made[entry.name] = (turn % (blocks + 1) - 1)[None]
+        elif entry.kind == "scores":
+            blocks = -(-n // entry.size)
+            made[entry.name] = np.sin(np.arange(n * blocks)).reshape(1, n, blocks)
+        elif entry.kind == "buckets":
+            made[entry.name] = np.arange(2 * n).reshape(1, 2, n) * 7 % 5
         else:
             made[entry.name] = n // 2
     return made

@@ -11,7 +11,7 @@ import operator
 from collections.abc import Callable
 from typing import TypeAlias
 
-from attnspec.analysis.growth.stable import difference
+from attnspec.analysis.growth.stable import difference, unsteady_choices
 from attnspec.analysis.quality import Figure
 from attnspec.analysis.reach import reach
 from attnspec.analysis.reach.leaks import leak
@@ -43,11 +43,20 @@ def causal(stack: Stack, n: int) -> str | None:
     layer, head, key = found.value.steps[0]
     where = f", where {found.value.where}" if found.value.where else ""
     place = slot_text(stack, layer, head)
+    if found.value.choice:
+        return (
+            f"pairs: yes, choice: no: the choice of position {found.value.query}{place} may change"
+            f" with the later position {key}, for {found.value.choice}"
+        )
     return f"position {found.value.query} reads the later position {key}{place}{where}"
 
 
 def stable(stack: Stack, n: int) -> str | None:
     """Against `stable`: a query that reads a key at one of two lengths up to n alone."""
+    choice = unsteady_choices(stack.program, n) if n > 1 else None
+    if choice is not None:
+        layer, head, fault = choice
+        return f"the same tokens are chosen otherwise{slot_text(stack, layer, head)}; {fault}"
     found = difference(stack.program, n)
     if found is None:
         return None

@@ -1,5 +1,5 @@
 """Lints: queries without a key, graphs without a pair, sizes that have no value at any length,
-heads that are told apart and not declared."""
+heads that are told apart and not declared, choices that look ahead or have nothing to choose."""
 
 from __future__ import annotations
 
@@ -8,8 +8,11 @@ from collections.abc import Iterator
 import numpy as np
 
 from attnspec.analysis.counting.degrees import degrees_of
+from attnspec.analysis.reach.leaks import Leak, looks_ahead
 from attnspec.check.counterexamples import slot_text
-from attnspec.graphs.relation import Relation
+from attnspec.graphs.forms.stability import bound_choice
+from attnspec.graphs.patterns import BY_NAME
+from attnspec.graphs.relation import DataDependent, Relation
 from attnspec.graphs.stack import Stack, TooMuch
 from attnspec.ir.parameters import RelationError
 from attnspec.ir.program import Program, leaves, symbols_of
@@ -55,6 +58,36 @@ def heads_not_declared(program: Program) -> Iterator[Diagnostic]:
                     notes=("figures are those of head 0; a call numbers the heads that it has",),
                     help="`heads N` says how many there are",
                 )
+
+
+def choices(program: Program, n: int) -> Iterator[Diagnostic]:
+    """Warnings of choices among earlier keys that later ones may change, and of sizes that leave
+    them nothing to choose at n positions."""
+    found = looks_ahead(program)
+    if found is not None:
+        yield ahead_of(program, found)
+    for attend in dict.fromkeys(program.attends):
+        for leaf in () if attend.graph is None else leaves(attend.graph):
+            if not issubclass(BY_NAME[leaf.pattern], DataDependent):
+                continue
+            bound = bound_choice(program, leaf, n)
+            said = "" if bound is None else bound.doubt(n)
+            if said:
+                message = f"`{leaf.pattern}` {said} at n = {n:,}"
+                yield Diagnostic("A906", message, leaf.span, "warning")
+
+
+def ahead_of(program: Program, found: Leak) -> Diagnostic:
+    """The warning of a choice that looks ahead."""
+    layer, head, key = found.steps[0]
+    return Diagnostic(
+        "A905",
+        f"which earlier keys position {found.query} reads may change with the later position {key},"
+        f" {found.choice}",
+        program.attend(layer, head).span,
+        "warning",
+        notes=("rows of a whole sequence are then not those of a sequence that grows",),
+    )
 
 
 def _empty_rows(

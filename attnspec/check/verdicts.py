@@ -17,6 +17,7 @@ from attnspec.analysis.counting.degrees import degrees_of
 from attnspec.analysis.counting.differences import row_text
 from attnspec.analysis.counting.figures import FIGURES
 from attnspec.analysis.growth.stable import is_stable
+from attnspec.analysis.reach.leaks import looks_ahead
 from attnspec.check import counterexamples, form_proofs, graph_claims, orders
 from attnspec.check.counterexamples import COMPARE, shown, slot_text
 from attnspec.check.places import (
@@ -229,6 +230,8 @@ def _refuted(claim: Claim, n: int, counterexample: str, place: Place = EVERYWHER
 
 
 def _proven(claim: Claim, stack: Stack) -> bool:
+    if claim.kind == "causal" and looks_ahead(stack.program) is not None:
+        return False
     if claim.kind == "causal" and stack.program.causal:
         # a mechanism without a causal form was refused before
         return True

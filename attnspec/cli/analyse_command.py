@@ -82,7 +82,9 @@ def command(
             if inputs:
                 given = read_inputs(loaded, inputs, needed_inputs(loaded, range(loaded.layers)), n)
             with fitting():
-                reports.append(loaded.analyse(n, given, batch, heads, head_size))
+                reports.append(
+                    loaded.analyse(n, given, batch=batch, heads=heads, head_dim=head_size)
+                )
     if len(reports) > MOST_REPORTS:
         raise click.UsageError(f"up to {MOST_REPORTS} columns make a table, got {len(reports)}")
     if as_json:

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
 import click
+import numpy as np
 
 from attnspec.cli import console, options
 from attnspec.cli.failures import LimitReached, fitting
 from attnspec.cli.files import require_folder, write_result
 from attnspec.cli.specs import length_of, needed_inputs, read_inputs, shown_path, spec_at
+from attnspec.graphs.relation import Relation
+from attnspec.graphs.stack import decides
 from attnspec.show import drawing
 from attnspec.show.figure import Figure, figure
 from attnspec.show.html import html
@@ -63,8 +66,8 @@ def command(
 
     Rows are queries, columns are keys. Without --head, all heads of the layer that differ from each
     other are drawn. A sequence too long for the terminal is drawn in cells, each as bright as it is
-    full. In a file, the heads of all layers are drawn, each pair in the colour of the term that has
-    it.
+    full. Of graphs that tensors decide a sample is drawn. In a file, the heads of all layers are
+    drawn, each pair in the colour of the term that has it.
 
     Example: attnspec show longformer.attn -n 256 --set radius=16 -o longformer.html
     """
@@ -90,7 +93,8 @@ def drawn(
     layers = range(spec.layers) if layer is None else [layer]
     given = read_inputs(spec, inputs, needed_inputs(spec, layers, head), n)
     with fitting(), in_time():
-        return figure(spec.elaborated, n, layer=layer, head=head, inputs=given)
+        known = samples(spec, n, layers, given)
+        return figure(spec.elaborated, n, layer=layer, head=head, inputs=given, known=known)
 
 
 def picture(spec: Spec, n: int, layer: int, head: int | None, inputs: Mapping[str, str]) -> str:
@@ -98,12 +102,28 @@ def picture(spec: Spec, n: int, layer: int, head: int | None, inputs: Mapping[st
     width = console.width()
     given = read_inputs(spec, inputs, needed_inputs(spec, [layer], head), n)
     with fitting(), in_time():
-        drawn = sheet(spec.elaborated, n, layer=layer, head=head, inputs=given, width=width)
+        known = samples(spec, n, [layer], given)
+        drawn = sheet(
+            spec.elaborated, n, layer=layer, head=head, inputs=given, width=width, known=known
+        )
     signs = console.signs()
     body = console.styled(draw(drawn.panels, width, signs))
     name, facts = drawn.header
     name = click.style(name, bold=True) if signs == "colour" else name
     return "\n".join([name, facts, "", body, *drawn.footer])
+
+
+def samples(
+    spec: Spec, n: int, layers: Sequence[int], inputs: Mapping[str, np.ndarray]
+) -> Mapping[tuple[int, int], Relation]:
+    """What tensors that are drawn decide, where they decide something."""
+    graphs = (attend.graph for attend in spec.program.attends)
+    if not any(graph is not None and decides(graph) for graph in graphs):
+        return {}
+    # torch takes long to load, and most pictures need none
+    from attnspec.compile.decided import sample_pairs
+
+    return sample_pairs(spec.program, n, layers, inputs)
 
 
 @contextmanager

@@ -72,10 +72,12 @@ def _standard_input() -> Source:
 
 
 def needed_inputs(spec: Spec, layers: Iterable[int], head: int | None = None) -> set[str]:
-    """The run-time inputs that the graphs of some layers, or of one head of each, read."""
+    """The run-time inputs that the graphs of some layers, or of one head of each, read; those for
+    each head, which no command line holds, left out."""
     heads = range(spec.heads or 1) if head is None else [head]
     attends = [spec.program.attend(layer, one) for layer in layers for one in heads]
-    return {name for a in attends if a.graph is not None for name in inputs_of(a.graph)}
+    named = {name for a in attends if a.graph is not None for name in inputs_of(a.graph)}
+    return {name for name in named if spec.inputs[name].kind in _EXAMPLES}
 
 
 _EXAMPLES = {"tokens": "{}=0,5,9", "ids": "{}=0*32,1*32", "length": "{}=12"}
@@ -104,6 +106,10 @@ def read_inputs(
 
 
 def _values(entry: Input, text: str, n: int) -> np.ndarray:
+    if entry.kind not in _EXAMPLES:
+        _refuse(
+            entry, f"an input of kind {entry.kind} is given in Python: `spec.analyse(n, inputs)`"
+        )
     items = [_ITEM.fullmatch(part.strip()) for part in text.split(",")]
     matches = [item for item in items if item is not None]
     if len(matches) < len(items):

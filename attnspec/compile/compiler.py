@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Sequence
 from dataclasses import replace
 from itertools import product
@@ -12,9 +13,11 @@ import torch
 
 from attnspec.analysis.counting.degrees import total_edges
 from attnspec.analysis.counting.figures import degree, density
+from attnspec.analysis.reach.leaks import looks_ahead
 from attnspec.backends import BACKENDS
 from attnspec.backends.planner import AUTO, require_willing
 from attnspec.backends.plugins import owner_of
+from attnspec.check.lints import ahead_of
 from attnspec.compile.emit import class_name, emit
 from attnspec.graphs.bind import BindError
 from attnspec.graphs.stack import Stack
@@ -73,6 +76,10 @@ def compile_program(
     Raises BackendError for a backend that is unknown or refuses the program at every length,
     AttnSpecError for a device that is not there.
     """
+    ahead = looks_ahead(program)
+    if ahead is not None:
+        found = ahead_of(program, ahead)
+        warnings.warn(f"{found.code}: `{program.name}`: {found.message}", stacklevel=3)
     if device is None:
         require_willing(program, backend)
         return CompiledAttention(plan_data(program, backend), head_size)

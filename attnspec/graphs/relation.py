@@ -73,6 +73,15 @@ class Changing:
     under_causal: bool = True
 
 
+@dataclass(frozen=True)
+class Ahead:
+    """A query whose output may change with a later token though it reads no later key, and why."""
+
+    query: int
+    token: int
+    why: str
+
+
 class Relation:
     """A set of pairs (q, k): query position q reads key position k, 0 <= q, k < n."""
 
@@ -287,6 +296,44 @@ class DataDependent(Relation):
     """Arguments that have no meaning where another one, an input, is given."""
 
     @property
+    def given_choice(self) -> bool:
+        """Whether inputs make the choice, with these arguments, so that it is taken as given."""
+        return self.by_inputs
+
+    def ahead(self, n: int) -> Ahead | None:
+        """The first query, as far as it is known, whose choice of earlier keys later tokens may
+        change; None where no choice does at n positions."""
+        return None
+
+    @property
+    def counts_by_length(self) -> str:
+        """What the choice counts by n, padding included, in words; "" for nothing."""
+        return ""
+
+    @property
+    def waits(self) -> str:
+        """What the choice owes to queries that are yet to come, in words; "" for nothing."""
+        return ""
+
+    def doubt(self, n: int) -> str:
+        """What is to be said of sizes that leave it little to choose at n positions, "" for
+        nothing; what is to be read after its name."""
+        return ""
+
+    def most_keys(self, n: int) -> int:
+        """At most so many keys are chosen for one query."""
+        return n
+
+    def expected_keys(self, n: int, allowed: np.ndarray) -> tuple[np.ndarray, str] | None:
+        """The keys that are expected of each query, float [n], where it may read so many as
+        `allowed` says, with the assumption, "" for none; None where nothing is expected."""
+        return None
+
+    def scoring(self, n: int, d: int) -> tuple[int, str]:
+        """The operations by which one head decides, for heads of size d, and which they are."""
+        return 0, ""
+
+    @property
     def learned(self) -> tuple[Part, ...]:
         """What it learns, or keeps, for each layer and head."""
         return ()
@@ -300,12 +347,6 @@ class DataDependent(Relation):
     def alone(cls, arguments: Mapping[str, object]) -> str:
         """Why, with these arguments, it stands alone and without `causal`, "" where it need not."""
         return ""
-
-    @classmethod
-    def steady(cls, arguments: Mapping[str, object], causal: bool) -> bool:
-        """Whether, with these arguments, what a query reads depends on nothing after it, in a spec
-        with or without the statement `causal`."""
-        return cls.by_inputs
 
     @classmethod
     def beside(cls, arguments: Mapping[str, object]) -> bool:

@@ -17,7 +17,16 @@ from attnspec.graphs.relation import DataDependent, Relation, probes
 from attnspec.graphs.token_sets import Data
 from attnspec.ir.api_checks import index_of, length_of, of_head, sampled
 from attnspec.ir.parameters import RelationError
-from attnspec.ir.program import Attend, Leaf, Program, Term, inputs_of, leaves, symbols_of
+from attnspec.ir.program import (
+    Attend,
+    Compound,
+    Leaf,
+    Program,
+    Term,
+    inputs_of,
+    leaves,
+    symbols_of,
+)
 from attnspec.text.diagnostics import AttnSpecError, Diagnostic, SpecError, did_you_mean
 
 if TYPE_CHECKING:
@@ -118,14 +127,21 @@ def require_few_patterns(graph: Term | None) -> None:
 class Stack:
     """The relations of all layers and heads of a program, at the lengths that are asked for.
 
-    With `inputs`, one sample of the run-time inputs, they are those of that sample.
+    With `inputs`, one sample of the run-time inputs, they are those of that sample. `known` has
+    those of layers and heads that tensors decided.
     """
 
-    def __init__(self, program: Program, inputs: Sample | None = None) -> None:
+    def __init__(
+        self,
+        program: Program,
+        inputs: Sample | None = None,
+        known: Mapping[tuple[int, int], Relation] | None = None,
+    ) -> None:
         if inputs is not None and not isinstance(inputs, Mapping):
             raise TypeError(f"inputs must map names to arrays, got {type(inputs).__name__}")
         self.program = program
         self.inputs = inputs
+        self.known = known or {}
         self.declared = {entry.name: entry for entry in program.inputs}
         for name in inputs or ():
             if name not in self.declared:
@@ -145,10 +161,11 @@ class Stack:
     @property
     def unknown(self) -> str | None:
         """Why the pairs are not known before run time, or None."""
-        for attend in self.program.attends:
+        known = {self.program.slots[layer][head] for layer, head in self.known}
+        for index, attend in enumerate(self.program.attends):
             if attend.mechanism is not None:
                 return f"`{attend.mechanism.name}` is a mechanism"
-            if attend.graph is None:
+            if attend.graph is None or index in known:
                 continue
             if inputs_of(attend.graph) - set(self.inputs or ()):
                 return "its pairs depend on run-time inputs"
@@ -170,6 +187,8 @@ class Stack:
         """
         n = length_of(n)
         layer, head = self._slot(layer, head)
+        if (layer, head) in self.known:
+            return self.known[layer, head]
         attend = self.program.attend(layer, head)
         if attend.graph is None and attend.mechanism is not None:
             raise SpecError(
@@ -355,6 +374,8 @@ class Stack:
     def differs(self, attend: int) -> bool:
         """Whether an attend may have other pairs in another layer or head."""
         graph = self.program.attends[attend].graph
+        if any(self.program.slots[layer][head] == attend for layer, head in self.known):
+            return True
         if graph is None:
             return False
         listed = any(self.declared[name].kind == "choices" for name in inputs_of(graph))
@@ -433,7 +454,7 @@ class Part(Stack):
     """The relations of one layer, of one head in all layers, or of one of both; None is all."""
 
     def __init__(self, whole: Stack, layer: int | None, head: int | None) -> None:
-        super().__init__(whole.program, whole.inputs)
+        super().__init__(whole.program, whole.inputs, whole.known)
         self._whole, self.only_layer, self.only_head = whole, layer, head
 
     @property
@@ -462,6 +483,30 @@ def influence(program: Program) -> Program:
     if not has_mechanism(program):
         return program
     return replace(program, attends=tuple(_lets_through(attend) for attend in program.attends))
+
+
+def any_pair(program: Program) -> Program:
+    """The same layers and heads with `full` in place of what tensors decide: which pairs may be
+    read, for some tensors."""
+    return replace(program, attends=tuple(_any_pair(attend) for attend in program.attends))
+
+
+def _any_pair(attend: Attend) -> Attend:
+    if attend.graph is None or attend.mechanism is not None:
+        return attend
+    return replace(attend, graph=undecided(attend.graph))
+
+
+def decides(graph: Term) -> bool:
+    """Whether tensors decide pairs of a graph."""
+    return any(BY_NAME[leaf.pattern].data_dependent for leaf in leaves(graph))
+
+
+def undecided(graph: Term) -> Term:
+    """The graph with `full` in place of what the data decide."""
+    if isinstance(graph, Compound):
+        return replace(graph, terms=tuple(undecided(term) for term in graph.terms))
+    return Leaf("full", ()) if BY_NAME[graph.pattern].data_dependent else graph
 
 
 def _lets_through(attend: Attend) -> Attend:

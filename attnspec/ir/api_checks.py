@@ -26,6 +26,13 @@ def sampled(entry: Input, given: Mapping[str, npt.ArrayLike], n: int, owner: str
         return int(values)
     if entry.kind == "choices":
         return _choices(entry, values, n)
+    if entry.kind in ("scores", "buckets"):
+        if values.ndim != 3:
+            raise AttnSpecError(
+                f"`{entry.name}` must have three axes, of which the first is heads, got"
+                f" {list(values.shape)}"
+            )
+        return values
     if entry.kind == "tokens" and values.dtype.kind in "iu":
         values = _marked(entry.name, values, n)
     wanted = "b" if entry.kind == "tokens" else "iu"

@@ -12,8 +12,19 @@ from attnspec.elaborate import Elaborated
 from attnspec.graphs.bind import extents_of, located
 from attnspec.graphs.operators import Intersection, Union
 from attnspec.graphs.relation import Relation
+from attnspec.graphs.written_pairs import WrittenPairs
 from attnspec.ir.program import Leaf, Term
-from attnspec.show.panels import Group, Sample, beside, facts, grouped, header, period
+from attnspec.show.panels import (
+    Group,
+    Known,
+    Sample,
+    beside,
+    facts,
+    grouped,
+    header,
+    of_samples,
+    period,
+)
 from attnspec.show.places import Slot, places
 from attnspec.show.tally import Tally, tally
 from attnspec.show.terminal import side_for
@@ -65,15 +76,21 @@ class Figure:
 
 
 def figure(
-    spec: Elaborated, n: int, *, layer: int | None, head: int | None, inputs: Sample
+    spec: Elaborated,
+    n: int,
+    *,
+    layer: int | None,
+    head: int | None,
+    inputs: Sample,
+    known: Known | None = None,
 ) -> Figure:
     """The pictures of a spec at n positions: of all layers and heads that differ from each other,
-    or of one layer, one head.
+    or of one layer, one head; `known` are samples of what tensors decide.
 
     Raises SpecError where none of them has pairs, TooLong where they would take too long.
     """
     layers = range(spec.program.layer_count) if layer is None else [layer]
-    groups, without = grouped(spec, n, layers, head, inputs)
+    groups, without = grouped(spec, n, layers, head, inputs, known)
     drawn = groups[:MOST_PLOTS]
     slots = [slot for group in groups for slot in group.slots]
     every = [*slots, *(slot for formula in without.values() for slot in formula)]
@@ -91,6 +108,7 @@ def figure(
     rest = [slot for group in groups[MOST_PLOTS:] for slot in group.slots]
     if rest:
         footer.append(f"not drawn: {places(rest, every)}; --layer and --head choose")
+    footer.extend(of_samples(groups))
     grid = extents_of(spec.program, n) if n and not spec.program.extra_tokens else ()
     return Figure(*header(spec, n, layer, head), terms, tuple(plots), grid, tuple(footer))
 
@@ -130,6 +148,8 @@ def _terms(spec: Elaborated, group: Group) -> list[tuple[str, Relation]]:
     graph = spec.program.attend(*group.slots[0]).graph
     if graph is None:
         raise InternalError("a head without a graph has no pairs")
+    if isinstance(group.relation, WrittenPairs):
+        return [(_written(graph), group.relation)]
     if isinstance(graph, Leaf) or graph.op != "|" or len(graph.terms) > MOST_TERMS:
         return [(_written(graph), group.relation)]
     relation, past = group.relation, None

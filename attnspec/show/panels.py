@@ -12,6 +12,7 @@ from attnspec.elaborate.slots import ranges
 from attnspec.graphs.bind import extents_of, located
 from attnspec.graphs.relation import Relation
 from attnspec.graphs.stack import Stack
+from attnspec.graphs.written_pairs import WrittenPairs
 from attnspec.ir.program import Program
 from attnspec.show.places import Slot
 from attnspec.show.tally import Tally, tally
@@ -24,6 +25,7 @@ MOST_CELLS = 96
 """The most cells along a side where a sequence is drawn in cells: more would be taller than use."""
 
 Sample = Mapping[str, "npt.ArrayLike"]
+Known = Mapping[tuple[int, int], Relation]
 
 
 @dataclass(frozen=True)
@@ -45,13 +47,21 @@ class Group:
 
 
 def sheet(
-    spec: Elaborated, n: int, *, layer: int, head: int | None, inputs: Sample, width: int
+    spec: Elaborated,
+    n: int,
+    *,
+    layer: int,
+    head: int | None,
+    inputs: Sample,
+    width: int,
+    known: Known | None = None,
 ) -> Sheet:
-    """The pictures of a layer at n positions: of one head, or of all that differ from each other.
+    """The pictures of a layer at n positions: of one head, or of all that differ from each other;
+    `known` are samples of what tensors decide.
 
     `width` is what a picture may take, in columns. Raises SpecError where a head has no pairs.
     """
-    groups, without = grouped(spec, n, [layer], head, inputs)
+    groups, without = grouped(spec, n, [layer], head, inputs, known)
     room = room_for(n, width)
     side = side_for(n, room if n <= room else min(room, MOST_CELLS))
     several = spec.program.heads is not None and (len(groups) > 1 or bool(without))
@@ -70,12 +80,18 @@ def sheet(
     rest = [slot for group in groups[MOST_PANELS:] for slot in group.slots]
     if rest:
         footer.append(f"not drawn: head {_heads(rest)}; --head chooses one")
+    footer.extend(of_samples(groups))
     footer.extend(_other_layers(spec, layer))
     return Sheet(header(spec, n, layer, head), tuple(panels), tuple(footer))
 
 
 def grouped(
-    spec: Elaborated, n: int, layers: Iterable[int], head: int | None, inputs: Sample
+    spec: Elaborated,
+    n: int,
+    layers: Iterable[int],
+    head: int | None,
+    inputs: Sample,
+    known: Known | None = None,
 ) -> tuple[list[Group], dict[str, list[Slot]]]:
     """What differs among the heads of some layers, and those of each mechanism that stands alone.
 
@@ -84,7 +100,7 @@ def grouped(
     groups: dict[tuple[Relation, str | None], list[Slot]] = {}
     without: dict[str, list[Slot]] = {}
     # relations with run-time inputs are compared by the identity of those
-    stack, bound = Stack(spec.program, inputs), dict[int, Relation]()
+    stack, bound = Stack(spec.program, inputs, known), dict[int, Relation]()
     program = spec.program
     for layer in layers:
         row = program.row(layer)
@@ -104,6 +120,13 @@ def grouped(
         stack.relation(n, *first)
     found = [Group(relation, name, tuple(slots)) for (relation, name), slots in groups.items()]
     return found, without
+
+
+def of_samples(groups: Iterable[Group]) -> list[str]:
+    """The line about choices for tensors that were drawn, if there are some."""
+    if not any(isinstance(group.relation, WrittenPairs) for group in groups):
+        return []
+    return ["a sample: what random queries and keys decide, the same ones every time"]
 
 
 def beside(group: Group, spec: Elaborated) -> list[str]:

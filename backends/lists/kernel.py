@@ -24,7 +24,6 @@ from attnspec.backends.lists.placed import Placed
 from attnspec.backends.lists.products import Parts
 from attnspec.graphs.relation import Relation
 from attnspec.layout.steps import bands_of, layouts_of
-from attnspec.lower.cache import apart
 from attnspec.lower.work import Call, Work
 
 
@@ -37,7 +36,6 @@ class ListedKernel(SoftmaxKernel):
         self.work, self.heads, self.device, self.parts = work, heads, device, parts
         self.changes = ScoreChanges(work, heads) if work.changes else None
         self.rest = None if parts.rest is None else self._in_bands(parts.rest)
-        self._dense: DenseKernel | None = None
         self._covers = Covers(work.n_k)
 
     def __call__(
@@ -81,22 +79,8 @@ class ListedKernel(SoftmaxKernel):
         layouts = layouts_of(bands_of(rest, work.n_q, work.n_k), work.n_q, work.n_k)
         return SteppedKernel(work, self.heads, self.device, layouts)
 
-    @property
-    def dense(self) -> DenseKernel:
-        """The definition, built when it is first needed."""
-        if self._dense is None:
-            self._dense = apart(lambda: DenseKernel(self.work, self.heads, self.device))
-        return self._dense
-
-    def make_traceable(self) -> None:
-        """Builds what a traced call runs."""
-        _ = self.dense
-
-    def composed(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, call: Call) -> Partial:
-        out, lse = self.dense.composed(q, k, v, call)
-        if lse is None:
-            raise ValueError(f"`{self.work.normalize}` has no log-sum-exps")
-        return out, lse
+    def build_differentiable(self) -> DenseKernel:
+        return DenseKernel(self.work, self.heads, self.device)
 
     def forward(
         self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, call: Call, scale: float

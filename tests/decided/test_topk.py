@@ -350,7 +350,6 @@ def test_steps_are_the_rows_of_one_call(call: str, padded: bool) -> None:
         "topk(keys = 4, always = columns(last(2)))",
         "lsh()",
         "cluster()",
-        "sinkhorn(size = 4)",
         "topk(keys = 2) + linear()",
     ],
 )

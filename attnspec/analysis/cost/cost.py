@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
+from attnspec.analysis.counting.choices import most_keys
 from attnspec.analysis.counting.degrees import edges_of
 from attnspec.backends.factored.costs import Products, products_of
 from attnspec.backends.planner import AUTO, choose
@@ -173,7 +174,7 @@ def _step(
     size, count, pairs = shape.head_dim, shape.batch * len(heads), None
     backend, graph, own = _amounts(replace(work, copies=count), size, AUTO)
     if work.mechanism is None:
-        pairs = _useful(stack, work, layers[0], heads[0])
+        pairs = _useful(stack, work, layers[0], heads)
     flops, backward = _operations(graph, own, size)
     return StepCost(
         layers=layers,
@@ -215,17 +216,24 @@ def _amounts(work: Work, size: int, backend: str) -> tuple[str, _Amounts, Produc
         none = _Amounts(0, 0, 0, 0, True)
         graph = _bands(graph_of(work), work.copies, size) if work.hybrid else none
         return name, graph, products_of(work, work.copies, size)
-    if name not in _AMOUNTS:
+    if name not in _AMOUNTS and not work.decided:
         raise NotBuilt(f"the backend {name} does not say how many pairs it computes")
-    return name, _AMOUNTS[name](work, work.copies, size), Products(0, 0, 0, 0)
+    counted = _AMOUNTS.get(name, _decided)
+    return name, counted(work, work.copies, size), Products(0, 0, 0, 0)
 
 
-def _useful(stack: Stack, work: Work, layer: int, head: int) -> int | None:
+def _useful(stack: Stack, work: Work, layer: int, heads: tuple[int, ...]) -> int | None:
+    known = [stack.known[layer, head] for head in heads if (layer, head) in stack.known]
+    if known:
+        # their mean, where tensors decided for each head
+        return sum(edges_of(relation, work.n_k) for relation in known) // len(known)
+    if stack.unknown is not None and work.decided:
+        return None
     try:
-        if not work.reads:
+        if not work.reads and not work.decided:
             return edges_of(work.relation, work.n_k)
         if stack.inputs is not None:
-            relation: Relation = stack.relation(work.n_k, layer, head)
+            relation: Relation = stack.relation(work.n_k, layer, heads[0])
             return edges_of(relation, work.n_k)
     except TooMuch:
         pass
@@ -239,6 +247,13 @@ def _dense(work: Work, heads: int, size: int) -> _Amounts:
     mask = pairs + (8 * pairs if work.changes else 0)
     # scores are written, changed, weighed, and read for the product with the values
     return _Amounts(pairs, tensors + 8 * pairs, 3 * pairs * heads, mask, False)
+
+
+def _decided(work: Work, heads: int, size: int) -> _Amounts:
+    """What is computed at most of a choice, its scores and orders left out."""
+    pairs = int(most_keys(work.relation, work.n_k).sum())
+    moved = 2 * work.n_q * size + 2 * pairs // 64 * size
+    return _Amounts(pairs, moved, min(pairs, PIECE), 0, False, upper=True)
 
 
 def _torch(work: Work, heads: int, size: int) -> _Amounts:

@@ -17,11 +17,13 @@ from attnspec.graphs.forms.dnf import Place, form_of, place_of
 from attnspec.graphs.forms.properties import never_reads_later
 from attnspec.graphs.forms.stability import (
     CAUSAL,
+    FAR,
     Fault,
     changing_weights,
     fault_of,
     reads_later,
     unsteady,
+    unsteady_choice,
     unsteady_leaf,
     unsteady_shift,
 )
@@ -80,7 +82,10 @@ def is_stable(program: Program) -> bool:
 
 def head_is_stable(program: Program, layer: int, head: int) -> bool:
     """The same of one head."""
-    return fault_of(program, layer, head) is None or _by_form(program, layer, head, whole=True)
+    if fault_of(program, layer, head) is None:
+        return True
+    steady = unsteady_choice(program, layer, head) is None
+    return steady and _by_form(program, layer, head, whole=True)
 
 
 def head_is_steady(program: Program, layer: int, head: int) -> bool:
@@ -89,6 +94,8 @@ def head_is_steady(program: Program, layer: int, head: int) -> bool:
     graph = program.attend(layer, head).graph
     if program.fixed_length is not None or graph is None:
         return True
+    if unsteady_choice(program, layer, head, whole=False) is not None:
+        return False
     if unsteady(graph, place_of(program, layer, head)) is None:
         return True
     return _by_form(program, layer, head, whole=False)
@@ -119,6 +126,15 @@ def _looks_back(conjunction: Conjunction) -> bool:
         else one.later and isinstance(one.most, int) and one.most <= 0
         for one in conjunction
     )
+
+
+def unsteady_choices(program: Program, n: int = FAR) -> tuple[int, int, Fault] | None:
+    """The first layer and head with a choice that differs between lengths up to n, and why."""
+    for layer, head in places(program, drawn=False):
+        fault = unsteady_choice(program, layer, head, n)
+        if fault is not None:
+            return layer, head, fault
+    return None
 
 
 # --- differences ----------------------------------------------------------------------------------
@@ -156,7 +172,8 @@ def difference_of(
         raise TooMuch(str(fault_of(program, layer, head)))
     for leaf in leaves(attend.graph):
         if BY_NAME[leaf.pattern].data_dependent:
-            raise TooMuch(f"`{leaf.pattern}` is decided by the data")
+            fault = unsteady_choice(program, layer, head, whole=whole)
+            raise TooMuch(str(fault or f"`{leaf.pattern}` is decided by the data"))
     before: tuple[int, Relation] | None = None
     for n in _lengths(longest):
         try:

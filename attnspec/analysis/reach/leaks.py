@@ -2,7 +2,8 @@
 
 A walk from a query to a later key has a step that reads a later key, and that step alone is a walk,
 since the residual stream carries a position through the other layers. So a stack leaks exactly
-when a head of some layer reads a later key, and the shortest leaking path is one step.
+when a head of some layer reads a later key, or chooses among earlier keys by later ones, and the
+shortest leaking path is one step.
 
 What run-time inputs and data decide is tried, not proven: a leak is exact, because the sample that
 shows it is admissible; none found is an estimate.
@@ -23,13 +24,21 @@ from attnspec.analysis.quality import Figure
 from attnspec.analysis.reach.reach import Steps
 from attnspec.graphs.bind import Situation, bind_attended
 from attnspec.graphs.forms.properties import never_reads_later
+from attnspec.graphs.forms.stability import FAR, bound_choice
 from attnspec.graphs.patterns import BY_NAME
 from attnspec.graphs.patterns.where import Where
 from attnspec.graphs.relation import Relation, evaluate_pairs
-from attnspec.graphs.stack import MOST_POSITIONS, Stack, TooMuch, require_few_patterns
+from attnspec.graphs.stack import (
+    MOST_POSITIONS,
+    Stack,
+    TooMuch,
+    decides,
+    require_few_patterns,
+    undecided,
+)
 from attnspec.graphs.token_sets import Data
 from attnspec.ir.api_checks import sampled
-from attnspec.ir.program import Compound, Input, Leaf, Term, inputs_of, leaves
+from attnspec.ir.program import Input, Program, inputs_of, leaves
 
 FIRST = 64
 """Positions that are looked at in sequences too long to be counted."""
@@ -38,11 +47,13 @@ FIRST = 64
 @dataclass(frozen=True)
 class Leak:
     """A position that learns of a later one, the steps by which it does, and under which
-    conditions: "" where it always does."""
+    conditions: "" where it always does. Where it reads no later key, but its `choice` of earlier
+    ones may change with one, that says why."""
 
     query: int
     steps: Steps
     where: str = ""
+    choice: str = ""
 
     @property
     def key(self) -> int:
@@ -51,13 +62,63 @@ class Leak:
 
 
 def leak(stack: Stack, n: int) -> Figure[Leak | None]:
-    """The first layer and head, and there the first query, that read a later key, or None.
+    """The first layer and head, and there the first query, that read a later key, else the first
+    that choose by one, or None; with a note on choices where there are some.
 
     Raises TooMuch where that means looking at too many pairs, BindError where a size has no value.
     """
-    if stack.program.causal:
-        # every graph is intersected with k <= q, a mechanism without a causal form was refused
-        return Figure(None)
+    found = Figure[Leak | None](None) if stack.program.causal else _by_pairs(stack, n)
+    if found.value is not None:
+        return found
+    ahead, words = _by_choice(stack, n)
+    if ahead is not None:
+        return Figure(ahead)
+    notes = [words, found.note] if found.quality == "exact" else [found.note]
+    return replace(found, note="; ".join(note for note in notes if note))
+
+
+def looks_ahead(program: Program) -> Leak | None:
+    """The first layer and head that reads no later key, but at some length chooses by them."""
+    try:
+        return _by_choice(Stack(program), FAR)[0]
+    except TooMuch:
+        # so many graphs are not looked into
+        return None
+
+
+def _past_only(program: Program, layer: int, head: int) -> bool:
+    graph = program.attend(layer, head).graph
+    return graph is not None and (program.causal or never_reads_later(graph))
+
+
+def _by_choice(stack: Stack, n: int) -> tuple[Leak | None, str]:
+    """The first layer and head whose choice of earlier keys may change with a later one; if there
+    is none, what is to be said of choices."""
+    words: set[str] = set()
+    graphs = (attend.graph for attend in stack.program.attends)
+    if not any(graph is not None and decides(graph) for graph in graphs):
+        return None, ""
+    for layer, head in places(stack.program):
+        graph = stack.program.attend(layer, head).graph
+        if graph is None:
+            continue
+        if not _past_only(stack.program, layer, head):
+            continue
+        for leaf in leaves(graph):
+            if not BY_NAME[leaf.pattern].data_dependent:
+                continue
+            bound = bound_choice(stack.program, leaf, n, layer, head)
+            ahead = None if bound is None else bound.ahead(n)
+            if ahead is not None:
+                why = f"`{leaf.pattern}`: {ahead.why}"
+                return Leak(ahead.query, ((layer, head, ahead.token),), choice=why), ""
+            if bound is not None:
+                words.add("given" if bound.given_choice else "yes")
+    return None, f"pairs: yes, choice: {' and '.join(sorted(words))}" if words else ""
+
+
+def _by_pairs(stack: Stack, n: int) -> Figure[Leak | None]:
+    """The first layer and head, and there the first query, that read a later key."""
     doubt = ""
     for layer, head in places(stack.program):
         attend = stack.program.attend(layer, head)
@@ -69,13 +130,20 @@ def leak(stack: Stack, n: int) -> Figure[Leak | None]:
         if attend.graph is None or never_reads_later(attend.graph):
             continue
         require_few_patterns(attend.graph)
+        if (layer, head) in stack.known:
+            pair = later_pair(stack.known[layer, head], n)
+            if pair is not None:
+                return Figure(Leak(pair[0], ((layer, head, pair[1]),)))
+            continue
         names = inputs_of(attend.graph) - set(stack.inputs or ())
         decided = [
             leaf.pattern for leaf in leaves(attend.graph) if BY_NAME[leaf.pattern].data_dependent
         ]
         at = _situation(stack, n, layer, head)
         # what the data decide may hold for any one pair, but two such things perhaps not together
-        graph = _whole(attend.graph)
+        graph = undecided(attend.graph)
+        # those that only decide, as choices and scores do, say nothing of the rest
+        names &= inputs_of(graph)
         samples = _samples([stack.declared[name] for name in sorted(names)], n)
         for data, words in samples if len(decided) < 2 else ():
             relation = bind_attended(graph, replace(at, inputs={**at.inputs, **data}))
@@ -106,17 +174,11 @@ def later_pair(relation: Relation, n: int) -> tuple[int, int] | None:
 
 def _situation(stack: Stack, n: int, layer: int, head: int) -> Situation:
     given = {
-        name: Data(sampled(stack.declared[name], stack.inputs or {}, n, stack.program.name))
-        for name in stack.inputs or {}
+        name: Data(sampled(entry, stack.inputs or {}, n, stack.program.name), entry.size)
+        for name, entry in stack.declared.items()
+        if name in (stack.inputs or {})
     }
     return replace(stack.situation(n, layer, head), inputs=given)
-
-
-def _whole(graph: Term) -> Term:
-    """The graph with `full` in place of what the data decide."""
-    if isinstance(graph, Compound):
-        return replace(graph, terms=tuple(_whole(term) for term in graph.terms))
-    return Leaf("full", ()) if BY_NAME[graph.pattern].data_dependent else graph
 
 
 def _samples(inputs: list[Input], n: int) -> Iterator[tuple[Mapping[str, Data], list[str]]]:

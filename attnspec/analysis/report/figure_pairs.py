@@ -13,6 +13,8 @@ from attnspec.analysis.counting import graph_heads
 from attnspec.analysis.counting.degrees import degrees_of
 from attnspec.analysis.counting.figures import PAIRS
 from attnspec.analysis.quality import Figure, Unknown
+from attnspec.analysis.report import figure_choices as choices
+from attnspec.graphs.stack import Stack, has_mechanism
 
 if TYPE_CHECKING:
     from attnspec.analysis.report.inquiry import Inquiry
@@ -24,6 +26,8 @@ def counted(name: str) -> Callable[[Inquiry], Figure[Any]]:
     """What is counted of the pairs of all heads."""
 
     def of(report: Inquiry) -> Figure[Any]:
+        if report.undecided and not has_mechanism(report.program):
+            return choices.most(name, report)
         # raises Unknown where the pairs are not known
         _ = report.graphs
         return Figure(PAIRS[name](report.stack.bound(report.n), report.n) if report.n else 0)
@@ -36,7 +40,7 @@ def mean_degree(report: Inquiry) -> Figure[Any]:
     density = report.figure("density")
     if isinstance(density, Unknown):
         raise density
-    return Figure(density.value * report.n)
+    return replace(density, value=density.value * report.n)
 
 
 def over_heads(name: str, of: Callable[[Any], int]) -> Callable[[Inquiry], Figure[Any]]:
@@ -66,6 +70,12 @@ def causal(report: Inquiry) -> Figure[Any]:
     found = leak(report.stack, report.n)
     if found.value is None:
         return Figure(True, found.quality, found.note)
+    if found.value.choice:
+        note = (
+            f"pairs: yes, choice: no: that of query {found.value.query} may change with token"
+            f" {found.value.key}, {found.value.choice}"
+        )
+        return Figure(False, found.quality, note)
     where = f", where {found.value.where}" if found.value.where else ""
     note = f"query {found.value.query} reads the later key {found.value.key}{where}"
     return Figure(False, found.quality, note)
@@ -74,12 +84,21 @@ def causal(report: Inquiry) -> Figure[Any]:
 def stable(report: Inquiry) -> Figure[Any]:
     """Whether rows are the same pairs at every length."""
 
-    from attnspec.analysis.growth.stable import ENOUGH, EVERY, difference, is_stable
+    from attnspec.analysis.growth.stable import (
+        ENOUGH,
+        EVERY,
+        difference,
+        is_stable,
+        unsteady_choices,
+    )
 
     program = report.program
     if is_stable(program):
         fixed = program.fixed_length is not None
         return Figure(True, note="the grid has one length" if fixed else "proven for every n")
+    choice = unsteady_choices(program)
+    if choice is not None:
+        return Figure(False, note=str(choice[2]))
     longest = min(max(report.n, EVERY), ENOUGH)
     found = difference(program, longest)
     if found is None:
@@ -113,7 +132,7 @@ def order(report: Inquiry) -> Figure[Any]:
     from attnspec.analysis.growth import order as orders
 
     _require_positions(report)
-    return _or_unknown(orders.order(report.stack, report.n, report.elaborated))
+    return _or_unknown(orders.order(_at_every_length(report), report.n, report.elaborated))
 
 
 def edges_formula(report: Inquiry) -> Figure[Any]:
@@ -122,7 +141,13 @@ def edges_formula(report: Inquiry) -> Figure[Any]:
     from attnspec.analysis.growth import order as orders
 
     _require_positions(report)
-    return _or_unknown(orders.edges_formula(report.stack, report.n))
+    return _or_unknown(orders.edges_formula(_at_every_length(report), report.n))
+
+
+def _at_every_length(report: Inquiry) -> Stack:
+    """The stack without what tensors of one length decided."""
+    stack = report.stack
+    return Stack(stack.program, stack.inputs) if stack.known else stack
 
 
 def _require_positions(report: Inquiry) -> None:
@@ -151,6 +176,9 @@ def reach(name: str) -> Callable[[Inquiry], Figure[Any]]:
             return Figure(0)
         found: Figure[Any] = getattr(reaches, name)(report.influence, report.n)
         notes = [found.note, graph_heads.mechanism_note(report)]
+        if report.undecided:
+            notes.append("at least, as if tensors could choose any pair that is allowed")
+            found = replace(found, quality="bound")
         return replace(found, note="; ".join(note for note in notes if note))
 
     return of

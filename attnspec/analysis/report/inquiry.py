@@ -6,7 +6,7 @@ of a plan or on other figures take them from here.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import cached_property
 from itertools import chain
@@ -15,11 +15,22 @@ from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar, overload
 from attnspec.analysis.counting.head_counts import HeadCounts, head_counts
 from attnspec.analysis.quality import Figure, Unknown
 from attnspec.elaborate import Elaborated
-from attnspec.graphs.bind import extents_of
-from attnspec.graphs.relation import Relation
-from attnspec.graphs.stack import Bound, Sample, Stack, TooMuch, blamed, has_mechanism, influence
+from attnspec.graphs.bind import bind_attended, extents_of, situation_of
+from attnspec.graphs.relation import DataDependent, Relation, decided_in
+from attnspec.graphs.stack import (
+    Bound,
+    Sample,
+    Stack,
+    TooMuch,
+    any_pair,
+    blamed,
+    decides,
+    has_mechanism,
+    influence,
+)
 from attnspec.ir.api_checks import length_of
 from attnspec.ir.parameters import RelationError
+from attnspec.lower.lower import stand_ins
 from attnspec.lower.work import ONE, Shape
 
 if TYPE_CHECKING:
@@ -34,6 +45,9 @@ LONGEST_SPECTRUM = 4096
 
 REACH = ("depth", "diameter", "path_length", "universal")
 SPECTRUM = ("spectral_gap", "mixing_steps", "diameter_bound")
+CHOICES = ("choice", "expected_edges", "scoring_flops", "finds", "overflows")
+"""The figures of what tensors decide."""
+
 GRAPH_HEADS = ("graph_edges", "graph_density", "graph_degree", "graph_min_degree")
 """The figures of graph heads, which say nothing new where every head has a graph."""
 
@@ -75,8 +89,9 @@ class Inquiry:
     sample.
 
     `entries` are the figures by name, in the order in which they are printed. Costs are those of
-    the plan for a `shape`, in numbers of `element` bytes. `influence` has the graphs that
-    mechanisms are taken for where reach is asked for.
+    the plan for a `shape`, in numbers of `element` bytes. `known` has the pairs of layers and heads
+    that tensors decided. `influence` has the graphs that mechanisms, and what tensors have yet to
+    decide, are taken for where reach is asked for.
     """
 
     entries: ClassVar[dict[str, Entry[Any]]] = {}
@@ -86,6 +101,7 @@ class Inquiry:
         elaborated: Elaborated,
         n: int,
         inputs: Sample | None = None,
+        known: Mapping[tuple[int, int], Relation] | None = None,
         *,
         shape: Shape = ONE,
         element: int = 4,
@@ -94,10 +110,11 @@ class Inquiry:
         self.n = length_of(n)
         self.shape = replace(shape, heads=shape.heads_of(self.program))
         self.element = element
-        self.stack = Stack(self.program, inputs)
+        self.stack = Stack(self.program, inputs, known)
         self.influence = self.stack
-        if has_mechanism(self.program):
-            self.influence = Stack(influence(self.program), inputs)
+        if has_mechanism(self.program) or self.undecided:
+            felt = any_pair(self.program) if self.undecided else self.program
+            self.influence = Stack(influence(felt), inputs, known)
         self._figures: dict[str, Figure[Any] | Unknown] = {}
         # a length that the grid does not have is an error, not an unknown figure
         extents_of(self.program, self.n)
@@ -123,7 +140,7 @@ class Inquiry:
     def default_names(self) -> tuple[str, ...]:
         """The figures that are printed without being asked for: those that are soon found, and say
         something of this spec."""
-        left_out: tuple[str, ...] = ()
+        left_out: tuple[str, ...] = () if self.choices else CHOICES
         if not has_mechanism(self.program) or not self.graph_slots:
             left_out += GRAPH_HEADS
         if self.n > LONGEST_REACH:
@@ -131,6 +148,40 @@ class Inquiry:
         if self.n > LONGEST_SPECTRUM:
             left_out += SPECTRUM
         return tuple(name for name in self.entries if name not in left_out)
+
+    # --- what tensors decide ---------------------------------------------------------------------
+
+    @cached_property
+    def choices(self) -> dict[tuple[int, int], tuple[DataDependent, ...]]:
+        """What tensors decide in each layer and head, where there is something."""
+        found = {slot: decided_in(relation) for slot, relation in self.unbound.items()}
+        return {slot: leaves for slot, leaves in found.items() if leaves}
+
+    @cached_property
+    def unbound(self) -> dict[tuple[int, int], Relation]:
+        """The graph of each layer and head, with what stands for tensors, where it has a value and
+        tensors decide something."""
+        found: dict[tuple[int, int], Relation] = {}
+        made: dict[int, Relation] = {}
+        for layer, row in enumerate(self.program.slots):
+            for head, index in enumerate(row):
+                graph = self.program.attends[index].graph
+                if graph is None or not decides(graph):
+                    continue
+                if index not in made or self.stack.differs(index):
+                    at = situation_of(
+                        self.program, self.n, layer, head, inputs=stand_ins(self.program)
+                    )
+                    made[index] = bind_attended(graph, at)
+                found[layer, head] = made[index]
+        return found
+
+    @property
+    def undecided(self) -> bool:
+        """Whether tensors have yet to decide pairs."""
+        return self.stack.unknown is not None and any(
+            decides(attend.graph) for attend in self.program.attends if attend.graph is not None
+        )
 
     # --- the pairs of heads ----------------------------------------------------------------------
 
@@ -154,6 +205,7 @@ class Inquiry:
             for layer, row in enumerate(self.program.slots)
             for head, index in enumerate(row)
             if self.program.attends[index].mechanism is None
+            and not (self.undecided and self.choices.get((layer, head)))
         )
 
     @cached_property

@@ -25,6 +25,7 @@ MOST_NAMED = 3
 
 GROUPS = {
     "reads": "What it reads",
+    "decides": "What the data decide",
     "grows": "How it grows",
     "reaches": "What it reaches",
     "mixes": "How it mixes, pairs taken both ways",

@@ -16,6 +16,7 @@ import numpy as np
 from attnspec.analysis.counting import graph_heads
 from attnspec.analysis.counting.head_counts import HeadCounts, LayerCounts
 from attnspec.analysis.quality import Figure, Quality, Unknown
+from attnspec.analysis.report import figure_choices as choices
 from attnspec.analysis.report import figure_costs as costs
 from attnspec.analysis.report import figure_graph as whole
 from attnspec.analysis.report import figure_pairs as pairs
@@ -129,6 +130,21 @@ class Report(Inquiry):
 
     symmetric = Entry[bool]("symmetric", "reads", pairs.symmetric, "truth")
     """Whether (q, k) implies (k, q) in every head."""
+
+    choice = Entry[str]("chosen", "decides", choices.choice, "words")
+    """What each choice that tensors make goes by, and what it changes of weights."""
+
+    expected_edges = Entry[int]("pairs expected", "decides", choices.expected_edges, "count")
+    """The pairs of all layers and heads that are expected before tensors are there."""
+
+    scoring_flops = Entry[int]("operations of choosing", "decides", choices.scoring_flops, "flops")
+    """Operations by which one layer decides, all heads, apart from those of attention."""
+
+    finds = Entry[str]("finds", "decides", choices.finds, "words")
+    """How likely hashes bring together what is alike, and means of blocks show a planted key."""
+
+    overflows = Entry[str]("overflows", "decides", choices.overflows, "words")
+    """How likely a bucket holds more than is read of it."""
 
     order: Entry[sympy.Expr] = Entry("order", "grows", pairs.order, "formula")
     """How fast the edges grow with n, constant factors left out."""

@@ -13,12 +13,15 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from attnspec.graphs.bind import BindError, bind, situation_of
 from attnspec.graphs.forms.dnf import Place, place_of
 from attnspec.graphs.forms.properties import asks_for_cells, never_reads_later
 from attnspec.graphs.forms.written import written, written_leaf, written_mechanism, written_scalar
 from attnspec.graphs.patterns import BY_NAME
 from attnspec.graphs.relation import DataDependent
+from attnspec.graphs.token_sets import StandIn
 from attnspec.ir.mechanisms import BY_NAME as MECHANISMS_BY_NAME
+from attnspec.ir.parameters import RelationError
 from attnspec.ir.program import (
     ArgumentValue,
     Attend,
@@ -31,7 +34,10 @@ from attnspec.ir.program import (
     Tokens,
     leaves,
 )
-from attnspec.ir.scalars import Apply, Scalar, Symbol, fold, symbols
+from attnspec.ir.scalars import Apply, Scalar, ScalarError, Symbol, fold, symbols
+
+FAR = 1 << 20
+"""A length at which choices that may look ahead do."""
 
 CAUSAL = "write the statement `causal`"
 """What mends that later keys are read."""
@@ -57,7 +63,45 @@ def fault_of(program: Program, layer: int = 0, head: int = 0) -> Fault | None:
         # one length alone
         return None
     attend, place = program.attend(layer, head), place_of(program, layer, head)
-    return unsteady_attend(attend, place) or reads_later(attend, program.causal)
+    found = unsteady_attend(attend, place) or reads_later(attend, program.causal)
+    return found or unsteady_choice(program, layer, head)
+
+
+def unsteady_choice(
+    program: Program, layer: int, head: int, n: int = FAR, *, whole: bool = True
+) -> Fault | None:
+    """Why what the data decide was not shown to be the same at every length up to n, given the same
+    tokens as far as both have them; without `whole` whatever padding stands behind them, which
+    takes no place in any choice."""
+    graph = program.attend(layer, head).graph
+    named = () if graph is None else leaves(graph)
+    for leaf in (one for one in named if issubclass(BY_NAME[one.pattern], DataDependent)):
+        bound = bound_choice(program, leaf, n, layer, head)
+        if bound is None:
+            return Fault(written_leaf(leaf), "has no value", "write numbers as its sizes")
+        if bound.counts_by_length:
+            mend = "say a number, or choose in another way"
+            return Fault(written_leaf(leaf), bound.counts_by_length, mend)
+        ahead = bound.ahead(n)
+        why = f"looks ahead: {ahead.why}" if ahead is not None else bound.waits
+        if whole and why:
+            mend = "let each query choose by itself among what is before it"
+            return Fault(written_leaf(leaf), why, mend)
+    return None
+
+
+def bound_choice(
+    program: Program, leaf: Leaf, n: int, layer: int = 0, head: int = 0
+) -> DataDependent | None:
+    """What the data decide at n positions, None where it has no value there."""
+    inputs = {entry.name: StandIn(entry.name, entry.size) for entry in program.inputs}
+    try:
+        at = situation_of(program, n, layer, head, grid=(), inputs=inputs)
+        found = bind(leaf, at)
+    except (BindError, RelationError, ScalarError):
+        return None
+    assert isinstance(found, DataDependent)
+    return found
 
 
 def unsteady_attend(attend: Attend, place: Place) -> Fault | None:
@@ -127,6 +171,9 @@ def unsteady_leaf(leaf: Leaf, place: Place) -> Fault | None:
             if tokens.kind == "last":
                 return _last(text, tokens)
     pattern = BY_NAME[leaf.pattern]
+    if issubclass(pattern, DataDependent):
+        # `unsteady_choice` answers for it
+        return None
     if pattern.needs_grid or asks_for_cells(leaf):
         # a cell is found by all extents of the grid but the first
         moving = [extent for extent in place.grid[1:] if _reads_length(extent)]
@@ -136,8 +183,6 @@ def unsteady_leaf(leaf: Leaf, place: Place) -> Fault | None:
                 f"reads cells of a grid that is `{written_scalar(moving[0])}` wide",
                 "give the grid a number there",
             )
-    if issubclass(pattern, DataDependent) and pattern.steady(dict(leaf.arguments), place.causal):
-        return None
     fact = pattern.changing(place.causal)
     return None if fact is None else Fault(text, fact.why, fact.mend)
 
@@ -195,6 +240,7 @@ def unsteady_layer(program: Program, layer: int, heads: int) -> Fault | None:
     for head in range(heads):
         attend, place = program.attend(layer, head), place_of(program, layer, head)
         found = unsteady_attend(attend, place) or changing_weights(attend)
+        found = found or unsteady_choice(program, layer, head)
         if found is not None:
             return found
     return None

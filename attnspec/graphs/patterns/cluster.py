@@ -14,9 +14,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from math import isqrt
 from typing import ClassVar
 
-from attnspec.graphs.relation import DataDependent
+import numpy as np
+
+from attnspec.graphs.relation import Ahead, DataDependent
 from attnspec.graphs.token_sets import Data
 from attnspec.ir.linear import N, product
 from attnspec.ir.mechanisms.declaration import Part
@@ -73,9 +76,44 @@ class Cluster(DataDependent):
     def weighs(self) -> str:
         return "lets the mean of a cluster's queries attend for them" if self.of == "q" else ""
 
-    @classmethod
-    def steady(cls, arguments: Mapping[str, object], causal: bool) -> bool:
-        return "labels" in arguments
+    @property
+    def given_choice(self) -> bool:
+        return self.labels is not None
+
+    def ahead(self, n: int) -> Ahead | None:
+        if self.given_choice or self.of == "q" or self.count_at(n) < 2:
+            return None
+        if self.assign == "balanced":
+            why = "later tokens compete for the places of a cluster"
+            return Ahead(0, 1, why)
+        why = "centroids are those of the whole sequence"
+        return Ahead(1, 2, why) if n > 2 else None
+
+    @property
+    def counts_by_length(self) -> str:
+        if self.given_choice:
+            return ""
+        if self.assign == "balanced":
+            return "takes n / count tokens into each cluster"
+        return "" if self.count else "has isqrt(n) clusters"
+
+    def count_at(self, n: int) -> int:
+        """Clusters of n positions: isqrt(n) where not given, no more than n."""
+        return min(n, self.count or isqrt(n))
+
+    def expected_keys(self, n: int, allowed: np.ndarray) -> tuple[np.ndarray, str] | None:
+        if self.given_choice:
+            return None
+        if self.of == "q":
+            return allowed * 1.0, ""
+        return allowed / max(1, self.count_at(n)), "clusters of one size"
+
+    def scoring(self, n: int, d: int) -> tuple[int, str]:
+        if self.given_choice:
+            return 0, ""
+        sides = 1 if self.of == "q" else 2
+        turns = 1 if self.assign == "balanced" else 11
+        return turns * sides * 2 * n * d * self.count_at(n), "distances from centroids"
 
     @classmethod
     def alone(cls, arguments: Mapping[str, object]) -> str:

@@ -14,7 +14,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from attnspec.graphs.relation import DataDependent
+import numpy as np
+
+from attnspec.graphs.relation import Ahead, DataDependent
 from attnspec.graphs.token_sets import Data
 from attnspec.ir.linear import N, product
 from attnspec.ir.parameters import RelationError, argument, context
@@ -101,11 +103,60 @@ class Lsh(DataDependent):
         """Hash buckets for n keys: where not given, the even number nearest 2 n / chunk."""
         return self.buckets or 2 * max(1, (2 * n + self.chunk) // (2 * self.chunk))
 
-    @classmethod
-    def steady(cls, arguments: Mapping[str, object], causal: bool) -> bool:
-        hashed = "given" not in arguments and arguments.get("buckets") is not None
-        shared = arguments["share_qk"] is True
-        return causal and hashed and shared and arguments["cut"] == "bucket"
+    @property
+    def given_choice(self) -> bool:
+        return self.given is not None
+
+    def ahead(self, n: int) -> Ahead | None:
+        if self.cut == "bucket":
+            if self.causal or not self.share_qk or n < 2:
+                return None
+            why = "it reads itself only where it has no other key, a later one too"
+            return Ahead(0, 1, why)
+        why = "later tokens move the borders of the chunks"
+        reach = self.look * self.chunk
+        if not self.share_qk:
+            return Ahead(0, 1, why) if n > self.chunk else None
+        query = reach + self.chunk - 1
+        if not self.bucket_mask and n > reach + 2:
+            query = min(query, n - 2)
+        elif self.chunk == 1 or query + 1 >= n:
+            # all that is between two positions of a bucket lies between them in the sequence, too
+            return None
+        return Ahead(query, query + 1, why)
+
+    @property
+    def counts_by_length(self) -> str:
+        return "" if self.buckets or self.given else "has as many buckets as n asks for"
+
+    def doubt(self, n: int) -> str:
+        read, held = (self.look + 1) * self.chunk, n / self.buckets_at(n)
+        if self.given is None and self.bucket_mask and held > read * self.rounds:
+            return f"has buckets of {held:,.0f} positions, and a query reads {read:,} of one"
+        return ""
+
+    def most_keys(self, n: int) -> int:
+        return min(n, self.rounds * (self.look + 1) * self.chunk)
+
+    def expected_keys(self, n: int, allowed: np.ndarray) -> tuple[np.ndarray, str] | None:
+        if self.given is not None or not n:
+            return None
+        count = self.buckets_at(n)
+        if self.bucket_mask:
+            most = (self.look + 1) * self.chunk / n
+            found = 1 - (1 - min(1 / count, most)) ** self.rounds
+        else:
+            found = 1 - (1 - min(1.0, (self.look + 0.5) * self.chunk / n)) ** self.rounds
+        alone = (1 - found) ** (allowed - 1) if self.share_qk else found
+        return (allowed - 1) * found + alone, "directions without order"
+
+    def scoring(self, n: int, d: int) -> tuple[int, str]:
+        if self.given is not None:
+            return 0, ""
+        count = self.buckets_at(n)
+        planes = count.bit_length() - 1 if self.hash == "hyperplanes" else count // 2
+        sides = 1 if self.share_qk else 2
+        return sides * self.rounds * 2 * n * d * planes, "projections; sorting comes beside"
 
     @classmethod
     def beside(cls, arguments: Mapping[str, object]) -> bool:

@@ -14,7 +14,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
-from attnspec.graphs.relation import DataDependent
+import numpy as np
+
+from attnspec.graphs.relation import Ahead, DataDependent
 from attnspec.ir.linear import N, product
 from attnspec.ir.mechanisms.declaration import Part
 from attnspec.ir.parameters import RelationError, argument, context
@@ -61,6 +63,30 @@ class Sinkhorn(DataDependent):
     @property
     def weighs(self) -> str:
         return "multiplies the keys and values of matched blocks"
+
+    def ahead(self, n: int) -> Ahead | None:
+        if self.causal or n <= self.size:
+            return None
+        why = "blocks are matched by the sums of all of them"
+        query = self.size if self.cut is None else 0
+        return Ahead(query, query + 1, why) if query + 1 < n else None
+
+    def most_keys(self, n: int) -> int:
+        return min(n, (self.cut or 2) * self.size)
+
+    def expected_keys(self, n: int, allowed: np.ndarray) -> tuple[np.ndarray, str] | None:
+        q = np.arange(n)
+        blocks = -(-n // self.size)
+        if self.cut is not None:
+            return np.minimum(allowed, self.cut * self.size), "rows that match different blocks"
+        if self.causal:
+            return q % self.size + 1 + self.size * (q >= self.size), ""
+        share = np.minimum(1.0, self.size * (2 - 1 / max(1, blocks)) / max(1, n))
+        return allowed * share, "matchings without order"
+
+    def scoring(self, n: int, d: int) -> tuple[int, str]:
+        blocks = -(-n // self.size)
+        return 2 * blocks * blocks * d + n * d, "sums of blocks and the network; balancing beside"
 
     @classmethod
     def beside(cls, arguments: Mapping[str, object]) -> bool:

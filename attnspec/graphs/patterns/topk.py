@@ -14,11 +14,16 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
-from attnspec.graphs.relation import DataDependent, Relation
+import numpy as np
+
+from attnspec.graphs.relation import EMPTY, Ahead, DataDependent, Relation, Tiles
 from attnspec.graphs.token_sets import Data
 from attnspec.ir.linear import N, product
 from attnspec.ir.parameters import RelationError, argument, context
 from attnspec.ir.scalars import Apply, Scalar
+
+MOST = 1 << 22
+"""Pairs of rows and blocks that are looked at for what is forced."""
 
 
 @dataclass(frozen=True)
@@ -101,10 +106,97 @@ class TopK(DataDependent):
             return ""
         return self.score or ("dot" if self.block == 1 else "mean")
 
-    @classmethod
-    def steady(cls, arguments: Mapping[str, object], causal: bool) -> bool:
-        shared = arguments.get("queries") or arguments.get("size") or 1
-        return causal and shared == 1
+    @property
+    def given_choice(self) -> bool:
+        return isinstance(self.score, Data)
+
+    def ahead(self, n: int) -> Ahead | None:
+        if self.given_choice:
+            return None
+        m, most = self.shared_by, self.keys or self.blocks or 1
+        if not self.causal:
+            if m == self.block == 1 and self.above is not None and self.scorer != "mass":
+                # each key is looked at by itself
+                return None
+            crowded = -(-n // self.block) > most or self.above is not None
+            why = "later keys compete with the earlier ones, its scope is not `causal`"
+            return Ahead(0, 1, why) if crowded and n > 1 else None
+        if m == 1:
+            return None
+        # the first row with more candidates than places, and a query after its first
+        free = most - self._own if self.always is None and self.block > 1 else most
+        fewest = max(0, free) + 1
+        if self.above is not None or self.mass is not None:
+            # of keys one is always kept by its mass
+            fewest = 2 if self.block == 1 and self.mass is not None else 1
+        first = -(-(fewest * self.block - (self.block == 1)) // m) * m
+        why = f"{m:,} queries choose together, by the mean of all of them"
+        return Ahead(first, first + 1, why) if first + 1 < n else None
+
+    @property
+    def waits(self) -> str:
+        return "forces blocks for queries to come, too" if self.shared_by > 1 else ""
+
+    @property
+    def _own(self) -> int:
+        """The blocks in which the queries of one choice may lie, counted from a border of both."""
+        m, b = self.shared_by, self.block
+        return max(1, m // b) if m % b == 0 or b % m == 0 else (m - 1) // b + 2
+
+    def forced(self, n: int) -> int:
+        """At most so many blocks are forced on one choice, where no padding stands before."""
+        if self.always is None:
+            return self._own if self.causal and self.block > 1 else 0
+        rows, blocks = -(-n // self.shared_by), -(-n // self.block)
+        if rows * blocks > MOST:
+            return blocks
+        q, k = (np.arange(0, n, size) for size in (self.shared_by, self.block))
+        tiles = (
+            Tiles(q[:, None], np.minimum(q + self.shared_by, n)[:, None]),
+            Tiles(k, np.minimum(k + self.block, n)),
+        )
+        if isinstance(self.always, DataDependent):
+            return blocks
+        kinds = np.broadcast_to(self.always.cover(*tiles, n), (rows, blocks)) != EMPTY
+        if self.causal:
+            kinds = kinds & (tiles[1].start < tiles[0].stop)
+        return int(kinds.sum(1).max(initial=0))
+
+    def doubt(self, n: int) -> str:
+        most, forced = self.blocks or 0, self.forced(n)
+        if 0 < most <= forced and most * self.block < n:
+            return f"keeps {most:,} of the blocks, and as many are forced: none is left to choose"
+        return ""
+
+    def most_keys(self, n: int) -> int:
+        if self.mass is not None or self.above is not None:
+            return n
+        return min(n, self.block * max(self.keys or self.blocks or 0, self.forced(n)))
+
+    def expected_keys(self, n: int, allowed: np.ndarray) -> tuple[np.ndarray, str] | None:
+        most = self.keys or self.blocks
+        if most is None or self.within is not None or self.always is not None:
+            return None
+        if not self.causal or self.block == 1:
+            note = "" if not self.causal or self.shared_by == 1 else "where each chooses for itself"
+            if not self.causal and allowed.size and allowed[0] < n:
+                note = "scores that know no position"
+            share = allowed / n if not self.causal else 1.0
+            return np.minimum(allowed, min(n, most * self.block) * share), note
+        q = np.arange(n)
+        first = q // self.shared_by * self.shared_by
+        earlier = np.minimum(max(0, most - self._own), first // self.block) * self.block
+        note = "" if self.shared_by in (1, self.block) else "own blocks of one query"
+        return np.minimum(allowed, q % self.block + 1 + earlier), note
+
+    def scoring(self, n: int, d: int) -> tuple[int, str]:
+        rows, blocks = -(-n // self.shared_by), -(-n // self.block)
+        if self.given_choice:
+            return 0, ""
+        if self.scorer in ("max", "mass", "dot"):
+            return 2 * rows * n * d, "scores of all keys"
+        products = 2 if self.scorer == "bound" else 1
+        return products * 2 * rows * blocks * d + n * d, "scores of all blocks"
 
     @classmethod
     def order(cls, given: Mapping[str, Scalar]) -> Scalar:

@@ -1,0 +1,83 @@
+"""How likely choices find what they look for: by hashes at an angle, by means of blocks.
+
+A block of b keys with one planted key, whose score is above that of others by a gap, is told from
+blocks without by the mean of its scores. For unit vectors of size d the means differ by gap / b and
+each has the variance 1 / (d b), so that
+
+    SNR = gap sqrt(d / (2 b)),
+
+and it is among the r best of N where fewer than r others have a greater mean.
+Source: Xiao et al. 2025, "Optimizing Mixture of Block Attention", section 3.
+
+    >>> round(planted(1.0, 64, 64, 1, 2), 4), round(planted(0.0, 64, 64, 3, 12), 4)
+    (0.7602, 0.25)
+"""
+
+from __future__ import annotations
+
+from math import sqrt
+
+import numpy as np
+from scipy.special import ndtr
+from scipy.stats import binom
+
+from attnspec.analysis.approximation.collisions import collision, overflow
+from attnspec.graphs.patterns.lsh import Lsh
+from attnspec.graphs.patterns.topk import TopK
+from attnspec.graphs.relation import DataDependent
+
+COSINES = (0.95, 0.9, 0.7, 0.5, 0.0)
+GAPS = (1.0, 0.5, 0.25)
+POINTS = 64
+"""Of the quadrature over a Gaussian."""
+
+
+def planted(gap: float, d: int, size: int, taken: int, blocks: int) -> float:
+    """The probability that a block with a planted key is among the best `taken` of `blocks`, for
+    unit vectors of size d."""
+    if taken >= blocks:
+        return 1.0
+    nodes, weights = np.polynomial.hermite_e.hermegauss(POINTS)
+    # in standard deviations of one mean, whose difference has the root of two of them
+    beaten = ndtr(-(nodes + gap * sqrt(d / size)))
+    found = binom.cdf(taken - 1, blocks - 1, beaten)
+    return float((weights * found).sum() / weights.sum())
+
+
+def finds(leaf: DataDependent, n: int, d: int) -> str:
+    """How likely a choice finds what it looks for at n positions, in words; "" where no formula is
+    known."""
+    if isinstance(leaf, Lsh) and leaf.given is None and leaf.hash == "cross_polytope" and n:
+        chances = (collision(cosine, leaf.buckets_at(n)) for cosine in COSINES)
+        found = [1 - (1 - chance) ** leaf.rounds for chance in chances]
+        return "a key in one bucket with its query, before chunks: " + ", ".join(
+            f"cos {cosine:g} {_percent(share)}"
+            for cosine, share in zip(COSINES, found, strict=True)
+        )
+    if isinstance(leaf, TopK) and leaf.scorer == "mean" and leaf.blocks:
+        forced = leaf.forced(n)
+        taken, blocks = max(0, leaf.blocks - forced), -(-n // leaf.block) - forced
+        if blocks < 1:
+            return ""
+        shares = (planted(gap, d, leaf.block, taken, blocks) if taken else 0.0 for gap in GAPS)
+        return (
+            f"a planted key, SNR = gap * {sqrt(d / (2 * leaf.block)):.3g}, unit vectors, the last"
+            " query: "
+        ) + ", ".join(
+            f"gap {gap:g} {_percent(share)}" for gap, share in zip(GAPS, shares, strict=True)
+        )
+    return ""
+
+
+def overflows(leaf: DataDependent, n: int) -> str:
+    """How likely a bucket holds more than a query reads of it, in words; "" where that is no
+    question."""
+    if not isinstance(leaf, Lsh) or leaf.given is not None or not leaf.bucket_mask or not n:
+        return ""
+    limit = (leaf.look + 1) * leaf.chunk
+    chance = overflow(n, leaf.buckets_at(n), limit)
+    return f"some of {leaf.buckets_at(n):,} buckets above {limit:,}: at most {_percent(chance)}"
+
+
+def _percent(share: float) -> str:
+    return f"{100 * share:.3g} %"

@@ -1,0 +1,146 @@
+"""The pairs that the tensors and inputs of one sample decide, for what is said of graphs."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from attnspec.compile.compiler import compile_program
+from attnspec.elaborate import Elaborated
+from attnspec.graphs.forms.stability import bound_choice
+from attnspec.graphs.patterns import BY_NAME
+from attnspec.graphs.relation import Relation
+from attnspec.graphs.stack import Sample, decides
+from attnspec.graphs.written_pairs import WrittenPairs
+from attnspec.ir.api_checks import length_of
+from attnspec.ir.program import Input, Program, leaves
+from attnspec.runtime.call_checks import PER_HEAD
+from attnspec.runtime.module import LONGEST_PAIRS
+from attnspec.text.diagnostics import AttnSpecError
+
+SIZE = 16
+"""The size of a head in samples that are drawn."""
+
+LISTED = 4
+"""Blocks in a list, and buckets, of inputs that are drawn."""
+
+Tensors = tuple[npt.ArrayLike, npt.ArrayLike]
+
+
+def decided_pairs(
+    program: Program, n: int, inputs: Sample | None, tensors: Tensors | None
+) -> Mapping[tuple[int, int], Relation] | None:
+    """The pairs of every layer and head whose graph tensors decide; None where there is none, or
+    where there are no tensors and inputs do not decide alone. Raises ValueError for tensors that do
+    not fit."""
+    n = length_of(n)
+    graphs = [attend.graph for attend in program.attends if attend.mechanism is None]
+    decided = [graph for graph in graphs if graph is not None and decides(graph)]
+    given = {name: torch.as_tensor(np.asarray(x))[None] for name, x in (inputs or {}).items()}
+    if not decided or not n or any(x.shape[1:2] == (0,) for x in given.values()):
+        return None
+    if tensors is None:
+        chosen = [leaf for graph in decided for leaf in leaves(graph)]
+        bound = [
+            bound_choice(program, leaf, n)
+            for leaf in chosen
+            if BY_NAME[leaf.pattern].data_dependent
+        ]
+        if not all(one is not None and one.given_choice for one in bound):
+            return None
+        # no query and key decides anything
+        heads = max([x.shape[1] for x in given.values() if x.ndim == 4], default=1)
+        q = k = torch.zeros(1, program.heads or heads, n, 1)
+    else:
+        q, k = (_of_one(name, x, n) for name, x in zip("qk", tensors, strict=True))
+    return _pairs(program, range(program.layer_count), q, k, given)
+
+
+def sample_pairs(
+    program: Program, n: int, layers: Iterable[int], inputs: Sample
+) -> Mapping[tuple[int, int], Relation]:
+    """The pairs of some layers, beside mechanisms too, for queries and keys that wander at random,
+    the same every time, and for random inputs where choices, scores or buckets are not given."""
+    chosen = [program.attend(layer, head).graph for layer in layers for head in _heads(program)]
+    if not n or not any(graph is not None and decides(graph) for graph in chosen):
+        return {}
+    if n > LONGEST_PAIRS:
+        raise AttnSpecError(f"samples of choices are drawn up to n = {LONGEST_PAIRS:,}, got {n:,}")
+    draws = torch.Generator().manual_seed(0)
+    heads = len(_heads(program))
+    q = torch.randn(1, heads, n, SIZE, generator=draws)
+    # neighbours are alike, as tokens are
+    q = q + 0.5 * q.cumsum(2)
+    given = {name: torch.as_tensor(np.asarray(x))[None] for name, x in inputs.items()}
+    for entry in program.inputs:
+        if entry.name not in given and entry.kind in PER_HEAD:
+            given[entry.name] = _drawn_input(entry, n, draws)
+    bare = tuple(
+        attend if attend.graph is None else replace(attend, mechanism=None)
+        for attend in program.attends
+    )
+    return _pairs(replace(program, attends=bare), layers, q, q, given)
+
+
+def _drawn_input(entry: Input, n: int, draws: torch.Generator) -> torch.Tensor:
+    blocks = -(-n // entry.size)
+    if entry.kind == "choices":
+        return torch.randint(-1, blocks, (1, 1, n, LISTED), generator=draws)
+    if entry.kind == "buckets":
+        return torch.randint(0, LISTED, (1, 1, 1, n), generator=draws)
+    # more rows than there are blocks of queries are ignored
+    return 2 * torch.randn(1, 1, n, blocks, generator=draws)
+
+
+def _heads(program: Program) -> range:
+    return range(program.heads or 1)
+
+
+def _pairs(
+    program: Program,
+    layers: Iterable[int],
+    q: torch.Tensor,
+    k: torch.Tensor,
+    inputs: Mapping[str, torch.Tensor],
+) -> Mapping[tuple[int, int], Relation]:
+    """The pairs of the layers and heads where tensors decide some, and no mechanism is."""
+    with warnings.catch_warnings(), torch.random.fork_rng(devices=[]):
+        # a report says what looks ahead
+        warnings.simplefilter("ignore")
+        # what is learned starts the same every time
+        torch.manual_seed(0)
+        module = compile_program(program, head_size=q.shape[3]).eval()
+    found: dict[tuple[int, int], Relation] = {}
+    for layer in layers:
+        attends = [program.attend(layer, head) for head in range(q.shape[1])]
+        graphs = [None if one.mechanism is not None else one.graph for one in attends]
+        heads = [head for head, graph in enumerate(graphs) if graph is not None and decides(graph)]
+        if heads:
+            masks = module.pairs(q, k, layer=layer, inputs=inputs or None)[0].numpy()
+            found.update({(layer, head): WrittenPairs(masks[head]) for head in heads})
+    return found
+
+
+def _of_one(name: str, given: npt.ArrayLike, n: int) -> torch.Tensor:
+    """Queries or keys of one sample, [1, H, n, d]."""
+    found = torch.as_tensor(given).detach().cpu()
+    if found.dim() != 3 or found.shape[1] != n or not found.is_floating_point():
+        raise AttnSpecError(
+            f"`tensors` are q and k of one sample, real [H, {n}, d], got {name} with the shape"
+            f" {list(found.shape)} of {found.dtype}"
+        )
+    return found[None]
+
+
+def told_apart(spec: Elaborated, heads: int) -> Elaborated:
+    """A spec that has so many heads, for each of which something else was decided."""
+    program = spec.program
+    if program.heads is not None:
+        return spec
+    slots = tuple(row * heads for row in program.slots)
+    return replace(spec, program=replace(program, heads=heads, slots=slots))

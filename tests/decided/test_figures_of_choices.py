@@ -1,0 +1,86 @@
+"""Figures before tensors are there, held against what tensors decide."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from click.testing import CliRunner
+from zoo import EXAMPLES
+
+from attnspec.analysis.approximation.choices import planted
+from attnspec.analysis.quality import Unknown
+from attnspec.cli.root import main
+from attnspec.spec import parse
+
+BODIES = (
+    "causal attend topk(blocks = 3, size = 8, queries = 1)",
+    "attend topk(keys = 7)",
+    "causal attend topk(keys = 7, queries = 3) | window(radius = 2)",
+    "attend topk(blocks = 2, size = 8, always = columns(first(20)))",
+    "causal attend lsh(chunk = 8, rounds = 2)",
+    "attend lsh(chunk = 8, rounds = 3, share_qk = false)",
+    "attend cluster(count = 4)",
+    "causal attend sinkhorn(size = 8)",
+    "attend sinkhorn(size = 8, cut = 2)",
+)
+
+
+@pytest.mark.parametrize("body", BODIES)
+def test_bounds_hold_and_expectations_are_near(body: str) -> None:
+    spec, n = parse(f"attention a {{ {body} }}"), 93
+    q = torch.randn(16, n, 32, generator=torch.Generator().manual_seed(0))
+    before, after = spec.analyse(n), spec.analyse(n, tensors=(q, q))
+    assert before.quality["edges"] == "bound"
+    assert after.quality["edges"] == "exact"
+    assert after.edges is not None
+    assert before.edges is not None
+    assert after.edges <= 16 * before.edges
+    assert (after.degree or 0) <= (before.degree or 0)
+    found = before.figure("expected_edges")
+    if isinstance(found, Unknown):
+        # which blocks are forced depends on the graph
+        assert "always" in body
+        return
+    assert after.edges / 16 == pytest.approx(found.value, rel=0.3)
+    if found.quality == "exact":
+        assert after.edges == 16 * found.value
+
+
+@pytest.mark.parametrize(("gap", "size", "taken"), [(0.0, 16, 2), (0.6, 16, 2), (0.9, 32, 1)])
+def test_planted_keys_are_found_as_often_as_the_formula_says(
+    gap: float, size: int, taken: int
+) -> None:
+    draws, d, blocks, trials = np.random.Generator(np.random.PCG64(0)), 64, 12, 4000
+    query = np.eye(d)[0]
+    keys = draws.standard_normal((trials, blocks, size, d)) / np.sqrt(d)
+    keys[:, 0, 0] += gap * query
+    scores = (keys @ query).mean(-1)
+    found = ((scores > scores[:, :1]).sum(1) < taken).mean()
+    assert found == pytest.approx(planted(gap, d, size, taken, blocks), abs=0.02)
+
+
+def test_inputs_that_decide_need_no_tensors() -> None:
+    spec = parse(
+        "attention a { input s: scores(size = 4) attend topk(blocks = 1, size = 4, score = s) }"
+    )
+    scores = np.zeros((1, 3, 3))
+    scores[0, :, 1] = 1
+    report = spec.analyse(12, inputs={"s": scores})
+    assert report.edges == 12 * 4
+    assert report.unread_keys == 8
+
+
+def test_tensors_of_another_shape_are_refused() -> None:
+    spec = parse("attention a { attend topk(keys = 2) }")
+    with pytest.raises(ValueError, match=r"`tensors` are q and k of one sample"):
+        spec.analyse(8, tensors=(torch.zeros(1, 9, 4), torch.zeros(1, 9, 4)))
+
+
+@pytest.mark.parametrize("name", ["moba", "msa", "routing_transformer", "scatterbrain", "sinkhorn"])
+def test_a_picture_is_of_a_sample_and_says_so(name: str) -> None:
+    args = ["show", str(EXAMPLES / f"{name}.attn"), "-n", "48"]
+    one, other = (CliRunner().invoke(main, args) for _ in range(2))
+    assert one.exit_code == 0
+    assert one.output == other.output
+    assert "a sample: what random queries and keys decide" in one.output

@@ -1,0 +1,153 @@
+"""What the analysis says of choices that look ahead, held against calls with other later tokens."""
+
+from __future__ import annotations
+
+import warnings
+from pathlib import Path
+
+import pytest
+import torch
+from zoo import FILES, sample, smaller
+
+from attnspec.analysis.reach.leaks import leak
+from attnspec.graphs.patterns import BY_NAME
+from attnspec.ir.program import leaves
+from attnspec.spec import Spec, parse
+
+N = 57
+TRIALS = 150
+
+
+def decides(spec: Spec) -> bool:
+    graphs = [attend.graph for attend in spec.program.attends if attend.graph is not None]
+    return any(BY_NAME[leaf.pattern].data_dependent for graph in graphs for leaf in leaves(graph))
+
+
+FAMILY = [path for path in FILES if decides(smaller(path))]
+
+BODIES = {
+    "causal attend topk(keys = 4)": True,
+    "causal attend topk(keys = 4, queries = 3)": False,
+    "causal attend topk(blocks = 2, size = 4)": False,
+    "causal attend topk(blocks = 3, size = 4, queries = 2)": False,
+    "causal attend topk(mass = 0.4, size = 4, queries = 1, score = mass)": True,
+    "causal attend topk(mass = 0.4, size = 1, queries = 2)": False,
+    "causal attend topk(above = 0.5, size = 4, queries = 1, score = max)": True,
+    "attend topk(keys = 4) & causal": False,
+    "attend topk(above = 0.5, size = 1) & causal": True,
+    "causal attend lsh(chunk = 4)": False,
+    "causal attend lsh(chunk = 4, buckets = 4, rounds = 1, share_qk = false)": False,
+    "causal attend lsh(chunk = 4, bucket_mask = false)": False,
+    "causal attend lsh(chunk = 4, cut = bucket)": True,
+    "causal attend lsh(chunk = 4, cut = bucket, combine = mean)": True,
+    "attend lsh(chunk = 4, rounds = 1, cut = bucket) & causal": False,
+    "attend lsh(chunk = 4, cut = bucket, share_qk = false) & causal": True,
+    "causal attend lsh(chunk = 1)": True,
+    "causal attend cluster(count = 3)": False,
+    "causal attend cluster(count = 3, assign = balanced)": False,
+    "causal attend cluster(count = 1)": True,
+    "causal attend sinkhorn(size = 4)": True,
+    "attend sinkhorn(size = 4) & causal": False,
+    "attend sinkhorn(size = 4, cut = 2) & causal": False,
+}
+
+
+def rows(spec: Spec, x: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+    """The outputs of the first and the last layer, their heads added up, [2, n, d]."""
+    module, given = spec_module(spec), sample(spec, N)
+    inputs = {name: torch.as_tensor(value)[None] for name, value in given.items()}
+    # what hashes keys apart has others
+    turned = torch.randn(8, 8, generator=torch.Generator().manual_seed(1), dtype=x.dtype)
+    k = x @ turned if "share_qk = false" in spec.source else x
+    ends = (0, spec.layers - 1)
+    return torch.stack([module(x, k, v, layer=at, inputs=inputs)[0].sum(0) for at in ends])
+
+
+_MODULES: dict[str, torch.nn.Module] = {}
+
+
+def spec_module(spec: Spec) -> torch.nn.Module:
+    if spec.fingerprint not in _MODULES:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            module = spec.compile(head_size=8).eval()
+        draws = torch.Generator().manual_seed(0)
+        for entry in module.parameters():
+            # learned parts that make a difference
+            entry.data = torch.randn(entry.shape, generator=draws).to(torch.float64)
+        _MODULES[spec.fingerprint] = module
+    return _MODULES[spec.fingerprint]
+
+
+def changed(spec: Spec, token: int, seed: int) -> torch.Tensor:
+    """bool [token]: the rows before a token that differ once it, or all from it on, do."""
+    draws = torch.Generator().manual_seed(seed)
+    heads = spec.heads or 2
+    x, v = (torch.randn(1, heads, N, 8, generator=draws, dtype=torch.float64) for _ in range(2))
+    if seed % 2:
+        # nearly one direction, one way or the other
+        sign = torch.where(torch.arange(N) <= token, 1.0, torch.randn(N, generator=draws).sign())
+        x = 0.05 * x + x[:, :, :1] * sign[:, None]
+    other = x.clone()
+    if seed % 3:
+        other[:, :, token] *= -(1.0 + seed % 5)
+    else:
+        other[:, :, token:] = torch.randn(other[:, :, token:].shape, generator=draws, dtype=x.dtype)
+    with torch.no_grad():
+        found = (rows(spec, x, v) - rows(spec, other, v)).abs().amax((0, 2))
+    return (found > 1e-12)[:token]
+
+
+def hold(spec: Spec) -> None:
+    """Assert that rows change with later tokens where, and only where, the analysis says so."""
+    found = leak(spec.stack(), N).value
+    if found is None:
+        for seed in range(12):
+            assert not changed(spec, 1 + seed * 5 % (N - 1), seed).any()
+    elif not found.choice:
+        assert changed(spec, 1, 0).any()
+    else:
+        assert any(changed(spec, found.key, seed)[found.query] for seed in range(TRIALS))
+
+
+@pytest.mark.parametrize("path", FAMILY, ids=lambda path: path.stem)
+def test_the_zoo_looks_ahead_as_the_analysis_says(path: Path) -> None:
+    hold(smaller(path))
+
+
+@pytest.mark.parametrize(("body", "causal"), BODIES.items())
+def test_choices_look_ahead_as_the_analysis_says(body: str, causal: bool) -> None:
+    spec = parse(f"attention a {{ {body} }}")
+    assert spec.analyse(N).causal is causal
+    hold(spec)
+
+
+@pytest.mark.parametrize("path", FAMILY, ids=lambda path: path.stem)
+def test_rows_stay_as_a_text_grows_where_they_are_stable(path: Path) -> None:
+    spec = smaller(path)
+    # features beside a graph are rounded
+    beside = any(attend.mechanism is not None for attend in spec.program.attends)
+    kinds = {entry.kind for entry in spec.inputs.values()}
+    if spec.analyse(N).stable is not True or kinds & {"choices", "scores"}:
+        return
+    draws = torch.Generator().manual_seed(0)
+    x, v = (
+        torch.randn(1, spec.heads or 2, N, 8, generator=draws, dtype=torch.float64)
+        for _ in range(2)
+    )
+    with torch.no_grad():
+        whole = rows(spec, x, v)
+        for n in (1, 8, 31, N - 1):
+            found = rows(spec, x[:, :, :n], v[:, :, :n])
+            assert (found - whole[:, :n]).abs().max() < (1e-9 if beside else 1e-12)
+
+
+def test_compiling_what_looks_ahead_warns_once() -> None:
+    spec = parse("attention a { causal attend lsh(chunk = 4) }")
+    with pytest.warns(UserWarning, match="A905.*borders of the chunks") as told:
+        spec.compile()
+    assert len(told) == 1
+    assert [found.code for found in spec.check()] == ["A905"]
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        parse("attention a { causal attend lsh(chunk = 4, cut = bucket) }").compile()
