@@ -16,7 +16,7 @@ from attnspec.runtime import CompiledAttention
 from attnspec.spec import Spec, parse
 from attnspec.verification import error_bound
 
-BACKEND_NAMES = [each.name for each in BACKENDS if each.name not in ("rows", "factored")]
+BACKEND_NAMES = [each.name for each in BACKENDS if each.name not in ("rows", "factored", "lists")]
 """The backends that take graphs, and any number of queries."""
 
 GRAPHS = {

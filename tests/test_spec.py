@@ -20,6 +20,7 @@ import torch
 import zoo
 
 from attnspec.graphs.patterns import BY_NAME
+from attnspec.graphs.relation import DataDependent
 from attnspec.graphs.stack import LONGEST_MASK
 from attnspec.ir.program import leaves
 from attnspec.spec import MOST_NODES, Spec, load, parse
@@ -32,7 +33,8 @@ def has_pairs(spec: Spec, layer: int, head: int) -> bool:
     """Whether the pairs of a head are known before a module runs."""
     graph = spec.program.attend(layer, head).graph
     return graph is not None and not any(
-        BY_NAME[leaf.pattern].data_dependent for leaf in leaves(graph)
+        issubclass(pattern := BY_NAME[leaf.pattern], DataDependent) and not pattern.by_inputs
+        for leaf in leaves(graph)
     )
 
 

@@ -28,6 +28,9 @@ def decided_checks(
 ) -> Iterator[Check]:
     """What is compared of the heads of some layers, together."""
     run = Run(module, shape.layers[0], shape.n_q, shape.n, shape.heads, data)
+    before = module.training
+    # a call in training moves what is kept, and the next one decides something else
+    module.eval()
     k = run.drawn(shape.n)
     shared = any(work.unit_keys for work, _ in works)
     q = k[:, :, shape.n - shape.n_q :].clone() if shared else run.drawn(shape.n_q)
@@ -41,6 +44,7 @@ def decided_checks(
         ),
     ):
         yield Check(*place, what, shape.n_q, shape.n_q, fault)
+    module.train(before)
 
 
 def _pairs_fault(
@@ -68,11 +72,9 @@ def _numbers_fault(run: Run, q: torch.Tensor, k: torch.Tensor, backend: str) -> 
     v, grad = run.drawn(run.n), run.drawn(run.n_q)
     found = []
     for module in (run.module, definition):
-        before = module.training
         leaves = [x.clone().requires_grad_() for x in (q, k, v)]
         out = module.eval()(*leaves, layer=run.layer, inputs=run.data)
         found.append((out.detach(), *gradients(out, grad, [*leaves, *module.parameters()])))
-        module.train(before)
     names = ["output", "dq", "dk", "dv", *(name for name, _ in definition.named_parameters())]
     for name, one, other in zip(names, *found, strict=True):
         size = max(1.0, float(other.abs().max())) if other.numel() else 1.0

@@ -22,6 +22,10 @@ ELSEWHERE = {
     **dict.fromkeys(
         GRAPH_HEADS, "tests/analysis/test_graph_heads.py: masks of the heads without a mechanism"
     ),
+    **dict.fromkeys(
+        ("choice", "expected_edges", "overflows", "scoring_flops", "finds"),
+        "tests/decided/test_figures_of_choices.py: samples, simulations, and counts by hand",
+    ),
     "order": "tests/analysis/test_complexity.py: counts over n, growth derived by hand",
     "stable": "tests/graphs/test_stable.py: masks at all lengths up to 24",
     "universal": "tests/analysis/test_graph_figures.py: all orders of 6 positions",

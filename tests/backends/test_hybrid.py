@@ -183,7 +183,7 @@ def test_graphs_that_read_inputs_are_those_of_every_sample(
 def test_what_reads_inputs_is_planned_verified_and_emitted(what: str) -> None:
     declared, graph = READING[what]
     spec = spec_of(f"heads 2 {declared} causal attend {graph} + favor(features = 8)")
-    assert "as the inputs of a call decide" in str(spec.plan(150))
+    assert "as the data of a call decide" in str(spec.plan(150))
     found = verify(spec.program, 150)
     assert found.ok, str(found)
     assert any("tiles" in check.what for check in found.checks)

@@ -11,6 +11,7 @@ import pytest
 import torch
 from attention_checks import spec_of
 from torch import nn
+from zoo import sample
 
 import attnspec
 from attnspec import SelfAttention
@@ -368,6 +369,12 @@ def test_every_spec_of_the_zoo_is_a_layer(path: Path) -> None:
         "ids": torch.arange(n)[None] // 7,
         "length": torch.tensor([n // 2]),
     }
-    out = module(x, inputs={name: kinds[entry.kind] for name, entry in spec.inputs.items()})
+    per_head = {
+        name: torch.as_tensor(value)[None]
+        for name, value in sample(spec, n).items()
+        if spec.inputs[name].kind in ("choices", "scores", "buckets")
+    }
+    rest = {name: kinds[x.kind] for name, x in spec.inputs.items() if name not in per_head}
+    out = module(x, inputs={**rest, **per_head})
     assert out.shape == x.shape
     assert torch.isfinite(out).all()

@@ -24,7 +24,7 @@ from attnspec.layout.orders import NATURAL
 from attnspec.layout.steps import bands_of
 from attnspec.layout.tiling import survey
 from attnspec.lower.cost_model import dense_seconds
-from attnspec.lower.lower import require_known, stand_ins, works_of
+from attnspec.lower.lower import require_built, stand_ins, works_of
 from attnspec.lower.mechanism_sizes import longest_of
 from attnspec.lower.work import ONE, BackendError, Shape, Softcap, Work, graph_of
 from attnspec.text.diagnostics import AttnSpecError
@@ -97,7 +97,7 @@ def steps_of(
 ) -> tuple[StepCost, ...]:
     """The steps chosen at n on the CPU, of the layers of a stack; raises NotBuilt, TooMuch, or as
     `Spec.plan` does."""
-    require_known(stack.program)
+    require_built(stack.program)
     if n > MOST_POSITIONS:
         raise TooMuch(f"lengths above {MOST_POSITIONS:,} are not looked into, got n = {n:,}")
     program = stack.program
@@ -354,7 +354,7 @@ def longest_break(program: Program) -> int:
 def break_even(stack: Stack) -> int | None:
     """The least length at which the plan is estimated to be cheaper than the dense definition, to a
     64th, found by doubling and halving; None where it is not up to `longest_break`."""
-    require_known(stack.program)
+    require_built(stack.program)
     high, longest = SHORTEST_BREAK, longest_break(stack.program)
     while not _is_cheaper(stack, high):
         high *= 2

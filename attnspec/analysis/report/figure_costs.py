@@ -12,7 +12,7 @@ import numpy as np
 
 from attnspec.analysis.counting.graph_heads import slots_words
 from attnspec.analysis.quality import Figure, Unknown
-from attnspec.lower.lower import require_known, stand_ins, works_of
+from attnspec.lower.lower import require_built, stand_ins, works_of
 from attnspec.lower.work import mechanism_of
 from attnspec.text.diagnostics import SpecError
 
@@ -60,7 +60,7 @@ def _cost_quality(report: Inquiry, name: str) -> tuple[Any, str]:
 
 def _require_running(report: Inquiry) -> None:
     try:
-        require_known(report.program)
+        require_built(report.program)
     except SpecError as error:
         raise Unknown(error.diagnostics[0].message) from None
 

@@ -100,8 +100,7 @@ def bound_choice(
         found = bind(leaf, at)
     except (BindError, RelationError, ScalarError):
         return None
-    assert isinstance(found, DataDependent)
-    return found
+    return found if isinstance(found, DataDependent) else None
 
 
 def unsteady_attend(attend: Attend, place: Place) -> Fault | None:
