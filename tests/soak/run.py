@@ -33,12 +33,12 @@ class Outcome:
     small: Trial
 
     def __str__(self) -> str:
-        first = self.small.findings[0]
+        # what took too long may take less when it is tried again
+        shown = self.small if self.small.findings else self.trial
+        first = shown.findings[0]
         n = "" if first.n is None else f"n = {first.n}: "
-        set_ = "".join(f"{key} = {value} " for key, value in self.small.spec.overrides)
-        return (
-            f"{first.check}: {n}{first.message}\n{set_ and 'with ' + set_}\n{text(self.small.spec)}"
-        )
+        set_ = "".join(f"{key} = {value} " for key, value in shown.spec.overrides)
+        return f"{first.check}: {n}{first.message}\n{set_ and 'with ' + set_}\n{text(shown.spec)}"
 
 
 @lru_cache(maxsize=1)
