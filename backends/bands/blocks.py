@@ -24,6 +24,9 @@ from attnspec.layout.batches import Strip
 PIECE = 1 << 20
 """Numbers in the largest temporary of a piece: what stays in the cache and costs no page faults."""
 
+SINGLE = 8
+"""One in how many of the blocks for which there is room a run must have to be a piece by itself."""
+
 OWN = 1 << 20
 """Numbers in the masks of a strip's blocks up to which they are kept."""
 
@@ -202,13 +205,18 @@ class TensorStrip:
         """Blocks in parts whose temporaries stay below PIECE numbers; `scored` where the scores
         are among them."""
         # keys that are read where they lie take no memory; their gradients always do
-        lying = not back and Blocks(keys.frame, self.columns).lattice is not None
+        lattice = Blocks(keys.frame, self.columns).lattice
+        lying = lattice is not None and not back
         per_block = heads * size * (self.height if lying else max(self.height, self.width))
         if self.kinds is not None:
             per_block = max(per_block, self.height * self.width)
         if scored:
             per_block = max(per_block, heads * self.height * self.width)
-        for low, high in _cuts(self.blocks, self.run, max(1, PIECE // max(1, per_block))):
+        most = max(1, PIECE // max(1, per_block))
+        if lattice is not None and lattice.many > 1 < heads and SINGLE * self.run >= most:
+            # several heads lie where they are for one run alone
+            most = min(most, self.run)
+        for low, high in _cuts(self.blocks, self.run, most):
             key = low, high, heads, back
             found = self._pieces.get(key)
             if found is None:
