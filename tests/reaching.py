@@ -22,7 +22,6 @@ from pathlib import Path
 from import_graph import modules_of
 from package_map import MODULES, ROOT
 
-
 SAYS_NOTHING = (ast.expr_context, ast.operator, ast.cmpop, ast.unaryop, ast.boolop)
 """Every second node: whether a name is read or written, and which operation this is."""
 

@@ -56,6 +56,8 @@ SMALLER: dict[str, dict[str, int]] = {
     "bigbird_etc": {"block": 8, "globals": 5},
     "dilated_2d": {"height": 13, "width": 20},
     "local_2d": {"height": 13, "width": 20},
+    # half of its layers alike
+    "longformer_autoregressive": {"low": 32, "high": 32},
     "neighborhood_2d": {"height": 12, "width": 20},
     "neighborhood_3d": {"frames": 4, "height": 9, "width": 8},
     "neighborhood_dilated": {"height": 15, "width": 18},

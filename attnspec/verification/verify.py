@@ -73,9 +73,10 @@ def verify_each(program: Program, n: int, backends: Sequence[str]) -> Verificati
     found: list[Verification] = []
     refused: list[tuple[str, str]] = []
     last: BackendError | TooLong | None = None
+    known: Known = Cache(KEPT)
     for backend in backends:
         try:
-            found.append(verify(program, n, backend=backend))
+            found.append(verify(program, n, backend=backend, known=known))
         except (BackendError, TooLong) as error:
             refused.append((backend, str(error)))
             last = error
