@@ -5,6 +5,7 @@ A backend that is asked for by name runs, or its refusal is raised; nothing fall
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
@@ -17,7 +18,7 @@ from attnspec.graphs.bind import BindError, extents_of, located
 from attnspec.graphs.token_sets import StandIn
 from attnspec.ir.parameters import RelationError
 from attnspec.ir.program import Program
-from attnspec.lower.cost_model import origin
+from attnspec.lower.cost_model import MEASURED, origin
 from attnspec.lower.lower import stand_ins, works_of
 from attnspec.lower.work import ONE, Backend, BackendError, Shape, Work, refusal_of, runs_mechanisms
 from attnspec.text.diagnostics import AttnSpecError
@@ -74,7 +75,7 @@ class Plan:
     and one for what a backend says to several steps alike.
 
     `rates` says whose rates the estimates are made with, `shape` for how many samples and heads of
-    which size they are. They are estimates for the CPU; on another device they give the order
+    which size they are. Those of a type of device without rates are a GPU's, and give the order
     alone.
     """
 
@@ -83,12 +84,12 @@ class Plan:
     device: str
     steps: tuple[Step, ...]
     shape: Shape = ONE
-    rates: str = field(default_factory=origin)
+    rates: str = field(default_factory=lambda: origin("cpu"))
 
     @property
     def is_estimated(self) -> bool:
         """Whether the estimates are about this device."""
-        return self.device == "cpu"
+        return self.device in MEASURED
 
     def __str__(self) -> str:
         start = f"{self.name}, n = {self.n}, {self.device}"
@@ -110,7 +111,10 @@ class Plan:
         widths[2] = max(widths[2], *(len(backend) for backend, _ in shared), 0)
         about = f"estimates for {self._tensors}, forward, {self.rates}"
         if not self.is_estimated:
-            about = f"no estimates for {self.device}, ranked as on the CPU"
+            about = (
+                f"no estimates for {self.device}: plain tensor operations, ranked as on a GPU of"
+                " another kind"
+            )
         lines = [f"{start}; {about}"]
         for row in rows:
             shown = [f"{cell:<{width}}" for cell, width in zip(row, widths, strict=False)]
@@ -168,7 +172,7 @@ def plan(
     found = []
     for works, layers in steps.items():
         for work, mine in works:
-            work = replace(work, copies=len(mine))
+            work = replace(work, copies=len(mine), device=kind)
             with located(program.attend(layers[0], mine[0]).span):
                 ranked = candidates(work, kind, backend, shape)
             found.append(
@@ -179,7 +183,7 @@ def plan(
                     ranked[0].backend.steps(work),
                 )
             )
-    return Plan(program.name, n, kind, tuple(found), shape)
+    return Plan(program.name, n, kind, tuple(found), shape, origin(kind))
 
 
 def _located_works(
@@ -215,6 +219,7 @@ def candidates(
     one first, those that refuse last."""
     check_backend(backend)
     found = []
+    work = replace(work, device=device)
     # estimates are for heads of 64 numbers
     times = shape.batch * work.copies * shape.head_dim / 64
     for each in (*BACKENDS, *installed()):
@@ -241,6 +246,7 @@ def candidates(
 def choose(work: Work, device: str, backend: str = AUTO) -> Backend:
     """The first of `candidates`, without asking backends that cannot be cheaper for their cost."""
     check_backend(backend)
+    work = replace(work, device=device)
     if backend != AUTO:
         named = backend_of(backend)
         refusal = refusal_of(named, work, device)
@@ -252,7 +258,7 @@ def choose(work: Work, device: str, backend: str = AUTO) -> Backend:
         return evident
     best: tuple[float, Backend] | None = None
     for each in sorted((*BACKENDS, *installed()), key=lambda each: each.least):
-        if best is not None and best[0] <= each.least:
+        if best is not None and best[0] <= each.least and device == "cpu":
             break
         if refusal_of(each, work, device) is None:
             seconds = each.cost(work)
@@ -282,6 +288,8 @@ def _verdict(candidate: Candidate, chosen: bool, is_estimated: bool) -> str:
 
 
 def _time(seconds: float) -> str:
+    if not math.isfinite(seconds):
+        return "no estimate"
     for unit, size in (("s", 1.0), ("ms", 1e-3)):
         if seconds >= size:
             return f"{seconds / size:.3g} {unit}"

@@ -29,7 +29,8 @@ from attnspec.layout.orders import (
 )
 from attnspec.layout.tile_layout import StepLayout, parted, step_layout
 from attnspec.layout.tiling import Survey, TooFine, classify, survey
-from attnspec.lower.cost_model import Amounts, current, dense_seconds
+from attnspec.lower.cost_model import current, dense_seconds
+from attnspec.lower.rates import Amounts
 from attnspec.lower.work import Work
 
 TARGETS = (32, 64, 128, 256)

@@ -99,8 +99,8 @@ class Work:
     mechanism weighs all others, those with k <= q where it is `causal`. Without `hybrid` it is the
     mechanism alone, and the relation has all these pairs. `layer` is 0 where nothing is drawn.
     With `unit_keys` scores are q . k / |k|, 0 for a zero vector.
-    `copies` are the heads of a sample that share a call, for estimates alone: what runs does not
-    depend on how many samples there are.
+    `copies` are the heads of a sample that share a call: what runs does not depend on how many
+    samples there are. `device` is the type of device. Both are for estimates alone.
     """
 
     relation: Relation
@@ -116,6 +116,7 @@ class Work:
     layer: int = 0
     unit_keys: bool = False
     copies: int = field(default=1, compare=False)
+    device: str = field(default="cpu", compare=False)
 
     @cached_property
     def decided(self) -> tuple[DataDependent, ...]:
@@ -208,11 +209,13 @@ class Backend(Protocol):
 
     @property
     def least(self) -> float:
-        """What no work costs less than, in seconds: saves asking where others are cheaper still."""
+        """What no work costs less than on the CPU, in seconds: saves asking where others are
+        cheaper still."""
 
     def cost(self, work: Work) -> float:
-        """Estimated seconds for one head of size 64, forward, by the current rates; of what is
-        done once for all `copies` of the work its share."""
+        """Estimated seconds for one head of size 64, forward, by the current rates of the work's
+        device; of what is done once for all `copies` of the work its share. Infinity where it is
+        not for estimates to choose."""
 
     def steps(self, work: Work) -> tuple[str, ...]:
         """What it would do, a line for each step."""

@@ -230,7 +230,7 @@ class Engine:
         works, ratio = self.binder.works(layer, heads, n_q, n_k), heads // key_heads
         chosen: dict[str, tuple[Backend, list[tuple[Work, tuple[int, ...]]]]] = {}
         for work, members in works:
-            work = replace(work, copies=len(members))
+            work = replace(work, copies=len(members), device=place.type)
             backend = choose(work, place.type, self.backend)
             chosen.setdefault(backend.name, (backend, []))[1].append((work, members))
         groups = []

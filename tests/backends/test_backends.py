@@ -435,10 +435,15 @@ def test_a_plan_of_nothing_says_so() -> None:
 
 def test_estimates_are_shown_for_the_device_that_they_are_about() -> None:
     spec = spec_of("attend window(radius = 3)")
-    head, *lines = str(spec.plan(512, device="cuda:1")).splitlines()
-    assert head == "sample, n = 512, cuda; no estimates for cuda, ranked as on the CPU"
+    head, *_ = str(spec.plan(512, device="cuda:1")).splitlines()
+    published = "by published figures of one class of GPU, not measured"
+    assert head.endswith(f"cuda; estimates for one head of size 64, forward, {published}")
+    head, *lines = str(spec.plan(512, device="mps")).splitlines()
+    assert head.endswith(
+        "no estimates for mps: plain tensor operations, ranked as on a GPU of another kind"
+    )
     assert any(line.endswith("chosen") for line in lines)
-    assert any("refused: its kernel runs on the CPU, not on cuda" in line for line in lines)
+    assert any("refused: its kernel runs on the CPU, not on mps" in line for line in lines)
     figure = re.compile(r"\d (s|ms|us)$")
     assert not any(figure.search(line) for line in lines)
     assert any(figure.search(line) for line in str(spec.plan(512)).splitlines())
