@@ -348,6 +348,19 @@ class DataDependent(Relation):
         """Why, with these arguments, it stands alone and without `causal`, "" where it need not."""
         return ""
 
+    governs: ClassVar[tuple[str, ...]] = ()
+    """Arguments that hold for the whole `attend` that it stands in."""
+
+    @classmethod
+    def shares_keys(cls, arguments: Mapping[str, object]) -> bool:
+        """Whether, with these arguments, keys are the queries, scored at unit length."""
+        return False
+
+    @classmethod
+    def own_scale(cls, arguments: Mapping[str, object]) -> float | None:
+        """What, with these arguments, scores are multiplied with in place of 1 / sqrt(d)."""
+        return None
+
     @classmethod
     def beside(cls, arguments: Mapping[str, object]) -> bool:
         """Whether, with these arguments, its pairs have the weights of a softmax, so that it may

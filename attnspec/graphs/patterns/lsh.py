@@ -77,6 +77,7 @@ class Lsh(DataDependent):
 
     name: ClassVar = "lsh"
     replaced: ClassVar = {"given": ("buckets", "rounds", "seed", "hash")}
+    governs: ClassVar = ("scale", "share_qk")
 
     def __post_init__(self) -> None:
         if self.cut == "bucket" and not self.bucket_mask:
@@ -157,6 +158,14 @@ class Lsh(DataDependent):
         planes = count.bit_length() - 1 if self.hash == "hyperplanes" else count // 2
         sides = 1 if self.share_qk else 2
         return sides * self.rounds * 2 * n * d * planes, "projections; sorting comes beside"
+
+    @classmethod
+    def shares_keys(cls, arguments: Mapping[str, object]) -> bool:
+        return arguments["share_qk"] is True
+
+    @classmethod
+    def own_scale(cls, arguments: Mapping[str, object]) -> float | None:
+        return 1.0 if arguments["scale"] == "unit" else None
 
     @classmethod
     def beside(cls, arguments: Mapping[str, object]) -> bool:
