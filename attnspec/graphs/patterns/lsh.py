@@ -16,7 +16,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from attnspec.graphs.relation import Ahead, DataDependent
+from attnspec.graphs.relation import Ahead, DataDependent, Hashing
 from attnspec.graphs.token_sets import Data
 from attnspec.ir.linear import N, product
 from attnspec.ir.parameters import RelationError, argument, context
@@ -138,6 +138,15 @@ class Lsh(DataDependent):
 
     def most_keys(self, n: int) -> int:
         return min(n, self.rounds * (self.look + 1) * self.chunk)
+
+    def about_keys(self, n: int) -> int:
+        return self.most_keys(n)
+
+    def hashing(self, n: int) -> Hashing | None:
+        if self.given is not None or not n:
+            return None
+        reach = (self.look + 1) * self.chunk if self.bucket_mask else None
+        return Hashing(self.buckets_at(n), self.rounds, reach, self.hash == "cross_polytope")
 
     def expected_keys(self, n: int, allowed: np.ndarray) -> tuple[np.ndarray, str] | None:
         if self.given is not None or not n:
