@@ -71,8 +71,8 @@ class DenseKernel:
 
     def _counts(self, call: Call) -> torch.Tensor | None:
         """How often pairs are weighed where a choice finds them several times."""
-        found = [call.data[leaf].counts(*self.at) for leaf in self.work.decided]
-        counts = [each for each in found if each is not None]
+        choices = (call.data[leaf] for leaf in self.work.decided)
+        counts = [choice.counts(*self.at) for choice in choices if choice.counted]
         return torch.stack(counts).sum(0).clamp_min(1) if counts else None
 
     def _factor(self, call: Call) -> torch.Tensor | None:

@@ -8,15 +8,12 @@ from __future__ import annotations
 
 from dataclasses import replace
 from functools import lru_cache
-from math import isqrt
 from typing import TYPE_CHECKING
 
 from attnspec.backends.bands.backend import BandsBackend
 from attnspec.backends.lists.products import Parts, parts_of
 from attnspec.graphs.patterns.cluster import Cluster
-from attnspec.graphs.patterns.lsh import Lsh
 from attnspec.graphs.patterns.sinkhorn import Sinkhorn
-from attnspec.graphs.patterns.topk import TopK
 from attnspec.graphs.relation import Relation
 from attnspec.graphs.token_sets import reads_data
 from attnspec.lower.cost_model import current
@@ -24,9 +21,6 @@ from attnspec.lower.work import MERGED, Kernel, Work
 
 if TYPE_CHECKING:
     import torch
-
-FEW = 1024
-"""Keys that a query is taken to read where nothing tells how many."""
 
 TILE = 64
 """Keys of a tile, about."""
@@ -58,14 +52,15 @@ class ListsBackend:
             return "the graph beside what is decided reads run-time inputs"
         alone = len(parts.products) == 1 and parts.rest is None and not parts.products[0].others
         for leaf in work.decided:
-            reason = _changed(leaf, alone)
-            if reason is not None:
-                return reason
+            if isinstance(leaf, Sinkhorn) or (isinstance(leaf, Cluster) and leaf.of == "q"):
+                return f"it {leaf.weighs}"
+            if not alone and not leaf.beside(vars(leaf)):
+                return "rounds are weighed, and another graph stands beside them"
         return None
 
     def cost(self, work: Work) -> float:
         # the tensors of a call decide what it is
-        reads = [min(work.n_k, _reads(leaf, work.n_k)) for leaf in work.decided]
+        reads = [min(work.n_k, leaf.about_keys(work.n_k)) for leaf in work.decided]
         pairs = work.n_q * sum(reads)
         entries = work.n_q * sum(-(-count // TILE) for count in reads)
         amounts = {"bands_layout": 1, "bands_pair": pairs, "bands_merge": entries}
@@ -87,37 +82,9 @@ class ListsBackend:
         return ListedKernel(work, heads, device, _parts(work.relation))
 
 
-def _reads(leaf: Relation, n: int) -> int:
-    """Keys that a query reads, about."""
-    match leaf:
-        case TopK(keys=int(keys)):
-            return keys
-        case TopK(blocks=int(blocks)):
-            return blocks * leaf.block
-        case Lsh():
-            return leaf.rounds * (leaf.look + 1) * leaf.chunk
-        case Cluster(count=int(count)):
-            return -(-n // count)
-        case Cluster():
-            return isqrt(n)
-        case _:
-            return FEW
-
-
 @lru_cache(maxsize=64)
 def _parts(relation: Relation) -> Parts:
     found = parts_of(relation)
     if found is None:
         raise ValueError("this graph is not taken apart")
     return found
-
-
-def _changed(leaf: Relation, alone: bool) -> str | None:
-    """Why what a decided graph changes beside pairs is not computed here, or None."""
-    if isinstance(leaf, Sinkhorn):
-        return "keys and values of matched blocks carry a factor"
-    if isinstance(leaf, Cluster) and leaf.of == "q":
-        return "means of queries attend"
-    if isinstance(leaf, Lsh) and not alone and (leaf.multiplicity or leaf.combine == "mean"):
-        return "rounds are weighed, and another graph stands beside them"
-    return None

@@ -297,8 +297,8 @@ def test_modules(body: str, n: int) -> None:
 def test_what_is_refused() -> None:
     """The reason says what is in the way, and the definition runs it."""
     for body, reason in (
-        ("attend cluster(of = q)", "means of queries"),
-        ("attend sinkhorn(size = 8)", "carry a factor"),
+        ("attend cluster(of = q)", "the mean of a cluster's queries"),
+        ("attend sinkhorn(size = 8)", "multiplies the keys and values"),
         ("attend topk(keys = 3) normalize relu", "not merged by log-sum-exps"),
         ("attend window(radius = 3)", "nothing of the graph is decided"),
     ):

@@ -101,6 +101,11 @@ class Cluster(DataDependent):
         """Clusters of n positions: isqrt(n) where not given, no more than n."""
         return min(n, self.count or isqrt(n))
 
+    def about_keys(self, n: int) -> int:
+        count = max(1, self.count_at(n))
+        # of means of queries, `count` score all keys
+        return count if self.of == "q" else -(-n // count)
+
     def expected_keys(self, n: int, allowed: np.ndarray) -> tuple[np.ndarray, str] | None:
         if self.given_choice:
             return None
