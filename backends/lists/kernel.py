@@ -26,6 +26,9 @@ from attnspec.graphs.relation import Relation
 from attnspec.layout.steps import bands_of, layouts_of
 from attnspec.lower.work import Call, Work
 
+WEIGHT = "weight of a choice"
+"""What stands for it among the tables of a call."""
+
 
 class ListedKernel(SoftmaxKernel):
     """Attention over the lists of a call's choices, and over the static rest of the graph."""
@@ -44,7 +47,7 @@ class ListedKernel(SoftmaxKernel):
         rounds = self._rounds(call)
         if rounds:
             return self._mean(q, k, v, rounds)
-        return super().__call__(q, self._keys(k), v, call)
+        return super().__call__(q, self._keys(k), v, self._with_weight(call))
 
     def partial(  # type: ignore[override]
         self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, call: Call
@@ -52,7 +55,7 @@ class ListedKernel(SoftmaxKernel):
         rounds = self._rounds(call)
         if rounds:
             return self._mean(q, k, v, rounds), None
-        return super().partial(q, self._keys(k), v, call)
+        return super().partial(q, self._keys(k), v, self._with_weight(call))
 
     def _mean(
         self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, rounds: Sequence[Call]
@@ -73,6 +76,18 @@ class ListedKernel(SoftmaxKernel):
         leaf = self.work.decided[0]
         return [replace(call, data={**call.data, leaf: each}) for each in call.data[leaf].rounds()]
 
+    def _with_weight(self, call: Call) -> Call:
+        """The call with what its choice learns among the tables, so that it gets its gradient."""
+        weight = call.data[self.work.decided[0]].weight
+        return call if weight is None else replace(call, tables={**call.tables, WEIGHT: weight})
+
+    def composed(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, call: Call) -> Partial:
+        if WEIGHT in call.tables:
+            leaf = self.work.decided[0]
+            choice = replace(call.data[leaf], weight=call.tables[WEIGHT])
+            call = replace(call, data={**call.data, leaf: choice})
+        return super().composed(q, k, v, call)
+
     def _in_bands(self, rest: Relation) -> SteppedKernel:
         """The kernel of the static pairs."""
         work = replace(self.work, relation=rest, reads=(), normalize="softmax")
@@ -85,6 +100,7 @@ class ListedKernel(SoftmaxKernel):
     def forward(
         self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, call: Call, scale: float
     ) -> Partial:
+        call, _ = _apart(call)
         wide = torch.promote_types(q.dtype, torch.float32)
         out = q.new_zeros(q.shape, dtype=wide)
         lse = q.new_full(q.shape[:-1], -math.inf, dtype=wide)
@@ -112,6 +128,8 @@ class ListedKernel(SoftmaxKernel):
     ) -> Sequence[torch.Tensor]:
         q, k, v, out, lse = saved
         wide = lse.dtype
+        call, weight = _apart(call)
+        of_weight = None if weight is None else torch.zeros_like(weight, dtype=wide)
         grads = [x.new_zeros(x.shape, dtype=wide) for x in (q, k, v)]
         tables = [torch.zeros_like(table) for table in call.tables.values()]
         if self.rest is not None:
@@ -127,16 +145,24 @@ class ListedKernel(SoftmaxKernel):
             into = [torch.zeros_like(x) for x in (mine, *keys)]
             for placed in self._placed(part):
                 rows = [placed.of_q(x) for x in (above, part.of_q(delta), part.of_q(lse))]
+                if of_weight is not None:
+                    placed.sums = torch.zeros_like(placed.lists, dtype=wide).flatten(0, 1)
                 found = attention.backward(placed.tiles(mine, *keys), rows[0], rows[1], rows[2])
                 placed.add_q(into[0].view(-1, q.shape[-1]), found[0])
                 for total, share in zip(into[1:], found[1:], strict=True):
                     placed.add_k(total, share)
+                if of_weight is not None and placed.sums is not None:
+                    sums = placed.sums.view(placed.lists.shape)
+                    choice = part.data[self.work.decided[0]]
+                    of_weight[part.samples, part.query_heads] += choice.of_weight(sums)
                 if placed.changes is not None:
                     for total, share in zip(tables, placed.changes.grads.values(), strict=True):
                         total += share
             part.of_q(grads[0]).add_(into[0], alpha=scale)
             for total, share in zip(grads[1:], into[1:], strict=True):
                 part.of_k(total).add_(share)
+        if weight is not None and of_weight is not None:
+            tables.append(of_weight.to(weight.dtype))
         return *(x.to(y.dtype) for x, y in zip(grads, (q, k, v), strict=True)), *tables
 
     def _placed(self, part: Part) -> Iterator[Placed]:
@@ -144,3 +170,10 @@ class ListedKernel(SoftmaxKernel):
 
     def _parts(self, q: torch.Tensor, call: Call) -> Iterator[Part]:
         return parts_of(q, self.work.n_k, call, self.parts.products)
+
+
+def _apart(call: Call) -> tuple[Call, torch.Tensor | None]:
+    """The call with its own tables alone, and what its choice learns."""
+    tables = dict(call.tables)
+    weight = tables.pop(WEIGHT, None)
+    return replace(call, tables=tables), weight

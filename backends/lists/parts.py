@@ -104,8 +104,10 @@ class Part:
     def apart(self, products: Sequence[Product]) -> Iterator[Part]:
         """The part itself where heads that share keys share lists, else a part of each."""
         repeat = self.shape[2]
+        weighed = any(self.data[each.leaf].weight is not None for each in products)
         shared = (layout.is_shared(repeat) for each in products for layout in self.layouts(each))
-        if repeat == 1 or (not any(x.others or x.earlier for x in products) and all(shared)):
+        mixed = weighed or any(x.others or x.earlier for x in products)
+        if repeat == 1 or (not mixed and all(shared)):
             yield self
             return
         for each in range(repeat):
