@@ -1,7 +1,7 @@
 """Lists of tiles that the data decide: entries sorted by key tile, computed in few large products.
 
 For graphs of which a part is decided by queries, keys or inputs. The decided graphs are taken apart
-from the static rest, which runs in bands; results are merged by their log-sum-exps.
+from the rest, which runs in bands; results are merged by their log-sum-exps.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from attnspec.backends.bands.backend import BandsBackend
 from attnspec.backends.lists.products import Parts, parts_of
 from attnspec.graphs.relation import Relation
-from attnspec.graphs.token_sets import reads_data
+from attnspec.graphs.token_sets import inputs_in
 from attnspec.lower.cost_model import current
 from attnspec.lower.work import MERGED, Kernel, Softcap, Work
 
@@ -25,7 +25,7 @@ TILE = 64
 
 
 class ListsBackend:
-    """Decided lists of tiles, and the static rest in bands."""
+    """Decided lists of tiles, and the rest in bands."""
 
     name = "lists"
     runs_decided = True
@@ -46,8 +46,6 @@ class ListsBackend:
             return (
                 "decided graphs stand under something else than `|` and `&`, or in too many terms"
             )
-        if parts.rest is not None and reads_data(parts.rest):
-            return "the graph beside what is decided reads run-time inputs"
         alone = len(parts.products) == 1 and parts.rest is None and not parts.products[0].others
         for leaf in work.decided:
             if not alone and not leaf.beside(vars(leaf)):
@@ -66,7 +64,7 @@ class ListsBackend:
         if parts.rest is None:
             return current().seconds(amounts)
         return current().seconds(amounts) + BandsBackend().cost(
-            replace(work, relation=parts.rest, reads=())
+            replace(work, relation=parts.rest, reads=inputs_in(parts.rest))
         )
 
     def steps(self, work: Work) -> tuple[str, ...]:
@@ -74,7 +72,7 @@ class ListsBackend:
             return ("means of queries over all keys",)
         parts = _parts(work.relation)
         lines = [f"lists of `{product.leaf.name}`" for product in parts.products]
-        return (*lines, *(["the static rest in bands"] if parts.rest is not None else []))
+        return (*lines, *(["the rest in bands"] if parts.rest is not None else []))
 
     def build(self, work: Work, heads: tuple[int, ...], device: torch.device) -> Kernel:
         from attnspec.backends.lists.kernel import ListedKernel

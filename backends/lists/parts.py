@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from attnspec.backends.common.masks import with_data
 from attnspec.backends.decided.choice import Choice, TileLists, part_of
+from attnspec.backends.decided.lists import Pairs
 from attnspec.backends.lists.changes import Changes, ScoreChanges
 from attnspec.backends.lists.cover import Covers
 from attnspec.backends.lists.placed import Condition, Conditions, Placed
@@ -78,7 +78,7 @@ class Part:
             each.append(_static(product.static, self.n_k))
         for held, relations in ((True, product.others), (False, product.earlier)):
             for relation in relations:
-                each.append(_by_data(with_data(relation, self.data), self.n_k, held))
+                each.append(_by_data(Pairs(relation, self.data, self.n_k), held))
         if self.data[product.leaf].counted:
             each.append(_counts(self.data[product.leaf]))
         always = bool(product.others or product.earlier)
@@ -140,9 +140,9 @@ def _static(relation: Relation, n: int) -> Condition:
     return condition
 
 
-def _by_data(relation: Relation, n: int, wanted: bool) -> Condition:
+def _by_data(pairs: Pairs, wanted: bool) -> Condition:
     def condition(q: torch.Tensor, k: torch.Tensor) -> torch.Tensor:
-        found: torch.Tensor = relation.holds(q, k, n)
+        found = pairs.holds(q, k)
         return found if wanted else ~found
 
     return condition

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -379,6 +380,49 @@ def test_memory_is_that_of_a_few_tensors(body: str) -> None:
     step()
     # n x n numbers of one byte are 32 times one of the tensors
     assert peak_bytes(step) < 24 * 4 * n * size
+
+
+READING = (
+    "causal attend (chosen(sel) | window(before = 9, after = 0)) & same(doc)",
+    "attend chosen(sel) & same(doc)",
+    "attend chosen(sel) | window(radius = 5) & same(doc) score alibi() score bias(buckets = 8)",
+    "attend topk(blocks = 2, size = 16, queries = 1) | columns(marks) | window(radius = 3)",
+    "attend lsh(rounds = 2, chunk = 16) & same(doc) | window(radius = 3) normalize softmax1",
+    "attend chosen(sel) | prefix(start)",
+)
+
+
+@pytest.mark.parametrize("body", READING)
+def test_inputs_beside_what_is_decided(body: str) -> None:
+    """Documents, marks and lengths of each sample, with padding and for fewer queries."""
+    torch.manual_seed(0)
+    n = 130
+    kinds = {"sel": "choices(size = 16)", "doc": "ids", "marks": "tokens", "start": "length"}
+    names = [name for name in kinds if re.search(rf"\b{name}\b", body)]
+    inputs = {
+        "sel": torch.randint(-1, 9, (3, 2, n, 3)),
+        "doc": (torch.rand(3, n) < 0.05).cumsum(1),
+        "marks": torch.rand(3, n) < 0.1,
+        "start": torch.tensor([5, 80, 0]),
+    }
+    declared = " ".join(f"input {name}: {kinds[name]}" for name in names)
+    spec = parse(f"attention decided {{ heads 2 {declared} {body} }}")
+    modules = [spec.compile(name).double() for name in ("lists", "dense")]
+    modules[1].load_state_dict(modules[0].state_dict())
+    padding = torch.arange(n) >= torch.tensor([[0], [20], [60]])
+    for n_q, real in ((n, None), (n, padding), (50, padding)):
+        tensors = [torch.randn(3, 2, n, 8).double() for _ in range(3)]
+        tensors[0] = tensors["lsh" in body][:, :, n - n_q :]
+        given = {name: inputs[name] for name in names}
+        if "sel" in names:
+            given["sel"] = given["sel"][:, :, n - n_q :]
+        found = []
+        for module in modules:
+            asked = [*(x.clone().requires_grad_() for x in tensors), *module.parameters()]
+            out = module(*asked[:3], inputs=given, key_padding_mask=real)
+            found.append((out, *torch.autograd.grad(out.square().sum(), asked)))
+        for one, other in zip(*found, strict=True):
+            torch.testing.assert_close(one, other, rtol=1e-9, atol=1e-11)
 
 
 def test_what_is_refused() -> None:
