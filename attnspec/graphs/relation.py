@@ -379,6 +379,11 @@ class DataDependent(Relation):
         """What it changes of the scores and weights of its pairs, in words; "" for nothing."""
         return ""
 
+    @property
+    def averages(self) -> bool:
+        """Whether means of queries attend in their place."""
+        return False
+
     @classmethod
     def alone(cls, arguments: Mapping[str, object]) -> str:
         """Why, with these arguments, it stands alone and without `causal`, "" where it need not."""

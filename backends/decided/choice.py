@@ -91,10 +91,18 @@ class Choice:
         """How often each pair is weighed, int, 0 where it is none, of a choice that is counted."""
         raise NotImplementedError
 
-    def factor(self, q: torch.Tensor, k: torch.Tensor) -> torch.Tensor | None:
-        """What keys and values are multiplied with for each pair, 1 with a gradient; None for
-        nothing."""
-        return None
+    weight: torch.Tensor | None = None
+    """Numbers [B, H, i] that are 1, and have a gradient: keys and values of some pairs are
+    multiplied with them."""
+
+    def factor(self, q: torch.Tensor, k: torch.Tensor) -> torch.Tensor:
+        """What keys and values are multiplied with for each pair, of a choice with weights."""
+        raise NotImplementedError
+
+    def of_weight(self, sums: torch.Tensor) -> torch.Tensor:
+        """The gradient of the weights [B, H, i], given those of the factor of each entry in the
+        lists of the one layout [B, H, query tiles, r]: the sums over their pairs."""
+        raise NotImplementedError
 
     def attending(self, q: torch.Tensor) -> torch.Tensor:
         """What attends in place of the queries [B, H, n_q, d]."""

@@ -120,13 +120,24 @@ class QueryClusters(Choice):
 
     def attending(self, q: torch.Tensor) -> torch.Tensor:
         """The mean of the queries of each query's cluster, [B, H, n_q, d]."""
+        return self.spread(self.means(q), 0.0)
+
+    def means(self, q: torch.Tensor) -> torch.Tensor:
+        """The mean of the queries of each cluster, [B, H, count, d]."""
         label = (self.labels + 1)[..., None].expand_as(q)
         kept = torch.promote_types(q.dtype, torch.float32)
         total = q.new_zeros(*q.shape[:2], self.count + 1, q.shape[3], dtype=kept)
         total = total.scatter_add(2, label, q.to(kept))
         one = torch.ones_like(label[..., :1]).to(kept)
         many = torch.zeros_like(total[..., :1]).scatter_add(2, label[..., :1], one)
-        return (total / many.clamp_min(1)).to(q.dtype).gather(2, label)
+        return (total / many.clamp_min(1)).to(q.dtype)[:, :, 1:]
+
+    def spread(self, x: torch.Tensor, none: float) -> torch.Tensor:
+        """What each cluster has, x [B, H, count, e], for its queries [B, H, n_q, e]; `none` for
+        padding."""
+        label = self.labels[..., None]
+        found = x.gather(2, label.clamp_min(0).expand(-1, -1, -1, x.shape[3]))
+        return found.masked_fill(label < 0, none)
 
     @property
     def lists(self) -> Mapping[str, torch.Tensor]:

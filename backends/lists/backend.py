@@ -1,7 +1,7 @@
 """Lists of tiles that the data decide: entries sorted by key tile, computed in few large products.
 
 For graphs of which a part is decided by queries, keys or inputs. The decided graphs are taken apart
-from the static rest, which runs in bands; results are merged by their log-sum-exps.
+from the rest, which runs in bands; results are merged by their log-sum-exps.
 """
 
 from __future__ import annotations
@@ -12,12 +12,10 @@ from typing import TYPE_CHECKING
 
 from attnspec.backends.bands.backend import BandsBackend
 from attnspec.backends.lists.products import Parts, parts_of
-from attnspec.graphs.patterns.cluster import Cluster
-from attnspec.graphs.patterns.sinkhorn import Sinkhorn
 from attnspec.graphs.relation import Relation
-from attnspec.graphs.token_sets import reads_data
+from attnspec.graphs.token_sets import inputs_in
 from attnspec.lower.cost_model import current
-from attnspec.lower.work import MERGED, Kernel, Work
+from attnspec.lower.work import MERGED, Kernel, Softcap, Work
 
 if TYPE_CHECKING:
     import torch
@@ -27,7 +25,7 @@ TILE = 64
 
 
 class ListsBackend:
-    """Decided lists of tiles, and the static rest in bands."""
+    """Decided lists of tiles, and the rest in bands."""
 
     name = "lists"
     runs_decided = True
@@ -48,14 +46,12 @@ class ListsBackend:
             return (
                 "decided graphs stand under something else than `|` and `&`, or in too many terms"
             )
-        if parts.rest is not None and reads_data(parts.rest):
-            return "the graph beside what is decided reads run-time inputs"
         alone = len(parts.products) == 1 and parts.rest is None and not parts.products[0].others
         for leaf in work.decided:
-            if isinstance(leaf, Sinkhorn) or (isinstance(leaf, Cluster) and leaf.of == "q"):
-                return f"it {leaf.weighs}"
             if not alone and not leaf.beside(vars(leaf)):
-                return "rounds are weighed, and another graph stands beside them"
+                return f"`{leaf.name}` changes weights, and another graph stands beside it"
+            if leaf.averages and not all(isinstance(each, Softcap) for each in work.changes):
+                return "scores change with the distance, and means of queries have none"
         return None
 
     def cost(self, work: Work) -> float:
@@ -68,17 +64,23 @@ class ListsBackend:
         if parts.rest is None:
             return current().seconds(amounts)
         return current().seconds(amounts) + BandsBackend().cost(
-            replace(work, relation=parts.rest, reads=())
+            replace(work, relation=parts.rest, reads=inputs_in(parts.rest))
         )
 
     def steps(self, work: Work) -> tuple[str, ...]:
+        if work.decided[0].averages:
+            return ("means of queries over all keys",)
         parts = _parts(work.relation)
         lines = [f"lists of `{product.leaf.name}`" for product in parts.products]
-        return (*lines, *(["the static rest in bands"] if parts.rest is not None else []))
+        return (*lines, *(["the rest in bands"] if parts.rest is not None else []))
 
     def build(self, work: Work, heads: tuple[int, ...], device: torch.device) -> Kernel:
         from attnspec.backends.lists.kernel import ListedKernel
+        from attnspec.backends.lists.means import MeansKernel
 
+        (leaf, *_) = work.decided
+        if leaf.averages:
+            return MeansKernel(work, heads, device, leaf.about_keys(work.n_k))
         return ListedKernel(work, heads, device, _parts(work.relation))
 
 

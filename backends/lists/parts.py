@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from attnspec.backends.common.masks import with_data
 from attnspec.backends.decided.choice import Choice, TileLists, part_of
+from attnspec.backends.decided.lists import Pairs
 from attnspec.backends.lists.changes import Changes, ScoreChanges
 from attnspec.backends.lists.cover import Covers
 from attnspec.backends.lists.placed import Condition, Conditions, Placed
@@ -78,7 +78,7 @@ class Part:
             each.append(_static(product.static, self.n_k))
         for held, relations in ((True, product.others), (False, product.earlier)):
             for relation in relations:
-                each.append(_by_data(with_data(relation, self.data), self.n_k, held))
+                each.append(_by_data(Pairs(relation, self.data, self.n_k), held))
         if self.data[product.leaf].counted:
             each.append(_counts(self.data[product.leaf]))
         always = bool(product.others or product.earlier)
@@ -104,8 +104,10 @@ class Part:
     def apart(self, products: Sequence[Product]) -> Iterator[Part]:
         """The part itself where heads that share keys share lists, else a part of each."""
         repeat = self.shape[2]
+        weighed = any(self.data[each.leaf].weight is not None for each in products)
         shared = (layout.is_shared(repeat) for each in products for layout in self.layouts(each))
-        if repeat == 1 or (not any(x.others or x.earlier for x in products) and all(shared)):
+        mixed = weighed or any(x.others or x.earlier for x in products)
+        if repeat == 1 or (not mixed and all(shared)):
             yield self
             return
         for each in range(repeat):
@@ -138,9 +140,9 @@ def _static(relation: Relation, n: int) -> Condition:
     return condition
 
 
-def _by_data(relation: Relation, n: int, wanted: bool) -> Condition:
+def _by_data(pairs: Pairs, wanted: bool) -> Condition:
     def condition(q: torch.Tensor, k: torch.Tensor) -> torch.Tensor:
-        found: torch.Tensor = relation.holds(q, k, n)
+        found = pairs.holds(q, k)
         return found if wanted else ~found
 
     return condition

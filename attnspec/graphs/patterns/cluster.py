@@ -77,6 +77,10 @@ class Cluster(DataDependent):
         return "lets the mean of a cluster's queries attend for them" if self.of == "q" else ""
 
     @property
+    def averages(self) -> bool:
+        return self.of == "q"
+
+    @property
     def given_choice(self) -> bool:
         return self.labels is not None
 
