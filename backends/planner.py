@@ -42,16 +42,15 @@ for a graph whose pairs are spread out."""
 ON_REQUEST = "here it runs where it is asked for by name"
 """What stands for the refusal of a backend that is not."""
 
-ROWS = RowsBackend()
-"""What runs a few queries, where no backend is asked for by name."""
-
-TORCH = TorchCall()
-"""Torch's own call."""
+ROWS, TORCH = (
+    next(each for each in BACKENDS if isinstance(each, kind)) for kind in (RowsBackend, TorchCall)
+)
+"""What runs a few queries, where no backend is asked for by name, and torch's own call."""
 
 
 @dataclass(frozen=True)
 class Candidate:
-    """What one backend says of all copies of a work: estimated seconds, or why it refuses."""
+    """What one backend says of a work for a shape: estimated seconds, or why it refuses."""
 
     backend: Backend
     seconds: float | None
@@ -185,9 +184,9 @@ def plan(
     found = []
     for works, layers in steps.items():
         for work, mine in works:
-            work = replace(work, copies=shape.batch * len(mine), device=kind)
+            work = replace(work, copies=len(mine), device=kind)
             with located(program.attend(layers[0], mine[0]).span):
-                ranked = candidates(work, kind, backend, shape.head_dim)
+                ranked = candidates(work, kind, backend, shape)
             found.append(
                 Step(
                     tuple(layers),
@@ -226,15 +225,15 @@ def backend_of(name: str) -> Backend:
 
 
 def candidates(
-    work: Work, device: str, backend: str = AUTO, size: int = 64
+    work: Work, device: str, backend: str = AUTO, shape: Shape = ONE
 ) -> tuple[Candidate, ...]:
-    """What every backend says of all copies of a work with heads of a size, the chosen one first,
-    those that refuse last."""
+    """What every backend says of all copies of a work for samples and heads of a shape, the chosen
+    one first, those that refuse last."""
     check_backend(backend)
     found = []
     work = replace(work, device=device)
     # estimates are for heads of 64 numbers
-    times = work.copies * size / 64
+    times = shape.batch * work.copies * shape.head_dim / 64
 
     def is_asked(each: Backend) -> bool:
         return each.name == backend or not is_on_request(each, device)
