@@ -52,7 +52,7 @@ INNER: tuple[tuple[str, ...], ...] = (
     ("dense", "rows", "tiles", "scattered"),
     ("torch_call",),
     ("bands",),
-    ("factored", "lists"),
+    ("factored", "lists", "flex"),
     ("plugins",),
     ("planner",),
 )

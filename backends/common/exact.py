@@ -16,7 +16,7 @@ from torch.nn import functional
 
 from attnspec.backends.common.flash import in_rows, rows_of_size
 from attnspec.backends.common.score_formula import scale_of
-from attnspec.backends.common.torch_modes import is_transformed
+from attnspec.backends.common.torch_modes import derivatives, is_transformed
 from attnspec.lower.cache import apart
 from attnspec.lower.work import Call, Work
 
@@ -87,15 +87,20 @@ class SoftmaxKernel:
         self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, call: Call
     ) -> torch.Tensor:
         parts = grouped(q, k), k, v
-        out = self._fast(*parts, call)[0] if _goes_fast(*parts, call) else self.traced(*parts, call)
+        fast = self.goes_fast(*parts, call)
+        out = self._fast(*parts, call)[0] if fast else self.traced(*parts, call)
         return out.reshape(*q.shape[:3], v.shape[-1])
 
     def partial(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, call: Call) -> Partial:
         """The output [B, H, n_q, d_v] and its log-sum-exps [B, H, n_q]."""
         parts = grouped(q, k), k, v
-        way = self._fast if _goes_fast(*parts, call) else self.composed
+        way = self._fast if self.goes_fast(*parts, call) else self.composed
         out, lse = way(*parts, call)
         return out.reshape(*q.shape[:3], v.shape[-1]), lse.reshape(q.shape[:3])
+
+    def goes_fast(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, call: Call) -> bool:
+        """Whether the fast way can go; where it cannot, the composed one does."""
+        return q.is_cpu and is_plain(q, k, v, call)
 
     def _fast(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, call: Call) -> Partial:
         size, out_size = q.shape[-1], v.shape[-1]
@@ -203,18 +208,20 @@ def _again(
 ) -> list[torch.Tensor | None]:
     """The gradients as something that can be differentiated again."""
     size, out_size = sizes
-    q, k, v = given[:3]
-    found = kernel.composed(q[..., :size], k[..., :size], v[..., :out_size], call)
+
+    def run(
+        q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *tables: torch.Tensor
+    ) -> Sequence[torch.Tensor]:
+        whole = _with_tables(call, tuple(call.tables), tables)
+        return kernel.composed(q[..., :size], k[..., :size], v[..., :out_size], whole)
+
     uppers = [None if x is None else x[..., :out_size] for x in grads[:1]] + [grads[1]]
-    pairs = [(x, upper) for x, upper in zip(found, uppers, strict=True) if upper is not None]
-    wanted = [x for x, ask in zip(given, asks, strict=True) if ask]
-    outs, above = [x for x, _ in pairs], [upper for _, upper in pairs]
-    shares = iter(torch.autograd.grad(outs, wanted, above, create_graph=True, allow_unused=True))
-    return [next(shares) if ask else None for ask in asks]
+    return derivatives(run, given, asks, uppers)
 
 
-def _goes_fast(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, call: Call) -> bool:
-    if is_transformed() or call.dropout_p or not q.is_cpu:
+def is_plain(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, call: Call) -> bool:
+    """Whether nothing looks on, nothing is dropped, and there is something to compute."""
+    if is_transformed() or call.dropout_p:
         return False
     return all(x.numel() for x in (q, k, v))
 
