@@ -26,6 +26,7 @@ class TorchCall:
     """One call of torch for all pairs."""
 
     name = "torch"
+    runs_decided = True
 
     @property
     def least(self) -> float:
@@ -38,6 +39,11 @@ class TorchCall:
         if others:
             name = type(others[0]).__name__.lower()
             return f"torch's call adds constants to scores, and `{name}` is none"
+        if work.unit_keys:
+            return "torch's call scores keys as they are, not at unit length"
+        for leaf in work.decided:
+            if leaf.averages or not leaf.beside(vars(leaf)):
+                return f"`{leaf.name}` changes more than pairs"
         pairs = work.n_q * work.n_k
         if pairs > MOST and (work.changes or form_of(work) is Form.MASK):
             return f"a mask of at most {MOST:,} pairs is kept, and there are {pairs:,}"
