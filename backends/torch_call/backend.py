@@ -67,7 +67,7 @@ class TorchCall:
         """Whether works of several heads that differ in their pairs alone are one call."""
         first = works[0]
         numbers = len(works) * first.n_q * first.n_k
-        plain = not first.reads and not first.changes
+        plain = not first.changes and not any(work.reads or work.decided for work in works)
         return plain and numbers <= MOST and differ_in_pairs_alone(works)
 
     def build_joined(
