@@ -143,7 +143,7 @@ class TorchCallKernel(SoftmaxKernel):
         """What is computed for queries [B, H, n_q, d], every pair once."""
         work = self.work
         kind = torch.promote_types(q.dtype, torch.float32)
-        if work.reads:
+        if work.reads or work.decided:
             mask = self.dense.mask(call)
             yield Part(EVERY, EVERY, EVERY, bias=Bias(self._sloped(_added(mask, kind))))
         elif call.padding is None:
