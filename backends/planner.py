@@ -5,6 +5,7 @@ A backend that is asked for by name runs, or its refusal is raised; nothing fall
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
@@ -17,9 +18,18 @@ from attnspec.graphs.bind import BindError, extents_of, located
 from attnspec.graphs.token_sets import StandIn
 from attnspec.ir.parameters import RelationError
 from attnspec.ir.program import Program
-from attnspec.lower.cost_model import origin
+from attnspec.lower.cost_model import MEASURED, origin
 from attnspec.lower.lower import stand_ins, works_of
-from attnspec.lower.work import ONE, Backend, BackendError, Shape, Work, refusal_of, runs_mechanisms
+from attnspec.lower.work import (
+    ONE,
+    Backend,
+    BackendError,
+    Shape,
+    Work,
+    is_on_request,
+    refusal_of,
+    runs_mechanisms,
+)
 from attnspec.text.diagnostics import AttnSpecError
 
 AUTO = "auto"
@@ -29,16 +39,18 @@ LONGEST = 1 << 20
 """The longest sequence that is planned ahead: every tile size is tried, which takes some gigabytes
 for a graph whose pairs are spread out."""
 
-ROWS = RowsBackend()
-"""What runs a few queries, where no backend is asked for by name."""
+ON_REQUEST = "here it runs where it is asked for by name"
+"""What stands for the refusal of a backend that is not."""
 
-TORCH = TorchCall()
-"""Torch's own call."""
+ROWS, TORCH = (
+    next(each for each in BACKENDS if isinstance(each, kind)) for kind in (RowsBackend, TorchCall)
+)
+"""What runs a few queries, where no backend is asked for by name, and torch's own call."""
 
 
 @dataclass(frozen=True)
 class Candidate:
-    """What one backend says of all copies of a work: estimated seconds, or why it refuses."""
+    """What one backend says of a work for a shape: estimated seconds, or why it refuses."""
 
     backend: Backend
     seconds: float | None
@@ -75,7 +87,7 @@ class Plan:
     and one for what a backend says to several steps alike.
 
     `rates` says whose rates the estimates are made with, `shape` for how many samples and heads of
-    which size they are. They are estimates for the CPU; on another device they give the order
+    which size they are. Those of a type of device without rates are a GPU's, and give the order
     alone.
     """
 
@@ -84,12 +96,12 @@ class Plan:
     device: str
     steps: tuple[Step, ...]
     shape: Shape = ONE
-    rates: str = field(default_factory=origin)
+    rates: str = field(default_factory=lambda: origin("cpu"))
 
     @property
     def is_estimated(self) -> bool:
         """Whether the estimates are about this device."""
-        return self.device == "cpu"
+        return self.device in MEASURED
 
     def __str__(self) -> str:
         start = f"{self.name}, n = {self.n}, {self.device}"
@@ -111,7 +123,10 @@ class Plan:
         widths[2] = max(widths[2], *(len(backend) for backend, _ in shared), 0)
         about = f"estimates for {self._tensors}, forward, {self.rates}"
         if not self.is_estimated:
-            about = f"no estimates for {self.device}, ranked as on the CPU"
+            about = (
+                f"no estimates for {self.device}: plain tensor operations, ranked as on a GPU of"
+                " another kind"
+            )
         lines = [f"{start}; {about}"]
         for row in rows:
             shown = [f"{cell:<{width}}" for cell, width in zip(row, widths, strict=False)]
@@ -169,9 +184,9 @@ def plan(
     found = []
     for works, layers in steps.items():
         for work, mine in works:
-            work = replace(work, copies=shape.batch * len(mine))
+            work = replace(work, copies=len(mine), device=kind)
             with located(program.attend(layers[0], mine[0]).span):
-                ranked = candidates(work, kind, backend, shape.head_dim)
+                ranked = candidates(work, kind, backend, shape)
             found.append(
                 Step(
                     tuple(layers),
@@ -180,7 +195,7 @@ def plan(
                     ranked[0].backend.steps(work),
                 )
             )
-    return Plan(program.name, n, kind, tuple(found), shape)
+    return Plan(program.name, n, kind, tuple(found), shape, origin(kind))
 
 
 def _located_works(
@@ -210,16 +225,21 @@ def backend_of(name: str) -> Backend:
 
 
 def candidates(
-    work: Work, device: str, backend: str = AUTO, size: int = 64
+    work: Work, device: str, backend: str = AUTO, shape: Shape = ONE
 ) -> tuple[Candidate, ...]:
-    """What every backend says of all copies of a work with heads of a size, the chosen one first,
-    those that refuse last."""
+    """What every backend says of all copies of a work for samples and heads of a shape, the chosen
+    one first, those that refuse last."""
     check_backend(backend)
     found = []
+    work = replace(work, device=device)
     # estimates are for heads of 64 numbers
-    times = work.copies * size / 64
+    times = shape.batch * work.copies * shape.head_dim / 64
+
+    def is_asked(each: Backend) -> bool:
+        return each.name == backend or not is_on_request(each, device)
+
     for each in (*BACKENDS, *installed()):
-        refusal = refusal_of(each, work, device)
+        refusal = refusal_of(each, work, device) if is_asked(each) else ON_REQUEST
         found.append(Candidate(each, None if refusal else times * each.cost(work), refusal))
 
     first = _evident(work, device)
@@ -242,6 +262,7 @@ def candidates(
 def choose(work: Work, device: str, backend: str = AUTO) -> Backend:
     """The first of `candidates`, without asking backends that cannot be cheaper for their cost."""
     check_backend(backend)
+    work = replace(work, device=device)
     if backend != AUTO:
         named = backend_of(backend)
         refusal = refusal_of(named, work, device)
@@ -252,8 +273,9 @@ def choose(work: Work, device: str, backend: str = AUTO) -> Backend:
     if evident is not None:
         return evident
     best: tuple[float, Backend] | None = None
-    for each in sorted((*BACKENDS, *installed()), key=lambda each: each.least):
-        if best is not None and best[0] <= each.least:
+    able = [each for each in (*BACKENDS, *installed()) if not is_on_request(each, device)]
+    for each in sorted(able, key=lambda each: each.least):
+        if best is not None and best[0] <= each.least and device == "cpu":
             break
         if refusal_of(each, work, device) is None:
             seconds = each.cost(work)
@@ -283,6 +305,8 @@ def _verdict(candidate: Candidate, chosen: bool, is_estimated: bool) -> str:
 
 
 def _time(seconds: float) -> str:
+    if not math.isfinite(seconds):
+        return "no estimate"
     for unit, size in (("s", 1.0), ("ms", 1e-3)):
         if seconds >= size:
             return f"{seconds / size:.3g} {unit}"

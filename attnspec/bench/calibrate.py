@@ -1,4 +1,4 @@
-"""Measures the rates of the cost model on this machine.
+"""Measures the rates of the cost model on this machine, of its CPU or of its GPU.
 
 Every backend runs a few patterns whose amounts differ: many pairs and few, FULL tiles and masks,
 tokens in order and out of it. The rates are the non-negative numbers that explain the measured
@@ -10,13 +10,14 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import asdict, dataclass, replace
 from time import perf_counter
 
 import numpy as np
 import torch
 from scipy.optimize import nnls
 
+from attnspec.backends import BACKENDS
 from attnspec.backends.bands.kernel import SteppedKernel
 from attnspec.backends.common.masks import with_data
 from attnspec.backends.dense.backend import Dense
@@ -32,9 +33,10 @@ from attnspec.layout.orders import NATURAL, Order
 from attnspec.layout.runs import runs_of
 from attnspec.layout.steps import TARGETS, amounts_of, banded, layouts_of
 from attnspec.layout.tile_layout import tile_layout
-from attnspec.lower.cost_model import Amounts, Calibration, Rates
+from attnspec.lower.cost_model import Calibration, shipped
 from attnspec.lower.lower import stand_ins, works_of
-from attnspec.lower.work import Call, Kernel, Work
+from attnspec.lower.rates import SHARED, Amounts, GpuRates, Rates
+from attnspec.lower.work import Call, Kernel, Softcap, Work, refusal_of
 from attnspec.text.decoding import source_of
 
 HEADS, SIZE = 4, 64
@@ -54,6 +56,30 @@ LEAST = 0.1
 or the planner would take any amount of it."""
 
 CPU = torch.device("cpu")
+
+GPU_HEADS = 16
+"""Heads of what runs on a GPU, which few do not fill."""
+
+GPU = (
+    ("full", 256),
+    ("full", 4096),
+    ("causal", 8192),
+    ("causal", 32768),
+    ("window(radius = 16)", 1024),
+    ("window(radius = 64)", 4096),
+    ("window(radius = 512)", 4096),
+    ("window(radius = 512)", 32768),
+    ("block(size = 256)", 32768),
+    ("strided(stride = 64)", 8192),
+    ("dilated(radius = 1024, step = 8)", 32768),
+    ("random(keys = 4, seed = 0)", 8192),
+    ("random(keys = 32, seed = 0)", 16384),
+    ("window(radius = 128) | global(first(64))", 16384),
+)
+"""What every backend runs on a GPU that does not refuse it, or take more than `DEAREST`."""
+
+DEAREST = 0.1
+"""Seconds that a trial of one head on a GPU may be expected to take."""
 
 DENSE = (("full", 64), ("full", 256), ("window(radius = 64)", 1024), ("causal", 2048))
 
@@ -120,8 +146,34 @@ class Measured:
     expected: float
 
 
-def trials() -> Iterator[Trial]:
-    """Everything that is run, built one by one."""
+def trials(device: str = "cpu") -> Iterator[Trial]:
+    """Everything that is run on a type of device, built one by one."""
+    return _on_cpu() if device == "cpu" else _on_gpu(device)
+
+
+def _on_gpu(device: str) -> Iterator[Trial]:
+    place = torch.device(device)
+    for text, n in GPU:
+        work = replace(_work(text, n), device=device, copies=GPU_HEADS)
+        for backend in BACKENDS:
+            if refusal_of(backend, work, device) is not None or backend.cost(work) > DEAREST:
+                continue
+            if isinstance(backend, TilesBackend):
+                amounts = backend.amounts(work, backend.tile(work))
+            else:
+                amounts = getattr(backend, "amounts", lambda work: {})(work)
+            if not amounts:
+                continue
+            kernel = backend.build(work, tuple(range(GPU_HEADS)), place)
+            # of what all heads share, one head's part
+            amounts = {
+                name: amount / (GPU_HEADS if name in SHARED else 1)
+                for name, amount in amounts.items()
+            }
+            yield _trial(backend.name, text, work, amounts, kernel, place)
+
+
+def _on_cpu() -> Iterator[Trial]:
     for text, n in DENSE:
         work = _work(text, n)
         for backend in (Dense(), TorchCall()):
@@ -129,9 +181,9 @@ def trials() -> Iterator[Trial]:
             yield _trial(backend.name, text, work, backend.amounts(work), kernel)
     scattered = ScatteredBackend()
     for text, n in SCATTERED:
-        work = _work(text, n)
-        kernel = scattered.build(work, _HEADS, CPU)
-        yield _trial("scattered", text, work, scattered.amounts(work), kernel)
+        for work in (_work(text, n), replace(_work(text, n), changes=(Softcap(50.0),))):
+            kernel = scattered.build(work, _HEADS, CPU)
+            yield _trial("scattered", text, work, scattered.amounts(work), kernel)
     tiles = TilesBackend()
     for text, n in TILED:
         work = _work(text, n)
@@ -171,17 +223,25 @@ def _order(step: int) -> Order:
     return NATURAL if step == 1 else Order(step, step)
 
 
-def _trial(name: str, text: str, work: Work, amounts: Amounts, kernel: Kernel) -> Trial:
+def _trial(
+    name: str, text: str, work: Work, amounts: Amounts, kernel: Kernel, place: torch.device = CPU
+) -> Trial:
     generator = torch.Generator().manual_seed(0)
-    shape = (1, HEADS, work.n_q, SIZE)
-    q, k, v = (torch.randn(shape, generator=generator) for _ in range(3))
+    on_cpu = place.type == "cpu"
+    shape = (1, HEADS if on_cpu else GPU_HEADS, work.n_q, SIZE)
+    parts = [torch.randn(shape, generator=generator) for _ in range(3)]
+    q, k, v = (x if on_cpu else x.to(place, torch.bfloat16) for x in parts)
     call = Call()
 
     def run() -> object:
         with torch.no_grad():
-            return kernel(q, k, v, call)
+            found = kernel(q, k, v, call)
+        if not on_cpu:
+            torch.cuda.synchronize(place)
+        return found
 
-    return Trial(f"{name}, {text}, n = {work.n_q}", amounts, run)
+    changed = "" if work.plain else ", scores changed"
+    return Trial(f"{name}, {text}{changed}, n = {work.n_q}", amounts, run)
 
 
 def _packed(n: int) -> Callable[[], object]:
@@ -200,11 +260,14 @@ def _packed(n: int) -> Callable[[], object]:
 
 
 def calibrate(
-    rounds: int = ROUNDS, show: Callable[[float, str], None] = lambda share, doing: None
+    device: str = "cpu",
+    rounds: int = ROUNDS,
+    show: Callable[[float, str], None] = lambda share, doing: None,
 ) -> tuple[Calibration, list[Measured]]:
-    """Runs all trials in turns and fits the rates; `show` is told the share that is done."""
+    """Runs all trials of a type of device in turns and fits the rates; `show` is told the share
+    that is done."""
     prepared = []
-    for trial in trials():
+    for trial in trials(device):
         show(0.0, f"preparing {trial.name}")
         prepared.append(trial)
     runs = {trial.name: trial.run for trial in prepared}
@@ -216,24 +279,26 @@ def calibrate(
         show(max(done / steps, min(1.0, (perf_counter() - start) / SECONDS)), name)
         if len(timed) == len(runs) and perf_counter() - start > SECONDS:
             break
+    heads = HEADS if device == "cpu" else GPU_HEADS
     # what slows a machine for a while is not the kernel's
-    seconds = [timed[trial.name].least / HEADS for trial in prepared]
-    rates = fitted([trial.amounts for trial in prepared], seconds)
+    seconds = [timed[trial.name].least / heads for trial in prepared]
+    rates = fitted([trial.amounts for trial in prepared], seconds, shipped(device))
     measured = [
-        Measured(trial.name, found, timed[trial.name].median / HEADS, rates.seconds(trial.amounts))
+        Measured(trial.name, found, timed[trial.name].median / heads, rates.seconds(trial.amounts))
         for trial, found in zip(prepared, seconds, strict=True)
     ]
-    return (
-        Calibration(rates, torch.get_num_threads(), torch.__version__, machine()),
-        measured,
-    )
+    where = machine(device)
+    return Calibration(rates, torch.get_num_threads(), torch.__version__, where), measured
 
 
-def fitted(amounts: Sequence[Amounts], seconds: Sequence[float]) -> Rates:
-    """The rates that explain the seconds that these amounts took, in relative terms."""
-    names = [entry.name for entry in fields(Rates)]
-    shipped = np.array([getattr(Rates(), name) for name in names])
-    table = np.array([[taken.get(name, 0.0) for name in names] for taken in amounts]) * shipped
+def fitted(
+    amounts: Sequence[Amounts], seconds: Sequence[float], known: Rates | GpuRates
+) -> Rates | GpuRates:
+    """The rates that explain the seconds that these amounts took, in relative terms, near those
+    that are `known`."""
+    default = asdict(known)
+    names, before = [*default], np.array([*default.values()])
+    table = np.array([[taken.get(name, 0.0) for name in names] for taken in amounts]) * before
     # one unknown for each rate, in units of what ships; one row for each measurement, in units of
     # its time
     rows = table / np.array(seconds)[:, None]
@@ -241,5 +306,5 @@ def fitted(amounts: Sequence[Amounts], seconds: Sequence[float]) -> Rates:
     tied = np.eye(len(names)) * TIE / slower
     right = np.concatenate([np.ones(len(rows)), np.full(len(names), TIE)])
     found, _ = nnls(np.concatenate([rows, tied]), right)
-    values = np.maximum(found, LEAST * slower) * shipped
-    return Rates(**{name: float(f"{x:.4g}") for name, x in zip(names, values, strict=True)})
+    values = np.maximum(found, LEAST * slower) * before
+    return type(known)(**{name: float(f"{x:.4g}") for name, x in zip(names, values, strict=True)})

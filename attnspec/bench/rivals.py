@@ -24,7 +24,7 @@ from attnspec.graphs.stack import LONGEST_MASK
 from attnspec.layout.edge_count import edges_of
 from attnspec.lower.cost_model import dense_seconds
 from attnspec.lower.lower import stand_ins, works_of
-from attnspec.lower.work import Backend, BackendError, Work
+from attnspec.lower.work import Backend, BackendError, Work, is_on_request
 from attnspec.runtime.module import LONGEST_PAIRS, CompiledAttention
 from attnspec.spec import Spec
 from attnspec.verification import sample_inputs
@@ -34,7 +34,9 @@ Attention: TypeAlias = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torc
 
 OURS, SDPA, MASK, FLEX = "ours", "sdpa", "mask", "flex"
 
-RIVALS = (SDPA, MASK, FLEX, *(backend.name for backend in BACKENDS))
+_OWN = [backend.name for backend in BACKENDS if not is_on_request(backend, "cpu")]
+
+RIVALS = (SDPA, MASK, FLEX, *_OWN)
 """Dense attention without a mask, with the spec's mask, FlexAttention, and our backends."""
 
 MASK_BYTES = 1 << 30

@@ -98,11 +98,13 @@ def _timings(times: Mapping[str, list[float]]) -> dict[str, Timing]:
     }
 
 
-def machine() -> dict[str, Plain]:
-    """What a measurement depends on, and nothing that names the machine."""
+def machine(device: str = "cpu") -> dict[str, Plain]:
+    """What a measurement on a type of device depends on, and nothing that names the machine."""
     import torch
 
+    accelerator = torch.cuda.get_device_name() if device == "cuda" else None
     return {
+        **({} if accelerator is None else {"accelerator": accelerator}),
         "architecture": platform.machine(),
         "system": platform.system(),
         "cores": os.cpu_count(),

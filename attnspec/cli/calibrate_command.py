@@ -18,13 +18,15 @@ from attnspec.cli.failures import WRONG_FILE
 from attnspec.cli.files import replace_file
 from attnspec.cli.specs import shown_path
 from attnspec.lower.cost_model import (
+    MEASURED,
     VARIABLE,
     Calibration,
-    Rates,
     RatesError,
     calibration,
+    cures,
     rates_path,
     read,
+    shipped,
 )
 
 if TYPE_CHECKING:
@@ -38,24 +40,31 @@ class DamagedRates(click.ClickException):
 
 
 @click.command("calibrate")
+@click.option(
+    "--device",
+    type=click.Choice(MEASURED),
+    default="cpu",
+    show_default=True,
+    help="The type of device whose rates they are.",
+)
 @click.option("--show", "shows", is_flag=True, help="Show the rates in use, and measure nothing.")
 @click.option("--reset", "resets", is_flag=True, help="Remove what was measured.")
 @options.json_option
-def command(shows: bool, resets: bool, as_json: bool) -> None:
+def command(device: str, shows: bool, resets: bool, as_json: bool) -> None:
     """Measure how fast this machine computes attention, once.
 
     The planner's estimates are made with default rates, or with those that this command measures in
     about half a minute and writes to a file of yours. ATTNSPEC_RATES names another file; where it
-    is empty, the default rates are used. Rates decide which backend runs, never what is computed,
-    nor the text of a module.
+    is empty, the default rates are used. A GPU's rates are a file beside it. Rates decide which
+    backend runs, never what is computed, nor the text of a module.
 
     Example: attnspec calibrate
     """
     if shows and resets:
         raise click.UsageError("--show and --reset contradict each other")
-    path = rates_path()
+    path = rates_path(device)
     if shows:
-        _show(path, as_json)
+        _show(path, device, as_json)
         return
     if path is None:
         why = f"{VARIABLE} is empty" if VARIABLE in os.environ else "there is no home folder"
@@ -63,21 +72,23 @@ def command(shows: bool, resets: bool, as_json: bool) -> None:
     if resets:
         _reset(path, as_json)
         return
-    _measure(path, as_json)
+    _measure(path, device, as_json)
 
 
 BUSY = 1.5
 """How many times as long as at best a trial may take in the median, before others are suspected."""
 
 
-def _measure(path: str, as_json: bool) -> None:
+def _measure(path: str, device: str, as_json: bool) -> None:
+    if device == "cuda":
+        _require_gpu()
     # a folder that cannot be made is better known before half a minute has passed
     Path(path).parent.mkdir(parents=True, exist_ok=True)
     from attnspec.bench.calibrate import calibrate
 
     console.say("measuring takes about half a minute; leave the machine alone as far as you can")
     with progress_bar() as show:
-        found, measured = calibrate(show=show)
+        found, measured = calibrate(device, show=show)
     replace_file(Path(path), json.dumps(found.data(), indent=2) + "\n")
     calibration.cache_clear()
     if as_json:
@@ -86,7 +97,7 @@ def _measure(path: str, as_json: bool) -> None:
             {"ok": True, "file": shown_path(path), **found.data(), "trials": trials}
         )
         return
-    console.result(table(found))
+    console.result(table(found, device))
     console.say(f"{fit(measured)}\nwrote {shown_path(path)}")
     spread = statistics.median(one.median / one.seconds for one in measured)
     if spread > BUSY:
@@ -96,25 +107,32 @@ def _measure(path: str, as_json: bool) -> None:
         )
 
 
-def _show(path: str | None, as_json: bool) -> None:
+def _require_gpu() -> None:
+    import torch
+
+    if not torch.cuda.is_available():
+        raise click.UsageError(
+            "torch finds no GPU here (torch.cuda.is_available() is False), and rates are measured"
+            " where they are used; until then plans for cuda use rates by published figures"
+        )
+
+
+def _show(path: str | None, device: str, as_json: bool) -> None:
     found = None
     if path is not None:
         try:
-            found = read(path)
+            found = read(path, device)
         except FileNotFoundError:
             found = None
         except RatesError as error:
-            raise DamagedRates(
-                f"{shown_path(path)}: {error}; `attnspec calibrate` writes it anew,"
-                " `attnspec calibrate --reset` removes it"
-            ) from None
+            raise DamagedRates(f"{shown_path(path)}: {error}; {cures(device)}") from None
     if as_json:
-        rates = Rates() if found is None else found.rates
+        rates = shipped(device) if found is None else found.rates
         data = {"rates": asdict(rates)} if found is None else found.data()
         file = None if path is None else shown_path(path)
         console.result_json({"ok": True, "file": file, "calibrated": found is not None, **data})
         return
-    console.result(table(found))
+    console.result(table(found, device))
     if found is None:
         where = "no file is read" if path is None else f"there is no {shown_path(path)}"
         console.say(f"these are the default rates: {where}")
@@ -134,9 +152,9 @@ def _reset(path: str, as_json: bool) -> None:
         console.say(f"removed {shown_path(path)}" if removed else f"there is no {shown_path(path)}")
 
 
-def table(found: Calibration | None) -> str:
-    """The default rates, and beside them those of this machine."""
-    default = asdict(Rates())
+def table(found: Calibration | None, device: str) -> str:
+    """The default rates of a type of device, and beside them those of this machine."""
+    default = asdict(shipped(device))
     head = f"{'seconds for one head of size 64':<32}  {'default':>10}"
     if found is None:
         return "\n".join([head, *(f"{name:<32}  {x:>10.3g}" for name, x in default.items())])
@@ -146,6 +164,8 @@ def table(found: Calibration | None) -> str:
         f" {where.get('architecture')} cores with {where.get('vector_instructions')},"
         f" {where.get('system')}, torch {found.torch}"
     )
+    if "accelerator" in where:
+        title = f"{where['accelerator']}, {title}"
     lines = [title, f"{head}  {'here':>10}  ratio"]
     for name, x in asdict(found.rates).items():
         lines.append(f"{name:<32}  {default[name]:>10.3g}  {x:>10.3g}  {x / default[name]:5.2f}")

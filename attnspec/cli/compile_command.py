@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import keyword
+import math
 import os
 import re
 import sys
@@ -180,8 +181,9 @@ def costs(plan: Plan) -> str:
             if candidate is step.candidates[0]:
                 together += times * candidate.seconds
     told = []
-    if len({step.chosen.name for step in plan.steps}) > 1:
+    if len({step.chosen.name for step in plan.steps}) > 1 and math.isfinite(together):
         told.append(f"together {console.duration(together)}")
-    ranked = sorted((s, name) for name, s in seconds.items() if name not in refusing)
+    able = [name for name, s in seconds.items() if name not in refusing and math.isfinite(s)]
+    ranked = sorted((seconds[name], name) for name in able)
     told += [f"{name} {console.duration(s)}" for s, name in ranked] or ["no backend runs all heads"]
     return ", ".join(told)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 
 import click
@@ -19,7 +20,7 @@ DEFAULT_LENGTH = 4096
 @options.length_option(DEFAULT_LENGTH)
 @click.option(
     "--device",
-    type=click.Choice(("cpu", "cuda")),
+    type=click.Choice(("cpu", "cuda", "mps", "xpu")),
     default="cpu",
     show_default=True,
     help="The type of device to plan for; it need not be in this machine.",
@@ -63,7 +64,7 @@ def command(
 
 def to_dict(plan: Plan) -> dict[str, object]:
     """A plan as plain data; seconds are estimates of the forward of all samples and heads of
-    a step on the CPU, and None on other devices."""
+    a step, and None where there are none."""
     return {
         "name": plan.name,
         "n": plan.n,
@@ -80,7 +81,7 @@ def to_dict(plan: Plan) -> dict[str, object]:
                 "candidates": [
                     {
                         "backend": candidate.backend.name,
-                        "seconds": candidate.seconds if plan.is_estimated else None,
+                        "seconds": _estimate(candidate.seconds) if plan.is_estimated else None,
                         "refusal": candidate.refusal,
                     }
                     for candidate in step.candidates
@@ -89,3 +90,7 @@ def to_dict(plan: Plan) -> dict[str, object]:
             for step in plan.steps
         ],
     }
+
+
+def _estimate(seconds: float | None) -> float | None:
+    return None if seconds is None or not math.isfinite(seconds) else seconds

@@ -7,7 +7,7 @@ order, and comes before them, because it leaves more of its tiles FULL when noth
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -29,7 +29,8 @@ from attnspec.layout.orders import (
 )
 from attnspec.layout.tile_layout import StepLayout, parted, step_layout
 from attnspec.layout.tiling import Survey, TooFine, classify, survey
-from attnspec.lower.cost_model import Amounts, current, dense_seconds
+from attnspec.lower.cost_model import current, dense_seconds
+from attnspec.lower.rates import Amounts
 from attnspec.lower.work import Work
 
 TARGETS = (32, 64, 128, 256)
@@ -55,33 +56,74 @@ READING = 0.5
 
 
 @dataclass(frozen=True)
+class Means:
+    """What computes steps, as far as choosing them goes.
+
+    `name` begins its rates on a type of device; `targets` and `large` are the tile sizes on offer,
+    which a residue class is cut into equal ones of about, unless they are `fixed`; `amounts` is
+    what a step takes.
+    """
+
+    name: str
+    device: str
+    targets: tuple[int, ...]
+    large: tuple[int, ...]
+    amounts: Callable[[Survey, Order], Amounts]
+    fixed: bool = False
+
+
+@dataclass(frozen=True)
 class Banded:
     """One step as chosen: what it covers, in which order, in which tiles, and what that takes."""
 
     step: OrderedRelation
     sizes: tuple[int, int]
     amounts: Amounts
+    means: Means
 
     @property
     def seconds(self) -> float:
         """The estimate."""
-        return current().seconds(self.amounts)
+        return current(self.means.device).seconds(self.amounts)
+
+    @property
+    def pairs(self) -> float:
+        """The pairs of its tiles."""
+        return self.amounts.get(f"{self.means.name}_pair", math.inf)
 
     def __str__(self) -> str:
         return f"{self.step.order}, tiles {self.sizes[0]} x {self.sizes[1]}"
 
 
+def _of_bands(tiles: Survey, order: Order) -> Amounts:
+    full, undecided = tiles.area
+    moved = 0 if order.k == 1 else tiles.k.size * tiles.k.count
+    return {
+        "bands_step": 1,
+        "bands_row": tiles.q.count,
+        "bands_query": tiles.q.count * tiles.q.size,
+        "bands_pair": full + undecided,
+        "bands_masked": undecided,
+        "bands_gather": tiles.gathered * tiles.k.size,
+        "bands_reorder": moved,
+    }
+
+
+BANDS = Means("bands", "cpu", TARGETS, LARGE, _of_bands)
+"""The flash kernel of the CPU."""
+
+
 @lru_cache(maxsize=64)
-def bands_of(relation: Relation, n_q: int, n_k: int) -> tuple[Banded, ...]:
+def bands_of(relation: Relation, n_q: int, n_k: int, means: Means = BANDS) -> tuple[Banded, ...]:
     """The steps of a relation, disjoint, in the order in which they are computed."""
-    whole = _best(relation, n_q, n_k, (NATURAL,))
+    whole = _best(relation, n_q, n_k, (NATURAL,), means)
     terms = terms_of(relation)
     if len(terms) == 1 and len(orders_of(terms[0], n_k)) == 1 and not is_irregular(terms[0]):
         return (whole,)
     apart: list[tuple[Relation, Order]] = []
     together: list[Relation] = []
     for term in terms:
-        best = _irregular(_best(term, n_q, n_k, orders_of(term, n_k)), n_q, n_k)
+        best = _irregular(_best(term, n_q, n_k, orders_of(term, n_k), means), n_q, n_k)
         if best.step.order == NATURAL:
             together.append(term)
         else:
@@ -91,17 +133,17 @@ def bands_of(relation: Relation, n_q: int, n_k: int) -> tuple[Banded, ...]:
     found: list[Banded] = []
     earlier: tuple[Relation, ...] = ()
     for term, order in apart:
-        found.append(_best(without(term, earlier), n_q, n_k, (order,)))
+        found.append(_best(without(term, earlier), n_q, n_k, (order,), means))
         earlier = (*earlier, term)
     if together:
         rest = together[0] if len(together) == 1 else Union(tuple(together))
-        found.append(_best(without(rest, earlier), n_q, n_k, (NATURAL,)))
+        found.append(_best(without(rest, earlier), n_q, n_k, (NATURAL,), means))
     return tuple(found) if seconds_of(found, n_q) < whole.seconds else (whole,)
 
 
 def amounts_of(bands: Sequence[Banded], n_q: int) -> Amounts:
     """What all steps and merging them take."""
-    total = {"bands_merge": n_q * (len(bands) - 1.0)}
+    total = {f"{bands[0].means.name}_merge": n_q * (len(bands) - 1.0)}
     for band in bands:
         for name, amount in band.amounts.items():
             total[name] = total.get(name, 0.0) + amount
@@ -110,7 +152,7 @@ def amounts_of(bands: Sequence[Banded], n_q: int) -> Amounts:
 
 def seconds_of(bands: Sequence[Banded], n_q: int, copies: int = 1) -> float:
     """The estimate of all steps and of merging them, where so many share their calls."""
-    return current().seconds(amounts_of(bands, n_q), copies)
+    return current(bands[0].means.device).seconds(amounts_of(bands, n_q), copies)
 
 
 def reading_seconds(work: Work) -> float:
@@ -157,20 +199,23 @@ def _layouts(
     return tuple(parted(step_layout(classify(relation, n_q, n_k, order, sizes), relation, n_k)))
 
 
-def _best(relation: Relation, n_q: int, n_k: int, orders: tuple[Order, ...]) -> Banded:
+def _best(
+    relation: Relation, n_q: int, n_k: int, orders: tuple[Order, ...], means: Means
+) -> Banded:
     found: list[Banded] = []
     for order in orders:
-        for target in (*TARGETS, *LARGE):
+        for target in (*means.targets, *means.large):
             try:
-                found.append(banded(relation, n_q, n_k, order, target))
+                found.append(banded(relation, n_q, n_k, order, target, means))
             except TooFine:
                 continue
-            if target >= TARGETS[-1]:
+            if target >= means.targets[-1]:
                 break
     if not found:
-        sizes = _size(n_q, 1, TARGETS[-1]), _size(n_k, 1, TARGETS[-1])
-        endless = {"bands_step": float("inf")}
-        return Banded(OrderedRelation(relation, NATURAL), sizes, endless)
+        last = means.targets[-1]
+        sizes = _size(n_q, 1, last), _size(n_k, 1, last)
+        endless = {f"{means.name}_pair": math.inf}
+        return Banded(OrderedRelation(relation, NATURAL), sizes, endless, means)
     return min(found, key=lambda band: band.seconds)
 
 
@@ -178,25 +223,47 @@ def _irregular(band: Banded, n_q: int, n_k: int) -> Banded:
     """The band, or the same relation in an order that a list of its edges shows."""
     relation = band.step.relation
     edges = edges_of(relation, n_q, n_k) if is_irregular(relation) else 0
-    if not FEWEST * n_q <= edges <= min(LISTED, FILLED * band.amounts.get("bands_pair", math.inf)):
+    if not FEWEST * n_q <= edges <= min(LISTED, FILLED * band.pairs):
         return band
     order = reordered(relation, n_q, n_k)
     if order is None:
         return band
-    return min(band, _best(relation, n_q, n_k, (order,)), key=lambda band: band.seconds)
+    return min(band, _best(relation, n_q, n_k, (order,), band.means), key=lambda band: band.seconds)
 
 
-def banded(relation: Relation, n_q: int, n_k: int, order: Order, target: int) -> Banded:
+def banded(
+    relation: Relation, n_q: int, n_k: int, order: Order, target: int, means: Means = BANDS
+) -> Banded:
     """A relation as one step in an order and in tiles of about a size; raises TooFine."""
+    if means.fixed:
+        return _in_tiles(
+            relation, n_q, n_k, order, (_fixed(order.q, target), _fixed(order.k, target)), means
+        )
     targets = target, target
     if target > TARGETS[-1] and order.q != order.k:
         # where only one side is natural, its tiles are long, or the masks of all offsets are many
         targets = (4 * target, target // 4) if order.q == 1 else (target // 4, 4 * target)
     sizes = _size(n_q, order.q, targets[0]), _size(n_k, order.k, targets[1])
+    return _in_tiles(relation, n_q, n_k, order, sizes, means)
+
+
+def _in_tiles(
+    relation: Relation, n_q: int, n_k: int, order: Order, sizes: tuple[int, int], means: Means
+) -> Banded:
     tiles = survey(relation, n_q, n_k, order, sizes)
     if tiles.tiles > MOST:
         raise TooFine(f"about {tiles.tiles:,.0f} tiles, at most {MOST:,} are listed")
-    return Banded(OrderedRelation(relation, order), sizes, _amounts(tiles, order))
+    return Banded(OrderedRelation(relation, order), sizes, means.amounts(tiles, order), means)
+
+
+def _fixed(side: Side, target: int) -> int:
+    """Tiles of a size, those of boxes as many whole ones as it holds."""
+    if not isinstance(side, Boxed):
+        return target
+    size = side.size
+    while 2 * size <= target:
+        size *= 2
+    return size
 
 
 def _size(length: int, side: Side, target: int) -> int:
@@ -209,17 +276,3 @@ def _size(length: int, side: Side, target: int) -> int:
     members = len(side.positions) if isinstance(side, Listed) else -(-length // side)
     members = max(1, members)
     return -(-members // max(1, round(members / target)))
-
-
-def _amounts(tiles: Survey, order: Order) -> Amounts:
-    full, undecided = tiles.area
-    moved = 0 if order.k == 1 else tiles.k.size * tiles.k.count
-    return {
-        "bands_step": 1,
-        "bands_row": tiles.q.count,
-        "bands_query": tiles.q.count * tiles.q.size,
-        "bands_pair": full + undecided,
-        "bands_masked": undecided,
-        "bands_gather": tiles.gathered * tiles.k.size,
-        "bands_reorder": moved,
-    }

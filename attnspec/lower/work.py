@@ -99,7 +99,8 @@ class Work:
     mechanism weighs all others, those with k <= q where it is `causal`. Without `hybrid` it is the
     mechanism alone, and the relation has all these pairs. `layer` is 0 where nothing is drawn.
     With `unit_keys` scores are q . k / |k|, 0 for a zero vector.
-    `copies` are the samples and heads that share a call, for estimates alone.
+    `copies` are the heads of a sample that share a call: what runs does not depend on how many
+    samples there are. `device` is the type of device. Both are for estimates alone.
     """
 
     relation: Relation
@@ -115,6 +116,7 @@ class Work:
     layer: int = 0
     unit_keys: bool = False
     copies: int = field(default=1, compare=False)
+    device: str = field(default="cpu", compare=False)
 
     @cached_property
     def decided(self) -> tuple[DataDependent, ...]:
@@ -207,11 +209,13 @@ class Backend(Protocol):
 
     @property
     def least(self) -> float:
-        """What no work costs less than, in seconds: saves asking where others are cheaper still."""
+        """What no work costs less than on the CPU, in seconds: saves asking where others are
+        cheaper still."""
 
     def cost(self, work: Work) -> float:
-        """Estimated seconds for one head of size 64, forward, by the current rates; of what is
-        done once for all `copies` of the work its share."""
+        """Estimated seconds for one head of size 64, forward, by the current rates of the work's
+        device; of what is done once for all `copies` of the work its share. Infinity where it is
+        not for estimates to choose."""
 
     def steps(self, work: Work) -> tuple[str, ...]:
         """What it would do, a line for each step."""
@@ -241,6 +245,12 @@ def differ_in_pairs_alone(works: Sequence[Work]) -> bool:
 def runs_mechanisms(backend: Backend) -> bool:
     """Whether a backend says that it is for mechanisms, by an attribute of this name."""
     return bool(getattr(backend, "runs_mechanisms", False))
+
+
+def is_on_request(backend: Backend, device: str) -> bool:
+    """Whether a backend runs on a type of device where it is asked for by name alone, which it says
+    by the attribute `on_request`, their names."""
+    return device in getattr(backend, "on_request", ())
 
 
 def refusal_of(backend: Backend, work: Work, device: str) -> str | None:

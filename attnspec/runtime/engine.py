@@ -218,10 +218,10 @@ class Engine:
         self, layer: int, heads: int, key_heads: int, n_q: int, n_k: int, device: str
     ) -> Prepared:
         place = torch.device(device)
-        works = self.binder.works(layer, heads, n_q, n_k)
+        works, ratio = self.binder.works(layer, heads, n_q, n_k), heads // key_heads
         chosen: dict[str, tuple[Backend, list[tuple[Work, tuple[int, ...]]]]] = {}
         for work, members in works:
-            work = replace(work, copies=len(members))
+            work = replace(work, copies=len(members), device=place.type)
             backend = choose(work, place.type, self.backend)
             chosen.setdefault(backend.name, (backend, []))[1].append((work, members))
         groups = []
@@ -230,13 +230,11 @@ class Engine:
                 if backend.joins([work for work, members in mine for _ in members]):
                     kernel = backend.build_joined(mine, place)
                     every = tuple(head for _, members in mine for head in members)
-                    ratio = heads // key_heads
                     groups.append(group_of(kernel, mine[0][0], every, heads, ratio, (), place))
                     continue
             for work, members in mine:
                 kernel = backend.build(work, members, place)
                 tables = self.tables_of(work)
-                ratio = heads // key_heads
                 groups.append(group_of(kernel, work, members, heads, ratio, tables, place))
         return together(groups, heads, place)
 

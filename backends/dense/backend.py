@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from attnspec.lower.cost_model import Amounts, current
+from attnspec.lower.cost_model import current
+from attnspec.lower.rates import Amounts
 from attnspec.lower.work import Kernel, Work
 
 if TYPE_CHECKING:
@@ -35,7 +36,7 @@ class Dense:
         return None
 
     def cost(self, work: Work) -> float:
-        return current().seconds(self.amounts(work), work.copies)
+        return current(work.device).seconds(self.amounts(work), work.copies)
 
     def amounts(self, work: Work) -> Amounts:
         """What the work takes."""

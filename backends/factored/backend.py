@@ -14,11 +14,12 @@ import math
 from typing import TYPE_CHECKING, ClassVar
 
 from attnspec.backends.factored.hybrid.lag import lagged
+from attnspec.backends.tiles.backend import TilesBackend
 from attnspec.ir.mechanisms.declaration import MechanismDeclaration
 from attnspec.layout.steps import Banded, bands_of, reading_seconds, seconds_of
 from attnspec.lower.cost_model import current
 from attnspec.lower.mechanism_costs import flops_of, pair_flops_of
-from attnspec.lower.work import Kernel, Work, mechanism_of
+from attnspec.lower.work import Kernel, Work, graph_of, mechanism_of
 
 if TYPE_CHECKING:
     import torch
@@ -55,11 +56,13 @@ class FactoredBackend:
         return None
 
     def cost(self, work: Work) -> float:
-        rates = current()
+        rates = current(work.device)
         # a pair takes 4 operations for every channel
         operation = rates.dense_pair / (4 * SIZE)
         seconds = rates.dense_call + operation * _operations(work)
-        if work.hybrid and (work.reads or work.decided):
+        if work.hybrid and work.device != "cpu":
+            seconds += _composed_seconds(work)
+        elif work.hybrid and (work.reads or work.decided):
             seconds += reading_seconds(work)
         elif work.hybrid:
             seconds += seconds_of(_bands(work), work.n_q)
@@ -78,6 +81,8 @@ class FactoredBackend:
             return (found,)
         if work.reads or work.decided:
             return (found, "the graph instead as the data of a call decide")
+        if work.device != "cpu":
+            return (found, "the graph instead in tiles, in plain tensor operations")
         return (found, *(f"the graph instead in {band}" for band in _bands(work)))
 
     def build(self, work: Work, heads: tuple[int, ...], device: torch.device) -> Kernel:
@@ -97,6 +102,13 @@ def _apart(work: Work, mechanism: MechanismDeclaration) -> str | None:
     if not (work.reads or work.decided) and not math.isfinite(seconds_of(_bands(work), work.n_q)):
         return f"its graph at n = {work.n_k:,} is too many tiles"
     return None
+
+
+def _composed_seconds(work: Work) -> float:
+    """What the graph takes in plain tensor operations."""
+    if work.reads or work.decided:
+        return current(work.device).dense_pair * work.n_q * work.n_k
+    return TilesBackend().cost(graph_of(work))
 
 
 def _operations(work: Work) -> int:

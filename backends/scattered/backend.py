@@ -8,7 +8,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from attnspec.layout.edge_count import edges_of
-from attnspec.lower.cost_model import Amounts, current
+from attnspec.lower.cost_model import current
+from attnspec.lower.rates import Amounts
 from attnspec.lower.work import Kernel, Work
 
 if TYPE_CHECKING:
@@ -46,12 +47,15 @@ class ScatteredBackend:
         return None
 
     def cost(self, work: Work) -> float:
-        return current().seconds(self.amounts(work), work.copies)
+        return current(work.device).seconds(self.amounts(work), work.copies)
 
     def amounts(self, work: Work) -> Amounts:
         """What the work takes."""
         edges = edges_of(work.relation, work.n_q, work.n_k)
-        return {"scattered_call": 1, "scattered_row": work.n_q, "scattered_edge": edges}
+        amounts = {"scattered_call": 1.0, "scattered_row": work.n_q, "scattered_edge": edges}
+        if not work.plain or work.device != "cpu":
+            amounts["scattered_gathered"] = edges
+        return amounts
 
     def steps(self, work: Work) -> tuple[str, ...]:
         edges = edges_of(work.relation, work.n_q, work.n_k)

@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING
 
 from attnspec.layout.orders import NATURAL
 from attnspec.layout.tiling import survey
-from attnspec.lower.cost_model import Amounts, current
+from attnspec.lower.cost_model import current
+from attnspec.lower.rates import Amounts
 from attnspec.lower.work import Kernel, Work
 
 if TYPE_CHECKING:
@@ -58,7 +59,7 @@ class TilesBackend:
         found = {}
         for tile in (*TILES, *LARGE):
             if survey(work.relation, work.n_q, work.n_k, NATURAL, (tile, tile)).tiles <= MOST:
-                found[tile] = current().seconds(self.amounts(work, tile), work.copies)
+                found[tile] = current(work.device).seconds(self.amounts(work, tile), work.copies)
                 if tile >= TILES[-1]:
                     break
         return found

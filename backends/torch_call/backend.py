@@ -11,7 +11,8 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from attnspec.backends.torch_call.forms import Form, form_of
-from attnspec.lower.cost_model import Amounts, current
+from attnspec.lower.cost_model import current
+from attnspec.lower.rates import Amounts
 from attnspec.lower.work import MERGED, Alibi, Kernel, Work, differ_in_pairs_alone
 
 if TYPE_CHECKING:
@@ -49,7 +50,7 @@ class TorchCall:
         return None
 
     def cost(self, work: Work) -> float:
-        return current().seconds(self.amounts(work), work.copies)
+        return current(work.device).seconds(self.amounts(work), work.copies)
 
     def amounts(self, work: Work) -> Amounts:
         """What the work takes."""
@@ -66,7 +67,7 @@ class TorchCall:
         """Whether works of several heads that differ in their pairs alone are one call."""
         first = works[0]
         numbers = len(works) * first.n_q * first.n_k
-        plain = not first.reads and not first.changes
+        plain = not first.changes and not any(work.reads or work.decided for work in works)
         return plain and numbers <= MOST and differ_in_pairs_alone(works)
 
     def build_joined(

@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable
+from functools import cache
+from typing import TypeAlias
 
 import numpy as np
 import pytest
@@ -32,6 +34,8 @@ from attnspec.runtime import CompiledAttention
 
 SIZES = (1, 2, 7, 64, 127, 130, 257)
 
+Given: TypeAlias = "tuple[torch.Tensor, ...]"
+
 every_backend = pytest.mark.parametrize("backend", BACKEND_NAMES)
 
 
@@ -39,16 +43,27 @@ def narrowed(given: tuple[torch.Tensor, ...], dtype: torch.dtype) -> list[torch.
     return [x.detach().to(dtype).requires_grad_() for x in given]
 
 
+@cache
+def meant(name: str, n: int) -> tuple[Given, Given, Given]:
+    """Tensors, outputs and gradients by the definition, and the same in float32: which backend is
+    held against them changes nothing."""
+    given = tensors(2, 2, n, n)
+    short = narrowed(given, torch.float32)
+    exact, base = (
+        tuple(with_gradients(defined(spec_of(GRAPHS[name]), *parts), parts))
+        for parts in (given, short)
+    )
+    return given, exact, base
+
+
 @every_backend
 @pytest.mark.parametrize("name", GRAPHS)
 def test_values_and_gradients(name: str, backend: str) -> None:
-    spec, module = spec_of(GRAPHS[name]), module_of(GRAPHS[name], backend)
+    module = module_of(GRAPHS[name], backend)
     for n in SIZES:
-        given = tensors(2, 2, n, n)
-        exact = with_gradients(defined(spec, *given), given)
-        assert_agree(with_gradients(module(*given), given), exact, exact)
+        given, exact, base = meant(name, n)
         short = narrowed(given, torch.float32)
-        base = with_gradients(defined(spec, *short), short)
+        assert_agree(with_gradients(module(*given), given), exact, exact)
         assert_agree(with_gradients(module(*short), short), exact, base)
 
 
@@ -435,10 +450,15 @@ def test_a_plan_of_nothing_says_so() -> None:
 
 def test_estimates_are_shown_for_the_device_that_they_are_about() -> None:
     spec = spec_of("attend window(radius = 3)")
-    head, *lines = str(spec.plan(512, device="cuda:1")).splitlines()
-    assert head == "sample, n = 512, cuda; no estimates for cuda, ranked as on the CPU"
+    head, *_ = str(spec.plan(512, device="cuda:1")).splitlines()
+    published = "by published figures of one class of GPU, not measured"
+    assert head.endswith(f"cuda; estimates for one head of size 64, forward, {published}")
+    head, *lines = str(spec.plan(512, device="mps")).splitlines()
+    assert head.endswith(
+        "no estimates for mps: plain tensor operations, ranked as on a GPU of another kind"
+    )
     assert any(line.endswith("chosen") for line in lines)
-    assert any("refused: its kernel runs on the CPU, not on cuda" in line for line in lines)
+    assert any("refused: its kernel runs on the CPU, not on mps" in line for line in lines)
     figure = re.compile(r"\d (s|ms|us)$")
     assert not any(figure.search(line) for line in lines)
     assert any(figure.search(line) for line in str(spec.plan(512)).splitlines())

@@ -12,6 +12,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import pytest
+import torch
 from click.testing import CliRunner, Result
 
 from attnspec.backends import BACKENDS
@@ -24,13 +25,13 @@ from attnspec.lower import cost_model
 from attnspec.lower.cost_model import (
     FORMAT,
     VARIABLE,
-    Amounts,
     Calibration,
-    Rates,
     current,
+    origin,
     rates_path,
     read,
 )
+from attnspec.lower.rates import Amounts, GpuRates, Rates
 from attnspec.lower.work import Work
 from attnspec.spec import parse
 
@@ -90,11 +91,12 @@ def spawn(
 
 
 def test_every_rate_is_a_time_and_is_documented() -> None:
-    assert all(getattr(Rates(), name) > 0 for name in NAMES)
-    source = (ROOT / "attnspec" / "lower" / "cost_model.py").read_text(encoding="utf-8")
-    for name in NAMES:
-        after = source.partition(f"    {name}: float = ")[2].partition("\n")[2]
-        assert after.startswith('    """')
+    source = (ROOT / "attnspec" / "lower" / "rates.py").read_text(encoding="utf-8")
+    for rates in (Rates(), GpuRates()):
+        for name, rate in dataclasses.asdict(rates).items():
+            assert rate > 0
+            after = source.partition(f"    {name}: float")[2].partition("\n")[2]
+            assert after.startswith('    """')
 
 
 def test_an_estimate_is_the_sum_of_amounts_times_rates() -> None:
@@ -121,6 +123,26 @@ def test_estimates_follow_the_rates(path: Path, monkeypatch: pytest.MonkeyPatch)
     for (cost, least), (twice, twice_least) in zip(before, after, strict=True):
         assert twice == pytest.approx(2 * cost)
         assert twice_least == pytest.approx(2 * least)
+
+
+def test_a_gpu_has_rates_of_its_own(path: Path) -> None:
+    written(path)
+    assert current("cuda") == GpuRates()
+    assert "published figures of one class of GPU, not measured" in origin("cuda")
+    found = GpuRates(dense_pair=1e-12)
+    measured = Calibration(found, 1, "2.13.0", {"accelerator": "a card"})
+    written(path.with_name("rates-cuda.json"), measured.data())
+    cost_model.calibration.cache_clear()
+    assert (current("cuda"), current()) == (found, TWICE)
+    assert origin("cuda") == "by this machine's rates (a card)"
+    # a file for one is none for the other
+    with pytest.raises(cost_model.RatesError, match="another version"):
+        read(str(path.with_name("rates-cuda.json")))
+    work = Work(parse(SPEC).relation(512), 512, 512)
+    able = [backend for backend in BACKENDS if backend.refuses(work, "cuda") is None]
+    on_gpu = dataclasses.replace(work, device="cuda")
+    assert work == on_gpu
+    assert all(backend.cost(on_gpu) < backend.cost(work) for backend in able)
 
 
 # --- where the file is ---------------------------------------------------------------------------
@@ -245,7 +267,7 @@ def test_the_trials_take_some_of_everything(amounts: list[Amounts]) -> None:
 def test_a_rate_that_is_another_is_found(wrong: str, amounts: list[Amounts]) -> None:
     rate = getattr(Rates(), wrong)
     true = dataclasses.replace(Rates(), **{wrong: 3 * rate})
-    found = fitted(amounts, [true.seconds(taken) for taken in amounts])
+    found = fitted(amounts, [true.seconds(taken) for taken in amounts], Rates())
     for taken in amounts:
         assert found.seconds(taken) == pytest.approx(true.seconds(taken), rel=0.1)
     share = max(taken.get(wrong, 0.0) * rate / Rates().seconds(taken) for taken in amounts)
@@ -257,7 +279,7 @@ def test_a_rate_that_is_another_is_found(wrong: str, amounts: list[Amounts]) -> 
 
 
 def test_a_machine_that_is_faster_scales_all_rates(amounts: list[Amounts]) -> None:
-    found = fitted(amounts, [Rates().seconds(taken) / 5 for taken in amounts])
+    found = fitted(amounts, [Rates().seconds(taken) / 5 for taken in amounts], Rates())
     for name in NAMES:
         assert getattr(found, name) == pytest.approx(getattr(Rates(), name) / 5, rel=0.01)
 
@@ -265,7 +287,7 @@ def test_a_machine_that_is_faster_scales_all_rates(amounts: list[Amounts]) -> No
 def test_rates_are_never_nothing() -> None:
     # times that fall as pairs are added would ask for negative rates
     amounts = [{"dense_call": 1.0, "dense_pair": pairs} for pairs in (1e3, 1e6, 1e9)]
-    found = fitted(amounts, [3.0, 2.0, 1.0])
+    found = fitted(amounts, [3.0, 2.0, 1.0], Rates())
     assert all(getattr(found, name) > 0 for name in NAMES)
 
 
@@ -337,13 +359,22 @@ def test_wrong_usage(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
         done = run(*arguments)
         assert (done.exit_code, f"{VARIABLE} is empty" in done.stderr) == (2, True)
     assert run("calibrate", "--show").exit_code == 0
+    assert run("calibrate", "--show", "--device", "cuda").stdout.count("flex_") == 6
     (tmp_path / "file").write_text("")
     monkeypatch.setenv(VARIABLE, str(tmp_path / "file" / "rates.json"))
     assert run("calibrate").exit_code == 3
 
 
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+def test_a_gpus_rates_are_measured_on_one(path: Path) -> None:
+    done = run("calibrate", "--device", "cuda")
+    assert done.exit_code == 2
+    assert "torch finds no GPU here" in done.stderr
+    assert not path.parent.exists()
+
+
 def test_an_interruption_writes_nothing(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def interrupt() -> list[calibrate.Trial]:
+    def interrupt(device: str) -> list[calibrate.Trial]:
         raise KeyboardInterrupt
 
     monkeypatch.setattr(calibrate, "trials", interrupt)
@@ -394,7 +425,7 @@ def test_modules_are_the_same_bytes_whatever_the_rates(
 def test_reading_rates_loads_no_torch(path: Path) -> None:
     written(path)
     script = (
-        "import sys; from attnspec.lower.cost_model import current, Rates;"
+        "import sys; from attnspec.lower.cost_model import current, shipped; Rates = shipped;"
         " assert current() != Rates(); assert 'torch' not in sys.modules"
     )
     done = subprocess.run(
