@@ -206,7 +206,7 @@ def _verified(spec: Elaborated, backend: str) -> str:
     known: Known = Cache(MEANT)
     for program, name in product(programs, names):
         try:
-            found = verify(program, n, backend=name, known=known)
+            found = verify(program, n, backend=name, depth="once", known=known)
         except (BackendError, BindError) as error:
             refused = str(error)
             continue
