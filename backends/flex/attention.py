@@ -245,14 +245,18 @@ def score_mod(
     q_at: torch.Tensor,
     k_at: torch.Tensor,
 ) -> Mod:
-    """The score of a pair of places with all changes: `softcap` has its cap, `alibi` the slopes of
-    all heads, `bias` the bucket of every distance and the numbers of all heads and buckets."""
+    """The score of a pair of places with all changes: `scale` has its factor, `softcap` its cap,
+    `alibi` the slopes of all heads, `bias` the bucket of every distance, the farthest of these, and
+    the number of buckets, with the numbers of all heads and buckets."""
 
     def changed(
         score: torch.Tensor, b: torch.Tensor, h: torch.Tensor, q: torch.Tensor, k: torch.Tensor
     ) -> torch.Tensor:
         head = (b % keys) * repeat + h
         for kind, tensors in zip(kinds, changes, strict=True):
+            if kind == "scale":
+                score = score * tensors[0]
+                continue
             if kind == "softcap":
                 score = tensors[0] * torch.tanh(score / tensors[0])
                 continue

@@ -24,7 +24,7 @@ from attnspec.backends.dense.kernel import DenseKernel
 from attnspec.backends.flex.attention import Kind, Sides, attend, blocks_of
 from attnspec.backends.flex.block_lists import BLOCK, BYTES_MOST, block_lists
 from attnspec.layout.tile_layout import StepLayout
-from attnspec.lower.work import Alibi, BackendError, Bias, Call, Softcap, Work
+from attnspec.lower.work import Alibi, BackendError, Bias, Call, Change, Softcap, Work
 
 TYPES = (torch.float32, torch.bfloat16, torch.float16)
 """What FlexAttention computes in."""
@@ -84,7 +84,8 @@ class FlexKernel(ByTiles):
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """The output [B, K, R, n_q, d_v] and its log-sum-exps [B, K, R, n_q]; on the CPU, where it
         is asked for the output alone, zeros."""
-        shape, scale, out_size = q.shape[:4], scale_of(self.work, q.shape[-1]), v.shape[-1]
+        shape, out_size = q.shape[:4], v.shape[-1]
+        scale = scale_of(self.work, q.shape[-1]) if self.work.scale is None else 1.0
         decided = call.padding is not None or bool(self.labels)
         if decided:
             # each sample has lists of its own, which all of its heads share
@@ -193,12 +194,16 @@ def blocks_of_labels(
 
 
 class Changes:
-    """What score changes read, in tensors; `kinds` is what they are called."""
+    """What score changes read, in tensors; `kinds` is what they are called. A scale of the spec's
+    own comes first: as a constant, each would be compiled apart."""
 
     def __init__(self, work: Work, heads: tuple[int, ...], device: torch.device) -> None:
-        self.changes = work.changes
+        self.changes: list[Change | None] = [*work.changes]
         self.kinds = tuple(type(change).__name__.lower() for change in work.changes)
         self.fixed: list[tuple[torch.Tensor, ...]] = []
+        if work.scale is not None:
+            self.changes, self.kinds = [None, *work.changes], ("scale", *self.kinds)
+            self.fixed.append((torch.tensor(work.scale, device=device),))
         slopes = slopes_of(work.changes, heads)
         for change in work.changes:
             if isinstance(change, Softcap):
@@ -225,8 +230,7 @@ class Ordered:
     def __init__(self, positions: np.ndarray, first: int, count: int, device: torch.device) -> None:
         self.first, self.count, self.places = first, count, len(positions)
         held = positions >= 0
-        self.is_natural = bool((positions[:count] == first + np.arange(count)).all())
-        self.is_natural &= len(positions) >= count
+        self.is_natural = np.array_equal(positions[:count], first + np.arange(count))
         self.at = torch.from_numpy(np.maximum(positions, 0).astype(np.int32)).to(device)
         self.held = torch.from_numpy(held).to(device)
         self.index = torch.from_numpy(np.where(held, positions - first, 0)).to(device)

@@ -23,9 +23,10 @@ from attnspec.backends.flex.backend import FLEX, FlexBackend, labels_of
 from attnspec.backends.flex.block_lists import BLOCK, BlockLists, block_lists
 from attnspec.backends.flex.kernel import FlexKernel
 from attnspec.backends.planner import candidates, choose
-from attnspec.graphs.relation import evaluate_pairs
-from attnspec.layout.orders import NATURAL
-from attnspec.layout.steps import banded, bands_of, layouts_of
+from attnspec.graphs.relation import Relation, evaluate_pairs
+from attnspec.layout.orders import NATURAL, orders_of, terms_of, without
+from attnspec.layout.steps import Banded, banded, bands_of, layouts_of
+from attnspec.layout.tile_layout import StepLayout
 from attnspec.lower.lower import stand_ins, works_of
 from attnspec.lower.work import BackendError, Bias, Call, Work, refusal_of
 from attnspec.spec import Spec
@@ -145,6 +146,43 @@ def unlisted(lists: tuple[np.ndarray, np.ndarray], shape: tuple[int, int]) -> np
         assert (np.diff(found[row, :count]) > 0).all()
         held[row, found[row, :count]] = True
     return held
+
+
+IN_ORDERS = {**GRAPHS, "grid": "sequence grid(15, 20) attend neighborhood(5, 7) | global(first(9))"}
+"""Each of them in the last order of every term, listed tokens and boxes of a grid among them."""
+
+
+def layouts_by_hand(work: Work) -> list[StepLayout]:
+    """Every term in its last order, whatever it costs."""
+    bands: list[Banded] = []
+    earlier: tuple[Relation, ...] = ()
+    for term in terms_of(work.relation):
+        order = orders_of(term, work.n_k)[-1]
+        bands.append(banded(without(term, earlier), work.n_q, work.n_k, order, BLOCK, FLEX))
+        earlier = (*earlier, term)
+    return layouts_of(tuple(bands), work.n_q, work.n_k)
+
+
+@pytest.mark.usefixtures("uncompiled")
+@pytest.mark.parametrize("graph", IN_ORDERS)
+def test_any_order_of_tokens(graph: str) -> None:
+    n = 300
+    generator = torch.Generator().manual_seed(0)
+    for work, heads in works(spec_of(IN_ORDERS[graph]), n):
+        layouts = layouts_by_hand(work)
+        total = np.sum([pairs_of(block_lists(layout), work) for layout in layouts], axis=0)
+        assert (total == meant(work)).all()
+        kernel = FlexKernel(work, heads, CPU, layouts)
+        if not kernel.steps:
+            continue
+        kernel.finds_lse = True
+        q, k, v = (torch.randn(1, 1, n, 16, generator=generator) for _ in range(3))
+        out, lse = kernel._fast(q[:, :, None], k, v, Call())
+        wide = q.double(), k.double(), v.double()
+        expected, sums = DenseKernel(work, heads, CPU).partial(*wide, Call())
+        assert sums is not None
+        torch.testing.assert_close(out[:, :, 0].double(), expected, atol=2e-5, rtol=1e-5)
+        torch.testing.assert_close(lse[:, :, 0].double(), sums, atol=2e-5, rtol=1e-5)
 
 
 @pytest.mark.parametrize("graph", ["window", "strided", "blocks", "random", "full", "empty rows"])
