@@ -27,8 +27,8 @@ from attnspec.layout.steps import (
     amounts_of,
     banded,
     bands_of,
-    layouts_of,
     seconds_of,
+    whole_layouts_of,
 )
 from attnspec.layout.tiling import Survey, TooFine
 from attnspec.lower.cost_model import current
@@ -118,7 +118,7 @@ class FlexBackend:
         from attnspec.backends.flex.kernel import FlexKernel
 
         bands = _steps(work, device.type)
-        layouts, parts = layouts_of(bands, work.n_q, work.n_k), labels_of(work.relation)
+        layouts, parts = whole_layouts_of(bands, work.n_q, work.n_k), labels_of(work.relation)
         return FlexKernel(work, heads, device, layouts, parts[0] if parts else ())
 
 

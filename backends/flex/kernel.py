@@ -16,7 +16,7 @@ import torch
 from torch.nn import functional
 
 from attnspec.backends.bands.kernel import ByTiles
-from attnspec.backends.common.exact import Composed, is_plain
+from attnspec.backends.common.exact import Composed, grouped, is_plain
 from attnspec.backends.common.flash import rows_of_size
 from attnspec.backends.common.merging import merged, with_zero
 from attnspec.backends.common.score_formula import bucket_table, scale_of, slopes_of
@@ -75,8 +75,7 @@ class FlexKernel(ByTiles):
         if not q.is_cpu:
             return super().partial(q, k, v, call)
         # compiled for the CPU it has none
-        parts = q.view(len(q), k.shape[1], -1, *q.shape[2:]), k, v
-        out, lse = self.composed(*parts, call)
+        out, lse = self.composed(grouped(q, k), k, v, call)
         return out.reshape(*q.shape[:3], v.shape[-1]), lse.reshape(q.shape[:3])
 
     def _fast(
@@ -99,6 +98,8 @@ class FlexKernel(ByTiles):
         kind = Kind(scale, self.changes.kinds, call.padding is not None, count, self.finds_lse)
         keys = 1 if decided else shape[1]
         labels = [call.data[name].expand(len(q), -1) for name in self.labels]
+        if len(self.steps) > 1 and not self.finds_lse:
+            raise ValueError("without log-sum-exps the results of several steps are not merged")
         found: tuple[torch.Tensor, torch.Tensor] | None = None
         for step in self.steps:
             out, lse = step(kind, parts, keys, call.padding, labels, changes)

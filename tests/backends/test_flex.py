@@ -25,7 +25,7 @@ from attnspec.backends.flex.kernel import FlexKernel
 from attnspec.backends.planner import candidates, choose
 from attnspec.graphs.relation import Relation, evaluate_pairs
 from attnspec.layout.orders import NATURAL, orders_of, terms_of, without
-from attnspec.layout.steps import Banded, banded, bands_of, layouts_of
+from attnspec.layout.steps import Banded, banded, bands_of, layouts_of, whole_layouts_of
 from attnspec.layout.tile_layout import StepLayout
 from attnspec.lower.lower import stand_ins, works_of
 from attnspec.lower.work import BackendError, Bias, Call, Work, refusal_of
@@ -55,7 +55,7 @@ def works(spec: Spec, n: int, n_q: int | None = None) -> list[tuple[Work, tuple[
 def lists_of(work: Work) -> list[BlockLists]:
     """The blocks of every step, as on a GPU."""
     bands = bands_of(work.relation, work.n_q, work.n_k, FLEX)
-    return [block_lists(layout) for layout in layouts_of(bands, work.n_q, work.n_k)]
+    return [block_lists(layout) for layout in whole_layouts_of(bands, work.n_q, work.n_k)]
 
 
 def pairs_of(found: BlockLists, work: Work) -> np.ndarray:
@@ -100,7 +100,7 @@ def test_the_masks_of_all_steps_are_the_relation(path: Path, name: str) -> None:
 def test_lists_are_what_the_masks_say(graph: str) -> None:
     for n, n_q in ((300, 300), (515, 200)):
         for work, _ in works(spec_of(GRAPHS[graph]), n, n_q):
-            for layout in layouts_of(bands_of(work.relation, n_q, n, FLEX), n_q, n):
+            for layout in whole_layouts_of(bands_of(work.relation, n_q, n, FLEX), n_q, n):
                 assert_listed(block_lists(layout))
 
 
@@ -160,7 +160,7 @@ def layouts_by_hand(work: Work) -> list[StepLayout]:
         order = orders_of(term, work.n_k)[-1]
         bands.append(banded(without(term, earlier), work.n_q, work.n_k, order, BLOCK, FLEX))
         earlier = (*earlier, term)
-    return layouts_of(tuple(bands), work.n_q, work.n_k)
+    return whole_layouts_of(tuple(bands), work.n_q, work.n_k)
 
 
 @pytest.mark.usefixtures("uncompiled")
@@ -190,7 +190,7 @@ def test_lists_are_those_of_torch(graph: str) -> None:
     n = 1000
     for work, _ in works(spec_of(GRAPHS[graph]), n):
         band = banded(work.relation, n, n, NATURAL, BLOCK, FLEX)
-        (layout,) = layouts_of((band,), n, n)
+        (layout,) = whole_layouts_of((band,), n, n)
         found = block_lists(layout)
         held = torch.from_numpy(meant(work).astype(bool))
 
@@ -221,6 +221,18 @@ def test_lists_are_those_of_torch(graph: str) -> None:
             assert (one == other).all()
 
 
+def test_a_step_is_one_call_at_any_length() -> None:
+    # on the CPU's own way, masks of whole rows are kept, and large ones make two steps of one
+    n = 1 << 16
+    ((work, heads),) = works(spec_of("causal attend full"), n)
+    bands = bands_of(work.relation, n, n, FLEX)
+    assert len(bands) == 1
+    assert len(layouts_of(bands, n, n)) > 1
+    kernel = FlexBackend().build(work, heads, CPU)
+    assert isinstance(kernel, FlexKernel)
+    assert len(kernel.steps) == 1
+
+
 def test_a_long_mask_stays_within_32_bits() -> None:
     # the pair of the last two positions of a million, in blocks whose mask is the last of many
     count = (1 << 20) // BLOCK
@@ -246,7 +258,7 @@ def uncompiled(monkeypatch: pytest.MonkeyPatch) -> None:
 def as_on_a_gpu(work: Work, heads: tuple[int, ...]) -> FlexKernel:
     parts = labels_of(work.relation)
     assert parts is not None
-    layouts = layouts_of(bands_of(parts[1], work.n_q, work.n_k, FLEX), work.n_q, work.n_k)
+    layouts = whole_layouts_of(bands_of(parts[1], work.n_q, work.n_k, FLEX), work.n_q, work.n_k)
     kernel = FlexKernel(work, heads, CPU, layouts, parts[0])
     kernel.finds_lse = True
     return kernel
