@@ -170,6 +170,12 @@ def layouts_of(bands: tuple[Banded, ...], n_q: int, n_k: int) -> list[StepLayout
     ]
 
 
+def whole_layouts_of(bands: tuple[Banded, ...], n_q: int, n_k: int) -> list[StepLayout]:
+    """The tiles of every step, each in one part: where a mask is looked up tile by tile, those of
+    long rows are no larger than those of short ones."""
+    return [_whole(band.step.relation, n_q, n_k, band.step.order, band.sizes) for band in bands]
+
+
 def aligned_layouts(
     relations: Sequence[Relation], n_q: int, n_k: int
 ) -> list[tuple[StepLayout, ...]] | None:
@@ -196,7 +202,14 @@ def _layouts(
     relation: Relation, n_q: int, n_k: int, order: Order, sizes: tuple[int, int]
 ) -> tuple[StepLayout, ...]:
     # layers of one graph share what is laid out
-    return tuple(parted(step_layout(classify(relation, n_q, n_k, order, sizes), relation, n_k)))
+    return tuple(parted(_whole(relation, n_q, n_k, order, sizes)))
+
+
+@lru_cache(maxsize=16)
+def _whole(
+    relation: Relation, n_q: int, n_k: int, order: Order, sizes: tuple[int, int]
+) -> StepLayout:
+    return step_layout(classify(relation, n_q, n_k, order, sizes), relation, n_k)
 
 
 def _best(
