@@ -1,0 +1,304 @@
+"""Launches: every step of a graph through the kernels, one launch each, all heads together."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import torch
+import triton.language as tl
+
+from attnspec.backends.common.flash import in_rows
+from attnspec.backends.common.score_formula import bucket_table, slopes_of
+from attnspec.backends.triton import kernels
+from attnspec.backends.triton.blocks import Changes, Heads, Lists, Look, Masks, Rows, Side
+from attnspec.backends.triton.tables import StepTables, TileLists, TileSide
+from attnspec.lower.work import Alibi, Bias, Softcap, Work
+
+LEAST = 16
+"""Rows and columns of a block at least, which the units for products of matrices ask for."""
+
+DIGITS: Mapping[type, int] = {Softcap: 1, Alibi: 2, Bias: 3}
+"""How a kernel is told of a change of scores."""
+
+
+class ScoreTables:
+    """The changes of a work's scores as numbers on a device."""
+
+    def __init__(self, work: Work, heads: tuple[int, ...], device: torch.device) -> None:
+        self.work, self.device = work, device
+        self.code = sum(DIGITS[type(x)] * 4**place for place, x in enumerate(work.changes))
+        slopes = slopes_of(work.changes, heads)
+        numbers = [
+            slopes[x] if isinstance(x, Alibi) else [getattr(x, "cap", 0.0)] * len(heads)
+            for x in work.changes
+        ]
+        self.numbers = torch.tensor(numbers or [[0.0]], dtype=torch.float64, device=device)
+        self.bias = next((x for x in work.changes if isinstance(x, Bias)), None)
+        self.buckets = torch.zeros(1, dtype=torch.int32, device=device)
+        if self.bias is not None:
+            self.buckets = bucket_table(self.bias, work.n_k, device).to(torch.int32)
+
+    def given(
+        self, kind: torch.dtype, tables: Mapping[str, torch.Tensor], learns: bool
+    ) -> Changes:
+        """What kernels are handed."""
+        numbers = self.numbers.to(kind)
+        table, learned = numbers, 1
+        if self.bias is not None:
+            table = in_rows(tables[self.bias.table])
+            learned = _power(max(2, self.bias.buckets)) if learns else 1
+        return Changes(
+            numbers,
+            numbers.shape[1],
+            self.buckets,
+            len(self.buckets) // 2,
+            table,
+            table.stride(0),
+            tl.constexpr(self.code),
+            tl.constexpr(len(self.work.changes)),
+            tl.constexpr(learned),
+        )
+
+
+@dataclass(frozen=True)
+class Blocks:
+    """Rows of a block of queries and of keys, and how a program runs."""
+
+    q: int
+    k: int
+    warps: int
+    stages: int
+
+    @property
+    def options(self) -> dict[str, int]:
+        return {"num_warps": self.warps, "num_stages": self.stages}
+
+
+def blocks_for(size: int, dtype: torch.dtype, back: bool) -> Blocks:
+    """The largest blocks for heads of a size that leave room for the next keys to be fetched."""
+    wide = dtype.itemsize > 2
+    size = _power(size) * (2 if wide else 1) * (2 if back else 1)
+    if size <= 64:
+        return Blocks(128, 128, 8, 3)
+    if size <= 128:
+        return Blocks(128, 64, 8, 3) if not back else Blocks(64, 64, 4, 3)
+    if size <= 256:
+        return Blocks(64, 64, 4, 2) if not wide else Blocks(64, 32, 4, 2)
+    return Blocks(32, 32, 4, 2)
+
+
+class Passing:
+    """The tensors of a call as kernels take them: q [B, H, n_q, d], k [B, K, n_k, d] and
+    v [B, K, n_k, e]."""
+
+    def __init__(
+        self, tensors: Sequence[torch.Tensor], padding: torch.Tensor | None, scale: float
+    ) -> None:
+        self.q, self.k, self.v = (in_rows(x) for x in tensors)
+        self.kind = torch.promote_types(self.q.dtype, torch.float32)
+        self.sums = tl.constexpr(tl.float64 if self.kind == torch.float64 else tl.float32)
+        self.padding, self.scale = padding, scale
+        self.heads = Heads(self.q.shape[1], self.q.shape[1] // self.k.shape[1], 1)
+        self.key_heads = Heads(self.k.shape[1], 1, 1)
+
+    @property
+    def place(self) -> AbstractContextManager[Any]:
+        """Where kernels are launched."""
+        return torch.cuda.device(self.q.device) if self.q.is_cuda else nullcontext()
+
+    @property
+    def sizes(self) -> Blocks:
+        raise NotImplementedError
+
+    def look(self, step: StepTables, k_side: Side, changes: Changes) -> Look:
+        masks = Masks(step.words, *step.words.shape[1:])
+        padding = Rows(step.words, 0, 0, 0)
+        if self.padding is not None:
+            bits = self.padding.view(torch.uint8)
+            padding = Rows(bits, bits.stride(0), 0, bits.stride(1))
+        return Look(
+            masks,
+            padding,
+            changes,
+            self.scale,
+            self.k.shape[2] - self.q.shape[2],
+            self.sums,
+            tl.constexpr(self.padding is not None),
+            tl.constexpr(k_side.size == k_side.parts * k_side.block.value),
+        )
+
+
+class TileAttention:
+    """Softmax attention over disjoint steps; with `one_more` logit 0 in every row, `softmax1`."""
+
+    def __init__(
+        self, work: Work, heads: tuple[int, ...], device: torch.device, steps: Sequence[StepTables]
+    ) -> None:
+        self.steps, self.work = steps, work
+        self.scores = ScoreTables(work, heads, device)
+
+    def forward(
+        self, passing: Passing, tables: Mapping[str, torch.Tensor]
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """The output [B, H, n_q, e] and its log-sum-exps [B, H, n_q], -inf where a query has no
+        key."""
+        q, v, kind = passing.q, passing.v, passing.kind
+        once = len(self.steps) < 2 and not any(step.rows.slots for step in self.steps)
+        out = v.new_zeros((*q.shape[:3], v.shape[3]), dtype=q.dtype if once else kind)
+        # a key of score and value 0 in every row is what `softmax1` has before any other
+        empty = 0.0 if self.work.normalize == "softmax1" else -math.inf
+        lse = q.new_full(q.shape[:3], empty, dtype=kind)
+        changes = self.scores.given(kind, tables, False)
+        blocks = blocks_for(max(q.shape[3], v.shape[3]), q.dtype, False)
+        with passing.place:
+            for step in self.steps:
+                sides = _side(step.q, blocks.q), _side(step.k, blocks.k)
+                look = passing.look(step, sides[1], changes)
+                slots = _slots(passing.heads, out, step.rows, sides[0], kind)
+                sums = slots.new_empty(slots.shape[:3])
+                held, into = (_rows(slots), _rows(sums)), (_rows(out), _rows(lse))
+                given = _rows(q), _rows(passing.k), _rows(v)
+                lists = _lists(step.rows, sides[0])
+                _launch(kernels.attend, lists, q.shape[0], passing.heads, blocks)(
+                    *given, *into, held, sides, lists, passing.heads, look
+                )
+                if step.rows.slots:
+                    spans = _spans(step.rows, sides[0])
+                    _launch(kernels.merge, spans, q.shape[0], passing.heads, blocks)(
+                        *into, held, sides[0], spans, passing.heads, look
+                    )
+        return out.to(q.dtype), lse
+
+    def backward(
+        self,
+        passing: Passing,
+        tables: Mapping[str, torch.Tensor],
+        above: tuple[torch.Tensor, torch.Tensor, torch.Tensor],
+    ) -> tuple[torch.Tensor, ...]:
+        """The gradients of q, k and v, and of the table of a bias; `above` are the gradient of the
+        output, its log-sum-exps, and delta [B, H, n_q], the sums of that gradient times the output
+        without the gradients of the log-sum-exps."""
+        given = passing.q, passing.k, passing.v
+        kind = passing.kind
+        learns = self.scores.bias is not None and any(x.requires_grad for x in tables.values())
+        changes = self.scores.given(kind, tables, learns)
+        once = len(self.steps) < 2
+        grads = [x.new_zeros(x.shape, dtype=x.dtype if once else kind) for x in given]
+        found = [torch.zeros_like(table) for table in tables.values()]
+        blocks = blocks_for(max(x.shape[3] for x in given), passing.q.dtype, True)
+        with passing.place:
+            for step in self.steps:
+                sides = _side(step.q, blocks.q), _side(step.k, blocks.k)
+                look = passing.look(step, sides[1], changes)
+                run = _Back(passing, step, sides, look, blocks, above)
+                share = run.of_queries(grads[0])
+                run.of_keys(grads[1], grads[2])
+                if learns:
+                    found[0] += share[:, : found[0].shape[1]]
+        return *(x.to(y.dtype) for x, y in zip(grads, given, strict=True)), *found
+
+
+@dataclass(frozen=True, eq=False)
+class _Back:
+    """The gradients of one step."""
+
+    passing: Passing
+    step: StepTables
+    sides: tuple[Side, Side]
+    look: Look
+    blocks: Blocks
+    above: tuple[torch.Tensor, torch.Tensor, torch.Tensor]
+
+    @cached_property
+    def given(self) -> list[Rows]:
+        """q, k, v and what is above, as kernels take them."""
+        passing = self.passing
+        return [_rows(x) for x in (passing.q, passing.k, passing.v, *self.above)]
+
+    def of_queries(self, into: torch.Tensor) -> torch.Tensor:
+        """Adds those of queries; returns that of the table of a bias [H, buckets or more]."""
+        passing, lists = self.passing, _lists(self.step.rows, self.sides[0])
+        heads, batch = passing.heads, len(passing.q)
+        slots = _slots(heads, passing.q, self.step.rows, self.sides[0], passing.kind)
+        learned = self.look.changes.learned.value
+        shape = batch, heads.groups, max(1, lists.count) if learned > 1 else 0, learned
+        shares = passing.q.new_empty(shape, dtype=passing.kind)
+        _launch(kernels.of_queries, lists, batch, heads, self.blocks)(
+            *self.given, _rows(into), _rows(slots), shares, self.sides, lists, heads, self.look
+        )
+        self._add_up(into, slots, self.step.rows, self.sides[0], heads)
+        return shares[:, :, : lists.count].sum((0, 2))
+
+    def of_keys(self, of_k: torch.Tensor, of_v: torch.Tensor) -> None:
+        """Adds those of keys and values."""
+        passing, columns = self.passing, self.step.columns
+        lists, heads, batch = _lists(columns, self.sides[1]), passing.key_heads, len(passing.q)
+        targets = of_k, of_v
+        slots = [_slots(heads, x, columns, self.sides[1], passing.kind) for x in targets]
+        into, held = (tuple(_rows(x) for x in each) for each in (targets, slots))
+        _launch(kernels.of_keys, lists, batch, heads, self.blocks)(
+            *self.given, into, held, self.sides, lists, passing.heads, self.look
+        )
+        for target, found in zip(targets, slots, strict=True):
+            self._add_up(target, found, columns, self.sides[1], heads)
+
+    def _add_up(
+        self, into: torch.Tensor, slots: torch.Tensor, lists: TileLists, side: Side, heads: Heads
+    ) -> None:
+        if lists.slots:
+            spans = _spans(lists, side)
+            _launch(kernels.add_up, spans, len(into), heads, self.blocks)(
+                _rows(into), _rows(slots), side, spans, heads, self.look
+            )
+
+
+def _launch(kernel: Any, lists: Lists, batch: int, heads: Heads, blocks: Blocks) -> Any:
+    """Runs a kernel once for every program of every group of heads."""
+    count = lists.count * batch * heads.groups
+
+    def run(*given: object) -> None:
+        if count:
+            kernel[(count,)](*given, **blocks.options)
+
+    return run
+
+
+def _rows(x: torch.Tensor) -> Rows:
+    """A tensor [B, heads, n, size] or [B, heads, n] as kernels take it."""
+    if x.dim() == 3:
+        return Rows(x, *x.stride())
+    size = x.shape[3]
+    return Rows(x, *x.stride()[:3], tl.constexpr(size), tl.constexpr(_power(max(LEAST, size))))
+
+
+def _side(side: TileSide, most: int) -> Side:
+    block = min(most, _power(max(LEAST, side.size)))
+    constants = (tl.constexpr(x) for x in (block, block, side.step == 0))
+    tables = side.firsts, side.ends, side.listed
+    return Side(*tables, side.step, side.size, -(-side.size // block), *constants)
+
+
+def _lists(lists: TileLists, side: Side) -> Lists:
+    return Lists(lists.programs, lists.tiles, lists.kinds, len(lists.programs) * side.parts)
+
+
+def _spans(lists: TileLists, side: Side) -> Lists:
+    return Lists(lists.spans, lists.tiles, lists.kinds, len(lists.spans) * side.parts)
+
+
+def _slots(
+    heads: Heads, like: torch.Tensor, lists: TileLists, side: Side, kind: torch.dtype
+) -> torch.Tensor:
+    """Room for what the programs of long lists find [B, heads, rows, size]."""
+    rows = lists.slots * side.parts * side.count.value
+    return like.new_empty((len(like), heads.groups, max(1, rows), like.shape[3]), dtype=kind)
+
+
+def _power(count: int) -> int:
+    """The least power of 2 from a count on."""
+    return 1 << max(0, count - 1).bit_length()
