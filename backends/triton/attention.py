@@ -215,10 +215,10 @@ class _Back:
     above: tuple[torch.Tensor, torch.Tensor, torch.Tensor]
 
     @cached_property
-    def given(self) -> list[Rows]:
+    def given(self) -> list[Any]:
         """q, k, v and what is above, as kernels take them."""
-        passing = self.passing
-        return [_rows(x) for x in (passing.q, passing.k, passing.v, *self.above)]
+        tensors = self.passing.q, self.passing.k, self.passing.v
+        return [*map(_rows, tensors), tuple(map(_rows, self.above))]
 
     def of_queries(self, into: torch.Tensor) -> torch.Tensor:
         """Adds those of queries; returns that of the table of a bias [H, buckets or more]."""

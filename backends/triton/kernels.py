@@ -164,14 +164,17 @@ def add_up(into, slots, side, spans, heads, look):
 
 
 @triton.jit
-def above_of(grad, lse, delta, sample, q_rows, q_heads):
-    """What the gradients of some queries' scores need: that of their output, their log-sum-exps to
-    base 2, inf where all weights are 0, and the sums of grad times the output."""
-    at = numbers_at(lse, sample, q_heads, q_rows[1])
+def above_of(above, sample, q_rows, q_heads):
+    """What the gradients of some queries' scores need, from a tuple of tensors: the gradient of
+    their output, their log-sum-exps to base 2, inf where all weights are 0, and the sums of that
+    gradient times the output."""
+    # what is taken out of a tuple and named has no constants any more
+    grads = taken(above[0], sample, q_heads, q_rows[1], q_rows[2])
+    at = numbers_at(above[1], sample, q_heads, q_rows[1])
     sums = tl.load(at, mask=q_rows[2], other=float("inf")) * LOG2E
     sums = tl.where(sums == float("-inf"), float("inf"), sums)
-    at = numbers_at(delta, sample, q_heads, q_rows[1])
-    return taken(grad, sample, q_heads, q_rows[1], q_rows[2]), sums, tl.load(at, mask=q_rows[2], other=0.0)
+    at = numbers_at(above[2], sample, q_heads, q_rows[1])
+    return grads, sums, tl.load(at, mask=q_rows[2], other=0.0)
 
 
 @triton.jit
@@ -205,14 +208,14 @@ def queries_back(state, rows, k, v, above, queries, entry, ids, sides, look, mas
 
 
 @triton.jit
-def of_queries(q, k, v, grad, lse, delta, into, slots, shares, sides, lists, heads, look):
+def of_queries(q, k, v, tensors, into, slots, shares, sides, lists, heads, look):
     """Adds to `into` the gradients of queries, by the lists of query tiles, and writes those of the
     table of a bias, each program its share [programs, buckets]."""
     sample, group, tile, part, span, slot = task_of(lists, heads.groups, sides[0])
     queries = queries_of(sides[0], heads, group, tile, part)
     q_rows, q_heads = queries
     rows = taken(q, sample, q_heads, q_rows[1], q_rows[2])
-    above = above_of(grad, lse, delta, sample, q_rows, q_heads)
+    above = above_of(tensors, sample, q_rows, q_heads)
     numbers = tl.arange(0, look.changes.learned)
     state = tl.zeros([sides[0].count, q.block], look.kind), tl.zeros_like(numbers).to(look.kind)
     ids, parts = (sample, group // heads.ratio), sides[1].parts
@@ -235,12 +238,11 @@ def of_queries(q, k, v, grad, lse, delta, into, slots, shares, sides, lists, hea
 def keys_back(state, q, k, v, tensors, task, entry, k_rows, sides, heads, look, masked: tl.constexpr):
     """The gradients of keys and values after one more block of queries."""
     of_k, of_v = state
-    grad, lse, delta = tensors
     sample, group = task
     queries = queries_of(sides[0], heads, group, entry[0], entry[1])
     q_rows, q_heads = queries
     rows = taken(q, sample, q_heads, q_rows[1], q_rows[2])
-    above = above_of(grad, lse, delta, sample, q_rows, q_heads)
+    above = above_of(tensors, sample, q_rows, q_heads)
     weights, of_scores, _ = weighed(rows, k, v, above, queries, k_rows, look, entry[2], masked)
     of_v += product(tl.trans(weights.to(above[0].dtype)), above[0], look.kind)
     of_k += product(tl.trans(of_scores.to(rows.dtype)), rows, look.kind)
@@ -248,7 +250,7 @@ def keys_back(state, q, k, v, tensors, task, entry, k_rows, sides, heads, look, 
 
 
 @triton.jit
-def of_keys(q, k, v, grad, lse, delta, into, slots, sides, lists, heads, look):
+def of_keys(q, k, v, tensors, into, slots, sides, lists, heads, look):
     """Adds to `into` the gradients of keys and of values, by the lists of key tiles; one program
     takes all groups of query heads that share a key head."""
     key_heads = heads.groups // heads.ratio
@@ -259,7 +261,7 @@ def of_keys(q, k, v, grad, lse, delta, into, slots, sides, lists, heads, look):
     values = taken(v, sample, own_head, k_rows[1], k_rows[2])
     of_k = tl.zeros([sides[1].count, k.block], look.kind)
     of_v = tl.zeros([sides[1].count, v.block], look.kind)
-    state, tensors, parts = (of_k, of_v), (grad, lse, delta), sides[0].parts
+    state, parts = (of_k, of_v), sides[0].parts
     for group in range(key_head * heads.ratio, (key_head + 1) * heads.ratio):
         task = sample, group
         for place in range(span[0] * parts, span[1] * parts):
