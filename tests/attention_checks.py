@@ -16,8 +16,10 @@ from attnspec.runtime import CompiledAttention
 from attnspec.spec import Spec, parse
 from attnspec.verification import error_bound
 
-BACKEND_NAMES = [each.name for each in BACKENDS if each.name not in ("rows", "factored", "lists")]
-"""The backends that take graphs, and any number of queries."""
+OTHERS = ("rows", "factored", "lists", "triton")
+
+BACKEND_NAMES = [each.name for each in BACKENDS if each.name not in OTHERS]
+"""The backends that take graphs, and any number of queries, on this machine."""
 
 GRAPHS = {
     "full": "attend full",

@@ -56,33 +56,87 @@ READING = 0.5
 
 
 @dataclass(frozen=True)
+class Tuning:
+    """Which tiles a kernel is offered, and what they take. Here: those of the flash kernel on the
+    CPU."""
+
+    device: str = "cpu"
+    targets: tuple[int, ...] = TARGETS
+    large: tuple[int, ...] = LARGE
+
+    def size(self, length: int, side: Side, target: int) -> int:
+        """Equal tiles of about the target's size for lists, or classes of about length / step;
+        whole boxes."""
+        if isinstance(side, Boxed):
+            return side.size
+        members = _members(length, side)
+        return -(-members // max(1, round(members / target)))
+
+    def amounts(self, tiles: Survey, order: Order) -> Amounts:
+        """What a step takes."""
+        full, undecided = tiles.area
+        moved = 0 if order.k == 1 else tiles.k.size * tiles.k.count
+        return {
+            "bands_step": 1,
+            "bands_row": tiles.q.count,
+            "bands_query": tiles.q.count * tiles.q.size,
+            "bands_pair": full + undecided,
+            "bands_masked": undecided,
+            "bands_gather": tiles.gathered * tiles.k.size,
+            "bands_reorder": moved,
+        }
+
+    def merging(self, n_q: int, steps: int) -> Amounts:
+        """What it takes to merge the results of steps."""
+        return {"bands_merge": n_q * (steps - 1.0)}
+
+    def laid_out(self, layout: StepLayout) -> Sequence[StepLayout]:
+        """The parts in which the tiles of a step are computed."""
+        return parted(layout)
+
+
+ON_CPU = Tuning()
+"""The flash kernel's tiles."""
+
+
+def _members(length: int, side: Side) -> int:
+    """Positions of a list, or of the longest residue class."""
+    if isinstance(side, Listed):
+        return max(1, len(side.positions))
+    return max(1, -(-length // (side if isinstance(side, int) else 1)))
+
+
+@dataclass(frozen=True)
 class Banded:
     """One step as chosen: what it covers, in which order, in which tiles, and what that takes."""
 
     step: OrderedRelation
     sizes: tuple[int, int]
     amounts: Amounts
+    tuning: Tuning = ON_CPU
 
     @property
     def seconds(self) -> float:
         """The estimate."""
-        return current().seconds(self.amounts)
+        return current(self.tuning.device).seconds(self.amounts)
 
     def __str__(self) -> str:
         return f"{self.step.order}, tiles {self.sizes[0]} x {self.sizes[1]}"
 
 
 @lru_cache(maxsize=64)
-def bands_of(relation: Relation, n_q: int, n_k: int) -> tuple[Banded, ...]:
+def bands_of(
+    relation: Relation, n_q: int, n_k: int, tuning: Tuning = ON_CPU
+) -> tuple[Banded, ...]:
     """The steps of a relation, disjoint, in the order in which they are computed."""
-    whole = _best(relation, n_q, n_k, (NATURAL,))
+    whole = _best(relation, n_q, n_k, (NATURAL,), tuning)
     terms = terms_of(relation)
     if len(terms) == 1 and len(orders_of(terms[0], n_k)) == 1 and not is_irregular(terms[0]):
         return (whole,)
     apart: list[tuple[Relation, Order]] = []
     together: list[Relation] = []
     for term in terms:
-        best = _irregular(_best(term, n_q, n_k, orders_of(term, n_k)), n_q, n_k)
+        best = _irregular(_best(term, n_q, n_k, orders_of(term, n_k), tuning), n_q, n_k)
         if best.step.order == NATURAL:
             together.append(term)
         else:
@@ -92,17 +146,17 @@ def bands_of(relation: Relation, n_q: int, n_k: int) -> tuple[Banded, ...]:
     found: list[Banded] = []
     earlier: tuple[Relation, ...] = ()
     for term, order in apart:
-        found.append(_best(without(term, earlier), n_q, n_k, (order,)))
+        found.append(_best(without(term, earlier), n_q, n_k, (order,), tuning))
         earlier = (*earlier, term)
     if together:
         rest = together[0] if len(together) == 1 else Union(tuple(together))
-        found.append(_best(without(rest, earlier), n_q, n_k, (NATURAL,)))
+        found.append(_best(without(rest, earlier), n_q, n_k, (NATURAL,), tuning))
     return tuple(found) if seconds_of(found, n_q) < whole.seconds else (whole,)
 
 
 def amounts_of(bands: Sequence[Banded], n_q: int) -> Amounts:
     """What all steps and merging them take."""
-    total = {"bands_merge": n_q * (len(bands) - 1.0)}
+    total = dict(bands[0].tuning.merging(n_q, len(bands)))
     for band in bands:
         for name, amount in band.amounts.items():
             total[name] = total.get(name, 0.0) + amount
@@ -111,7 +165,7 @@ def amounts_of(bands: Sequence[Banded], n_q: int) -> Amounts:
 
 def seconds_of(bands: Sequence[Banded], n_q: int, copies: int = 1) -> float:
     """The estimate of all steps and of merging them, where so many share their calls."""
-    return current().seconds(amounts_of(bands, n_q), copies)
+    return current(bands[0].tuning.device).seconds(amounts_of(bands, n_q), copies)
 
 
 def reading_seconds(work: Work) -> float:
@@ -125,7 +179,9 @@ def layouts_of(bands: tuple[Banded, ...], n_q: int, n_k: int) -> list[StepLayout
     return [
         layout
         for band in bands
-        for layout in _layouts(band.step.relation, n_q, n_k, band.step.order, band.sizes)
+        for layout in _layouts(
+            band.step.relation, n_q, n_k, band.step.order, band.sizes, band.tuning
+        )
     ]
 
 
@@ -152,26 +208,35 @@ def aligned_layouts(
 
 @lru_cache(maxsize=64)
 def _layouts(
-    relation: Relation, n_q: int, n_k: int, order: Order, sizes: tuple[int, int]
+    relation: Relation,
+    n_q: int,
+    n_k: int,
+    order: Order,
+    sizes: tuple[int, int],
+    tuning: Tuning = ON_CPU,
 ) -> tuple[StepLayout, ...]:
     # layers of one graph share what is laid out
-    return tuple(parted(step_layout(classify(relation, n_q, n_k, order, sizes), relation, n_k)))
+    found = step_layout(classify(relation, n_q, n_k, order, sizes), relation, n_k)
+    return tuple(tuning.laid_out(found))
 
 
-def _best(relation: Relation, n_q: int, n_k: int, orders: tuple[Order, ...]) -> Banded:
+def _best(
+    relation: Relation, n_q: int, n_k: int, orders: tuple[Order, ...], tuning: Tuning
+) -> Banded:
     found: list[Banded] = []
+    most = tuning.targets[-1]
     for order in orders:
-        for target in (*TARGETS, *LARGE):
+        for target in (*tuning.targets, *tuning.large):
             try:
-                found.append(banded(relation, n_q, n_k, order, target))
+                found.append(banded(relation, n_q, n_k, order, target, tuning))
             except TooFine:
                 continue
-            if target >= TARGETS[-1]:
+            if target >= most:
                 break
     if not found:
-        sizes = _size(n_q, 1, TARGETS[-1]), _size(n_k, 1, TARGETS[-1])
-        endless = {"bands_step": float("inf")}
-        return Banded(OrderedRelation(relation, NATURAL), sizes, endless)
+        sizes = tuning.size(n_q, 1, most), tuning.size(n_k, 1, most)
+        endless = dict.fromkeys(tuning.merging(1, 2), float("inf"))
+        return Banded(OrderedRelation(relation, NATURAL), sizes, endless, tuning)
     return min(found, key=lambda band: band.seconds)
 
 
@@ -179,48 +244,27 @@ def _irregular(band: Banded, n_q: int, n_k: int) -> Banded:
     """The band, or the same relation in an order that a list of its edges shows."""
     relation = band.step.relation
     edges = edges_of(relation, n_q, n_k) if is_irregular(relation) else 0
-    if not FEWEST * n_q <= edges <= min(LISTED, FILLED * band.amounts.get("bands_pair", math.inf)):
+    pairs = next((x for name, x in band.amounts.items() if name.endswith("_pair")), math.inf)
+    if not FEWEST * n_q <= edges <= min(LISTED, FILLED * pairs):
         return band
     order = reordered(relation, n_q, n_k)
     if order is None:
         return band
-    return min(band, _best(relation, n_q, n_k, (order,)), key=lambda band: band.seconds)
+    other = _best(relation, n_q, n_k, (order,), band.tuning)
+    return min(band, other, key=lambda band: band.seconds)
 
 
-def banded(relation: Relation, n_q: int, n_k: int, order: Order, target: int) -> Banded:
+def banded(
+    relation: Relation, n_q: int, n_k: int, order: Order, target: int, tuning: Tuning = ON_CPU
+) -> Banded:
     """A relation as one step in an order and in tiles of about a size; raises TooFine."""
     targets = target, target
-    if target > TARGETS[-1] and order.q != order.k:
+    if target > tuning.targets[-1] and order.q != order.k:
         # where only one side is natural, its tiles are long, or the masks of all offsets are many
         targets = (4 * target, target // 4) if order.q == 1 else (target // 4, 4 * target)
-    sizes = _size(n_q, order.q, targets[0]), _size(n_k, order.k, targets[1])
+    sizes = tuning.size(n_q, order.q, targets[0]), tuning.size(n_k, order.k, targets[1])
     tiles = survey(relation, n_q, n_k, order, sizes)
     if tiles.tiles > MOST:
         raise TooFine(f"about {tiles.tiles:,.0f} tiles, at most {MOST:,} are listed")
-    return Banded(OrderedRelation(relation, order), sizes, _amounts(tiles, order))
-
-
-def _size(length: int, side: Side, target: int) -> int:
-    """Equal tiles of about the target's size for lists, or classes of about length / step; whole
-    boxes."""
-    if isinstance(side, Boxed):
-        return side.size
-    if isinstance(side, Permuted):
-        side = 1
-    members = len(side.positions) if isinstance(side, Listed) else -(-length // side)
-    members = max(1, members)
-    return -(-members // max(1, round(members / target)))
-
-
-def _amounts(tiles: Survey, order: Order) -> Amounts:
-    full, undecided = tiles.area
-    moved = 0 if order.k == 1 else tiles.k.size * tiles.k.count
-    return {
-        "bands_step": 1,
-        "bands_row": tiles.q.count,
-        "bands_query": tiles.q.count * tiles.q.size,
-        "bands_pair": full + undecided,
-        "bands_masked": undecided,
-        "bands_gather": tiles.gathered * tiles.k.size,
-        "bands_reorder": moved,
-    }
+    step = OrderedRelation(relation, order)
+    return Banded(step, sizes, tuning.amounts(tiles, order), tuning)

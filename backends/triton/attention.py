@@ -17,10 +17,8 @@ from attnspec.backends.common.score_formula import bucket_table, slopes_of
 from attnspec.backends.triton import kernels
 from attnspec.backends.triton.blocks import Changes, Heads, Lists, Look, Masks, Rows, Side
 from attnspec.backends.triton.tables import StepTables, TileLists, TileSide
+from attnspec.backends.triton.tuning import block_of
 from attnspec.lower.work import Alibi, Bias, Softcap, Work
-
-LEAST = 16
-"""Rows and columns of a block at least, which the units for products of matrices ask for."""
 
 DIGITS: Mapping[type, int] = {Softcap: 1, Alibi: 2, Bias: 3}
 """How a kernel is told of a change of scores."""
@@ -51,7 +49,7 @@ class ScoreTables:
         table, learned = numbers, 1
         if self.bias is not None:
             table = in_rows(tables[self.bias.table])
-            learned = _power(max(2, self.bias.buckets)) if learns else 1
+            learned = block_of(self.bias.buckets) if learns else 1
         return Changes(
             numbers,
             numbers.shape[1],
@@ -79,10 +77,11 @@ class Blocks:
         return {"num_warps": self.warps, "num_stages": self.stages}
 
 
-def blocks_for(size: int, dtype: torch.dtype, back: bool) -> Blocks:
-    """The largest blocks for heads of a size that leave room for the next keys to be fetched."""
+def blocks_for(size: int, dtype: torch.dtype, back: bool, gathers: bool) -> Blocks:
+    """The largest blocks for heads of a size that leave room for the next keys to be fetched, and
+    for what is gathered from a table for every pair."""
     wide = dtype.itemsize > 2
-    size = _power(size) * (2 if wide else 1) * (2 if back else 1)
+    size = block_of(size) * (2 if wide else 1) * (2 if back else 1) * (2 if gathers else 1)
     if size <= 64:
         return Blocks(128, 128, 8, 3)
     if size <= 128:
@@ -110,10 +109,6 @@ class Passing:
     def place(self) -> AbstractContextManager[Any]:
         """Where kernels are launched."""
         return torch.cuda.device(self.q.device) if self.q.is_cuda else nullcontext()
-
-    @property
-    def sizes(self) -> Blocks:
-        raise NotImplementedError
 
     def look(self, step: StepTables, k_side: Side, changes: Changes) -> Look:
         masks = Masks(step.words, *step.words.shape[1:])
@@ -154,7 +149,7 @@ class TileAttention:
         empty = 0.0 if self.work.normalize == "softmax1" else -math.inf
         lse = q.new_full(q.shape[:3], empty, dtype=kind)
         changes = self.scores.given(kind, tables, False)
-        blocks = blocks_for(max(q.shape[3], v.shape[3]), q.dtype, False)
+        blocks = blocks_for(max(q.shape[3], v.shape[3]), q.dtype, False, self.scores.bias is not None)
         with passing.place:
             for step in self.steps:
                 sides = _side(step.q, blocks.q), _side(step.k, blocks.k)
@@ -190,7 +185,8 @@ class TileAttention:
         once = len(self.steps) < 2
         grads = [x.new_zeros(x.shape, dtype=x.dtype if once else kind) for x in given]
         found = [torch.zeros_like(table) for table in tables.values()]
-        blocks = blocks_for(max(x.shape[3] for x in given), passing.q.dtype, True)
+        size = max(x.shape[3] for x in given)
+        blocks = blocks_for(size, passing.q.dtype, True, self.scores.bias is not None)
         with passing.place:
             for step in self.steps:
                 sides = _side(step.q, blocks.q), _side(step.k, blocks.k)
@@ -273,11 +269,11 @@ def _rows(x: torch.Tensor) -> Rows:
     if x.dim() == 3:
         return Rows(x, *x.stride())
     size = x.shape[3]
-    return Rows(x, *x.stride()[:3], tl.constexpr(size), tl.constexpr(_power(max(LEAST, size))))
+    return Rows(x, *x.stride()[:3], tl.constexpr(size), tl.constexpr(block_of(size)))
 
 
 def _side(side: TileSide, most: int) -> Side:
-    block = min(most, _power(max(LEAST, side.size)))
+    block = min(most, block_of(side.size))
     constants = (tl.constexpr(x) for x in (block, block, side.step == 0))
     tables = side.firsts, side.ends, side.listed
     return Side(*tables, side.step, side.size, -(-side.size // block), *constants)
@@ -298,7 +294,3 @@ def _slots(
     rows = lists.slots * side.parts * side.count.value
     return like.new_empty((len(like), heads.groups, max(1, rows), like.shape[3]), dtype=kind)
 
-
-def _power(count: int) -> int:
-    """The least power of 2 from a count on."""
-    return 1 << max(0, count - 1).bit_length()

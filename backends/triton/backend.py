@@ -12,8 +12,10 @@ import os
 from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
-from attnspec.layout.steps import bands_of, layouts_of
+from attnspec.backends.triton.tuning import ON_GPU
+from attnspec.layout.steps import READING, Banded, amounts_of, bands_of, layouts_of
 from attnspec.lower.cost_model import current
+from attnspec.lower.rates import Amounts
 from attnspec.lower.work import MERGED, Bias, Kernel, Work
 
 if TYPE_CHECKING:
@@ -27,7 +29,7 @@ class TritonBackend:
     """Tile lists in Triton."""
 
     name = "triton"
-    least = 4e-5
+    least = math.inf  # on the CPU, where it is tried out and never chosen
 
     def refuses(self, work: Work, device: str) -> str | None:
         if device == "cpu" and os.environ.get(INTERPRETED) != "1":
@@ -36,9 +38,6 @@ class TritonBackend:
             return f"its kernels run on a GPU of type cuda, not on {device}"
         if find_spec("triton") is None:
             return "the package triton is not installed"
-        if work.reads:
-            inputs = ", ".join(f"`{name}`" for name in work.reads)
-            return f"the graph reads {inputs}, and its lists are made before"
         if work.normalize not in MERGED:
             return f"results that `{work.normalize}` normalises are not merged by log-sum-exps"
         if sum(isinstance(change, Bias) for change in work.changes) > 1:
@@ -46,13 +45,28 @@ class TritonBackend:
         return None
 
     def cost(self, work: Work) -> float:
-        return math.inf
+        if work.device == "cpu":
+            return math.inf
+        return current(work.device).seconds(self.amounts(work), work.copies)
+
+    def amounts(self, work: Work) -> Amounts:
+        """What the work takes; of run-time inputs nothing is known before they are seen."""
+        if work.reads:
+            return {"triton_call": 1, "triton_pair": READING * work.n_q * work.n_k}
+        return amounts_of(_bands(work), work.n_q)
 
     def steps(self, work: Work) -> tuple[str, ...]:
-        return tuple(str(band) for band in bands_of(work.relation, work.n_q, work.n_k))
+        if work.reads:
+            return ("as the inputs of a call decide",)
+        return tuple(str(band) for band in _bands(work))
 
     def build(self, work: Work, heads: tuple[int, ...], device: torch.device) -> Kernel:
-        from attnspec.backends.triton.kernel import TritonKernel
+        from attnspec.backends.triton.kernel import ReadingLists, TritonKernel
 
-        layouts = layouts_of(bands_of(work.relation, work.n_q, work.n_k), work.n_q, work.n_k)
-        return TritonKernel(work, heads, device, layouts)
+        if work.reads:
+            return ReadingLists(work, heads, device, math.inf)
+        return TritonKernel(work, heads, device, layouts_of(_bands(work), work.n_q, work.n_k))
+
+
+def _bands(work: Work) -> tuple[Banded, ...]:
+    return bands_of(work.relation, work.n_q, work.n_k, ON_GPU)

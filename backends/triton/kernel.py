@@ -8,9 +8,12 @@ from collections.abc import Sequence
 import torch
 
 from attnspec.backends.bands.kernel import ByTiles
+from attnspec.backends.bands.per_sample import ReadingBands
 from attnspec.backends.common.exact import Partial
 from attnspec.backends.triton.attention import Passing, TileAttention
 from attnspec.backends.triton.tables import StepTables
+from attnspec.backends.triton.tuning import ON_GPU
+from attnspec.layout.steps import bands_of, layouts_of
 from attnspec.layout.tile_layout import StepLayout
 from attnspec.lower.work import Call, Work
 
@@ -60,6 +63,15 @@ class TritonKernel(ByTiles):
         above = (grad.flatten(1, 2), lse.flatten(1, 2), delta.flatten(1, 2))
         found = self.attention.backward(_passing(q, k, v, call, scale), call.tables, above)
         return found[0].view(q.shape), *found[1:]
+
+
+class ReadingLists(ReadingBands):
+    """Lists for graphs that read run-time inputs, made for each sample when these are seen."""
+
+    def known(self, work: Work) -> TritonKernel:
+        bands = bands_of(work.relation, work.n_q, work.n_k, ON_GPU)
+        layouts = layouts_of(bands, work.n_q, work.n_k)
+        return TritonKernel(work, self.heads, self.device, layouts)
 
 
 def _passing(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, call: Call, scale: float) -> Passing:
