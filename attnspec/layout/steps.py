@@ -21,7 +21,6 @@ from attnspec.layout.orders import (
     Listed,
     Order,
     OrderedRelation,
-    Permuted,
     Side,
     orders_of,
     terms_of,
@@ -125,9 +124,7 @@ class Banded:
 
 
 @lru_cache(maxsize=64)
-def bands_of(
-    relation: Relation, n_q: int, n_k: int, tuning: Tuning = ON_CPU
-) -> tuple[Banded, ...]:
+def bands_of(relation: Relation, n_q: int, n_k: int, tuning: Tuning = ON_CPU) -> tuple[Banded, ...]:
     """The steps of a relation, disjoint, in the order in which they are computed."""
     whole = _best(relation, n_q, n_k, (NATURAL,), tuning)
     terms = terms_of(relation)

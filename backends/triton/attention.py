@@ -41,9 +41,7 @@ class ScoreTables:
         if self.bias is not None:
             self.buckets = bucket_table(self.bias, work.n_k, device).to(torch.int32)
 
-    def given(
-        self, kind: torch.dtype, tables: Mapping[str, torch.Tensor], learns: bool
-    ) -> Changes:
+    def given(self, kind: torch.dtype, tables: Mapping[str, torch.Tensor], learns: bool) -> Changes:
         """What kernels are handed."""
         numbers = self.numbers.to(kind)
         table, learned = numbers, 1
@@ -149,7 +147,9 @@ class TileAttention:
         empty = 0.0 if self.work.normalize == "softmax1" else -math.inf
         lse = q.new_full(q.shape[:3], empty, dtype=kind)
         changes = self.scores.given(kind, tables, False)
-        blocks = blocks_for(max(q.shape[3], v.shape[3]), q.dtype, False, self.scores.bias is not None)
+        blocks = blocks_for(
+            max(q.shape[3], v.shape[3]), q.dtype, False, self.scores.bias is not None
+        )
         with passing.place:
             for step in self.steps:
                 sides = _side(step.q, blocks.q), _side(step.k, blocks.k)
@@ -267,9 +267,9 @@ def _launch(kernel: Any, lists: Lists, batch: int, heads: Heads, blocks: Blocks)
 def _rows(x: torch.Tensor) -> Rows:
     """A tensor [B, heads, n, size] or [B, heads, n] as kernels take it."""
     if x.dim() == 3:
-        return Rows(x, *x.stride())
-    size = x.shape[3]
-    return Rows(x, *x.stride()[:3], tl.constexpr(size), tl.constexpr(block_of(size)))
+        return Rows(x, x.stride(0), x.stride(1), x.stride(2))
+    size, block = x.shape[3], block_of(x.shape[3])
+    return _rows(x[..., 0])._replace(size=tl.constexpr(size), block=tl.constexpr(block))
 
 
 def _side(side: TileSide, most: int) -> Side:
@@ -293,4 +293,3 @@ def _slots(
     """Room for what the programs of long lists find [B, heads, rows, size]."""
     rows = lists.slots * side.parts * side.count.value
     return like.new_empty((len(like), heads.groups, max(1, rows), like.shape[3]), dtype=kind)
-

@@ -74,5 +74,7 @@ class ReadingLists(ReadingBands):
         return TritonKernel(work, self.heads, self.device, layouts)
 
 
-def _passing(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, call: Call, scale: float) -> Passing:
+def _passing(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, call: Call, scale: float
+) -> Passing:
     return Passing((q.flatten(1, 2), k, v), call.padding, scale)

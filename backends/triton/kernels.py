@@ -196,7 +196,9 @@ def queries_back(state, rows, k, v, above, queries, entry, ids, sides, look, mas
     k_rows = keys_of(sides[1], entry[0], entry[1], look, sample)
     keys = taken(k, sample, key_head, k_rows[1], k_rows[2])
     values = taken(v, sample, key_head, k_rows[1], k_rows[2])
-    _, of_scores, of_bias = weighed(rows, keys, values, above, queries, k_rows, look, entry[2], masked)
+    _, of_scores, of_bias = weighed(
+        rows, keys, values, above, queries, k_rows, look, entry[2], masked
+    )
     if look.changes.learned > 1:
         apart = (queries[0][1] + look.first)[:, None] - k_rows[1][None, :]
         which = bucket_of(look.changes, apart)
@@ -235,7 +237,9 @@ def of_queries(q, k, v, tensors, into, slots, shares, sides, lists, heads, look)
 
 
 @triton.jit
-def keys_back(state, q, k, v, tensors, task, entry, k_rows, sides, heads, look, masked: tl.constexpr):
+def keys_back(
+    state, q, k, v, tensors, task, entry, k_rows, sides, heads, look, masked: tl.constexpr
+):
     """The gradients of keys and values after one more block of queries."""
     of_k, of_v = state
     sample, group = task
@@ -266,10 +270,14 @@ def of_keys(q, k, v, tensors, into, slots, sides, lists, heads, look):
         task = sample, group
         for place in range(span[0] * parts, span[1] * parts):
             entry = entry_of(lists, place, parts, False)
-            state = keys_back(state, q, rows, values, tensors, task, entry, k_rows, sides, heads, look, False)
+            state = keys_back(
+                state, q, rows, values, tensors, task, entry, k_rows, sides, heads, look, False
+            )
         for place in range(span[1] * parts, span[2] * parts):
             entry = entry_of(lists, place, parts, True)
-            state = keys_back(state, q, rows, values, tensors, task, entry, k_rows, sides, heads, look, True)
+            state = keys_back(
+                state, q, rows, values, tensors, task, entry, k_rows, sides, heads, look, True
+            )
     own = k_rows[2] & (slot < 0)
     added(into[0], sample, own_head, k_rows[1], own, state[0] * look.scale)
     added(into[1], sample, own_head, k_rows[1], own, state[1])

@@ -86,7 +86,8 @@ def side_of(axis: Places, device: torch.device) -> TileSide:
             step = 0
     ends = firsts + np.maximum(counts, 1) * step * (counts > 0) if step else none
     listed = none if step else rows.ravel()
-    return TileSide(*(_on(x, device) for x in (firsts, ends, listed)), step, axis.size)
+    tables = [_on(x, device) for x in (firsts, ends, listed)]
+    return TileSide(tables[0], tables[1], tables[2], step, axis.size)
 
 
 def bits_of(masks: np.ndarray, device: torch.device) -> torch.Tensor:
@@ -126,8 +127,9 @@ def lists_of(
     begin = slots[first[cut]] if len(owner) else np.zeros(0, np.int64)
     end = begin + parts[cut]
     spans = np.stack([some[cut], begin, begin, end, np.full(len(begin), -1)], axis=1)
-    found = (programs, tiles[order], np.maximum(kinds[order], 0), spans)
-    return TileLists(*(_on(x, device) for x in found), int(cut[owner].sum()))
+    numbers = np.maximum(kinds[order], 0)
+    tables = [_on(x, device) for x in (programs, tiles[order], numbers, spans)]
+    return TileLists(tables[0], tables[1], tables[2], tables[3], int(cut[owner].sum()))
 
 
 def _on(x: np.ndarray, device: torch.device) -> torch.Tensor:

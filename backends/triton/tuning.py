@@ -31,7 +31,7 @@ class OnGpu(Tuning):
             return size
         step = side if isinstance(side, int) else 1
         members = len(side.positions) if isinstance(side, Listed) else -(-length // step)
-        if members <= target or isinstance(side, int) and side > 1:
+        if members <= target or (isinstance(side, int) and side > 1):
             # equal tiles of a class, none above the target
             return -(-max(1, members) // -(-max(1, members) // target))
         return target
