@@ -71,11 +71,11 @@ def _of_lists(choice: ListChoice, first: int, n: int) -> Layout:
     before = choice.start + choice.first_row * choice.shared_by
     q_order = k_order = None
     if not bool((before == first).all()):
-        slots = torch.arange(choice.blocks.shape[2] * choice.shared_by, device="cpu")
+        slots = torch.arange(choice.blocks.shape[2] * choice.shared_by, device=before.device)
         q_order = before[..., None] + slots
         q_order = torch.where((q_order >= first) & (q_order < n), q_order, -1)
     if bool(choice.start.any()):
-        k_order = choice.start[..., None] + torch.arange(n, device="cpu")
+        k_order = choice.start[..., None] + torch.arange(n, device=before.device)
         k_order = torch.where(k_order < n, k_order, -1)
     tiles = choice.shared_by, choice.size, choice.blocks
     return Layout(q_order, k_order, *tiles, choice.holds, first, choice.within is None)
@@ -84,11 +84,18 @@ def _of_lists(choice: ListChoice, first: int, n: int) -> Layout:
 class Side:
     """The positions of tiles, int64 [B or 1, heads or 1, T, size], -1 for none."""
 
-    def __init__(self, order: torch.Tensor | None, size: int, first: int, n: int) -> None:
+    def __init__(
+        self,
+        order: torch.Tensor | None,
+        size: int,
+        first: int,
+        n: int,
+        device: torch.device,
+    ) -> None:
         self.size, self.n, self.first = size, n, first
         self.natural = order is None
         if order is None:
-            order = torch.arange(first, first + -(-(n - first) // size) * size, device="cpu")
+            order = torch.arange(first, first + -(-(n - first) // size) * size, device=device)
             order = torch.where(order < n, order, -1)[None, None]
         short = -order.shape[2] % size
         if short:
@@ -121,7 +128,7 @@ class Side:
         """The positions of tiles [B, heads, …] of each head: [B, heads, …, size]."""
         if not self.natural:
             return of_tiles(self.places, tiles)
-        found = tiles[..., None] * self.size + torch.arange(self.size, device="cpu")
+        found = tiles[..., None] * self.size + torch.arange(self.size, device=tiles.device)
         return found if self.real is None else found.masked_fill_(found >= self.n, -1)
 
 
@@ -131,7 +138,7 @@ def of_tiles(x: torch.Tensor, tiles: torch.Tensor) -> torch.Tensor:
         found = x[0, 0].index_select(0, tiles.flatten())
         return found.view(*tiles.shape, *x.shape[3:])
     at = (
-        torch.arange(count, device="cpu").view(-1, *(1,) * (tiles.dim() - 1 - axis))
+        torch.arange(count, device=tiles.device).view(-1, *(1,) * (tiles.dim() - 1 - axis))
         for axis, count in enumerate(x.shape[:2])
     )
     return x[(*at, tiles)]
