@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
@@ -16,8 +15,8 @@ from attnspec.backends.common.flash import in_rows
 from attnspec.backends.common.score_formula import bucket_table, slopes_of
 from attnspec.backends.triton import kernels
 from attnspec.backends.triton.blocks import Changes, Heads, Lists, Look, Masks, Rows, Side
-from attnspec.backends.triton.tables import StepTables, TileLists, TileSide
-from attnspec.backends.triton.tuning import block_of
+from attnspec.backends.triton.tables import Tables, TileLists, TileSide
+from attnspec.backends.triton.tuning import LEAST, block_of, power
 from attnspec.lower.work import Alibi, Bias, Softcap, Work
 
 DIGITS: Mapping[type, int] = {Softcap: 1, Alibi: 2, Bias: 3}
@@ -91,16 +90,21 @@ def blocks_for(size: int, dtype: torch.dtype, back: bool, gathers: bool) -> Bloc
 
 class Passing:
     """The tensors of a call as kernels take them: q [B, H, n_q, d], k [B, K, n_k, d] and
-    v [B, K, n_k, e]."""
+    v [B, K, n_k, e], so many query heads of a key head together in each program."""
 
     def __init__(
-        self, tensors: Sequence[torch.Tensor], padding: torch.Tensor | None, scale: float
+        self,
+        tensors: Sequence[torch.Tensor],
+        padding: torch.Tensor | None,
+        scale: float,
+        group: int = 1,
     ) -> None:
         self.q, self.k, self.v = (in_rows(x) for x in tensors)
         self.kind = torch.promote_types(self.q.dtype, torch.float32)
         self.sums = tl.constexpr(tl.float64 if self.kind == torch.float64 else tl.float32)
         self.padding, self.scale = padding, scale
-        self.heads = Heads(self.q.shape[1], self.q.shape[1] // self.k.shape[1], 1)
+        groups = self.q.shape[1] // group
+        self.heads = Heads(groups, groups // self.k.shape[1], group)
         self.key_heads = Heads(self.k.shape[1], 1, 1)
 
     @property
@@ -108,7 +112,16 @@ class Passing:
         """Where kernels are launched."""
         return torch.cuda.device(self.q.device) if self.q.is_cuda else nullcontext()
 
-    def look(self, step: StepTables, k_side: Side, changes: Changes) -> Look:
+    @property
+    def size(self) -> int:
+        """The size of the larger heads."""
+        return max(self.q.shape[3], self.v.shape[3])
+
+    def sides(self, step: Tables, blocks: Blocks) -> tuple[Side, Side]:
+        """Both sides of a step, in blocks."""
+        return _side(step.q, blocks.q, self.heads.group), _side(step.k, blocks.k, 1)
+
+    def look(self, step: Tables, k_side: Side, changes: Changes) -> Look:
         masks = Masks(step.words, *step.words.shape[1:])
         padding = Rows(step.words, 0, 0, 0)
         if self.padding is not None:
@@ -127,76 +140,64 @@ class Passing:
 
 
 class TileAttention:
-    """Softmax attention over disjoint steps; with `one_more` logit 0 in every row, `softmax1`."""
+    """Softmax attention over disjoint steps, each of them merged into what is there."""
 
-    def __init__(
-        self, work: Work, heads: tuple[int, ...], device: torch.device, steps: Sequence[StepTables]
-    ) -> None:
-        self.steps, self.work = steps, work
+    def __init__(self, work: Work, heads: tuple[int, ...], device: torch.device) -> None:
         self.scores = ScoreTables(work, heads, device)
 
-    def forward(
-        self, passing: Passing, tables: Mapping[str, torch.Tensor]
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """The output [B, H, n_q, e] and its log-sum-exps [B, H, n_q], -inf where a query has no
-        key."""
-        q, v, kind = passing.q, passing.v, passing.kind
-        once = len(self.steps) < 2 and not any(step.rows.slots for step in self.steps)
-        out = v.new_zeros((*q.shape[:3], v.shape[3]), dtype=q.dtype if once else kind)
-        # a key of score and value 0 in every row is what `softmax1` has before any other
-        empty = 0.0 if self.work.normalize == "softmax1" else -math.inf
-        lse = q.new_full(q.shape[:3], empty, dtype=kind)
-        changes = self.scores.given(kind, tables, False)
-        blocks = blocks_for(
-            max(q.shape[3], v.shape[3]), q.dtype, False, self.scores.bias is not None
-        )
+    def attend(
+        self,
+        steps: Sequence[Tables],
+        passing: Passing,
+        tables: Mapping[str, torch.Tensor],
+        into: tuple[torch.Tensor, torch.Tensor],
+    ) -> None:
+        """Merges what steps give into an output [B, H, n_q, e] and its log-sum-exps [B, H, n_q]."""
+        changes = self.scores.given(passing.kind, tables, False)
+        blocks = blocks_for(passing.size, passing.q.dtype, False, self.scores.bias is not None)
+        given = [_rows(x) for x in (passing.q, passing.k, passing.v)]
+        target, batch, heads = tuple(map(_rows, into)), len(passing.q), passing.heads
         with passing.place:
-            for step in self.steps:
-                sides = _side(step.q, blocks.q), _side(step.k, blocks.k)
+            for step in steps:
+                sides = passing.sides(step, blocks)
                 look = passing.look(step, sides[1], changes)
-                slots = _slots(passing.heads, out, step.rows, sides[0], kind)
-                sums = slots.new_empty(slots.shape[:3])
-                held, into = (_rows(slots), _rows(sums)), (_rows(out), _rows(lse))
-                given = _rows(q), _rows(passing.k), _rows(v)
+                slots = _slots(heads, into[0], step.rows, sides[0], passing.kind)
+                held = _rows(slots), _rows(slots.new_empty(slots.shape[:3]))
                 lists = _lists(step.rows, sides[0])
-                _launch(kernels.attend, lists, q.shape[0], passing.heads, blocks)(
-                    *given, *into, held, sides, lists, passing.heads, look
+                _launch(kernels.attend, lists, batch, heads, blocks)(
+                    *given, *target, held, sides, lists, heads, look
                 )
                 if step.rows.slots:
                     spans = _spans(step.rows, sides[0])
-                    _launch(kernels.merge, spans, q.shape[0], passing.heads, blocks)(
-                        *into, held, sides[0], spans, passing.heads, look
+                    _launch(kernels.merge, spans, batch, heads, blocks)(
+                        *target, held, sides[0], spans, heads, look
                     )
-        return out.to(q.dtype), lse
 
-    def backward(
+    def derive(
         self,
+        steps: Sequence[Tables],
         passing: Passing,
         tables: Mapping[str, torch.Tensor],
         above: tuple[torch.Tensor, torch.Tensor, torch.Tensor],
-    ) -> tuple[torch.Tensor, ...]:
-        """The gradients of q, k and v, and of the table of a bias; `above` are the gradient of the
-        output, its log-sum-exps, and delta [B, H, n_q], the sums of that gradient times the output
-        without the gradients of the log-sum-exps."""
-        given = passing.q, passing.k, passing.v
-        kind = passing.kind
+        into: Sequence[torch.Tensor],
+    ) -> list[torch.Tensor]:
+        """Adds the gradients of q, k and v, and returns those of the table of a bias; `above` are
+        the gradient of the output, its log-sum-exps, and delta [B, H, n_q], the sums of that
+        gradient times the output less the gradients of the log-sum-exps."""
         learns = self.scores.bias is not None and any(x.requires_grad for x in tables.values())
-        changes = self.scores.given(kind, tables, learns)
-        once = len(self.steps) < 2
-        grads = [x.new_zeros(x.shape, dtype=x.dtype if once else kind) for x in given]
+        changes = self.scores.given(passing.kind, tables, learns)
         found = [torch.zeros_like(table) for table in tables.values()]
-        size = max(x.shape[3] for x in given)
-        blocks = blocks_for(size, passing.q.dtype, True, self.scores.bias is not None)
+        blocks = blocks_for(passing.size, passing.q.dtype, True, self.scores.bias is not None)
         with passing.place:
-            for step in self.steps:
-                sides = _side(step.q, blocks.q), _side(step.k, blocks.k)
+            for step in steps:
+                sides = passing.sides(step, blocks)
                 look = passing.look(step, sides[1], changes)
                 run = _Back(passing, step, sides, look, blocks, above)
-                share = run.of_queries(grads[0])
-                run.of_keys(grads[1], grads[2])
+                share = run.of_queries(into[0])
+                run.of_keys(into[1], into[2])
                 if learns:
                     found[0] += share[:, : found[0].shape[1]]
-        return *(x.to(y.dtype) for x, y in zip(grads, given, strict=True)), *found
+        return found
 
 
 @dataclass(frozen=True, eq=False)
@@ -204,7 +205,7 @@ class _Back:
     """The gradients of one step."""
 
     passing: Passing
-    step: StepTables
+    step: Tables
     sides: tuple[Side, Side]
     look: Look
     blocks: Blocks
@@ -272,9 +273,11 @@ def _rows(x: torch.Tensor) -> Rows:
     return _rows(x[..., 0])._replace(size=tl.constexpr(size), block=tl.constexpr(block))
 
 
-def _side(side: TileSide, most: int) -> Side:
-    block = min(most, block_of(side.size))
-    constants = (tl.constexpr(x) for x in (block, block, side.step == 0))
+def _side(side: TileSide, most: int, group: int) -> Side:
+    heads = power(group)
+    # with the heads of a group a block has as many rows as without
+    block = max(min(max(1, most // heads), power(side.size)), LEAST // heads)
+    constants = (tl.constexpr(x) for x in (block, block * heads, side.step == 0))
     tables = side.firsts, side.ends, side.listed
     return Side(*tables, side.step, side.size, -(-side.size // block), *constants)
 

@@ -12,7 +12,10 @@ import os
 from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
+from attnspec.backends.lists.backend import ListsBackend
+from attnspec.backends.lists.products import parts_of
 from attnspec.backends.triton.tuning import ON_GPU
+from attnspec.graphs.patterns.lsh import Lsh
 from attnspec.layout.steps import READING, Banded, amounts_of, bands_of, layouts_of
 from attnspec.lower.cost_model import current
 from attnspec.lower.rates import Amounts
@@ -29,6 +32,7 @@ class TritonBackend:
     """Tile lists in Triton."""
 
     name = "triton"
+    runs_decided = True
     least = math.inf  # on the CPU, where it is tried out and never chosen
 
     def refuses(self, work: Work, device: str) -> str | None:
@@ -40,6 +44,8 @@ class TritonBackend:
             return "the package triton is not installed"
         if work.normalize not in MERGED:
             return f"results that `{work.normalize}` normalises are not merged by log-sum-exps"
+        if work.decided:
+            return _refuses_decided(work)
         if sum(isinstance(change, Bias) for change in work.changes) > 1:
             return "scores have two learned tables, and the kernels read one"
         return None
@@ -51,21 +57,36 @@ class TritonBackend:
 
     def amounts(self, work: Work) -> Amounts:
         """What the work takes; of run-time inputs nothing is known before they are seen."""
-        if work.reads:
+        if work.reads or work.decided:
             return {"triton_call": 1, "triton_pair": READING * work.n_q * work.n_k}
         return amounts_of(_bands(work), work.n_q)
 
     def steps(self, work: Work) -> tuple[str, ...]:
+        if work.decided:
+            return ListsBackend().steps(work)
         if work.reads:
             return ("as the inputs of a call decide",)
         return tuple(str(band) for band in _bands(work))
 
     def build(self, work: Work, heads: tuple[int, ...], device: torch.device) -> Kernel:
+        from attnspec.backends.triton.decided import DecidedKernel
         from attnspec.backends.triton.kernel import ReadingLists, TritonKernel
 
+        parts = parts_of(work.relation) if work.decided else None
+        if parts is not None:
+            return DecidedKernel(work, heads, device, parts)
         if work.reads:
             return ReadingLists(work, heads, device, math.inf)
         return TritonKernel(work, heads, device, layouts_of(_bands(work), work.n_q, work.n_k))
+
+
+def _refuses_decided(work: Work) -> str | None:
+    """Why a graph that the data decide is not run, or None."""
+    if work.changes:
+        return "the graph is decided by data and its scores are changed, which only `lists` computes"
+    if any(isinstance(leaf, Lsh) and leaf.multiplicity for leaf in work.decided):
+        return "pairs are weighed as often as they are found, and masks of bits hold them once"
+    return ListsBackend().refuses(work, "cpu")
 
 
 def _bands(work: Work) -> tuple[Banded, ...]:

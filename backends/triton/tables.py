@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Protocol
 
 import numpy as np
 import torch
@@ -50,8 +51,21 @@ class TileLists:
     slots: int
 
 
+class Tables(Protocol):
+    """A step on a device: both sides, the bits of masks int32 [masks, height, words], and the lists
+    of query tiles, `rows`, and of key tiles, `columns`."""
+
+    q: TileSide
+    k: TileSide
+    words: torch.Tensor
+    rows: TileLists
+
+    @property
+    def columns(self) -> TileLists: ...
+
+
 class StepTables:
-    """A step on a device: `rows` are the lists of query tiles, `columns` those of key tiles."""
+    """The tables of a step whose layout is known before any call."""
 
     def __init__(self, layout: StepLayout, device: torch.device) -> None:
         self.layout, self.device = layout, device

@@ -55,7 +55,12 @@ class OnGpu(Tuning):
 
 def block_of(size: int) -> int:
     """The least power of two from a size on that is a block."""
-    return max(LEAST, 1 << max(0, size - 1).bit_length())
+    return max(LEAST, power(size))
+
+
+def power(count: int) -> int:
+    """The least power of two from a count on."""
+    return 1 << max(0, count - 1).bit_length()
 
 
 ON_GPU = OnGpu()

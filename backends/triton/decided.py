@@ -1,0 +1,117 @@
+"""The kernel of graphs that the data decide: their lists, and the static rest of the graph, in the
+same kernels."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+
+import torch
+
+from attnspec.backends.common.exact import Partial
+from attnspec.backends.lists.kernel import ListedKernel
+from attnspec.backends.lists.parts import Part
+from attnspec.backends.lists.products import Parts
+from attnspec.backends.triton.attention import Passing, TileAttention
+from attnspec.backends.triton.kernel import TritonKernel, delta_of, empty_of, is_taken
+from attnspec.backends.triton.placed import PlacedTables
+from attnspec.backends.triton.tuning import ON_GPU
+from attnspec.graphs.relation import Relation
+from attnspec.layout.steps import bands_of, layouts_of
+from attnspec.lower.work import Call, Work
+
+
+class DecidedKernel(ListedKernel):
+    """Attention over the lists of a call's choices, and over the static rest of the graph.
+
+    The query heads of a key head that share their lists are rows of one tile. Where kernels cannot
+    go, the dense definition computes the same.
+    """
+
+    one_size = False
+
+    def __init__(
+        self, work: Work, heads: tuple[int, ...], device: torch.device, parts: Parts
+    ) -> None:
+        super().__init__(work, heads, device, parts)
+        self.attention = TileAttention(work, heads, device)
+
+    def takes(self, q: torch.Tensor) -> bool:
+        return is_taken(q)
+
+    def _in_bands(self, rest: Relation) -> TritonKernel:  # type: ignore[override]
+        work = replace(self.work, relation=rest, reads=())
+        layouts = layouts_of(bands_of(rest, work.n_q, work.n_k, ON_GPU), work.n_q, work.n_k)
+        return TritonKernel(work, self.heads, self.device, layouts)
+
+    def _parts(self, q: torch.Tensor, call: Call) -> Iterator[Part]:
+        batch, keys, repeat, n_q = q.shape[:4]
+        sides = slice(0, batch), slice(0, keys), slice(0, repeat)
+        whole = Part(*sides, (batch, keys, repeat, n_q), self.work.n_k, call)
+        return whole.apart(self.parts.products)
+
+    def _tables(self, part: Part) -> list[PlacedTables]:
+        return [PlacedTables(placed) for placed in self._placed(part)]
+
+    def forward(
+        self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, call: Call, scale: float
+    ) -> Partial:
+        wide = torch.promote_types(q.dtype, torch.float32)
+        if self.rest is None:
+            out = q.new_zeros((*q.shape[:-1], v.shape[-1]), dtype=wide)
+            lse = q.new_full(q.shape[:-1], empty_of(self.work), dtype=wide)
+        else:
+            out, lse = self.rest.forward(q, k, v, call, scale)
+            out = out.to(wide)
+        for part in self._parts(q, call):
+            passing = _passing(part, q, k, v, scale)
+            into = [_in_line(part.of_q(x)).contiguous() for x in (out, lse)]
+            self.attention.attend(self._tables(part), passing, {}, (into[0], into[1]))
+            for x, found in zip((out, lse), into, strict=True):
+                _back(part.of_q(x), found)
+        return out.to(q.dtype), lse
+
+    def derivatives(
+        self,
+        saved: Sequence[torch.Tensor],
+        grad: torch.Tensor,
+        of_lse: torch.Tensor | None,
+        call: Call,
+        scale: float,
+    ) -> Sequence[torch.Tensor]:
+        q, k, v, out, lse = saved
+        given = q, k, v
+        grads = [x.new_zeros(x.shape, dtype=lse.dtype) for x in given]
+        if self.rest is not None:
+            found = self.rest.derivatives(saved, grad, of_lse, call, scale)
+            grads = [x + y for x, y in zip(grads, found, strict=True)]
+        delta = delta_of(grad, out, lse, of_lse)
+        for part in self._parts(q, call):
+            passing = _passing(part, q, k, v, scale)
+            rows = [_in_line(part.of_q(x)) for x in (grad, lse, delta)]
+            keys = [x.view(1, 1, -1, x.shape[-1]) for x in grads[1:]]
+            into = [torch.zeros_like(passing.q, dtype=lse.dtype), *keys]
+            above = rows[0], rows[1], rows[2]
+            self.attention.derive(self._tables(part), passing, {}, above, into)
+            _back(part.of_q(grads[0]), into[0])
+        return [x.to(y.dtype) for x, y in zip(grads, given, strict=True)]
+
+
+def _passing(
+    part: Part, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scale: float
+) -> Passing:
+    """A part of a call as one sequence of all samples and key heads."""
+    keys = [part.of_k(x).reshape(1, 1, -1, x.shape[-1]) for x in (k, v)]
+    rows = _in_line(part.of_q(q))
+    return Passing((rows, *keys), None, scale, rows.shape[1])
+
+
+def _in_line(x: torch.Tensor) -> torch.Tensor:
+    """[B, K, R, n, …] as [1, R, B K n, …]."""
+    return x.movedim(2, 0).flatten(1, 3)[None]
+
+
+def _back(into: torch.Tensor, found: torch.Tensor) -> None:
+    """Put [1, R, B K n, …] into [B, K, R, n, …]."""
+    batch, keys, _, rows = into.shape[:4]
+    into.copy_(found[0].unflatten(1, (batch, keys, rows)).movedim(0, 2))
