@@ -56,9 +56,10 @@ def _is_shared(x: torch.Tensor | None, repeat: int) -> bool:
     return all(bool((x[:, each::repeat] == x[:, ::repeat]).all()) for each in range(1, repeat))
 
 
-def layouts_of(choice: Choice, n_q: int, n_k: int) -> tuple[Layout, ...]:
-    """The layouts of a choice; lists of blocks are lists of tiles as they are."""
-    if isinstance(choice, ListChoice):
+def layouts_of(choice: Choice, n_q: int, n_k: int, fewest: int = 1) -> tuple[Layout, ...]:
+    """The layouts of a choice; lists of blocks are lists of tiles as they are, unless these would
+    have fewer queries."""
+    if isinstance(choice, ListChoice) and choice.shared_by >= fewest:
         return (_of_lists(choice, n_k - n_q, n_k),)
     return tuple(
         Layout(*(getattr(layout, entry.name) for entry in fields(layout)))

@@ -28,7 +28,7 @@ PART = 1 << 18
 @dataclass(frozen=True, eq=False)
 class Part:
     """Samples, key heads and of the query heads of each some, of a call of so many [B, K, R, n_q]
-    and n_k keys."""
+    and n_k keys; query tiles have so many rows at least, those of heads together."""
 
     samples: slice
     heads: slice
@@ -36,6 +36,7 @@ class Part:
     shape: tuple[int, ...]
     n_k: int
     call: Call
+    fewest: int = 1
 
     def of_q(self, x: torch.Tensor) -> torch.Tensor:
         """The part of x [B, K, R, …]."""
@@ -68,7 +69,9 @@ class Part:
 
     def layouts(self, product: Product) -> tuple[Layout, ...]:
         """The layouts of a product's leaf."""
-        return layouts_of(self.data[product.leaf], self.shape[3], self.n_k)
+        heads = self.repeats.stop - self.repeats.start
+        fewest = -(-self.fewest // heads)
+        return layouts_of(self.data[product.leaf], self.shape[3], self.n_k, fewest)
 
     def conditions(self, product: Product, covers: Covers, height: int) -> Conditions:
         """What the pairs of a product must have besides."""

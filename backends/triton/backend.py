@@ -83,7 +83,9 @@ class TritonBackend:
 def _refuses_decided(work: Work) -> str | None:
     """Why a graph that the data decide is not run, or None."""
     if work.changes:
-        return "the graph is decided by data and its scores are changed, which only `lists` computes"
+        return (
+            "the graph is decided by data and its scores are changed, which only `lists` computes"
+        )
     if any(isinstance(leaf, Lsh) and leaf.multiplicity for leaf in work.decided):
         return "pairs are weighed as often as they are found, and masks of bits hold them once"
     return ListsBackend().refuses(work, "cpu")

@@ -15,7 +15,7 @@ from attnspec.backends.lists.products import Parts
 from attnspec.backends.triton.attention import Passing, TileAttention
 from attnspec.backends.triton.kernel import TritonKernel, delta_of, empty_of, is_taken
 from attnspec.backends.triton.placed import PlacedTables
-from attnspec.backends.triton.tuning import ON_GPU
+from attnspec.backends.triton.tuning import LEAST, ON_GPU
 from attnspec.graphs.relation import Relation
 from attnspec.layout.steps import bands_of, layouts_of
 from attnspec.lower.work import Call, Work
@@ -47,7 +47,7 @@ class DecidedKernel(ListedKernel):
     def _parts(self, q: torch.Tensor, call: Call) -> Iterator[Part]:
         batch, keys, repeat, n_q = q.shape[:4]
         sides = slice(0, batch), slice(0, keys), slice(0, repeat)
-        whole = Part(*sides, (batch, keys, repeat, n_q), self.work.n_k, call)
+        whole = Part(*sides, (batch, keys, repeat, n_q), self.work.n_k, call, LEAST)
         return whole.apart(self.parts.products)
 
     def _tables(self, part: Part) -> list[PlacedTables]:
@@ -68,7 +68,10 @@ class DecidedKernel(ListedKernel):
             into = [_in_line(part.of_q(x)).contiguous() for x in (out, lse)]
             self.attention.attend(self._tables(part), passing, {}, (into[0], into[1]))
             for x, found in zip((out, lse), into, strict=True):
-                _back(part.of_q(x), found)
+                mine = part.of_q(x)
+                # what lay in line already is written
+                if found.data_ptr() != mine.data_ptr():
+                    mine.copy_(_in_place(found, mine))
         return out.to(q.dtype), lse
 
     def derivatives(
@@ -93,7 +96,8 @@ class DecidedKernel(ListedKernel):
             into = [torch.zeros_like(passing.q, dtype=lse.dtype), *keys]
             above = rows[0], rows[1], rows[2]
             self.attention.derive(self._tables(part), passing, {}, above, into)
-            _back(part.of_q(grads[0]), into[0])
+            mine = part.of_q(grads[0])
+            mine += _in_place(into[0], mine)
         return [x.to(y.dtype) for x, y in zip(grads, given, strict=True)]
 
 
@@ -111,7 +115,7 @@ def _in_line(x: torch.Tensor) -> torch.Tensor:
     return x.movedim(2, 0).flatten(1, 3)[None]
 
 
-def _back(into: torch.Tensor, found: torch.Tensor) -> None:
-    """Put [1, R, B K n, …] into [B, K, R, n, …]."""
-    batch, keys, _, rows = into.shape[:4]
-    into.copy_(found[0].unflatten(1, (batch, keys, rows)).movedim(0, 2))
+def _in_place(x: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
+    """[1, R, B K n, …] as [B, K, R, n, …]."""
+    batch, keys, _, rows = like.shape[:4]
+    return x[0].unflatten(1, (batch, keys, rows)).movedim(0, 2)

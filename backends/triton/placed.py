@@ -64,7 +64,7 @@ class PlacedTables:
     def _masks(self) -> tuple[torch.Tensor, torch.Tensor]:
         """The numbers of masks [rows, r], and masks as bits int32 [masks, height, words]."""
         masked, placed = self.masked, self.placed
-        lists, rows, width = masked.shape
+        lists, rows = masked.shape[:2]
         most = int(masked.sum(2).max()) if masked.numel() else 0
         height, columns = placed.q.size, placed.k.size
         words = -(-columns // 32)
