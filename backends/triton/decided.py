@@ -118,4 +118,4 @@ def _in_line(x: torch.Tensor) -> torch.Tensor:
 def _in_place(x: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
     """[1, R, B K n, …] as [B, K, R, n, …]."""
     batch, keys, _, rows = like.shape[:4]
-    return x[0].unflatten(1, (batch, keys, rows)).movedim(0, 2)
+    return torch.unflatten(x[0], 1, (batch, keys, rows)).movedim(0, 2)

@@ -47,9 +47,9 @@ class PlacedTables:
         kinds = self.masked.flatten(0, 1) + 2 * (self.entries == self.count)
         order = torch.sort(kinds, dim=1, stable=True)[1]
         low = torch.arange(rows, device=self.device) * width
-        ends = [low + (kinds < kind).sum(1) for kind in (1, 2)]
+        middle, high = (low + (kinds < kind).sum(1) for kind in (1, 2))
         found = self.entries.gather(1, order), self.numbers.gather(1, order)
-        return _lists((low, *ends), found[0].flatten(), found[1].flatten())
+        return _lists((low, middle, high), found[0].flatten(), found[1].flatten())
 
     @cached_property
     def columns(self) -> TileLists:
@@ -87,7 +87,7 @@ def _packed(held: torch.Tensor, words: int) -> torch.Tensor:
     """bool [..., keys] as int32 [..., words], the first key lowest."""
     held = functional.pad(held, (0, 32 * words - held.shape[-1]))
     places = torch.arange(32, device=held.device)
-    found = (held.unflatten(-1, (words, 32)).long() << places).sum(-1)
+    found = (torch.unflatten(held, -1, (words, 32)).long() << places).sum(-1)
     # as the bits of a number that has a sign
     return torch.where(found >> 31 > 0, found - (1 << 32), found).to(torch.int32)
 

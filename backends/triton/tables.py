@@ -55,10 +55,17 @@ class Tables(Protocol):
     """A step on a device: both sides, the bits of masks int32 [masks, height, words], and the lists
     of query tiles, `rows`, and of key tiles, `columns`."""
 
-    q: TileSide
-    k: TileSide
-    words: torch.Tensor
-    rows: TileLists
+    @property
+    def q(self) -> TileSide: ...
+
+    @property
+    def k(self) -> TileSide: ...
+
+    @property
+    def words(self) -> torch.Tensor: ...
+
+    @property
+    def rows(self) -> TileLists: ...
 
     @property
     def columns(self) -> TileLists: ...

@@ -15,6 +15,10 @@ LEAST = 16
 """Rows and columns of a block at least."""
 
 
+FETCHED = 32
+"""Queries of a block at which fetching a key costs as much as its products."""
+
+
 @dataclass(frozen=True)
 class OnGpu(Tuning):
     """Tiles that fill blocks of a power of two; short ones cost what whole ones do."""
@@ -38,10 +42,12 @@ class OnGpu(Tuning):
 
     def amounts(self, tiles: Survey, order: Order) -> Amounts:
         pairs = block_of(tiles.q.size) * block_of(tiles.k.size)
+        # keys are fetched once for each block of queries, while products are made
+        fetched = (1 + FETCHED / block_of(tiles.q.size)) / (1 + FETCHED / self.targets[-1])
         return {
             "triton_call": 1,
             "triton_row": tiles.q.count * (block_of(tiles.q.size) / self.targets[-1]),
-            "triton_pair": tiles.tiles * pairs,
+            "triton_pair": tiles.tiles * pairs * fetched,
             "triton_masked": tiles.undecided * pairs,
         }
 

@@ -9,6 +9,7 @@ import subprocess
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -27,6 +28,7 @@ from attnspec.graphs.relation import Relation
 from attnspec.lower.lower import works_of
 from attnspec.lower.work import BackendError
 from attnspec.spec import Spec
+from attnspec.verification import verify
 
 __all__ = ["interpreted"]
 
@@ -306,6 +308,20 @@ for size, dtype, score in (
     out, lse = kernel.forward(q, k, k, call, 0.1)
     kernel.derivatives((q, k, k, out, lse), out, None, call, 0.1)
 """
+
+
+@pytest.mark.parametrize("back", [False, True])
+def test_verification_reads_the_lists(back: bool) -> None:
+    spec = spec_of("causal attend window(before = 6, after = 0) | residue(step = 4)")
+    module = spec.compile(backend="triton")
+    assert verify(spec.program, 41, backend="triton", depth="pairs").checks
+    assert verify(spec.program, 41, module=module, depth="pairs").ok
+    kernel: Any = module.engine.prepare(0, 2, 2, 41, 41, "cpu").groups[0].kernel
+    step = kernel.steps[0]
+    # the last entry of a list is forgotten
+    (step.columns if back else step.rows).programs[0, 3] -= 1
+    found = verify(spec.program, 41, module=module, depth="pairs")
+    assert [("way back" in fault.what) for fault in found.faults] == [back]
 
 
 def test_operator() -> None:
