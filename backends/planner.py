@@ -30,16 +30,15 @@ LONGEST = 1 << 20
 """The longest sequence that is planned ahead: every tile size is tried, which takes some gigabytes
 for a graph whose pairs are spread out."""
 
-ROWS = RowsBackend()
-"""What runs a few queries, where no backend is asked for by name."""
-
-TORCH = TorchCall()
-"""Torch's own call."""
+ROWS, TORCH = (
+    next(each for each in BACKENDS if isinstance(each, kind)) for kind in (RowsBackend, TorchCall)
+)
+"""What runs a few queries, where no backend is asked for by name, and torch's own call."""
 
 
 @dataclass(frozen=True)
 class Candidate:
-    """What one backend says of all copies of a work: estimated seconds, or why it refuses."""
+    """What one backend says of a work for a shape: estimated seconds, or why it refuses."""
 
     backend: Backend
     seconds: float | None
@@ -173,9 +172,9 @@ def plan(
     found = []
     for works, layers in steps.items():
         for work, mine in works:
-            work = replace(work, copies=shape.batch * len(mine), device=kind)
+            work = replace(work, copies=len(mine), device=kind)
             with located(program.attend(layers[0], mine[0]).span):
-                ranked = candidates(work, kind, backend, shape.head_dim)
+                ranked = candidates(work, kind, backend, shape)
             found.append(
                 Step(
                     tuple(layers),
@@ -214,15 +213,15 @@ def backend_of(name: str) -> Backend:
 
 
 def candidates(
-    work: Work, device: str, backend: str = AUTO, size: int = 64
+    work: Work, device: str, backend: str = AUTO, shape: Shape = ONE
 ) -> tuple[Candidate, ...]:
-    """What every backend says of all copies of a work with heads of a size, the chosen one first,
-    those that refuse last."""
+    """What every backend says of all copies of a work for samples and heads of a shape, the chosen
+    one first, those that refuse last."""
     check_backend(backend)
     found = []
     work = replace(work, device=device)
     # estimates are for heads of 64 numbers
-    times = work.copies * size / 64
+    times = shape.batch * work.copies * shape.head_dim / 64
     for each in (*BACKENDS, *installed()):
         refusal = refusal_of(each, work, device)
         found.append(Candidate(each, None if refusal else times * each.cost(work), refusal))

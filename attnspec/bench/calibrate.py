@@ -36,7 +36,7 @@ from attnspec.layout.tile_layout import tile_layout
 from attnspec.lower.cost_model import Calibration, shipped
 from attnspec.lower.lower import stand_ins, works_of
 from attnspec.lower.rates import SHARED, Amounts, GpuRates, Rates
-from attnspec.lower.work import Call, Kernel, Work, refusal_of
+from attnspec.lower.work import Call, Kernel, Softcap, Work, refusal_of
 from attnspec.text.decoding import source_of
 
 HEADS, SIZE = 4, 64
@@ -181,9 +181,9 @@ def _on_cpu() -> Iterator[Trial]:
             yield _trial(backend.name, text, work, backend.amounts(work), kernel)
     scattered = ScatteredBackend()
     for text, n in SCATTERED:
-        work = _work(text, n)
-        kernel = scattered.build(work, _HEADS, CPU)
-        yield _trial("scattered", text, work, scattered.amounts(work), kernel)
+        for work in (_work(text, n), replace(_work(text, n), changes=(Softcap(50.0),))):
+            kernel = scattered.build(work, _HEADS, CPU)
+            yield _trial("scattered", text, work, scattered.amounts(work), kernel)
     tiles = TilesBackend()
     for text, n in TILED:
         work = _work(text, n)
@@ -240,7 +240,8 @@ def _trial(
             torch.cuda.synchronize(place)
         return found
 
-    return Trial(f"{name}, {text}, n = {work.n_q}", amounts, run)
+    changed = "" if work.plain else ", scores changed"
+    return Trial(f"{name}, {text}{changed}, n = {work.n_q}", amounts, run)
 
 
 def _packed(n: int) -> Callable[[], object]:

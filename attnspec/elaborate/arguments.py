@@ -127,8 +127,16 @@ def complete(
     scope: Scope,
     declaration: type,
     values: dict[str, ArgumentValue],
+    spans: Mapping[str, Span],
 ) -> None:
-    """Check that all that is required is there, and fill in the defaults."""
+    """Check that all that is required is there, and nothing that an input stands in place of; fill
+    in the defaults; and check what a declaration itself asks of its arguments."""
+    for instead, replaced in getattr(declaration, "replaced", {}).items():
+        for name in replaced:
+            if instead in values and name in values:
+                message = f"`{name}` has no meaning where an input says what it would decide"
+                input = (("the input", spans[instead]),)
+                scope.fail("A302", message, spans[name], related=input)
     parameters = parameters_of(declaration)
     _require_signature(node, scope, getattr(declaration, "signatures", None), values)
     for entry in fields(declaration):
@@ -139,22 +147,13 @@ def complete(
             scope.fail("A303", f"`{node.name}` needs `{entry.name}`", node.span, notes=(doc,))
         if entry.default is not None:
             values[entry.name] = entry.default
-
-
-def require_read(
-    node: nodes.Call,
-    scope: Scope,
-    declaration: type,
-    values: Mapping[str, ArgumentValue],
-    spans: Mapping[str, Span],
-) -> None:
-    """Refuse arguments that an input stands in place of."""
-    for instead, replaced in getattr(declaration, "replaced", {}).items():
-        for name in replaced:
-            if instead in values and name in values:
-                message = f"`{name}` has no meaning where an input says what it would decide"
-                input = (("the input", spans[instead]),)
-                scope.fail("A302", message, spans[name], related=input)
+    # a graph of positions is asked where it is bound
+    wrong = (
+        _wrong(scope, declaration, values) if getattr(declaration, "data_dependent", True) else None
+    )
+    if wrong is not None:
+        named = (span for name, span in spans.items() if f"`{name}`" in wrong)
+        scope.fail("A306", wrong, next(named, node.span))
 
 
 def _require_signature(
@@ -178,14 +177,8 @@ def _require_signature(
     scope.fail("A303", f"`{node.name}` takes {ways}, got {found}", node.span)
 
 
-def check_together(
-    node: nodes.Call,
-    scope: Scope,
-    declaration: type,
-    values: Mapping[str, ArgumentValue],
-    spans: Mapping[str, Span],
-) -> None:
-    """What a declaration itself asks of its arguments, where all of them are known."""
+def _wrong(scope: Scope, declaration: type, values: Mapping[str, ArgumentValue]) -> str | None:
+    """What a declaration itself says against its arguments, where all of them are known."""
     given: dict[str, object] = dict(values)
     if any(entry.metadata["parameter"].context == "causal" for entry in fields(declaration)):
         given["causal"] = scope.work.causal is not None
@@ -195,12 +188,12 @@ def check_together(
         elif isinstance(value, Leaf | Compound):
             given[name] = Relation()
         elif not isinstance(value, int | float | str):
-            return
+            return None
     try:
         declaration(**given)
     except RelationError as error:
-        named = (span for name, span in spans.items() if f"`{name}`" in error.message)
-        scope.fail("A306", error.message, next(named, node.span))
+        return error.message
+    return None
 
 
 # --- the value of each ----------------------------------------------------------------------------

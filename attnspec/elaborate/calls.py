@@ -8,11 +8,9 @@ from typing import NoReturn
 from attnspec.elaborate import terms
 from attnspec.elaborate.arguments import (
     check_constant,
-    check_together,
     complete,
     matched,
     parameters_of,
-    require_read,
     values_of,
 )
 from attnspec.elaborate.names import TOKEN_SETS, Value
@@ -136,10 +134,7 @@ def _pattern(node: nodes.Call, scope: Scope) -> Leaf:
         extents = _extents(node, scope, parameters[variadic])
         return terms.leaf(node.name, {variadic: extents}, {}, node.span, scope)
     values, spans = values_of(node, scope, parameters)
-    require_read(node, scope, pattern, values, spans)
-    complete(node, scope, pattern, values)
-    if pattern.data_dependent:
-        check_together(node, scope, pattern, values, spans)
+    complete(node, scope, pattern, values, spans)
     if getattr(pattern, "needs_grid", False) and scope.work.grid is None:
         _needs_grid(node, scope)
     return terms.leaf(node.name, values, spans, node.span, scope)
@@ -178,8 +173,7 @@ def _mechanism(node: nodes.Call, scope: Scope, bare: bool) -> Mechanism:
     declaration = scope.work.mechanisms[node.name]
     parameters = parameters_of(declaration)
     values, spans = values_of(node, scope, parameters)
-    complete(node, scope, declaration, values)
-    check_together(node, scope, declaration, values, spans)
+    complete(node, scope, declaration, values, spans)
     return Mechanism(node.name, tuple(sorted(values.items())), node.span)
 
 

@@ -190,7 +190,7 @@ def _attend(
         message = f"an expression has no value at {where}: {error}"
         work.collector.add("A308", message, ruling.span)
     if graph is not None:
-        _check_lsh(graph, work, scale)
+        _check_governed(graph, work, scale)
     changes = () if scores is None else scores.value
     if mechanism is not None:
         _check_beside(mechanism, work, graph is None, changes, normal)
@@ -206,25 +206,30 @@ def _attend(
     )
 
 
-def _check_lsh(graph: Term, work: Work, scale: Ruling[Scalar] | None) -> None:
-    """Of `lsh`, what holds for the whole `attend`: one scale, one kind of keys."""
-    found = [leaf for leaf in leaves(graph) if leaf.pattern == "lsh"]
-    if found and scale is not None:
-        message = "`lsh` says by its own `scale` what scores are multiplied by"
-        related = (("the hash", found[0].span),) if found[0].span else ()
+def _check_governed(graph: Term, work: Work, scale: Ruling[Scalar] | None) -> None:
+    """Of graphs that govern all that is attended: one scale, one kind of keys."""
+    found = [leaf for leaf in leaves(graph) if getattr(work.patterns[leaf.pattern], "governs", ())]
+    if not found:
+        return
+    first, name = found[0], found[0].pattern
+    related = (("the hash", first.span),) if first.span else ()
+    if scale is not None:
+        message = f"`{name}` says by its own `scale` what scores are multiplied by"
         work.collector.add("A708", message, scale.span, related=related)
     mean = [leaf for leaf in found if dict(leaf.arguments)["combine"] == "mean"]
     if len(mean) > 1:
         message = (
-            "the outputs of rounds are averaged for all that is attended, so of one `lsh` alone"
+            f"the outputs of rounds are averaged for all that is attended, so of one `{name}` alone"
         )
         work.collector.add("A708", message, mean[1].place("combine"))
-    for name in ("scale", "share_qk"):
+    related = (("the other one", first.span),) if first.span else ()
+    for argument in work.patterns[name].governs:  # type: ignore[attr-defined]
         for other in found[1:]:
-            if dict(other.arguments)[name] != dict(found[0].arguments)[name]:
-                message = f"`{name}` holds for all that is attended, and another `lsh` differs"
-                related = (("the other one", found[0].span),) if found[0].span else ()
-                work.collector.add("A708", message, other.place(name), related=related)
+            if dict(other.arguments)[argument] != dict(first.arguments)[argument]:
+                message = (
+                    f"`{argument}` holds for all that is attended, and another `{name}` differs"
+                )
+                work.collector.add("A708", message, other.place(argument), related=related)
 
 
 def _check(leaf: Leaf, where: str, work: Work) -> None:

@@ -285,6 +285,30 @@ class Relation:
         return float(np.mean([len(self.rows(int(q), int(q) + 1, n)[0]) for q in sample]))
 
 
+@dataclass(frozen=True)
+class Hashing:
+    """Vectors in `buckets`, in each of `rounds`; a query reads at most `reach` of its bucket, None
+    where buckets bind it to nothing. `angular` hashes are those of the cross-polytope."""
+
+    buckets: int
+    rounds: int
+    reach: int | None
+    angular: bool
+
+
+@dataclass(frozen=True)
+class Ranking:
+    """The best `taken` of `count` blocks of `size` keys, by the means of their scores."""
+
+    size: int
+    taken: int
+    count: int
+
+
+TYPICAL = 1024
+"""Keys that a query is taken to read where nothing tells how many."""
+
+
 class DataDependent(Relation):
     """A graph that tensors decide: its pairs exist only when a module runs, and until then it
     stands in for the choice that is made there."""
@@ -324,6 +348,18 @@ class DataDependent(Relation):
         """At most so many keys are chosen for one query."""
         return n
 
+    def about_keys(self, n: int) -> int:
+        """Keys whose scores a query costs, about: what estimates of time go by."""
+        return min(n, TYPICAL)
+
+    def hashing(self, n: int) -> Hashing | None:
+        """How vectors are hashed, if they are."""
+        return None
+
+    def ranking(self, n: int) -> Ranking | None:
+        """What the last query ranks, if it ranks means of blocks and takes so many."""
+        return None
+
     def expected_keys(self, n: int, allowed: np.ndarray) -> tuple[np.ndarray, str] | None:
         """The keys that are expected of each query, float [n], where it may read so many as
         `allowed` says, with the assumption, "" for none; None where nothing is expected."""
@@ -343,10 +379,28 @@ class DataDependent(Relation):
         """What it changes of the scores and weights of its pairs, in words; "" for nothing."""
         return ""
 
+    @property
+    def averages(self) -> bool:
+        """Whether means of queries attend in their place."""
+        return False
+
     @classmethod
     def alone(cls, arguments: Mapping[str, object]) -> str:
         """Why, with these arguments, it stands alone and without `causal`, "" where it need not."""
         return ""
+
+    governs: ClassVar[tuple[str, ...]] = ()
+    """Arguments that hold for the whole `attend` that it stands in."""
+
+    @classmethod
+    def shares_keys(cls, arguments: Mapping[str, object]) -> bool:
+        """Whether, with these arguments, keys are the queries, scored at unit length."""
+        return False
+
+    @classmethod
+    def own_scale(cls, arguments: Mapping[str, object]) -> float | None:
+        """What, with these arguments, scores are multiplied with in place of 1 / sqrt(d)."""
+        return None
 
     @classmethod
     def beside(cls, arguments: Mapping[str, object]) -> bool:

@@ -394,6 +394,16 @@ class StandIn(Data):
         self.name = name
 
 
+def inputs_in(value: object) -> tuple[str, ...]:
+    """The names of the run-time inputs that stand in a relation, sorted."""
+    if isinstance(value, StandIn):
+        return (value.name,)
+    parts: Iterable[object] = value if isinstance(value, tuple) else ()
+    if is_dataclass(value):
+        parts = [getattr(value, entry.name) for entry in fields(value)]
+    return tuple(sorted({name for part in parts for name in inputs_in(part)}))
+
+
 def reads_data(value: object) -> bool:
     """Whether a relation, or a part of one, is known once there are tensors: it stands on a
     run-time input, or the data decide it."""

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import fields, replace
+from typing import Any
 
 from attnspec.graphs.bind import (
     BindError,
@@ -14,8 +15,7 @@ from attnspec.graphs.bind import (
     situation_of,
 )
 from attnspec.graphs.patterns import BY_NAME
-from attnspec.graphs.patterns.lsh import Lsh
-from attnspec.graphs.relation import decided_in
+from attnspec.graphs.relation import DataDependent
 from attnspec.graphs.stack import MOST_PATTERNS, patterns_in
 from attnspec.graphs.token_sets import StandIn
 from attnspec.ir.mechanisms import BY_NAME as MECHANISMS_BY_NAME
@@ -45,6 +45,19 @@ def decided_leaves(program: Program) -> list[Leaf]:
         for leaf in (() if attend.graph is None else leaves(attend.graph))
         if BY_NAME[leaf.pattern].data_dependent
     ]
+
+
+def shares_keys(graph: Term | None) -> bool:
+    """Whether keys are the queries, scored at unit length, in what is attended."""
+    return any(pattern.shares_keys(arguments) for pattern, arguments in _governing(graph))
+
+
+def _governing(graph: Term | None) -> Iterator[tuple[type[DataDependent], dict[str, Any]]]:
+    """The patterns of a graph that the data decide, with their arguments."""
+    for leaf in () if graph is None else leaves(graph):
+        pattern = BY_NAME[leaf.pattern]
+        if issubclass(pattern, DataDependent):
+            yield pattern, dict(leaf.arguments)
 
 
 def too_large(program: Program) -> list[Diagnostic]:
@@ -191,14 +204,14 @@ def _work(
     graph = _graph(attend, at.causal)
     try:
         relation = bind_attended(graph, at)
-        hashed = [leaf for leaf in decided_in(relation) if isinstance(leaf, Lsh)]
+        own = (pattern.own_scale(arguments) for pattern, arguments in _governing(graph))
         scale = None if attend.scale is None else _number(attend.scale, at, "scale", attend.span)
         return Work(
             relation=relation,
             n_q=0,
             n_k=0,
-            scale=1.0 if hashed and hashed[0].scale == "unit" else scale,
-            unit_keys=bool(hashed) and hashed[0].share_qk,
+            scale=next((factor for factor in own if factor is not None), scale),
+            unit_keys=shares_keys(graph),
             changes=tuple(
                 _change(score, at, heads, tables.get((place, score), ""), not at.causal)
                 for place, score in enumerate(attend.scores)

@@ -7,6 +7,7 @@ from dataclasses import fields, replace
 from typing import cast
 
 from attnspec.graphs.bind import BindError, Situation, bind, check_value, situation_of
+from attnspec.graphs.patterns import BY_NAME
 from attnspec.graphs.relation import DataDependent
 from attnspec.graphs.token_sets import Data
 from attnspec.ir.mechanisms import BY_NAME as MECHANISMS_BY_NAME
@@ -14,9 +15,6 @@ from attnspec.ir.mechanisms.declaration import MechanismDeclaration, Part
 from attnspec.ir.parameters import Parameter, RelationError
 from attnspec.ir.program import Leaf, Mechanism, Program, inputs_of, leaves
 from attnspec.ir.scalars import Apply, ScalarError, Symbol, evaluate, symbols
-
-LEARNED = ("cluster", "sinkhorn")
-"""Graphs that may learn something."""
 
 TRIED = (256, 1024)
 """Lengths at which what is learned must have one shape."""
@@ -134,7 +132,7 @@ def _learners(program: Program) -> Iterator[tuple[Mechanism | Leaf, int, int]]:
         for head, slot in enumerate(row):
             graph = program.attends[slot].graph
             for leaf in () if graph is None else leaves(graph):
-                if leaf.pattern in LEARNED:
+                if "learned" in vars(BY_NAME[leaf.pattern]):
                     yield leaf, layer, head
 
 

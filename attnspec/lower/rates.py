@@ -65,6 +65,10 @@ class DeviceRates:
     scattered_edge: float
     """An edge: its score, its softmax and its value."""
 
+    scattered_gathered: float
+    """What an edge costs more where its key and value are gathered: scores that are changed, other
+    normalisers, other devices."""
+
     def seconds(self, amounts: Amounts, copies: int = 1) -> float:
         """The estimate of a work that takes these amounts, one of so many that share its calls."""
         return sum(
@@ -91,6 +95,7 @@ class Rates(DeviceRates):
     scattered_call: float = 2.5e-5
     scattered_row: float = 8e-8
     scattered_edge: float = 5.4e-9
+    scattered_gathered: float = 1.3e-8
 
     bands_step: float = 2e-5
     """A step: its calls."""
@@ -144,7 +149,8 @@ class GpuRates(DeviceRates):
     tiles_masked: float = 1e-12
     scattered_call: float = 1e-4
     scattered_row: float = 1e-9
-    scattered_edge: float = 3e-10  # its key and value written and read three times
+    scattered_edge: float = 1e-11
+    scattered_gathered: float = 3e-10  # its key and value written and read three times
 
     flex_step: float = 9e-5
     """A step of FlexAttention: guards, block lists and the kernel's launch."""

@@ -99,8 +99,8 @@ class Work:
     mechanism weighs all others, those with k <= q where it is `causal`. Without `hybrid` it is the
     mechanism alone, and the relation has all these pairs. `layer` is 0 where nothing is drawn.
     With `unit_keys` scores are q . k / |k|, 0 for a zero vector.
-    `copies` are the samples and heads that share a call, and `device` is the type of device that
-    estimates are about; both are for estimates alone.
+    `copies` are the heads of a sample that share a call: what runs does not depend on how many
+    samples there are. `device` is the type of device. Both are for estimates alone.
     """
 
     relation: Relation

@@ -26,17 +26,6 @@ class Decision:
     heads: tuple[int, ...]
     works: tuple[Work, ...]
 
-    def choice(
-        self,
-        q: torch.Tensor,
-        k: torch.Tensor,
-        padding: torch.Tensor | None,
-        data: Mapping[Any, Any],
-        tables: Mapping[str, torch.Tensor],
-    ) -> Choice:
-        """The choice for the tensors of a call."""
-        return decide(self.leaf, self.given(q, k, padding, data, tables))
-
     def given(
         self,
         q: torch.Tensor,
@@ -111,7 +100,8 @@ def decided(
     known: dict[Any, Any] = {name: with_heads(x) for name, x in data.items()}
     found: dict[DataDependent, Choice] = {}
     for each in decisions:
-        found[each.leaf] = known[each.leaf] = each.choice(q, k, padding, known, tables(each))
+        given = each.given(q, k, padding, known, tables(each))
+        found[each.leaf] = known[each.leaf] = decide(each.leaf, given)
     return found
 
 

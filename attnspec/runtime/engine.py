@@ -15,7 +15,7 @@ from weakref import WeakValueDictionary
 import torch
 
 from attnspec.backends.common.score_formula import Blocks, Formula
-from attnspec.backends.common.torch_modes import composed, followed
+from attnspec.backends.common.torch_modes import composed, derivatives, followed
 from attnspec.backends.decided.choice import Choice
 from attnspec.backends.planner import AUTO, ROWS, check_backend, choose
 from attnspec.backends.rows.keys import FEW
@@ -148,23 +148,14 @@ class Engine:
         given = [*parts, *call.tables.values()]
         if not again:
             given = [x.detach().requires_grad_(a) for x, a in zip(given, asks, strict=True)]
-        call = replace(call, tables=dict(zip(call.tables, given[3:], strict=True)))
+
+        def run(*given: torch.Tensor) -> Sequence[torch.Tensor | None]:
+            q, k, v, *learned = given
+            whole = replace(call, tables=dict(zip(call.tables, learned, strict=True)))
+            return self.run((q, k, v), whole, layer, draws, grads[1] is not None)
+
         with composed() if again else followed():
-            found = self.run(
-                (given[0], given[1], given[2]), call, layer, draws, grads[1] is not None
-            )
-            pairs = [
-                (out, grad)
-                for out, grad in zip(found, grads, strict=True)
-                if out is not None and grad is not None and out.requires_grad
-            ]
-            wanted = [x for x, ask in zip(given, asks, strict=True) if ask]
-            if not pairs:
-                return [None] * len(asks)
-            outs, above = zip(*pairs, strict=True)
-            shares = torch.autograd.grad(outs, wanted, above, create_graph=again, allow_unused=True)
-        ordered = iter(shares)
-        return [next(ordered) if ask else None for ask in asks]
+            return derivatives(run, given, asks, grads, again)
 
     def decided(
         self,
@@ -227,7 +218,7 @@ class Engine:
         self, layer: int, heads: int, key_heads: int, n_q: int, n_k: int, device: str
     ) -> Prepared:
         place = torch.device(device)
-        works = self.binder.works(layer, heads, n_q, n_k)
+        works, ratio = self.binder.works(layer, heads, n_q, n_k), heads // key_heads
         chosen: dict[str, tuple[Backend, list[tuple[Work, tuple[int, ...]]]]] = {}
         for work, members in works:
             work = replace(work, copies=len(members), device=place.type)
@@ -239,13 +230,11 @@ class Engine:
                 if backend.joins([work for work, members in mine for _ in members]):
                     kernel = backend.build_joined(mine, place)
                     every = tuple(head for _, members in mine for head in members)
-                    ratio = heads // key_heads
                     groups.append(group_of(kernel, mine[0][0], every, heads, ratio, (), place))
                     continue
             for work, members in mine:
                 kernel = backend.build(work, members, place)
                 tables = self.tables_of(work)
-                ratio = heads // key_heads
                 groups.append(group_of(kernel, work, members, heads, ratio, tables, place))
         return together(groups, heads, place)
 

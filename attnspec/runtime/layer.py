@@ -12,8 +12,9 @@ from torch import nn
 from torch.nn import functional
 
 from attnspec.backends.planner import require_willing
-from attnspec.ir.program import Attend, Program, leaves
+from attnspec.ir.program import Program
 from attnspec.ir.serial import plan_data
+from attnspec.lower.lower import shares_keys
 from attnspec.lower.mechanism_sizes import learned_parts, symbols_in
 from attnspec.runtime.call_checks import FLOATS, check_dropout, check_layer
 from attnspec.runtime.module import CompiledAttention
@@ -227,24 +228,18 @@ def _mixing(program: Program) -> str:
     return mechanism.name if program.heads is None and mechanism is not None else ""
 
 
-def _shares(attend: Attend) -> bool:
-    """Whether keys are the queries in what is attended."""
-    hashed = [
-        leaf for leaf in (leaves(attend.graph) if attend.graph else ()) if leaf.pattern == "lsh"
-    ]
-    return any(dict(leaf.arguments)["share_qk"] is True for leaf in hashed)
-
-
 def _shared_heads(program: Program) -> tuple[int, ...]:
     """The heads whose keys are their queries."""
-    return tuple(head for head, slot in enumerate(program.row()) if _shares(program.attends[slot]))
+    return tuple(
+        head for head, slot in enumerate(program.row()) if shares_keys(program.attends[slot].graph)
+    )
 
 
 def _read(program: Program) -> str:
     """Which of q, k and v the heads of a layer read."""
     found: set[str] = set()
     for attend in program.attends:
-        if _shares(attend):
+        if shares_keys(attend.graph):
             found |= set("qv")
             continue
         mechanism = attend.mechanism

@@ -190,7 +190,7 @@ def _counted(at: Given) -> tuple[int, int]:
     batch, heads, n_q, size = at.q
     works, wide = at.engine.binder.works(at.layer, heads, n_q, at.k[2]), max(size, at.v[3])
     found = [
-        operations_of(replace(work, copies=batch * len(mine)), wide, at.engine.backend)
+        operations_of(replace(work, copies=len(mine)), wide, at.engine.backend, batch)
         for work, mine in works
     ]
     return sum(each[0] for each in found), sum(each[1] for each in found)

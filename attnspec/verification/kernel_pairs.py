@@ -275,7 +275,8 @@ def _call(kernel: Any, n_q: int, n_k: int, data: Mapping[str, torch.Tensor], pla
         held = np.tri(n_k, dtype=bool)[None]
     elif part.bias is not None:
         # heads of one graph share a mask, or differ in what `alibi` adds
-        own = part.bias[0, place : place + 1] if part.bias.shape[1] > 1 else part.bias[0]
+        added = part.bias.added[0]
+        own = added[place : place + 1] if len(added) > 1 else added
         held = np.broadcast_to((own > -torch.inf).numpy(), (1, n_q, n_k))
     return Blocks(
         "the call",

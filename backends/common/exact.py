@@ -16,7 +16,7 @@ from torch.nn import functional
 
 from attnspec.backends.common.flash import in_rows, rows_of_size
 from attnspec.backends.common.score_formula import scale_of
-from attnspec.backends.common.torch_modes import is_transformed
+from attnspec.backends.common.torch_modes import derivatives, is_transformed
 from attnspec.lower.cache import apart
 from attnspec.lower.work import Call, Work
 
@@ -215,14 +215,15 @@ def _again(
 ) -> list[torch.Tensor | None]:
     """The gradients as something that can be differentiated again."""
     size, out_size = sizes
-    q, k, v = given[:3]
-    found = kernel.composed(q[..., :size], k[..., :size], v[..., :out_size], call)
+
+    def run(
+        q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *tables: torch.Tensor
+    ) -> Sequence[torch.Tensor]:
+        whole = _with_tables(call, tuple(call.tables), tables)
+        return kernel.composed(q[..., :size], k[..., :size], v[..., :out_size], whole)
+
     uppers = [None if x is None else x[..., :out_size] for x in grads[:1]] + [grads[1]]
-    pairs = [(x, upper) for x, upper in zip(found, uppers, strict=True) if upper is not None]
-    wanted = [x for x, ask in zip(given, asks, strict=True) if ask]
-    outs, above = [x for x, _ in pairs], [upper for _, upper in pairs]
-    shares = iter(torch.autograd.grad(outs, wanted, above, create_graph=True, allow_unused=True))
-    return [next(shares) if ask else None for ask in asks]
+    return derivatives(run, given, asks, uppers)
 
 
 def _shaped(known: Partial | None, q: torch.Tensor, size: int) -> Partial | None:

@@ -184,7 +184,7 @@ def shares(
         total = weights.sum(-1, keepdim=True)
         return Shares(weights, torch.where(total > 0, total, 1.0))
     if mask is not None:
-        scores = scores.masked_fill(~mask, -torch.inf)
+        scores = torch.where(mask, scores, -torch.inf)
     # the shift cancels in the quotient, so that it has no gradient
     top = _top(scores, 0.0 if normalize == "softmax1" else -torch.inf)
     weights = _times(torch.exp(scores - top), counts)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 
@@ -47,3 +47,30 @@ def followed() -> Iterator[None]:
     passed_by = torch._C._dispatch_tls_local_exclude_set() - autograd
     with torch.enable_grad(), torch._C._ForceDispatchKeyGuard(seen, passed_by):
         yield
+
+
+def derivatives(
+    run: Callable[..., Sequence[torch.Tensor | None]],
+    given: Sequence[torch.Tensor],
+    asks: Sequence[bool],
+    grads: Sequence[torch.Tensor | None],
+    again: bool = True,
+) -> list[torch.Tensor | None]:
+    """The gradients of tensors that are asked for, from those of what a function makes of them;
+    with `again` they can be differentiated again.
+
+    Of a tensor that others are made of it is its own share alone, theirs comes by autograd's way.
+    """
+    apart = [x.view_as(x) for x in given]
+    pairs = [
+        (out, grad)
+        for out, grad in zip(run(*apart), grads, strict=True)
+        if out is not None and grad is not None and out.requires_grad
+    ]
+    wanted = [x for x, ask in zip(apart, asks, strict=True) if ask]
+    if not pairs or not wanted:
+        return [None] * len(asks)
+    outs, above = zip(*pairs, strict=True)
+    found = torch.autograd.grad(outs, wanted, above, create_graph=again, allow_unused=True)
+    shares = iter(found)
+    return [next(shares) if ask else None for ask in asks]

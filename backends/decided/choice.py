@@ -25,10 +25,11 @@ class TileLists:
     """Tiles of queries, and for each the tiles of keys in which its pairs lie.
 
     An order is int64 [B or 1, H or 1, slots], the position in each slot, -1 for none; None where
-    slot s is position s. Tile t has the slots t * tile <= s < (t + 1) * tile, the last one perhaps
-    fewer. `lists` is int64 [B or 1, H or 1, query tiles, r], numbers of key tiles, -1 for none, in
-    any order, none twice. `holds` are the pairs that are computed here: of several layouts of one
-    choice each pair is in one alone, and it may have pairs nowhere else than in its tiles.
+    slot s is position s, of queries `first` + s. Tile t has the slots t * tile <= s < (t + 1) *
+    tile, the last one perhaps fewer. `lists` is int64 [B or 1, H or 1, query tiles, r], numbers of
+    key tiles, -1 for none, in any order, none twice. `holds` are the pairs that are computed here:
+    of several layouts of one choice each pair is in one alone, and it may have pairs nowhere else
+    than in its tiles; `whole` says that it has all that are in its tiles.
     """
 
     q_order: torch.Tensor | None
@@ -37,6 +38,32 @@ class TileLists:
     k_tile: int
     lists: torch.Tensor
     holds: Holds
+    first: int = 0
+    whole: bool = False
+
+    def is_shared(self, repeat: int) -> bool:
+        """Whether so many heads that follow one another have the same order and lists."""
+        return repeat == 1 or (
+            self.whole
+            and all(_is_shared(x, repeat) for x in (self.q_order, self.k_order, self.lists))
+        )
+
+    def of_groups(self, repeat: int) -> TileLists:
+        """The same for the first of every so many heads."""
+        q_order, k_order = (
+            x if x is None else _every(x, repeat) for x in (self.q_order, self.k_order)
+        )
+        return replace(self, q_order=q_order, k_order=k_order, lists=_every(self.lists, repeat))
+
+
+def _every(x: torch.Tensor, repeat: int) -> torch.Tensor:
+    return x if x.shape[1] == 1 else x[:, ::repeat]
+
+
+def _is_shared(x: torch.Tensor | None, repeat: int) -> bool:
+    if x is None or x.shape[1] == 1:
+        return True
+    return all(bool((x[:, each::repeat] == x[:, ::repeat]).all()) for each in range(1, repeat))
 
 
 class Choice:
@@ -60,14 +87,22 @@ class Choice:
 
     # --- what some graphs change beside the pairs ----------------------------------------------
 
-    def counts(self, q: torch.Tensor, k: torch.Tensor) -> torch.Tensor | None:
-        """How often each pair is weighed, int, 0 where it is none; None for once."""
-        return None
+    def counts(self, q: torch.Tensor, k: torch.Tensor) -> torch.Tensor:
+        """How often each pair is weighed, int, 0 where it is none, of a choice that is counted."""
+        raise NotImplementedError
 
-    def factor(self, q: torch.Tensor, k: torch.Tensor) -> torch.Tensor | None:
-        """What keys and values are multiplied with for each pair, 1 with a gradient; None for
-        nothing."""
-        return None
+    weight: torch.Tensor | None = None
+    """Numbers [B, H, i] that are 1, and have a gradient: keys and values of some pairs are
+    multiplied with them."""
+
+    def factor(self, q: torch.Tensor, k: torch.Tensor) -> torch.Tensor:
+        """What keys and values are multiplied with for each pair, of a choice with weights."""
+        raise NotImplementedError
+
+    def of_weight(self, sums: torch.Tensor) -> torch.Tensor:
+        """The gradient of the weights [B, H, i], given those of the factor of each entry in the
+        lists of the one layout [B, H, query tiles, r]: the sums over their pairs."""
+        raise NotImplementedError
 
     def attending(self, q: torch.Tensor) -> torch.Tensor:
         """What attends in place of the queries [B, H, n_q, d]."""
@@ -77,20 +112,27 @@ class Choice:
         """The choices whose outputs are averaged, where that is asked for."""
         return ()
 
+    @property
+    def counted(self) -> bool:
+        """Whether some pairs are weighed several times."""
+        return False
+
     def of_heads(self, heads: torch.Tensor | slice) -> Choice:
         """The same for some of the heads."""
-        return _of_heads(self, heads)
+        return part_of(self, slice(None), heads)
 
 
-def _of_heads(value: Part, heads: torch.Tensor | slice) -> Part:
+def part_of(value: Part, samples: slice, heads: torch.Tensor | slice) -> Part:
+    """A choice, or what there is in one, for some of the samples and heads."""
     if isinstance(value, torch.Tensor):
-        return value if value.shape[1] == 1 else value[:, heads]  # type: ignore[return-value]
+        found = value if len(value) == 1 else value[samples]
+        return found if found.shape[1] == 1 else found[:, heads]  # type: ignore[return-value]
     if isinstance(value, tuple):
-        return type(value)(_of_heads(part, heads) for part in value)
-    if isinstance(value, dict):
-        return type(value)((key, _of_heads(part, heads)) for key, part in value.items())
+        return type(value)(part_of(part, samples, heads) for part in value)
+    if isinstance(value, Mapping):
+        return {key: part_of(part, samples, heads) for key, part in value.items()}  # type: ignore[return-value]
     if is_dataclass(value) and not isinstance(value, Relation | type):
-        parts = {x.name: _of_heads(getattr(value, x.name), heads) for x in fields(value)}
+        parts = {x.name: part_of(getattr(value, x.name), samples, heads) for x in fields(value)}
         return replace(value, **parts)
     return value
 

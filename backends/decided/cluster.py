@@ -1,24 +1,109 @@
-"""`cluster`: tokens find the nearest of some centroids, or centroids their nearest tokens."""
+"""`cluster`: tokens find the nearest of some centroids, or centroids their nearest tokens.
+
+Clusters are those of spherical k-means: unit vectors, each in the cluster of its nearest centroid.
+"""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cached_property
 
+import numpy as np
 import torch
 
 from attnspec.backends.common.score_formula import unit
 from attnspec.backends.decided.choice import Choice, look_up
 from attnspec.backends.decided.given import Given
-from attnspec.backends.decided.kmeans import MOST, Points, kmeans, nearest
 from attnspec.backends.decided.labels import NONE_K, NONE_Q, LabelChoice
 from attnspec.backends.decided.lists import listed, marked
-from attnspec.backends.decided.ranking import best
+from attnspec.backends.decided.ranking import best, first_greatest
+from attnspec.graphs.counter_rng import CENTROIDS, Stream, distinct
 from attnspec.graphs.patterns.cluster import Cluster
 
 KEPT = 0.999
 """How much of a centroid stays in each call of training."""
+
+ROUNDS = 10
+
+MOST = 1 << 22
+"""Numbers of one product that are looked at together."""
+
+
+@dataclass(frozen=True, eq=False)
+class Points:
+    """Unit vectors float32 [B, H, N, d], of length 0 where `real`, bool [B, N], says there is
+    none."""
+
+    at: torch.Tensor
+    real: torch.Tensor
+
+    @staticmethod
+    def of(vectors: torch.Tensor, real: torch.Tensor) -> Points:
+        vectors = vectors.float().masked_fill(~real[:, None, :, None], 0.0)
+        return Points(unit(vectors), real)
+
+    @cached_property
+    def zero(self) -> torch.Tensor:
+        """Which points are vectors of length 0, bool [B, H, N]."""
+        return self.at.abs().amax(-1) == 0
+
+
+def drawn(
+    points: Points, count: int, seed: int, layer: int, heads: tuple[int, ...]
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """The first centroids [B, H, count, d], as many of the points, and bool [B, 1, count], which
+    there are: fewer where there are fewer points. Number i of the draw is the i-th real point."""
+    batch = len(points.at)
+    population = points.real.sum(-1).cpu().numpy()
+    row = np.zeros(batch, np.int64)
+    found = np.stack(
+        [distinct(Stream(seed, CENTROIDS, layer, head), row, population, count) for head in heads],
+        1,
+    )
+    number = torch.from_numpy(np.sort(found, axis=-1)).to(points.at.device, torch.int64)
+    # the numbers that are missing stand first: let them stand last
+    number = torch.where(number < 0, points.real.shape[1], number).sort(-1).values
+    exists = (number < points.real.sum(-1)[:, None, None])[:, :1]
+    place = points.real.to(torch.uint8).argsort(dim=-1, descending=True, stable=True)
+    at = place[:, None].expand(-1, len(heads), -1).gather(2, number.clamp_max(place.shape[1] - 1))
+    return points.at.gather(2, at[..., None].expand(-1, -1, -1, points.at.shape[3])), exists
+
+
+def nearest(points: Points, centroids: torch.Tensor, exists: torch.Tensor) -> torch.Tensor:
+    """The nearest centroid of every point, int64 [B, H, N]; ties go to the lower one, vectors of
+    length 0 to the first."""
+    batch, heads, count, _ = points.at.shape
+    together = max(1, MOST // max(1, batch * heads * centroids.shape[2]))
+    parts, every = [], bool(exists.all())
+    for low in range(0, count, together):
+        near = points.at[:, :, low : low + together] @ centroids.transpose(-1, -2)
+        if not every:
+            near.masked_fill_(~exists[:, :, None], -torch.inf)
+        parts.append(first_greatest(near))
+    return torch.cat(parts, 2).masked_fill_(points.zero, 0)
+
+
+def moved(points: Points, labels: torch.Tensor, centroids: torch.Tensor) -> torch.Tensor:
+    """The directions of the sums of clusters [B, H, count, d]; one without a sum stays."""
+    lead, (count, size) = labels.shape[:2].numel(), centroids.shape[2:]
+    first = torch.arange(lead, device=labels.device).view(*labels.shape[:2], 1) * count
+    total = centroids.new_zeros(lead * count, size)
+    total.index_add_(0, (labels + first).flatten(), points.at.reshape(-1, size))
+    total = total.view(centroids.shape)
+    some = (total != 0).any(-1, keepdim=True)
+    return torch.where(some, unit(total), centroids)
+
+
+def kmeans(
+    points: Points, count: int, seed: int, layer: int, heads: tuple[int, ...]
+) -> torch.Tensor:
+    """The cluster of every point, int64 [B, H, N]."""
+    centroids, exists = drawn(points, count, seed, layer, heads)
+    for _ in range(ROUNDS):
+        centroids = moved(points, nearest(points, centroids, exists), centroids)
+    return nearest(points, centroids, exists)
 
 
 @dataclass(frozen=True, eq=False)
@@ -35,13 +120,24 @@ class QueryClusters(Choice):
 
     def attending(self, q: torch.Tensor) -> torch.Tensor:
         """The mean of the queries of each query's cluster, [B, H, n_q, d]."""
+        return self.spread(self.means(q), 0.0)
+
+    def means(self, q: torch.Tensor) -> torch.Tensor:
+        """The mean of the queries of each cluster, [B, H, count, d]."""
         label = (self.labels + 1)[..., None].expand_as(q)
         kept = torch.promote_types(q.dtype, torch.float32)
         total = q.new_zeros(*q.shape[:2], self.count + 1, q.shape[3], dtype=kept)
         total = total.scatter_add(2, label, q.to(kept))
         one = torch.ones_like(label[..., :1]).to(kept)
         many = torch.zeros_like(total[..., :1]).scatter_add(2, label[..., :1], one)
-        return (total / many.clamp_min(1)).to(q.dtype).gather(2, label)
+        return (total / many.clamp_min(1)).to(q.dtype)[:, :, 1:]
+
+    def spread(self, x: torch.Tensor, none: float) -> torch.Tensor:
+        """What each cluster has, x [B, H, count, e], for its queries [B, H, n_q, e]; `none` for
+        padding."""
+        label = self.labels[..., None]
+        found = x.gather(2, label.clamp_min(0).expand(-1, -1, -1, x.shape[3]))
+        return found.masked_fill(label < 0, none)
 
     @property
     def lists(self) -> Mapping[str, torch.Tensor]:

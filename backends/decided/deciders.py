@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from attnspec.backends.decided import chosen, cluster, lsh, sinkhorn, topk
+from attnspec.backends.decided import cluster, lists, lsh, sinkhorn, topk
 from attnspec.backends.decided.choice import Choice
 from attnspec.backends.decided.given import Given
 from attnspec.graphs.relation import DataDependent
 
 DECIDERS: dict[str, Callable[[Any, Given], Choice]] = {
-    "chosen": chosen.decide,
+    "chosen": lists.decide_chosen,
     "topk": topk.decide,
     "lsh": lsh.decide,
     "cluster": cluster.decide,

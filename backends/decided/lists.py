@@ -1,4 +1,5 @@
-"""Choices that are lists: key blocks of one size for rows of consecutive queries."""
+"""Choices that are lists: key blocks of one size for rows of consecutive queries; and `chosen`,
+lists that an input brings."""
 
 from __future__ import annotations
 
@@ -11,6 +12,8 @@ import torch
 
 from attnspec.backends.common.masks import mask_plan
 from attnspec.backends.decided.choice import Choice, TileLists
+from attnspec.backends.decided.given import Given
+from attnspec.graphs.patterns.chosen import Chosen
 from attnspec.graphs.relation import Relation
 
 MOST = 1 << 26
@@ -93,26 +96,19 @@ class ListChoice(Choice):
         return table
 
     def layouts(self) -> tuple[TileLists, ...]:
-        """One layout: tiles of whole rows and of whole blocks."""
-        rows, keys = max(1, TILE // self.shared_by), max(1, TILE // self.size)
-        batch, heads, _, width = self.blocks.shape
-        short = -self.blocks.shape[2] % rows
-        named = torch.nn.functional.pad(self.blocks, (0, 0, 0, short), value=-1)
-        named = named.div(keys, rounding_mode="floor").view(batch, heads, -1, rows * width)
-        lists = listed(marked(named, -(-self.count // keys)))
-        q_tile, k_tile = rows * self.shared_by, keys * self.size
-        plain = not bool(self.start.any())
-        q_order = None
-        if not plain or self.n_q < self.n_k:
-            slots = torch.arange(lists.shape[2] * q_tile, device=self.start.device)
-            q_order = (self.start + self.first_row * self.shared_by)[..., None] + slots
-            inside = (q_order >= self.n_k - self.n_q) & (q_order < self.n_k)
-            q_order = torch.where(inside, q_order, -1)
-        k_order = None
-        if not plain:
-            k_order = self.start[..., None] + torch.arange(self.n_k, device=self.start.device)
-            k_order = torch.where(k_order < self.n_k, k_order, -1)
-        return (TileLists(q_order, k_order, q_tile, k_tile, lists, self.holds),)
+        """Query tiles are the rows of the lists, key tiles the blocks."""
+        before = self.start + self.first_row * self.shared_by
+        first, n, device = self.n_k - self.n_q, self.n_k, before.device
+        q_order = k_order = None
+        if not bool((before == first).all()):
+            slots = torch.arange(self.blocks.shape[2] * self.shared_by, device=device)
+            q_order = before[..., None] + slots
+            q_order = torch.where((q_order >= first) & (q_order < n), q_order, -1)
+        if bool(self.start.any()):
+            k_order = self.start[..., None] + torch.arange(n, device=device)
+            k_order = torch.where(k_order < n, k_order, -1)
+        tiles = self.shared_by, self.size, self.blocks
+        return (TileLists(q_order, k_order, *tiles, self.holds, first, self.within is None),)
 
     @property
     def lists(self) -> Mapping[str, torch.Tensor]:
@@ -131,3 +127,23 @@ def listed(table: torch.Tensor) -> torch.Tensor:
     most = int(table.sum(-1).max()) if table.numel() else 0
     numbers = torch.where(table, torch.arange(table.shape[-1], device=table.device), -1)
     return numbers.topk(most, dim=-1).values.flip(-1)
+
+
+def decide_chosen(leaf: Chosen, given: Given) -> Choice:
+    """The listed blocks, each once; raises ValueError for one that there is not."""
+    size, name = leaf.choices.size, leaf.choices.name  # type: ignore[attr-defined]
+    blocks = given.data[name].to(torch.int64)
+    count = -(-given.n_k // size)
+    wrong = (blocks < -1) | (blocks >= count)
+    if bool(wrong.any()):
+        raise ValueError(
+            f"`{name}` must name key blocks 0 … {count - 1}, {size} of {given.n_k} keys each, or -1"
+            f" for none, got {int(blocks[wrong][0])}"
+        )
+    blocks = blocks.sort(-1).values
+    again = torch.zeros_like(blocks, dtype=torch.bool)
+    again[..., 1:] = blocks[..., 1:] == blocks[..., :-1]
+    blocks = torch.where(again, -1, blocks).sort(-1).values
+    start = blocks.new_zeros(len(blocks), 1)
+    first_row = start + given.first_query
+    return ListChoice(blocks, start, first_row, size, 1, given.n_q, given.n_k)

@@ -121,9 +121,11 @@ class LshChoice(Choice):
         """How many rounds there are."""
         return self.k.bucket.shape[2]
 
-    def counts(self, q: torch.Tensor, k: torch.Tensor) -> torch.Tensor | None:
-        if not self.leaf.multiplicity or self.leaf.combine == "mean":
-            return None
+    @property
+    def counted(self) -> bool:
+        return self.leaf.multiplicity and self.leaf.combine != "mean"
+
+    def counts(self, q: torch.Tensor, k: torch.Tensor) -> torch.Tensor:
         count = self.found(0, q, k).to(torch.int64)
         for turn in range(1, self.turns):
             count = count + self.found(turn, q, k)

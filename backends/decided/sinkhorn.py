@@ -23,12 +23,12 @@ class MatchChoice(Choice):
     """
 
     matched: torch.Tensor
-    weight: torch.Tensor
     start: torch.Tensor
     size: int
     cut: int | None
     n_q: int
     n_k: int
+    weight: torch.Tensor | None = None
 
     def _blocks(self, position: torch.Tensor) -> torch.Tensor:
         """The block of positions, with the axes of samples and heads; -1 before the first."""
@@ -39,7 +39,8 @@ class MatchChoice(Choice):
     def _of_row(self, row: torch.Tensor, k: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Whether key blocks are matched with rows, and the factor of those that are."""
         held = (look_up(self.matched, row.clamp_min(0)) == k) & (row >= 0) & (k >= 0)
-        return held, torch.where(held, look_up(self.weight, row.clamp_min(0)), 1.0)
+        weight = torch.ones_like(self.matched) if self.weight is None else self.weight
+        return held, torch.where(held, look_up(weight, row.clamp_min(0)), 1.0)
 
     def holds(self, q: torch.Tensor, k: torch.Tensor) -> torch.Tensor:
         own, block = self._blocks(q), self._blocks(k)
@@ -50,7 +51,7 @@ class MatchChoice(Choice):
             held = held | self._of_row(torch.full_like(own, row), block)[0]
         return held & (own >= 0)
 
-    def factor(self, q: torch.Tensor, k: torch.Tensor) -> torch.Tensor | None:
+    def factor(self, q: torch.Tensor, k: torch.Tensor) -> torch.Tensor:
         own, block = self._blocks(q), self._blocks(k)
         if self.cut is None:
             return self._of_row(own, block)[1]
@@ -61,26 +62,53 @@ class MatchChoice(Choice):
         # a block that several rows have counts once, and trains all of them
         return 1 + torch.stack([each - 1 for each in factors]).sum(0)
 
+    @property
+    def _own(self) -> torch.Tensor:
+        """The numbers of all blocks."""
+        return torch.arange(-(-self.n_k // self.size), device=self.start.device)
+
+    def _pairs_of_blocks(self) -> tuple[torch.Tensor, torch.Tensor]:
+        """The own block of each and the matched one [B, H, blocks, 2], and whether they are one
+        [B, H, blocks]."""
+        short = len(self._own) - self.matched.shape[2]
+        matched = torch.nn.functional.pad(self.matched, (0, short), value=-1)
+        return torch.stack([self._own.expand_as(matched), matched], -1), matched == self._own
+
+    def _rows(self) -> torch.Tensor:
+        """The blocks of all rows [B, H, rows], each once, -1 for none."""
+        rows = self.matched.sort(-1).values
+        again = rows[..., 1:] == rows[..., :-1]
+        rows[..., 1:] = torch.where(again, -1, rows[..., 1:])
+        return rows
+
     def layouts(self) -> tuple[TileLists, ...]:
-        """Tiles of one block: the own one and the matched one."""
-        blocks = -(-self.n_k // self.size)
-        own = torch.arange(blocks, device=self.start.device)
+        """Tiles of one block: the own one and the matched one, or those of all rows."""
+        own, first = self._own, self.n_k - self.n_q
         if self.cut is None:
-            short = blocks - self.matched.shape[2]
-            matched = torch.nn.functional.pad(self.matched, (0, short), value=-1)
-            both = torch.stack([own.expand_as(matched), matched], -1)
-            lists = torch.where(
-                (matched == own)[..., None] & both.new_tensor([0, 1]).bool(), -1, both
-            )
+            both, same = self._pairs_of_blocks()
+            lists = torch.where(same[..., None] & both.new_tensor([0, 1]).bool(), -1, both)
         else:
-            rows = self.matched.sort(-1).values
-            rows[..., 1:][rows[..., 1:] == rows[..., :-1]] = -1
-            lists = rows[:, :, None].expand(-1, -1, blocks, -1)
-        slots = torch.arange(blocks * self.size, device=own.device)
-        order = (self.start + slots)[:, None]
-        k_order = torch.where(order < self.n_k, order, -1)
-        q_order = torch.where(k_order >= self.n_k - self.n_q, k_order, -1)
-        return (TileLists(q_order, k_order, self.size, self.size, lists, self.holds),)
+            lists = self._rows()[:, :, None].expand(-1, -1, len(own), -1)
+        # blocks before the first query ask for nothing
+        idle = self.start[:, None] + (own + 1) * self.size <= first
+        lists = lists.masked_fill(idle[..., None], -1)
+        q_order = k_order = None
+        if bool(self.start.any()):
+            order = (self.start + torch.arange(len(own) * self.size, device=own.device))[:, None]
+            k_order = torch.where(order < self.n_k, order, -1)
+            q_order = torch.where(k_order >= first, k_order, -1)
+        return (TileLists(q_order, k_order, self.size, self.size, lists, self.holds, whole=True),)
+
+    def of_weight(self, sums: torch.Tensor) -> torch.Tensor:
+        rows = self.matched.shape[2]
+        if self.cut is None:
+            _, same = self._pairs_of_blocks()
+            found = torch.where(same, sums[..., 0], sums[..., 1])[:, :, :rows]
+        else:
+            total = sums.sum(2)[:, :, None]
+            same = self._rows()[:, :, None] == self.matched[..., None]
+            found = torch.where(same, total, 0.0).sum(-1)
+        return found.masked_fill(self.matched < 0, 0.0)
 
     @property
     def lists(self) -> Mapping[str, torch.Tensor]:
@@ -109,7 +137,8 @@ def decide(leaf: Sinkhorn, given: Given) -> Choice:
     factor = 1 + chosen - chosen.detach()
     if leaf.cut is not None:
         matched, factor = matched[..., : leaf.cut], factor[..., : leaf.cut]
-    return MatchChoice(matched, factor, start[:, None], leaf.size, leaf.cut, given.n_q, given.n_k)
+    sizes = leaf.size, leaf.cut, given.n_q, given.n_k
+    return MatchChoice(matched, start[:, None], *sizes, weight=factor)
 
 
 def block_sums(

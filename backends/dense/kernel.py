@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import reduce
 
 import numpy as np
 import torch
@@ -71,18 +72,15 @@ class DenseKernel:
 
     def _counts(self, call: Call) -> torch.Tensor | None:
         """How often pairs are weighed where a choice finds them several times."""
-        found = [call.data[leaf].counts(*self.at) for leaf in self.work.decided]
-        counts = [each for each in found if each is not None]
+        choices = (call.data[leaf] for leaf in self.work.decided)
+        counts = [choice.counts(*self.at) for choice in choices if choice.counted]
         return torch.stack(counts).sum(0).clamp_min(1) if counts else None
 
     def _factor(self, call: Call) -> torch.Tensor | None:
         """What keys and values of pairs are multiplied with."""
-        product = None
-        for leaf in self.work.decided:
-            found = call.data[leaf].factor(*self.at)
-            if found is not None:
-                product = found if product is None else product * found
-        return product
+        choices = (call.data[leaf] for leaf in self.work.decided)
+        found = [choice.factor(*self.at) for choice in choices if choice.weight is not None]
+        return reduce(torch.mul, found) if found else None
 
     def _mean(self, rounds: list[Call], outs: list[torch.Tensor]) -> torch.Tensor:
         """The mean of the outputs [B, K, R, n_q, d_v] of the rounds in which a query has a key."""

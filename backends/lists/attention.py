@@ -45,6 +45,10 @@ class Pairs:
     changes: Changes | None = None
     """What scores become."""
 
+    sums: torch.Tensor | None = None
+    """Where each entry's gradient of a factor of its keys and values, which is 1, is put:
+    [N, T, r]; None where nobody asks for it."""
+
     def held(self, low: int, high: int, slots: torch.Tensor) -> torch.Tensor:
         """The masks of some entries `slots` int64 [N, high - low, s] of query tiles
         low <= t < high: bool, or what is added to the scores, [N, high - low, h, s, w]."""
@@ -286,7 +290,13 @@ def backward(
         # rows that are no queries weigh nothing
         lse = lse.masked_fill(~tiles.pairs.rows, math.inf)
     for chunk in tiles.chunks():
-        found = _backward_chunk(chunk, grad, delta, lse, (of_k, of_v))
+        sums = None
+        if tiles.pairs.sums is not None:
+            sums = tiles.q.new_zeros(chunk.rows(tiles.lists).numel())
+        found = _backward_chunk(chunk, grad, delta, lse, (of_k, of_v), sums)
+        if tiles.pairs.sums is not None and sums is not None:
+            part = tiles.pairs.sums[:, chunk.low : chunk.high]
+            part.copy_(sums.view(part.shape))
         of_q[:, chunk.low : chunk.high] = found.view(len(of_q), -1, *of_q.shape[2:])
     return of_q, of_k, of_v
 
@@ -297,8 +307,10 @@ def _backward_chunk(
     delta: torch.Tensor,
     lse: torch.Tensor,
     into: tuple[torch.Tensor, torch.Tensor],
+    of_factors: torch.Tensor | None,
 ) -> torch.Tensor:
-    """The gradients of the chunk's queries [L h, d]; those of keys and values are added."""
+    """The gradients of the chunk's queries [L h, d]; those of keys and values are added, and those
+    of factors of entries [L r]."""
     tiles = chunk.tiles
     q, grad, delta, lse = (chunk.rows(x) for x in (tiles.q, grad, delta, lse))
     count, height, size = max(1, chunk.batches.partials), tiles.height, tiles.q.shape[3]
@@ -306,6 +318,7 @@ def _backward_chunk(
     for batch in chunk.pieces():
         rows = _taken(q, batch.rows, "rows")
         scores = _products(chunk, batch, rows)
+        plain = None if of_factors is None else scores.clone()
         weights = _masked(chunk, batch, chunk.changed(scores, batch))
         sums = _taken(lse, batch.rows, "sums")
         if batch.real is not None:
@@ -318,8 +331,11 @@ def _backward_chunk(
         of_scores = torch.bmm(
             given, values.mT, out=scratch("score gradients", weights.shape, q.dtype)
         )
+        shares = None if plain is None else weights * of_scores
         of_scores.sub_(_taken(delta, batch.rows, "delta")[..., None]).mul_(weights)
         of_scores = chunk.changed_back(scores, batch, of_scores)
+        if of_factors is not None and shares is not None and plain is not None:
+            _add_sums(of_factors, batch, shares.addcmul_(of_scores, plain))
         _add_tiles(into[0], batch, torch.bmm(of_scores.mT, rows))
         keys = _taken(tiles.k, batch.tiles, "keys")
         part = outs[batch.first : batch.first + batch.rows.numel()].view(rows.shape)
@@ -329,6 +345,13 @@ def _backward_chunk(
     if none is not None:
         weights.masked_fill_(none, 0.0)
     return _bags(outs.view(count * height, size), index, weights)
+
+
+def _add_sums(into: torch.Tensor, batch: Batch, found: torch.Tensor) -> None:
+    """Add numbers of pairs [G, M h, C w] to those of their entries."""
+    groups, rows, tiles = batch.entries.shape
+    found = found.view(groups, rows, found.shape[1] // rows, tiles, -1).sum((2, 4))
+    into.index_add_(0, batch.entries.flatten(), found.flatten())
 
 
 def _add_tiles(into: torch.Tensor, batch: Batch, found: torch.Tensor) -> None:

@@ -1,39 +1,31 @@
 """Lists of tiles that the data decide: entries sorted by key tile, computed in few large products.
 
 For graphs of which a part is decided by queries, keys or inputs. The decided graphs are taken apart
-from the static rest, which runs in bands; results are merged by their log-sum-exps.
+from the rest, which runs in bands; results are merged by their log-sum-exps.
 """
 
 from __future__ import annotations
 
 from dataclasses import replace
 from functools import lru_cache
-from math import isqrt
 from typing import TYPE_CHECKING
 
 from attnspec.backends.bands.backend import BandsBackend
 from attnspec.backends.lists.products import Parts, parts_of
-from attnspec.graphs.patterns.cluster import Cluster
-from attnspec.graphs.patterns.lsh import Lsh
-from attnspec.graphs.patterns.sinkhorn import Sinkhorn
-from attnspec.graphs.patterns.topk import TopK
 from attnspec.graphs.relation import Relation
-from attnspec.graphs.token_sets import reads_data
+from attnspec.graphs.token_sets import inputs_in
 from attnspec.lower.cost_model import current
-from attnspec.lower.work import MERGED, Kernel, Work
+from attnspec.lower.work import MERGED, Kernel, Softcap, Work
 
 if TYPE_CHECKING:
     import torch
-
-FEW = 1024
-"""Keys that a query is taken to read where nothing tells how many."""
 
 TILE = 64
 """Keys of a tile, about."""
 
 
 class ListsBackend:
-    """Decided lists of tiles, and the static rest in bands."""
+    """Decided lists of tiles, and the rest in bands."""
 
     name = "lists"
     runs_decided = True
@@ -54,18 +46,17 @@ class ListsBackend:
             return (
                 "decided graphs stand under something else than `|` and `&`, or in too many terms"
             )
-        if parts.rest is not None and reads_data(parts.rest):
-            return "the graph beside what is decided reads run-time inputs"
         alone = len(parts.products) == 1 and parts.rest is None and not parts.products[0].others
         for leaf in work.decided:
-            reason = _changed(leaf, alone)
-            if reason is not None:
-                return reason
+            if not alone and not leaf.beside(vars(leaf)):
+                return f"`{leaf.name}` changes weights, and another graph stands beside it"
+            if leaf.averages and not all(isinstance(each, Softcap) for each in work.changes):
+                return "scores change with the distance, and means of queries have none"
         return None
 
     def cost(self, work: Work) -> float:
         # the tensors of a call decide what it is
-        reads = [min(work.n_k, _reads(leaf, work.n_k)) for leaf in work.decided]
+        reads = [min(work.n_k, leaf.about_keys(work.n_k)) for leaf in work.decided]
         pairs = work.n_q * sum(reads)
         entries = work.n_q * sum(-(-count // TILE) for count in reads)
         amounts = {"bands_layout": 1, "bands_pair": pairs, "bands_merge": entries}
@@ -73,35 +64,24 @@ class ListsBackend:
         if parts.rest is None:
             return current().seconds(amounts)
         return current().seconds(amounts) + BandsBackend().cost(
-            replace(work, relation=parts.rest, reads=())
+            replace(work, relation=parts.rest, reads=inputs_in(parts.rest))
         )
 
     def steps(self, work: Work) -> tuple[str, ...]:
+        if work.decided[0].averages:
+            return ("means of queries over all keys",)
         parts = _parts(work.relation)
         lines = [f"lists of `{product.leaf.name}`" for product in parts.products]
-        return (*lines, *(["the static rest in bands"] if parts.rest is not None else []))
+        return (*lines, *(["the rest in bands"] if parts.rest is not None else []))
 
     def build(self, work: Work, heads: tuple[int, ...], device: torch.device) -> Kernel:
         from attnspec.backends.lists.kernel import ListedKernel
+        from attnspec.backends.lists.means import MeansKernel
 
+        (leaf, *_) = work.decided
+        if leaf.averages:
+            return MeansKernel(work, heads, device, leaf.about_keys(work.n_k))
         return ListedKernel(work, heads, device, _parts(work.relation))
-
-
-def _reads(leaf: Relation, n: int) -> int:
-    """Keys that a query reads, about."""
-    match leaf:
-        case TopK(keys=int(keys)):
-            return keys
-        case TopK(blocks=int(blocks)):
-            return blocks * leaf.block
-        case Lsh():
-            return leaf.rounds * (leaf.look + 1) * leaf.chunk
-        case Cluster(count=int(count)):
-            return -(-n // count)
-        case Cluster():
-            return isqrt(n)
-        case _:
-            return FEW
 
 
 @lru_cache(maxsize=64)
@@ -110,14 +90,3 @@ def _parts(relation: Relation) -> Parts:
     if found is None:
         raise ValueError("this graph is not taken apart")
     return found
-
-
-def _changed(leaf: Relation, alone: bool) -> str | None:
-    """Why what a decided graph changes beside pairs is not computed here, or None."""
-    if isinstance(leaf, Sinkhorn):
-        return "keys and values of matched blocks carry a factor"
-    if isinstance(leaf, Cluster) and leaf.of == "q":
-        return "means of queries attend"
-    if isinstance(leaf, Lsh) and not alone and (leaf.multiplicity or leaf.combine == "mean"):
-        return "rounds are weighed, and another graph stands beside them"
-    return None

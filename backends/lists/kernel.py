@@ -1,4 +1,4 @@
-"""The kernel of graphs that the data decide: lists of tiles, and a static rest in bands, merged.
+"""The kernel of graphs that the data decide: lists of tiles, and the rest in bands, merged.
 
 Where the fast way cannot go (transforms, dropout, derivatives of derivatives) the dense definition
 computes the same, which takes a number for every pair.
@@ -7,12 +7,14 @@ computes the same, which takes a number for every pair.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from typing import cast
 
 import torch
 
 from attnspec.backends.bands.kernel import SteppedKernel
+from attnspec.backends.bands.per_sample import ReadingKernel
 from attnspec.backends.common.exact import Partial, SoftmaxKernel
 from attnspec.backends.common.score_formula import unit
 from attnspec.backends.dense.kernel import DenseKernel
@@ -23,19 +25,41 @@ from attnspec.backends.lists.parts import Part, parts_of
 from attnspec.backends.lists.placed import Placed
 from attnspec.backends.lists.products import Parts
 from attnspec.graphs.relation import Relation
+from attnspec.graphs.token_sets import inputs_in
 from attnspec.layout.steps import bands_of, layouts_of
 from attnspec.lower.work import Call, Work
 
+WEIGHT = "weight of a choice"
+"""What stands for it among the tables of a call."""
+
+
+class Rest(ReadingKernel):
+    """What stands beside decided graphs, in bands: those of each sample where inputs are read."""
+
+    def __init__(
+        self, work: Work, heads: tuple[int, ...], device: torch.device, rest: Relation
+    ) -> None:
+        work = replace(work, relation=rest, reads=inputs_in(rest), normalize="softmax")
+        super().__init__(work, heads, device)
+
+    def known(self, work: Work) -> SteppedKernel:
+        layouts = layouts_of(bands_of(work.relation, work.n_q, work.n_k), work.n_q, work.n_k)
+        return SteppedKernel(work, self.heads, self.device, layouts)
+
+    def of_sample(self, data: Mapping[str, torch.Tensor], sample: int) -> SteppedKernel:
+        """The kernel of one sample's inputs."""
+        return cast(SteppedKernel, self.kernel_of(data, sample))
+
 
 class ListedKernel(SoftmaxKernel):
-    """Attention over the lists of a call's choices, and over the static rest of the graph."""
+    """Attention over the lists of a call's choices, and over the rest of the graph."""
 
     def __init__(
         self, work: Work, heads: tuple[int, ...], device: torch.device, parts: Parts
     ) -> None:
         self.work, self.heads, self.device, self.parts = work, heads, device, parts
         self.changes = ScoreChanges(work, heads) if work.changes else None
-        self.rest = None if parts.rest is None else self._in_bands(parts.rest)
+        self.rest = None if parts.rest is None else Rest(work, heads, device, parts.rest)
         self._covers = Covers(work.n_k)
 
     def __call__(
@@ -44,7 +68,7 @@ class ListedKernel(SoftmaxKernel):
         rounds = self._rounds(call)
         if rounds:
             return self._mean(q, k, v, rounds)
-        return super().__call__(q, self._keys(k), v, call)
+        return super().__call__(q, self._keys(k), v, self._with_weight(call))
 
     def partial(  # type: ignore[override]
         self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, call: Call
@@ -52,7 +76,7 @@ class ListedKernel(SoftmaxKernel):
         rounds = self._rounds(call)
         if rounds:
             return self._mean(q, k, v, rounds), None
-        return super().partial(q, self._keys(k), v, call)
+        return super().partial(q, self._keys(k), v, self._with_weight(call))
 
     def _mean(
         self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, rounds: Sequence[Call]
@@ -73,11 +97,28 @@ class ListedKernel(SoftmaxKernel):
         leaf = self.work.decided[0]
         return [replace(call, data={**call.data, leaf: each}) for each in call.data[leaf].rounds()]
 
-    def _in_bands(self, rest: Relation) -> SteppedKernel:
-        """The kernel of the static pairs."""
-        work = replace(self.work, relation=rest, reads=(), normalize="softmax")
-        layouts = layouts_of(bands_of(rest, work.n_q, work.n_k), work.n_q, work.n_k)
-        return SteppedKernel(work, self.heads, self.device, layouts)
+    def _with_weight(self, call: Call) -> Call:
+        """The call with what its choice learns among the tables, so that it gets its gradient."""
+        weight = call.data[self.work.decided[0]].weight
+        return call if weight is None else replace(call, tables={**call.tables, WEIGHT: weight})
+
+    def composed(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, call: Call) -> Partial:
+        if WEIGHT in call.tables:
+            leaf = self.work.decided[0]
+            choice = replace(call.data[leaf], weight=call.tables[WEIGHT])
+            call = replace(call, data={**call.data, leaf: choice})
+        return super().composed(q, k, v, call)
+
+    def _rests(self, call: Call) -> Iterator[tuple[slice, SteppedKernel, Call]]:
+        """The kernels of what stands beside, each with its samples and their call."""
+        if self.rest is not None and not self.rest.work.reads:
+            yield slice(None), self.rest.of_sample({}, 0), call
+        elif self.rest is not None:
+            data = {name: call.data[name][:, 0] for name in self.rest.work.reads}
+            for sample in range(len(data[self.rest.work.reads[0]])):
+                part = slice(sample, sample + 1)
+                padding = None if call.padding is None else call.padding[part]
+                yield part, self.rest.of_sample(data, sample), replace(call, padding=padding)
 
     def build_differentiable(self) -> DenseKernel:
         return DenseKernel(self.work, self.heads, self.device)
@@ -85,13 +126,12 @@ class ListedKernel(SoftmaxKernel):
     def forward(
         self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, call: Call, scale: float
     ) -> Partial:
+        call, _ = _apart(call)
         wide = torch.promote_types(q.dtype, torch.float32)
         out = q.new_zeros(q.shape, dtype=wide)
         lse = q.new_full(q.shape[:-1], -math.inf, dtype=wide)
-        if self.rest is not None:
-            found, sums = self.rest.forward(q, k, v, call, scale)
-            out.copy_(found)
-            lse.copy_(sums)
+        for of, kernel, its in self._rests(call):
+            out[of], lse[of] = kernel.forward(q[of], k[of], v[of], its, scale)
         for part in self._parts(q, call):
             mine = part.of_q(q).to(wide) * scale
             into = [part.of_q(x).contiguous() for x in (out, lse)]
@@ -112,11 +152,14 @@ class ListedKernel(SoftmaxKernel):
     ) -> Sequence[torch.Tensor]:
         q, k, v, out, lse = saved
         wide = lse.dtype
+        call, weight = _apart(call)
+        of_weight = None if weight is None else torch.zeros_like(weight, dtype=wide)
         grads = [x.new_zeros(x.shape, dtype=wide) for x in (q, k, v)]
         tables = [torch.zeros_like(table) for table in call.tables.values()]
-        if self.rest is not None:
-            found = self.rest.backward(grad, saved, call, scale)
-            for total, share in zip((*grads, *tables), found, strict=True):
+        for of, kernel, its in self._rests(call):
+            found = kernel.backward(grad[of], [x[of] for x in saved], its, scale)
+            totals = [*(x[of] for x in grads), *tables]
+            for total, share in zip(totals, found, strict=True):
                 total += share
         lse = lse.masked_fill(lse == -math.inf, 0.0)
         delta = (grad.to(wide) * out).sum(-1)
@@ -127,16 +170,24 @@ class ListedKernel(SoftmaxKernel):
             into = [torch.zeros_like(x) for x in (mine, *keys)]
             for placed in self._placed(part):
                 rows = [placed.of_q(x) for x in (above, part.of_q(delta), part.of_q(lse))]
+                if of_weight is not None:
+                    placed.sums = torch.zeros_like(placed.lists, dtype=wide).flatten(0, 1)
                 found = attention.backward(placed.tiles(mine, *keys), rows[0], rows[1], rows[2])
                 placed.add_q(into[0].view(-1, q.shape[-1]), found[0])
                 for total, share in zip(into[1:], found[1:], strict=True):
                     placed.add_k(total, share)
+                if of_weight is not None and placed.sums is not None:
+                    sums = placed.sums.view(placed.lists.shape)
+                    choice = part.data[self.work.decided[0]]
+                    of_weight[part.samples, part.query_heads] += choice.of_weight(sums)
                 if placed.changes is not None:
                     for total, share in zip(tables, placed.changes.grads.values(), strict=True):
                         total += share
             part.of_q(grads[0]).add_(into[0], alpha=scale)
             for total, share in zip(grads[1:], into[1:], strict=True):
                 part.of_k(total).add_(share)
+        if weight is not None and of_weight is not None:
+            tables.append(of_weight.to(weight.dtype))
         return *(x.to(y.dtype) for x, y in zip(grads, (q, k, v), strict=True)), *tables
 
     def _placed(self, part: Part) -> Iterator[Placed]:
@@ -144,3 +195,10 @@ class ListedKernel(SoftmaxKernel):
 
     def _parts(self, q: torch.Tensor, call: Call) -> Iterator[Part]:
         return parts_of(q, self.work.n_k, call, self.parts.products)
+
+
+def _apart(call: Call) -> tuple[Call, torch.Tensor | None]:
+    """The call with its own tables alone, and what its choice learns."""
+    tables = dict(call.tables)
+    weight = tables.pop(WEIGHT, None)
+    return replace(call, tables=tables), weight

@@ -10,12 +10,10 @@ from typing import Any
 import numpy as np
 import torch
 
-from attnspec.backends.common.masks import with_data
-from attnspec.backends.decided.choice import Choice
-from attnspec.backends.decided.lists import ListChoice
+from attnspec.backends.decided.choice import Choice, TileLists, part_of
+from attnspec.backends.decided.lists import Pairs
 from attnspec.backends.lists.changes import Changes, ScoreChanges
 from attnspec.backends.lists.cover import Covers
-from attnspec.backends.lists.layouts import Layout, layouts_of, part_of
 from attnspec.backends.lists.placed import Condition, Conditions, Placed
 from attnspec.backends.lists.products import Product
 from attnspec.graphs.relation import Relation, evaluate_pairs
@@ -28,7 +26,7 @@ PART = 1 << 18
 @dataclass(frozen=True, eq=False)
 class Part:
     """Samples, key heads and of the query heads of each some, of a call of so many [B, K, R, n_q]
-    and n_k keys; query tiles have so many rows at least, those of heads together."""
+    and n_k keys."""
 
     samples: slice
     heads: slice
@@ -36,7 +34,6 @@ class Part:
     shape: tuple[int, ...]
     n_k: int
     call: Call
-    fewest: int = 1
 
     def of_q(self, x: torch.Tensor) -> torch.Tensor:
         """The part of x [B, K, R, …]."""
@@ -67,11 +64,10 @@ class Part:
             return None
         return padding[self.samples]
 
-    def layouts(self, product: Product) -> tuple[Layout, ...]:
+    def layouts(self, product: Product) -> tuple[TileLists, ...]:
         """The layouts of a product's leaf."""
-        heads = self.repeats.stop - self.repeats.start
-        fewest = -(-self.fewest // heads)
-        return layouts_of(self.data[product.leaf], self.shape[3], self.n_k, fewest)
+        found: tuple[TileLists, ...] = self.data[product.leaf].layouts()
+        return found
 
     def conditions(self, product: Product, covers: Covers, height: int) -> Conditions:
         """What the pairs of a product must have besides."""
@@ -82,10 +78,9 @@ class Part:
             each.append(_static(product.static, self.n_k))
         for held, relations in ((True, product.others), (False, product.earlier)):
             for relation in relations:
-                each.append(_by_data(with_data(relation, self.data), self.n_k, held))
-        choice = self.data[product.leaf]
-        if not isinstance(choice, ListChoice):
-            each.append(_counts(choice))
+                each.append(_by_data(Pairs(relation, self.data, self.n_k), held))
+        if self.data[product.leaf].counted:
+            each.append(_counts(self.data[product.leaf]))
         always = bool(product.others or product.earlier)
         return Conditions(each, cover, always, self.padding)
 
@@ -109,8 +104,10 @@ class Part:
     def apart(self, products: Sequence[Product]) -> Iterator[Part]:
         """The part itself where heads that share keys share lists, else a part of each."""
         repeat = self.shape[2]
+        weighed = any(self.data[each.leaf].weight is not None for each in products)
         shared = (layout.is_shared(repeat) for each in products for layout in self.layouts(each))
-        if repeat == 1 or (not any(x.others or x.earlier for x in products) and all(shared)):
+        mixed = weighed or any(x.others or x.earlier for x in products)
+        if repeat == 1 or (not mixed and all(shared)):
             yield self
             return
         for each in range(repeat):
@@ -131,8 +128,7 @@ def parts_of(q: torch.Tensor, n_k: int, call: Call, products: Sequence[Product])
 
 def _counts(choice: Choice) -> Condition:
     def condition(q: torch.Tensor, k: torch.Tensor) -> torch.Tensor:
-        found = choice.counts(q, k)
-        return torch.ones_like(k, dtype=torch.bool) if found is None else found.double().log()
+        return choice.counts(q, k).double().log()
 
     return condition
 
@@ -145,9 +141,9 @@ def _static(relation: Relation, n: int) -> Condition:
     return condition
 
 
-def _by_data(relation: Relation, n: int, wanted: bool) -> Condition:
+def _by_data(pairs: Pairs, wanted: bool) -> Condition:
     def condition(q: torch.Tensor, k: torch.Tensor) -> torch.Tensor:
-        found: torch.Tensor = relation.holds(q, k, n)
+        found = pairs.holds(q, k)
         return found if wanted else ~found
 
     return condition

@@ -13,9 +13,10 @@ from functools import cached_property, reduce
 
 import torch
 
+from attnspec.backends.decided.choice import TileLists
 from attnspec.backends.lists.attention import Pairs, Tiles
 from attnspec.backends.lists.cover import Cover
-from attnspec.backends.lists.layouts import Layout, Side, of_tiles
+from attnspec.backends.lists.sides import Side, of_tiles
 
 Condition = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 """Whether q reads k, bool, or what is added to the score: of positions that broadcast, int64 of
@@ -39,7 +40,7 @@ class Conditions:
 class Placed(Pairs):
     """The tiles of a layout for tensors [B, K, R, n_q, …] and [B, K, n_k, …]."""
 
-    def __init__(self, layout: Layout, shape: Sequence[int], n_k: int, more: Conditions) -> None:
+    def __init__(self, layout: TileLists, shape: Sequence[int], n_k: int, more: Conditions) -> None:
         """`shape` is B, K, R, n_q."""
         self.batch, self.heads, self.repeat, self.n_q = shape
         self.more, self.first = more, n_k - self.n_q

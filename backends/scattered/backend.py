@@ -52,7 +52,10 @@ class ScatteredBackend:
     def amounts(self, work: Work) -> Amounts:
         """What the work takes."""
         edges = edges_of(work.relation, work.n_q, work.n_k)
-        return {"scattered_call": 1, "scattered_row": work.n_q, "scattered_edge": edges}
+        amounts = {"scattered_call": 1.0, "scattered_row": work.n_q, "scattered_edge": edges}
+        if not work.plain or work.device != "cpu":
+            amounts["scattered_gathered"] = edges
+        return amounts
 
     def steps(self, work: Work) -> tuple[str, ...]:
         edges = edges_of(work.relation, work.n_q, work.n_k)

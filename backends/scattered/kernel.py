@@ -16,7 +16,7 @@ from torch.nn import functional
 from attnspec.backends.common.exact import grouped
 from attnspec.backends.common.pieces import PIECE
 from attnspec.backends.common.score_formula import HALF, Blocks, Formula, scale_of, shares
-from attnspec.backends.common.torch_modes import is_transformed
+from attnspec.backends.common.torch_modes import derivatives, is_transformed
 from attnspec.backends.scattered.products import EdgeProducts, scores, to_queries
 from attnspec.layout.edge_list import EdgeLayout, Rows
 from attnspec.lower.work import Call, Work
@@ -303,11 +303,11 @@ class _Plain(torch.autograd.Function):
         kernel, asks = ctx.kernel, ctx.needs_input_grad[:3]
         if not torch.is_grad_enabled():
             return *kernel.backward(grad, ctx.saved_tensors, asks), None, None
-        given = ctx.saved_tensors[:3]
-        out, _ = kernel.on_edges(*given, Call(padding=ctx.padding), kernel.products)
-        wanted = [x for x, ask in zip(given, asks, strict=True) if ask]
-        found = iter(torch.autograd.grad(out, wanted, grad, create_graph=True))
-        return *(next(found) if ask else None for ask in asks), None, None
+
+        def run(*given):  # type: ignore[no-untyped-def]
+            return kernel.on_edges(*given, Call(padding=ctx.padding), kernel.products)[:1]
+
+        return *derivatives(run, ctx.saved_tensors[:3], asks, [grad]), None, None
 
 
 def _flat(x: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:

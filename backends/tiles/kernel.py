@@ -124,9 +124,9 @@ class TiledKernel:
 
     def blocks(self, piece: Piece, call: Call) -> Blocks:
         """The distances and the mask of a piece."""
-        run = piece.run
-        keys = run.keys(piece)
-        distance = None
+        run, distance = piece.run, None
+        if self.formula.needs_distance or call.padding is not None:
+            keys = run.keys(piece)
         if self.formula.needs_distance:
             queries = run.queries[piece.rows].view(piece.blocks, piece.height)
             distance = (queries + self.work.n_k - self.work.n_q)[..., None] - keys[:, None]

@@ -37,16 +37,34 @@ MASKS = 16
 """Masks that are kept: the layers of a model share one."""
 
 
+EVERY = slice(None)
+
+
+class Bias:
+    """What is added to scores [B or 1, H or 1, n_q or 1, n_k], -inf where there is no pair, and
+    which rows have none: bool [B or 1, H or 1, n_q or 1], None where all have one."""
+
+    def __init__(self, added: torch.Tensor) -> None:
+        empty = (added == -math.inf).all(-1)
+        self.added, self.empty = added, empty if bool(empty.any()) else None
+
+
 @dataclass(frozen=True, eq=False)
 class Part:
-    """Some samples, queries and keys that one call computes, with what is added to their scores
-    [B or 1, H or 1, n_q or 1, n_k], None for nothing."""
+    """Some samples, queries and keys that one call computes, with what is added to their scores,
+    None for nothing."""
 
     samples: slice
     rows: slice
     keys: slice
     causal: bool = False
-    bias: torch.Tensor | None = None
+    bias: Bias | None = None
+
+    def is_whole(self, q: torch.Tensor, k: torch.Tensor) -> bool:
+        """Whether these are all samples, queries and keys."""
+        sizes = len(q), q.shape[2], k.shape[2]
+        parts = zip((self.samples, self.rows, self.keys), sizes, strict=True)
+        return all(part is EVERY or part.indices(size) == (0, size, 1) for part, size in parts)
 
     def of_rows(self, x: torch.Tensor) -> torch.Tensor:
         """[B, H, n_q, …] of these samples and queries."""
@@ -64,7 +82,7 @@ class TorchCallKernel(SoftmaxKernel):
         self, work: Work, heads: tuple[int, ...], device: torch.device, form: Form
     ) -> None:
         self.work, self.heads, self.device, self.form = work, heads, device, form
-        self._biases: dict[torch.dtype, torch.Tensor] = {}
+        self._biases: dict[torch.dtype, Bias] = {}
 
     def build_differentiable(self) -> DenseKernel:
         return DenseKernel(self.work, self.heads, self.device)
@@ -82,7 +100,7 @@ class TorchCallKernel(SoftmaxKernel):
         shape, q = q.shape, q.flatten(1, 2)
         wide = torch.promote_types(q.dtype, torch.float32)
         parts = list(self._parts(q, call))
-        if len(parts) == 1 and _whole(parts[0], q, k):
+        if len(parts) == 1 and parts[0].is_whole(q, k):
             out, lse = _attended(parts[0], q, k, v, scale)
         else:
             out, lse = q.new_zeros(q.shape), q.new_full(q.shape[:-1], -math.inf, dtype=wide)
@@ -105,7 +123,7 @@ class TorchCallKernel(SoftmaxKernel):
         lse = lse.masked_fill(lse == -math.inf, 0.0)
         grad, q, out, lse = (x.flatten(1, 2) for x in (grad, q, out, lse))
         parts = list(self._parts(q, call))
-        if len(parts) == 1 and _whole(parts[0], q, k):
+        if len(parts) == 1 and parts[0].is_whole(q, k):
             found = _differentiated(parts[0], (grad, q, k, v, out, lse), scale)
             return found[0].view(shape), found[1], found[2]
         wide = lse.dtype
@@ -123,18 +141,20 @@ class TorchCallKernel(SoftmaxKernel):
 
     def _parts(self, q: torch.Tensor, call: Call) -> Iterator[Part]:
         """What is computed for queries [B, H, n_q, d], every pair once."""
-        work, every = self.work, slice(None)
+        work = self.work
         kind = torch.promote_types(q.dtype, torch.float32)
         if work.reads:
             mask = self.dense.mask(call)
-            yield Part(every, every, every, bias=self._sloped(_added(mask, kind)))
+            yield Part(EVERY, EVERY, EVERY, bias=Bias(self._sloped(_added(mask, kind))))
         elif call.padding is None:
-            yield self._part(every, every, every, kind)
+            yield self._part(EVERY, EVERY, EVERY, kind)
         elif len(q) * work.n_q * work.n_k <= SMALL or (ranges := _ranges(call.padding)) is None:
-            bias = _added(call.padding[:, None, None], kind)
-            if self.form is not Form.NOTHING or work.changes:
-                bias = bias + self._bias(kind)
-            yield Part(every, every, every, bias=bias)
+            real = call.padding[:, None, None]
+            if self.form is Form.NOTHING and not work.changes:
+                added = _added(real, kind)
+            else:
+                added = torch.where(real, self._bias(kind).added, -math.inf)
+            yield Part(EVERY, EVERY, EVERY, bias=Bias(added))
         else:
             for samples, keys in ranges:
                 yield from self._in_range(samples, keys, kind)
@@ -144,7 +164,7 @@ class TorchCallKernel(SoftmaxKernel):
         if keys.start == keys.stop:
             return
         if self.form is not Form.CAUSAL or self.work.changes:
-            yield self._part(samples, slice(None), keys, kind)
+            yield self._part(samples, EVERY, keys, kind)
             return
         yield Part(samples, keys, keys, causal=True)
         if keys.stop < self.work.n_q:
@@ -153,14 +173,20 @@ class TorchCallKernel(SoftmaxKernel):
     def _part(self, samples: slice, rows: slice, keys: slice, kind: torch.dtype) -> Part:
         """All queries of some samples over a range of keys."""
         if self.work.changes or self.form is Form.MASK:
-            return Part(samples, rows, keys, bias=self._bias(kind)[..., keys])
+            bias = self._bias(kind)
+            bias = bias if keys is EVERY else Bias(bias.added[..., keys])
+            return Part(samples, rows, keys, bias=bias)
         return Part(samples, rows, keys, causal=self.form is Form.CAUSAL)
 
-    def _bias(self, kind: torch.dtype) -> torch.Tensor:
-        """What is added to all scores [1, H or 1, n_q, n_k]: -inf where there is no pair."""
+    def _bias(self, kind: torch.dtype) -> Bias:
+        """What is added to all scores [1, H or 1, n_q, n_k]."""
         if kind not in self._biases:
-            self._biases[kind] = apart(lambda: self._sloped(_mask_of(self.work, kind)))
+            self._biases[kind] = apart(lambda: self._made(kind))
         return self._biases[kind]
+
+    def _made(self, kind: torch.dtype) -> Bias:
+        mask = _mask_of(self.work, kind)
+        return Bias(self._sloped(mask.added)) if self.work.changes else mask
 
     def _sloped(self, bias: torch.Tensor) -> torch.Tensor:
         """A bias with what `alibi` adds."""
@@ -204,22 +230,20 @@ class JoinedCall(JoinedKernel, TorchCallKernel):
             (TorchCallKernel(work, mine, device, Form.MASK), len(mine)) for work, mine in groups
         ]
 
-    def _bias(self, kind: torch.dtype) -> torch.Tensor:
-        if kind not in self._biases:
-            parts = [_mask_of(x.work, kind).expand(-1, count, -1, -1) for x, count in self.each]
-            self._biases[kind] = apart(lambda: torch.cat(parts, 1))
-        return self._biases[kind]
+    def _made(self, kind: torch.dtype) -> Bias:
+        masks = [(_mask_of(x.work, kind).added, count) for x, count in self.each]
+        return Bias(torch.cat([mask.expand(-1, count, -1, -1) for mask, count in masks], 1))
 
 
 def _attended(
     part: Part, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scale: float
 ) -> Partial:
     """The output and log-sum-exps of a part."""
-    out, lse = flash(q, k, v, 0.0, part.causal, attn_mask=part.bias, scale=scale)
-    if part.bias is not None:
-        empty = (part.bias == -math.inf).all(-1)
-        lse = lse.masked_fill(empty, -math.inf)
-    return out, lse
+    if part.bias is None:
+        out, lse = flash(q, k, v, 0.0, part.causal, scale=scale)
+        return out, lse
+    out, lse = flash(q, k, v, 0.0, part.causal, attn_mask=part.bias.added, scale=scale)
+    return out, lse if part.bias.empty is None else lse.masked_fill(part.bias.empty, -math.inf)
 
 
 def _differentiated(
@@ -227,25 +251,20 @@ def _differentiated(
 ) -> Sequence[torch.Tensor]:
     """The gradients of q, k and v from that of the output, q, k, v, the output and its sums."""
     found: Sequence[torch.Tensor] = flash_backward(
-        *tensors, 0.0, part.causal, attn_mask=part.bias, scale=scale
+        *tensors, 0.0, part.causal, attn_mask=part.bias and part.bias.added, scale=scale
     )
     return found
 
 
-def _whole(part: Part, q: torch.Tensor, k: torch.Tensor) -> bool:
-    """Whether a part is everything."""
-    return part.of_rows(q).shape == q.shape and part.of_keys(k).shape == k.shape
-
-
-def _mask_of(work: Work, kind: torch.dtype) -> torch.Tensor:
+def _mask_of(work: Work, kind: torch.dtype) -> Bias:
     """0 for a pair of a work, -inf for another: [1, 1, n_q, n_k]."""
     return _mask(work.relation, work.n_q, work.n_k, kind)
 
 
 @lru_cache(maxsize=MASKS)
-def _mask(relation: Relation, n_q: int, n_k: int, kind: torch.dtype) -> torch.Tensor:
+def _mask(relation: Relation, n_q: int, n_k: int, kind: torch.dtype) -> Bias:
     held = torch.from_numpy(np.array(all_pairs(relation, n_q, n_k)))
-    return _added(held[None, None], kind)
+    return Bias(_added(held[None, None], kind))
 
 
 def _added(mask: torch.Tensor, kind: torch.dtype) -> torch.Tensor:

@@ -16,6 +16,7 @@ from attnspec.backends.lists.backend import ListsBackend
 from attnspec.backends.lists.products import parts_of
 from attnspec.backends.triton.tuning import ON_GPU
 from attnspec.graphs.patterns.lsh import Lsh
+from attnspec.graphs.patterns.sinkhorn import Sinkhorn
 from attnspec.layout.steps import READING, Banded, amounts_of, bands_of, layouts_of
 from attnspec.lower.cost_model import current
 from attnspec.lower.rates import Amounts
@@ -86,8 +87,11 @@ def _refuses_decided(work: Work) -> str | None:
         return (
             "the graph is decided by data and its scores are changed, which only `lists` computes"
         )
-    if any(isinstance(leaf, Lsh) and leaf.multiplicity for leaf in work.decided):
-        return "pairs are weighed as often as they are found, and masks of bits hold them once"
+    for leaf in work.decided:
+        if leaf.averages:
+            return "means of queries attend"
+        if isinstance(leaf, Sinkhorn) or (isinstance(leaf, Lsh) and leaf.multiplicity):
+            return f"`{leaf.name}` weighs pairs, and masks of bits hold them once"
     return ListsBackend().refuses(work, "cpu")
 
 

@@ -3,26 +3,64 @@ same kernels."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import torch
+from torch.nn import functional
 
 from attnspec.backends.common.exact import Partial
-from attnspec.backends.lists.kernel import ListedKernel
+from attnspec.backends.common.flash import with_zero_logit
+from attnspec.backends.decided.choice import TileLists
+from attnspec.backends.decided.lists import TILE, listed, marked
+from attnspec.backends.lists.kernel import ListedKernel, Rest
 from attnspec.backends.lists.parts import Part
-from attnspec.backends.lists.products import Parts
+from attnspec.backends.lists.products import Parts, Product
 from attnspec.backends.triton.attention import Passing, TileAttention
-from attnspec.backends.triton.kernel import TritonKernel, delta_of, empty_of, is_taken
+from attnspec.backends.triton.kernel import TritonKernel, delta_of, is_taken
 from attnspec.backends.triton.placed import PlacedTables
 from attnspec.backends.triton.tuning import LEAST, ON_GPU
-from attnspec.graphs.relation import Relation
 from attnspec.layout.steps import bands_of, layouts_of
 from attnspec.lower.work import Call, Work
 
 
+@dataclass(frozen=True, eq=False)
+class TallPart(Part):
+    """A part whose tiles fill blocks, query tiles with the rows of all heads that share them."""
+
+    def layouts(self, product: Product) -> tuple[TileLists, ...]:
+        heads = self.repeats.stop - self.repeats.start
+        return tuple(filled(each, heads) for each in super().layouts(product))
+
+
+def filled(layout: TileLists, heads: int) -> TileLists:
+    """Tiles of a layout that follow one another as one, where they would leave most of a block
+    empty: one that reads what any of them reads."""
+    rows = 1 if heads * layout.q_tile >= LEAST else -(-TILE // layout.q_tile)
+    keys = 1 if layout.k_tile >= LEAST else -(-TILE // layout.k_tile)
+    if rows == keys == 1 or not layout.lists.numel():
+        return layout
+    short = -layout.lists.shape[2] % rows
+    named = functional.pad(layout.lists, (0, 0, 0, short), value=-1)
+    named = named.div(keys, rounding_mode="floor")
+    named = named.reshape(*named.shape[:2], -1, rows * named.shape[3])
+    count = int(named.max()) + 1
+    sizes = {"q_tile": rows * layout.q_tile, "k_tile": keys * layout.k_tile}
+    return replace(layout, lists=listed(marked(named, count)), whole=False, **sizes)
+
+
+class ListedRest(Rest):
+    """What stands beside decided graphs."""
+
+    def known(self, work: Work) -> TritonKernel:  # type: ignore[override]
+        bands = bands_of(work.relation, work.n_q, work.n_k, ON_GPU)
+        layouts = layouts_of(bands, work.n_q, work.n_k)
+        return TritonKernel(work, self.heads, self.device, layouts)
+
+
 class DecidedKernel(ListedKernel):
-    """Attention over the lists of a call's choices, and over the static rest of the graph.
+    """Attention over the lists of a call's choices, and over the rest of the graph.
 
     The query heads of a key head that share their lists are rows of one tile. Where kernels cannot
     go, the dense definition computes the same.
@@ -34,20 +72,16 @@ class DecidedKernel(ListedKernel):
         self, work: Work, heads: tuple[int, ...], device: torch.device, parts: Parts
     ) -> None:
         super().__init__(work, heads, device, parts)
+        self.rest = None if parts.rest is None else ListedRest(work, heads, device, parts.rest)
         self.attention = TileAttention(work, heads, device)
 
     def takes(self, q: torch.Tensor) -> bool:
         return is_taken(q)
 
-    def _in_bands(self, rest: Relation) -> TritonKernel:  # type: ignore[override]
-        work = replace(self.work, relation=rest, reads=())
-        layouts = layouts_of(bands_of(rest, work.n_q, work.n_k, ON_GPU), work.n_q, work.n_k)
-        return TritonKernel(work, self.heads, self.device, layouts)
-
     def _parts(self, q: torch.Tensor, call: Call) -> Iterator[Part]:
         batch, keys, repeat, n_q = q.shape[:4]
         sides = slice(0, batch), slice(0, keys), slice(0, repeat)
-        whole = Part(*sides, (batch, keys, repeat, n_q), self.work.n_k, call, LEAST)
+        whole = TallPart(*sides, (batch, keys, repeat, n_q), self.work.n_k, call)
         return whole.apart(self.parts.products)
 
     def _tables(self, part: Part) -> list[PlacedTables]:
@@ -57,12 +91,12 @@ class DecidedKernel(ListedKernel):
         self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, call: Call, scale: float
     ) -> Partial:
         wide = torch.promote_types(q.dtype, torch.float32)
-        if self.rest is None:
-            out = q.new_zeros((*q.shape[:-1], v.shape[-1]), dtype=wide)
-            lse = q.new_full(q.shape[:-1], empty_of(self.work), dtype=wide)
-        else:
-            out, lse = self.rest.forward(q, k, v, call, scale)
-            out = out.to(wide)
+        out = q.new_zeros((*q.shape[:-1], v.shape[-1]), dtype=wide)
+        lse = q.new_full(q.shape[:-1], -math.inf, dtype=wide)
+        for of, kernel, its in self._rests(call):
+            out[of], lse[of] = kernel.forward(q[of], k[of], v[of], its, scale)
+        if self.work.normalize == "softmax1":
+            out, lse = with_zero_logit(out, lse)
         for part in self._parts(q, call):
             passing = _passing(part, q, k, v, scale)
             into = [_in_line(part.of_q(x)).contiguous() for x in (out, lse)]
@@ -85,9 +119,11 @@ class DecidedKernel(ListedKernel):
         q, k, v, out, lse = saved
         given = q, k, v
         grads = [x.new_zeros(x.shape, dtype=lse.dtype) for x in given]
-        if self.rest is not None:
-            found = self.rest.derivatives(saved, grad, of_lse, call, scale)
-            grads = [x + y for x, y in zip(grads, found, strict=True)]
+        for of, kernel, its in self._rests(call):
+            mine = None if of_lse is None else of_lse[of]
+            found = kernel.derivatives([x[of] for x in saved], grad[of], mine, its, scale)
+            for total, share in zip(grads, found, strict=True):
+                total[of] += share
         delta = delta_of(grad, out, lse, of_lse)
         for part in self._parts(q, call):
             passing = _passing(part, q, k, v, scale)

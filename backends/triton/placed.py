@@ -12,8 +12,8 @@ from functools import cached_property
 import torch
 from torch.nn import functional
 
-from attnspec.backends.lists.layouts import Side
 from attnspec.backends.lists.placed import Placed
+from attnspec.backends.lists.sides import Side
 from attnspec.backends.triton.tables import TileLists, TileSide
 
 LOOKED = 1 << 24

@@ -168,6 +168,20 @@ def test_costs_of_more_samples_and_heads() -> None:
         spec.analyse(512, batch=0)
 
 
+@pytest.mark.parametrize("batch", [1, 1000])
+def test_what_is_planned_and_counted_is_what_runs(batch: int) -> None:
+    # a choice that depends on samples would go for another backend where their calls are shared
+    texts = ("window(radius = 24)", "block(size = 16)", "strided(stride = 8)", "random(keys = 3)")
+    for text in texts:
+        spec = parse(f"attention a {{ attend {text} }}")
+        for n in (136, 264, 400, 700, 1200):
+            groups = spec.compile().engine.prepare(0, 2, 2, n, n, "cpu").groups
+            run = {type(group.kernel).__module__.split(".")[2] for group in groups}
+            planned = {step.chosen.name for step in spec.plan(n, "cpu", batch, 2).steps}
+            counted = {step.backend for step in steps_of(spec.stack(), n, Shape(batch, 2))}
+            assert planned == counted == {name.removesuffix("_call") for name in run}
+
+
 def test_a_plan_is_for_all_samples_and_heads() -> None:
     spec = parse("attention a { attend window(radius = 40) }")
     one = spec.plan(512, "cpu", 1, None, 64).steps[0].candidates

@@ -487,3 +487,35 @@ def test_candidates_name_every_backend_once() -> None:
     assert sorted(c.backend.name for c in candidates(work, "cpu")) == sorted(
         backend.name for backend in BACKENDS
     )
+
+
+@pytest.mark.parametrize(
+    ("body", "backend"),
+    [
+        ("full", "scattered"),
+        ("window(radius = 3)", "bands"),
+        ("window(radius = 3)", "traced"),
+        ("linear()", "factored"),
+        ("window(radius = 3) + linear()", "factored"),
+        ("lsh(rounds = 2, chunk = 8)", "lists"),
+        ("sinkhorn(size = 8)", "lists"),
+        ("sinkhorn(size = 8)", "traced"),
+    ],
+)
+def test_gradients_that_are_differentiated_again_are_the_same(body: str, backend: str) -> None:
+    """Of keys that are made of the queries, too: each has its own share."""
+    name = "auto" if backend == "traced" else backend
+    module = spec_of(f"attend {body}").compile(name, head_size=8)
+
+    def attend(q: torch.Tensor) -> torch.Tensor:
+        k = q if "lsh" in body else q.roll(1, 3) * 0.7
+        out: torch.Tensor = module(q, k, k * 2)
+        return out
+
+    run = torch.compile(attend, backend="eager") if backend == "traced" else attend
+    q = torch.randn(1, 2, 40, 8).requires_grad_()
+    found = [
+        torch.autograd.grad(run(q).square().sum(), q, create_graph=again)[0]
+        for again in (False, True)
+    ]
+    torch.testing.assert_close(found[0], found[1], rtol=1e-4, atol=1e-5)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 
 import pytest
@@ -21,6 +22,7 @@ from attnspec.graphs.patterns.window import Window
 from attnspec.graphs.relation import decided_in
 from attnspec.lower.work import Alibi, Bias, Call, Softcap, Work
 from attnspec.spec import parse
+from benchmarks.accuracy.costs import peak_bytes
 
 LENGTHS = (1, 63, 64, 65, 257)
 
@@ -194,11 +196,140 @@ def test_modules(body: str, n: int) -> None:
     torch.testing.assert_close(outs[0], outs[1], rtol=1e-9, atol=1e-11)
 
 
+WEIGHTED = (
+    "attend sinkhorn(size = 8)",
+    "causal attend sinkhorn(size = 7) score alibi() normalize softmax1",
+    "attend sinkhorn(size = 8, cut = 2) score softcap(cap = 3)",
+    "attend sinkhorn(size = 64)",
+    "attend cluster(of = q)",
+    "attend cluster(of = q, count = 3) score softcap(cap = 3) normalize softmax1",
+)
+
+
+@pytest.mark.parametrize("padded", [None, "left", "right"])
+@pytest.mark.parametrize("n", [1, 8, 65, 150])
+@pytest.mark.parametrize("body", WEIGHTED)
+def test_matched_blocks_and_means_of_queries(body: str, n: int, padded: str | None) -> None:
+    """With what they learn, for heads that share keys, and for fewer queries than keys."""
+    padding = None
+    if padded:
+        real = torch.arange(n) >= torch.tensor([0, n // 3])[:, None]
+        padding = real if padded == "left" else real.flip(1)
+    spec = parse(f"attention decided {{ heads 4 {body} }}")
+    modules = [spec.compile(backend=name, head_size=8).double() for name in ("lists", "dense")]
+    for n_q, keys in ((n, 4), (n, 2), (n // 2 + 1, 4)):
+        torch.manual_seed(n)
+        for one, other in zip(*(module.parameters() for module in modules), strict=True):
+            torch.nn.init.normal_(one, std=0.3)
+            other.data.copy_(one)
+        # memory that does not follow its axes
+        tensors = [
+            torch.randn(2, rows, heads, 8).double().transpose(1, 2).requires_grad_()
+            for rows, heads in ((n_q, 4), (n, keys), (n, keys))
+        ]
+        upper = torch.randn(2, 4, n_q, 9).double()
+        found = []
+        for module in modules:
+            out, lse = module(*tensors, key_padding_mask=padding, return_lse=True)
+            there = lse > -torch.inf
+            total = (out * upper[..., :8]).sum() + (lse * upper[..., 8])[there].sum()
+            asked = [*tensors, *module.parameters()]
+            found.append((out, lse, *torch.autograd.grad(total, asked, materialize_grads=True)))
+        for one, other in zip(*found, strict=True):
+            torch.testing.assert_close(one, other, rtol=1e-9, atol=1e-11)
+
+
+@pytest.mark.parametrize("body", ["sinkhorn(size = 4)", "cluster(of = q, count = 3)"])
+def test_what_is_learned_is_differentiated_twice(body: str) -> None:
+    torch.manual_seed(0)
+    module = parse(f"attention decided {{ attend {body} }}").compile("lists", head_size=2)
+    given = [torch.randn(1, 1, 11, 2).double().requires_grad_() for _ in range(3)]
+    module = module.double()
+    grads = []
+    for each in ("lists", "dense"):
+        other = parse(f"attention decided {{ attend {body} }}").compile(each, head_size=2).double()
+        other.load_state_dict(module.state_dict())
+        asked = [*given, *other.parameters()]
+        out = other(*given)
+        first = torch.autograd.grad((out**2).sum(), asked, create_graph=True)
+        second = torch.cat([x.flatten() for x in first]).square().sum()
+        grads.append(torch.autograd.grad(second, asked))
+    for one, two in zip(*grads, strict=True):
+        torch.testing.assert_close(one, two, rtol=1e-8, atol=1e-10)
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        "attend sinkhorn(size = 128)",
+        "causal attend sinkhorn(size = 128)",
+        "attend sinkhorn(size = 128, cut = 2)",
+        "attend cluster(of = q)",
+        "attend topk(keys = 16)",
+    ],
+)
+def test_memory_is_that_of_a_few_tensors(body: str) -> None:
+    n, size = 8192, 64
+    module = parse(f"attention decided {{ {body} }}").compile("lists", head_size=size)
+    given = [torch.randn(1, 1, n, size, requires_grad=True) for _ in range(3)]
+
+    def step() -> None:
+        module(*given).sum().backward()
+
+    # what is made once for a length is not of the step
+    step()
+    # n x n numbers of one byte are 32 times one of the tensors
+    assert peak_bytes(step) < 24 * 4 * n * size
+
+
+READING = (
+    "causal attend (chosen(sel) | window(before = 9, after = 0)) & same(doc)",
+    "attend chosen(sel) & same(doc)",
+    "attend chosen(sel) | window(radius = 5) & same(doc) score alibi() score bias(buckets = 8)",
+    "attend topk(blocks = 2, size = 16, queries = 1) | columns(marks) | window(radius = 3)",
+    "attend lsh(rounds = 2, chunk = 16) & same(doc) | window(radius = 3) normalize softmax1",
+    "attend chosen(sel) | prefix(start)",
+)
+
+
+@pytest.mark.parametrize("body", READING)
+def test_inputs_beside_what_is_decided(body: str) -> None:
+    """Documents, marks and lengths of each sample, with padding and for fewer queries."""
+    torch.manual_seed(0)
+    n = 130
+    kinds = {"sel": "choices(size = 16)", "doc": "ids", "marks": "tokens", "start": "length"}
+    names = [name for name in kinds if re.search(rf"\b{name}\b", body)]
+    inputs = {
+        "sel": torch.randint(-1, 9, (3, 2, n, 3)),
+        "doc": (torch.rand(3, n) < 0.05).cumsum(1),
+        "marks": torch.rand(3, n) < 0.1,
+        "start": torch.tensor([5, 80, 0]),
+    }
+    declared = " ".join(f"input {name}: {kinds[name]}" for name in names)
+    spec = parse(f"attention decided {{ heads 2 {declared} {body} }}")
+    modules = [spec.compile(name).double() for name in ("lists", "dense")]
+    modules[1].load_state_dict(modules[0].state_dict())
+    padding = torch.arange(n) >= torch.tensor([[0], [20], [60]])
+    for n_q, real in ((n, None), (n, padding), (50, padding)):
+        tensors = [torch.randn(3, 2, n, 8).double() for _ in range(3)]
+        tensors[0] = tensors["lsh" in body][:, :, n - n_q :]
+        given = {name: inputs[name] for name in names}
+        if "sel" in names:
+            given["sel"] = given["sel"][:, :, n - n_q :]
+        found = []
+        for module in modules:
+            asked = [*(x.clone().requires_grad_() for x in tensors), *module.parameters()]
+            out = module(*asked[:3], inputs=given, key_padding_mask=real)
+            found.append((out, *torch.autograd.grad(out.square().sum(), asked)))
+        for one, other in zip(*found, strict=True):
+            torch.testing.assert_close(one, other, rtol=1e-9, atol=1e-11)
+
+
 def test_what_is_refused() -> None:
     """The reason says what is in the way, and the definition runs it."""
     for body, reason in (
-        ("attend cluster(of = q)", "means of queries"),
-        ("attend sinkhorn(size = 8)", "carry a factor"),
+        ("attend cluster(of = q) score alibi()", "means of queries have none"),
+        ("attend sinkhorn(size = 8) | window(radius = 3)", "another graph stands beside it"),
         ("attend topk(keys = 3) normalize relu", "not merged by log-sum-exps"),
         ("attend window(radius = 3)", "nothing of the graph is decided"),
     ):

@@ -85,7 +85,7 @@ def test_modules(n: int) -> None:
 
 def test_what_is_refused() -> None:
     for body, reason in (
-        ("attend lsh(rounds = 2, chunk = 4, multiplicity = true)", "as often as they are found"),
+        ("attend lsh(rounds = 2, chunk = 4, multiplicity = true)", "`lsh` weighs pairs"),
         ("heads 1 attend topk(keys = 3) score alibi()", "its scores are changed"),
         ("attend cluster(of = q)", "means of queries"),
     ):

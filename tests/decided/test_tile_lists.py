@@ -32,7 +32,8 @@ def covered(layout: TileLists, n_q: int) -> torch.Tensor:
     found = torch.zeros(2, 2, N, N, dtype=torch.int64)
     lists = layout.lists.expand(2, 2, -1, -1)
     natural = torch.arange(N).expand(2, 2, N)
-    q_order = (natural if layout.q_order is None else layout.q_order).expand(2, 2, -1)
+    q_order = natural[..., layout.first :] if layout.q_order is None else layout.q_order
+    q_order = q_order.expand(2, 2, -1)
     k_order = (natural if layout.k_order is None else layout.k_order).expand(2, 2, -1)
     for b in range(2):
         for h in range(2):
@@ -44,6 +45,8 @@ def covered(layout: TileLists, n_q: int) -> torch.Tensor:
                     k = k_order[b, h, other * layout.k_tile : (other + 1) * layout.k_tile]
                     found[b, h, q[q >= 0, None], k[k >= 0]] += 1
     held = layout.holds(torch.arange(N)[N - n_q :, None], torch.arange(N)[None])
+    if layout.whole:
+        assert not torch.any(found[:, :, N - n_q :].bool() & ~held)
     return torch.where(held, found[:, :, N - n_q :], 0)
 
 

@@ -399,8 +399,6 @@ NAMED = {
     "attnspec.graphs.stack": {"full"},
     "attnspec.analysis.reach.leaks": {"full"},
     "attnspec.analysis.approximation.approximation": {"full", "lsh"},
-    # formulas of how well hashes and means of blocks find keys
-    "attnspec.analysis.approximation.choices": {"lsh", "topk"},
     # the statement, the figure, the backend, the rows of a table
     "attnspec.graphs.bind": {"causal"},
     "attnspec.analysis.counting.choices": {"causal"},

@@ -298,10 +298,10 @@ def _nystrom(method: Nystrom, task: _Task) -> Iterator[tuple[str, Figure[Any]]]:
 
 def _lsh(method: Lsh, task: _Task) -> Iterator[tuple[str, Figure[Any]]]:
     n, d = task.q.shape
-    buckets = method.buckets or max(2, 2 * n // method.chunk)
+    buckets = method.buckets_at(n)
     lengths = np.linalg.norm(task.q, axis=1, keepdims=True)
     unit = task.q / np.where(lengths == 0, 1.0, lengths)
-    scale = task.scale if method.scale == "inverse_sqrt" else 1.0
+    scale = task.scale if method.scale == "root" else 1.0
     held = task.held & ~np.eye(n, dtype=bool)
     exact = softmax_weights(task.q, unit, held, scale)
     angles = np.linspace(0, np.pi, ANGLES)

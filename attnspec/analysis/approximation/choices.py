@@ -22,8 +22,6 @@ from scipy.special import ndtr
 from scipy.stats import binom
 
 from attnspec.analysis.approximation.collisions import collision, overflow
-from attnspec.graphs.patterns.lsh import Lsh
-from attnspec.graphs.patterns.topk import TopK
 from attnspec.graphs.relation import DataDependent
 
 COSINES = (0.95, 0.9, 0.7, 0.5, 0.0)
@@ -47,36 +45,32 @@ def planted(gap: float, d: int, size: int, taken: int, blocks: int) -> float:
 def finds(leaf: DataDependent, n: int, d: int) -> str:
     """How likely a choice finds what it looks for at n positions, in words; "" where no formula is
     known."""
-    if isinstance(leaf, Lsh) and leaf.given is None and leaf.hash == "cross_polytope" and n:
-        chances = (collision(cosine, leaf.buckets_at(n)) for cosine in COSINES)
-        found = [1 - (1 - chance) ** leaf.rounds for chance in chances]
+    hashing, ranking = leaf.hashing(n), leaf.ranking(n)
+    if hashing is not None and hashing.angular:
+        chances = (collision(cosine, hashing.buckets) for cosine in COSINES)
         return "a key in one bucket with its query, before chunks: " + ", ".join(
-            f"cos {cosine:g} {_percent(share)}"
-            for cosine, share in zip(COSINES, found, strict=True)
+            f"cos {cosine:g} {_percent(1 - (1 - chance) ** hashing.rounds)}"
+            for cosine, chance in zip(COSINES, chances, strict=True)
         )
-    if isinstance(leaf, TopK) and leaf.scorer == "mean" and leaf.blocks:
-        forced = leaf.forced(n)
-        taken, blocks = max(0, leaf.blocks - forced), -(-n // leaf.block) - forced
-        if blocks < 1:
-            return ""
-        shares = (planted(gap, d, leaf.block, taken, blocks) if taken else 0.0 for gap in GAPS)
-        return (
-            f"a planted key, SNR = gap * {sqrt(d / (2 * leaf.block)):.3g}, unit vectors, the last"
-            " query: "
-        ) + ", ".join(
-            f"gap {gap:g} {_percent(share)}" for gap, share in zip(GAPS, shares, strict=True)
-        )
-    return ""
+    if ranking is None:
+        return ""
+    size, taken = ranking.size, ranking.taken
+    shares = (planted(gap, d, size, taken, ranking.count) if taken else 0.0 for gap in GAPS)
+    return (
+        f"a planted key, SNR = gap * {sqrt(d / (2 * size)):.3g}, unit vectors, the last query: "
+    ) + ", ".join(f"gap {gap:g} {_percent(share)}" for gap, share in zip(GAPS, shares, strict=True))
 
 
 def overflows(leaf: DataDependent, n: int) -> str:
     """How likely a bucket holds more than a query reads of it, in words; "" where that is no
     question."""
-    if not isinstance(leaf, Lsh) or leaf.given is not None or not leaf.bucket_mask or not n:
+    hashing = leaf.hashing(n)
+    if hashing is None or hashing.reach is None:
         return ""
-    limit = (leaf.look + 1) * leaf.chunk
-    chance = overflow(n, leaf.buckets_at(n), limit)
-    return f"some of {leaf.buckets_at(n):,} buckets above {limit:,}: at most {_percent(chance)}"
+    chance = overflow(n, hashing.buckets, hashing.reach)
+    return (
+        f"some of {hashing.buckets:,} buckets above {hashing.reach:,}: at most {_percent(chance)}"
+    )
 
 
 def _percent(share: float) -> str:

@@ -172,7 +172,7 @@ def _step(
     element: int,
 ) -> StepCost:
     size, count, pairs = shape.head_dim, shape.batch * len(heads), None
-    backend, graph, own = _amounts(replace(work, copies=count), size, AUTO)
+    backend, graph, own = _amounts(replace(work, copies=len(heads)), size, AUTO, shape.batch)
     if work.mechanism is None:
         pairs = _useful(stack, work, layers[0], heads)
     flops, backward = _operations(graph, own, size)
@@ -192,12 +192,12 @@ def _step(
     )
 
 
-def operations_of(work: Work, size: int, backend: str) -> tuple[int, int]:
-    """The operations of all copies of a work on the CPU, forward and backward, with heads of a
-    size; NotBuilt where they are not known."""
-    _, graph, own = _amounts(work, size, backend)
+def operations_of(work: Work, size: int, backend: str, batch: int) -> tuple[int, int]:
+    """The operations of so many samples of all copies of a work on the CPU, forward and backward,
+    with heads of a size; NotBuilt where they are not known."""
+    _, graph, own = _amounts(work, size, backend, batch)
     forward, backward = _operations(graph, own, size)
-    return forward * work.copies, backward * work.copies
+    return forward * work.copies * batch, backward * work.copies * batch
 
 
 def _operations(graph: _Amounts, own: Products, size: int) -> tuple[int, int]:
@@ -206,20 +206,21 @@ def _operations(graph: _Amounts, own: Products, size: int) -> tuple[int, int]:
     return 4 * size * graph.executed + own.flops, backward
 
 
-def _amounts(work: Work, size: int, backend: str) -> tuple[str, _Amounts, Products]:
+def _amounts(work: Work, size: int, backend: str, batch: int) -> tuple[str, _Amounts, Products]:
     """What runs all copies of a work, and the amounts of its graph and of its mechanism."""
+    copies = work.copies * batch
     try:
         name = choose(work, "cpu", backend).name
     except BackendError as error:
         raise NotBuilt(str(error)) from None
     if work.mechanism is not None:
         none = _Amounts(0, 0, 0, 0, True)
-        graph = _bands(graph_of(work), work.copies, size) if work.hybrid else none
-        return name, graph, products_of(work, work.copies, size)
+        graph = _bands(graph_of(work), copies, size) if work.hybrid else none
+        return name, graph, products_of(work, copies, size)
     if name not in _AMOUNTS and not work.decided:
         raise NotBuilt(f"the backend {name} does not say how many pairs it computes")
     counted = _AMOUNTS.get(name, _decided)
-    return name, counted(work, work.copies, size), Products(0, 0, 0, 0)
+    return name, counted(work, copies, size), Products(0, 0, 0, 0)
 
 
 def _useful(stack: Stack, work: Work, layer: int, heads: tuple[int, ...]) -> int | None:

@@ -77,6 +77,10 @@ class Cluster(DataDependent):
         return "lets the mean of a cluster's queries attend for them" if self.of == "q" else ""
 
     @property
+    def averages(self) -> bool:
+        return self.of == "q"
+
+    @property
     def given_choice(self) -> bool:
         return self.labels is not None
 
@@ -100,6 +104,11 @@ class Cluster(DataDependent):
     def count_at(self, n: int) -> int:
         """Clusters of n positions: isqrt(n) where not given, no more than n."""
         return min(n, self.count or isqrt(n))
+
+    def about_keys(self, n: int) -> int:
+        count = max(1, self.count_at(n))
+        # of means of queries, `count` score all keys
+        return count if self.of == "q" else -(-n // count)
 
     def expected_keys(self, n: int, allowed: np.ndarray) -> tuple[np.ndarray, str] | None:
         if self.given_choice:

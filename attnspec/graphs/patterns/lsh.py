@@ -16,7 +16,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from attnspec.graphs.relation import Ahead, DataDependent
+from attnspec.graphs.relation import Ahead, DataDependent, Hashing
 from attnspec.graphs.token_sets import Data
 from attnspec.ir.linear import N, product
 from attnspec.ir.parameters import RelationError, argument, context
@@ -77,6 +77,7 @@ class Lsh(DataDependent):
 
     name: ClassVar = "lsh"
     replaced: ClassVar = {"given": ("buckets", "rounds", "seed", "hash")}
+    governs: ClassVar = ("scale", "share_qk")
 
     def __post_init__(self) -> None:
         if self.cut == "bucket" and not self.bucket_mask:
@@ -138,6 +139,15 @@ class Lsh(DataDependent):
     def most_keys(self, n: int) -> int:
         return min(n, self.rounds * (self.look + 1) * self.chunk)
 
+    def about_keys(self, n: int) -> int:
+        return self.most_keys(n)
+
+    def hashing(self, n: int) -> Hashing | None:
+        if self.given is not None or not n:
+            return None
+        reach = (self.look + 1) * self.chunk if self.bucket_mask else None
+        return Hashing(self.buckets_at(n), self.rounds, reach, self.hash == "cross_polytope")
+
     def expected_keys(self, n: int, allowed: np.ndarray) -> tuple[np.ndarray, str] | None:
         if self.given is not None or not n:
             return None
@@ -157,6 +167,14 @@ class Lsh(DataDependent):
         planes = count.bit_length() - 1 if self.hash == "hyperplanes" else count // 2
         sides = 1 if self.share_qk else 2
         return sides * self.rounds * 2 * n * d * planes, "projections; sorting comes beside"
+
+    @classmethod
+    def shares_keys(cls, arguments: Mapping[str, object]) -> bool:
+        return arguments["share_qk"] is True
+
+    @classmethod
+    def own_scale(cls, arguments: Mapping[str, object]) -> float | None:
+        return 1.0 if arguments["scale"] == "unit" else None
 
     @classmethod
     def beside(cls, arguments: Mapping[str, object]) -> bool:

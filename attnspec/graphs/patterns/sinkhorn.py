@@ -74,6 +74,9 @@ class Sinkhorn(DataDependent):
     def most_keys(self, n: int) -> int:
         return min(n, (self.cut or 2) * self.size)
 
+    def about_keys(self, n: int) -> int:
+        return self.most_keys(n)
+
     def expected_keys(self, n: int, allowed: np.ndarray) -> tuple[np.ndarray, str] | None:
         q = np.arange(n)
         blocks = -(-n // self.size)

@@ -16,7 +16,7 @@ from typing import ClassVar
 
 import numpy as np
 
-from attnspec.graphs.relation import EMPTY, Ahead, DataDependent, Relation, Tiles
+from attnspec.graphs.relation import EMPTY, Ahead, DataDependent, Ranking, Relation, Tiles
 from attnspec.graphs.token_sets import Data
 from attnspec.ir.linear import N, product
 from attnspec.ir.parameters import RelationError, argument, context
@@ -172,6 +172,17 @@ class TopK(DataDependent):
         if self.mass is not None or self.above is not None:
             return n
         return min(n, self.block * max(self.keys or self.blocks or 0, self.forced(n)))
+
+    def about_keys(self, n: int) -> int:
+        most = self.keys or self.blocks
+        return super().about_keys(n) if most is None else min(n, most * self.block)
+
+    def ranking(self, n: int) -> Ranking | None:
+        if self.scorer != "mean" or not self.blocks:
+            return None
+        forced = self.forced(n)
+        left = -(-n // self.block) - forced
+        return Ranking(self.block, max(0, self.blocks - forced), left) if left > 0 else None
 
     def expected_keys(self, n: int, allowed: np.ndarray) -> tuple[np.ndarray, str] | None:
         most = self.keys or self.blocks

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 
-from attnspec.backends.common.torch_modes import is_transformed
+from attnspec.backends.common.torch_modes import derivatives, is_transformed
 from attnspec.backends.factored.features.chunks import Room
 from attnspec.backends.factored.features.maps import Tables
 from attnspec.backends.factored.features.spans import Given, Summing, Sums, shares
@@ -134,14 +135,14 @@ class _Summed(torch.autograd.Function):
     @staticmethod
     def backward(ctx, grad):  # type: ignore[no-untyped-def]
         *parts, out, totals = ctx.saved_tensors
-        given = _given(ctx.padding, ctx.names, ctx.gated, parts)
+        made = partial(_given, ctx.padding, ctx.names, ctx.gated)
+        given = made(parts)
         if torch.is_grad_enabled():
-            again = composed(ctx.how, given)
-            wanted = [x for x in parts if x.requires_grad]
-            found = iter(
-                torch.autograd.grad(again, wanted, grad, create_graph=True, allow_unused=True)
-            )
-            grads = [next(found) if x.requires_grad else None for x in parts]
+
+            def run(*parts):  # type: ignore[no-untyped-def]
+                return [composed(ctx.how, made(parts))]
+
+            grads = derivatives(run, parts, [x.requires_grad for x in parts], [grad])
         else:
             into, room = given.gradients(), Room()
             for share, states in zip(shares(ctx.how, given), ctx.states, strict=True):

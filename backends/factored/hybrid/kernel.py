@@ -25,7 +25,7 @@ from attnspec.backends.bands.per_sample import ReadingKernel
 from attnspec.backends.common.flash import in_rows, rows_of_size
 from attnspec.backends.common.kv_keeper import Keeper
 from attnspec.backends.common.score_formula import Formula, scale_of
-from attnspec.backends.common.torch_modes import is_transformed
+from attnspec.backends.common.torch_modes import derivatives, is_transformed
 from attnspec.backends.factored.features.kernel import FeatureKernel
 from attnspec.backends.factored.features.maps import Tables
 from attnspec.backends.factored.features.quotients import Merged
@@ -304,11 +304,13 @@ class _Hybrid(torch.autograd.Function):
             kept = Merging(out, total, top, frames, ctx.shares)
             grads, of_tables = ctx.kernel.backward(grad, (q, k, v), kept, call)
             return None, None, None, *grads, *(of_tables[name] for name in ctx.names)
-        again = ctx.kernel.formula(q, k, v, call).view(grad.shape)
-        wanted = [x for x in parts if x.requires_grad]
-        found = iter(torch.autograd.grad(again, wanted, grad, create_graph=True, allow_unused=True))
-        grads = [next(found) if x.requires_grad else None for x in parts]
-        return None, None, None, *grads
+
+        def formula(q, k, v, *tables):  # type: ignore[no-untyped-def]
+            whole = replace(ctx.call, tables=dict(zip(ctx.names, tables, strict=True)))
+            return [ctx.kernel.formula(q, k, v, whole).view(grad.shape)]
+
+        asks = [x.requires_grad for x in parts]
+        return None, None, None, *derivatives(formula, parts, asks, [grad])
 
 
 class ReadingHybrid(ReadingKernel):
