@@ -46,8 +46,9 @@ def filled(layout: TileLists, heads: int) -> TileLists:
     named = named.div(keys, rounding_mode="floor")
     named = named.reshape(*named.shape[:2], -1, rows * named.shape[3])
     count = int(named.max()) + 1
-    sizes = {"q_tile": rows * layout.q_tile, "k_tile": keys * layout.k_tile}
-    return replace(layout, lists=listed(marked(named, count)), whole=False, **sizes)
+    sizes = rows * layout.q_tile, keys * layout.k_tile
+    lists = listed(marked(named, count))
+    return replace(layout, lists=lists, q_tile=sizes[0], k_tile=sizes[1], whole=False)
 
 
 class ListedRest(Rest):

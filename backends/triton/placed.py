@@ -7,6 +7,7 @@ its own.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import cached_property
 
 import torch
@@ -14,6 +15,7 @@ from torch.nn import functional
 
 from attnspec.backends.lists.placed import Placed
 from attnspec.backends.lists.sides import Side
+from attnspec.backends.triton import tables
 from attnspec.backends.triton.tables import TileLists, TileSide
 
 LOOKED = 1 << 24
@@ -49,7 +51,9 @@ class PlacedTables:
         low = torch.arange(rows, device=self.device) * width
         middle, high = (low + (kinds < kind).sum(1) for kind in (1, 2))
         found = self.entries.gather(1, order), self.numbers.gather(1, order)
-        return _lists((low, middle, high), found[0].flatten(), found[1].flatten())
+        number = torch.arange(rows, device=self.device)
+        programs = [number, low, middle, high, torch.full_like(low, -1)]
+        return _lists(programs, [], found[0].flatten(), found[1].flatten())
 
     @cached_property
     def columns(self) -> TileLists:
@@ -57,9 +61,10 @@ class PlacedTables:
         code = (2 * self.entries + self.masked.flatten(0, 1)).flatten()
         code, order = torch.sort(code, stable=True)
         tiles = 2 * torch.arange(self.count, device=self.device)
-        ends = tuple(torch.searchsorted(code, tiles + more) for more in range(3))
+        ends = [torch.searchsorted(code, tiles + more) for more in range(3)]
         rows = order // max(1, self.entries.shape[1])
-        return _lists((ends[0], ends[1], ends[2]), rows, self.numbers.flatten()[order])
+        most = max(tables.SHORTEST, tables.LONGEST * (len(code) // max(1, self.count)))
+        return _lists(*_cut(ends, most, len(code)), rows, self.numbers.flatten()[order])
 
     def _masks(self) -> tuple[torch.Tensor, torch.Tensor]:
         """The numbers of masks [rows, r], and masks as bits int32 [masks, height, words]."""
@@ -108,13 +113,36 @@ def _side(side: Side, length: int, count: int, lead: tuple[int, int]) -> TileSid
     return TileSide(none, none, rows.flatten().to(torch.int32), 0, side.size)
 
 
-def _lists(
-    ends: tuple[torch.Tensor, torch.Tensor, torch.Tensor], tiles: torch.Tensor, kinds: torch.Tensor
-) -> TileLists:
-    """Lists of tiles with these ends, the longest first."""
+def _cut(
+    ends: Sequence[torch.Tensor], most: int, entries: int
+) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
+    """Programs and spans for lists with these ends, none longer than `most`, as many as so many
+    entries may need: how many there are is not asked of the device."""
     low, middle, high = ends
-    number = torch.arange(len(low), device=low.device)
-    programs = torch.stack([number, low, middle, high, torch.full_like(low, -1)], dim=1)
-    programs = programs[torch.argsort(low - high, stable=True)]
-    found = [x.to(torch.int32) for x in (programs, tiles, kinds)]
-    return TileLists(found[0], found[1], found[2], found[0][:0], 0)
+    parts = (high - low + most - 1).div(most, rounding_mode="floor").clamp(min=1)
+    last = parts.cumsum(0)
+    first = last - parts
+    number = torch.arange(len(low) + entries // most, device=low.device)
+    tile = torch.searchsorted(last, number, right=True).clamp(max=len(low) - 1)
+    begin = (low[tile] + (number - first[tile]) * most).minimum(high[tile])
+    end = (begin + most).minimum(high[tile])
+    # what is cut has slots, and what is none has one that nothing is taken of
+    cut = (parts[tile] > 1) | (number >= last[-1])
+    slot = torch.where(cut, number, -1)
+    programs = [tile, begin, middle[tile].maximum(begin).minimum(end), end, slot]
+    stop = torch.where(parts > 1, last, first)
+    return programs, [torch.arange(len(low), device=low.device), first, first, stop, first]
+
+
+def _lists(
+    programs: Sequence[torch.Tensor],
+    spans: Sequence[torch.Tensor],
+    tiles: torch.Tensor,
+    kinds: torch.Tensor,
+) -> TileLists:
+    """The lists of so many programs, the longest first."""
+    work = torch.stack([*programs], dim=1)
+    work = work[torch.argsort(work[:, 1] - work[:, 3], stable=True)]
+    held = torch.stack([*spans], dim=1) if spans else work[:0]
+    found = [x.to(torch.int32) for x in (work, tiles, kinds, held)]
+    return TileLists(found[0], found[1], found[2], found[3], len(work) if spans else 0)

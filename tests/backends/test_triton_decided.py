@@ -8,6 +8,7 @@ import torch
 from interpreted import interpreted
 from listed_calls import a_call, agree, chosen, of_compositions, sorted_graphs
 
+from attnspec.backends.triton import tables
 from attnspec.backends.triton.backend import TritonBackend
 from attnspec.graphs.operators import Intersection, Union
 from attnspec.graphs.patterns.causal import Causal
@@ -71,6 +72,16 @@ def test_choices(name: str) -> None:
     padding = torch.arange(n) >= torch.tensor([0, n // 3])[:, None]
     shared = 2 if "topk" in name else 1
     agree(work, 2, *a_call(work, 2, shared, padding, {}), TRITON)
+
+
+def test_keys_that_many_read_are_cut(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tables, "SHORTEST", 2)
+    monkeypatch.setattr(tables, "LONGEST", 0)
+    torch.manual_seed(0)
+    leaf, data = chosen(11, 11, 4, 2, 1)
+    data["sel"][..., 0] = 0
+    work = Work(Intersection((Causal(), leaf)), 11, 11)
+    agree(work, 16, *a_call(work, 16, 16, None, data), TRITON)
 
 
 @pytest.mark.parametrize("n", [0, 1, 13])
