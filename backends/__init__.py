@@ -5,6 +5,7 @@ from __future__ import annotations
 from attnspec.backends.bands.backend import BandsBackend
 from attnspec.backends.dense.backend import Dense
 from attnspec.backends.factored.backend import FactoredBackend
+from attnspec.backends.flex.backend import FlexBackend
 from attnspec.backends.lists.backend import ListsBackend
 from attnspec.backends.rows.backend import RowsBackend
 from attnspec.backends.scattered.backend import ScatteredBackend
@@ -28,6 +29,7 @@ BACKENDS: tuple[Backend, ...] = (
     ScatteredBackend(),
     FactoredBackend(),
     ListsBackend(),
+    FlexBackend(),
     TritonBackend(),
 )
 """All backends; importing them loads no torch."""

@@ -20,7 +20,16 @@ from attnspec.ir.parameters import RelationError
 from attnspec.ir.program import Program
 from attnspec.lower.cost_model import MEASURED, origin
 from attnspec.lower.lower import stand_ins, works_of
-from attnspec.lower.work import ONE, Backend, BackendError, Shape, Work, refusal_of, runs_mechanisms
+from attnspec.lower.work import (
+    ONE,
+    Backend,
+    BackendError,
+    Shape,
+    Work,
+    is_on_request,
+    refusal_of,
+    runs_mechanisms,
+)
 from attnspec.text.diagnostics import AttnSpecError
 
 AUTO = "auto"
@@ -29,6 +38,9 @@ AUTO = "auto"
 LONGEST = 1 << 20
 """The longest sequence that is planned ahead: every tile size is tried, which takes some gigabytes
 for a graph whose pairs are spread out."""
+
+ON_REQUEST = "here it runs where it is asked for by name"
+"""What stands for the refusal of a backend that is not."""
 
 ROWS, TORCH = (
     next(each for each in BACKENDS if isinstance(each, kind)) for kind in (RowsBackend, TorchCall)
@@ -222,8 +234,12 @@ def candidates(
     work = replace(work, device=device)
     # estimates are for heads of 64 numbers
     times = shape.batch * work.copies * shape.head_dim / 64
+
+    def is_asked(each: Backend) -> bool:
+        return each.name == backend or not is_on_request(each, device)
+
     for each in (*BACKENDS, *installed()):
-        refusal = refusal_of(each, work, device)
+        refusal = refusal_of(each, work, device) if is_asked(each) else ON_REQUEST
         found.append(Candidate(each, None if refusal else times * each.cost(work), refusal))
 
     first = _evident(work, device)
@@ -257,7 +273,8 @@ def choose(work: Work, device: str, backend: str = AUTO) -> Backend:
     if evident is not None:
         return evident
     best: tuple[float, Backend] | None = None
-    for each in sorted((*BACKENDS, *installed()), key=lambda each: each.least):
+    able = [each for each in (*BACKENDS, *installed()) if not is_on_request(each, device)]
+    for each in sorted(able, key=lambda each: each.least):
         if best is not None and best[0] <= each.least and device == "cpu":
             break
         if refusal_of(each, work, device) is None:

@@ -24,11 +24,13 @@ from benchmarks import (
     efficiency,
     flex,
     growth,
+    lengths,
     memory,
     neighbour,
     packages,
     report,
     shapes,
+    types,
     untuned,
 )
 from benchmarks.cases import FULL, QUICK, Settings
@@ -41,6 +43,8 @@ RESULTS = Path(__file__).resolve().parent / "results"
 PARTS: Mapping[str, Callable[[Settings, Run, Keep], dict[str, Json]]] = {
     "efficiency": lambda settings, run, keep: efficiency.measure(settings),
     "shapes": lambda settings, run, keep: shapes.measure(settings),
+    "lengths": lambda settings, run, keep: lengths.measure(settings),
+    "types": lambda settings, run, keep: types.measure(settings),
     "neighbour": lambda settings, run, keep: neighbour.measure(settings),
     "decided": lambda settings, run, keep: decided.measure(settings, run),
     "untuned": lambda settings, run, keep: untuned.measure(settings),

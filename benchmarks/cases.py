@@ -212,7 +212,8 @@ class Settings:
 
     `compiled` says whether FlexAttention is compiled, `zoo` how many specs of the zoo are planned
     and `zoo_choices` how many are run with every backend: None for all. So many `random_choices`
-    are run with every backend, too.
+    are run with every backend, too. `first` are the lengths of first calls, of so many specs of
+    the zoo, and `changing` how many calls have a length of their own.
     """
 
     name: str
@@ -241,6 +242,11 @@ class Settings:
     neighbour_n: int
     neighbour: tuple[str, ...]
     neighbour_shapes: tuple[Shape, ...]
+    first: tuple[int, ...]
+    first_zoo: int | None
+    changing: int
+    types_n: int
+    types: tuple[str, ...]
 
 
 _LISTED = tuple(case.name for case in (*BANDED, *SCATTERED))
@@ -272,6 +278,11 @@ FULL = Settings(
     neighbour_n=8_192,
     neighbour=_LISTED,
     neighbour_shapes=SHAPES,
+    first=(128, 512, 2_048),
+    first_zoo=None,
+    changing=1_000,
+    types_n=8_192,
+    types=_LISTED,
 )
 """`make bench`."""
 
@@ -302,5 +313,10 @@ QUICK = Settings(
     neighbour_n=2_048,
     neighbour=("window(256)", "strided(128)", "BigBird 64, 3"),
     neighbour_shapes=(Shape(1, 12, 128),),
+    first=(128, 512),
+    first_zoo=12,
+    changing=50,
+    types_n=2_048,
+    types=("window(256)", "strided(128)"),
 )
 """`make bench-quick`: about three minutes, sizes at which overheads still weigh."""

@@ -16,6 +16,8 @@ from typing import Any
 
 from scipy.stats import spearmanr
 
+from benchmarks.gpu_times import TARGETS
+
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS = Path(__file__).resolve().parent / "results"
 
@@ -174,11 +176,42 @@ def causes_table(figures: Figures) -> str:
     return "\n".join([*lines, "", f"({told} where nothing else is said, {seeds} seeds; {where}.)"])
 
 
+def gpu_table(figures: Figures) -> str:
+    """What was found on a GPU, a line for the checks and one for each target; what was not measured
+    says so."""
+    checks = [*figures.get("checks", {}).values()]
+    right = f"{sum(row['ok'] for row in checks):,} of {len(checks):,}" if checks else NOT_MEASURED
+    lines = [
+        "| | what | rows as aimed at | least, forward / backward |",
+        "|:--|:--|--:|--:|",
+        f"| | every spec of the zoo against float64, values and gradients | {right} | |",
+    ]
+    for target, words in TARGETS.items():
+        times = figures.get("times", {}).items()
+        known = [row for name, row in times if name.startswith(f"{target},") and "ok" in row]
+        held = f"{sum(row['ok'] for row in known)} of {len(known)}" if known else NOT_MEASURED
+        least = " / ".join(filter(None, (_least(known, mode) for mode in ("forward", "backward"))))
+        lines.append(f"| {target} | {words} | {held} | {least} |")
+    if "machine" in figures:
+        where = f"{figures['machine'].get('accelerator')}; torch {figures['versions']['torch']}"
+        lines += ["", f"({where}.)"]
+    return "\n".join(lines)
+
+
+def _least(rows: Sequence[Figures], mode: str) -> str:
+    """The worst of the ratios of some rows, "" where there are none."""
+    found = [row[kind][mode] for row in rows for kind in ("ratio", "eta") if kind in row]
+    return f"{min(found):.2f}" if found else ""
+
+
+NOT_MEASURED = "not measured"
+
 TABLES: dict[str, Callable[[Figures], str]] = {
     "minilm": minilm_table,
     "bench": bench_table,
     "accuracy": accuracy_table,
     "causes": causes_table,
+    "gpu": gpu_table,
 }
 
 UNMEASURED = "Not measured yet."
@@ -195,7 +228,9 @@ def filled(readme: str) -> str:
         if counts != (1, 1) or readme.index(start) > readme.index(stop):
             raise ValueError(f"README.md must have `{start}` and then `{stop}`, each once")
         source, content = RESULTS / f"{name}.json", UNMEASURED
-        if source.exists():
+        if name == "gpu" and not source.exists():
+            content = gpu_table({})
+        elif source.exists():
             content = table(json.loads(source.read_text(encoding="utf-8")))
         before, _, rest = readme.partition(start)
         after = rest.partition(stop)[2]

@@ -16,6 +16,7 @@ from typing import Any
 
 from benchmarks.cases import ETA_TARGETS
 from benchmarks.decided import TARGETS as DECIDED
+from benchmarks.lengths import CHANGED, MORE, TIMES
 from benchmarks.neighbour import TARGET as BESIDE
 from benchmarks.plots import draw
 from benchmarks.shapes import CEILING, MEAN, MODES
@@ -104,6 +105,69 @@ def _shapes(part: Figures) -> str:
         f" made beforehand. Targets: none above {CEILING}×, geometric mean at most {MEAN}×."
         f" {'; '.join(said)}.",
         "pattern | shape | | backend | forward | torch | ratio | training | torch | ratio",
+        rows,
+    )
+
+
+def _lengths(part: Figures) -> str:
+    summary = part["summary"]
+    lengths = sorted({row["n"] for row in part["rows"]})
+    rows = []
+    for n in lengths:
+        here = [row for row in part["rows"] if row["n"] == n]
+        worst = max(here, key=lambda row: row["first"] - TIMES * row["later"])
+        first, later = (statistics.median(row[name] for row in here) for name in ("first", "later"))
+        met = sum(row["first"] <= TIMES * row["later"] + MORE for row in here)
+        told = f"{worst['name']}, {_time(worst['first'])} and {_time(worst['later'])}"
+        rows.append([f"{n:,}", _time(first), _time(later), f"{met} of {len(here)}", told])
+    changed = [
+        [row["name"], str(row["lengths"]), _time(row["whole"]), _time(row["steady"]), _over(row)]
+        for row in part["changing"]
+    ]
+    kept = "met" if summary["excess"] <= 0 else "missed"
+    first_calls = _section(
+        "The first call at a new length, specs of the zoo",
+        f"Target, in the median: at most {TIMES:g} times a later call and {_time(MORE)}: {kept}.",
+        "n | first call, median | later, median | met | farthest from it",
+        rows,
+    )
+    drawn = _section(
+        "Another length for each call",
+        f"Lengths up to {max(lengths):,}, drawn for each of {part['changing'][0]['calls']:,} calls,"
+        f" beside later calls at the same lengths. Target: at most {CHANGED:g}×.",
+        "pattern | lengths | all calls | later calls | ratio",
+        changed,
+    )
+    return f"{first_calls}\n\n{drawn}"
+
+
+def _over(row: Figures) -> str:
+    return f"{row['whole'] / row['steady']:.2f}×"
+
+
+def _types(part: Figures) -> str:
+    kinds = list(part["dense"])
+    rows = [
+        [
+            row["name"],
+            *(
+                cell
+                for kind in kinds
+                for mode in MODES
+                for cell in (_time(row[kind][mode]["median"]), f"{row[kind]['eta'][mode]:.2f}")
+            ),
+        ]
+        for row in part["rows"]
+    ]
+    dense = "; ".join(
+        f"{kind}: {' and '.join(_time(found[mode]['median']) for mode in MODES)}"
+        for kind, found in part["dense"].items()
+    )
+    head = " | ".join(f"{kind}, {mode} | η" for kind in kinds for mode in MODES)
+    return _section(
+        f"Half types, n = {part['n']:,}",
+        f"η is against dense attention of the same type ({dense}, forward and training).",
+        f"pattern | {head}",
         rows,
     )
 
@@ -411,6 +475,8 @@ def _decided(part: Figures) -> str:
 TABLES: dict[str, Callable[[Figures], str]] = {
     "efficiency": _efficiency,
     "shapes": _shapes,
+    "lengths": _lengths,
+    "types": _types,
     "neighbour": _neighbour,
     "decided": _decided,
     "untuned": _untuned,

@@ -12,14 +12,17 @@ import torch
 
 from attnspec.backends import BACKENDS
 from attnspec.ir.serial import plan_data
+from attnspec.lower.work import is_on_request
 from attnspec.runtime import CompiledAttention
 from attnspec.spec import Spec, parse
 from attnspec.verification import error_bound
 
-OTHERS = ("rows", "factored", "lists", "triton")
-
-BACKEND_NAMES = [each.name for each in BACKENDS if each.name not in OTHERS]
-"""The backends that take graphs, and any number of queries, on this machine."""
+BACKEND_NAMES = [
+    each.name
+    for each in BACKENDS
+    if each.name not in ("rows", "factored", "lists") and not is_on_request(each, "cpu")
+]
+"""The backends that take graphs, and any number of queries, and choose themselves on the CPU."""
 
 GRAPHS = {
     "full": "attend full",

@@ -7,6 +7,7 @@ a run costs no more than the package's own import.
 from __future__ import annotations
 
 import contextlib
+import gc
 import json
 import os
 import resource
@@ -81,6 +82,8 @@ def _answer(run: Callable[[], object], seconds: float, read: int, write: int) ->
     """What a child does; never returns."""
     status = 1
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    # what was there before is shared with the parent as long as nobody writes to it
+    gc.freeze()
     os.close(read)
     os.setpgid(0, 0)
     resource.setrlimit(resource.RLIMIT_CPU, (int(seconds) + 1, int(seconds) + 5))

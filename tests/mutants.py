@@ -44,6 +44,9 @@ ROOMS: dict[str, tuple[str, ...]] = {
         *("backends/factored/features/*", "backends/factored/low_rank/*"),
         "backends/factored/hybrid/*",
     ),
+    "decided": ("backends/decided/*", "runtime/decisions"),
+    "lists": ("backends/lists/*",),
+    "runtime": ("runtime/operator", "runtime/engine"),
     "streaming": ("runtime/streaming", "backends/common/kv_keeper", "graphs/look_back"),
     "analysis": ("analysis/*/*",),
     "claims": ("check/*", "verification/*"),
@@ -238,20 +241,29 @@ def main() -> int:
     asked = arguments()
     end_on_request()
     outcomes: list[Outcome] = []
-    with tempfile.TemporaryDirectory(prefix="mutants-") as base:
-        context = multiprocessing.get_context("fork")
-        with context.Pool(asked.workers, start_worker, (ROOT, Path(base))) as pool:
-            for outcome in outcomes_of(asked, pool):
-                outcomes.append(outcome)
-                print(f"{len(outcomes):>4} {outcome.verdict:<11} {place_of(outcome)}", flush=True)
-                if outcome.verdict in ("survived", "not reached"):
-                    print(diff_of(outcome.mutation), flush=True)
+    try:
+        with tempfile.TemporaryDirectory(prefix="mutants-") as base:
+            context = multiprocessing.get_context("fork")
+            with context.Pool(asked.workers, start_worker, (ROOT, Path(base))) as pool:
+                for outcome in outcomes_of(asked, pool):
+                    outcomes.append(outcome)
+                    line = f"{len(outcomes):>4} {outcome.verdict:<11} {place_of(outcome)}"
+                    print(line, flush=True)
+                    if outcome.verdict in ("survived", "not reached"):
+                        print(diff_of(outcome.mutation), flush=True)
+    finally:
+        # hours of work are told of, also where they were ended
+        told(outcomes, asked)
+    return 0
+
+
+def told(outcomes: list[Outcome], asked: argparse.Namespace) -> None:
+    """Print the scores, and write what was asked for."""
     outcomes.sort(key=lambda each: [*ROOMS].index(each.room))
     print(report(outcomes))
     if asked.json is not None:
         text = json.dumps(as_data(outcomes, asked.number, asked.seed), indent=1)
         asked.json.write_text(text + "\n", encoding="utf-8")
-    return 0
 
 
 def place_of(outcome: Outcome) -> str:

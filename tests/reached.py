@@ -18,6 +18,7 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from types import CodeType, FrameType
+from typing import Any
 
 import pytest
 from mutations import Mutation
@@ -90,6 +91,16 @@ class Recorder:
         self.calls: dict[str, list[int]] = {}
         self._seen: dict[int, CodeType] = {}
         self._failed = False
+        self._cached: tuple[int, list[Any]] = (0, [])
+
+    def _forget(self) -> None:
+        """Empties what functions of the package have cached. Looking through all objects for those
+        functions takes longer than most tests: it is done anew where a module has come."""
+        loaded = len(sys.modules)
+        if loaded != self._cached[0]:
+            self._cached = loaded, [each for each in gc.get_objects() if _is_cached_here(each)]
+        for each in self._cached[1]:
+            each.cache_clear()
 
     def _note(self, frame: FrameType, event: str, argument: object) -> None:
         # a code object is kept, so that no other has its number
@@ -97,7 +108,7 @@ class Recorder:
 
     @pytest.hookimpl(wrapper=True)
     def pytest_runtest_protocol(self, item: pytest.Item) -> Iterator[None]:
-        _forget()
+        self._forget()
         self._seen, self._failed = {}, False
         start = time.process_time()
         threading.settrace(self._note)
@@ -126,12 +137,6 @@ class Recorder:
         return Record(digest_of(path), self.tests, self.seconds, self.calls)
 
 
-def _forget() -> None:
-    """Empties what functions of the package have cached."""
-    for each in gc.get_objects():
-        if type(each).__name__ == "_lru_cache_wrapper" and _is_ours(each):
-            each.cache_clear()
-
-
-def _is_ours(cached: object) -> bool:
-    return str(getattr(cached, "__module__", "")).startswith("attnspec")
+def _is_cached_here(each: object) -> bool:
+    named = type(each).__name__ == "_lru_cache_wrapper"
+    return named and str(getattr(each, "__module__", "")).startswith("attnspec")

@@ -22,6 +22,9 @@ from pathlib import Path
 from import_graph import modules_of
 from package_map import MODULES, ROOT
 
+SAYS_NOTHING = (ast.expr_context, ast.operator, ast.cmpop, ast.unaryop, ast.boolop)
+"""Every second node: whether a name is read or written, and which operation this is."""
+
 
 @dataclass
 class Uses:
@@ -93,7 +96,8 @@ def _read(node: ast.AST, file: File, uses: Uses, modules: Collection[str], dot: 
                 uses.names |= {text, f".{text}"}
             uses.modules.update(_mentioned(text, modules))
     for below in ast.iter_child_nodes(node):
-        _read(below, file, uses, modules, dot)
+        if not isinstance(below, SAYS_NOTHING):
+            _read(below, file, uses, modules, dot)
 
 
 def _imports(function: ast.FunctionDef) -> bool:
@@ -114,6 +118,10 @@ def _homes(node: ast.Dict, modules: Collection[str]) -> list[tuple[str, str]]:
 
 def _formatted(node: ast.JoinedStr, modules: Collection[str]) -> list[tuple[str, str]]:
     """The modules whose name is made of a shorter one, with that."""
+    first = node.values[0]
+    if not isinstance(first, ast.Constant) or not str(first.value).startswith("attnspec."):
+        # looking through all modules takes a while, and most texts name none
+        return []
     fixed = [re.escape(part.value) if isinstance(part, ast.Constant) else r"(\w+)"  # type: ignore[type-var]
              for part in node.values]  # fmt: skip
     if fixed.count(r"(\w+)") != 1 or fixed[0] == r"(\w+)":

@@ -10,15 +10,21 @@
 
 from __future__ import annotations
 
+import contextlib
 import doctest
 import os
 import re
+import shlex
 import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+
+from click.testing import CliRunner
+
+from attnspec.cli import main
 
 ROOT = Path(__file__).parent.parent
 _BLOCK = re.compile(r"^```(attn|console|python)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
@@ -57,28 +63,37 @@ def replayed(block: Block, folder: Path) -> str:
         if not line.startswith("$ "):
             continue
         lines.append(line)
-        environment = {
-            **os.environ,
-            "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}",
-            "PYTHONPATH": str(ROOT),
-            "COLUMNS": "80",
-            "LANG": "C.UTF-8",
-            "NO_COLOR": "1",
-            "OMP_NUM_THREADS": "1",
-        }
-        command = line[2:].replace("attnspec ", f"{sys.executable} -m attnspec ", 1)
-        done = subprocess.run(
-            ["bash", "-c", command],
-            cwd=folder,
-            env=environment,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            timeout=120,
-            check=False,
-        )
-        lines.extend(text.rstrip() for text in done.stdout.splitlines())
+        words = shlex.split(line[2:])
+        plain = words[0] == "attnspec" and not {"|", "&&", ">"} & set(words)
+        printed = _called(words[1:], folder) if plain else _spawned(line[2:], folder)
+        lines.extend(text.rstrip() for text in printed.splitlines())
     return "\n".join(lines) + "\n"
+
+
+SETTINGS = {"COLUMNS": "80", "LANG": "C.UTF-8", "NO_COLOR": "1", "OMP_NUM_THREADS": "1"}
+"""What is set of the surroundings, so that the same is printed everywhere."""
+
+
+def _called(arguments: list[str], folder: Path) -> str:
+    """What a command prints, in this process: a new one would load torch anew."""
+    with contextlib.chdir(folder):
+        return CliRunner(env=SETTINGS).invoke(main, arguments).output
+
+
+def _spawned(command: str, folder: Path) -> str:
+    """What a line of a shell prints."""
+    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}"
+    done = subprocess.run(
+        ["bash", "-c", command.replace("attnspec ", f"{sys.executable} -m attnspec ", 1)],
+        cwd=folder,
+        env={**os.environ, **SETTINGS, "PATH": path, "PYTHONPATH": str(ROOT)},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    return done.stdout
 
 
 def run_python(block: Block, names: dict[str, object], label: str) -> None:

@@ -164,7 +164,7 @@ def _row(
     ratio = timing.median / timed[OURS].median if OURS in timed else None
     eta = None
     # dense attention without a mask does other work, of which all pairs are useful
-    if SDPA in timed and name != SDPA:
+    if SDPA in timed and name != SDPA and problem.edges is not None:
         eta = problem.edges / problem.n**2 * timed[SDPA].median / timing.median
     chosen = name == OURS
     return Row(

@@ -24,7 +24,8 @@ from attnspec.graphs.stack import LONGEST_MASK
 from attnspec.layout.edge_count import edges_of
 from attnspec.lower.cost_model import dense_seconds
 from attnspec.lower.lower import stand_ins, works_of
-from attnspec.lower.work import Backend, BackendError, Work
+from attnspec.lower.work import Backend, BackendError, Work, is_on_request
+from attnspec.runtime.module import LONGEST_PAIRS, CompiledAttention
 from attnspec.spec import Spec
 from attnspec.verification import sample_inputs
 
@@ -33,7 +34,9 @@ Attention: TypeAlias = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torc
 
 OURS, SDPA, MASK, FLEX = "ours", "sdpa", "mask", "flex"
 
-RIVALS = (SDPA, MASK, FLEX, *(backend.name for backend in BACKENDS))
+_OWN = [backend.name for backend in BACKENDS if not is_on_request(backend, "cpu")]
+
+RIVALS = (SDPA, MASK, FLEX, *_OWN)
 """Dense attention without a mask, with the spec's mask, FlexAttention, and our backends."""
 
 MASK_BYTES = 1 << 30
@@ -102,7 +105,26 @@ class Problem:
             .requires_grad_(setting.backward)
             for _ in range(3)
         )
-        return q, k, v
+        return q, q if any(work.unit_keys for work, _ in self.works) else k, v
+
+    @property
+    def decided(self) -> bool:
+        """Whether queries and keys decide pairs, those of the tensors here."""
+        return any(work.decided for work, _ in self.works)
+
+    def module(self, backend: str) -> CompiledAttention:
+        """The compiled module, which starts with the same numbers each time."""
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(0)
+            return self.spec.compile(backend, head_size=self.setting.size)
+
+    @cached_property
+    def pairs(self) -> torch.Tensor:
+        """The pairs that the tensors decide, bool [batch, heads, n, n]; raises Refused."""
+        if self.n > LONGEST_PAIRS:
+            raise Refused(f"its pairs are looked at up to n = {LONGEST_PAIRS:,}")
+        q, k, _ = (x.detach() for x in self.tensors)
+        return self.module(AUTO).pairs(q, k, layer=self.setting.layer, inputs=self.inputs or None)
 
     def given(self, relation: Relation, tensors: bool = False) -> Relation:
         """A relation with the sample's inputs in it, as arrays or as tensors."""
@@ -113,8 +135,12 @@ class Problem:
         return with_data(relation, values)
 
     @cached_property
-    def edges(self) -> float:
-        """Pairs of one head, the mean over the heads; estimated where counting takes long."""
+    def edges(self) -> float | None:
+        """Pairs of one head, the mean over the heads; estimated where counting takes long. None
+        where tensors decide more of them than are looked at."""
+        if self.decided:
+            shape = self.setting.batch * self.setting.heads
+            return float(self.pairs.sum()) / shape if self.n <= LONGEST_PAIRS else None
         total = 0.0
         for work, heads in self.works:
             relation = self.given(work.relation)
@@ -184,7 +210,7 @@ def ours(problem: Problem, backend: str) -> Attention:
     problem.predicted(backend)
     if backend == "dense" and problem.n > LONGEST_MASK:
         raise Refused(f"its mask is built up to n = {LONGEST_MASK:,}")
-    module, layer = problem.spec.compile(backend=backend), problem.setting.layer
+    module, layer = problem.module(backend), problem.setting.layer
     inputs = problem.inputs or None
     return lambda q, k, v: module(q, k, v, layer=layer, inputs=inputs)
 
@@ -203,6 +229,11 @@ def rival(problem: Problem, name: str) -> Attention:
 def _masked(problem: Problem) -> Attention:
     """Dense attention with the spec's mask."""
     scale = _scale(problem)
+    if problem.decided:
+        pairs = problem.pairs
+        return lambda q, k, v: functional.scaled_dot_product_attention(
+            q, k, v, attn_mask=pairs, scale=scale
+        )
     n = problem.n
     size = n * n * len(problem.works)
     if n > LONGEST_MASK or size > MASK_BYTES:
@@ -224,6 +255,8 @@ def _flex(problem: Problem) -> Attention:
     scale = _scale(problem)
     if problem.setting.backward:
         raise Refused("FlexAttention has no backward on the CPU")
+    if problem.decided:
+        raise Refused("queries and keys decide the pairs, and its block mask is made before")
     if problem.n > LONGEST_MASK:
         raise Refused(f"its block mask looks at every pair, up to n = {LONGEST_MASK:,} here")
     from torch.nn.attention.flex_attention import create_block_mask, flex_attention
@@ -280,7 +313,8 @@ def _scale(problem: Problem) -> float:
     formula = next((w.mechanism for w, _ in problem.works if w.mechanism is not None), None)
     if formula is not None:
         raise Refused(f"`{formula.name}` is a formula, and a mask is not")
-    if not all(work.plain for work, _ in problem.works):
+    changed = any(leaf.weighs for work, _ in problem.works for leaf in work.decided)
+    if changed or not all(work.plain for work, _ in problem.works):
         raise Refused("the spec changes its scores or their normaliser, and a mask cannot")
     scales = {scale_of(work, problem.setting.size) for work, _ in problem.works}
     if len(scales) > 1:

@@ -14,7 +14,7 @@ from attnspec.cli.failures import INTERRUPTED, LimitReached, fitting
 from attnspec.cli.show_command import require_slot
 from attnspec.cli.specs import length_of, spec_at
 from attnspec.graphs.stack import blamed
-from attnspec.lower.lower import require_known
+from attnspec.lower.lower import require_built
 from attnspec.text.diagnostics import hinted
 
 if TYPE_CHECKING:
@@ -128,7 +128,8 @@ def command(
 
     All take turns on the same tensors, and figures are medians. Whoever computes the same pairs is
     held against our result first. eta is 1 where a useful pair costs what it costs in dense
-    attention without a mask. Ctrl-C prints what is known.
+    attention without a mask. Where queries and keys decide the pairs, these are what random ones
+    decide. Ctrl-C prints what is known.
 
     Example: attnspec bench longformer.attn -n 4096,16384 --vs sdpa,flex
     """
@@ -137,7 +138,7 @@ def command(
     from attnspec.bench.rivals import Setting
 
     loaded = spec_at(spec, name, parameters)
-    require_known(loaded.program)
+    require_built(loaded.program)
     require_slot(loaded, layer, None)
     setting = Setting(
         heads=heads_of(loaded, heads),

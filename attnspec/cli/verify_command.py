@@ -25,6 +25,7 @@ from attnspec.graphs.stack import Stack, blamed
 from attnspec.ir.program import Program
 from attnspec.ir.serial import from_data
 from attnspec.lower.lower import require_built
+from attnspec.lower.work import is_on_request
 from attnspec.spec import parse
 from attnspec.text.diagnostics import AttnSpecError
 
@@ -89,7 +90,8 @@ def command(
         raise click.UsageError("there is nothing to verify at n = 0")
     names = [backend]
     if backend == EVERY:
-        names = [*[each.name for each in BACKENDS], *installed_names()]
+        own = [each.name for each in BACKENDS if not is_on_request(each, "cpu")]
+        names = [*own, *installed_names()]
     with fitting(), blamed(Stack(program), n):
         try:
             if module is None:

@@ -26,7 +26,7 @@ from attnspec.ir.serial import fingerprint, plan_data
 from attnspec.lower.cache import Cache
 from attnspec.lower.devices import device_of
 from attnspec.lower.mechanism_sizes import longest_of
-from attnspec.lower.work import BackendError
+from attnspec.lower.work import BackendError, is_on_request
 from attnspec.runtime.module import CompiledAttention
 from attnspec.text.diagnostics import AttnSpecError, InternalError
 from attnspec.verification import EXHAUSTIVE, Verification, verify, verify_alone
@@ -50,8 +50,9 @@ and none of the usual sizes divides it."""
 ACCELERATORS = {"cuda": torch.cuda, "mps": torch.backends.mps, "xpu": torch.xpu}
 """What else a machine may have, with the module that says so."""
 
-OWN = tuple(backend.name for backend in BACKENDS)
-"""The backends of this package, which every module of a spec is verified with."""
+OWN = tuple(backend.name for backend in BACKENDS if not is_on_request(backend, "cpu"))
+"""The backends of this package that choose themselves on the CPU, with which every module of a spec
+is verified."""
 
 WHOLE = 257
 """A spec that has one length only is verified in full if it is no longer than this, else by its
@@ -205,7 +206,7 @@ def _verified(spec: Elaborated, backend: str) -> str:
     known: Known = Cache(MEANT)
     for program, name in product(programs, names):
         try:
-            found = verify(program, n, backend=name, known=known)
+            found = verify(program, n, backend=name, depth="once", known=known)
         except (BackendError, BindError) as error:
             refused = str(error)
             continue
@@ -282,7 +283,7 @@ def _held(programs: Sequence[Program], names: Sequence[str], n: int, depth: Dept
 
 def _require_ok(found: Verification, name: str) -> None:
     """Raise an error if there is a fault in what a backend does."""
-    if not found.ok and name not in (*OWN, AUTO):
+    if not found.ok and name not in (AUTO, *(backend.name for backend in BACKENDS)):
         raise BackendError(
             f"the backend {name} of {owner_of(name)} computes something else than the spec:"
             f"\n{found}"

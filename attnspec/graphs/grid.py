@@ -37,9 +37,19 @@ class Grid:
 
     def coordinates(self, position: Elementwise) -> list[Elementwise]:
         """The coordinates of each position; those of the first cell where it is not a cell."""
-        cell = (position - self.offset) * self.inside(position)
-        pairs = zip(self.strides, self.extents, strict=True)
-        return [cell // stride % extent for stride, extent in pairs]
+        cell = self.cell(position)
+        return [self.coordinate(cell, axis) for axis in range(len(self.extents))]
+
+    def cell(self, position: Elementwise) -> Elementwise:
+        """The number of the cell at each position, 0 where there is none."""
+        return (position - self.offset) * self.inside(position)
+
+    def coordinate(self, cell: Elementwise, axis: int) -> Elementwise:
+        """One of the coordinates of each cell, without a division that changes nothing: lists of
+        pairs are long."""
+        stride = self.strides[axis]
+        at = cell if stride == 1 else cell // stride
+        return at if axis == 0 else at % self.extents[axis]
 
     def position(self, coordinates: list[np.ndarray]) -> np.ndarray:
         """The position of the cell with these coordinates."""

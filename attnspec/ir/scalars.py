@@ -8,9 +8,9 @@ Python is ever evaluated from text.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from functools import reduce
+from functools import cached_property, reduce
 from operator import and_, or_
 from typing import TypeAlias, cast
 
@@ -33,6 +33,11 @@ class Apply:
     op: str
     args: tuple[Scalar, ...]
 
+    @cached_property
+    def symbols(self) -> tuple[str, ...]:
+        """The names of the symbols in it, kept: they are asked for at every length."""
+        return tuple(name for arg in self.args for name in symbols(arg))
+
 
 Scalar: TypeAlias = "int | float | bool | Symbol | Apply"
 
@@ -49,7 +54,7 @@ def _is_array(*values: Value) -> bool:
 
 
 def _nonzero(divisor: Value) -> None:
-    if np.any(np.equal(divisor, 0)):
+    if np.any(np.equal(divisor, 0)) if isinstance(divisor, np.ndarray) else divisor == 0:
         raise ScalarError("division by zero")
 
 
@@ -266,14 +271,11 @@ def fold(scalar: Scalar, values: Mapping[str, Value]) -> Scalar:
             return scalar
 
 
-def symbols(scalar: Scalar) -> Iterator[str]:
+def symbols(scalar: Scalar) -> tuple[str, ...]:
     """The names of all symbols in a scalar."""
-    match scalar:
-        case Symbol(name):
-            yield name
-        case Apply(_, args):
-            for arg in args:
-                yield from symbols(arg)
+    if isinstance(scalar, Apply):
+        return scalar.symbols
+    return (scalar.name,) if isinstance(scalar, Symbol) else ()
 
 
 def is_whole(scalar: Scalar) -> bool:

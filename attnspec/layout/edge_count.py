@@ -21,6 +21,13 @@ from attnspec.graphs.relation import (
 SAMPLE = 64
 """Queries whose keys are counted where a relation does not know its number of edges."""
 
+WRITTEN = 1 << 11
+"""Queries up to which all edges of a scattered graph are written down sooner than a sample."""
+
+RUN = 4
+"""Queries that follow one another in a sample of a scattered graph: what is drawn is drawn for all
+of them at once."""
+
 _FANOUT = 8
 _SIDE = 64
 _MOST = 1 << 13
@@ -38,10 +45,17 @@ def edges_of(relation: Relation, n_q: int, n_k: int) -> float:
     if isinstance(relation, Union) and is_scattered(relation):
         # what is drawn seldom meets the rest, and drawing it takes long
         return min(n_q * n_k, sum(edges_of(term, n_q, n_k) for term in relation.terms))
-    count = min(n_q, SAMPLE)
+    scattered = is_scattered(relation)
+    if scattered and n_q <= WRITTEN:
+        return len(relation.rows(n_k - n_q, n_k, n_k)[0])
+    count = min(n_q, SAMPLE // RUN if scattered else SAMPLE)
     # one of each of equal ranges; at equal distances all would stand alike in blocks of a power
     # of two
     sample = n_k - n_q + ((np.arange(count) + _drawn(count)) * n_q / max(1, count)).astype(int)
+    if scattered:
+        sample = np.minimum(sample, n_k - RUN)
+        found = sum(len(relation.rows(int(q), int(q) + RUN, n_k)[0]) for q in sample)
+        return found * n_q / (RUN * count)
     return _keys(relation, sample, n_k) * n_q / max(1, count)
 
 
@@ -50,10 +64,10 @@ def _keys(relation: Relation, queries: np.ndarray, n: int) -> float:
     closed = relation.progressions(queries, n)
     if closed is not None:
         return float(lengths(closed).sum())
-    if not is_scattered(relation) and len(queries) * n <= _LOOKED:
+    if len(queries) * n <= _LOOKED:
         # one look at all of them is sooner done than a list of each
         return float(evaluate_pairs(relation, queries[:, None], np.arange(n)[None], n).sum())
-    if not is_closed(relation) or is_scattered(relation):
+    if not is_closed(relation):
         return float(sum(len(relation.row_keys(int(q), int(q) + 1, n)) for q in queries))
     return _covered(relation, queries, n)
 

@@ -7,7 +7,7 @@ order, and comes before them, because it leaves more of its tiles FULL when noth
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -55,54 +55,21 @@ READING = 0.5
 
 
 @dataclass(frozen=True)
-class Tuning:
-    """Which tiles a kernel is offered, and what they take. Here: those of the flash kernel on the
-    CPU."""
+class Means:
+    """What computes steps, as far as choosing them goes.
 
-    device: str = "cpu"
-    targets: tuple[int, ...] = TARGETS
-    large: tuple[int, ...] = LARGE
+    `name` begins its rates on a type of device; `targets` and `large` are the tile sizes on offer,
+    and `size` is that of the tiles of a side of so many positions then; `amounts` is what a step
+    takes. With `parts`, tiles whose masks would be too large side by side are computed apart.
+    """
 
-    def size(self, length: int, side: Side, target: int) -> int:
-        """Equal tiles of about the target's size for lists, or classes of about length / step;
-        whole boxes."""
-        if isinstance(side, Boxed):
-            return side.size
-        members = _members(length, side)
-        return -(-members // max(1, round(members / target)))
-
-    def amounts(self, tiles: Survey, order: Order) -> Amounts:
-        """What a step takes."""
-        full, undecided = tiles.area
-        moved = 0 if order.k == 1 else tiles.k.size * tiles.k.count
-        return {
-            "bands_step": 1,
-            "bands_row": tiles.q.count,
-            "bands_query": tiles.q.count * tiles.q.size,
-            "bands_pair": full + undecided,
-            "bands_masked": undecided,
-            "bands_gather": tiles.gathered * tiles.k.size,
-            "bands_reorder": moved,
-        }
-
-    def merging(self, n_q: int, steps: int) -> Amounts:
-        """What it takes to merge the results of steps."""
-        return {"bands_merge": n_q * (steps - 1.0)}
-
-    def laid_out(self, layout: StepLayout) -> Sequence[StepLayout]:
-        """The parts in which the tiles of a step are computed."""
-        return parted(layout)
-
-
-ON_CPU = Tuning()
-"""The flash kernel's tiles."""
-
-
-def _members(length: int, side: Side) -> int:
-    """Positions of a list, or of the longest residue class."""
-    if isinstance(side, Listed):
-        return max(1, len(side.positions))
-    return max(1, -(-length // (side if isinstance(side, int) else 1)))
+    name: str
+    device: str
+    targets: tuple[int, ...]
+    large: tuple[int, ...]
+    amounts: Callable[[Survey, Order], Amounts]
+    size: Callable[[int, Side, int], int]
+    parts: bool = True
 
 
 @dataclass(frozen=True)
@@ -112,28 +79,77 @@ class Banded:
     step: OrderedRelation
     sizes: tuple[int, int]
     amounts: Amounts
-    tuning: Tuning = ON_CPU
+    means: Means
 
     @property
     def seconds(self) -> float:
         """The estimate."""
-        return current(self.tuning.device).seconds(self.amounts)
+        return current(self.means.device).seconds(self.amounts)
+
+    @property
+    def pairs(self) -> float:
+        """The pairs of its tiles."""
+        return self.amounts.get(f"{self.means.name}_pair", math.inf)
 
     def __str__(self) -> str:
         return f"{self.step.order}, tiles {self.sizes[0]} x {self.sizes[1]}"
 
 
+def _of_bands(tiles: Survey, order: Order) -> Amounts:
+    full, undecided = tiles.area
+    moved = 0 if order.k == 1 else tiles.k.size * tiles.k.count
+    return {
+        "bands_step": 1,
+        "bands_row": tiles.q.count,
+        "bands_query": tiles.q.count * tiles.q.size,
+        "bands_pair": full + undecided,
+        "bands_masked": undecided,
+        "bands_gather": tiles.gathered * tiles.k.size,
+        "bands_reorder": moved,
+    }
+
+
+def about(length: int, side: Side, target: int) -> int:
+    """Equal tiles of about the target's size for lists, or classes of about length / step; whole
+    boxes."""
+    if isinstance(side, Boxed):
+        return side.size
+    members = members_of(length, side)
+    return -(-members // max(1, round(members / target)))
+
+
+def fixed(length: int, side: Side, target: int) -> int:
+    """Tiles of the target's size, those of boxes as many whole ones as it holds."""
+    if not isinstance(side, Boxed):
+        return target
+    size = side.size
+    while 2 * size <= target:
+        size *= 2
+    return size
+
+
+def members_of(length: int, side: Side) -> int:
+    """The positions of a list, or about those of a residue class."""
+    if isinstance(side, Listed):
+        return max(1, len(side.positions))
+    return max(1, -(-length // (side if isinstance(side, int) else 1)))
+
+
+BANDS = Means("bands", "cpu", TARGETS, LARGE, _of_bands, about)
+"""The flash kernel of the CPU."""
+
+
 @lru_cache(maxsize=64)
-def bands_of(relation: Relation, n_q: int, n_k: int, tuning: Tuning = ON_CPU) -> tuple[Banded, ...]:
+def bands_of(relation: Relation, n_q: int, n_k: int, means: Means = BANDS) -> tuple[Banded, ...]:
     """The steps of a relation, disjoint, in the order in which they are computed."""
-    whole = _best(relation, n_q, n_k, (NATURAL,), tuning)
+    whole = _best(relation, n_q, n_k, (NATURAL,), means)
     terms = terms_of(relation)
     if len(terms) == 1 and len(orders_of(terms[0], n_k)) == 1 and not is_irregular(terms[0]):
         return (whole,)
     apart: list[tuple[Relation, Order]] = []
     together: list[Relation] = []
     for term in terms:
-        best = _irregular(_best(term, n_q, n_k, orders_of(term, n_k), tuning), n_q, n_k)
+        best = _irregular(_best(term, n_q, n_k, orders_of(term, n_k), means), n_q, n_k)
         if best.step.order == NATURAL:
             together.append(term)
         else:
@@ -143,17 +159,17 @@ def bands_of(relation: Relation, n_q: int, n_k: int, tuning: Tuning = ON_CPU) ->
     found: list[Banded] = []
     earlier: tuple[Relation, ...] = ()
     for term, order in apart:
-        found.append(_best(without(term, earlier), n_q, n_k, (order,), tuning))
+        found.append(_best(without(term, earlier), n_q, n_k, (order,), means))
         earlier = (*earlier, term)
     if together:
         rest = together[0] if len(together) == 1 else Union(tuple(together))
-        found.append(_best(without(rest, earlier), n_q, n_k, (NATURAL,), tuning))
+        found.append(_best(without(rest, earlier), n_q, n_k, (NATURAL,), means))
     return tuple(found) if seconds_of(found, n_q) < whole.seconds else (whole,)
 
 
 def amounts_of(bands: Sequence[Banded], n_q: int) -> Amounts:
     """What all steps and merging them take."""
-    total = dict(bands[0].tuning.merging(n_q, len(bands)))
+    total = {f"{bands[0].means.name}_merge": n_q * (len(bands) - 1.0)}
     for band in bands:
         for name, amount in band.amounts.items():
             total[name] = total.get(name, 0.0) + amount
@@ -162,7 +178,7 @@ def amounts_of(bands: Sequence[Banded], n_q: int) -> Amounts:
 
 def seconds_of(bands: Sequence[Banded], n_q: int, copies: int = 1) -> float:
     """The estimate of all steps and of merging them, where so many share their calls."""
-    return current(bands[0].tuning.device).seconds(amounts_of(bands, n_q), copies)
+    return current(bands[0].means.device).seconds(amounts_of(bands, n_q), copies)
 
 
 def reading_seconds(work: Work) -> float:
@@ -177,7 +193,7 @@ def layouts_of(bands: tuple[Banded, ...], n_q: int, n_k: int) -> list[StepLayout
         layout
         for band in bands
         for layout in _layouts(
-            band.step.relation, n_q, n_k, band.step.order, band.sizes, band.tuning
+            band.step.relation, n_q, n_k, band.step.order, band.sizes, band.means.parts
         )
     ]
 
@@ -210,30 +226,30 @@ def _layouts(
     n_k: int,
     order: Order,
     sizes: tuple[int, int],
-    tuning: Tuning = ON_CPU,
+    parts: bool = True,
 ) -> tuple[StepLayout, ...]:
     # layers of one graph share what is laid out
     found = step_layout(classify(relation, n_q, n_k, order, sizes), relation, n_k)
-    return tuple(tuning.laid_out(found))
+    return tuple(parted(found)) if parts else (found,)
 
 
 def _best(
-    relation: Relation, n_q: int, n_k: int, orders: tuple[Order, ...], tuning: Tuning
+    relation: Relation, n_q: int, n_k: int, orders: tuple[Order, ...], means: Means
 ) -> Banded:
     found: list[Banded] = []
-    most = tuning.targets[-1]
     for order in orders:
-        for target in (*tuning.targets, *tuning.large):
+        for target in (*means.targets, *means.large):
             try:
-                found.append(banded(relation, n_q, n_k, order, target, tuning))
+                found.append(banded(relation, n_q, n_k, order, target, means))
             except TooFine:
                 continue
-            if target >= most:
+            if target >= means.targets[-1]:
                 break
     if not found:
-        sizes = tuning.size(n_q, 1, most), tuning.size(n_k, 1, most)
-        endless = dict.fromkeys(tuning.merging(1, 2), float("inf"))
-        return Banded(OrderedRelation(relation, NATURAL), sizes, endless, tuning)
+        last = means.targets[-1]
+        sizes = means.size(n_q, 1, last), means.size(n_k, 1, last)
+        endless = {f"{means.name}_pair": math.inf}
+        return Banded(OrderedRelation(relation, NATURAL), sizes, endless, means)
     return min(found, key=lambda band: band.seconds)
 
 
@@ -241,27 +257,24 @@ def _irregular(band: Banded, n_q: int, n_k: int) -> Banded:
     """The band, or the same relation in an order that a list of its edges shows."""
     relation = band.step.relation
     edges = edges_of(relation, n_q, n_k) if is_irregular(relation) else 0
-    pairs = next((x for name, x in band.amounts.items() if name.endswith("_pair")), math.inf)
-    if not FEWEST * n_q <= edges <= min(LISTED, FILLED * pairs):
+    if not FEWEST * n_q <= edges <= min(LISTED, FILLED * band.pairs):
         return band
     order = reordered(relation, n_q, n_k)
     if order is None:
         return band
-    other = _best(relation, n_q, n_k, (order,), band.tuning)
-    return min(band, other, key=lambda band: band.seconds)
+    return min(band, _best(relation, n_q, n_k, (order,), band.means), key=lambda band: band.seconds)
 
 
 def banded(
-    relation: Relation, n_q: int, n_k: int, order: Order, target: int, tuning: Tuning = ON_CPU
+    relation: Relation, n_q: int, n_k: int, order: Order, target: int, means: Means = BANDS
 ) -> Banded:
     """A relation as one step in an order and in tiles of about a size; raises TooFine."""
     targets = target, target
-    if target > tuning.targets[-1] and order.q != order.k:
+    if target > means.targets[-1] and order.q != order.k:
         # where only one side is natural, its tiles are long, or the masks of all offsets are many
         targets = (4 * target, target // 4) if order.q == 1 else (target // 4, 4 * target)
-    sizes = tuning.size(n_q, order.q, targets[0]), tuning.size(n_k, order.k, targets[1])
+    sizes = means.size(n_q, order.q, targets[0]), means.size(n_k, order.k, targets[1])
     tiles = survey(relation, n_q, n_k, order, sizes)
     if tiles.tiles > MOST:
         raise TooFine(f"about {tiles.tiles:,.0f} tiles, at most {MOST:,} are listed")
-    step = OrderedRelation(relation, order)
-    return Banded(step, sizes, tuning.amounts(tiles, order), tuning)
+    return Banded(OrderedRelation(relation, order), sizes, means.amounts(tiles, order), means)

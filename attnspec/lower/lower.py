@@ -83,22 +83,6 @@ def require_built(program: Program) -> None:
         raise SpecError(large)
 
 
-def require_known(program: Program) -> None:
-    """Raise SpecError naming what tensors decide in a program whose pairs are counted."""
-    require_built(program)
-    if decided := decided_leaves(program):
-        raise SpecError(
-            [
-                Diagnostic(
-                    "A706",
-                    f"the pairs of `{leaf.pattern}` are decided by the tensors of a call",
-                    leaf.span,
-                )
-                for leaf in decided
-            ]
-        )
-
-
 def bias_tables(program: Program) -> dict[tuple[int, Score], str]:
     """The learned tables of a program: their names by place among the scores and by the score.
 

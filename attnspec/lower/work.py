@@ -247,6 +247,12 @@ def runs_mechanisms(backend: Backend) -> bool:
     return bool(getattr(backend, "runs_mechanisms", False))
 
 
+def is_on_request(backend: Backend, device: str) -> bool:
+    """Whether a backend runs on a type of device where it is asked for by name alone, which it says
+    by the attribute `on_request`, their names."""
+    return device in getattr(backend, "on_request", ())
+
+
 def refusal_of(backend: Backend, work: Work, device: str) -> str | None:
     """Why a backend cannot run a work, or None; others are not asked about mechanisms, and about
     what the data decide."""

@@ -63,6 +63,11 @@ class Part:
 Known: TypeAlias = "Cache[tuple[Any, ...], Any]"
 """What the definition says, kept for other modules that are asked the same."""
 
+ANY = Relation()
+"""What stands for the graph of a work whose pairs are known."""
+
+Computed: TypeAlias = "frozenset[tuple[Work, tuple[int, ...], bytes]]"
+
 Definitions: TypeAlias = "list[tuple[Part, list[Definition]]]"
 
 
@@ -120,6 +125,16 @@ class Trial:
         ]
         for part in found:
             (self.parts if part.work.mechanism is None else self.formulas).append(part)
+
+    @property
+    def computed(self) -> Computed:
+        """What is computed of numbers: the same works but for what says which pairs they have, and
+        the same pairs."""
+        found = set()
+        for part in (*self.parts, *self.formulas):
+            held = self._held(part, np.arange(self.shape.n - self.shape.n_q, self.shape.n))
+            found.add((replace(part.work, relation=ANY), part.heads, held.tobytes()))
+        return frozenset(found)
 
     @property
     def exhaustive(self) -> bool:

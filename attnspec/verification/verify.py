@@ -17,7 +17,7 @@ from attnspec.backends.rows.backend import RowsBackend
 from attnspec.ir.program import Program
 from attnspec.ir.serial import plan_data
 from attnspec.lower.cache import Cache
-from attnspec.lower.lower import stand_ins, works_of
+from attnspec.lower.lower import Binder, stand_ins
 from attnspec.lower.mechanism_sizes import learned_parts
 from attnspec.lower.work import BackendError, Work
 from attnspec.runtime.module import CompiledAttention
@@ -25,9 +25,9 @@ from attnspec.verification.decided import decided_checks
 from attnspec.verification.numbers import SIZE
 from attnspec.verification.pairs import LONGEST, TooLong
 from attnspec.verification.report import Check, Verification, together
-from attnspec.verification.trial import Known, Shape, Trial, sample_inputs
+from attnspec.verification.trial import Computed, Known, Shape, Trial, sample_inputs
 
-Depth: TypeAlias = Literal["whole", "pairs", "values"]
+Depth: TypeAlias = Literal["whole", "once", "pairs", "values"]
 
 FEW = 5
 """Queries at the end that are tried of the backend that takes only a few."""
@@ -53,7 +53,8 @@ def verify(
     The module must be a `CompiledAttention`, also one of a standalone file. The backend that is for
     the steps of generation is tried on the last few queries. A fraction of the time goes into
     "pairs", where nothing is run, so that what has no layout, such as the definition, has no
-    checks, and into "values", where outputs and gradients of some queries are all that is compared.
+    checks, less into "once", where layers that have the same pairs at n are run once, and into
+    "values", where outputs and gradients of some queries are all that is compared.
     With `known` of another call what the definition says is not computed again.
 
     Raises ValueError for n above LONGEST, for one that the spec does not have, and where it is too
@@ -72,9 +73,10 @@ def verify_each(program: Program, n: int, backends: Sequence[str]) -> Verificati
     found: list[Verification] = []
     refused: list[tuple[str, str]] = []
     last: BackendError | TooLong | None = None
+    known: Known = Cache(KEPT)
     for backend in backends:
         try:
-            found.append(verify(program, n, backend=backend))
+            found.append(verify(program, n, backend=backend, known=known))
         except (BackendError, TooLong) as error:
             refused.append((backend, str(error)))
             last = error
@@ -117,6 +119,7 @@ def _verified(
 ) -> Verification:
     checks: list[Check] = []
     skipped: list[str] = []
+    run: set[Computed] = set()
     exhaustive = n_q == n
     heads = program.heads or HEADS
     data = sample_inputs(program, n, n_q)
@@ -127,7 +130,11 @@ def _verified(
                 checks.extend(decided_checks(module, shape, works, data))
             continue
         trial = Trial(module, shape, works, data, forced, known, only_values=depth == "values")
-        found = trial.pair_checks() if depth == "pairs" else trial.checks()
+        runs = depth != "pairs"
+        if depth == "once":
+            runs = trial.computed not in run
+            run.add(trial.computed)
+        found = trial.checks() if runs else trial.pair_checks()
         checks.extend(sorted(found, key=lambda check: check.heads or ()))
         skipped.extend(trial.skipped)
         exhaustive &= trial.exhaustive
@@ -138,10 +145,10 @@ def _distinct(
     program: Program, heads: int, n_q: int, n: int
 ) -> list[tuple[tuple[tuple[Work, tuple[int, ...]], ...], tuple[int, ...]]]:
     """The groups of heads that layers compute, with the layers that share them."""
-    stands = stand_ins(program)
+    binder = Binder(program, stand_ins(program))
     seen: dict[tuple[tuple[Work, tuple[int, ...]], ...], list[int]] = {}
     for layer in range(program.layers or 1):
-        works = tuple(works_of(program, layer, heads, n_q, n, stands))
+        works = tuple(binder.works(layer, heads, n_q, n))
         seen.setdefault(works, []).append(layer)
     return [(works, tuple(layers)) for works, layers in seen.items()]
 

@@ -96,15 +96,6 @@ class SoftmaxKernel:
         grads = self.backward(grad, (q, k, v, out, lse), call, scale)
         return *(x[..., :-1] for x in grads[:3]), *grads[3:]
 
-    def takes(self, q: torch.Tensor) -> bool:
-        """Whether the fast way takes tensors of this type on this device."""
-        return q.is_cpu
-
-    def _goes_fast(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, call: Call) -> bool:
-        if is_transformed() or call.dropout_p or not self.takes(q):
-            return False
-        return all(x.numel() for x in (q, k, v))
-
     def composed(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, call: Call) -> Partial:
         """The same in differentiable operations."""
         out, lse = self.differentiable.composed(q, k, v, call)
@@ -120,16 +111,20 @@ class SoftmaxKernel:
         self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, call: Call
     ) -> torch.Tensor:
         parts = grouped(q, k), k, v
-        fast = self._goes_fast(*parts, call)
+        fast = self.goes_fast(*parts, call)
         out = self._fast(*parts, call)[0] if fast else self.traced(*parts, call)
         return out.reshape(*q.shape[:3], v.shape[-1])
 
     def partial(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, call: Call) -> Partial:
         """The output [B, H, n_q, d_v] and its log-sum-exps [B, H, n_q]."""
         parts = grouped(q, k), k, v
-        way = self._fast if self._goes_fast(*parts, call) else self.composed
+        way = self._fast if self.goes_fast(*parts, call) else self.composed
         out, lse = way(*parts, call)
         return out.reshape(*q.shape[:3], v.shape[-1]), lse.reshape(q.shape[:3])
+
+    def goes_fast(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, call: Call) -> bool:
+        """Whether the fast way can go; where it cannot, the composed one does."""
+        return q.is_cpu and is_plain(q, k, v, call)
 
     def _fast(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, call: Call) -> Partial:
         size, out_size = q.shape[-1], v.shape[-1]
@@ -224,6 +219,13 @@ def _again(
 
     uppers = [None if x is None else x[..., :out_size] for x in grads[:1]] + [grads[1]]
     return derivatives(run, given, asks, uppers)
+
+
+def is_plain(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, call: Call) -> bool:
+    """Whether nothing looks on, nothing is dropped, and there is something to compute."""
+    if is_transformed() or call.dropout_p:
+        return False
+    return all(x.numel() for x in (q, k, v))
 
 
 def _shaped(known: Partial | None, q: torch.Tensor, size: int) -> Partial | None:

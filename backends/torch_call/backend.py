@@ -26,6 +26,7 @@ class TorchCall:
     """One call of torch for all pairs."""
 
     name = "torch"
+    runs_decided = True
 
     @property
     def least(self) -> float:
@@ -38,6 +39,11 @@ class TorchCall:
         if others:
             name = type(others[0]).__name__.lower()
             return f"torch's call adds constants to scores, and `{name}` is none"
+        if work.unit_keys:
+            return "torch's call scores keys as they are, not at unit length"
+        for leaf in work.decided:
+            if leaf.averages or not leaf.beside(vars(leaf)):
+                return f"`{leaf.name}` changes more than pairs"
         pairs = work.n_q * work.n_k
         if pairs > MOST and (work.changes or form_of(work) is Form.MASK):
             return f"a mask of at most {MOST:,} pairs is kept, and there are {pairs:,}"
@@ -61,7 +67,7 @@ class TorchCall:
         """Whether works of several heads that differ in their pairs alone are one call."""
         first = works[0]
         numbers = len(works) * first.n_q * first.n_k
-        plain = not first.reads and not first.changes
+        plain = not first.changes and not any(work.reads or work.decided for work in works)
         return plain and numbers <= MOST and differ_in_pairs_alone(works)
 
     def build_joined(

@@ -29,8 +29,8 @@ class Form(Enum):
 
 
 def form_of(work: Work) -> Form:
-    """The least that must be said of a work's pairs; run-time inputs are a mask."""
-    if work.reads or not work.n_q:
+    """The least that must be said of a work's pairs; what is known at a call is a mask."""
+    if work.reads or work.decided or not work.n_q:
         return Form.MASK
     return _form(work.relation, work.n_q, work.n_k)
 

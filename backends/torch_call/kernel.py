@@ -143,7 +143,7 @@ class TorchCallKernel(SoftmaxKernel):
         """What is computed for queries [B, H, n_q, d], every pair once."""
         work = self.work
         kind = torch.promote_types(q.dtype, torch.float32)
-        if work.reads:
+        if work.reads or work.decided:
             mask = self.dense.mask(call)
             yield Part(EVERY, EVERY, EVERY, bias=Bias(self._sloped(_added(mask, kind))))
         elif call.padding is None:
@@ -192,9 +192,11 @@ class TorchCallKernel(SoftmaxKernel):
         """A bias with what `alibi` adds."""
         n_q, n_k = self.work.n_q, self.work.n_k
         for slopes in slopes_of(self.work.changes, self.heads).values():
-            distance = np.abs(np.arange(n_k - n_q, n_k)[:, None] - np.arange(n_k))
-            added = np.array(slopes)[None, :, None, None] * distance
-            bias = bias - torch.from_numpy(added).to(bias.dtype)
+            q, k = (
+                torch.arange(low, n_k, dtype=bias.dtype, device="cpu") for low in (n_k - n_q, 0)
+            )
+            each = torch.tensor(slopes, dtype=bias.dtype, device="cpu")[:, None, None]
+            bias = torch.addcmul(bias, each, (q[:, None] - k).abs_(), value=-1)
         return bias
 
     # --- where it cannot go --------------------------------------------------------------------

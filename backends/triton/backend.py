@@ -34,6 +34,7 @@ class TritonBackend:
 
     name = "triton"
     runs_decided = True
+    on_request = ("cpu",)
     least = math.inf  # on the CPU, where it is tried out and never chosen
 
     def refuses(self, work: Work, device: str) -> str | None:

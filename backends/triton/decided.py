@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch.nn import functional
 
-from attnspec.backends.common.exact import Partial
+from attnspec.backends.common.exact import Partial, is_plain
 from attnspec.backends.common.flash import with_zero_logit
 from attnspec.backends.decided.choice import TileLists
 from attnspec.backends.decided.lists import TILE, listed, marked
@@ -76,8 +76,8 @@ class DecidedKernel(ListedKernel):
         self.rest = None if parts.rest is None else ListedRest(work, heads, device, parts.rest)
         self.attention = TileAttention(work, heads, device)
 
-    def takes(self, q: torch.Tensor) -> bool:
-        return is_taken(q)
+    def goes_fast(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, call: Call) -> bool:
+        return is_taken(q) and is_plain(q, k, v, call)
 
     def _parts(self, q: torch.Tensor, call: Call) -> Iterator[Part]:
         batch, keys, repeat, n_q = q.shape[:4]

@@ -10,7 +10,7 @@ import torch
 
 from attnspec.backends.bands.kernel import ByTiles
 from attnspec.backends.bands.per_sample import ReadingBands
-from attnspec.backends.common.exact import Partial
+from attnspec.backends.common.exact import Partial, is_plain
 from attnspec.backends.triton.attention import Passing, TileAttention
 from attnspec.backends.triton.tables import StepTables
 from attnspec.backends.triton.tuning import ON_GPU
@@ -40,8 +40,8 @@ class TritonKernel(ByTiles):
         self.steps = [StepTables(layout, device) for layout in layouts]
         self.attention = TileAttention(work, heads, device)
 
-    def takes(self, q: torch.Tensor) -> bool:
-        return is_taken(q)
+    def goes_fast(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, call: Call) -> bool:
+        return is_taken(q) and is_plain(q, k, v, call)
 
     def forward(
         self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, call: Call, scale: float

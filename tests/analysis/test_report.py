@@ -79,6 +79,10 @@ def test_the_zoo(path: Path, name: str) -> None:
     else:
         assert report.edges is None
         assert report.quality["edges"] is None
+    grown = report.figure("order")
+    assert isinstance(grown, Unknown) or grown.value is not None or grown.note
+    if not isinstance(grown, Unknown) and grown.quality == "estimate" and grown.value is not None:
+        assert grown.note.startswith("measured from n = ")
     text = str(report)
     for group in (text, page(report).plain, report._repr_html_()):
         assert spec.name in group

@@ -101,5 +101,7 @@ def test_what_is_refused() -> None:
         ("attend cluster(of = q)", "means of queries"),
     ):
         spec = parse(f"attention decided {{ {body} }}")
-        refusals = {each.backend.name: each.refusal for each in spec.plan(256).steps[0].candidates}
+        refusals = {
+            each.backend.name: each.refusal for each in spec.plan(256, "cuda").steps[0].candidates
+        }
         assert reason in str(refusals["triton"])

@@ -15,7 +15,7 @@ from click.testing import CliRunner, Result
 from attnspec.bench import bench as benching
 from attnspec.bench import rivals, timing
 from attnspec.bench.bench import Progress, Row, bench, expected
-from attnspec.bench.rivals import RIVALS, SAME, Problem, Refused, Setting, rival
+from attnspec.bench.rivals import RIVALS, SAME, Problem, Refused, Setting, ours, rival
 from attnspec.cli import bench_command, main
 from attnspec.spec import parse
 
@@ -68,6 +68,34 @@ def problem(text: str, n: int = 48, **changes: Any) -> Problem:
 
 
 # --- subjects ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "attention a { heads 2 causal attend topk(blocks = 2, size = 8, queries = 1) }",
+        "attention a { input sel: choices(size = 8) attend chosen(sel) | self }",
+    ],
+)
+def test_pairs_that_tensors_decide_are_those_of_the_run(text: str) -> None:
+    task = problem(text)
+    outs = [task.output(ours(task, "auto")), task.output(rival(task, "mask"))]
+    torch.testing.assert_close(*outs, rtol=1e-5, atol=1e-6)
+    assert task.edges == float(task.pairs.sum()) / task.setting.heads
+    with pytest.raises(Refused, match="queries and keys decide the pairs"):
+        rival(task, "flex")
+
+
+def test_what_tensors_decide_and_learn_is_timed() -> None:
+    for text in (
+        "attention a { attend sinkhorn(size = 8) }",
+        "attention a { attend lsh(rounds = 2, chunk = 8) }",
+    ):
+        task = problem(text)
+        outs = [task.output(ours(task, name)) for name in ("lists", "dense")]
+        torch.testing.assert_close(*outs, rtol=1e-5, atol=1e-6)
+        with pytest.raises(Refused, match="changes its scores"):
+            rival(task, "mask")
 
 
 @pytest.mark.parametrize("text", [WINDOW, HEADS, PACKED, GAPS, GRID, CHANCE])
@@ -177,6 +205,7 @@ def test_rows_hold_what_they_say(folder: Path) -> None:
         assert row.ratio == row.timing.median / own.median
         assert row.predicted == task.predicted("auto" if row.subject == "ours" else row.subject)
         if row.subject != "sdpa":
+            assert task.edges is not None
             assert row.eta == task.edges / 48**2 * sdpa.median / row.timing.median
     # other pairs: there is nothing to compare, and no share of them is useful
     assert (rows["sdpa"].eta, rows["sdpa"].difference) == (None, None)
@@ -337,9 +366,10 @@ def test_a_length_that_is_not_planned_is_a_limit(folder: Path) -> None:
     assert done.stdout == ""
 
 
-def test_what_is_not_built_is_an_error_of_the_spec(folder: Path) -> None:
+def test_what_tensors_decide_is_timed_by_its_name(folder: Path) -> None:
     Path("lsh.attn").write_text("attention a { attend lsh(buckets = 4, seed = 0) }")
-    assert run("lsh.attn").exit_code == 1
+    (ours, *_) = rows_of("lsh.attn", "-n", "32")
+    assert ours["eta"] > 0
 
 
 def test_a_long_run_is_announced(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

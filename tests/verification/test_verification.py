@@ -39,6 +39,7 @@ from attnspec.verification.pairs import (
     rows_fault,
 )
 from attnspec.verification.trial import QUERIES, Known, sample_rows
+from attnspec.verification.verify import Depth
 
 INPUTS = (
     "input important: tokens(at_most = 9) input document: ids input size: length"
@@ -568,6 +569,26 @@ def test_the_pairs_alone_are_looked_at_without_running_anything(
     assert verify(program, 193, backend="rows", depth="pairs").ok
 
 
+@pytest.mark.parametrize("scale", ["0.5", "0.5 + layer"])
+def test_layers_of_the_same_pairs_are_run_once(scale: str) -> None:
+    text = f"layers 4 scale {scale} attend window(before = 60 * (1 + layer), after = 0)"
+    program = spec_of(text).program
+
+    def layers(n: int, part: str) -> list[tuple[int, ...]]:
+        found = verify(program, n, backend="bands", depth="once")
+        assert found.ok
+        return [check.layers for check in found.checks if part in check.what]
+
+    every = [(layer,) for layer in range(4)]
+    # the pairs that kernels hold are looked at all the same
+    assert layers(40, "its tiles hold each pair once") == every
+    alike = scale == "0.5"
+    # up to 61 positions each window is all that is behind, up to 121 all but the first
+    assert layers(40, "outputs and gradients") == (every[:1] if alike else every)
+    assert layers(100, "outputs and gradients") == (every[:2] if alike else every)
+    assert layers(100, "each pair is weighed once") == (every[:2] if alike else every)
+
+
 MIXED = """
 layers 2 heads 2 causal
 attend window(before = 20, after = 0) | residue(step = 12)
@@ -592,9 +613,11 @@ def test_a_fault_of_either_kind_is_found_in_a_mixed_spec(
 ) -> None:
     asked = verify
 
-    def found(program: Program, n: int, *, backend: str, known: Known) -> Verification:
+    def found(
+        program: Program, n: int, *, backend: str, depth: Depth, known: Known
+    ) -> Verification:
         """As if one backend were wrong, with every head that it runs."""
-        report = asked(program, n, backend=backend, known=known)
+        report = asked(program, n, backend=backend, depth=depth, known=known)
         if backend != wrong:
             return report
         return replace(report, checks=tuple(replace(c, fault="wrong") for c in report.checks))

@@ -20,7 +20,7 @@ from functools import lru_cache
 from math import acos, pi, sqrt
 
 import numpy as np
-from scipy.special import ndtr, owens_t
+from scipy.special import owens_t
 from scipy.stats import binom
 
 POINTS = 160
@@ -70,12 +70,9 @@ def largest_bucket(n: int, buckets: int) -> float:
 def _within(u: np.ndarray, v: np.ndarray, r: float) -> np.ndarray:
     """P(|X| <= u, |Y| <= v) for standard Gaussians of correlation r and u, v > 0."""
     beside = sqrt((1 - r) * (1 + r))
-
-    def below(h: np.ndarray, k: np.ndarray) -> np.ndarray:
-        """P(X <= h, Y <= k) with h, k other than 0 (Owen 1956)."""
-        found = (ndtr(h) + ndtr(k)) / 2
-        found = found - owens_t(h, (k / h - r) / beside) - owens_t(k, (h / k - r) / beside)
-        return np.asarray(found - (h * k < 0) / 2)
-
-    corners = below(u, v) - below(-u, v) - below(u, -v) + below(-u, -v)
-    return np.asarray(np.clip(corners, 0, 1))
+    # the four corners of the rectangle by Owen 1956; what they have in common cancels
+    outside = sum(
+        owens_t(u, (v / u + side) / beside) + owens_t(v, (u / v + side) / beside)
+        for side in (-r, r)
+    )
+    return np.asarray(np.clip(1 - 2 * outside, 0, 1))

@@ -7,7 +7,7 @@ Only what has no closed form, drawn graphs above all, is counted from its rows.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import lru_cache, partial, reduce
@@ -76,21 +76,24 @@ def weighted(relation: Relation, n: int, weights: np.ndarray | None) -> np.ndarr
     """As `degrees_of`, each key counted with its weight (int64 [n], sums below 2 ** 53)."""
     if n == 0:
         return np.zeros(0, np.int64)
-    # columns as a mask cost one pass, as progressions one for each of them
-    wide = _is_wide(relation, n) and any(t.columns is not None for t in terms_of(relation, n))
-    ways: list[Counting] = (
-        [_from_closed, _by_inclusion] if not wide else [_by_inclusion, _from_closed]
-    )
-    if to_list(relation, n) > SOON_LOOKED:
-        # what two terms share may be soon listed where the whole is not
-        ways.append(partial(_by_inclusion, sharing=shared))
-    for way in ways:
+    for way in _ways(relation, n):
         with suppress(TooMuch):
             found = way(relation, n, weights)
             if found is not None:
                 return found
     require_listable(relation, n)
     return (_listed if lists_rows(relation, n) else _looked)(relation, n, weights)
+
+
+def _ways(relation: Relation, n: int) -> Iterator[Counting]:
+    """How keys may be counted, the soonest first."""
+    # columns as a mask cost one pass, as progressions one for each of them
+    wide = _is_wide(relation, n) and any(t.columns is not None for t in terms_of(relation, n))
+    yield _by_inclusion if wide else _from_closed
+    yield _from_closed if wide else _by_inclusion
+    if to_list(relation, n) > SOON_LOOKED:
+        # what two terms share may be soon listed where the whole is not
+        yield partial(_by_inclusion, sharing=shared)
 
 
 def _is_wide(relation: Relation, n: int) -> bool:

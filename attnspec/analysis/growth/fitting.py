@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from fractions import Fraction
+from functools import cached_property
 from itertools import combinations_with_replacement
-from math import lcm, prod
+from math import gcd, lcm, prod
 from random import Random
 from typing import TypeAlias
 
@@ -24,7 +25,20 @@ class Polynomial:
 
     def at(self, point: Sequence[int]) -> Fraction:
         """The value at a point."""
-        return sum((c * prod(point[i] for i in m) for m, c in self.terms), Fraction(0))
+        common, whole = self._whole
+        return Fraction(sum(c * prod(point[i] for i in m) for m, c in whole), common)
+
+    def has(self, value: int, point: Sequence[int]) -> bool:
+        """Whether this is the value at a point."""
+        common, whole = self._whole
+        return sum(c * prod(point[i] for i in m) for m, c in whole) == value * common
+
+    @cached_property
+    def _whole(self) -> tuple[int, list[tuple[Monomial, int]]]:
+        """The common denominator, and the coefficients times it: whole numbers are much quicker
+        than fractions."""
+        common = lcm(*(c.denominator for _, c in self.terms))
+        return common, [(monomial, int(c * common)) for monomial, c in self.terms]
 
     @property
     def monomials(self) -> tuple[Monomial, ...]:
@@ -96,40 +110,34 @@ def fitted(
 
     Monomials that the points do not tell from earlier ones are left out.
     """
-    rows: list[tuple[int, list[Fraction]]] = []
+    # of whole numbers, each row without common factors: fractions would take ten times as long
+    rows: list[tuple[int, list[int]]] = []
     # points in a row often lie on a line, which tells nothing of the others: take them mixed
     mixed = list(zip(points, values, strict=True))
     Random(0).shuffle(mixed)
     for point, value in mixed:
-        row = [Fraction(prod(point[i] for i in monomial)) for monomial in basis]
-        row.append(Fraction(value))
+        row = [*(prod(point[i] for i in monomial) for monomial in basis), value]
         for pivot, known in rows:
-            factor = row[pivot]
-            if factor:
-                row = [a - factor * b for a, b in zip(row, known, strict=True)]
+            row = _without(row, known, pivot)
         lead = next((i for i, a in enumerate(row[:-1]) if a), None)
         if lead is None:
             if row[-1]:
                 return None
             continue
-        row = [a / row[lead] for a in row]
-        for index, (pivot, known) in enumerate(rows):
-            factor = known[lead]
-            if factor:
-                reduced = [a - factor * b for a, b in zip(known, row, strict=True)]
-                rows[index] = pivot, reduced
+        rows = [(pivot, _without(known, row, lead)) for pivot, known in rows]
         rows.append((lead, row))
         if len(rows) == len(basis):
             break
-    found = Polynomial(tuple((basis[pivot], row[-1]) for pivot, row in sorted(rows) if row[-1]))
-    return found if all(_agree(found, points, values)) else None
+    coefficients = ((basis[lead], Fraction(row[-1], row[lead])) for lead, row in sorted(rows))
+    found = Polynomial(tuple((monomial, c) for monomial, c in coefficients if c))
+    return found if all(map(found.has, values, points)) else None
 
 
-def _agree(
-    found: Polynomial, points: Sequence[Sequence[int]], values: Sequence[int]
-) -> Iterator[bool]:
-    # in whole numbers, which are much quicker than fractions
-    common = lcm(*(c.denominator for _, c in found.terms))
-    whole = [(monomial, int(c * common)) for monomial, c in found.terms]
-    for point, value in zip(points, values, strict=True):
-        yield sum(c * prod(point[i] for i in m) for m, c in whole) == value * common
+def _without(row: list[int], other: list[int], place: int) -> list[int]:
+    """A multiple of a row less one of another, so that 0 stands at a place."""
+    factor, scale = row[place], other[place]
+    if not factor:
+        return row
+    found = [scale * a - factor * b for a, b in zip(row, other, strict=True)]
+    common = gcd(*found)
+    return [a // common for a in found] if common > 1 else found

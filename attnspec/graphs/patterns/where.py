@@ -71,8 +71,10 @@ class Where(Relation):
             if self._asks(side):
                 grid = self._grid
                 allowed = allowed & grid.inside(position)
-                for axis, at in zip(self._axes, grid.coordinates(position), strict=True):
-                    values[f"{side}.{axis}"] = at
+                cell = grid.cell(position)
+                for axis, name in enumerate(f"{side}.{axis}" for axis in self._axes):
+                    if name in self._coordinates:
+                        values[name] = grid.coordinate(cell, axis)
         try:
             if _fits(self, n):
                 held = evaluate(predicate, values)
@@ -198,9 +200,14 @@ class Where(Relation):
         return AXES[len(self.extents)]
 
     @cached_property
+    def _coordinates(self) -> frozenset[str]:
+        """The coordinates that the predicate asks for."""
+        return frozenset(name for name in symbols(self.predicate) if name[1:2] == ".")
+
+    @cached_property
     def _asked(self) -> frozenset[str]:
-        """The sides whose coordinates the predicate asks for."""
-        return frozenset(name[0] for name in symbols(self.predicate) if name[1:2] == ".")
+        """The sides whose coordinates it asks for."""
+        return frozenset(name[0] for name in self._coordinates)
 
     def _asks(self, side: str) -> bool:
         """Whether the predicate asks for coordinates of the query, or of the key."""

@@ -1,0 +1,1 @@
+"""Each step as compiled FlexAttention in its own order of tokens."""

@@ -1,0 +1,233 @@
+"""One compiled call of FlexAttention for all graphs and lengths.
+
+What a graph is comes in tensors: block lists say which blocks are visited, and the mask by itself
+says of every pair of places whether it holds. So one compilation serves every spec of a kind.
+Positions are never multiplied with one another, and products of blocks stay small, so that no
+index is beyond 32 bits at any length.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cache
+from typing import Any, NamedTuple
+
+import torch
+from torch._dynamo.exc import FailOnRecompileLimitHit, TorchDynamoException
+from torch.nn.attention.flex_attention import AuxRequest, BlockMask, flex_attention
+
+from attnspec.backends.flex.block_lists import BLOCK, BlockLists
+from attnspec.lower.work import BackendError
+
+RECOMPILES = 32
+"""How often one kind is compiled at most: for types, sizes of heads, and devices."""
+
+BYTES = BLOCK // 8
+"""Of a row of a mask."""
+
+_flex: Any = flex_attention
+_block_mask: Any = BlockMask
+
+Mod = Callable[..., torch.Tensor]
+"""What FlexAttention asks of a pair of places."""
+
+
+class Kind(NamedTuple):
+    """What is compiled apart.
+
+    `changes` are the kinds of score changes in their order, each with a tuple of tensors in a call;
+    `options` what is proved of the blocks.
+    """
+
+    scale: float
+    changes: tuple[str, ...] = ()
+    padded: bool = False
+    lse: bool = True
+    options: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, eq=False)
+class Sides:
+    """What a call has beside q [b, R, q places, d], k and v [b, 1, k places, d], in tensors.
+
+    b counts samples and key heads, of which there are `keys`; `repeat` is R. `q_at` and `k_at` are
+    the positions at the places, int32, and `real` says which keys there are, bool
+    [samples * k places].
+    """
+
+    keys: torch.Tensor
+    repeat: torch.Tensor
+    q_at: torch.Tensor
+    k_at: torch.Tensor
+    real: torch.Tensor
+    changes: tuple[tuple[torch.Tensor, ...], ...]
+
+
+class Blocks(NamedTuple):
+    """Block lists as tensors on a device."""
+
+    numbers: torch.Tensor
+    width: torch.Tensor
+    bits: torch.Tensor
+    lists: tuple[torch.Tensor, ...]
+
+
+def blocks_of(found: BlockLists, device: torch.device) -> Blocks:
+    """The lists on a device, those of FlexAttention for all samples and heads."""
+    lists = [
+        torch.from_numpy(part)[None, None].to(device)
+        for pair in (found.masked, found.full, found.q_masked, found.q_full)
+        for part in pair
+    ]
+    width = torch.tensor(found.width, device=device)
+    numbers, bits = (torch.from_numpy(x).to(device) for x in (found.numbers, found.bits))
+    return Blocks(numbers, width, bits, tuple(lists))
+
+
+def attend(
+    kind: Kind, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, blocks: Blocks, sides: Sides
+) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """The output [b, R, q places, d_v] and, if the kind asks, its log-sum-exps [b, R, q places].
+
+    Raises BackendError where torch does not compile it: uncompiled, it would compute every score.
+    """
+    tensors = (*blocks[:3], sides.keys, sides.repeat, sides.q_at, sides.k_at, sides.real)
+    try:
+        found: tuple[torch.Tensor, torch.Tensor | None] = _compiled(kind)(
+            q, k, v, blocks.lists, sides.changes, *tensors
+        )
+    except FailOnRecompileLimitHit:
+        raise BackendError(
+            f"the backend flex refuses: FlexAttention was compiled {RECOMPILES} times for other"
+            " types, head sizes and devices in this process, and uncompiled it would compute every"
+            " score; torch.compiler.reset() forgets them"
+        ) from None
+    except TorchDynamoException as error:
+        reason = str(error).strip().partition("\n")[0]
+        raise BackendError(
+            f"the backend flex refuses: torch does not compile FlexAttention here: {reason:.300}"
+        ) from error
+    return found
+
+
+@cache
+def _compiled(kind: Kind) -> Callable[..., Any]:
+    """The call of a kind, compiled; nothing stands in for it uncompiled."""
+    run = call_of(kind)
+
+    def compiled(*arguments: Any) -> Any:
+        if not torch.compiler.is_compiling():
+            raise BackendError(
+                "the backend flex refuses: torch.compile is switched off in this process, and"
+                " uncompiled FlexAttention would compute every score"
+            )
+        return run(*arguments)
+
+    # with `fullgraph` torch raises where it would go on uncompiled
+    return torch.compile(  # type: ignore[call-overload, no-any-return]
+        compiled,
+        fullgraph=True,
+        dynamic=True,
+        recompile_limit=RECOMPILES,
+        isolate_recompiles=True,
+    )
+
+
+def call_of(kind: Kind) -> Callable[..., tuple[torch.Tensor, torch.Tensor | None]]:
+    """FlexAttention of a kind as a function of tensors."""
+    options = dict.fromkeys(kind.options, True)
+
+    def run(
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        lists: tuple[torch.Tensor, ...],
+        changes: tuple[tuple[torch.Tensor, ...], ...],
+        numbers: torch.Tensor,
+        width: torch.Tensor,
+        bits: torch.Tensor,
+        keys: torch.Tensor,
+        repeat: torch.Tensor,
+        q_at: torch.Tensor,
+        k_at: torch.Tensor,
+        real: torch.Tensor,
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        holds = mask_mod(numbers, width, bits)
+        if kind.padded:
+            holds = with_padding(holds, real, keys, width)
+        sizes = q.shape[2], k.shape[2]
+        blocks = _block_mask(sizes, *lists, BLOCK_SIZE=(BLOCK, BLOCK), mask_mod=holds)
+        found = _flex(
+            q,
+            k,
+            v,
+            score_mod(kind.changes, changes, keys, repeat, q_at, k_at) if changes else None,
+            blocks,
+            kind.scale,
+            enable_gqa=True,
+            kernel_options=options or None,
+            return_aux=AuxRequest(lse=True) if kind.lse else None,
+        )
+        return (found[0], found[1].lse) if kind.lse else (found, None)
+
+    return run
+
+
+def mask_mod(numbers: torch.Tensor, width: torch.Tensor, bits: torch.Tensor) -> Mod:
+    """Whether a pair of places holds: the bit of its block's mask."""
+
+    def holds(b: torch.Tensor, h: torch.Tensor, q: torch.Tensor, k: torch.Tensor) -> torch.Tensor:
+        mask = at(numbers, (q >> 7) * width + (k >> 7))
+        byte = at(bits, (mask * BLOCK + (q & 127)) * BYTES + ((k & 127) >> 3))
+        return ((byte >> (k & 7)) & 1) != 0
+
+    return holds
+
+
+def with_padding(mod: Mod, real: torch.Tensor, keys: torch.Tensor, width: torch.Tensor) -> Mod:
+    """The same of real keys alone."""
+
+    def holds(b: torch.Tensor, h: torch.Tensor, q: torch.Tensor, k: torch.Tensor) -> torch.Tensor:
+        return mod(b, h, q, k) & at(real, (b // keys) * (width * BLOCK) + k)
+
+    return holds
+
+
+def score_mod(
+    kinds: tuple[str, ...],
+    changes: tuple[tuple[torch.Tensor, ...], ...],
+    keys: torch.Tensor,
+    repeat: torch.Tensor,
+    q_at: torch.Tensor,
+    k_at: torch.Tensor,
+) -> Mod:
+    """The score of a pair of places with all changes: `softcap` has its cap, `alibi` the slopes of
+    all heads, `bias` the bucket of every distance and the numbers of all heads and buckets."""
+
+    def changed(
+        score: torch.Tensor, b: torch.Tensor, h: torch.Tensor, q: torch.Tensor, k: torch.Tensor
+    ) -> torch.Tensor:
+        head = (b % keys) * repeat + h
+        for kind, tensors in zip(kinds, changes, strict=True):
+            if kind == "softcap":
+                score = tensors[0] * torch.tanh(score / tensors[0])
+                continue
+            distance = at(q_at, q) - at(k_at, k)
+            if kind == "alibi":
+                score = score - at(tensors[0], head) * distance.abs()
+            else:
+                buckets, most, count, table = tensors
+                near = torch.minimum(torch.maximum(distance, -most), most) + most
+                score = score + at(table, head * count + at(buckets, near))
+        return score
+
+    return changed
+
+
+def at(table: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
+    """An entry of a table [m] that is there."""
+    if table.is_cpu:
+        # for C++ torch mixes up the names of sizes that an index is compared with
+        return torch.ops.aten._unsafe_masked_index(table, index >= 0, [index], 0)  # type: ignore[no-any-return]
+    return table[index]

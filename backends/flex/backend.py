@@ -1,0 +1,141 @@
+"""Bands in orders as FlexAttention: each step a compiled call in its own order of tokens, in blocks
+of 128 x 128, and partial results merged by their log-sum-exps.
+
+The steps are those of `bands`, chosen by the rates of a GPU. On the CPU, where it compiles for the
+forward alone and without log-sum-exps, it runs where it is asked for by name: a graph of several
+steps as one in natural order.
+"""
+
+from __future__ import annotations
+
+import math
+from functools import lru_cache
+from importlib.metadata import PackageNotFoundError, version
+from typing import TYPE_CHECKING
+
+from attnspec.layout.axes import axis
+from attnspec.layout.orders import NATURAL, Order
+from attnspec.layout.steps import (
+    Banded,
+    Means,
+    amounts_of,
+    banded,
+    bands_of,
+    fixed,
+    layouts_of,
+    seconds_of,
+)
+from attnspec.layout.tiling import Survey, TooFine
+from attnspec.lower.cost_model import current
+from attnspec.lower.rates import Amounts
+from attnspec.lower.work import MERGED, Kernel, Work
+
+if TYPE_CHECKING:
+    import torch
+
+BLOCK = 128
+"""Queries and keys of a block."""
+
+LARGEST = 1 << 30
+"""Bytes of block lists of all steps that are kept at most."""
+
+LISTED = 20
+"""Bytes for each pair of blocks: four lists, and which mask it has."""
+
+TORCH = (2, 13)
+"""The first version that counts recompilations for each function that is compiled."""
+
+
+def _amounts(tiles: Survey, order: Order) -> Amounts:
+    area = BLOCK * BLOCK
+    moved = 0 if order == NATURAL else tiles.q.count + tiles.k.count
+    return {
+        "flex_step": 1,
+        "flex_row": tiles.q.count,
+        "flex_pair": area * tiles.tiles,
+        "flex_masked": area * tiles.undecided,
+        "flex_reorder": BLOCK * moved,
+    }
+
+
+FLEX = Means("flex", "cuda", (BLOCK,), (), _amounts, fixed)
+"""FlexAttention on a GPU."""
+
+
+class FlexBackend:
+    """Disjoint steps in orders, each a call of FlexAttention."""
+
+    name = "flex"
+
+    on_request = ("cpu",)
+
+    least = math.inf  # on the CPU there is no estimate
+
+    def refuses(self, work: Work, device: str) -> str | None:
+        if device not in ("cpu", "cuda"):
+            return f"FlexAttention is compiled for CUDA and the CPU, not for {device}"
+        if not _is_new_enough():
+            return f"it needs torch {TORCH[0]}.{TORCH[1]}, which is not installed"
+        if work.normalize not in MERGED:
+            return f"results that `{work.normalize}` normalises are not merged by log-sum-exps"
+        if work.reads:
+            names = ", ".join(f"`{name}`" for name in work.reads)
+            return f"the graph reads the run-time input {names}, and blocks are listed before"
+        if device == "cpu" and work.normalize != "softmax":
+            return f"on the CPU it gives no log-sum-exps, which `{work.normalize}` is made of"
+        bands = _steps(work, device)
+        if not math.isfinite(seconds_of(bands, work.n_q)):
+            return f"in blocks of {BLOCK} x {BLOCK} the graph is too many to list"
+        taken = sum(_bytes(band, work) for band in bands)
+        if taken > LARGEST:
+            return f"its block lists are {taken:,} bytes, and at most {LARGEST:,} are kept"
+        return None
+
+    def cost(self, work: Work) -> float:
+        if work.device == "cpu":
+            return math.inf
+        bands = _steps(work, work.device)
+        changed = len(work.changes) * sum(band.pairs for band in bands)
+        changes = current(work.device).seconds({"flex_masked": changed})
+        return seconds_of(bands, work.n_q, work.copies) + changes
+
+    def amounts(self, work: Work) -> Amounts:
+        """What all steps and merging them take."""
+        return amounts_of(_steps(work, work.device), work.n_q)
+
+    def steps(self, work: Work) -> tuple[str, ...]:
+        return tuple(str(band) for band in _steps(work, work.device))
+
+    def build(self, work: Work, heads: tuple[int, ...], device: torch.device) -> Kernel:
+        from attnspec.backends.flex.kernel import FlexKernel
+
+        bands = _steps(work, device.type)
+        return FlexKernel(work, heads, device, layouts_of(bands, work.n_q, work.n_k))
+
+
+def _steps(work: Work, device: str) -> tuple[Banded, ...]:
+    """The steps of a work, one alone where their results cannot be merged."""
+    bands = bands_of(work.relation, work.n_q, work.n_k, FLEX)
+    if device != "cpu" or len(bands) == 1:
+        return bands
+    try:
+        return (banded(work.relation, work.n_q, work.n_k, NATURAL, BLOCK, FLEX),)
+    except TooFine:
+        return bands
+
+
+def _bytes(band: Banded, work: Work) -> int:
+    """What the lists of a step take."""
+    order, (q_size, k_size) = band.step.order, band.sizes
+    q = axis(work.n_k - work.n_q, work.n_k, order.q, q_size).count
+    k = axis(0, work.n_k, order.k, k_size).count
+    return LISTED * max(2, q) * max(2, k)
+
+
+@lru_cache(maxsize=1)
+def _is_new_enough() -> bool:
+    try:
+        found = version("torch").split(".")[:2]
+    except PackageNotFoundError:
+        return True  # a torch that no package manager knows speaks for itself
+    return tuple(int(part) for part in found if part.isdigit()) >= TORCH

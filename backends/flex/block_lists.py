@@ -1,0 +1,124 @@
+"""A step in blocks of 128 x 128 places: which blocks FlexAttention visits, and what holds in them.
+
+All of it comes from the step's list of tiles, in time and memory of the lists alone.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TypeAlias
+
+import numpy as np
+
+from attnspec.layout.tile_layout import FULL_TILE, Places, StepLayout
+
+BLOCK = 128
+"""Places of a block."""
+
+NOTHING, EVERYTHING = 0, 1
+"""The numbers of the masks of an empty block and of a FULL one."""
+
+FEWEST = 2
+"""Blocks on each side: of a length of 1 the compiler makes a special case, which is one more to
+compile."""
+
+BYTES_MOST = 1 << 30
+"""Bytes of the masks of a step at most; with more, an index would be beyond 32 bits."""
+
+Lists: TypeAlias = "tuple[np.ndarray, np.ndarray]"
+"""For each block of one side how many of the other it has, int32 [blocks], and which, ascending,
+int32 [blocks, blocks of the other side], 0 behind them."""
+
+
+@dataclass(frozen=True, eq=False)
+class BlockLists:
+    """One step in blocks.
+
+    `q_at` and `k_at` are the positions at its places, int64 [blocks * 128], -1 where none is.
+    Block (i, j) has the mask `numbers[i * width + j]`; mask m holds at place (a, b) of its block
+    where bit b % 8 of `bits[(m * 128 + a) * 16 + b // 8]` is set. `masked` and `full` list the key
+    blocks of each query block, `q_masked` and `q_full` the query blocks of each key block.
+    `safe` says that every query place has a key, `contiguous` that all lists are ranges.
+    """
+
+    q_at: np.ndarray
+    k_at: np.ndarray
+    numbers: np.ndarray
+    width: int
+    bits: np.ndarray
+    masked: Lists
+    full: Lists
+    q_masked: Lists
+    q_full: Lists
+    safe: bool
+    contiguous: bool
+
+
+def block_lists(layout: StepLayout, padded: bool = False) -> BlockLists:
+    """The blocks of a step whose tiles have at most 128 places; with `padded`, where any key may be
+    missing from a call, every one of them is looked into."""
+    q_at, k_at = (_places(side) for side in (layout.q, layout.k))
+    shape = len(q_at) // BLOCK, len(k_at) // BLOCK
+    rows = np.repeat(np.arange(layout.q.count), np.diff(layout.starts))
+    masks = np.zeros((len(layout.masks) + 3, BLOCK, BLOCK), bool)
+    masks[EVERYTHING] = True
+    masks[2:-1, : layout.q.size, : layout.k.size] = layout.masks
+    # a FULL tile that is smaller than a block
+    masks[-1, :, : layout.k.size] = True
+    whole = EVERYTHING if layout.k.size == BLOCK else len(masks) - 1
+    kinds = np.where(layout.kinds == FULL_TILE, whole, layout.kinds + 2)
+    numbers = np.zeros(shape, np.int32)
+    numbers[rows, layout.keys] = kinds
+    is_full = (kinds == EVERYTHING) & (not padded)
+    some, every = (rows[~is_full], layout.keys[~is_full]), (rows[is_full], layout.keys[is_full])
+    lists = [
+        _listed(one, other, sides)
+        for one, other, sides in (
+            (*some, shape),
+            (*every, shape),
+            (*some[::-1], shape[::-1]),
+            (*every[::-1], shape[::-1]),
+        )
+    ]
+    read = np.zeros((shape[0], BLOCK), bool)
+    has_key = np.asarray(masks.any(axis=2))
+    np.logical_or.at(read, rows, has_key[kinds])
+    return BlockLists(
+        q_at,
+        k_at,
+        numbers.ravel(),
+        shape[1],
+        np.packbits(masks, axis=2, bitorder="little").ravel(),
+        lists[0],
+        lists[1],
+        lists[2],
+        lists[3],
+        safe=bool(read.all()) and not padded,
+        contiguous=all(_are_ranges(each) for each in lists),
+    )
+
+
+def _places(side: Places) -> np.ndarray:
+    """The positions at the places of a side's blocks."""
+    blocks = max(FEWEST, side.count)
+    found = np.full((blocks, BLOCK), -1, np.int64)
+    found[: side.count, : side.size] = side.positions.reshape(side.count, side.size)
+    return found.ravel()
+
+
+def _listed(rows: np.ndarray, columns: np.ndarray, shape: tuple[int, int]) -> Lists:
+    """The columns of each row, ascending."""
+    order = np.lexsort((columns, rows))
+    rows, columns = rows[order], columns[order]
+    counts = np.bincount(rows, minlength=shape[0])
+    rank = np.arange(len(rows)) - np.repeat(np.cumsum(counts) - counts, counts)
+    found = np.zeros(shape, np.int32)
+    found[rows, rank] = columns
+    return counts.astype(np.int32), found
+
+
+def _are_ranges(lists: Lists) -> bool:
+    """Whether each row lists numbers that follow one another."""
+    counts, found = lists
+    last = np.take_along_axis(found, np.maximum(counts - 1, 0)[:, None], 1)[:, 0]
+    return bool(((counts == 0) | (last - found[:, 0] == counts - 1)).all())

@@ -1,0 +1,139 @@
+"""`python -m benchmarks.gpu --seconds 3000`: check and time everything on a GPU.
+
+First every spec of the zoo is checked against float64 in half precision, then the targets G1 to G7
+are timed beside FlexAttention, torch's own calls and flash-linear-attention. Each row is written as
+soon as it is known, so that a run that ends, by its time limit or otherwise, goes on where it ended
+when the command is given again; `--again` starts anew. `--dry-run` goes through all of it on the
+CPU at lengths that mean nothing.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from time import perf_counter
+
+import torch
+
+from attnspec.bench.timing import machine, versions
+from benchmarks import gpu_checks, gpu_times
+from benchmarks.cases import SHAPES, Shape
+from benchmarks.gpu_checks import checked, checks
+from benchmarks.gpu_times import RowOf, timings
+from benchmarks.measuring import PACKAGES, Json, read, write
+
+RESULTS = Path(__file__).resolve().parent / "results" / "gpu.json"
+
+CHECKS = 0.6
+"""The share of the time that checks may take."""
+
+HALF = (torch.bfloat16, torch.float16)
+
+ON_GPU = (
+    gpu_checks.Settings("cuda", (1, 127, 1_000, 8_192, 47_000, 131_072), HALF),
+    gpu_times.Settings(
+        "cuda", torch.bfloat16, (8_192, 32_768, 131_072), 65_536, 1 << 20, SHAPES, 16, 5
+    ),
+)
+
+DRY = (
+    gpu_checks.Settings("cpu", (1, 33), (torch.float32,), every=24, heads=2, size=16),
+    gpu_times.Settings(
+        "cpu", torch.float32, (256,), 256, 1024, (Shape(2, 2, 40),), 2, 1, compiled=False, few=True
+    ),
+)
+
+Rows = dict[str, Json]
+
+
+def rows(dry: bool) -> Iterator[tuple[str, str, RowOf]]:
+    """Everything that is done: `checks` or `times`, a name, and what finds the row."""
+    check_settings, time_settings = DRY if dry else ON_GPU
+    for check in checks(check_settings):
+        yield "checks", check.key, lambda check=check: checked(check, check_settings)  # type: ignore[misc]
+    for name, measure in timings(time_settings):
+        yield "times", name, measure
+
+
+def run(path: Path, dry: bool, seconds: float, only: str | None, again: bool) -> dict[str, Json]:
+    """Find the rows that the file does not have, as far as the time goes, and print each."""
+    device = "cpu" if dry else "cuda"
+    figures: dict[str, Json] = {} if again else read(path)
+    figures |= {"machine": machine(device), "versions": versions((*PACKAGES, "triton", "fla"))}
+    known: dict[str, Rows] = {}
+    for part in ("checks", "times"):
+        before = figures.get(part)
+        known[part] = dict(before) if isinstance(before, dict) else {}
+    start, ended = perf_counter(), set[str]()
+    for part, name, measure in rows(dry):
+        limit = seconds * (CHECKS if part == "checks" and only is None else 1)
+        if part in ended or (only not in (None, part)) or name in known[part]:
+            continue
+        if perf_counter() - start > limit:
+            print(f"{part}: the time is over, give the command again to go on", flush=True)
+            ended.add(part)
+            continue
+        found = _found(measure)
+        if part == "checks":
+            # what raises is no less wrong than what errs
+            found.setdefault("ok", False)
+        known[part][name] = found
+        print(f"{name}: {_told(known[part][name])}", flush=True)
+        write(path, figures | known)
+    write(path, figures | known)
+    return figures | known
+
+
+def _found(measure: RowOf) -> dict[str, Json]:
+    try:
+        return measure()
+    except Exception as error:  # one row that fails must not end the others, and says why
+        first = str(error).strip().partition("\n")[0]
+        return {"reason": f"{type(error).__name__}: {first:.300}"}
+    finally:
+        if torch.cuda.is_available():
+            torch.cuda.empty_cache()
+
+
+def _told(row: Json) -> str:
+    if not isinstance(row, dict):
+        return "nothing"
+    if "reason" in row and row.get("ok") is not False:
+        return f"not measured: {row['reason']}"
+    shown = [
+        f"{key} {row[key]}" for key in ("reason", "errors", "ratio", "eta", "seconds") if key in row
+    ]
+    return ("ok  " if row.get("ok") else "NO  ") + ", ".join(shown)
+
+
+def main(arguments: Sequence[str]) -> int:
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.gpu", description=(__doc__ or "").splitlines()[0]
+    )
+    parser.add_argument("--seconds", type=float, default=3000.0, help="end after so long")
+    parser.add_argument("--only", choices=("checks", "times"))
+    parser.add_argument("--again", action="store_true", help="forget the rows that are there")
+    parser.add_argument("--dry-run", action="store_true", help="on the CPU, at small lengths")
+    parser.add_argument("--results", type=Path, default=RESULTS, help="the file of the figures")
+    options = parser.parse_args(arguments)
+    if not options.dry_run and not torch.cuda.is_available():
+        print("torch finds no GPU here: --dry-run goes through it on the CPU", file=sys.stderr)
+        return 2
+    if options.dry_run and options.results == RESULTS:
+        print("--dry-run measures nothing: name another file by --results", file=sys.stderr)
+        return 2
+    found = run(options.results, options.dry_run, options.seconds, options.only, options.again)
+    failed = [
+        name
+        for part in (("checks",) if options.dry_run else ("checks", "times"))
+        for name, row in found[part].items()  # type: ignore[union-attr]
+        if isinstance(row, dict) and row.get("ok") is False
+    ]
+    print(f"{len(failed)} rows are not as they should be", *failed, sep="\n- ")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

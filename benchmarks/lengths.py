@@ -1,0 +1,102 @@
+"""New lengths: the first call at one beside later calls, and another length for each call.
+
+The first call lays out what the later ones find again. It is timed in a module that has run at
+other lengths, so that nothing is loaded for the first time.
+"""
+
+from __future__ import annotations
+
+import random
+import statistics
+from collections.abc import Callable
+from time import perf_counter
+
+import torch
+
+from attnspec.runtime.module import CompiledAttention
+from attnspec.spec import Spec, parse
+from benchmarks.block_plans import spread, static_zoo
+from benchmarks.cases import HEADS, SHAPE_PATTERNS, Settings
+from benchmarks.measuring import Json, tensors
+
+TIMES, MORE = 3.0, 5e-3
+"""The target: the first call takes at most so many times a later one and so many seconds more, in
+the median over the zoo."""
+
+CHANGED = 1.2
+"""The target: with a length drawn for each call, so many times the later calls at these lengths."""
+
+WARM = 61
+"""The length at which a module has run before."""
+
+AGAIN = 3
+"""Later calls, of which the quickest counts."""
+
+
+def seconds_of(call: Callable[[], object]) -> float:
+    """Of one call."""
+    start = perf_counter()
+    call()
+    return perf_counter() - start
+
+
+def forward(module: CompiledAttention, n: int) -> Callable[[], object]:
+    """One call at n positions without gradients."""
+    q, k, v = tensors(n)
+
+    def run() -> object:
+        with torch.no_grad():
+            return module(q, k, v)
+
+    return run
+
+
+def first_and_later(spec: Spec, n: int) -> tuple[float, float]:
+    """The seconds of the first call at n, and of a later one."""
+    module = spec.compile()
+    forward(module, WARM)()
+    call = forward(module, n)
+    return seconds_of(call), min(seconds_of(call) for _ in range(AGAIN))
+
+
+def changing(spec: Spec, calls: int, longest: int) -> dict[str, Json]:
+    """A module called at lengths that are drawn for each call: their seconds, and those of one
+    later call at each."""
+    module, drawn = spec.compile(), random.Random(0)
+    forward(module, WARM)()
+    whole, steady, seen = 0.0, 0.0, set[int]()
+    for _ in range(calls):
+        n = drawn.randint(1, longest)
+        seen.add(n)
+        call = forward(module, n)
+        whole += seconds_of(call)
+        steady += min(seconds_of(call) for _ in range(2))
+    return {"calls": calls, "lengths": len(seen), "whole": whole, "steady": steady}
+
+
+def measure(settings: Settings) -> dict[str, Json]:
+    """A row for each static spec of the zoo and length, and one for each of a few specs whose
+    length changes."""
+    rows: list[Json] = []
+    excess = []
+    zoo = [
+        (name, spec)
+        for name, spec in static_zoo()
+        if spec.program.heads in (None, HEADS)
+        and spec.stack().lengths((WARM, *settings.first)) == [WARM, *settings.first]
+    ]
+    for name, spec in spread(zoo, settings.first_zoo):
+        for n in settings.first:
+            first, later = first_and_later(spec, n)
+            excess.append(first - TIMES * later - MORE)
+            rows.append({"name": name, "n": n, "first": first, "later": later})
+    changed: list[Json] = []
+    for name, body in SHAPE_PATTERNS.items():
+        spec = parse(f"attention measured {{ {body} }}")
+        changed.append({"name": name, **changing(spec, settings.changing, max(settings.first))})
+    summary: dict[str, Json] = {
+        "met": sum(each <= 0 for each in excess),
+        "rows": len(excess),
+        "excess": statistics.median(excess),
+    }
+    return {"rows": rows, "changing": changed, "summary": summary}

@@ -1,0 +1,55 @@
+"""The command for a GPU, from end to end on the CPU; no time is judged."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+from benchmarks import gpu
+from benchmarks.gpu_times import TARGETS
+from benchmarks.readme_tables import NOT_MEASURED, gpu_table
+
+pytestmark = [
+    pytest.mark.xdist_group("benchmarks"),
+    pytest.mark.filterwarnings("ignore"),
+]
+
+
+def test_the_dry_run_goes_to_its_end_and_on(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "gpu.json"
+    arguments = ["--dry-run", "--results", str(path)]
+    assert gpu.main([*arguments, "--seconds", "0"]) == 0
+    assert "the time is over" in capsys.readouterr().out
+    assert json.loads(path.read_text())["checks"] == {}
+    assert gpu.main(arguments) == 0
+    printed = capsys.readouterr().out
+    assert "NO  " not in printed.partition("G0")[0]
+    figures = json.loads(path.read_text())
+    assert figures["checks"]
+    assert all(row["ok"] for row in figures["checks"].values())
+    assert {name[:2] for name in figures["times"]} == set(TARGETS)
+    # what needs a GPU or a package says so, and nothing else fails
+    reasons = {row["reason"] for row in figures["times"].values() if "reason" in row}
+    known = ("no GPU to wait for", "times nothing", "is not installed")
+    assert all(any(word in reason for word in known) for reason in reasons), reasons
+    assert gpu.main(arguments) == 0
+    assert "G7" not in capsys.readouterr().out
+    assert gpu_table(figures).count("of") > 5
+
+
+def test_what_was_not_measured_says_so() -> None:
+    lines = gpu_table({}).splitlines()
+    assert len(lines) == 3 + len(TARGETS)
+    assert all(NOT_MEASURED in line for line in lines[2:])
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+def test_without_a_gpu_it_says_what_there_is(capsys: pytest.CaptureFixture[str]) -> None:
+    assert gpu.main([]) == 2
+    assert "--dry-run goes through it on the CPU" in capsys.readouterr().err
+    assert gpu.main(["--dry-run"]) == 2

@@ -1,0 +1,23 @@
+"""The example that trains a model learns something, with other specs too."""
+
+from __future__ import annotations
+
+import pytest
+
+import attnspec
+from attnspec.examples import train
+
+LAYERED = "attention layered { layers 2 causal attend window(before = 8 + 8 * layer, after = 0) }"
+
+
+def test_the_loss_falls(capsys: pytest.CaptureFixture[str]) -> None:
+    assert train.main(["--device", "cpu", "--n", "64", "--steps", "12"]) == 0
+    printed = capsys.readouterr().out
+    assert printed.startswith("sparse_strided_merged, n = 64, cpu; estimates")
+    found = [float(line.split()[2]) for line in printed.splitlines() if line.startswith("step")]
+    assert found[0] > 7 > 6 > found[-1]
+
+
+def test_every_block_has_its_layer() -> None:
+    losses = train.train(attnspec.parse(LAYERED), "cpu", 32, 8)
+    assert losses[-1] < losses[0] - 1
