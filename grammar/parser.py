@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Callable, Mapping
-from functools import cache
+from functools import cache, lru_cache
 
 from lark import Token, Tree
 from lark.exceptions import UnexpectedInput, UnexpectedToken
@@ -20,8 +20,9 @@ from attnspec.text.diagnostics import SHOWN, Diagnostic, SpecError
 from attnspec.text.source import Source
 
 
+@lru_cache(maxsize=64)
 def parse(source: Source) -> File:
-    """The syntax tree of a text.
+    """The syntax tree of a text, kept for a while: repairs and sizes are tried on the same one.
 
     Raises SpecError with every independent mistake of the text (A1xx), and nothing else.
     """

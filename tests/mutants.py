@@ -25,6 +25,7 @@ import tomllib
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import cache
 from multiprocessing.pool import Pool
 from pathlib import Path
 
@@ -97,12 +98,18 @@ def files_of(room: str) -> list[Path]:
     return list(found)
 
 
+@cache
+def source_of(path: Path) -> bytes:
+    """A file as it was when the run began: changes are places in it."""
+    return (ROOT / path).read_bytes()
+
+
 def drawn(paths: dict[Path, str], number: int, seed: int) -> list[Mutation]:
     """So many changes, no two of one line."""
     source = random.Random(seed)
     places: dict[tuple[Path, int], list[Mutation]] = {}
     for path in sorted(paths):
-        for each in mutations_of(path, (ROOT / path).read_bytes()):
+        for each in mutations_of(path, source_of(path)):
             places.setdefault((path, each.line), []).append(each)
     order = sorted(places)
     source.shuffle(order)
@@ -111,7 +118,7 @@ def drawn(paths: dict[Path, str], number: int, seed: int) -> list[Mutation]:
         if len(found) == number:
             break
         each = source.choice(places[place])
-        if each.is_real((ROOT / each.path).read_bytes()):
+        if each.is_real(source_of(each.path)):
             found.append(each)
     return found
 
@@ -148,7 +155,7 @@ def report(outcomes: Sequence[Outcome]) -> str:
 
 
 def diff_of(mutation: Mutation) -> str:
-    source = (ROOT / mutation.path).read_bytes()
+    source = source_of(mutation.path)
     was, becomes = (text.decode().splitlines() for text in (source, mutation.of(source)))
     names = f"{mutation.path} ({mutation.function})", "changed"
     return "\n".join(difflib.unified_diff(was, becomes, *names, n=2, lineterm=""))
@@ -174,7 +181,7 @@ def as_data(outcomes: Sequence[Outcome], number: int, seed: int) -> dict[str, ob
 
 
 def lines_of(mutation: Mutation) -> tuple[str, str]:
-    return mutation.lines((ROOT / mutation.path).read_bytes())
+    return mutation.lines(source_of(mutation.path))
 
 
 def arguments() -> argparse.Namespace:

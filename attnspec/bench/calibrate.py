@@ -36,7 +36,7 @@ from attnspec.layout.tile_layout import tile_layout
 from attnspec.lower.cost_model import Calibration, shipped
 from attnspec.lower.lower import stand_ins, works_of
 from attnspec.lower.rates import SHARED, Amounts, GpuRates, Rates
-from attnspec.lower.work import Call, Kernel, Softcap, Work, refusal_of
+from attnspec.lower.work import Backend, Call, Kernel, Softcap, Work, refusal_of
 from attnspec.text.decoding import source_of
 
 HEADS, SIZE = 4, 64
@@ -151,8 +151,8 @@ def trials(device: str = "cpu") -> Iterator[Trial]:
     return _on_cpu() if device == "cpu" else _on_gpu(device)
 
 
-def _on_gpu(device: str) -> Iterator[Trial]:
-    place = torch.device(device)
+def gpu_works(device: str) -> Iterator[tuple[str, Work, Backend, Amounts]]:
+    """What every backend runs there, and what one head's part of it takes."""
     for text, n in GPU:
         work = replace(_work(text, n), device=device, copies=GPU_HEADS)
         for backend in BACKENDS:
@@ -162,15 +162,16 @@ def _on_gpu(device: str) -> Iterator[Trial]:
                 amounts = backend.amounts(work, backend.tile(work))
             else:
                 amounts = getattr(backend, "amounts", lambda work: {})(work)
-            if not amounts:
-                continue
-            kernel = backend.build(work, tuple(range(GPU_HEADS)), place)
-            # of what all heads share, one head's part
-            amounts = {
-                name: amount / (GPU_HEADS if name in SHARED else 1)
-                for name, amount in amounts.items()
-            }
-            yield _trial(backend.name, text, work, amounts, kernel, place)
+            # of what all heads share
+            parts = {name: 1 / GPU_HEADS if name in SHARED else 1 for name in amounts}
+            yield text, work, backend, {name: x * parts[name] for name, x in amounts.items()}
+
+
+def _on_gpu(device: str) -> Iterator[Trial]:
+    place = torch.device(device)
+    for text, work, backend, amounts in gpu_works(device):
+        kernel = backend.build(work, tuple(range(GPU_HEADS)), place)
+        yield _trial(backend.name, text, work, amounts, kernel, place)
 
 
 def _on_cpu() -> Iterator[Trial]:

@@ -60,7 +60,7 @@ class Means:
 
     `name` begins its rates on a type of device; `targets` and `large` are the tile sizes on offer,
     and `size` is that of the tiles of a side of so many positions then; `amounts` is what a step
-    takes. With `parts`, tiles whose masks would be too large side by side are computed apart.
+    takes.
     """
 
     name: str
@@ -69,7 +69,6 @@ class Means:
     large: tuple[int, ...]
     amounts: Callable[[Survey, Order], Amounts]
     size: Callable[[int, Side, int], int]
-    parts: bool = True
 
 
 @dataclass(frozen=True)
@@ -192,10 +191,14 @@ def layouts_of(bands: tuple[Banded, ...], n_q: int, n_k: int) -> list[StepLayout
     return [
         layout
         for band in bands
-        for layout in _layouts(
-            band.step.relation, n_q, n_k, band.step.order, band.sizes, band.means.parts
-        )
+        for layout in _layouts(band.step.relation, n_q, n_k, band.step.order, band.sizes)
     ]
+
+
+def whole_layouts_of(bands: tuple[Banded, ...], n_q: int, n_k: int) -> list[StepLayout]:
+    """The tiles of every step, each in one part: where a mask is looked up tile by tile, those of
+    long rows are no larger than those of short ones."""
+    return [_whole(band.step.relation, n_q, n_k, band.step.order, band.sizes) for band in bands]
 
 
 def aligned_layouts(
@@ -221,16 +224,17 @@ def aligned_layouts(
 
 @lru_cache(maxsize=64)
 def _layouts(
-    relation: Relation,
-    n_q: int,
-    n_k: int,
-    order: Order,
-    sizes: tuple[int, int],
-    parts: bool = True,
+    relation: Relation, n_q: int, n_k: int, order: Order, sizes: tuple[int, int]
 ) -> tuple[StepLayout, ...]:
     # layers of one graph share what is laid out
-    found = step_layout(classify(relation, n_q, n_k, order, sizes), relation, n_k)
-    return tuple(parted(found)) if parts else (found,)
+    return tuple(parted(_whole(relation, n_q, n_k, order, sizes)))
+
+
+@lru_cache(maxsize=16)
+def _whole(
+    relation: Relation, n_q: int, n_k: int, order: Order, sizes: tuple[int, int]
+) -> StepLayout:
+    return step_layout(classify(relation, n_q, n_k, order, sizes), relation, n_k)
 
 
 def _best(

@@ -8,6 +8,7 @@ import re
 import stat
 import unicodedata
 from collections import deque
+from functools import lru_cache
 from pathlib import Path
 
 from attnspec.text.diagnostics import Diagnostic, SpecError
@@ -31,6 +32,8 @@ def read_source(path: str | os.PathLike[str], shown_name: str | None = None) -> 
     return source_of_bytes(_read_bytes(path, name), name, Path(path))
 
 
+# the same text is the same source, of which a syntax tree may be kept
+@lru_cache(maxsize=64)
 def source_of_bytes(data: bytes, name: str, path: Path | None = None) -> Source:
     """The text of bytes, of which one more than `MAX_BYTES` is as good as all.
 
@@ -41,6 +44,7 @@ def source_of_bytes(data: bytes, name: str, path: Path | None = None) -> Source:
     return _checked(Source(name, _normalised(_decoded(data, name)), path))
 
 
+@lru_cache(maxsize=64)
 def source_of(text: str, name: str = "<text>") -> Source:
     """A text that is no file, normalised and checked in the same way.
 

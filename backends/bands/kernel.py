@@ -9,7 +9,7 @@ import torch
 
 from attnspec.backends.bands.attention import SteppedAttention
 from attnspec.backends.bands.changed_scores import ScoreChanges
-from attnspec.backends.common.exact import JoinedKernel, Partial, SoftmaxKernel
+from attnspec.backends.common.exact import Composed, JoinedKernel, Partial, SoftmaxKernel
 from attnspec.backends.tiles.kernel import TiledKernel
 from attnspec.layout.runs import runs_of
 from attnspec.layout.stacking import stacked
@@ -26,7 +26,7 @@ class ByTiles(SoftmaxKernel):
     def __init__(self, work: Work, heads: tuple[int, ...], device: torch.device) -> None:
         self.work, self.heads, self.device = work, heads, device
 
-    def build_differentiable(self) -> TiledKernel:
+    def build_differentiable(self) -> Composed:
         work = self.work
         layout = tile_layout(work.relation, work.n_q, work.n_k, TILE)
         return TiledKernel(work, self.heads, self.device, runs_of(layout), layout.masks)

@@ -17,7 +17,7 @@ import torch
 from torch._dynamo.exc import FailOnRecompileLimitHit, TorchDynamoException
 from torch.nn.attention.flex_attention import AuxRequest, BlockMask, flex_attention
 
-from attnspec.backends.flex.block_lists import BLOCK, BlockLists
+from attnspec.backends.flex.block_lists import BLOCK, EVERYTHING, NOTHING, BlockLists
 from attnspec.lower.work import BackendError
 
 RECOMPILES = 32
@@ -37,23 +37,25 @@ class Kind(NamedTuple):
     """What is compiled apart.
 
     `changes` are the kinds of score changes in their order, each with a tuple of tensors in a call;
-    `options` what is proved of the blocks.
+    `padded` says that keys may be missing, `labels` counts those that a pair must have in common;
+    `options` is what is proved of the blocks.
     """
 
     scale: float
     changes: tuple[str, ...] = ()
     padded: bool = False
+    labels: int = 0
     lse: bool = True
     options: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, eq=False)
 class Sides:
-    """What a call has beside q [b, R, q places, d], k and v [b, 1, k places, d], in tensors.
+    """What a call has beside q [b, R, q places, d], k and v [b, K, k places, d], in tensors.
 
-    b counts samples and key heads, of which there are `keys`; `repeat` is R. `q_at` and `k_at` are
-    the positions at the places, int32, and `real` says which keys there are, bool
-    [samples * k places].
+    b counts samples, and for each of them key heads if `keys` of these are apart; `repeat` is R.
+    `q_at` and `k_at` are the positions at the places, int32; `real` says which keys there are, bool
+    [samples * k places], and `labels` are those of queries and of keys, as many of each.
     """
 
     keys: torch.Tensor
@@ -62,6 +64,7 @@ class Sides:
     k_at: torch.Tensor
     real: torch.Tensor
     changes: tuple[tuple[torch.Tensor, ...], ...]
+    labels: tuple[tuple[torch.Tensor, torch.Tensor], ...] = ()
 
 
 class Blocks(NamedTuple):
@@ -71,6 +74,22 @@ class Blocks(NamedTuple):
     width: torch.Tensor
     bits: torch.Tensor
     lists: tuple[torch.Tensor, ...]
+
+    def decided(self, some: torch.Tensor, whole: torch.Tensor) -> Blocks:
+        """The same of which a call leaves `some`, and `whole` as they are, for every sample: bool
+        [samples, q blocks, k blocks]. Nothing waits for the device."""
+        numbers = self.numbers.view(-1, some.shape[2])
+        some = some & (numbers != NOTHING)
+        whole = some & whole & (numbers == EVERYTHING)
+        masked = some & ~whole
+        pairs = [listed(x) for x in (masked, whole, masked.mT, whole.mT)]
+        return self._replace(lists=tuple(part[:, None] for pair in pairs for part in pair))
+
+
+def listed(held: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """How many columns each row has, and which, ascending, those that it has first."""
+    order = torch.argsort(~held, dim=-1, stable=True)
+    return held.sum(-1, dtype=torch.int32), order.to(torch.int32)
 
 
 def blocks_of(found: BlockLists, device: torch.device) -> Blocks:
@@ -92,10 +111,11 @@ def attend(
 
     Raises BackendError where torch does not compile it: uncompiled, it would compute every score.
     """
-    tensors = (*blocks[:3], sides.keys, sides.repeat, sides.q_at, sides.k_at, sides.real)
+    places = [sides.keys.new_full((), x.shape[2]) for x in (q, k)]
+    tensors = (*blocks[:3], sides.keys, sides.repeat, sides.q_at, sides.k_at, sides.real, *places)
     try:
         found: tuple[torch.Tensor, torch.Tensor | None] = _compiled(kind)(
-            q, k, v, blocks.lists, sides.changes, *tensors
+            q, k, v, blocks.lists, sides.changes, sides.labels, *tensors
         )
     except FailOnRecompileLimitHit:
         raise BackendError(
@@ -144,6 +164,7 @@ def call_of(kind: Kind) -> Callable[..., tuple[torch.Tensor, torch.Tensor | None
         v: torch.Tensor,
         lists: tuple[torch.Tensor, ...],
         changes: tuple[tuple[torch.Tensor, ...], ...],
+        labels: tuple[tuple[torch.Tensor, torch.Tensor], ...],
         numbers: torch.Tensor,
         width: torch.Tensor,
         bits: torch.Tensor,
@@ -152,10 +173,13 @@ def call_of(kind: Kind) -> Callable[..., tuple[torch.Tensor, torch.Tensor | None
         q_at: torch.Tensor,
         k_at: torch.Tensor,
         real: torch.Tensor,
+        *places: torch.Tensor,
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
         holds = mask_mod(numbers, width, bits)
         if kind.padded:
-            holds = with_padding(holds, real, keys, width)
+            holds = with_padding(holds, real, keys, places[1])
+        if kind.labels:
+            holds = with_labels(holds, labels, keys, *places)
         sizes = q.shape[2], k.shape[2]
         blocks = _block_mask(sizes, *lists, BLOCK_SIZE=(BLOCK, BLOCK), mask_mod=holds)
         found = _flex(
@@ -185,11 +209,30 @@ def mask_mod(numbers: torch.Tensor, width: torch.Tensor, bits: torch.Tensor) -> 
     return holds
 
 
-def with_padding(mod: Mod, real: torch.Tensor, keys: torch.Tensor, width: torch.Tensor) -> Mod:
+def with_padding(mod: Mod, real: torch.Tensor, keys: torch.Tensor, places: torch.Tensor) -> Mod:
     """The same of real keys alone."""
 
     def holds(b: torch.Tensor, h: torch.Tensor, q: torch.Tensor, k: torch.Tensor) -> torch.Tensor:
-        return mod(b, h, q, k) & at(real, (b // keys) * (width * BLOCK) + k)
+        return mod(b, h, q, k) & at(real, (b // keys) * places + k)
+
+    return holds
+
+
+def with_labels(
+    mod: Mod,
+    labels: tuple[tuple[torch.Tensor, torch.Tensor], ...],
+    keys: torch.Tensor,
+    q_places: torch.Tensor,
+    k_places: torch.Tensor,
+) -> Mod:
+    """The same of pairs that have every label in common."""
+
+    def holds(b: torch.Tensor, h: torch.Tensor, q: torch.Tensor, k: torch.Tensor) -> torch.Tensor:
+        held, sample = mod(b, h, q, k), b // keys
+        for of_q, of_k in labels:
+            same = at(of_q, sample * q_places + q) == at(of_k, sample * k_places + k)
+            held = held & same
+        return held
 
     return holds
 
@@ -202,14 +245,18 @@ def score_mod(
     q_at: torch.Tensor,
     k_at: torch.Tensor,
 ) -> Mod:
-    """The score of a pair of places with all changes: `softcap` has its cap, `alibi` the slopes of
-    all heads, `bias` the bucket of every distance and the numbers of all heads and buckets."""
+    """The score of a pair of places with all changes: `scale` has its factor, `softcap` its cap,
+    `alibi` the slopes of all heads, `bias` the bucket of every distance, the farthest of these, and
+    the number of buckets, with the numbers of all heads and buckets."""
 
     def changed(
         score: torch.Tensor, b: torch.Tensor, h: torch.Tensor, q: torch.Tensor, k: torch.Tensor
     ) -> torch.Tensor:
         head = (b % keys) * repeat + h
         for kind, tensors in zip(kinds, changes, strict=True):
+            if kind == "scale":
+                score = score * tensors[0]
+                continue
             if kind == "softcap":
                 score = tensors[0] * torch.tanh(score / tensors[0])
                 continue

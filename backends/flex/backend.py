@@ -13,17 +13,23 @@ from functools import lru_cache
 from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING
 
+from attnspec.graphs.operators import Intersection
+from attnspec.graphs.patterns.full import Full
+from attnspec.graphs.patterns.same import Same
+from attnspec.graphs.relation import Relation
+from attnspec.graphs.token_sets import StandIn, reads_data
 from attnspec.layout.axes import axis
 from attnspec.layout.orders import NATURAL, Order
 from attnspec.layout.steps import (
+    READING,
     Banded,
     Means,
     amounts_of,
     banded,
     bands_of,
     fixed,
-    layouts_of,
     seconds_of,
+    whole_layouts_of,
 )
 from attnspec.layout.tiling import Survey, TooFine
 from attnspec.lower.cost_model import current
@@ -78,9 +84,10 @@ class FlexBackend:
             return f"it needs torch {TORCH[0]}.{TORCH[1]}, which is not installed"
         if work.normalize not in MERGED:
             return f"results that `{work.normalize}` normalises are not merged by log-sum-exps"
-        if work.reads:
+        parts = labels_of(work.relation)
+        if parts is None:
             names = ", ".join(f"`{name}`" for name in work.reads)
-            return f"the graph reads the run-time input {names}, and blocks are listed before"
+            return f"the graph reads {names} in another way than `same({work.reads[0]}) & …`"
         if device == "cpu" and work.normalize != "softmax":
             return f"on the CPU it gives no log-sum-exps, which `{work.normalize}` is made of"
         bands = _steps(work, device)
@@ -97,7 +104,9 @@ class FlexBackend:
         bands = _steps(work, work.device)
         changed = len(work.changes) * sum(band.pairs for band in bands)
         changes = current(work.device).seconds({"flex_masked": changed})
-        return seconds_of(bands, work.n_q, work.copies) + changes
+        seconds = seconds_of(bands, work.n_q, work.copies)
+        # what labels leave out is known in a call alone
+        return (READING if work.reads else 1.0) * (seconds + changes)
 
     def amounts(self, work: Work) -> Amounts:
         """What all steps and merging them take."""
@@ -110,16 +119,35 @@ class FlexBackend:
         from attnspec.backends.flex.kernel import FlexKernel
 
         bands = _steps(work, device.type)
-        return FlexKernel(work, heads, device, layouts_of(bands, work.n_q, work.n_k))
+        layouts, parts = whole_layouts_of(bands, work.n_q, work.n_k), labels_of(work.relation)
+        return FlexKernel(work, heads, device, layouts, parts[0] if parts else ())
+
+
+def labels_of(relation: Relation) -> tuple[tuple[str, ...], Relation] | None:
+    """The inputs of which a pair has the same label, and the static pairs that remain; None where
+    inputs are read in another way."""
+    terms = relation.terms if isinstance(relation, Intersection) else (relation,)
+    same = [term for term in terms if isinstance(term, Same) and isinstance(term.ids, StandIn)]
+    others = tuple(term for term in terms if term not in same)
+    if any(reads_data(term) for term in others):
+        return None
+    names = tuple(term.ids.name for term in same if isinstance(term.ids, StandIn))
+    if not others:
+        return names, Full()
+    return names, others[0] if len(others) == 1 else Intersection(others)
 
 
 def _steps(work: Work, device: str) -> tuple[Banded, ...]:
-    """The steps of a work, one alone where their results cannot be merged."""
-    bands = bands_of(work.relation, work.n_q, work.n_k, FLEX)
+    """The steps of the static pairs of a work, one alone where their results cannot be merged."""
+    parts = labels_of(work.relation)
+    if parts is None:
+        raise ValueError("what the inputs leave is not known")
+    relation = parts[1]
+    bands = bands_of(relation, work.n_q, work.n_k, FLEX)
     if device != "cpu" or len(bands) == 1:
         return bands
     try:
-        return (banded(work.relation, work.n_q, work.n_k, NATURAL, BLOCK, FLEX),)
+        return (banded(relation, work.n_q, work.n_k, NATURAL, BLOCK, FLEX),)
     except TooFine:
         return bands
 

@@ -54,9 +54,8 @@ class BlockLists:
     contiguous: bool
 
 
-def block_lists(layout: StepLayout, padded: bool = False) -> BlockLists:
-    """The blocks of a step whose tiles have at most 128 places; with `padded`, where any key may be
-    missing from a call, every one of them is looked into."""
+def block_lists(layout: StepLayout) -> BlockLists:
+    """The blocks of a step whose tiles have at most 128 places."""
     q_at, k_at = (_places(side) for side in (layout.q, layout.k))
     shape = len(q_at) // BLOCK, len(k_at) // BLOCK
     rows = np.repeat(np.arange(layout.q.count), np.diff(layout.starts))
@@ -69,7 +68,7 @@ def block_lists(layout: StepLayout, padded: bool = False) -> BlockLists:
     kinds = np.where(layout.kinds == FULL_TILE, whole, layout.kinds + 2)
     numbers = np.zeros(shape, np.int32)
     numbers[rows, layout.keys] = kinds
-    is_full = (kinds == EVERYTHING) & (not padded)
+    is_full = kinds == EVERYTHING
     some, every = (rows[~is_full], layout.keys[~is_full]), (rows[is_full], layout.keys[is_full])
     lists = [
         _listed(one, other, sides)
@@ -93,7 +92,7 @@ def block_lists(layout: StepLayout, padded: bool = False) -> BlockLists:
         lists[1],
         lists[2],
         lists[3],
-        safe=bool(read.all()) and not padded,
+        safe=bool(read.all()),
         contiguous=all(_are_ranges(each) for each in lists),
     )
 

@@ -1,9 +1,10 @@
 """The kernel of FlexAttention's steps: tokens in order, a call for each step, results merged.
 
-On a GPU autograd goes through FlexAttention's own backward, log-sum-exps included, and refuses a
-second one. On the CPU, where it has neither a backward nor log-sum-exps, calls that ask for them go
-the composed way, by tiles in natural order, as everywhere dropout, padding on the CPU, transforms
-and float64 do.
+Which blocks a call visits is known from the layout; where keys are missing, or labels must agree,
+the lists are thinned on the device. On a GPU autograd goes through FlexAttention's own backward,
+that of log-sum-exps included, and torch refuses a second one. On the CPU, where it has neither a
+backward nor log-sum-exps, calls that ask for them go the composed way, as everywhere those with
+dropout, transforms or float64 do.
 """
 
 from __future__ import annotations
@@ -15,14 +16,15 @@ import torch
 from torch.nn import functional
 
 from attnspec.backends.bands.kernel import ByTiles
-from attnspec.backends.common.exact import is_plain
+from attnspec.backends.common.exact import Composed, grouped, is_plain
 from attnspec.backends.common.flash import rows_of_size
 from attnspec.backends.common.merging import merged, with_zero
 from attnspec.backends.common.score_formula import bucket_table, scale_of, slopes_of
-from attnspec.backends.flex.attention import Blocks, Kind, Sides, attend, blocks_of
-from attnspec.backends.flex.block_lists import BYTES_MOST, block_lists
+from attnspec.backends.dense.kernel import DenseKernel
+from attnspec.backends.flex.attention import Kind, Sides, attend, blocks_of
+from attnspec.backends.flex.block_lists import BLOCK, BYTES_MOST, block_lists
 from attnspec.layout.tile_layout import StepLayout
-from attnspec.lower.work import Alibi, BackendError, Bias, Call, Softcap, Work
+from attnspec.lower.work import Alibi, BackendError, Bias, Call, Change, Softcap, Work
 
 TYPES = (torch.float32, torch.bfloat16, torch.float16)
 """What FlexAttention computes in."""
@@ -42,11 +44,21 @@ class FlexKernel(ByTiles):
         heads: tuple[int, ...],
         device: torch.device,
         layouts: Sequence[StepLayout],
+        labels: tuple[str, ...] = (),
     ) -> None:
         super().__init__(work, heads, device)
+        self.labels = labels
         self.steps = [FlexStep(layout, work, device) for layout in layouts if len(layout.keys)]
         self.changes = Changes(work, heads, device)
         self.finds_lse = device.type != "cpu"
+
+    def build_differentiable(self) -> Composed:
+        if self.work.reads:
+            return DenseKernel(self.work, self.heads, self.device)
+        return super().build_differentiable()
+
+    def traced(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, call: Call) -> torch.Tensor:
+        return self.composed(q, k, v, call)[0] if self.work.reads else super().traced(q, k, v, call)
 
     def goes_fast(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, call: Call) -> bool:
         if not is_plain(q, k, v, call) or q.dtype not in TYPES or not self.steps:
@@ -54,7 +66,7 @@ class FlexKernel(ByTiles):
         if not q.is_cpu:
             return True
         asks = any(x.requires_grad for x in (q, k, v, *call.tables.values()))
-        return call.padding is None and not (torch.is_grad_enabled() and asks)
+        return not (torch.is_grad_enabled() and asks)
 
     def partial(
         self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, call: Call
@@ -63,8 +75,7 @@ class FlexKernel(ByTiles):
         if not q.is_cpu:
             return super().partial(q, k, v, call)
         # compiled for the CPU it has none
-        parts = q.view(len(q), k.shape[1], -1, *q.shape[2:]), k, v
-        out, lse = self.composed(*parts, call)
+        out, lse = self.composed(grouped(q, k), k, v, call)
         return out.reshape(*q.shape[:3], v.shape[-1]), lse.reshape(q.shape[:3])
 
     def _fast(
@@ -72,15 +83,26 @@ class FlexKernel(ByTiles):
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """The output [B, K, R, n_q, d_v] and its log-sum-exps [B, K, R, n_q]; on the CPU, where it
         is asked for the output alone, zeros."""
-        shape, scale, out_size = q.shape[:4], scale_of(self.work, q.shape[-1]), v.shape[-1]
-        parts = [q.flatten(0, 1), *(x.flatten(0, 1)[:, None] for x in (k, v))]
+        shape, out_size = q.shape[:4], v.shape[-1]
+        scale = scale_of(self.work, q.shape[-1]) if self.work.scale is None else 1.0
+        decided = call.padding is not None or bool(self.labels)
+        if decided:
+            # each sample has lists of its own, which all of its heads share
+            parts = [q.flatten(1, 2), k, v]
+        else:
+            parts = [q.flatten(0, 1), *(x.flatten(0, 1)[:, None] for x in (k, v))]
         if not q.is_cpu:
             parts = [rows_of_size(x, max(NARROWEST, x.shape[-1])) for x in parts]
         changes = self.changes.of(call)
-        kind = Kind(scale, self.changes.kinds, call.padding is not None, self.finds_lse)
+        count = len(self.labels)
+        kind = Kind(scale, self.changes.kinds, call.padding is not None, count, self.finds_lse)
+        keys = 1 if decided else shape[1]
+        labels = [call.data[name].expand(len(q), -1) for name in self.labels]
+        if len(self.steps) > 1 and not self.finds_lse:
+            raise ValueError("without log-sum-exps the results of several steps are not merged")
         found: tuple[torch.Tensor, torch.Tensor] | None = None
         for step in self.steps:
-            out, lse = step(kind, parts, shape[1], call.padding, changes)
+            out, lse = step(kind, parts, keys, call.padding, labels, changes)
             if lse is None:
                 lse = out.new_zeros(out.shape[:-1])
             found = (out, lse) if found is None else merged(found, (out, lse))
@@ -89,15 +111,13 @@ class FlexKernel(ByTiles):
         out, lse = found
         if self.work.normalize == "softmax1":
             out, lse = with_zero(out, lse)
-        out, lse = (torch.unflatten(x, 0, shape[:2]) for x in (out[..., :out_size], lse))
-        return out, lse
+        return out[..., :out_size].reshape(*shape, out_size), lse.reshape(shape)
 
 
 class FlexStep:
     """One step: its blocks, and where its tokens are."""
 
     def __init__(self, layout: StepLayout, work: Work, device: torch.device) -> None:
-        self.layout, self.device = layout, device
         found = block_lists(layout)
         if len(found.bits) > BYTES_MOST:
             raise BackendError(
@@ -105,7 +125,6 @@ class FlexStep:
                 f" {BYTES_MOST:,} are kept"
             )
         self.blocks = blocks_of(found, device)
-        self._padded: Blocks | None = None
         self.options: tuple[str, ...] = ()
         if device.type != "cpu":
             proved = {
@@ -116,43 +135,76 @@ class FlexStep:
         self.q = Ordered(found.q_at, work.n_k - work.n_q, work.n_q, device)
         self.k = Ordered(found.k_at, 0, work.n_k, device)
 
-    @property
-    def padded(self) -> Blocks:
-        """The same with every block looked into, made when keys are missing first."""
-        if self._padded is None:
-            self._padded = blocks_of(block_lists(self.layout, padded=True), self.device)
-        return self._padded
-
     def __call__(
         self,
         kind: Kind,
         parts: Sequence[torch.Tensor],
         keys: int,
         padding: torch.Tensor | None,
+        labels: Sequence[torch.Tensor],
         changes: tuple[tuple[torch.Tensor, ...], ...],
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """The output [b, R, n_q, d_v] of q [b, R, n_q, d], k and v [b, 1, n_k, d], and its
-        log-sum-exps [b, R, n_q] if the kind asks."""
+        """The output [b, R, n_q, d_v] of q [b, R, n_q, d], k and v [b, K, n_k, d], and its
+        log-sum-exps [b, R, n_q] if the kind asks; labels are those of all positions, [b, n_k]."""
         q, k, v = self.q.ordered(parts[0]), self.k.ordered(parts[1]), self.k.ordered(parts[2])
-        if padding is None:
-            blocks, real = self.blocks, self.k.held
-            kind = kind._replace(options=self.options)
+        real = self.k.held[None]
+        if padding is not None:
+            real = real & padding[:, self.k.index]
+        of_q = [x[:, self.q.index + self.q.first] for x in labels]
+        of_k = [x[:, self.k.index] for x in labels]
+        if padding is None and not labels:
+            blocks, kind = self.blocks, kind._replace(options=self.options)
         else:
-            blocks, real = self.padded, (padding[:, self.k.index] & self.k.held).flatten()
+            some, whole = real_blocks(real, len(self.q.at) // BLOCK)
+            for one, other in zip(of_q, of_k, strict=True):
+                near, same = blocks_of_labels(one, self.q.held, other, self.k.held)
+                some, whole = some & near, whole & same
+            blocks = self.blocks.decided(some, whole)
         # filled on the device: nothing waits for a copy
         counts = [q.new_full((), count, dtype=torch.int32) for count in (keys, q.shape[1])]
-        sides = Sides(counts[0], counts[1], self.q.at, self.k.at, real, changes)
+        pairs = tuple((a.flatten(), b.flatten()) for a, b in zip(of_q, of_k, strict=True))
+        places = self.q.at, self.k.at
+        sides = Sides(counts[0], counts[1], *places, real.flatten(), changes, pairs)
         out, lse = attend(kind, q, k, v, blocks, sides)
         return self.q.natural(out, 0.0), None if lse is None else self.q.natural(lse, -torch.inf)
 
 
+def real_blocks(real: torch.Tensor, rows: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Which blocks have a key, and which all, bool [samples, rows, k blocks], for keys
+    [samples, k places]."""
+    found = torch.unflatten(real, 1, (-1, BLOCK))
+    some, whole = (x[:, None].expand(-1, rows, -1) for x in (found.any(-1), found.all(-1)))
+    return some, whole
+
+
+def blocks_of_labels(
+    of_q: torch.Tensor, q_held: torch.Tensor, of_k: torch.Tensor, k_held: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Which blocks may have a pair of equal labels, and which have no other, bool
+    [samples, q blocks, k blocks], for labels [samples, places] and which places are held."""
+    sides = []
+    for labels, held in ((of_q, q_held), (of_k, k_held)):
+        ends = torch.iinfo(labels.dtype)
+        least, most = (labels.masked_fill(~held, end) for end in (ends.max, ends.min))
+        blocks = [torch.unflatten(x, 1, (-1, BLOCK)) for x in (least, most)]
+        sides.append((blocks[0].amin(-1), blocks[1].amax(-1)))
+    (q_least, q_most), (k_least, k_most) = ((x[:, :, None], y[:, :, None]) for x, y in sides)
+    k_least, k_most = k_least.mT, k_most.mT
+    near = (q_least <= k_most) & (k_least <= q_most)
+    return near, near & (q_least == k_most) & (q_most == k_least)
+
+
 class Changes:
-    """What score changes read, in tensors; `kinds` is what they are called."""
+    """What score changes read, in tensors; `kinds` is what they are called. A scale of the spec's
+    own comes first: as a constant, each would be compiled apart."""
 
     def __init__(self, work: Work, heads: tuple[int, ...], device: torch.device) -> None:
-        self.changes = work.changes
+        self.changes: list[Change | None] = [*work.changes]
         self.kinds = tuple(type(change).__name__.lower() for change in work.changes)
         self.fixed: list[tuple[torch.Tensor, ...]] = []
+        if work.scale is not None:
+            self.changes, self.kinds = [None, *work.changes], ("scale", *self.kinds)
+            self.fixed.append((torch.tensor(work.scale, device=device),))
         slopes = slopes_of(work.changes, heads)
         for change in work.changes:
             if isinstance(change, Softcap):
@@ -179,8 +231,7 @@ class Ordered:
     def __init__(self, positions: np.ndarray, first: int, count: int, device: torch.device) -> None:
         self.first, self.count, self.places = first, count, len(positions)
         held = positions >= 0
-        self.is_natural = bool((positions[:count] == first + np.arange(count)).all())
-        self.is_natural &= len(positions) >= count
+        self.is_natural = np.array_equal(positions[:count], first + np.arange(count))
         self.at = torch.from_numpy(np.maximum(positions, 0).astype(np.int32)).to(device)
         self.held = torch.from_numpy(held).to(device)
         self.index = torch.from_numpy(np.where(held, positions - first, 0)).to(device)

@@ -17,7 +17,7 @@ from attnspec.backends.lists.products import parts_of
 from attnspec.backends.triton.tuning import ON_GPU
 from attnspec.graphs.patterns.lsh import Lsh
 from attnspec.graphs.patterns.sinkhorn import Sinkhorn
-from attnspec.layout.steps import READING, Banded, amounts_of, bands_of, layouts_of
+from attnspec.layout.steps import READING, Banded, amounts_of, bands_of, whole_layouts_of
 from attnspec.lower.cost_model import current
 from attnspec.lower.rates import Amounts
 from attnspec.lower.work import MERGED, Bias, Kernel, Work
@@ -79,7 +79,7 @@ class TritonBackend:
             return DecidedKernel(work, heads, device, parts)
         if work.reads:
             return ReadingLists(work, heads, device, math.inf)
-        return TritonKernel(work, heads, device, layouts_of(_bands(work), work.n_q, work.n_k))
+        return TritonKernel(work, heads, device, whole_layouts_of(_bands(work), work.n_q, work.n_k))
 
 
 def _refuses_decided(work: Work) -> str | None:

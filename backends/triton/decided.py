@@ -21,7 +21,7 @@ from attnspec.backends.triton.attention import Passing, TileAttention
 from attnspec.backends.triton.kernel import TritonKernel, delta_of, is_taken
 from attnspec.backends.triton.placed import PlacedTables
 from attnspec.backends.triton.tuning import LEAST, ON_GPU
-from attnspec.layout.steps import bands_of, layouts_of
+from attnspec.layout.steps import bands_of, whole_layouts_of
 from attnspec.lower.work import Call, Work
 
 
@@ -56,7 +56,7 @@ class ListedRest(Rest):
 
     def known(self, work: Work) -> TritonKernel:  # type: ignore[override]
         bands = bands_of(work.relation, work.n_q, work.n_k, ON_GPU)
-        layouts = layouts_of(bands, work.n_q, work.n_k)
+        layouts = whole_layouts_of(bands, work.n_q, work.n_k)
         return TritonKernel(work, self.heads, self.device, layouts)
 
 

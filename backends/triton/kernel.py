@@ -14,7 +14,7 @@ from attnspec.backends.common.exact import Partial, is_plain
 from attnspec.backends.triton.attention import Passing, TileAttention
 from attnspec.backends.triton.tables import StepTables
 from attnspec.backends.triton.tuning import ON_GPU
-from attnspec.layout.steps import bands_of, layouts_of
+from attnspec.layout.steps import bands_of, whole_layouts_of
 from attnspec.layout.tile_layout import StepLayout
 from attnspec.lower.work import Call, Work
 
@@ -99,5 +99,5 @@ class ReadingLists(ReadingBands):
 
     def known(self, work: Work) -> TritonKernel:
         bands = bands_of(work.relation, work.n_q, work.n_k, ON_GPU)
-        layouts = layouts_of(bands, work.n_q, work.n_k)
+        layouts = whole_layouts_of(bands, work.n_q, work.n_k)
         return TritonKernel(work, self.heads, self.device, layouts)

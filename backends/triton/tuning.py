@@ -42,7 +42,7 @@ def _amounts(tiles: Survey, order: Order) -> Amounts:
 LARGE = (256, 512, 1024, 2048, 4096)
 """Tile sizes for graphs of which smaller ones would be too many."""
 
-ON_GPU = Means("triton", "cuda", (64, WHOLE), LARGE, _amounts, _size, parts=False)
+ON_GPU = Means("triton", "cuda", (64, WHOLE), LARGE, _amounts, _size)
 """The tiles of the kernels here."""
 
 

@@ -113,25 +113,51 @@ def _argument(generator: np.random.Generator, depth: int) -> tuple[list[str], in
     return _list(generator, depth)
 
 
-def recall(pairs: int = 12, asked: int = 8, keys: int = 16, count: int = 24000) -> Task:
-    """Pairs of a key and a value, then some of the keys again: which value was theirs?
+def recall(
+    pairs: int = 12,
+    asked: int = 8,
+    keys: int = 16,
+    count: int = 24000,
+    copies: int = 1,
+    gap: int = 0,
+) -> Task:
+    """Pairs of a key and a value, then some of the keys again: which value was theirs? Each pair
+    stands so many times in a row, and a gap of blanks before the questions.
 
     Source: Arora et al. 2023, "Zoology" (MQAR); here the questions stand at the end.
     """
     generator = np.random.Generator(np.random.PCG64(2))
-    n = 2 * pairs + asked
-    tokens = np.zeros((count, n), np.int64)
+    told = 2 * pairs * copies
+    n = told + gap + asked
+    tokens = np.full((count, n), 2 * keys)
     labels = np.full((count, n), IGNORED)
     for row in range(count):
         chosen = generator.permutation(keys)[:pairs]
         values = generator.integers(0, keys, pairs)
-        tokens[row, 0 : 2 * pairs : 2] = chosen
-        tokens[row, 1 : 2 * pairs : 2] = keys + values
+        tokens[row, :told] = np.repeat(np.stack([chosen, keys + values], 1), copies, 0).ravel()
         question = generator.integers(0, pairs, asked)
-        tokens[row, 2 * pairs :] = chosen[question]
-        labels[row, 2 * pairs :] = values[question]
+        tokens[row, n - asked :] = chosen[question]
+        labels[row, n - asked :] = values[question]
     every = Examples(torch.from_numpy(tokens), torch.from_numpy(labels))
-    return Task("associative recall", 2 * keys, keys, *every.parted(count * 5 // 6))
+    return Task("associative recall", 2 * keys + (gap > 0), keys, *every.parted(count * 5 // 6))
+
+
+def duplication(n: int = 1024, symbols: int = 511, count: int = 4000) -> Task:
+    """Symbols and the same symbols again, `0 w 0 w`: which one follows, in the second half? No
+    symbol comes twice in w.
+
+    Source: Kitaev, Kaiser and Levskaya 2020, "Reformer", section 5; there symbols may come again.
+    """
+    generator = np.random.Generator(np.random.PCG64(3))
+    half = n // 2
+    once = np.zeros((count, half), np.int64)
+    for row in range(count):
+        once[row, 1:] = 1 + generator.permutation(symbols)[: half - 1]
+    tokens = np.concatenate([once, once], 1)
+    labels = np.full((count, n), IGNORED)
+    labels[:, half:-1] = tokens[:, half + 1 :]
+    every = Examples(torch.from_numpy(tokens), torch.from_numpy(labels))
+    return Task("duplication", symbols + 1, symbols + 1, *every.parted(count * 5 // 6))
 
 
 def images(folder: Path) -> Task:

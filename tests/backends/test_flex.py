@@ -19,13 +19,14 @@ from attnspec.backends.common.merging import merged
 from attnspec.backends.dense.kernel import DenseKernel
 from attnspec.backends.flex import attention, backend
 from attnspec.backends.flex.attention import blocks_of, mask_mod
-from attnspec.backends.flex.backend import FLEX, FlexBackend
+from attnspec.backends.flex.backend import FLEX, FlexBackend, labels_of
 from attnspec.backends.flex.block_lists import BLOCK, BlockLists, block_lists
 from attnspec.backends.flex.kernel import FlexKernel
 from attnspec.backends.planner import candidates, choose
-from attnspec.graphs.relation import evaluate_pairs
-from attnspec.layout.orders import NATURAL
-from attnspec.layout.steps import banded, bands_of, layouts_of
+from attnspec.graphs.relation import Relation, evaluate_pairs
+from attnspec.layout.orders import NATURAL, orders_of, terms_of, without
+from attnspec.layout.steps import Banded, banded, bands_of, layouts_of, whole_layouts_of
+from attnspec.layout.tile_layout import StepLayout
 from attnspec.lower.lower import stand_ins, works_of
 from attnspec.lower.work import BackendError, Bias, Call, Work, refusal_of
 from attnspec.spec import Spec
@@ -41,18 +42,20 @@ pytestmark = [
 
 
 def works(spec: Spec, n: int, n_q: int | None = None) -> list[tuple[Work, tuple[int, ...]]]:
-    """What the first layer computes that FlexAttention takes, with its heads."""
+    """What the first layer computes that FlexAttention takes and no input decides, with its
+    heads."""
     program = spec.program
     if any(attend.mechanism for attend in program.attends):
         return []
     found = works_of(program, 0, program.heads or 1, n_q or n, n, stand_ins(program))
-    return [each for each in found if refusal_of(FlexBackend(), each[0], "cuda") is None]
+    able = [each for each in found if refusal_of(FlexBackend(), each[0], "cuda") is None]
+    return [each for each in able if not each[0].reads]
 
 
 def lists_of(work: Work) -> list[BlockLists]:
     """The blocks of every step, as on a GPU."""
     bands = bands_of(work.relation, work.n_q, work.n_k, FLEX)
-    return [block_lists(layout) for layout in layouts_of(bands, work.n_q, work.n_k)]
+    return [block_lists(layout) for layout in whole_layouts_of(bands, work.n_q, work.n_k)]
 
 
 def pairs_of(found: BlockLists, work: Work) -> np.ndarray:
@@ -97,9 +100,8 @@ def test_the_masks_of_all_steps_are_the_relation(path: Path, name: str) -> None:
 def test_lists_are_what_the_masks_say(graph: str) -> None:
     for n, n_q in ((300, 300), (515, 200)):
         for work, _ in works(spec_of(GRAPHS[graph]), n, n_q):
-            for layout in layouts_of(bands_of(work.relation, n_q, n, FLEX), n_q, n):
-                for padded in (False, True):
-                    assert_listed(block_lists(layout, padded))
+            for layout in whole_layouts_of(bands_of(work.relation, n_q, n, FLEX), n_q, n):
+                assert_listed(block_lists(layout))
 
 
 def assert_listed(found: BlockLists) -> None:
@@ -146,12 +148,49 @@ def unlisted(lists: tuple[np.ndarray, np.ndarray], shape: tuple[int, int]) -> np
     return held
 
 
+IN_ORDERS = {**GRAPHS, "grid": "sequence grid(15, 20) attend neighborhood(5, 7) | global(first(9))"}
+"""Each of them in the last order of every term, listed tokens and boxes of a grid among them."""
+
+
+def layouts_by_hand(work: Work) -> list[StepLayout]:
+    """Every term in its last order, whatever it costs."""
+    bands: list[Banded] = []
+    earlier: tuple[Relation, ...] = ()
+    for term in terms_of(work.relation):
+        order = orders_of(term, work.n_k)[-1]
+        bands.append(banded(without(term, earlier), work.n_q, work.n_k, order, BLOCK, FLEX))
+        earlier = (*earlier, term)
+    return whole_layouts_of(tuple(bands), work.n_q, work.n_k)
+
+
+@pytest.mark.usefixtures("uncompiled")
+@pytest.mark.parametrize("graph", IN_ORDERS)
+def test_any_order_of_tokens(graph: str) -> None:
+    n = 300
+    generator = torch.Generator().manual_seed(0)
+    for work, heads in works(spec_of(IN_ORDERS[graph]), n):
+        layouts = layouts_by_hand(work)
+        total = np.sum([pairs_of(block_lists(layout), work) for layout in layouts], axis=0)
+        assert (total == meant(work)).all()
+        kernel = FlexKernel(work, heads, CPU, layouts)
+        if not kernel.steps:
+            continue
+        kernel.finds_lse = True
+        q, k, v = (torch.randn(1, 1, n, 16, generator=generator) for _ in range(3))
+        out, lse = kernel._fast(q[:, :, None], k, v, Call())
+        wide = q.double(), k.double(), v.double()
+        expected, sums = DenseKernel(work, heads, CPU).partial(*wide, Call())
+        assert sums is not None
+        torch.testing.assert_close(out[:, :, 0].double(), expected, atol=2e-5, rtol=1e-5)
+        torch.testing.assert_close(lse[:, :, 0].double(), sums, atol=2e-5, rtol=1e-5)
+
+
 @pytest.mark.parametrize("graph", ["window", "strided", "blocks", "random", "full", "empty rows"])
 def test_lists_are_those_of_torch(graph: str) -> None:
     n = 1000
     for work, _ in works(spec_of(GRAPHS[graph]), n):
         band = banded(work.relation, n, n, NATURAL, BLOCK, FLEX)
-        (layout,) = layouts_of((band,), n, n)
+        (layout,) = whole_layouts_of((band,), n, n)
         found = block_lists(layout)
         held = torch.from_numpy(meant(work).astype(bool))
 
@@ -182,6 +221,18 @@ def test_lists_are_those_of_torch(graph: str) -> None:
             assert (one == other).all()
 
 
+def test_a_step_is_one_call_at_any_length() -> None:
+    # on the CPU's own way, masks of whole rows are kept, and large ones make two steps of one
+    n = 1 << 16
+    ((work, heads),) = works(spec_of("causal attend full"), n)
+    bands = bands_of(work.relation, n, n, FLEX)
+    assert len(bands) == 1
+    assert len(layouts_of(bands, n, n)) > 1
+    kernel = FlexBackend().build(work, heads, CPU)
+    assert isinstance(kernel, FlexKernel)
+    assert len(kernel.steps) == 1
+
+
 def test_a_long_mask_stays_within_32_bits() -> None:
     # the pair of the last two positions of a million, in blocks whose mask is the last of many
     count = (1 << 20) // BLOCK
@@ -205,8 +256,10 @@ def uncompiled(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def as_on_a_gpu(work: Work, heads: tuple[int, ...]) -> FlexKernel:
-    bands = bands_of(work.relation, work.n_q, work.n_k, FLEX)
-    kernel = FlexKernel(work, heads, CPU, layouts_of(bands, work.n_q, work.n_k))
+    parts = labels_of(work.relation)
+    assert parts is not None
+    layouts = whole_layouts_of(bands_of(parts[1], work.n_q, work.n_k, FLEX), work.n_q, work.n_k)
+    kernel = FlexKernel(work, heads, CPU, layouts, parts[0])
     kernel.finds_lse = True
     return kernel
 
@@ -217,6 +270,8 @@ CHANGED = (
     "attend global(first(3)) | window(radius = 9)",
     "attend where(k < q // 2) normalize softmax1",
     "heads 4 causal attend window(before = 90, after = 0) score softcap(cap = 2.0) score alibi()",
+    "causal input x: ids attend same(x)",
+    "input x: ids input y: ids attend same(x) & same(y) & (window(radius = 9) | residue(step = 7))",
     "heads 4 attend block(size = 100) scale 0.3 score bias(buckets = 8, max_distance = 64)",
 )
 
@@ -237,9 +292,13 @@ def test_steps_padding_changes_and_log_sum_exps(body: str, n: int, n_q: int) -> 
         for change in work.changes
         if isinstance(change, Bias)
     }
+    data = {
+        "x": torch.stack([torch.arange(n) // 60, torch.arange(n) % 5]),
+        "y": torch.ones(1, n).int(),
+    }
     kernel, exact = as_on_a_gpu(work, heads), DenseKernel(work, heads, CPU)
     for mask in (None, padding):
-        call = Call(mask, tables=tables)
+        call = Call(mask, tables=tables, data=data)
         parts = q.view(2, 2, 2, n_q, 16), k, v
         out, lse = kernel._fast(*parts, call)
         expected, sums = exact.partial(q.double(), k.double(), v.double(), call)
@@ -333,6 +392,21 @@ def test_every_static_file_of_the_zoo_compiled(path: Path, name: str) -> None:
         torch.testing.assert_close(out.double(), exact, atol=2e-5, rtol=1e-5)
 
 
+@pytest.mark.slow
+def test_labels_and_padding_compiled() -> None:
+    generator = torch.Generator().manual_seed(0)
+    spec, n = spec_of("causal input x: ids attend same(x)"), 700
+    ids = {"x": torch.stack([torch.arange(n) // 150, torch.arange(n) // 9 % 4])}
+    padding = torch.arange(n) < torch.tensor([[n], [500]])
+    q, k, v = (torch.randn(2, heads, n, 16, generator=generator) for heads in (4, 2, 2))
+    for mask in (None, padding):
+        with torch.no_grad():
+            out = spec.compile(backend="flex")(q, k, v, inputs=ids, key_padding_mask=mask)
+            wide = q.double(), k.double(), v.double()
+            exact = spec.compile(backend="dense")(*wide, inputs=ids, key_padding_mask=mask)
+        torch.testing.assert_close(out.double(), exact, atol=2e-5, rtol=1e-5)
+
+
 # --- who is refused, and what is never silent ----------------------------------------------------
 
 
@@ -353,7 +427,7 @@ def test_on_the_cpu_it_waits_for_its_name() -> None:
         ("attend full", "mps", 64, "compiled for CUDA and the CPU, not for mps"),
         ("attend full normalize relu", "cuda", 64, "`relu` normalises are not merged"),
         ("attend full normalize softmax1", "cpu", 64, "gives no log-sum-exps"),
-        ("input ids: ids attend same(ids)", "cuda", 64, "reads the run-time input `ids`"),
+        ("input x: tokens attend global(x)", "cuda", 64, "in another way than `same(x) & …`"),
         ("attend window(radius = 9)", "cuda", 1 << 20, "are 1,342,177,280 bytes, and at most"),
     ],
 )

@@ -7,6 +7,7 @@ import torch
 from decided_oracles import Pairs, Sample, TopK, topk
 
 import attnspec
+from attnspec.backends.decided import ranking
 from attnspec.runtime.module import CompiledAttention
 
 SIZES = (1, 5, 23)
@@ -358,3 +359,28 @@ def test_what_cannot_go_on_says_so(call: str) -> None:
     q = torch.zeros(1, 1, 3, 4)
     with pytest.raises(ValueError, match=r"at every n|to go on from"):
         module.step(q, q, q)
+
+
+@pytest.mark.parametrize("kind", ["distinct", "ties", "all equal", "NaN", "few", "none"])
+@pytest.mark.parametrize(("width", "budget"), [(400, 1), (401, 5), (1024, 9), (64, 9), (37, 2)])
+def test_the_best_of_many_are_found_by_their_groups(kind: str, width: int, budget: int) -> None:
+    torch.manual_seed(width)
+    scores = torch.randn(3, 50, width)
+    match kind:
+        case "ties":
+            scores = (scores * 2).round()
+        case "all equal":
+            scores = torch.zeros_like(scores)
+        case "NaN":
+            scores.masked_fill_(torch.rand(scores.shape) < 0.1, torch.nan)
+        case "few":
+            scores.masked_fill_(torch.rand(scores.shape) < 0.99, -torch.inf)
+        case "none":
+            scores.fill_(-torch.inf)
+    for forced in (None, torch.rand(scores.shape) < 0.01):
+        ranked = ranking._ranked_best(ranking.ranks(scores, forced), budget)
+        found = ranking.best(scores, forced, budget)
+        wide = max(found.shape[-1], ranked.shape[-1])
+        pad = torch.nn.functional.pad
+        both = (pad(x, (wide - x.shape[-1], 0), value=-1) for x in (found, ranked))
+        assert torch.equal(*both)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import pickle
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,13 +14,22 @@ import pytest
 import torch
 
 from attnspec.spec import parse
-from benchmarks.accuracy import causes
+from benchmarks.accuracy import causes, decided
 from benchmarks.accuracy.__main__ import SEEDS, main
 from benchmarks.accuracy.cifar import PIXELS, TEST, TRAIN, cifar10
 from benchmarks.accuracy.costs import peak_bytes
 from benchmarks.accuracy.published import PUBLISHED
 from benchmarks.accuracy.systems import SYSTEMS, spelled, text
-from benchmarks.accuracy.tasks import _WORDS, IGNORED, OPERATORS, Examples, Task, listops, recall
+from benchmarks.accuracy.tasks import (
+    _WORDS,
+    IGNORED,
+    OPERATORS,
+    Examples,
+    Task,
+    duplication,
+    listops,
+    recall,
+)
 from benchmarks.accuracy.training import Budget, Model, train
 from benchmarks.readme_tables import accuracy_table, causes_table
 
@@ -56,6 +67,48 @@ def test_questions_are_answered_by_their_pairs() -> None:
         assert len(known) == 5
         assert labels[:10] == [IGNORED] * 10
         assert [known[key] - 12 for key in row[10:]] == labels[10:]
+
+
+def test_pairs_stand_several_times_and_far_from_their_questions() -> None:
+    task = recall(pairs=5, asked=3, keys=12, count=60, copies=4, gap=7)
+    assert (task.n, task.vocabulary) == (50, 25)
+    for row, labels in zip(task.train.tokens.tolist(), task.train.labels.tolist(), strict=True):
+        known = dict(zip(row[0:40:8], row[1:40:8], strict=True))
+        assert row[:40] == [x for pair in known.items() for x in pair * 4]
+        assert row[40:47] == [24] * 7
+        assert [known[key] - 12 for key in row[47:]] == labels[47:]
+
+
+def test_the_second_half_is_the_first_one_again() -> None:
+    task = duplication(n=16, symbols=9, count=60)
+    for row, labels in zip(task.train.tokens.tolist(), task.train.labels.tolist(), strict=True):
+        assert row[:8] == row[8:]
+        assert len(set(row[:8])) == 8
+        assert labels == [IGNORED] * 8 + row[9:] + [IGNORED]
+
+
+def test_what_choices_learn_is_written_row_by_row(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    small = {
+        "recall": partial(recall, pairs=4, asked=8, keys=6, copies=4, gap=8, count=60),
+        "duplication": partial(duplication, n=32, symbols=20, count=60),
+    }
+    tasks = {
+        name: replace(far, task=small[name], budget=Budget(steps=2, batch=4))
+        for name, far in decided.FAR.items()
+    }
+    monkeypatch.setattr(decided, "FAR", tasks)
+    path = tmp_path / "decided.json"
+    assert decided.main(["--seeds", "2", "--results", str(path)]) == 0
+    rows = json.loads(path.read_text("utf-8"))["rows"]
+    assert set(rows) == {
+        *("recall, topk", "recall, window", "duplication, lsh", "duplication, window")
+    }
+    assert all(len(row["accuracies"]) == 2 and 0 < row["chance"] < 0.5 for row in rows.values())
+    # what is there is kept
+    monkeypatch.setattr(decided, "measured", None)
+    assert decided.main(["--seeds", "2", "--results", str(path)]) == 0
 
 
 def test_a_model_learns_what_stands_there() -> None:

@@ -379,7 +379,7 @@ def test_tables_that_are_mapped_over() -> None:
 @pytest.mark.parametrize("name", ["static", "linear", "hybrid", "rfa"])
 def test_derivatives_of_derivatives(name: str) -> None:
     module = sample(name).double()
-    parts = tensors(1, 1, 4, 4, size=4)
+    parts = tensors(1, 1, 4, 4)
     others_given: Any = module.engine.text, [*module.parameters()], []
 
     def run(*parts: torch.Tensor) -> torch.Tensor:
