@@ -11,6 +11,7 @@ from attnspec.backends.rows.backend import RowsBackend
 from attnspec.backends.scattered.backend import ScatteredBackend
 from attnspec.backends.tiles.backend import TilesBackend
 from attnspec.backends.torch_call.backend import TorchCall
+from attnspec.backends.triton.backend import TritonBackend
 from attnspec.lower.work import Backend, Call, Kernel, Work
 
 if __name__ != "attnspec.backends":
@@ -29,5 +30,6 @@ BACKENDS: tuple[Backend, ...] = (
     FactoredBackend(),
     ListsBackend(),
     FlexBackend(),
+    TritonBackend(),
 )
 """All backends; importing them loads no torch."""

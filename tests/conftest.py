@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import importlib
 import os
 import random
 from pathlib import Path
@@ -17,6 +19,12 @@ os.environ["OMP_NUM_THREADS"] = "1"
 # the rates that ship: what is chosen must not depend on who runs the tests
 os.environ["ATTNSPEC_RATES"] = ""
 torch.set_num_threads(1)
+
+# functions of Triton's own are interpreted, or not for ever, as this says when it is imported; ours
+# are where a test says it again
+with contextlib.suppress(ImportError), pytest.MonkeyPatch.context() as _patch:
+    _patch.setenv("TRITON_INTERPRET", "1")
+    importlib.import_module("triton")
 
 settings.register_profile(
     "suite",

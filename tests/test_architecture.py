@@ -53,6 +53,7 @@ INNER: tuple[tuple[str, ...], ...] = (
     ("torch_call",),
     ("bands",),
     ("factored", "lists", "flex"),
+    ("triton",),
     ("plugins",),
     ("planner",),
 )

@@ -21,7 +21,6 @@ from attnspec.layout.orders import (
     Listed,
     Order,
     OrderedRelation,
-    Permuted,
     Side,
     orders_of,
     terms_of,
@@ -60,8 +59,8 @@ class Means:
     """What computes steps, as far as choosing them goes.
 
     `name` begins its rates on a type of device; `targets` and `large` are the tile sizes on offer,
-    which a residue class is cut into equal ones of about, unless they are `fixed`; `amounts` is
-    what a step takes.
+    and `size` is that of the tiles of a side of so many positions then; `amounts` is what a step
+    takes.
     """
 
     name: str
@@ -69,7 +68,7 @@ class Means:
     targets: tuple[int, ...]
     large: tuple[int, ...]
     amounts: Callable[[Survey, Order], Amounts]
-    fixed: bool = False
+    size: Callable[[int, Side, int], int]
 
 
 @dataclass(frozen=True)
@@ -109,7 +108,33 @@ def _of_bands(tiles: Survey, order: Order) -> Amounts:
     }
 
 
-BANDS = Means("bands", "cpu", TARGETS, LARGE, _of_bands)
+def about(length: int, side: Side, target: int) -> int:
+    """Equal tiles of about the target's size for lists, or classes of about length / step; whole
+    boxes."""
+    if isinstance(side, Boxed):
+        return side.size
+    members = members_of(length, side)
+    return -(-members // max(1, round(members / target)))
+
+
+def fixed(length: int, side: Side, target: int) -> int:
+    """Tiles of the target's size, those of boxes as many whole ones as it holds."""
+    if not isinstance(side, Boxed):
+        return target
+    size = side.size
+    while 2 * size <= target:
+        size *= 2
+    return size
+
+
+def members_of(length: int, side: Side) -> int:
+    """The positions of a list, or about those of a residue class."""
+    if isinstance(side, Listed):
+        return max(1, len(side.positions))
+    return max(1, -(-length // (side if isinstance(side, int) else 1)))
+
+
+BANDS = Means("bands", "cpu", TARGETS, LARGE, _of_bands, about)
 """The flash kernel of the CPU."""
 
 
@@ -226,7 +251,7 @@ def _best(
                 break
     if not found:
         last = means.targets[-1]
-        sizes = _size(n_q, 1, last), _size(n_k, 1, last)
+        sizes = means.size(n_q, 1, last), means.size(n_k, 1, last)
         endless = {f"{means.name}_pair": math.inf}
         return Banded(OrderedRelation(relation, NATURAL), sizes, endless, means)
     return min(found, key=lambda band: band.seconds)
@@ -248,44 +273,12 @@ def banded(
     relation: Relation, n_q: int, n_k: int, order: Order, target: int, means: Means = BANDS
 ) -> Banded:
     """A relation as one step in an order and in tiles of about a size; raises TooFine."""
-    if means.fixed:
-        return _in_tiles(
-            relation, n_q, n_k, order, (_fixed(order.q, target), _fixed(order.k, target)), means
-        )
     targets = target, target
-    if target > TARGETS[-1] and order.q != order.k:
+    if target > means.targets[-1] and order.q != order.k:
         # where only one side is natural, its tiles are long, or the masks of all offsets are many
         targets = (4 * target, target // 4) if order.q == 1 else (target // 4, 4 * target)
-    sizes = _size(n_q, order.q, targets[0]), _size(n_k, order.k, targets[1])
-    return _in_tiles(relation, n_q, n_k, order, sizes, means)
-
-
-def _in_tiles(
-    relation: Relation, n_q: int, n_k: int, order: Order, sizes: tuple[int, int], means: Means
-) -> Banded:
+    sizes = means.size(n_q, order.q, targets[0]), means.size(n_k, order.k, targets[1])
     tiles = survey(relation, n_q, n_k, order, sizes)
     if tiles.tiles > MOST:
         raise TooFine(f"about {tiles.tiles:,.0f} tiles, at most {MOST:,} are listed")
     return Banded(OrderedRelation(relation, order), sizes, means.amounts(tiles, order), means)
-
-
-def _fixed(side: Side, target: int) -> int:
-    """Tiles of a size, those of boxes as many whole ones as it holds."""
-    if not isinstance(side, Boxed):
-        return target
-    size = side.size
-    while 2 * size <= target:
-        size *= 2
-    return size
-
-
-def _size(length: int, side: Side, target: int) -> int:
-    """Equal tiles of about the target's size for lists, or classes of about length / step; whole
-    boxes."""
-    if isinstance(side, Boxed):
-        return side.size
-    if isinstance(side, Permuted):
-        side = 1
-    members = len(side.positions) if isinstance(side, Listed) else -(-length // side)
-    members = max(1, members)
-    return -(-members // max(1, round(members / target)))

@@ -182,3 +182,6 @@ class GpuRates(DeviceRates):
 
     triton_masked: float = 5e-13
     """What a pair costs more in a tile with a mask of bits, 2 KB for 128 x 128."""
+
+    triton_merge: float = 2e-10
+    """A query whose output is read and written once more."""

@@ -7,7 +7,7 @@ pair.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -119,6 +119,11 @@ def layouts_of(
         )
     if name == "TiledKernel":
         return (Layout("its tiles", "tile", tuple(_runs(found, n_q, n_k))),)
+    if name == "TritonKernel":
+        return tuple(
+            Layout(what, "tile", tuple(_listed(found.steps, n_k - n_q, back)))
+            for what, back in (("its lists", False), ("its lists on the way back", True))
+        )
     if name == "ScatteredKernel":
         return _edges(found, n_q, n_k)
     if name in ("TorchCallKernel", "JoinedCall"):
@@ -189,6 +194,55 @@ def _run_keys(run: Any, at: torch.Tensor, low: int, high: int) -> np.ndarray:
 def _run_mask(run: Any, low: int, high: int) -> np.ndarray | None:
     mask = run.mask(Piece(run, low, high, 0, run.height))
     return None if mask is None else mask.reshape(-1, *mask.shape[-2:]).numpy()
+
+
+def _listed(steps: Sequence[Any], first: int, back: bool) -> Iterator[Blocks]:
+    """The entries of lists, each a block, whose programs are those of queries, or of keys."""
+    for number, step in enumerate(steps, 1):
+        lists = step.columns if back else step.rows
+        tile, low, middle, high, _ = lists.programs.numpy().astype(np.int64).T
+        own, count = np.repeat(tile, high - low), high - low
+        place = np.arange(len(own)) - np.repeat(np.cumsum(count) - count - low, count)
+        other, whole = lists.tiles.numpy()[place], place < np.repeat(middle, count)
+        q_tiles, k_tiles = (other, own) if back else (own, other)
+        queries, keys = _tile_rows(step.q)[q_tiles], _tile_rows(step.k)[k_tiles]
+        bits = step.words.numpy()[..., None] >> np.arange(32) & 1 > 0
+        masks = bits.reshape(*bits.shape[:2], -1)[:, :, : step.k.size]
+        numbers = np.where(whole, -1, lists.kinds.numpy()[place])
+        yield Blocks(
+            f"step {number}",
+            np.where(queries >= 0, queries + first, -1),
+            step.k.size,
+            partial(_some, keys),
+            partial(_listed_mask, queries, keys, masks, numbers),
+            False,
+            (step.q.size, step.k.size),
+        )
+
+
+def _tile_rows(side: Any) -> np.ndarray:
+    """The rows of every tile, int64 [tiles, size], -1 for none."""
+    if not side.step:
+        return np.asarray(side.listed.numpy().astype(np.int64).reshape(-1, side.size))
+    rows = side.firsts.numpy().astype(np.int64)[:, None] + side.step * np.arange(side.size)
+    return np.where(rows < side.ends.numpy()[:, None], rows, -1)
+
+
+def _some(rows: np.ndarray, low: int, high: int) -> np.ndarray:
+    return rows[low:high]
+
+
+def _listed_mask(
+    queries: np.ndarray,
+    keys: np.ndarray,
+    masks: np.ndarray,
+    numbers: np.ndarray,
+    low: int,
+    high: int,
+) -> np.ndarray:
+    part = slice(low, high)
+    held = (queries[part] >= 0)[:, :, None] & (keys[part] >= 0)[:, None]
+    return np.asarray(held & (masks[numbers[part]] | (numbers[part] < 0)[:, None, None]))
 
 
 def _edges(kernel: Any, n_q: int, n_k: int) -> tuple[Layout, ...]:

@@ -39,11 +39,12 @@ class SoftmaxKernel:
     """Runs a work whose weights are a softmax of its scores.
 
     Tensors of `forward`, `backward` and `composed` are q [B, K, R, n_q, d] for K key heads with R
-    query heads each, k [B, K, n_k, d] and v [B, K, n_k, d_v]. The first two know one size of heads,
-    d = d_v, and get the factor of the scores.
+    query heads each, k [B, K, n_k, d] and v [B, K, n_k, d_v]. The first two get the factor of the
+    scores, and with `one_size` know one size of heads, d = d_v.
     """
 
     work: Work
+    one_size = True
     reuses = True  # derivatives go on from a call's known output and log-sum-exps
     _differentiable: Composed | None = None
 
@@ -71,6 +72,29 @@ class SoftmaxKernel:
         """The gradients of q, k and v, and of the call's tables if one of them asks; `saved` are
         q, k, v and what `forward` returned."""
         raise NotImplementedError
+
+    def derivatives(
+        self,
+        saved: Sequence[torch.Tensor],
+        grad: torch.Tensor,
+        of_lse: torch.Tensor | None,
+        call: Call,
+        scale: float,
+    ) -> Sequence[torch.Tensor]:
+        """As `backward`, from the gradients of the output and of its log-sum-exps.
+
+        The weights of a row have the gradient P (dP - delta), delta = sum(grad out), to which that
+        of its log-sum-exp adds P times as much: it is one more column of grad, where out has -1.
+        """
+        if of_lse is None:
+            return self.backward(grad, saved, call, scale)
+        q, k, v, out, lse = saved
+        of_lse = of_lse.masked_fill(lse == -torch.inf, 0.0)
+        q, k, v = (rows_of_size(x, x.shape[-1] + 1) for x in (q, k, v))
+        out = in_rows(functional.pad(out, (0, 1), value=-1.0))
+        grad = torch.cat([grad, of_lse[..., None].to(grad.dtype)], -1)
+        grads = self.backward(grad, (q, k, v, out, lse), call, scale)
+        return *(x[..., :-1] for x in grads[:3]), *grads[3:]
 
     def composed(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, call: Call) -> Partial:
         """The same in differentiable operations."""
@@ -104,12 +128,15 @@ class SoftmaxKernel:
 
     def _fast(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, call: Call) -> Partial:
         size, out_size = q.shape[-1], v.shape[-1]
-        # zeros change no score, and their outputs are cut off
-        parts = [rows_of_size(x, max(size, out_size)) for x in (q, k, v)]
+        parts, wide = [q, k, v], out_size
+        if self.one_size:
+            # zeros change no score, and their outputs are cut off
+            wide = max(size, out_size)
+            parts = [rows_of_size(x, wide) for x in parts]
         scale, tables = scale_of(self.work, size), tuple(call.tables.values())
         if torch.is_grad_enabled() and any(x.requires_grad for x in (*parts, *tables)):
             names, sizes = tuple(call.tables), (size, out_size)
-            bare = replace(call, tables={}, known=_shaped(call.known, parts[0]))
+            bare = replace(call, tables={}, known=_shaped(call.known, parts[0], wide))
             out, lse = _Differentiable.apply(self, bare, scale, sizes, names, *parts, *tables)  # type: ignore[no-untyped-call]
         else:
             out, lse = self.forward(parts[0], parts[1], parts[2], call, scale)
@@ -169,33 +196,8 @@ class _Differentiable(torch.autograd.Function):
             grads = [None] * len(asks)
         else:
             grad = torch.zeros_like(out) if grad is None else in_rows(grad)
-            saved = q, k, v, out, lse
-            grads = _first(kernel, call, scale, saved, grad, of_lse)
+            grads = kernel.derivatives((q, k, v, out, lse), grad, of_lse, call, scale)
         return None, None, None, None, None, *grads
-
-
-def _first(
-    kernel: SoftmaxKernel,
-    call: Call,
-    scale: float,
-    saved: Sequence[torch.Tensor],
-    grad: torch.Tensor,
-    of_lse: torch.Tensor | None,
-) -> Sequence[torch.Tensor]:
-    """The gradients of q, k, v and tables from those of the output and its log-sum-exps.
-
-    The weights of a row have the gradient P (dP - delta), delta = sum(grad out), to which that of
-    its log-sum-exp adds P times as much: it is one more column of grad, where out has -1.
-    """
-    if of_lse is None:
-        return kernel.backward(grad, saved, call, scale)
-    q, k, v, out, lse = saved
-    of_lse = of_lse.masked_fill(lse == -torch.inf, 0.0)
-    q, k, v = (rows_of_size(x, x.shape[-1] + 1) for x in (q, k, v))
-    out = in_rows(functional.pad(out, (0, 1), value=-1.0))
-    grad = torch.cat([grad, of_lse[..., None].to(grad.dtype)], -1)
-    grads = kernel.backward(grad, (q, k, v, out, lse), call, scale)
-    return *(x[..., :-1] for x in grads[:3]), *grads[3:]
 
 
 def _again(
@@ -226,12 +228,12 @@ def is_plain(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, call: Call) -> b
     return all(x.numel() for x in (q, k, v))
 
 
-def _shaped(known: Partial | None, q: torch.Tensor) -> Partial | None:
-    """What is known of queries [B, H, n_q, …] as the fast way returns it, [B, K, R, n_q, …]."""
+def _shaped(known: Partial | None, q: torch.Tensor, size: int) -> Partial | None:
+    """What is known of queries [B, H, n_q, …] as the fast way returns it, [B, K, R, n_q, size]."""
     if known is None:
         return None
     out, lse = (torch.unflatten(x.detach(), 1, q.shape[1:3]) for x in known)
-    return rows_of_size(out, q.shape[-1]), lse
+    return rows_of_size(out, size), lse
 
 
 def _with_tables(call: Call, names: Sequence[str], tables: Sequence[torch.Tensor]) -> Call:

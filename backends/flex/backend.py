@@ -27,6 +27,7 @@ from attnspec.layout.steps import (
     amounts_of,
     banded,
     bands_of,
+    fixed,
     seconds_of,
     whole_layouts_of,
 )
@@ -63,7 +64,7 @@ def _amounts(tiles: Survey, order: Order) -> Amounts:
     }
 
 
-FLEX = Means("flex", "cuda", (BLOCK,), (), _amounts, fixed=True)
+FLEX = Means("flex", "cuda", (BLOCK,), (), _amounts, fixed)
 """FlexAttention on a GPU."""
 
 

@@ -38,7 +38,8 @@ class Cover:
         """Whether every pair of a block of queries and the keys first … last of a tile is known to
         be held: bool [.., blocks, T] for tiles [.., T]."""
         first, last = first // self.size, last // self.size
-        found: torch.Tensor = self.before[:, last + 1] == self.before[:, first]
+        before = self.before.to(first.device)
+        found: torch.Tensor = before[:, last + 1] == before[:, first]
         return found.movedim(0, -2)
 
 

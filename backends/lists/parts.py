@@ -135,7 +135,8 @@ def _counts(choice: Choice) -> Condition:
 
 def _static(relation: Relation, n: int) -> Condition:
     def condition(q: torch.Tensor, k: torch.Tensor) -> torch.Tensor:
-        return torch.from_numpy(np.array(evaluate_pairs(relation, q.numpy(), k.numpy(), n)))
+        held = evaluate_pairs(relation, q.cpu().numpy(), k.cpu().numpy(), n)
+        return torch.from_numpy(np.array(held)).to(q.device)
 
     return condition
 

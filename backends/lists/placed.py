@@ -45,12 +45,12 @@ class Placed(Pairs):
         self.batch, self.heads, self.repeat, self.n_q = shape
         self.more, self.first = more, n_k - self.n_q
         self.layout = layout = layout.of_groups(self.repeat)
-        q_order = layout.q_order
+        q_order, device = layout.q_order, layout.lists.device
         if q_order is None and layout.first < self.first:
-            q_order = torch.arange(layout.first, n_k, device="cpu")[None, None]
+            q_order = torch.arange(layout.first, n_k, device=device)[None, None]
             q_order = torch.where(q_order < self.first, -1, q_order)
-        self.q = Side(q_order, layout.q_tile, layout.first, n_k)
-        self.k = Side(layout.k_order, layout.k_tile, 0, n_k)
+        self.q = Side(q_order, layout.q_tile, layout.first, n_k, device)
+        self.k = Side(layout.k_order, layout.k_tile, 0, n_k, device)
         self.lists = layout.lists.expand(self.batch, self.heads, -1, -1)
         self.masked = self._masked()
         self.rows = self._rows()
@@ -60,7 +60,9 @@ class Placed(Pairs):
     def tiles(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> Tiles:
         """The tiles of q [B, K, R, n_q, d], k and v [B, K, n_k, d]."""
         count = self.k.places.shape[2]
-        base = torch.arange(self.batch * self.heads, device="cpu").view(self.batch, -1, 1, 1)
+        base = torch.arange(self.batch * self.heads, device=self.lists.device).view(
+            self.batch, -1, 1, 1
+        )
         lists = torch.where(self.lists >= 0, self.lists + base * count, -1)
         return Tiles(self.of_q(q), self.of_k(k), self.of_k(v), lists.flatten(0, 1), self)
 
@@ -72,7 +74,9 @@ class Placed(Pairs):
         if self.q.natural and self.repeat == 1 and self.q.real is None:
             return None
         count = self.batch * self.heads * self.repeat
-        base = torch.arange(count, device="cpu").view(self.batch, self.heads, 1, self.repeat, 1)
+        base = torch.arange(count, device=self.lists.device).view(
+            self.batch, self.heads, 1, self.repeat, 1
+        )
         return base * self.n_q + (places[:, :, :, None] - self.first).clamp(min=0)
 
     @cached_property
@@ -81,7 +85,9 @@ class Placed(Pairs):
         one after the other."""
         if self.k.natural and self.k.real is None:
             return None
-        base = torch.arange(self.batch * self.heads, device="cpu").view(self.batch, -1, 1, 1)
+        base = torch.arange(self.batch * self.heads, device=self.lists.device).view(
+            self.batch, -1, 1, 1
+        )
         return base * self.k.n + self.k.places.clamp(min=0)
 
     def _rows(self) -> torch.Tensor | None:
@@ -183,7 +189,7 @@ class Placed(Pairs):
         """The key tiles without padding, bool [B, heads or 1, T]; None where all are."""
         if self.more.padding is None:
             return None
-        at = torch.arange(self.batch, device="cpu").view(-1, 1, 1, 1)
+        at = torch.arange(self.batch, device=self.lists.device).view(-1, 1, 1, 1)
         return self.more.padding[at, self.k.places.clamp(min=0)].all(-1)
 
     def held(self, low: int, high: int, slots: torch.Tensor) -> torch.Tensor:
@@ -194,7 +200,7 @@ class Placed(Pairs):
         there, k = k >= 0, k.clamp(min=0)
         found = [there] if self.layout.whole else [there, self.layout.holds(q, k)]
         if self.more.padding is not None:
-            at = torch.arange(self.batch, device="cpu").view(-1, *(1,) * 5)
+            at = torch.arange(self.batch, device=self.lists.device).view(-1, *(1,) * 5)
             found.append(self.more.padding[at, k])
         found += [condition(q, k) for condition in self.more.each]
         held, bias = found[0], None
@@ -220,7 +226,9 @@ class Placed(Pairs):
         are of, int64 [N, high - low, h]."""
         size = self.batch, self.heads, high - low, self.repeat, self.q.size
         at = self.q.places[:, :, low:high, None].expand(size)
-        numbers = torch.arange(self.heads * self.repeat, device="cpu").view(self.heads, 1, -1, 1)
+        numbers = torch.arange(self.heads * self.repeat, device=self.lists.device).view(
+            self.heads, 1, -1, 1
+        )
         return tuple(x.flatten(3).flatten(0, 1) for x in (at, numbers.expand(size)))  # type: ignore[return-value]
 
     @cached_property

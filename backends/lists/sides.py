@@ -11,11 +11,18 @@ from torch.nn import functional
 class Side:
     """The positions of tiles, int64 [B or 1, heads or 1, T, size], -1 for none."""
 
-    def __init__(self, order: torch.Tensor | None, size: int, first: int, n: int) -> None:
+    def __init__(
+        self,
+        order: torch.Tensor | None,
+        size: int,
+        first: int,
+        n: int,
+        device: torch.device,
+    ) -> None:
         self.size, self.n, self.first = size, n, first
         self.natural = order is None
         if order is None:
-            order = torch.arange(first, first + -(-(n - first) // size) * size, device="cpu")
+            order = torch.arange(first, first + -(-(n - first) // size) * size, device=device)
             order = torch.where(order < n, order, -1)[None, None]
         short = -order.shape[2] % size
         if short:
@@ -48,7 +55,7 @@ class Side:
         """The positions of tiles [B, heads, …] of each head: [B, heads, …, size]."""
         if not self.natural:
             return of_tiles(self.places, tiles)
-        found = tiles[..., None] * self.size + torch.arange(self.size, device="cpu")
+        found = tiles[..., None] * self.size + torch.arange(self.size, device=tiles.device)
         return found if self.real is None else found.masked_fill_(found >= self.n, -1)
 
 
@@ -58,7 +65,7 @@ def of_tiles(x: torch.Tensor, tiles: torch.Tensor) -> torch.Tensor:
         found = x[0, 0].index_select(0, tiles.flatten())
         return found.view(*tiles.shape, *x.shape[3:])
     at = (
-        torch.arange(count, device="cpu").view(-1, *(1,) * (tiles.dim() - 1 - axis))
+        torch.arange(count, device=tiles.device).view(-1, *(1,) * (tiles.dim() - 1 - axis))
         for axis, count in enumerate(x.shape[:2])
     )
     return x[(*at, tiles)]

@@ -417,7 +417,7 @@ def test_on_the_cpu_it_waits_for_its_name() -> None:
     assert mine.refusal == "here it runs where it is asked for by name"
     assert choose(work, "cpu", "flex").name == "flex"
     ((long, _),) = works(spec_of("attend window(radius = 200)"), 16384)
-    assert choose(long, "cuda").name == "flex"
+    assert {each.backend.name for each in candidates(long, "cuda")[:2]} == {"flex", "triton"}
     assert "no estimate" in str(spec_of("attend window(radius = 9)").plan(512, backend="flex"))
 
 

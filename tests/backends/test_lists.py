@@ -3,95 +3,28 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
 import torch
+from listed_calls import CPU, a_call, agree, chosen, of_compositions, sorted_graphs
 
 from attnspec.backends.decided.deciders import decide
 from attnspec.backends.decided.given import Given
 from attnspec.backends.dense.kernel import DenseKernel
 from attnspec.backends.lists import attention, batches
 from attnspec.backends.lists.backend import ListsBackend
-from attnspec.backends.lists.kernel import ListedKernel
 from attnspec.graphs.operators import Intersection, Union
 from attnspec.graphs.patterns.causal import Causal
-from attnspec.graphs.patterns.chosen import Chosen
-from attnspec.graphs.patterns.cluster import Cluster
 from attnspec.graphs.patterns.lsh import Lsh
 from attnspec.graphs.patterns.topk import TopK
 from attnspec.graphs.patterns.window import Window
-from attnspec.graphs.relation import Relation, decided_in
-from attnspec.graphs.token_sets import StandIn
+from attnspec.graphs.relation import decided_in
 from attnspec.lower.work import Alibi, Bias, Call, Softcap, Work
 from attnspec.spec import parse
 from benchmarks.accuracy.costs import peak_bytes
 
-CPU = torch.device("cpu")
-
 LENGTHS = (1, 63, 64, 65, 257)
-
-
-def a_call(
-    work: Work, heads: int, shared: int, padding: torch.Tensor | None, data: dict[str, torch.Tensor]
-) -> tuple[tuple[torch.Tensor, ...], Call]:
-    """q, k and v of two samples, and a call with the choices that they make."""
-    sizes = (2, heads, work.n_q, 8), (2, heads // shared, work.n_k, 8)
-    # memory that does not follow its axes
-    q, k, v = (
-        torch.randn(b, n, h, d).double().transpose(1, 2)
-        for b, h, n, d in (sizes[0], sizes[1], sizes[1])
-    )
-    if work.unit_keys:
-        q = k[:, :, work.n_k - work.n_q :]
-    scales = (0.35,) * heads
-    given = Given(
-        q,
-        k,
-        tuple(range(heads)),
-        tuple(h // shared for h in range(heads)),
-        scales,
-        padding,
-        data=data,
-    )
-    choices = {leaf: decide(leaf, given) for leaf in work.decided}
-    names = {name: value for name, value in data.items()}
-    return (q, k, v), Call(padding=padding, data={**names, **choices})
-
-
-def agree(work: Work, heads: int, tensors: Sequence[torch.Tensor], call: Call) -> None:
-    """Values, log-sum-exps and all first derivatives are those of the definition."""
-    assert ListsBackend().refuses(work, "cpu") is None
-    members = tuple(range(heads))
-    kernel = ListsBackend().build(work, members, CPU)
-    assert isinstance(kernel, ListedKernel)
-    found = []
-    for one in (kernel, DenseKernel(work, members, CPU)):
-        q, k, v = leaves = [x.detach().clone().requires_grad_() for x in tensors]
-        tables = {name: x.detach().clone().requires_grad_() for name, x in call.tables.items()}
-        mine = replace(call, tables=tables)
-        out, lse = one.partial(q, k, v, mine)
-        assert lse is not None
-        torch.manual_seed(1)
-        upper = torch.randn_like(out), torch.randn_like(lse)
-        finite = lse > -torch.inf
-        total = (out * upper[0]).sum() + (lse[finite] * upper[1][finite]).sum()
-        asked = [*leaves, *tables.values()]
-        grads = torch.autograd.grad(total, asked, materialize_grads=True)
-        found.append((out, lse, *grads))
-    for one, other in zip(*found, strict=True):
-        torch.testing.assert_close(one, other, rtol=1e-9, atol=1e-11)
-
-
-def chosen(
-    n_q: int, n_k: int, size: int, count: int, heads: int
-) -> tuple[Chosen, dict[str, torch.Tensor]]:
-    """Lists that repeat blocks and name none, for so many heads; one row is empty."""
-    blocks = -(-n_k // size)
-    lists = torch.randint(-1, blocks, (2, heads, n_q, count))
-    lists[0, 0, n_q // 2] = -1
-    return Chosen(StandIn("sel", size)), {"sel": lists}
 
 
 @pytest.mark.parametrize("n", LENGTHS)
@@ -117,21 +50,6 @@ def test_padding_and_fewer_queries(side: str, n_q: int) -> None:
     work = Work(Union((Intersection((Causal(), leaf)), Window(3, 0))), n_q, 130)
     tensors, call = a_call(work, 2, 1, padding, data)
     agree(work, 2, tensors, call)
-
-
-def of_compositions() -> dict[str, Relation]:
-    """Graphs with decided ones in them."""
-    one, two = Chosen(StandIn("sel", 16)), Chosen(StandIn("other", 8))
-    return {
-        "beside": Union((one, Window(5, 5))),
-        "within": Intersection((one, Window(40, 40))),
-        "of two": Union((one, two)),
-        "both": Intersection((one, two)),
-        "all": Union(
-            (Intersection((one, Causal())), Intersection((two, Window(60, 0))), Window(2, 0))
-        ),
-        "spread": Intersection((Union((one, two, Window(3, 3))), Causal())),
-    }
 
 
 @pytest.mark.parametrize("name", of_compositions())
@@ -187,24 +105,6 @@ def test_topk(leaf: TopK, shared: int) -> None:
     for padding in (None, real):
         tensors, call = a_call(work, 4, shared, padding, {})
         agree(work, 4, tensors, call)
-
-
-def sorted_graphs() -> dict[str, Relation]:
-    """Graphs that sort positions."""
-    return {
-        "lsh": Lsh(buckets=6, rounds=3, chunk=8),
-        "lsh, causal": Intersection((Causal(), Lsh(buckets=6, rounds=3, chunk=8, causal=True))),
-        "lsh, in buckets": Lsh(buckets=6, rounds=2, chunk=8, cut="bucket"),
-        "lsh, apart": Lsh(buckets=6, rounds=2, chunk=16, share_qk=False),
-        "lsh, apart, in buckets": Lsh(buckets=4, rounds=2, chunk=8, share_qk=False, cut="bucket"),
-        "lsh, multiplied": Lsh(buckets=4, rounds=4, chunk=16, multiplicity=True),
-        "lsh, all buckets": Lsh(buckets=6, rounds=2, chunk=8, bucket_mask=False, look=2),
-        "lsh, one bucket": Lsh(buckets=2, rounds=1, chunk=512, look=0, share_qk=False),
-        "lsh, beside": Union((Lsh(buckets=6, rounds=2, chunk=8), Window(3, 3))),
-        "clusters": Cluster(count=5),
-        "clusters, within": Intersection((Cluster(count=3), Window(60, 0))),
-        "clusters, beside": Union((Cluster(count=9), TopK(blocks=1, size=16, queries=1))),
-    }
 
 
 @pytest.mark.parametrize("n", [1, 65, 150])

@@ -1,0 +1,1 @@
+"""Tile lists in Triton kernels: every step of a graph in its own order, on the GPU."""

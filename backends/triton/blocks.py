@@ -1,0 +1,238 @@
+"""What the kernels share: where the rows of a tile lie, which pairs are held, what scores become.
+
+A side of tiles gives the rows first, first + step, … before its end to each tile, or those that are
+listed, -1 for none. A block is some rows of a tile, whose size need not be that of its blocks; on
+the side of queries it may have them once for each head of a group that shares keys. Fields that are
+said to be constant are part of what is compiled.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import triton
+import triton.language as tl
+
+LOG2E = tl.constexpr(1.4426950408889634)
+
+
+class Rows(NamedTuple):
+    """A tensor [B, heads, n, size] or [B, heads, n], its last axis in one piece: where it begins,
+    and its strides. Constant: the size, and the power of 2 from it on."""
+
+    at: Any
+    samples: Any
+    heads: Any
+    rows: Any
+    size: Any = None
+    block: Any = None
+
+
+class Side(NamedTuple):
+    """One side of tiles: first rows and ends int32 [tiles], or `listed` rows int32 [tiles * size];
+    `parts` blocks of `block` rows make a tile. Constant: `block`, `count`, which is `block` times
+    the heads of a group, and `is_listed`."""
+
+    firsts: Any
+    ends: Any
+    listed: Any
+    step: Any
+    size: Any
+    parts: Any
+    block: Any
+    count: Any
+    is_listed: Any
+
+
+class Lists(NamedTuple):
+    """What programs do: int32 [programs, 5], a tile, where its entries begin, where those with
+    masks begin, where they end, and the slot for what they find, -1 for its own place. `tiles` and
+    `kinds` are the other side's tile of each entry and the number of its mask."""
+
+    programs: Any
+    tiles: Any
+    kinds: Any
+    count: Any
+
+
+class Masks(NamedTuple):
+    """Shared masks as bits, int32 [masks, height, width], 32 keys in a word."""
+
+    words: Any
+    height: Any
+    width: Any
+
+
+class Changes(NamedTuple):
+    """What becomes of scores: the number of each change and head, the buckets of the distances from
+    -farthest to farthest, and the table [heads, buckets]. Constant: `code`, a digit for each of
+    `count` changes, 1 softcap, 2 alibi, 3 bias; `learned`, at least as many as there are buckets,
+    a power of 2, or 1 where no gradient of the table is asked for."""
+
+    numbers: Any
+    heads: Any
+    buckets: Any
+    farthest: Any
+    table: Any
+    stride: Any
+    code: Any
+    count: Any
+    learned: Any
+
+
+class Heads(NamedTuple):
+    """`groups` of `group` query heads in each sample, one to a program, of which `ratio` groups
+    share a key head."""
+
+    groups: Any
+    ratio: Any
+    group: Any
+
+
+class Look(NamedTuple):
+    """How scores are made: the scale, the position of query row 0, and padding of keys. Constant:
+    the type of sums, whether there is padding, and whether key tiles are whole blocks."""
+
+    masks: Any
+    padding: Any
+    changes: Any
+    scale: Any
+    first: Any
+    kind: Any
+    padded: Any
+    whole: Any
+
+
+@triton.jit
+def rows_of(side, tile, part):
+    """The places of a block in its tile, its rows, and which of them there are, [count]."""
+    at = part * side.block + tl.arange(0, side.count) % side.block
+    inside = at < side.size
+    if side.is_listed:
+        rows = tl.load(side.listed + tile * side.size + at, mask=inside, other=-1)
+        inside = rows >= 0
+    else:
+        rows = tl.load(side.firsts + tile) + at * side.step
+        inside = inside & (rows < tl.load(side.ends + tile))
+    return at, rows, inside
+
+
+@triton.jit
+def places_of(x, sample, heads, rows):
+    """The addresses of rows [m] of some heads, [m, block], and which columns there are."""
+    columns = tl.arange(0, x.block)
+    start = heads.to(tl.int64) * x.heads + rows.to(tl.int64) * x.rows
+    at = x.at + sample.to(tl.int64) * x.samples + start[:, None] + columns[None, :]
+    return at, (columns < x.size)[None, :]
+
+
+@triton.jit
+def taken(x, sample, heads, rows, there):
+    """Rows of a tensor [m, block], zeros where there are none."""
+    at, columns = places_of(x, sample, heads, rows)
+    return tl.load(at, mask=there[:, None] & columns, other=0.0)
+
+
+@triton.jit
+def put(x, sample, heads, rows, there, found):
+    """Write rows of a tensor."""
+    at, columns = places_of(x, sample, heads, rows)
+    tl.store(at, found.to(x.at.dtype.element_ty), mask=there[:, None] & columns)
+
+
+@triton.jit
+def numbers_at(x, sample, heads, rows):
+    """The addresses of one number for each row [m]."""
+    start = heads.to(tl.int64) * x.heads + rows.to(tl.int64) * x.rows
+    return x.at + sample.to(tl.int64) * x.samples + start
+
+
+@triton.jit
+def product(a, b, kind: tl.constexpr):
+    """a [m, d] times b [d, n], summed in a type."""
+    return tl.dot(a, b, input_precision="ieee", out_dtype=kind)
+
+
+@triton.jit
+def held_in(masks, number, q_at, k_at):
+    """Whether a mask holds the pairs of places of both sides, bool [m, n]."""
+    line = (number.to(tl.int64) * masks.height + q_at) * masks.width
+    known = (q_at < masks.height)[:, None] & (k_at // 32 < masks.width)[None, :]
+    words = tl.load(masks.words + line[:, None] + (k_at // 32)[None, :], mask=known, other=0)
+    return ((words >> (k_at % 32)[None, :]) & 1) != 0
+
+
+@triton.jit
+def tanh(x):
+    """tanh, by its series where the formula would cancel."""
+    square = x * x
+    fine = 2.0 / 15 - square * (17.0 / 315 - square * (62.0 / 2835))
+    series = 1.0 + square * (-1.0 / 3 + square * fine)
+    grown = tl.exp(2.0 * tl.minimum(tl.maximum(x, -20.0), 20.0))
+    formula = (grown - 1.0) / (grown + 1.0)
+    return tl.where(square < (0.0 if x.dtype == tl.float64 else 0.0625), x * series, formula)
+
+
+@triton.jit
+def bucket_of(changes, apart):
+    """The bucket of each distance."""
+    near = tl.minimum(tl.maximum(apart, -changes.farthest), changes.farthest)
+    return tl.load(changes.buckets + near + changes.farthest)
+
+
+@triton.jit
+def once_changed(state, changes, number, heads, apart, digit: tl.constexpr):
+    """As `changed`, after one more change, of the kind of a digit."""
+    scores, slope, since = state
+    own = changes.numbers + number * changes.heads + heads
+    if digit == 1:
+        cap = tl.load(own)[:, None]
+        bent = tanh(scores / cap)
+        fall = 1.0 - bent * bent
+        scores, slope, since = cap * bent, slope * fall, since * fall
+    elif digit == 2:
+        scores = scores - tl.load(own)[:, None] * tl.abs(apart).to(scores.dtype)
+    else:
+        table = changes.table + heads[:, None] * changes.stride
+        scores = scores + tl.load(table + bucket_of(changes, apart)).to(scores.dtype)
+        since = tl.full(since.shape, 1.0, since.dtype)
+    return scores, slope, since
+
+
+@triton.jit
+def changed(scores, changes, heads, apart):
+    """What scaled scores [m, n] of pairs so far apart become, their slope, and the slope of what
+    was made of them after a bias."""
+    one = tl.full(scores.shape, 1.0, scores.dtype)
+    state = scores, one, one
+    for number in tl.static_range(changes.count):
+        state = once_changed(state, changes, number, heads, apart, changes.code // 4**number % 4)
+    return state
+
+
+@triton.jit
+def keys_of(side, tile, part, look, sample):
+    """As `rows_of`; keys that are padding are not there."""
+    at, rows, inside = rows_of(side, tile, part)
+    if look.padded:
+        real = numbers_at(look.padding, sample, sample * 0, rows)
+        inside = inside & (tl.load(real, mask=inside, other=0) != 0)
+    return at, rows, inside
+
+
+@triton.jit
+def scores_of(q, k, q_rows, k_rows, heads, look, number, masked: tl.constexpr):
+    """The scores of a block of pairs to base 2, -inf where a pair is not held, and their slopes;
+    `q_rows` and `k_rows` are what `rows_of` and `keys_of` say."""
+    scores = product(q, tl.trans(k), look.kind) * look.scale
+    slope, since = 1.0, 1.0
+    if look.changes.count > 0:
+        apart = (q_rows[1] + look.first)[:, None] - k_rows[1][None, :]
+        scores, slope, since = changed(scores, look.changes, heads, apart)
+    scores = scores * LOG2E
+    if masked or look.padded or not look.whole:
+        held = k_rows[2][None, :]
+        if masked:
+            held = held & held_in(look.masks, number, q_rows[0], k_rows[0])
+        scores = tl.where(held, scores, float("-inf"))
+    return scores, slope, since

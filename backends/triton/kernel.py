@@ -1,0 +1,103 @@
+"""The kernel of tile lists as a kernel of softmax attention: a fast way on the GPU, and tiles in
+plain operations where it cannot go."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import torch
+
+from attnspec.backends.bands.kernel import ByTiles
+from attnspec.backends.bands.per_sample import ReadingBands
+from attnspec.backends.common.exact import Partial, is_plain
+from attnspec.backends.triton.attention import Passing, TileAttention
+from attnspec.backends.triton.tables import StepTables
+from attnspec.backends.triton.tuning import ON_GPU
+from attnspec.layout.steps import bands_of, whole_layouts_of
+from attnspec.layout.tile_layout import StepLayout
+from attnspec.lower.work import Call, Work
+
+
+class TritonKernel(ByTiles):
+    """Attention over disjoint steps on the GPU; under the interpreter, on the CPU.
+
+    Dropout, transforms and derivatives of derivatives go by tiles in natural order, and so do
+    float64 on a GPU, for which there is no room, and bfloat16 under the interpreter, which has no
+    such numbers.
+    """
+
+    one_size = False
+
+    def __init__(
+        self,
+        work: Work,
+        heads: tuple[int, ...],
+        device: torch.device,
+        layouts: Sequence[StepLayout],
+    ) -> None:
+        super().__init__(work, heads, device)
+        self.steps = [StepTables(layout, device) for layout in layouts]
+        self.attention = TileAttention(work, heads, device)
+
+    def goes_fast(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, call: Call) -> bool:
+        return is_taken(q) and is_plain(q, k, v, call)
+
+    def forward(
+        self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, call: Call, scale: float
+    ) -> Partial:
+        passing = Passing((q.flatten(1, 2), k, v), call.padding, scale)
+        # what is merged is kept in wide numbers meanwhile
+        once = len(self.steps) < 2 and not any(step.rows.slots for step in self.steps)
+        shape, kind = passing.q.shape[:3], passing.kind
+        out = q.new_zeros((*shape, v.shape[-1]), dtype=q.dtype if once else kind)
+        lse = q.new_full(shape, empty_of(self.work), dtype=kind)
+        self.attention.attend(self.steps, passing, call.tables, (out, lse))
+        return out.to(q.dtype).view(*q.shape[:-1], -1), lse.view(q.shape[:-1])
+
+    def derivatives(
+        self,
+        saved: Sequence[torch.Tensor],
+        grad: torch.Tensor,
+        of_lse: torch.Tensor | None,
+        call: Call,
+        scale: float,
+    ) -> Sequence[torch.Tensor]:
+        q, k, v, out, lse = saved
+        above = grad, lse, delta_of(grad, out, lse, of_lse)
+        rows = [x.flatten(1, 2) for x in above]
+        passing = Passing((q.flatten(1, 2), k, v), call.padding, scale)
+        given, once = (passing.q, k, v), len(self.steps) < 2
+        grads = [x.new_zeros(x.shape, dtype=x.dtype if once else passing.kind) for x in given]
+        upper = rows[0], rows[1], rows[2]
+        tables = self.attention.derive(self.steps, passing, call.tables, upper, grads)
+        found = [x.to(y.dtype) for x, y in zip(grads, given, strict=True)]
+        return found[0].view(q.shape), *found[1:], *tables
+
+
+def is_taken(q: torch.Tensor) -> bool:
+    """Whether kernels take the type of a tensor on its device."""
+    return q.dtype != (torch.float64 if q.is_cuda else torch.bfloat16)
+
+
+def empty_of(work: Work) -> float:
+    """The log-sum-exps before any key: `softmax1` has one of score and value 0."""
+    return 0.0 if work.normalize == "softmax1" else -math.inf
+
+
+def delta_of(
+    grad: torch.Tensor, out: torch.Tensor, lse: torch.Tensor, of_lse: torch.Tensor | None
+) -> torch.Tensor:
+    """What is taken off the gradient of every weight of a row, by the gradients of the output and
+    of the log-sum-exps."""
+    delta = (grad.to(lse.dtype) * out).sum(-1)
+    return delta if of_lse is None else delta - of_lse.masked_fill(lse == -math.inf, 0.0)
+
+
+class ReadingLists(ReadingBands):
+    """Lists for graphs that read run-time inputs, made for each sample when these are seen."""
+
+    def known(self, work: Work) -> TritonKernel:
+        bands = bands_of(work.relation, work.n_q, work.n_k, ON_GPU)
+        layouts = whole_layouts_of(bands, work.n_q, work.n_k)
+        return TritonKernel(work, self.heads, self.device, layouts)

@@ -1,0 +1,286 @@
+"""Softmax attention over lists of tiles: the output, the gradient of queries, those of keys.
+
+A program takes a block of rows of one tile, of one head or one group of heads, and goes through the
+blocks of the other side that its list names, whole ones first. What it finds it puts into its own
+place, after what was there: outputs are merged by their log-sum-exps, gradients are added. A long
+list is several programs, whose results go to slots, and from there to their place in their order.
+No two programs write to one place, so that every run gives the same bits.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from attnspec.backends.triton.blocks import (
+    LOG2E,
+    bucket_of,
+    keys_of,
+    numbers_at,
+    product,
+    put,
+    rows_of,
+    scores_of,
+    taken,
+)
+
+
+@triton.jit
+def task_of(lists, groups, side):
+    """What a program does: the sample and the group of heads, the tile and which of its blocks,
+    where whole entries begin and end and where the others end, and the slot, -1 for none."""
+    place = tl.program_id(0)
+    line, group = place % lists.count, place // lists.count
+    program = lists.programs + line // side.parts * 5
+    span = tl.load(program + 1), tl.load(program + 2), tl.load(program + 3)
+    part, slot = line % side.parts, tl.load(program + 4)
+    slot = tl.where(slot < 0, -1, slot * side.parts + part)
+    return group // groups, group % groups, tl.load(program), part, span, slot
+
+
+@triton.jit
+def queries_of(side, heads, group, tile, part):
+    """The rows of a block of queries, as `rows_of` says them, and the query head of each."""
+    at, rows, inside = rows_of(side, tile, part)
+    which = tl.arange(0, side.count) // side.block
+    return (at, rows, inside & (which < heads.group)), group * heads.group + which
+
+
+@triton.jit
+def in_slot(slot, group, count: tl.constexpr):
+    """The rows of a slot, which of them there are, and their heads."""
+    rows = slot * count + tl.arange(0, count)
+    return (rows, rows, rows >= 0), tl.zeros([count], tl.int32) + group
+
+
+@triton.jit
+def added(x, sample, heads, rows, own, found):
+    """Add to rows of a tensor."""
+    before = taken(x, sample, heads, rows, own)
+    put(x, sample, heads, rows, own, before.to(found.dtype) + found)
+
+
+@triton.jit
+def finished(top, total):
+    """What divides a sum of values, and the log-sum-exps, -inf where there is no key."""
+    some = tl.where(total > 0, total, 1.0)
+    return some, tl.where(total > 0, (top + tl.log2(some)) / LOG2E, float("-inf"))
+
+
+# --- outputs --------------------------------------------------------------------------------------
+
+
+@triton.jit
+def seen(state, q, k, v, queries, entry, ids, sides, look, masked: tl.constexpr):
+    """The state of an online softmax after one more block of keys: the greatest scores to base 2,
+    the sums of weights, and those of values."""
+    top, total, found = state
+    sample, key_head = ids
+    k_rows = keys_of(sides[1], entry[0], entry[1], look, sample)
+    keys = taken(k, sample, key_head, k_rows[1], k_rows[2])
+    scores, _, _ = scores_of(q, keys, queries[0], k_rows, queries[1], look, entry[2], masked)
+    higher = tl.maximum(top, tl.max(scores, 1))
+    shift = tl.where(higher == float("-inf"), 0.0, higher)
+    weights, kept = tl.exp2(scores - shift[:, None]), tl.exp2(top - shift)
+    values = taken(v, sample, key_head, k_rows[1], k_rows[2])
+    total = total * kept + tl.sum(weights, 1)
+    found = found * kept[:, None] + product(weights.to(values.dtype), values, look.kind)
+    return higher, total, found
+
+
+@triton.jit
+def entry_of(lists, place, parts, masked: tl.constexpr):
+    """The tile of an entry, which of its blocks, and the number of its mask."""
+    number = tl.load(lists.kinds + place // parts) if masked else 0
+    return tl.load(lists.tiles + place // parts), place % parts, number
+
+
+@triton.jit
+def begun(out, lse, sample, q_rows, q_heads, own, look):
+    """The state of an online softmax that begins with an output and its log-sum-exps."""
+    sums = tl.load(numbers_at(lse, sample, q_heads, q_rows[1]), mask=own, other=float("-inf"))
+    total = tl.where(sums > float("-inf"), 1.0, 0.0).to(look.kind)
+    return sums * LOG2E, total, taken(out, sample, q_heads, q_rows[1], own).to(look.kind)
+
+
+@triton.jit
+def attend(q, k, v, out, lse, slots, sides, lists, heads, look):
+    """Merges into out and lse what the lists of query tiles give."""
+    sample, group, tile, part, span, slot = task_of(lists, heads.groups, sides[0])
+    queries = queries_of(sides[0], heads, group, tile, part)
+    q_rows, q_heads = queries
+    rows = taken(q, sample, q_heads, q_rows[1], q_rows[2])
+    own = q_rows[2] & (slot < 0)
+    state = begun(out, lse, sample, q_rows, q_heads, own, look)
+    ids, parts = (sample, group // heads.ratio), sides[1].parts
+    for place in range(span[0] * parts, span[1] * parts):
+        entry = entry_of(lists, place, parts, False)
+        state = seen(state, rows, k, v, queries, entry, ids, sides, look, False)
+    for place in range(span[1] * parts, span[2] * parts):
+        entry = entry_of(lists, place, parts, True)
+        state = seen(state, rows, k, v, queries, entry, ids, sides, look, True)
+    some, sums = finished(state[0], state[1])
+    found = state[2] / some[:, None]
+    put(out, sample, q_heads, q_rows[1], own, found)
+    tl.store(numbers_at(lse, sample, q_heads, q_rows[1]), sums, mask=own)
+    s_rows, s_heads = in_slot(slot, group, sides[0].count)
+    put(slots[0], sample, s_heads, s_rows[1], s_rows[2], found)
+    tl.store(numbers_at(slots[1], sample, s_heads, s_rows[1]), sums, mask=s_rows[2])
+
+
+@triton.jit
+def merge(out, lse, slots, side, spans, heads, look):
+    """Merges into out and lse what the slots of long lists hold, one after the other; `spans` are
+    as `Lists`, with slots in place of entries."""
+    sample, group, tile, part, span, _ = task_of(spans, heads.groups, side)
+    q_rows, q_heads = queries_of(side, heads, group, tile, part)
+    top, total, found = begun(out, lse, sample, q_rows, q_heads, q_rows[2], look)
+    for slot in range(span[0], span[2]):
+        s_rows, s_heads = in_slot(slot * side.parts + part, group, side.count)
+        one = begun(slots[0], slots[1], sample, s_rows, s_heads, s_rows[2], look)
+        higher = tl.maximum(top, one[0])
+        shift = tl.where(higher == float("-inf"), 0.0, higher)
+        kept, more = tl.exp2(top - shift), tl.exp2(one[0] - shift) * one[1]
+        top, total = higher, total * kept + more
+        found = found * kept[:, None] + one[2] * more[:, None]
+    some, sums = finished(top, total)
+    put(out, sample, q_heads, q_rows[1], q_rows[2], found / some[:, None])
+    tl.store(numbers_at(lse, sample, q_heads, q_rows[1]), sums, mask=q_rows[2])
+
+
+@triton.jit
+def add_up(into, slots, side, spans, heads, look):
+    """Adds what the slots of long lists hold, one after the other, to the rows of their tiles."""
+    sample, group, tile, part, span, _ = task_of(spans, heads.groups, side)
+    rows, at = queries_of(side, heads, group, tile, part)
+    found = taken(into, sample, at, rows[1], rows[2]).to(look.kind)
+    for slot in range(span[0], span[2]):
+        s_rows, s_heads = in_slot(slot * side.parts + part, group, side.count)
+        found += taken(slots, sample, s_heads, s_rows[1], s_rows[2])
+    put(into, sample, at, rows[1], rows[2], found)
+
+
+# --- gradients ------------------------------------------------------------------------------------
+
+
+@triton.jit
+def above_of(above, sample, q_rows, q_heads):
+    """What the gradients of some queries' scores need, from a tuple of tensors: the gradient of
+    their output, their log-sum-exps to base 2, inf where all weights are 0, and the sums of that
+    gradient times the output."""
+    # what is taken out of a tuple and named has no constants any more
+    grads = taken(above[0], sample, q_heads, q_rows[1], q_rows[2])
+    at = numbers_at(above[1], sample, q_heads, q_rows[1])
+    sums = tl.load(at, mask=q_rows[2], other=float("inf")) * LOG2E
+    sums = tl.where(sums == float("-inf"), float("inf"), sums)
+    at = numbers_at(above[2], sample, q_heads, q_rows[1])
+    return grads, sums, tl.load(at, mask=q_rows[2], other=0.0)
+
+
+@triton.jit
+def weighed(q, k, v, above, queries, k_rows, look, number, masked: tl.constexpr):
+    """The weights of a block of pairs, the gradients of their scores before changes, and those of
+    what a bias gave."""
+    scores, slope, since = scores_of(q, k, queries[0], k_rows, queries[1], look, number, masked)
+    weights = tl.exp2(scores - above[1][:, None])
+    of_weights = product(above[0], tl.trans(v), look.kind)
+    of_scores = weights * (of_weights - above[2][:, None])
+    return weights, of_scores * slope, of_scores * since
+
+
+@triton.jit
+def queries_back(state, rows, k, v, above, queries, entry, ids, sides, look, masked: tl.constexpr):
+    """The gradients of queries, and of a bias by buckets, after one more block of keys."""
+    found, buckets = state
+    sample, key_head = ids
+    k_rows = keys_of(sides[1], entry[0], entry[1], look, sample)
+    keys = taken(k, sample, key_head, k_rows[1], k_rows[2])
+    values = taken(v, sample, key_head, k_rows[1], k_rows[2])
+    _, of_scores, of_bias = weighed(
+        rows, keys, values, above, queries, k_rows, look, entry[2], masked
+    )
+    if look.changes.learned > 1:
+        apart = (queries[0][1] + look.first)[:, None] - k_rows[1][None, :]
+        which = bucket_of(look.changes, apart)
+        numbers = tl.arange(0, look.changes.learned)
+        for bucket in range(tl.min(which), tl.max(which) + 1):
+            share = tl.sum(tl.where(which == bucket, of_bias, 0.0))
+            buckets += tl.where(numbers == bucket, share, 0.0)
+    return found + product(of_scores.to(keys.dtype), keys, look.kind), buckets
+
+
+@triton.jit
+def of_queries(q, k, v, tensors, into, slots, shares, sides, lists, heads, look):
+    """Adds to `into` the gradients of queries, by the lists of query tiles, and writes those of the
+    table of a bias, each program its share [programs, buckets]."""
+    sample, group, tile, part, span, slot = task_of(lists, heads.groups, sides[0])
+    queries = queries_of(sides[0], heads, group, tile, part)
+    q_rows, q_heads = queries
+    rows = taken(q, sample, q_heads, q_rows[1], q_rows[2])
+    above = above_of(tensors, sample, q_rows, q_heads)
+    numbers = tl.arange(0, look.changes.learned)
+    state = tl.zeros([sides[0].count, q.block], look.kind), tl.zeros_like(numbers).to(look.kind)
+    ids, parts = (sample, group // heads.ratio), sides[1].parts
+    for place in range(span[0] * parts, span[1] * parts):
+        entry = entry_of(lists, place, parts, False)
+        state = queries_back(state, rows, k, v, above, queries, entry, ids, sides, look, False)
+    for place in range(span[1] * parts, span[2] * parts):
+        entry = entry_of(lists, place, parts, True)
+        state = queries_back(state, rows, k, v, above, queries, entry, ids, sides, look, True)
+    found = state[0] * look.scale
+    added(into, sample, q_heads, q_rows[1], q_rows[2] & (slot < 0), found)
+    s_rows, s_heads = in_slot(slot, group, sides[0].count)
+    put(slots, sample, s_heads, s_rows[1], s_rows[2], found)
+    if look.changes.learned > 1:
+        place = tl.program_id(0).to(tl.int64) * look.changes.learned
+        tl.store(shares + place + numbers, state[1])
+
+
+@triton.jit
+def keys_back(
+    state, q, k, v, tensors, task, entry, k_rows, sides, heads, look, masked: tl.constexpr
+):
+    """The gradients of keys and values after one more block of queries."""
+    of_k, of_v = state
+    sample, group = task
+    queries = queries_of(sides[0], heads, group, entry[0], entry[1])
+    q_rows, q_heads = queries
+    rows = taken(q, sample, q_heads, q_rows[1], q_rows[2])
+    above = above_of(tensors, sample, q_rows, q_heads)
+    weights, of_scores, _ = weighed(rows, k, v, above, queries, k_rows, look, entry[2], masked)
+    of_v += product(tl.trans(weights.to(above[0].dtype)), above[0], look.kind)
+    of_k += product(tl.trans(of_scores.to(rows.dtype)), rows, look.kind)
+    return of_k, of_v
+
+
+@triton.jit
+def of_keys(q, k, v, tensors, into, slots, sides, lists, heads, look):
+    """Adds to `into` the gradients of keys and of values, by the lists of key tiles; one program
+    takes all groups of query heads that share a key head."""
+    key_heads = heads.groups // heads.ratio
+    sample, key_head, tile, part, span, slot = task_of(lists, key_heads, sides[1])
+    k_rows = keys_of(sides[1], tile, part, look, sample)
+    own_head = tl.zeros([sides[1].count], tl.int32) + key_head
+    rows = taken(k, sample, own_head, k_rows[1], k_rows[2])
+    values = taken(v, sample, own_head, k_rows[1], k_rows[2])
+    of_k = tl.zeros([sides[1].count, k.block], look.kind)
+    of_v = tl.zeros([sides[1].count, v.block], look.kind)
+    state, parts = (of_k, of_v), sides[0].parts
+    for group in range(key_head * heads.ratio, (key_head + 1) * heads.ratio):
+        task = sample, group
+        for place in range(span[0] * parts, span[1] * parts):
+            entry = entry_of(lists, place, parts, False)
+            state = keys_back(
+                state, q, rows, values, tensors, task, entry, k_rows, sides, heads, look, False
+            )
+        for place in range(span[1] * parts, span[2] * parts):
+            entry = entry_of(lists, place, parts, True)
+            state = keys_back(
+                state, q, rows, values, tensors, task, entry, k_rows, sides, heads, look, True
+            )
+    own = k_rows[2] & (slot < 0)
+    added(into[0], sample, own_head, k_rows[1], own, state[0] * look.scale)
+    added(into[1], sample, own_head, k_rows[1], own, state[1])
+    s_rows, s_heads = in_slot(slot, key_head, sides[1].count)
+    put(slots[0], sample, s_heads, s_rows[1], s_rows[2], state[0] * look.scale)
+    put(slots[1], sample, s_heads, s_rows[1], s_rows[2], state[1])

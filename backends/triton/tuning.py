@@ -1,0 +1,56 @@
+"""The tiles that a GPU is offered, and what they take: blocks of rows that its units multiply."""
+
+from __future__ import annotations
+
+from attnspec.layout.orders import Boxed, Order, Side
+from attnspec.layout.steps import Means, fixed, members_of
+from attnspec.layout.tiling import Survey
+from attnspec.lower.rates import Amounts
+
+LEAST = 16
+"""Rows and columns of a block at least."""
+
+WHOLE = 128
+"""Rows of the largest block."""
+
+FETCHED = 32
+"""Queries of a block at which fetching a key costs as much as its products."""
+
+
+def _size(length: int, side: Side, target: int) -> int:
+    """Tiles no longer than the target, which are blocks: of classes and short lists equal ones."""
+    members = members_of(length, side)
+    if isinstance(side, Boxed) or (side == 1 and members > target):
+        return fixed(length, side, target)
+    return -(-members // -(-members // target))
+
+
+def _amounts(tiles: Survey, order: Order) -> Amounts:
+    # short tiles cost what whole blocks do
+    height = block_of(tiles.q.size)
+    pairs = height * block_of(tiles.k.size)
+    # keys are fetched once for each block of queries, while products are made
+    fetched = (1 + FETCHED / height) / (1 + FETCHED / WHOLE)
+    return {
+        "triton_call": 1,
+        "triton_row": tiles.q.count * height / WHOLE,
+        "triton_pair": tiles.tiles * pairs * fetched,
+        "triton_masked": tiles.undecided * pairs,
+    }
+
+
+LARGE = (256, 512, 1024, 2048, 4096)
+"""Tile sizes for graphs of which smaller ones would be too many."""
+
+ON_GPU = Means("triton", "cuda", (64, WHOLE), LARGE, _amounts, _size)
+"""The tiles of the kernels here."""
+
+
+def block_of(size: int) -> int:
+    """The least power of two from a size on that is a block."""
+    return max(LEAST, power(size))
+
+
+def power(count: int) -> int:
+    """The least power of two from a count on."""
+    return 1 << max(0, count - 1).bit_length()
