@@ -380,6 +380,11 @@ class DataDependent(Relation):
         return ""
 
     @property
+    def weighs_pairs(self) -> bool:
+        """Whether pairs have weights, or keys and values factors, besides their scores."""
+        return False
+
+    @property
     def averages(self) -> bool:
         """Whether means of queries attend in their place."""
         return False

@@ -15,8 +15,6 @@ from typing import TYPE_CHECKING
 from attnspec.backends.lists.backend import ListsBackend
 from attnspec.backends.lists.products import parts_of
 from attnspec.backends.triton.tuning import ON_GPU
-from attnspec.graphs.patterns.lsh import Lsh
-from attnspec.graphs.patterns.sinkhorn import Sinkhorn
 from attnspec.layout.steps import READING, Banded, amounts_of, bands_of, whole_layouts_of
 from attnspec.lower.cost_model import current
 from attnspec.lower.rates import Amounts
@@ -91,7 +89,7 @@ def _refuses_decided(work: Work) -> str | None:
     for leaf in work.decided:
         if leaf.averages:
             return "means of queries attend"
-        if isinstance(leaf, Sinkhorn) or (isinstance(leaf, Lsh) and leaf.multiplicity):
+        if leaf.weighs_pairs:
             return f"`{leaf.name}` weighs pairs, and masks of bits hold them once"
     return ListsBackend().refuses(work, "cpu")
 

@@ -100,6 +100,10 @@ class Lsh(DataDependent):
             return "averages the outputs of its rounds"
         return "weighs pairs by the rounds that find them" if self.multiplicity else ""
 
+    @property
+    def weighs_pairs(self) -> bool:
+        return self.multiplicity
+
     def buckets_at(self, n: int) -> int:
         """Hash buckets for n keys: where not given, the even number nearest 2 n / chunk."""
         return self.buckets or 2 * max(1, (2 * n + self.chunk) // (2 * self.chunk))

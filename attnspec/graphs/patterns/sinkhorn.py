@@ -64,6 +64,10 @@ class Sinkhorn(DataDependent):
     def weighs(self) -> str:
         return "multiplies the keys and values of matched blocks"
 
+    @property
+    def weighs_pairs(self) -> bool:
+        return True
+
     def ahead(self, n: int) -> Ahead | None:
         if self.causal or n <= self.size:
             return None
