@@ -10,6 +10,7 @@ CPU at lengths that mean nothing.
 from __future__ import annotations
 
 import argparse
+import math
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -45,6 +46,9 @@ DRY = (
     ),
 )
 
+AFRESH = 40
+"""Checks after which all that is compiled is forgotten: compilations of a kind are limited."""
+
 Rows = dict[str, Json]
 
 
@@ -75,26 +79,45 @@ def run(path: Path, dry: bool, seconds: float, only: str | None, again: bool) ->
             print(f"{part}: the time is over, give the command again to go on", flush=True)
             ended.add(part)
             continue
-        found = _found(measure)
+        if part == "times" or not len(known[part]) % AFRESH:
+            # what is compiled for one rival does not count as a compilation of the next
+            torch.compiler.reset()
+        found, lost = _found(measure)
         if part == "checks":
             # what raises is no less wrong than what errs
             found.setdefault("ok", False)
-        known[part][name] = found
+        known[part][name] = _finite(found)
         print(f"{name}: {_told(known[part][name])}", flush=True)
         write(path, figures | known)
+        if lost:
+            print("the device is lost: give the command again to go on behind this row", flush=True)
+            break
     write(path, figures | known)
     return figures | known
 
 
-def _found(measure: RowOf) -> dict[str, Json]:
+def _found(measure: RowOf) -> tuple[dict[str, Json], bool]:
+    """A row, and whether nothing runs on the device any more."""
+    lost = False
     try:
-        return measure()
+        found = measure()
     except Exception as error:  # one row that fails must not end the others, and says why
         first = str(error).strip().partition("\n")[0]
-        return {"reason": f"{type(error).__name__}: {first:.300}"}
-    finally:
-        if torch.cuda.is_available():
-            torch.cuda.empty_cache()
+        found = {"reason": f"{type(error).__name__}: {first:.300}"}
+        # after an illegal access every later call fails
+        lost = isinstance(error, torch.AcceleratorError)
+    if torch.cuda.is_available() and not lost:
+        torch.cuda.empty_cache()
+    return found, lost
+
+
+def _finite(value: Json) -> Json:
+    """Figures with words in place of numbers that JSON does not have."""
+    if isinstance(value, float) and not math.isfinite(value):
+        return str(value)
+    if isinstance(value, dict):
+        return {name: _finite(each) for name, each in value.items()}
+    return [_finite(each) for each in value] if isinstance(value, list) else value
 
 
 def _told(row: Json) -> str:

@@ -212,7 +212,10 @@ def _beside_flex(settings: Settings, name: str, n: int) -> dict[str, Json]:
     def together(b: Any, h: Any, q: torch.Tensor, k: torch.Tensor) -> torch.Tensor:
         return (k <= q) & (ids[q] == ids[k])
 
-    flex: Any = torch.compile(flex_attention, dynamic=True) if settings.compiled else flex_attention
+    flex: Any = flex_attention
+    if settings.compiled:
+        # without `fullgraph` it would become the eager form after some compilations
+        flex = torch.compile(flex_attention, dynamic=True, fullgraph=True)
     kept = together if reads else predicate(name, n)
 
     def block_mask(length: int) -> Any:

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 
 from attnspec.bench.timing import alternate
+from attnspec.lower.lower import shares_keys
 from attnspec.runtime.module import CompiledAttention
 from attnspec.text.diagnostics import SpecError
 from benchmarks.cases import HEADS, SIZE, WORKS, Settings, Work
@@ -160,10 +161,18 @@ def linformer(ours: CompiledAttention, q: torch.Tensor, k: torch.Tensor, v: torc
     return lambda: _split(module(states))
 
 
+def reformer(ours: CompiledAttention, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> Attend:
+    """The attention of reformer-pytorch, whose keys are the queries, with hashes of its own."""
+    module: Any = import_module("reformer_pytorch").LSHAttention(bucket_size=64, n_hashes=4).eval()
+    rows, values = q.flatten(0, 1), v.flatten(0, 1)
+    return lambda: module(rows, values)[0].view(q.shape)
+
+
 RIVALS: dict[str, tuple[Make, bool]] = {
     "window(256)": (local_attention, True),
     "Longformer 256 + 64": (longformer, True),
     "BigBird 64, 3": (bigbird, False),
+    "LSH, 4 rounds, chunk 64": (reformer, False),
     "FAVOR+ 256": (performer(causal=False), False),
     "causal FAVOR+ 256": (performer(causal=True), False),
     "Nyström 64": (nystrom, False),
@@ -193,6 +202,8 @@ def _row(work: Work, n: int, rounds: int) -> dict[str, Json]:
         return missing(work.name, f"no way to call {work.package} is written down yet")
     make, same = RIVALS[work.name]
     q, k, v = tensors(n)
+    if any(shares_keys(attend.graph) for attend in spec.program.attends):
+        k = q
     with torch.no_grad():
         theirs = make(ours, q, k, v)
         difference = _apart(ours(q, k, v), theirs()) if same else None

@@ -9,11 +9,12 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch.nn import functional
 
 from attnspec.bench.timing import Timing, alternate
-from attnspec.spec import parse
+from attnspec.spec import Spec, parse
 from benchmarks.cases import SHAPE_PATTERNS, SIZE, Settings, Shape
 from benchmarks.measuring import Json, geometric_mean
 
@@ -42,7 +43,7 @@ class Row:
         sizes = (shape.batch, shape.heads, shape.n, SIZE)
         inputs = tuple(torch.randn(sizes, generator=generator) for _ in range(3))
         padding = padding_of(shape) if self.padded else None
-        held = torch.from_numpy(spec.mask(shape.n))
+        held = pairs_of(spec, shape)
         offered = torch_call(held, padding)
 
         def ours(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
@@ -50,6 +51,13 @@ class Row:
             return out
 
         return {OURS: called(ours, inputs, mode), TORCH: called(offered, inputs, mode)}
+
+
+def pairs_of(spec: Spec, shape: Shape) -> torch.Tensor:
+    """The pairs of all heads, bool [n, n], or those of each, bool [H, n, n], where they differ."""
+    differ = len({spec.relation(shape.n, head=head) for head in range(shape.heads)}) > 1
+    masks = [spec.mask(shape.n, head=head) for head in range(shape.heads if differ else 1)]
+    return torch.from_numpy(np.stack(masks) if differ else masks[0])
 
 
 def padding_of(shape: Shape) -> torch.Tensor:
@@ -61,7 +69,7 @@ def padding_of(shape: Shape) -> torch.Tensor:
 
 
 def torch_call(held: torch.Tensor, padding: torch.Tensor | None) -> Callable[..., torch.Tensor]:
-    """The least that says the pairs `held`, bool [n, n], to torch."""
+    """The least that says the pairs `held`, bool [n, n] or [H, n, n], to torch."""
     causal = bool((held == torch.ones_like(held).tril()).all())
 
     def offered(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:

@@ -25,7 +25,7 @@ from attnspec.ir.serial import FORMAT, Plain, from_data
 from attnspec.lower.cache import Cache, apart
 from attnspec.lower.lower import Binder, bias_tables, stand_ins
 from attnspec.lower.mechanism_sizes import learned_parts
-from attnspec.lower.work import Backend, Bias, Call, Joining, Mergeable, Work
+from attnspec.lower.work import Backend, Bias, Call, Joining, Kernel, Mergeable, Work
 from attnspec.runtime.call_checks import check_promise
 from attnspec.runtime.decisions import Decision, data_of, decided
 from attnspec.runtime.head_groups import Group, Prepared, group_of, selected, together
@@ -104,7 +104,9 @@ class Engine:
         sums: list[torch.Tensor] = []
         for group in prepared.groups:
             tables, draw = self.tables(group, layer, call.tables), group.draw(draws)
-            known = call.known and (group.rows(call.known[0]), group.rows(call.known[1]))
+            known = None
+            if call.known is not None and _reuses(group.kernel, q):
+                known = group.rows(call.known[0]), group.rows(call.known[1])
             data = data_of(group.work, group.heads, prepared.decisions, choices, call.data)
             mine = Call(call.padding, call.dropout_p, tables, data, draw, known)
             out, lse = self._outputs(group, group.parts(*parts), mine, return_lse, reusable)
@@ -117,7 +119,7 @@ class Engine:
         self, group: Group, parts: Parts, call: Call, return_lse: bool, reusable: bool
     ) -> Outputs:
         kernel = group.kernel
-        reused = reusable and getattr(kernel, "reuses", False) and parts[0].is_cpu
+        reused = reusable and _reuses(kernel, parts[0])
         if (return_lse or reused) and isinstance(kernel, Mergeable):
             out, lse = kernel.partial(*parts, call)
             if lse is not None:
@@ -252,6 +254,11 @@ def engine_of(text: str) -> Engine:
 def _rows_of(table: torch.Tensor, layer: int) -> torch.Tensor:
     """What the heads of a layer have learned, [heads or 1, …]; what is shared has one row."""
     return table[layer if len(table) > 1 else 0]
+
+
+def _reuses(kernel: Kernel, q: torch.Tensor) -> bool:
+    """Whether a kernel gives log-sum-exps in passing, and goes on from them."""
+    return q.device.type in getattr(kernel, "reuses", ())
 
 
 def _unknown(out: torch.Tensor) -> torch.Tensor:

@@ -246,7 +246,8 @@ class CompiledAttention(Learner):
             check_table(name, table, device)
         if self._before and again():
             for (name, row), rows in self._before.items():
-                found[name] = found[name].index_copy(0, torch.tensor([row]), rows[None])
+                place = torch.tensor([row], device=rows.device)
+                found[name] = found[name].index_copy(0, place, rows[None])
         return found
 
     def _draws(self, layer: int) -> tuple[int, int]:

@@ -32,7 +32,7 @@ KEPT = 32
 class ReadingKernel:
     """Computes every sample of a call by the graph that its inputs make."""
 
-    reuses = True  # as the kernels of samples do
+    reuses: tuple[str, ...] = ("cpu",)  # as the kernels of samples do
 
     def __init__(self, work: Work, heads: tuple[int, ...], device: torch.device) -> None:
         self.work, self.heads, self.device = work, heads, device

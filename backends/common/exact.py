@@ -45,7 +45,8 @@ class SoftmaxKernel:
 
     work: Work
     one_size = True
-    reuses = True  # derivatives go on from a call's known output and log-sum-exps
+    # devices on which derivatives go on from a call's known output and log-sum-exps
+    reuses: tuple[str, ...] = ("cpu",)
     _differentiable: Composed | None = None
 
     def build_differentiable(self) -> Composed:

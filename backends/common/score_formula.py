@@ -52,8 +52,10 @@ def slopes_of(changes: Sequence[Change], heads: Sequence[int]) -> dict[Alibi, li
     }
 
 
-def bucket_table(change: Bias, n_k: int, device: torch.device) -> torch.Tensor:
-    """The bucket of every distance q - k from -m to m, shifted by m, int64 [2 m + 1].
+def bucket_table(
+    change: Bias, n_k: int, device: torch.device, kind: torch.dtype = torch.int64
+) -> torch.Tensor:
+    """The bucket of every distance q - k from -m to m, shifted by m, [2 m + 1].
 
     Where one may be further than m = len // 2 away, its bucket is that of m.
     """
@@ -61,7 +63,8 @@ def bucket_table(change: Bias, n_k: int, device: torch.device) -> torch.Tensor:
     most = max(0, min(n_k - 1, last))
     distance = np.arange(-most, most + 1)
     found = bucket_of(distance, change.buckets, change.max_distance, change.two_sided)
-    return torch.from_numpy(found).to(device)
+    # of its type before it is moved: nothing of it runs on the device
+    return torch.from_numpy(found).to(kind).to(device)
 
 
 class Formula:

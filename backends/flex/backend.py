@@ -34,7 +34,7 @@ from attnspec.layout.steps import (
 from attnspec.layout.tiling import Survey, TooFine
 from attnspec.lower.cost_model import current
 from attnspec.lower.rates import Amounts
-from attnspec.lower.work import MERGED, Kernel, Work
+from attnspec.lower.work import MERGED, Bias, Kernel, Work
 
 if TYPE_CHECKING:
     import torch
@@ -88,6 +88,8 @@ class FlexBackend:
         if parts is None:
             names = ", ".join(f"`{name}`" for name in work.reads)
             return f"the graph reads {names} in another way than `same({work.reads[0]}) & …`"
+        if sum(isinstance(change, Bias) for change in work.changes) > 1:
+            return "scores have two learned tables, and it differentiates by one"
         if device == "cpu" and work.normalize != "softmax":
             return f"on the CPU it gives no log-sum-exps, which `{work.normalize}` is made of"
         bands = _steps(work, device)

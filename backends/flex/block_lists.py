@@ -38,7 +38,7 @@ class BlockLists:
     Block (i, j) has the mask `numbers[i * width + j]`; mask m holds at place (a, b) of its block
     where bit b % 8 of `bits[(m * 128 + a) * 16 + b // 8]` is set. `masked` and `full` list the key
     blocks of each query block, `q_masked` and `q_full` the query blocks of each key block.
-    `safe` says that every query place has a key, `contiguous` that all lists are ranges.
+    `contiguous` says that all lists are ranges.
     """
 
     q_at: np.ndarray
@@ -50,7 +50,6 @@ class BlockLists:
     full: Lists
     q_masked: Lists
     q_full: Lists
-    safe: bool
     contiguous: bool
 
 
@@ -79,9 +78,6 @@ def block_lists(layout: StepLayout) -> BlockLists:
             (*every[::-1], shape[::-1]),
         )
     ]
-    read = np.zeros((shape[0], BLOCK), bool)
-    has_key = np.asarray(masks.any(axis=2))
-    np.logical_or.at(read, rows, has_key[kinds])
     return BlockLists(
         q_at,
         k_at,
@@ -92,7 +88,6 @@ def block_lists(layout: StepLayout) -> BlockLists:
         lists[1],
         lists[2],
         lists[3],
-        safe=bool(read.all()),
         contiguous=all(_are_ranges(each) for each in lists),
     )
 

@@ -36,7 +36,7 @@ NARROWEST = 16
 class FlexKernel(ByTiles):
     """Attention over disjoint steps, each a compiled call."""
 
-    reuses = False
+    reuses = ()
 
     def __init__(
         self,
@@ -105,10 +105,13 @@ class FlexKernel(ByTiles):
             out, lse = step(kind, parts, keys, call.padding, labels, changes)
             if lse is None:
                 lse = out.new_zeros(out.shape[:-1])
+            if len(self.steps) > 1:
+                # half types would be rounded after every step
+                out = out.to(lse.dtype)
             found = (out, lse) if found is None else merged(found, (out, lse))
         if found is None:
             raise ValueError("a graph without pairs goes the composed way")
-        out, lse = found
+        out, lse = found[0].to(q.dtype), found[1]
         if self.work.normalize == "softmax1":
             out, lse = with_zero(out, lse)
         return out[..., :out_size].reshape(*shape, out_size), lse.reshape(shape)
@@ -127,11 +130,9 @@ class FlexStep:
         self.blocks = blocks_of(found, device)
         self.options: tuple[str, ...] = ()
         if device.type != "cpu":
-            proved = {
-                "ROWS_GUARANTEED_SAFE": found.safe,
-                "BLOCKS_ARE_CONTIGUOUS": found.contiguous,
-            }
-            self.options = tuple(name for name, held in proved.items() if held)
+            # ROWS_GUARANTEED_SAFE asks for more than rows without empties: a key among the first
+            # that a row looks at, as many as a tile of its kernel has
+            self.options = ("BLOCKS_ARE_CONTIGUOUS",) if found.contiguous else ()
         self.q = Ordered(found.q_at, work.n_k - work.n_q, work.n_q, device)
         self.k = Ordered(found.k_at, 0, work.n_k, device)
 
@@ -212,7 +213,7 @@ class Changes:
             elif isinstance(change, Alibi):
                 self.fixed.append((torch.tensor(slopes[change], device=device),))
             else:
-                buckets = bucket_table(change, work.n_k, device).to(torch.int32)
+                buckets = bucket_table(change, work.n_k, device, torch.int32)
                 most, count = len(buckets) // 2, change.buckets
                 numbers = (torch.tensor(x, device=device) for x in (most, count))
                 self.fixed.append((buckets, *numbers))

@@ -38,7 +38,7 @@ class ScoreTables:
         self.bias = next((x for x in work.changes if isinstance(x, Bias)), None)
         self.buckets = torch.zeros(1, dtype=torch.int32, device=device)
         if self.bias is not None:
-            self.buckets = bucket_table(self.bias, work.n_k, device).to(torch.int32)
+            self.buckets = bucket_table(self.bias, work.n_k, device, torch.int32)
 
     def given(self, kind: torch.dtype, tables: Mapping[str, torch.Tensor], learns: bool) -> Changes:
         """What kernels are handed."""
@@ -186,7 +186,7 @@ class TileAttention:
         gradient times the output less the gradients of the log-sum-exps."""
         learns = self.scores.bias is not None and any(x.requires_grad for x in tables.values())
         changes = self.scores.given(passing.kind, tables, learns)
-        found = [torch.zeros_like(table) for table in tables.values()]
+        found = [torch.zeros_like(x, dtype=passing.kind) for x in tables.values()]
         blocks = blocks_for(passing.size, passing.q.dtype, True, self.scores.bias is not None)
         with passing.place:
             for step in steps:
@@ -197,7 +197,7 @@ class TileAttention:
                 run.of_keys(into[1], into[2])
                 if learns:
                     found[0] += share[:, : found[0].shape[1]]
-        return found
+        return [x.to(table.dtype) for x, table in zip(found, tables.values(), strict=True)]
 
 
 @dataclass(frozen=True, eq=False)

@@ -68,6 +68,7 @@ class DecidedKernel(ListedKernel):
     """
 
     one_size = False
+    reuses = ("cpu", "cuda")
 
     def __init__(
         self, work: Work, heads: tuple[int, ...], device: torch.device, parts: Parts

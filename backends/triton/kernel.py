@@ -28,6 +28,7 @@ class TritonKernel(ByTiles):
     """
 
     one_size = False
+    reuses = ("cpu", "cuda")
 
     def __init__(
         self,
@@ -96,6 +97,8 @@ def delta_of(
 
 class ReadingLists(ReadingBands):
     """Lists for graphs that read run-time inputs, made for each sample when these are seen."""
+
+    reuses = TritonKernel.reuses
 
     def known(self, work: Work) -> TritonKernel:
         bands = bands_of(work.relation, work.n_q, work.n_k, ON_GPU)

@@ -336,6 +336,22 @@ def test_operator() -> None:
     )
 
 
+@pytest.mark.parametrize("reuses", [("cpu",), ()])
+def test_the_operator_hands_on_what_is_known_alone(
+    monkeypatch: pytest.MonkeyPatch, reuses: tuple[str, ...]
+) -> None:
+    # a kernel that gives no log-sum-exps in passing is given none on the way back
+    monkeypatch.setattr("attnspec.backends.triton.kernel.TritonKernel.reuses", reuses)
+    module = module_of("heads 2 attend window(radius = 3)", "triton")
+    given = [x.requires_grad_() for x in tensors(18, 18, heads=2)]
+    call = torch.ops.attnspec.attention.default
+    out = call(*given, module.engine.text, [], [])[0]
+    found = torch.autograd.grad(out.square().sum(), given)
+    right = torch.autograd.grad(module(*given).square().sum(), given)
+    for mine, other in zip(found, right, strict=True):
+        torch.testing.assert_close(mine, other)
+
+
 def test_where_it_cannot_go_it_says_so_or_goes_by_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
     spec = spec_of("attend window(radius = 3)")
     module = spec.compile(backend="triton")
