@@ -93,7 +93,40 @@ def bench_table(figures: Figures) -> str:
         f"(n = {part['n']:,}, 4 heads of size 64, float32; {_machine(part['machine'])}; torch "
         f"{part['versions']['torch']}.)",
     ]
-    return "\n".join(lines)
+    return "\n".join([*lines, *_short_and_busy(figures)])
+
+
+def _short_and_busy(figures: Figures) -> list[str]:
+    """Shapes that people use beside torch's own call, on an empty machine and on one with a busy
+    process."""
+    if not {"shapes", "neighbour"} <= set(figures):
+        return []
+    quiet = {
+        (row["name"], row["shape"]): row["forward"]
+        for row in figures["shapes"]["rows"]
+        if not row["padded"]
+    }
+    summary = figures["shapes"]["summary"]
+    means = ", ".join(f"{mode} {found['mean']:.2f}×" for mode, found in summary.items())
+    lines = [
+        "",
+        "The shapes that people use, forward, beside torch's own best call with the mask made"
+        " beforehand, on an empty machine and beside a process that keeps one of two cores busy"
+        f" (geometric means of all {summary['forward']['rows']} rows measured, padded ones too:"
+        f" {means}):",
+        "",
+        "| pattern | samples × heads × n | attnspec | torch | ratio | ratio, busy |",
+        "|:--|--:|--:|--:|--:|--:|",
+    ]
+    for row in figures["neighbour"]["shapes"]:
+        found = quiet.get((row["name"], row["shape"]))
+        if found is not None:
+            lines.append(
+                f"| {row['name']} | {row['shape']} | {_milliseconds(found['ours'])}"
+                f" | {_milliseconds(found['torch'])} | {found['ratio']:.2f}×"
+                f" | {row['ratio']:.2f}× |"
+            )
+    return lines
 
 
 def _milliseconds(timing: Figures) -> str:
