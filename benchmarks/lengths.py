@@ -11,13 +11,11 @@ import statistics
 from collections.abc import Callable
 from time import perf_counter
 
-import torch
-
-from attnspec.runtime.module import CompiledAttention
-from attnspec.spec import Spec, parse
+from attnspec.spec import Spec
 from benchmarks.block_plans import spread, static_zoo
-from benchmarks.cases import HEADS, SHAPE_PATTERNS, Settings
-from benchmarks.measuring import Json, tensors
+from benchmarks.cases import HEADS, SHAPE_PATTERNS, Case, Settings
+from benchmarks.efficiency import forward
+from benchmarks.measuring import Json
 
 TIMES, MORE = 3.0, 5e-3
 """The target: the first call takes at most so many times a later one and so many seconds more, in
@@ -38,17 +36,6 @@ def seconds_of(call: Callable[[], object]) -> float:
     start = perf_counter()
     call()
     return perf_counter() - start
-
-
-def forward(module: CompiledAttention, n: int) -> Callable[[], object]:
-    """One call at n positions without gradients."""
-    q, k, v = tensors(n)
-
-    def run() -> object:
-        with torch.no_grad():
-            return module(q, k, v)
-
-    return run
 
 
 def first_and_later(spec: Spec, n: int) -> tuple[float, float]:
@@ -92,8 +79,9 @@ def measure(settings: Settings) -> dict[str, Json]:
             rows.append({"name": name, "n": n, "first": first, "later": later})
     changed: list[Json] = []
     for name, body in SHAPE_PATTERNS.items():
-        spec = parse(f"attention measured {{ {body} }}")
-        changed.append({"name": name, **changing(spec, settings.changing, max(settings.first))})
+        longest = max(settings.first)
+        spec = Case(name, body).spec(longest)
+        changed.append({"name": name, **changing(spec, settings.changing, longest)})
     summary: dict[str, Json] = {
         "met": sum(each <= 0 for each in excess),
         "rows": len(excess),

@@ -7,13 +7,11 @@ from torch.nn import functional
 
 from attnspec.bench.timing import Timing, alternate
 from benchmarks.cases import CASES, Settings
+from benchmarks.efficiency import DENSE
 from benchmarks.measuring import Json, tensors
 from benchmarks.shapes import MODES, called
 
 TYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
-
-DENSE = "dense"
-"""The rival's name among the subjects."""
 
 
 def measure(settings: Settings) -> dict[str, Json]:

@@ -42,10 +42,10 @@ def edges_of(relation: Relation, n_q: int, n_k: int) -> float:
         return relation.typical_degree(n_k) * n_q
     if n_q == n_k and type(relation).edges is not Relation.edges:
         return relation.edges(n_k)
-    if isinstance(relation, Union) and is_scattered(relation):
+    scattered = is_scattered(relation)
+    if isinstance(relation, Union) and scattered:
         # what is drawn seldom meets the rest, and drawing it takes long
         return min(n_q * n_k, sum(edges_of(term, n_q, n_k) for term in relation.terms))
-    scattered = is_scattered(relation)
     if scattered and n_q <= WRITTEN:
         return len(relation.rows(n_k - n_q, n_k, n_k)[0])
     count = min(n_q, SAMPLE // RUN if scattered else SAMPLE)

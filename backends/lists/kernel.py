@@ -16,6 +16,7 @@ import torch
 from attnspec.backends.bands.kernel import SteppedKernel
 from attnspec.backends.bands.per_sample import ReadingKernel
 from attnspec.backends.common.exact import Partial, SoftmaxKernel
+from attnspec.backends.common.flash import with_zero_logit
 from attnspec.backends.common.score_formula import unit
 from attnspec.backends.dense.kernel import DenseKernel
 from attnspec.backends.lists import attention
@@ -142,9 +143,7 @@ class ListedKernel(SoftmaxKernel):
             for x, found in zip((out, lse), into, strict=True):
                 part.of_q(x).copy_(found)
         if self.work.normalize == "softmax1":
-            total = torch.logaddexp(lse, lse.new_zeros(()))
-            out *= torch.exp(lse - total)[..., None]
-            lse = total
+            out, lse = with_zero_logit(out, lse)
         return out.to(q.dtype), lse
 
     def backward(
