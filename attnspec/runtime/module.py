@@ -79,6 +79,7 @@ class CompiledAttention(Learner):
         layer: int = 0,
         key_padding_mask: torch.Tensor | None = None,
         inputs: Mapping[str, torch.Tensor] | None = None,
+        keep_all: bool = False,
     ) -> tuple[torch.Tensor, StreamState]:
         """Goes on with a causal attention: the outputs [B, H, t, d_v] of the next t positions with
         q [B, H, t, d], k [B, H_kv, t, d] and v [B, H_kv, t, d_v], and the state after them, for the
@@ -87,7 +88,8 @@ class CompiledAttention(Learner):
 
         The outputs are the rows of a call with the whole sequence. A state holds sums of the
         features of all keys, or the keys and values that a later position may read, with their
-        padding and inputs; it stays as it is, so that one may go on from it more than once.
+        padding and inputs; it stays as it is, so that one may go on from it more than once. Heads
+        that look back without a bound are refused, unless a state may `keep_all` their keys.
 
         Raises ValueError for what is not causal, looks back without a bound, reads a length, or
         computes something else at every length; TypeError or ValueError for tensors that do not
@@ -98,8 +100,8 @@ class CompiledAttention(Learner):
         if narrow is not None:
             with torch.autocast(q.device.type, enabled=False):
                 q, k, v = (narrowed(x, narrow) for x in (q, k, v))
-                return self._step(q, k, v, state, layer, key_padding_mask, inputs)
-        return self._step(q, k, v, state, layer, key_padding_mask, inputs)
+                return self._step(q, k, v, state, layer, key_padding_mask, inputs, keep_all)
+        return self._step(q, k, v, state, layer, key_padding_mask, inputs, keep_all)
 
     def _step(
         self,
@@ -110,11 +112,12 @@ class CompiledAttention(Learner):
         layer: int,
         padding: torch.Tensor | None,
         inputs: Mapping[str, torch.Tensor] | None,
+        keep_all: bool,
     ) -> tuple[torch.Tensor, StreamState]:
         check_tensors(self.program, q, k, v)
         if self._waits:
             self.make_parameters(q.shape[3], v.shape[3], q.device)
-        key = (self.engine.binder.alike(layer), q.shape[1], k.shape[1], str(q.device))
+        key = (self.engine.binder.alike(layer), q.shape[1], k.shape[1], str(q.device), keep_all)
         works, prepared = self._streams.get(key, lambda: apart(lambda: self._stream(*key)))
         outs: list[torch.Tensor] = []
         parts: list[object] = []
@@ -154,14 +157,18 @@ class CompiledAttention(Learner):
         out = self._run(q, every.keys, every.values, layer, every.padding, 0.0, every.inputs, False)
         return cast(torch.Tensor, out), state.after(q.shape[2], [every, *state.parts[1:]])
 
-    def _stream(self, layer: int, heads: int, keys: int, device: str) -> tuple[Works, Prepared]:
+    def _stream(
+        self, layer: int, heads: int, keys: int, device: str, keep_all: bool
+    ) -> tuple[Works, Prepared]:
         place = torch.device(device)
         groups, works = [], streamed_works(self.engine.binder, layer, heads)
         if any(work.decided for work, _ in works):
             # each step is a call with all keys
             return works, Prepared((), None)
         for work, members in works:
-            kernel = stream_kernel(self.program, layer, work, members, place, self.backend)
+            kernel = stream_kernel(
+                self.program, layer, work, members, place, self.backend, keep_all
+            )
             tables = self.engine.tables_of(work)
             groups.append(group_of(kernel, work, members, heads, heads // keys, tables, place))
         return works, together(groups, heads, place)
