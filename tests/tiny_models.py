@@ -12,6 +12,7 @@ import pytest
 import torch
 
 import attnspec
+from attnspec.integrations.model_layers import crosses
 from attnspec.integrations.model_mask import ModelMask, model_mask
 from attnspec.integrations.transformers import register
 
@@ -109,15 +110,21 @@ def dense(
         *,
         scaling: float,
         s_aux: torch.Tensor | None = None,
+        position_bias: torch.Tensor | None = None,
         **_: object,
     ) -> tuple[torch.Tensor, None]:
         n = k.shape[2]
+        # one that is written out knows its facts
+        mask = getattr(mask, "facts", mask)
         layer = getattr(module, "layer_idx", None) or 0
-        allowed = torch.from_numpy(masks(n, layer))[..., n - q.shape[2] :, :]
+        allowed = torch.ones(q.shape[2], n, dtype=torch.bool)
+        if not crosses(module):
+            allowed = torch.from_numpy(masks(n, layer))[..., n - q.shape[2] :, :]
         if mask is not None and mask.padding is not None:
             allowed = allowed & mask.padding[:, None, None, :]
         k, v = (x.repeat_interleave(q.shape[1] // x.shape[1], 1) for x in (k, v))
         scores = q @ k.transpose(-1, -2) * scaling
+        scores = scores if position_bias is None else scores + position_bias
         scores = scores if cap is None else cap * (scores / cap).tanh()
         scores = scores.masked_fill(~allowed, -torch.inf)
         if s_aux is not None:

@@ -21,12 +21,19 @@ import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from importlib import import_module
+from itertools import chain, count
 from types import ModuleType
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Any, TypeAlias, cast
 
-from attnspec.integrations.model_attention import ModelAttention
+from attnspec.integrations.conversion import Conversion, has_cross, part_of
+from attnspec.integrations.model_advice import (
+    extra_tokens_need_places,
+    learned_parts_need_a_holder,
+)
+from attnspec.integrations.model_attention import ModelAttention, learns
 from attnspec.integrations.model_mask import model_mask
-from attnspec.integrations.model_use import LayerUse, ModelUse, guard, point, registered, used_by
+from attnspec.integrations.model_sides import SidesAttention
+from attnspec.integrations.model_use import LayerUse, ModelUse, guard, registered, used_by
 from attnspec.spec import Spec
 from attnspec.text.diagnostics import AttnSpecError
 
@@ -34,9 +41,22 @@ if TYPE_CHECKING:
     import torch
     from torch import nn
 
+    from attnspec.integrations.spec_cache import SpecCache
     from attnspec.runtime.module import CompiledAttention
 
-__all__ = ["LayerUse", "ModelUse", "convert", "register", "used_by", "with_inputs"]
+__all__ = [
+    "Conversion",
+    "LayerUse",
+    "ModelUse",
+    "SpecCache",
+    "convert",
+    "register",
+    "used_by",
+    "with_inputs",
+]
+
+Given: TypeAlias = "Spec | nn.Module | type[nn.Module]"
+"""A spec, or the class (or an instance) that `attnspec compile` wrote."""
 
 _OWNERS: dict[str, tuple[object, str]] = {}
 """What was registered here under each name: the spec, class or module, and the backend."""
@@ -46,7 +66,7 @@ _SPECIAL = ("eager", "flash", "flex_attention", "paged", "sdpa")
 
 
 def register(
-    spec: Spec | nn.Module | type[nn.Module],
+    spec: Given,
     name: str | None = None,
     *,
     backend: str = "auto",
@@ -62,51 +82,71 @@ def register(
     raises AttnSpecError where it is built with it or switched to it.
 
     Raises AttnSpecError for a name that is taken by something else (unless `override`) or that
-    means something to transformers, and for specs that a model cannot hold; ImportError without
-    transformers.
+    means something to transformers, and for specs that only a model that is there already can
+    hold, by `convert`; ImportError without transformers.
     """
-    transformers = _transformers()
+    _transformers()
     module = _compiled(spec, backend)
-    if name is None:
-        name = f"attnspec_{module.program.name}"
-    _check_name(name)
-    owner = (spec, backend)
-    attention = ModelAttention(module)
-    taken = name in transformers.AttentionInterface().valid_keys()
-    if taken and not override and not _same(_OWNERS.get(name), owner):
+    if learns(module):
+        raise AttnSpecError(learned_parts_need_a_holder(module.program.name))
+    if module.program.extra_tokens:
         raise AttnSpecError(
-            f"the name `{name}` must be free, it is registered for another attention: "
-            "give another `name`, or `override=True`"
+            extra_tokens_need_places(module.program.name, module.program.extra_tokens)
         )
-    _OWNERS[name] = owner
-    transformers.AttentionInterface.register(name, attention)
-    transformers.AttentionMaskInterface.register(name, model_mask)
-    guard()
+    name = f"attnspec_{module.program.name}" if name is None else name
+    _enter(name, ModelAttention(module), (spec, backend), override)
     return name
 
 
 def convert(
     model: nn.Module,
-    spec: Spec | nn.Module | type[nn.Module],
+    spec: Given | None = None,
     name: str | None = None,
     *,
+    encoder: Given | None = None,
+    decoder: Given | None = None,
     backend: str = "auto",
-) -> nn.Module:
-    """Give every attention layer of a model this spec; returns the model itself.
+) -> Conversion:
+    """Give every attention layer of a model this spec, in place.
 
-    `model` is a PreTrainedModel, or one within another: `convert(bart.get_encoder(), spec)` leaves
-    the decoder as it was. The model goes by a config of its own from then on, a copy. The other
-    arguments are those of `register`.
+        print(convert(model, spec))                       # what each layer uses and each head reads
+        convert(model, encoder=near, decoder=recent)      # BART, T5, Whisper: one, or both
 
-    Raises AttnSpecError, and leaves the model as it was, where a layer cannot use the spec.
+    Layers are numbered as they come; the spec takes the place of windows that the model has of its
+    own, and keeps what its layers do besides (their rotations, for example). `extra_tokens` of a
+    spec are tokens that the model puts first (class tokens, registers). `score bias` is read from
+    the table that a model has (T5); what else a spec learns becomes a part of the model, `attnspec`
+    in its state dict. A decoder keeps its own attention to the encoder. `model` may be a part of
+    another; it goes by a config of its own from then on, a copy. The other arguments are those of
+    `register`.
+
+    The Conversion that is returned has `model`, `layers`, `report(n)` and `undo()`; it prints
+    as its report, and undoes itself at the end of a `with` block. Raises AttnSpecError, and leaves
+    the model as it was, where a layer cannot use the spec.
     """
-    point(model, register(spec, name, backend=backend))
-    return model
+    _transformers()
+    done = Conversion(model)
+    if encoder is None and decoder is None:
+        if spec is None:
+            raise AttnSpecError("a spec is needed: `convert(model, spec)`")
+        done.give(model, *_entered(spec, name, backend, sides=False))
+        return done
+    if spec is not None or name is not None:
+        raise AttnSpecError(
+            "either one spec, or `encoder` and `decoder` are needed; each goes by the name of its"
+            " spec"
+        )
+    for side, given in (("encoder", encoder), ("decoder", decoder)):
+        if given is not None:
+            part = part_of(model, side)
+            done.give(part, *_entered(given, None, backend, sides=has_cross(part)))
+    return done
 
 
 @contextmanager
-def with_inputs(name: str, inputs: Mapping[str, torch.Tensor]) -> Iterator[None]:
-    """The run-time inputs of the spec registered under a name, for every call within.
+def with_inputs(name: str | Conversion, inputs: Mapping[str, torch.Tensor]) -> Iterator[None]:
+    """The run-time inputs of a spec, by the name that it is registered under or by what `convert`
+    returned, for every call within.
 
         with with_inputs(name, {"important": mask}):
             model.generate(ids, max_new_tokens=20)
@@ -115,14 +155,69 @@ def with_inputs(name: str, inputs: Mapping[str, torch.Tensor]) -> Iterator[None]
     are those of the padded tensor, and a call takes what it has reached. Raises AttnSpecError for
     a name without a spec; calls raise for tensors that do not fit.
     """
-    attention = registered(name)
-    if attention is None:
+    if isinstance(name, Conversion):
+        given = [each for attention in name.attentions for each in attention.entries]
+    else:
+        attention = registered(name)
+        given = [] if attention is None else list(attention.entries)
+    if not given:
         raise AttnSpecError(f"the name of a registered spec is needed, got {name!r}")
-    before, attention.standing = attention.standing, inputs
+    before = [each.standing for each in given]
+    for each in given:
+        each.standing = inputs
     try:
         yield
     finally:
-        attention.standing = before
+        for each, kept in zip(given, before, strict=True):
+            each.standing = kept
+
+
+def _entered(
+    spec: Given, name: str | None, backend: str, *, sides: bool
+) -> tuple[str, ModelAttention | SidesAttention]:
+    """A spec under a name, for a model that holds what it learns; `sides` where layers beside its
+    own keep their attention to another sequence."""
+    own = ModelAttention(_compiled(spec, backend))
+    if name is None:
+        name = _free(f"attnspec_{own.program.name}" + "_beside_an_encoder" * sides, (spec, backend))
+    attention = SidesAttention(own, None) if sides else own
+    return name, _enter(name, attention, (spec, backend), False)
+
+
+def _free(name: str, owner: tuple[object, str]) -> str:
+    """A name that is free, or the owner's already: the one that is given, or that and a number."""
+    names = chain([name], (f"{name}_{number}" for number in count(2)))
+    return next(x for x in names if registered(x) is None or _same(_OWNERS.get(x), owner))
+
+
+def _enter(
+    name: str, attention: ModelAttention | SidesAttention, owner: tuple[object, str], override: bool
+) -> ModelAttention | SidesAttention:
+    """Put an attention under a name, with its mask function; what is there already, if it is of the
+    same owner."""
+    transformers = _transformers()
+    _check_name(name)
+    there = registered(name)
+    if name in transformers.AttentionInterface().valid_keys() and not override:
+        if there is not None and _same(_OWNERS.get(name), owner):
+            return there
+        raise AttnSpecError(
+            f"the name `{name}` must be free, it is registered for another attention: "
+            "give another `name`, or `override=True`"
+        )
+    _OWNERS[name] = owner
+    transformers.AttentionInterface.register(name, attention)
+    transformers.AttentionMaskInterface.register(name, model_mask)
+    guard()
+    return attention
+
+
+def __getattr__(name: str) -> Any:
+    """`SpecCache`, which derives from a class of transformers, when it is first asked for."""
+    if name == "SpecCache":
+        _transformers()
+        return import_module("attnspec.integrations.spec_cache").SpecCache
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
 def _transformers() -> ModuleType:
@@ -134,7 +229,7 @@ def _transformers() -> ModuleType:
         ) from error
 
 
-def _compiled(spec: Spec | nn.Module | type[nn.Module], backend: str) -> CompiledAttention:
+def _compiled(spec: Given, backend: str) -> CompiledAttention:
     from attnspec.runtime.module import CompiledAttention
 
     if isinstance(spec, Spec):

@@ -1,0 +1,305 @@
+"""A model that is there already is given a spec, in place, says what it reads, and gets its own
+attention back. Windows, caps and sides of every family: test_model_families.py."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from copy import deepcopy
+from typing import Any
+
+import pytest
+import torch
+from model_families import FAMILIES, Family
+from tiny_models import (
+    CAUSAL,
+    FULL,
+    TOLERANCE,
+    bert,
+    difference,
+    hidden,
+    llama,
+    named,
+    names_restored,
+    padded,
+    reference,
+    tokens,
+    transformers,
+)
+
+import attnspec
+from attnspec.integrations.model_layers import attention_layers
+from attnspec.integrations.model_use import own_config
+from attnspec.integrations.transformers import convert, register, used_by
+
+BY_STEM = {family.stem: family for family in FAMILIES}
+LAYERED = """attention layered { layers 2 attend full layer 1 { attend window(radius = 2) } }"""
+GRID = """attention cells { sequence grid(4, 4) extra_tokens COUNT layers 2
+    attend neighborhood(3, 3) | global(first(COUNT))
+    layer 1 { attend axial | columns(first(1)) } }"""
+BIASED = "attention NAME { heads 4 PAST attend GRAPH score bias(buckets = 32, max_distance = 128) }"
+
+
+@pytest.fixture(autouse=True)
+def _no_names_left() -> Iterator[None]:
+    with names_restored():
+        yield
+
+
+def defined(model: Any, spec: attnspec.Spec) -> Any:
+    """The model with the spec's definition in every layer, these numbered as they come."""
+    for number, (_, module) in enumerate(attention_layers(model)):
+        module.layer_idx = number  # type: ignore[assignment]
+    own_config(model, reference(lambda n, layer: spec.mask(n, layer)))
+    return model
+
+
+# --- there and back ---------------------------------------------------------------------------
+
+
+def test_convert_switches_a_model_and_undo_switches_it_back() -> None:
+    model, ids = bert("eager"), tokens(2, 9)
+    spec = attnspec.parse("attention near { attend window(radius = 1) }")
+    before, wanted = hidden(model, ids), hidden(bert(named(spec.source)), ids)
+    done = convert(model, spec)
+    assert done.model is model
+    assert difference(hidden(model, ids), wanted) == 0.0
+    assert {layer.kind for layer in done.layers} == {"spec"}
+    done.undo()
+    done.undo()
+    assert difference(hidden(model, ids), before) == 0.0
+    assert {layer.kind for layer in used_by(model)} == {"dense"}
+    with convert(model, spec):
+        assert difference(hidden(model, ids), wanted) == 0.0
+    assert difference(hidden(model, ids), before) == 0.0
+
+
+def test_what_is_converted_can_be_converted_again_and_copied() -> None:
+    model, ids = bert("eager"), tokens(2, 9)
+    convert(model, attnspec.parse("attention one { attend self }"))
+    convert(model, attnspec.parse(FULL))
+    copied = deepcopy(model)
+    assert difference(hidden(model, ids), hidden(bert("eager"), ids)) < TOLERANCE
+    assert difference(hidden(copied, ids), hidden(model, ids)) == 0.0
+
+
+def test_the_report_counts_what_each_head_reads() -> None:
+    text = """attention few { layers 3 heads 4 attend window(radius = 1)
+        layer 1 { head 2..3 { attend columns(first(2)) } } }"""
+    spec = attnspec.parse(text)
+    done = convert(bert("eager"), spec)
+    report = spec.analyse(40)
+    first, other = report.per_head[0, 0], report.per_head[1, 3]
+    assert str(done).splitlines()[-3:] == [
+        "`few` at n = 40",
+        f"  layer 0, 2 every head, layer 1 head 0..1: {first.edges:,} pairs, at most 3 keys of a"
+        f" query, {first.density:.3g} of all",
+        f"  layer 1 head 2..3: {other.edges:,} pairs, at most 2 keys of a query,"
+        f" {other.density:.3g} of all",
+    ]
+    assert f"{spec.analyse(7).per_head[0, 0].edges} pairs" in done.report(7)
+    marked = attnspec.parse("attention m { input x: tokens attend columns(x) }")
+    assert "input" in str(convert(bert("eager"), marked)).splitlines()[-1]
+
+
+def test_convert_leaves_a_model_as_it_was_where_it_cannot() -> None:
+    model = BY_STEM["Bart"].build()
+    before = [module.config for module in model.modules() if hasattr(module, "config")]
+    with pytest.raises(attnspec.AttnSpecError, match="gives a spec to the encoder, the decoder"):
+        convert(model, attnspec.parse(CAUSAL))
+    # the encoder can, the decoder cannot: neither does
+    with pytest.raises(attnspec.AttnSpecError, match="must not read the future"):
+        convert(model, encoder=attnspec.parse(FULL), decoder=attnspec.parse(FULL))
+    after = [module.config for module in model.modules() if hasattr(module, "config")]
+    assert all(a is b for a, b in zip(after, before, strict=True))
+    assert {layer.kind for layer in used_by(model)} == {"dense"}
+
+
+def test_convert_needs_what_makes_its_own_masks() -> None:
+    with pytest.raises(attnspec.AttnSpecError, match="a PreTrainedModel, got BertLayer"):
+        convert(bert("eager").encoder.layer[0], attnspec.parse(FULL))
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({}, "a spec is needed"),
+        ({"spec": FULL, "encoder": FULL}, "either one spec, or `encoder` and `decoder`"),
+        ({"encoder": FULL}, "a model with an encoder and a decoder is needed for `encoder=`"),
+    ],
+)
+def test_sides_are_for_models_that_have_them(given: dict[str, str], message: str) -> None:
+    specs: dict[str, Any] = {name: attnspec.parse(text) for name, text in given.items()}
+    with pytest.raises(attnspec.AttnSpecError, match=message):
+        convert(bert("eager"), **specs)
+
+
+# --- layers, windows, class tokens ------------------------------------------------------------
+
+
+@pytest.mark.parametrize("stem", ["CLIPVision", "Dinov2", "DistilBert", "ViT", "Wav2Vec2"])
+def test_layers_are_numbered_as_they_come(stem: str) -> None:
+    family, spec = BY_STEM[stem], attnspec.parse(LAYERED)
+    model = family.build()
+    done = convert(model, spec)
+    assert [layer.what[-7:] for layer in done.layers] == ["layer 0", "layer 1"]
+    assert (
+        difference(family.hidden(model), family.hidden(defined(family.build(), spec))) < TOLERANCE
+    )
+    turned = attnspec.parse(LAYERED.replace("layer 1", "layer 0"))
+    assert difference(family.hidden(model), family.hidden(defined(family.build(), turned))) > 0.01
+
+
+def test_one_module_that_serves_several_layers_has_no_number() -> None:
+    with pytest.raises(attnspec.AttnSpecError, match="leave `layers` out"):
+        convert(BY_STEM["Albert"].build(), attnspec.parse(LAYERED))
+
+
+def test_layers_of_the_sides_are_counted_apart() -> None:
+    family = Family("Bart", "BART", {**BY_STEM["Bart"].settings, "decoder_layers": 3})
+    model = family.build()
+    wrong = attnspec.parse("attention w { layers 2 causal attend full }")
+    with pytest.raises(attnspec.AttnSpecError, match="write `layers 3`"):
+        convert(model, decoder=wrong)
+    right = attnspec.parse("attention r { layers 3 causal attend full layer 2 { attend self } }")
+    convert(model, encoder=attnspec.parse(LAYERED), decoder=right)
+    assert [x.what for x in used_by(model) if x.kind == "spec"] == [
+        *(f"`layered`, layer {layer}" for layer in range(2)),
+        *(f"`r`, layer {layer}" for layer in range(3)),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("stem", "extra"), [("CLIPVision", 1), ("Dinov2", 1), ("Dinov2WithRegisters", 5), ("ViT", 1)]
+)
+def test_tokens_of_the_models_own_are_extra_tokens(stem: str, extra: int) -> None:
+    family = Family(stem, stem, BY_STEM["ViT"].settings)
+    pixels = {"pixel_values": torch.randn(3, 3, 8, 8)}
+    spec = attnspec.parse(GRID.replace("COUNT", str(extra)))
+    model, definition = family.build(), defined(family.build(), spec)
+    with torch.no_grad():
+        done = convert(model, spec)
+        found, wanted = (x(**pixels).last_hidden_state for x in (model, definition))
+        assert difference(found, wanted) < TOLERANCE
+        assert f"`cells` at n = {16 + extra}" in str(done)
+        done.undo()
+        assert difference(model(**pixels).last_hidden_state, wanted) > 0.01
+    for count in (0, extra + 1):
+        text = GRID.replace("extra_tokens COUNT", f"extra_tokens {count}").replace("COUNT", "1")
+        with pytest.raises(attnspec.AttnSpecError, match=f"write `extra_tokens {extra}`"):
+            convert(model, attnspec.parse(text))
+
+
+def test_a_model_of_text_has_no_tokens_of_its_own() -> None:
+    spec = attnspec.parse("attention e { extra_tokens 2 attend full }")
+    with pytest.raises(attnspec.AttnSpecError, match="the model has no rows for them"):
+        convert(bert("eager"), spec)
+
+
+def test_windows_are_replaced_and_rotations_kept() -> None:
+    # layers with windows turn positions by a base of their own, and still do
+    family, spec = BY_STEM["Gemma3Text"], attnspec.parse("attention c { causal attend full }")
+    model, definition = family.build(), defined(family.build(), spec)
+    done = convert(model, spec)
+    assert "in place of sliding_attention in 2 layers" in str(done)
+    assert difference(family.hidden(model), family.hidden(definition)) < TOLERANCE
+    plain = family.build(layer_types=["full_attention"] * 2)
+    assert difference(family.hidden(model), family.hidden(plain)) > 0.01
+
+
+def test_a_cap_must_be_that_of_the_model() -> None:
+    for score in ("", "score softcap(cap = 3)"):
+        spec = attnspec.parse(f"attention g{len(score)} {{ causal attend full {score} }}")
+        with pytest.raises(attnspec.AttnSpecError, match=r"write `score softcap\(cap = 2.0\)`"):
+            convert(BY_STEM["Gemma2"].build(), spec)
+
+
+# --- what is learnt ---------------------------------------------------------------------------
+
+
+def biased(name: str, past: str = "", graph: str = "full") -> attnspec.Spec:
+    text = BIASED.replace("NAME", name).replace("PAST", past).replace("GRAPH", graph)
+    return attnspec.parse(text)
+
+
+def test_the_table_of_a_model_is_read_trained_and_saved_as_it_was() -> None:
+    family = BY_STEM["T5"]
+    model, twin = family.build(), family.build()
+    keys = list(model.state_dict())
+    done = convert(model, encoder=biased("enc"), decoder=biased("dec", "causal"))
+    assert list(model.state_dict()) == keys
+    weight = torch.randn(3, 13, 32)
+    for each in (model, twin):
+        (each(**family.inputs()).last_hidden_state * weight).sum().backward()
+    for side in ("encoder", "decoder"):
+        name = f"{side}.block.0.layer.0.SelfAttention.relative_attention_bias.weight"
+        found, wanted = (each.get_parameter(name).grad for each in (model, twin))
+        assert wanted.abs().max() > 0.1
+        assert difference(found, wanted) < 1e-4 * float(wanted.abs().max())
+    done.undo()
+    assert "compute_bias" not in vars(twin.encoder.block[0].layer[0].SelfAttention)
+    assert difference(family.hidden(model), family.hidden(twin)) == 0.0
+
+
+@pytest.mark.parametrize(
+    "score", ["bias(buckets = 16, max_distance = 128)", "bias() score alibi()", "softcap(cap = 3)"]
+)
+def test_a_bias_must_be_that_of_the_model(score: str) -> None:
+    spec = attnspec.parse(f"attention w {{ heads 4 attend full score {score} }}")
+    with pytest.raises(attnspec.AttnSpecError, match=r"must be the model's: write `score bias\("):
+        convert(BY_STEM["T5"].build(), encoder=spec)
+
+
+def test_a_sparse_t5_generates_as_the_whole_pass() -> None:
+    settings = {**BY_STEM["T5"].settings, "eos_token_id": None}
+    torch.manual_seed(1)
+    model = transformers.T5ForConditionalGeneration(transformers.T5Config(**settings)).eval()
+    near, recent = "window(radius = 3)", "window(before = 3, after = 0)"
+    convert(model, encoder=biased("near", "", near), decoder=biased("recent", "causal", recent))
+    given: dict[str, Any] = {"max_new_tokens": 8, "do_sample": False}
+    ids, mask = tokens(3, 13), padded(13, left=False)
+    found = model.generate(ids, attention_mask=mask, **given)
+    assert (
+        found.tolist()
+        == model.generate(ids, attention_mask=mask, use_cache=False, **given).tolist()
+    )
+
+
+LINFORMER = "attention l { layers 3 heads 4 attend linformer(rank = 3, share = none) }"
+
+
+def test_what_a_spec_learns_is_a_part_of_the_model() -> None:
+    spec, ids = attnspec.parse(LINFORMER), tokens(2, 9)
+    with pytest.raises(
+        attnspec.AttnSpecError, match=r"`convert\(model, spec\)` has the model hold"
+    ):
+        register(spec)
+    model = bert("eager")
+    keys = set(model.state_dict())
+    done = convert(model, spec)
+    own = set(model.state_dict()) - keys
+    assert own
+    assert all(key.startswith("attnspec.") for key in own)
+    model(ids).last_hidden_state.square().sum().backward()
+    parts = {name: part for name, part in model.named_parameters() if name in own}
+    # one row for each of the layers, and each layer uses its own
+    assert all(part.shape[0] == 3 for part in parts.values())
+    for part in parts.values():
+        assert part.grad is not None
+        assert bool((part.grad.flatten(1).abs().sum(1) > 0).all())
+    other = bert("eager")
+    torch.manual_seed(5)
+    convert(other, spec)
+    assert difference(hidden(other, ids), hidden(model, ids)) > 0.001
+    other.load_state_dict(model.state_dict())
+    assert difference(hidden(other, ids), hidden(model, ids)) == 0.0
+    assert difference(hidden(deepcopy(model), ids), hidden(model, ids)) == 0.0
+    done.undo()
+    assert set(model.state_dict()) == keys
+
+
+def test_a_second_spec_that_learns_needs_the_first_undone() -> None:
+    model = llama("eager")
+    text = "attention b { causal heads 4 attend full score bias(buckets = 8) }"
+    convert(model, attnspec.parse(text))
+    with pytest.raises(attnspec.AttnSpecError, match=r"`undo\(\)` what it was given before"):
+        convert(model, attnspec.parse(text.replace("full", "self")))
