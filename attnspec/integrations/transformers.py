@@ -34,6 +34,7 @@ from attnspec.integrations.model_attention import ModelAttention, learns
 from attnspec.integrations.model_mask import model_mask
 from attnspec.integrations.model_sides import SidesAttention
 from attnspec.integrations.model_use import LayerUse, ModelUse, guard, registered, used_by
+from attnspec.integrations.model_weights import bert_of_bigbird, roberta_of_longformer
 from attnspec.spec import Spec
 from attnspec.text.diagnostics import AttnSpecError
 
@@ -49,8 +50,10 @@ __all__ = [
     "LayerUse",
     "ModelUse",
     "SpecCache",
+    "bert_from_bigbird",
     "convert",
     "register",
+    "roberta_from_longformer",
     "used_by",
     "with_inputs",
 ]
@@ -141,6 +144,35 @@ def convert(
             part = part_of(model, side)
             done.give(part, *_entered(given, None, backend, sides=has_cross(part)))
     return done
+
+
+def roberta_from_longformer(
+    model: nn.Module, important: str | None = None, *, backend: str = "auto"
+) -> Conversion:
+    """A RoBERTa with the weights of a Longformer, converted to the spec of its windows; `model` of
+    what is returned is the new one.
+
+        done = roberta_from_longformer(longformer, important="important")
+        done.model(ids, attnspec_inputs={"important": first_tokens})
+
+    `important` names the input of kind `tokens` that marks global tokens; without it there are
+    none. Their own projections (`query_global` and its kind) must be those of all tokens, RoBERTa
+    has no others: AttnSpecError where they are not, and for a head that RoBERTa has not.
+    """
+    made, spec = roberta_of_longformer(model, important)
+    return convert(made, spec, backend=backend)
+
+
+def bert_from_bigbird(model: nn.Module, *, backend: str = "auto") -> Conversion:
+    """A BERT with the weights of a BigBird, converted to the spec of its blocks; `model` of what is
+    returned is the new one.
+
+    Random blocks are drawn by the language's generator, other ones than those of transformers,
+    which draws anew in training, and in evaluation takes the first block every time and counts its
+    keys once more. Raises AttnSpecError for what BERT cannot do.
+    """
+    made, spec = bert_of_bigbird(model)
+    return convert(made, spec, backend=backend)
 
 
 @contextmanager
