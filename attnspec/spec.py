@@ -17,6 +17,7 @@ from attnspec.graphs.bind import extents_of
 from attnspec.graphs.relation import Relation
 from attnspec.graphs.stack import Sample, Stack
 from attnspec.ir.api_checks import length_of, parameter_of
+from attnspec.ir.crossing import crossed
 from attnspec.ir.program import Input, ParameterValue, Program
 from attnspec.ir.serial import fingerprint
 from attnspec.lower.devices import device_of
@@ -141,32 +142,58 @@ class Spec:
         return self.stack(inputs).relation(n, layer, head)
 
     def mask(
-        self, n: int, layer: int = 0, head: int = 0, inputs: Sample | None = None
+        self,
+        n: int,
+        layer: int = 0,
+        head: int = 0,
+        inputs: Sample | None = None,
+        m: int | None = None,
     ) -> npt.NDArray[np.bool_]:
-        """bool [n, n]: True where the query of the row reads the key of the column.
+        """bool [n, n]: True where the query of the row reads the key of the column; of a spec with
+        `cross` [m, n], where m is n if it is not given.
 
-        Raises AttnSpecError above n = `LONGEST_MASK`.
+        Raises AttnSpecError above a length of `LONGEST_MASK`, and for m of another spec.
         """
-        return self.stack(inputs).mask(n, layer, head)
+        stack, length = self._crossed(n, m, inputs)
+        return stack.mask(length, layer, head)[stack.queries(length), : length_of(n)]
 
     def adjacency(
-        self, n: int, layer: int = 0, head: int = 0, inputs: Sample | None = None
+        self,
+        n: int,
+        layer: int = 0,
+        head: int = 0,
+        inputs: Sample | None = None,
+        m: int | None = None,
     ) -> scipy.sparse.csr_array:
-        """scipy.sparse.csr_array [n, n] of bool with sorted indices; never dense on the way.
+        """scipy.sparse.csr_array [n, n] of bool with sorted indices; never dense on the way; of a
+        spec with `cross` [m, n] as `mask`.
 
-        Raises AttnSpecError above `MOST_EDGES` edges and above n = `LONGEST_ADJACENCY`.
+        Raises AttnSpecError above `MOST_EDGES` edges and above a length of `LONGEST_ADJACENCY`, and
+        for m of another spec.
         """
-        return self.stack(inputs).adjacency(n, layer, head)
+        stack, length = self._crossed(n, m, inputs)
+        found = stack.adjacency(length, layer, head)
+        return found[stack.queries(length), : length_of(n)] if self.program.cross else found
+
+    def _crossed(self, n: int, m: int | None, inputs: Sample | None) -> tuple[Stack, int]:
+        """All layers and heads for m queries, and the length that holds these and n keys."""
+        program, length = crossed(self.program, n, m)
+        return Stack(program, inputs), length
 
     def graph(
         self, n: int, layer: int = 0, head: int = 0, inputs: Sample | None = None
     ) -> networkx.DiGraph[int]:
         """networkx.DiGraph on the nodes 0 .. n - 1; an edge q -> k says that q reads k.
 
-        Raises AttnSpecError above n = `MOST_NODES`.
+        Raises AttnSpecError above n = `MOST_NODES`, and for a spec with `cross`.
         """
         import networkx
 
+        if self.program.cross:
+            raise AttnSpecError(
+                f"`{self.name}` joins two sequences, whose positions are no nodes of one graph:"
+                " use `adjacency`"
+            )
         n = length_of(n)
         if n > MOST_NODES:
             raise AttnSpecError(

@@ -143,13 +143,49 @@ class Claim:
 
 
 @dataclass(frozen=True)
+class Crossing:
+    """Two sequences laid out as one of `length` positions: its last `queries` positions are the
+    queries from `start` on of the one, its first `keys` positions are the keys, the other. They
+    share positions, unless the queries stand `behind` the keys.
+    """
+
+    queries: int
+    keys: int
+    start: int = 0
+    behind: bool = False
+
+    @property
+    def length(self) -> int:
+        """The positions that hold both."""
+        if self.behind:
+            return self.queries + self.keys
+        return max(self.queries, self.keys)
+
+    @property
+    def first(self) -> int:
+        """The position of the first query."""
+        return self.length - self.queries
+
+    @property
+    def m(self) -> int:
+        """How many queries there are, those before `start` too, as far as it is known."""
+        return self.start + self.queries
+
+    @property
+    def even(self) -> bool:
+        """Whether every position is the query and the key of its own number."""
+        return self.queries == self.keys and not (self.start or self.behind)
+
+
+@dataclass(frozen=True)
 class Program:
     """A whole spec.
 
     `attends` are the distinct contents of `slots[layer][head]`, which index them. `layers` and
     `heads` are None where the spec does not declare them: then there is one row or column, which
     serves every layer or head, and `layer` or `head` may still stand in its scalars. `grid` are the
-    extents of `sequence grid(…)`.
+    extents of `sequence grid(…)`. With `cross` queries and keys are two sequences; `crossing` are
+    their lengths where they are settled, and until then both have as many as a length says.
     """
 
     name: str
@@ -162,6 +198,8 @@ class Program:
     extra_tokens: int = 0
     inputs: tuple[Input, ...] = ()
     claims: tuple[Claim, ...] = ()
+    cross: bool = False
+    crossing: Crossing | None = None
 
     @property
     def layer_count(self) -> int:
