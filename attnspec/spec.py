@@ -238,6 +238,7 @@ class Spec:
         batch: int = 1,
         heads: int | None = None,
         head_dim: int = 64,
+        m: int | None = None,
     ) -> Report:
         """What this spec reads, reaches and costs at n positions, exactly where that is possible.
 
@@ -245,11 +246,21 @@ class Spec:
         `tensors`, q [H, n, d] and k [H_kv, n, d] of one sample, those of the pairs that are decided
         for it, in every layer by the same tensors. Inputs that decide by themselves need none.
         Costs are those of the plan for so many samples, and for so many heads where the spec
-        declares none, one if they are not given, of size `head_dim`.
+        declares none, one if they are not given, of size `head_dim`. Of a spec with `cross` n are
+        the keys, and m, n if it is not given, the queries; such a one takes no `tensors`.
         """
         from attnspec.analysis.report.report import Report
 
         shape = Shape(batch, heads, head_dim)
+        if self.program.cross:
+            if tensors is not None:
+                raise AttnSpecError(
+                    f"`{self.name}` joins two sequences, of which no tensors are analysed:"
+                    " `module.pairs(q, k)` of the compiled module has their pairs"
+                )
+            return Report(self.elaborated, n, inputs, m=m, shape=shape)
+        # raises where m is given
+        crossed(self.program, n, m)
         found = self._decided(n, inputs, tensors)
         if found is None:
             return Report(self.elaborated, n, inputs, shape=shape)
@@ -281,18 +292,21 @@ class Spec:
         heads: int | None = None,
         head_dim: int = 64,
         backend: str = "auto",
+        m: int | None = None,
     ) -> Plan:
         """The steps chosen at n, their cost, and each refused backend with its reason.
 
         The cost is for so many samples, and for so many heads where the spec declares none, one if
-        they are not given, of size `head_dim`. The device need not be in this machine. Raises
+        they are not given, of size `head_dim`, and of a spec with `cross` for m queries, n if it is
+        not given. The device need not be in this machine. Raises
         BackendError, a ValueError, where `backend` names one that refuses.
         """
         from attnspec.backends.planner import plan
 
         require_built(self.program)
         shape = Shape(batch, heads, head_dim)
-        return plan(self.program, length_of(n), device_of(device), backend, shape)
+        program, length = crossed(self.program, n, m)
+        return plan(program, length, device_of(device), backend, shape)
 
     def compile(
         self,

@@ -345,7 +345,7 @@ class Stack:
     def _bind(self, n: int) -> Bound:
         if n > MOST_POSITIONS:
             raise TooMuch(f"lengths above {MOST_POSITIONS:,} are not looked into, got n = {n:,}")
-        if n == 0:
+        if n == 0 or (self.program.crossing is not None and self.program.crossing.empty):
             extents_of(self.program, n)
             return Bound((), (), ())
         found: dict[Relation, tuple[int, int, int]] = {}

@@ -57,8 +57,8 @@ def _choices(
     blocks = -(-n // entry.size)
     if values.ndim != 3 or values.shape[1] != queries or values.dtype.kind != "i":
         raise AttnSpecError(
-            f"`{entry.name}` must be integers [H or H_kv or 1, {queries}, c], got {values.dtype} with"
-            f" the shape {list(values.shape)}"
+            f"`{entry.name}` must be integers [H or H_kv or 1, {queries}, c], got {values.dtype}"
+            f" with the shape {list(values.shape)}"
         )
     if values.size and not (-1 <= values.min() and values.max() < blocks):
         raise AttnSpecError(

@@ -172,6 +172,11 @@ class Crossing:
         return self.start + self.queries
 
     @property
+    def empty(self) -> bool:
+        """Whether there is no query, or no key, and so no pair."""
+        return not (self.queries and self.keys)
+
+    @property
     def even(self) -> bool:
         """Whether every position is the query and the key of its own number."""
         return self.queries == self.keys and not (self.start or self.behind)
