@@ -1,8 +1,8 @@
 """Pairs between two sequences, as every room below takes pairs: within one.
 
-A `Crossing` lays m queries and n keys out as one sequence of max(m, n) positions: the queries are
-the last m of them, as in a call with a cache, and the keys the first n. `Across` is what a graph
-holds of these positions.
+A `Crossing` lays m queries and n keys out as one sequence: both from its first position on where
+pairs are looked at, the queries last, as in a call with a cache, where they are computed. `Across`
+is what a graph holds of these positions.
 """
 
 from __future__ import annotations
@@ -45,16 +45,16 @@ class Across(Relation):
         return max(self.crossing.m, self.crossing.keys)
 
     def holds(self, q: Elementwise, k: Elementwise, n: int) -> Elementwise:
-        low = n - self.crossing.queries
-        real = (q >= low) & (q < n)
+        low, stop = self.ends
+        real = (q >= low) & (q < stop)
         known = k < self.crossing.keys
         # positions outside are moved inside before the term sees them; they hold nothing
         own = (q - low + self.crossing.start) * real + self.crossing.start * (real ^ True)
         return real & known & self.term.holds(own, k * known, self.length)
 
     def progressions(self, q: np.ndarray, n: int) -> Progressions | None:
-        low, first = n - self.crossing.queries, self.crossing.start
-        real = (q >= low) & (q < n)
+        (low, end), first = self.ends, self.crossing.start
+        real = (q >= low) & (q < end)
         closed = self.term.progressions(np.where(real, q - low + first, first), self.length)
         if closed is None:
             return None
@@ -62,8 +62,8 @@ class Across(Relation):
         return start, np.minimum(stop, np.where(real, self.crossing.keys, 0)[:, None]), step
 
     def rows(self, first: int, last: int, n: int) -> Edges:
-        low, start = n - self.crossing.queries, self.crossing.start
-        first = max(first, low)
+        (low, end), start = self.ends, self.crossing.start
+        first, last = max(first, low), min(last, end)
         if start or first >= last:
             # far into the queries the term would look at more keys than there are
             return super().rows(first, max(first, last), n)
@@ -77,38 +77,45 @@ class Across(Relation):
 
     def listing(self, n: int) -> tuple[np.ndarray | None, np.ndarray | None]:
         q, k = self.term.listing(self.length)
-        low, start = n - self.crossing.queries, self.crossing.start
+        low, start = self.crossing.first, self.crossing.start
         if q is not None:
             q = q[(q >= start) & (q < self.crossing.m)] - start + low
         return q, None if k is None else k[k < self.crossing.keys]
 
     def phase(self, q: Tiles, k: Tiles, n: int) -> list[np.ndarray]:
-        inside = self._inside(q, k, n)
-        within = phase_of(self.term, self._queries(q, n), self._keys(k), self.length)
+        inside = self._inside(q, k)
+        within = phase_of(self.term, self._queries(q), self._keys(k), self.length)
         outside = [np.where(inside, -1, tiles.start) for tiles in (q, k)]
         return [*(np.where(inside, part, 0) for part in within), *outside]
 
     def cover(self, q: Tiles, k: Tiles, n: int) -> np.ndarray:
-        low, keys = n - self.crossing.queries, self.crossing.keys
-        outside = (q.last < low) | (q.start >= n) | (k.start >= keys)
-        known = self.term.cover(self._queries(q, n), self._keys(k), self.length)
+        outside = (q.last < self.ends[0]) | (q.start >= self.ends[1])
+        outside = outside | (k.start >= self.crossing.keys)
+        known = self.term.cover(self._queries(q), self._keys(k), self.length)
         # a tile of which a part is outside is never full; empty it is where all the rest is
-        whole = (q.start >= low) & (q.last < n)
-        rest = np.where(whole & (known == EMPTY), EMPTY, SOME)
-        answer = np.where(outside, EMPTY, np.where(self._inside(q, k, n), known, rest))
+        rest = np.where(self._whole(q) & (known == EMPTY), EMPTY, SOME)
+        answer = np.where(outside, EMPTY, np.where(self._inside(q, k), known, rest))
         return answer.astype(np.uint8)
 
-    def _inside(self, q: Tiles, k: Tiles, n: int) -> np.ndarray:
-        low = n - self.crossing.queries
-        return np.asarray((q.start >= low) & (q.last < n) & (k.last < self.crossing.keys))
+    @property
+    def ends(self) -> tuple[int, int]:
+        """The positions of the first query and behind the last one."""
+        return self.crossing.first, self.crossing.first + self.crossing.queries
 
-    def _queries(self, tiles: Tiles, n: int) -> Tiles:
-        """The queries of tiles in their own sequence; of tiles that are no queries the first."""
-        low, start = n - self.crossing.queries, self.crossing.start
-        whole = (tiles.start >= low) & (tiles.last < n)
+    def _whole(self, q: Tiles) -> np.ndarray:
+        """Which tiles have queries alone."""
+        return np.asarray((q.start >= self.ends[0]) & (q.last < self.ends[1]))
+
+    def _inside(self, q: Tiles, k: Tiles) -> np.ndarray:
+        return np.asarray(self._whole(q) & (k.last < self.crossing.keys))
+
+    def _queries(self, tiles: Tiles) -> Tiles:
+        """The queries of tiles in their own sequence; of tiles that have others too the first."""
+        whole, (low, stop) = self._whole(tiles), self.ends
+        start = self.crossing.start
         return Tiles(
             np.where(whole, tiles.start - low + start, start),
-            np.where(whole, np.minimum(tiles.stop, n) - low + start, start + 1),
+            np.where(whole, np.minimum(tiles.stop, stop) - low + start, start + 1),
             tiles.step,
         )
 

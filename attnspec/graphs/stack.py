@@ -176,8 +176,8 @@ class Stack:
         return None
 
     def queries(self, n: int) -> slice:
-        """Which of n positions are queries: all, but where two sequences are laid out as one."""
-        return slice(0 if self.program.crossing is None else self.program.crossing.first, n)
+        """Which of n positions are queries: all, but where they hold two sequences."""
+        return slice(n if self.program.crossing is None else self.program.crossing.queries)
 
     def situation(self, n: int, layer: int = 0, head: int = 0) -> Situation:
         """What terms and scalars of the program mean at n positions."""

@@ -144,27 +144,19 @@ class Claim:
 
 @dataclass(frozen=True)
 class Crossing:
-    """Two sequences laid out as one of `length` positions: its last `queries` positions are the
-    queries from `start` on of the one, its first `keys` positions are the keys, the other. They
-    share positions, unless the queries stand `behind` the keys.
+    """Two sequences laid out as one of `length` positions: the queries from `start` on of the one
+    stand from position `first` on, the keys, the other, from position 0 on.
     """
 
     queries: int
     keys: int
     start: int = 0
-    behind: bool = False
+    first: int = 0
 
     @property
     def length(self) -> int:
         """The positions that hold both."""
-        if self.behind:
-            return self.queries + self.keys
-        return max(self.queries, self.keys)
-
-    @property
-    def first(self) -> int:
-        """The position of the first query."""
-        return self.length - self.queries
+        return max(self.first + self.queries, self.keys)
 
     @property
     def m(self) -> int:
@@ -179,7 +171,7 @@ class Crossing:
     @property
     def even(self) -> bool:
         """Whether every position is the query and the key of its own number."""
-        return self.queries == self.keys and not (self.start or self.behind)
+        return self.queries == self.keys and not (self.start or self.first)
 
 
 @dataclass(frozen=True)

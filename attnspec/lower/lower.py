@@ -159,15 +159,15 @@ class Binder:
         return [(work, tuple(sorted(members))) for work, members in groups.items()]
 
     def crossing(self, n_q: int, n_k: int, query_start: int = 0) -> Crossing | None:
-        """How two sequences of a call are laid out as one, None where there is one.
-
-        Tensors choose among the keys of all queries alike, which then stand behind them.
+        """How two sequences of a call are laid out as one, None where there is one: queries are
+        the last positions. Where tensors decide, no query is the padding of a key's position, so
+        that they stand behind all keys.
         """
         if not self.program.cross:
             return None
-        return replace(
-            self.program.crossing or Crossing(n_q, n_k, query_start), behind=self._decides
-        )
+        found = self.program.crossing or Crossing(n_q, n_k, query_start)
+        first = found.keys if self._decides else max(0, found.keys - found.queries)
+        return replace(found, first=first)
 
     def _work(
         self,

@@ -131,7 +131,7 @@ class Engine:
         if not more:
             return parts, call
         padding = call.padding
-        if padding is None and crossing is not None and crossing.behind:
+        if padding is None and crossing is not None and crossing.first == n:
             padding = torch.ones(len(k), n, dtype=torch.bool, device=k.device)
         kinds = {entry.name: entry.kind for entry in self.program.inputs}
         data = {

@@ -38,8 +38,8 @@ class LayerCounts:
 
 
 def queries_of(sides: Crossing | None) -> slice:
-    """Which positions are queries: all, or the last where they hold two sequences."""
-    return slice(0 if sides is None else sides.first, None)
+    """Which positions are queries: all, or the first where they hold two sequences."""
+    return slice(None if sides is None else sides.queries)
 
 
 def head_counts(relation: Relation, n: int, sides: Crossing | None = None) -> HeadCounts:
