@@ -169,8 +169,6 @@ def _inside(relation: Relation, at: Situation) -> Relation:
 
 def bind_attended(graph: Term, at: Situation) -> Relation:
     """The relation of an `attend`: the term, intersected with k <= q where the spec is causal."""
-    if at.crossing is not None and at.crossing.empty:
-        return at.patterns["prefix"](0)  # type: ignore[call-arg]
     relation = bind(graph, at)
     if at.apart is not None:
         return placed(relation, at.apart)

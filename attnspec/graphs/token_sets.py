@@ -225,6 +225,8 @@ class Within(TokenSet):
     length: int
 
     def contains(self, i: Elementwise, n: int) -> Elementwise:
+        if not self.length:
+            return i != i
         known = i < self.length
         return known & self.term.contains(i * known, self.length)
 
