@@ -173,10 +173,18 @@ def reads_m(program: Program) -> bool:
     """Whether a spec between two sequences asks how many queries there are."""
     graphs = [attend.graph for attend in program.attends if attend.graph is not None]
     return evened(program).attends != program.attends or any(
-        "q" in sides and counts(value)
+        _moves_back(graph)
+        or any("q" in sides and counts(value) for _, _, value, sides in sided(graph, BY_NAME))
         for graph in graphs
-        for _, _, value, sides in sided(graph, BY_NAME)
     )
+
+
+def _moves_back(term: Term) -> bool:
+    """Whether a part is shifted to earlier positions, so that the last queries lose their keys."""
+    if isinstance(term, Leaf):
+        return any(_moves_back(x) for _, x in term.arguments if isinstance(x, Leaf | Compound))
+    moved = term.op == "shift" and not (isinstance(term.by, int) and term.by >= 0)
+    return moved or any(map(_moves_back, term.terms))
 
 
 def counts(value: object) -> bool:
