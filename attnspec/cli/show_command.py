@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import click
@@ -14,8 +15,10 @@ from attnspec.cli import console, options
 from attnspec.cli.failures import LimitReached, fitting
 from attnspec.cli.files import require_folder, write_result
 from attnspec.cli.specs import length_of, needed_inputs, read_inputs, shown_path, spec_at
+from attnspec.elaborate import Elaborated
 from attnspec.graphs.relation import Relation
 from attnspec.graphs.stack import decides
+from attnspec.ir.crossing import crossed
 from attnspec.show import drawing
 from attnspec.show.figure import Figure, figure
 from attnspec.show.html import html
@@ -34,6 +37,7 @@ SUFFIXES = (".png", ".svg", ".html")
 @click.command("show")
 @options.spec_argument
 @options.length_option(DEFAULT_LENGTH)
+@options.queries_option
 @click.option(
     "--layer",
     metavar="I",
@@ -54,6 +58,7 @@ SUFFIXES = (".png", ".svg", ".html")
 def command(
     spec: str,
     length: int | None,
+    queries: int | None,
     layer: int | None,
     head: int | None,
     output: str | None,
@@ -77,34 +82,48 @@ def command(
     n = length_of(loaded.program, length, DEFAULT_LENGTH)
     require_slot(loaded, layer, head)
     if output is not None:
-        write_picture(output, drawn(loaded, n, layer, head, inputs), force=force)
+        write_picture(output, drawn(loaded, n, layer, head, inputs, queries), force=force)
         console.say(f"wrote {shown_path(output)}")
         return
     if layer is None:
         layers = range(loaded.program.layers or 1)
         layer = next((each for each in layers if has_graph(loaded.program, each)), 0)
-    console.result(picture(loaded, n, layer, head, inputs))
+    console.result(picture(loaded, n, layer, head, inputs, queries))
 
 
 def drawn(
-    spec: Spec, n: int, layer: int | None, head: int | None, inputs: Mapping[str, str]
+    spec: Spec,
+    n: int,
+    layer: int | None,
+    head: int | None,
+    inputs: Mapping[str, str],
+    m: int | None = None,
 ) -> Figure:
     """What a picture in a file shows."""
     layers = range(spec.layers) if layer is None else [layer]
     given = read_inputs(spec, inputs, needed_inputs(spec, layers, head), n)
     with fitting(), in_time():
+        elaborated, length = crossed_at(spec, n, m)
         known = samples(spec, n, layers, given)
-        return figure(spec.elaborated, n, layer=layer, head=head, inputs=given, known=known)
+        return figure(elaborated, length, layer=layer, head=head, inputs=given, known=known)
 
 
-def picture(spec: Spec, n: int, layer: int, head: int | None, inputs: Mapping[str, str]) -> str:
+def picture(
+    spec: Spec,
+    n: int,
+    layer: int,
+    head: int | None,
+    inputs: Mapping[str, str],
+    m: int | None = None,
+) -> str:
     """The whole text of a picture for standard output, with colours where it shows them."""
     width = console.width()
     given = read_inputs(spec, inputs, needed_inputs(spec, [layer], head), n)
     with fitting(), in_time():
+        elaborated, length = crossed_at(spec, n, m)
         known = samples(spec, n, [layer], given)
         drawn = sheet(
-            spec.elaborated, n, layer=layer, head=head, inputs=given, width=width, known=known
+            elaborated, length, layer=layer, head=head, inputs=given, width=width, known=known
         )
     signs = console.signs()
     body = console.styled(draw(drawn.panels, width, signs))
@@ -113,12 +132,21 @@ def picture(spec: Spec, n: int, layer: int, head: int | None, inputs: Mapping[st
     return "\n".join([name, facts, "", body, *drawn.footer])
 
 
+def crossed_at(spec: Spec, n: int, m: int | None) -> tuple[Elaborated, int]:
+    """The spec for n keys and m queries, and the length that holds both."""
+    program, length = crossed(spec.program, n, m)
+    return replace(spec.elaborated, program=program), length
+
+
 def samples(
     spec: Spec, n: int, layers: Sequence[int], inputs: Mapping[str, np.ndarray]
 ) -> Mapping[tuple[int, int], Relation]:
     """What tensors that are drawn decide, where they decide something."""
     graphs = (attend.graph for attend in spec.program.attends)
     if not any(graph is not None and decides(graph) for graph in graphs):
+        return {}
+    if spec.program.cross:
+        # the stack says which graph is decided, and what shows its pairs
         return {}
     # torch takes long to load, and most pictures need none
     from attnspec.compile.decided import sample_pairs

@@ -70,6 +70,15 @@ def extra_tokens_need_places(name: str, count: int) -> str:
     )
 
 
+def joins_two(name: str) -> str:
+    """What is said of a spec with `cross` where there is one sequence."""
+    return (
+        f"an attention within one sequence is needed, `{name}` joins two: a model's layer of"
+        " self-attention has one, and `convert(model, cross=spec)` gives the spec to a decoder's"
+        " layers that read the encoder"
+    )
+
+
 def learned_parts_need_a_holder(name: str) -> str:
     """What is said of a spec that learns where no model holds what it learns."""
     return (

@@ -20,6 +20,7 @@ from attnspec.integrations.causality import ReadsLaterError, require_past_only
 from attnspec.integrations.model_advice import (
     CROSS,
     extra_tokens_need_places,
+    joins_two,
     learned_parts_need_a_holder,
     of_mask,
     of_terms,
@@ -73,6 +74,8 @@ class ModelAttention:
         self.module = module
         self.program: Program = module.program
         self.standing: Mapping[str, torch.Tensor] | None = None
+        # what stands may be for another side of a model
+        self.shares = False
         # the lengths of a long-running server come and go: only so many answers are kept
         self._past_only = lru_cache(maxsize=1024)(require_past_only)
         self._unstable = lru_cache(maxsize=1024)(unstable)
@@ -104,20 +107,20 @@ class ModelAttention:
         the model asks for anything else that the spec does not say.
         """
         terms = {name: others.pop(name, None) for name in (INDICES, BLOCKS, SINK)}
-        place, layer = place_of(module), self._layer(module)
-        self._refuse(module, others, layer)
+        place, layer = place_of(module), self.layer_of(module)
+        self.refuse(module, others, layer)
         self._require_one_sequence(module)
-        self._require_held(place)
+        self.require_held(place)
         attention_mask, selected = _selection(module, attention_mask, terms, key.shape[2])
         lists = lists_of(module, terms, selected)
         mask = self._mask(attention_mask, module, query, key, is_causal)
-        self._require_heads(query.shape[1])
+        self.require_heads(query.shape[1])
         if mask.kind == "causal" or is_causal:
             self._past_only(self.program, layer, query.shape[1], mask.end, mask.q_length)
         self._require_same_rows(mask, layer, query.shape[1])
-        query = self._scaled(query, scaling, layer, mask.end)
+        query = self.scaled(query, scaling, layer, mask.end)
         sink = cast("torch.Tensor | None", terms[SINK])
-        inputs = self._inputs(attnspec_inputs, mask, lists is not None)
+        inputs = self.inputs_of(attnspec_inputs, mask, lists is not None)
         dropout = dropout if module.training else 0.0
         own = self.module if place is None or place.attention is None else place.attention
         cached = getattr(key, CACHED, None)
@@ -162,12 +165,12 @@ class ModelAttention:
     def require_fit(self, module: torch.nn.Module) -> None:
         """Raise for what is known of a layer before it is called: the spec cannot stand for it."""
         self._require_one_sequence(module)
-        layer = self._layer(module)
-        self._refuse(module, dict(own_terms(module)), layer)
-        self._require_held(place_of(module))
+        layer = self.layer_of(module)
+        self.refuse(module, dict(own_terms(module)), layer)
+        self.require_held(place_of(module))
         known = getattr(getattr(module, "config", None), "num_attention_heads", None)
         heads = known if isinstance(known, int) else self.program.heads or 1
-        self._require_heads(heads)
+        self.require_heads(heads)
         if getattr(module, "is_causal", False):
             try:
                 self._past_only(self.program, layer, heads, _SHORT, _SHORT)
@@ -189,20 +192,20 @@ class ModelAttention:
             return
         fault = self._padded(self.program, layer, heads)
         if fault is not None:
-            self._warn_once("padding", must_be_steady(name, fault))
+            self.warn_once("padding", must_be_steady(name, fault))
         if mask.left_padded and self._absolute:
-            self._warn_once(
+            self.warn_once(
                 "padding on the left",
                 f"`{name}` names positions or draws by them, and they count from the padding: "
                 "pad on the right, or the first tokens are not those of the text",
             )
 
-    def _warn_once(self, about: str, words: str) -> None:
+    def warn_once(self, about: str, words: str) -> None:
         if about not in self._said:
             self._said.add(about)
             warnings.warn(words, stacklevel=4)
 
-    def _refuse(self, module: torch.nn.Module, others: Mapping[str, object], layer: int) -> None:
+    def refuse(self, module: torch.nn.Module, others: Mapping[str, object], layer: int) -> None:
         """Raise for keywords that change what is computed, and for those that are not known."""
         terms = {
             name: value
@@ -227,11 +230,14 @@ class ModelAttention:
             scores = [self.program.attend(layer, head).scores for head in heads]
             caps = [[dict(x.arguments)["cap"] for x in s if x.name == "softcap"] for s in scores]
             return all(cap == [value] for cap in caps)
+        if name == "position_bias" and crosses(module):
+            # zeros, where no table is learned
+            return not getattr(module, "has_relative_attention_bias", True)
         if place is None:
             return False
         return name == "sliding_window" or (name == "position_bias" and place.table is not None)
 
-    def _require_held(self, place: Place | None) -> None:
+    def require_held(self, place: Place | None) -> None:
         """Raise where the model does not hold what the spec learns, or has other tokens of its own
         before its sequence."""
         name, extra = self.program.name, self.program.extra_tokens
@@ -275,7 +281,10 @@ class ModelAttention:
             )
 
     def _require_one_sequence(self, module: torch.nn.Module) -> None:
-        """Raise for a layer that reads another sequence, or stands beside one that does."""
+        """Raise for a layer that reads another sequence, or stands beside one that does, and for a
+        spec that joins two."""
+        if self.program.cross:
+            raise AttnSpecError(joins_two(self.program.name))
         if crosses(module):
             raise self._crossing("")
         if decodes(module) and place_of(module) is None:
@@ -335,7 +344,7 @@ class ModelAttention:
             )
         return given
 
-    def _layer(self, module: torch.nn.Module) -> int:
+    def layer_of(self, module: torch.nn.Module) -> int:
         """The layer of the spec that a module of the model is."""
         place = place_of(module)
         layer, known = getattr(module, "layer_idx", None), layers_in(module)
@@ -364,7 +373,7 @@ class ModelAttention:
             )
         return int(layer or 0)
 
-    def _require_heads(self, heads: int) -> None:
+    def require_heads(self, heads: int) -> None:
         """Raise unless the spec has one pattern for every head, or as many as the model."""
         declared = self.program.heads
         if declared is not None and declared != heads:
@@ -373,8 +382,8 @@ class ModelAttention:
                 f"write `heads {heads}`"
             )
 
-    def _inputs(
-        self, given: Mapping[str, torch.Tensor] | None, mask: ModelMask, chosen: bool
+    def inputs_of(
+        self, given: Mapping[str, torch.Tensor] | None, mask: ModelMask, chosen: bool = False
     ) -> Mapping[str, torch.Tensor] | None:
         """The run-time inputs of a call: its own, or those that stand, up to its last position;
         where the model has chosen, without the one for choices."""
@@ -391,6 +400,8 @@ class ModelAttention:
             )
         found = {}
         for name, tensor in self.standing.items():
+            if name not in declared and self.shares:
+                continue
             if declared.get(name) == "length" and mask.q_offset:
                 raise AttnSpecError(
                     f"the length `{name}` changes with every token that is written, one that "
@@ -404,7 +415,7 @@ class ModelAttention:
             found[name] = tensor[:, : mask.end] if tensor.ndim == 2 else tensor
         return found
 
-    def _scaled(
+    def scaled(
         self, query: torch.Tensor, scaling: float | None, layer: int, n: int
     ) -> torch.Tensor:
         """The query such that the spec's own scale gives what the model's would.

@@ -28,11 +28,12 @@ from typing import TYPE_CHECKING, Any, TypeAlias, cast
 from attnspec.integrations.conversion import Conversion, has_cross, part_of
 from attnspec.integrations.model_advice import (
     extra_tokens_need_places,
+    joins_two,
     learned_parts_need_a_holder,
 )
 from attnspec.integrations.model_attention import ModelAttention, learns
 from attnspec.integrations.model_mask import model_mask
-from attnspec.integrations.model_sides import SidesAttention
+from attnspec.integrations.model_sides import CrossAttention, SidesAttention
 from attnspec.integrations.model_use import LayerUse, ModelUse, guard, registered, used_by
 from attnspec.integrations.model_weights import bert_of_bigbird, roberta_of_longformer
 from attnspec.spec import Spec
@@ -92,6 +93,8 @@ def register(
     module = _compiled(spec, backend)
     if learns(module):
         raise AttnSpecError(learned_parts_need_a_holder(module.program.name))
+    if module.program.cross:
+        raise AttnSpecError(joins_two(module.program.name))
     if module.program.extra_tokens:
         raise AttnSpecError(
             extra_tokens_need_places(module.program.name, module.program.extra_tokens)
@@ -108,19 +111,21 @@ def convert(
     *,
     encoder: Given | None = None,
     decoder: Given | None = None,
+    cross: Given | None = None,
     backend: str = "auto",
 ) -> Conversion:
     """Give every attention layer of a model this spec, in place.
 
         print(convert(model, spec))                       # what each layer uses and each head reads
-        convert(model, encoder=near, decoder=recent)      # BART, T5, Whisper: one, or both
+        convert(model, encoder=near, decoder=recent, cross=band)  # BART, T5, Whisper: some, or all
 
     Layers are numbered as they come; the spec takes the place of windows that the model has of its
     own, and keeps what its layers do besides (their rotations, for example). `extra_tokens` of a
     spec are tokens that the model puts first (class tokens, registers). `score bias` is read from
     the table that a model has (T5); what else a spec learns becomes a part of the model, `attnspec`
-    in its state dict. A decoder keeps its own attention to the encoder. `model` may be a part of
-    another; it goes by a config of its own from then on, a copy. The other arguments are those of
+    in its state dict. `cross`, a spec that says so, is for the layers of the decoder that read the
+    encoder; sides that are given none keep their own attention. `model` may be a part of another;
+    it goes by a config of its own from then on, a copy. The other arguments are those of
     `register`.
 
     The Conversion that is returned has `model`, `layers`, `report(n)` and `undo()`; it prints
@@ -129,20 +134,22 @@ def convert(
     """
     _transformers()
     done = Conversion(model)
-    if encoder is None and decoder is None:
+    if encoder is None and decoder is None and cross is None:
         if spec is None:
             raise AttnSpecError("a spec is needed: `convert(model, spec)`")
-        done.give(model, *_entered(spec, name, backend, sides=False))
+        done.give(model, *_entered(spec, None, name, backend, sides=False))
         return done
     if spec is not None or name is not None:
         raise AttnSpecError(
-            "either one spec, or `encoder` and `decoder` are needed; each goes by the name of its"
-            " spec"
+            "either one spec, or some of `encoder`, `decoder` and `cross` are needed; each goes by"
+            " the name of its spec"
         )
-    for side, given in (("encoder", encoder), ("decoder", decoder)):
-        if given is not None:
-            part = part_of(model, side)
-            done.give(part, *_entered(given, None, backend, sides=has_cross(part)))
+    if encoder is not None:
+        part = part_of(model, "encoder")
+        done.give(part, *_entered(encoder, None, None, backend, sides=False))
+    if decoder is not None or cross is not None:
+        part = part_of(model, "decoder")
+        done.give(part, *_entered(decoder, cross, None, backend, sides=has_cross(part)))
     return done
 
 
@@ -205,15 +212,18 @@ def with_inputs(name: str | Conversion, inputs: Mapping[str, torch.Tensor]) -> I
 
 
 def _entered(
-    spec: Given, name: str | None, backend: str, *, sides: bool
+    own: Given | None, cross: Given | None, name: str | None, backend: str, *, sides: bool
 ) -> tuple[str, ModelAttention | SidesAttention]:
-    """A spec under a name, for a model that holds what it learns; `sides` where layers beside its
-    own keep their attention to another sequence."""
-    own = ModelAttention(_compiled(spec, backend))
+    """Specs under a name, for a model that holds what they learn; `sides` where its layers read two
+    sequences."""
+    found = None if own is None else ModelAttention(_compiled(own, backend))
+    joins = None if cross is None else CrossAttention(_compiled(cross, backend))
+    attention = SidesAttention(found, joins) if found is None or sides else found
+    owner = (own, cross) if sides else own
     if name is None:
-        name = _free(f"attnspec_{own.program.name}" + "_beside_an_encoder" * sides, (spec, backend))
-    attention = SidesAttention(own, None) if sides else own
-    return name, _enter(name, attention, (spec, backend), False)
+        words = ["attnspec", *(each.program.name for each in attention.entries)]
+        name = _free("_".join([*words, *["sides"] * sides]), (owner, backend))
+    return name, _enter(name, attention, (owner, backend), False)
 
 
 def _free(name: str, owner: tuple[object, str]) -> str:
@@ -297,4 +307,6 @@ def _same(a: tuple[object, str] | None, b: tuple[object, str]) -> bool:
     """Specs compare by meaning, modules and classes by identity."""
     if a is None or a[1] != b[1]:
         return False
-    return a[0] == b[0] if isinstance(a[0], Spec) else a[0] is b[0]
+    pairs = zip(*(x if isinstance(x, tuple) else (x,) for x in (a[0], b[0])), strict=False)
+    alike = all(x == y if isinstance(x, Spec) else x is y for x, y in pairs)
+    return alike and isinstance(a[0], tuple) == isinstance(b[0], tuple)
