@@ -33,6 +33,7 @@ import attnspec
 from attnspec.integrations import model_use
 from attnspec.integrations.model_attention import ModelAttention
 from attnspec.integrations.model_layers import attention_layers
+from attnspec.integrations.model_sides import CrossAttention
 from attnspec.integrations.model_use import own_config
 from attnspec.integrations.transformers import Conversion, convert, used_by
 
@@ -282,9 +283,9 @@ def _require_converted(family: Family, score: str = "") -> None:
     for graph in ("full", "window(radius = 2)"):
         defined = family.build()
         specs = _specs(model, graph, score)
-        for side, spec in specs.items():
+        for side in specs.keys() - {"cross"}:
             part = defined if side == "whole" else getattr(defined, f"get_{side}")()
-            own_config(part, _defined(spec, cap))
+            own_config(part, _defined(specs, side, cap))
         with _given(model, specs) as done:
             states.append(_observed(family, model))
             assert difference(states[-1], family.hidden(defined)) < TOLERANCE
@@ -298,11 +299,16 @@ def _require_converted(family: Family, score: str = "") -> None:
 def _specs(model: Any, graph: str, score: str) -> dict[str, attnspec.Spec]:
     """The specs of the sides of a model, or of the whole."""
     if model.config.is_encoder_decoder:
-        sides = {"encoder": False, "decoder": True}
+        sides = {"encoder": "", "decoder": "causal", "cross": "cross"}
     else:
         layers = attention_layers(model)
-        sides = {"whole": all(getattr(module, "is_causal", False) for _, module in layers)}
-    texts = {side: text_of(past, graph, score) for side, past in sides.items()}
+        past = all(getattr(module, "is_causal", False) for _, module in layers)
+        sides = {"whole": "causal" * past}
+    texts = {
+        # a layer that reads the encoder has no bias
+        side: text_of(False, graph, "" if side == "cross" else score).replace("{", f"{{ {word}", 1)
+        for side, word in sides.items()
+    }
     return {
         side: attnspec.parse(text.replace("tried", f"{side}_{next(_numbers)}"))
         for side, text in texts.items()
@@ -313,8 +319,10 @@ def _given(model: Any, specs: Mapping[str, Any]) -> Conversion:
     return convert(model, specs["whole"]) if "whole" in specs else convert(model, **specs)
 
 
-def _defined(spec: attnspec.Spec, cap: float | None) -> str:
-    return reference(lambda n, layer: spec.mask(n), cap=cap)
+def _defined(specs: Mapping[str, attnspec.Spec], side: str, cap: float | None) -> str:
+    spec, cross = specs[side], specs.get("cross")
+    across = None if cross is None else lambda m, n: cross.mask(n, m=m)
+    return reference(lambda n, layer: spec.mask(n), cap=cap, across=across)
 
 
 def settings_of(message: str) -> dict[str, Any]:
@@ -373,15 +381,18 @@ def _observed(family: Family, model: Any) -> torch.Tensor:
 def observed() -> Iterator[list[Any]]:
     """The modules that call a spec within and are answered, in order."""
     called: list[Any] = []
-    given = ModelAttention.__call__
 
-    def noted(self: ModelAttention, module: Any, *arguments: Any, **settings: Any) -> Any:
-        answer = given(self, module, *arguments, **settings)
-        called.append(module)
-        return answer
+    def noting(given: Any) -> Any:
+        def noted(self: ModelAttention, module: Any, *arguments: Any, **settings: Any) -> Any:
+            answer = given(self, module, *arguments, **settings)
+            called.append(module)
+            return answer
+
+        return noted
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(ModelAttention, "__call__", noted)
+        for kind in (ModelAttention, CrossAttention):
+            patch.setattr(kind, "__call__", noting(vars(kind)["__call__"]))
         yield called
 
 
@@ -391,7 +402,7 @@ HEAD = """| family | classes | `attn_implementation = name` | `convert(model, sp
 
 def row(family: Family, built: Outcome, there: Outcome) -> str:
     """What the page says of a family: of models that are built with a spec, and that are there."""
-    works = "works: `encoder=`, `decoder=`" if built.kind == "converted" else "works"
+    works = "works: `encoder=`, `decoder=`, `cross=`" if built.kind == "converted" else "works"
     return f"| {family.title} | `{family.stem}…` | {_built(built)} | {_there(there, works)} |"
 
 

@@ -20,6 +20,7 @@ from attnspec.integrations.model_attention import ModelAttention, learns
 from attnspec.integrations.model_layers import HELD, Place, crosses, places_in, put
 from attnspec.integrations.model_sides import SidesAttention
 from attnspec.integrations.model_use import ModelUse, own_config, used_by
+from attnspec.ir.crossing import crossed
 from attnspec.ir.parameters import RelationError
 from attnspec.ir.program import Program
 from attnspec.ir.serial import plan_data
@@ -268,16 +269,17 @@ def length_of(model: Any, program: Program) -> int:
 
 def _read(program: Program, n: int) -> Iterator[str]:
     """What each head of a spec reads of n positions, in lines."""
-    yield f"`{program.name}` at n = {n}"
+    yield f"`{program.name}` at {'m = ' * program.cross}n = {n}"
+    program, length = crossed(program, n)
     stack = Stack(program, None, None)
     try:
         if stack.unknown is not None:
             yield f"  {stack.unknown}"
             return
-        bound = stack.bound(n)
+        bound = stack.bound(length)
         for index, (_, _, relation) in enumerate(bound.found):
             rows = [[slot == index for slot in row] for row in bound.slots]
-            found = head_counts(relation, n)
+            found = head_counts(relation, length, program.crossing)
             yield (
                 f"  {slots_words(rows)}: {found.edges:,} pairs, at most {found.degree:,} keys of a"
                 f" query, {found.density:.3g} of all"

@@ -14,7 +14,8 @@ from attnspec.integrations.model_layers import attribute_of, passes
 from attnspec.integrations.model_mask import REPLACED
 
 CROSS = (
-    "`convert(model, encoder=spec, decoder=spec)` gives a spec to the encoder, the decoder or both"
+    "`convert(model, encoder=spec, decoder=spec)` gives specs to the encoder and the decoder, "
+    "`cross=` to what joins them"
 )
 """The way out where a model reads another sequence."""
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from importlib import import_module
 from threading import local
-from typing import Any
+from typing import Any, cast
 
 import torch
 
@@ -38,12 +38,11 @@ class CrossAttention(ModelAttention):
         dropout: float = 0.0,
         is_causal: bool | None = None,
         attnspec_inputs: Mapping[str, torch.Tensor] | None = None,
-        query_start: int = 0,
         **others: object,
     ) -> tuple[torch.Tensor, None]:
-        """The output [B, m, H, d_v] of the queries [B, H, m, d] from `query_start` on, and no
-        weights; keys [B, H_kv, n, d] are the encoder's, and so are padding and inputs."""
-        layer = self.layer_of(module)
+        """The output [B, m, H, d_v] of queries [B, H, m, d], by keyword from `query_start` on, and
+        no weights; keys [B, H_kv, n, d] are the encoder's, and so are padding and inputs."""
+        start, layer = cast(int, others.pop("query_start", 0)), self.layer_of(module)
         self.refuse(module, others, layer)
         self.require_held(place_of(module))
         self.require_heads(query.shape[1])
@@ -59,7 +58,7 @@ class CrossAttention(ModelAttention):
             key_padding_mask=padding,
             dropout_p=dropout if module.training else 0.0,
             inputs=self.inputs_of(attnspec_inputs, every),
-            query_start=query_start,
+            query_start=start,
         )
         return out.transpose(1, 2).contiguous(), None
 

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from copy import deepcopy
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from model_families import FAMILIES, Family
@@ -29,7 +30,7 @@ from tiny_models import (
 import attnspec
 from attnspec.integrations.model_layers import attention_layers
 from attnspec.integrations.model_use import own_config
-from attnspec.integrations.transformers import convert, register, used_by
+from attnspec.integrations.transformers import convert, register, used_by, with_inputs
 
 BY_STEM = {family.stem: family for family in FAMILIES}
 LAYERED = """attention layered { layers 2 attend full layer 1 { attend window(radius = 2) } }"""
@@ -104,7 +105,7 @@ def test_the_report_counts_what_each_head_reads() -> None:
 def test_convert_leaves_a_model_as_it_was_where_it_cannot() -> None:
     model = BY_STEM["Bart"].build()
     before = [module.config for module in model.modules() if hasattr(module, "config")]
-    with pytest.raises(attnspec.AttnSpecError, match="gives a spec to the encoder, the decoder"):
+    with pytest.raises(attnspec.AttnSpecError, match="gives specs to the encoder and the decoder"):
         convert(model, attnspec.parse(CAUSAL))
     # the encoder can, the decoder cannot: neither does
     with pytest.raises(attnspec.AttnSpecError, match="must not read the future"):
@@ -123,7 +124,7 @@ def test_convert_needs_what_makes_its_own_masks() -> None:
     ("given", "message"),
     [
         ({}, "a spec is needed"),
-        ({"spec": FULL, "encoder": FULL}, "either one spec, or `encoder` and `decoder`"),
+        ({"spec": FULL, "encoder": FULL}, "either one spec, or some of `encoder`, `decoder`"),
         ({"encoder": FULL}, "a model with an encoder and a decoder is needed for `encoder=`"),
     ],
 )
@@ -131,6 +132,76 @@ def test_sides_are_for_models_that_have_them(given: dict[str, str], message: str
     specs: dict[str, Any] = {name: attnspec.parse(text) for name, text in given.items()}
     with pytest.raises(attnspec.AttnSpecError, match=message):
         convert(bert("eager"), **specs)
+
+
+# --- a decoder that reads an encoder ----------------------------------------------------------
+
+BAND = "attention band { cross attend where(abs(q - k) <= 2) }"
+MONOTONIC = "attention monotonic { cross attend where(abs(q * n - k * m) <= 2 * m) }"
+
+
+def writer() -> Any:
+    config = transformers.BartConfig(**BY_STEM["Bart"].settings, forced_eos_token_id=None)
+    torch.manual_seed(1)
+    return transformers.BartForConditionalGeneration(config).eval()
+
+
+def test_a_decoder_writes_beside_the_keys_of_the_encoder() -> None:
+    model, ids = writer(), tokens(2, 9)
+    given: dict[str, Any] = {"max_new_tokens": 6, "do_sample": False, "eos_token_id": None}
+    dense = model.generate(ids, **given)
+    with convert(model, cross=attnspec.parse(BAND)) as done:
+        assert "`band` at m = n = 1024" in str(done)
+        wanted = model.generate(ids, use_cache=False, **given)
+        assert wanted.tolist() != dense.tolist()
+        for beams in (1, 2):
+            found, whole = (
+                model.generate(ids, use_cache=cached, num_beams=beams, **given)
+                for cached in (True, False)
+            )
+            assert found.tolist() == whole.tolist()
+    assert model.generate(ids, **given).tolist() == dense.tolist()
+
+
+def test_a_decoder_cannot_write_where_the_number_of_queries_is_read() -> None:
+    model, ids = writer(), tokens(2, 9)
+    convert(model, cross=attnspec.parse(MONOTONIC))
+    with pytest.raises(ValueError, match="`monotonic` reads m, the number of all queries"):
+        model.generate(ids, max_new_tokens=4, do_sample=False)
+    model.generate(ids, max_new_tokens=4, do_sample=False, use_cache=False)
+
+
+def test_padding_and_inputs_between_two_sequences_are_those_of_the_encoder() -> None:
+    text = """attention marked { cross input important: tokens
+        attend where(abs(q - k) <= 1) | columns(important) }"""
+    spec, family = attnspec.parse(text), BY_STEM["Bart"]
+    model, definition = family.build(), family.build()
+    important = torch.zeros(13, dtype=torch.bool)
+    important[[2, 12]] = True
+    done = convert(model, cross=spec)
+    marks = {"important": important.numpy()}
+    across = reference(
+        lambda n, layer: np.tril(np.ones((n, n), bool)),
+        across=lambda m, n: spec.mask(n, m=m, inputs=marks),
+    )
+    own_config(definition.get_decoder(), across)
+    with with_inputs(done, {"important": important.expand(3, -1)}):
+        found = family.hidden(model)
+    assert difference(found, family.hidden(definition)) < TOLERANCE
+
+
+@pytest.mark.parametrize(
+    ("side", "text", "message"),
+    [
+        ("cross", FULL, "is one within a single sequence: write `cross`"),
+        ("decoder", BAND, r"`convert\(model, cross=spec\)` gives"),
+        ("cross", "attention h { cross heads 3 attend full }", "write `heads 4`"),
+    ],
+)
+def test_sides_take_specs_of_their_kind(side: str, text: str, message: str) -> None:
+    given: dict[str, Any] = {side: attnspec.parse(text)}
+    with pytest.raises(attnspec.AttnSpecError, match=message):
+        convert(BY_STEM["Bart"].build(), **given)
 
 
 # --- layers, windows, class tokens ------------------------------------------------------------
