@@ -3,6 +3,7 @@ becomes a part of it, and there is a way back."""
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
@@ -86,6 +87,15 @@ class Conversion:
         for program in programs:
             lines += _read(program, length_of(self.model, program) if n is None else n)
         return "\n".join(lines)
+
+    def record(self, specs: dict[str, str]) -> None:
+        """Have the config of the model say the texts of its specs, by the arguments of `convert`,
+        so that `save_pretrained` writes them down."""
+        model: Any = self.model
+        before = model.config
+        model.config = copy.deepcopy(before)
+        model.config.attnspec = specs
+        self._back.append(lambda: _restore({model: before}))
 
     # --- how a part is given an attention ---------------------------------------------------------
 

@@ -22,6 +22,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from importlib import import_module
 from itertools import chain, count
+from os import PathLike
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, TypeAlias, cast
 
@@ -36,7 +37,7 @@ from attnspec.integrations.model_mask import model_mask
 from attnspec.integrations.model_sides import CrossAttention, SidesAttention
 from attnspec.integrations.model_use import LayerUse, ModelUse, guard, registered, used_by
 from attnspec.integrations.model_weights import bert_of_bigbird, roberta_of_longformer
-from attnspec.spec import Spec
+from attnspec.spec import Spec, parse
 from attnspec.text.diagnostics import AttnSpecError
 
 if TYPE_CHECKING:
@@ -53,6 +54,7 @@ __all__ = [
     "SpecCache",
     "bert_from_bigbird",
     "convert",
+    "from_pretrained",
     "register",
     "roberta_from_longformer",
     "used_by",
@@ -138,7 +140,7 @@ def convert(
         if spec is None:
             raise AttnSpecError("a spec is needed: `convert(model, spec)`")
         done.give(model, *_entered(spec, None, name, backend, sides=False))
-        return done
+        return _recorded(done, spec=spec)
     if spec is not None or name is not None:
         raise AttnSpecError(
             "either one spec, or some of `encoder`, `decoder` and `cross` are needed; each goes by"
@@ -150,6 +152,47 @@ def convert(
     if decoder is not None or cross is not None:
         part = part_of(model, "decoder")
         done.give(part, *_entered(decoder, cross, None, backend, sides=has_cross(part)))
+    return _recorded(done, encoder=encoder, decoder=decoder, cross=cross)
+
+
+def from_pretrained(path: str | PathLike[str], kind: Any = None, **settings: Any) -> Conversion:
+    """A model that was converted and saved by `save_pretrained`, with what its specs have learnt.
+
+    `kind` is its class, by default the one that was saved; `settings` are those of the class's own
+    `from_pretrained`. Raises AttnSpecError for a model that was not converted, or by a class that
+    `attnspec compile` wrote: build it and `convert` it, and load its state dict.
+    """
+    transformers = _transformers()
+    config = transformers.AutoConfig.from_pretrained(path)
+    texts = getattr(config, "attnspec", None)
+    if not texts:
+        raise AttnSpecError(
+            f"a model that was converted to a spec is needed, the config in {path} names none:"
+            " `convert(model, spec)` before `save_pretrained`"
+        )
+    kind = kind or getattr(transformers, config.architectures[0])
+    done: list[Conversion] = []
+
+    def built(model: Any, *arguments: Any, **given: Any) -> None:
+        kind.__init__(model, *arguments, **given)
+        # `undo` gives back a model that was not converted
+        vars(model.config).pop("attnspec", None)
+        specs: dict[str, Any] = {side: parse(text) for side, text in texts.items()}
+        done.append(convert(model, **specs))
+
+    # what the specs learn must be there before weights are read
+    same = {"__init__": built, "__module__": kind.__module__}
+    converted: Any = type(kind.__name__, (kind,), same)
+    model = converted.from_pretrained(path, **settings)
+    model.__class__ = kind
+    return done[-1]
+
+
+def _recorded(done: Conversion, **specs: Given | None) -> Conversion:
+    given = {side: spec for side, spec in specs.items() if spec is not None}
+    texts = {side: spec.source for side, spec in given.items() if isinstance(spec, Spec)}
+    if len(texts) == len(given):
+        done.record(texts)
     return done
 
 

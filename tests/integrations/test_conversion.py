@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from copy import deepcopy
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -30,7 +31,13 @@ from tiny_models import (
 import attnspec
 from attnspec.integrations.model_layers import attention_layers
 from attnspec.integrations.model_use import own_config
-from attnspec.integrations.transformers import convert, register, used_by, with_inputs
+from attnspec.integrations.transformers import (
+    convert,
+    from_pretrained,
+    register,
+    used_by,
+    with_inputs,
+)
 
 BY_STEM = {family.stem: family for family in FAMILIES}
 LAYERED = """attention layered { layers 2 attend full layer 1 { attend window(radius = 2) } }"""
@@ -306,8 +313,16 @@ def test_the_table_of_a_model_is_read_trained_and_saved_as_it_was() -> None:
         found, wanted = (each.get_parameter(name).grad for each in (model, twin))
         assert wanted.abs().max() > 0.1
         assert difference(found, wanted) < 1e-4 * float(wanted.abs().max())
+    # no bias of n² numbers is written down, and a copy has a table of its own
+    attention = model.encoder.block[0].layer[0].SelfAttention
+    assert attention.compute_bias(99, 99).untyped_storage().nbytes() == 4
+    copied = deepcopy(model)
+    table = copied.encoder.block[0].layer[0].SelfAttention.relative_attention_bias
+    torch.nn.init.normal_(table.weight, std=3.0)
+    assert difference(family.hidden(copied), family.hidden(model)) > 0.01
+    assert difference(family.hidden(model), family.hidden(twin)) < TOLERANCE
     done.undo()
-    assert "compute_bias" not in vars(twin.encoder.block[0].layer[0].SelfAttention)
+    assert "compute_bias" not in vars(attention)
     assert difference(family.hidden(model), family.hidden(twin)) == 0.0
 
 
@@ -374,3 +389,44 @@ def test_a_second_spec_that_learns_needs_the_first_undone() -> None:
     convert(model, attnspec.parse(text))
     with pytest.raises(attnspec.AttnSpecError, match=r"`undo\(\)` what it was given before"):
         convert(model, attnspec.parse(text.replace("full", "self")))
+
+
+@pytest.mark.parametrize("share", ["none", "layer"])
+def test_what_a_spec_learns_is_saved_and_loaded(share: str, tmp_path: Path) -> None:
+    text = LINFORMER.replace("share = none", f"share = {share}")
+    config = transformers.BertConfig(**{**BY_STEM["Bert"].settings, "num_hidden_layers": 3})
+    torch.manual_seed(1)
+    model, ids = transformers.BertForMaskedLM(config).eval(), tokens(2, 9)
+    convert(model, attnspec.parse(text))
+    model.save_pretrained(tmp_path)
+    done = from_pretrained(tmp_path)
+    assert type(done.model) is type(model)
+    assert {layer.kind for layer in done.layers} == {"spec"}
+    assert difference(hidden(done.model, ids), hidden(model, ids)) == 0.0
+    # another head finds what was learnt in the same place
+    body = from_pretrained(tmp_path, transformers.BertModel).model
+    assert difference(hidden(body, ids), hidden(model.base_model, ids)) == 0.0
+    done.undo()
+    assert not hasattr(done.model.config, "attnspec")
+    assert not any("attnspec" in key for key in done.model.state_dict())
+
+
+def test_the_sides_of_a_model_are_saved_and_loaded(tmp_path: Path) -> None:
+    family = BY_STEM["Bart"]
+    model = family.build()
+    bias = attnspec.parse("attention b { heads 4 attend full score bias(buckets = 8) }")
+    convert(model, encoder=bias, cross=attnspec.parse(BAND))
+    torch.nn.init.normal_(model.encoder.attnspec.bias_0)
+    model.save_pretrained(tmp_path)
+    done = from_pretrained(tmp_path)
+    assert difference(family.hidden(done.model), family.hidden(model)) < TOLERANCE
+    assert [layer.what for layer in done.layers] == [layer.what for layer in used_by(model)]
+
+
+def test_a_model_that_was_not_converted_is_not_loaded_as_one(tmp_path: Path) -> None:
+    model = bert("eager")
+    with convert(model, attnspec.parse(FULL)):
+        assert model.config.attnspec["spec"].startswith("attention full_attention {")
+    model.save_pretrained(tmp_path)
+    with pytest.raises(attnspec.AttnSpecError, match="a model that was converted to a spec"):
+        from_pretrained(tmp_path)
