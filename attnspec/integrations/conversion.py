@@ -18,7 +18,14 @@ from attnspec.analysis.counting.head_counts import head_counts
 from attnspec.graphs.stack import Stack, TooMuch
 from attnspec.integrations.model_advice import of_bias
 from attnspec.integrations.model_attention import ModelAttention, learns
-from attnspec.integrations.model_layers import HELD, Place, crosses, places_in, put
+from attnspec.integrations.model_layers import (
+    HELD,
+    Place,
+    crosses,
+    place_of,
+    places_in,
+    put,
+)
 from attnspec.integrations.model_sides import SidesAttention
 from attnspec.integrations.model_use import ModelUse, own_config, used_by
 from attnspec.ir.crossing import crossed
@@ -124,12 +131,12 @@ class Conversion:
                 self._replaced.append(said)
 
     def _put(self, module: nn.Module, place: Place) -> None:
+        before = place_of(module), vars(module).get("compute_bias")
+        self._back.append(lambda: _put_back(module, *before))
         put(module, place)
-        self._back.append(lambda: put(module, None))
         if place.table is not None and hasattr(module, "compute_bias"):
             # the table is read where the scores are: no bias [1, H, q, k] need be written down
-            setattr(module, "compute_bias", partial(_no_bias, module_heads(module)))  # noqa: B010
-            self._back.append(lambda: delattr(module, "compute_bias"))
+            vars(module)["compute_bias"] = partial(_no_bias, module_heads(module))
 
     def _placed(
         self,
@@ -221,6 +228,13 @@ def _no_bias(
 ) -> torch.Tensor:
     """What stands for a bias that is read elsewhere: one zero, seen as [1, H, q, k]."""
     return torch.zeros(1, device=device).expand(1, heads, query_length, key_length)
+
+
+def _put_back(module: nn.Module, place: Place | None, bias: Callable[..., Any] | None) -> None:
+    put(module, place)
+    vars(module).pop("compute_bias", None)
+    if bias is not None:
+        vars(module)["compute_bias"] = bias
 
 
 def _restore(before: dict[Any, Any]) -> None:

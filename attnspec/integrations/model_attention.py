@@ -31,6 +31,7 @@ from attnspec.integrations.model_choices import (
     INDICES,
     INPUT,
     SINK,
+    Lists,
     chooses,
     lists_of,
     own_input,
@@ -122,7 +123,7 @@ class ModelAttention:
         sink = cast("torch.Tensor | None", terms[SINK])
         inputs = self.inputs_of(attnspec_inputs, mask, lists is not None)
         dropout = dropout if module.training else 0.0
-        own = self.module if place is None or place.attention is None else place.attention
+        own = self.module_of(place)
         cached = getattr(key, CACHED, None)
         if cached is not None:
             self._require_plain(lists is not None or sink is not None or dropout > 0)
@@ -136,10 +137,7 @@ class ModelAttention:
         run: Callable[..., Any] = own
         if lists is not None or sink is not None:
             cut = self._variant(None if lists is None else lists.size, sink is not None)
-            run = with_learned_of(own, cut)
-        if lists is not None:
-            taken = own_input(self.program)
-            inputs = {**(inputs or {}), INPUT if taken is None else taken.name: lists.numbers}
+            run, inputs = with_learned_of(own, cut), self._with_lists(inputs, lists)
         found = run(
             query,
             key,
@@ -152,6 +150,19 @@ class ModelAttention:
         )
         out = found if sink is None else with_sink(found[0], found[1], sink)
         return out.transpose(1, 2).contiguous(), None
+
+    def module_of(self, place: Place | None) -> CompiledAttention:
+        """What computes at a place of a model: what the model holds there, or the module itself."""
+        return self.module if place is None or place.attention is None else place.attention
+
+    def _with_lists(
+        self, inputs: Mapping[str, torch.Tensor] | None, lists: Lists | None
+    ) -> Mapping[str, torch.Tensor] | None:
+        """The run-time inputs with what the model chose among them."""
+        if lists is None:
+            return inputs
+        taken = own_input(self.program)
+        return {**(inputs or {}), INPUT if taken is None else taken.name: lists.numbers}
 
     def of(self, module: torch.nn.Module) -> ModelAttention:
         """The spec of a module: this one."""

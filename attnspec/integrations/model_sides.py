@@ -42,15 +42,16 @@ class CrossAttention(ModelAttention):
     ) -> tuple[torch.Tensor, None]:
         """The output [B, m, H, d_v] of queries [B, H, m, d], by keyword from `query_start` on, and
         no weights; keys [B, H_kv, n, d] are the encoder's, and so are padding and inputs."""
-        start, layer = cast(int, others.pop("query_start", 0)), self.layer_of(module)
+        start, place = cast(int, others.pop("query_start", 0)), place_of(module)
+        layer = self.layer_of(module)
         self.refuse(module, others, layer)
-        self.require_held(place_of(module))
+        self.require_held(place)
         self.require_heads(query.shape[1])
         padding = self._padding(attention_mask, key.shape[2])
         if padding is not None:
             self._warn_of_padding(layer, query.shape[1])
         every = ModelMask("bidirectional", key.shape[2], 0, key.shape[2], 0, padding)
-        out = self.module(
+        out = self.module_of(place)(
             self.scaled(query, scaling, layer, key.shape[2]),
             key,
             value,

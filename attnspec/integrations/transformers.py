@@ -3,6 +3,8 @@
     name = register(attnspec.load("longformer.attn", radius=64))
     model = AutoModel.from_pretrained(path, attn_implementation=name)
 
+    print(convert(model, spec))      # or a model that is there already
+
 The spec takes the place of the model's own pattern. Padding (a 2-D `attention_mask`), the cache
 and the layer index come from the model; positions are those of the padded tensor. What a spec would
 silently drop or change is refused: masks of the user's own, sliding windows, packed sequences,
@@ -11,7 +13,9 @@ change with the length beside a cache that holds earlier positions.
 
 `model(..., attnspec_inputs={"important": mask})` hands over the run-time inputs of a spec, and
 `with_inputs` those of calls that take no such argument, as `generate`. `convert` gives a spec to a
-model that is there already, or to a part of one; `used_by` says what each layer of a model uses.
+model that is there already, to a part of one, or specs to an encoder and a decoder; it replaces
+windows, counts class tokens, has the model hold what the spec learns, and undoes. `used_by` says
+what each layer of a model uses. `SpecCache` keeps what a spec may still read while a model writes.
 Which models take a spec stands in README.md beside this file.
 """
 

@@ -87,6 +87,20 @@ def test_what_is_converted_can_be_converted_again_and_copied() -> None:
     convert(model, attnspec.parse(FULL))
     copied = deepcopy(model)
     assert difference(hidden(model, ids), hidden(bert("eager"), ids)) < TOLERANCE
+    layered = attnspec.parse("attention three { layers 3 attend full }")
+    with convert(model, layered):
+        pass
+    # what was there before is there again
+    assert [layer.what for layer in used_by(model)] == [
+        f"`full_attention`, layer {layer}" for layer in range(3)
+    ]
+    family = BY_STEM["T5"]
+    twice = family.build()
+    convert(twice, encoder=biased("full_bias"))
+    wanted = family.hidden(twice)
+    with convert(twice, encoder=biased("near_bias", "", "window(radius = 1)")):
+        assert difference(family.hidden(twice), wanted) > 0.01
+    assert difference(family.hidden(twice), wanted) == 0.0
     assert difference(hidden(copied, ids), hidden(model, ids)) == 0.0
 
 
@@ -344,10 +358,12 @@ def test_a_sparse_t5_generates_as_the_whole_pass() -> None:
     given: dict[str, Any] = {"max_new_tokens": 8, "do_sample": False}
     ids, mask = tokens(3, 13), padded(13, left=False)
     found = model.generate(ids, attention_mask=mask, **given)
-    assert (
-        found.tolist()
-        == model.generate(ids, attention_mask=mask, use_cache=False, **given).tolist()
-    )
+    wanted = model.generate(ids, attention_mask=mask, use_cache=False, **given)
+    assert found.tolist() == wanted.tolist()
+    cache: Any = SpecCache(model.get_decoder())
+    both = transformers.EncoderDecoderCache(cache, transformers.DynamicCache())
+    found = model.generate(ids, attention_mask=mask, past_key_values=both, **given)
+    assert found.tolist() == wanted.tolist()
 
 
 LINFORMER = "attention l { layers 3 heads 4 attend linformer(rank = 3, share = none) }"
