@@ -520,7 +520,8 @@ def is_scattered(relation: Relation) -> bool:
 
 def is_of_any_length(value: object) -> bool:
     """Whether a relation, or a part of it, is the same thing whatever the length is: it is on no
-    grid, asks for no n, and holds no array and no two sequences, which have lengths of their own."""
+    grid, asks for no n, and holds no array, and no two sequences: these have lengths of their
+    own."""
     if isinstance(value, Crossing):
         return False
     if isinstance(value, tuple):
