@@ -13,15 +13,16 @@ from attnspec.ir.crossing import crossed
 from attnspec.ir.program import Program
 from attnspec.text.diagnostics import AttnSpecError
 
-LENGTHS = (1, 2, 5, 16)
-"""The numbers of queries and keys at which a query is looked for that changes."""
+QUERIES = range(1, 17)
+KEYS = (1, 2, 5, 16)
+"""The numbers of queries, and of keys, at which a query is looked for that changes."""
 
 
 def against_stable(program: Program) -> str | None:
     """Why rows are others where more queries come after them, None where no graph reads m."""
     if not reads_m(program):
         return None
-    found = min(_changed(program), default=None)
+    found = next(_changed(program), None)
     if found is None:
         return "a graph reads m, the number of queries"
     m, n, query, key, reads = found
@@ -30,9 +31,14 @@ def against_stable(program: Program) -> str | None:
 
 
 def _changed(program: Program) -> Iterator[tuple[int, int, int, int, bool]]:
-    """Numbers of queries and keys, and the first pair that one query more makes or takes away."""
-    slots = [(layer, head) for layer, row in enumerate(program.slots) for head in range(len(row))]
-    for m, n, (layer, head) in product(LENGTHS, LENGTHS, slots):
+    """Numbers of queries and keys, and the first pair that one query more makes or takes away, the
+    fewest queries first."""
+    slots = {
+        index: (layer, head)
+        for layer, row in reversed([*enumerate(program.slots)])
+        for head, index in reversed([*enumerate(row)])
+    }
+    for m, n, (layer, head) in product(QUERIES, KEYS, sorted(slots.values())):
         few, more = (_mask(program, n, queries, layer, head) for queries in (m, m + 1))
         if few is not None and more is not None and (few != more[:m]).any():
             query, key = np.argwhere(few != more[:m])[0].tolist()

@@ -177,7 +177,7 @@ def _or_unknown(report: Inquiry, found: Figure[Any]) -> Figure[Any]:
     if found.value is None:
         raise Unknown(found.note)
     if report.program.cross:
-        return replace(found, note="; ".join(filter(None, ["where m = n", found.note])))
+        return replace(found, note="; ".join(filter(None, [found.note, "where m = n"])))
     return found
 
 
