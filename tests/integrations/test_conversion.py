@@ -32,6 +32,7 @@ import attnspec
 from attnspec.integrations.model_layers import attention_layers
 from attnspec.integrations.model_use import own_config
 from attnspec.integrations.transformers import (
+    SpecCache,
     convert,
     from_pretrained,
     register,
