@@ -41,10 +41,11 @@ if TYPE_CHECKING:
 
 Attention: TypeAlias = "ModelAttention | SidesAttention"
 
-_LENGTHS = (
-    *("max_position_embeddings", "n_positions", "max_source_positions", "max_target_positions"),
-)
+_LENGTHS = ("max_position_embeddings", "n_positions", "max_source_positions")
 """Where configs keep how long a sequence may get."""
+
+_WRITTEN = "max_target_positions"
+"""Where they keep it of what a decoder beside an encoder writes."""
 
 _PLAIN_LAYERS = {"full_attention", "sliding_attention", "chunked_attention"}
 """Types of layers that differ by the pairs they read alone."""
@@ -56,7 +57,7 @@ class Conversion:
 
     def __init__(self, model: nn.Module) -> None:
         self.model = model
-        self.attentions: list[Attention] = []
+        self._parts: list[tuple[nn.Module, Attention]] = []
         self._replaced: list[str] = []
         self._back: list[Callable[[], None]] = []
 
@@ -77,6 +78,11 @@ class Conversion:
         self.undo()
 
     @property
+    def attentions(self) -> list[Attention]:
+        """What its parts were given."""
+        return [attention for _, attention in self._parts]
+
+    @property
     def layers(self) -> ModelUse:
         """What each attention layer of the model uses."""
         return used_by(self.model)
@@ -88,11 +94,10 @@ class Conversion:
         """What each layer uses, and what each head reads of n positions, by default as many as the
         model is made for."""
         lines = [str(self.layers), *self._replaced]
-        programs = {
-            entry.program: entry for attention in self.attentions for entry in attention.entries
-        }
-        for program in programs:
-            lines += _read(program, length_of(self.model, program) if n is None else n)
+        for part, attention in self._parts:
+            for entry in attention.entries:
+                known = length_of(part, entry.program) if n is None else n
+                lines += _read(entry.program, known)
         return "\n".join(lines)
 
     def record(self, specs: dict[str, str]) -> None:
@@ -120,7 +125,7 @@ class Conversion:
         except Exception:
             self.undo()
             raise
-        self.attentions.append(attention)
+        self._parts.append((part, attention))
 
     def _switch(self, part: Any, name: str) -> None:
         before = own_config(part, name)
@@ -279,7 +284,7 @@ def _head_size(module: nn.Module) -> int | None:
 
 
 def length_of(model: Any, program: Program) -> int:
-    """The length that a model is made for, or the one of a grid."""
+    """The length that a model, or a part of one, is made for, or the one of a grid."""
     if program.fixed_length is not None:
         return program.fixed_length
     config = getattr(model, "config", None)
@@ -287,7 +292,8 @@ def length_of(model: Any, program: Program) -> int:
     if isinstance(size, int) and isinstance(patch, int):
         extra = max((place.extra for _, place in places_in(model)), default=0)
         return (size // patch) ** 2 + extra
-    found = (getattr(config, name, None) for name in _LENGTHS)
+    names = (_WRITTEN, *_LENGTHS) if has_cross(model) and not program.cross else _LENGTHS
+    found = (getattr(config, name, None) for name in names)
     return next((length for length in found if isinstance(length, int)), 512)
 
 

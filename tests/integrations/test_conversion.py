@@ -247,6 +247,14 @@ def test_one_module_that_serves_several_layers_has_no_number() -> None:
         convert(BY_STEM["Albert"].build(), attnspec.parse(LAYERED))
 
 
+def test_each_side_is_counted_at_its_own_length() -> None:
+    model = BY_STEM["Whisper"].build()
+    encoder, decoder, cross = (attnspec.parse(text) for text in (FULL, CAUSAL, BAND))
+    done = convert(model, encoder=encoder, decoder=decoder, cross=cross)
+    lengths = [line for line in str(done).splitlines() if line.startswith("`")]
+    assert lengths == ["`full_attention` at n = 12", "`past` at n = 40", "`band` at m = n = 12"]
+
+
 def test_layers_of_the_sides_are_counted_apart() -> None:
     family = Family("Bart", "BART", {**BY_STEM["Bart"].settings, "decoder_layers": 3})
     model = family.build()

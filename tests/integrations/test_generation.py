@@ -236,6 +236,26 @@ def test_windows_of_a_model_that_was_converted_leave_no_sliding_cache() -> None:
     assert model.config.sliding_window == 4
 
 
+@pytest.mark.parametrize("cache", ["dynamic", "static"])
+def test_layers_that_slide_by_their_type_are_enough_for_a_window(cache: str) -> None:
+    # their rotations are those of their type, so that their caches slide
+    settings = {**BY_STEM["Gemma3Text"].settings, "eos_token_id": None}
+    torch.manual_seed(1)
+    model = transformers.Gemma3ForCausalLM(transformers.Gemma3TextConfig(**settings)).eval()
+    given: dict[str, Any] = dict(GREEDY)
+    if cache == "static":
+        given |= {"cache_implementation": "static", "disable_compile": True}
+    ids = tokens(2, 9)
+    with convert(model, attnspec.parse(WINDOW.replace("before = 4", "before = 3"))):
+        wanted = model.generate(ids, use_cache=False, **GREEDY)
+        assert model.generate(ids, **given).tolist() == wanted.tolist()
+    with (
+        convert(model, attnspec.parse(WINDOW)),
+        pytest.raises(attnspec.AttnSpecError, match="this one starts at position 6"),
+    ):
+        model.generate(ids, **given)
+
+
 # --- what is refused ----------------------------------------------------------------------------
 
 
