@@ -78,14 +78,15 @@ def word(node: nodes.Name, scope: Scope) -> Value:
         scope.fail("A206", f"`{name}` needs its arguments: `{name}(…)`", node.span)
     words = [*scope.names, *SCALARS, "true", "false"]
     advice: str | None
-    if name == QUERIES:
-        advice = "`m` counts queries in a spec that says `cross`; elsewhere they are `n` too"
-    elif scope.predicate:
+    if scope.predicate:
         advice = did_you_mean(name, [*words, *POSITIONS]) or _in_predicates(name)
     else:
         if not scope.numbers:
             words += [*work.patterns, *module.graphs, *work.mechanisms]
         advice = did_you_mean(name, words)
+    if name == QUERIES:
+        counts = "`m` counts queries in a spec that says `cross`"
+        advice = counts if advice is None else f"{advice}; {counts}"
     scope.fail("A201", f"`{name}` is not defined", node.span, help=advice)
 
 

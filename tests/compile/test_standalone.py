@@ -41,6 +41,8 @@ SIZE = 4
 
 REFUSED = {
     "based": "its heads or layers have different mechanisms",
+    "flamingo": "queries are the last of its keys, and `cross` has two",
+    "monotonic_band": "queries are the last of its keys, and `cross` has two",
     "lolcats": "it weighs some pairs exactly and others by a mechanism",
 }
 """What no short file of the zoo says, and why."""

@@ -88,9 +88,10 @@ def test_no_other_name_is_m(body: str) -> None:
 def test_m_is_a_number_in_specs_of_two_sequences_alone() -> None:
     found = problem("attend where(q * n < k * m)")
     assert (found.code, found.span and found.span.text) == ("A201", "m")
-    assert (
-        found.help == "`m` counts queries in a spec that says `cross`; elsewhere they are `n` too"
-    )
+    counts = "`m` counts queries in a spec that says `cross`"
+    positions = "in a predicate `q` is the position of the query, `k` that of the key"
+    assert found.help == f"{positions}; {counts}"
+    assert problem("attend window(radius = m)").help == counts
     # the parameter of a named graph is its own
     text = "graph near(m) = window(radius = m) attention a {{ {} attend near(m = 2) }}"
     assert parse(text.format("cross")).mask(5).sum() == parse(text.format("")).mask(5).sum()

@@ -74,6 +74,9 @@ def test_masks_are_those_of_the_definition(graph: str) -> None:
         assert np.array_equal(spec.mask(n, m=m), expected), (m, n)
         found = spec.adjacency(n, m=m)
         assert found.shape == (m, n)
+        assert found.dtype == np.dtype(bool)
+        assert found.indices.dtype == np.int32
+        assert found.has_canonical_format
         assert np.array_equal(found.toarray(), expected)
     assert np.array_equal(spec.mask(9), brute(GRAPHS[graph], 9, 9))
 
