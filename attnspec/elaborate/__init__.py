@@ -10,7 +10,8 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 
 # what expressions mean is registered where it is written
-import attnspec.elaborate.expressions  # noqa: F401
+import attnspec.elaborate.expressions
+import attnspec.elaborate.lists  # noqa: F401
 from attnspec.elaborate.imports import Loader
 from attnspec.elaborate.inline import inlined
 from attnspec.elaborate.names import GRAPH_FUNCTIONS, TOKEN_SETS

@@ -187,8 +187,11 @@ def _attend(
         if factor is not None:
             factor = fold(factor, dict(place))
     except ScalarError as error:
-        message = f"an expression has no value at {where}: {error}"
-        work.collector.add("A308", message, ruling.span)
+        said = work.collector.diagnostics
+        if not any(one.code == "A308" and one.span == ruling.span for one in said):
+            # once, for the first layer and head
+            message = f"an expression has no value at {where}: {error}"
+            work.collector.add("A308", message, ruling.span)
     if graph is not None:
         _check_governed(graph, work, scale)
     changes = () if scores is None else scores.value

@@ -272,6 +272,8 @@ def _bind_argument(
             except ScalarError as error:
                 where = f"layer {at.layer}, head {at.head}"
                 raise BindError(f"`where` has no value at {where}: {error}", span) from None
+        case "inputs":
+            return tuple(at.inputs[each.name] for each in given)  # type: ignore[attr-defined]
         case "extents":
             return tuple(integer_of(part, at, name, span) for part in given)  # type: ignore[attr-defined]
         case "choice":
@@ -321,8 +323,15 @@ def extents_of(program: Program, n: int) -> tuple[int, ...]:
         shape = " x ".join(str(extent) for extent in extents)
         raise LengthError(
             f"the grid of `{program.name}` has {shape} = {cells} cells{extra}, got n = {n}"
+            + _one_length(program)
         )
     return extents
+
+
+def _one_length(program: Program) -> str:
+    """The way out where a grid has one size."""
+    n = program.fixed_length
+    return "" if n is None else f": its one length is {n}, also where a command gets no -n"
 
 
 def situation_of(

@@ -146,6 +146,11 @@ class Relation:
         return None
 
     @classmethod
+    def anchors(cls, given: Mapping[str, Any]) -> bool:
+        """Whether the pattern is anchored with these arguments."""
+        return cls.anchored
+
+    @classmethod
     def samples(cls) -> Iterator[Relation]:
         """Instances that between them reach every branch of the pattern, for its tests."""
         return iter(())
