@@ -28,9 +28,7 @@ class _Frame(NamedTuple):
     depth: int
 
 
-_LEVELS = frozenset(
-    "attention parameters scope chain prefix call range members list index".split()
-)
+_LEVELS = frozenset("attention parameters scope chain prefix call range members list index".split())
 """The rules that make a tree deeper."""
 
 

@@ -157,7 +157,9 @@ class _Run:
         """Whether the parser waits for the end of a bracket that was opened inside the body."""
         first = self.starts[body] if body >= 0 else -1
         return any(
-            isinstance(held, Token) and held.value in ("(", "{", "[") and (held.start_pos or 0) > first
+            isinstance(held, Token)
+            and held.value in ("(", "{", "[")
+            and (held.start_pos or 0) > first
             for held in self.parser.parser_state.value_stack
         )
 

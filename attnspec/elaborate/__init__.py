@@ -61,7 +61,8 @@ def elaborate(
     """The meaning of the attention `name` (the only one if None); raises SpecError."""
     collector = Collector()
     mechanisms = {mechanism.name: mechanism for mechanism in MECHANISMS}
-    builtin = frozenset({*BY_NAME, *mechanisms, *FUNCTIONS, *TOKEN_SETS, *GRAPH_FUNCTIONS})
+    patterns = {name for name, pattern in BY_NAME.items() if not pattern.word}
+    builtin = frozenset({*patterns, *mechanisms, *FUNCTIONS, *TOKEN_SETS, *GRAPH_FUNCTIONS})
     try:
         module = Loader(collector, builtin).load(source)
         attention = _chosen(module, name, collector)

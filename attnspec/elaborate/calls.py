@@ -50,7 +50,7 @@ def call(node: nodes.Call, scope: Scope, bare: bool = False) -> Value:
         return _transposed(node, scope)
     if name == "shift":
         return _shifted(node, scope)
-    if name in work.patterns:
+    if name in work.callable:
         return _pattern(node, scope)
     if name in work.mechanisms:
         return _mechanism(node, scope, bare)
@@ -63,7 +63,13 @@ def call(node: nodes.Call, scope: Scope, bare: bool = False) -> Value:
 def _words(scope: Scope) -> list[str]:
     """What may have brackets behind its name."""
     work, graphs = scope.work, scope.module.graphs
-    words = [*work.patterns, *graphs, *work.mechanisms, *FUNCTIONS, *TOKEN_SETS]
+    words = [
+        *work.callable,
+        *graphs,
+        *work.mechanisms,
+        *FUNCTIONS,
+        *TOKEN_SETS,
+    ]
     return [*words, *GRAPH_FUNCTIONS]
 
 

@@ -69,7 +69,7 @@ def word(node: nodes.Name, scope: Scope) -> Value:
         return Symbol(name)
     if name in module.broken:
         raise Failed
-    if name in module.graphs or name in work.patterns or name in work.mechanisms:
+    if name in module.graphs or name in work.callable or name in work.mechanisms:
         return call(nodes.Call(name, (), span=node.span, name_span=node.span), scope, bare=True)
     if name in POSITIONS:
         scope.fail("A205", f"`{name}` has a meaning only inside `where(…)`", node.span)
@@ -80,7 +80,7 @@ def word(node: nodes.Name, scope: Scope) -> Value:
         advice = did_you_mean(name, [*words, *POSITIONS]) or _in_predicates(name)
     else:
         if not scope.numbers:
-            words += [*work.patterns, *module.graphs, *work.mechanisms]
+            words += [*work.callable, *module.graphs, *work.mechanisms]
         advice = did_you_mean(name, words)
         advice = advice if scope.numbers else meant(name, scope) or advice
     scope.fail("A201", f"`{name}` is not defined", node.span, help=advice)

@@ -7,8 +7,8 @@ from attnspec.elaborate.names import ARTICLES, POSITIONS, Numbers, kind_of, type
 from attnspec.elaborate.scope import Scope, each, meaning
 from attnspec.grammar import nodes
 from attnspec.graphs.predicates.inputs import INEXACT, READ, reading, reads_inputs
-from attnspec.ir.program import InputRef
 from attnspec.ir.linear import asks_positions
+from attnspec.ir.program import InputRef
 from attnspec.ir.scalars import Apply, Scalar, Symbol
 
 # --- lists ----------------------------------------------------------------------------------------
@@ -79,8 +79,8 @@ def readings(given: InputRef) -> str:
     if given.kind in READ:
         return f"write `{name}(q)` and `{name}(k)` in `where(…)`"
     return {
-        "tokens": f"`rows({name})` are the pairs whose query is marked, `columns({name})` those whose"
-        " key is",
+        "tokens": f"`rows({name})` are the pairs whose query is marked, `columns({name})` those"
+        " whose key is",
         "length": f"`prefix({name})` are the pairs whose key lies before it",
     }.get(given.kind, f"`{name}` is an input of kind `{given.kind}`, which no predicate reads")
 

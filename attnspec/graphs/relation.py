@@ -87,6 +87,10 @@ class Relation:
 
     name: ClassVar[str] = ""
 
+    word: ClassVar[str] = ""
+    """How the language writes the pattern where that is not its name: what is made of another one
+    by the compiler cannot be called."""
+
     data_dependent: ClassVar[bool] = False
     """Whether queries and keys decide the pairs, so that `holds` cannot answer."""
 

@@ -151,6 +151,8 @@ def _within(x: Value, first: Value, last: Value) -> Value:
 
 def _item(index: Value, *items: Value) -> Value:
     count = len(items)
+    if isinstance(index, float) or getattr(index, "dtype", None) is np.dtype(float):
+        raise ScalarError("the index of a list must be a whole number")
     if np.any(np.less(index, 0) | np.greater_equal(index, count)):
         shown = f"has no item {index}" if not isinstance(index, np.ndarray) else "is read outside"
         raise ScalarError(f"a list of {count} {shown}: they count from 0, to {count - 1}")

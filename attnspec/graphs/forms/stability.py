@@ -225,7 +225,7 @@ def _scalars(value: ArgumentValue) -> Iterator[Scalar]:
                 for _, each in leaf.arguments:
                     yield from _scalars(each)
         case tuple():
-            yield from value
+            yield from (each for each in value if not isinstance(each, InputRef))
         case _:
             yield value
 

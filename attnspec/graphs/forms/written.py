@@ -108,7 +108,7 @@ def written_leaf(leaf: Leaf) -> str:
             continue
         text = _argument(value)
         parts.append(text if parameter.positional else f"{entry.name} = {text}")
-    word = leaf.pattern.partition(" ")[0]
+    word = BY_NAME[leaf.pattern].word or leaf.pattern
     return f"{word}({', '.join(parts)})" if parts else word
 
 

@@ -42,8 +42,8 @@ class WhereInputs(Relation):
     extents: tuple[int, ...] = context("grid", ())
     extra_tokens: int = context("extra_tokens", 0)
 
-    # what the language calls it has no place for what is read beside the predicate
-    name: ClassVar = "where (inputs)"
+    name: ClassVar = "where_inputs"
+    word: ClassVar = "where"
 
     def holds(self, q: Elementwise, k: Elementwise, n: int) -> Elementwise:
         values: dict[str, Elementwise] = {}
