@@ -41,7 +41,7 @@ from attnspec.ir.program import (
     Tokens,
     TokenTerm,
 )
-from attnspec.ir.scalars import Scalar, ScalarError, Value, evaluate, fold
+from attnspec.ir.scalars import Scalar, ScalarError, Value, evaluate, fold, symbols
 from attnspec.text.diagnostics import AttnSpecError, Diagnostic, SpecError
 
 if TYPE_CHECKING:
@@ -108,6 +108,13 @@ class Situation:
     def value(self, scalar: Scalar, name: str) -> object:
         """What a scalar, the argument of a name, is worth here."""
         return evaluate(scalar, self.values)
+
+    def shown(self, scalar: Scalar) -> str:
+        """Where a scalar is evaluated, in words: n, and the layer and head where it reads them."""
+        read = [
+            f", {name} {self.values[name]}" for name in ("layer", "head") if name in symbols(scalar)
+        ]
+        return f"n = {self.n}{''.join(read)}"
 
     def fault(self, parameter: Parameter, name: str, value: object) -> str | None:
         """What is wrong with an argument, in words, or None."""
@@ -290,7 +297,7 @@ def _value(scalar: Scalar, at: Situation, name: str, span: Span | None) -> objec
     try:
         return at.value(scalar, name)
     except ScalarError as error:
-        raise BindError(f"`{name}` has no value at n = {at.n}: {error}", span) from None
+        raise BindError(f"`{name}` has no value at {at.shown(scalar)}: {error}", span) from None
     except KeyError as error:
         raise BindError(
             f"`{name}` needs `{error.args[0]}`, which the spec does not declare", span

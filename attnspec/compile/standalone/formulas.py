@@ -290,6 +290,8 @@ def _function(scalar: Apply, args: list[Operand], page: Page) -> Operand:
             found = cast(Expression, x**power)
             return Expression("**", found.args, "int" if whole else "real", found.tensor)
         raise StandaloneError("a power of positions has an exponent that is no number")
+    if op == "item":
+        raise StandaloneError("a list is read by a position, the head or n")
     if op in ("ceil", "floor"):
         if kind_of(x) == "int":
             return x
