@@ -602,9 +602,8 @@ def test_highlighting_knows_the_keywords() -> None:
     text = resources.files("attnspec.grammar").joinpath("attn.tmLanguage.json").read_text("utf-8")
     rules = json.loads(text)["repository"]
     statement = re.compile(rules["statement"]["match"])
-    assert {word for word in STATEMENTS | {"at"} if statement.fullmatch(word)} == STATEMENTS | {
-        "at"
-    }
+    words = STATEMENTS | {"at", "for"}
+    assert {word for word in words if statement.fullmatch(word)} == words
     assert not statement.search("attends")
     number = re.compile(rules["number"]["match"])
     assert [number.fullmatch(n) is not None for n in ("1_024", "0.5", "1e-3", "x1")] == [
