@@ -23,23 +23,26 @@ PREDICATES: dict[str, Meant] = {
     "0 <= t(q) - t(k) <= 2.5": lambda q, k, tq, tk, dq, dk: (tq - tk >= 0) & (tq - tk <= 2.5),
     "t(q) != t(k)": lambda q, k, tq, tk, dq, dk: tq != tk,
     "not (t(k) < t(q)) and q - k < 9": lambda q, k, tq, tk, dq, dk: ~(tk < tq) & (q - k < 9),
-    "d(q) == d(k) or abs(t(q) - t(k)) < 0.5": lambda q, k, tq, tk, dq, dk: (dq == dk)
-    | (abs(tq - tk) < 0.5),
-    "d(q) // 3 == d(k) // 3 and k <= q": lambda q, k, tq, tk, dq, dk: (dq // 3 == dk // 3)
-    & (k <= q),
-    "d(k) in {1, 4} or d(q) % 5 in 2..3": lambda q, k, tq, tk, dq, dk: np.isin(dk, (1, 4))
-    | ((dq % 5 >= 2) & (dq % 5 <= 3)),
+    "d(q) == d(k) or abs(t(q) - t(k)) < 0.5": lambda q, k, tq, tk, dq, dk: (
+        (dq == dk) | (abs(tq - tk) < 0.5)
+    ),
+    "d(q) // 3 == d(k) // 3 and k <= q": lambda q, k, tq, tk, dq, dk: (
+        (dq // 3 == dk // 3) & (k <= q)
+    ),
+    "d(k) in {1, 4} or d(q) % 5 in 2..3": lambda q, k, tq, tk, dq, dk: (
+        np.isin(dk, (1, 4)) | ((dq % 5 >= 2) & (dq % 5 <= 3))
+    ),
     "floor(t(q)) == floor(t(k)) and ceil(t(q)) % 2 == 0": lambda q, k, tq, tk, dq, dk: (
-        np.floor(tq) == np.floor(tk)
-    )
-    & (np.ceil(tq) % 2 == 0),
+        (np.floor(tq) == np.floor(tk)) & (np.ceil(tq) % 2 == 0)
+    ),
     "max(t(q), t(k)) - min(t(q), t(k)) <= 1 / 2": lambda q, k, tq, tk, dq, dk: (
         np.maximum(tq, tk) - np.minimum(tq, tk) <= 0.5
     ),
     "t(q) * t(k) < t(q) / t(k)": lambda q, k, tq, tk, dq, dk: tq * tk < tq / tk,
     "d(q) ** 2 - q <= 3 * d(k) + n": lambda q, k, tq, tk, dq, dk: dq**2 - q <= 3 * dk + len(q),
-    "q - k <= d(k) and not (d(q) == 2 and q > k)": lambda q, k, tq, tk, dq, dk: (q - k <= dk)
-    & ~((dq == 2) & (q > k)),
+    "q - k <= d(k) and not (d(q) == 2 and q > k)": lambda q, k, tq, tk, dq, dk: (
+        (q - k <= dk) & ~((dq == 2) & (q > k))
+    ),
 }
 
 LENGTHS = (1, 2, 7, 64, 131)
@@ -145,12 +148,14 @@ def test_what_would_not_be_exact_is_refused() -> None:
 
 @pytest.mark.parametrize("operator", ["//", "%"])
 def test_reals_are_not_divided_as_whole_numbers(operator: str) -> None:
-    spec = attnspec.parse(f"attention a {{ input t: numbers attend where(t(q) {operator} 2 == 0) }}")
+    spec = attnspec.parse(
+        f"attention a {{ input t: numbers attend where(t(q) {operator} 2 == 0) }}"
+    )
     q = torch.zeros(1, 1, 3, 4)
-    with pytest.raises(AttnSpecError, match="whole numbers.*floor"):
+    with pytest.raises(AttnSpecError, match=r"whole numbers.*floor"):
         spec.mask(3, inputs={"t": [0.0, 1.0, 2.0]})
     module = spec.compile()
-    with pytest.raises(ValueError, match="whole numbers.*floor"):
+    with pytest.raises(ValueError, match=r"whole numbers.*floor"):
         module(q, q, q, inputs={"t": torch.tensor([[0.0, 1.0, 2.0]])})
     assert spec.mask(3, inputs={"t": [0, 1, 2]}).any()
     whole = attnspec.parse(
