@@ -163,8 +163,8 @@ def test_every(kind: str, scope: str, members: set[int]) -> None:
     text = f"layers 8 heads 8 attend full {kind} {scope} {{ attend self }}"
     spec = of(text)
     for at in range(8):
-        place = {kind: at}
-        assert (spec.mask(3, **place).sum() == 3) == (at in members)
+        layer, head = (at, 0) if kind == "layer" else (0, at)
+        assert (spec.mask(3, layer, head).sum() == 3) == (at in members)
     assert f"{kind} {scope} {{" in spec.source
 
 

@@ -150,7 +150,7 @@ def test_labels_in_a_predicate_stand_in_no_short_file() -> None:
 )
 def test_inputs_that_do_not_fit(time: object, error: type[Exception], message: str) -> None:
     with pytest.raises(error, match=message):
-        compiled()(*tensors(5), inputs={"time": time})  # type: ignore[dict-item]
+        compiled()(*tensors(5), inputs={"time": time})
     with pytest.raises(ValueError, match=r"integer or floating type \[B, n_k\]"):
         compiled()(*tensors(5))
 
