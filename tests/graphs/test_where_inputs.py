@@ -40,6 +40,11 @@ PREDICATES: dict[str, Meant] = {
     ),
     "t(q) * t(k) < t(q) / t(k)": lambda q, k, tq, tk, dq, dk: tq * tk < tq / tk,
     "d(q) ** 2 - q <= 3 * d(k) + n": lambda q, k, tq, tk, dq, dk: dq**2 - q <= 3 * dk + len(q),
+    # true in float32, and not in float64
+    "d(q) * 0.1 + d(k) * 0.2 == 0.3 or q == k": lambda q, k, tq, tk, dq, dk: (
+        (dq * 0.1 + dk * 0.2 == 0.3) | (q == k)
+    ),
+    "d(q) / 10 + d(k) / 5 != 0.3": lambda q, k, tq, tk, dq, dk: dq / 10 + dk / 5 != 0.3,
     "q - k <= d(k) and not (d(q) == 2 and q > k)": lambda q, k, tq, tk, dq, dk: (
         (q - k <= dk) & ~((dq == 2) & (q > k))
     ),
