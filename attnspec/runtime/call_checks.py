@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import torch
 
-from attnspec.graphs.patterns.where_inputs import require_exact
+from attnspec.graphs.predicates.inputs import require_exact
 from attnspec.ir.program import Input, Program
 from attnspec.ir.scalars import Scalar
 

@@ -20,7 +20,7 @@ from attnspec.backends.decided.choice import Choice
 from attnspec.backends.planner import AUTO, ROWS, check_backend, choose
 from attnspec.backends.rows.keys import FEW
 from attnspec.graphs.bind import extents_of
-from attnspec.graphs.patterns.where_inputs import computed
+from attnspec.graphs.predicates.inputs import computed
 from attnspec.graphs.relation import DataDependent, Relation
 from attnspec.ir.serial import FORMAT, Plain, from_data
 from attnspec.lower.cache import Cache

@@ -36,11 +36,11 @@ from attnspec.graphs.patterns.expander import Expander
 from attnspec.graphs.patterns.powers import Powers
 from attnspec.graphs.patterns.random_ import Random
 from attnspec.graphs.patterns.random_blocks import RandomBlocks
-from attnspec.graphs.patterns.where import Where, reach_of
+from attnspec.graphs.patterns.where import Where
 from attnspec.graphs.patterns.where_inputs import WhereInputs
 from attnspec.graphs.predicates.inputs import inputs_read
 from attnspec.graphs.relation import Elementwise, Relation
-from attnspec.ir.intervals import bounds
+from attnspec.ir.intervals import bounds, reach_of
 from attnspec.ir.parameters import Parameter
 from attnspec.ir.program import Program, Term
 from attnspec.ir.scalars import LARGEST, Apply, Scalar, Symbol, fold

@@ -14,7 +14,6 @@ from typing import Any, ClassVar
 import numpy as np
 
 from attnspec.graphs.grid import AXES, Grid
-from attnspec.graphs.patterns.where import reach_of
 from attnspec.graphs.predicates.inputs import (
     evaluated,
     inputs_read,
@@ -22,14 +21,15 @@ from attnspec.graphs.predicates.inputs import (
     reading,
     reads_inputs,
     real_remainder,
+    require_exact,
     wide,
 )
 from attnspec.graphs.relation import EMPTY, FULL, SOME, Elementwise, Relation, Tiles
 from attnspec.graphs.token_sets import Data
 from attnspec.ir.intervals import Bounds, bounds
 from attnspec.ir.parameters import RelationError, argument, context
-from attnspec.ir.program import Compound, InputRef, Leaf, Term, leaves
-from attnspec.ir.scalars import LARGEST, Apply, Scalar, ScalarError, Symbol, fold, symbols
+from attnspec.ir.program import Compound, InputRef, Leaf, Term
+from attnspec.ir.scalars import Apply, Scalar, ScalarError, Symbol, fold, symbols
 
 
 @dataclass(frozen=True)
@@ -144,45 +144,6 @@ class WhereInputs(Relation):
         yield cls(near, (Data(position % 3),), (5, 7), 2)
 
 
-def require_exact(predicate: Scalar, n: int, ranges: Mapping[str, tuple[int, int]]) -> None:
-    """Raise RelationError where whole numbers that a predicate computes may not fit in 64 bits, the
-    inputs of some names lying between two whole numbers each; of others nothing is asked."""
-    ends: dict[str, Bounds] = {}
-    for symbol in symbols(predicate):
-        low, high = 0, max(n, COUNTED)
-        if symbol.endswith(")"):
-            low, high = ranges.get(symbol.partition("(")[0], (0, 0))
-        ends[symbol] = np.asarray(float(low)), np.asarray(float(high))
-    if _computed(predicate, ends) > LARGEST:
-        names = ", ".join(f"`{name}`" for name in sorted(ranges))
-        raise RelationError(
-            f"`where` computes with {names}, and what comes of it may be above 2**62, where whole"
-            " numbers are not exact: hand in smaller ones, or reals"
-        )
-
-
-COUNTED = 4096
-"""More layers and heads than there are."""
-
-
-def computed(graph: Term) -> dict[Scalar, tuple[str, ...]]:
-    """The predicates of a graph that compute with inputs, and the names of these; what is compared
-    as it was given needs no room."""
-    found = {}
-    for leaf in leaves(graph):
-        if leaf.pattern == WhereInputs.name:
-            predicate = dict(leaf.arguments)["predicate"]
-            if _computes(predicate):  # type: ignore[arg-type]
-                found[predicate] = inputs_read(predicate)  # type: ignore[arg-type]
-    return found  # type: ignore[return-value]
-
-
-def _computes(scalar: Scalar) -> bool:
-    if not isinstance(scalar, Apply) or not reads_inputs(scalar):
-        return False
-    return scalar.op not in _COMPARED or any(map(_computes, scalar.args))
-
-
 @lru_cache(maxsize=64)
 def _require_exact(relation: WhereInputs, n: int) -> None:
     """As `require_exact`, of inputs that are arrays of one sample."""
@@ -196,18 +157,8 @@ def _require_exact(relation: WhereInputs, n: int) -> None:
         require_exact(relation._at(n), n, whole)
 
 
-def _computed(scalar: Scalar, ranges: Mapping[str, Bounds]) -> float:
-    """A bound of the numbers that are computed on the way to a scalar's value."""
-    if not isinstance(scalar, Apply):
-        return 0.0
-    own = 0.0 if scalar.op in _COMPARED else reach_of(scalar, ranges)
-    return max(own, *(_computed(x, ranges) for x in scalar.args))
-
-
 _EXACT = 2.0**53
 """Whole numbers below this are exact in float64."""
-
-_COMPARED = frozenset("== != < <= > >= within one_of and or not".split())
 
 
 def _range(data: Data, tiles: Tiles, n: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:

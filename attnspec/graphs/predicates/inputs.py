@@ -16,7 +16,10 @@ from typing import Any
 import numpy as np
 
 from attnspec.graphs.relation import Elementwise
-from attnspec.ir.scalars import OPERATIONS, Apply, Scalar, ScalarError, Symbol, symbols
+from attnspec.ir.intervals import Bounds, reach_of
+from attnspec.ir.parameters import RelationError
+from attnspec.ir.program import Term, leaves
+from attnspec.ir.scalars import LARGEST, OPERATIONS, Apply, Scalar, ScalarError, Symbol, symbols
 
 READ = ("ids", "numbers")
 """Kinds of inputs that a predicate reads."""
@@ -81,6 +84,58 @@ def _says_real(scalar: Scalar, real: Collection[str]) -> bool:
             return halved or any(_says_real(arg, real) for arg in args)
         case _:
             return False
+
+
+# --- numbers that are exact ----------------------------------------------------------------------
+
+
+def require_exact(predicate: Scalar, n: int, ranges: Mapping[str, tuple[int, int]]) -> None:
+    """Raise RelationError where whole numbers that a predicate computes may not fit in 64 bits, the
+    inputs of some names lying between two whole numbers each; of others nothing is asked."""
+    ends: dict[str, Bounds] = {}
+    for symbol in symbols(predicate):
+        low, high = 0, max(n, COUNTED)
+        if symbol.endswith(")"):
+            low, high = ranges.get(symbol.partition("(")[0], (0, 0))
+        ends[symbol] = np.asarray(float(low)), np.asarray(float(high))
+    if _computed(predicate, ends) > LARGEST:
+        names = ", ".join(f"`{name}`" for name in sorted(ranges))
+        raise RelationError(
+            f"`where` computes with {names}, and what comes of it may be above 2**62, where whole"
+            " numbers are not exact: hand in smaller ones, or reals"
+        )
+
+
+COUNTED = 4096
+"""More layers and heads than there are."""
+
+
+def computed(graph: Term) -> dict[Scalar, tuple[str, ...]]:
+    """The predicates of a graph that compute with inputs, and the names of these; what is compared
+    as it was given needs no room."""
+    found: dict[Scalar, tuple[str, ...]] = {}
+    for leaf in leaves(graph):
+        predicate = dict(leaf.arguments).get("predicate")
+        if isinstance(predicate, Apply) and _computes(predicate):
+            found[predicate] = inputs_read(predicate)
+    return found
+
+
+def _computes(scalar: Scalar) -> bool:
+    if not isinstance(scalar, Apply) or not reads_inputs(scalar):
+        return False
+    return scalar.op not in _COMPARED or any(map(_computes, scalar.args))
+
+
+def _computed(scalar: Scalar, ranges: Mapping[str, Bounds]) -> float:
+    """A bound of the numbers that are computed on the way to a scalar's value."""
+    if not isinstance(scalar, Apply):
+        return 0.0
+    own = 0.0 if scalar.op in _COMPARED else reach_of(scalar, ranges)
+    return max(own, *(_computed(x, ranges) for x in scalar.args))
+
+
+_COMPARED = frozenset("== != < <= > >= within one_of and or not".split())
 
 
 # --- values ---------------------------------------------------------------------------------------
