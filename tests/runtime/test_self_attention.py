@@ -368,6 +368,7 @@ def test_every_spec_of_the_zoo_is_a_layer(path: Path) -> None:
         "tokens": torch.arange(n)[None] < 1,
         "ids": torch.arange(n)[None] // 7,
         "length": torch.tensor([n // 2]),
+        "numbers": torch.arange(n)[None] * 0.5,
     }
     per_head = {
         name: torch.as_tensor(value)[None]
