@@ -40,6 +40,7 @@ FLOORS: tuple[tuple[str, ...], ...] = (
     ("show",),
     ("spec",),
     ("difference", "bench", "integrations"),
+    ("editor",),
     ("cli",),
     ("examples", "__main__"),
 )
@@ -64,6 +65,7 @@ OVER_THE_FACE = ("examples", "plugins", "planner")
 
 WITHOUT_TORCH = (
     *("text", "grammar", "ir", "graphs", "elaborate", "layout", "analysis", "check", "show"),
+    "editor",
 )
 """Rooms that never import torch, in functions and for type checkers neither."""
 
