@@ -146,7 +146,7 @@ class Plan:
         for row in self.rows():
             cells = [row.layers, row.heads, row.backend, row.said]
             shown = [f"<b>{escape(cell)}</b>" if row.chosen else escape(cell) for cell in cells]
-            shown[3] += "".join(f"<br>{escape(line)}" for line in row.lines)
+            shown[3] += "".join(f"<br/>{escape(line)}" for line in row.lines)
             rows.append("".join(f"<td>{cell}</td>" for cell in shown))
         body = "".join(f"<tr>{row}</tr>" for row in rows)
         title = f"{escape(self.name)}, n = {self.n:,}, {escape(self.device)}"

@@ -36,7 +36,7 @@ DEFAULT_LENGTH = 64
     "-o",
     "output",
     metavar="FILE",
-    help="Write a .png, .svg or .html instead; the last says why each pair is.",
+    help="Write a .png, .svg or .html instead; the last is a page to point at.",
 )
 @options.force_option
 @options.input_option
@@ -58,7 +58,9 @@ def command(
     Rows are queries, columns are keys. Without --head, all heads of the layer that differ from each
     other are drawn. A sequence too long for the terminal is drawn in cells, each as bright as it is
     full. Of graphs that tensors decide a sample is drawn. In a file, the heads of all layers are
-    drawn, each pair in the colour of the term that has it.
+    drawn, each pair in the colour of the term that has it. A page (.html, which needs no network)
+    also says why each pair is, what is reached after each layer and on which way, the cost against
+    n beside dense attention, what runs and what refuses, and whether the claims hold.
 
     Example: attnspec show longformer.attn -n 256 --set radius=16 -o longformer.html
     """
