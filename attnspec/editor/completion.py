@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
-from attnspec.editor.document import Document
+from attnspec.editor.document import Document, specs_below
 from attnspec.editor.documentation import declaration_of, formula_and_source, meaning, page_of
 from attnspec.editor.symbols import Definition
 from attnspec.editor.words import GRID, REACH, words
@@ -17,9 +17,6 @@ from attnspec.grammar.syntax_errors import ITEMS, STATEMENTS
 from attnspec.ir.parameters import Parameter
 from attnspec.text.diagnostics import SpecError
 from attnspec.text.source import Source
-
-MOST_FILES = 256
-"""The most files beside a spec that are offered for its imports."""
 
 
 @dataclass(frozen=True)
@@ -196,10 +193,10 @@ def _parameters(document: Document, callee: str) -> Mapping[str, Parameter]:
     """The arguments of what is called."""
     graph = document.symbols.graph(callee)
     if graph is not None:
-        own = document.symbols.parameters(graph)
+        home, found = document.original(graph) or (document, graph)
         return {
-            each.name: Parameter("any", " ".join(document.symbols.text(each).split()))
-            for each in own
+            each.name: Parameter("any", " ".join(home.symbols.text(each).split()))
+            for each in home.symbols.parameters(found)
         }
     declaration = declaration_of(callee)
     if declaration is not None:
@@ -294,8 +291,8 @@ def _files(document: Document) -> list[Offer]:
     if document.path is None:
         return []
     folder = document.path.parent
-    found = sorted(path for path in folder.glob("**/*.attn") if path != document.path)
-    names = [path.relative_to(folder).as_posix() for path in found[:MOST_FILES]]
+    found = [path for path in specs_below(folder) if path != document.path]
+    names = [path.relative_to(folder).as_posix() for path in found]
     return [Offer(f'"{name}"', "file") for name in names]
 
 

@@ -5,12 +5,13 @@ Editors count lines from 0 and columns in UTF-16 units; everything else here cou
 
 from __future__ import annotations
 
+import os
 from bisect import bisect_left
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
-from attnspec.editor.symbols import Symbols
+from attnspec.editor.symbols import Definition, Symbols
 from attnspec.grammar.scanner import Scan, scan
 from attnspec.text.decoding import source_of_bytes
 from attnspec.text.diagnostics import SpecError
@@ -19,13 +20,23 @@ from attnspec.text.source import Source
 Place = tuple[int, int]
 """A line and a column, as editors count them."""
 
+MOST_IMPORTS = 32
+"""The most files that are gone through to where a graph is defined; imports may form a circle."""
+
+MOST_FILES, MOST_FOLDERS = 256, 1024
+"""The most specs of a folder that are known, and the most folders below it that are looked into."""
+
 
 @dataclass(frozen=True)
 class Document:
-    """One text; `path` is its file, which imports are relative to, None where there is none."""
+    """One text; `path` is its file, which imports are relative to, None where there is none.
+
+    `trail` are the files by whose imports it was reached.
+    """
 
     text: str
     path: Path | None = None
+    trail: tuple[Path, ...] = ()
 
     @cached_property
     def source(self) -> Source:
@@ -89,14 +100,41 @@ class Document:
             return None
         path = self.path.parent / self.scan.words[word].text.strip('"')
         try:
-            return Document(path.read_text(encoding="utf-8"), path)
+            return Document(path.read_text(encoding="utf-8"), path, (*self.trail, self.path))
         except (OSError, ValueError):
             return None
+
+    def original(self, definition: Definition) -> tuple[Document, Definition] | None:
+        """The text in which a definition of this one stands, and it there: another one's for what
+        is imported, None where that is not found."""
+        if definition.kind != "import":
+            return self, definition
+        item = self.symbols.items[self.symbols.home(definition.word)]
+        other = self.imported(item.first + 1)
+        found = None if other is None else other.symbols.graph(definition.name)
+        if other is None or found is None or len(other.trail) > MOST_IMPORTS:
+            return None
+        return other.original(found)
 
     def is_comment(self, offset: int) -> bool:
         """Whether a place lies in a comment, its end included."""
         line = self.source.text.rfind("\n", 0, offset) + 1
         return any(line <= comment.start < offset for comment in self.scan.comments)
+
+
+def specs_below(folder: Path) -> list[Path]:
+    """The specs of a folder and of those below it, in order; none of hidden folders and of those
+    that hold packages of others."""
+    found: list[Path] = []
+    for number, (at, folders, files) in enumerate(os.walk(folder)):
+        folders[:] = sorted(name for name in folders if name[0] not in "._" and name not in _OTHERS)
+        found += [Path(at, name) for name in sorted(files) if name.endswith(".attn")]
+        if number >= MOST_FOLDERS or len(found) >= MOST_FILES:
+            break
+    return found[:MOST_FILES]
+
+
+_OTHERS = ("node_modules", "site-packages")
 
 
 def _units(text: str) -> int:

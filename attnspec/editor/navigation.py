@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from pathlib import Path
 
 from attnspec.editor.document import Document
 from attnspec.editor.documentation import declaration_of, markdown
@@ -41,22 +42,28 @@ def definition_at(document: Document, offset: int) -> Spot | None:
     if document.scan.words[word].kind == "string":
         other = document.imported(word)
         return Spot(other, 0) if other is not None and other.scan.words else None
-    found = document.symbols.resolve(word)
+    found = _meaning(document, word)
     if found is None:
         return None
-    return (_imported(document, found) if found.kind == "import" else None) or Spot(
-        document, found.word
-    )
+    home, definition = found
+    return Spot(home, definition.word)
 
 
-def _imported(document: Document, definition: Definition) -> Spot | None:
-    """Where a graph is defined that a text imports."""
-    item = document.symbols.items[document.symbols.home(definition.word)]
-    other = document.imported(item.first + 1)
-    found = None if other is None else other.symbols.graph(definition.name)
-    if other is None or found is None:
+def _meaning(document: Document, word: int) -> tuple[Document, Definition] | None:
+    """What a word means, with the text in which that is defined; of what cannot be followed, its
+    import."""
+    found = document.symbols.resolve(word)
+    if found is not None:
+        return document.original(found) or (document, found)
+    callee = document.symbols.argument_of(word)
+    graph = None if callee is None else document.symbols.resolve(callee)
+    original = None if graph is None else document.original(graph)
+    if original is None:
         return None
-    return Spot(other, found.word) if found.kind == "graph" else _imported(other, found)
+    home, definition = original
+    name = document.scan.words[word].text
+    named = [each for each in home.symbols.parameters(definition) if each.name == name]
+    return (home, named[0]) if named else None
 
 
 def uses_at(document: Document, offset: int) -> list[Spot]:
@@ -75,26 +82,40 @@ def renamed(
     document: Document, offset: int, name: str, others: Iterable[Document] = ()
 ) -> list[Spot]:
     """The words that become `name` where the one at a place does: those of this text, and for a
-    graph those of the texts among `others` that import it.
+    graph or a parameter of it those of the texts among `others` that import the graph.
 
     Raises RenameError with the reason where that is impossible.
     """
     found = renameable(document, offset)
     _require_name(name, found, document)
     spots = uses_at(document, offset)
-    if found.kind != "graph":
+    graph = found if found.kind == "graph" else document.symbols.owner(found)
+    if graph is None:
         return spots
-    for other in others:
-        imports = [
-            each
-            for each in other.symbols.definitions
-            if each.kind == "import" and each.name == found.name and _is_from(other, each, document)
-        ]
-        for each in imports:
-            if name in {one.name for one in other.symbols.visible(each.word)}:
-                raise RenameError(f"`{name}` is defined in {other.name}, which imports this graph")
-            spots += [Spot(other, word) for word in other.symbols.uses(each)]
+    for other, imported in _importers(document, graph.name, list(others)):
+        symbols = other.symbols
+        if graph is not found:
+            spots += [Spot(other, word) for word in symbols.arguments(imported, found.name)]
+            continue
+        if name in {one.name for one in symbols.definitions if one.kind != "attention"}:
+            raise RenameError(f"`{name}` is defined in {other.name}, which imports this graph")
+        spots += [Spot(other, word) for word in symbols.uses(imported)]
     return spots
+
+
+def _importers(
+    document: Document, graph: str, others: list[Document]
+) -> Iterator[tuple[Document, Definition]]:
+    """The texts that import a graph, also by way of each other, with the import."""
+    paths, left = [document.path], others
+    while paths:
+        path = paths.pop()
+        for other in list(left):
+            found = other.symbols.graph(graph)
+            if found is not None and found.kind == "import" and _is_from(other, found, path):
+                left.remove(other)
+                paths.append(other.path)
+                yield other, found
 
 
 def renameable(document: Document, offset: int) -> Definition:
@@ -109,12 +130,12 @@ def renameable(document: Document, offset: int) -> Definition:
     return found
 
 
-def _is_from(other: Document, definition: Definition, document: Document) -> bool:
+def _is_from(other: Document, definition: Definition, path: Path | None) -> bool:
     item = other.symbols.items[other.symbols.home(definition.word)]
     file = other.imported(item.first + 1)
-    if file is None or file.path is None or document.path is None:
-        return False
-    return file.path.samefile(document.path)
+    return (
+        file is not None and file.path is not None and path is not None and file.path.samefile(path)
+    )
 
 
 def _require_name(name: str, found: Definition, document: Document) -> None:
@@ -145,14 +166,11 @@ def hover(document: Document, offset: int) -> tuple[str, Spot] | None:
     word = document.word_at(offset)
     if word is None or document.is_comment(offset):
         return None
-    spot, found = Spot(document, word), document.symbols.resolve(word)
+    spot, found = Spot(document, word), _meaning(document, word)
     if found is not None:
-        place = definition_at(document, offset) or Spot(document, found.word)
-        home, kind = place.document, found.kind
-        original = home.symbols.resolve(place.word) or found
-        text = home.symbols.text(original)
+        home, definition = found
         where = f", in {home.name}" if home is not document else ""
-        return f"```attn\n{text}\n```\n\n{kind}{where}", spot
+        return f"```attn\n{home.symbols.text(definition)}\n```\n\n{definition.kind}{where}", spot
     callee = document.symbols.argument_of(word)
     name = document.scan.words[word if callee is None else callee].text
     declaration = declaration_of(name)

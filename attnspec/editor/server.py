@@ -17,7 +17,7 @@ from pygls.lsp.server import LanguageServer
 
 from attnspec.editor import checking, navigation
 from attnspec.editor.completion import offers
-from attnspec.editor.document import Document
+from attnspec.editor.document import Document, specs_below
 from attnspec.editor.navigation import RenameError, Spot
 from attnspec.text.diagnostics import Diagnostic
 from attnspec.text.source import Span
@@ -25,9 +25,6 @@ from attnspec.version import __version__
 
 PAUSE = 0.2
 """Seconds without a change after which a text is looked at."""
-
-MOST_FILES = 256
-"""The most files of a folder that are searched for imports of a graph that gets another name."""
 
 _SEVERITY = {
     "error": types.DiagnosticSeverity.Error,
@@ -254,8 +251,7 @@ def _others(document: Document) -> Iterator[Document]:
         return
     shown = {uris.to_fs_path(uri): uri for uri in server.workspace.text_documents}
     roots = [document.path.parent, *map(Path, filter(None, [server.workspace.root_path]))]
-    found = dict.fromkeys(path for root in roots for path in sorted(root.glob("**/*.attn")))
-    for path in list(found)[:MOST_FILES]:
+    for path in dict.fromkeys(path for root in roots for path in specs_below(root)):
         if path == document.path:
             continue
         if str(path) in shown:

@@ -10,6 +10,7 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Literal
 
 from attnspec.grammar.scanner import Scan
@@ -60,7 +61,7 @@ class Symbols:
     def _items(self) -> Iterator[Item]:
         words = self.scan.words
         starts = [i for i, word in enumerate(words) if word.text in ITEMS and self._is_item(i)]
-        for first, end in zip(starts, [*starts[1:], len(words)], strict=True):
+        for first, end in pairwise([*starts, len(words)]):
             yield Item(words[first].text, first, end)
 
     def _is_item(self, index: int) -> bool:
@@ -146,6 +147,21 @@ class Symbols:
             for index, word in enumerate(words)
             if word.text == definition.name and self.resolve(index) == definition
         ]
+
+    def arguments(self, graph: Definition, name: str) -> list[int]:
+        """The words by which calls of a graph name an argument."""
+        listed = []
+        for index, word in enumerate(self.scan.words):
+            callee = self.argument_of(index) if word.text == name else None
+            if callee is not None and self.resolve(callee) == graph:
+                listed.append(index)
+        return listed
+
+    def owner(self, parameter: Definition) -> Definition | None:
+        """The graph that a parameter belongs to, None for other definitions."""
+        if parameter.kind != "parameter" or self.items[parameter.home].keyword != "graph":
+            return None
+        return self._by_word.get(self.items[parameter.home].first + 1)
 
     def visible(self, index: int) -> list[Definition]:
         """What may be named where a word would stand, in the order of the text."""

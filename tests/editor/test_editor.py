@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import random
 import re
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
@@ -13,7 +15,7 @@ from pygments.token import Comment, Error, Keyword, Name, Token
 import attnspec
 from attnspec.editor import checking, textmate
 from attnspec.editor.completion import offers
-from attnspec.editor.document import Document
+from attnspec.editor.document import Document, specs_below
 from attnspec.editor.documentation import markdown
 from attnspec.editor.highlighting import COLOURED, AttnLexer
 from attnspec.editor.navigation import (
@@ -70,6 +72,41 @@ def test_columns_are_counted_as_editors_do() -> None:
     assert document.offset((0, 99)) == document.source.text.index("\n")
     assert document.offset((99, 0)) == len(document.source.text)
     assert document.offset((0, 3)) == 2
+
+
+@pytest.mark.parametrize("path", EXAMPLES[::12], ids=lambda path: path.stem)
+def test_no_text_is_too_broken(path: Path) -> None:
+    """Whatever stands there while somebody writes: every question has an answer, or a reason."""
+    rng = random.Random(path.stem)
+    text = path.read_text(encoding="utf-8")
+    signs = ["(", ")", "{", "}", "=", '"', "#", ",", "..", "𝒳", "let ", "graph ", "\r\n", "\0", "("]
+    for _ in range(30):
+        start, end = sorted(rng.sample(range(len(text)), 2))
+        if rng.random() < 0.5:
+            end = min(end, start + 4)
+        broken = Document(text[:start] + "".join(rng.choices(signs, k=3)) + text[end:], path)
+        checking.diagnostics(broken, claims=False)
+        checking.formatted(broken)
+        length = len(broken.source.text)
+        for offset in (start, start + 1, rng.randrange(length), length):
+            assert broken.offset(broken.place(offset)) in (offset, offset - 1)
+            offers(broken, offset)
+            hover(broken, offset)
+            place = definition_at(broken, offset)
+            uses = uses_at(broken, offset)
+            assert bool(uses) <= (place is not None)
+            # what cannot get another name has none that is defined here
+            with nullcontext() if uses else pytest.raises(RenameError):
+                assert len(renamed(broken, offset, "some_other_name")) == len(uses)
+        for each in checking.lenses(broken):
+            assert broken.scan.words[each.word].text == each.attention
+
+
+def test_specs_are_found_below_a_folder(tmp_path: Path) -> None:
+    for name in ("b.attn", "a/c.attn", ".git/d.attn", "node_modules/e.attn", "a/f.txt"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).touch()
+    assert specs_below(tmp_path) == [tmp_path / "b.attn", tmp_path / "a" / "c.attn"]
 
 
 def test_a_text_beyond_the_limits_has_no_words() -> None:
@@ -273,6 +310,24 @@ def test_imports_are_followed(tmp_path: Path) -> None:
     marked = Document('from "parts/near.attn" import ', main)
     assert {"near", "far"} == {each.label for each in offers(marked, len(marked.text))}
     assert '"parts/near.attn"' in {each.label for each in offers(Document("from ", main), 5)}
+    # a parameter is renamed where calls of other files name it, also by way of a third
+    third = tmp_path / "third.attn"
+    third.write_text('from "main.attn" import near\nattention c { attend near(r = 3) }\n')
+    users = [document, Document(third.read_text(), third)]
+    spots = renamed(other, other.text.index("r)"), "width", users)
+    assert [(each.document.name, each.ends[0]) for each in spots] == [
+        ("near.attn", 11),
+        ("near.attn", 32),
+        ("third.attn", 55),
+    ]
+    assert len(renamed(other, 7, "close", users)) == 5
+    taken = Document(users[1].text + "graph close = full\n", third)
+    with pytest.raises(RenameError, match=r"defined in third\.attn"):
+        renamed(other, 7, "close", [document, taken])
+    named = definition_at(users[1], 55)
+    assert named is not None
+    assert (named.document.path, named.ends) == (shared, (11, 12))
+    assert "r" in {each.label for each in offers(users[1], 55)}
     # without a file there is nothing to follow
     assert definition_at(Document(document.text), 8) is None
 
