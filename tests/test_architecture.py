@@ -80,6 +80,7 @@ LIGHT = (
     "run('plan', SPEC, '-n', '64')",
     "run('analyse', SPEC, '-n', '256')",
     "run('calibrate', '--show')",
+    "import attnspec.editor.server",
 )
 """What must not load any of HEAVY; SPEC is a file of the zoo."""
 

@@ -136,7 +136,9 @@ def _body(spot: Spot) -> int:
 def _expression(spot: Spot) -> Iterator[Offer]:
     """What an expression may be made of at a place, by the brackets and the statement around it."""
     call = _call(spot)
-    if call is not None:
+    if call is not None and _keyword(spot) == "input":
+        yield from _numbers(spot)
+    elif call is not None:
         callee, opener = call
         yield from _in_call(spot, callee, opener)
     elif (keyword := _keyword(spot)) == "require":

@@ -145,6 +145,7 @@ def test_a_text_beyond_the_limits_has_no_words() -> None:
         ("attention a { attend where(q.@", {"row", "col", "time"}, {"q", "n"}),
         ("attention a { attend global(every(step = @", {"n", "isqrt"}, {"full"}),
         ("attention a { input x: @", {"tokens", "ids", "length", "choices"}, {"x", "window"}),
+        ("attention a(m = 3) { input x: tokens(at_most = @", {"m", "n"}, {"x", "window"}),
         ("attention a { normalize @", {"softmax", "softmax1"}, {"n", "favor"}),
         ("attention a { score @", {"alibi", "softcap", "bias"}, {"window"}),
         ("attention a { score softcap(@", {"cap"}, {"window"}),
