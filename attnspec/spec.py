@@ -17,6 +17,7 @@ from attnspec.graphs.bind import extents_of
 from attnspec.graphs.relation import Relation
 from attnspec.graphs.stack import Sample, Stack
 from attnspec.ir.api_checks import length_of, parameter_of
+from attnspec.ir.crossing import crossed
 from attnspec.ir.program import Input, ParameterValue, Program
 from attnspec.ir.serial import fingerprint
 from attnspec.lower.devices import device_of
@@ -152,17 +153,19 @@ class Spec:
         layer: int | None = None,
         head: int | None = None,
         inputs: Sample | None = None,
+        m: int | None = None,
     ) -> Picture:
         """Which query reads which key at n positions, or at a short length that the spec has: of
         one layer, one head, or all that differ. `print` gives text, a notebook a drawing,
         `.save("a.html")` a page to point at.
 
-        `inputs` is one sample of the run-time inputs. Raises AttnSpecError for a length, layer or
-        head that the spec does not have, SpecError where no head has pairs.
+        `inputs` is one sample of the run-time inputs, m the queries of a spec with `cross`. Raises
+        AttnSpecError for a length, layer or head that the spec does not have, SpecError where no
+        head has pairs.
         """
         from attnspec.show.notebook import picture_of
 
-        return picture_of(self.elaborated, n, layer, head, inputs)
+        return picture_of(self.elaborated, n, layer, head, inputs, m)
 
     # --- the pairs -----------------------------------------------------------------------------
 
@@ -173,32 +176,58 @@ class Spec:
         return self.stack(inputs).relation(n, layer, head)
 
     def mask(
-        self, n: int, layer: int = 0, head: int = 0, inputs: Sample | None = None
+        self,
+        n: int,
+        layer: int = 0,
+        head: int = 0,
+        inputs: Sample | None = None,
+        m: int | None = None,
     ) -> npt.NDArray[np.bool_]:
-        """bool [n, n]: True where the query of the row reads the key of the column.
+        """bool [n, n]: True where the query of the row reads the key of the column; of a spec with
+        `cross` [m, n], where m is n if it is not given.
 
-        Raises AttnSpecError above n = `LONGEST_MASK`.
+        Raises AttnSpecError above a length of `LONGEST_MASK`, and for m of another spec.
         """
-        return self.stack(inputs).mask(n, layer, head)
+        stack, length = self._crossed(n, m, inputs)
+        return stack.mask(length, layer, head)[stack.queries(length), : length_of(n)]
 
     def adjacency(
-        self, n: int, layer: int = 0, head: int = 0, inputs: Sample | None = None
+        self,
+        n: int,
+        layer: int = 0,
+        head: int = 0,
+        inputs: Sample | None = None,
+        m: int | None = None,
     ) -> scipy.sparse.csr_array:
-        """scipy.sparse.csr_array [n, n] of bool with sorted indices; never dense on the way.
+        """scipy.sparse.csr_array [n, n] of bool with sorted indices; never dense on the way; of a
+        spec with `cross` [m, n] as `mask`.
 
-        Raises AttnSpecError above `MOST_EDGES` edges and above n = `LONGEST_ADJACENCY`.
+        Raises AttnSpecError above `MOST_EDGES` edges and above a length of `LONGEST_ADJACENCY`, and
+        for m of another spec.
         """
-        return self.stack(inputs).adjacency(n, layer, head)
+        stack, length = self._crossed(n, m, inputs)
+        found = stack.adjacency(length, layer, head)
+        return found[stack.queries(length), : length_of(n)] if self.program.cross else found
+
+    def _crossed(self, n: int, m: int | None, inputs: Sample | None) -> tuple[Stack, int]:
+        """All layers and heads for m queries, and the length that holds these and n keys."""
+        program, length = crossed(self.program, n, m)
+        return Stack(program, inputs), length
 
     def graph(
         self, n: int, layer: int = 0, head: int = 0, inputs: Sample | None = None
     ) -> networkx.DiGraph[int]:
         """networkx.DiGraph on the nodes 0 .. n - 1; an edge q -> k says that q reads k.
 
-        Raises AttnSpecError above n = `MOST_NODES`.
+        Raises AttnSpecError above n = `MOST_NODES`, and for a spec with `cross`.
         """
         import networkx
 
+        if self.program.cross:
+            raise AttnSpecError(
+                f"`{self.name}` joins two sequences, whose positions are no nodes of one graph:"
+                " use `adjacency`"
+            )
         n = length_of(n)
         if n > MOST_NODES:
             raise AttnSpecError(
@@ -243,6 +272,7 @@ class Spec:
         batch: int = 1,
         heads: int | None = None,
         head_dim: int = 64,
+        m: int | None = None,
     ) -> Report:
         """What this spec reads, reaches and costs at n positions, exactly where that is possible.
 
@@ -250,11 +280,21 @@ class Spec:
         `tensors`, q [H, n, d] and k [H_kv, n, d] of one sample, those of the pairs that are decided
         for it, in every layer by the same tensors. Inputs that decide by themselves need none.
         Costs are those of the plan for so many samples, and for so many heads where the spec
-        declares none, one if they are not given, of size `head_dim`.
+        declares none, one if they are not given, of size `head_dim`. Of a spec with `cross` n are
+        the keys, and m, n if it is not given, the queries; such a one takes no `tensors`.
         """
         from attnspec.analysis.report.report import Report
 
         shape = Shape(batch, heads, head_dim)
+        if self.program.cross:
+            if tensors is not None:
+                raise AttnSpecError(
+                    f"`{self.name}` joins two sequences, of which no tensors are analysed:"
+                    " `module.pairs(q, k)` of the compiled module has their pairs"
+                )
+            return Report(self.elaborated, n, inputs, m=m, shape=shape)
+        # raises where m is given
+        crossed(self.program, n, m)
         found = self._decided(n, inputs, tensors)
         if found is None:
             return Report(self.elaborated, n, inputs, shape=shape)
@@ -286,18 +326,21 @@ class Spec:
         heads: int | None = None,
         head_dim: int = 64,
         backend: str = "auto",
+        m: int | None = None,
     ) -> Plan:
         """The steps chosen at n, their cost, and each refused backend with its reason.
 
         The cost is for so many samples, and for so many heads where the spec declares none, one if
-        they are not given, of size `head_dim`. The device need not be in this machine. Raises
+        they are not given, of size `head_dim`, and of a spec with `cross` for m queries, n if it is
+        not given. The device need not be in this machine. Raises
         BackendError, a ValueError, where `backend` names one that refuses.
         """
         from attnspec.backends.planner import plan
 
         require_built(self.program)
         shape = Shape(batch, heads, head_dim)
-        return plan(self.program, length_of(n), device_of(device), backend, shape)
+        program, length = crossed(self.program, n, m)
+        return plan(program, length, device_of(device), backend, shape)
 
     def compile(
         self,

@@ -103,9 +103,9 @@ class Plan:
     """What runs at n positions on a type of device; `str` gives a line per step and backend,
     and one for what a backend says to several steps alike.
 
-    `rates` says whose rates the estimates are made with, `shape` for how many samples and heads of
-    which size they are. Those of a type of device without rates are a GPU's, and give the order
-    alone.
+    `m` are the queries of a spec with `cross`. `rates` says whose rates the estimates are made
+    with, `shape` for how many samples and heads of which size they are. Those of a type of device
+    without rates are a GPU's, and give the order alone.
     """
 
     name: str
@@ -113,6 +113,7 @@ class Plan:
     device: str
     steps: tuple[Step, ...]
     shape: Shape = ONE
+    m: int | None = None
     rates: str = field(default_factory=lambda: origin("cpu"))
 
     @property
@@ -121,7 +122,8 @@ class Plan:
         return self.device in MEASURED
 
     def __str__(self) -> str:
-        start = f"{self.name}, n = {self.n}, {self.device}"
+        queries = "" if self.m is None else f"m = {self.m}, "
+        start = f"{self.name}, {queries}n = {self.n}, {self.device}"
         if not self.steps:
             return f"{start}: nothing to run"
         rows = self.rows()
@@ -151,7 +153,8 @@ class Plan:
             shown[3] += "".join(f"<br/>{escape(line)}" for line in row.lines)
             rows.append("".join(f"<td>{cell}</td>" for cell in shown))
         body = "".join(f"<tr>{row}</tr>" for row in rows)
-        title = f"{escape(self.name)}, n = {self.n:,}, {escape(self.device)}"
+        queries = "" if self.m is None else f"m = {self.m:,}, "
+        title = f"{escape(self.name)}, {queries}n = {self.n:,}, {escape(self.device)}"
         return (
             f"<table><caption>{title}; {escape(self.about)}</caption>"
             f"<thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
@@ -229,7 +232,9 @@ def plan(
         extents_of(program, n)
     steps: dict[tuple[tuple[Work, tuple[int, ...]], ...], list[int]] = {}
     for layer in range(program.layers or 1):
-        found_here = _located_works(program, layer, heads, n, inputs) if n else []
+        found_here = (
+            [] if _is_empty(program, n) else _located_works(program, layer, heads, n, inputs)
+        )
         # layers that differ in their draws alone cost the same
         works = tuple((replace(work, layer=0), heads) for work, heads in found_here)
         steps.setdefault(works, []).append(layer)
@@ -247,7 +252,14 @@ def plan(
                     ranked[0].backend.steps(work),
                 )
             )
-    return Plan(program.name, n, kind, tuple(found), shape, origin(kind))
+    sides = program.crossing
+    m, n = (None, n) if sides is None else (sides.queries, sides.keys)
+    return Plan(program.name, n, kind, tuple(found), shape, m, origin(kind))
+
+
+def _is_empty(program: Program, n: int) -> bool:
+    """Whether there is no query, or no key."""
+    return not n if program.crossing is None else program.crossing.empty
 
 
 def _located_works(

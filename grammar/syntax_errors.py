@@ -13,8 +13,8 @@ ITEMS = frozenset({"attention", "from", "graph"})
 """The words that start an item of a file."""
 
 STATEMENTS = frozenset(
-    "attend causal extra_tokens head heads input layer layers let normalize require scale score"
-    " sequence".split()
+    "attend causal cross extra_tokens head heads input layer layers let normalize require scale"
+    " score sequence".split()
 )
 """The words that start a statement."""
 

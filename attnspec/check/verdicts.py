@@ -20,6 +20,7 @@ from attnspec.analysis.growth.stable import is_stable
 from attnspec.analysis.reach.leaks import looks_ahead
 from attnspec.check import counterexamples, form_proofs, graph_claims, orders
 from attnspec.check.counterexamples import COMPARE, shown, slot_text
+from attnspec.check.cross_claims import against_stable
 from attnspec.check.places import (
     EVERYWHERE,
     GRAPHS,
@@ -33,6 +34,7 @@ from attnspec.graphs.bind import BindError, integer_of
 from attnspec.graphs.forms.properties import is_symmetric, never_reads_later, reads_itself
 from attnspec.graphs.patterns import BY_NAME
 from attnspec.graphs.stack import Stack, TooMuch, has_mechanism, influence
+from attnspec.ir.crossing import evened
 from attnspec.ir.program import Claim, Program, Term, inputs_of, leaves
 from attnspec.ir.scalars import ScalarError, evaluate
 from attnspec.text.diagnostics import AttnSpecError, Diagnostic, SpecError
@@ -72,9 +74,24 @@ class Verdict:
 
 
 def judge(program: Program) -> list[Verdict]:
-    """A verdict on each claim of a program, in the order of the text."""
-    stack = Stack(program)
-    return [verdict_on(claim, stack) for claim in program.claims]
+    """A verdict on each claim of a program, in the order of the text; of a spec with `cross` where
+    there are as many queries as keys."""
+    stack = Stack(evened(program))
+    return [
+        _on_stable(claim, program)
+        if program.cross and claim.kind == "stable"
+        else verdict_on(claim, stack)
+        for claim in stack.program.claims
+    ]
+
+
+def _on_stable(claim: Claim, program: Program) -> Verdict:
+    """What is known of rows between two sequences, of which the queries grow."""
+    counterexample = against_stable(program)
+    if counterexample is None:
+        return Verdict(claim, "proven")
+    message = f"`{claim.text}` does not hold: {counterexample}"
+    return Verdict(claim, "refuted", diagnostics=(Diagnostic("A606", message, claim.span),))
 
 
 # --- claims -----------------------------------------------------------------------------------

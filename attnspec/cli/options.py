@@ -155,3 +155,12 @@ def length_option(default: int) -> Callable[[Command], Command]:
         callback=count,
         help=f"How many positions; {default}, or the size of the spec's grid, if not given.",
     )
+
+
+queries_option = _option(
+    "-m",
+    "queries",
+    metavar="M",
+    callback=count,
+    help="How many queries, of a spec with `cross`, whose keys -n counts; as many if not given.",
+)

@@ -18,6 +18,7 @@ DEFAULT_LENGTH = 4096
 @click.command("plan")
 @options.spec_argument
 @options.length_option(DEFAULT_LENGTH)
+@options.queries_option
 @click.option(
     "--device",
     type=click.Choice(("cpu", "cuda", "mps", "xpu")),
@@ -33,6 +34,7 @@ DEFAULT_LENGTH = 4096
 def command(
     spec: str,
     length: int | None,
+    queries: int | None,
     device: str,
     batch: int,
     heads: int | None,
@@ -52,10 +54,11 @@ def command(
     """
     loaded = spec_at(spec, name, parameters)
     n = length_of(loaded.program, length, DEFAULT_LENGTH)
-    if n > LONGEST:
-        raise LimitReached(f"plans are made up to n = {LONGEST:,}, got {n:,}")
+    longest = max(n, queries or 0)
+    if longest > LONGEST:
+        raise LimitReached(f"plans are made up to n = {LONGEST:,}, got {longest:,}")
     with fitting():
-        plan = loaded.plan(n, device, batch, heads, head_size, backend)
+        plan = loaded.plan(n, device, batch, heads, head_size, backend, queries)
     if as_json:
         console.result_json({"ok": True, **to_dict(plan)})
     else:
@@ -67,6 +70,7 @@ def to_dict(plan: Plan) -> dict[str, object]:
     a step, and None where there are none."""
     return {
         "name": plan.name,
+        **({} if plan.m is None else {"m": plan.m}),
         "n": plan.n,
         "device": plan.device,
         "batch": plan.shape.batch,

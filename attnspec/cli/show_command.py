@@ -25,6 +25,7 @@ DEFAULT_LENGTH = 64
 @click.command("show")
 @options.spec_argument
 @options.length_option(DEFAULT_LENGTH)
+@options.queries_option
 @click.option(
     "--layer",
     metavar="I",
@@ -45,6 +46,7 @@ DEFAULT_LENGTH = 64
 def command(
     spec: str,
     length: int | None,
+    queries: int | None,
     layer: int | None,
     head: int | None,
     output: str | None,
@@ -70,23 +72,28 @@ def command(
     n = length_of(loaded.program, length, DEFAULT_LENGTH)
     require_slot(loaded, layer, head)
     if output is not None:
-        write_picture(output, picture_of(loaded, n, layer, head, inputs), force=force)
+        write_picture(output, picture_of(loaded, n, layer, head, inputs, queries), force=force)
         console.say(f"wrote {shown_path(output)}")
         return
     if layer is None:
         layers = range(loaded.program.layers or 1)
         layer = next((each for each in layers if has_graph(loaded.program, each)), 0)
-    console.result(printed(picture_of(loaded, n, layer, head, inputs)))
+    console.result(printed(picture_of(loaded, n, layer, head, inputs, queries)))
 
 
 def picture_of(
-    spec: Spec, n: int, layer: int | None, head: int | None, inputs: Mapping[str, str]
+    spec: Spec,
+    n: int,
+    layer: int | None,
+    head: int | None,
+    inputs: Mapping[str, str],
+    m: int | None = None,
 ) -> Picture:
     """The picture of what the command line names; raises click.UsageError for inputs that are
     missing or do not fit."""
     layers = range(spec.layers) if layer is None else [layer]
     given = read_inputs(spec, inputs, needed_inputs(spec, layers, head), n)
-    return Picture(spec.elaborated, n, layer, head, given)
+    return Picture(spec.elaborated, n, layer, head, given, m)
 
 
 def printed(found: Picture) -> str:

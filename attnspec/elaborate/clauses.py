@@ -6,6 +6,7 @@ from dataclasses import replace
 from typing import NoReturn
 
 from attnspec.elaborate.arguments import check_constant, matched
+from attnspec.elaborate.cross import require_across, require_claim, require_score
 from attnspec.elaborate.names import METRICS, NORMALIZERS, PROPERTIES, SCORES, kind_of, type_of
 from attnspec.elaborate.scope import Failed, Scope, each, meaning
 from attnspec.elaborate.terms import count, integer, require, scalar
@@ -38,8 +39,10 @@ def claims_of(statement: nodes.Require, scope: Scope) -> list[Claim]:
     claim = Claim("", print_expression(node), at, span=statement.span)
     match node:
         case nodes.Name(name) if name in PROPERTIES:
+            require_claim(name, node.span, scope)
             return [replace(claim, kind=name)]
         case nodes.Call("reach"):
+            require_claim("reach", node.span, scope)
             return [replace(claim, kind="reach", value=_layers(node, scope))]
         case nodes.Chain() if node.operators[0] in (*_FLIPPED, "subset"):
             return _comparison(node, scope, claim)
@@ -67,6 +70,7 @@ def _comparison(node: nodes.Chain, scope: Scope, claim: Claim) -> list[Claim]:
     if len(figures) > 1:
         scope.fail("A604", "a claim compares one figure with numbers", node.span)
     ((place, name),) = figures
+    require_claim(name, node.operands[place].span, scope)
     claims = []
     for index, operator in enumerate(node.operators):
         left, right = node.operands[index : index + 2]
@@ -95,6 +99,7 @@ def _about_graphs(node: nodes.Chain, scope: Scope, claim: Claim) -> Claim:
         _unknown(node, scope)
     for term, operand in zip(terms, node.operands, strict=True):
         require(term, "graph", operand.span, scope, f"what stands beside `{operator}`")
+        require_across(term, operand.span, scope)
     return replace(claim, kind=operator, terms=tuple(terms))  # type: ignore[arg-type]
 
 
@@ -125,6 +130,7 @@ def score_of(node: nodes.Expression, scope: Scope) -> Score:
         span = node.name_span if isinstance(node, nodes.Call) else node.span
         scope.fail("A317", message, span, help=did_you_mean(found, SCORES))
     name, defaults = node.name, SCORES[node.name]
+    require_score(name, node.span, scope)
     parameters = {argument: Parameter("any", "") for argument in defaults}
     given, _ = matched(
         node, scope, parameters, lambda argument, value: _argument(name, argument, value, scope)

@@ -23,6 +23,7 @@ from attnspec.elaborate.names import (
 )
 from attnspec.elaborate.scope import Failed, Scope, each, meaning
 from attnspec.grammar import nodes
+from attnspec.ir.crossing import QUERIES
 from attnspec.ir.program import Compound, Leaf, Mechanism, Term
 from attnspec.ir.scalars import FUNCTIONS, Apply, Scalar, Symbol
 from attnspec.text.diagnostics import did_you_mean
@@ -63,6 +64,8 @@ def word(node: nodes.Name, scope: Scope) -> Value:
         return found
     if name in SCALARS:
         return _scalar_word(node, scope)
+    if name == QUERIES and work.cross is not None:
+        return Symbol(name)
     if scope.predicate and name in POSITIONS:
         return Symbol(name)
     if name in module.broken:
@@ -74,7 +77,10 @@ def word(node: nodes.Name, scope: Scope) -> Value:
     if name in FUNCTIONS or name in TOKEN_SETS or name in GRAPH_FUNCTIONS:
         scope.fail("A206", f"`{name}` needs its arguments: `{name}(…)`", node.span)
     words = [*scope.names, *SCALARS, "true", "false"]
-    if scope.predicate:
+    advice: str | None
+    if name == QUERIES:
+        advice = "`m` counts queries in a spec that says `cross`; elsewhere they are `n` too"
+    elif scope.predicate:
         advice = did_you_mean(name, [*words, *POSITIONS]) or _in_predicates(name)
     else:
         if not scope.numbers:

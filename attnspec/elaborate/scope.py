@@ -118,6 +118,7 @@ class Work:
     grid: tuple[Scalar, ...] | None = None
     extra_tokens: int = 0
     causal: Span | None = None
+    cross: Span | None = None
     inputs: dict[str, Input] = field(default_factory=dict)
     broken: set[str] = field(default_factory=set)
     used_graphs: dict[tuple[int, str], tuple[nodes.Graph, Module]] = field(default_factory=dict)

@@ -8,12 +8,14 @@ from typing import TypeVar
 
 from attnspec.elaborate.arguments import check_constant
 from attnspec.elaborate.clauses import claims_of, normalizer_of, score_of
+from attnspec.elaborate.cross import require_across, require_one_sequence
 from attnspec.elaborate.names import INPUT_KINDS, RESERVED, Hybrid, Value, type_of
 from attnspec.elaborate.scope import Failed, Scope, each, meaning
 from attnspec.elaborate.slots import Ruling, Rulings, Where
 from attnspec.elaborate.terms import count, integer, known, require, scalar
 from attnspec.grammar import nodes
 from attnspec.graphs.relation import DataDependent
+from attnspec.ir.crossing import QUERIES
 from attnspec.ir.parameters import Parameter
 from attnspec.ir.program import SIZED, Claim, Input, InputRef, Mechanism, Term, leaves
 from attnspec.ir.scalars import Scalar
@@ -27,7 +29,7 @@ MOST_SCOPES = 16
 
 SCALE = Parameter("real", "what scores are multiplied by")
 
-_TOP = ("layers", "heads", "sequence", "extra_tokens", "causal")
+_TOP = ("layers", "heads", "sequence", "extra_tokens", "causal", "cross")
 
 S = TypeVar("S", nodes.Let, nodes.Input, nodes.Setting)
 
@@ -112,6 +114,9 @@ class Statements:
         if name in RESERVED:
             message = f"`{name}` is a word of the language and cannot be a name"
             scope.fail("A204", message, span)
+        if name == QUERIES and scope.work.cross is not None:
+            message = f"`{name}` is the number of queries here and cannot be another name"
+            scope.fail("A204", message, span, related=(("said here", scope.work.cross),))
         if name in self.places:
             # which of the two is meant is not known: what uses the name says nothing more
             scope.names[name] = None
@@ -157,9 +162,13 @@ class Statements:
             first = ("first said here", self.said[keyword])
             scope.fail("A406", f"`{keyword}` is said twice", statement.span, related=(first,))
         self.said[keyword] = statement.keyword_span
-        if value is None:
+        if keyword != "cross" and work.cross is not None:
+            require_one_sequence(statement, scope)
+        if keyword == "causal":
             work.causal = statement.keyword_span
-        elif keyword == "layers":
+        if value is None:
+            return
+        if keyword == "layers":
             work.layers = count(value, scope, "`layers`", 1, MOST_LAYERS)
         elif keyword == "heads":
             work.heads = count(value, scope, "`heads`", 1, MOST_HEADS)
@@ -279,6 +288,7 @@ def meant_as_range(item: nodes.Expression) -> str | None:
 
 def _attended(node: nodes.Expression, scope: Scope) -> tuple[Term | None, Mechanism | None]:
     value = meaning(node, scope)
+    require_across(value, node.span, scope)
     if isinstance(value, Hybrid):
         _require_form(value.mechanism, scope)
         _require_alone(value.graph, node.span, scope, beside=True)

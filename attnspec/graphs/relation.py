@@ -124,6 +124,15 @@ class Relation:
     anchored: ClassVar[bool] = True
     """Whether pairs change where all tokens move on by as many positions, inputs with them."""
 
+    one_sequence: ClassVar[str] = ""
+    """Why there are no such pairs between two sequences, "" where there are; what is to be read
+    after its name."""
+
+    @classmethod
+    def not_across(cls, given: Mapping[str, object]) -> str:
+        """The same with these arguments."""
+        return cls.one_sequence
+
     @classmethod
     def changing(cls, causal: bool) -> Changing | None:
         """How pairs change with n, in a spec with or without the statement `causal`."""

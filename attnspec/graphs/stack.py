@@ -20,6 +20,7 @@ from attnspec.ir.parameters import RelationError
 from attnspec.ir.program import (
     Attend,
     Compound,
+    Crossing,
     Leaf,
     Program,
     Term,
@@ -174,6 +175,10 @@ class Stack:
                     return f"`{leaf.pattern}` is decided by the data"
         return None
 
+    def queries(self, n: int) -> slice:
+        """Which of n positions are queries: all, but where they hold two sequences."""
+        return slice(n if self.program.crossing is None else self.program.crossing.queries)
+
     def situation(self, n: int, layer: int = 0, head: int = 0) -> Situation:
         """What terms and scalars of the program mean at n positions."""
         return situation_of(self.program, n, layer, head)
@@ -210,7 +215,9 @@ class Stack:
                         help="`module.pairs(q, k)` of the compiled module gives them",
                     )
                 )
-        inputs = {name: self._sampled(name, n, head) for name in sorted(inputs_of(attend.graph))}
+        lengths = self.program.crossing or Crossing(n, n)
+        names = sorted(inputs_of(attend.graph))
+        inputs = {name: self._sampled(name, lengths, head) for name in names}
         with located(attend.span):
             at = situation_of(self.program, n, layer, head, inputs=inputs)
             return bind_attended(attend.graph, at)
@@ -283,9 +290,10 @@ class Stack:
         known = issubclass(pattern, DataDependent) and pattern.by_inputs
         return pattern.data_dependent and not (known and inputs_of(leaf) <= set(self.inputs or ()))
 
-    def _sampled(self, name: str, n: int, head: int) -> Data:
+    def _sampled(self, name: str, lengths: Crossing, head: int) -> Data:
         entry = self.declared[name]
-        values = sampled(entry, self.inputs or {}, n, self.program.name)
+        sizes = lengths.queries, lengths.keys
+        values = sampled(entry, self.inputs or {}, *sizes, self.program.name)
         if entry.kind == "choices":
             values = of_head(name, np.asarray(values), head, self.program.heads)
         return Data(values, entry.size)
@@ -337,7 +345,7 @@ class Stack:
     def _bind(self, n: int) -> Bound:
         if n > MOST_POSITIONS:
             raise TooMuch(f"lengths above {MOST_POSITIONS:,} are not looked into, got n = {n:,}")
-        if n == 0:
+        if n == 0 or (self.program.crossing is not None and self.program.crossing.empty):
             extents_of(self.program, n)
             return Bound((), (), ())
         found: dict[Relation, tuple[int, int, int]] = {}

@@ -72,6 +72,11 @@ class ModelAttention:
                 f"an attention without extra tokens is needed, `{self.program.name}` has "
                 f"{self.program.extra_tokens}: a model has no rows for them"
             )
+        if self.program.cross:
+            raise AttnSpecError(
+                f"an attention within one sequence is needed, `{self.program.name}` joins two: "
+                "a model's layer of self-attention has one"
+            )
         self.standing: Mapping[str, torch.Tensor] | None = None
         # the lengths of a long-running server come and go: only so many answers are kept
         self._past_only = lru_cache(maxsize=1024)(require_past_only)

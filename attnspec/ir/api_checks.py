@@ -12,8 +12,10 @@ from attnspec.ir.program import Input, ParameterValue
 from attnspec.text.diagnostics import AttnSpecError
 
 
-def sampled(entry: Input, given: Mapping[str, npt.ArrayLike], n: int, owner: str) -> object:
-    """One input of one sample, checked: bool [n], int [n], or an int."""
+def sampled(
+    entry: Input, given: Mapping[str, npt.ArrayLike], queries: int, n: int, owner: str
+) -> object:
+    """One input of one sample, checked: bool [n], int [n], an int, or what queries choose."""
     if entry.name not in given:
         raise AttnSpecError(f"`{owner}` needs its input `{entry.name}` ({entry.kind})")
     try:
@@ -25,7 +27,7 @@ def sampled(entry: Input, given: Mapping[str, npt.ArrayLike], n: int, owner: str
             raise AttnSpecError(f"`{entry.name}` is a length: one integer from 0 on is needed")
         return int(values)
     if entry.kind == "choices":
-        return _choices(entry, values, n)
+        return _choices(entry, values, queries, n)
     if entry.kind in ("scores", "buckets"):
         if values.ndim != 3:
             raise AttnSpecError(
@@ -48,13 +50,15 @@ def sampled(entry: Input, given: Mapping[str, npt.ArrayLike], n: int, owner: str
     return values
 
 
-def _choices(entry: Input, values: npt.NDArray[np.integer], n: int) -> npt.NDArray[np.integer]:
-    """Choices of one sample, int [H or H_kv or 1, n, c], of blocks that there are, or -1."""
+def _choices(
+    entry: Input, values: npt.NDArray[np.integer], queries: int, n: int
+) -> npt.NDArray[np.integer]:
+    """Choices of one sample, int [H or H_kv or 1, n_q, c], of blocks that there are, or -1."""
     blocks = -(-n // entry.size)
-    if values.ndim != 3 or values.shape[1] != n or values.dtype.kind != "i":
+    if values.ndim != 3 or values.shape[1] != queries or values.dtype.kind != "i":
         raise AttnSpecError(
-            f"`{entry.name}` must be integers [H or H_kv or 1, {n}, c], got {values.dtype} with the"
-            f" shape {list(values.shape)}"
+            f"`{entry.name}` must be integers [H or H_kv or 1, {queries}, c], got {values.dtype}"
+            f" with the shape {list(values.shape)}"
         )
     if values.size and not (-1 <= values.min() and values.max() < blocks):
         raise AttnSpecError(
@@ -101,11 +105,11 @@ def index_of(what: str, value: int) -> int:
         raise TypeError(f"{what} must be an integer, got {type(value).__name__}") from None
 
 
-def length_of(n: int) -> int:
+def length_of(n: int, name: str = "n") -> int:
     """A length as a Python integer, from 0 to 2**31 - 1."""
-    value = index_of("n", n)
+    value = index_of(name, n)
     if not 0 <= value <= 2**31 - 1:
-        raise AttnSpecError(f"n must be between 0 and 2**31 - 1, got {value}")
+        raise AttnSpecError(f"{name} must be between 0 and 2**31 - 1, got {value}")
     return value
 
 

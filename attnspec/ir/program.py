@@ -143,13 +143,46 @@ class Claim:
 
 
 @dataclass(frozen=True)
+class Crossing:
+    """Two sequences laid out as one of `length` positions: the queries from `start` on of the one
+    stand from position `first` on, the keys, the other, from position 0 on.
+    """
+
+    queries: int
+    keys: int
+    start: int = 0
+    first: int = 0
+
+    @property
+    def length(self) -> int:
+        """The positions that hold both."""
+        return max(self.first + self.queries, self.keys)
+
+    @property
+    def m(self) -> int:
+        """How many queries there are, those before `start` too, as far as it is known."""
+        return self.start + self.queries
+
+    @property
+    def empty(self) -> bool:
+        """Whether there is no query, or no key, and so no pair."""
+        return not (self.queries and self.keys)
+
+    @property
+    def even(self) -> bool:
+        """Whether every position is the query and the key of its own number."""
+        return self.queries == self.keys and not (self.start or self.first)
+
+
+@dataclass(frozen=True)
 class Program:
     """A whole spec.
 
     `attends` are the distinct contents of `slots[layer][head]`, which index them. `layers` and
     `heads` are None where the spec does not declare them: then there is one row or column, which
     serves every layer or head, and `layer` or `head` may still stand in its scalars. `grid` are the
-    extents of `sequence grid(…)`.
+    extents of `sequence grid(…)`. With `cross` queries and keys are two sequences; `crossing` are
+    their lengths where they are settled, and until then both have as many as a length says.
     """
 
     name: str
@@ -162,6 +195,8 @@ class Program:
     extra_tokens: int = 0
     inputs: tuple[Input, ...] = ()
     claims: tuple[Claim, ...] = ()
+    cross: bool = False
+    crossing: Crossing | None = None
 
     @property
     def layer_count(self) -> int:

@@ -49,7 +49,7 @@ def fingerprint(program: Program) -> str:
 
 def to_data(program: Program) -> dict[str, Plain]:
     """A program as dicts, lists, strings and numbers, without its claims."""
-    return {
+    data: dict[str, Plain] = {
         "name": program.name,
         "layers": program.layers,
         "heads": program.heads,
@@ -60,6 +60,7 @@ def to_data(program: Program) -> dict[str, Plain]:
         "attends": [_attend_out(x) for x in program.attends],
         "slots": [list(row) for row in program.slots],
     }
+    return {**data, "cross": True} if program.cross else data
 
 
 def from_data(data: Mapping[str, Plain]) -> Program:
@@ -83,6 +84,7 @@ def from_data(data: Mapping[str, Plain]) -> Program:
             )
             for x in _dicts(data["inputs"])
         ),
+        cross=cast(bool, data.get("cross", False)),
     )
 
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 import torch
 
+from attnspec.graphs.across import reads_m
 from attnspec.ir.program import Input, Program
 
 FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
@@ -67,7 +68,7 @@ def check_tensors(program: Program, q: torch.Tensor, k: torch.Tensor, v: torch.T
         raise ValueError(f"the heads of k and v must divide those of q, got {shapes:hint}")
     if q.shape[3] == 0 or v.shape[3] == 0:
         raise ValueError(f"heads must have a size of at least 1, got {shapes}")
-    if q.shape[2] > k.shape[2]:
+    if not program.cross and q.shape[2] > k.shape[2]:
         raise ValueError(
             "queries are the last n_q of n_k positions, so that n_q is at most n_k,"
             f" got {shapes:hint}"
@@ -112,6 +113,30 @@ def narrowed(tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     if not isinstance(given, torch.Tensor) or given.dtype not in FLOATS[:3]:
         return tensor
     return given.to(dtype)
+
+
+def check_query_start(program: Program, query_start: int) -> int:
+    """The number of a call's first query as an integer; ValueError where that says nothing."""
+    if isinstance(query_start, bool):
+        raise TypeError("query_start must be an integer, got a boolean")
+    try:
+        start = operator.index(query_start)
+    except TypeError:
+        kind = type(query_start).__name__
+        raise TypeError(f"query_start must be an integer, got {kind}") from None
+    if start < 0:
+        raise ValueError(f"query_start must be at least 0, got {start}")
+    if start and not program.cross:
+        raise ValueError(
+            f"`{program.name}` has one sequence, of which queries are the last n_q positions: only"
+            f" a spec that says `cross` takes a query_start, got {start}"
+        )
+    if start and reads_m(program):
+        raise ValueError(
+            f"`{program.name}` reads m, the number of all queries, which a call that starts at"
+            f" query {start} does not know: call it with all queries at once"
+        )
+    return start
 
 
 def check_padding(padding: torch.Tensor | None, batch: int, n_k: int, device: torch.device) -> None:

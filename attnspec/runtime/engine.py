@@ -13,6 +13,7 @@ from typing import TypeAlias, cast
 from weakref import WeakValueDictionary
 
 import torch
+from torch.nn.functional import pad
 
 from attnspec.backends.common.score_formula import Blocks, Formula
 from attnspec.backends.common.torch_modes import apart, composed, derivatives, followed
@@ -80,8 +81,10 @@ class Engine:
         draws: tuple[int, int],
         return_lse: bool = False,
         reusable: bool = False,
+        query_start: int = 0,
     ) -> Outputs:
-        """The output, and its log-sum-exps with `return_lse`.
+        """The output, and its log-sum-exps with `return_lse`; between two sequences the queries are
+        those from `query_start` on.
 
         The call's tables are all that is learned, by name, [layers or 1, heads or 1, …]; `draws`
         are how often the layer was called in training, and how often anew was asked for. With
@@ -96,9 +99,10 @@ class Engine:
             extents_of(self.program, k.shape[2])
             return _nothing(q, k, v)
         sizes = q.shape[1], k.shape[1], q.shape[2], k.shape[2]
-        prepared = self.prepare(layer, *sizes, str(q.device))
+        prepared = self.prepare(layer, *sizes, str(q.device), query_start)
+        held, given = self.laid_out(parts, call)
         choices = self.decided(
-            prepared.decisions, layer, (q, k), call.padding, call.data, call.tables
+            prepared.decisions, layer, held[:2], given.padding, given.data, call.tables, k.shape[2]
         )
         outs: list[torch.Tensor] = []
         sums: list[torch.Tensor] = []
@@ -107,13 +111,37 @@ class Engine:
             known = None
             if call.known is not None and _reuses(group.kernel, q):
                 known = group.rows(call.known[0]), group.rows(call.known[1])
-            data = data_of(group.work, group.heads, prepared.decisions, choices, call.data)
-            mine = Call(call.padding, call.dropout_p, tables, data, draw, known)
-            out, lse = self._outputs(group, group.parts(*parts), mine, return_lse, reusable)
+            # a mechanism takes two sequences as they are
+            own, of = (held, given) if group.work.mechanism is None else (parts, call)
+            data = data_of(group.work, group.heads, prepared.decisions, choices, of.data)
+            mine = Call(of.padding, call.dropout_p, tables, data, draw, known)
+            out, lse = self._outputs(group, group.parts(*own), mine, return_lse, reusable)
             outs.append(out)
             if return_lse or reusable:
                 sums.append(_unknown(out) if lse is None else lse)
         return prepared.joined(outs), prepared.joined(sums) if sums else None
+
+    def laid_out(self, parts: Parts, call: Call) -> tuple[Parts, Call]:
+        """A call with keys and values at as many positions as hold two sequences, those behind the
+        keys being no keys."""
+        q, k, v = parts
+        n = k.shape[2]
+        crossing = self.binder.crossing(q.shape[2], n)
+        more = 0 if crossing is None else crossing.length - n
+        if not more:
+            return parts, call
+        padding = call.padding
+        if padding is None and crossing is not None and crossing.first == n:
+            padding = torch.ones(len(k), n, dtype=torch.bool, device=k.device)
+        kinds = {entry.name: entry.kind for entry in self.program.inputs}
+        data = {
+            name: pad(x, (0, more)) if kinds[name] in ("tokens", "ids") else x
+            for name, x in call.data.items()
+        }
+        given = replace(
+            call, padding=None if padding is None else pad(padding, (0, more)), data=data
+        )
+        return (q, pad(k, (0, 0, 0, more)), pad(v, (0, 0, 0, more))), given
 
     def _outputs(
         self, group: Group, parts: Parts, call: Call, return_lse: bool, reusable: bool
@@ -141,6 +169,7 @@ class Engine:
         grads: tuple[torch.Tensor | None, torch.Tensor | None],
         asks: Sequence[bool],
         again: bool = False,
+        query_start: int = 0,
     ) -> list[torch.Tensor | None]:
         """The gradients of q, k and v, and of the call's tables in their order, where `asks` says
         so, from those of what `run` returned. What the call knows is not computed again.
@@ -154,7 +183,8 @@ class Engine:
         def run(*given: torch.Tensor) -> Sequence[torch.Tensor | None]:
             q, k, v, *learned = given
             whole = replace(call, tables=dict(zip(call.tables, learned, strict=True)))
-            return self.run((q, k, v), whole, layer, draws, grads[1] is not None)
+            lse = grads[1] is not None
+            return self.run((q, k, v), whole, layer, draws, lse, query_start=query_start)
 
         with composed() if again else followed():
             return derivatives(run, given, asks, grads, again)
@@ -167,8 +197,10 @@ class Engine:
         padding: torch.Tensor | None,
         data: Mapping[str, torch.Tensor],
         learned: Mapping[str, torch.Tensor],
+        keys: int,
     ) -> dict[DataDependent, Choice]:
-        """What the data decide for q and k, by graph."""
+        """What the data decide for q and k as they are laid out, of which `keys` are keys, by
+        graph."""
         q, k = parts
         if not decisions or 0 in (q.shape[0], q.shape[2], k.shape[2]):
             return {}
@@ -180,7 +212,8 @@ class Engine:
                 found[part.name] = rows[list(each.heads)] if len(rows) > 1 else rows
             return found
 
-        return decided(decisions, q, k, padding, data, tables)
+        apart = keys if self.program.cross else None
+        return decided(decisions, q, k, padding, data, tables, apart)
 
     def tables(
         self, group: Group, layer: int, learned: Mapping[str, torch.Tensor]
@@ -205,10 +238,17 @@ class Engine:
     # --- kernels ---------------------------------------------------------------------------------
 
     def prepare(
-        self, layer: int, heads: int, key_heads: int, n_q: int, n_k: int, device: str
+        self,
+        layer: int,
+        heads: int,
+        key_heads: int,
+        n_q: int,
+        n_k: int,
+        device: str,
+        query_start: int = 0,
     ) -> Prepared:
         """The kernels that run a layer for so many heads and positions, built or kept."""
-        key = (self.binder.alike(layer), heads, key_heads, n_q, n_k, device)
+        key = (self.binder.alike(layer), heads, key_heads, n_q, n_k, device, query_start)
         if n_q > FEW:
             return self.prepared.get(key, lambda: apart(lambda: self._build(*key)))
         if self.backend in (AUTO, ROWS.name):
@@ -217,10 +257,18 @@ class Engine:
         return self.steps.get(key, lambda: apart(lambda: self._build(*key)))
 
     def _build(
-        self, layer: int, heads: int, key_heads: int, n_q: int, n_k: int, device: str
+        self,
+        layer: int,
+        heads: int,
+        key_heads: int,
+        n_q: int,
+        n_k: int,
+        device: str,
+        query_start: int,
     ) -> Prepared:
         place = torch.device(device)
-        works, ratio = self.binder.works(layer, heads, n_q, n_k), heads // key_heads
+        works = self.binder.works(layer, heads, n_q, n_k, query_start)
+        ratio = heads // key_heads
         chosen: dict[str, tuple[Backend, list[tuple[Work, tuple[int, ...]]]]] = {}
         for work, members in works:
             work = replace(work, copies=len(members), device=place.type)

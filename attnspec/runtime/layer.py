@@ -204,6 +204,11 @@ def of_layer(program: Program, layer: int, heads: int) -> Program:
 
     It serves every `layer` that it is called for, so that random graphs stay those of the layer.
     """
+    if program.cross:
+        raise ValueError(
+            f"`{program.name}` joins two sequences, and a layer of self-attention has one: call the"
+            " compiled module with queries of the one and keys of the other"
+        )
     row = program.row(layer)
     attend = program.attends[row[0]]
     mechanism = attend.mechanism if attend.graph is None and len(set(row)) == 1 else None

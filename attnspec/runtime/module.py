@@ -20,6 +20,7 @@ from attnspec.runtime.call_checks import (
     check_inputs,
     check_layer,
     check_padding,
+    check_query_start,
     check_table,
     check_tensors,
     narrowed,
@@ -180,10 +181,13 @@ class CompiledAttention(Learner):
         dropout_p: float = 0,  # an integer: torch.compile makes a variable of any other number
         inputs: Mapping[str, torch.Tensor] | None = None,
         return_lse: bool = False,
+        query_start: int = 0,
     ) -> Any:
         """Attention of q [B, H, n_q, d], k [B, H_kv, n_k, d], v [B, H_kv, n_k, d_v].
 
         Returns [B, H, n_q, d_v]. Queries are the last n_q of the n_k positions, and H_kv divides H.
+        Of a spec that says `cross` they are those of another sequence from `query_start` on, as
+        many as one likes; where its graphs read m they are all of it.
         `key_padding_mask` is bool [B, n_k], True for a real key; `inputs` are the tensors that the
         spec declares. A fraction `dropout_p` of the weights is dropped, in training or not. What is
         masked must be finite all the same: NaN or infinity in k or v may reach queries that do not
@@ -196,8 +200,9 @@ class CompiledAttention(Learner):
         Raises TypeError or ValueError, with the shapes, for tensors that do not fit.
         """
         layer = check_layer(self.program, layer)
+        start = check_query_start(self.program, query_start)
         narrow = _autocast_type(q)
-        rest = layer, key_padding_mask, dropout_p, inputs, return_lse
+        rest = layer, key_padding_mask, dropout_p, inputs, return_lse, start
         if narrow is not None:
             with torch.autocast(q.device.type, enabled=False):
                 q, k, v = (narrowed(x, narrow) for x in (q, k, v))
@@ -214,6 +219,7 @@ class CompiledAttention(Learner):
         dropout_p: float,
         inputs: Mapping[str, torch.Tensor] | None,
         return_lse: bool,
+        start: int = 0,
     ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
         check_tensors(self.program, q, k, v)
         check_padding(padding, q.shape[0], k.shape[2], q.device)
@@ -227,11 +233,11 @@ class CompiledAttention(Learner):
             seed = torch.randint(1 << 62, ()) if dropout_p else None
             given = self.engine.text, [*learned.values()], [*data.values()], padding
             out, lse = torch.ops.attnspec.attention(
-                q, k, v, *given, layer, dropout_p, seed, *draws, return_lse
+                q, k, v, *given, layer, dropout_p, seed, *draws, return_lse, start
             )
         else:
             call = Call(padding, dropout_p, learned, data)
-            out, lse = self.engine.run((q, k, v), call, layer, draws, return_lse)
+            out, lse = self.engine.run((q, k, v), call, layer, draws, return_lse, query_start=start)
         if self.training and not torch.compiler.is_compiling():
             if self.draws is not None:
                 self.draws.count(layer)
@@ -262,16 +268,20 @@ class CompiledAttention(Learner):
         layer: int = 0,
         inputs: Mapping[str, torch.Tensor] | None = None,
         key_padding_mask: torch.Tensor | None = None,
+        query_start: int = 0,
     ) -> torch.Tensor:
         """bool [B, H, n_q, n_k]: which keys a call with these tensors reads, by the definition.
 
         Raises ValueError above n_k = `LONGEST_PAIRS`, else as a call does.
         """
-        works, data, decisions, choices = self._looked_at(q, k, layer, inputs, key_padding_mask)
+        start = check_query_start(self.program, query_start)
+        works, data, decisions, choices = self._looked_at(
+            q, k, layer, inputs, key_padding_mask, start
+        )
         held = q.new_zeros(*q.shape[:3], k.shape[2], dtype=torch.bool)
         for work, heads in works:
             mine = data_of(work, heads, decisions, choices, data)
-            held[:, list(heads)] = mask_of(work, mine, q.device)
+            held[:, list(heads)] = mask_of(work, mine, q.device)[..., : k.shape[2]]
         return held if key_padding_mask is None else held & key_padding_mask[:, None, None]
 
     def choices(
@@ -282,6 +292,7 @@ class CompiledAttention(Learner):
         layer: int = 0,
         inputs: Mapping[str, torch.Tensor] | None = None,
         key_padding_mask: torch.Tensor | None = None,
+        query_start: int = 0,
     ) -> dict[str, dict[str, torch.Tensor]]:
         """What the data decide in a call with these tensors: for each graph, by its name, the
         `heads` that have it and its lists, buckets, clusters or matchings, [B, H or 1, …].
@@ -289,7 +300,8 @@ class CompiledAttention(Learner):
         Raises ValueError above n_k = `LONGEST_PAIRS`, and where the data decide nothing; else as a
         call does.
         """
-        _, _, decisions, choices = self._looked_at(q, k, layer, inputs, key_padding_mask)
+        start = check_query_start(self.program, query_start)
+        _, _, decisions, choices = self._looked_at(q, k, layer, inputs, key_padding_mask, start)
         if not decisions:
             raise ValueError(f"the data decide nothing in layer {layer} of `{self.program.name}`")
         found: dict[str, dict[str, torch.Tensor]] = {}
@@ -310,22 +322,27 @@ class CompiledAttention(Learner):
         layer: int,
         inputs: Mapping[str, torch.Tensor] | None,
         padding: torch.Tensor | None,
+        start: int = 0,
     ) -> tuple[Works, dict[str, torch.Tensor], tuple[Decision, ...], dict[DataDependent, Choice]]:
         """The works, inputs, decisions and choices of a call whose pairs are asked for."""
         layer = check_layer(self.program, layer)
         check_tensors(self.program, q, k, k)
         check_padding(padding, q.shape[0], k.shape[2], q.device)
         data = check_inputs(self.program, inputs, q, k)
-        if k.shape[2] > LONGEST_PAIRS:
+        longest = max(q.shape[2], k.shape[2])
+        if longest > LONGEST_PAIRS:
             raise ValueError(
-                f"pairs and choices are shown up to n = {LONGEST_PAIRS:,}, got {k.shape[2]:,}"
+                f"pairs and choices are shown up to n = {LONGEST_PAIRS:,}, got {longest:,}"
             )
         if self._waits:
             self.make_parameters(q.shape[3], k.shape[3], q.device)
-        works = self.engine.binder.works(layer, q.shape[1], q.shape[2], k.shape[2])
+        works = self.engine.binder.works(layer, q.shape[1], q.shape[2], k.shape[2], start)
         decisions, learned = decisions_of(works), self._learned(q.device)
-        choices = self.engine.decided(decisions, layer, (q, k), padding, data, learned)
-        return works, data, decisions, choices
+        held, given = self.engine.laid_out((q, k, k), Call(padding, data=data))
+        choices = self.engine.decided(
+            decisions, layer, held[:2], given.padding, given.data, learned, k.shape[2]
+        )
+        return works, dict(given.data), decisions, choices
 
     def _move(
         self,

@@ -96,6 +96,11 @@ def _described(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> str:
 def streamed_works(binder: Binder, layer: int, heads: int) -> Works:
     """What groups of heads compute at every length; ValueError where that is not one thing."""
     name = binder.program.name
+    if binder.program.cross:
+        raise ValueError(
+            f"`{name}` joins two sequences, of which the keys are there from the start: call the"
+            " module with the next queries and their `query_start`"
+        )
     if not binder.program.causal:
         raise ValueError(
             f"`{name}` is not causal: a position may read later ones, so that no step"

@@ -9,10 +9,11 @@ from typing import TypeVar
 
 from attnspec.analysis.cost.cost import Seconds, longest_break, seconds_at
 from attnspec.analysis.report.report import Report
-from attnspec.backends.planner import LONGEST, Plan, plan
+from attnspec.backends.planner import Plan, plan
 from attnspec.check.verdicts import Verdict, judge
 from attnspec.elaborate import Elaborated
 from attnspec.graphs.stack import Stack
+from attnspec.ir.crossing import evened
 from attnspec.lower.lower import require_built
 from attnspec.show.panels import Known, Sample
 from attnspec.show.reached import Reach, reach_of
@@ -35,24 +36,28 @@ class Account:
 
 
 def account(
-    spec: Elaborated, n: int, side: int, inputs: Sample, known: Known | None = None
+    spec: Elaborated,
+    n: int,
+    side: int,
+    inputs: Sample,
+    known: Known | None = None,
+    m: int | None = None,
 ) -> Account:
     """All that is said of a spec at n positions, drawn in cells of `side` positions; `known` are
-    samples of what tensors decide."""
-    program = spec.program
-    report = Report(spec, n, dict(inputs), known)
+    samples of what tensors decide, m the queries of a spec with `cross`, whose costs are compared
+    where they are as many as its keys."""
+    report = Report(spec, n, dict(inputs), known, m=m)
+    program = report.program
 
     def planned() -> Plan:
         require_built(program)
-        if n > LONGEST:
-            raise AttnSpecError(f"plans are made up to n = {LONGEST:,}, got {n:,}")
-        return plan(program, n)
+        return plan(program, report.length)
 
     return Account(
         reach=_or_reason(lambda: reach_of(report, side)),
-        costs=_or_reason(lambda: _costs(report.stack)),
+        costs=_or_reason(lambda: _costs(Stack(evened(spec.program)))),
         plan=_or_reason(planned),
-        verdicts=tuple(judge(program)),
+        verdicts=tuple(judge(spec.program)),
     )
 
 

@@ -62,6 +62,7 @@ def _data(found: Figure) -> dict[str, object]:
     first = found.plots[0].tally
     return {
         "n": first.n,
+        "queries": first.queries,
         "side": first.side,
         "grid": list(found.grid),
         "terms": list(found.terms),
@@ -83,7 +84,7 @@ def _reach_data(reach: Reach | None) -> dict[str, object] | None:
 
 def _plot_data(plot: Plot) -> dict[str, object]:
     tally = plot.tally
-    flat = plot.having.reshape(tally.cells**2, len(plot.terms))
+    flat = plot.having.reshape(tally.density.size, len(plot.terms))
     sets, which = np.unique(flat, axis=0, return_inverse=True)
     number = np.where(tally.density > 0, which.reshape(tally.density.shape), NONE)
     number = np.where(tally.later, LATER, number)

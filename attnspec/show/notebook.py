@@ -7,6 +7,7 @@ from html import escape
 from attnspec.elaborate import Elaborated
 from attnspec.graphs.bind import extents_of
 from attnspec.ir.api_checks import length_of
+from attnspec.ir.crossing import crossed
 from attnspec.lower.mechanism_sizes import longest_of
 from attnspec.show.panels import Sample
 from attnspec.show.picture import Picture
@@ -22,6 +23,7 @@ def picture_of(
     layer: int | None = None,
     head: int | None = None,
     inputs: Sample | None = None,
+    m: int | None = None,
 ) -> Picture:
     """The picture of a spec, its figure made, so that what is wrong is said at once.
 
@@ -30,15 +32,14 @@ def picture_of(
     program = spec.program
     if n is None:
         n = program.fixed_length or min(SHORT, longest_of(program) or SHORT)
-    n = length_of(n)
-    extents_of(program, n)
+    extents_of(*crossed(program, n, m))
     for what, number, most in (
         ("layer", layer, program.layer_count),
         ("head", head, program.heads or 1),
     ):
         if number is not None and not 0 <= number < most:
             raise AttnSpecError(f"{what} must be between 0 and {most - 1}, got {number}")
-    found = Picture(spec, n, layer, head, dict(inputs or {}))
+    found = Picture(spec, length_of(n), layer, head, dict(inputs or {}), m)
     _ = found.figure
     return found
 

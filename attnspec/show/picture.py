@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 
@@ -12,6 +12,7 @@ from rich.text import Text
 
 from attnspec.elaborate import Elaborated
 from attnspec.graphs.stack import decides
+from attnspec.ir.crossing import crossed
 from attnspec.show import drawing
 from attnspec.show.account import account
 from attnspec.show.figure import Figure, figure
@@ -34,7 +35,7 @@ class Picture:
 
     `str` is text for a terminal, of one layer; a notebook shows the drawing; `save` writes .svg,
     .png, or .html, a page to point at that says more. `inputs` is one sample of the run-time
-    inputs.
+    inputs, `m` the number of queries of a spec with `cross`, n where it is None.
     """
 
     spec: Elaborated = field(repr=False)
@@ -42,6 +43,13 @@ class Picture:
     layer: int | None = None
     head: int | None = None
     inputs: Sample = field(default_factory=dict, repr=False)
+    m: int | None = None
+
+    @cached_property
+    def _crossed(self) -> tuple[Elaborated, int]:
+        """The spec for m queries, and the length that holds these and n keys."""
+        program, length = crossed(self.spec.program, self.n, self.m)
+        return replace(self.spec, program=program), length
 
     def sheet(self, width: int = WIDTH) -> Sheet:
         """The panels of one layer in so many columns: the first that has pairs if none is named."""
@@ -50,9 +58,10 @@ class Picture:
             layers = range(self.spec.program.layers or 1)
             layer = next((one for one in layers if has_graph(self.spec.program, one)), 0)
         known = self._samples([layer])
+        spec, length = self._crossed
         return sheet(
-            self.spec,
-            self.n,
+            spec,
+            length,
             layer=layer,
             head=self.head,
             inputs=self.inputs,
@@ -73,9 +82,10 @@ class Picture:
     def figure(self) -> Figure:
         """What a file shows."""
         known = self._samples(self._layers)
+        spec, length = self._crossed
         return figure(
-            self.spec,
-            self.n,
+            spec,
+            length,
             layer=self.layer,
             head=self.head,
             inputs=self.inputs,
@@ -88,6 +98,9 @@ class Picture:
 
     def _samples(self, layers: Sequence[int]) -> Known:
         """What tensors that are drawn decide, where they decide something."""
+        if self.spec.program.cross:
+            # the stack says which graph is decided, and what shows its pairs
+            return {}
         graphs = (attend.graph for attend in self.spec.program.attends)
         if not any(graph is not None and decides(graph) for graph in graphs):
             return {}
@@ -112,7 +125,7 @@ class Picture:
             return f"<!-- {drawing.MAKER} -->\n{self._repr_svg_()}\n"
         known = self._samples(range(self.spec.program.layer_count))
         side = self.figure.plots[0].tally.side
-        return html(self.figure, account(self.spec, self.n, side, self.inputs, known))
+        return html(self.figure, account(self.spec, self.n, side, self.inputs, known, self.m))
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write a .png, .svg or .html file, in place of what is there.

@@ -9,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from attnspec.analysis.reach import reach
+from attnspec.analysis.report.inquiry import APART
 from attnspec.analysis.report.report import Report
 from attnspec.graphs.relation import Relation
 from attnspec.graphs.stack import Stack, TooMuch
@@ -48,6 +49,8 @@ def reach_of(report: Report, side: int) -> Reach:
     """What is reached in cells of `side` positions; raises AttnSpecError with the reason where that
     is not known."""
     n, stack = report.n, report.influence
+    if report.program.cross:
+        raise AttnSpecError(APART)
     if n == 0:
         raise AttnSpecError("there are no positions")
     if n > LONGEST:

@@ -111,8 +111,9 @@ def _cost(costs: tuple[Seconds, ...] | str) -> str:
         about = "estimated time of the plan and of dense attention"
         chart = svg(_chart(costs), "Cost against n", about)
     return (
-        '<p class="about">Estimated time of one pass forward, all layers and heads of size 64, on'
-        " the CPU that the estimates are for, beside torch's dense attention without a mask.</p>\n"
+        '<p class="about">Estimated time of n queries and n keys, forward, all layers and heads of'
+        " size 64, on the CPU that the estimates are for, beside torch's dense attention without a"
+        " mask.</p>\n"
         f'<div class="beside chart">{chart}{table}</div>'
     )
 

@@ -69,7 +69,7 @@ def draw(panels: Sequence[Panel], width: int, signs: Signs) -> Text:
             lines.append(Text())
         lines.extend(_beside(blocks[start:end], widths[start:end]))
         start = end
-    drawn = [panel.tally for panel in panels if panel.tally.n]
+    drawn = [panel.tally for panel in panels if panel.tally.density.size]
     halves = any(_cell_width(each, width) == 1 for each in drawn)
     legend = _legend(drawn, signs, halves)
     if legend.plain:
@@ -96,19 +96,19 @@ def _beside(blocks: Sequence[list[Text]], widths: Sequence[int]) -> Iterator[Tex
 def _picture(panel: Panel, width: int, signs: Signs) -> list[Text]:
     """The frame with its ticks, and the cells inside."""
     tally = panel.tally
-    if tally.n == 0:
+    if not tally.density.size:
         return [Text("no positions, so no pairs")]
     cells = tally.cells
     wide = _cell_width(tally, width)
     step = _tick_step(panel, wide)
-    ticks = list(range(0, cells, step))
+    ticks = list(range(0, max(cells, tally.rows), step))
     labels = [str(tick * tally.side) for tick in ticks]
     margin = max(len(label) for label in labels) + 1
     top, across, corner, bar = ("+", "-", "+", "|") if signs == "ascii" else ("┴", "─", "┌", "│")
     left, right, low, end = ("+", "+", "+", "+") if signs == "ascii" else ("┤", "┐", "└", "┘")
 
     numbers, border = "", list(across * (cells * wide))
-    for tick, label in zip(ticks, labels, strict=True):
+    for tick, label in zip(range(0, cells, step), labels, strict=False):
         if tick * wide + len(label) <= cells * wide or tick == 0:
             numbers = numbers.ljust(tick * wide) + label
             border[tick * wide] = top
@@ -134,7 +134,8 @@ def _cell_width(tally: Tally, width: int) -> int:
 
 def _tick_step(panel: Panel, wide: int) -> int:
     """Cells between two ticks of a picture in characters."""
-    least = max(len(str(max(0, panel.tally.n - 1))) + 2, 5) / wide
+    longest = max(0, panel.tally.n - 1, panel.tally.queries - 1)
+    least = max(len(str(longest)) + 2, 5) / wide
     # rows may come two to a line, and a label needs a line of its own
     return tick_step(panel.tally, panel.period, least, even=wide == 1)
 
@@ -153,8 +154,8 @@ def _rows(tally: Tally, signs: Signs, wide: int) -> Iterator[tuple[range, Text]]
     """The lines of a picture with the rows of cells that each shows."""
     cells = tally.cells
     single = wide == 2 or (signs == "ascii" and tally.side == 1)
-    for first in range(0, cells, 1 if single else 2):
-        rows = range(first, min(cells, first + (1 if single else 2)))
+    for first in range(0, tally.rows, 1 if single else 2):
+        rows = range(first, min(tally.rows, first + (1 if single else 2)))
         if signs == "colour":
             yield rows, _coloured(_colours(tally, rows), wide)
         elif single:
@@ -204,7 +205,7 @@ def _colours(tally: Tally, rows: range) -> np.ndarray:
     colours = np.where(tally.later[part, :, None], np.array(_LATER), colours)
     if tally.side == 1:
         for place, row in enumerate(rows):
-            if tally.density[row, row]:
+            if row < tally.cells and tally.density[row, row]:
                 colours[place, row] = _SELF
     return np.asarray(colours, dtype=np.uint8)
 

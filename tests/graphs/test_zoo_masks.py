@@ -252,6 +252,8 @@ ZOO = [
     Row("causal", lambda q, k, c: q >= k),
     Row("window", lambda q, k, c: abs(q - k) <= c.radius, {"radius": 5}),
     Row("causal_window", lambda q, k, c: (q >= k) & (k > q - c.keys), {"keys": 8}),
+    Row("monotonic_band", lambda q, k, c: abs(q - k) <= c.width, {"width": 5}),
+    Row("flamingo", lambda q, k, c: q // c.text == k // c.latents, {"text": 12, "latents": 5}),
     Row("dilated", lambda q, k, c: (abs(q - k) <= c.radius) & (abs(q - k) % c.step == 0),
         {"radius": 13, "step": 3}),
     Row("dilated_stack", lambda q, k, c: np.isin(q - k, np.arange(4) * 4**c.layer),

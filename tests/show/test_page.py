@@ -245,6 +245,21 @@ def test_graphs_that_do_not_fit_say_so(
     assert shown.complaints() == []
 
 
+@needs_browser
+def test_two_sequences_have_a_page(shown: Browser, tmp_path: Path) -> None:
+    spec = attnspec.parse("attention a { cross attend where(q * n < (k + 2) * m) }")
+    spec.show(12, m=5).save(tmp_path / "a.html")
+    shown.open(tmp_path / "a.html")
+    shown.run("document.querySelector('figure > svg').focus()")
+    for key in ["ArrowDown"] * 9 + ["ArrowRight"] * 20:
+        shown.press(key)
+    assert shown.text("#said").startswith("query 4 reads key 11 by where(")
+    text = plain(tmp_path / "a.html")
+    assert "Not shown: queries and keys are two sequences." in text
+    assert "m = 5, n = 12, cpu" in text
+    assert shown.complaints() == []
+
+
 # --- how it looks -------------------------------------------------------------------------------
 
 CONTRAST = """(() => {

@@ -174,7 +174,7 @@ def later_pair(relation: Relation, n: int) -> tuple[int, int] | None:
 
 def _situation(stack: Stack, n: int, layer: int, head: int) -> Situation:
     given = {
-        name: Data(sampled(entry, stack.inputs or {}, n, stack.program.name), entry.size)
+        name: Data(sampled(entry, stack.inputs or {}, n, n, stack.program.name), entry.size)
         for name, entry in stack.declared.items()
         if name in (stack.inputs or {})
     }

@@ -20,7 +20,7 @@ from attnspec.analysis.report import figure_choices as choices
 from attnspec.analysis.report import figure_costs as costs
 from attnspec.analysis.report import figure_graph as whole
 from attnspec.analysis.report import figure_pairs as pairs
-from attnspec.analysis.report.inquiry import Entry, Inquiry
+from attnspec.analysis.report.inquiry import APART, Entry, Inquiry
 from attnspec.graphs.stack import TooMuch
 from attnspec.text.diagnostics import AttnSpecError
 
@@ -65,7 +65,7 @@ class Report(Inquiry):
     """The pairs of all layers and heads together."""
 
     density = Entry[float]("density", "reads", pairs.counted("density"), "share")
-    """The pairs as a part of n * n * heads * layers."""
+    """The pairs as a part of n * n * heads * layers, with `cross` of m * n * heads * layers."""
 
     degree = Entry[int]("keys of a query, most", "reads", pairs.counted("degree"), "count")
     """The most keys of one query in one head."""
@@ -241,6 +241,8 @@ class Report(Inquiry):
         return reach.eccentricity(self.influence, self.n, position).value
 
     def _require_known(self) -> None:
+        if self.program.cross:
+            raise AttnSpecError(f"there are no paths: {APART}, of which the keys read nothing")
         if self.influence.unknown is not None:
             raise AttnSpecError(f"nothing is known of paths: {self.influence.unknown}")
 
@@ -254,6 +256,8 @@ class Report(Inquiry):
         """
         from attnspec.analysis.approximation.approximation import approximation
 
+        if self.program.cross:
+            raise AttnSpecError(f"heads are held against attention within one sequence: {APART}")
         if len(q) != self.n:
             raise ValueError(f"q, k and v must have {self.n:,} rows, got {len(q):,}")
         return approximation(self.program, q, k, v, layer=layer, head=head)
@@ -298,6 +302,7 @@ class Report(Inquiry):
         ]
         return {
             "name": self.program.name,
+            **({} if self.m is None else {"m": self.m}),
             "n": self.n,
             "layers": self.program.layer_count,
             "heads": self.program.heads,
@@ -317,7 +322,8 @@ class Report(Inquiry):
         return page(self).plain
 
     def __repr__(self) -> str:
-        return f"<Report {self.program.name}, n = {self.n:,}>"
+        queries = "" if self.m is None else f"m = {self.m:,}, "
+        return f"<Report {self.program.name}, {queries}n = {self.n:,}>"
 
     def _repr_html_(self) -> str:
         from attnspec.analysis.report.printed import html
