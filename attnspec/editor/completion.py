@@ -153,9 +153,9 @@ def _expression(spot: Spot) -> Iterator[Offer]:
 def _call(spot: Spot) -> tuple[str, int] | None:
     """The innermost call around a place and its opening bracket; brackets that group are passed."""
     scan, opener = spot.document.scan, spot.opener
-    while opener > 0 and scan.words[opener].text == "(":
-        before = scan.words[opener - 1]
-        called = before.kind == "name" and before.text not in keywords()
+    while opener > 0 and scan.words[opener].text != "{":
+        before, sign = scan.words[opener - 1], scan.words[opener].text
+        called = sign == "(" and before.kind == "name" and before.text not in keywords()
         if called and not _is_header(spot, opener):
             return before.text, opener
         opener = scan.enclosing[opener]

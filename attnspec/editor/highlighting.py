@@ -72,6 +72,6 @@ class AttnLexer(RegexLexer):  # type: ignore[misc]
             ),
             (r"[0-9][0-9_]*", Number.Integer),
             (r"\.\.|\*\*|//|==|!=|<=|>=|[-+*/%|&~<>]", Operator),
-            (r"[(){},:=.]", Punctuation),
+            (r"[(){}\[\],:=.]", Punctuation),
         ]
     }

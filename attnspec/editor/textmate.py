@@ -63,7 +63,7 @@ def grammar() -> dict[str, object]:
         **kinds,
         "call": _rule("entity.name.function.attn", rf"\b{NAME}(?=\s*\()"),
         "sign": _rule("keyword.operator.attn", r"\.\.|\*\*|//|==|!=|<=|>=|[-+*/%|&~<>=]"),
-        "punctuation": _rule("punctuation.attn", "[(){},:]"),
+        "punctuation": _rule("punctuation.attn", r"[(){}\[\],:]"),
     }
     return {
         "name": "attn",

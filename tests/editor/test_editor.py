@@ -486,7 +486,7 @@ def test_the_extension_names_what_is_there() -> None:
     assert all((VSCODE / path).is_file() for path in paths)
     configuration = json.loads((VSCODE / "language-configuration.json").read_text())
     assert configuration["comments"]["lineComment"] == "#"
-    assert configuration["brackets"] == [["{", "}"], ["(", ")"]]
+    assert configuration["brackets"] == [["{", "}"], ["(", ")"], ["[", "]"]]
     command = contributed["configuration"]["properties"]["attnspec.command"]["default"]
     assert command == ["attnspec", "lsp"]
     assert not (VSCODE / "node_modules").exists()
