@@ -18,6 +18,7 @@ import numpy as np
 
 from attnspec.ir.mechanisms.declaration import Part
 from attnspec.ir.parameters import RelationError
+from attnspec.ir.program import Crossing
 from attnspec.ir.scalars import Scalar, Symbol
 
 EMPTY, SOME, FULL = 0, 1, 2
@@ -519,7 +520,10 @@ def is_scattered(relation: Relation) -> bool:
 
 def is_of_any_length(value: object) -> bool:
     """Whether a relation, or a part of it, is the same thing whatever the length is: it is on no
-    grid, asks for no n, and holds no array, which has a length of its own."""
+    grid, asks for no n, and holds no array, and no two sequences: these have lengths of their
+    own."""
+    if isinstance(value, Crossing):
+        return False
     if isinstance(value, tuple):
         return all(map(is_of_any_length, value))
     if isinstance(value, Symbol):

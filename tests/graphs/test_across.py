@@ -12,7 +12,7 @@ from relation_checks import faults
 
 from attnspec.graphs.across import Across, reads_m
 from attnspec.graphs.bind import bind_attended, situation_of
-from attnspec.graphs.relation import Relation
+from attnspec.graphs.relation import Relation, is_of_any_length
 from attnspec.graphs.stack import Stack
 from attnspec.ir.crossing import crossed, evened
 from attnspec.ir.program import Crossing
@@ -149,6 +149,12 @@ def test_queries_from_a_start_are_rows_of_all() -> None:
         rows = np.zeros((count, 20), bool)
         rows[relation.rows(0, count, max(count, 20))] = True
         assert np.array_equal(rows, whole[start : start + count])
+
+
+def test_two_sequences_have_lengths_of_their_own() -> None:
+    spec = spec_of("attend window(radius = 2)")
+    assert is_of_any_length(relation_of(spec, Crossing(300, 300)))
+    assert not is_of_any_length(relation_of(spec, Crossing(300, 20)))
 
 
 def test_inputs_are_the_keys() -> None:
