@@ -78,9 +78,10 @@ soak: $(INSTALLED)  ## random specs against a meaning of their own, for MINUTES=
 mutants: $(INSTALLED)  ## change the package in small ways and see whether a test notices (hours)
 	$(BIN)/python tests/mutants.py --workers $(WORKERS) $(MUTANTS)
 
-reference: $(INSTALLED)  ## write anew what is generated: parser tables, tables of pages, transcripts, picture
+reference: $(INSTALLED)  ## write anew what is generated: parser tables, tables of pages, colours for editors, transcripts, picture
 	$(BIN)/python -m attnspec.grammar.tables
 	$(BIN)/python -m attnspec.cli.reference_tables grammar/README.md
+	$(BIN)/python -m attnspec.editor.textmate editors/vscode/syntaxes/attn.tmLanguage.json
 	$(BIN)/python tests/transcripts.py README.md
 	$(BIN)/python -m attnspec.examples.picture examples/zoo.svg
 	$(BIN)/python -W ignore tests/model_families.py attnspec/integrations/README.md

@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from attnspec.check.repairs import Advice
     from attnspec.check.verdicts import Verdict
     from attnspec.runtime.module import CompiledAttention
+    from attnspec.show.picture import Picture
 
 MOST_NODES = 4096
 """The longest sequence that `Spec.graph` builds: networkx spends some 200 bytes on an edge."""
@@ -132,6 +133,39 @@ class Spec:
     def __repr__(self) -> str:
         settings = "".join(f", {key}={value!r}" for key, value in self.parameters.items())
         return f"<Spec {self.name}{settings}>"
+
+    def __str__(self) -> str:
+        return self.source
+
+    def _repr_html_(self) -> str:
+        from attnspec.show.notebook import html_of
+
+        return html_of(self.elaborated)
+
+    def _repr_svg_(self) -> str | None:
+        from attnspec.show.notebook import drawing_of
+
+        return drawing_of(self.elaborated)[0]
+
+    def show(
+        self,
+        n: int | None = None,
+        layer: int | None = None,
+        head: int | None = None,
+        inputs: Sample | None = None,
+        m: int | None = None,
+    ) -> Picture:
+        """Which query reads which key at n positions, or at a short length that the spec has: of
+        one layer, one head, or all that differ. `print` gives text, a notebook a drawing,
+        `.save("a.html")` a page to point at.
+
+        `inputs` is one sample of the run-time inputs, m the queries of a spec with `cross`. Raises
+        AttnSpecError for a length, layer or head that the spec does not have, SpecError where no
+        head has pairs.
+        """
+        from attnspec.show.notebook import picture_of
+
+        return picture_of(self.elaborated, n, layer, head, inputs, m)
 
     # --- the pairs -----------------------------------------------------------------------------
 

@@ -10,6 +10,9 @@ from collections.abc import Iterator, Sequence
 from typing import assert_never
 
 from attnspec.grammar import nodes
+from attnspec.grammar.parser import parse
+from attnspec.text.diagnostics import InternalError
+from attnspec.text.source import Source
 
 WIDTH = 100
 INDENT = 4
@@ -133,6 +136,15 @@ def _argument(argument: nodes.Argument) -> str:
 
 
 # --- files -------------------------------------------------------------------------------------
+
+
+def canonical(source: Source) -> str:
+    """The canonical text; raises InternalError rather than let it say anything else than before."""
+    tree = parse(source)
+    text = print_file(tree)
+    if parse(Source(source.name, text)) != tree:
+        raise InternalError(f"{source.name}: the canonical text says something else")
+    return text
 
 
 def print_file(file: nodes.File) -> str:

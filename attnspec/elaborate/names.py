@@ -45,6 +45,9 @@ SCORES: dict[str, dict[str, Scalar | None]] = {
     "alibi": {},
     "bias": {"buckets": 32, "max_distance": 128},
 }
+SELECTORS = ("even", "odd", "all")
+"""The words that choose layers or heads."""
+
 NORMALIZERS = ("softmax", "relu", "sigmoid", "softmax1")
 INPUT_KINDS = ("tokens", "ids", "length", "numbers", *SIZED, "buckets")
 METRICS = tuple(

@@ -69,7 +69,9 @@ def draw(panels: Sequence[Panel], width: int, signs: Signs) -> Text:
             lines.append(Text())
         lines.extend(_beside(blocks[start:end], widths[start:end]))
         start = end
-    legend = _legend([panel.tally for panel in panels], signs)
+    drawn = [panel.tally for panel in panels if panel.tally.density.size]
+    halves = any(_cell_width(each, width) == 1 for each in drawn)
+    legend = _legend(drawn, signs, halves)
     if legend.plain:
         lines.extend([Text(), legend])
     return Text("\n").join(lines)
@@ -97,7 +99,7 @@ def _picture(panel: Panel, width: int, signs: Signs) -> list[Text]:
     if not tally.density.size:
         return [Text("no positions, so no pairs")]
     cells = tally.cells
-    wide = 2 if cells <= min(WIDE, room_for(tally.n, width) // 2) else 1
+    wide = _cell_width(tally, width)
     step = _tick_step(panel, wide)
     ticks = list(range(0, max(cells, tally.rows), step))
     labels = [str(tick * tally.side) for tick in ticks]
@@ -123,6 +125,11 @@ def _picture(panel: Panel, width: int, signs: Signs) -> list[Text]:
         lines.append(line.append_text(inside).append(bar, edge))
     lines.append(Text(" " * margin).append(low + across * (cells * wide) + end, edge))
     return lines
+
+
+def _cell_width(tally: Tally, width: int) -> int:
+    """Columns of a cell: where one is enough, a line holds two rows of cells."""
+    return 2 if tally.cells <= min(WIDE, room_for(tally.n, width) // 2) else 1
 
 
 def _tick_step(panel: Panel, wide: int) -> int:
@@ -223,13 +230,14 @@ def _coloured(colours: np.ndarray, wide: int) -> Text:
     return line
 
 
-def _legend(tallies: Sequence[Tally], signs: Signs) -> Text:
-    """What the colours or shades mean; nothing where the picture speaks for itself."""
-    drawn = [tally for tally in tallies if tally.density.size]
+def _legend(drawn: Sequence[Tally], signs: Signs, halves: bool) -> Text:
+    """What the colours, shades and halves of signs mean; nothing where the picture speaks for
+    itself. `halves` says that a line holds two rows of cells."""
     if not drawn:
         return Text()
     side, causal = drawn[0].side, any(tally.later.any() for tally in drawn)
-    cell = f"a cell is {side:,} × {side:,} pairs: "
+    cell = f"a cell is {side:,} × {side:,} pairs: " if side > 1 else ""
+    rows = "queries" if side == 1 else "rows of cells"
     if signs == "colour":
         entries = [(_FULL, "reads"), (_SELF, "reads itself")]
         if side > 1:
@@ -237,12 +245,18 @@ def _legend(tallies: Sequence[Tally], signs: Signs) -> Text:
         entries.append((_PANEL, "none"))
         if causal:
             entries.append((_LATER, "later (causal)"))
-        legend = Text("" if side == 1 else cell)
+        legend = Text(cell)
         for number, (colour, text) in enumerate(entries):
             legend.append("  " if number else "").append("██", _style(colour, None))
             legend.append(f" {text}")
-        return legend
-    if side == 1:
-        return Text()
+        return legend.append(f"\na line is two {rows}, one above the other" * halves)
     few, some, most, every = ".:+#" if signs == "ascii" else "░▒▓█"
-    return Text(f"{cell}{few} few  {some} from 1/4  {most} from 3/4  {every} all")
+    parts = []
+    if halves and side == 1 and signs == "blocks":
+        parts.append("a line is two queries: ▀ the upper reads the key, ▄ the lower, █ both")
+    if side > 1:
+        parts.append(f"{cell}{few} few  {some} from 1/4  {most} from 3/4  {every} all")
+    if halves and side > 1:
+        alone = ", ▀ all of the upper alone, ▄ of the lower" if signs == "blocks" else ""
+        parts.append(f"a line is two rows of cells, counted together{alone}")
+    return Text("\n".join(parts))

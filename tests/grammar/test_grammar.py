@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import random
 import re
 import subprocess
@@ -596,27 +595,6 @@ def test_the_grammar_and_the_first_reading_have_the_same_numbers() -> None:
         # the grammar knows no limits
         assert in_grammar == (problem is None or problem.code in ("A111", "A112")), text
     assert 500 < numbers < 4500
-
-
-def test_highlighting_knows_the_keywords() -> None:
-    text = resources.files("attnspec.grammar").joinpath("attn.tmLanguage.json").read_text("utf-8")
-    rules = json.loads(text)["repository"]
-    statement = re.compile(rules["statement"]["match"])
-    words = STATEMENTS | {"at", "for"}
-    assert {word for word in words if statement.fullmatch(word)} == words
-    assert not statement.search("attends")
-    number = re.compile(rules["number"]["match"])
-    assert [number.fullmatch(n) is not None for n in ("1_024", "0.5", "1e-3", "x1")] == [
-        True,
-        True,
-        True,
-        False,
-    ]
-    call = re.compile(rules["call"]["match"])
-    assert call.findall("attend window(radius = 3)") == ["window"]
-    for rule in rules.values():
-        for pattern in rule.get("patterns", [rule]):
-            re.compile(pattern["match"])
 
 
 def test_importing_the_parser_loads_nothing_heavy() -> None:
