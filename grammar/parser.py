@@ -165,7 +165,7 @@ class _Run:
         word = self.scan.words[index].text
         if word not in ITEMS | STATEMENTS | {"}"}:
             # a misspelt keyword is read, and reported, where one is expected
-            outside = self._enclosing(index, through="({") < 0
+            outside = self._enclosing(index, through="({[") < 0
             word = "attention" if outside else "attend"
         terminal = _terminal()[word]
         state = self.parser.parser_state
@@ -185,16 +185,18 @@ class _Run:
         """Whether the parser waits for the end of a bracket that was opened inside the body."""
         first = self.starts[body] if body >= 0 else -1
         return any(
-            isinstance(held, Token) and held.value in ("(", "{") and (held.start_pos or 0) > first
+            isinstance(held, Token)
+            and held.value in ("(", "{", "[")
+            and (held.start_pos or 0) > first
             for held in self.parser.parser_state.value_stack
         )
 
     def _resumption(self, stopped: int) -> tuple[int, int | None]:
         """The body around a place, -1 for the file, and the word to go on with, if there is one."""
         words = self.scan.words
-        body = self._enclosing(stopped, through="(")
-        while body >= 0 and (words[body].text == "(" or is_members(self.scan, body)):
-            body = self._enclosing(body, through="(")
+        body = self._enclosing(stopped, through="([")
+        while body >= 0 and (words[body].text in "([" or is_members(self.scan, body)):
+            body = self._enclosing(body, through="([")
         for index in range(stopped, len(words)):
             if body >= 0 and self.scan.closers.get(body) == index:
                 return body, index
@@ -202,9 +204,9 @@ class _Run:
             if not self._starts(index, guess=index > stopped):
                 continue
             if words[index].text in ITEMS or body < 0:
-                if self._enclosing(index, through="({") < 0:
+                if self._enclosing(index, through="({[") < 0:
                     return -1, index
-            elif self._enclosing(index, through="(") == body:
+            elif self._enclosing(index, through="([") == body:
                 return body, index
         return body, None
 

@@ -118,8 +118,8 @@ input_option = _option(
     metavar="NAME=VALUE",
     multiple=True,
     callback=settings,
-    help="A run-time input: positions of `tokens` (important=0,5,100..120), the ids of all"
-    " positions (doc=0*32,1*32), or a length (len=12); repeatable.",
+    help="A run-time input: positions of `tokens` (important=0,5,100..120), the ids or numbers of"
+    " all positions (doc=0*32,1*32), or a length (len=12); repeatable.",
 )
 
 

@@ -25,6 +25,8 @@ def patterns() -> str:
     """One row for each pattern: how it is written, what it means, where it comes from."""
     rows = ["| written | pairs | |", "|---|---|---|"]
     for pattern in PATTERNS:
+        if pattern.word:
+            continue
         text, source = _documentation(page_of(pattern))
         rows.append(f"| `{_written(pattern)}` | {text} | {source} |")
     return "\n".join(rows)
@@ -35,7 +37,7 @@ def lengths() -> str:
     or before them."""
     rows = ["| pattern | positions after | positions before |", "|---|---|---|"]
     for pattern in PATTERNS:
-        if pattern.data_dependent:
+        if pattern.data_dependent or pattern.word:
             continue
         rows.append(f"| `{pattern.name}` | {_after(pattern)} | {_before(pattern)} |")
     return "\n".join(rows)

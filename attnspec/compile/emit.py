@@ -226,6 +226,7 @@ def _plain_quotes(text: str) -> str:
 _KINDS = {
     "tokens": "bool [B, n_k]",
     "ids": "integers [B, n_k]",
+    "numbers": "integers or reals [B, n_k]",
     "length": "integers [B]",
     "choices": "integers [B, H or H_kv or 1, n_q, c]",
     "scores": "real [B, H or H_kv or 1, query blocks, key blocks]",

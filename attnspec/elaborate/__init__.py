@@ -10,7 +10,8 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 
 # what expressions mean is registered where it is written
-import attnspec.elaborate.expressions  # noqa: F401
+import attnspec.elaborate.expressions
+import attnspec.elaborate.lists  # noqa: F401
 from attnspec.elaborate.imports import Loader
 from attnspec.elaborate.inline import inlined
 from attnspec.elaborate.names import GRAPH_FUNCTIONS, TOKEN_SETS
@@ -60,7 +61,8 @@ def elaborate(
     """The meaning of the attention `name` (the only one if None); raises SpecError."""
     collector = Collector()
     mechanisms = {mechanism.name: mechanism for mechanism in MECHANISMS}
-    builtin = frozenset({*BY_NAME, *mechanisms, *FUNCTIONS, *TOKEN_SETS, *GRAPH_FUNCTIONS})
+    patterns = {name for name, pattern in BY_NAME.items() if not pattern.word}
+    builtin = frozenset({*patterns, *mechanisms, *FUNCTIONS, *TOKEN_SETS, *GRAPH_FUNCTIONS})
     try:
         module = Loader(collector, builtin).load(source)
         attention = _chosen(module, name, collector)

@@ -124,6 +124,11 @@ class Work:
     weights: Weights = field(default_factory=Weights)
     spent: int = 0
 
+    @property
+    def callable(self) -> list[str]:
+        """The patterns that a text may name."""
+        return [name for name, pattern in self.patterns.items() if not pattern.word]
+
 
 @dataclass
 class Scope:

@@ -6,9 +6,16 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TypeVar
 
-from attnspec.elaborate.arguments import check_constant
+from attnspec.elaborate.arguments import check_constant, values_of
 from attnspec.elaborate.clauses import claims_of, normalizer_of, score_of
-from attnspec.elaborate.names import INPUT_KINDS, RESERVED, Hybrid, Value, type_of
+from attnspec.elaborate.names import (
+    INPUT_KINDS,
+    RESERVED,
+    TOKEN_SETS,
+    Hybrid,
+    Value,
+    type_of,
+)
 from attnspec.elaborate.scope import Failed, Scope, each, meaning
 from attnspec.elaborate.slots import Ruling, Rulings, Where
 from attnspec.elaborate.terms import count, integer, known, require, scalar
@@ -133,7 +140,8 @@ class Statements:
                 f"the kind of an input is one of {', '.join(INPUT_KINDS)}, got `{kind}`",
                 statement.kind_span,
                 notes=(
-                    "`tokens` marks positions, `ids` numbers them, `length` counts them",
+                    "`tokens` marks positions, `ids` labels them, `numbers` measures them, `length`"
+                    " counts them",
                     "`choices`, `scores` and `buckets` decide what is read",
                 ),
                 help=did_you_mean(kind, INPUT_KINDS),
@@ -251,6 +259,8 @@ def _chosen(block: nodes.Scope, scope: Scope, count: int) -> frozenset[int]:
         return value
 
     def one(item: nodes.Expression) -> frozenset[int]:
+        if isinstance(item, nodes.Call) and item.name == "every":
+            return _every(item, kind, scope, count)
         bare = item.name if isinstance(item, nodes.Name) else ""
         if bare.lower() in words and bare not in scope.names:
             advice = did_you_mean(bare, words)
@@ -264,6 +274,22 @@ def _chosen(block: nodes.Scope, scope: Scope, count: int) -> frozenset[int]:
         return frozenset(range(low, high + 1))
 
     return frozenset().union(*each(block.items, one))
+
+
+def _every(node: nodes.Call, kind: str, scope: Scope, count: int) -> frozenset[int]:
+    """The layers or heads of `every(3, offset = 1)`."""
+    given, spans = values_of(node, scope, TOKEN_SETS["every"])
+    if "step" not in given:
+        scope.fail("A303", "`every` needs its `step`: `every(3)`", node.span)
+    for name, value in given.items():
+        if not isinstance(value, int):
+            message = f"a {kind} must be known when the spec is compiled, `{name}` reads a symbol"
+            scope.fail("A315", message, spans[name])
+    found = frozenset(range(given.get("offset", 0), count, given["step"]))  # type: ignore[arg-type]
+    if not found:
+        message = f"`every` from {given['offset']} on is no {kind}: the spec says `{kind}s {count}`"
+        scope.fail("A403", message, node.span, notes=("they count from 0",))
+    return found
 
 
 def meant_as_range(item: nodes.Expression) -> str | None:

@@ -41,7 +41,7 @@ from attnspec.ir.program import (
     Tokens,
     TokenTerm,
 )
-from attnspec.ir.scalars import Scalar, ScalarError, Value, evaluate, fold
+from attnspec.ir.scalars import Scalar, ScalarError, Value, evaluate, fold, symbols
 from attnspec.text.diagnostics import AttnSpecError, Diagnostic, SpecError
 
 if TYPE_CHECKING:
@@ -108,6 +108,13 @@ class Situation:
     def value(self, scalar: Scalar, name: str) -> object:
         """What a scalar, the argument of a name, is worth here."""
         return evaluate(scalar, self.values)
+
+    def shown(self, scalar: Scalar) -> str:
+        """Where a scalar is evaluated, in words: n, and the layer and head where it reads them."""
+        read = [
+            f", {name} {self.values[name]}" for name in ("layer", "head") if name in symbols(scalar)
+        ]
+        return f"n = {self.n}{''.join(read)}"
 
     def fault(self, parameter: Parameter, name: str, value: object) -> str | None:
         """What is wrong with an argument, in words, or None."""
@@ -272,6 +279,8 @@ def _bind_argument(
             except ScalarError as error:
                 where = f"layer {at.layer}, head {at.head}"
                 raise BindError(f"`where` has no value at {where}: {error}", span) from None
+        case "inputs":
+            return tuple(at.inputs[each.name] for each in given)  # type: ignore[attr-defined]
         case "extents":
             return tuple(integer_of(part, at, name, span) for part in given)  # type: ignore[attr-defined]
         case "choice":
@@ -288,7 +297,7 @@ def _value(scalar: Scalar, at: Situation, name: str, span: Span | None) -> objec
     try:
         return at.value(scalar, name)
     except ScalarError as error:
-        raise BindError(f"`{name}` has no value at n = {at.n}: {error}", span) from None
+        raise BindError(f"`{name}` has no value at {at.shown(scalar)}: {error}", span) from None
     except KeyError as error:
         raise BindError(
             f"`{name}` needs `{error.args[0]}`, which the spec does not declare", span
@@ -321,8 +330,15 @@ def extents_of(program: Program, n: int) -> tuple[int, ...]:
         shape = " x ".join(str(extent) for extent in extents)
         raise LengthError(
             f"the grid of `{program.name}` has {shape} = {cells} cells{extra}, got n = {n}"
+            + _one_length(program)
         )
     return extents
+
+
+def _one_length(program: Program) -> str:
+    """The way out where a grid has one size."""
+    n = program.fixed_length
+    return "" if n is None else f": its one length is {n}, also where a command gets no -n"
 
 
 def situation_of(

@@ -87,6 +87,10 @@ class Relation:
 
     name: ClassVar[str] = ""
 
+    word: ClassVar[str] = ""
+    """How the language writes the pattern where that is not its name: what is made of another one
+    by the compiler cannot be called."""
+
     data_dependent: ClassVar[bool] = False
     """Whether queries and keys decide the pairs, so that `holds` cannot answer."""
 
@@ -144,6 +148,11 @@ class Relation:
         """The edges, with `causal` those with k <= q, as a sympy expression in n, where that is no
         quasi-polynomial; None where it is not known."""
         return None
+
+    @classmethod
+    def anchors(cls, given: Mapping[str, Any]) -> bool:
+        """Whether the pattern is anchored with these arguments."""
+        return cls.anchored
 
     @classmethod
     def samples(cls) -> Iterator[Relation]:

@@ -350,7 +350,7 @@ class ModelAttention:
     def _absolute(self) -> bool:
         """Whether the pairs depend on where a sequence begins."""
         return any(
-            BY_NAME[leaf.pattern].anchored
+            BY_NAME[leaf.pattern].anchors(dict(leaf.arguments))
             for attend in self.program.attends
             if attend.graph is not None
             for leaf in leaves(attend.graph)

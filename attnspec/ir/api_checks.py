@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import operator
 from collections.abc import Mapping
 
@@ -13,7 +14,7 @@ from attnspec.text.diagnostics import AttnSpecError
 
 
 def sampled(entry: Input, given: Mapping[str, npt.ArrayLike], n: int, owner: str) -> object:
-    """One input of one sample, checked: bool [n], int [n], or an int."""
+    """One input of one sample, checked: bool [n], int [n], float64 [n], or an int."""
     if entry.name not in given:
         raise AttnSpecError(f"`{owner}` needs its input `{entry.name}` ({entry.kind})")
     try:
@@ -35,9 +36,8 @@ def sampled(entry: Input, given: Mapping[str, npt.ArrayLike], n: int, owner: str
         return values
     if entry.kind == "tokens" and values.dtype.kind in "iu":
         values = _marked(entry.name, values, n)
-    wanted = "b" if entry.kind == "tokens" else "iu"
+    wanted, kind = _TYPES[entry.kind]
     if values.shape != (n,) or values.dtype.kind not in wanted:
-        kind = "bool" if entry.kind == "tokens" else "int"
         raise AttnSpecError(
             f"`{entry.name}` must be {kind} [{n}], got {values.dtype} {list(values.shape)}"
         )
@@ -45,7 +45,14 @@ def sampled(entry: Input, given: Mapping[str, npt.ArrayLike], n: int, owner: str
         raise AttnSpecError(
             f"`{entry.name}` promises at most {entry.at_most} tokens, got {int(values.sum())}"
         )
-    return values
+    if values.dtype.kind == "u" and values.size and values.max() >= 2**63:
+        raise AttnSpecError(f"`{entry.name}` must hold whole numbers below 2**63")
+    # of any width, they are compared in one
+    return values if entry.kind == "tokens" else values.astype(_WIDE[values.dtype.kind])
+
+
+_TYPES = {"tokens": ("b", "bool"), "ids": ("iu", "int"), "numbers": ("iuf", "int or real")}
+_WIDE = {"i": np.int64, "u": np.int64, "f": np.float64}
 
 
 def _choices(entry: Input, values: npt.NDArray[np.integer], n: int) -> npt.NDArray[np.integer]:
@@ -110,7 +117,10 @@ def length_of(n: int) -> int:
 
 
 def parameter_of(name: str, value: object) -> ParameterValue:
-    """The value of a parameter: a number, a boolean or the text of an expression."""
+    """The value of a parameter: a number, a boolean or the text of an expression; of a list or
+    tuple of numbers its text."""
+    if isinstance(value, list | tuple | np.ndarray) and np.ndim(value) == 1:
+        return f"[{', '.join(_digits(name, item) for item in value)}]"
     if isinstance(value, bool | float | str):
         return value
     if isinstance(value, np.bool_):
@@ -121,5 +131,16 @@ def parameter_of(name: str, value: object) -> ParameterValue:
         return operator.index(value)  # type: ignore[arg-type]
     except TypeError:
         raise TypeError(
-            f"the parameter `{name}` must be a number or an expression, got {type(value).__name__}"
+            f"the parameter `{name}` must be a number, a list of numbers or an expression, got"
+            f" {type(value).__name__}"
         ) from None
+
+
+def _digits(name: str, item: object) -> str:
+    """A number of a list as the language writes it."""
+    number = parameter_of(name, item)
+    if isinstance(number, str | bool):
+        raise TypeError(f"the list `{name}` must hold numbers, got {type(item).__name__}")
+    if not math.isfinite(number):
+        raise AttnSpecError(f"the list `{name}` must hold finite numbers, got {number}")
+    return repr(number)

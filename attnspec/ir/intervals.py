@@ -107,6 +107,10 @@ def _apply(op: str, a: list[Bounds]) -> Bounds:
             return 1 - a[0][1], 1 - a[0][0]
         case "within":
             return _apply("and", [_apply("<=", [a[1], a[0]]), _apply("<=", [a[0], a[2]])])
+        case "item":
+            return np.minimum.reduce([x[0] for x in a[1:]]), np.maximum.reduce(
+                [x[1] for x in a[1:]]
+            )
         case "one_of":
             return _apply("or", [_equal(a[0], member) for member in a[1:]] or [_never()])
         case _:

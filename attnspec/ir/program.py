@@ -15,7 +15,7 @@ from attnspec.ir.scalars import Scalar, symbols
 from attnspec.text.source import Span
 
 ParameterValue: TypeAlias = int | float | bool | str
-"""A parameter from outside; a string is an expression of the language."""
+"""A parameter from outside; a string is an expression of the language, a list as well."""
 
 
 @dataclass(frozen=True)
@@ -46,7 +46,7 @@ class TokenCompound:
 
 
 TokenTerm: TypeAlias = Tokens | TokenCompound | InputRef
-ArgumentValue: TypeAlias = "Scalar | str | TokenTerm | Term | tuple[Scalar, ...]"
+ArgumentValue: TypeAlias = "Scalar | str | TokenTerm | Term | tuple[Scalar | InputRef, ...]"
 
 
 @dataclass(frozen=True)
@@ -127,7 +127,8 @@ class Input:
 
 @dataclass(frozen=True)
 class Claim:
-    """`require CLAIM at n = …`: `text` is canonical, `at` None for every n.
+    """`require CLAIM at n = …`: `text` is canonical, `at` None for every n, or with `since`, of
+    `for n >= …`, every n from there.
 
     `kind` is the word of the claim ("causal", "reach", "subset", "==", "edges", …); `terms` its
     graphs, `compare` and `value` its comparison with a scalar.
@@ -136,6 +137,7 @@ class Claim:
     kind: str
     text: str
     at: tuple[int, ...] | None
+    since: int | None = None
     terms: tuple[Term, ...] = ()
     compare: str | None = None
     value: Scalar | None = None
@@ -207,6 +209,9 @@ def inputs_of(term: Term) -> set[str]:
             found.add(value.name)
         elif isinstance(value, TokenCompound):
             for part in value.terms:
+                tokens(part)
+        elif isinstance(value, tuple):
+            for part in value:
                 tokens(part)
 
     for leaf in leaves(term):

@@ -159,7 +159,7 @@ def _argument_out(value: ArgumentValue) -> Plain:
         case str():
             return {"choice": value}
         case tuple():
-            return {"each": [_scalar_out(part) for part in value]}
+            return {"each": [_argument_out(part) for part in value]}
         case Tokens() | TokenCompound() | InputRef():
             return _tokens_out(value)
         case Leaf() | Compound():
@@ -174,7 +174,7 @@ def _argument_in(data: Plain) -> ArgumentValue:
     if "choice" in data:
         return cast(str, data["choice"])
     if "each" in data:
-        return tuple(_scalar_in(part) for part in cast("list[Plain]", data["each"]))
+        return tuple(_argument_in(part) for part in cast("list[Plain]", data["each"]))  # type: ignore[misc]
     if "graph" in data:
         return _term_in(data["graph"])
     return _tokens_in(data)

@@ -239,7 +239,7 @@ def _number(scalar: Scalar, at: Situation, name: str, span: Span | None) -> floa
     try:
         value = float(evaluate(scalar, at.values))
     except ScalarError as error:
-        raise BindError(f"`{name}` has no value at n = {at.n}: {error}", span) from None
+        raise BindError(f"`{name}` has no value at {at.shown(scalar)}: {error}", span) from None
     wrong = beyond_formulas(name, value)
     if wrong is not None:
         raise BindError(f"{wrong} at n = {at.n}", span)

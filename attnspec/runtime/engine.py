@@ -20,13 +20,14 @@ from attnspec.backends.decided.choice import Choice
 from attnspec.backends.planner import AUTO, ROWS, check_backend, choose
 from attnspec.backends.rows.keys import FEW
 from attnspec.graphs.bind import extents_of
+from attnspec.graphs.patterns.where_inputs import computed
 from attnspec.graphs.relation import DataDependent, Relation
 from attnspec.ir.serial import FORMAT, Plain, from_data
 from attnspec.lower.cache import Cache
 from attnspec.lower.lower import Binder, bias_tables, stand_ins
 from attnspec.lower.mechanism_sizes import learned_parts
 from attnspec.lower.work import Backend, Bias, Call, Joining, Kernel, Mergeable, Work
-from attnspec.runtime.call_checks import check_promise
+from attnspec.runtime.call_checks import check_exact, check_promise
 from attnspec.runtime.decisions import Decision, data_of, decided
 from attnspec.runtime.head_groups import Group, Prepared, group_of, selected, together
 
@@ -65,6 +66,8 @@ class Engine:
         self.binder = Binder(self.program, stand_ins(self.program))
         self._parts = learned_parts(self.program)
         self.learned = (*bias_tables(self.program).values(), *self._parts.values())
+        graphs = (attend.graph for attend in self.program.attends)
+        self.computed = {x: y for g in graphs if g is not None for x, y in computed(g).items()}
         self.prepared: Cache[tuple[object, ...], Prepared] = Cache(KEPT)
         self.steps: Cache[tuple[object, ...], Prepared] = Cache(STEPS)
         # the newest of a text: the operator shares what a module has laid out
@@ -92,6 +95,7 @@ class Engine:
         for entry in self.program.inputs:
             if entry.at_most is not None and len(q):
                 check_promise(entry.name, entry.at_most, call.data[entry.name].sum(-1))
+        check_exact(self.computed, call.data, k.shape[2])
         if 0 in (len(q), q.shape[2], k.shape[2]):
             extents_of(self.program, k.shape[2])
             return _nothing(q, k, v)

@@ -182,6 +182,17 @@ class SelfAttention(nn.Module):
             return tensor
         return functional.pad(tensor, (self.extra_tokens, 0), value=value)
 
+    def _extended_numbers(self, name: str, tensor: torch.Tensor) -> torch.Tensor:
+        """The numbers of the tokens of x, NaN for extra tokens, which have none."""
+        if self.extra_tokens and not tensor.is_floating_point():
+            raise TypeError(
+                f"the input `{name}` must be real beside extra tokens, which have no number, NaN;"
+                f" got {tensor.dtype}"
+            )
+        if tensor.dim() != 2:
+            return tensor
+        return functional.pad(tensor, (self.extra_tokens, 0), value=float("nan"))
+
     def _extended_inputs(
         self, inputs: Mapping[str, torch.Tensor] | None
     ) -> dict[str, torch.Tensor] | None:
@@ -192,6 +203,8 @@ class SelfAttention(nn.Module):
         for name, tensor in inputs.items():
             if kinds.get(name) == "length" and isinstance(tensor, torch.Tensor):
                 found[name] = tensor + self.extra_tokens
+            elif kinds.get(name) == "numbers" and isinstance(tensor, torch.Tensor):
+                found[name] = self._extended_numbers(name, tensor)
             elif name in kinds:
                 # no set holds them
                 extended = self._extended(tensor, False if kinds[name] == "tokens" else -1)

@@ -17,6 +17,7 @@ from attnspec.lower.cache import Cache
 from attnspec.lower.work import Call, Streamable
 from attnspec.runtime.call_checks import (
     check_dropout,
+    check_exact,
     check_inputs,
     check_layer,
     check_padding,
@@ -121,10 +122,11 @@ class CompiledAttention(Learner):
         learned, draws = self._learned(q.device), self._draws(layer)
         first = StreamState.first(state, works, q, k, v)
         check_padding(padding, q.shape[0], q.shape[2], q.device)
-        data = check_inputs(self.program, inputs, q, k)
+        data = check_inputs(self.program, inputs, q, k, padding)
         if 0 in (q.shape[0], q.shape[2]):
             return v.new_zeros(*q.shape[:3], v.shape[3]), first.after(q.shape[2], first.parts)
         first = first.with_marked(self.program, data)
+        check_exact(self.engine.computed, data, first.position + q.shape[2])
         if any(work.decided for work, _ in works):
             return self._step_of_all(q, k, v, first, layer, padding, data)
         for group, part in zip(prepared.groups, first.parts, strict=True):
@@ -218,7 +220,7 @@ class CompiledAttention(Learner):
         check_tensors(self.program, q, k, v)
         check_padding(padding, q.shape[0], k.shape[2], q.device)
         dropout_p = check_dropout(dropout_p)
-        data = check_inputs(self.program, inputs, q, k)
+        data = check_inputs(self.program, inputs, q, k, padding)
         if self._waits:
             self.make_parameters(q.shape[3], v.shape[3], q.device)
         learned, draws = self._learned(q.device), self._draws(layer)
@@ -315,7 +317,7 @@ class CompiledAttention(Learner):
         layer = check_layer(self.program, layer)
         check_tensors(self.program, q, k, k)
         check_padding(padding, q.shape[0], k.shape[2], q.device)
-        data = check_inputs(self.program, inputs, q, k)
+        data = check_inputs(self.program, inputs, q, k, padding)
         if k.shape[2] > LONGEST_PAIRS:
             raise ValueError(
                 f"pairs and choices are shown up to n = {LONGEST_PAIRS:,}, got {k.shape[2]:,}"

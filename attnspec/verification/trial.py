@@ -373,7 +373,7 @@ DOCUMENTS = 5
 
 def sample_inputs(program: Program, n: int, n_q: int | None = None) -> dict[str, torch.Tensor]:
     """Inputs for a batch of one and the last n_q of n positions, or all: a tenth of the tokens,
-    documents of unequal lengths, half, random choices."""
+    documents of unequal lengths, half, random numbers and choices."""
     found = {}
     for entry in program.inputs:
         if entry.kind == "tokens":
@@ -383,6 +383,9 @@ def sample_inputs(program: Program, n: int, n_q: int | None = None) -> dict[str,
             found[entry.name] = marked
         elif entry.kind == "ids":
             found[entry.name] = (torch.rand(1, n) < DOCUMENTS / n).cumsum(1)
+        elif entry.kind == "numbers":
+            # whole, because a predicate may divide them, and some equal
+            found[entry.name] = torch.randint(0, max(2, n // 2), (1, n))
         elif entry.kind in PER_HEAD:
             found[entry.name] = _about_heads(entry, n, n if n_q is None else n_q)
         else:

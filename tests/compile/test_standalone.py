@@ -40,6 +40,7 @@ from attnspec.verification import verify_alone
 SIZE = 4
 
 REFUSED = {
+    "event_times": "its input `time` is of the kind numbers",
     "based": "its heads or layers have different mechanisms",
     "lolcats": "it weighs some pairs exactly and others by a mechanism",
 }

@@ -213,7 +213,7 @@ def test_one_line_holds_several_statements() -> None:
 
 
 def test_keywords_are_names_where_a_name_is_meant() -> None:
-    for word in sorted(ITEMS | STATEMENTS | {"import", "at", "n"}):
+    for word in sorted(ITEMS | STATEMENTS | {"import", "at", "for", "n"}):
         text = f"attention {word}({word} = {word}) {{ let {word} = {word}({word} = {word}) + 1 }}"
         check_laws(text)
         (item,) = file_of(text).items
@@ -578,7 +578,7 @@ def test_the_grammar_has_no_conflicts_and_names_no_pattern() -> None:
         assert not re.search(rf"/{pattern}\b|\"{pattern}\"", text)
     keywords = {re.sub(r"\\b$", "", t.pattern.value) for t in grammar_of_the_package().terminals}
     words = {word for word in keywords if word.isidentifier()}
-    assert words == ITEMS | STATEMENTS | RESERVED | {"import", "at", "n"}
+    assert words == ITEMS | STATEMENTS | RESERVED | {"import", "at", "for", "n"}
 
 
 def test_the_grammar_and_the_first_reading_have_the_same_numbers() -> None:

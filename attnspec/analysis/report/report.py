@@ -22,6 +22,7 @@ from attnspec.analysis.report import figure_graph as whole
 from attnspec.analysis.report import figure_pairs as pairs
 from attnspec.analysis.report.inquiry import Entry, Inquiry
 from attnspec.graphs.stack import TooMuch
+from attnspec.ir.api_checks import index_of
 from attnspec.text.diagnostics import AttnSpecError
 
 if TYPE_CHECKING:
@@ -222,7 +223,7 @@ class Report(Inquiry):
         from attnspec.analysis.reach import reach
 
         self._require_known()
-        return reach.hops(self.influence, self.n, query)
+        return reach.hops(self.influence, self.n, index_of("query", query))
 
     def path(self, query: int, key: int) -> Steps | None:
         """The steps (layer, head, position) of a shortest path, None where there is none; raises
@@ -230,7 +231,8 @@ class Report(Inquiry):
         from attnspec.analysis.reach import reach
 
         self._require_known()
-        return reach.path(self.influence, self.n, query, key)
+        ends = index_of("query", query), index_of("key", key)
+        return reach.path(self.influence, self.n, *ends)
 
     def eccentricity(self, position: int) -> int | None:
         """The longest shortest path from a position to a key it may read; None where it never reads
@@ -238,7 +240,8 @@ class Report(Inquiry):
         from attnspec.analysis.reach import reach
 
         self._require_known()
-        return reach.eccentricity(self.influence, self.n, position).value
+        place = index_of("position", position)
+        return reach.eccentricity(self.influence, self.n, place).value
 
     def _require_known(self) -> None:
         if self.influence.unknown is not None:

@@ -39,8 +39,9 @@ def reads_itself(term: Term) -> bool:
 
 def asks_for_cells(leaf: Leaf) -> bool:
     """Whether a pattern holds for cells of a grid alone, and so not for tokens before it."""
-    if leaf.pattern == "where":
-        return asks_coordinates(dict(leaf.arguments)["predicate"])  # type: ignore[arg-type]
+    predicate = dict(leaf.arguments).get("predicate")
+    if predicate is not None:
+        return asks_coordinates(predicate)  # type: ignore[arg-type]
     return BY_NAME[leaf.pattern].needs_grid
 
 
