@@ -45,7 +45,7 @@ def words() -> dict[str, tuple[str, ...]]:
         "operator": tuple(sorted(RESERVED - set(constants))),
         "constant": constants,
         "selector": SELECTORS,
-        "pattern": tuple(PATTERNS),
+        "pattern": tuple(name for name, pattern in PATTERNS.items() if not pattern.word),
         "mechanism": tuple(MECHANISMS),
         "operation": GRAPH_FUNCTIONS,
         "set": tuple(TOKEN_SETS),
