@@ -58,7 +58,7 @@ class WhereInputs(Relation):
             for name, data in self._read.items():
                 values[reading(name, side).name] = wide(data.values[..., position])
         self._require_whole({name for name in self._read if is_real(values[f"{name}(q)"])})
-        _require_exact(self, n)
+        self._require_exact(n)
         try:
             held = evaluated(self._at(n), values)
         except ScalarError as error:
@@ -67,7 +67,7 @@ class WhereInputs(Relation):
 
     def cover(self, q: Tiles, k: Tiles, n: int) -> np.ndarray:
         self._require_whole({name for name, data in self._read.items() if is_real(data.values)})
-        _require_exact(self, n)
+        self._require_exact(n)
         ranges: dict[str, Bounds] = {"q": (q.start, q.last), "k": (k.start, k.last)}
         shape = np.broadcast_shapes(q.start.shape, k.start.shape)
         known = np.ones(shape, bool)
@@ -98,6 +98,12 @@ class WhereInputs(Relation):
                 f"`{op}` divides whole numbers, and what {names} says there is real: write"
                 " `floor(…)` around it, or hand in whole numbers"
             )
+
+    def _require_exact(self, n: int) -> None:
+        """Raise RelationError where whole numbers in arrays may not be exact; of the tensors of a
+        call whoever calls asks once."""
+        if all(isinstance(data.values, np.ndarray) for data in self.inputs):
+            _exact(self, n)
 
     def _at(self, n: int) -> Scalar:
         """The predicate with n filled in, and what that makes constant computed."""
@@ -144,8 +150,8 @@ class WhereInputs(Relation):
         yield cls(near, (Data(position % 3),), (5, 7), 2)
 
 
-@lru_cache(maxsize=64)
-def _require_exact(relation: WhereInputs, n: int) -> None:
+@lru_cache(maxsize=16)
+def _exact(relation: WhereInputs, n: int) -> None:
     """As `require_exact`, of inputs that are arrays of one sample."""
     given = {name: data.values for name, data in relation._read.items()}
     whole = {
