@@ -39,7 +39,7 @@ FLOORS: tuple[tuple[str, ...], ...] = (
     ("compile",),
     ("show",),
     ("spec",),
-    ("difference", "bench", "integrations"),
+    ("difference", "bench", "integrations", "interchange"),
     ("cli",),
     ("examples", "__main__"),
 )
