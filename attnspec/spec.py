@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, overload
 
 import numpy as np
 import numpy.typing as npt
@@ -206,9 +206,24 @@ class Spec:
 
         return tuple(judge(self.program))
 
+    @overload
+    def compare(  # type: ignore[overload-overlap]
+        self, other: Spec, n: int | None = None, *, inputs: Sample | None = None
+    ) -> Difference: ...
+
+    @overload
     def compare(
         self,
-        other: Spec | npt.ArrayLike | Callable[..., object],
+        other: object,
+        n: int | None = None,
+        layer: int = 0,
+        head: int | None = None,
+        inputs: Sample | None = None,
+    ) -> MaskComparison: ...
+
+    def compare(
+        self,
+        other: object,
         n: int | None = None,
         layer: int = 0,
         head: int | None = None,

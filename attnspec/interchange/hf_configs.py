@@ -20,8 +20,8 @@ Config = Mapping[str, Any]
 
 _CAUSAL = frozenset(
     "llama mistral mixtral gemma gemma2 gemma3_text gemma3n_text gpt_oss llama4_text qwen2"
-    " qwen2_moe qwen3 qwen3_moe phi phi3 gpt2 opt gpt_neo gpt_neox gptj starcoder2 cohere cohere2 olmo"
-    " olmo2 olmo3 granite stablelm smollm3 ministral exaone4 xglm biogpt codegen bloom".split()
+    " qwen2_moe qwen3 qwen3_moe phi phi3 gpt2 opt gpt_neo gpt_neox gptj starcoder2 cohere cohere2"
+    " olmo olmo2 olmo3 granite stablelm smollm3 ministral exaone4 xglm biogpt codegen bloom".split()
 )
 """Types whose layers read no later token."""
 
@@ -275,17 +275,19 @@ def _t5(given: Config, part: str | None) -> Layers:
     stack = _stack(str(given["model_type"]), part)
     buckets = given.get("relative_attention_num_buckets", 32)
     distance = given.get("relative_attention_max_distance", 128)
-    lines = ("scale 1", f"score bias(buckets = {buckets}, max_distance = {distance})")
+    local = given.get("encoder_attention_type") == "local"
+    if stack == "encoder" and given["model_type"] == "longt5" and not local:
+        raise AttnSpecError(
+            "LongT5's transient-global attention reads sums of blocks beside tokens; its local"
+            " encoder is a spec"
+        )
+    heads = f"heads {_size(given, 'num_heads')}"
+    lines = (heads, "scale 1", f"score bias(buckets = {buckets}, max_distance = {distance})")
     if stack == "decoder":
         count = given.get("num_decoder_layers") or _count_of(given)
         return Layers(("full",) * count, True, (), lines)
     attend = "full"
     if given["model_type"] == "longt5":
-        if given.get("encoder_attention_type") != "local":
-            raise AttnSpecError(
-                "LongT5's transient-global attention reads sums of blocks beside tokens; its local"
-                " encoder is a spec"
-            )
         attend = f"window(radius = {_size(given, 'local_radius')})"
     return Layers((attend,) * _count_of(given), False, (), lines)
 

@@ -71,9 +71,6 @@ class Traced(torch.Tensor):
         made.said = said
         return made
 
-    def __repr__(self, *, tensor_contents: Any = None) -> str:
-        return f"Traced({self.said})"
-
     @classmethod
     def __torch_dispatch__(  # type: ignore[override]
         cls, func: Any, types: object, args: Sequence[Any] = (), kwargs: Any = None

@@ -82,7 +82,7 @@ _NO_PAIRS = ("dropout", "force_sparsity", "num_heads", "dim_model", "dim_head", 
 def _called(name: str) -> str:
     """A class or function name in the letters of the language."""
     parts = "".join(f"_{c.lower()}" if c.isupper() else c for c in name)
-    return f"xformers_{parts.strip('_')}"
+    return f"xformers_{parts.strip('_').removesuffix('_mask')}"[:64]
 
 
 def _of_instance(bias: object) -> Options:

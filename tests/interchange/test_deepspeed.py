@@ -24,7 +24,8 @@ def layout(config: dict[str, Any], h: int, blocks: int) -> np.ndarray:
     if mode == "dense":
         return ~found
     if mode == "local":
-        return near & (j <= i) if config.get("attention") != "bidirectional" else near
+        one_way = config.get("attention") != "bidirectional"
+        return np.logical_and(near, j <= i) if one_way else np.array(near)
     if mode == "fixed":
         size, count = config.get("num_local_blocks", 4), config.get("num_global_blocks", 1)
         found |= (i // size == j // size) & below
@@ -52,10 +53,12 @@ def layout(config: dict[str, Any], h: int, blocks: int) -> np.ndarray:
         return found
     if mode == "bigbird":
         count = config.get("num_global_blocks", 1)
-        return (near | (i < count) | (j < count)) & below
+        found |= near | (i < count) | (j < count)
+        return np.where(below, found, False)
     for start, end in ranges(config):
         found[start:end], found[:, start:end] = True, True
-    return (found | near) & below
+    found |= near
+    return np.where(below, found, False)
 
 
 def ranges(config: dict[str, Any]) -> list[tuple[int, int]]:

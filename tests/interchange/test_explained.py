@@ -21,6 +21,8 @@ def shown(mask: np.ndarray) -> str:
     return " ".join(found.spec.source.split()).removeprefix("attention explained { ")[:-2]
 
 
+DILATED = "dilated(radius = 6, step = 2)"
+
 ALIKE = [
     "attend full",
     "attend self",

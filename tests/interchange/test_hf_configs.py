@@ -129,9 +129,11 @@ def test_bigbird_has_its_blocks() -> None:
         ({"model_type": "fnet", "num_hidden_layers": 2}, None, "attend fourier()"),
         (
             {"model_type": "longt5", "num_layers": 2, "local_radius": 5,
+             "num_heads": 2,
              "encoder_attention_type": "local"},
             "encoder",
-            "attend window(radius = 5) scale 1 score bias(buckets = 32, max_distance = 128)",
+            "heads 2 attend window(radius = 5) scale 1 "
+            "score bias(buckets = 32, max_distance = 128)",
         ),
         ({"model_type": "bart", "encoder_layers": 3}, "encoder", "attend full"),
         (

@@ -183,7 +183,7 @@ def test_what_is_no_function_is_refused() -> None:
 
 
 def test_a_function_with_a_memory_is_noticed() -> None:
-    calls = []
+    calls: list[None] = []
 
     def moody(b: Any, h: Any, q: Any, k: Any) -> Any:
         calls.append(None)

@@ -82,7 +82,9 @@ def swin(size: int, shift: int) -> np.ndarray:
         )
         for r, c in zip(ROW, COLUMN, strict=True)
     ]
-    return np.array(nearest)[:, None] == np.array(nearest)[None]
+    cells = np.array(nearest)
+    found: np.ndarray = np.equal(cells[:, None], cells[None])
+    return found
 
 
 @pytest.mark.parametrize(
