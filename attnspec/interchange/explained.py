@@ -24,10 +24,16 @@ from attnspec.verification.given_masks import given_mask
 LONGEST = 512
 """The longest mask that is looked into: every candidate is held against all of its pairs."""
 
+ROWS = 48
+"""Queries by which joined graphs are told apart; those that agree there are held against all."""
+
+MOST_HULLS = 3
+"""Block hulls that are tried as restrictions at most, smallest first."""
+
 MOST_TRIPLES = 60_000
 """Unions of three that are tried at most."""
 
-DISTANCE_SHARE = 0.5
+MOST_OF = 0.8
 """The share of a diagonal, row or column that is taken for all of it where nothing is equal."""
 
 
@@ -166,9 +172,12 @@ def _restrictions(mask: np.ndarray) -> Iterator[_Restriction]:
     if below:
         yield _Restriction(("causal",), "", causal)
     for lines, outer in ((("causal",), causal),) if below else (((), everything),):
-        for atom in Fit(mask, everything).around():
-            if atom.text.startswith("block(") and not (atom.mask | ~outer).all():
-                yield _Restriction(lines, atom.text, atom.mask & outer)
+        hulls = [
+            _Restriction(lines, atom.text, atom.mask & outer)
+            for atom in Fit(mask, everything).around()
+            if atom.text.startswith("block(") and not (atom.mask | ~outer).all()
+        ]
+        yield from sorted(hulls, key=lambda one: int(one.mask.sum()))[:MOST_HULLS]
         labels = _documents(mask)
         if labels is not None:
             same = labels[:, None] == labels[None]
@@ -221,8 +230,9 @@ def _combined(
 ) -> Iterator[_Candidate]:
     """The unions, or intersections, of so many graphs that are equal to the mask, and the best of
     those that are not."""
-    rows = [_bits(atom.mask & restriction.mask) for atom in atoms]
-    wanted, best, tried = _bits(mask), None, 0
+    looked = np.unique(np.linspace(0, len(mask) - 1, ROWS).astype(int))
+    rows = [_bits((atom.mask & restriction.mask)[looked]) for atom in atoms]
+    wanted, best, tried = _bits(mask[looked]), None, 0
     for chosen in combinations(range(len(atoms)), count):
         tried += 1
         if tried > MOST_TRIPLES:
@@ -232,14 +242,18 @@ def _combined(
             total = total | rows[index] if op == "|" else total & rows[index]
         missed = (total ^ wanted).bit_count()
         if missed == 0 or best is None or missed < best[0]:
-            if missed == 0:
-                yield _joined(restriction, [atoms[i] for i in chosen], op, mask)
             best = missed, chosen
+            if missed == 0:
+                yield _of(restriction, op, [atoms[index] for index in chosen])
     if best is not None and best[0]:
-        chosen_atoms = [atoms[i] for i in best[1]]
-        join = np.logical_or if op == "|" else np.logical_and
-        held = join.reduce([atom.mask for atom in chosen_atoms]) & restriction.mask
-        yield _joined(restriction, chosen_atoms, op, held)
+        yield _of(restriction, op, [atoms[index] for index in best[1]])
+
+
+def _of(restriction: _Restriction, op: str, atoms: Sequence[Atom]) -> _Candidate:
+    """Graphs joined under a restriction, with their mask."""
+    join = np.logical_or if op == "|" else np.logical_and
+    held = join.reduce([atom.mask for atom in atoms]) & restriction.mask
+    return _joined(restriction, atoms, op, held)
 
 
 def _bits(mask: np.ndarray) -> int:
@@ -296,20 +310,32 @@ def _box(mask: np.ndarray, height: int, width: int) -> tuple[int, int] | None:
 
 
 def _rough(mask: np.ndarray) -> Iterator[_Candidate]:
-    """Graphs of what most of each diagonal, row and column says."""
+    """Graphs of what most of each diagonal, row and column says, of all pairs and of those that
+    are causal."""
     n = len(mask)
-    position = np.arange(n)
-    shift = position[:, None] - position[None] + n - 1
-    counts = np.bincount(shift.ravel()[mask.ravel()], minlength=2 * n - 1)
-    sizes = n - np.abs(np.arange(2 * n - 1) - n + 1)
-    smooth = (counts > DISTANCE_SHARE * sizes)[shift]
-    for axis in (0, 1):
-        often = mask.mean(axis) > DISTANCE_SHARE
-        smooth = smooth | (often[None] if axis == 0 else often[:, None])
-    if not smooth.any():
-        return
-    for restriction in _restrictions(smooth):
-        if not restriction.inputs:
+    for care in (np.ones_like(mask), np.tri(n, dtype=bool)):
+        smooth = _smoothed(mask, care)
+        if not smooth.any():
+            continue
+        for restriction in _restrictions(smooth):
+            if restriction.inputs:
+                continue
             search = _Search(smooth, restriction)
-            for count in (1, 2):
-                yield from search.of(count)
+            for count in (1, 2, 3):
+                found = list(search.of(count))
+                yield from found
+                if any((one.mask == smooth).all() for one in found):
+                    break
+
+
+def _smoothed(mask: np.ndarray, care: np.ndarray) -> np.ndarray:
+    """The diagonals, rows and columns of which a mask has most pairs that count."""
+    n, position = len(mask), np.arange(len(mask))
+    shift = position[:, None] - position[None] + n - 1
+    counted, held = (np.bincount(shift[x], minlength=2 * n - 1) for x in (care, mask & care))
+    smooth = (held > MOST_OF * counted)[shift]
+    for axis in (0, 1):
+        counted, held = care.sum(axis), (mask & care).sum(axis)
+        often = held > MOST_OF * counted
+        smooth |= often[None] if axis == 0 else often[:, None]
+    return np.asarray(smooth & care)

@@ -20,6 +20,9 @@ MOST_LISTED = 12
 MOST_STEPS = 12
 """Steps, strides and sizes of blocks of a family that are tried at most."""
 
+NEAR_BLOCKS = 2
+"""Blocks before or after the own that a hull of blocks has at most."""
+
 MOST_FOUND = 72
 """Graphs that are joined with one another at most."""
 
@@ -233,9 +236,13 @@ class Fit:
         """Block windows, largest inside or smallest around."""
         sizes = 0
         for size in range(2, self.n):
+            if sizes >= MOST_STEPS:
+                return
+            if not self._may_have_blocks(size, inside):
+                continue
             q, k = self.q // size, self.k // size
             reach = self._block_reach(q - k, inside)
-            if reach is None or sizes >= MOST_STEPS:
+            if reach is None:
                 continue
             before, after = reach
             held = (q - k <= before) & (k - q <= after)
@@ -248,6 +255,15 @@ class Fit:
             tail = f", before = {before}" if before else ""
             tail += f", after = {after}" if after else ""
             yield Atom(f"block(size = {size}{tail})", held)
+
+    def _may_have_blocks(self, size: int, inside: bool) -> bool:
+        """Whether blocks of a size are worth a look: inside, whether the corners of the first are
+        held, around, whether few blocks reach as far as the mask does."""
+        if inside:
+            corners = (size - 1, 0), (0, size - 1)
+            return all(self.mask[at] or not self.care[at] for at in corners)
+        at = np.flatnonzero(self.touched) - (self.n - 1)
+        return len(at) > 0 and int(np.abs(at).max()) < NEAR_BLOCKS * size
 
     def _block_reach(self, gap: np.ndarray, inside: bool) -> tuple[int, int] | None:
         """How many blocks before and after the own are held, or touched; None where the own is

@@ -64,7 +64,7 @@ def from_mask_mod(
         raise AttnSpecError(
             f"`{called}` cannot be traced: {type(error).__name__}: {first:.200}"
         ) from error
-    text = _text(called, term, heads)
+    text = _text(called, term, captured.heads if heads is None else heads)
     spec = parse(text)
     _hold(spec, mask_mod, captured, constants(term))
     return spec

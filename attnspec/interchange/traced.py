@@ -47,10 +47,12 @@ class Cases:
 
 @dataclass
 class Captured:
-    """The tensors that a function reads at positions, by the names of the inputs they become."""
+    """The tensors that a function reads at positions, by the names of the inputs they become, and
+    how many heads the tables have that it reads at its head, None without one."""
 
     named: Callable[[torch.Tensor], str]
     tensors: dict[str, torch.Tensor] = field(default_factory=dict)
+    heads: int | None = None
 
     def read(self, tensor: torch.Tensor, side: str) -> Read:
         name = self.named(tensor)
@@ -464,7 +466,9 @@ def _read(captured: Captured, tensor: Any, parts: tuple[Any, ...]) -> Traced:
     if names == ["head"]:
         if len(tensor) > MOST_CASES or tensor.dtype.is_complex:
             raise UntracedError(f"a table of more than {MOST_CASES} heads is captured")
-        head = Symbol("head")
+        if captured.heads not in (None, len(tensor)):
+            raise UntracedError(f"tables of {captured.heads} and of {len(tensor)} heads are read")
+        captured.heads, head = len(tensor), Symbol("head")
         table = [(Apply("==", (head, at)), value) for at, value in enumerate(tensor.tolist())]
         if tensor.dtype == torch.bool:
             held = tuple(condition for condition, value in table if value)

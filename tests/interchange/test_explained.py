@@ -117,6 +117,15 @@ def test_what_is_nearest_says_how_near() -> None:
     assert "attend window(before = 9, after = 0)" in str(found)
 
 
+def test_a_rule_is_found_under_noise() -> None:
+    text = "causal attend window(before = 9, after = 0) | columns(first(4))"
+    noise = np.random.default_rng(5).random((96, 96)) < 0.002
+    found = explain_mask(mask_of(text, 96) ^ noise)
+    assert not found.exact
+    assert text.partition("attend ")[2] in " ".join(found.spec.source.split())
+    assert found.only_in_spec.count + found.only_in_mask.count <= noise.sum()
+
+
 def test_the_search_takes_the_same_way_each_time() -> None:
     mask = np.random.default_rng(3).random((40, 40)) < 0.3
     assert str(explain_mask(mask)) == str(explain_mask(mask.copy()))

@@ -117,7 +117,7 @@ def test_the_pairs_are_those_of_the_function(name: str, n: int) -> None:
 
 
 def test_a_table_of_heads_is_cases() -> None:
-    spec = attnspec.from_mask_mod(widths, heads=3)
+    spec = attnspec.from_mask_mod(widths)
     meant = create_mask(widths, 1, 3, 20, 20, device="cpu")[0].numpy()
     assert spec.heads == 3
     for head in range(3):
@@ -152,6 +152,13 @@ def test_the_masks_of_transformers_are_specs() -> None:
         assert text in " ".join(from_mask_mod(mask_mod).source.split())
 
 
+def test_heads_are_as_many_as_is_said() -> None:
+    assert from_mask_mod(widths, heads=2).heads == 2
+    assert from_mask_mod(causal, heads=5).heads == 5
+    with pytest.raises(AttnSpecError, match="no mask at n = 1"):
+        from_mask_mod(widths, heads=4)
+
+
 REFUSED: dict[str, tuple[Callable[..., Any], str]] = {
     "branch": (lambda b, h, q, k: k < q if q > 3 else k == q, "decides by the value"),
     "python and": (lambda b, h, q, k: q >= k and k > 2, "write conditions with `&`"),
@@ -164,6 +171,10 @@ REFUSED: dict[str, tuple[Callable[..., Any], str]] = {
     "whole tensor": (lambda b, h, q, k: (DOC == q).any(), "as a whole"),
     "moved index": (lambda b, h, q, k: DOC[q // 2] == DOC[k // 2], "something else than"),
     "bits": (lambda b, h, q, k: (q & k) == 0, "bit by bit"),
+    "tables of two lengths": (
+        lambda b, h, q, k: (q - k < WIDTHS[h]) & (k - q < WIDTHS[:2][h]),
+        "tables of 3 and of 2 heads",
+    ),
     "sine": (lambda b, h, q, k: torch.sin(q) > 0, "torch.sin"),
     "error of its own": (lambda b, h, q, k: q.nothing, "cannot be traced: AttributeError"),
     "wrong arity": (lambda q, k: q >= k, "cannot be traced: TypeError"),
