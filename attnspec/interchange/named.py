@@ -77,17 +77,16 @@ def named(term: Term) -> Named:
         if equal(candidate.causal, meant):  # type: ignore[arg-type]
             return Named(candidate.text, True)
     rest, causal = _less_causal(term)
-    return Named(_parts(rest, candidates, 0), causal)
+    forms: dict[Form | None, str] = {one.form: one.text for one in reversed(candidates)}
+    return Named(_parts(rest, forms, 0), causal)
 
 
-def _parts(term: Term, candidates: list[Candidate], level: int) -> str:
+def _parts(term: Term, candidates: dict[Form | None, str], level: int) -> str:
     """The text of a graph whose parts, of unions and intersections, are written by name where that
     is known; in brackets below the level 1 of `|`, 2 of `&` and 3 of `~`."""
     meant = form_of(term, Place())
-    if meant is not None:
-        for candidate in candidates:
-            if equal(candidate.form, meant):
-                return candidate.text
+    if meant in candidates:
+        return candidates[meant]
     op, parts = _apart(term)
     texts = [_parts(part, candidates, _LEVELS[op]) for part in parts]
     by_name = any(text != written(part) for text, part in zip(texts, parts, strict=True))

@@ -37,7 +37,7 @@ SPECS = [
     "attend where(k == n - 1 - q) | window(radius = isqrt(n))",
 ]
 
-LENGTHS = (1, 7, 64, 130)
+LENGTHS = (1, 64, 130)
 
 
 @pytest.mark.parametrize("text", SPECS)
@@ -127,8 +127,8 @@ def test_inputs_come_a_batch_at_a_time() -> None:
 @pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
 def test_flex_attention_computes_the_spec() -> None:
     spec = spec_of("heads 2 causal attend window(before = 20, after = 0) | columns(every(16))")
-    q, k, v = torch.randn(3, 2, 2, 150, 8, generator=torch.Generator().manual_seed(1)).double()
-    found = flex_attention(q, k, v, block_mask=spec.to_flex(150).block_mask())
+    q, k, v = torch.randn(3, 1, 2, 70, 8, generator=torch.Generator().manual_seed(1)).double()
+    found = flex_attention(q, k, v, block_mask=spec.to_flex(70).block_mask())
     torch.testing.assert_close(found, spec.compile()(q, k, v))
 
 

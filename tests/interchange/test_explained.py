@@ -118,7 +118,7 @@ def test_what_is_nearest_says_how_near() -> None:
 
 
 def test_a_rule_is_found_under_noise() -> None:
-    text = "causal attend window(before = 9, after = 0) | columns(first(4))"
+    text = "attend window(radius = 5) | global(first(4))"
     noise = np.random.default_rng(5).random((96, 96)) < 0.002
     found = explain_mask(mask_of(text, 96) ^ noise)
     assert not found.exact
