@@ -1,24 +1,13 @@
-"""Two specs compared, as users hold it: counts and examples, printed with a picture."""
+"""Two specs compared, as users ask for it."""
 
 from __future__ import annotations
 
-from html import escape
-
-from attnspec.check.compare import Comparison, compare
+from attnspec.check.compare import compare
 from attnspec.graphs.stack import Sample
+from attnspec.show.differences import Difference
 from attnspec.spec import Spec
 
-
-class Difference(Comparison):
-    """Two specs compared at n positions, as text and in notebooks."""
-
-    def __str__(self) -> str:
-        from attnspec.show.differences import page
-
-        return page(self).plain
-
-    def _repr_html_(self) -> str:
-        return f"<pre>{escape(str(self))}</pre>"
+__all__ = ["Difference", "diff"]
 
 
 def diff(

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, overload
 
 import numpy as np
 import numpy.typing as npt
@@ -16,7 +16,7 @@ from attnspec.elaborate import Elaborated, elaborate
 from attnspec.graphs.bind import extents_of
 from attnspec.graphs.relation import Relation
 from attnspec.graphs.stack import Sample, Stack
-from attnspec.ir.api_checks import length_of, parameter_of
+from attnspec.ir.api_checks import index_of, length_of, parameter_of
 from attnspec.ir.crossing import crossed
 from attnspec.ir.program import Input, ParameterValue, Program
 from attnspec.ir.serial import fingerprint
@@ -36,8 +36,13 @@ if TYPE_CHECKING:
     from attnspec.backends.planner import Plan
     from attnspec.check.repairs import Advice
     from attnspec.check.verdicts import Verdict
+    from attnspec.compile.exports.block_rows import BlockRows
+    from attnspec.compile.exports.flex_masks import FlexMask
+    from attnspec.compile.exports.ranges import Ranges
     from attnspec.runtime.module import CompiledAttention
+    from attnspec.show.differences import Difference
     from attnspec.show.picture import Picture
+    from attnspec.verification.given_masks import MaskComparison
 
 MOST_NODES = 4096
 """The longest sequence that `Spec.graph` builds: networkx spends some 200 bytes on an edge."""
@@ -262,6 +267,48 @@ class Spec:
 
         return tuple(judge(self.program))
 
+    @overload
+    def compare(  # type: ignore[overload-overlap]
+        self, other: Spec, n: int | None = None, *, inputs: Sample | None = None
+    ) -> Difference: ...
+
+    @overload
+    def compare(
+        self,
+        other: object,
+        n: int | None = None,
+        layer: int = 0,
+        head: int | None = None,
+        inputs: Sample | None = None,
+    ) -> MaskComparison: ...
+
+    def compare(
+        self,
+        other: object,
+        n: int | None = None,
+        layer: int = 0,
+        head: int | None = None,
+        inputs: Sample | None = None,
+    ) -> Difference | MaskComparison:
+        """The pairs that only this spec has, or only the other: a spec, a mask, a mask function.
+
+        A mask is bool, True = attends, [n, n] for every head or [H, n, n]; a mask function is
+        f(b, h, q, k) of torch, or anything with a `mask_mod`. These are held against one layer, or
+        one head of it; of two specs all layers and heads are compared, as `attnspec.diff` does.
+        `str` of the answer has counts, examples and a row; `equal` and `counterexample` the rest.
+        """
+        if isinstance(other, Spec):
+            from attnspec.check.compare import compare
+            from attnspec.show.differences import Difference
+
+            if n is None:
+                raise ValueError("two specs are compared at a length: `compare(spec, n)`")
+            found = compare(self.elaborated, other.elaborated, n, inputs)
+            return Difference(found.a, found.b, found.n, found.compared, found.notes)
+        from attnspec.verification.given_masks import compare_mask
+
+        return compare_mask(self.stack(inputs), other, n, layer, head)
+
     # --- analysis ------------------------------------------------------------------------------
 
     def analyse(
@@ -358,6 +405,53 @@ class Spec:
 
         require_built(self.program)
         return compile_program(self.program, backend, device, head_size)
+
+    # --- for other libraries -------------------------------------------------------------------
+
+    def to_flex(
+        self,
+        n: int | None = None,
+        layer: int = 0,
+        inputs: Mapping[str, object] | None = None,
+        heads: int | None = None,
+        device: str | torch.device = "cpu",
+    ) -> FlexMask:
+        """The pairs of one layer for torch's FlexAttention: `.mask_mod`, and `.block_mask(n)`.
+
+        `inputs` are those of a call, `heads` tells so many apart where the spec declares none.
+        Without `n` the mask function is that of every length, or raises ValueError where pairs
+        depend on n. Raises AttnSpecError where pairs are decided by tensors or are no graph's.
+        """
+        from attnspec.compile.exports.flex_masks import flex_mask
+
+        return flex_mask(self.program, n, layer, heads, inputs, device_of(device))
+
+    def to_ranges(
+        self, n: int, layer: int = 0, head: int = 0, inputs: Sample | None = None
+    ) -> Ranges:
+        """The pairs of one head as disjoint slices of queries and keys, as MagiAttention takes
+        them: `q_ranges`, `k_ranges` and their `types`.
+
+        Raises AttnSpecError where they take more than `MOST_SLICES`.
+        """
+        from attnspec.compile.exports.ranges import ranges_of
+
+        return ranges_of(self.relation(n, layer, head, inputs), length_of(n))
+
+    def to_bsr(
+        self, n: int, block: int, layer: int = 0, head: int = 0, inputs: Sample | None = None
+    ) -> BlockRows:
+        """The pairs of one head as a block-sparse matrix, as FlashInfer takes them: `indptr`,
+        `indices` and the `mask` of each block of `block` x `block`.
+
+        Raises AttnSpecError for too many blocks.
+        """
+        from attnspec.compile.exports.block_rows import block_rows
+
+        size = index_of("block", block)
+        if size < 1:
+            raise AttnSpecError(f"`block` must be at least 1, got {size}")
+        return block_rows(self.relation(n, layer, head, inputs), length_of(n), size)
 
     def emit(self, standalone: bool = False, backend: str = "auto") -> str:
         """The text of the Python module that `attnspec compile` writes."""

@@ -39,7 +39,7 @@ FLOORS: tuple[tuple[str, ...], ...] = (
     ("compile",),
     ("show",),
     ("spec",),
-    ("difference", "bench", "integrations"),
+    ("difference", "bench", "integrations", "interchange"),
     ("editor",),
     ("cli",),
     ("examples", "__main__"),

@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
+from html import escape
 from typing import TYPE_CHECKING
 
 import numpy as np
 from rich.text import Text
 
 from attnspec.analysis.counting.differences import Pairs, row_text
+from attnspec.check.compare import Comparison
 from attnspec.graphs.operators import Intersection, difference
 from attnspec.show.places import places
 from attnspec.show.tally import tally
 from attnspec.show.terminal import room_for, side_for
 
 if TYPE_CHECKING:
-    from attnspec.check.compare import Compared, Comparison
+    from attnspec.check.compare import Compared
     from attnspec.graphs.relation import Relation
     from attnspec.ir.program import Crossing
     from attnspec.show.terminal import Signs
@@ -29,6 +31,16 @@ MOST_SAID = 8
 """The most groups of heads that are spoken of one by one."""
 
 _TITLE, _A, _B, _FAINT = "bold", "red", "green", "dim"
+
+
+class Difference(Comparison):
+    """Two specs compared at n positions, as text and in notebooks."""
+
+    def __str__(self) -> str:
+        return page(self).plain
+
+    def _repr_html_(self) -> str:
+        return f"<pre>{escape(str(self))}</pre>"
 
 
 def page(
