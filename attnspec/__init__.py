@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     from attnspec.check.repairs import Advice
     from attnspec.difference import Difference, diff
     from attnspec.runtime.layer import SelfAttention
+    from attnspec.runtime.multihead import MultiheadAttention
+    from attnspec.runtime.packed import packed
     from attnspec.spec import Spec, advise, load, parse
     from attnspec.text.diagnostics import AttnSpecError, Diagnostic, InternalError, SpecError
 
@@ -28,6 +30,7 @@ __all__ = [
     "Diagnostic",
     "Difference",
     "InternalError",
+    "MultiheadAttention",
     "Report",
     "SelfAttention",
     "Spec",
@@ -36,6 +39,7 @@ __all__ = [
     "advise",
     "diff",
     "load",
+    "packed",
     "parse",
 ]
 
@@ -48,6 +52,8 @@ _HOMES = {
     "SpecError": "attnspec.text.diagnostics",
     "Difference": "attnspec.difference",
     "diff": "attnspec.difference",
+    "MultiheadAttention": "attnspec.runtime.multihead",
+    "packed": "attnspec.runtime.packed",
     "Report": "attnspec.analysis.report.report",
     "SelfAttention": "attnspec.runtime.layer",
     "Spec": "attnspec.spec",

@@ -17,6 +17,7 @@ import torch
 from attnspec.backends.common.score_formula import Blocks, Formula
 from attnspec.backends.common.torch_modes import composed, derivatives, followed
 from attnspec.backends.decided.choice import Choice
+from attnspec.backends.dense.masked import MaskedKernel
 from attnspec.backends.planner import AUTO, ROWS, check_backend, choose
 from attnspec.backends.rows.keys import FEW
 from attnspec.graphs.bind import extents_of
@@ -60,7 +61,7 @@ class Engine:
             raise ValueError(f"this run time reads plans of format {FORMAT}, got {plan['format']}")
         self.backend = cast(str, plan["backend"])
         check_backend(self.backend)
-        self.text = json.dumps(dict(plan), separators=(",", ":"))
+        self.text = text_of(plan)
         self.program = from_data(cast("Mapping[str, Plain]", plan["program"]))
         self.binder = Binder(self.program, stand_ins(self.program))
         self._parts = learned_parts(self.program)
@@ -97,6 +98,42 @@ class Engine:
             return _nothing(q, k, v)
         sizes = q.shape[1], k.shape[1], q.shape[2], k.shape[2]
         prepared = self.prepare(layer, *sizes, str(q.device))
+        return self._run(prepared, parts, call, layer, draws, return_lse, reusable)
+
+    def masked(
+        self, parts: Parts, call: Call, layer: int, added: torch.Tensor, return_lse: bool = False
+    ) -> Outputs:
+        """What `run` returns with numbers added to the scores of all pairs, broadcastable to
+        [B, H, n_q, n_k], -inf for a pair that is none: by the definition, whose cost is that of all
+        pairs. ValueError where a mechanism has no scores."""
+        q, k, v = parts
+        if 0 in (len(q), q.shape[2], k.shape[2]):
+            return _nothing(q, k, v)
+        sizes, place = (q.shape[1], k.shape[1]), q.device
+        groups = []
+        for work, members in self.binder.works(layer, sizes[0], q.shape[2], k.shape[2]):
+            if work.mechanism is not None:
+                raise ValueError(
+                    f"`{work.mechanism.name}` has no scores that a mask could be added to: leave it"
+                    " out, and say in the spec which pairs there are"
+                )
+            kernel = MaskedKernel(work, members, place, added)
+            tables, ratio = self.tables_of(work), sizes[0] // sizes[1]
+            groups.append(group_of(kernel, work, members, sizes[0], ratio, tables, place))
+        prepared = together(groups, sizes[0], place)
+        return self._run(prepared, parts, call, layer, (0, 0), return_lse, False)
+
+    def _run(
+        self,
+        prepared: Prepared,
+        parts: Parts,
+        call: Call,
+        layer: int,
+        draws: tuple[int, int],
+        return_lse: bool,
+        reusable: bool,
+    ) -> Outputs:
+        q, k, _ = parts
         choices = self.decided(
             prepared.decisions, layer, (q, k), call.padding, call.data, call.tables
         )
@@ -243,6 +280,11 @@ class Engine:
 
 _living: WeakValueDictionary[str, Engine] = WeakValueDictionary()
 _kept: Cache[str, Engine] = Cache(PROGRAMS)
+
+
+def text_of(plan: Mapping[str, object]) -> str:
+    """What names a plan in traced programs."""
+    return json.dumps(dict(plan), separators=(",", ":"))
 
 
 def engine_of(text: str) -> Engine:

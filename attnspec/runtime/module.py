@@ -195,14 +195,35 @@ class CompiledAttention(Learner):
 
         Raises TypeError or ValueError, with the shapes, for tensors that do not fit.
         """
+        return self._called(q, k, v, layer, key_padding_mask, dropout_p, inputs, return_lse)
+
+    def labelled(
+        self,
+        engine: Engine,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        layer: int,
+        dropout_p: float,
+        inputs: Mapping[str, torch.Tensor],
+    ) -> torch.Tensor:
+        """A call whose kernels are those of another engine, with the same parameters and more
+        inputs: the documents of `attnspec.packed`."""
+        return cast(
+            torch.Tensor, self._called(q, k, v, layer, None, dropout_p, inputs, False, engine)
+        )
+
+    def _called(
+        self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, layer: int, *rest: Any
+    ) -> Any:
+        """A call in the type that autocast asks for."""
         layer = check_layer(self.program, layer)
         narrow = _autocast_type(q)
-        rest = layer, key_padding_mask, dropout_p, inputs, return_lse
         if narrow is not None:
             with torch.autocast(q.device.type, enabled=False):
                 q, k, v = (narrowed(x, narrow) for x in (q, k, v))
-                return self._run(q, k, v, *rest)
-        return self._run(q, k, v, *rest)
+                return self._run(q, k, v, layer, *rest)
+        return self._run(q, k, v, layer, *rest)
 
     def _run(
         self,
@@ -214,29 +235,65 @@ class CompiledAttention(Learner):
         dropout_p: float,
         inputs: Mapping[str, torch.Tensor] | None,
         return_lse: bool,
+        engine: Engine | None = None,
     ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
+        engine = self.engine if engine is None else engine
         check_tensors(self.program, q, k, v)
         check_padding(padding, q.shape[0], k.shape[2], q.device)
         dropout_p = check_dropout(dropout_p)
-        data = check_inputs(self.program, inputs, q, k)
+        data = check_inputs(engine.program, inputs, q, k)
         if self._waits:
             self.make_parameters(q.shape[3], v.shape[3], q.device)
         learned, draws = self._learned(q.device), self._draws(layer)
         lse: torch.Tensor | None
         if _is_looked_at(q):
             seed = torch.randint(1 << 62, ()) if dropout_p else None
-            given = self.engine.text, [*learned.values()], [*data.values()], padding
+            given = engine.text, [*learned.values()], [*data.values()], padding
             out, lse = torch.ops.attnspec.attention(
                 q, k, v, *given, layer, dropout_p, seed, *draws, return_lse
             )
         else:
             call = Call(padding, dropout_p, learned, data)
-            out, lse = self.engine.run((q, k, v), call, layer, draws, return_lse)
+            out, lse = engine.run((q, k, v), call, layer, draws, return_lse)
         if self.training and not torch.compiler.is_compiling():
             if self.draws is not None:
                 self.draws.count(layer)
             if self._keeps and not again():
                 self._move(layer, q, k, padding)
+        return (out, cast(torch.Tensor, lse)) if return_lse else out
+
+    def masked(
+        self,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        added: torch.Tensor,
+        *,
+        layer: int = 0,
+        key_padding_mask: torch.Tensor | None = None,
+        dropout_p: float = 0,
+        inputs: Mapping[str, torch.Tensor] | None = None,
+        return_lse: bool = False,
+    ) -> Any:
+        """What a call returns with numbers `added` to the scores, of q's type and broadcastable to
+        [B, H, n_q, n_k], -inf for a pair that is none: of the spec's pairs those that are left.
+
+        It is the definition, and costs what all pairs cost. Raises as a call does; ValueError for a
+        mechanism, which has no scores, and in a traced program.
+        """
+        layer = check_layer(self.program, layer)
+        if _is_looked_at(q):
+            raise ValueError(
+                "a mask of all pairs is not read in a traced program: say which pairs there are in"
+                " the spec, by patterns or run-time inputs"
+            )
+        check_tensors(self.program, q, k, v)
+        check_padding(key_padding_mask, q.shape[0], k.shape[2], q.device)
+        data = check_inputs(self.program, inputs, q, k)
+        if self._waits:
+            self.make_parameters(q.shape[3], v.shape[3], q.device)
+        call = Call(key_padding_mask, check_dropout(dropout_p), self._learned(q.device), data)
+        out, lse = self.engine.masked((q, k, v), call, layer, added, return_lse)
         return (out, cast(torch.Tensor, lse)) if return_lse else out
 
     def _learned(self, device: torch.device) -> dict[str, torch.Tensor]:
