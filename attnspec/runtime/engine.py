@@ -15,7 +15,14 @@ from weakref import WeakValueDictionary
 import torch
 
 from attnspec.backends.common.score_formula import Blocks, Formula
-from attnspec.backends.common.torch_modes import composed, derivatives, followed
+from attnspec.backends.common.torch_modes import (
+    composed,
+    derivatives,
+    followed,
+    is_recorded,
+    is_transformed,
+    values_of,
+)
 from attnspec.backends.decided.choice import Choice
 from attnspec.backends.dense.masked import MaskedKernel
 from attnspec.backends.planner import AUTO, ROWS, check_backend, choose
@@ -209,6 +216,7 @@ class Engine:
         q, k = parts
         if not decisions or 0 in (q.shape[0], q.shape[2], k.shape[2]):
             return {}
+        _check_numbers(decisions[0], q, k)
 
         def tables(each: Decision) -> dict[str, torch.Tensor]:
             found = {}
@@ -301,6 +309,21 @@ def _rows_of(table: torch.Tensor, layer: int) -> torch.Tensor:
 def _reuses(kernel: Kernel, q: torch.Tensor) -> bool:
     """Whether a kernel gives log-sum-exps in passing, and goes on from them."""
     return q.device.type in getattr(kernel, "reuses", ())
+
+
+def _check_numbers(first: Decision, q: torch.Tensor, k: torch.Tensor) -> None:
+    """Raises ValueError where there are no numbers by which something could be decided."""
+    for x in (q, k):
+        if is_transformed() and is_recorded(x):
+            raise ValueError(
+                f"`{first.leaf.name}` decides by numbers, which a program of plain operations does"
+                " not have when it is traced: export it without `composed()`, as one operator"
+            )
+        if torch._C._functorch.is_batchedtensor(values_of(x)):
+            raise ValueError(
+                f"`{first.leaf.name}` decides by numbers, and forward-mode differentiation under"
+                " `vmap` shows none: take the derivatives of one sample at a time, or `vjp`"
+            )
 
 
 def _unknown(out: torch.Tensor) -> torch.Tensor:

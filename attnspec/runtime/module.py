@@ -8,12 +8,18 @@ from typing import Any, cast
 import torch
 
 from attnspec.backends.common.masks import mask_of
-from attnspec.backends.common.torch_modes import is_transformed
+from attnspec.backends.common.torch_modes import (
+    composed,
+    is_mapped_over,
+    is_transformed,
+    is_watched,
+)
 from attnspec.backends.decided.choice import Choice
 from attnspec.backends.decided.cluster import moved_centroids
 from attnspec.graphs.relation import DataDependent
-from attnspec.ir.program import Mechanism
+from attnspec.ir.program import Mechanism, Program
 from attnspec.lower.cache import Cache, apart
+from attnspec.lower.lower import decided_leaves
 from attnspec.lower.work import Call, Streamable
 from attnspec.runtime.call_checks import (
     check_dropout,
@@ -166,6 +172,12 @@ class CompiledAttention(Learner):
             groups.append(group_of(kernel, work, members, heads, heads // keys, tables, place))
         return works, together(groups, heads, place)
 
+    def __prepare_scriptable__(self) -> CompiledAttention:
+        raise TypeError(
+            "torch.jit.script reads the text of functions, and what runs here is built for each"
+            " length: use torch.export, torch.compile or torch.jit.trace"
+        )
+
     def extra_repr(self) -> str:
         return f"{self.program.name}, backend={self.backend}"
 
@@ -216,7 +228,22 @@ class CompiledAttention(Learner):
     def _called(
         self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, layer: int, *rest: Any
     ) -> Any:
-        """A call in the type that autocast asks for."""
+        """A call in the type that autocast asks for; for ONNX, which has no operator of ours, of
+        plain operations."""
+        if _is_for_onnx():
+            decided = decided_leaves(self.program)
+            if decided:
+                raise ValueError(
+                    f"`{decided[0].pattern}` decides by numbers, for which ONNX has no operator:"
+                    " torch.export takes it, as one operator"
+                )
+            with composed():
+                return self._typed(q, k, v, layer, *rest)
+        return self._typed(q, k, v, layer, *rest)
+
+    def _typed(
+        self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, layer: int, *rest: Any
+    ) -> Any:
         layer = check_layer(self.program, layer)
         narrow = _autocast_type(q)
         if narrow is not None:
@@ -246,7 +273,7 @@ class CompiledAttention(Learner):
             self.make_parameters(q.shape[3], v.shape[3], q.device)
         learned, draws = self._learned(q.device), self._draws(layer)
         lse: torch.Tensor | None
-        if _is_looked_at(q):
+        if _is_looked_at(q, self.program):
             seed = torch.randint(1 << 62, ()) if dropout_p else None
             given = engine.text, [*learned.values()], [*data.values()], padding
             out, lse = torch.ops.attnspec.attention(
@@ -282,7 +309,7 @@ class CompiledAttention(Learner):
         mechanism, which has no scores, and in a traced program.
         """
         layer = check_layer(self.program, layer)
-        if _is_looked_at(q):
+        if _is_looked_at(q, self.program):
             raise ValueError(
                 "a mask of all pairs is not read in a traced program: say which pairs there are in"
                 " the spec, by patterns or run-time inputs"
@@ -409,16 +436,20 @@ class CompiledAttention(Learner):
                 self.learned(name)[row, heads] = moved_centroids(given)
 
 
-def _is_looked_at(q: torch.Tensor) -> bool:
+def _is_looked_at(q: torch.Tensor, program: Program) -> bool:
     """Whether torch traces a call, or looks at its operators one by one: then it sees one. What is
     transformed otherwise, or must be composed, consists of operations that can be."""
-    if torch.compiler.is_dynamo_compiling() or is_transformed():
-        return torch.compiler.is_dynamo_compiling()
-    return (
-        torch.compiler.is_compiling()
-        or torch._C._len_torch_dispatch_stack() > 0
-        or type(q).__torch_dispatch__ is not torch.Tensor.__torch_dispatch__
-    )
+    if torch.compiler.is_dynamo_compiling():
+        return True
+    if is_transformed():
+        # what the data decide is decided for the samples themselves
+        return is_mapped_over() and bool(decided_leaves(program))
+    return is_watched(q)
+
+
+def _is_for_onnx() -> bool:
+    """Whether a call is traced to be written down in ONNX."""
+    return torch.compiler.is_compiling() and bool(torch.onnx.is_in_onnx_export())
 
 
 def _autocast_type(q: object) -> torch.dtype | None:

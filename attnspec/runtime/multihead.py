@@ -10,12 +10,13 @@ import torch
 from torch import nn
 from torch.nn import functional
 
+from attnspec.backends.common.torch_modes import is_watched
 from attnspec.backends.planner import require_willing
 from attnspec.ir.program import Leaf, Program
 from attnspec.ir.serial import plan_data
 from attnspec.lower.work import MERGED
 from attnspec.runtime.call_checks import FLOATS, check_dropout, check_layer
-from attnspec.runtime.module import LONGEST_PAIRS, CompiledAttention, _is_looked_at
+from attnspec.runtime.module import LONGEST_PAIRS, CompiledAttention
 from attnspec.runtime.one_layer import (
     WHOLE,
     HasProgram,
@@ -309,7 +310,7 @@ def _padding(
         raise TypeError(f"key_padding_mask must be bool or of a floating type, got {mask.dtype}")
     real = mask > -torch.inf
     plain = ((mask == 0) | ~real).all()
-    if _is_looked_at(q):
+    if is_watched(q):
         # a traced program has no numbers to go by
         torch._assert_async(
             plain, "in a traced program key_padding_mask must hold 0 and -inf alone"

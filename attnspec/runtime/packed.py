@@ -10,6 +10,7 @@ from typing import TypeAlias, cast
 
 import torch
 
+from attnspec.backends.common.torch_modes import is_watched
 from attnspec.backends.planner import AUTO
 from attnspec.graphs.forms.properties import moves_along
 from attnspec.graphs.forms.stability import unsteady_layer
@@ -18,7 +19,7 @@ from attnspec.ir.program import Compound, Input, InputRef, Leaf, Program, Term
 from attnspec.ir.serial import plan_data
 from attnspec.runtime.call_checks import INTEGERS, PER_HEAD, check_layer
 from attnspec.runtime.engine import engine_of, text_of
-from attnspec.runtime.module import CompiledAttention, _is_looked_at
+from attnspec.runtime.module import CompiledAttention
 
 Parts: TypeAlias = "tuple[torch.Tensor, torch.Tensor, torch.Tensor]"
 """q, k and v [T, H, d] of all documents."""
@@ -186,7 +187,7 @@ def _check(*given: torch.Tensor) -> None:
     shapes = ", ".join(f"{name} {list(x.shape)}" for name, x in zip("qkv", given, strict=True))
     if any(x.dim() != 3 for x in given) or len({len(x) for x in given}) > 1:
         raise ValueError(f"q, k and v must be [T, H, d] of the same T tokens, got {shapes}")
-    if _is_looked_at(given[0]):
+    if is_watched(given[0]):
         raise ValueError(
             "documents are counted before anything runs, which a traced program cannot: call"
             " `attnspec.packed` outside of it"
