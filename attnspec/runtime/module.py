@@ -9,6 +9,7 @@ import torch
 
 from attnspec.backends.common.masks import mask_of
 from attnspec.backends.common.torch_modes import (
+    apart,
     composed,
     is_mapped_over,
     is_transformed,
@@ -18,7 +19,7 @@ from attnspec.backends.decided.choice import Choice
 from attnspec.backends.decided.cluster import moved_centroids
 from attnspec.graphs.relation import DataDependent
 from attnspec.ir.program import Mechanism, Program
-from attnspec.lower.cache import Cache, apart
+from attnspec.lower.cache import Cache
 from attnspec.lower.lower import decided_leaves
 from attnspec.lower.work import Call, Streamable
 from attnspec.runtime.call_checks import (
