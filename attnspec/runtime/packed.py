@@ -47,7 +47,8 @@ def packed(
     causal attention; softmax, relu or sigmoid of any scores), one call computes all documents, of
     the graph whose pairs lie in one document. Any other spec counts from the first position, or
     from the last, or mixes whole sequences: documents of equal lengths are one call each. There a
-    mechanism that redraws its features counts every such call.
+    mechanism that redraws its features counts every such call. `cu_seqlens` is read by the host
+    either way, which waits for a GPU unless it is on the CPU.
 
     >>> import attnspec, torch
     >>> module = attnspec.parse("attention near { causal attend window(radius = 3) }").compile()

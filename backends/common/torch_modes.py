@@ -30,15 +30,18 @@ def is_transformed() -> bool:
 
 def is_watched(x: torch.Tensor) -> bool:
     """Whether a call with x is traced, or its operators are looked at one by one."""
-    return is_recorded(x) or torch._C._len_torch_dispatch_stack() > 0
+    return _is_traced(x) or torch._C._len_torch_dispatch_stack() > 0
 
 
 def is_recorded(x: torch.Tensor) -> bool:
     """Whether what is done with x is written down, for numbers that come later."""
+    return _is_traced(x) or active_fake_mode() is not None
+
+
+def _is_traced(x: torch.Tensor) -> bool:
     return (
         torch.compiler.is_compiling()
         or torch._C._get_tracing_state() is not None
-        or active_fake_mode() is not None
         or type(x).__torch_dispatch__ is not torch.Tensor.__torch_dispatch__
     )
 
