@@ -89,8 +89,10 @@ class Engine:
         draws: tuple[int, int],
         return_lse: bool = False,
         reusable: bool = False,
+        prepared: Prepared | None = None,
     ) -> Outputs:
-        """The output, and its log-sum-exps with `return_lse`.
+        """The output, and its log-sum-exps with `return_lse`, by the kernels that are `prepared`,
+        else those of the plan.
 
         The call's tables are all that is learned, by name, [layers or 1, heads or 1, …]; `draws`
         are how often the layer was called in training, and how often anew was asked for. With
@@ -104,44 +106,9 @@ class Engine:
         if 0 in (len(q), q.shape[2], k.shape[2]):
             extents_of(self.program, k.shape[2])
             return _nothing(q, k, v)
-        sizes = q.shape[1], k.shape[1], q.shape[2], k.shape[2]
-        prepared = self.prepare(layer, *sizes, str(q.device))
-        return self._run(prepared, parts, call, layer, draws, return_lse, reusable)
-
-    def masked(
-        self, parts: Parts, call: Call, layer: int, added: torch.Tensor, return_lse: bool = False
-    ) -> Outputs:
-        """What `run` returns with numbers added to the scores of all pairs, broadcastable to
-        [B, H, n_q, n_k], -inf for a pair that is none: by the definition, whose cost is that of all
-        pairs. ValueError where a mechanism has no scores."""
-        q, k, v = parts
-        if 0 in (len(q), q.shape[2], k.shape[2]):
-            return _nothing(q, k, v)
-        sizes, place = (q.shape[1], k.shape[1]), q.device
-        groups = []
-        for work, members in self.binder.works(layer, sizes[0], q.shape[2], k.shape[2]):
-            if work.mechanism is not None:
-                raise ValueError(
-                    f"`{work.mechanism.name}` has no scores that a mask could be added to: leave it"
-                    " out, and say in the spec which pairs there are"
-                )
-            kernel = MaskedKernel(work, members, place, added)
-            tables, ratio = self.tables_of(work), sizes[0] // sizes[1]
-            groups.append(group_of(kernel, work, members, sizes[0], ratio, tables, place))
-        prepared = together(groups, sizes[0], place)
-        return self._run(prepared, parts, call, layer, (0, 0), return_lse, False)
-
-    def _run(
-        self,
-        prepared: Prepared,
-        parts: Parts,
-        call: Call,
-        layer: int,
-        draws: tuple[int, int],
-        return_lse: bool,
-        reusable: bool,
-    ) -> Outputs:
-        q, k, _ = parts
+        if prepared is None:
+            sizes = q.shape[1], k.shape[1], q.shape[2], k.shape[2]
+            prepared = self.prepare(layer, *sizes, str(q.device))
         choices = self.decided(
             prepared.decisions, layer, (q, k), call.padding, call.data, call.tables
         )
@@ -159,6 +126,27 @@ class Engine:
             if return_lse or reusable:
                 sums.append(_unknown(out) if lse is None else lse)
         return prepared.joined(outs), prepared.joined(sums) if sums else None
+
+    def masked(
+        self, parts: Parts, call: Call, layer: int, added: torch.Tensor, return_lse: bool = False
+    ) -> Outputs:
+        """What `run` returns with numbers added to the scores of all pairs, broadcastable to
+        [B, H, n_q, n_k], -inf for a pair that is none: by the definition, whose cost is that of all
+        pairs. ValueError where a mechanism has no scores."""
+        q, k, _ = parts
+        sizes, place = (q.shape[1], k.shape[1]), q.device
+        groups = []
+        for work, members in self.binder.works(layer, sizes[0], q.shape[2], k.shape[2]):
+            if work.mechanism is not None:
+                raise ValueError(
+                    f"`{work.mechanism.name}` has no scores that a mask could be added to: leave it"
+                    " out, and say in the spec which pairs there are"
+                )
+            kernel = MaskedKernel(work, members, place, added)
+            tables, ratio = self.tables_of(work), sizes[0] // sizes[1]
+            groups.append(group_of(kernel, work, members, sizes[0], ratio, tables, place))
+        prepared = together(groups, sizes[0], place)
+        return self.run(parts, call, layer, (0, 0), return_lse, prepared=prepared)
 
     def _outputs(
         self, group: Group, parts: Parts, call: Call, return_lse: bool, reusable: bool

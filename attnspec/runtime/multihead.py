@@ -163,7 +163,8 @@ class MultiheadAttention(nn.MultiheadAttention):
         out = self._attended(q, k, seen, extra, real, added, inputs)
         weights = None
         if need_weights:
-            weights, out = out, out @ values
+            weights = out[..., : values.shape[2]]
+            out = weights @ values
             weights = weights.mean(1) if average_attn_weights else weights
         out = self.out_proj(out.transpose(1, 2).flatten(2))
         if query.dim() == 2:
@@ -253,10 +254,10 @@ class MultiheadAttention(nn.MultiheadAttention):
 
 
 def _identity(values: torch.Tensor) -> torch.Tensor:
-    """The identity [B, H, n, n] in the place of values [B, H, n, d]."""
+    """The identity [B, H, n, n] in the place of values [B, H, n, d], with a column for no keys."""
     count = values.shape[2]
-    one = torch.eye(count, dtype=values.dtype, device=values.device)
-    return one.expand(*values.shape[:2], count, count)
+    one = torch.eye(count, max(1, count), dtype=values.dtype, device=values.device)
+    return one.expand(*values.shape[:2], -1, -1)
 
 
 def _check_tokens(*given: torch.Tensor) -> None:

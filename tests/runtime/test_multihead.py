@@ -201,6 +201,24 @@ def test_a_mask_takes_pairs_away(body: str) -> None:
     )
 
 
+@pytest.mark.parametrize("body", BODIES[:2])
+def test_no_tokens_and_no_samples(body: str) -> None:
+    module = ours("heads 4 " * ("head 1" in body) + body)
+    for n, batch in ((0, 2), (1, 2), (3, 0)):
+        x, mask = tokens(n, batch=batch), torch.zeros(n, n, dtype=torch.bool)
+        for given in ({}, {"attn_mask": mask}):
+            out, weights = module(x, x, x, **given)
+            assert out.shape == x.shape
+            assert weights.shape == (batch, n, n)
+
+
+def test_a_mask_beside_an_input_keeps_its_promise() -> None:
+    module, x = ours("input t: tokens(at_most = 2) attend columns(t)"), tokens(6)
+    marked = (torch.arange(6) < 3).expand(BATCH, 6)
+    with pytest.raises(ValueError, match="`t` promises at most 2 tokens, got 3"):
+        module(x, x, x, attn_mask=torch.zeros(6, 6), inputs={"t": marked})
+
+
 def test_a_learned_mask_has_gradients() -> None:
     theirs, mine = pair()
     x, added = tokens(6), torch.randn(6, 6, dtype=torch.float64, requires_grad=True)
