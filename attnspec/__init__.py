@@ -25,6 +25,8 @@ if TYPE_CHECKING:
     from attnspec.interchange.xformers import from_xformers
     from attnspec.interchange.zoo import zoo
     from attnspec.runtime.layer import SelfAttention
+    from attnspec.runtime.multihead import MultiheadAttention
+    from attnspec.runtime.packed import packed
     from attnspec.show.differences import Difference
     from attnspec.spec import Spec, advise, load, parse
     from attnspec.text.diagnostics import AttnSpecError, Diagnostic, InternalError, SpecError
@@ -36,6 +38,7 @@ __all__ = [
     "Difference",
     "Explanation",
     "InternalError",
+    "MultiheadAttention",
     "Report",
     "SelfAttention",
     "Spec",
@@ -49,6 +52,7 @@ __all__ = [
     "from_mask_mod",
     "from_xformers",
     "load",
+    "packed",
     "parse",
     "zoo",
 ]
@@ -69,6 +73,8 @@ _HOMES = {
     "from_mask_mod": "attnspec.interchange.mask_mods",
     "from_xformers": "attnspec.interchange.xformers",
     "zoo": "attnspec.interchange.zoo",
+    "MultiheadAttention": "attnspec.runtime.multihead",
+    "packed": "attnspec.runtime.packed",
     "Report": "attnspec.analysis.report.report",
     "SelfAttention": "attnspec.runtime.layer",
     "Spec": "attnspec.spec",

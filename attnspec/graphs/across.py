@@ -27,7 +27,17 @@ from attnspec.graphs.relation import (
 )
 from attnspec.graphs.token_sets import inputs_in
 from attnspec.ir.crossing import evened
-from attnspec.ir.program import Compound, Crossing, Leaf, Program, Term, TokenCompound, Tokens
+from attnspec.ir.program import (
+    Compound,
+    Crossing,
+    InputRef,
+    Leaf,
+    Program,
+    Term,
+    TokenCompound,
+    Tokens,
+)
+from attnspec.ir.scalars import Apply, Symbol, symbols
 
 
 @dataclass(frozen=True)
@@ -158,15 +168,20 @@ def sided(
             yield from sided(child, patterns, turned ^ (term.op == "transpose"))
         return
     sides = patterns[term.pattern].sides if isinstance(patterns[term.pattern].sides, str) else ""
-    if turned:
-        sides = sides.translate(_TURNED)
+    sides = _turned(sides, turned)
     for name, value in term.arguments:
         yield term, name, value, sides
+        for read in sorted(symbols(value)) if isinstance(value, Symbol | Apply) else ():
+            # a predicate says itself at which position it reads an input, `time(q)`
+            entry, _, side = read.removesuffix(")").partition("(")
+            if side:
+                yield term, name, InputRef(entry, "ids"), _turned(side, turned)
         if isinstance(value, Leaf | Compound):
             yield from sided(value, patterns, turned)
 
 
-_TURNED = str.maketrans("qk", "kq")
+def _turned(sides: str, turned: bool) -> str:
+    return sides.translate(str.maketrans("qk", "kq")) if turned else sides
 
 
 def reads_m(program: Program) -> bool:

@@ -13,6 +13,7 @@ import numpy.typing as npt
 
 from attnspec.graphs.bind import Situation, bind_attended, extents_of, located, situation_of
 from attnspec.graphs.patterns import BY_NAME
+from attnspec.graphs.predicates.inputs import READ
 from attnspec.graphs.relation import DataDependent, Relation, probes
 from attnspec.graphs.token_sets import Data
 from attnspec.ir.api_checks import index_of, length_of, of_head, sampled
@@ -296,6 +297,9 @@ class Stack:
         values = sampled(entry, self.inputs or {}, *sizes, self.program.name)
         if entry.kind == "choices":
             values = of_head(name, np.asarray(values), head, self.program.heads)
+        if entry.kind in READ and lengths.m > lengths.keys:
+            # what holds both sequences has positions behind the keys, which nothing reads
+            values = np.pad(np.asarray(values), (0, lengths.m - lengths.keys))
         return Data(values, entry.size)
 
     def _slot(self, layer: int, head: int) -> tuple[int, int]:

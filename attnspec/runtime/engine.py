@@ -16,12 +16,21 @@ import torch
 from torch.nn.functional import pad
 
 from attnspec.backends.common.score_formula import Blocks, Formula
-from attnspec.backends.common.torch_modes import apart, composed, derivatives, followed
+from attnspec.backends.common.torch_modes import (
+    apart,
+    composed,
+    derivatives,
+    followed,
+    is_recorded,
+    is_transformed,
+    values_of,
+)
 from attnspec.backends.decided.choice import Choice
+from attnspec.backends.dense.masked import MaskedKernel
 from attnspec.backends.planner import AUTO, ROWS, check_backend, choose
 from attnspec.backends.rows.keys import FEW
 from attnspec.graphs.bind import extents_of
-from attnspec.graphs.predicates.inputs import computed
+from attnspec.graphs.predicates.inputs import READ, computed
 from attnspec.graphs.relation import DataDependent, Relation
 from attnspec.ir.serial import FORMAT, Plain, from_data
 from attnspec.lower.cache import Cache
@@ -62,7 +71,7 @@ class Engine:
             raise ValueError(f"this run time reads plans of format {FORMAT}, got {plan['format']}")
         self.backend = cast(str, plan["backend"])
         check_backend(self.backend)
-        self.text = json.dumps(dict(plan), separators=(",", ":"))
+        self.text = text_of(plan)
         self.program = from_data(cast("Mapping[str, Plain]", plan["program"]))
         self.binder = Binder(self.program, stand_ins(self.program))
         self._parts = learned_parts(self.program)
@@ -85,9 +94,10 @@ class Engine:
         return_lse: bool = False,
         reusable: bool = False,
         query_start: int = 0,
+        prepared: Prepared | None = None,
     ) -> Outputs:
-        """The output, and its log-sum-exps with `return_lse`; between two sequences the queries are
-        those from `query_start` on.
+        """The output, and its log-sum-exps with `return_lse`, by the kernels that are `prepared`,
+        else those of the plan; between two sequences the queries are those from `query_start` on.
 
         The call's tables are all that is learned, by name, [layers or 1, heads or 1, …]; `draws`
         are how often the layer was called in training, and how often anew was asked for. With
@@ -102,8 +112,9 @@ class Engine:
         if 0 in (len(q), q.shape[2], k.shape[2]):
             extents_of(self.program, k.shape[2])
             return _nothing(q, k, v)
-        sizes = q.shape[1], k.shape[1], q.shape[2], k.shape[2]
-        prepared = self.prepare(layer, *sizes, str(q.device), query_start)
+        if prepared is None:
+            sizes = q.shape[1], k.shape[1], q.shape[2], k.shape[2]
+            prepared = self.prepare(layer, *sizes, str(q.device), query_start)
         held, given = self.laid_out(parts, call)
         choices = self.decided(
             prepared.decisions, layer, held[:2], given.padding, given.data, call.tables, k.shape[2]
@@ -139,13 +150,39 @@ class Engine:
             padding = torch.ones(len(k), n, dtype=torch.bool, device=k.device)
         kinds = {entry.name: entry.kind for entry in self.program.inputs}
         data = {
-            name: pad(x, (0, more)) if kinds[name] in ("tokens", "ids") else x
+            name: pad(x, (0, more)) if kinds[name] in ("tokens", *READ) else x
             for name, x in call.data.items()
         }
         given = replace(
             call, padding=None if padding is None else pad(padding, (0, more)), data=data
         )
         return (q, pad(k, (0, 0, 0, more)), pad(v, (0, 0, 0, more))), given
+
+    def masked(
+        self, parts: Parts, call: Call, layer: int, added: torch.Tensor, return_lse: bool = False
+    ) -> Outputs:
+        """What `run` returns with numbers added to the scores of all pairs, broadcastable to
+        [B, H, n_q, n_k], -inf for a pair that is none: by the definition, whose cost is that of all
+        pairs. ValueError where a mechanism has no scores."""
+        if self.program.cross:
+            raise ValueError(
+                f"`{self.program.name}` joins two sequences, and a mask that comes with a call is"
+                " for one: leave it out, and say in the spec which pairs there are"
+            )
+        q, k, _ = parts
+        sizes, place = (q.shape[1], k.shape[1]), q.device
+        groups = []
+        for work, members in self.binder.works(layer, sizes[0], q.shape[2], k.shape[2]):
+            if work.mechanism is not None:
+                raise ValueError(
+                    f"`{work.mechanism.name}` has no scores that a mask could be added to: leave it"
+                    " out, and say in the spec which pairs there are"
+                )
+            kernel = MaskedKernel(work, members, place, added)
+            tables, ratio = self.tables_of(work), sizes[0] // sizes[1]
+            groups.append(group_of(kernel, work, members, sizes[0], ratio, tables, place))
+        prepared = together(groups, sizes[0], place)
+        return self.run(parts, call, layer, (0, 0), return_lse, prepared=prepared)
 
     def _outputs(
         self, group: Group, parts: Parts, call: Call, return_lse: bool, reusable: bool
@@ -208,6 +245,7 @@ class Engine:
         q, k = parts
         if not decisions or 0 in (q.shape[0], q.shape[2], k.shape[2]):
             return {}
+        _check_numbers(decisions[0], q, k)
 
         def tables(each: Decision) -> dict[str, torch.Tensor]:
             found = {}
@@ -297,6 +335,11 @@ _living: WeakValueDictionary[str, Engine] = WeakValueDictionary()
 _kept: Cache[str, Engine] = Cache(PROGRAMS)
 
 
+def text_of(plan: Mapping[str, object]) -> str:
+    """What names a plan in traced programs."""
+    return json.dumps(dict(plan), separators=(",", ":"))
+
+
 def engine_of(text: str) -> Engine:
     """The engine of a plan that was written down; ValueError for a plan of another format."""
     found = _living.get(text)
@@ -311,6 +354,21 @@ def _rows_of(table: torch.Tensor, layer: int) -> torch.Tensor:
 def _reuses(kernel: Kernel, q: torch.Tensor) -> bool:
     """Whether a kernel gives log-sum-exps in passing, and goes on from them."""
     return q.device.type in getattr(kernel, "reuses", ())
+
+
+def _check_numbers(first: Decision, q: torch.Tensor, k: torch.Tensor) -> None:
+    """Raises ValueError where there are no numbers by which something could be decided."""
+    for x in (q, k):
+        if is_transformed() and is_recorded(x):
+            raise ValueError(
+                f"`{first.leaf.name}` decides by numbers, which a program of plain operations does"
+                " not have when it is traced: export it without `composed()`, as one operator"
+            )
+        if torch._C._functorch.is_batchedtensor(values_of(x)):
+            raise ValueError(
+                f"`{first.leaf.name}` decides by numbers, and forward-mode differentiation under"
+                " `vmap` shows none: take the derivatives of one sample at a time, or `vjp`"
+            )
 
 
 def _unknown(out: torch.Tensor) -> torch.Tensor:

@@ -8,12 +8,19 @@ from typing import Any, cast
 import torch
 
 from attnspec.backends.common.masks import mask_of
-from attnspec.backends.common.torch_modes import apart, is_transformed
+from attnspec.backends.common.torch_modes import (
+    apart,
+    composed,
+    is_mapped_over,
+    is_transformed,
+    is_watched,
+)
 from attnspec.backends.decided.choice import Choice
 from attnspec.backends.decided.cluster import moved_centroids
 from attnspec.graphs.relation import DataDependent
-from attnspec.ir.program import Mechanism
+from attnspec.ir.program import Mechanism, Program
 from attnspec.lower.cache import Cache
+from attnspec.lower.lower import decided_leaves
 from attnspec.lower.work import Call, Streamable
 from attnspec.runtime.call_checks import (
     check_dropout,
@@ -176,6 +183,12 @@ class CompiledAttention(Learner):
             groups.append(group_of(kernel, work, members, heads, heads // keys, tables, place))
         return works, together(groups, heads, place)
 
+    def __prepare_scriptable__(self) -> CompiledAttention:
+        raise TypeError(
+            "torch.jit.script reads the text of functions, and what runs here is built for each"
+            " length: use torch.export, torch.compile or torch.jit.trace"
+        )
+
     def extra_repr(self) -> str:
         return f"{self.program.name}, backend={self.backend}"
 
@@ -208,15 +221,52 @@ class CompiledAttention(Learner):
 
         Raises TypeError or ValueError, with the shapes, for tensors that do not fit.
         """
-        layer = check_layer(self.program, layer)
         start = check_query_start(self.program, query_start)
+        rest = key_padding_mask, dropout_p, inputs, return_lse, start
+        return self._called(q, k, v, layer, *rest)
+
+    def labelled(
+        self,
+        engine: Engine,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        layer: int,
+        dropout_p: float,
+        inputs: Mapping[str, torch.Tensor],
+    ) -> torch.Tensor:
+        """A call whose kernels are those of another engine, with the same parameters and more
+        inputs: the documents of `attnspec.packed`."""
+        return cast(
+            torch.Tensor, self._called(q, k, v, layer, None, dropout_p, inputs, False, 0, engine)
+        )
+
+    def _called(
+        self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, layer: int, *rest: Any
+    ) -> Any:
+        """A call in the type that autocast asks for; for ONNX, which has no operator of ours, of
+        plain operations."""
+        if _is_for_onnx():
+            decided = decided_leaves(self.program)
+            if decided:
+                raise ValueError(
+                    f"`{decided[0].pattern}` decides by numbers, for which ONNX has no operator:"
+                    " torch.export takes it, as one operator"
+                )
+            with composed():
+                return self._typed(q, k, v, layer, *rest)
+        return self._typed(q, k, v, layer, *rest)
+
+    def _typed(
+        self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, layer: int, *rest: Any
+    ) -> Any:
+        layer = check_layer(self.program, layer)
         narrow = _autocast_type(q)
-        rest = layer, key_padding_mask, dropout_p, inputs, return_lse, start
         if narrow is not None:
             with torch.autocast(q.device.type, enabled=False):
                 q, k, v = (narrowed(x, narrow) for x in (q, k, v))
-                return self._run(q, k, v, *rest)
-        return self._run(q, k, v, *rest)
+                return self._run(q, k, v, layer, *rest)
+        return self._run(q, k, v, layer, *rest)
 
     def _run(
         self,
@@ -229,29 +279,65 @@ class CompiledAttention(Learner):
         inputs: Mapping[str, torch.Tensor] | None,
         return_lse: bool,
         start: int = 0,
+        engine: Engine | None = None,
     ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
+        engine = self.engine if engine is None else engine
         check_tensors(self.program, q, k, v)
         check_padding(padding, q.shape[0], k.shape[2], q.device)
         dropout_p = check_dropout(dropout_p)
-        data = check_inputs(self.program, inputs, q, k, padding)
+        data = check_inputs(engine.program, inputs, q, k, padding)
         if self._waits:
             self.make_parameters(q.shape[3], v.shape[3], q.device)
         learned, draws = self._learned(q.device), self._draws(layer)
         lse: torch.Tensor | None
-        if _is_looked_at(q):
+        if _is_looked_at(q, self.program):
             seed = torch.randint(1 << 62, ()) if dropout_p else None
-            given = self.engine.text, [*learned.values()], [*data.values()], padding
+            given = engine.text, [*learned.values()], [*data.values()], padding
             out, lse = torch.ops.attnspec.attention(
                 q, k, v, *given, layer, dropout_p, seed, *draws, return_lse, start
             )
         else:
             call = Call(padding, dropout_p, learned, data)
-            out, lse = self.engine.run((q, k, v), call, layer, draws, return_lse, query_start=start)
+            out, lse = engine.run((q, k, v), call, layer, draws, return_lse, query_start=start)
         if self.training and not torch.compiler.is_compiling():
             if self.draws is not None:
                 self.draws.count(layer)
             if self._keeps and not again():
                 self._move(layer, q, k, padding)
+        return (out, cast(torch.Tensor, lse)) if return_lse else out
+
+    def masked(
+        self,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        added: torch.Tensor,
+        *,
+        layer: int = 0,
+        key_padding_mask: torch.Tensor | None = None,
+        dropout_p: float = 0,
+        inputs: Mapping[str, torch.Tensor] | None = None,
+        return_lse: bool = False,
+    ) -> Any:
+        """What a call returns with numbers `added` to the scores, of q's type and broadcastable to
+        [B, H, n_q, n_k], -inf for a pair that is none: of the spec's pairs those that are left.
+
+        It is the definition, and costs what all pairs cost. Raises as a call does; ValueError for a
+        mechanism, which has no scores, and in a traced program.
+        """
+        layer = check_layer(self.program, layer)
+        if _is_looked_at(q, self.program):
+            raise ValueError(
+                "a mask of all pairs is not read in a traced program: say which pairs there are in"
+                " the spec, by patterns or run-time inputs"
+            )
+        check_tensors(self.program, q, k, v)
+        check_padding(key_padding_mask, q.shape[0], k.shape[2], q.device)
+        data = check_inputs(self.program, inputs, q, k)
+        if self._waits:
+            self.make_parameters(q.shape[3], v.shape[3], q.device)
+        call = Call(key_padding_mask, check_dropout(dropout_p), self._learned(q.device), data)
+        out, lse = self.engine.masked((q, k, v), call, layer, added, return_lse)
         return (out, cast(torch.Tensor, lse)) if return_lse else out
 
     def _learned(self, device: torch.device) -> dict[str, torch.Tensor]:
@@ -378,16 +464,20 @@ class CompiledAttention(Learner):
                 self.learned(name)[row, heads] = moved_centroids(given)
 
 
-def _is_looked_at(q: torch.Tensor) -> bool:
+def _is_looked_at(q: torch.Tensor, program: Program) -> bool:
     """Whether torch traces a call, or looks at its operators one by one: then it sees one. What is
     transformed otherwise, or must be composed, consists of operations that can be."""
-    if torch.compiler.is_dynamo_compiling() or is_transformed():
-        return torch.compiler.is_dynamo_compiling()
-    return (
-        torch.compiler.is_compiling()
-        or torch._C._len_torch_dispatch_stack() > 0
-        or type(q).__torch_dispatch__ is not torch.Tensor.__torch_dispatch__
-    )
+    if torch.compiler.is_dynamo_compiling():
+        return True
+    if is_transformed():
+        # what the data decide is decided for the samples themselves
+        return is_mapped_over() and bool(decided_leaves(program))
+    return is_watched(q)
+
+
+def _is_for_onnx() -> bool:
+    """Whether a call is traced to be written down in ONNX."""
+    return torch.compiler.is_compiling() and bool(torch.onnx.is_in_onnx_export())
 
 
 def _autocast_type(q: object) -> torch.dtype | None:

@@ -236,7 +236,7 @@ class _Followed(_SingleLevelFunction):
         asks = [*ctx.needs_input_grad[2 : 5 + count]]
         found: Sequence[Tensor | None] = [None] * len(asks)
         if grad is not None or of_lse is not None:
-            if torch.is_grad_enabled() and active_fake_mode() is None:
+            if torch.is_grad_enabled() and active_fake_mode() is None and not _each_decides(at):
                 # derivatives of derivatives: those of plain operations
                 above = grad, of_lse
                 with at.modes():
@@ -248,9 +248,32 @@ class _Followed(_SingleLevelFunction):
                 found = [x if ask else None for x, ask in zip(every, asks, strict=True)]
         return None, None, *found, *[None] * (len(ctx.needs_input_grad) - 2 - len(asks))
 
+    @staticmethod
+    def jvp(ctx: Any, *_: Any) -> Any:
+        raise RuntimeError(_FORWARD_MODE)
+
+
+_FORWARD_MODE = (
+    "forward-mode differentiation (jvp) of an attention is not computed in a traced program: call"
+    " the module itself"
+)
+
+
+def _each_decides(at: Given) -> bool:
+    """Whether the data of each sample that is mapped over decide: no plain operations tell what."""
+    from attnspec.backends.common.torch_modes import values_of
+    from attnspec.lower.lower import decided_leaves
+
+    mapped = any(torch._C._functorch.is_batchedtensor(values_of(x)) for x in (at.q, at.k))
+    return mapped and bool(decided_leaves(at.engine.program))
+
 
 class _Last(_SingleLevelFunction):
     """Gradients in a traced program, which have no derivatives of their own."""
+
+    @staticmethod
+    def jvp(ctx: Any, *_: Any) -> Any:
+        raise RuntimeError(_FORWARD_MODE)
 
     @staticmethod
     def forward(ctx: Any, keys: Any, given: tuple[Any, ...], *_: Tensor) -> Any:

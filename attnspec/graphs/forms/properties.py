@@ -68,6 +68,17 @@ def never_reads_later(term: Term) -> bool:
             return False
 
 
+def moves_along(term: Term) -> bool:
+    """Whether it shows that the pairs of a part of a sequence, taken by itself, are those that the
+    whole has between its positions: they depend on q - k and on labels, not on where they stand. A
+    size that reads n is another matter."""
+    if isinstance(term, Leaf):
+        pattern = BY_NAME[term.pattern]
+        return not (pattern.anchored or pattern.data_dependent or pattern.needs_grid)
+    # a shifted pair is one of positions that the part may not have
+    return term.op != "shift" and all(moves_along(part) for part in term.terms)
+
+
 def keeps_order(predicate: object) -> bool:
     """Whether a predicate holds for pairs with k <= q only, by one of its comparisons."""
     if not isinstance(predicate, Apply):

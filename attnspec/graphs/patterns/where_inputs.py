@@ -55,9 +55,9 @@ class WhereInputs(Relation):
                 axes = zip(AXES[len(self.extents)], grid.coordinates(position), strict=True)
                 allowed = allowed & grid.inside(position)
                 values.update({f"{side}.{axis}": at for axis, at in axes})
-            for name, data in self._read.items():
+            for name, data in self._read_at(side):
                 values[reading(name, side).name] = wide(data.values[..., position])
-        self._require_whole({name for name in self._read if is_real(values[f"{name}(q)"])})
+        self._require_whole({name for name, data in self._read.items() if is_real(data.values)})
         self._require_exact(n)
         try:
             held = evaluated(self._at(n), values)
@@ -78,7 +78,7 @@ class WhereInputs(Relation):
                 answers.append(grid.cover(tiles))
                 axes = zip(AXES[len(self.extents)], grid.ranges(tiles), strict=True)
                 ranges.update({f"{side}.{axis}": ends for axis, ends in axes})
-            for name, data in self._read.items():
+            for name, data in self._read_at(side):
                 low, high, finite = _range(data, tiles, n)
                 ranges[reading(name, side).name] = low, high
                 known &= finite
@@ -116,6 +116,11 @@ class WhereInputs(Relation):
     def _read(self) -> dict[str, Data]:
         """The inputs by their names."""
         return dict(zip(inputs_read(self.predicate), self.inputs, strict=True))
+
+    def _read_at(self, side: str) -> list[tuple[str, Data]]:
+        """The inputs that are read at the query, or at the key, with their names."""
+        asked = symbols(self.predicate)
+        return [entry for entry in self._read.items() if reading(entry[0], side).name in asked]
 
     def _asks(self, side: str) -> bool:
         """Whether the predicate asks for coordinates of the query, or of the key."""
