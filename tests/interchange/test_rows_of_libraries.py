@@ -30,6 +30,8 @@ class Row:
     inputs: dict[str, Any] = field(default_factory=dict)
     lengths: tuple[int, ...] = (1, 13, 48)
     heads: int = 1
+    queries: int | None = None
+    """Of another sequence, in a row that says `cross`."""
 
 
 DOC = np.array([0] * 5 + [3] * 11 + [1] * 2 + [2] * 30)
@@ -46,6 +48,16 @@ for node in range(1, 8):
     ANCESTORS[node] |= ANCESTORS[PARENT[node]]
 
 CHOSEN = np.stack([np.arange(48) // 12, np.arange(48) // 4 % 4, np.full(48, -1)], 1)[None]
+
+
+IMAGES = np.array([(0, 9), (4, 21), (9, 12), (5, 5), (0, 21), (20, 21), (3, 4), (1, 17)])
+"""Of eight images, the words that read them: from the first up to the second."""
+
+PADDED = np.arange(48) - 5
+"""Positions counted from the first real token, behind five of padding."""
+
+EVICTED = np.arange(48) + 1 + np.random.default_rng(0).integers(0, 30, 48)
+"""The first row that no longer reads each key."""
 
 
 def block_diffusion(q: Any, k: Any, n: int, size: int) -> Any:
@@ -145,6 +157,13 @@ GYM = {
         "input d: ids input root: tokens causal attend same(d) | columns(root)",
         lambda h, q, k, n: ((k >= START[q]) & (q >= k)) | ((DOC[q] != 0) & (k < 5)),
         {"d": DOC, "root": ROOT},
+    ),
+    "generate_vision_cross_attention_mask_mod": Row(
+        # images of 6 keys each are read by the words from one place of the text to another
+        "cross input first: numbers input end: numbers attend where(first(k) <= q and q < end(k))",
+        lambda h, q, k, n: (IMAGES[k // 6, 0] <= q) & (q < IMAGES[k // 6, 1]),
+        {"first": IMAGES[np.arange(48) // 6, 0], "end": IMAGES[np.arange(48) // 6, 1]},
+        queries=21,
     ),
     "generate_jetspec_tree_causal_mask_mod": Row(
         "attend columns(first(5)) | "
@@ -266,6 +285,11 @@ TRANSFORMERS = {
         "attend window(radius = 5)", lambda h, q, k, n: abs(q - k) <= 5
     ),
     "chunked_overlay": Row("attend block(size = 9)", lambda h, q, k, n: k // 9 == q // 9),
+    "chunked_overlay, left padding": Row(
+        "input at: numbers attend where(at(k) // 9 == at(q) // 9)",
+        lambda h, q, k, n: PADDED[k] // 9 == PADDED[q] // 9,
+        {"at": PADDED},
+    ),
     "blockwise_overlay": Row(
         "input d: ids input real: tokens causal attend full & (causal | same(d) & columns(real))",
         lambda h, q, k, n: k <= q,
@@ -325,6 +349,11 @@ OTHERS = {
         "input d: ids input prefix: tokens attend same(d) & (causal | columns(prefix))",
         lambda h, q, k, n: (DOC[q] == DOC[k]) & ((q >= k) | (k - START[k] < 3)),
         {"d": DOC, "prefix": np.arange(48) - START < 3},
+    ),
+    "FlashMask, random eviction": Row(
+        "input gone: numbers causal attend where(q < gone(k))",
+        lambda h, q, k, n: (q >= k) & (q < EVICTED[k]),
+        {"gone": EVICTED},
     ),
     "FlashMask, QK-sparse": Row(
         "causal attend ~(rows(positions(20..25)) | columns(positions(7..9)))",
@@ -389,13 +418,15 @@ def test_a_row_is_a_spec(name: str) -> None:
     row = ROWS[name]
     spec = attnspec.parse(f"attention row {{ {row.text} }}")
     for n in row.lengths:
-        q, k = np.arange(n)[:, None], np.arange(n)[None]
+        m = n if row.queries is None else row.queries
+        q, k = np.arange(m)[:, None], np.arange(n)[None]
         inputs = {
             key: value[:, :n] if value.ndim == 3 else value[:n] for key, value in row.inputs.items()
         }
         for head in range(row.heads):
-            meant = np.broadcast_to(row.holds(head, q, k, n), (n, n))
-            assert (spec.mask(n, head=head, inputs=inputs) == meant).all(), (n, head)
+            meant = np.broadcast_to(row.holds(head, q, k, n), (m, n))
+            held = spec.mask(n, head=head, inputs=inputs, m=row.queries)
+            assert (held == meant).all(), (n, head)
 
 
 @pytest.mark.parametrize(
@@ -420,9 +451,6 @@ NOT_SAID = (
     "MLA",
     "undo_softmax",
     "selected_attention",
-    "generate_vision_cross_attention_mask_mod",
-    "left padding",
-    "random eviction",
     "NumpyMask",
     "dynamic masks",
 )

@@ -339,3 +339,29 @@ def test_what_is_kept_of_one_start_is_not_taken_for_another() -> None:
     for start in (0, 7, 20, 0):
         at = torch.arange(20)[:, None] + start == torch.arange(40)
         assert torch.allclose(module(q, k, v, query_start=start), dense([q, k, v], at)[0])
+
+
+@pytest.mark.parametrize(("m", "n"), [(1, 1), (7, 16), (33, 20), (130, 257)])
+@pytest.mark.parametrize(
+    ("graph", "held"),
+    [
+        ("where(t(k) <= 3) & where(q + k < 20)", lambda t, q, k: (t[k] <= 3) & (q + k < 20)),
+        ("transpose(where(t(q) != 2))", lambda t, q, k: (t[k] != 2) & (q >= 0)),
+    ],
+)
+def test_predicates_read_numbers_of_the_keys(graph: str, held: Any, m: int, n: int) -> None:
+    spec = spec_of(f"input t: numbers attend {graph}")
+    numbers = torch.arange(n) % 5
+    at = torch.arange(m)[:, None], torch.arange(n)[None]
+    pairs = held(numbers, *at)
+    assert np.array_equal(spec.mask(n, m=m, inputs={"t": numbers.numpy()}), pairs.numpy())
+    parts = tensors(m, n)
+    inputs = {"t": numbers.expand(2, n)}
+    out, _ = dense(parts, pairs)
+    torch.testing.assert_close(spec.compile()(*parts, inputs=inputs), out)
+
+
+@pytest.mark.parametrize("graph", ["where(t(q) <= t(k))", "transpose(where(t(k) <= 3))"])
+def test_numbers_of_the_keys_are_not_looked_up_at_queries(graph: str) -> None:
+    with pytest.raises(attnspec.SpecError, match="belongs to the keys"):
+        spec_of(f"input t: numbers attend {graph}")

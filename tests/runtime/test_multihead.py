@@ -439,3 +439,32 @@ def test_what_is_refused_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(ValueError, match="up to 8 keys, got 9: need_weights=False returns"):
         full(x, x, x)
     full(x, x, x, need_weights=False)
+
+
+@pytest.mark.parametrize(("queries", "keys"), [(5, 7), (9, 4), (1, 1)])
+def test_a_spec_of_two_sequences_reads_another(queries: int, keys: int) -> None:
+    body = "cross attend where(abs(q * n - k * m) <= 2 * m) | columns(first(1))"
+    theirs, _ = pair(batch_first=True)
+    mine = ours(body, batch_first=True)
+    q, k = tokens(queries, first=True), tokens(keys, first=True)
+    blocked = torch.tensor(~spec_of(body).mask(keys, m=queries))
+    wanted = theirs(q, k, k, attn_mask=blocked)
+    for found, each in zip(mine(q, k, k), wanted, strict=True):
+        torch.testing.assert_close(found, each)
+    with pytest.raises(ValueError, match="joins two sequences"):
+        mine(q, k, k, attn_mask=blocked)
+
+
+def test_a_decoder_reads_an_encoder_by_a_spec_of_two_sequences() -> None:
+    body = "cross attend where(abs(q * n - k * m) <= 2 * m)"
+    torch.manual_seed(0)
+    layer = nn.TransformerDecoderLayer(WIDTH, HEADS, 32, 0.0, batch_first=True).double().eval()
+    mask = torch.tensor(~spec_of(body).mask(KEYS, m=QUERIES))
+    words, memory = tokens(QUERIES, first=True), tokens(KEYS, first=True)
+    wanted = layer(words, memory, memory_mask=mask)
+    mine = MultiheadAttention(
+        WIDTH, HEADS, spec=spec_of(body), batch_first=True, dtype=torch.float64
+    )
+    mine.load_state_dict(layer.multihead_attn.state_dict())
+    layer.multihead_attn = mine
+    torch.testing.assert_close(layer(words, memory), wanted)
