@@ -2,7 +2,7 @@
 
 A partition is plain: for each rank some runs of positions, all with one step. A rank's tensors have
 its runs one behind the other. Candidates are made for a relation and held against each other by
-`attnspec.distributed.plan`; none of them looks at a single position in Python.
+`attnspec.distributed.planning`; none of them looks at a single position in Python.
 """
 
 from __future__ import annotations
