@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from attnspec.backends.planner import Plan
     from attnspec.check.repairs import Advice
     from attnspec.check.verdicts import Verdict
+    from attnspec.distributed.planning import DistributedPlan
     from attnspec.runtime.module import CompiledAttention
 
 MOST_NODES = 4096
@@ -266,6 +267,29 @@ class Spec:
         require_built(self.program)
         shape = Shape(batch, heads, head_dim)
         return plan(self.program, length_of(n), device_of(device), backend, shape)
+
+    def distribute(
+        self,
+        n: int,
+        devices: int,
+        batch: int = 1,
+        heads: int | None = None,
+        head_dim: int = 64,
+        key_heads: int | None = None,
+        inputs: Sample | None = None,
+    ) -> DistributedPlan:
+        """The plan of n positions over several devices, without any: which of them holds which
+        positions, and what travels, of numbers of two bytes.
+
+        Heads are those of the spec, or as many as are given, and `key_heads` as many or fewer.
+        With `inputs`, one sample of the run-time inputs, graphs are those of that sample.
+        """
+        from attnspec.distributed.planning import Tensors, plan
+
+        require_built(self.program)
+        count = Shape(batch, heads, head_dim).heads_of(self.program)
+        tensors = Tensors.of(batch, count, count if key_heads is None else key_heads, head_dim)
+        return plan(self.program, length_of(n), devices, tensors, inputs=inputs)
 
     def compile(
         self,

@@ -11,6 +11,7 @@ from attnspec.backends.planner import LONGEST, Plan
 from attnspec.cli import console, options
 from attnspec.cli.failures import LimitReached, fitting
 from attnspec.cli.specs import length_of, spec_at
+from attnspec.spec import Spec
 
 DEFAULT_LENGTH = 4096
 
@@ -25,6 +26,18 @@ DEFAULT_LENGTH = 4096
     show_default=True,
     help="The type of device to plan for; it need not be in this machine.",
 )
+@click.option(
+    "--devices",
+    callback=options.positive,
+    metavar="P",
+    help="Plan one sequence over P devices: who holds which positions, and what travels.",
+)
+@click.option(
+    "--key-heads",
+    callback=options.positive,
+    metavar="H",
+    help="With --devices: heads of keys and values, as many as of queries unless said.",
+)
 @options.shape_options(1)
 @options.backend_option
 @options.name_option
@@ -34,6 +47,8 @@ def command(
     spec: str,
     length: int | None,
     device: str,
+    devices: int | None,
+    key_heads: int | None,
     batch: int,
     heads: int | None,
     head_size: int,
@@ -52,6 +67,11 @@ def command(
     """
     loaded = spec_at(spec, name, parameters)
     n = length_of(loaded.program, length, DEFAULT_LENGTH)
+    if devices is not None:
+        _over_devices(loaded, n, devices, batch, heads, head_size, key_heads, as_json)
+        return
+    if key_heads is not None:
+        raise click.UsageError("--key-heads is about what travels: give --devices, too")
     if n > LONGEST:
         raise LimitReached(f"plans are made up to n = {LONGEST:,}, got {n:,}")
     with fitting():
@@ -60,6 +80,31 @@ def command(
         console.result_json({"ok": True, **to_dict(plan)})
     else:
         console.result(str(plan))
+
+
+def _over_devices(
+    loaded: Spec,
+    n: int,
+    devices: int,
+    batch: int,
+    heads: int | None,
+    head_size: int,
+    key_heads: int | None,
+    as_json: bool,
+) -> None:
+    from attnspec.distributed.planning import LONGEST, MOST_RANKS
+    from attnspec.distributed.printed import as_data
+
+    if n > LONGEST:
+        raise LimitReached(f"several devices are planned for up to n = {LONGEST:,}, got {n:,}")
+    if devices > MOST_RANKS:
+        raise LimitReached(f"plans are made for up to {MOST_RANKS} devices, got {devices}")
+    with fitting():
+        found = loaded.distribute(n, devices, batch, heads, head_size, key_heads)
+    if as_json:
+        console.result_json({"ok": True, **as_data(found)})
+    else:
+        console.result(str(found))
 
 
 def to_dict(plan: Plan) -> dict[str, object]:

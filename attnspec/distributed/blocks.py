@@ -48,9 +48,7 @@ class Blocks:
 
     def take(self, index: np.ndarray) -> Blocks:
         """The blocks with these numbers."""
-        return Blocks(
-            self.reader[index], self.owner[index], self.queries[index], self.keys[index]
-        )
+        return Blocks(self.reader[index], self.owner[index], self.queries[index], self.keys[index])
 
 
 def joined(parts: list[Blocks]) -> Blocks:
@@ -150,11 +148,13 @@ class _Search:
         told_by = self._would_tell(blocks)
         cut, of = _parts(blocks, True, True)
         told = self._kinds(cut)
-        both = told_by.all(0)
+        both = np.asarray(told_by.all(0))
         both[of[told != SOME]] = True
         parts.append(cut[both[of]])
         kinds.append(told[both[of]])
-        for side, (queries, keys) in zip(told_by & ~both, ((True, False), (False, True)), strict=True):
+        for side, (queries, keys) in zip(
+            told_by & ~both, ((True, False), (False, True)), strict=True
+        ):
             cut, of = _parts(blocks[side], queries, keys)
             parts.append(cut)
             kinds.append(np.full(len(cut), SOME, np.uint8))

@@ -58,9 +58,7 @@ class HeadsHere:
             )
             local = tuple(head - first for head in here)
             tables = self.engine.tables_of(work)
-            groups.append(
-                group_of(kernel, work, local, count, self.ratio, tables, self.device)
-            )
+            groups.append(group_of(kernel, work, local, count, self.ratio, tables, self.device))
             members.append(here)
         return groups, members
 
@@ -136,7 +134,7 @@ class HeadsHere:
         """Own heads [B, hs, n, e] at all positions, made of what came, to own positions of all
         heads."""
         lengths, rank = self.partition.lengths, self.mesh.rank
-        parts = x.index_select(2, self.back).split(lengths, 2)
+        parts = torch.split(x.index_select(2, self.back), list(lengths), 2)
         width, mine = x.shape[-1], lengths[rank]
         counts = [self.mine(r)[1] for r in range(self.mesh.ranks)]
         got = [batch * heads * mine * width for heads in counts]
@@ -148,6 +146,6 @@ class HeadsHere:
         ).ready()
         found = [
             part.view(batch, heads, mine, width)
-            for part, heads in zip(flat.split(got), counts, strict=True)
+            for part, heads in zip(torch.split(flat, got), counts, strict=True)
         ]
         return torch.cat(found, 1)

@@ -84,7 +84,7 @@ class GroupHere:
 
     @cached_property
     def over_guests(self) -> Region:
-        """Own queries over the keys that come; of weights that are not merged, over own ones first."""
+        """Own queries over the keys that come; of weights that are not merged, over own too."""
         came = [self.got_keys[r] for r in self.others]
         return self.region(self.own, np.concatenate(came if self.merges else [self.own, *came]))
 

@@ -42,7 +42,9 @@ def least_cut(queries: Runs, keys: Runs, key_weight: int, query_weight: int | No
     k, k_of = _elements(keys)
     q_rows, k_rows = np.diff(q, axis=0)[:, 0], np.diff(k, axis=0)[:, 0]
     unit = max(1, -(-(_sum(q_rows, query_weight) + _sum(k_rows, key_weight)) // common // MOST))
-    weights = [rows * (w // common // unit) for rows, w in ((q_rows, query_weight), (k_rows, key_weight))]
+    weights = [
+        rows * (w // common // unit) for rows, w in ((q_rows, query_weight), (k_rows, key_weight))
+    ]
     taken_q, taken_k, flow = _cover(q_of, k_of, *weights)
     ends = [_ends(q, taken_q), _ends(k, taken_k)]
     weight = count(ends[1]) * key_weight + count(ends[0]) * query_weight
@@ -79,7 +81,7 @@ def rows_of(runs: Runs) -> np.ndarray:
     """The rows one by one, int64."""
     size = runs[:, 1] - runs[:, 0]
     ends = np.cumsum(size)
-    return np.arange(int(size.sum())) + np.repeat(runs[:, 0] - (ends - size), size)
+    return np.asarray(np.arange(int(size.sum())) + np.repeat(runs[:, 0] - (ends - size), size))
 
 
 def _elements(runs: Runs) -> tuple[np.ndarray, np.ndarray]:
@@ -132,7 +134,11 @@ def _cover(
     reached = np.zeros(sink + 1, bool)
     reached[breadth_first_order(left, 0, return_predecessors=False)] = True
     # the cut edges: from the source to queries that are not reached, from keys that are to the sink
-    return ~reached[1 : 1 + queries] & (q_weights > 0), reached[first_key:sink], int(found.flow_value)
+    return (
+        ~reached[1 : 1 + queries] & (q_weights > 0),
+        reached[first_key:sink],
+        int(found.flow_value),
+    )
 
 
 def _members(of: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

@@ -51,7 +51,8 @@ def parallelize(
         raise TypeError(f"a compiled module is needed, got {type(module).__name__}")
     if getattr(mesh, "ndim", None) != 1:
         raise ValueError(
-            f"a DeviceMesh of one dimension is needed, got {mesh}: take one by its name, `mesh['cp']`"
+            f"a DeviceMesh of one dimension is needed, got {mesh}: take one by its name,"
+            " `mesh['cp']`"
         )
     return ParallelAttention(module, mesh, partition, timeout)
 
@@ -135,9 +136,7 @@ class ParallelAttention(torch.nn.Module):
 
     # --- plans -----------------------------------------------------------------------------------
 
-    def plan(
-        self, n: int, *, layer: int = 0, tensors: Tensors | None = None
-    ) -> DistributedPlan:
+    def plan(self, n: int, *, layer: int = 0, tensors: Tensors | None = None) -> DistributedPlan:
         """The plan of a layer at n positions: for tensors as in the last call, unless others are
         said. `bytes_received` are those of each rank, `bytes_gathered` what one would receive if
         every key and value were sent to every rank."""
@@ -149,9 +148,7 @@ class ParallelAttention(torch.nn.Module):
 
     def _planned(self, n: int, layer: int, tensors: Tensors) -> DistributedPlan:
         where = self.partition_of(n)
-        return plan(
-            self.module.program, n, self.mesh.ranks, tensors, layer=layer, partition=where
-        )
+        return plan(self.module.program, n, self.mesh.ranks, tensors, layer=layer, partition=where)
 
     # --- a call ----------------------------------------------------------------------------------
 
@@ -257,9 +254,7 @@ class ParallelAttention(torch.nn.Module):
             return self.module(
                 q, k, v, layer=layer, key_padding_mask=padding, inputs=given, return_lse=return_lse
             )
-        tensors = Tensors(
-            len(q), q.shape[1], k.shape[1], q.shape[3], v.shape[3], q.element_size()
-        )
+        tensors = Tensors(len(q), q.shape[1], k.shape[1], q.shape[3], v.shape[3], q.element_size())
         self._last = tensors
         found = self.plan(n, layer=layer, tensors=tensors)
         self._compare(found, device)
@@ -295,9 +290,7 @@ class ParallelAttention(torch.nn.Module):
             heads = q.shape[1], k.shape[1]
             made = self._ready.get(
                 key,
-                lambda: HeadsHere(
-                    module.engine, layer, found.partition, self.mesh, heads, device
-                ),
+                lambda: HeadsHere(module.engine, layer, found.partition, self.mesh, heads, device),
             )
             by_heads = cast(HeadsHere, made)
             tables = [
@@ -322,9 +315,7 @@ class ParallelAttention(torch.nn.Module):
             )
         return out, lse if return_lse else None
 
-    def _tables(
-        self, work: Work, heads: tuple[int, ...], layer: int
-    ) -> dict[str, torch.Tensor]:
+    def _tables(self, work: Work, heads: tuple[int, ...], layer: int) -> dict[str, torch.Tensor]:
         """What some heads of a layer have learned, by what a kernel calls it."""
         found = {}
         for called, name in self.module.engine.tables_of(work):
@@ -460,5 +451,3 @@ def _as_dtensors(found: Any, like: Any, n: int) -> Any:
     return DTensor.from_local(
         found, like.device_mesh, like.placements, run_check=False, shape=shape, stride=stride
     )
-
-

@@ -8,6 +8,7 @@ its runs one behind the other. Candidates are made for a relation and held again
 from __future__ import annotations
 
 import heapq
+import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -99,9 +100,7 @@ def contiguous(n: int, ranks: int) -> Partition:
     """One run each, as `torch.chunk` and `Shard` cut: all of one length but the last ones."""
     each = max(1, -(-n // ranks))
     ends = [min(n, rank * each) for rank in range(ranks + 1)]
-    return Partition(
-        "contiguous", n, tuple(_run(*run) for run in zip(ends, ends[1:], strict=False))
-    )
+    return Partition("contiguous", n, tuple(_run(*run) for run in itertools.pairwise(ends)))
 
 
 def head_tail(n: int, ranks: int) -> Partition:
@@ -124,7 +123,7 @@ def by_residue(n: int, ranks: int, step: int) -> Partition | None:
         cuts = [rank * step // ranks for rank in range(ranks + 1)]
         runs = [
             tuple((residue, n) for residue in range(*ends) if residue < n)
-            for ends in zip(cuts, cuts[1:], strict=False)
+            for ends in itertools.pairwise(cuts)
         ]
     elif ranks % step:
         return None
@@ -170,8 +169,8 @@ def free_cuts(relation: Relation, n: int) -> np.ndarray | None:
         last[rows] = np.maximum(last[rows], np.where(held, end, -1).max(-1, initial=-1))
     reach = np.maximum.accumulate(last)
     back = np.minimum.accumulate(first[::-1])[::-1]
-    at = np.arange(1, n)
-    return at[(reach[:-1] < at) & (back[1:] >= at)]
+    cuts = np.arange(1, n)
+    return np.asarray(cuts[(reach[:-1] < cuts) & (back[1:] >= cuts)])
 
 
 def candidates(
@@ -229,7 +228,7 @@ def _thinned(cuts: np.ndarray, n: int) -> np.ndarray:
 def _even(start: int, stop: int, parts: int) -> list[tuple[int, int]]:
     each, more = divmod(stop - start, parts)
     ends = [start + part * each + min(part, more) for part in range(parts + 1)]
-    return list(zip(ends, ends[1:], strict=False))
+    return list(itertools.pairwise(ends))
 
 
 def _run(start: int, stop: int) -> tuple[tuple[int, int], ...]:

@@ -6,7 +6,7 @@ plan of the same spec, so that nothing but rows is exchanged.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from hashlib import sha256
@@ -56,6 +56,15 @@ class Tensors:
     head_dim: int = 64
     value_dim: int = 64
     element: int = 2
+
+    @classmethod
+    def of(cls, batch: int, heads: int, key_heads: int, head_dim: int) -> Tensors:
+        """Tensors of half types; raises AttnSpecError unless key heads divide the heads."""
+        if key_heads < 1 or heads % key_heads:
+            raise AttnSpecError(
+                f"the heads of keys must divide the {heads} heads of queries, got {key_heads}"
+            )
+        return cls(batch, heads, key_heads, head_dim, head_dim)
 
     def rows(self, heads: int, key_heads: int, merges: bool) -> Rows:
         """One row of so many heads; log-sum-exps, and what they weigh, are float32 at least."""
@@ -219,7 +228,9 @@ def plan(
         _check_partition(partition, n, ranks)
         choices = [partition]
     plans = [drawn.layers(kinds, each) for each in choices]
-    found = [_considered(each, layers, tensors) for each, layers in zip(choices, plans, strict=True)]
+    found = [
+        _considered(each, layers, tensors) for each, layers in zip(choices, plans, strict=True)
+    ]
     best = 0
     for index, each in enumerate(found):
         if each.seconds < WORTH * found[best].seconds:
@@ -244,9 +255,7 @@ def _check_partition(partition: Partition, n: int, ranks: int) -> None:
         )
 
 
-def _considered(
-    partition: Partition, layers: Sequence[LayerPlan], tensors: Tensors
-) -> Considered:
+def _considered(partition: Partition, layers: Sequence[LayerPlan], tensors: Tensors) -> Considered:
     links = sum(len(each.layers) * each.links for each in layers)
     balances = [each.balance for each in layers if each.balance is not None]
     return Considered(
@@ -364,7 +373,9 @@ class Drawing:
         if formula is not None:
             why = f"`{formula.name}` is a formula of the whole sequence"
             links = head_links(partition, t)
-            return LayerPlan(numbers, HEADS, why, _bare(works), links, head_work(works, self, t, ranks))
+            return LayerPlan(
+                numbers, HEADS, why, _bare(works), links, head_work(works, self, t, ranks)
+            )
         groups = tuple(self.group(work, heads, partition) for work, heads in works)
         links = sum(
             (group.exchange.links for group in groups if group.exchange is not None),

@@ -50,7 +50,9 @@ class Region:
     def chunks(self) -> tuple[tuple[int, int, np.ndarray, bool], ...]:
         """Rows, the numbers of the keys that they may read, and whether they read all of those."""
         if not len(self.keys):
-            return tuple((*rows, np.zeros(0, np.int64), False) for rows in _parts(len(self.queries)))
+            return tuple(
+                (*rows, np.zeros(0, np.int64), False) for rows in _parts(len(self.queries))
+            )
         relation, n = widest(self.work.relation), self.work.n_k
         closed = is_closed(relation)
         known = relation is self.work.relation

@@ -6,11 +6,13 @@ differs as JSON.
 
 from __future__ import annotations
 
+import copy
 import json
 import os
 import subprocess
 import sys
 from collections.abc import Sequence
+from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field
 from datetime import timedelta
 from pathlib import Path
@@ -46,31 +48,31 @@ class Case:
         return f"{what} {self.name or ''} n={self.n} ranks={self.ranks} {self.partition}"
 
 
-def run(cases: Sequence[Case], folder: Path, script: str = "cases") -> list[dict[str, Any]]:
-    """What each case said, from one start of four processes."""
+def run(cases: Sequence[Case], folder: Path, script: str = "cases") -> list[list[Any]]:
+    """What each rank said of each case, from one start of four processes."""
     (folder / "cases.json").write_text(json.dumps([asdict(case) for case in cases]))
-    root = str(HERE.parent.parent)
-    path = os.pathsep.join([root, str(HERE.parent), str(HERE)])
+    root = str(HERE.parent)
+    path = os.pathsep.join([root, str(HERE)])
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": path}
-    processes = [
-        subprocess.Popen(
-            [sys.executable, "-W", "ignore", str(HERE / "ranks.py"), script, str(rank), str(folder)],
-            env=environment,
-            stdout=subprocess.DEVNULL,
-            stderr=(folder / f"errors{rank}").open("w"),
-        )
-        for rank in range(WORLD)
-    ]
-    try:
-        for process in processes:
-            process.wait(timeout=500)
-    finally:
-        for process in processes:
-            process.kill()
-            process.wait()
+    command = [sys.executable, "-W", "ignore", str(HERE / "local_ranks.py"), script]
+    with ExitStack() as files:
+        errors = [files.enter_context((folder / f"errors{r}").open("w")) for r in range(WORLD)]
+        processes = [
+            subprocess.Popen(
+                [*command, str(rank), str(folder)], env=environment, stderr=errors[rank]
+            )
+            for rank in range(WORLD)
+        ]
+        try:
+            for process in processes:
+                process.wait(timeout=500)
+        finally:
+            for process in processes:
+                process.kill()
+                process.wait()
     said = [folder / f"said{rank}.json" for rank in range(WORLD)]
-    errors = "\n".join((folder / f"errors{rank}").read_text()[-2000:] for rank in range(WORLD))
-    assert said[0].exists() or script != "cases", errors
+    told = "\n".join((folder / f"errors{rank}").read_text()[-2000:] for rank in range(WORLD))
+    assert said[0].exists() or script != "cases", told
     return [json.loads(each.read_text()) if each.exists() else [] for each in said]
 
 
@@ -98,7 +100,6 @@ def _cases(rank: int, folder: Path) -> None:
             import traceback
 
             said.append({"case": case.label, "error": repr(error), "trace": traceback.format_exc()})
-            break
     (folder / f"said{rank}.json").write_text(json.dumps(said))
     dist.barrier()
 
@@ -122,23 +123,33 @@ def _tried(case: Case, mesh: Any, rank: int) -> dict[str, Any]:
 
     import attnspec
     from attnspec.distributed import parallelize
+    from attnspec.lower.lower import decided_leaves, shares_keys
 
     spec = (
-        attnspec.parse(case.text, **case.settings)
+        attnspec.parse(case.text)
         if case.text
         else attnspec.load(case.file, name=case.name, **case.settings)
     )
     torch.manual_seed(5)
     module = spec.compile(head_size=6).double()
+    # a call of training may move what is kept
+    alone = copy.deepcopy(module)
     heads = spec.program.heads or case.heads
     ratio = case.heads // case.key_heads
     key_heads = heads // ratio if heads % ratio == 0 else heads
+    if decided_leaves(spec.program):
+        key_heads = heads
     n = case.n
     made = torch.Generator().manual_seed(n)
     shapes = [(2, heads, n, 6), (2, key_heads, n, 6), (2, key_heads, n, 6)]
     whole = [torch.randn(*s, generator=made, dtype=torch.float64) for s in shapes]
+    if any(shares_keys(attend.graph) for attend in spec.program.attends):
+        whole[1] = whole[0].clone()
     weight = torch.randn(2, heads, n, 6, generator=made, dtype=torch.float64)
-    given = {name: torch.as_tensor(x)[None].expand(2, *torch.as_tensor(x).shape).contiguous() for name, x in sample(spec, n).items()}
+    given = {
+        name: torch.as_tensor(x)[None].expand(2, *torch.as_tensor(x).shape).contiguous()
+        for name, x in sample(spec, n).items()
+    }
     padding = torch.rand(2, n, generator=made) > 0.3 if case.padding else None
     par = parallelize(module, mesh, partition=_partition(case), timeout=LIMIT)
     local = [par.shard(x).requires_grad_() for x in whole]
@@ -146,7 +157,7 @@ def _tried(case: Case, mesh: Any, rank: int) -> dict[str, Any]:
 
     axes = {entry.name: AXES.get(entry.kind) for entry in spec.program.inputs}
     shards = {
-        name: x if axes[name] is None else par.shard(x, dim=axes[name]) for name, x in given.items()
+        name: x if (axis := axes[name]) is None else par.shard(x, axis) for name, x in given.items()
     }
     options: dict[str, Any] = {"layer": case.layer, "return_lse": case.lse}
     args = local
@@ -154,7 +165,9 @@ def _tried(case: Case, mesh: Any, rank: int) -> dict[str, Any]:
         from torch.distributed.tensor import DTensor, Shard
 
         args = [
-            DTensor.from_local(x, mesh, [Shard(2)], run_check=False, shape=w.shape, stride=w.stride())
+            DTensor.from_local(
+                x, mesh, [Shard(2)], run_check=False, shape=w.shape, stride=w.stride()
+            )
             for x, w in zip(local, whole, strict=True)
         ]
     found = par(
@@ -172,10 +185,10 @@ def _tried(case: Case, mesh: Any, rank: int) -> dict[str, Any]:
     if lse is not None:
         loss = loss + torch.where(lse > -torch.inf, lse, 0.0).sum()
     loss.backward()
-    tables = [p.grad if p.grad is not None else torch.zeros_like(p) for p in module.parameters()]
+    tables = [_gradient(p) for p in module.parameters()]
     for table in tables:
         torch.distributed.all_reduce(table, group=mesh.get_group())
-    together = [par.unshard(x.detach()) for x in (out, *(x.grad for x in local))]
+    together = [par.unshard(x.detach()) for x in (out, *(_gradient(x) for x in local))]
     if lse is not None:
         together.append(par.unshard(lse.detach()))
     answer = {
@@ -188,21 +201,24 @@ def _tried(case: Case, mesh: Any, rank: int) -> dict[str, Any]:
     }
     if rank:
         return answer
-    module.zero_grad()
     q, k, v = (x.clone().requires_grad_() for x in whole)
-    found = module(q, k, v, key_padding_mask=padding, inputs=given, **options)
+    found = alone(q, k, v, key_padding_mask=padding, inputs=given, **options)
     out, lse = found if case.lse else (found, None)
     loss = (out * weight).sum()
     if lse is not None:
         loss = loss + torch.where(lse > -torch.inf, lse, 0.0).sum()
     loss.backward()
-    wanted = [out.detach(), q.grad, k.grad, v.grad]
+    wanted = [out.detach(), *(_gradient(x) for x in (q, k, v))]
     if lse is not None:
         wanted.append(lse.detach())
-    wanted += [p.grad if p.grad is not None else torch.zeros_like(p) for p in module.parameters()]
+    wanted += [_gradient(p) for p in alone.parameters()]
     together += tables
     answer["apart"] = [_apart(a, b) for a, b in zip(together, wanted, strict=True)]
     return answer
+
+
+def _gradient(x: Any) -> Any:
+    return x.new_zeros(x.shape) if x.grad is None else x.grad
 
 
 def _apart(a: Any, b: Any) -> float:
@@ -214,6 +230,41 @@ def _apart(a: Any, b: Any) -> float:
     apart = torch.where(same, 0.0, (a - b).abs() / (1 + b.abs().amax() if b.numel() else 1))
     found = float(apart.max()) if apart.numel() else 0.0
     return found if found == found else float("inf")
+
+
+def _faults(rank: int, folder: Path) -> None:
+    """A rank with another spec, then one with other shards and one with tensors that do not fit,
+    then one that ends: what the others say."""
+    import torch
+    from torch.distributed.device_mesh import init_device_mesh
+
+    import attnspec
+    from attnspec.distributed import parallelize
+
+    mesh = init_device_mesh("cpu", (WORLD,))
+    specs = [
+        attnspec.parse(f"attention a {{ attend window(radius = {r}) }}").compile() for r in (2, 3)
+    ]
+    said = []
+
+    def tell(module: Any, rows: int, size: int = 4) -> None:
+        par = parallelize(module, mesh, timeout=10.0)
+        x = torch.ones(1, 1, rows, 4)
+        try:
+            par(x, x, torch.ones(1, 1, rows, size))
+            said.append(["none", ""])
+        except Exception as error:
+            said.append([type(error).__name__, str(error)])
+
+    tell(specs[0], 3)
+    tell(specs[rank == 2], 3)
+    tell(specs[0], 3 + (rank == 1))
+    tell(specs[0], 3, 0 if rank == 3 else 4)
+    if rank == 1:
+        os._exit(0)
+    tell(specs[0], 3)
+    (folder / f"said{rank}.json").write_text(json.dumps(said))
+    os._exit(0)
 
 
 def main() -> None:
