@@ -48,20 +48,18 @@ class Case:
         return f"{what} {self.name or ''} n={self.n} ranks={self.ranks} {self.partition}"
 
 
-def run(cases: Sequence[Case], folder: Path, script: str = "cases") -> list[list[Any]]:
-    """What each rank said of each case, from one start of four processes."""
+def run(cases: Sequence[Case], folder: Path) -> tuple[list[list[Any]], list[list[Any]]]:
+    """What each rank said of each case, and then of faults, from one start of four processes."""
     (folder / "cases.json").write_text(json.dumps([asdict(case) for case in cases]))
     root = str(HERE.parent)
     path = os.pathsep.join([root, str(HERE)])
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": path}
-    command = [sys.executable, "-W", "ignore", str(HERE / "local_ranks.py"), script]
+    command = [sys.executable, "-W", "ignore", str(HERE / "local_ranks.py")]
     with ExitStack() as files:
         errors = [files.enter_context((folder / f"errors{r}").open("w")) for r in range(WORLD)]
         processes = [
-            subprocess.Popen(
-                [*command, str(rank), str(folder)], env=environment, stderr=errors[rank]
-            )
-            for rank in range(WORLD)
+            subprocess.Popen([*command, str(rank), str(folder)], env=environment, stderr=file)
+            for rank, file in enumerate(errors)
         ]
         try:
             for process in processes:
@@ -70,10 +68,14 @@ def run(cases: Sequence[Case], folder: Path, script: str = "cases") -> list[list
             for process in processes:
                 process.kill()
                 process.wait()
-    said = [folder / f"said{rank}.json" for rank in range(WORLD)]
     told = "\n".join((folder / f"errors{rank}").read_text()[-2000:] for rank in range(WORLD))
-    assert said[0].exists() or script != "cases", told
-    return [json.loads(each.read_text()) if each.exists() else [] for each in said]
+    assert (folder / "cases0.json").exists(), told
+
+    def said(what: str) -> list[list[Any]]:
+        files = [folder / f"{what}{rank}.json" for rank in range(WORLD)]
+        return [json.loads(each.read_text()) if each.exists() else [] for each in files]
+
+    return said("cases"), said("faults")
 
 
 # --- in the processes ----------------------------------------------------------------------------
@@ -100,7 +102,7 @@ def _cases(rank: int, folder: Path) -> None:
             import traceback
 
             said.append({"case": case.label, "error": repr(error), "trace": traceback.format_exc()})
-    (folder / f"said{rank}.json").write_text(json.dumps(said))
+    (folder / f"cases{rank}.json").write_text(json.dumps(said))
     dist.barrier()
 
 
@@ -263,7 +265,7 @@ def _faults(rank: int, folder: Path) -> None:
     if rank == 1:
         os._exit(0)
     tell(specs[0], 3)
-    (folder / f"said{rank}.json").write_text(json.dumps(said))
+    (folder / f"faults{rank}.json").write_text(json.dumps(said))
     os._exit(0)
 
 
@@ -271,7 +273,7 @@ def main() -> None:
     import torch
     import torch.distributed as dist
 
-    script, rank, folder = sys.argv[1], int(sys.argv[2]), Path(sys.argv[3])
+    rank, folder = int(sys.argv[1]), Path(sys.argv[2])
     torch.set_num_threads(1)
     dist.init_process_group(
         "gloo",
@@ -280,8 +282,8 @@ def main() -> None:
         world_size=WORLD,
         timeout=timedelta(seconds=LIMIT),
     )
-    globals()[f"_{script}"](rank, folder)
-    dist.destroy_process_group()
+    _cases(rank, folder)
+    _faults(rank, folder)
 
 
 if __name__ == "__main__":

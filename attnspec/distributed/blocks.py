@@ -167,7 +167,9 @@ class _Search:
         for side, at in enumerate((2, 4)):
             places = (np.arange(SEEN) * 0.61803398875 + 0.37) % 1.0
             size = blocks[:, at + 1] - blocks[:, at]
-            one = blocks[:, at, None] + (places * size[:, None]).astype(np.int64)
+            drawn = (places * size[:, None]).astype(np.int64)
+            every = np.arange(SEEN) % size[:, None]
+            one = blocks[:, at, None] + np.where(size[:, None] > SEEN, drawn, every)
             some = np.repeat(blocks, SEEN, axis=0)
             some[:, at], some[:, at + 1] = one.ravel(), one.ravel() + 1
             tells[side] = (self._kinds(some).reshape(-1, SEEN) != SOME).any(1)

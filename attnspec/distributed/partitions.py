@@ -25,8 +25,8 @@ CHUNKS = 8
 """Runs of each rank where work is dealt out in chunks."""
 
 EVEN = 1.05
-"""A partition in runs of the same length is left as it is where no rank has more work than this,
-by the mean."""
+"""A partition is left as it is where no rank has more work than this, by the mean; another is
+looked at where its balance is better by this factor."""
 
 ROOM = 1.05
 """How many times its even share of the positions a rank may hold where work is dealt out."""
@@ -186,14 +186,22 @@ def candidates(
         found = by_residue(n, ranks, step) if step <= MOST_RUNS else None
         if found is not None:
             yield found
-    if works and all(_balance(plain, each) <= EVEN for each in works):
-        return
-    yield head_tail(n, ranks)
     if not works:
+        yield head_tail(n, ranks)
+        return
+    least = max(_balance(plain, each) for each in works)
+    if least <= EVEN:
         return
     work = np.sum([each.astype(np.float64) for each in works], axis=0)
+    dealt = [head_tail(n, ranks)]
     if n >= 2 * CHUNKS * ranks and CHUNKS * ranks <= MOST_RUNS:
-        yield in_chunks(n, ranks, work)
+        dealt.append(in_chunks(n, ranks, work))
+    for each in dealt:
+        # more runs have more rims: they are worth a plan where work comes out more evenly
+        balance = max(_balance(each, one) for one in works)
+        if balance < least / EVEN:
+            least = balance
+            yield each
     cuts: np.ndarray | None = np.arange(1, n)
     for relation in relations:
         free = free_cuts(relation, n)
