@@ -155,8 +155,8 @@ def in_parts(n: int, ranks: int, work: np.ndarray, cuts: np.ndarray) -> Partitio
 
 
 def free_cuts(relation: Relation, n: int) -> np.ndarray | None:
-    """The positions c, 0 < c < n, with no pair between those before c and those from c on,
-    ascending; None where rows have no closed form."""
+    """Whether no pair joins the positions before c with those from c on, bool [n - 1] for
+    0 < c < n; None where rows have no closed form."""
     first, last = np.arange(n), np.arange(n)
     for at, closed in relation.closed_rows(n):
         if closed is None:
@@ -170,7 +170,7 @@ def free_cuts(relation: Relation, n: int) -> np.ndarray | None:
     reach = np.maximum.accumulate(last)
     back = np.minimum.accumulate(first[::-1])[::-1]
     cuts = np.arange(1, n)
-    return np.asarray(cuts[(reach[:-1] < cuts) & (back[1:] >= cuts)])
+    return np.asarray((reach[:-1] < cuts) & (back[1:] >= cuts))
 
 
 def candidates(
@@ -202,12 +202,12 @@ def candidates(
         if balance < least / EVEN:
             least = balance
             yield each
-    cuts: np.ndarray | None = np.arange(1, n)
+    free = np.ones(n - 1, bool)
     for relation in relations:
-        free = free_cuts(relation, n)
-        cuts = None if free is None or cuts is None else np.intersect1d(cuts, free)
-    if cuts is not None and len(cuts) >= ranks - 1:
-        parts = in_parts(n, ranks, work, _thinned(cuts, n))
+        found_free = free_cuts(relation, n) if free.any() else None
+        free = free & (False if found_free is None else found_free)
+    if np.count_nonzero(free) >= ranks - 1:
+        parts = in_parts(n, ranks, work, _thinned(1 + np.flatnonzero(free), n))
         if parts is not None and len(parts.pieces.rank) <= 4 * MOST_RUNS:
             yield parts
 

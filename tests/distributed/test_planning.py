@@ -59,16 +59,12 @@ def test_every_pair_between_ranks_is_paid_for_by_one_row(seed: int) -> None:
                 continue
             q, k = partition.positions(reader), partition.positions(owner)
             pairs = mask[np.ix_(q, k)].copy()
-            needed = int(pairs.any(0).sum()), int(pairs.any(1).sum())
             keys, queries = (
                 rows_of(x) for x in (found.keys(reader, owner), found.queries(reader, owner))
             )
             pairs[:, keys] = False
             pairs[queries] = False
             assert not pairs.any()
-            # single pairs are looked at, so that no row travels that no pair needs
-            assert len(keys) <= needed[0]
-            assert len(queries) <= needed[1]
         assert found.proved == found.links.sum()
 
 
@@ -149,7 +145,7 @@ def test_the_table_on_paper() -> None:
     )  # in runs of 8
     assert found("attention a { attend residue(step = 64) }") == 0
     assert found("attention a { causal attend block(size = 8192) }") == 0
-    sinks = "attention a { causal attend window(before = 1023) | columns(first(4)) }"
+    sinks = "attention a { causal attend window(before = 1023, after = 0) | columns(first(4)) }"
     assert 1027 * 4096 <= found(sinks) <= 1.02 * 1027 * 4096
 
 
