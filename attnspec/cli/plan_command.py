@@ -93,7 +93,6 @@ def _over_devices(
     as_json: bool,
 ) -> None:
     from attnspec.distributed.planning import LONGEST, MOST_RANKS
-    from attnspec.distributed.printed import as_data
 
     if n > LONGEST:
         raise LimitReached(f"several devices are planned for up to n = {LONGEST:,}, got {n:,}")
@@ -102,7 +101,7 @@ def _over_devices(
     with fitting():
         found = loaded.distribute(n, devices, batch, heads, head_size, key_heads)
     if as_json:
-        console.result_json({"ok": True, **as_data(found)})
+        console.result_json({"ok": True, **found.to_dict()})
     else:
         console.result(str(found))
 

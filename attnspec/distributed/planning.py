@@ -17,6 +17,7 @@ from attnspec.analysis.counting.degrees import degrees_of
 from attnspec.distributed.exchange import Exchange, Rows, exchange_of
 from attnspec.distributed.known import widest
 from attnspec.distributed.partitions import Partition, candidates
+from attnspec.distributed.printed import printed
 from attnspec.graphs.relation import Relation
 from attnspec.graphs.stack import Sample, Stack, TooMuch
 from attnspec.ir.program import Program
@@ -123,11 +124,32 @@ class LayerPlan:
             return None
         return float(self.work.max() / self.work.mean())
 
+    def computing(self, tensors: Tensors) -> float:
+        """Seconds of the slowest rank's work forward, 0 where nobody counted it."""
+        each = 2 * (tensors.head_dim + tensors.value_dim) * tensors.batch / SPEED
+        return 0.0 if self.work is None else float(self.work.max()) * each
+
+    @property
+    def travelling(self) -> float:
+        """Seconds in which the most bytes reach a rank."""
+        return float(self.received.max(initial=0)) / LINK
+
     def seconds(self, tensors: Tensors) -> float:
         """An estimate of one forward: the slowest rank's work, and then its rows."""
-        each = 2 * (tensors.head_dim + tensors.value_dim) * tensors.batch / SPEED
-        work = 0.0 if self.work is None else float(self.work.max()) * each
-        return work + float(self.received.max(initial=0)) / LINK
+        return self.computing(tensors) + self.travelling
+
+    def to_dict(self, tensors: Tensors) -> dict[str, object]:
+        """The layer's plan as plain data."""
+        return {
+            "layers": list(self.layers),
+            "how": self.how,
+            "why": self.why,
+            "bytes": int(self.links.sum()),
+            "flow": self.proved,
+            "balance": self.balance,
+            "travel_seconds": self.travelling,
+            "work_seconds": self.computing(tensors),
+        }
 
 
 @dataclass(frozen=True)
@@ -193,9 +215,39 @@ class DistributedPlan:
         return int.from_bytes(text.digest()[:8]) >> 2
 
     def __str__(self) -> str:
-        from attnspec.distributed.printed import printed
+        return printed(self.to_dict())
 
-        return printed(self)
+    def to_dict(self) -> dict[str, object]:
+        """The plan as plain data."""
+        t = self.tensors
+        return {
+            "name": self.program.name,
+            "n": self.n,
+            "devices": self.ranks,
+            "batch": t.batch,
+            "heads": t.heads,
+            "key_heads": t.key_heads,
+            "head_size": t.head_dim,
+            "element": t.element,
+            "link": LINK,
+            "speed": SPEED,
+            "partition": str(self.partition),
+            "lengths": list(self.partition.lengths),
+            "bytes_received": list(self.bytes_received),
+            "bytes_gathered": self.bytes_gathered,
+            "links": self.links.tolist(),
+            "layers": [layer.to_dict(t) for layer in self.layers],
+            "considered": [
+                {
+                    "partition": str(each.partition),
+                    "seconds": each.seconds,
+                    "bytes": each.bytes,
+                    "balance": each.balance,
+                }
+                for each in self.considered
+            ],
+            "changes": list(self.changes),
+        }
 
 
 def plan(

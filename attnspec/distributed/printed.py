@@ -2,18 +2,10 @@
 
 from __future__ import annotations
 
-import numpy as np
+from collections.abc import Mapping, Sequence
+from typing import Any
 
-from attnspec.distributed.planning import (
-    ALL,
-    HEADS,
-    LINK,
-    ROWS,
-    SPEED,
-    DistributedPlan,
-    LayerPlan,
-    numbers_of,
-)
+import numpy as np
 
 SHADES = " ░▒▓█"
 """No byte, and ever more of them, up to the fullest link."""
@@ -22,74 +14,72 @@ WIDEST = 64
 """Columns of a picture; of more ranks several stand in one cell."""
 
 WAYS = {
-    ROWS: "rows of keys and queries, as the graph asks for them",
-    HEADS: "all positions of some heads to each rank (all-to-all)",
-    ALL: "everything to every rank (all-gather)",
+    "rows": "rows of keys and queries, as the graph asks for them",
+    "heads": "all positions of some heads to each rank (all-to-all)",
+    "all": "everything to every rank (all-gather)",
 }
 
 
-def printed(plan: DistributedPlan) -> str:
-    """The plan in words, a table of ranks and a picture."""
-    t, lengths = plan.tensors, plan.partition.lengths
+def printed(plan: Mapping[str, Any]) -> str:
+    """A plan, as `DistributedPlan.to_dict` gives it, in words, a table of ranks and a picture."""
+    lengths, links = plan["lengths"], np.array(plan["links"], np.int64)
     lines = [
-        f"{plan.program.name}, n = {plan.n}, {plan.ranks} devices; {t.batch} x {t.heads} heads of"
-        f" {t.head_dim} ({t.key_heads} of keys), {t.element} bytes a number",
-        f"partition   {plan.partition}: {min(lengths):,} to {max(lengths):,} positions a rank",
+        f"{plan['name']}, n = {plan['n']}, {plan['devices']} devices; {plan['batch']} x"
+        f" {plan['heads']} heads of {plan['head_size']} ({plan['key_heads']} of keys),"
+        f" {plan['element']} bytes a number",
+        f"partition   {plan['partition']}: {min(lengths):,} to {max(lengths):,} positions a rank",
     ]
-    for each in plan.considered[1:]:
+    for each in plan["considered"][1:]:
         lines.append(
-            f"            {each.partition}: {_seconds(each.seconds)}, {_bytes(each.bytes)} at most,"
-            f" balance {_ratio(each.balance)}"
+            f"            {each['partition']}: {_seconds(each['seconds'])},"
+            f" {_bytes(each['bytes'])} at most, balance {_ratio(each['balance'])}"
         )
-    for layer in plan.layers:
-        lines += _layer(plan, layer)
-    received, gathered = plan.bytes_received, plan.bytes_gathered
-    least, most = min(received, default=0), max(received, default=0)
+    for layer in plan["layers"]:
+        lines += _layer(layer, plan["link"], plan["speed"])
+    received = plan["bytes_received"]
     lines += [
-        f"a rank gets {_bytes(least)} to {_bytes(most)} forward, the same again backward;"
-        f" gathering every key: {_bytes(gathered)}",
-        *plan.changes,
-        *_table(plan),
-        *picture(plan.links),
+        f"a rank gets {_bytes(min(received))} to {_bytes(max(received))} forward, the same again"
+        f" backward; gathering every key: {_bytes(plan['bytes_gathered'])}",
+        *plan["changes"],
+        *_table(lengths, links),
+        *picture(links),
     ]
     return "\n".join(lines)
 
 
-def _layer(plan: DistributedPlan, layer: LayerPlan) -> list[str]:
-    where = (
-        f"layers {numbers_of(layer.layers)}"
-        if len(layer.layers) > 1
-        else (f"layer {layer.layers[0]}")
-    )
-    links, proved = layer.links, layer.proved
-    why = f": {layer.why}" if layer.why else ""
-    lines = [f"{where}     {WAYS[layer.how]}{why}"]
-    if proved is not None:
-        total = int(links.sum())
-        same = "=" if proved == total else "<="
-        lines.append(f"            flow {proved:,} {same} cut {total:,} bytes of all links forward")
-    received = int(layer.received.max(initial=0)) / LINK
-    work = None if layer.work is None else layer.seconds(plan.tensors) - received
-    beside = "" if work is None else f", work {_seconds(work)} at {SPEED:.0e} operations a second"
+def _layer(layer: Mapping[str, Any], link: float, speed: float) -> list[str]:
+    numbers = layer["layers"]
+    few = ", ".join(map(str, numbers[:6])) + (", …" if len(numbers) > 6 else "")
+    where = f"layers {few}" if len(numbers) > 1 else f"layer {few}"
+    why = f": {layer['why']}" if layer["why"] else ""
+    lines = [f"{where}     {WAYS[layer['how']]}{why}"]
+    if layer["flow"] is not None:
+        same = "=" if layer["flow"] == layer["bytes"] else "<="
+        lines.append(
+            f"            flow {layer['flow']:,} {same} cut {layer['bytes']:,} bytes of all links"
+            " forward"
+        )
+    work = layer["work_seconds"]
+    beside = f", work {_seconds(work)} at {speed:.0e} operations a second" if work else ""
     lines.append(
-        f"            rows travel {_seconds(received)} at {LINK:.0e} bytes a second{beside};"
-        f" balance {_ratio(layer.balance)}"
+        f"            rows travel {_seconds(layer['travel_seconds'])} at {link:.0e} bytes a"
+        f" second{beside}; balance {_ratio(layer['balance'])}"
     )
-    if layer.how == ROWS:
+    if layer["how"] == "rows":
         lines.append("            own keys are weighed while rows travel")
     return lines
 
 
-def _table(plan: DistributedPlan) -> list[str]:
+def _table(lengths: Sequence[int], links: np.ndarray) -> list[str]:
     """A line for each rank, for a few of many."""
-    links = plan.links
-    shown = range(plan.ranks) if plan.ranks <= 16 else [0, 1, 2, plan.ranks // 2, plan.ranks - 1]
+    ranks = len(lengths)
+    shown = range(ranks) if ranks <= 16 else [0, 1, 2, ranks // 2, ranks - 1]
     lines = ["rank   positions     received         sent    from    to"]
     for rank in shown:
+        got, sent = links[:, rank], links[rank]
         lines.append(
-            f"{rank:>4}{plan.partition.lengths[rank]:>12,}{_bytes(int(links[:, rank].sum())):>13}"
-            f"{_bytes(int(links[rank].sum())):>13}{int((links[:, rank] > 0).sum()):>8}"
-            f"{int((links[rank] > 0).sum()):>6}"
+            f"{rank:>4}{lengths[rank]:>12,}{_bytes(int(got.sum())):>13}"
+            f"{_bytes(int(sent.sum())):>13}{int((got > 0).sum()):>8}{int((sent > 0).sum()):>6}"
         )
     return lines
 
@@ -108,47 +98,6 @@ def picture(links: np.ndarray) -> list[str]:
     shade = np.where(full > 0, 1 + np.minimum(3, (4 * full / most).astype(int)), 0)
     lines = [f"receiver (down) x sender (across), full = {_bytes(int(most))}"]
     return [*lines, *("|" + "".join(SHADES[cell] for cell in row) + "|" for row in shade)]
-
-
-def as_data(plan: DistributedPlan) -> dict[str, object]:
-    """A plan as plain data."""
-    t = plan.tensors
-    return {
-        "name": plan.program.name,
-        "n": plan.n,
-        "devices": plan.ranks,
-        "batch": t.batch,
-        "heads": t.heads,
-        "key_heads": t.key_heads,
-        "head_size": t.head_dim,
-        "element": t.element,
-        "partition": str(plan.partition),
-        "lengths": list(plan.partition.lengths),
-        "bytes_received": list(plan.bytes_received),
-        "bytes_gathered": plan.bytes_gathered,
-        "links": plan.links.tolist(),
-        "layers": [
-            {
-                "layers": list(layer.layers),
-                "how": layer.how,
-                "why": layer.why,
-                "bytes": int(layer.links.sum()),
-                "flow": layer.proved,
-                "balance": layer.balance,
-            }
-            for layer in plan.layers
-        ],
-        "considered": [
-            {
-                "partition": str(each.partition),
-                "seconds": each.seconds,
-                "bytes": each.bytes,
-                "balance": each.balance,
-            }
-            for each in plan.considered
-        ],
-        "changes": list(plan.changes),
-    }
 
 
 def _bytes(count: float) -> str:
