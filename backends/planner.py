@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import lru_cache
 
 from attnspec.backends import BACKENDS
 from attnspec.backends.plugins import installed, installed_names
@@ -18,8 +19,9 @@ from attnspec.graphs.bind import BindError, extents_of, located
 from attnspec.graphs.token_sets import StandIn
 from attnspec.ir.parameters import RelationError
 from attnspec.ir.program import Program
-from attnspec.lower.cost_model import MEASURED, origin
+from attnspec.lower.cost_model import MEASURED, current, origin
 from attnspec.lower.lower import stand_ins, works_of
+from attnspec.lower.ranges import as_planned
 from attnspec.lower.work import (
     ONE,
     Backend,
@@ -227,21 +229,15 @@ def backend_of(name: str) -> Backend:
 def candidates(
     work: Work, device: str, backend: str = AUTO, shape: Shape = ONE
 ) -> tuple[Candidate, ...]:
-    """What every backend says of all copies of a work for samples and heads of a shape, the chosen
-    one first, those that refuse last."""
+    """What every backend says of all copies of a work for samples and heads of a shape, at the
+    length at which it is planned, the chosen one first, those that refuse last."""
     check_backend(backend)
-    found = []
     work = replace(work, device=device)
-    # estimates are for heads of 64 numbers
-    times = shape.batch * work.copies * shape.head_dim / 64
-
-    def is_asked(each: Backend) -> bool:
-        return each.name == backend or not is_on_request(each, device)
-
-    for each in (*BACKENDS, *installed()):
-        refusal = refusal_of(each, work, device) if is_asked(each) else ON_REQUEST
-        found.append(Candidate(each, None if refusal else times * each.cost(work), refusal))
-
+    try:
+        found = _estimates(as_planned(work), backend, shape)
+    except RelationError:
+        # it has no value there, which says nothing of this length
+        found = _estimates(work, backend, shape)
     first = _evident(work, device)
 
     def rank(candidate: Candidate) -> tuple[bool, bool, bool, float]:
@@ -259,6 +255,18 @@ def candidates(
     return tuple(found)
 
 
+def _estimates(work: Work, backend: str, shape: Shape) -> list[Candidate]:
+    """What every backend says of all copies of a work, in their own order."""
+    # estimates are for heads of 64 numbers
+    times = shape.batch * work.copies * shape.head_dim / 64
+    found = []
+    for each in (*BACKENDS, *installed()):
+        is_asked = each.name == backend or not is_on_request(each, work.device)
+        refusal = refusal_of(each, work, work.device) if is_asked else ON_REQUEST
+        found.append(Candidate(each, None if refusal else times * each.cost(work), refusal))
+    return found
+
+
 def choose(work: Work, device: str, backend: str = AUTO) -> Backend:
     """The first of `candidates`, without asking backends that cannot be cheaper for their cost."""
     check_backend(backend)
@@ -272,9 +280,26 @@ def choose(work: Work, device: str, backend: str = AUTO) -> Backend:
     evident = _evident(work, device)
     if evident is not None:
         return evident
-    best: tuple[float, Backend] | None = None
+    try:
+        return _cheapest(as_planned(work), device)
+    except RelationError:
+        # it has no value there, which says nothing of this length
+        return _cheapest(work, device)
+
+
+def _cheapest(work: Work, device: str) -> Backend:
     able = [each for each in (*BACKENDS, *installed()) if not is_on_request(each, device)]
-    for each in sorted(able, key=lambda each: each.least):
+    able.sort(key=lambda each: each.least)
+    return _first_of(work, work.copies, tuple(able), device, current(device))
+
+
+@lru_cache(maxsize=1024)
+def _first_of(
+    work: Work, copies: int, able: tuple[Backend, ...], device: str, rates: object
+) -> Backend:
+    """The backend of the least estimate, of those that are able, by these rates."""
+    best: tuple[float, Backend] | None = None
+    for each in able:
         if best is not None and best[0] <= each.least and device == "cpu":
             break
         if refusal_of(each, work, device) is None:
@@ -282,7 +307,7 @@ def choose(work: Work, device: str, backend: str = AUTO) -> Backend:
             if best is None or seconds < best[0]:
                 best = seconds, each
     if best is None:
-        return candidates(work, device, backend)[0].backend
+        return candidates(work, device)[0].backend
     return best[1]
 
 

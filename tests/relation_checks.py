@@ -10,6 +10,7 @@ import torch
 
 from attnspec.graphs.relation import EMPTY, FULL, Relation, Tiles
 from attnspec.graphs.token_sets import Data
+from attnspec.layout.tile_layout import StepLayout
 
 
 def definition(relation: Relation, n: int) -> np.ndarray:
@@ -17,6 +18,14 @@ def definition(relation: Relation, n: int) -> np.ndarray:
     i = np.arange(n)
     held = np.asarray(relation.holds(i[:, None], i[None, :], n), dtype=bool)
     return np.broadcast_to(held, (n, n))
+
+
+def times_held(layouts: Iterable[StepLayout], n: int) -> np.ndarray:
+    """How many of the layouts hold each pair, int [n, n]."""
+    held = np.zeros((n, n), int)
+    for layout in layouts:
+        np.add.at(held, layout.pairs(n), 1)
+    return held
 
 
 def faults(relation: Relation, n: int, sizes: Iterable[int] = (1, 3, 8, 64)) -> list[str]:

@@ -18,7 +18,7 @@ import numpy as np
 
 from attnspec.ir.mechanisms.declaration import Part
 from attnspec.ir.parameters import RelationError
-from attnspec.ir.scalars import Scalar
+from attnspec.ir.scalars import Scalar, Symbol
 
 EMPTY, SOME, FULL = 0, 1, 2
 """What a relation says of a tile: no pair, undecided, every pair. `&` is min, `|` is max."""
@@ -506,6 +506,22 @@ def is_scattered(relation: Relation) -> bool:
     return relation.scattered or any(
         is_scattered(part) for part in _parts(relation) if isinstance(part, Relation)
     )
+
+
+def is_of_any_length(value: object) -> bool:
+    """Whether a relation, or a part of it, is the same thing whatever the length is: it is on no
+    grid, asks for no n, and holds no array, which has a length of its own."""
+    if isinstance(value, tuple):
+        return all(map(is_of_any_length, value))
+    if isinstance(value, Symbol):
+        return value.name != "n"
+    if not is_dataclass(value):
+        return value is None or isinstance(value, bool | int | float | str)
+    for entry in fields(value):
+        content, parameter = getattr(value, entry.name), entry.metadata.get("parameter")
+        if (parameter and parameter.context == "grid" and content) or not is_of_any_length(content):
+            return False
+    return True
 
 
 def _parts(value: object) -> list[object]:

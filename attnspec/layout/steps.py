@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from functools import lru_cache
+from dataclasses import dataclass, replace
+from functools import cached_property, lru_cache
 
 from attnspec.graphs.operators import Union
 from attnspec.graphs.relation import Relation
+from attnspec.ir.parameters import RelationError
 from attnspec.layout.cuthill_mckee import is_irregular, reordered
 from attnspec.layout.edge_count import edges_of
 from attnspec.layout.orders import (
@@ -29,6 +30,7 @@ from attnspec.layout.orders import (
 from attnspec.layout.tile_layout import StepLayout, parted, step_layout
 from attnspec.layout.tiling import Survey, TooFine, classify, survey
 from attnspec.lower.cost_model import current, dense_seconds
+from attnspec.lower.ranges import planned_length
 from attnspec.lower.rates import Amounts
 from attnspec.lower.work import Work
 
@@ -73,12 +75,27 @@ class Means:
 
 @dataclass(frozen=True)
 class Banded:
-    """One step as chosen: what it covers, in which order, in which tiles, and what that takes."""
+    """One step as chosen: what it covers of which term, in which order, in which tiles at which
+    lengths, and what that takes; `endless` where there are too many tiles of any size."""
 
     step: OrderedRelation
+    term: Relation
+    lengths: tuple[int, int]
     sizes: tuple[int, int]
-    amounts: Amounts
     means: Means
+    endless: bool = False
+
+    @cached_property
+    def tiles(self) -> Survey:
+        """About how many tiles there are of which kind."""
+        return survey(self.step.relation, *self.lengths, self.step.order, self.sizes)
+
+    @cached_property
+    def amounts(self) -> Amounts:
+        """What the step takes."""
+        if self.endless:
+            return {f"{self.means.name}_pair": math.inf}
+        return self.means.amounts(self.tiles, self.step.order)
 
     @property
     def seconds(self) -> float:
@@ -140,7 +157,38 @@ BANDS = Means("bands", "cpu", TARGETS, LARGE, _of_bands, about)
 
 @lru_cache(maxsize=64)
 def bands_of(relation: Relation, n_q: int, n_k: int, means: Means = BANDS) -> tuple[Banded, ...]:
-    """The steps of a relation, disjoint, in the order in which they are computed."""
+    """The steps of a relation, disjoint, in the order in which they are computed; chosen for the
+    whole range of lengths where there is one."""
+    planned = planned_length(relation, n_q, n_k)
+    if planned != n_k:
+        try:
+            found = [
+                _moved(band, n_q, n_k) for band in chosen_at(relation, planned, planned, means)
+            ]
+        except RelationError:
+            # it has no value there, which says nothing of this length
+            found = [None]
+        if None not in found:
+            return tuple(band for band in found if band is not None)
+    return chosen_at(relation, n_q, n_k, means)
+
+
+def _moved(band: Banded, n_q: int, n_k: int) -> Banded | None:
+    """A band at other lengths; None where it has no like there."""
+    order = band.step.order
+    if not (isinstance(order.q, int) and isinstance(order.k, int)):
+        before, now = (orders_of(band.term, n) for n in (band.lengths[1], n_k))
+        if order not in before or len(before) != len(now):
+            return None
+        order = now[before.index(order)]
+    if band.endless:
+        return None
+    return replace(band, step=OrderedRelation(band.step.relation, order), lengths=(n_q, n_k))
+
+
+@lru_cache(maxsize=256)
+def chosen_at(relation: Relation, n_q: int, n_k: int, means: Means = BANDS) -> tuple[Banded, ...]:
+    """The steps of a relation as chosen for these lengths alone."""
     whole = _best(relation, n_q, n_k, (NATURAL,), means)
     terms = terms_of(relation)
     if len(terms) == 1 and len(orders_of(terms[0], n_k)) == 1 and not is_irregular(terms[0]):
@@ -158,7 +206,7 @@ def bands_of(relation: Relation, n_q: int, n_k: int, means: Means = BANDS) -> tu
     found: list[Banded] = []
     earlier: tuple[Relation, ...] = ()
     for term, order in apart:
-        found.append(_best(without(term, earlier), n_q, n_k, (order,), means))
+        found.append(_best(without(term, earlier), n_q, n_k, (order,), means, term))
         earlier = (*earlier, term)
     if together:
         rest = together[0] if len(together) == 1 else Union(tuple(together))
@@ -238,13 +286,18 @@ def _whole(
 
 
 def _best(
-    relation: Relation, n_q: int, n_k: int, orders: tuple[Order, ...], means: Means
+    relation: Relation,
+    n_q: int,
+    n_k: int,
+    orders: tuple[Order, ...],
+    means: Means,
+    term: Relation | None = None,
 ) -> Banded:
     found: list[Banded] = []
     for order in orders:
         for target in (*means.targets, *means.large):
             try:
-                found.append(banded(relation, n_q, n_k, order, target, means))
+                found.append(banded(relation, n_q, n_k, order, target, means, term))
             except TooFine:
                 continue
             if target >= means.targets[-1]:
@@ -252,8 +305,8 @@ def _best(
     if not found:
         last = means.targets[-1]
         sizes = means.size(n_q, 1, last), means.size(n_k, 1, last)
-        endless = {f"{means.name}_pair": math.inf}
-        return Banded(OrderedRelation(relation, NATURAL), sizes, endless, means)
+        step = OrderedRelation(relation, NATURAL)
+        return Banded(step, relation, (n_q, n_k), sizes, means, endless=True)
     return min(found, key=lambda band: band.seconds)
 
 
@@ -270,15 +323,23 @@ def _irregular(band: Banded, n_q: int, n_k: int) -> Banded:
 
 
 def banded(
-    relation: Relation, n_q: int, n_k: int, order: Order, target: int, means: Means = BANDS
+    relation: Relation,
+    n_q: int,
+    n_k: int,
+    order: Order,
+    target: int,
+    means: Means = BANDS,
+    term: Relation | None = None,
 ) -> Banded:
-    """A relation as one step in an order and in tiles of about a size; raises TooFine."""
+    """A relation, what is left of a term if one is given, as one step in an order and in tiles of
+    about a size; raises TooFine."""
     targets = target, target
     if target > means.targets[-1] and order.q != order.k:
         # where only one side is natural, its tiles are long, or the masks of all offsets are many
         targets = (4 * target, target // 4) if order.q == 1 else (target // 4, 4 * target)
     sizes = means.size(n_q, order.q, targets[0]), means.size(n_k, order.k, targets[1])
-    tiles = survey(relation, n_q, n_k, order, sizes)
-    if tiles.tiles > MOST:
-        raise TooFine(f"about {tiles.tiles:,.0f} tiles, at most {MOST:,} are listed")
-    return Banded(OrderedRelation(relation, order), sizes, means.amounts(tiles, order), means)
+    step = OrderedRelation(relation, order)
+    band = Banded(step, relation if term is None else term, (n_q, n_k), sizes, means)
+    if band.tiles.tiles > MOST:
+        raise TooFine(f"about {band.tiles.tiles:,.0f} tiles, at most {MOST:,} are listed")
+    return band

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable, Hashable
-from concurrent.futures import ThreadPoolExecutor
 from threading import Event, Lock, Thread, current_thread
 from threading import enumerate as threads
 from typing import Generic, TypeVar
@@ -60,13 +59,3 @@ class Cache(Generic[Key, Value]):
 
     def __reduce__(self) -> tuple[type[Cache[Key, Value]], tuple[int]]:
         return type(self), (self.size,)
-
-
-def apart(build: Callable[[], Value]) -> Value:
-    """What `build` returns, called in a thread of its own.
-
-    Such a thread knows nothing of the modes of the caller: tracing, torch.func, inference mode, a
-    default device. What outlives a call must not be built in them.
-    """
-    with ThreadPoolExecutor(max_workers=1) as fresh:
-        return fresh.submit(build).result()

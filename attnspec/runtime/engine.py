@@ -15,14 +15,14 @@ from weakref import WeakValueDictionary
 import torch
 
 from attnspec.backends.common.score_formula import Blocks, Formula
-from attnspec.backends.common.torch_modes import composed, derivatives, followed
+from attnspec.backends.common.torch_modes import apart, composed, derivatives, followed
 from attnspec.backends.decided.choice import Choice
 from attnspec.backends.planner import AUTO, ROWS, check_backend, choose
 from attnspec.backends.rows.keys import FEW
 from attnspec.graphs.bind import extents_of
 from attnspec.graphs.relation import DataDependent, Relation
 from attnspec.ir.serial import FORMAT, Plain, from_data
-from attnspec.lower.cache import Cache, apart
+from attnspec.lower.cache import Cache
 from attnspec.lower.lower import Binder, bias_tables, stand_ins
 from attnspec.lower.mechanism_sizes import learned_parts
 from attnspec.lower.work import Backend, Bias, Call, Joining, Kernel, Mergeable, Work

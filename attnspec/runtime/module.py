@@ -8,12 +8,12 @@ from typing import Any, cast
 import torch
 
 from attnspec.backends.common.masks import mask_of
-from attnspec.backends.common.torch_modes import is_transformed
+from attnspec.backends.common.torch_modes import apart, is_transformed
 from attnspec.backends.decided.choice import Choice
 from attnspec.backends.decided.cluster import moved_centroids
 from attnspec.graphs.relation import DataDependent
 from attnspec.ir.program import Mechanism
-from attnspec.lower.cache import Cache, apart
+from attnspec.lower.cache import Cache
 from attnspec.lower.work import Call, Streamable
 from attnspec.runtime.call_checks import (
     check_dropout,

@@ -18,10 +18,11 @@ from attnspec.backends.bands.blocks import Piece, TensorStrip
 from attnspec.backends.bands.changed_scores import HeadScores, ScoreChanges
 from attnspec.backends.bands.views import Ordered, Read, frame_of, ordered_frame, scratch
 from attnspec.backends.common.flash import flash, flash_backward, with_zero_logit
+from attnspec.backends.common.torch_modes import apart
 from attnspec.layout.batches import strips_of
 from attnspec.layout.stacking import stacked
 from attnspec.layout.tile_layout import StepLayout
-from attnspec.lower.cache import Cache, apart
+from attnspec.lower.cache import Cache
 
 STACKS = 4
 """Numbers of samples for which layouts are kept, where samples are padded differently."""

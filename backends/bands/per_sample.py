@@ -16,13 +16,13 @@ import torch
 
 from attnspec.backends.bands.kernel import SteppedKernel
 from attnspec.backends.common.masks import with_data
-from attnspec.backends.common.torch_modes import is_transformed
+from attnspec.backends.common.torch_modes import apart, is_transformed
 from attnspec.backends.dense.kernel import DenseKernel
 from attnspec.backends.torch_call.backend import TorchCall
 from attnspec.backends.torch_call.forms import Form
 from attnspec.backends.torch_call.kernel import TorchCallKernel
 from attnspec.layout.steps import bands_of, layouts_of, seconds_of
-from attnspec.lower.cache import Cache, apart
+from attnspec.lower.cache import Cache
 from attnspec.lower.work import Call, Kernel, Mergeable, Work
 
 KEPT = 32

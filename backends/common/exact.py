@@ -16,8 +16,7 @@ from torch.nn import functional
 
 from attnspec.backends.common.flash import in_rows, rows_of_size
 from attnspec.backends.common.score_formula import scale_of
-from attnspec.backends.common.torch_modes import derivatives, is_transformed
-from attnspec.lower.cache import apart
+from attnspec.backends.common.torch_modes import apart, derivatives, is_transformed
 from attnspec.lower.work import Call, Work
 
 Partial: TypeAlias = "tuple[torch.Tensor, torch.Tensor]"

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from contextvars import ContextVar
+from typing import TypeVar
 
 import torch
 from torch.autograd import forward_ad
+
+Value = TypeVar("Value")
 
 _composed: ContextVar[bool] = ContextVar("composed", default=False)
 
@@ -20,6 +24,32 @@ def is_transformed() -> bool:
         or forward_ad._current_level >= 0
         or _composed.get()
     )
+
+
+def is_surrounded() -> bool:
+    """Whether modes are about that what is built would keep: tracing, torch.func, autocast, a
+    default device, tensors that only pretend."""
+    return bool(
+        is_transformed()
+        or torch._C._len_torch_function_stack()
+        or torch._C._len_torch_dispatch_stack()
+        or torch._C._is_any_autocast_enabled()
+        or torch._C._get_tracing_state() is not None
+        or torch.compiler.is_compiling()
+    )
+
+
+def apart(build: Callable[[], Value]) -> Value:
+    """What `build` returns, called outside of the modes of the caller: what outlives a call must
+    not be built in them.
+
+    Those that cannot be left are not known to another thread, which costs more than a small build.
+    """
+    if not is_surrounded():
+        with torch.inference_mode(False), torch.enable_grad():
+            return build()
+    with ThreadPoolExecutor(max_workers=1) as fresh:
+        return fresh.submit(build).result()
 
 
 @contextmanager

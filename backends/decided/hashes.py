@@ -7,10 +7,11 @@ from typing import TypeAlias
 import numpy as np
 import torch
 
+from attnspec.backends.common.torch_modes import apart
 from attnspec.backends.decided.ranking import first_greatest
 from attnspec.graphs.counter_rng import HASHES, Stream, normals
 from attnspec.graphs.patterns.lsh import Lsh
-from attnspec.lower.cache import Cache, apart
+from attnspec.lower.cache import Cache
 
 KEPT = 8
 """How many sets of rotations are kept."""

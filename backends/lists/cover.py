@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import torch
 
+from attnspec.backends.common.torch_modes import apart
 from attnspec.graphs.relation import FULL, Relation, Tiles
-from attnspec.lower.cache import apart
 
 BLOCK = 64
 """Positions of a block, at least."""

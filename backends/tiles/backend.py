@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from attnspec.layout.orders import NATURAL
 from attnspec.layout.tiling import survey
 from attnspec.lower.cost_model import current
+from attnspec.lower.ranges import as_planned
 from attnspec.lower.rates import Amounts
 from attnspec.lower.work import Kernel, Work
 
@@ -51,7 +52,7 @@ class TilesBackend:
 
     def tile(self, work: Work) -> int:
         """The tile size that costs least."""
-        costs = self._costs(work)
+        costs = self._costs(as_planned(work))
         return min(costs, key=costs.__getitem__)
 
     def _costs(self, work: Work) -> dict[int, float]:
@@ -76,8 +77,7 @@ class TilesBackend:
         }
 
     def steps(self, work: Work) -> tuple[str, ...]:
-        costs = self._costs(work)
-        size = min(costs, key=costs.__getitem__)
+        size = self.tile(work)
         return (f"natural order, tiles {size} x {size}",)
 
     def build(self, work: Work, heads: tuple[int, ...], device: torch.device) -> Kernel:

@@ -19,11 +19,10 @@ from torch.nn import functional
 from attnspec.backends.common.exact import JoinedKernel, Partial, SoftmaxKernel
 from attnspec.backends.common.flash import flash, flash_backward, with_zero_logit
 from attnspec.backends.common.score_formula import scale_of, slopes_of
-from attnspec.backends.common.torch_modes import is_transformed
+from attnspec.backends.common.torch_modes import apart, is_transformed
 from attnspec.backends.dense.kernel import DenseKernel
 from attnspec.backends.torch_call.forms import Form, all_pairs
 from attnspec.graphs.relation import Relation
-from attnspec.lower.cache import apart
 from attnspec.lower.work import Call, Work
 
 SMALL = 1 << 20

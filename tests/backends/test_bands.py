@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 from random_specs import spec_text
+from relation_checks import times_held
 
 import attnspec
 from attnspec.backends.bands.attention import SteppedAttention
@@ -47,14 +48,6 @@ def steps_by_hand(relation: Relation, n_q: int, n: int, sizes: tuple[int, int]) 
         tiles = classify(rest, n_q, n, orders_of(term, n)[-1], sizes)
         found.append(step_layout(tiles, rest, n))
     return found
-
-
-def times_held(layouts: list[StepLayout], n: int) -> np.ndarray:
-    """How many steps hold each pair, int [n, n]."""
-    held = np.zeros((n, n), int)
-    for layout in layouts:
-        np.add.at(held, layout.pairs(n), 1)
-    return held
 
 
 def meaning(relation: Relation, n_q: int, n: int) -> np.ndarray:

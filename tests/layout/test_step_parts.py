@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 from attention_checks import spec_of
+from relation_checks import times_held
 
 from attnspec.backends.bands.attention import SteppedAttention
 from attnspec.graphs.relation import Relation, evaluate_pairs
@@ -14,14 +15,6 @@ from attnspec.layout.orders import Order
 from attnspec.layout.steps import bands_of, layouts_of
 from attnspec.layout.tile_layout import StepLayout, parted, step_layout
 from attnspec.layout.tiling import classify
-
-
-def times_held(layouts: list[StepLayout], n: int) -> np.ndarray:
-    """How many of the layouts hold each pair, int [n, n]."""
-    held = np.zeros((n, n), int)
-    for layout in layouts:
-        np.add.at(held, layout.pairs(n), 1)
-    return held
 
 
 def pairs_of(relation: Relation, n: int) -> np.ndarray:

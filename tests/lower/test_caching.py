@@ -7,13 +7,16 @@ import threading
 import tracemalloc
 import weakref
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager, nullcontext
 
 import pytest
 import torch
 from attention_checks import GRAPHS, defined, module_of, spec_of, tensors
+from torch._subclasses.fake_tensor import FakeTensorMode
 
+from attnspec.backends.common.torch_modes import apart, composed, is_surrounded
 from attnspec.backends.rows.keys import FEW
-from attnspec.lower.cache import Cache, apart
+from attnspec.lower.cache import Cache
 from attnspec.lower.lower import Binder, stand_ins
 from attnspec.runtime import CompiledAttention
 from attnspec.runtime.engine import KEPT, STEPS
@@ -204,12 +207,36 @@ def test_a_builder_that_is_no_more_is_not_waited_for() -> None:
 
 
 def test_building_apart_forgets_the_modes_of_the_caller() -> None:
-    with torch.inference_mode(), torch.device("meta"):
-        inside = apart(lambda: torch.ones(2))
-    assert inside.device.type == "cpu"
-    assert not inside.is_inference()
-    with pytest.raises(KeyboardInterrupt):
-        apart(interrupted)
+    def build() -> torch.Tensor:
+        return torch.ones(2) @ torch.ones(2, 2)
+
+    modes: dict[str, AbstractContextManager[object]] = {
+        "none": nullcontext(),
+        "inference": torch.inference_mode(),
+        "no gradients": torch.no_grad(),
+        "default device": torch.device("meta"),
+        "autocast": torch.autocast("cpu", torch.bfloat16),
+        "fake": FakeTensorMode(),
+        "composed": composed(),
+    }
+    for name, mode in modes.items():
+        with mode:
+            inside = apart(build)
+            with pytest.raises(KeyboardInterrupt):
+                apart(interrupted)
+        assert type(inside) is torch.Tensor, name
+        assert inside.device.type == "cpu", name
+        assert not inside.is_inference(), name
+        assert inside.dtype == torch.float32, name
+    found: list[torch.Tensor] = []
+
+    def traced(x: torch.Tensor) -> torch.Tensor:
+        found.append(apart(build))
+        return x.sum()
+
+    torch.func.grad(traced)(torch.ones(2))
+    assert all(type(inside) is torch.Tensor for inside in found)
+    assert not is_surrounded()
 
 
 def test_threads_with_new_lengths_agree_with_one_alone() -> None:

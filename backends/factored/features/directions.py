@@ -14,8 +14,9 @@ from typing import TypeAlias
 import numpy as np
 import torch
 
+from attnspec.backends.common.torch_modes import apart
 from attnspec.graphs.counter_rng import FEATURES, Stream, normals
-from attnspec.lower.cache import Cache, apart
+from attnspec.lower.cache import Cache
 
 KEPT = 256
 """How many sets of directions are kept."""

@@ -25,7 +25,7 @@ from attnspec.backends.bands.per_sample import ReadingKernel
 from attnspec.backends.common.flash import in_rows, rows_of_size
 from attnspec.backends.common.kv_keeper import Keeper
 from attnspec.backends.common.score_formula import Formula, scale_of
-from attnspec.backends.common.torch_modes import derivatives, is_transformed
+from attnspec.backends.common.torch_modes import apart, derivatives, is_transformed
 from attnspec.backends.factored.features.kernel import FeatureKernel
 from attnspec.backends.factored.features.maps import Tables
 from attnspec.backends.factored.features.quotients import Merged
@@ -41,7 +41,6 @@ from attnspec.backends.factored.low_rank.softmax import check_no_dropout
 from attnspec.graphs.relation import Relation
 from attnspec.layout.steps import bands_of, layouts_of
 from attnspec.layout.tile_layout import StepLayout
-from attnspec.lower.cache import apart
 from attnspec.lower.work import Call, Kernel, Work, graph_of, mechanism_of
 
 LIKE_ONE = 64
