@@ -8,12 +8,12 @@ from dataclasses import replace
 import numpy as np
 import torch
 
+from attnspec.backends.common.torch_modes import apart
 from attnspec.backends.planner import choose
 from attnspec.distributed.collectives import Mesh, anchor, tied, travel
 from attnspec.distributed.partitions import Partition
 from attnspec.distributed.planning import heads_of
 from attnspec.distributed.regions import Parts
-from attnspec.lower.cache import apart
 from attnspec.lower.work import Call, Mergeable
 from attnspec.runtime.engine import Engine
 from attnspec.runtime.head_groups import Group, group_of, together

@@ -89,7 +89,7 @@ class GroupHere:
         return self.region(self.own, np.concatenate(came if self.merges else [self.own, *came]))
 
     @cached_property
-    def for_guests(self) -> dict[int, tuple[torch.Tensor, Region]]:
+    def for_guests(self) -> dict[int, tuple[np.ndarray, Region]]:
         """Queries that come over own keys, but those that their rank is sent: the numbers of these
         keys, and the region."""
         found = {}
@@ -98,7 +98,7 @@ class GroupHere:
             kept[self.sent_keys[r]] = False
             rows = np.flatnonzero(kept)
             region = self.region(self.got_queries[r], self.own[rows])
-            found[r] = torch.from_numpy(rows).to(self.device), region
+            found[r] = rows, region
         return found
 
     def expanded(self, x: torch.Tensor) -> torch.Tensor:
@@ -230,7 +230,8 @@ class RowsHere:
                 sizes[1] += len(here.sent_queries[r]) * unit
                 if not len(here.got_queries[r]):
                     continue
-                rows, region = here.for_guests[r]
+                kept, region = here.for_guests[r]
+                rows = torch.from_numpy(kept).to(q.device)
                 _, k, values = self._own(here, parts)
                 out, lse = region.partial(
                     came[2][r], k.index_select(2, rows), values.index_select(2, rows), call

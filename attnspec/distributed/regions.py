@@ -18,6 +18,7 @@ from torch.utils.checkpoint import checkpoint
 
 from attnspec.backends.common.masks import by_key_head, mask_plan
 from attnspec.backends.common.score_formula import Blocks, Formula
+from attnspec.backends.common.torch_modes import apart
 from attnspec.distributed.known import widest
 from attnspec.graphs.relation import EMPTY, FULL, SOME, Tiles, is_closed
 from attnspec.lower.work import Call, Work
@@ -44,7 +45,8 @@ class Region:
         """The scores' formula; the zero logit of `softmax1` is added where parts are merged."""
         merged = self.work.normalize == "softmax1"
         work = replace(self.work, normalize="softmax") if merged else self.work
-        return Formula(work, self.heads, self.device)
+        # what outlives a call is not built in its modes
+        return apart(lambda: Formula(work, self.heads, self.device))
 
     @cached_property
     def chunks(self) -> tuple[tuple[int, int, np.ndarray, bool], ...]:
