@@ -36,7 +36,7 @@ DENSE = 1 << 24
 @dataclass(frozen=True, eq=False)
 class Blocks:
     """Blocks of a rank's queries `low <= i < high`, as its tensors count them, times another's keys
-    alike; `exact` where each is certain to have a pair in every row and column.
+    alike.
 
     `reader` and `owner` are the ranks, int64 [m]; `queries` and `keys` int64 [m, 2].
     """

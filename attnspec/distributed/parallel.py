@@ -142,7 +142,6 @@ class ParallelAttention(torch.nn.Module):
         every key and value were sent to every rank."""
         layer = check_layer(self.module.program, layer)
         tensors = tensors or self._last or _usual(self.module)
-        # float32 has the weights of every type
         key = n, self.module.engine.binder.alike(layer), tensors
         return self._plans.get(key, lambda: self._planned(n, layer, tensors))
 
