@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from attnspec.compile.exports.block_rows import BlockRows
     from attnspec.compile.exports.flex_masks import FlexMask
     from attnspec.compile.exports.ranges import Ranges
+    from attnspec.distributed.planning import DistributedPlan
     from attnspec.runtime.module import CompiledAttention
     from attnspec.show.differences import Difference
     from attnspec.show.picture import Picture
@@ -388,6 +389,29 @@ class Spec:
         shape = Shape(batch, heads, head_dim)
         program, length = crossed(self.program, n, m)
         return plan(program, length, device_of(device), backend, shape)
+
+    def distribute(
+        self,
+        n: int,
+        devices: int,
+        batch: int = 1,
+        heads: int | None = None,
+        head_dim: int = 64,
+        key_heads: int | None = None,
+        inputs: Sample | None = None,
+    ) -> DistributedPlan:
+        """The plan of n positions over several devices, without any: which of them holds which
+        positions, and what travels, of numbers of two bytes.
+
+        Heads are those of the spec, or as many as are given, and `key_heads` as many or fewer.
+        With `inputs`, one sample of the run-time inputs, graphs are those of that sample.
+        """
+        from attnspec.distributed.planning import Tensors, plan
+
+        require_built(self.program)
+        count = Shape(batch, heads, head_dim).heads_of(self.program)
+        tensors = Tensors.of(batch, count, count if key_heads is None else key_heads, head_dim)
+        return plan(self.program, length_of(n), devices, tensors, inputs=inputs)
 
     def compile(
         self,

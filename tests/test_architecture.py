@@ -35,7 +35,7 @@ FLOORS: tuple[tuple[str, ...], ...] = (
     ("backends",),
     ("analysis",),
     ("runtime",),
-    ("check", "verification"),
+    ("check", "verification", "distributed"),
     ("compile",),
     ("show",),
     ("spec",),
