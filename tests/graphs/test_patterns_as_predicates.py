@@ -405,6 +405,7 @@ NAMED = {
     "attnspec.analysis.counting.choices": {"causal"},
     "attnspec.graphs.forms.stability": {"causal"},
     "attnspec.graphs.look_back": {"causal"},
+    "attnspec.analysis.report.inquiry": {"causal"},
     "attnspec.analysis.report.report": {"causal"},
     "attnspec.analysis.cost.cost": {"rows"},
     "attnspec.show.html": {"rows"},
