@@ -261,7 +261,7 @@ def lm_table(figures: Figures) -> str:
         f" each model; {text['files']:,} modules of Python {versions['python']},"
         f" {text['bytes']:,} bytes, of which"
         f" {text['held_out']:,} are held out and {settings['windows']} windows of them looked at;"
-        f" {figures['machine']['threads']} threads of {_machine(figures['machine'])}; torch"
+        f" threads: {figures['machine']['threads']} on {_machine(figures['machine'])}; torch"
         f" {versions['torch']}, transformers {versions['transformers']}"
     )
     return "\n".join([*lines, "", f"({told}.)"])
