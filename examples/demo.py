@@ -97,9 +97,13 @@ def batched(samples: Sequence[Mapping[str, np.ndarray]]) -> Inputs:
     }
 
 
-def show_options(spec: attnspec.Spec) -> str:
-    """The options of `attnspec show` for the first sample of what is made up here."""
-    n = spec.program.fixed_length or DRAWN
+def show_options(spec: attnspec.Spec, drawn: int = DRAWN) -> str:
+    """The options of `attnspec show` for the first sample of what is made up here, at `drawn`
+    positions where the spec has no length of its own.
+
+    Inputs for each head, which no command line holds, are left out: a sample of them is drawn.
+    """
+    n = spec.program.fixed_length or drawn
     options = [f"-n {n}"]
     for name, values in made_up(spec, n)[0].items():
         match spec.inputs[name].kind:
@@ -108,8 +112,10 @@ def show_options(spec: attnspec.Spec) -> str:
             case "ids":
                 ids, counts = np.unique(values, return_counts=True)
                 text = ",".join(f"{i}*{count}" for i, count in zip(ids, counts, strict=True))
-            case _:
+            case "length":
                 text = str(values)
+            case _:
+                continue
         options.append(f"--input {name}={text}")
     return " ".join(options)
 
