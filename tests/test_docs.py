@@ -22,8 +22,8 @@ PAGES = sorted(
         *ROOT.glob("attnspec/*/README.md"),
         *ROOT.glob("editors/*/README.md"),
     )
-    # links in the package lead to folders that stand at the top level
-    if path == path.resolve()
+    # links in the package lead to folders that stand at the top level; tools leave pages of theirs
+    if path == path.resolve() and not path.parent.name.startswith(".")
 )
 
 
