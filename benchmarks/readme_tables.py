@@ -262,6 +262,36 @@ def _least(rows: Sequence[Figures], mode: str) -> str:
     return f"{min(found):.2f}" if found else ""
 
 
+def lm_table(figures: Figures) -> str:
+    """Both models of `lm.py`: what they have learned in the same time, and how they write on."""
+    text, settings, versions = figures["text"], figures["settings"], figures["versions"]
+    lines = [
+        "| attention | keys a query | read, bytes | bytes a second | bits per byte | writes, bytes"
+        " a second | cache | its keys and values | tokens as in one pass | largest difference |",
+        "|:--|--:|--:|--:|--:|--:|:--|--:|--:|--:|",
+    ]
+    for name, found in figures["models"].items():
+        last, made = found["curve"][-1], found["generation"]
+        lines.append(
+            f"| {name} | {found['keys']:,.0f} | {last['read']:,}"
+            f" | {last['read'] / last['seconds']:,.0f} | {last['bits']:.3f}"
+            f" | {made['bytes_per_second']:,.0f} | `{found['cache']}`"
+            f" | {made['cache_bytes'] / 2**20:.2f} MiB"
+            f" | {made['equal_tokens']} of {made['written']} | {made['largest_difference']:.0e} |"
+        )
+    told = (
+        f"{settings['parameters']:,} parameters: {settings['layers']} layers of width"
+        f" {settings['hidden']} with {settings['heads']} heads; a step reads"
+        f" {settings['context']:,} bytes, {settings['seconds']:,.0f} seconds of steps for"
+        f" each model; {text['files']:,} modules of Python {versions['python']},"
+        f" {text['bytes']:,} bytes, of which"
+        f" {text['held_out']:,} are held out and {settings['windows']} windows of them looked at;"
+        f" threads: {figures['machine']['threads']} on {_machine(figures['machine'])}; torch"
+        f" {versions['torch']}, transformers {versions['transformers']}"
+    )
+    return "\n".join([*lines, "", f"({told}.)"])
+
+
 NOT_MEASURED = "not measured"
 
 TABLES: dict[str, tuple[str, str, Callable[[Figures], str]]] = {
@@ -271,8 +301,10 @@ TABLES: dict[str, tuple[str, str, Callable[[Figures], str]]] = {
     "accuracy": ("docs/learning.md", "accuracy.json", accuracy_table),
     "causes": ("docs/learning.md", "causes.json", causes_table),
     "minilm": ("docs/learning.md", "minilm.json", minilm_table),
+    "lm": ("benchmarks/README.md", "lm.json", lm_table),
 }
-"""Where each table stands, the results that it shows, and how."""
+"""Where each table stands, the results that it shows, and how; `report.py` writes another one
+between markers of the name `bench`, on its own page."""
 
 UNMEASURED = "Not measured yet."
 """Stands in place of a table whose figures are missing."""

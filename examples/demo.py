@@ -83,6 +83,8 @@ def made_up(spec: attnspec.Spec, n: int) -> list[Mapping[str, np.ndarray]]:
                 values[name] = marked
             elif entry.kind == "ids":
                 values[name] = at // max(1, n // (sample + place + 2))
+            elif entry.kind == "numbers":
+                values[name] = at * 60.0 * (sample + place + 1)
             else:
                 values[name] = np.array(n // (sample + place + 2))
         samples.append(values)
@@ -112,6 +114,8 @@ def show_options(spec: attnspec.Spec, drawn: int = DRAWN) -> str:
             case "ids":
                 ids, counts = np.unique(values, return_counts=True)
                 text = ",".join(f"{i}*{count}" for i, count in zip(ids, counts, strict=True))
+            case "numbers":
+                text = ",".join(f"{value:g}" for value in values)
             case "length":
                 text = str(values)
             case _:

@@ -28,9 +28,7 @@ class _Frame(NamedTuple):
     depth: int
 
 
-_LEVELS = frozenset(
-    {"attention", "parameters", "scope", "chain", "prefix", "call", "range", "members"}
-)
+_LEVELS = frozenset("attention parameters scope chain prefix call range members list index".split())
 """The rules that make a tree deeper."""
 
 
@@ -119,11 +117,17 @@ def _scope(p: list[Piece], span: Span) -> nodes.Scope:
 
 
 def _require(p: list[Piece], span: Span) -> nodes.Require:
-    return nodes.Require(p[1].value, p[2].value if len(p) > 2 else None, span=span)
+    at, since = p[2].value if len(p) > 2 else (None, None)
+    return nodes.Require(p[1].value, at, since, span=span)
 
 
-def _places(p: list[Piece], span: Span) -> tuple[nodes.Integer, ...]:
-    return tuple(_integer([size], size.span) for size in p[3::2])
+def _places(
+    p: list[Piece], span: Span
+) -> tuple[tuple[nodes.Integer, ...] | None, nodes.Expression | None]:
+    """The lengths of `at`, and the bound of `for`: one of them."""
+    if p[0].value == "for":
+        return None, p[3].value
+    return tuple(_integer([size], size.span) for size in p[3::2]), None
 
 
 def _chain(p: list[Piece], span: Span) -> nodes.Chain:
@@ -137,7 +141,12 @@ def _chain(p: list[Piece], span: Span) -> nodes.Chain:
 
 
 def _integer(p: list[Piece], span: Span) -> nodes.Integer:
-    return nodes.Integer(int(p[0].value.replace("_", "")), span=span)
+    text = p[0].value
+    return nodes.Integer(int(text.replace("_", "")), written=text, span=span)
+
+
+def _real(p: list[Piece], span: Span) -> nodes.Real:
+    return nodes.Real(float(p[0].value), written=p[0].value, span=span)
 
 
 def _attribute(p: list[Piece], span: Span) -> nodes.Attribute:
@@ -176,7 +185,7 @@ _RULES: dict[str, Callable[[list[Piece], Span], Any]] = {
     "chain": _chain,
     "prefix": lambda p, span: nodes.Prefix(p[0].value, p[1].value, span=span),
     "integer": _integer,
-    "real": lambda p, span: nodes.Real(float(p[0].value), span=span),
+    "real": _real,
     "boolean": lambda p, span: nodes.Boolean(p[0].value == "true", span=span),
     "name": lambda p, span: nodes.Name(p[0].value, span=span),
     "attribute": _attribute,
@@ -186,4 +195,6 @@ _RULES: dict[str, Callable[[list[Piece], Span], Any]] = {
     "group": lambda p, span: p[1].value,
     "range": lambda p, span: nodes.Range(p[0].value, p[2].value, span=span),
     "members": lambda p, span: nodes.Members(_list(p, span), span=span),
+    "list": lambda p, span: nodes.List(_list(p, span), span=span),
+    "index": lambda p, span: nodes.Index(p[0].value, p[2].value, span=span),
 }

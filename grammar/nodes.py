@@ -45,12 +45,18 @@ class Braced(Line):
 
 @dataclass(frozen=True)
 class Integer(Node):
+    """`written` are its digits as they stand in the text, where it stands in one."""
+
     value: int
+    written: str = field(default="", compare=False, repr=False, kw_only=True)
 
 
 @dataclass(frozen=True)
 class Real(Node):
+    """`written` as of an integer."""
+
     value: float
+    written: str = field(default="", compare=False, repr=False, kw_only=True)
 
 
 @dataclass(frozen=True)
@@ -127,8 +133,34 @@ class Members(Node):
     items: tuple[Expression, ...]
 
 
+@dataclass(frozen=True)
+class List(Node):
+    """`[8, 16, 32]`: numbers, of which an index takes one."""
+
+    items: tuple[Expression, ...]
+
+
+@dataclass(frozen=True)
+class Index(Node):
+    """`radii[head]`: one number of a list."""
+
+    base: Expression
+    index: Expression
+
+
 Expression: TypeAlias = (
-    Integer | Real | Boolean | Name | Attribute | Call | Prefix | Chain | Range | Members
+    Integer
+    | Real
+    | Boolean
+    | Name
+    | Attribute
+    | Call
+    | Prefix
+    | Chain
+    | Range
+    | Members
+    | List
+    | Index
 )
 
 
@@ -171,7 +203,8 @@ class Setting(Line):
 class Scope(Braced):
     """`layer 6..11 { … }` or `head even { … }`.
 
-    `kind` is "layer" or "head"; `items` are expressions and ranges, or a `Name`: even, odd, all.
+    `kind` is "layer" or "head"; `items` are expressions, ranges and calls of `every`, or a `Name`:
+    even, odd, all.
     """
 
     kind: str
@@ -182,10 +215,12 @@ class Scope(Braced):
 
 @dataclass(frozen=True)
 class Require(Line):
-    """`require CLAIM at n = 1, 2`; `at` is None where the claim is about every n."""
+    """`require CLAIM at n = 1, 2`, or `for n >= EXPR`, which is `since`; without either, both None,
+    the claim is about every n."""
 
     claim: Expression
     at: tuple[Integer, ...] | None
+    since: Expression | None = None
 
 
 Statement: TypeAlias = Let | Input | Setting | Scope | Require

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from functools import cache, lru_cache
 
 from lark import Token, Tree
-from lark.exceptions import UnexpectedInput, UnexpectedToken
+from lark.exceptions import UnexpectedInput
 from lark.parsers.lalr_interactive_parser import InteractiveParser
 
 from attnspec.grammar.builder import build
@@ -50,6 +50,27 @@ def parse_expression(source: Source) -> Expression | None:
         return None
     expression: Expression = build(tree, source)
     return expression
+
+
+def keywords() -> frozenset[str]:
+    """Every word that the grammar asks for somewhere."""
+    return frozenset(word for word in _written().values() if word.islower())
+
+
+def expected(source: Source) -> frozenset[str]:
+    """The words and signs that could come next behind a text, as they are written, and the open
+    classes of words by their names: NAME, INTEGER, REAL, STRING, $END.
+
+    Mistakes before the end are set aside as `parse` does; empty where reading is not sound again
+    before the end. Raises SpecError where a limit is exceeded.
+    """
+    run = _Run(scan(source))
+    stopped = run.read()
+    while stopped is not None:
+        if not run.recover(stopped):
+            return frozenset()
+        stopped = run.read()
+    return frozenset(_written()[name] for name in run.accepts())
 
 
 @cache
@@ -102,32 +123,39 @@ class _Run:
                 if problem.span and problem.span.end < self.scan.span(stopped).start:
                     # the fault is a keyword that was read as a name: go on with it as a keyword
                     stopped -= 1
-            if len(self.problems) == SHOWN or not self._recover(stopped):
+            if len(self.problems) == SHOWN or not self.recover(stopped):
                 return None
             tree = self._go_on()
         return None if self.problems else tree
 
     def _go_on(self) -> Tree[Token] | int:
         """Reads to the end; where a word cannot stand where it does, its index."""
-        parser = self.parser
+        stopped = self.read()
+        if stopped is not None:
+            return stopped
         try:
-            for _ in parser.iter_parse():
+            tree: Tree[Token] = self.parser.feed_token(Token("$END", ""))
+        except UnexpectedInput:
+            return len(self.starts)
+        return tree
+
+    def read(self) -> int | None:
+        """Reads all words; where one cannot stand where it does, its index."""
+        try:
+            for _ in self.parser.iter_parse():
                 pass
-            tree: Tree[Token] = parser.feed_token(Token("$END", ""))
         except UnexpectedInput as error:
-            if isinstance(error, UnexpectedToken) and error.token.type == "$END":
-                return len(self.starts)
             # the attribute's declared type is None
             place: int = vars(error).get("pos_in_stream") or 0
             return max(0, bisect_right(self.starts, place) - 1)
-        return tree
+        return None
 
     def _is_explained(self, stopped: int) -> bool:
         """Whether a word that could not be read stands on the line of word `stopped`, or before."""
         lines = {self.scan.span(index).line for index in (stopped, stopped - 1) if index >= 0}
         return bool(lines & self.explained)
 
-    def _recover(self, stopped: int) -> bool:
+    def recover(self, stopped: int) -> bool:
         """Moves the parser to the next place where reading is sound; False if there is none."""
         body, index = self._resumption(stopped)
         lexer = self.parser.lexer_thread.state
@@ -137,7 +165,7 @@ class _Run:
         word = self.scan.words[index].text
         if word not in ITEMS | STATEMENTS | {"}"}:
             # a misspelt keyword is read, and reported, where one is expected
-            outside = self._enclosing(index, through="({") < 0
+            outside = self._enclosing(index, through="({[") < 0
             word = "attention" if outside else "attend"
         terminal = _terminal()[word]
         state = self.parser.parser_state
@@ -157,16 +185,18 @@ class _Run:
         """Whether the parser waits for the end of a bracket that was opened inside the body."""
         first = self.starts[body] if body >= 0 else -1
         return any(
-            isinstance(held, Token) and held.value in ("(", "{") and (held.start_pos or 0) > first
+            isinstance(held, Token)
+            and held.value in ("(", "{", "[")
+            and (held.start_pos or 0) > first
             for held in self.parser.parser_state.value_stack
         )
 
     def _resumption(self, stopped: int) -> tuple[int, int | None]:
         """The body around a place, -1 for the file, and the word to go on with, if there is one."""
         words = self.scan.words
-        body = self._enclosing(stopped, through="(")
-        while body >= 0 and (words[body].text == "(" or is_members(self.scan, body)):
-            body = self._enclosing(body, through="(")
+        body = self._enclosing(stopped, through="([")
+        while body >= 0 and (words[body].text in "([" or is_members(self.scan, body)):
+            body = self._enclosing(body, through="([")
         for index in range(stopped, len(words)):
             if body >= 0 and self.scan.closers.get(body) == index:
                 return body, index
@@ -174,9 +204,9 @@ class _Run:
             if not self._starts(index, guess=index > stopped):
                 continue
             if words[index].text in ITEMS or body < 0:
-                if self._enclosing(index, through="({") < 0:
+                if self._enclosing(index, through="({[") < 0:
                     return -1, index
-            elif self._enclosing(index, through="(") == body:
+            elif self._enclosing(index, through="([") == body:
                 return body, index
         return body, None
 

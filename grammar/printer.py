@@ -10,6 +10,9 @@ from collections.abc import Iterator, Sequence
 from typing import assert_never
 
 from attnspec.grammar import nodes
+from attnspec.grammar.parser import parse
+from attnspec.text.diagnostics import InternalError
+from attnspec.text.source import Source
 
 WIDTH = 100
 INDENT = 4
@@ -46,9 +49,7 @@ _LEVELS = {
 def print_expression(expression: nodes.Expression) -> str:
     """The expression on one line."""
     match expression:
-        case nodes.Integer(value):
-            return str(value)
-        case nodes.Real(value):
+        case nodes.Integer(value) | nodes.Real(value):
             return repr(value)
         case nodes.Boolean(value):
             return "true" if value else "false"
@@ -70,8 +71,23 @@ def print_expression(expression: nodes.Expression) -> str:
             return f"{_within(first, _SUM)}..{_within(last, _SUM)}"
         case nodes.Members(items):
             return "{" + ", ".join(_within(item, _SUM) for item in items) + "}"
+        case nodes.List(items):
+            return "[" + ", ".join(map(_as_written, items)) + "]"
+        case nodes.Index(base, index):
+            return f"{_within(base, _ATOM)}[{print_expression(index)}]"
         case _:
             assert_never(expression)
+
+
+def _as_written(item: nodes.Expression) -> str:
+    """A number of a list with its digits as they stand in the text."""
+    match item:
+        case nodes.Prefix("-", nodes.Integer() | nodes.Real() as number):
+            return "-" + _as_written(number)
+        case nodes.Integer() | nodes.Real() if item.written:
+            return item.written
+        case _:
+            return print_expression(item)
 
 
 def _level(expression: nodes.Expression) -> int:
@@ -120,6 +136,15 @@ def _argument(argument: nodes.Argument) -> str:
 
 
 # --- files -------------------------------------------------------------------------------------
+
+
+def canonical(source: Source) -> str:
+    """The canonical text; raises InternalError rather than let it say anything else than before."""
+    tree = parse(source)
+    text = print_file(tree)
+    if parse(Source(source.name, text)) != tree:
+        raise InternalError(f"{source.name}: the canonical text says something else")
+    return text
 
 
 def print_file(file: nodes.File) -> str:
@@ -198,8 +223,9 @@ def _statement(statement: nodes.Statement, indent: int) -> Iterator[str]:
             lines = [pad + keyword]
             if value is not None:
                 lines = _layout(pad + keyword, value, indent, hanging=False)
-        case nodes.Require(claim, at):
-            end = "" if at is None else " at n = " + ", ".join(str(size.value) for size in at)
+        case nodes.Require(claim, at, since):
+            end = "" if at is None else " at n = " + ", ".join(map(print_expression, at))
+            end += "" if since is None else f" for n >= {_within(since, _SUM)}"
             lines = _layout(f"{pad}require", claim, indent, hanging=False, end=end)
         case nodes.Scope(kind, items, _):
             shown = ", ".join(_set_item(item) for item in items)

@@ -113,14 +113,14 @@ _TOKEN = re.compile(
     )
     + r"""|!(?!=))
     | (?P<operator>\.\.|\*\*|//|==|!=|<=|>=|[-+*/%|&~<>=,:.])
-    | (?P<bracket>[(){}])
+    | (?P<bracket>[(){}\[\]])
     | (?P<semicolon>;)
     | (?P<other>.)
     """,
     re.VERBOSE | re.DOTALL,
 )
 
-_OPENER = {")": "(", "}": "{"}
+_OPENER = {")": "(", "}": "{", "]": "["}
 
 
 def scan(source: Source) -> Scan:
@@ -181,7 +181,7 @@ def scan(source: Source) -> Scan:
 
 
 def _bracket(result: Scan, index: int, value: str, open_brackets: list[int]) -> None:
-    if value in "({":
+    if value in "({[":
         if len(open_brackets) == MAX_NESTING:
             raise SpecError(too_deep(result.span(index)))
         open_brackets.append(index)
@@ -268,13 +268,9 @@ def _problem(kind: str, value: str, span: Span) -> Diagnostic | None:
 
 
 def _unused_character(value: str, span: Span) -> Diagnostic:
-    advice = None
-    if value in "[]":
-        advice = "round brackets group, and `{1, 2}` after `in` lists numbers"
     shown = f"`{value}`" if value.isprintable() else f"U+{ord(value):04X}"
     return Diagnostic(
         "A107",
         f"expected a word, a number or a sign of this language, found {shown}",
         span,
-        help=advice,
     )

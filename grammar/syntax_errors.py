@@ -13,8 +13,8 @@ ITEMS = frozenset({"attention", "from", "graph"})
 """The words that start an item of a file."""
 
 STATEMENTS = frozenset(
-    "attend causal extra_tokens head heads input layer layers let normalize require scale score"
-    " sequence".split()
+    "attend causal cross extra_tokens head heads input layer layers let normalize require scale"
+    " score sequence".split()
 )
 """The words that start a statement."""
 
@@ -23,8 +23,9 @@ RESERVED = frozenset({"or", "and", "not", "in", "subset", "true", "false"})
 
 _COMPARISONS = frozenset({"==", "!=", "<", "<=", ">", ">=", "in", "subset"})
 _OPERATORS = _COMPARISONS | {"or", "and", "|", "&", "+", "-", "*", "/", "//", "%", "**"}
-_OPERAND = frozenset({"NAME", "INTEGER", "REAL", "(", "-", "~", "not", "true", "false"})
-_CLOSERS = {"(": ")", "{": "}"}
+_OPERAND = frozenset({"NAME", "INTEGER", "REAL", "(", "[", "-", "~", "not", "true", "false"})
+_CLOSERS = {"(": ")", "{": "}", "[": "]"}
+_OPENERS = {closer: opener for opener, closer in _CLOSERS.items()}
 
 _PHRASES = {
     "NAME": "a name",
@@ -157,7 +158,7 @@ def _string(stop: _Stop) -> Diagnostic | None:
 def _stray(stop: _Stop) -> Diagnostic | None:
     if stop.index not in stop.scan.strays:
         return None
-    opener = "(" if stop.word.text == ")" else "{"
+    opener = _OPENERS[stop.word.text]
     return Diagnostic(
         "A121",
         f"expected {expected_words(stop.accepts)}, found `{stop.word.text}` without a `{opener}`",
@@ -174,7 +175,7 @@ def _unclosed(stop: _Stop) -> Diagnostic | None:
     closer = _CLOSERS[bracket]
     outside = ITEMS if bracket == "{" else ITEMS | STATEMENTS
     if closer not in stop.accepts or not (
-        stop.word.kind == "end" or stop.word.text in outside | {")", "{", "}"}
+        stop.word.kind == "end" or stop.word.text in outside | {")", "{", "}", "]"}
     ):
         return None
     return Diagnostic(
@@ -222,6 +223,10 @@ def _sign(stop: _Stop) -> Diagnostic | None:
             "a range stands after `in`, after `layer` or `head`, or as an argument without name"
         )
         return stop.diagnostic("A140", "a single value", advice)
+    if text == "{" and before == ".." and stop.index > 1:
+        low = stop.scan.words[stop.index - 2].text
+        advice = f"both ends of a range are written: `{low}..N`, the last one included"
+        return stop.diagnostic("A140", "the end of the range", advice)
     if text == "{" and "NAME" in stop.accepts and "(" in stop.accepts:
         advice = "a list in braces stands only after `in`: `x in {1, 2, 4}`"
         if before in ("layer", "head"):
@@ -236,6 +241,11 @@ def _sign(stop: _Stop) -> Diagnostic | None:
 def _separator(stop: _Stop) -> Diagnostic | None:
     """A missing `,` or `=` inside a list."""
     before = stop.before
+    if before is not None and "if" in (stop.word.text, before.text) and "," in stop.accepts:
+        advice = "write `a and b or not a and c`: there is no `if` in an expression"
+        place = stop.index if stop.word.text == "if" else stop.index - 1
+        message = "expected an operator, found `if`"
+        return Diagnostic("A134", message, stop.scan.span(place), help=advice)
     if "," not in stop.accepts or before is None or not stop.starts_operand:
         return None
     if stop.word.kind == "name" and stop.accepts & (STATEMENTS | {"{"}):
@@ -253,8 +263,10 @@ def _statement(stop: _Stop) -> Diagnostic | None:
     if not stop.accepts & STATEMENTS:
         return None
     text = stop.word.text
-    if text in _FOREIGN_WORDS:
-        advice: str | None = _FOREIGN_WORDS[text]
+    if text in ("at", "for") and stop.after == "n":
+        advice: str | None = "a claim has one of `at n = …` and `for n >= …`"
+    elif text in _FOREIGN_WORDS:
+        advice = _FOREIGN_WORDS[text]
     elif text == ",":
         advice = "`|` is the union of graphs; statements need nothing between them"
     elif text == "(" and stop.before is not None and stop.before.text == "causal":
@@ -299,6 +311,13 @@ def _operand(stop: _Stop) -> Diagnostic | None:
 def _advice(stop: _Stop) -> str | None:
     if stop.accepts == {"("} and stop.before is not None:
         return f"write `{stop.before.text}(…)`, with nothing between the brackets if that is meant"
+    before = stop.before.text if stop.before else ""
+    if before == "for" and "n" in stop.accepts:
+        return "a claim for all lengths from one on ends with `for n >= …`; there are no loops"
+    if stop.accepts == {">="} and stop.word.text == ">" and stop.after.isdecimal():
+        return f"write `for n >= {int(stop.after) + 1}`"
+    if stop.accepts == {">="}:
+        return "write `for n >= …`, or `at n = …` for some lengths alone"
     if stop.accepts == {"n"} and stop.word.kind == "number":
         return f"write `at n = {stop.word.text}`"
     if stop.accepts == {"(", "{"} and stop.word.text == "-" and stop.before and stop.after:
@@ -326,7 +345,7 @@ def expected_words(accepts: Collection[str]) -> str:
         rest -= _OPERAND
     if rest & {"or", "*", "and"}:
         phrases.append("an operator")
-        rest -= _OPERATORS | {"(", "."}
+        rest -= _OPERATORS | {"(", "[", "."}
     if len(rest & STATEMENTS) > 1:
         phrases.append("a statement")
         rest -= STATEMENTS

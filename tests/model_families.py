@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import ast
+import itertools
 import re
 import sys
 from collections.abc import Iterator, Mapping
@@ -16,6 +17,7 @@ from typing import Any
 
 import pytest
 import torch
+from choosing_models import MODELS
 from tiny_models import (
     TOLERANCE,
     difference,
@@ -31,10 +33,12 @@ import attnspec
 from attnspec.integrations import model_use
 from attnspec.integrations.model_attention import ModelAttention
 from attnspec.integrations.model_layers import attention_layers
-from attnspec.integrations.model_use import own_config, point
-from attnspec.integrations.transformers import used_by
+from attnspec.integrations.model_sides import CrossAttention
+from attnspec.integrations.model_use import own_config
+from attnspec.integrations.transformers import Conversion, convert, used_by
 
 LENGTH = 13
+_numbers = itertools.count()
 PAGE = Path(__file__).parent.parent / model_use.PAGE
 
 _VOCABULARY = {"vocab_size": 61, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
@@ -68,6 +72,11 @@ _BOTH = {
 }
 
 
+def _choosing(name: str, **settings: Any) -> dict[str, Any]:
+    """A model that chooses keys, of which it may read all here."""
+    return {**MODELS[name][1], **settings}
+
+
 @dataclass(frozen=True, eq=False)
 class Family:
     """The stem of its classes in transformers, its name on the page, settings of a tiny config."""
@@ -89,8 +98,10 @@ class Family:
         """Three samples; texts are padded on the right."""
         generator = torch.Generator().manual_seed(5)
         ids, mask = tokens(3, LENGTH), padded(LENGTH, left=False)
-        if self.stem in ("CLIPVision", "ViT"):
+        if self.stem in ("CLIPVision", "Dinov2", "ViT"):
             return {"pixel_values": torch.randn(3, 3, 8, 8, generator=generator)}
+        if self.stem == "Wav2Vec2":
+            return {"input_values": torch.randn(3, 60, generator=generator)}
         if self.stem == "Whisper":
             sound = torch.randn(3, 8, 24, generator=generator)
             return {"input_features": sound, "decoder_input_ids": ids}
@@ -115,6 +126,8 @@ FAMILIES = (
     Family("CLIPVision", "CLIP, images", _IMAGES),
     Family("Deberta", "DeBERTa", _ENCODER),
     Family("DebertaV2", "DeBERTa v2, v3", _ENCODER),
+    Family("DeepseekV32", "DeepSeek V3.2", _choosing("DeepSeek V3.2", index_topk=40)),
+    Family("Dinov2", "DINOv2", _IMAGES),
     Family(
         "DistilBert",
         "DistilBERT",
@@ -160,6 +173,7 @@ FAMILIES = (
     Family("LED", "LED", {**_BOTH, "attention_window": 4}),
     Family("Llama", "Llama", _DECODER),
     Family("Longformer", "Longformer", {**_ENCODER, "attention_window": [4, 4]}),
+    Family("MiniMaxM3VLText", "MiniMax M3", _choosing("MiniMax M3", index_topk_blocks=9)),
     Family("Mistral", "Mistral", {**_DECODER, "sliding_window": 4}),
     Family("Mixtral", "Mixtral", {**_DECODER, **_EXPERTS}),
     Family("ModernBert", "ModernBERT", {**_ENCODER, "local_attention": 8}),
@@ -189,6 +203,18 @@ FAMILIES = (
     ),
     Family("ViT", "ViT", _IMAGES),
     Family(
+        "Wav2Vec2",
+        "wav2vec2",
+        {
+            **_STACK,
+            "conv_dim": [8, 8],
+            "conv_kernel": [3, 3],
+            "conv_stride": [2, 2],
+            "num_conv_pos_embeddings": 4,
+            "num_conv_pos_embedding_groups": 2,
+        },
+    ),
+    Family(
         "Whisper",
         "Whisper",
         {
@@ -204,15 +230,18 @@ FAMILIES = (
 
 @dataclass(frozen=True)
 class Outcome:
-    """What comes of a spec: "takes it", "with settings", "encoder alone" or "no"."""
+    """What comes of a spec: "takes it", "with settings", "converted" (only then) or "no"; what was
+    said, the settings that it asked for, and the score that stands in the spec."""
 
     kind: str
     message: str = ""
     settings: Mapping[str, Any] = field(default_factory=dict)
+    score: str = ""
 
 
 def outcome(family: Family) -> Outcome:
-    """Gives a spec to a family and follows the advice that comes back, until it works or cannot.
+    """Gives a spec to a family as it is built and follows the advice that comes back, until it
+    works or cannot.
 
     What works is held against the model's own attention, and a window against its definition.
     """
@@ -226,11 +255,74 @@ def outcome(family: Family) -> Outcome:
     settings, score = settings_of(message), score_of(message)
     if settings:
         _require_working(family, causal, settings, score)
-        return Outcome("with settings", message, settings)
-    if "convert(model.get_encoder(), spec)" in message:
-        _require_working_encoder(family)
-        return Outcome("encoder alone", message)
-    return Outcome("no", message)
+        return Outcome("with settings", message, settings, score)
+    return Outcome("converted" if "`convert(model, encoder=" in message else "no", message)
+
+
+def converted(family: Family) -> Outcome:
+    """Gives a spec to a model of a family that is there already, and follows the advice that comes
+    back; what works is held against definitions, and what is undone against the model before."""
+    try:
+        _require_converted(family)
+        return Outcome("takes it")
+    except attnspec.AttnSpecError as error:
+        message, score = str(error), score_of(str(error))
+    if not score:
+        return Outcome("no", message)
+    # a table for each head needs to know how many there are
+    _require_converted(family, f"heads 4 {score}" if "bias" in score else score)
+    return Outcome("takes it", message, score=score)
+
+
+def _require_converted(family: Family, score: str = "") -> None:
+    """Raises where a spec is refused, and fails where it computes anything else."""
+    model = family.build()
+    wanted = family.hidden(model)
+    cap = float(score.rstrip(")").split()[-1]) if "softcap" in score else None
+    states = []
+    for graph in ("full", "window(radius = 2)"):
+        defined = family.build()
+        specs = _specs(model, graph, score)
+        for side in specs.keys() - {"cross"}:
+            part = defined if side == "whole" else getattr(defined, f"get_{side}")()
+            own_config(part, _defined(specs, side, cap))
+        with _given(model, specs) as done:
+            states.append(_observed(family, model))
+            assert difference(states[-1], family.hidden(defined)) < TOLERANCE
+            whole = graph == "full" and "in place of" not in str(done)
+        if whole:
+            assert difference(states[-1], wanted) < TOLERANCE
+        assert difference(family.hidden(model), wanted) == 0.0
+    assert difference(*states) > 0.01
+
+
+def _specs(model: Any, graph: str, score: str) -> dict[str, attnspec.Spec]:
+    """The specs of the sides of a model, or of the whole."""
+    if model.config.is_encoder_decoder:
+        sides = {"encoder": "", "decoder": "causal", "cross": "cross"}
+    else:
+        layers = attention_layers(model)
+        past = all(getattr(module, "is_causal", False) for _, module in layers)
+        sides = {"whole": "causal" * past}
+    texts = {
+        # a layer that reads the encoder has no bias
+        side: text_of(False, graph, "" if side == "cross" else score).replace("{", f"{{ {word}", 1)
+        for side, word in sides.items()
+    }
+    return {
+        side: attnspec.parse(text.replace("tried", f"{side}_{next(_numbers)}"))
+        for side, text in texts.items()
+    }
+
+
+def _given(model: Any, specs: Mapping[str, Any]) -> Conversion:
+    return convert(model, specs["whole"]) if "whole" in specs else convert(model, **specs)
+
+
+def _defined(specs: Mapping[str, attnspec.Spec], side: str, cap: float | None) -> str:
+    spec, cross = specs[side], specs.get("cross")
+    across = None if cross is None else lambda m, n: cross.mask(n, m=m)
+    return reference(lambda n, layer: spec.mask(n), cap=cap, across=across)
 
 
 def settings_of(message: str) -> dict[str, Any]:
@@ -275,18 +367,6 @@ def _require_working(
     assert difference(sparse, wanted) > 0.01
 
 
-def _require_working_encoder(family: Family) -> None:
-    wanted = family.hidden(family.build())
-    full, sparse, defined = (family.build() for _ in range(3))
-    spec = attnspec.parse(text_of(False, "window(radius = 2)"))
-    point(full.get_encoder(), named(text_of(False, "full")))
-    point(sparse.get_encoder(), named(text_of(False, "window(radius = 2)")))
-    own_config(defined.get_encoder(), reference(lambda n, layer: spec.mask(n)))
-    assert difference(_observed(family, full), wanted) < TOLERANCE
-    assert difference(_observed(family, sparse), family.hidden(defined)) < TOLERANCE
-    assert difference(family.hidden(sparse), wanted) > 0.01
-
-
 def _observed(family: Family, model: Any) -> torch.Tensor:
     """The hidden states; fails unless `used_by` names just the layers that then call their spec."""
     with observed() as called:
@@ -301,37 +381,50 @@ def _observed(family: Family, model: Any) -> torch.Tensor:
 def observed() -> Iterator[list[Any]]:
     """The modules that call a spec within and are answered, in order."""
     called: list[Any] = []
-    given = ModelAttention.__call__
 
-    def noted(self: ModelAttention, module: Any, *arguments: Any, **settings: Any) -> Any:
-        answer = given(self, module, *arguments, **settings)
-        called.append(module)
-        return answer
+    def noting(given: Any) -> Any:
+        def noted(self: ModelAttention, module: Any, *arguments: Any, **settings: Any) -> Any:
+            answer = given(self, module, *arguments, **settings)
+            called.append(module)
+            return answer
+
+        return noted
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(ModelAttention, "__call__", noted)
+        for kind in (ModelAttention, CrossAttention):
+            patch.setattr(kind, "__call__", noting(vars(kind)["__call__"]))
         yield called
 
 
-HEAD = "| family | classes | |\n|---|---|---|"
-
-_SAYS = {
-    "takes it": "takes a spec",
-    "with settings": "takes a spec when built with {}",
-    "encoder alone": "`convert(model.get_encoder(), spec)`: the encoder alone",
-    "no": "no",
-}
+HEAD = """| family | classes | `attn_implementation = name` | `convert(model, spec)` |
+|---|---|---|---|"""
 
 
-def row(family: Family, found: Outcome) -> str:
-    """What the page says of a family."""
-    settings = ", ".join(_setting(name, value) for name, value in found.settings.items())
-    says = _SAYS[found.kind].format(settings)
-    if score_of(found.message):
-        says += f", and `{score_of(found.message)}` in the spec".replace("= 2.0", "= …")
+def row(family: Family, built: Outcome, there: Outcome) -> str:
+    """What the page says of a family: of models that are built with a spec, and that are there."""
+    works = "works: `encoder=`, `decoder=`, `cross=`" if built.kind == "converted" else "works"
+    return f"| {family.title} | `{family.stem}…` | {_built(built)} | {_there(there, works)} |"
+
+
+def _built(found: Outcome) -> str:
+    if found.kind == "takes it":
+        return "works"
+    if found.kind == "converted":
+        return "no: convert it"
     if found.kind == "no":
-        says += f": {reason_of(found.message)}"
-    return f"| {family.title} | `{family.stem}…` | {says} |"
+        return f"no: {reason_of(found.message)}"
+    settings = ", ".join(_setting(name, value) for name, value in found.settings.items())
+    return f"works with {settings}{_scored(found.score)}"
+
+
+def _there(found: Outcome, works: str) -> str:
+    if found.kind == "no":
+        return f"no: {reason_of(found.message)}"
+    return f"{works}{_scored(found.score)}"
+
+
+def _scored(score: str) -> str:
+    return f", with `{score}` in the spec".replace("= 2.0", "= …") if score else ""
 
 
 def _setting(name: str, value: Any) -> str:
@@ -342,10 +435,9 @@ def _setting(name: str, value: Any) -> str:
 
 def reason_of(message: str) -> str:
     """Why a family cannot take a spec, in the words of the page."""
-    if "code of its own" in message:
+    if "code of its own" in message or "in its own code" in message:
         return "computes attention in code of its own"
-    found = re.search(r"a \w+ that it has learnt, added to every \w+", message)
-    return f"its attention has {found[0]}" if found else message
+    return message
 
 
 def refreshed(page: str) -> str:
@@ -353,7 +445,7 @@ def refreshed(page: str) -> str:
     before, rest = page.split("<!-- families -->\n")
     _, after = rest.split("<!-- /families -->")
     with names_restored():
-        rows = "\n".join(row(family, outcome(family)) for family in FAMILIES)
+        rows = "\n".join(row(x, outcome(x), converted(x)) for x in FAMILIES)
     return f"{before}<!-- families -->\n{HEAD}\n{rows}\n<!-- /families -->{after}"
 
 

@@ -117,7 +117,7 @@ def product_hops(layers: list[npt.NDArray[np.bool_]]) -> npt.NDArray[np.int64]:
 
 @cache
 def small_zoo() -> dict[str, Small]:
-    """Every attention of the zoo whose pairs are known, at one small length."""
+    """Every attention of the zoo within one sequence whose pairs are known, at one small length."""
     found = {}
     for path, name in ATTENTIONS:
         spec = loaded(path, name)
@@ -131,6 +131,6 @@ def small_zoo() -> dict[str, Small]:
             spec = load(path, name=name, **changed)
         n = spec.stack().fixed_length() or 48
         small = Small(spec, n, sample(spec, n) or None)
-        if small.stack.unknown is None:
+        if small.stack.unknown is None and not spec.program.cross:
             found[name] = small
     return found

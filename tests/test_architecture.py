@@ -35,11 +35,12 @@ FLOORS: tuple[tuple[str, ...], ...] = (
     ("backends",),
     ("analysis",),
     ("runtime",),
-    ("check", "verification"),
+    ("check", "verification", "distributed"),
     ("compile",),
     ("show",),
     ("spec",),
-    ("difference", "bench", "integrations"),
+    ("difference", "bench", "integrations", "interchange"),
+    ("editor",),
     ("cli",),
     ("examples", "__main__"),
 )
@@ -64,6 +65,7 @@ OVER_THE_FACE = ("examples", "plugins", "planner")
 
 WITHOUT_TORCH = (
     *("text", "grammar", "ir", "graphs", "elaborate", "layout", "analysis", "check", "show"),
+    "editor",
 )
 """Rooms that never import torch, in functions and for type checkers neither."""
 
@@ -78,6 +80,7 @@ LIGHT = (
     "run('plan', SPEC, '-n', '64')",
     "run('analyse', SPEC, '-n', '256')",
     "run('calibrate', '--show')",
+    "import attnspec.editor.server",
 )
 """What must not load any of HEAVY; SPEC is a file of the zoo."""
 

@@ -12,6 +12,7 @@ import pytest
 import torch
 
 import attnspec
+from attnspec.integrations.model_layers import crosses
 from attnspec.integrations.model_mask import ModelMask, model_mask
 from attnspec.integrations.transformers import register
 
@@ -93,11 +94,14 @@ def hidden(model: Any, ids: torch.Tensor, mask: torch.Tensor | None = None) -> t
 
 
 def dense(
-    masks: Callable[[int, int], np.ndarray], cap: float | None = None
+    masks: Callable[[int, int], np.ndarray],
+    cap: float | None = None,
+    across: Callable[[int, int], np.ndarray] | None = None,
 ) -> Callable[..., tuple[torch.Tensor, None]]:
     """transformers' attention function for a dense mask per layer: the definition, by softmax.
 
-    Scores are first capped, cap · tanh(score / cap), if a cap is given.
+    Scores are first capped, cap · tanh(score / cap), if a cap is given. Layers that read another
+    sequence have the mask [m, n] that `across` says of both lengths, or read every key.
     """
 
     def attend(
@@ -109,15 +113,23 @@ def dense(
         *,
         scaling: float,
         s_aux: torch.Tensor | None = None,
+        position_bias: torch.Tensor | None = None,
         **_: object,
     ) -> tuple[torch.Tensor, None]:
         n = k.shape[2]
+        # one that is written out knows its facts
+        mask = getattr(mask, "facts", mask)
         layer = getattr(module, "layer_idx", None) or 0
-        allowed = torch.from_numpy(masks(n, layer))[..., n - q.shape[2] :, :]
+        allowed = torch.ones(q.shape[2], n, dtype=torch.bool)
+        if crosses(module) and across is not None:
+            allowed = torch.from_numpy(across(q.shape[2], n))
+        elif not crosses(module):
+            allowed = torch.from_numpy(masks(n, layer))[..., n - q.shape[2] :, :]
         if mask is not None and mask.padding is not None:
             allowed = allowed & mask.padding[:, None, None, :]
         k, v = (x.repeat_interleave(q.shape[1] // x.shape[1], 1) for x in (k, v))
         scores = q @ k.transpose(-1, -2) * scaling
+        scores = scores if position_bias is None else scores + position_bias
         scores = scores if cap is None else cap * (scores / cap).tanh()
         scores = scores.masked_fill(~allowed, -torch.inf)
         if s_aux is not None:
@@ -130,10 +142,15 @@ def dense(
     return attend
 
 
-def reference(masks: Callable[[int, int], np.ndarray], cap: float | None = None) -> str:
-    """Registers dense attention under the masks of (n, layer), [n, n] or one for each head."""
+def reference(
+    masks: Callable[[int, int], np.ndarray],
+    cap: float | None = None,
+    across: Callable[[int, int], np.ndarray] | None = None,
+) -> str:
+    """Registers dense attention under the masks of (n, layer), [n, n] or one for each head; for
+    layers that read another sequence, of (m, n)."""
     name = f"reference_{next(_numbers)}"
-    transformers.AttentionInterface.register(name, dense(masks, cap))
+    transformers.AttentionInterface.register(name, dense(masks, cap, across))
     transformers.AttentionMaskInterface.register(name, model_mask)
     return name
 

@@ -91,6 +91,8 @@ def sample(spec: Spec, n: int) -> dict[str, npt.ArrayLike]:
             made[entry.name] = marked
         elif entry.kind == "ids":
             made[entry.name] = np.arange(n) * 3 // 7
+        elif entry.kind == "numbers":
+            made[entry.name] = np.arange(n) * 5 % 11 * 400.5
         elif entry.kind == "choices":
             # some repeat, some are none
             blocks, turn = -(-n // entry.size), np.arange(n)[:, None] * np.array([1, 5, 1])

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from attnspec.check.lints import choices, heads_not_declared, rows_without_keys
 from attnspec.check.verdicts import LENGTHS, Verdict
 from attnspec.graphs.stack import Stack
+from attnspec.ir.crossing import evened
 from attnspec.text.diagnostics import Diagnostic
 
 if TYPE_CHECKING:
@@ -18,8 +19,9 @@ if TYPE_CHECKING:
 def check(spec: Elaborated, verdicts: Sequence[Verdict]) -> list[Diagnostic]:
     """Lints and claims of a spec, in the order of the text; with advice where a claim on reach
     fails."""
-    lints = [*heads_not_declared(spec.program), *rows_without_keys(Stack(spec.program), LENGTHS)]
-    lints += choices(spec.program, LENGTHS[-1])
+    program = evened(spec.program)
+    lints = [*heads_not_declared(program), *rows_without_keys(Stack(program), LENGTHS)]
+    lints += choices(program, LENGTHS[-1])
     return [*lints, *(d for verdict in verdicts for d in _explained(spec, verdict, verdicts))]
 
 

@@ -25,7 +25,8 @@ from attnspec.graphs.patterns import BY_NAME
 from attnspec.graphs.relation import Relation
 from attnspec.graphs.stack import MOST_POSITIONS, MOST_RELATIONS, Sample, Stack, TooMuch
 from attnspec.ir.api_checks import length_of
-from attnspec.ir.program import Attend, inputs_of, leaves
+from attnspec.ir.crossing import crossed
+from attnspec.ir.program import Attend, Crossing, inputs_of, leaves
 from attnspec.lower.mechanism_sizes import symbols_in
 from attnspec.text.diagnostics import AttnSpecError, hinted
 
@@ -92,13 +93,29 @@ class Compared:
 
 @dataclass(frozen=True)
 class Comparison:
-    """Two specs compared at n positions; `notes` say what else sets them apart."""
+    """Two specs compared at n positions, of specs with `cross` m queries and n keys; `notes` say
+    what else sets them apart."""
 
     a: Elaborated
     b: Elaborated
     n: int
     compared: tuple[Compared, ...]
     notes: tuple[str, ...]
+
+    @property
+    def m(self) -> int | None:
+        """How many queries there are, where these are another sequence."""
+        return None if self.a.program.crossing is None else self.a.program.crossing.queries
+
+    @property
+    def length(self) -> int:
+        """The positions that are compared, those that hold both sequences."""
+        return max(self.n, self.m or 0)
+
+    @property
+    def lengths(self) -> str:
+        """Both numbers, in words."""
+        return f"n = {self.n:,}" if self.m is None else f"m = {self.m:,}, n = {self.n:,}"
 
     @property
     def equal(self) -> bool | None:
@@ -143,6 +160,7 @@ class Comparison:
         return {
             "a": self.a.program.name,
             "b": self.b.program.name,
+            **({} if self.m is None else {"m": self.m}),
             "n": self.n,
             "equal": self.equal,
             "proven": self.proven,
@@ -157,24 +175,34 @@ class Comparison:
         return json.dumps(self.to_dict(), indent=2, allow_nan=False)
 
     def __repr__(self) -> str:
-        return f"<Difference of {self.a.program.name} and {self.b.program.name}, n = {self.n:,}>"
+        return f"<Difference of {self.a.program.name} and {self.b.program.name}, {self.lengths}>"
 
 
-def compare(a: Elaborated, b: Elaborated, n: int, inputs: Sample | None = None) -> Comparison:
+def compare(
+    a: Elaborated, b: Elaborated, n: int, inputs: Sample | None = None, m: int | None = None
+) -> Comparison:
     """The pairs that only one of two specs has at n positions, for each layer and head.
 
     As `attnspec.diff` says; raises SpecError where a size has no value at n, AttnSpecError for a
     length that one of them does not have or for an input that neither declares.
     """
-    n = length_of(n)
+    if a.program.cross != b.program.cross:
+        one, other = (a, b) if a.program.cross else (b, a)
+        raise AttnSpecError(
+            f"`{one.program.name}` joins two sequences and `{other.program.name}` the positions of"
+            " one, so that they have no pairs in common"
+        )
+    keys = length_of(n)
+    (first, n), (second, _) = (crossed(spec.program, n, m) for spec in (a, b))
+    a, b = replace(a, program=first), replace(b, program=second)
     if n > MOST_POSITIONS:
-        raise TooMuch(f"lengths above {MOST_POSITIONS:,} are not looked into, got n = {n:,}")
+        raise TooMuch(f"lengths above {MOST_POSITIONS:,} are not looked into, got {n:,}")
     for spec in (a, b):
         # a length that a grid does not have is an error, not a difference
         extents_of(spec.program, n)
     samples = _inputs(a, b, inputs)
     compared = tuple(_compared(a, b, n, slots, samples) for slots in _slots(a, b))
-    return Comparison(a, b, n, compared, tuple(asides(a, b, [one.slots[0] for one in compared])))
+    return Comparison(a, b, keys, compared, tuple(asides(a, b, [one.slots[0] for one in compared])))
 
 
 def _inputs(a: Elaborated, b: Elaborated, inputs: Sample | None) -> tuple[Sample, Sample]:
@@ -253,9 +281,10 @@ def _of_graphs(
             return Compared(slots, proven, reason=reason)
     first = Stack(a.program, samples[0]).relation(n, layer, head)
     second = Stack(b.program, samples[1]).relation(n, layer, head)
-    if n == 0 or proven:
+    sides = a.program.crossing or Crossing(n, n)
+    if sides.empty or proven:
         try:
-            edges = edges_of(first, n) if n else 0
+            edges = 0 if sides.empty else edges_of(first, n)
         except TooMuch:
             return Compared(slots, proven, Pairs(), Pairs(), relations=(first, second))
         return Compared(slots, proven, Pairs(), Pairs(), edges, relations=(first, second))
@@ -293,7 +322,8 @@ def _differ_at(a: Elaborated, b: Elaborated, layer: int, head: int) -> int | Non
     at; None where they do not, or where inputs would be needed."""
     for n in LENGTHS:
         try:
-            first, second = (Stack(spec.program).relation(n, layer, head) for spec in (a, b))
+            programs = (replace(spec.program, crossing=None) for spec in (a, b))
+            first, second = (Stack(program).relation(n, layer, head) for program in programs)
             if only_in(first, second, n) or only_in(second, first, n):
                 return n
         except AttnSpecError:
@@ -303,7 +333,11 @@ def _differ_at(a: Elaborated, b: Elaborated, layer: int, head: int) -> int | Non
 
 
 def same_for_every_n(a: Elaborated, b: Elaborated, layer: int, head: int) -> bool:
-    """Whether the graphs of one layer and head come to one form, `causal` included."""
+    """Whether the graphs of one layer and head come to one form, `causal` included; between two
+    sequences, whether they are written alike, for forms know one length."""
+    if a.program.cross:
+        one, other = (spec.program.attend(layer, head).graph for spec in (a, b))
+        return one == other
     forms = []
     for spec in (a, b):
         graph = spec.program.attend(layer, head).graph

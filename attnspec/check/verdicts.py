@@ -8,7 +8,7 @@ What cannot be checked is reported (A609), never passed over.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import numpy as np
@@ -20,6 +20,7 @@ from attnspec.analysis.growth.stable import is_stable
 from attnspec.analysis.reach.leaks import looks_ahead
 from attnspec.check import counterexamples, form_proofs, graph_claims, orders
 from attnspec.check.counterexamples import COMPARE, shown, slot_text
+from attnspec.check.cross_claims import against_stable
 from attnspec.check.places import (
     EVERYWHERE,
     GRAPHS,
@@ -33,6 +34,7 @@ from attnspec.graphs.bind import BindError, integer_of
 from attnspec.graphs.forms.properties import is_symmetric, never_reads_later, reads_itself
 from attnspec.graphs.patterns import BY_NAME
 from attnspec.graphs.stack import Stack, TooMuch, has_mechanism, influence
+from attnspec.ir.crossing import evened
 from attnspec.ir.program import Claim, Program, Term, inputs_of, leaves
 from attnspec.ir.scalars import ScalarError, evaluate
 from attnspec.text.diagnostics import AttnSpecError, Diagnostic, SpecError
@@ -42,6 +44,9 @@ LENGTHS = (1, 2, 64, 257, 1024)
 
 LONGEST = 4096
 """Claims that need all pairs of a graph written out are checked up to this length."""
+
+_COUNTS = ("edges", "degree", "density")
+"""Figures that are those of all longer sequences from some length on, or never."""
 
 _LONG = frozenset(
     "edges degree density rows_nonempty causal reach depth diameter path_length flops bytes subset"
@@ -63,8 +68,10 @@ class Verdict:
 
     def to_dict(self) -> dict[str, object]:
         """As plain data."""
+        since = {} if self.claim.since is None else {"since": self.claim.since}
         return {
             "claim": self.claim.text,
+            **since,
             "status": self.status,
             "lengths": list(self.lengths),
             "failed_at": self.failed_at,
@@ -72,9 +79,24 @@ class Verdict:
 
 
 def judge(program: Program) -> list[Verdict]:
-    """A verdict on each claim of a program, in the order of the text."""
-    stack = Stack(program)
-    return [verdict_on(claim, stack) for claim in program.claims]
+    """A verdict on each claim of a program, in the order of the text; of a spec with `cross` where
+    there are as many queries as keys."""
+    stack = Stack(evened(program))
+    return [
+        _on_stable(claim, program)
+        if program.cross and claim.kind == "stable"
+        else verdict_on(claim, stack)
+        for claim in stack.program.claims
+    ]
+
+
+def _on_stable(claim: Claim, program: Program) -> Verdict:
+    """What is known of rows between two sequences, of which the queries grow."""
+    counterexample = against_stable(program)
+    if counterexample is None:
+        return Verdict(claim, "proven")
+    message = f"`{claim.text}` does not hold: {counterexample}"
+    return Verdict(claim, "refuted", diagnostics=(Diagnostic("A606", message, claim.span),))
 
 
 # --- claims -----------------------------------------------------------------------------------
@@ -89,7 +111,10 @@ def verdict_on(claim: Claim, stack: Stack) -> Verdict:
     if claim.at is not None:
         lengths = tuple(sorted(set(claim.at)))
     else:
-        lengths = () if claim.kind == "order" else tuple(felt.lengths(LENGTHS))
+        wanted = () if claim.kind == "order" else lengths_of(claim)
+        lengths = (
+            tuple(n for n in felt.lengths(wanted) if n >= (claim.since or 0)) if wanted else ()
+        )
     followed = _follows(claim, stack)
     looked_at: list[int] = []
     found = tuple(dict.fromkeys(_claim(claim, stack, lengths, followed, looked_at)))
@@ -102,6 +127,16 @@ def verdict_on(claim: Claim, stack: Stack) -> Verdict:
     if followed or (claim.kind == "order" and not looked_at):
         return Verdict(claim, "proven")
     return Verdict(claim, "checked", tuple(looked_at))
+
+
+def lengths_of(claim: Claim) -> tuple[int, ...]:
+    """The lengths at which a claim is checked that was not proven."""
+    if claim.at is not None:
+        return tuple(sorted(set(claim.at)))
+    if claim.since is None:
+        return LENGTHS
+    first = claim.since
+    return first, first + 1, *(n for n in LENGTHS if n > first + 1)
 
 
 def _follows(claim: Claim, stack: Stack) -> bool:
@@ -158,10 +193,10 @@ def _at_lengths(
     claim: Claim, stack: Stack, lengths: tuple[int, ...], followed: bool, looked_at: list[int]
 ) -> Iterator[Diagnostic]:
     if not lengths:
-        listed = ", ".join(f"{n:,}" for n in LENGTHS)
+        listed = ", ".join(f"{n:,}" for n in lengths_of(claim))
         yield _unchecked(claim, f"the spec has none of the lengths {listed}")
-    elif claim.at is None and stack.program.grid is None and len(lengths) < len(LENGTHS):
-        missing = ", ".join(f"{n:,}" for n in LENGTHS if n not in lengths)
+    elif claim.at is None and stack.program.grid is None and set(lengths) < set(lengths_of(claim)):
+        missing = ", ".join(f"{n:,}" for n in lengths_of(claim) if n not in lengths)
         yield _unchecked(claim, f"a size has no value at n = {missing}")
     for n in lengths:
         if n > LONGEST and claim.kind not in _LONG:
@@ -169,9 +204,36 @@ def _at_lengths(
             continue
         looked_at.append(n)
         found = tuple(_at_length(claim, stack, n, followed))
+        if any(one.code == "A606" for one in found):
+            found = _with_way_out(claim, stack, n, lengths, found)
         yield from found
         if any(one.code != "A609" for one in found):
             return
+
+
+def _with_way_out(
+    claim: Claim, stack: Stack, failed: int, lengths: tuple[int, ...], found: tuple[Diagnostic, ...]
+) -> tuple[Diagnostic, ...]:
+    """The refutation of a count with, where it is one of short sequences, the least n from which
+    the claim holds, as far as is looked."""
+    if claim.kind not in _COUNTS or claim.at is not None or claim.since is not None:
+        return found
+
+    def holds(n: int) -> bool:
+        return not tuple(_at_length(claim, stack, n, False))
+
+    low, high = failed, 0
+    for n in (n for n in lengths if n > failed):
+        low, high = (low, high or n) if holds(n) else (n, 0)
+    if not high:
+        return found
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (low, middle) if holds(middle) else (middle, high)
+    if not holds(high + 1):
+        return found
+    way = f"from n = {high:,} on it holds, as far as was looked: write `for n >= {high}` behind it"
+    return tuple(replace(one, help=one.help or way) for one in found)
 
 
 def _at_length(claim: Claim, stack: Stack, n: int, followed: bool) -> Iterator[Diagnostic]:
@@ -206,7 +268,7 @@ def _in_doubt(claim: Claim, stack: Stack, looked_at: list[int]) -> Iterator[Diag
     """A claim on a spec whose pairs are not all known: what some input shows refutes it."""
     fixed = stack.fixed_length()
     doubt = f"{stack.unknown}"
-    for n in claim.at or (LENGTHS if fixed is None else (fixed,)):
+    for n in claim.at or (lengths_of(claim) if fixed is None else (fixed,)):
         looked_at.append(n)
         try:
             counterexample = _IN_DOUBT[claim.kind](stack, n)

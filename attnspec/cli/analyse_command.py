@@ -43,6 +43,7 @@ def names(ctx: click.Context, param: click.Parameter, text: str | None) -> tuple
     help=f"How many positions; {DEFAULT_LENGTH}, or the size of the spec's grid, if not given."
     " Several, or -n 1024,4096, make a table.",
 )
+@options.queries_option
 @click.option(
     "--only", metavar="NAME,...", callback=names, help="These figures alone, by their names."
 )
@@ -54,6 +55,7 @@ def names(ctx: click.Context, param: click.Parameter, text: str | None) -> tuple
 def command(
     specs: Sequence[str],
     asked: tuple[int, ...],
+    queries: int | None,
     only: tuple[str, ...] | None,
     batch: int,
     heads: int | None,
@@ -74,7 +76,7 @@ def command(
     for spec in specs:
         loaded = spec_at(spec, name, parameters)
         for n in asked or (length_of(loaded.program, None, DEFAULT_LENGTH),):
-            if n > MOST_POSITIONS:
+            if max(n, queries or 0) > MOST_POSITIONS:
                 raise LimitReached(
                     f"lengths up to {min(options.MOST, MOST_POSITIONS):,} are analysed"
                 )
@@ -83,7 +85,9 @@ def command(
                 given = read_inputs(loaded, inputs, needed_inputs(loaded, range(loaded.layers)), n)
             with fitting():
                 reports.append(
-                    loaded.analyse(n, given, batch=batch, heads=heads, head_dim=head_size)
+                    loaded.analyse(
+                        n, given, batch=batch, heads=heads, head_dim=head_size, m=queries
+                    )
                 )
     if len(reports) > MOST_REPORTS:
         raise click.UsageError(f"up to {MOST_REPORTS} columns make a table, got {len(reports)}")

@@ -46,7 +46,8 @@ class Checked:
         how: dict[str, int] = {}
         for verdict in self.verdicts:
             if verdict.status == "proven":
-                where = "for every n"
+                since = verdict.claim.since
+                where = "for every n" if since is None else f"for every n >= {since:,}"
             elif verdict.status == "checked":
                 where = f"at n = {', '.join(f'{n:,}' for n in verdict.lengths)}"
             else:
@@ -91,7 +92,7 @@ def command(
 
     All attentions of a file are checked. A claim is proven for every n where that follows from how
     the spec is written; else it is checked at n = 1, 2, 64, 257 and 1024, one with `at n = ...` at
-    its own lengths. The answer says which.
+    its own lengths, one with `for n >= N` at N, N + 1 and those above. The answer says which.
 
     Example: attnspec check bigbird.attn --set block=32
     """

@@ -111,7 +111,8 @@ def write(target: str, spec: str, text: str, force: bool) -> None:
         plain = f"_{plain}" if plain[:1].isdigit() else plain
         console.say(f"warning: {shown} cannot be imported by its name, {plain}{SUFFIX} could be")
     elif stem in sys.stdlib_module_names or stem in ("torch", "numpy", "attnspec"):
-        console.say(f"warning: {shown} hides the module `{stem}` from what stands beside it")
+        way = f"{stem}{SUFFIX} would not"
+        console.say(f"warning: {shown} hides the module `{stem}` from what stands beside it, {way}")
 
 
 def is_ours(target: str) -> bool:

@@ -30,6 +30,7 @@ DEFAULT_LENGTH = 512
 @click.argument("a", metavar="A")
 @click.argument("b", metavar="B")
 @options.length_option(DEFAULT_LENGTH)
+@options.queries_option
 @options.input_option
 @click.option(
     "--name",
@@ -49,6 +50,7 @@ def command(
     a: str,
     b: str,
     length: int | None,
+    queries: int | None,
     inputs: Mapping[str, str],
     names: Sequence[str],
     parameters: Mapping[str, str],
@@ -70,7 +72,7 @@ def command(
     n = _length(first, second, length)
     with fitting():
         try:
-            found = diff(first, second, n, _inputs((first, second), inputs, n))
+            found = diff(first, second, n, _inputs((first, second), inputs, n), queries)
         except TooMuch as error:
             raise LimitReached(str(error)) from None
     if as_json:

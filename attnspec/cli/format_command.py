@@ -11,9 +11,8 @@ from attnspec.cli import console, options
 from attnspec.cli.failures import WRONG_SPEC, status_of
 from attnspec.cli.files import replace_file
 from attnspec.cli.specs import shown_path, source_at
-from attnspec.grammar.parser import parse
-from attnspec.grammar.printer import print_file
-from attnspec.text.diagnostics import Diagnostic, InternalError, SpecError
+from attnspec.grammar.printer import canonical
+from attnspec.text.diagnostics import Diagnostic, SpecError
 from attnspec.text.source import Source
 
 
@@ -56,15 +55,6 @@ def command(ctx: click.Context, specs: Sequence[str], only_check: bool, to_stdou
     if found:
         console.diagnose(found)
     ctx.exit(max(status_of(found), WRONG_SPEC if differing else 0))
-
-
-def canonical(source: Source) -> str:
-    """The canonical text; raises InternalError rather than let it say anything else than before."""
-    tree = parse(source)
-    text = print_file(tree)
-    if parse(Source(source.name, text)) != tree:
-        raise InternalError(f"{source.name}: the canonical text says something else")
-    return text
 
 
 def is_canonical(source: Source, text: str) -> bool:

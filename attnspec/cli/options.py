@@ -118,8 +118,8 @@ input_option = _option(
     metavar="NAME=VALUE",
     multiple=True,
     callback=settings,
-    help="A run-time input: positions of `tokens` (important=0,5,100..120), the ids of all"
-    " positions (doc=0*32,1*32), or a length (len=12); repeatable.",
+    help="A run-time input: positions of `tokens` (important=0,5,100..120), the ids or numbers of"
+    " all positions (doc=0*32,1*32), or a length (len=12); repeatable.",
 )
 
 
@@ -155,3 +155,12 @@ def length_option(default: int) -> Callable[[Command], Command]:
         callback=count,
         help=f"How many positions; {default}, or the size of the spec's grid, if not given.",
     )
+
+
+queries_option = _option(
+    "-m",
+    "queries",
+    metavar="M",
+    callback=count,
+    help="How many queries, of a spec with `cross`, whose keys -n counts; as many if not given.",
+)

@@ -11,6 +11,7 @@ from attnspec.backends.planner import LONGEST, Plan
 from attnspec.cli import console, options
 from attnspec.cli.failures import LimitReached, fitting
 from attnspec.cli.specs import length_of, spec_at
+from attnspec.spec import Spec
 
 DEFAULT_LENGTH = 4096
 
@@ -18,12 +19,25 @@ DEFAULT_LENGTH = 4096
 @click.command("plan")
 @options.spec_argument
 @options.length_option(DEFAULT_LENGTH)
+@options.queries_option
 @click.option(
     "--device",
     type=click.Choice(("cpu", "cuda", "mps", "xpu")),
     default="cpu",
     show_default=True,
     help="The type of device to plan for; it need not be in this machine.",
+)
+@click.option(
+    "--devices",
+    callback=options.positive,
+    metavar="P",
+    help="Plan one sequence over P devices: who holds which positions, and what travels.",
+)
+@click.option(
+    "--key-heads",
+    callback=options.positive,
+    metavar="H",
+    help="With --devices: heads of keys and values, as many as of queries unless said.",
 )
 @options.shape_options(1)
 @options.backend_option
@@ -33,7 +47,10 @@ DEFAULT_LENGTH = 4096
 def command(
     spec: str,
     length: int | None,
+    queries: int | None,
     device: str,
+    devices: int | None,
+    key_heads: int | None,
     batch: int,
     heads: int | None,
     head_size: int,
@@ -52,14 +69,48 @@ def command(
     """
     loaded = spec_at(spec, name, parameters)
     n = length_of(loaded.program, length, DEFAULT_LENGTH)
-    if n > LONGEST:
-        raise LimitReached(f"plans are made up to n = {LONGEST:,}, got {n:,}")
+    if devices is not None:
+        if queries is not None:
+            raise click.UsageError(
+                "-m is about two sequences, and --devices cuts one: leave one out"
+            )
+        _over_devices(loaded, n, devices, batch, heads, head_size, key_heads, as_json)
+        return
+    if key_heads is not None:
+        raise click.UsageError("--key-heads is about what travels: give --devices, too")
+    longest = max(n, queries or 0)
+    if longest > LONGEST:
+        raise LimitReached(f"plans are made up to n = {LONGEST:,}, got {longest:,}")
     with fitting():
-        plan = loaded.plan(n, device, batch, heads, head_size, backend)
+        plan = loaded.plan(n, device, batch, heads, head_size, backend, queries)
     if as_json:
         console.result_json({"ok": True, **to_dict(plan)})
     else:
         console.result(str(plan))
+
+
+def _over_devices(
+    loaded: Spec,
+    n: int,
+    devices: int,
+    batch: int,
+    heads: int | None,
+    head_size: int,
+    key_heads: int | None,
+    as_json: bool,
+) -> None:
+    from attnspec.distributed.planning import LONGEST, MOST_RANKS
+
+    if n > LONGEST:
+        raise LimitReached(f"several devices are planned for up to n = {LONGEST:,}, got {n:,}")
+    if devices > MOST_RANKS:
+        raise LimitReached(f"plans are made for up to {MOST_RANKS} devices, got {devices}")
+    with fitting():
+        found = loaded.distribute(n, devices, batch, heads, head_size, key_heads)
+    if as_json:
+        console.result_json({"ok": True, **found.to_dict()})
+    else:
+        console.result(str(found))
 
 
 def to_dict(plan: Plan) -> dict[str, object]:
@@ -67,6 +118,7 @@ def to_dict(plan: Plan) -> dict[str, object]:
     a step, and None where there are none."""
     return {
         "name": plan.name,
+        **({} if plan.m is None else {"m": plan.m}),
         "n": plan.n,
         "device": plan.device,
         "batch": plan.shape.batch,

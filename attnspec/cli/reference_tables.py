@@ -8,17 +8,16 @@ Each table stands between two comments, `<!-- patterns -->` and `<!-- /patterns 
 
 from __future__ import annotations
 
-import inspect
 import re
 import sys
 from collections.abc import Callable
-from dataclasses import MISSING, fields
+from dataclasses import fields
 from pathlib import Path
 
+from attnspec.editor.documentation import formula_and_source, page_of, ways
 from attnspec.graphs.patterns import PATTERNS
 from attnspec.graphs.relation import Relation
 from attnspec.ir.mechanisms import MECHANISMS
-from attnspec.ir.parameters import Parameter
 from attnspec.text.catalogue import catalogue
 
 
@@ -26,7 +25,9 @@ def patterns() -> str:
     """One row for each pattern: how it is written, what it means, where it comes from."""
     rows = ["| written | pairs | |", "|---|---|---|"]
     for pattern in PATTERNS:
-        text, source = _documentation(_page_of(pattern))
+        if pattern.word:
+            continue
+        text, source = _documentation(page_of(pattern))
         rows.append(f"| `{_written(pattern)}` | {text} | {source} |")
     return "\n".join(rows)
 
@@ -36,7 +37,7 @@ def lengths() -> str:
     or before them."""
     rows = ["| pattern | positions after | positions before |", "|---|---|---|"]
     for pattern in PATTERNS:
-        if pattern.data_dependent:
+        if pattern.data_dependent or pattern.word:
             continue
         rows.append(f"| `{pattern.name}` | {_after(pattern)} | {_before(pattern)} |")
     return "\n".join(rows)
@@ -74,7 +75,7 @@ def mechanisms() -> str:
     """One row for each mechanism."""
     rows = ["| written | what it is | causal form | |", "|---|---|---|---|"]
     for mechanism in MECHANISMS:
-        text, source = _documentation(sys.modules[mechanism.__module__].__doc__ or "")
+        text, source = _documentation(page_of(mechanism))
         causal = "yes" if mechanism.causal else "no"
         rows.append(f"| `{_written(mechanism)}` | {text} | {causal} | {source} |")
     return "\n".join(rows)
@@ -120,41 +121,17 @@ def main(arguments: list[str]) -> int:
     return 1 if check and stale else 0
 
 
-def _page_of(pattern: type) -> str:
-    """The docstring that has the source: that of the class, or of the file that is about it."""
-    own = inspect.getdoc(pattern) or ""
-    return own if "Source:" in own else sys.modules[pattern.__module__].__doc__ or ""
+def _documentation(page: str) -> tuple[str, str]:
+    formula, source = formula_and_source(page)
+    return _cell(formula), _cell(source)
 
 
-def _documentation(text: str) -> tuple[str, str]:
-    """The first paragraph of a docstring and what follows `Source:`, on one line each."""
-    paragraph = text.strip().split("\n\n")[0]
-    source = re.search(r"^Source: (.*?)(?=\n\n|\n[A-Z]\w+: |\Z)", text, re.MULTILINE | re.DOTALL)
-    return _one_line(paragraph), _one_line(source[1]) if source else ""
-
-
-def _one_line(text: str) -> str:
-    return " ".join(text.split()).replace("|", "\\|")
+def _cell(text: str) -> str:
+    return text.replace("|", "\\|")
 
 
 def _written(declaration: type) -> str:
-    name: str = declaration.name  # type: ignore[attr-defined]
-    signatures = getattr(declaration, "signatures", None)
-    if signatures:
-        ways = [f"{name}({', '.join(f'{argument}' for argument in way)})" for way in signatures]
-        return "`, `".join(ways)
-    parts = []
-    for entry in fields(declaration):
-        parameter: Parameter = entry.metadata["parameter"]
-        if parameter.kind == "context":
-            continue
-        if entry.default is MISSING or entry.default is None:
-            parts.append(entry.name)
-        else:
-            shown = str(entry.default)
-            parts.append(f"{entry.name} = {shown.lower() if shown in ('True', 'False') else shown}")
-    bare = not parts and issubclass(declaration, Relation)
-    return name if bare else f"{name}({', '.join(parts)})"
+    return "`, `".join(ways(declaration))
 
 
 if __name__ == "__main__":

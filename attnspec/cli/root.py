@@ -28,6 +28,7 @@ COMMANDS = (
     "explain",
     "zoo",
     "calibrate",
+    "lsp",
 )
 """In the order of the help text; each is `command` in `attnspec.cli.NAME_command`."""
 

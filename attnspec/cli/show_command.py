@@ -3,37 +3,29 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
 import click
-import numpy as np
 
 from attnspec.cli import console, options
 from attnspec.cli.failures import LimitReached, fitting
 from attnspec.cli.files import require_folder, write_result
 from attnspec.cli.specs import length_of, needed_inputs, read_inputs, shown_path, spec_at
-from attnspec.graphs.relation import Relation
-from attnspec.graphs.stack import decides
-from attnspec.show import drawing
-from attnspec.show.figure import Figure, figure
-from attnspec.show.html import html
-from attnspec.show.panels import has_graph, sheet
-from attnspec.show.png import png
-from attnspec.show.svg import svg
+from attnspec.show.drawing import MAKER
+from attnspec.show.panels import has_graph
+from attnspec.show.picture import SUFFIXES, Picture
 from attnspec.show.tally import TooLong
-from attnspec.show.terminal import draw
 from attnspec.spec import Spec
 
 DEFAULT_LENGTH = 64
-
-SUFFIXES = (".png", ".svg", ".html")
 
 
 @click.command("show")
 @options.spec_argument
 @options.length_option(DEFAULT_LENGTH)
+@options.queries_option
 @click.option(
     "--layer",
     metavar="I",
@@ -45,7 +37,7 @@ SUFFIXES = (".png", ".svg", ".html")
     "-o",
     "output",
     metavar="FILE",
-    help="Write a .png, .svg or .html instead; the last says why each pair is.",
+    help="Write a .png, .svg or .html instead; the last is a page to point at.",
 )
 @options.force_option
 @options.input_option
@@ -54,6 +46,7 @@ SUFFIXES = (".png", ".svg", ".html")
 def command(
     spec: str,
     length: int | None,
+    queries: int | None,
     layer: int | None,
     head: int | None,
     output: str | None,
@@ -67,7 +60,9 @@ def command(
     Rows are queries, columns are keys. Without --head, all heads of the layer that differ from each
     other are drawn. A sequence too long for the terminal is drawn in cells, each as bright as it is
     full. Of graphs that tensors decide a sample is drawn. In a file, the heads of all layers are
-    drawn, each pair in the colour of the term that has it.
+    drawn, each pair in the colour of the term that has it. A page (.html, which needs no network)
+    also says why each pair is, what is reached after each layer and on which way, the cost against
+    n beside dense attention, what runs and what refuses, and whether the claims hold.
 
     Example: attnspec show longformer.attn -n 256 --set radius=16 -o longformer.html
     """
@@ -77,53 +72,38 @@ def command(
     n = length_of(loaded.program, length, DEFAULT_LENGTH)
     require_slot(loaded, layer, head)
     if output is not None:
-        write_picture(output, drawn(loaded, n, layer, head, inputs), force=force)
+        write_picture(output, picture_of(loaded, n, layer, head, inputs, queries), force=force)
         console.say(f"wrote {shown_path(output)}")
         return
     if layer is None:
         layers = range(loaded.program.layers or 1)
         layer = next((each for each in layers if has_graph(loaded.program, each)), 0)
-    console.result(picture(loaded, n, layer, head, inputs))
+    console.result(printed(picture_of(loaded, n, layer, head, inputs, queries)))
 
 
-def drawn(
-    spec: Spec, n: int, layer: int | None, head: int | None, inputs: Mapping[str, str]
-) -> Figure:
-    """What a picture in a file shows."""
+def picture_of(
+    spec: Spec,
+    n: int,
+    layer: int | None,
+    head: int | None,
+    inputs: Mapping[str, str],
+    m: int | None = None,
+) -> Picture:
+    """The picture of what the command line names; raises click.UsageError for inputs that are
+    missing or do not fit."""
     layers = range(spec.layers) if layer is None else [layer]
     given = read_inputs(spec, inputs, needed_inputs(spec, layers, head), n)
-    with fitting(), in_time():
-        known = samples(spec, n, layers, given)
-        return figure(spec.elaborated, n, layer=layer, head=head, inputs=given, known=known)
+    return Picture(spec.elaborated, n, layer, head, given, m)
 
 
-def picture(spec: Spec, n: int, layer: int, head: int | None, inputs: Mapping[str, str]) -> str:
+def printed(found: Picture) -> str:
     """The whole text of a picture for standard output, with colours where it shows them."""
-    width = console.width()
-    given = read_inputs(spec, inputs, needed_inputs(spec, [layer], head), n)
-    with fitting(), in_time():
-        known = samples(spec, n, [layer], given)
-        drawn = sheet(
-            spec.elaborated, n, layer=layer, head=head, inputs=given, width=width, known=known
-        )
     signs = console.signs()
-    body = console.styled(draw(drawn.panels, width, signs))
-    name, facts = drawn.header
+    with fitting(), in_time():
+        panels, text = found.text(console.width(), signs)
+    name, facts = panels.header
     name = click.style(name, bold=True) if signs == "colour" else name
-    return "\n".join([name, facts, "", body, *drawn.footer])
-
-
-def samples(
-    spec: Spec, n: int, layers: Sequence[int], inputs: Mapping[str, np.ndarray]
-) -> Mapping[tuple[int, int], Relation]:
-    """What tensors that are drawn decide, where they decide something."""
-    graphs = (attend.graph for attend in spec.program.attends)
-    if not any(graph is not None and decides(graph) for graph in graphs):
-        return {}
-    # torch takes long to load, and most pictures need none
-    from attnspec.compile.decided import sample_pairs
-
-    return sample_pairs(spec.program, n, layers, inputs)
+    return "\n".join([name, facts, "", console.styled(text), *panels.footer])
 
 
 @contextmanager
@@ -161,20 +141,13 @@ def require_target(path: str, spec: str) -> None:
         raise click.UsageError(f"the output is the spec itself: {shown_path(path)}")
 
 
-def write_picture(path: str, found: Figure, *, force: bool) -> None:
-    """Write a figure as what the file's suffix says; raises OSError.
+def write_picture(path: str, found: Picture, *, force: bool) -> None:
+    """Write a picture as what the file's suffix says; raises OSError.
 
     A picture that this command drew is replaced, anything else only by `force`.
     """
-    suffix = Path(path).suffix.lower()
-    about = "; ".join([found.about, *(", ".join([p.where, *p.lines]) for p in found.plots)])
-    content: str | bytes
-    if suffix == ".png":
-        content = png(drawing.sheet(found), found.name, about)
-    elif suffix == ".svg":
-        content = f"<!-- {drawing.MAKER} -->\n{svg(drawing.sheet(found), found.name, about)}\n"
-    else:
-        content = html(found)
+    with fitting(), in_time():
+        content = found.content(Path(path).suffix.lower())
     write_result(path, content, force=force or _is_ours(path))
 
 
@@ -183,4 +156,4 @@ def _is_ours(path: str) -> bool:
     if not os.path.isfile(path):
         return False
     with open(path, "rb") as file:
-        return drawing.MAKER.encode() in file.read(1000)
+        return MAKER.encode() in file.read(1000)

@@ -80,7 +80,12 @@ def needed_inputs(spec: Spec, layers: Iterable[int], head: int | None = None) ->
     return {name for name in named if spec.inputs[name].kind in _EXAMPLES}
 
 
-_EXAMPLES = {"tokens": "{}=0,5,9", "ids": "{}=0*32,1*32", "length": "{}=12"}
+_EXAMPLES = {
+    "tokens": "{}=0,5,9",
+    "ids": "{}=0*32,1*32",
+    "length": "{}=12",
+    "numbers": "{}=0.5*32,2.25*32",
+}
 
 _ITEM = re.compile(r"(?P<first>[0-9]{1,10})(?:\.\.(?P<last>[0-9]{1,10})|\*(?P<times>[0-9]{1,10}))?")
 
@@ -110,6 +115,8 @@ def _values(entry: Input, text: str, n: int) -> np.ndarray:
         _refuse(
             entry, f"an input of kind {entry.kind} is given in Python: `spec.analyse(n, inputs)`"
         )
+    if entry.kind == "numbers":
+        return _numbers(entry, text, n)
     items = [_ITEM.fullmatch(part.strip()) for part in text.split(",")]
     matches = [item for item in items if item is not None]
     if len(matches) < len(items):
@@ -142,6 +149,26 @@ def _values(entry: Input, text: str, n: int) -> np.ndarray:
                     else f"ids are required, got {text!r}",
                 )
             return np.repeat([int(item["first"]) for item in matches], counts)
+
+
+_NUMBER = re.compile(
+    r"(?P<number>[+-]?(?:nan|inf|[0-9]{1,18}(?:\.[0-9]*)?(?:[eE][+-]?[0-9]{1,3})?))"
+    r"(?:\*(?P<times>[0-9]{1,10}))?"
+)
+
+
+def _numbers(entry: Input, text: str, n: int) -> np.ndarray:
+    """Numbers, each perhaps several times, as int64 where all are whole, else as float64."""
+    matches = [_NUMBER.fullmatch(part.strip()) for part in text.split(",")]
+    items = [item for item in matches if item is not None]
+    if len(items) < len(matches):
+        _refuse(entry, f"numbers separated by commas are required, got {text!r}")
+    counts = [int(item["times"] or 1) for item in items]
+    if sum(counts) != n:
+        message = f"{n} numbers are required, one for each position, got {sum(counts)}"
+        _refuse(entry, message)
+    whole = all(re.fullmatch(r"[+-]?[0-9]+", item["number"]) for item in items)
+    return np.repeat([(int if whole else float)(item["number"]) for item in items], counts)
 
 
 def _refuse(entry: Input, message: str) -> NoReturn:

@@ -43,6 +43,7 @@ _LOADED = "emitted_module"
 @click.command("verify")
 @click.argument("spec", metavar="SPEC_OR_MODULE")
 @options.length_option(DEFAULT_LENGTH)
+@options.queries_option
 @click.option(
     "--backend",
     metavar="NAME",
@@ -57,6 +58,7 @@ def command(
     ctx: click.Context,
     spec: str,
     length: int | None,
+    queries: int | None,
     backend: str,
     name: str | None,
     parameters: Mapping[str, str],
@@ -84,10 +86,13 @@ def command(
     # it loads torch, which no help text and no error of the spec should wait for
     from attnspec.verification import LONGEST, TooLong, verify, verify_each
 
-    if n > LONGEST:
-        raise LimitReached(f"sequences of up to {LONGEST:,} positions are verified, got {n:,}")
-    if n == 0:
-        raise click.UsageError("there is nothing to verify at n = 0")
+    longest = max(n, queries or 0)
+    if longest > LONGEST:
+        message = f"sequences of up to {LONGEST:,} positions are verified, got {longest:,}"
+        raise LimitReached(message)
+    if 0 in (n, queries):
+        name = "m" if n else "n"
+        raise click.UsageError(f"there is nothing to verify at {name} = 0")
     names = [backend]
     if backend == EVERY:
         own = [each.name for each in BACKENDS if not is_on_request(each, "cpu")]
@@ -95,9 +100,9 @@ def command(
     with fitting(), blamed(Stack(program), n):
         try:
             if module is None:
-                found = verify_each(program, n, names)
+                found = verify_each(program, n, names, queries)
             else:
-                found = verify(program, n, module=module)
+                found = verify(program, n, module=module, m=queries)
         except TooLong as error:
             raise LimitReached(str(error)) from None
     if as_json:

@@ -9,9 +9,9 @@ import click
 
 from attnspec.cli import console, options
 from attnspec.cli.files import write_result
+from attnspec.interchange.zoo import SUFFIX, zoo_texts
 from attnspec.text.diagnostics import hinted
 
-SUFFIX = ".attn"
 PRELUDE = "prelude"
 
 
@@ -30,7 +30,7 @@ def command(
     """
     if prelude and name is not None:
         raise click.UsageError("--prelude stands without the NAME of a spec")
-    texts = {PRELUDE: prelude_text()} if prelude else zoo()
+    texts = {PRELUDE: prelude_text()} if prelude else zoo_texts()
     name = PRELUDE if prelude else name
     if name is None:
         if output is not None:
@@ -52,17 +52,6 @@ def command(
         console.result_json({"ok": True, **entry(wanted, texts[wanted]), "text": texts[wanted]})
     elif output is None:
         console.result(texts[wanted].removesuffix("\n"))
-
-
-def zoo() -> dict[str, str]:
-    """The text of each spec by name, in the order of the alphabet."""
-    files = resources.files("attnspec.examples").iterdir()
-    found = {
-        file.name.removesuffix(SUFFIX): file.read_text(encoding="utf-8")
-        for file in files
-        if file.name.endswith(SUFFIX)
-    }
-    return dict(sorted(found.items()))
 
 
 def prelude_text() -> str:

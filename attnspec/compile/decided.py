@@ -39,6 +39,10 @@ def decided_pairs(
     where there are no tensors and inputs do not decide alone. Raises ValueError for tensors that do
     not fit."""
     n = length_of(n)
+    # whoever calls from outside may hand in anything
+    pair: object = tensors
+    if pair is not None and not (isinstance(pair, list | tuple) and len(pair) == 2):
+        raise TypeError(f"tensors must be a pair (q, k), got {type(pair).__name__}")
     graphs = [attend.graph for attend in program.attends if attend.mechanism is None]
     decided = [graph for graph in graphs if graph is not None and decides(graph)]
     given = {name: torch.as_tensor(np.asarray(x))[None] for name, x in (inputs or {}).items()}

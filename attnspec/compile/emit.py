@@ -98,6 +98,15 @@ class NAME(CompiledAttention):
         )
 '''
 
+_CROSS = {
+    "return_lse: bool = False,\n": "return_lse: bool = False,\n        query_start: int = 0,\n",
+    "return_lse=return_lse,\n": "return_lse=return_lse,\n            query_start=query_start,\n",
+    "Queries are the last n_q of the n_k positions; H_kv": (
+        "Queries are another sequence than the keys, from its `query_start` on.\n\n        H_kv"
+    ),
+}
+"""What stands instead in the class of a spec between two sequences."""
+
 
 def emit(
     program: Program,
@@ -226,6 +235,7 @@ def _plain_quotes(text: str) -> str:
 _KINDS = {
     "tokens": "bool [B, n_k]",
     "ids": "integers [B, n_k]",
+    "numbers": "integers or reals [B, n_k]",
     "length": "integers [B]",
     "choices": "integers [B, H or H_kv or 1, n_q, c]",
     "scores": "real [B, H or H_kv or 1, query blocks, key blocks]",
@@ -240,8 +250,12 @@ def _class(program: Program, name: str) -> str:
         shown = ", ".join(f"{x.name} ({_KINDS[x.kind]})" for x in program.inputs)
         inputs = f"`inputs` holds\n        {shown}."
     heads = "H" if program.heads is None else str(program.heads)
+    text = _CLASS
+    if program.cross:
+        for one, other in _CROSS.items():
+            text = text.replace(one, other)
     return (
-        _CLASS.replace("NAME", name)
+        text.replace("NAME", name)
         .replace("SPEC", f"`{program.name}`")
         .replace("HEADS", heads)
         .replace("INPUTS", inputs)

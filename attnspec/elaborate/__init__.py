@@ -10,7 +10,9 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 
 # what expressions mean is registered where it is written
-import attnspec.elaborate.expressions  # noqa: F401
+import attnspec.elaborate.expressions
+import attnspec.elaborate.lists  # noqa: F401
+from attnspec.elaborate.cross import cross_of
 from attnspec.elaborate.imports import Loader
 from attnspec.elaborate.inline import inlined
 from attnspec.elaborate.names import GRAPH_FUNCTIONS, TOKEN_SETS
@@ -60,7 +62,8 @@ def elaborate(
     """The meaning of the attention `name` (the only one if None); raises SpecError."""
     collector = Collector()
     mechanisms = {mechanism.name: mechanism for mechanism in MECHANISMS}
-    builtin = frozenset({*BY_NAME, *mechanisms, *FUNCTIONS, *TOKEN_SETS, *GRAPH_FUNCTIONS})
+    patterns = {name for name, pattern in BY_NAME.items() if not pattern.word}
+    builtin = frozenset({*patterns, *mechanisms, *FUNCTIONS, *TOKEN_SETS, *GRAPH_FUNCTIONS})
     try:
         module = Loader(collector, builtin).load(source)
         attention = _chosen(module, name, collector)
@@ -72,6 +75,7 @@ def elaborate(
         if isinstance(statement, nodes.Setting) and statement.keyword in ("layers", "heads")
     }
     work, said = Work(collector, BY_NAME, mechanisms, pending), Statements()
+    work.cross = cross_of(attention)
     scope = Scope(work, module)
     given: dict[str, nodes.Expression] = {}
     shown: dict[str, ParameterValue] = {}
@@ -96,6 +100,7 @@ def elaborate(
         extra_tokens=work.extra_tokens,
         inputs=tuple(work.inputs.values()),
         claims=tuple(said.claims),
+        cross=work.cross is not None,
     )
     index = {attend: number for number, attend in enumerate(program.attends)}
     program = replace(program, slots=tuple(tuple(index[a] for a in row) for row in slots))

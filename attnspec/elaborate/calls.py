@@ -13,12 +13,16 @@ from attnspec.elaborate.arguments import (
     parameters_of,
     values_of,
 )
-from attnspec.elaborate.names import TOKEN_SETS, Value
+from attnspec.elaborate.foreign_words import meant
+from attnspec.elaborate.lists import input_read, require_exact
+from attnspec.elaborate.names import GRAPH_FUNCTIONS, TOKEN_SETS, Value
 from attnspec.elaborate.scope import Failed, Scope, each, meaning
 from attnspec.grammar import nodes
+from attnspec.graphs.patterns.where_inputs import parted
+from attnspec.graphs.predicates.inputs import reads_inputs
 from attnspec.ir.parameters import Parameter
-from attnspec.ir.program import Leaf, Mechanism, Term, Tokens
-from attnspec.ir.scalars import FUNCTIONS, Apply, Scalar
+from attnspec.ir.program import InputRef, Leaf, Mechanism, Term, Tokens
+from attnspec.ir.scalars import FUNCTIONS, Apply, Scalar, symbols
 from attnspec.text.diagnostics import did_you_mean
 
 MOST_NESTED = 64
@@ -31,6 +35,9 @@ _ANY = Parameter("any", "", positional=True)
 def call(node: nodes.Call, scope: Scope, bare: bool = False) -> Value:
     """What a call stands for; `bare` where the text has the word alone."""
     name, work, graphs = node.name, scope.work, scope.module.graphs
+    given = scope.names.get(name)
+    if isinstance(given, InputRef) and (scope.predicate or name not in _words(scope)):
+        return input_read(node, given, scope)
     if name in scope.module.broken:
         raise Failed
     if name in graphs:
@@ -43,15 +50,27 @@ def call(node: nodes.Call, scope: Scope, bare: bool = False) -> Value:
         return _transposed(node, scope)
     if name == "shift":
         return _shifted(node, scope)
-    if name in work.patterns:
+    if name in work.callable:
         return _pattern(node, scope)
     if name in work.mechanisms:
         return _mechanism(node, scope, bare)
     if name in scope.names:
         scope.fail("A210", f"`{name}` is a value and takes no arguments", node.name_span)
-    words = [*work.patterns, *graphs, *work.mechanisms, *FUNCTIONS, *TOKEN_SETS]
-    advice = did_you_mean(name, [*words, "transpose", "shift"])
+    advice = meant(name, scope) or did_you_mean(name, _words(scope))
     scope.fail("A201", f"`{name}` is not defined", node.name_span, help=advice)
+
+
+def _words(scope: Scope) -> list[str]:
+    """What may have brackets behind its name."""
+    work, graphs = scope.work, scope.module.graphs
+    words = [
+        *work.callable,
+        *graphs,
+        *work.mechanisms,
+        *FUNCTIONS,
+        *TOKEN_SETS,
+    ]
+    return [*words, *GRAPH_FUNCTIONS]
 
 
 def _function(node: nodes.Call, scope: Scope) -> Scalar:
@@ -126,7 +145,7 @@ def _shifted(node: nodes.Call, scope: Scope) -> Term:
 # --- patterns and mechanisms ---------------------------------------------------------------------
 
 
-def _pattern(node: nodes.Call, scope: Scope) -> Leaf:
+def _pattern(node: nodes.Call, scope: Scope) -> Term:
     pattern = scope.work.patterns[node.name]
     parameters = parameters_of(pattern)
     variadic = next((n for n, p in parameters.items() if p.kind == "extents"), None)
@@ -137,7 +156,22 @@ def _pattern(node: nodes.Call, scope: Scope) -> Leaf:
     complete(node, scope, pattern, values, spans)
     if getattr(pattern, "needs_grid", False) and scope.work.grid is None:
         _needs_grid(node, scope)
-    return terms.leaf(node.name, values, spans, node.span, scope)
+    found = terms.leaf(node.name, values, spans, node.span, scope)
+    variable = next((n for n, p in parameters.items() if p.kind == "predicate"), None)
+    if variable is None or not reads_inputs(values[variable]):  # type: ignore[arg-type]
+        return found
+    return _of_inputs(found, values[variable], node, scope)  # type: ignore[arg-type]
+
+
+def _of_inputs(leaf: Leaf, predicate: Scalar, node: nodes.Call, scope: Scope) -> Term:
+    """A predicate that reads inputs."""
+    require_exact(predicate, node, scope)
+    refs = {name: InputRef(name, entry.kind) for name, entry in scope.work.inputs.items()}
+    # tokens before a grid have no cell, and meet no predicate that asks for one, whatever it says
+    whole = scope.work.extra_tokens > 0 and any("." in name for name in symbols(predicate))
+    found = parted(predicate, refs, whole, leaf)
+    terms.spend(scope.work.weights.of(found).size, node.span, scope.work)
+    return found
 
 
 def _extents(node: nodes.Call, scope: Scope, parameter: Parameter) -> tuple[Scalar, ...]:

@@ -6,6 +6,7 @@ from dataclasses import replace
 from typing import NoReturn
 
 from attnspec.elaborate.arguments import check_constant, matched
+from attnspec.elaborate.cross import require_across, require_claim, require_score
 from attnspec.elaborate.names import METRICS, NORMALIZERS, PROPERTIES, SCORES, kind_of, type_of
 from attnspec.elaborate.scope import Failed, Scope, each, meaning
 from attnspec.elaborate.terms import count, integer, require, scalar
@@ -13,12 +14,15 @@ from attnspec.grammar import nodes
 from attnspec.grammar.printer import print_expression
 from attnspec.ir.parameters import Parameter
 from attnspec.ir.program import Claim, Score
-from attnspec.ir.scalars import Scalar
+from attnspec.ir.scalars import Scalar, symbols
 from attnspec.text.diagnostics import did_you_mean
 
 CAP = Parameter("real", "what no score goes beyond")
 
 _FLIPPED = {"<": ">", "<=": ">=", ">": "<", ">=": "<=", "==": "==", "!=": "!="}
+
+MOST_LENGTH = 2**31 - 1
+"""The longest sequence."""
 
 MOST_BUCKETS = 4096
 """The most buckets of a learned bias: a table holds that many numbers for each head."""
@@ -30,20 +34,38 @@ MOST_BUCKETS = 4096
 def claims_of(statement: nodes.Require, scope: Scope) -> list[Claim]:
     """The claims of one `require`; a chain such as `1 <= degree <= 4` makes two."""
     for length in statement.at or ():
-        if not 1 <= length.value <= 2**31 - 1:
+        if not 1 <= length.value <= MOST_LENGTH:
             message = f"a claim is checked at lengths from 1 to 2**31 - 1, got {length.value}"
             scope.work.collector.add("A603", message, length.span)
     at = None if statement.at is None else tuple(length.value for length in statement.at)
+    since = None if statement.since is None else _since(statement.since, scope)
     node = statement.claim
-    claim = Claim("", print_expression(node), at, span=statement.span)
+    claim = Claim("", print_expression(node), at, since, span=statement.span)
     match node:
         case nodes.Name(name) if name in PROPERTIES:
+            require_claim(name, node.span, scope)
             return [replace(claim, kind=name)]
         case nodes.Call("reach"):
+            require_claim("reach", node.span, scope)
             return [replace(claim, kind="reach", value=_layers(node, scope))]
         case nodes.Chain() if node.operators[0] in (*_FLIPPED, "subset"):
             return _comparison(node, scope, claim)
     _unknown(node, scope)
+
+
+def _since(node: nodes.Expression, scope: Scope) -> int:
+    """The least n of a claim `for n >= EXPR`."""
+    value = integer(node, scope, "the n of `for n >= …`")
+    if not isinstance(value, int):
+        named = {name for name in symbols(value) if name in ("n", "layer", "head")}
+        shown = " and ".join(f"`{name}`" for name in sorted(named))
+        message = f"the n of `for n >= …` must be one number for the whole claim, it reads {shown}"
+        advice = "say it of the largest of them, `min` and `max` take parameters and numbers"
+        scope.fail("A603", message, node.span, help=advice)
+    if not 1 <= value <= MOST_LENGTH - 1:
+        message = f"a claim is made for lengths from 1 to 2**31 - 2, got {value}"
+        scope.fail("A603", message, node.span)
+    return value
 
 
 def _layers(node: nodes.Call, scope: Scope) -> Scalar:
@@ -67,6 +89,7 @@ def _comparison(node: nodes.Chain, scope: Scope, claim: Claim) -> list[Claim]:
     if len(figures) > 1:
         scope.fail("A604", "a claim compares one figure with numbers", node.span)
     ((place, name),) = figures
+    require_claim(name, node.operands[place].span, scope)
     claims = []
     for index, operator in enumerate(node.operators):
         left, right = node.operands[index : index + 2]
@@ -95,6 +118,7 @@ def _about_graphs(node: nodes.Chain, scope: Scope, claim: Claim) -> Claim:
         _unknown(node, scope)
     for term, operand in zip(terms, node.operands, strict=True):
         require(term, "graph", operand.span, scope, f"what stands beside `{operator}`")
+        require_across(term, operand.span, scope)
     return replace(claim, kind=operator, terms=tuple(terms))  # type: ignore[arg-type]
 
 
@@ -125,6 +149,7 @@ def score_of(node: nodes.Expression, scope: Scope) -> Score:
         span = node.name_span if isinstance(node, nodes.Call) else node.span
         scope.fail("A317", message, span, help=did_you_mean(found, SCORES))
     name, defaults = node.name, SCORES[node.name]
+    require_score(name, node.span, scope)
     parameters = {argument: Parameter("any", "") for argument in defaults}
     given, _ = matched(
         node, scope, parameters, lambda argument, value: _argument(name, argument, value, scope)

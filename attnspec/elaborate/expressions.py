@@ -8,7 +8,9 @@ from typing import TypeVar
 
 from attnspec.elaborate import terms
 from attnspec.elaborate.calls import call
+from attnspec.elaborate.foreign_words import meant
 from attnspec.elaborate.hybrids import regrouped
+from attnspec.elaborate.lists import readings
 from attnspec.elaborate.names import (
     ARTICLES,
     COORDINATES,
@@ -23,7 +25,8 @@ from attnspec.elaborate.names import (
 )
 from attnspec.elaborate.scope import Failed, Scope, each, meaning
 from attnspec.grammar import nodes
-from attnspec.ir.program import Compound, Leaf, Mechanism, Term
+from attnspec.ir.crossing import QUERIES
+from attnspec.ir.program import Compound, InputRef, Leaf, Mechanism, Term
 from attnspec.ir.scalars import FUNCTIONS, Apply, Scalar, Symbol
 from attnspec.text.diagnostics import did_you_mean
 from attnspec.text.source import Span
@@ -63,23 +66,30 @@ def word(node: nodes.Name, scope: Scope) -> Value:
         return found
     if name in SCALARS:
         return _scalar_word(node, scope)
+    if name == QUERIES and work.cross is not None:
+        return Symbol(name)
     if scope.predicate and name in POSITIONS:
         return Symbol(name)
     if name in module.broken:
         raise Failed
-    if name in module.graphs or name in work.patterns or name in work.mechanisms:
+    if name in module.graphs or name in work.callable or name in work.mechanisms:
         return call(nodes.Call(name, (), span=node.span, name_span=node.span), scope, bare=True)
     if name in POSITIONS:
         scope.fail("A205", f"`{name}` has a meaning only inside `where(…)`", node.span)
     if name in FUNCTIONS or name in TOKEN_SETS or name in GRAPH_FUNCTIONS:
         scope.fail("A206", f"`{name}` needs its arguments: `{name}(…)`", node.span)
     words = [*scope.names, *SCALARS, "true", "false"]
+    advice: str | None
     if scope.predicate:
         advice = did_you_mean(name, [*words, *POSITIONS]) or _in_predicates(name)
     else:
         if not scope.numbers:
-            words += [*work.patterns, *module.graphs, *work.mechanisms]
+            words += [*work.callable, *module.graphs, *work.mechanisms]
         advice = did_you_mean(name, words)
+        advice = advice if scope.numbers else meant(name, scope) or advice
+    if name == QUERIES:
+        counts = "`m` counts queries in a spec that says `cross`"
+        advice = counts if advice is None else f"{advice}; {counts}"
     scope.fail("A201", f"`{name}` is not defined", node.span, help=advice)
 
 
@@ -127,7 +137,10 @@ _POSITION = re.compile(r"[A-Za-z]|(q|k|kv)_\w+|\w*(query|key|idx|index|pos)\w*",
 def _in_predicates(name: str) -> str | None:
     """What a predicate calls what another language calls otherwise."""
     if name in COORDINATES[3]:
-        return f"on a grid write `q.{name}` or `k.{name}`"
+        return (
+            f"on a grid write `q.{name}` or `k.{name}`; of tokens declare `input {name}: numbers`"
+            f" and write `{name}(q)` or `{name}(k)`"
+        )
     if _POSITION.fullmatch(name):
         return "in a predicate `q` is the position of the query, `k` that of the key"
     return None
@@ -174,6 +187,8 @@ def chain(node: nodes.Chain, scope: Scope) -> Value:
         return _scalar_chain(node, operands, scope)  # type: ignore[arg-type]
     if kinds & {"mechanism", "hybrid"}:
         return _hybrid(node, operands, scope)
+    if scope.predicate:
+        _require_read(node, operands, scope)
     for operator, span in zip(node.operators, node.operator_spans, strict=False):
         if operator not in _SETS:
             ends = " and ".join(ARTICLES[kind_of(operands[at])] for at in (0, -1))
@@ -192,6 +207,14 @@ def chain(node: nodes.Chain, scope: Scope) -> Value:
         if operator == "-":
             terms.known_now(term, span, scope, "on the right of `-`")
     return _joined(node, graphs, lambda op, of: terms.compound(op, of, node.span, scope))
+
+
+def _require_read(node: nodes.Chain, operands: Sequence[Value], scope: Scope) -> None:
+    """Refuse an input of which a predicate does not say where it is read."""
+    for operand, part in zip(operands, node.operands, strict=True):
+        if isinstance(operand, InputRef):
+            message = "a predicate reads an input at the query or the key"
+            scope.fail("A310", message, part.span, help=readings(operand))
 
 
 def _joined(node: nodes.Chain, some: Sequence[T], join: Callable[[str, tuple[T, ...]], T]) -> T:

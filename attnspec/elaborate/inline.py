@@ -136,6 +136,7 @@ class _Names:
             case nodes.Chain(operands):
                 return replace(node, operands=tuple(change(part) for part in operands))
             case _:
+                # lists hold numbers, and graphs are none
                 return node
 
     def _name(self, name: str) -> str:

@@ -45,8 +45,11 @@ SCORES: dict[str, dict[str, Scalar | None]] = {
     "alibi": {},
     "bias": {"buckets": 32, "max_distance": 128},
 }
+SELECTORS = ("even", "odd", "all")
+"""The words that choose layers or heads."""
+
 NORMALIZERS = ("softmax", "relu", "sigmoid", "softmax1")
-INPUT_KINDS = ("tokens", "ids", "length", *SIZED, "buckets")
+INPUT_KINDS = ("tokens", "ids", "length", "numbers", *SIZED, "buckets")
 METRICS = tuple(
     "edges degree density diameter path_length depth spectral_gap flops bytes order".split()
 )
@@ -64,13 +67,21 @@ class Hybrid:
     mechanism: Mechanism
 
 
-Value: TypeAlias = "Scalar | TokenTerm | Term | Mechanism | Hybrid"
+@dataclass(frozen=True)
+class Numbers:
+    """`[8, 16, 32]`: a list, of which an index takes one number."""
+
+    items: tuple[Scalar, ...]
+
+
+Value: TypeAlias = "Scalar | Numbers | TokenTerm | Term | Mechanism | Hybrid"
 """What a name or an expression stands for."""
 
-Kind: TypeAlias = Literal["scalar", "tokens", "input", "graph", "mechanism", "hybrid"]
+Kind: TypeAlias = Literal["scalar", "list", "tokens", "input", "graph", "mechanism", "hybrid"]
 
 ARTICLES: dict[Kind, str] = {
     "scalar": "a number",
+    "list": "a list",
     "tokens": "a token set",
     "input": "an input",
     "graph": "a graph",
@@ -92,6 +103,8 @@ def kind_of(value: Value) -> Kind:
             return "mechanism"
         case Hybrid():
             return "hybrid"
+        case Numbers():
+            return "list"
         case _:
             return "scalar"
 
@@ -99,7 +112,7 @@ def kind_of(value: Value) -> Kind:
 ScalarType: TypeAlias = Literal["integer", "real", "boolean"]
 
 _TRUTHS = frozenset("== != < <= > >= and or not within one_of".split())
-_COUNTS = frozenset("+ * min max // % isqrt floor ceil abs".split())
+_COUNTS = frozenset("+ * min max // % isqrt floor ceil abs item".split())
 
 
 def type_of(scalar: Scalar) -> ScalarType:

@@ -118,11 +118,17 @@ class Work:
     grid: tuple[Scalar, ...] | None = None
     extra_tokens: int = 0
     causal: Span | None = None
+    cross: Span | None = None
     inputs: dict[str, Input] = field(default_factory=dict)
     broken: set[str] = field(default_factory=set)
     used_graphs: dict[tuple[int, str], tuple[nodes.Graph, Module]] = field(default_factory=dict)
     weights: Weights = field(default_factory=Weights)
     spent: int = 0
+
+    @property
+    def callable(self) -> list[str]:
+        """The patterns that a text may name."""
+        return [name for name, pattern in self.patterns.items() if not pattern.word]
 
 
 @dataclass

@@ -88,10 +88,11 @@ def slots_of(rulings: Rulings, attention: nodes.Attention, work: Work) -> list[l
         names = asked[id(ruling)] | asked[id(scale)]
         place = {} if work.layers is None else {"layer": layer}
         place |= {} if work.heads is None else {"head": head}
+        where = ", ".join(f"{name} {number}" for name, number in place.items())
         place = {name: number for name, number in place.items() if name in names}
         key = (id(ruling), *map(id, rest), *place.items())
         if key not in made:
-            made[key] = _attend(place, work, ruling, *rest)
+            made[key] = _attend(place, where, work, ruling, *rest)
         return made[key]
 
     return [
@@ -168,16 +169,17 @@ def _symbols(value: Term | Scalar | None) -> set[str]:
 
 def _attend(
     place: Mapping[str, int],
+    where: str,
     work: Work,
     ruling: Ruling[Attended],
     scale: Ruling[Scalar] | None,
     normal: Ruling[str] | None,
     scores: Ruling[tuple[Score, ...]] | None,
 ) -> Attend:
-    """What one head does by the statements that rule it, with layer and head filled in."""
+    """What one head does by the statements that rule it, with layer and head filled in as far as
+    it reads them; `where` names the first that does so."""
     graph, mechanism = ruling.value
     factor = None if scale is None else scale.value
-    where = ", ".join(f"{name} {number}" for name, number in place.items())
     try:
         if graph is not None and place:
             spend(work.weights.of(graph).size + CALL, ruling.span, work)
@@ -187,8 +189,11 @@ def _attend(
         if factor is not None:
             factor = fold(factor, dict(place))
     except ScalarError as error:
-        message = f"an expression has no value at {where}: {error}"
-        work.collector.add("A308", message, ruling.span)
+        said = work.collector.diagnostics
+        if not any(one.code == "A308" and one.span == ruling.span for one in said):
+            # once, for the first layer and head
+            message = f"an expression has no value at {where}: {error}"
+            work.collector.add("A308", message, ruling.span)
     if graph is not None:
         _check_governed(graph, work, scale)
     changes = () if scores is None else scores.value

@@ -6,14 +6,23 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TypeVar
 
-from attnspec.elaborate.arguments import check_constant
+from attnspec.elaborate.arguments import check_constant, values_of
 from attnspec.elaborate.clauses import claims_of, normalizer_of, score_of
-from attnspec.elaborate.names import INPUT_KINDS, RESERVED, Hybrid, Value, type_of
+from attnspec.elaborate.cross import require_across, require_one_sequence
+from attnspec.elaborate.names import (
+    INPUT_KINDS,
+    RESERVED,
+    TOKEN_SETS,
+    Hybrid,
+    Value,
+    type_of,
+)
 from attnspec.elaborate.scope import Failed, Scope, each, meaning
 from attnspec.elaborate.slots import Ruling, Rulings, Where
 from attnspec.elaborate.terms import count, integer, known, require, scalar
 from attnspec.grammar import nodes
 from attnspec.graphs.relation import DataDependent
+from attnspec.ir.crossing import QUERIES
 from attnspec.ir.parameters import Parameter
 from attnspec.ir.program import SIZED, Claim, Input, InputRef, Mechanism, Term, leaves
 from attnspec.ir.scalars import Scalar
@@ -27,7 +36,7 @@ MOST_SCOPES = 16
 
 SCALE = Parameter("real", "what scores are multiplied by")
 
-_TOP = ("layers", "heads", "sequence", "extra_tokens", "causal")
+_TOP = ("layers", "heads", "sequence", "extra_tokens", "causal", "cross")
 
 S = TypeVar("S", nodes.Let, nodes.Input, nodes.Setting)
 
@@ -112,6 +121,9 @@ class Statements:
         if name in RESERVED:
             message = f"`{name}` is a word of the language and cannot be a name"
             scope.fail("A204", message, span)
+        if name == QUERIES and scope.work.cross is not None:
+            message = f"`{name}` is the number of queries here and cannot be another name"
+            scope.fail("A204", message, span, related=(("said here", scope.work.cross),))
         if name in self.places:
             # which of the two is meant is not known: what uses the name says nothing more
             scope.names[name] = None
@@ -133,7 +145,8 @@ class Statements:
                 f"the kind of an input is one of {', '.join(INPUT_KINDS)}, got `{kind}`",
                 statement.kind_span,
                 notes=(
-                    "`tokens` marks positions, `ids` numbers them, `length` counts them",
+                    "`tokens` marks positions, `ids` labels them, `numbers` measures them, `length`"
+                    " counts them",
                     "`choices`, `scores` and `buckets` decide what is read",
                 ),
                 help=did_you_mean(kind, INPUT_KINDS),
@@ -157,9 +170,13 @@ class Statements:
             first = ("first said here", self.said[keyword])
             scope.fail("A406", f"`{keyword}` is said twice", statement.span, related=(first,))
         self.said[keyword] = statement.keyword_span
-        if value is None:
+        if keyword != "cross" and work.cross is not None:
+            require_one_sequence(statement, scope)
+        if keyword == "causal":
             work.causal = statement.keyword_span
-        elif keyword == "layers":
+        if value is None:
+            return
+        if keyword == "layers":
             work.layers = count(value, scope, "`layers`", 1, MOST_LAYERS)
         elif keyword == "heads":
             work.heads = count(value, scope, "`heads`", 1, MOST_HEADS)
@@ -251,6 +268,8 @@ def _chosen(block: nodes.Scope, scope: Scope, count: int) -> frozenset[int]:
         return value
 
     def one(item: nodes.Expression) -> frozenset[int]:
+        if isinstance(item, nodes.Call) and item.name == "every":
+            return _every(item, kind, scope, count)
         bare = item.name if isinstance(item, nodes.Name) else ""
         if bare.lower() in words and bare not in scope.names:
             advice = did_you_mean(bare, words)
@@ -266,6 +285,22 @@ def _chosen(block: nodes.Scope, scope: Scope, count: int) -> frozenset[int]:
     return frozenset().union(*each(block.items, one))
 
 
+def _every(node: nodes.Call, kind: str, scope: Scope, count: int) -> frozenset[int]:
+    """The layers or heads of `every(3, offset = 1)`."""
+    given, spans = values_of(node, scope, TOKEN_SETS["every"])
+    if "step" not in given:
+        scope.fail("A303", "`every` needs its `step`: `every(3)`", node.span)
+    for name, value in given.items():
+        if not isinstance(value, int):
+            message = f"a {kind} must be known when the spec is compiled, `{name}` reads a symbol"
+            scope.fail("A315", message, spans[name])
+    found = frozenset(range(given.get("offset", 0), count, given["step"]))  # type: ignore[arg-type]
+    if not found:
+        message = f"`every` from {given['offset']} on is no {kind}: the spec says `{kind}s {count}`"
+        scope.fail("A403", message, node.span, notes=("they count from 0",))
+    return found
+
+
 def meant_as_range(item: nodes.Expression) -> str | None:
     """The way out where a layer or head is written as `5-3` or `1+1`; None for all else."""
     if not isinstance(item, nodes.Chain) or item.operators not in (("+",), ("-",)):
@@ -279,6 +314,7 @@ def meant_as_range(item: nodes.Expression) -> str | None:
 
 def _attended(node: nodes.Expression, scope: Scope) -> tuple[Term | None, Mechanism | None]:
     value = meaning(node, scope)
+    require_across(value, node.span, scope)
     if isinstance(value, Hybrid):
         _require_form(value.mechanism, scope)
         _require_alone(value.graph, node.span, scope, beside=True)

@@ -51,6 +51,9 @@ def bound_value(parameter: nodes.Parameter, node: nodes.Expression, scope: Scope
     with explained(parameter, scope.work.collector):
         found = meaning(node, scope.child(numbers=wanted is not None))
         kind = kind_of(found)
+        if wanted is None and _is_list(parameter) and kind != "list":
+            message = f"the value of `{parameter.name}` must be a list, got {ARTICLES[kind]}"
+            scope.fail("A218", message, node.span, help="for example `[8, 16, 32]`")
         is_truth = kind == "scalar" and type_of(found) == "boolean"  # type: ignore[arg-type]
         if wanted is not None and (kind != "scalar" or is_truth != (wanted == _TRUTH)):
             got = "a boolean" if is_truth else ARTICLES[kind]
@@ -77,6 +80,10 @@ def _described(parameter: nodes.Parameter) -> str:
         return "has no default"
     kind, shown = kind_of_default(parameter), print_expression(parameter.default)
     return f"has the default `{shown}`" if kind is None else f"is {kind}, {shown} by default"
+
+
+def _is_list(parameter: nodes.Parameter) -> bool:
+    return isinstance(parameter.default, nodes.List)
 
 
 def kind_of_default(parameter: nodes.Parameter) -> str | None:

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, fields, replace
 from math import prod
 from typing import TYPE_CHECKING, cast
 
+from attnspec.graphs.across import counts, placed
 from attnspec.graphs.operators import (
     Complement,
     Intersection,
@@ -29,10 +30,13 @@ from attnspec.graphs.token_sets import (
     TokenIntersection,
     TokenSet,
     TokenUnion,
+    Within,
 )
+from attnspec.ir.crossing import QUERIES
 from attnspec.ir.parameters import Parameter, RelationError
 from attnspec.ir.program import (
     Compound,
+    Crossing,
     InputRef,
     Leaf,
     Program,
@@ -41,7 +45,7 @@ from attnspec.ir.program import (
     Tokens,
     TokenTerm,
 )
-from attnspec.ir.scalars import Scalar, ScalarError, Value, evaluate, fold
+from attnspec.ir.scalars import Scalar, ScalarError, Value, evaluate, fold, symbols
 from attnspec.text.diagnostics import AttnSpecError, Diagnostic, SpecError
 
 if TYPE_CHECKING:
@@ -82,6 +86,8 @@ class Situation:
     """Where a term stands: everything that its scalars and context fields may ask for.
 
     `inputs` maps names to `Data`; `patterns` maps names to the pattern classes that may occur.
+    Between two sequences `crossing` has the lengths of both, of which n is that of the keys;
+    `turned` says that queries and keys have changed places.
     """
 
     n: int
@@ -94,6 +100,19 @@ class Situation:
     grid: tuple[int, ...] = ()
     extra_tokens: int = 0
     inputs: Mapping[str, Data] = field(default_factory=dict, compare=False)
+    crossing: Crossing | None = None
+    turned: bool = False
+
+    @property
+    def apart(self) -> Crossing | None:
+        """The lengths of two sequences that are not one by their numbers."""
+        return None if self.crossing is None or self.crossing.even else self.crossing
+
+    def positions(self, side: str) -> int:
+        """How many positions there are of queries, "q", or of keys, "k"."""
+        if self.apart is None:
+            return self.n
+        return self.apart.keys if (side == "k") != self.turned else self.apart.m
 
     @property
     def values(self) -> dict[str, Value]:
@@ -103,11 +122,20 @@ class Situation:
             values["layers"] = self.layers
         if self.heads is not None:
             values["heads"] = self.heads
+        if self.crossing is not None:
+            values[QUERIES] = self.crossing.m
         return values
 
     def value(self, scalar: Scalar, name: str) -> object:
         """What a scalar, the argument of a name, is worth here."""
         return evaluate(scalar, self.values)
+
+    def shown(self, scalar: Scalar) -> str:
+        """Where a scalar is evaluated, in words: n, and the layer and head where it reads them."""
+        read = [
+            f", {name} {self.values[name]}" for name in ("layer", "head") if name in symbols(scalar)
+        ]
+        return f"n = {self.n}{''.join(read)}"
 
     def fault(self, parameter: Parameter, name: str, value: object) -> str | None:
         """What is wrong with an argument, in words, or None."""
@@ -118,6 +146,8 @@ def bind(term: Term, at: Situation) -> Relation:
     """The relation that a term denotes; raises BindError naming the argument and n."""
     if isinstance(term, Leaf):
         return _bind_leaf(term, at)
+    if term.op == "transpose":
+        at = replace(at, turned=not at.turned)
     terms = tuple(bind(child, at) for child in term.terms)
     match term.op:
         case "|":
@@ -132,12 +162,23 @@ def bind(term: Term, at: Situation) -> Relation:
             return transpose_of(terms[0])
         case _:
             by = integer_of(term.by if term.by is not None else 0, at, "by", _span_of(term))
-            return Shift(terms[0], by)
+            return Shift(terms[0] if at.apart is None else _inside(terms[0], at), by)
+
+
+def _inside(relation: Relation, at: Situation) -> Relation:
+    """The pairs whose positions both sequences have."""
+    rows, columns = (
+        at.patterns[name](First(at.positions(side)))  # type: ignore[call-arg]
+        for name, side in (("rows", "q"), ("columns", "k"))
+    )
+    return Intersection((relation, rows, columns))
 
 
 def bind_attended(graph: Term, at: Situation) -> Relation:
     """The relation of an `attend`: the term, intersected with k <= q where the spec is causal."""
     relation = bind(graph, at)
+    if at.apart is not None:
+        return placed(relation, at.apart)
     if at.causal:
         return Intersection((relation, at.patterns["causal"]()))
     return relation
@@ -238,6 +279,26 @@ def _bind_listed(term: Tokens, at: Situation, span: Span | None) -> TokenSet:
 
 
 def _bind_leaf(leaf: Leaf, at: Situation) -> Relation:
+    if at.apart is None or not any(_ends(value) for _, value in leaf.arguments):
+        return _bound(leaf, at)
+    by_side = {side: _bound(leaf, at, at.positions(side)) for side in "qk"}
+    sides = at.patterns[leaf.pattern].sides
+    if sides in by_side:
+        return by_side[sides]
+    # what asks about both is the union of parts that ask about one
+    parts = ((side, part) for side, each in by_side.items() for part in each.parts() or ())
+    return Union(tuple(part for side, part in parts if part.sides == side))
+
+
+def _ends(value: object) -> bool:
+    """Whether an argument is a token set that depends on where its sequence ends."""
+    if isinstance(value, TokenCompound):
+        return any(map(_ends, value.terms))
+    return counts(value) or (isinstance(value, InputRef) and value.kind == "tokens")
+
+
+def _bound(leaf: Leaf, at: Situation, length: int | None = None) -> Relation:
+    """A pattern, its token sets as they are in a sequence of that length if it is given."""
     pattern = at.patterns[leaf.pattern]
     given = dict(leaf.arguments)
     bound: dict[str, object] = {}
@@ -249,6 +310,8 @@ def _bind_leaf(leaf: Leaf, at: Situation) -> Relation:
             bound[entry.name] = _bind_argument(
                 parameter, entry.name, given[entry.name], at, leaf.place(entry.name)
             )
+            if parameter.kind == "tokens" and length is not None:
+                bound[entry.name] = Within(cast(TokenSet, bound[entry.name]), length)
     try:
         return pattern(**bound)
     except RelationError as error:
@@ -262,16 +325,21 @@ def _bind_argument(
         case "tokens":
             return bind_tokens(given, at, span)  # type: ignore[arg-type]
         case "graph":
-            return bind(given, at)  # type: ignore[arg-type]
+            relation = bind(given, at)  # type: ignore[arg-type]
+            return relation if at.apart is None else placed(relation, at.apart)
         case _ if isinstance(given, InputRef):
             return at.inputs[given.name]
         case "predicate":
-            known = {name: value for name, value in at.values.items() if name != "n"}
+            # at every length n is filled in anew, unless the sequence that is bound has another
+            open_ = "n" if at.apart is None else ""
+            known = {name: value for name, value in at.values.items() if name != open_}
             try:
                 return fold(given, known)  # type: ignore[arg-type]
             except ScalarError as error:
                 where = f"layer {at.layer}, head {at.head}"
                 raise BindError(f"`where` has no value at {where}: {error}", span) from None
+        case "inputs":
+            return tuple(at.inputs[each.name] for each in given)  # type: ignore[attr-defined]
         case "extents":
             return tuple(integer_of(part, at, name, span) for part in given)  # type: ignore[attr-defined]
         case "choice":
@@ -288,7 +356,7 @@ def _value(scalar: Scalar, at: Situation, name: str, span: Span | None) -> objec
     try:
         return at.value(scalar, name)
     except ScalarError as error:
-        raise BindError(f"`{name}` has no value at n = {at.n}: {error}", span) from None
+        raise BindError(f"`{name}` has no value at {at.shown(scalar)}: {error}", span) from None
     except KeyError as error:
         raise BindError(
             f"`{name}` needs `{error.args[0]}`, which the spec does not declare", span
@@ -321,8 +389,15 @@ def extents_of(program: Program, n: int) -> tuple[int, ...]:
         shape = " x ".join(str(extent) for extent in extents)
         raise LengthError(
             f"the grid of `{program.name}` has {shape} = {cells} cells{extra}, got n = {n}"
+            + _one_length(program)
         )
     return extents
+
+
+def _one_length(program: Program) -> str:
+    """The way out where a grid has one size."""
+    n = program.fixed_length
+    return "" if n is None else f": its one length is {n}, also where a command gets no -n"
 
 
 def situation_of(
@@ -338,8 +413,9 @@ def situation_of(
 
     `grid` are the extents where they are known already. Raises as `extents_of`.
     """
+    crossing = (program.crossing or Crossing(n, n)) if program.cross else None
     return Situation(
-        n=n,
+        n=n if crossing is None else crossing.keys,
         patterns=BY_NAME,
         layer=layer,
         head=head,
@@ -349,4 +425,5 @@ def situation_of(
         grid=extents_of(program, n) if grid is None else grid,
         extra_tokens=program.extra_tokens,
         inputs=inputs or {},
+        crossing=crossing,
     )

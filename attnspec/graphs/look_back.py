@@ -133,9 +133,9 @@ def _is_steady(relation: Relation) -> bool:
         return _is_steady(relation.term)
     if isinstance(relation, Shift):
         return relation.by >= 0 and _is_steady(relation.term)
-    predicate = predicate_of(relation)
+    predicate = predicate_of(relation) or vars(relation).get("predicate")
     if predicate is not None:
-        return set(symbols(predicate)) <= {"q", "k"}
+        return all(name in ("q", "k") or name.endswith(")") for name in symbols(predicate))
     tokens = vars(relation).get("tokens")
     if isinstance(tokens, TokenSet):
         return _are_steady(tokens)

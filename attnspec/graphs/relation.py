@@ -18,6 +18,7 @@ import numpy as np
 
 from attnspec.ir.mechanisms.declaration import Part
 from attnspec.ir.parameters import RelationError
+from attnspec.ir.program import Crossing
 from attnspec.ir.scalars import Scalar, Symbol
 
 EMPTY, SOME, FULL = 0, 1, 2
@@ -87,6 +88,10 @@ class Relation:
 
     name: ClassVar[str] = ""
 
+    word: ClassVar[str] = ""
+    """How the language writes the pattern where that is not its name: what is made of another one
+    by the compiler cannot be called."""
+
     data_dependent: ClassVar[bool] = False
     """Whether queries and keys decide the pairs, so that `holds` cannot answer."""
 
@@ -124,6 +129,15 @@ class Relation:
     anchored: ClassVar[bool] = True
     """Whether pairs change where all tokens move on by as many positions, inputs with them."""
 
+    one_sequence: ClassVar[str] = ""
+    """Why there are no such pairs between two sequences, "" where there are; what is to be read
+    after its name."""
+
+    @classmethod
+    def not_across(cls, given: Mapping[str, object]) -> str:
+        """The same with these arguments."""
+        return cls.one_sequence
+
     @classmethod
     def changing(cls, causal: bool) -> Changing | None:
         """How pairs change with n, in a spec with or without the statement `causal`."""
@@ -144,6 +158,11 @@ class Relation:
         """The edges, with `causal` those with k <= q, as a sympy expression in n, where that is no
         quasi-polynomial; None where it is not known."""
         return None
+
+    @classmethod
+    def anchors(cls, given: Mapping[str, Any]) -> bool:
+        """Whether the pattern is anchored with these arguments."""
+        return cls.anchored
 
     @classmethod
     def samples(cls) -> Iterator[Relation]:
@@ -510,7 +529,10 @@ def is_scattered(relation: Relation) -> bool:
 
 def is_of_any_length(value: object) -> bool:
     """Whether a relation, or a part of it, is the same thing whatever the length is: it is on no
-    grid, asks for no n, and holds no array, which has a length of its own."""
+    grid, asks for no n, and holds no array, and no two sequences: these have lengths of their
+    own."""
+    if isinstance(value, Crossing):
+        return False
     if isinstance(value, tuple):
         return all(map(is_of_any_length, value))
     if isinstance(value, Symbol):

@@ -13,6 +13,7 @@ import numpy.typing as npt
 
 from attnspec.graphs.bind import Situation, bind_attended, extents_of, located, situation_of
 from attnspec.graphs.patterns import BY_NAME
+from attnspec.graphs.predicates.inputs import READ
 from attnspec.graphs.relation import DataDependent, Relation, probes
 from attnspec.graphs.token_sets import Data
 from attnspec.ir.api_checks import index_of, length_of, of_head, sampled
@@ -20,6 +21,7 @@ from attnspec.ir.parameters import RelationError
 from attnspec.ir.program import (
     Attend,
     Compound,
+    Crossing,
     Leaf,
     Program,
     Term,
@@ -174,6 +176,10 @@ class Stack:
                     return f"`{leaf.pattern}` is decided by the data"
         return None
 
+    def queries(self, n: int) -> slice:
+        """Which of n positions are queries: all, but where they hold two sequences."""
+        return slice(n if self.program.crossing is None else self.program.crossing.queries)
+
     def situation(self, n: int, layer: int = 0, head: int = 0) -> Situation:
         """What terms and scalars of the program mean at n positions."""
         return situation_of(self.program, n, layer, head)
@@ -210,7 +216,9 @@ class Stack:
                         help="`module.pairs(q, k)` of the compiled module gives them",
                     )
                 )
-        inputs = {name: self._sampled(name, n, head) for name in sorted(inputs_of(attend.graph))}
+        lengths = self.program.crossing or Crossing(n, n)
+        names = sorted(inputs_of(attend.graph))
+        inputs = {name: self._sampled(name, lengths, head) for name in names}
         with located(attend.span):
             at = situation_of(self.program, n, layer, head, inputs=inputs)
             return bind_attended(attend.graph, at)
@@ -283,11 +291,15 @@ class Stack:
         known = issubclass(pattern, DataDependent) and pattern.by_inputs
         return pattern.data_dependent and not (known and inputs_of(leaf) <= set(self.inputs or ()))
 
-    def _sampled(self, name: str, n: int, head: int) -> Data:
+    def _sampled(self, name: str, lengths: Crossing, head: int) -> Data:
         entry = self.declared[name]
-        values = sampled(entry, self.inputs or {}, n, self.program.name)
+        sizes = lengths.queries, lengths.keys
+        values = sampled(entry, self.inputs or {}, *sizes, self.program.name)
         if entry.kind == "choices":
             values = of_head(name, np.asarray(values), head, self.program.heads)
+        if entry.kind in READ and lengths.m > lengths.keys:
+            # what holds both sequences has positions behind the keys, which nothing reads
+            values = np.pad(np.asarray(values), (0, lengths.m - lengths.keys))
         return Data(values, entry.size)
 
     def _slot(self, layer: int, head: int) -> tuple[int, int]:
@@ -337,7 +349,7 @@ class Stack:
     def _bind(self, n: int) -> Bound:
         if n > MOST_POSITIONS:
             raise TooMuch(f"lengths above {MOST_POSITIONS:,} are not looked into, got n = {n:,}")
-        if n == 0:
+        if n == 0 or (self.program.crossing is not None and self.program.crossing.empty):
             extents_of(self.program, n)
             return Bound((), (), ())
         found: dict[Relation, tuple[int, int, int]] = {}

@@ -218,6 +218,25 @@ class InputTokens(TokenSet):
 
 
 @dataclass(frozen=True)
+class Within(TokenSet):
+    """The set as it is in a sequence of `length` positions, whatever else stands behind them."""
+
+    term: TokenSet
+    length: int
+
+    def contains(self, i: Elementwise, n: int) -> Elementwise:
+        if not self.length:
+            return i != i
+        known = i < self.length
+        return known & self.term.contains(i * known, self.length)
+
+    def runs(self, n: int) -> Runs | None:
+        if n >= self.length:
+            return self.term.runs(self.length)
+        return None
+
+
+@dataclass(frozen=True)
 class TokenUnion(TokenSet):
     terms: tuple[TokenSet, ...]
 

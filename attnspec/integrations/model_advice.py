@@ -11,21 +11,16 @@ from collections.abc import Iterator, Mapping
 from torch import nn
 
 from attnspec.integrations.model_layers import attribute_of, passes
+from attnspec.integrations.model_mask import REPLACED
 
 CROSS = (
-    "keep the decoder's own attention, `convert(model.get_encoder(), spec)` gives the spec to the "
-    "encoder alone"
+    "`convert(model, encoder=spec, decoder=spec)` gives specs to the encoder and the decoder, "
+    "`cross=` to what joins them"
 )
 """The way out where a model reads another sequence."""
 
 _KEPT = {"sliding_window": "sliding_window", "softcap": "attn_logit_softcapping"}
 """Keywords of models, and where the layer or its config keeps what it will pass."""
-
-_LEARNT = {
-    "position_bias": "a bias that it has learnt, added to every score, has no place in a spec: "
-    "keep this model's own attention",
-}
-"""What there is no way out of."""
 
 _OTHERS = {
     "encoder_hidden_states": f"that is cross-attention: {CROSS}",
@@ -40,12 +35,9 @@ _PACKED = (
 
 
 def of_terms(terms: Mapping[str, object], module: nn.Module) -> str:
-    """What to do about keywords that a layer passes, with their values; empty if nothing is known.
-
-    Where one of them cannot be mended, what would mend the others is no way out.
-    """
-    hopeless = [_LEARNT[name] for name in terms if name in _LEARNT]
-    known = hopeless or [_of_term(name, value, module) for name, value in terms.items()]
+    """What to do about keywords that a layer passes, with their values; empty if nothing is
+    known."""
+    known = [_of_term(name, value, module) for name, value in terms.items()]
     return "; ".join(filter(None, known))
 
 
@@ -53,16 +45,52 @@ def _of_term(name: str, value: object, module: nn.Module) -> str:
     if name == "sliding_window":
         return f"write the window in the spec and {_full_layers(module)}"
     if name == "softcap":
-        return (
-            f"write `score softcap(cap = {value})` in the spec and build the model with "
-            "`attn_logit_softcapping = None`"
-        )
+        return f"write `score softcap(cap = {value})` in the spec"
+    if name == "position_bias":
+        return of_bias(module)
     return _OTHERS.get(name, "")
+
+
+def of_bias(module: nn.Module) -> str:
+    """What to do about a learned bias by distance, of which the model has the table."""
+    buckets = getattr(module, "relative_attention_num_buckets", None)
+    farthest = getattr(module, "relative_attention_max_distance", None)
+    if buckets is None or farthest is None:
+        return "a bias that no spec says: keep this model's own attention"
+    return (
+        f"write `score bias(buckets = {buckets}, max_distance = {farthest})` in the spec, which"
+        f" reads the table of a model that is converted; {CROSS}"
+    )
+
+
+def extra_tokens_need_places(name: str, count: int) -> str:
+    """What is said of a spec with extra tokens where a model was not looked at."""
+    return (
+        f"an attention without extra tokens is needed, `{name}` has {count}: where they are tokens"
+        " of the model's own, as the class token of ViT, `convert(model, spec)` counts them"
+    )
+
+
+def joins_two(name: str) -> str:
+    """What is said of a spec with `cross` where there is one sequence."""
+    return (
+        f"an attention within one sequence is needed, `{name}` joins two: a model's layer of"
+        " self-attention has one, and `convert(model, cross=spec)` gives the spec to a decoder's"
+        " layers that read the encoder"
+    )
+
+
+def learned_parts_need_a_holder(name: str) -> str:
+    """What is said of a spec that learns where no model holds what it learns."""
+    return (
+        f"an attention without learned parts is needed, `{name}` has some: `convert(model, spec)`"
+        " has the model hold them, so that it trains and saves them"
+    )
 
 
 def of_mask(kind: str, module: nn.Module) -> str:
     """What to do about a kind of mask that the model composes for itself."""
-    if kind in ("sliding", "chunked"):
+    if kind in REPLACED:
         return f"write it in the spec and {_full_layers(module)}"
     return (
         _PACKED if kind == "packed" else "no spec takes its place, keep this model's own attention"

@@ -4,31 +4,43 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import lru_cache, partial
-from typing import TYPE_CHECKING, cast
+from itertools import chain
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 
 from attnspec.analysis.growth.stable import changed_by_padding, unstable
 from attnspec.graphs.forms.stability import must_be_stable, must_be_steady
+from attnspec.graphs.look_back import look_back
 from attnspec.graphs.patterns import BY_NAME
 from attnspec.integrations.causality import ReadsLaterError, require_past_only
-from attnspec.integrations.model_advice import CROSS, of_mask, of_terms, own_terms
+from attnspec.integrations.model_advice import (
+    CROSS,
+    extra_tokens_need_places,
+    joins_two,
+    learned_parts_need_a_holder,
+    of_mask,
+    of_terms,
+    own_terms,
+)
 from attnspec.integrations.model_choices import (
     BLOCKS,
     INDICES,
     INPUT,
     SINK,
+    Lists,
     chooses,
     lists_of,
     own_input,
     variant,
+    with_learned_of,
     with_sink,
 )
-from attnspec.integrations.model_layers import crosses, decodes, layers_in
-from attnspec.integrations.model_mask import ModelMask
+from attnspec.integrations.model_layers import Place, crosses, decodes, layers_in, place_of
+from attnspec.integrations.model_mask import CACHED, REPLACED, ModelMask, since, since_all
 from attnspec.ir.program import Program, leaves
 from attnspec.lower.lower import stand_ins, works_of
 from attnspec.text.diagnostics import AttnSpecError
@@ -62,17 +74,9 @@ class ModelAttention:
     def __init__(self, module: CompiledAttention) -> None:
         self.module = module
         self.program: Program = module.program
-        if next(module.parameters(), None) is not None:
-            raise AttnSpecError(
-                f"an attention without learned parts is needed, `{self.program.name}` has some: "
-                "a model would neither train nor save them"
-            )
-        if self.program.extra_tokens:
-            raise AttnSpecError(
-                f"an attention without extra tokens is needed, `{self.program.name}` has "
-                f"{self.program.extra_tokens}: a model has no rows for them"
-            )
         self.standing: Mapping[str, torch.Tensor] | None = None
+        # what stands may be for another side of a model
+        self.shares = False
         # the lengths of a long-running server come and go: only so many answers are kept
         self._past_only = lru_cache(maxsize=1024)(require_past_only)
         self._unstable = lru_cache(maxsize=1024)(unstable)
@@ -103,48 +107,81 @@ class ModelAttention:
         that the spec declares; `s_aux` [H] is the logit of `softmax1`. Raises AttnSpecError where
         the model asks for anything else that the spec does not say.
         """
-        own = {name: others.pop(name, None) for name in (INDICES, BLOCKS, SINK)}
-        self._refuse(module, others)
+        terms = {name: others.pop(name, None) for name in (INDICES, BLOCKS, SINK)}
+        place, layer = place_of(module), self.layer_of(module)
+        self.refuse(module, others, layer)
         self._require_one_sequence(module)
-        attention_mask, selected = _selection(module, attention_mask, own, key.shape[2])
-        lists = lists_of(module, own, selected)
+        self.require_held(place)
+        attention_mask, selected = _selection(module, attention_mask, terms, key.shape[2])
+        lists = lists_of(module, terms, selected)
         mask = self._mask(attention_mask, module, query, key, is_causal)
-        layer = self._layer(module)
-        self._require_heads(query.shape[1])
+        self.require_heads(query.shape[1])
         if mask.kind == "causal" or is_causal:
             self._past_only(self.program, layer, query.shape[1], mask.end, mask.q_length)
         self._require_same_rows(mask, layer, query.shape[1])
-        if key.shape[2] > mask.end:
-            key, value = key[:, :, : mask.end], value[:, :, : mask.end]
-        sink = cast("torch.Tensor | None", own[SINK])
-        inputs = self._inputs(attnspec_inputs, mask, lists is not None)
-        run = self.module
+        query = self.scaled(query, scaling, layer, mask.end)
+        sink = cast("torch.Tensor | None", terms[SINK])
+        inputs = self.inputs_of(attnspec_inputs, mask, lists is not None)
+        dropout = dropout if module.training else 0.0
+        own = self.module_of(place)
+        cached = getattr(key, CACHED, None)
+        if cached is not None:
+            self._require_plain(lists is not None or sink is not None or dropout > 0)
+            out = cached.go_on(own, (query, key, value), mask, inputs, layer)
+            return out.transpose(1, 2).contiguous(), None
+        first, padding = mask.kv_offset, mask.padding
+        key, value = (x[:, :, : mask.end - first] for x in (key, value))
+        if first:
+            self._require_within(mask, layer, query.shape[1], lists is not None)
+            padding, inputs = since(first, padding), since_all(first, inputs)
+        run: Callable[..., Any] = own
         if lists is not None or sink is not None:
-            run = self._variant(None if lists is None else lists.size, sink is not None)
-        if lists is not None:
-            taken = own_input(self.program)
-            inputs = {**(inputs or {}), INPUT if taken is None else taken.name: lists.numbers}
+            cut = self._variant(None if lists is None else lists.size, sink is not None)
+            run, inputs = with_learned_of(own, cut), self._with_lists(inputs, lists)
         found = run(
-            self._scaled(query, scaling, layer, mask.end),
+            query,
             key,
             value,
             layer=layer,
-            key_padding_mask=mask.padding,
-            dropout_p=dropout if module.training else 0.0,
+            key_padding_mask=padding,
+            dropout_p=dropout,
             inputs=inputs,
             return_lse=sink is not None,
         )
         out = found if sink is None else with_sink(found[0], found[1], sink)
         return out.transpose(1, 2).contiguous(), None
 
+    def module_of(self, place: Place | None) -> CompiledAttention:
+        """What computes at a place of a model: what the model holds there, or the module itself."""
+        return self.module if place is None or place.attention is None else place.attention
+
+    def _with_lists(
+        self, inputs: Mapping[str, torch.Tensor] | None, lists: Lists | None
+    ) -> Mapping[str, torch.Tensor] | None:
+        """The run-time inputs with what the model chose among them."""
+        if lists is None:
+            return inputs
+        taken = own_input(self.program)
+        return {**(inputs or {}), INPUT if taken is None else taken.name: lists.numbers}
+
+    def of(self, module: torch.nn.Module) -> ModelAttention:
+        """The spec of a module: this one."""
+        return self
+
+    @property
+    def entries(self) -> tuple[ModelAttention, ...]:
+        """The specs: this one."""
+        return (self,)
+
     def require_fit(self, module: torch.nn.Module) -> None:
         """Raise for what is known of a layer before it is called: the spec cannot stand for it."""
         self._require_one_sequence(module)
-        layer = self._layer(module)
-        self._refuse(module, dict(own_terms(module)))
+        layer = self.layer_of(module)
+        self.refuse(module, dict(own_terms(module)), layer)
+        self.require_held(place_of(module))
         known = getattr(getattr(module, "config", None), "num_attention_heads", None)
         heads = known if isinstance(known, int) else self.program.heads or 1
-        self._require_heads(heads)
+        self.require_heads(heads)
         if getattr(module, "is_causal", False):
             try:
                 self._past_only(self.program, layer, heads, _SHORT, _SHORT)
@@ -166,25 +203,26 @@ class ModelAttention:
             return
         fault = self._padded(self.program, layer, heads)
         if fault is not None:
-            self._warn_once("padding", must_be_steady(name, fault))
+            self.warn_once("padding", must_be_steady(name, fault))
         if mask.left_padded and self._absolute:
-            self._warn_once(
+            self.warn_once(
                 "padding on the left",
                 f"`{name}` names positions or draws by them, and they count from the padding: "
                 "pad on the right, or the first tokens are not those of the text",
             )
 
-    def _warn_once(self, about: str, words: str) -> None:
+    def warn_once(self, about: str, words: str) -> None:
         if about not in self._said:
             self._said.add(about)
             warnings.warn(words, stacklevel=4)
 
-    def _refuse(self, module: torch.nn.Module, others: Mapping[str, object]) -> None:
+    def refuse(self, module: torch.nn.Module, others: Mapping[str, object], layer: int) -> None:
         """Raise for keywords that change what is computed, and for those that are not known."""
         terms = {
             name: value
             for name, value in others.items()
             if not (value is None or value is False or name in _HARMLESS)
+            and not self._says(name, value, module, layer)
         }
         if terms:
             advice = of_terms(terms, module)
@@ -194,11 +232,73 @@ class ModelAttention:
                 + (f": {advice}" if advice else "")
             )
 
+    def _says(self, name: str, value: object, module: torch.nn.Module, layer: int) -> bool:
+        """Whether the spec stands for a keyword: a window that it replaces, a cap that every head
+        has too, the model's own table of a bias."""
+        place = place_of(module)
+        if name == "softcap":
+            heads = range(self.program.heads or 1)
+            scores = [self.program.attend(layer, head).scores for head in heads]
+            caps = [[dict(x.arguments)["cap"] for x in s if x.name == "softcap"] for s in scores]
+            return all(cap == [value] for cap in caps)
+        if name == "position_bias" and crosses(module):
+            # zeros, where no table is learned
+            return not getattr(module, "has_relative_attention_bias", True)
+        if place is None:
+            return False
+        return name == "sliding_window" or (name == "position_bias" and place.table is not None)
+
+    def require_held(self, place: Place | None) -> None:
+        """Raise where the model does not hold what the spec learns, or has other tokens of its own
+        before its sequence."""
+        name, extra = self.program.name, self.program.extra_tokens
+        if place is None and extra:
+            raise AttnSpecError(extra_tokens_need_places(name, extra))
+        if (place is None or place.attention is None) and learns(self.module):
+            raise AttnSpecError(learned_parts_need_a_holder(name))
+        own = 0 if place is None else place.extra
+        if extra != own and (extra or self.program.grid):
+            raise AttnSpecError(
+                f"as many extra tokens as the model has of its own are needed (class tokens and"
+                f" registers), `{name}` has {extra}, the model {own}: write `extra_tokens {own}`"
+                if own
+                else f"an attention without extra tokens is needed, `{name}` has {extra}: the model"
+                " has no rows for them"
+            )
+
+    def _require_plain(self, more: bool) -> None:
+        """Raise where a layer wants more than a state that goes on can give."""
+        if more:
+            raise AttnSpecError(
+                f"`{self.program.name}` goes on from a state, which knows no choices of the model,"
+                " no sinks and no dropout: pass `past_key_values = DynamicCache()`"
+            )
+
+    def _require_within(self, mask: ModelMask, layer: int, heads: int, chosen: bool) -> None:
+        """Raise unless a cache that begins at a later position holds all that the queries read."""
+        found = [
+            None if work.mechanism is not None else look_back(work.relation)
+            for work, _ in works_of(
+                self.program, layer, heads, mask.q_length, mask.end, stand_ins(self.program)
+            )
+        ]
+        room = mask.q_offset - mask.kv_offset
+        bounded = all(x is not None and not x.first and x.before <= room for x in found)
+        if chosen or self._absolute or not bounded:
+            raise AttnSpecError(
+                f"a cache that keeps what `{self.program.name}` reads is needed, this one starts at"
+                f" position {mask.kv_offset}: pass `past_key_values = DynamicCache()`, which has no"
+                " windows, or `SpecCache(model)`, which keeps what the spec may still read"
+            )
+
     def _require_one_sequence(self, module: torch.nn.Module) -> None:
-        """Raise for a layer that reads another sequence, or stands beside one that does."""
+        """Raise for a layer that reads another sequence, or stands beside one that does, and for a
+        spec that joins two."""
+        if self.program.cross:
+            raise AttnSpecError(joins_two(self.program.name))
         if crosses(module):
             raise self._crossing("")
-        if decodes(module):
+        if decodes(module) and place_of(module) is None:
             raise AttnSpecError(
                 f"a model of one sequence is needed, the layers of this decoder read the "
                 f"encoder's, too, and go by the same name: `{self.program.name}` is a pattern over "
@@ -236,6 +336,8 @@ class ModelAttention:
             past = getattr(module, "is_causal", True) if is_causal is None else is_causal
             kind = "causal" if past else "bidirectional"
             given = ModelMask(kind, q_length, 0, kv_length, 0, None)
+        if given.kind in REPLACED and place_of(module) is not None:
+            given = replace(given, kind="causal" if given.past else "bidirectional")
         if given.kind == "bidirectional" and (
             getattr(module, "is_decoder", False) or given.end != given.kv_length
         ):
@@ -245,22 +347,21 @@ class ModelAttention:
                 f"a causal or bidirectional model is needed, this one asks for a {given.kind} "
                 f"mask, which `{self.program.name}` would replace: {of_mask(given.kind, module)}"
             )
-        if given.kv_offset:
-            raise AttnSpecError(
-                f"a cache that keeps every key is needed, this one starts at position "
-                f"{given.kv_offset}: pass `past_key_values = DynamicCache()`, which has no windows"
-            )
-        if given.q_length != q_length or kv_length < given.end:
+        ends = given.kv_offset + kv_length
+        if given.q_length != q_length or (ends < given.end and not hasattr(key, CACHED)):
             raise AttnSpecError(
                 f"the mask was made for {given.q_length} queries and {given.end} keys, "
                 f"got {q_length} and {kv_length}"
             )
         return given
 
-    def _layer(self, module: torch.nn.Module) -> int:
+    def layer_of(self, module: torch.nn.Module) -> int:
         """The layer of the spec that a module of the model is."""
-        layer = getattr(module, "layer_idx", None)
-        layers, known = self.program.layers, layers_in(module)
+        place = place_of(module)
+        layer, known = getattr(module, "layer_idx", None), layers_in(module)
+        if place is not None:
+            layer, known = place.layer, place.layers
+        layers = self.program.layers
         if layers is None:
             return int(layer or 0)
         if layer is None and layers > 1:
@@ -268,6 +369,7 @@ class ModelAttention:
                 f"`{self.program.name}` tells {layers} layers apart, but "
                 f"{type(module).__name__} does not say which it is, it has no `layer_idx`: "
                 "leave `layers` out, one pattern then serves every layer"
+                + (", or `convert(model, spec)`, which numbers them" if place is None else "")
             )
         if layer is not None and layer >= layers:
             wanted = known or layer + 1
@@ -282,7 +384,7 @@ class ModelAttention:
             )
         return int(layer or 0)
 
-    def _require_heads(self, heads: int) -> None:
+    def require_heads(self, heads: int) -> None:
         """Raise unless the spec has one pattern for every head, or as many as the model."""
         declared = self.program.heads
         if declared is not None and declared != heads:
@@ -291,8 +393,8 @@ class ModelAttention:
                 f"write `heads {heads}`"
             )
 
-    def _inputs(
-        self, given: Mapping[str, torch.Tensor] | None, mask: ModelMask, chosen: bool
+    def inputs_of(
+        self, given: Mapping[str, torch.Tensor] | None, mask: ModelMask, chosen: bool = False
     ) -> Mapping[str, torch.Tensor] | None:
         """The run-time inputs of a call: its own, or those that stand, up to its last position;
         where the model has chosen, without the one for choices."""
@@ -309,6 +411,8 @@ class ModelAttention:
             )
         found = {}
         for name, tensor in self.standing.items():
+            if name not in declared and self.shares:
+                continue
             if declared.get(name) == "length" and mask.q_offset:
                 raise AttnSpecError(
                     f"the length `{name}` changes with every token that is written, one that "
@@ -322,7 +426,7 @@ class ModelAttention:
             found[name] = tensor[:, : mask.end] if tensor.ndim == 2 else tensor
         return found
 
-    def _scaled(
+    def scaled(
         self, query: torch.Tensor, scaling: float | None, layer: int, n: int
     ) -> torch.Tensor:
         """The query such that the spec's own scale gives what the model's would.
@@ -350,11 +454,16 @@ class ModelAttention:
     def _absolute(self) -> bool:
         """Whether the pairs depend on where a sequence begins."""
         return any(
-            BY_NAME[leaf.pattern].anchored
+            BY_NAME[leaf.pattern].anchors(dict(leaf.arguments))
             for attend in self.program.attends
             if attend.graph is not None
             for leaf in leaves(attend.graph)
         )
+
+
+def learns(module: CompiledAttention) -> bool:
+    """Whether an attention has something that a model must hold, train and save."""
+    return next(chain(module.parameters(), module.buffers()), None) is not None
 
 
 def _selection(

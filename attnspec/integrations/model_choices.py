@@ -7,11 +7,12 @@ kind `choices` takes them there instead.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
+from torch.func import functional_call
 
 from attnspec.integrations.model_layers import attribute_of
 from attnspec.ir.program import Attend, Compound, Input, InputRef, Leaf, Program
@@ -101,6 +102,14 @@ def variant(module: CompiledAttention, size: int | None, sink: bool) -> Compiled
         inputs = (*program.inputs, Input(INPUT, "choices", size=size))
         program = replace(program, attends=attends, inputs=inputs)
     return CompiledAttention(plan_data(program, module.backend))
+
+
+def with_learned_of(module: CompiledAttention, cut: CompiledAttention) -> Callable[..., Any]:
+    """A variant of a module with what the module has learnt."""
+    learned = {name: module.learned(name) for name in cut.engine.learned}
+    if not learned:
+        return cut
+    return lambda *tensors, **settings: functional_call(cut, learned, tensors, settings)
 
 
 def _cut(name: str, attend: Attend) -> Attend:

@@ -8,8 +8,10 @@ is at hand.
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Iterator
+from dataclasses import dataclass
 from types import CodeType, FunctionType
 from typing import Any
 
@@ -21,6 +23,83 @@ _LOOK_UP = "get_interface"
 """The method of transformers' registry by which a layer finds its function."""
 
 
+_PLACE = "attnspec_place"
+"""Where a module keeps its place in a model that was given a spec."""
+
+HELD = "attnspec"
+"""The name of what a spec learns, as a part of a model."""
+
+_OWN_TOKENS = ("class_embedding", "cls_token", "distillation_token", "register_tokens")
+"""Parameters of models of images that stand before the patches, [..., hidden]."""
+
+
+@dataclass(frozen=True, eq=False)
+class Place:
+    """Where an attention module stands in a model that was given a spec.
+
+    `layer` is its number among the `layers` like it, None where one module serves several; `extra`
+    tokens of the model's own stand before its sequence; `table` is the module that holds the
+    learned bias by distance that the model adds to its scores, an Embedding [buckets, heads];
+    `attention` holds what the spec learns, a part of the model.
+    """
+
+    layer: int | None
+    layers: int | None
+    extra: int = 0
+    table: nn.Module | None = None
+    attention: CompiledAttention | None = None
+
+
+def place_of(module: nn.Module) -> Place | None:
+    """The place of a module; None where no model was given a spec by `convert`."""
+    return vars(module).get(_PLACE)
+
+
+def put(module: nn.Module, place: Place | None) -> None:
+    """Tell a module its place, or have it forget it."""
+    if place is None:
+        vars(module).pop(_PLACE, None)
+    else:
+        setattr(module, _PLACE, place)
+
+
+def places_in(model: nn.Module) -> Iterator[tuple[nn.Module, Place]]:
+    """The attention modules of a model with their places: modules at the same path but for its
+    numbers are the layers of one stack, numbered as they come unless they know their index."""
+    stacks: dict[str, list[tuple[str, nn.Module]]] = {}
+    for path, module in attention_layers(model):
+        stacks.setdefault(re.sub(r"\b\d+\b", "*", path), []).append((path, module))
+    for stack in stacks.values():
+        tables = (module for _, module in stack if hasattr(module, "relative_attention_bias"))
+        first = next(tables, None)
+        for number, (path, module) in enumerate(stack):
+            table = module if hasattr(module, "relative_attention_bias") else first
+            layer, layers = _number(module, number, len(stack))
+            yield module, Place(layer, layers, _own_tokens(model, path), table)
+
+
+def _number(module: nn.Module, number: int, found: int) -> tuple[int | None, int | None]:
+    """The layer of a module, one of so many in its stack, and how many layers there are."""
+    index, known = getattr(module, "layer_idx", None), layers_in(module)
+    if getattr(getattr(module, "config", None), "is_encoder_decoder", False):
+        return number, found
+    if index is not None:
+        return index, known
+    # where there are fewer modules than layers, some run more than once
+    return (None, None) if found < (known or 0) else (number, found)
+
+
+def _own_tokens(model: nn.Module, path: str) -> int:
+    """How many tokens of its own the part of a model that a path leads into puts first."""
+    count = 0
+    for name, parameter in model.named_parameters():
+        *owner, _, last = ["", *name.split(".")] if "." in name else ["", "", name]
+        prefix = ".".join(owner[1:])
+        if last in _OWN_TOKENS and (not prefix or path.startswith(f"{prefix}.")):
+            count += parameter.numel() // parameter.shape[-1]
+    return count
+
+
 def attention_layers(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
     """The innermost attention modules with their paths: `("encoder.layer.0.attention.self", …)`.
 
@@ -30,6 +109,8 @@ def attention_layers(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
     for path, module in model.named_modules():
         below = (inner for inner in module.modules() if inner is not module)
         if not _is_attention(type(module)) or any(_is_attention(type(x)) for x in below):
+            continue
+        if path.rpartition(".")[2] == HELD:
             continue
         calls = isinstance(module, CompiledAttention) or looks_up(type(module))
         if calls or next(module.parameters(), None) is not None:

@@ -28,6 +28,11 @@ _KINDS = {
 }
 """The functions of transformers that make a part of a mask, and what the whole is called then."""
 
+REPLACED = ("chunked", "sliding")
+"""Those of them that are patterns of one sequence, which a spec may replace."""
+
+CACHED = "attnspec_cached"
+"""Where keys that a `SpecCache` handed on keep what they are to be joined with."""
 
 INDEXED = "indexed_attention"
 """The type of a layer that chooses keys by itself."""
@@ -41,7 +46,7 @@ class ModelMask:
     slots of a cache that nothing was written to yet. `padding` is bool [B, end], True = real, or
     None where all are; `left_padded` says that some sample begins with padding. `kind` is the
     pattern that the model itself would use: "causal", "bidirectional", "sliding", "chunked",
-    "blockwise", "packed" or "custom".
+    "blockwise", "packed" or "custom"; `past` says that it reads no later position.
     """
 
     kind: str
@@ -51,6 +56,7 @@ class ModelMask:
     kv_offset: int
     padding: torch.Tensor | None
     left_padded: bool = False
+    past: bool = False
 
     @property
     def end(self) -> int:
@@ -116,16 +122,19 @@ def model_mask(
     if isinstance(attention_mask, ModelMask):
         return attention_mask
     # with a static cache this is a view of a counter that moves on before the attention runs
-    offset = int(q_offset)
-    padding = _padding(attention_mask, offset + q_length)
+    offset, kind = int(q_offset), kind_of(mask_function)
+    # a sequence that reads another has no positions among its keys
+    end = offset + q_length if kind != "bidirectional" else max(kv_length, offset + q_length)
+    padding = _padding(attention_mask, end)
     found = ModelMask(
-        kind=kind_of(mask_function),
+        kind=kind,
         q_length=q_length,
         q_offset=offset,
         kv_length=kv_length,
         kv_offset=kv_offset,
         padding=padding,
         left_padded=padding is not None and not bool(padding[:, :1].all()),
+        past=reads_the_past(mask_function),
     )
     indexed = INDEXED in (getattr(config, "layer_types", None) or ())
     return written_out(found, _settings) if indexed and found.kind == "causal" else found
@@ -163,6 +172,18 @@ def written_out(facts: ModelMask, settings: Mapping[str, object]) -> WrittenMask
     return found
 
 
+def since(first: int, values: torch.Tensor | None) -> torch.Tensor | None:
+    """What is said of the positions from one on, of values [B, n]."""
+    return None if values is None else values[:, first:]
+
+
+def since_all(
+    first: int, inputs: Mapping[str, torch.Tensor] | None
+) -> Mapping[str, torch.Tensor] | None:
+    """The same of run-time inputs; a length is about all of a sequence."""
+    return inputs and {x: t[:, first:] if t.ndim == 2 else t for x, t in inputs.items()}
+
+
 def kind_of(mask_function: IndexMask) -> str:
     """The pattern of one of transformers' mask functions; "custom" where it cannot be told."""
     masks = import_module("transformers.masking_utils")
@@ -172,6 +193,12 @@ def kind_of(mask_function: IndexMask) -> str:
         return "bidirectional"
     makers = {part.__qualname__.partition(".")[0] for part in _parts(mask_function)}
     return next((kind for maker, kind in _KINDS.items() if maker in makers), "custom")
+
+
+def reads_the_past(mask_function: IndexMask) -> bool:
+    """Whether one of transformers' mask functions lets no later position through."""
+    causal = import_module("transformers.masking_utils").causal_mask_function
+    return any(part is causal for part in _parts(mask_function))
 
 
 def _parts(function: object) -> Iterator[Callable[..., object]]:

@@ -21,7 +21,9 @@ from attnspec.integrations.model_layers import (
     attribute_of,
     keeps_its_own,
     looks_up,
+    place_of,
 )
+from attnspec.integrations.model_sides import SidesAttention
 from attnspec.runtime.module import CompiledAttention
 from attnspec.text.diagnostics import AttnSpecError
 
@@ -70,39 +72,25 @@ def _use(path: str, module: nn.Module) -> LayerUse:
     attention = registered(name)
     if attention is None:
         return LayerUse(path, "dense", f"`{name or 'eager'}` of transformers")
+    chosen = attention.of(module)
+    if chosen is None:
+        return LayerUse(path, "dense", "its own attention")
     try:
-        attention.require_fit(module)
+        chosen.require_fit(module)
     except AttnSpecError as error:
         return LayerUse(path, "cannot", str(error))
-    layer = getattr(module, "layer_idx", None)
+    place = place_of(module)
+    layer = getattr(module, "layer_idx", None) if place is None else place.layer
     of = "" if layer is None else f", layer {layer}"
-    return LayerUse(path, "spec", f"`{attention.program.name}`{of}")
+    return LayerUse(path, "spec", f"`{chosen.program.name}`{of}")
 
 
-def registered(name: object) -> ModelAttention | None:
+def registered(name: object) -> ModelAttention | SidesAttention | None:
     """The attention that `register` put under a name; None for any other."""
     if not isinstance(name, str):
         return None
     found = import_module("transformers").AttentionInterface().get(name)
-    return found if isinstance(found, ModelAttention) else None
-
-
-def point(model: Any, name: str) -> None:
-    """Give a PreTrainedModel and all within it the spec of a name, and nothing outside it.
-
-    Raises AttnSpecError, and leaves the model as it was, where a layer cannot take it.
-    """
-    before = own_config(model, name)
-    layers = used_by(model)
-    if layers and all(layer.kind == "spec" for layer in layers):
-        return
-    for module, config in before.items():
-        module.config = config
-    kind = type(model).__name__
-    if not layers:
-        raise AttnSpecError(f"a model with attention is needed, {kind} has none")
-    first = next(layer for layer in layers if layer.kind != "spec")
-    raise AttnSpecError(f"{kind} cannot use `{name}`: {first.path}: {first.what}")
+    return found if isinstance(found, ModelAttention | SidesAttention) else None
 
 
 def own_config(model: Any, name: str) -> dict[Any, Any]:
@@ -152,7 +140,7 @@ def _guarded(method: Callable[..., Any]) -> Callable[..., Any]:
     return guarded
 
 
-def _require_look_up(model: Any, attention: ModelAttention) -> None:
+def _require_look_up(model: Any, attention: ModelAttention | SidesAttention) -> None:
     """Raise for a model, built or about to be, with a model within whose layers ask for nothing."""
     pretrained = import_module("transformers").PreTrainedModel
     # a model that is about to be built has no modules yet, but its class

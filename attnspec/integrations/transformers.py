@@ -3,6 +3,8 @@
     name = register(attnspec.load("longformer.attn", radius=64))
     model = AutoModel.from_pretrained(path, attn_implementation=name)
 
+    print(convert(model, spec))      # or a model that is there already
+
 The spec takes the place of the model's own pattern. Padding (a 2-D `attention_mask`), the cache
 and the layer index come from the model; positions are those of the padded tensor. What a spec would
 silently drop or change is refused: masks of the user's own, sliding windows, packed sequences,
@@ -11,7 +13,9 @@ change with the length beside a cache that holds earlier positions.
 
 `model(..., attnspec_inputs={"important": mask})` hands over the run-time inputs of a spec, and
 `with_inputs` those of calls that take no such argument, as `generate`. `convert` gives a spec to a
-model that is there already, or to a part of one; `used_by` says what each layer of a model uses.
+model that is there already, to a part of one, or specs to an encoder and a decoder; it replaces
+windows, counts class tokens, has the model hold what the spec learns, and undoes. `used_by` says
+what each layer of a model uses. `SpecCache` keeps what a spec may still read while a model writes.
 Which models take a spec stands in README.md beside this file.
 """
 
@@ -21,22 +25,48 @@ import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from importlib import import_module
+from itertools import chain, count
+from os import PathLike
 from types import ModuleType
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Any, TypeAlias, cast
 
-from attnspec.integrations.model_attention import ModelAttention
+from attnspec.integrations.conversion import Conversion, has_cross, part_of
+from attnspec.integrations.model_advice import (
+    extra_tokens_need_places,
+    joins_two,
+    learned_parts_need_a_holder,
+)
+from attnspec.integrations.model_attention import ModelAttention, learns
 from attnspec.integrations.model_mask import model_mask
-from attnspec.integrations.model_use import LayerUse, ModelUse, guard, point, registered, used_by
-from attnspec.spec import Spec
+from attnspec.integrations.model_sides import CrossAttention, SidesAttention
+from attnspec.integrations.model_use import LayerUse, ModelUse, guard, registered, used_by
+from attnspec.integrations.model_weights import bert_of_bigbird, roberta_of_longformer
+from attnspec.spec import Spec, parse
 from attnspec.text.diagnostics import AttnSpecError
 
 if TYPE_CHECKING:
     import torch
     from torch import nn
 
+    from attnspec.integrations.spec_cache import SpecCache
     from attnspec.runtime.module import CompiledAttention
 
-__all__ = ["LayerUse", "ModelUse", "convert", "register", "used_by", "with_inputs"]
+__all__ = [
+    "Conversion",
+    "LayerUse",
+    "ModelUse",
+    "SpecCache",
+    "bert_from_bigbird",
+    "convert",
+    "from_pretrained",
+    "register",
+    "roberta_from_longformer",
+    "used_by",
+    "with_inputs",
+]
+
+Given: TypeAlias = "Spec | nn.Module | type[nn.Module]"
+"""A spec, or the class (or an instance) that `attnspec compile` wrote."""
 
 _OWNERS: dict[str, tuple[object, str]] = {}
 """What was registered here under each name: the spec, class or module, and the backend."""
@@ -46,7 +76,7 @@ _SPECIAL = ("eager", "flash", "flex_attention", "paged", "sdpa")
 
 
 def register(
-    spec: Spec | nn.Module | type[nn.Module],
+    spec: Given,
     name: str | None = None,
     *,
     backend: str = "auto",
@@ -62,51 +92,147 @@ def register(
     raises AttnSpecError where it is built with it or switched to it.
 
     Raises AttnSpecError for a name that is taken by something else (unless `override`) or that
-    means something to transformers, and for specs that a model cannot hold; ImportError without
-    transformers.
+    means something to transformers, and for specs that only a model that is there already can
+    hold, by `convert`; ImportError without transformers.
     """
-    transformers = _transformers()
+    _transformers()
     module = _compiled(spec, backend)
-    if name is None:
-        name = f"attnspec_{module.program.name}"
-    _check_name(name)
-    owner = (spec, backend)
-    attention = ModelAttention(module)
-    taken = name in transformers.AttentionInterface().valid_keys()
-    if taken and not override and not _same(_OWNERS.get(name), owner):
+    if learns(module):
+        raise AttnSpecError(learned_parts_need_a_holder(module.program.name))
+    if module.program.cross:
+        raise AttnSpecError(joins_two(module.program.name))
+    if module.program.extra_tokens:
         raise AttnSpecError(
-            f"the name `{name}` must be free, it is registered for another attention: "
-            "give another `name`, or `override=True`"
+            extra_tokens_need_places(module.program.name, module.program.extra_tokens)
         )
-    _OWNERS[name] = owner
-    transformers.AttentionInterface.register(name, attention)
-    transformers.AttentionMaskInterface.register(name, model_mask)
-    guard()
+    name = f"attnspec_{module.program.name}" if name is None else name
+    _enter(name, ModelAttention(module), (spec, backend), override)
     return name
 
 
 def convert(
     model: nn.Module,
-    spec: Spec | nn.Module | type[nn.Module],
+    spec: Given | None = None,
     name: str | None = None,
     *,
+    encoder: Given | None = None,
+    decoder: Given | None = None,
+    cross: Given | None = None,
     backend: str = "auto",
-) -> nn.Module:
-    """Give every attention layer of a model this spec; returns the model itself.
+) -> Conversion:
+    """Give every attention layer of a model this spec, in place.
 
-    `model` is a PreTrainedModel, or one within another: `convert(bart.get_encoder(), spec)` leaves
-    the decoder as it was. The model goes by a config of its own from then on, a copy. The other
-    arguments are those of `register`.
+        print(convert(model, spec))                       # what each layer uses and each head reads
+        convert(model, encoder=near, decoder=recent, cross=band)  # BART, T5, Whisper: some, or all
 
-    Raises AttnSpecError, and leaves the model as it was, where a layer cannot use the spec.
+    Layers are numbered as they come; the spec takes the place of windows that the model has of its
+    own, and keeps what its layers do besides (their rotations, for example). `extra_tokens` of a
+    spec are tokens that the model puts first (class tokens, registers). `score bias` is read from
+    the table that a model has (T5); what else a spec learns becomes a part of the model, `attnspec`
+    in its state dict. `cross`, a spec that says so, is for the layers of the decoder that read the
+    encoder; sides that are given none keep their own attention. `model` may be a part of another;
+    it goes by a config of its own from then on, a copy. The other arguments are those of
+    `register`.
+
+    The Conversion that is returned has `model`, `layers`, `report(n)` and `undo()`; it prints
+    as its report, and undoes itself at the end of a `with` block. Raises AttnSpecError, and leaves
+    the model as it was, where a layer cannot use the spec.
     """
-    point(model, register(spec, name, backend=backend))
-    return model
+    _transformers()
+    done = Conversion(model)
+    if encoder is None and decoder is None and cross is None:
+        if spec is None:
+            raise AttnSpecError("a spec is needed: `convert(model, spec)`")
+        done.give(model, *_entered(spec, None, name, backend, sides=False))
+        return _recorded(done, spec=spec)
+    if spec is not None or name is not None:
+        raise AttnSpecError(
+            "either one spec, or some of `encoder`, `decoder` and `cross` are needed; each goes by"
+            " the name of its spec"
+        )
+    if encoder is not None:
+        part = part_of(model, "encoder")
+        done.give(part, *_entered(encoder, None, None, backend, sides=False))
+    if decoder is not None or cross is not None:
+        part = part_of(model, "decoder")
+        done.give(part, *_entered(decoder, cross, None, backend, sides=has_cross(part)))
+    return _recorded(done, encoder=encoder, decoder=decoder, cross=cross)
+
+
+def from_pretrained(path: str | PathLike[str], kind: Any = None, **settings: Any) -> Conversion:
+    """A model that was converted and saved by `save_pretrained`, with what its specs have learnt.
+
+    `kind` is its class, by default the one that was saved; `settings` are those of the class's own
+    `from_pretrained`. Raises AttnSpecError for a model that was not converted, or by a class that
+    `attnspec compile` wrote: build it and `convert` it, and load its state dict.
+    """
+    transformers = _transformers()
+    config = transformers.AutoConfig.from_pretrained(path)
+    texts = getattr(config, "attnspec", None)
+    if not texts:
+        raise AttnSpecError(
+            f"a model that was converted to a spec is needed, the config in {path} names none:"
+            " `convert(model, spec)` before `save_pretrained`"
+        )
+    kind = kind or getattr(transformers, config.architectures[0])
+    done: list[Conversion] = []
+
+    def built(model: Any, *arguments: Any, **given: Any) -> None:
+        kind.__init__(model, *arguments, **given)
+        # `undo` gives back a model that was not converted
+        vars(model.config).pop("attnspec", None)
+        specs: dict[str, Any] = {side: parse(text) for side, text in texts.items()}
+        done.append(convert(model, **specs))
+
+    # what the specs learn must be there before weights are read
+    same = {"__init__": built, "__module__": kind.__module__}
+    converted: Any = type(kind.__name__, (kind,), same)
+    model = converted.from_pretrained(path, **settings)
+    model.__class__ = kind
+    return done[-1]
+
+
+def _recorded(done: Conversion, **specs: Given | None) -> Conversion:
+    given = {side: spec for side, spec in specs.items() if spec is not None}
+    texts = {side: spec.source for side, spec in given.items() if isinstance(spec, Spec)}
+    if len(texts) == len(given):
+        done.record(texts)
+    return done
+
+
+def roberta_from_longformer(
+    model: nn.Module, important: str | None = None, *, backend: str = "auto"
+) -> Conversion:
+    """A RoBERTa with the weights of a Longformer, converted to the spec of its windows; `model` of
+    what is returned is the new one.
+
+        done = roberta_from_longformer(longformer, important="important")
+        done.model(ids, attnspec_inputs={"important": first_tokens})
+
+    `important` names the input of kind `tokens` that marks global tokens; without it there are
+    none. Their own projections (`query_global` and its kind) must be those of all tokens, RoBERTa
+    has no others: AttnSpecError where they are not, and for a head that RoBERTa has not.
+    """
+    made, spec = roberta_of_longformer(model, important)
+    return convert(made, spec, backend=backend)
+
+
+def bert_from_bigbird(model: nn.Module, *, backend: str = "auto") -> Conversion:
+    """A BERT with the weights of a BigBird, converted to the spec of its blocks; `model` of what is
+    returned is the new one.
+
+    Random blocks are drawn by the language's generator, other ones than those of transformers,
+    which draws anew in training, and in evaluation takes the first block every time and counts its
+    keys once more. Raises AttnSpecError for what BERT cannot do.
+    """
+    made, spec = bert_of_bigbird(model)
+    return convert(made, spec, backend=backend)
 
 
 @contextmanager
-def with_inputs(name: str, inputs: Mapping[str, torch.Tensor]) -> Iterator[None]:
-    """The run-time inputs of the spec registered under a name, for every call within.
+def with_inputs(name: str | Conversion, inputs: Mapping[str, torch.Tensor]) -> Iterator[None]:
+    """The run-time inputs of a spec, by the name that it is registered under or by what `convert`
+    returned, for every call within.
 
         with with_inputs(name, {"important": mask}):
             model.generate(ids, max_new_tokens=20)
@@ -115,14 +241,72 @@ def with_inputs(name: str, inputs: Mapping[str, torch.Tensor]) -> Iterator[None]
     are those of the padded tensor, and a call takes what it has reached. Raises AttnSpecError for
     a name without a spec; calls raise for tensors that do not fit.
     """
-    attention = registered(name)
-    if attention is None:
+    if isinstance(name, Conversion):
+        given = [each for attention in name.attentions for each in attention.entries]
+    else:
+        attention = registered(name)
+        given = [] if attention is None else list(attention.entries)
+    if not given:
         raise AttnSpecError(f"the name of a registered spec is needed, got {name!r}")
-    before, attention.standing = attention.standing, inputs
+    before = [each.standing for each in given]
+    for each in given:
+        each.standing = inputs
     try:
         yield
     finally:
-        attention.standing = before
+        for each, kept in zip(given, before, strict=True):
+            each.standing = kept
+
+
+def _entered(
+    own: Given | None, cross: Given | None, name: str | None, backend: str, *, sides: bool
+) -> tuple[str, ModelAttention | SidesAttention]:
+    """Specs under a name, for a model that holds what they learn; `sides` where its layers read two
+    sequences."""
+    found = None if own is None else ModelAttention(_compiled(own, backend))
+    joins = None if cross is None else CrossAttention(_compiled(cross, backend))
+    attention = SidesAttention(found, joins) if found is None or sides else found
+    owner = (own, cross) if sides else own
+    if name is None:
+        words = ["attnspec", *(each.program.name for each in attention.entries)]
+        name = _free("_".join([*words, *["sides"] * sides]), (owner, backend))
+    return name, _enter(name, attention, (owner, backend), False)
+
+
+def _free(name: str, owner: tuple[object, str]) -> str:
+    """A name that is free, or the owner's already: the one that is given, or that and a number."""
+    names = chain([name], (f"{name}_{number}" for number in count(2)))
+    return next(x for x in names if registered(x) is None or _same(_OWNERS.get(x), owner))
+
+
+def _enter(
+    name: str, attention: ModelAttention | SidesAttention, owner: tuple[object, str], override: bool
+) -> ModelAttention | SidesAttention:
+    """Put an attention under a name, with its mask function; what is there already, if it is of the
+    same owner."""
+    transformers = _transformers()
+    _check_name(name)
+    there = registered(name)
+    if name in transformers.AttentionInterface().valid_keys() and not override:
+        if there is not None and _same(_OWNERS.get(name), owner):
+            return there
+        raise AttnSpecError(
+            f"the name `{name}` must be free, it is registered for another attention: "
+            "give another `name`, or `override=True`"
+        )
+    _OWNERS[name] = owner
+    transformers.AttentionInterface.register(name, attention)
+    transformers.AttentionMaskInterface.register(name, model_mask)
+    guard()
+    return attention
+
+
+def __getattr__(name: str) -> Any:
+    """`SpecCache`, which derives from a class of transformers, when it is first asked for."""
+    if name == "SpecCache":
+        _transformers()
+        return import_module("attnspec.integrations.spec_cache").SpecCache
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
 def _transformers() -> ModuleType:
@@ -134,7 +318,7 @@ def _transformers() -> ModuleType:
         ) from error
 
 
-def _compiled(spec: Spec | nn.Module | type[nn.Module], backend: str) -> CompiledAttention:
+def _compiled(spec: Given, backend: str) -> CompiledAttention:
     from attnspec.runtime.module import CompiledAttention
 
     if isinstance(spec, Spec):
@@ -170,4 +354,6 @@ def _same(a: tuple[object, str] | None, b: tuple[object, str]) -> bool:
     """Specs compare by meaning, modules and classes by identity."""
     if a is None or a[1] != b[1]:
         return False
-    return a[0] == b[0] if isinstance(a[0], Spec) else a[0] is b[0]
+    pairs = zip(*(x if isinstance(x, tuple) else (x,) for x in (a[0], b[0])), strict=False)
+    alike = all(x == y if isinstance(x, Spec) else x is y for x, y in pairs)
+    return alike and isinstance(a[0], tuple) == isinstance(b[0], tuple)

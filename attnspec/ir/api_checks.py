@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import operator
 from collections.abc import Mapping
 
@@ -12,8 +13,11 @@ from attnspec.ir.program import Input, ParameterValue
 from attnspec.text.diagnostics import AttnSpecError
 
 
-def sampled(entry: Input, given: Mapping[str, npt.ArrayLike], n: int, owner: str) -> object:
-    """One input of one sample, checked: bool [n], int [n], or an int."""
+def sampled(
+    entry: Input, given: Mapping[str, npt.ArrayLike], queries: int, n: int, owner: str
+) -> object:
+    """One input of one sample, checked: bool [n], int [n], float64 [n], an int, or what queries
+    choose."""
     if entry.name not in given:
         raise AttnSpecError(f"`{owner}` needs its input `{entry.name}` ({entry.kind})")
     try:
@@ -25,7 +29,7 @@ def sampled(entry: Input, given: Mapping[str, npt.ArrayLike], n: int, owner: str
             raise AttnSpecError(f"`{entry.name}` is a length: one integer from 0 on is needed")
         return int(values)
     if entry.kind == "choices":
-        return _choices(entry, values, n)
+        return _choices(entry, values, queries, n)
     if entry.kind in ("scores", "buckets"):
         if values.ndim != 3:
             raise AttnSpecError(
@@ -35,9 +39,8 @@ def sampled(entry: Input, given: Mapping[str, npt.ArrayLike], n: int, owner: str
         return values
     if entry.kind == "tokens" and values.dtype.kind in "iu":
         values = _marked(entry.name, values, n)
-    wanted = "b" if entry.kind == "tokens" else "iu"
+    wanted, kind = _TYPES[entry.kind]
     if values.shape != (n,) or values.dtype.kind not in wanted:
-        kind = "bool" if entry.kind == "tokens" else "int"
         raise AttnSpecError(
             f"`{entry.name}` must be {kind} [{n}], got {values.dtype} {list(values.shape)}"
         )
@@ -45,16 +48,25 @@ def sampled(entry: Input, given: Mapping[str, npt.ArrayLike], n: int, owner: str
         raise AttnSpecError(
             f"`{entry.name}` promises at most {entry.at_most} tokens, got {int(values.sum())}"
         )
-    return values
+    if values.dtype.kind == "u" and values.size and values.max() >= 2**63:
+        raise AttnSpecError(f"`{entry.name}` must hold whole numbers below 2**63")
+    # of any width, they are compared in one
+    return values if entry.kind == "tokens" else values.astype(_WIDE[values.dtype.kind])
 
 
-def _choices(entry: Input, values: npt.NDArray[np.integer], n: int) -> npt.NDArray[np.integer]:
-    """Choices of one sample, int [H or H_kv or 1, n, c], of blocks that there are, or -1."""
+_TYPES = {"tokens": ("b", "bool"), "ids": ("iu", "int"), "numbers": ("iuf", "int or real")}
+_WIDE = {"i": np.int64, "u": np.int64, "f": np.float64}
+
+
+def _choices(
+    entry: Input, values: npt.NDArray[np.integer], queries: int, n: int
+) -> npt.NDArray[np.integer]:
+    """Choices of one sample, int [H or H_kv or 1, n_q, c], of blocks that there are, or -1."""
     blocks = -(-n // entry.size)
-    if values.ndim != 3 or values.shape[1] != n or values.dtype.kind != "i":
+    if values.ndim != 3 or values.shape[1] != queries or values.dtype.kind != "i":
         raise AttnSpecError(
-            f"`{entry.name}` must be integers [H or H_kv or 1, {n}, c], got {values.dtype} with the"
-            f" shape {list(values.shape)}"
+            f"`{entry.name}` must be integers [H or H_kv or 1, {queries}, c], got {values.dtype}"
+            f" with the shape {list(values.shape)}"
         )
     if values.size and not (-1 <= values.min() and values.max() < blocks):
         raise AttnSpecError(
@@ -101,16 +113,19 @@ def index_of(what: str, value: int) -> int:
         raise TypeError(f"{what} must be an integer, got {type(value).__name__}") from None
 
 
-def length_of(n: int) -> int:
+def length_of(n: int, name: str = "n") -> int:
     """A length as a Python integer, from 0 to 2**31 - 1."""
-    value = index_of("n", n)
+    value = index_of(name, n)
     if not 0 <= value <= 2**31 - 1:
-        raise AttnSpecError(f"n must be between 0 and 2**31 - 1, got {value}")
+        raise AttnSpecError(f"{name} must be between 0 and 2**31 - 1, got {value}")
     return value
 
 
 def parameter_of(name: str, value: object) -> ParameterValue:
-    """The value of a parameter: a number, a boolean or the text of an expression."""
+    """The value of a parameter: a number, a boolean or the text of an expression; of a list or
+    tuple of numbers its text."""
+    if isinstance(value, list | tuple | np.ndarray) and np.ndim(value) == 1:
+        return f"[{', '.join(_digits(name, item) for item in value)}]"
     if isinstance(value, bool | float | str):
         return value
     if isinstance(value, np.bool_):
@@ -121,5 +136,16 @@ def parameter_of(name: str, value: object) -> ParameterValue:
         return operator.index(value)  # type: ignore[arg-type]
     except TypeError:
         raise TypeError(
-            f"the parameter `{name}` must be a number or an expression, got {type(value).__name__}"
+            f"the parameter `{name}` must be a number, a list of numbers or an expression, got"
+            f" {type(value).__name__}"
         ) from None
+
+
+def _digits(name: str, item: object) -> str:
+    """A number of a list as the language writes it."""
+    number = parameter_of(name, item)
+    if isinstance(number, str | bool):
+        raise TypeError(f"the list `{name}` must hold numbers, got {type(item).__name__}")
+    if not math.isfinite(number):
+        raise AttnSpecError(f"the list `{name}` must hold finite numbers, got {number}")
+    return repr(number)

@@ -41,6 +41,15 @@ def bounds(scalar: Scalar, values: Mapping[str, Bounds]) -> Bounds:
             return _outward((constant, constant))
 
 
+def reach_of(scalar: Scalar, ranges: Mapping[str, Bounds]) -> float:
+    """A bound of the absolute value of every number met on the way to a scalar's value."""
+    low, high = bounds(scalar, ranges)
+    own = float(np.max(np.maximum(np.abs(low), np.abs(high)), initial=0))
+    if isinstance(scalar, Apply):
+        return max(own, *(reach_of(arg, ranges) for arg in scalar.args))
+    return own
+
+
 def _outward(a: Bounds) -> Bounds:
     """The bounds without NaN, and widened where whole numbers are rounded."""
     low, high = (np.asarray(end) for end in a)
@@ -107,6 +116,10 @@ def _apply(op: str, a: list[Bounds]) -> Bounds:
             return 1 - a[0][1], 1 - a[0][0]
         case "within":
             return _apply("and", [_apply("<=", [a[1], a[0]]), _apply("<=", [a[0], a[2]])])
+        case "item":
+            return np.minimum.reduce([x[0] for x in a[1:]]), np.maximum.reduce(
+                [x[1] for x in a[1:]]
+            )
         case "one_of":
             return _apply("or", [_equal(a[0], member) for member in a[1:]] or [_never()])
         case _:

@@ -119,6 +119,6 @@ def _value(value: ArgumentValue, change: Callable[[Scalar], Scalar]) -> Argument
         case Leaf() | Compound():
             return map_scalars(value, change)
         case tuple():
-            return tuple(change(scalar) for scalar in value)
+            return tuple(x if isinstance(x, InputRef) else change(x) for x in value)
         case _:
             return change(value)

@@ -21,8 +21,8 @@ class Parameter:
     """What the language accepts for one field of a pattern.
 
     `kind`: "integer", "real", "boolean", "choice", "tokens", "ids", "length", "choices",
-    "buckets", "predicate", "graph", "extents" or, for what the compiler fills in, "context".
-    `input` is the kind of an input that may stand in place of a choice.
+    "buckets", "predicate", "inputs", "graph", "extents" or, for what the compiler fills in,
+    "context". `input` is the kind of an input that may stand in place of a choice.
     """
 
     kind: str

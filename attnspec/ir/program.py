@@ -15,7 +15,7 @@ from attnspec.ir.scalars import Scalar, symbols
 from attnspec.text.source import Span
 
 ParameterValue: TypeAlias = int | float | bool | str
-"""A parameter from outside; a string is an expression of the language."""
+"""A parameter from outside; a string is an expression of the language, a list as well."""
 
 
 @dataclass(frozen=True)
@@ -46,7 +46,7 @@ class TokenCompound:
 
 
 TokenTerm: TypeAlias = Tokens | TokenCompound | InputRef
-ArgumentValue: TypeAlias = "Scalar | str | TokenTerm | Term | tuple[Scalar, ...]"
+ArgumentValue: TypeAlias = "Scalar | str | TokenTerm | Term | tuple[Scalar | InputRef, ...]"
 
 
 @dataclass(frozen=True)
@@ -127,7 +127,8 @@ class Input:
 
 @dataclass(frozen=True)
 class Claim:
-    """`require CLAIM at n = …`: `text` is canonical, `at` None for every n.
+    """`require CLAIM at n = …`: `text` is canonical, `at` None for every n, or with `since`, of
+    `for n >= …`, every n from there.
 
     `kind` is the word of the claim ("causal", "reach", "subset", "==", "edges", …); `terms` its
     graphs, `compare` and `value` its comparison with a scalar.
@@ -136,10 +137,43 @@ class Claim:
     kind: str
     text: str
     at: tuple[int, ...] | None
+    since: int | None = None
     terms: tuple[Term, ...] = ()
     compare: str | None = None
     value: Scalar | None = None
     span: Span | None = field(default=None, compare=False, repr=False)
+
+
+@dataclass(frozen=True)
+class Crossing:
+    """Two sequences laid out as one of `length` positions: the queries from `start` on of the one
+    stand from position `first` on, the keys, the other, from position 0 on.
+    """
+
+    queries: int
+    keys: int
+    start: int = 0
+    first: int = 0
+
+    @property
+    def length(self) -> int:
+        """The positions that hold both."""
+        return max(self.first + self.queries, self.keys)
+
+    @property
+    def m(self) -> int:
+        """How many queries there are, those before `start` too, as far as it is known."""
+        return self.start + self.queries
+
+    @property
+    def empty(self) -> bool:
+        """Whether there is no query, or no key, and so no pair."""
+        return not (self.queries and self.keys)
+
+    @property
+    def even(self) -> bool:
+        """Whether every position is the query and the key of its own number."""
+        return self.queries == self.keys and not (self.start or self.first)
 
 
 @dataclass(frozen=True)
@@ -149,7 +183,8 @@ class Program:
     `attends` are the distinct contents of `slots[layer][head]`, which index them. `layers` and
     `heads` are None where the spec does not declare them: then there is one row or column, which
     serves every layer or head, and `layer` or `head` may still stand in its scalars. `grid` are the
-    extents of `sequence grid(…)`.
+    extents of `sequence grid(…)`. With `cross` queries and keys are two sequences; `crossing` are
+    their lengths where they are settled, and until then both have as many as a length says.
     """
 
     name: str
@@ -162,6 +197,8 @@ class Program:
     extra_tokens: int = 0
     inputs: tuple[Input, ...] = ()
     claims: tuple[Claim, ...] = ()
+    cross: bool = False
+    crossing: Crossing | None = None
 
     @property
     def layer_count(self) -> int:
@@ -207,6 +244,9 @@ def inputs_of(term: Term) -> set[str]:
             found.add(value.name)
         elif isinstance(value, TokenCompound):
             for part in value.terms:
+                tokens(part)
+        elif isinstance(value, tuple):
+            for part in value:
                 tokens(part)
 
     for leaf in leaves(term):

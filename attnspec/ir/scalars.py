@@ -149,6 +149,21 @@ def _within(x: Value, first: Value, last: Value) -> Value:
     return (first <= x) & (x <= last)
 
 
+def _item(index: Value, *items: Value) -> Value:
+    count = len(items)
+    if isinstance(index, float) or getattr(index, "dtype", None) is np.dtype(float):
+        raise ScalarError("the index of a list must be a whole number")
+    if np.any(np.less(index, 0) | np.greater_equal(index, count)):
+        shown = f"has no item {index}" if not isinstance(index, np.ndarray) else "is read outside"
+        raise ScalarError(f"a list of {count} {shown}: they count from 0, to {count - 1}")
+    if not _is_array(index, *items):
+        return items[cast(int, index)]
+    result = np.asarray(items[0])
+    for place, item in enumerate(items):
+        result = np.where(np.equal(index, place), item, result)
+    return result
+
+
 def _one_of(x: Value, *members: Value) -> Value:
     if isinstance(x, np.ndarray) and x.dtype != object and not _is_array(*members):
         return np.isin(x, np.array(members))
@@ -175,6 +190,7 @@ OPERATIONS: dict[str, Callable[..., Value]] = {
     "not": lambda a: a ^ True,
     "within": _within,
     "one_of": _one_of,
+    "item": _item,
     "isqrt": _isqrt,
     "sqrt": _sqrt,
     "log2": _log2,
@@ -203,7 +219,7 @@ OPERATORS = frozenset("+ - * / // % neg == != < <= > >= and or not within one_of
 """Those that are operators of Python, and so mean the same for arrays of its integers."""
 
 
-_WHOLE = frozenset("+ - * // % neg min max abs".split())
+_WHOLE = frozenset("+ - * // % neg min max abs item".split())
 """Operations that make whole numbers of whole numbers."""
 
 

@@ -49,7 +49,7 @@ def fingerprint(program: Program) -> str:
 
 def to_data(program: Program) -> dict[str, Plain]:
     """A program as dicts, lists, strings and numbers, without its claims."""
-    return {
+    data: dict[str, Plain] = {
         "name": program.name,
         "layers": program.layers,
         "heads": program.heads,
@@ -60,6 +60,7 @@ def to_data(program: Program) -> dict[str, Plain]:
         "attends": [_attend_out(x) for x in program.attends],
         "slots": [list(row) for row in program.slots],
     }
+    return {**data, "cross": True} if program.cross else data
 
 
 def from_data(data: Mapping[str, Plain]) -> Program:
@@ -83,6 +84,7 @@ def from_data(data: Mapping[str, Plain]) -> Program:
             )
             for x in _dicts(data["inputs"])
         ),
+        cross=cast(bool, data.get("cross", False)),
     )
 
 
@@ -159,7 +161,7 @@ def _argument_out(value: ArgumentValue) -> Plain:
         case str():
             return {"choice": value}
         case tuple():
-            return {"each": [_scalar_out(part) for part in value]}
+            return {"each": [_argument_out(part) for part in value]}
         case Tokens() | TokenCompound() | InputRef():
             return _tokens_out(value)
         case Leaf() | Compound():
@@ -174,7 +176,7 @@ def _argument_in(data: Plain) -> ArgumentValue:
     if "choice" in data:
         return cast(str, data["choice"])
     if "each" in data:
-        return tuple(_scalar_in(part) for part in cast("list[Plain]", data["each"]))
+        return tuple(_argument_in(part) for part in cast("list[Plain]", data["each"]))  # type: ignore[misc]
     if "graph" in data:
         return _term_in(data["graph"])
     return _tokens_in(data)

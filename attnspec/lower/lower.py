@@ -20,7 +20,17 @@ from attnspec.graphs.stack import MOST_PATTERNS, patterns_in
 from attnspec.graphs.token_sets import StandIn
 from attnspec.ir.mechanisms import BY_NAME as MECHANISMS_BY_NAME
 from attnspec.ir.parameters import RelationError
-from attnspec.ir.program import Attend, Leaf, Program, Score, Term, inputs_of, leaves, symbols_of
+from attnspec.ir.program import (
+    Attend,
+    Crossing,
+    Leaf,
+    Program,
+    Score,
+    Term,
+    inputs_of,
+    leaves,
+    symbols_of,
+)
 from attnspec.ir.scalars import Scalar, ScalarError, evaluate, symbols
 from attnspec.lower.cache import Cache
 from attnspec.lower.mechanism_sizes import bind_mechanism, require_length, symbols_in
@@ -109,6 +119,7 @@ class Binder:
         self.program = program
         self.inputs = inputs
         self._tables = bias_tables(program)
+        self._decides = bool(decided_leaves(program))
         self._asks = [_asks(attend) for attend in program.attends]
         self._kept: Cache[tuple[int, int, int, int], Work] = Cache(KEPT)
 
@@ -120,12 +131,19 @@ class Binder:
         return self.program.slots.index(row)
 
     def works(
-        self, layer: int, heads: int, n_q: int, n_k: int
+        self, layer: int, heads: int, n_q: int, n_k: int, query_start: int = 0
     ) -> list[tuple[Work, tuple[int, ...]]]:
         """The distinct works of a layer with the heads that share each.
 
+        Between two sequences the n_q queries are those from `query_start` on, and of a program
+        whose lengths are settled both are these; a graph's work has as many keys as the positions
+        that hold both.
+
         Raises ValueError where a size has no admissible value at n_k positions.
         """
+        crossing = self.crossing(n_q, n_k, query_start)
+        if crossing is not None:
+            n_q, n_k = crossing.queries, crossing.keys
         grid = extents_of(self.program, n_k)
         row = self.program.row(layer)
         slots: dict[tuple[int, int], list[int]] = {}
@@ -134,22 +152,42 @@ class Binder:
             slots.setdefault((index, head if "head" in self._asks[index] else 0), []).append(head)
         groups: dict[Work, list[int]] = {}
         for (index, _), members in slots.items():
-            work = self._work(index, layer, members[0], heads, n_k, grid)
+            work = self._work(index, layer, members[0], heads, n_k, grid, crossing)
             require_length(work.mechanism, n_k)
-            groups.setdefault(replace(work, n_q=n_q, n_k=n_k), []).extend(members)
+            held = n_k if crossing is None or work.mechanism is not None else crossing.length
+            groups.setdefault(replace(work, n_q=n_q, n_k=held), []).extend(members)
         return [(work, tuple(sorted(members))) for work, members in groups.items()]
 
+    def crossing(self, n_q: int, n_k: int, query_start: int = 0) -> Crossing | None:
+        """How two sequences of a call are laid out as one, None where there is one: queries are
+        the last positions. Where tensors decide, no query is the padding of a key's position, so
+        that they stand behind all keys.
+        """
+        if not self.program.cross:
+            return None
+        found = self.program.crossing or Crossing(n_q, n_k, query_start)
+        first = found.keys if self._decides else max(0, found.keys - found.queries)
+        return replace(found, first=first)
+
     def _work(
-        self, index: int, layer: int, head: int, heads: int, n: int, grid: tuple[int, ...]
+        self,
+        index: int,
+        layer: int,
+        head: int,
+        heads: int,
+        n: int,
+        grid: tuple[int, ...],
+        crossing: Crossing | None,
     ) -> Work:
         """What a head computes, as a work of no length."""
-        at = situation_of(self.program, n, layer, head, grid=grid, inputs=self.inputs)
+        program = replace(self.program, crossing=crossing)
+        at = situation_of(program, n, layer, head, grid=grid, inputs=self.inputs)
 
         def bound() -> Work:
             return _work(self.program.attends[index], at, heads, self._tables)
 
         asks = self._asks[index]
-        if "n" in asks or (grid and "grid" in asks):
+        if "n" in asks or crossing is not None or (grid and "grid" in asks):
             return bound()
         key = index, layer if "layer" in asks else 0, head if "head" in asks else 0, heads
         return self._kept.get(key, bound)
@@ -187,7 +225,8 @@ def _work(
     mechanism = None if attend.mechanism is None else bind_mechanism(attend.mechanism, at)
     graph = _graph(attend, at.causal)
     try:
-        relation = bind_attended(graph, at)
+        # a mechanism takes queries and keys as they are
+        relation = bind_attended(graph, at if mechanism is None else replace(at, crossing=None))
         own = (pattern.own_scale(arguments) for pattern, arguments in _governing(graph))
         scale = None if attend.scale is None else _number(attend.scale, at, "scale", attend.span)
         return Work(
@@ -239,7 +278,7 @@ def _number(scalar: Scalar, at: Situation, name: str, span: Span | None) -> floa
     try:
         value = float(evaluate(scalar, at.values))
     except ScalarError as error:
-        raise BindError(f"`{name}` has no value at n = {at.n}: {error}", span) from None
+        raise BindError(f"`{name}` has no value at {at.shown(scalar)}: {error}", span) from None
     wrong = beyond_formulas(name, value)
     if wrong is not None:
         raise BindError(f"{wrong} at n = {at.n}", span)

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
 
+from attnspec.graphs.across import reads_m
+from attnspec.graphs.predicates.inputs import require_exact
 from attnspec.ir.program import Input, Program
+from attnspec.ir.scalars import Scalar
 
 FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 PER_HEAD = ("choices", "scores", "buckets")
@@ -67,7 +70,7 @@ def check_tensors(program: Program, q: torch.Tensor, k: torch.Tensor, v: torch.T
         raise ValueError(f"the heads of k and v must divide those of q, got {shapes:hint}")
     if q.shape[3] == 0 or v.shape[3] == 0:
         raise ValueError(f"heads must have a size of at least 1, got {shapes}")
-    if q.shape[2] > k.shape[2]:
+    if not program.cross and q.shape[2] > k.shape[2]:
         raise ValueError(
             "queries are the last n_q of n_k positions, so that n_q is at most n_k,"
             f" got {shapes:hint}"
@@ -114,6 +117,30 @@ def narrowed(tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     return given.to(dtype)
 
 
+def check_query_start(program: Program, query_start: int) -> int:
+    """The number of a call's first query as an integer; ValueError where that says nothing."""
+    if isinstance(query_start, bool):
+        raise TypeError("query_start must be an integer, got a boolean")
+    try:
+        start = operator.index(query_start)
+    except TypeError:
+        kind = type(query_start).__name__
+        raise TypeError(f"query_start must be an integer, got {kind}") from None
+    if start < 0:
+        raise ValueError(f"query_start must be at least 0, got {start}")
+    if start and not program.cross:
+        raise ValueError(
+            f"`{program.name}` has one sequence, of which queries are the last n_q positions: only"
+            f" a spec that says `cross` takes a query_start, got {start}"
+        )
+    if start and reads_m(program):
+        raise ValueError(
+            f"`{program.name}` reads m, the number of all queries, which a call that starts at"
+            f" query {start} does not know: call it with all queries at once"
+        )
+    return start
+
+
 def check_padding(padding: torch.Tensor | None, batch: int, n_k: int, device: torch.device) -> None:
     """Raises unless the mask is bool [B, n_k] on the device, or None."""
     if padding is None:
@@ -144,9 +171,11 @@ def check_inputs(
     inputs: Mapping[str, torch.Tensor] | None,
     q: torch.Tensor,
     k: torch.Tensor,
+    padding: torch.Tensor | None = None,
 ) -> dict[str, torch.Tensor]:
-    """The inputs of q [B, H, n_q, d] and k [B, H_kv, n_k, d] as patterns take them: [B, n_k], a
-    length [B, 1, 1]; what is about heads as it is given."""
+    """The inputs of q [B, H, n_q, d] and k [B, H_kv, n_k, d] as patterns take them: [B, n_k],
+    numbers as int64 or float64, 0 at padding [B, n_k]; a length [B, 1, 1]; what is about heads as
+    it is given."""
     given = {} if inputs is None else inputs
     if not isinstance(given, Mapping):
         raise TypeError(f"inputs must be a mapping of names to tensors, got {type(given).__name__}")
@@ -162,7 +191,7 @@ def check_inputs(
                 f"`{program.name}` needs its input `{name}`: pass inputs={{{name!r}: tensor}},"
                 f" {_wanted(entry)}"
             )
-        found[name] = _input(entry, given[name], q, k)
+        found[name] = _input(entry, given[name], q, k, padding)
     return found
 
 
@@ -170,24 +199,40 @@ def _wanted(entry: Input) -> str:
     return {
         "tokens": "bool [B, n_k]",
         "ids": "an integer type [B, n_k]",
+        "numbers": "an integer or floating type [B, n_k]",
         "choices": "an integer type [B, H or H_kv or 1, n_q, c]",
         "scores": "a floating type [B, H or H_kv or 1, query blocks, key blocks]",
         "buckets": "an integer type [B, H or 1, rounds, n_k]",
     }.get(entry.kind, "an integer type [B]")
 
 
-def _input(entry: Input, tensor: torch.Tensor, q: torch.Tensor, k: torch.Tensor) -> torch.Tensor:
+_TYPES: dict[str, tuple[tuple[torch.dtype, ...], str]] = {
+    "tokens": ((torch.bool,), "bool"),
+    "numbers": ((*INTEGERS, *FLOATS), "an integer or floating type"),
+}
+
+
+def _input(
+    entry: Input,
+    tensor: torch.Tensor,
+    q: torch.Tensor,
+    k: torch.Tensor,
+    padding: torch.Tensor | None,
+) -> torch.Tensor:
     batch, n_k, device = q.shape[0], k.shape[2], q.device
     if entry.kind in PER_HEAD:
         _check_per_head(entry, tensor, q, k)
         return tensor
-    types = (torch.bool,) if entry.kind == "tokens" else INTEGERS
+    types, kind = _TYPES.get(entry.kind, (INTEGERS, "an integer type"))
     shape = (batch,) if entry.kind == "length" else (batch, n_k)
-    kind = "bool" if entry.kind == "tokens" else "an integer type"
     _check_input(f"the input `{entry.name}`", tensor, types, kind, shape, device)
     if entry.kind == "length":
         return tensor.view(batch, 1, 1)
-    return tensor
+    if entry.kind != "numbers":
+        return tensor
+    tensor = tensor.double() if tensor.is_floating_point() else tensor.long()
+    # what stands at padding is no number of a token
+    return tensor if padding is None else tensor.masked_fill(~padding, 0)
 
 
 def _check_per_head(entry: Input, tensor: torch.Tensor, q: torch.Tensor, k: torch.Tensor) -> None:
@@ -219,6 +264,18 @@ def check_promise(name: str, at_most: int, marked: torch.Tensor) -> None:
     most = int(marked.amax())
     if most > at_most:
         raise ValueError(f"`{name}` promises at most {at_most} tokens, got {most}")
+
+
+def check_exact(
+    predicates: Mapping[Scalar, Sequence[str]], data: Mapping[str, torch.Tensor], n: int
+) -> None:
+    """Raises ValueError where whole numbers that predicates compute of inputs may not be exact."""
+    for predicate, names in predicates.items():
+        whole = {x: data[x] for x in names if data[x].numel() and not data[x].is_floating_point()}
+        if any(x.device.type == "meta" for x in whole.values()):
+            continue
+        ranges = {name: (int(x.min()), int(x.max())) for name, x in whole.items()}
+        require_exact(predicate, n, ranges)
 
 
 def _check_input(

@@ -33,8 +33,10 @@ class Decision:
         padding: torch.Tensor | None,
         data: Mapping[Any, Any],
         tables: Mapping[str, torch.Tensor],
+        keys: int | None = None,
     ) -> Given:
-        """What there is to decide by, for q [B, H, n_q, d] and k [B, H_kv, n_k, d] of all heads."""
+        """What there is to decide by, for q [B, H, n_q, d] and k [B, H_kv, n_k, d] of all heads;
+        `keys` as `Given` has it."""
         ratio = q.shape[1] // k.shape[1]
         whole = len(self.heads) == q.shape[1]
         index = torch.tensor(self.heads, device=q.device)
@@ -52,6 +54,7 @@ class Decision:
             padding=padding,
             data={**data, **own},
             tables=tables,
+            keys=keys,
         )
 
     def part(self, choice: Choice, heads: Sequence[int]) -> Choice:
@@ -95,12 +98,13 @@ def decided(
     padding: torch.Tensor | None,
     data: Mapping[Any, Any],
     tables: Callable[[Decision], Mapping[str, torch.Tensor]],
+    keys: int | None = None,
 ) -> dict[DataDependent, Choice]:
     """The choices of a layer, one for each decision."""
     known: dict[Any, Any] = {name: with_heads(x) for name, x in data.items()}
     found: dict[DataDependent, Choice] = {}
     for each in decisions:
-        given = each.given(q, k, padding, known, tables(each))
+        given = each.given(q, k, padding, known, tables(each), keys)
         found[each.leaf] = known[each.leaf] = decide(each.leaf, given)
     return found
 

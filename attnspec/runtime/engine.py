@@ -13,20 +13,31 @@ from typing import TypeAlias, cast
 from weakref import WeakValueDictionary
 
 import torch
+from torch.nn.functional import pad
 
 from attnspec.backends.common.score_formula import Blocks, Formula
-from attnspec.backends.common.torch_modes import apart, composed, derivatives, followed
+from attnspec.backends.common.torch_modes import (
+    apart,
+    composed,
+    derivatives,
+    followed,
+    is_recorded,
+    is_transformed,
+    values_of,
+)
 from attnspec.backends.decided.choice import Choice
+from attnspec.backends.dense.masked import MaskedKernel
 from attnspec.backends.planner import AUTO, ROWS, check_backend, choose
 from attnspec.backends.rows.keys import FEW
 from attnspec.graphs.bind import extents_of
+from attnspec.graphs.predicates.inputs import READ, computed
 from attnspec.graphs.relation import DataDependent, Relation
 from attnspec.ir.serial import FORMAT, Plain, from_data
 from attnspec.lower.cache import Cache
 from attnspec.lower.lower import Binder, bias_tables, stand_ins
 from attnspec.lower.mechanism_sizes import learned_parts
 from attnspec.lower.work import Backend, Bias, Call, Joining, Kernel, Mergeable, Work
-from attnspec.runtime.call_checks import check_promise
+from attnspec.runtime.call_checks import check_exact, check_promise
 from attnspec.runtime.decisions import Decision, data_of, decided
 from attnspec.runtime.head_groups import Group, Prepared, group_of, selected, together
 
@@ -60,11 +71,13 @@ class Engine:
             raise ValueError(f"this run time reads plans of format {FORMAT}, got {plan['format']}")
         self.backend = cast(str, plan["backend"])
         check_backend(self.backend)
-        self.text = json.dumps(dict(plan), separators=(",", ":"))
+        self.text = text_of(plan)
         self.program = from_data(cast("Mapping[str, Plain]", plan["program"]))
         self.binder = Binder(self.program, stand_ins(self.program))
         self._parts = learned_parts(self.program)
         self.learned = (*bias_tables(self.program).values(), *self._parts.values())
+        graphs = (attend.graph for attend in self.program.attends)
+        self.computed = {x: y for g in graphs if g is not None for x, y in computed(g).items()}
         self.prepared: Cache[tuple[object, ...], Prepared] = Cache(KEPT)
         self.steps: Cache[tuple[object, ...], Prepared] = Cache(STEPS)
         # the newest of a text: the operator shares what a module has laid out
@@ -80,8 +93,11 @@ class Engine:
         draws: tuple[int, int],
         return_lse: bool = False,
         reusable: bool = False,
+        query_start: int = 0,
+        prepared: Prepared | None = None,
     ) -> Outputs:
-        """The output, and its log-sum-exps with `return_lse`.
+        """The output, and its log-sum-exps with `return_lse`, by the kernels that are `prepared`,
+        else those of the plan; between two sequences the queries are those from `query_start` on.
 
         The call's tables are all that is learned, by name, [layers or 1, heads or 1, …]; `draws`
         are how often the layer was called in training, and how often anew was asked for. With
@@ -92,13 +108,16 @@ class Engine:
         for entry in self.program.inputs:
             if entry.at_most is not None and len(q):
                 check_promise(entry.name, entry.at_most, call.data[entry.name].sum(-1))
+        check_exact(self.computed, call.data, k.shape[2])
         if 0 in (len(q), q.shape[2], k.shape[2]):
             extents_of(self.program, k.shape[2])
             return _nothing(q, k, v)
-        sizes = q.shape[1], k.shape[1], q.shape[2], k.shape[2]
-        prepared = self.prepare(layer, *sizes, str(q.device))
+        if prepared is None:
+            sizes = q.shape[1], k.shape[1], q.shape[2], k.shape[2]
+            prepared = self.prepare(layer, *sizes, str(q.device), query_start)
+        held, given = self.laid_out(parts, call)
         choices = self.decided(
-            prepared.decisions, layer, (q, k), call.padding, call.data, call.tables
+            prepared.decisions, layer, held[:2], given.padding, given.data, call.tables, k.shape[2]
         )
         outs: list[torch.Tensor] = []
         sums: list[torch.Tensor] = []
@@ -107,13 +126,63 @@ class Engine:
             known = None
             if call.known is not None and _reuses(group.kernel, q):
                 known = group.rows(call.known[0]), group.rows(call.known[1])
-            data = data_of(group.work, group.heads, prepared.decisions, choices, call.data)
-            mine = Call(call.padding, call.dropout_p, tables, data, draw, known)
-            out, lse = self._outputs(group, group.parts(*parts), mine, return_lse, reusable)
+            # a mechanism takes two sequences as they are
+            own, of = (held, given) if group.work.mechanism is None else (parts, call)
+            data = data_of(group.work, group.heads, prepared.decisions, choices, of.data)
+            mine = Call(of.padding, call.dropout_p, tables, data, draw, known)
+            out, lse = self._outputs(group, group.parts(*own), mine, return_lse, reusable)
             outs.append(out)
             if return_lse or reusable:
                 sums.append(_unknown(out) if lse is None else lse)
         return prepared.joined(outs), prepared.joined(sums) if sums else None
+
+    def laid_out(self, parts: Parts, call: Call) -> tuple[Parts, Call]:
+        """A call with keys and values at as many positions as hold two sequences, those behind the
+        keys being no keys."""
+        q, k, v = parts
+        n = k.shape[2]
+        crossing = self.binder.crossing(q.shape[2], n)
+        more = 0 if crossing is None else crossing.length - n
+        if not more:
+            return parts, call
+        padding = call.padding
+        if padding is None and crossing is not None and crossing.first == n:
+            padding = torch.ones(len(k), n, dtype=torch.bool, device=k.device)
+        kinds = {entry.name: entry.kind for entry in self.program.inputs}
+        data = {
+            name: pad(x, (0, more)) if kinds[name] in ("tokens", *READ) else x
+            for name, x in call.data.items()
+        }
+        given = replace(
+            call, padding=None if padding is None else pad(padding, (0, more)), data=data
+        )
+        return (q, pad(k, (0, 0, 0, more)), pad(v, (0, 0, 0, more))), given
+
+    def masked(
+        self, parts: Parts, call: Call, layer: int, added: torch.Tensor, return_lse: bool = False
+    ) -> Outputs:
+        """What `run` returns with numbers added to the scores of all pairs, broadcastable to
+        [B, H, n_q, n_k], -inf for a pair that is none: by the definition, whose cost is that of all
+        pairs. ValueError where a mechanism has no scores."""
+        if self.program.cross:
+            raise ValueError(
+                f"`{self.program.name}` joins two sequences, and a mask that comes with a call is"
+                " for one: leave it out, and say in the spec which pairs there are"
+            )
+        q, k, _ = parts
+        sizes, place = (q.shape[1], k.shape[1]), q.device
+        groups = []
+        for work, members in self.binder.works(layer, sizes[0], q.shape[2], k.shape[2]):
+            if work.mechanism is not None:
+                raise ValueError(
+                    f"`{work.mechanism.name}` has no scores that a mask could be added to: leave it"
+                    " out, and say in the spec which pairs there are"
+                )
+            kernel = MaskedKernel(work, members, place, added)
+            tables, ratio = self.tables_of(work), sizes[0] // sizes[1]
+            groups.append(group_of(kernel, work, members, sizes[0], ratio, tables, place))
+        prepared = together(groups, sizes[0], place)
+        return self.run(parts, call, layer, (0, 0), return_lse, prepared=prepared)
 
     def _outputs(
         self, group: Group, parts: Parts, call: Call, return_lse: bool, reusable: bool
@@ -141,6 +210,7 @@ class Engine:
         grads: tuple[torch.Tensor | None, torch.Tensor | None],
         asks: Sequence[bool],
         again: bool = False,
+        query_start: int = 0,
     ) -> list[torch.Tensor | None]:
         """The gradients of q, k and v, and of the call's tables in their order, where `asks` says
         so, from those of what `run` returned. What the call knows is not computed again.
@@ -154,7 +224,8 @@ class Engine:
         def run(*given: torch.Tensor) -> Sequence[torch.Tensor | None]:
             q, k, v, *learned = given
             whole = replace(call, tables=dict(zip(call.tables, learned, strict=True)))
-            return self.run((q, k, v), whole, layer, draws, grads[1] is not None)
+            lse = grads[1] is not None
+            return self.run((q, k, v), whole, layer, draws, lse, query_start=query_start)
 
         with composed() if again else followed():
             return derivatives(run, given, asks, grads, again)
@@ -167,11 +238,14 @@ class Engine:
         padding: torch.Tensor | None,
         data: Mapping[str, torch.Tensor],
         learned: Mapping[str, torch.Tensor],
+        keys: int,
     ) -> dict[DataDependent, Choice]:
-        """What the data decide for q and k, by graph."""
+        """What the data decide for q and k as they are laid out, of which `keys` are keys, by
+        graph."""
         q, k = parts
         if not decisions or 0 in (q.shape[0], q.shape[2], k.shape[2]):
             return {}
+        _check_numbers(decisions[0], q, k)
 
         def tables(each: Decision) -> dict[str, torch.Tensor]:
             found = {}
@@ -180,7 +254,8 @@ class Engine:
                 found[part.name] = rows[list(each.heads)] if len(rows) > 1 else rows
             return found
 
-        return decided(decisions, q, k, padding, data, tables)
+        apart = keys if self.program.cross else None
+        return decided(decisions, q, k, padding, data, tables, apart)
 
     def tables(
         self, group: Group, layer: int, learned: Mapping[str, torch.Tensor]
@@ -205,10 +280,17 @@ class Engine:
     # --- kernels ---------------------------------------------------------------------------------
 
     def prepare(
-        self, layer: int, heads: int, key_heads: int, n_q: int, n_k: int, device: str
+        self,
+        layer: int,
+        heads: int,
+        key_heads: int,
+        n_q: int,
+        n_k: int,
+        device: str,
+        query_start: int = 0,
     ) -> Prepared:
         """The kernels that run a layer for so many heads and positions, built or kept."""
-        key = (self.binder.alike(layer), heads, key_heads, n_q, n_k, device)
+        key = (self.binder.alike(layer), heads, key_heads, n_q, n_k, device, query_start)
         if n_q > FEW:
             return self.prepared.get(key, lambda: apart(lambda: self._build(*key)))
         if self.backend in (AUTO, ROWS.name):
@@ -217,10 +299,18 @@ class Engine:
         return self.steps.get(key, lambda: apart(lambda: self._build(*key)))
 
     def _build(
-        self, layer: int, heads: int, key_heads: int, n_q: int, n_k: int, device: str
+        self,
+        layer: int,
+        heads: int,
+        key_heads: int,
+        n_q: int,
+        n_k: int,
+        device: str,
+        query_start: int,
     ) -> Prepared:
         place = torch.device(device)
-        works, ratio = self.binder.works(layer, heads, n_q, n_k), heads // key_heads
+        works = self.binder.works(layer, heads, n_q, n_k, query_start)
+        ratio = heads // key_heads
         chosen: dict[str, tuple[Backend, list[tuple[Work, tuple[int, ...]]]]] = {}
         for work, members in works:
             work = replace(work, copies=len(members), device=place.type)
@@ -245,6 +335,11 @@ _living: WeakValueDictionary[str, Engine] = WeakValueDictionary()
 _kept: Cache[str, Engine] = Cache(PROGRAMS)
 
 
+def text_of(plan: Mapping[str, object]) -> str:
+    """What names a plan in traced programs."""
+    return json.dumps(dict(plan), separators=(",", ":"))
+
+
 def engine_of(text: str) -> Engine:
     """The engine of a plan that was written down; ValueError for a plan of another format."""
     found = _living.get(text)
@@ -259,6 +354,21 @@ def _rows_of(table: torch.Tensor, layer: int) -> torch.Tensor:
 def _reuses(kernel: Kernel, q: torch.Tensor) -> bool:
     """Whether a kernel gives log-sum-exps in passing, and goes on from them."""
     return q.device.type in getattr(kernel, "reuses", ())
+
+
+def _check_numbers(first: Decision, q: torch.Tensor, k: torch.Tensor) -> None:
+    """Raises ValueError where there are no numbers by which something could be decided."""
+    for x in (q, k):
+        if is_transformed() and is_recorded(x):
+            raise ValueError(
+                f"`{first.leaf.name}` decides by numbers, which a program of plain operations does"
+                " not have when it is traced: export it without `composed()`, as one operator"
+            )
+        if torch._C._functorch.is_batchedtensor(values_of(x)):
+            raise ValueError(
+                f"`{first.leaf.name}` decides by numbers, and forward-mode differentiation under"
+                " `vmap` shows none: take the derivatives of one sample at a time, or `vjp`"
+            )
 
 
 def _unknown(out: torch.Tensor) -> torch.Tensor:

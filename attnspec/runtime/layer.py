@@ -2,36 +2,38 @@
 
 from __future__ import annotations
 
-import operator
-from collections.abc import Mapping
-from dataclasses import replace
-from typing import Protocol
+from collections.abc import Callable, Mapping
+from typing import TypeAlias
 
 import torch
 from torch import nn
 from torch.nn import functional
 
 from attnspec.backends.planner import require_willing
-from attnspec.ir.program import Program
 from attnspec.ir.serial import plan_data
-from attnspec.lower.lower import shares_keys
-from attnspec.lower.mechanism_sizes import learned_parts, symbols_in
+from attnspec.lower.mechanism_sizes import learned_parts
 from attnspec.runtime.call_checks import FLOATS, check_dropout, check_layer
 from attnspec.runtime.module import CompiledAttention
+from attnspec.runtime.one_layer import (
+    HasProgram,
+    mixing_of,
+    of_layer,
+    program_of,
+    read_of,
+    shared_heads,
+    size_of,
+    sizes_of,
+    with_shared_keys,
+)
+from attnspec.runtime.streaming import StreamState
 
-WHOLE = ("fourier", "mixer", "gmlp")
-"""Mixings of the whole embedding, which know no heads."""
+Rotary: TypeAlias = Callable[
+    [torch.Tensor, torch.Tensor, torch.Tensor], tuple[torch.Tensor, torch.Tensor]
+]
+"""Turns q [B, H, n, d] and k [B, H_kv, n, d] by their positions, int64 [n]."""
 
 DEVIATION = 0.02
 """Of the numbers that extra tokens start with."""
-
-
-class HasProgram(Protocol):
-    """A spec, as far as a layer asks for it."""
-
-    @property
-    def program(self) -> Program:
-        """The meaning in normal form."""
 
 
 class SelfAttention(nn.Module):
@@ -48,6 +50,11 @@ class SelfAttention(nn.Module):
     is another layer of the spec, whose parameters this one takes where the spec shares them between
     all layers, `linformer(share = layer)`.
 
+    With `num_kv_heads`, a divisor of `num_heads`, as many heads of keys and values serve equal
+    numbers of heads of queries that follow one another. `rotary(q, k, positions)` returns queries
+    [B, H, n, d] and keys [B, H_kv, n, d] that are turned by their positions, int64 [n], or changed
+    in any other way that keeps their shapes; extra tokens have the first positions.
+
     Raises ValueError or TypeError for arguments that do not fit.
     """
 
@@ -58,40 +65,71 @@ class SelfAttention(nn.Module):
         num_heads: int,
         layer: int = 0,
         *,
+        num_kv_heads: int | None = None,
+        rotary: Rotary | None = None,
         bias: bool = True,
         dropout: float = 0.0,
         backend: str = "auto",
         shared: SelfAttention | None = None,
     ) -> None:
         super().__init__()
-        program = _program(spec)
-        self.embed_dim, self.num_heads = _sizes(embed_dim, num_heads)
-        if program.heads not in (None, self.num_heads):
-            raise ValueError(
-                f"`{program.name}` declares {program.heads} heads, got num_heads = {num_heads};"
-                " to choose the count later, make it a parameter: `heads h` with `h` in the"
-                " attention's parameters"
-            )
+        program = program_of(spec)
+        self.embed_dim, self.num_heads = sizes_of(program, embed_dim, num_heads)
         self.layer = check_layer(program, layer)
         self.dropout = check_dropout(dropout)
         require_willing(program, backend)
         program = of_layer(program, self.layer, self.num_heads)
         self.extra_tokens = program.extra_tokens
-        self.mixing = _mixing(program)
+        self.mixing = mixing_of(program)
         head_size = self.embed_dim if self.mixing else self.embed_dim // self.num_heads
         self.attention = CompiledAttention(plan_data(program, backend), head_size)
         if shared is not None:
             _share(self.attention, shared.attention)
-        self.shared = _shared_heads(program)
-        self.read = _read(program)
-        width = self.embed_dim
+        self.shared = shared_heads(program)
+        self.read = read_of(program)
+        self.num_kv_heads = self._key_heads(num_kv_heads)
+        self.rotary = self._checked_rotary(rotary)
+        width, keys = self.embed_dim, self.embed_dim // self.num_heads * self.num_kv_heads
+        self.widths = [width if name == "q" else keys for name in self.read]
         if self.read:
-            self.in_weight = nn.Parameter(torch.empty(len(self.read) * width, width))
-            self.in_bias = nn.Parameter(torch.empty(len(self.read) * width)) if bias else None
+            self.in_weight = nn.Parameter(torch.empty(sum(self.widths), width))
+            self.in_bias = nn.Parameter(torch.empty(sum(self.widths))) if bias else None
             self.out = nn.Linear(width, width, bias=bias)
         if self.extra_tokens:
             self.extra = nn.Parameter(torch.empty(self.extra_tokens, width))
         self._start(None)
+
+    def _key_heads(self, count: int | None) -> int:
+        """The heads of keys and values: as many as of queries where no number is given."""
+        if count is None:
+            return self.num_heads
+        found = size_of("num_kv_heads", count)
+        if self.num_heads % found:
+            raise ValueError(
+                f"num_kv_heads must divide num_heads, got {found} and {self.num_heads}"
+            )
+        if found < self.num_heads and (self.shared or self.read != "qkv"):
+            why = "keys are its queries" if self.shared else "it has no queries, keys and values"
+            raise ValueError(
+                f"`{self.attention.program.name}` has no fewer heads of keys, {why}: leave"
+                f" num_kv_heads = {found} out"
+            )
+        return found
+
+    def _checked_rotary(self, rotary: object) -> Rotary | None:
+        if rotary is None:
+            return None
+        if not callable(rotary):
+            raise TypeError(
+                "rotary must be callable, rotary(q, k, positions) -> (q, k), got"
+                f" {type(rotary).__name__}"
+            )
+        if "q" not in self.read or "k" not in self.read:
+            raise ValueError(
+                f"`{self.attention.program.name}` reads no queries and keys that positions could"
+                " turn: leave rotary out"
+            )
+        return rotary
 
     def reset_parameters(self, generator: torch.Generator | None = None) -> None:
         """Starts everything that is learned anew, drawn with the generator: projections as Glorot
@@ -101,7 +139,7 @@ class SelfAttention(nn.Module):
 
     def _start(self, generator: torch.Generator | None) -> None:
         if self.read:
-            for weight in torch.split(self.in_weight, self.embed_dim):
+            for weight in torch.split(self.in_weight, self.widths):
                 nn.init.xavier_uniform_(weight, generator=generator)
             nn.init.xavier_uniform_(self.out.weight, generator=generator)
             for bias in (self.in_bias, self.out.bias):
@@ -111,7 +149,11 @@ class SelfAttention(nn.Module):
             nn.init.normal_(self.extra, std=DEVIATION, generator=generator)
 
     def extra_repr(self) -> str:
-        return f"embed_dim={self.embed_dim}, num_heads={self.num_heads}, layer={self.layer}"
+        grouped = f", num_kv_heads={self.num_kv_heads}"
+        return (
+            f"embed_dim={self.embed_dim}, num_heads={self.num_heads}"
+            f"{grouped if self.num_kv_heads < self.num_heads else ''}, layer={self.layer}"
+        )
 
     def forward(
         self,
@@ -129,41 +171,79 @@ class SelfAttention(nn.Module):
         self._check(x)
         given = x.shape[1]
         if self.extra_tokens:
-            x = torch.cat([self.extra.to(x.dtype).expand(len(x), -1, -1), x], 1)
-            key_padding_mask = self._extended(key_padding_mask, True)
-            inputs = self._extended_inputs(inputs)
-        heads = 1 if self.mixing else self.num_heads
-        q, k, v = (
-            torch.unflatten(part, 2, (heads, -1)).transpose(1, 2) for part in self._projected(x)
-        )
-        if self.shared:
-            # the keys of these heads are their queries
-            same = torch.zeros(heads, dtype=torch.bool, device=x.device)
-            same[list(self.shared)] = True
-            k = torch.where(same[:, None, None], q, k)
+            x, key_padding_mask, inputs = self._with_extra(x, key_padding_mask, inputs)
         out = self.attention(
-            q,
-            k,
-            v,
+            *self._heads(x, 0),
             layer=self.layer,
             key_padding_mask=key_padding_mask,
             dropout_p=self.dropout if self.training else 0.0,
             inputs=inputs,
         )
+        return self._joined(out, given)
+
+    def step(
+        self,
+        x: torch.Tensor,
+        state: StreamState | None = None,
+        *,
+        key_padding_mask: torch.Tensor | None = None,
+        inputs: Mapping[str, torch.Tensor] | None = None,
+    ) -> tuple[torch.Tensor, StreamState]:
+        """Goes on with a causal layer: the outputs of the next t tokens x [B, t, embed_dim], the
+        rows of a call with the whole sequence, and the state after them. It is None at the start;
+        `key_padding_mask` and `inputs` are those of the t tokens. No weights are dropped.
+
+        Raises ValueError as `CompiledAttention.step` does, and in training with a dropout.
+        """
+        self._check(x)
+        if self.training and self.dropout:
+            raise ValueError(
+                "a step drops no weights, so that it is another thing than a call in training:"
+                " call eval() first"
+            )
+        given = x.shape[1]
+        if self.extra_tokens and state is None:
+            x, key_padding_mask, inputs = self._with_extra(x, key_padding_mask, inputs)
+        out, state = self.attention.step(
+            *self._heads(x, 0 if state is None else state.position),
+            state,
+            layer=self.layer,
+            key_padding_mask=key_padding_mask,
+            inputs=inputs,
+        )
+        return self._joined(out, given), state
+
+    def _heads(
+        self, x: torch.Tensor, first: int
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """q [B, H, n, d], k and v [B, H_kv, n, d] of tokens whose first has this position."""
+        counts = [1] * 3 if self.mixing else [self.num_heads] + 2 * [self.num_kv_heads]
+        q, k, v = (
+            torch.unflatten(part, 2, (count, -1)).transpose(1, 2)
+            for part, count in zip(self._projected(x), counts, strict=True)
+        )
+        k = with_shared_keys(q, k, self.shared)
+        if self.rotary is not None:
+            positions = torch.arange(first, first + x.shape[1], device=x.device)
+            q, k = _turned(self.rotary, q, k, positions)
+        return q, k, v
+
+    def _joined(self, out: torch.Tensor, given: int) -> torch.Tensor:
+        """What the heads found [B, H, n, d] as [B, given, embed_dim], of the last tokens."""
         out = out.transpose(1, 2).flatten(2)
-        if self.extra_tokens:
-            out = out[:, x.shape[1] - given :]
+        if out.shape[1] > given:
+            out = out[:, out.shape[1] - given :]
         result: torch.Tensor = self.out(out) if self.read else out
         return result
 
     def _projected(self, x: torch.Tensor) -> list[torch.Tensor]:
-        """Queries, keys and values [B, n, embed_dim]; values in the place of what is not read."""
+        """Queries, keys and values [B, n, width]; values in the place of what is not read."""
         if not self.read:
             return [x, x, x]
         both = functional.linear(x, self.in_weight, self.in_bias)
         if self.mixing == "gmlp":
             both = functional.gelu(both)
-        found = dict(zip(self.read, both.chunk(len(self.read), -1), strict=True))
+        found = dict(zip(self.read, torch.split(both, self.widths, -1), strict=True))
         return [found.get(name, found["v"]) for name in "qkv"]
 
     def _check(self, x: torch.Tensor) -> None:
@@ -175,12 +255,33 @@ class SelfAttention(nn.Module):
         if x.dim() != 3 or x.shape[2] != self.embed_dim:
             raise ValueError(f"x must be [B, n, {self.embed_dim}], got {list(x.shape)}")
 
+    def _with_extra(
+        self,
+        x: torch.Tensor,
+        padding: torch.Tensor | None,
+        inputs: Mapping[str, torch.Tensor] | None,
+    ) -> tuple[torch.Tensor, torch.Tensor | None, Mapping[str, torch.Tensor] | None]:
+        """The tokens, their padding and inputs with the extra tokens before them."""
+        x = torch.cat([self.extra.to(x.dtype).expand(len(x), -1, -1), x], 1)
+        return x, self._extended(padding, True), self._extended_inputs(inputs)
+
     def _extended(self, tensor: torch.Tensor | None, value: bool | int) -> torch.Tensor | None:
         """What belongs to the tokens of x [B, n], with a value for each extra token before them."""
         if not isinstance(tensor, torch.Tensor) or tensor.dim() != 2:
             # left to the checks of the attention
             return tensor
         return functional.pad(tensor, (self.extra_tokens, 0), value=value)
+
+    def _extended_numbers(self, name: str, tensor: torch.Tensor) -> torch.Tensor:
+        """The numbers of the tokens of x, NaN for extra tokens, which have none."""
+        if self.extra_tokens and not tensor.is_floating_point():
+            raise TypeError(
+                f"the input `{name}` must be real beside extra tokens, which have no number, NaN;"
+                f" got {tensor.dtype}"
+            )
+        if tensor.dim() != 2:
+            return tensor
+        return functional.pad(tensor, (self.extra_tokens, 0), value=float("nan"))
 
     def _extended_inputs(
         self, inputs: Mapping[str, torch.Tensor] | None
@@ -192,70 +293,13 @@ class SelfAttention(nn.Module):
         for name, tensor in inputs.items():
             if kinds.get(name) == "length" and isinstance(tensor, torch.Tensor):
                 found[name] = tensor + self.extra_tokens
+            elif kinds.get(name) == "numbers" and isinstance(tensor, torch.Tensor):
+                found[name] = self._extended_numbers(name, tensor)
             elif name in kinds:
                 # no set holds them
                 extended = self._extended(tensor, False if kinds[name] == "tokens" else -1)
                 found[name] = tensor if extended is None else extended
         return found
-
-
-def of_layer(program: Program, layer: int, heads: int) -> Program:
-    """The program of one layer alone, for a number of heads or for one mixing without heads.
-
-    It serves every `layer` that it is called for, so that random graphs stay those of the layer.
-    """
-    row = program.row(layer)
-    attend = program.attends[row[0]]
-    mechanism = attend.mechanism if attend.graph is None and len(set(row)) == 1 else None
-    whole = mechanism is not None and mechanism.name in WHOLE
-    if mechanism is not None and whole and "head" not in symbols_in(mechanism):
-        row, count = row[:1], None
-    else:
-        row, count = (row * heads)[:heads], heads
-    kept = sorted(set(row))
-    return replace(
-        program,
-        attends=tuple(program.attends[slot] for slot in kept),
-        slots=(tuple(kept.index(slot) for slot in row),),
-        layers=None,
-        heads=count,
-    )
-
-
-def _mixing(program: Program) -> str:
-    """The mixing without heads that a layer is, or nothing."""
-    mechanism = program.attends[0].mechanism
-    return mechanism.name if program.heads is None and mechanism is not None else ""
-
-
-def _shared_heads(program: Program) -> tuple[int, ...]:
-    """The heads whose keys are their queries."""
-    return tuple(
-        head for head, slot in enumerate(program.row()) if shares_keys(program.attends[slot].graph)
-    )
-
-
-def _read(program: Program) -> str:
-    """Which of q, k and v the heads of a layer read."""
-    found: set[str] = set()
-    for attend in program.attends:
-        if shares_keys(attend.graph):
-            found |= set("qv")
-            continue
-        mechanism = attend.mechanism
-        arguments = {} if mechanism is None else dict(mechanism.arguments)
-        if program.heads is None and mechanism is not None:
-            found |= set("qv") if mechanism.name == "gmlp" else set()
-        elif attend.graph is not None or mechanism is None:
-            found |= set("qkv")
-        elif mechanism.name in WHOLE:
-            found |= set("qv") if mechanism.name == "gmlp" else set("v")
-        elif mechanism.name == "synthesizer" and not arguments.get("products", False):
-            dense = arguments.get("kind", "dense") in ("dense", "factorized_dense")
-            found |= set("qv") if dense else set("v")
-        else:
-            found |= set("qkv")
-    return "".join(name for name in "qkv" if name in found)
 
 
 def _share(mine: CompiledAttention, other: CompiledAttention) -> None:
@@ -266,27 +310,18 @@ def _share(mine: CompiledAttention, other: CompiledAttention) -> None:
             mine.register_parameter(name, other.get_parameter(theirs[entry]))
 
 
-def _program(spec: HasProgram) -> Program:
-    # whoever calls from outside may hand in anything
-    program: object = getattr(spec, "program", None)
-    if not isinstance(program, Program):
-        raise TypeError(
-            f"spec must be a Spec, as attnspec.load and attnspec.parse return, got"
-            f" {type(spec).__name__}"
-        )
-    return program
-
-
-def _sizes(embed_dim: int, num_heads: int) -> tuple[int, int]:
-    found = []
-    for name, value in (("embed_dim", embed_dim), ("num_heads", num_heads)):
-        try:
-            size = operator.index(value)
-        except TypeError:
-            raise TypeError(f"{name} must be an integer, got {type(value).__name__}") from None
-        if isinstance(value, bool) or size < 1:
-            raise ValueError(f"{name} must be an integer of at least 1, got {value}")
-        found.append(size)
-    if found[0] % found[1]:
-        raise ValueError(f"num_heads must divide embed_dim, got {embed_dim} and {num_heads}")
+def _turned(
+    rotary: Rotary, q: torch.Tensor, k: torch.Tensor, positions: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """What `rotary` makes of queries and keys; raises unless it keeps their shapes."""
+    # whoever writes a callable may return anything
+    found: object = rotary(q, k, positions)
+    if not isinstance(found, tuple | list) or len(found) != 2:
+        raise TypeError(f"rotary must return q and k, got {type(found).__name__}")
+    for name, one, other in zip("qk", found, (q, k), strict=True):
+        if not isinstance(one, torch.Tensor) or one.shape != other.shape:
+            what = list(one.shape) if isinstance(one, torch.Tensor) else type(one).__name__
+            raise ValueError(
+                f"rotary must keep the shape of {name}, {list(other.shape)}, got {what}"
+            )
     return found[0], found[1]

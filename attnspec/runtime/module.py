@@ -8,18 +8,27 @@ from typing import Any, cast
 import torch
 
 from attnspec.backends.common.masks import mask_of
-from attnspec.backends.common.torch_modes import apart, is_transformed
+from attnspec.backends.common.torch_modes import (
+    apart,
+    composed,
+    is_mapped_over,
+    is_transformed,
+    is_watched,
+)
 from attnspec.backends.decided.choice import Choice
 from attnspec.backends.decided.cluster import moved_centroids
 from attnspec.graphs.relation import DataDependent
-from attnspec.ir.program import Mechanism
+from attnspec.ir.program import Mechanism, Program
 from attnspec.lower.cache import Cache
+from attnspec.lower.lower import decided_leaves
 from attnspec.lower.work import Call, Streamable
 from attnspec.runtime.call_checks import (
     check_dropout,
+    check_exact,
     check_inputs,
     check_layer,
     check_padding,
+    check_query_start,
     check_table,
     check_tensors,
     narrowed,
@@ -79,6 +88,7 @@ class CompiledAttention(Learner):
         layer: int = 0,
         key_padding_mask: torch.Tensor | None = None,
         inputs: Mapping[str, torch.Tensor] | None = None,
+        keep_all: bool = False,
     ) -> tuple[torch.Tensor, StreamState]:
         """Goes on with a causal attention: the outputs [B, H, t, d_v] of the next t positions with
         q [B, H, t, d], k [B, H_kv, t, d] and v [B, H_kv, t, d_v], and the state after them, for the
@@ -87,7 +97,8 @@ class CompiledAttention(Learner):
 
         The outputs are the rows of a call with the whole sequence. A state holds sums of the
         features of all keys, or the keys and values that a later position may read, with their
-        padding and inputs; it stays as it is, so that one may go on from it more than once.
+        padding and inputs; it stays as it is, so that one may go on from it more than once. Heads
+        that look back without a bound are refused, unless a state may `keep_all` their keys.
 
         Raises ValueError for what is not causal, looks back without a bound, reads a length, or
         computes something else at every length; TypeError or ValueError for tensors that do not
@@ -98,8 +109,8 @@ class CompiledAttention(Learner):
         if narrow is not None:
             with torch.autocast(q.device.type, enabled=False):
                 q, k, v = (narrowed(x, narrow) for x in (q, k, v))
-                return self._step(q, k, v, state, layer, key_padding_mask, inputs)
-        return self._step(q, k, v, state, layer, key_padding_mask, inputs)
+                return self._step(q, k, v, state, layer, key_padding_mask, inputs, keep_all)
+        return self._step(q, k, v, state, layer, key_padding_mask, inputs, keep_all)
 
     def _step(
         self,
@@ -110,21 +121,23 @@ class CompiledAttention(Learner):
         layer: int,
         padding: torch.Tensor | None,
         inputs: Mapping[str, torch.Tensor] | None,
+        keep_all: bool,
     ) -> tuple[torch.Tensor, StreamState]:
         check_tensors(self.program, q, k, v)
         if self._waits:
             self.make_parameters(q.shape[3], v.shape[3], q.device)
-        key = (self.engine.binder.alike(layer), q.shape[1], k.shape[1], str(q.device))
+        key = (self.engine.binder.alike(layer), q.shape[1], k.shape[1], str(q.device), keep_all)
         works, prepared = self._streams.get(key, lambda: apart(lambda: self._stream(*key)))
         outs: list[torch.Tensor] = []
         parts: list[object] = []
         learned, draws = self._learned(q.device), self._draws(layer)
         first = StreamState.first(state, works, q, k, v)
         check_padding(padding, q.shape[0], q.shape[2], q.device)
-        data = check_inputs(self.program, inputs, q, k)
+        data = check_inputs(self.program, inputs, q, k, padding)
         if 0 in (q.shape[0], q.shape[2]):
             return v.new_zeros(*q.shape[:3], v.shape[3]), first.after(q.shape[2], first.parts)
         first = first.with_marked(self.program, data)
+        check_exact(self.engine.computed, data, first.position + q.shape[2])
         if any(work.decided for work, _ in works):
             return self._step_of_all(q, k, v, first, layer, padding, data)
         for group, part in zip(prepared.groups, first.parts, strict=True):
@@ -154,17 +167,27 @@ class CompiledAttention(Learner):
         out = self._run(q, every.keys, every.values, layer, every.padding, 0.0, every.inputs, False)
         return cast(torch.Tensor, out), state.after(q.shape[2], [every, *state.parts[1:]])
 
-    def _stream(self, layer: int, heads: int, keys: int, device: str) -> tuple[Works, Prepared]:
+    def _stream(
+        self, layer: int, heads: int, keys: int, device: str, keep_all: bool
+    ) -> tuple[Works, Prepared]:
         place = torch.device(device)
         groups, works = [], streamed_works(self.engine.binder, layer, heads)
         if any(work.decided for work, _ in works):
             # each step is a call with all keys
             return works, Prepared((), None)
         for work, members in works:
-            kernel = stream_kernel(self.program, layer, work, members, place, self.backend)
+            kernel = stream_kernel(
+                self.program, layer, work, members, place, self.backend, keep_all
+            )
             tables = self.engine.tables_of(work)
             groups.append(group_of(kernel, work, members, heads, heads // keys, tables, place))
         return works, together(groups, heads, place)
+
+    def __prepare_scriptable__(self) -> CompiledAttention:
+        raise TypeError(
+            "torch.jit.script reads the text of functions, and what runs here is built for each"
+            " length: use torch.export, torch.compile or torch.jit.trace"
+        )
 
     def extra_repr(self) -> str:
         return f"{self.program.name}, backend={self.backend}"
@@ -180,10 +203,13 @@ class CompiledAttention(Learner):
         dropout_p: float = 0,  # an integer: torch.compile makes a variable of any other number
         inputs: Mapping[str, torch.Tensor] | None = None,
         return_lse: bool = False,
+        query_start: int = 0,
     ) -> Any:
         """Attention of q [B, H, n_q, d], k [B, H_kv, n_k, d], v [B, H_kv, n_k, d_v].
 
         Returns [B, H, n_q, d_v]. Queries are the last n_q of the n_k positions, and H_kv divides H.
+        Of a spec that says `cross` they are those of another sequence from `query_start` on, as
+        many as one likes; where its graphs read m they are all of it.
         `key_padding_mask` is bool [B, n_k], True for a real key; `inputs` are the tensors that the
         spec declares. A fraction `dropout_p` of the weights is dropped, in training or not. What is
         masked must be finite all the same: NaN or infinity in k or v may reach queries that do not
@@ -195,14 +221,52 @@ class CompiledAttention(Learner):
 
         Raises TypeError or ValueError, with the shapes, for tensors that do not fit.
         """
+        start = check_query_start(self.program, query_start)
+        rest = key_padding_mask, dropout_p, inputs, return_lse, start
+        return self._called(q, k, v, layer, *rest)
+
+    def labelled(
+        self,
+        engine: Engine,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        layer: int,
+        dropout_p: float,
+        inputs: Mapping[str, torch.Tensor],
+    ) -> torch.Tensor:
+        """A call whose kernels are those of another engine, with the same parameters and more
+        inputs: the documents of `attnspec.packed`."""
+        return cast(
+            torch.Tensor, self._called(q, k, v, layer, None, dropout_p, inputs, False, 0, engine)
+        )
+
+    def _called(
+        self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, layer: int, *rest: Any
+    ) -> Any:
+        """A call in the type that autocast asks for; for ONNX, which has no operator of ours, of
+        plain operations."""
+        if _is_for_onnx():
+            decided = decided_leaves(self.program)
+            if decided:
+                raise ValueError(
+                    f"`{decided[0].pattern}` decides by numbers, for which ONNX has no operator:"
+                    " torch.export takes it, as one operator"
+                )
+            with composed():
+                return self._typed(q, k, v, layer, *rest)
+        return self._typed(q, k, v, layer, *rest)
+
+    def _typed(
+        self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, layer: int, *rest: Any
+    ) -> Any:
         layer = check_layer(self.program, layer)
         narrow = _autocast_type(q)
-        rest = layer, key_padding_mask, dropout_p, inputs, return_lse
         if narrow is not None:
             with torch.autocast(q.device.type, enabled=False):
                 q, k, v = (narrowed(x, narrow) for x in (q, k, v))
-                return self._run(q, k, v, *rest)
-        return self._run(q, k, v, *rest)
+                return self._run(q, k, v, layer, *rest)
+        return self._run(q, k, v, layer, *rest)
 
     def _run(
         self,
@@ -214,29 +278,66 @@ class CompiledAttention(Learner):
         dropout_p: float,
         inputs: Mapping[str, torch.Tensor] | None,
         return_lse: bool,
+        start: int = 0,
+        engine: Engine | None = None,
     ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
+        engine = self.engine if engine is None else engine
         check_tensors(self.program, q, k, v)
         check_padding(padding, q.shape[0], k.shape[2], q.device)
         dropout_p = check_dropout(dropout_p)
-        data = check_inputs(self.program, inputs, q, k)
+        data = check_inputs(engine.program, inputs, q, k, padding)
         if self._waits:
             self.make_parameters(q.shape[3], v.shape[3], q.device)
         learned, draws = self._learned(q.device), self._draws(layer)
         lse: torch.Tensor | None
-        if _is_looked_at(q):
+        if _is_looked_at(q, self.program):
             seed = torch.randint(1 << 62, ()) if dropout_p else None
-            given = self.engine.text, [*learned.values()], [*data.values()], padding
+            given = engine.text, [*learned.values()], [*data.values()], padding
             out, lse = torch.ops.attnspec.attention(
-                q, k, v, *given, layer, dropout_p, seed, *draws, return_lse
+                q, k, v, *given, layer, dropout_p, seed, *draws, return_lse, start
             )
         else:
             call = Call(padding, dropout_p, learned, data)
-            out, lse = self.engine.run((q, k, v), call, layer, draws, return_lse)
+            out, lse = engine.run((q, k, v), call, layer, draws, return_lse, query_start=start)
         if self.training and not torch.compiler.is_compiling():
             if self.draws is not None:
                 self.draws.count(layer)
             if self._keeps and not again():
                 self._move(layer, q, k, padding)
+        return (out, cast(torch.Tensor, lse)) if return_lse else out
+
+    def masked(
+        self,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        added: torch.Tensor,
+        *,
+        layer: int = 0,
+        key_padding_mask: torch.Tensor | None = None,
+        dropout_p: float = 0,
+        inputs: Mapping[str, torch.Tensor] | None = None,
+        return_lse: bool = False,
+    ) -> Any:
+        """What a call returns with numbers `added` to the scores, of q's type and broadcastable to
+        [B, H, n_q, n_k], -inf for a pair that is none: of the spec's pairs those that are left.
+
+        It is the definition, and costs what all pairs cost. Raises as a call does; ValueError for a
+        mechanism, which has no scores, and in a traced program.
+        """
+        layer = check_layer(self.program, layer)
+        if _is_looked_at(q, self.program):
+            raise ValueError(
+                "a mask of all pairs is not read in a traced program: say which pairs there are in"
+                " the spec, by patterns or run-time inputs"
+            )
+        check_tensors(self.program, q, k, v)
+        check_padding(key_padding_mask, q.shape[0], k.shape[2], q.device)
+        data = check_inputs(self.program, inputs, q, k)
+        if self._waits:
+            self.make_parameters(q.shape[3], v.shape[3], q.device)
+        call = Call(key_padding_mask, check_dropout(dropout_p), self._learned(q.device), data)
+        out, lse = self.engine.masked((q, k, v), call, layer, added, return_lse)
         return (out, cast(torch.Tensor, lse)) if return_lse else out
 
     def _learned(self, device: torch.device) -> dict[str, torch.Tensor]:
@@ -262,16 +363,20 @@ class CompiledAttention(Learner):
         layer: int = 0,
         inputs: Mapping[str, torch.Tensor] | None = None,
         key_padding_mask: torch.Tensor | None = None,
+        query_start: int = 0,
     ) -> torch.Tensor:
         """bool [B, H, n_q, n_k]: which keys a call with these tensors reads, by the definition.
 
         Raises ValueError above n_k = `LONGEST_PAIRS`, else as a call does.
         """
-        works, data, decisions, choices = self._looked_at(q, k, layer, inputs, key_padding_mask)
+        start = check_query_start(self.program, query_start)
+        works, data, decisions, choices = self._looked_at(
+            q, k, layer, inputs, key_padding_mask, start
+        )
         held = q.new_zeros(*q.shape[:3], k.shape[2], dtype=torch.bool)
         for work, heads in works:
             mine = data_of(work, heads, decisions, choices, data)
-            held[:, list(heads)] = mask_of(work, mine, q.device)
+            held[:, list(heads)] = mask_of(work, mine, q.device)[..., : k.shape[2]]
         return held if key_padding_mask is None else held & key_padding_mask[:, None, None]
 
     def choices(
@@ -282,6 +387,7 @@ class CompiledAttention(Learner):
         layer: int = 0,
         inputs: Mapping[str, torch.Tensor] | None = None,
         key_padding_mask: torch.Tensor | None = None,
+        query_start: int = 0,
     ) -> dict[str, dict[str, torch.Tensor]]:
         """What the data decide in a call with these tensors: for each graph, by its name, the
         `heads` that have it and its lists, buckets, clusters or matchings, [B, H or 1, …].
@@ -289,7 +395,8 @@ class CompiledAttention(Learner):
         Raises ValueError above n_k = `LONGEST_PAIRS`, and where the data decide nothing; else as a
         call does.
         """
-        _, _, decisions, choices = self._looked_at(q, k, layer, inputs, key_padding_mask)
+        start = check_query_start(self.program, query_start)
+        _, _, decisions, choices = self._looked_at(q, k, layer, inputs, key_padding_mask, start)
         if not decisions:
             raise ValueError(f"the data decide nothing in layer {layer} of `{self.program.name}`")
         found: dict[str, dict[str, torch.Tensor]] = {}
@@ -310,22 +417,27 @@ class CompiledAttention(Learner):
         layer: int,
         inputs: Mapping[str, torch.Tensor] | None,
         padding: torch.Tensor | None,
+        start: int = 0,
     ) -> tuple[Works, dict[str, torch.Tensor], tuple[Decision, ...], dict[DataDependent, Choice]]:
         """The works, inputs, decisions and choices of a call whose pairs are asked for."""
         layer = check_layer(self.program, layer)
         check_tensors(self.program, q, k, k)
         check_padding(padding, q.shape[0], k.shape[2], q.device)
-        data = check_inputs(self.program, inputs, q, k)
-        if k.shape[2] > LONGEST_PAIRS:
+        data = check_inputs(self.program, inputs, q, k, padding)
+        longest = max(q.shape[2], k.shape[2])
+        if longest > LONGEST_PAIRS:
             raise ValueError(
-                f"pairs and choices are shown up to n = {LONGEST_PAIRS:,}, got {k.shape[2]:,}"
+                f"pairs and choices are shown up to n = {LONGEST_PAIRS:,}, got {longest:,}"
             )
         if self._waits:
             self.make_parameters(q.shape[3], k.shape[3], q.device)
-        works = self.engine.binder.works(layer, q.shape[1], q.shape[2], k.shape[2])
+        works = self.engine.binder.works(layer, q.shape[1], q.shape[2], k.shape[2], start)
         decisions, learned = decisions_of(works), self._learned(q.device)
-        choices = self.engine.decided(decisions, layer, (q, k), padding, data, learned)
-        return works, data, decisions, choices
+        held, given = self.engine.laid_out((q, k, k), Call(padding, data=data))
+        choices = self.engine.decided(
+            decisions, layer, held[:2], given.padding, given.data, learned, k.shape[2]
+        )
+        return works, dict(given.data), decisions, choices
 
     def _move(
         self,
@@ -352,16 +464,20 @@ class CompiledAttention(Learner):
                 self.learned(name)[row, heads] = moved_centroids(given)
 
 
-def _is_looked_at(q: torch.Tensor) -> bool:
+def _is_looked_at(q: torch.Tensor, program: Program) -> bool:
     """Whether torch traces a call, or looks at its operators one by one: then it sees one. What is
     transformed otherwise, or must be composed, consists of operations that can be."""
-    if torch.compiler.is_dynamo_compiling() or is_transformed():
-        return torch.compiler.is_dynamo_compiling()
-    return (
-        torch.compiler.is_compiling()
-        or torch._C._len_torch_dispatch_stack() > 0
-        or type(q).__torch_dispatch__ is not torch.Tensor.__torch_dispatch__
-    )
+    if torch.compiler.is_dynamo_compiling():
+        return True
+    if is_transformed():
+        # what the data decide is decided for the samples themselves
+        return is_mapped_over() and bool(decided_leaves(program))
+    return is_watched(q)
+
+
+def _is_for_onnx() -> bool:
+    """Whether a call is traced to be written down in ONNX."""
+    return torch.compiler.is_compiling() and bool(torch.onnx.is_in_onnx_export())
 
 
 def _autocast_type(q: object) -> torch.dtype | None:

@@ -34,7 +34,7 @@ _LIBRARY: Any = torch.library.Library("attnspec", "DEF")  # type: ignore[no-unty
 _GIVEN = (
     "Tensor q, Tensor k, Tensor v, str program, Tensor[] learned, Tensor[] inputs,"
     " Tensor? key_padding_mask=None, SymInt layer=0, float dropout_p=0.0, Tensor? seed=None,"
-    " SymInt calls=0, SymInt asked=0, bool return_lse=False"
+    " SymInt calls=0, SymInt asked=0, bool return_lse=False, SymInt query_start=0"
 )
 _TAGS = (torch.Tag.pt2_compliant_tag,)
 _LIBRARY.define(f"attention({_GIVEN}) -> (Tensor, Tensor)", tags=_TAGS)
@@ -54,7 +54,8 @@ class Given(NamedTuple):
     """What the operator is called with: q, k and v as a module, the text of a plan, what a module
     of it has learned and the run-time inputs, both in the order of the program, a length as
     [B, 1, 1]; the seed of dropout, and which random features are drawn: how often the layer was
-    called in training, and how often anew was asked for."""
+    called in training, and how often anew was asked for; and between two sequences the number of
+    the first query."""
 
     q: Any
     k: Any
@@ -69,6 +70,7 @@ class Given(NamedTuple):
     calls: int = 0
     asked: int = 0
     return_lse: bool = False
+    query_start: int = 0
 
     @property
     def engine(self) -> Engine:
@@ -125,7 +127,7 @@ def _run(*given: Any) -> tuple[Tensor, Tensor]:
     at = Given(*given)
     with at.modes():
         out, lse = at.engine.run(
-            at.parts, at.call, at.layer, at.draws, at.return_lse, reusable=True
+            at.parts, at.call, at.layer, at.draws, at.return_lse, True, at.query_start
         )
     return _own(out, at.parts), cast(Tensor, lse).contiguous()
 
@@ -136,7 +138,9 @@ def _derivatives(*given: Any) -> list[Tensor]:
     at = Given(*given[ABOVE:])
     call = replace(at.call, known=(out, lse))
     with at.modes():
-        found = at.engine.derivatives(at.parts, call, at.layer, at.draws, (grad, of_lse), asks)
+        found = at.engine.derivatives(
+            at.parts, call, at.layer, at.draws, (grad, of_lse), asks, query_start=at.query_start
+        )
     every = (*at.parts, *at.learned)
     above = [x for x in (grad, of_lse) if x is not None]
     return [
@@ -188,7 +192,8 @@ def _counted(at: Given) -> tuple[int, int]:
     from attnspec.analysis.cost.cost import operations_of
 
     batch, heads, n_q, size = at.q
-    works, wide = at.engine.binder.works(at.layer, heads, n_q, at.k[2]), max(size, at.v[3])
+    works = at.engine.binder.works(at.layer, heads, n_q, at.k[2], at.query_start)
+    wide = max(size, at.v[3])
     found = [
         operations_of(replace(work, copies=len(mine)), wide, at.engine.backend, batch)
         for work, mine in works
@@ -231,21 +236,44 @@ class _Followed(_SingleLevelFunction):
         asks = [*ctx.needs_input_grad[2 : 5 + count]]
         found: Sequence[Tensor | None] = [None] * len(asks)
         if grad is not None or of_lse is not None:
-            if torch.is_grad_enabled() and active_fake_mode() is None:
+            if torch.is_grad_enabled() and active_fake_mode() is None and not _each_decides(at):
                 # derivatives of derivatives: those of plain operations
                 above = grad, of_lse
                 with at.modes():
                     found = at.engine.derivatives(
-                        at.parts, at.call, at.layer, at.draws, above, asks, again=True
+                        at.parts, at.call, at.layer, at.draws, above, asks, True, at.query_start
                     )
             else:
                 every = _attention_backward(grad, of_lse, out, lse, asks, *at)
                 found = [x if ask else None for x, ask in zip(every, asks, strict=True)]
         return None, None, *found, *[None] * (len(ctx.needs_input_grad) - 2 - len(asks))
 
+    @staticmethod
+    def jvp(ctx: Any, *_: Any) -> Any:
+        raise RuntimeError(_FORWARD_MODE)
+
+
+_FORWARD_MODE = (
+    "forward-mode differentiation (jvp) of an attention is not computed in a traced program: call"
+    " the module itself"
+)
+
+
+def _each_decides(at: Given) -> bool:
+    """Whether the data of each sample that is mapped over decide: no plain operations tell what."""
+    from attnspec.backends.common.torch_modes import values_of
+    from attnspec.lower.lower import decided_leaves
+
+    mapped = any(torch._C._functorch.is_batchedtensor(values_of(x)) for x in (at.q, at.k))
+    return mapped and bool(decided_leaves(at.engine.program))
+
 
 class _Last(_SingleLevelFunction):
     """Gradients in a traced program, which have no derivatives of their own."""
+
+    @staticmethod
+    def jvp(ctx: Any, *_: Any) -> Any:
+        raise RuntimeError(_FORWARD_MODE)
 
     @staticmethod
     def forward(ctx: Any, keys: Any, given: tuple[Any, ...], *_: Tensor) -> Any:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, replace
-from typing import TypeAlias, cast
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, fields, is_dataclass, replace
+from typing import Any, TypeAlias, cast
 
 import torch
 from torch.nn import functional
@@ -15,7 +16,7 @@ from attnspec.backends.common.torch_modes import is_transformed
 from attnspec.backends.planner import choose, numbers
 from attnspec.graphs.forms.stability import must_be_stable, unsteady_layer
 from attnspec.graphs.forms.written import written
-from attnspec.graphs.look_back import lag_of_data, look_back
+from attnspec.graphs.look_back import LookBack, lag_of_data, look_back
 from attnspec.graphs.operators import Intersection, Union
 from attnspec.graphs.relation import Relation
 from attnspec.ir.program import Compound, Program, Term
@@ -83,6 +84,67 @@ class StreamState:
             check_promise(entry.name, entry.at_most, marked[entry.name])
         return replace(self, marked=marked)
 
+    def selected(self, samples: torch.Tensor) -> StreamState:
+        """The state of some samples, by their numbers, int64 [B']: in another order, more than once
+        or left out, as a search with beams goes on from them."""
+        batch = self.samples
+
+        def chosen(x: torch.Tensor) -> torch.Tensor:
+            # of each sample one row or more, one after the other; or what serves all
+            if len(x) == 1 < batch:
+                return x
+            rows = torch.unflatten(x, 0, (batch, -1))
+            return rows.index_select(0, samples.to(x.device)).flatten(0, 1)
+
+        tensors = _BATCH.sub(f"[{len(samples)},", self.tensors)
+        return replace(self._mapped(chosen), tensors=tensors)
+
+    def owned(self) -> StreamState:
+        """The state with memory of its own, so that none of what it does not hold is kept."""
+        return self._mapped(lambda x: x if x.untyped_storage().nbytes() == x.nbytes else x.clone())
+
+    def _mapped(self, of: Callable[[torch.Tensor], torch.Tensor]) -> StreamState:
+        return replace(self, parts=_mapped(self.parts, of), marked=_mapped(dict(self.marked), of))
+
+    @property
+    def samples(self) -> int:
+        """How many samples it is of."""
+        return int(cast("re.Match[str]", _BATCH.search(self.tensors))[1])
+
+    def kept(self) -> Iterator[torch.Tensor]:
+        """The tensors that it holds."""
+        yield from _tensors(self.parts)
+        yield from self.marked.values()
+
+
+_BATCH = re.compile(r"\[(\d+),")
+"""The number of samples, where the tensors of a state are described."""
+
+
+def _mapped(part: Any, of: Callable[[torch.Tensor], torch.Tensor]) -> Any:
+    """What is kept, with something done to each of its tensors."""
+    if isinstance(part, torch.Tensor):
+        return of(part)
+    if isinstance(part, Mapping):
+        return {name: _mapped(each, of) for name, each in part.items()}
+    if isinstance(part, tuple):
+        return tuple(_mapped(each, of) for each in part)
+    if not is_dataclass(part) or isinstance(part, type):
+        return part
+    return replace(part, **{x.name: _mapped(getattr(part, x.name), of) for x in fields(part)})
+
+
+def _tensors(part: Any) -> Iterator[torch.Tensor]:
+    if isinstance(part, torch.Tensor):
+        yield part
+    elif isinstance(part, Mapping):
+        yield from _tensors(tuple(part.values()))
+    elif isinstance(part, tuple):
+        for each in part:
+            yield from _tensors(each)
+    elif is_dataclass(part) and not isinstance(part, type):
+        yield from _tensors(tuple(getattr(part, each.name) for each in fields(part)))
+
 
 def _described(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> str:
     """What tensors share with those of all other steps of a sequence."""
@@ -96,6 +158,11 @@ def _described(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> str:
 def streamed_works(binder: Binder, layer: int, heads: int) -> Works:
     """What groups of heads compute at every length; ValueError where that is not one thing."""
     name = binder.program.name
+    if binder.program.cross:
+        raise ValueError(
+            f"`{name}` joins two sequences, of which the keys are there from the start: call the"
+            " module with the next queries and their `query_start`"
+        )
     if not binder.program.causal:
         raise ValueError(
             f"`{name}` is not causal: a position may read later ones, so that no step"
@@ -128,6 +195,10 @@ def promised_inputs(program: Program) -> frozenset[str]:
     return frozenset(entry.name for entry in program.inputs if entry.at_most is not None)
 
 
+_EVERY = 1 << 60
+"""So far back that no key is left out."""
+
+
 def stream_kernel(
     program: Program,
     layer: int,
@@ -135,8 +206,10 @@ def stream_kernel(
     heads: tuple[int, ...],
     device: torch.device,
     backend: str,
+    keep_all: bool = False,
 ) -> Kernel:
-    """What goes on with a work of some heads of a layer; raises ValueError where nothing can."""
+    """What goes on with a work of some heads of a layer; raises ValueError where nothing can.
+    With `keep_all` heads that look back without a bound keep every key."""
     if work.mechanism is not None and not work.hybrid:
         kernel = choose(work, device.type, backend).build(work, heads, device)
         if not isinstance(kernel, Streamable):
@@ -145,6 +218,8 @@ def stream_kernel(
     promised = promised_inputs(program)
     found = look_back(work.relation, promised)
     lag = lag_of_data(work.relation)
+    if (found is None or (found.marked and lag)) and keep_all:
+        found = LookBack(0, _EVERY)
     if found is None or (found.marked and lag):
         term = cast(Term, program.attend(layer, heads[0]).graph)
         graph = work.relation.terms[0] if isinstance(work.relation, Intersection) else None

@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
+from html import escape
 from typing import TYPE_CHECKING
 
 import numpy as np
 from rich.text import Text
 
 from attnspec.analysis.counting.differences import Pairs, row_text
+from attnspec.check.compare import Comparison
 from attnspec.graphs.operators import Intersection, difference
 from attnspec.show.places import places
 from attnspec.show.tally import tally
 from attnspec.show.terminal import room_for, side_for
 
 if TYPE_CHECKING:
-    from attnspec.check.compare import Compared, Comparison
+    from attnspec.check.compare import Compared
     from attnspec.graphs.relation import Relation
+    from attnspec.ir.program import Crossing
     from attnspec.show.terminal import Signs
 
 LONGEST_DRAWN = 2048
@@ -28,6 +31,16 @@ MOST_SAID = 8
 """The most groups of heads that are spoken of one by one."""
 
 _TITLE, _A, _B, _FAINT = "bold", "red", "green", "dim"
+
+
+class Difference(Comparison):
+    """Two specs compared at n positions, as text and in notebooks."""
+
+    def __str__(self) -> str:
+        return page(self).plain
+
+    def _repr_html_(self) -> str:
+        return f"<pre>{escape(str(self))}</pre>"
 
 
 def page(
@@ -46,7 +59,7 @@ def page(
         text.append(side, style)
         text.append(f"  {spec.program.name}" + (f"({values})" if values else ""), _TITLE)
         text.append(f"  {label}\n" if label else "\n", _FAINT)
-    text.append(f"n = {found.n:,}\n")
+    text.append(f"{found.lengths}\n")
     for note in found.notes:
         text.append(f"note: {note}\n")
     # what differs first
@@ -57,11 +70,12 @@ def page(
     if len(groups) > MOST_SAID:
         text.append(f"\nand {len(groups) - MOST_SAID:,} more groups of heads\n", _FAINT)
     drawn = next((one for one in groups if one.equal is False and one.relations), None)
-    if drawn is not None and drawn.relations is not None and found.n <= LONGEST_DRAWN:
+    if drawn is not None and drawn.relations is not None and found.length <= LONGEST_DRAWN:
         text.append("\n")
         if len(groups) > 1:
             text.append(f"{_where(drawn, found)}\n")
-        text.append_text(_picture(*drawn.relations, found.n, width, signs))
+        sides = found.a.program.crossing
+        text.append_text(_picture(*drawn.relations, found.length, sides, width, signs))
     text.rstrip()
     return text
 
@@ -73,7 +87,7 @@ def _append(text: Text, one: Compared, found: Comparison) -> None:
     if one.alike is not None:
         text.append(one.reason)
         lasting = one.mechanisms is not None and one.mechanisms.lasting
-        text.append("\n" if lasting else f", at n = {found.n:,}\n")
+        text.append("\n" if lasting else f", at {found.lengths}\n")
         return
     _append_pairs(text, one, found)
     if one.mechanisms is not None:
@@ -89,9 +103,10 @@ def _append_pairs(text: Text, one: Compared, found: Comparison) -> None:
         text.append(f"not compared: {one.reason}\n")
         return
     if one.equal:
-        text.append(f"the same {one.in_both:,} pairs at n = {found.n:,}")
+        text.append(f"the same {one.in_both:,} pairs at {found.lengths}")
         if one.differ_at is not None:
-            text.append(f", but not at n = {one.differ_at:,}\n")
+            both = "" if found.m is None else "m = "
+            text.append(f", but not at {both}n = {one.differ_at:,}\n")
         else:
             text.append("; their forms differ, so other lengths may too\n", _FAINT)
         return
@@ -107,7 +122,7 @@ def _append_pairs(text: Text, one: Compared, found: Comparison) -> None:
     firsts = [pairs.first for _, pairs, _ in sides if pairs is not None and pairs.first is not None]
     if one.relations is not None and firsts:
         query = min(firsts)
-        here, there = (row_text(relation, query, found.n) for relation in one.relations)
+        here, there = (row_text(relation, query, found.length) for relation in one.relations)
         text.append(f"  query {query:,} reads {here} in a, {there} in b\n")
 
 
@@ -138,12 +153,19 @@ _SIGNS = {
 }
 
 
-def _picture(first: Relation, second: Relation, n: int, width: int, signs: Signs) -> Text:
+def _picture(
+    first: Relation,
+    second: Relation,
+    n: int,
+    sides: Crossing | None,
+    width: int,
+    signs: Signs,
+) -> Text:
     """Cells of several pairs each, marked by what is in them: `a` and `b` where one spec reads
     what the other does not."""
     side = side_for(n, min(MOST_CELLS, room_for(n, width) // 2))
     pairs = (difference(first, second), difference(second, first), Intersection((first, second)))
-    only_a, only_b, both = (tally(one, n, side, False).density > 0 for one in pairs)
+    only_a, only_b, both = (tally(one, n, side, False, sides).density > 0 for one in pairs)
     kinds = np.where(both, _SAME, _NONE)
     kinds[only_a] = _ONLY_A
     kinds[only_b] = _ONLY_B
@@ -153,9 +175,9 @@ def _picture(first: Relation, second: Relation, n: int, width: int, signs: Signs
     if side > 1:
         written = ("  ", *written[1:])
     styles = ("", _FAINT, _A, _B, "yellow")
-    step = max(1, -(-len(str(n - 1)) // 2) + 1, len(kinds) // 4)
+    step = max(1, -(-len(str(n - 1)) // 2) + 1, max(kinds.shape) // 4)
     margin = len(str(n - 1))
-    numbers = "".join(str(at * side).ljust(2 * step) for at in range(0, len(kinds), step))
+    numbers = "".join(str(at * side).ljust(2 * step) for at in range(0, kinds.shape[1], step))
     text = Text("query ↓  key →\n")
     text.append(f"{' ' * (margin + 2)}{numbers.rstrip()}\n")
     for at, line in enumerate(kinds.tolist()):

@@ -136,7 +136,7 @@ def paint_of(term: int) -> str:
 
 def legend(found: Figure) -> list[Key]:
     """What the paints of a figure mean, those that occur."""
-    drawn = [plot for plot in found.plots if plot.tally.n]
+    drawn = [plot for plot in found.plots if plot.tally.density.size]
     leading = {int(term) for plot in drawn for term in np.unique(plot.leading) if term >= 0}
     keys = [Key(paint_of(i), found.terms[i]) for i in sorted(leading) if i < len(TERMS)]
     if max(leading, default=0) >= len(TERMS):
@@ -240,29 +240,32 @@ def _legend_lines(keys: Sequence[Key], inner: float, y: float) -> tuple[list[Ite
 def one_plot(plot: Plot) -> Drawing:
     """The cells of one plot in their frame, with ticks and their labels."""
     tally = plot.tally
-    if tally.n == 0:
+    if not tally.density.size:
         text = "no positions, so no pairs"
         return Drawing(_width(text, _TEXT), 24, (Label(0, 18, text),))
-    size = min(_LARGEST, max(_SMALLEST, _SIDE // tally.cells))
-    side = size * tally.cells
-    longest = _width(f"{tally.n - 1:,}", _SMALL)
+    most = max(tally.rows, tally.cells)
+    size = min(_LARGEST, max(_SMALLEST, _SIDE // most))
+    wide, high = size * tally.cells, size * tally.rows
+    longest = _width(f"{max(tally.n, tally.queries) - 1:,}", _SMALL)
     left, top = longest + 10, 34
     items: list[Item] = [
         Label(0, 12, "query ↓  key →", _SMALL, "quiet"),
-        Fill(left, top, side, side, "none" if plot.formula is None else "rest"),
+        Fill(left, top, wide, high, "none" if plot.formula is None else "rest"),
         _cells(plot, left, top, size),
     ]
-    ends = ((0, 0, side, 0), (0, side, side, side), (0, 0, 0, side), (side, 0, side, side))
+    ends = ((0, 0, wide, 0), (0, high, wide, high), (0, 0, 0, high), (wide, 0, wide, high))
     items.extend(Stroke(left + a, top + b, left + c, top + d, "frame") for a, b, c, d in ends)
-    right = left + side
-    for tick in range(0, tally.cells, tick_step(tally, plot.period, (longest + 12) / size)):
+    right = left + wide
+    for tick in range(0, most, tick_step(tally, plot.period, (longest + 12) / size)):
         label, at = f"{tick * tally.side:,}", (tick + (0.5 if tally.side == 1 else 0)) * size
-        items.append(Stroke(left + at, top - 4, left + at, top, "frame"))
-        items.append(Stroke(left - 4, top + at, left, top + at, "frame"))
-        items.append(Label(left - 6, top + at + 3.5, label, _SMALL, "quiet", "end"))
-        items.append(Label(left + at, top - 7, label, _SMALL, "quiet", "middle"))
-        right = max(right, left + at + _width(label, _SMALL) / 2)
-    return Drawing(max(right, _width("query ↓  key →", _SMALL)), top + side + 6, tuple(items))
+        if tick < tally.rows:
+            items.append(Stroke(left - 4, top + at, left, top + at, "frame"))
+            items.append(Label(left - 6, top + at + 3.5, label, _SMALL, "quiet", "end"))
+        if tick < tally.cells:
+            items.append(Stroke(left + at, top - 4, left + at, top, "frame"))
+            items.append(Label(left + at, top - 7, label, _SMALL, "quiet", "middle"))
+            right = max(right, left + at + _width(label, _SMALL) / 2)
+    return Drawing(max(right, _width("query ↓  key →", _SMALL)), top + high + 6, tuple(items))
 
 
 def _cells(plot: Plot, x: float, y: float, size: float) -> Cells:

@@ -47,8 +47,8 @@ MOST_PLOTS = 12
 class Plot:
     """The pairs of some layers and heads.
 
-    `terms`: what the graph is a union of, by number in `Figure.terms`. `having` [cells, cells,
-    terms]: which of them have pairs in a cell. `leading` [cells, cells]: the number of the term
+    `terms`: what the graph is a union of, by number in `Figure.terms`. `having` [rows, cells,
+    terms]: which of them have pairs in a cell. `leading` [rows, cells]: the number of the term
     with the most of a cell's pairs, the first of several; -1 where there are none. `formula`: the
     mechanism on all other pairs.
     """
@@ -122,12 +122,12 @@ def _plot(
     terms: Sequence[str],
     where: str,
 ) -> Plot:
-    causal = spec.program.causal
-    whole = tally(group.relation, n, side, causal)
+    said = spec.program.causal, spec.program.crossing
+    whole = tally(group.relation, n, side, *said)
     own = list(dict.fromkeys(text for text, _ in found))
     shares = np.zeros((*whole.density.shape, len(own)))
     for text, relation in found:
-        counted = whole if len(found) == 1 else tally(relation, n, side, causal)
+        counted = whole if len(found) == 1 else tally(relation, n, side, *said)
         shares[..., own.index(text)] += counted.density
     numbers = np.array([terms.index(text) for text in own])
     leading = np.where(whole.density > 0, numbers[shares.argmax(axis=-1)], -1)

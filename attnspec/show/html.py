@@ -9,19 +9,25 @@ from importlib import resources
 
 import numpy as np
 
+from attnspec.show.account import Account
 from attnspec.show.drawing import COLOURS, MAKER, Cells, Key, legend, one_plot, scale
 from attnspec.show.figure import Figure, Plot
+from attnspec.show.reached import Reach
+from attnspec.show.sections import sections
 from attnspec.show.svg import svg
 
 LATER, NONE = -2, -1
 """What stands in place of a set of terms where a cell has no pairs."""
 
 
-def html(found: Figure) -> str:
-    """The whole page; it asks for nothing outside itself."""
+def html(found: Figure, said: Account | None = None) -> str:
+    """The whole page, with what is `said` beside the pictures; it needs nothing outside itself."""
     template = resources.files("attnspec.show").joinpath("page.html").read_text(encoding="utf-8")
     # `<` would end the script
-    data = json.dumps(_data(found), separators=(",", ":")).replace("<", "\\u003c")
+    reach = None if said is None or isinstance(said.reach, str) else said.reach
+    data = json.dumps({**_data(found), "reach": _reach_data(reach)}, separators=(",", ":")).replace(
+        "<", "\\u003c"
+    )
     parts = {
         "maker": MAKER,
         "title": escape(found.name),
@@ -29,6 +35,7 @@ def html(found: Figure) -> str:
         "plots": "\n".join(_figure(found, plot) for plot in found.plots),
         "legend": "\n".join(_key(key) for key in legend(found)),
         "notes": "\n".join(f"<p>{escape(t)}</p>" for t in (scale(found), *found.footer) if t),
+        "sections": "" if said is None else sections(found, said),
         "data": data,
     }
     return re.sub(r"\{\{(\w+)\}\}", lambda match: parts[match[1]], template)
@@ -39,10 +46,7 @@ def _figure(found: Figure, plot: Plot) -> str:
     lines = "<br>".join(escape(line) for line in plot.lines)
     title = f"{found.name}, {plot.where}" if plot.where else found.name
     picture = svg(one_plot(plot), title, ", ".join(plot.lines))
-    return (
-        f"<figure>\n<figcaption>{heading}{lines}</figcaption>\n{picture}\n"
-        '<output aria-live="polite"></output>\n</figure>'
-    )
+    return f"<figure>\n<figcaption>{heading}{lines}</figcaption>\n{picture}\n</figure>"
 
 
 def _key(key: Key) -> str:
@@ -58,6 +62,7 @@ def _data(found: Figure) -> dict[str, object]:
     first = found.plots[0].tally
     return {
         "n": first.n,
+        "queries": first.queries,
         "side": first.side,
         "grid": list(found.grid),
         "terms": list(found.terms),
@@ -65,9 +70,21 @@ def _data(found: Figure) -> dict[str, object]:
     }
 
 
+def _reach_data(reach: Reach | None) -> dict[str, object] | None:
+    """The same of what is reached, each run (length, layers), and graphs by progressions."""
+    if reach is None:
+        return None
+    return {
+        "hops": _runs(reach.hops),
+        "graphs": reach.graphs,
+        "layers": reach.layers,
+        "paints": {paint: COLOURS[paint] for paint in ("ink", "term0")},
+    }
+
+
 def _plot_data(plot: Plot) -> dict[str, object]:
     tally = plot.tally
-    flat = plot.having.reshape(tally.cells**2, len(plot.terms))
+    flat = plot.having.reshape(tally.density.size, len(plot.terms))
     sets, which = np.unique(flat, axis=0, return_inverse=True)
     number = np.where(tally.density > 0, which.reshape(tally.density.shape), NONE)
     number = np.where(tally.later, LATER, number)

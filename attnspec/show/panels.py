@@ -68,7 +68,7 @@ def sheet(
     panels = []
     for group in groups[:MOST_PANELS]:
         with located(spec.program.attend(*group.slots[0]).span):
-            counted = tally(group.relation, n, side, spec.program.causal)
+            counted = tally(group.relation, n, side, spec.program.causal, spec.program.crossing)
         title = [f"head {_heads(group.slots)}"] if several else []
         title += facts(counted) if several else [", ".join(facts(counted))]
         title += beside(group, spec)
@@ -150,7 +150,8 @@ def _heads(slots: Iterable[Slot]) -> str:
 def header(spec: Elaborated, n: int, layer: int | None, head: int | None) -> tuple[str, str]:
     """The name with its parameters, and the length, the grid and the layers and heads shown."""
     values = ", ".join(f"{name} = {value}" for name, value in spec.parameters.items())
-    where = [f"n = {n:,}"]
+    sides = spec.program.crossing
+    where = [f"n = {n:,}"] if sides is None else [f"m = {sides.queries:,}", f"n = {sides.keys:,}"]
     grid = extents_of(spec.program, n) if n else ()
     if grid:
         where.append(f"grid {' × '.join(str(extent) for extent in grid)}")
@@ -171,13 +172,13 @@ def header(spec: Elaborated, n: int, layer: int | None, head: int | None) -> tup
 
 def facts(counted: Tally) -> list[str]:
     """`540 of 4,096 pairs (13.2 %)` and `1 to 9 keys a query`."""
-    n = counted.n
-    if n == 0:
+    most = counted.queries * counted.n
+    if most == 0:
         return ["0 pairs"]
     found = f"{counted.edges:,}"
     if counted.sampled:
-        found = f"≈ {min(n * n, int(float(f'{counted.edges:.3g}'))):,}"
-    pairs = f"{found} of {n * n:,} pairs ({_percent(counted.edges / (n * n))})"
+        found = f"≈ {min(most, int(float(f'{counted.edges:.3g}'))):,}"
+    pairs = f"{found} of {most:,} pairs ({_percent(counted.edges / most)})"
     keys = f"{counted.least:,}"
     if counted.most != counted.least:
         keys = f"{counted.least:,} to {counted.most:,}"

@@ -10,6 +10,7 @@ import numpy.typing as npt
 
 from attnspec.graphs.predicates.listable import lists_rows
 from attnspec.graphs.relation import Relation
+from attnspec.ir.program import Crossing
 from attnspec.text.diagnostics import AttnSpecError, InternalError
 
 SHORT = 4096
@@ -39,15 +40,17 @@ class TooLong(AttnSpecError):
 
 @dataclass(frozen=True)
 class Tally:
-    """The pairs of one relation, counted in square cells of `side` positions.
+    """The pairs of one relation, of `queries` and n keys, counted in square cells of `side`
+    positions.
 
-    `density` [cells, cells]: the share of a cell's pairs that the relation has, among those with
-    k <= q where `causal`; 0 where there are none. `allowed` [cells, cells]: how many those are.
+    `density` [rows, cells]: the share of a cell's pairs that the relation has, among those with
+    k <= q where `causal`; 0 where there are none. `allowed` [rows, cells]: how many those are.
     `edges`, `least` and `most` (keys of one query) are exact unless `sampled`, then estimates from
     that many rows.
     """
 
     n: int
+    queries: int
     side: int
     density: npt.NDArray[np.float64]
     allowed: npt.NDArray[np.int64]
@@ -57,27 +60,36 @@ class Tally:
     sampled: int = 0
 
     @property
+    def rows(self) -> int:
+        """Cells from the first query to the last."""
+        return int(self.density.shape[0])
+
+    @property
     def cells(self) -> int:
-        """Cells along one side."""
-        return len(self.density)
+        """Cells from the first key to the last."""
+        return int(self.density.shape[1])
 
     @cached_property
     def later(self) -> npt.NDArray[np.bool_]:
-        """bool [cells, cells]: cells whose pairs all have k > q, where `causal`."""
+        """bool [rows, cells]: cells whose pairs all have k > q, where `causal`."""
         return np.asarray(self.allowed == 0)
 
 
-def tally(relation: Relation, n: int, side: int, causal: bool) -> Tally:
-    """Count the pairs of a relation at n positions in cells of side x side positions.
+def tally(
+    relation: Relation, n: int, side: int, causal: bool, crossing: Crossing | None = None
+) -> Tally:
+    """Count the pairs of a relation at n positions in cells of side x side positions; with
+    `crossing`, those of the two sequences that the positions hold.
 
     `causal` says that pairs with k > q are ruled out from the start.
     """
+    sides = crossing or Crossing(n, n)
     cells = -(-n // side)
     starts = np.arange(cells, dtype=np.int64) * side
     stops = np.minimum(starts + side, n)
     sampled = 0
-    if n == 0:
-        counts, degrees = np.zeros((0, 0), np.int64), np.zeros(0, np.int64)
+    if sides.empty:
+        counts, degrees = np.zeros((cells, cells), np.int64), np.zeros(n, np.int64)
     else:
         width = _progressions(relation, n) if n <= LONGEST else None
         most = LONGEST_OPEN if width is None and n <= LONGEST else LONGEST
@@ -91,17 +103,22 @@ def tally(relation: Relation, n: int, side: int, causal: bool) -> Tally:
         elif n <= SHORT:
             counts, degrees = _written(relation, n, side, cells)
         else:
-            counts, degrees = _sampled(relation, n, starts, stops)
+            counts, degrees = _sampled(relation, n, starts, np.minimum(stops, sides.queries))
             sampled = len(degrees)
-    allowed = _allowed(starts, stops, causal)
+    if not sampled:
+        degrees = degrees[: sides.queries]
+    part = np.s_[: -(-sides.queries // side), : -(-sides.keys // side)]
+    counts = counts[part]
+    allowed = _allowed(starts, stops, sides, causal)[part]
     density = np.divide(counts, allowed, out=np.zeros(counts.shape), where=allowed > 0)
     return Tally(
-        n=n,
+        n=sides.keys,
+        queries=sides.queries,
         side=side,
         density=np.minimum(density, 1.0),
         allowed=allowed,
         edges=round(float(counts.sum())) if sampled else int(degrees.sum()),
-        least=int(degrees.min(initial=n)),
+        least=int(degrees.min(initial=sides.keys)),
         most=int(degrees.max(initial=0)),
         sampled=sampled,
     )
@@ -171,6 +188,8 @@ def _sampled(
     borders = np.append(starts, n)
     generator = np.random.default_rng(0)
     for row, (start, stop) in enumerate(zip(starts.tolist(), stops.tolist(), strict=True)):
+        if start >= stop:
+            break
         between = max(0, stop - start - 2)
         few = min(SAMPLED_ROWS, between)
         drawn = start + 1 + np.sort(generator.choice(between, size=few, replace=False))
@@ -186,10 +205,10 @@ def _sampled(
     return counts, np.concatenate(degrees)
 
 
-def _allowed(starts: np.ndarray, stops: np.ndarray, causal: bool) -> np.ndarray:
+def _allowed(starts: np.ndarray, stops: np.ndarray, sides: Crossing, causal: bool) -> np.ndarray:
     """How many pairs of each cell there can be: all, or those with k <= q."""
-    heights = (stops - starts)[:, None]
-    full = heights * heights.T
+    heights = np.maximum(0, np.minimum(stops, sides.queries) - starts)[:, None]
+    full = heights * np.maximum(0, np.minimum(stops, sides.keys) - starts)
     if not causal:
         return np.asarray(full)
     triangle = heights * (heights + 1) // 2

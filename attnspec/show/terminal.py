@@ -69,7 +69,9 @@ def draw(panels: Sequence[Panel], width: int, signs: Signs) -> Text:
             lines.append(Text())
         lines.extend(_beside(blocks[start:end], widths[start:end]))
         start = end
-    legend = _legend([panel.tally for panel in panels], signs)
+    drawn = [panel.tally for panel in panels if panel.tally.density.size]
+    halves = any(_cell_width(each, width) == 1 for each in drawn)
+    legend = _legend(drawn, signs, halves)
     if legend.plain:
         lines.extend([Text(), legend])
     return Text("\n").join(lines)
@@ -94,19 +96,19 @@ def _beside(blocks: Sequence[list[Text]], widths: Sequence[int]) -> Iterator[Tex
 def _picture(panel: Panel, width: int, signs: Signs) -> list[Text]:
     """The frame with its ticks, and the cells inside."""
     tally = panel.tally
-    if tally.n == 0:
+    if not tally.density.size:
         return [Text("no positions, so no pairs")]
     cells = tally.cells
-    wide = 2 if cells <= min(WIDE, room_for(tally.n, width) // 2) else 1
+    wide = _cell_width(tally, width)
     step = _tick_step(panel, wide)
-    ticks = list(range(0, cells, step))
+    ticks = list(range(0, max(cells, tally.rows), step))
     labels = [str(tick * tally.side) for tick in ticks]
     margin = max(len(label) for label in labels) + 1
     top, across, corner, bar = ("+", "-", "+", "|") if signs == "ascii" else ("┴", "─", "┌", "│")
     left, right, low, end = ("+", "+", "+", "+") if signs == "ascii" else ("┤", "┐", "└", "┘")
 
     numbers, border = "", list(across * (cells * wide))
-    for tick, label in zip(ticks, labels, strict=True):
+    for tick, label in zip(range(0, cells, step), labels, strict=False):
         if tick * wide + len(label) <= cells * wide or tick == 0:
             numbers = numbers.ljust(tick * wide) + label
             border[tick * wide] = top
@@ -125,9 +127,15 @@ def _picture(panel: Panel, width: int, signs: Signs) -> list[Text]:
     return lines
 
 
+def _cell_width(tally: Tally, width: int) -> int:
+    """Columns of a cell: where one is enough, a line holds two rows of cells."""
+    return 2 if tally.cells <= min(WIDE, room_for(tally.n, width) // 2) else 1
+
+
 def _tick_step(panel: Panel, wide: int) -> int:
     """Cells between two ticks of a picture in characters."""
-    least = max(len(str(max(0, panel.tally.n - 1))) + 2, 5) / wide
+    longest = max(0, panel.tally.n - 1, panel.tally.queries - 1)
+    least = max(len(str(longest)) + 2, 5) / wide
     # rows may come two to a line, and a label needs a line of its own
     return tick_step(panel.tally, panel.period, least, even=wide == 1)
 
@@ -146,8 +154,8 @@ def _rows(tally: Tally, signs: Signs, wide: int) -> Iterator[tuple[range, Text]]
     """The lines of a picture with the rows of cells that each shows."""
     cells = tally.cells
     single = wide == 2 or (signs == "ascii" and tally.side == 1)
-    for first in range(0, cells, 1 if single else 2):
-        rows = range(first, min(cells, first + (1 if single else 2)))
+    for first in range(0, tally.rows, 1 if single else 2):
+        rows = range(first, min(tally.rows, first + (1 if single else 2)))
         if signs == "colour":
             yield rows, _coloured(_colours(tally, rows), wide)
         elif single:
@@ -197,7 +205,7 @@ def _colours(tally: Tally, rows: range) -> np.ndarray:
     colours = np.where(tally.later[part, :, None], np.array(_LATER), colours)
     if tally.side == 1:
         for place, row in enumerate(rows):
-            if tally.density[row, row]:
+            if row < tally.cells and tally.density[row, row]:
                 colours[place, row] = _SELF
     return np.asarray(colours, dtype=np.uint8)
 
@@ -222,13 +230,14 @@ def _coloured(colours: np.ndarray, wide: int) -> Text:
     return line
 
 
-def _legend(tallies: Sequence[Tally], signs: Signs) -> Text:
-    """What the colours or shades mean; nothing where the picture speaks for itself."""
-    drawn = [tally for tally in tallies if tally.n]
+def _legend(drawn: Sequence[Tally], signs: Signs, halves: bool) -> Text:
+    """What the colours, shades and halves of signs mean; nothing where the picture speaks for
+    itself. `halves` says that a line holds two rows of cells."""
     if not drawn:
         return Text()
     side, causal = drawn[0].side, any(tally.later.any() for tally in drawn)
-    cell = f"a cell is {side:,} × {side:,} pairs: "
+    cell = f"a cell is {side:,} × {side:,} pairs: " if side > 1 else ""
+    rows = "queries" if side == 1 else "rows of cells"
     if signs == "colour":
         entries = [(_FULL, "reads"), (_SELF, "reads itself")]
         if side > 1:
@@ -236,12 +245,18 @@ def _legend(tallies: Sequence[Tally], signs: Signs) -> Text:
         entries.append((_PANEL, "none"))
         if causal:
             entries.append((_LATER, "later (causal)"))
-        legend = Text("" if side == 1 else cell)
+        legend = Text(cell)
         for number, (colour, text) in enumerate(entries):
             legend.append("  " if number else "").append("██", _style(colour, None))
             legend.append(f" {text}")
-        return legend
-    if side == 1:
-        return Text()
+        return legend.append(f"\na line is two {rows}, one above the other" * halves)
     few, some, most, every = ".:+#" if signs == "ascii" else "░▒▓█"
-    return Text(f"{cell}{few} few  {some} from 1/4  {most} from 3/4  {every} all")
+    parts = []
+    if halves and side == 1 and signs == "blocks":
+        parts.append("a line is two queries: ▀ the upper reads the key, ▄ the lower, █ both")
+    if side > 1:
+        parts.append(f"{cell}{few} few  {some} from 1/4  {most} from 3/4  {every} all")
+    if halves and side > 1:
+        alone = ", ▀ all of the upper alone, ▄ of the lower" if signs == "blocks" else ""
+        parts.append(f"a line is two rows of cells, counted together{alone}")
+    return Text("\n".join(parts))

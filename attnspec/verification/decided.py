@@ -27,7 +27,8 @@ def decided_checks(
     data: Mapping[str, torch.Tensor],
 ) -> Iterator[Check]:
     """What is compared of the heads of some layers, together."""
-    run = Run(module, shape.layers[0], shape.n_q, shape.n, shape.heads, data)
+    shape = shape.apart()
+    run = shape.run(module, data)
     before = module.training
     # a call in training moves what is kept, and the next one decides something else
     module.eval()
@@ -53,6 +54,7 @@ def _pairs_fault(
     """With the unit vectors as values, the output is the weights themselves."""
     v = torch.eye(run.n, dtype=torch.float64).expand(1, run.heads, -1, -1)
     weights = run(q, k, v)[0].detach()
+    first = 0 if run.keys is not None else run.n - run.n_q
     held = run.module.pairs(q, k, layer=run.layer, inputs=run.data)[0]
     for work, heads in works:
         for head in heads:
@@ -61,7 +63,7 @@ def _pairs_fault(
             if bool(wrong.any()):
                 at, key = (int(x) for x in wrong.nonzero()[0])
                 said = "is read" if bool(read[at, key]) else "is not read"
-                return f"head {head}: key {key} {said} by query {at + run.n - run.n_q}"
+                return f"head {head}: key {key} {said} by query {at + first}"
     return None
 
 

@@ -26,7 +26,8 @@ COLUMNS = 512
 
 @dataclass(frozen=True, eq=False)
 class Run:
-    """Calls of a layer of a module with the last `n_q` of `n` positions, for a batch of one."""
+    """Calls of a layer of a module with the last `n_q` of `n` positions, for a batch of one. The
+    first `keys` of them are keys, where queries are another sequence."""
 
     module: CompiledAttention
     layer: int
@@ -34,6 +35,7 @@ class Run:
     n: int
     heads: int
     data: Mapping[str, torch.Tensor]
+    keys: int | None = None
 
     def drawn(self, length: int) -> torch.Tensor:
         """Random rows of all heads, [1, heads, length, SIZE]."""
@@ -45,6 +47,7 @@ class Run:
         return self.drawn(self.n_q) * factors[0], self.drawn(self.n) * factors[1]
 
     def __call__(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+        k, v = (x[:, :, : self.keys] for x in (k, v))
         out: torch.Tensor = self.module(q, k, v, layer=self.layer, inputs=self.data)
         return out
 

@@ -26,7 +26,8 @@ class Check:
 
 @dataclass(frozen=True)
 class Verification:
-    """All checks of a program at one length; `str` has a line for each.
+    """All checks of a program at one length, with `m` between two sequences of as many queries and
+    n keys; `str` has a line for each.
 
     `exhaustive` says that every pair was looked at, and weighed. `skipped` says what was not looked
     at, and why; `refused` which backends were asked and do not run it, with the reason.
@@ -38,6 +39,7 @@ class Verification:
     checks: tuple[Check, ...]
     skipped: tuple[str, ...] = ()
     refused: tuple[tuple[str, str], ...] = ()
+    m: int | None = None
 
     @property
     def faults(self) -> tuple[Check, ...]:
@@ -51,8 +53,10 @@ class Verification:
 
     def __str__(self) -> str:
         looked = "every pair was looked at" if self.exhaustive else "not every pair was looked at"
+        queries = "" if self.m is None else f"m = {self.m:,}, "
+        asked = self.n if self.m is None else self.m
         lines = [
-            f"{self.name}, n = {self.n:,}: {len(self.checks)} {_checks(self.checks)},"
+            f"{self.name}, {queries}n = {self.n:,}: {len(self.checks)} {_checks(self.checks)},"
             f" {len(self.faults)} failed;"
             f" {looked}"
         ]
@@ -60,7 +64,7 @@ class Verification:
             heads = "every head" if check.heads is None else f"head {numbers(check.heads)}"
             place = f"layer {numbers(check.layers)}, {heads}, {check.backend}"
             word = "ok  " if check.fault is None else "FAIL"
-            lines.append(f"{word}  {place}: {check.what}{_some(check, self.n)}")
+            lines.append(f"{word}  {place}: {check.what}{_some(check, asked)}")
             if check.fault is not None:
                 lines.append(f"      {check.fault}")
         lines.extend(f"not looked at: {what}" for what in self.skipped)
@@ -72,6 +76,7 @@ class Verification:
         return {
             "ok": self.ok,
             "name": self.name,
+            **({} if self.m is None else {"m": self.m}),
             "n": self.n,
             "exhaustive": self.exhaustive,
             "checks": [asdict(check) for check in self.checks],
@@ -101,4 +106,5 @@ def together(found: list[Verification], refused: list[tuple[str, str]]) -> Verif
         tuple(check for each in found for check in each.checks),
         tuple(dict.fromkeys(what for each in found for what in each.skipped)),
         tuple(refused),
+        found[0].m,
     )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, TypeAlias
@@ -15,7 +15,7 @@ from attnspec.backends.common.masks import with_data
 from attnspec.graphs.relation import Relation
 from attnspec.ir.program import Input, Program
 from attnspec.lower.cache import Cache
-from attnspec.lower.work import Bias, Work
+from attnspec.lower.work import Bias, Call, Work
 from attnspec.runtime.call_checks import PER_HEAD, check_inputs
 from attnspec.runtime.module import CompiledAttention
 from attnspec.verification import pairs
@@ -36,17 +36,27 @@ sequence that is very long."""
 @dataclass(frozen=True)
 class Shape:
     """What is tried: the last `n_q` of `n` positions, for layers and heads that a program may have
-    declared or not."""
+    declared or not. Between two sequences the first `keys` of the positions are keys."""
 
     n_q: int
     n: int
     layers: tuple[int, ...]
     heads: int
     declared: bool
+    keys: int | None = None
+
+    def run(self, module: CompiledAttention, data: Mapping[str, torch.Tensor]) -> Run:
+        """Calls of a module of this shape."""
+        return Run(module, self.layers[0], self.n_q, self.n, self.heads, data, self.keys)
+
+    def apart(self) -> Shape:
+        """The same for what takes two sequences as they are, without positions for both."""
+        return self if self.keys is None else replace(self, n=self.keys)
 
     def empty(self) -> tuple[torch.Tensor, torch.Tensor]:
         """Queries and keys of no size."""
-        return torch.empty(1, self.heads, self.n_q, 0), torch.empty(1, self.heads, self.n, 0)
+        n = self.n if self.keys is None else self.keys
+        return torch.empty(1, self.heads, self.n_q, 0), torch.empty(1, self.heads, n, 0)
 
 
 @dataclass(frozen=True, eq=False)
@@ -87,7 +97,7 @@ class Trial:
     ) -> None:
         self.module, self.shape, self.data, self.known = module, shape, data, known
         self.only_values = only_values
-        self.run = Run(module, shape.layers[0], shape.n_q, shape.n, shape.heads, data)
+        self.run = shape.run(module, data)
         self.skipped: list[str] = []
         values = {name: x[0].numpy() for name, x in data.items()}
         plain = {name: x if x.ndim else x.item() for name, x in values.items()}
@@ -97,9 +107,13 @@ class Trial:
             for (work, _), relation in zip(works, relations, strict=True)
         ]
         prepared = module.engine.prepare(
-            shape.layers[0], shape.heads, shape.heads, shape.n_q, shape.n, "cpu"
+            shape.layers[0],
+            *(shape.heads, shape.heads, shape.n_q, shape.apart().n),
+            "cpu",
         )
-        given = check_inputs(module.program, data, *shape.empty())
+        q, k = shape.empty()
+        call = Call(data=check_inputs(module.program, data, q, k))
+        given = module.engine.laid_out((q, k, k), call)[1].data
         kernels = {
             head: (group.kernel, place)
             for group in prepared.groups
@@ -182,7 +196,7 @@ class Trial:
             return
         seen = [replace(part.work, relation=part.relation, reads=()) for part in self.formulas]
         works = [(work, part.heads) for work, part in zip(seen, self.formulas, strict=True)]
-        trial = FormulaTrial(self.run, works)
+        trial = FormulaTrial(shape.apart().run(self.module, self.data), works)
         parts = dict(zip(seen, self.formulas, strict=True))
         for what, faults in (
             ("each pair weighs what the formula says", trial.weights()),
@@ -354,6 +368,9 @@ class Trial:
         return table[0 if len(table) == 1 else self.shape.layers[0], heads]
 
     def _check(self, part: Part, what: str, queries: int, fault: str | None) -> Check:
+        first = self.shape.n - self.shape.n_q
+        if fault is not None and self.shape.keys is not None and first:
+            fault = f"{fault}; queries are counted from {first} on"
         every = len(part.heads) == self.shape.heads and not self.shape.declared
         heads = None if every else part.heads
         place = self.shape.layers, heads, part.chosen.backend
@@ -373,7 +390,7 @@ DOCUMENTS = 5
 
 def sample_inputs(program: Program, n: int, n_q: int | None = None) -> dict[str, torch.Tensor]:
     """Inputs for a batch of one and the last n_q of n positions, or all: a tenth of the tokens,
-    documents of unequal lengths, half, random choices."""
+    documents of unequal lengths, half, random numbers and choices."""
     found = {}
     for entry in program.inputs:
         if entry.kind == "tokens":
@@ -383,6 +400,9 @@ def sample_inputs(program: Program, n: int, n_q: int | None = None) -> dict[str,
             found[entry.name] = marked
         elif entry.kind == "ids":
             found[entry.name] = (torch.rand(1, n) < DOCUMENTS / n).cumsum(1)
+        elif entry.kind == "numbers":
+            # whole, because a predicate may divide them, and some equal
+            found[entry.name] = torch.randint(0, max(2, n // 2), (1, n))
         elif entry.kind in PER_HEAD:
             found[entry.name] = _about_heads(entry, n, n if n_q is None else n_q)
         else:

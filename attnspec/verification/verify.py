@@ -14,6 +14,7 @@ from torch import nn
 from attnspec.backends.bands.backend import BandsBackend
 from attnspec.backends.planner import AUTO
 from attnspec.backends.rows.backend import RowsBackend
+from attnspec.ir.crossing import crossed
 from attnspec.ir.program import Program
 from attnspec.ir.serial import plan_data
 from attnspec.lower.cache import Cache
@@ -47,6 +48,7 @@ def verify(
     module: nn.Module | None = None,
     depth: Depth = "whole",
     known: Known | None = None,
+    m: int | None = None,
 ) -> Verification:
     """Compares a module of the program, by default one that is built here, with the spec's meaning.
 
@@ -55,6 +57,7 @@ def verify(
     "pairs", where nothing is run, so that what has no layout, such as the definition, has no
     checks, less into "once", where layers that have the same pairs at n are run once, and into
     "values", where outputs and gradients of some queries are all that is compared.
+    Of a program with `cross` n are the keys, and m, n if it is not given, the queries.
     With `known` of another call what the definition says is not computed again.
 
     Raises ValueError for n above LONGEST, for one that the spec does not have, and where it is too
@@ -64,10 +67,13 @@ def verify(
     own = CompiledAttention(plan_data(program, backend)) if module is None else module
     # an empty one is kept, too
     meant = Cache(KEPT) if known is None else known
-    return _tried(program, cast(CompiledAttention, own), n, forced, depth, meant)
+    lengths, _ = crossed(program, n, m)
+    return _tried(lengths, cast(CompiledAttention, own), n, forced, depth, meant)
 
 
-def verify_each(program: Program, n: int, backends: Sequence[str]) -> Verification:
+def verify_each(
+    program: Program, n: int, backends: Sequence[str], m: int | None = None
+) -> Verification:
     """The same with each of these backends; those that refuse, or that n is too long for, are
     named in the report. Raises BackendError or TooLong where all of them are."""
     found: list[Verification] = []
@@ -76,7 +82,7 @@ def verify_each(program: Program, n: int, backends: Sequence[str]) -> Verificati
     known: Known = Cache(KEPT)
     for backend in backends:
         try:
-            found.append(verify(program, n, backend=backend, known=known))
+            found.append(verify(program, n, backend=backend, known=known, m=m))
         except (BackendError, TooLong) as error:
             refused.append((backend, str(error)))
             last = error
@@ -93,11 +99,13 @@ def _tried(
     depth: Depth,
     known: Known,
 ) -> Verification:
-    if not 1 <= n <= LONGEST:
-        raise ValueError(f"n must be between 1 and {LONGEST}, got {n}")
+    sides = program.crossing
+    for name, count in (("n", n), ("m", n if sides is None else sides.queries)):
+        if not 1 <= count <= LONGEST:
+            raise ValueError(f"{name} must be between 1 and {LONGEST}, got {count}")
     attention.make_parameters(SIZE, SIZE)
-    few = attention.backend == RowsBackend.name and n > FEW
-    n_q = FEW if few else n
+    few = attention.backend == RowsBackend.name and n > FEW and sides is None
+    n_q = FEW if few else n if sides is None else sides.queries
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         with learned(attention):
@@ -120,11 +128,13 @@ def _verified(
     checks: list[Check] = []
     skipped: list[str] = []
     run: set[Computed] = set()
-    exhaustive = n_q == n
+    sides = program.crossing
+    exhaustive = n_q == n or sides is not None
     heads = program.heads or HEADS
     data = sample_inputs(program, n, n_q)
+    keys, length = (None, n) if sides is None else (n, max(n, n_q))
     for works, layers in _distinct(program, heads, n_q, n):
-        shape = Shape(n_q, n, layers, heads, program.heads is not None)
+        shape = Shape(n_q, length, layers, heads, program.heads is not None, keys)
         if any(work.decided for work, _ in works):
             if depth != "pairs":
                 checks.extend(decided_checks(module, shape, works, data))
@@ -138,7 +148,9 @@ def _verified(
         checks.extend(sorted(found, key=lambda check: check.heads or ()))
         skipped.extend(trial.skipped)
         exhaustive &= trial.exhaustive
-    return Verification(program.name, n, exhaustive, tuple(checks), tuple(dict.fromkeys(skipped)))
+    asked = None if sides is None else n_q
+    said = tuple(dict.fromkeys(skipped))
+    return Verification(program.name, n, exhaustive, tuple(checks), said, m=asked)
 
 
 def _distinct(

@@ -8,7 +8,9 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import TypeVar
 
+import numpy as np
 import torch
+from torch._guards import active_fake_mode
 from torch.autograd import forward_ad
 
 Value = TypeVar("Value")
@@ -24,6 +26,53 @@ def is_transformed() -> bool:
         or forward_ad._current_level >= 0
         or _composed.get()
     )
+
+
+def is_watched(x: torch.Tensor) -> bool:
+    """Whether a call with x is traced, or its operators are looked at one by one."""
+    return _is_traced(x) or torch._C._len_torch_dispatch_stack() > 0
+
+
+def is_recorded(x: torch.Tensor) -> bool:
+    """Whether what is done with x is written down, for numbers that come later."""
+    return _is_traced(x) or active_fake_mode() is not None
+
+
+def _is_traced(x: torch.Tensor) -> bool:
+    return (
+        torch.compiler.is_compiling()
+        or torch._C._get_tracing_state() is not None
+        or type(x).__torch_dispatch__ is not torch.Tensor.__torch_dispatch__
+    )
+
+
+def is_mapped_over() -> bool:
+    """Whether `torch.vmap` looks on, perhaps with gradients, and no forward-mode differentiation:
+    what the operator has rules for."""
+    kinds = torch._C._functorch.TransformType
+    stack = torch._C._functorch.get_interpreter_stack() or []
+    seen = {each.key() for each in stack}
+    return kinds.Vmap in seen and seen <= {kinds.Vmap, kinds.Grad} and forward_ad._current_level < 0
+
+
+def values_of(x: torch.Tensor) -> torch.Tensor:
+    """The numbers of a tensor that derivatives are taken through; of one that is mapped over those
+    of all samples."""
+    x = x.detach()
+    while torch._C._functorch.is_gradtrackingtensor(x):
+        x = torch._C._functorch.get_unwrapped(x)
+    return x
+
+
+def array_of(x: torch.Tensor) -> np.ndarray:
+    """The numbers of a tensor as an array, whatever is done with what is computed besides."""
+    if not torch._C._are_functorch_transforms_active():
+        return x.detach().cpu().numpy()
+    from torch._functorch.pyfunctorch import temporarily_clear_interpreter_stack
+
+    x = values_of(x)
+    with temporarily_clear_interpreter_stack():
+        return x.cpu().numpy()
 
 
 def is_surrounded() -> bool:

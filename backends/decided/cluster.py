@@ -14,6 +14,7 @@ import numpy as np
 import torch
 
 from attnspec.backends.common.score_formula import unit
+from attnspec.backends.common.torch_modes import array_of
 from attnspec.backends.decided.choice import Choice, look_up
 from attnspec.backends.decided.given import Given
 from attnspec.backends.decided.labels import NONE_K, NONE_Q, LabelChoice
@@ -56,7 +57,7 @@ def drawn(
     """The first centroids [B, H, count, d], as many of the points, and bool [B, 1, count], which
     there are: fewer where there are fewer points. Number i of the draw is the i-th real point."""
     batch = len(points.at)
-    population = points.real.sum(-1).cpu().numpy()
+    population = array_of(points.real.sum(-1))
     row = np.zeros(batch, np.int64)
     found = np.stack(
         [distinct(Stream(seed, CENTROIDS, layer, head), row, population, count) for head in heads],

@@ -16,6 +16,8 @@ class Given:
 
     `data` has the inputs as a call has them, of those about heads the part of these heads, and the
     choices of graphs that are arguments; `tables` what is learned or kept, [H or 1, *shape].
+    `keys` is None where queries are positions of the keys; else they are another sequence, which
+    stands behind so many keys, and none of them is padding.
     """
 
     q: torch.Tensor
@@ -26,6 +28,7 @@ class Given:
     padding: torch.Tensor | None = None
     data: Mapping[Any, Any] = field(default_factory=dict)
     tables: Mapping[str, torch.Tensor] = field(default_factory=dict)
+    keys: int | None = None
 
     @property
     def grouped(self) -> bool:
@@ -51,6 +54,16 @@ class Given:
         if self.padding is not None:
             return self.padding
         return torch.ones(len(self.q), self.n_k, dtype=torch.bool, device=self.q.device)
+
+    @property
+    def real_queries(self) -> torch.Tensor:
+        """Which positions are real as far as they are queries, bool [B, n_k]."""
+        return self.real if self.keys is None else torch.ones_like(self.real)
+
+    @property
+    def count(self) -> int:
+        """How many keys there are, padding included."""
+        return self.n_k if self.keys is None else self.keys
 
     @property
     def first(self) -> torch.Tensor:

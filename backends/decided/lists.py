@@ -140,12 +140,12 @@ def decide_chosen(leaf: Chosen, given: Given) -> Choice:
     """The listed blocks, each once; raises ValueError for one that there is not."""
     size, name = leaf.choices.size, leaf.choices.name  # type: ignore[attr-defined]
     blocks = given.data[name].to(torch.int64)
-    count = -(-given.n_k // size)
+    count = -(-given.count // size)
     wrong = (blocks < -1) | (blocks >= count)
     if bool(wrong.any()):
         raise ValueError(
-            f"`{name}` must name key blocks 0 … {count - 1}, {size} of {given.n_k} keys each, or -1"
-            f" for none, got {int(blocks[wrong][0])}"
+            f"`{name}` must name key blocks 0 … {count - 1}, {size} of {given.count} keys each, or"
+            f" -1 for none, got {int(blocks[wrong][0])}"
         )
     blocks = blocks.sort(-1).values
     again = torch.zeros_like(blocks, dtype=torch.bool)

@@ -13,6 +13,8 @@ import numpy as np
 import torch
 from torch.nn import functional
 
+from attnspec.backends.common.torch_modes import array_of
+
 FORCED = 1 << 62
 NONE = -(1 << 62)
 
@@ -118,5 +120,5 @@ def first_greatest(x: torch.Tensor) -> torch.Tensor:
     """Where the greatest number of each row [..., c] stands, the first of several."""
     if x.is_cpu:
         # the same, several times as fast
-        return torch.from_numpy(np.asarray(x.numpy().argmax(-1)))
+        return torch.from_numpy(np.asarray(array_of(x).argmax(-1)))
     return x.argmax(-1)

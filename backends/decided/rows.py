@@ -74,7 +74,7 @@ class Rows:
 
     def parts(self, most: int) -> Iterator[Part]:
         """The rows, at most so many at a time."""
-        real = self.given.real
+        real = self.given.real_queries
         for low in range(0, self.count, max(1, most)):
             high = min(self.count, low + max(1, most))
             row = self.first_row[:, None] + torch.arange(low, high, device=real.device)

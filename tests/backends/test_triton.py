@@ -172,6 +172,7 @@ INPUTS = {
     "ids": "causal input x: ids attend same(x)",
     "tokens": "input x: tokens attend window(radius = 2) | global(x)",
     "length": "input x: length attend causal | prefix(x)",
+    "numbers": "input x: numbers attend where(abs(x(q) - x(k)) <= 0.3) | self",
 }
 
 
@@ -182,6 +183,7 @@ def test_run_time_inputs(kind: str) -> None:
         "ids": torch.randint(0, 4, (2, n)).sort(-1).values,
         "tokens": torch.rand(2, n) < 0.2,
         "length": torch.randint(0, n + 1, (2,)),
+        "numbers": torch.rand(2, n),
     }[kind]
     given = tensors(n, n, batch=2)
     results = [

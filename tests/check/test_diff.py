@@ -102,9 +102,9 @@ def test_the_zoo_against_masks(path: Path, name: str) -> None:
     assert same.equal
     assert same.proven
     if spec.program.layers is None and spec.program.heads is None:
-        against_masks(
-            spec, spec_of("attend window(radius = 3) | global(first(1))"), n, sample(spec, n)
-        )
+        said = "cross " if spec.program.cross else ""
+        other = spec_of(f"{said}attend window(radius = 3) | global(first(1))")
+        against_masks(spec, other, n, sample(spec, n))
 
 
 @pytest.mark.parametrize("n", [0, 1])

@@ -15,7 +15,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from attnspec.cli import check_command, main
-from attnspec.cli.zoo_command import zoo
+from attnspec.interchange.zoo import zoo_texts
 from attnspec.spec import Spec
 from attnspec.text.catalogue import catalogue
 from attnspec.text.diagnostics import InternalError
@@ -461,7 +461,7 @@ def test_zoo_lists_prints_and_writes(folder: Path) -> None:
     text = (EXAMPLES / "bigbird.attn").read_text()
     assert run("zoo", "bigbird").stdout == text
     assert run("zoo", "bigbird", "-o", "mine.attn").exit_code == 0
-    assert Path("mine.attn").read_text() == text == zoo()["bigbird"]
+    assert Path("mine.attn").read_text() == text == zoo_texts()["bigbird"]
     assert json.loads(run("zoo", "bigbird", "--json").stdout)["text"] == text
 
 

@@ -40,7 +40,10 @@ from attnspec.verification import verify_alone
 SIZE = 4
 
 REFUSED = {
+    "event_times": "its input `time` is of the kind numbers",
     "based": "its heads or layers have different mechanisms",
+    "flamingo": "queries are the last of its keys, and `cross` has two",
+    "monotonic_band": "queries are the last of its keys, and `cross` has two",
     "lolcats": "it weighs some pairs exactly and others by a mechanism",
 }
 """What no short file of the zoo says, and why."""

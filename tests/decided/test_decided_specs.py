@@ -231,3 +231,11 @@ def test_beside_a_mechanism_stand_the_pairs_that_are_decided() -> None:
     grads = [torch.autograd.grad(out.square().sum(), (q, k, v)) for out in outs]
     for first, second in zip(*grads, strict=True):
         assert (first - second).abs().max() < 1e-11
+
+
+@pytest.mark.parametrize("mechanism", ["favor(features = 8)", "linear()"])
+def test_beside_a_mechanism_heads_may_share_keys(mechanism: str) -> None:
+    module = spec_of(f"attend cluster(count = 3) + {mechanism}").compile().double()
+    q, k = (torch.randn(2, h, 15, 4, dtype=torch.float64) for h in (4, 2))
+    whole = k.repeat_interleave(2, 1)
+    assert (module(q, k, k) - module(q, whole, whole)).abs().max() < 1e-12

@@ -409,7 +409,7 @@ def test_a_parameter_without_a_value() -> None:
 
 
 def test_values_of_other_types_are_type_errors() -> None:
-    for value in (None, [1], 1j, b"3"):
+    for value in (None, [None], 1j, b"3"):
         with pytest.raises(TypeError, match="the parameter `r`"):
             parse(SIZED, r=value)  # type: ignore[arg-type]
 
@@ -504,7 +504,7 @@ def test_counts_come_from_parameters_and_lets() -> None:
         ("input x: ids attend x", "A310 x"),
         ("input x: tokens attend x | full", "A310 x"),
         ("input x: length attend window(radius = x)", "A310 x"),
-        ("input x: length attend where(k < x)", "A312 <"),
+        ("input x: length attend where(k < x)", "A310 x"),
         ("attend prefix(-1)", "A306 -1"),
         ("attend prefix(1.5)", "A305 1.5"),
         ("sequence line(3) attend full", "A316 line(3)"),
@@ -945,7 +945,7 @@ def test_weights_count_shared_parts_every_time() -> None:
 # --- suggestions -------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", sorted(BY_NAME))
+@pytest.mark.parametrize("name", sorted(name for name in BY_NAME if not BY_NAME[name].word))
 def test_wrong_case_is_noticed(name: str) -> None:
     text = f"attention a {{ attend {name.capitalize()}(x = 1) }}"
     assert helps(text) == [f"did you mean `{name}`?"]

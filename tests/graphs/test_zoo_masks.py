@@ -252,6 +252,8 @@ ZOO = [
     Row("causal", lambda q, k, c: q >= k),
     Row("window", lambda q, k, c: abs(q - k) <= c.radius, {"radius": 5}),
     Row("causal_window", lambda q, k, c: (q >= k) & (k > q - c.keys), {"keys": 8}),
+    Row("monotonic_band", lambda q, k, c: abs(q - k) <= c.width, {"width": 5}),
+    Row("flamingo", lambda q, k, c: q // c.text == k // c.latents, {"text": 12, "latents": 5}),
     Row("dilated", lambda q, k, c: (abs(q - k) <= c.radius) & (abs(q - k) % c.step == 0),
         {"radius": 13, "step": 3}),
     Row("dilated_stack", lambda q, k, c: np.isin(q - k, np.arange(4) * 4**c.layer),
@@ -300,6 +302,9 @@ ZOO = [
         inputs=lambda n: {"prompt": n // 3}),
     Row("packed_documents", lambda q, k, c: c.document[:, None] == c.document,
         inputs=lambda n: {"document": documents(n)}),
+    Row("event_times", lambda q, k, c: (c.time[None] <= c.time[:, None])
+        & (c.time[:, None] - c.time[None] <= c.horizon), {"horizon": 7},
+        inputs=lambda n: {"time": np.random.default_rng(n).random(n) * 30}),
     Row("packed_causal", lambda q, k, c: (k >= q - starts(c.document)[:, None]) & (k <= q),
         inputs=lambda n: {"document": documents(n)}),
     Row("prefix_lm_documents", lambda q, k, c: (c.document[:, None] == c.document)
@@ -314,6 +319,8 @@ ZOO = [
         inputs=lambda n: {"demonstration": documents(n), "test": np.arange(n) >= n - n // 4}),
     Row("qk_sparse", lambda q, k, c: (k <= q) & ~c.dropped_queries[:, None] & ~c.dropped_keys,
         inputs=lambda n: {"dropped_queries": marked(n), "dropped_keys": marked(n, 1)}),
+    Row("moa", lambda q, k, c: (k <= q) & ((q - k < 256 << c.head // 2) | (k < c.sinks)),
+        {"sinks": 5}, ((0, 0), (0, 1), (0, 2), (0, 7)), sizes=(1, 130, 300)),
     Row("streaming_llm", streaming, {"sinks": 3, "recent": 10}),
     Row("duo_attention", lambda q, k, c: (k <= q) if c.head < 4 else streaming(q, k, c),
         {"sinks": 3, "recent": 10}, ((0, 0), (0, 3), (0, 4))),

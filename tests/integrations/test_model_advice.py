@@ -218,6 +218,29 @@ def test_generate_under_inputs_is_step_by_step(cache: str) -> None:
         assert model.generate(ids, **settings).tolist() != got.tolist()
 
 
+def test_generate_reads_numbers() -> None:
+    name = named(
+        "attention a { causal input time: numbers"
+        " attend where(time(q) - time(k) <= 2) & window(before = 6, after = 0) | self }"
+    )
+    model, ids = llama(name), tokens(2, 7)
+    time = torch.rand(2, 20).cumsum(1) * 4
+    settings: dict[str, Any] = {"max_new_tokens": 6, "do_sample": False}
+    with with_inputs(name, {"time": time}):
+        got = model.generate(ids, **settings)
+    wanted = ids
+    for n in range(7, 13):
+        with torch.no_grad():
+            out = model(wanted, attnspec_inputs={"time": time[:, :n]}, use_cache=False)
+        wanted = torch.cat([wanted, out.logits[:, -1:].argmax(-1)], 1)
+    assert got.tolist() == wanted.tolist()
+    with torch.no_grad():
+        one, other = (
+            model(ids, attnspec_inputs={"time": scale * time[:, :7]}).logits for scale in (1, 0)
+        )
+    assert difference(one, other) > TOLERANCE
+
+
 def test_a_model_without_its_inputs_says_how_to_give_them() -> None:
     name = named(MARKED)
     model, ids = llama(name), tokens(2, 7)

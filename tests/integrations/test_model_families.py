@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 import torch
-from model_families import FAMILIES, PAGE, Family, Outcome, outcome, row
-from tiny_models import CAUSAL, FULL, bert, difference, hidden, named, names_restored, tokens
+from model_families import FAMILIES, PAGE, Family, Outcome, converted, outcome, row
+from tiny_models import CAUSAL, FULL, bert, difference, named, names_restored
 from transcripts import blocks, run_python
 
 import attnspec
@@ -33,14 +33,14 @@ def _no_names_left() -> Iterator[None]:
 
 
 @cache
-def found(family: Family) -> Outcome:
+def found(family: Family) -> tuple[Outcome, Outcome]:
     with names_restored():
-        return outcome(family)
+        return outcome(family), converted(family)
 
 
 @pytest.mark.parametrize("family", FAMILIES, ids=str)
 def test_the_page_says_what_comes_of_a_spec(family: Family) -> None:
-    assert row(family, found(family)) in PAGE.read_text(encoding="utf-8").splitlines()
+    assert row(family, *found(family)) in PAGE.read_text(encoding="utf-8").splitlines()
 
 
 def test_the_page_names_every_family_once() -> None:
@@ -50,9 +50,12 @@ def test_the_page_names_every_family_once() -> None:
 
 
 def test_what_was_tested_is_what_the_page_claims() -> None:
-    kinds = {family.stem: found(family).kind for family in FAMILIES}
-    assert sorted(stem for stem, kind in kinds.items() if kind == "no") == sorted([*OWN_CODE, "T5"])
-    assert {"takes it", "with settings", "encoder alone"} <= set(kinds.values())
+    built = {family.stem: found(family)[0].kind for family in FAMILIES}
+    there = {family.stem: found(family)[1].kind for family in FAMILIES}
+    assert sorted(stem for stem, kind in built.items() if kind == "no") == sorted(OWN_CODE)
+    assert {"takes it", "with settings", "converted"} <= set(built.values())
+    assert sorted(stem for stem, kind in there.items() if kind == "no") == sorted(OWN_CODE)
+    assert set(there.values()) == {"takes it", "no"}
 
 
 def test_the_pages_python_runs() -> None:
@@ -190,45 +193,3 @@ class AskingAttention(OwnAttention):
         ("own", "cannot"),
         ("asks", "spec"),
     ]
-
-
-# --- a model that is there already, or a part of it -------------------------------------------
-
-
-def test_convert_switches_a_model() -> None:
-    model, ids = bert("eager"), tokens(2, 9)
-    spec = attnspec.parse("attention near { attend window(radius = 1) }")
-    wanted = hidden(bert(named(spec.source)), ids)
-    assert convert(model, spec) is model
-    assert difference(hidden(model, ids), wanted) == 0.0
-    assert {layer.kind for layer in used_by(model)} == {"spec"}
-
-
-def test_convert_leaves_a_model_as_it_was_where_it_cannot() -> None:
-    model = BY_STEM["Bart"].build()
-    before = [module.config for module in model.modules() if hasattr(module, "config")]
-    with pytest.raises(attnspec.AttnSpecError, match="gives the spec to the encoder alone"):
-        convert(model, attnspec.parse(CAUSAL))
-    after = [module.config for module in model.modules() if hasattr(module, "config")]
-    assert all(a is b for a, b in zip(after, before, strict=True))
-    assert {layer.kind for layer in used_by(model)} == {"dense"}
-
-
-def test_convert_needs_what_makes_its_own_masks() -> None:
-    with pytest.raises(attnspec.AttnSpecError, match="a PreTrainedModel, got BertLayer"):
-        convert(bert("eager").encoder.layer[0], attnspec.parse(FULL))
-
-
-def test_a_sparse_encoder_beside_a_dense_decoder_generates() -> None:
-    import transformers
-
-    config = transformers.BartConfig(**BY_STEM["Bart"].settings, forced_eos_token_id=None)
-    torch.manual_seed(1)
-    model = transformers.BartForConditionalGeneration(config).eval()
-    ids = tokens(2, 9)
-    given: dict[str, Any] = {"max_new_tokens": 6, "do_sample": False}
-    before = model.generate(ids, **given)
-    convert(model.get_encoder(), attnspec.parse(FULL), "attnspec_full_encoder")
-    assert model.generate(ids, **given).tolist() == before.tolist()
-    kinds = {layer.path.split(".")[1]: layer.kind for layer in used_by(model)}
-    assert kinds == {"encoder": "spec", "decoder": "dense"}

@@ -135,7 +135,7 @@ def test_the_output_is_contiguous_and_without_weights(call: Callable[..., Any]) 
 @pytest.mark.parametrize(
     ("mask", "message"),
     [
-        (ModelMask("causal", 4, 8, 12, 3, None), "starts at position 3"),
+        (ModelMask("causal", 4, 8, 12, 3, None), "4 queries and 12 keys"),
         (ModelMask("causal", 3, 0, 4, 0, None), "made for 3 queries"),
         (ModelMask("causal", 4, 2, 6, 0, None), "4 queries and 6 keys, got 4 and 4"),
         (ModelMask("bidirectional", 4, 0, 9, 0, None), "cross-attention of 4 queries and 9 keys"),
@@ -181,7 +181,7 @@ def test_layers_that_differ_need_to_be_told_apart() -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("attention e { extra_tokens 2 attend full }", "has 2: a model has no rows"),
+        ("attention e { extra_tokens 2 attend full }", "`e` has 2: .*counts them"),
         (
             "attention e { heads 4 attend full score bias(buckets = 8, max_distance = 16) }",
             "learned parts",

@@ -26,7 +26,10 @@ def number(draw: random.Random, depth: int) -> Scalar:
     """A number of x and y; every operation on numbers may be in it."""
     if depth == 0:
         return draw.choice((Symbol("x"), Symbol("y"), draw.choice(NUMBERS)))
-    op = draw.choice(("+", "-", "*", "*", "/", "//", "%", "**", "neg", *FUNCTIONS))
+    op = draw.choice(("+", "-", "*", "*", "/", "//", "%", "**", "neg", "item", *FUNCTIONS))
+    if op == "item":
+        index = Apply("%", (number(draw, 0), 3))
+        return Apply(op, (index, *(number(draw, depth - 1) for _ in range(3))))
     counts = {"neg": 1, "min": 3, "max": 2} | dict.fromkeys({*FUNCTIONS} - {"min", "max"}, 1)
     return Apply(op, tuple(number(draw, depth - 1) for _ in range(counts.get(op, 2))))
 

@@ -130,6 +130,10 @@ def test_layouts_of_the_zoo(path: Path, name: str) -> None:
             spec.program, 0, spec.program.heads or 1, n_q, n, stand_ins(spec.program)
         ):
             held = spec.mask(n, 0, heads[0], inputs)
+            if spec.program.cross:
+                # the first queries of another sequence, laid out as the last positions
+                rows = spec.mask(n, 0, heads[0], inputs, n_q)
+                held = np.concatenate([np.zeros((n - n_q, n), bool), rows])
             if work.reads:
                 # inputs take keys away from what is read, and add none
                 outside = np.ones(n, bool)

@@ -362,12 +362,17 @@ def test_every_spec_of_the_zoo_is_a_layer(path: Path) -> None:
     heads = spec.heads or 2
     fixed = spec.program.fixed_length
     n = 64 if fixed is None else fixed - spec.program.extra_tokens
+    if spec.program.cross:
+        with pytest.raises(ValueError, match=r"joins two sequences.*MultiheadAttention"):
+            SelfAttention(spec, 8 * heads, heads)
+        return
     module = SelfAttention(spec, 8 * heads, heads)
     x = torch.randn(1, n, 8 * heads)
     kinds = {
         "tokens": torch.arange(n)[None] < 1,
         "ids": torch.arange(n)[None] // 7,
         "length": torch.tensor([n // 2]),
+        "numbers": torch.arange(n)[None] * 0.5,
     }
     per_head = {
         name: torch.as_tensor(value)[None]
@@ -378,3 +383,118 @@ def test_every_spec_of_the_zoo_is_a_layer(path: Path) -> None:
     out = module(x, inputs={**rest, **per_head})
     assert out.shape == x.shape
     assert torch.isfinite(out).all()
+
+
+# --- grouped heads, rotary positions, steps -------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "body", ["attend window(radius = 2)", "attend favor(features = 8)", "attend random(keys = 3)"]
+)
+@pytest.mark.parametrize("keys", [1, 2])
+def test_grouped_heads_are_repeated_ones(body: str, keys: int) -> None:
+    grouped, whole = layer_of(body, num_kv_heads=keys), layer_of(body)
+    size = WIDTH // HEADS
+    q, k, v = torch.split(grouped.in_weight, [WIDTH, keys * size, keys * size])
+    many = (x.view(keys, size, WIDTH).repeat_interleave(HEADS // keys, 0) for x in (k, v))
+    assert grouped.in_bias is not None
+    b, c, d = torch.split(grouped.in_bias, [WIDTH, keys * size, keys * size])
+    few = (x.view(keys, size).repeat_interleave(HEADS // keys, 0).flatten() for x in (c, d))
+    state = {name: x for name, x in grouped.state_dict().items() if not name.startswith("in_")}
+    state["in_weight"] = torch.cat([q, *(x.flatten(0, 1) for x in many)])
+    state["in_bias"] = torch.cat([b, *few])
+    whole.load_state_dict(state)
+    x = states(11)
+    torch.testing.assert_close(grouped(x), whole(x))
+    assert "num_kv_heads" in repr(grouped)
+
+
+def rotary(
+    q: torch.Tensor, k: torch.Tensor, positions: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Su et al. 2021: pairs of channels are turned by the position times a frequency each."""
+    half = q.shape[-1] // 2
+    angle = positions[:, None] * 100.0 ** -(torch.arange(half, dtype=q.dtype) / half)
+    cos, sin = torch.cos(angle), torch.sin(angle)
+
+    def turned(x: torch.Tensor) -> torch.Tensor:
+        a, b = x[..., :half], x[..., half:]
+        return torch.cat([a * cos - b * sin, a * sin + b * cos], -1)
+
+    return turned(q), turned(k)
+
+
+@pytest.mark.parametrize("extra", [0, 2])
+def test_rotary_positions_turn_queries_and_keys(extra: int) -> None:
+    module = layer_of(
+        f"extra_tokens {extra} attend full" if extra else "attend full", rotary=rotary
+    )
+    x = states(9)
+    longer = torch.cat([module.extra.expand(2, -1, -1), x], 1) if extra else x
+    parts = nn.functional.linear(longer, module.in_weight, module.in_bias).chunk(3, -1)
+    q, k, v = (torch.unflatten(part, 2, (HEADS, -1)).transpose(1, 2) for part in parts)
+    q, k = rotary(q, k, torch.arange(9 + extra))
+    meant = torch.softmax(q @ k.transpose(-1, -2) / math.sqrt(WIDTH / HEADS), -1) @ v
+    torch.testing.assert_close(module(x), module.out(meant.transpose(1, 2).flatten(2)[:, extra:]))
+    # what counts is how far apart tokens are
+    moved = layer_of("attend full", rotary=lambda q, k, at: rotary(q, k, at + 17))
+    if not extra:
+        torch.testing.assert_close(moved(x), module(x))
+        assert not torch.allclose(layer_of("attend full")(x), module(x))
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        "causal attend window(before = 3, after = 0) | columns(first(1))",
+        "extra_tokens 2 causal attend window(before = 4, after = 0)",
+        "causal attend favor(features = 8)",
+        "causal attend window(before = 3, after = 0) + linear()",
+        "layers 3 heads 4 causal attend window(before = 1 + head + layer, after = 0)",
+    ],
+)
+def test_steps_are_the_rows_of_the_whole_pass(body: str) -> None:
+    for options in ({}, {"num_kv_heads": 2, "rotary": rotary}):
+        module = layer_of(body, layer=1 if "layers" in body else 0, **options)
+        x, state, outs = states(13), None, []
+        real = torch.arange(13) >= torch.tensor([[0], [3]])
+        for start, stop in ((0, 5), (5, 5), (5, 6), (6, 13)):
+            out, state = module.step(x[:, start:stop], state, key_padding_mask=real[:, start:stop])
+            outs.append(out)
+        torch.testing.assert_close(torch.cat(outs, 1), module(x, key_padding_mask=real))
+
+
+def test_steps_take_inputs_and_begin_with_nothing() -> None:
+    module = layer_of("extra_tokens 2 input d: ids causal attend same(d) & window(radius = 5)")
+    x, d = states(9), torch.arange(9).expand(2, 9) // 4
+    out, state = module.step(x[:, :0], inputs={"d": d[:, :0]})
+    assert out.shape == (2, 0, WIDTH)
+    assert state.position == 2
+    out, state = module.step(x, state, inputs={"d": d})
+    torch.testing.assert_close(out, module(x, inputs={"d": d}))
+
+
+def test_what_steps_and_grouped_heads_cannot_be() -> None:
+    with pytest.raises(ValueError, match="`sample` is not causal"):
+        layer_of("attend full").step(states(3))
+    with pytest.raises(ValueError, match=r"a step drops no weights, .* call eval\(\) first"):
+        layer_of("causal attend window(radius = 3)", dropout=0.1).step(states(3))
+    layer_of("causal attend window(radius = 3)", dropout=0.1).eval().step(states(3))
+    with pytest.raises(ValueError, match="num_kv_heads must divide num_heads, got 3 and 4"):
+        layer_of("attend full", num_kv_heads=3)
+    with pytest.raises(TypeError, match="num_kv_heads must be an integer, got str"):
+        layer_of("attend full", num_kv_heads="2")
+    with pytest.raises(ValueError, match="no fewer heads of keys, keys are its queries"):
+        layer_of("attend lsh(buckets = 2)", num_kv_heads=2)
+    with pytest.raises(ValueError, match="no fewer heads of keys, it has no queries, keys"):
+        layer_of("attend fourier()", num_kv_heads=2)
+    with pytest.raises(ValueError, match="reads no queries and keys that positions could turn"):
+        layer_of("attend fourier()", rotary=rotary)
+    with pytest.raises(TypeError, match=r"rotary must be callable, .* got int"):
+        layer_of("attend full", rotary=3)
+    with pytest.raises(TypeError, match="rotary must return q and k, got Tensor"):
+        layer_of("attend full", rotary=lambda q, k, at: q)(states(3))
+    with pytest.raises(
+        ValueError, match=r"keep the shape of k, \[2, 4, 3, 6\], got \[2, 4, 2, 6\]"
+    ):
+        layer_of("attend full", rotary=lambda q, k, at: (q, k[:, :, 1:]))(states(3))

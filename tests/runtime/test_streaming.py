@@ -409,3 +409,72 @@ def test_steps_under_autocast_are_as_narrow_as_calls() -> None:
             found, _ = in_steps(module, given, [4, 5])
         assert found.dtype == meant.dtype == torch.bfloat16
         torch.testing.assert_close(found, meant, atol=0.05, rtol=0.05)
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        "causal attend residue(step = 3)",
+        "causal heads 2 attend window(before = 3, after = 0) head 1 { attend strided(stride = 5) }",
+        "causal input x: ids attend same(x)",
+        "causal input y: tokens(at_most = 12) attend window(radius = 3) | global(y)",
+        "causal attend residue(step = 3) + linear()",
+        "causal attend full score alibi()",
+    ],
+)
+def test_heads_without_a_bound_may_keep_every_key(body: str) -> None:
+    module, given = module_of(body), tensors(83)
+    inputs = inputs_of(module, 83)
+    meant, padding = module(*given, key_padding_mask=real_keys(83), inputs=inputs), real_keys(83)
+    for sizes in ([1, 70, 12], [83]):
+        outs, state, low = [], None, 0
+        for size in sizes:
+            at = slice(low, low + size)
+            out, state = module.step(
+                *part_of(given, low, low + size),
+                state,
+                key_padding_mask=padding[:, at],
+                inputs={name: values[:, at] for name, values in inputs.items()},
+                keep_all=True,
+            )
+            outs.append(out)
+            low += size
+        torch.testing.assert_close(torch.cat(outs, 2), meant, rtol=1e-8, atol=1e-8)
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        "causal heads 2 attend window(before = 3, after = 0) head 1 { attend linear() }",
+        "causal heads 2 attend block(size = 4) score bias(buckets = 8)",
+        "causal attend (window(before = 9, after = 0) | columns(first(2))) + favor(features = 8)",
+        "causal input y: tokens(at_most = 12) attend window(before = 2, after = 0) | columns(y)",
+        "causal attend topk(keys = 4)",
+    ],
+)
+def test_a_state_of_other_samples_goes_on_as_theirs(body: str) -> None:
+    module, given = module_of(body), tensors(30)
+    inputs, order = inputs_of(module, 30), torch.tensor([2, 0, 0, 1, 2])
+    meant = module(*given, inputs=inputs)[order, :, 20:]
+    early, late = (
+        {name: values[:, at] for name, values in inputs.items()}
+        for at in (slice(0, 20), slice(20, 30))
+    )
+    _, state = module.step(*part_of(given, 0, 20), inputs=early)
+    chosen = state.selected(order).owned()
+    assert chosen.samples == 5
+    q, k, v = (x[order] for x in part_of(given, 20, 30))
+    found, _ = module.step(q, k, v, chosen, inputs={x: t[order] for x, t in late.items()})
+    torch.testing.assert_close(found, meant, rtol=1e-8, atol=1e-8)
+    # the state that was there goes on as before
+    again, _ = module.step(*part_of(given, 20, 30), state, inputs=late)
+    torch.testing.assert_close(again[order], meant, rtol=1e-8, atol=1e-8)
+
+
+def test_a_state_with_memory_of_its_own_holds_no_more() -> None:
+    module = module_of("causal heads 2 attend window(before = 3, after = 0) head 1 { attend self }")
+    _, state = module.step(*tensors(2, keys=2))
+    held = [(x.untyped_storage().nbytes(), x.nbytes) for x in state.kept()]
+    assert any(whole > own for whole, own in held)
+    owned = [(x.untyped_storage().nbytes(), x.nbytes) for x in state.owned().kept()]
+    assert owned == [(own, own) for _, own in held]

@@ -376,9 +376,9 @@ const svg = {
   addEventListener: (name, handler) => { handlers[name] = handler; },
 };
 globalThis.document = {
-  getElementById: () => ({ textContent: data }),
+  getElementById: name => name === "said" ? said : { textContent: data },
   createElementNS: () => ({ setAttribute: () => {} }),
-  querySelectorAll: () => [{ querySelector: name => name === "svg" ? svg : said }],
+  querySelectorAll: () => [{ querySelector: () => svg }],
 };
 new Function(page.match(/<script>([^]*?)<\\/script>/)[1])();
 const [left, top, size] = JSON.parse(data).plots[0].square;

@@ -92,6 +92,8 @@ def sample_of(spec: Attention, n: int, numbers: np.random.Generator) -> dict[str
         elif entry.kind == "ids":
             ids = numbers.integers(-2, 4, n)
             found[entry.name] = np.sort(ids) if numbers.random() < 0.6 else ids
+        elif entry.kind == "numbers":
+            found[entry.name] = numbers.integers(-3, 9, n)
         else:
             found[entry.name] = int(numbers.integers(0, n + 3))
     return found

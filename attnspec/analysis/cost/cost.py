@@ -19,7 +19,7 @@ from attnspec.backends.planner import AUTO, choose
 from attnspec.backends.torch_call.backend import TorchCall
 from attnspec.graphs.relation import Relation
 from attnspec.graphs.stack import MOST_POSITIONS, Stack, TooMuch, patterns_in
-from attnspec.ir.program import Program
+from attnspec.ir.program import Crossing, Program
 from attnspec.layout.orders import NATURAL
 from attnspec.layout.steps import bands_of
 from attnspec.layout.tiling import survey
@@ -127,9 +127,10 @@ def layer_cost_of(
     heads = shape.batch * shape.heads_of(stack.program)
     layers = [[s for s in steps if layer in s.layers] for layer in range(stack.program.layer_count)]
     useful = [s.useful_flops for s in steps]
-    tensors = heads * n * shape.head_dim * element
+    sides = stack.program.crossing or Crossing(n, n)
     # the outputs of several groups of heads are put together
-    tensors *= 5 if any(len(layer) > 1 for layer in layers) else 4
+    of_queries = 3 if any(len(layer) > 1 for layer in layers) else 2
+    tensors = heads * (of_queries * sides.queries + 2 * sides.keys) * shape.head_dim * element
     flops, backward, moved = (
         max((sum(getattr(s, name) for s in layer) for layer in layers), default=0)
         for name in ("flops", "backward_flops", "bytes")
@@ -372,18 +373,35 @@ def break_even(stack: Stack) -> int | None:
 
 
 def _is_cheaper(stack: Stack, n: int) -> bool:
+    try:
+        found = seconds_at(stack, n)
+    except AttnSpecError:
+        return False
+    # one call for all pairs is dense attention, if only for half of them
+    return found.sparse and found.plan < found.dense
+
+
+@dataclass(frozen=True)
+class Seconds:
+    """Estimates for all layers and heads at n positions on a CPU: of the plan, and of dense
+    attention; `sparse` where some of it is planned otherwise than as one call for all pairs."""
+
+    n: int
+    plan: float
+    dense: float
+    sparse: bool
+
+
+def seconds_at(stack: Stack, n: int) -> Seconds:
+    """The estimates at a length; raises AttnSpecError where there is no plan."""
     program = stack.program
     inputs = stand_ins(program)
     plan = dense = 0.0
     sparse = False
-    try:
-        for layer in range(stack.program.layer_count):
-            for work, heads in works_of(program, layer, program.heads or 1, n, n, inputs):
-                chosen = choose(work, "cpu")
-                sparse |= chosen.name != TorchCall.name
-                plan += len(heads) * chosen.cost(work)
-                dense += len(heads) * dense_seconds(work)
-    except AttnSpecError:
-        return False
-    # one call for all pairs is dense attention, if only for half of them
-    return sparse and plan < dense
+    for layer in range(program.layer_count):
+        for work, heads in works_of(program, layer, program.heads or 1, n, n, inputs):
+            chosen = choose(work, "cpu")
+            sparse |= chosen.name != TorchCall.name
+            plan += len(heads) * chosen.cost(work)
+            dense += len(heads) * dense_seconds(work)
+    return Seconds(n, plan, dense, sparse)

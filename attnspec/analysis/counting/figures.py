@@ -8,12 +8,15 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from attnspec.analysis.counting.degrees import bound_edges, degrees_of
+from attnspec.analysis.counting.head_counts import queries_of
 from attnspec.graphs.stack import Bound, Stack, TooMuch
+from attnspec.ir.program import Crossing
 
 
-def density(bound: Bound, n: int) -> float:
-    """The pairs as a part of n * n * layers * heads."""
-    return bound_edges(bound, n) / (n * n * sum(map(len, bound.slots)))
+def density(bound: Bound, n: int, sides: Crossing | None = None) -> float:
+    """The pairs as a part of n * n * layers * heads, or m * n between two sequences."""
+    pairs = n * n if sides is None else sides.queries * sides.keys
+    return bound_edges(bound, n) / (pairs * sum(map(len, bound.slots)))
 
 
 def degree(bound: Bound, n: int) -> int:
@@ -21,18 +24,21 @@ def degree(bound: Bound, n: int) -> int:
     return max(int(degrees_of(relation, n).max()) for _, _, relation in bound.found)
 
 
-def min_degree(bound: Bound, n: int) -> int:
+def min_degree(bound: Bound, n: int, sides: Crossing | None = None) -> int:
     """The fewest keys of one query in one head."""
-    return min(int(degrees_of(relation, n).min()) for _, _, relation in bound.found)
+    return min(
+        int(degrees_of(relation, n)[queries_of(sides)].min()) for _, _, relation in bound.found
+    )
 
 
-PAIRS: dict[str, Callable[[Bound, int], float]] = {
-    "edges": bound_edges,
+PAIRS: dict[str, Callable[[Bound, int, Crossing | None], float]] = {
+    "edges": lambda bound, n, sides: bound_edges(bound, n),
     "density": density,
-    "degree": degree,
+    "degree": lambda bound, n, sides: degree(bound, n),
     "min_degree": min_degree,
 }
-"""What is counted of the pairs of graphs at n > 0 positions; each raises TooMuch."""
+"""What is counted of the pairs of graphs at n > 0 positions, which may hold two sequences; each
+raises TooMuch."""
 
 
 def _of_layer(name: str) -> Callable[[Stack, int], float]:
@@ -63,7 +69,7 @@ def spectral_gap(stack: Stack, n: int) -> float:
 
 
 def _counted(name: str) -> Callable[[Stack, int], float]:
-    return lambda stack, n: PAIRS[name](stack.bound(n), n)
+    return lambda stack, n: PAIRS[name](stack.bound(n), n, stack.program.crossing)
 
 
 FIGURES: dict[str, Callable[[Stack, int], float]] = {

@@ -25,7 +25,13 @@ def counted(name: str) -> Callable[[Inquiry], Figure[Any]]:
 
     def of(report: Inquiry) -> Figure[Any]:
         bound = report.bound_of_graph_heads
-        return Figure(PAIRS[name](bound, report.n) if bound.found else 0, "exact", note(report))
+        return Figure(
+            PAIRS[name](bound, report.length, report.program.crossing)
+            if bound.found and not report.empty
+            else 0,
+            "exact",
+            note(report),
+        )
 
     return of
 

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from attnspec.analysis.counting.degrees import degrees_of, readers_of
 from attnspec.graphs.relation import Relation
+from attnspec.ir.program import Crossing
 
 
 @dataclass(frozen=True)
@@ -36,16 +37,23 @@ class LayerCounts:
     min_degree: int
 
 
-def head_counts(relation: Relation, n: int) -> HeadCounts:
-    """The counts of a head at one or more positions; raises TooMuch."""
-    degrees, readers = degrees_of(relation, n), readers_of(relation, n)
+def queries_of(sides: Crossing | None) -> slice:
+    """Which positions are queries: all, or the first where they hold two sequences."""
+    return slice(None if sides is None else sides.queries)
+
+
+def head_counts(relation: Relation, n: int, sides: Crossing | None = None) -> HeadCounts:
+    """The counts of a head at one or more positions, which may hold two sequences; raises
+    TooMuch."""
+    degrees = degrees_of(relation, n)[queries_of(sides)]
+    readers = readers_of(relation, n)[: n if sides is None else sides.keys]
     edges = int(degrees.sum())
     return HeadCounts(
         edges=edges,
-        density=edges / (n * n),
+        density=edges / (len(degrees) * len(readers)),
         degree=int(degrees.max()),
         min_degree=int(degrees.min()),
-        mean_degree=edges / n,
+        mean_degree=edges / len(degrees),
         readers=int(readers.max()),
         min_readers=int(readers.min()),
         empty_rows=int((degrees == 0).sum()),

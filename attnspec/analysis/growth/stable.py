@@ -287,6 +287,8 @@ def _sample(entry: Input, n: int) -> np.ndarray:
     at = np.arange(n)
     if entry.kind == "ids":
         return at // 3
+    if entry.kind == "numbers":
+        return at * 5 % 7
     if entry.kind == "length":
         return np.asarray(2)
     marked = at % 3 == 1

@@ -125,6 +125,10 @@ _FUNCTIONS = {
     "log2": lambda a: sympy.log(a, 2),
     "ceil": sympy.ceiling,
     "floor": sympy.floor,
+    "item": lambda index, *items: sympy.Piecewise(
+        *((item, sympy.Eq(index, place)) for place, item in enumerate(items[:-1])),
+        (items[-1], True),
+    ),
     "min": sympy.Min,
     "max": sympy.Max,
     "abs": sympy.Abs,

@@ -174,7 +174,7 @@ def later_pair(relation: Relation, n: int) -> tuple[int, int] | None:
 
 def _situation(stack: Stack, n: int, layer: int, head: int) -> Situation:
     given = {
-        name: Data(sampled(entry, stack.inputs or {}, n, stack.program.name), entry.size)
+        name: Data(sampled(entry, stack.inputs or {}, n, n, stack.program.name), entry.size)
         for name, entry in stack.declared.items()
         if name in (stack.inputs or {})
     }
@@ -200,6 +200,10 @@ def _sample(entry: Input, marks: str, n: int) -> tuple[Data, str]:
     if entry.kind == "ids":
         ids = np.arange(n) if little else np.zeros(n, np.int64)
         return Data(ids), "has a label for each token" if little else "has one label for all tokens"
+    if entry.kind == "numbers":
+        rising = {"none": 1, "first": -1}.get(marks, 0)
+        words = {1: "grows with each token", -1: "falls with each token"}
+        return Data(np.arange(n) * rising), words.get(rising, "is one number for all tokens")
     if entry.kind == "length":
         length = 0 if little else n
         return Data(np.int64(length)), f"is {length}"

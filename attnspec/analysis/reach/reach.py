@@ -196,5 +196,7 @@ def _slot(
 
 
 def _require_position(n: int, position: int) -> None:
+    if not n:
+        raise AttnSpecError(f"there is no position at n = 0, got {position}")
     if not 0 <= position < n:
         raise AttnSpecError(f"a position must be between 0 and {n - 1}, got {position}")

@@ -23,13 +23,17 @@ def most(name: str, report: Inquiry) -> Figure[Any]:
     """At most so many edges, so dense, so many keys of a query; raises Unknown for other counts."""
     if name not in ("edges", "density", "degree"):
         raise Unknown(report.stack.unknown or "")
-    rows = _rows(report, lambda relation: most_keys(relation, report.n))
+    queries = report.stack.queries(report.length)
+    rows = _rows(
+        report,
+        lambda relation: np.minimum(most_keys(relation, report.length)[queries], report.n),
+    )
     edges = sum(int(row.sum()) for row in rows)
     if name == "degree":
         return Figure(max(int(row.max(initial=0)) for row in rows), "bound", "at most")
     if name == "edges":
         return Figure(edges, "bound", "at most")
-    return Figure(edges / max(1, len(rows) * report.n**2), "bound", "at most")
+    return Figure(edges / max(1, len(rows) * report.queries * report.n), "bound", "at most")
 
 
 def _rows(report: Inquiry, of: Any) -> list[Any]:
@@ -40,7 +44,7 @@ def _rows(report: Inquiry, of: Any) -> list[Any]:
         for head in range(len(row)):
             relation = report.unbound.get((layer, head))
             if relation is None:
-                relation = report.stack.relation(report.n, layer, head)
+                relation = report.stack.relation(report.length, layer, head)
             if relation not in known:
                 known[relation] = of(relation)
             rows.append(known[relation])
@@ -51,7 +55,7 @@ def expected_edges(report: Inquiry) -> Figure[Any]:
     """The edges of all layers and heads that are expected."""
     if any(attend.mechanism is not None for attend in report.program.attends):
         raise Unknown("mechanisms weigh every pair")
-    rows = _rows(report, lambda r: expected_keys(r, report.n, report.program.causal))
+    rows = _rows(report, lambda r: expected_keys(r, report.length, report.program.causal))
     if None in rows:
         raise Unknown("nothing is assumed of inputs, thresholds and masses")
     assumed = sorted({word for _, words in rows for word in words})
@@ -65,11 +69,13 @@ def choice(report: Inquiry) -> Figure[Any]:
     """What each choice is made by."""
     lines: dict[str, None] = {}
     for leaf in _leaves(report):
-        ahead = leaf.ahead(report.n)
+        ahead = leaf.ahead(report.length)
         if leaf.given_choice and ahead is None:
             words = "given by an input"
         elif not report.program.causal and ahead is None:
-            words = "by all tokens" if leaf.most_keys(report.n) < report.n else "by tokens"
+            words = (
+                "by all tokens" if leaf.most_keys(report.length) < report.length else "by tokens"
+            )
         else:
             words = "by what is before a query" if ahead is None else f"looks ahead: {ahead.why}"
         lines[f"{leaf.name}: {words}" + (f"; {leaf.weighs}" if leaf.weighs else "")] = None
@@ -78,7 +84,7 @@ def choice(report: Inquiry) -> Figure[Any]:
 
 def scoring_flops(report: Inquiry) -> Figure[Any]:
     """Operations of the choices of one layer, all heads and samples; the most expensive layer."""
-    n, d = report.n, report.shape.head_dim
+    n, d = report.length, report.shape.head_dim
     layers: dict[int, int] = {}
     copies = report.shape.batch * (
         report.shape.heads_of(report.program) if report.program.heads is None else 1
@@ -94,13 +100,13 @@ def scoring_flops(report: Inquiry) -> Figure[Any]:
 
 def finds(report: Inquiry) -> Figure[Any]:
     """How likely what is looked for is found."""
-    lines = [finds_words(leaf, report.n, report.shape.head_dim) for leaf in _leaves(report)]
+    lines = [finds_words(leaf, report.length, report.shape.head_dim) for leaf in _leaves(report)]
     return _told(lines, "estimate")
 
 
 def overflows(report: Inquiry) -> Figure[Any]:
     """How likely what is found together does not fit."""
-    return _told([overflows_words(leaf, report.n) for leaf in _leaves(report)], "bound")
+    return _told([overflows_words(leaf, report.length) for leaf in _leaves(report)], "bound")
 
 
 def _told(lines: list[str], quality: Any) -> Figure[Any]:

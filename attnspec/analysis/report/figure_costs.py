@@ -12,6 +12,8 @@ import numpy as np
 
 from attnspec.analysis.counting.graph_heads import slots_words
 from attnspec.analysis.quality import Figure, Unknown
+from attnspec.graphs.stack import Stack
+from attnspec.ir.crossing import evened
 from attnspec.lower.lower import require_built, stand_ins, works_of
 from attnspec.lower.work import mechanism_of
 from attnspec.text.diagnostics import SpecError
@@ -30,7 +32,9 @@ def cost(name: str) -> Callable[[Inquiry], Figure[Any]]:
         _require_running(report)
         from attnspec.analysis.cost.cost import layer_cost_of
 
-        found = getattr(layer_cost_of(report.stack, report.n, report.steps, *_sizes(report)), name)
+        found = getattr(
+            layer_cost_of(report.stack, report.length, report.steps, *_sizes(report)), name
+        )
         if found is None:
             raise Unknown(report.stack.unknown or "too many pairs to count")
         return Figure(found, *_cost_quality(report, name))
@@ -77,7 +81,7 @@ def break_even(report: Inquiry) -> Figure[Any]:
     _require_running(report)
     if report.program.grid is not None:
         raise Unknown("positions on a grid have one length")
-    found = costs.break_even(report.stack)
+    found = costs.break_even(Stack(evened(report.program)))
     if found is None:
         raise Unknown(
             "dense attention is estimated to be cheaper up to"
@@ -97,10 +101,10 @@ def _caches(report: Inquiry) -> list[Any]:
     from attnspec.analysis.reach.leaks import later_pair
 
     if not report.program.causal and any(
-        later_pair(relation, report.n) is not None for _, _, relation in report.graphs
+        later_pair(relation, report.length) is not None for _, _, relation in report.graphs
     ):
         raise Unknown("the spec is not causal")
-    return [cache_of(relation, report.n) for _, _, relation in report.graphs]
+    return [cache_of(relation, report.length) for _, _, relation in report.graphs]
 
 
 def _state(report: Inquiry) -> int | None:
@@ -108,7 +112,7 @@ def _state(report: Inquiry) -> int | None:
     mechanism that goes on from such sums."""
     from attnspec.lower.mechanism_costs import SUMS, given_to, width_of
 
-    program, n, held = report.program, max(1, report.n), 0
+    program, n, held = report.program, max(1, report.length), 0
     if not program.causal or any(
         attend.mechanism is None or attend.graph is not None or attend.mechanism.name not in SUMS
         for attend in program.attends
@@ -137,11 +141,13 @@ def kv_cache_bytes(report: Inquiry) -> Figure[Any]:
     if state is not None:
         return Figure(state * 4, "exact", "sums of features and values, in float32")
     caches = _caches(report)
-    if not report.n:
+    if not report.length:
         return Figure(0)
-    live = np.zeros(report.n, np.int64)
+    live = np.zeros(report.length, np.int64)
     for index, cache in enumerate(caches):
-        live += sum(row.get(index, 0) for row in report.stack.bound(report.n).rows) * cache.live
+        live += (
+            sum(row.get(index, 0) for row in report.stack.bound(report.length).rows) * cache.live
+        )
     held = int(live.max(initial=0)) * 2 * report.shape.head_dim * report.element
     return Figure(held, "exact", "every head with keys and values of its own")
 
@@ -151,7 +157,7 @@ def eviction(report: Inquiry) -> Figure[Any]:
     if _state(report) is not None:
         return Figure("each key goes into sums of one size and is gone")
     caches = _caches(report)
-    if not report.n:
+    if not report.length:
         raise Unknown("there is no position")
     rules: dict[str, list[int]] = {}
     for index, cache in enumerate(caches):
@@ -164,5 +170,5 @@ def eviction(report: Inquiry) -> Figure[Any]:
 
 def slots_text(report: Inquiry, graphs: list[int]) -> str:
     """Where some graphs stand: `layer 0..3 head 1`, `every layer head 0, 2`."""
-    slots = report.stack.bound(report.n).slots
+    slots = report.stack.bound(report.length).slots
     return slots_words([[index in graphs for index in row] for row in slots])

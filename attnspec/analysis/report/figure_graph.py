@@ -97,6 +97,6 @@ def universal(report: Inquiry) -> Figure[Any]:
 def _positions(report: Inquiry) -> int:
     # raises Unknown where the pairs are not known
     _ = report.graphs
-    if not report.n:
+    if not report.length:
         raise Unknown("there is no position")
-    return report.n
+    return report.length

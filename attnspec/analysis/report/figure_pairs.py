@@ -14,7 +14,9 @@ from attnspec.analysis.counting.degrees import degrees_of
 from attnspec.analysis.counting.figures import PAIRS
 from attnspec.analysis.quality import Figure, Unknown
 from attnspec.analysis.report import figure_choices as choices
+from attnspec.graphs.across import reads_m
 from attnspec.graphs.stack import Stack, has_mechanism
+from attnspec.ir.crossing import evened
 
 if TYPE_CHECKING:
     from attnspec.analysis.report.inquiry import Inquiry
@@ -30,7 +32,13 @@ def counted(name: str) -> Callable[[Inquiry], Figure[Any]]:
             return choices.most(name, report)
         # raises Unknown where the pairs are not known
         _ = report.graphs
-        return Figure(PAIRS[name](report.stack.bound(report.n), report.n) if report.n else 0)
+        return Figure(
+            0
+            if report.empty
+            else PAIRS[name](
+                report.stack.bound(report.length), report.length, report.program.crossing
+            )
+        )
 
     return of
 
@@ -47,8 +55,8 @@ def over_heads(name: str, of: Callable[[Any], int]) -> Callable[[Inquiry], Figur
     """Their most, fewest or sum of what is counted of each head, 0 where there is no position."""
 
     def found(report: Inquiry) -> Figure[Any]:
-        graphs = report.per_graph
-        slots = report.stack.bound(report.n).slots if report.n else ()
+        graphs = () if report.empty else report.per_graph
+        slots = () if report.empty else report.stack.bound(report.length).slots
         return Figure(of([getattr(graphs[index], name) for row in slots for index in row] or [0]))
 
     return found
@@ -56,8 +64,9 @@ def over_heads(name: str, of: Callable[[Any], int]) -> Callable[[Inquiry], Figur
 
 def rows_nonempty(report: Inquiry) -> Figure[Any]:
     """Whether every query has a key in every head."""
-    found = (degrees_of(relation, report.n) for _, _, relation in report.graphs)
-    return Figure(all(bool((degrees > 0).all()) for degrees in found))
+    found = (degrees_of(relation, report.length) for _, _, relation in report.graphs)
+    queries = report.stack.queries(report.length)
+    return Figure(all(bool((degrees[queries] > 0).all()) for degrees in found))
 
 
 def causal(report: Inquiry) -> Figure[Any]:
@@ -65,9 +74,9 @@ def causal(report: Inquiry) -> Figure[Any]:
 
     from attnspec.analysis.reach.leaks import leak
 
-    if not report.n:
+    if not report.length:
         return Figure(True)
-    found = leak(report.stack, report.n)
+    found = leak(report.stack, report.length)
     if found.value is None:
         return Figure(True, found.quality, found.note)
     if found.value.choice:
@@ -93,13 +102,17 @@ def stable(report: Inquiry) -> Figure[Any]:
     )
 
     program = report.program
+    if program.cross:
+        if reads_m(program):
+            return Figure(False, note="the graph reads m, the number of queries")
+        return Figure(True, note="no graph reads m, the number of queries")
     if is_stable(program):
         fixed = program.fixed_length is not None
         return Figure(True, note="the grid has one length" if fixed else "proven for every n")
     choice = unsteady_choices(program)
     if choice is not None:
         return Figure(False, note=str(choice[2]))
-    longest = min(max(report.n, EVERY), ENOUGH)
+    longest = min(max(report.length, EVERY), ENOUGH)
     found = difference(program, longest)
     if found is None:
         return Figure(True, "estimate", f"not proven, the same at lengths up to {longest:,}")
@@ -112,9 +125,11 @@ def symmetric(report: Inquiry) -> Figure[Any]:
 
     from attnspec.analysis.reach.mirrored import asymmetry
 
+    if report.queries != report.n:
+        raise Unknown(f"there are {report.queries:,} queries and {report.n:,} keys")
     certain = True
     for layer, head, relation in report.graphs:
-        found, sure = asymmetry(relation, report.n)
+        found, sure = asymmetry(relation, report.length)
         if found:
             return Figure(False, "exact", f"layer {layer}, head {head}")
         certain &= sure
@@ -132,7 +147,8 @@ def order(report: Inquiry) -> Figure[Any]:
     from attnspec.analysis.growth import order as orders
 
     _require_positions(report)
-    return _or_unknown(orders.order(_at_every_length(report), report.n, report.elaborated))
+    found = orders.order(_at_every_length(report), report.n, report.elaborated)
+    return _or_unknown(report, found)
 
 
 def edges_formula(report: Inquiry) -> Figure[Any]:
@@ -141,23 +157,27 @@ def edges_formula(report: Inquiry) -> Figure[Any]:
     from attnspec.analysis.growth import order as orders
 
     _require_positions(report)
-    return _or_unknown(orders.edges_formula(_at_every_length(report), report.n))
+    return _or_unknown(report, orders.edges_formula(_at_every_length(report), report.n))
 
 
 def _at_every_length(report: Inquiry) -> Stack:
-    """The stack without what tensors of one length decided."""
+    """The stack without what tensors of one length decided, and of two sequences both as long."""
     stack = report.stack
+    if stack.program.cross:
+        return Stack(evened(stack.program), stack.inputs)
     return Stack(stack.program, stack.inputs) if stack.known else stack
 
 
 def _require_positions(report: Inquiry) -> None:
-    if not report.n:
+    if report.empty:
         raise Unknown("there is no position")
 
 
-def _or_unknown(found: Figure[Any]) -> Figure[Any]:
+def _or_unknown(report: Inquiry, found: Figure[Any]) -> Figure[Any]:
     if found.value is None:
         raise Unknown(found.note)
+    if report.program.cross:
+        return replace(found, note="; ".join(filter(None, [found.note, "where m = n"])))
     return found
 
 
@@ -172,9 +192,9 @@ def reach(name: str) -> Callable[[Inquiry], Figure[Any]]:
 
         if report.influence.unknown is not None:
             raise Unknown(report.influence.unknown)
-        if not report.n:
+        if not report.length:
             return Figure(0)
-        found: Figure[Any] = getattr(reaches, name)(report.influence, report.n)
+        found: Figure[Any] = getattr(reaches, name)(report.influence, report.length)
         notes = [found.note, graph_heads.mechanism_note(report)]
         if report.undecided:
             notes.append("at least, as if tensors could choose any pair that is allowed")

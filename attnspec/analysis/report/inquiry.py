@@ -29,7 +29,9 @@ from attnspec.graphs.stack import (
     influence,
 )
 from attnspec.ir.api_checks import length_of
+from attnspec.ir.crossing import crossed
 from attnspec.ir.parameters import RelationError
+from attnspec.ir.program import Crossing
 from attnspec.lower.lower import stand_ins
 from attnspec.lower.work import ONE, Shape
 
@@ -50,6 +52,16 @@ CHOICES = ("choice", "expected_edges", "scoring_flops", "finds", "overflows")
 
 GRAPH_HEADS = ("graph_edges", "graph_density", "graph_degree", "graph_min_degree")
 """The figures of graph heads, which say nothing new where every head has a graph."""
+
+ONE_SEQUENCE = (
+    *("causal", "unread_share", "star", *REACH, *SPECTRUM),
+    *("expected_edges", "scoring_flops", "finds", "overflows"),
+    *("kv_cache", "kv_cache_bytes", "eviction"),
+)
+"""The figures of one sequence: of what is read through others, of later tokens, of what is drawn of
+queries and keys alike."""
+
+APART = "queries and keys are two sequences"
 
 T = TypeVar("T")
 
@@ -90,8 +102,9 @@ class Inquiry:
 
     `entries` are the figures by name, in the order in which they are printed. Costs are those of
     the plan for a `shape`, in numbers of `element` bytes. `known` has the pairs of layers and heads
-    that tensors decided. `influence` has the graphs that mechanisms, and what tensors have yet to
-    decide, are taken for where reach is asked for.
+    that tensors decided. Between two sequences n are the keys and m the queries, and `length`
+    positions hold both, as `Crossing` says. `influence` has the graphs that mechanisms, and what
+    tensors have yet to decide, are taken for where reach is asked for.
     """
 
     entries: ClassVar[dict[str, Entry[Any]]] = {}
@@ -103,10 +116,12 @@ class Inquiry:
         inputs: Sample | None = None,
         known: Mapping[tuple[int, int], Relation] | None = None,
         *,
+        m: int | None = None,
         shape: Shape = ONE,
         element: int = 4,
     ) -> None:
-        self.elaborated, self.program = elaborated, elaborated.program
+        self.elaborated = elaborated
+        self.program, self.length = crossed(elaborated.program, n, m)
         self.n = length_of(n)
         self.shape = replace(shape, heads=shape.heads_of(self.program))
         self.element = element
@@ -117,19 +132,35 @@ class Inquiry:
             self.influence = Stack(influence(felt), inputs, known)
         self._figures: dict[str, Figure[Any] | Unknown] = {}
         # a length that the grid does not have is an error, not an unknown figure
-        extents_of(self.program, self.n)
+        extents_of(self.program, self.length)
         if self.stack.unknown is None:
-            self.stack.bound_or_too_much(self.n)
+            self.stack.bound_or_too_much(self.length)
 
     def figure(self, name: str) -> Figure[Any] | Unknown:
         """A figure with its quality, or why it is not known; KeyError for another name."""
         if name not in self._figures:
-            self._figures[name] = self._known(self.entries[name].of)
+            apart = self.program.cross and name in ONE_SEQUENCE
+            self._figures[name] = Unknown(APART) if apart else self._known(self.entries[name].of)
         return self._figures[name]
+
+    @property
+    def m(self) -> int | None:
+        """How many queries there are, of a spec that says `cross`."""
+        return None if self.program.crossing is None else self.program.crossing.queries
+
+    @property
+    def queries(self) -> int:
+        """How many queries there are, of any spec."""
+        return self.n if self.m is None else self.m
+
+    @property
+    def empty(self) -> bool:
+        """Whether there is no query, or no key."""
+        return (self.program.crossing or Crossing(self.n, self.n)).empty
 
     def _known(self, of: Callable[[Inquiry], Figure[Any]]) -> Figure[Any] | Unknown:
         try:
-            with blamed(self.stack, self.n):
+            with blamed(self.stack, self.length):
                 return of(self)
         except Unknown as unknown:
             return unknown
@@ -141,11 +172,13 @@ class Inquiry:
         """The figures that are printed without being asked for: those that are soon found, and say
         something of this spec."""
         left_out: tuple[str, ...] = () if self.choices else CHOICES
+        if self.program.cross:
+            left_out += ONE_SEQUENCE
         if not has_mechanism(self.program) or not self.graph_slots:
             left_out += GRAPH_HEADS
-        if self.n > LONGEST_REACH:
+        if self.length > LONGEST_REACH:
             left_out += REACH
-        if self.n > LONGEST_SPECTRUM:
+        if self.length > LONGEST_SPECTRUM:
             left_out += SPECTRUM
         return tuple(name for name in self.entries if name not in left_out)
 
@@ -170,7 +203,7 @@ class Inquiry:
                     continue
                 if index not in made or self.stack.differs(index):
                     at = situation_of(
-                        self.program, self.n, layer, head, inputs=stand_ins(self.program)
+                        self.program, self.length, layer, head, inputs=stand_ins(self.program)
                     )
                     made[index] = bind_attended(graph, at)
                 found[layer, head] = made[index]
@@ -190,7 +223,7 @@ class Inquiry:
         """Each different graph with the first layer and head that have it; raises Unknown."""
         if self.stack.unknown is not None:
             raise Unknown(self.stack.unknown)
-        return self.stack.bound(self.n).found
+        return self.stack.bound(self.length).found
 
     @cached_property
     def per_graph(self) -> tuple[HeadCounts, ...]:
@@ -216,7 +249,7 @@ class Inquiry:
         if not self.graph_slots:
             raise Unknown(self.stack.unknown or "no head has a graph")
         wanted = frozenset(self.graph_slots)
-        return self.influence.bound(self.n).only(lambda layer, head: (layer, head) in wanted)
+        return self.influence.bound(self.length).only(lambda layer, head: (layer, head) in wanted)
 
     @property
     def indices(self) -> dict[tuple[int, int], int]:
@@ -237,7 +270,7 @@ class Inquiry:
 
     def _counts(self, relation: Relation) -> HeadCounts:
         try:
-            return head_counts(relation, self.n)
+            return head_counts(relation, self.length, self.program.crossing)
         except RelationError as error:
             raise Unknown(error.message) from None
 
@@ -248,9 +281,9 @@ class Inquiry:
         """What each step of the chosen plan costs; raises Unknown."""
         from attnspec.analysis.cost import cost
 
-        if not self.n:
+        if self.empty:
             return ()
         try:
-            return cost.steps_of(self.stack, self.n, self.shape, self.element)
+            return cost.steps_of(self.stack, self.length, self.shape, self.element)
         except cost.NotBuilt as error:
             raise Unknown(str(error)) from None

@@ -64,7 +64,7 @@ def page(report: Inquiry, names: Sequence[str] | None = None) -> Text:
 
 def _about(report: Inquiry) -> str:
     program = report.program
-    parts = [f"n = {report.n:,}"]
+    parts = [_lengths(report)]
     grid = extents_of(program, report.n)
     if grid:
         parts.append(f"grid {' x '.join(str(extent) for extent in grid)}")
@@ -77,6 +77,11 @@ def _about(report: Inquiry) -> str:
     if report.shape.batch > 1:
         parts.append(_plural(report.shape.batch, "sample"))
     return ", ".join(parts)
+
+
+def _lengths(report: Inquiry) -> str:
+    queries = "" if report.m is None else f"m = {report.m:,}, "
+    return f"{queries}n = {report.n:,}"
 
 
 def _plural(number: int, what: str) -> str:
@@ -194,7 +199,7 @@ def table(reports: Sequence[Inquiry], names: Sequence[str] | None = None) -> Tex
     """
     chosen = _common(reports) if names is None else tuple(names)
     several = len({report.program.name for report in reports}) > 1
-    heads = [f"n = {report.n:,}" for report in reports]
+    heads = [_lengths(report) for report in reports]
     rows: list[Sequence[str]] = []
     if several:
         rows.append(["", *[report.program.name for report in reports]])
@@ -218,7 +223,7 @@ def _common(reports: Sequence[Inquiry]) -> tuple[str, ...]:
     """What is soon found for all of them."""
     return tuple(
         name
-        for name in max(reports, key=lambda report: report.n).default_names
+        for name in max(reports, key=lambda report: report.length).default_names
         if name not in ("edges_formula",)
     )
 
@@ -233,7 +238,7 @@ def _cell(entry: Entry[Any], figure: Figure[Any] | Unknown) -> str:
 def html(reports: Sequence[Inquiry]) -> str:
     """An HTML table of reports."""
     rows = []
-    for name in max(reports, key=lambda report: report.n).default_names:
+    for name in max(reports, key=lambda report: report.length).default_names:
         entry = reports[0].entries[name]
         cells = []
         for report in reports:
@@ -246,7 +251,7 @@ def html(reports: Sequence[Inquiry]) -> str:
             cells.append(f"<td>{value}</td><td>{escape(note)}</td>")
         rows.append(f"<tr><th style='text-align:left'>{escape(entry.title)}</th>{''.join(cells)}")
     heads = "".join(
-        f"<th colspan='2'>{escape(report.program.name)}, n = {report.n:,}</th>"
+        f"<th colspan='2'>{escape(report.program.name)}, {_lengths(report)}</th>"
         for report in reports
     )
     return f"<table><tr><th></th>{heads}</tr>{'</tr>'.join(rows)}</tr></table>"

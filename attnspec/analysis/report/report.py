@@ -20,8 +20,9 @@ from attnspec.analysis.report import figure_choices as choices
 from attnspec.analysis.report import figure_costs as costs
 from attnspec.analysis.report import figure_graph as whole
 from attnspec.analysis.report import figure_pairs as pairs
-from attnspec.analysis.report.inquiry import Entry, Inquiry
+from attnspec.analysis.report.inquiry import APART, Entry, Inquiry
 from attnspec.graphs.stack import TooMuch
+from attnspec.ir.api_checks import index_of
 from attnspec.text.diagnostics import AttnSpecError
 
 if TYPE_CHECKING:
@@ -65,7 +66,7 @@ class Report(Inquiry):
     """The pairs of all layers and heads together."""
 
     density = Entry[float]("density", "reads", pairs.counted("density"), "share")
-    """The pairs as a part of n * n * heads * layers."""
+    """The pairs as a part of n * n * heads * layers, with `cross` of m * n * heads * layers."""
 
     degree = Entry[int]("keys of a query, most", "reads", pairs.counted("degree"), "count")
     """The most keys of one query in one head."""
@@ -222,7 +223,7 @@ class Report(Inquiry):
         from attnspec.analysis.reach import reach
 
         self._require_known()
-        return reach.hops(self.influence, self.n, query)
+        return reach.hops(self.influence, self.n, index_of("query", query))
 
     def path(self, query: int, key: int) -> Steps | None:
         """The steps (layer, head, position) of a shortest path, None where there is none; raises
@@ -230,7 +231,8 @@ class Report(Inquiry):
         from attnspec.analysis.reach import reach
 
         self._require_known()
-        return reach.path(self.influence, self.n, query, key)
+        ends = index_of("query", query), index_of("key", key)
+        return reach.path(self.influence, self.n, *ends)
 
     def eccentricity(self, position: int) -> int | None:
         """The longest shortest path from a position to a key it may read; None where it never reads
@@ -238,9 +240,12 @@ class Report(Inquiry):
         from attnspec.analysis.reach import reach
 
         self._require_known()
-        return reach.eccentricity(self.influence, self.n, position).value
+        place = index_of("position", position)
+        return reach.eccentricity(self.influence, self.n, place).value
 
     def _require_known(self) -> None:
+        if self.program.cross:
+            raise AttnSpecError(f"there are no paths: {APART}, of which the keys read nothing")
         if self.influence.unknown is not None:
             raise AttnSpecError(f"nothing is known of paths: {self.influence.unknown}")
 
@@ -254,6 +259,8 @@ class Report(Inquiry):
         """
         from attnspec.analysis.approximation.approximation import approximation
 
+        if self.program.cross:
+            raise AttnSpecError(f"heads are held against attention within one sequence: {APART}")
         if len(q) != self.n:
             raise ValueError(f"q, k and v must have {self.n:,} rows, got {len(q):,}")
         return approximation(self.program, q, k, v, layer=layer, head=head)
@@ -298,6 +305,7 @@ class Report(Inquiry):
         ]
         return {
             "name": self.program.name,
+            **({} if self.m is None else {"m": self.m}),
             "n": self.n,
             "layers": self.program.layer_count,
             "heads": self.program.heads,
@@ -317,7 +325,8 @@ class Report(Inquiry):
         return page(self).plain
 
     def __repr__(self) -> str:
-        return f"<Report {self.program.name}, n = {self.n:,}>"
+        queries = "" if self.m is None else f"m = {self.m:,}, "
+        return f"<Report {self.program.name}, {queries}n = {self.n:,}>"
 
     def _repr_html_(self) -> str:
         from attnspec.analysis.report.printed import html

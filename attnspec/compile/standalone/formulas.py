@@ -36,9 +36,11 @@ from attnspec.graphs.patterns.expander import Expander
 from attnspec.graphs.patterns.powers import Powers
 from attnspec.graphs.patterns.random_ import Random
 from attnspec.graphs.patterns.random_blocks import RandomBlocks
-from attnspec.graphs.patterns.where import Where, reach_of
+from attnspec.graphs.patterns.where import Where
+from attnspec.graphs.patterns.where_inputs import WhereInputs
+from attnspec.graphs.predicates.inputs import inputs_read
 from attnspec.graphs.relation import Elementwise, Relation
-from attnspec.ir.intervals import bounds
+from attnspec.ir.intervals import bounds, reach_of
 from attnspec.ir.parameters import Parameter
 from attnspec.ir.program import Program, Term
 from attnspec.ir.scalars import LARGEST, Apply, Scalar, Symbol, fold
@@ -176,7 +178,13 @@ def written_patterns(page: Page) -> Mapping[str, type[Relation]]:
             page.most = min(page.most, _most(self.predicate, page))
             return found & allowed
 
-    found = (WrittenPowers, WrittenRandom, WrittenRandomBlocks, WrittenExpander, WrittenWhere)
+    class WrittenWhereInputs(WhereInputs):
+        def holds(self, q: Elementwise, k: Elementwise, n: int) -> Elementwise:
+            names = ", ".join(f"`{name}`" for name in inputs_read(self.predicate))
+            raise StandaloneError(f"a predicate reads {names}, of a type that a call decides")
+
+    found = (WrittenPowers, WrittenRandom, WrittenRandomBlocks, WrittenExpander, WrittenWhere,
+             WrittenWhereInputs)  # fmt: skip
     return {each.name: each for each in found}
 
 
@@ -282,6 +290,8 @@ def _function(scalar: Apply, args: list[Operand], page: Page) -> Operand:
             found = cast(Expression, x**power)
             return Expression("**", found.args, "int" if whole else "real", found.tensor)
         raise StandaloneError("a power of positions has an exponent that is no number")
+    if op == "item":
+        raise StandaloneError("a list is read by a position, the head or n")
     if op in ("ceil", "floor"):
         if kind_of(x) == "int":
             return x

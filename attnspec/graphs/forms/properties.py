@@ -39,8 +39,9 @@ def reads_itself(term: Term) -> bool:
 
 def asks_for_cells(leaf: Leaf) -> bool:
     """Whether a pattern holds for cells of a grid alone, and so not for tokens before it."""
-    if leaf.pattern == "where":
-        return asks_coordinates(dict(leaf.arguments)["predicate"])  # type: ignore[arg-type]
+    predicate = dict(leaf.arguments).get("predicate")
+    if predicate is not None:
+        return asks_coordinates(predicate)  # type: ignore[arg-type]
     return BY_NAME[leaf.pattern].needs_grid
 
 
@@ -65,6 +66,17 @@ def never_reads_later(term: Term) -> bool:
             return any(never_reads_later(child) for child in term.terms)
         case _:
             return False
+
+
+def moves_along(term: Term) -> bool:
+    """Whether it shows that the pairs of a part of a sequence, taken by itself, are those that the
+    whole has between its positions: they depend on q - k and on labels, not on where they stand. A
+    size that reads n is another matter."""
+    if isinstance(term, Leaf):
+        pattern = BY_NAME[term.pattern]
+        return not (pattern.anchored or pattern.data_dependent or pattern.needs_grid)
+    # a shifted pair is one of positions that the part may not have
+    return term.op != "shift" and all(moves_along(part) for part in term.terms)
 
 
 def keeps_order(predicate: object) -> bool:

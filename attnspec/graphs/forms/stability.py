@@ -163,7 +163,7 @@ def unsteady_leaf(leaf: Leaf, place: Place) -> Fault | None:
                 return inner
         for scalar in _scalars(value):
             if _reads_length(scalar):
-                if leaf.pattern == "where":
+                if "predicate" in dict(leaf.arguments):
                     return Fault(text, "reads n", "compare q and k with numbers")
                 return _sized(text, scalar)
         for tokens in _token_sets(value):
@@ -225,7 +225,7 @@ def _scalars(value: ArgumentValue) -> Iterator[Scalar]:
                 for _, each in leaf.arguments:
                     yield from _scalars(each)
         case tuple():
-            yield from value
+            yield from (each for each in value if not isinstance(each, InputRef))
         case _:
             yield value
 

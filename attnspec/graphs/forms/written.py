@@ -40,6 +40,8 @@ def written_scalar(scalar: Scalar) -> str:
             return f"{_part(place, 'within')} in {_part(first, '+')}..{_part(last, '+')}"
         case Apply("one_of", (place, *members)):
             return f"{_part(place, 'one_of')} in {{{', '.join(map(written_scalar, members))}}}"
+        case Apply("item", (index, *items)):
+            return f"[{', '.join(map(written_scalar, items))}][{written_scalar(index)}]"
         case Apply("neg" | "not" as op, (only,)):
             return ("-" if op == "neg" else "not ") + _part(only, op)
         case Apply(op, (first, *others)):
@@ -99,11 +101,15 @@ def written_leaf(leaf: Leaf) -> str:
     for entry in fields(BY_NAME[leaf.pattern]):  # type: ignore[arg-type]
         parameter: Parameter = entry.metadata["parameter"]
         value = given.get(entry.name)
+        if parameter.kind == "inputs":
+            # the predicate beside them has their names
+            continue
         if value is None or (entry.default is not MISSING and value == entry.default):
             continue
         text = _argument(value)
         parts.append(text if parameter.positional else f"{entry.name} = {text}")
-    return f"{leaf.pattern}({', '.join(parts)})" if parts else leaf.pattern
+    word = BY_NAME[leaf.pattern].word or leaf.pattern
+    return f"{word}({', '.join(parts)})" if parts else word
 
 
 def _argument(value: object) -> str:

@@ -27,6 +27,7 @@ from attnspec.graphs.patterns.strided import Strided
 from attnspec.graphs.patterns.summary import Summary
 from attnspec.graphs.patterns.topk import TopK
 from attnspec.graphs.patterns.where import Where
+from attnspec.graphs.patterns.where_inputs import WhereInputs
 from attnspec.graphs.patterns.window import Window
 from attnspec.graphs.relation import Relation
 
@@ -53,6 +54,7 @@ PATTERNS: tuple[type[Relation], ...] = (
     Same,
     Prefix,
     Where,
+    WhereInputs,
     Chosen,
     TopK,
     Lsh,

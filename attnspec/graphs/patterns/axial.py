@@ -31,6 +31,7 @@ class Axial(Relation):
     extra_tokens: int = context("extra_tokens", 0)
 
     name: ClassVar = "axial"
+    one_sequence: ClassVar = "needs positions on a grid"
     reads_itself: ClassVar = True
     symmetric: ClassVar = True
     needs_grid: ClassVar = True

@@ -23,6 +23,7 @@ class Causal(Relation):
     """The keys up to and including the query."""
 
     name: ClassVar = "causal"
+    one_sequence: ClassVar = "compares the places of queries and keys in one sequence"
     anchored: ClassVar = False
     exact_cover: ClassVar = True
 

@@ -56,6 +56,7 @@ class Cluster(DataDependent):
     layer: int = context("layer", 0)
 
     name: ClassVar = "cluster"
+    one_sequence: ClassVar = "makes clusters of queries and keys of one sequence"
     replaced: ClassVar = {"labels": ("count", "seed", "assign", "of")}
 
     def __post_init__(self) -> None:

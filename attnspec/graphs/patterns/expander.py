@@ -33,6 +33,7 @@ class Expander(Drawn):
     head: int = context("head", 0)
 
     name: ClassVar = "expander"
+    one_sequence: ClassVar = "walks in cycles through one sequence"
     symmetric: ClassVar = True
     changes: ClassVar = Changing(
         "draws cycles through all n positions",

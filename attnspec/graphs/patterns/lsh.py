@@ -76,6 +76,7 @@ class Lsh(DataDependent):
     layer: int = context("layer", 0)
 
     name: ClassVar = "lsh"
+    one_sequence: ClassVar = "sorts queries and keys into one order"
     replaced: ClassVar = {"given": ("buckets", "rounds", "seed", "hash")}
     governs: ClassVar = ("scale", "share_qk")
 

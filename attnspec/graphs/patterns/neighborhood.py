@@ -33,6 +33,7 @@ class Neighborhood(Relation):
     extra_tokens: int = context("extra_tokens", 0)
 
     name: ClassVar = "neighborhood"
+    one_sequence: ClassVar = "needs positions on a grid"
     reads_itself: ClassVar = True
     needs_grid: ClassVar = True
     changes: ClassVar = Changing(

@@ -32,6 +32,7 @@ class Random(Drawn):
     causal: bool = context("causal", False)
 
     name: ClassVar = "random"
+    one_sequence: ClassVar = "draws by the places of one sequence"
     changes: ClassVar = Changing(
         "draws among all n keys",
         "under the statement `causal` it draws among the keys up to the query",

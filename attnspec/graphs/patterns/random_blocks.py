@@ -40,6 +40,7 @@ class RandomBlocks(Relation):
     causal: bool = context("causal", False)
 
     name: ClassVar = "random_blocks"
+    one_sequence: ClassVar = "draws by the places of one sequence"
     changes: ClassVar = Changing(
         "draws among all blocks of n positions",
         "under the statement `causal` it draws among the blocks up to the query's own",

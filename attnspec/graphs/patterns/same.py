@@ -25,6 +25,9 @@ class Same(Relation):
     ids: Data = argument("ids", "an input of kind `ids`", positional=True)
 
     name: ClassVar = "same"
+    one_sequence: ClassVar = (
+        "compares the labels of queries with those of keys, and inputs belong to the keys"
+    )
     reads_itself: ClassVar = True
     symmetric: ClassVar = True
     anchored: ClassVar = False

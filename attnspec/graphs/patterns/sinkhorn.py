@@ -41,6 +41,7 @@ class Sinkhorn(DataDependent):
     causal: bool = context("causal", False)
 
     name: ClassVar = "sinkhorn"
+    one_sequence: ClassVar = "matches blocks of one sequence with each other"
 
     def __post_init__(self) -> None:
         if self.temperature <= 0:

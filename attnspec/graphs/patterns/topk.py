@@ -20,6 +20,7 @@ from attnspec.graphs.relation import EMPTY, Ahead, DataDependent, Ranking, Relat
 from attnspec.graphs.token_sets import Data
 from attnspec.ir.linear import N, product
 from attnspec.ir.parameters import RelationError, argument, context
+from attnspec.ir.program import InputRef
 from attnspec.ir.scalars import Apply, Scalar
 
 MOST = 1 << 22
@@ -88,6 +89,17 @@ class TopK(DataDependent):
                 f"`score` is an input about blocks of {self.score.size} positions, and `topk` has"
                 f" blocks of {self.block}"
             )
+
+    @classmethod
+    def not_across(cls, given: Mapping[str, object]) -> str:
+        if isinstance(given.get("score"), InputRef):
+            return "takes scores that an input has for blocks of queries, and inputs are the keys'"
+        if (given.get("queries") or given.get("size") or 1) != 1:
+            return (
+                "chooses for blocks of queries, which lie among the keys of one sequence: say"
+                " `queries = 1`"
+            )
+        return ""
 
     @property
     def block(self) -> int:

@@ -7,7 +7,7 @@ Source: none; the general form of which the other patterns are special cases.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 from typing import ClassVar
@@ -21,7 +21,7 @@ from attnspec.graphs.predicates.predicates import conjuncts, disjuncts, taken_ap
 from attnspec.graphs.predicates.symmetry import says_the_same_turned, turned
 from attnspec.graphs.relation import EMPTY, FULL, SOME, Elementwise, Progressions, Relation, Tiles
 from attnspec.graphs.token_sets import progressions_of
-from attnspec.ir.intervals import Bounds, bounds
+from attnspec.ir.intervals import Bounds, bounds, reach_of
 from attnspec.ir.parameters import RelationError, argument, context
 from attnspec.ir.scalars import (
     LARGEST,
@@ -326,12 +326,3 @@ def _largest(relation: Where, n: int) -> float:
     all_positions = Tiles(np.zeros(1, np.int64), np.full(1, max(n, 1)))
     ranges = relation._ranges(all_positions, all_positions)
     return reach_of(_at(relation.predicate, n), ranges)
-
-
-def reach_of(scalar: Scalar, ranges: Mapping[str, Bounds]) -> float:
-    """A bound of the absolute value of every number met on the way to a scalar's value."""
-    low, high = bounds(scalar, ranges)
-    own = float(np.max(np.maximum(np.abs(low), np.abs(high)), initial=0))
-    if isinstance(scalar, Apply):
-        return max(own, *(reach_of(arg, ranges) for arg in scalar.args))
-    return own

@@ -47,6 +47,10 @@ class MechanismDeclaration:
     why_not_causal: ClassVar[str] = ""
     """Why there is none, to stand behind "`NAME` has no causal form: "."""
 
+    one_sequence: ClassVar[str] = ""
+    """Why it has no form between two sequences, "" where it has one, to stand behind "`NAME` has no
+    form between two sequences: "."""
+
     combines: ClassVar[bool] = False
     """Whether it has weights of single pairs, so that `GRAPH + MECHANISM` has a meaning."""
 

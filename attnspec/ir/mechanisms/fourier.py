@@ -17,4 +17,5 @@ class Fourier(MechanismDeclaration):
     """Mixing without parameters."""
 
     name: ClassVar = "fourier"
+    one_sequence: ClassVar = "it mixes the positions of one sequence"
     why_not_causal: ClassVar = "a Fourier transform reads every position"

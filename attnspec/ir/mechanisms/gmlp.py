@@ -25,6 +25,7 @@ class Gmlp(MechanismDeclaration):
     max_length: int = argument("integer", "longest sequence", least=1)
 
     name: ClassVar = "gmlp"
+    one_sequence: ClassVar = "it mixes the positions of one sequence"
     causal: ClassVar = True
 
     @property

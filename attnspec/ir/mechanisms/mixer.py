@@ -22,6 +22,7 @@ class Mixer(MechanismDeclaration):
     max_length: int = argument("integer", "longest sequence", least=1)
 
     name: ClassVar = "mixer"
+    one_sequence: ClassVar = "it mixes the positions of one sequence"
     why_not_causal: ClassVar = "each hidden unit reads every position"
 
     @property

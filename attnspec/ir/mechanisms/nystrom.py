@@ -28,6 +28,7 @@ class Nystrom(MechanismDeclaration):
     conv: int = argument("integer", "width of the convolution, 0 for none", default=0, least=0)
 
     name: ClassVar = "nystrom"
+    one_sequence: ClassVar = "landmarks of queries and keys are segments of one sequence"
     why_not_causal: ClassVar = "landmarks are means over positions on both sides of a query"
 
     def __post_init__(self) -> None:

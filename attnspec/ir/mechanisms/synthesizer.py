@@ -33,6 +33,7 @@ class Synthesizer(MechanismDeclaration):
     products: bool = argument("boolean", "mix with the products of queries and keys", default=False)
 
     name: ClassVar = "synthesizer"
+    one_sequence: ClassVar = "its weights are learned for the positions of one sequence"
     causal: ClassVar = True
 
     @property

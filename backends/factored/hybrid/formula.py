@@ -79,17 +79,18 @@ class HybridFormula:
         given = self.kernel.given(q, k, v, call)
         rows, columns = rows_of_kernel(self.kernel, given), columns_of_kernel(self.kernel, given)
         if self.whole is None:
-            parts = self._of_all_pairs(rows, columns, call, k.shape[1])
+            parts = self._of_all_pairs(rows, columns, call)
         else:
             parts = self._of_tiles(self.whole, given, rows, columns, call)
         out = joined(self.quotient, parts)
         return out.to(q.dtype).reshape(*q.shape[:3], v.shape[-1])
 
-    def _of_all_pairs(self, rows: Rows, columns: Columns, call: Call, keys: int) -> list[Weighed]:
+    def _of_all_pairs(self, rows: Rows, columns: Columns, call: Call) -> list[Weighed]:
         mask = self.mask.mask(call.data, self.work.n_k)
         if not self.work.decided:
             mask = mask.view(-1, 1, *mask.shape[-2:])
-        mask = by_key_head(mask, keys)
+        # the kernel may give each query head keys of its own
+        mask = by_key_head(mask, rows.q.shape[1])
         others = ~mask
         if self.work.causal:
             others = others & (self.distance >= 0)

@@ -1,0 +1,69 @@
+"""A graph as a block-sparse matrix by rows (BSR), as FlashInfer takes it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from attnspec.compile.exports.blocks import cover_of, masks_of
+from attnspec.graphs.relation import EMPTY, FULL, SOME, Relation
+from attnspec.graphs.stack import TooMuch
+
+MOST_BYTES = 1 << 30
+"""Bytes of masks at most."""
+
+
+@dataclass(frozen=True, eq=False)
+class BlockRows:
+    """The blocks of one head that hold a pair.
+
+    Row i of blocks has the columns `indices[indptr[i] : indptr[i + 1]]`, ascending, int32. `mask`
+    has the pairs of each block, bool [blocks, size, size], False beyond the last position; `full`
+    says which blocks hold every pair of theirs, bool [blocks].
+    """
+
+    n: int
+    size: int
+    indptr: np.ndarray
+    indices: np.ndarray
+    mask: np.ndarray
+    full: np.ndarray
+
+    @property
+    def packed_mask(self) -> np.ndarray:
+        """`mask` in bits, block after block and row after row, the lowest bit first, uint8."""
+        return np.packbits(self.mask.ravel(), bitorder="little")
+
+    def dense(self) -> np.ndarray:
+        """The same pairs, bool [n, n]."""
+        blocks, size = len(self.indptr) - 1, self.size
+        found = np.zeros((blocks, size, blocks, size), bool)
+        rows = np.repeat(np.arange(blocks), np.diff(self.indptr))
+        found[rows, :, self.indices] = self.mask
+        return found.reshape(blocks * size, blocks * size)[: self.n, : self.n]
+
+
+def block_rows(relation: Relation, n: int, size: int) -> BlockRows:
+    """A relation at n positions in blocks of `size` queries and keys.
+
+    Raises TooMuch for more than `MOST_BYTES` of masks.
+    """
+    cover = cover_of(relation, n, size, size)
+    at = np.argwhere(cover != EMPTY)
+    if len(at) * size * size > MOST_BYTES:
+        raise TooMuch(
+            f"the masks of {len(at):,} blocks of {size} x {size} are more than {MOST_BYTES:,}"
+            " bytes; take smaller blocks"
+        )
+    full = cover[at[:, 0], at[:, 1]] == FULL
+    mask = np.zeros((len(at), size, size), bool)
+    for wanted in (FULL, SOME):
+        chosen = np.flatnonzero(cover[at[:, 0], at[:, 1]] == wanted)
+        done = 0
+        for part, masks in masks_of(relation, n, size, size, at[chosen]):
+            mask[chosen[done : done + len(part)]] = masks
+            done += len(part)
+    counts = np.bincount(at[:, 0], minlength=len(cover))
+    indptr = np.concatenate(([0], np.cumsum(counts))).astype(np.int32)
+    return BlockRows(n, size, indptr, at[:, 1].astype(np.int32), mask, full)

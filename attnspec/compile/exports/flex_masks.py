@@ -1,0 +1,256 @@
+"""A graph for FlexAttention as it stands in torch: a mask function, and block masks from covers.
+
+The mask function is the formula of `--standalone`, traced from the relations that define it, and
+says by itself which pairs there are; block masks are classified in closed form, where
+`create_block_mask` would look at every pair.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+
+from attnspec.compile.exports.blocks import cover_of, masks_of
+from attnspec.compile.standalone.graphs import graph_module
+from attnspec.compile.standalone.page import StandaloneError
+from attnspec.graphs.patterns import BY_NAME
+from attnspec.graphs.relation import FULL, SOME, Relation
+from attnspec.graphs.stack import Stack
+from attnspec.ir.api_checks import index_of, length_of
+from attnspec.ir.program import Attend, Program, inputs_of, leaves
+from attnspec.lower.lower import decided_leaves
+from attnspec.text.diagnostics import AttnSpecError
+
+if TYPE_CHECKING:
+    from torch.nn.attention.flex_attention import BlockMask
+
+BLOCK = 128
+"""Queries and keys of a block, as FlexAttention has them."""
+
+Mod = Callable[[Any, Any, Any, Any], Any]
+"""Whether query q reads key k in head h of sample b."""
+
+
+@dataclass(frozen=True, eq=False)
+class FlexMask:
+    """The pairs of one layer as `flex_attention` takes them.
+
+    `n` is the length, None for a mask of every length; `heads` how many heads are told apart;
+    `inputs` has the run-time inputs as tensors, [B, n] or, of a length, [B].
+    """
+
+    program: Program
+    layer: int
+    n: int | None
+    heads: int
+    inputs: Mapping[str, torch.Tensor]
+    device: torch.device
+
+    @property
+    def mask_mod(self) -> Mod:
+        """The mask function f(b, h, q, k) -> bool; by itself the full truth.
+
+        ValueError where pairs depend on n and no n was given.
+        """
+        if self.n is not None:
+            return self._mod(self.n)
+        if self._source is None or self._reads_length:
+            raise ValueError(
+                f"the pairs of `{self.program.name}` depend on n: `to_flex(n)` says of which"
+            )
+        return self._mod(self._longest)
+
+    def block_mask(self, n: int | None = None) -> BlockMask:
+        """The BlockMask at n positions, with the mask function of that length; its lists are
+        those of `create_block_mask`, found from closed forms.
+
+        [1, heads, …] without inputs, [B, heads, …] with them.
+        """
+        from torch.nn.attention.flex_attention import BlockMask
+
+        length = self._length(n)
+        blocks = -(-length // BLOCK)
+        some, every = (np.zeros((self._batch, self.heads, blocks, blocks), bool) for _ in range(2))
+        for sample, head, relation in self._relations(length):
+            cover = cover_of(relation, length, BLOCK, BLOCK)
+            if length % BLOCK:
+                # a short block is not FULL for those who look at all of its places
+                for edge in (cover[-1], cover[:, -1]):
+                    edge[edge == FULL] = SOME
+            some[sample, head], every[sample, head] = cover == SOME, cover == FULL
+        counts, columns = (part.to(self.device) for part in _listed(some))
+        full_counts, full_columns = (part.to(self.device) for part in _listed(every))
+        return BlockMask.from_kv_blocks(
+            counts,
+            columns,
+            full_counts,
+            full_columns,
+            BLOCK_SIZE=(BLOCK, BLOCK),
+            mask_mod=self._mod(length),
+            seq_lengths=(length, length),
+        )
+
+    @property
+    def _batch(self) -> int:
+        return max((len(tensor) for tensor in self.inputs.values()), default=1)
+
+    @property
+    def _longest(self) -> int:
+        """A length that every position of the inputs has, or the longest of the language."""
+        lengths = [tensor.shape[1] for tensor in self.inputs.values() if tensor.dim() == 2]
+        return self.program.fixed_length or min(lengths, default=2**31 - 1)
+
+    def _length(self, n: int | None) -> int:
+        if n is None and self.n is None and self.program.fixed_length is None:
+            raise ValueError("a BlockMask is of one length: `block_mask(n)`")
+        given = n if n is not None else self.n
+        return length_of(self.program.fixed_length if given is None else given)  # type: ignore[arg-type]
+
+    def _relations(self, n: int) -> list[tuple[int, int, Relation]]:
+        """The relation of each sample and head."""
+        found = []
+        for sample in range(self._batch):
+            own = {name: _of_sample(tensor[sample]) for name, tensor in self.inputs.items()}
+            stack = Stack(self.program, own)
+            found += [(sample, h, stack.relation(n, self.layer, h)) for h in range(self.heads)]
+        return found
+
+    @cached_property
+    def _source(self) -> dict[str, Any] | None:
+        """The names of the file that says the mask; None where no formula does."""
+        try:
+            text = graph_module(self.program, "Mask")
+        except StandaloneError:
+            return None
+        space: dict[str, Any] = {"text": text}
+        exec(compile(text, f"mask of {self.program.name}", "exec"), space)
+        return space
+
+    @cached_property
+    def _reads_length(self) -> bool:
+        """Whether the formula asks for n, or a pattern is another one at another length."""
+        graphs = (attend.graph for attend in self.program.attends if attend.graph)
+        if any(BY_NAME[leaf.pattern].changes for graph in graphs for leaf in leaves(graph)):
+            return True
+        tree = ast.parse((self._source or {})["text"])
+        defined = [node for node in tree.body if isinstance(node, ast.FunctionDef)]
+        (mask,) = (node for node in defined if node.name == "mask")
+        inside = (node for statement in mask.body for node in ast.walk(statement))
+        return any(isinstance(node, ast.Name) and node.id == "n" for node in inside)
+
+    def _mod(self, n: int) -> Mod:
+        if self._source is None:
+            return self._looked_up(n)
+        size = self._batch, self.heads, n, n
+        made: Mod = self._source["mask_mod_of"](self.layer, size, self.device, dict(self.inputs))
+        return made
+
+    def _looked_up(self, n: int) -> Mod:
+        """A mask function that looks pairs up, block by block, where no formula says them."""
+        masks = [np.zeros((1, BLOCK, BLOCK), bool), np.ones((1, BLOCK, BLOCK), bool)]
+        blocks, count = -(-n // BLOCK), 2
+        numbers = np.zeros((self._batch, self.heads, blocks, blocks), np.int64)
+        for sample, head, relation in self._relations(n):
+            cover = cover_of(relation, n, BLOCK, BLOCK)
+            numbers[sample, head][cover == FULL] = 1
+            for at, some in masks_of(relation, n, BLOCK, BLOCK, np.argwhere(cover == SOME)):
+                numbers[sample, head, at[:, 0], at[:, 1]] = count + np.arange(len(at))
+                masks.append(some)
+                count += len(at)
+        table = torch.from_numpy(np.concatenate(masks)).to(self.device)
+        number = torch.from_numpy(numbers).to(self.device)
+
+        def mask_mod(b: Any, h: Any, q: Any, k: Any) -> Any:
+            return table[number[b, h, q // BLOCK, k // BLOCK], q % BLOCK, k % BLOCK]
+
+        return mask_mod
+
+
+def flex_mask(
+    program: Program,
+    n: int | None,
+    layer: int,
+    heads: int | None,
+    inputs: Mapping[str, Any] | None,
+    device: str,
+) -> FlexMask:
+    """The pairs of one layer for FlexAttention.
+
+    Raises SpecError where they are not known before run time, AttnSpecError for a missing input.
+    """
+    graphs = _graphs_alone(program, layer)
+    declared = {entry.name for entry in program.inputs}
+    kinds = {entry.name: entry.kind for entry in graphs.inputs}
+    if not kinds.keys() <= (inputs or {}).keys() <= declared:
+        raise AttnSpecError(
+            f"`{program.name}` needs its inputs {', '.join(sorted(kinds)) or 'none'}, got"
+            f" {', '.join(sorted(inputs or {})) or 'none'}"
+        )
+    given = {
+        name: _batched(name, kinds[name], value).to(device)
+        for name, value in (inputs or {}).items()
+        if name in kinds
+    }
+    if program.heads is not None and heads not in (None, program.heads):
+        raise AttnSpecError(f"`{program.name}` has {program.heads} heads, got heads = {heads}")
+    count = program.heads or heads or 1
+    length = None if n is None else length_of(n)
+    return FlexMask(graphs, layer, length, count, given, torch.device(device))
+
+
+def _batched(name: str, kind: str, value: Any) -> torch.Tensor:
+    """An input of a batch, [B, n] or, of a length, [B]; one sample is a batch of one."""
+    tensor = torch.as_tensor(value)
+    own = 0 if kind == "length" else 1
+    if tensor.dim() not in (own, own + 1):
+        shape = "[B]" if kind == "length" else "[B, n]"
+        raise AttnSpecError(f"`{name}` must be {shape}, or one sample, got {list(tensor.shape)}")
+    return tensor[None] if tensor.dim() == own else tensor
+
+
+def _graphs_alone(program: Program, layer: int) -> Program:
+    """The program with one layer's graphs in every layer, and nothing that weighs pairs."""
+    layer = index_of("layer", layer)
+    if not 0 <= layer < (program.layers or layer + 1):
+        raise AttnSpecError(f"`layer` must be between 0 and {program.layer_count - 1}, got {layer}")
+    row = program.row(layer)
+    attends = []
+    for index in dict.fromkeys(row):
+        attend = program.attends[index]
+        if attend.graph is None or attend.mechanism is not None:
+            raise AttnSpecError(f"layer {layer} of `{program.name}` computes a mechanism, no mask")
+        attends.append(Attend(attend.graph, span=attend.span))
+    place = {index: at for at, index in enumerate(dict.fromkeys(row))}
+    slots = tuple(place[index] for index in row)
+    read = {name for attend in attends if attend.graph for name in inputs_of(attend.graph)}
+    found = replace(
+        program,
+        attends=tuple(attends),
+        slots=(slots,) * len(program.slots),
+        inputs=tuple(entry for entry in program.inputs if entry.name in read),
+        claims=(),
+    )
+    for leaf in decided_leaves(found):
+        raise AttnSpecError(
+            f"the pairs of `{leaf.pattern}` in `{program.name}` are decided by the tensors of a"
+            " call; `module.pairs(q, k)` gives them"
+        )
+    return found
+
+
+def _of_sample(values: torch.Tensor) -> np.ndarray:
+    found: np.ndarray = values.cpu().numpy()
+    return found
+
+
+def _listed(held: np.ndarray) -> tuple[torch.Tensor, torch.Tensor]:
+    """How many columns each row of blocks has, int32 [B, H, rows], and which, ascending, with the
+    others behind them, int32 [B, H, rows, columns]."""
+    order = np.argsort(~held, axis=-1, kind="stable").astype(np.int32)
+    return torch.from_numpy(held.sum(-1, dtype=np.int32)), torch.from_numpy(order)

@@ -1,0 +1,32 @@
+"""A sequence over several devices: who holds which positions, and which rows travel.
+
+`plan` works on paper, without torch; `parallelize` runs a compiled module over a mesh.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from attnspec.distributed.collectives import LostRank
+    from attnspec.distributed.parallel import ParallelAttention, parallelize
+    from attnspec.distributed.planning import DistributedPlan, Tensors, plan
+
+_HOMES = {
+    "DistributedPlan": "planning",
+    "LostRank": "collectives",
+    "ParallelAttention": "parallel",
+    "Tensors": "planning",
+    "parallelize": "parallel",
+    "plan": "planning",
+}
+
+__all__ = ["DistributedPlan", "LostRank", "ParallelAttention", "Tensors", "parallelize", "plan"]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from importlib import import_module
+
+    return getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)

@@ -1,0 +1,151 @@
+"""A layer in which every rank computes some heads at all positions: queries, keys and values go
+there and outputs come back (all-to-all over heads)."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import torch
+
+from attnspec.backends.common.torch_modes import apart
+from attnspec.backends.planner import choose
+from attnspec.distributed.collectives import Mesh, anchor, tied, travel
+from attnspec.distributed.partitions import Partition
+from attnspec.distributed.planning import heads_of
+from attnspec.distributed.regions import Parts
+from attnspec.lower.work import Call, Mergeable
+from attnspec.runtime.engine import Engine
+from attnspec.runtime.head_groups import Group, group_of, together
+
+
+class HeadsHere:
+    """What one rank does for a layer: its heads, over the whole sequence."""
+
+    def __init__(
+        self,
+        engine: Engine,
+        layer: int,
+        partition: Partition,
+        mesh: Mesh,
+        heads: tuple[int, int],
+        device: torch.device,
+    ) -> None:
+        self.engine, self.layer, self.partition, self.mesh = engine, layer, partition, mesh
+        self.heads, self.key_heads = heads
+        self.ratio = self.heads // self.key_heads
+        order = np.concatenate([partition.positions(r) for r in range(partition.ranks)])
+        self.order = torch.from_numpy(np.argsort(order)).to(device)
+        self.back = torch.from_numpy(order).to(device)
+        self.device = device
+        self.groups, self.members = apart(self._built)
+
+    def mine(self, rank: int) -> tuple[int, int, int, int]:
+        """The first query head of a rank and how many, the first key head and how many."""
+        keys = heads_of(rank, self.partition.ranks, self.key_heads)
+        return keys.start * self.ratio, len(keys) * self.ratio, keys.start, len(keys)
+
+    def _built(self) -> tuple[list[Group], list[tuple[int, ...]]]:
+        first, count, _, _ = self.mine(self.mesh.rank)
+        n, groups, members = self.partition.n, [], []
+        for work, heads in self.engine.binder.works(self.layer, self.heads, n, n):
+            here = tuple(head for head in heads if first <= head < first + count)
+            if not here:
+                continue
+            work = replace(work, copies=len(here), device=self.device.type)
+            kernel = choose(work, self.device.type, self.engine.backend).build(
+                work, here, self.device
+            )
+            local = tuple(head - first for head in here)
+            tables = self.engine.tables_of(work)
+            groups.append(group_of(kernel, work, local, count, self.ratio, tables, self.device))
+            members.append(here)
+        return groups, members
+
+    def run(
+        self,
+        parts: Parts,
+        call: Call,
+        tables: list[dict[str, torch.Tensor]],
+        draws: tuple[int, int],
+        return_lse: bool,
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """The output of own positions, and its log-sum-exps if they are asked for."""
+        q, k, v = parts
+        lengths, rank = self.partition.lengths, self.mesh.rank
+        batch, dims = len(q), (q.shape[3], k.shape[3], v.shape[3])
+        pieces, sent = [], []
+        for r in range(self.mesh.ranks):
+            h, hs, g, gs = self.mine(r)
+            some = q[:, h : h + hs], k[:, g : g + gs], v[:, g : g + gs]
+            pieces += [x.reshape(-1) for x in some]
+            sent.append(sum(x.numel() for x in some))
+        _, hs, _, gs = self.mine(rank)
+        row = batch * (hs * dims[0] + gs * (dims[1] + dims[2]))
+        flat = travel(self.mesh, torch.cat(pieces), sent, [n * row for n in lengths]).ready()
+        whole, at = [[], [], []], 0  # type: ignore[var-annotated]
+        for n in lengths:
+            for one, heads, dim in zip(whole, (hs, gs, gs), dims, strict=True):
+                size = batch * heads * n * dim
+                one.append(flat[at : at + size].view(batch, heads, n, dim))
+                at += size
+        queries, keys, values = (torch.cat(x, 2).index_select(2, self.order) for x in whole)
+        out, lse = self._computed((queries, keys, values), call, tables, draws, return_lse)
+        out = tied(self._returned(out, flat, batch), flat)
+        if lse is None:
+            return out, None
+        return out, tied(self._returned(lse[..., None], flat, batch)[..., 0], flat)
+
+    def _computed(
+        self,
+        parts: Parts,
+        call: Call,
+        tables: list[dict[str, torch.Tensor]],
+        draws: tuple[int, int],
+        return_lse: bool,
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """Own heads at all positions, in order."""
+        q, _, v = parts
+        outs, sums = [], []
+        for group, mine in zip(self.groups, tables, strict=True):
+            each = replace(call, tables=mine, draw=group.draw(draws))
+            args = group.parts(*parts)
+            if not return_lse:
+                outs.append(group.kernel(*args, each))
+                continue
+            found = None
+            if isinstance(group.kernel, Mergeable):
+                found = group.kernel.partial(*args, each)
+            if found is None or found[1] is None:
+                raise ValueError(
+                    "`return_lse` asks for log-sum-exps, and what"
+                    f" `{self.engine.program.name}` weighs by is no softmax of scores"
+                )
+            outs.append(found[0])
+            sums.append(found[1])
+        if not outs:
+            none = q.new_zeros(len(q), 0, q.shape[2], v.shape[-1])
+            wide = torch.promote_types(q.dtype, torch.float32)
+            return none, none.sum(-1).to(wide) if return_lse else None
+        ready = together(self.groups, q.shape[1], self.device)
+        return ready.joined(outs), ready.joined(sums) if sums else None
+
+    def _returned(self, x: torch.Tensor, came: torch.Tensor, batch: int) -> torch.Tensor:
+        """Own heads [B, hs, n, e] at all positions, made of what came, to own positions of all
+        heads."""
+        lengths, rank = self.partition.lengths, self.mesh.rank
+        parts = torch.split(x.index_select(2, self.back), list(lengths), 2)
+        width, mine = x.shape[-1], lengths[rank]
+        counts = [self.mine(r)[1] for r in range(self.mesh.ranks)]
+        got = [batch * heads * mine * width for heads in counts]
+        flat = travel(
+            self.mesh,
+            torch.cat([anchor([came], x.dtype), *(part.reshape(-1) for part in parts)]),
+            [part.numel() for part in parts],
+            got,
+        ).ready()
+        found = [
+            part.view(batch, heads, mine, width)
+            for part, heads in zip(torch.split(flat, got), counts, strict=True)
+        ]
+        return torch.cat(found, 1)

@@ -1,0 +1,283 @@
+"""A layer whose key rows and query rows travel as its graphs ask for them.
+
+Own keys are weighed while the rows travel, then those that came; queries of others are weighed over
+own keys and what was found is sent back. Parts are merged by their log-sum-exps.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import cast
+
+import numpy as np
+import torch
+
+from attnspec.backends.common.merging import merged, with_zero
+from attnspec.distributed.collectives import Mesh, Swapping, anchor, tied, travel
+from attnspec.distributed.cuts import rows_of
+from attnspec.distributed.exchange import Exchange
+from attnspec.distributed.planning import Group, LayerPlan
+from attnspec.distributed.regions import Parts, Region
+from attnspec.lower.work import MERGED, Call
+from attnspec.runtime.head_groups import key_heads
+
+Partial = tuple[torch.Tensor, "torch.Tensor | None"]
+
+
+@dataclass(frozen=True, eq=False)
+class GroupHere:
+    """What one rank does for heads of one graph."""
+
+    group: Group
+    exchange: Exchange
+    rank: int
+    ratio: int
+    device: torch.device
+
+    @cached_property
+    def keys(self) -> list[int]:
+        """The key heads that are read, each once."""
+        return sorted({head // self.ratio for head in self.group.heads})
+
+    @property
+    def merges(self) -> bool:
+        return self.group.work.normalize in MERGED
+
+    @cached_property
+    def own(self) -> np.ndarray:
+        return self.exchange.partition.positions(self.rank)
+
+    @property
+    def others(self) -> list[int]:
+        return [rank for rank in range(self.exchange.partition.ranks) if rank != self.rank]
+
+    @cached_property
+    def sent_keys(self) -> dict[int, np.ndarray]:
+        """Own key rows by the rank that reads them."""
+        return {r: rows_of(self.exchange.keys(r, self.rank)) for r in self.others}
+
+    @cached_property
+    def sent_queries(self) -> dict[int, np.ndarray]:
+        """Own query rows by the rank whose keys they read."""
+        return {r: rows_of(self.exchange.queries(self.rank, r)) for r in self.others}
+
+    @cached_property
+    def got_keys(self) -> dict[int, np.ndarray]:
+        """Positions of the keys that come, by the rank that they come from."""
+        positions = self.exchange.partition.positions
+        return {r: positions(r)[rows_of(self.exchange.keys(self.rank, r))] for r in self.others}
+
+    @cached_property
+    def got_queries(self) -> dict[int, np.ndarray]:
+        """Positions of the queries that come."""
+        positions = self.exchange.partition.positions
+        return {r: positions(r)[rows_of(self.exchange.queries(r, self.rank))] for r in self.others}
+
+    def region(self, queries: np.ndarray, keys: np.ndarray) -> Region:
+        return Region(self.group.work, self.group.heads, queries, keys, self.device)
+
+    @cached_property
+    def at_home(self) -> Region:
+        """Own queries over own keys."""
+        return self.region(self.own, self.own)
+
+    @cached_property
+    def over_guests(self) -> Region:
+        """Own queries over the keys that come; of weights that are not merged, over own too."""
+        came = [self.got_keys[r] for r in self.others]
+        return self.region(self.own, np.concatenate(came if self.merges else [self.own, *came]))
+
+    @cached_property
+    def for_guests(self) -> dict[int, tuple[np.ndarray, Region]]:
+        """Queries that come over own keys, but those that their rank is sent: the numbers of these
+        keys, and the region."""
+        found = {}
+        for r in self.others:
+            kept = np.ones(len(self.own), bool)
+            kept[self.sent_keys[r]] = False
+            rows = np.flatnonzero(kept)
+            region = self.region(self.got_queries[r], self.own[rows])
+            found[r] = rows, region
+        return found
+
+    def expanded(self, x: torch.Tensor) -> torch.Tensor:
+        """Key heads as the formula takes them: each once where all are read equally often."""
+        wanted = [self.keys.index(head) for head in key_heads(self.group.heads, self.ratio)]
+        if wanted == list(range(len(self.keys))):
+            return x
+        return x[:, wanted]
+
+
+class RowsHere:
+    """What one rank does for a layer."""
+
+    def __init__(self, layer: LayerPlan, mesh: Mesh, ratio: int, device: torch.device) -> None:
+        self.mesh = mesh
+        self.groups = [
+            GroupHere(group, group.exchange, mesh.rank, ratio, device)
+            for group in layer.groups
+            if group.exchange is not None
+        ]
+        flat = [head for group in self.groups for head in group.group.heads]
+        self.order = sorted(range(len(flat)), key=flat.__getitem__)
+
+    def run(self, parts: Parts, calls: Sequence[Call]) -> Partial:
+        """The output of own queries and its log-sum-exps, for own shards of q, k and v."""
+        coming = self._sent(parts)
+        outs: list[Partial] = []
+        home = [
+            here.at_home.partial(*self._own(here, parts), call) if here.merges else None
+            for here, call in zip(self.groups, calls, strict=True)
+        ]
+        flat = coming.ready()
+        guests = self._unpacked(flat, parts)
+        back = self._answered(parts, guests, calls)
+        for here, call, first, came in zip(self.groups, calls, home, guests, strict=True):
+            q, k, v = self._own(here, parts)
+            keys, values = (here.expanded(x) for x in came[:2])
+            if first is None:
+                every = torch.cat([k, keys], 2), torch.cat([v, values], 2)
+                outs.append(here.over_guests.partial(q, *every, call))
+            elif keys.shape[2]:
+                found = here.over_guests.partial(q, keys, values, call)
+                outs.append(_together(first, found))
+            else:
+                outs.append(first)
+        outs, answers = self._merged(outs, back, parts)
+        out = torch.cat([out for out, _ in outs], 1)[:, self.order]
+        sums = [lse for _, lse in outs if lse is not None]
+        lse = torch.cat(sums, 1)[:, self.order] if len(sums) == len(outs) else None
+        out = tied(tied(out, flat), answers)
+        return out, None if lse is None else tied(tied(lse, flat), answers)
+
+    def _own(self, here: GroupHere, parts: Parts) -> Parts:
+        q, k, v = parts
+        at = list(here.group.heads)
+        return q[:, at], here.expanded(k[:, here.keys]), here.expanded(v[:, here.keys])
+
+    def _sent(self, parts: Parts) -> Swapping:
+        """Keys with values, and queries, of all groups to each rank."""
+        q, k, v = parts
+        pieces, sent, got = [], [0] * self.mesh.ranks, [0] * self.mesh.ranks
+        for r in range(self.mesh.ranks):
+            for here in self.groups if r != self.mesh.rank else ():
+                key, query = self._sizes(here, parts)
+                rows = torch.from_numpy(here.sent_keys[r]).to(q.device)
+                pieces += [x[:, here.keys].index_select(2, rows).reshape(-1) for x in (k, v)]
+                asked = torch.from_numpy(here.sent_queries[r]).to(q.device)
+                at = list(here.group.heads)
+                pieces.append(q[:, at].index_select(2, asked).reshape(-1))
+                sent[r] += len(rows) * key + len(asked) * query
+                got[r] += len(here.got_keys[r]) * key + len(here.got_queries[r]) * query
+        return travel(self.mesh, torch.cat([anchor(parts, q.dtype), *pieces]), sent, got)
+
+    def _sizes(self, here: GroupHere, parts: Parts) -> tuple[int, int]:
+        """The numbers of a key row with its value, and of a query row."""
+        q, k, v = parts
+        key = len(q) * len(here.keys) * (k.shape[3] + v.shape[3])
+        return key, len(q) * len(here.group.heads) * q.shape[3]
+
+    def _unpacked(
+        self, flat: torch.Tensor, parts: Parts
+    ) -> list[tuple[torch.Tensor, torch.Tensor, dict[int, torch.Tensor]]]:
+        """Of each group the keys and values that came, and the queries by their rank."""
+        q, k, v = parts
+        at, batch = 0, len(q)
+        keys: list[list[torch.Tensor]] = [[] for _ in self.groups]
+        values: list[list[torch.Tensor]] = [[] for _ in self.groups]
+        queries: list[dict[int, torch.Tensor]] = [{} for _ in self.groups]
+
+        def taken(*shape: int) -> torch.Tensor:
+            nonlocal at
+            low, at = at, at + int(np.prod(shape))
+            return flat[low:at].view(shape)
+
+        for r in range(self.mesh.ranks):
+            for number, here in enumerate(self.groups if r != self.mesh.rank else ()):
+                rows = len(here.got_keys[r])
+                keys[number].append(taken(batch, len(here.keys), rows, k.shape[3]))
+                values[number].append(taken(batch, len(here.keys), rows, v.shape[3]))
+                asked = len(here.got_queries[r])
+                queries[number][r] = taken(batch, len(here.group.heads), asked, q.shape[3])
+        return [
+            (
+                torch.cat([k[:, here.keys, :0], *keys[number]], 2),
+                torch.cat([v[:, here.keys, :0], *values[number]], 2),
+                queries[number],
+            )
+            for number, here in enumerate(self.groups)
+        ]
+
+    def _answered(
+        self,
+        parts: Parts,
+        guests: Sequence[tuple[torch.Tensor, torch.Tensor, dict[int, torch.Tensor]]],
+        calls: Sequence[Call],
+    ) -> Swapping:
+        """What others' queries find among own keys, on its way back to them."""
+        q, _, v = parts
+        wide = torch.promote_types(q.dtype, torch.float32)
+        learned = [table for call in calls for table in call.tables.values()]
+        pieces, sent, got = [anchor((*parts, *learned), wide)], [], []
+        for r in range(self.mesh.ranks):
+            sizes = [0, 0]
+            for here, came, call in zip(self.groups, guests, calls, strict=True):
+                if r == self.mesh.rank or not here.merges:
+                    continue
+                unit = len(q) * len(here.group.heads) * (v.shape[3] + 1)
+                sizes[0] += len(here.got_queries[r]) * unit
+                sizes[1] += len(here.sent_queries[r]) * unit
+                if not len(here.got_queries[r]):
+                    continue
+                kept, region = here.for_guests[r]
+                rows = torch.from_numpy(kept).to(q.device)
+                _, k, values = self._own(here, parts)
+                out, lse = region.partial(
+                    came[2][r], k.index_select(2, rows), values.index_select(2, rows), call
+                )
+                pieces += [out.to(wide).reshape(-1), cast(torch.Tensor, lse).reshape(-1)]
+            sent.append(sizes[0])
+            got.append(sizes[1])
+        return travel(self.mesh, torch.cat(pieces), sent, got)
+
+    def _merged(
+        self, outs: list[Partial], back: Swapping, parts: Parts
+    ) -> tuple[list[Partial], torch.Tensor]:
+        """What was found here together with what was found elsewhere."""
+        flat, at = back.ready(), 0
+        q, _, v = parts
+        for r in range(self.mesh.ranks):
+            for number, here in enumerate(self.groups):
+                if r == self.mesh.rank or not here.merges or not len(here.sent_queries[r]):
+                    continue
+                shape = len(q), len(here.group.heads), len(here.sent_queries[r])
+                count = int(np.prod(shape))
+                out = flat[at : at + count * v.shape[3]].view(*shape, v.shape[3])
+                at += count * v.shape[3]
+                lse = flat[at : at + count].view(shape)
+                at += count
+                rows = torch.from_numpy(here.sent_queries[r]).to(q.device)
+                mine, sums = outs[number][0], cast(torch.Tensor, outs[number][1])
+                some = mine.index_select(2, rows), sums.index_select(2, rows)
+                found, total = merged(some, (out.to(mine.dtype), lse))
+                outs[number] = mine.index_copy(2, rows, found), sums.index_copy(2, rows, total)
+        return [self._finished(*each) for each in zip(self.groups, outs, strict=True)], flat
+
+    def _finished(self, here: GroupHere, found: Partial) -> Partial:
+        out, lse = found
+        if here.group.work.normalize != "softmax1" or lse is None:
+            return out, lse
+        return with_zero(out, lse)
+
+
+def _together(first: Partial, second: Partial) -> Partial:
+    """Two partial results of the same rows, by their log-sum-exps."""
+    (out, lse), (other, sums) = first, second
+    return merged((out, cast(torch.Tensor, lse)), (other, cast(torch.Tensor, sums)))
+
+
+def call_of(call: Call, tables: dict[str, torch.Tensor]) -> Call:
+    """The call of one group."""
+    return replace(call, tables=tables)

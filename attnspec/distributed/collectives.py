@@ -1,0 +1,123 @@
+"""Rows on their way between ranks, with gradients that go the other way.
+
+Every rank calls the same collectives in the same order, backward too: `tied` makes an output depend
+on what was received where it reads nothing of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+
+class LostRank(RuntimeError):
+    """A rank did not answer within the time limit, or the connection to it ended."""
+
+
+@dataclass
+class Mesh:
+    """The ranks that share a sequence: their group, how many they are, which of them this is, and
+    the seconds that it waits for the others. `received` counts the bytes of rows."""
+
+    group: Any
+    ranks: int
+    rank: int
+    limit: float
+    received: int = field(default=0, compare=False)
+
+    def finish(self, work: Any) -> None:
+        """Wait for a collective; raises LostRank."""
+        try:
+            done = work.wait(timedelta(seconds=self.limit))
+        except RuntimeError as error:
+            raise LostRank(
+                f"rank {self.rank} of {self.ranks} waited for the others, at most"
+                f" {self.limit:g} s: {str(error).splitlines()[0]:.200}"
+            ) from None
+        if done is False:
+            raise LostRank(f"rank {self.rank} of {self.ranks} got no answer in {self.limit:g} s")
+
+    def swap(self, flat: torch.Tensor, sent: Sequence[int], got: Sequence[int]) -> Swapping:
+        """Start to send `sent[r]` numbers of a flat tensor to each rank r and to get `got[r]`."""
+        out = flat.new_empty(sum(got))
+        try:
+            work = dist.all_to_all_single(
+                out, flat.contiguous(), list(got), list(sent), group=self.group, async_op=True
+            )
+        except RuntimeError as error:
+            raise LostRank(f"rank {self.rank} cannot reach the others: {error}") from None
+        return Swapping(self, out, work)
+
+    def everyones(self, numbers: Sequence[int], device: torch.device) -> list[list[int]]:
+        """The numbers of every rank."""
+        mine = torch.tensor(numbers, dtype=torch.int64, device=device).repeat(self.ranks)
+        each = [len(numbers)] * self.ranks
+        found: list[list[int]] = self.swap(mine, each, each).ready().view(self.ranks, -1).tolist()
+        return found
+
+    def gathered(self, x: torch.Tensor, dim: int, lengths: Sequence[int]) -> torch.Tensor:
+        """Shards of every rank one behind the other along an axis, of any type, without a
+        gradient."""
+        kind = x.dtype
+        plain = (x.to(torch.uint8) if kind == torch.bool else x).movedim(dim, 0)
+        rest, each = plain.shape[1:], plain[:1].numel() if len(plain) else plain.shape[1:].numel()
+        flat = plain.reshape(-1).repeat(self.ranks)
+        mine = [plain.numel()] * self.ranks
+        found = self.swap(flat, mine, [length * each for length in lengths]).ready()
+        return found.view(sum(lengths), *rest).movedim(0, dim).to(kind)
+
+
+@dataclass
+class Swapping:
+    """Numbers that are on their way."""
+
+    mesh: Mesh
+    out: torch.Tensor
+    work: Any
+
+    def ready(self) -> torch.Tensor:
+        """The numbers, once they are there."""
+        if self.work is not None:
+            self.mesh.finish(self.work)
+            self.work = None
+        return self.out
+
+
+class _Travel(torch.autograd.Function):
+    """Starts a swap; backward the gradients of what was received go back to where it came from."""
+
+    @staticmethod
+    def forward(ctx, flat, mesh, sent, got, box):  # type: ignore[no-untyped-def]
+        ctx.mesh, ctx.sent, ctx.got = mesh, sent, got
+        swapping = mesh.swap(flat, sent, got)
+        box.append(swapping)
+        return swapping.out
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx, grad):  # type: ignore[no-untyped-def]
+        return ctx.mesh.swap(grad, ctx.got, ctx.sent).ready(), None, None, None, None
+
+
+def travel(mesh: Mesh, flat: torch.Tensor, sent: Sequence[int], got: Sequence[int]) -> Swapping:
+    """Start to send rows, differentiably; they are counted where they arrive."""
+    box: list[Swapping] = []
+    out = _Travel.apply(flat, mesh, list(sent), list(got), box)  # type: ignore[no-untyped-call]
+    mesh.received += sum(size for r, size in enumerate(got) if r != mesh.rank) * flat.element_size()
+    return Swapping(mesh, out, box[0].work)
+
+
+def tied(out: torch.Tensor, received: torch.Tensor) -> torch.Tensor:
+    """The output, which depends on what was received as far as autograd is concerned."""
+    return out + received[:0].sum().to(out.dtype)
+
+
+def anchor(parts: Sequence[torch.Tensor], kind: torch.dtype) -> torch.Tensor:
+    """No numbers, that depend on tensors as far as autograd is concerned: with them a swap has a
+    backward on every rank or on none, whatever it sends."""
+    return torch.cat([x.reshape(-1)[:0].to(kind) for x in parts])

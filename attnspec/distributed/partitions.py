@@ -1,0 +1,289 @@
+"""Which positions each rank holds.
+
+A partition is plain: for each rank some runs of positions, all with one step. A rank's tensors have
+its runs one behind the other. Candidates are made for a relation and held against each other by
+`attnspec.distributed.planning`; none of them looks at a single position in Python.
+"""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from math import gcd
+
+import numpy as np
+
+from attnspec.graphs.relation import Relation
+
+MOST_RUNS = 512
+"""The most runs of all ranks together: every two of them are asked about."""
+
+CHUNKS = 8
+"""Runs of each rank where work is dealt out in chunks."""
+
+EVEN = 1.05
+"""A partition is left as it is where no rank has more work than this, by the mean; another is
+looked at where its balance is better by this factor."""
+
+ROOM = 1.05
+"""How many times its even share of the positions a rank may hold where work is dealt out."""
+
+
+@dataclass(frozen=True)
+class Partition:
+    """`runs` has for each rank its runs (start, stop) of positions start, start + step, … < stop.
+
+    Together they are 0 <= position < n, each once; a rank may have none.
+    """
+
+    name: str
+    n: int
+    runs: tuple[tuple[tuple[int, int], ...], ...]
+    step: int = 1
+
+    @property
+    def ranks(self) -> int:
+        return len(self.runs)
+
+    @cached_property
+    def lengths(self) -> tuple[int, ...]:
+        """How many positions each rank holds."""
+        return tuple(
+            sum(-((start - stop) // self.step) for start, stop in runs) for runs in self.runs
+        )
+
+    @cached_property
+    def pieces(self) -> Pieces:
+        """All runs in the order of ranks."""
+        rank = [rank for rank, runs in enumerate(self.runs) for _ in runs]
+        ends = [run for runs in self.runs for run in runs]
+        start, stop = np.array(ends, np.int64).reshape(-1, 2).T
+        count = -((start - stop) // self.step)
+        ranks = np.array(rank, np.int64)
+        each = np.bincount(ranks, count, minlength=self.ranks).astype(np.int64)
+        held = np.cumsum(count) - count - (np.cumsum(each) - each)[ranks]
+        return Pieces(ranks, start, count, held)
+
+    def positions(self, rank: int) -> np.ndarray:
+        """The positions of a rank in the order in which its tensors have them, int64."""
+        parts = [np.arange(start, stop, self.step) for start, stop in self.runs[rank]]
+        return np.concatenate([np.zeros(0, np.int64), *parts])
+
+    def sums(self, values: np.ndarray) -> np.ndarray:
+        """The sum of values [n] over the positions of each rank, float64 [ranks]."""
+        if self.step == 1:
+            total = np.concatenate([np.zeros(1), np.cumsum(values, dtype=np.float64)])
+            return np.array([sum(total[b] - total[a] for a, b in runs) for runs in self.runs])
+        return np.array(
+            [sum(float(values[a : b : self.step].sum()) for a, b in runs) for runs in self.runs]
+        )
+
+    def __str__(self) -> str:
+        return self.name
+
+
+@dataclass(frozen=True, eq=False)
+class Pieces:
+    """Runs of all ranks: whose each is, its first position, how many it has, and how many of its
+    rank's stand before it, int64 each."""
+
+    rank: np.ndarray
+    start: np.ndarray
+    count: np.ndarray
+    before: np.ndarray
+
+
+def contiguous(n: int, ranks: int) -> Partition:
+    """One run each, as `torch.chunk` and `Shard` cut: all of one length but the last ones."""
+    each = max(1, -(-n // ranks))
+    ends = [min(n, rank * each) for rank in range(ranks + 1)]
+    return Partition("contiguous", n, tuple(_run(*run) for run in itertools.pairwise(ends)))
+
+
+def head_tail(n: int, ranks: int) -> Partition:
+    """Two runs each, from the front and from the back: triangles become even."""
+    ends = _even(0, n, 2 * ranks)
+    return Partition(
+        "head-tail",
+        n,
+        tuple((*_run(*ends[rank]), *_run(*ends[-1 - rank])) for rank in range(ranks)),
+    )
+
+
+def by_residue(n: int, ranks: int, step: int) -> Partition | None:
+    """Whole classes of positions modulo a step, or equal parts of one; None where they do not come
+    out even."""
+    runs: list[tuple[tuple[int, int], ...]]
+    if step >= ranks:
+        if step % ranks and step < 4 * ranks:
+            return None
+        cuts = [rank * step // ranks for rank in range(ranks + 1)]
+        runs = [
+            tuple((residue, n) for residue in range(*ends) if residue < n)
+            for ends in itertools.pairwise(cuts)
+        ]
+    elif ranks % step:
+        return None
+    else:
+        runs = []
+        for residue in range(step):
+            count = max(0, -((residue - n) // step))
+            for low, high in _even(0, count, ranks // step):
+                stop = min(n, residue + high * step)
+                runs.append(((residue + low * step, stop),) if low < high else ())
+    return Partition(f"by residue modulo {step}", n, tuple(runs), step)
+
+
+def in_chunks(n: int, ranks: int, work: np.ndarray) -> Partition:
+    """Even chunks, each to the rank with least work among those with room."""
+    ends = [run for run in _even(0, n, CHUNKS * ranks) if run[0] < run[1]]
+    return Partition("chunks by work", n, _dealt(ends, _sums(work, ends), ranks, CHUNKS))
+
+
+def in_parts(n: int, ranks: int, work: np.ndarray, cuts: np.ndarray) -> Partition | None:
+    """Parts that no pair joins, whole: those between `cuts`, each to the rank with least work that
+    has room; None where they are too few, or too long."""
+    ends = list(zip([0, *cuts.tolist()], [*cuts.tolist(), n], strict=True))
+    share = n / ranks
+    if len(ends) < ranks or max(b - a for a, b in ends) > share:
+        return None
+    runs = _dealt(ends, _sums(work, ends), ranks, None, ROOM * share)
+    return Partition("whole documents", n, runs)
+
+
+def free_cuts(relation: Relation, n: int) -> np.ndarray | None:
+    """Whether no pair joins the positions before c with those from c on, bool [n - 1] for
+    0 < c < n; None where rows have no closed form."""
+    first, last = np.arange(n), np.arange(n)
+    for at, closed in relation.closed_rows(n):
+        if closed is None:
+            return None
+        start, stop, step = np.broadcast_arrays(*closed)
+        held = stop > start
+        rows = np.s_[at : at + len(start)]
+        end = start + (np.maximum(stop - 1 - start, 0)) // step * step
+        first[rows] = np.minimum(first[rows], np.where(held, start, n).min(-1, initial=n))
+        last[rows] = np.maximum(last[rows], np.where(held, end, -1).max(-1, initial=-1))
+    reach = np.maximum.accumulate(last)
+    back = np.minimum.accumulate(first[::-1])[::-1]
+    cuts = np.arange(1, n)
+    return np.asarray((reach[:-1] < cuts) & (back[1:] >= cuts))
+
+
+def candidates(
+    relations: Sequence[Relation], n: int, ranks: int, works: Sequence[np.ndarray]
+) -> Iterator[Partition]:
+    """Partitions worth a plan, the simplest first; `works` are the pairs of each query, [n], of
+    those relations whose rows are counted."""
+    plain = contiguous(n, ranks)
+    yield plain
+    if ranks == 1 or n < 2 * ranks:
+        return
+    for step in sorted(_steps(relations, n)):
+        found = by_residue(n, ranks, step) if step <= MOST_RUNS else None
+        if found is not None:
+            yield found
+    if not works:
+        yield head_tail(n, ranks)
+        return
+    least = max(_balance(plain, each) for each in works)
+    if least <= EVEN:
+        return
+    work = np.sum([each.astype(np.float64) for each in works], axis=0)
+    dealt = [head_tail(n, ranks)]
+    if n >= 2 * CHUNKS * ranks and CHUNKS * ranks <= MOST_RUNS:
+        dealt.append(in_chunks(n, ranks, work))
+    for each in dealt:
+        # more runs have more rims: they are worth a plan where work comes out more evenly
+        balance = max(_balance(each, one) for one in works)
+        if balance < least / EVEN:
+            least = balance
+            yield each
+    free = np.ones(n - 1, bool)
+    for relation in relations:
+        found_free = free_cuts(relation, n) if free.any() else None
+        free = free & (False if found_free is None else found_free)
+    if np.count_nonzero(free) >= ranks - 1:
+        parts = in_parts(n, ranks, work, _thinned(1 + np.flatnonzero(free), n))
+        if parts is not None and len(parts.pieces.rank) <= 4 * MOST_RUNS:
+            yield parts
+
+
+def _balance(partition: Partition, work: np.ndarray) -> float:
+    """The most work of a rank by the mean."""
+    sums = partition.sums(work)
+    return float(sums.max() / sums.mean()) if sums.any() else 1.0
+
+
+def _steps(relations: Sequence[Relation], n: int) -> set[int]:
+    """Steps whose residue classes bring pairs together, and what they have in common."""
+    found = {step for each in relations for pair in each.strides(n) for step in pair if step > 1}
+    common = gcd(*found) if found else 1
+    return {step for step in (*found, common) if 1 < step < n}
+
+
+def _thinned(cuts: np.ndarray, n: int) -> np.ndarray:
+    """Some of the cuts, at most a few for each of `MOST_RUNS` even parts."""
+    if len(cuts) < 2 * MOST_RUNS:
+        return cuts
+    part = cuts * (2 * MOST_RUNS) // n
+    return np.asarray(cuts[np.flatnonzero(np.diff(part, prepend=-1))], np.int64)
+
+
+def _even(start: int, stop: int, parts: int) -> list[tuple[int, int]]:
+    each, more = divmod(stop - start, parts)
+    ends = [start + part * each + min(part, more) for part in range(parts + 1)]
+    return list(itertools.pairwise(ends))
+
+
+def _run(start: int, stop: int) -> tuple[tuple[int, int], ...]:
+    return ((start, stop),) if start < stop else ()
+
+
+def _sums(work: np.ndarray, ends: Sequence[tuple[int, int]]) -> list[float]:
+    total = np.concatenate([np.zeros(1), np.cumsum(work, dtype=np.float64)])
+    return [float(total[b] - total[a]) for a, b in ends]
+
+
+def _dealt(
+    ends: Sequence[tuple[int, int]],
+    work: Sequence[float],
+    ranks: int,
+    most: int | None,
+    room: float = float("inf"),
+) -> tuple[tuple[tuple[int, int], ...], ...]:
+    """The runs of each rank: the heaviest first, each to the rank with least work that holds fewer
+    than `most` of them and has room; where none has, to the one that holds least."""
+    mine: list[list[tuple[int, int]]] = [[] for _ in range(ranks)]
+    held = [0] * ranks
+    heap = [(0.0, rank) for rank in range(ranks)]
+    for index in sorted(range(len(ends)), key=lambda i: (-work[i], i)):
+        size, passed = ends[index][1] - ends[index][0], []
+        while heap:
+            load, rank = heapq.heappop(heap)
+            if (most is None or len(mine[rank]) < most) and held[rank] + size <= room:
+                break
+            passed.append((load, rank))
+        else:
+            load, rank = min(passed, key=lambda entry: held[entry[1]])
+            passed.remove((load, rank))
+        for entry in passed:
+            heapq.heappush(heap, entry)
+        mine[rank].append(ends[index])
+        held[rank] += size
+        heapq.heappush(heap, (load + work[index], rank))
+    return tuple(_joined(sorted(runs)) for runs in mine)
+
+
+def _joined(runs: Sequence[tuple[int, int]]) -> tuple[tuple[int, int], ...]:
+    """Runs that touch as one."""
+    found: list[tuple[int, int]] = []
+    for start, stop in runs:
+        if found and found[-1][1] == start:
+            found[-1] = found[-1][0], stop
+        else:
+            found.append((start, stop))
+    return tuple(found)

@@ -1,0 +1,523 @@
+"""The plan of a sequence over several ranks: who holds which positions, and what travels.
+
+Everything here is on paper: no process is started and no tensor is made. Every rank makes the same
+plan of the same spec, so that nothing but rows is exchanged.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from hashlib import sha256
+
+import numpy as np
+
+from attnspec.analysis.counting.degrees import degrees_of
+from attnspec.distributed.exchange import Exchange, Rows, exchange_of
+from attnspec.distributed.known import widest
+from attnspec.distributed.partitions import Partition, candidates
+from attnspec.distributed.printed import printed
+from attnspec.graphs.relation import Relation
+from attnspec.graphs.stack import Sample, Stack, TooMuch
+from attnspec.ir.program import Program
+from attnspec.ir.serial import fingerprint
+from attnspec.lower.lower import Binder, stand_ins
+from attnspec.lower.work import MERGED, Work
+from attnspec.text.diagnostics import AttnSpecError
+
+LINK = 5e10
+"""Bytes a second that reach a rank, in estimates: a network of 400 Gbit/s."""
+
+SPEED = 2e14
+"""Operations a second of a rank, in estimates."""
+
+WORTH = 0.99
+"""A partition is taken in place of a simpler one if its estimate is below so much of that one's."""
+
+LONGEST = 1 << 22
+"""The longest sequence that is planned over several ranks."""
+
+MOST_RANKS = 256
+"""The most ranks that are planned for: every two of them have an exchange."""
+
+ROWS, HEADS, ALL = "rows", "heads", "all"
+"""How a layer travels: rows of keys and queries as its graphs ask for them; all positions of some
+heads to each rank; all positions of all heads to every rank."""
+
+
+@dataclass(frozen=True)
+class Tensors:
+    """The tensors of a call over all ranks: q [batch, heads, n, head_dim], k with `key_heads`, v
+    with heads of `value_dim`, numbers of `element` bytes."""
+
+    batch: int = 1
+    heads: int = 1
+    key_heads: int = 1
+    head_dim: int = 64
+    value_dim: int = 64
+    element: int = 2
+
+    @classmethod
+    def of(cls, batch: int, heads: int, key_heads: int, head_dim: int) -> Tensors:
+        """Tensors of half types; raises AttnSpecError unless key heads divide the heads."""
+        if key_heads < 1 or heads % key_heads:
+            raise AttnSpecError(
+                f"the heads of keys must divide the {heads} heads of queries, got {key_heads}"
+            )
+        return cls(batch, heads, key_heads, head_dim, head_dim)
+
+    def rows(self, heads: int, key_heads: int, merges: bool) -> Rows:
+        """One row of so many heads; log-sum-exps, and what they weigh, are float32 at least."""
+        wide = max(4, self.element)
+        return Rows(
+            key=self.batch * key_heads * (self.head_dim + self.value_dim) * self.element,
+            query=self.batch * heads * self.head_dim * self.element,
+            partial=self.batch * heads * (self.value_dim + 1) * wide if merges else None,
+        )
+
+    @property
+    def key_row(self) -> int:
+        """The bytes of one position's keys and values."""
+        return self.rows(self.heads, self.key_heads, False).key
+
+
+@dataclass(frozen=True, eq=False)
+class Group:
+    """Heads of one graph, which rows they send each other, and how many of a query's pairs there
+    are, [n], None where nobody counted them."""
+
+    work: Work
+    heads: tuple[int, ...]
+    exchange: Exchange | None
+    degrees: np.ndarray | None
+
+
+@dataclass(frozen=True, eq=False)
+class LayerPlan:
+    """What layers that are alike do: `how` and `why` they travel, the bytes of each link forward,
+    int64 [from, to], and the pairs that each rank computes, None where nobody counted them."""
+
+    layers: tuple[int, ...]
+    how: str
+    why: str
+    groups: tuple[Group, ...]
+    links: np.ndarray
+    work: np.ndarray | None
+
+    @property
+    def received(self) -> np.ndarray:
+        """The bytes that reach each rank in one layer, forward."""
+        return np.asarray(self.links.sum(0))
+
+    @property
+    def proved(self) -> int | None:
+        """The value of the flows: what no other rows of these blocks would undercut."""
+        if self.how != ROWS:
+            return None
+        return sum(group.exchange.proved for group in self.groups if group.exchange is not None)
+
+    @property
+    def balance(self) -> float | None:
+        """The most work of a rank by the mean."""
+        if self.work is None or not self.work.sum():
+            return None
+        return float(self.work.max() / self.work.mean())
+
+    def computing(self, tensors: Tensors) -> float:
+        """Seconds of the slowest rank's work forward, 0 where nobody counted it."""
+        each = 2 * (tensors.head_dim + tensors.value_dim) * tensors.batch / SPEED
+        return 0.0 if self.work is None else float(self.work.max()) * each
+
+    @property
+    def travelling(self) -> float:
+        """Seconds in which the most bytes reach a rank."""
+        return float(self.received.max(initial=0)) / LINK
+
+    def seconds(self, tensors: Tensors) -> float:
+        """An estimate of one forward: the slowest rank's work, and then its rows."""
+        return self.computing(tensors) + self.travelling
+
+    def to_dict(self, tensors: Tensors) -> dict[str, object]:
+        """The layer's plan as plain data."""
+        return {
+            "layers": list(self.layers),
+            "how": self.how,
+            "why": self.why,
+            "bytes": int(self.links.sum()),
+            "flow": self.proved,
+            "balance": self.balance,
+            "travel_seconds": self.travelling,
+            "work_seconds": self.computing(tensors),
+        }
+
+
+@dataclass(frozen=True)
+class Considered:
+    """A partition, with an estimate of its seconds forward, the most bytes that a rank receives,
+    and the balance of its worst layer."""
+
+    partition: Partition
+    seconds: float
+    bytes: int
+    balance: float | None
+
+
+@dataclass(frozen=True, eq=False)
+class DistributedPlan:
+    """A program at n positions over several ranks; `str` gives tables and a picture.
+
+    `bytes_received` are those of each rank in all layers of the plan, forward; backward the same
+    rows go the other way as gradients. `considered` has the partition that is taken first.
+    """
+
+    program: Program
+    n: int
+    partition: Partition
+    tensors: Tensors
+    layers: tuple[LayerPlan, ...]
+    considered: tuple[Considered, ...]
+    changes: tuple[str, ...] = ()
+
+    @property
+    def ranks(self) -> int:
+        return self.partition.ranks
+
+    @property
+    def links(self) -> np.ndarray:
+        """The bytes from each rank to each other in all layers, forward, int64 [from, to]."""
+        start = np.zeros((self.ranks,) * 2, np.int64)
+        return sum((len(each.layers) * each.links for each in self.layers), start)
+
+    @property
+    def bytes_received(self) -> tuple[int, ...]:
+        """The bytes that reach each rank, forward."""
+        return tuple(self.links.sum(0).tolist())
+
+    @property
+    def bytes_gathered(self) -> int:
+        """What a rank would receive if every key and value were sent to every rank: the one that
+        holds least."""
+        layers = sum(len(each.layers) for each in self.layers)
+        return (self.n - min(self.partition.lengths)) * self.tensors.key_row * layers
+
+    @cached_property
+    def digest(self) -> int:
+        """A number below 2 ** 62 that plans share only if they say the same."""
+        text = sha256(fingerprint(self.program).encode())
+        text.update(repr((self.n, self.partition, self.tensors)).encode())
+        for layer in self.layers:
+            text.update(repr((layer.layers, layer.how)).encode())
+            for group in layer.groups:
+                for pair, cut in group.exchange.cuts.items() if group.exchange else ():
+                    text.update(repr((group.heads, pair)).encode())
+                    text.update(cut.keys.tobytes() + b"|" + cut.queries.tobytes())
+        return int.from_bytes(text.digest()[:8]) >> 2
+
+    def __str__(self) -> str:
+        return printed(self.to_dict())
+
+    def to_dict(self) -> dict[str, object]:
+        """The plan as plain data."""
+        t = self.tensors
+        return {
+            "name": self.program.name,
+            "n": self.n,
+            "devices": self.ranks,
+            "batch": t.batch,
+            "heads": t.heads,
+            "key_heads": t.key_heads,
+            "head_size": t.head_dim,
+            "element": t.element,
+            "link": LINK,
+            "speed": SPEED,
+            "partition": str(self.partition),
+            "lengths": list(self.partition.lengths),
+            "bytes_received": list(self.bytes_received),
+            "bytes_gathered": self.bytes_gathered,
+            "links": self.links.tolist(),
+            "layers": [layer.to_dict(t) for layer in self.layers],
+            "considered": [
+                {
+                    "partition": str(each.partition),
+                    "seconds": each.seconds,
+                    "bytes": each.bytes,
+                    "balance": each.balance,
+                }
+                for each in self.considered
+            ],
+            "changes": list(self.changes),
+        }
+
+
+def require_one_sequence(program: Program) -> None:
+    """Raises AttnSpecError for a spec that says `cross`."""
+    if program.cross:
+        raise AttnSpecError(
+            f"`{program.name}` joins two sequences, and what is cut over devices is one: gather the"
+            " keys on every device, and call the module with each device's queries and their"
+            " `query_start`"
+        )
+
+
+def plan(
+    program: Program,
+    n: int,
+    ranks: int,
+    tensors: Tensors | None = None,
+    *,
+    layer: int | None = None,
+    partition: Partition | None = None,
+    inputs: Sample | None = None,
+) -> DistributedPlan:
+    """The cheapest of the partitions, with its exchange, of one layer or of all.
+
+    With `inputs`, one sample of the run-time inputs, graphs are those of that sample. Raises
+    AttnSpecError for lengths or ranks that are not planned for, and as a plan for one device.
+    """
+    require_one_sequence(program)
+    if not 1 <= ranks <= MOST_RANKS:
+        raise AttnSpecError(f"plans are made for 1 to {MOST_RANKS} devices, got {ranks}")
+    if n > LONGEST:
+        raise AttnSpecError(f"several devices are planned for up to n = {LONGEST:,}, got {n:,}")
+    heads = program.heads or 1
+    tensors = tensors or Tensors(heads=heads, key_heads=heads)
+    drawn = Drawing(program, n, tensors, inputs)
+    numbers = range(program.layers or 1) if layer is None else (layer,)
+    kinds = drawn.kinds(numbers)
+    if partition is None:
+        choices = list(drawn.candidates(kinds, ranks))
+    else:
+        _check_partition(partition, n, ranks)
+        choices = [partition]
+    plans = [drawn.layers(kinds, each) for each in choices]
+    found = [
+        _considered(each, layers, tensors) for each, layers in zip(choices, plans, strict=True)
+    ]
+    best = 0
+    for index, each in enumerate(found):
+        if each.seconds < WORTH * found[best].seconds:
+            best = index
+    order = [best, *(index for index in range(len(found)) if index != best)]
+    return DistributedPlan(
+        program,
+        n,
+        choices[best],
+        tensors,
+        plans[best],
+        tuple(found[index] for index in order),
+        tuple(_changes(choices, plans, best, n, tensors)),
+    )
+
+
+def _check_partition(partition: Partition, n: int, ranks: int) -> None:
+    if partition.n != n or partition.ranks != ranks:
+        raise AttnSpecError(
+            f"the partition {partition} is one of {partition.n:,} positions over"
+            f" {partition.ranks} ranks, and {n:,} over {ranks} are asked for"
+        )
+
+
+def _considered(partition: Partition, layers: Sequence[LayerPlan], tensors: Tensors) -> Considered:
+    links = sum(len(each.layers) * each.links for each in layers)
+    balances = [each.balance for each in layers if each.balance is not None]
+    return Considered(
+        partition,
+        sum(len(each.layers) * each.seconds(tensors) for each in layers),
+        int(np.sum(links, axis=0).max(initial=0)) if len(layers) else 0,
+        max(balances, default=None),
+    )
+
+
+def _changes(
+    choices: Sequence[Partition],
+    plans: Sequence[Sequence[LayerPlan]],
+    best: int,
+    n: int,
+    tensors: Tensors,
+) -> list[str]:
+    """Where layers would be better off on their own with another partition, and what it costs to
+    change to it and back: every position's numbers once each way."""
+    said = []
+    ranks = choices[best].ranks
+    moved = 2 * tensors.batch * tensors.heads * tensors.head_dim * tensors.element
+    price = moved * (n // ranks) * (ranks - 1) // ranks / LINK
+    for at, layer in enumerate(plans[best]):
+        each = [layers[at].seconds(tensors) for layers in plans]
+        other = int(np.argmin(each))
+        gain = each[best] - each[other]
+        if other == best or gain <= 0:
+            continue
+        worth = "worth it" if gain > price else "not worth it"
+        said.append(
+            f"layers {numbers_of(layer.layers)} alone: {choices[other]} would save {1e3 * gain:.3g}"
+            f" ms a layer, changing to it and back costs {1e3 * price:.3g} ms: {worth}"
+        )
+    return said
+
+
+def numbers_of(layers: Sequence[int]) -> str:
+    """Layers in a few words."""
+    return ", ".join(map(str, layers[:6])) + (", …" if len(layers) > 6 else "")
+
+
+class Drawing:
+    """Draws plans of one program at one length, for partitions that are held against each other."""
+
+    def __init__(
+        self, program: Program, n: int, tensors: Tensors, inputs: Sample | None = None
+    ) -> None:
+        self.program, self.n, self.tensors = program, n, tensors
+        self.binder = Binder(program, stand_ins(program))
+        self.stack = None if inputs is None else Stack(program, inputs)
+        self._degrees: dict[Relation, np.ndarray | None] = {}
+
+    def kinds(
+        self, layers: Sequence[int]
+    ) -> list[tuple[tuple[int, ...], tuple[tuple[Work, tuple[int, ...]], ...]]]:
+        """Layers that do the same, with their works."""
+        found: dict[tuple[tuple[Work, tuple[int, ...]], ...], list[int]] = {}
+        if self.n == 0:
+            return []
+        for layer in layers:
+            works = self.binder.works(layer, self.tensors.heads, self.n, self.n)
+            key = tuple((self._given(replace(work, layer=0), layer, of), of) for work, of in works)
+            found.setdefault(key, []).append(layer)
+        return [(tuple(numbers), works) for works, numbers in found.items()]
+
+    def _given(self, work: Work, layer: int, heads: tuple[int, ...]) -> Work:
+        """The work with the graph that the inputs make of it, if they are given."""
+        if self.stack is None or work.mechanism is not None or work.decided or not work.reads:
+            return work
+        return replace(work, relation=self.stack.relation(self.n, layer, heads[0]))
+
+    def candidates(
+        self,
+        kinds: Sequence[tuple[tuple[int, ...], tuple[tuple[Work, tuple[int, ...]], ...]]],
+        ranks: int,
+    ) -> list[Partition]:
+        """Partitions worth a plan."""
+        works = dict.fromkeys(work for _, works in kinds for work, _ in works)
+        relations = [widest(work.relation) for work in works if not how_all(work)]
+        degrees = [self.degrees(relation) for relation in relations]
+        counted = [each for each in degrees if each is not None]
+        return list(candidates(relations, self.n, ranks, counted))
+
+    def degrees(self, relation: Relation) -> np.ndarray | None:
+        """The pairs of each query, None where counting them is too much."""
+        if relation not in self._degrees:
+            try:
+                self._degrees[relation] = degrees_of(relation, self.n)
+            except TooMuch:
+                self._degrees[relation] = None
+        return self._degrees[relation]
+
+    def layers(
+        self,
+        kinds: Sequence[tuple[tuple[int, ...], tuple[tuple[Work, tuple[int, ...]], ...]]],
+        partition: Partition,
+    ) -> tuple[LayerPlan, ...]:
+        """What each kind of layer does on this partition."""
+        return tuple(self.layer(numbers, works, partition) for numbers, works in kinds)
+
+    def layer(
+        self,
+        numbers: tuple[int, ...],
+        works: Sequence[tuple[Work, tuple[int, ...]]],
+        partition: Partition,
+    ) -> LayerPlan:
+        """The cheaper of what a layer can do."""
+        t, ranks = self.tensors, partition.ranks
+        decided = next((work for work, _ in works if work.decided), None)
+        if decided is not None:
+            why = f"queries and keys decide the pairs of `{decided.decided[0].name}`"
+            return LayerPlan(numbers, ALL, why, _bare(works), all_links(partition, t), None)
+        formula = next((work.mechanism for work, _ in works if work.mechanism is not None), None)
+        if formula is not None:
+            why = f"`{formula.name}` is a formula of the whole sequence"
+            links = head_links(partition, t)
+            return LayerPlan(
+                numbers, HEADS, why, _bare(works), links, head_work(works, self, t, ranks)
+            )
+        groups = tuple(self.group(work, heads, partition) for work, heads in works)
+        links = sum(
+            (group.exchange.links for group in groups if group.exchange is not None),
+            np.zeros((ranks, ranks), np.int64),
+        )
+        others = head_links(partition, t)
+        if t.key_heads >= ranks and others.sum(0).max() < links.sum(0).max():
+            why = f"{int(links.sum(0).max()):,} bytes would reach a rank as rows"
+            work = head_work(works, self, t, ranks)
+            return LayerPlan(numbers, HEADS, why, groups, others, work)
+        return LayerPlan(numbers, ROWS, "", groups, links, row_work(groups, partition))
+
+    def group(self, work: Work, heads: tuple[int, ...], partition: Partition) -> Group:
+        """The exchange of heads of one graph."""
+        t = self.tensors
+        relation = widest(work.relation)
+        keys = len({head * t.key_heads // t.heads for head in heads})
+        rows = t.rows(len(heads), keys, work.normalize in MERGED)
+        exchange = exchange_of(relation, partition, rows)
+        return Group(work, heads, exchange, self.degrees(relation))
+
+
+def how_all(work: Work) -> bool:
+    """Whether the whole sequence is needed for one head's output, whatever the graph."""
+    return work.mechanism is not None or bool(work.decided)
+
+
+def _bare(works: Sequence[tuple[Work, tuple[int, ...]]]) -> tuple[Group, ...]:
+    return tuple(Group(work, heads, None, None) for work, heads in works)
+
+
+def row_work(groups: Sequence[Group], partition: Partition) -> np.ndarray | None:
+    """The pairs of each rank's queries, in all heads."""
+    if any(group.degrees is None for group in groups):
+        return None
+    parts = [
+        len(group.heads) * partition.sums(group.degrees)
+        for group in groups
+        if group.degrees is not None
+    ]
+    return np.asarray(np.sum(parts, axis=0))
+
+
+def heads_of(rank: int, ranks: int, key_heads: int) -> range:
+    """The key heads that a rank computes where heads are dealt out."""
+    return range(rank * key_heads // ranks, (rank + 1) * key_heads // ranks)
+
+
+def head_links(partition: Partition, t: Tensors) -> np.ndarray:
+    """The bytes of each link where every rank computes some heads at all positions."""
+    ranks = partition.ranks
+    lengths = np.array(partition.lengths, np.int64)
+    mine = np.array([len(heads_of(rank, ranks, t.key_heads)) for rank in range(ranks)])
+    ratio, unit = t.heads // t.key_heads, t.batch * t.element
+    there = mine * (ratio * t.head_dim + t.head_dim + t.value_dim) * unit
+    back = mine * ratio * t.value_dim * unit
+    links = lengths[:, None] * there[None] + back[:, None] * lengths[None]
+    return np.asarray(links * (1 - np.eye(ranks, dtype=np.int64)))
+
+
+def head_work(
+    works: Sequence[tuple[Work, tuple[int, ...]]], drawn: Drawing, t: Tensors, ranks: int
+) -> np.ndarray | None:
+    """The pairs of each rank's heads; of formulas, whose work is not counted in pairs, none."""
+    found = np.zeros(ranks)
+    owner = {h: r for r in range(ranks) for h in heads_of(r, ranks, t.key_heads)}
+    for work, heads in works:
+        if how_all(work):
+            return None
+        degrees = drawn.degrees(widest(work.relation))
+        if degrees is None:
+            return None
+        for head in heads:
+            found[owner[head * t.key_heads // t.heads]] += float(degrees.sum(dtype=np.float64))
+    return found
+
+
+def all_links(partition: Partition, t: Tensors) -> np.ndarray:
+    """The bytes of each link where every rank is sent everything."""
+    row = t.rows(t.heads, t.key_heads, False)
+    sent = np.array(partition.lengths, np.int64) * (row.key + row.query)
+    return np.asarray(sent[:, None] * (1 - np.eye(partition.ranks, dtype=np.int64)))

@@ -1,0 +1,91 @@
+"""What patterns and mechanisms say of themselves: how they are written, their formula, arguments
+and source."""
+
+from __future__ import annotations
+
+import inspect
+import re
+import sys
+from dataclasses import MISSING, Field, fields
+
+from attnspec.elaborate.arguments import parameters_of
+from attnspec.graphs.forms import prelude
+from attnspec.graphs.patterns import BY_NAME as PATTERNS
+from attnspec.graphs.relation import Relation
+from attnspec.ir.mechanisms import BY_NAME as MECHANISMS
+from attnspec.ir.parameters import Parameter
+
+
+def declaration_of(name: str) -> type | None:
+    """The pattern or mechanism of a name."""
+    return PATTERNS.get(name) or MECHANISMS.get(name)
+
+
+def ways(declaration: type) -> list[str]:
+    """How a pattern or mechanism may be written, with its defaults."""
+    name: str = declaration.name  # type: ignore[attr-defined]
+    signatures = getattr(declaration, "signatures", None)
+    if signatures:
+        return [f"{name}({', '.join(f'{argument}' for argument in way)})" for way in signatures]
+    parts = [
+        f"{entry.name} = {_shown(entry.default)}" if _has_default(entry) else entry.name
+        for entry in fields(declaration)
+        if entry.name in parameters_of(declaration)
+    ]
+    bare = not parts and issubclass(declaration, Relation)
+    return [name if bare else f"{name}({', '.join(parts)})"]
+
+
+def page_of(declaration: type) -> str:
+    """The docstring that has the source: that of the class, or of the file that is about it."""
+    own = inspect.getdoc(declaration) or ""
+    return own if "Source:" in own else sys.modules[declaration.__module__].__doc__ or ""
+
+
+def formula_and_source(page: str) -> tuple[str, str]:
+    """The first paragraph of a docstring and what follows `Source:`, on one line each."""
+    paragraph = page.strip().split("\n\n")[0]
+    source = re.search(r"^Source: (.*?)(?=\n\n|\n[A-Z]\w+: |\Z)", page, re.MULTILINE | re.DOTALL)
+    return " ".join(paragraph.split()), " ".join(source[1].split()) if source else ""
+
+
+def markdown(declaration: type) -> str:
+    """All that an editor shows of a pattern or mechanism."""
+    name: str = declaration.name  # type: ignore[attr-defined]
+    written = "\n".join(ways(declaration))
+    definition = prelude.definitions().get(name)
+    if definition is not None and issubclass(declaration, Relation):
+        written += f"\n# {' '.join(definition.span.text.split())}"
+    arguments = [
+        f"- `{argument}`: {escaped(meaning(parameter))}"
+        for argument, parameter in parameters_of(declaration).items()
+    ]
+    parts = [f"```attn\n{written}\n```", escaped(page_of(declaration).strip())]
+    return "\n\n".join([*parts, "\n".join(arguments)]).strip()
+
+
+def meaning(parameter: Parameter) -> str:
+    """What an argument is, with its bounds or choices."""
+    bounds = []
+    if parameter.least is not None:
+        bounds.append(f"at least {parameter.least:,}")
+    if parameter.most is not None:
+        bounds.append(f"at most {parameter.most:,}")
+    bounds += [word for word in ("odd", "even") if getattr(parameter, word)]
+    if parameter.choices:
+        bounds.append(f"one of {', '.join(parameter.choices)}")
+    return f"{parameter.doc} ({', '.join(bounds)})" if bounds else parameter.doc
+
+
+def escaped(text: str) -> str:
+    """Plain text as Markdown: formulas keep their stars, and `Source:` its line."""
+    safe = re.sub(r"([\\*_<>|\[\]])", r"\\\1", text)
+    return re.sub(r"\n(?=[A-Z][\w, -]*: )", "  \n", safe)
+
+
+def _has_default(entry: Field[object]) -> bool:
+    return entry.default is not MISSING and entry.default is not None
+
+
+def _shown(default: object) -> str:
+    return str(default).lower() if isinstance(default, bool) else str(default)

@@ -1,0 +1,299 @@
+"""The language server: requests of an editor, answered by the other files of this room.
+
+The protocol is that of https://microsoft.github.io/language-server-protocol, version 3.17.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from functools import lru_cache
+from pathlib import Path
+
+from lsprotocol import types
+from pygls import uris
+from pygls.exceptions import JsonRpcInvalidParams
+from pygls.lsp.server import LanguageServer
+
+from attnspec.editor import checking, navigation
+from attnspec.editor.completion import offers
+from attnspec.editor.document import Document, specs_below
+from attnspec.editor.navigation import RenameError, Spot
+from attnspec.text.diagnostics import Diagnostic
+from attnspec.text.source import Span
+from attnspec.version import __version__
+
+PAUSE = 0.2
+"""Seconds without a change after which a text is looked at."""
+
+_SEVERITY = {
+    "error": types.DiagnosticSeverity.Error,
+    "warning": types.DiagnosticSeverity.Warning,
+    "note": types.DiagnosticSeverity.Information,
+}
+
+_KINDS = {
+    "keyword": types.CompletionItemKind.Keyword,
+    "statement": types.CompletionItemKind.Keyword,
+    "pattern": types.CompletionItemKind.Class,
+    "mechanism": types.CompletionItemKind.Module,
+    "graph": types.CompletionItemKind.Function,
+    "import": types.CompletionItemKind.Function,
+    "operation": types.CompletionItemKind.Function,
+    "function": types.CompletionItemKind.Function,
+    "set": types.CompletionItemKind.Function,
+    "score": types.CompletionItemKind.Function,
+    "argument": types.CompletionItemKind.Field,
+    "parameter": types.CompletionItemKind.Variable,
+    "let": types.CompletionItemKind.Variable,
+    "input": types.CompletionItemKind.Variable,
+    "file": types.CompletionItemKind.File,
+}
+"""How editors draw what is offered; all else is a value."""
+
+server = LanguageServer("attnspec", __version__)
+
+
+@lru_cache(maxsize=64)
+def _document(text: str, path: Path | None) -> Document:
+    return Document(text, path)
+
+
+def _opened(uri: str) -> Document:
+    """An open text."""
+    text = server.workspace.get_text_document(uri)
+    path = uris.to_fs_path(uri) if uri.startswith("file:") else None
+    return _document(text.source, Path(path) if path else None)
+
+
+def _at(text: types.TextDocumentIdentifier, position: types.Position) -> tuple[Document, int]:
+    document = _opened(text.uri)
+    return document, document.offset((position.line, position.character))
+
+
+# --- what is wrong --------------------------------------------------------------------------------
+
+
+@server.feature(types.TEXT_DOCUMENT_DID_OPEN)
+async def opened(params: types.DidOpenTextDocumentParams) -> None:
+    """A text is shown: its mistakes are said, then whether its claims hold."""
+    await _publish(params.text_document.uri, claims=False)
+    await _publish(params.text_document.uri, claims=True)
+
+
+@server.feature(types.TEXT_DOCUMENT_DID_SAVE)
+async def saved(params: types.DidSaveTextDocumentParams) -> None:
+    """A text is saved: its claims are tried again."""
+    await _publish(params.text_document.uri, claims=True)
+
+
+@server.feature(types.TEXT_DOCUMENT_DID_CHANGE)
+async def changed(params: types.DidChangeTextDocumentParams) -> None:
+    """A text is being written: once it rests, its mistakes are said, its claims not yet tried."""
+    uri, version = params.text_document.uri, params.text_document.version
+    await asyncio.sleep(PAUSE)
+    known = server.workspace.text_documents.get(uri)
+    if known is not None and known.version == version:
+        await _publish(uri, claims=False)
+
+
+@server.feature(types.TEXT_DOCUMENT_DID_CLOSE)
+def closed(params: types.DidCloseTextDocumentParams) -> None:
+    """A text is no longer shown, and nothing said of it."""
+    server.text_document_publish_diagnostics(
+        types.PublishDiagnosticsParams(params.text_document.uri, [])
+    )
+
+
+async def _publish(uri: str, claims: bool) -> None:
+    """Say what is wrong with a text, unless it has changed or closed since that was asked."""
+    version, document = server.workspace.get_text_document(uri).version, _opened(uri)
+    found = await asyncio.to_thread(checking.diagnostics, document, claims)
+    known = server.workspace.text_documents.get(uri)
+    if known is None or known.version != version:
+        return
+    messages = [_message(document, each, uri) for each in found]
+    server.text_document_publish_diagnostics(types.PublishDiagnosticsParams(uri, messages, version))
+
+
+def _message(document: Document, found: Diagnostic, uri: str) -> types.Diagnostic:
+    lines = [found.message, *(f"note: {note}" for note in found.notes)]
+    if found.help:
+        lines.append(f"help: {found.help}")
+    span = found.span
+    if span is not None and span.source.path != document.path:
+        # of an imported file: said at the top, with its place
+        lines[0] = f"{span.source.name}:{span.line}:{span.column}: {found.message}"
+        span = None
+    return types.Diagnostic(
+        range=_range(document, *((0, 0) if span is None else (span.start, span.end))),
+        message="\n".join(lines),
+        severity=_SEVERITY[found.severity],
+        code=found.code,
+        source="attnspec",
+        related_information=[
+            types.DiagnosticRelatedInformation(_location(document, other, uri), text)
+            for text, other in found.related
+        ],
+    )
+
+
+def _location(document: Document, span: Span, uri: str) -> types.Location:
+    """A place that a message points at, which may be in an imported file."""
+    if span.source.path == document.path or span.source.path is None:
+        return types.Location(uri, _range(document, span.start, span.end))
+    other = Document(span.source.text, span.source.path)
+    return types.Location(_uri(other), _range(other, span.start, span.end))
+
+
+def _range(document: Document, start: int, end: int) -> types.Range:
+    first, last = document.place(start), document.place(end)
+    return types.Range(types.Position(*first), types.Position(*last))
+
+
+def _uri(document: Document) -> str:
+    return "" if document.path is None else uris.from_fs_path(str(document.path.resolve())) or ""
+
+
+# --- what could be written, and what is written ---------------------------------------------------
+
+
+@server.feature(
+    types.TEXT_DOCUMENT_COMPLETION,
+    types.CompletionOptions(trigger_characters=[".", "(", ":", '"', " "]),
+)
+def complete(params: types.CompletionParams) -> types.CompletionList:
+    """What could be written at a place, the likely first."""
+    document, offset = _at(params.text_document, params.position)
+    found = offers(document, offset)
+    width = len(str(len(found)))
+    items = [
+        types.CompletionItem(
+            label=offer.label,
+            kind=_KINDS.get(offer.kind, types.CompletionItemKind.Value),
+            detail=offer.detail or offer.kind,
+            insert_text=offer.insert or None,
+            sort_text=f"{number:0{width}}",
+        )
+        for number, offer in enumerate(found)
+    ]
+    return types.CompletionList(is_incomplete=False, items=items)
+
+
+@server.feature(types.TEXT_DOCUMENT_HOVER)
+def explain(params: types.HoverParams) -> types.Hover | None:
+    """What is to be said of the word at a place."""
+    document, offset = _at(params.text_document, params.position)
+    found = navigation.hover(document, offset)
+    if found is None:
+        return None
+    text, spot = found
+    content = types.MarkupContent(types.MarkupKind.Markdown, text)
+    return types.Hover(content, _range(document, *spot.ends))
+
+
+@server.feature(types.TEXT_DOCUMENT_DEFINITION)
+def define(params: types.DefinitionParams) -> types.Location | None:
+    """Where the word at a place is defined."""
+    document, offset = _at(params.text_document, params.position)
+    found = navigation.definition_at(document, offset)
+    return None if found is None else _of(found, document, params.text_document.uri)
+
+
+@server.feature(types.TEXT_DOCUMENT_REFERENCES)
+def uses(params: types.ReferenceParams) -> list[types.Location]:
+    """All words of this text that mean what the one at a place means."""
+    document, offset = _at(params.text_document, params.position)
+    found = navigation.uses_at(document, offset)
+    return [_of(spot, document, params.text_document.uri) for spot in found]
+
+
+def _of(spot: Spot, document: Document, uri: str) -> types.Location:
+    known = spot.document is document
+    return types.Location(uri if known else _uri(spot.document), _range(spot.document, *spot.ends))
+
+
+# --- another name, canonical text -----------------------------------------------------------------
+
+
+@server.feature(types.TEXT_DOCUMENT_PREPARE_RENAME)
+def prepare(params: types.PrepareRenameParams) -> types.Range:
+    """The word that would get another name; an error with the reason where none can."""
+    document, offset = _at(params.text_document, params.position)
+    try:
+        navigation.renameable(document, offset)
+    except RenameError as error:
+        raise JsonRpcInvalidParams(str(error)) from None
+    word = document.word_at(offset)
+    return _range(document, *Spot(document, word or 0).ends)
+
+
+@server.feature(types.TEXT_DOCUMENT_RENAME, types.RenameOptions(prepare_provider=True))
+def rename(params: types.RenameParams) -> types.WorkspaceEdit:
+    """Another name for what the word at a place means, wherever it is used."""
+    document, offset = _at(params.text_document, params.position)
+    uri = params.text_document.uri
+    try:
+        spots = navigation.renamed(document, offset, params.new_name, _others(document))
+    except RenameError as error:
+        raise JsonRpcInvalidParams(str(error)) from None
+    edits: dict[str, list[types.TextEdit]] = {}
+    for spot in spots:
+        place = _of(spot, document, uri)
+        edits.setdefault(place.uri, []).append(types.TextEdit(place.range, params.new_name))
+    return types.WorkspaceEdit(changes=edits)
+
+
+def _others(document: Document) -> Iterator[Document]:
+    """The other specs that may import one: those of its folder and the folders above it that the
+    editor has open, as they are open or on the disk."""
+    if document.path is None:
+        return
+    shown = {uris.to_fs_path(uri): uri for uri in server.workspace.text_documents}
+    roots = [document.path.parent, *map(Path, filter(None, [server.workspace.root_path]))]
+    for path in dict.fromkeys(path for root in roots for path in specs_below(root)):
+        if path == document.path:
+            continue
+        if str(path) in shown:
+            yield _opened(shown[str(path)])
+            continue
+        try:
+            yield _document(path.read_text(encoding="utf-8"), path)
+        except (OSError, UnicodeDecodeError):
+            continue
+
+
+@server.feature(types.TEXT_DOCUMENT_FORMATTING)
+def format_text(params: types.DocumentFormattingParams) -> list[types.TextEdit]:
+    """Canonical text; a text that is wrong stays as it is."""
+    document = _opened(params.text_document.uri)
+    text = checking.formatted(document)
+    if text is None or text == document.source.text:
+        return []
+    return [types.TextEdit(_range(document, 0, len(document.source.text)), text)]
+
+
+# --- figures above attentions ---------------------------------------------------------------------
+
+
+@server.feature(types.TEXT_DOCUMENT_CODE_LENS, types.CodeLensOptions(resolve_provider=True))
+def lenses(params: types.CodeLensParams) -> list[types.CodeLens]:
+    """A line above each attention, whose text is asked for when it is seen."""
+    uri = params.text_document.uri
+    document = _opened(uri)
+    return [
+        types.CodeLens(
+            range=_range(document, *Spot(document, each.word).ends),
+            data={"uri": uri, "attention": each.attention},
+        )
+        for each in checking.lenses(document)
+    ]
+
+
+@server.feature(types.CODE_LENS_RESOLVE)
+def lens(found: types.CodeLens) -> types.CodeLens:
+    """Its text: how many pairs, and after how many layers all are joined."""
+    data = dict(found.data or {})
+    text = checking.lens_text(_opened(data["uri"]), data["attention"])
+    found.command = types.Command(title=text, command="")
+    return found

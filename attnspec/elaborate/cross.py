@@ -1,0 +1,112 @@
+"""What a spec that says `cross` cannot say: what has a meaning within one sequence alone."""
+
+from __future__ import annotations
+
+from typing import NoReturn
+
+from attnspec.elaborate.names import Hybrid, Value
+from attnspec.elaborate.scope import Scope
+from attnspec.grammar import nodes
+from attnspec.graphs.across import sided
+from attnspec.ir.program import Compound, InputRef, Leaf, Mechanism, Term, TokenCompound, leaves
+from attnspec.text.source import Span
+
+_STATEMENTS = {
+    "causal": "the keys of another sequence are neither earlier nor later than a query",
+    "sequence": "a grid has the cells of one sequence, and there are two",
+    "extra_tokens": "extra tokens stand before one sequence, and there are two",
+}
+"""Statements about one sequence, and why they have no meaning between two."""
+
+_CLAIMS = frozenset("causal reach depth diameter path_length spectral_gap".split())
+"""Claims about several layers: what a key has read is a matter of its own sequence."""
+
+_DISTANT = ("alibi", "bias")
+"""Changes to scores by the distance of query and key."""
+
+
+def cross_of(attention: nodes.Attention) -> Span | None:
+    """Where an attention says that queries and keys are two sequences."""
+    said = (each for each in attention.body if isinstance(each, nodes.Setting))
+    return next((each.keyword_span for each in said if each.keyword == "cross"), None)
+
+
+def require_one_sequence(statement: nodes.Setting, scope: Scope) -> None:
+    """Refuse a statement about the whole attention that is about one sequence."""
+    why = _STATEMENTS.get(statement.keyword)
+    if why is not None:
+        _refuse(
+            f"`{statement.keyword}` and `cross` exclude each other: {why}", statement.span, scope
+        )
+
+
+def require_claim(kind: str, span: Span, scope: Scope) -> None:
+    """Refuse a claim about what is read through several layers."""
+    if scope.work.cross is not None and kind in _CLAIMS:
+        _refuse(
+            f"`{kind}` speaks of what positions read through one another, and between two"
+            " sequences no key reads",
+            span,
+            scope,
+            "claim it of the specs of both sequences",
+        )
+
+
+def require_score(name: str, span: Span, scope: Scope) -> None:
+    """Refuse a change to scores by distances."""
+    if scope.work.cross is not None and name in _DISTANT:
+        message = (
+            f"`score {name}` goes by the distance q - k, and positions of two sequences have none"
+        )
+        _refuse(message, span, scope)
+
+
+def require_across(value: Value, span: Span, scope: Scope) -> None:
+    """Refuse what has no meaning between two sequences; of other values nothing is asked."""
+    if scope.work.cross is None:
+        return
+    match value:
+        case Hybrid():
+            message = "`GRAPH + MECHANISM` has weights for the pairs of one sequence"
+            _refuse(message, span, scope, "give some heads the graph and others the mechanism")
+        case Mechanism():
+            why = scope.work.mechanisms[value.name].one_sequence
+            if why:
+                message = f"`{value.name}` has no form between two sequences: {why}"
+                _refuse(message, value.span or span, scope)
+        case Leaf() | Compound():
+            _require_graph(value, span, scope)
+
+
+def _require_graph(graph: Term, span: Span, scope: Scope) -> None:
+    patterns = scope.work.patterns
+    for leaf in leaves(graph):
+        why = patterns[leaf.pattern].not_across(dict(leaf.arguments))
+        if why:
+            message = f"there is no `{leaf.pattern}` between two sequences: it {why}"
+            _refuse(message, leaf.span or span, scope)
+    for leaf, name, value, sides in sided(graph, patterns):
+        read = sorted(_of_keys(value)) if "q" in sides else []
+        if read:
+            message = (
+                f"the input `{read[0]}` belongs to the keys, and here queries are looked up in it"
+            )
+            advice = f"`columns({read[0]})` reads the keys that it marks"
+            _refuse(message, leaf.place(name) or span, scope, advice if _marks(value) else None)
+
+
+def _of_keys(value: object) -> set[str]:
+    """The inputs about keys that an argument reads."""
+    if isinstance(value, TokenCompound):
+        return set().union(*map(_of_keys, value.terms))
+    kinds = ("tokens", "ids", "length")
+    return {value.name} if isinstance(value, InputRef) and value.kind in kinds else set()
+
+
+def _marks(value: object) -> bool:
+    return isinstance(value, TokenCompound) or getattr(value, "kind", "") == "tokens"
+
+
+def _refuse(message: str, span: Span, scope: Scope, advice: str | None = None) -> NoReturn:
+    related = (("queries and keys are two sequences", scope.work.cross),)
+    scope.fail("A420", message, span, related=related, help=advice)

@@ -1,0 +1,211 @@
+"""The pairs for which a comparison of run-time inputs holds: `where(time(k) <= time(q))`.
+
+Edges: what the inputs make of it; tiles are decided by the least and greatest values in them.
+Source: none; equal labels are `same`, marked tokens `rows` and `columns`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from functools import cached_property, lru_cache
+from typing import Any, ClassVar
+
+import numpy as np
+
+from attnspec.graphs.grid import AXES, Grid
+from attnspec.graphs.predicates.inputs import (
+    evaluated,
+    inputs_read,
+    is_real,
+    reading,
+    reads_inputs,
+    real_remainder,
+    require_exact,
+    wide,
+)
+from attnspec.graphs.relation import EMPTY, FULL, SOME, Elementwise, Relation, Tiles
+from attnspec.graphs.token_sets import Data
+from attnspec.ir.intervals import Bounds, bounds
+from attnspec.ir.parameters import RelationError, argument, context
+from attnspec.ir.program import Compound, InputRef, Leaf, Term
+from attnspec.ir.scalars import Apply, Scalar, ScalarError, Symbol, fold, symbols
+
+
+@dataclass(frozen=True)
+class WhereInputs(Relation):
+    """The pairs for which a predicate holds that reads inputs at q and at k. `inputs` are theirs,
+    integers or reals of the last axis n, in the order of their names."""
+
+    predicate: Scalar = argument("predicate", "a comparison of inputs at q and k", positional=True)
+    inputs: tuple[Data, ...] = argument("inputs", "the inputs that it reads")
+    extents: tuple[int, ...] = context("grid", ())
+    extra_tokens: int = context("extra_tokens", 0)
+
+    name: ClassVar = "where_inputs"
+    word: ClassVar = "where"
+
+    def holds(self, q: Elementwise, k: Elementwise, n: int) -> Elementwise:
+        values: dict[str, Elementwise] = {}
+        allowed: Elementwise = True
+        for side, position in (("q", q), ("k", k)):
+            values[side] = position
+            if self._asks(side):
+                grid = Grid(self.extents, self.extra_tokens)
+                axes = zip(AXES[len(self.extents)], grid.coordinates(position), strict=True)
+                allowed = allowed & grid.inside(position)
+                values.update({f"{side}.{axis}": at for axis, at in axes})
+            for name, data in self._read_at(side):
+                values[reading(name, side).name] = wide(data.values[..., position])
+        self._require_whole({name for name, data in self._read.items() if is_real(data.values)})
+        self._require_exact(n)
+        try:
+            held = evaluated(self._at(n), values)
+        except ScalarError as error:
+            raise RelationError(f"`where` has no value: {error}") from None
+        return held & allowed & (q == q) & (k == k)
+
+    def cover(self, q: Tiles, k: Tiles, n: int) -> np.ndarray:
+        self._require_whole({name for name, data in self._read.items() if is_real(data.values)})
+        self._require_exact(n)
+        ranges: dict[str, Bounds] = {"q": (q.start, q.last), "k": (k.start, k.last)}
+        shape = np.broadcast_shapes(q.start.shape, k.start.shape)
+        known = np.ones(shape, bool)
+        answers = []
+        for side, tiles in (("q", q), ("k", k)):
+            if self._asks(side):
+                grid = Grid(self.extents, self.extra_tokens)
+                answers.append(grid.cover(tiles))
+                axes = zip(AXES[len(self.extents)], grid.ranges(tiles), strict=True)
+                ranges.update({f"{side}.{axis}": ends for axis, ends in axes})
+            for name, data in self._read_at(side):
+                low, high, finite = _range(data, tiles, n)
+                ranges[reading(name, side).name] = low, high
+                known &= finite
+        low, high = bounds(self._at(n), ranges)
+        answer = np.where(low == 1, FULL, np.where(high == 0, EMPTY, SOME))
+        for found in answers:
+            answer = np.minimum(answer, found)
+        # what is no number, or comes of what is infinite, has no bounds
+        return np.broadcast_to(np.where(known, answer, SOME).astype(np.uint8), shape)
+
+    def _require_whole(self, real: set[str]) -> None:
+        """Raise RelationError where the predicate divides what is real and must be whole."""
+        op = real_remainder(self.predicate, real)
+        if op is not None:
+            names = ", ".join(f"`{name}`" for name in sorted(real or self._read))
+            raise RelationError(
+                f"`{op}` divides whole numbers, and what {names} says there is real: write"
+                " `floor(…)` around it, or hand in whole numbers"
+            )
+
+    def _require_exact(self, n: int) -> None:
+        """Raise RelationError where whole numbers in arrays may not be exact; of the tensors of a
+        call whoever calls asks once."""
+        if all(isinstance(data.values, np.ndarray) for data in self.inputs):
+            _exact(self, n)
+
+    def _at(self, n: int) -> Scalar:
+        """The predicate with n filled in, and what that makes constant computed."""
+        try:
+            return fold(self.predicate, {"n": n})
+        except ScalarError as error:
+            raise RelationError(f"`where` has no value at n = {n}: {error}") from None
+
+    @cached_property
+    def _read(self) -> dict[str, Data]:
+        """The inputs by their names."""
+        return dict(zip(inputs_read(self.predicate), self.inputs, strict=True))
+
+    def _read_at(self, side: str) -> list[tuple[str, Data]]:
+        """The inputs that are read at the query, or at the key, with their names."""
+        asked = symbols(self.predicate)
+        return [entry for entry in self._read.items() if reading(entry[0], side).name in asked]
+
+    def _asks(self, side: str) -> bool:
+        """Whether the predicate asks for coordinates of the query, or of the key."""
+        return any(name.startswith(f"{side}.") for name in symbols(self.predicate))
+
+    @classmethod
+    def anchors(cls, given: Mapping[str, Any]) -> bool:
+        return any(not name.endswith(")") for name in symbols(given["predicate"]))
+
+    @classmethod
+    def samples(cls) -> Iterator[WhereInputs]:
+        position = np.arange(512)
+        steps, waves = Data(position // 5), Data(np.sin(position) * 4)
+        holes = Data(np.where(position % 7 == 3, np.nan, np.where(position % 11, 1.0, np.inf)))
+        t_q, t_k, u_q, u_k = (reading(name, side) for name in "tu" for side in "qk")
+        gap = Apply("-", (t_q, t_k))
+        yield cls(Apply("<=", (t_k, t_q)), (steps,))
+        yield cls(Apply("<", (t_k, t_q)), (waves,))
+        yield cls(Apply("<=", (Apply("abs", (gap,)), 3)), (steps,))
+        yield cls(Apply("<=", (Apply("abs", (gap,)), 1.5)), (waves,))
+        yield cls(Apply("!=", (t_k, t_q)), (holes,))
+        yield cls(Apply("not", (Apply("<=", (gap, 0)),)), (holes,))
+        yield cls(Apply("one_of", (gap, 0, 2, 5)), (Data(position * position % 11),))
+        yield cls(Apply("==", (Apply("%", (t_q, 4)), Apply("%", (t_k, 4)))), (steps,))
+        larger = Apply("max", (t_q, u_k))
+        yield cls(Apply("within", (larger, 0, Apply("/", (Symbol("n"), 9)))), (steps, waves))
+        both = Apply("or", (Apply("<", (t_q, 3)), Apply("<=", (Apply("min", (u_k, 2)), u_q))))
+        yield cls(both, (steps, waves))
+        distance = Apply("-", (Symbol("q"), Symbol("k")))
+        yield cls(Apply("<", (distance, Apply("**", (t_k, 2)))), (steps,))
+        near = Apply("<=", (Apply("abs", (Apply("-", (Symbol("q.row"), Symbol("k.row"))),)), t_q))
+        yield cls(near, (Data(position % 3),), (5, 7), 2)
+
+
+@lru_cache(maxsize=16)
+def _exact(relation: WhereInputs, n: int) -> None:
+    """As `require_exact`, of inputs that are arrays of one sample."""
+    given = {name: data.values for name, data in relation._read.items()}
+    whole = {
+        name: (int(x.min()), int(x.max()))
+        for name, x in given.items()
+        if isinstance(x, np.ndarray) and x.size and not is_real(x)
+    }
+    if whole:
+        require_exact(relation._at(n), n, whole)
+
+
+_EXACT = 2.0**53
+"""Whole numbers below this are exact in float64."""
+
+
+def _range(data: Data, tiles: Tiles, n: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """The least and the greatest value of an input in each tile, and whether all are finite."""
+    given = wide(np.asarray(data.values)).reshape(-1)[:n]
+    values = given.astype(float)
+    start, stop = np.broadcast_arrays(tiles.start, tiles.stop)
+    ends = np.stack([start.ravel(), stop.ravel()], axis=1)
+    # pairs of tiles repeat tiles: each is looked at once
+    single, which = np.unique(ends, axis=0, return_inverse=True)
+    once = Tiles(single[:, 0], single[:, 1], tiles.step)
+    steps = np.arange(int(np.max(once.count, initial=1))) * tiles.step
+    found = values[np.minimum(once.start[:, None] + steps, once.last[:, None])]
+    low, high, which = found.min(-1), found.max(-1), which.reshape(start.shape)
+    if not is_real(given):
+        # whole numbers are rounded on the way
+        low = np.where(np.abs(low) >= _EXACT, np.nextafter(low, -np.inf), low)
+        high = np.where(np.abs(high) >= _EXACT, np.nextafter(high, np.inf), high)
+    return low[which], high[which], np.isfinite(found).all(-1)[which]
+
+
+def parted(predicate: Scalar, inputs: Mapping[str, InputRef], whole: bool, where: Leaf) -> Term:
+    """A predicate of `where` that reads inputs, as operators of its parts: those that read none
+    stay the pattern `where`, of which more is known. With `whole` it stays in one piece."""
+    if not reads_inputs(predicate):
+        return replace(where, arguments=(("predicate", predicate),))
+    if not whole and isinstance(predicate, Apply) and predicate.op in ("and", "or", "not"):
+        op, args = predicate.op, predicate.args
+        if op == "not":
+            return Compound("~", (parted(args[0], inputs, whole, where),), span=where.span)
+        still = tuple(each for each in args if not reads_inputs(each))
+        terms = [parted(each, inputs, whole, where) for each in args if reads_inputs(each)]
+        if still:
+            joined = still[0] if len(still) == 1 else Apply(op, still)
+            terms.append(parted(joined, inputs, whole, where))
+        return Compound("&" if op == "and" else "|", tuple(terms), span=where.span)
+    read = tuple(inputs[name] for name in inputs_read(predicate))
+    arguments = (("inputs", read), ("predicate", predicate))
+    return Leaf(WhereInputs.name, arguments, where.span, where.spans)

@@ -1,0 +1,206 @@
+"""Predicates that read run-time inputs at the query and the key, `time(q)` and `time(k)`.
+
+They are evaluated alike in numpy and in torch: whole numbers as int64, and float64 as soon as one
+operand is real, in operations that IEEE 754 defines to the last bit. So the same pairs come out
+whatever evaluates them, and what is no number compares false.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Collection, Mapping
+from functools import reduce
+from operator import and_, mul, or_
+from typing import Any
+
+import numpy as np
+
+from attnspec.graphs.relation import Elementwise
+from attnspec.ir.intervals import Bounds, reach_of
+from attnspec.ir.parameters import RelationError
+from attnspec.ir.program import Term, leaves
+from attnspec.ir.scalars import LARGEST, OPERATIONS, Apply, Scalar, ScalarError, Symbol, symbols
+
+READ = ("ids", "numbers")
+"""Kinds of inputs that a predicate reads."""
+
+INEXACT = ("sqrt", "isqrt", "log2")
+"""Functions that no input is given to: libraries differ in their last bits, or they have no value
+for some numbers."""
+
+
+def reading(name: str, side: str) -> Symbol:
+    """What the input of a name has at the query or the key; `side` is "q" or "k"."""
+    return Symbol(f"{name}({side})")
+
+
+def inputs_read(scalar: Scalar) -> tuple[str, ...]:
+    """The names of the inputs that a predicate reads, in order."""
+    found = {name.partition("(")[0] for name in symbols(scalar) if name.endswith(")")}
+    return tuple(sorted(found))
+
+
+def reads_inputs(scalar: Scalar) -> bool:
+    """Whether a predicate, or a part of one, reads an input."""
+    return any(name.endswith(")") for name in symbols(scalar))
+
+
+def wide(values: Elementwise) -> Elementwise:
+    """The values of an input, an array or a tensor, as int64 or float64."""
+    if is_real(values):
+        return values.double() if hasattr(values, "double") else values.astype(np.float64)
+    return values.long() if hasattr(values, "long") else values.astype(np.int64)
+
+
+def is_real(value: Elementwise) -> bool:
+    """Whether a number, an array or a tensor is, or holds, reals."""
+    kind = getattr(value, "dtype", None)
+    if kind is None:
+        return isinstance(value, float)
+    return bool(getattr(kind, "is_floating_point", getattr(kind, "kind", "") == "f"))
+
+
+def real_remainder(scalar: Scalar, real: Collection[str]) -> str | None:
+    """`//` or `%` where a predicate does that to a real number, the inputs of some names being
+    real; None where it does not."""
+    if not isinstance(scalar, Apply):
+        return None
+    if scalar.op in ("//", "%") and _says_real(scalar.args[0], real):
+        return scalar.op
+    found = (real_remainder(part, real) for part in scalar.args)
+    return next((op for op in found if op is not None), None)
+
+
+def _says_real(scalar: Scalar, real: Collection[str]) -> bool:
+    match scalar:
+        case Symbol(name):
+            return name.partition("(")[0] in real
+        case Apply("floor" | "ceil"):
+            return False
+        case Apply("/"):
+            return reads_inputs(scalar)
+        case Apply(_, args):
+            halved = reads_inputs(scalar) and any(isinstance(arg, float) for arg in args)
+            return halved or any(_says_real(arg, real) for arg in args)
+        case _:
+            return False
+
+
+# --- numbers that are exact ----------------------------------------------------------------------
+
+
+def require_exact(predicate: Scalar, n: int, ranges: Mapping[str, tuple[int, int]]) -> None:
+    """Raise RelationError where whole numbers that a predicate computes may not fit in 64 bits, the
+    inputs of some names lying between two whole numbers each; of others nothing is asked."""
+    ends: dict[str, Bounds] = {}
+    for symbol in symbols(predicate):
+        low, high = 0, max(n, COUNTED)
+        if symbol.endswith(")"):
+            low, high = ranges.get(symbol.partition("(")[0], (0, 0))
+        ends[symbol] = np.asarray(float(low)), np.asarray(float(high))
+    if _computed(predicate, ends) > LARGEST:
+        names = ", ".join(f"`{name}`" for name in sorted(ranges))
+        raise RelationError(
+            f"`where` computes with {names}, and what comes of it may be above 2**62, where whole"
+            " numbers are not exact: hand in smaller ones, or reals"
+        )
+
+
+COUNTED = 4096
+"""More layers and heads than there are."""
+
+
+def computed(graph: Term) -> dict[Scalar, tuple[str, ...]]:
+    """The predicates of a graph that compute with inputs, and the names of these; what is compared
+    as it was given needs no room."""
+    found: dict[Scalar, tuple[str, ...]] = {}
+    for leaf in leaves(graph):
+        predicate = dict(leaf.arguments).get("predicate")
+        if isinstance(predicate, Apply) and _computes(predicate):
+            found[predicate] = inputs_read(predicate)
+    return found
+
+
+def _computes(scalar: Scalar) -> bool:
+    if not isinstance(scalar, Apply) or not reads_inputs(scalar):
+        return False
+    return scalar.op not in _COMPARED or any(map(_computes, scalar.args))
+
+
+def _computed(scalar: Scalar, ranges: Mapping[str, Bounds]) -> float:
+    """A bound of the numbers that are computed on the way to a scalar's value."""
+    if not isinstance(scalar, Apply):
+        return 0.0
+    own = 0.0 if scalar.op in _COMPARED else reach_of(scalar, ranges)
+    return max(own, *(_computed(x, ranges) for x in scalar.args))
+
+
+_COMPARED = frozenset("== != < <= > >= within one_of and or not".split())
+
+
+# --- values ---------------------------------------------------------------------------------------
+
+
+def evaluated(scalar: Scalar, values: Mapping[str, Elementwise]) -> Elementwise:
+    """The value of a scalar whose symbols are arrays or tensors, int64 or float64; raises
+    ScalarError for a division by a number that is 0."""
+    with np.errstate(all="ignore"):
+        return _evaluated(scalar, values)
+
+
+def _evaluated(scalar: Scalar, values: Mapping[str, Elementwise]) -> Elementwise:
+    match scalar:
+        case Symbol(name):
+            return values[name]
+        case Apply(op, args):
+            return _applied(op, [_evaluated(arg, values) for arg in args])
+        case _:
+            return scalar
+
+
+def _applied(op: str, found: list[Elementwise]) -> Elementwise:
+    if op == "/" or any(map(is_real, found)):
+        found = [_as_real(x) for x in found]
+    if op in ("/", "//", "%") and isinstance(found[1], int | float) and found[1] == 0:
+        raise ScalarError("division by zero")
+    match op:
+        case "/":
+            return found[0] / found[1]
+        case "**":
+            base, times = found[0], int(found[1])
+            return reduce(mul, [base] * times) if times else base * 0 + 1
+        case "and":
+            return reduce(and_, found)
+        case "or":
+            return reduce(or_, found)
+        case "one_of":
+            return reduce(or_, [found[0] == each for each in found[1:]])
+        case "min":
+            return reduce(_lesser, found)
+        case "max":
+            return -reduce(_lesser, [-x for x in found])
+        case "floor" | "ceil":
+            (x,) = found
+            return getattr(_library(x), op)(x) if is_real(x) else x
+        case _:
+            # what is left are operators of Python
+            return OPERATIONS[op](*found)
+
+
+def _as_real(x: Elementwise) -> Elementwise:
+    """A number, an array or a tensor as float64, truth values as they are."""
+    if not hasattr(x, "dtype"):
+        return x if isinstance(x, bool) else float(x)
+    return x.double() if hasattr(x, "double") else x.astype(np.float64)
+
+
+def _lesser(a: Elementwise, b: Elementwise) -> Elementwise:
+    """The lesser of two, no number where one of them is none."""
+    where = _library(a, b).where
+    return where(a <= b, a, where(b < a, b, a + b))
+
+
+def _library(*values: Elementwise) -> Any:
+    """numpy or torch, whichever some values are of; this room does not import torch."""
+    kind = next(type(x) for x in values if hasattr(x, "dtype"))
+    return sys.modules[kind.__module__.partition(".")[0]]

@@ -1,0 +1,335 @@
+"""A model that is there already is given a spec: its layers are numbered, what the spec learns
+becomes a part of it, and there is a way back."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from functools import partial
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+import torch
+from torch import nn
+
+from attnspec.analysis.counting.graph_heads import slots_words
+from attnspec.analysis.counting.head_counts import head_counts
+from attnspec.graphs.stack import Stack, TooMuch
+from attnspec.integrations.model_advice import of_bias
+from attnspec.integrations.model_attention import ModelAttention, learns
+from attnspec.integrations.model_layers import (
+    HELD,
+    Place,
+    crosses,
+    place_of,
+    places_in,
+    put,
+)
+from attnspec.integrations.model_sides import SidesAttention
+from attnspec.integrations.model_use import ModelUse, own_config, used_by
+from attnspec.ir.crossing import crossed
+from attnspec.ir.parameters import RelationError
+from attnspec.ir.program import Program
+from attnspec.ir.serial import plan_data
+from attnspec.lower.lower import bias_tables
+from attnspec.runtime.module import CompiledAttention
+from attnspec.text.diagnostics import AttnSpecError
+
+if TYPE_CHECKING:
+    from attnspec.integrations.model_attention import ModelAttention as Own
+
+Attention: TypeAlias = "ModelAttention | SidesAttention"
+
+_LENGTHS = ("max_position_embeddings", "n_positions", "max_source_positions")
+"""Where configs keep how long a sequence may get."""
+
+_WRITTEN = "max_target_positions"
+"""Where they keep it of what a decoder beside an encoder writes."""
+
+_PLAIN_LAYERS = {"full_attention", "sliding_attention", "chunked_attention"}
+"""Types of layers that differ by the pairs they read alone."""
+
+
+class Conversion:
+    """A model whose attention layers use a spec, and what they read. Printed, it is the report;
+    `undo` gives the model its own attention back, as leaving a `with` block does."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self.model = model
+        self._parts: list[tuple[nn.Module, Attention]] = []
+        self._replaced: list[str] = []
+        self._back: list[Callable[[], None]] = []
+
+    def undo(self) -> None:
+        """Give the model the attention that it had; what the spec has learnt is dropped."""
+        while self._back:
+            self._back.pop()()
+
+    def __enter__(self) -> Conversion:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.undo()
+
+    @property
+    def attentions(self) -> list[Attention]:
+        """What its parts were given."""
+        return [attention for _, attention in self._parts]
+
+    @property
+    def layers(self) -> ModelUse:
+        """What each attention layer of the model uses."""
+        return used_by(self.model)
+
+    def __str__(self) -> str:
+        return self.report()
+
+    def report(self, n: int | None = None) -> str:
+        """What each layer uses, and what each head reads of n positions, by default as many as the
+        model is made for."""
+        lines = [str(self.layers), *self._replaced]
+        for part, attention in self._parts:
+            for entry in attention.entries:
+                known = length_of(part, entry.program) if n is None else n
+                lines += _read(entry.program, known)
+        return "\n".join(lines)
+
+    def record(self, specs: dict[str, str]) -> None:
+        """Have the config of the model say the texts of its specs, by the arguments of `convert`,
+        so that `save_pretrained` writes them down."""
+        model: Any = self.model
+        before = model.config
+        model.config = copy.deepcopy(before)
+        model.config.attnspec = specs
+        self._back.append(lambda: _restore({model: before}))
+
+    # --- how a part is given an attention ---------------------------------------------------------
+
+    def give(self, part: Any, name: str, attention: Attention) -> None:
+        """Have a part of the model use the attention of a name; raises AttnSpecError, and leaves
+        the whole as it was, where a layer cannot."""
+        try:
+            self._switch(part, name)
+            held: dict[tuple[object, nn.Module | None], CompiledAttention] = {}
+            for module, place in list(places_in(part)):
+                own = attention.of(module)
+                if own is not None:
+                    self._put(module, self._placed(part, module, place, own, held))
+            self._require_used(part, name, attention)
+        except Exception:
+            self.undo()
+            raise
+        self._parts.append((part, attention))
+
+    def _switch(self, part: Any, name: str) -> None:
+        before = own_config(part, name)
+        self._back.append(lambda: _restore(before))
+        for config in {id(m.config): m.config for m in before}.values():
+            said = _without_windows(config)
+            if said and said not in self._replaced:
+                self._replaced.append(said)
+
+    def _put(self, module: nn.Module, place: Place) -> None:
+        before = place_of(module), vars(module).get("compute_bias")
+        self._back.append(lambda: _put_back(module, *before))
+        put(module, place)
+        if place.table is not None and hasattr(module, "compute_bias"):
+            # the table is read where the scores are: no bias [1, H, q, k] need be written down
+            vars(module)["compute_bias"] = partial(_no_bias, module_heads(module))
+
+    def _placed(
+        self,
+        part: Any,
+        module: nn.Module,
+        place: Place,
+        own: Own,
+        held: dict[tuple[object, nn.Module | None], CompiledAttention],
+    ) -> Place:
+        """The place of a module with what computes there, if that is more than the spec alone."""
+        if place.table is not None and any(a.scores for a in own.program.attends):
+            _require_bias(own.program, module)
+        elif place.table is not None:
+            place = replace(place, table=None)
+        if place.table is None and not learns(own.module):
+            return place
+        key = (own, place.table)
+        if key not in held:
+            held[key] = self._held(part, module, place, own)
+        return replace(place, attention=held[key])
+
+    def _held(self, part: Any, module: nn.Module, place: Place, own: Own) -> CompiledAttention:
+        if place.table is not None:
+            return OwnTable(own.module, place.table)
+        base = getattr(part, "base_model", part)
+        if HELD in base._modules:
+            raise AttnSpecError(
+                f"a model without learned parts of a spec is needed, {type(base).__name__} has"
+                " some: `undo()` what it was given before"
+            )
+        plan = plan_data(own.program, own.module.backend)
+        found = CompiledAttention(plan, _head_size(module))
+        reference = next(base.parameters())
+        base.add_module(HELD, found.to(reference.device, reference.dtype).train(base.training))
+        self._back.append(lambda: base._modules.pop(HELD))
+        return found
+
+    def _require_used(self, part: nn.Module, name: str, attention: Attention) -> None:
+        layers, kind = used_by(part), type(part).__name__
+        if not layers:
+            raise AttnSpecError(f"a model with attention is needed, {kind} has none")
+        kept = isinstance(attention, SidesAttention)
+        for layer in layers:
+            if layer.kind != "spec" and not (kept and layer.kind == "dense"):
+                raise AttnSpecError(f"{kind} cannot use `{name}`: {layer.path}: {layer.what}")
+
+
+class OwnTable(CompiledAttention):
+    """A compiled attention whose `score bias` is the table that a model has learnt, an Embedding
+    [buckets, heads] under the name `relative_attention_bias`."""
+
+    def __init__(self, module: CompiledAttention, table: nn.Module) -> None:
+        super().__init__(plan_data(module.program, module.backend))
+        self.names = frozenset(bias_tables(module.program).values())
+        for name in self.names:
+            del self._parameters[name]
+        # a part of the model already
+        vars(self)["table"] = table
+
+    def learned(self, name: str) -> torch.Tensor:
+        """A parameter by its name; the bias [layers or 1, heads, buckets] from the model."""
+        if name not in self.names:
+            return super().learned(name)
+        weight: torch.Tensor = vars(self)["table"].relative_attention_bias.weight
+        return weight.T.expand(self.program.layers or 1, -1, -1)
+
+
+def _require_bias(program: Program, module: nn.Module) -> None:
+    """Raise unless the only score of every head is the bias of the model."""
+    wanted = (
+        getattr(module, "relative_attention_num_buckets", None),
+        getattr(module, "relative_attention_max_distance", None),
+    )
+    for attend in program.attends:
+        found = [dict(score.arguments) for score in attend.scores if score.name == "bias"]
+        sizes = [(each.get("buckets"), each.get("max_distance")) for each in found]
+        if len(attend.scores) != 1 or sizes != [wanted]:
+            raise AttnSpecError(
+                f"the bias of `{program.name}` must be the model's: {of_bias(module)}"
+            )
+
+
+def _no_bias(
+    heads: int,
+    query_length: int,
+    key_length: int,
+    device: torch.device | None = None,
+    past_seen_tokens: object = 0,
+) -> torch.Tensor:
+    """What stands for a bias that is read elsewhere: one zero, seen as [1, H, q, k]."""
+    return torch.zeros(1, device=device).expand(1, heads, query_length, key_length)
+
+
+def _put_back(module: nn.Module, place: Place | None, bias: Callable[..., Any] | None) -> None:
+    put(module, place)
+    vars(module).pop("compute_bias", None)
+    if bias is not None:
+        vars(module)["compute_bias"] = bias
+
+
+def _restore(before: dict[Any, Any]) -> None:
+    for module, config in before.items():
+        module.config = config
+
+
+def _without_windows(config: Any) -> str:
+    """Have a config of its own say that no layer has a window, where layers differ by that alone;
+    returns what was there, in words."""
+    kinds, window = getattr(config, "layer_types", None), getattr(config, "sliding_window", None)
+    if not kinds:
+        if window is None:
+            return ""
+        config.sliding_window = None
+        return f"in place of `sliding_window = {window}`"
+    if set(kinds) == {"full_attention"} or not set(kinds) <= _PLAIN_LAYERS:
+        return ""
+    bases = getattr(config, "rope_parameters", None) or {}
+    # such layers turn positions in another way: the masks of their type are taken for plain ones
+    if not any(isinstance(bases.get(kind), dict) for kind in kinds):
+        config.layer_types = ["full_attention"] * len(kinds)
+    found = ", ".join(sorted(set(kinds) - {"full_attention"}))
+    return f"in place of {found} in {sum(k != 'full_attention' for k in kinds)} layers"
+
+
+def module_heads(module: nn.Module) -> int:
+    """The query heads of an attention module."""
+    for name in ("n_heads", "num_heads", "num_attention_heads"):
+        own = getattr(module, name, None)
+        found = own if own is not None else getattr(getattr(module, "config", None), name, None)
+        if isinstance(found, int):
+            return found
+    raise AttnSpecError(f"heads that are counted are needed, {type(module).__name__} has no number")
+
+
+def _head_size(module: nn.Module) -> int | None:
+    """The size of a head, None where the module does not say; it is seen when it is called."""
+    names = ("head_dim", "attention_head_size", "key_value_proj_dim")
+    found = (getattr(module, name, None) for name in names)
+    return next((size for size in found if isinstance(size, int)), None)
+
+
+def length_of(model: Any, program: Program) -> int:
+    """The length that a model, or a part of one, is made for, or the one of a grid."""
+    if program.fixed_length is not None:
+        return program.fixed_length
+    config = getattr(model, "config", None)
+    size, patch = getattr(config, "image_size", None), getattr(config, "patch_size", None)
+    if isinstance(size, int) and isinstance(patch, int):
+        extra = max((place.extra for _, place in places_in(model)), default=0)
+        return (size // patch) ** 2 + extra
+    names = (_WRITTEN, *_LENGTHS) if has_cross(model) and not program.cross else _LENGTHS
+    found = (getattr(config, name, None) for name in names)
+    return next((length for length in found if isinstance(length, int)), 512)
+
+
+def _read(program: Program, n: int) -> Iterator[str]:
+    """What each head of a spec reads of n positions, in lines."""
+    yield f"`{program.name}` at {'m = ' * program.cross}n = {n}"
+    program, length = crossed(program, n)
+    stack = Stack(program, None, None)
+    try:
+        if stack.unknown is not None:
+            yield f"  {stack.unknown}"
+            return
+        bound = stack.bound(length)
+        for index, (_, _, relation) in enumerate(bound.found):
+            rows = [[slot == index for slot in row] for row in bound.slots]
+            found = head_counts(relation, length, program.crossing)
+            yield (
+                f"  {slots_words(rows)}: {found.edges:,} pairs, at most {found.degree:,} keys of a"
+                f" query, {found.density:.3g} of all"
+            )
+    except (RelationError, TooMuch) as error:
+        yield f"  not counted: {error}"
+
+
+def part_of(model: Any, side: str) -> Any:
+    """The "encoder" or the "decoder" of a model that has both."""
+    get = getattr(model, f"get_{side}", None)
+    both = getattr(getattr(model, "config", None), "is_encoder_decoder", False)
+    if get is None or not both:
+        raise AttnSpecError(
+            f"a model with an encoder and a decoder is needed for `{side}=`, got"
+            f" {type(model).__name__}: `convert(model, spec)`"
+        )
+    return get()
+
+
+def has_cross(part: nn.Module) -> bool:
+    """Whether layers of a part read another sequence."""
+    return any(crosses(module) for module, _ in places_in(part))

@@ -1,0 +1,172 @@
+"""The attention function of a decoder beside an encoder, whose layers read two sequences."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from importlib import import_module
+from threading import local
+from typing import Any, cast
+
+import torch
+
+from attnspec.analysis.growth.stable import changed_by_padding
+from attnspec.graphs.forms.stability import must_be_steady
+from attnspec.integrations.model_attention import ModelAttention
+from attnspec.integrations.model_layers import crosses, place_of
+from attnspec.integrations.model_mask import ModelMask, written_out
+from attnspec.ir.crossing import evened
+from attnspec.ir.program import Program
+from attnspec.text.diagnostics import AttnSpecError
+
+_KEPT = "sdpa"
+"""The attention of transformers that stands for a model's own."""
+
+
+class CrossAttention(ModelAttention):
+    """Calls a compiled spec between two sequences for the layers of a decoder that read an
+    encoder."""
+
+    def __call__(
+        self,
+        module: torch.nn.Module,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        attention_mask: ModelMask | torch.Tensor | None,
+        *,
+        scaling: float | None = None,
+        dropout: float = 0.0,
+        is_causal: bool | None = None,
+        attnspec_inputs: Mapping[str, torch.Tensor] | None = None,
+        **others: object,
+    ) -> tuple[torch.Tensor, None]:
+        """The output [B, m, H, d_v] of queries [B, H, m, d], by keyword from `query_start` on, and
+        no weights; keys [B, H_kv, n, d] are the encoder's, and so are padding and inputs."""
+        start, place = cast(int, others.pop("query_start", 0)), place_of(module)
+        layer = self.layer_of(module)
+        self.refuse(module, others, layer)
+        self.require_held(place)
+        self.require_heads(query.shape[1])
+        padding = self._padding(attention_mask, key.shape[2])
+        if padding is not None:
+            self._warn_of_padding(layer, query.shape[1])
+        every = ModelMask("bidirectional", key.shape[2], 0, key.shape[2], 0, padding)
+        out = self.module_of(place)(
+            self.scaled(query, scaling, layer, key.shape[2]),
+            key,
+            value,
+            layer=layer,
+            key_padding_mask=padding,
+            dropout_p=dropout if module.training else 0.0,
+            inputs=self.inputs_of(attnspec_inputs, every),
+            query_start=start,
+        )
+        return out.transpose(1, 2).contiguous(), None
+
+    def require_fit(self, module: torch.nn.Module) -> None:
+        """Raise for what is known of a layer before it is called: the spec cannot stand for it."""
+        if not self.program.cross:
+            raise AttnSpecError(
+                f"a spec between two sequences is needed, `{self.program.name}` is one within a"
+                " single sequence: write `cross` in it"
+            )
+        self.layer_of(module)
+        self.require_held(place_of(module))
+        known = getattr(getattr(module, "config", None), "num_attention_heads", None)
+        self.require_heads(known if isinstance(known, int) else self.program.heads or 1)
+
+    def _padding(self, mask: ModelMask | torch.Tensor | None, keys: int) -> torch.Tensor | None:
+        """Which keys are real, bool [B, n], None where all are."""
+        if isinstance(mask, torch.Tensor) or (mask is not None and mask.kind != "bidirectional"):
+            found = list(mask.shape) if isinstance(mask, torch.Tensor) else f"a {mask.kind} one"
+            raise AttnSpecError(
+                f"a padding mask [batch, length] of the encoder is needed, got {found}: which query"
+                f" reads which key is said by `{self.program.name}`"
+            )
+        if mask is None or mask.padding is None:
+            return None
+        if mask.padding.shape[1] != keys:
+            raise AttnSpecError(
+                f"a padding mask of the {keys} keys is needed, got {list(mask.padding.shape)}"
+            )
+        return mask.padding
+
+    def _warn_of_padding(self, layer: int, heads: int) -> None:
+        fault = changed_by_padding(evened(self.program), layer, heads)
+        if fault is not None:
+            self.warn_once("padding", must_be_steady(self.program.name, fault))
+
+
+class SidesAttention:
+    """Calls one spec for the decoder's own sequence and one for the encoder's; where there is none,
+    the model's own attention, which reads every key that its mask allows."""
+
+    def __init__(self, own: ModelAttention | None, cross: CrossAttention | None) -> None:
+        self.own, self.cross = own, cross
+        for each in self.entries:
+            each.shares = True
+        # a layer reads its own sequence first, and only then is said where its queries stand
+        self._position = local()
+
+    def of(self, module: torch.nn.Module) -> ModelAttention | None:
+        """The spec of a module, None where it keeps its own attention."""
+        return self.cross if crosses(module) else self.own
+
+    @property
+    def entries(self) -> tuple[ModelAttention, ...]:
+        """The specs."""
+        return tuple(each for each in (self.own, self.cross) if each is not None)
+
+    @property
+    def program(self) -> Program:
+        """The program of the first spec."""
+        return self.entries[0].program
+
+    @property
+    def standing(self) -> Mapping[str, torch.Tensor] | None:
+        """The run-time inputs that stand for every call."""
+        return self.entries[0].standing
+
+    @standing.setter
+    def standing(self, inputs: Mapping[str, torch.Tensor] | None) -> None:
+        for each in self.entries:
+            each.standing = inputs
+
+    def __call__(
+        self,
+        module: torch.nn.Module,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        attention_mask: ModelMask | torch.Tensor | None,
+        **others: Any,
+    ) -> tuple[torch.Tensor, None]:
+        """As `ModelAttention` for the module's own spec; without one as transformers' own."""
+        chosen = self.of(module)
+        if not crosses(module):
+            known = isinstance(attention_mask, ModelMask)
+            self._position.start = attention_mask.q_offset if known else 0  # type: ignore[union-attr]
+        elif chosen is not None:
+            others["query_start"] = getattr(self._position, "start", 0)
+        if chosen is not None:
+            return chosen(module, query, key, value, attention_mask, **others)
+        if isinstance(attention_mask, ModelMask):
+            attention_mask = _dense(attention_mask, query)
+        others.pop("attnspec_inputs", None)
+        attend = import_module("transformers").AttentionInterface()[_KEPT]
+        found: tuple[torch.Tensor, None] = attend(
+            module, query, key, value, attention_mask, **others
+        )
+        return found
+
+
+def _dense(mask: ModelMask, query: torch.Tensor) -> torch.Tensor | None:
+    """What a layer that keeps its own attention may read, bool [B or 1, 1, q, k]; None for all."""
+    if mask.kind == "causal" and not mask.kv_offset:
+        place = {"device": query.device, "batch_size": query.shape[0]}
+        return written_out(mask, place).as_subclass(torch.Tensor)
+    if mask.kind == "bidirectional":
+        return None if mask.padding is None else mask.padding[:, None, None].to(query.device)
+    raise AttnSpecError(
+        f"a causal or bidirectional mask is needed beside layers with a spec, got a {mask.kind} one"
+    )

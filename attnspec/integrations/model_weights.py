@@ -1,0 +1,138 @@
+"""Weights of models that compute a sparse attention of their own, in models that ask for one."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from importlib import import_module
+from typing import Any
+
+import torch
+
+from attnspec.spec import Spec, parse
+from attnspec.text.diagnostics import AttnSpecError
+
+GLOBAL = ("query_global", "key_global", "value_global")
+"""The projections of Longformer's global tokens, beside `query`, `key` and `value`."""
+
+_MARKS_TOKENS = ("ForSequenceClassification", "ForQuestionAnswering", "ForMultipleChoice")
+"""Heads of Longformer that make tokens global without being told."""
+
+
+def roberta_of_longformer(model: Any, important: str | None) -> tuple[Any, Spec]:
+    """A RoBERTa with the weights of a Longformer, and the spec of its windows, a radius for each
+    layer; with `important`, the name of an input of kind `tokens`, these are global.
+
+    Rows of global tokens have projections of their own in Longformer, and RoBERTa has none: they
+    must be the same, as where a checkpoint was begun from. Raises AttnSpecError where they are not.
+    """
+    made = _other(model, "Longformer", "Roberta")
+    config, state, kind = model.config, model.state_dict(), type(model).__name__
+    if important is None and kind.endswith(_MARKS_TOKENS):
+        raise AttnSpecError(
+            f"an input for global tokens is needed, {kind} marks some by itself:"
+            ' `important="important"`, and mark the same ones in each call'
+        )
+    shared = {key: value for key, value in state.items() if not _is_global(key)}
+    if important is not None:
+        _require_shared(state)
+    widths = config.attention_window
+    widths = [widths] * config.num_hidden_layers if isinstance(widths, int) else list(widths)
+    beside = "" if important is None else f" | global({important})"
+    declared = "" if important is None else f"input {important}: tokens "
+    layers = " ".join(
+        f"layer {layer} {{ attend window(radius = {width // 2}){beside} }}"
+        for layer, width in enumerate(widths)
+    )
+    spec = parse(f"attention longformer {{ layers {len(widths)} {declared}{layers} }}")
+    return _filled(made, model, "longformer", shared), spec
+
+
+def bert_of_bigbird(model: Any) -> tuple[Any, Spec]:
+    """A BERT with the weights of a BigBird, and the spec of its blocks: the block of a query and
+    those beside it, the first and the last block global, and random ones, which are drawn by the
+    language's own generator. Full attention, `attention_type = "original_full"`, stays full.
+
+    Raises AttnSpecError for embeddings that BERT does not scale.
+    """
+    made, config = _other(model, "BigBird", "Bert"), model.config
+    if config.rescale_embeddings:
+        raise AttnSpecError(
+            "embeddings as they are needed, this BigBird has `rescale_embeddings = True` and BERT"
+            " scales none: multiply `embeddings.word_embeddings.weight` by sqrt(hidden_size)"
+        )
+    if config.is_decoder:
+        raise AttnSpecError(
+            "an encoder is needed, this BigBird is a decoder: BERT reads both sides"
+        )
+    state = dict(model.state_dict())
+    for key in list(state):
+        owner, _, last = key.rpartition(".")
+        if owner.endswith("pooler"):
+            state[f"{owner}.dense.{last}"] = state.pop(key)
+    return _filled(made, model, "bert", state), parse(_blocks(config))
+
+
+def _blocks(config: Any) -> str:
+    if config.attention_type == "original_full":
+        return "attention bigbird { attend full }"
+    size, drawn = config.block_size, config.num_random_blocks
+    blocks = f" | random_blocks(size = {size}, blocks = {drawn})" if drawn else ""
+    return (
+        f"attention bigbird {{ layers {config.num_hidden_layers} heads {config.num_attention_heads}"
+        f" attend block(size = {size}, before = 1, after = 1)"
+        f" | global(first({size}) | last({size})){blocks} }}"
+    )
+
+
+def _is_global(key: str) -> bool:
+    return any(f".{name}." in key for name in GLOBAL)
+
+
+def _require_shared(state: Mapping[str, torch.Tensor]) -> None:
+    """Raise unless the projections of global tokens are those of all others."""
+    for key, value in state.items():
+        if _is_global(key):
+            other = state[key.replace("_global.", ".")]
+            if not torch.equal(value, other):
+                raise AttnSpecError(
+                    f"projections that all tokens share are needed, `{key}` differs from those of"
+                    f" other tokens by {float((value - other).abs().max()):.3g}: RoBERTa has one"
+                    " for all. Leave `important` out, and every token reads its window alone; or"
+                    " copy `query`, `key` and `value` over them, and train"
+                )
+
+
+def _other(model: Any, old: str, new: str) -> Any:
+    """A model of another family with the same head and sizes."""
+    transformers = import_module("transformers")
+    name = type(model).__name__
+    kind = getattr(transformers, name.replace(old, new), None)
+    if kind is None or not name.startswith(old):
+        raise AttnSpecError(f"a {old} model is needed, got {name}")
+    known = model.config.to_dict()
+    for own in ("model_type", "architectures", "attention_window", "attention_type"):
+        known.pop(own, None)
+    return kind(getattr(transformers, f"{new}Config")(**known))
+
+
+def _filled(made: Any, model: Any, prefix: str, state: Mapping[str, torch.Tensor]) -> Any:
+    """A model with weights of another, whose body goes by a prefix, and in its mode."""
+    body = f"{made.base_model_prefix}."
+    renamed = {
+        body + key.removeprefix(f"{prefix}.") if key.startswith(f"{prefix}.") else key: value
+        for key, value in state.items()
+    }
+    wanted = set(made.state_dict())
+    # a head that asks for no pooled token has none in one of the two
+    unread = {key for key in set(renamed) - wanted if ".pooler." in key}
+    renamed = {key: value for key, value in renamed.items() if key not in unread}
+    apart = sorted(wanted ^ set(renamed))
+    if apart:
+        names = f"{type(model).__name__} and {type(made).__name__}"
+        raise AttnSpecError(
+            f"the same weights under the same names are needed in {names}, {len(apart)} are in one"
+            f" alone, as `{apart[0]}`: take the model without its head, if it is one of the head"
+        )
+    made.load_state_dict(renamed)
+    reference = next(model.parameters())
+    return made.to(reference.device, reference.dtype).train(model.training)

@@ -1,0 +1,201 @@
+"""A cache of transformers that keeps what a spec may still read, and nothing else."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any, TypeAlias, cast
+
+import torch
+from torch import nn
+from transformers.cache_utils import Cache, CacheLayerMixin
+
+from attnspec.integrations.model_layers import crosses
+from attnspec.integrations.model_mask import CACHED, ModelMask, since, since_all
+from attnspec.integrations.model_use import used_by
+from attnspec.runtime.module import CompiledAttention
+from attnspec.runtime.streaming import StreamState
+from attnspec.text.diagnostics import AttnSpecError
+
+Tensors: TypeAlias = "tuple[torch.Tensor, torch.Tensor, torch.Tensor]"
+
+
+class SpecCache(Cache):
+    """The cache of a model that was given a spec: for each layer the state that its attention goes
+    on from. Heads with a window keep the keys of the window, first positions and marked tokens
+    stay, mechanisms keep their sums; only heads that look back without a bound keep every key.
+
+        model.generate(ids, past_key_values=SpecCache(model), max_new_tokens=100)
+
+    Beams and assisted generation work as with `DynamicCache`. A cache serves one text, or batch of
+    texts. Raises AttnSpecError for a model with a layer that does not use a spec.
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        modules, last = dict(model.named_modules()), -1
+        for layer in used_by(model):
+            module = modules[layer.path]
+            last = max(last, getattr(module, "layer_idx", None) or 0)
+            if layer.kind != "spec" and not crosses(module):
+                raise AttnSpecError(
+                    f"a model whose layers use a spec is needed, `{layer.path}` does not:"
+                    f" {layer.kind}, {layer.what}"
+                )
+        super().__init__(layers=[SpecLayer() for _ in range(last + 1)])
+
+    @property
+    def bytes(self) -> int:
+        """The memory that is held, the same memory counted once."""
+        layers = cast("list[SpecLayer]", self.layers)
+        kept = (x.untyped_storage() for layer in layers for x in layer.kept())
+        return sum({each.data_ptr(): each.nbytes() for each in kept}.values())
+
+
+@dataclass(frozen=True, eq=False)
+class Step:
+    """Some positions that a layer went on by: what computes, their queries, keys and values, and
+    what was said of them."""
+
+    run: Any
+    tensors: Tensors
+    padding: torch.Tensor | None
+    inputs: Any
+
+    def __call__(self, state: StreamState | None) -> tuple[torch.Tensor, StreamState]:
+        found: tuple[torch.Tensor, StreamState] = self.run(
+            *self.tensors, state, key_padding_mask=self.padding, inputs=self.inputs
+        )
+        return found
+
+    @property
+    def positions(self) -> int:
+        return self.tensors[0].shape[2]
+
+    def first(self, count: int) -> Step:
+        """The same of the first positions alone."""
+        q, k, v = (x[:, :, :count] for x in self.tensors)
+        inputs = self.inputs and {x: t[:, :count] for x, t in self.inputs.items()}
+        padding = None if self.padding is None else self.padding[:, :count]
+        return replace(self, tensors=(q, k, v), padding=padding, inputs=inputs)
+
+
+class SpecLayer(CacheLayerMixin):
+    """What one layer keeps: a state, which the attention itself goes on from."""
+
+    is_sliding = False
+    is_croppable = True
+    supports_early_init = False
+
+    def __init__(self, **_settings: object) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.state: StreamState | None = None
+        self.position = 0
+        self.record_past = False
+        self._base: StreamState | None = None
+        self._steps: list[Step] = []
+
+    def lazy_initialization(self, key_states: torch.Tensor, value_states: torch.Tensor) -> None:
+        self.dtype, self.device = key_states.dtype, key_states.device
+        self.is_initialized = True
+
+    def update(
+        self, key_states: torch.Tensor, value_states: torch.Tensor, *_: object, **_settings: object
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """The new keys [B, H_kv, t, d] and values, marked: the attention joins them with those that
+        are kept."""
+        self.lazy_initialization(key_states, value_states)
+        keys = key_states.view_as(key_states)
+        setattr(keys, CACHED, self)
+        return keys, value_states
+
+    def go_on(
+        self,
+        module: CompiledAttention,
+        tensors: Tensors,
+        mask: ModelMask,
+        inputs: Any,
+        layer: int,
+    ) -> torch.Tensor:
+        """The outputs [B, H, t, d_v] of the next t positions."""
+        if mask.q_offset != self.position or tensors[1].shape[2] != mask.q_length:
+            raise AttnSpecError(
+                f"the positions behind the {self.position} that were read are needed, got"
+                f" {tensors[1].shape[2]} from {mask.q_offset} on"
+            )
+        start, (q, k, v) = mask.q_offset, tensors
+        run = partial(module.step, layer=layer, keep_all=True)
+        # a copy without the mark, or what is kept would keep this layer
+        step = Step(run, (q, k.view_as(k), v), since(start, mask.padding), since_all(start, inputs))
+        if self.record_past:
+            self._steps.append(step)
+        out, state = step(self.state)
+        self.state, self.position = state.owned(), mask.end
+        return out
+
+    def kept(self) -> list[torch.Tensor]:
+        """The tensors that are held."""
+        found = [] if self.state is None else list(self.state.kept())
+        if self._base is not None:
+            found += self._base.kept()
+        return found + [x for step in self._steps for x in step.tensors]
+
+    def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
+        return self.position + query_length, 0
+
+    def get_seq_length(self) -> int:
+        return self.position
+
+    def get_max_length(self) -> int:
+        return -1
+
+    def reset(self) -> None:
+        self.state, self._base, self._steps, self.position = None, None, [], 0
+
+    # --- back to earlier positions ----------------------------------------------------------------
+
+    def activate_past_recording(self) -> None:
+        """Keep the steps to come until `crop` says how many of their positions stand."""
+        self.record_past = True
+        self._base, self._steps = self.state, []
+
+    def crop(self, tokens_to_remove: int) -> None:
+        """Take back the last positions, a number below 0, of those since the last `crop`."""
+        removed = abs(tokens_to_remove)
+        written = sum(step.positions for step in self._steps)
+        if tokens_to_remove > 0 or removed > written:
+            raise RuntimeError(
+                f"at most the {written} positions since `activate_past_recording` or the last"
+                f" `crop` can be taken back, as a number below 0, got {tokens_to_remove}"
+            )
+        if removed:
+            self.state, left = self._base, written - removed
+            for step in self._steps:
+                part = min(left, step.positions)
+                if part:
+                    _, self.state = step.first(part)(self.state)
+                left -= part
+        self.position -= removed
+        self._base, self._steps = self.state, []
+
+    # --- other samples ----------------------------------------------------------------------------
+
+    def reorder_cache(self, beam_idx: torch.Tensor) -> None:
+        self._select(beam_idx)
+
+    def batch_repeat_interleave(self, repeats: int) -> None:
+        if self.state is not None:
+            self._select(torch.arange(self.batch_size).repeat_interleave(repeats))
+
+    def batch_select_indices(self, indices: torch.Tensor) -> None:
+        self._select(indices)
+
+    @property
+    def batch_size(self) -> int:
+        """How many samples there are, -1 before the first."""
+        return -1 if self.state is None else self.state.samples
+
+    def _select(self, samples: torch.Tensor) -> None:
+        if self._steps:
+            raise RuntimeError("`crop` must come before samples are chosen while the past is kept")
+        if self.state is not None:
+            self.state = self._base = self.state.selected(samples)

@@ -1,0 +1,1 @@
+"""Masks that people have, as specs: mask functions, configurations, arrays of booleans."""

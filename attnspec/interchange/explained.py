@@ -1,0 +1,341 @@
+"""`attnspec.explain_mask`: the shortest spec found whose mask is the given one.
+
+Searched are one graph, then unions and intersections of two, then of three, each alone, under
+`causal` and inside own blocks; then the same inside documents; then grids. The nearest of what was
+looked at stands where none is equal. The search is bounded, and always takes the same way.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import combinations
+from math import isqrt
+
+import numpy as np
+
+from attnspec.analysis.counting.differences import Pairs, only_in
+from attnspec.graphs.written_pairs import WrittenPairs
+from attnspec.interchange.fitted import Atom, Fit
+from attnspec.spec import Spec, parse
+from attnspec.text.diagnostics import AttnSpecError
+from attnspec.verification.given_masks import given_mask
+
+LONGEST = 512
+"""The longest mask that is looked into: every candidate is held against all of its pairs."""
+
+ROWS = 48
+"""Queries by which joined graphs are told apart; those that agree there are held against all."""
+
+MOST_HULLS = 3
+"""Block hulls that are tried as restrictions at most, smallest first."""
+
+MOST_TRIPLES = 60_000
+"""Unions of three that are tried at most."""
+
+MOST_OF = 0.8
+"""The share of a diagonal, row or column that is taken for all of it where nothing is equal."""
+
+
+@dataclass(frozen=True)
+class Explanation:
+    """What a mask [n, n] is, or what comes nearest.
+
+    `spec` has `only_in_spec` and not `only_in_mask`; both are empty where it is `exact`. `inputs`
+    are those with which it is meant. Sizes are those of this n: a spec that is exact here may be
+    another one at other lengths.
+    """
+
+    n: int
+    spec: Spec
+    inputs: dict[str, np.ndarray]
+    only_in_spec: Pairs
+    only_in_mask: Pairs
+    pairs: int
+
+    @property
+    def exact(self) -> bool:
+        """Whether the spec has just the pairs of the mask."""
+        return not self.only_in_spec and not self.only_in_mask
+
+    def __str__(self) -> str:
+        if self.exact:
+            said = f"the {self.pairs:,} pairs of the mask at n = {self.n:,}; True = attends"
+        else:
+            said = (
+                f"nothing shorter than the mask is equal to it; nearest, at n = {self.n:,}:"
+                f" {self.only_in_spec.count:,} pairs too many and"
+                f" {self.only_in_mask.count:,} too few, of {self.pairs:,}; True = attends"
+            )
+        for title, side in (
+            ("only in the spec", self.only_in_spec),
+            ("only in the mask", self.only_in_mask),
+        ):
+            if side:
+                said += f"\n{title}: " + ", ".join(f"({q}, {k})" for q, k in side.examples)
+        return f"{said}\n\n{self.spec.source}"
+
+
+@dataclass(frozen=True, eq=False)
+class _Candidate:
+    """The lines of a spec behind its inputs, and its mask."""
+
+    lines: tuple[str, ...]
+    mask: np.ndarray
+    graphs: int
+    inputs: tuple[tuple[str, np.ndarray], ...] = ()
+
+    @property
+    def rank(self) -> tuple[int, int, str]:
+        text = "\n".join(self.lines)
+        return self.graphs, len(text), text
+
+
+@dataclass(frozen=True, eq=False)
+class _Restriction:
+    """What a whole graph is cut by, as lines before the graph or as an operand of it."""
+
+    lines: tuple[str, ...]
+    operand: str
+    mask: np.ndarray
+    inputs: tuple[tuple[str, np.ndarray], ...] = ()
+
+    @property
+    def graphs(self) -> int:
+        return bool(self.operand) + bool(self.lines)
+
+
+def explain_mask(mask: object, *, name: str = "explained") -> Explanation:
+    """The shortest spec found whose mask is `mask`, bool [n, n], True = attends; or the nearest.
+
+    Named patterns are fitted to the mask and joined, two or three at a time, under `causal`, own
+    blocks, or documents, which become an input. The search is bounded and always takes the same
+    way. Raises AttnSpecError for a mask that is not square and boolean, or above n = `LONGEST`.
+    """
+    shape = tuple(getattr(mask, "shape", ())) or np.asarray(mask).shape
+    if len(shape) < 2:
+        raise AttnSpecError(f"a mask [n, n] is needed, got {list(shape)}")
+    n = int(shape[-1])
+    if n > LONGEST:
+        raise AttnSpecError(
+            f"masks are explained up to n = {LONGEST:,}, got {n:,}: a smaller one of the same rule"
+            " will do"
+        )
+    heads = given_mask(mask, n, 1)
+    if len(heads) != 1:
+        raise AttnSpecError(f"one head is explained at a time, got {len(heads)}: `mask[0]`")
+    held = np.asarray(heads[0])
+    found = _shortest(held)
+    spec = parse("\n".join([f"attention {name} {{", *(f"    {x}" for x in found.lines), "}", ""]))
+    inputs = dict(found.inputs)
+    relation, given = spec.relation(n, inputs=inputs or None), WrittenPairs(held)
+    return Explanation(
+        n, spec, inputs, only_in(relation, given, n), only_in(given, relation, n), int(held.sum())
+    )
+
+
+def _shortest(mask: np.ndarray) -> _Candidate:
+    if mask.all():
+        return _Candidate(("attend full",), mask, 1)
+    if not mask.any():
+        return _Candidate(("attend where(false)",), mask, 1)
+    nearest = [
+        _Candidate(("attend where(false)",), np.zeros_like(mask), 1),
+        _Candidate(("attend full",), np.ones_like(mask), 1),
+    ]
+    restrictions = list(_restrictions(mask))
+    for inputs in (False, True):
+        searches = [_Search(mask, one) for one in restrictions if bool(one.inputs) is inputs]
+        for count in (1, 2, 3):
+            for search in searches:
+                found = list(search.of(count))
+                exact = [one for one in found if (one.mask == mask).all()]
+                if exact:
+                    return min(exact, key=lambda one: one.rank)
+                nearest += found
+    for candidate in _on_grids(mask):
+        if (candidate.mask == mask).all():
+            return candidate
+    nearest += _rough(mask)
+    return min(nearest, key=lambda one: (int((one.mask ^ mask).sum()), one.rank))
+
+
+# --- restrictions ---------------------------------------------------------------------------------
+
+
+def _restrictions(mask: np.ndarray) -> Iterator[_Restriction]:
+    """What the pairs of a mask are all inside of, simplest first."""
+    n = len(mask)
+    everything, causal = np.ones_like(mask), np.tri(n, dtype=bool)
+    yield _Restriction((), "", everything)
+    below = not (mask & ~causal).any() and n > 1
+    if below:
+        yield _Restriction(("causal",), "", causal)
+    for lines, outer in ((("causal",), causal),) if below else (((), everything),):
+        hulls = [
+            _Restriction(lines, atom.text, atom.mask & outer)
+            for atom in Fit(mask, everything).around()
+            if atom.text.startswith("block(") and not (atom.mask | ~outer).all()
+        ]
+        yield from sorted(hulls, key=lambda one: int(one.mask.sum()))[:MOST_HULLS]
+        labels = _documents(mask)
+        if labels is not None:
+            same = labels[:, None] == labels[None]
+            yield _Restriction(
+                ("input document: ids", *lines),
+                "same(document)",
+                same & outer,
+                (("document", labels),),
+            )
+
+
+def _documents(mask: np.ndarray) -> np.ndarray | None:
+    """The parts of a sequence between which no pair is held, numbered; None where it is one."""
+    position = np.arange(len(mask))
+    either = mask | mask.T
+    farthest = np.where(either, position[None], position[:, None]).max(1)
+    ends = np.maximum.accumulate(farthest) == position
+    labels = np.concatenate(([0], np.cumsum(ends)[:-1]))
+    return labels if labels[-1] > 0 else None
+
+
+# --- graphs under a restriction -------------------------------------------------------------------
+
+
+class _Search:
+    """The graphs that are fitted to a mask under a restriction."""
+
+    def __init__(self, mask: np.ndarray, restriction: _Restriction) -> None:
+        self.mask, self.restriction = mask, restriction
+        fit = Fit(mask, restriction.mask)
+        self.inside, self.around = fit.inside(), fit.around()
+
+    def of(self, count: int) -> Iterator[_Candidate]:
+        """Single graphs, or unions and intersections of so many: those that are equal to the mask,
+        and the nearest."""
+        if count == 1:
+            if (self.restriction.mask == self.mask).all():
+                yield _joined(self.restriction, (), "|", self.mask)
+            for atom in (*self.inside, *self.around):
+                yield _joined(self.restriction, (atom,), "|", atom.mask & self.restriction.mask)
+            return
+        # `causal` is a restriction of its own
+        around = [atom for atom in self.around if atom.text != "causal"]
+        for op, atoms in (("|", self.inside), ("&", around)):
+            yield from _combined(self.mask, self.restriction, op, atoms, count)
+
+
+def _combined(
+    mask: np.ndarray, restriction: _Restriction, op: str, atoms: Sequence[Atom], count: int
+) -> Iterator[_Candidate]:
+    """The unions, or intersections, of so many graphs that are equal to the mask, and the best of
+    those that are not."""
+    looked = np.unique(np.linspace(0, len(mask) - 1, ROWS).astype(int))
+    rows = [_bits((atom.mask & restriction.mask)[looked]) for atom in atoms]
+    wanted, best, tried = _bits(mask[looked]), None, 0
+    for chosen in combinations(range(len(atoms)), count):
+        tried += 1
+        if tried > MOST_TRIPLES:
+            break
+        total = rows[chosen[0]]
+        for index in chosen[1:]:
+            total = total | rows[index] if op == "|" else total & rows[index]
+        missed = (total ^ wanted).bit_count()
+        if missed == 0 or best is None or missed < best[0]:
+            best = missed, chosen
+            if missed == 0:
+                yield _of(restriction, op, [atoms[index] for index in chosen])
+    if best is not None and best[0]:
+        yield _of(restriction, op, [atoms[index] for index in best[1]])
+
+
+def _of(restriction: _Restriction, op: str, atoms: Sequence[Atom]) -> _Candidate:
+    """Graphs joined under a restriction, with their mask."""
+    join = np.logical_or if op == "|" else np.logical_and
+    held = join.reduce([atom.mask for atom in atoms]) & restriction.mask
+    return _joined(restriction, atoms, op, held)
+
+
+def _bits(mask: np.ndarray) -> int:
+    return int.from_bytes(np.packbits(mask).tobytes(), "big")
+
+
+def _joined(
+    restriction: _Restriction, atoms: Sequence[Atom], op: str, mask: np.ndarray
+) -> _Candidate:
+    texts = sorted((atom.text for atom in atoms), key=_order)
+    text = f" {op} ".join(texts)
+    if restriction.operand:
+        inner = f"({text})" if op == "|" and len(texts) > 1 else text
+        text = f"{restriction.operand} & {inner}" if texts else restriction.operand
+    lines = (*restriction.lines, f"attend {text or 'full'}")
+    return _Candidate(lines, mask, len(texts) + restriction.graphs, restriction.inputs)
+
+
+def _order(text: str) -> tuple[bool, int, str]:
+    """Windows and blocks before what stands beside them."""
+    return not text.startswith(("window", "block", "causal")), len(text), text
+
+
+# --- grids, and what comes near -------------------------------------------------------------------
+
+
+def _on_grids(mask: np.ndarray) -> Iterator[_Candidate]:
+    """Patterns of a grid, for every way to cut n into rows and columns."""
+    n = len(mask)
+    for height in (h for h in range(2, isqrt(n) ** 2 and n) if n % h == 0 and n // h > 1):
+        width = n // height
+        cell = np.arange(n)
+        rows, columns = (np.abs(x[:, None] - x[None]) for x in (cell // width, cell % width))
+        sequence = f"sequence grid({height}, {width})"
+        yield _Candidate((sequence, "attend axial"), (rows == 0) | (columns == 0), 1)
+        if not mask.any(1).all():
+            continue
+        reach = [int(np.where(mask, part, 0).max()) for part in (rows, columns)]
+        near = f"abs(q.row - k.row) <= {reach[0]} and abs(q.col - k.col) <= {reach[1]}"
+        held = (rows <= reach[0]) & (columns <= reach[1])
+        yield _Candidate((sequence, f"attend where({near})"), held, 1)
+        sizes = _box(mask, height, width)
+        if sizes is not None:
+            graph = f"neighborhood({sizes[0]}, {sizes[1]})"
+            spec = parse(f"attention a {{ {sequence} attend {graph} }}")
+            yield _Candidate((sequence, f"attend {graph}"), spec.mask(n), 1)
+
+
+def _box(mask: np.ndarray, height: int, width: int) -> tuple[int, int] | None:
+    """The rows and columns of the box that the first cell reads, where they are odd."""
+    first = mask[0].reshape(height, width)
+    sizes = int(first.any(1).sum()), int(first.any(0).sum())
+    return sizes if all(size % 2 for size in sizes) else None
+
+
+def _rough(mask: np.ndarray) -> Iterator[_Candidate]:
+    """Graphs of what most of each diagonal, row and column says, of all pairs and of those that
+    are causal."""
+    n = len(mask)
+    for care in (np.ones_like(mask), np.tri(n, dtype=bool)):
+        smooth = _smoothed(mask, care)
+        if not smooth.any():
+            continue
+        for restriction in _restrictions(smooth):
+            if restriction.inputs:
+                continue
+            search = _Search(smooth, restriction)
+            for count in (1, 2, 3):
+                found = list(search.of(count))
+                yield from found
+                if any((one.mask == smooth).all() for one in found):
+                    break
+
+
+def _smoothed(mask: np.ndarray, care: np.ndarray) -> np.ndarray:
+    """The diagonals, rows and columns of which a mask has most pairs that count."""
+    n, position = len(mask), np.arange(len(mask))
+    shift = position[:, None] - position[None] + n - 1
+    counted, held = (np.bincount(shift[x], minlength=2 * n - 1) for x in (care, mask & care))
+    smooth = (held > MOST_OF * counted)[shift]
+    for axis in (0, 1):
+        counted, held = care.sum(axis), (mask & care).sum(axis)
+        often = held > MOST_OF * counted
+        smooth |= often[None] if axis == 0 else often[:, None]
+    return np.asarray(smooth & care)

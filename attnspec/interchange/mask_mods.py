@@ -1,0 +1,198 @@
+"""`attnspec.from_mask_mod`: a mask function of FlexAttention or transformers as a spec."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import numpy as np
+import torch
+from torch.nn.attention.flex_attention import create_mask
+
+from attnspec.graphs.patterns import BY_NAME
+from attnspec.interchange.named import named
+from attnspec.interchange.traced import Captured, UntracedError, constants, graph, trace
+from attnspec.ir.program import InputRef, Leaf, Term, leaves
+from attnspec.ir.scalars import FUNCTIONS, symbols
+from attnspec.spec import Spec, parse
+from attnspec.text.diagnostics import AttnSpecError
+
+LENGTHS = (1, 2, 5, 17, 64)
+"""Lengths at which every pair of a spec is held against its function."""
+
+LONGEST = 768
+"""The longest of such lengths where sizes, or captured tensors, ask for more."""
+
+HEADS = 4
+"""Heads that are looked at where a function reads its head and no table says how many there are."""
+
+_TAKEN = frozenset({*"qknbh", "head", "heads", "layer", "layers", *FUNCTIONS, *BY_NAME})
+"""Names that an input cannot have."""
+
+
+def from_mask_mod(
+    mask_mod: Callable[..., Any], *, name: str | None = None, heads: int | None = None
+) -> Spec:
+    """The spec of a mask function f(b, h, q, k) of torch; True = attends.
+
+    The function is called once with tensors that record what is done to them: arithmetic,
+    comparisons, `& | ~`, torch.where, tables read at [h]. A captured tensor that is read at the
+    query or the key becomes an input, of kind `ids` where entries are compared with one another,
+    `tokens` where it is boolean. A pattern of the language stands where it is proven to be the same
+    for every n. Every pair is then held against the function at several lengths.
+
+    `heads` says how many heads the spec has; without it, that of a table that is read, or none.
+    Raises AttnSpecError with the reason for what no spec says.
+    """
+    if not callable(mask_mod):
+        raise TypeError(f"a function of (b, h, q, k) is needed, got {type(mask_mod).__name__}")
+    called = name or _name_of(mask_mod)
+    given = dict(_captured(mask_mod))
+    captured = Captured(lambda tensor: _input_name(given.get(id(tensor), ""), tensor))
+    try:
+        term = graph(trace(mask_mod, captured))
+        _require_positions(term)
+    except UntracedError as error:
+        raise AttnSpecError(f"`{called}` is no spec: {error}") from None
+    except AttnSpecError:
+        raise
+    except Exception as error:
+        first = str(error).partition("\n")[0]
+        raise AttnSpecError(
+            f"`{called}` cannot be traced: {type(error).__name__}: {first:.200}"
+        ) from error
+    text = _text(called, term, captured.heads if heads is None else heads)
+    spec = parse(text)
+    _hold(spec, mask_mod, captured, constants(term))
+    return spec
+
+
+def _text(called: str, term: Term, heads: int | None) -> str:
+    found = named(term)
+    read = {
+        value.name: value.kind
+        for leaf in leaves(term)
+        for _, value in leaf.arguments
+        if isinstance(value, InputRef)
+    }
+    lines = [f"attention {called} {{"]
+    lines += [f"    heads {heads}"] if heads is not None else []
+    lines += [f"    input {name}: {kind}" for name, kind in read.items()]
+    lines += ["    causal"] if found.causal else []
+    return "\n".join([*lines, f"    attend {found.text}", "}"]) + "\n"
+
+
+def _require_positions(term: Term) -> None:
+    """Raise where a predicate asks which sample of the batch it is in."""
+    for leaf in leaves(term):
+        for _, value in leaf.arguments:
+            if "b" in _asked(value):
+                raise UntracedError("pairs depend on the number of the sample in the batch")
+
+
+def _asked(value: object) -> tuple[str, ...]:
+    return () if isinstance(value, InputRef | Leaf) else symbols(value)  # type: ignore[arg-type]
+
+
+# --- names ---------------------------------------------------------------------------------------
+
+
+def _name_of(mask_mod: Callable[..., Any]) -> str:
+    """A name of the language for a function; `mask` where it has none that could be."""
+    text = getattr(mask_mod, "__name__", "mask").strip("_").lower()
+    words = text.isascii() and text.isidentifier() and len(text) <= 64
+    return text if words and text not in _TAKEN else "mask"
+
+
+def _input_name(text: str, tensor: torch.Tensor) -> str:
+    text = text.strip("_").lower()
+    if text.isascii() and text.isidentifier() and text not in _TAKEN and len(text) <= 60:
+        return text
+    return "marked" if tensor.dtype == torch.bool else "document"
+
+
+def _captured(function: Any, seen: set[int] | None = None) -> Iterator[tuple[int, str]]:
+    """The names of the tensors that a function has in its closure, or that of functions in it."""
+    seen = set() if seen is None else seen
+    if id(function) in seen:
+        return
+    seen.add(id(function))
+    if isinstance(function, partial):
+        found: Mapping[str, Any] = {**function.keywords, "": function.func}
+    elif inspect.isfunction(function):
+        closed = inspect.getclosurevars(function)
+        found = {**closed.globals, **closed.nonlocals}
+    else:
+        return
+    for name, value in found.items():
+        if isinstance(value, torch.Tensor):
+            yield id(value), name
+        for part in value if isinstance(value, tuple | list) else (value,):
+            yield from _captured(part, seen)
+
+
+# --- the pairs held against the function ----------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class _Tried:
+    """A length, with the samples of the inputs."""
+
+    n: int
+    samples: tuple[dict[str, np.ndarray], ...]
+
+
+def _hold(spec: Spec, mask_mod: Callable[..., Any], captured: Captured, sizes: set[int]) -> None:
+    """Raise AttnSpecError where the function and the spec differ in a pair."""
+    reads_head = any(
+        "head" in _asked(value) for leaf in _leaves(spec) for _, value in leaf.arguments
+    )
+    heads = spec.heads or (HEADS if reads_head else 1)
+    for tried in _trials(spec, captured, sizes):
+        try:
+            masks = create_mask(mask_mod, len(tried.samples), heads, tried.n, tried.n, device="cpu")
+        except Exception as error:
+            first = str(error).partition("\n")[0]
+            raise AttnSpecError(
+                f"`{spec.name}` has no mask at n = {tried.n}: {type(error).__name__}: {first:.200}"
+            ) from error
+        for sample, inputs in enumerate(tried.samples):
+            for head in range(heads):
+                meant = masks[sample, head].numpy()
+                differ = np.argwhere(spec.mask(tried.n, head=head, inputs=inputs) != meant)
+                if len(differ):
+                    q, k = differ[0].tolist()
+                    raise AttnSpecError(
+                        f"`{spec.name}` is no spec that was found: at n = {tried.n} in head {head}"
+                        f" the function says {bool(meant[q, k])} of query {q} and key {k}, what was"
+                        " recorded of it the contrary; it may decide by something else than its"
+                        " arguments"
+                    )
+
+
+def _leaves(spec: Spec) -> list[Leaf]:
+    return [
+        leaf for attend in spec.program.attends if attend.graph for leaf in leaves(attend.graph)
+    ]
+
+
+def _trials(spec: Spec, captured: Captured, sizes: set[int]) -> Iterator[_Tried]:
+    if captured.tensors:
+        n = min(LONGEST, *(tensor.shape[-1] for tensor in captured.tensors.values()))
+        batch = max(len(tensor) if tensor.dim() == 2 else 1 for tensor in captured.tensors.values())
+        read = {name: captured.tensors[name] for name in spec.inputs}
+        samples = tuple(
+            {
+                name: (tensor[sample] if tensor.dim() == 2 else tensor)[:n].numpy()
+                for name, tensor in read.items()
+            }
+            for sample in range(batch)
+        )
+        yield _Tried(n, samples)
+        return
+    longest = min(LONGEST, 2 * max(sizes, default=0) + 3)
+    for n in sorted({*LENGTHS, longest}):
+        yield _Tried(n, ({},))

@@ -1,0 +1,174 @@
+"""The shortest way to write a graph: a pattern by name where it is proven to be the same.
+
+Candidates are the static patterns with the numbers that stand in a predicate, and their neighbours.
+Each is compared by form, so that what is written has the same pairs for every n.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import lru_cache
+
+from attnspec.elaborate import elaborate
+from attnspec.graphs.forms.conditions import Form, equal
+from attnspec.graphs.forms.dnf import Place, form_of
+from attnspec.graphs.forms.written import written
+from attnspec.interchange.traced import constants
+from attnspec.ir.program import Compound, Leaf, Term
+from attnspec.ir.scalars import Apply
+from attnspec.text.decoding import source_of
+from attnspec.text.diagnostics import SpecError
+
+MOST_NUMBERS = 9
+"""Numbers that candidates are made of at most."""
+
+_PLAIN = ("full", "self", "causal")
+
+_ONE = (
+    "window(radius = {})",
+    "window(before = {}, after = 0)",
+    "window(before = 0, after = {})",
+    "residue(step = {})",
+    "strided(stride = {})",
+    "block(size = {})",
+    "columns(first({}))",
+    "rows(first({}))",
+    "global(first({}))",
+)
+"""Patterns of one number."""
+
+_TWO = (
+    "window(before = {}, after = {})",
+    "dilated(radius = {}, step = {})",
+    "block(size = {}, before = {})",
+    "block(size = {0}, before = {1}, after = {1})",
+    "summary(stride = {}, cells = {})",
+    "fixed(stride = {}, cells = {})",
+)
+"""Patterns of two."""
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A graph as text, with its form, and that of its pairs with k <= q."""
+
+    text: str
+    form: Form
+    causal: Form
+
+
+@dataclass(frozen=True)
+class Named:
+    """A graph as text; `causal` says that the statement stands beside it."""
+
+    text: str
+    causal: bool
+
+
+def named(term: Term) -> Named:
+    """A graph as short as was found."""
+    candidates = sorted(_candidates(term), key=lambda one: (len(one.text), one.text))
+    meant = form_of(term, Place())
+    for candidate in candidates if meant is not None else ():
+        if equal(candidate.form, meant):  # type: ignore[arg-type]
+            return Named(candidate.text, False)
+    for candidate in candidates if meant is not None else ():
+        if equal(candidate.causal, meant):  # type: ignore[arg-type]
+            return Named(candidate.text, True)
+    rest, causal = _less_causal(term)
+    forms: dict[Form | None, str] = {one.form: one.text for one in reversed(candidates)}
+    return Named(_parts(rest, forms, 0), causal)
+
+
+def _parts(term: Term, candidates: dict[Form | None, str], level: int) -> str:
+    """The text of a graph whose parts, of unions and intersections, are written by name where that
+    is known; in brackets below the level 1 of `|`, 2 of `&` and 3 of `~`."""
+    meant = form_of(term, Place())
+    if meant in candidates:
+        return candidates[meant]
+    op, parts = _apart(term)
+    texts = [_parts(part, candidates, _LEVELS[op]) for part in parts]
+    by_name = any(text != written(part) for text, part in zip(texts, parts, strict=True))
+    shorter = _global(texts) if op == "|" else texts
+    if len(shorter) == 1 and op == "|":
+        return shorter[0]
+    if not by_name and shorter == texts:
+        text = written(term)
+        loose = isinstance(term, Compound) and _LEVELS.get(term.op, 9) < level
+    else:
+        text = f"~{texts[0]}" if op == "~" else f" {op} ".join(shorter)
+        loose = _LEVELS[op] < level
+    return f"({text})" if loose else text
+
+
+def _global(texts: list[str]) -> list[str]:
+    """The operands of a union, the rows and columns of one token set as `global`."""
+    found = list(texts)
+    for text in texts:
+        inner = text.removeprefix("rows")
+        if inner != text and f"columns{inner}" in found:
+            found[found.index(text)] = f"global{inner}"
+            found.remove(f"columns{inner}")
+    return found
+
+
+_LEVELS = {"|": 1, "&": 2, "~": 3, "": 0}
+
+
+def _apart(term: Term) -> tuple[str, list[Term]]:
+    """The operator of a graph, or of its predicate, and its parts; none of anything else."""
+    if isinstance(term, Compound) and term.op in ("|", "&", "~"):
+        return term.op, [part for inner in term.terms for part in _operands(inner, term.op)]
+    if isinstance(term, Leaf) and term.pattern == "where":
+        predicate = dict(term.arguments)["predicate"]
+        if isinstance(predicate, Apply) and predicate.op in ("or", "and"):
+            parts: list[Term] = [Leaf("where", (("predicate", x),)) for x in predicate.args]
+            return ("|" if predicate.op == "or" else "&"), parts
+    return "", []
+
+
+def _operands(term: Term, op: str) -> list[Term]:
+    """The operands of a chain of one operator."""
+    own, parts = _apart(term)
+    return parts if own == op != "~" else [term]
+
+
+def _less_causal(term: Term) -> tuple[Term, bool]:
+    """A graph without the k <= q that it is an intersection with, and whether it was there."""
+    op, parts = _apart(term)
+    if op != "&":
+        return term, False
+    causal = _form("causal")
+    rest = [
+        part
+        for part in parts
+        if (form := form_of(part, Place())) is None or causal is None or not equal(form, causal)
+    ]
+    if not rest or len(rest) == len(parts):
+        return term, False
+    return (rest[0] if len(rest) == 1 else Compound("&", tuple(rest))), True
+
+
+def _candidates(term: Term) -> Iterator[Candidate]:
+    """Patterns with the numbers of a graph and their neighbours."""
+    own = {number for number in constants(term) if number < 2**31 - 1}
+    near = sorted(own) + sorted({c + move for c in own for move in (-1, 1)} - own)
+    numbers = [number for number in near if number >= 0][:MOST_NUMBERS]
+    texts = [*_PLAIN, *(text.format(number) for text in _ONE for number in numbers)]
+    texts += [text.format(one, other) for text in _TWO for one in numbers for other in numbers]
+    for text in texts:
+        form, causal = _form(text), _form(text, True)
+        if form is not None and causal is not None:
+            yield Candidate(text, form, causal)
+
+
+@lru_cache(maxsize=4096)
+def _form(text: str, causal: bool = False) -> Form | None:
+    """The form of a graph that is written so; None where it is no graph, or too large."""
+    try:
+        program = elaborate(source_of(f"attention a {{ attend {text} }}")).program
+    except SpecError:
+        return None
+    graph = program.attends[0].graph
+    return None if graph is None else form_of(graph, Place(causal=causal))

@@ -1,0 +1,508 @@
+"""A mask function of torch, read by calling it once: with tensors that record what is done to them.
+
+A position stands for any number. What a function makes of it is a scalar of the language, what it
+compares a predicate. A number that depends on a condition (`torch.where`, a table of heads) is kept
+as cases until it is compared. A captured tensor read at a query or a key is a run-time input.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, TypeAlias
+
+import torch
+from torch.overrides import TorchFunctionMode
+
+from attnspec.ir.program import Compound, InputRef, Leaf, Term
+from attnspec.ir.scalars import Apply, Scalar, Symbol
+from attnspec.text.diagnostics import AttnSpecError
+
+MOST_CASES = 64
+"""Values that a number may have, by conditions, at most."""
+
+Said: TypeAlias = "Scalar | Term | Read | Cases"
+"""What a traced tensor is: a number or a predicate, a graph, what an input holds, or cases."""
+
+
+class UntracedError(AttnSpecError):
+    """A mask function does what no spec says; the message has the reason."""
+
+
+@dataclass(frozen=True)
+class Read:
+    """What a captured tensor holds at the query or the key."""
+
+    name: str
+    side: str
+
+
+@dataclass(frozen=True)
+class Cases:
+    """A number by conditions, exactly one of which holds for a pair."""
+
+    each: tuple[tuple[Scalar, Scalar], ...]
+
+
+@dataclass
+class Captured:
+    """The tensors that a function reads at positions, by the names of the inputs they become, and
+    how many heads the tables have that it reads at its head, None without one."""
+
+    named: Callable[[torch.Tensor], str]
+    tensors: dict[str, torch.Tensor] = field(default_factory=dict)
+    heads: int | None = None
+
+    def read(self, tensor: torch.Tensor, side: str) -> Read:
+        name = self.named(tensor)
+        if self.tensors.setdefault(name, tensor) is not tensor:
+            name = f"{name}_{len(self.tensors)}"
+            self.tensors[name] = tensor
+        return Read(name, side)
+
+
+class Traced(torch.Tensor):
+    """A tensor without numbers that records what is done to it."""
+
+    said: Said
+
+    @staticmethod
+    def __new__(cls, said: Said, dtype: torch.dtype = torch.int64) -> Traced:
+        made: Traced = torch.Tensor._make_wrapper_subclass(cls, (), dtype=dtype)
+        made.said = said
+        return made
+
+    @classmethod
+    def __torch_dispatch__(  # type: ignore[override]
+        cls, func: Any, types: object, args: Sequence[Any] = (), kwargs: Any = None
+    ) -> Any:
+        name = func.overloadpacket.__name__.removesuffix("_")
+        if name not in _OPERATIONS:
+            raise UntracedError(_REFUSED.get(name, f"it computes `torch.{name}`"))
+        return _OPERATIONS[name](*args, **(kwargs or {}))
+
+
+class Indexing(TorchFunctionMode):
+    """Records what captured tensors are read at: an index that is traced."""
+
+    def __init__(self, captured: Captured) -> None:
+        super().__init__()
+        self.captured = captured
+
+    def __torch_function__(
+        self, func: Any, types: object, args: Sequence[Any] = (), kwargs: Any = None
+    ) -> Any:
+        if func is torch.Tensor.__getitem__:
+            tensor, index = args
+            parts = index if isinstance(index, tuple) else (index,)
+            if any(isinstance(part, Traced) for part in parts):
+                return _read(self.captured, tensor, parts)
+        return func(*args, **(kwargs or {}))
+
+
+def trace(mask_mod: Callable[..., Any], captured: Captured) -> Said:
+    """The predicate, or the graph, that a function of (b, h, q, k) computes.
+
+    Raises UntracedError with what in it cannot be said.
+    """
+    b, h, q, k = (Traced(Symbol(name)) for name in ("b", "head", "q", "k"))
+    with Indexing(captured):
+        found = mask_mod(b, h, q, k)
+    if isinstance(found, bool):
+        return found
+    if not isinstance(found, torch.Tensor) or found.dtype != torch.bool or found.dim():
+        what = (
+            f"{found.dtype} {list(found.shape)}"
+            if isinstance(found, torch.Tensor)
+            else type(found).__name__
+        )
+        raise UntracedError(f"it must return one boolean for a pair, and returns {what}")
+    return _said(found)
+
+
+def graph(said: Said) -> Term:
+    """A predicate as a graph; a graph as it is."""
+    if isinstance(said, Leaf | Compound):
+        return said
+    if isinstance(said, Read):
+        pattern = "rows" if said.side == "q" else "columns"
+        return Leaf(pattern, (("tokens", InputRef(said.name, "tokens")),))
+    if isinstance(said, Cases):
+        raise UntracedError("a number stands where a condition is needed")
+    return Leaf("where", (("predicate", said),))
+
+
+# --- operations ----------------------------------------------------------------------------------
+
+
+def _said(value: Any) -> Said:
+    """What an operand is: traced, a number, or a tensor of one number."""
+    if isinstance(value, Traced):
+        return value.said
+    if isinstance(value, torch.Tensor):
+        if value.numel() != 1:
+            raise UntracedError(
+                f"a captured tensor {list(value.shape)} is computed with as a whole; read it at"
+                " [q], [k] or [h]"
+            )
+        number: Scalar = value.item()
+        return number
+    if isinstance(value, bool | int | float):
+        return value
+    raise UntracedError(f"it computes with {type(value).__name__}")
+
+
+def _numeric(op: str, *args: Any, dtype: torch.dtype = torch.int64) -> Traced:
+    """An operation on numbers, in each of their cases."""
+    found: list[tuple[Scalar, tuple[Scalar, ...]]] = [(True, ())]
+    for arg in args:
+        said = _said(arg)
+        if isinstance(said, Read):
+            raise UntracedError(
+                f"numbers of the captured tensor `{said.name}` are computed with; a spec compares"
+                f" them with one another alone: {said.name}[q] == {said.name}[k]"
+            )
+        if isinstance(said, Leaf | Compound):
+            raise UntracedError("a condition about an input is computed with as a number")
+        cases = said.each if isinstance(said, Cases) else ((True, said),)
+        found = [
+            (_both(one, other), (*values, value)) for one, values in found for other, value in cases
+        ]
+        if len(found) > MOST_CASES:
+            raise UntracedError(f"a number has more than {MOST_CASES} cases")
+    each = tuple((condition, _applied(op, values)) for condition, values in found)
+    return Traced(each[0][1] if len(each) == 1 else Cases(each), dtype)
+
+
+def _applied(op: str, values: tuple[Scalar, ...]) -> Scalar:
+    """An operation, done at once where it changes nothing."""
+    if op in ("+", "-") and values[1] == 0:
+        return values[0]
+    if op in ("*", "//") and values[1] == 1:
+        return values[0]
+    if op in (">=", "<") and isinstance(values[0], Symbol) and values[1] == 0:
+        # no position, and no head, is below 0
+        return op == ">="
+    if op == "-" and isinstance(values[1], Apply) and values[1].op == "neg":
+        return Apply("+", (values[0], values[1].args[0]))
+    return Apply(op, values)
+
+
+def _compared(op: str, first: Any, second: Any) -> Traced:
+    one, other = _said(first), _said(second)
+    if isinstance(one, Read) or isinstance(other, Read):
+        return _labels(op, one, other)
+    if _is_condition(first) and _is_condition(second):
+        same = _not(_xor(first, second))
+        return same if op == "==" else _not(same)
+    cases = _numeric(op, _unsigned(op, first, other), second).said
+    if not isinstance(cases, Cases):
+        return Traced(cases, torch.bool)
+    held = [_both(condition, found) for condition, found in cases.each]
+    return Traced(held[0] if len(held) == 1 else Apply("or", tuple(held)), torch.bool)
+
+
+def _unsigned(op: str, value: Any, other: Said) -> Any:
+    """abs(x) % c as x % c where it is asked whether that is 0."""
+    match value.said if isinstance(value, Traced) else None:
+        case Apply("%", (Apply("abs", (inner,)), divisor)) if op in ("==", "!=") and other == 0:
+            return Traced(Apply("%", (inner, divisor)))
+        case _:
+            return value
+
+
+def _is_condition(value: Any) -> bool:
+    return (value.dtype if isinstance(value, torch.Tensor) else type(value)) in (torch.bool, bool)
+
+
+def _labels(op: str, one: Said, other: Said) -> Traced:
+    """Two entries of one captured tensor compared."""
+    if isinstance(one, Read) and isinstance(other, Read) and one.name == other.name:
+        same = Leaf("same", (("ids", InputRef(one.name, "ids")),))
+        if op in ("==", "!=") and one.side == other.side:
+            return Traced(op == "==", torch.bool)
+        if op in ("==", "!="):
+            return Traced(same if op == "==" else Compound("~", (same,)), torch.bool)
+    name = one.name if isinstance(one, Read) else other.name  # type: ignore[union-attr]
+    raise UntracedError(
+        f"numbers of the captured tensor `{name}` are compared in another way than"
+        f" {name}[q] == {name}[k]; write the spec with an input of its own for what is compared"
+    )
+
+
+def _both(one: Scalar, other: Scalar) -> Scalar:
+    if one is True:
+        return other
+    if other is True:
+        return one
+    if one is False or other is False:
+        return False
+    return Apply("and", (one, other))
+
+
+def _joined(op: str, first: Any, second: Any) -> Traced:
+    """`and` or `or` of predicates, `&` or `|` where one of them is a graph."""
+    for value in (first, second):
+        if isinstance(value, torch.Tensor) and value.dtype != torch.bool:
+            raise UntracedError("`&`, `|` and `^` of numbers, bit by bit")
+    one, other = _said(first), _said(second)
+    unit = op == "and"
+    if isinstance(one, bool) or isinstance(other, bool):
+        constant, rest = (one, other) if isinstance(one, bool) else (other, one)
+        return Traced(rest if constant is unit else constant, torch.bool)
+    if not any(isinstance(x, Leaf | Compound | Read) for x in (one, other)):
+        chain = [
+            part
+            for x in (one, other)
+            for part in (x.args if isinstance(x, Apply) and x.op == op else (x,))
+        ]
+        return Traced(Apply(op, tuple(chain)), torch.bool)  # type: ignore[arg-type]
+    return Traced(Compound("&" if unit else "|", (graph(one), graph(other))), torch.bool)
+
+
+def _not(value: Any) -> Traced:
+    if value.dtype != torch.bool:
+        raise UntracedError("`~` of a number, bit by bit")
+    said = _said(value)
+    if isinstance(said, bool):
+        return Traced(not said, torch.bool)
+    if isinstance(said, Leaf | Compound | Read):
+        return Traced(Compound("~", (graph(said),)), torch.bool)
+    match said:
+        case Apply("not", (only,)):
+            return Traced(only, torch.bool)
+        case Apply(op, args) if op in _CONTRARY:
+            return Traced(Apply(_CONTRARY[op], args), torch.bool)
+    return Traced(Apply("not", (said,)), torch.bool)  # type: ignore[arg-type]
+
+
+def _xor(first: Any, second: Any) -> Traced:
+    return _joined(
+        "or",
+        _joined("and", first, _not(_truth(second))),
+        _joined("and", _not(_truth(first)), second),
+    )
+
+
+def _truth(value: Any) -> Traced:
+    return value if isinstance(value, Traced) else Traced(bool(_said(value)), torch.bool)
+
+
+def _where(condition: Any, first: Any, second: Any) -> Traced:
+    """`torch.where`: of conditions a condition, of numbers cases."""
+    holds = _truth(condition)
+    if _is_condition(first) and _is_condition(second):
+        return _joined(
+            "or", _joined("and", holds, _truth(first)), _joined("and", _not(holds), _truth(second))
+        )
+    said = holds.said
+    if isinstance(said, Leaf | Compound | Read | Cases):
+        raise UntracedError("a number depends on an input")
+    cases: list[tuple[Scalar, Scalar]] = []
+    otherwise: Any = _not(holds).said
+    for met, value in ((said, first), (otherwise, second)):
+        number: Any = _numeric("+", value, 0).said
+        each = number.each if isinstance(number, Cases) else ((True, number),)
+        cases += [(_both(met, condition), part) for condition, part in each]
+    return Traced(Cases(tuple(cases)))
+
+
+def _clamp(x: Any, low: Any = None, high: Any = None) -> Traced:
+    found = x
+    for bound, op in ((low, "max"), (high, "min")):
+        if bound is not None:
+            found = _numeric(op, found, bound)
+    return found  # type: ignore[no-any-return]
+
+
+def _divided(first: Any, second: Any, rounding_mode: str | None = None) -> Traced:
+    if rounding_mode == "trunc":
+        raise UntracedError("it divides towards zero; use `//`")
+    if rounding_mode == "floor":
+        return _numeric("//", first, second)
+    return _numeric("/", first, second, dtype=torch.float64)
+
+
+def _rounded(op: str) -> Callable[[Any], Traced]:
+    return lambda x: _numeric(op, x)
+
+
+def _filled(number: float) -> Callable[..., Traced]:
+    """`new_ones`, `ones_like` and their like, of a single number."""
+
+    def filled(like: Any, size: Sequence[int] = (), *, dtype: Any = None, **rest: Any) -> Traced:
+        if len(size):
+            raise UntracedError(f"it makes a tensor {list(size)} for a pair")
+        kind = like.dtype if dtype is None else dtype
+        return Traced(bool(number) if kind == torch.bool else int(number), kind)
+
+    return filled
+
+
+def _as_type(x: Any, dtype: Any = None, **rest: Any) -> Traced:
+    """A conversion: of a condition into a number cases, of a number nothing."""
+    if dtype in (None, x.dtype):
+        return Traced(_said(x), x.dtype)
+    if dtype == torch.bool:
+        return _compared("!=", x, 0)
+    if x.dtype == torch.bool:
+        return _where(x, 1, 0)
+    if x.dtype.is_floating_point and not dtype.is_floating_point:
+        raise UntracedError("it cuts a real number off; use `//`")
+    return Traced(_said(x), dtype)
+
+
+def _same(x: Any, *rest: Any, **named: Any) -> Traced:
+    return Traced(_said(x), x.dtype)
+
+
+def _added(op: str) -> Callable[..., Traced]:
+    def added(first: Any, second: Any, alpha: float = 1) -> Traced:
+        return _numeric(op, first, second if alpha == 1 else _numeric("*", second, alpha))
+
+    return added
+
+
+def _product(first: Any, second: Any) -> Traced:
+    if _is_condition(first) and _is_condition(second):
+        return _joined("and", first, second)
+    return _numeric("*", first, second)
+
+
+def _halved(x: Any, bits: Any) -> Traced:
+    return _numeric("//", x, 2 ** int(_said(bits)))  # type: ignore[arg-type]
+
+
+def _operation(op: str) -> Callable[..., Traced]:
+    return lambda *args: _numeric(op, *args)
+
+
+def _comparison(op: str) -> Callable[..., Traced]:
+    return lambda first, second: _compared(op, first, second)
+
+
+def _logical(op: str) -> Callable[..., Traced]:
+    return lambda first, second: _joined(op, first, second)
+
+
+_OPERATIONS: dict[str, Callable[..., Traced]] = {
+    "add": _added("+"),
+    "sub": _added("-"),
+    "rsub": lambda first, second, alpha=1: _added("-")(second, first, alpha),
+    "mul": _product,
+    "div": _divided,
+    "true_divide": _divided,
+    "floor_divide": _operation("//"),
+    "remainder": _operation("%"),
+    "pow": _operation("**"),
+    "neg": _operation("neg"),
+    "abs": _operation("abs"),
+    "minimum": _operation("min"),
+    "maximum": _operation("max"),
+    "clamp": _clamp,
+    "clamp_min": lambda x, low: _clamp(x, low),
+    "clamp_max": lambda x, high: _clamp(x, None, high),
+    "floor": _rounded("floor"),
+    "ceil": _rounded("ceil"),
+    "eq": _comparison("=="),
+    "ne": _comparison("!="),
+    "lt": _comparison("<"),
+    "le": _comparison("<="),
+    "gt": _comparison(">"),
+    "ge": _comparison(">="),
+    "bitwise_and": _logical("and"),
+    "logical_and": _logical("and"),
+    "__and_": _logical("and"),
+    "bitwise_or": _logical("or"),
+    "logical_or": _logical("or"),
+    "bitwise_xor": _xor,
+    "logical_xor": _xor,
+    "bitwise_not": _not,
+    "logical_not": _not,
+    "bitwise_right_shift": _halved,
+    "__rshift_": _halved,
+    "where": _where,
+    "new_ones": _filled(1),
+    "ones_like": _filled(1),
+    "new_zeros": _filled(0),
+    "zeros_like": _filled(0),
+    "_to_copy": _as_type,
+    "clone": _same,
+    "detach": _same,
+    "alias": _same,
+    "lift_fresh": _same,
+    "view": _same,
+    "squeeze": _same,
+    "expand": _same,
+}
+
+_CONTRARY = {"<": ">=", "<=": ">", ">": "<=", ">=": "<", "==": "!=", "!=": "=="}
+
+_REFUSED = {
+    "_local_scalar_dense": (
+        "it decides by the value of a position, with `if`, `and`, `or`, `not` or `.item()`; write"
+        " conditions with `&`, `|`, `~` and torch.where"
+    ),
+    "is_nonzero": "it decides by the value of a position; write conditions with `&`, `|` and `~`",
+    "fmod": "it computes `torch.fmod`; `%` has the sign of the divisor, as specs have it",
+}
+
+
+# --- captured tensors ----------------------------------------------------------------------------
+
+
+def _read(captured: Captured, tensor: Any, parts: tuple[Any, ...]) -> Traced:
+    """An entry of a captured tensor, at [q], [k], [b, q], [b, k], or [h] of a short table."""
+    symbols = [part.said if isinstance(part, Traced) else None for part in parts]
+    names = [said.name if isinstance(said, Symbol) else "" for said in symbols]
+    shape = list(tensor.shape)
+    if isinstance(tensor, Traced) or len(parts) != tensor.dim():
+        raise UntracedError(f"a captured tensor {shape} is read with {len(parts)} of its axes")
+    if names[-1] in ("q", "k") and names[:-1] in ([], ["b"]):
+        return _entry(captured, tensor, names[-1])
+    if names == ["head"]:
+        if len(tensor) > MOST_CASES or tensor.dtype.is_complex:
+            raise UntracedError(f"a table of more than {MOST_CASES} heads is captured")
+        if captured.heads not in (None, len(tensor)):
+            raise UntracedError(f"tables of {captured.heads} and of {len(tensor)} heads are read")
+        captured.heads, head = len(tensor), Symbol("head")
+        table = [(Apply("==", (head, at)), value) for at, value in enumerate(tensor.tolist())]
+        if tensor.dtype == torch.bool:
+            held = tuple(condition for condition, value in table if value)
+            said: Scalar = Apply("or", held) if len(held) > 1 else held[0] if held else False
+            return Traced(said, torch.bool)
+        return Traced(Cases(tuple(table)), tensor.dtype)
+    if sorted(names[-2:]) == ["k", "q"]:
+        raise UntracedError(
+            f"it looks pairs up in a captured mask {shape}, which is no rule;"
+            " attnspec.explain_mask(mask) looks for one"
+        )
+    raise UntracedError(
+        f"a captured tensor {shape} is read at something else than [q], [k], [b, q], [b, k] or [h]"
+    )
+
+
+def _entry(captured: Captured, tensor: torch.Tensor, side: str) -> Traced:
+    if tensor.dtype.is_floating_point or tensor.dtype.is_complex:
+        raise UntracedError(f"a captured tensor of {tensor.dtype} is read at positions")
+    kind = torch.bool if tensor.dtype == torch.bool else torch.int64
+    said = captured.read(tensor, side)
+    return Traced(graph(said) if kind == torch.bool else said, kind)
+
+
+def constants(said: object) -> set[int]:
+    """The whole numbers that stand in a predicate or graph."""
+    if isinstance(said, bool):
+        return set()
+    if isinstance(said, int):
+        return {abs(said)}
+    if isinstance(said, float):
+        return {math.ceil(abs(said))} if math.isfinite(said) else set()
+    if isinstance(said, Apply):
+        return set().union(*map(constants, said.args))
+    if isinstance(said, Compound):
+        return set().union(*map(constants, said.terms))
+    if isinstance(said, Leaf):
+        return set().union(*(constants(value) for _, value in said.arguments), set())
+    return set()

@@ -1,0 +1,243 @@
+"""Documents one behind the other, without padding: each is a sequence by itself."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from functools import lru_cache
+from itertools import pairwise
+from typing import TypeAlias, cast
+
+import torch
+
+from attnspec.backends.common.torch_modes import is_watched
+from attnspec.backends.planner import AUTO
+from attnspec.graphs.forms.properties import moves_along
+from attnspec.graphs.forms.stability import unsteady_layer
+from attnspec.ir.normal_form import normal_term
+from attnspec.ir.program import Compound, Input, InputRef, Leaf, Program, Term
+from attnspec.ir.serial import plan_data
+from attnspec.runtime.call_checks import INTEGERS, PER_HEAD, check_layer
+from attnspec.runtime.engine import engine_of, text_of
+from attnspec.runtime.module import CompiledAttention
+
+Parts: TypeAlias = "tuple[torch.Tensor, torch.Tensor, torch.Tensor]"
+"""q, k and v [T, H, d] of all documents."""
+
+
+def packed(
+    module: CompiledAttention,
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    cu_seqlens: torch.Tensor | None = None,
+    *,
+    layer: int = 0,
+    dropout_p: float = 0.0,
+    inputs: Mapping[str, torch.Tensor] | None = None,
+) -> torch.Tensor:
+    """Attention of packed documents, each a sequence by itself: what a loop over them returns.
+
+    q [T, H, d], k [T, H_kv, d] and v [T, H_kv, d_v] are the tokens of all documents, document i
+    those from cu_seqlens[i] up to cu_seqlens[i + 1]; the output is [T, H, d_v]. Or q, k and v are
+    jagged nested tensors [B, H, j, d] of the same documents, and so is the output. `inputs` are
+    [T] for tokens and ids, [B] for a length.
+
+    Where pairs depend on q - k and on labels alone, at every length (windows, strides, full and
+    causal attention; softmax, relu or sigmoid of any scores), one call computes all documents, of
+    the graph whose pairs lie in one document. Any other spec counts from the first position, or
+    from the last, or mixes whole sequences: documents of equal lengths are one call each. There a
+    mechanism that redraws its features counts every such call. `cu_seqlens` is read by the host
+    either way, which waits for a GPU unless it is on the CPU.
+
+    >>> import attnspec, torch
+    >>> module = attnspec.parse("attention near { causal attend window(radius = 3) }").compile()
+    >>> q, k, v = torch.randn(3, 10, 2, 8)
+    >>> attnspec.packed(module, q, k, v, torch.tensor([0, 4, 10])).shape
+    torch.Size([10, 2, 8])
+
+    Raises TypeError or ValueError, with the shapes, for tensors that do not fit.
+    """
+    given: object = module
+    if not isinstance(given, CompiledAttention):
+        raise TypeError(f"module must be what spec.compile() returns, got {type(given).__name__}")
+    if torch.compiler.is_dynamo_compiling():
+        # documents are counted before anything runs, which a traced program cannot
+        outside = torch.compiler.disable(packed)  # type: ignore[no-untyped-call]
+        rest = {"layer": layer, "dropout_p": dropout_p, "inputs": inputs}
+        return cast(torch.Tensor, outside(module, q, k, v, cu_seqlens, **rest))
+    if module.program.cross:
+        raise ValueError(
+            f"`{module.program.name}` joins two sequences, and packed documents are one each: call"
+            " the module for each document"
+        )
+    layer = check_layer(module.program, layer)
+    if any(getattr(x, "is_nested", False) for x in (q, k, v)):
+        if cu_seqlens is not None:
+            raise ValueError("nested tensors know where documents end: leave cu_seqlens out")
+        parts, offsets = _of_nested(q, k, v)
+        out = _of_documents(module, parts, offsets, layer, dropout_p, inputs)
+        return torch.nested.nested_tensor_from_jagged(out, offsets).transpose(1, 2)
+    if cu_seqlens is None:
+        raise ValueError("cu_seqlens must say where documents begin and end, int [documents + 1]")
+    return _of_documents(module, (q, k, v), cu_seqlens, layer, dropout_p, inputs)
+
+
+def _of_documents(
+    module: CompiledAttention,
+    parts: Parts,
+    offsets: torch.Tensor,
+    layer: int,
+    dropout_p: float,
+    inputs: Mapping[str, torch.Tensor] | None,
+) -> torch.Tensor:
+    _check(*parts)
+    ends = _ends(offsets, len(parts[0]))
+    inputs = _check_inputs(module.program, inputs, len(parts[0]), len(ends) - 1)
+    heads = parts[0].shape[1]
+    together = module.backend == AUTO and len(ends) > 2 and len(parts[0]) > 0
+    if not together or not _is_part(module.program, layer, heads):
+        return _by_length(module, parts, ends, layer, dropout_p, inputs)
+    text, name = _labelled(module.program)
+    places = torch.arange(len(parts[0]), device=offsets.device)
+    labels = torch.searchsorted(offsets, places, right=True).to(parts[0].device)
+    whole = {key: x[None] for key, x in {**inputs, name: labels}.items()}
+    q, k, v = (x.transpose(0, 1)[None] for x in parts)
+    out = module.labelled(engine_of(text), q, k, v, layer, dropout_p, whole)
+    return out[0].transpose(0, 1)
+
+
+def _by_length(
+    module: CompiledAttention,
+    parts: Parts,
+    ends: Sequence[int],
+    layer: int,
+    dropout_p: float,
+    inputs: Mapping[str, torch.Tensor],
+) -> torch.Tensor:
+    """The documents of each length in a call of their own."""
+    lengths = [stop - start for start, stop in pairwise(ends)]
+    device = parts[0].device
+    kinds = {entry.name: entry.kind for entry in module.program.inputs}
+    outs, order = [], []
+    # of documents without tokens there is nothing to compute, unless there are no others
+    for n in sorted({n for n in lengths if n} or {0}):
+        documents = [i for i, length in enumerate(lengths) if length == n]
+        starts = torch.tensor([ends[i] for i in documents], dtype=torch.int64, device=device)
+        index = starts[:, None] + torch.arange(n, device=device)
+        of_each = torch.tensor(documents, dtype=torch.int64, device=device)
+        mine = {
+            name: x[of_each] if kinds[name] == "length" else x[index] for name, x in inputs.items()
+        }
+        q, k, v = (x[index].transpose(1, 2) for x in parts)
+        out = module(q, k, v, layer=layer, dropout_p=dropout_p, inputs=mine)
+        outs.append(out.transpose(1, 2).flatten(0, 1))
+        order.append(index.flatten())
+    return torch.cat(outs)[torch.argsort(torch.cat(order))]
+
+
+@lru_cache(maxsize=256)
+def _is_part(program: Program, layer: int, heads: int) -> bool:
+    """Whether the graph of a document is that of the whole between its positions."""
+    if program.grid is not None or unsteady_layer(program, layer, heads) is not None:
+        return False
+    return all(
+        attend.mechanism is None and attend.graph is not None and moves_along(attend.graph)
+        for attend in program.attends
+    )
+
+
+@lru_cache(maxsize=64)
+def _labelled(program: Program) -> tuple[str, str]:
+    """The plan of the same program within documents as a text, and its input of labels."""
+    taken = {entry.name for entry in program.inputs}
+    name = next(x for i in range(len(taken) + 1) if (x := f"document_{i}") not in taken)
+    within = Leaf("same", (("ids", InputRef(name, "ids")),))
+    attends = tuple(
+        replace(attend, graph=normal_term(Compound("&", (cast(Term, attend.graph), within))))
+        for attend in program.attends
+    )
+    inputs = (*program.inputs, Input(name, "ids"))
+    return text_of(plan_data(replace(program, attends=attends, inputs=inputs))), name
+
+
+def _of_nested(*given: torch.Tensor) -> tuple[Parts, torch.Tensor]:
+    """The tokens [T, H, d] of jagged tensors [B, H, j, d], and where documents begin and end."""
+    for name, x in zip("qkv", given, strict=True):
+        if not x.is_nested or x.layout != torch.jagged or x.dim() != 4 or x._ragged_idx != 2:  # type: ignore[attr-defined]
+            raise TypeError(
+                f"{name} must be a jagged nested tensor [B, H, j, d] as q, k and v together are:"
+                " torch.nested.nested_tensor(…, layout=torch.jagged) of [j, H, d] with"
+                " .transpose(1, 2)"
+            )
+        if x.lengths() is not None:  # type: ignore[attr-defined]
+            raise ValueError(f"{name} has gaps between documents: make it contiguous()")
+    q, k, v = given
+    if not q.shape[2] == k.shape[2] == v.shape[2]:
+        raise ValueError(
+            "q, k and v must be nested alike, with the same offsets:"
+            " torch.nested.nested_tensor_from_jagged(values, offsets)"
+        )
+    offsets: torch.Tensor = q.offsets()  # type: ignore[attr-defined]
+    q, k, v = (x.values().transpose(0, 1) for x in given)
+    return (q, k, v), offsets
+
+
+def _check(*given: torch.Tensor) -> None:
+    """Raises unless q, k and v are [T, H, d]; what is left the module checks."""
+    for name, x in zip("qkv", given, strict=True):
+        # whoever calls from outside may hand in anything
+        each: object = x
+        if not isinstance(each, torch.Tensor):
+            raise TypeError(f"{name} must be a tensor, got {type(each).__name__}")
+    shapes = ", ".join(f"{name} {list(x.shape)}" for name, x in zip("qkv", given, strict=True))
+    if any(x.dim() != 3 for x in given) or len({len(x) for x in given}) > 1:
+        raise ValueError(f"q, k and v must be [T, H, d] of the same T tokens, got {shapes}")
+    if is_watched(given[0]):
+        raise ValueError(
+            "documents are counted before anything runs, which a traced program cannot: call"
+            " `attnspec.packed` outside of it"
+        )
+
+
+def _ends(offsets: torch.Tensor, tokens: int) -> list[int]:
+    """Where documents begin and end; raises unless that is from 0 up to the number of tokens."""
+    given: object = offsets
+    if not isinstance(given, torch.Tensor) or given.dtype not in INTEGERS or given.dim() != 1:
+        what = (
+            f"{given.dtype} {list(given.shape)}"
+            if isinstance(given, torch.Tensor)
+            else type(given).__name__
+        )
+        raise TypeError(f"cu_seqlens must be integers [documents + 1], got {what}")
+    ends: list[int] = offsets.tolist()
+    if not ends or ends[0] != 0 or ends[-1] != tokens or ends != sorted(ends):
+        shown = f"{ends[:4]} …" if len(ends) > 4 else f"{ends}"
+        raise ValueError(
+            f"cu_seqlens must ascend from 0 to the number of tokens, {tokens}, got {shown}"
+        )
+    return ends
+
+
+def _check_inputs(
+    program: Program, inputs: Mapping[str, torch.Tensor] | None, tokens: int, documents: int
+) -> Mapping[str, torch.Tensor]:
+    """The inputs by name, [T] and [B]; what is about pairs or heads is refused."""
+    if inputs is not None and not isinstance(inputs, Mapping):
+        raise TypeError(
+            f"inputs must be a mapping of names to tensors, got {type(inputs).__name__}"
+        )
+    given = inputs or {}
+    for entry in program.inputs:
+        if entry.kind in PER_HEAD:
+            raise ValueError(
+                f"the input `{entry.name}` is about heads of one sequence, and has no packed form:"
+                " call the module for each document"
+            )
+        if entry.name in given:
+            shape = [documents] if entry.kind == "length" else [tokens]
+            found: object = given[entry.name]
+            if not isinstance(found, torch.Tensor) or list(found.shape) != shape:
+                got = list(found.shape) if isinstance(found, torch.Tensor) else type(found).__name__
+                raise ValueError(f"the input `{entry.name}` must have the shape {shape}, got {got}")
+    return given

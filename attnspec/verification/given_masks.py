@@ -1,0 +1,221 @@
+"""A mask of somebody else's held against a spec: an array of booleans, or a mask function."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from attnspec.analysis.counting.differences import Pairs, only_in, row_text
+from attnspec.graphs.relation import Relation
+from attnspec.graphs.stack import LONGEST_MASK, Stack
+from attnspec.graphs.written_pairs import WrittenPairs
+from attnspec.ir.api_checks import index_of, length_of
+from attnspec.text.diagnostics import AttnSpecError
+
+
+@dataclass(frozen=True)
+class HeadDifference:
+    """The pairs of one head of the spec and those of the mask; counts are exact."""
+
+    head: int
+    only_in_spec: Pairs
+    only_in_mask: Pairs
+    in_both: int
+    relations: tuple[Relation, Relation]
+
+    @property
+    def equal(self) -> bool:
+        """Whether they are the same pairs."""
+        return not self.only_in_spec and not self.only_in_mask
+
+
+@dataclass(frozen=True)
+class MaskComparison:
+    """A spec and a mask compared at n positions, in one layer; True in the mask = attends.
+
+    `turned` says that the mask is, in every head, just what the spec leaves out: then True stands
+    for what is masked.
+    """
+
+    name: str
+    n: int
+    layer: int
+    heads: tuple[HeadDifference, ...]
+    turned: bool
+
+    @property
+    def equal(self) -> bool:
+        """Whether spec and mask have the same pairs in every head."""
+        return all(head.equal for head in self.heads)
+
+    @property
+    def counterexample(self) -> tuple[int, int, int] | None:
+        """The first head, query and key of which only one of the two has the pair; None where they
+        are equal."""
+        for head in self.heads:
+            pairs = [side.examples[0] for side in (head.only_in_spec, head.only_in_mask) if side]
+            if pairs:
+                return head.head, *min(pairs)
+        return None
+
+    def to_dict(self) -> dict[str, object]:
+        """As plain data."""
+        return {
+            "spec": self.name,
+            "n": self.n,
+            "layer": self.layer,
+            "equal": self.equal,
+            "turned": self.turned,
+            "counterexample": self.counterexample,
+            "heads": [
+                {
+                    "head": head.head,
+                    "only_in_spec": head.only_in_spec.to_dict(),
+                    "only_in_mask": head.only_in_mask.to_dict(),
+                    "in_both": head.in_both,
+                }
+                for head in self.heads
+            ],
+        }
+
+    def to_json(self) -> str:
+        """The same as JSON."""
+        return json.dumps(self.to_dict(), indent=2)
+
+    def __str__(self) -> str:
+        lines = [f"`{self.name}` and the mask at n = {self.n:,}, layer {self.layer}"]
+        lines[0] += "; True in the mask = attends"
+        if self.equal:
+            shared = sum(head.in_both for head in self.heads)
+            return f"{lines[0]}\nthe same {shared:,} pairs"
+        if self.turned:
+            lines.append(
+                "the mask is what the spec leaves out: True in it stands for what is masked;"
+                " compare with `~mask`"
+            )
+        for head in self.heads:
+            lines += [f"head {head.head}: the same {head.in_both:,} pairs"] * head.equal
+            lines += [] if head.equal else _said(head, self.n)
+        return "\n".join(lines)
+
+
+def _said(head: HeadDifference, n: int) -> list[str]:
+    """What is to be said of a head that differs."""
+    lines = [f"head {head.head}: they differ"]
+    for title, pairs in (("spec", head.only_in_spec), ("mask", head.only_in_mask)):
+        examples = ", ".join(f"({q}, {k})" for q, k in pairs.examples)
+        more = ", …" if pairs.count > len(pairs.examples) else ""
+        lines.append(
+            f"  only in the {title}  {pairs.count:,}" + (f"  {examples}{more}" if pairs else "")
+        )
+    lines.append(f"  in both           {head.in_both:,}")
+    firsts = [
+        side.first for side in (head.only_in_spec, head.only_in_mask) if side.first is not None
+    ]
+    query = min(firsts)
+    here, there = (row_text(relation, query, n) for relation in head.relations)
+    return [*lines, f"  query {query:,} reads {here} in the spec, {there} in the mask"]
+
+
+def compare_mask(
+    stack: Stack, mask: object, n: int | None, layer: int = 0, head: int | None = None
+) -> MaskComparison:
+    """A layer of a spec, or one head of it, held against a mask or a mask function.
+
+    The mask is bool [n, n], for every head, or [H, n, n] or [1, H, n, n]; a function is f(b, h, q,
+    k) of torch, or whatever has it as `mask_mod`. Raises AttnSpecError for another shape, and
+    TypeError for what is neither.
+    """
+    program = stack.program
+    if n is None:
+        shape = () if callable(_mod(mask)) else _array(mask).shape
+        n = int(shape[-1]) if len(shape) else program.fixed_length
+    if n is None:
+        raise ValueError("a mask function has a mask at every length: `compare(mask_mod, n)`")
+    n = length_of(n)
+    if n > LONGEST_MASK:
+        raise AttnSpecError(f"masks are compared up to n = {LONGEST_MASK:,}, got {n:,}")
+    wanted = _heads(program.heads, mask, head)
+    found = given_mask(mask, n, max(wanted) + 1)
+    heads = tuple(_held(stack, found, n, layer, each) for each in wanted)
+    turned = all(_is_turned(each, n) for each in heads) and n > 0
+    return MaskComparison(program.name, n, layer, heads, turned)
+
+
+def _heads(declared: int | None, mask: object, head: int | None) -> list[int]:
+    """The heads to compare: one, those declared, or as many as the mask has."""
+    if head is not None:
+        return [index_of("head", head)]
+    shape: tuple[int, ...] = () if callable(_mod(mask)) else _array(mask).shape
+    of_mask = shape[-3] if len(shape) >= 3 else 1
+    return list(range(declared if declared is not None else of_mask))
+
+
+def _held(stack: Stack, mask: np.ndarray, n: int, layer: int, head: int) -> HeadDifference:
+    relation = stack.relation(n, layer, head)
+    given = WrittenPairs(mask[head if len(mask) > 1 else 0])
+    only_mask = only_in(given, relation, n)
+    in_both = int(given.mask.sum()) - only_mask.count
+    return HeadDifference(head, only_in(relation, given, n), only_mask, in_both, (relation, given))
+
+
+def _is_turned(head: HeadDifference, n: int) -> bool:
+    return head.in_both == 0 and head.only_in_spec.count + head.only_in_mask.count == n * n
+
+
+def given_mask(mask: object, n: int, heads: int) -> np.ndarray:
+    """A mask as bool [H or 1, n, n], True = attends; as `compare_mask` takes it."""
+    mod = _mod(mask)
+    if mod is not None:
+        return of_function(mod, n, heads)
+    array = _array(mask)
+    if array.dtype != np.bool_:
+        raise AttnSpecError(
+            f"a mask is boolean, True where a query attends, got {array.dtype}; of one that is"
+            " added to the scores, `mask == 0`"
+        )
+    while array.ndim > 3 and len(array) == 1:
+        array = array[0]
+    array = array[None] if array.ndim == 2 else array
+    if array.ndim != 3 or array.shape[1:] != (n, n) or not len(array):
+        shape = list(_array(mask).shape)
+        raise AttnSpecError(f"the mask must be [{n}, {n}], or [H, {n}, {n}] for heads, got {shape}")
+    if len(array) not in (1, heads) and len(array) < heads:
+        raise AttnSpecError(f"the mask has {len(array)} heads, and {heads} are compared")
+    return array
+
+
+def of_function(mask_mod: Callable[..., Any], n: int, heads: int) -> np.ndarray:
+    """A mask function on all pairs, bool [heads, n, n], as FlexAttention calls it."""
+    from torch.nn.attention.flex_attention import create_mask
+
+    if n == 0:
+        return np.zeros((heads, 0, 0), bool)
+    try:
+        found: np.ndarray = create_mask(mask_mod, 1, heads, n, n, device="cpu")[0].numpy()
+    except Exception as error:
+        first = str(error).partition("\n")[0]
+        raise AttnSpecError(
+            f"the mask function fails at n = {n}: {type(error).__name__}: {first:.200}"
+        ) from error
+    return found
+
+
+def _mod(mask: object) -> Callable[..., Any] | None:
+    """The function of a mask that is one, or has one."""
+    inner = getattr(mask, "mask_mod", None)
+    if callable(inner):
+        return inner  # type: ignore[no-any-return]
+    return mask if callable(mask) and not hasattr(mask, "shape") else None
+
+
+def _array(mask: object) -> np.ndarray:
+    if hasattr(mask, "detach"):
+        mask = mask.detach().cpu().numpy()
+    if not hasattr(mask, "__len__") or isinstance(mask, str):
+        raise TypeError(f"a mask, a mask function or a spec is compared, got {type(mask).__name__}")
+    return np.asarray(mask)

@@ -1,0 +1,125 @@
+"""A sequence over local processes is what one computes: values, gradients, bytes, errors."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import cycle
+from pathlib import Path
+from typing import Any
+
+import pytest
+from local_ranks import Case, run
+from random_specs import spec_text
+from zoo import ATTENTIONS, SMALLER, smaller
+
+WINDOW = "attention a { attend window(radius = 5) | global(first(3)) }"
+SOME = 25
+MANY = 200
+
+
+def by_hand() -> list[Case]:
+    """Lengths that do not divide, empty shards, each partition, each kind of call."""
+    cases = [
+        Case(37, ranks, WINDOW, partition=part, lse=True, padding=ranks == 3)
+        for ranks in (2, 3, 4)
+        for part in ("", "head_tail", f"residue {ranks}")
+    ]
+    cases += [Case(n, 4, WINDOW) for n in (0, 1, 3, 5)]
+    cases += [Case(40, 4, WINDOW, dtensor=True), Case(300, 2, WINDOW, heads=2, padding=True)]
+    texts = (
+        # rows that read nothing, anywhere or on some ranks alone
+        "attention a { attend rows(positions(3, 4, 30..31)) }",
+        "attention a { causal attend full score alibi() }",
+        "attention a { heads 4 attend window(radius = 9)"
+        " score bias(buckets = 8, max_distance = 16) }",
+        "attention a { attend window(radius = 9) | global(first(1)) score softcap(cap = 3) }",
+        "attention a { attend window(radius = 9) | global(last(2)) normalize softmax1 }",
+        "attention a { attend window(radius = 9) | columns(first(2)) normalize relu }",
+        "attention a { attend window(radius = 9) normalize sigmoid }",
+        "attention a { causal attend linear(feature = elu1) }",
+        "attention a { attend linear(feature = elu1) }",
+        "attention a { attend topk(keys = 5) }",
+        "attention a { heads 4 head 0..1 { attend window(radius = 3) }"
+        " head 2 { attend residue(step = 5) } head 3 { attend global(first(2)) } }",
+    )
+    return cases + [Case(40, ranks, text) for text in texts for ranks in (3, 4)]
+
+
+def of_zoo() -> list[Case]:
+    """Every attention that ships, at a small length."""
+    cases = []
+    for (path, name), ranks in zip(ATTENTIONS, cycle((2, 3, 4)), strict=False):
+        n = smaller(path, name).program.fixed_length or 45
+        cases.append(Case(n, ranks, file=str(path), name=name, settings=SMALLER.get(path.stem, {})))
+    return cases
+
+
+def at_random(seeds: range) -> list[Case]:
+    """Random compositions."""
+    partitions = cycle(("", "", "head_tail", "residue 4"))
+    return [
+        Case(
+            33 + seed % 20,
+            2 + seed % 3 if part != "residue 4" else 4,
+            spec_text(seed),
+            heads=2,
+            partition=part,
+        )
+        for seed, part in zip(seeds, partitions, strict=False)
+    ]
+
+
+def check(said: list[list[dict[str, Any]]], cases: Sequence[Case]) -> None:
+    for rank, answers in enumerate(said):
+        assert len(answers) == sum(rank < case.ranks for case in cases), answers[-1:]
+        for answer in answers:
+            assert "error" not in answer, answer["trace"]
+            assert answer["received"] == answer["planned"], answer
+    for answer in said[0]:
+        assert max(answer["apart"]) <= 1e-12, answer
+
+
+CASES = (*by_hand(), *of_zoo()[::3], *at_random(range(SOME)))
+
+
+@pytest.fixture(scope="module")
+def ran(tmp_path_factory: pytest.TempPathFactory) -> tuple[list[list[Any]], list[list[Any]]]:
+    """What one start of four processes says."""
+    return run(CASES, tmp_path_factory.mktemp("ranks"))
+
+
+def test_ranks_together_compute_what_one_process_does(
+    ran: tuple[list[list[Any]], list[list[Any]]],
+) -> None:
+    said, _ = ran
+    check(said, CASES)
+    ways = {how for answer in said[0] for how in answer["how"]}
+    assert ways == {"rows", "heads", "all"}
+
+
+@pytest.mark.slow
+def test_the_whole_zoo_over_ranks(tmp_path: Path) -> None:
+    cases = of_zoo()
+    check(run(cases, tmp_path)[0], cases)
+
+
+@pytest.mark.slow
+def test_random_compositions_over_ranks(tmp_path: Path) -> None:
+    cases = at_random(range(SOME, SOME + MANY))
+    check(run(cases, tmp_path)[0], cases)
+
+
+def test_every_rank_says_what_is_wrong(ran: tuple[list[list[Any]], list[list[Any]]]) -> None:
+    _, said = ran
+    assert [bool(each) for each in said] == [True, False, True, True]
+    for rank in (0, 2, 3):
+        fine, spec, length, shapes, lost = said[rank]
+        assert fine == ["none", ""]
+        assert spec[0] == "ValueError"
+        assert "the spec must be the same on every rank" in spec[1]
+        assert length[0] == "ValueError"
+        assert "has the lengths [4, 4, 4, 1], got [3, 4, 3, 3]" in length[1]
+        assert shapes[0] == "ValueError"
+        own = "at least 1" if rank == 3 else "rank 3 refused its part"
+        assert own in shapes[1]
+        assert lost[0] == "LostRank"

@@ -1,0 +1,208 @@
+"""Plans over several devices on paper: every pair is somewhere, nothing travels needlessly."""
+
+from __future__ import annotations
+
+import json
+from itertools import product
+
+import numpy as np
+import pytest
+from click.testing import CliRunner
+from random_specs import spec_text
+from zoo import EXAMPLES
+
+import attnspec
+from attnspec.cli import main
+from attnspec.distributed import partitions
+from attnspec.distributed.blocks import ASKED, _Search
+from attnspec.distributed.cuts import count, least_cut, rows_of, union
+from attnspec.distributed.exchange import Rows, exchange_of
+from attnspec.distributed.partitions import Partition
+from attnspec.distributed.planning import ROWS, Tensors, plan
+from attnspec.graphs.stack import Stack
+from attnspec.text.diagnostics import AttnSpecError
+
+MILLION = 1 << 20
+LARGE = Tensors(1, 32, 8, 128, 128, 2)
+
+
+def every_partition(n: int, ranks: int) -> list[Partition]:
+    found = [partitions.contiguous(n, ranks), partitions.head_tail(n, ranks)]
+    found += [each for s in (ranks, 8) if (each := partitions.by_residue(n, ranks, s)) is not None]
+    work = np.arange(n) % 7 + 1
+    found.append(partitions.in_chunks(n, ranks, work))
+    parts = partitions.in_parts(n, ranks, work, np.arange(2, n, 2)) if n else None
+    return found if parts is None else [*found, parts]
+
+
+@pytest.mark.parametrize("n", [0, 1, 3, 17, 64, 101])
+@pytest.mark.parametrize("ranks", [1, 2, 3, 4, 8])
+def test_each_position_has_one_place(n: int, ranks: int) -> None:
+    for partition in every_partition(n, ranks):
+        held = [partition.positions(rank) for rank in range(ranks)]
+        assert sorted(np.concatenate(held).tolist()) == list(range(n))
+        assert tuple(map(len, held)) == partition.lengths
+        values = np.arange(n) ** 2
+        assert np.allclose(partition.sums(values), [values[at].sum() for at in held])
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_every_pair_between_ranks_is_paid_for_by_one_row(seed: int) -> None:
+    n = 41
+    relation = Stack(attnspec.parse(spec_text(seed)).program).relation(n)
+    mask = np.asarray(relation.holds(np.arange(n)[:, None], np.arange(n)[None], n)) & True
+    mask = np.broadcast_to(mask, (n, n))
+    for partition, rows in product(every_partition(n, 4), (Rows(3, 2, 2), Rows(1, 9, None))):
+        found = exchange_of(relation, partition, rows)
+        for reader, owner in product(range(4), range(4)):
+            if reader == owner:
+                continue
+            q, k = partition.positions(reader), partition.positions(owner)
+            pairs = mask[np.ix_(q, k)].copy()
+            keys, queries = (
+                rows_of(x) for x in (found.keys(reader, owner), found.queries(reader, owner))
+            )
+            pairs[:, keys] = False
+            pairs[queries] = False
+            assert not pairs.any()
+        assert found.proved == found.links.sum()
+
+
+def test_no_rows_that_weigh_less_cover_the_pairs() -> None:
+    draw = np.random.default_rng(3)
+    for _ in range(40):
+        held = draw.random((5, 4)) < 0.4
+        q, k = (x[:, None] + np.array([0, 1]) for x in np.nonzero(held))
+        if not len(q):
+            continue
+        weights = int(draw.integers(1, 5)), int(draw.integers(1, 5))
+        found = least_cut(q, k, *weights)
+        best = min(
+            sum(keys) * weights[0] + sum(queries) * weights[1]
+            for keys, queries in product(product((0, 1), repeat=4), product((0, 1), repeat=5))
+            if not (held & ~np.array(keys, bool)[None] & ~np.array(queries, bool)[:, None]).any()
+        )
+        assert found.weight == found.flow == best
+
+
+def test_runs_are_joined_and_counted() -> None:
+    runs = np.array([[5, 7], [0, 2], [1, 3], [3, 4], [9, 9]])
+    assert rows_of(union(runs)).tolist() == [0, 1, 2, 3, 5, 6]
+    assert count(union(runs)) == 6
+
+
+@pytest.mark.parametrize(
+    ("name", "settings"),
+    [
+        ("causal_window", {}),
+        ("longformer", {"globals": 3}),
+        ("bigbird", {"block": 8}),
+        ("openai_strided", {}),
+    ],
+)
+def test_what_travels_is_the_least_on_rows(name: str, settings: dict[str, int]) -> None:
+    """At most 1.1 times a cut of single rows, which this finds pair by pair."""
+    n, ranks = 512, 4
+    spec = attnspec.load(EXAMPLES / f"{name}.attn", **settings)  # type: ignore[arg-type]
+    relation = Stack(spec.program).relation(n)
+    mask = np.broadcast_to(
+        np.asarray(relation.holds(np.arange(n)[:, None], np.arange(n)[None], n), bool), (n, n)
+    )
+    rows = LARGE.rows(32, 8, True)
+    partition = partitions.contiguous(n, ranks)
+    found = exchange_of(relation, partition, rows)
+    least = 0
+    for reader, owner in product(range(ranks), range(ranks)):
+        if reader != owner:
+            pairs = mask[np.ix_(partition.positions(reader), partition.positions(owner))]
+            q, k = (x[:, None] + np.array([0, 1]) for x in np.nonzero(pairs))
+            least += least_cut(q, k, rows.key, rows.remote).weight if len(q) else 0
+    assert least <= found.links.sum() <= 1.1 * least
+
+
+def test_a_million_positions_are_asked_about_by_the_run() -> None:
+    """However long the sequence, the blocks asked about are those at the rims of a few runs."""
+    relation = Stack(attnspec.load(EXAMPLES / "longformer.attn").program).relation(MILLION)
+    search = _Search(relation, partitions.contiguous(MILLION, 64))
+    search.found()
+    assert search.asked < 64 * 64 * 64
+    drawn = Stack(attnspec.load(EXAMPLES / "bigbird.attn").program).relation(1 << 16)
+    search = _Search(drawn, partitions.contiguous(1 << 16, 16))
+    search.found()
+    assert search.asked <= ASKED
+
+
+def test_the_table_on_paper() -> None:
+    """Figures of one layer, 8 ranks, 32 heads of 128 with 8 of keys, two bytes."""
+
+    def found(text: str) -> int:
+        each = plan(attnspec.parse(text).program, MILLION, 8, LARGE)
+        assert each.bytes_gathered == 3_758_096_384
+        return max(each.bytes_received)
+
+    assert (
+        found("attention a { attend window(before = 1023, after = 0) }") == 1024 * 4096
+    )  # in runs of 8
+    assert found("attention a { attend residue(step = 64) }") == 0
+    assert found("attention a { causal attend block(size = 8192) }") == 0
+    sinks = "attention a { causal attend window(before = 1023, after = 0) | columns(first(4)) }"
+    assert 1027 * 4096 <= found(sinks) <= 1.02 * 1027 * 4096
+
+
+def test_documents_are_dealt_out_whole_and_evenly() -> None:
+    n, ranks = 1 << 17, 8
+    draw = np.random.default_rng(1)
+    ids = np.repeat(np.arange(400), draw.integers(1, 1024, 400))[:n]
+    assert len(ids) == n
+    program = attnspec.load(EXAMPLES / "packed_causal.attn").program
+    known = plan(program, n, ranks, LARGE, inputs={"document": ids})
+    assert str(known.partition) == "whole documents"
+    assert sum(known.bytes_received) == 0
+    assert known.layers[0].balance is not None
+    assert known.layers[0].balance <= 1.05
+    # nobody knows of them before a call
+    unknown = plan(program, n, ranks, LARGE)
+    assert sum(unknown.bytes_received) > 0
+
+
+def test_heads_travel_where_rows_would_be_more() -> None:
+    full = attnspec.parse("attention a { attend full }").program
+    few, many = (plan(full, 4096, ranks, LARGE).layers[0] for ranks in (8, 16))
+    assert (few.how, many.how) == ("heads", ROWS)
+    assert "as rows" in few.why
+
+
+def test_layers_that_want_another_partition_are_priced() -> None:
+    text = (
+        "attention a { layers 2 attend window(before = 64, after = 0)"
+        " layer 1 { attend residue(step = 8) } }"
+    )
+    found = plan(attnspec.parse(text).program, 1 << 16, 8, Tensors(1, 32, 2, 128, 128, 2))
+    assert any("changing to it and back costs" in line for line in found.changes)
+
+
+def test_the_command_draws_a_table_and_a_picture() -> None:
+    spec = str(EXAMPLES / "longformer.attn")
+    result = CliRunner().invoke(main, ["plan", spec, "-n", str(MILLION), "--devices", "64"])
+    assert result.exit_code == 0
+    rows = [line for line in result.output.splitlines() if line.startswith("|")]
+    assert [len(row) for row in rows] == [66] * 64
+    assert "flow" in result.output
+    plain = CliRunner().invoke(main, ["plan", spec, "-n", "4096", "--devices", "4", "--json"])
+    data = json.loads(plain.output)
+    assert data["bytes_received"] == np.array(data["links"]).sum(0).tolist()
+    assert data["layers"][0]["flow"] == data["layers"][0]["bytes"]
+    for options, code in (
+        (["--devices", "300"], 4),
+        (["--key-heads", "3"], 2),
+        (["--devices", "4", "--heads", "4", "--key-heads", "3"], 2),
+    ):
+        assert CliRunner().invoke(main, ["plan", spec, *options]).exit_code == code
+
+
+def test_what_is_not_planned_is_refused() -> None:
+    program = attnspec.parse("attention a { attend full }").program
+    with pytest.raises(AttnSpecError, match="1 to 256 devices, got 0"):
+        plan(program, 8, 0)
+    with pytest.raises(AttnSpecError, match="one of 9 positions over 2 ranks"):
+        plan(program, 8, 2, partition=partitions.contiguous(9, 2))

@@ -1,0 +1,87 @@
+"""What people from other systems write, and the words that get them on."""
+
+from __future__ import annotations
+
+import pytest
+from zoo import FILES
+
+import attnspec
+from attnspec.elaborate.foreign_words import SYSTEMS
+from attnspec.graphs.stack import Stack
+from attnspec.text.diagnostics import AttnSpecError, SpecError
+
+
+def message(body: str) -> str:
+    with pytest.raises(SpecError) as caught:
+        attnspec.parse(f"attention a {{ {body} }}")
+    return str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("body", "caret", "said"),
+    [
+        ("attend where(doc[q] == doc[k])", "doc[q]", "write `same(doc)` for equal labels"),
+        ("attend where(doc[q_idx] == doc[kv_idx])", "doc[q_idx]", "declare `input doc: ids`"),
+        ("input doc: ids attend where(doc[q] == doc[k])", "doc[q]", "write `same(doc)`"),
+        ("input t: numbers attend where(t[q] < 3)", "t[q]", "write `t(q)` and `t(k)`"),
+        ("input m: tokens attend where(m[k])", "m[k]", "`columns(m)` those whose key is"),
+        ("attend window(radius = 3) | sink(4)", "sink", "`columns(first(c))`"),
+        ("attend attention_sinks(4)", "attention_sinks", "`columns(first(c))`"),
+        ("attend alibi()", "alibi", "the statement `score alibi(…)` beside `attend`"),
+        ("attend full + softcap(30)", "softcap", "the statement `score softcap(…)`"),
+        ("attend softmax1", "softmax1", "the statement `normalize softmax1`"),
+        ("attend rope()", "rope", "rotated in q and k before the call"),
+        ("attend bigbird()", "bigbird", "`attnspec zoo` has some, by names like `bigbird`"),
+        ("attend flash", "flash", "chosen by the planner"),
+        ("attend mask_mod(q < k)", "mask_mod", "`where(…)` takes a predicate"),
+        ("attend a()", "a", "`graph a(…) = …` names a graph"),
+        ("layers 3 attend full layer 0-2 { attend self }", "0-2", "write `0..2` for a range"),
+        ("heads 8 attend full head 5-3 { attend self }", "5-3", "write `3..5` for a range"),
+        ("heads 8 attend full head 0,3.. { attend self }", "{", "`3..N`, the last one included"),
+        ("attend where(1 if q < k else 0)", "if", "there is no `if` in an expression"),
+        ("attend where(if q < k)", "if", "write `a and b or not a and c`"),
+        ("attend where(time <= 3)", "time", "write `q.time` or `k.time`; of tokens declare"),
+        ("input time: numbers attend where(time <= 3)", "time", "write `time(q)` and `time(k)`"),
+        ("input n_read: length attend where(k < n_read)", "n_read", "`prefix(n_read)`"),
+        ("input t: numbers attend where(t(q - 1) < 3)", "t(q - 1)", "at the query or the key"),
+        ("input t: numbers attend window(radius = t(q))", "t(q)", "only inside `where(…)`"),
+        (
+            "input t: numbers attend where(sqrt(t(q)) < 3)",
+            None,
+            "`sqrt` may differ in its last bit",
+        ),
+        ("input t: numbers attend where(9 // t(q) < 3)", None, "the same for all pairs"),
+        ("input t: numbers attend where(t(q) % 2.5 < 1)", None, "divides by whole numbers"),
+        ("input t: numbers attend where(t(q) ** 0.5 < 1)", None, "an exponent from 0 to 8"),
+        ("input t: ids attend where([1, 2][t(q)] < k)", None, "a list is read by `layer`, `head`"),
+        ("input t: number attend full", "number", "did you mean `numbers`?"),
+        ("input t: numbers attend same(t)", "t", "an input of kind `ids` is needed"),
+    ],
+)
+def test_what_is_said(body: str, caret: str | None, said: str) -> None:
+    with pytest.raises(SpecError) as caught:
+        attnspec.parse(f"attention a {{ {body} }}")
+    assert said in str(caught.value)
+    if caret is not None:
+        (span,) = {d.span for d in caught.value.diagnostics[:1]}
+        assert span is not None
+        assert span.source.text[span.start : span.end] == caret
+
+
+def test_no_pattern_is_guessed_where_the_meaning_is_known() -> None:
+    assert "sinkhorn" not in message("attend sink(4)")
+    # where a paper's word has one meaning here it is still told
+    assert "did you mean `same`?" in message("attend document(3)")
+    assert "did you mean `lsh`?" in message("attend reformer()")
+
+
+def test_systems_that_are_named_are_in_the_zoo() -> None:
+    stems = [path.stem for path in FILES]
+    assert not [word for word in SYSTEMS if not any(stem.startswith(word) for stem in stems)]
+
+
+def test_a_grid_says_its_one_length() -> None:
+    spec = attnspec.parse("attention a { sequence grid(14, 14) extra_tokens 1 attend axial }")
+    with pytest.raises(AttnSpecError, match="got n = 64: its one length is 197, also where") as no:
+        Stack(spec.program).mask(64)
+    assert "no -n" in str(no.value)

@@ -1,0 +1,334 @@
+"""Models that write: from a cache that keeps what the spec may still read, and from those of
+transformers, the rows of the whole pass."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import pytest
+import torch
+from model_families import FAMILIES
+from tiny_models import (
+    CAUSAL,
+    FULL,
+    SINKS,
+    TOLERANCE,
+    WINDOW,
+    bert,
+    difference,
+    hidden,
+    llama,
+    names_restored,
+    padded,
+    tokens,
+    transformers,
+)
+
+import attnspec
+from attnspec.integrations.transformers import SpecCache, convert, with_inputs
+
+BY_STEM = {family.stem: family for family in FAMILIES}
+MIXED = """attention mixed { heads 4 causal attend window(before = 3, after = 0)
+    head 2 { attend strided(stride = 4) } head 3 { attend columns(first(2)) | self } }"""
+SPECS = [
+    SINKS,
+    MIXED,
+    "attention drawn { causal attend block(size = 4) | random(keys = 2) & window(radius = 9) }",
+    "attention slopes { causal attend window(before = 5, after = 0) score softcap(cap = 2) }",
+    "attention linear_ { causal attend linear() }",
+    "attention both { causal attend window(before = 3, after = 0) + linear() }",
+    "attention chosen_ { causal attend topk(keys = 4) | self }",
+    """attention layered { layers 3 causal attend window(before = 3, after = 0)
+        layer 1 { attend columns(first(2)) | self } layer 2 { attend full } }""",
+]
+PARTS = ((0, 5), (5, 6), (6, 13), (13, 14))
+GREEDY: dict[str, Any] = {"max_new_tokens": 6, "do_sample": False}
+
+
+@pytest.fixture(autouse=True)
+def _no_names_left() -> Iterator[None]:
+    with names_restored():
+        yield
+
+
+def sparse(text: str) -> Any:
+    """A tiny Llama that was given a spec."""
+    model = llama("eager")
+    convert(model, attnspec.parse(text))
+    return model
+
+
+def steps(
+    model: Any,
+    ids: torch.Tensor,
+    cache: Any,
+    parts: Sequence[tuple[int, int]] = PARTS,
+    mask: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """The logits of a text that is read in parts."""
+    found = []
+    with torch.no_grad():
+        for low, high in parts:
+            seen = None if mask is None else mask[:, :high]
+            out = model(ids[:, low:high], attention_mask=seen, past_key_values=cache)
+            found.append(out.logits)
+    return torch.cat(found, 1)
+
+
+# --- what is kept ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("text", SPECS)
+def test_parts_from_a_spec_cache_are_the_whole_pass(text: str) -> None:
+    model, ids, mask = sparse(text), tokens(3, 14), padded(14, left=True)
+    with warnings.catch_warnings():
+        # some count positions from the padding, and say so
+        warnings.simplefilter("ignore")
+        wanted = hidden(model, ids, mask)
+        found = steps(model, ids, SpecCache(model), mask=mask)
+    assert difference(found, wanted, mask) < TOLERANCE
+    # the cache is read: without it the last token is another
+    assert difference(found[:1, -1:], hidden(model, ids[:1, -1:])) > 0.01
+
+
+def bytes_at(text: str, lengths: Sequence[int]) -> list[int]:
+    """What a cache holds after so many positions of a text."""
+    model, ids, found = sparse(text), tokens(1, max(lengths)), []
+    cache = SpecCache(model)
+    for low, high in zip((0, *lengths), lengths, strict=False):
+        steps(model, ids, cache, [(low, high)])
+        found.append(cache.bytes)
+    return found
+
+
+LAYERS, KEY_HEADS, HEAD_SIZE = 3, 2, 8
+POSITION = LAYERS * 2 * KEY_HEADS * HEAD_SIZE * 4
+"""Bytes of a position: keys and values of all layers in float32."""
+
+
+def test_a_window_frees_memory() -> None:
+    assert bytes_at(WINDOW, (2, 20, 21, 40)) == [2 * POSITION] + [4 * POSITION] * 3
+    assert bytes_at(SINKS, (20, 40)) == [(2 + 2) * POSITION] * 2
+    assert bytes_at(CAUSAL, (20, 40)) == [20 * POSITION, 40 * POSITION]
+    dynamic = transformers.DynamicCache()
+    steps(llama("eager"), tokens(1, 40), dynamic, [(0, 40)])
+    assert sum(x.keys.nbytes + x.values.nbytes for x in dynamic.layers) == 40 * POSITION
+
+
+def test_sums_take_what_they_take_at_every_length() -> None:
+    first, second = bytes_at("attention s { causal attend linear() }", (20, 40))
+    assert first == second
+
+
+def test_heads_that_look_back_without_a_bound_keep_what_they_read_alone() -> None:
+    # three of four heads are bounded, and a key head serves two
+    short, long = bytes_at(MIXED, (20, 40))
+    assert long - short == 20 * POSITION // KEY_HEADS
+
+
+# --- generate -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("how", ["dynamic", "static", "spec", "lookup", "assisted"])
+def test_generate_gives_what_the_whole_pass_gives(how: str) -> None:
+    model, ids = sparse(MIXED), tokens(1, 6).repeat(1, 2)
+    given: dict[str, Any] = dict(GREEDY)
+    wanted = model.generate(ids, use_cache=False, **given)
+    if how == "static":
+        given |= {"cache_implementation": "static", "disable_compile": True}
+    elif how != "dynamic":
+        given["past_key_values"] = SpecCache(model)
+    if how == "lookup":
+        given["prompt_lookup_num_tokens"] = 3
+    if how == "assisted":
+        # one that guesses right now and then
+        given["assistant_model"] = sparse(MIXED)
+        given["assistant_model"].model.layers[2].mlp.down_proj.weight.data.mul_(0.5)
+    assert model.generate(ids, **given).tolist() == wanted.tolist()
+
+
+def test_several_samples_and_their_beams() -> None:
+    model, ids = sparse(MIXED), tokens(2, 9)
+    given: dict[str, Any] = {**GREEDY, "num_beams": 2, "num_return_sequences": 2}
+    wanted = model.generate(ids, use_cache=False, **given)
+    found = model.generate(ids, past_key_values=SpecCache(model), **given)
+    assert found.tolist() == wanted.tolist()
+
+
+def test_run_time_inputs_stand_beside_a_spec_cache() -> None:
+    text = """attention marked { input important: tokens(at_most = 2)
+        causal attend window(before = 2, after = 0) | columns(important) }"""
+    model, ids = llama("eager"), tokens(2, 7)
+    done = convert(model, attnspec.parse(text))
+    important = torch.zeros(2, 20, dtype=torch.bool)
+    important[0, 1] = important[1, 9] = True
+    with with_inputs(done, {"important": important}):
+        wanted = model.generate(ids, use_cache=False, **GREEDY)
+        cache = SpecCache(model)
+        assert model.generate(ids, past_key_values=cache, **GREEDY).tolist() == wanted.tolist()
+    assert cache.bytes < 6 * 2 * POSITION
+    with with_inputs(done, {"important": ~important}):
+        message = "promises that at most 2|at most 2"
+        with pytest.raises(ValueError, match=message):
+            model.generate(ids, past_key_values=SpecCache(model), **GREEDY)
+
+
+def test_a_decoder_beside_an_encoder_keeps_its_window() -> None:
+    config = transformers.BartConfig(**BY_STEM["Bart"].settings, forced_eos_token_id=None)
+    torch.manual_seed(1)
+    model = transformers.BartForConditionalGeneration(config).eval()
+    ids = tokens(2, 9)
+    convert(model, encoder=attnspec.parse(FULL), decoder=attnspec.parse(WINDOW))
+    given: dict[str, Any] = {**GREEDY, "eos_token_id": None}
+    wanted = model.generate(ids, use_cache=False, **given)
+    assert model.generate(ids, **given).tolist() == wanted.tolist()
+    own = SpecCache(model.get_decoder())
+    both = transformers.EncoderDecoderCache(own, transformers.DynamicCache())
+    assert model.generate(ids, past_key_values=both, **given).tolist() == wanted.tolist()
+    assert own.bytes == 2 * 2 * 2 * 4 * 32 * 4  # samples, layers, keys and values, positions
+
+
+# --- sliding caches of transformers -------------------------------------------------------------
+
+
+def sliding(window: int) -> Any:
+    settings = {**BY_STEM["Mistral"].settings, "num_hidden_layers": 3, "sliding_window": window}
+    return transformers.DynamicCache(config=transformers.MistralConfig(**settings))
+
+
+@pytest.mark.parametrize("score", ["", "score softcap(cap = 2)"])
+def test_a_cache_that_begins_later_is_enough_for_a_window(score: str) -> None:
+    # a window of w positions keeps the w - 1 before the query
+    model = sparse(f"attention w {{ causal attend window(before = 3, after = 0) {score} }}")
+    ids, mask = tokens(3, 14), padded(14, left=True)
+    found = steps(model, ids, sliding(4), mask=mask)
+    assert difference(found, hidden(model, ids, mask), mask) < TOLERANCE
+
+
+@pytest.mark.parametrize(
+    "graph",
+    [
+        "window(before = 4, after = 0)",
+        "block(size = 3)",
+        "window(before = 2, after = 0) | columns(first(1))",
+        "strided(stride = 4)",
+        "linear()",
+    ],
+)
+def test_a_cache_that_has_lost_keys_is_refused(graph: str) -> None:
+    model, ids = sparse(f"attention w {{ causal attend {graph} }}"), tokens(1, 14)
+    with pytest.raises(attnspec.AttnSpecError, match=r"or `SpecCache\(model\)`, which keeps"):
+        steps(model, ids, sliding(4))
+    for cache in (SpecCache(model), transformers.DynamicCache()):
+        assert difference(steps(model, ids, cache), hidden(model, ids)) < TOLERANCE
+
+
+def test_windows_of_a_model_that_was_converted_leave_no_sliding_cache() -> None:
+    settings = {**BY_STEM["Mistral"].settings, "eos_token_id": None}
+    torch.manual_seed(1)
+    model = transformers.MistralForCausalLM(transformers.MistralConfig(**settings)).eval()
+    with convert(model, attnspec.parse(SINKS.replace("before = 2", "before = 6"))):
+        ids = tokens(1, 9)
+        wanted = model.generate(ids, use_cache=False, **GREEDY)
+        assert model.generate(ids, **GREEDY).tolist() == wanted.tolist()
+    assert model.config.sliding_window == 4
+
+
+@pytest.mark.parametrize("cache", ["dynamic", "static"])
+def test_layers_that_slide_by_their_type_are_enough_for_a_window(cache: str) -> None:
+    # their rotations are those of their type, so that their caches slide
+    settings = {**BY_STEM["Gemma3Text"].settings, "eos_token_id": None}
+    torch.manual_seed(1)
+    model = transformers.Gemma3ForCausalLM(transformers.Gemma3TextConfig(**settings)).eval()
+    given: dict[str, Any] = dict(GREEDY)
+    if cache == "static":
+        given |= {"cache_implementation": "static", "disable_compile": True}
+    ids = tokens(2, 9)
+    with convert(model, attnspec.parse(WINDOW.replace("before = 4", "before = 3"))):
+        wanted = model.generate(ids, use_cache=False, **GREEDY)
+        assert model.generate(ids, **given).tolist() == wanted.tolist()
+    with (
+        convert(model, attnspec.parse(WINDOW)),
+        pytest.raises(attnspec.AttnSpecError, match="this one starts at position 6"),
+    ):
+        model.generate(ids, **given)
+
+
+# --- what is refused ----------------------------------------------------------------------------
+
+
+def test_a_cache_is_for_a_model_whose_layers_use_a_spec() -> None:
+    with pytest.raises(attnspec.AttnSpecError, match=r"`model.layers.0.self_attn` does not: dense"):
+        SpecCache(llama("eager"))
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("attention a { attend window(before = 3, after = 0) }", "is not causal"),
+        ("attention a { causal attend window(before = isqrt(n), after = 0) }", "at every n > q"),
+        ("attention a { causal attend columns(last(2)) | self }", r"`columns\(last\(2\)\)`"),
+    ],
+)
+def test_rows_that_are_not_those_of_the_whole_pass(text: str, message: str) -> None:
+    model = sparse(text)
+    with pytest.raises(ValueError, match=message):
+        model.generate(tokens(1, 5), past_key_values=SpecCache(model), **GREEDY)
+
+
+def test_dropout_and_sinks_are_refused() -> None:
+    settings = {**BY_STEM["GptOss"].settings, "eos_token_id": None}
+    model = transformers.GptOssForCausalLM(transformers.GptOssConfig(**settings)).eval()
+    convert(model, attnspec.parse(WINDOW))
+    ids = tokens(1, 5)
+    wanted = model.generate(ids, use_cache=False, **GREEDY)
+    assert model.generate(ids, **GREEDY).tolist() == wanted.tolist()
+    with pytest.raises(attnspec.AttnSpecError, match="no sinks and no dropout: pass"):
+        model.generate(ids, past_key_values=SpecCache(model), **GREEDY)
+
+
+def test_only_what_was_recorded_is_taken_back() -> None:
+    model, ids = sparse(SINKS), tokens(2, 14)
+    cache: Any = SpecCache(model)
+    wanted = hidden(model, ids)
+    steps(model, ids, cache, [(0, 9)])
+    with pytest.raises(RuntimeError, match="at most the 0 positions"):
+        cache.crop(-1)
+    cache.activate_past_recording()
+    steps(model, tokens(2, 20), cache, [(9, 11), (11, 15)])
+    with pytest.raises(RuntimeError, match="`crop` must come before"):
+        cache.reorder_cache(torch.tensor([1, 0]))
+    with pytest.raises(RuntimeError, match="at most the 6 positions"):
+        cache.crop(-7)
+    cache.crop(-6)
+    assert cache.get_seq_length() == 9
+    assert difference(steps(model, ids, cache, [(9, 14)]), wanted[:, 9:]) < TOLERANCE
+    # some of a part stand
+    cache.crop(-2)
+    assert difference(steps(model, ids, cache, [(12, 14)]), wanted[:, 12:]) < TOLERANCE
+
+
+@pytest.mark.parametrize("text", [MIXED, "attention l { causal attend linear() }"])
+def test_samples_are_chosen_and_repeated(text: str) -> None:
+    model, ids = sparse(text), tokens(3, 12)
+    wanted = hidden(model, ids)
+    cache: Any = SpecCache(model)
+    steps(model, ids, cache, [(0, 9)])
+    cache.batch_select_indices(torch.tensor([2, 0]))
+    cache.batch_repeat_interleave(2)
+    assert cache.batch_size == 4
+    order = [2, 2, 0, 0]
+    found = steps(model, ids[order], cache, [(9, 12)])
+    assert difference(found, wanted[order, 9:]) < TOLERANCE
+    cache.reset()
+    assert cache.bytes == 0
+    assert difference(steps(model, ids, cache, [(0, 7), (7, 12)]), wanted) < TOLERANCE
+
+
+def test_an_encoder_has_nothing_to_go_on_from() -> None:
+    model = bert("eager")
+    convert(model, attnspec.parse(FULL))
+    cache = SpecCache(model)
+    assert cache.bytes == 0

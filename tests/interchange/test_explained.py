@@ -1,0 +1,146 @@
+"""Masks explained: the spec that comes back for that of each spec, and what comes nearest."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+import attnspec
+from attnspec.interchange.explained import LONGEST, explain_mask
+from attnspec.text.diagnostics import AttnSpecError
+
+
+def mask_of(text: str, n: int, **inputs: np.ndarray) -> np.ndarray:
+    return attnspec.parse(f"attention a {{ {text} }}").mask(n, inputs=inputs or None)
+
+
+def shown(mask: np.ndarray) -> str:
+    found = explain_mask(mask)
+    assert found.exact
+    assert (found.spec.mask(len(mask), inputs=found.inputs) == mask).all()
+    return " ".join(found.spec.source.split()).removeprefix("attention explained { ")[:-2]
+
+
+DILATED = "dilated(radius = 6, step = 2)"
+
+ALIKE = [
+    "attend full",
+    "attend self",
+    "attend causal",
+    "attend transpose(causal)",
+    "attend window(radius = 5)",
+    "attend window(before = 7, after = 2)",
+    "attend dilated(radius = 12, step = 3)",
+    "attend residue(step = 7)",
+    "attend strided(stride = 8)",
+    "attend powers",
+    "attend powers(base = 3)",
+    "attend block(size = 8)",
+    "attend block(size = 8, before = 1, after = 1) | global(first(8) | last(8))",
+    "attend window(radius = 3) | global(first(2))",
+    "attend window(radius = 2) | global(positions(0, 17, 40..42))",
+    "attend window(radius = 2) | dilated(radius = 20, step = 4)",
+    "attend causal | columns(first(9))",
+    "attend summary(stride = 6, cells = 2)",
+    "causal attend window(before = 9, after = 0) | columns(first(4))",
+    "causal attend strided(stride = 8)",
+    "causal attend block(size = 16)",
+    "causal attend block(size = 8, before = 1)",
+    "causal attend powers | columns(first(1))",
+]
+"""Specs that are found again as they are written."""
+
+
+@pytest.mark.parametrize("text", ALIKE)
+def test_a_spec_is_found_again(text: str) -> None:
+    assert shown(mask_of(text, 61)) == text
+
+
+@pytest.mark.parametrize(
+    ("text", "n", "found"),
+    [
+        (
+            "attend window(radius = 6) & residue(step = 2)",
+            61,
+            "attend dilated(radius = 6, step = 2)",
+        ),
+        ("causal attend full", 9, "attend causal"),
+        ("causal attend full", 1, "attend full"),
+        ("attend window(radius = 20) & block(size = 16)", 61, "attend block(size = 16)"),
+        (
+            "causal attend fixed(stride = 8, cells = 2)",
+            61,
+            "causal attend block(size = 8) | summary(stride = 8, cells = 2)",
+        ),
+        ("sequence grid(6, 10) attend axial", 60, "attend block(size = 10) | residue(step = 10)"),
+        (
+            "sequence grid(6, 10) attend neighborhood(3, 5)",
+            60,
+            "sequence grid(6, 10) attend neighborhood(3, 5)",
+        ),
+        ("attend where(false)", 5, "attend where(false)"),
+    ],
+)
+def test_the_shortest_is_found(text: str, n: int, found: str) -> None:
+    assert shown(mask_of(text, n)) == found
+
+
+@pytest.mark.parametrize("rest", ["attend same(d)", "causal attend same(d)"])
+def test_documents_become_an_input(rest: str) -> None:
+    labels = np.repeat(np.arange(5), [3, 20, 7, 30, 1])
+    mask = mask_of(f"input d: ids {rest}", 61, d=labels)
+    found = explain_mask(mask)
+    assert found.exact
+    assert (found.inputs["document"] == labels).all()
+    assert rest.replace("(d)", "(document)") in " ".join(found.spec.source.split())
+
+
+@pytest.mark.parametrize("n", [0, 1, 2, 3])
+def test_short_masks_are_explained(n: int) -> None:
+    for code in range(2 ** (n * n) if n < 3 else 40):
+        mask = np.array([bool(code >> bit & 1) for bit in range(n * n)], bool)
+        mask = mask.reshape(n, n)
+        found = explain_mask(mask)
+        differ = found.spec.mask(n, inputs=found.inputs or None) ^ mask
+        assert differ.sum() == found.only_in_spec.count + found.only_in_mask.count
+        assert found.exact == (not differ.any())
+
+
+def test_what_is_nearest_says_how_near() -> None:
+    mask = mask_of("attend window(before = 9, after = 0)", 61)
+    mask[40, 3], mask[22, 21] = True, False
+    found = explain_mask(mask)
+    assert not found.exact
+    assert found.only_in_spec.examples == ((22, 21),)
+    assert found.only_in_mask.examples == ((40, 3),)
+    assert "1 pairs too many and 1 too few" in str(found)
+    assert "attend window(before = 9, after = 0)" in str(found)
+
+
+def test_a_rule_is_found_under_noise() -> None:
+    text = "attend window(radius = 5) | global(first(4))"
+    noise = np.random.default_rng(5).random((96, 96)) < 0.002
+    found = explain_mask(mask_of(text, 96) ^ noise)
+    assert not found.exact
+    assert text.partition("attend ")[2] in " ".join(found.spec.source.split())
+    assert found.only_in_spec.count + found.only_in_mask.count <= noise.sum()
+
+
+def test_the_search_takes_the_same_way_each_time() -> None:
+    mask = np.random.default_rng(3).random((40, 40)) < 0.3
+    assert str(explain_mask(mask)) == str(explain_mask(mask.copy()))
+
+
+@pytest.mark.parametrize(
+    ("mask", "words"),
+    [
+        (np.ones(4, bool), r"\[n, n\]"),
+        (np.ones((3, 4), bool), "must be"),
+        (np.ones((4, 4)), "mask == 0"),
+        (np.ones((2, 4, 4), bool), "one head"),
+        (np.ones((LONGEST + 1, LONGEST + 1), bool), "a smaller one"),
+    ],
+)
+def test_what_is_no_mask_is_refused(mask: np.ndarray, words: str) -> None:
+    with pytest.raises(AttnSpecError, match=words):
+        explain_mask(mask)

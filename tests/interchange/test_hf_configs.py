@@ -1,0 +1,201 @@
+"""Configs of transformers as specs: the pairs are those of transformers' own masks."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import attnspec
+from attnspec.interchange.hf_configs import from_hf_config
+from attnspec.spec import Spec
+from attnspec.text.diagnostics import AttnSpecError
+
+transformers = pytest.importorskip("transformers")
+
+N = 23
+
+SMALL: dict[str, Any] = {
+    "num_hidden_layers": 6,
+    "hidden_size": 16,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 1,
+    "head_dim": 8,
+    "intermediate_size": 8,
+    "vocab_size": 7,
+    "pad_token_id": 0,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+    "cls_token_id": 1,
+    "sep_token_id": 2,
+}
+
+MASKED: dict[str, dict[str, Any]] = {
+    "LlamaConfig": {},
+    "MistralConfig": {"sliding_window": 5},
+    "Gemma2Config": {"sliding_window": 5},
+    "Gemma3TextConfig": {"sliding_window": 5},
+    "GptOssConfig": {"sliding_window": 5},
+    "Llama4TextConfig": {"attention_chunk_size": 7},
+    "Qwen2Config": {"use_sliding_window": True, "sliding_window": 4, "max_window_layers": 3},
+    "Qwen3Config": {},
+    "Olmo3Config": {"sliding_window": 3},
+    "Cohere2Config": {"sliding_window": 2},
+    "ModernBertConfig": {"local_attention": 8},
+}
+
+
+def config_of(name: str, **settings: Any) -> Any:
+    config = getattr(transformers, name)(**{**SMALL, **settings})
+    config._attn_implementation = "sdpa"
+    return config
+
+
+def masks_of(config: Any) -> dict[str, Any] | Any:
+    """transformers' own masks by the type of a layer, None where all keys before are read."""
+    from transformers import masking_utils as hf
+
+    given = {"config": config, "inputs_embeds": torch.zeros(1, N, 16), "attention_mask": None}
+    if config.model_type == "modernbert":
+        sliding = hf.create_bidirectional_sliding_window_mask(**given)
+        return {"sliding_attention": sliding, "full_attention": None}
+    return hf.create_masks_for_generate(**given, past_key_values=None)
+
+
+@pytest.mark.parametrize("name", MASKED)
+def test_the_pairs_are_those_of_the_model(name: str) -> None:
+    config = config_of(name, **MASKED[name])
+    spec, masks = from_hf_config(config), masks_of(config)
+    every = np.tri(N, dtype=bool) if spec.program.causal else np.ones((N, N), bool)
+    assert spec.layers == 6
+    for layer in range(6):
+        found = masks[config.layer_types[layer]] if isinstance(masks, dict) else masks
+        meant = every if found is None else found[0, 0].numpy()
+        assert (spec.mask(N, layer=layer) == meant).all(), layer
+
+
+@pytest.mark.parametrize("name", ["Gemma2Config", "Qwen2Config"])
+def test_a_dictionary_is_as_good_as_a_config(name: str) -> None:
+    config = config_of(name, **MASKED[name])
+    assert from_hf_config(config.to_dict()) == from_hf_config(config)
+
+
+def only(text: str) -> Spec:
+    return attnspec.parse(f"attention a {{ {text} }}")
+
+
+def same_attends(found: Spec, text: str) -> bool:
+    return found.program.attends == only(text).program.attends
+
+
+def test_scores_are_changed_as_the_model_does() -> None:
+    gemma = from_hf_config(config_of("Gemma2Config", query_pre_attn_scalar=64))
+    assert (
+        gemma.program.attends[0].scores
+        == only("attend full score softcap(cap = 50.0)").program.attends[0].scores
+    )
+    assert "scale 1 / sqrt(64)" in gemma.source
+    assert "normalize softmax1" in from_hf_config(config_of("GptOssConfig")).source
+
+
+def test_longformer_halves_its_window() -> None:
+    config = transformers.LongformerConfig(attention_window=[4, 4, 8], num_hidden_layers=3)
+    spec, marked = from_hf_config(config), np.arange(N) == 6
+    q, k = np.arange(N)[:, None], np.arange(N)[None]
+    for layer, window in enumerate([4, 4, 8]):
+        meant = (abs(q - k) <= window // 2) | marked[:, None] | marked[None]
+        assert (spec.mask(N, layer=layer, inputs={"important": marked}) == meant).all()
+
+
+def test_bigbird_has_its_blocks() -> None:
+    spec = from_hf_config(transformers.BigBirdConfig(block_size=4, num_random_blocks=1))
+    n, mask = 40, spec.mask(40)
+    i, j = np.arange(n)[:, None] // 4, np.arange(n)[None] // 4
+    ends = (i == 0) | (i == 9) | (j == 0) | (j == 9)
+    fixed = (abs(i - j) <= 1) | ends
+    assert mask[fixed].all()
+    drawn = (mask & ~fixed)[::4, ::4].sum(1)
+    assert drawn.max() == 1
+    assert same_attends(
+        from_hf_config(transformers.BigBirdConfig(attention_type="original_full")), "attend full"
+    )
+
+
+@pytest.mark.parametrize(
+    ("config", "part", "text"),
+    [
+        ({"model_type": "fnet", "num_hidden_layers": 2}, None, "attend fourier()"),
+        (
+            {"model_type": "longt5", "num_layers": 2, "local_radius": 5,
+             "num_heads": 2,
+             "encoder_attention_type": "local"},
+            "encoder",
+            "heads 2 attend window(radius = 5) scale 1 "
+            "score bias(buckets = 32, max_distance = 128)",
+        ),
+        ({"model_type": "bart", "encoder_layers": 3}, "encoder", "attend full"),
+        (
+            {"model_type": "nystromformer", "num_hidden_layers": 1, "num_landmarks": 8,
+             "conv_kernel_size": 5},
+            None,
+            "attend nystrom(landmarks = 8, iterations = 6, conv = 5)",
+        ),
+        (
+            {"model_type": "gpt_neo", "attention_types": [[["local"], 2]], "window_size": 4},
+            None,
+            "attend window(before = 3, after = 0) scale 1",
+        ),
+        (
+            {"model_type": "reformer", "attn_layers": ["local"], "local_attn_chunk_length": 8},
+            None,
+            "attend block(size = 8, before = 1)",
+        ),
+        ({"model_type": "mine", "num_hidden_layers": 1, "sliding_window": 3}, True,
+         "attend window(before = 2, after = 0)"),
+    ],
+)  # fmt: skip
+def test_models_of_their_own_kind(config: dict[str, Any], part: Any, text: str) -> None:
+    said = {"causal": part} if isinstance(part, bool) else {"part": part}
+    found = from_hf_config(config, **said)
+    assert same_attends(found, text), found.source
+
+
+def test_reformer_has_the_conventions_of_its_model() -> None:
+    config = transformers.ReformerConfig(num_buckets=[8, 8], num_hashes=2, is_decoder=True)
+    spec, shipped = from_hf_config(config), attnspec.zoo("reformer_hf", rounds=2)
+    assert spec.program.attend(1).graph == shipped.program.attend(0).graph
+
+
+@pytest.mark.parametrize(
+    ("config", "said", "words"),
+    [
+        ({"model_type": "lama", "num_hidden_layers": 1}, {}, "did you mean `llama`"),
+        ({"model_type": "brand_new", "num_hidden_layers": 1}, {}, "`causal = True`"),
+        ({"model_type": "t5", "num_layers": 2}, {}, "part = 'encoder'"),
+        ({"model_type": "llama", "num_hidden_layers": 1}, {"part": "encoder"}, "one stack"),
+        ({"model_type": "mistral", "num_hidden_layers": 1, "sliding_window": 0}, {}, "from 1 on"),
+        ({"model_type": "qwen3", "layer_types": ["linear_attention"]}, {}, "`linear_attention`"),
+        ({"model_type": "llama"}, {}, "num_hidden_layers"),
+        ({"model_type": "longformer", "num_hidden_layers": 1, "attention_window": 5}, {}, "even"),
+        (
+            {"model_type": "longt5", "num_layers": 1, "encoder_attention_type": "transient-global"},
+            {"part": "encoder"},
+            "transient",
+        ),
+        (
+            {"model_type": "reformer", "attn_layers": ["lsh"], "lsh_num_chunks_after": 1},
+            {},
+            "previous chunk",
+        ),
+    ],
+)
+def test_what_is_open_is_refused(config: dict[str, Any], said: dict[str, Any], words: str) -> None:
+    with pytest.raises(AttnSpecError, match=words):
+        from_hf_config(config, **said)
+
+
+def test_what_is_no_config_is_refused() -> None:
+    with pytest.raises(TypeError, match="config"):
+        from_hf_config(3)

@@ -1,0 +1,205 @@
+"""Mask functions of torch as specs: what is written of them, the pairs, and what is refused."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from functools import cache
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch.nn.attention.flex_attention import and_masks, create_mask, or_masks
+
+import attnspec
+from attnspec.interchange.mask_mods import from_mask_mod
+from attnspec.spec import Spec
+from attnspec.text.diagnostics import AttnSpecError
+
+DOC = torch.tensor([0, 0, 0, 3, 3, 1, 1, 1, 1, 4, 4, 4, 4, 4, 2, 2, 2])
+MARKED = torch.arange(17) % 5 == 2
+WIDTHS = torch.tensor([1, 2, 8])
+DIAGONAL = torch.eye(17, dtype=torch.bool)
+
+
+def causal(b: Any, h: Any, q: Any, k: Any) -> Any:
+    return q >= k
+
+
+def near(b: Any, h: Any, q: Any, k: Any) -> Any:
+    return abs(q - k) <= 3
+
+
+def widths(b: Any, h: Any, q: Any, k: Any) -> Any:
+    return (q >= k) & (q - k < WIDTHS[h])
+
+
+def block_diffusion(b: Any, h: Any, q: Any, k: Any) -> Any:
+    noisy_q, noisy_k = q < 16, k < 16
+    block_q = torch.where(noisy_q, q // 4, (q - 16) // 4)
+    block_k = torch.where(noisy_k, k // 4, (k - 16) // 4)
+    own = (block_q == block_k) & (noisy_q == noisy_k)
+    clean = (block_q > block_k) & noisy_q & ~noisy_k
+    return own | clean | ((block_q >= block_k) & ~noisy_q & ~noisy_k)
+
+
+WRITTEN: dict[str, tuple[Callable[..., Any], str]] = {
+    "causal": (causal, "attend causal"),
+    "everything": (lambda b, h, q, k: torch.ones_like(q, dtype=torch.bool), "attend full"),
+    "new_ones": (lambda b, h, q, k: q.new_ones((), dtype=torch.bool) & (k <= q), "attend causal"),
+    "window": (near, "attend window(radius = 3)"),
+    "causal window": (
+        lambda b, h, q, k: (q >= k) & (q - k <= 256),
+        "attend window(before = 256, after = 0)",
+    ),
+    "keys": (lambda b, h, q, k: (q >= k) & (k > q - 7), "attend window(before = 6, after = 0)"),
+    "and_masks": (and_masks(causal, near), "attend window(before = 3, after = 0)"),
+    "or_masks": (or_masks(causal, near), "attend causal | window(radius = 3)"),
+    "prefix": (lambda b, h, q, k: (q >= k) | (k < 7), "attend causal | columns(first(7))"),
+    "chunks": (
+        lambda b, h, q, k: (q // 64 == k // 64) & (q >= k),
+        "causal attend block(size = 64)",
+    ),
+    "shift of bits": (lambda b, h, q, k: (q >> 3) == (k >> 3), "attend block(size = 8)"),
+    "dilated": (
+        lambda b, h, q, k: ((q - k).abs() <= 9) & ((q - k).abs() % 3 == 0),
+        "attend dilated(radius = 9, step = 3)",
+    ),
+    "residues": (lambda b, h, q, k: (q - k) % 5 == 0, "attend residue(step = 5)"),
+    "documents": (
+        lambda b, h, q, k: (DOC[q] == DOC[k]) & (q >= k),
+        "input doc: ids causal attend same(doc)",
+    ),
+    "marked": (
+        lambda b, h, q, k: near(b, h, q, k) | MARKED[q] | MARKED[k],
+        "input marked: tokens attend window(radius = 3) | global(marked)",
+    ),
+    "clamp": (
+        lambda b, h, q, k: (q.clamp(2, 14) - k).abs() <= 2,
+        "attend where(abs(min(max(q, 2), 14) - k) <= 2)",
+    ),
+    "where of numbers": (
+        lambda b, h, q, k: k <= torch.where(q < 8, 7, q),
+        "attend rows(first(8)) & columns(first(8)) | where(q >= 8) & causal",
+    ),
+    "minimum": (lambda b, h, q, k: torch.minimum(q, k) < 2, "attend where(min(q, k) < 2)"),
+    "different": (lambda b, h, q, k: ~(q == k), "attend where(q != k)"),
+    "of heads": (
+        lambda b, h, q, k: (q - k).abs() <= h,
+        "attend where(abs(q - k) <= head)",
+    ),
+}
+
+
+@cache
+def found(name: str) -> Spec:
+    return from_mask_mod(WRITTEN[name][0], name="found")
+
+
+@pytest.mark.parametrize("name", WRITTEN)
+def test_a_function_is_written_so(name: str) -> None:
+    text, spec = WRITTEN[name][1], found(name)
+    assert " ".join(spec.source.split()) == f"attention found {{ {text} }}"
+
+
+@pytest.mark.parametrize("name", WRITTEN)
+@pytest.mark.parametrize("n", [1, 17])
+def test_the_pairs_are_those_of_the_function(name: str, n: int) -> None:
+    mask_mod, spec = WRITTEN[name][0], found(name)
+    inputs = {
+        key: value.numpy()[:n]
+        for key, value in (("doc", DOC), ("marked", MARKED))
+        if key in spec.inputs
+    }
+    meant = create_mask(mask_mod, 1, 3, n, n, device="cpu")[0].numpy()
+    for head in range(3):
+        assert (spec.mask(n, head=head, inputs=inputs) == meant[head]).all()
+
+
+def test_a_table_of_heads_is_cases() -> None:
+    spec = attnspec.from_mask_mod(widths)
+    meant = create_mask(widths, 1, 3, 20, 20, device="cpu")[0].numpy()
+    assert spec.heads == 3
+    for head in range(3):
+        assert (spec.mask(20, head=head) == meant[head]).all()
+
+
+def test_samples_of_a_batch_share_a_spec() -> None:
+    both = torch.stack([DOC, DOC.flip(0)])
+    spec = from_mask_mod(lambda b, h, q, k: both[b, q] == both[b, k])
+    assert {name: entry.kind for name, entry in spec.inputs.items()} == {"both": "ids"}
+
+
+def test_numbers_by_conditions_are_pushed_out_of_comparisons() -> None:
+    spec = from_mask_mod(block_diffusion)
+    meant = create_mask(block_diffusion, 1, 1, 32, 32, device="cpu")[0, 0].numpy()
+    assert (spec.mask(32) == meant).all()
+
+
+def test_the_masks_of_transformers_are_specs() -> None:
+    from transformers import masking_utils as hf
+
+    for mask_mod, text in (
+        (hf.causal_mask_function, "attend causal"),
+        (hf.sliding_window_causal_mask_function(5), "attend window(before = 4, after = 0)"),
+        (hf.sliding_window_bidirectional_mask_function(5), "attend window(radius = 5)"),
+        (hf.bidirectional_mask_function, "attend full"),
+        (
+            hf.packed_sequence_mask_function(DOC[None]),
+            "input packed_sequence_mask: ids attend same",
+        ),
+    ):
+        assert text in " ".join(from_mask_mod(mask_mod).source.split())
+
+
+def test_heads_are_as_many_as_is_said() -> None:
+    assert from_mask_mod(widths, heads=2).heads == 2
+    assert from_mask_mod(causal, heads=5).heads == 5
+    with pytest.raises(AttnSpecError, match="no mask at n = 1"):
+        from_mask_mod(widths, heads=4)
+
+
+REFUSED: dict[str, tuple[Callable[..., Any], str]] = {
+    "branch": (lambda b, h, q, k: k < q if q > 3 else k == q, "decides by the value"),
+    "python and": (lambda b, h, q, k: q >= k and k > 2, "write conditions with `&`"),
+    "mask": (lambda b, h, q, k: DIAGONAL[q, k], "attnspec.explain_mask"),
+    "offsets": (lambda b, h, q, k: q - DOC[q] >= k, "`doc` are computed with"),
+    "order of labels": (lambda b, h, q, k: DOC[q] >= DOC[k], "doc[q] == doc[k]"),
+    "labels against a number": (lambda b, h, q, k: DOC[q] == 3, "doc[q] == doc[k]"),
+    "sample": (lambda b, h, q, k: q - k <= b, "number of the sample"),
+    "score": (lambda b, h, q, k: q - k, "one boolean for a pair"),
+    "whole tensor": (lambda b, h, q, k: (DOC == q).any(), "as a whole"),
+    "moved index": (lambda b, h, q, k: DOC[q // 2] == DOC[k // 2], "something else than"),
+    "bits": (lambda b, h, q, k: (q & k) == 0, "bit by bit"),
+    "tables of two lengths": (
+        lambda b, h, q, k: (q - k < WIDTHS[h]) & (k - q < WIDTHS[:2][h]),
+        "tables of 3 and of 2 heads",
+    ),
+    "sine": (lambda b, h, q, k: torch.sin(q) > 0, "torch.sin"),
+    "error of its own": (lambda b, h, q, k: q.nothing, "cannot be traced: AttributeError"),
+    "wrong arity": (lambda q, k: q >= k, "cannot be traced: TypeError"),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_no_spec_says_is_refused_with_the_reason(name: str) -> None:
+    mask_mod, reason = REFUSED[name]
+    with pytest.raises(AttnSpecError, match=re.escape(reason)):
+        from_mask_mod(mask_mod)
+
+
+def test_what_is_no_function_is_refused() -> None:
+    with pytest.raises(TypeError, match="a function of"):
+        from_mask_mod(np.ones((3, 3), bool))  # type: ignore[arg-type]
+
+
+def test_a_function_with_a_memory_is_noticed() -> None:
+    calls: list[None] = []
+
+    def moody(b: Any, h: Any, q: Any, k: Any) -> Any:
+        calls.append(None)
+        return q >= k if len(calls) == 1 else q > k
+
+    with pytest.raises(AttnSpecError, match="something else than its arguments"):
+        from_mask_mod(moody)

@@ -1,0 +1,470 @@
+"""The drop-in for torch's own class: its numbers with `attend full`, the spec's with others."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+from typing import Any
+
+import pytest
+import torch
+from attention_checks import spec_of, with_gradients
+from torch import nn
+
+from attnspec import MultiheadAttention
+from attnspec.ir.mechanisms import MECHANISMS
+from attnspec.runtime import multihead
+
+WIDTH, HEADS, BATCH, QUERIES, KEYS = 24, 4, 2, 5, 7
+
+OPTIONS: tuple[dict[str, Any], ...] = (
+    {},
+    {"bias": False, "batch_first": True},
+    {"kdim": 10, "vdim": 12},
+    {"kdim": 10, "batch_first": True, "add_bias_kv": True},
+    {"add_zero_attn": True, "bias": False},
+    {"add_bias_kv": True, "add_zero_attn": True, "batch_first": True},
+)
+
+
+def ours(body: str = "attend full", **options: Any) -> MultiheadAttention:
+    torch.manual_seed(3)
+    module = MultiheadAttention(WIDTH, HEADS, spec=spec_of(body), dtype=torch.float64, **options)
+    moved(module)
+    return module
+
+
+def moved(module: nn.Module) -> None:
+    """The module with biases that are not zero."""
+    generator = torch.Generator().manual_seed(1)
+    with torch.no_grad():
+        for parameter in module.parameters():
+            noise = torch.randn(parameter.shape, generator=generator, dtype=torch.float64)
+            parameter.add_(0.1 * noise)
+
+
+def pair(**options: Any) -> tuple[nn.MultiheadAttention, MultiheadAttention]:
+    torch.manual_seed(3)
+    theirs = nn.MultiheadAttention(WIDTH, HEADS, dtype=torch.float64, **options)
+    moved(theirs)
+    return theirs, ours(**options)
+
+
+def tokens(n: int, width: int = WIDTH, *, first: bool = False, batch: int = BATCH) -> torch.Tensor:
+    shape = (batch, n, width) if first else (n, batch, width)
+    return torch.randn(shape, dtype=torch.float64, requires_grad=True)
+
+
+def masks() -> list[dict[str, Any]]:
+    padding = torch.zeros(BATCH, KEYS, dtype=torch.bool)
+    padding[1, 4:] = True
+    blocked = torch.rand(QUERIES, KEYS) > 0.7
+    blocked[:, 0] = False
+    numbers = torch.randn(QUERIES, KEYS, dtype=torch.float64)
+    lowest = torch.zeros(BATCH, KEYS, dtype=torch.float64).masked_fill(padding, -torch.inf)
+    each = torch.rand(BATCH * HEADS, QUERIES, KEYS) > 0.7
+    each[..., 1] = False
+    return [
+        {},
+        {"need_weights": False},
+        {"key_padding_mask": padding},
+        {"key_padding_mask": lowest, "need_weights": False},
+        {"key_padding_mask": torch.randn(BATCH, KEYS, dtype=torch.float64)},
+        {"attn_mask": blocked, "key_padding_mask": padding},
+        {"attn_mask": numbers, "key_padding_mask": lowest, "need_weights": False},
+        {"attn_mask": each, "average_attn_weights": False},
+    ]
+
+
+@pytest.mark.parametrize("options", OPTIONS, ids=str)
+def test_full_attention_is_that_of_torch(options: dict[str, Any]) -> None:
+    theirs, mine = pair(**options)
+    found, wanted = mine.state_dict(), theirs.state_dict()
+    # drawn in the same order from the same numbers, under the same names
+    assert list(found) == list(wanted)
+    assert all(torch.equal(found[name], wanted[name]) for name in wanted)
+    mine.load_state_dict(wanted)
+    first = options.get("batch_first", False)
+    parts = (
+        tokens(QUERIES, first=first),
+        tokens(KEYS, options.get("kdim", WIDTH), first=first),
+        tokens(KEYS, options.get("vdim", WIDTH), first=first),
+    )
+    for given in masks():
+        meant, weights = theirs(*parts, **given)
+        out, shown = mine(*parts, **given)
+        torch.testing.assert_close(shown, weights)
+        for one, other in zip(
+            with_gradients(out, [*parts, *mine.parameters()]),
+            with_gradients(meant, [*parts, *theirs.parameters()]),
+            strict=True,
+        ):
+            torch.testing.assert_close(one, other)
+
+
+@pytest.mark.parametrize("first", [False, True])
+def test_one_sequence_without_a_batch(first: bool) -> None:
+    theirs, mine = pair(batch_first=first)
+    x, padding = torch.randn(KEYS, WIDTH).double(), torch.arange(KEYS) > 4
+    for given in (
+        {"key_padding_mask": padding},
+        {"average_attn_weights": False, "attn_mask": torch.ones(HEADS, KEYS, KEYS).triu(1) > 0},
+    ):
+        for one, other in zip(mine(x, x, x, **given), theirs(x, x, x, **given), strict=True):
+            torch.testing.assert_close(one, other)
+
+
+BODIES = (
+    "attend window(radius = 1)",
+    "causal attend window(before = 2, after = 0) score alibi() head 1 { attend full }",
+    "heads 4 attend full score bias(buckets = 4) normalize softmax1",
+    "attend block(size = 3) normalize relu",
+    "attend topk(keys = 2)",
+    "attend lsh(buckets = 2, rounds = 2, chunk = 4)",
+    "attend window(radius = 1) + linear()",
+    "input d: ids attend same(d)",
+)
+
+
+def by_hand(
+    module: MultiheadAttention, x: torch.Tensor, inputs: Any, real: torch.Tensor
+) -> torch.Tensor:
+    """Projections, the spec's attention, the projection back; x [B, n, E]."""
+    parts = nn.functional.linear(x, module.in_proj_weight, module.in_proj_bias).chunk(3, -1)
+    q, k, v = (torch.unflatten(part, 2, (HEADS, -1)).transpose(1, 2) for part in parts)
+    if module.shared:
+        k = q
+    out = module.attention(q, k, v, key_padding_mask=real, inputs=inputs)
+    return module.out_proj(out.transpose(1, 2).flatten(2))  # type: ignore[no-any-return]
+
+
+@pytest.mark.parametrize("body", BODIES)
+def test_heads_read_the_pairs_of_the_spec(body: str) -> None:
+    module, x = (
+        ours("heads 4 " * ("head 1" in body) + body, batch_first=True),
+        tokens(9, first=True),
+    )
+    inputs = {"d": torch.arange(9).expand(BATCH, 9) // 4} if "ids" in body else None
+    padding = torch.arange(9) > torch.tensor([[8], [6]])
+    out, _ = module(x, x, x, padding, need_weights=False, inputs=inputs)
+    leaves = [x, module.in_proj_weight]
+    meant = with_gradients(by_hand(module, x, inputs, ~padding), leaves)
+    for one, other in zip(with_gradients(out, leaves), meant, strict=True):
+        torch.testing.assert_close(one, other)
+    again, weights = module(x, x, x, padding, average_attn_weights=False, inputs=inputs)
+    torch.testing.assert_close(again, out)
+    if "+" not in body and "lsh" not in body:
+        q, k, _ = module._heads(x, x, x)
+        pairs = module.attention.pairs(q, k, inputs=inputs, key_padding_mask=~padding)
+        assert not weights[~pairs].any()
+
+
+@pytest.mark.parametrize("name", [each.name for each in MECHANISMS])
+def test_weights_of_every_mechanism_are_those_of_its_output(name: str) -> None:
+    sizes = {
+        "linformer": "rank = 3, max_length = 9",
+        "synthesizer": "max_length = 9",
+        "nystrom": "landmarks = 3",
+        "gmlp": "max_length = 9",
+        "mixer": "hidden = 3, max_length = 9",
+    }
+    body = f"attend {name}({sizes.get(name, '')})"
+    if name in ("fourier", "gmlp", "mixer"):
+        with pytest.raises(ValueError, match=f"`{name}` mixes tokens without queries and keys"):
+            ours(body)
+        return
+    module, x = ours(body, batch_first=True), tokens(9, first=True)
+    out, weights = module(x, x, x)
+    assert weights.shape == (BATCH, 9, 9)
+    torch.testing.assert_close(out, module(x, x, x, need_weights=False)[0])
+
+
+# --- masks ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("body", [*BODIES[:5], BODIES[7]])
+def test_a_mask_takes_pairs_away(body: str) -> None:
+    module = ours("heads 4 " * ("head 1" in body) + body, batch_first=True)
+    x, later = tokens(9, first=True), torch.ones(9, 9, dtype=torch.bool).triu(1)
+    inputs = {"d": torch.arange(9).expand(BATCH, 9) // 4} if "ids" in body else None
+    out, weights = module(x, x, x, attn_mask=later, inputs=inputs)
+    # a choice is another one where later keys are known, and so are buckets of one side
+    if "topk" not in body and "bias" not in body:
+        causal = body if "causal" in body else f"causal {body}"
+        same = ours("heads 4 " * ("head 1" in body) + causal, batch_first=True)
+        torch.testing.assert_close(out, same(x, x, x, inputs=inputs)[0])
+    assert not weights[:, later].any()
+    # numbers that block nothing change nothing
+    zeros = torch.zeros(9, 9, dtype=torch.float64)
+    torch.testing.assert_close(
+        module(x, x, x, attn_mask=zeros, inputs=inputs), module(x, x, x, inputs=inputs)
+    )
+
+
+@pytest.mark.parametrize("body", BODIES[:2])
+def test_no_tokens_and_no_samples(body: str) -> None:
+    module = ours("heads 4 " * ("head 1" in body) + body)
+    for n, batch in ((0, 2), (1, 2), (3, 0)):
+        x, mask = tokens(n, batch=batch), torch.zeros(n, n, dtype=torch.bool)
+        for given in ({}, {"attn_mask": mask}):
+            out, weights = module(x, x, x, **given)
+            assert out.shape == x.shape
+            assert weights.shape == (batch, n, n)
+
+
+def test_a_mask_beside_an_input_keeps_its_promise() -> None:
+    module, x = ours("input t: tokens(at_most = 2) attend columns(t)"), tokens(6)
+    marked = (torch.arange(6) < 3).expand(BATCH, 6)
+    with pytest.raises(ValueError, match="`t` promises at most 2 tokens, got 3"):
+        module(x, x, x, attn_mask=torch.zeros(6, 6), inputs={"t": marked})
+
+
+def test_a_learned_mask_has_gradients() -> None:
+    theirs, mine = pair()
+    x, added = tokens(6), torch.randn(6, 6, dtype=torch.float64, requires_grad=True)
+    found, meant = (m(x, x, x, attn_mask=added, need_weights=False)[0] for m in (mine, theirs))
+    for one, other in zip(
+        with_gradients(found, [added, x]), with_gradients(meant, [added, x]), strict=True
+    ):
+        torch.testing.assert_close(one, other)
+
+
+def test_a_causal_spec_needs_no_look_at_a_causal_mask(monkeypatch: pytest.MonkeyPatch) -> None:
+    module, x = ours("causal attend window(before = 2, after = 0)"), tokens(9)
+    meant = module(x, x, x, need_weights=False)[0]
+    wrong = torch.zeros(9, 9, dtype=torch.bool)
+    # a hint is believed, as torch believes it
+    found = module(x, x, x, attn_mask=wrong, is_causal=True, need_weights=False)[0]
+    assert torch.equal(found, meant)
+    assert torch.equal(module(x, x, x, is_causal=True, need_weights=False)[0], meant)
+    with pytest.raises(ValueError, match="is_causal is a hint about attn_mask, which is not given"):
+        ours()(x, x, x, is_causal=True)
+
+
+def test_padding_everywhere_gives_zeros_where_torch_gives_nan() -> None:
+    module, x = ours("attend window(radius = 2)", bias=False), tokens(6)
+    for padding in (torch.ones(BATCH, 6) > 0, torch.full((BATCH, 6), -torch.inf).double()):
+        out, weights = module(x, x, x, padding)
+        assert not out.any()
+        assert not weights.any()
+        (grad,) = torch.autograd.grad(out.sum(), x)
+        assert not grad.any()
+
+
+def test_extra_keys_go_with_every_spec_of_a_softmax() -> None:
+    module = ours(
+        "attend window(radius = 1) normalize softmax1", add_bias_kv=True, add_zero_attn=True
+    )
+    x = tokens(6)
+    out, weights = module(x, x, x, average_attn_weights=False)
+    assert weights.shape == (BATCH, HEADS, 6, 8)
+    near = (torch.arange(6)[:, None] - torch.arange(6)).abs() <= 1
+    q, k, _ = module._heads(x, x, x)
+    scores = (q @ k.transpose(-1, -2) / 6**0.5).masked_fill(~near, -torch.inf)
+    assert module.bias_k is not None
+    learned = (q * module.bias_k.view(1, HEADS, 1, 6)).sum(-1, keepdim=True) / 6**0.5
+    zero = torch.zeros_like(learned)
+    # softmax1 has a zero logit of its own
+    every = torch.softmax(torch.cat([scores, learned, zero, zero], -1), -1)[..., :-1]
+    torch.testing.assert_close(weights, every)
+    torch.testing.assert_close(out, module(x, x, x, need_weights=False)[0])
+
+
+def test_dropout_is_for_training() -> None:
+    module, x = ours("attend full", dropout=0.5, add_bias_kv=True), tokens(9)
+    assert not torch.equal(module(x, x, x)[0], module(x, x, x)[0])
+    _, weights = module(x, x, x, average_attn_weights=False)
+    assert (weights == 0).any()
+    module.eval()
+    assert torch.equal(module(x, x, x)[0], module(x, x, x)[0])
+
+
+# --- torch's own transformers ---------------------------------------------------------------------
+
+
+def layer_with(body: str, kind: Any = nn.TransformerEncoderLayer, **options: Any) -> Any:
+    torch.manual_seed(1)
+    layer = kind(WIDTH, HEADS, 32, dropout=0.0, batch_first=True, dtype=torch.float64)
+    layer.self_attn = MultiheadAttention(
+        WIDTH, HEADS, batch_first=True, dtype=torch.float64, spec=spec_of(body), **options
+    )
+    return layer
+
+
+@pytest.mark.parametrize("training", [True, False])
+@pytest.mark.parametrize("graded", [True, False])
+def test_encoder_layers_apply_the_spec(training: bool, graded: bool) -> None:
+    layer = layer_with("attend window(radius = 1)").train(training)
+    full = layer_with("attend full").train(training)
+    full.load_state_dict(layer.state_dict())
+    x = tokens(9, first=True).detach()
+    other = x.clone()
+    other[:, 5:] += 1
+    far = (torch.arange(9)[:, None] - torch.arange(9)).abs() > 1
+    with torch.set_grad_enabled(graded):
+        found, changed = layer(x), layer(other)
+        # what torch's own layer does with a mask of the same pairs, by whichever path
+        plain = nn.TransformerEncoderLayer(
+            WIDTH, HEADS, 32, dropout=0.0, batch_first=True, dtype=torch.float64
+        )
+        plain.load_state_dict(layer.state_dict())
+        plain.train(training)
+        torch.testing.assert_close(found, plain(x, src_mask=far))
+        assert not torch.allclose(found, full(x))
+        assert torch.equal(found[:, :4], changed[:, :4])
+        padding = torch.arange(9) > torch.tensor([[8], [6]])
+        meant = plain(x, src_mask=far, src_key_padding_mask=padding)
+        rows = ~padding
+        torch.testing.assert_close(layer(x, src_key_padding_mask=padding)[rows], meant[rows])
+
+
+@pytest.mark.parametrize("training", [True, False])
+@pytest.mark.filterwarnings("ignore:enable_nested_tensor is True:UserWarning")
+def test_whole_encoders_apply_the_spec(training: bool) -> None:
+    stack = nn.TransformerEncoder(layer_with("causal attend window(before = 2, after = 0)"), 2)
+    plain = nn.TransformerEncoder(
+        nn.TransformerEncoderLayer(
+            WIDTH, HEADS, 32, dropout=0.0, batch_first=True, dtype=torch.float64
+        ),
+        2,
+    )
+    plain.load_state_dict(stack.state_dict())
+    stack.train(training)
+    plain.train(training)
+    x, padding = tokens(9, first=True).detach(), torch.arange(9) > torch.tensor([[8], [6]])
+    behind = torch.arange(9)[:, None] - torch.arange(9)
+    mask = (behind < 0) | (behind > 2)
+    with torch.no_grad():
+        meant = plain(x, mask=mask, src_key_padding_mask=padding)[~padding]
+        for given in ({}, {"mask": behind < 0}):
+            found = stack(x, src_key_padding_mask=padding, **given)
+            torch.testing.assert_close(found[~padding], meant)
+
+
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors:UserWarning")
+def test_an_encoder_that_was_built_before_says_what_to_do() -> None:
+    plain = nn.TransformerEncoderLayer(WIDTH, HEADS, 32, batch_first=True, dtype=torch.float64)
+    stack = nn.TransformerEncoder(plain, 2).eval()
+    for layer in stack.layers:
+        layer.self_attn = ours("attend window(radius = 1)", batch_first=True)
+    x, padding = tokens(9, first=True).detach(), torch.arange(9) > torch.tensor([[8], [6]])
+    with torch.no_grad(), pytest.raises(TypeError, match="enable_nested_tensor=False"):
+        stack(x, src_key_padding_mask=padding)
+
+
+@pytest.mark.parametrize("training", [True, False])
+def test_decoder_layers_apply_the_spec(training: bool) -> None:
+    layer = layer_with("causal attend window(before = 2, after = 0)", nn.TransformerDecoderLayer)
+    layer.multihead_attn = MultiheadAttention(
+        WIDTH, HEADS, batch_first=True, dtype=torch.float64, spec=spec_of("attend full")
+    )
+    plain = nn.TransformerDecoderLayer(
+        WIDTH, HEADS, 32, dropout=0.0, batch_first=True, dtype=torch.float64
+    )
+    plain.load_state_dict(layer.state_dict())
+    layer.train(training)
+    plain.train(training)
+    x, memory = tokens(6, first=True), tokens(9, first=True)
+    behind = torch.arange(6)[:, None] - torch.arange(6)
+    found = layer(x, memory, tgt_is_causal=True)
+    torch.testing.assert_close(found, plain(x, memory, tgt_mask=(behind < 0) | (behind > 2)))
+
+
+# --- what it is besides ---------------------------------------------------------------------------
+
+
+def test_copies_and_learned_parts() -> None:
+    module = ours("heads 4 attend full score bias(buckets = 4)")
+    assert isinstance(module, nn.MultiheadAttention)
+    assert set(module.state_dict()) - set(pair()[0].state_dict()) == {"attention.bias_0"}
+    x = tokens(6)
+    for same in (copy.deepcopy(module), pickle.loads(pickle.dumps(module))):
+        torch.testing.assert_close(same(x, x, x), module(x, x, x))
+    meta = MultiheadAttention(
+        WIDTH, HEADS, spec=spec_of("heads 4 attend full score bias(buckets = 4)"), device="meta"
+    )
+    assert {x.device.type for x in meta.parameters()} == {"meta"}
+
+
+def test_one_graph_under_compile() -> None:
+    module, x = ours("attend window(radius = 1)").float(), tokens(9).detach().float()
+    padding = torch.zeros(BATCH, 9).masked_fill(torch.arange(9) > 6, -torch.inf)
+    torch._dynamo.reset()
+    compiled = torch.compile(module, backend="eager", fullgraph=True)
+    for given in ({}, {"need_weights": False}, {"key_padding_mask": padding}):
+        torch.testing.assert_close(compiled(x, x, x, **given), module(x, x, x, **given))
+    with pytest.raises(RuntimeError, match="must hold 0 and -inf alone"):
+        compiled(x, x, x, key_padding_mask=padding + 1)
+
+
+def test_what_is_refused_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
+    window, full, x, y = ours("attend window(radius = 1)"), ours(), tokens(9), tokens(5)
+    with pytest.raises(ValueError, match=r"query is not key: .* a spec of two sequences, `cross`"):
+        window(y, x, x)
+    for body in ("causal attend full", "attend full score alibi()", "attend linear()"):
+        with pytest.raises(ValueError, match="query is not key"):
+            ours(body)(y, x, x)
+    with pytest.raises(ValueError, match="`cross`"):
+        full(x, y, y)
+    with pytest.raises(
+        ValueError, match=r"must end in \[24, 24, 24\], got the shapes \[\[9, 2, 24"
+    ):
+        full(x, x, tokens(9, 12))
+    with pytest.raises(ValueError, match="two axes each, or three"):
+        full(x[0], x, x)
+    with pytest.raises(TypeError, match="query must be a tensor of a floating type, got list"):
+        full([1.0], x, x)
+    with pytest.raises(ValueError, match=r"attn_mask must have the shape \[9, 9\] or \[8, 9, 9\]"):
+        full(x, x, x, attn_mask=torch.zeros(9, 8))
+    with pytest.raises(TypeError, match="attn_mask must be bool or of a floating type"):
+        full(x, x, x, attn_mask=torch.zeros(9, 9, dtype=torch.int64))
+    with pytest.raises(ValueError, match=r"key_padding_mask must have the shape \[2, 9\]"):
+        full(x, x, x, torch.zeros(9, 2))
+    with pytest.raises(TypeError, match="key_padding_mask must be bool or of a floating type"):
+        full(x, x, x, torch.zeros(2, 9, dtype=torch.int64))
+    with pytest.raises(ValueError, match="`favor` has no scores that a mask could be added to"):
+        ours("attend favor(features = 4)")(x, x, x, attn_mask=torch.zeros(9, 9))
+    for option in ("add_bias_kv", "add_zero_attn"):
+        with pytest.raises(
+            ValueError, match=f"{option} adds a key to a softmax, and `normalize relu`"
+        ):
+            ours("attend full normalize relu", **{option: True})
+    with pytest.raises(ValueError, match="add_bias_kv adds a key without a position"):
+        ours("attend full score alibi()", add_bias_kv=True)
+    with pytest.raises(ValueError, match=r"has extra tokens, .* `attnspec.SelfAttention` takes it"):
+        ours("extra_tokens 2 attend full")
+    with pytest.raises(ValueError, match="declares 3 heads, got num_heads = 4"):
+        ours("heads 3 attend full")
+    monkeypatch.setattr(multihead, "LONGEST_WEIGHTS", 8)
+    with pytest.raises(ValueError, match="up to 8 keys, got 9: need_weights=False returns"):
+        full(x, x, x)
+    full(x, x, x, need_weights=False)
+
+
+@pytest.mark.parametrize(("queries", "keys"), [(5, 7), (9, 4), (1, 1)])
+def test_a_spec_of_two_sequences_reads_another(queries: int, keys: int) -> None:
+    body = "cross attend where(abs(q * n - k * m) <= 2 * m) | columns(first(1))"
+    theirs, _ = pair(batch_first=True)
+    mine = ours(body, batch_first=True)
+    q, k = tokens(queries, first=True), tokens(keys, first=True)
+    blocked = torch.tensor(~spec_of(body).mask(keys, m=queries))
+    wanted = theirs(q, k, k, attn_mask=blocked)
+    for found, each in zip(mine(q, k, k), wanted, strict=True):
+        torch.testing.assert_close(found, each)
+    with pytest.raises(ValueError, match="joins two sequences"):
+        mine(q, k, k, attn_mask=blocked)
+
+
+def test_a_decoder_reads_an_encoder_by_a_spec_of_two_sequences() -> None:
+    body = "cross attend where(abs(q * n - k * m) <= 2 * m)"
+    torch.manual_seed(0)
+    layer = nn.TransformerDecoderLayer(WIDTH, HEADS, 32, 0.0, batch_first=True).double().eval()
+    mask = torch.tensor(~spec_of(body).mask(KEYS, m=QUERIES))
+    words, memory = tokens(QUERIES, first=True), tokens(KEYS, first=True)
+    wanted = layer(words, memory, memory_mask=mask)
+    mine = MultiheadAttention(
+        WIDTH, HEADS, spec=spec_of(body), batch_first=True, dtype=torch.float64
+    )
+    mine.load_state_dict(layer.multihead_attn.state_dict())
+    layer.multihead_attn = mine
+    torch.testing.assert_close(layer(words, memory), wanted)

@@ -1,0 +1,222 @@
+"""Modules whose graphs read numbers: values, gradients, padding, steps, and what they refuse."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from torch.nn.functional import scaled_dot_product_attention
+
+import attnspec
+from attnspec.compile.emit import class_name
+from attnspec.compile.standalone.page import StandaloneError
+from attnspec.runtime.module import CompiledAttention
+
+EVENTS = """
+attention events(radius = 20) {
+    causal
+    input time: numbers
+    attend where(time(k) <= time(q)) & window(radius = radius) | columns(first(2))
+}
+"""
+
+
+def compiled(backend: str = "auto") -> CompiledAttention:
+    return attnspec.parse(EVENTS).compile(backend=backend)
+
+
+def held(time: torch.Tensor, padding: torch.Tensor) -> torch.Tensor:
+    """The pairs [B, 1, n, n] by hand; times at padding are what `compiled` has there."""
+    at = torch.arange(time.shape[1])
+    gap = at[:, None] - at
+    time = torch.where(padding, time.double(), 0.0)
+    near = (time[:, None] <= time[:, :, None]) & (gap <= 20)
+    return ((near | (at < 2)) & (gap >= 0) & padding[:, None])[:, None]
+
+
+def tensors(n: int, dtype: torch.dtype = torch.float64) -> list[torch.Tensor]:
+    """q of four heads, k and v of two, for two samples."""
+    torch.manual_seed(n)
+    return [torch.randn(2, heads, n, 8, dtype=dtype, requires_grad=True) for heads in (4, 2, 2)]
+
+
+def expected(parts: list[torch.Tensor], pairs: torch.Tensor) -> torch.Tensor:
+    q, k, v = parts
+    out = scaled_dot_product_attention(q, k, v, attn_mask=pairs, enable_gqa=True)
+    return torch.where(pairs.any(-1, keepdim=True), out, 0.0)
+
+
+@pytest.mark.parametrize("backend", ["auto", "dense", "torch", "bands"])
+@pytest.mark.parametrize("n", [1, 2, 63, 130])
+def test_values_and_gradients(backend: str, n: int) -> None:
+    parts = tensors(n)
+    time = torch.rand(2, n) * 5
+    time[0, ::7] = torch.nan
+    padding = torch.ones(2, n, dtype=torch.bool)
+    padding[1, n // 2 + 1 :] = False
+    time[~padding] = torch.inf
+    pairs = held(time, padding)
+    out = compiled(backend)(*parts, inputs={"time": time}, key_padding_mask=padding)
+    wanted = expected(parts, pairs)
+    assert torch.allclose(out, wanted, atol=1e-10)
+    upstream = torch.randn_like(out)
+    found = torch.autograd.grad(out, parts, upstream)
+    for ours, theirs in zip(found, torch.autograd.grad(wanted, parts, upstream), strict=True):
+        assert torch.allclose(ours, theirs, atol=1e-10)
+
+
+def test_what_stands_at_padding_is_never_read() -> None:
+    module, n = compiled(), 40
+    parts = tensors(n)
+    padding = torch.arange(n) < torch.tensor([[n], [9]])
+    time = torch.rand(2, n)
+    outs = []
+    for junk in (0.5, torch.nan, -torch.inf, 1e300):
+        given = time.double().masked_fill(~padding, junk)
+        outs.append(module(*parts, inputs={"time": given}, key_padding_mask=padding))
+    assert all(torch.equal(out, outs[0]) for out in outs)
+    # whole numbers out of bounds there are none either
+    product = attnspec.parse("attention a { input t: numbers attend where(t(q) * t(k) <= 9) }")
+    given = torch.where(padding, 2, 2**62)
+    out = product.compile()(*parts, inputs={"t": given}, key_padding_mask=padding)
+    assert torch.isfinite(out).all()
+
+
+def test_steps_and_last_queries_are_those_of_the_whole() -> None:
+    module, n = compiled(), 45
+    q, k, v = (x.detach() for x in tensors(n))
+    time = torch.randint(0, 6, (2, n))
+    whole = module(q, k, v, inputs={"time": time})
+    state, outs = None, []
+    for low in range(0, n, 7):
+        at = slice(low, low + 7)
+        here = {"time": time[:, at]}
+        out, state = module.step(q[:, :, at], k[:, :, at], v[:, :, at], state, inputs=here)
+        outs.append(out)
+    assert torch.allclose(torch.cat(outs, 2), whole, atol=1e-10)
+    last = module(q[:, :, -3:], k, v, inputs={"time": time})
+    assert torch.allclose(last, whole[:, :, -3:], atol=1e-10)
+
+
+def test_a_step_refuses_what_would_not_be_exact() -> None:
+    spec = attnspec.parse(
+        "attention a { causal input t: numbers"
+        " attend where(t(q) * t(k) <= 9) & window(before = 3, after = 0) }"
+    )
+    q = torch.zeros(1, 1, 2, 4)
+    module = spec.compile()
+    _, state = module.step(q, q, q, inputs={"t": torch.ones(1, 2, dtype=torch.long)})
+    with pytest.raises(ValueError, match=r"2\*\*62"):
+        module.step(q, q, q, state, inputs={"t": torch.full((1, 2), 2**40)})
+
+
+def test_no_positions() -> None:
+    out = compiled()(*tensors(0), inputs={"time": torch.zeros(2, 0)})
+    assert out.shape == (2, 4, 0, 8)
+
+
+def test_the_emitted_module_is_the_same() -> None:
+    spec = attnspec.parse(EVENTS)
+    names: dict[str, object] = {}
+    exec(compile(spec.emit(), "emitted", "exec"), names)
+    module = names[class_name(spec.name)]()  # type: ignore[operator]
+    parts, time = tensors(33), torch.rand(2, 33)
+    ours = spec.compile()(*parts, inputs={"time": time})
+    assert torch.equal(module(*parts, inputs={"time": time}), ours)
+    with pytest.raises(StandaloneError, match="kind numbers"):
+        spec.emit(standalone=True)
+
+
+def test_labels_in_a_predicate_stand_in_no_short_file() -> None:
+    spec = attnspec.parse("attention a { input d: ids attend where(d(q) // 2 == d(k) // 2) }")
+    with pytest.raises(StandaloneError, match="a predicate reads `d`"):
+        spec.emit(standalone=True)
+
+
+@pytest.mark.parametrize(
+    ("time", "error", "message"),
+    [
+        (
+            torch.zeros(2, 5, dtype=torch.bool),
+            TypeError,
+            "floating type, got torch.bool",
+        ),
+        (torch.zeros(2, 5, dtype=torch.complex64), TypeError, "got torch.complex64"),
+        (torch.zeros(2, 4), ValueError, r"shape \[2, 5\], got \[2, 4\]"),
+        (torch.zeros(5), ValueError, r"got \[5\]"),
+        (3.0, TypeError, "must be a tensor, got float"),
+        (np.zeros((2, 5)), TypeError, "must be a tensor, got ndarray"),
+    ],
+)
+def test_inputs_that_do_not_fit(time: object, error: type[Exception], message: str) -> None:
+    with pytest.raises(error, match=message):
+        compiled()(*tensors(5), inputs={"time": time})
+    with pytest.raises(ValueError, match=r"integer or floating type \[B, n_k\]"):
+        compiled()(*tensors(5))
+
+
+def test_extra_tokens_have_no_number() -> None:
+    spec = attnspec.parse(
+        "attention a { extra_tokens 2 input t: numbers"
+        " attend where(t(k) <= t(q)) | columns(first(2)) }"
+    )
+    layer = attnspec.SelfAttention(spec, 16, 2)
+    x, time = torch.randn(2, 7, 16), torch.rand(2, 7)
+    assert torch.isfinite(layer(x, inputs={"t": time})).all()
+    with pytest.raises(TypeError, match="real beside extra tokens"):
+        layer(x, inputs={"t": time.long()})
+
+
+@pytest.mark.parametrize("mapped", [(0, None), (None, 0), (0, 0)])
+def test_vmap_over_tensors_and_inputs(mapped: tuple[int | None, int | None]) -> None:
+    module, n = compiled(), 12
+    q, k, v = (x.detach()[:1] for x in tensors(n))
+    qs, times = torch.randn(3, *q.shape, dtype=q.dtype), torch.rand(3, 1, n)
+
+    def one(q: torch.Tensor, time: torch.Tensor) -> torch.Tensor:
+        out: torch.Tensor = module(q, k, v, inputs={"time": time})
+        return out
+
+    given = [x if dim == 0 else x[0] for x, dim in zip((qs, times), mapped, strict=True)]
+    found = torch.vmap(one, in_dims=mapped)(*given)
+    for at in range(3):
+        mine = [x[at] if dim == 0 else x for x, dim in zip(given, mapped, strict=True)]
+        assert torch.allclose(found[at], one(*mine), atol=1e-10)
+
+
+@pytest.mark.slow
+def test_traced_programs_take_numbers() -> None:
+    module = compiled()
+    q, k, v = (x.detach() for x in tensors(40))
+    time = torch.rand(2, 40)
+    whole = module(q, k, v, inputs={"time": time})
+    traced = torch.compile(module, fullgraph=True, dynamic=True, backend="aot_eager")
+    assert torch.equal(traced(q, k, v, inputs={"time": time}), whole)
+    program = torch.export.export(module, (q, k, v), {"inputs": {"time": time}})
+    assert torch.equal(program.module()(q, k, v, inputs={"time": time}), whole)
+
+
+def test_choices_among_what_numbers_let_through() -> None:
+    spec = attnspec.parse(
+        "attention a { causal input t: numbers"
+        " attend topk(keys = 3, within = where(t(k) <= t(q))) }"
+    )
+    module, n = spec.compile(), 30
+    parts, time = tensors(n), torch.randint(0, 6, (2, n))
+    pairs = module.pairs(*parts[:2], inputs={"t": time})
+    earlier = (time[:, None] <= time[:, :, None])[:, None]
+    assert not (pairs & ~earlier).any()
+    assert pairs.sum(-1).amax() == 3
+    out = module(*parts, inputs={"t": time})
+    assert torch.allclose(out, expected(parts, pairs), atol=1e-10)
+
+
+def test_a_verified_plan_beside_a_mechanism() -> None:
+    from attnspec.verification import verify
+
+    spec = attnspec.parse(
+        "attention a { causal input t: numbers"
+        " attend (where(t(k) <= t(q)) & window(before = 4, after = 0)) + linear() }"
+    )
+    found = verify(spec.program, 65)
+    assert found.ok, str(found)

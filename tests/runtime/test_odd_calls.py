@@ -1,0 +1,343 @@
+"""What people and machines feed a module: one test for each kind of bad or odd input.
+
+Tested elsewhere: what does not fit (test_runtime.py), transforms (test_transforms.py), caches and
+states (test_streaming.py, tests/integrations), threads and modes (test_runtime.py). Not tested:
+head sizes that a GPU's kernels refuse need a GPU (tests/backends/test_flex.py reads the refusals);
+more memory than there is ends in torch's own error, `spec.analyse(n).peak_memory` says it before.
+"""
+
+from __future__ import annotations
+
+import copy
+import pickle
+from typing import Any
+
+import pytest
+import torch
+from attention_checks import defined, module_of, spec_of, tensors, with_gradients
+from torch import nn
+from torch.nn.utils import parametrize
+
+BODIES = (
+    "causal attend window(before = 9, after = 0) | columns(first(2))",
+    "attend block(size = 16) | global(first(3))",
+    "attend random(keys = 3, seed = 2) | self",
+    "heads 4 attend full score bias(buckets = 4)",
+    "causal attend linear()",
+    "attend topk(keys = 4)",
+)
+
+every_body = pytest.mark.parametrize("body", BODIES)
+
+
+def drawn(body: str) -> Any:
+    module = spec_of(body).compile(head_size=8)
+    for parameter in module.parameters():
+        nn.init.normal_(parameter)
+    return module
+
+
+def given(n: int = 40, dtype: torch.dtype = torch.float32) -> list[torch.Tensor]:
+    return [x.detach() for x in tensors(2, 4, n, n, key_heads=2, dtype=dtype)]
+
+
+# --- shapes --------------------------------------------------------------------------------------
+
+
+@every_body
+def test_every_size_that_is_odd(body: str) -> None:
+    """B = 0, n = 0, n = 1, no queries, values of another size, heads in threes."""
+    module = spec_of(body.replace("heads 4 ", "heads 6 ")).compile(head_size=8)
+    for batch, n_q, n_k in ((0, 5, 5), (2, 0, 0), (2, 0, 7), (1, 1, 1), (1, 1, 9), (2, 3, 40)):
+        parts = tensors(batch, 6, n_q, n_k, key_heads=2, dtype=torch.float32)
+        out = module(*parts)
+        assert out.shape == (batch, 6, n_q, 8)
+        assert out.isfinite().all()
+        assert all(x.isfinite().all() for x in with_gradients(out, parts))
+    wide = spec_of(body.replace("heads 4 ", "heads 6 ")).compile()
+    parts = tensors(1, 6, 9, 9, key_heads=2, size=1, out_size=5, dtype=torch.float32)
+    assert wide(*parts).shape == (1, 6, 9, 5)
+
+
+@pytest.mark.parametrize("body", BODIES[:3])
+@pytest.mark.parametrize("n", [1, 2, 9, 27, 127, 129, 257])
+def test_lengths_below_every_size_and_beside_every_block(body: str, n: int) -> None:
+    spec, parts = spec_of(body), tensors(1, 2, n, n)
+    torch.testing.assert_close(spec.compile()(*parts), defined(spec, *parts))
+
+
+def test_axes_that_are_swapped_are_recognised() -> None:
+    module, (q, k, v) = module_of("heads 4 attend full"), given()
+    with pytest.raises(ValueError, match=r"are these \[B, n, H, d\]\? then transpose"):
+        module(q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2))
+    with pytest.raises(ValueError, match=r"must have the axes \[B, H, n, d\], got q \[4, 40, 8\]"):
+        module(q[0], k, v)
+    with pytest.raises(ValueError, match="the heads of k and v must divide those of q"):
+        module_of("attend full")(q, *(torch.cat([x, x[:, :1]], 1) for x in (k, v)))
+    with pytest.raises(ValueError, match="queries are the last n_q of n_k positions"):
+        module(q, k[:, :, :9], v[:, :, :9])
+    with pytest.raises(ValueError, match="4 x 5 = 20 cells, got n = 40"):
+        module_of("sequence grid(4, 5) attend full")(q, k, v)
+
+
+# --- masks and numbers ---------------------------------------------------------------------------
+
+
+@every_body
+def test_padding_anywhere(body: str) -> None:
+    """On the right, on the left, in the middle, everywhere: keys that are padded are not read."""
+    module, n = drawn(body).double(), 40
+    q, k, v = given(dtype=torch.float64)
+    at = torch.arange(n)
+    for real in (at < 30, at >= 7, (at < 9) | (at > 20), at < 0):
+        padding = torch.stack([real, torch.ones_like(real)])
+        parts = [x.clone().requires_grad_() for x in (q, k, v)]
+        out = module(*parts, key_padding_mask=padding)
+        grads = with_gradients(out, parts)
+        assert all(x.isfinite().all() for x in grads)
+        # what stands there changes nothing
+        other = [torch.where(padding[:, None, :, None], x, x + 1.0) for x in (k, v)]
+        torch.testing.assert_close(module(q, *other, key_padding_mask=padding), out)
+        assert not any(x[0, :, ~real].any() for x in grads[2:])
+        if not real.any():
+            assert not out[0].any()
+            assert not grads[1][0].any()
+
+
+def test_padding_of_another_kind_is_refused() -> None:
+    module, parts = module_of("attend full"), given()
+    for dtype in (torch.float32, torch.int64, torch.uint8):
+        with pytest.raises(TypeError, match="key_padding_mask must be bool, got"):
+            module(*parts, key_padding_mask=torch.ones(2, 40, dtype=dtype))
+    with pytest.raises(ValueError, match=r"must have the shape \[2, 40\], got \[40, 2\]"):
+        module(*parts, key_padding_mask=torch.ones(40, 2, dtype=torch.bool))
+
+
+@pytest.mark.parametrize("body", [*BODIES[:3], "attend where(k < q // 2)"])
+def test_rows_without_keys_are_zeros(body: str) -> None:
+    module, parts = module_of(body), tensors(2, 4, 40, 40, dtype=torch.float32)
+    padding = torch.arange(40) > 36
+    out, lse = module(*parts, key_padding_mask=padding.repeat(2, 1), return_lse=True)
+    empty = ~module.pairs(*parts[:2], key_padding_mask=padding.repeat(2, 1)).any(-1)
+    assert empty.any()
+    assert not out[empty].any()
+    assert (lse[empty] == -torch.inf).all()
+    grads = torch.autograd.grad(out.sum() + lse[~empty].sum(), parts)
+    assert all(x.isfinite().all() for x in grads)
+    assert not grads[0][empty].any()
+
+
+@pytest.mark.parametrize("body", BODIES[:4])
+def test_what_is_not_a_number_is_never_hidden(body: str) -> None:
+    """A row that reads it is not a number; a query's own stays in its row. That masked NaN may
+    reach other rows, 0 times NaN being NaN, is said where the module is described."""
+    module, (q, k, v) = drawn(body), given()
+    reads = module.pairs(q, k)[:, :, :, 5]
+    for bad in (torch.nan, torch.inf, -torch.inf):
+        broken = v.clone()
+        broken[:, :, 5] = bad
+        assert not module(q, k, broken)[reads].isfinite().any()
+    broken = q.clone()
+    broken[:, :, 5] = torch.nan
+    out, meant = module(broken, k, v), module(q, k, v)
+    other = torch.arange(40) != 5
+    torch.testing.assert_close(out[:, :, other], meant[:, :, other])
+    assert out[:, :, 5].isnan().all()
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
+@pytest.mark.parametrize("body", BODIES[:4])
+def test_large_and_small_numbers(body: str, dtype: torch.dtype) -> None:
+    """Products above what half types hold, values at their end, and denormal numbers. Sums of
+    values before they are divided must be in float32's range, as in torch's own attention."""
+    # heads of size 4 are scaled by an exact half, so that equal scores stay equal
+    module, (q, k, v) = drawn(body), (x[..., :4] for x in given())
+    largest = torch.finfo(dtype).max / (1 if dtype == torch.float16 else 64)
+    scale = 240.0 if dtype == torch.float16 else 2.0**27
+    loud = [
+        (q.sign() * scale).to(dtype),
+        (k.sign() * scale).to(dtype),
+        v.sign().to(dtype) * largest,
+    ]
+    out = module(*loud)
+    assert out.isfinite().all()
+    if "bias" not in body:
+        # a bias is lost beside such scores
+        meant = module(*(x.double() for x in loud))
+        torch.testing.assert_close(out.double() / largest, meant / largest, rtol=0.02, atol=0.02)
+    tiny = [(x * torch.finfo(dtype).smallest_normal / 4).to(dtype) for x in (q, k, v)]
+    assert module(*tiny).isfinite().all()
+
+
+def test_sums_over_features_may_vanish() -> None:
+    """Where the features of all keys are 0 there is no weight, and no NaN."""
+    for name in ("linear()", "favor(features = 8)", "taylor()", "rfa(features = 8)"):
+        for causal in ("", "causal "):
+            module = spec_of(f"{causal}attend {name}").compile(head_size=8)
+            for size in (0.0, -100.0, 1e4):
+                parts = [torch.full((1, 2, 20, 8), size, requires_grad=True) for _ in range(3)]
+                out = module(*parts)
+                assert all(x.isfinite().all() for x in with_gradients(out, parts)), (name, size)
+
+
+def test_long_sums_are_kept_wide() -> None:
+    module = spec_of("causal attend linear()").compile()
+    parts = [x.bfloat16() for x in given(2048)]
+    wide = module(*(x.float() for x in parts))
+    assert (module(*parts).float() - wide).abs().max() < 0.05
+
+
+def test_vectors_that_are_equal_or_zero_are_hashed() -> None:
+    for body in ("attend lsh(buckets = 4, chunk = 8)", "attend cluster(count = 3)"):
+        module = spec_of(body).compile(head_size=8)
+        for fill in (0.0, 1.0):
+            x = torch.full((1, 2, 50, 8), fill, requires_grad=True)
+            out = module(x, x, x)
+            assert all(g.isfinite().all() for g in with_gradients(out, [x]))
+            # ties go to the lowest number, so that the choice is the same again
+            assert torch.equal(module.pairs(x, x), module.pairs(x, x))
+
+
+# --- memory --------------------------------------------------------------------------------------
+
+
+@every_body
+@pytest.mark.parametrize("n", [40, 200])
+def test_tensors_of_any_strides(body: str, n: int) -> None:
+    module, plain = drawn(body), given(n)
+    meant = module(*plain)
+    laid: list[list[torch.Tensor]] = [
+        [x.transpose(1, 2).contiguous().transpose(1, 2) for x in plain],
+        [x.transpose(2, 3).contiguous().transpose(2, 3) for x in plain],
+        [torch.cat([x, x], 3)[..., :8] for x in plain],
+        [torch.cat([x, x], 2)[:, :, n:] for x in plain],
+        [x.repeat_interleave(2, 3)[..., ::2] for x in plain],
+        [x.to(memory_format=torch.channels_last) for x in plain],
+    ]
+    for parts in laid:
+        before = [x.clone() for x in parts]
+        torch.testing.assert_close(module(*parts), meant)
+        assert all(torch.equal(x, y) for x, y in zip(parts, before, strict=True))
+    one = [x[:1, :1].expand(2, x.shape[1], -1, -1) for x in plain]
+    torch.testing.assert_close(module(*one), module(*(x.contiguous() for x in one)))
+
+
+@every_body
+def test_one_tensor_thrice_and_views_of_one_buffer(body: str) -> None:
+    module, x = drawn(body), torch.randn(2, 4, 40, 8)
+    torch.testing.assert_close(module(x, x, x), module(x, x.clone(), x.clone()))
+    leaf = x.clone().requires_grad_()
+    (found,) = torch.autograd.grad(module(leaf, leaf, leaf).square().sum(), leaf)
+    parts = [x.clone().requires_grad_() for _ in range(3)]
+    apart = torch.autograd.grad(module(*parts).square().sum(), parts)
+    torch.testing.assert_close(found, sum(apart))
+    buffer = torch.randn(2, 40, 3, 4, 8)
+    views = buffer.permute(2, 0, 3, 1, 4)
+    torch.testing.assert_close(module(*views), module(*(v.contiguous() for v in views)))
+
+
+def test_types_that_are_not_taken() -> None:
+    module, (q, k, v) = module_of("attend full"), given()
+    for dtype in (torch.int64, torch.bool, torch.complex64, torch.float8_e4m3fn):
+        with pytest.raises(TypeError, match="one floating type of 16 to 64 bits, got q"):
+            module(*(x.to(dtype) for x in (q, k, v)))
+    with pytest.raises(TypeError, match=r"got q torch.float32, k torch.float16"):
+        module(q, k.half(), v)
+
+
+def test_more_numbers_than_32_bits_count() -> None:
+    module = module_of(BODIES[0])
+    parts = [torch.empty(2048, 64, 256, 128, device="meta") for _ in range(3)]
+    assert module(*parts).shape == (2048, 64, 256, 128)
+    # products of positions, 46,341 squared and more, are counted in 64 bits
+    relation = spec_of("attend where((q * k) % 7 == 3)").relation(100_000)
+    _, keys = relation.rows(99_999, 100_000, 100_000)
+    assert keys.tolist() == [k for k in range(100_000) if 99_999 * k % 7 == 3]
+
+
+# --- modes and copies ----------------------------------------------------------------------------
+
+
+@every_body
+def test_settings_of_torch_change_no_number(body: str) -> None:
+    module, parts = drawn(body), given()
+    meant = module(*parts)
+    with torch.no_grad():
+        assert torch.equal(drawn_again(module)(*parts), meant)
+    with torch.inference_mode():
+        assert torch.equal(drawn_again(module)(*parts), meant)
+    with torch.device("meta"):
+        assert torch.equal(drawn_again(module)(*parts), meant)
+    default = torch.get_default_dtype()
+    try:
+        torch.set_default_dtype(torch.float64)
+        assert torch.equal(drawn_again(module)(*parts), meant)
+    finally:
+        torch.set_default_dtype(default)
+
+
+def drawn_again(module: Any) -> Any:
+    """The same module with nothing laid out."""
+    return copy.deepcopy(module)
+
+
+@every_body
+def test_dropout_of_all_and_of_some(body: str) -> None:
+    module, parts = drawn(body).eval(), [x.requires_grad_() for x in given()]
+    if "linear" in body:
+        with pytest.raises(ValueError, match="`linear` has no weights to drop"):
+            module(*parts, dropout_p=0.5)
+        return
+    out = module(*parts, dropout_p=1.0)
+    assert not out.any()
+    assert all(x.isfinite().all() for x in with_gradients(out, parts))
+    # a call says what is dropped, whatever the module's mode is
+    assert not torch.equal(module(*parts, dropout_p=0.5), module(*parts))
+
+
+def test_graphs_are_the_same_wherever_they_are_drawn() -> None:
+    spec, (q, k, _) = spec_of("attend random(keys = 3, seed = 5) | expander(degree = 4)"), given(70)
+    module = spec.compile()
+    pairs = module.pairs(q, k)
+    space: dict[str, Any] = {"__name__": "emitted"}
+    exec(spec.emit(), space)
+    for other in (copy.deepcopy(module), pickle.loads(pickle.dumps(module)), space["Sample"]()):
+        assert torch.equal(other.pairs(q, k), pairs)
+    assert torch.equal(pairs[0, 0], torch.from_numpy(spec.mask(70)))
+
+
+def test_hooks_parametrizations_and_accumulated_gradients() -> None:
+    module, parts = drawn(BODIES[3]), given()
+    assert set(module.state_dict()) == {"bias_0"}
+    fresh = drawn(BODIES[3])
+    fresh.load_state_dict(module.state_dict(), strict=True)
+    once = torch.autograd.grad(module(*parts).sum(), module.bias_0)[0]
+    for _ in range(2):
+        module(*parts).sum().backward()
+    torch.testing.assert_close(module.bias_0.grad, 2 * once)
+
+    class Twice(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return 2 * x
+
+    seen: list[torch.Size] = []
+    handle = module.register_forward_hook(lambda m, args, out: seen.append(out.shape))
+    parametrize.register_parametrization(module, "bias_0", Twice())
+    found = module(*parts)
+    handle.remove()
+    assert seen == [found.shape]
+    with torch.no_grad():
+        fresh.bias_0.mul_(2)
+    torch.testing.assert_close(found, fresh(*parts))
+
+
+@every_body
+def test_modules_change_their_type(body: str) -> None:
+    module, parts = drawn(body), given()
+    for dtype, allowed in ((torch.float64, 1e-5), (torch.bfloat16, 0.1), (torch.float16, 0.02)):
+        other = copy.deepcopy(module).to(dtype)
+        narrow = [x.to(dtype) for x in parts]
+        out = other(*narrow)
+        assert out.dtype == dtype
+        meant = module(*(x.float() for x in narrow))
+        torch.testing.assert_close(out.float(), meant, rtol=allowed, atol=allowed)

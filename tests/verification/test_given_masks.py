@@ -1,0 +1,99 @@
+"""Masks of others held against a spec: counts, counterexamples, polarity."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch.nn.attention.flex_attention import create_block_mask
+
+import attnspec
+from attnspec.text.diagnostics import AttnSpecError
+
+WINDOW = attnspec.parse("attention near { causal attend window(before = 3, after = 0) }")
+
+
+def window(b: Any, h: Any, q: Any, k: Any) -> Any:
+    return (q >= k) & (q - k < 4)
+
+
+def off_by_one(b: Any, h: Any, q: Any, k: Any) -> Any:
+    return (q >= k) & (q - k <= 4)
+
+
+@pytest.mark.parametrize("n", [0, 1, 17, 130])
+def test_equal_masks_are_equal(n: int) -> None:
+    for mask in (window, WINDOW.mask(n), torch.from_numpy(WINDOW.mask(n))[None, None]):
+        found = WINDOW.compare(mask, n)
+        assert found.equal
+        assert found.counterexample is None
+
+
+def test_a_block_mask_is_its_function() -> None:
+    assert WINDOW.compare(create_block_mask(window, 1, 1, 64, 64, "cpu"), 64).equal
+
+
+def test_a_difference_has_counts_and_a_counterexample() -> None:
+    found = WINDOW.compare(off_by_one, 10)
+    assert not found.equal
+    assert found.counterexample == (0, 4, 0)
+    assert (found.heads[0].only_in_spec.count, found.heads[0].only_in_mask.count) == (0, 6)
+    assert found.heads[0].in_both == WINDOW.mask(10).sum()
+    text = str(found)
+    assert "True in the mask = attends" in text
+    assert "query 4 reads 1..4 in the spec, 0..4 in the mask" in text
+    assert json.loads(found.to_json())["counterexample"] == [0, 4, 0]
+
+
+def test_a_mask_the_wrong_way_round_is_said_to_be() -> None:
+    found = WINDOW.compare(~WINDOW.mask(9))
+    assert found.turned
+    assert "compare with `~mask`" in str(found)
+    assert not WINDOW.compare(off_by_one, 9).turned
+
+
+def test_heads_are_compared_each_with_its_own() -> None:
+    spec = attnspec.parse("attention h { heads 3 attend window(radius = head) }")
+    masks = np.stack([spec.mask(8, head=head) for head in range(3)])
+    assert spec.compare(masks).equal
+    found = spec.compare(masks[::-1])
+    assert [head.equal for head in found.heads] == [False, True, False]
+    assert spec.compare(masks[1], head=1).equal
+    assert spec.compare(lambda b, h, q, k: (q - k).abs() <= h, 8).equal
+
+
+def test_layers_and_inputs_are_chosen() -> None:
+    spec = attnspec.parse(
+        "attention a { layers 2 input d: ids attend same(d) layer 1 { attend full } }"
+    )
+    ids = np.array([0, 0, 1, 1, 1])
+    assert spec.compare(np.ones((5, 5), bool), layer=1).equal
+    assert spec.compare(ids[:, None] == ids[None], inputs={"d": ids}).equal
+
+
+def test_two_specs_are_compared_as_diff_does() -> None:
+    other = attnspec.parse("attention wider { causal attend window(before = 4, after = 0) }")
+    assert str(WINDOW.compare(other, 64)) == str(attnspec.diff(WINDOW, other, 64))
+
+
+@pytest.mark.parametrize(
+    ("mask", "n", "error", "words"),
+    [
+        (np.zeros((4, 4)), None, AttnSpecError, "mask == 0"),
+        (np.zeros((4, 5), bool), None, AttnSpecError, r"got \[4, 5\]"),
+        (np.zeros((4, 4), bool), 5, AttnSpecError, r"must be \[5, 5\]"),
+        (window, None, ValueError, r"compare\(mask_mod, n\)"),
+        (WINDOW, None, ValueError, r"compare\(spec, n\)"),
+        ("window", None, TypeError, "got str"),
+        (3, 4, TypeError, "got int"),
+        (lambda b, h, q, k: q.nothing, 4, AttnSpecError, "AttributeError"),
+    ],
+)
+def test_what_cannot_be_compared_is_refused(
+    mask: Any, n: int | None, error: type[Exception], words: str
+) -> None:
+    with pytest.raises(error, match=words):
+        WINDOW.compare(mask, n)
