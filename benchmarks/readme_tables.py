@@ -1,7 +1,7 @@
-"""Writes the measured tables of the pages from benchmarks/results, never by hand.
+"""Writes the measured tables of README.md and docs/ from benchmarks/results, never by hand.
 
-A table stands between `<!-- NAME -->` and `<!-- /NAME -->` and comes from `results/NAME.json`.
-`--check` writes nothing and exits with 1 where a page is stale.
+A table stands between `<!-- NAME -->` and `<!-- /NAME -->`, on one page, and comes from the file of
+`results/` that `TABLES` names. `--check` writes nothing and exits with 1 where a page is stale.
 """
 
 from __future__ import annotations
@@ -75,25 +75,50 @@ def bench_table(figures: Figures) -> str:
     part = figures["efficiency"]
     summary = part["summary"]
     lines = [
+        *_efficiency(part, part["rows"]),
+        "| **geometric mean** of all but powers, expander and random | | "
+        f"| **{summary['mean_forward']:.2f}** | | **{summary['mean_both']:.2f}** |",
+        *_beside_dense(part),
+    ]
+    return "\n".join([*lines, *_short_and_busy(figures)])
+
+
+def brief_table(figures: Figures) -> str:
+    """Some rows of `bench_table`, beside dense attention."""
+    if "efficiency" not in figures:
+        return UNMEASURED
+    part = figures["efficiency"]
+    rows = [row for row in part["rows"] if row["name"] in BRIEF]
+    return "\n".join([*_efficiency(part, rows), *_beside_dense(part)])
+
+
+BRIEF = ("causal window(511)", "strided(128)", "Longformer 256 + 64", "BigBird 64, 3", "random(32)")
+"""Rows of the README: what people use most, and one that takes longer than its pairs should."""
+
+
+def _efficiency(part: Figures, rows: Sequence[Figures]) -> list[str]:
+    lines = [
         "| pattern | keys a query | time, forward | η | with gradients | η |",
         "|:--|--:|--:|--:|--:|--:|",
     ]
-    for row in part["rows"]:
+    for row in rows:
         lines.append(
             f"| {row['name']} | {row['edges'] / part['n']:,.0f} "
             f"| {_milliseconds(row['forward'])} | {row['eta_forward']:.2f} "
             f"| {_milliseconds(row['both'])} | {row['eta_both']:.2f} |"
         )
-    lines += [
-        "| **geometric mean** of all but powers, expander and random | | "
-        f"| **{summary['mean_forward']:.2f}** | | **{summary['mean_both']:.2f}** |",
+    return lines
+
+
+def _beside_dense(part: Figures) -> list[str]:
+    """The row of dense attention, and what all rows were measured at."""
+    return [
         f"| dense attention, no mask | {part['n']:,} | {_milliseconds(part['dense']['forward'])} "
         f"| 1 | {_milliseconds(part['dense']['both'])} | 1 |",
         "",
         f"(n = {part['n']:,}, 4 heads of size 64, float32; {_machine(part['machine'])}; torch "
         f"{part['versions']['torch']}.)",
     ]
-    return "\n".join([*lines, *_short_and_busy(figures)])
 
 
 def _short_and_busy(figures: Figures) -> list[str]:
@@ -269,39 +294,37 @@ def lm_table(figures: Figures) -> str:
 
 NOT_MEASURED = "not measured"
 
-TABLES: dict[str, Callable[[Figures], str]] = {
-    "minilm": minilm_table,
-    "bench": bench_table,
-    "accuracy": accuracy_table,
-    "causes": causes_table,
-    "gpu": gpu_table,
-    "lm": lm_table,
+TABLES: dict[str, tuple[str, str, Callable[[Figures], str]]] = {
+    "brief": ("README.md", "bench.json", brief_table),
+    "bench": ("docs/speed.md", "bench.json", bench_table),
+    "gpu": ("docs/speed.md", "gpu.json", gpu_table),
+    "accuracy": ("docs/learning.md", "accuracy.json", accuracy_table),
+    "causes": ("docs/learning.md", "causes.json", causes_table),
+    "minilm": ("docs/learning.md", "minilm.json", minilm_table),
+    "lm": ("benchmarks/README.md", "lm.json", lm_table),
 }
-
-PAGES = {
-    "README.md": ("minilm", "bench", "accuracy", "causes", "gpu"),
-    "benchmarks/README.md": ("lm",),
-}
-"""The tables of each page; `report.py` writes another one between markers of the name `bench`."""
+"""Where each table stands, the results that it shows, and how; `report.py` writes another one
+between markers of the name `bench`, on its own page."""
 
 UNMEASURED = "Not measured yet."
 """Stands in place of a table whose figures are missing."""
 
 
 def filled(page: str, text: str) -> str:
-    """The text of a page with its tables; raises ValueError for a marker that stands alone."""
-    for name in PAGES[page]:
+    """The text of a page with its tables; raises ValueError where the markers of one are not both
+    there, once."""
+    for name, (place, results, table) in TABLES.items():
+        if place != page:
+            continue
         start, stop = f"<!-- {name} -->", f"<!-- /{name} -->"
         counts = text.count(start), text.count(stop)
-        if counts == (0, 0):
-            continue
         if counts != (1, 1) or text.index(start) > text.index(stop):
             raise ValueError(f"{page} must have `{start}` and then `{stop}`, each once")
-        source, content = RESULTS / f"{name}.json", UNMEASURED
+        source, content = RESULTS / results, UNMEASURED
         if name == "gpu" and not source.exists():
             content = gpu_table({})
         elif source.exists():
-            content = TABLES[name](json.loads(source.read_text(encoding="utf-8")))
+            content = table(json.loads(source.read_text(encoding="utf-8")))
         before, _, rest = text.partition(start)
         after = rest.partition(stop)[2]
         text = f"{before}{start}\n{content}\n{stop}{after}"
@@ -313,7 +336,7 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("--check", action="store_true", help="write nothing; 1 where stale")
     options = parser.parse_args(arguments)
     stale = []
-    for page in PAGES:
+    for page in dict.fromkeys(place for place, _, _ in TABLES.values()):
         path = ROOT / page
         text = path.read_text(encoding="utf-8")
         wanted = filled(page, text)
@@ -321,11 +344,12 @@ def main(arguments: Sequence[str]) -> int:
             stale.append(page)
             if not options.check:
                 path.write_text(wanted, encoding="utf-8")
-    if not options.check or not stale:
-        return 0
-    print(f"the tables must be those of benchmarks/results: {', '.join(stale)}", file=sys.stderr)
-    print("run: python -m benchmarks.readme_tables", file=sys.stderr)
-    return 1
+    if options.check and stale:
+        told = " and ".join(stale)
+        print(f"the tables of {told} must be those of benchmarks/results", file=sys.stderr)
+        print("run: python -m benchmarks.readme_tables", file=sys.stderr)
+        return 1
+    return 0
 
 
 if __name__ == "__main__":

@@ -83,6 +83,8 @@ def made_up(spec: attnspec.Spec, n: int) -> list[Mapping[str, np.ndarray]]:
                 values[name] = marked
             elif entry.kind == "ids":
                 values[name] = at // max(1, n // (sample + place + 2))
+            elif entry.kind == "numbers":
+                values[name] = at * 60.0 * (sample + place + 1)
             else:
                 values[name] = np.array(n // (sample + place + 2))
         samples.append(values)
@@ -97,9 +99,13 @@ def batched(samples: Sequence[Mapping[str, np.ndarray]]) -> Inputs:
     }
 
 
-def show_options(spec: attnspec.Spec) -> str:
-    """The options of `attnspec show` for the first sample of what is made up here."""
-    n = spec.program.fixed_length or DRAWN
+def show_options(spec: attnspec.Spec, drawn: int = DRAWN) -> str:
+    """The options of `attnspec show` for the first sample of what is made up here, at `drawn`
+    positions where the spec has no length of its own.
+
+    Inputs for each head, which no command line holds, are left out: a sample of them is drawn.
+    """
+    n = spec.program.fixed_length or drawn
     options = [f"-n {n}"]
     for name, values in made_up(spec, n)[0].items():
         match spec.inputs[name].kind:
@@ -108,8 +114,12 @@ def show_options(spec: attnspec.Spec) -> str:
             case "ids":
                 ids, counts = np.unique(values, return_counts=True)
                 text = ",".join(f"{i}*{count}" for i, count in zip(ids, counts, strict=True))
-            case _:
+            case "numbers":
+                text = ",".join(f"{value:g}" for value in values)
+            case "length":
                 text = str(values)
+            case _:
+                continue
         options.append(f"--input {name}={text}")
     return " ".join(options)
 

@@ -15,8 +15,15 @@ from attnspec.text.source import Source
 
 PAGES = sorted(
     str(path.relative_to(ROOT))
-    for path in (ROOT / "README.md", *ROOT.glob("*/README.md"), ROOT / "CONTRIBUTING.md")
-    if path.exists()
+    for path in (
+        *(ROOT / "README.md", ROOT / "CONTRIBUTING.md"),
+        *ROOT.glob("*/README.md"),
+        *ROOT.glob("docs/*.md"),
+        *ROOT.glob("attnspec/*/README.md"),
+        *ROOT.glob("editors/*/README.md"),
+    )
+    # links in the package lead to folders that stand at the top level; tools leave pages of theirs
+    if path == path.resolve() and not path.parent.name.startswith(".")
 )
 
 

@@ -13,7 +13,7 @@ import torch
 import attnspec
 from attnspec.integrations.transformers import SpecCache, convert
 from benchmarks import lm
-from benchmarks.readme_tables import PAGES, ROOT, filled, lm_table
+from benchmarks.readme_tables import lm_table
 
 pytestmark = [
     pytest.mark.xdist_group("benchmarks"),
@@ -153,14 +153,3 @@ def test_what_cannot_be_meant_is_refused(
 ) -> None:
     assert lm.main(arguments) == 2
     assert words in capsys.readouterr().err
-
-
-@pytest.mark.parametrize("page", PAGES)
-def test_measured_tables_are_those_of_the_figures(page: str) -> None:
-    text = (ROOT / page).read_text(encoding="utf-8")
-    assert filled(page, text) == text
-
-
-def test_a_lone_marker_is_refused() -> None:
-    with pytest.raises(ValueError, match="each once"):
-        filled("README.md", "<!-- bench -->")
