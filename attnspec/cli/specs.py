@@ -172,7 +172,6 @@ def _numbers(entry: Input, text: str, n: int) -> np.ndarray:
 
 
 def _refuse(entry: Input, message: str) -> NoReturn:
-    raise click.UsageError(
-        f"--input {entry.name} ({entry.kind}): {message}"
-        f"\nhelp: for example --input {_EXAMPLES[entry.kind].format(entry.name)}"
-    )
+    example = _EXAMPLES.get(entry.kind)
+    advice = "" if example is None else f"\nhelp: for example --input {example.format(entry.name)}"
+    raise click.UsageError(f"--input {entry.name} ({entry.kind}): {message}{advice}")

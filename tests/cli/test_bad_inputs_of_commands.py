@@ -15,7 +15,9 @@ from pathlib import Path
 
 import pytest
 from click.testing import CliRunner, Result
+from zoo import EXAMPLES
 
+import attnspec
 from attnspec.cli import main
 
 GOOD = "attention good(r = 3) { causal attend window(radius = r) require causal }\n"
@@ -188,3 +190,12 @@ def test_every_row_is_tried_or_explained() -> None:
     tried |= {int(name.split("_")[2]) for name in globals() if name.startswith("test_row_")}
     assert tried | ELSEWHERE.keys() == {*range(49, 67)}
     assert not tried & ELSEWHERE.keys()
+
+
+@pytest.mark.parametrize("name", ["dsa", "msa", "xattention"])
+def test_inputs_of_heads_are_given_in_python(name: str) -> None:
+    spec = str(EXAMPLES / f"{name}.attn")
+    entry = next(iter(attnspec.zoo(name).inputs))
+    found = run("show", spec, "-n", "64", "--input", f"{entry}=1*64")
+    assert found.exit_code == 2
+    assert "is given in Python" in found.output
