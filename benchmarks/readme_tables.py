@@ -1,7 +1,7 @@
-"""Writes the measured tables of README.md from benchmarks/results, never by hand.
+"""Writes the measured tables of the pages from benchmarks/results, never by hand.
 
 A table stands between `<!-- NAME -->` and `<!-- /NAME -->` and comes from `results/NAME.json`.
-`--check` writes nothing and exits with 1 where the README is stale.
+`--check` writes nothing and exits with 1 where a page is stale.
 """
 
 from __future__ import annotations
@@ -237,6 +237,36 @@ def _least(rows: Sequence[Figures], mode: str) -> str:
     return f"{min(found):.2f}" if found else ""
 
 
+def lm_table(figures: Figures) -> str:
+    """Both models of `lm.py`: what they have learned in the same time, and how they write on."""
+    text, settings, versions = figures["text"], figures["settings"], figures["versions"]
+    lines = [
+        "| attention | keys a query | read, bytes | bytes a second | bits per byte | writes, bytes"
+        " a second | cache | its keys and values | tokens as in one pass | largest difference |",
+        "|:--|--:|--:|--:|--:|--:|:--|--:|--:|--:|",
+    ]
+    for name, found in figures["models"].items():
+        last, made = found["curve"][-1], found["generation"]
+        lines.append(
+            f"| {name} | {found['keys']:,.0f} | {last['read']:,}"
+            f" | {last['read'] / last['seconds']:,.0f} | {last['bits']:.3f}"
+            f" | {made['bytes_per_second']:,.0f} | `{found['cache']}`"
+            f" | {made['cache_bytes'] / 2**20:.2f} MiB"
+            f" | {made['equal_tokens']} of {made['written']} | {made['largest_difference']:.0e} |"
+        )
+    told = (
+        f"{settings['parameters']:,} parameters: {settings['layers']} layers of width"
+        f" {settings['hidden']} with {settings['heads']} heads; a step reads"
+        f" {settings['context']:,} bytes, {settings['seconds']:,.0f} seconds of steps for"
+        f" each model; {text['files']:,} modules of Python {versions['python']},"
+        f" {text['bytes']:,} bytes, of which"
+        f" {text['held_out']:,} are held out and {settings['windows']} windows of them looked at;"
+        f" threads: {figures['machine']['threads']} on {_machine(figures['machine'])}; torch"
+        f" {versions['torch']}, transformers {versions['transformers']}"
+    )
+    return "\n".join([*lines, "", f"({told}.)"])
+
+
 NOT_MEASURED = "not measured"
 
 TABLES: dict[str, Callable[[Figures], str]] = {
@@ -245,46 +275,57 @@ TABLES: dict[str, Callable[[Figures], str]] = {
     "accuracy": accuracy_table,
     "causes": causes_table,
     "gpu": gpu_table,
+    "lm": lm_table,
 }
+
+PAGES = {
+    "README.md": ("minilm", "bench", "accuracy", "causes", "gpu"),
+    "benchmarks/README.md": ("lm",),
+}
+"""The tables of each page; `report.py` writes another one between markers of the name `bench`."""
 
 UNMEASURED = "Not measured yet."
 """Stands in place of a table whose figures are missing."""
 
 
-def filled(readme: str) -> str:
-    """The README with every table that it has markers for; raises ValueError for a lone marker."""
-    for name, table in TABLES.items():
+def filled(page: str, text: str) -> str:
+    """The text of a page with its tables; raises ValueError for a marker that stands alone."""
+    for name in PAGES[page]:
         start, stop = f"<!-- {name} -->", f"<!-- /{name} -->"
-        counts = readme.count(start), readme.count(stop)
+        counts = text.count(start), text.count(stop)
         if counts == (0, 0):
             continue
-        if counts != (1, 1) or readme.index(start) > readme.index(stop):
-            raise ValueError(f"README.md must have `{start}` and then `{stop}`, each once")
+        if counts != (1, 1) or text.index(start) > text.index(stop):
+            raise ValueError(f"{page} must have `{start}` and then `{stop}`, each once")
         source, content = RESULTS / f"{name}.json", UNMEASURED
         if name == "gpu" and not source.exists():
             content = gpu_table({})
         elif source.exists():
-            content = table(json.loads(source.read_text(encoding="utf-8")))
-        before, _, rest = readme.partition(start)
+            content = TABLES[name](json.loads(source.read_text(encoding="utf-8")))
+        before, _, rest = text.partition(start)
         after = rest.partition(stop)[2]
-        readme = f"{before}{start}\n{content}\n{stop}{after}"
-    return readme
+        text = f"{before}{start}\n{content}\n{stop}{after}"
+    return text
 
 
 def main(arguments: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--check", action="store_true", help="write nothing; 1 where stale")
     options = parser.parse_args(arguments)
-    path = ROOT / "README.md"
-    readme = path.read_text(encoding="utf-8")
-    wanted = filled(readme)
-    if options.check and wanted != readme:
-        print("the tables of README.md must be those of benchmarks/results", file=sys.stderr)
-        print("run: python -m benchmarks.readme_tables", file=sys.stderr)
-        return 1
-    if wanted != readme:
-        path.write_text(wanted, encoding="utf-8")
-    return 0
+    stale = []
+    for page in PAGES:
+        path = ROOT / page
+        text = path.read_text(encoding="utf-8")
+        wanted = filled(page, text)
+        if wanted != text:
+            stale.append(page)
+            if not options.check:
+                path.write_text(wanted, encoding="utf-8")
+    if not options.check or not stale:
+        return 0
+    print(f"the tables must be those of benchmarks/results: {', '.join(stale)}", file=sys.stderr)
+    print("run: python -m benchmarks.readme_tables", file=sys.stderr)
+    return 1
 
 
 if __name__ == "__main__":

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import cast
 
 import numpy as np
 import torch
@@ -235,8 +236,7 @@ class RowsHere:
                 out, lse = region.partial(
                     came[2][r], k.index_select(2, rows), values.index_select(2, rows), call
                 )
-                assert lse is not None
-                pieces += [out.to(wide).reshape(-1), lse.reshape(-1)]
+                pieces += [out.to(wide).reshape(-1), cast(torch.Tensor, lse).reshape(-1)]
             sent.append(sizes[0])
             got.append(sizes[1])
         return travel(self.mesh, torch.cat(pieces), sent, got)
@@ -258,8 +258,7 @@ class RowsHere:
                 lse = flat[at : at + count].view(shape)
                 at += count
                 rows = torch.from_numpy(here.sent_queries[r]).to(q.device)
-                mine, sums = outs[number]
-                assert sums is not None
+                mine, sums = outs[number][0], cast(torch.Tensor, outs[number][1])
                 some = mine.index_select(2, rows), sums.index_select(2, rows)
                 found, total = merged(some, (out.to(mine.dtype), lse))
                 outs[number] = mine.index_copy(2, rows, found), sums.index_copy(2, rows, total)
@@ -273,10 +272,9 @@ class RowsHere:
 
 
 def _together(first: Partial, second: Partial) -> Partial:
+    """Two partial results of the same rows, by their log-sum-exps."""
     (out, lse), (other, sums) = first, second
-    assert lse is not None
-    assert sums is not None
-    return merged((out, lse), (other, sums))
+    return merged((out, cast(torch.Tensor, lse)), (other, cast(torch.Tensor, sums)))
 
 
 def call_of(call: Call, tables: dict[str, torch.Tensor]) -> Call:

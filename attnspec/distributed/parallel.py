@@ -40,7 +40,7 @@ from attnspec.runtime.module import CompiledAttention
 KEPT = 64
 """How many plans are kept, of lengths, layers and shapes."""
 
-AXES = {"tokens": 1, "ids": 1, "choices": 2, "buckets": 3}
+AXES = {"tokens": 1, "ids": 1, "numbers": 1, "choices": 2, "buckets": 3}
 """The axis of positions of inputs that are given as shards; the others are given whole."""
 
 

@@ -218,19 +218,17 @@ def _is_condition(value: Any) -> bool:
 
 def _labels(op: str, one: Said, other: Said) -> Traced:
     """Two entries of one captured tensor compared."""
-    alike = isinstance(one, Read) and isinstance(other, Read) and one.name == other.name
-    if not alike or op not in ("==", "!="):
-        name = one.name if isinstance(one, Read) else other.name  # type: ignore[union-attr]
-        raise UntracedError(
-            f"numbers of the captured tensor `{name}` are compared in another way than"
-            f" {name}[q] == {name}[k]; write the spec with an input of its own for what is compared"
-        )
-    assert isinstance(one, Read)
-    assert isinstance(other, Read)
-    if one.side == other.side:
-        return Traced(op == "==", torch.bool)
-    same = Leaf("same", (("ids", InputRef(one.name, "ids")),))
-    return Traced(same if op == "==" else Compound("~", (same,)), torch.bool)
+    if isinstance(one, Read) and isinstance(other, Read) and one.name == other.name:
+        same = Leaf("same", (("ids", InputRef(one.name, "ids")),))
+        if op in ("==", "!=") and one.side == other.side:
+            return Traced(op == "==", torch.bool)
+        if op in ("==", "!="):
+            return Traced(same if op == "==" else Compound("~", (same,)), torch.bool)
+    name = one.name if isinstance(one, Read) else other.name  # type: ignore[union-attr]
+    raise UntracedError(
+        f"numbers of the captured tensor `{name}` are compared in another way than"
+        f" {name}[q] == {name}[k]; write the spec with an input of its own for what is compared"
+    )
 
 
 def _both(one: Scalar, other: Scalar) -> Scalar:

@@ -206,3 +206,9 @@ def test_what_is_not_planned_is_refused() -> None:
         plan(program, 8, 0)
     with pytest.raises(AttnSpecError, match="one of 9 positions over 2 ranks"):
         plan(program, 8, 2, partition=partitions.contiguous(9, 2))
+
+
+def test_two_sequences_are_not_cut() -> None:
+    spec = attnspec.parse("attention a { cross attend where(q >= k) }")
+    with pytest.raises(AttnSpecError, match="joins two sequences"):
+        spec.distribute(100, 4)

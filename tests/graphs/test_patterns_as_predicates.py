@@ -399,12 +399,18 @@ NAMED = {
     # a mechanism and what the data decide are taken for every pair
     "attnspec.graphs.stack": {"full"},
     "attnspec.analysis.reach.leaks": {"full"},
+    # any keys at all may be read so, those of another sequence too
+    "attnspec.runtime.multihead": {"full"},
+    # an argument, the size of a block
+    "attnspec.spec": {"block"},
     "attnspec.analysis.approximation.approximation": {"full", "lsh"},
+    # of two sequences, the positions that both have
+    "attnspec.graphs.bind": {"causal", "rows", "columns"},
     # the statement, the figure, the backend, the rows of a table
-    "attnspec.graphs.bind": {"causal"},
     "attnspec.analysis.counting.choices": {"causal"},
     "attnspec.graphs.forms.stability": {"causal"},
     "attnspec.graphs.look_back": {"causal"},
+    "attnspec.analysis.report.inquiry": {"causal"},
     "attnspec.analysis.report.report": {"causal"},
     "attnspec.analysis.cost.cost": {"rows"},
     "attnspec.show.html": {"rows"},
