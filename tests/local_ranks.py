@@ -7,6 +7,7 @@ differs as JSON.
 from __future__ import annotations
 
 import copy
+import itertools
 import json
 import os
 import subprocess
@@ -112,6 +113,11 @@ def _partition(case: Case) -> Any:
     if not case.partition:
         return None
     name, _, number = case.partition.partition(" ")
+    if name == "uneven":
+        # of four ranks two have nothing, and one a single position
+        ends = 0, 0, 1, case.n, case.n
+        runs = tuple(((a, b),) if a < b else () for a, b in itertools.pairwise(ends))
+        return partitions.Partition("uneven", case.n, runs)
     if name == "residue":
         return partitions.by_residue(case.n, case.ranks, int(number))
     return getattr(partitions, name)(case.n, case.ranks)

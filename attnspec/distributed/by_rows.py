@@ -20,8 +20,7 @@ from attnspec.distributed.cuts import rows_of
 from attnspec.distributed.exchange import Exchange
 from attnspec.distributed.planning import Group, LayerPlan
 from attnspec.distributed.regions import Parts, Region
-from attnspec.lower.work import MERGED, Call
-from attnspec.runtime.head_groups import key_heads
+from attnspec.lower.work import MERGED, Call, key_heads
 
 Partial = tuple[torch.Tensor, "torch.Tensor | None"]
 

@@ -11,11 +11,13 @@ import torch.distributed as dist
 
 from attnspec.distributed.by_heads import HeadsHere
 from attnspec.distributed.by_rows import RowsHere, call_of
+from attnspec.distributed.by_states import StatesHere
 from attnspec.distributed.collectives import Mesh, tied, travel
 from attnspec.distributed.partitions import Partition
 from attnspec.distributed.planning import (
     ALL,
     HEADS,
+    STATES,
     DistributedPlan,
     Tensors,
     plan,
@@ -82,7 +84,7 @@ class ParallelAttention(torch.nn.Module):
         self.mesh = Mesh(group, dist.get_world_size(group), dist.get_rank(group), timeout)
         self._plans: Cache[tuple[object, ...], DistributedPlan] = Cache(KEPT)
         self._partitions: Cache[int, Partition] = Cache(KEPT)
-        self._ready: Cache[tuple[object, ...], RowsHere | HeadsHere] = Cache(KEPT)
+        self._ready: Cache[tuple[object, ...], RowsHere | HeadsHere | StatesHere] = Cache(KEPT)
         self._agreed: set[int] = set()
         self._last: Tensors | None = None
         self._spec = int(fingerprint(module.program)[:15], 16)
@@ -293,20 +295,21 @@ class ParallelAttention(torch.nn.Module):
         module.make_parameters(q.shape[3], v.shape[3], device)
         key = found.digest, module.engine.binder.alike(layer), str(device)
         draws = (0, 0) if module.draws is None else module.draws.of(layer)
-        if how == HEADS:
+        if how in (HEADS, STATES):
+            kind = HeadsHere if how == HEADS else StatesHere
             heads = q.shape[1], k.shape[1]
             made = self._ready.get(
                 key,
-                lambda: HeadsHere(module.engine, layer, found.partition, self.mesh, heads, device),
+                lambda: kind(module.engine, layer, found.partition, self.mesh, heads, device),
             )
-            by_heads = cast(HeadsHere, made)
+            whole = cast(HeadsHere | StatesHere, made)
             tables = [
                 self._tables(group.work, members, layer)
-                for group, members in zip(by_heads.groups, by_heads.members, strict=True)
+                for group, members in zip(whole.groups, whole.members, strict=True)
             ]
             if module.training and module.draws is not None:
                 module.draws.count(layer)
-            return by_heads.run(parts, call, tables, draws, return_lse)
+            return whole.run(parts, call, tables, draws, return_lse)
         ratio = q.shape[1] // k.shape[1]
         rows = self._ready.get(key, lambda: RowsHere(found.layers[0], self.mesh, ratio, device))
         by_rows = cast(RowsHere, rows)

@@ -67,6 +67,11 @@ class Partition:
         held = np.cumsum(count) - count - (np.cumsum(each) - each)[ranks]
         return Pieces(ranks, start, count, held)
 
+    @property
+    def in_order(self) -> bool:
+        """Whether each rank's positions ascend and come behind those of the ranks before."""
+        return self.step == 1 and bool((np.diff(self.pieces.start) >= 0).all())
+
     def positions(self, rank: int) -> np.ndarray:
         """The positions of a rank in the order in which its tensors have them, int64."""
         parts = [np.arange(start, stop, self.step) for start, stop in self.runs[rank]]

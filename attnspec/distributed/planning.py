@@ -23,7 +23,8 @@ from attnspec.graphs.stack import Sample, Stack, TooMuch
 from attnspec.ir.program import Program
 from attnspec.ir.serial import fingerprint
 from attnspec.lower.lower import Binder, stand_ins
-from attnspec.lower.work import MERGED, Work
+from attnspec.lower.mechanism_costs import key_sums_of
+from attnspec.lower.work import MERGED, Work, key_heads
 from attnspec.text.diagnostics import AttnSpecError
 
 LINK = 5e10
@@ -41,9 +42,9 @@ LONGEST = 1 << 22
 MOST_RANKS = 256
 """The most ranks that are planned for: every two of them have an exchange."""
 
-ROWS, HEADS, ALL = "rows", "heads", "all"
-"""How a layer travels: rows of keys and queries as its graphs ask for them; all positions of some
-heads to each rank; all positions of all heads to every rank."""
+ROWS, STATES, HEADS, ALL = "rows", "states", "heads", "all"
+"""How a layer travels: rows of keys and queries as its graphs ask for them; sums over each rank's
+keys; all positions of some heads to each rank; all positions of all heads to every rank."""
 
 
 @dataclass(frozen=True)
@@ -435,7 +436,13 @@ class Drawing:
         formula = next((work.mechanism for work, _ in works if work.mechanism is not None), None)
         if formula is not None:
             why = f"`{formula.name}` is a formula of the whole sequence"
-            links = head_links(partition, t)
+            links, states = head_links(partition, t), state_links(works, partition, t)
+            if states is not None:
+                through = int(links.sum(0).max()), int(states.sum(0).max())
+                if through[1] < through[0]:
+                    why = f"{through[0]:,} bytes would reach a rank as heads"
+                    return LayerPlan(numbers, STATES, why, _bare(works), states, None)
+                why += f", and {through[1]:,} bytes would reach a rank as sums over keys"
             return LayerPlan(
                 numbers, HEADS, why, _bare(works), links, head_work(works, self, t, ranks)
             )
@@ -484,7 +491,35 @@ def row_work(groups: Sequence[Group], partition: Partition) -> np.ndarray | None
 
 def heads_of(rank: int, ranks: int, key_heads: int) -> range:
     """The key heads that a rank computes where heads are dealt out."""
-    return range(rank * key_heads // ranks, (rank + 1) * key_heads // ranks)
+    return dealt(rank, ranks, key_heads)
+
+
+def dealt(rank: int, ranks: int, count: int) -> range:
+    """Which of so many things are a rank's, where they are dealt out."""
+    return range(rank * count // ranks, (rank + 1) * count // ranks)
+
+
+def state_links(
+    works: Sequence[tuple[Work, tuple[int, ...]]], partition: Partition, t: Tensors
+) -> np.ndarray | None:
+    """The bytes of each link where sums over keys travel: each rank merges its share of their rows
+    from all ranks, and gives every rank what it goes on from. With a share go the frames of all
+    sums. None where there are no such sums, or no position before a rank's on the ranks before.
+    """
+    ranks, unit = partition.ranks, max(4, t.element)
+    there = back = np.zeros(ranks, np.int64)
+    for work, heads in works:
+        kept = None
+        if work.mechanism is not None and not work.hybrid:
+            kept = key_sums_of(work.mechanism, t.head_dim)
+        if kept is None or (work.causal and not partition.in_order):
+            return None
+        many = len(heads if kept.by_head else key_heads(heads, t.heads // t.key_heads)) * t.batch
+        rows = [len(dealt(rank, ranks, many * kept.features)) for rank in range(ranks)]
+        sums = np.array(rows, np.int64) * (t.value_dim + kept.divides) * unit
+        there, back = there + sums + many * unit, back + sums
+    links = there[None] + back[:, None]
+    return np.asarray(links * (1 - np.eye(ranks, dtype=np.int64)))
 
 
 def head_links(partition: Partition, t: Tensors) -> np.ndarray:

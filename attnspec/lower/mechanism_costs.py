@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import fields
+from dataclasses import dataclass, fields
 from typing import Any
 
 from attnspec.ir.mechanisms.declaration import MechanismDeclaration
@@ -106,6 +106,39 @@ def width_of(name: str, size: int, given: dict[str, Any]) -> int:
             return int(given["features"])
         case _:
             return size
+
+
+@dataclass(frozen=True)
+class KeySums:
+    """What a sum of features keeps of keys: `features` rows of values, behind which the sum of the
+    weights stands where it `divides`; for each key head, or `by_head` for each query head."""
+
+    features: int
+    divides: bool
+    by_head: bool
+
+
+def key_sums_of(declaration: MechanismDeclaration, size: int) -> KeySums | None:
+    """What is kept of keys whose sums can be merged with those of others; None for what is no sum
+    of features, and where a gate forgets: its sums are about all keys between."""
+    name, given = declaration.name, given_to(declaration)
+    if name not in SUMS or given.get("gated"):
+        return None
+    features = width_of(name, size, given)
+    if name == "taylor" and given["order"] == 2:
+        features = products_kept(size)
+    return KeySums(features, given.get("normalize") != "none", name in DRAWN)
+
+
+CHANNELS = 8
+"""Channels of a block, each multiplied with all of a later block at once."""
+
+
+def products_kept(size: int) -> int:
+    """How many features `taylor` of order 2 computes: of each block of channels all its products,
+    also those that are there twice."""
+    blocks = ((min(CHANNELS, size - low), size - low) for low in range(0, size, CHANNELS))
+    return sum(one * rest for one, rest in blocks) + size + 1
 
 
 def factors(mechanism: Mechanism) -> str:

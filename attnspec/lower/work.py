@@ -231,6 +231,15 @@ def mechanism_of(work: Work) -> MechanismDeclaration:
     return work.mechanism
 
 
+def key_heads(heads: tuple[int, ...], ratio: int) -> list[int]:
+    """The key heads of some query heads: each once where all are read equally often."""
+    read = [head // ratio for head in heads]
+    distinct = sorted(set(read))
+    times = len(read) // len(distinct)
+    even = read == [head for head in distinct for _ in range(times)]
+    return distinct if even else read
+
+
 def graph_of(work: Work) -> Work:
     """The graph of a work, by itself."""
     return replace(work, mechanism=None, hybrid=False, causal=False, layer=0)

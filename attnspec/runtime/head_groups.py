@@ -8,7 +8,7 @@ from typing import TypeAlias
 
 import torch
 
-from attnspec.lower.work import Kernel, Work
+from attnspec.lower.work import Kernel, Work, key_heads
 from attnspec.runtime.decisions import Decision, decisions_of
 
 Selection: TypeAlias = torch.Tensor | range | None
@@ -88,15 +88,6 @@ def together(groups: Sequence[Group], heads: int, device: torch.device) -> Prepa
     order = sorted(range(heads), key=flat.__getitem__)
     works = [(group.work, group.heads) for group in groups]
     return Prepared(tuple(groups), selection(order, heads, device), decisions_of(works))
-
-
-def key_heads(heads: tuple[int, ...], ratio: int) -> list[int]:
-    """The key heads of some query heads: each once where all are read equally often."""
-    read = [head // ratio for head in heads]
-    distinct = sorted(set(read))
-    times = len(read) // len(distinct)
-    even = read == [head for head in distinct for _ in range(times)]
-    return distinct if even else read
 
 
 def selection(chosen: tuple[int, ...] | list[int], count: int, device: torch.device) -> Selection:

@@ -42,7 +42,46 @@ def by_hand() -> list[Case]:
         "attention a { heads 4 head 0..1 { attend window(radius = 3) }"
         " head 2 { attend residue(step = 5) } head 3 { attend global(first(2)) } }",
     )
-    return cases + [Case(40, ranks, text) for text in texts for ranks in (3, 4)]
+    return [
+        *cases,
+        *(Case(40, ranks, text) for text in texts for ranks in (3, 4)),
+        *sums_over_keys(),
+    ]
+
+
+SUMS = (
+    "linear(feature = elu1)",
+    "linear(feature = exp)",
+    "linear(feature = identity, normalize = none)",
+    "taylor(order = 1)",
+    "taylor(order = 2)",
+    "favor(features = 5)",
+    "favor(features = 9, kind = hyperbolic)",
+    "rbf(features = 5)",
+    "rfa(features = 4)",
+)
+"""Mechanisms whose sums over keys are fewer bytes than the positions of a few heads."""
+
+
+def sums_over_keys() -> list[Case]:
+    """Each with padding and without, longer than a chunk of 64, with shards that are empty or have
+    one position, and partitions in which sums of all keys alone can be merged."""
+    cases = []
+    for text, (n, ranks, partition, padding) in zip(
+        [f"attention a {{ {causal}attend {each} }}" for each in SUMS for causal in ("", "causal ")],
+        cycle([(301, 2, "", True), (99, 3, "", False), (130, 4, "uneven", True)]),
+        strict=False,
+    ):
+        cases.append(Case(n, ranks, text, partition=partition, padding=padding))
+    both = (
+        "attention a { causal heads 4 head 0..1 { attend linear(feature = elu1) }"
+        " head 2 { attend favor(features = 4) } head 3 { attend taylor(order = 1) } }"
+    )
+    plain = "attention a { attend favor(features = 5) }"
+    gated = "attention a { causal attend rfa(features = 4, gated = true) }"
+    cases += [Case(133, 3, both, padding=True), Case(40, 4, plain, dtensor=True)]
+    cases += [Case(80, 4, text, partition="head_tail") for text in (plain, both)]
+    return [*cases, Case(80, 3, gated)]
 
 
 def of_zoo() -> list[Case]:
@@ -97,7 +136,7 @@ def test_ranks_together_compute_what_one_process_does(
     said, _ = ran
     check(said, CASES)
     ways = {how for answer in said[0] for how in answer["how"]}
-    assert ways == {"rows", "heads", "all"}
+    assert ways == {"rows", "states", "heads", "all"}
 
 
 @pytest.mark.slow

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 import torch
 
 from attnspec.backends.common.torch_modes import derivatives, is_transformed
 from attnspec.backends.factored.features.chunks import Room
+from attnspec.backends.factored.features.halves import outputs, summed_onward, sums_of_keys
 from attnspec.backends.factored.features.maps import Tables
 from attnspec.backends.factored.features.spans import Given, Summing, Sums, shares
 from attnspec.backends.factored.features.sums import State, differentiate, summed
@@ -62,6 +63,21 @@ class FeatureKernel:
         out = torch.cat(outs, 3).to(q.dtype)
         return out.reshape(*q.shape[:3], v.shape[-1]), before
 
+    def key_sums(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, call: Call) -> State:
+        """The sums over all keys [N, m, e], of no gate; q tells heads and types alone."""
+        check_no_dropout(self.name, call.dropout_p)
+        return sums_of_keys(self.how, self.given(q[:, :, :0], k, v, call))
+
+    def onward(
+        self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, call: Call, before: State
+    ) -> torch.Tensor:
+        """The outputs of queries on top of the sums over keys elsewhere: those before all of these
+        positions where it is causal, else those over all keys, these among them."""
+        if not self.how.causal:
+            k, v, call = k[:, :, :0], v[:, :, :0], replace(call, padding=None)
+        out = summed_onward(self.how, self.given(q, k, v, call), before)
+        return out.reshape(*q.shape[:3], v.shape[-1])
+
     def given(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, call: Call) -> Given:
         """What is summed: heads beside the key head that they read, and all tables."""
         batch, heads, rows, size = q.shape
@@ -87,7 +103,7 @@ def summed_up(how: Summing, given: Given) -> torch.Tensor:
             how, given.padding, names, given.gate is not None, *parts
         )
         return out
-    return _forward(how, given)[0]
+    return outputs(how, given, State())[0]
 
 
 def composed(how: Summing, given: Given) -> torch.Tensor:
@@ -98,35 +114,13 @@ def composed(how: Summing, given: Given) -> torch.Tensor:
     return torch.cat(outs, 3).to(given.q.dtype)
 
 
-def _forward(how: Summing, given: Given) -> tuple[torch.Tensor, torch.Tensor, list[list[State]]]:
-    """The same, the sums of the weights [B, K, R, n_q], and, for each share, the states before its
-    spans."""
-    out = given.q.new_empty(*given.q.shape[:-1], given.v.shape[-1])
-    kind = torch.promote_types(out.dtype, torch.float32)
-    totals = torch.zeros(given.q.shape[:-1], dtype=kind, device=out.device)
-    states: list[list[State]] = []
-    room = Room()
-    for share in shares(how, given):
-        sums = Sums(how, given.part(share), room=room)
-        states.append([])
-        for found in summed(sums, State()):
-            rows = slice(found.span.low - sums.first, found.span.high - sums.first)
-            some = sums.unchunked(how.quotient.of(found.sums, found.logs), found.span)
-            out[share][:, :, :, rows] = some
-            if how.quotient.divides:
-                total = sums.unchunked(found.sums[..., -1:], found.span)
-                totals[share][:, :, :, rows] = total[..., 0]
-            states[-1].append(found.state)
-    return out, totals, states
-
-
 class _Summed(torch.autograd.Function):
     """Block by block, and composed for derivatives of the derivative."""
 
     @staticmethod
     def forward(ctx, how, padding, names, gated, *parts):  # type: ignore[no-untyped-def]
         given = _given(padding, names, gated, parts)
-        out, totals, states = _forward(how, given)
+        out, totals, states = outputs(how, given, State())
         ctx.how, ctx.padding, ctx.names, ctx.gated = how, padding, names, gated
         ctx.states = states
         ctx.save_for_backward(*parts, out, totals)

@@ -237,11 +237,13 @@ def differentiate(
     totals: torch.Tensor,
     grad: torch.Tensor,
     states: list[State],
-) -> None:
+    after: torch.Tensor | None = None,
+) -> torch.Tensor | None:
     """Fills the gradients `into`, where that of the output is `grad` [B, K, R, n_q, d_v]; `totals`
-    [B, K, R, n_q] are the sums of the weights, `states` those before each span of queries."""
+    [B, K, R, n_q] are the sums of the weights, `states` those before each span of queries, and
+    `after` is the gradient of the sums behind all keys. Returns that of the sums before all keys,
+    [N, m, e]."""
     found = Gradients(sums, into)
-    after: torch.Tensor | None = None
     spans = list(zip(sums.spans, states, strict=True))
     for span, state in reversed(spans) if sums.how.causal else spans:
         rows = slice(span.low - sums.first, span.high - sums.first)
@@ -282,6 +284,7 @@ def differentiate(
             after = _or_zeros(None, keys)
         grad_g, grad_w, after = gradients_of_sums(after, keys.g, keys.w, keys.framed.local)
         found.of_keys(span, keys, grad_g, grad_w)
+    return after
 
 
 def _detached(x: torch.Tensor | None) -> torch.Tensor | None:

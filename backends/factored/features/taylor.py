@@ -23,6 +23,7 @@ from attnspec.backends.factored.features.quotients import Quotient
 from attnspec.backends.factored.features.spans import Summing
 from attnspec.backends.factored.low_rank.thin_products import unseen
 from attnspec.ir.mechanisms.taylor import Taylor
+from attnspec.lower.mechanism_costs import CHANNELS, products_kept
 from attnspec.lower.work import Work
 
 SMALL = 1e-6
@@ -41,9 +42,6 @@ class FirstOrder:
     def width(self, size: int) -> int:
         return size + 1
 
-
-CHANNELS = 8
-"""Channels of a block, each multiplied with all of a later block at once."""
 
 CHUNK = 512
 """Positions whose pairs are computed one by one, by the formula that the features are for."""
@@ -93,8 +91,7 @@ class SecondOrder:
         return 1 + scores + scores.square() / 2
 
     def width(self, size: int) -> int:
-        blocks = ((min(CHANNELS, size - low), size - low) for low in range(0, size, CHANNELS))
-        return sum(one * rest for one, rest in blocks) + size + 1
+        return products_kept(size)
 
     def _scaled(self, x: torch.Tensor) -> torch.Tensor:
         return x * (x.shape[-1] ** -0.25 if self.factor is None else self.factor)

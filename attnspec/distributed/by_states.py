@@ -1,0 +1,126 @@
+"""A layer of sums of features: what travels are the sums over each rank's keys, however many they
+are.
+
+They go in two steps. Each rank gets its share of the rows of all ranks' sums and merges them; then
+it gives every rank that share of what it goes on from: the sums of the ranks before it where they
+are causal, else of all. So a rank receives about two sums, whatever the number of ranks. Frames,
+the logarithms of what sums are divided by, go to everyone, since everyone needs them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import cast
+
+import torch
+
+from attnspec.backends.common.torch_modes import apart
+from attnspec.backends.factored.features.kernel import FeatureKernel
+from attnspec.backends.factored.features.spans import LOWEST
+from attnspec.backends.factored.features.sums import State
+from attnspec.backends.factored.kernels import kernel_of
+from attnspec.distributed.collectives import Mesh, anchor, tied, travel
+from attnspec.distributed.partitions import Partition
+from attnspec.distributed.planning import dealt
+from attnspec.distributed.regions import Parts
+from attnspec.lower.work import Call
+from attnspec.runtime.engine import Engine
+from attnspec.runtime.head_groups import Group, group_of, together
+
+
+class StatesHere:
+    """What one rank does for a layer: the sums over its keys, and its queries on top of those of
+    others."""
+
+    def __init__(
+        self,
+        engine: Engine,
+        layer: int,
+        partition: Partition,
+        mesh: Mesh,
+        heads: tuple[int, int],
+        device: torch.device,
+    ) -> None:
+        self.engine, self.layer, self.mesh = engine, layer, mesh
+        self.heads, self.key_heads = heads
+        self.n, self.device = partition.n, device
+        self.own = torch.from_numpy(partition.positions(mesh.rank)).to(device)
+        self.groups = apart(self._built)
+        self.members = [group.heads for group in self.groups]
+
+    def _built(self) -> list[Group]:
+        found = []
+        for work, members in self.engine.binder.works(self.layer, self.heads, self.n, self.n):
+            kernel = kernel_of(work, members, self.device)
+            tables = self.engine.tables_of(work)
+            ratio = self.heads // self.key_heads
+            found.append(group_of(kernel, work, members, self.heads, ratio, tables, self.device))
+        return found
+
+    def run(
+        self,
+        parts: Parts,
+        call: Call,
+        tables: list[dict[str, torch.Tensor]],
+        draws: tuple[int, int],
+        return_lse: bool,
+    ) -> tuple[torch.Tensor, None]:
+        """The output of own positions; sums of features have no log-sum-exps."""
+        if return_lse:
+            raise ValueError(
+                "`return_lse` asks for log-sum-exps, and what"
+                f" `{self.engine.program.name}` weighs by is no softmax of scores"
+            )
+        padding = None if call.padding is None else call.padding.index_select(1, self.own)
+        outs = []
+        for group, mine in zip(self.groups, tables, strict=True):
+            each = replace(call, padding=padding, tables=mine, draw=group.draw(draws))
+            outs.append(self._of_group(group, group.parts(*parts), each))
+        return together(self.groups, self.heads, self.device).joined(outs), None
+
+    def _of_group(self, group: Group, parts: Parts, call: Call) -> torch.Tensor:
+        kernel = cast(FeatureKernel, group.kernel)
+        own = kernel.key_sums(*parts, call)
+        tie = anchor([*parts, *call.tables.values()], own.total.dtype)
+        before, came = self._exchanged(own, tie, kernel.how.causal)
+        return tied(kernel.onward(*parts, call, before), came)
+
+    def _exchanged(self, own: State, tie: torch.Tensor, causal: bool) -> tuple[State, torch.Tensor]:
+        """The sums that this rank goes on from, and what was received for them."""
+        mesh, sums = self.mesh, own.total
+        rows, features, width = sums.shape
+        base = sums.new_zeros(rows) if own.base is None else own.base
+        lines = sums.reshape(rows * features, width)
+        deals = [dealt(rank, mesh.ranks, len(lines)) for rank in range(mesh.ranks)]
+        pieces = [x for d in deals for x in (lines[d.start : d.stop].reshape(-1), base)]
+        mine = deals[mesh.rank]
+        sent, got = [len(d) * width + rows for d in deals], len(mine) * width + rows
+        flat = travel(mesh, torch.cat([tie, *pieces]), sent, [got] * mesh.ranks).ready()
+        came = flat.view(mesh.ranks, got)
+        parts, bases = (
+            torch.unflatten(came[:, :-rows], 1, (len(mine), width)),
+            came[:, -rows:].detach(),
+        )
+        row = torch.arange(mine.start, mine.stop, device=sums.device) // features
+        ready = merged(parts, bases, row, causal)
+        back = [len(mine) * width] * mesh.ranks
+        given = torch.cat([found.reshape(-1) for found, _ in ready])
+        found = travel(mesh, given, back, [len(d) * width for d in deals]).ready()
+        frame = None if own.base is None else ready[mesh.rank][1]
+        return State(found.view(sums.shape), frame), found
+
+
+def merged(
+    parts: torch.Tensor, bases: torch.Tensor, row: torch.Tensor, causal: bool
+) -> list[tuple[torch.Tensor, torch.Tensor]]:
+    """The sums that each rank goes on from, and their frames [N], made of some lines of the sums of
+    all ranks [ranks, lines, e] in the frames `bases` [ranks, N]; `row` says of which of N each line
+    is. Causal sums are those of the ranks before."""
+    total, top = torch.zeros_like(parts[0]), torch.full_like(bases[0], LOWEST)
+    before = []
+    for part, base in zip(parts, bases, strict=True):
+        before.append((total, top))
+        frame = torch.maximum(top, base)
+        stays, comes = (torch.exp(x - frame)[row, None] for x in (top, base))
+        total, top = total * stays + part * comes, frame
+    return before if causal else [(total, top)] * len(parts)

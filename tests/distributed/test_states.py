@@ -1,0 +1,148 @@
+"""Sums over the keys of parts of a sequence, merged, are those of the whole: values, gradients."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from itertools import pairwise
+from typing import Any
+
+import pytest
+import torch
+
+import attnspec
+from attnspec.backends.factored.kernels import kernel_of
+from attnspec.distributed import partitions
+from attnspec.distributed.by_states import merged
+from attnspec.distributed.partitions import Partition
+from attnspec.distributed.planning import HEADS, STATES, Tensors, plan
+from attnspec.lower.lower import Binder
+from attnspec.lower.mechanism_costs import key_sums_of
+from attnspec.lower.work import Call, mechanism_of
+
+SPECS = (
+    "linear(feature = elu1)",
+    "linear(feature = exp)",
+    "linear(feature = relu, normalize = none)",
+    "taylor(order = 1)",
+    "taylor(order = 2)",
+    "favor(features = 7)",
+    "favor(features = 7, kind = hyperbolic)",
+    "rbf(features = 7)",
+    "rfa(features = 40)",
+)
+
+CUTS = (0, 0, 1, 30, 34, 61, 61)
+"""Where parts of a sequence begin and end: two of them have no position."""
+
+
+def kernel(text: str, heads: int, block: int) -> tuple[Any, Any]:
+    program = attnspec.parse(text).program
+    ((work, members),) = Binder(program, {}).works(0, heads, CUTS[-1], CUTS[-1])
+    found: Any = kernel_of(work, members, torch.device("cpu"))
+    return work, replace(found, how=replace(found.how, block=block, chunk=8))
+
+
+def in_parts(kernel: Any, whole: Sequence[torch.Tensor], call: Call) -> Iterator[torch.Tensor]:
+    """The outputs of each part on top of the sums that it goes on from."""
+    parts = [
+        (*(x[:, :, a:b] for x in whole), replace(call, padding=call.padding[:, a:b]))  # type: ignore[index]
+        for a, b in pairwise(CUTS)
+        if a < b
+    ]
+    sums = [kernel.key_sums(*part) for part in parts]
+    shape = sums[0].total.shape
+    lines = torch.stack([each.total.flatten(0, 1) for each in sums])
+    framed = sums[0].base is not None
+    bases = torch.stack([each.base if framed else lines.new_zeros(shape[0]) for each in sums])
+    row = torch.arange(lines.shape[1]) // shape[1]
+    ready = merged(lines, bases, row, kernel.how.causal)
+    for part, own, (total, top) in zip(parts, sums, ready, strict=True):
+        before = replace(own, sums=total.view(shape), base=top if framed else None)
+        yield kernel.onward(*part, before)
+
+
+@pytest.mark.parametrize("causal", ["", "causal "])
+@pytest.mark.parametrize("text", SPECS)
+def test_sums_of_parts_are_those_of_the_whole(text: str, causal: str) -> None:
+    draw = torch.Generator().manual_seed(3)
+    for heads, key_heads, block in ((4, 2, 1 << 20), (3, 3, 256), (4, 1, 64)):
+        work, found = kernel(f"attention a {{ {causal}attend {text} }}", heads, block)
+        many = (heads, key_heads, key_heads)
+        parts = [
+            torch.randn(2, h, CUTS[-1], 6, generator=draw, dtype=torch.float64).requires_grad_()
+            for h in many
+        ]
+        # larger numbers, so that frames differ from part to part
+        parts[1] = (parts[1].detach() * torch.linspace(0.1, 6, CUTS[-1])[:, None]).requires_grad_()
+        spread = {
+            part.name: torch.rand(heads, 6, generator=draw, dtype=torch.float64).requires_grad_()
+            for part in mechanism_of(work).parts()
+        }
+        padding = torch.rand(2, CUTS[-1], generator=draw) > 0.3
+        # a part without a key, in the middle and in the beginning
+        padding[0, 30:34], padding[1, :1] = False, False
+        call = Call(padding=padding, tables=spread)
+        wanted, got = found(*parts, call), torch.cat([*in_parts(found, parts, call)], 2)
+        assert torch.allclose(got, wanted, rtol=1e-11, atol=1e-12)
+        upper = torch.randn(wanted.shape, generator=draw, dtype=torch.float64)
+        leaves = [*parts, *spread.values()]
+        pairs = [torch.autograd.grad(x, leaves, upper) for x in (got, wanted)]
+        for one, other in zip(*pairs, strict=True):
+            assert float((one - other).abs().max()) <= 1e-11 * (1 + float(other.abs().max()))
+
+
+@pytest.mark.parametrize("text", SPECS)
+@pytest.mark.parametrize("size", [1, 6, 17])
+def test_sums_have_the_size_that_is_planned(text: str, size: int) -> None:
+    work, found = kernel(f"attention a {{ attend {text} }}", 2, 1 << 20)
+    kept = key_sums_of(mechanism_of(work), size)
+    assert kept is not None
+    x = torch.ones(1, 2, 5, size)
+    tables = {part.name: torch.ones(2, size) for part in mechanism_of(work).parts()}
+    sums = found.key_sums(x, x[:, :1], torch.ones(1, 1, 5, 3), Call(tables=tables)).total
+    assert sums.shape == (2 if kept.by_head else 1, kept.features, 3 + kept.divides)
+    assert sums.dtype == torch.float32
+
+
+def how(text: str, n: int, ranks: int, partition: Partition | None = None) -> Any:
+    tensors = Tensors(1, 32, 8, 128, 128, 2)
+    return plan(attnspec.parse(text).program, n, ranks, tensors, partition=partition).layers[0]
+
+
+def test_sums_travel_where_positions_would_be_more() -> None:
+    linear = "attention a { causal attend linear() }"
+    long = how(linear, 1 << 20, 64)
+    assert long.how == STATES
+    assert "bytes would reach a rank as heads" in long.why
+    # 8 key heads of 128 x 129 float32 numbers, 63 of 64 parts of them there and back, and frames
+    assert long.received.max() == 8 * 128 * 129 * 4 * 63 // 64 * 2 + 63 * 8 * 4
+    assert how(linear, 1 << 20, 8).received.max() < 2 * 8 * 128 * 129 * 4
+    assert how(linear, 64, 8).how == HEADS
+    assert "bytes would reach a rank as sums over keys" in how(linear, 64, 8).why
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "causal attend rfa(gated = true)",
+        "attend window(radius = 3) + linear()",
+        "attend linformer(rank = 4, max_length = 65536)",
+        "attend efficient()",
+        "causal heads 32 head 0 { attend window(radius = 3) } head 1..31 { attend linear() }",
+    ],
+)
+def test_what_has_no_sums_to_merge_goes_by_heads(text: str) -> None:
+    assert how(f"attention a {{ {text} }}", 1 << 16, 8).how == HEADS
+
+
+def test_causal_sums_go_by_the_order_of_positions() -> None:
+    n = 1 << 16
+    for build, expected in (
+        (partitions.contiguous, STATES),
+        (partitions.head_tail, HEADS),
+        (lambda n, ranks: partitions.by_residue(n, ranks, ranks), HEADS),
+    ):
+        where = build(n, 8)
+        assert how("attention a { causal attend linear() }", n, 8, where).how == expected
+        assert how("attention a { attend linear() }", n, 8, where).how == STATES
