@@ -53,9 +53,9 @@ def from_hf_config(config: object, *, causal: bool | None = None, part: str | No
     """The spec of a model of transformers: of its config, an object or a dictionary.
 
     A config without a `text_config` of its own is taken as it is; where layers are of several kinds
-    and a dictionary has no `layer_types`, transformers' own class of it is asked. `part` is "encoder" or "decoder"
-    where a model has both. `causal` says of a type that is not known here whether its layers read
-    later tokens. Raises ValueError with the reason for layers that no spec says, and for settings
+    and a dictionary has no `layer_types`, transformers' own class of it is asked. `part` is
+    "encoder" or "decoder" where a model has both. `causal` says of a type that is not known here
+    whether its layers read later tokens. Raises ValueError with the reason for layers that no spec says, and for settings
     that leave pairs open.
     """
     given = _plain(config)

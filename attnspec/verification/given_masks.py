@@ -157,7 +157,7 @@ def _heads(declared: int | None, mask: object, head: int | None) -> list[int]:
 
 
 def _require_heads(declared: int | None, mask: object, head: int | None) -> None:
-    """Raises where a mask has other heads than the spec: what is left over would not be compared."""
+    """Raises where a mask has other heads than the spec: some would not be compared."""
     shape: tuple[int, ...] = () if callable(_mod(mask)) else _array(mask).shape
     allowed = {declared} if head is None else {declared, 1}
     if declared is not None and len(shape) >= 3 and shape[-3] not in allowed:
@@ -208,7 +208,7 @@ def of_function(mask_mod: Callable[..., Any], n: int, heads: int) -> np.ndarray:
     """
     if n == 0:
         return np.zeros((heads, 0, 0), bool)
-    found = _of_batch(mask_mod, 1, n, heads)[0]
+    found: np.ndarray = _of_batch(mask_mod, 1, n, heads)[0]
     try:
         second = _of_batch(mask_mod, 2, n, heads)[1]
     except AttnSpecError:

@@ -234,3 +234,14 @@ def test_too_much_is_refused() -> None:
         spec_of("attend full").to_bsr(40_000, 64)
     with pytest.raises(AttnSpecError, match="at least 1"):
         spec_of("attend full").to_bsr(4, 0)
+
+
+@pytest.mark.parametrize("graph", ["where(q + 2 * k < m)", "where(q + 2 * k < n)", "where(q < k)"])
+def test_flex_takes_two_sequences_of_one_length(graph: str) -> None:
+    spec = spec_of(f"cross attend {graph}")
+    flex, n = spec.to_flex(8), 8
+    meant = spec.mask(n)
+    assert (create_mask(flex.mask_mod, 1, 1, n, n, "cpu")[0, 0].numpy() == meant).all()
+    assert flex.block_mask(n).to_dense().shape[-2:] == (1, 1)
+    found = flex.block_mask(n).mask_mod
+    assert (create_mask(found, 1, 1, n, n, "cpu")[0, 0].numpy() == meant).all()
