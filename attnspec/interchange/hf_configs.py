@@ -55,8 +55,8 @@ def from_hf_config(config: object, *, causal: bool | None = None, part: str | No
     A config without a `text_config` of its own is taken as it is; where layers are of several kinds
     and a dictionary has no `layer_types`, transformers' own class of it is asked. `part` is
     "encoder" or "decoder" where a model has both. `causal` says of a type that is not known here
-    whether its layers read later tokens. Raises ValueError with the reason for layers that no spec says, and for settings
-    that leave pairs open.
+    whether its layers read later tokens. Raises ValueError with the reason for layers that no spec
+    says, and for settings that leave pairs open.
     """
     given = _plain(config)
     if isinstance(given.get("text_config"), Mapping):
