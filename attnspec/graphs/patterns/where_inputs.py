@@ -164,8 +164,7 @@ def _exact(relation: WhereInputs, n: int) -> None:
         for name, x in given.items()
         if isinstance(x, np.ndarray) and x.size and not is_real(x)
     }
-    if whole:
-        require_exact(relation._at(n), n, whole)
+    require_exact(relation._at(n), n, whole)
 
 
 _EXACT = 2.0**53
