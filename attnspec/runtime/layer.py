@@ -206,9 +206,10 @@ class SelfAttention(nn.Module):
                 "a step drops no weights, so that it is another thing than a call in training:"
                 " call eval() first"
             )
-        if state is not None and not isinstance(state, StreamState):
-            # whoever calls from outside may hand in anything
-            kind = type(state).__name__
+        # whoever calls from outside may hand in anything
+        given_state: object = state
+        if given_state is not None and not isinstance(given_state, StreamState):
+            kind = type(given_state).__name__
             raise TypeError(f"state must be what a step returned, or None, got {kind}")
         given = x.shape[1]
         if self.extra_tokens and state is None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, cast
 
 import torch
@@ -264,10 +264,10 @@ class MultiheadAttention(nn.MultiheadAttention):
         allows, come as many at a time as there are keys."""
         n_q, n_k = q.shape[2], k.shape[2]
         if n_q > n_k > 0 and not self.attention.program.cross:
-            each = q.split(n_k, 2)
-            rows = [None] * len(each)
+            each = torch.split(q, n_k, 2)
+            rows: Sequence[torch.Tensor | None] = [None] * len(each)
             if added is not None:
-                rows = added.expand(-1, -1, n_q, -1).split(n_k, 2)
+                rows = torch.split(added.expand(-1, -1, n_q, -1), n_k, 2)
             found = [self._in_turn(x, k, v, y, rest) for x, y in zip(each, rows, strict=True)]
             if not rest["return_lse"]:
                 return torch.cat(found, 2)
