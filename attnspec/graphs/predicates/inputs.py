@@ -154,6 +154,17 @@ def _divides_by_zero(scalar: Scalar, ranges: Mapping[str, Bounds], real: Collect
     return any(_divides_by_zero(x, ranges, real) for x in scalar.args)
 
 
+def no_number(scalar: Scalar, ranges: Mapping[str, Bounds]) -> np.ndarray:
+    """Where a divisor may be 0, so that what comes of it may be infinite or no number, bool."""
+    found = np.zeros((), bool)
+    for part in scalar.args if isinstance(scalar, Apply) else ():
+        found = found | no_number(part, ranges)
+    if isinstance(scalar, Apply) and scalar.op == "/":
+        low, high = bounds(scalar.args[1], ranges)
+        found = found | ((low <= 0) & (high >= 0))
+    return found
+
+
 def _in_reals(scalar: Scalar, real: Collection[str]) -> bool:
     """Whether a scalar is computed in float64, the inputs of some names being real."""
     match scalar:
