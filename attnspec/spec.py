@@ -451,22 +451,35 @@ class Spec:
         return flex_mask(self.program, n, layer, heads, inputs, device_of(device))
 
     def to_ranges(
-        self, n: int, layer: int = 0, head: int = 0, inputs: Sample | None = None
+        self,
+        n: int,
+        layer: int = 0,
+        head: int = 0,
+        inputs: Sample | None = None,
+        m: int | None = None,
     ) -> Ranges:
         """The pairs of one head as disjoint slices of queries and keys, as MagiAttention takes
-        them: `q_ranges`, `k_ranges` and their `types`.
+        them: `q_ranges`, `k_ranges` and their `types`; of m queries and n keys as `mask`.
 
         Raises AttnSpecError where they take more than `MOST_SLICES`.
         """
         from attnspec.compile.exports.ranges import ranges_of
 
-        return ranges_of(self.relation(n, layer, head, inputs), length_of(n))
+        stack, length = self._crossed(n, m, inputs)
+        return ranges_of(stack.relation(length, layer, head), length_of(n), m)
 
     def to_bsr(
-        self, n: int, block: int, layer: int = 0, head: int = 0, inputs: Sample | None = None
+        self,
+        n: int,
+        block: int,
+        layer: int = 0,
+        head: int = 0,
+        inputs: Sample | None = None,
+        m: int | None = None,
     ) -> BlockRows:
         """The pairs of one head as a block-sparse matrix, as FlashInfer takes them: `indptr`,
-        `indices` and the `mask` of each block of `block` x `block`.
+        `indices` and the `mask` of each block of `block` x `block`; of m queries and n keys as
+        `mask`.
 
         Raises AttnSpecError for too many blocks.
         """
@@ -475,7 +488,8 @@ class Spec:
         size = index_of("block", block)
         if size < 1:
             raise AttnSpecError(f"`block` must be at least 1, got {size}")
-        return block_rows(self.relation(n, layer, head, inputs), length_of(n), size)
+        stack, length = self._crossed(n, m, inputs)
+        return block_rows(stack.relation(length, layer, head), length_of(n), size, m)
 
     def emit(self, standalone: bool = False, backend: str = "auto") -> str:
         """The text of the Python module that `attnspec compile` writes."""

@@ -24,6 +24,7 @@ from attnspec.distributed.planning import (
     require_one_sequence,
 )
 from attnspec.distributed.regions import Parts
+from attnspec.ir.api_checks import index_of, length_of
 from attnspec.ir.serial import fingerprint
 from attnspec.lower.cache import Cache
 from attnspec.lower.work import Call, Work
@@ -98,6 +99,7 @@ class ParallelAttention(torch.nn.Module):
 
     def partition_of(self, n: int) -> Partition:
         """Which positions each rank holds of n."""
+        n = length_of(n)
         if self.partition is not None:
             if self.partition.n != n:
                 raise ValueError(
@@ -110,12 +112,14 @@ class ParallelAttention(torch.nn.Module):
 
     def shard(self, x: torch.Tensor, dim: int = 2) -> torch.Tensor:
         """This rank's part of a whole tensor that every rank has, cut along an axis."""
+        dim = _axis(x, dim)
         rows = self.partition_of(x.shape[dim]).positions(self.mesh.rank)
         return x.index_select(dim, torch.from_numpy(rows).to(x.device))
 
     def unshard(self, local: torch.Tensor, dim: int = 2) -> torch.Tensor:
         """The whole tensor of the shards of all ranks, on each of them; differentiable, where every
         rank goes backward through it."""
+        dim = _axis(local, dim)
         lengths = self._lengths(local.shape[dim], local.device)
         partition = self._partition(lengths)
         plain = local.movedim(dim, 0)
@@ -150,7 +154,7 @@ class ParallelAttention(torch.nn.Module):
         """The plan of a layer at n positions: for tensors as in the last call, unless others are
         said. `bytes_received` are those of each rank, `bytes_gathered` what one would receive if
         every key and value were sent to every rank."""
-        layer = check_layer(self.module.program, layer)
+        n, layer = length_of(n), check_layer(self.module.program, layer)
         tensors = tensors or self._last or _usual(self.module)
         key = n, self.module.engine.binder.alike(layer), tensors
         return self._plans.get(key, lambda: self._planned(n, layer, tensors))
@@ -461,3 +465,13 @@ def _as_dtensors(found: Any, like: Any, n: int) -> Any:
     return DTensor.from_local(
         found, like.device_mesh, like.placements, run_check=False, shape=shape, stride=stride
     )
+
+
+def _axis(x: object, dim: int) -> int:
+    """The number of a tensor's axis, from 0 on; TypeError or ValueError where it has none such."""
+    if not isinstance(x, torch.Tensor):
+        raise TypeError(f"a tensor is needed, got {type(x).__name__}")
+    axis = index_of("dim", dim)
+    if not -x.dim() <= axis < x.dim():
+        raise ValueError(f"dim must be an axis of a tensor {list(x.shape)}, got {axis}")
+    return axis % x.dim()

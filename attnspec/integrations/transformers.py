@@ -338,6 +338,10 @@ def _compiled(spec: Given, backend: str) -> CompiledAttention:
 
 
 def _check_name(name: str) -> None:
+    # whoever calls from outside may hand in anything
+    given: object = name
+    if not isinstance(given, str):
+        raise TypeError(f"a name must be a text, got {type(given).__name__}")
     if not re.fullmatch(r"[A-Za-z][A-Za-z0-9_]*", name):
         raise AttnSpecError(
             f"a name must be a letter, then letters, digits and underscores, got {name!r}"

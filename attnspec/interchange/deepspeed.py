@@ -73,7 +73,7 @@ def from_deepspeed(config: str | Mapping[str, Any], *, causal: bool = False) -> 
             raise AttnSpecError(f"this is no JSON: {error}") from None
     if not isinstance(config, Mapping):
         raise TypeError(f"a configuration is a mapping, got {type(config).__name__}")
-    options = dict(config.get("sparse_attention", config))
+    options = _options(config)
     mode = str(options.get("mode", "fixed")).lower()
     mode = "local" if mode in ("local_sliding_window", "localslidingwindow") else mode
     if mode not in _DEFAULTS:
@@ -88,12 +88,31 @@ def from_deepspeed(config: str | Mapping[str, Any], *, causal: bool = False) -> 
     given = {**known, **options}
     for name in ("block", *(key for key in given if key.startswith("num_"))):
         _require_count(name, given[name], 0 if name in ("num_random_blocks", "num_heads") else 1)
+    for name in ("different_layout_per_head", "horizontal_global_attention"):
+        if not isinstance(given.get(name, False), bool):
+            raise AttnSpecError(f"`{name}` must be true or false, got {given[name]!r}")
     if given.get("attention", "bidirectional") not in ("bidirectional", "unidirectional"):
         raise AttnSpecError(f"attention is uni- or bidirectional, got {given['attention']!r}")
     lines = _MODES[mode](given)
     heads = [f"    heads {given['num_heads']}"] if given["num_heads"] else []
     masked = ["    causal"] if causal else []
     return parse("\n".join([f"attention deepspeed_{mode} {{", *heads, *masked, *lines, "}", ""]))
+
+
+def _options(config: Mapping[str, Any]) -> dict[str, Any]:
+    """The `sparse_attention` part of a config file; a configuration without one is it itself."""
+    part = config.get("sparse_attention", config)
+    if not isinstance(part, Mapping):
+        raise AttnSpecError(
+            f"`sparse_attention` must be a mapping of options, got {type(part).__name__}"
+        )
+    own = {"mode", *_COMMON, *(name for each in _DEFAULTS.values() for name in each)}
+    if part is config and part and not own & part.keys():
+        raise AttnSpecError(
+            "the configuration has no `sparse_attention`, and no option of it: got"
+            f" {', '.join(map(repr, part))}"
+        )
+    return dict(part)
 
 
 def _require_count(name: str, value: object, least: int) -> None:
@@ -205,13 +224,18 @@ def _windows(sizes: object, block: int) -> str:
 def _global_blocks(given: Mapping[str, Any]) -> list[tuple[int, int]]:
     """The ranges [first, end) of global blocks."""
     starts, ends = given["global_block_indices"], given["global_block_end_indices"]
+    for name, value in (("global_block_indices", starts), ("global_block_end_indices", ends)):
+        optional = name == "global_block_end_indices" and value is None
+        if not optional and (not isinstance(value, Sequence) or isinstance(value, str)):
+            raise AttnSpecError(f"`{name}` must be a list of blocks, got {value!r}")
+    for start in starts:
+        _require_count("global_block_indices", start, 0)
     ends = [start + 1 for start in starts] if ends is None else ends
     if len(starts) != len(ends):
         raise AttnSpecError(
             f"there are {len(starts)} starts of global blocks and {len(ends)} ends, not as many"
         )
     for start, end in zip(starts, ends, strict=True):
-        _require_count("global_block_indices", start, 0)
         _require_count("global_block_end_indices", end, start + 1)
     return list(zip(starts, ends, strict=True))
 
@@ -230,6 +254,7 @@ def _random(given: Mapping[str, Any]) -> list[str]:
 
 
 def _near(given: Mapping[str, Any]) -> str:
+    # DeepSpeed halves an even number too: it means one block more than it says
     reach = given["num_sliding_window_blocks"] // 2
     after = 0 if given["attention"] == "unidirectional" else reach
     return f"block(size = {given['block']}, before = {reach}, after = {after})"

@@ -1,8 +1,9 @@
 """`attnspec.explain_mask`: the shortest spec found whose mask is the given one.
 
-Searched are one graph, then unions and intersections of two, then of three, each alone, under
-`causal` and inside own blocks; then the same inside documents; then grids. The nearest of what was
-looked at stands where none is equal. The search is bounded, and always takes the same way.
+Searched are one graph, then what one leaves out, then unions and intersections of two, then of
+three, each alone, under `causal` and inside own blocks; then the same inside documents; then grids.
+The nearest of what was looked at stands where none is equal. The search is bounded, and always
+takes the same way.
 """
 
 from __future__ import annotations
@@ -153,6 +154,10 @@ def _shortest(mask: np.ndarray) -> _Candidate:
                 if exact:
                     return min(exact, key=lambda one: one.rank)
                 nearest += found
+            turned = [one for search in searches if count == 1 for one in search.left_out()]
+            if turned:
+                # the shortest text: `causal` beside it is no graph more
+                return min(turned, key=lambda one: one.rank[1:])
     for candidate in _on_grids(mask):
         if (candidate.mask == mask).all():
             return candidate
@@ -223,6 +228,15 @@ class _Search:
         around = [atom for atom in self.around if atom.text != "causal"]
         for op, atoms in (("|", self.inside), ("&", around)):
             yield from _combined(self.mask, self.restriction, op, atoms, count)
+
+    def left_out(self) -> Iterator[_Candidate]:
+        """The complements of single graphs that are equal to the mask under the restriction."""
+        inside = self.restriction.mask
+        fit = Fit(inside & ~self.mask, inside)
+        for atom in (*fit.inside(), *fit.around()):
+            if (inside & ~atom.mask == self.mask).all():
+                turned = Atom(f"~{atom.text}", ~atom.mask)
+                yield _joined(self.restriction, (turned,), "|", self.mask)
 
 
 def _combined(

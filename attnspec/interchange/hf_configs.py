@@ -32,6 +32,13 @@ _BOTH_WAYS = frozenset(
 """Types whose layers read both ways."""
 
 
+_MIXED = frozenset(
+    "cohere2 exaone4 gemma2 gemma3_text gemma3n_text gpt_oss llama4_text ministral modernbert olmo3"
+    " qwen2 qwen2_moe qwen3 smollm3".split()
+)
+"""Types whose class computes `layer_types` where a config, as on the hub, leaves them out."""
+
+
 @dataclass(frozen=True)
 class Layers:
     """What is written of a model: an `attend` for each layer, and what holds for all of them."""
@@ -45,10 +52,11 @@ class Layers:
 def from_hf_config(config: object, *, causal: bool | None = None, part: str | None = None) -> Spec:
     """The spec of a model of transformers: of its config, an object or a dictionary.
 
-    A config without a `text_config` of its own is taken as it is. `part` is "encoder" or "decoder"
-    where a model has both. `causal` says of a type that is not known here whether its layers read
-    later tokens. Raises ValueError with the reason for layers that no spec says, and for settings
-    that leave pairs open.
+    A config without a `text_config` of its own is taken as it is; where layers are of several kinds
+    and a dictionary has no `layer_types`, transformers' own class of it is asked. `part` is
+    "encoder" or "decoder" where a model has both. `causal` says of a type that is not known here
+    whether its layers read later tokens. Raises ValueError with the reason for layers that no spec
+    says, and for settings that leave pairs open.
     """
     given = _plain(config)
     if isinstance(given.get("text_config"), Mapping):
@@ -61,7 +69,12 @@ def from_hf_config(config: object, *, causal: bool | None = None, part: str | No
     elif part is not None:
         raise AttnSpecError(f"`{kind}` has one stack of layers, so there is no part {part!r}")
     else:
-        found = _by_layer_types(given, _reads_back(kind, causal))
+        reads_back = _reads_back(kind, causal)
+        if kind in _MIXED and given.get("layer_types") is None:
+            given = _of_class(kind, given)
+        found = _by_layer_types(given, reads_back or (causal is None and _decodes(given)))
+    if not found.attends:
+        raise AttnSpecError("the config has no layers: there must be at least one")
     return parse(_text(kind, found))
 
 
@@ -76,6 +89,31 @@ def _plain(config: object) -> Config:
     if hasattr(config, "sliding_window"):
         found["sliding_window"] = config.sliding_window
     return found
+
+
+def _of_class(kind: str, given: Config) -> Config:
+    """A dictionary with what the class of its type in transformers computes from it.
+
+    Raises AttnSpecError without transformers, and for what the class refuses.
+    """
+    try:
+        from transformers import AutoConfig
+    except ImportError:
+        raise AttnSpecError(
+            f"layers of `{kind}` are of several kinds, and the config has no `layer_types`: add"
+            " them, or install transformers, whose class computes them"
+        ) from None
+    try:
+        rest = {name: value for name, value in given.items() if name != "model_type"}
+        return _plain(AutoConfig.for_model(kind, **rest))
+    except Exception as error:
+        said = str(error).strip().replace("\n", " ")
+        raise AttnSpecError(f"transformers refuses this config of `{kind}`: {said:.200}") from error
+
+
+def _decodes(given: Config) -> bool:
+    """Whether an encoder's class is asked to be a decoder, which reads no later token."""
+    return given.get("model_type") in _BOTH_WAYS and given.get("is_decoder") is True
 
 
 def _reads_back(kind: str, causal: bool | None) -> bool:
@@ -126,6 +164,10 @@ def _by_layer_types(given: Config, causal: bool) -> Layers:
     if types is None:
         window = given.get("sliding_window") if given.get("use_sliding_window", True) else None
         types = ["full_attention" if window is None else "sliding_attention"] * count
+    if len(types) != count:
+        raise AttnSpecError(
+            f"`layer_types` has {len(types)} entries, and the config {count} layers: one each"
+        )
     attends = tuple(_layer(str(kind), given, causal) for kind in types)
     return Layers(attends, causal, (), tuple(_scores(given)))
 
@@ -149,9 +191,8 @@ def _layer(kind: str, given: Config, causal: bool) -> str:
 
 def _scores(given: Config) -> list[str]:
     """How scores are changed: the scale, the soft cap, and the sinks."""
-    lines = []
-    if given.get("query_pre_attn_scalar") is not None:
-        lines.append(f"scale 1 / sqrt({given['query_pre_attn_scalar']})")
+    scale = _scale(given)
+    lines = [] if scale is None else [f"scale {scale}"]
     if given.get("attn_logit_softcapping") is not None:
         lines.append(f"score softcap(cap = {given['attn_logit_softcapping']})")
     if given.get("model_type") == "gpt_oss":
@@ -162,10 +203,30 @@ def _scores(given: Config) -> list[str]:
     return lines
 
 
+def _scale(given: Config) -> str | None:
+    """The scale of scores where it is not 1 / sqrt(d)."""
+    kind = given.get("model_type")
+    if given.get("query_pre_attn_scalar") is not None:
+        return f"1 / sqrt({given['query_pre_attn_scalar']})"
+    if kind == "granite":
+        return str(given.get("attention_multiplier", 1.0))
+    if kind == "gemma3n_text":
+        return "1"
+    if kind != "gpt2":
+        return None
+    by_layer = " / (layer + 1)" if given.get("scale_attn_by_inverse_layer_idx") else ""
+    if not given.get("scale_attn_weights", True):
+        return f"1{by_layer}"
+    if not by_layer:
+        return None
+    width, heads = given.get("n_embd", 768), given.get("n_head", 12)
+    return f"1 / sqrt({width // heads}){by_layer}"
+
+
 def _count_of(given: Config) -> int:
     for name in ("num_hidden_layers", "n_layer", "num_layers", "n_layers"):
-        if isinstance(given.get(name), int):
-            return int(given[name])
+        if given.get(name) is not None:
+            return _size(given, name)
     types = given.get("layer_types")
     if isinstance(types, Sequence):
         return len(types)

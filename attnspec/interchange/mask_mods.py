@@ -18,7 +18,7 @@ from attnspec.interchange.traced import Captured, UntracedError, constants, grap
 from attnspec.ir.program import InputRef, Leaf, Term, leaves
 from attnspec.ir.scalars import FUNCTIONS, symbols
 from attnspec.spec import Spec, parse
-from attnspec.text.diagnostics import AttnSpecError
+from attnspec.text.diagnostics import AttnSpecError, SpecError
 
 LENGTHS = (1, 2, 5, 17, 64)
 """Lengths at which every pair of a spec is held against its function."""
@@ -40,9 +40,10 @@ def from_mask_mod(
 
     The function is called once with tensors that record what is done to them: arithmetic,
     comparisons, `& | ~`, torch.where, tables read at [h]. A captured tensor that is read at the
-    query or the key becomes an input, of kind `ids` where entries are compared with one another,
-    `tokens` where it is boolean. A pattern of the language stands where it is proven to be the same
-    for every n. Every pair is then held against the function at several lengths.
+    query or the key becomes an input: of kind `tokens` where it is boolean, `ids` where entries are
+    equal or not, `numbers` where they are real or compared in another way. A pattern of the
+    language stands where it is proven to be the same for every n. Every pair is then held against
+    the function at several lengths.
 
     `heads` says how many heads the spec has; without it, that of a table that is read, or none.
     Raises AttnSpecError with the reason for what no spec says.
@@ -65,19 +66,27 @@ def from_mask_mod(
             f"`{called}` cannot be traced: {type(error).__name__}: {first:.200}"
         ) from error
     text = _text(called, term, captured.heads if heads is None else heads)
-    spec = parse(text)
-    _hold(spec, mask_mod, captured, constants(term))
+    try:
+        spec = parse(text)
+        _hold(spec, mask_mod, captured, constants(term))
+    except SpecError as error:
+        # its places are in a text that nobody wrote
+        said = "; ".join(each.message for each in error.diagnostics)
+        raise AttnSpecError(f"`{called}` is no spec: {said}, in {text.strip()!r}") from None
     return spec
 
 
 def _text(called: str, term: Term, heads: int | None) -> str:
     found = named(term)
-    read = {
-        value.name: value.kind
+    refs = [
+        ref
         for leaf in leaves(term)
         for _, value in leaf.arguments
-        if isinstance(value, InputRef)
-    }
+        for ref in (value if isinstance(value, tuple) else (value,))
+        if isinstance(ref, InputRef)
+    ]
+    # ids are numbers too, where one tensor is both
+    read = {ref.name: ref.kind for ref in sorted(refs, key=lambda ref: ref.kind != "numbers")}
     lines = [f"attention {called} {{"]
     lines += [f"    heads {heads}"] if heads is not None else []
     lines += [f"    input {name}: {kind}" for name, kind in read.items()]
@@ -94,7 +103,7 @@ def _require_positions(term: Term) -> None:
 
 
 def _asked(value: object) -> tuple[str, ...]:
-    return () if isinstance(value, InputRef | Leaf) else symbols(value)  # type: ignore[arg-type]
+    return () if isinstance(value, InputRef | Leaf | tuple) else symbols(value)  # type: ignore[arg-type]
 
 
 # --- names ---------------------------------------------------------------------------------------

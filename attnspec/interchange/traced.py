@@ -32,10 +32,17 @@ class UntracedError(AttnSpecError):
 
 @dataclass(frozen=True)
 class Read:
-    """What a captured tensor holds at the query or the key."""
+    """What a captured tensor holds at the query or the key; `kind` is that of the input which its
+    equal entries make it, `numbers` of reals."""
 
     name: str
     side: str
+    kind: str = "ids"
+
+    @property
+    def symbol(self) -> Symbol:
+        """The number as a predicate has it."""
+        return Symbol(f"{self.name}({self.side})")
 
 
 @dataclass(frozen=True)
@@ -59,7 +66,7 @@ class Captured:
         if self.tensors.setdefault(name, tensor) is not tensor:
             name = f"{name}_{len(self.tensors)}"
             self.tensors[name] = tensor
-        return Read(name, side)
+        return Read(name, side, "numbers" if tensor.dtype.is_floating_point else "ids")
 
 
 class Traced(torch.Tensor):
@@ -160,8 +167,9 @@ def _numeric(op: str, *args: Any, dtype: torch.dtype = torch.int64) -> Traced:
         said = _said(arg)
         if isinstance(said, Read):
             raise UntracedError(
-                f"numbers of the captured tensor `{said.name}` are computed with; a spec compares"
-                f" them with one another alone: {said.name}[q] == {said.name}[k]"
+                f"numbers of the captured tensor `{said.name}` are computed with; only comparisons"
+                f" of them are recorded, as {said.name}[q] == {said.name}[k]: write the spec with"
+                " an input of kind `numbers`"
             )
         if isinstance(said, Leaf | Compound):
             raise UntracedError("a condition about an input is computed with as a number")
@@ -217,18 +225,24 @@ def _is_condition(value: Any) -> bool:
 
 
 def _labels(op: str, one: Said, other: Said) -> Traced:
-    """Two entries of one captured tensor compared."""
-    if isinstance(one, Read) and isinstance(other, Read) and one.name == other.name:
-        same = Leaf("same", (("ids", InputRef(one.name, "ids")),))
-        if op in ("==", "!=") and one.side == other.side:
+    """An entry of a captured tensor compared, with another one or with a number."""
+    reads = [x for x in (one, other) if isinstance(x, Read)]
+    if len(reads) == 2 and op in ("==", "!=") and {x.kind for x in reads} == {"ids"}:
+        first, second = reads
+        if first == second:
             return Traced(op == "==", torch.bool)
-        if op in ("==", "!="):
+        if first.name == second.name:
+            same = Leaf("same", (("ids", InputRef(first.name, "ids")),))
             return Traced(same if op == "==" else Compound("~", (same,)), torch.bool)
-    name = one.name if isinstance(one, Read) else other.name  # type: ignore[union-attr]
-    raise UntracedError(
-        f"numbers of the captured tensor `{name}` are compared in another way than"
-        f" {name}[q] == {name}[k]; write the spec with an input of its own for what is compared"
-    )
+    if any(isinstance(x, Cases | Leaf | Compound) for x in (one, other)):
+        raise UntracedError(
+            f"numbers of the captured tensor `{reads[0].name}` are compared with what depends on a"
+            " condition; write the spec with an input of kind `numbers`"
+        )
+    sides = tuple(x.symbol if isinstance(x, Read) else x for x in (one, other))
+    inputs = tuple(InputRef(name, "numbers") for name in sorted({x.name for x in reads}))
+    predicate = Apply(op, sides)  # type: ignore[arg-type]
+    return Traced(Leaf("where_inputs", (("inputs", inputs), ("predicate", predicate))), torch.bool)
 
 
 def _both(one: Scalar, other: Scalar) -> Scalar:
@@ -484,9 +498,10 @@ def _read(captured: Captured, tensor: Any, parts: tuple[Any, ...]) -> Traced:
 
 
 def _entry(captured: Captured, tensor: torch.Tensor, side: str) -> Traced:
-    if tensor.dtype.is_floating_point or tensor.dtype.is_complex:
+    if tensor.dtype.is_complex:
         raise UntracedError(f"a captured tensor of {tensor.dtype} is read at positions")
-    kind = torch.bool if tensor.dtype == torch.bool else torch.int64
+    real = tensor.dtype.is_floating_point or tensor.dtype == torch.bool
+    kind = tensor.dtype if real else torch.int64
     said = captured.read(tensor, side)
     return Traced(graph(said) if kind == torch.bool else said, kind)
 

@@ -48,6 +48,10 @@ def from_xformers(bias: object, **options: Any) -> Spec:
     there are as many queries as keys; with fewer queries, specs take them as the last ones.
     Raises ValueError for what is no spec, with the reason.
     """
+    if bias is None:
+        raise TypeError(
+            "no bias was given: xFormers reads every key without one, which is `attend full`"
+        )
     name = bias if isinstance(bias, str) else type(bias).__name__
     given = {**_of_instance(bias), **options}
     if name in _REFUSED:
@@ -151,6 +155,8 @@ _ROW, _COLUMN = "(q.row - k.row)", "(q.col - k.col)"
 def _near_2d(options: Options) -> list[str]:
     """Cells of a norm below a distance."""
     distance, p = options["distance"], options["p"]
+    if isinstance(distance, bool) or not isinstance(distance, int | float):
+        raise AttnSpecError(f"`distance` must be a number, got {distance!r}")
     norms = {
         1: f"abs{_ROW} + abs{_COLUMN} < {distance}",
         2: f"{_ROW} ** 2 + {_COLUMN} ** 2 < {distance * distance}",

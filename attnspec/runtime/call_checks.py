@@ -17,6 +17,9 @@ FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 PER_HEAD = ("choices", "scores", "buckets")
 """Kinds of inputs with an axis of heads."""
 
+LONGEST = 2**31 - 1
+"""Positions are numbered up to here, as lengths are counted."""
+
 INTEGERS = (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
 
 
@@ -128,6 +131,8 @@ def check_query_start(program: Program, query_start: int) -> int:
         raise TypeError(f"query_start must be an integer, got {kind}") from None
     if start < 0:
         raise ValueError(f"query_start must be at least 0, got {start}")
+    if start > LONGEST:
+        raise ValueError(f"query_start must be at most 2**31 - 1, got {start}")
     if start and not program.cross:
         raise ValueError(
             f"`{program.name}` has one sequence, of which queries are the last n_q positions: only"
@@ -174,18 +179,11 @@ def check_inputs(
     padding: torch.Tensor | None = None,
 ) -> dict[str, torch.Tensor]:
     """The inputs of q [B, H, n_q, d] and k [B, H_kv, n_k, d] as patterns take them: [B, n_k],
-    numbers as int64 or float64, 0 at padding [B, n_k]; a length [B, 1, 1]; what is about heads as
-    it is given."""
-    given = {} if inputs is None else inputs
-    if not isinstance(given, Mapping):
-        raise TypeError(f"inputs must be a mapping of names to tensors, got {type(given).__name__}")
-    declared = {entry.name: entry for entry in program.inputs}
-    for name in given:
-        if name not in declared:
-            known = ", ".join(declared) or "none"
-            raise ValueError(f"`{program.name}` has no input {name!r}; its inputs: {known}")
+    numbers as int64 or float64, one of a token at padding [B, n_k]; a length [B, 1, 1]; what is
+    about heads as it is given."""
+    given = check_names(program, inputs)
     found = {}
-    for name, entry in declared.items():
+    for name, entry in ((entry.name, entry) for entry in program.inputs):
         if name not in given:
             raise ValueError(
                 f"`{program.name}` needs its input `{name}`: pass inputs={{{name!r}: tensor}},"
@@ -193,6 +191,21 @@ def check_inputs(
             )
         found[name] = _input(entry, given[name], q, k, padding)
     return found
+
+
+def check_names(
+    program: Program, inputs: Mapping[str, torch.Tensor] | None
+) -> Mapping[str, torch.Tensor]:
+    """The inputs by name, empty for None; raises unless the program declares each."""
+    given = {} if inputs is None else inputs
+    if not isinstance(given, Mapping):
+        raise TypeError(f"inputs must be a mapping of names to tensors, got {type(given).__name__}")
+    declared = [entry.name for entry in program.inputs]
+    for name in given:
+        if name not in declared:
+            known = ", ".join(declared) or "none"
+            raise ValueError(f"`{program.name}` has no input {name!r}; its inputs: {known}")
+    return given
 
 
 def _wanted(entry: Input) -> str:
@@ -231,8 +244,17 @@ def _input(
     if entry.kind != "numbers":
         return tensor
     tensor = tensor.double() if tensor.is_floating_point() else tensor.long()
-    # what stands at padding is no number of a token
-    return tensor if padding is None else tensor.masked_fill(~padding, 0)
+    return tensor if padding is None else _without_padding(tensor, padding)
+
+
+def _without_padding(numbers: torch.Tensor, padding: torch.Tensor) -> torch.Tensor:
+    """Numbers [B, n_k] with one of a real token at padding, 1 where no token is real: what stands
+    there is no number of a token, and no predicate may fail on it."""
+    if not numbers.numel():
+        return numbers
+    first = padding.flatten().to(torch.uint8).argmax().view(1)
+    known = torch.where(padding.any(), numbers.flatten().gather(0, first), 1)
+    return torch.where(padding, numbers, known.to(numbers.dtype))
 
 
 def _check_per_head(entry: Input, tensor: torch.Tensor, q: torch.Tensor, k: torch.Tensor) -> None:

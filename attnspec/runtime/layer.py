@@ -124,6 +124,11 @@ class SelfAttention(nn.Module):
                 "rotary must be callable, rotary(q, k, positions) -> (q, k), got"
                 f" {type(rotary).__name__}"
             )
+        if self.shared and "q" in self.read and "k" not in self.read:
+            raise ValueError(
+                f"`{self.attention.program.name}` reads queries that are its keys, each once:"
+                " positions that turn both have no place to; leave rotary out"
+            )
         if "q" not in self.read or "k" not in self.read:
             raise ValueError(
                 f"`{self.attention.program.name}` reads no queries and keys that positions could"
@@ -201,6 +206,11 @@ class SelfAttention(nn.Module):
                 "a step drops no weights, so that it is another thing than a call in training:"
                 " call eval() first"
             )
+        # whoever calls from outside may hand in anything
+        given_state: object = state
+        if given_state is not None and not isinstance(given_state, StreamState):
+            kind = type(given_state).__name__
+            raise TypeError(f"state must be what a step returned, or None, got {kind}")
         given = x.shape[1]
         if self.extra_tokens and state is None:
             x, key_padding_mask, inputs = self._with_extra(x, key_padding_mask, inputs)

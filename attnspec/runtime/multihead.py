@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, cast
 
 import torch
 from torch import nn
 from torch.nn import functional
 
-from attnspec.backends.common.torch_modes import is_watched
+from attnspec.backends.common.torch_modes import is_transformed, is_watched
 from attnspec.backends.planner import require_willing
 from attnspec.ir.program import Leaf, Program
 from attnspec.ir.serial import plan_data
@@ -132,15 +132,10 @@ class MultiheadAttention(nn.MultiheadAttention):
         `LONGEST_WEIGHTS` keys.
         """
         _check_tokens(query, key, value)
-        if query is not key and self.one_sequence:
+        self._check_widths(query, key, value)
+        if self.one_sequence and not _is_same(query, key):
             raise ValueError(self.one_sequence)
         q, k, v = self._heads(query, key, value)
-        if q.shape[2] > k.shape[2] and not self.attention.program.cross:
-            raise ValueError(
-                f"`{self.attention.program.name}` has the queries of one sequence, no more than its"
-                f" keys, got {q.shape[2]} and {k.shape[2]}: a spec of two sequences, `cross`, takes"
-                " any number"
-            )
         if need_weights and k.shape[2] > LONGEST_WEIGHTS:
             raise ValueError(
                 f"weights are returned for up to {LONGEST_WEIGHTS:,} keys, got {k.shape[2]:,}:"
@@ -171,6 +166,20 @@ class MultiheadAttention(nn.MultiheadAttention):
             return out[0], None if weights is None else weights[0]
         return out if self.batch_first else out.transpose(0, 1), weights
 
+    def _check_widths(self, *given: torch.Tensor) -> None:
+        """Raises unless query, key and value are of the widths and the type of the weights."""
+        widths = [self.embed_dim, self.kdim, self.vdim]
+        if [x.shape[-1] for x in given] != widths:
+            shapes = [list(x.shape) for x in given]
+            raise ValueError(f"query, key and value must end in {widths}, got the shapes {shapes}")
+        dtype = self.out_proj.weight.dtype
+        types = [str(x.dtype) for x in given]
+        autocast = torch.is_autocast_enabled(given[0].device.type)
+        if set(types) != {str(dtype)} and not autocast:
+            raise TypeError(
+                f"query, key and value must be {dtype} as the weights, got {', '.join(types)}"
+            )
+
     def _heads(self, *given: torch.Tensor) -> tuple[torch.Tensor, ...]:
         """q, k and v [B, H, n, d] of query, key and value."""
         # None where queries, keys and values are of different widths
@@ -184,12 +193,6 @@ class MultiheadAttention(nn.MultiheadAttention):
         biases = (None,) * 3 if bias is None else bias.chunk(3)
         found = []
         for x, weight, bias in zip(given, weights, biases, strict=True):
-            if x.shape[-1] != weight.shape[1]:
-                shapes = [list(each.shape) for each in given]
-                widths = [self.embed_dim, self.kdim, self.vdim]
-                raise ValueError(
-                    f"query, key and value must end in {widths}, got the shapes {shapes}"
-                )
             x = functional.linear(x, weight, bias)
             if x.dim() == 2:
                 x = x[None]
@@ -239,10 +242,7 @@ class MultiheadAttention(nn.MultiheadAttention):
             "return_lse": extra is not None,
         }
         v = seen[:, :, :n_k]
-        if added is None:
-            found = self.attention(q, k, v, **rest)
-        else:
-            found = self.attention.masked(q, k, v, added, **rest)
+        found = self._in_turn(q, k, v, added, rest)
         if extra is None:
             return cast(torch.Tensor, found)
         (out, lse), scores = found, extra[0].to(found[1].dtype)
@@ -252,12 +252,47 @@ class MultiheadAttention(nn.MultiheadAttention):
         merged: torch.Tensor = mine * out + shares @ seen[:, :, n_k:]
         return merged
 
+    def _in_turn(
+        self,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        added: torch.Tensor | None,
+        rest: dict[str, Any],
+    ) -> Any:
+        """What the spec's attention returns; more queries than keys, which every pair that is read
+        allows, come as many at a time as there are keys."""
+        n_q, n_k = q.shape[2], k.shape[2]
+        if n_q > n_k > 0 and not self.attention.program.cross:
+            each = torch.split(q, n_k, 2)
+            rows: Sequence[torch.Tensor | None] = [None] * len(each)
+            if added is not None:
+                rows = torch.split(added.expand(-1, -1, n_q, -1), n_k, 2)
+            found = [self._in_turn(x, k, v, y, rest) for x, y in zip(each, rows, strict=True)]
+            if not rest["return_lse"]:
+                return torch.cat(found, 2)
+            return tuple(torch.cat(part, 2) for part in zip(*found, strict=True))
+        if added is None:
+            return self.attention(q, k, v, **rest)
+        return self.attention.masked(q, k, v, added, **rest)
+
 
 def _identity(values: torch.Tensor) -> torch.Tensor:
     """The identity [B, H, n, n] in the place of values [B, H, n, d], with a column for no keys."""
     count = values.shape[2]
     one = torch.eye(count, max(1, count), dtype=values.dtype, device=values.device)
     return one.expand(*values.shape[:2], -1, -1)
+
+
+def _is_same(query: torch.Tensor, key: torch.Tensor) -> bool:
+    """Whether both are one tensor, or views of the same numbers in the same order."""
+    if query is key:
+        return True
+    if torch.compiler.is_compiling() or is_watched(query) or is_transformed():
+        # what is traced or transformed has no memory to go by
+        return False
+    alike = query.shape == key.shape and query.stride() == key.stride()
+    return alike and query.device == key.device and query.data_ptr() == key.data_ptr() != 0
 
 
 def _check_tokens(*given: torch.Tensor) -> None:
@@ -361,6 +396,7 @@ def _why_one_sequence(program: Program) -> str:
         if program.causal or some or placed:
             return (
                 f"`{program.name}` says which positions of one sequence read each other, and query"
-                " is not key: give the same tensor as both, or a spec of two sequences, `cross`"
+                " is not key: give the same tensor as both, or views of the same numbers (equal"
+                " numbers in another place are not looked at), or a spec of two sequences, `cross`"
             )
     return ""

@@ -17,7 +17,7 @@ from attnspec.graphs.forms.stability import unsteady_layer
 from attnspec.ir.normal_form import normal_term
 from attnspec.ir.program import Compound, Input, InputRef, Leaf, Program, Term
 from attnspec.ir.serial import plan_data
-from attnspec.runtime.call_checks import INTEGERS, PER_HEAD, check_layer
+from attnspec.runtime.call_checks import INTEGERS, PER_HEAD, check_layer, check_names
 from attnspec.runtime.engine import engine_of, text_of
 from attnspec.runtime.module import CompiledAttention
 
@@ -223,11 +223,7 @@ def _check_inputs(
     program: Program, inputs: Mapping[str, torch.Tensor] | None, tokens: int, documents: int
 ) -> Mapping[str, torch.Tensor]:
     """The inputs by name, [T] and [B]; what is about pairs or heads is refused."""
-    if inputs is not None and not isinstance(inputs, Mapping):
-        raise TypeError(
-            f"inputs must be a mapping of names to tensors, got {type(inputs).__name__}"
-        )
-    given = inputs or {}
+    given = check_names(program, inputs)
     for entry in program.inputs:
         if entry.kind in PER_HEAD:
             raise ValueError(

@@ -130,7 +130,7 @@ class Picture:
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write a .png, .svg or .html file, in place of what is there.
 
-        Raises ValueError for another suffix.
+        Raises ValueError for another suffix, OSError where nothing can be written there.
         """
         suffix = Path(path).suffix.lower()
         if suffix not in SUFFIXES:
@@ -138,4 +138,8 @@ class Picture:
             raise ValueError(f"a picture is saved as {known}, got {os.fspath(path)!r}")
         content = self.content(suffix)
         data = content if isinstance(content, bytes) else content.encode("utf-8")
-        Path(path).write_bytes(data)
+        try:
+            Path(path).write_bytes(data)
+        except OSError as error:
+            message = f"the picture cannot be written there, {error.strerror or error}"
+            raise type(error)(error.errno, message, os.fspath(path)) from None

@@ -141,6 +141,7 @@ def compare_mask(
         raise AttnSpecError(f"masks are compared up to n = {LONGEST_MASK:,}, got {n:,}")
     wanted = _heads(program.heads, mask, head)
     found = given_mask(mask, n, max(wanted) + 1)
+    _require_heads(program.heads, mask, head)
     heads = tuple(_held(stack, found, n, layer, each) for each in wanted)
     turned = all(_is_turned(each, n) for each in heads) and n > 0
     return MaskComparison(program.name, n, layer, heads, turned)
@@ -153,6 +154,17 @@ def _heads(declared: int | None, mask: object, head: int | None) -> list[int]:
     shape: tuple[int, ...] = () if callable(_mod(mask)) else _array(mask).shape
     of_mask = shape[-3] if len(shape) >= 3 else 1
     return list(range(declared if declared is not None else of_mask))
+
+
+def _require_heads(declared: int | None, mask: object, head: int | None) -> None:
+    """Raises where a mask has other heads than the spec: some would not be compared."""
+    shape: tuple[int, ...] = () if callable(_mod(mask)) else _array(mask).shape
+    allowed = {declared} if head is None else {declared, 1}
+    if declared is not None and len(shape) >= 3 and shape[-3] not in allowed:
+        raise AttnSpecError(
+            f"the mask has {shape[-3]} heads, and the spec {declared}: a mask for every head is"
+            f" [{shape[-1]}, {shape[-1]}]"
+        )
 
 
 def _held(stack: Stack, mask: np.ndarray, n: int, layer: int, head: int) -> HeadDifference:
@@ -190,13 +202,34 @@ def given_mask(mask: object, n: int, heads: int) -> np.ndarray:
 
 
 def of_function(mask_mod: Callable[..., Any], n: int, heads: int) -> np.ndarray:
-    """A mask function on all pairs, bool [heads, n, n], as FlexAttention calls it."""
-    from torch.nn.attention.flex_attention import create_mask
+    """A mask function on all pairs, bool [heads, n, n], as FlexAttention calls it.
 
+    Raises AttnSpecError where it fails, and where samples 0 and 1 of a batch have other pairs.
+    """
     if n == 0:
         return np.zeros((heads, 0, 0), bool)
+    found: np.ndarray = _of_batch(mask_mod, 1, n, heads)[0]
     try:
-        found: np.ndarray = create_mask(mask_mod, 1, heads, n, n, device="cpu")[0].numpy()
+        second = _of_batch(mask_mod, 2, n, heads)[1]
+    except AttnSpecError:
+        # what it captures has one sample, so no other could be asked for
+        return found
+    if (second != found).any():
+        head, query, key = np.argwhere(second != found)[0].tolist()
+        raise AttnSpecError(
+            "pairs of the mask function depend on the number of the sample in the batch: samples 0"
+            f" and 1 differ in head {head} at ({query}, {key}); compare one of them:"
+            " `lambda b, h, q, k: mask_mod(b * 0, h, q, k)` is sample 0"
+        )
+    return found
+
+
+def _of_batch(mask_mod: Callable[..., Any], batch: int, n: int, heads: int) -> np.ndarray:
+    """The masks of so many samples, bool [batch, heads, n, n]."""
+    from torch.nn.attention.flex_attention import create_mask
+
+    try:
+        found: np.ndarray = create_mask(mask_mod, batch, heads, n, n, device="cpu").numpy()
     except Exception as error:
         first = str(error).partition("\n")[0]
         raise AttnSpecError(

@@ -190,7 +190,7 @@ def test_slices_are_as_few_as_the_shape_has(text: str, types: list[str]) -> None
 
 def test_two_slices_of_one_pair_are_noticed() -> None:
     with pytest.raises(ValueError, match="two slices"):
-        ranges.Ranges(4, ((0, 2), (1, 3)), ((0, 2), (1, 3)), ("FULL", "FULL")).dense()
+        ranges.Ranges(4, ((0, 2), (1, 3)), ((0, 2), (1, 3)), ("FULL", "FULL"), 4).dense()
 
 
 def test_blocks_are_classified_exactly() -> None:
@@ -234,3 +234,28 @@ def test_too_much_is_refused() -> None:
         spec_of("attend full").to_bsr(40_000, 64)
     with pytest.raises(AttnSpecError, match="at least 1"):
         spec_of("attend full").to_bsr(4, 0)
+
+
+@pytest.mark.parametrize("graph", ["where(q + 2 * k < m)", "where(q + 2 * k < n)", "where(q < k)"])
+def test_flex_takes_two_sequences_of_one_length(graph: str) -> None:
+    spec = spec_of(f"cross attend {graph}")
+    flex, n = spec.to_flex(8), 8
+    meant = spec.mask(n)
+    assert (create_mask(flex.mask_mod, 1, 1, n, n, "cpu")[0, 0].numpy() == meant).all()
+    assert flex.block_mask(n).to_dense().shape[-2:] == (1, 1)
+    found = flex.block_mask(n).mask_mod
+    assert (create_mask(found, 1, 1, n, n, "cpu")[0, 0].numpy() == meant).all()
+
+
+@pytest.mark.parametrize("m", [0, 1, 5, 8, 19])
+def test_ranges_and_blocks_of_two_sequences(m: int) -> None:
+    for graph in ("where(q + 2 * k < m)", "where(q + 2 * k < n)", "window(radius = 2)", "full"):
+        spec, n = spec_of(f"cross attend {graph}"), 11
+        meant = spec.mask(n, m=m)
+        assert (spec.to_ranges(n, m=m).dense() == meant).all()
+        found = spec.to_bsr(n, 4, m=m)
+        assert len(found.indptr) == -(-m // 4) + 1
+        assert found.dense().shape == (m, n)
+        assert (found.dense() == meant).all()
+    with pytest.raises(AttnSpecError, match="one sequence"):
+        spec_of("attend full").to_ranges(n, m=m)

@@ -8,9 +8,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+import torch.distributed as dist
 from local_ranks import Case, run
 from random_specs import spec_text
+from torch.distributed.device_mesh import init_device_mesh
 from zoo import ATTENTIONS, SMALLER, smaller
+
+import attnspec
+from attnspec.distributed.parallel import parallelize
 
 WINDOW = "attention a { attend window(radius = 5) | global(first(3)) }"
 SOME = 25
@@ -165,3 +171,26 @@ def test_every_rank_says_what_is_wrong(ran: tuple[list[list[Any]], list[list[Any
         own = "at least 1" if rank == 3 else "rank 3 refused its part"
         assert own in shapes[1]
         assert lost[0] == "LostRank"
+
+
+def test_lengths_axes_and_tensors_that_do_not_fit_are_refused(tmp_path: Path) -> None:
+    dist.init_process_group("gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1)
+    try:
+        attention = parallelize(attnspec.parse(WINDOW).compile(), init_device_mesh("cpu", (1,)))
+        x: Any = torch.randn(1, 1, 6, 2)
+        for dim in (2, -2):
+            assert torch.equal(attention.unshard(attention.shard(x, dim), dim), x)
+        wrong: Any
+        for wrong, error, words in (
+            (-1, ValueError, "n must be between 0 and"),
+            ("3", TypeError, "`?n`? must be an integer"),
+        ):
+            with pytest.raises(error, match=words):
+                attention.plan(wrong)
+        for cut in (attention.shard, attention.unshard):
+            with pytest.raises(ValueError, match=r"dim must be an axis of .*\[1, 1, 6, 2\], got 9"):
+                cut(x, 9)
+            with pytest.raises(TypeError, match="a tensor is needed, got list"):
+                cut([1])  # type: ignore[arg-type]
+    finally:
+        dist.destroy_process_group()

@@ -11,7 +11,7 @@ import torch
 
 import attnspec
 from attnspec.graphs.bind import bind, situation_of
-from attnspec.graphs.relation import EMPTY, FULL, Tiles
+from attnspec.graphs.relation import EMPTY, FULL, SOME, Tiles
 from attnspec.graphs.token_sets import Data
 from attnspec.text.diagnostics import AttnSpecError
 
@@ -231,3 +231,17 @@ def test_inputs_are_bounds_until_they_are_given() -> None:
     assert (given.edges, given.causal) == (32 * 33 // 2, True)
     falling = spec.analyse(32, inputs={"t": -np.arange(32.0)})
     assert (falling.edges, falling.causal) == (32 * 33 // 2, False)
+
+
+def test_a_tile_in_which_0_is_divided_by_0_is_looked_into() -> None:
+    spec = attnspec.parse("attention a { input t: numbers attend where(abs(t(q) / t(k)) >= 0) }")
+    given = {"t": np.array([0.0, 1.0, 3.0, 2.0] * 4)}
+    tiles = Tiles(np.arange(16), np.arange(16) + 1)
+    rows = Tiles(tiles.start[:, None], tiles.stop[:, None])
+    relation = spec.relation(16, inputs=given)
+    held = spec.mask(16, inputs=given)
+    assert held[0, :2].tolist() == [False, True]
+    assert (relation.cover(rows, tiles, 16)[held] > EMPTY).all()
+    assert (relation.cover(rows, tiles, 16)[~held] < FULL).all()
+    whole = Tiles(np.array([0]), np.array([16]))
+    assert relation.cover(whole, whole, 16).tolist() == [SOME]

@@ -29,6 +29,7 @@ from tiny_models import (
 )
 
 import attnspec
+from attnspec.integrations.transformers import register
 
 
 @pytest.fixture(autouse=True)
@@ -233,3 +234,9 @@ def test_a_decoder_refuses_pairs_that_only_run_time_knows() -> None:
         llama(named(text))(
             tokens(1, 4), attnspec_inputs={"document": torch.zeros(1, 4, dtype=torch.long)}
         )
+
+
+@pytest.mark.parametrize("name", [3, b"near", ["near"]])
+def test_a_name_that_is_no_text_is_refused(name: Any) -> None:
+    with pytest.raises(TypeError, match="a name must be a text, got"):
+        register(attnspec.parse("attention a { attend full }"), name)

@@ -111,6 +111,7 @@ CONFIGS: list[dict[str, Any]] = [
     {"mode": "bslongformer", "global_block_indices": [1], "global_block_end_indices": [4]},
     {"mode": "local"},
     {"mode": "local", "attention": "bidirectional", "num_sliding_window_blocks": 5},
+    {"mode": "local", "attention": "bidirectional", "num_sliding_window_blocks": 4},
 ]  # fmt: skip
 
 
@@ -171,6 +172,13 @@ def test_the_diagonal_is_left_to_its_caller() -> None:
         ({"mode": "variable", "global_block_end_indices": [1, 2]}, "1 starts"),
         ({"mode": "bslongformer", "global_block_end_indices": [0]}, "from 1 on"),
         ({"mode": "dense", "rpe": 3}, "score bias"),
+        ({"sparse_attention": 3}, "must be a mapping of options, got int"),
+        ({"train_batch_size": 3}, "has no `sparse_attention`"),
+        ({"mode": "bslongformer", "global_block_indices": "x"}, "list of blocks, got 'x'"),
+        ({"mode": "bslongformer", "global_block_indices": None}, "list of blocks, got None"),
+        ({"mode": "bslongformer", "global_block_indices": ["x"]}, "from 0 on, got 'x'"),
+        ({"mode": "variable", "global_block_end_indices": 3}, "list of blocks, got 3"),
+        ({"mode": "fixed", "horizontal_global_attention": "yes"}, "true or false, got 'yes'"),
     ],
 )
 def test_what_deepspeed_refuses_is_refused(config: Any, words: str) -> None:

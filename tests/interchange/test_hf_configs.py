@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from typing import Any
 
 import numpy as np
@@ -80,6 +81,67 @@ def test_the_pairs_are_those_of_the_model(name: str) -> None:
 def test_a_dictionary_is_as_good_as_a_config(name: str) -> None:
     config = config_of(name, **MASKED[name])
     assert from_hf_config(config.to_dict()) == from_hf_config(config)
+
+
+HUB: dict[str, tuple[str, dict[str, Any]]] = {
+    "gemma2": ("Gemma2Config", {"sliding_window": 5}),
+    "gemma3_text": ("Gemma3TextConfig", {"sliding_window": 5, "sliding_window_pattern": 3}),
+    "cohere2": ("Cohere2Config", {"sliding_window": 2, "sliding_window_pattern": 2}),
+    "exaone4": ("Exaone4Config", {"sliding_window": 4, "sliding_window_pattern": 4}),
+    "olmo3": ("Olmo3Config", {"sliding_window": 3}),
+    "gpt_oss": ("GptOssConfig", {"sliding_window": 5}),
+    "qwen2": ("Qwen2Config", MASKED["Qwen2Config"]),
+    "modernbert": ("ModernBertConfig", {"local_attention": 8, "global_attn_every_n_layers": 2}),
+    "llama4_text": (
+        "Llama4TextConfig",
+        {"attention_chunk_size": 7, "no_rope_layers": [1, 0, 1, 1, 0, 1]},
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", HUB)
+def test_a_config_of_the_hub_has_the_layers_of_its_class(kind: str) -> None:
+    name, settings = HUB[kind]
+    config = config_of(name, **settings)
+    found = from_hf_config({"model_type": kind, **SMALL, **settings})
+    assert len(set(config.layer_types)) == 2
+    assert len({found.mask(N, layer=layer).tobytes() for layer in range(6)}) == 2
+    assert found == from_hf_config(config)
+
+
+def test_layers_of_several_kinds_need_their_types_without_transformers(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setitem(sys.modules, "transformers", None)
+    with pytest.raises(AttnSpecError, match="has no `layer_types`"):
+        from_hf_config({"model_type": "gemma2", "num_hidden_layers": 4, "sliding_window": 5})
+
+
+def test_an_encoder_that_decodes_is_causal() -> None:
+    decoder = transformers.BertConfig(is_decoder=True, num_hidden_layers=2)
+    assert from_hf_config(decoder).program.causal
+    assert from_hf_config(decoder.to_dict()).program.causal
+    assert not from_hf_config(transformers.BertConfig(num_hidden_layers=2)).program.causal
+
+
+@pytest.mark.parametrize(
+    ("config", "text"),
+    [
+        (transformers.GraniteConfig(attention_multiplier=0.1), "scale 0.1"),
+        ({"model_type": "granite", "num_hidden_layers": 2}, "scale 1.0"),
+        (
+            transformers.GPT2Config(scale_attn_by_inverse_layer_idx=True, n_embd=32, n_head=2),
+            "scale 1 / sqrt(16) / (layer + 1)",
+        ),
+        ({"model_type": "gpt2", "n_layer": 2, "scale_attn_weights": False}, "scale 1"),
+        (transformers.GPT2Config(), None),
+    ],
+)
+def test_scales_of_the_config_are_kept(config: Any, text: str | None) -> None:
+    spec = from_hf_config(config)
+    meant = only(f"causal layers {spec.layers} attend full {text or ''}")
+    scales = [spec.program.attend(layer).scale for layer in range(spec.layers or 1)]
+    assert scales == [meant.program.attend(layer).scale for layer in range(spec.layers or 1)]
 
 
 def only(text: str) -> Spec:
@@ -178,6 +240,13 @@ def test_reformer_has_the_conventions_of_its_model() -> None:
         ({"model_type": "mistral", "num_hidden_layers": 1, "sliding_window": 0}, {}, "from 1 on"),
         ({"model_type": "qwen3", "layer_types": ["linear_attention"]}, {}, "`linear_attention`"),
         ({"model_type": "llama"}, {}, "num_hidden_layers"),
+        ({"model_type": "llama", "num_hidden_layers": -1}, {}, "from 1 on, got -1"),
+        ({"model_type": "bart", "encoder_layers": -1}, {"part": "encoder"}, "no layers"),
+        (
+            {"model_type": "qwen2", "num_hidden_layers": 3, "layer_types": ["full_attention"] * 2},
+            {},
+            "2 entries, and the config 3 layers",
+        ),
         ({"model_type": "longformer", "num_hidden_layers": 1, "attention_window": 5}, {}, "even"),
         (
             {"model_type": "longt5", "num_layers": 1, "encoder_attention_type": "transient-global"},

@@ -131,6 +131,34 @@ def test_samples_of_a_batch_share_a_spec() -> None:
     assert {name: entry.kind for name, entry in spec.inputs.items()} == {"both": "ids"}
 
 
+TIMES = torch.tensor([0.5, 0.25, 3.0, 3.0, -1.0, 7.5, 0.25])
+
+NUMBERS: dict[str, tuple[Callable[..., Any], dict[str, str]]] = {
+    "order of reals": (lambda b, h, q, k: TIMES[k] <= TIMES[q], {"times": "numbers"}),
+    "equal reals": (lambda b, h, q, k: TIMES[k] == TIMES[q], {"times": "numbers"}),
+    "order of labels": (lambda b, h, q, k: DOC[q] >= DOC[k], {"doc": "numbers"}),
+    "labels against a number": (lambda b, h, q, k: (DOC[q] == 1) & (q >= k), {"doc": "numbers"}),
+    "labels both ways": (
+        lambda b, h, q, k: (DOC[q] == DOC[k]) | (DOC[q] > k),
+        {"doc": "ids"},
+    ),
+    "two tensors": (
+        lambda b, h, q, k: ~(TIMES[q] < DOC[k]) | (q - k < 2),
+        {"doc": "numbers", "times": "numbers"},
+    ),
+}
+
+
+@pytest.mark.parametrize("name", NUMBERS)
+def test_numbers_of_captured_tensors_are_compared(name: str) -> None:
+    mask_mod, kinds = NUMBERS[name]
+    spec, n = from_mask_mod(mask_mod), len(TIMES)
+    assert {key: entry.kind for key, entry in spec.inputs.items()} == kinds
+    values = {"times": TIMES.numpy(), "doc": DOC[:n].numpy()}
+    meant = create_mask(mask_mod, 1, 1, n, n, device="cpu")[0, 0].numpy()
+    assert (spec.mask(n, inputs={key: values[key] for key in kinds}) == meant).all()
+
+
 def test_numbers_by_conditions_are_pushed_out_of_comparisons() -> None:
     spec = from_mask_mod(block_diffusion)
     meant = create_mask(block_diffusion, 1, 1, 32, 32, device="cpu")[0, 0].numpy()
@@ -165,8 +193,14 @@ REFUSED: dict[str, tuple[Callable[..., Any], str]] = {
     "python and": (lambda b, h, q, k: q >= k and k > 2, "write conditions with `&`"),
     "mask": (lambda b, h, q, k: DIAGONAL[q, k], "attnspec.explain_mask"),
     "offsets": (lambda b, h, q, k: q - DOC[q] >= k, "`doc` are computed with"),
-    "order of labels": (lambda b, h, q, k: DOC[q] >= DOC[k], "doc[q] == doc[k]"),
-    "labels against a number": (lambda b, h, q, k: DOC[q] == 3, "doc[q] == doc[k]"),
+    "labels by condition": (
+        lambda b, h, q, k: DOC[q] < torch.where(q > k, 1, 2),
+        "depends on a condition",
+    ),
+    "powers": (
+        lambda b, h, q, k: 2 ** (q - k).abs() < 9,
+        "`mask` is no spec: `where` has no value",
+    ),
     "sample": (lambda b, h, q, k: q - k <= b, "number of the sample"),
     "score": (lambda b, h, q, k: q - k, "one boolean for a pair"),
     "whole tensor": (lambda b, h, q, k: (DOC == q).any(), "as a whole"),

@@ -182,3 +182,10 @@ def test_mechanisms_of_the_registry(name: str, options: dict[str, Any], text: st
 def test_what_is_no_spec_is_refused(name: str, options: dict[str, Any], words: str) -> None:
     with pytest.raises(AttnSpecError, match=words):
         from_xformers(name, **options)
+
+
+def test_an_argument_of_another_type_is_refused_in_words() -> None:
+    with pytest.raises(AttnSpecError, match="`distance` must be a number, got '2'"):
+        from_xformers("local_2d_pattern", H=3, W=4, distance="2")
+    with pytest.raises(TypeError, match="every key without one, which is `attend full`"):
+        from_xformers(None)

@@ -365,3 +365,11 @@ def test_predicates_read_numbers_of_the_keys(graph: str, held: Any, m: int, n: i
 def test_numbers_of_the_keys_are_not_looked_up_at_queries(graph: str) -> None:
     with pytest.raises(attnspec.SpecError, match="belongs to the keys"):
         spec_of(f"input t: numbers attend {graph}")
+
+
+@pytest.mark.parametrize("start", [2**31, 2**62, 2**70])
+def test_a_first_query_is_a_number_that_a_position_may_have(start: int) -> None:
+    module = parse("attention c { cross attend window(radius = 2) }").compile()
+    q = torch.randn(1, 1, 3, 4)
+    with pytest.raises(ValueError, match=r"query_start must be at most 2\*\*31 - 1"):
+        module(q, q, q, query_start=start)

@@ -404,8 +404,14 @@ def test_what_is_refused_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
     for body in ("causal attend full", "attend full score alibi()", "attend linear()"):
         with pytest.raises(ValueError, match="query is not key"):
             ours(body)(y, x, x)
-    with pytest.raises(ValueError, match="`cross`"):
-        full(x, y, y)
+    with pytest.raises(ValueError, match="query is not key"):
+        window(x, x.clone(), x)
+    with pytest.raises(ValueError, match="query is not key"):
+        window(x, x.flip(0), x)
+    with pytest.raises(TypeError, match=r"must be torch.float64 as the weights, got torch.float32"):
+        window(x.float(), x, x)
+    with pytest.raises(ValueError, match="must end in"):
+        window(tokens(9, 12), x, x)
     with pytest.raises(
         ValueError, match=r"must end in \[24, 24, 24\], got the shapes \[\[9, 2, 24"
     ):
@@ -468,3 +474,36 @@ def test_a_decoder_reads_an_encoder_by_a_spec_of_two_sequences() -> None:
     mine.load_state_dict(layer.multihead_attn.state_dict())
     layer.multihead_attn = mine
     torch.testing.assert_close(layer(words, memory), wanted)
+
+
+@pytest.mark.parametrize(("queries", "keys"), [(7, 5), (5, 1), (9, 4)])
+@pytest.mark.parametrize("options", [{}, {"add_bias_kv": True, "add_zero_attn": True}], ids=str)
+def test_every_pair_of_more_queries_than_keys(
+    queries: int, keys: int, options: dict[str, Any]
+) -> None:
+    theirs, mine = pair(batch_first=True, **options)
+    q, k = tokens(queries, first=True), tokens(keys, first=True)
+    padding = torch.zeros(BATCH, keys).double()
+    padding[1, 1:] = -torch.inf
+    for given in (
+        {},
+        {"need_weights": False},
+        {"key_padding_mask": padding, "attn_mask": torch.randn(queries, keys).double()},
+        {"key_padding_mask": torch.randn(BATCH, keys).double()},
+    ):
+        found, wanted = mine(q, k, k, **given), theirs(q, k, k, **given)
+        for one, other in zip(found, wanted, strict=True):
+            torch.testing.assert_close(one, other)
+        for one, other in zip(
+            with_gradients(found[0], [q, k, *mine.parameters()]),
+            with_gradients(wanted[0], [q, k, *theirs.parameters()]),
+            strict=True,
+        ):
+            torch.testing.assert_close(one, other)
+
+
+def test_views_of_one_tensor_are_one_sequence() -> None:
+    window, x = ours("attend window(radius = 1)"), tokens(9)
+    wanted = window(x, x, x)[0]
+    assert torch.equal(window(x[:], x.view_as(x), x)[0], wanted)
+    torch.testing.assert_close(window(x[:, 0], x[:, 0], x[:, 0])[0], wanted[:, 0])

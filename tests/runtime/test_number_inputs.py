@@ -220,3 +220,40 @@ def test_a_verified_plan_beside_a_mechanism() -> None:
     )
     found = verify(spec.program, 65)
     assert found.ok, str(found)
+
+
+@pytest.mark.parametrize("body", ["1 / t(k) > 0.3", "t(q) / t(k) > 0.5", "1 / (t(k) - 7) < -0.2"])
+@pytest.mark.parametrize("whole", [False, True])
+def test_a_division_by_an_input_is_that_of_the_definition(body: str, whole: bool) -> None:
+    spec = attnspec.parse(f"attention a {{ input t: numbers attend where({body}) }}")
+    t = torch.tensor([[1, 2, 4, 3, 5]])
+    t = t if whole else t.double()
+    q = torch.randn(1, 2, 5, 4)
+    pairs = torch.from_numpy(spec.mask(5, inputs={"t": t[0].numpy()}))
+    module = spec.compile()
+    assert (module.pairs(q, q, inputs={"t": t}) == pairs).all()
+    wanted = scaled_dot_product_attention(q, q, q, attn_mask=pairs)
+    wanted = wanted.masked_fill(~pairs.any(-1)[:, None], 0.0)
+    torch.testing.assert_close(module(q, q, q, inputs={"t": t}), wanted)
+
+
+@pytest.mark.parametrize("body", ["1 / t(k) > 0.3", "t(q) / t(k) > 0.5"])
+def test_no_division_fails_by_what_stands_at_padding(body: str) -> None:
+    module = attnspec.parse(f"attention a {{ input t: numbers attend where({body}) }}").compile()
+    q = torch.randn(2, 2, 4, 4)
+    real = torch.tensor([[True, True, True, False], [False, True, True, False]])
+    t = torch.tensor([[1, 2, 4, 0], [0, 3, 1, 2**62]])
+    found = module(q, q, q, inputs={"t": t}, key_padding_mask=real)
+    tame = module(q, q, q, inputs={"t": t.masked_fill(~real, 1)}, key_padding_mask=real)
+    torch.testing.assert_close(found[:, :, 1:3], tame[:, :, 1:3])
+    nothing = module(q, q, q, inputs={"t": t * 0}, key_padding_mask=real & False)
+    assert (nothing == 0).all()
+
+
+def test_a_whole_divisor_that_may_be_0_is_refused_as_that() -> None:
+    spec = attnspec.parse("attention a { input t: numbers attend where(4 / t(k) > 0) }")
+    q = torch.randn(1, 1, 2, 4)
+    with pytest.raises(ValueError, match="divides by a whole number, of `t`, which may be 0"):
+        spec.mask(2, inputs={"t": [0, 1]})
+    with pytest.raises(ValueError, match="divides by a whole number, of `t`, which may be 0"):
+        spec.compile()(q, q, q, inputs={"t": torch.tensor([[0, 1]])})

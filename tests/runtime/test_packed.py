@@ -222,3 +222,14 @@ def test_wrong_modules_and_inputs() -> None:
     chosen = module_of("input c: choices attend chosen(c)")
     with pytest.raises(ValueError, match="`c` is about heads of one sequence"):
         packed(chosen, *parts, ends, inputs={"c": torch.zeros(1)})
+
+
+@pytest.mark.parametrize("ends", [[0, 10], [0, 4, 10]])
+def test_inputs_that_the_spec_does_not_declare_are_refused_by_its_own_names(
+    ends: list[int],
+) -> None:
+    module = spec_of("causal attend window(radius = 2)").compile()
+    q, cut = torch.randn(10, 2, 4), torch.tensor(ends)
+    for name in ("z", "document_0"):
+        with pytest.raises(ValueError, match=f"no input '{name}'; its inputs: none"):
+            packed(module, q, q, q, cut, inputs={name: torch.zeros(10, dtype=torch.int64)})

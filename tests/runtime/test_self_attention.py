@@ -498,3 +498,14 @@ def test_what_steps_and_grouped_heads_cannot_be() -> None:
         ValueError, match=r"keep the shape of k, \[2, 4, 3, 6\], got \[2, 4, 2, 6\]"
     ):
         layer_of("attend full", rotary=lambda q, k, at: (q, k[:, :, 1:]))(states(3))
+
+
+def test_a_state_that_no_step_returned_is_refused() -> None:
+    layer = layer_of("causal attend window(radius = 2)")
+    with pytest.raises(TypeError, match="state must be what a step returned, or None, got str"):
+        layer.step(torch.randn(1, 2, layer.embed_dim), "s")  # type: ignore[arg-type]
+
+
+def test_rotations_of_queries_that_are_keys_are_refused_as_that() -> None:
+    with pytest.raises(ValueError, match="reads queries that are its keys"):
+        layer_of("attend lsh(buckets = 4)", rotary=rotary)

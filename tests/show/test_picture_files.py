@@ -556,3 +556,12 @@ def test_svg_and_html_load_neither_torch_nor_matplotlib(folder: Path) -> None:
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, check=False)
     assert done.returncode == 0, done.stderr
     assert Path("x.html").exists()
+
+
+def test_a_place_where_nothing_can_be_written_is_said(folder: Path) -> None:
+    picture = attnspec.parse("attention a { attend window(radius = 1) }").show(4)
+    with pytest.raises(FileNotFoundError, match=r"cannot be written there, No such .*none.x\.svg"):
+        picture.save(folder / "none" / "x.svg")
+    (folder / "x.svg").mkdir()
+    with pytest.raises(OSError, match=r"cannot be written there, .*x\.svg"):
+        picture.save(folder / "x.svg")

@@ -65,6 +65,32 @@ def test_heads_are_compared_each_with_its_own() -> None:
     assert spec.compare(lambda b, h, q, k: (q - k).abs() <= h, 8).equal
 
 
+def test_a_mask_of_other_heads_is_refused() -> None:
+    spec = attnspec.parse("attention a { heads 2 attend window(radius = 2) }")
+    mask = spec.mask(6)
+    assert spec.compare(mask).equal
+    assert spec.compare(mask[None], head=1).equal
+    for given in (np.stack([mask, mask, ~mask, ~mask]), mask[None], torch.from_numpy(mask[None])):
+        with pytest.raises(AttnSpecError, match=rf"{len(given)} heads, and the spec 2"):
+            spec.compare(given)
+
+
+def test_a_function_of_the_sample_is_refused() -> None:
+    def first_alone(b: Any, h: Any, q: Any, k: Any) -> Any:
+        return (b == 0) & window(b, h, q, k)
+
+    with pytest.raises(AttnSpecError, match=r"samples 0 and 1 differ in head 0 at \(0, 0\)"):
+        WINDOW.compare(first_alone, 6)
+    assert WINDOW.compare(lambda b, h, q, k: first_alone(b * 0, h, q, k), 6).equal
+
+
+def test_a_function_that_captures_one_sample_has_no_other() -> None:
+    ids = torch.tensor([[0, 0, 1, 1]])
+    spec = attnspec.parse("attention a { input d: ids attend same(d) }")
+    given = {"d": ids[0].numpy()}
+    assert spec.compare(lambda b, h, q, k: ids[b, q] == ids[b, k], 4, inputs=given).equal
+
+
 def test_layers_and_inputs_are_chosen() -> None:
     spec = attnspec.parse(
         "attention a { layers 2 input d: ids attend same(d) layer 1 { attend full } }"

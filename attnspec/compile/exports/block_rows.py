@@ -20,7 +20,8 @@ class BlockRows:
 
     Row i of blocks has the columns `indices[indptr[i] : indptr[i + 1]]`, ascending, int32. `mask`
     has the pairs of each block, bool [blocks, size, size], False beyond the last position; `full`
-    says which blocks hold every pair of theirs, bool [blocks].
+    says which blocks hold every pair of theirs, bool [blocks]. There are `n` keys, and `queries`
+    queries: as many, but between two sequences.
     """
 
     n: int
@@ -29,6 +30,7 @@ class BlockRows:
     indices: np.ndarray
     mask: np.ndarray
     full: np.ndarray
+    queries: int
 
     @property
     def packed_mask(self) -> np.ndarray:
@@ -36,20 +38,23 @@ class BlockRows:
         return np.packbits(self.mask.ravel(), bitorder="little")
 
     def dense(self) -> np.ndarray:
-        """The same pairs, bool [n, n]."""
-        blocks, size = len(self.indptr) - 1, self.size
-        found = np.zeros((blocks, size, blocks, size), bool)
-        rows = np.repeat(np.arange(blocks), np.diff(self.indptr))
+        """The same pairs, bool [queries, n]."""
+        down, size = len(self.indptr) - 1, self.size
+        along = -(-self.n // size)
+        found = np.zeros((down, size, along, size), bool)
+        rows = np.repeat(np.arange(down), np.diff(self.indptr))
         found[rows, :, self.indices] = self.mask
-        return found.reshape(blocks * size, blocks * size)[: self.n, : self.n]
+        return found.reshape(down * size, along * size)[: self.queries, : self.n]
 
 
-def block_rows(relation: Relation, n: int, size: int) -> BlockRows:
-    """A relation at n positions in blocks of `size` queries and keys.
+def block_rows(relation: Relation, n: int, size: int, m: int | None = None) -> BlockRows:
+    """A relation of n keys and m queries, n where it is None, in blocks of `size` of both.
 
     Raises TooMuch for more than `MOST_BYTES` of masks.
     """
-    cover = cover_of(relation, n, size, size)
+    queries = n if m is None else m
+    length = max(queries, n)
+    cover = cover_of(relation, length, size, size)
     at = np.argwhere(cover != EMPTY)
     if len(at) * size * size > MOST_BYTES:
         raise TooMuch(
@@ -61,9 +66,9 @@ def block_rows(relation: Relation, n: int, size: int) -> BlockRows:
     for wanted in (FULL, SOME):
         chosen = np.flatnonzero(cover[at[:, 0], at[:, 1]] == wanted)
         done = 0
-        for part, masks in masks_of(relation, n, size, size, at[chosen]):
+        for part, masks in masks_of(relation, length, size, size, at[chosen]):
             mask[chosen[done : done + len(part)]] = masks
             done += len(part)
-    counts = np.bincount(at[:, 0], minlength=len(cover))
+    counts = np.bincount(at[:, 0], minlength=len(cover))[: -(-queries // size)]
     indptr = np.concatenate(([0], np.cumsum(counts))).astype(np.int32)
-    return BlockRows(n, size, indptr, at[:, 1].astype(np.int32), mask, full)
+    return BlockRows(n, size, indptr, at[:, 1].astype(np.int32), mask, full, queries)

@@ -23,6 +23,7 @@ from attnspec.graphs.patterns import BY_NAME
 from attnspec.graphs.relation import FULL, SOME, Relation
 from attnspec.graphs.stack import Stack
 from attnspec.ir.api_checks import index_of, length_of
+from attnspec.ir.crossing import evened
 from attnspec.ir.program import Attend, Program, inputs_of, leaves
 from attnspec.lower.lower import decided_leaves
 from attnspec.text.diagnostics import AttnSpecError
@@ -180,11 +181,12 @@ def flex_mask(
     inputs: Mapping[str, Any] | None,
     device: str,
 ) -> FlexMask:
-    """The pairs of one layer for FlexAttention.
+    """The pairs of one layer for FlexAttention; of a spec with `cross` at m = n.
 
     Raises SpecError where they are not known before run time, AttnSpecError for a missing input.
     """
-    graphs = _graphs_alone(program, layer)
+    # n queries over n keys, where a spec joins two sequences
+    graphs = _graphs_alone(evened(program), layer)
     declared = {entry.name for entry in program.inputs}
     kinds = {entry.name: entry.kind for entry in graphs.inputs}
     if not kinds.keys() <= (inputs or {}).keys() <= declared:

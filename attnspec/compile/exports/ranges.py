@@ -29,12 +29,16 @@ query, bit 1 where the start does."""
 
 @dataclass(frozen=True)
 class Ranges:
-    """The slices of one head: ranges [first, end) of queries and of keys, and the types."""
+    """The slices of one head: ranges [first, end) of queries and of keys, and the types.
+
+    There are `n` keys, and `queries` queries: as many, but between two sequences.
+    """
 
     n: int
     q_ranges: tuple[tuple[int, int], ...]
     k_ranges: tuple[tuple[int, int], ...]
     types: tuple[str, ...]
+    queries: int
 
     @property
     def type_map(self) -> tuple[int, ...]:
@@ -42,9 +46,9 @@ class Ranges:
         return tuple(map(TYPES.index, self.types))
 
     def dense(self) -> np.ndarray:
-        """The same pairs, bool [n, n], by the definition of the types; ValueError where two slices
-        hold one pair."""
-        times = np.zeros((self.n, self.n), np.int32)
+        """The same pairs, bool [queries, n], by the definition of the types; ValueError where two
+        slices hold one pair."""
+        times = np.zeros((self.queries, self.n), np.int32)
         for (q0, q1), (k0, k1), kind in zip(
             self.q_ranges, self.k_ranges, self.type_map, strict=True
         ):
@@ -77,14 +81,14 @@ class _Slice:
             yield moves, (self.low + moves[0], self.high + moves[1])
 
 
-def ranges_of(relation: Relation, n: int) -> Ranges:
-    """The slices of a relation at n positions, found query by query.
+def ranges_of(relation: Relation, n: int, m: int | None = None) -> Ranges:
+    """The slices of a relation of n keys and m queries, n where it is None, found query by query.
 
     Raises TooMuch above `MOST_SLICES`.
     """
     done: list[_Slice] = []
     open_slices: list[_Slice] = []
-    for query, runs in enumerate(_runs(relation, n)):
+    for query, runs in enumerate(_runs(relation, n if m is None else max(m, n))):
         left = dict.fromkeys(runs)
         kept = []
         # those that have a direction come first: a new one may take whatever is left
@@ -111,6 +115,7 @@ def ranges_of(relation: Relation, n: int) -> Ranges:
         tuple((each.first, each.first + each.rows) for each in found),
         tuple((each.start, each.high) for each in found),
         tuple(_type(each) for each in found),
+        n if m is None else m,
     )
 
 

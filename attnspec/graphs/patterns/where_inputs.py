@@ -18,6 +18,7 @@ from attnspec.graphs.predicates.inputs import (
     evaluated,
     inputs_read,
     is_real,
+    no_number,
     reading,
     reads_inputs,
     real_remainder,
@@ -82,6 +83,7 @@ class WhereInputs(Relation):
                 low, high, finite = _range(data, tiles, n)
                 ranges[reading(name, side).name] = low, high
                 known &= finite
+        known = known & ~no_number(self._at(n), ranges)
         low, high = bounds(self._at(n), ranges)
         answer = np.where(low == 1, FULL, np.where(high == 0, EMPTY, SOME))
         for found in answers:
@@ -164,8 +166,7 @@ def _exact(relation: WhereInputs, n: int) -> None:
         for name, x in given.items()
         if isinstance(x, np.ndarray) and x.size and not is_real(x)
     }
-    if whole:
-        require_exact(relation._at(n), n, whole)
+    require_exact(relation._at(n), n, whole)
 
 
 _EXACT = 2.0**53

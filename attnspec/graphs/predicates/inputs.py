@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from attnspec.graphs.relation import Elementwise
-from attnspec.ir.intervals import Bounds, reach_of
+from attnspec.ir.intervals import Bounds, bounds, reach_of
 from attnspec.ir.parameters import RelationError
 from attnspec.ir.program import Term, leaves
 from attnspec.ir.scalars import LARGEST, OPERATIONS, Apply, Scalar, ScalarError, Symbol, symbols
@@ -90,16 +90,23 @@ def _says_real(scalar: Scalar, real: Collection[str]) -> bool:
 
 
 def require_exact(predicate: Scalar, n: int, ranges: Mapping[str, tuple[int, int]]) -> None:
-    """Raise RelationError where whole numbers that a predicate computes may not fit in 64 bits, the
-    inputs of some names lying between two whole numbers each; of others nothing is asked."""
+    """Raise RelationError where whole numbers that a predicate computes may not fit in 64 bits, or
+    one of them is divided by what may be 0, the inputs of some names lying between two whole
+    numbers each; the others are real, and of reals nothing is asked."""
     ends: dict[str, Bounds] = {}
     for symbol in symbols(predicate):
         low, high = 0, max(n, COUNTED)
         if symbol.endswith(")"):
             low, high = ranges.get(symbol.partition("(")[0], (0, 0))
         ends[symbol] = np.asarray(float(low)), np.asarray(float(high))
-    if _computed(predicate, ends) > LARGEST:
-        names = ", ".join(f"`{name}`" for name in sorted(ranges))
+    real = frozenset(inputs_read(predicate)) - ranges.keys()
+    names = ", ".join(f"`{name}`" for name in sorted(ranges) or inputs_read(predicate))
+    if _divides_by_zero(predicate, ends, real):
+        raise RelationError(
+            f"`where` divides by a whole number, of {names}, which may be 0: keep it away from 0,"
+            " `max(…, 1)`"
+        )
+    if _computed(predicate, ends, real) > LARGEST:
         raise RelationError(
             f"`where` computes with {names}, and what comes of it may be above 2**62, where whole"
             " numbers are not exact: hand in smaller ones, or reals"
@@ -127,12 +134,46 @@ def _computes(scalar: Scalar) -> bool:
     return scalar.op not in _COMPARED or any(map(_computes, scalar.args))
 
 
-def _computed(scalar: Scalar, ranges: Mapping[str, Bounds]) -> float:
-    """A bound of the numbers that are computed on the way to a scalar's value."""
+def _computed(scalar: Scalar, ranges: Mapping[str, Bounds], real: Collection[str]) -> float:
+    """A bound of the whole numbers that are computed on the way to a scalar's value."""
     if not isinstance(scalar, Apply):
         return 0.0
-    own = 0.0 if scalar.op in _COMPARED else reach_of(scalar, ranges)
-    return max(own, *(_computed(x, ranges) for x in scalar.args))
+    if scalar.op not in _COMPARED and not _in_reals(scalar, real):
+        return reach_of(scalar, ranges)
+    return max(0.0, *(_computed(x, ranges, real) for x in scalar.args))
+
+
+def _divides_by_zero(scalar: Scalar, ranges: Mapping[str, Bounds], real: Collection[str]) -> bool:
+    """Whether what divides may be 0, a whole number that inputs make."""
+    if not isinstance(scalar, Apply):
+        return False
+    if scalar.op == "/" and reads_inputs(scalar.args[1]) and not _in_reals(scalar.args[1], real):
+        low, high = bounds(scalar.args[1], ranges)
+        if low <= 0 <= high:
+            return True
+    return any(_divides_by_zero(x, ranges, real) for x in scalar.args)
+
+
+def no_number(scalar: Scalar, ranges: Mapping[str, Bounds]) -> np.ndarray:
+    """Where a divisor may be 0, so that what comes of it may be infinite or no number, bool."""
+    found = np.zeros((), bool)
+    for part in scalar.args if isinstance(scalar, Apply) else ():
+        found = found | no_number(part, ranges)
+    if isinstance(scalar, Apply) and scalar.op == "/":
+        low, high = bounds(scalar.args[1], ranges)
+        found = found | ((low <= 0) & (high >= 0))
+    return found
+
+
+def _in_reals(scalar: Scalar, real: Collection[str]) -> bool:
+    """Whether a scalar is computed in float64, the inputs of some names being real."""
+    match scalar:
+        case Symbol(name):
+            return name.partition("(")[0] in real
+        case Apply(op, args):
+            return op not in _COMPARED and (op == "/" or any(_in_reals(x, real) for x in args))
+        case _:
+            return isinstance(scalar, float)
 
 
 _COMPARED = frozenset("== != < <= > >= within one_of and or not".split())
