@@ -291,12 +291,13 @@ def backend_of(name: str) -> Backend:
 def candidates(
     work: Work, device: str, backend: str = AUTO, shape: Shape = ONE
 ) -> tuple[Candidate, ...]:
-    """What every backend says of all copies of a work for samples and heads of a shape, at the
-    length at which it is planned, the chosen one first, those that refuse last."""
+    """What every backend says of all copies of a work for samples and heads of a shape, the chosen
+    one first, those that refuse last; where one is to be chosen, at the length at which the work is
+    planned."""
     check_backend(backend)
     work = replace(work, device=device)
     try:
-        found = _estimates(as_planned(work), backend, shape)
+        found = _estimates(as_planned(work) if backend == AUTO else work, backend, shape)
     except RelationError:
         # it has no value there, which says nothing of this length
         found = _estimates(work, backend, shape)

@@ -14,7 +14,7 @@ from attnspec.distributed.collectives import Mesh, anchor, tied, travel
 from attnspec.distributed.partitions import Partition
 from attnspec.distributed.planning import heads_of
 from attnspec.distributed.regions import Parts
-from attnspec.lower.work import Call, Mergeable
+from attnspec.lower.work import Call
 from attnspec.runtime.engine import Engine
 from attnspec.runtime.head_groups import Group, group_of, together
 
@@ -109,20 +109,10 @@ class HeadsHere:
         outs, sums = [], []
         for group, mine in zip(self.groups, tables, strict=True):
             each = replace(call, tables=mine, draw=group.draw(draws))
-            args = group.parts(*parts)
-            if not return_lse:
-                outs.append(group.kernel(*args, each))
-                continue
-            found = None
-            if isinstance(group.kernel, Mergeable):
-                found = group.kernel.partial(*args, each)
-            if found is None or found[1] is None:
-                raise ValueError(
-                    "`return_lse` asks for log-sum-exps, and what"
-                    f" `{self.engine.program.name}` weighs by is no softmax of scores"
-                )
-            outs.append(found[0])
-            sums.append(found[1])
+            out, lse = self.engine.outputs(group, group.parts(*parts), each, return_lse)
+            outs.append(out)
+            if lse is not None:
+                sums.append(lse)
         if not outs:
             none = q.new_zeros(len(q), 0, q.shape[2], v.shape[-1])
             wide = torch.promote_types(q.dtype, torch.float32)

@@ -24,7 +24,7 @@ from attnspec.distributed.partitions import Partition
 from attnspec.distributed.planning import dealt
 from attnspec.distributed.regions import Parts
 from attnspec.lower.work import Call
-from attnspec.runtime.engine import Engine
+from attnspec.runtime.engine import Engine, no_log_sum_exps
 from attnspec.runtime.head_groups import Group, group_of, together
 
 
@@ -67,10 +67,7 @@ class StatesHere:
     ) -> tuple[torch.Tensor, None]:
         """The output of own positions; sums of features have no log-sum-exps."""
         if return_lse:
-            raise ValueError(
-                "`return_lse` asks for log-sum-exps, and what"
-                f" `{self.engine.program.name}` weighs by is no softmax of scores"
-            )
+            raise no_log_sum_exps(self.engine.program)
         padding = None if call.padding is None else call.padding.index_select(1, self.own)
         outs = []
         for group, mine in zip(self.groups, tables, strict=True):

@@ -36,6 +36,7 @@ from attnspec.runtime.call_checks import (
     check_padding,
     check_tensors,
 )
+from attnspec.runtime.engine import no_log_sum_exps
 from attnspec.runtime.module import CompiledAttention
 
 KEPT = 64
@@ -241,7 +242,7 @@ class ParallelAttention(torch.nn.Module):
             )
         check_padding(padding, q.shape[0], k.shape[2], q.device)
         chance = round(check_dropout(dropout_p) * 2**40)
-        check_inputs(program, inputs, q, k)
+        check_inputs(program, inputs, q, k, padding)
         flags = [padding is not None, return_lse, torch.is_grad_enabled()]
         flags += [x.requires_grad for x in (q, k, v)]
         shape = [q.shape[0], q.shape[1], k.shape[1], q.shape[3], v.shape[3]]
@@ -280,7 +281,8 @@ class ParallelAttention(torch.nn.Module):
         else:
             # what patterns take is made of inputs beside tensors of the whole length
             shapes = q.new_empty(len(q), q.shape[1], n, 1), k.new_empty(len(q), k.shape[1], n, 1)
-            data = check_inputs(self.module.program, given, *shapes)
+            data = check_inputs(self.module.program, given, *shapes, padding)
+            self.module.engine.check_data(data, n)
             call = Call(padding, float(dropout_p), {}, data)
             out, lse = self._computed(here.how, parts, found, layer, call, return_lse)
         return (out, lse) if return_lse else out
@@ -323,10 +325,7 @@ class ParallelAttention(torch.nn.Module):
         ]
         out, lse = by_rows.run(parts, calls)
         if return_lse and lse is None:
-            raise ValueError(
-                "`return_lse` asks for log-sum-exps, and what"
-                f" `{module.program.name}` weighs by is no softmax of scores"
-            )
+            raise no_log_sum_exps(module.program)
         return out, lse if return_lse else None
 
     def _tables(self, work: Work, heads: tuple[int, ...], layer: int) -> dict[str, torch.Tensor]:

@@ -48,6 +48,21 @@ def band_cover(members: Differences, low: int, high: int, modulus: int = 1) -> n
     return covered(full, meets(members, low, high, modulus))
 
 
+def values_of(tiles: Tiles, values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """What [n] values are at the positions of tiles: a row for each different tile, short ones
+    filled up with their last, and which row each tile has, of the shape of the tiles.
+
+    Pairs of tiles repeat tiles: each is looked at once.
+    """
+    start, stop = np.broadcast_arrays(tiles.start, tiles.stop)
+    ends = np.stack([start.ravel(), stop.ravel()], axis=1)
+    single, which = np.unique(ends, axis=0, return_inverse=True)
+    once = Tiles(single[:, 0], single[:, 1], tiles.step)
+    steps = np.arange(int(np.max(once.count, initial=1))) * tiles.step
+    found = values[np.minimum(once.start[:, None] + steps, once.last[:, None])]
+    return found, which.reshape(start.shape)
+
+
 def covered(full: np.ndarray, some: np.ndarray) -> np.ndarray:
     """FULL where every pair holds, EMPTY where none does, uint8."""
     return np.where(full, FULL, np.where(some, SOME, EMPTY)).astype(np.uint8)

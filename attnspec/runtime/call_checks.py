@@ -176,7 +176,7 @@ def check_inputs(
     inputs: Mapping[str, torch.Tensor] | None,
     q: torch.Tensor,
     k: torch.Tensor,
-    padding: torch.Tensor | None = None,
+    padding: torch.Tensor | None,
 ) -> dict[str, torch.Tensor]:
     """The inputs of q [B, H, n_q, d] and k [B, H_kv, n_k, d] as patterns take them: [B, n_k],
     numbers as int64 or float64, one of a token at padding [B, n_k]; a length [B, 1, 1]; what is

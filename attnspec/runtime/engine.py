@@ -32,6 +32,7 @@ from attnspec.backends.rows.keys import FEW
 from attnspec.graphs.bind import extents_of
 from attnspec.graphs.predicates.inputs import READ, computed
 from attnspec.graphs.relation import DataDependent, Relation
+from attnspec.ir.program import Program
 from attnspec.ir.serial import FORMAT, Plain, from_data
 from attnspec.lower.cache import Cache
 from attnspec.lower.lower import Binder, bias_tables, stand_ins
@@ -105,10 +106,7 @@ class Engine:
         from, 0 for other heads.
         """
         q, k, v = parts
-        for entry in self.program.inputs:
-            if entry.at_most is not None and len(q):
-                check_promise(entry.name, entry.at_most, call.data[entry.name].sum(-1))
-        check_exact(self.computed, call.data, k.shape[2])
+        self.check_data(call.data, k.shape[2])
         if 0 in (len(q), q.shape[2], k.shape[2]):
             extents_of(self.program, k.shape[2])
             return _nothing(q, k, v)
@@ -130,11 +128,19 @@ class Engine:
             own, of = (held, given) if group.work.mechanism is None else (parts, call)
             data = data_of(group.work, group.heads, prepared.decisions, choices, of.data)
             mine = Call(of.padding, call.dropout_p, tables, data, draw, known)
-            out, lse = self._outputs(group, group.parts(*own), mine, return_lse, reusable)
+            out, lse = self.outputs(group, group.parts(*own), mine, return_lse, reusable)
             outs.append(out)
             if return_lse or reusable:
                 sums.append(_unknown(out) if lse is None else lse)
         return prepared.joined(outs), prepared.joined(sums) if sums else None
+
+    def check_data(self, data: Mapping[str, torch.Tensor], n: int) -> None:
+        """Raises ValueError where the inputs of n positions break a promise, or numbers that
+        predicates compute of them may not be exact."""
+        for entry in self.program.inputs:
+            if entry.at_most is not None and len(data[entry.name]):
+                check_promise(entry.name, entry.at_most, data[entry.name].sum(-1))
+        check_exact(self.computed, data, n)
 
     def laid_out(self, parts: Parts, call: Call) -> tuple[Parts, Call]:
         """A call with keys and values at as many positions as hold two sequences, those behind the
@@ -184,9 +190,10 @@ class Engine:
         prepared = together(groups, sizes[0], place)
         return self.run(parts, call, layer, (0, 0), return_lse, prepared=prepared)
 
-    def _outputs(
-        self, group: Group, parts: Parts, call: Call, return_lse: bool, reusable: bool
+    def outputs(
+        self, group: Group, parts: Parts, call: Call, return_lse: bool, reusable: bool = False
     ) -> Outputs:
+        """Those of one group of heads, whose queries, keys and values these are."""
         kernel = group.kernel
         reused = reusable and _reuses(kernel, parts[0])
         if (return_lse or reused) and isinstance(kernel, Mergeable):
@@ -194,11 +201,7 @@ class Engine:
             if lse is not None:
                 return out, lse
         if return_lse:
-            raise ValueError(
-                "`return_lse` asks for log-sum-exps, and what"
-                f" `{self.program.name}` weighs by is no softmax of scores: a mechanism, `relu` and"
-                " `sigmoid` have none"
-            )
+            raise no_log_sum_exps(self.program)
         return kernel(*parts, call), None
 
     def derivatives(
@@ -344,6 +347,14 @@ def engine_of(text: str) -> Engine:
     """The engine of a plan that was written down; ValueError for a plan of another format."""
     found = _living.get(text)
     return found or _kept.get(text, lambda: Engine(json.loads(text)))
+
+
+def no_log_sum_exps(program: Program) -> ValueError:
+    """Why there are none."""
+    return ValueError(
+        f"`return_lse` asks for log-sum-exps, and what `{program.name}` weighs by is no softmax of"
+        " scores: a mechanism, `relu` and `sigmoid` have none"
+    )
 
 
 def _rows_of(table: torch.Tensor, layer: int) -> torch.Tensor:

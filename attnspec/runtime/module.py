@@ -333,7 +333,7 @@ class CompiledAttention(Learner):
             )
         check_tensors(self.program, q, k, v)
         check_padding(key_padding_mask, q.shape[0], k.shape[2], q.device)
-        data = check_inputs(self.program, inputs, q, k)
+        data = check_inputs(self.program, inputs, q, k, key_padding_mask)
         if self._waits:
             self.make_parameters(q.shape[3], v.shape[3], q.device)
         call = Call(key_padding_mask, check_dropout(dropout_p), self._learned(q.device), data)

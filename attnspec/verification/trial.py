@@ -112,7 +112,7 @@ class Trial:
             "cpu",
         )
         q, k = shape.empty()
-        call = Call(data=check_inputs(module.program, data, q, k))
+        call = Call(data=check_inputs(module.program, data, q, k, None))
         given = module.engine.laid_out((q, k, k), call)[1].data
         kernels = {
             head: (group.kernel, place)

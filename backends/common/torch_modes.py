@@ -38,12 +38,12 @@ def is_recorded(x: torch.Tensor) -> bool:
     return _is_traced(x) or active_fake_mode() is not None
 
 
+def _is_tracing() -> bool:
+    return torch.compiler.is_compiling() or torch._C._get_tracing_state() is not None
+
+
 def _is_traced(x: torch.Tensor) -> bool:
-    return (
-        torch.compiler.is_compiling()
-        or torch._C._get_tracing_state() is not None
-        or type(x).__torch_dispatch__ is not torch.Tensor.__torch_dispatch__
-    )
+    return _is_tracing() or type(x).__torch_dispatch__ is not torch.Tensor.__torch_dispatch__
 
 
 def is_mapped_over() -> bool:
@@ -83,8 +83,7 @@ def is_surrounded() -> bool:
         or torch._C._len_torch_function_stack()
         or torch._C._len_torch_dispatch_stack()
         or torch._C._is_any_autocast_enabled()
-        or torch._C._get_tracing_state() is not None
-        or torch.compiler.is_compiling()
+        or _is_tracing()
     )
 
 

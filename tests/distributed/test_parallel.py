@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from itertools import cycle
 from pathlib import Path
 from typing import Any
@@ -12,7 +12,7 @@ import torch
 import torch.distributed as dist
 from local_ranks import Case, run
 from random_specs import spec_text
-from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from zoo import ATTENTIONS, SMALLER, smaller
 
 import attnspec
@@ -173,24 +173,50 @@ def test_every_rank_says_what_is_wrong(ran: tuple[list[list[Any]], list[list[Any
         assert lost[0] == "LostRank"
 
 
-def test_lengths_axes_and_tensors_that_do_not_fit_are_refused(tmp_path: Path) -> None:
+@pytest.fixture
+def alone(tmp_path: Path) -> Iterator[DeviceMesh]:
+    """A mesh of this process."""
     dist.init_process_group("gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1)
     try:
-        attention = parallelize(attnspec.parse(WINDOW).compile(), init_device_mesh("cpu", (1,)))
-        x: Any = torch.randn(1, 1, 6, 2)
-        for dim in (2, -2):
-            assert torch.equal(attention.unshard(attention.shard(x, dim), dim), x)
-        wrong: Any
-        for wrong, error, words in (
-            (-1, ValueError, "n must be between 0 and"),
-            ("3", TypeError, "`?n`? must be an integer"),
-        ):
-            with pytest.raises(error, match=words):
-                attention.plan(wrong)
-        for cut in (attention.shard, attention.unshard):
-            with pytest.raises(ValueError, match=r"dim must be an axis of .*\[1, 1, 6, 2\], got 9"):
-                cut(x, 9)
-            with pytest.raises(TypeError, match="a tensor is needed, got list"):
-                cut([1])  # type: ignore[arg-type]
+        yield init_device_mesh("cpu", (1,))
     finally:
         dist.destroy_process_group()
+
+
+def test_lengths_axes_and_tensors_that_do_not_fit_are_refused(alone: DeviceMesh) -> None:
+    attention = parallelize(attnspec.parse(WINDOW).compile(), alone)
+    x: Any = torch.randn(1, 1, 6, 2)
+    for dim in (2, -2):
+        assert torch.equal(attention.unshard(attention.shard(x, dim), dim), x)
+    wrong: Any
+    for wrong, error, words in (
+        (-1, ValueError, "n must be between 0 and"),
+        ("3", TypeError, "`?n`? must be an integer"),
+    ):
+        with pytest.raises(error, match=words):
+            attention.plan(wrong)
+    for cut in (attention.shard, attention.unshard):
+        with pytest.raises(ValueError, match=r"dim must be an axis of .*\[1, 1, 6, 2\], got 9"):
+            cut(x, 9)
+        with pytest.raises(TypeError, match="a tensor is needed, got list"):
+            cut([1])  # type: ignore[arg-type]
+
+
+def test_numbers_at_padding_are_never_read(alone: DeviceMesh) -> None:
+    text = "attention a { input t: numbers attend where(6 / t(k) >= 3) | self }"
+    module = attnspec.parse(text).compile()
+    x = torch.randn(1, 2, 5, 4, dtype=torch.float64)
+    given: Any = {
+        "key_padding_mask": torch.tensor([[True, True, True, False, True]]),
+        "inputs": {"t": torch.tensor([[1, 2, 3, 0, 6]])},
+    }
+    found = parallelize(module, alone)(x, x, x, **given)
+    assert (found - module(x, x, x, **given)).abs().max() < 1e-12
+
+
+def test_inputs_keep_their_promise(alone: DeviceMesh) -> None:
+    text = "attention a { input t: tokens(at_most = 1) attend columns(t) | self }"
+    attention = parallelize(attnspec.parse(text).compile(), alone)
+    x = torch.randn(1, 2, 5, 4)
+    with pytest.raises(ValueError, match="promises at most 1"):
+        attention(x, x, x, inputs={"t": torch.tensor([[True, True, False, False, False]])})

@@ -14,7 +14,7 @@ from attnspec.graphs.operators import Intersection
 from attnspec.graphs.patterns.where import Where
 from attnspec.graphs.relation import Relation, is_of_any_length
 from attnspec.layout.steps import bands_of, chosen_at, layouts_of
-from attnspec.lower.ranges import OWN, RANGES, planned_length
+from attnspec.lower.ranges import OWN, RANGES, as_planned, planned_length
 from attnspec.lower.work import Work
 
 BODIES = (
@@ -71,6 +71,17 @@ def test_one_backend_runs_all_lengths_of_a_range(body: str) -> None:
         (step,) = spec.plan(n).steps
         names.add(step.chosen.name)
     assert len(names) == 1
+
+
+def test_a_backend_that_is_asked_for_runs_or_refuses_at_the_length_itself() -> None:
+    # its edges are few enough to be listed here, and too many at the end of the range
+    spec, n = parse("attention a { attend random(keys = 1000, seed = 0) }"), 4100
+    work = Work(spec.relation(n), n, n)
+    planned = as_planned(work)
+    assert planned.n_k == 4608
+    scattered = choose(work, "cpu", "scattered")
+    assert scattered.refuses(planned, "cpu") is not None
+    assert spec.plan(n, backend="scattered").steps[0].chosen is scattered
 
 
 def test_a_relation_without_a_value_at_the_end_of_its_range_is_planned_at_its_own_length() -> None:

@@ -13,7 +13,7 @@ from typing import ClassVar
 import numpy as np
 
 from attnspec.graphs.relation import Edges, Elementwise, Progressions, Relation, Tiles
-from attnspec.graphs.tile_cover import covered
+from attnspec.graphs.tile_cover import covered, values_of
 from attnspec.graphs.token_sets import Data
 from attnspec.ir.parameters import argument
 
@@ -78,15 +78,7 @@ class Same(Relation):
 
     def _range(self, tiles: Tiles, n: int) -> tuple[np.ndarray, np.ndarray]:
         """The least and the greatest label of each tile."""
-        labels = self._labels(n)
-        # pairs of tiles repeat tiles: each is looked at once
-        start, stop = np.broadcast_arrays(tiles.start, tiles.stop)
-        ends = np.stack([start.ravel(), stop.ravel()], axis=1)
-        single, which = np.unique(ends, axis=0, return_inverse=True)
-        once = Tiles(single[:, 0], single[:, 1], tiles.step)
-        steps = np.arange(int(np.max(once.count, initial=1))) * tiles.step
-        found = labels[np.minimum(once.start[:, None] + steps, once.last[:, None])]
-        which = which.reshape(start.shape)
+        found, which = values_of(tiles, self._labels(n))
         return found.min(axis=-1)[which], found.max(axis=-1)[which]
 
     @classmethod

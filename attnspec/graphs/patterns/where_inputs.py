@@ -26,6 +26,7 @@ from attnspec.graphs.predicates.inputs import (
     wide,
 )
 from attnspec.graphs.relation import EMPTY, FULL, SOME, Elementwise, Relation, Tiles
+from attnspec.graphs.tile_cover import values_of
 from attnspec.graphs.token_sets import Data
 from attnspec.ir.intervals import Bounds, bounds
 from attnspec.ir.parameters import RelationError, argument, context
@@ -176,15 +177,8 @@ _EXACT = 2.0**53
 def _range(data: Data, tiles: Tiles, n: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """The least and the greatest value of an input in each tile, and whether all are finite."""
     given = wide(np.asarray(data.values)).reshape(-1)[:n]
-    values = given.astype(float)
-    start, stop = np.broadcast_arrays(tiles.start, tiles.stop)
-    ends = np.stack([start.ravel(), stop.ravel()], axis=1)
-    # pairs of tiles repeat tiles: each is looked at once
-    single, which = np.unique(ends, axis=0, return_inverse=True)
-    once = Tiles(single[:, 0], single[:, 1], tiles.step)
-    steps = np.arange(int(np.max(once.count, initial=1))) * tiles.step
-    found = values[np.minimum(once.start[:, None] + steps, once.last[:, None])]
-    low, high, which = found.min(-1), found.max(-1), which.reshape(start.shape)
+    found, which = values_of(tiles, given.astype(float))
+    low, high = found.min(-1), found.max(-1)
     if not is_real(given):
         # whole numbers are rounded on the way
         low = np.where(np.abs(low) >= _EXACT, np.nextafter(low, -np.inf), low)
