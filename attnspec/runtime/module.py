@@ -374,7 +374,8 @@ class CompiledAttention(Learner):
             q, k, layer, inputs, key_padding_mask, start
         )
         held = q.new_zeros(*q.shape[:3], k.shape[2], dtype=torch.bool)
-        for work, heads in works:
+        # nothing is decided of no tokens
+        for work, heads in works if held.numel() else ():
             mine = data_of(work, heads, decisions, choices, data)
             held[:, list(heads)] = mask_of(work, mine, q.device)[..., : k.shape[2]]
         return held if key_padding_mask is None else held & key_padding_mask[:, None, None]
@@ -390,7 +391,8 @@ class CompiledAttention(Learner):
         query_start: int = 0,
     ) -> dict[str, dict[str, torch.Tensor]]:
         """What the data decide in a call with these tensors: for each graph, by its name, the
-        `heads` that have it and its lists, buckets, clusters or matchings, [B, H or 1, …].
+        `heads` that have it and its lists, buckets, clusters or matchings, [B, H or 1, …]; no lists
+        of no tokens.
 
         Raises ValueError above n_k = `LONGEST_PAIRS`, and where the data decide nothing; else as a
         call does.
@@ -404,10 +406,8 @@ class CompiledAttention(Learner):
             name = each.leaf.name
             number = sum(other.leaf.name == name for other in decisions[: decisions.index(each)])
             heads = torch.tensor(each.heads, device=q.device)
-            found[f"{name}_{number + 1}" if number else name] = {
-                "heads": heads,
-                **choices[each.leaf].lists,
-            }
+            lists = choices[each.leaf].lists if each.leaf in choices else {}
+            found[f"{name}_{number + 1}" if number else name] = {"heads": heads, **lists}
         return found
 
     def _looked_at(

@@ -10,6 +10,9 @@ import torch
 from decided_oracles import kmeans, nearest, sinkhorn, unit
 
 import attnspec
+from attnspec.backends.decided import cluster
+from attnspec.backends.decided.choice import part_of
+from attnspec.backends.decided.sinkhorn import MatchChoice
 from attnspec.graphs.counter_rng import CENTROIDS, Stream, distinct
 from attnspec.runtime.module import CompiledAttention
 
@@ -100,6 +103,53 @@ def test_centroids_move_in_training_alone_and_are_kept() -> None:
     loaded.load_state_dict(module.state_dict())
     assert torch.equal(loaded.eval().pairs(q, k), module.eval().pairs(q, k))
     assert torch.equal(copy.deepcopy(module).pairs(q, k), module.pairs(q, k))
+
+
+@pytest.mark.parametrize("padding", [None, LEFT, HOLES])
+@pytest.mark.parametrize("heads", ["", "heads 2 "])
+def test_each_centroid_moves_towards_its_own_tokens(
+    heads: str, padding: torch.Tensor | None
+) -> None:
+    # more centroids than tokens are nearest to: one that nothing is near stays where it is
+    module = module_of(f"{heads}attend cluster(count = 30, assign = balanced)").train()
+    q, k, v = (x.float() for x in tensors(4, key_heads=1))
+    module.eval()(q, k, v)
+    before = module.state_dict()["cluster_centroids"][0].numpy().copy()
+    module.train()(q, k, v, key_padding_mask=padding)
+    after = module.state_dict()["cluster_centroids"][0].numpy()
+    real = np.ones((2, N), bool) if padding is None else padding.numpy()
+    total = np.zeros(before.shape)
+    for b in range(2):
+        for head in range(2):
+            both = np.concatenate([q[b, head].numpy()[real[b, -4:]], k[b, 0].numpy()[real[b]]])
+            row = head % len(total)
+            for point, label in zip(
+                unit(both), nearest(unit(both), unit(before[row])), strict=True
+            ):
+                total[row, label] += point
+    some = (total != 0).any(-1, keepdims=True)
+    assert some.any()
+    assert not some.all()
+    wanted = np.where(some, 0.999 * unit(before) + 0.001 * unit(total), unit(before))
+    assert np.abs(after - wanted).max() < 1e-6
+
+
+def test_tokens_are_compared_a_piece_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    module = module_of("attend cluster(count = 5)")
+    q, k, _ = tensors()
+    whole = module.pairs(q, k, key_padding_mask=LEFT)
+    # 7 of the 46 tokens at once
+    monkeypatch.setattr(cluster, "MOST", 7 * 2 * 2 * 5)
+    assert torch.equal(module.pairs(q, k, key_padding_mask=LEFT), whole)
+
+
+@pytest.mark.parametrize(("samples", "n"), [(0, 5), (2, 0)])
+def test_where_nothing_is_there_nothing_is_decided(samples: int, n: int) -> None:
+    module = module_of("attend cluster(count = 5)")
+    q = k = torch.zeros(samples, 2, n, 6)
+    assert module.pairs(q, k).shape == (samples, 2, n, n)
+    assert list(module.choices(q, k)["cluster"]) == ["heads"]
+    assert module(q, k, k).shape == (samples, 2, n, 6)
 
 
 def test_checkpoint_computes_again_what_was_computed() -> None:
@@ -202,6 +252,31 @@ def test_the_factor_trains_the_matrix() -> None:
     assert grads[0][3].abs().max() > 1e-3
     for one, two in zip(*grads, strict=True):
         assert (one - two).abs().max() < 1e-11
+
+
+def test_each_row_that_has_a_block_is_trained_by_it() -> None:
+    matched = torch.tensor([[[1, 1, -1]]])
+    weight = torch.tensor([[[1.0, 1.0, 1.0]]], requires_grad=True)
+    choice = MatchChoice(matched, torch.tensor([2]), 3, 3, 11, 11, weight)
+    q, k = torch.arange(11)[:, None], torch.arange(11)
+    factor = choice.factor(q, k)
+    assert torch.equal(factor, torch.ones(1, 1, 11, 11))
+    reads = (k >= 5) & (k < 8)
+    for key in range(11):
+        (found,) = torch.autograd.grad(factor[0, 0, 4, key], weight, retain_graph=True)
+        assert found.flatten().tolist() == ([1.0, 1.0, 0.0] if reads[key] else [0.0, 0.0, 0.0])
+    held = choice.holds(q, k)[0, 0]
+    assert torch.equal(held, (q >= 2) & reads)
+
+
+def test_a_part_of_a_choice_has_its_samples_and_heads() -> None:
+    both, shared = torch.arange(12).view(2, 3, 2), torch.arange(2).view(1, 1, 2)
+    choice = MatchChoice(both, shared, 3, None, 6, 6)
+    found = part_of({"a": (choice, 7)}, slice(1, 2), torch.tensor([2, 0]))
+    part, number = found["a"]
+    assert part.matched.tolist() == [[[10, 11], [6, 7]]]
+    assert part.start.tolist() == [[[0, 1]]]
+    assert (part.size, part.weight, number) == (3, None, 7)
 
 
 def test_more_blocks_than_are_learned_for_are_refused() -> None:
