@@ -141,12 +141,13 @@ def carry(frames, states, blocks, plan, size: tl.constexpr, back: tl.constexpr):
 @triton.jit
 def divisor_of(total, log, quotient, plan):
     """What a sum of weights divides by, as `Quotient.divisor` says."""
-    unit = 1.0
+    unit = tl.full(total.shape, 1.0, total.dtype)
     if plan.logged:
         unit = tl.exp(-log)
     total = total + quotient.added * unit
     if quotient.floor > 0:
-        total = tl.where(total >= quotient.floor * unit, total, quotient.floor * unit)
+        least = quotient.floor * unit
+        total = tl.where(total >= least, total, least)
     elif quotient.least > 0:
         least = quotient.least * unit
         near = tl.where(total < 0, -least, least)
