@@ -170,9 +170,12 @@ def test_what_is_launched_and_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(way, "_launch", seen)
     given = few(35, 35)
     kept: list[int] = []
-    with torch.autograd.graph.saved_tensors_hooks(
-        lambda x: (kept.append(x.numel()), x)[1], lambda x: x
-    ):
+
+    def keep(x: torch.Tensor) -> torch.Tensor:
+        kept.append(x.numel())
+        return x
+
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda x: x):
         out = module_of("causal attend linear()", "triton")(*given)
     assert launched == ["along", "carry", "outputs"]
     out.sum().backward()
@@ -228,9 +231,9 @@ def test_exponentials_that_are_large_stay_numbers() -> None:
     # sums that float16 does not hold
     q = torch.full((1, 1, 40, 16), 60.0, dtype=torch.float16)
     v = torch.randn(1, 1, 40, 4).half()
-    meant = v.float().cumsum(2) / torch.arange(1, 41)[:, None]
+    means = v.float().cumsum(2) / torch.arange(1, 41)[:, None]
     ours = module_of("causal attend linear(feature = squared_relu)", "triton")(q, q, v)
-    torch.testing.assert_close(ours.float(), meant, rtol=2e-3, atol=2e-3)
+    torch.testing.assert_close(ours.float(), means, rtol=2e-3, atol=2e-3)
 
 
 def test_no_queries_and_no_keys() -> None:
@@ -249,19 +252,20 @@ def test_where_kernels_do_not_go_it_is_computed_block_by_block() -> None:
     kernel, call = cast(FeatureKernel, group.kernel), Call()
     q, k, v = few(20, 20)
     assert kernel.way.takes(kernel.given(q, k, v, call))
-    half = [x.detach().bfloat16() for x in (q, k, v)]
-    assert not kernel.way.takes(kernel.given(*half, call))
-    assert torch.equal(module(*half), module_of("causal attend linear()", "factored")(*half))
+    q, k, v = (x.detach().bfloat16() for x in (q, k, v))
+    assert not kernel.way.takes(kernel.given(q, k, v, call))
+    meant = module_of("causal attend linear()", "factored")(q, k, v)
+    assert torch.equal(module(q, k, v), meant)
 
 
 def test_a_stream_goes_on_from_states() -> None:
     module = module_of("causal attend linear()", "triton")
-    given = [x.detach() for x in few(20, 20)]
+    q, k, v = (x.detach() for x in few(20, 20))
     state, outs = None, []
-    for low, high in ((0, 9), (9, 10), (10, 20)):
-        out, state = module.step(*(x[:, :, low:high] for x in given), state)
+    for at in (slice(0, 9), slice(9, 10), slice(10, 20)):
+        out, state = module.step(q[:, :, at], k[:, :, at], v[:, :, at], state)
         outs.append(out)
-    torch.testing.assert_close(torch.cat(outs, 2), module(*given), rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(torch.cat(outs, 2), module(q, k, v), rtol=1e-5, atol=1e-5)
 
 
 def test_operator_and_verification() -> None:

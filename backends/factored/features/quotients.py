@@ -41,8 +41,8 @@ class Quotient:
             total = torch.where(total.abs() >= least, total, torch.where(total < 0, -least, least))
         if log is not None:
             # in frames of their own, no feature of a query may meet one of a key: nothing is read
-            least = least_in_frames(total.dtype)
-            total = torch.where(total.abs() >= least, total, least)
+            tiny = least_in_frames(total.dtype)
+            total = torch.where(total.abs() >= tiny, total, tiny)
         return torch.where(total == 0, 1.0, total)
 
     def gradient(

@@ -265,8 +265,9 @@ class _Launches:
     def _programs(self, rows: int, queries: bool, blocks: int) -> int:
         """How many programs take all chunks of a side."""
         plan = self.plan
-        chunks = triton.cdiv(plan.first + rows if queries else rows, SUMMED.chunk)
-        return self.sums.batch * plan.heads * (plan.ratio if queries else 1) * chunks * blocks
+        chunks: int = triton.cdiv(plan.first + rows if queries else rows, SUMMED.chunk)
+        heads = self.sums.heads * (self.sums.repeat if queries else 1)
+        return self.sums.batch * heads * chunks * blocks
 
 
 def _launch(kernel: Any, count: int) -> Any:
