@@ -128,8 +128,8 @@ class _Launches:
         shape = sums.batch, sums.heads * sums.repeat, of_queries.chunk
         self.logs = None if logs is None else logs.reshape(shape)
         kept = torch.bfloat16 if self.given.q.dtype == torch.bfloat16 else sums.kind
-        self.f = queries.values.reshape(*shape, -1).to(kept)
-        self.g = keys.values.to(kept)
+        self.f = in_rows(queries.values.reshape(*shape, -1).to(kept))
+        self.g = in_rows(keys.values.to(kept))
         self.frames = frames
 
     @property
