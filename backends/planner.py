@@ -310,7 +310,11 @@ def candidates(
     found.sort(key=rank)
     chosen = found[0]
     if chosen.refusal is not None and backend == AUTO:
-        able = [c for c in found if work.mechanism is None or runs_mechanisms(c.backend)]
+        able = [
+            c
+            for c in found
+            if c.refusal != ON_REQUEST and (work.mechanism is None or runs_mechanisms(c.backend))
+        ]
         reasons = "; ".join(f"{c.backend.name}, {c.refusal}" for c in able)
         raise BackendError(f"no backend runs this: {reasons}")
     if chosen.refusal is not None:

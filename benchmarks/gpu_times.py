@@ -22,6 +22,7 @@ from attnspec.layout.steps import bands_of, layouts_of
 from attnspec.layout.tile_layout import StepLayout
 from attnspec.runtime import CompiledAttention
 from attnspec.spec import Spec, parse
+from attnspec.verification import error_bound
 from benchmarks.cases import CASES, SHAPE_PATTERNS, Shape
 from benchmarks.masks import predicate
 from benchmarks.measuring import Json
@@ -275,14 +276,33 @@ def _efficiency(settings: Settings, name: str) -> dict[str, Json]:
 
 
 def _linear(settings: Settings) -> dict[str, Json]:
-    """Causal linear attention beside the package of fast linear attentions."""
+    """Causal linear attention in kernels beside the same in tensor products and, where it is
+    installed, the package of fast linear attentions; how far the kernels are from float64, in parts
+    of what is allowed."""
+    size = 128
+    spec = parse("attention measured { causal attend linear() }")
+    # kernels are measured whatever estimates say of them
+    ours, composed = (
+        spec.compile(name, settings.device, size)
+        for name in ("triton" if settings.device == "cuda" else "auto", "factored")
+    )
+    parts = [_tensors(settings, settings.heads, settings.long, size) for _ in range(3)]
+    with torch.no_grad():
+        # the heads are apart
+        exact = composed(*(x[:, :1].double() for x in parts))
+        error = float((ours(*parts)[:, :1] - exact).abs().max())
+    largest = float(exact.abs().max())
+    allowed = error_bound(exact, exact.to(settings.dtype).double(), settings.dtype, largest)
+    subjects: dict[str, Attention] = {"ours": ours, "factored": composed}
     try:
         from fla.ops.linear_attn import chunk_linear_attn  # type: ignore[import-not-found]
     except ImportError:
-        return {"reason": "flash-linear-attention is not installed"}
-    size = 128
-    module = _module(parse("attention measured { causal attend linear() }"), settings, size)
-    parts = [_tensors(settings, settings.heads, settings.long, size) for _ in range(3)]
+        seconds = _seconds(subjects, parts, settings)
+        return {
+            "reason": "flash-linear-attention is not installed",
+            "seconds": {mode: dict(found) for mode, found in seconds.items()},
+            "error": error / allowed,
+        }
 
     def rival(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
         # their tensors are [B, n, H, d]; the feature map is ours
@@ -290,7 +310,8 @@ def _linear(settings: Settings) -> dict[str, Json]:
         found: torch.Tensor = chunk_linear_attn(q, k, v, normalize=True)[0]
         return found.transpose(1, 2)
 
-    return _judged(_seconds({"ours": module, "fla": rival}, parts, settings), "fla", (1.0, 1.0))
+    found = _judged(_seconds({**subjects, "fla": rival}, parts, settings), "fla", (1.0, 1.0))
+    return {**found, "ok": found["ok"] and error <= allowed, "error": error / allowed}
 
 
 def _longest(settings: Settings) -> dict[str, Json]:

@@ -155,14 +155,14 @@ class TileAttention:
         """Merges what steps give into an output [B, H, n_q, e] and its log-sum-exps [B, H, n_q]."""
         changes = self.scores.given(passing.kind, tables, False)
         blocks = blocks_for(passing.size, passing.q.dtype, False, self.scores.bias is not None)
-        given = [_rows(x) for x in (passing.q, passing.k, passing.v)]
-        target, batch, heads = tuple(map(_rows, into)), len(passing.q), passing.heads
+        given = [rows_of(x) for x in (passing.q, passing.k, passing.v)]
+        target, batch, heads = tuple(map(rows_of, into)), len(passing.q), passing.heads
         with passing.place:
             for step in steps:
                 sides = passing.sides(step, blocks)
                 look = passing.look(step, sides[1], changes)
                 slots = _slots(heads, into[0], step.rows, sides[0], passing.kind)
-                held = _rows(slots), _rows(slots.new_empty(slots.shape[:3]))
+                held = rows_of(slots), rows_of(slots.new_empty(slots.shape[:3]))
                 lists = _lists(step.rows, sides[0])
                 _launch(kernels.attend, lists, batch, heads, blocks)(
                     *given, *target, held, sides, lists, heads, look
@@ -215,7 +215,7 @@ class _Back:
     def given(self) -> list[Any]:
         """q, k, v and what is above, as kernels take them."""
         tensors = self.passing.q, self.passing.k, self.passing.v
-        return [*map(_rows, tensors), tuple(map(_rows, self.above))]
+        return [*map(rows_of, tensors), tuple(map(rows_of, self.above))]
 
     def of_queries(self, into: torch.Tensor) -> torch.Tensor:
         """Adds those of queries; returns that of the table of a bias [H, buckets or more]."""
@@ -226,7 +226,7 @@ class _Back:
         shape = batch, heads.groups, max(1, lists.count) if learned > 1 else 0, learned
         shares = passing.q.new_empty(shape, dtype=passing.kind)
         _launch(kernels.of_queries, lists, batch, heads, self.blocks)(
-            *self.given, _rows(into), _rows(slots), shares, self.sides, lists, heads, self.look
+            *self.given, rows_of(into), rows_of(slots), shares, self.sides, lists, heads, self.look
         )
         self._add_up(into, slots, self.step.rows, self.sides[0], heads)
         return shares[:, :, : lists.count].sum((0, 2))
@@ -237,7 +237,7 @@ class _Back:
         lists, heads, batch = _lists(columns, self.sides[1]), passing.key_heads, len(passing.q)
         targets = of_k, of_v
         slots = [_slots(heads, x, columns, self.sides[1], passing.kind) for x in targets]
-        into, held = (tuple(_rows(x) for x in each) for each in (targets, slots))
+        into, held = (tuple(rows_of(x) for x in each) for each in (targets, slots))
         _launch(kernels.of_keys, lists, batch, heads, self.blocks)(
             *self.given, into, held, self.sides, lists, passing.heads, self.look
         )
@@ -250,7 +250,7 @@ class _Back:
         if lists.slots:
             spans = _spans(lists, side)
             _launch(kernels.add_up, spans, len(into), heads, self.blocks)(
-                _rows(into), _rows(slots), side, spans, heads, self.look
+                rows_of(into), rows_of(slots), side, spans, heads, self.look
             )
 
 
@@ -265,12 +265,12 @@ def _launch(kernel: Any, lists: Lists, batch: int, heads: Heads, blocks: Blocks)
     return run
 
 
-def _rows(x: torch.Tensor) -> Rows:
+def rows_of(x: torch.Tensor) -> Rows:
     """A tensor [B, heads, n, size] or [B, heads, n] as kernels take it."""
     if x.dim() == 3:
         return Rows(x, x.stride(0), x.stride(1), x.stride(2))
     size, block = x.shape[3], block_of(x.shape[3])
-    return _rows(x[..., 0])._replace(size=tl.constexpr(size), block=tl.constexpr(block))
+    return rows_of(x[..., 0])._replace(size=tl.constexpr(size), block=tl.constexpr(block))
 
 
 def _side(side: TileSide, most: int, group: int) -> Side:

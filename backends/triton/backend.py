@@ -1,4 +1,5 @@
-"""Triton kernels over the tile lists of every step, each in its own order, without copies.
+"""Triton kernels over the tile lists of every step, each in its own order, without copies, and
+over the chunks of mechanisms that are sums of features.
 
 Steps, orders and lists are those of bands, in the tiles that a GPU wants. Results of steps are
 merged in the kernel by their log-sum-exps. On the CPU the kernels run under Triton's interpreter,
@@ -10,15 +11,17 @@ from __future__ import annotations
 import math
 import os
 from importlib.util import find_spec
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
+from attnspec.backends.factored.backend import FactoredBackend, features_of
 from attnspec.backends.lists.backend import ListsBackend
 from attnspec.backends.lists.products import parts_of
-from attnspec.backends.triton.tuning import ON_GPU
+from attnspec.backends.triton.tuning import MAPS, ON_GPU, SUMMED, WHOLE
 from attnspec.layout.steps import READING, Banded, amounts_of, bands_of, whole_layouts_of
 from attnspec.lower.cost_model import current
+from attnspec.lower.mechanism_costs import SUMS, flops_of, given_to, row_flops_of
 from attnspec.lower.rates import Amounts
-from attnspec.lower.work import MERGED, Bias, Kernel, Work
+from attnspec.lower.work import MERGED, Bias, Kernel, Work, mechanism_of
 
 if TYPE_CHECKING:
     import torch
@@ -27,11 +30,16 @@ INTERPRETED = "TRITON_INTERPRET"
 """The environment variable under which kernels run on the CPU."""
 
 
+SIZE = 64
+"""The size of the heads that estimates are about."""
+
+
 class TritonBackend:
-    """Tile lists in Triton."""
+    """Tile lists and sums of features in Triton."""
 
     name = "triton"
     runs_decided = True
+    runs_mechanisms: ClassVar[bool] = True
     on_request = ("cpu",)
     least = math.inf  # on the CPU, where it is tried out and never chosen
 
@@ -42,6 +50,8 @@ class TritonBackend:
             return f"its kernels run on a GPU of type cuda, not on {device}"
         if find_spec("triton") is None:
             return "the package triton is not installed"
+        if work.mechanism is not None:
+            return _refuses_mechanism(work, device)
         if work.normalize not in MERGED:
             return f"results that `{work.normalize}` normalises are not merged by log-sum-exps"
         if work.decided:
@@ -57,11 +67,16 @@ class TritonBackend:
 
     def amounts(self, work: Work) -> Amounts:
         """What the work takes; of run-time inputs nothing is known before they are seen."""
+        if work.mechanism is not None:
+            return _of_sums(work)
         if work.reads or work.decided:
             return {"triton_call": 1, "triton_pair": READING * work.n_q * work.n_k}
         return amounts_of(_bands(work), work.n_q)
 
     def steps(self, work: Work) -> tuple[str, ...]:
+        if work.mechanism is not None:
+            form = f"chunks of {SUMMED.chunk}" if work.causal else "all positions"
+            return (f"sums of features in {form}, {_operations(work):,} operations",)
         if work.decided:
             return ListsBackend().steps(work)
         if work.reads:
@@ -71,13 +86,53 @@ class TritonBackend:
     def build(self, work: Work, heads: tuple[int, ...], device: torch.device) -> Kernel:
         from attnspec.backends.triton.decided import DecidedKernel
         from attnspec.backends.triton.kernel import ReadingLists, TritonKernel
+        from attnspec.backends.triton.sums.way import sums_kernel
 
+        if work.mechanism is not None:
+            return sums_kernel(work, heads, device)
         parts = parts_of(work.relation) if work.decided else None
         if parts is not None:
             return DecidedKernel(work, heads, device, parts)
         if work.reads:
             return ReadingLists(work, heads, device, math.inf)
         return TritonKernel(work, heads, device, whole_layouts_of(_bands(work), work.n_q, work.n_k))
+
+
+def _refuses_mechanism(work: Work, device: str) -> str | None:
+    """Why a mechanism is not run, or None."""
+    name = mechanism_of(work).name
+    if name not in SUMS:
+        return (
+            f"`{name}` is a few products of whole matrices, for which torch has kernels on every"
+            " device: `factored` plans them"
+        )
+    if work.hybrid:
+        return (
+            f"its kernels sum what `{name}` gives to all pairs, and what it gives to the pairs of"
+            " the graph is none of it: `factored` computes both"
+        )
+    return FactoredBackend().refuses(work, device)
+
+
+def _operations(work: Work) -> int:
+    """Those of the kernels, for one head."""
+    mechanism = mechanism_of(work)
+    found = flops_of(mechanism, work.n_k, SIZE, work.causal)
+    # features of both sides are made before
+    return found - 2 * work.n_k * row_flops_of(mechanism, SIZE)[0]
+
+
+def _of_sums(work: Work) -> Amounts:
+    """What sums of features take: a pair is 4 operations for every channel."""
+    found = {
+        "triton_call": 1.0,
+        "triton_row": work.n_k / WHOLE,
+        "triton_pair": _operations(work) / (4 * SIZE),
+    }
+    if given_to(mechanism_of(work)).get("feature") in MAPS:
+        return found
+    # torch makes the features
+    return found | {"dense_call": 1.0, "dense_pair": features_of(work)}
 
 
 def _refuses_decided(work: Work) -> str | None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from attnspec.layout.orders import Boxed, Order, Side
 from attnspec.layout.steps import Means, fixed, members_of
 from attnspec.layout.tiling import Survey
@@ -44,6 +46,27 @@ LARGE = (256, 512, 1024, 2048, 4096)
 
 ON_GPU = Means("triton", "cuda", (64, WHOLE), LARGE, _amounts, _size)
 """The tiles of the kernels here."""
+
+
+@dataclass(frozen=True)
+class Chunks:
+    """Positions of a chunk of sums of features, chunks of a segment, features of a block, values of
+    one forward and backward, and how a program runs."""
+
+    chunk: int = 64
+    segment: int = 16
+    features: int = 64
+    values: int = 128
+    back: int = 64
+    warps: int = 4
+    stages: int = 2
+
+
+SUMMED = Chunks()
+"""The chunks of the kernels of sums."""
+
+MAPS = {"identity": 0, "elu1": 1, "relu": 2, "squared_relu": 3}
+"""The elementwise feature maps that they apply to rows themselves, as they are told of them."""
 
 
 def block_of(size: int) -> int:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from typing import Any, Protocol
 
 import torch
 
@@ -24,13 +25,61 @@ Gate = Callable[[torch.Tensor, Tables, "torch.Tensor | None"], "tuple[torch.Tens
 """From keys [B, H, n, d], tables and padding to the frames of keys and rows, float64 [B, H, n]."""
 
 
+class Way(Protocol):
+    """How the sums of all queries are computed where nothing else looks on."""
+
+    def takes(self, given: Given) -> bool:
+        """Whether it can; where it cannot, `Blockwise` does."""
+
+    def outputs(self, how: Summing, given: Given) -> tuple[torch.Tensor, torch.Tensor, Any]:
+        """What they are worth [B, K, R, n_q, d_v], the sums of their weights [B, K, R, n_q], and
+        what it keeps for gradients."""
+
+    def gradients(
+        self,
+        how: Summing,
+        given: Given,
+        found: tuple[torch.Tensor, torch.Tensor, Any],
+        grad: torch.Tensor,
+    ) -> Given:
+        """The gradients of what is given, where `grad` is that of the outputs that were found."""
+
+
+class Blockwise:
+    """Block by block in tensor products, on any device."""
+
+    def takes(self, given: Given) -> bool:
+        return True
+
+    def outputs(self, how: Summing, given: Given) -> tuple[torch.Tensor, torch.Tensor, Any]:
+        return outputs(how, given, State())
+
+    def gradients(
+        self,
+        how: Summing,
+        given: Given,
+        found: tuple[torch.Tensor, torch.Tensor, Any],
+        grad: torch.Tensor,
+    ) -> Given:
+        into, room = given.gradients(), Room()
+        out, totals, kept = found
+        for share, states in zip(shares(how, given), kept, strict=True):
+            sums = Sums(how, given.part(share), room=room)
+            at = out[share], totals[share], grad[share]
+            differentiate(sums, into.part(share), *at, states)
+        return into
+
+
+BLOCKWISE = Blockwise()
+
+
 @dataclass(frozen=True)
 class FeatureKernel:
     """Runs the mechanism `name`, whose features are summed as `how` says.
 
     `draws` gives what is drawn, by the size of the heads, their type and the number of the draw;
     with `by_head` every query head has features of its own, also of the key head that it shares
-    with others. `gate` gives the frames of a forgetting sum.
+    with others. `gate` gives the frames of a forgetting sum. `way` is how a call computes it.
     """
 
     name: str
@@ -38,12 +87,13 @@ class FeatureKernel:
     by_head: bool = False
     draws: Callable[[int, torch.dtype, torch.device, int], Tables] | None = None
     gate: Gate | None = None
+    way: Way = BLOCKWISE
 
     def __call__(
         self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, call: Call
     ) -> torch.Tensor:
         check_no_dropout(self.name, call.dropout_p)
-        out = summed_up(self.how, self.given(q, k, v, call))
+        out = summed_up(self.how, self.given(q, k, v, call), self.way)
         return out.reshape(*q.shape[:3], v.shape[-1])
 
     def step(
@@ -92,18 +142,19 @@ class FeatureKernel:
         return Given(q, k, v, call.padding, gate, tables)
 
 
-def summed_up(how: Summing, given: Given) -> torch.Tensor:
+def summed_up(how: Summing, given: Given, way: Way = BLOCKWISE) -> torch.Tensor:
     """What the sums of all queries are worth [B, K, R, n_q, d_v]."""
     names = sorted(given.tables)
     parts = [given.q, given.k, given.v, *(given.gate or ()), *(given.tables[x] for x in names)]
     if is_transformed():
         return composed(how, given)
+    way = way if way.takes(given) else BLOCKWISE
     if torch.is_grad_enabled() and any(x.requires_grad for x in parts):
         out: torch.Tensor = _Summed.apply(  # type: ignore[no-untyped-call]
-            how, given.padding, names, given.gate is not None, *parts
+            way, how, given.padding, names, given.gate is not None, *parts
         )
         return out
-    return outputs(how, given, State())[0]
+    return way.outputs(how, given)[0]
 
 
 def composed(how: Summing, given: Given) -> torch.Tensor:
@@ -115,14 +166,13 @@ def composed(how: Summing, given: Given) -> torch.Tensor:
 
 
 class _Summed(torch.autograd.Function):
-    """Block by block, and composed for derivatives of the derivative."""
+    """A way, and composed for derivatives of the derivative."""
 
     @staticmethod
-    def forward(ctx, how, padding, names, gated, *parts):  # type: ignore[no-untyped-def]
+    def forward(ctx, way, how, padding, names, gated, *parts):  # type: ignore[no-untyped-def]
         given = _given(padding, names, gated, parts)
-        out, totals, states = outputs(how, given, State())
-        ctx.how, ctx.padding, ctx.names, ctx.gated = how, padding, names, gated
-        ctx.states = states
+        out, totals, ctx.kept = way.outputs(how, given)
+        ctx.way, ctx.how, ctx.padding, ctx.names, ctx.gated = way, how, padding, names, gated
         ctx.save_for_backward(*parts, out, totals)
         return out
 
@@ -138,14 +188,10 @@ class _Summed(torch.autograd.Function):
 
             grads = derivatives(run, parts, [x.requires_grad for x in parts], [grad])
         else:
-            into, room = given.gradients(), Room()
-            for share, states in zip(shares(ctx.how, given), ctx.states, strict=True):
-                sums = Sums(ctx.how, given.part(share), room=room)
-                at = out[share], totals[share], grad[share]
-                differentiate(sums, into.part(share), *at, states)
+            into = ctx.way.gradients(ctx.how, given, (out, totals, ctx.kept), grad)
             grads = [into.q, into.k, into.v, *(into.gate or ())]
             grads += [into.tables[name] for name in ctx.names]
-        return None, None, None, None, *grads
+        return None, None, None, None, None, *grads
 
 
 def _given(

@@ -41,7 +41,8 @@ class Quotient:
             total = torch.where(total.abs() >= least, total, torch.where(total < 0, -least, least))
         if log is not None:
             # in frames of their own, no feature of a query may meet one of a key: nothing is read
-            total = torch.where(total.abs() >= _tiny(total), total, _tiny(total))
+            tiny = least_in_frames(total.dtype)
+            total = torch.where(total.abs() >= tiny, total, tiny)
         return torch.where(total == 0, 1.0, total)
 
     def gradient(
@@ -64,7 +65,7 @@ class Quotient:
             kept = sums >= self.floor * unit if self.floor else sums.abs() >= self.least * unit
             of_total = of_total * kept[..., None]
         if log is not None:
-            of_total = of_total * (divisor.abs() > _tiny(total))[..., None]
+            of_total = of_total * (divisor.abs() > least_in_frames(total.dtype))[..., None]
         return torch.cat([grad, of_total], -1)
 
 
@@ -90,6 +91,6 @@ def _unit(total: torch.Tensor, log: torch.Tensor | None) -> torch.Tensor:
     return torch.ones_like(total) if log is None else torch.exp(-log)
 
 
-def _tiny(total: torch.Tensor) -> float:
+def least_in_frames(kind: torch.dtype) -> float:
     """A sum of features in frames, which are 1 at most, that is none."""
-    return math.pow(torch.finfo(total.dtype).tiny, 0.75)
+    return math.pow(torch.finfo(kind).tiny, 0.75)

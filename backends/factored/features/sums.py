@@ -162,8 +162,8 @@ class Gradients:
         rows = sums.unchunked(found.reshape(shape), span)
         self.into.q[:, :, :, span.low - sums.first : span.high - sums.first] = rows
 
-    def of_keys(self, span: Span, keys: Keys, grad: torch.Tensor, grad_w: torch.Tensor) -> None:
-        """Takes the gradients of the features and values of the keys of a span."""
+    def of_keys(self, span: Span, g: torch.Tensor, grad: torch.Tensor) -> None:
+        """Takes the gradient of features g [N, S, c, m] of the keys of a span."""
         sums = self.sums
         padding = sums.given.padding
         rows = grad.reshape(sums.batch, sums.heads, -1, grad.shape[-1])
@@ -171,11 +171,15 @@ class Gradients:
             rows = rows.masked_fill(~padding[:, None, span.low : span.high, None], 0.0)
         at = slice(span.low, span.high)
         if self.into.gate is not None:
-            along = (keys.g * grad).sum(-1)
+            along = (g * grad).sum(-1)
             self.into.gate[0][:, :, at] += along.reshape(sums.batch, sums.heads, -1)
-        self.into.k[:, :, at] = self._through(sums.how.map.keys, sums.keys(span), keys.g, rows)
-        size = self.into.v.shape[-1]
-        self.into.v[:, :, at] = grad_w[..., :size].reshape(sums.batch, sums.heads, -1, size)
+        self.into.k[:, :, at] = self._through(sums.how.map.keys, sums.keys(span), g, rows)
+
+    def of_values(self, span: Span, grad: torch.Tensor) -> None:
+        """Takes the gradient of values [N, S, c, e], and of what stands behind them."""
+        sums, size = self.sums, self.into.v.shape[-1]
+        rows = grad[..., :size].reshape(sums.batch, sums.heads, -1, size)
+        self.into.v[:, :, span.low : span.high] = rows
 
     def of_pairs(self, span: Span, grad_q: torch.Tensor, grad_k: torch.Tensor) -> None:
         """Adds gradients of the rows of a span, [N, S, R c, d] and [N, S, c, d]."""
@@ -274,7 +278,8 @@ def differentiate(
             grad_y, f, keys.g, keys.w, within, after, weights, frames, _detached(pairs), sums.room
         )
         found.of_queries(span, f, grad_f)
-        found.of_keys(span, keys, grad_g, grad_w)
+        found.of_keys(span, keys.g, grad_g)
+        found.of_values(span, grad_w)
         if pairs is not None:
             found.of_pairs(span, *torch.autograd.grad(pairs, rows_of, grad_pairs))
     bases = _bases(sums) if len(sums.before) > 1 else [None]
@@ -283,7 +288,8 @@ def differentiate(
         if after is None:
             after = _or_zeros(None, keys)
         grad_g, grad_w, after = gradients_of_sums(after, keys.g, keys.w, keys.framed.local)
-        found.of_keys(span, keys, grad_g, grad_w)
+        found.of_keys(span, keys.g, grad_g)
+        found.of_values(span, grad_w)
     return after
 
 

@@ -1,0 +1,1 @@
+"""Mechanisms whose weights are products of features, chunk by chunk in Triton kernels."""

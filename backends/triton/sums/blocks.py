@@ -1,0 +1,293 @@
+"""What the kernels of sums share: which rows a chunk has, their features, what a frame leaves.
+
+A chunk is `chunk` positions one after the other, a segment `length` chunks. Queries are the last
+`queries` of `keys` positions where sums are causal, so that the row of a query is its position less
+`first`; where they are not, both sides are counted from 0. Fields that are said to be constant are
+part of what is compiled.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import triton
+import triton.language as tl
+
+
+class Frames(NamedTuple):
+    """The frames t of keys and r of rows [B K, n_k], as in `factored/features/chunks.py`, float32
+    or float64; never read where there are none."""
+
+    keys: Any
+    rows: Any
+
+
+class States(NamedTuple):
+    """Sums [m, e], and behind them those of the weights [m] where these are divided by, all in one
+    line: of each chunk what its segment has added before it, [B K, count, …], on the way back
+    behind it; of each segment what the others have, [B K, segments + 1, …], in the end of all."""
+
+    chunks: Any
+    segments: Any
+    count: Any
+    number: Any
+    length: Any
+
+
+class Quotient(NamedTuple):
+    """`factored/features/quotients.py`, constant; `tiny` is the least sum in frames that is one."""
+
+    added: Any
+    least: Any
+    floor: Any
+    tiny: Any
+
+
+class Plan(NamedTuple):
+    """The sizes of a launch: key heads of a sample, query heads to each, rows of both sides, the
+    position of query row 0, blocks of features and of values.
+
+    Constant: so many features, the size of values, the numbers in a line of states, the sides of
+    blocks; whether sums are causal, in frames, with padding, divided, and whether queries have
+    frames of their own; the feature map, 0 where features are given; the type and the precision of
+    what is multiplied, and the type of sums."""
+
+    heads: Any
+    ratio: Any
+    queries: Any
+    keys: Any
+    first: Any
+    wides: Any
+    talls: Any
+    features: Any
+    size: Any
+    width: Any
+    chunk: Any
+    wide: Any
+    tall: Any
+    causal: Any
+    framed: Any
+    padded: Any
+    divides: Any
+    logged: Any
+    map: Any
+    kind: Any
+    precision: Any
+    sums: Any
+
+
+@triton.jit
+def product(a, b, plan):
+    """a [m, d] times b [d, n]."""
+    a, b = a.to(plan.kind), b.to(plan.kind)
+    return tl.dot(a, b, input_precision=plan.precision, out_dtype=plan.sums)
+
+
+@triton.jit
+def product_of_sums(a, b, plan):
+    """The same where one of them is a sum, of more digits and a greater range."""
+    a, b = a.to(plan.sums), b.to(plan.sums)
+    return tl.dot(a, b, input_precision=plan.precision, out_dtype=plan.sums)
+
+
+# --- rows -----------------------------------------------------------------------------------------
+
+
+@triton.jit
+def query_rows(number, plan):
+    """The rows of the queries of a chunk, and which there are."""
+    rows = number * plan.chunk + tl.arange(0, plan.chunk) - plan.first
+    return rows, (rows >= 0) & (rows < plan.queries)
+
+
+@triton.jit
+def key_rows(padding, sample, number, plan):
+    """The rows of the keys of a chunk, and which there are, padding not among them."""
+    rows = number * plan.chunk + tl.arange(0, plan.chunk)
+    there = rows < plan.keys
+    if plan.padded:
+        there = there & (numbers_of(padding, sample, 0, rows, there) != 0)
+    return rows, there
+
+
+@triton.jit
+def start_of(x, sample, head):
+    """Where a head of a sample begins."""
+    sample, head = tl.cast(sample, tl.int64), tl.cast(head, tl.int64)
+    return x.at + sample * x.samples + head * x.heads
+
+
+@triton.jit
+def numbers_of(x, sample, head, rows, there):
+    """One number of each row, 0 where there is none."""
+    at = start_of(x, sample, head) + rows.to(tl.int64) * x.rows
+    return tl.load(at, mask=there, other=0)
+
+
+@triton.jit
+def places_of(x, sample, head, rows, columns):
+    at = start_of(x, sample, head)
+    return at + rows.to(tl.int64)[:, None] * x.rows + columns[None, :]
+
+
+@triton.jit
+def part_of(x, sample, head, rows, there, columns, plan):
+    """Some columns of rows, 0 where there are none, in the type of sums."""
+    mask = there[:, None] & (columns < x.size)[None, :]
+    found = tl.load(places_of(x, sample, head, rows, columns), mask=mask, other=0.0)
+    return found.to(plan.sums)
+
+
+@triton.jit
+def features_of(x, sample, head, rows, there, columns, plan):
+    """Some features of rows, by the map of the plan, 0 where there are none."""
+    found = part_of(x, sample, head, rows, there, columns, plan)
+    if plan.map == 1:
+        one = tl.exp(tl.minimum(found, 0.0)) + tl.maximum(found, 0.0)
+        found = tl.where(there[:, None] & (columns < x.size)[None, :], one, 0.0)
+    elif plan.map == 2:
+        found = tl.maximum(found, 0.0)
+    elif plan.map == 3:
+        found = tl.maximum(found, 0.0)
+        found = found * found
+    return found
+
+
+@triton.jit
+def put_gradient(into, x, grad, sample, head, rows, there, known, columns, plan):
+    """Write the gradient of some columns of rows x, where `grad` is that of their features; rows
+    that are not `known` have none."""
+    given = part_of(x, sample, head, rows, known, columns, plan)
+    if plan.map == 1:
+        grad = grad * tl.exp(tl.minimum(given, 0.0))
+    elif plan.map == 2:
+        grad = tl.where(given > 0, grad, 0.0)
+    elif plan.map == 3:
+        grad = grad * 2 * tl.maximum(given, 0.0)
+    put(into, tl.where(known[:, None], grad, 0.0), sample, head, rows, there, columns)
+
+
+@triton.jit
+def put(into, found, sample, head, rows, there, columns):
+    """Write some columns of rows."""
+    mask = there[:, None] & (columns < into.size)[None, :]
+    at = places_of(into, sample, head, rows, columns)
+    tl.store(at, found.to(into.at.dtype.element_ty), mask=mask)
+
+
+# --- frames ---------------------------------------------------------------------------------------
+
+
+@triton.jit
+def frame_at(frames, line, position, plan):
+    """The frame of a row, or of rows; none is before the first or behind the last."""
+    near = tl.minimum(tl.maximum(position, 0), plan.keys - 1)
+    return tl.load(frames.rows + tl.cast(line, tl.int64) * plan.keys + near)
+
+
+@triton.jit
+def fading(frames, line, since, until, plan):
+    """What is left at a row of what had the frame of another before it; 1 without frames."""
+    if plan.framed:
+        found = frame_at(frames, line, since, plan) - frame_at(frames, line, until, plan)
+        return tl.exp(found.to(plan.sums))
+    else:
+        return 1.0
+
+
+@triton.jit
+def entering(x, frames, line, number, plan):
+    """Rows of a chunk brought to the frame of the state before it."""
+    if plan.framed and plan.causal:
+        rows = number * plan.chunk + tl.arange(0, plan.chunk)
+        x = x * fading(frames, line, number * plan.chunk - 1, rows, plan)[:, None]
+    return x
+
+
+@triton.jit
+def staying(x, frames, line, number, plan):
+    """Rows of keys of a chunk brought to the frame of the state after it."""
+    if plan.framed:
+        rows = number * plan.chunk + tl.arange(0, plan.chunk)
+        at = frames.keys + tl.cast(line, tl.int64) * plan.keys + rows
+        keys = tl.load(at, mask=rows < plan.keys, other=float("-inf"))
+        last = frame_at(frames, line, (number + 1) * plan.chunk - 1, plan)
+        x = x * tl.exp((keys - last).to(plan.sums))[:, None]
+    return x
+
+
+@triton.jit
+def weighed(pairs, frames, line, number, plan):
+    """Products of the pairs of a chunk with what frames leave of them, 0 where a key is later."""
+    at = tl.arange(0, plan.chunk)
+    if plan.framed:
+        rows = number * plan.chunk + at
+        keys = frames.keys + tl.cast(line, tl.int64) * plan.keys + rows
+        keys = tl.load(keys, mask=rows < plan.keys, other=float("-inf"))
+        apart = keys[None, :] - frame_at(frames, line, rows, plan)[:, None]
+        apart = tl.where(at[None, :] <= at[:, None], apart, float("-inf"))
+        return pairs * tl.exp(apart.to(plan.sums))
+    else:
+        return tl.where(at[None, :] <= at[:, None], pairs, 0.0)
+
+
+# --- states ---------------------------------------------------------------------------------------
+
+
+@triton.jit
+def kept_at(states, line, features, values, plan):
+    """The addresses of a block [wide, tall] of a state, and which there are."""
+    at = states + tl.cast(line, tl.int64) * plan.width
+    at = at + features.to(tl.int64)[:, None] * plan.size + values[None, :]
+    return at, (features < plan.features)[:, None] & (values < plan.size)[None, :]
+
+
+@triton.jit
+def totals_at(states, line, features, plan):
+    """The addresses of the sums of weights [wide] of a state, and which there are."""
+    at = states + tl.cast(line, tl.int64) * plan.width + plan.features * plan.size + features
+    return at, (features < plan.features) & (plan.divides > 0)
+
+
+@triton.jit
+def line_of(states, frames, line, number, plan, back: tl.constexpr):
+    """The lines of the state of a chunk in both tables, and what is left of the second."""
+    segment = number // states.length
+    chunk = plan.chunk
+    if back:
+        since, until = (number + 1) * chunk - 1, (segment + 1) * states.length * chunk - 1
+    else:
+        since, until = segment * states.length * chunk - 1, number * chunk - 1
+    left = fading(frames, line, since, until, plan)
+    return line * states.count + number, line * (states.number + 1) + segment, left
+
+
+@triton.jit
+def state_of(states, frames, line, number, features, values, plan, back: tl.constexpr):
+    """A block [wide, tall] of the state before a chunk, on the way back behind it; of sums that are
+    not causal that of all."""
+    if plan.causal:
+        own, other, left = line_of(states, frames, line, number, plan, back)
+        at, there = kept_at(states.chunks, own, features, values, plan)
+        found = tl.load(at, mask=there, other=0.0)
+        at, there = kept_at(states.segments, other, features, values, plan)
+        return found + tl.load(at, mask=there, other=0.0) * left
+    else:
+        other = line * (states.number + 1) + states.number
+        at, there = kept_at(states.segments, other, features, values, plan)
+        return tl.load(at, mask=there, other=0.0)
+
+
+@triton.jit
+def totals_of(states, frames, line, number, features, plan, back: tl.constexpr):
+    """The sums of weights [wide] beside it."""
+    if plan.causal:
+        own, other, left = line_of(states, frames, line, number, plan, back)
+        at, there = totals_at(states.chunks, own, features, plan)
+        found = tl.load(at, mask=there, other=0.0)
+        at, there = totals_at(states.segments, other, features, plan)
+        return found + tl.load(at, mask=there, other=0.0) * left
+    else:
+        other = line * (states.number + 1) + states.number
+        at, there = totals_at(states.segments, other, features, plan)
+        return tl.load(at, mask=there, other=0.0)

@@ -1,0 +1,307 @@
+"""Sums of features in chunks: states, outputs, the gradients of queries, of keys, of values.
+
+    y_i = sum over j <= i of exp(t_j - r_i) (f_i . g_j) w_j
+
+for features f of queries and g of keys, values with a 1 behind them w, and frames t, r: what
+`factored/features/chunks.py` says in tensor products. What comes before a chunk is added up in two
+levels, so that one head is many programs: `along` adds up the chunks of a segment, one after the
+other, and `carry` the segments. Sums that are not causal are those of all segments. On the way back
+states hold the gradients of what comes after, found by the same two kernels in the other direction.
+A program writes places of its own, so that every run gives the same bits. Sums are float32.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from attnspec.backends.triton.sums.blocks import (
+    entering,
+    fading,
+    features_of,
+    kept_at,
+    key_rows,
+    numbers_of,
+    part_of,
+    product,
+    product_of_sums,
+    put,
+    put_gradient,
+    query_rows,
+    state_of,
+    staying,
+    totals_at,
+    totals_of,
+    weighed,
+)
+
+
+@triton.jit
+def task_of(blocks, heads, count):
+    """What a program does: sample and head, chunk or segment, and block of columns."""
+    place = tl.program_id(0)
+    block, place = place % blocks, place // blocks
+    number, place = place % count, place // count
+    return place // heads, place % heads, number, block
+
+
+@triton.jit
+def above_of(above, sample, head, rows, there, columns, plan):
+    """Columns of the gradients of the sums of some queries, from a tuple of tensors: the gradients
+    of outputs, what these are divided by, and the gradients of the sums of weights."""
+    share = numbers_of(above[1], sample, head, rows, there)
+    return part_of(above[0], sample, head, rows, there, columns, plan) * share[:, None]
+
+
+# --- states ---------------------------------------------------------------------------------------
+
+
+@triton.jit
+def added(state, x, w, padding, frames, task, columns, plan, back: tl.constexpr):
+    """A state and its sums of weights after one more chunk: of keys x and values w, or on the way
+    back of queries x and the gradients w of their sums."""
+    found, total = state
+    sample, head, line, number = task
+    if back:
+        rows, there = query_rows(number, plan)
+        for own in range(head * plan.ratio, (head + 1) * plan.ratio):
+            one = features_of(x, sample, own, rows, there, columns[0], plan)
+            one = entering(one, frames, line, number, plan)
+            other = above_of(w, sample, own, rows, there, columns[1], plan)
+            found += product(tl.trans(one), other, plan)
+            if plan.divides:
+                weights = numbers_of(w[2], sample, own, rows, there)
+                total += tl.sum(one * weights[:, None], 0)
+    else:
+        rows, there = key_rows(padding, sample, number, plan)
+        one = features_of(x, sample, head, rows, there, columns[0], plan)
+        one = staying(one, frames, line, number, plan)
+        other = part_of(w, sample, head, rows, there, columns[1], plan)
+        found += product(tl.trans(one), other, plan)
+        total += tl.sum(one, 0)
+    return found, total
+
+
+@triton.jit
+def along(x, w, padding, frames, states, plan, back: tl.constexpr):
+    """Writes the states of chunks within their segment, and those of whole segments."""
+    blocks = plan.wides * plan.talls
+    sample, head, segment, block = task_of(blocks, plan.heads, states.number)
+    line = sample * plan.heads + head
+    wide = block // plan.talls * plan.wide + tl.arange(0, plan.wide)
+    tall = block % plan.talls * plan.tall + tl.arange(0, plan.tall)
+    state = tl.zeros([plan.wide, plan.tall], plan.sums), tl.zeros([plan.wide], plan.sums)
+    first = block % plan.talls == 0
+    for step in range(states.length):
+        number = segment * states.length + step
+        if back:
+            number = (segment + 1) * states.length - 1 - step
+        if plan.causal:
+            own, known = line * states.count + number, number < states.count
+            at, there = kept_at(states.chunks, own, wide, tall, plan)
+            tl.store(at, state[0], mask=there & known)
+            at, there = totals_at(states.chunks, own, wide, plan)
+            tl.store(at, state[1], mask=there & known & first)
+        since, until = number * plan.chunk - 1, (number + 1) * plan.chunk - 1
+        left = fading(frames, line, since, until, plan)
+        state = state[0] * left, state[1] * left
+        task = sample, head, line, number
+        state = added(state, x, w, padding, frames, task, (wide, tall), plan, back)
+    own = line * (states.number + 1) + segment
+    at, there = kept_at(states.segments, own, wide, tall, plan)
+    tl.store(at, state[0], mask=there)
+    at, there = totals_at(states.segments, own, wide, plan)
+    tl.store(at, state[1], mask=there & first)
+
+
+@triton.jit
+def carry(frames, states, blocks, plan, size: tl.constexpr, back: tl.constexpr):
+    """Puts in place of what each segment adds what the others have before it, or on the way back
+    behind it, and in the end what all have."""
+    line, block = tl.program_id(0) // blocks, tl.program_id(0) % blocks
+    at = block * size + tl.arange(0, size)
+    there = at < plan.width
+    found = tl.zeros([size], plan.sums)
+    many = states.length * plan.chunk
+    for step in range(states.number):
+        segment = states.number - 1 - step if back else step
+        own = tl.cast(line, tl.int64) * (states.number + 1) + segment
+        place = states.segments + own * plan.width + at
+        more = tl.load(place, mask=there, other=0.0)
+        tl.store(place, found, mask=there)
+        left = fading(frames, line, segment * many - 1, (segment + 1) * many - 1, plan)
+        found = found * left + more
+    own = tl.cast(line, tl.int64) * (states.number + 1) + states.number
+    tl.store(states.segments + own * plan.width + at, found, mask=there)
+
+
+# --- outputs --------------------------------------------------------------------------------------
+
+
+@triton.jit
+def divisor_of(total, log, quotient, plan):
+    """What a sum of weights divides by, as `Quotient.divisor` says."""
+    unit = tl.full(total.shape, 1.0, total.dtype)
+    if plan.logged:
+        unit = tl.exp(-log)
+    total = total + quotient.added * unit
+    if quotient.floor > 0:
+        least = quotient.floor * unit
+        total = tl.where(total >= least, total, least)
+    elif quotient.least > 0:
+        least = quotient.least * unit
+        near = tl.where(total < 0, -least, least)
+        total = tl.where(tl.abs(total) >= least, total, near)
+    if plan.logged:
+        total = tl.where(tl.abs(total) >= quotient.tiny, total, quotient.tiny)
+    return tl.where(total == 0, 1.0, total)
+
+
+@triton.jit
+def outputs(f, g, v, out, totals, logs, padding, frames, states, quotient, plan):
+    """Writes the outputs of the queries of a chunk, and the sums of their weights."""
+    heads = plan.heads * plan.ratio
+    chunks = (plan.first + plan.queries + plan.chunk - 1) // plan.chunk
+    sample, head, number, block = task_of(plan.talls, heads, chunks)
+    own = head // plan.ratio
+    line = sample * plan.heads + own
+    tall = block * plan.tall + tl.arange(0, plan.tall)
+    rows, there = query_rows(number, plan)
+    k_rows, k_there = key_rows(padding, sample, number, plan)
+    found = tl.zeros([plan.chunk, plan.tall], plan.sums)
+    pairs = tl.zeros([plan.chunk, plan.chunk], plan.sums)
+    total = tl.zeros([plan.chunk, 1], plan.sums)
+    for low in range(0, plan.features, plan.wide):
+        wide = low + tl.arange(0, plan.wide)
+        mine = features_of(f, sample, head, rows, there, wide, plan)
+        before = state_of(states, frames, line, number, wide, tall, plan, False)
+        found += product_of_sums(mine, before, plan)
+        if plan.divides:
+            sums = totals_of(states, frames, line, number, wide, plan, False)
+            total += tl.sum(mine * sums[None, :], 1)[:, None]
+        if plan.causal:
+            theirs = features_of(g, sample, own, k_rows, k_there, wide, plan)
+            pairs += product(mine, tl.trans(theirs), plan)
+    if plan.causal:
+        found = entering(found, frames, line, number, plan)
+        total = entering(total, frames, line, number, plan)
+        pairs = weighed(pairs, frames, line, number, plan)
+        values = part_of(v, sample, own, k_rows, k_there, tall, plan)
+        found += product(pairs, values, plan)
+        total += tl.sum(pairs, 1)[:, None]
+    log = numbers_of(logs, sample, head, rows, there)[:, None] if plan.logged else 0.0
+    if plan.divides:
+        found = found / divisor_of(total, log, quotient, plan)
+        at = tl.zeros([1], tl.int32)
+        put(totals, total, sample, head, rows, there & (block == 0), at)
+    elif plan.logged:
+        found = found * tl.exp(log)
+    put(out, found, sample, head, rows, there, tall)
+
+
+# --- gradients ------------------------------------------------------------------------------------
+
+
+@triton.jit
+def pairs_back(above, v, sample, heads, queries, keys, plan):
+    """The gradients of the products of the pairs of a chunk, before what frames leave of them."""
+    head, own = heads
+    pairs = tl.zeros([plan.chunk, plan.chunk], plan.sums)
+    for low in range(0, plan.size, plan.tall):
+        tall = low + tl.arange(0, plan.tall)
+        mine = above_of(above, sample, head, queries[0], queries[1], tall, plan)
+        values = part_of(v, sample, own, keys[0], keys[1], tall, plan)
+        pairs += product(mine, tl.trans(values), plan)
+    if plan.divides:
+        pairs += numbers_of(above[2], sample, head, queries[0], queries[1])[:, None]
+    return pairs
+
+
+@triton.jit
+def of_queries(f, g, v, above, into, padding, frames, states, plan):
+    """Writes the gradients of queries, or of their features."""
+    heads = plan.heads * plan.ratio
+    chunks = (plan.first + plan.queries + plan.chunk - 1) // plan.chunk
+    sample, head, number, block = task_of(plan.wides, heads, chunks)
+    own = head // plan.ratio
+    line = sample * plan.heads + own
+    wide = block * plan.wide + tl.arange(0, plan.wide)
+    queries = query_rows(number, plan)
+    found = tl.zeros([plan.chunk, plan.wide], plan.sums)
+    for low in range(0, plan.size, plan.tall):
+        tall = low + tl.arange(0, plan.tall)
+        mine = above_of(above, sample, head, queries[0], queries[1], tall, plan)
+        before = state_of(states, frames, line, number, wide, tall, plan, False)
+        found += product_of_sums(mine, tl.trans(before), plan)
+    if plan.divides:
+        sums = totals_of(states, frames, line, number, wide, plan, False)
+        weights = numbers_of(above[2], sample, head, queries[0], queries[1])
+        found += weights[:, None] * sums[None, :]
+    if plan.causal:
+        keys = key_rows(padding, sample, number, plan)
+        found = entering(found, frames, line, number, plan)
+        pairs = pairs_back(above, v, sample, (head, own), queries, keys, plan)
+        pairs = weighed(pairs, frames, line, number, plan)
+        theirs = features_of(g, sample, own, keys[0], keys[1], wide, plan)
+        found += product(pairs, theirs, plan)
+    rows, there = queries
+    put_gradient(into, f, found, sample, head, rows, there, there, wide, plan)
+
+
+@triton.jit
+def of_keys(f, g, v, above, into, padding, frames, states, plan):
+    """Writes the gradients of keys, or of their features."""
+    chunks = (plan.keys + plan.chunk - 1) // plan.chunk
+    sample, head, number, block = task_of(plan.wides, plan.heads, chunks)
+    line = sample * plan.heads + head
+    wide = block * plan.wide + tl.arange(0, plan.wide)
+    keys = key_rows(padding, sample, number, plan)
+    found = tl.zeros([plan.chunk, plan.wide], plan.sums)
+    for low in range(0, plan.size, plan.tall):
+        tall = low + tl.arange(0, plan.tall)
+        values = part_of(v, sample, head, keys[0], keys[1], tall, plan)
+        behind = state_of(states, frames, line, number, wide, tall, plan, True)
+        found += product_of_sums(values, tl.trans(behind), plan)
+    if plan.divides:
+        found += totals_of(states, frames, line, number, wide, plan, True)[None, :]
+    found = staying(found, frames, line, number, plan)
+    if plan.causal:
+        queries = query_rows(number, plan)
+        for other in range(head * plan.ratio, (head + 1) * plan.ratio):
+            pairs = pairs_back(above, v, sample, (other, head), queries, keys, plan)
+            pairs = weighed(pairs, frames, line, number, plan)
+            mine = features_of(f, sample, other, queries[0], queries[1], wide, plan)
+            found += product(tl.trans(pairs), mine, plan)
+    rows = number * plan.chunk + tl.arange(0, plan.chunk)
+    put_gradient(into, g, found, sample, head, rows, rows < plan.keys, keys[1], wide, plan)
+
+
+@triton.jit
+def of_values(f, g, above, into, padding, frames, states, plan):
+    """Writes the gradients of values."""
+    chunks = (plan.keys + plan.chunk - 1) // plan.chunk
+    sample, head, number, block = task_of(plan.talls, plan.heads, chunks)
+    line = sample * plan.heads + head
+    tall = block * plan.tall + tl.arange(0, plan.tall)
+    keys = key_rows(padding, sample, number, plan)
+    found = tl.zeros([plan.chunk, plan.tall], plan.sums)
+    for low in range(0, plan.features, plan.wide):
+        wide = low + tl.arange(0, plan.wide)
+        theirs = features_of(g, sample, head, keys[0], keys[1], wide, plan)
+        behind = state_of(states, frames, line, number, wide, tall, plan, True)
+        found += product_of_sums(theirs, behind, plan)
+    found = staying(found, frames, line, number, plan)
+    if plan.causal:
+        queries = query_rows(number, plan)
+        for other in range(head * plan.ratio, (head + 1) * plan.ratio):
+            pairs = tl.zeros([plan.chunk, plan.chunk], plan.sums)
+            for low in range(0, plan.features, plan.wide):
+                wide = low + tl.arange(0, plan.wide)
+                mine = features_of(f, sample, other, queries[0], queries[1], wide, plan)
+                theirs = features_of(g, sample, head, keys[0], keys[1], wide, plan)
+                pairs += product(mine, tl.trans(theirs), plan)
+            pairs = weighed(pairs, frames, line, number, plan)
+            mine = above_of(above, sample, other, queries[0], queries[1], tall, plan)
+            found += product(tl.trans(pairs), mine, plan)
+    rows = number * plan.chunk + tl.arange(0, plan.chunk)
+    put(into, found, sample, head, rows, rows < plan.keys, tall)
