@@ -122,7 +122,7 @@ def explain_mask(mask: object, *, name: str = "explained") -> Explanation:
             f"masks are explained up to n = {LONGEST:,}, got {n:,}: a smaller one of the same rule"
             " will do"
         )
-    heads = given_mask(mask, n, 1)
+    heads = given_mask(mask, (n, n), 1)
     if len(heads) != 1:
         raise AttnSpecError(f"one head is explained at a time, got {len(heads)}: `mask[0]`")
     held = np.asarray(heads[0])
