@@ -447,16 +447,18 @@ class Spec:
         inputs: Mapping[str, object] | None = None,
         heads: int | None = None,
         device: str | torch.device = "cpu",
+        m: int | None = None,
     ) -> FlexMask:
-        """The pairs of one layer for torch's FlexAttention: `.mask_mod`, and `.block_mask(n)`.
+        """The pairs of one layer for torch's FlexAttention: `.mask_mod`, and `.block_mask(n)`; of m
+        queries and n keys as `mask`.
 
         `inputs` are those of a call, `heads` tells so many apart where the spec declares none.
         Without `n` the mask function is that of every length, or raises ValueError where pairs
-        depend on n. Raises AttnSpecError where pairs are decided by tensors or are no graph's.
+        depend on n or m. Raises AttnSpecError where pairs are decided by tensors or are no graph's.
         """
         from attnspec.compile.exports.flex_masks import flex_mask
 
-        return flex_mask(self.program, n, layer, heads, inputs, device_of(device))
+        return flex_mask(self.program, n, layer, heads, inputs, device_of(device), m)
 
     def to_ranges(
         self,

@@ -37,8 +37,8 @@ class HeadDifference:
 
 @dataclass(frozen=True)
 class MaskComparison:
-    """A spec and a mask compared at n positions, of a spec with `cross` m queries and n keys, in one
-    layer; True in the mask = attends.
+    """A spec and a mask compared at n positions, of a spec with `cross` at m queries and n keys, in
+    one layer; True in the mask = attends.
 
     `turned` says that the mask is, in every head, just what the spec leaves out: then True stands
     for what is masked.

@@ -113,6 +113,26 @@ def require_exact(predicate: Scalar, n: int, ranges: Mapping[str, tuple[int, int
         )
 
 
+def exact_up_to(predicate: Scalar, n: int) -> int | None:
+    """The largest power of two, 2**62 at most, that whole numbers of inputs may have in absolute
+    value so that a predicate is exact at n positions; None where it compares them as they are.
+
+    Raises RelationError where there is none.
+    """
+    if not _computes(predicate):
+        return None
+    names, most = inputs_read(predicate), 1 << 62
+    while True:
+        try:
+            require_exact(predicate, n, dict.fromkeys(names, (-most, most)))
+        except RelationError:
+            if most == 1:
+                raise
+            most //= 2
+        else:
+            return most
+
+
 COUNTED = 4096
 """More layers and heads than there are."""
 
