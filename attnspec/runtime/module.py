@@ -374,7 +374,7 @@ class CompiledAttention(Learner):
             q, k, layer, inputs, key_padding_mask, start
         )
         held = q.new_zeros(*q.shape[:3], k.shape[2], dtype=torch.bool)
-        for work, heads in works:
+        for work, heads in works if held.numel() else ():
             mine = data_of(work, heads, decisions, choices, data)
             held[:, list(heads)] = mask_of(work, mine, q.device)[..., : k.shape[2]]
         return held if key_padding_mask is None else held & key_padding_mask[:, None, None]
