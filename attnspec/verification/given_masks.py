@@ -206,8 +206,8 @@ def given_mask(mask: object, sides: tuple[int, int], heads: int) -> np.ndarray:
     array = _array(mask)
     if array.dtype != np.bool_:
         raise AttnSpecError(
-            f"a mask is boolean, True where a query attends, got {array.dtype}; of one that is"
-            " added to the scores, `mask == 0`"
+            f"a mask is boolean, True where a query attends, got {array.dtype}: `mask == 0` is that"
+            " of one that is added to the scores, `mask != 0` of one in which 1 attends"
         )
     while array.ndim > 3 and len(array) == 1:
         array = array[0]
