@@ -270,7 +270,12 @@ class Spec:
 
     @overload
     def compare(  # type: ignore[overload-overlap]
-        self, other: Spec, n: int | None = None, *, inputs: Sample | None = None
+        self,
+        other: Spec,
+        n: int | None = None,
+        *,
+        inputs: Sample | None = None,
+        m: int | None = None,
     ) -> Difference: ...
 
     @overload
@@ -281,6 +286,7 @@ class Spec:
         layer: int = 0,
         head: int | None = None,
         inputs: Sample | None = None,
+        m: int | None = None,
     ) -> MaskComparison: ...
 
     def compare(
@@ -290,12 +296,14 @@ class Spec:
         layer: int = 0,
         head: int | None = None,
         inputs: Sample | None = None,
+        m: int | None = None,
     ) -> Difference | MaskComparison:
         """The pairs that only this spec has, or only the other: a spec, a mask, a mask function.
 
         A mask is bool, True = attends, [n, n] for every head or [H, n, n]; a mask function is
         f(b, h, q, k) of torch, or anything with a `mask_mod`. These are held against one layer, or
         one head of it; of two specs all layers and heads are compared, as `attnspec.diff` does.
+        A spec with `cross` has m queries, n if neither m nor a mask [m, n] says how many.
         `str` of the answer has counts, examples and a row; `equal` and `counterexample` the rest.
         """
         if isinstance(other, Spec):
@@ -304,11 +312,11 @@ class Spec:
 
             if n is None:
                 raise ValueError("two specs are compared at a length: `compare(spec, n)`")
-            found = compare(self.elaborated, other.elaborated, n, inputs)
+            found = compare(self.elaborated, other.elaborated, n, inputs, m)
             return Difference(found.a, found.b, found.n, found.compared, found.notes)
         from attnspec.verification.given_masks import compare_mask
 
-        return compare_mask(self.stack(inputs), other, n, layer, head)
+        return compare_mask(self.program, inputs, other, n, layer, head, m)
 
     # --- analysis ------------------------------------------------------------------------------
 
@@ -439,16 +447,18 @@ class Spec:
         inputs: Mapping[str, object] | None = None,
         heads: int | None = None,
         device: str | torch.device = "cpu",
+        m: int | None = None,
     ) -> FlexMask:
-        """The pairs of one layer for torch's FlexAttention: `.mask_mod`, and `.block_mask(n)`.
+        """The pairs of one layer for torch's FlexAttention: `.mask_mod`, and `.block_mask(n)`; of m
+        queries and n keys as `mask`.
 
         `inputs` are those of a call, `heads` tells so many apart where the spec declares none.
         Without `n` the mask function is that of every length, or raises ValueError where pairs
-        depend on n. Raises AttnSpecError where pairs are decided by tensors or are no graph's.
+        depend on n or m. Raises AttnSpecError where pairs are decided by tensors or are no graph's.
         """
         from attnspec.compile.exports.flex_masks import flex_mask
 
-        return flex_mask(self.program, n, layer, heads, inputs, device_of(device))
+        return flex_mask(self.program, n, layer, heads, inputs, device_of(device), m)
 
     def to_ranges(
         self,

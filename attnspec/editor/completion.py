@@ -4,16 +4,18 @@ next, the declarations which names are meant there."""
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from attnspec.editor.document import Document, specs_below
 from attnspec.editor.documentation import declaration_of, formula_and_source, meaning, page_of
 from attnspec.editor.symbols import Definition
 from attnspec.editor.words import GRID, REACH, words
 from attnspec.elaborate.arguments import parameters_of
-from attnspec.elaborate.names import SCORES, TOKEN_SETS
+from attnspec.elaborate.names import INPUTS, SCORES, TOKEN_SETS
 from attnspec.grammar.parser import expected, keywords
 from attnspec.grammar.syntax_errors import ITEMS, STATEMENTS
+from attnspec.graphs.predicates.inputs import READ
+from attnspec.ir.crossing import QUERIES
 from attnspec.ir.parameters import Parameter
 from attnspec.text.diagnostics import SpecError
 from attnspec.text.source import Source
@@ -91,7 +93,7 @@ def _named(spot: Spot) -> Iterator[Offer]:
     if last == ".":
         yield from _of("coordinate")
     elif spot.text(3) == "input" and last == ":":
-        yield from _of("input")
+        yield from (Offer(kind, "input", said) for kind, (said, _) in INPUTS.items())
     elif last == "normalize":
         yield from _of("normalizer")
     elif last == "score":
@@ -136,9 +138,7 @@ def _body(spot: Spot) -> int:
 def _expression(spot: Spot) -> Iterator[Offer]:
     """What an expression may be made of at a place, by the brackets and the statement around it."""
     call = _call(spot)
-    if call is not None and _keyword(spot) == "input":
-        yield from _numbers(spot)
-    elif call is not None:
+    if call is not None:
         callee, opener = call
         yield from _in_call(spot, callee, opener)
     elif (keyword := _keyword(spot)) == "require":
@@ -169,10 +169,17 @@ def _is_header(spot: Spot, opener: int) -> bool:
 
 def _in_call(spot: Spot, callee: str, opener: int) -> Iterator[Offer]:
     scan = spot.document.scan
+    if _is_reading(spot, callee):
+        sides = _of("position")
+        # of two sequences the inputs belong to the keys
+        yield from (x for x in sides if x.label == "k" or not _crosses(spot))
+        return
     own = [i for i in range(opener + 1, spot.before) if scan.enclosing[i] == opener]
     commas = [i for i in own if scan.words[i].text == ","]
     started = [i for i in own if i > (commas[-1] if commas else opener)]
     parameters = _parameters(spot.document, callee)
+    if _keyword(spot) == "input" and callee in INPUTS:
+        parameters = INPUTS[callee][1]
     given = {scan.words[i - 1].text for i in own if scan.words[i].text == "="}
     if not started:
         for name, parameter in parameters.items():
@@ -184,11 +191,25 @@ def _in_call(spot: Spot, callee: str, opener: int) -> Iterator[Offer]:
     else:
         chosen = next((each for each in parameters.values() if each.positional), None)
     if callee in words()["function"]:
-        chosen = Parameter("real", "")
+        chosen = Parameter("predicate" if _in_predicate(spot) else "real", "")
     if chosen is not None:
         yield from _values(spot, chosen)
     elif not named and (not parameters or callee in words()["operation"]):
         yield from _anything(spot)
+
+
+def _is_reading(spot: Spot, callee: str) -> bool:
+    """Whether an input is read at a position, as `time(q)`."""
+    found = [each.name for each in _inputs(spot, set(READ))]
+    return callee in found and _in_predicate(spot)
+
+
+def _in_predicate(spot: Spot) -> bool:
+    """Whether a bracket around a place is that of `where`."""
+    scan, opener = spot.document.scan, spot.opener
+    while opener > 0 and scan.words[opener - 1].text != "where":
+        opener = scan.enclosing[opener]
+    return opener > 0
 
 
 def _parameters(document: Document, callee: str) -> Mapping[str, Parameter]:
@@ -224,24 +245,37 @@ def _values(spot: Spot, parameter: Parameter) -> Iterator[Offer]:
             yield from _of("constant")
         case "choice":
             yield from (Offer(choice, "option", parameter.doc) for choice in parameter.choices)
-            yield from _inputs(spot, {parameter.input})
+            yield from _named_inputs(spot, {parameter.input})
         case "tokens":
             yield from (Offer(name, "set", insert=f"{name}(") for name in TOKEN_SETS)
-            yield from _inputs(spot, {"tokens"})
+            yield from _named_inputs(spot, {"tokens"})
             yield from _own(spot, ("parameter", "let"))
         case "predicate":
-            yield from [*_of("position"), *_numbers(spot)]
+            yield from _of("position")
+            for read in _inputs(spot, set(READ)):
+                yield replace(_defined(spot.document, read), insert=f"{read.name}(")
+            yield from _numbers(spot)
         case "any" | "graph":
             yield from _anything(spot)
         case kind:
-            yield from _inputs(spot, {kind, parameter.input})
+            yield from _named_inputs(spot, {kind, parameter.input})
             yield from _own(spot, ("parameter",))
 
 
 def _numbers(spot: Spot) -> Iterator[Offer]:
     yield from _own(spot, ("parameter", "let"))
-    yield from _of("scalar")
+    yield from _scalars(spot)
     yield from (Offer(name, "function", insert=f"{name}(") for name in words()["function"])
+
+
+def _scalars(spot: Spot) -> Iterator[Offer]:
+    yield from _of("scalar")
+    if _crosses(spot):
+        yield Offer(QUERIES, "scalar", "how many queries there are")
+
+
+def _crosses(spot: Spot) -> bool:
+    return spot.document.symbols.crosses(spot.before)
 
 
 def _anything(spot: Spot) -> Iterator[Offer]:
@@ -256,7 +290,7 @@ def _anything(spot: Spot) -> Iterator[Offer]:
             yield Offer(name, kind, formula, f"{name}(" if takes else "")
     for kind in ("operation", "set"):
         yield from (Offer(name, kind, insert=f"{name}(") for name in words()[kind])
-    yield from [*_of("scalar")]
+    yield from _scalars(spot)
     yield from (Offer(name, "function", insert=f"{name}(") for name in words()["function"])
 
 
@@ -271,13 +305,17 @@ def _own(spot: Spot, kinds: Iterable[str]) -> Iterator[Offer]:
             yield _defined(spot.document, each)
 
 
-def _inputs(spot: Spot, kinds: set[str]) -> Iterator[Offer]:
+def _inputs(spot: Spot, kinds: set[str]) -> Iterator[Definition]:
     """The inputs of some kinds."""
     document = spot.document
     for each in document.symbols.visible(spot.before):
         kind = document.scan.words[each.word + 2 : each.word + 3]
         if each.kind == "input" and kind and kind[0].text in kinds:
-            yield _defined(document, each)
+            yield each
+
+
+def _named_inputs(spot: Spot, kinds: set[str]) -> Iterator[Offer]:
+    return (_defined(spot.document, each) for each in _inputs(spot, kinds))
 
 
 def _defined(document: Document, definition: Definition) -> Offer:

@@ -8,11 +8,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from attnspec.editor.document import Document
-from attnspec.editor.documentation import declaration_of, markdown
+from attnspec.editor.documentation import declaration_of, markdown, meaning
 from attnspec.editor.symbols import FILE, Definition
 from attnspec.editor.words import builtin
-from attnspec.elaborate.names import RESERVED
+from attnspec.elaborate.names import INPUTS, RESERVED
 from attnspec.grammar.scanner import MAX_NAME
+from attnspec.ir.crossing import QUERIES
 from attnspec.text.diagnostics import AttnSpecError
 
 
@@ -147,6 +148,10 @@ def _require_name(name: str, found: Definition, document: Document) -> None:
     if name in RESERVED or (found.kind == "graph" and name in builtin()):
         raise RenameError(f"`{name}` is a word of the language and cannot be a name")
     symbols = document.symbols
+    if name == QUERIES and symbols.crosses(found.word):
+        raise RenameError(f"`{name}` is the number of queries in an attention that says `cross`")
+    if found.kind == "input" and symbols.calls(name, found.home):
+        raise RenameError(f"`{name}` is called here: as an input it would be read at a position")
     homes = [symbols.home(word) for word in symbols.uses(found)]
     near = {*homes, FILE} if found.home == FILE else {found.home, FILE}
     for other in symbols.definitions:
@@ -173,5 +178,9 @@ def hover(document: Document, offset: int) -> tuple[str, Spot] | None:
         return f"```attn\n{home.symbols.text(definition)}\n```\n\n{definition.kind}{where}", spot
     callee = document.symbols.argument_of(word)
     name = document.scan.words[word if callee is None else callee].text
+    if name in INPUTS and document.symbols.declares(word if callee is None else callee):
+        said, takes = INPUTS[name]
+        rest = "".join(f"\n- `{each}`: {meaning(parameter)}" for each, parameter in takes.items())
+        return f"```attn\ninput x: {name}\n```\n\n{said}\n{rest}".strip(), spot
     declaration = declaration_of(name)
     return None if declaration is None else (markdown(declaration), spot)

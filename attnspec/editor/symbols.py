@@ -168,6 +168,27 @@ class Symbols:
         homes = (self.home(index), FILE)
         return [each for each in self.definitions if each.home in homes]
 
+    def declares(self, index: int) -> bool:
+        """Whether a word is the kind of an input."""
+        return self._text(index - 1) == ":" and index - 2 in self._by_word
+
+    def crosses(self, index: int) -> bool:
+        """Whether the attention around a word says `cross`."""
+        home = self.home(index)
+        item = self.items[home] if home != FILE else None
+        return item is not None and any(
+            self._text(each) == "cross" and self._starts(each)
+            for each in range(item.first, item.end)
+        )
+
+    def calls(self, name: str, home: int) -> bool:
+        """Whether something of a name is called in an item."""
+        item = self.items[home]
+        return any(
+            self._text(each) == name and self._text(each + 1) == "("
+            for each in range(item.first, item.end)
+        )
+
     def graph(self, name: str) -> Definition | None:
         """The graph or import of a name."""
         return self._graphs.get(name)

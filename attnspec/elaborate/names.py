@@ -7,7 +7,6 @@ from typing import Literal, TypeAlias
 
 from attnspec.ir.parameters import Parameter
 from attnspec.ir.program import (
-    SIZED,
     Compound,
     InputRef,
     Leaf,
@@ -49,7 +48,33 @@ SELECTORS = ("even", "odd", "all")
 """The words that choose layers or heads."""
 
 NORMALIZERS = ("softmax", "relu", "sigmoid", "softmax1")
-INPUT_KINDS = ("tokens", "ids", "length", "numbers", *SIZED, "buckets")
+INPUTS: dict[str, tuple[str, dict[str, Parameter]]] = {
+    "tokens": (
+        "which positions are marked, bool [B, n]: `global(x)`, `rows(x)`, `columns(x)`",
+        {"at_most": Parameter("integer", "how many tokens of a sample it marks at most", least=0)},
+    ),
+    "ids": (
+        "a label of each position, integers [B, n]: `same(x)`, or `x(q)` and `x(k)` in `where`",
+        {},
+    ),
+    "length": ("how many positions there are before a place, integers [B]: `prefix(x)`", {}),
+    "numbers": (
+        "a number of each position, integers or reals [B, n]: `x(q)` and `x(k)` in `where`",
+        {},
+    ),
+    "choices": (
+        "the blocks of keys that a query reads, integers [B, H, n_q, c], -1 for none: `chosen(x)`",
+        {"size": Parameter("integer", "keys of a block, 1 if not given", least=1)},
+    ),
+    "scores": (
+        "what blocks of keys are chosen by, reals [B, H, query blocks, key blocks]: `topk(score ="
+        " x)`",
+        {"size": Parameter("integer", "keys of a block, 1 if not given", least=1)},
+    ),
+    "buckets": ("the hash of each position, integers [B, H, rounds, n]: `lsh(x)`", {}),
+}
+"""What an input of each kind says, with its type, axes and readers, and the arguments of a kind."""
+INPUT_KINDS = tuple(INPUTS)
 METRICS = tuple(
     "edges degree density diameter path_length depth spectral_gap flops bytes order".split()
 )

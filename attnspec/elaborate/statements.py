@@ -11,6 +11,7 @@ from attnspec.elaborate.clauses import claims_of, normalizer_of, score_of
 from attnspec.elaborate.cross import require_across, require_one_sequence
 from attnspec.elaborate.names import (
     INPUT_KINDS,
+    INPUTS,
     RESERVED,
     TOKEN_SETS,
     Hybrid,
@@ -24,7 +25,7 @@ from attnspec.grammar import nodes
 from attnspec.graphs.relation import DataDependent
 from attnspec.ir.crossing import QUERIES
 from attnspec.ir.parameters import Parameter
-from attnspec.ir.program import SIZED, Claim, Input, InputRef, Mechanism, Term, leaves
+from attnspec.ir.program import Claim, Input, InputRef, Mechanism, Term, leaves
 from attnspec.ir.scalars import Scalar
 from attnspec.text.diagnostics import did_you_mean
 from attnspec.text.source import Span
@@ -138,7 +139,7 @@ class Statements:
         self.lets.append(statement)
 
     def _input(self, statement: nodes.Input, scope: Scope) -> None:
-        name, kind = statement.name, statement.kind
+        kind = statement.kind
         if kind not in INPUT_KINDS:
             scope.fail(
                 "A212",
@@ -151,16 +152,16 @@ class Statements:
                 ),
                 help=did_you_mean(kind, INPUT_KINDS),
             )
-        takes = {"tokens": "at_most", **dict.fromkeys(SIZED, "size")}.get(kind)
+        takes = INPUTS[kind][1]
         given: dict[str, int] = {}
         for argument in statement.arguments:
-            if argument.name is None or argument.name != takes or given:
+            if argument.name is None or argument.name not in takes or given:
                 message = "an input takes `at_most`, for `tokens`, or `size`, for `choices` and"
                 scope.fail("A302", f"{message} `scores`, and that only once", argument.span)
-            least = 1 if takes == "size" else 0
-            given[takes] = count(argument.value, scope, f"`{takes}`", least, 2**31 - 1)
-        self.define(name, statement.name_span, scope, InputRef(name, kind))
-        scope.work.inputs[name] = Input(name, kind, **given)
+            name, least = argument.name, takes[argument.name].least or 0
+            given[name] = count(argument.value, scope, f"`{name}`", least, 2**31 - 1)
+        self.define(statement.name, statement.name_span, scope, InputRef(statement.name, kind))
+        scope.work.inputs[statement.name] = Input(statement.name, kind, **given)
 
     # --- statements about the whole attention --------------------------------------------------
 

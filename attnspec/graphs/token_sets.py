@@ -225,7 +225,7 @@ class Within(TokenSet):
     length: int
 
     def contains(self, i: Elementwise, n: int) -> Elementwise:
-        if not self.length:
+        if self.length == 0:
             return i != i
         known = i < self.length
         return known & self.term.contains(i * known, self.length)

@@ -9,7 +9,7 @@ takes the same way.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import combinations
 from math import isqrt
 
@@ -30,6 +30,9 @@ ROWS = 48
 
 MOST_HULLS = 3
 """Block hulls that are tried as restrictions at most, smallest first."""
+
+MOST_CUT = 6
+"""Graphs around a mask of which another one is cut at most, smallest first."""
 
 MOST_TRIPLES = 60_000
 """Unions of three that are tried at most."""
@@ -117,14 +120,22 @@ def explain_mask(mask: object, *, name: str = "explained") -> Explanation:
     if len(shape) < 2:
         raise AttnSpecError(f"a mask [n, n] is needed, got {list(shape)}")
     n = int(shape[-1])
+    if shape[-2] != n:
+        raise AttnSpecError(
+            f"a mask [n, n] is needed, got {list(shape)}: of m queries and n keys no spec is looked"
+            " for; one that says `cross` is held against a mask by `spec.compare(mask)`"
+        )
     if n > LONGEST:
         raise AttnSpecError(
             f"masks are explained up to n = {LONGEST:,}, got {n:,}: a smaller one of the same rule"
             " will do"
         )
-    heads = given_mask(mask, n, 1)
-    if len(heads) != 1:
-        raise AttnSpecError(f"one head is explained at a time, got {len(heads)}: `mask[0]`")
+    if any(count != 1 for count in shape[:-2]):
+        first = ", ".join("0" for _ in shape[:-2])
+        raise AttnSpecError(
+            f"one head of one sample is explained at a time, got {list(shape)}: `mask[{first}]`"
+        )
+    heads = given_mask(mask, (n, n), 1)
     held = np.asarray(heads[0])
     found = _shortest(held)
     spec = parse("\n".join([f"attention {name} {{", *(f"    {x}" for x in found.lines), "}", ""]))
@@ -228,6 +239,18 @@ class _Search:
         around = [atom for atom in self.around if atom.text != "causal"]
         for op, atoms in (("|", self.inside), ("&", around)):
             yield from _combined(self.mask, self.restriction, op, atoms, count)
+        if count == 2:
+            yield from self.differences()
+
+    def differences(self) -> Iterator[_Candidate]:
+        """One graph without another: those that are equal to the mask."""
+        for atom in self.around[::-1][:MOST_CUT]:
+            held = atom.mask & self.restriction.mask
+            for cut in Fit(held & ~self.mask, held).inside():
+                if (held & ~cut.mask == self.mask).all():
+                    whole = Atom(f"{atom.text} - {cut.text}", self.mask)
+                    found = _joined(self.restriction, (whole,), "|", self.mask)
+                    yield replace(found, graphs=found.graphs + 1)
 
     def left_out(self) -> Iterator[_Candidate]:
         """The complements of single graphs that are equal to the mask under the restriction."""

@@ -226,8 +226,10 @@ class Fit:
             cells = stride if all(by_residue) else int(np.argmin(by_residue[::-1]))
             if 0 < cells < stride:
                 chosen = position % stride >= stride - cells
-                text = f"summary(stride = {stride}, cells = {cells})"
-                yield Atom(text, np.broadcast_to(chosen[None], self.mask.shape))
+                sizes, columns = f"stride = {stride}, cells = {cells}", chosen[None]
+                yield Atom(f"summary({sizes})", np.broadcast_to(columns, self.mask.shape))
+                own = self.q // stride == self.k // stride
+                yield Atom(f"fixed({sizes})", own | columns)
                 return
 
     # --- blocks ----------------------------------------------------------------------------------

@@ -51,6 +51,12 @@ def from_mask_mod(
     if not callable(mask_mod):
         raise TypeError(f"a function of (b, h, q, k) is needed, got {type(mask_mod).__name__}")
     called = name or _name_of(mask_mod)
+    if _arguments(mask_mod) == 5:
+        raise AttnSpecError(
+            f"`{called}` takes five arguments, as a function of scores does; a mask takes (b, h,"
+            " q, k): what changes scores stands in a spec as `score alibi()`, `score softcap(cap ="
+            " c)` or, learned, `score bias()`; a score of -inf is a pair that no graph has"
+        )
     given = dict(_captured(mask_mod))
     captured = Captured(lambda tensor: _input_name(given.get(id(tensor), ""), tensor))
     try:
@@ -107,6 +113,16 @@ def _asked(value: object) -> tuple[str, ...]:
 
 
 # --- names ---------------------------------------------------------------------------------------
+
+
+def _arguments(function: Callable[..., Any]) -> int | None:
+    """How many arguments a function must be given in order; None where it does not say."""
+    try:
+        parameters = inspect.signature(function).parameters.values()
+    except (TypeError, ValueError):
+        return None
+    ordered = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    return sum(each.kind in ordered and each.default is each.empty for each in parameters)
 
 
 def _name_of(mask_mod: Callable[..., Any]) -> str:

@@ -157,7 +157,8 @@ def _candidates(term: Term) -> Iterator[Candidate]:
     numbers = [number for number in near if number >= 0][:MOST_NUMBERS]
     texts = [*_PLAIN, *(text.format(number) for text in _ONE for number in numbers)]
     texts += [text.format(one, other) for text in _TWO for one in numbers for other in numbers]
-    for text in texts:
+    # blocks of one position are a window, which is what people call them
+    for text in (text for text in texts if "block(size = 1," not in text):
         form, causal = _form(text), _form(text, True)
         if form is not None and causal is not None:
             yield Candidate(text, form, causal)

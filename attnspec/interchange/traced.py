@@ -12,9 +12,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
+import numpy as np
 import torch
 from torch.overrides import TorchFunctionMode
 
+from attnspec.ir.intervals import reach_of
 from attnspec.ir.program import Compound, InputRef, Leaf, Term
 from attnspec.ir.scalars import Apply, Scalar, Symbol
 from attnspec.text.diagnostics import AttnSpecError
@@ -84,10 +86,16 @@ class Traced(torch.Tensor):
     def __torch_dispatch__(  # type: ignore[override]
         cls, func: Any, types: object, args: Sequence[Any] = (), kwargs: Any = None
     ) -> Any:
-        name = func.overloadpacket.__name__.removesuffix("_")
+        called = func.overloadpacket.__name__
+        name = called.removesuffix("_")
         if name not in _OPERATIONS:
             raise UntracedError(_REFUSED.get(name, f"it computes `torch.{name}`"))
-        return _OPERATIONS[name](*args, **(kwargs or {}))
+        found = _OPERATIONS[name](*args, **(kwargs or {}))
+        if called == name or called.startswith("__"):
+            return found
+        changed: Traced = args[0]
+        changed.said = found.said
+        return changed
 
 
 class Indexing(TorchFunctionMode):
@@ -119,12 +127,11 @@ def trace(mask_mod: Callable[..., Any], captured: Captured) -> Said:
     if isinstance(found, bool):
         return found
     if not isinstance(found, torch.Tensor) or found.dtype != torch.bool or found.dim():
-        what = (
-            f"{found.dtype} {list(found.shape)}"
-            if isinstance(found, torch.Tensor)
-            else type(found).__name__
-        )
-        raise UntracedError(f"it must return one boolean for a pair, and returns {what}")
+        tensor = isinstance(found, torch.Tensor)
+        what = f"{found.dtype} {list(found.shape)}" if tensor else type(found).__name__
+        score = tensor and found.dtype.is_floating_point and not found.dim()
+        hint = "; of numbers that are added to scores, return `… == 0`" if score else ""
+        raise UntracedError(f"it must return one boolean for a pair, and returns {what}{hint}")
     return _said(found)
 
 
@@ -160,19 +167,88 @@ def _said(value: Any) -> Said:
     raise UntracedError(f"it computes with {type(value).__name__}")
 
 
-def _numeric(op: str, *args: Any, dtype: torch.dtype = torch.int64) -> Traced:
+def _kind(*values: Any) -> torch.dtype:
+    """The type in which torch computes with numbers, traced or not."""
+    plain = [torch.empty((), dtype=x.dtype) if isinstance(x, Traced) else x for x in values]
+    found = torch.result_type(plain[0], plain[-1])
+    for value in plain[1:-1]:
+        found = torch.result_type(torch.empty((), dtype=found), value)
+    return found
+
+
+def _rounded_to(value: Any, kind: torch.dtype) -> Any:
+    """A real constant as torch takes it beside numbers of a type."""
+    if isinstance(value, float) and kind.is_floating_point:
+        return torch.tensor(value, dtype=kind).item()
+    return value
+
+
+def _require_exact(said: Said, kind: torch.dtype, computed: bool = True) -> None:
+    """Raise where torch may round a number of a type, or wrap it, and a spec does not; a spec
+    computes with reals as float64 does."""
+    if isinstance(said, bool | Read | Leaf | Compound) or kind in (torch.bool, torch.int64):
+        return
+    for _, value in said.each if isinstance(said, Cases) else ((True, said),):
+        if not isinstance(value, Symbol | Apply):
+            continue
+        power = isinstance(value, Apply) and value.op == "**"
+        if kind == torch.float64 and not (computed and power):
+            continue
+        places = _places(value) if kind.is_floating_point else 0
+        info = torch.finfo(kind) if kind.is_floating_point else torch.iinfo(kind)
+        most = 2 / info.eps if isinstance(info, torch.finfo) else info.max
+        if places is None or reach_of(value, _RANGES) * 2**places > most:
+            raise UntracedError(
+                f"it computes with {kind}, which rounds or wraps where specs do not, at lengths up"
+                f" to {CHECKED:,}: keep to whole numbers of 64 bits, with `*` in place of `/`, or"
+                " use `.double()`"
+            )
+
+
+CHECKED = 65_536
+"""The length up to which numbers that are computed in short types must be exact."""
+
+_RANGES = {name: (np.asarray(0), np.asarray(CHECKED)) for name in ("q", "k", "b", "head")}
+
+
+def _places(scalar: Scalar) -> int | None:
+    """How many binary places behind the point a number has at most; None where that has no end."""
+    match scalar:
+        case float():
+            return next((at for at in range(24) if (scalar * 2**at).is_integer()), None)
+        case Apply("floor" | "ceil" | "//"):
+            return 0
+        case Apply(op, args):
+            parts = [_places(arg) for arg in args]
+            known = [part for part in parts if part is not None]
+            if len(known) < len(parts):
+                return None
+            match op, args[-1]:
+                case "/", int() | float() as by:
+                    fraction, exponent = math.frexp(by)
+                    return known[0] + max(0, exponent - 1) if abs(fraction) == 0.5 else None
+                case "/", _:
+                    return None
+                case "**", int() as times:
+                    return known[0] * times
+                case "*", _:
+                    return sum(known)
+                case _:
+                    return max(known)
+        case _:
+            return 0
+
+
+def _numeric(op: str, *args: Any) -> Traced:
     """An operation on numbers, in each of their cases."""
+    kind = _kind(*args)
+    if op == "/" and not kind.is_floating_point:
+        kind = torch.get_default_dtype()
     found: list[tuple[Scalar, tuple[Scalar, ...]]] = [(True, ())]
     for arg in args:
-        said = _said(arg)
-        if isinstance(said, Read):
-            raise UntracedError(
-                f"numbers of the captured tensor `{said.name}` are computed with; only comparisons"
-                f" of them are recorded, as {said.name}[q] == {said.name}[k]: write the spec with"
-                " an input of kind `numbers`"
-            )
-        if isinstance(said, Leaf | Compound):
-            raise UntracedError("a condition about an input is computed with as a number")
+        said = _cases(_rounded_to(arg, kind))
+        if op in _CONTRARY:
+            _require_exact(said, kind, computed=False)
         cases = said.each if isinstance(said, Cases) else ((True, said),)
         found = [
             (_both(one, other), (*values, value)) for one, values in found for other, value in cases
@@ -180,7 +256,24 @@ def _numeric(op: str, *args: Any, dtype: torch.dtype = torch.int64) -> Traced:
         if len(found) > MOST_CASES:
             raise UntracedError(f"a number has more than {MOST_CASES} cases")
     each = tuple((condition, _applied(op, values)) for condition, values in found)
-    return Traced(each[0][1] if len(each) == 1 else Cases(each), dtype)
+    result: Said = each[0][1] if len(each) == 1 else Cases(each)
+    if op not in _CONTRARY:
+        _require_exact(result, kind)
+    return Traced(result, kind)
+
+
+def _cases(value: Any) -> Scalar | Cases:
+    """A number, traced or not, that is no entry of an input and no condition about one."""
+    said = _said(value)
+    if isinstance(said, Read):
+        raise UntracedError(
+            f"numbers of the captured tensor `{said.name}` are computed with; only comparisons"
+            f" of them are recorded, as {said.name}[q] == {said.name}[k]: write the spec with"
+            " an input of kind `numbers`"
+        )
+    if isinstance(said, Leaf | Compound):
+        raise UntracedError("a condition about an input is computed with as a number")
+    return said
 
 
 def _applied(op: str, values: tuple[Scalar, ...]) -> Scalar:
@@ -198,6 +291,8 @@ def _applied(op: str, values: tuple[Scalar, ...]) -> Scalar:
 
 
 def _compared(op: str, first: Any, second: Any) -> Traced:
+    kind = _kind(first, second)
+    first, second = _rounded_to(first, kind), _rounded_to(second, kind)
     one, other = _said(first), _said(second)
     if isinstance(one, Read) or isinstance(other, Read):
         return _labels(op, one, other)
@@ -316,10 +411,10 @@ def _where(condition: Any, first: Any, second: Any) -> Traced:
     cases: list[tuple[Scalar, Scalar]] = []
     otherwise: Any = _not(holds).said
     for met, value in ((said, first), (otherwise, second)):
-        number: Any = _numeric("+", value, 0).said
+        number = _cases(value)
         each = number.each if isinstance(number, Cases) else ((True, number),)
         cases += [(_both(met, condition), part) for condition, part in each]
-    return Traced(Cases(tuple(cases)))
+    return Traced(Cases(tuple(cases)), _kind(first, second))
 
 
 def _clamp(x: Any, low: Any = None, high: Any = None) -> Traced:
@@ -333,9 +428,7 @@ def _clamp(x: Any, low: Any = None, high: Any = None) -> Traced:
 def _divided(first: Any, second: Any, rounding_mode: str | None = None) -> Traced:
     if rounding_mode == "trunc":
         raise UntracedError("it divides towards zero; use `//`")
-    if rounding_mode == "floor":
-        return _numeric("//", first, second)
-    return _numeric("/", first, second, dtype=torch.float64)
+    return _numeric("//" if rounding_mode == "floor" else "/", first, second)
 
 
 def _rounded(op: str) -> Callable[[Any], Traced]:
@@ -364,6 +457,7 @@ def _as_type(x: Any, dtype: Any = None, **rest: Any) -> Traced:
         return _where(x, 1, 0)
     if x.dtype.is_floating_point and not dtype.is_floating_point:
         raise UntracedError("it cuts a real number off; use `//`")
+    _require_exact(_said(x), dtype, computed=False)
     return Traced(_said(x), dtype)
 
 

@@ -289,15 +289,19 @@ def check_promise(name: str, at_most: int, marked: torch.Tensor) -> None:
 
 
 def check_exact(
-    predicates: Mapping[Scalar, Sequence[str]], data: Mapping[str, torch.Tensor], n: int
+    predicates: Mapping[Scalar, Sequence[str]],
+    data: Mapping[str, torch.Tensor],
+    n: int,
+    m: int | None = None,
 ) -> None:
-    """Raises ValueError where whole numbers that predicates compute of inputs may not be exact."""
+    """Raises ValueError where whole numbers that predicates compute of inputs may not be exact, for
+    n keys and m queries, n where it is None."""
     for predicate, names in predicates.items():
         whole = {x: data[x] for x in names if data[x].numel() and not data[x].is_floating_point()}
         if any(x.device.type == "meta" for x in whole.values()):
             continue
         ranges = {name: (int(x.min()), int(x.max())) for name, x in whole.items()}
-        require_exact(predicate, n, ranges)
+        require_exact(predicate, n, ranges, m)
 
 
 def _check_input(

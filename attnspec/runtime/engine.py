@@ -106,7 +106,8 @@ class Engine:
         from, 0 for other heads.
         """
         q, k, v = parts
-        self.check_data(call.data, k.shape[2])
+        queries = query_start + q.shape[2] if self.program.cross else None
+        self.check_data(call.data, k.shape[2], queries)
         if 0 in (len(q), q.shape[2], k.shape[2]):
             extents_of(self.program, k.shape[2])
             return _nothing(q, k, v)
@@ -134,13 +135,14 @@ class Engine:
                 sums.append(_unknown(out) if lse is None else lse)
         return prepared.joined(outs), prepared.joined(sums) if sums else None
 
-    def check_data(self, data: Mapping[str, torch.Tensor], n: int) -> None:
-        """Raises ValueError where the inputs of n positions break a promise, or numbers that
-        predicates compute of them may not be exact."""
+    def check_data(self, data: Mapping[str, torch.Tensor], n: int, m: int | None = None) -> None:
+        """Raises ValueError where the inputs of n positions, read by m queries of another sequence
+        if it is given, break a promise, or numbers that predicates compute of them may not be
+        exact."""
         for entry in self.program.inputs:
             if entry.at_most is not None and len(data[entry.name]):
                 check_promise(entry.name, entry.at_most, data[entry.name].sum(-1))
-        check_exact(self.computed, data, n)
+        check_exact(self.computed, data, n, m)
 
     def laid_out(self, parts: Parts, call: Call) -> tuple[Parts, Call]:
         """A call with keys and values at as many positions as hold two sequences, those behind the

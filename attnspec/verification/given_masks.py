@@ -11,9 +11,11 @@ import numpy as np
 
 from attnspec.analysis.counting.differences import Pairs, only_in, row_text
 from attnspec.graphs.relation import Relation
-from attnspec.graphs.stack import LONGEST_MASK, Stack
+from attnspec.graphs.stack import LONGEST_MASK, Sample, Stack
 from attnspec.graphs.written_pairs import WrittenPairs
-from attnspec.ir.api_checks import index_of, length_of
+from attnspec.ir.api_checks import index_of
+from attnspec.ir.crossing import crossed
+from attnspec.ir.program import Crossing, Program
 from attnspec.text.diagnostics import AttnSpecError
 
 
@@ -35,7 +37,8 @@ class HeadDifference:
 
 @dataclass(frozen=True)
 class MaskComparison:
-    """A spec and a mask compared at n positions, in one layer; True in the mask = attends.
+    """A spec and a mask compared at n positions, of a spec with `cross` at m queries and n keys, in
+    one layer; True in the mask = attends.
 
     `turned` says that the mask is, in every head, just what the spec leaves out: then True stands
     for what is masked.
@@ -46,6 +49,7 @@ class MaskComparison:
     layer: int
     heads: tuple[HeadDifference, ...]
     turned: bool
+    m: int | None = None
 
     @property
     def equal(self) -> bool:
@@ -66,6 +70,7 @@ class MaskComparison:
         """As plain data."""
         return {
             "spec": self.name,
+            **({} if self.m is None else {"m": self.m}),
             "n": self.n,
             "layer": self.layer,
             "equal": self.equal,
@@ -87,7 +92,8 @@ class MaskComparison:
         return json.dumps(self.to_dict(), indent=2)
 
     def __str__(self) -> str:
-        lines = [f"`{self.name}` and the mask at n = {self.n:,}, layer {self.layer}"]
+        at = f"n = {self.n:,}" if self.m is None else f"m = {self.m:,}, n = {self.n:,}"
+        lines = [f"`{self.name}` and the mask at {at}, layer {self.layer}"]
         lines[0] += "; True in the mask = attends"
         if self.equal:
             shared = sum(head.in_both for head in self.heads)
@@ -99,7 +105,7 @@ class MaskComparison:
             )
         for head in self.heads:
             lines += [f"head {head.head}: the same {head.in_both:,} pairs"] * head.equal
-            lines += [] if head.equal else _said(head, self.n)
+            lines += [] if head.equal else _said(head, max(self.n, self.m or 0))
         return "\n".join(lines)
 
 
@@ -122,29 +128,40 @@ def _said(head: HeadDifference, n: int) -> list[str]:
 
 
 def compare_mask(
-    stack: Stack, mask: object, n: int | None, layer: int = 0, head: int | None = None
+    program: Program,
+    inputs: Sample | None,
+    mask: object,
+    n: int | None,
+    layer: int = 0,
+    head: int | None = None,
+    m: int | None = None,
 ) -> MaskComparison:
     """A layer of a spec, or one head of it, held against a mask or a mask function.
 
-    The mask is bool [n, n], for every head, or [H, n, n] or [1, H, n, n]; a function is f(b, h, q,
-    k) of torch, or whatever has it as `mask_mod`. Raises AttnSpecError for another shape, and
-    TypeError for what is neither.
+    The mask is bool [n, n], for every head, or [H, n, n] or [1, H, n, n], and [m, n] for [n, n]
+    with `cross`; a function is f(b, h, q, k) of torch, or whatever has it as `mask_mod`. Raises
+    AttnSpecError for another shape, and TypeError for what is neither.
     """
-    program = stack.program
-    if n is None:
-        shape = () if callable(_mod(mask)) else _array(mask).shape
-        n = int(shape[-1]) if len(shape) else program.fixed_length
+    if _mod(mask) is None:
+        shape = _array(mask).shape
+        n = int(shape[-1]) if n is None and len(shape) else n
+        m = int(shape[-2]) if m is None and program.cross and len(shape) > 1 else m
+    n = program.fixed_length if n is None else n
     if n is None:
         raise ValueError("a mask function has a mask at every length: `compare(mask_mod, n)`")
-    n = length_of(n)
-    if n > LONGEST_MASK:
-        raise AttnSpecError(f"masks are compared up to n = {LONGEST_MASK:,}, got {n:,}")
+    whole, length = crossed(program, n, m)
+    sides = whole.crossing or Crossing(length, length)
+    if length > LONGEST_MASK:
+        raise AttnSpecError(f"masks are compared up to n = {LONGEST_MASK:,}, got {length:,}")
     wanted = _heads(program.heads, mask, head)
-    found = given_mask(mask, n, max(wanted) + 1)
+    found = given_mask(mask, (sides.queries, sides.keys), max(wanted) + 1)
     _require_heads(program.heads, mask, head)
-    heads = tuple(_held(stack, found, n, layer, each) for each in wanted)
-    turned = all(_is_turned(each, n) for each in heads) and n > 0
-    return MaskComparison(program.name, n, layer, heads, turned)
+    stack = Stack(whole, inputs)
+    heads = tuple(_held(stack, found, length, layer, each) for each in wanted)
+    pairs = sides.queries * sides.keys
+    turned = all(_is_turned(each, pairs) for each in heads) and pairs > 0
+    queries = sides.queries if program.cross else None
+    return MaskComparison(program.name, sides.keys, layer, heads, turned, queries)
 
 
 def _heads(declared: int | None, mask: object, head: int | None) -> list[int]:
@@ -163,54 +180,56 @@ def _require_heads(declared: int | None, mask: object, head: int | None) -> None
     if declared is not None and len(shape) >= 3 and shape[-3] not in allowed:
         raise AttnSpecError(
             f"the mask has {shape[-3]} heads, and the spec {declared}: a mask for every head is"
-            f" [{shape[-1]}, {shape[-1]}]"
+            f" [{shape[-2]}, {shape[-1]}]"
         )
 
 
 def _held(stack: Stack, mask: np.ndarray, n: int, layer: int, head: int) -> HeadDifference:
-    relation = stack.relation(n, layer, head)
-    given = WrittenPairs(mask[head if len(mask) > 1 else 0])
+    """What differs in one head, where the mask is bool [H or 1, m, n] and n holds both."""
+    relation, own = stack.relation(n, layer, head), mask[head if len(mask) > 1 else 0]
+    given = WrittenPairs(np.pad(own, [(0, n - side) for side in own.shape]))
     only_mask = only_in(given, relation, n)
     in_both = int(given.mask.sum()) - only_mask.count
     return HeadDifference(head, only_in(relation, given, n), only_mask, in_both, (relation, given))
 
 
-def _is_turned(head: HeadDifference, n: int) -> bool:
-    return head.in_both == 0 and head.only_in_spec.count + head.only_in_mask.count == n * n
+def _is_turned(head: HeadDifference, pairs: int) -> bool:
+    return head.in_both == 0 and head.only_in_spec.count + head.only_in_mask.count == pairs
 
 
-def given_mask(mask: object, n: int, heads: int) -> np.ndarray:
-    """A mask as bool [H or 1, n, n], True = attends; as `compare_mask` takes it."""
+def given_mask(mask: object, sides: tuple[int, int], heads: int) -> np.ndarray:
+    """A mask as bool [H or 1, m, n], True = attends, `sides` being (m, n); as `compare_mask` takes
+    it."""
     mod = _mod(mask)
     if mod is not None:
-        return of_function(mod, n, heads)
+        return of_function(mod, sides, heads)
     array = _array(mask)
     if array.dtype != np.bool_:
         raise AttnSpecError(
-            f"a mask is boolean, True where a query attends, got {array.dtype}; of one that is"
-            " added to the scores, `mask == 0`"
+            f"a mask is boolean, True where a query attends, got {array.dtype}: `mask == 0` is that"
+            " of one that is added to the scores, `mask != 0` of one in which 1 attends"
         )
     while array.ndim > 3 and len(array) == 1:
         array = array[0]
     array = array[None] if array.ndim == 2 else array
-    if array.ndim != 3 or array.shape[1:] != (n, n) or not len(array):
-        shape = list(_array(mask).shape)
-        raise AttnSpecError(f"the mask must be [{n}, {n}], or [H, {n}, {n}] for heads, got {shape}")
+    if array.ndim != 3 or array.shape[1:] != sides or not len(array):
+        shape, own = list(_array(mask).shape), f"{sides[0]}, {sides[1]}"
+        raise AttnSpecError(f"the mask must be [{own}], or [H, {own}] for heads, got {shape}")
     if len(array) not in (1, heads) and len(array) < heads:
         raise AttnSpecError(f"the mask has {len(array)} heads, and {heads} are compared")
     return array
 
 
-def of_function(mask_mod: Callable[..., Any], n: int, heads: int) -> np.ndarray:
-    """A mask function on all pairs, bool [heads, n, n], as FlexAttention calls it.
+def of_function(mask_mod: Callable[..., Any], sides: tuple[int, int], heads: int) -> np.ndarray:
+    """A mask function on all pairs, bool [heads, m, n], as FlexAttention calls it.
 
     Raises AttnSpecError where it fails, and where samples 0 and 1 of a batch have other pairs.
     """
-    if n == 0:
-        return np.zeros((heads, 0, 0), bool)
-    found: np.ndarray = _of_batch(mask_mod, 1, n, heads)[0]
+    if 0 in sides:
+        return np.zeros((heads, *sides), bool)
+    found: np.ndarray = _of_batch(mask_mod, 1, sides, heads)[0]
     try:
-        second = _of_batch(mask_mod, 2, n, heads)[1]
+        second = _of_batch(mask_mod, 2, sides, heads)[1]
     except AttnSpecError:
         # what it captures has one sample, so no other could be asked for
         return found
@@ -224,16 +243,18 @@ def of_function(mask_mod: Callable[..., Any], n: int, heads: int) -> np.ndarray:
     return found
 
 
-def _of_batch(mask_mod: Callable[..., Any], batch: int, n: int, heads: int) -> np.ndarray:
-    """The masks of so many samples, bool [batch, heads, n, n]."""
+def _of_batch(
+    mask_mod: Callable[..., Any], batch: int, sides: tuple[int, int], heads: int
+) -> np.ndarray:
+    """The masks of so many samples, bool [batch, heads, m, n]."""
     from torch.nn.attention.flex_attention import create_mask
 
     try:
-        found: np.ndarray = create_mask(mask_mod, batch, heads, n, n, device="cpu").numpy()
+        found: np.ndarray = create_mask(mask_mod, batch, heads, *sides, device="cpu").numpy()
     except Exception as error:
         first = str(error).partition("\n")[0]
         raise AttnSpecError(
-            f"the mask function fails at n = {n}: {type(error).__name__}: {first:.200}"
+            f"the mask function fails at n = {sides[1]}: {type(error).__name__}: {first:.200}"
         ) from error
     return found
 

@@ -236,15 +236,48 @@ def test_too_much_is_refused() -> None:
         spec_of("attend full").to_bsr(4, 0)
 
 
-@pytest.mark.parametrize("graph", ["where(q + 2 * k < m)", "where(q + 2 * k < n)", "where(q < k)"])
-def test_flex_takes_two_sequences_of_one_length(graph: str) -> None:
+@pytest.mark.parametrize(
+    "graph",
+    [
+        "where(abs(q * n - k * m) <= 2 * m)",
+        "where(q + 2 * k < n and q < n)",
+        "rows(last(2)) | shift(full, by = -3)",
+        "window(radius = 5) | global(last(1))",
+    ],
+)
+@pytest.mark.parametrize(("m", "n"), [(8, 8), (5, 8), (200, 130), (128, 256), (300, 7)])
+def test_flex_takes_queries_of_another_sequence(graph: str, m: int, n: int) -> None:
     spec = spec_of(f"cross attend {graph}")
-    flex, n = spec.to_flex(8), 8
-    meant = spec.mask(n)
-    assert (create_mask(flex.mask_mod, 1, 1, n, n, "cpu")[0, 0].numpy() == meant).all()
-    assert flex.block_mask(n).to_dense().shape[-2:] == (1, 1)
-    found = flex.block_mask(n).mask_mod
-    assert (create_mask(found, 1, 1, n, n, "cpu")[0, 0].numpy() == meant).all()
+    flex, meant = spec.to_flex(n, m=m), spec.mask(n, m=m)
+    assert (create_mask(flex.mask_mod, 1, 1, m, n, "cpu")[0, 0].numpy() == meant).all()
+    blocks, listed = flex.block_mask(), create_block_mask(flex.mask_mod, 1, 1, m, n, "cpu")
+    assert blocks.seq_lengths == (m, n)
+    for name in ("kv_num_blocks", "full_kv_num_blocks", "q_num_blocks"):
+        assert torch.equal(getattr(blocks, name), getattr(listed, name))
+    assert torch.equal(blocks.to_dense(), listed.to_dense())
+    assert spec.to_flex().block_mask(n, m=m).seq_lengths == (m, n)
+
+
+def test_one_mask_function_serves_all_lengths_of_both_sequences() -> None:
+    spec = spec_of("cross attend window(radius = 2)")
+    mask_mod = spec.to_flex().mask_mod
+    for m, n in ((3, 9), (9, 3)):
+        found = create_mask(mask_mod, 1, 1, m, n, "cpu")[0, 0].numpy()
+        assert (found == spec.mask(n, m=m)).all()
+    with pytest.raises(ValueError, match=r"to_flex\(n, m=m\)"):
+        _ = spec_of("cross attend rows(last(2))").to_flex().mask_mod
+    with pytest.raises(ValueError, match="m queries read a number of keys"):
+        spec.to_flex(m=4)
+    with pytest.raises(AttnSpecError, match="one sequence"):
+        spec_of("attend full").to_flex(4, m=4)
+
+
+@pytest.mark.parametrize("times", [[1, 5, 2, 2, 9], [1.0, float("nan"), 0.5, float("inf"), 2.0]])
+def test_flex_compares_numbers(times: list[float]) -> None:
+    spec = spec_of("input t: numbers attend where(t(k) <= t(q) and t(k) == t(k))")
+    inputs = {"t": np.array(times)}
+    found = create_mask(spec.to_flex(5, inputs=inputs).mask_mod, 1, 1, 5, 5, "cpu")[0, 0].numpy()
+    assert (found == spec.mask(5, inputs=inputs)).all()
 
 
 @pytest.mark.parametrize("m", [0, 1, 5, 8, 19])

@@ -40,10 +40,7 @@ from attnspec.verification import verify_alone
 SIZE = 4
 
 REFUSED = {
-    "event_times": "its input `time` is of the kind numbers",
     "based": "its heads or layers have different mechanisms",
-    "flamingo": "queries are the last of its keys, and `cross` has two",
-    "monotonic_band": "queries are the last of its keys, and `cross` has two",
     "lolcats": "it weighs some pairs exactly and others by a mechanism",
 }
 """What no short file of the zoo says, and why."""
@@ -347,9 +344,77 @@ def test_other_specs_are_computed_as_the_package_does(body: str) -> None:
         compared(spec, run(spec), 11, n, padded=False)
 
 
+ACROSS = (
+    "cross attend where(abs(q * n - k * m) <= 2 * m and q < n) | rows(last(2))",
+    "cross attend shift(full, by = -3) & ~window(radius = 4) | transpose(columns(last(3)))",
+    "cross input t: numbers input x: tokens heads 2 attend where(t(k) * 2 < q) | columns(x)"
+    " head 1 { attend powers(base = 2) } score softcap(cap = 3)",
+    "cross attend block(size = 4) | global(last(2) | first(1)) normalize sigmoid",
+    "cross attend linear()",
+)
+
+
+@pytest.mark.parametrize("body", ACROSS)
+def test_two_sequences_are_computed_as_the_package_does(body: str) -> None:
+    torch.manual_seed(0)
+    spec = spec_of(body)
+    assert "are another sequence than keys" in body_of(spec)
+    for m, n in ((7, 7), (5, 20), (20, 5), (9, 1)):
+        compared(spec, run(spec), m, n, padded=m > n)
+    q, k = torch.randn(1, 2, 3, 4), torch.randn(1, 2, 0, 4)
+    inputs = {"t": torch.zeros(1, 0), "x": torch.zeros(1, 0, dtype=torch.bool)}
+    out = run(spec)["Sample"]()(q, k, k, inputs={name: inputs[name] for name in spec.inputs})
+    assert out.abs().sum() == 0
+
+
+NUMBERS = (
+    "where(t(k) <= t(q) and t(k) == t(k))",
+    "where(abs(t(q) - t(k)) <= 1.5 or 2 * t(k) + 1 > 2 * t(k))",
+    "where(max(t(q), 3, t(k) / 2) ** 3 < 40 or ceil(t(k) / 3) == 1) & where(q - k < t(q))",
+    "where(t(k) in {1, 2, 7} or min(t(q), 2.5) in 0..t(k))",
+)
+
+
+@pytest.mark.parametrize("graph", NUMBERS)
+@pytest.mark.parametrize("kind", [torch.int32, torch.float32, torch.float64])
+def test_numbers_are_compared_as_the_package_does(graph: str, kind: torch.dtype) -> None:
+    spec = spec_of(f"input t: numbers attend {graph}")
+    n, generator = 23, torch.Generator().manual_seed(4)
+    times = torch.randint(-4, 9, (2, n), generator=generator).to(kind)
+    if kind.is_floating_point:
+        times = times + 0.3
+        times[:, 3:5], times[:, 9], times[:, 12] = torch.nan, torch.inf, -torch.inf
+    real = torch.rand(2, n, generator=generator) < 0.8
+    q = torch.randn(2, 2, n, 4, generator=generator, dtype=torch.float64)
+    alone, twin = run(spec)["Sample"](), spec.compile("dense")
+    for padding in (None, real):
+        more = {"inputs": {"t": times}, "key_padding_mask": padding}
+        for first in (0, 15):
+            given = q[:, :, first:], q, q
+            torch.testing.assert_close(alone(*given, **more), twin(*given, **more))
+
+
+def test_numbers_that_are_not_exact_are_refused() -> None:
+    q, large = torch.randn(1, 1, 3, 4), torch.tensor([[0, 1, 2**61 + 1]])
+    spec = spec_of("input t: numbers attend where(t(k) - t(q) < 3)")
+    module = run(spec)["Sample"]()
+    with pytest.raises(ValueError, match=rf"`t` must be within {2**60}, where whole numbers"):
+        module(q, q, q, inputs={"t": large})
+    module(q, q, q, inputs={"t": large.double()})
+    compared_as_given = run(spec_of("input t: numbers attend where(t(k) < t(q))"))["Sample"]()
+    compared_as_given(q, q, q, inputs={"t": large * 2})
+    divided = run(spec_of("input t: numbers attend where(t(k) % 3 == 0)"))["Sample"]()
+    divided(q, q, q, inputs={"t": large})
+    with pytest.raises(ValueError, match="divide whole numbers, and what `t` says is real"):
+        divided(q, q, q, inputs={"t": large.double()})
+
+
 @pytest.mark.parametrize(
     ("body", "why"),
     [
+        ("cross attend full scale 1 / log2(m + 2)", "weighed by the number of queries"),
+        ("input t: numbers attend where(t(q) / t(k) < 2)", "may be 0"),
+        ("input t: numbers attend where(t(q) / 2 % 3 < 2)", "what it makes of `t` is real"),
         ("layers 2 attend full layer 1 { attend linear() }", "different mechanisms"),
         ("heads 2 attend full head 1 { attend full normalize relu }", "in different ways"),
         ("attend favor(redraw = 9)", "drawn anew while it is trained"),

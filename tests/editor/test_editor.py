@@ -8,6 +8,7 @@ import re
 from contextlib import nullcontext
 from pathlib import Path
 
+import numpy as np
 import pytest
 from package_map import ROOT
 from pygments.token import Comment, Error, Keyword, Name, Token
@@ -27,6 +28,7 @@ from attnspec.editor.navigation import (
     uses_at,
 )
 from attnspec.editor.words import builtin, words
+from attnspec.elaborate.names import INPUTS
 from attnspec.grammar.parser import expected, keywords
 from attnspec.graphs.patterns import PATTERNS
 from attnspec.ir.mechanisms import MECHANISMS
@@ -146,6 +148,22 @@ def test_a_text_beyond_the_limits_has_no_words() -> None:
         ("attention a { attend global(every(step = @", {"n", "isqrt"}, {"full"}),
         ("attention a { input x: @", {"tokens", "ids", "length", "choices"}, {"x", "window"}),
         ("attention a(m = 3) { input x: tokens(at_most = @", {"m", "n"}, {"x", "window"}),
+        ("attention a { input x: @", {"numbers", "scores", "buckets"}, {"size", "n"}),
+        ("attention a { input x: tokens(@", {"at_most"}, {"size", "n"}),
+        ("attention a { input x: choices(@", {"size"}, {"at_most", "n"}),
+        ("attention a { input x: choices(size = @", {"n"}, {"at_most", "size"}),
+        (
+            "attention a { input t: numbers input d: ids input x: tokens attend where(@",
+            {"q", "t", "d", "abs"},
+            {"x", "m", "window"},
+        ),
+        ("attention a { input t: numbers attend where(t(@", {"q", "k"}, {"t", "n", "window"}),
+        ("attention a { input t: numbers attend where(t(q) <= @", {"t", "q", "n"}, {"window"}),
+        ("attention a { input t: numbers attend where(abs(@", {"t", "q", "n"}, {"window"}),
+        ("attention a { cross input t: numbers attend where(t(@", {"k"}, {"q", "t", "m"}),
+        ("attention a { cross attend where(q * n <= @", {"m", "q", "n"}, {"window"}),
+        ("attention a { cross attend window(radius = @", {"m", "n"}, {"q"}),
+        ("attention b { cross attend full } attention a { attend where(@", {"n"}, {"m"}),
         ("attention a { normalize @", {"softmax", "softmax1"}, {"n", "favor"}),
         ("attention a { score @", {"alibi", "softcap", "bias"}, {"window"}),
         ("attention a { score softcap(@", {"cap"}, {"window"}),
@@ -260,6 +278,52 @@ def test_another_name_means_the_same(spot: str) -> None:
             assert old == new
         elif name == "a":
             assert [*new.inputs] == ["fresh_name"]
+
+
+EVENTS = """attention events {
+    input time: numbers
+    input who: ids
+    attend where(time(k) <= time(q) and abs(time(q) - q) < 9 and who(q) != who(k)) | same(who)
+}
+"""
+
+
+@pytest.mark.parametrize("name", ["moment", "floor", "abs"])
+@pytest.mark.parametrize("spot", ["time", "who"])
+def test_an_input_gets_another_name_wherever_it_is_read(name: str, spot: str) -> None:
+    document = Document(EVENTS)
+    for at in range(len(EVENTS)):
+        if EVENTS.startswith(f"{spot}(", at):
+            assert len(uses_at(document, at)) == 4
+    if name == "abs":
+        with pytest.raises(RenameError, match="would be read at a position"):
+            renamed(document, EVENTS.index(spot), name)
+        return
+    old, new = attnspec.parse(EVENTS), attnspec.parse(edited(document, EVENTS.index(spot), name))
+    assert set(new.inputs) == {name, *set(old.inputs) - {spot}}
+    n, values = 7, {"time": np.arange(7) ** 2 % 5, "who": np.arange(7) // 3}
+    given = {name if key == spot else key: each for key, each in values.items()}
+    assert (old.mask(n, inputs=values) == new.mask(n, inputs=given)).all()
+
+
+def test_nothing_is_called_as_the_number_of_queries() -> None:
+    text = "attention a(w = 3) { cross input t: numbers attend where(t(k) + w * n <= m) }"
+    for spot in ("w = 3", "t: "):
+        with pytest.raises(RenameError, match="the number of queries"):
+            renamed(Document(text), text.index(spot), "m")
+
+
+@pytest.mark.parametrize("kind", INPUTS)
+def test_hover_on_the_kind_of_an_input_says_its_axes_and_readers(kind: str) -> None:
+    text = f"attention a {{ input x: {kind} attend full }}"
+    found = hover(Document(text), text.index(kind))
+    assert found is not None
+    assert INPUTS[kind][0] in found[0]
+    assert "[B" in found[0]
+    assert all(f"`{name}`" in found[0] for name in INPUTS[kind][1])
+    # the same word elsewhere is no kind
+    other = f"attention a {{ attend {kind} }}"
+    assert hover(Document(other), other.index(kind)) is None
 
 
 @pytest.mark.parametrize(

@@ -276,6 +276,26 @@ def test_a_graph_gets_another_name_where_it_is_imported(editor: Editor) -> None:
     assert wrong["range"]["start"] == {"line": 0, "character": 0}
 
 
+def test_inputs_are_offered_explained_and_renamed_while_they_are_written(editor: Editor) -> None:
+    editor.ask("initialize", processId=None, rootUri=editor.folder.as_uri(), capabilities={})
+    editor.notify("initialized")
+    head = "attention a {\n    input time: \n"
+    editor.open(f"{head}    attend where(\n}}\n")
+    kinds = {each["label"] for each in editor.at("completion", 1, 16)["items"]}
+    assert {"numbers", "ids", "tokens"} <= kinds
+    editor.change(2, insert(1, 16, "numbers"))
+    offered = {each["label"]: each for each in editor.at("completion", 2, 17)["items"]}
+    assert {"q", "k", "time"} <= set(offered)
+    editor.change(3, insert(2, 17, "time("))
+    assert [each["label"] for each in editor.at("completion", 2, 22)["items"]][:2] == ["q", "k"]
+    editor.change(4, insert(2, 22, "k) <= time(q))"))
+    assert editor.said(4) == []
+    assert "integers or reals" in editor.at("hover", 1, 18)["contents"]["value"]
+    assert "input time: numbers" in editor.at("hover", 2, 30)["contents"]["value"]
+    edits = editor.at("rename", 2, 30, newName="moment")["changes"][editor.uri()]
+    assert len(edits) == 3
+
+
 def test_without_the_library_the_way_out_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in [each for each in sys.modules if each.split(".")[0] == "pygls"]:
         monkeypatch.delitem(sys.modules, name)

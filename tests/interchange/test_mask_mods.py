@@ -35,6 +35,14 @@ def widths(b: Any, h: Any, q: Any, k: Any) -> Any:
     return (q >= k) & (q - k < WIDTHS[h])
 
 
+def in_place(b: Any, h: Any, q: Any, k: Any) -> Any:
+    held = q >= k
+    q = q.clone()
+    q -= 4
+    held &= k > q
+    return held
+
+
 def block_diffusion(b: Any, h: Any, q: Any, k: Any) -> Any:
     noisy_q, noisy_k = q < 16, k < 16
     block_q = torch.where(noisy_q, q // 4, (q - 16) // 4)
@@ -83,6 +91,17 @@ WRITTEN: dict[str, tuple[Callable[..., Any], str]] = {
         lambda b, h, q, k: k <= torch.where(q < 8, 7, q),
         "attend rows(first(8)) & columns(first(8)) | where(q >= 8) & causal",
     ),
+    "two keys": (
+        lambda b, h, q, k: (q >= k) & (q - k < 2),
+        "attend window(before = 1, after = 0)",
+    ),
+    "in place": (in_place, "attend window(before = 3, after = 0)"),
+    "half of a sum": (lambda b, h, q, k: (q + k) / 2 <= 5.5, "attend where((q + k) / 2 <= 5.5)"),
+    "reals of 64 bits": (
+        lambda b, h, q, k: (q.double() * 0.29).floor() == (k.double() * 0.29).floor(),
+        "attend where(floor(q * 0.29) == floor(k * 0.29))",
+    ),
+    "powers of the head": (lambda b, h, q, k: q - k < 2**h, "attend where(q - k < 2 ** head)"),
     "minimum": (lambda b, h, q, k: torch.minimum(q, k) < 2, "attend where(min(q, k) < 2)"),
     "different": (lambda b, h, q, k: ~(q == k), "attend where(q != k)"),
     "of heads": (
@@ -131,6 +150,7 @@ def test_samples_of_a_batch_share_a_spec() -> None:
     assert {name: entry.kind for name, entry in spec.inputs.items()} == {"both": "ids"}
 
 
+TENTHS = torch.tensor([0.1, 0.2, 0.3, 0.4])
 TIMES = torch.tensor([0.5, 0.25, 3.0, 3.0, -1.0, 7.5, 0.25])
 
 NUMBERS: dict[str, tuple[Callable[..., Any], dict[str, str]]] = {
@@ -147,6 +167,12 @@ NUMBERS: dict[str, tuple[Callable[..., Any], dict[str, str]]] = {
         {"doc": "numbers", "times": "numbers"},
     ),
 }
+
+
+def test_a_constant_beside_a_captured_tensor_is_rounded_as_torch_does() -> None:
+    spec, short = from_mask_mod(lambda b, h, q, k: TENTHS[k] <= 0.3), TENTHS[:2]
+    assert "tenths(k) <= 0.30000001192092896" in spec.source
+    assert "<= 0.30000001192092896" in from_mask_mod(lambda b, h, q, k: short[k] <= 0.3).source
 
 
 @pytest.mark.parametrize("name", NUMBERS)
@@ -210,6 +236,14 @@ REFUSED: dict[str, tuple[Callable[..., Any], str]] = {
         lambda b, h, q, k: (q - k < WIDTHS[h]) & (k - q < WIDTHS[:2][h]),
         "tables of 3 and of 2 heads",
     ),
+    "rounds": (lambda b, h, q, k: (q * 0.29).floor() == (k * 0.29).floor(), "rounds or wraps"),
+    "thirds": (lambda b, h, q, k: q / 3 == k / 3, "torch.float32, which rounds"),
+    "bytes": (lambda b, h, q, k: q.to(torch.int8) >= k.to(torch.int8), "torch.int8, which"),
+    "halves": (lambda b, h, q, k: q.half() >= k, "torch.float16, which"),
+    "large products": (lambda b, h, q, k: q.int() * 40_000 >= k, "torch.int32, which"),
+    "squares of reals": (lambda b, h, q, k: q.float() ** 2 > k, "torch.float32, which"),
+    "added": (lambda b, h, q, k: torch.where(q >= k, 0.0, -torch.inf), "return `… == 0`"),
+    "function of scores": (lambda s, b, h, q, k: s + q - k, "takes five arguments"),
     "sine": (lambda b, h, q, k: torch.sin(q) > 0, "torch.sin"),
     "error of its own": (lambda b, h, q, k: q.nothing, "cannot be traced: AttributeError"),
     "wrong arity": (lambda q, k: q >= k, "cannot be traced: TypeError"),

@@ -9,7 +9,6 @@ from torch.nn.functional import scaled_dot_product_attention
 
 import attnspec
 from attnspec.compile.emit import class_name
-from attnspec.compile.standalone.page import StandaloneError
 from attnspec.runtime.module import CompiledAttention
 
 EVENTS = """
@@ -123,14 +122,15 @@ def test_the_emitted_module_is_the_same() -> None:
     parts, time = tensors(33), torch.rand(2, 33)
     ours = spec.compile()(*parts, inputs={"time": time})
     assert torch.equal(module(*parts, inputs={"time": time}), ours)
-    with pytest.raises(StandaloneError, match="kind numbers"):
-        spec.emit(standalone=True)
 
 
-def test_labels_in_a_predicate_stand_in_no_short_file() -> None:
+def test_labels_in_a_predicate_are_numbers_of_a_short_file() -> None:
     spec = attnspec.parse("attention a { input d: ids attend where(d(q) // 2 == d(k) // 2) }")
-    with pytest.raises(StandaloneError, match="a predicate reads `d`"):
-        spec.emit(standalone=True)
+    names: dict[str, object] = {}
+    exec(compile(spec.emit(standalone=True), "emitted", "exec"), names)
+    parts, labels = tensors(33), torch.randint(0, 9, (2, 33), dtype=torch.int32)
+    found = names["A"]()(*parts, inputs={"d": labels})  # type: ignore[operator]
+    torch.testing.assert_close(found, spec.compile()(*parts, inputs={"d": labels}))
 
 
 @pytest.mark.parametrize(
@@ -257,3 +257,39 @@ def test_a_whole_divisor_that_may_be_0_is_refused_as_that() -> None:
         spec.mask(2, inputs={"t": [0, 1]})
     with pytest.raises(ValueError, match="divides by a whole number, of `t`, which may be 0"):
         spec.compile()(q, q, q, inputs={"t": torch.tensor([[0, 1]])})
+
+
+@pytest.mark.parametrize("body", ["t(k) // n < 2", "t(k) % n < 3", "t(q) // (n - 7) == t(k) % 2"])
+@pytest.mark.parametrize("n", [0, 1, 5])
+def test_numbers_are_divided_by_the_length(body: str, n: int) -> None:
+    spec = attnspec.parse(f"attention a {{ input t: numbers attend where({body}) }}")
+    q, t = torch.randn(1, 1, n, 4), torch.tensor([[3, 9, 0, -4, 17]])[:, :n]
+    found = spec.compile().pairs(q, q, inputs={"t": t})[0, 0].numpy()
+    assert (found == spec.mask(n, inputs={"t": t[0].numpy()})).all()
+    assert spec.compile()(q, q, q, inputs={"t": t}).shape == q.shape
+
+
+@pytest.mark.parametrize(
+    ("body", "reason"),
+    [
+        ("t(k) // (n - 5) < 2", "of `n`, which may be 0 at n = 5"),
+        ("t(k) % head < 2", "of `head`, which may be 0 at n = 5"),
+        ("t(k) // 0 < 2", "divides by 0: keep"),
+        ("t(k) * 2**61 < 5", r"may be above 2\*\*62"),
+    ],
+)
+def test_what_may_be_0_is_named(body: str, reason: str) -> None:
+    spec = attnspec.parse(f"attention a {{ input t: numbers attend where({body}) }}")
+    q, t = torch.randn(1, 1, 5, 4), torch.arange(5)[None]
+    with pytest.raises(ValueError, match=reason):
+        spec.compile()(q, q, q, inputs={"t": t})
+
+
+def test_numbers_are_divided_by_the_number_of_queries() -> None:
+    spec = attnspec.parse(
+        "attention a { cross input t: numbers attend where(t(k) // m + t(k) % n <= q) }"
+    )
+    q, k, t = torch.randn(1, 1, 9, 4), torch.randn(1, 1, 5, 4), torch.tensor([[0, 30, 2, 7, 80]])
+    found = spec.compile().pairs(q, k, inputs={"t": t})[0, 0].numpy()
+    assert (found == spec.mask(5, m=9, inputs={"t": t[0].numpy()})).all()
+    assert spec.compile()(q, k, k, inputs={"t": t}).shape == q.shape

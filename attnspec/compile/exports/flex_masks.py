@@ -23,8 +23,8 @@ from attnspec.graphs.patterns import BY_NAME
 from attnspec.graphs.relation import FULL, SOME, Relation
 from attnspec.graphs.stack import Stack
 from attnspec.ir.api_checks import index_of, length_of
-from attnspec.ir.crossing import evened
-from attnspec.ir.program import Attend, Program, inputs_of, leaves
+from attnspec.ir.crossing import QUERIES, crossed
+from attnspec.ir.program import Attend, Crossing, Program, inputs_of, leaves
 from attnspec.lower.lower import decided_leaves
 from attnspec.text.diagnostics import AttnSpecError
 
@@ -42,8 +42,9 @@ Mod = Callable[[Any, Any, Any, Any], Any]
 class FlexMask:
     """The pairs of one layer as `flex_attention` takes them.
 
-    `n` is the length, None for a mask of every length; `heads` how many heads are told apart;
-    `inputs` has the run-time inputs as tensors, [B, n] or, of a length, [B].
+    `n` is the length, None for a mask of every length, and `m` that of the queries where these are
+    another sequence, n if it is None; `heads` how many heads are told apart; `inputs` has the
+    run-time inputs as tensors, [B, n] or, of a length, [B].
     """
 
     program: Program
@@ -52,6 +53,7 @@ class FlexMask:
     heads: int
     inputs: Mapping[str, torch.Tensor]
     device: torch.device
+    m: int | None = None
 
     @property
     def mask_mod(self) -> Mod:
@@ -60,30 +62,31 @@ class FlexMask:
         ValueError where pairs depend on n and no n was given.
         """
         if self.n is not None:
-            return self._mod(self.n)
+            return self._mod(self._crossing(self.n, self.m))
         if self._source is None or self._reads_length:
+            length = "(n, m=m)" if self.program.cross else "(n)"
             raise ValueError(
-                f"the pairs of `{self.program.name}` depend on n: `to_flex(n)` says of which"
+                f"the pairs of `{self.program.name}` depend on n: `to_flex{length}` says of which"
             )
-        return self._mod(self._longest)
+        return self._mod(Crossing(self._longest, self._longest))
 
-    def block_mask(self, n: int | None = None) -> BlockMask:
-        """The BlockMask at n positions, with the mask function of that length; its lists are
-        those of `create_block_mask`, found from closed forms.
+    def block_mask(self, n: int | None = None, m: int | None = None) -> BlockMask:
+        """The BlockMask at n positions, of m queries and n keys where they are two sequences, with
+        the mask function of these lengths; its lists are those of `create_block_mask`, found from
+        closed forms.
 
         [1, heads, …] without inputs, [B, heads, …] with them.
         """
         from torch.nn.attention.flex_attention import BlockMask
 
-        length = self._length(n)
-        blocks = -(-length // BLOCK)
-        some, every = (np.zeros((self._batch, self.heads, blocks, blocks), bool) for _ in range(2))
-        for sample, head, relation in self._relations(length):
-            cover = cover_of(relation, length, BLOCK, BLOCK)
-            if length % BLOCK:
-                # a short block is not FULL for those who look at all of its places
-                for edge in (cover[-1], cover[:, -1]):
-                    edge[edge == FULL] = SOME
+        sides = self._crossing(self._length(n), self.m if m is None else m)
+        down, along = (-(-side // BLOCK) for side in (sides.queries, sides.keys))
+        some, every = (np.zeros((self._batch, self.heads, down, along), bool) for _ in range(2))
+        for sample, head, relation in self._relations(sides):
+            cover = cover_of(relation, sides.length, BLOCK, BLOCK)[:down, :along]
+            # a short block is not FULL for those who look at all of its places
+            for side, edge in ((sides.queries, cover[-1:]), (sides.keys, cover[:, -1:])):
+                edge[(edge == FULL) & (side % BLOCK > 0)] = SOME
             some[sample, head], every[sample, head] = cover == SOME, cover == FULL
         counts, columns = (part.to(self.device) for part in _listed(some))
         full_counts, full_columns = (part.to(self.device) for part in _listed(every))
@@ -93,8 +96,8 @@ class FlexMask:
             full_counts,
             full_columns,
             BLOCK_SIZE=(BLOCK, BLOCK),
-            mask_mod=self._mod(length),
-            seq_lengths=(length, length),
+            mask_mod=self._mod(sides),
+            seq_lengths=(sides.queries, sides.keys),
         )
 
     @property
@@ -113,12 +116,18 @@ class FlexMask:
         given = n if n is not None else self.n
         return length_of(self.program.fixed_length if given is None else given)  # type: ignore[arg-type]
 
-    def _relations(self, n: int) -> list[tuple[int, int, Relation]]:
+    def _crossing(self, n: int, m: int | None) -> Crossing:
+        """How many queries and keys there are."""
+        program, length = crossed(self.program, n, m)
+        return program.crossing or Crossing(length, length)
+
+    def _relations(self, sides: Crossing) -> list[tuple[int, int, Relation]]:
         """The relation of each sample and head."""
         found = []
+        program = replace(self.program, crossing=sides) if self.program.cross else self.program
         for sample in range(self._batch):
             own = {name: _of_sample(tensor[sample]) for name, tensor in self.inputs.items()}
-            stack = Stack(self.program, own)
+            stack, n = Stack(program, own), sides.length
             found += [(sample, h, stack.relation(n, self.layer, h)) for h in range(self.heads)]
         return found
 
@@ -135,7 +144,7 @@ class FlexMask:
 
     @cached_property
     def _reads_length(self) -> bool:
-        """Whether the formula asks for n, or a pattern is another one at another length."""
+        """Whether the formula asks for n or m, or a pattern is another one at another length."""
         graphs = (attend.graph for attend in self.program.attends if attend.graph)
         if any(BY_NAME[leaf.pattern].changes for graph in graphs for leaf in leaves(graph)):
             return True
@@ -143,21 +152,22 @@ class FlexMask:
         defined = [node for node in tree.body if isinstance(node, ast.FunctionDef)]
         (mask,) = (node for node in defined if node.name == "mask")
         inside = (node for statement in mask.body for node in ast.walk(statement))
-        return any(isinstance(node, ast.Name) and node.id == "n" for node in inside)
+        return any(isinstance(node, ast.Name) and node.id in ("n", QUERIES) for node in inside)
 
-    def _mod(self, n: int) -> Mod:
+    def _mod(self, sides: Crossing) -> Mod:
         if self._source is None:
-            return self._looked_up(n)
-        size = self._batch, self.heads, n, n
+            return self._looked_up(sides)
+        size = self._batch, self.heads, sides.queries, sides.keys
         made: Mod = self._source["mask_mod_of"](self.layer, size, self.device, dict(self.inputs))
         return made
 
-    def _looked_up(self, n: int) -> Mod:
+    def _looked_up(self, sides: Crossing) -> Mod:
         """A mask function that looks pairs up, block by block, where no formula says them."""
         masks = [np.zeros((1, BLOCK, BLOCK), bool), np.ones((1, BLOCK, BLOCK), bool)]
-        blocks, count = -(-n // BLOCK), 2
+        n, count = sides.length, 2
+        blocks = -(-n // BLOCK)
         numbers = np.zeros((self._batch, self.heads, blocks, blocks), np.int64)
-        for sample, head, relation in self._relations(n):
+        for sample, head, relation in self._relations(sides):
             cover = cover_of(relation, n, BLOCK, BLOCK)
             numbers[sample, head][cover == FULL] = 1
             for at, some in masks_of(relation, n, BLOCK, BLOCK, np.argwhere(cover == SOME)):
@@ -180,13 +190,15 @@ def flex_mask(
     heads: int | None,
     inputs: Mapping[str, Any] | None,
     device: str,
+    m: int | None = None,
 ) -> FlexMask:
-    """The pairs of one layer for FlexAttention; of a spec with `cross` at m = n.
+    """The pairs of one layer for FlexAttention; of a spec with `cross` for m queries and n keys.
 
     Raises SpecError where they are not known before run time, AttnSpecError for a missing input.
     """
-    # n queries over n keys, where a spec joins two sequences
-    graphs = _graphs_alone(evened(program), layer)
+    if m is not None and n is None:
+        raise ValueError(f"m queries read a number of keys, got m = {m} alone: `to_flex(n, m=m)`")
+    graphs = _graphs_alone(program, layer)
     declared = {entry.name for entry in program.inputs}
     kinds = {entry.name: entry.kind for entry in graphs.inputs}
     if not kinds.keys() <= (inputs or {}).keys() <= declared:
@@ -203,7 +215,11 @@ def flex_mask(
         raise AttnSpecError(f"`{program.name}` has {program.heads} heads, got heads = {heads}")
     count = program.heads or heads or 1
     length = None if n is None else length_of(n)
-    return FlexMask(graphs, layer, length, count, given, torch.device(device))
+    found = FlexMask(graphs, layer, length, count, given, torch.device(device), m)
+    if length is not None:
+        # raises where the spec has no such lengths
+        found._crossing(length, m)
+    return found
 
 
 def _batched(name: str, kind: str, value: Any) -> torch.Tensor:

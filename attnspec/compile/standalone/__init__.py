@@ -19,11 +19,6 @@ def standalone_module(program: Program, class_name: str) -> str:
     """All but the docstring of the file; raises StandaloneError for what no short file says."""
     graphs = all(attend.mechanism is None for attend in program.attends)
     try:
-        if program.cross:
-            raise StandaloneError(
-                "its file would have one sequence, whose queries are the last of its keys, and"
-                " `cross` has two"
-            )
         for leaf in decided_leaves(program):
             raise StandaloneError(f"queries and keys decide which pairs `{leaf.pattern}` has")
         return (graph_module if graphs else mechanism_module)(program, class_name)

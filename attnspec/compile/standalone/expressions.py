@@ -35,8 +35,9 @@ class UndecidedError(Exception):
 class Expression:
     """An operator or a call with its operands; a name is a call of nothing.
 
-    `kind` is "int", "real" or "bool", `tensor` whether it is a tensor rather than a number when the
-    text runs; `low` and `high` bound its values.
+    `kind` is "int", "real" or "bool", or "number" for what an input says, which a call makes whole
+    or real and may be no number at all; `tensor` whether it is a tensor rather than a number when
+    the text runs. `low` and `high` bound its values; a position is `below` the name of a length.
     """
 
     op: str
@@ -45,6 +46,7 @@ class Expression:
     tensor: bool = False
     low: float = -_OPEN
     high: float = _OPEN
+    below: str = ""
 
     __hash__ = object.__hash__
 
@@ -109,10 +111,12 @@ class Expression:
         return Expression("abs", (self,), self.kind, self.tensor, 0)
 
     def __eq__(self, other: Operand) -> Operand:
-        return True if self is other else _compared("==", self, other)
+        same = self is other and self.kind != "number"
+        return True if same else _compared("==", self, other)
 
     def __ne__(self, other: Operand) -> Operand:
-        return False if self is other else _compared("!=", self, other)
+        same = self is other and self.kind != "number"
+        return False if same else _compared("!=", self, other)
 
     def __lt__(self, other: Operand) -> Operand:
         return _compared("<", self, other)
@@ -153,14 +157,22 @@ Operand: TypeAlias = Any
 """An expression, or a number or truth value of Python."""
 
 
-def name(text: str, kind: str = "int", *, tensor: bool = False, **bounds: float) -> Expression:
+def name(
+    text: str,
+    kind: str = "int",
+    *,
+    tensor: bool = False,
+    low: float = -_OPEN,
+    high: float = _OPEN,
+    below: str = "",
+) -> Expression:
     """A name, with the bounds `low` and `high` of what it stands for."""
-    return Expression(text, (), kind, tensor, **bounds)
+    return Expression(text, (), kind, tensor, low, high, below)
 
 
-def call(text: str, *args: Operand, kind: str = "int", **bounds: float) -> Expression:
+def call(text: str, *args: Operand, kind: str = "int", low: float = -_OPEN) -> Expression:
     """A call of a function, a tensor where an argument is one."""
-    return Expression(text, args, kind, any(is_tensor(arg) for arg in args), **bounds)
+    return Expression(text, args, kind, any(is_tensor(arg) for arg in args), low)
 
 
 def is_tensor(operand: Operand) -> bool:
@@ -168,7 +180,7 @@ def is_tensor(operand: Operand) -> bool:
 
 
 def kind_of(operand: Operand) -> str:
-    """What an operand is: "int", "real" or "bool"."""
+    """What an operand is: "int", "real", "bool" or "number"."""
     if isinstance(operand, Expression):
         return operand.kind
     return "bool" if isinstance(operand, bool) else "int" if isinstance(operand, int) else "real"
@@ -176,9 +188,10 @@ def kind_of(operand: Operand) -> str:
 
 def doubled(operand: Operand) -> Operand:
     """A tensor of integers as one of 64-bit reals; anything else as it is."""
-    if isinstance(operand, Expression) and operand.tensor and operand.kind != "real":
-        return Expression(".double", (operand,), "real", True, operand.low, operand.high)
-    return operand
+    if not is_tensor(operand) or operand.kind == "real" or operand.op == ".double":
+        return operand
+    kind = "number" if operand.kind == "number" else "real"
+    return Expression(".double", (operand,), kind, True, operand.low, operand.high)
 
 
 def _is(operand: Operand, number: int) -> bool:
@@ -206,16 +219,18 @@ def _difference(a: Operand, b: Operand) -> Operand:
 def _arithmetic(
     op: str, a: Operand, b: Operand, low: float = -_OPEN, high: float = _OPEN, kind: str = "int"
 ) -> Expression:
-    a, b, real = _alike(a, b, kind == "real")
-    tensor = is_tensor(a) or is_tensor(b)
-    return Expression(op, (a, b), "real" if real else "int", tensor, low, high)
+    a, b, kind = alike(a, b, kind == "real")
+    return Expression(op, (a, b), kind, is_tensor(a) or is_tensor(b), low, high)
 
 
-def _alike(a: Operand, b: Operand, real: bool = False) -> tuple[Operand, Operand, bool]:
-    """Operands of one kind: torch would take a tensor of integers and a real number for float32."""
-    if real or "real" in (kind_of(a), kind_of(b)):
-        return doubled(a), doubled(b), True
-    return a, b, False
+def alike(a: Operand, b: Operand, real: bool = False) -> tuple[Operand, Operand, str]:
+    """Operands of one kind, and this kind: torch would take a tensor of integers and a real number
+    for float32."""
+    kinds = kind_of(a), kind_of(b)
+    real = real or "real" in kinds
+    if real:
+        a, b = doubled(a), doubled(b)
+    return a, b, "number" if "number" in kinds else "real" if real else "int"
 
 
 def _compared(op: str, a: Operand, b: Operand) -> Operand:
@@ -228,16 +243,16 @@ def _compared(op: str, a: Operand, b: Operand) -> Operand:
         found = _verdict(op, a, b)
     if found is not None:
         return found
-    a, b, _ = _alike(a, b)
+    a, b, _ = alike(a, b)
     return Expression(op, (a, b), "bool", is_tensor(a) or is_tensor(b))
 
 
 def _verdict(op: str, a: Operand, b: Operand) -> bool | None:
     """What a comparison gives whatever its operands are, None where that is not known."""
-    if (op == "<" and _is_name(a, "qk") and _is_name(b, "n")) or (
-        op == "<=" and _is_name(a, "n") and _is_name(b, "qk")
-    ):
-        # positions are below n
+    if "number" in (kind_of(a), kind_of(b)):
+        # what is no number compares false, whatever its bounds
+        return None
+    if (op == "<" and _is_below(a, b)) or (op == "<=" and _is_below(b, a)):
         return op == "<"
     (left, more), (right, less) = _offset(a), _offset(b)
     if left is right:
@@ -246,8 +261,12 @@ def _verdict(op: str, a: Operand, b: Operand) -> bool | None:
     return _DECIDED[op](*bounds)
 
 
-def _is_name(operand: Operand, names: str) -> bool:
-    return isinstance(operand, Expression) and not operand.args and operand.op in [*names]
+def _is_below(position: Operand, length: Operand) -> bool:
+    """Whether one is a position of a sequence of that length, or of the shorter of two."""
+    if not isinstance(position, Expression) or not isinstance(length, Expression):
+        return False
+    names = [each.op for each in (length.args if length.op == "max" else (length,))]
+    return bool(position.below) and position.below in names
 
 
 def _offset(operand: Operand) -> tuple[object, int]:

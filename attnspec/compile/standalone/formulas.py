@@ -19,6 +19,7 @@ from attnspec.compile.standalone.expressions import (
     Expression,
     Operand,
     UndecidedError,
+    alike,
     call,
     doubled,
     flat,
@@ -27,7 +28,7 @@ from attnspec.compile.standalone.expressions import (
     name,
 )
 from attnspec.compile.standalone.page import Page, StandaloneError
-from attnspec.graphs.bind import Situation, bind_attended
+from attnspec.graphs.bind import Situation, bind, bind_attended
 from attnspec.graphs.counter_rng import EXPANDER, RANDOM, RANDOM_BLOCKS
 from attnspec.graphs.grid import AXES, Grid
 from attnspec.graphs.operators import Complement, Intersection, Shift, Transpose, Union
@@ -38,11 +39,16 @@ from attnspec.graphs.patterns.random_ import Random
 from attnspec.graphs.patterns.random_blocks import RandomBlocks
 from attnspec.graphs.patterns.where import Where
 from attnspec.graphs.patterns.where_inputs import WhereInputs
-from attnspec.graphs.predicates.inputs import inputs_read
+from attnspec.graphs.predicates.inputs import (
+    exact_up_to,
+    inputs_read,
+    reading,
+    real_remainder,
+)
 from attnspec.graphs.relation import Elementwise, Relation
 from attnspec.ir.intervals import bounds, reach_of
-from attnspec.ir.parameters import Parameter
-from attnspec.ir.program import Program, Term
+from attnspec.ir.parameters import Parameter, RelationError
+from attnspec.ir.program import Crossing, Program, Term
 from attnspec.ir.scalars import LARGEST, Apply, Scalar, Symbol, fold
 
 
@@ -51,6 +57,10 @@ class Written(Situation):
     """Where a term stands whose sizes are written down, not computed."""
 
     page: Page = field(default_factory=lambda: Page((), None), compare=False)
+
+    @property
+    def apart(self) -> Crossing | None:
+        return self.crossing
 
     @property
     def values(self) -> dict[str, int | float | bool | np.ndarray]:
@@ -102,15 +112,18 @@ def formula_of(term: Term, program: Program, page: Page) -> Expression:
         extra_tokens=program.extra_tokens,
         inputs=page.data(),
         page=page,
+        crossing=Crossing(cast(int, page.m), cast(int, page.n)) if page.cross else None,
     )
     q, k = page.position("q"), page.position("k")
+    # one that both sequences have room in
+    length = call("max", page.m, page.n, low=1) if page.cross else page.n
     try:
         extents = tuple(at.value(extent, "an extent") for extent in grid)
         if any(isinstance(extent, Expression) for extent in extents):
             raise StandaloneError("the extents of its grid depend on n")
         object.__setattr__(at, "grid", extents)
-        relation = _written(bind_attended(term, at), at.patterns)
-        held: Operand = relation.holds(q, k, cast(int, page.n))
+        bound = bind(term, at) if page.cross else bind_attended(term, at)
+        held: Operand = _written(bound, at.patterns).holds(q, k, cast(int, length))
     except UndecidedError as error:
         raise StandaloneError(f"a size must be known before n is: {error}") from None
     if is_tensor(held):
@@ -166,26 +179,53 @@ def written_patterns(page: Page) -> Mapping[str, type[Relation]]:
 
     class WrittenWhere(Where):
         def holds(self, q: Elementwise, k: Elementwise, n: int) -> Elementwise:
-            values: dict[str, Operand] = {"q": q, "k": k}
-            allowed: Operand = True
-            for side, position in (("q", q), ("k", k)):
-                if any(text.startswith(f"{side}.") for text in _symbols(self.predicate)):
-                    grid = Grid(self.extents, self.extra_tokens)
-                    allowed = allowed & grid.inside(position)
-                    axes = zip(AXES[len(self.extents)], grid.coordinates(position), strict=True)
-                    values.update({f"{side}.{axis}": at for axis, at in axes})
+            values, allowed = _values(self, {"q": q, "k": k})
             found = said(self.predicate, values, page)
             page.most = min(page.most, _most(self.predicate, page))
             return found & allowed
 
     class WrittenWhereInputs(WhereInputs):
         def holds(self, q: Elementwise, k: Elementwise, n: int) -> Elementwise:
-            names = ", ".join(f"`{name}`" for name in inputs_read(self.predicate))
-            raise StandaloneError(f"a predicate reads {names}, of a type that a call decides")
+            values, allowed = _values(self, {"q": q, "k": k})
+            for read, data in zip(inputs_read(self.predicate), self.inputs, strict=True):
+                for side in "qk":
+                    values[reading(read, side).name] = data.values[..., values[side]]
+                _ask(self.predicate, read, page)
+            return said(self.predicate, values, page) & allowed
 
     found = (WrittenPowers, WrittenRandom, WrittenRandomBlocks, WrittenExpander, WrittenWhere,
              WrittenWhereInputs)  # fmt: skip
     return {each.name: each for each in found}
+
+
+def _values(
+    pattern: Where | WhereInputs, positions: Mapping[str, Operand]
+) -> tuple[dict[str, Operand], Operand]:
+    """What positions, and the coordinates that a predicate asks for, stand for, and which pairs of
+    them there are."""
+    values, allowed = dict(positions), cast(Operand, True)
+    for side, position in positions.items():
+        if any(text.startswith(f"{side}.") for text in _symbols(pattern.predicate)):
+            grid = Grid(pattern.extents, pattern.extra_tokens)
+            allowed = allowed & grid.inside(position)
+            axes = zip(AXES[len(pattern.extents)], grid.coordinates(position), strict=True)
+            values.update({f"{side}.{axis}": at for axis, at in axes})
+    return values, allowed
+
+
+def _ask(predicate: Scalar, read: str, page: Page) -> None:
+    """Notes what a predicate needs an input to be, so that its numbers are exact."""
+    if real_remainder(predicate, ()) is not None:
+        raise StandaloneError(f"what it makes of `{read}` is real, and `//` and `%` divide it")
+    page.helpers["numbers"] = None
+    most, whole = page.numbers.get(read, (None, False))
+    try:
+        room = exact_up_to(predicate, int(page.n.high))
+    except RelationError as error:
+        raise StandaloneError(str(error)) from None
+    if room is not None:
+        most = min(room, room if most is None else most)
+    page.numbers[read] = most, whole or real_remainder(predicate, (read,)) is not None
 
 
 def _listed(table: Expression, q: Operand, k: Operand) -> Expression:
@@ -267,9 +307,7 @@ def _extreme(op: str, a: Operand, b: Operand) -> Operand:
         return min(a, b) if op == "min" else max(a, b)
     if not is_tensor(a) and not is_tensor(b):
         return call(op, a, b, kind="real" if "real" in (kind_of(a), kind_of(b)) else "int")
-    if "real" in (kind_of(a), kind_of(b)):
-        a, b = doubled(a), doubled(b)
-    kind = kind_of(a if is_tensor(a) else b)
+    a, b, kind = alike(a, b)
     if is_tensor(a) and is_tensor(b):
         return call(f"torch.{op}imum", a, b, kind=kind)
     if is_tensor(b):
@@ -283,6 +321,9 @@ def _function(scalar: Apply, args: list[Operand], page: Page) -> Operand:
     if op == "**":
         power = args[1]
         numbers = not is_tensor(x) and not is_tensor(power)
+        if kind_of(x) == "number" and isinstance(power, int) and power >= 0:
+            # as it is computed elsewhere, to the last bit
+            return reduce(mul, [x] * power) if power else x * 0 + 1
         if numbers or (isinstance(power, int) and power >= 0):
             whole = kind_of(x) == "int" and kind_of(power) == "int"
             if whole and float(bounds(scalar.args[1], page.ranges())[0]) < 0:
@@ -297,6 +338,8 @@ def _function(scalar: Apply, args: list[Operand], page: Page) -> Operand:
             return x
         if not is_tensor(x):
             return call(f"math.{op}", x)
+        if kind_of(x) == "number":
+            return call(f"torch.{op}", x, kind="number")
         return Expression(".long", (call(f"torch.{op}", x, kind="real"),), "int", True)
     if float(bounds(scalar.args[0], page.ranges())[0]) < (1 if op == "log2" else 0):
         raise StandaloneError(f"`{op}` is asked of {flat(x)}, which it may not be defined for")

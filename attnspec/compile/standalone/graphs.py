@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any, cast
 
@@ -13,8 +13,9 @@ from attnspec.compile.standalone.formulas import formula_of, number_of
 from attnspec.compile.standalone.lifting import imported, lifted
 from attnspec.compile.standalone.page import MOST, Page, StandaloneError, argument_of
 from attnspec.compile.standalone.sources import drawing, graph, helpers, module
+from attnspec.ir.crossing import QUERIES
 from attnspec.ir.program import Attend, Program, Term, inputs_of
-from attnspec.ir.scalars import Apply, Scalar, Symbol
+from attnspec.ir.scalars import Apply, Scalar, Symbol, symbols
 
 _IMPORTS = """\
 import math
@@ -33,6 +34,7 @@ _HELPERS = (
     helpers.isqrt,
     helpers.is_power,
     helpers.listed,
+    helpers.numbers,
 )
 
 
@@ -56,6 +58,7 @@ def graph_module(program: Program, class_name: str) -> str:
     names |= dict.fromkeys(("softmax", attend.normalize), "weigh") if len(runs) > 1 else {}
     if "bias" in changes:
         names["attend_shifted"] = "attend"
+    names |= module.TWO_SEQUENCES if program.cross else {}
     # with scores as they are, one function says it all
     asked: list[object] = [] if softmax and not changes else [graph.mask_of]
     asked += [graph.fits_flex] if softmax and changes else []
@@ -100,7 +103,8 @@ def _masks(program: Program) -> tuple[list[Page], list[Family]]:
     for attend in program.attends:
         term = cast(Term, attend.graph)
         read = inputs_of(term)
-        page = Page(tuple(x for x in program.inputs if x.name in read), program.fixed_length)
+        declared = tuple(x for x in program.inputs if x.name in read)
+        page = Page(declared, program.fixed_length, program.cross)
         if pages:
             # what one draws, all may name
             page.tables = pages[0].tables
@@ -114,7 +118,7 @@ def _masks(program: Program) -> tuple[list[Page], list[Family]]:
 
 
 def _arguments(program: Program, pages: Sequence[Page]) -> list[str]:
-    """What the mask takes besides slot, q, k and n."""
+    """What the mask takes besides slot, q, k and the lengths."""
     symbols = [each for each in ("layer", "h") if any(each in page.symbols for page in pages)]
     inputs = [argument_of(x) for x in program.inputs if any(x in page.inputs for page in pages)]
     return [*symbols, *(["b", *inputs] if inputs else []), *pages[0].tables]
@@ -122,10 +126,12 @@ def _arguments(program: Program, pages: Sequence[Page]) -> list[str]:
 
 def _mask(program: Program, pages: Sequence[Page], masks: Sequence[Family]) -> str:
     several = len(pages) > 1
-    arguments = [*(["slot"] if several else []), "q", "k", "n", *_arguments(program, pages)]
+    arguments = [*(["slot"] if several else []), "q", "k", *_lengths(program)]
+    arguments += _arguments(program, pages)
+    of = "m queries and n keys" if program.cross else "n positions"
     found = [
         f"def mask({', '.join(arguments)}):",
-        f'    """Whether query q reads key k of n positions{", in a slot" if several else ""}."""',
+        f'    """Whether query q reads key k of {of}{", in a slot" if several else ""}."""',
     ]
     for family in masks:
         page = pages[family.members[0]]
@@ -150,12 +156,14 @@ def _mask(program: Program, pages: Sequence[Page], masks: Sequence[Family]) -> s
 
 def _mask_mod(program: Program, pages: Sequence[Page], masks: Sequence[Family]) -> str:
     """The function that gives what FlexAttention takes."""
+    last = "m queries and n keys" if program.cross else "the last n_q of n positions"
+    queries = "m" if program.cross else "n_q"
     found = [
         "def mask_mod_of(layer, size, device, x):",
-        '    """The mask of the last n_q of n positions; `size` is (B, H, n_q, n)."""',
-        "    heads, n_q, n = size[1:]"
+        f'    """The mask of {last}; `size` is (B, H, {queries}, n)."""',
+        f"    heads, {queries}, n = size[1:]"
         if pages[0].tables or len(pages) > 1
-        else "    n_q, n = size[2:]",
+        else f"    {queries}, n = size[2:]",
     ]
     fixed, most = program.fixed_length, min(page.most for page in pages)
     if fixed is not None:
@@ -164,22 +172,22 @@ def _mask_mod(program: Program, pages: Sequence[Page], masks: Sequence[Family]) 
             f'        raise ValueError(f"the grid has {fixed} positions, got n = {{n}}")',
         ]
     elif most < MOST:
-        found += [
-            f"    if n > {most}:",
-            f'        raise ValueError(f"numbers fit in 64 bits up to n = {most}, got {{n}}")',
-        ]
+        longer = "max(m, n)" if program.cross else "n"
+        told = f"numbers fit in 64 bits up to n = {most}, got {{{longer}}}"
+        found += [f"    if {longer} > {most}:", f'        raise ValueError(f"{told}")']
+    found += [f'    x = {{**x, "{read}": {text}}}' for read, text in _numbers(pages)]
     for table, drawn in pages[0].tables.items():
         found.append(f"    {table} = [{flat(drawn)} for head in range(heads)]")
         found.append(f"    {table} = torch.stack({table}).to(device)")
     inputs = {argument_of(x): f'x["{x.name}"]' for x in program.inputs}
     rest = [inputs.get(arg, arg) for arg in _arguments(program, pages)]
-    given = ", ".join(["q", "k", "n", *rest])
+    given = ", ".join(["q", "k", *_lengths(program), *rest])
     if len(pages) > 1:
         found += _slots_told(program)
     found += [
         "",
         "    def mask_mod(b, h, q, k):",
-        "        q = q + (n - n_q)",
+        *([] if program.cross else ["        q = q + (n - n_q)"]),
     ]
     if len(pages) == 1:
         found.append(f"        held = mask({given})")
@@ -195,6 +203,20 @@ def _mask_mod(program: Program, pages: Sequence[Page], masks: Sequence[Family]) 
         "    return mask_mod",
     ]
     return "\n".join(found)
+
+
+def _lengths(program: Program) -> list[str]:
+    return [QUERIES, "n"] if program.cross else ["n"]
+
+
+def _numbers(pages: Sequence[Page]) -> Iterator[tuple[str, str]]:
+    """The inputs that predicates read, and what makes numbers of them."""
+    for read in sorted({each for page in pages for each in page.numbers}):
+        asked = [page.numbers[read] for page in pages if read in page.numbers]
+        rooms = [most for most, _ in asked if most is not None]
+        told = f", most=2**{min(rooms).bit_length() - 1}" if rooms else ""
+        whole = ", whole=True" if any(whole for _, whole in asked) else ""
+        yield read, f'numbers("{read}", x{told}{whole})'
 
 
 def _slots_told(program: Program) -> list[str]:
@@ -253,7 +275,9 @@ def _number(scalar: Scalar, program: Program) -> str:
     """A scalar of n and layer as text."""
     if not isinstance(scalar, Symbol | Apply):
         return repr(float(scalar))
-    page = Page((), program.fixed_length)
+    if QUERIES in symbols(scalar):
+        raise StandaloneError("its scores are weighed by the number of queries")
+    page = Page((), program.fixed_length, program.cross)
     number: Expression = number_of(scalar, page)
     if "h" in page.symbols:
         raise StandaloneError("its scores are weighed by the number of the head")

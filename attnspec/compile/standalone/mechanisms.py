@@ -89,6 +89,7 @@ def mechanism_module(program: Program, class_name: str) -> str:
     kind = module.Learner if parts else module.Attention
     names = {old.__name__: new.__name__ for old, new in recipe.instead.items()}
     names |= {kind.__name__: class_name, recipe.mix.__name__: "mix"}
+    names |= module.TWO_SEQUENCES if program.cross else {}
     *functions, mix = needed(recipe.mix, recipe.instead)
     if recipe.factor is not None:
         functions.remove(features.factor_of)

@@ -12,10 +12,13 @@ import numpy as np
 
 from attnspec.compile.standalone.expressions import Expression, Operand, call, flat, name
 from attnspec.graphs.grid import AXES
+from attnspec.graphs.predicates.inputs import reading
 from attnspec.graphs.token_sets import Data
+from attnspec.ir.crossing import QUERIES
 from attnspec.ir.intervals import Bounds
 from attnspec.ir.parameters import Parameter
 from attnspec.ir.program import Input
+from attnspec.ir.scalars import LARGEST
 from attnspec.text.diagnostics import AttnSpecError
 
 MOST = 2**31 - 1
@@ -28,8 +31,8 @@ COUNTED = 2**16
 """More layers and heads than there are."""
 
 RESERVED = frozenset(
-    "q k n b h x layer head heads slot math torch abs min max r s t u v w"
-    " required isqrt is_power listed".split()
+    "q k m n b h x layer head heads slot math torch abs min max r s t u v w"
+    " required isqrt is_power listed numbers".split()
 )
 """Names that stand for something else in a mask."""
 
@@ -42,19 +45,23 @@ class StandaloneError(AttnSpecError):
 class Page:
     """What the formula of a graph needs besides q, k and n.
 
-    `sizes` are names for numbers, `checks` those that are refused where they are not what an
-    argument must be, `tables` names for what a function draws for each head; `helpers` are the
-    functions that are called, `symbols` those of `layer` and `h` that are read. `most` is the
-    longest sequence of which every number fits in 64 bits.
+    `cross` says that m queries are another sequence. `sizes` are names for numbers, `checks` those
+    that are refused where they are not what an argument must be, `tables` names for what a function
+    draws for each head; `helpers` are the functions that are called, `symbols` those of `layer` and
+    `h` that are read. `numbers` are the
+    inputs that predicates read: how large whole ones may be, None where it does not matter, and
+    whether all must be whole. `most` is the longest sequence of which every number fits in 64 bits.
     """
 
     inputs: tuple[Input, ...]
     fixed: int | None
+    cross: bool = False
     sizes: dict[str, Expression] = field(default_factory=dict)
     checks: list[Check] = field(default_factory=list)
     tables: dict[str, Expression] = field(default_factory=dict)
     helpers: dict[str, None] = field(default_factory=dict)
     symbols: dict[str, None] = field(default_factory=dict)
+    numbers: dict[str, tuple[int | None, bool]] = field(default_factory=dict)
     most: int = MOST
 
     @property
@@ -62,8 +69,14 @@ class Page:
         low, high = (1, MOST) if self.fixed is None else (self.fixed, self.fixed)
         return name("n", low=low, high=high)
 
+    @property
+    def m(self) -> Expression:
+        """The number of queries."""
+        return name(QUERIES, low=1, high=MOST) if self.cross else self.n
+
     def position(self, side: str) -> Expression:
-        return name(side, tensor=True, low=0, high=self.n.high - 1)
+        length = self.m if side == "q" else self.n
+        return name(side, tensor=True, below=length.op, low=0, high=length.high - 1)
 
     def ranges(self) -> dict[str, Bounds]:
         """What each symbol of a scalar ranges over."""
@@ -71,12 +84,15 @@ class Page:
         found = {"n": (n.low, n.high), "layer": (0, COUNTED), "head": (0, COUNTED)}
         found |= {side: (0, n.high - 1) for side in "qk"}
         found |= {f"{side}.{axis}": (0, n.high - 1) for side in "qk" for axis in AXES[3]}
+        found |= {QUERIES: (1, MOST)} if self.cross else {}
+        read = (reading(entry.name, side).name for entry in self.inputs for side in "qk")
+        found |= dict.fromkeys(read, (-LARGEST, LARGEST))
         return {key: (np.asarray(low), np.asarray(high)) for key, (low, high) in found.items()}
 
     def symbol(self, text: str) -> Expression:
         """What stands for n, for the layer, a number, and for the head, a tensor."""
-        if text == "n":
-            return self.n
+        if text in ("n", QUERIES):
+            return self.n if text == "n" else self.m
         shown = "h" if text == "head" else text
         self.symbols[shown] = None
         return name(shown, tensor=text == "head", low=0, high=COUNTED)
@@ -164,5 +180,7 @@ def _stand_in(entry: Input) -> Expression:
             return name(argument_of(entry), tensor=True)
         case "length":
             return name(f"{argument_of(entry)}[b]", tensor=True)
+        case "numbers":
+            return name(argument_of(entry), "number", tensor=True)
         case _:
             raise StandaloneError(f"its input `{entry.name}` is of the kind {entry.kind}")

@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 
 from attnspec.graphs.relation import Elementwise
+from attnspec.ir.crossing import QUERIES
 from attnspec.ir.intervals import Bounds, bounds, reach_of
 from attnspec.ir.parameters import RelationError
 from attnspec.ir.program import Term, leaves
@@ -89,28 +90,58 @@ def _says_real(scalar: Scalar, real: Collection[str]) -> bool:
 # --- numbers that are exact ----------------------------------------------------------------------
 
 
-def require_exact(predicate: Scalar, n: int, ranges: Mapping[str, tuple[int, int]]) -> None:
+def require_exact(
+    predicate: Scalar, n: int, ranges: Mapping[str, tuple[int, int]], m: int | None = None
+) -> None:
     """Raise RelationError where whole numbers that a predicate computes may not fit in 64 bits, or
     one of them is divided by what may be 0, the inputs of some names lying between two whole
-    numbers each; the others are real, and of reals nothing is asked."""
+    numbers each; the others are real, and of reals nothing is asked. There are n keys, and m
+    queries, n where it is None."""
+    queries = n if m is None else m
+    if 0 in (n, queries):
+        return
     ends: dict[str, Bounds] = {}
     for symbol in symbols(predicate):
-        low, high = 0, max(n, COUNTED)
+        low, high = 0, max(n, queries, COUNTED)
+        if symbol in ("n", QUERIES):
+            low = high = n if symbol == "n" else queries
         if symbol.endswith(")"):
             low, high = ranges.get(symbol.partition("(")[0], (0, 0))
         ends[symbol] = np.asarray(float(low)), np.asarray(float(high))
     real = frozenset(inputs_read(predicate)) - ranges.keys()
     names = ", ".join(f"`{name}`" for name in sorted(ranges) or inputs_read(predicate))
-    if _divides_by_zero(predicate, ends, real):
-        raise RelationError(
-            f"`where` divides by a whole number, of {names}, which may be 0: keep it away from 0,"
-            " `max(…, 1)`"
-        )
+    zero = _zero_divisor(predicate, ends, real)
+    if zero is not None:
+        made = ", ".join(f"`{name}`" for name in inputs_read(zero) or sorted({*symbols(zero)}))
+        of = f"a whole number, of {made}, which may be 0 at n = {n}" if made else "0"
+        raise RelationError(f"`where` divides by {of}: keep it away from 0, `max(…, 1)`")
     if _computed(predicate, ends, real) > LARGEST:
         raise RelationError(
             f"`where` computes with {names}, and what comes of it may be above 2**62, where whole"
             " numbers are not exact: hand in smaller ones, or reals"
         )
+
+
+def exact_up_to(predicate: Scalar, n: int) -> int | None:
+    """The largest power of two, 2**62 at most, that whole numbers of inputs may have in absolute
+    value so that a predicate is exact at 1 and at n positions; None where it compares them as they
+    are.
+
+    Raises RelationError where there is none.
+    """
+    if not _computes(predicate):
+        return None
+    names, most = inputs_read(predicate), 1 << 62
+    while True:
+        try:
+            for length in (1, n):
+                require_exact(predicate, length, dict.fromkeys(names, (-most, most)))
+        except RelationError:
+            if most == 1:
+                raise
+            most //= 2
+        else:
+            return most
 
 
 COUNTED = 4096
@@ -143,15 +174,21 @@ def _computed(scalar: Scalar, ranges: Mapping[str, Bounds], real: Collection[str
     return max(0.0, *(_computed(x, ranges, real) for x in scalar.args))
 
 
-def _divides_by_zero(scalar: Scalar, ranges: Mapping[str, Bounds], real: Collection[str]) -> bool:
-    """Whether what divides may be 0, a whole number that inputs make."""
+def _zero_divisor(
+    scalar: Scalar, ranges: Mapping[str, Bounds], real: Collection[str]
+) -> Scalar | None:
+    """What divides, beside inputs or made of them, and may be 0, a whole number; None where nothing
+    does."""
     if not isinstance(scalar, Apply):
-        return False
-    if scalar.op == "/" and reads_inputs(scalar.args[1]) and not _in_reals(scalar.args[1], real):
-        low, high = bounds(scalar.args[1], ranges)
-        if low <= 0 <= high:
-            return True
-    return any(_divides_by_zero(x, ranges, real) for x in scalar.args)
+        return None
+    if scalar.op in ("/", "//", "%") and reads_inputs(scalar):
+        by = scalar.args[1]
+        if (scalar.op != "/" or reads_inputs(by)) and not _in_reals(by, real):
+            low, high = bounds(by, ranges)
+            if low <= 0 <= high:
+                return by
+    found = (_zero_divisor(x, ranges, real) for x in scalar.args)
+    return next((each for each in found if each is not None), None)
 
 
 def no_number(scalar: Scalar, ranges: Mapping[str, Bounds]) -> np.ndarray:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+INPUTS: dict[str, tuple[str, int | None]] = {"time": ("numbers", None)}
+
 
 def required(name: str, value: int, least: int = 0, most: int = 2**62) -> None:
     """Refuses a size that depends on n where it has no admissible value."""
@@ -33,3 +35,20 @@ def listed(tables: Tensor, h: Tensor, q: Tensor, k: Tensor) -> Tensor:
     for place in range(tables.shape[2]):
         held = held | (tables[h, q, place] == k)
     return held
+
+
+def numbers(
+    name: str, x: dict[str, Tensor], most: int | None = None, whole: bool = False
+) -> Tensor:
+    """An input as int64 or float64, one of a real key at padding; refuses what is not exact."""
+    found, real = x[name], x.get("key padding")
+    found = found.double() if found.is_floating_point() else found.long()
+    if INPUTS[name][0] == "numbers" and real is not None and found.numel():
+        known = found.flatten()[real.flatten().to(torch.uint8).argmax()]
+        found = torch.where(real, found, torch.where(real.any(), known, 1).to(found.dtype))
+    if found.is_floating_point() and whole:
+        raise ValueError(f"`//` and `%` divide whole numbers, and what `{name}` says is real")
+    if most is not None and not found.is_floating_point() and found.numel():
+        if int(found.amin()) < -most or int(found.amax()) > most:
+            raise ValueError(f"`{name}` must be within {most}, where whole numbers are exact")
+    return found

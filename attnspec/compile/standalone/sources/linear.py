@@ -29,7 +29,7 @@ def attend(
         raise ValueError(f"n is at most {LONGEST}, got {k.shape[2]}")
     wide, repeat = torch.promote_types(q.dtype, torch.float32), q.shape[1] // k.shape[1]
     k, v = (each.to(wide).repeat_interleave(repeat, 1) for each in (k, v))
-    if 0 in (q.shape[0], q.shape[2]):
+    if 0 in (q.shape[0], q.shape[2], k.shape[2]):
         return q @ (k.mT @ v).to(q.dtype)
     learned = {name: each.to(wide) for name, each in learned.items()}
     return mix(q.to(wide), k, v, layer, x.get("key padding"), learned).to(q.dtype)

@@ -16,6 +16,12 @@ PARTS: dict[str, tuple[tuple[int | str, ...], str, float]] = {}
 
 Inputs = Mapping[str, Tensor] | None
 
+TWO_SEQUENCES = {
+    "fit and q.shape[2] <= k.shape[2] and": "fit and",
+    "queries\n    are the last n_q positions": "queries\n    are another sequence than keys",
+}
+"""What is said otherwise where queries are no positions of the sequence of keys."""
+
 
 def given(
     q: Tensor, k: Tensor, v: Tensor, layer: int, inputs: Inputs, padding: Tensor | None
