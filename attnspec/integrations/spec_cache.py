@@ -123,13 +123,15 @@ class SpecLayer(CacheLayerMixin):
                 f" {tensors[1].shape[2]} from {mask.q_offset} on"
             )
         start, (q, k, v) = mask.q_offset, tensors
-        run = partial(module.step, layer=layer, keep_all=True)
+        run = partial(module.step, layer=layer, keep_all=True, in_place=not self.record_past)
         # a copy without the mark, or what is kept would keep this layer
         step = Step(run, (q, k.view_as(k), v), since(start, mask.padding), since_all(start, inputs))
         if self.record_past:
             self._steps.append(step)
         out, state = step(self.state)
-        self.state, self.position = state.owned(), mask.end
+        # one position more is joined with what is kept, in memory of its own
+        first = self.state is None or step.positions > 1
+        self.state, self.position = state.owned() if first else state, mask.end
         return out
 
     def kept(self) -> list[torch.Tensor]:

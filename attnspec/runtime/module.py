@@ -89,6 +89,7 @@ class CompiledAttention(Learner):
         key_padding_mask: torch.Tensor | None = None,
         inputs: Mapping[str, torch.Tensor] | None = None,
         keep_all: bool = False,
+        in_place: bool = False,
     ) -> tuple[torch.Tensor, StreamState]:
         """Goes on with a causal attention: the outputs [B, H, t, d_v] of the next t positions with
         q [B, H, t, d], k [B, H_kv, t, d] and v [B, H_kv, t, d_v], and the state after them, for the
@@ -98,7 +99,8 @@ class CompiledAttention(Learner):
         The outputs are the rows of a call with the whole sequence. A state holds sums of the
         features of all keys, or the keys and values that a later position may read, with their
         padding and inputs; it stays as it is, so that one may go on from it more than once. Heads
-        that look back without a bound are refused, unless a state may `keep_all` their keys.
+        that look back without a bound are refused, unless a state may `keep_all` their keys. With
+        `in_place` what is kept is written into the memory of `state`, which is then used up.
 
         Raises ValueError for what is not causal, looks back without a bound, reads a length, or
         computes something else at every length; TypeError or ValueError for tensors that do not
@@ -109,8 +111,10 @@ class CompiledAttention(Learner):
         if narrow is not None:
             with torch.autocast(q.device.type, enabled=False):
                 q, k, v = (narrowed(x, narrow) for x in (q, k, v))
-                return self._step(q, k, v, state, layer, key_padding_mask, inputs, keep_all)
-        return self._step(q, k, v, state, layer, key_padding_mask, inputs, keep_all)
+                return self._step(
+                    q, k, v, state, layer, key_padding_mask, inputs, keep_all, in_place
+                )
+        return self._step(q, k, v, state, layer, key_padding_mask, inputs, keep_all, in_place)
 
     def _step(
         self,
@@ -122,6 +126,7 @@ class CompiledAttention(Learner):
         padding: torch.Tensor | None,
         inputs: Mapping[str, torch.Tensor] | None,
         keep_all: bool,
+        in_place: bool,
     ) -> tuple[torch.Tensor, StreamState]:
         check_tensors(self.program, q, k, v)
         if self._waits:
@@ -142,7 +147,7 @@ class CompiledAttention(Learner):
             return self._step_of_all(q, k, v, first, layer, padding, data)
         for group, part in zip(prepared.groups, first.parts, strict=True):
             tables = self.engine.tables(group, layer, learned)
-            call = Call(padding, 0.0, tables, data, group.draw(draws))
+            call = Call(padding, 0.0, tables, data, group.draw(draws), in_place=in_place)
             out, after = cast(Streamable, group.kernel).step(*group.parts(q, k, v), call, part)
             outs.append(out)
             parts.append(after)

@@ -109,8 +109,10 @@ POSITION = LAYERS * 2 * KEY_HEADS * HEAD_SIZE * 4
 
 
 def test_a_window_frees_memory() -> None:
-    assert bytes_at(WINDOW, (2, 20, 21, 40)) == [2 * POSITION] + [4 * POSITION] * 3
+    assert bytes_at(WINDOW, (2, 20, 40)) == [2 * POSITION] + [4 * POSITION] * 2
     assert bytes_at(SINKS, (20, 40)) == [(2 + 2) * POSITION] * 2
+    # one after the other they have a place more, that of the next
+    assert bytes_at(WINDOW, range(20, 30)) == [4 * POSITION] + [5 * POSITION] * 9
     assert bytes_at(CAUSAL, (20, 40)) == [20 * POSITION, 40 * POSITION]
     dynamic = transformers.DynamicCache()
     steps(llama("eager"), tokens(1, 40), dynamic, [(0, 40)])
@@ -187,7 +189,7 @@ def test_a_decoder_beside_an_encoder_keeps_its_window() -> None:
     own = SpecCache(model.get_decoder())
     both = transformers.EncoderDecoderCache(own, transformers.DynamicCache())
     assert model.generate(ids, past_key_values=both, **given).tolist() == wanted.tolist()
-    assert own.bytes == 2 * 2 * 2 * 4 * 32 * 4  # samples, layers, keys and values, positions
+    assert own.bytes == 2 * 2 * 2 * (4 + 1) * 32 * 4  # samples, layers, keys and values, positions
 
 
 # --- sliding caches of transformers -------------------------------------------------------------
