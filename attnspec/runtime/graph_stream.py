@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeAlias, cast
 
@@ -36,20 +36,17 @@ class InPieces:
     def step(
         self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, call: Call, state: object
     ) -> tuple[torch.Tensor, object]:
-        found, state = _in_pieces(self.stream.step, q, k, v, call, state)
-        return _joined(found), state
+        outs, state = _in_pieces(self.stream.step, q, k, v, call, state)
+        return _joined(outs), state
 
     def partial_step(
         self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, call: Call, state: object
-    ) -> tuple[Outputs, object]:
-        """The same with log-sum-exps, None where weights have none."""
-        if not isinstance(self.stream, GraphStream):
-            out, state = self.step(q, k, v, call, state)
-            return (out, None), state
-        found, state = _in_pieces(self.stream.partial_step, q, k, v, call, state)
-        sums = [lse for _, lse in found if lse is not None]
-        out = _joined([out for out, _ in found])
-        return (out, _joined(sums) if len(sums) == len(found) else None), state
+    ) -> tuple[torch.Tensor, torch.Tensor, object]:
+        """The same of a `GraphStream` with the log-sum-exps [B, H, t] behind the outputs."""
+        go_on = cast(GraphStream, self.stream).partial_step
+        found, state = _in_pieces(go_on, q, k, v, call, state)
+        outs, sums = zip(*found, strict=True)
+        return _joined(outs), _joined(sums), state
 
 
 def _in_pieces(
@@ -74,8 +71,8 @@ def _in_pieces(
     return found, state
 
 
-def _joined(parts: list[torch.Tensor]) -> torch.Tensor:
-    return parts[0] if len(parts) == 1 else torch.cat(parts, 2)
+def _joined(parts: Sequence[torch.Tensor]) -> torch.Tensor:
+    return parts[0] if len(parts) == 1 else torch.cat([*parts], 2)
 
 
 @dataclass(frozen=True, eq=False)
@@ -95,7 +92,7 @@ class GraphStream:
     def partial_step(
         self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, call: Call, state: object
     ) -> tuple[Outputs, object]:
-        """The same with log-sum-exps, None where weights have none."""
+        """The same with log-sum-exps, None where weights are no softmax."""
         return self._gone_on(q, k, v, call, state, True)
 
     def _gone_on(

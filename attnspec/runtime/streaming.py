@@ -256,8 +256,8 @@ def _place_of(program: Program, layer: int, heads: tuple[int, ...]) -> str:
 @dataclass(frozen=True, eq=False)
 class Everything:
     """What graphs that the data decide go on from: the keys [B, K, n, d] and values [B, K, n, d_v]
-    of all positions, which of them are real, None where all are, and the inputs of kinds that have
-    one number for each position, [B, n]."""
+    of all positions, which of them are real, None where all are, and the inputs, those with a
+    number for each position of all of them."""
 
     keys: torch.Tensor
     values: torch.Tensor
@@ -270,15 +270,19 @@ class Everything:
         v: torch.Tensor,
         padding: torch.Tensor | None,
         inputs: Mapping[str, torch.Tensor],
+        program: Program,
     ) -> Everything:
         """The same with the next positions; inputs about queries are those of these alone."""
         if padding is not None or self.padding is not None:
             both = (self.padding, self.keys), (padding, k)
             padding = torch.cat([_real_of(*each) for each in both], 1)
-        joined = {
-            name: torch.cat([self.inputs[name], x], 1) if x.dim() == 2 else x
-            for name, x in inputs.items()
-        }
+        joined = dict(inputs)
+        for entry in program.inputs:
+            axis = {"choices": None, "scores": None, "length": None, "buckets": 3}.get(
+                entry.kind, 1
+            )
+            if axis is not None:
+                joined[entry.name] = torch.cat([self.inputs[entry.name], inputs[entry.name]], axis)
         keys, values = torch.cat([self.keys, k], 2), torch.cat([self.values, v], 2)
         return Everything(keys, values, padding, joined)
 

@@ -192,6 +192,50 @@ def test_a_decoder_beside_an_encoder_keeps_its_window() -> None:
     assert own.bytes == 2 * 2 * 2 * (4 + 1) * 32 * 4  # samples, layers, keys and values, positions
 
 
+def gpt_oss() -> Any:
+    """A tiny GPT-OSS, whose heads have sinks."""
+    settings = {**BY_STEM["GptOss"].settings, "eos_token_id": None}
+    torch.manual_seed(1)
+    model = transformers.GptOssForCausalLM(transformers.GptOssConfig(**settings)).eval()
+    for layer in model.model.layers:
+        torch.nn.init.normal_(layer.self_attn.sinks)
+    return model
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        "attend window(before = 3, after = 0)",
+        "attend window(before = 2, after = 0) | columns(first(2)) normalize softmax1",
+        "heads 4 attend block(size = 4) head 1 { attend strided(stride = 3) }",
+        "heads 4 attend window(before = 5, after = 0) score bias(buckets = 4, max_distance = 6)",
+        "attend topk(keys = 3) | self",
+    ],
+)
+def test_sinks_stand_beside_what_is_kept(body: str) -> None:
+    model = gpt_oss()
+    done = convert(model, attnspec.parse(f"attention a {{ causal {body} }}"))
+    learned = [x for name, x in model.named_parameters() if "attnspec" in name]
+    assert len(learned) == ("bias" in body)
+    for parameter in learned:
+        torch.nn.init.normal_(parameter)
+    ids, mask = tokens(3, 14), padded(14, left=True)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        wanted = hidden(model, ids, mask)
+        found = steps(model, ids, SpecCache(model), [*PARTS[:-1], (13, 14)], mask)
+        assert difference(found, wanted, mask) < TOLERANCE
+        # the sinks are felt
+        for layer in model.model.layers:
+            layer.self_attn.sinks.data.sub_(2.0)
+        assert difference(hidden(model, ids, mask), wanted, mask) > 0.01
+        one = tokens(1, 9)
+        wanted = model.generate(one, use_cache=False, **GREEDY)
+        for given in ({}, {"past_key_values": SpecCache(model)}):
+            assert model.generate(one, **given, **GREEDY).tolist() == wanted.tolist()
+    done.undo()
+
+
 # --- sliding caches of transformers -------------------------------------------------------------
 
 
@@ -261,6 +305,18 @@ def test_layers_that_slide_by_their_type_are_enough_for_a_window(cache: str) -> 
 # --- what is refused ----------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("cache", ["dynamic", "spec"])
+def test_queries_that_are_sorted_by_themselves_do_not_go_on(cache: str) -> None:
+    # as in a call with the last query alone, which has other rows
+    text = (
+        "attention s { causal attend lsh(buckets = 4, chunk = 4, cut = bucket, share_qk = false) }"
+    )
+    model = sparse(text)
+    given = {"past_key_values": SpecCache(model)} if cache == "spec" else {}
+    with pytest.raises(ValueError, match="puts the queries of a call into chunks of their own"):
+        model.generate(tokens(1, 9), **given, **GREEDY)
+
+
 def test_a_cache_is_for_a_model_whose_layers_use_a_spec() -> None:
     with pytest.raises(attnspec.AttnSpecError, match=r"`model.layers.0.self_attn` does not: dense"):
         SpecCache(llama("eager"))
@@ -280,15 +336,13 @@ def test_rows_that_are_not_those_of_the_whole_pass(text: str, message: str) -> N
         model.generate(tokens(1, 5), past_key_values=SpecCache(model), **GREEDY)
 
 
-def test_dropout_and_sinks_are_refused() -> None:
-    settings = {**BY_STEM["GptOss"].settings, "eos_token_id": None}
-    model = transformers.GptOssForCausalLM(transformers.GptOssConfig(**settings)).eval()
+def test_dropout_is_refused() -> None:
+    model = llama("eager", attention_dropout=0.5)
     convert(model, attnspec.parse(WINDOW))
     ids = tokens(1, 5)
-    wanted = model.generate(ids, use_cache=False, **GREEDY)
-    assert model.generate(ids, **GREEDY).tolist() == wanted.tolist()
-    with pytest.raises(attnspec.AttnSpecError, match="no sinks and no dropout: pass"):
-        model.generate(ids, past_key_values=SpecCache(model), **GREEDY)
+    model.generate(ids, past_key_values=SpecCache(model), **GREEDY)
+    with pytest.raises(attnspec.AttnSpecError, match="knows no dropout"):
+        steps(model.train(), ids, SpecCache(model), [(0, 5)])
 
 
 def test_only_what_was_recorded_is_taken_back() -> None:

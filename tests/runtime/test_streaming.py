@@ -562,3 +562,70 @@ def test_what_inference_mode_made_goes_on_outside() -> None:
         _, state = module.step(*part_of(given, 30, 31), state, in_place=True)
     found, _ = module.step(*part_of(given, 31, 32), state, in_place=True)
     torch.testing.assert_close(found, meant[:, :, 31:32], rtol=1e-8, atol=1e-8)
+
+
+# --- log-sum-exps, and what the data decide ------------------------------------------------------
+
+
+@pytest.mark.parametrize("in_place", [False, True])
+@pytest.mark.parametrize(
+    "body",
+    [
+        "causal attend window(before = 7, after = 0) normalize softmax1",
+        "causal heads 2 attend window(radius = 4) | global(first(3))"
+        " head 1 { attend dilated(radius = 12, step = 3) score alibi() }",
+        "causal attend topk(keys = 4)",
+        "causal attend window(before = 5, after = 0) - self",
+    ],
+)
+def test_log_sum_exps_go_on_too(body: str, in_place: bool) -> None:
+    module, given = module_of(body), tensors(50)
+    with torch.no_grad():
+        meant = module(*given, return_lse=True)
+        outs, state, low = [], None, 0
+        for size in [0, 11, 20, *[1] * 19]:
+            part = part_of(given, low, low + size)
+            step = module.step(*part, state, keep_all=True, in_place=in_place, return_lse=True)
+            (out, lse), state = step
+            outs.append((out, lse))
+            low += size
+    for found, right in zip(zip(*outs, strict=True), meant, strict=True):
+        torch.testing.assert_close(torch.cat(found, 2), right, rtol=1e-8, atol=1e-8)
+
+
+@pytest.mark.parametrize(
+    "body", ["linear()", "window(radius = 3) + linear()", "full normalize relu"]
+)
+def test_what_has_no_log_sum_exps_says_so(body: str) -> None:
+    with pytest.raises(ValueError, match="is no softmax of"):
+        module_of(f"causal attend {body}").step(*tensors(5), keep_all=True, return_lse=True)
+
+
+def test_given_buckets_and_choices_grow_with_the_positions() -> None:
+    body = """causal input h: buckets input c: choices(size = 2)
+        attend lsh(h, chunk = 4, cut = bucket, share_qk = false) | chosen(c) | self"""
+    module, n, source = module_of(body), 30, torch.Generator().manual_seed(5)
+    given = tensors(n)
+    h = torch.randint(0, 4, (2, 1, 2, n), generator=source)
+    # blocks before the query
+    c = torch.randint(-1, 2, (2, 2, n, 3), generator=source).clamp_max(
+        torch.arange(n)[:, None] // 2
+    )
+    meant = module(*given, inputs={"h": h, "c": c})
+    outs, state, low = [], None, 0
+    for size in [11, *[1] * 10, 9]:
+        at = slice(low, low + size)
+        inputs = {"h": h[..., at], "c": c[:, :, at]}
+        out, state = module.step(*part_of(given, low, low + size), state, inputs=inputs)
+        outs.append(out)
+        low += size
+    torch.testing.assert_close(torch.cat(outs, 2), meant, rtol=1e-8, atol=1e-8)
+
+
+def test_queries_that_are_sorted_by_themselves_do_not_go_on() -> None:
+    module = module_of("causal attend lsh(buckets = 4, chunk = 4, cut = bucket, share_qk = false)")
+    q, k, v = tensors(20)
+    # the last query is another where earlier ones are missing
+    assert not torch.allclose(module(q[:, :, 10:], k, v), module(q, k, v)[:, :, 10:])
+    with pytest.raises(ValueError, match="puts the queries of a call into chunks of their own"):
+        module.step(q, k, v)
