@@ -299,11 +299,14 @@ class ModelAttention:
         room = mask.q_offset - mask.kv_offset
         bounded = all(x is not None and not x.first and x.before <= room for x in found)
         if chosen or self._absolute or not bounded:
-            raise AttnSpecError(
-                f"a cache that keeps what `{self.program.name}` reads is needed, this one starts at"
-                f" position {mask.kv_offset}: pass `past_key_values = DynamicCache()`, which has no"
-                " windows, or `SpecCache(model)`, which keeps what the spec may still read"
-            )
+            raise self._needs_its_past(f"this one starts at position {mask.kv_offset}")
+
+    def _needs_its_past(self, found: str) -> AttnSpecError:
+        return AttnSpecError(
+            f"a cache that keeps what `{self.program.name}` reads is needed, {found}: pass"
+            " `past_key_values = DynamicCache()`, which has no windows, or `SpecCache(model)`,"
+            " which keeps what the spec may still read"
+        )
 
     def _require_one_sequence(self, module: torch.nn.Module) -> None:
         """Raise for a layer that reads another sequence, or stands beside one that does, and for a
@@ -362,6 +365,13 @@ class ModelAttention:
                 f"mask, which `{self.program.name}` would replace: {of_mask(given.kind, module)}"
             )
         ends = given.kv_offset + kv_length
+        if (
+            given.q_offset
+            and given.q_length == q_length
+            and q_length <= kv_length
+            and (ends < given.end and not hasattr(key, CACHED))
+        ):
+            raise self._needs_its_past(f"{given.end} positions were read, it has {kv_length}")
         if given.q_length != q_length or (ends < given.end and not hasattr(key, CACHED)):
             raise AttnSpecError(
                 f"the mask was made for {given.q_length} queries and {given.end} keys, "

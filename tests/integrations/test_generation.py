@@ -22,6 +22,7 @@ from tiny_models import (
     llama,
     names_restored,
     padded,
+    reference,
     tokens,
     transformers,
 )
@@ -282,24 +283,74 @@ def test_windows_of_a_model_that_was_converted_leave_no_sliding_cache() -> None:
     assert model.config.sliding_window == 4
 
 
-@pytest.mark.parametrize("cache", ["dynamic", "static"])
-def test_layers_that_slide_by_their_type_are_enough_for_a_window(cache: str) -> None:
-    # their rotations are those of their type, so that their caches slide
-    settings = {**BY_STEM["Gemma3Text"].settings, "eos_token_id": None}
+STATIC = {"cache_implementation": "static", "disable_compile": True}
+WINDOWED = ("Gemma2", "Gemma3Text", "GptOss", "Mistral", "Phi3", "Qwen2")
+"""Families with sliding layers in their configs, or that may have them."""
+
+
+def windowed(stem: str) -> Any:
+    """A tiny model that writes, all of its layers but the last with windows of 4."""
+    settings = {**BY_STEM[stem].settings, "eos_token_id": None, "num_hidden_layers": 3}
+    config = getattr(transformers, f"{stem}Config")(**settings, **_windows(stem))
     torch.manual_seed(1)
-    model = transformers.Gemma3ForCausalLM(transformers.Gemma3TextConfig(**settings)).eval()
-    given: dict[str, Any] = dict(GREEDY)
-    if cache == "static":
-        given |= {"cache_implementation": "static", "disable_compile": True}
-    ids = tokens(2, 9)
-    with convert(model, attnspec.parse(WINDOW.replace("before = 4", "before = 3"))):
+    name = stem.removesuffix("Text")
+    return getattr(transformers, f"{name}ForCausalLM")(config).eval()
+
+
+def _windows(stem: str) -> dict[str, Any]:
+    if stem in ("Mistral", "Phi3"):
+        return {"sliding_window": 4} if stem == "Phi3" else {}
+    kinds = ["sliding_attention", "sliding_attention", "full_attention"]
+    own = {"sliding_window": 4, "use_sliding_window": True}
+    return {"layer_types": kinds} | (own if stem == "Qwen2" else {})
+
+
+@pytest.mark.parametrize("stem", WINDOWED)
+def test_what_a_converted_model_keeps_does_not_slide(stem: str) -> None:
+    # further back than the model's own windows, from a position, and to the first ones
+    model, ids = windowed(stem), tokens(2, 9)
+    before = model.generate(ids, **GREEDY)
+    score = "score softcap(cap = 2)" if stem == "Gemma2" else ""
+    graph = "window(before = 5, after = 0) | block(size = 8) | columns(first(1))"
+    with convert(model, attnspec.parse(f"attention a {{ causal attend {graph} {score} }}")):
         wanted = model.generate(ids, use_cache=False, **GREEDY)
-        assert model.generate(ids, **given).tolist() == wanted.tolist()
+        for given in ({}, STATIC, {"past_key_values": SpecCache(model)}):
+            assert model.generate(ids, **given, **GREEDY).tolist() == wanted.tolist()
+        beams: dict[str, Any] = {**GREEDY, "num_beams": 2}
+        wanted = model.generate(ids, use_cache=False, **beams)
+        assert model.generate(ids, **beams).tolist() == wanted.tolist()
+    assert model.generate(ids, **GREEDY).tolist() == before.tolist()
+    # one that slides all the same, and is too short
+    own = transformers.DynamicCache(config=model.config)
     with (
-        convert(model, attnspec.parse(WINDOW)),
-        pytest.raises(attnspec.AttnSpecError, match="this one starts at position 6"),
+        convert(model, attnspec.parse(f"attention a {{ causal attend block(size = 8) {score} }}")),
+        pytest.raises(attnspec.AttnSpecError, match="a cache that keeps what `a` reads is needed"),
     ):
-        model.generate(ids, **given)
+        model.generate(ids, past_key_values=own, **GREEDY)
+
+
+@pytest.mark.parametrize("how", ["assisted", "lookup"])
+def test_guesses_are_taken_back(how: str) -> None:
+    model, ids = windowed("Gemma3Text"), tokens(1, 6).repeat(1, 2)
+    given: dict[str, Any] = {"prompt_lookup_num_tokens": 3} if how == "lookup" else {}
+    with convert(model, attnspec.parse(WINDOW)):
+        wanted = model.generate(ids, use_cache=False, **GREEDY)
+        if how == "assisted":
+            given["assistant_model"] = windowed("Gemma3Text")
+            convert(given["assistant_model"], attnspec.parse(SINKS))
+        assert model.generate(ids, **given, **GREEDY).tolist() == wanted.tolist()
+
+
+def test_keys_of_fewer_bits_are_read_as_they_are() -> None:
+    # the first part is exact, later ones meet what is kept of it
+    def read(model: Any) -> torch.Tensor:
+        return steps(model, tokens(2, 14), transformers.QuantizedCache("fp8", model.config))
+
+    spec = attnspec.parse(WINDOW)
+    defined = llama(reference(lambda n, layer: spec.mask(n)))
+    found = read(sparse(WINDOW))
+    assert difference(found, read(defined)) < TOLERANCE
+    assert difference(found, hidden(defined, tokens(2, 14))) > 1e-3
 
 
 # --- what is refused ----------------------------------------------------------------------------

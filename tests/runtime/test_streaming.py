@@ -606,11 +606,9 @@ def test_given_buckets_and_choices_grow_with_the_positions() -> None:
         attend lsh(h, chunk = 4, cut = bucket, share_qk = false) | chosen(c) | self"""
     module, n, source = module_of(body), 30, torch.Generator().manual_seed(5)
     given = tensors(n)
-    h = torch.randint(0, 4, (2, 1, 2, n), generator=source)
-    # blocks before the query
-    c = torch.randint(-1, 2, (2, 2, n, 3), generator=source).clamp_max(
-        torch.arange(n)[:, None] // 2
-    )
+    h = torch.randint(0, 4, (3, 1, 2, n), generator=source)
+    own = torch.arange(n)[:, None] // 2
+    c = torch.randint(-1, 2, (3, 2, n, 3), generator=source).clamp_max(own)
     meant = module(*given, inputs={"h": h, "c": c})
     outs, state, low = [], None, 0
     for size in [11, *[1] * 10, 9]:
