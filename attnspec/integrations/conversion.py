@@ -103,6 +103,14 @@ class Conversion:
                 lines += _read(entry.program, known)
         return "\n".join(lines)
 
+    def write_by(self, name: str) -> None:
+        """Have `generate` make the masks of a decoder, a part of the model, by an attention."""
+        model: Any = self.model
+        before = model.config
+        model.config = copy.deepcopy(before)
+        model.config._attn_implementation = name
+        self._back.append(lambda: _restore({model: before}))
+
     def record(self, specs: dict[str, str]) -> None:
         """Have the config of the model say the texts of its specs, by the arguments of `convert`,
         so that `save_pretrained` writes them down."""

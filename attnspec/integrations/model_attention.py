@@ -439,8 +439,8 @@ class ModelAttention:
                     f"the length `{name}` changes with every token that is written, one that "
                     "stands cannot: give `attnspec_inputs` in calls of the model itself"
                 )
-            axis = {"choices": 2, "buckets": -1}.get(declared.get(name, ""), 1)
-            if tensor.ndim in (2, 4) and tensor.shape[axis] < mask.end and name in declared:
+            axis = {"choices": 2, "buckets": 3, "scores": None}.get(declared.get(name, ""), 1)
+            if axis is not None and tensor.ndim > axis and tensor.shape[axis] < mask.end:
                 raise AttnSpecError(
                     f"the input `{name}` must reach as far as the sequence, {mask.end} positions, "
                     f"got {tensor.shape[axis]}: give it for all that `generate` may write"

@@ -46,6 +46,7 @@ SPECS = [
 ]
 PARTS = ((0, 5), (5, 6), (6, 13), (13, 14))
 GREEDY: dict[str, Any] = {"max_new_tokens": 6, "do_sample": False}
+STATIC = {"cache_implementation": "static", "disable_compile": True}
 
 
 @pytest.fixture(autouse=True)
@@ -237,6 +238,102 @@ def test_sinks_stand_beside_what_is_kept(body: str) -> None:
     done.undo()
 
 
+GROWING: dict[str, tuple[str, Any]] = {
+    "documents": (
+        "input x: ids causal attend window(before = 5, after = 0) & same(x)",
+        torch.arange(20).expand(2, -1) // 4,
+    ),
+    "numbers": (
+        "input x: numbers causal attend where(x(q) - x(k) <= 3)",
+        torch.arange(20).expand(2, -1) * 1.5,
+    ),
+    "choices": (
+        "input x: choices causal attend chosen(x) | self",
+        torch.arange(120).view(2, 1, 20, 3) % 7 - 1,
+    ),
+    "buckets": (
+        "input x: buckets causal attend self | lsh(x, chunk = 4, cut = bucket, share_qk = false)",
+        torch.arange(80).view(2, 1, 2, 20) % 3,
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", GROWING)
+def test_run_time_inputs_grow_with_what_is_written(kind: str) -> None:
+    body, values = GROWING[kind]
+    model, ids = llama("eager"), tokens(2, 7)
+    done = convert(model, attnspec.parse(f"attention a {{ {body} }}"))
+    with with_inputs(done, {"x": values}):
+        wanted = model.generate(ids, use_cache=False, **GREEDY)
+        for given in ({}, STATIC, {"past_key_values": SpecCache(model)}):
+            assert model.generate(ids, **given, **GREEDY).tolist() == wanted.tolist()
+        with pytest.raises(attnspec.AttnSpecError, match=r"21 positions, got 20"):
+            model.generate(ids, **{**GREEDY, "max_new_tokens": 15})
+    # the beams of a sample have its inputs
+    beams: dict[str, Any] = {**GREEDY, "num_beams": 2}
+    with with_inputs(done, {"x": values.repeat_interleave(2, 0)}):
+        wanted = model.generate(ids, use_cache=False, **beams)
+        found = model.generate(ids, past_key_values=SpecCache(model), **beams)
+        assert found.tolist() == wanted.tolist()
+
+
+def joined(stem: str, cross: str) -> tuple[Any, Any]:
+    """A tiny encoder and decoder, with a spec for the decoder's own sequence and one between."""
+    kind = f"{stem}ForConditionalGeneration"
+    settings = {**BY_STEM[stem].settings, "forced_eos_token_id": None}
+    torch.manual_seed(1)
+    model = getattr(transformers, kind)(getattr(transformers, f"{stem}Config")(**settings)).eval()
+    score = "score bias(buckets = 32, max_distance = 128)" if stem == "T5" else ""
+    own = f"attention own {{ heads 4 causal attend window(before = 2, after = 0) {score} }}"
+    specs: dict[str, Any] = {"decoder": attnspec.parse(own), "cross": attnspec.parse(cross)}
+    return model, convert(model, **specs)
+
+
+@pytest.mark.parametrize("stem", ["Bart", "T5"])
+@pytest.mark.parametrize(
+    "body", ["where(k - 2 * q <= 3 and 2 * q - k <= 3)", "columns(keep) | window(radius = 1)"]
+)
+def test_a_decoder_writes_by_what_joins_it_to_an_encoder(stem: str, body: str) -> None:
+    model, done = joined(stem, f"attention c {{ cross input keep: tokens attend {body} }}")
+    ids, mask = tokens(2, 12), torch.ones(2, 12, dtype=torch.long)
+    mask[1, 9:] = 0
+    given: dict[str, Any] = {**GREEDY, "eos_token_id": None, "attention_mask": mask}
+    keep = torch.zeros(2, 12, dtype=torch.bool)
+    keep[:, 4] = keep[0, 9] = True
+    both = transformers.EncoderDecoderCache(
+        SpecCache(model.get_decoder()), transformers.DynamicCache()
+    )
+    with with_inputs(done, {"keep": keep}):
+        wanted = model.generate(ids, use_cache=False, **given)
+        for more in ({}, STATIC, {"past_key_values": both}):
+            assert model.generate(ids, **more, **given).tolist() == wanted.tolist()
+    given["num_beams"] = 2
+    with with_inputs(done, {"keep": keep.repeat_interleave(2, 0)}):
+        wanted = model.generate(ids, use_cache=False, **given)
+        assert model.generate(ids, **given).tolist() == wanted.tolist()
+
+
+def test_what_reads_how_much_is_written_does_not_go_on() -> None:
+    model, _ = joined("Bart", "attention c { cross attend where(k * m <= 4 * n + q * n) }")
+    with pytest.raises(ValueError, match="reads m, the number of all queries"):
+        model.generate(tokens(2, 12), **GREEDY)
+
+
+def test_a_mask_of_pairs_does_not_say_where_a_decoder_is() -> None:
+    model, done = joined("Bart", "attention c { cross attend window(radius = 2) }")
+    done.undo()
+    convert(model, cross=attnspec.parse("attention c { cross attend window(radius = 2) }"))
+    encoded = model.get_encoder()(tokens(2, 12))
+    cache = transformers.EncoderDecoderCache(
+        transformers.DynamicCache(), transformers.DynamicCache()
+    )
+    given = {"encoder_outputs": encoded, "past_key_values": cache}
+    model(decoder_input_ids=tokens(2, 3), **given)
+    mask = torch.zeros(2, 1, 1, 4)
+    with pytest.raises(attnspec.AttnSpecError, match="does not say where the queries of `c`"):
+        model(decoder_input_ids=tokens(2, 1), decoder_attention_mask=mask, **given)
+
+
 # --- sliding caches of transformers -------------------------------------------------------------
 
 
@@ -283,7 +380,6 @@ def test_windows_of_a_model_that_was_converted_leave_no_sliding_cache() -> None:
     assert model.config.sliding_window == 4
 
 
-STATIC = {"cache_implementation": "static", "disable_compile": True}
 WINDOWED = ("Gemma2", "Gemma3Text", "GptOss", "Mistral", "Phi3", "Qwen2")
 """Families with sliding layers in their configs, or that may have them."""
 
