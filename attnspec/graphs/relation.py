@@ -358,6 +358,12 @@ class DataDependent(Relation):
         """What the choice owes to queries that are yet to come, in words; "" for nothing."""
         return ""
 
+    @property
+    def counts_queries(self) -> str:
+        """What the choice owes to the earlier queries of a call, of which a step has none, in
+        words; "" for nothing."""
+        return ""
+
     def doubt(self, n: int) -> str:
         """What is to be said of sizes that leave it little to choose at n positions, "" for
         nothing; what is to be read after its name."""

@@ -47,6 +47,9 @@ _LENGTHS = ("max_position_embeddings", "n_positions", "max_source_positions")
 _WRITTEN = "max_target_positions"
 """Where they keep it of what a decoder beside an encoder writes."""
 
+_NO_WINDOW = 1 << 30
+"""A window that no sequence fills."""
+
 _PLAIN_LAYERS = {"full_attention", "sliding_attention", "chunked_attention"}
 """Types of layers that differ by the pairs they read alone."""
 
@@ -99,6 +102,14 @@ class Conversion:
                 known = length_of(part, entry.program) if n is None else n
                 lines += _read(entry.program, known)
         return "\n".join(lines)
+
+    def write_by(self, name: str) -> None:
+        """Have `generate` make the masks of a decoder, a part of the model, by an attention."""
+        model: Any = self.model
+        before = model.config
+        model.config = copy.deepcopy(before)
+        model.config._attn_implementation = name
+        self._back.append(lambda: _restore({model: before}))
 
     def record(self, specs: dict[str, str]) -> None:
         """Have the config of the model say the texts of its specs, by the arguments of `convert`,
@@ -259,8 +270,12 @@ def _without_windows(config: Any) -> str:
     if set(kinds) == {"full_attention"} or not set(kinds) <= _PLAIN_LAYERS:
         return ""
     bases = getattr(config, "rope_parameters", None) or {}
-    # such layers turn positions in another way: the masks of their type are taken for plain ones
-    if not any(isinstance(bases.get(kind), dict) for kind in kinds):
+    if any(isinstance(bases.get(kind), dict) for kind in kinds):
+        # such layers turn positions in another way: their masks are taken for plain ones, and what
+        # `generate` keeps for them must not slide
+        if window is not None:
+            config.sliding_window = _NO_WINDOW
+    else:
         config.layer_types = ["full_attention"] * len(kinds)
     found = ", ".join(sorted(set(kinds) - {"full_attention"}))
     return f"in place of {found} in {sum(k != 'full_attention' for k in kinds)} layers"

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from functools import lru_cache, partial
 from itertools import chain
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, cast
 
 import torch
 
@@ -32,15 +32,21 @@ from attnspec.integrations.model_choices import (
     INPUT,
     SINK,
     Lists,
+    Running,
     chooses,
     lists_of,
     own_input,
     variant,
-    with_learned_of,
     with_sink,
 )
 from attnspec.integrations.model_layers import Place, crosses, decodes, layers_in, place_of
-from attnspec.integrations.model_mask import CACHED, REPLACED, ModelMask, since, since_all
+from attnspec.integrations.model_mask import (
+    CACHED,
+    REPLACED,
+    ModelMask,
+    part_of_inputs,
+    part_of_padding,
+)
 from attnspec.ir.program import Program, leaves
 from attnspec.lower.lower import stand_ins, works_of
 from attnspec.text.diagnostics import AttnSpecError
@@ -123,33 +129,41 @@ class ModelAttention:
         sink = cast("torch.Tensor | None", terms[SINK])
         inputs = self.inputs_of(attnspec_inputs, mask, lists is not None)
         dropout = dropout if module.training else 0.0
-        own = self.module_of(place)
+        run, inputs = self._run_of(place, lists, sink is not None, inputs)
+        settings = {"layer": layer, "return_lse": sink is not None}
         cached = getattr(key, CACHED, None)
         if cached is not None:
-            self._require_plain(lists is not None or sink is not None or dropout > 0)
-            out = cached.go_on(own, (query, key, value), mask, inputs, layer)
-            return out.transpose(1, 2).contiguous(), None
-        first, padding = mask.kv_offset, mask.padding
-        key, value = (x[:, :, : mask.end - first] for x in (key, value))
-        if first:
-            self._require_within(mask, layer, query.shape[1], lists is not None)
-            padding, inputs = since(first, padding), since_all(first, inputs)
-        run: Callable[..., Any] = own
-        if lists is not None or sink is not None:
-            cut = self._variant(None if lists is None else lists.size, sink is not None)
-            run, inputs = with_learned_of(own, cut), self._with_lists(inputs, lists)
-        found = run(
-            query,
-            key,
-            value,
-            layer=layer,
-            key_padding_mask=padding,
-            dropout_p=dropout,
-            inputs=inputs,
-            return_lse=sink is not None,
-        )
+            self._require_no_dropout(dropout)
+            found = cached.go_on(run, (query, key, value), mask, inputs, settings)
+        else:
+            first, padding = mask.kv_offset, mask.padding
+            key, value = (x[:, :, : mask.end - first] for x in (key, value))
+            if first:
+                self._require_within(mask, layer, query.shape[1], lists is not None)
+                later = slice(first, None)
+                padding = part_of_padding(padding, later)
+                inputs = part_of_inputs(self.program, inputs, later)
+            given = {"key_padding_mask": padding, "dropout_p": dropout, "inputs": inputs}
+            found = run(query, key, value, **given, **settings)
         out = found if sink is None else with_sink(found[0], found[1], sink)
         return out.transpose(1, 2).contiguous(), None
+
+    def _run_of(
+        self,
+        place: Place | None,
+        lists: Lists | None,
+        sink: bool,
+        inputs: Mapping[str, torch.Tensor] | None,
+    ) -> tuple[Running, Mapping[str, torch.Tensor] | None]:
+        """What computes at a place of a model, its pairs cut to lists that the model chose, and the
+        run-time inputs with these."""
+        own = self.module_of(place)
+        if lists is None and not sink:
+            return Running(own), inputs
+        cut = self._variant(None if lists is None else lists.size, sink)
+        return Running(cut, {name: own.learned(name) for name in cut.engine.learned}), (
+            self._with_lists(inputs, lists)
+        )
 
     def module_of(self, place: Place | None) -> CompiledAttention:
         """What computes at a place of a model: what the model holds there, or the module itself."""
@@ -266,12 +280,12 @@ class ModelAttention:
                 " has no rows for them"
             )
 
-    def _require_plain(self, more: bool) -> None:
-        """Raise where a layer wants more than a state that goes on can give."""
-        if more:
+    def _require_no_dropout(self, dropout: float) -> None:
+        """Raise where weights are dropped of keys that a state has left."""
+        if dropout > 0:
             raise AttnSpecError(
-                f"`{self.program.name}` goes on from a state, which knows no choices of the model,"
-                " no sinks and no dropout: pass `past_key_values = DynamicCache()`"
+                f"`{self.program.name}` goes on from a state, which knows no dropout:"
+                " `model.eval()`, or pass `past_key_values = DynamicCache()`"
             )
 
     def _require_within(self, mask: ModelMask, layer: int, heads: int, chosen: bool) -> None:
@@ -285,11 +299,14 @@ class ModelAttention:
         room = mask.q_offset - mask.kv_offset
         bounded = all(x is not None and not x.first and x.before <= room for x in found)
         if chosen or self._absolute or not bounded:
-            raise AttnSpecError(
-                f"a cache that keeps what `{self.program.name}` reads is needed, this one starts at"
-                f" position {mask.kv_offset}: pass `past_key_values = DynamicCache()`, which has no"
-                " windows, or `SpecCache(model)`, which keeps what the spec may still read"
-            )
+            raise self._needs_its_past(f"this one starts at position {mask.kv_offset}")
+
+    def _needs_its_past(self, found: str) -> AttnSpecError:
+        return AttnSpecError(
+            f"a cache that keeps what `{self.program.name}` reads is needed, {found}: pass"
+            " `past_key_values = DynamicCache()`, which has no windows, or `SpecCache(model)`,"
+            " which keeps what the spec may still read"
+        )
 
     def _require_one_sequence(self, module: torch.nn.Module) -> None:
         """Raise for a layer that reads another sequence, or stands beside one that does, and for a
@@ -348,6 +365,13 @@ class ModelAttention:
                 f"mask, which `{self.program.name}` would replace: {of_mask(given.kind, module)}"
             )
         ends = given.kv_offset + kv_length
+        if (
+            given.q_offset
+            and given.q_length == q_length
+            and q_length <= kv_length
+            and (ends < given.end and not hasattr(key, CACHED))
+        ):
+            raise self._needs_its_past(f"{given.end} positions were read, it has {kv_length}")
         if given.q_length != q_length or (ends < given.end and not hasattr(key, CACHED)):
             raise AttnSpecError(
                 f"the mask was made for {given.q_length} queries and {given.end} keys, "
@@ -409,22 +433,23 @@ class ModelAttention:
                 "`attnspec_inputs={input: tensor}`, or call it, `generate` too, "
                 "under `with_inputs(name, {input: tensor})`"
             )
-        found = {}
         for name, tensor in self.standing.items():
-            if name not in declared and self.shares:
-                continue
             if declared.get(name) == "length" and mask.q_offset:
                 raise AttnSpecError(
                     f"the length `{name}` changes with every token that is written, one that "
                     "stands cannot: give `attnspec_inputs` in calls of the model itself"
                 )
-            if tensor.ndim == 2 and tensor.shape[1] < mask.end:
+            axis = {"choices": 2, "buckets": 3, "scores": None}.get(declared.get(name, ""), 1)
+            if axis is not None and tensor.ndim > axis and tensor.shape[axis] < mask.end:
                 raise AttnSpecError(
                     f"the input `{name}` must reach as far as the sequence, {mask.end} positions, "
-                    f"got {tensor.shape[1]}: give it for all that `generate` may write"
+                    f"got {tensor.shape[axis]}: give it for all that `generate` may write"
                 )
-            found[name] = tensor[:, : mask.end] if tensor.ndim == 2 else tensor
-        return found
+        # what stands may be for another side of the model, too
+        named = {x: t for x, t in self.standing.items() if x in declared or not self.shares}
+        return part_of_inputs(
+            self.program, named, slice(0, mask.end), slice(mask.q_offset, mask.end)
+        )
 
     def scaled(
         self, query: torch.Tensor, scaling: float | None, layer: int, n: int

@@ -7,11 +7,12 @@ kind `choices` takes them there instead.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch import nn
 from torch.func import functional_call
 
 from attnspec.integrations.model_layers import attribute_of
@@ -48,7 +49,8 @@ def lists_of(
         raise AttnSpecError(f"one of `{INDICES}` and `{BLOCKS}` is needed, the model passes both")
     if isinstance(keys, torch.Tensor):
         _require_axes(INDICES, keys, 3, "[batch, queries, keys]")
-        return Lists(1, keys[:, None])
+        # made of a mask that knows its facts, which concern this layer alone
+        return Lists(1, keys.as_subclass(torch.Tensor)[:, None])
     if isinstance(blocks, torch.Tensor):
         _require_axes(BLOCKS, blocks, 4, "[batch, key heads, queries, blocks]")
         size = attribute_of(module, "index_block_size")
@@ -104,12 +106,37 @@ def variant(module: CompiledAttention, size: int | None, sink: bool) -> Compiled
     return CompiledAttention(plan_data(program, module.backend))
 
 
-def with_learned_of(module: CompiledAttention, cut: CompiledAttention) -> Callable[..., Any]:
-    """A variant of a module with what the module has learnt."""
-    learned = {name: module.learned(name) for name in cut.engine.learned}
-    if not learned:
-        return cut
-    return lambda *tensors, **settings: functional_call(cut, learned, tensors, settings)
+@dataclass(frozen=True, eq=False)
+class Running:
+    """What computes for a layer, with what another module `learned` of the same program, by its
+    names; empty for what it has learnt itself."""
+
+    module: CompiledAttention
+    learned: Mapping[str, torch.Tensor] = field(default_factory=dict)
+
+    def __call__(self, *tensors: Any, **settings: Any) -> Any:
+        """A call of the module."""
+        if not self.learned:
+            return self.module(*tensors, **settings)
+        return functional_call(self.module, dict(self.learned), tensors, settings)
+
+    def step(self, *tensors: Any, **settings: Any) -> Any:
+        """A step of the module."""
+        if not self.learned:
+            return self.module.step(*tensors, **settings)
+        learned = {f"module.{name}": value for name, value in self.learned.items()}
+        return functional_call(_Stepping(self.module), learned, tensors, settings)
+
+
+class _Stepping(nn.Module):
+    """A module whose call is a step."""
+
+    def __init__(self, module: CompiledAttention) -> None:
+        super().__init__()
+        self.module = module
+
+    def forward(self, *tensors: Any, **settings: Any) -> Any:
+        return self.module.step(*tensors, **settings)
 
 
 def _cut(name: str, attend: Attend) -> Attend:

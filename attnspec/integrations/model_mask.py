@@ -14,6 +14,7 @@ from typing import NoReturn
 
 import torch
 
+from attnspec.ir.program import Program
 from attnspec.text.diagnostics import AttnSpecError
 
 IndexMask = Callable[..., object]
@@ -172,16 +173,32 @@ def written_out(facts: ModelMask, settings: Mapping[str, object]) -> WrittenMask
     return found
 
 
-def since(first: int, values: torch.Tensor | None) -> torch.Tensor | None:
-    """What is said of the positions from one on, of values [B, n]."""
-    return None if values is None else values[:, first:]
+def part_of_padding(padding: torch.Tensor | None, keys: slice) -> torch.Tensor | None:
+    """What is said of some positions by padding [B, n]."""
+    return None if padding is None else padding[:, keys]
 
 
-def since_all(
-    first: int, inputs: Mapping[str, torch.Tensor] | None
-) -> Mapping[str, torch.Tensor] | None:
-    """The same of run-time inputs; a length is about all of a sequence."""
-    return inputs and {x: t[:, first:] if t.ndim == 2 else t for x, t in inputs.items()}
+def part_of_inputs(
+    program: Program,
+    inputs: Mapping[str, torch.Tensor] | None,
+    keys: slice,
+    queries: slice = slice(None),
+) -> dict[str, torch.Tensor] | None:
+    """What run-time inputs say of some positions, and of some queries: each kind has its axes. A
+    length is about all of a sequence, and scores are about blocks of it."""
+    if inputs is None:
+        return None
+    kinds = {entry.name: entry.kind for entry in program.inputs}
+
+    def part(name: str, x: torch.Tensor) -> torch.Tensor:
+        # whatever does not fit is refused by who reads it
+        if kinds.get(name) == "choices":
+            return x[:, :, queries]
+        if kinds.get(name) == "buckets":
+            return x[..., keys]
+        return x[:, keys] if x.ndim == 2 else x
+
+    return {name: part(name, x) for name, x in inputs.items()}
 
 
 def kind_of(mask_function: IndexMask) -> str:

@@ -144,10 +144,9 @@ class SidesAttention:
         """As `ModelAttention` for the module's own spec; without one as transformers' own."""
         chosen = self.of(module)
         if not crosses(module):
-            known = isinstance(attention_mask, ModelMask)
-            self._position.start = attention_mask.q_offset if known else 0  # type: ignore[union-attr]
+            self._position.start = _start(attention_mask, query, key)
         elif chosen is not None:
-            others["query_start"] = getattr(self._position, "start", 0)
+            others["query_start"] = self._started()
         if chosen is not None:
             return chosen(module, query, key, value, attention_mask, **others)
         if isinstance(attention_mask, ModelMask):
@@ -158,6 +157,25 @@ class SidesAttention:
             module, query, key, value, attention_mask, **others
         )
         return found
+
+    def _started(self) -> int:
+        """Where the queries stand, as the layer's own sequence has said."""
+        start: int | None = getattr(self._position, "start", 0)
+        if start is None:
+            raise AttnSpecError(
+                "a padding mask [batch, length] of the decoder is needed, got one of pairs: it does"
+                f" not say where the queries of `{self.program.name}` stand"
+            )
+        return start
+
+
+def _start(mask: ModelMask | torch.Tensor | None, q: torch.Tensor, k: torch.Tensor) -> int | None:
+    """The position of the first query of a sequence; None where its mask does not say."""
+    if isinstance(mask, ModelMask):
+        return mask.q_offset
+    before = k.shape[2] - q.shape[2]
+    # a mask of pairs may be one of a cache with places that nothing was written to yet
+    return None if before and isinstance(mask, torch.Tensor) else before
 
 
 def _dense(mask: ModelMask, query: torch.Tensor) -> torch.Tensor | None:

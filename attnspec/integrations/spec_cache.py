@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, TypeAlias, cast
+from typing import Any, TypeAlias
 
 import torch
 from torch import nn
-from transformers.cache_utils import Cache, CacheLayerMixin
+from transformers.cache_utils import Cache, CacheLayerMixin, DynamicCache
 
-from attnspec.integrations.model_layers import crosses
-from attnspec.integrations.model_mask import CACHED, ModelMask, since, since_all
+from attnspec.integrations.model_choices import Running
+from attnspec.integrations.model_layers import attribute_of, crosses
+from attnspec.integrations.model_mask import CACHED, ModelMask, part_of_inputs, part_of_padding
 from attnspec.integrations.model_use import used_by
-from attnspec.runtime.module import CompiledAttention
+from attnspec.ir.program import Program
 from attnspec.runtime.streaming import StreamState
 from attnspec.text.diagnostics import AttnSpecError
 
@@ -27,28 +29,43 @@ class SpecCache(Cache):
 
         model.generate(ids, past_key_values=SpecCache(model), max_new_tokens=100)
 
-    Beams and assisted generation work as with `DynamicCache`. A cache serves one text, or batch of
-    texts. Raises AttnSpecError for a model with a layer that does not use a spec.
+    Layers that choose among all positions, keep them compressed or keep no keys have what they have
+    in `DynamicCache`. Beams and assisted generation work as with that. A cache serves one text, or
+    batch of texts. Raises AttnSpecError for a model with a layer that does not use a spec.
     """
 
     def __init__(self, model: nn.Module) -> None:
-        modules, last = dict(model.named_modules()), -1
+        modules, config = dict(model.named_modules()), getattr(model, "config", None)
+        layers = {} if config is None else dict(enumerate(DynamicCache(config=config).layers))
         for layer in used_by(model):
             module = modules[layer.path]
-            last = max(last, getattr(module, "layer_idx", None) or 0)
+            number = getattr(module, "layer_idx", None) or 0
+            if not (_chooses(layers.get(number)) or attribute_of(module, "kv_lora_rank")):
+                layers[number] = SpecLayer()
             if layer.kind != "spec" and not crosses(module):
                 raise AttnSpecError(
                     f"a model whose layers use a spec is needed, `{layer.path}` does not:"
                     f" {layer.kind}, {layer.what}"
                 )
-        super().__init__(layers=[SpecLayer() for _ in range(last + 1)])
+        super().__init__(layers=[layers[number] for number in sorted(layers)])
 
     @property
     def bytes(self) -> int:
         """The memory that is held, the same memory counted once."""
-        layers = cast("list[SpecLayer]", self.layers)
-        kept = (x.untyped_storage() for layer in layers for x in layer.kept())
+        kept = (x.untyped_storage() for layer in self.layers for x in _tensors(layer))
         return sum({each.data_ptr(): each.nbytes() for each in kept}.values())
+
+
+def _chooses(layer: object) -> bool:
+    """Whether a layer of a cache keeps what a choice among all positions goes by."""
+    return hasattr(layer, "update_indexer") or hasattr(layer, "update_index")
+
+
+def _tensors(layer: object) -> list[torch.Tensor]:
+    """The tensors that a layer of a cache holds."""
+    if isinstance(layer, SpecLayer):
+        return layer.kept()
+    return [x for x in vars(layer).values() if isinstance(x, torch.Tensor)]
 
 
 @dataclass(frozen=True, eq=False)
@@ -56,13 +73,14 @@ class Step:
     """Some positions that a layer went on by: what computes, their queries, keys and values, and
     what was said of them."""
 
+    program: Program
     run: Any
     tensors: Tensors
     padding: torch.Tensor | None
     inputs: Any
 
-    def __call__(self, state: StreamState | None) -> tuple[torch.Tensor, StreamState]:
-        found: tuple[torch.Tensor, StreamState] = self.run(
+    def __call__(self, state: StreamState | None) -> tuple[Any, StreamState]:
+        found: tuple[Any, StreamState] = self.run(
             *self.tensors, state, key_padding_mask=self.padding, inputs=self.inputs
         )
         return found
@@ -74,9 +92,13 @@ class Step:
     def first(self, count: int) -> Step:
         """The same of the first positions alone."""
         q, k, v = (x[:, :, :count] for x in self.tensors)
-        inputs = self.inputs and {x: t[:, :count] for x, t in self.inputs.items()}
-        padding = None if self.padding is None else self.padding[:, :count]
-        return replace(self, tensors=(q, k, v), padding=padding, inputs=inputs)
+        part = slice(count)
+        return replace(
+            self,
+            tensors=(q, k, v),
+            padding=part_of_padding(self.padding, part),
+            inputs=part_of_inputs(self.program, self.inputs, part, part),
+        )
 
 
 class SpecLayer(CacheLayerMixin):
@@ -110,26 +132,35 @@ class SpecLayer(CacheLayerMixin):
 
     def go_on(
         self,
-        module: CompiledAttention,
+        run: Running,
         tensors: Tensors,
         mask: ModelMask,
         inputs: Any,
-        layer: int,
-    ) -> torch.Tensor:
-        """The outputs [B, H, t, d_v] of the next t positions."""
+        settings: Mapping[str, Any],
+    ) -> Any:
+        """The outputs [B, H, t, d_v] of the next t positions, as a step with these settings gives
+        them."""
         if mask.q_offset != self.position or tensors[1].shape[2] != mask.q_length:
             raise AttnSpecError(
                 f"the positions behind the {self.position} that were read are needed, got"
                 f" {tensors[1].shape[2]} from {mask.q_offset} on"
             )
-        start, (q, k, v) = mask.q_offset, tensors
-        run = partial(module.step, layer=layer, keep_all=True)
+        (q, k, v), program, new = tensors, run.module.program, slice(mask.q_offset, None)
+        run_step = partial(run.step, keep_all=True, in_place=not self.record_past, **settings)
         # a copy without the mark, or what is kept would keep this layer
-        step = Step(run, (q, k.view_as(k), v), since(start, mask.padding), since_all(start, inputs))
+        step = Step(
+            program,
+            run_step,
+            (q, k.view_as(k), v),
+            part_of_padding(mask.padding, new),
+            part_of_inputs(program, inputs, new),
+        )
         if self.record_past:
             self._steps.append(step)
         out, state = step(self.state)
-        self.state, self.position = state.owned(), mask.end
+        # one position more is joined with what is kept, in memory of its own
+        first = self.state is None or step.positions > 1
+        self.state, self.position = state.owned() if first else state, mask.end
         return out
 
     def kept(self) -> list[torch.Tensor]:

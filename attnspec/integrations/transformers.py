@@ -155,7 +155,9 @@ def convert(
         done.give(part, *_entered(encoder, None, None, backend, sides=False))
     if decoder is not None or cross is not None:
         part = part_of(model, "decoder")
-        done.give(part, *_entered(decoder, cross, None, backend, sides=has_cross(part)))
+        entered, attention = _entered(decoder, cross, None, backend, sides=has_cross(part))
+        done.give(part, entered, attention)
+        done.write_by(entered)
     return _recorded(done, encoder=encoder, decoder=decoder, cross=cross)
 
 
@@ -237,9 +239,11 @@ def with_inputs(name: str | Conversion, inputs: Mapping[str, torch.Tensor]) -> I
         with with_inputs(name, {"important": mask}):
             model.generate(ids, max_new_tokens=20)
 
-    `tokens` and `ids` are [B, length] and as long as the sequence will get, or longer: positions
-    are those of the padded tensor, and a call takes what it has reached. Raises AttnSpecError for
-    a name without a spec; calls raise for tensors that do not fit.
+    `tokens`, `ids` and `numbers` are [B, length], `choices` [B, H or 1, length, c] and `buckets`
+    [B, H or 1, rounds, length], and as long as the sequence will get, or longer: positions are
+    those of the padded tensor, and a call takes what it has reached. Beams are samples of their
+    own: `x.repeat_interleave(num_beams, 0)`. Raises AttnSpecError for a name without a spec; calls
+    raise for tensors that do not fit.
     """
     if isinstance(name, Conversion):
         given = [each for attention in name.attentions for each in attention.entries]

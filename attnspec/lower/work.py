@@ -144,7 +144,8 @@ class Call:
     [B, 1, 1], of a work that the data decide [B, 1, n_k] and [B, 1, 1, 1]; and what is decided to
     its choice, `attnspec.backends.decided.choice.Choice`, for the heads of the group. `draw` counts
     the draws of random features. `known` are the output and its log-sum-exps where they were
-    found before, and derivatives alone are asked for.
+    found before, and derivatives alone are asked for. A step with `in_place` may write over the
+    state that it goes on from.
     """
 
     padding: torch.Tensor | None = None
@@ -153,6 +154,7 @@ class Call:
     data: Mapping[Any, Any] = field(default_factory=dict)
     draw: int = 0
     known: tuple[torch.Tensor, torch.Tensor] | None = None
+    in_place: bool = False
 
 
 class Kernel(Protocol):

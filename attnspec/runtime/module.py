@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any, cast
 
 import torch
@@ -21,7 +22,7 @@ from attnspec.graphs.relation import DataDependent
 from attnspec.ir.program import Mechanism, Program
 from attnspec.lower.cache import Cache
 from attnspec.lower.lower import decided_leaves
-from attnspec.lower.work import Call, Streamable
+from attnspec.lower.work import MERGED, Call, Streamable
 from attnspec.runtime.call_checks import (
     check_dropout,
     check_exact,
@@ -34,7 +35,8 @@ from attnspec.runtime.call_checks import (
     narrowed,
 )
 from attnspec.runtime.decisions import Decision, data_of, decisions_of
-from attnspec.runtime.engine import KEPT, Engine
+from attnspec.runtime.engine import KEPT, Engine, no_log_sum_exps
+from attnspec.runtime.graph_stream import InPieces
 from attnspec.runtime.head_groups import Prepared, group_of, together
 from attnspec.runtime.parameters import Draws, Learner, again
 from attnspec.runtime.streaming import (
@@ -89,7 +91,9 @@ class CompiledAttention(Learner):
         key_padding_mask: torch.Tensor | None = None,
         inputs: Mapping[str, torch.Tensor] | None = None,
         keep_all: bool = False,
-    ) -> tuple[torch.Tensor, StreamState]:
+        in_place: bool = False,
+        return_lse: bool = False,
+    ) -> Any:
         """Goes on with a causal attention: the outputs [B, H, t, d_v] of the next t positions with
         q [B, H, t, d], k [B, H_kv, t, d] and v [B, H_kv, t, d_v], and the state after them, for the
         next call. `state` is None at the start of a sequence, `layer` as in a call;
@@ -98,19 +102,24 @@ class CompiledAttention(Learner):
         The outputs are the rows of a call with the whole sequence. A state holds sums of the
         features of all keys, or the keys and values that a later position may read, with their
         padding and inputs; it stays as it is, so that one may go on from it more than once. Heads
-        that look back without a bound are refused, unless a state may `keep_all` their keys.
+        that look back without a bound are refused, unless a state may `keep_all` their keys. With
+        `in_place` what is kept is written into the memory of `state`, which is then used up.
+
+        Returns (outputs, state), with `return_lse` ((outputs, log-sum-exps), state), as a call
+        does.
 
         Raises ValueError for what is not causal, looks back without a bound, reads a length, or
         computes something else at every length; TypeError or ValueError for tensors that do not
         fit.
         """
         layer = check_layer(self.program, layer)
+        rest = state, layer, key_padding_mask, inputs, keep_all, in_place, return_lse
         narrow = _autocast_type(q)
         if narrow is not None:
             with torch.autocast(q.device.type, enabled=False):
                 q, k, v = (narrowed(x, narrow) for x in (q, k, v))
-                return self._step(q, k, v, state, layer, key_padding_mask, inputs, keep_all)
-        return self._step(q, k, v, state, layer, key_padding_mask, inputs, keep_all)
+                return self._step(q, k, v, *rest)
+        return self._step(q, k, v, *rest)
 
     def _step(
         self,
@@ -122,31 +131,56 @@ class CompiledAttention(Learner):
         padding: torch.Tensor | None,
         inputs: Mapping[str, torch.Tensor] | None,
         keep_all: bool,
-    ) -> tuple[torch.Tensor, StreamState]:
+        in_place: bool,
+        return_lse: bool,
+    ) -> tuple[Any, StreamState]:
         check_tensors(self.program, q, k, v)
         if self._waits:
             self.make_parameters(q.shape[3], v.shape[3], q.device)
         key = (self.engine.binder.alike(layer), q.shape[1], k.shape[1], str(q.device), keep_all)
         works, prepared = self._streams.get(key, lambda: apart(lambda: self._stream(*key)))
-        outs: list[torch.Tensor] = []
-        parts: list[object] = []
-        learned, draws = self._learned(q.device), self._draws(layer)
         first = StreamState.first(state, works, q, k, v)
         check_padding(padding, q.shape[0], q.shape[2], q.device)
         data = check_inputs(self.program, inputs, q, k, padding)
         if 0 in (q.shape[0], q.shape[2]):
-            return v.new_zeros(*q.shape[:3], v.shape[3]), first.after(q.shape[2], first.parts)
+            out = self._run(q, k, v, layer, padding, 0.0, data, return_lse)
+            return out, first.after(q.shape[2], first.parts)
         first = first.with_marked(self.program, data)
         check_exact(self.engine.computed, data, first.position + q.shape[2])
         if any(work.decided for work, _ in works):
-            return self._step_of_all(q, k, v, first, layer, padding, data)
-        for group, part in zip(prepared.groups, first.parts, strict=True):
+            return self._step_of_all(q, k, v, first, layer, padding, data, return_lse)
+        call = Call(padding, 0.0, data=data, in_place=in_place)
+        return self._step_of_groups((q, k, v), prepared, first, layer, call, return_lse)
+
+    def _step_of_groups(
+        self,
+        tensors: tuple[torch.Tensor, torch.Tensor, torch.Tensor],
+        prepared: Prepared,
+        state: StreamState,
+        layer: int,
+        call: Call,
+        return_lse: bool,
+    ) -> tuple[Any, StreamState]:
+        """A step of a layer whose heads go on each from what it keeps."""
+        learned, draws = self._learned(tensors[0].device), self._draws(layer)
+        outs: list[torch.Tensor] = []
+        sums: list[torch.Tensor] = []
+        parts: list[object] = []
+        for group, part in zip(prepared.groups, state.parts, strict=True):
             tables = self.engine.tables(group, layer, learned)
-            call = Call(padding, 0.0, tables, data, group.draw(draws))
-            out, after = cast(Streamable, group.kernel).step(*group.parts(q, k, v), call, part)
+            own = replace(call, tables=tables, draw=group.draw(draws))
+            kernel, given = cast(Streamable, group.kernel), group.parts(*tensors)
+            if not return_lse:
+                out, after = kernel.step(*given, own, part)
+            elif group.work.mechanism is None and group.work.normalize in MERGED:
+                out, lse, after = cast(InPieces, kernel).partial_step(*given, own, part)
+                sums.append(lse)
+            else:
+                raise no_log_sum_exps(self.program)
             outs.append(out)
             parts.append(after)
-        return prepared.joined(outs), first.after(q.shape[2], parts)
+        joined, after_all = prepared.joined(outs), state.after(tensors[0].shape[2], parts)
+        return ((joined, prepared.joined(sums)) if return_lse else joined), after_all
 
     def _step_of_all(
         self,
@@ -157,15 +191,17 @@ class CompiledAttention(Learner):
         layer: int,
         padding: torch.Tensor | None,
         inputs: Mapping[str, torch.Tensor],
-    ) -> tuple[torch.Tensor, StreamState]:
+        return_lse: bool,
+    ) -> tuple[Any, StreamState]:
         """A step of a layer in which the data decide: a call of the next queries with all keys."""
         before = state.parts[0]
         if before is None:
             every = Everything(k, v, padding, inputs)
         else:
-            every = cast(Everything, before).after(k, v, padding, inputs)
-        out = self._run(q, every.keys, every.values, layer, every.padding, 0.0, every.inputs, False)
-        return cast(torch.Tensor, out), state.after(q.shape[2], [every, *state.parts[1:]])
+            every = cast(Everything, before).after(k, v, padding, inputs, self.program)
+        rest = layer, every.padding, 0.0, every.inputs, return_lse
+        out = self._run(q, every.keys, every.values, *rest)
+        return out, state.after(q.shape[2], [every, *state.parts[1:]])
 
     def _stream(
         self, layer: int, heads: int, keys: int, device: str, keep_all: bool

@@ -8,11 +8,8 @@ from dataclasses import dataclass, field, fields, is_dataclass, replace
 from typing import Any, TypeAlias, cast
 
 import torch
-from torch.nn import functional
 
-from attnspec.backends.common.kv_keeper import Keeper, Kept
-from attnspec.backends.common.score_formula import scale_of
-from attnspec.backends.common.torch_modes import is_transformed
+from attnspec.backends.common.kv_keeper import Keeper
 from attnspec.backends.planner import choose, numbers
 from attnspec.graphs.forms.stability import must_be_stable, unsteady_layer
 from attnspec.graphs.forms.written import written
@@ -21,8 +18,9 @@ from attnspec.graphs.operators import Intersection, Union
 from attnspec.graphs.relation import Relation
 from attnspec.ir.program import Compound, Program, Term
 from attnspec.lower.lower import Binder
-from attnspec.lower.work import Call, Kernel, Streamable, Work
+from attnspec.lower.work import Kernel, Streamable, Work
 from attnspec.runtime.call_checks import check_promise
+from attnspec.runtime.graph_stream import GraphStream, InPieces
 
 Works: TypeAlias = "list[tuple[Work, tuple[int, ...]]]"
 """What groups of heads compute, and which heads they are."""
@@ -258,8 +256,8 @@ def _place_of(program: Program, layer: int, heads: tuple[int, ...]) -> str:
 @dataclass(frozen=True, eq=False)
 class Everything:
     """What graphs that the data decide go on from: the keys [B, K, n, d] and values [B, K, n, d_v]
-    of all positions, which of them are real, None where all are, and the inputs of kinds that have
-    one number for each position, [B, n]."""
+    of all positions, which of them are real, None where all are, and the inputs, those with a
+    number for each position of all of them."""
 
     keys: torch.Tensor
     values: torch.Tensor
@@ -272,15 +270,19 @@ class Everything:
         v: torch.Tensor,
         padding: torch.Tensor | None,
         inputs: Mapping[str, torch.Tensor],
+        program: Program,
     ) -> Everything:
         """The same with the next positions; inputs about queries are those of these alone."""
         if padding is not None or self.padding is not None:
             both = (self.padding, self.keys), (padding, k)
             padding = torch.cat([_real_of(*each) for each in both], 1)
-        joined = {
-            name: torch.cat([self.inputs[name], x], 1) if x.dim() == 2 else x
-            for name, x in inputs.items()
-        }
+        joined = dict(inputs)
+        for entry in program.inputs:
+            axis = {"choices": None, "scores": None, "length": None, "buckets": 3}.get(
+                entry.kind, 1
+            )
+            if axis is not None:
+                joined[entry.name] = torch.cat([self.inputs[entry.name], inputs[entry.name]], axis)
         keys, values = torch.cat([self.keys, k], 2), torch.cat([self.values, v], 2)
         return Everything(keys, values, padding, joined)
 
@@ -289,64 +291,3 @@ def _real_of(padding: torch.Tensor | None, keys: torch.Tensor) -> torch.Tensor:
     if padding is not None:
         return padding
     return torch.ones(len(keys), keys.shape[2], dtype=torch.bool, device=keys.device)
-
-
-PIECE = 256
-"""Positions that meet all keys that are kept and their own at once."""
-
-
-@dataclass(frozen=True, eq=False)
-class InPieces:
-    """Goes on some positions at a time: many take time and memory in proportion to their number,
-    where a position meets all keys of its step, though it reads few."""
-
-    stream: Streamable
-
-    def step(
-        self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, call: Call, state: object
-    ) -> tuple[torch.Tensor, object]:
-        outs = []
-        for low in range(0, q.shape[2], PIECE):
-            at = slice(low, low + PIECE)
-            padding = None if call.padding is None else call.padding[:, at]
-            data = {name: values[:, at] for name, values in call.data.items()}
-            here = replace(call, padding=padding, data=data)
-            out, state = self.stream.step(q[:, :, at], k[:, :, at], v[:, :, at], here, state)
-            outs.append(out)
-        return outs[0] if len(outs) == 1 else torch.cat(outs, 2), state
-
-
-@dataclass(frozen=True, eq=False)
-class GraphStream:
-    """Goes on with a graph: keeps the keys that a later position may read, no other."""
-
-    work: Work
-    keeper: Keeper
-
-    def step(
-        self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, call: Call, state: object
-    ) -> tuple[torch.Tensor, object]:
-        batch, heads, rows, size = q.shape
-        keys = k.shape[1]
-        before = state if isinstance(state, Kept) else None
-        seen = self.keeper.seen(self.work, k, v, call, before)
-        if self.work.plain and size and v.shape[-1] and not _is_followed(q, seen.keys, seen.values):
-            mask, scale = seen.blocks.mask, scale_of(self.work, size)
-            out = functional.scaled_dot_product_attention(
-                q,
-                seen.keys,
-                seen.values,
-                attn_mask=None if mask is None else mask[:, 0, 0],
-                scale=scale,
-                enable_gqa=heads > keys,
-            )
-            return out, seen.kept
-        grouped = q.view(batch, keys, heads // keys, 1, rows, size)
-        k, v = seen.keys[:, :, None], seen.values[:, :, None]
-        out = seen.formula(grouped, k, v, seen.blocks, call)
-        return out.reshape(batch, heads, rows, v.shape[-1]), seen.kept
-
-
-def _is_followed(*given: torch.Tensor) -> bool:
-    """Whether derivatives may be asked for: the fused kernel has no second ones."""
-    return is_transformed() or (torch.is_grad_enabled() and any(x.requires_grad for x in given))

@@ -22,6 +22,7 @@ from tiny_models import (
     llama,
     names_restored,
     padded,
+    reference,
     tokens,
     transformers,
 )
@@ -45,6 +46,7 @@ SPECS = [
 ]
 PARTS = ((0, 5), (5, 6), (6, 13), (13, 14))
 GREEDY: dict[str, Any] = {"max_new_tokens": 6, "do_sample": False}
+STATIC = {"cache_implementation": "static", "disable_compile": True}
 
 
 @pytest.fixture(autouse=True)
@@ -109,8 +111,10 @@ POSITION = LAYERS * 2 * KEY_HEADS * HEAD_SIZE * 4
 
 
 def test_a_window_frees_memory() -> None:
-    assert bytes_at(WINDOW, (2, 20, 21, 40)) == [2 * POSITION] + [4 * POSITION] * 3
+    assert bytes_at(WINDOW, (2, 20, 40)) == [2 * POSITION] + [4 * POSITION] * 2
     assert bytes_at(SINKS, (20, 40)) == [(2 + 2) * POSITION] * 2
+    # one after the other they have a place more, that of the next
+    assert bytes_at(WINDOW, range(20, 30)) == [4 * POSITION] + [5 * POSITION] * 9
     assert bytes_at(CAUSAL, (20, 40)) == [20 * POSITION, 40 * POSITION]
     dynamic = transformers.DynamicCache()
     steps(llama("eager"), tokens(1, 40), dynamic, [(0, 40)])
@@ -187,7 +191,147 @@ def test_a_decoder_beside_an_encoder_keeps_its_window() -> None:
     own = SpecCache(model.get_decoder())
     both = transformers.EncoderDecoderCache(own, transformers.DynamicCache())
     assert model.generate(ids, past_key_values=both, **given).tolist() == wanted.tolist()
-    assert own.bytes == 2 * 2 * 2 * 4 * 32 * 4  # samples, layers, keys and values, positions
+    assert own.bytes == 2 * 2 * 2 * (4 + 1) * 32 * 4  # samples, layers, keys and values, positions
+
+
+def gpt_oss() -> Any:
+    """A tiny GPT-OSS, whose heads have sinks."""
+    settings = {**BY_STEM["GptOss"].settings, "eos_token_id": None}
+    torch.manual_seed(1)
+    model = transformers.GptOssForCausalLM(transformers.GptOssConfig(**settings)).eval()
+    for layer in model.model.layers:
+        torch.nn.init.normal_(layer.self_attn.sinks)
+    return model
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        "attend window(before = 3, after = 0)",
+        "attend window(before = 2, after = 0) | columns(first(2)) normalize softmax1",
+        "heads 4 attend block(size = 4) head 1 { attend strided(stride = 3) }",
+        "heads 4 attend window(before = 5, after = 0) score bias(buckets = 4, max_distance = 6)",
+        "attend topk(keys = 3) | self",
+    ],
+)
+def test_sinks_stand_beside_what_is_kept(body: str) -> None:
+    model = gpt_oss()
+    done = convert(model, attnspec.parse(f"attention a {{ causal {body} }}"))
+    learned = [x for name, x in model.named_parameters() if "attnspec" in name]
+    assert len(learned) == ("bias" in body)
+    for parameter in learned:
+        torch.nn.init.normal_(parameter)
+    ids, mask = tokens(3, 14), padded(14, left=True)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        wanted = hidden(model, ids, mask)
+        found = steps(model, ids, SpecCache(model), [*PARTS[:-1], (13, 14)], mask)
+        assert difference(found, wanted, mask) < TOLERANCE
+        # the sinks are felt
+        for layer in model.model.layers:
+            layer.self_attn.sinks.data.sub_(2.0)
+        assert difference(hidden(model, ids, mask), wanted, mask) > 0.01
+        one = tokens(1, 9)
+        wanted = model.generate(one, use_cache=False, **GREEDY)
+        for given in ({}, {"past_key_values": SpecCache(model)}):
+            assert model.generate(one, **given, **GREEDY).tolist() == wanted.tolist()
+    done.undo()
+
+
+GROWING: dict[str, tuple[str, Any]] = {
+    "documents": (
+        "input x: ids causal attend window(before = 5, after = 0) & same(x)",
+        torch.arange(20).expand(2, -1) // 4,
+    ),
+    "numbers": (
+        "input x: numbers causal attend where(x(q) - x(k) <= 3)",
+        torch.arange(20).expand(2, -1) * 1.5,
+    ),
+    "choices": (
+        "input x: choices causal attend chosen(x) | self",
+        torch.arange(120).view(2, 1, 20, 3) % 7 - 1,
+    ),
+    "buckets": (
+        "input x: buckets causal attend self | lsh(x, chunk = 4, cut = bucket, share_qk = false)",
+        torch.arange(80).view(2, 1, 2, 20) % 3,
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", GROWING)
+def test_run_time_inputs_grow_with_what_is_written(kind: str) -> None:
+    body, values = GROWING[kind]
+    model, ids = llama("eager"), tokens(2, 7)
+    done = convert(model, attnspec.parse(f"attention a {{ {body} }}"))
+    with with_inputs(done, {"x": values}):
+        wanted = model.generate(ids, use_cache=False, **GREEDY)
+        for given in ({}, STATIC, {"past_key_values": SpecCache(model)}):
+            assert model.generate(ids, **given, **GREEDY).tolist() == wanted.tolist()
+        with pytest.raises(attnspec.AttnSpecError, match=r"21 positions, got 20"):
+            model.generate(ids, **{**GREEDY, "max_new_tokens": 15})
+    # the beams of a sample have its inputs
+    beams: dict[str, Any] = {**GREEDY, "num_beams": 2}
+    with with_inputs(done, {"x": values.repeat_interleave(2, 0)}):
+        wanted = model.generate(ids, use_cache=False, **beams)
+        found = model.generate(ids, past_key_values=SpecCache(model), **beams)
+        assert found.tolist() == wanted.tolist()
+
+
+def joined(stem: str, cross: str) -> tuple[Any, Any]:
+    """A tiny encoder and decoder, with a spec for the decoder's own sequence and one between."""
+    kind = f"{stem}ForConditionalGeneration"
+    settings = {**BY_STEM[stem].settings, "forced_eos_token_id": None}
+    torch.manual_seed(1)
+    model = getattr(transformers, kind)(getattr(transformers, f"{stem}Config")(**settings)).eval()
+    score = "score bias(buckets = 32, max_distance = 128)" if stem == "T5" else ""
+    own = f"attention own {{ heads 4 causal attend window(before = 2, after = 0) {score} }}"
+    specs: dict[str, Any] = {"decoder": attnspec.parse(own), "cross": attnspec.parse(cross)}
+    return model, convert(model, **specs)
+
+
+@pytest.mark.parametrize("stem", ["Bart", "T5"])
+@pytest.mark.parametrize(
+    "body", ["where(k - 2 * q <= 3 and 2 * q - k <= 3)", "columns(keep) | window(radius = 1)"]
+)
+def test_a_decoder_writes_by_what_joins_it_to_an_encoder(stem: str, body: str) -> None:
+    model, done = joined(stem, f"attention c {{ cross input keep: tokens attend {body} }}")
+    ids, mask = tokens(2, 12), torch.ones(2, 12, dtype=torch.long)
+    mask[1, 9:] = 0
+    given: dict[str, Any] = {**GREEDY, "eos_token_id": None, "attention_mask": mask}
+    keep = torch.zeros(2, 12, dtype=torch.bool)
+    keep[:, 4] = keep[0, 9] = True
+    both = transformers.EncoderDecoderCache(
+        SpecCache(model.get_decoder()), transformers.DynamicCache()
+    )
+    with with_inputs(done, {"keep": keep}):
+        wanted = model.generate(ids, use_cache=False, **given)
+        for more in ({}, STATIC, {"past_key_values": both}):
+            assert model.generate(ids, **more, **given).tolist() == wanted.tolist()
+    given["num_beams"] = 2
+    with with_inputs(done, {"keep": keep.repeat_interleave(2, 0)}):
+        wanted = model.generate(ids, use_cache=False, **given)
+        assert model.generate(ids, **given).tolist() == wanted.tolist()
+
+
+def test_what_reads_how_much_is_written_does_not_go_on() -> None:
+    model, _ = joined("Bart", "attention c { cross attend where(k * m <= 4 * n + q * n) }")
+    with pytest.raises(ValueError, match="reads m, the number of all queries"):
+        model.generate(tokens(2, 12), **GREEDY)
+
+
+def test_a_mask_of_pairs_does_not_say_where_a_decoder_is() -> None:
+    model, done = joined("Bart", "attention c { cross attend window(radius = 2) }")
+    done.undo()
+    convert(model, cross=attnspec.parse("attention c { cross attend window(radius = 2) }"))
+    encoded = model.get_encoder()(tokens(2, 12))
+    cache = transformers.EncoderDecoderCache(
+        transformers.DynamicCache(), transformers.DynamicCache()
+    )
+    given = {"encoder_outputs": encoded, "past_key_values": cache}
+    model(decoder_input_ids=tokens(2, 3), **given)
+    mask = torch.zeros(2, 1, 1, 4)
+    with pytest.raises(attnspec.AttnSpecError, match="does not say where the queries of `c`"):
+        model(decoder_input_ids=tokens(2, 1), decoder_attention_mask=mask, **given)
 
 
 # --- sliding caches of transformers -------------------------------------------------------------
@@ -236,27 +380,88 @@ def test_windows_of_a_model_that_was_converted_leave_no_sliding_cache() -> None:
     assert model.config.sliding_window == 4
 
 
-@pytest.mark.parametrize("cache", ["dynamic", "static"])
-def test_layers_that_slide_by_their_type_are_enough_for_a_window(cache: str) -> None:
-    # their rotations are those of their type, so that their caches slide
-    settings = {**BY_STEM["Gemma3Text"].settings, "eos_token_id": None}
+WINDOWED = ("Gemma2", "Gemma3Text", "GptOss", "Mistral", "Phi3", "Qwen2")
+"""Families with sliding layers in their configs, or that may have them."""
+
+
+def windowed(stem: str) -> Any:
+    """A tiny model that writes, all of its layers but the last with windows of 4."""
+    settings = {**BY_STEM[stem].settings, "eos_token_id": None, "num_hidden_layers": 3}
+    config = getattr(transformers, f"{stem}Config")(**settings, **_windows(stem))
     torch.manual_seed(1)
-    model = transformers.Gemma3ForCausalLM(transformers.Gemma3TextConfig(**settings)).eval()
-    given: dict[str, Any] = dict(GREEDY)
-    if cache == "static":
-        given |= {"cache_implementation": "static", "disable_compile": True}
-    ids = tokens(2, 9)
-    with convert(model, attnspec.parse(WINDOW.replace("before = 4", "before = 3"))):
+    name = stem.removesuffix("Text")
+    return getattr(transformers, f"{name}ForCausalLM")(config).eval()
+
+
+def _windows(stem: str) -> dict[str, Any]:
+    if stem in ("Mistral", "Phi3"):
+        return {"sliding_window": 4} if stem == "Phi3" else {}
+    kinds = ["sliding_attention", "sliding_attention", "full_attention"]
+    own = {"sliding_window": 4, "use_sliding_window": True}
+    return {"layer_types": kinds} | (own if stem == "Qwen2" else {})
+
+
+@pytest.mark.parametrize("stem", WINDOWED)
+def test_what_a_converted_model_keeps_does_not_slide(stem: str) -> None:
+    # further back than the model's own windows, from a position, and to the first ones
+    model, ids = windowed(stem), tokens(2, 9)
+    before = model.generate(ids, **GREEDY)
+    score = "score softcap(cap = 2)" if stem == "Gemma2" else ""
+    graph = "window(before = 5, after = 0) | block(size = 8) | columns(first(1))"
+    with convert(model, attnspec.parse(f"attention a {{ causal attend {graph} {score} }}")):
         wanted = model.generate(ids, use_cache=False, **GREEDY)
-        assert model.generate(ids, **given).tolist() == wanted.tolist()
+        for given in ({}, STATIC, {"past_key_values": SpecCache(model)}):
+            assert model.generate(ids, **given, **GREEDY).tolist() == wanted.tolist()
+        beams: dict[str, Any] = {**GREEDY, "num_beams": 2}
+        wanted = model.generate(ids, use_cache=False, **beams)
+        assert model.generate(ids, **beams).tolist() == wanted.tolist()
+    assert model.generate(ids, **GREEDY).tolist() == before.tolist()
+    # one that slides all the same, and is too short
+    own = transformers.DynamicCache(config=model.config)
     with (
-        convert(model, attnspec.parse(WINDOW)),
-        pytest.raises(attnspec.AttnSpecError, match="this one starts at position 6"),
+        convert(model, attnspec.parse(f"attention a {{ causal attend block(size = 8) {score} }}")),
+        pytest.raises(attnspec.AttnSpecError, match="a cache that keeps what `a` reads is needed"),
     ):
-        model.generate(ids, **given)
+        model.generate(ids, past_key_values=own, **GREEDY)
+
+
+@pytest.mark.parametrize("how", ["assisted", "lookup"])
+def test_guesses_are_taken_back(how: str) -> None:
+    model, ids = windowed("Gemma3Text"), tokens(1, 6).repeat(1, 2)
+    given: dict[str, Any] = {"prompt_lookup_num_tokens": 3} if how == "lookup" else {}
+    with convert(model, attnspec.parse(WINDOW)):
+        wanted = model.generate(ids, use_cache=False, **GREEDY)
+        if how == "assisted":
+            given["assistant_model"] = windowed("Gemma3Text")
+            convert(given["assistant_model"], attnspec.parse(SINKS))
+        assert model.generate(ids, **given, **GREEDY).tolist() == wanted.tolist()
+
+
+def test_keys_of_fewer_bits_are_read_as_they_are() -> None:
+    # the first part is exact, later ones meet what is kept of it
+    def read(model: Any) -> torch.Tensor:
+        return steps(model, tokens(2, 14), transformers.QuantizedCache("fp8", model.config))
+
+    spec = attnspec.parse(WINDOW)
+    defined = llama(reference(lambda n, layer: spec.mask(n)))
+    found = read(sparse(WINDOW))
+    assert difference(found, read(defined)) < TOLERANCE
+    assert difference(found, hidden(defined, tokens(2, 14))) > 1e-3
 
 
 # --- what is refused ----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("cache", ["dynamic", "spec"])
+def test_queries_that_are_sorted_by_themselves_do_not_go_on(cache: str) -> None:
+    # as in a call with the last query alone, which has other rows
+    text = (
+        "attention s { causal attend lsh(buckets = 4, chunk = 4, cut = bucket, share_qk = false) }"
+    )
+    model = sparse(text)
+    given = {"past_key_values": SpecCache(model)} if cache == "spec" else {}
+    with pytest.raises(ValueError, match="puts the queries of a call into chunks of their own"):
+        model.generate(tokens(1, 9), **given, **GREEDY)
 
 
 def test_a_cache_is_for_a_model_whose_layers_use_a_spec() -> None:
@@ -278,15 +483,13 @@ def test_rows_that_are_not_those_of_the_whole_pass(text: str, message: str) -> N
         model.generate(tokens(1, 5), past_key_values=SpecCache(model), **GREEDY)
 
 
-def test_dropout_and_sinks_are_refused() -> None:
-    settings = {**BY_STEM["GptOss"].settings, "eos_token_id": None}
-    model = transformers.GptOssForCausalLM(transformers.GptOssConfig(**settings)).eval()
+def test_dropout_is_refused() -> None:
+    model = llama("eager", attention_dropout=0.5)
     convert(model, attnspec.parse(WINDOW))
     ids = tokens(1, 5)
-    wanted = model.generate(ids, use_cache=False, **GREEDY)
-    assert model.generate(ids, **GREEDY).tolist() == wanted.tolist()
-    with pytest.raises(attnspec.AttnSpecError, match="no sinks and no dropout: pass"):
-        model.generate(ids, past_key_values=SpecCache(model), **GREEDY)
+    model.generate(ids, past_key_values=SpecCache(model), **GREEDY)
+    with pytest.raises(attnspec.AttnSpecError, match="knows no dropout"):
+        steps(model.train(), ids, SpecCache(model), [(0, 5)])
 
 
 def test_only_what_was_recorded_is_taken_back() -> None:

@@ -12,6 +12,7 @@ from tiny_models import CAUSAL, TOLERANCE, difference, named, names_restored, tr
 
 import attnspec
 from attnspec.integrations.model_attention import ModelAttention
+from attnspec.integrations.transformers import SpecCache, convert
 
 
 @pytest.fixture(autouse=True)
@@ -62,6 +63,52 @@ def test_a_model_that_chooses_keys_reads_those_of_its_spec(name: str) -> None:
             assert difference(found, right) < TOLERANCE
     window = states(model, named("attention near { causal attend window(before = 2, after = 0) }"))
     assert difference(window[0], wanted[0]) > 0.01
+
+
+def pieces(model: Any, cache: Any) -> torch.Tensor:
+    """What a model makes of a text that it reads in pieces."""
+    ids = torch.randint(3, 61, (2, 13), generator=torch.Generator().manual_seed(7))
+    found = []
+    with torch.no_grad():
+        for low, high in ((0, 9), (9, 10), (10, 13)):
+            step = model(input_ids=ids[:, low:high], past_key_values=cache, use_cache=True)
+            found.append(step.last_hidden_state)
+    return torch.cat(found, 1)
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_what_a_choice_goes_by_is_kept(name: str) -> None:
+    model = model_of(name)
+    own = pieces(model, transformers.DynamicCache(config=model.config))
+    near = "attention near { causal attend window(before = 2, after = 0) }"
+    for text, wanted in ((CAUSAL, own), (near, None)):
+        with convert(model, attnspec.parse(text)):
+            dynamic = pieces(model, transformers.DynamicCache(config=model.config))
+            cache = SpecCache(model)
+            found = pieces(model, cache)
+            assert type(found) is torch.Tensor
+            assert difference(found, dynamic) < TOLERANCE
+            assert wanted is None or difference(found, wanted) < TOLERANCE
+            # the cache is read, as long as it is there
+            assert cache.bytes > 0
+            cache.reset()  # type: ignore[no-untyped-call]
+            assert difference(pieces(model, cache), found) < TOLERANCE
+
+
+@pytest.mark.parametrize("how", [{}, {"num_beams": 2}, {"prompt_lookup_num_tokens": 2}])
+def test_a_model_that_chooses_writes_as_with_its_own_cache(how: dict[str, Any]) -> None:
+    stem, settings = MODELS["DeepSeek V3.2"]
+    config = getattr(transformers, f"{stem}Config")(**{**settings, "eos_token_id": None})
+    torch.manual_seed(1)
+    model = getattr(transformers, f"{stem}ForCausalLM")(config).eval()
+    ids = torch.randint(3, 61, (1, 9), generator=torch.Generator().manual_seed(7)).repeat(1, 2)
+    given: dict[str, Any] = {"max_new_tokens": 5, "do_sample": False, **how}
+    model.set_attn_implementation("eager")
+    wanted = model.generate(ids, **given)
+    with convert(model, attnspec.parse(CAUSAL)):
+        found = model.generate(ids, past_key_values=SpecCache(model), **given)
+        assert found.tolist() == wanted.tolist()
+        assert model.generate(ids, **given).tolist() == wanted.tolist()
 
 
 # --- the function itself --------------------------------------------------------------------------

@@ -9,9 +9,10 @@ import pytest
 import torch
 from attention_checks import in_turn, spec_of
 from kernel_texts import CASES
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from attnspec.backends.common.kv_keeper import Keeper, Kept, Seen
-from attnspec.runtime import CompiledAttention, streaming
+from attnspec.runtime import CompiledAttention, graph_stream
 from attnspec.runtime.streaming import StreamState
 
 CAUSAL = [f"causal attend {text}" for text, causal in CASES if causal]
@@ -61,7 +62,7 @@ INPUTS = [
 @pytest.fixture(autouse=True)
 def short_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
     """Steps of the lengths here are of one piece, and of several."""
-    monkeypatch.setattr(streaming, "PIECE", 16)
+    monkeypatch.setattr(graph_stream, "PIECE", 16)
 
 
 Given: TypeAlias = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
@@ -478,3 +479,151 @@ def test_a_state_with_memory_of_its_own_holds_no_more() -> None:
     assert any(whole > own for whole, own in held)
     owned = [(x.untyped_storage().nbytes(), x.nbytes) for x in state.owned().kept()]
     assert owned == [(own, own) for _, own in held]
+
+
+# --- in place ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("padded", [False, True])
+@pytest.mark.parametrize("body", [*GRAPHS, "causal attend self", "causal attend columns(first(3))"])
+def test_what_is_kept_may_be_written_over(body: str, padded: bool) -> None:
+    module, n = module_of(body), 50
+    given, padding = tensors(n), real_keys(n) if padded else None
+    with torch.no_grad():
+        meant = module(*given, key_padding_mask=padding)
+        outs, state, low = [], None, 0
+        # a long part between two runs of single positions
+        for size in [11, *[1] * 20, 7, *[1] * 12]:
+            at = slice(low, low + size)
+            real = None if padding is None else padding[:, at]
+            part = part_of(given, low, low + size)
+            out, state = module.step(*part, state, key_padding_mask=real, in_place=True)
+            outs.append(out)
+            low += size
+    torch.testing.assert_close(torch.cat(outs, 2), meant, rtol=1e-8, atol=1e-8)
+
+
+class Written(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Counts the numbers that operations make or write, views apart."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.numbers = 0
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
+        found = function(*args, **(kwargs or {}))
+        views = [
+            r.alias_info is not None and not r.alias_info.is_write for r in function._schema.returns
+        ]
+        if isinstance(found, torch.Tensor) and not any(views):
+            self.numbers += found.numel()
+        return found
+
+
+@pytest.mark.parametrize("in_place", [False, True])
+def test_a_step_in_place_copies_nothing_of_a_full_window(in_place: bool) -> None:
+    module = module_of("causal attend window(before = 63, after = 0) | columns(first(4))")
+    given, counts = part_of((torch.randn(1, 2, 140, 8),) * 3, 0, 140), []
+    with torch.no_grad():
+        _, state = module.float().step(*part_of(given, 0, 90))
+        for low in range(90, 140):
+            with Written() as seen:
+                _, state = module.step(*part_of(given, low, low + 1), state, in_place=in_place)
+            counts.append(seen.numbers)
+    window = 64 * 8 * 2 * 2  # keys and values of two heads
+    assert (max(counts[1:]) < window / 4) == in_place
+    assert (min(counts) > window) != in_place
+
+
+def test_a_state_that_is_not_given_up_stays() -> None:
+    module = module_of("causal attend window(before = 5, after = 0)")
+    given = tensors(40)
+    meant = module(*given)
+    with torch.no_grad():
+        _, state = module.step(*part_of(given, 0, 30), in_place=True)
+        _, state = module.step(*part_of(given, 30, 31), state, in_place=True)
+        other, _later = module.step(*part_of(given, 7, 8), state)
+        found, _ = module.step(*part_of(given, 31, 40), state)
+    torch.testing.assert_close(found, meant[:, :, 31:], rtol=1e-8, atol=1e-8)
+    assert not torch.allclose(other, meant[:, :, 31:32])
+    # what is differentiated is not written over
+    q, k, v = (x.clone().requires_grad_() for x in part_of(given, 31, 32))
+    out, after = module.step(q, k, v, state, in_place=True)
+    torch.autograd.grad(out.sum(), (q, k, v))
+    assert all(x.requires_grad or x.dtype == torch.bool for x in after.kept())
+
+
+def test_what_inference_mode_made_goes_on_outside() -> None:
+    module = module_of("causal attend window(before = 5, after = 0)")
+    given = tensors(40)
+    meant = module(*given)
+    with torch.inference_mode():
+        _, state = module.step(*part_of(given, 0, 30), in_place=True)
+        _, state = module.step(*part_of(given, 30, 31), state, in_place=True)
+    found, _ = module.step(*part_of(given, 31, 32), state, in_place=True)
+    torch.testing.assert_close(found, meant[:, :, 31:32], rtol=1e-8, atol=1e-8)
+
+
+# --- log-sum-exps, and what the data decide ------------------------------------------------------
+
+
+@pytest.mark.parametrize("in_place", [False, True])
+@pytest.mark.parametrize(
+    "body",
+    [
+        "causal attend window(before = 7, after = 0) normalize softmax1",
+        "causal heads 2 attend window(radius = 4) | global(first(3))"
+        " head 1 { attend dilated(radius = 12, step = 3) score alibi() }",
+        "causal attend topk(keys = 4)",
+        "causal attend window(before = 5, after = 0) - self",
+    ],
+)
+def test_log_sum_exps_go_on_too(body: str, in_place: bool) -> None:
+    module, given = module_of(body), tensors(50)
+    with torch.no_grad():
+        meant = module(*given, return_lse=True)
+        outs, state, low = [], None, 0
+        for size in [0, 11, 20, *[1] * 19]:
+            part = part_of(given, low, low + size)
+            step = module.step(*part, state, keep_all=True, in_place=in_place, return_lse=True)
+            (out, lse), state = step
+            outs.append((out, lse))
+            low += size
+    for found, right in zip(zip(*outs, strict=True), meant, strict=True):
+        torch.testing.assert_close(torch.cat(found, 2), right, rtol=1e-8, atol=1e-8)
+
+
+@pytest.mark.parametrize(
+    "body", ["linear()", "window(radius = 3) + linear()", "full normalize relu"]
+)
+def test_what_has_no_log_sum_exps_says_so(body: str) -> None:
+    with pytest.raises(ValueError, match="is no softmax of"):
+        module_of(f"causal attend {body}").step(*tensors(5), keep_all=True, return_lse=True)
+
+
+def test_given_buckets_and_choices_grow_with_the_positions() -> None:
+    body = """causal input h: buckets input c: choices(size = 2)
+        attend lsh(h, chunk = 4, cut = bucket, share_qk = false) | chosen(c) | self"""
+    module, n, source = module_of(body), 30, torch.Generator().manual_seed(5)
+    given = tensors(n)
+    h = torch.randint(0, 4, (3, 1, 2, n), generator=source)
+    own = torch.arange(n)[:, None] // 2
+    c = torch.randint(-1, 2, (3, 2, n, 3), generator=source).clamp_max(own)
+    meant = module(*given, inputs={"h": h, "c": c})
+    outs, state, low = [], None, 0
+    for size in [11, *[1] * 10, 9]:
+        at = slice(low, low + size)
+        inputs = {"h": h[..., at], "c": c[:, :, at]}
+        out, state = module.step(*part_of(given, low, low + size), state, inputs=inputs)
+        outs.append(out)
+        low += size
+    torch.testing.assert_close(torch.cat(outs, 2), meant, rtol=1e-8, atol=1e-8)
+
+
+def test_queries_that_are_sorted_by_themselves_do_not_go_on() -> None:
+    module = module_of("causal attend lsh(buckets = 4, chunk = 4, cut = bucket, share_qk = false)")
+    q, k, v = tensors(20)
+    # the last query is another where earlier ones are missing
+    assert not torch.allclose(module(q[:, :, 10:], k, v), module(q, k, v)[:, :, 10:])
+    with pytest.raises(ValueError, match="puts the queries of a call into chunks of their own"):
+        module.step(q, k, v)

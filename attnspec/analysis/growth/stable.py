@@ -20,6 +20,7 @@ from attnspec.graphs.forms.stability import (
     FAR,
     Fault,
     changing_weights,
+    counting_queries,
     fault_of,
     reads_later,
     unsteady,
@@ -301,7 +302,8 @@ def _sample(entry: Input, n: int) -> np.ndarray:
 def unstable(program: Program, layer: int, heads: int) -> Fault | None:
     """What makes a layer that goes on from earlier positions contradict them; None where nothing
     does at the lengths that were looked at."""
-    return _first_fault(program, layer, heads, whole=True)
+    found = _first_fault(program, layer, heads, whole=True)
+    return found or counting_queries(program, layer, heads)
 
 
 def changed_by_padding(program: Program, layer: int, heads: int) -> Fault | None:

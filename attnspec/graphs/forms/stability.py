@@ -242,6 +242,19 @@ def unsteady_layer(program: Program, layer: int, heads: int) -> Fault | None:
         found = found or unsteady_choice(program, layer, head)
         if found is not None:
             return found
+    return counting_queries(program, layer, heads)
+
+
+def counting_queries(program: Program, layer: int, heads: int) -> Fault | None:
+    """Why the rows of a layer are others in a call with the last queries alone, though they are the
+    same at every length."""
+    for head in range(heads):
+        graph = program.attend(layer, head).graph
+        for leaf in () if graph is None else leaves(graph):
+            bound = bound_choice(program, leaf, FAR, layer, head)
+            if bound is not None and bound.counts_queries:
+                mend = "let keys be queries, or give the buckets as an input"
+                return Fault(written_leaf(leaf), bound.counts_queries, mend)
     return None
 
 

@@ -135,6 +135,12 @@ class Lsh(DataDependent):
     def counts_by_length(self) -> str:
         return "" if self.buckets or self.given else "has as many buckets as n asks for"
 
+    @property
+    def counts_queries(self) -> str:
+        if self.share_qk or self.given is not None:
+            return ""
+        return "puts the queries of a call into chunks of their own"
+
     def doubt(self, n: int) -> str:
         read, held = (self.look + 1) * self.chunk, n / self.buckets_at(n)
         if self.given is None and self.bucket_mask and held > read * self.rounds:

@@ -1,0 +1,159 @@
+"""Going on with a graph: the keys that later positions may read, and what the next ones read."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, TypeAlias, cast
+
+import torch
+from torch.nn import functional
+
+from attnspec.backends.common.kv_keeper import Keeper, Kept
+from attnspec.backends.common.kv_ring import TURN, Ring, Rows
+from attnspec.backends.common.score_formula import Blocks, Formula, scale_of
+from attnspec.backends.common.torch_modes import is_transformed
+from attnspec.lower.cache import Cache
+from attnspec.lower.work import Call, Streamable, Work
+
+PIECE = 256
+"""Positions that meet all keys that are kept and their own at once."""
+
+KEPT_ROWS = 2
+"""How many `Rows` are kept of a graph: layers and samples go on at one position after another."""
+
+Outputs: TypeAlias = "tuple[torch.Tensor, torch.Tensor | None]"
+"""The output [B, H, t, d_v], and its log-sum-exps [B, H, t] where they were asked for."""
+
+
+@dataclass(frozen=True, eq=False)
+class InPieces:
+    """Goes on some positions at a time: many take time and memory in proportion to their number,
+    where a position meets all keys of its step, though it reads few."""
+
+    stream: Streamable
+
+    def step(
+        self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, call: Call, state: object
+    ) -> tuple[torch.Tensor, object]:
+        outs, state = _in_pieces(self.stream.step, q, k, v, call, state)
+        return _joined(outs), state
+
+    def partial_step(
+        self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, call: Call, state: object
+    ) -> tuple[torch.Tensor, torch.Tensor, object]:
+        """The same of a `GraphStream` with the log-sum-exps [B, H, t] behind the outputs."""
+        go_on = cast(GraphStream, self.stream).partial_step
+        found, state = _in_pieces(go_on, q, k, v, call, state)
+        outs, sums = zip(*found, strict=True)
+        return _joined(outs), _joined(sums), state
+
+
+def _in_pieces(
+    go_on: Callable[..., tuple[Any, object]],
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    call: Call,
+    state: object,
+) -> tuple[list[Any], object]:
+    if q.shape[2] <= PIECE:
+        out, state = go_on(q, k, v, call, state)
+        return [out], state
+    found = []
+    for low in range(0, q.shape[2], PIECE):
+        at = slice(low, low + PIECE)
+        padding = None if call.padding is None else call.padding[:, at]
+        data = {name: values[:, at] for name, values in call.data.items()}
+        here = replace(call, padding=padding, data=data)
+        out, state = go_on(q[:, :, at], k[:, :, at], v[:, :, at], here, state)
+        found.append(out)
+    return found, state
+
+
+def _joined(parts: Sequence[torch.Tensor]) -> torch.Tensor:
+    return parts[0] if len(parts) == 1 else torch.cat([*parts], 2)
+
+
+@dataclass(frozen=True, eq=False)
+class GraphStream:
+    """Goes on with a graph: keeps the keys that a later position may read, no other."""
+
+    work: Work
+    keeper: Keeper
+    rows: Cache[int, Rows] = field(default_factory=lambda: Cache(KEPT_ROWS))
+
+    def step(
+        self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, call: Call, state: object
+    ) -> tuple[torch.Tensor, object]:
+        (out, _), state = self._gone_on(q, k, v, call, state, False)
+        return out, state
+
+    def partial_step(
+        self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, call: Call, state: object
+    ) -> tuple[Outputs, object]:
+        """The same with log-sum-exps, None where weights are no softmax."""
+        return self._gone_on(q, k, v, call, state, True)
+
+    def _gone_on(
+        self,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        call: Call,
+        state: object,
+        with_lse: bool,
+    ) -> tuple[Outputs, object]:
+        fused = self.work.plain and not with_lse and not _is_followed(q, k, v)
+        ring = self._ring(state, k, v) if call.in_place and q.shape[2] == 1 else None
+        if ring is not None:
+            ring = ring.written(k, v, call.padding)
+            number = (ring.count - 1) // TURN
+            rows = self.rows.get(number, lambda: Rows.of(self.work, self.keeper, number))
+            given = ring.keys, ring.values, rows.formula, rows.blocks(ring)
+            return self._attended(q, *given, call, fused), ring
+        before = state.kept() if isinstance(state, Ring) else cast("Kept | None", state)
+        seen = self.keeper.seen(self.work, k, v, call, before)
+        given = seen.keys, seen.values, seen.formula, seen.blocks
+        fused = fused and not _is_followed(seen.keys, seen.values)
+        return self._attended(q, *given, call, fused), seen.kept
+
+    def _ring(self, state: object, k: torch.Tensor, v: torch.Tensor) -> Ring | None:
+        """What is kept, where the next position may be written into it."""
+        if self.work.reads or _is_followed(k, v):
+            return None
+        ring = Ring.of(state, self.keeper) if isinstance(state, Kept) else state
+        return ring if isinstance(ring, Ring) and ring.is_writable else None
+
+    def _attended(
+        self,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        formula: Formula,
+        blocks: Blocks,
+        call: Call,
+        fused: bool,
+    ) -> Outputs:
+        """What queries read of keys [B, K, w, d] and values [B, K, w, d_v]."""
+        batch, heads, rows, size = q.shape
+        keys, mask = k.shape[1], blocks.mask
+        if fused:
+            out = functional.scaled_dot_product_attention(
+                q,
+                k,
+                v,
+                attn_mask=None if mask is None else mask[:, 0, 0],
+                scale=scale_of(self.work, size),
+                enable_gqa=heads > keys,
+            )
+            return out, None
+        grouped = q.reshape(batch, keys, heads // keys, 1, rows, size)
+        out, lse = formula.partial(grouped, k[:, :, None], v[:, :, None], blocks, call)
+        lse = None if lse is None else lse.reshape(batch, heads, rows)
+        return out.reshape(batch, heads, rows, v.shape[-1]), lse
+
+
+def _is_followed(*given: torch.Tensor) -> bool:
+    """Whether derivatives may be asked for: the fused kernel has no second ones."""
+    return is_transformed() or (torch.is_grad_enabled() and any(x.requires_grad for x in given))
