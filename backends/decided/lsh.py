@@ -13,6 +13,7 @@ from attnspec.backends.decided.given import Given
 from attnspec.backends.decided.hashes import buckets_of
 from attnspec.backends.decided.labels import meeting
 from attnspec.backends.decided.lists import TILE
+from attnspec.backends.decided.ranking import reaches
 from attnspec.graphs.patterns.lsh import Lsh
 
 NOWHERE = -(1 << 30)
@@ -96,11 +97,7 @@ class LshChoice(Choice):
         """The same, without the rule of pairs with oneself."""
         own = look_up(self.q.code[:, :, turn], q - (self.n_k - self.n_q))
         other = look_up(self.k.code[:, :, turn], k)
-        if self.leaf.look > 1:
-            back = own - other
-            return (back >= 0) & (back <= self.leaf.look)
-        held = own == other
-        return held | (own - 1 == other) if self.leaf.look else held
+        return reaches(own, other, self.leaf.look)
 
     def _may_read(self, q: torch.Tensor, k: torch.Tensor) -> torch.Tensor:
         """Whether a pair is of two positions, or of one that reads itself."""
@@ -180,8 +177,9 @@ class LshChoice(Choice):
         return meeting(along[0], along[1], tile)
 
     def _first(self, turn: int, q: torch.Tensor, k: torch.Tensor) -> torch.Tensor:
-        """The pairs that a round finds and none before it."""
-        held = self.found(turn, q, k)
+        """The pairs that a round finds and none before it: of those with oneself, which every
+        round finds, only the first one need be asked."""
+        held = self._near(turn, q, k) if turn else self.found(turn, q, k)
         for before in range(turn):
             held = held & ~self._near(before, q, k)
         return held

@@ -122,3 +122,20 @@ def first_greatest(x: torch.Tensor) -> torch.Tensor:
         # the same, several times as fast
         return torch.from_numpy(np.asarray(array_of(x).argmax(-1)))
     return x.argmax(-1)
+
+
+def first_least(x: torch.Tensor) -> torch.Tensor:
+    """The same of the least."""
+    if x.is_cpu:
+        return torch.from_numpy(np.asarray(array_of(x).argmin(-1)))
+    return x.argmin(-1)
+
+
+def reaches(x: torch.Tensor, y: torch.Tensor, most: int) -> torch.Tensor:
+    """0 <= x - y <= most, for integers that broadcast and differ by less than their range."""
+    if x.is_cpu:
+        # one comparison without sign, several times as fast
+        back = np.subtract(array_of(x), array_of(y))
+        return torch.from_numpy(back.view(f"u{back.itemsize}") <= most)
+    back = x - y
+    return (back >= 0) & (back <= most)
