@@ -16,8 +16,8 @@ from attnspec.lower.cache import Cache
 KEPT = 8
 """How many sets of rotations are kept."""
 
-MOST = 1 << 22
-"""Numbers of one product that are looked at together."""
+MOST = 1 << 20
+"""Numbers of one product that are looked at together: what stays in the cache."""
 
 Wanted: TypeAlias = "tuple[int, int, tuple[int, ...], int, int, int]"
 """Seed, layer, heads, round, size of a head, columns."""

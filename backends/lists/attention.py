@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 
+import numpy as np
 import torch
 from torch.nn import functional
 
@@ -245,13 +246,14 @@ def _taken(x: torch.Tensor, index: torch.Tensor, use: str) -> torch.Tensor:
 def _step(index: torch.Tensor) -> int:
     """How far the rows of an index [G, M] lie apart, of which each numbers what follows one
     another; 0 if they do not."""
-    groups, many = index.shape
-    first = int(index[0, 0])
-    step = int(index[1, 0]) - first if groups > 1 else 1
-    if step < 1 or int(index[-1, -1]) != first + (groups - 1) * step + many - 1:
+    numbers = index.numpy()
+    groups, many = numbers.shape
+    first = int(numbers[0, 0])
+    step = int(numbers[1, 0]) - first if groups > 1 else 1
+    if step < 1 or numbers[-1, -1] != first + (groups - 1) * step + many - 1:
         return 0
-    starts, inside = (torch.arange(count, device="cpu") for count in index.shape)
-    return step if torch.equal(index, first + step * starts[:, None] + inside) else 0
+    wanted = first + step * np.arange(groups)[:, None] + np.arange(many)
+    return step if np.array_equal(numbers, wanted) else 0
 
 
 def _merged(
