@@ -7,6 +7,7 @@ them: [batch, heads, rows, size].
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from functools import cached_property
 from threading import local
@@ -300,7 +301,7 @@ _scratch = _Scratch()
 
 def scratch(use: str, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
     """An uninitialised tensor on the CPU, valid until the next one for the same use."""
-    count = int(np.prod(shape))
+    count = math.prod(shape)
     found = _scratch.kept.get((use, dtype))
     if found is None or found.numel() < count:
         # a buffer made in inference mode could not be written to outside of it

@@ -18,8 +18,7 @@ from attnspec.backends.common.torch_modes import array_of
 from attnspec.backends.decided.choice import Choice, look_up
 from attnspec.backends.decided.given import Given
 from attnspec.backends.decided.labels import NONE_K, NONE_Q, LabelChoice
-from attnspec.backends.decided.lists import listed, marked
-from attnspec.backends.decided.ranking import best, first_greatest
+from attnspec.backends.decided.ranking import best, first_greatest, listed, marked
 from attnspec.graphs.counter_rng import CENTROIDS, Stream, distinct
 from attnspec.graphs.patterns.cluster import Cluster
 

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 
 from attnspec.backends.common.torch_modes import apart
-from attnspec.backends.decided.ranking import first_greatest
+from attnspec.backends.decided.ranking import first_greatest, first_least
 from attnspec.graphs.counter_rng import HASHES, Stream, normals
 from attnspec.graphs.patterns.lsh import Lsh
 from attnspec.lower.cache import Cache
@@ -16,8 +16,8 @@ from attnspec.lower.cache import Cache
 KEPT = 8
 """How many sets of rotations are kept."""
 
-MOST = 1 << 22
-"""Numbers of one product that are looked at together."""
+MOST = 1 << 20
+"""Numbers of one product that are looked at together: what stays in the cache."""
 
 Wanted: TypeAlias = "tuple[int, int, tuple[int, ...], int, int, int]"
 """Seed, layer, heads, round, size of a head, columns."""
@@ -61,6 +61,6 @@ def buckets_of(leaf: Lsh, x: torch.Tensor, heads: tuple[int, ...], count: int) -
 
 def _farthest(y: torch.Tensor) -> torch.Tensor:
     """argmax([y; -y]) of each row [..., c], the first of several."""
-    most, least = first_greatest(y), first_greatest(-y)
+    most, least = first_greatest(y), first_least(y)
     top, bottom = (y.gather(-1, x[..., None])[..., 0] for x in (most, least))
     return torch.where(top >= -bottom, most, least + y.shape[-1])

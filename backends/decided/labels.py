@@ -9,7 +9,8 @@ from functools import partial
 import torch
 
 from attnspec.backends.decided.choice import Choice, TileLists, look_up
-from attnspec.backends.decided.lists import TILE, listed
+from attnspec.backends.decided.lists import TILE
+from attnspec.backends.decided.ranking import listed
 
 NONE_Q, NONE_K = -(1 << 62), -(1 << 62) + 1
 """What stands for no label."""

@@ -13,6 +13,7 @@ import torch
 from attnspec.backends.common.masks import mask_plan
 from attnspec.backends.decided.choice import Choice, TileLists
 from attnspec.backends.decided.given import Given
+from attnspec.backends.decided.ranking import marked
 from attnspec.graphs.patterns.chosen import Chosen
 from attnspec.graphs.relation import Relation
 
@@ -120,20 +121,6 @@ class ListChoice(Choice):
     @property
     def lists(self) -> Mapping[str, torch.Tensor]:
         return {"keys" if self.size == 1 else "blocks": self.blocks}
-
-
-def marked(numbers: torch.Tensor, count: int) -> torch.Tensor:
-    """bool [..., count]: which numbers stand in lists [..., r]; those below 0 are none."""
-    table = numbers.new_zeros(*numbers.shape[:-1], count + 1, dtype=torch.bool)
-    return table.scatter_(-1, numbers + 1, True)[..., 1:]
-
-
-def listed(table: torch.Tensor) -> torch.Tensor:
-    """The numbers of what is marked in a table [..., count], ascending, after -1 for none; as many
-    as the longest list has."""
-    most = int(table.sum(-1).max()) if table.numel() else 0
-    numbers = torch.where(table, torch.arange(table.shape[-1], device=table.device), -1)
-    return numbers.topk(most, dim=-1).values.flip(-1)
 
 
 def decide_chosen(leaf: Chosen, given: Given) -> Choice:

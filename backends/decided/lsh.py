@@ -13,6 +13,7 @@ from attnspec.backends.decided.given import Given
 from attnspec.backends.decided.hashes import buckets_of
 from attnspec.backends.decided.labels import meeting
 from attnspec.backends.decided.lists import TILE
+from attnspec.backends.decided.ranking import reaches
 from attnspec.graphs.patterns.lsh import Lsh
 
 NOWHERE = -(1 << 30)
@@ -26,7 +27,7 @@ class Sorted(Choice):
     `bucket` and `chunk` are int64 [B, H or 1, R, n], padding in no chunk; `order` has the positions
     sorted by (bucket, position), padding last, and `begin` for each place there that of the first
     of its bucket. Of two positions that may meet, `code` of the key is that of the query, or less
-    by the chunks between them.
+    by the chunks between them; of others it is not. It takes as few bytes as there are codes for.
     """
 
     bucket: torch.Tensor
@@ -53,7 +54,14 @@ class Sorted(Choice):
         inside = place - begin if leaf.cut == "bucket" else place
         chunk = (inside // leaf.chunk).masked_fill(apart.gather(-1, order), NOWHERE)
         back = torch.empty_like(order).scatter_(-1, order, chunk)
-        return Sorted(bucket, back, _codes(bucket, back, leaf, n_k), order, begin)
+        if leaf.bucket_mask and _one_order(leaf):
+            # numbered as they come, with a gap between buckets
+            step = chunk.diff(dim=-1, prepend=chunk[..., :1]).clamp_min(0)
+            along = torch.where(fresh, leaf.look + 1, step).cumsum(-1)
+            code = torch.empty_like(order).scatter_(-1, order, along)
+        else:
+            code = _codes(bucket, back, leaf, n_k)
+        return Sorted(bucket, back, _short(code, back), order, begin)
 
     def last(self, count: int) -> Sorted:
         """The same for the last positions alone; orders are those of all."""
@@ -62,12 +70,23 @@ class Sorted(Choice):
 
 
 def _codes(bucket: torch.Tensor, chunk: torch.Tensor, leaf: Lsh, n_k: int) -> torch.Tensor:
-    """One number for bucket and chunk of a position, int32 where that is enough."""
-    if not leaf.bucket_mask or not bucket.numel():
-        return chunk.int()
-    stride = n_k // leaf.chunk + leaf.look + 2
-    found = torch.where(chunk == NOWHERE, NOWHERE, bucket * stride + chunk)
-    return found.int() if int(bucket.max()) * stride < -NOWHERE else found
+    """One number for bucket and chunk of a position."""
+    return bucket * (n_k // leaf.chunk + leaf.look + 2) + chunk if leaf.bucket_mask else chunk
+
+
+def _short(code: torch.Tensor, chunk: torch.Tensor) -> torch.Tensor:
+    """Codes in as few bytes as they take, that of padding far below all others."""
+    most = int(code.max()) if code.numel() else 0
+    for kind in (torch.int16, torch.int32, torch.int64):
+        far = (torch.iinfo(kind).max + 1) // 2
+        if most < far or kind == torch.int64:
+            break
+    return torch.where(chunk == NOWHERE, -far, code).to(kind)
+
+
+def _one_order(leaf: Lsh) -> bool:
+    """Whether queries stand in the order of the keys."""
+    return leaf.share_qk or leaf.given is not None
 
 
 @dataclass(frozen=True, eq=False)
@@ -96,11 +115,7 @@ class LshChoice(Choice):
         """The same, without the rule of pairs with oneself."""
         own = look_up(self.q.code[:, :, turn], q - (self.n_k - self.n_q))
         other = look_up(self.k.code[:, :, turn], k)
-        if self.leaf.look > 1:
-            back = own - other
-            return (back >= 0) & (back <= self.leaf.look)
-        held = own == other
-        return held | (own - 1 == other) if self.leaf.look else held
+        return reaches(own, other, self.leaf.look)
 
     def _may_read(self, q: torch.Tensor, k: torch.Tensor) -> torch.Tensor:
         """Whether a pair is of two positions, or of one that reads itself."""
@@ -160,8 +175,7 @@ class LshChoice(Choice):
         """The key tiles of each query tile [B, H or 1, query tiles, r]."""
         q_slots, k_slots = (side.order.shape[-1] for side in (self.q, self.k))
         tiles, others = -(-q_slots // tile), -(-k_slots // tile)
-        apart = not self.leaf.share_qk and self.leaf.given is None
-        if self.leaf.cut == "bucket" and apart:
+        if self.leaf.cut == "bucket" and not _one_order(self.leaf):
             return self._bucket_lists(turn, tile)
         first = torch.arange(tiles, device=self.q.order.device)[:, None]
         reach = look * chunk if self.leaf.cut == "order" else (look + 1) * chunk - 1
@@ -180,8 +194,9 @@ class LshChoice(Choice):
         return meeting(along[0], along[1], tile)
 
     def _first(self, turn: int, q: torch.Tensor, k: torch.Tensor) -> torch.Tensor:
-        """The pairs that a round finds and none before it."""
-        held = self.found(turn, q, k)
+        """The pairs that a round finds and none before it: of those with oneself, which every
+        round finds, only the first one need be asked."""
+        held = self._near(turn, q, k) if turn else self.found(turn, q, k)
         for before in range(turn):
             held = held & ~self._near(before, q, k)
         return held

@@ -40,44 +40,91 @@ def best(scores: torch.Tensor, forced: torch.Tensor | None, budget: int) -> torc
     """The places of the highest scores float32 [..., c], at most `budget`, but all that are forced:
     ascending lists [..., r], -1 for none."""
     count = min(scores.shape[-1], budget)
+    if not scores.numel() or not count:
+        return torch.zeros(*scores.shape[:-1], 0, dtype=torch.int64, device=scores.device)
     raised = scores if forced is None else scores.masked_fill(forced, torch.inf)
-    values, places = _highest(raised, min(scores.shape[-1], count + 1))
-    # torch has a rule neither for ties nor for NaN: rows where they matter are ranked
+    few, places = _few(raised, count + 1)
+    values = _falling(few, count + 1)
+    # there is a rule neither for ties nor for NaN: rows where they matter are ranked
     unclear = values.isnan().any(-1)
+    least = values[..., count - 1 : count]
     if values.shape[-1] > count:
-        last = values[..., count]
-        unclear |= (values[..., count - 1] == last) & (last > -torch.inf)
+        unclear |= ((least == values[..., count:]) & (least > -torch.inf))[..., 0]
     if forced is not None:
         unclear |= forced.expand_as(scores).sum(-1) > budget
-    taken = values[..., :count] > -torch.inf
-    lists = torch.where(taken, places[..., :count], -1).sort(-1).values
     if not bool(unclear.any()):
-        return lists
+        return _put_back(listed(_taken(few, least)), places)
+    lists = _put_back(listed(_taken(few, least) & ~unclear[..., None]), places)
     own = None if forced is None else forced.expand_as(scores)[unclear]
     exact = _ranked_best(ranks(scores[unclear], own), budget)
-    lists = torch.nn.functional.pad(lists, (exact.shape[-1] - count, 0), value=-1)
+    width = max(lists.shape[-1], exact.shape[-1])
+    lists, exact = (functional.pad(x, (width - x.shape[-1], 0), value=-1) for x in (lists, exact))
     lists[unclear] = exact
     return lists
 
 
-def _highest(scores: torch.Tensor, count: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """The highest scores [..., c], falling, and their places; of equal ones any, of -inf places
-    that may not be there.
+def _taken(scores: torch.Tensor, least: torch.Tensor) -> torch.Tensor:
+    """bool [..., c]: the candidates that score at least so much, [..., 1]."""
+    return scores >= least.clamp_min(torch.finfo(scores.dtype).min)
 
-    They lie in as many groups as they are, those with the greatest maxima: torch's search takes
-    several times as long as these maxima.
+
+def _falling(scores: torch.Tensor, count: int) -> torch.Tensor:
+    """The highest scores of rows [..., c], falling, NaN first: [..., count], or c where it is
+    less."""
+    count = min(scores.shape[-1], count)
+    if not scores.is_cpu:
+        return scores.topk(count, dim=-1).values
+    # to sort whole rows takes a fraction of torch's search
+    rising = np.sort(array_of(scores), axis=-1)
+    return torch.from_numpy(rising[..., : -count - 1 : -1].copy())
+
+
+def _few(scores: torch.Tensor, count: int) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """Some of the scores of long rows [..., c] among which so many highest are, and more than so
+    many equal ones if there are, with their places; of short rows all, and None.
+
+    They lie in as many groups as they are, those with the greatest maxima.
     """
     size = math.isqrt(scores.shape[-1] // max(1, count))
     if size < LEAST:
-        return scores.topk(count, dim=-1)
+        return scores, None
     # a group has every so many-th score: maxima are those of long rows
     scores = functional.pad(scores, (0, -scores.shape[-1] % size), value=-math.inf)
     grouped = torch.unflatten(scores, -1, (size, -1))
     groups = grouped.amax(-2).topk(count, dim=-1, sorted=False).indices
     few = grouped.gather(-1, groups[..., None, :].expand(*groups.shape[:-1], size, -1))
-    values, places = few.flatten(-2).topk(count, dim=-1)
-    first = groups.gather(-1, places % count)
-    return values, places // count * grouped.shape[-1] + first
+    turns = torch.arange(size, device=scores.device)[:, None] * grouped.shape[-1]
+    return few.flatten(-2), (turns + groups[..., None, :]).flatten(-2)
+
+
+def _put_back(lists: torch.Tensor, places: torch.Tensor | None) -> torch.Tensor:
+    """Ascending lists [..., r] of what stands at places [..., c]."""
+    if places is None:
+        return lists
+    found = places.gather(-1, lists.clamp_min(0))
+    return torch.where(lists >= 0, found, -1).sort(-1).values
+
+
+def marked(numbers: torch.Tensor, count: int) -> torch.Tensor:
+    """bool [..., count]: which numbers stand in lists [..., r]; those below 0 are none."""
+    table = numbers.new_zeros(*numbers.shape[:-1], count + 1, dtype=torch.bool)
+    return table.scatter_(-1, numbers + 1, True)[..., 1:]
+
+
+def listed(table: torch.Tensor) -> torch.Tensor:
+    """The numbers of what is marked in a table [..., count], ascending, after -1 for none; as many
+    as the longest list has."""
+    rows, numbers = table.reshape(-1, max(1, table.shape[-1])).nonzero(as_tuple=True)
+    lead = table.shape[:-1]
+    short = torch.bincount(rows, minlength=math.prod(lead))
+    most = int(short.max()) if short.numel() else 0
+    if len(numbers) == most * len(short):
+        return numbers.view(*lead, most)
+    # every number stands behind those before it, and what their lists and its own have too few
+    short = (most - short).cumsum(0)
+    found = numbers.new_full((math.prod(lead) * most,), -1)
+    found[torch.arange(len(numbers), device=found.device) + short[rows]] = numbers
+    return found.view(*lead, most)
 
 
 def _ranked_best(ranked: torch.Tensor, budget: int) -> torch.Tensor:
@@ -122,3 +169,20 @@ def first_greatest(x: torch.Tensor) -> torch.Tensor:
         # the same, several times as fast
         return torch.from_numpy(np.asarray(array_of(x).argmax(-1)))
     return x.argmax(-1)
+
+
+def first_least(x: torch.Tensor) -> torch.Tensor:
+    """The same of the least."""
+    if x.is_cpu:
+        return torch.from_numpy(np.asarray(array_of(x).argmin(-1)))
+    return x.argmin(-1)
+
+
+def reaches(x: torch.Tensor, y: torch.Tensor, most: int) -> torch.Tensor:
+    """0 <= x - y <= most, for integers that broadcast and differ by less than their range."""
+    if x.is_cpu:
+        # one comparison without sign, several times as fast
+        back = np.subtract(array_of(x), array_of(y))
+        return torch.from_numpy(back.view(f"u{back.itemsize}") <= most)
+    back = x - y
+    return (back >= 0) & (back <= most)

@@ -9,8 +9,8 @@ import torch
 from attnspec.backends.decided.block_scores import Scores
 from attnspec.backends.decided.choice import Choice
 from attnspec.backends.decided.given import Given
-from attnspec.backends.decided.lists import ListChoice, Pairs, listed
-from attnspec.backends.decided.ranking import NONE, above, best, prefix, ranks, softmax
+from attnspec.backends.decided.lists import ListChoice, Pairs
+from attnspec.backends.decided.ranking import NONE, above, best, listed, prefix, ranks, softmax
 from attnspec.backends.decided.rows import Part, Rows
 from attnspec.graphs.patterns.topk import TopK
 from attnspec.graphs.relation import Relation
@@ -94,7 +94,8 @@ class Chooser:
         scores = (
             self._given_scores(part) if self.scores is None else self.scores(part, seen, scales)
         )
-        scores = scores.masked_fill(~some, -torch.inf)
+        if not bool(some.all()):
+            scores = scores.masked_fill(~some, -torch.inf)
         forced = self._forced(part)
         shared = self._shared(scores)
         candidates = shared

@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 
+import numpy as np
 import torch
 from torch.nn import functional
 
@@ -22,7 +23,7 @@ from attnspec.backends.lists.changes import Changes
 PIECE = 1 << 19
 """Numbers in the largest temporary of a product: what stays in the cache."""
 
-CHUNK = 1 << 22
+CHUNK = 1 << 23
 """Numbers in the partial results of a chunk, about."""
 
 TALL = 48
@@ -210,9 +211,15 @@ def _masked(chunk: Chunk, batch: Batch, scores: torch.Tensor) -> torch.Tensor:
     mask = chunk.mask(batch)
     if mask is None:
         return scores
-    if mask.dtype == torch.bool:
-        return scores.masked_fill_(~mask, -math.inf)
-    return scores.add_(mask)
+    return scores.add_(_bias(mask, scores.dtype) if mask.dtype == torch.bool else mask)
+
+
+def _bias(held: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """0 where pairs are held, else -inf, whose bits are taken as those of integers: to choose
+    number by number takes up to ten times as long."""
+    whole = torch.int32 if dtype == torch.float32 else torch.int64
+    least = torch.full((), -math.inf, dtype=dtype, device="cpu").view(whole)
+    return held.view(torch.int8).to(whole).sub_(1).bitwise_and_(least).view(dtype)
 
 
 def _weights(scores: torch.Tensor, shift: torch.Tensor) -> torch.Tensor:
@@ -224,10 +231,29 @@ def _weights(scores: torch.Tensor, shift: torch.Tensor) -> torch.Tensor:
 
 
 def _taken(x: torch.Tensor, index: torch.Tensor, use: str) -> torch.Tensor:
-    """x [L, h, …][index [G, M]] as [G, M h, …] in a buffer."""
+    """x [L, h, …][index [G, M]] as [G, M h, …], where it lies or in a buffer."""
+    step = _step(index)
+    if step and x.is_contiguous():
+        groups, many = index.shape
+        shape = groups, many * x.shape[1], *x.shape[2:]
+        first = x.storage_offset() + int(index[0, 0]) * x.stride(0)
+        return x.as_strided(shape, (step * x.stride(0), *x.stride()[1:]), first)
     found = scratch(use, (index.numel(), *x.shape[1:]), x.dtype)
     torch.index_select(x, 0, index.flatten(), out=found)
     return found.view(len(index), -1, *x.shape[2:])
+
+
+def _step(index: torch.Tensor) -> int:
+    """How far the rows of an index [G, M] lie apart, of which each numbers what follows one
+    another; 0 if they do not."""
+    numbers = index.numpy()
+    groups, many = numbers.shape
+    first = int(numbers[0, 0])
+    step = int(numbers[1, 0]) - first if groups > 1 else 1
+    if step < 1 or numbers[-1, -1] != first + (groups - 1) * step + many - 1:
+        return 0
+    wanted = first + step * np.arange(groups)[:, None] + np.arange(many)
+    return step if np.array_equal(numbers, wanted) else 0
 
 
 def _merged(

@@ -13,7 +13,8 @@ from torch.nn import functional
 from attnspec.backends.common.exact import Partial, is_plain
 from attnspec.backends.common.flash import with_zero_logit
 from attnspec.backends.decided.choice import TileLists
-from attnspec.backends.decided.lists import TILE, listed, marked
+from attnspec.backends.decided.lists import TILE
+from attnspec.backends.decided.ranking import listed, marked
 from attnspec.backends.lists.kernel import ListedKernel, Rest
 from attnspec.backends.lists.parts import Part
 from attnspec.backends.lists.products import Parts, Product
