@@ -144,7 +144,9 @@ class Call:
     [B, 1, 1], of a work that the data decide [B, 1, n_k] and [B, 1, 1, 1]; and what is decided to
     its choice, `attnspec.backends.decided.choice.Choice`, for the heads of the group. `draw` counts
     the draws of random features. `known` are the output and its log-sum-exps where they were
-    found before, and derivatives alone are asked for.
+    found before, and derivatives alone are asked for. `seed`, int64 [1], is there where counters
+    decide which weights are dropped (`attnspec.backends.common.dropping`), and `line` the number of
+    the call's first query head among those of all samples.
     """
 
     padding: torch.Tensor | None = None
@@ -153,6 +155,8 @@ class Call:
     data: Mapping[Any, Any] = field(default_factory=dict)
     draw: int = 0
     known: tuple[torch.Tensor, torch.Tensor] | None = None
+    seed: torch.Tensor | None = None
+    line: int = 0
 
 
 class Kernel(Protocol):

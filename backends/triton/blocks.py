@@ -13,7 +13,12 @@ from typing import Any, NamedTuple
 import triton
 import triton.language as tl
 
+from attnspec.backends.common import dropping
+from attnspec.graphs import counter_rng
+
 LOG2E = tl.constexpr(1.4426950408889634)
+DROPOUT = tl.constexpr(counter_rng.DROPOUT)
+UNREAD = tl.constexpr(32 - dropping.BITS)
 
 
 class Rows(NamedTuple):
@@ -89,15 +94,32 @@ class Heads(NamedTuple):
     group: Any
 
 
+class Drops(NamedTuple):
+    """Which weights are dropped, as `attnspec.backends.common.dropping` says: the seed, the least
+    number that is kept and what such weights are multiplied with; the first line, so many heads in
+    each sample, and so many rows of queries and of keys in each of its lists, which lie one behind
+    the other."""
+
+    seed: Any
+    least: Any
+    factor: Any
+    line: Any
+    heads: Any
+    q_rows: Any
+    k_rows: Any
+
+
 class Look(NamedTuple):
-    """How scores are made: the scale, the position of query row 0, and padding of keys. Constant:
-    the type of sums, whether there is padding, and whether key tiles are whole blocks."""
+    """How scores are made: the scale, the position of query row 0, and padding of keys; which
+    weights are dropped, or None. Constant: the type of sums, whether there is padding, and whether
+    key tiles are whole blocks."""
 
     masks: Any
     padding: Any
     changes: Any
     scale: Any
     first: Any
+    drops: Any
     kind: Any
     padded: Any
     whole: Any
@@ -236,3 +258,15 @@ def scores_of(q, k, q_rows, k_rows, heads, look, number, masked: tl.constexpr):
             held = held & held_in(look.masks, number, q_rows[0], k_rows[0])
         scores = tl.where(held, scores, float("-inf"))
     return scores, slope, since
+
+
+@triton.jit
+def kept(weights, drops, sample, heads, q_rows, k_rows):
+    """Weights [m, n] of rows of both sides without those that are dropped."""
+    line = drops.line + (sample + q_rows // drops.q_rows) * drops.heads + heads
+    none = tl.zeros(weights.shape, tl.int32)
+    query = (q_rows % drops.q_rows)[:, None] + none
+    key = (k_rows % drops.k_rows)[None, :] + none
+    word, _, _, _ = tl.philox(tl.load(drops.seed), query, key, line[:, None] + none, none + DROPOUT)
+    number = (word >> UNREAD).to(tl.int32)
+    return tl.where(number >= drops.least, weights * drops.factor, 0.0)

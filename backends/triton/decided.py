@@ -10,14 +10,14 @@ from dataclasses import dataclass, replace
 import torch
 from torch.nn import functional
 
-from attnspec.backends.common.exact import Partial, is_plain
+from attnspec.backends.common.exact import Partial, has_numbers
 from attnspec.backends.common.flash import with_zero_logit
 from attnspec.backends.decided.choice import TileLists
 from attnspec.backends.decided.lists import TILE, listed, marked
 from attnspec.backends.lists.kernel import ListedKernel, Rest
 from attnspec.backends.lists.parts import Part
 from attnspec.backends.lists.products import Parts, Product
-from attnspec.backends.triton.attention import Passing, TileAttention
+from attnspec.backends.triton.attention import Passing, TileAttention, drops_of
 from attnspec.backends.triton.kernel import TritonKernel, delta_of, is_taken
 from attnspec.backends.triton.placed import PlacedTables
 from attnspec.backends.triton.tuning import LEAST, ON_GPU
@@ -78,7 +78,7 @@ class DecidedKernel(ListedKernel):
         self.attention = TileAttention(work, heads, device)
 
     def goes_fast(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, call: Call) -> bool:
-        return is_taken(q) and is_plain(q, k, v, call)
+        return is_taken(q) and has_numbers(q, k, v)
 
     def _parts(self, q: torch.Tensor, call: Call) -> Iterator[Part]:
         batch, keys, repeat, n_q = q.shape[:4]
@@ -144,8 +144,10 @@ def _passing(
 ) -> Passing:
     """A part of a call as one sequence of all samples and key heads."""
     keys = [part.of_k(x).reshape(1, 1, -1, x.shape[-1]) for x in (k, v)]
-    rows = _in_line(part.of_q(q))
-    return Passing((rows, *keys), None, scale, rows.shape[1])
+    rows, repeat = _in_line(part.of_q(q)), q.shape[2]
+    call = replace(part.call, line=part.call.line + part.repeats.indices(repeat)[0])
+    drops = drops_of(call, repeat, q.shape[3], k.shape[2])
+    return Passing((rows, *keys), None, scale, rows.shape[1], drops)
 
 
 def _in_line(x: torch.Tensor) -> torch.Tensor:

@@ -10,8 +10,8 @@ import torch
 
 from attnspec.backends.bands.kernel import ByTiles
 from attnspec.backends.bands.per_sample import ReadingBands
-from attnspec.backends.common.exact import Partial, is_plain
-from attnspec.backends.triton.attention import Passing, TileAttention
+from attnspec.backends.common.exact import Partial, has_numbers
+from attnspec.backends.triton.attention import Passing, TileAttention, drops_of
 from attnspec.backends.triton.tables import StepTables
 from attnspec.backends.triton.tuning import ON_GPU
 from attnspec.layout.steps import bands_of, whole_layouts_of
@@ -22,9 +22,8 @@ from attnspec.lower.work import Call, Work
 class TritonKernel(ByTiles):
     """Attention over disjoint steps on the GPU; under the interpreter, on the CPU.
 
-    Dropout, transforms and derivatives of derivatives go by tiles in natural order, and so do
-    float64 on a GPU, for which there is no room, and bfloat16 under the interpreter, which has no
-    such numbers.
+    Transforms and derivatives of derivatives go by tiles in natural order, and so do float64 on a
+    GPU, for which there is no room, and bfloat16 under the interpreter, which has no such numbers.
     """
 
     one_size = False
@@ -42,12 +41,12 @@ class TritonKernel(ByTiles):
         self.attention = TileAttention(work, heads, device)
 
     def goes_fast(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, call: Call) -> bool:
-        return is_taken(q) and is_plain(q, k, v, call)
+        return is_taken(q) and has_numbers(q, k, v)
 
     def forward(
         self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, call: Call, scale: float
     ) -> Partial:
-        passing = Passing((q.flatten(1, 2), k, v), call.padding, scale)
+        passing = _passing(q, k, v, call, scale)
         # what is merged is kept in wide numbers meanwhile
         once = len(self.steps) < 2 and not any(step.rows.slots for step in self.steps)
         shape, kind = passing.q.shape[:3], passing.kind
@@ -67,13 +66,21 @@ class TritonKernel(ByTiles):
         q, k, v, out, lse = saved
         above = grad, lse, delta_of(grad, out, lse, of_lse)
         rows = [x.flatten(1, 2) for x in above]
-        passing = Passing((q.flatten(1, 2), k, v), call.padding, scale)
+        passing = _passing(q, k, v, call, scale)
         given, once = (passing.q, k, v), len(self.steps) < 2
         grads = [x.new_zeros(x.shape, dtype=x.dtype if once else passing.kind) for x in given]
         upper = rows[0], rows[1], rows[2]
         tables = self.attention.derive(self.steps, passing, call.tables, upper, grads)
         found = [x.to(y.dtype) for x, y in zip(grads, given, strict=True)]
         return found[0].view(q.shape), *found[1:], *tables
+
+
+def _passing(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, call: Call, scale: float
+) -> Passing:
+    """A call with q [B, K, R, n_q, d], k and v [B, K, n_k, …]."""
+    drops = drops_of(call, q.shape[1] * q.shape[2], q.shape[3], k.shape[2])
+    return Passing((q.flatten(1, 2), k, v), call.padding, scale, drops=drops)
 
 
 def is_taken(q: torch.Tensor) -> bool:
@@ -99,6 +106,7 @@ class ReadingLists(ReadingBands):
     """Lists for graphs that read run-time inputs, made for each sample when these are seen."""
 
     reuses = TritonKernel.reuses
+    drops = True
 
     def known(self, work: Work) -> TritonKernel:
         bands = bands_of(work.relation, work.n_q, work.n_k, ON_GPU)

@@ -309,9 +309,11 @@ for size, dtype, score in (
     kernel = TritonBackend().build(work, heads, torch.device("cpu"))
     q, k = (torch.zeros(1, 1, *each, 1024, size, dtype=dtype) for each in ((2,), ()))
     tables = {x: torch.zeros(2, 8, requires_grad=True) for x in spec.compile().state_dict()}
-    call = Call(torch.ones(1, 1024, dtype=torch.bool), tables=tables)
-    out, lse = kernel.forward(q, k, k, call, 0.1)
-    kernel.derivatives((q, k, k, out, lse), out, None, call, 0.1)
+    for seed in (None, torch.zeros(1, dtype=torch.int64)):
+        padding = torch.ones(1, 1024, dtype=torch.bool)
+        call = Call(padding, 0.1, tables=tables, seed=seed)
+        out, lse = kernel.forward(q, k, k, call, 0.1)
+        kernel.derivatives((q, k, k, out, lse), out, None, call, 0.1)
 """
 
 
