@@ -16,11 +16,10 @@ import torch
 from torch.nn import functional
 
 from attnspec.backends.bands.kernel import ByTiles
-from attnspec.backends.common.exact import Composed, grouped, is_plain
+from attnspec.backends.common.exact import grouped, is_plain
 from attnspec.backends.common.flash import rows_of_size
 from attnspec.backends.common.merging import merged, with_zero
 from attnspec.backends.common.score_formula import bucket_table, scale_of, slopes_of
-from attnspec.backends.dense.kernel import DenseKernel
 from attnspec.backends.flex.attention import Kind, Sides, attend, blocks_of
 from attnspec.backends.flex.block_lists import BLOCK, BYTES_MOST, block_lists
 from attnspec.layout.tile_layout import StepLayout
@@ -51,14 +50,6 @@ class FlexKernel(ByTiles):
         self.steps = [FlexStep(layout, work, device) for layout in layouts if len(layout.keys)]
         self.changes = Changes(work, heads, device)
         self.finds_lse = device.type != "cpu"
-
-    def build_differentiable(self) -> Composed:
-        if self.work.reads:
-            return DenseKernel(self.work, self.heads, self.device)
-        return super().build_differentiable()
-
-    def traced(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, call: Call) -> torch.Tensor:
-        return self.composed(q, k, v, call)[0] if self.work.reads else super().traced(q, k, v, call)
 
     def goes_fast(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, call: Call) -> bool:
         if not is_plain(q, k, v, call) or q.dtype not in TYPES or not self.steps:

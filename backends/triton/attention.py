@@ -99,7 +99,8 @@ def drops_of(call: Call, heads: int, q_rows: int, k_rows: int) -> Drops | None:
 
 class Passing:
     """The tensors of a call as kernels take them: q [B, H, n_q, d], k [B, K, n_k, d] and
-    v [B, K, n_k, e], so many query heads of a key head together in each program."""
+    v [B, K, n_k, e], so many query heads of a key head together in each program; `labels` int64
+    [B, L, n_k] are those that a pair must have in common."""
 
     def __init__(
         self,
@@ -108,11 +109,12 @@ class Passing:
         scale: float,
         group: int = 1,
         drops: Drops | None = None,
+        labels: torch.Tensor | None = None,
     ) -> None:
         self.q, self.k, self.v = (in_rows(x) for x in tensors)
         self.kind = torch.promote_types(self.q.dtype, torch.float32)
         self.sums = tl.constexpr(tl.float64 if self.kind == torch.float64 else tl.float32)
-        self.padding, self.scale, self.drops = padding, scale, drops
+        self.padding, self.scale, self.drops, self.labels = padding, scale, drops, labels
         groups = self.q.shape[1] // group
         self.heads = Heads(groups, groups // self.k.shape[1], group)
         self.key_heads = Heads(self.k.shape[1], 1, 1)
@@ -144,6 +146,8 @@ class Passing:
             self.scale,
             self.k.shape[2] - self.q.shape[2],
             self.drops,
+            step.words if self.labels is None else _rows(self.labels),
+            tl.constexpr(0 if self.labels is None else self.labels.shape[1]),
             self.sums,
             tl.constexpr(self.padding is not None),
             tl.constexpr(k_side.size == k_side.parts * k_side.block.value),
@@ -294,11 +298,14 @@ def _side(side: TileSide, most: int, group: int) -> Side:
 
 
 def _lists(lists: TileLists, side: Side) -> Lists:
-    return Lists(lists.programs, lists.tiles, lists.kinds, len(lists.programs) * side.parts)
+    programs = lists.programs
+    samples = programs.stride(0) if programs.dim() == 3 else 0
+    count = programs.shape[-2] * side.parts
+    return Lists(programs, lists.tiles, lists.kinds, count, samples)
 
 
 def _spans(lists: TileLists, side: Side) -> Lists:
-    return Lists(lists.spans, lists.tiles, lists.kinds, len(lists.spans) * side.parts)
+    return Lists(lists.spans, lists.tiles, lists.kinds, len(lists.spans) * side.parts, 0)
 
 
 def _slots(

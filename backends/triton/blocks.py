@@ -51,13 +51,15 @@ class Side(NamedTuple):
 
 class Lists(NamedTuple):
     """What programs do: int32 [programs, 5], a tile, where its entries begin, where those with
-    masks begin, where they end, and the slot for what they find, -1 for its own place. `tiles` and
-    `kinds` are the other side's tile of each entry and the number of its mask."""
+    masks begin, where they end, and the slot for what they find, -1 for its own place; those of the
+    next sample lie `samples` numbers further. `tiles` and `kinds` are the other side's tile of each
+    entry and the number of its mask."""
 
     programs: Any
     tiles: Any
     kinds: Any
     count: Any
+    samples: Any
 
 
 class Masks(NamedTuple):
@@ -111,8 +113,9 @@ class Drops(NamedTuple):
 
 class Look(NamedTuple):
     """How scores are made: the scale, the position of query row 0, and padding of keys; which
-    weights are dropped, or None. Constant: the type of sums, whether there is padding, and whether
-    key tiles are whole blocks."""
+    weights are dropped, or None; labels that a pair must have in common, in place of heads.
+    Constant: how many labels, the type of sums, whether there is padding, and whether key tiles are
+    whole blocks."""
 
     masks: Any
     padding: Any
@@ -120,6 +123,8 @@ class Look(NamedTuple):
     scale: Any
     first: Any
     drops: Any
+    labels: Any
+    alike: Any
     kind: Any
     padded: Any
     whole: Any
@@ -243,7 +248,19 @@ def keys_of(side, tile, part, look, sample):
 
 
 @triton.jit
-def scores_of(q, k, q_rows, k_rows, heads, look, number, masked: tl.constexpr):
+def are_alike(look, sample, q_rows, k_rows):
+    """Whether pairs of rows [m] and [n] have all labels in common, bool [m, n]."""
+    held = q_rows[2][:, None] & k_rows[2][None, :]
+    for label in tl.static_range(look.alike):
+        of_q = numbers_at(look.labels, sample, sample * 0 + label, q_rows[1] + look.first)
+        of_k = numbers_at(look.labels, sample, sample * 0 + label, k_rows[1])
+        of_q, of_k = tl.load(of_q, mask=q_rows[2], other=0), tl.load(of_k, mask=k_rows[2], other=0)
+        held = held & (of_q[:, None] == of_k[None, :])
+    return held
+
+
+@triton.jit
+def scores_of(q, k, q_rows, k_rows, heads, look, sample, number, masked: tl.constexpr):
     """The scores of a block of pairs to base 2, -inf where a pair is not held, and their slopes;
     `q_rows` and `k_rows` are what `rows_of` and `keys_of` say."""
     scores = product(q, tl.trans(k), look.kind) * look.scale
@@ -252,8 +269,10 @@ def scores_of(q, k, q_rows, k_rows, heads, look, number, masked: tl.constexpr):
         apart = (q_rows[1] + look.first)[:, None] - k_rows[1][None, :]
         scores, slope, since = changed(scores, look.changes, heads, apart)
     scores = scores * LOG2E
-    if masked or look.padded or not look.whole:
+    if masked or look.padded or look.alike > 0 or not look.whole:
         held = k_rows[2][None, :]
+        if look.alike > 0:
+            held = are_alike(look, sample, q_rows, k_rows)
         if masked:
             held = held & held_in(look.masks, number, q_rows[0], k_rows[0])
         scores = tl.where(held, scores, float("-inf"))

@@ -32,11 +32,12 @@ def task_of(lists, groups, side):
     where whole entries begin and end and where the others end, and the slot, -1 for none."""
     place = tl.program_id(0)
     line, group = place % lists.count, place // lists.count
-    program = lists.programs + line // side.parts * 5
+    sample = group // groups
+    program = lists.programs + sample.to(tl.int64) * lists.samples + line // side.parts * 5
     span = tl.load(program + 1), tl.load(program + 2), tl.load(program + 3)
     part, slot = line % side.parts, tl.load(program + 4)
     slot = tl.where(slot < 0, -1, slot * side.parts + part)
-    return group // groups, group % groups, tl.load(program), part, span, slot
+    return sample, group % groups, tl.load(program), part, span, slot
 
 
 @triton.jit
@@ -79,7 +80,9 @@ def seen(state, q, k, v, queries, entry, ids, sides, look, masked: tl.constexpr)
     sample, key_head = ids
     k_rows = keys_of(sides[1], entry[0], entry[1], look, sample)
     keys = taken(k, sample, key_head, k_rows[1], k_rows[2])
-    scores, _, _ = scores_of(q, keys, queries[0], k_rows, queries[1], look, entry[2], masked)
+    scores, _, _ = scores_of(
+        q, keys, queries[0], k_rows, queries[1], look, sample, entry[2], masked
+    )
     higher = tl.maximum(top, tl.max(scores, 1))
     shift = tl.where(higher == float("-inf"), 0.0, higher)
     weights, share = tl.exp2(scores - shift[:, None]), tl.exp2(top - shift)
@@ -184,7 +187,9 @@ def above_of(above, sample, q_rows, q_heads):
 def weighed(q, k, v, above, queries, k_rows, look, sample, number, masked: tl.constexpr):
     """The weights of a block of pairs, but for those dropped, the gradients of their scores before
     changes, and those of what a bias gave."""
-    scores, slope, since = scores_of(q, k, queries[0], k_rows, queries[1], look, number, masked)
+    scores, slope, since = scores_of(
+        q, k, queries[0], k_rows, queries[1], look, sample, number, masked
+    )
     weights = tl.exp2(scores - above[1][:, None])
     of_weights = product(above[0], tl.trans(v), look.kind)
     left = weights

@@ -4,31 +4,34 @@ backward, nothing asks for one, and nothing is moved to the device or from it.""
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
+from interpreted import interpreted
 from torch.utils._python_dispatch import TorchDispatchMode
 from zoo import ATTENTIONS, smaller
 
 from attnspec.backends import BACKENDS
 from attnspec.backends.flex import attention as flex
-from attnspec.backends.planner import choose
-from attnspec.backends.triton import attention as triton
-from attnspec.lower.lower import decided_leaves, works_of
+from attnspec.backends.planner import backend_of, choose
+from attnspec.lower.lower import decided_leaves, stand_ins, works_of
 from attnspec.lower.work import Bias, Call, Work, refusal_of
 from attnspec.runtime import engine, module
-from attnspec.spec import Spec
+from attnspec.spec import Spec, parse
+
+__all__ = ["interpreted"]
 
 ELSEWHERE = torch.device("meta")
 """A device whose tensors have shapes alone: who asks for a number of theirs fails."""
 
 
-class Unmoved(TorchDispatchMode):
+class Unmoved(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Nothing goes from the host to the device, or back; what was done is kept."""
 
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.moved: list[str] = []
 
     def __torch_dispatch__(
@@ -47,8 +50,10 @@ class Unmoved(TorchDispatchMode):
 
 
 @pytest.fixture
-def nothing_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+def nothing_runs(interpreted: None, monkeypatch: pytest.MonkeyPatch) -> None:
     """What would be compiled for a GPU is not run."""
+    from attnspec.backends.triton import attention as triton
+
     monkeypatch.setattr(triton, "_launch", lambda *given: lambda *arguments: None)
 
     def uncompiled(kind: flex.Kind) -> Any:
@@ -100,6 +105,20 @@ def test_kernels_of_static_graphs(part: int) -> None:
                 moved = waits(lambda x: kernel(*x, call_of(work, heads)), tensors(len(heads), n))  # noqa: B023
                 assert not moved, f"{spec.name}, {backend.name}"
     assert {"torch", "tiles", "scattered", "flex", "triton"} <= seen
+
+
+LABELLED = "causal input x: ids attend same(x)"
+
+
+@pytest.mark.usefixtures("nothing_runs")
+@pytest.mark.parametrize("backend", ["triton", "flex"])
+def test_labels_stay_where_they_are(backend: str) -> None:
+    program = parse(f"attention sample {{ {LABELLED} }}").program
+    ((work, heads),) = works_of(program, 0, 2, 300, 300, stand_ins(program))
+    kernel: Any = backend_of(backend).build(work, heads, ELSEWHERE)
+    labels = torch.zeros(2, 300, dtype=torch.int64, device=ELSEWHERE)
+    call = replace(call_of(work, heads), dropout_p=0.0, data={"x": labels})
+    assert not waits(lambda x: kernel(*x, call), tensors(2, 300))
 
 
 def call_of(work: Work, heads: tuple[int, ...]) -> Call:
