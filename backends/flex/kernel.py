@@ -119,11 +119,15 @@ class FlexStep:
                 f" {BYTES_MOST:,} are kept"
             )
         self.blocks = blocks_of(found, device)
+        self.known: tuple[str, ...] = ()
         self.options: tuple[str, ...] = ()
         if device.type != "cpu":
+            # both sides are whole blocks, which of lengths that change torch does not know
+            self.known = self.options = ("IS_DIVISIBLE",)
             # ROWS_GUARANTEED_SAFE asks for more than rows without empties: a key among the first
             # that a row looks at, as many as a tile of its kernel has
-            self.options = ("BLOCKS_ARE_CONTIGUOUS",) if found.contiguous else ()
+            if found.contiguous:
+                self.options = (*self.known, "BLOCKS_ARE_CONTIGUOUS")
         self.q = Ordered(found.q_at, work.n_k - work.n_q, work.n_q, device)
         self.k = Ordered(found.k_at, 0, work.n_k, device)
 
@@ -147,6 +151,7 @@ class FlexStep:
         if padding is None and not labels:
             blocks, kind = self.blocks, kind._replace(options=self.options)
         else:
+            kind = kind._replace(options=self.known)
             some, whole = real_blocks(real, len(self.q.at) // BLOCK)
             for one, other in zip(of_q, of_k, strict=True):
                 near, same = blocks_of_labels(one, self.q.held, other, self.k.held)

@@ -263,12 +263,14 @@ def are_alike(look, sample, q_rows, k_rows):
 def scores_of(q, k, q_rows, k_rows, heads, look, sample, number, masked: tl.constexpr):
     """The scores of a block of pairs to base 2, -inf where a pair is not held, and their slopes;
     `q_rows` and `k_rows` are what `rows_of` and `keys_of` say."""
-    scores = product(q, tl.trans(k), look.kind) * look.scale
+    scores = product(q, tl.trans(k), look.kind)
     slope, since = 1.0, 1.0
     if look.changes.count > 0:
         apart = (q_rows[1] + look.first)[:, None] - k_rows[1][None, :]
-        scores, slope, since = changed(scores, look.changes, heads, apart)
-    scores = scores * LOG2E
+        scores, slope, since = changed(scores * look.scale, look.changes, heads, apart)
+        scores = scores * LOG2E
+    else:
+        scores = scores * (look.scale * LOG2E)
     if masked or look.padded or look.alike > 0 or not look.whole:
         held = k_rows[2][None, :]
         if look.alike > 0:

@@ -31,10 +31,10 @@ class TallPart(Part):
 
     def layouts(self, product: Product) -> tuple[TileLists, ...]:
         heads = self.repeats.stop - self.repeats.start
-        return tuple(filled(each, heads) for each in super().layouts(product))
+        return tuple(filled(each, heads, self.n_k) for each in super().layouts(product))
 
 
-def filled(layout: TileLists, heads: int) -> TileLists:
+def filled(layout: TileLists, heads: int, n_k: int) -> TileLists:
     """Tiles of a layout that follow one another as one, where they would leave most of a block
     empty: one that reads what any of them reads."""
     rows = 1 if heads * layout.q_tile >= LEAST else -(-TILE // layout.q_tile)
@@ -45,7 +45,8 @@ def filled(layout: TileLists, heads: int) -> TileLists:
     named = functional.pad(layout.lists, (0, 0, 0, short), value=-1)
     named = named.div(keys, rounding_mode="floor")
     named = named.reshape(*named.shape[:2], -1, rows * named.shape[3])
-    count = int(named.max()) + 1
+    slots = n_k if layout.k_order is None else layout.k_order.shape[2]
+    count = -(-slots // (keys * layout.k_tile))
     sizes = rows * layout.q_tile, keys * layout.k_tile
     lists = listed(marked(named, count))
     return replace(layout, lists=lists, q_tile=sizes[0], k_tile=sizes[1], whole=False)

@@ -37,7 +37,6 @@ def work_of(body: str, n_q: int, n: int) -> Work:
 
 BODIES = {
     "documents": "causal input x: ids attend same(x)",
-    "alone": "input x: ids attend same(x)",
     "two labels": "input x: ids input y: ids attend same(x) & same(y)"
     " & (window(radius = 9) | residue(step = 5))",
     "changed": "causal input x: ids attend same(x) score alibi() normalize softmax1",
