@@ -15,7 +15,8 @@ Counter, from a stream (purpose, layer, head) and what the number is drawn for:
     counter[1] = index + 2**24 * attempt        index below 2**24, attempt below 2**8
     counter[2] = layer + 2**16 * head           each below 2**16
     counter[3] = purpose             1 random, 2 random_blocks, 3 expander, 4 hashes, 5 centroids,
-                                     2**31 + d random features, drawn for the time number d
+                                     2**31 + d random features, drawn for the time number d;
+                                     6 dropout, whose other words `backends.common.dropping` has
 
 The four words that come out are x[0] ... x[3].
 
@@ -51,13 +52,13 @@ import numpy as np
 
 Words: TypeAlias = "tuple[int, int, int, int]"
 
-RANDOM, RANDOM_BLOCKS, EXPANDER, HASHES, CENTROIDS = 1, 2, 3, 4, 5
+RANDOM, RANDOM_BLOCKS, EXPANDER, HASHES, CENTROIDS, DROPOUT = 1, 2, 3, 4, 5, 6
 FEATURES = 1 << 31
 """Purposes: patterns with one seed share no numbers."""
 
-_ROUNDS = 10
-_MULTIPLIERS = 0xD2511F53, 0xCD9E8D57
-_WEYL = 0x9E3779B9, 0xBB67AE85
+ROUNDS = 10
+MULTIPLIERS = 0xD2511F53, 0xCD9E8D57
+WEYL = 0x9E3779B9, 0xBB67AE85
 _MASK = 0xFFFFFFFF
 _MOST_INDEX, _MOST_ATTEMPT = 1 << 24, 1 << 8
 
@@ -100,10 +101,10 @@ def philox(counter: Words, key: tuple[int, int]) -> Words:
     """The four words of a counter: the definition."""
     x0, x1, x2, x3 = counter
     k0, k1 = key
-    for _ in range(_ROUNDS):
-        p0, p1 = _MULTIPLIERS[0] * x0, _MULTIPLIERS[1] * x2
+    for _ in range(ROUNDS):
+        p0, p1 = MULTIPLIERS[0] * x0, MULTIPLIERS[1] * x2
         x0, x1, x2, x3 = (p1 >> 32) ^ x1 ^ k0, p1 & _MASK, (p0 >> 32) ^ x3 ^ k1, p0 & _MASK
-        k0, k1 = (k0 + _WEYL[0]) & _MASK, (k1 + _WEYL[1]) & _MASK
+        k0, k1 = (k0 + WEYL[0]) & _MASK, (k1 + WEYL[1]) & _MASK
     return x0, x1, x2, x3
 
 
@@ -120,16 +121,16 @@ def philox_array(row: np.ndarray, place: np.ndarray, stream: Stream) -> np.ndarr
 
 def _rounds(row: np.ndarray, place: np.ndarray, stream: Stream, words: np.ndarray) -> None:
     half, mask = np.uint64(32), np.uint64(_MASK)
-    m0, m1 = (np.uint64(m) for m in _MULTIPLIERS)
+    m0, m1 = (np.uint64(m) for m in MULTIPLIERS)
     k0, k1 = stream.key
     x0, x1 = row.astype(np.uint64), place.astype(np.uint64)
     x2, x3 = (np.full(row.shape, word, np.uint64) for word in stream.tail)
-    for _ in range(_ROUNDS):
+    for _ in range(ROUNDS):
         # a product of two words fits in 64 bits, so nothing ever wraps
         p0, p1 = m0 * x0, m1 * x2
         x0, x2 = (p1 >> half) ^ x1 ^ np.uint64(k0), (p0 >> half) ^ x3 ^ np.uint64(k1)
         x1, x3 = p1 & mask, p0 & mask
-        k0, k1 = (k0 + _WEYL[0]) & _MASK, (k1 + _WEYL[1]) & _MASK
+        k0, k1 = (k0 + WEYL[0]) & _MASK, (k1 + WEYL[1]) & _MASK
     words[:] = x0, x1, x2, x3
 
 

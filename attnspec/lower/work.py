@@ -145,7 +145,9 @@ class Call:
     its choice, `attnspec.backends.decided.choice.Choice`, for the heads of the group. `draw` counts
     the draws of random features. `known` are the output and its log-sum-exps where they were
     found before, and derivatives alone are asked for. A step with `in_place` may write over the
-    state that it goes on from.
+    state that it goes on from. `seed`, int64 [1], is there where counters decide which weights are
+    dropped (`attnspec.backends.common.dropping`), and `line` the number of the call's first query
+    head among those of all samples.
     """
 
     padding: torch.Tensor | None = None
@@ -155,6 +157,8 @@ class Call:
     draw: int = 0
     known: tuple[torch.Tensor, torch.Tensor] | None = None
     in_place: bool = False
+    seed: torch.Tensor | None = None
+    line: int = 0
 
 
 class Kernel(Protocol):

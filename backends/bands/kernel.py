@@ -10,6 +10,7 @@ import torch
 from attnspec.backends.bands.attention import SteppedAttention
 from attnspec.backends.bands.changed_scores import ScoreChanges
 from attnspec.backends.common.exact import Composed, JoinedKernel, Partial, SoftmaxKernel
+from attnspec.backends.dense.kernel import DenseKernel
 from attnspec.backends.tiles.kernel import TiledKernel
 from attnspec.layout.runs import runs_of
 from attnspec.layout.stacking import stacked
@@ -21,17 +22,22 @@ TILE = 64
 
 
 class ByTiles(SoftmaxKernel):
-    """What is there by tiles in natural order where the flash kernel cannot go."""
+    """What is there by tiles in natural order where the flash kernel cannot go; where inputs are
+    read, by the definition."""
 
     def __init__(self, work: Work, heads: tuple[int, ...], device: torch.device) -> None:
         self.work, self.heads, self.device = work, heads, device
 
     def build_differentiable(self) -> Composed:
         work = self.work
+        if work.reads:
+            return DenseKernel(work, self.heads, self.device)
         layout = tile_layout(work.relation, work.n_q, work.n_k, TILE)
         return TiledKernel(work, self.heads, self.device, runs_of(layout), layout.masks)
 
     def traced(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, call: Call) -> torch.Tensor:
+        if self.work.reads:
+            return self.composed(q, k, v, call)[0]
         return cast(TiledKernel, self.differentiable).traced(q, k, v, call)
 
 

@@ -1,8 +1,8 @@
 """Kernels of softmax attention: a fast way without autograd, and a composed one behind it.
 
 The fast way computes values, log-sum-exps and first derivatives. The composed one is made of
-differentiable operations and stands in where the fast one cannot go: under transforms and dropout,
-on other devices, and for derivatives of derivatives.
+differentiable operations and stands in where the fast one cannot go: under transforms, on other
+devices, for derivatives of derivatives, and mostly under dropout.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from typing import Protocol, TypeAlias
 import torch
 from torch.nn import functional
 
+from attnspec.backends.common.dropping import with_seed
 from attnspec.backends.common.flash import in_rows, rows_of_size
 from attnspec.backends.common.score_formula import scale_of
 from attnspec.backends.common.torch_modes import apart, derivatives, is_transformed
@@ -134,6 +135,7 @@ class SoftmaxKernel:
             wide = max(size, out_size)
             parts = [rows_of_size(x, wide) for x in parts]
         scale, tables = scale_of(self.work, size), tuple(call.tables.values())
+        call = with_seed(call, q.device)
         if torch.is_grad_enabled() and any(x.requires_grad for x in (*parts, *tables)):
             names, sizes = tuple(call.tables), (size, out_size)
             bare = replace(call, tables={}, known=_shaped(call.known, parts[0], wide))
@@ -223,9 +225,12 @@ def _again(
 
 def is_plain(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, call: Call) -> bool:
     """Whether nothing looks on, nothing is dropped, and there is something to compute."""
-    if is_transformed() or call.dropout_p:
-        return False
-    return all(x.numel() for x in (q, k, v))
+    return not call.dropout_p and has_numbers(q, k, v)
+
+
+def has_numbers(*given: torch.Tensor) -> bool:
+    """Whether nothing looks on, and there is something to compute."""
+    return not is_transformed() and all(x.numel() for x in given)
 
 
 def _shaped(known: Partial | None, q: torch.Tensor, size: int) -> Partial | None:

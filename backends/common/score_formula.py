@@ -27,13 +27,15 @@ class Blocks:
 
     `distance` is q - k as int64 [G, h, w], `mask` bool, True = attends, both broadcastable to
     [B, K, R, G, h, w]; None where nothing asks for them. So are `counts`, how often a pair is
-    weighed, and `factor`, what its key and value are multiplied with.
+    weighed, `factor`, what its key and value are multiplied with, and `dropped`, what its weight is
+    where it is known which are dropped.
     """
 
     distance: torch.Tensor | None
     mask: torch.Tensor | None
     counts: torch.Tensor | None = None
     factor: torch.Tensor | None = None
+    dropped: torch.Tensor | None = None
 
 
 def scale_of(work: Work, size: int) -> float:
@@ -115,7 +117,9 @@ class Formula:
         weights = found.weights
         if blocks.factor is not None:
             weights = weights * blocks.factor
-        if call.dropout_p:
+        if blocks.dropped is not None:
+            weights = weights * blocks.dropped.to(weights.dtype)
+        elif call.dropout_p:
             weights = functional.dropout(weights, call.dropout_p)
         weights = weights.transpose(2, 3).reshape(batch, keys, groups, repeat * rows, k.shape[-2])
         out = (weights @ v).view(batch, keys, groups, repeat, rows, v.shape[-1])

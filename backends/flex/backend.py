@@ -13,11 +13,7 @@ from functools import lru_cache
 from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING
 
-from attnspec.graphs.operators import Intersection
-from attnspec.graphs.patterns.full import Full
-from attnspec.graphs.patterns.same import Same
-from attnspec.graphs.relation import Relation
-from attnspec.graphs.token_sets import StandIn, reads_data
+from attnspec.backends.common.labels import labels_of
 from attnspec.layout.axes import axis
 from attnspec.layout.orders import NATURAL, Order
 from attnspec.layout.steps import (
@@ -123,20 +119,6 @@ class FlexBackend:
         bands = _steps(work, device.type)
         layouts, parts = whole_layouts_of(bands, work.n_q, work.n_k), labels_of(work.relation)
         return FlexKernel(work, heads, device, layouts, parts[0] if parts else ())
-
-
-def labels_of(relation: Relation) -> tuple[tuple[str, ...], Relation] | None:
-    """The inputs of which a pair has the same label, and the static pairs that remain; None where
-    inputs are read in another way."""
-    terms = relation.terms if isinstance(relation, Intersection) else (relation,)
-    same = [term for term in terms if isinstance(term, Same) and isinstance(term.ids, StandIn)]
-    others = tuple(term for term in terms if term not in same)
-    if any(reads_data(term) for term in others):
-        return None
-    names = tuple(term.ids.name for term in same if isinstance(term.ids, StandIn))
-    if not others:
-        return names, Full()
-    return names, others[0] if len(others) == 1 else Intersection(others)
 
 
 def _steps(work: Work, device: str) -> tuple[Banded, ...]:

@@ -16,11 +16,10 @@ import torch
 from torch.nn import functional
 
 from attnspec.backends.bands.kernel import ByTiles
-from attnspec.backends.common.exact import Composed, grouped, is_plain
+from attnspec.backends.common.exact import grouped, is_plain
 from attnspec.backends.common.flash import rows_of_size
 from attnspec.backends.common.merging import merged, with_zero
 from attnspec.backends.common.score_formula import bucket_table, scale_of, slopes_of
-from attnspec.backends.dense.kernel import DenseKernel
 from attnspec.backends.flex.attention import Kind, Sides, attend, blocks_of
 from attnspec.backends.flex.block_lists import BLOCK, BYTES_MOST, block_lists
 from attnspec.layout.tile_layout import StepLayout
@@ -51,14 +50,6 @@ class FlexKernel(ByTiles):
         self.steps = [FlexStep(layout, work, device) for layout in layouts if len(layout.keys)]
         self.changes = Changes(work, heads, device)
         self.finds_lse = device.type != "cpu"
-
-    def build_differentiable(self) -> Composed:
-        if self.work.reads:
-            return DenseKernel(self.work, self.heads, self.device)
-        return super().build_differentiable()
-
-    def traced(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, call: Call) -> torch.Tensor:
-        return self.composed(q, k, v, call)[0] if self.work.reads else super().traced(q, k, v, call)
 
     def goes_fast(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, call: Call) -> bool:
         if not is_plain(q, k, v, call) or q.dtype not in TYPES or not self.steps:
@@ -128,11 +119,15 @@ class FlexStep:
                 f" {BYTES_MOST:,} are kept"
             )
         self.blocks = blocks_of(found, device)
+        self.known: tuple[str, ...] = ()
         self.options: tuple[str, ...] = ()
         if device.type != "cpu":
+            # both sides are whole blocks, which of lengths that change torch does not know
+            self.known = self.options = ("IS_DIVISIBLE",)
             # ROWS_GUARANTEED_SAFE asks for more than rows without empties: a key among the first
             # that a row looks at, as many as a tile of its kernel has
-            self.options = ("BLOCKS_ARE_CONTIGUOUS",) if found.contiguous else ()
+            if found.contiguous:
+                self.options = (*self.known, "BLOCKS_ARE_CONTIGUOUS")
         self.q = Ordered(found.q_at, work.n_k - work.n_q, work.n_q, device)
         self.k = Ordered(found.k_at, 0, work.n_k, device)
 
@@ -156,6 +151,7 @@ class FlexStep:
         if padding is None and not labels:
             blocks, kind = self.blocks, kind._replace(options=self.options)
         else:
+            kind = kind._replace(options=self.known)
             some, whole = real_blocks(real, len(self.q.at) // BLOCK)
             for one, other in zip(of_q, of_k, strict=True):
                 near, same = blocks_of_labels(one, self.q.held, other, self.k.held)

@@ -119,7 +119,9 @@ class ListedKernel(SoftmaxKernel):
             for sample in range(len(data[self.rest.work.reads[0]])):
                 part = slice(sample, sample + 1)
                 padding = None if call.padding is None else call.padding[part]
-                yield part, self.rest.of_sample(data, sample), replace(call, padding=padding)
+                line = call.line + sample * len(self.heads)
+                its = replace(call, padding=padding, line=line)
+                yield part, self.rest.of_sample(data, sample), its
 
     def build_differentiable(self) -> DenseKernel:
         return DenseKernel(self.work, self.heads, self.device)

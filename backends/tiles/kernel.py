@@ -7,11 +7,13 @@ torch.func, or is asked for its log-sum-exps, goes through the formula.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 
 import numpy as np
 import torch
 from torch.nn import functional
 
+from attnspec.backends.common.dropping import dropped
 from attnspec.backends.common.exact import grouped
 from attnspec.backends.common.pieces import (
     Piece,
@@ -88,7 +90,10 @@ class TiledKernel:
         outs, sums = [], []
         for piece in self._pieces(q, k):
             parts = rows_of(q, piece), keys_of(k, piece), keys_of(v, piece)
-            out, lse = self.formula.partial(*parts, self.blocks(piece, call), call)
+            queries = piece.run.queries[piece.rows].view(piece.blocks, -1)
+            factors = dropped(call, q.shape[:3], queries, piece.run.keys(piece))
+            blocks = replace(self.blocks(piece, call), dropped=factors)
+            out, lse = self.formula.partial(*parts, blocks, call)
             outs.append(out.flatten(3, 4))
             if lse is not None:
                 sums.append(lse.flatten(3, 4)[..., None])

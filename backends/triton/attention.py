@@ -11,13 +11,14 @@ from typing import Any
 import torch
 import triton.language as tl
 
+from attnspec.backends.common.dropping import factor_of, least_of
 from attnspec.backends.common.flash import in_rows
 from attnspec.backends.common.score_formula import bucket_table, slopes_of
 from attnspec.backends.triton import kernels
-from attnspec.backends.triton.blocks import Changes, Heads, Lists, Look, Masks, Rows, Side
+from attnspec.backends.triton.blocks import Changes, Drops, Heads, Lists, Look, Masks, Rows, Side
 from attnspec.backends.triton.tables import Tables, TileLists, TileSide
 from attnspec.backends.triton.tuning import LEAST, block_of, power
-from attnspec.lower.work import Alibi, Bias, Softcap, Work
+from attnspec.lower.work import Alibi, Bias, Call, Softcap, Work
 
 DIGITS: Mapping[type, int] = {Softcap: 1, Alibi: 2, Bias: 3}
 """How a kernel is told of a change of scores."""
@@ -88,9 +89,18 @@ def blocks_for(size: int, dtype: torch.dtype, back: bool, gathers: bool) -> Bloc
     return Blocks(32, 32, 4, 2)
 
 
+def drops_of(call: Call, heads: int, q_rows: int, k_rows: int) -> Drops | None:
+    """Which weights a call drops, of so many heads in each sample, and rows of a list."""
+    if call.seed is None:
+        return None
+    p = call.dropout_p
+    return Drops(call.seed, least_of(p), factor_of(p), call.line, heads, q_rows, k_rows)
+
+
 class Passing:
     """The tensors of a call as kernels take them: q [B, H, n_q, d], k [B, K, n_k, d] and
-    v [B, K, n_k, e], so many query heads of a key head together in each program."""
+    v [B, K, n_k, e], so many query heads of a key head together in each program; `labels` int64
+    [B, L, n_k] are those that a pair must have in common."""
 
     def __init__(
         self,
@@ -98,11 +108,13 @@ class Passing:
         padding: torch.Tensor | None,
         scale: float,
         group: int = 1,
+        drops: Drops | None = None,
+        labels: torch.Tensor | None = None,
     ) -> None:
         self.q, self.k, self.v = (in_rows(x) for x in tensors)
         self.kind = torch.promote_types(self.q.dtype, torch.float32)
         self.sums = tl.constexpr(tl.float64 if self.kind == torch.float64 else tl.float32)
-        self.padding, self.scale = padding, scale
+        self.padding, self.scale, self.drops, self.labels = padding, scale, drops, labels
         groups = self.q.shape[1] // group
         self.heads = Heads(groups, groups // self.k.shape[1], group)
         self.key_heads = Heads(self.k.shape[1], 1, 1)
@@ -133,6 +145,9 @@ class Passing:
             changes,
             self.scale,
             self.k.shape[2] - self.q.shape[2],
+            self.drops,
+            step.words if self.labels is None else _rows(self.labels),
+            tl.constexpr(0 if self.labels is None else self.labels.shape[1]),
             self.sums,
             tl.constexpr(self.padding is not None),
             tl.constexpr(k_side.size == k_side.parts * k_side.block.value),
@@ -283,11 +298,14 @@ def _side(side: TileSide, most: int, group: int) -> Side:
 
 
 def _lists(lists: TileLists, side: Side) -> Lists:
-    return Lists(lists.programs, lists.tiles, lists.kinds, len(lists.programs) * side.parts)
+    programs = lists.programs
+    samples = programs.stride(0) if programs.dim() == 3 else 0
+    count = programs.shape[-2] * side.parts
+    return Lists(programs, lists.tiles, lists.kinds, count, samples)
 
 
 def _spans(lists: TileLists, side: Side) -> Lists:
-    return Lists(lists.spans, lists.tiles, lists.kinds, len(lists.spans) * side.parts)
+    return Lists(lists.spans, lists.tiles, lists.kinds, len(lists.spans) * side.parts, 0)
 
 
 def _slots(

@@ -13,6 +13,7 @@ import os
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, ClassVar
 
+from attnspec.backends.common.labels import labels_of
 from attnspec.backends.factored.backend import FactoredBackend, features_of
 from attnspec.backends.lists.backend import ListsBackend
 from attnspec.backends.lists.products import parts_of
@@ -69,9 +70,12 @@ class TritonBackend:
         """What the work takes; of run-time inputs nothing is known before they are seen."""
         if work.mechanism is not None:
             return _of_sums(work)
-        if work.reads or work.decided:
+        parts = labels_of(work.relation)
+        if work.decided or parts is None:
             return {"triton_call": 1, "triton_pair": READING * work.n_q * work.n_k}
-        return amounts_of(_bands(work), work.n_q)
+        found = amounts_of(_bands(work), work.n_q)
+        # what labels leave out is known in a call alone
+        return {name: READING * x if parts[0] else x for name, x in found.items()}
 
     def steps(self, work: Work) -> tuple[str, ...]:
         if work.mechanism is not None:
@@ -79,7 +83,7 @@ class TritonBackend:
             return (f"sums of features in {form}, {_operations(work):,} operations",)
         if work.decided:
             return ListsBackend().steps(work)
-        if work.reads:
+        if labels_of(work.relation) is None:
             return ("as the inputs of a call decide",)
         return tuple(str(band) for band in _bands(work))
 
@@ -93,9 +97,11 @@ class TritonBackend:
         parts = parts_of(work.relation) if work.decided else None
         if parts is not None:
             return DecidedKernel(work, heads, device, parts)
-        if work.reads:
+        labels = labels_of(work.relation)
+        if labels is None:
             return ReadingLists(work, heads, device, math.inf)
-        return TritonKernel(work, heads, device, whole_layouts_of(_bands(work), work.n_q, work.n_k))
+        layouts = whole_layouts_of(_bands(work), work.n_q, work.n_k)
+        return TritonKernel(work, heads, device, layouts, labels[0])
 
 
 def _refuses_mechanism(work: Work, device: str) -> str | None:
@@ -150,4 +156,8 @@ def _refuses_decided(work: Work) -> str | None:
 
 
 def _bands(work: Work) -> tuple[Banded, ...]:
-    return bands_of(work.relation, work.n_q, work.n_k, ON_GPU)
+    """The steps of the pairs that no label leaves out."""
+    parts = labels_of(work.relation)
+    if parts is None:
+        raise ValueError("what the inputs leave is not known")
+    return bands_of(parts[1], work.n_q, work.n_k, ON_GPU)

@@ -13,7 +13,12 @@ from typing import Any, NamedTuple
 import triton
 import triton.language as tl
 
+from attnspec.backends.common import dropping
+from attnspec.graphs import counter_rng
+
 LOG2E = tl.constexpr(1.4426950408889634)
+DROPOUT = tl.constexpr(counter_rng.DROPOUT)
+UNREAD = tl.constexpr(32 - dropping.BITS)
 
 
 class Rows(NamedTuple):
@@ -46,13 +51,15 @@ class Side(NamedTuple):
 
 class Lists(NamedTuple):
     """What programs do: int32 [programs, 5], a tile, where its entries begin, where those with
-    masks begin, where they end, and the slot for what they find, -1 for its own place. `tiles` and
-    `kinds` are the other side's tile of each entry and the number of its mask."""
+    masks begin, where they end, and the slot for what they find, -1 for its own place; those of the
+    next sample lie `samples` numbers further. `tiles` and `kinds` are the other side's tile of each
+    entry and the number of its mask."""
 
     programs: Any
     tiles: Any
     kinds: Any
     count: Any
+    samples: Any
 
 
 class Masks(NamedTuple):
@@ -89,15 +96,35 @@ class Heads(NamedTuple):
     group: Any
 
 
+class Drops(NamedTuple):
+    """Which weights are dropped, as `attnspec.backends.common.dropping` says: the seed, the least
+    number that is kept and what such weights are multiplied with; the first line, so many heads in
+    each sample, and so many rows of queries and of keys in each of its lists, which lie one behind
+    the other."""
+
+    seed: Any
+    least: Any
+    factor: Any
+    line: Any
+    heads: Any
+    q_rows: Any
+    k_rows: Any
+
+
 class Look(NamedTuple):
-    """How scores are made: the scale, the position of query row 0, and padding of keys. Constant:
-    the type of sums, whether there is padding, and whether key tiles are whole blocks."""
+    """How scores are made: the scale, the position of query row 0, and padding of keys; which
+    weights are dropped, or None; labels that a pair must have in common, in place of heads.
+    Constant: how many labels, the type of sums, whether there is padding, and whether key tiles are
+    whole blocks."""
 
     masks: Any
     padding: Any
     changes: Any
     scale: Any
     first: Any
+    drops: Any
+    labels: Any
+    alike: Any
     kind: Any
     padded: Any
     whole: Any
@@ -221,18 +248,46 @@ def keys_of(side, tile, part, look, sample):
 
 
 @triton.jit
-def scores_of(q, k, q_rows, k_rows, heads, look, number, masked: tl.constexpr):
+def are_alike(look, sample, q_rows, k_rows):
+    """Whether pairs of rows [m] and [n] have all labels in common, bool [m, n]."""
+    held = q_rows[2][:, None] & k_rows[2][None, :]
+    for label in tl.static_range(look.alike):
+        of_q = numbers_at(look.labels, sample, sample * 0 + label, q_rows[1] + look.first)
+        of_k = numbers_at(look.labels, sample, sample * 0 + label, k_rows[1])
+        of_q, of_k = tl.load(of_q, mask=q_rows[2], other=0), tl.load(of_k, mask=k_rows[2], other=0)
+        held = held & (of_q[:, None] == of_k[None, :])
+    return held
+
+
+@triton.jit
+def scores_of(q, k, q_rows, k_rows, heads, look, sample, number, masked: tl.constexpr):
     """The scores of a block of pairs to base 2, -inf where a pair is not held, and their slopes;
     `q_rows` and `k_rows` are what `rows_of` and `keys_of` say."""
-    scores = product(q, tl.trans(k), look.kind) * look.scale
+    scores = product(q, tl.trans(k), look.kind)
     slope, since = 1.0, 1.0
     if look.changes.count > 0:
         apart = (q_rows[1] + look.first)[:, None] - k_rows[1][None, :]
-        scores, slope, since = changed(scores, look.changes, heads, apart)
-    scores = scores * LOG2E
-    if masked or look.padded or not look.whole:
+        scores, slope, since = changed(scores * look.scale, look.changes, heads, apart)
+        scores = scores * LOG2E
+    else:
+        scores = scores * (look.scale * LOG2E)
+    if masked or look.padded or look.alike > 0 or not look.whole:
         held = k_rows[2][None, :]
+        if look.alike > 0:
+            held = are_alike(look, sample, q_rows, k_rows)
         if masked:
             held = held & held_in(look.masks, number, q_rows[0], k_rows[0])
         scores = tl.where(held, scores, float("-inf"))
     return scores, slope, since
+
+
+@triton.jit
+def kept(weights, drops, sample, heads, q_rows, k_rows):
+    """Weights [m, n] of rows of both sides without those that are dropped."""
+    line = drops.line + (sample + q_rows // drops.q_rows) * drops.heads + heads
+    none = tl.zeros(weights.shape, tl.int32)
+    query = (q_rows % drops.q_rows)[:, None] + none
+    key = (k_rows % drops.k_rows)[None, :] + none
+    word, _, _, _ = tl.philox(tl.load(drops.seed), query, key, line[:, None] + none, none + DROPOUT)
+    number = (word >> UNREAD).to(tl.int32)
+    return tl.where(number >= drops.least, weights * drops.factor, 0.0)

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch.nn import functional
 
-from attnspec.backends.common.exact import Partial, is_plain
+from attnspec.backends.common.exact import Partial, has_numbers
 from attnspec.backends.common.flash import with_zero_logit
 from attnspec.backends.decided.choice import TileLists
 from attnspec.backends.decided.lists import TILE
@@ -18,7 +18,7 @@ from attnspec.backends.decided.ranking import listed, marked
 from attnspec.backends.lists.kernel import ListedKernel, Rest
 from attnspec.backends.lists.parts import Part
 from attnspec.backends.lists.products import Parts, Product
-from attnspec.backends.triton.attention import Passing, TileAttention
+from attnspec.backends.triton.attention import Passing, TileAttention, drops_of
 from attnspec.backends.triton.kernel import TritonKernel, delta_of, is_taken
 from attnspec.backends.triton.placed import PlacedTables
 from attnspec.backends.triton.tuning import LEAST, ON_GPU
@@ -32,10 +32,10 @@ class TallPart(Part):
 
     def layouts(self, product: Product) -> tuple[TileLists, ...]:
         heads = self.repeats.stop - self.repeats.start
-        return tuple(filled(each, heads) for each in super().layouts(product))
+        return tuple(filled(each, heads, self.n_k) for each in super().layouts(product))
 
 
-def filled(layout: TileLists, heads: int) -> TileLists:
+def filled(layout: TileLists, heads: int, n_k: int) -> TileLists:
     """Tiles of a layout that follow one another as one, where they would leave most of a block
     empty: one that reads what any of them reads."""
     rows = 1 if heads * layout.q_tile >= LEAST else -(-TILE // layout.q_tile)
@@ -46,7 +46,8 @@ def filled(layout: TileLists, heads: int) -> TileLists:
     named = functional.pad(layout.lists, (0, 0, 0, short), value=-1)
     named = named.div(keys, rounding_mode="floor")
     named = named.reshape(*named.shape[:2], -1, rows * named.shape[3])
-    count = int(named.max()) + 1
+    slots = n_k if layout.k_order is None else layout.k_order.shape[2]
+    count = -(-slots // (keys * layout.k_tile))
     sizes = rows * layout.q_tile, keys * layout.k_tile
     lists = listed(marked(named, count))
     return replace(layout, lists=lists, q_tile=sizes[0], k_tile=sizes[1], whole=False)
@@ -79,7 +80,7 @@ class DecidedKernel(ListedKernel):
         self.attention = TileAttention(work, heads, device)
 
     def goes_fast(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, call: Call) -> bool:
-        return is_taken(q) and is_plain(q, k, v, call)
+        return is_taken(q) and has_numbers(q, k, v)
 
     def _parts(self, q: torch.Tensor, call: Call) -> Iterator[Part]:
         batch, keys, repeat, n_q = q.shape[:4]
@@ -145,8 +146,10 @@ def _passing(
 ) -> Passing:
     """A part of a call as one sequence of all samples and key heads."""
     keys = [part.of_k(x).reshape(1, 1, -1, x.shape[-1]) for x in (k, v)]
-    rows = _in_line(part.of_q(q))
-    return Passing((rows, *keys), None, scale, rows.shape[1])
+    rows, repeat = _in_line(part.of_q(q)), q.shape[2]
+    call = replace(part.call, line=part.call.line + part.repeats.indices(repeat)[0])
+    drops = drops_of(call, repeat, q.shape[3], k.shape[2])
+    return Passing((rows, *keys), None, scale, rows.shape[1], drops)
 
 
 def _in_line(x: torch.Tensor) -> torch.Tensor:

@@ -10,9 +10,10 @@ import torch
 
 from attnspec.backends.bands.kernel import ByTiles
 from attnspec.backends.bands.per_sample import ReadingBands
-from attnspec.backends.common.exact import Partial, is_plain
-from attnspec.backends.triton.attention import Passing, TileAttention
-from attnspec.backends.triton.tables import StepTables
+from attnspec.backends.common.exact import Partial, has_numbers
+from attnspec.backends.triton.attention import Passing, TileAttention, drops_of
+from attnspec.backends.triton.labelled import LabelledTables
+from attnspec.backends.triton.tables import StepTables, Tables
 from attnspec.backends.triton.tuning import ON_GPU
 from attnspec.layout.steps import bands_of, whole_layouts_of
 from attnspec.layout.tile_layout import StepLayout
@@ -22,9 +23,8 @@ from attnspec.lower.work import Call, Work
 class TritonKernel(ByTiles):
     """Attention over disjoint steps on the GPU; under the interpreter, on the CPU.
 
-    Dropout, transforms and derivatives of derivatives go by tiles in natural order, and so do
-    float64 on a GPU, for which there is no room, and bfloat16 under the interpreter, which has no
-    such numbers.
+    Transforms and derivatives of derivatives go by tiles in natural order, and so do float64 on a
+    GPU, for which there is no room, and bfloat16 under the interpreter, which has no such numbers.
     """
 
     one_size = False
@@ -36,24 +36,26 @@ class TritonKernel(ByTiles):
         heads: tuple[int, ...],
         device: torch.device,
         layouts: Sequence[StepLayout],
+        labels: tuple[str, ...] = (),
     ) -> None:
         super().__init__(work, heads, device)
+        self.labels = labels
         self.steps = [StepTables(layout, device) for layout in layouts]
         self.attention = TileAttention(work, heads, device)
 
     def goes_fast(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, call: Call) -> bool:
-        return is_taken(q) and is_plain(q, k, v, call)
+        return is_taken(q) and has_numbers(q, k, v)
 
     def forward(
         self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, call: Call, scale: float
     ) -> Partial:
-        passing = Passing((q.flatten(1, 2), k, v), call.padding, scale)
+        passing = self._passing(q, k, v, call, scale)
         # what is merged is kept in wide numbers meanwhile
         once = len(self.steps) < 2 and not any(step.rows.slots for step in self.steps)
         shape, kind = passing.q.shape[:3], passing.kind
         out = q.new_zeros((*shape, v.shape[-1]), dtype=q.dtype if once else kind)
         lse = q.new_full(shape, empty_of(self.work), dtype=kind)
-        self.attention.attend(self.steps, passing, call.tables, (out, lse))
+        self.attention.attend(self._steps(passing), passing, call.tables, (out, lse))
         return out.to(q.dtype).view(*q.shape[:-1], -1), lse.view(q.shape[:-1])
 
     def derivatives(
@@ -67,13 +69,32 @@ class TritonKernel(ByTiles):
         q, k, v, out, lse = saved
         above = grad, lse, delta_of(grad, out, lse, of_lse)
         rows = [x.flatten(1, 2) for x in above]
-        passing = Passing((q.flatten(1, 2), k, v), call.padding, scale)
+        passing = self._passing(q, k, v, call, scale)
         given, once = (passing.q, k, v), len(self.steps) < 2
         grads = [x.new_zeros(x.shape, dtype=x.dtype if once else passing.kind) for x in given]
         upper = rows[0], rows[1], rows[2]
-        tables = self.attention.derive(self.steps, passing, call.tables, upper, grads)
+        steps = self._steps(passing)
+        tables = self.attention.derive(steps, passing, call.tables, upper, grads)
         found = [x.to(y.dtype) for x, y in zip(grads, given, strict=True)]
         return found[0].view(q.shape), *found[1:], *tables
+
+    def _passing(
+        self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, call: Call, scale: float
+    ) -> Passing:
+        """A call with q [B, K, R, n_q, d], k and v [B, K, n_k, …]."""
+        drops = drops_of(call, q.shape[1] * q.shape[2], q.shape[3], k.shape[2])
+        labels = None
+        if self.labels:
+            given = [call.data[name].long().expand(len(q), -1) for name in self.labels]
+            labels = torch.stack(given, 1)
+        return Passing((q.flatten(1, 2), k, v), call.padding, scale, drops=drops, labels=labels)
+
+    def _steps(self, passing: Passing) -> Sequence[Tables]:
+        """The tables of a call."""
+        if passing.labels is None:
+            return self.steps
+        first = self.work.n_k - self.work.n_q
+        return [LabelledTables(step, passing.labels, first) for step in self.steps]
 
 
 def is_taken(q: torch.Tensor) -> bool:
@@ -99,6 +120,7 @@ class ReadingLists(ReadingBands):
     """Lists for graphs that read run-time inputs, made for each sample when these are seen."""
 
     reuses = TritonKernel.reuses
+    drops = True
 
     def known(self, work: Work) -> TritonKernel:
         bands = bands_of(work.relation, work.n_q, work.n_k, ON_GPU)

@@ -15,6 +15,7 @@ import triton.language as tl
 from attnspec.backends.triton.blocks import (
     LOG2E,
     bucket_of,
+    kept,
     keys_of,
     numbers_at,
     product,
@@ -31,11 +32,12 @@ def task_of(lists, groups, side):
     where whole entries begin and end and where the others end, and the slot, -1 for none."""
     place = tl.program_id(0)
     line, group = place % lists.count, place // lists.count
-    program = lists.programs + line // side.parts * 5
+    sample = group // groups
+    program = lists.programs + sample.to(tl.int64) * lists.samples + line // side.parts * 5
     span = tl.load(program + 1), tl.load(program + 2), tl.load(program + 3)
     part, slot = line % side.parts, tl.load(program + 4)
     slot = tl.where(slot < 0, -1, slot * side.parts + part)
-    return group // groups, group % groups, tl.load(program), part, span, slot
+    return sample, group % groups, tl.load(program), part, span, slot
 
 
 @triton.jit
@@ -78,13 +80,17 @@ def seen(state, q, k, v, queries, entry, ids, sides, look, masked: tl.constexpr)
     sample, key_head = ids
     k_rows = keys_of(sides[1], entry[0], entry[1], look, sample)
     keys = taken(k, sample, key_head, k_rows[1], k_rows[2])
-    scores, _, _ = scores_of(q, keys, queries[0], k_rows, queries[1], look, entry[2], masked)
+    scores, _, _ = scores_of(
+        q, keys, queries[0], k_rows, queries[1], look, sample, entry[2], masked
+    )
     higher = tl.maximum(top, tl.max(scores, 1))
     shift = tl.where(higher == float("-inf"), 0.0, higher)
-    weights, kept = tl.exp2(scores - shift[:, None]), tl.exp2(top - shift)
+    weights, share = tl.exp2(scores - shift[:, None]), tl.exp2(top - shift)
     values = taken(v, sample, key_head, k_rows[1], k_rows[2])
-    total = total * kept + tl.sum(weights, 1)
-    found = found * kept[:, None] + product(weights.to(values.dtype), values, look.kind)
+    total = total * share + tl.sum(weights, 1)
+    if look.drops is not None:
+        weights = kept(weights, look.drops, sample, queries[1], queries[0][1], k_rows[1])
+    found = found * share[:, None] + product(weights.to(values.dtype), values, look.kind)
     return higher, total, found
 
 
@@ -140,9 +146,9 @@ def merge(out, lse, slots, side, spans, heads, look):
         one = begun(slots[0], slots[1], sample, s_rows, s_heads, s_rows[2], look)
         higher = tl.maximum(top, one[0])
         shift = tl.where(higher == float("-inf"), 0.0, higher)
-        kept, more = tl.exp2(top - shift), tl.exp2(one[0] - shift) * one[1]
-        top, total = higher, total * kept + more
-        found = found * kept[:, None] + one[2] * more[:, None]
+        share, more = tl.exp2(top - shift), tl.exp2(one[0] - shift) * one[1]
+        top, total = higher, total * share + more
+        found = found * share[:, None] + one[2] * more[:, None]
     some, sums = finished(top, total)
     put(out, sample, q_heads, q_rows[1], q_rows[2], found / some[:, None])
     tl.store(numbers_at(lse, sample, q_heads, q_rows[1]), sums, mask=q_rows[2])
@@ -178,14 +184,19 @@ def above_of(above, sample, q_rows, q_heads):
 
 
 @triton.jit
-def weighed(q, k, v, above, queries, k_rows, look, number, masked: tl.constexpr):
-    """The weights of a block of pairs, the gradients of their scores before changes, and those of
-    what a bias gave."""
-    scores, slope, since = scores_of(q, k, queries[0], k_rows, queries[1], look, number, masked)
+def weighed(q, k, v, above, queries, k_rows, look, sample, number, masked: tl.constexpr):
+    """The weights of a block of pairs, but for those dropped, the gradients of their scores before
+    changes, and those of what a bias gave."""
+    scores, slope, since = scores_of(
+        q, k, queries[0], k_rows, queries[1], look, sample, number, masked
+    )
     weights = tl.exp2(scores - above[1][:, None])
     of_weights = product(above[0], tl.trans(v), look.kind)
-    of_scores = weights * (of_weights - above[2][:, None])
-    return weights, of_scores * slope, of_scores * since
+    left = weights
+    if look.drops is not None:
+        left = kept(weights, look.drops, sample, queries[1], queries[0][1], k_rows[1])
+    of_scores = left * of_weights - weights * above[2][:, None]
+    return left, of_scores * slope, of_scores * since
 
 
 @triton.jit
@@ -197,7 +208,7 @@ def queries_back(state, rows, k, v, above, queries, entry, ids, sides, look, mas
     keys = taken(k, sample, key_head, k_rows[1], k_rows[2])
     values = taken(v, sample, key_head, k_rows[1], k_rows[2])
     _, of_scores, of_bias = weighed(
-        rows, keys, values, above, queries, k_rows, look, entry[2], masked
+        rows, keys, values, above, queries, k_rows, look, sample, entry[2], masked
     )
     if look.changes.learned > 1:
         apart = (queries[0][1] + look.first)[:, None] - k_rows[1][None, :]
@@ -247,7 +258,9 @@ def keys_back(
     q_rows, q_heads = queries
     rows = taken(q, sample, q_heads, q_rows[1], q_rows[2])
     above = above_of(tensors, sample, q_rows, q_heads)
-    weights, of_scores, _ = weighed(rows, k, v, above, queries, k_rows, look, entry[2], masked)
+    weights, of_scores, _ = weighed(
+        rows, k, v, above, queries, k_rows, look, sample, entry[2], masked
+    )
     of_v += product(tl.trans(weights.to(above[0].dtype)), above[0], look.kind)
     of_k += product(tl.trans(of_scores.to(rows.dtype)), rows, look.kind)
     return of_k, of_v

@@ -38,10 +38,11 @@ class TileSide:
 class TileLists:
     """What the kernels do for the tiles of one side, int32.
 
-    `programs` [p, 5] are a tile, where its entries begin, where those with masks begin, where they
-    end, and a slot, -1 for none; the longest come first. `tiles` and `kinds` are the other side's
-    tile of every entry and the number of its mask. `spans` [s, 5] are the tiles whose lists are
-    several programs, with their slots, of `slots`, in place of entries.
+    `programs` [p, 5], or [B, p, 5] where samples differ, are a tile, where its entries begin, where
+    those with masks begin, where they end, and a slot, -1 for none; the longest come first. `tiles`
+    and `kinds` are the other side's tile of every entry and the number of its mask. `spans` [s, 5]
+    are the tiles whose lists are several programs, with their slots, of `slots`, in place of
+    entries.
     """
 
     programs: torch.Tensor

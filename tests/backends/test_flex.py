@@ -15,11 +15,12 @@ from torch.nn.attention.flex_attention import create_block_mask
 from zoo import every_attention, smaller
 
 from attnspec.backends import BACKENDS
+from attnspec.backends.common.labels import labels_of
 from attnspec.backends.common.merging import merged
 from attnspec.backends.dense.kernel import DenseKernel
 from attnspec.backends.flex import attention, backend
 from attnspec.backends.flex.attention import blocks_of, mask_mod
-from attnspec.backends.flex.backend import FLEX, FlexBackend, labels_of
+from attnspec.backends.flex.backend import FLEX, FlexBackend
 from attnspec.backends.flex.block_lists import BLOCK, BlockLists, block_lists
 from attnspec.backends.flex.kernel import FlexKernel
 from attnspec.backends.planner import candidates, choose

@@ -289,7 +289,7 @@ driver.set_active(Gpu())
 import attnspec
 from attnspec.backends.triton import attention, tables
 from attnspec.backends.triton.backend import TritonBackend
-from attnspec.lower.lower import works_of
+from attnspec.lower.lower import stand_ins, works_of
 from attnspec.lower.work import Call
 
 def launch(kernel, lists, batch, heads, blocks):
@@ -300,18 +300,23 @@ def launch(kernel, lists, batch, heads, blocks):
 
 attention._launch = launch
 tables.LONGEST = tables.SHORTEST = 1
-for size, dtype, score in (
-    (64, torch.float16, "bias(buckets = 8)"),
-    (128, torch.bfloat16, "alibi() score softcap(cap = 9)"),
+for size, dtype, score, graph in (
+    (64, torch.float16, "bias(buckets = 8)", "full"),
+    (128, torch.bfloat16, "alibi() score softcap(cap = 9)", "same(x)"),
 ):
-    spec = attnspec.parse(f"attention a {{ heads 2 causal attend full score {score} }}")
-    (work, heads), = works_of(spec.program, 0, 2, 1024, 1024, {})
+    reads = "input x: ids" if "x" in graph else ""
+    body = f"heads 2 causal {reads} attend {graph} score {score}"
+    spec = attnspec.parse(f"attention a {{ {body} }}")
+    (work, heads), = works_of(spec.program, 0, 2, 1024, 1024, stand_ins(spec.program))
     kernel = TritonBackend().build(work, heads, torch.device("cpu"))
     q, k = (torch.zeros(1, 1, *each, 1024, size, dtype=dtype) for each in ((2,), ()))
     tables = {x: torch.zeros(2, 8, requires_grad=True) for x in spec.compile().state_dict()}
-    call = Call(torch.ones(1, 1024, dtype=torch.bool), tables=tables)
-    out, lse = kernel.forward(q, k, k, call, 0.1)
-    kernel.derivatives((q, k, k, out, lse), out, None, call, 0.1)
+    for seed in (None, torch.zeros(1, dtype=torch.int64)):
+        padding = torch.ones(1, 1024, dtype=torch.bool)
+        data = {"x": torch.zeros(1, 1024, dtype=torch.int64)}
+        call = Call(padding, 0.1, tables=tables, data=data, seed=seed)
+        out, lse = kernel.forward(q, k, k, call, 0.1)
+        kernel.derivatives((q, k, k, out, lse), out, None, call, 0.1)
 """
 
 

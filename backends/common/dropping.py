@@ -1,0 +1,76 @@
+"""Which weights a call drops, by counters: any kernel, tiling and direction drops the same.
+
+The generator is that of `attnspec.graphs.counter_rng`, Philox 4x32-10. Its key is a seed, drawn on
+the device for every call, so that nothing waits for it and CUDA graphs draw anew when they are
+replayed. The counter of the weight of query row i and key row j is (i, j, line, DROPOUT), where the
+lines are the query heads of all samples, b H + h. With probability p the weight becomes 0, where
+the upper 31 bits of the first word are below p 2^31; the others are divided by 1 - p.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import torch
+
+from attnspec.graphs.counter_rng import DROPOUT, MULTIPLIERS, ROUNDS, WEYL
+from attnspec.lower.work import Call
+
+BITS = 31
+"""Of a word that are compared."""
+
+_MASK = (1 << 32) - 1
+
+
+def with_seed(call: Call, device: torch.device) -> Call:
+    """The call, with a seed int64 [1] from torch's generator if weights are dropped by one."""
+    if not call.dropout_p or call.seed is not None:
+        return call
+    return replace(call, seed=torch.randint(1 << 62, (1,), device=device))
+
+
+def least_of(p: float) -> int:
+    """The least number of `BITS` bits that is kept."""
+    return min(round(p * (1 << BITS)), (1 << BITS) - 1)
+
+
+def factor_of(p: float) -> float:
+    """What weights that are kept are multiplied with."""
+    return 1.0 / (1.0 - p) if p < 1.0 else 0.0
+
+
+def dropped(
+    call: Call, shape: Sequence[int], q_rows: torch.Tensor, k_rows: torch.Tensor
+) -> torch.Tensor | None:
+    """What the weights of query rows int64 [G, h] and key rows int64 [G, w] are multiplied with,
+    float [B, K, R, G, h, w] for B samples, K key heads and R query heads of each; None without a
+    seed."""
+    if call.seed is None:
+        return None
+    lines = call.line + torch.arange(shape[0] * shape[1] * shape[2], device=call.seed.device)
+    words = first_words(call.seed, q_rows[..., None], k_rows[:, None], lines.view(*shape, 1, 1, 1))
+    kept = words >> 32 - BITS >= least_of(call.dropout_p)
+    return kept * factor_of(call.dropout_p)
+
+
+def first_words(
+    seed: torch.Tensor, q_rows: torch.Tensor, k_rows: torch.Tensor, lines: torch.Tensor
+) -> torch.Tensor:
+    """The first words of the counters, int64 below 2^32, of what broadcasts."""
+    none = torch.zeros_like(q_rows + k_rows + lines)
+    x0, x1, x2 = q_rows + none, k_rows + none, lines + none
+    x3 = none + DROPOUT
+    k0, k1 = seed & _MASK, seed >> 32 & _MASK
+    for _ in range(ROUNDS):
+        (h0, l0), (h1, l1) = _product(MULTIPLIERS[0], x0), _product(MULTIPLIERS[1], x2)
+        x0, x1, x2, x3 = h1 ^ x1 ^ k0, l1, h0 ^ x3 ^ k1, l0
+        k0, k1 = k0 + WEYL[0] & _MASK, k1 + WEYL[1] & _MASK
+    return x0
+
+
+def _product(a: int, b: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """The upper and the lower word of a times b, which no int64 holds."""
+    low, high = a * (b & 0xFFFF), a * (b >> 16)
+    high = high + (low >> 16)
+    return high >> 16, (high & 0xFFFF) << 16 | low & 0xFFFF

@@ -1,0 +1,152 @@
+"""Weights that Triton kernels drop: by counters, which torch and plain integers count as well."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import pytest
+import torch
+from attention_checks import GRAPHS, module_of, spec_of, tensors, with_gradients
+from interpreted import interpreted
+from listed_calls import CPU, a_call, chosen
+
+from attnspec.backends.common.dropping import dropped, factor_of, first_words, least_of
+from attnspec.backends.dense.kernel import DenseKernel
+from attnspec.backends.triton import backend as backend_module
+from attnspec.backends.triton.backend import TritonBackend
+from attnspec.backends.triton.tuning import ON_GPU
+from attnspec.graphs.counter_rng import DROPOUT, philox
+from attnspec.graphs.operators import Intersection, Union
+from attnspec.graphs.patterns.causal import Causal
+from attnspec.graphs.patterns.same import Same
+from attnspec.graphs.patterns.window import Window
+from attnspec.graphs.token_sets import StandIn
+from attnspec.lower.lower import works_of
+from attnspec.lower.work import Call, Work
+
+__all__ = ["interpreted"]
+
+pytestmark = pytest.mark.usefixtures("interpreted")
+
+SEED = torch.tensor([0x1234_5678_9ABC_DEF0])
+
+
+def test_words_are_those_of_the_generator() -> None:
+    rows = torch.tensor([0, 1, 77, (1 << 31) - 1])
+    found = first_words(SEED, rows[:, None, None], rows[:, None], rows)
+    key = int(SEED) & 0xFFFFFFFF, int(SEED) >> 32
+    meant = [
+        philox((q, k, line, DROPOUT), key)[0]
+        for q in rows.tolist()
+        for k in rows.tolist()
+        for line in rows.tolist()
+    ]
+    assert found.flatten().tolist() == meant
+
+
+def test_as_many_are_dropped_as_asked_for_and_no_two_alike() -> None:
+    at = torch.arange(200)[None]
+    factors = dropped(Call(dropout_p=0.3, seed=SEED), (2, 2, 2), at, at)
+    assert factors is not None
+    assert sorted(set(factors.flatten().tolist())) == pytest.approx([0, 1 / 0.7])
+    # 40,000 weights of each of 8 heads
+    rates = (factors == 0).float().mean((3, 4, 5)).flatten()
+    assert ((rates - 0.3).abs() < 0.01).all()
+    lines = (factors == 0).double().flatten(3).flatten(0, 2)
+    others = torch.corrcoef(torch.cat([lines, lines[:1].view(200, 200).T.reshape(1, -1)]))
+    assert (others - torch.eye(9)).abs().max() < 0.03
+    assert dropped(Call(), (1, 1, 1), at, at) is None
+    assert (least_of(0.0), factor_of(0.0), factor_of(1.0)) == (0, 1.0, 0.0)
+
+
+BODIES = {
+    "strided": GRAPHS["strided"],
+    "empty rows": GRAPHS["empty rows"],
+    "changed": "attend window(radius = 9) score bias(buckets = 4, max_distance = 9) normalize"
+    " softmax1",
+}
+
+
+@pytest.mark.parametrize(
+    ("name", "target"), [("strided", 16), ("strided", 32), ("empty rows", 16), ("changed", 16)]
+)
+def test_any_tiling_drops_what_the_definition_drops(
+    name: str, target: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(backend_module, "ON_GPU", replace(ON_GPU, targets=(target,)))
+    n_q, n = 17, 21
+    spec = spec_of(f"heads 4 {BODIES[name]}")
+    ((work, heads),) = works_of(spec.program, 0, 4, n_q, n, {})
+    padding = torch.arange(n) > torch.tensor([0, 6])[:, None]
+    learned = {x: torch.linspace(-1, 1, 16).view(4, 4) for x in spec.compile().state_dict()}
+    given = tensors(2, 4, n_q, n, key_heads=2, dtype=torch.float32)
+    results = []
+    for kernel in (TritonBackend().build(work, heads, CPU), DenseKernel(work, heads, CPU)):
+        tables = {x: table.clone().requires_grad_() for x, table in learned.items()}
+        call = Call(padding, 0.4, tables, seed=SEED)
+        out, lse = kernel.partial(*given, call)  # type: ignore[attr-defined]
+        assert lse is not None
+        sums = torch.where(lse > -math.inf, lse, 0.0)
+        total = torch.cos(torch.arange(out.numel())).view(out.shape).mul(out).sum() + sums.sum()
+        grads = torch.autograd.grad(total, [*given, *tables.values()])
+        results.append([out, sums, *grads])
+    for ours, meant in zip(*results, strict=True):
+        torch.testing.assert_close(ours, meant, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("heads", [1, 4])
+def test_what_the_data_decide_drops_what_the_definition_drops(heads: int) -> None:
+    torch.manual_seed(0)
+    leaf, data = chosen(11, 13, 4, 2, heads)
+    label = Same(StandIn("label"))
+    data["label"] = torch.tensor([[0, 1], [2, 2]]).repeat_interleave(7, 1)[:, :13]
+    relation = Intersection((Causal(), Union((leaf, Window(2, 0), label))))
+    work = Work(relation, 11, 13, reads=("label",))
+    given, call = a_call(work, 4, 2, None, data)
+    wide = {x: y[:, None] if x == "label" else y for x, y in call.data.items()}
+    call = replace(call, data=wide, dropout_p=0.4, seed=SEED)
+    members = tuple(range(4))
+    parts = [x.detach().requires_grad_() for x in given]
+    results = [
+        with_gradients(kernel.partial(*parts, call)[0], parts)  # type: ignore[attr-defined]
+        for kernel in (TritonBackend().build(work, members, CPU), DenseKernel(work, members, CPU))
+    ]
+    for ours, meant in zip(*results, strict=True):
+        torch.testing.assert_close(ours, meant)
+
+
+INPUTS = {"x": torch.tensor([[0, 0, 0], [3, 4, 4]])}
+
+
+@pytest.mark.parametrize("body", ["causal attend full", "causal input x: ids attend same(x)"])
+def test_a_module_drops_anew_and_alike_in_all_derivatives(body: str) -> None:
+    module = module_of(body, "triton")
+    inputs = INPUTS if "input" in body else None
+    given = [x.detach().double() for x in tensors(2, 2, 3, 3, size=2)]
+
+    def run(*parts: torch.Tensor) -> torch.Tensor:
+        torch.manual_seed(5)
+        found: torch.Tensor = module(*parts, dropout_p=0.4, inputs=inputs)
+        return found
+
+    first = run(*given)
+    assert torch.equal(run(*given), first)
+    again = module(*given, dropout_p=0.4, inputs=inputs)
+    assert not torch.equal(module(*given, dropout_p=0.4, inputs=inputs), again)
+    assert not module(*given, dropout_p=1.0, inputs=inputs).any()
+    parts = [x.requires_grad_() for x in given]
+    assert torch.autograd.gradgradcheck(run, parts, fast_mode=True, check_undefined_grad=False)
+
+
+def test_the_operator_drops_alike_in_both_directions() -> None:
+    module = module_of("heads 2 causal attend full", "triton")
+    q, k, v = (x.detach() for x in tensors(1, 2, 20, 20, dtype=torch.float32))
+    v.requires_grad_()
+    seed = torch.tensor(7)
+    call = torch.ops.attnspec.attention.default
+    out = call(q, k, v, module.engine.text, [], [], None, 0, 0.5, seed)[0]
+    upper = torch.randn_like(out)
+    # what is linear in v is its gradient times v
+    (grad,) = torch.autograd.grad(out, v, upper)
+    torch.testing.assert_close((grad * v).sum(), (upper * out).sum(), rtol=1e-4, atol=1e-4)
