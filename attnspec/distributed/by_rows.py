@@ -19,10 +19,8 @@ from attnspec.distributed.collectives import Mesh, Swapping, anchor, tied, trave
 from attnspec.distributed.cuts import rows_of
 from attnspec.distributed.exchange import Exchange
 from attnspec.distributed.planning import Group, LayerPlan
-from attnspec.distributed.regions import Parts, Region
+from attnspec.distributed.regions import Partial, Parts, Region, readers
 from attnspec.lower.work import MERGED, Call, key_heads
-
-Partial = tuple[torch.Tensor, "torch.Tensor | None"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -34,6 +32,7 @@ class GroupHere:
     rank: int
     ratio: int
     device: torch.device
+    backend: str
 
     @cached_property
     def keys(self) -> list[int]:
@@ -75,7 +74,8 @@ class GroupHere:
         return {r: positions(r)[rows_of(self.exchange.queries(r, self.rank))] for r in self.others}
 
     def region(self, queries: np.ndarray, keys: np.ndarray) -> Region:
-        return Region(self.group.work, self.group.heads, queries, keys, self.device)
+        group = self.group
+        return Region(group.work, group.heads, queries, keys, self.device, self.backend)
 
     @cached_property
     def at_home(self) -> Region:
@@ -83,10 +83,24 @@ class GroupHere:
         return self.region(self.own, self.own)
 
     @cached_property
+    def guests(self) -> np.ndarray:
+        """Positions of all keys that come."""
+        return np.concatenate([self.own[:0], *(self.got_keys[r] for r in self.others)])
+
+    @cached_property
+    def reading(self) -> np.ndarray:
+        """The numbers of own queries that may read keys that come."""
+        return readers(self.group.work, self.own, self.guests)
+
+    @cached_property
     def over_guests(self) -> Region:
-        """Own queries over the keys that come; of weights that are not merged, over own too."""
-        came = [self.got_keys[r] for r in self.others]
-        return self.region(self.own, np.concatenate(came if self.merges else [self.own, *came]))
+        """Those over the keys that come."""
+        return self.region(self.own[self.reading], self.guests)
+
+    @cached_property
+    def over_all(self) -> Region:
+        """Own queries over own keys and those that come, of weights that are not merged."""
+        return self.region(self.own, np.concatenate([self.own, self.guests]))
 
     @cached_property
     def for_guests(self) -> dict[int, tuple[np.ndarray, Region]]:
@@ -112,10 +126,12 @@ class GroupHere:
 class RowsHere:
     """What one rank does for a layer."""
 
-    def __init__(self, layer: LayerPlan, mesh: Mesh, ratio: int, device: torch.device) -> None:
+    def __init__(
+        self, layer: LayerPlan, mesh: Mesh, ratio: int, device: torch.device, backend: str
+    ) -> None:
         self.mesh = mesh
         self.groups = [
-            GroupHere(group, group.exchange, mesh.rank, ratio, device)
+            GroupHere(group, group.exchange, mesh.rank, ratio, device, backend)
             for group in layer.groups
             if group.exchange is not None
         ]
@@ -138,10 +154,11 @@ class RowsHere:
             keys, values = (here.expanded(x) for x in came[:2])
             if first is None:
                 every = torch.cat([k, keys], 2), torch.cat([v, values], 2)
-                outs.append(here.over_guests.partial(q, *every, call))
-            elif keys.shape[2]:
-                found = here.over_guests.partial(q, keys, values, call)
-                outs.append(_together(first, found))
+                outs.append(here.over_all.partial(q, *every, call))
+            elif len(here.reading):
+                rows = torch.from_numpy(here.reading).to(q.device)
+                asking = q.index_select(2, rows)
+                outs.append(_put(first, rows, here.over_guests.partial(asking, keys, values, call)))
             else:
                 outs.append(first)
         outs, answers = self._merged(outs, back, parts)
@@ -258,10 +275,7 @@ class RowsHere:
                 lse = flat[at : at + count].view(shape)
                 at += count
                 rows = torch.from_numpy(here.sent_queries[r]).to(q.device)
-                mine, sums = outs[number][0], cast(torch.Tensor, outs[number][1])
-                some = mine.index_select(2, rows), sums.index_select(2, rows)
-                found, total = merged(some, (out.to(mine.dtype), lse))
-                outs[number] = mine.index_copy(2, rows, found), sums.index_copy(2, rows, total)
+                outs[number] = _put(outs[number], rows, (out.to(q.dtype), lse))
         return [self._finished(*each) for each in zip(self.groups, outs, strict=True)], flat
 
     def _finished(self, here: GroupHere, found: Partial) -> Partial:
@@ -271,10 +285,15 @@ class RowsHere:
         return with_zero(out, lse)
 
 
-def _together(first: Partial, second: Partial) -> Partial:
-    """Two partial results of the same rows, by their log-sum-exps."""
-    (out, lse), (other, sums) = first, second
-    return merged((out, cast(torch.Tensor, lse)), (other, cast(torch.Tensor, sums)))
+def _put(found: Partial, rows: torch.Tensor, more: Partial) -> Partial:
+    """Partial results with more of some of their rows, merged by log-sum-exps."""
+    out, lse = found[0], cast(torch.Tensor, found[1])
+    other = more[0], cast(torch.Tensor, more[1])
+    if len(rows) == out.shape[2]:
+        # rows ascend, so that these are all of them in order
+        return merged((out, lse), other)
+    mine, sums = merged((out.index_select(2, rows), lse.index_select(2, rows)), other)
+    return out.index_copy(2, rows, mine), lse.index_copy(2, rows, sums)
 
 
 def call_of(call: Call, tables: dict[str, torch.Tensor]) -> Call:

@@ -317,7 +317,9 @@ class ParallelAttention(torch.nn.Module):
                 module.draws.count(layer)
             return whole.run(parts, call, tables, draws, return_lse)
         ratio = q.shape[1] // k.shape[1]
-        rows = self._ready.get(key, lambda: RowsHere(found.layers[0], self.mesh, ratio, device))
+        rows = self._ready.get(
+            key, lambda: RowsHere(found.layers[0], self.mesh, ratio, device, module.engine.backend)
+        )
         by_rows = cast(RowsHere, rows)
         calls = [
             call_of(call, self._tables(here.group.work, here.group.heads, layer))
