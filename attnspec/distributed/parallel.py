@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from hashlib import sha256
 from typing import Any, cast
 
 import numpy as np
@@ -30,11 +31,13 @@ from attnspec.lower.cache import Cache
 from attnspec.lower.work import Call, Work
 from attnspec.runtime.call_checks import (
     FLOATS,
+    autocast_type,
     check_dropout,
     check_inputs,
     check_layer,
     check_padding,
     check_tensors,
+    narrowed,
 )
 from attnspec.runtime.engine import no_log_sum_exps
 from attnspec.runtime.module import CompiledAttention
@@ -190,13 +193,20 @@ class ParallelAttention(torch.nn.Module):
         like = _placed(q, self.device_mesh)
         if like is not None:
             q, k, v = (_local(x, self.device_mesh) for x in (q, k, v))
+        rest = layer, key_padding_mask, dropout_p, inputs, return_lse
+        narrow = autocast_type(q)
+        if narrow is None:
+            found, n = self._called(q, k, v, *rest)
+        else:
+            with torch.autocast(q.device.type, enabled=False):
+                found, n = self._called(*(narrowed(x, narrow) for x in (q, k, v)), *rest)
+        return found if like is None else _as_dtensors(found, like, n)
+
+    def _called(self, *call: Any) -> tuple[Any, int]:
+        """What a call of local tensors returns, and the length of the whole sequence."""
         self.mesh.received = 0
-        call = q, k, v, layer, key_padding_mask, dropout_p, inputs, return_lse
         lengths = self._agree(*call)
-        found = self._run(lengths, *call)
-        if like is None:
-            return found
-        return _as_dtensors(found, like, sum(lengths))
+        return self._run(lengths, *call), sum(lengths)
 
     def _agree(self, *call: Any) -> tuple[int, ...]:
         """The lengths of all shards; raises on every rank where calls differ, or one is wrong."""
@@ -218,6 +228,12 @@ class ParallelAttention(torch.nn.Module):
             values = [said[at] for said in every]
             if len(set(values)) > 1:
                 raise ValueError(f"{what} must be the same on every rank, got {values}")
+        states = [said[_STATE] for said in every]
+        if any(states) and len(set(states)) < len(states):
+            raise ValueError(
+                "with dropout_p, random states must be others on every rank, or ranks drop the same"
+                " pairs of their own: seed each, torch.manual_seed(seed + rank)"
+            )
         return tuple(said[1] for said in every)
 
     def _said(
@@ -247,7 +263,8 @@ class ParallelAttention(torch.nn.Module):
         flags += [x.requires_grad for x in (q, k, v)]
         shape = [q.shape[0], q.shape[1], k.shape[1], q.shape[3], v.shape[3]]
         bits = sum(1 << at for at, flag in enumerate(flags) if flag)
-        return [q.shape[2], *shape, FLOATS.index(q.dtype), layer, bits, chance, self._spec, 0]
+        state = _random_state(q.device) if chance else 0
+        return [q.shape[2], *shape, FLOATS.index(q.dtype), layer, bits, chance, self._spec, state]
 
     def _run(
         self,
@@ -426,6 +443,19 @@ _SAID = {
     "the spec": 11,
 }
 """What all ranks must agree on, by its place in what they say."""
+
+_STATE = 12
+"""The place of what random numbers come from, where some are drawn."""
+
+
+def _random_state(device: torch.device) -> int:
+    """What tells the random state of a device from others, from 1 to 2 ** 62."""
+    state = (
+        torch.random.get_rng_state()
+        if device.type == "cpu"
+        else torch.get_device_module(device).get_rng_state(device)
+    )
+    return 1 + (int.from_bytes(sha256(state.numpy().tobytes()).digest()[:8]) >> 2)
 
 
 def _usual(module: CompiledAttention) -> Tensors:

@@ -52,7 +52,31 @@ def by_hand() -> list[Case]:
         *cases,
         *(Case(40, ranks, text) for text in texts for ranks in (3, 4)),
         *sums_over_keys(),
+        *of_types_and_modes(),
     ]
+
+
+HALVES = {"bfloat16": 2.0**-8, "float16": 2.0**-11}
+"""How far numbers of a type are apart, near 1."""
+
+
+def of_types_and_modes() -> list[Case]:
+    """Half types, autocast, gradients of some tensors alone and of none, dropout, and a second and
+    third length of one attention, each by rows, by heads, by states and with everything."""
+    whole = "attention a { causal attend full score alibi() }"
+    sums = "attention a { attend linear(feature = elu1) }"
+    decided = "attention a { attend topk(keys = 5) }"
+    cases = []
+    for text, n, ranks in ((WINDOW, 37, 4), (whole, 40, 2), (sums, 70, 3)):
+        # a sum over keys or ranks is rounded a few times
+        for kind, apart in HALVES.items():
+            cases.append(Case(n, ranks, text, kind=kind, within=4 * apart))
+        cases.append(Case(n, ranks, text, kind="float32", autocast=True, within=2.0**-6))
+        cases += [Case(n, ranks, text, grad=grad) for grad in ("", "q", "v")]
+        cases.append(Case(n, ranks, text, more=[n + 5, 1, 0, n, 2]))
+    cases += [Case(37, 2, text, dropout=0.3) for text in (WINDOW, whole)]
+    cases += [Case(37, 3, decided, dropout=0.3), Case(37, 3, decided, grad="", more=[4])]
+    return cases
 
 
 SUMS = (
@@ -124,7 +148,7 @@ def check(said: list[list[dict[str, Any]]], cases: Sequence[Case]) -> None:
             assert "error" not in answer, answer["trace"]
             assert answer["received"] == answer["planned"], answer
     for answer in said[0]:
-        assert max(answer["apart"]) <= 1e-12, answer
+        assert max(answer["apart"]) <= answer["within"], answer
 
 
 CASES = (*by_hand(), *of_zoo()[::7], *at_random(range(SOME)))
@@ -161,7 +185,7 @@ def test_every_rank_says_what_is_wrong(ran: tuple[list[list[Any]], list[list[Any
     _, said = ran
     assert [bool(each) for each in said] == [True, False, True, True]
     for rank in (0, 2, 3):
-        fine, spec, length, shapes, lost = said[rank]
+        fine, spec, length, shapes, graded, alike, behind, lost = said[rank]
         assert fine == ["none", ""]
         assert spec[0] == "ValueError"
         assert "the spec must be the same on every rank" in spec[1]
@@ -170,7 +194,11 @@ def test_every_rank_says_what_is_wrong(ran: tuple[list[list[Any]], list[list[Any
         assert shapes[0] == "ValueError"
         own = "at least 1" if rank == 3 else "rank 3 refused its part"
         assert own in shapes[1]
-        assert lost[0] == "LostRank"
+        assert graded[0] == "ValueError"
+        assert "differentiated must be the same on every rank" in graded[1]
+        assert alike[0] == "ValueError"
+        assert "random states must be others on every rank" in alike[1]
+        assert behind[0] == lost[0] == "LostRank"
 
 
 @pytest.fixture

@@ -7,6 +7,7 @@ from dataclasses import replace
 from itertools import pairwise
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -90,6 +91,44 @@ def test_sums_of_parts_are_those_of_the_whole(text: str, causal: str) -> None:
         pairs = [torch.autograd.grad(x, leaves, upper) for x in (got, wanted)]
         for one, other in zip(*pairs, strict=True):
             assert float((one - other).abs().max()) <= 1e-11 * (1 + float(other.abs().max()))
+
+
+def weights(kernel: Any, given: Any) -> tuple[np.ndarray, np.ndarray]:
+    """The weights of all pairs [N, n, n] as sums of products of features, and of their absolute
+    values, in numbers of 64 bits more."""
+    maps = kernel.how.map
+    sides = maps.queries(given.q.flatten(2, 3), given.tables), maps.keys(given.k, given.tables)
+    f, g = (
+        (each.values * torch.exp(each.log)[..., None]).flatten(0, 1).numpy().astype(np.longdouble)
+        for each in sides
+    )
+    held = np.tri(CUTS[-1], dtype=bool) if kernel.how.causal else True
+    return np.where(held, f @ g.mT, 0), np.where(held, abs(f) @ abs(g).mT, 0)
+
+
+@pytest.mark.parametrize("causal", ["", "causal "])
+def test_sums_that_cancel_are_as_exact_in_parts_as_in_one(causal: str) -> None:
+    # N / D with D = sum_j f_i . g_j: rounding moves N and D by about u sum_j |f_i| . |g_j|, in
+    # whatever order they are added, and so N / D by that share of |D|
+    _, found = kernel(f"attention a {{ {causal}attend favor(features = 7, kind = trig) }}", 2, 256)
+    worst, unit = 0.0, 2.0**-53
+    for seed in range(12):
+        draw = torch.Generator().manual_seed(seed)
+        shape = 1, 2, CUTS[-1], 6
+        parts = [torch.randn(shape, generator=draw, dtype=torch.float64) for _ in range(3)]
+        call = Call(padding=torch.ones(1, CUTS[-1], dtype=torch.bool))
+        wanted, got = found(*parts, call), torch.cat([*in_parts(found, parts, call)], 2)
+        signed, absolute = weights(found, found.given(*parts, call))
+        v = parts[2][0].numpy()
+        exact = (signed @ v) / signed.sum(-1, keepdims=True)
+        worse = absolute.sum(-1) / abs(signed.sum(-1))
+        size = abs(v).max() + abs(exact).max(-1)
+        for one in (wanted, got):
+            apart = abs(one[0].numpy() - exact).max(-1)
+            assert (apart <= 16 * unit * worse * size).all()
+        worst = max(worst, float((wanted - got).abs().max() / (1 + wanted.abs().max())))
+    # a thousand times more than of sums that do not cancel
+    assert worst > 2e-13
 
 
 @pytest.mark.parametrize("text", SPECS)
