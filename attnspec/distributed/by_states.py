@@ -4,7 +4,8 @@ are.
 They go in two steps. Each rank gets its share of the rows of all ranks' sums and merges them; then
 it gives every rank that share of what it goes on from: the sums of the ranks before it where they
 are causal, else of all. So a rank receives about two sums, whatever the number of ranks. Frames,
-the logarithms of what sums are divided by, go to everyone, since everyone needs them.
+the logarithms of what sums are divided by, go to everyone, since everyone needs them; where a gate
+forgets, the logarithms of what it leaves of earlier sums stand in their place.
 """
 
 from __future__ import annotations
@@ -77,16 +78,20 @@ class StatesHere:
 
     def _of_group(self, group: Group, parts: Parts, call: Call) -> torch.Tensor:
         kernel = cast(FeatureKernel, group.kernel)
-        own = kernel.key_sums(*parts, call)
+        own, left = kernel.key_sums(*parts, call)
         tie = anchor([*parts, *call.tables.values()], own.total.dtype)
-        before, came = self._exchanged(own, tie, kernel.how.causal)
+        before, came = self._exchanged(own, left, tie, kernel.how.causal)
         return tied(kernel.onward(*parts, call, before), came)
 
-    def _exchanged(self, own: State, tie: torch.Tensor, causal: bool) -> tuple[State, torch.Tensor]:
-        """The sums that this rank goes on from, and what was received for them."""
+    def _exchanged(
+        self, own: State, left: torch.Tensor | None, tie: torch.Tensor, causal: bool
+    ) -> tuple[State, torch.Tensor]:
+        """The sums that this rank goes on from, and what was received for them; `left` are the
+        logarithms of what a gate leaves of the sums before own keys."""
         mesh, sums = self.mesh, own.total
         rows, features, width = sums.shape
-        base = sums.new_zeros(rows) if own.base is None else own.base
+        base = own.base if left is None else left
+        base = sums.new_zeros(rows) if base is None else base
         lines = sums.reshape(rows * features, width)
         deals = [dealt(rank, mesh.ranks, len(lines)) for rank in range(mesh.ranks)]
         pieces = [x for d in deals for x in (lines[d.start : d.stop].reshape(-1), base)]
@@ -94,12 +99,12 @@ class StatesHere:
         sent, got = [len(d) * width + rows for d in deals], len(mine) * width + rows
         flat = travel(mesh, torch.cat([tie, *pieces]), sent, [got] * mesh.ranks).ready()
         came = flat.view(mesh.ranks, got)
-        parts, bases = (
-            torch.unflatten(came[:, :-rows], 1, (len(mine), width)),
-            came[:, -rows:].detach(),
-        )
+        parts, bases = torch.unflatten(came[:, :-rows], 1, (len(mine), width)), came[:, -rows:]
         row = torch.arange(mine.start, mine.stop, device=sums.device) // features
-        ready = merged(parts, bases, row, causal)
+        if left is None:
+            ready = merged(parts, bases.detach(), row, causal)
+        else:
+            ready = [(found, bases[0]) for found in passed_on(parts, bases, row)]
         back = [len(mine) * width] * mesh.ranks
         given = torch.cat([found.reshape(-1) for found, _ in ready])
         found = travel(mesh, given, back, [len(d) * width for d in deals]).ready()
@@ -121,3 +126,13 @@ def merged(
         stays, comes = (torch.exp(x - frame)[row, None] for x in (top, base))
         total, top = total * stays + part * comes, frame
     return before if causal else [(total, top)] * len(parts)
+
+
+def passed_on(parts: torch.Tensor, left: torch.Tensor, row: torch.Tensor) -> list[torch.Tensor]:
+    """The sums that each rank goes on from where a gate forgets: lines [ranks, lines, e] of those
+    over each rank's keys, and the logarithms [ranks, N] of what it leaves of earlier ones."""
+    total, before = torch.zeros_like(parts[0]), []
+    for part, each in zip(parts, left, strict=True):
+        before.append(total)
+        total = total * torch.exp(each)[row, None] + part
+    return before

@@ -111,7 +111,8 @@ def sums_over_keys() -> list[Case]:
     gated = "attention a { causal attend rfa(features = 4, gated = true) }"
     cases += [Case(133, 3, both, padding=True), Case(40, 4, plain, dtensor=True)]
     cases += [Case(80, 4, text, partition="head_tail") for text in (plain, both)]
-    return [*cases, Case(80, 3, gated)]
+    cases += [Case(80, 3, gated), Case(131, 4, gated, padding=True, more=[2, 0])]
+    return [*cases, Case(80, 4, gated, partition="head_tail")]
 
 
 def of_zoo() -> list[Case]:

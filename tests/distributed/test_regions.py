@@ -12,6 +12,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import attnspec
+from attnspec.analysis.counting.degrees import degrees_of
 from attnspec.backends.dense.kernel import DenseKernel
 from attnspec.backends.planner import choose
 from attnspec.distributed.by_rows import GroupHere
@@ -97,7 +98,7 @@ def test_a_part_is_that_of_the_definition(text: str) -> None:
         real[torch.from_numpy(keys)] = True
         padding = real if call.padding is None else call.padding & real
         given = Call(padding.expand(2, -1), 0.0, call.tables, call.data)
-        wanted, sums = dense.partial(*whole, given)
+        wanted, sums = dense.partial(whole[0], whole[1], whole[2], given)
         rows = torch.from_numpy(queries)
         pairs = [(out, wanted[:, :, rows])]
         assert (lse is not None) == (work.normalize in MERGED)
@@ -123,7 +124,7 @@ def test_a_part_is_that_of_the_definition(text: str) -> None:
             )
 
 
-class Counting(TorchDispatchMode):
+class Counting(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Counts the products of numbers in matrix products and in the flash kernel, and its calls."""
 
     products, calls = 0, 0
@@ -141,7 +142,8 @@ class Counting(TorchDispatchMode):
 
 
 def counted(run: Callable[[], object]) -> tuple[int, int]:
-    with Counting() as mode, torch.no_grad():
+    mode = Counting()  # type: ignore[no-untyped-call]
+    with mode, torch.no_grad():
         run()
     return mode.products, mode.calls
 
@@ -156,7 +158,7 @@ RANKS = 4
         ("window(radius = 200)", 1.35),
         ("causal full", 1.1),
         ("window(radius = 100) | global(first(16))", 1.5),
-        ("strided(stride = 64) & causal", 1.5),
+        ("dilated(radius = 400, step = 4)", 1.6),
     ],
 )
 def test_a_rank_computes_its_share_of_the_edges(graph: str, factor: float) -> None:
@@ -168,7 +170,6 @@ def test_a_rank_computes_its_share_of_the_edges(graph: str, factor: float) -> No
     found = plan(spec.program, LONG, RANKS, tensors)
     (group,) = found.layers[0].groups
     assert group.exchange is not None
-    exact = LONG * group.degrees.mean() * 4 * 2 * 8  # type: ignore[union-attr]
     each = []
     for rank in range(RANKS):
         here = GroupHere(group, group.exchange, rank, 1, CPU, "auto")
@@ -185,6 +186,7 @@ def test_a_rank_computes_its_share_of_the_edges(graph: str, factor: float) -> No
 
         each.append(counted(run))
     products = [one for one, _ in each]
-    # no rank computes more than its share of what one process does, and all together little more
-    assert max(products) <= factor * whole / RANKS, (products, whole, exact)
+    edges = int(degrees_of(work.relation, LONG).sum()) * 4 * 2 * 8
+    assert edges <= sum(products) <= 2.5 * edges
+    assert max(products) <= factor * whole / RANKS, (products, whole)
     assert max(many for _, many in each) <= calls + 8 * RANKS
