@@ -38,27 +38,15 @@ class Blocks:
     """Blocks of a rank's queries `low <= i < high`, as its tensors count them, times another's keys
     alike.
 
-    `reader` and `owner` are the ranks, int64 [m]; `queries` and `keys` int64 [m, 2].
+    `reader` and `owner` are the ranks, int64 [m]; `queries` and `keys` int64 [m, 2]; `full` says of
+    which blocks every pair is known to be one, bool [m].
     """
 
     reader: np.ndarray
     owner: np.ndarray
     queries: np.ndarray
     keys: np.ndarray
-
-    def take(self, index: np.ndarray) -> Blocks:
-        """The blocks with these numbers."""
-        return Blocks(self.reader[index], self.owner[index], self.queries[index], self.keys[index])
-
-
-def joined(parts: list[Blocks]) -> Blocks:
-    """All blocks of several."""
-    return Blocks(
-        np.concatenate([part.reader for part in parts]),
-        np.concatenate([part.owner for part in parts]),
-        np.concatenate([part.queries for part in parts]),
-        np.concatenate([part.keys for part in parts]),
-    )
+    full: np.ndarray
 
 
 def blocks_between(relation: Relation, partition: Partition) -> Blocks:
@@ -81,17 +69,18 @@ class _Search:
         # columns: the two pieces, and the block's ends in them
         open_ = np.concatenate([q[:, None], k[:, None], ends[q], ends[k]], 1)
         if not self.known:
-            return self._blocks(open_)
-        done = []
+            return self._blocks(open_[:0], open_)
+        none = open_[:0]
+        full, some = [none], [none]
         kinds = self._kinds(open_)
         while len(open_):
-            done.append(open_[kinds == FULL])
+            full.append(open_[kinds == FULL])
             open_ = open_[kinds == SOME]
-            fine = self._fine(np.concatenate([*done, open_]), open_)
-            done.append(open_[fine])
+            fine = self._fine(np.concatenate([*full, *some, open_]), open_)
+            some.append(open_[fine])
             open_, kinds, stuck = self._cut(open_[~fine])
-            done.append(stuck)
-        return self._blocks(np.concatenate([*done, open_]))
+            some.append(stuck)
+        return self._blocks(np.concatenate(full), np.concatenate(some))
 
     def _kinds(self, blocks: np.ndarray) -> np.ndarray:
         """What the relation says of blocks; of single pairs exactly."""
@@ -175,14 +164,15 @@ class _Search:
             tells[side] = (self._kinds(some).reshape(-1, SEEN) != SOME).any(1)
         return tells
 
-    def _blocks(self, found: np.ndarray) -> Blocks:
+    def _blocks(self, full: np.ndarray, some: np.ndarray) -> Blocks:
         """Blocks as ranks count their rows."""
-        pieces = self.pieces
+        pieces, found = self.pieces, np.concatenate([full, some])
         return Blocks(
             pieces.rank[found[:, 0]],
             pieces.rank[found[:, 1]],
             found[:, 2:4] + pieces.before[found[:, 0], None],
             found[:, 4:] + pieces.before[found[:, 1], None],
+            np.arange(len(found)) < len(full),
         )
 
 

@@ -40,6 +40,11 @@ class GroupHere:
         return sorted({head // self.ratio for head in self.group.heads})
 
     @property
+    def brings(self) -> bool:
+        """Whether keys travel with this group: they do once for all graphs that read them."""
+        return self.group.graph == 0
+
+    @property
     def merges(self) -> bool:
         return self.group.work.normalize in MERGED
 
@@ -59,7 +64,8 @@ class GroupHere:
     @cached_property
     def sent_queries(self) -> dict[int, np.ndarray]:
         """Own query rows by the rank whose keys they read."""
-        return {r: rows_of(self.exchange.queries(self.rank, r)) for r in self.others}
+        queries, graph = self.exchange.queries, self.group.graph
+        return {r: rows_of(queries(self.rank, r, graph)) for r in self.others}
 
     @cached_property
     def got_keys(self) -> dict[int, np.ndarray]:
@@ -70,8 +76,9 @@ class GroupHere:
     @cached_property
     def got_queries(self) -> dict[int, np.ndarray]:
         """Positions of the queries that come."""
-        positions = self.exchange.partition.positions
-        return {r: positions(r)[rows_of(self.exchange.queries(r, self.rank))] for r in self.others}
+        positions, queries = self.exchange.partition.positions, self.exchange.queries
+        at = self.rank, self.group.graph
+        return {r: positions(r)[rows_of(queries(r, *at))] for r in self.others}
 
     def region(self, queries: np.ndarray, keys: np.ndarray) -> Region:
         group = self.group
@@ -180,13 +187,16 @@ class RowsHere:
         for r in range(self.mesh.ranks):
             for here in self.groups if r != self.mesh.rank else ():
                 key, query = self._sizes(here, parts)
-                rows = torch.from_numpy(here.sent_keys[r]).to(q.device)
-                pieces += [x[:, here.keys].index_select(2, rows).reshape(-1) for x in (k, v)]
+                if here.brings:
+                    rows = torch.from_numpy(here.sent_keys[r]).to(q.device)
+                    pieces += [x[:, here.keys].index_select(2, rows).reshape(-1) for x in (k, v)]
+                    sent[r] += len(rows) * key
+                    got[r] += len(here.got_keys[r]) * key
                 asked = torch.from_numpy(here.sent_queries[r]).to(q.device)
                 at = list(here.group.heads)
                 pieces.append(q[:, at].index_select(2, asked).reshape(-1))
-                sent[r] += len(rows) * key + len(asked) * query
-                got[r] += len(here.got_keys[r]) * key + len(here.got_queries[r]) * query
+                sent[r] += len(asked) * query
+                got[r] += len(here.got_queries[r]) * query
         return travel(self.mesh, torch.cat([anchor(parts, q.dtype), *pieces]), sent, got)
 
     def _sizes(self, here: GroupHere, parts: Parts) -> tuple[int, int]:
@@ -212,19 +222,19 @@ class RowsHere:
 
         for r in range(self.mesh.ranks):
             for number, here in enumerate(self.groups if r != self.mesh.rank else ()):
-                rows = len(here.got_keys[r])
-                keys[number].append(taken(batch, len(here.keys), rows, k.shape[3]))
-                values[number].append(taken(batch, len(here.keys), rows, v.shape[3]))
+                if here.brings:
+                    rows = len(here.got_keys[r])
+                    keys[number].append(taken(batch, len(here.keys), rows, k.shape[3]))
+                    values[number].append(taken(batch, len(here.keys), rows, v.shape[3]))
                 asked = len(here.got_queries[r])
                 queries[number][r] = taken(batch, len(here.group.heads), asked, q.shape[3])
-        return [
-            (
-                torch.cat([k[:, here.keys, :0], *keys[number]], 2),
-                torch.cat([v[:, here.keys, :0], *values[number]], 2),
-                queries[number],
-            )
-            for number, here in enumerate(self.groups)
-        ]
+        found: list[tuple[torch.Tensor, torch.Tensor, dict[int, torch.Tensor]]] = []
+        for number, here in enumerate(self.groups):
+            if here.brings:
+                came = torch.cat([k[:, here.keys, :0], *keys[number]], 2)
+                with_them = torch.cat([v[:, here.keys, :0], *values[number]], 2)
+            found.append((came, with_them, queries[number]))
+        return found
 
     def _answered(
         self,
