@@ -18,7 +18,7 @@ from attnspec.backends.common.merging import merged, with_zero
 from attnspec.distributed.collectives import Mesh, Swapping, anchor, tied, travel
 from attnspec.distributed.cuts import rows_of
 from attnspec.distributed.exchange import Exchange
-from attnspec.distributed.planning import Group, LayerPlan
+from attnspec.distributed.planning import Group
 from attnspec.distributed.regions import Partial, Parts, Region, readers
 from attnspec.lower.work import MERGED, Call, key_heads
 
@@ -134,19 +134,29 @@ class RowsHere:
     """What one rank does for a layer."""
 
     def __init__(
-        self, layer: LayerPlan, mesh: Mesh, ratio: int, device: torch.device, backend: str
+        self, groups: Sequence[Group], mesh: Mesh, ratio: int, device: torch.device, backend: str
     ) -> None:
         self.mesh = mesh
         self.groups = [
             GroupHere(group, group.exchange, mesh.rank, ratio, device, backend)
-            for group in layer.groups
+            for group in groups
             if group.exchange is not None
         ]
         flat = [head for group in self.groups for head in group.group.heads]
         self.order = sorted(range(len(flat)), key=flat.__getitem__)
+        self.learning = [(here.group.work, here.group.heads) for here in self.groups]
 
-    def run(self, parts: Parts, calls: Sequence[Call]) -> Partial:
-        """The output of own queries and its log-sum-exps, for own shards of q, k and v."""
+    def run(
+        self,
+        parts: Parts,
+        call: Call,
+        tables: list[dict[str, torch.Tensor]],
+        draws: tuple[int, int],
+        return_lse: bool,
+    ) -> Partial:
+        """The output of own queries and its log-sum-exps, for own shards of q, k and v; nothing is
+        drawn."""
+        calls = [replace(call, tables=mine) for mine in tables]
         coming = self._sent(parts)
         outs: list[Partial] = []
         home = [
@@ -304,8 +314,3 @@ def _put(found: Partial, rows: torch.Tensor, more: Partial) -> Partial:
         return merged((out, lse), other)
     mine, sums = merged((out.index_select(2, rows), lse.index_select(2, rows)), other)
     return out.index_copy(2, rows, mine), lse.index_copy(2, rows, sums)
-
-
-def call_of(call: Call, tables: dict[str, torch.Tensor]) -> Call:
-    """The call of one group."""
-    return replace(call, tables=tables)

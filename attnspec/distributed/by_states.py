@@ -24,7 +24,8 @@ from attnspec.distributed.collectives import Mesh, anchor, tied, travel
 from attnspec.distributed.partitions import Partition
 from attnspec.distributed.planning import dealt
 from attnspec.distributed.regions import Parts
-from attnspec.lower.work import Call
+from attnspec.distributed.some_heads import SomeHeads
+from attnspec.lower.work import Call, Work
 from attnspec.runtime.engine import Engine, no_log_sum_exps
 from attnspec.runtime.head_groups import Group, group_of, together
 
@@ -39,24 +40,20 @@ class StatesHere:
         layer: int,
         partition: Partition,
         mesh: Mesh,
-        heads: tuple[int, int],
+        some: SomeHeads,
         device: torch.device,
     ) -> None:
-        self.engine, self.layer, self.mesh = engine, layer, mesh
-        self.heads, self.key_heads = heads
+        self.engine, self.layer, self.mesh, self.some = engine, layer, mesh, some
         self.n, self.device = partition.n, device
         self.own = torch.from_numpy(partition.positions(mesh.rank)).to(device)
-        self.groups = apart(self._built)
-        self.members = [group.heads for group in self.groups]
+        works = some.works(engine, layer, self.n)
+        self.learning = [(work, members) for work, members, _ in works]
+        self.groups = apart(lambda: [self._built(*each) for each in works])
 
-    def _built(self) -> list[Group]:
-        found = []
-        for work, members in self.engine.binder.works(self.layer, self.heads, self.n, self.n):
-            kernel = kernel_of(work, members, self.device)
-            tables = self.engine.tables_of(work)
-            ratio = self.heads // self.key_heads
-            found.append(group_of(kernel, work, members, self.heads, ratio, tables, self.device))
-        return found
+    def _built(self, work: Work, members: tuple[int, ...], numbers: tuple[int, ...]) -> Group:
+        kernel, tables = kernel_of(work, members, self.device), self.engine.tables_of(work)
+        count = len(self.some.chosen)
+        return group_of(kernel, work, numbers, count, self.some.ratio, tables, self.device)
 
     def run(
         self,
@@ -70,11 +67,11 @@ class StatesHere:
         if return_lse:
             raise no_log_sum_exps(self.engine.program)
         padding = None if call.padding is None else call.padding.index_select(1, self.own)
-        outs = []
+        outs, parts = [], self.some.of(parts)
         for group, mine in zip(self.groups, tables, strict=True):
             each = replace(call, padding=padding, tables=mine, draw=group.draw(draws))
             outs.append(self._of_group(group, group.parts(*parts), each))
-        return together(self.groups, self.heads, self.device).joined(outs), None
+        return together(self.groups, len(self.some.chosen), self.device).joined(outs), None
 
     def _of_group(self, group: Group, parts: Parts, call: Call) -> torch.Tensor:
         kernel = cast(FeatureKernel, group.kernel)

@@ -4,27 +4,29 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from hashlib import sha256
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 import torch
 import torch.distributed as dist
 
 from attnspec.distributed.by_heads import HeadsHere
-from attnspec.distributed.by_rows import RowsHere, call_of
+from attnspec.distributed.by_rows import RowsHere
 from attnspec.distributed.by_states import StatesHere
 from attnspec.distributed.collectives import Mesh, tied, travel
 from attnspec.distributed.partitions import Partition
 from attnspec.distributed.planning import (
     ALL,
     HEADS,
-    STATES,
+    ROWS,
     DistributedPlan,
     Tensors,
+    Way,
     plan,
     require_one_sequence,
 )
 from attnspec.distributed.regions import Parts
+from attnspec.distributed.some_heads import SomeHeads
 from attnspec.ir.api_checks import index_of, length_of
 from attnspec.ir.serial import fingerprint
 from attnspec.lower.cache import Cache
@@ -89,7 +91,8 @@ class ParallelAttention(torch.nn.Module):
         self.mesh = Mesh(group, dist.get_world_size(group), dist.get_rank(group), timeout)
         self._plans: Cache[tuple[object, ...], DistributedPlan] = Cache(KEPT)
         self._partitions: Cache[int, Partition] = Cache(KEPT)
-        self._ready: Cache[tuple[object, ...], RowsHere | HeadsHere | StatesHere] = Cache(KEPT)
+        self._ready: Cache[tuple[object, ...], list[RowsHere | HeadsHere | StatesHere]]
+        self._ready = Cache(KEPT)
         self._agreed: set[int] = set()
         self._last: Tensors | None = None
         self._spec = int(fingerprint(module.program)[:15], 16)
@@ -301,51 +304,58 @@ class ParallelAttention(torch.nn.Module):
             data = check_inputs(self.module.program, given, *shapes, padding)
             self.module.engine.check_data(data, n)
             call = Call(padding, float(dropout_p), {}, data)
-            out, lse = self._computed(here.how, parts, found, layer, call, return_lse)
+            out, lse = self._computed(parts, found, layer, call, return_lse)
         return (out, lse) if return_lse else out
 
     def _computed(
         self,
-        how: str,
         parts: Parts,
         found: DistributedPlan,
         layer: int,
         call: Call,
         return_lse: bool,
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        q, k, v = parts
-        module, device = self.module, q.device
+        q, _, v = parts
+        module, device, (here,) = self.module, q.device, found.layers
         module.make_parameters(q.shape[3], v.shape[3], device)
         key = found.digest, module.engine.binder.alike(layer), str(device)
         draws = (0, 0) if module.draws is None else module.draws.of(layer)
-        if how in (HEADS, STATES):
-            kind = HeadsHere if how == HEADS else StatesHere
-            heads = q.shape[1], k.shape[1]
-            made = self._ready.get(
-                key,
-                lambda: kind(module.engine, layer, found.partition, self.mesh, heads, device),
-            )
-            whole = cast(HeadsHere | StatesHere, made)
-            tables = [
-                self._tables(group.work, members, layer)
-                for group, members in zip(whole.groups, whole.members, strict=True)
-            ]
-            if module.training and module.draws is not None:
-                module.draws.count(layer)
-            return whole.run(parts, call, tables, draws, return_lse)
-        ratio = q.shape[1] // k.shape[1]
-        rows = self._ready.get(
-            key, lambda: RowsHere(found.layers[0], self.mesh, ratio, device, module.engine.backend)
+        made = self._ready.get(
+            key, lambda: [self._made(way, found, layer, device) for way in here.ways]
         )
-        by_rows = cast(RowsHere, rows)
-        calls = [
-            call_of(call, self._tables(here.group.work, here.group.heads, layer))
-            for here in by_rows.groups
+        every = [
+            way.run(
+                parts,
+                call,
+                [self._tables(work, heads, layer) for work, heads in way.learning],
+                draws,
+                return_lse,
+            )
+            for way in made
         ]
-        out, lse = by_rows.run(parts, calls)
-        if return_lse and lse is None:
+        if module.training and module.draws is not None:
+            module.draws.count(layer)
+        if return_lse and any(lse is None for _, lse in every):
             raise no_log_sum_exps(module.program)
-        return out, lse if return_lse else None
+        if len(every) == 1:
+            return every[0][0], every[0][1] if return_lse else None
+        # only all of them together have all heads
+        order = np.argsort([head for way in here.ways for head in way.heads]).tolist()
+        out = torch.cat([out for out, _ in every], 1)[:, order]
+        sums = [lse for _, lse in every if lse is not None] if return_lse else []
+        return out, torch.cat(sums, 1)[:, order] if sums else None
+
+    def _made(
+        self, way: Way, found: DistributedPlan, layer: int, device: torch.device
+    ) -> RowsHere | HeadsHere | StatesHere:
+        """What runs some heads of a layer."""
+        engine, t = self.module.engine, found.tensors
+        if way.how == ROWS:
+            ratio = t.heads // t.key_heads
+            return RowsHere(way.groups, self.mesh, ratio, device, engine.backend)
+        kind = HeadsHere if way.how == HEADS else StatesHere
+        some = SomeHeads(way.heads, t.heads, t.key_heads)
+        return kind(engine, layer, found.partition, self.mesh, some, device)
 
     def _tables(self, work: Work, heads: tuple[int, ...], layer: int) -> dict[str, torch.Tensor]:
         """What some heads of a layer have learned, by what a kernel calls it."""

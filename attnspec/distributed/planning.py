@@ -6,10 +6,11 @@ plan of the same spec, so that nothing but rows is exchanged.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from hashlib import sha256
+from itertools import product
 
 import numpy as np
 
@@ -46,9 +47,10 @@ LONGEST = 1 << 22
 MOST_RANKS = 256
 """The most ranks that are planned for: every two of them have an exchange."""
 
-ROWS, STATES, HEADS, ALL = "rows", "states", "heads", "all"
+ROWS, STATES, HEADS, ALL, MIXED = "rows", "states", "heads", "all", "mixed"
 """How a layer travels: rows of keys and queries as its graphs ask for them; sums over each rank's
-keys; all positions of some heads to each rank; all positions of all heads to every rank."""
+keys; all positions of some heads to each rank; all positions of all heads to every rank; some heads
+one of the first three ways, some another."""
 
 
 @dataclass(frozen=True)
@@ -100,6 +102,15 @@ class Group:
 
 
 @dataclass(frozen=True, eq=False)
+class Way:
+    """Heads of a layer, ascending, that travel one way, and the groups of those whose rows do."""
+
+    how: str
+    heads: tuple[int, ...]
+    groups: tuple[Group, ...] = ()
+
+
+@dataclass(frozen=True, eq=False)
 class LayerPlan:
     """What layers that are alike do: `how` and `why` they travel, the bytes of each link forward,
     int64 [from, to], those that come first and those that go back, and the pairs that each rank
@@ -112,6 +123,13 @@ class LayerPlan:
     there: np.ndarray
     back: np.ndarray
     pairs: Pairs | None
+    mixed: tuple[Way, ...] = ()
+
+    @property
+    def ways(self) -> tuple[Way, ...]:
+        """How which heads travel."""
+        heads = {head for group in self.groups for head in group.heads}
+        return self.mixed or (Way(self.how, tuple(sorted(heads)), self.groups),)
 
     @property
     def links(self) -> np.ndarray:
@@ -218,7 +236,8 @@ class DistributedPlan:
         text = sha256(fingerprint(self.program).encode())
         text.update(repr((self.n, self.partition, self.tensors)).encode())
         for layer in self.layers:
-            text.update(repr((layer.layers, layer.how)).encode())
+            ways = [(way.how, way.heads) for way in layer.ways]
+            text.update(repr((layer.layers, ways)).encode())
             for group in layer.groups:
                 if group.exchange is None:
                     continue
@@ -456,6 +475,9 @@ class Drawing:
             return _alone(numbers, ALL, why, works, all_links(partition, t), None)
         formula = next((work.mechanism for work, _ in works if work.mechanism is not None), None)
         if formula is not None:
+            mixed = self.mixed(numbers, works, partition)
+            if mixed is not None:
+                return mixed
             why = f"`{formula.name}` is a formula of the whole sequence"
             heads, states = head_links(partition, t), state_links(works, partition, t)
             if states is not None:
@@ -479,6 +501,64 @@ class Drawing:
         pairs = self.pairs(groups, partition)
         return LayerPlan(numbers, ROWS, "", groups, there, back, pairs)
 
+    def mixed(
+        self,
+        numbers: tuple[int, ...],
+        works: Sequence[tuple[Work, tuple[int, ...]]],
+        partition: Partition,
+    ) -> LayerPlan | None:
+        """A layer of which not all heads go one way: of graphs by rows or by heads, of sums by
+        states or by heads, the others by heads, whichever is least; None where that is one way."""
+        best: tuple[int, LayerPlan] | None = None
+        sorts = [(work, of, _sort(work, self.tensors)) for work, of in works]
+        for graphs, sums in product((ROWS, HEADS), (STATES, HEADS)):
+            taken = {ROWS: graphs, STATES: sums, HEADS: HEADS}
+            ways: dict[str, list[tuple[Work, tuple[int, ...]]]] = {}
+            for work, of, sort in sorts:
+                ways.setdefault(taken[sort], []).append((work, of))
+            links = self.together(ways, partition)
+            if links is not None and (best is None or _most(links[:2]) < best[0]):
+                best = _most(links[:2]), self._mixed(numbers, ways, links)
+        return best[1] if best is not None and len(best[1].mixed) > 1 else None
+
+    def together(
+        self, ways: Mapping[str, Sequence[tuple[Work, tuple[int, ...]]]], partition: Partition
+    ) -> tuple[np.ndarray, np.ndarray, tuple[Group, ...]] | None:
+        """The bytes of each link where works go several ways, and the groups of those that go by
+        rows; None where sums cannot."""
+        t, none = self.tensors, np.zeros((partition.ranks,) * 2, np.int64)
+        groups = self.groups(ways.get(ROWS, ()), partition)
+        there = sum((x.there for x in exchanges(groups)), none)
+        back = sum((x.back for x in exchanges(groups)), none)
+        found: list[Links | None] = []
+        if STATES in ways:
+            found.append(state_links(ways[STATES], partition, t))
+        if HEADS in ways:
+            heads = tuple(sorted(head for _, of in ways[HEADS] for head in of))
+            keys = len(key_heads(heads, t.heads // t.key_heads))
+            found.append(head_links(partition, replace(t, heads=len(heads), key_heads=keys)))
+        for links in found:
+            if links is None:
+                return None
+            there, back = there + links[0], back + links[1]
+        return there, back, groups
+
+    def _mixed(
+        self,
+        numbers: tuple[int, ...],
+        ways: Mapping[str, Sequence[tuple[Work, tuple[int, ...]]]],
+        links: tuple[np.ndarray, np.ndarray, tuple[Group, ...]],
+    ) -> LayerPlan:
+        found, groups = [], list(links[2])
+        for how in (ROWS, STATES, HEADS):
+            heads = tuple(sorted(head for _, of in ways.get(how, ()) for head in of))
+            if heads:
+                found.append(Way(how, heads, links[2] if how == ROWS else ()))
+            if how != ROWS:
+                groups += [Group(work, of, None) for work, of in ways.get(how, ())]
+        why = ", ".join(f"heads {numbers_of(way.heads)} by {way.how}" for way in found)
+        return LayerPlan(numbers, MIXED, why, tuple(groups), *links[:2], None, tuple(found))
+
     def groups(
         self, works: Sequence[tuple[Work, tuple[int, ...]]], partition: Partition
     ) -> tuple[Group, ...]:
@@ -489,7 +569,8 @@ class Drawing:
         sharing: dict[tuple[int, ...], set[int]] = {}
         for key in range(t.key_heads):
             reading = {at for at, (_, of) in enumerate(works) if any(h // ratio == key for h in of)}
-            sharing.setdefault(tuple(sorted(reading)), set()).add(key)
+            if reading:
+                sharing.setdefault(tuple(sorted(reading)), set()).add(key)
         for members, keys in sharing.items():
             parts = [
                 (works[at][0], tuple(h for h in works[at][1] if h // ratio in keys))
@@ -526,6 +607,13 @@ class Drawing:
 def how_all(work: Work) -> bool:
     """Whether the whole sequence is needed for one head's output, whatever the graph."""
     return work.mechanism is not None or bool(work.decided)
+
+
+def _sort(work: Work, t: Tensors) -> str:
+    """The way that a work may go beside that of heads, which all may go."""
+    if work.mechanism is None:
+        return ROWS
+    return HEADS if work.hybrid or key_sums_of(work.mechanism, t.head_dim) is None else STATES
 
 
 Links = tuple[np.ndarray, np.ndarray]

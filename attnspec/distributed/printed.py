@@ -17,6 +17,7 @@ WAYS = {
     "rows": "rows of keys and queries, as the graph asks for them",
     "states": "sums over each rank's keys, merged a share by each rank",
     "heads": "all positions of some heads to each rank (all-to-all)",
+    "mixed": "some heads one way, some another",
     "all": "everything to every rank (all-gather)",
 }
 

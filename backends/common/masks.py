@@ -159,7 +159,8 @@ def mask_plan(
         case Gathered(term, length):
             real, own, known = relation.places(q, k)
             bounds = Static(torch.from_numpy(np.asarray(real)).to(device))
-            return Joined("&", (bounds, Within(mask_plan(term, own, known, length, device), length)))
+            within = Within(mask_plan(term, own, known, length, device), length)
+            return Joined("&", (bounds, within))
         case _:
             at = [torch.from_numpy(np.array(x)).to(device) for x in (q, k)]
             return Reading(relation, at[0], at[1])

@@ -16,7 +16,7 @@ from attnspec.backends.factored.kernels import kernel_of
 from attnspec.distributed import partitions
 from attnspec.distributed.by_states import merged, passed_on
 from attnspec.distributed.partitions import Partition
-from attnspec.distributed.planning import HEADS, STATES, Tensors, plan
+from attnspec.distributed.planning import HEADS, MIXED, ROWS, STATES, Tensors, plan
 from attnspec.lower.lower import Binder
 from attnspec.lower.mechanism_costs import key_sums_of
 from attnspec.lower.work import Call, mechanism_of
@@ -185,7 +185,6 @@ def test_sums_travel_where_positions_would_be_more() -> None:
         "attend window(radius = 3) + linear()",
         "attend linformer(rank = 4, max_length = 65536)",
         "attend efficient()",
-        "causal heads 32 head 0 { attend window(radius = 3) } head 1..31 { attend linear() }",
     ],
 )
 def test_what_has_no_sums_to_merge_goes_by_heads(text: str) -> None:
@@ -202,3 +201,20 @@ def test_causal_sums_go_by_the_order_of_positions() -> None:
         where = build(n, 8)
         assert how("attention a { causal attend linear() }", n, 8, where).how == expected
         assert how("attention a { attend linear() }", n, 8, where).how == STATES
+
+
+def test_heads_of_one_layer_go_each_their_own_way() -> None:
+    body = (
+        "causal heads 32 head 0..3 { attend window(radius = 1023) }"
+        " head 4..15 { attend linear() } head 16..31 { attend window(radius = 9) + linear() }"
+    )
+    found = how(f"attention a {{ {body} }}", 1 << 16, 4)
+    assert found.how == MIXED
+    ways = [(way.how, len(way.heads)) for way in found.ways]
+    assert ways == [(ROWS, 4), (STATES, 12), (HEADS, 16)]
+    assert "heads 0, 1, 2, 3 by rows" in found.why
+    # half of the heads travel, not all of them
+    alone = how("attention a { causal attend window(radius = 9) + linear() }", 1 << 16, 4)
+    assert found.received.max() < 0.6 * alone.received.max()
+    # sums over keys are more than a few positions
+    assert STATES not in {way.how for way in how(f"attention a {{ {body} }}", 16, 4).ways}

@@ -141,7 +141,9 @@ class _Onward(torch.autograd.Function):
         return None, None, None, None, of_before, into.q, into.k, into.v, *rest
 
 
-def given_of(padding: torch.Tensor | None, names: list[str], parts: Sequence[torch.Tensor]) -> Given:
+def given_of(
+    padding: torch.Tensor | None, names: Sequence[str], parts: Sequence[torch.Tensor]
+) -> Given:
     """What is given, of q, k, v, a gate's frames if there are any, and tables."""
     q, k, v, *rest = parts
     gate = (rest[0], rest[1]) if len(rest) > len(names) else None
