@@ -7,12 +7,22 @@ may say too much, never too little: what stays undecided is a block.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
+from attnspec.distributed.known import without_draws
 from attnspec.distributed.partitions import Partition
-from attnspec.graphs.relation import EMPTY, FULL, SOME, Relation, Tiles, evaluate_pairs, is_closed
+from attnspec.graphs.relation import (
+    EMPTY,
+    FULL,
+    SOME,
+    Relation,
+    Tiles,
+    evaluate_pairs,
+    is_closed,
+    is_scattered,
+)
 
 CUTS = 4
 """Parts into which a side of a block is cut."""
@@ -28,6 +38,10 @@ FINE = 128
 
 SEEN = 16
 """Single positions by which it is judged whether finer cuts would tell something."""
+
+DRAWN = 1 << 17
+"""Positions up to which it is asked where pairs lie that are drawn one by one: of longer sequences
+blocks are too large to be without some."""
 
 DENSE = 1 << 24
 """Pairs of a relation without closed forms that are looked at."""
@@ -51,6 +65,9 @@ class Blocks:
 
 def blocks_between(relation: Relation, partition: Partition) -> Blocks:
     """The blocks that different ranks have with each other."""
+    if partition.n > DRAWN and is_scattered(relation):
+        found = _Search(without_draws(relation), partition).found()
+        return replace(found, full=np.zeros(len(found.full), bool))
     return _Search(relation, partition).found()
 
 
@@ -126,7 +143,7 @@ class _Search:
         if self.asked + len(blocks) * (CUTS + 2) * CUTS > ASKED:
             return none, np.zeros(0, np.uint8), blocks
         parts, kinds = [none], [np.zeros(0, np.uint8)]
-        for keys, queries in ((True, False), (False, True)):
+        for queries, keys in ((False, True), (True, False), (True, True)):
             cut, of = _parts(blocks, queries, keys)
             told = self._kinds(cut)
             tells = np.zeros(len(blocks), bool)
@@ -134,20 +151,12 @@ class _Search:
             parts.append(cut[tells[of]])
             kinds.append(told[tells[of]])
             blocks = blocks[~tells]
-        told_by = self._would_tell(blocks)
-        cut, of = _parts(blocks, True, True)
-        told = self._kinds(cut)
-        both = np.asarray(told_by.all(0))
-        both[of[told != SOME]] = True
-        parts.append(cut[both[of]])
-        kinds.append(told[both[of]])
-        for side, (queries, keys) in zip(
-            told_by & ~both, ((True, False), (False, True)), strict=True
-        ):
-            cut, of = _parts(blocks[side], queries, keys)
+        of_queries, of_keys = self._would_tell(blocks)
+        for queries, keys in ((True, True), (True, False), (False, True)):
+            cut, _ = _parts(blocks[(of_queries == queries) & (of_keys == keys)], queries, keys)
             parts.append(cut)
             kinds.append(np.full(len(cut), SOME, np.uint8))
-        return np.concatenate(parts), np.concatenate(kinds), blocks[~(both | told_by.any(0))]
+        return np.concatenate(parts), np.concatenate(kinds), blocks[~(of_queries | of_keys)]
 
     def _would_tell(self, blocks: np.ndarray) -> np.ndarray:
         """Whether some single queries of blocks read no key of them, or all, and whether some

@@ -136,7 +136,7 @@ def exchange_between(
     key_runs: dict[Pair, Runs] = {}
     query_runs: list[dict[Pair, Runs]] = [{} for _ in blocks]
     flow = 0
-    for some in _portions(pair, queries, keys, weights, rows[0].key):
+    for some in _portions(pair, queries, keys, graphs, weights, rows[0].key):
         found = least_cut(far_queries[some], far_keys[some], rows[0].key, weights[some])
         moved[some], kept[some] = found.moved, found.kept
         flow += found.flow
@@ -170,7 +170,12 @@ def _sizes(runs: Runs) -> np.ndarray:
 
 
 def _portions(
-    pair: np.ndarray, queries: Runs, keys: Runs, weights: np.ndarray, key_weight: int
+    pair: np.ndarray,
+    queries: Runs,
+    keys: Runs,
+    graphs: int,
+    weights: np.ndarray,
+    key_weight: int,
 ) -> Iterator[np.ndarray]:
     """The blocks of as many pairs of ranks together as a flow can count, as their numbers."""
     order = np.argsort(pair, kind="stable")
@@ -178,8 +183,12 @@ def _portions(
     if not len(pairs):
         return
     common = np.gcd.reduce(weights, initial=key_weight)
-    each = _sizes(queries) * (weights // common) + _sizes(keys) * (key_weight // common)
-    total = np.cumsum(np.add.reduceat(each[order], first))
+    each = np.zeros(len(pairs))
+    for runs, weight in ((queries, weights.max() * graphs), (keys, key_weight)):
+        low, high = runs[order, 0], runs[order, 1]
+        rows = np.maximum.reduceat(high, first) - np.minimum.reduceat(low, first)
+        each += rows * (weight / common)
+    total = np.cumsum(each)
     ends, low = [*first[1:].tolist(), len(pair)], 0
     while low < len(pairs):
         before = total[low - 1] if low else 0.0
