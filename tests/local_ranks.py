@@ -132,7 +132,7 @@ def _partition(case: Case) -> Any:
 
 def _tried(case: Case, mesh: Any, rank: int) -> dict[str, Any]:
     """How far the ranks' outputs and gradients are from one process, and bytes as they were planned
-    and counted; of several lengths the last one's, with what is furthest of all."""
+    and counted, of one length after the other."""
     import torch
 
     import attnspec
@@ -149,11 +149,9 @@ def _tried(case: Case, mesh: Any, rank: int) -> dict[str, Any]:
     # a call of training may move what is kept
     alone = copy.deepcopy(module)
     par = parallelize(module, mesh, partition=_partition(case), timeout=LIMIT)
-    found: dict[str, Any] = {"apart": []}
-    for n in (case.n, *case.more):
-        answer = _at_length(case, spec, (par, alone), n, rank)
-        found = {**answer, "apart": [*found["apart"], *answer.get("apart", [])]}
-    return found
+    each = [_at_length(case, spec, (par, alone), n, rank) for n in (case.n, *case.more)]
+    lists = "how", "received", "planned", "apart"
+    return {**each[-1], **{name: [x for one in each for x in one[name]] for name in lists}}
 
 
 def _at_length(
@@ -191,9 +189,9 @@ def _at_length(
         "case": case.label,
         "how": [layer.how for layer in plan.layers],
         "partition": str(plan.partition),
-        "received": received,
-        "planned": plan.bytes_received[rank],
-        "gathered": plan.bytes_gathered,
+        "received": [received],
+        "planned": [plan.bytes_received[rank]],
+        "apart": [],
         "within": case.within,
     }
     if rank:
