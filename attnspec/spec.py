@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     from attnspec.compile.exports.flex_masks import FlexMask
     from attnspec.compile.exports.ranges import Ranges
     from attnspec.distributed.planning import DistributedPlan
+    from attnspec.distributed.timing import Rates
     from attnspec.runtime.module import CompiledAttention
     from attnspec.show.differences import Difference
     from attnspec.show.picture import Picture
@@ -407,19 +408,21 @@ class Spec:
         head_dim: int = 64,
         key_heads: int | None = None,
         inputs: Sample | None = None,
+        rates: Rates | None = None,
     ) -> DistributedPlan:
         """The plan of n positions over several devices, without any: which of them holds which
         positions, and what travels, of numbers of two bytes.
 
         Heads are those of the spec, or as many as are given, and `key_heads` as many or fewer.
-        With `inputs`, one sample of the run-time inputs, graphs are those of that sample.
+        With `inputs`, one sample of the run-time inputs, graphs are those of that sample; `rates`
+        are what estimates of time assume.
         """
         from attnspec.distributed.planning import Tensors, plan
 
         require_built(self.program)
         count = Shape(batch, heads, head_dim).heads_of(self.program)
         tensors = Tensors.of(batch, count, count if key_heads is None else key_heads, head_dim)
-        return plan(self.program, length_of(n), devices, tensors, inputs=inputs)
+        return plan(self.program, length_of(n), devices, tensors, inputs=inputs, rates=rates)
 
     def compile(
         self,

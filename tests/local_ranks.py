@@ -12,8 +12,8 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Sequence
-from contextlib import ExitStack
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass, field
 from datetime import timedelta
 from pathlib import Path
@@ -26,7 +26,9 @@ LIMIT = 60.0
 
 @dataclass
 class Case:
-    """One spec at one length over the first `ranks` processes; `text` or the name of a file."""
+    """One spec at one length, and then at `more`, over the first `ranks` processes; `text` or the
+    name of a file. `kind` is the type of the tensors, `grad` names those that are differentiated,
+    `within` is how far from one process is near enough."""
 
     n: int
     ranks: int
@@ -40,8 +42,13 @@ class Case:
     padding: bool = False
     lse: bool = False
     layer: int = 0
-    rows_alone: bool = False
     dtensor: bool = False
+    more: list[int] = field(default_factory=list)
+    kind: str = "float64"
+    autocast: bool = False
+    grad: str = "qkv"
+    dropout: float = 0.0
+    within: float = 1e-12
 
     @property
     def label(self) -> str:
@@ -125,13 +132,11 @@ def _partition(case: Case) -> Any:
 
 def _tried(case: Case, mesh: Any, rank: int) -> dict[str, Any]:
     """How far the ranks' outputs and gradients are from one process, and bytes as they were planned
-    and counted."""
+    and counted, of one length after the other."""
     import torch
-    from zoo import sample
 
     import attnspec
     from attnspec.distributed import parallelize
-    from attnspec.lower.lower import decided_leaves, shares_keys
 
     spec = (
         attnspec.parse(case.text)
@@ -139,39 +144,140 @@ def _tried(case: Case, mesh: Any, rank: int) -> dict[str, Any]:
         else attnspec.load(case.file, name=case.name, **case.settings)
     )
     torch.manual_seed(5)
-    module = spec.compile(head_size=6).double()
+    module = spec.compile(head_size=6)
+    module = module.double() if case.kind == "float64" else module
     # a call of training may move what is kept
     alone = copy.deepcopy(module)
+    par = parallelize(module, mesh, partition=_partition(case), timeout=LIMIT)
+    each = [_at_length(case, spec, (par, alone), n, rank) for n in (case.n, *case.more)]
+    lists = "how", "received", "planned", "apart"
+    return {**each[-1], **{name: [x for one in each for x in one[name]] for name in lists}}
+
+
+def _at_length(
+    case: Case, spec: Any, modules: tuple[Any, Any], n: int, rank: int
+) -> dict[str, Any]:
+    """One call over the ranks beside one in this process."""
+    import torch
+
+    (par, alone), kind = modules, getattr(torch, case.kind)
+    made = torch.Generator().manual_seed(n)
+    whole = _tensors(case, spec, n, made)
+    weight = torch.randn(whole[0].shape, generator=made, dtype=torch.float64).to(kind)
+    given = _inputs(spec, n)
+    padding = torch.rand(2, n, generator=made) > 0.3 if case.padding else None
+    local = [
+        par.shard(x).requires_grad_(name in case.grad) for name, x in zip("qkv", whole, strict=True)
+    ]
+    options: dict[str, Any] = {"layer": case.layer, "return_lse": case.lse}
+    if case.dropout:
+        options["dropout_p"] = case.dropout
+        torch.manual_seed(100 + rank)
+    with _modes(case):
+        out, lse = _over_ranks(case, par, whole, local, padding, given, options)
+    plan, received = par.plan(n, layer=case.layer), par.bytes_received
+    if case.grad:
+        _loss(out, par.shard(weight), lse).backward()
+    tables = [_gradient(p) for p in par.module.parameters()]
+    for table in tables:
+        torch.distributed.all_reduce(table, group=par.mesh.group)
+    together = [par.unshard(x.detach()) for x in (out, *(_gradient(x) for x in local))]
+    if lse is not None:
+        together.append(par.unshard(lse.detach()))
+    par.module.zero_grad()
+    answer = {
+        "case": case.label,
+        "how": [layer.how for layer in plan.layers],
+        "partition": str(plan.partition),
+        "received": [received],
+        "planned": [plan.bytes_received[rank]],
+        "apart": [],
+        "within": case.within,
+    }
+    if rank:
+        return answer
+    if case.dropout:
+        # whatever is dropped, outputs are linear in values, and so backward has the same mask
+        sums = (together[0] * weight).sum(), (together[3] * whole[2]).sum()
+        dropped = float(((together[0] == 0).all(-1)).float().mean())
+        return {**answer, "apart": [_apart(*sums), 0.0 if dropped < 0.9 else 1.0]}
+    parts = [x.clone().requires_grad_(x_.requires_grad) for x, x_ in zip(whole, local, strict=True)]
+    with _modes(case):
+        found = alone(*parts, key_padding_mask=padding, inputs=given, **options)
+    out, lse = found if case.lse else (found, None)
+    if case.grad:
+        _loss(out, weight, lse).backward()
+    wanted = [out.detach(), *(_gradient(x) for x in parts)]
+    if lse is not None:
+        wanted.append(lse.detach())
+    wanted += [_gradient(p) for p in alone.parameters()]
+    alone.zero_grad()
+    pairs = zip([*together, *tables], wanted, strict=True)
+    return {**answer, "apart": [_apart(a, b) for a, b in pairs]}
+
+
+def _tensors(case: Case, spec: Any, n: int, made: Any) -> list[Any]:
+    """Whole q, k and v."""
+    import torch
+
+    from attnspec.lower.lower import decided_leaves, shares_keys
+
     heads = spec.program.heads or case.heads
     ratio = case.heads // case.key_heads
     key_heads = heads // ratio if heads % ratio == 0 else heads
     if decided_leaves(spec.program):
         key_heads = heads
-    n = case.n
-    made = torch.Generator().manual_seed(n)
     shapes = [(2, heads, n, 6), (2, key_heads, n, 6), (2, key_heads, n, 6)]
     whole = [torch.randn(*s, generator=made, dtype=torch.float64) for s in shapes]
     if any(shares_keys(attend.graph) for attend in spec.program.attends):
         whole[1] = whole[0].clone()
-    weight = torch.randn(2, heads, n, 6, generator=made, dtype=torch.float64)
-    given = {
+    return [x.to(getattr(torch, case.kind)) for x in whole]
+
+
+def _inputs(spec: Any, n: int) -> dict[str, Any]:
+    """Whole run-time inputs, alike for two samples."""
+    import torch
+    from zoo import sample
+
+    return {
         name: torch.as_tensor(x)[None].expand(2, *torch.as_tensor(x).shape).contiguous()
         for name, x in sample(spec, n).items()
     }
-    padding = torch.rand(2, n, generator=made) > 0.3 if case.padding else None
-    par = parallelize(module, mesh, partition=_partition(case), timeout=LIMIT)
-    local = [par.shard(x).requires_grad_() for x in whole]
+
+
+@contextmanager
+def _modes(case: Case) -> Iterator[None]:
+    """No gradients, or autocast, as a case says."""
+    import torch
+
+    with (
+        torch.set_grad_enabled(bool(case.grad)),
+        torch.autocast("cpu", torch.bfloat16, enabled=case.autocast),
+    ):
+        yield
+
+
+def _over_ranks(
+    case: Case,
+    par: Any,
+    whole: Sequence[Any],
+    local: Sequence[Any],
+    padding: Any,
+    given: dict[str, Any],
+    options: dict[str, Any],
+) -> tuple[Any, Any]:
+    """The output of this rank and its log-sum-exps, None where they are not asked for."""
     from attnspec.distributed.parallel import AXES
 
-    axes = {entry.name: AXES.get(entry.kind) for entry in spec.program.inputs}
+    axes = {entry.name: AXES.get(entry.kind) for entry in par.module.program.inputs}
     shards = {
         name: x if (axis := axes[name]) is None else par.shard(x, axis) for name, x in given.items()
     }
-    options: dict[str, Any] = {"layer": case.layer, "return_lse": case.lse}
-    args = local
+    args = list(local)
     if case.dtensor:
         from torch.distributed.tensor import DTensor, Shard
 
+        mesh = par.device_mesh
         args = [
             DTensor.from_local(
                 x, mesh, [Shard(2)], run_check=False, shape=w.shape, stride=w.stride()
@@ -184,45 +290,15 @@ def _tried(case: Case, mesh: Any, rank: int) -> dict[str, Any]:
         inputs=shards,
         **options,
     )
-    plan = par.plan(n, layer=case.layer)
-    received = par.bytes_received
     out, lse = found if case.lse else (found, None)
-    if case.dtensor:
-        out = out.to_local()
-    loss = (out * par.shard(weight)).sum()
-    if lse is not None:
-        loss = loss + torch.where(lse > -torch.inf, lse, 0.0).sum()
-    loss.backward()
-    tables = [_gradient(p) for p in module.parameters()]
-    for table in tables:
-        torch.distributed.all_reduce(table, group=mesh.get_group())
-    together = [par.unshard(x.detach()) for x in (out, *(_gradient(x) for x in local))]
-    if lse is not None:
-        together.append(par.unshard(lse.detach()))
-    answer = {
-        "case": case.label,
-        "how": [layer.how for layer in plan.layers],
-        "partition": str(plan.partition),
-        "received": received,
-        "planned": plan.bytes_received[rank],
-        "gathered": plan.bytes_gathered,
-    }
-    if rank:
-        return answer
-    q, k, v = (x.clone().requires_grad_() for x in whole)
-    found = alone(q, k, v, key_padding_mask=padding, inputs=given, **options)
-    out, lse = found if case.lse else (found, None)
-    loss = (out * weight).sum()
-    if lse is not None:
-        loss = loss + torch.where(lse > -torch.inf, lse, 0.0).sum()
-    loss.backward()
-    wanted = [out.detach(), *(_gradient(x) for x in (q, k, v))]
-    if lse is not None:
-        wanted.append(lse.detach())
-    wanted += [_gradient(p) for p in alone.parameters()]
-    together += tables
-    answer["apart"] = [_apart(a, b) for a, b in zip(together, wanted, strict=True)]
-    return answer
+    return (out.to_local() if case.dtensor else out), lse
+
+
+def _loss(out: Any, weight: Any, lse: Any) -> Any:
+    import torch
+
+    loss = (out.to(weight.dtype) * weight).sum()
+    return loss if lse is None else loss + torch.where(lse > -torch.inf, lse, 0.0).sum()
 
 
 def _gradient(x: Any) -> Any:
@@ -234,6 +310,7 @@ def _apart(a: Any, b: Any) -> float:
 
     if a.shape != b.shape:
         return float("inf")
+    a, b = a.double(), b.double()
     same = (a == b) | (torch.isinf(a) & torch.isinf(b) & (a == b))
     apart = torch.where(same, 0.0, (a - b).abs() / (1 + b.abs().amax() if b.numel() else 1))
     found = float(apart.max()) if apart.numel() else 0.0
@@ -242,7 +319,8 @@ def _apart(a: Any, b: Any) -> float:
 
 def _faults(rank: int, folder: Path) -> None:
     """A rank with another spec, then one with other shards and one with tensors that do not fit,
-    then one that ends: what the others say."""
+    then one that differentiates alone, and random states that are alike; at last one that ends
+    between forward and backward: what the others say then, and in another call."""
     import torch
     from torch.distributed.device_mesh import init_device_mesh
 
@@ -255,11 +333,17 @@ def _faults(rank: int, folder: Path) -> None:
     ]
     said = []
 
-    def tell(module: Any, rows: int, size: int = 4) -> None:
+    def tell(
+        module: Any, rows: int, size: int = 4, grad: bool = False, ends: bool = False, **rest: Any
+    ) -> None:
         par = parallelize(module, mesh, timeout=10.0)
-        x = torch.ones(1, 1, rows, 4)
+        x = torch.ones(1, 1, rows, 4, requires_grad=grad)
         try:
-            par(x, x, torch.ones(1, 1, rows, size))
+            out = par(x, x, torch.ones(1, 1, rows, size), **rest)
+            if ends and rank == 1:
+                os._exit(0)
+            if ends:
+                out.sum().backward()
             said.append(["none", ""])
         except Exception as error:
             said.append([type(error).__name__, str(error)])
@@ -268,8 +352,10 @@ def _faults(rank: int, folder: Path) -> None:
     tell(specs[rank == 2], 3)
     tell(specs[0], 3 + (rank == 1))
     tell(specs[0], 3, 0 if rank == 3 else 4)
-    if rank == 1:
-        os._exit(0)
+    tell(specs[0], 3, grad=rank == 2)
+    torch.manual_seed(0)
+    tell(specs[0], 3, dropout_p=0.5)
+    tell(specs[0], 3, grad=True, ends=True)
     tell(specs[0], 3)
     (folder / f"faults{rank}.json").write_text(json.dumps(said))
     os._exit(0)

@@ -10,10 +10,11 @@ import click
 from attnspec.backends.planner import LONGEST, Plan
 from attnspec.cli import console, options
 from attnspec.cli.failures import LimitReached, fitting
-from attnspec.cli.specs import length_of, spec_at
-from attnspec.spec import Spec
+from attnspec.cli.specs import length_of, read_inputs, spec_at
 
 DEFAULT_LENGTH = 4096
+
+RATE = click.FloatRange(min=0, min_open=True)
 
 
 @click.command("plan")
@@ -39,6 +40,19 @@ DEFAULT_LENGTH = 4096
     metavar="H",
     help="With --devices: heads of keys and values, as many as of queries unless said.",
 )
+@click.option(
+    "--link",
+    type=RATE,
+    metavar="R",
+    help="With --devices: bytes a second that reach a device, 5e10 unless said.",
+)
+@click.option(
+    "--speed",
+    type=RATE,
+    metavar="R",
+    help="With --devices: operations a second of a device, 2e14 unless said.",
+)
+@options.input_option
 @options.shape_options(1)
 @options.backend_option
 @options.name_option
@@ -51,6 +65,9 @@ def command(
     device: str,
     devices: int | None,
     key_heads: int | None,
+    link: float | None,
+    speed: float | None,
+    inputs: Mapping[str, str],
     batch: int,
     heads: int | None,
     head_size: int,
@@ -74,10 +91,26 @@ def command(
             raise click.UsageError(
                 "-m is about two sequences, and --devices cuts one: leave one out"
             )
-        _over_devices(loaded, n, devices, batch, heads, head_size, key_heads, as_json)
+        from attnspec.distributed.timing import Rates
+
+        rates = Rates(link or Rates.link, speed or Rates.speed)
+        given = read_inputs(loaded, inputs, inputs, n) if inputs else None
+        _check_devices(n, devices)
+        with fitting():
+            found = loaded.distribute(n, devices, batch, heads, head_size, key_heads, given, rates)
+        if as_json:
+            console.result_json({"ok": True, **found.to_dict()})
+        else:
+            console.result(str(found))
         return
-    if key_heads is not None:
-        raise click.UsageError("--key-heads is about what travels: give --devices, too")
+    for option, said in (
+        ("--key-heads", key_heads),
+        ("--input", inputs),
+        ("--link", link),
+        ("--speed", speed),
+    ):
+        if said:
+            raise click.UsageError(f"{option} is about what travels: give --devices, too")
     longest = max(n, queries or 0)
     if longest > LONGEST:
         raise LimitReached(f"plans are made up to n = {LONGEST:,}, got {longest:,}")
@@ -89,28 +122,14 @@ def command(
         console.result(str(plan))
 
 
-def _over_devices(
-    loaded: Spec,
-    n: int,
-    devices: int,
-    batch: int,
-    heads: int | None,
-    head_size: int,
-    key_heads: int | None,
-    as_json: bool,
-) -> None:
+def _check_devices(n: int, devices: int) -> None:
+    """Raises LimitReached for what is not planned for."""
     from attnspec.distributed.planning import LONGEST, MOST_RANKS
 
     if n > LONGEST:
         raise LimitReached(f"several devices are planned for up to n = {LONGEST:,}, got {n:,}")
     if devices > MOST_RANKS:
         raise LimitReached(f"plans are made for up to {MOST_RANKS} devices, got {devices}")
-    with fitting():
-        found = loaded.distribute(n, devices, batch, heads, head_size, key_heads)
-    if as_json:
-        console.result_json({"ok": True, **found.to_dict()})
-    else:
-        console.result(str(found))
 
 
 def to_dict(plan: Plan) -> dict[str, object]:

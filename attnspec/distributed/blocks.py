@@ -7,12 +7,22 @@ may say too much, never too little: what stays undecided is a block.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
+from attnspec.distributed.known import without_draws
 from attnspec.distributed.partitions import Partition
-from attnspec.graphs.relation import EMPTY, FULL, SOME, Relation, Tiles, evaluate_pairs, is_closed
+from attnspec.graphs.relation import (
+    EMPTY,
+    FULL,
+    SOME,
+    Relation,
+    Tiles,
+    evaluate_pairs,
+    is_closed,
+    is_scattered,
+)
 
 CUTS = 4
 """Parts into which a side of a block is cut."""
@@ -29,6 +39,10 @@ FINE = 128
 SEEN = 16
 """Single positions by which it is judged whether finer cuts would tell something."""
 
+DRAWN = 1 << 17
+"""Positions up to which it is asked where pairs lie that are drawn one by one: of longer sequences
+blocks are too large to be without some."""
+
 DENSE = 1 << 24
 """Pairs of a relation without closed forms that are looked at."""
 
@@ -38,31 +52,22 @@ class Blocks:
     """Blocks of a rank's queries `low <= i < high`, as its tensors count them, times another's keys
     alike.
 
-    `reader` and `owner` are the ranks, int64 [m]; `queries` and `keys` int64 [m, 2].
+    `reader` and `owner` are the ranks, int64 [m]; `queries` and `keys` int64 [m, 2]; `full` says of
+    which blocks every pair is known to be one, bool [m].
     """
 
     reader: np.ndarray
     owner: np.ndarray
     queries: np.ndarray
     keys: np.ndarray
-
-    def take(self, index: np.ndarray) -> Blocks:
-        """The blocks with these numbers."""
-        return Blocks(self.reader[index], self.owner[index], self.queries[index], self.keys[index])
-
-
-def joined(parts: list[Blocks]) -> Blocks:
-    """All blocks of several."""
-    return Blocks(
-        np.concatenate([part.reader for part in parts]),
-        np.concatenate([part.owner for part in parts]),
-        np.concatenate([part.queries for part in parts]),
-        np.concatenate([part.keys for part in parts]),
-    )
+    full: np.ndarray
 
 
 def blocks_between(relation: Relation, partition: Partition) -> Blocks:
     """The blocks that different ranks have with each other."""
+    if partition.n > DRAWN and is_scattered(relation):
+        found = _Search(without_draws(relation), partition).found()
+        return replace(found, full=np.zeros(len(found.full), bool))
     return _Search(relation, partition).found()
 
 
@@ -81,17 +86,18 @@ class _Search:
         # columns: the two pieces, and the block's ends in them
         open_ = np.concatenate([q[:, None], k[:, None], ends[q], ends[k]], 1)
         if not self.known:
-            return self._blocks(open_)
-        done = []
+            return self._blocks(open_[:0], open_)
+        none = open_[:0]
+        full, some = [none], [none]
         kinds = self._kinds(open_)
         while len(open_):
-            done.append(open_[kinds == FULL])
+            full.append(open_[kinds == FULL])
             open_ = open_[kinds == SOME]
-            fine = self._fine(np.concatenate([*done, open_]), open_)
-            done.append(open_[fine])
+            fine = self._fine(np.concatenate([*full, *some, open_]), open_)
+            some.append(open_[fine])
             open_, kinds, stuck = self._cut(open_[~fine])
-            done.append(stuck)
-        return self._blocks(np.concatenate([*done, open_]))
+            some.append(stuck)
+        return self._blocks(np.concatenate(full), np.concatenate(some))
 
     def _kinds(self, blocks: np.ndarray) -> np.ndarray:
         """What the relation says of blocks; of single pairs exactly."""
@@ -137,7 +143,7 @@ class _Search:
         if self.asked + len(blocks) * (CUTS + 2) * CUTS > ASKED:
             return none, np.zeros(0, np.uint8), blocks
         parts, kinds = [none], [np.zeros(0, np.uint8)]
-        for keys, queries in ((True, False), (False, True)):
+        for queries, keys in ((False, True), (True, False), (True, True)):
             cut, of = _parts(blocks, queries, keys)
             told = self._kinds(cut)
             tells = np.zeros(len(blocks), bool)
@@ -145,20 +151,12 @@ class _Search:
             parts.append(cut[tells[of]])
             kinds.append(told[tells[of]])
             blocks = blocks[~tells]
-        told_by = self._would_tell(blocks)
-        cut, of = _parts(blocks, True, True)
-        told = self._kinds(cut)
-        both = np.asarray(told_by.all(0))
-        both[of[told != SOME]] = True
-        parts.append(cut[both[of]])
-        kinds.append(told[both[of]])
-        for side, (queries, keys) in zip(
-            told_by & ~both, ((True, False), (False, True)), strict=True
-        ):
-            cut, of = _parts(blocks[side], queries, keys)
+        of_queries, of_keys = self._would_tell(blocks)
+        for queries, keys in ((True, True), (True, False), (False, True)):
+            cut, _ = _parts(blocks[(of_queries == queries) & (of_keys == keys)], queries, keys)
             parts.append(cut)
             kinds.append(np.full(len(cut), SOME, np.uint8))
-        return np.concatenate(parts), np.concatenate(kinds), blocks[~(both | told_by.any(0))]
+        return np.concatenate(parts), np.concatenate(kinds), blocks[~(of_queries | of_keys)]
 
     def _would_tell(self, blocks: np.ndarray) -> np.ndarray:
         """Whether some single queries of blocks read no key of them, or all, and whether some
@@ -175,14 +173,15 @@ class _Search:
             tells[side] = (self._kinds(some).reshape(-1, SEEN) != SOME).any(1)
         return tells
 
-    def _blocks(self, found: np.ndarray) -> Blocks:
+    def _blocks(self, full: np.ndarray, some: np.ndarray) -> Blocks:
         """Blocks as ranks count their rows."""
-        pieces = self.pieces
+        pieces, found = self.pieces, np.concatenate([full, some])
         return Blocks(
             pieces.rank[found[:, 0]],
             pieces.rank[found[:, 1]],
             found[:, 2:4] + pieces.before[found[:, 0], None],
             found[:, 4:] + pieces.before[found[:, 1], None],
+            np.arange(len(found)) < len(full),
         )
 
 

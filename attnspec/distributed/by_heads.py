@@ -14,7 +14,8 @@ from attnspec.distributed.collectives import Mesh, anchor, tied, travel
 from attnspec.distributed.partitions import Partition
 from attnspec.distributed.planning import heads_of
 from attnspec.distributed.regions import Parts
-from attnspec.lower.work import Call
+from attnspec.distributed.some_heads import SomeHeads
+from attnspec.lower.work import Call, Work
 from attnspec.runtime.engine import Engine
 from attnspec.runtime.head_groups import Group, group_of, together
 
@@ -28,39 +29,39 @@ class HeadsHere:
         layer: int,
         partition: Partition,
         mesh: Mesh,
-        heads: tuple[int, int],
+        some: SomeHeads,
         device: torch.device,
     ) -> None:
         self.engine, self.layer, self.partition, self.mesh = engine, layer, partition, mesh
-        self.heads, self.key_heads = heads
-        self.ratio = self.heads // self.key_heads
+        self.some = some
         order = np.concatenate([partition.positions(r) for r in range(partition.ranks)])
         self.order = torch.from_numpy(np.argsort(order)).to(device)
         self.back = torch.from_numpy(order).to(device)
         self.device = device
-        self.groups, self.members = apart(self._built)
+        self.groups, self.learning = apart(self._built)
 
     def mine(self, rank: int) -> tuple[int, int, int, int]:
         """The first query head of a rank and how many, the first key head and how many."""
-        keys = heads_of(rank, self.partition.ranks, self.key_heads)
-        return keys.start * self.ratio, len(keys) * self.ratio, keys.start, len(keys)
+        keys, ratio = heads_of(rank, self.partition.ranks, len(self.some.keys)), self.some.ratio
+        return keys.start * ratio, len(keys) * ratio, keys.start, len(keys)
 
-    def _built(self) -> tuple[list[Group], list[tuple[int, ...]]]:
+    def _built(self) -> tuple[list[Group], list[tuple[Work, tuple[int, ...]]]]:
         first, count, _, _ = self.mine(self.mesh.rank)
-        n, groups, members = self.partition.n, [], []
-        for work, heads in self.engine.binder.works(self.layer, self.heads, n, n):
-            here = tuple(head for head in heads if first <= head < first + count)
-            if not here:
+        groups, learning = [], []
+        for work, members, numbers in self.some.works(self.engine, self.layer, self.partition.n):
+            both = zip(members, numbers, strict=True)
+            mine = {head: at - first for head, at in both if first <= at < first + count}
+            if not mine:
                 continue
+            here, local = tuple(mine), tuple(mine.values())
             work = replace(work, copies=len(here), device=self.device.type)
             kernel = choose(work, self.device.type, self.engine.backend).build(
                 work, here, self.device
             )
-            local = tuple(head - first for head in here)
-            tables = self.engine.tables_of(work)
-            groups.append(group_of(kernel, work, local, count, self.ratio, tables, self.device))
-            members.append(here)
-        return groups, members
+            tables, ratio = self.engine.tables_of(work), self.some.ratio
+            groups.append(group_of(kernel, work, local, count, ratio, tables, self.device))
+            learning.append((work, here))
+        return groups, learning
 
     def run(
         self,
@@ -71,7 +72,7 @@ class HeadsHere:
         return_lse: bool,
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
         """The output of own positions, and its log-sum-exps if they are asked for."""
-        q, k, v = parts
+        q, k, v = self.some.of(parts)
         lengths, rank = self.partition.lengths, self.mesh.rank
         batch, dims = len(q), (q.shape[3], k.shape[3], v.shape[3])
         pieces, sent = [], []

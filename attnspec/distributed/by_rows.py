@@ -18,11 +18,9 @@ from attnspec.backends.common.merging import merged, with_zero
 from attnspec.distributed.collectives import Mesh, Swapping, anchor, tied, travel
 from attnspec.distributed.cuts import rows_of
 from attnspec.distributed.exchange import Exchange
-from attnspec.distributed.planning import Group, LayerPlan
-from attnspec.distributed.regions import Parts, Region
+from attnspec.distributed.planning import Group
+from attnspec.distributed.regions import Partial, Parts, Region, readers
 from attnspec.lower.work import MERGED, Call, key_heads
-
-Partial = tuple[torch.Tensor, "torch.Tensor | None"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -34,11 +32,17 @@ class GroupHere:
     rank: int
     ratio: int
     device: torch.device
+    backend: str
 
     @cached_property
     def keys(self) -> list[int]:
         """The key heads that are read, each once."""
         return sorted({head // self.ratio for head in self.group.heads})
+
+    @property
+    def brings(self) -> bool:
+        """Whether keys travel with this group: they do once for all graphs that read them."""
+        return self.group.graph == 0
 
     @property
     def merges(self) -> bool:
@@ -60,7 +64,8 @@ class GroupHere:
     @cached_property
     def sent_queries(self) -> dict[int, np.ndarray]:
         """Own query rows by the rank whose keys they read."""
-        return {r: rows_of(self.exchange.queries(self.rank, r)) for r in self.others}
+        queries, graph = self.exchange.queries, self.group.graph
+        return {r: rows_of(queries(self.rank, r, graph)) for r in self.others}
 
     @cached_property
     def got_keys(self) -> dict[int, np.ndarray]:
@@ -71,11 +76,13 @@ class GroupHere:
     @cached_property
     def got_queries(self) -> dict[int, np.ndarray]:
         """Positions of the queries that come."""
-        positions = self.exchange.partition.positions
-        return {r: positions(r)[rows_of(self.exchange.queries(r, self.rank))] for r in self.others}
+        positions, queries = self.exchange.partition.positions, self.exchange.queries
+        at = self.rank, self.group.graph
+        return {r: positions(r)[rows_of(queries(r, *at))] for r in self.others}
 
     def region(self, queries: np.ndarray, keys: np.ndarray) -> Region:
-        return Region(self.group.work, self.group.heads, queries, keys, self.device)
+        group = self.group
+        return Region(group.work, group.heads, queries, keys, self.device, self.backend)
 
     @cached_property
     def at_home(self) -> Region:
@@ -83,10 +90,24 @@ class GroupHere:
         return self.region(self.own, self.own)
 
     @cached_property
+    def guests(self) -> np.ndarray:
+        """Positions of all keys that come."""
+        return np.concatenate([self.own[:0], *(self.got_keys[r] for r in self.others)])
+
+    @cached_property
+    def reading(self) -> np.ndarray:
+        """The numbers of own queries that may read keys that come."""
+        return readers(self.group.work, self.own, self.guests)
+
+    @cached_property
     def over_guests(self) -> Region:
-        """Own queries over the keys that come; of weights that are not merged, over own too."""
-        came = [self.got_keys[r] for r in self.others]
-        return self.region(self.own, np.concatenate(came if self.merges else [self.own, *came]))
+        """Those over the keys that come."""
+        return self.region(self.own[self.reading], self.guests)
+
+    @cached_property
+    def over_all(self) -> Region:
+        """Own queries over own keys and those that come, of weights that are not merged."""
+        return self.region(self.own, np.concatenate([self.own, self.guests]))
 
     @cached_property
     def for_guests(self) -> dict[int, tuple[np.ndarray, Region]]:
@@ -112,18 +133,30 @@ class GroupHere:
 class RowsHere:
     """What one rank does for a layer."""
 
-    def __init__(self, layer: LayerPlan, mesh: Mesh, ratio: int, device: torch.device) -> None:
+    def __init__(
+        self, groups: Sequence[Group], mesh: Mesh, ratio: int, device: torch.device, backend: str
+    ) -> None:
         self.mesh = mesh
         self.groups = [
-            GroupHere(group, group.exchange, mesh.rank, ratio, device)
-            for group in layer.groups
+            GroupHere(group, group.exchange, mesh.rank, ratio, device, backend)
+            for group in groups
             if group.exchange is not None
         ]
         flat = [head for group in self.groups for head in group.group.heads]
         self.order = sorted(range(len(flat)), key=flat.__getitem__)
+        self.learning = [(here.group.work, here.group.heads) for here in self.groups]
 
-    def run(self, parts: Parts, calls: Sequence[Call]) -> Partial:
-        """The output of own queries and its log-sum-exps, for own shards of q, k and v."""
+    def run(
+        self,
+        parts: Parts,
+        call: Call,
+        tables: list[dict[str, torch.Tensor]],
+        draws: tuple[int, int],
+        return_lse: bool,
+    ) -> Partial:
+        """The output of own queries and its log-sum-exps, for own shards of q, k and v; nothing is
+        drawn."""
+        calls = [replace(call, tables=mine) for mine in tables]
         coming = self._sent(parts)
         outs: list[Partial] = []
         home = [
@@ -138,10 +171,11 @@ class RowsHere:
             keys, values = (here.expanded(x) for x in came[:2])
             if first is None:
                 every = torch.cat([k, keys], 2), torch.cat([v, values], 2)
-                outs.append(here.over_guests.partial(q, *every, call))
-            elif keys.shape[2]:
-                found = here.over_guests.partial(q, keys, values, call)
-                outs.append(_together(first, found))
+                outs.append(here.over_all.partial(q, *every, call))
+            elif len(here.reading):
+                rows = torch.from_numpy(here.reading).to(q.device)
+                asking = q.index_select(2, rows)
+                outs.append(_put(first, rows, here.over_guests.partial(asking, keys, values, call)))
             else:
                 outs.append(first)
         outs, answers = self._merged(outs, back, parts)
@@ -163,13 +197,16 @@ class RowsHere:
         for r in range(self.mesh.ranks):
             for here in self.groups if r != self.mesh.rank else ():
                 key, query = self._sizes(here, parts)
-                rows = torch.from_numpy(here.sent_keys[r]).to(q.device)
-                pieces += [x[:, here.keys].index_select(2, rows).reshape(-1) for x in (k, v)]
+                if here.brings:
+                    rows = torch.from_numpy(here.sent_keys[r]).to(q.device)
+                    pieces += [x[:, here.keys].index_select(2, rows).reshape(-1) for x in (k, v)]
+                    sent[r] += len(rows) * key
+                    got[r] += len(here.got_keys[r]) * key
                 asked = torch.from_numpy(here.sent_queries[r]).to(q.device)
                 at = list(here.group.heads)
                 pieces.append(q[:, at].index_select(2, asked).reshape(-1))
-                sent[r] += len(rows) * key + len(asked) * query
-                got[r] += len(here.got_keys[r]) * key + len(here.got_queries[r]) * query
+                sent[r] += len(asked) * query
+                got[r] += len(here.got_queries[r]) * query
         return travel(self.mesh, torch.cat([anchor(parts, q.dtype), *pieces]), sent, got)
 
     def _sizes(self, here: GroupHere, parts: Parts) -> tuple[int, int]:
@@ -195,19 +232,19 @@ class RowsHere:
 
         for r in range(self.mesh.ranks):
             for number, here in enumerate(self.groups if r != self.mesh.rank else ()):
-                rows = len(here.got_keys[r])
-                keys[number].append(taken(batch, len(here.keys), rows, k.shape[3]))
-                values[number].append(taken(batch, len(here.keys), rows, v.shape[3]))
+                if here.brings:
+                    rows = len(here.got_keys[r])
+                    keys[number].append(taken(batch, len(here.keys), rows, k.shape[3]))
+                    values[number].append(taken(batch, len(here.keys), rows, v.shape[3]))
                 asked = len(here.got_queries[r])
                 queries[number][r] = taken(batch, len(here.group.heads), asked, q.shape[3])
-        return [
-            (
-                torch.cat([k[:, here.keys, :0], *keys[number]], 2),
-                torch.cat([v[:, here.keys, :0], *values[number]], 2),
-                queries[number],
-            )
-            for number, here in enumerate(self.groups)
-        ]
+        found: list[tuple[torch.Tensor, torch.Tensor, dict[int, torch.Tensor]]] = []
+        for number, here in enumerate(self.groups):
+            if here.brings:
+                came = torch.cat([k[:, here.keys, :0], *keys[number]], 2)
+                with_them = torch.cat([v[:, here.keys, :0], *values[number]], 2)
+            found.append((came, with_them, queries[number]))
+        return found
 
     def _answered(
         self,
@@ -258,10 +295,7 @@ class RowsHere:
                 lse = flat[at : at + count].view(shape)
                 at += count
                 rows = torch.from_numpy(here.sent_queries[r]).to(q.device)
-                mine, sums = outs[number][0], cast(torch.Tensor, outs[number][1])
-                some = mine.index_select(2, rows), sums.index_select(2, rows)
-                found, total = merged(some, (out.to(mine.dtype), lse))
-                outs[number] = mine.index_copy(2, rows, found), sums.index_copy(2, rows, total)
+                outs[number] = _put(outs[number], rows, (out.to(q.dtype), lse))
         return [self._finished(*each) for each in zip(self.groups, outs, strict=True)], flat
 
     def _finished(self, here: GroupHere, found: Partial) -> Partial:
@@ -271,12 +305,12 @@ class RowsHere:
         return with_zero(out, lse)
 
 
-def _together(first: Partial, second: Partial) -> Partial:
-    """Two partial results of the same rows, by their log-sum-exps."""
-    (out, lse), (other, sums) = first, second
-    return merged((out, cast(torch.Tensor, lse)), (other, cast(torch.Tensor, sums)))
-
-
-def call_of(call: Call, tables: dict[str, torch.Tensor]) -> Call:
-    """The call of one group."""
-    return replace(call, tables=tables)
+def _put(found: Partial, rows: torch.Tensor, more: Partial) -> Partial:
+    """Partial results with more of some of their rows, merged by log-sum-exps."""
+    out, lse = found[0], cast(torch.Tensor, found[1])
+    other = more[0], cast(torch.Tensor, more[1])
+    if len(rows) == out.shape[2]:
+        # rows ascend, so that these are all of them in order
+        return merged((out, lse), other)
+    mine, sums = merged((out.index_select(2, rows), lse.index_select(2, rows)), other)
+    return out.index_copy(2, rows, mine), lse.index_copy(2, rows, sums)

@@ -4,7 +4,8 @@ are.
 They go in two steps. Each rank gets its share of the rows of all ranks' sums and merges them; then
 it gives every rank that share of what it goes on from: the sums of the ranks before it where they
 are causal, else of all. So a rank receives about two sums, whatever the number of ranks. Frames,
-the logarithms of what sums are divided by, go to everyone, since everyone needs them.
+the logarithms of what sums are divided by, go to everyone, since everyone needs them; where a gate
+forgets, the logarithms of what it leaves of earlier sums stand in their place.
 """
 
 from __future__ import annotations
@@ -23,7 +24,8 @@ from attnspec.distributed.collectives import Mesh, anchor, tied, travel
 from attnspec.distributed.partitions import Partition
 from attnspec.distributed.planning import dealt
 from attnspec.distributed.regions import Parts
-from attnspec.lower.work import Call
+from attnspec.distributed.some_heads import SomeHeads
+from attnspec.lower.work import Call, Work
 from attnspec.runtime.engine import Engine, no_log_sum_exps
 from attnspec.runtime.head_groups import Group, group_of, together
 
@@ -38,24 +40,20 @@ class StatesHere:
         layer: int,
         partition: Partition,
         mesh: Mesh,
-        heads: tuple[int, int],
+        some: SomeHeads,
         device: torch.device,
     ) -> None:
-        self.engine, self.layer, self.mesh = engine, layer, mesh
-        self.heads, self.key_heads = heads
+        self.engine, self.layer, self.mesh, self.some = engine, layer, mesh, some
         self.n, self.device = partition.n, device
         self.own = torch.from_numpy(partition.positions(mesh.rank)).to(device)
-        self.groups = apart(self._built)
-        self.members = [group.heads for group in self.groups]
+        works = some.works(engine, layer, self.n)
+        self.learning = [(work, members) for work, members, _ in works]
+        self.groups = apart(lambda: [self._built(*each) for each in works])
 
-    def _built(self) -> list[Group]:
-        found = []
-        for work, members in self.engine.binder.works(self.layer, self.heads, self.n, self.n):
-            kernel = kernel_of(work, members, self.device)
-            tables = self.engine.tables_of(work)
-            ratio = self.heads // self.key_heads
-            found.append(group_of(kernel, work, members, self.heads, ratio, tables, self.device))
-        return found
+    def _built(self, work: Work, members: tuple[int, ...], numbers: tuple[int, ...]) -> Group:
+        kernel, tables = kernel_of(work, members, self.device), self.engine.tables_of(work)
+        count = len(self.some.chosen)
+        return group_of(kernel, work, numbers, count, self.some.ratio, tables, self.device)
 
     def run(
         self,
@@ -69,24 +67,28 @@ class StatesHere:
         if return_lse:
             raise no_log_sum_exps(self.engine.program)
         padding = None if call.padding is None else call.padding.index_select(1, self.own)
-        outs = []
+        outs, parts = [], self.some.of(parts)
         for group, mine in zip(self.groups, tables, strict=True):
             each = replace(call, padding=padding, tables=mine, draw=group.draw(draws))
             outs.append(self._of_group(group, group.parts(*parts), each))
-        return together(self.groups, self.heads, self.device).joined(outs), None
+        return together(self.groups, len(self.some.chosen), self.device).joined(outs), None
 
     def _of_group(self, group: Group, parts: Parts, call: Call) -> torch.Tensor:
         kernel = cast(FeatureKernel, group.kernel)
-        own = kernel.key_sums(*parts, call)
+        own, left = kernel.key_sums(*parts, call)
         tie = anchor([*parts, *call.tables.values()], own.total.dtype)
-        before, came = self._exchanged(own, tie, kernel.how.causal)
+        before, came = self._exchanged(own, left, tie, kernel.how.causal)
         return tied(kernel.onward(*parts, call, before), came)
 
-    def _exchanged(self, own: State, tie: torch.Tensor, causal: bool) -> tuple[State, torch.Tensor]:
-        """The sums that this rank goes on from, and what was received for them."""
+    def _exchanged(
+        self, own: State, left: torch.Tensor | None, tie: torch.Tensor, causal: bool
+    ) -> tuple[State, torch.Tensor]:
+        """The sums that this rank goes on from, and what was received for them; `left` are the
+        logarithms of what a gate leaves of the sums before own keys."""
         mesh, sums = self.mesh, own.total
         rows, features, width = sums.shape
-        base = sums.new_zeros(rows) if own.base is None else own.base
+        base = own.base if left is None else left
+        base = sums.new_zeros(rows) if base is None else base
         lines = sums.reshape(rows * features, width)
         deals = [dealt(rank, mesh.ranks, len(lines)) for rank in range(mesh.ranks)]
         pieces = [x for d in deals for x in (lines[d.start : d.stop].reshape(-1), base)]
@@ -94,12 +96,12 @@ class StatesHere:
         sent, got = [len(d) * width + rows for d in deals], len(mine) * width + rows
         flat = travel(mesh, torch.cat([tie, *pieces]), sent, [got] * mesh.ranks).ready()
         came = flat.view(mesh.ranks, got)
-        parts, bases = (
-            torch.unflatten(came[:, :-rows], 1, (len(mine), width)),
-            came[:, -rows:].detach(),
-        )
+        parts, bases = torch.unflatten(came[:, :-rows], 1, (len(mine), width)), came[:, -rows:]
         row = torch.arange(mine.start, mine.stop, device=sums.device) // features
-        ready = merged(parts, bases, row, causal)
+        if left is None:
+            ready = merged(parts, bases.detach(), row, causal)
+        else:
+            ready = [(found, bases[0]) for found in passed_on(parts, bases, row)]
         back = [len(mine) * width] * mesh.ranks
         given = torch.cat([found.reshape(-1) for found, _ in ready])
         found = travel(mesh, given, back, [len(d) * width for d in deals]).ready()
@@ -121,3 +123,13 @@ def merged(
         stays, comes = (torch.exp(x - frame)[row, None] for x in (top, base))
         total, top = total * stays + part * comes, frame
     return before if causal else [(total, top)] * len(parts)
+
+
+def passed_on(parts: torch.Tensor, left: torch.Tensor, row: torch.Tensor) -> list[torch.Tensor]:
+    """The sums that each rank goes on from where a gate forgets: lines [ranks, lines, e] of those
+    over each rank's keys, and the logarithms [ranks, N] of what it leaves of earlier ones."""
+    total, before = torch.zeros_like(parts[0]), []
+    for part, each in zip(parts, left, strict=True):
+        before.append(total)
+        total = total * torch.exp(each)[row, None] + part
+    return before

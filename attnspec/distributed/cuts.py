@@ -9,7 +9,6 @@ cheapest one is a minimal cut, and the maximal flow, of equal value, proves that
 from __future__ import annotations
 
 from dataclasses import dataclass
-from math import gcd
 
 import numpy as np
 
@@ -20,39 +19,57 @@ MOST = 2**31 - 1
 """What the flow of scipy counts to."""
 
 
+FAR = 1 << 32
+"""Numbers of rows that stand this far apart belong to blocks that have nothing to do with each
+other: no sequence is so long."""
+
+
 @dataclass(frozen=True, eq=False)
 class Cut:
-    """The key rows and the query rows that travel, what they weigh, and the flow that proves that
-    it is the least for these blocks."""
+    """The key rows and the query rows that travel, what they weigh, the flow that proves that it is
+    the least for these blocks, and of each block how many of its queries travel, and how many of
+    its keys do not: int64 [m]."""
 
     keys: Runs
     queries: Runs
     weight: int
     flow: int
+    moved: np.ndarray
+    kept: np.ndarray
 
 
-def least_cut(queries: Runs, keys: Runs, key_weight: int, query_weight: int | None) -> Cut:
-    """The cheapest rows for blocks `queries[i]` x `keys[i]`; without a weight queries stay."""
-    if query_weight is None:
-        runs = union(keys)
-        weight = count(runs) * key_weight
-        return Cut(runs, none(), weight, weight)
-    common = gcd(key_weight, query_weight)
+def least_cut(queries: Runs, keys: Runs, key_weight: int, query_weight: int | np.ndarray) -> Cut:
+    """The cheapest rows for blocks `queries[i]` x `keys[i]`; a row of the queries of block i weighs
+    `query_weight[i]`, 0 where these cannot travel."""
+    each = np.broadcast_to(np.asarray(query_weight, np.int64), len(queries))
+    if not len(queries):
+        nobody = np.zeros(0, np.int64)
+        return Cut(none(), none(), 0, 0, nobody, nobody)
+    common = int(np.gcd.reduce(each, initial=key_weight))
     q, q_of = _elements(queries)
     k, k_of = _elements(keys)
-    q_rows, k_rows = np.diff(q, axis=0)[:, 0], np.diff(k, axis=0)[:, 0]
-    unit = max(1, -(-(_sum(q_rows, query_weight) + _sum(k_rows, key_weight)) // common // MOST))
-    weights = [
-        rows * (w // common // unit) for rows, w in ((q_rows, query_weight), (k_rows, key_weight))
-    ]
-    taken_q, taken_k, flow = _cover(q_of, k_of, *weights)
-    ends = [_ends(q, taken_q), _ends(k, taken_k)]
-    weight = count(ends[1]) * key_weight + count(ends[0]) * query_weight
-    return Cut(ends[1], ends[0], weight, flow * common * unit)
-
-
-def _sum(rows: np.ndarray, weight: int) -> int:
-    return int(rows.sum()) * weight
+    q_at, q_block = _members(q_of)
+    k_at, k_block = _members(k_of)
+    q_weights, k_weights = np.zeros(len(q) - 1, np.int64), np.zeros(len(k) - 1, np.int64)
+    q_rows, k_rows = np.diff(q), np.diff(k)
+    # what lies between the blocks is in none of them, and weighs nothing
+    q_weights[q_at] = q_rows[q_at] * each[q_block]
+    k_weights[k_at] = k_rows[k_at] * key_weight
+    total = int(q_weights.sum()) + int(k_weights.sum())
+    unit = max(1, -(-total // common // (MOST - 1)))
+    stays = np.zeros(len(q_weights), bool)
+    stays[q_at] = each[q_block] == 0
+    weights = [x // (common * unit) for x in (q_weights, k_weights)]
+    weights[0][stays] = int(weights[1].sum()) + 1
+    taken_q, taken_k, flow = _cover((q_at, q_block), (k_at, k_block), len(queries), *weights)
+    return Cut(
+        _ends(k, taken_k),
+        _ends(q, taken_q),
+        int(k_weights[taken_k].sum() + q_weights[taken_q].sum()),
+        flow * common * unit,
+        np.bincount(q_block, (q_rows * taken_q)[q_at], len(queries)).astype(np.int64),
+        np.bincount(k_block, (k_rows * ~taken_k)[k_at], len(queries)).astype(np.int64),
+    )
 
 
 def none() -> Runs:
@@ -85,41 +102,43 @@ def rows_of(runs: Runs) -> np.ndarray:
 
 
 def _elements(runs: Runs) -> tuple[np.ndarray, np.ndarray]:
-    """Where any of the runs begins or ends, [e + 1, 1], and of which elements between two such
-    places each run consists, as first and last + 1."""
+    """Where any of the runs begins or ends, [e + 1], and of which elements between two such places
+    each run consists, as first and last + 1."""
     at, inverse = np.unique(runs, return_inverse=True)
-    return at[:, None], inverse.reshape(runs.shape)
+    return at, inverse.reshape(runs.shape)
 
 
 def _ends(at: np.ndarray, taken: np.ndarray) -> Runs:
     chosen = np.flatnonzero(taken)
-    return union(np.stack([at[chosen, 0], at[chosen + 1, 0]], 1))
+    return union(np.stack([at[chosen], at[chosen + 1]], 1))
+
+
+Members = tuple[np.ndarray, np.ndarray]
+"""Elements of all blocks one after the other, and whose each is."""
 
 
 def _cover(
-    q_of: np.ndarray, k_of: np.ndarray, q_weights: np.ndarray, k_weights: np.ndarray
+    q: Members, k: Members, blocks: int, q_weights: np.ndarray, k_weights: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray, int]:
     """Which elements of queries and keys are taken, and the flow, in the weights' unit.
 
     An element may stand in no block. Each block is a node between the elements of its two sides,
     so that a block of many elements costs their sum, not their product.
     """
-    if len(q_of) == 1 and len(q_weights) == 1 and len(k_weights) == 1:
+    if blocks == len(q_weights) == len(k_weights) == 1:
         cheaper = bool(k_weights[0] <= q_weights[0])
         both = np.array([not cheaper]), np.array([cheaper])
         return *both, int(min(k_weights[0], q_weights[0]))
     from scipy.sparse import csr_array
     from scipy.sparse.csgraph import breadth_first_order, maximum_flow
 
-    q_at, q_block = _members(q_of)
-    k_at, k_block = _members(k_of)
-    queries, blocks = len(q_weights), len(q_of)
+    queries = len(q_weights)
     first_key = 1 + queries + blocks
     sink = first_key + len(k_weights)
-    free = int(min(q_weights.sum(), k_weights.sum())) + 1
-    tails = [np.zeros(queries, np.int64), 1 + q_at, 1 + queries + k_block]
-    heads = [1 + np.arange(queries), 1 + queries + q_block, first_key + k_at]
-    room = [q_weights, np.full(len(q_at), free), np.full(len(k_at), free)]
+    free = int(k_weights.sum()) + 1
+    tails = [np.zeros(queries, np.int64), 1 + q[0], 1 + queries + k[1]]
+    heads = [1 + np.arange(queries), 1 + queries + q[1], first_key + k[0]]
+    room = [q_weights, np.full(len(q[0]), free), np.full(len(k[0]), free)]
     tails.append(first_key + np.arange(len(k_weights)))
     heads.append(np.full(len(k_weights), sink))
     room.append(k_weights)
@@ -141,7 +160,7 @@ def _cover(
     )
 
 
-def _members(of: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def _members(of: np.ndarray) -> Members:
     """The elements of all blocks one after the other, and whose each is."""
     size = of[:, 1] - of[:, 0]
     ends = np.cumsum(size)

@@ -1,14 +1,22 @@
-"""What is known of a graph before a call: at most these pairs."""
+"""What is known of a graph before a call, or is soon known: at most these pairs."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
 import numpy as np
 
 from attnspec.graphs.operators import Complement, Intersection, Shift, Transpose, Union
-from attnspec.graphs.relation import FULL, Elementwise, Progressions, Relation, Tiles
+from attnspec.graphs.relation import (
+    FULL,
+    Elementwise,
+    Progressions,
+    Relation,
+    Tiles,
+    is_scattered,
+)
 from attnspec.graphs.token_sets import reads_data
 
 
@@ -30,18 +38,23 @@ class Anything(Relation):
 
 def widest(relation: Relation) -> Relation:
     """At least the pairs of a relation whatever a call brings, without what waits for it."""
-    return _bound(relation, True)
+    return _bound(relation, True, reads_data)
 
 
-def _bound(relation: Relation, most: bool) -> Relation:
-    if not reads_data(relation):
+def without_draws(relation: Relation) -> Relation:
+    """At least the pairs of a relation, without what is drawn position by position."""
+    return _bound(relation, True, is_scattered)
+
+
+def _bound(relation: Relation, most: bool, unknown: Callable[[Relation], bool]) -> Relation:
+    if not unknown(relation):
         return relation
     match relation:
         case Union(terms) | Intersection(terms):
-            return replace(relation, terms=tuple(_bound(term, most) for term in terms))
+            return replace(relation, terms=tuple(_bound(term, most, unknown) for term in terms))
         case Complement(term):
-            return Complement(_bound(term, not most))
+            return Complement(_bound(term, not most, unknown))
         case Transpose(term) | Shift(term):
-            return replace(relation, term=_bound(term, most))
+            return replace(relation, term=_bound(term, most, unknown))
         case _:
             return Anything() if most else Complement(Anything())

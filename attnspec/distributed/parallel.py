@@ -3,38 +3,43 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, cast
+from hashlib import sha256
+from typing import Any
 
 import numpy as np
 import torch
 import torch.distributed as dist
 
 from attnspec.distributed.by_heads import HeadsHere
-from attnspec.distributed.by_rows import RowsHere, call_of
+from attnspec.distributed.by_rows import RowsHere
 from attnspec.distributed.by_states import StatesHere
 from attnspec.distributed.collectives import Mesh, tied, travel
 from attnspec.distributed.partitions import Partition
 from attnspec.distributed.planning import (
     ALL,
     HEADS,
-    STATES,
+    ROWS,
     DistributedPlan,
     Tensors,
+    Way,
     plan,
     require_one_sequence,
 )
 from attnspec.distributed.regions import Parts
+from attnspec.distributed.some_heads import SomeHeads
 from attnspec.ir.api_checks import index_of, length_of
 from attnspec.ir.serial import fingerprint
 from attnspec.lower.cache import Cache
 from attnspec.lower.work import Call, Work
 from attnspec.runtime.call_checks import (
     FLOATS,
+    autocast_type,
     check_dropout,
     check_inputs,
     check_layer,
     check_padding,
     check_tensors,
+    narrowed,
 )
 from attnspec.runtime.engine import no_log_sum_exps
 from attnspec.runtime.module import CompiledAttention
@@ -86,7 +91,8 @@ class ParallelAttention(torch.nn.Module):
         self.mesh = Mesh(group, dist.get_world_size(group), dist.get_rank(group), timeout)
         self._plans: Cache[tuple[object, ...], DistributedPlan] = Cache(KEPT)
         self._partitions: Cache[int, Partition] = Cache(KEPT)
-        self._ready: Cache[tuple[object, ...], RowsHere | HeadsHere | StatesHere] = Cache(KEPT)
+        self._ready: Cache[tuple[object, ...], list[RowsHere | HeadsHere | StatesHere]]
+        self._ready = Cache(KEPT)
         self._agreed: set[int] = set()
         self._last: Tensors | None = None
         self._spec = int(fingerprint(module.program)[:15], 16)
@@ -190,13 +196,20 @@ class ParallelAttention(torch.nn.Module):
         like = _placed(q, self.device_mesh)
         if like is not None:
             q, k, v = (_local(x, self.device_mesh) for x in (q, k, v))
+        rest = layer, key_padding_mask, dropout_p, inputs, return_lse
+        narrow = autocast_type(q)
+        if narrow is None:
+            found, n = self._called(q, k, v, *rest)
+        else:
+            with torch.autocast(q.device.type, enabled=False):
+                found, n = self._called(*(narrowed(x, narrow) for x in (q, k, v)), *rest)
+        return found if like is None else _as_dtensors(found, like, n)
+
+    def _called(self, *call: Any) -> tuple[Any, int]:
+        """What a call of local tensors returns, and the length of the whole sequence."""
         self.mesh.received = 0
-        call = q, k, v, layer, key_padding_mask, dropout_p, inputs, return_lse
         lengths = self._agree(*call)
-        found = self._run(lengths, *call)
-        if like is None:
-            return found
-        return _as_dtensors(found, like, sum(lengths))
+        return self._run(lengths, *call), sum(lengths)
 
     def _agree(self, *call: Any) -> tuple[int, ...]:
         """The lengths of all shards; raises on every rank where calls differ, or one is wrong."""
@@ -218,6 +231,12 @@ class ParallelAttention(torch.nn.Module):
             values = [said[at] for said in every]
             if len(set(values)) > 1:
                 raise ValueError(f"{what} must be the same on every rank, got {values}")
+        states = [said[_STATE] for said in every]
+        if any(states) and len(set(states)) < len(states):
+            raise ValueError(
+                "with dropout_p, random states must be others on every rank, or ranks drop the same"
+                " pairs of their own: seed each, torch.manual_seed(seed + rank)"
+            )
         return tuple(said[1] for said in every)
 
     def _said(
@@ -247,7 +266,8 @@ class ParallelAttention(torch.nn.Module):
         flags += [x.requires_grad for x in (q, k, v)]
         shape = [q.shape[0], q.shape[1], k.shape[1], q.shape[3], v.shape[3]]
         bits = sum(1 << at for at, flag in enumerate(flags) if flag)
-        return [q.shape[2], *shape, FLOATS.index(q.dtype), layer, bits, chance, self._spec, 0]
+        state = _random_state(q.device) if chance else 0
+        return [q.shape[2], *shape, FLOATS.index(q.dtype), layer, bits, chance, self._spec, state]
 
     def _run(
         self,
@@ -284,49 +304,58 @@ class ParallelAttention(torch.nn.Module):
             data = check_inputs(self.module.program, given, *shapes, padding)
             self.module.engine.check_data(data, n)
             call = Call(padding, float(dropout_p), {}, data)
-            out, lse = self._computed(here.how, parts, found, layer, call, return_lse)
+            out, lse = self._computed(parts, found, layer, call, return_lse)
         return (out, lse) if return_lse else out
 
     def _computed(
         self,
-        how: str,
         parts: Parts,
         found: DistributedPlan,
         layer: int,
         call: Call,
         return_lse: bool,
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        q, k, v = parts
-        module, device = self.module, q.device
+        q, _, v = parts
+        module, device, (here,) = self.module, q.device, found.layers
         module.make_parameters(q.shape[3], v.shape[3], device)
         key = found.digest, module.engine.binder.alike(layer), str(device)
         draws = (0, 0) if module.draws is None else module.draws.of(layer)
-        if how in (HEADS, STATES):
-            kind = HeadsHere if how == HEADS else StatesHere
-            heads = q.shape[1], k.shape[1]
-            made = self._ready.get(
-                key,
-                lambda: kind(module.engine, layer, found.partition, self.mesh, heads, device),
+        made = self._ready.get(
+            key, lambda: [self._made(way, found, layer, device) for way in here.ways]
+        )
+        every = [
+            way.run(
+                parts,
+                call,
+                [self._tables(work, heads, layer) for work, heads in way.learning],
+                draws,
+                return_lse,
             )
-            whole = cast(HeadsHere | StatesHere, made)
-            tables = [
-                self._tables(group.work, members, layer)
-                for group, members in zip(whole.groups, whole.members, strict=True)
-            ]
-            if module.training and module.draws is not None:
-                module.draws.count(layer)
-            return whole.run(parts, call, tables, draws, return_lse)
-        ratio = q.shape[1] // k.shape[1]
-        rows = self._ready.get(key, lambda: RowsHere(found.layers[0], self.mesh, ratio, device))
-        by_rows = cast(RowsHere, rows)
-        calls = [
-            call_of(call, self._tables(here.group.work, here.group.heads, layer))
-            for here in by_rows.groups
+            for way in made
         ]
-        out, lse = by_rows.run(parts, calls)
-        if return_lse and lse is None:
+        if module.training and module.draws is not None:
+            module.draws.count(layer)
+        if return_lse and any(lse is None for _, lse in every):
             raise no_log_sum_exps(module.program)
-        return out, lse if return_lse else None
+        if len(every) == 1:
+            return every[0][0], every[0][1] if return_lse else None
+        # only all of them together have all heads
+        order = np.argsort([head for way in here.ways for head in way.heads]).tolist()
+        out = torch.cat([out for out, _ in every], 1)[:, order]
+        sums = [lse for _, lse in every if lse is not None] if return_lse else []
+        return out, torch.cat(sums, 1)[:, order] if sums else None
+
+    def _made(
+        self, way: Way, found: DistributedPlan, layer: int, device: torch.device
+    ) -> RowsHere | HeadsHere | StatesHere:
+        """What runs some heads of a layer."""
+        engine, t = self.module.engine, found.tensors
+        if way.how == ROWS:
+            ratio = t.heads // t.key_heads
+            return RowsHere(way.groups, self.mesh, ratio, device, engine.backend)
+        kind = HeadsHere if way.how == HEADS else StatesHere
+        some = SomeHeads(way.heads, t.heads, t.key_heads)
+        return kind(engine, layer, found.partition, self.mesh, some, device)
 
     def _tables(self, work: Work, heads: tuple[int, ...], layer: int) -> dict[str, torch.Tensor]:
         """What some heads of a layer have learned, by what a kernel calls it."""
@@ -424,6 +453,19 @@ _SAID = {
     "the spec": 11,
 }
 """What all ranks must agree on, by its place in what they say."""
+
+_STATE = 12
+"""The place of what random numbers come from, where some are drawn."""
+
+
+def _random_state(device: torch.device) -> int:
+    """What tells the random state of a device from others, from 1 to 2 ** 62."""
+    state = (
+        torch.random.get_rng_state()
+        if device.type == "cpu"
+        else torch.get_device_module(device).get_rng_state(device)
+    )
+    return 1 + (int.from_bytes(sha256(state.numpy().tobytes()).digest()[:8]) >> 2)
 
 
 def _usual(module: CompiledAttention) -> Tensors:

@@ -6,18 +6,29 @@ plan of the same spec, so that nothing but rows is exchanged.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from hashlib import sha256
+from itertools import product
 
 import numpy as np
 
 from attnspec.analysis.counting.degrees import degrees_of
-from attnspec.distributed.exchange import Exchange, Rows, exchange_of
+from attnspec.distributed.blocks import Blocks, blocks_between
+from attnspec.distributed.exchange import Exchange, Rows, exchange_between
 from attnspec.distributed.known import widest
 from attnspec.distributed.partitions import Partition, candidates
 from attnspec.distributed.printed import printed
+from attnspec.distributed.timing import (
+    Estimate,
+    Pairs,
+    Rates,
+    at_home,
+    estimate,
+    pairs_of,
+    together,
+)
 from attnspec.graphs.relation import Relation
 from attnspec.graphs.stack import Sample, Stack, TooMuch
 from attnspec.ir.program import Program
@@ -26,12 +37,6 @@ from attnspec.lower.lower import Binder, stand_ins
 from attnspec.lower.mechanism_costs import key_sums_of
 from attnspec.lower.work import MERGED, Work, key_heads
 from attnspec.text.diagnostics import AttnSpecError
-
-LINK = 5e10
-"""Bytes a second that reach a rank, in estimates: a network of 400 Gbit/s."""
-
-SPEED = 2e14
-"""Operations a second of a rank, in estimates."""
 
 WORTH = 0.99
 """A partition is taken in place of a simpler one if its estimate is below so much of that one's."""
@@ -42,9 +47,10 @@ LONGEST = 1 << 22
 MOST_RANKS = 256
 """The most ranks that are planned for: every two of them have an exchange."""
 
-ROWS, STATES, HEADS, ALL = "rows", "states", "heads", "all"
+ROWS, STATES, HEADS, ALL, MIXED = "rows", "states", "heads", "all", "mixed"
 """How a layer travels: rows of keys and queries as its graphs ask for them; sums over each rank's
-keys; all positions of some heads to each rank; all positions of all heads to every rank."""
+keys; all positions of some heads to each rank; all positions of all heads to every rank; some heads
+one of the first three ways, some another."""
 
 
 @dataclass(frozen=True)
@@ -85,26 +91,50 @@ class Tensors:
 
 @dataclass(frozen=True, eq=False)
 class Group:
-    """Heads of one graph, which rows they send each other, and how many of a query's pairs there
-    are, [n], None where nobody counted them."""
+    """Heads of one graph that read keys of the same heads, and which rows travel for them: those of
+    a graph of an exchange, by its number. Groups of other graphs that read the same key heads share
+    the exchange, and its keys travel with the first of them."""
 
     work: Work
     heads: tuple[int, ...]
     exchange: Exchange | None
-    degrees: np.ndarray | None
+    graph: int = 0
+
+
+@dataclass(frozen=True, eq=False)
+class Way:
+    """Heads of a layer, ascending, that travel one way, and the groups of those whose rows do."""
+
+    how: str
+    heads: tuple[int, ...]
+    groups: tuple[Group, ...] = ()
 
 
 @dataclass(frozen=True, eq=False)
 class LayerPlan:
     """What layers that are alike do: `how` and `why` they travel, the bytes of each link forward,
-    int64 [from, to], and the pairs that each rank computes, None where nobody counted them."""
+    int64 [from, to], those that come first and those that go back, and the pairs that each rank
+    computes, None where nobody counted them."""
 
     layers: tuple[int, ...]
     how: str
     why: str
     groups: tuple[Group, ...]
-    links: np.ndarray
-    work: np.ndarray | None
+    there: np.ndarray
+    back: np.ndarray
+    pairs: Pairs | None
+    mixed: tuple[Way, ...] = ()
+
+    @property
+    def ways(self) -> tuple[Way, ...]:
+        """How which heads travel."""
+        heads = {head for group in self.groups for head in group.heads}
+        return self.mixed or (Way(self.how, tuple(sorted(heads)), self.groups),)
+
+    @property
+    def links(self) -> np.ndarray:
+        """The bytes of each link forward, int64 [from, to]."""
+        return np.asarray(self.there + self.back)
 
     @property
     def received(self) -> np.ndarray:
@@ -116,31 +146,21 @@ class LayerPlan:
         """The value of the flows: what no other rows of these blocks would undercut."""
         if self.how != ROWS:
             return None
-        return sum(group.exchange.proved for group in self.groups if group.exchange is not None)
+        return sum(exchange.flow for exchange in exchanges(self.groups))
 
     @property
     def balance(self) -> float | None:
         """The most work of a rank by the mean."""
-        if self.work is None or not self.work.sum():
-            return None
-        return float(self.work.max() / self.work.mean())
+        return None if self.pairs is None else self.pairs.balance
 
-    def computing(self, tensors: Tensors) -> float:
-        """Seconds of the slowest rank's work forward, 0 where nobody counted it."""
-        each = 2 * (tensors.head_dim + tensors.value_dim) * tensors.batch / SPEED
-        return 0.0 if self.work is None else float(self.work.max()) * each
+    def estimate(self, tensors: Tensors, rates: Rates) -> Estimate:
+        """What one forward takes."""
+        each = 2 * (tensors.head_dim + tensors.value_dim) * tensors.batch
+        return estimate(self.there, self.back, self.pairs, each, rates)
 
-    @property
-    def travelling(self) -> float:
-        """Seconds in which the most bytes reach a rank."""
-        return float(self.received.max(initial=0)) / LINK
-
-    def seconds(self, tensors: Tensors) -> float:
-        """An estimate of one forward: the slowest rank's work, and then its rows."""
-        return self.computing(tensors) + self.travelling
-
-    def to_dict(self, tensors: Tensors) -> dict[str, object]:
+    def to_dict(self, tensors: Tensors, rates: Rates) -> dict[str, object]:
         """The layer's plan as plain data."""
+        found = self.estimate(tensors, rates)
         return {
             "layers": list(self.layers),
             "how": self.how,
@@ -148,9 +168,16 @@ class LayerPlan:
             "bytes": int(self.links.sum()),
             "flow": self.proved,
             "balance": self.balance,
-            "travel_seconds": self.travelling,
-            "work_seconds": self.computing(tensors),
+            "travel_seconds": found.travelling,
+            "work_seconds": found.computing,
+            "seconds": found.together,
+            "hidden": found.hidden,
         }
+
+
+def exchanges(groups: Sequence[Group]) -> list[Exchange]:
+    """The exchanges of some groups, each once."""
+    return [each.exchange for each in groups if each.exchange is not None and each.graph == 0]
 
 
 @dataclass(frozen=True)
@@ -178,7 +205,8 @@ class DistributedPlan:
     tensors: Tensors
     layers: tuple[LayerPlan, ...]
     considered: tuple[Considered, ...]
-    changes: tuple[str, ...] = ()
+    changes: tuple[str, ...]
+    rates: Rates
 
     @property
     def ranks(self) -> int:
@@ -208,11 +236,15 @@ class DistributedPlan:
         text = sha256(fingerprint(self.program).encode())
         text.update(repr((self.n, self.partition, self.tensors)).encode())
         for layer in self.layers:
-            text.update(repr((layer.layers, layer.how)).encode())
+            ways = [(way.how, way.heads) for way in layer.ways]
+            text.update(repr((layer.layers, ways)).encode())
             for group in layer.groups:
-                for pair, cut in group.exchange.cuts.items() if group.exchange else ():
-                    text.update(repr((group.heads, pair)).encode())
-                    text.update(cut.keys.tobytes() + b"|" + cut.queries.tobytes())
+                if group.exchange is None:
+                    continue
+                queries = group.exchange.query_runs[group.graph]
+                for runs in (group.exchange.key_runs, queries):
+                    for pair, each in runs.items():
+                        text.update(repr((group.heads, pair)).encode() + each.tobytes())
         return int.from_bytes(text.digest()[:8]) >> 2
 
     def __str__(self) -> str:
@@ -230,14 +262,14 @@ class DistributedPlan:
             "key_heads": t.key_heads,
             "head_size": t.head_dim,
             "element": t.element,
-            "link": LINK,
-            "speed": SPEED,
+            "link": self.rates.link,
+            "speed": self.rates.speed,
             "partition": str(self.partition),
             "lengths": list(self.partition.lengths),
             "bytes_received": list(self.bytes_received),
             "bytes_gathered": self.bytes_gathered,
             "links": self.links.tolist(),
-            "layers": [layer.to_dict(t) for layer in self.layers],
+            "layers": [layer.to_dict(t, self.rates) for layer in self.layers],
             "considered": [
                 {
                     "partition": str(each.partition),
@@ -270,10 +302,12 @@ def plan(
     layer: int | None = None,
     partition: Partition | None = None,
     inputs: Sample | None = None,
+    rates: Rates | None = None,
 ) -> DistributedPlan:
     """The cheapest of the partitions, with its exchange, of one layer or of all.
 
-    With `inputs`, one sample of the run-time inputs, graphs are those of that sample. Raises
+    With `inputs`, one sample of the run-time inputs, graphs are those of that sample; `rates` are
+    what estimates assume. Raises
     AttnSpecError for lengths or ranks that are not planned for, and as a plan for one device.
     """
     require_one_sequence(program)
@@ -283,6 +317,7 @@ def plan(
         raise AttnSpecError(f"several devices are planned for up to n = {LONGEST:,}, got {n:,}")
     heads = program.heads or 1
     tensors = tensors or Tensors(heads=heads, key_heads=heads)
+    rates = rates or Rates()
     drawn = Drawing(program, n, tensors, inputs)
     numbers = range(program.layers or 1) if layer is None else (layer,)
     kinds = drawn.kinds(numbers)
@@ -293,7 +328,8 @@ def plan(
         choices = [partition]
     plans = [drawn.layers(kinds, each) for each in choices]
     found = [
-        _considered(each, layers, tensors) for each, layers in zip(choices, plans, strict=True)
+        _considered(each, layers, tensors, rates)
+        for each, layers in zip(choices, plans, strict=True)
     ]
     best = 0
     for index, each in enumerate(found):
@@ -307,7 +343,8 @@ def plan(
         tensors,
         plans[best],
         tuple(found[index] for index in order),
-        tuple(_changes(choices, plans, best, n, tensors)),
+        tuple(_changes(choices, plans, best, tensors, rates)),
+        rates,
     )
 
 
@@ -319,12 +356,14 @@ def _check_partition(partition: Partition, n: int, ranks: int) -> None:
         )
 
 
-def _considered(partition: Partition, layers: Sequence[LayerPlan], tensors: Tensors) -> Considered:
+def _considered(
+    partition: Partition, layers: Sequence[LayerPlan], tensors: Tensors, rates: Rates
+) -> Considered:
     links = sum(len(each.layers) * each.links for each in layers)
     balances = [each.balance for each in layers if each.balance is not None]
     return Considered(
         partition,
-        sum(len(each.layers) * each.seconds(tensors) for each in layers),
+        sum(len(each.layers) * each.estimate(tensors, rates).together for each in layers),
         int(np.sum(links, axis=0).max(initial=0)) if len(layers) else 0,
         max(balances, default=None),
     )
@@ -334,17 +373,17 @@ def _changes(
     choices: Sequence[Partition],
     plans: Sequence[Sequence[LayerPlan]],
     best: int,
-    n: int,
     tensors: Tensors,
+    rates: Rates,
 ) -> list[str]:
     """Where layers would be better off on their own with another partition, and what it costs to
     change to it and back: every position's numbers once each way."""
     said = []
-    ranks = choices[best].ranks
+    n, ranks = choices[best].n, choices[best].ranks
     moved = 2 * tensors.batch * tensors.heads * tensors.head_dim * tensors.element
-    price = moved * (n // ranks) * (ranks - 1) // ranks / LINK
+    price = moved * (n // ranks) * (ranks - 1) // ranks / rates.link
     for at, layer in enumerate(plans[best]):
-        each = [layers[at].seconds(tensors) for layers in plans]
+        each = [layers[at].estimate(tensors, rates).together for layers in plans]
         other = int(np.argmin(each))
         gain = each[best] - each[other]
         if other == best or gain <= 0:
@@ -372,6 +411,7 @@ class Drawing:
         self.binder = Binder(program, stand_ins(program))
         self.stack = None if inputs is None else Stack(program, inputs)
         self._degrees: dict[Relation, np.ndarray | None] = {}
+        self._blocks: dict[tuple[Relation, Partition], Blocks] = {}
 
     def kinds(
         self, layers: Sequence[int]
@@ -432,40 +472,136 @@ class Drawing:
         decided = next((work for work, _ in works if work.decided), None)
         if decided is not None:
             why = f"queries and keys decide the pairs of `{decided.decided[0].name}`"
-            return LayerPlan(numbers, ALL, why, _bare(works), all_links(partition, t), None)
+            return _alone(numbers, ALL, why, works, all_links(partition, t), None)
         formula = next((work.mechanism for work, _ in works if work.mechanism is not None), None)
         if formula is not None:
+            mixed = self.mixed(numbers, works, partition)
+            if mixed is not None:
+                return mixed
             why = f"`{formula.name}` is a formula of the whole sequence"
-            links, states = head_links(partition, t), state_links(works, partition, t)
+            heads, states = head_links(partition, t), state_links(works, partition, t)
             if states is not None:
-                through = int(links.sum(0).max()), int(states.sum(0).max())
+                through = _most(heads), _most(states)
                 if through[1] < through[0]:
                     why = f"{through[0]:,} bytes would reach a rank as heads"
-                    return LayerPlan(numbers, STATES, why, _bare(works), states, None)
+                    return _alone(numbers, STATES, why, works, states, None)
                 why += f", and {through[1]:,} bytes would reach a rank as sums over keys"
-            return LayerPlan(
-                numbers, HEADS, why, _bare(works), links, head_work(works, self, t, ranks)
-            )
-        groups = tuple(self.group(work, heads, partition) for work, heads in works)
-        links = sum(
-            (group.exchange.links for group in groups if group.exchange is not None),
-            np.zeros((ranks, ranks), np.int64),
+            return _alone(numbers, HEADS, why, works, heads, head_work(works, self, t, ranks))
+        groups = self.groups(works, partition)
+        there, back = (
+            sum((getattr(x, way) for x in exchanges(groups)), np.zeros((ranks, ranks), np.int64))
+            for way in ("there", "back")
         )
         others = head_links(partition, t)
-        if t.key_heads >= ranks and others.sum(0).max() < links.sum(0).max():
-            why = f"{int(links.sum(0).max()):,} bytes would reach a rank as rows"
+        if t.key_heads >= ranks and _most(others) < _most((there, back)):
+            why = f"{_most((there, back)):,} bytes would reach a rank as rows"
             work = head_work(works, self, t, ranks)
-            return LayerPlan(numbers, HEADS, why, groups, others, work)
-        return LayerPlan(numbers, ROWS, "", groups, links, row_work(groups, partition))
+            pairs = None if work is None else at_home(work)
+            return LayerPlan(numbers, HEADS, why, groups, *others, pairs)
+        pairs = self.pairs(groups, partition)
+        return LayerPlan(numbers, ROWS, "", groups, there, back, pairs)
 
-    def group(self, work: Work, heads: tuple[int, ...], partition: Partition) -> Group:
-        """The exchange of heads of one graph."""
-        t = self.tensors
-        relation = widest(work.relation)
-        keys = len({head * t.key_heads // t.heads for head in heads})
-        rows = t.rows(len(heads), keys, work.normalize in MERGED)
-        exchange = exchange_of(relation, partition, rows)
-        return Group(work, heads, exchange, self.degrees(relation))
+    def mixed(
+        self,
+        numbers: tuple[int, ...],
+        works: Sequence[tuple[Work, tuple[int, ...]]],
+        partition: Partition,
+    ) -> LayerPlan | None:
+        """A layer of which not all heads go one way: of graphs by rows or by heads, of sums by
+        states or by heads, the others by heads, whichever is least; None where that is one way."""
+        best: tuple[int, LayerPlan] | None = None
+        sorts = [(work, of, _sort(work, self.tensors)) for work, of in works]
+        for graphs, sums in product((ROWS, HEADS), (STATES, HEADS)):
+            taken = {ROWS: graphs, STATES: sums, HEADS: HEADS}
+            ways: dict[str, list[tuple[Work, tuple[int, ...]]]] = {}
+            for work, of, sort in sorts:
+                ways.setdefault(taken[sort], []).append((work, of))
+            links = self.together(ways, partition)
+            if links is not None and (best is None or _most(links[:2]) < best[0]):
+                best = _most(links[:2]), self._mixed(numbers, ways, links)
+        return best[1] if best is not None and len(best[1].mixed) > 1 else None
+
+    def together(
+        self, ways: Mapping[str, Sequence[tuple[Work, tuple[int, ...]]]], partition: Partition
+    ) -> tuple[np.ndarray, np.ndarray, tuple[Group, ...]] | None:
+        """The bytes of each link where works go several ways, and the groups of those that go by
+        rows; None where sums cannot."""
+        t, none = self.tensors, np.zeros((partition.ranks,) * 2, np.int64)
+        groups = self.groups(ways.get(ROWS, ()), partition)
+        there = sum((x.there for x in exchanges(groups)), none)
+        back = sum((x.back for x in exchanges(groups)), none)
+        found: list[Links | None] = []
+        if STATES in ways:
+            found.append(state_links(ways[STATES], partition, t))
+        if HEADS in ways:
+            heads = tuple(sorted(head for _, of in ways[HEADS] for head in of))
+            keys = len(key_heads(heads, t.heads // t.key_heads))
+            found.append(head_links(partition, replace(t, heads=len(heads), key_heads=keys)))
+        for links in found:
+            if links is None:
+                return None
+            there, back = there + links[0], back + links[1]
+        return there, back, groups
+
+    def _mixed(
+        self,
+        numbers: tuple[int, ...],
+        ways: Mapping[str, Sequence[tuple[Work, tuple[int, ...]]]],
+        links: tuple[np.ndarray, np.ndarray, tuple[Group, ...]],
+    ) -> LayerPlan:
+        found, groups = [], list(links[2])
+        for how in (ROWS, STATES, HEADS):
+            heads = tuple(sorted(head for _, of in ways.get(how, ()) for head in of))
+            if heads:
+                found.append(Way(how, heads, links[2] if how == ROWS else ()))
+            if how != ROWS:
+                groups += [Group(work, of, None) for work, of in ways.get(how, ())]
+        why = ", ".join(f"heads {numbers_of(way.heads)} by {way.how}" for way in found)
+        return LayerPlan(numbers, MIXED, why, tuple(groups), *links[:2], None, tuple(found))
+
+    def groups(
+        self, works: Sequence[tuple[Work, tuple[int, ...]]], partition: Partition
+    ) -> tuple[Group, ...]:
+        """The heads of each graph, apart by the key heads that they share with other graphs: a key
+        row is sent once for all heads that read it."""
+        t, found = self.tensors, []
+        ratio = t.heads // t.key_heads
+        sharing: dict[tuple[int, ...], set[int]] = {}
+        for key in range(t.key_heads):
+            reading = {at for at, (_, of) in enumerate(works) if any(h // ratio == key for h in of)}
+            if reading:
+                sharing.setdefault(tuple(sorted(reading)), set()).add(key)
+        for members, keys in sharing.items():
+            parts = [
+                (works[at][0], tuple(h for h in works[at][1] if h // ratio in keys))
+                for at in members
+            ]
+            exchange = exchange_between(
+                [self.blocks(widest(work.relation), partition) for work, _ in parts],
+                partition,
+                [t.rows(len(of), len(keys), work.normalize in MERGED) for work, of in parts],
+            )
+            found += [Group(*part, exchange, at) for at, part in enumerate(parts)]
+        return tuple(found)
+
+    def blocks(self, relation: Relation, partition: Partition) -> Blocks:
+        """What ranks have to do with each other, found once for each graph."""
+        key = relation, partition
+        if key not in self._blocks:
+            self._blocks[key] = blocks_between(*key)
+        return self._blocks[key]
+
+    def pairs(self, groups: Sequence[Group], partition: Partition) -> Pairs | None:
+        """The pairs that each rank computes, None where counting them is too much."""
+        parts = []
+        for group in groups:
+            degrees = self.degrees(widest(group.work.relation))
+            if degrees is None or group.exchange is None:
+                return None
+            parts.append(
+                pairs_of(group.exchange, group.graph, len(group.heads), degrees, partition)
+            )
+        return together(parts)
 
 
 def how_all(work: Work) -> bool:
@@ -473,20 +609,33 @@ def how_all(work: Work) -> bool:
     return work.mechanism is not None or bool(work.decided)
 
 
-def _bare(works: Sequence[tuple[Work, tuple[int, ...]]]) -> tuple[Group, ...]:
-    return tuple(Group(work, heads, None, None) for work, heads in works)
+def _sort(work: Work, t: Tensors) -> str:
+    """The way that a work may go beside that of heads, which all may go."""
+    if work.mechanism is None:
+        return ROWS
+    return HEADS if work.hybrid or key_sums_of(work.mechanism, t.head_dim) is None else STATES
 
 
-def row_work(groups: Sequence[Group], partition: Partition) -> np.ndarray | None:
-    """The pairs of each rank's queries, in all heads."""
-    if any(group.degrees is None for group in groups):
-        return None
-    parts = [
-        len(group.heads) * partition.sums(group.degrees)
-        for group in groups
-        if group.degrees is not None
-    ]
-    return np.asarray(np.sum(parts, axis=0))
+Links = tuple[np.ndarray, np.ndarray]
+"""The bytes of each link, int64 [from, to]: those that come first, and those that go back."""
+
+
+def _most(links: Links) -> int:
+    """The most bytes that reach a rank."""
+    return int((links[0] + links[1]).sum(0).max())
+
+
+def _alone(
+    numbers: tuple[int, ...],
+    how: str,
+    why: str,
+    works: Sequence[tuple[Work, tuple[int, ...]]],
+    links: Links,
+    work: np.ndarray | None,
+) -> LayerPlan:
+    """A layer whose graphs do not say what travels: work waits for all of it."""
+    groups = tuple(Group(work, heads, None) for work, heads in works)
+    return LayerPlan(numbers, how, why, groups, *links, None if work is None else at_home(work))
 
 
 def heads_of(rank: int, ranks: int, key_heads: int) -> range:
@@ -501,7 +650,7 @@ def dealt(rank: int, ranks: int, count: int) -> range:
 
 def state_links(
     works: Sequence[tuple[Work, tuple[int, ...]]], partition: Partition, t: Tensors
-) -> np.ndarray | None:
+) -> Links | None:
     """The bytes of each link where sums over keys travel: each rank merges its share of their rows
     from all ranks, and gives every rank what it goes on from. With a share go the frames of all
     sums. None where there are no such sums, or no position before a rank's on the ranks before.
@@ -518,11 +667,16 @@ def state_links(
         rows = [len(dealt(rank, ranks, many * kept.features)) for rank in range(ranks)]
         sums = np.array(rows, np.int64) * (t.value_dim + kept.divides) * unit
         there, back = there + sums + many * unit, back + sums
-    links = there[None] + back[:, None]
-    return np.asarray(links * (1 - np.eye(ranks, dtype=np.int64)))
+    every = np.zeros((ranks, ranks), np.int64)
+    return _between(every + there[None]), _between(every + back[:, None])
 
 
-def head_links(partition: Partition, t: Tensors) -> np.ndarray:
+def _between(links: np.ndarray) -> np.ndarray:
+    """Links without those of a rank with itself."""
+    return np.asarray(links * (1 - np.eye(len(links), dtype=np.int64)))
+
+
+def head_links(partition: Partition, t: Tensors) -> Links:
     """The bytes of each link where every rank computes some heads at all positions."""
     ranks = partition.ranks
     lengths = np.array(partition.lengths, np.int64)
@@ -530,8 +684,7 @@ def head_links(partition: Partition, t: Tensors) -> np.ndarray:
     ratio, unit = t.heads // t.key_heads, t.batch * t.element
     there = mine * (ratio * t.head_dim + t.head_dim + t.value_dim) * unit
     back = mine * ratio * t.value_dim * unit
-    links = lengths[:, None] * there[None] + back[:, None] * lengths[None]
-    return np.asarray(links * (1 - np.eye(ranks, dtype=np.int64)))
+    return _between(lengths[:, None] * there[None]), _between(back[:, None] * lengths[None])
 
 
 def head_work(
@@ -551,8 +704,9 @@ def head_work(
     return found
 
 
-def all_links(partition: Partition, t: Tensors) -> np.ndarray:
+def all_links(partition: Partition, t: Tensors) -> Links:
     """The bytes of each link where every rank is sent everything."""
     row = t.rows(t.heads, t.key_heads, False)
     sent = np.array(partition.lengths, np.int64) * (row.key + row.query)
-    return np.asarray(sent[:, None] * (1 - np.eye(partition.ranks, dtype=np.int64)))
+    every = np.repeat(sent[:, None], partition.ranks, axis=1)
+    return _between(every), np.zeros_like(every)

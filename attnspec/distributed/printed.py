@@ -17,6 +17,7 @@ WAYS = {
     "rows": "rows of keys and queries, as the graph asks for them",
     "states": "sums over each rank's keys, merged a share by each rank",
     "heads": "all positions of some heads to each rank (all-to-all)",
+    "mixed": "some heads one way, some another",
     "all": "everything to every rank (all-gather)",
 }
 
@@ -61,13 +62,16 @@ def _layer(layer: Mapping[str, Any], link: float, speed: float) -> list[str]:
             " forward"
         )
     work = layer["work_seconds"]
-    beside = f", work {_seconds(work)} at {speed:.0e} operations a second" if work else ""
+    beside = f", work {_seconds(work)} at {speed:.3g} operations a second" if work else ""
     lines.append(
-        f"            rows travel {_seconds(layer['travel_seconds'])} at {link:.0e} bytes a"
+        f"            travels {_seconds(layer['travel_seconds'])} at {link:.3g} bytes a"
         f" second{beside}; balance {_ratio(layer['balance'])}"
     )
-    if layer["how"] == "rows":
-        lines.append("            own keys are weighed while rows travel")
+    if layer["how"] == "rows" and work and layer["travel_seconds"]:
+        lines.append(
+            f"            {layer['hidden']:.0%} of it while own keys are weighed: together"
+            f" {_seconds(layer['seconds'])}"
+        )
     return lines
 
 

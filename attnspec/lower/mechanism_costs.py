@@ -120,9 +120,9 @@ class KeySums:
 
 def key_sums_of(declaration: MechanismDeclaration, size: int) -> KeySums | None:
     """What is kept of keys whose sums can be merged with those of others; None for what is no sum
-    of features, and where a gate forgets: its sums are about all keys between."""
+    of features."""
     name, given = declaration.name, given_to(declaration)
-    if name not in SUMS or given.get("gated"):
+    if name not in SUMS:
         return None
     features = width_of(name, size, given)
     if name == "taylor" and given["order"] == 2:

@@ -11,6 +11,8 @@ from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, runtime_checkable
 
+import numpy as np
+
 from attnspec.graphs.relation import DataDependent, Relation, decided_in
 from attnspec.ir.mechanisms.declaration import MechanismDeclaration
 from attnspec.ir.program import Program
@@ -88,6 +90,16 @@ ONE = Shape()
 """One sample, and one head where a spec declares none."""
 
 
+@dataclass(frozen=True, eq=False)
+class Standing:
+    """Where the queries int64 [n_q] and the keys [n_k] of a work stand in a sequence of `length`
+    positions of which they are some: what score changes count distances by."""
+
+    queries: np.ndarray
+    keys: np.ndarray
+    length: int
+
+
 @dataclass(frozen=True)
 class Work:
     """What a group of heads computes; heads with equal works are one group.
@@ -98,7 +110,8 @@ class Work:
     With a `mechanism` and `hybrid`, the relation holds the pairs whose weights are exact, and the
     mechanism weighs all others, those with k <= q where it is `causal`. Without `hybrid` it is the
     mechanism alone, and the relation has all these pairs. `layer` is 0 where nothing is drawn.
-    With `unit_keys` scores are q . k / |k|, 0 for a zero vector.
+    With `unit_keys` scores are q . k / |k|, 0 for a zero vector. `standing` says how far apart
+    positions are where these are not consecutive, None where they are or no score asks for it.
     `copies` are the heads of a sample that share a call: what runs does not depend on how many
     samples there are. `device` is the type of device. Both are for estimates alone.
     """
@@ -115,6 +128,7 @@ class Work:
     causal: bool = False
     layer: int = 0
     unit_keys: bool = False
+    standing: Standing | None = None
     copies: int = field(default=1, compare=False)
     device: str = field(default="cpu", compare=False)
 
@@ -127,6 +141,18 @@ class Work:
     def weighs(self) -> str:
         """What those change beside pairs, in words."""
         return "; ".join(leaf.weighs for leaf in self.decided if leaf.weighs)
+
+    @property
+    def positions(self) -> tuple[np.ndarray, np.ndarray]:
+        """Where queries [n_q] and keys [n_k] stand, int64: what distances are counted by."""
+        if self.standing is not None:
+            return self.standing.queries, self.standing.keys
+        return np.arange(self.n_k - self.n_q, self.n_k), np.arange(self.n_k)
+
+    @property
+    def length(self) -> int:
+        """The positions of the sequence by which distances are counted."""
+        return self.n_k if self.standing is None else self.standing.length
 
     @property
     def plain(self) -> bool:
@@ -273,6 +299,8 @@ def refusal_of(backend: Backend, work: Work, device: str) -> str | None:
     what the data decide."""
     if work.decided and not getattr(backend, "runs_decided", False):
         return f"queries and keys decide the pairs of `{work.decided[0].name}`"
+    if work.standing is not None and not getattr(backend, "takes_standing", False):
+        return "scores change with distances, and it takes positions to be consecutive"
     if work.mechanism is not None and not runs_mechanisms(backend):
         return f"`{work.mechanism.name}` is a formula, and it runs graphs"
     return backend.refuses(work, device)

@@ -110,6 +110,16 @@ def _check_strided(name: str, tensor: object) -> None:
         raise TypeError(f"{name} must be a dense tensor, got one of the layout {kind}")
 
 
+def autocast_type(q: object) -> torch.dtype | None:
+    """The type that autocast asks for where q is, None where it asks for none."""
+    # what is no tensor is left to `check_tensors`
+    kind = q.device.type if isinstance(q, torch.Tensor) else "meta"
+    # torch knows no autocast of the device that holds shapes alone
+    if kind == "meta" or not torch.is_autocast_enabled(kind):
+        return None
+    return torch.get_autocast_dtype(kind)
+
+
 def narrowed(tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     """A tensor in the type that autocast asks for, as torch does it: float64 stays, and what is no
     float is left to `check_tensors`."""

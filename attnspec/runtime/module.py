@@ -24,6 +24,7 @@ from attnspec.lower.cache import Cache
 from attnspec.lower.lower import decided_leaves
 from attnspec.lower.work import MERGED, Call, Streamable
 from attnspec.runtime.call_checks import (
+    autocast_type,
     check_dropout,
     check_exact,
     check_inputs,
@@ -114,7 +115,7 @@ class CompiledAttention(Learner):
         """
         layer = check_layer(self.program, layer)
         rest = state, layer, key_padding_mask, inputs, keep_all, in_place, return_lse
-        narrow = _autocast_type(q)
+        narrow = autocast_type(q)
         if narrow is not None:
             with torch.autocast(q.device.type, enabled=False):
                 q, k, v = (narrowed(x, narrow) for x in (q, k, v))
@@ -297,7 +298,7 @@ class CompiledAttention(Learner):
         self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, layer: int, *rest: Any
     ) -> Any:
         layer = check_layer(self.program, layer)
-        narrow = _autocast_type(q)
+        narrow = autocast_type(q)
         if narrow is not None:
             with torch.autocast(q.device.type, enabled=False):
                 q, k, v = (narrowed(x, narrow) for x in (q, k, v))
@@ -514,16 +515,6 @@ def _is_looked_at(q: torch.Tensor, program: Program) -> bool:
 def _is_for_onnx() -> bool:
     """Whether a call is traced to be written down in ONNX."""
     return torch.compiler.is_compiling() and bool(torch.onnx.is_in_onnx_export())
-
-
-def _autocast_type(q: object) -> torch.dtype | None:
-    """The type that autocast asks for where q is, None where it asks for none."""
-    # what is no tensor is left to `check_tensors`
-    kind = q.device.type if isinstance(q, torch.Tensor) else "meta"
-    # torch knows no autocast of the device that holds shapes alone
-    if kind == "meta" or not torch.is_autocast_enabled(kind):
-        return None
-    return torch.get_autocast_dtype(kind)
 
 
 def _may_redraw(mechanism: Mechanism | None) -> bool:

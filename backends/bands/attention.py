@@ -12,6 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
+import numpy as np
 import torch
 
 from attnspec.backends.bands.blocks import Piece, TensorStrip
@@ -21,8 +22,9 @@ from attnspec.backends.common.flash import flash, flash_backward, with_zero_logi
 from attnspec.backends.common.torch_modes import apart
 from attnspec.layout.batches import strips_of
 from attnspec.layout.stacking import stacked
-from attnspec.layout.tile_layout import StepLayout
+from attnspec.layout.tile_layout import Places, StepLayout
 from attnspec.lower.cache import Cache
+from attnspec.lower.work import Standing
 
 STACKS = 4
 """Numbers of samples for which layouts are kept, where samples are padded differently."""
@@ -38,9 +40,10 @@ REREAD = 1.5
 
 
 class Step:
-    """One step: its strips, and both sides as they are read."""
+    """One step: its strips, and both sides as they are read; `standing` says where positions stand
+    that are not consecutive."""
 
-    def __init__(self, layout: StepLayout) -> None:
+    def __init__(self, layout: StepLayout, standing: Standing | None = None) -> None:
         tallest = max(1, TALLEST // layout.q.size)
         q, k = frame_of(layout.q), frame_of(layout.k)
         strips = strips_of(layout, tallest)
@@ -56,11 +59,9 @@ class Step:
         self.keys = Read(k, None) if k.packed or few else moved
         self.order = Ordered(k)
         masks = torch.from_numpy(layout.masks)
-        positions = tuple(side.positions.reshape(-1, side.size) for side in (layout.q, layout.k))
-        self.strips = [
-            TensorStrip(strip, self.queries, k, masks, (positions[0], positions[1]))
-            for strip in strips
-        ]
+        at = (None, None) if standing is None else (standing.queries, standing.keys)
+        positions = _positions(layout.q, at[0]), _positions(layout.k, at[1])
+        self.strips = [TensorStrip(strip, self.queries, k, masks, positions) for strip in strips]
 
     def pieces(
         self, keys: Read, heads: int, size: int, back: bool, scored: bool
@@ -68,6 +69,12 @@ class Step:
         """The pieces of all strips for so many heads of a size."""
         for strip in self.strips:
             yield from strip.pieces(keys, heads, size, back, scored)
+
+
+def _positions(side: Places, standing: np.ndarray | None) -> np.ndarray:
+    """The positions of a side's tiles [tiles, size], negative where there are none."""
+    at = side.positions.reshape(-1, side.size)
+    return at if standing is None else np.where(at < 0, at, standing[at - side.first])
 
 
 class SteppedAttention:
@@ -81,7 +88,8 @@ class SteppedAttention:
         one_more: bool = False,
     ) -> None:
         self.layouts = tuple(layouts)
-        self.steps = [Step(layout) for layout in layouts]
+        standing = None if changes is None else changes.work.standing
+        self.steps = [Step(layout, standing) for layout in layouts]
         self.changes, self.one_more = changes, one_more
         self._several: Cache[int, SteppedAttention] = Cache(STACKS)
 

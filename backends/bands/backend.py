@@ -28,6 +28,7 @@ class BandsBackend:
     """Disjoint steps in residue orders, merged."""
 
     name = "bands"
+    takes_standing = True
 
     @property
     def least(self) -> float:

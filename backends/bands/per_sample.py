@@ -23,7 +23,7 @@ from attnspec.backends.torch_call.forms import Form
 from attnspec.backends.torch_call.kernel import TorchCallKernel
 from attnspec.layout.steps import bands_of, layouts_of, seconds_of
 from attnspec.lower.cache import Cache
-from attnspec.lower.work import Call, Kernel, Mergeable, Work
+from attnspec.lower.work import Call, Kernel, Mergeable, Work, refusal_of
 
 KEPT = 32
 """How many samples' layouts a kernel keeps."""
@@ -131,7 +131,7 @@ class ReadingBands(ReadingKernel):
         return SteppedKernel(work, self.heads, self.device, layouts)
 
     def unknown(self) -> Kernel:
-        if TorchCall().refuses(self.work, self.device.type) is None:
+        if refusal_of(TorchCall(), self.work, self.device.type) is None:
             return TorchCallKernel(self.work, self.heads, self.device, Form.MASK)
         return DenseKernel(self.work, self.heads, self.device)
 

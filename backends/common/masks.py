@@ -13,6 +13,7 @@ from typing import Any, Protocol, TypeVar
 import numpy as np
 import torch
 
+from attnspec.graphs.gathered import Gathered
 from attnspec.graphs.operators import Complement, Intersection, Shift, Transpose, Union
 from attnspec.graphs.patterns.causal import Causal
 from attnspec.graphs.patterns.full import Full
@@ -100,7 +101,7 @@ class Joined:
     """`|`, `&` or `~` of parts."""
 
     op: str
-    parts: tuple[Static | Reading | Joined, ...]
+    parts: tuple[MaskPlan, ...]
 
     def mask(self, data: Mapping[Any, Any], n: int) -> torch.Tensor:
         held = self.parts[0].mask(data, n)
@@ -112,7 +113,18 @@ class Joined:
         return held
 
 
-MaskPlan = Static | Reading | Joined
+@dataclass(frozen=True, eq=False)
+class Within:
+    """What a longer sequence says, of `length` positions."""
+
+    plan: MaskPlan
+    length: int
+
+    def mask(self, data: Mapping[Any, Any], n: int) -> torch.Tensor:
+        return self.plan.mask(data, self.length)
+
+
+MaskPlan = Static | Reading | Joined | Within
 """How a mask is computed; `mask(data, n)` is bool, broadcastable to [B, n_q, n_k], and to
 [B, H, n_q, n_k] where the data decide."""
 
@@ -144,6 +156,11 @@ def mask_plan(
             moved = [np.where((at >= low) & (at < high), at - by, 0) for at in (q, k)]
             bounds = Static(torch.from_numpy(inside).to(device))
             return Joined("&", (bounds, mask_plan(term, moved[0], moved[1], n, device)))
+        case Gathered(term, length):
+            real, own, known = relation.places(q, k)
+            bounds = Static(torch.from_numpy(np.asarray(real)).to(device))
+            within = Within(mask_plan(term, own, known, length, device), length)
+            return Joined("&", (bounds, within))
         case _:
             at = [torch.from_numpy(np.array(x)).to(device) for x in (q, k)]
             return Reading(relation, at[0], at[1])

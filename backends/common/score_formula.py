@@ -79,7 +79,7 @@ class Formula:
             for change, slopes in slopes_of(work.changes, heads).items()
         }
         self.buckets = {
-            change: bucket_table(change, work.n_k, device)
+            change: bucket_table(change, work.length, device)
             for change in work.changes
             if isinstance(change, Bias)
         }

@@ -23,6 +23,7 @@ class Dense:
     """Scores of all pairs in one product."""
 
     name = "dense"
+    takes_standing = True
     runs_decided = True
 
     @property

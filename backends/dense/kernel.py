@@ -26,7 +26,8 @@ class DenseKernel:
         self.formula = Formula(work, heads, device)
         self.distance = None
         if self.formula.needs_distance:
-            self.distance = torch.from_numpy((q_at - k_at)[None]).to(device)
+            queries, keys = work.positions
+            self.distance = torch.from_numpy((queries[:, None] - keys)[None]).to(device)
         self.at = [torch.from_numpy(at).to(device) for at in (q_at, k_at)] if work.decided else []
 
     def __call__(

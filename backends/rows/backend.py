@@ -22,6 +22,7 @@ class RowsBackend:
     """A few queries at once, each key read once for all of them."""
 
     name = "rows"
+    takes_standing = True
 
     @property
     def least(self) -> float:

@@ -40,7 +40,9 @@ class RowsKernel:
             if work.reads:
                 self.plan = mask_plan(work.relation, q_at, k_at, work.n_k, device)
             if self.formula.needs_distance:
-                self.distance = _tensor((q_at - k_at)[None], device)
+                queries, keys = work.positions
+                apart = queries[:, None] - keys[layout.positions]
+                self.distance = _tensor(apart[None], device)
 
     def partial(
         self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, call: Call

@@ -34,6 +34,7 @@ class TilesBackend:
     """Gathered key tiles for each query tile."""
 
     name = "tiles"
+    takes_standing = True
 
     @property
     def least(self) -> float:

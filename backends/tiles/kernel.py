@@ -42,6 +42,7 @@ class TiledKernel:
         self.work = work
         self.plain = work.plain
         self.formula = Formula(work, heads, device)
+        self.positions = [torch.from_numpy(at).to(device) for at in work.positions]
         self.tile = masks.shape[-1]
         bank = torch.from_numpy(masks).to(device) if len(masks) else None
         self.runs = [TensorRun(run, self.tile, bank, device) for run in runs]
@@ -134,7 +135,8 @@ class TiledKernel:
             keys = run.keys(piece)
         if self.formula.needs_distance:
             queries = run.queries[piece.rows].view(piece.blocks, piece.height)
-            distance = (queries + self.work.n_k - self.work.n_q)[..., None] - keys[:, None]
+            own, known = self.positions
+            distance = own[queries][..., None] - known[keys][:, None]
         mask = run.mask(piece)
         if call.padding is not None:
             real = call.padding[:, keys][:, None, None, :, None]

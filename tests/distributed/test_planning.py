@@ -65,7 +65,7 @@ def test_every_pair_between_ranks_is_paid_for_by_one_row(seed: int) -> None:
             pairs[:, keys] = False
             pairs[queries] = False
             assert not pairs.any()
-        assert found.proved == found.links.sum()
+        assert found.flow == found.links.sum()
 
 
 def test_no_rows_that_weigh_less_cover_the_pairs() -> None:

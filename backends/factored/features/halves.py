@@ -8,10 +8,13 @@ second derivatives.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import torch
+from torch.nn.functional import pad
 
 from attnspec.backends.factored.features.chunks import Room
+from attnspec.backends.factored.features.quotients import Quotient
 from attnspec.backends.factored.features.spans import LOWEST, Given, Share, Summing, Sums, shares
 from attnspec.backends.factored.features.sums import State, absorbed, differentiate, summed
 
@@ -32,12 +35,29 @@ def sums_of_keys(how: Summing, given: Given) -> State:
     return State(sums, base)
 
 
+def forgetting_sums_of_keys(how: Summing, given: Given) -> tuple[State, torch.Tensor]:
+    """The same where a gate forgets, as they are after the last key, and the logarithms of what it
+    leaves of the sums before, [N]."""
+    if given.gate is None:
+        raise ValueError("no gate forgets anything")
+    keys, rows = given.gate
+    last = rows[..., -1:] if rows.shape[-1] else rows.sum(-1, keepdim=True)
+    values = given.v.to(torch.promote_types(given.v.dtype, torch.float32))
+    if how.quotient.divides:
+        values = pad(values, (0, 1), value=1.0)
+    weighed = replace(
+        given, v=values * torch.exp(keys - last)[..., None].to(values.dtype), gate=None
+    )
+    found = sums_of_keys(replace(how, quotient=Quotient(divides=False)), weighed)
+    return State(found.sums), -last.flatten().to(values.dtype)
+
+
 def summed_onward(how: Summing, given: Given, before: State) -> torch.Tensor:
     """What the sums of all queries are worth [B, K, R, n_q, d_v], on top of those before."""
-    names = sorted(given.tables)
-    tables = [given.tables[name] for name in names]
+    names, gate = sorted(given.tables), given.gate or ()
+    rest = *gate, *(given.tables[name] for name in names)
     out: torch.Tensor = _Onward.apply(  # type: ignore[no-untyped-call]
-        how, given.padding, names, before.base, before.total, given.q, given.k, given.v, *tables
+        how, given.padding, names, before.base, before.total, given.q, given.k, given.v, *rest
     )
     return out
 
@@ -99,26 +119,36 @@ class _OfKeys(torch.autograd.Function):
 
 class _Onward(torch.autograd.Function):
     @staticmethod
-    def forward(ctx, how, padding, names, base, before, q, k, v, *tables):  # type: ignore[no-untyped-def]
-        given = Given(q, k, v, padding, None, dict(zip(names, tables, strict=True)))
+    def forward(ctx, how, padding, names, base, before, *parts):  # type: ignore[no-untyped-def]
+        given = given_of(padding, names, parts)
         out, totals, ctx.states = outputs(how, given, State(before, base))
         ctx.how, ctx.padding, ctx.names = how, padding, names
-        ctx.save_for_backward(q, k, v, *tables, out, totals)
+        ctx.save_for_backward(*parts, out, totals)
         return out
 
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx, grad):  # type: ignore[no-untyped-def]
-        q, k, v, *tables, out, totals = ctx.saved_tensors
-        given = Given(q, k, v, ctx.padding, None, dict(zip(ctx.names, tables, strict=True)))
+        *parts, out, totals = ctx.saved_tensors
+        given = given_of(ctx.padding, ctx.names, parts)
         into, room, found = given.gradients(), Room(), []
         for share, states in zip(shares(ctx.how, given), ctx.states, strict=True):
             sums = Sums(ctx.how, given.part(share), room=room)
             at = out[share], totals[share], grad[share]
             found.append((share, differentiate(sums, into.part(share), *at, states)))
-        of_tables = (into.tables[name] for name in ctx.names)
-        of_before = _joined(given, found) if q.shape[3] else None
-        return None, None, None, None, of_before, into.q, into.k, into.v, *of_tables
+        rest = *(into.gate or ()), *(into.tables[name] for name in ctx.names)
+        of_before = _joined(given, found) if given.q.shape[3] else None
+        return None, None, None, None, of_before, into.q, into.k, into.v, *rest
+
+
+def given_of(
+    padding: torch.Tensor | None, names: Sequence[str], parts: Sequence[torch.Tensor]
+) -> Given:
+    """What is given, of q, k, v, a gate's frames if there are any, and tables."""
+    q, k, v, *rest = parts
+    gate = (rest[0], rest[1]) if len(rest) > len(names) else None
+    tables = dict(zip(names, rest[2:] if gate else rest, strict=True))
+    return Given(q, k, v, padding, gate, tables)
 
 
 def _part(x: torch.Tensor | None, given: Given, share: Share) -> torch.Tensor | None:

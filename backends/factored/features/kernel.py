@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Protocol
@@ -11,7 +11,13 @@ import torch
 
 from attnspec.backends.common.torch_modes import derivatives, is_transformed
 from attnspec.backends.factored.features.chunks import Room
-from attnspec.backends.factored.features.halves import outputs, summed_onward, sums_of_keys
+from attnspec.backends.factored.features.halves import (
+    forgetting_sums_of_keys,
+    given_of,
+    outputs,
+    summed_onward,
+    sums_of_keys,
+)
 from attnspec.backends.factored.features.maps import Tables
 from attnspec.backends.factored.features.spans import Given, Summing, Sums, shares
 from attnspec.backends.factored.features.sums import State, differentiate, summed
@@ -113,10 +119,16 @@ class FeatureKernel:
         out = torch.cat(outs, 3).to(q.dtype)
         return out.reshape(*q.shape[:3], v.shape[-1]), before
 
-    def key_sums(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, call: Call) -> State:
-        """The sums over all keys [N, m, e], of no gate; q tells heads and types alone."""
+    def key_sums(
+        self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, call: Call
+    ) -> tuple[State, torch.Tensor | None]:
+        """The sums over all keys [N, m, e]; q tells heads and types alone. Of a gate also the
+        logarithms of what it leaves of sums before these keys, [N]."""
         check_no_dropout(self.name, call.dropout_p)
-        return sums_of_keys(self.how, self.given(q[:, :, :0], k, v, call))
+        given = self.given(q[:, :, :0], k, v, call)
+        if given.gate is not None:
+            return forgetting_sums_of_keys(self.how, given)
+        return sums_of_keys(self.how, given), None
 
     def onward(
         self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, call: Call, before: State
@@ -151,7 +163,7 @@ def summed_up(how: Summing, given: Given, way: Way = BLOCKWISE) -> torch.Tensor:
     way = way if way.takes(given) else BLOCKWISE
     if torch.is_grad_enabled() and any(x.requires_grad for x in parts):
         out: torch.Tensor = _Summed.apply(  # type: ignore[no-untyped-call]
-            way, how, given.padding, names, given.gate is not None, *parts
+            way, how, given.padding, names, *parts
         )
         return out
     return way.outputs(how, given)[0]
@@ -169,17 +181,17 @@ class _Summed(torch.autograd.Function):
     """A way, and composed for derivatives of the derivative."""
 
     @staticmethod
-    def forward(ctx, way, how, padding, names, gated, *parts):  # type: ignore[no-untyped-def]
-        given = _given(padding, names, gated, parts)
+    def forward(ctx, way, how, padding, names, *parts):  # type: ignore[no-untyped-def]
+        given = given_of(padding, names, parts)
         out, totals, ctx.kept = way.outputs(how, given)
-        ctx.way, ctx.how, ctx.padding, ctx.names, ctx.gated = way, how, padding, names, gated
+        ctx.way, ctx.how, ctx.padding, ctx.names = way, how, padding, names
         ctx.save_for_backward(*parts, out, totals)
         return out
 
     @staticmethod
     def backward(ctx, grad):  # type: ignore[no-untyped-def]
         *parts, out, totals = ctx.saved_tensors
-        made = partial(_given, ctx.padding, ctx.names, ctx.gated)
+        made = partial(given_of, ctx.padding, ctx.names)
         given = made(parts)
         if torch.is_grad_enabled():
 
@@ -191,13 +203,4 @@ class _Summed(torch.autograd.Function):
             into = ctx.way.gradients(ctx.how, given, (out, totals, ctx.kept), grad)
             grads = [into.q, into.k, into.v, *(into.gate or ())]
             grads += [into.tables[name] for name in ctx.names]
-        return None, None, None, None, None, *grads
-
-
-def _given(
-    padding: torch.Tensor | None, names: list[str], gated: bool, parts: Sequence[torch.Tensor]
-) -> Given:
-    q, k, v, *rest = parts
-    gate = (rest[0], rest[1]) if gated else None
-    tables = dict(zip(names, rest[2:] if gated else rest, strict=True))
-    return Given(q, k, v, padding, gate, tables)
+        return None, None, None, None, *grads
