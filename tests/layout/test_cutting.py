@@ -13,7 +13,7 @@ from attnspec import parse
 from attnspec.backends.bands.kernel import SteppedKernel
 from attnspec.graphs.look_back import is_steady
 from attnspec.graphs.relation import Relation
-from attnspec.layout import steps
+from attnspec.layout import edge_list, steps
 from attnspec.layout.batches import strips_of, unfolded
 from attnspec.layout.cutting import cut
 from attnspec.layout.steps import natural_layouts
@@ -118,3 +118,23 @@ def test_a_length_in_a_known_range_lays_out_its_end_alone() -> None:
     (step,) = group.kernel.attention.steps
     end = np.diff(step.layout.starts) > 0
     assert 0 < end.sum() <= 2 < len(end) / 2
+
+
+@pytest.mark.parametrize("body", [*STEADY[:3], "causal strided(stride = 7)", "dilated(radius = 17, step = 4)"])
+def test_edges_of_a_range_are_listed_once(body: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    relation = relation_of(body, 600)
+    assert is_steady(relation)
+    listed = edge_list._longest_edges.cache_info().misses
+    at = np.arange(600)
+    held = np.broadcast_to(relation.holds(at[:, None], at[None], 600), (600, 600))
+    for n in (577, 600, 639, 601):
+        layout = edge_list.edge_layout(relation, n, n)
+        starts, queries, places = layout.by_key
+        found = np.zeros((n, n), np.int64)
+        np.add.at(found, (queries, layout.keys[places]), 1)
+        np.testing.assert_array_equal(found[:577, :577], held[:577, :577])
+        assert starts[-1] == found.sum()
+    assert edge_list._longest_edges.cache_info().misses == listed + 1
+    monkeypatch.setattr(edge_list, "_SHARED", 0)
+    assert edge_list.edge_layout(relation, 577, 577).keys.size
+    assert edge_list._longest_edges.cache_info().misses == listed + 1
