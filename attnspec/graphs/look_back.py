@@ -56,7 +56,7 @@ def look_back(relation: Relation, promised: frozenset[str] = frozenset()) -> Loo
         found = [look_back(term, promised) for term in relation.terms]
         others = [t for t, f in zip(relation.terms, found, strict=True) if f is None]
         known = [part for part in found if part is not None]
-        if not known or any(not _is_steady(term) for term in others):
+        if not known or any(not is_steady(term) for term in others):
             return None
         return min(known, key=lambda part: part._order)
     if isinstance(relation, Shift):
@@ -68,7 +68,7 @@ def look_back(relation: Relation, promised: frozenset[str] = frozenset()) -> Loo
     predicate = predicate_of(inside)
     if predicate is not None:
         wanted = predicate if inside is relation else Apply("not", (predicate,))
-        extent = extent_of(wanted) if _is_steady(inside) else None
+        extent = extent_of(wanted) if is_steady(inside) else None
         return None if extent is None else LookBack(extent.first, extent.before)
     tokens = vars(relation).get("tokens")
     bound = _of_columns(tokens, promised) if isinstance(tokens, TokenSet) else None
@@ -125,14 +125,14 @@ def _are_steady(tokens: TokenSet) -> bool:
             return isinstance(tokens, First | Positions | Every | InputTokens)
 
 
-def _is_steady(relation: Relation) -> bool:
+def is_steady(relation: Relation) -> bool:
     """Whether it is plain that a pair does not depend on the length of the sequence."""
     if isinstance(relation, Union | Intersection):
-        return all(_is_steady(term) for term in relation.terms)
+        return all(is_steady(term) for term in relation.terms)
     if isinstance(relation, Complement | Transpose):
-        return _is_steady(relation.term)
+        return is_steady(relation.term)
     if isinstance(relation, Shift):
-        return relation.by >= 0 and _is_steady(relation.term)
+        return relation.by >= 0 and is_steady(relation.term)
     predicate = predicate_of(relation) or vars(relation).get("predicate")
     if predicate is not None:
         return all(name in ("q", "k") or name.endswith(")") for name in symbols(predicate))

@@ -52,6 +52,9 @@ def strips_of(layout: StepLayout, tallest: int) -> list[Strip]:
 
 def _blocks(columns: np.ndarray, tallest: int) -> Iterator[np.ndarray]:
     """Tiles with equal columns [m, wide] as blocks of equal height: indices [blocks, tall]."""
+    if len(columns) == 1:
+        yield np.zeros((1, 1), np.int64)
+        return
     group = _equal(columns)
     order = np.argsort(group, kind="stable")
     sizes = np.bincount(group)
@@ -78,7 +81,7 @@ def _alike(
     layout: StepLayout, rows: np.ndarray, columns: np.ndarray, kinds: np.ndarray
 ) -> Iterator[Strip]:
     """Blocks of one shape in strips: those with equal masks together, the others together."""
-    group = _equal(kinds.reshape(len(kinds), -1))
+    group = _equal(kinds.reshape(len(kinds), -1)) if len(kinds) > 1 else np.zeros(1, np.int64)
     counts = np.bincount(group)
     # masks that few blocks share are batched with others, each block with its own
     shared = counts * SHARED >= min(len(rows), 8 * SHARED)

@@ -8,14 +8,16 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
 
 import numpy as np
 
 from attnspec.graphs.edge_table import Drawn, table_of
+from attnspec.graphs.look_back import is_steady
 from attnspec.graphs.predicates.listable import listable
 from attnspec.graphs.relation import Progressions, Relation, lengths, sort_edges
 from attnspec.layout.edge_count import edges_of
+from attnspec.lower.ranges import planned_length
 
 SPARE = 0.125
 """Padding allowed for keeping all queries in one matrix and in natural order, per edge."""
@@ -26,6 +28,12 @@ _AT_ONCE = 1 << 18
 _LEAST = 16
 """Queries whose edges are listed in one go, however many keys they seem to have."""
 
+
+_SHARED = 1 << 21
+"""Edges of the longest sequence of a range up to which they are kept for the others."""
+
+_KEPT = 8
+"""How many such lists are kept."""
 
 _LONG = 4
 """Keys of a progression, in the mean, from which on its ends are asked for twice."""
@@ -94,8 +102,13 @@ class EdgeLayout:
 
 def edge_layout(relation: Relation, n_q: int, n_k: int) -> EdgeLayout:
     """The places of all edges of a relation that reads no run-time input."""
-    relation, parts = listable(relation, n_k), []
-    degrees = _closed_degrees(relation, n_q, n_k)
+    longest = planned_length(relation, n_q, n_k)
+    if n_k < longest and is_steady(relation) and edges_of(relation, longest, longest) <= _SHARED:
+        parts = [_first_rows(relation, longest, n_k)]
+        degrees: np.ndarray | None = parts[0][0]
+    else:
+        relation, parts = listable(relation, n_k), []
+        degrees = _closed_degrees(relation, n_q, n_k)
     if degrees is None:
         parts = list(_listed_parts(relation, n_q, n_k))
         degrees = np.concatenate([np.zeros(0, np.int64), *[counts for counts, _ in parts]])
@@ -122,6 +135,23 @@ def edge_layout(relation: Relation, n_q: int, n_k: int) -> EdgeLayout:
     return EdgeLayout(
         n_q, n_k, tuple(rows), None if natural else order, keys, offsets.astype(np.int32)
     )
+
+
+def _first_rows(relation: Relation, longest: int, n: int) -> tuple[np.ndarray, np.ndarray]:
+    """The number of keys of each of the first n queries below n, and these keys, of a relation
+    whose pairs are the same at every length: from those of a longer sequence."""
+    degrees, keys = _longest_edges(relation, longest)
+    degrees = degrees[:n]
+    keys = keys[: int(degrees.sum())]
+    below = keys < n
+    if below.all():
+        return degrees, keys
+    return np.bincount(np.repeat(np.arange(n), degrees)[below], minlength=n), keys[below]
+
+
+@lru_cache(maxsize=_KEPT)
+def _longest_edges(relation: Relation, n: int) -> tuple[np.ndarray, np.ndarray]:
+    return listed_edges(relation, n, n)
 
 
 def _closed_degrees(relation: Relation, n_q: int, n_k: int) -> np.ndarray | None:

@@ -56,6 +56,9 @@ PROGRAMS = 32
 Parts: TypeAlias = "tuple[torch.Tensor, torch.Tensor, torch.Tensor]"
 """q [B, H, n_q, d], k [B, H_kv, n_k, d] and v [B, H_kv, n_k, d_v]."""
 
+Key: TypeAlias = "tuple[int, int, int, int, int, str, int]"
+"""Layer, heads, key heads, n_q, n_k, device and first query."""
+
 Outputs: TypeAlias = "tuple[torch.Tensor, torch.Tensor | None]"
 """The output [B, H, n_q, d_v], and its log-sum-exps [B, H, n_q] if there are any."""
 
@@ -79,8 +82,8 @@ class Engine:
         self.learned = (*bias_tables(self.program).values(), *self._parts.values())
         graphs = (attend.graph for attend in self.program.attends)
         self.computed = {x: y for g in graphs if g is not None for x, y in computed(g).items()}
-        self.prepared: Cache[tuple[object, ...], Prepared] = Cache(KEPT)
-        self.steps: Cache[tuple[object, ...], Prepared] = Cache(STEPS)
+        self.prepared: Cache[Key, Prepared] = Cache(KEPT)
+        self.steps: Cache[Key, Prepared] = Cache(STEPS)
         # the newest of a text: the operator shares what a module has laid out
         _living[self.text] = self
 
@@ -297,11 +300,25 @@ class Engine:
         """The kernels that run a layer for so many heads and positions, built or kept."""
         key = (self.binder.alike(layer), heads, key_heads, n_q, n_k, device, query_start)
         if n_q > FEW:
-            return self.prepared.get(key, lambda: apart(lambda: self._build(*key)))
+            return self.kept(key)
         if self.backend in (AUTO, ROWS.name):
             # this costs less than a thread that is apart, and nothing of it outlives the call
             return self._build(*key)
         return self.steps.get(key, lambda: apart(lambda: self._build(*key)))
+
+    def kept(self, key: Key) -> Prepared:
+        """The kernels for more than a few queries, by layer, numbers of heads and of key heads, n_q
+        and n_k, device and first query."""
+        return self.prepared.get(key, lambda: apart(lambda: self._build(*key)))
+
+    def settled(self, layer: int, q: torch.Tensor, k: torch.Tensor) -> Key | None:
+        """What `kept` finds the kernels by that are all of a call with q and k, which were checked;
+        None where there is more to it."""
+        sizes = q.shape[1], k.shape[1], q.shape[2], k.shape[2]
+        if 0 in (len(q), *sizes):
+            return None
+        key = self.binder.alike(layer), *sizes, str(q.device), 0
+        return None if self.kept(key).decisions else key
 
     def _build(
         self,

@@ -8,7 +8,7 @@ from typing import TypeAlias
 
 import torch
 
-from attnspec.lower.work import Kernel, Work, key_heads
+from attnspec.lower.work import Call, Kernel, Work, key_heads
 from attnspec.runtime.decisions import Decision, decisions_of
 
 Selection: TypeAlias = torch.Tensor | range | None
@@ -55,6 +55,10 @@ class Prepared:
     groups: tuple[Group, ...]
     order: Selection
     decisions: tuple[Decision, ...] = ()
+
+    def run(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, call: Call) -> torch.Tensor:
+        """The output [B, H, n_q, d_v] of a call that is the same for all heads."""
+        return self.joined([group.kernel(*group.parts(q, k, v), call) for group in self.groups])
 
     def joined(self, parts: Sequence[torch.Tensor]) -> torch.Tensor:
         """What the groups have found, [B, H, …], in the order of the heads."""

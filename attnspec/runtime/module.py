@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any, cast
+from typing import Any, TypeAlias, cast
 
 import torch
 
@@ -13,6 +13,7 @@ from attnspec.backends.common.torch_modes import (
     apart,
     composed,
     is_mapped_over,
+    is_surrounded,
     is_transformed,
     is_watched,
 )
@@ -34,9 +35,10 @@ from attnspec.runtime.call_checks import (
     check_table,
     check_tensors,
     narrowed,
+    signature_of,
 )
 from attnspec.runtime.decisions import Decision, data_of, decisions_of
-from attnspec.runtime.engine import KEPT, Engine, no_log_sum_exps
+from attnspec.runtime.engine import KEPT, Engine, Key, no_log_sum_exps
 from attnspec.runtime.graph_stream import InPieces
 from attnspec.runtime.head_groups import Prepared, group_of, together
 from attnspec.runtime.parameters import Draws, Learner, again
@@ -48,8 +50,15 @@ from attnspec.runtime.streaming import (
     streamed_works,
 )
 
+SIGNATURES = 256
+"""Types and shapes of the tensors of a call that are known again."""
+
 LONGEST_PAIRS = 8192
 """The longest sequence of which pairs and choices are shown."""
+
+
+Given: TypeAlias = "tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor | None]"
+"""Queries, keys, values and padding."""
 
 
 class CompiledAttention(Learner):
@@ -70,6 +79,10 @@ class CompiledAttention(Learner):
         self._keeps = any(part.kept for _, part in self._parts)
         self._before: dict[tuple[str, int], torch.Tensor] = {}
         self._streams: Cache[tuple[object, ...], tuple[Works, Prepared]] = Cache(KEPT)
+        # calls of nothing but queries, keys, values and padding are known again
+        stateful = self.draws is not None or bool(engine.learned)
+        self._bare = not (stateful or self.program.inputs or self.program.cross)
+        self._signatures: Cache[tuple[object, ...], Key | None] = Cache(SIGNATURES)
 
     def redraw(self) -> None:
         """Draws the random features of mechanisms that redraw them anew; ValueError where none
@@ -258,9 +271,42 @@ class CompiledAttention(Learner):
 
         Raises TypeError or ValueError, with the shapes, for tensors that do not fit.
         """
+        if self._bare and inputs is None and not return_lse and not is_surrounded():
+            found = self._settled((q, k, v, key_padding_mask), (layer, dropout_p, query_start))
+            if found is not None:
+                return found.run(q, k, v, Call(key_padding_mask))
         start = check_query_start(self.program, query_start)
         rest = key_padding_mask, dropout_p, inputs, return_lse, start
         return self._called(q, k, v, layer, *rest)
+
+    def _settled(self, given: Given, numbers: tuple[int, float, int]) -> Prepared | None:
+        """The kernels that are all of a call of q, k, v and padding with a layer, dropout and first
+        query: all but the numbers in tensors was looked at when one like it came first. None for a
+        call that is more than that."""
+        shapes = signature_of(given)
+        if shapes is None or not all(type(number) in (int, float) for number in numbers):
+            return None
+        # 0.0 is 0, but no layer
+        key = *shapes, *numbers, *map(type, numbers)
+        found = self._signatures.get(key, lambda: self._checked(*given, *numbers))
+        return None if found is None else self.engine.kept(found)
+
+    def _checked(
+        self,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        padding: torch.Tensor | None,
+        layer: int,
+        dropout_p: float,
+        query_start: int,
+    ) -> Key | None:
+        """What the engine keeps the kernels of such a call by; raises as a call does."""
+        check_query_start(self.program, query_start)
+        layer = check_layer(self.program, layer)
+        check_tensors(self.program, q, k, v)
+        check_padding(padding, q.shape[0], k.shape[2], q.device)
+        return None if check_dropout(dropout_p) else self.engine.settled(layer, q, k)
 
     def labelled(
         self,

@@ -8,8 +8,9 @@ share of the gradients, and the shares add up.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import pairwise
 
 import numpy as np
@@ -21,6 +22,7 @@ from attnspec.backends.bands.views import Ordered, Read, frame_of, ordered_frame
 from attnspec.backends.common.flash import flash, flash_backward, with_zero_logit
 from attnspec.backends.common.torch_modes import apart
 from attnspec.layout.batches import strips_of
+from attnspec.layout.cutting import cut
 from attnspec.layout.stacking import stacked
 from attnspec.layout.tile_layout import Places, StepLayout
 from attnspec.lower.cache import Cache
@@ -40,28 +42,44 @@ REREAD = 1.5
 
 
 class Step:
-    """One step: its strips, and both sides as they are read; `standing` says where positions stand
-    that are not consecutive."""
+    """One step: its strips, and both sides as they are read. With strips that are known `before`
+    the layout has the other tiles alone; `standing` says where positions stand that are not
+    consecutive."""
 
-    def __init__(self, layout: StepLayout, standing: Standing | None = None) -> None:
+    def __init__(
+        self,
+        layout: StepLayout,
+        before: Sequence[TensorStrip] = (),
+        standing: Standing | None = None,
+    ) -> None:
         tallest = max(1, TALLEST // layout.q.size)
         q, k = frame_of(layout.q), frame_of(layout.k)
-        strips = strips_of(layout, tallest)
+        self.layout, self.cuts = layout, strips_of(layout, tallest)
         every = int(q.real.sum()) == layout.q.last - layout.q.first
-        self.complete = every and sum(strip.rows.size for strip in strips) == len(q.rows)
         # rows that follow no progression are put in order once, if that is all of them
         put = q.step == 0 and every
         self.queries = Read(ordered_frame(q), Ordered(q)) if put else Read(q, None)
         moved = Read(ordered_frame(k), Ordered(k))
         self.backward_keys = Read(k, None) if k.packed else moved
-        reads = sum(strip.columns.size for strip in strips)
+        reads = sum(strip.columns.size for strip in self.cuts)
         few = k.step > 0 and reads <= REREAD * max(1, len(k.rows))
         self.keys = Read(k, None) if k.packed or few else moved
         self.order = Ordered(k)
         masks = torch.from_numpy(layout.masks)
         at = (None, None) if standing is None else (standing.queries, standing.keys)
         positions = _positions(layout.q, at[0]), _positions(layout.k, at[1])
-        self.strips = [TensorStrip(strip, self.queries, k, masks, positions) for strip in strips]
+        self.strips = [
+            *before,
+            *(TensorStrip(strip, self.queries, k, masks, positions) for strip in self.cuts),
+        ]
+        self.complete = every and sum(strip.rows.size for strip in self.strips) == len(q.rows)
+
+    def below(self, n: int) -> Step:
+        """The step of the first n positions alone, whose pairs are the same at every length; it is
+        in natural order on both sides."""
+        whole, rest = cut(self.layout, self.cuts, n)
+        kept = zip(self.strips, whole, strict=True)
+        return Step(rest, [strip.first(count) for strip, count in kept if count])
 
     def pieces(
         self, keys: Read, heads: int, size: int, back: bool, scored: bool
@@ -79,19 +97,28 @@ def _positions(side: Places, standing: np.ndarray | None) -> np.ndarray:
 
 class SteppedAttention:
     """Softmax attention over disjoint steps, on the CPU; with `one_more` logit 0 in every row for
-    `softmax1`, and changed scores, if there are any."""
+    `softmax1`, and changed scores, if there are any. The steps are made of the layouts, unless they
+    are given."""
 
     def __init__(
         self,
-        layouts: Sequence[StepLayout],
+        layouts: Sequence[StepLayout] | Callable[[], Sequence[StepLayout]],
         changes: ScoreChanges | None = None,
         one_more: bool = False,
+        steps: Sequence[Step] | None = None,
     ) -> None:
-        self.layouts = tuple(layouts)
+        self._layouts = layouts
         standing = None if changes is None else changes.work.standing
-        self.steps = [Step(layout, standing) for layout in layouts]
+        if steps is None:
+            steps = [Step(layout, standing=standing) for layout in self.layouts]
+        self.steps = [*steps]
         self.changes, self.one_more = changes, one_more
         self._several: Cache[int, SteppedAttention] = Cache(STACKS)
+
+    @cached_property
+    def layouts(self) -> tuple[StepLayout, ...]:
+        """The tiles of all steps, laid out when they are asked for where the steps are known."""
+        return tuple(self._layouts() if callable(self._layouts) else self._layouts)
 
     def forward(
         self,
@@ -132,7 +159,7 @@ class SteppedAttention:
         """What computes short samples of different padding in the calls of one sequence; None
         where they are computed together anyway, or one by one."""
         batch = len(q)
-        if padding is None or self.changes is not None or not self.layouts:
+        if padding is None or self.changes is not None or not self.steps:
             return None
         if batch * k.shape[2:].numel() > HELD or bool((padding == padding[:1]).all()):
             return None

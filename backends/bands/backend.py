@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from attnspec.layout.steps import aligned_layouts, bands_of, layouts_of, reading_seconds, seconds_of
+from attnspec.layout.tile_layout import StepLayout
 from attnspec.lower.cost_model import current, dense_seconds
 from attnspec.lower.work import MERGED, Kernel, Softcap, Work, differ_in_pairs_alone
 
@@ -82,11 +83,18 @@ class BandsBackend:
         return JoinedSteps(groups, device, found)
 
     def build(self, work: Work, heads: tuple[int, ...], device: torch.device) -> Kernel:
-        from attnspec.backends.bands.kernel import SteppedKernel
+        from attnspec.backends.bands.kernel import SteppedKernel, steps_of
 
         if work.reads:
             from attnspec.backends.bands.per_sample import ReadingBands
 
             return ReadingBands(work, heads, device, dense_seconds(work))
-        layouts = layouts_of(bands_of(work.relation, work.n_q, work.n_k), work.n_q, work.n_k)
-        return SteppedKernel(work, heads, device, layouts)
+
+        def layouts() -> Sequence[StepLayout]:
+            bands = bands_of(work.relation, work.n_q, work.n_k)
+            return layouts_of(bands, work.n_q, work.n_k)
+
+        # what is cut of a longer sequence stands where it stands there
+        cut = work.n_q == work.n_k and work.standing is None
+        steps = steps_of(work.relation, work.n_k) if cut else None
+        return SteppedKernel(work, heads, device, layouts, steps)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from copy import copy
 from functools import cached_property
 from itertools import pairwise
 
@@ -14,6 +15,7 @@ from attnspec.backends.bands.views import (
     Arrangement,
     Blocks,
     Frame,
+    Lattice,
     Read,
     arrangement,
     lattice_of,
@@ -153,8 +155,26 @@ class TensorStrip:
         # masks of blocks, each its own, are kept from call to call as long as they are small
         self.affordable = self.blocks * self.height * self.width <= OWN
         self._pieces: dict[tuple[int, int, int, bool], Piece] = {}
-        starts = lattice_of(q.frame.rows[strip.rows[:, 0], 0])
+        self._lattices: dict[bool, Lattice | None] = {}
+        self._run()
+
+    def _run(self) -> None:
+        starts = lattice_of(self.q.frame.rows[self.rows[:, 0], 0])
+        # blocks that follow one another at one distance
         self.run = self.blocks if starts is None else starts.each
+
+    def first(self, blocks: int) -> TensorStrip:
+        """Some of the blocks, from the first on; they share pieces with all, unless each has a mask
+        of its own, which takes memory."""
+        if blocks == self.blocks:
+            return self
+        found = copy(self)
+        found.rows, found.columns, found.blocks = self.rows[:blocks], self.columns[:blocks], blocks
+        found._lattices = {}
+        if self.kinds is not None:
+            found.kinds, found._pieces = self.kinds[:blocks], {}
+        found._run()
+        return found
 
     @cached_property
     def bias(self) -> torch.Tensor | None:
@@ -205,7 +225,9 @@ class TensorStrip:
         """Blocks in parts whose temporaries stay below PIECE numbers; `scored` where the scores
         are among them."""
         # keys that are read where they lie take no memory; their gradients always do
-        lattice = Blocks(keys.frame, self.columns).lattice
+        if back not in self._lattices:
+            self._lattices[back] = Blocks(keys.frame, self.columns).lattice
+        lattice = self._lattices[back]
         lying = lattice is not None and not back
         per_block = heads * size * (self.height if lying else max(self.height, self.width))
         if self.kinds is not None:

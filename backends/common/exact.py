@@ -40,11 +40,13 @@ class SoftmaxKernel:
 
     Tensors of `forward`, `backward` and `composed` are q [B, K, R, n_q, d] for K key heads with R
     query heads each, k [B, K, n_k, d] and v [B, K, n_k, d_v]. The first two get the factor of the
-    scores, and with `one_size` know one size of heads, d = d_v.
+    scores, and with `one_size` know one size of heads, d = d_v; without `by_key_head` they take and
+    return what belongs to queries as calls do, [B, H, n_q, …].
     """
 
     work: Work
     one_size = True
+    by_key_head = True
     # devices on which derivatives go on from a call's known output and log-sum-exps
     reuses: tuple[str, ...] = ("cpu",)
     _differentiable: Composed | None = None
@@ -111,16 +113,15 @@ class SoftmaxKernel:
     def __call__(
         self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, call: Call
     ) -> torch.Tensor:
-        parts = grouped(q, k), k, v
-        fast = self.goes_fast(*parts, call)
-        out = self._fast(*parts, call)[0] if fast else self.traced(*parts, call)
-        return out.reshape(*q.shape[:3], v.shape[-1])
+        if self.goes_fast(q, k, v, call):
+            return self._fast(q, k, v, call)[0]
+        return self.traced(grouped(q, k), k, v, call).reshape(*q.shape[:3], v.shape[-1])
 
     def partial(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, call: Call) -> Partial:
         """The output [B, H, n_q, d_v] and its log-sum-exps [B, H, n_q]."""
-        parts = grouped(q, k), k, v
-        way = self._fast if self.goes_fast(*parts, call) else self.composed
-        out, lse = way(*parts, call)
+        if self.goes_fast(q, k, v, call):
+            return self._fast(q, k, v, call)
+        out, lse = self.composed(grouped(q, k), k, v, call)
         return out.reshape(*q.shape[:3], v.shape[-1]), lse.reshape(q.shape[:3])
 
     def goes_fast(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, call: Call) -> bool:
@@ -128,21 +129,47 @@ class SoftmaxKernel:
         return q.is_cpu and is_plain(q, k, v, call)
 
     def _fast(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, call: Call) -> Partial:
+        """As `partial`, without the composed way."""
         size, out_size = q.shape[-1], v.shape[-1]
-        parts, wide = [q, k, v], out_size
         if self.one_size:
             # zeros change no score, and their outputs are cut off
             wide = max(size, out_size)
-            parts = [rows_of_size(x, wide) for x in parts]
+            q, k, v = rows_of_size(q, wide), rows_of_size(k, wide), rows_of_size(v, wide)
         scale, tables = scale_of(self.work, size), tuple(call.tables.values())
         call = with_seed(call, q.device)
-        if torch.is_grad_enabled() and any(x.requires_grad for x in (*parts, *tables)):
+        if torch.is_grad_enabled() and any(x.requires_grad for x in (q, k, v, *tables)):
             names, sizes = tuple(call.tables), (size, out_size)
-            bare = replace(call, tables={}, known=_shaped(call.known, parts[0], wide))
-            out, lse = _Differentiable.apply(self, bare, scale, sizes, names, *parts, *tables)  # type: ignore[no-untyped-call]
+            out, lse = _Differentiable.apply(self, call, scale, sizes, names, q, k, v, *tables)  # type: ignore[no-untyped-call]
         else:
-            out, lse = self.forward(parts[0], parts[1], parts[2], call, scale)
-        return out[..., :out_size], lse
+            out, lse = self.of_heads(q, k, v, call, scale)
+        return out if out.shape[-1] == out_size else out[..., :out_size], lse
+
+    def of_heads(
+        self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, call: Call, scale: float
+    ) -> Partial:
+        """`forward` of q [B, H, n_q, d]: the output like it and the log-sum-exps [B, H, n_q]."""
+        if not self.by_key_head:
+            return self.forward(q, k, v, call, scale)
+        out, lse = self.forward(grouped(q, k), k, v, call, scale)
+        return out.flatten(1, 2), lse.flatten(1, 2)
+
+    def derivatives_of_heads(
+        self,
+        saved: Sequence[torch.Tensor],
+        grad: torch.Tensor,
+        of_lse: torch.Tensor | None,
+        call: Call,
+        scale: float,
+    ) -> Sequence[torch.Tensor]:
+        """`derivatives` of what `of_heads` was given and returned."""
+        if not self.by_key_head:
+            return self.derivatives(saved, grad, of_lse, call, scale)
+        q, k, v, out, lse = saved
+        q, out, lse, grad = (grouped(x, k) for x in (q, out, lse, grad))
+        if of_lse is not None:
+            of_lse = grouped(of_lse, k)
+        of_q, *others = self.derivatives((q, k, v, out, lse), grad, of_lse, call, scale)
+        return of_q.flatten(1, 2), *others
 
 
 class JoinedKernel(SoftmaxKernel):
@@ -178,11 +205,16 @@ class _Differentiable(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx, kernel, call, scale, sizes, names, q, k, v, *tables):  # type: ignore[no-untyped-def]
-        whole = _with_tables(call, names, tables)
-        out, lse = call.known or kernel.forward(q, k, v, whole, scale)
+        # the call would keep its tables as they are outside of this function
+        bare = replace(call, tables={}, known=None) if tables or call.known else call
+        if call.known is None:
+            out, lse = kernel.of_heads(q, k, v, call, scale)
+        else:
+            out, lse = (x.detach() for x in call.known)
+            out = rows_of_size(out, q.shape[-1]) if kernel.one_size else out
         ctx.save_for_backward(q, k, v, out, lse, *tables)
         ctx.set_materialize_grads(False)
-        ctx.given = kernel, call, scale, sizes, names
+        ctx.given = kernel, bare, scale, sizes, names
         return out, lse
 
     @staticmethod
@@ -198,7 +230,7 @@ class _Differentiable(torch.autograd.Function):
             grads = [None] * len(asks)
         else:
             grad = torch.zeros_like(out) if grad is None else in_rows(grad)
-            grads = kernel.derivatives((q, k, v, out, lse), grad, of_lse, call, scale)
+            grads = kernel.derivatives_of_heads((q, k, v, out, lse), grad, of_lse, call, scale)
         return None, None, None, None, None, *grads
 
 
@@ -217,7 +249,9 @@ def _again(
         q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *tables: torch.Tensor
     ) -> Sequence[torch.Tensor]:
         whole = _with_tables(call, tuple(call.tables), tables)
-        return kernel.composed(q[..., :size], k[..., :size], v[..., :out_size], whole)
+        q, k, v = q[..., :size], k[..., :size], v[..., :out_size]
+        out, lse = kernel.composed(grouped(q, k), k, v, whole)
+        return out.reshape(*q.shape[:3], out_size), lse.reshape(q.shape[:3])
 
     uppers = [None if x is None else x[..., :out_size] for x in grads[:1]] + [grads[1]]
     return derivatives(run, given, asks, uppers)
@@ -233,20 +267,14 @@ def has_numbers(*given: torch.Tensor) -> bool:
     return not is_transformed() and all(x.numel() for x in given)
 
 
-def _shaped(known: Partial | None, q: torch.Tensor, size: int) -> Partial | None:
-    """What is known of queries [B, H, n_q, …] as the fast way returns it, [B, K, R, n_q, size]."""
-    if known is None:
-        return None
-    out, lse = (torch.unflatten(x.detach(), 1, q.shape[1:3]) for x in known)
-    return rows_of_size(out, size), lse
-
-
 def _with_tables(call: Call, names: Sequence[str], tables: Sequence[torch.Tensor]) -> Call:
+    if not names:
+        return call
     found: Mapping[str, torch.Tensor] = dict(zip(names, tables, strict=True))
     return replace(call, tables=found)
 
 
-def grouped(q: torch.Tensor, k: torch.Tensor) -> torch.Tensor:
-    """[B, H, n_q, d] -> [B, K, R, n_q, d]."""
-    batch, heads, rows, size = q.shape
-    return q.reshape(batch, k.shape[1], heads // k.shape[1], rows, size)
+def grouped(x: torch.Tensor, k: torch.Tensor) -> torch.Tensor:
+    """What belongs to query heads, [B, H, n_q, …], by key head: [B, K, R, n_q, …]."""
+    keys = k.shape[1]
+    return x.reshape(x.shape[0], keys, x.shape[1] // keys, *x.shape[2:])

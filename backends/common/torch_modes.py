@@ -79,11 +79,12 @@ def is_surrounded() -> bool:
     """Whether modes are about that what is built would keep: tracing, torch.func, autocast, a
     default device, tensors that only pretend."""
     return bool(
-        is_transformed()
+        # first: what traces need not look at the rest
+        _is_tracing()
+        or is_transformed()
         or torch._C._len_torch_function_stack()
         or torch._C._len_torch_dispatch_stack()
         or torch._C._is_any_autocast_enabled()
-        or _is_tracing()
     )
 
 

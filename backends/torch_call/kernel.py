@@ -23,6 +23,7 @@ from attnspec.backends.common.torch_modes import apart, is_transformed
 from attnspec.backends.dense.kernel import DenseKernel
 from attnspec.backends.torch_call.forms import Form, all_pairs
 from attnspec.graphs.relation import Relation
+from attnspec.lower.cache import Cache
 from attnspec.lower.work import Call, Work
 
 SMALL = 1 << 20
@@ -35,6 +36,9 @@ it keeps none of them, but has no second derivative."""
 MASKS = 16
 """Masks that are kept: the layers of a model share one."""
 
+PADDED = 32
+"""Paddings of graphs whose masks are kept, of at most `SMALL` numbers each: the layers of a model
+are called with one, and each asks for it again in its backward."""
 
 EVERY = slice(None)
 
@@ -59,11 +63,10 @@ class Part:
     causal: bool = False
     bias: Bias | None = None
 
-    def is_whole(self, q: torch.Tensor, k: torch.Tensor) -> bool:
+    @property
+    def is_whole(self) -> bool:
         """Whether these are all samples, queries and keys."""
-        sizes = len(q), q.shape[2], k.shape[2]
-        parts = zip((self.samples, self.rows, self.keys), sizes, strict=True)
-        return all(part is EVERY or part.indices(size) == (0, size, 1) for part, size in parts)
+        return self.samples is EVERY and self.rows is EVERY and self.keys is EVERY
 
     def of_rows(self, x: torch.Tensor) -> torch.Tensor:
         """[B, H, n_q, …] of these samples and queries."""
@@ -77,11 +80,14 @@ class Part:
 class TorchCallKernel(SoftmaxKernel):
     """Attention by torch's own call."""
 
+    by_key_head = False
+
     def __init__(
         self, work: Work, heads: tuple[int, ...], device: torch.device, form: Form
     ) -> None:
         self.work, self.heads, self.device, self.form = work, heads, device, form
         self._biases: dict[torch.dtype, Bias] = {}
+        self._whole: dict[torch.dtype, tuple[Part, ...]] = {}
 
     def build_differentiable(self) -> DenseKernel:
         return DenseKernel(self.work, self.heads, self.device)
@@ -91,18 +97,23 @@ class TorchCallKernel(SoftmaxKernel):
         """The definition, which also knows the mask."""
         return cast(DenseKernel, self.differentiable)
 
+    @property
+    def masks(self) -> int:
+        """How many masks there are for the heads of a sample."""
+        return len(self.heads) if self.work.changes else 1
+
     # --- the fast way --------------------------------------------------------------------------
 
     def forward(
         self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, call: Call, scale: float
     ) -> Partial:
-        shape, q = q.shape, q.flatten(1, 2)
-        wide = torch.promote_types(q.dtype, torch.float32)
-        parts = list(self._parts(q, call))
-        if len(parts) == 1 and parts[0].is_whole(q, k):
+        parts = self._parts(q, call)
+        if len(parts) == 1 and parts[0].is_whole:
             out, lse = _attended(parts[0], q, k, v, scale)
         else:
-            out, lse = q.new_zeros(q.shape), q.new_full(q.shape[:-1], -math.inf, dtype=wide)
+            out = q.new_zeros(q.shape)
+            wide = torch.promote_types(q.dtype, torch.float32)
+            lse = q.new_full(q.shape[:-1], -math.inf, dtype=wide)
             for part in parts:
                 found, sums = _attended(
                     part, part.of_rows(q), part.of_keys(k), part.of_keys(v), scale
@@ -111,23 +122,21 @@ class TorchCallKernel(SoftmaxKernel):
                 part.of_rows(lse).copy_(sums)
         if self.work.normalize == "softmax1":
             out, lse = with_zero_logit(out, lse)
-        return out.view(shape), lse.view(shape[:-1])
+        return out, lse
 
     def backward(
         self, grad: torch.Tensor, saved: Sequence[torch.Tensor], call: Call, scale: float
     ) -> Sequence[torch.Tensor]:
         q, k, v, out, lse = saved
-        shape = q.shape
-        # a query without a key has weights 0 whatever its log-sum-exp, as long as it is finite
-        lse = lse.masked_fill(lse == -math.inf, 0.0)
-        grad, q, out, lse = (x.flatten(1, 2) for x in (grad, q, out, lse))
-        parts = list(self._parts(q, call))
-        if len(parts) == 1 and parts[0].is_whole(q, k):
-            found = _differentiated(parts[0], (grad, q, k, v, out, lse), scale)
-            return found[0].view(shape), found[1], found[2]
-        wide = lse.dtype
+        parts = self._parts(q, call)
+        whole = len(parts) == 1 and parts[0].is_whole
+        if not whole or (parts[0].bias is not None and parts[0].bias.empty is not None):
+            # a query without a key has weights 0 whatever its log-sum-exp, as long as it is finite
+            lse = lse.masked_fill(lse == -math.inf, 0.0)
+        if whole:
+            return _differentiated(parts[0], (grad, q, k, v, out, lse), scale)
         grad_q = q.new_zeros(q.shape)
-        grad_k, grad_v = (x.new_zeros(x.shape, dtype=wide) for x in (k, v))
+        grad_k, grad_v = (x.new_zeros(x.shape, dtype=lse.dtype) for x in (k, v))
         for part in parts:
             rows = [part.of_rows(x) for x in (grad, q)]
             keys = [part.of_keys(x) for x in (k, v)]
@@ -136,27 +145,49 @@ class TorchCallKernel(SoftmaxKernel):
             part.of_rows(grad_q).copy_(found[0])
             part.of_keys(grad_k).add_(found[1])
             part.of_keys(grad_v).add_(found[2])
-        return grad_q.view(shape), grad_k.to(k.dtype), grad_v.to(v.dtype)
+        return grad_q, grad_k.to(k.dtype), grad_v.to(v.dtype)
 
-    def _parts(self, q: torch.Tensor, call: Call) -> Iterator[Part]:
+    def _parts(self, q: torch.Tensor, call: Call) -> tuple[Part, ...]:
         """What is computed for queries [B, H, n_q, d], every pair once."""
-        work = self.work
         kind = torch.promote_types(q.dtype, torch.float32)
-        if work.reads or work.decided:
-            mask = self.dense.mask(call)
-            yield Part(EVERY, EVERY, EVERY, bias=Bias(self._sloped(_added(mask, kind))))
-        elif call.padding is None:
-            yield self._part(EVERY, EVERY, EVERY, kind)
-        elif len(q) * work.n_q * work.n_k <= SMALL or (ranges := _ranges(call.padding)) is None:
-            real = call.padding[:, None, None]
-            if self.form is Form.NOTHING and not work.changes:
-                added = _added(real, kind)
-            else:
-                added = torch.where(real, self._bias(kind).added, -math.inf)
-            yield Part(EVERY, EVERY, EVERY, bias=Bias(added))
+        if self.work.reads or self.work.decided:
+            bias = Bias(self._sloped(_added(self.dense.mask(call), kind)))
+            return (Part(EVERY, EVERY, EVERY, bias=bias),)
+        return self._unpadded(kind) if call.padding is None else self._padded(call.padding, kind)
+
+    def _unpadded(self, kind: torch.dtype) -> tuple[Part, ...]:
+        """One call for all keys."""
+        if kind not in self._whole:
+            self._whole[kind] = (self._part(EVERY, EVERY, EVERY, kind),)
+        return self._whole[kind]
+
+    def _padded(self, padding: torch.Tensor, kind: torch.dtype) -> tuple[Part, ...]:
+        """The parts for real keys bool [B, n_k], kept by what the padding says: no change of the
+        tensor goes unseen."""
+
+        def cut() -> tuple[Part, ...] | None:
+            if bool(padding.all()):
+                return self._unpadded(kind)
+            if len(padding) * self.masks * self.work.n_q * self.work.n_k <= SMALL:
+                return (self._masked(padding, kind),)
+            ranges = _ranges(padding)
+            if ranges is None:
+                return None
+            return tuple(part for each in ranges for part in self._in_range(*each, kind))
+
+        key = self, kind, padding.shape, padding.numpy().tobytes()
+        found = _paddings.get(key, lambda: apart(cut))
+        # masks as large as this are not kept
+        return (self._masked(padding, kind),) if found is None else found
+
+    def _masked(self, padding: torch.Tensor, kind: torch.dtype) -> Part:
+        """One call with a mask for every sample."""
+        real = padding[:, None, None]
+        if self.form is Form.NOTHING and not self.work.changes:
+            added = _added(real, kind)
         else:
-            for samples, keys in ranges:
-                yield from self._in_range(samples, keys, kind)
+            added = torch.where(real, self._bias(kind).added, -math.inf)
+        return Part(EVERY, EVERY, EVERY, bias=Bias(added))
 
     def _in_range(self, samples: slice, keys: slice, kind: torch.dtype) -> Iterator[Part]:
         """Samples whose real keys are one range."""
@@ -231,9 +262,16 @@ class JoinedCall(JoinedKernel, TorchCallKernel):
             (TorchCallKernel(work, mine, device, Form.MASK), len(mine)) for work, mine in groups
         ]
 
+    @property
+    def masks(self) -> int:
+        return len(self.heads)
+
     def _made(self, kind: torch.dtype) -> Bias:
         masks = [(_mask_of(x.work, kind).added, count) for x, count in self.each]
         return Bias(torch.cat([mask.expand(-1, count, -1, -1) for mask, count in masks], 1))
+
+
+_paddings: Cache[tuple[object, ...], tuple[Part, ...] | None] = Cache(PADDED)
 
 
 def _attended(

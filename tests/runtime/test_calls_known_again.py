@@ -1,0 +1,165 @@
+"""Calls like an earlier one: quick, and as strict and as right as the first."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+
+import pytest
+import torch
+from attention_checks import module_of, tensors
+from torch.nn import functional
+from torch.utils.flop_counter import FlopCounterMode
+
+from attnspec.runtime import CompiledAttention, composed
+
+FORWARD, TRAINING = 60, 120
+"""Functions of Python that a short call may enter: 96 and 176 when every call was checked anew."""
+
+BODIES = (
+    "attend full",
+    "causal attend full",
+    "attend window(radius = 9)",
+    "heads 4 attend window(radius = 9) | random(keys = 2)",
+)
+
+
+def entered(call: Callable[[], object]) -> int:
+    """How many functions of Python a call enters."""
+    found = 0
+
+    def look(frame: object, event: str, arg: object) -> None:
+        nonlocal found
+        found += event == "call"
+
+    sys.setprofile(look)
+    try:
+        call()
+    finally:
+        sys.setprofile(None)
+    return found
+
+
+def padded(batch: int, n: int) -> torch.Tensor:
+    return torch.arange(n) < n - 3 * torch.arange(batch)[:, None]
+
+
+@pytest.mark.parametrize("with_padding", [False, True])
+@pytest.mark.parametrize("body", BODIES)
+def test_a_short_call_does_little_of_its_own(body: str, with_padding: bool) -> None:
+    module = module_of(body)
+    q, k, v = tensors(2, 4, 40, 40)
+    padding = padded(2, 40) if with_padding else None
+
+    def call() -> torch.Tensor:
+        out: torch.Tensor = module(q, k, v, key_padding_mask=padding)
+        return out
+
+    with torch.no_grad():
+        call()
+        assert entered(call) <= FORWARD
+    given = [x.requires_grad_() for x in (q, k, v)]
+    upstream = torch.ones_like(q)
+
+    def training() -> object:
+        return torch.autograd.grad(call(), given, upstream)
+
+    training()
+    training()
+    assert entered(training) <= TRAINING
+
+
+@pytest.mark.parametrize("body", BODIES)
+def test_the_same_padding_is_looked_at_once(body: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    from attnspec.backends.torch_call import kernel
+
+    made: list[torch.Tensor] = []
+
+    class Counted(kernel.Bias):
+        def __init__(self, added: torch.Tensor) -> None:
+            made.append(added)
+            super().__init__(added)
+
+    monkeypatch.setattr(kernel, "Bias", Counted)
+    module = module_of(body)
+    given = [x.requires_grad_() for x in tensors(2, 4, 40, 40)]
+    # the layers of a model are called with one mask, and it may be made anew for each
+    for _ in range(3):
+        out = module(*given, key_padding_mask=padded(2, 40))
+        torch.autograd.grad(out, given, torch.ones_like(out))
+    assert sum(len(added) == 2 for added in made) == 1
+
+
+def test_padding_that_changes_in_place_is_seen() -> None:
+    module, fresh = module_of("attend window(radius = 9)"), module_of("attend window(radius = 9)")
+    given = tensors(2, 4, 40, 40)
+    padding = padded(2, 40)
+    behind = padding.numpy()
+    first = module(*given, key_padding_mask=padding)
+    version = padding._version
+    # torch does not count what is written behind its back
+    behind[:, 10:] = False
+    assert padding._version == version
+    found = module(*given, key_padding_mask=padding)
+    assert not torch.equal(found, first)
+    assert torch.equal(found, fresh(*given, key_padding_mask=padding.clone()))
+    with torch.inference_mode():
+        inside = padding.clone()
+        torch.testing.assert_close(module(*given, key_padding_mask=inside), found)
+
+
+WRONG: dict[str, Callable[[CompiledAttention, list[torch.Tensor]], object]] = {
+    "layer": lambda m, x: m(*x, layer=True),
+    "no such layer": lambda m, x: m(*x, layer=2),
+    "half a layer": lambda m, x: m(*x, layer=0.0),
+    "dropout": lambda m, x: m(*x, dropout_p=False),
+    "negative dropout": lambda m, x: m(*x, dropout_p=-1.0),
+    "first query": lambda m, x: m(*x, query_start=False),
+    "a later query": lambda m, x: m(*x, query_start=1),
+    "type": lambda m, x: m(x[0], x[1].float(), x[2]),
+    "heads": lambda m, x: m(x[0], x[1][:, :3], x[2][:, :3]),
+    "axes": lambda m, x: m(*(y[0] for y in x)),
+    "layout": lambda m, x: m(x[0].to_sparse(), x[1], x[2]),
+    "nested": lambda m, x: m(
+        torch.nested.nested_tensor(list(x[0]), layout=torch.jagged), x[1], x[2]
+    ),
+    "no tensor": lambda m, x: m(x[0].tolist(), x[1], x[2]),
+    "padding's type": lambda m, x: m(*x, key_padding_mask=padded(2, 40).int()),
+    "padding's shape": lambda m, x: m(*x, key_padding_mask=padded(2, 39)),
+    "padding": lambda m, x: m(*x, key_padding_mask=[True]),
+    "inputs": lambda m, x: m(*x, inputs={"x": x[0]}),
+}
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_what_is_wrong_is_refused_after_a_right_call_too(name: str) -> None:
+    body = "layers 2 attend window(radius = 9)"
+    given = list(tensors(2, 4, 40, 40))
+    module, wrong = module_of(body), WRONG[name]
+    module(*given)
+    module(*given, key_padding_mask=padded(2, 40), layer=1)
+    with pytest.raises((TypeError, ValueError)) as found:
+        wrong(module, given)
+    with pytest.raises((TypeError, ValueError)) as meant:
+        wrong(module_of(body), given)
+    assert (type(found.value), str(found.value)) == (type(meant.value), str(meant.value))
+
+
+def test_who_looks_on_is_not_passed_by() -> None:
+    module = module_of("attend full")
+    q, k, v = (x.float() for x in tensors(2, 4, 40, 40))
+    meant = functional.scaled_dot_product_attention(q, k, v)
+    module(q, k, v)
+    with torch.autocast("cpu", torch.bfloat16):
+        assert module(q, k, v).dtype == torch.bfloat16
+    with FlopCounterMode(display=False) as counted:
+        torch.testing.assert_close(module(q, k, v), meant)
+    assert counted.get_total_flops() == 4 * 2 * 4 * 40 * 40 * q.shape[-1]
+    by_one = torch.vmap(lambda *x: module(*(y[None] for y in x))[0])(q, k, v)
+    torch.testing.assert_close(by_one, meant)
+    with composed():
+        torch.testing.assert_close(module(q, k, v), meant)
+    assert not torch.equal(module(q, k, v, dropout_p=0.5), module(q, k, v, dropout_p=0.5))
+    out, lse = module(q, k, v, return_lse=True)
+    assert lse.shape == (2, 4, 40)
+    torch.testing.assert_close(out, meant)
