@@ -146,7 +146,7 @@ class Passing:
             self.scale,
             self.k.shape[2] - self.q.shape[2],
             self.drops,
-            step.words if self.labels is None else in_rows(self.labels),
+            step.words if self.labels is None else rows_of(self.labels),
             tl.constexpr(0 if self.labels is None else self.labels.shape[1]),
             self.sums,
             tl.constexpr(self.padding is not None),
