@@ -123,14 +123,14 @@ SHAPES = (
 
 
 QUICK = (
-    "attend linear()",
-    "causal attend linear()",
-    "attend linear(feature = exp)",
-    "causal attend linear(feature = relu)",
-    "causal attend linear(feature = squared_relu)",
-    "causal attend linear(feature = exp)",
     "causal attend linear(feature = identity)",
+    "causal attend linear()",
+    "causal attend linear(feature = squared_relu)",
+    "causal attend linear(feature = relu)",
+    "attend linear(feature = exp)",
     "causal attend linear(feature = exp, normalize = none)",
+    "attend linear()",
+    "causal attend linear(feature = exp)",
     "attend favor(features = 24, kind = trig)",
     "causal attend rfa(features = 12, gated = true)",
 )
