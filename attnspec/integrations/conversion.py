@@ -185,6 +185,7 @@ class Conversion:
             )
         plan = plan_data(own.program, own.module.backend)
         found = CompiledAttention(plan, _head_size(module))
+        found.check_finite = own.module.check_finite
         reference = next(base.parameters())
         base.add_module(HELD, found.to(reference.device, reference.dtype).train(base.training))
         self._back.append(lambda: base._modules.pop(HELD))
@@ -206,6 +207,7 @@ class OwnTable(CompiledAttention):
 
     def __init__(self, module: CompiledAttention, table: nn.Module) -> None:
         super().__init__(plan_data(module.program, module.backend))
+        self.check_finite = module.check_finite
         self.names = frozenset(bias_tables(module.program).values())
         for name in self.names:
             del self._parameters[name]
