@@ -20,14 +20,22 @@ from attnspec.integrations.model_advice import of_bias
 from attnspec.integrations.model_attention import ModelAttention, learns
 from attnspec.integrations.model_layers import (
     HELD,
+    METHOD,
     Place,
     crosses,
+    has_method,
     place_of,
     places_in,
     put,
 )
 from attnspec.integrations.model_sides import SidesAttention
-from attnspec.integrations.model_use import ModelUse, own_config, used_by
+from attnspec.integrations.model_use import (
+    ModelUse,
+    by_method,
+    own_config,
+    scaling_of_method,
+    used_by,
+)
 from attnspec.ir.crossing import crossed
 from attnspec.ir.parameters import RelationError
 from attnspec.ir.program import Program
@@ -150,6 +158,9 @@ class Conversion:
         before = place_of(module), vars(module).get("compute_bias")
         self._back.append(lambda: _put_back(module, *before))
         put(module, place)
+        scaling = scaling_of_method(module) if has_method(type(module)) else None
+        if scaling is not None and METHOD not in vars(module):
+            vars(module)[METHOD] = partial(by_method, scaling, module)
         if place.table is not None and hasattr(module, "compute_bias"):
             # the table is read where the scores are: no bias [1, H, q, k] need be written down
             vars(module)["compute_bias"] = partial(_no_bias, module_heads(module))
@@ -250,6 +261,8 @@ def _no_bias(
 
 def _put_back(module: nn.Module, place: Place | None, bias: Callable[..., Any] | None) -> None:
     put(module, place)
+    if place is None:
+        vars(module).pop(METHOD, None)
     vars(module).pop("compute_bias", None)
     if bias is not None:
         vars(module)["compute_bias"] = bias
@@ -264,6 +277,10 @@ def _without_windows(config: Any) -> str:
     """Have a config of its own say that no layer has a window, where layers differ by that alone;
     returns what was there, in words."""
     kinds, window = getattr(config, "layer_types", None), getattr(config, "sliding_window", None)
+    local = list(getattr(config, "attention_layers", None) or ()).count("local")
+    if local:
+        # of a layer's own method, which is not called any more
+        return f"in place of `window_size = {config.window_size}` in {local} layers"
     if not kinds:
         if window is None:
             return ""
