@@ -3,7 +3,8 @@
 Two tasks whose answers stand far away, each with a choice and with a window that does not reach
 them, by a model of one layer. Results are written seed by seed; what is there, and was trained
 alike, is kept. Weights hardly decay: as they do in the other tasks not even `full` learned
-`duplication`, in steps that are enough without.
+`duplication`, in steps that are enough without. `lsh` has learned it from one of two seeds so far:
+attention meets only what is hashed together, and what is hashed together must be learned.
 """
 
 from __future__ import annotations
