@@ -205,7 +205,7 @@ def _uninterrupted(
     if not gpu:
         step()
         return {"reason": "there is no GPU to wait for"}
-    beside = torch.cuda.Stream()
+    beside = torch.cuda.Stream()  # type: ignore[no-untyped-call]
     beside.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(beside):
         # what is laid out and compiled is so in the first calls
