@@ -145,6 +145,11 @@ def test_a_module_drops_anew_and_alike_in_all_derivatives(kind: str) -> None:
     assert torch.autograd.gradgradcheck(run, parts, fast_mode=True, check_undefined_grad=False)
     # what is computed again for its gradients drops the same
     right = with_gradients(run(*parts), parts)
+    # and so does what is differentiated again
+    twice = torch.autograd.grad(torch.cos(run(*parts)).sum(), parts, create_graph=True)
+    once = torch.autograd.grad(torch.cos(run(*parts)).sum(), parts)
+    for one, other in zip(twice, once, strict=True):
+        torch.testing.assert_close(one, other)
     torch.manual_seed(5)
     forgotten = checkpoint(
         lambda *x: module(*x, dropout_p=0.4, inputs=inputs), *parts, use_reentrant=False
