@@ -665,7 +665,7 @@ def state_links(
             return None
         many = len(heads if kept.by_head else key_heads(heads, t.heads // t.key_heads)) * t.batch
         rows = [len(dealt(rank, ranks, many * kept.features)) for rank in range(ranks)]
-        sums = np.array(rows, np.int64) * (t.value_dim + kept.divides) * unit
+        sums = np.array(rows, np.int64) * (t.value_dim + kept.divides + kept.keys) * unit
         there, back = there + sums + many * unit, back + sums
     every = np.zeros((ranks, ranks), np.int64)
     return _between(every + there[None]), _between(every + back[:, None])
