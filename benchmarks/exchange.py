@@ -12,14 +12,14 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
+
 import attnspec
 from attnspec.bench.timing import machine, versions
-from attnspec.distributed.partitions import contiguous
 from attnspec.distributed.planning import (
     Drawing,
-    LayerPlan,
+    Links,
     Tensors,
-    exchanges,
     head_links,
     how_all,
     plan,
@@ -64,17 +64,13 @@ def length_of(spec: Spec, longest: int) -> int:
 
 
 def row(spec: Spec, n: int, ranks: int) -> dict[str, Json]:
-    """What is planned, beside what else might be done, in the most bytes that reach a rank in all
-    layers, forward; None where that cannot be."""
+    """What is planned, and beside it what else might be done, in the most bytes that reach a rank
+    in all layers, forward; None where that cannot be."""
     shape = tensors_of(spec)
     found = plan(spec.program, n, ranks, shape)
     drawn = Drawing(spec.program, n, shape)
     kinds = drawn.kinds(range(spec.program.layers or 1))
-    least = [[drawn.cut(*kind, found.partition, way) for way in (True, False)] for kind in kinds]
-    ruled = not any(how_all(work) for _, works in kinds for work, _ in works)
-    states = [state_links(works, contiguous(n, ranks), shape) for _, works in kinds]
-    summed = [(*numbers,) for numbers, _ in kinds]
-    return {
+    figures: dict[str, Json] = {
         "n": n,
         "ranks": ranks,
         "heads": shape.heads,
@@ -83,32 +79,33 @@ def row(spec: Spec, n: int, ranks: int) -> dict[str, Json]:
         "how": [layer.how for layer in found.layers],
         "balance": max((each.balance or 1.0 for each in found.layers), default=1.0),
         "bytes": max(found.bytes_received),
-        "cut": _received([one for one, _ in least]) if ruled else None,
-        "flow": _every([one for one, _ in least]) if ruled else None,
-        "all_links": int(sum(len(e.layers) * e.links.sum() for e, _ in least)) if ruled else None,
-        "keys_alone": _received([other for _, other in least]) if ruled else None,
         "gathered": found.bytes_gathered,
-        "by_heads": int(
-            sum(len(at) * sum(head_links(found.partition, shape)).sum(0).max() for at in summed)
-        ),
-        "states": None
-        if any(each is None for each in states)
-        else int(
-            sum(len(at) * sum(each).sum(0).max() for at, each in zip(summed, states, strict=True))
-        ),
+        "by_heads": _most([(at, head_links(found.partition, shape)) for at, _ in kinds]),
+        "states": _most([(at, state_links(w, found.partition, shape)) for at, w in kinds]),
+        **dict.fromkeys(("cut", "flow", "all_links", "keys_alone")),
     }
+    if not any(how_all(work) for _, works in kinds for work, _ in works):
+        least, alone = (
+            [drawn.cut(*kind, found.partition, queries) for kind in kinds]
+            for queries in (True, False)
+        )
+        figures |= {
+            "cut": _most([(each.layers, (each.there, each.back)) for each in least]),
+            "flow": sum(len(each.layers) * (each.proved or 0) for each in least),
+            "all_links": sum(len(each.layers) * int(each.links.sum()) for each in least),
+            "keys_alone": _most([(each.layers, (each.there, each.back)) for each in alone]),
+        }
+    return figures
 
 
-def _received(layers: Sequence[LayerPlan]) -> int:
-    """The most bytes that reach a rank in layers together."""
-    return int(sum(len(each.layers) * each.links for each in layers).sum(0).max())
-
-
-def _every(layers: Sequence[LayerPlan]) -> int:
-    """The flow of layers together."""
-    return sum(
-        len(each.layers) * exchange.flow for each in layers for exchange in exchanges(each.groups)
-    )
+def _most(layers: Sequence[tuple[tuple[int, ...], Links | None]]) -> int | None:
+    """The most bytes that reach a rank in layers together; None where one of them cannot."""
+    total = np.zeros(1, np.int64)
+    for numbers, links in layers:
+        if links is None:
+            return None
+        total = total + len(numbers) * (links[0] + links[1]).sum(0)
+    return int(total.max())
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

@@ -15,7 +15,7 @@ from itertools import product
 import numpy as np
 
 from attnspec.analysis.counting.degrees import degrees_of
-from attnspec.distributed.blocks import Blocks, blocks_between
+from attnspec.distributed.blocks import blocks_between
 from attnspec.distributed.exchange import Exchange, Rows, exchange_between
 from attnspec.distributed.known import widest
 from attnspec.distributed.partitions import EVEN, Partition, candidates
@@ -417,7 +417,6 @@ class Drawing:
         self.binder = Binder(program, stand_ins(program))
         self.stack = None if inputs is None else Stack(program, inputs)
         self._degrees: dict[Relation, np.ndarray | None] = {}
-        self._blocks: dict[tuple[Relation, Partition], Blocks] = {}
 
     def kinds(
         self, layers: Sequence[int]
@@ -621,7 +620,7 @@ class Drawing:
                 for at in members
             ]
             exchange = exchange_between(
-                [self.blocks(widest(work.relation), partition) for work, _ in parts],
+                [blocks_between(widest(work.relation), partition) for work, _ in parts],
                 partition,
                 [
                     t.rows(len(of), len(keys), queries and work.normalize in MERGED)
@@ -630,13 +629,6 @@ class Drawing:
             )
             found += [Group(*part, exchange, at) for at, part in enumerate(parts)]
         return tuple(found)
-
-    def blocks(self, relation: Relation, partition: Partition) -> Blocks:
-        """What ranks have to do with each other, found once for each graph."""
-        key = relation, partition
-        if key not in self._blocks:
-            self._blocks[key] = blocks_between(*key)
-        return self._blocks[key]
 
     def pairs(self, groups: Sequence[Group], partition: Partition) -> Pairs | None:
         """The pairs that each rank computes, None where counting them is too much."""
