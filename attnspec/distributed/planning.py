@@ -567,7 +567,7 @@ class Drawing:
         """The bytes of each link where works go several ways, and the groups of those that go by
         rows; None where sums cannot."""
         t, none = self.tensors, np.zeros((partition.ranks,) * 2, np.int64)
-        groups = self.groups(ways.get(ROWS, ()), partition)
+        groups = self.groups(ways.get(ROWS, ()), partition, True)
         there = sum((x.there for x in exchanges(groups)), none)
         back = sum((x.back for x in exchanges(groups)), none)
         found: list[Links | None] = []
