@@ -63,7 +63,7 @@ def test_what_travels_for_several_graphs_weighs_least() -> None:
 
 def test_a_key_row_is_sent_once_for_all_heads_that_read_it() -> None:
     text = "attention a {{ attend random_blocks(size = 8, blocks = 2, seed = 3{}) }}"
-    n, ranks = 1024, 4
+    n, ranks = 512, 4
     apart, alike = (
         plan(
             attnspec.parse(text.format(more)).program,
@@ -180,9 +180,6 @@ def test_keys_alone_travel_where_work_is_more_even() -> None:
     assert layer.balance is not None
     assert layer.balance < 1.001
     assert not sum(rows.sum() for each in exchanges(layer.groups) for rows in each.query_rows)
-    # a slower link makes bytes count
-    cheap = plan(program, 1 << 17, 8, Tensors(), rates=Rates(link=1e8))
-    assert max(cheap.bytes_received) == 22_020_096
 
 
 def test_rates_and_inputs_on_the_command_line(tmp_path: Path) -> None:
@@ -210,23 +207,25 @@ def test_rates_and_inputs_on_the_command_line(tmp_path: Path) -> None:
 
 def test_the_table_over_the_zoo(tmp_path: Path) -> None:
     out = tmp_path / "exchange.json"
-    names = ["longformer", "based", "linformer", "topk", "bigbird", script.SAME_DRAWS]
-    script.main(["-n", "8192", "--out", str(out), "--only", *names])
+    names = ["longformer", "linformer", "topk", script.SAME_DRAWS]
+    script.main(["-n", "2048", "--out", str(out), "--only", *names])
     figures = json.loads(out.read_text())
-    assert len(figures["rows"]) == 2 * len(names)
     rows = figures["rows"]
-    assert rows["linformer, 8, 4096"]["cut"] is None
-    assert rows["longformer, 8, 8192"]["cut"] <= rows["longformer, 8, 8192"]["keys_alone"]
-    drawn = [rows[f"{name}, 64, 8192"]["cut"] for name in ("bigbird", script.SAME_DRAWS)]
-    assert drawn[1] < drawn[0] <= rows["bigbird, 64, 8192"]["gathered"]
+    assert len(rows) == 2 * len(names)
+    assert rows["linformer, 8, 2048"]["cut"] is None
+    for ranks in script.RANKS:
+        row = rows[f"longformer, {ranks}, 2048"]
+        assert row["cut"] <= row["keys_alone"] <= row["gathered"]
+        assert row["flow"] == row["all_links"]
     table = exchange_table(figures)
+    # one heading, and a row for each whose graph is known
     assert sum(line.startswith("| ") for line in table.splitlines()) == len(names)
     assert "decide the pairs: topk." in table
     # what is there is not planned again
-    figures["rows"]["longformer, 8, 8192"]["bytes"] = -1
+    rows["longformer, 8, 2048"]["bytes"] = -1
     out.write_text(json.dumps(figures))
-    script.main(["-n", "8192", "--out", str(out), "--only", "longformer"])
-    assert json.loads(out.read_text())["rows"]["longformer, 8, 8192"]["bytes"] == -1
+    script.main(["-n", "2048", "--out", str(out), "--only", "longformer"])
+    assert json.loads(out.read_text())["rows"]["longformer, 8, 2048"]["bytes"] == -1
 
 
 def test_a_flow_counts_as_many_pairs_of_ranks_as_fit() -> None:
