@@ -16,6 +16,7 @@ from typing import Any
 
 from scipy.stats import spearmanr
 
+from benchmarks import exchange
 from benchmarks.gpu_times import TARGETS
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -323,6 +324,9 @@ def exchange_table(figures: Figures) -> str:
         f" queries and keys decide the pairs: {', '.join(whole)}. Python {versions['python']},"
         f" numpy {versions['numpy']}, scipy {versions['scipy']}."
     )
+    missing = sorted({name for name, _ in exchange.specs()} - set(specs))
+    if missing:
+        told += f" Not planned yet: {', '.join(missing)}."
     return "\n".join([*lines, "", told])
 
 

@@ -501,7 +501,9 @@ class Drawing:
         work = head_work(works, self, t, ranks)
         dealt_out = _alone(numbers, HEADS, why, works, head_links(partition, t), work)
         seconds = [each.estimate(t, self.rates).together for each in (rows, dealt_out)]
-        return dealt_out if seconds[1] < WORTH * seconds[0] else rows
+        # where neither is sooner done, fewer bytes
+        less = _most((dealt_out.there, dealt_out.back)) < _most((rows.there, rows.back))
+        return dealt_out if seconds[1] * (WORTH if less else 1 / WORTH) < seconds[0] else rows
 
     def rows(
         self,
