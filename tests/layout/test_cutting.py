@@ -120,7 +120,9 @@ def test_a_length_in_a_known_range_lays_out_its_end_alone() -> None:
     assert 0 < end.sum() <= 2 < len(end) / 2
 
 
-@pytest.mark.parametrize("body", [*STEADY[:3], "causal strided(stride = 7)", "dilated(radius = 17, step = 4)"])
+@pytest.mark.parametrize(
+    "body", [*STEADY[:3], "causal strided(stride = 7)", "dilated(radius = 17, step = 4)"]
+)
 def test_edges_of_a_range_are_listed_once(body: str, monkeypatch: pytest.MonkeyPatch) -> None:
     relation = relation_of(body, 600)
     assert is_steady(relation)
