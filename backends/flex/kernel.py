@@ -81,6 +81,12 @@ class FlexKernel(ByTiles):
     def _fast(
         self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, call: Call
     ) -> tuple[torch.Tensor, torch.Tensor]:
+        out, lse = self._by_steps(grouped(q, k), k, v, call)
+        return out.flatten(1, 2), lse.flatten(1, 2)
+
+    def _by_steps(
+        self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, call: Call
+    ) -> tuple[torch.Tensor, torch.Tensor]:
         """The output [B, K, R, n_q, d_v] and its log-sum-exps [B, K, R, n_q]; on the CPU, where it
         is asked for the output alone, zeros."""
         shape, out_size = q.shape[:4], v.shape[-1]
