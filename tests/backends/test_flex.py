@@ -175,7 +175,7 @@ def test_any_order_of_tokens(graph: str) -> None:
             continue
         kernel.finds_lse = True
         q, k, v = (torch.randn(1, 1, n, 16, generator=generator) for _ in range(3))
-        out, lse = kernel._fast(q[:, :, None], k, v, Call())
+        out, lse = kernel._by_steps(q[:, :, None], k, v, Call())
         wide = q.double(), k.double(), v.double()
         expected, sums = DenseKernel(work, heads, CPU).partial(*wide, Call())
         assert sums is not None
@@ -298,7 +298,7 @@ def test_steps_padding_changes_and_log_sum_exps(body: str, n: int, n_q: int) -> 
     for mask in (None, padding):
         call = Call(mask, tables=tables, data=data)
         parts = q.view(2, 2, 2, n_q, 16), k, v
-        out, lse = kernel._fast(*parts, call)
+        out, lse = kernel._by_steps(*parts, call)
         expected, sums = exact.partial(q.double(), k.double(), v.double(), call)
         assert sums is not None
         torch.testing.assert_close(out.flatten(1, 2).double(), expected, atol=2e-5, rtol=1e-5)
