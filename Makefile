@@ -114,7 +114,7 @@ accuracy: $(INSTALLED)  ## train every system on small real tasks (an hour)
 	$(BIN)/python -m pip install --quiet -c constraints-dev.txt -r benchmarks/requirements.txt
 	OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks.accuracy
 	OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks.accuracy.causes
-	OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks.accuracy.decided --tasks recall
+	OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks.accuracy.decided
 	$(BIN)/python -m benchmarks.readme_tables
 
 clean:  ## remove everything that the targets above made

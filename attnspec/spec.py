@@ -429,17 +429,21 @@ class Spec:
         backend: str = "auto",
         device: str | torch.device | None = None,
         head_size: int | None = None,
+        check_finite: bool = False,
     ) -> CompiledAttention:
         """A torch.nn.Module that computes this attention at every n, its parameters on the device.
         Parameters that have the size of a head in their shape are made by the first call, or at
-        once for heads of `head_size`.
+        once for heads of `head_size`. With `check_finite` calls raise ValueError where q, k or v
+        hold NaN or an infinity.
         Raises BackendError, a ValueError, for a backend that refuses the spec at every length, and
         ValueError for a device that is not there.
         """
         from attnspec.compile.compiler import compile_program
 
         require_built(self.program)
-        return compile_program(self.program, backend, device, head_size)
+        module = compile_program(self.program, backend, device, head_size)
+        module.check_finite = check_finite
+        return module
 
     # --- for other libraries -------------------------------------------------------------------
 

@@ -1,9 +1,12 @@
-"""One sequence over several ranks: bytes on paper, and bytes and times over local processes.
+"""One sequence over 1 to 4 local processes: bytes, and times beside an all-gather of keys.
 
-`python -m benchmarks.distributed --paper` prints the table for 8 and 64 ranks at n = 1,048,576;
-without it 1 to 4 local processes are started, each case is timed beside the same partition with
-every key gathered, and the results are written as JSON. Times over processes of one machine say
-what the exchange costs beside the work, not what a network does.
+`python -m benchmarks.distributed` starts the processes of each number of ranks once, prints each
+case as it is found and writes `results/distributed.json`; numbers of ranks that the file has are
+left out, so that a run that was stopped is gone on with. Each case is timed beside the plainest
+way, all keys and values to every rank (gloo's all-gather) and own queries over all of them by
+torch's own call with the mask made beforehand, in turns. Times over processes of one machine say
+what the exchange costs beside the work, not what a network does. What travels between more ranks is
+in `benchmarks.exchange`, on paper.
 """
 
 from __future__ import annotations
@@ -15,187 +18,174 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import median
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 import attnspec
-from attnspec.distributed.cuts import count
-from attnspec.distributed.exchange import exchange_of
-from attnspec.distributed.partitions import contiguous
-from attnspec.distributed.planning import ROWS, Tensors, plan
-from attnspec.graphs.stack import Stack
+from attnspec.bench.timing import machine, versions
+from attnspec.distributed import parallelize
+from benchmarks.measuring import Json, read, write
 
-LARGE = Tensors(1, 32, 8, 128, 128, 2)
-N = 1 << 20
-
-PAPER = {
-    "window(before = 1023)": "causal attend window(before = 1023, after = 0)",
-    "… with 4 sinks": "causal attend window(before = 1023, after = 0) | columns(first(4))",
-    "Longformer, 256, 64 globals": "attend window(radius = 256) | global(first(64))",
-    "BigBird, blocks of 64, r = 3": "attend block(size = 64, before = 1, after = 1)"
-    " | global(first(64) | last(64)) | random_blocks(size = 64, blocks = 3, seed = 7)",
-    "residue(step = 64)": "attend residue(step = 64)",
-    "blocks of 8,192, causal": "causal attend block(size = 8192)",
+CASES = {
+    "window(radius = 256)": "attend window(radius = 256)",
+    "window and 16 globals": "attend window(radius = 256) | global(first(16))",
     "causal": "causal attend full",
     "causal linear": "causal attend linear(feature = elu1)",
 }
 
-TIMED = {
-    "window(radius = 256)": "attend window(radius = 256)",
-    "window and 16 globals": "attend window(radius = 256) | global(first(16))",
-    "causal": "causal attend full",
-}
+GRAPHS = ("window(radius = 256)", "window and 16 globals", "causal")
+"""Those that torch's own call can compute with a mask."""
+
+
+RANKS = (1, 2, 3, 4)
 
 
 @dataclass(frozen=True)
 class Settings:
-    """Lengths, ranks and calls of the times."""
+    """The length, heads and calls of the times."""
 
-    n: int = 16384
-    ranks: tuple[int, ...] = (1, 2, 4)
-    calls: int = 5
+    n: int = 8192
+    calls: int = 3
     heads: int = 8
+    key_heads: int = 2
     head_dim: int = 64
 
 
-def spec_of(body: str) -> attnspec.Spec:
-    return attnspec.parse(f"attention a {{ {body} }}")
-
-
-def paper(n: int = N, devices: Sequence[int] = (8, 64)) -> list[str]:
-    """The table on paper, as lines of Markdown: the most bytes that reach a rank, forward."""
-    lines = [
-        "| graph | ranks | partition | travels | a rank gets | keys alone | gathering |",
-        "|---|--:|---|---|--:|--:|--:|",
-    ]
-    for label, body in PAPER.items():
-        for ranks in devices:
-            found = plan(spec_of(body).program, n, ranks, LARGE)
-            how = found.layers[0].how
-            cells = [
-                label,
-                str(ranks),
-                str(found.partition),
-                how,
-                _megabytes(max(found.bytes_received)),
-                _megabytes(_keys_alone(body, n, ranks)) if how == ROWS else "",
-                _megabytes(found.bytes_gathered),
-            ]
-            lines.append(f"| {' | '.join(cells)} |")
-    return lines
-
-
-def _keys_alone(body: str, n: int, ranks: int) -> int:
-    """The most bytes where keys travel and queries stay, over contiguous shards."""
-    relation = Stack(spec_of(body).program).relation(n)
-    rows = replace(LARGE.rows(32, 8, True), partial=None)
-    found = exchange_of(relation, contiguous(n, ranks), rows)
-    return (
-        max(
-            sum(count(found.keys(reader, owner)) for owner in range(ranks) if owner != reader)
-            for reader in range(ranks)
-        )
-        * rows.key
-    )
-
-
-def _megabytes(number: int) -> str:
-    return f"{number / 1e6:,.1f} MB"
-
-
-def measure(settings: Settings) -> list[dict[str, object]]:
-    """Bytes and seconds of each case over local processes."""
-    found = []
-    for ranks in settings.ranks:
-        with tempfile.TemporaryDirectory() as folder:
-            arguments = json.dumps([*vars(settings).values()])
-            command = [sys.executable, "-m", "benchmarks.distributed", "--rank"]
-            environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-            processes = [
-                subprocess.Popen(
-                    [*command, str(rank), str(ranks), folder, arguments], env=environment
-                )
-                for rank in range(ranks)
-            ]
+def measure(settings: Settings, ranks: int) -> list[Json]:
+    """What so many processes find of each case; prints it as it is found."""
+    with tempfile.TemporaryDirectory() as folder:
+        command = [sys.executable, "-m", "benchmarks.distributed", "--rank"]
+        environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+        arguments = [str(ranks), folder, json.dumps(asdict(settings))]
+        processes = [
+            subprocess.Popen([*command, str(rank), *arguments], env=environment)
+            for rank in range(ranks)
+        ]
+        try:
             for process in processes:
                 if process.wait():
                     raise RuntimeError(f"a rank of {ranks} ended with {process.returncode}")
-            found += json.loads((Path(folder) / "found.json").read_text())
-    return found
+        finally:
+            for process in processes:
+                process.kill()
+        found: list[Json] = json.loads((Path(folder) / "found.json").read_text())
+        return found
+
+
+# --- in the processes ----------------------------------------------------------------------------
 
 
 def _rank(rank: int, ranks: int, folder: Path, settings: Settings) -> None:
     """What one process measures."""
-    import torch
-    import torch.distributed as dist
-    from torch.distributed.device_mesh import init_device_mesh
-
-    from attnspec.distributed import parallelize
-
     torch.set_num_threads(1)
     store = f"file://{folder}/store"
     dist.init_process_group("gloo", init_method=store, rank=rank, world_size=ranks)
     mesh = init_device_mesh("cpu", (ranks,))
-    shape = 1, settings.heads, settings.n, settings.head_dim
-    tensors = [torch.randn(shape, generator=torch.Generator().manual_seed(i)) for i in range(3)]
     found = []
-    for label, body in TIMED.items():
-        par = parallelize(spec_of(body).compile(), mesh)
-        local = [par.shard(x) for x in tensors]
-        seconds = _timed(lambda par=par, local=local: par(*local), settings.calls)
-
-        def gather(par: object = par, local: list[torch.Tensor] = local) -> None:
-            for x in local[1:]:
-                par.unshard(x)  # type: ignore[attr-defined]
-
-        gathered = _timed(gather, settings.calls)
-        planned = par.plan(settings.n)
-        found.append(
-            {
-                "case": label,
-                "ranks": ranks,
-                "n": settings.n,
-                "partition": str(planned.partition),
-                "how": planned.layers[0].how,
-                "bytes_received": max(planned.bytes_received),
-                "bytes_gathered": planned.bytes_gathered,
-                "seconds": seconds,
-                "seconds_to_gather_keys": gathered,
-            }
-        )
+    with torch.no_grad():
+        for label in CASES:
+            found.append(_case(label, mesh, settings))
+            if rank == 0:
+                print(json.dumps(found[-1]), flush=True)
     if rank == 0:
         (folder / "found.json").write_text(json.dumps(found))
     dist.barrier()
     dist.destroy_process_group()
 
 
-def _timed(call: object, calls: int) -> float:
-    times = []
-    for _ in range(calls + 1):
-        start = time.perf_counter()
-        call()  # type: ignore[operator]
-        times.append(time.perf_counter() - start)
-    return median(times[1:])
+def _case(label: str, mesh: DeviceMesh, settings: Settings) -> dict[str, Json]:
+    """One graph: seconds of a call, and of the same with every key gathered, at the slowest
+    rank."""
+    spec = attnspec.parse(f"attention a {{ {CASES[label]} }}")
+    par = parallelize(spec.compile(), mesh)
+    made = torch.Generator().manual_seed(0)
+    n, size = settings.n, settings.head_dim
+    local = [
+        par.shard(torch.randn(1, heads, n, size, generator=made))
+        for heads in (settings.heads, settings.key_heads, settings.key_heads)
+    ]
+    found = par(*local)
+    received = par.bytes_received
+    subjects: dict[str, Callable[[], torch.Tensor]] = {"seconds": lambda: par(*local)}
+    if label in GRAPHS:
+        gathered = _gathering(spec, par, local)
+        assert torch.allclose(gathered(), found, atol=1e-4)
+        subjects["seconds_gathering"] = gathered
+    times: dict[str, list[float]] = {name: [] for name in subjects}
+    for _ in range(settings.calls):
+        for name, call in subjects.items():
+            dist.barrier()
+            start = time.perf_counter()
+            call()
+            taken = torch.tensor(time.perf_counter() - start, dtype=torch.float64)
+            dist.all_reduce(taken, dist.ReduceOp.MAX)
+            times[name].append(float(taken))
+    most = torch.tensor(received)
+    dist.all_reduce(most, dist.ReduceOp.MAX)
+    planned = par.plan(n)
+    return {
+        "case": label,
+        "ranks": planned.ranks,
+        "n": n,
+        "partition": str(planned.partition),
+        "how": planned.layers[0].how,
+        "bytes_received": int(most),
+        "bytes_planned": max(planned.bytes_received),
+        "bytes_gathered": planned.bytes_gathered,
+        **{name: median(each) for name, each in times.items()},
+    }
+
+
+def _gathering(spec: attnspec.Spec, par: Any, local: list[torch.Tensor]) -> Callable[[], Any]:
+    """Own queries over all keys, which every rank is sent, by torch's own call."""
+    q, k, v = local
+    n = sum(each[0] for each in par.mesh.everyones([q.shape[2]], q.device))
+    own = torch.from_numpy(par.partition_of(n).positions(par.mesh.rank))
+    mask = torch.from_numpy(spec.mask(n))[own]
+
+    def call() -> torch.Tensor:
+        keys, values = par.unshard(k), par.unshard(v)
+        return torch.nn.functional.scaled_dot_product_attention(
+            q, keys, values, attn_mask=mask, enable_gqa=True
+        )
+
+    return call
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--paper", action="store_true", help="the table on paper alone")
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--out", type=Path, default=Path("benchmarks/results/distributed.json"))
+    parser.add_argument("-n", type=int, default=Settings.n)
+    parser.add_argument("--ranks", type=int, nargs="*", default=RANKS)
+    parser.add_argument("--anew", action="store_true", help="measure what the file has, too")
     parser.add_argument("--rank", nargs=4, help=argparse.SUPPRESS)
     given = parser.parse_args(arguments)
     if given.rank:
-        n, ranks, calls, heads, size = json.loads(given.rank[3])
-        settings = Settings(n, tuple(ranks), calls, heads, size)
-        _rank(int(given.rank[0]), int(given.rank[1]), Path(given.rank[2]), settings)
-    elif given.paper:
-        print("\n".join(paper()))
-    else:
-        found = measure(Settings())
-        given.out.write_text(json.dumps(found, indent=1) + "\n")
-        print(json.dumps(found, indent=1))
+        rank, ranks, folder, settings = given.rank
+        _rank(int(rank), int(ranks), Path(folder), Settings(**json.loads(settings)))
+        return
+    settings = Settings(n=given.n)
+    kept = {} if given.anew else read(given.out)
+    stored = kept.get("rows") if kept.get("settings") == asdict(settings) else None
+    rows = dict(stored) if isinstance(stored, dict) else {}
+    for ranks in given.ranks:
+        if str(ranks) in rows:
+            continue
+        rows[str(ranks)] = [*measure(settings, ranks)]
+        figures: dict[str, Json] = {
+            "machine": machine(),
+            "versions": versions(),
+            "settings": asdict(settings),
+            "rows": rows,
+        }
+        write(given.out, figures)
 
 
 if __name__ == "__main__":

@@ -16,6 +16,7 @@ from typing import Any
 
 from scipy.stats import spearmanr
 
+from benchmarks import exchange
 from benchmarks.gpu_times import TARGETS
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -292,6 +293,50 @@ def lm_table(figures: Figures) -> str:
     return "\n".join([*lines, "", f"({told}.)"])
 
 
+def exchange_table(figures: Figures) -> str:
+    """What reaches a rank of 8 and of 64: a row for each spec whose graph says what travels."""
+    specs: dict[str, list[Figures]] = {}
+    for each in sorted(figures["rows"].values(), key=lambda one: one["ranks"]):
+        specs.setdefault(each["name"], []).append(each)
+    whole = sorted(name for name, rows in specs.items() if set(rows[0]["how"]) == {"all"})
+    lines = [
+        "| spec | n | heads | travels | a rank gets | keys alone | by heads | sums | gathering"
+        " | balance |",
+        "|:--|--:|--:|:--|--:|--:|--:|--:|--:|--:|",
+    ]
+    for name in sorted(set(specs) - set(whole)):
+        rows = specs[name]
+        ways = [", ".join(dict.fromkeys(row["how"])) for row in rows]
+        partitions = dict.fromkeys(row["partition"] for row in rows)
+        lines.append(
+            f"| {name} | {rows[0]['n']:,} | {rows[0]['heads']} / {rows[0]['key_heads']}"
+            f" | {' / '.join(dict.fromkeys(ways))}; {' / '.join(partitions)}"
+            f" | {_two(rows, 'bytes')} | {_two(rows, 'keys_alone')} | {_two(rows, 'by_heads')}"
+            f" | {_two(rows, 'states')} | {_two(rows, 'gathered')}"
+            f" | {' / '.join(format(row['balance'], '.2f') for row in rows)} |"
+        )
+    cuts = [row for rows in specs.values() for row in rows if row["cut"] is not None]
+    proved = sum(row["flow"] == row["all_links"] for row in cuts)
+    versions = figures["versions"]
+    told = (
+        f"Megabytes that reach a rank in all layers, forward, of 8 / 64 ranks. Of {len(cuts)} cuts"
+        f" {proved} are proved by a flow of as many bytes. All numbers go to every rank where"
+        f" queries and keys decide the pairs: {', '.join(whole)}. Python {versions['python']},"
+        f" numpy {versions['numpy']}, scipy {versions['scipy']}."
+    )
+    missing = sorted({name for name, _ in exchange.specs()} - set(specs))
+    if missing:
+        told += f" Not planned yet: {', '.join(missing)}."
+    return "\n".join([*lines, "", told])
+
+
+def _two(rows: Sequence[Figures], what: str) -> str:
+    """Megabytes of both numbers of ranks, "" where that way is none."""
+    if any(row[what] is None for row in rows):
+        return ""
+    return " / ".join(f"{row[what] / 1e6:,.1f}" for row in rows)
+
+
 NOT_MEASURED = "not measured"
 
 TABLES: dict[str, tuple[str, str, Callable[[Figures], str]]] = {
@@ -302,6 +347,7 @@ TABLES: dict[str, tuple[str, str, Callable[[Figures], str]]] = {
     "causes": ("docs/learning.md", "causes.json", causes_table),
     "minilm": ("docs/learning.md", "minilm.json", minilm_table),
     "lm": ("benchmarks/README.md", "lm.json", lm_table),
+    "exchange": ("attnspec/distributed/README.md", "exchange.json", exchange_table),
 }
 """Where each table stands, the results that it shows, and how; `report.py` writes another one
 between markers of the name `bench`, on its own page."""

@@ -15,7 +15,7 @@ from attnspec.elaborate import Elaborated
 from attnspec.graphs.forms.stability import bound_choice
 from attnspec.graphs.patterns import BY_NAME
 from attnspec.graphs.relation import Relation
-from attnspec.graphs.stack import Sample, decides
+from attnspec.graphs.stack import Sample, Stack, decides
 from attnspec.graphs.written_pairs import WrittenPairs
 from attnspec.ir.api_checks import length_of
 from attnspec.ir.program import Input, Program, leaves
@@ -70,9 +70,11 @@ def sample_pairs(
     program: Program, n: int, layers: Iterable[int], inputs: Sample
 ) -> Mapping[tuple[int, int], Relation]:
     """The pairs of some layers, beside mechanisms too, for queries and keys that wander at random,
-    the same every time, and for random inputs where choices, scores or buckets are not given."""
+    the same every time, and for random inputs where choices, scores or buckets are not given; none
+    where inputs say all that is decided."""
     chosen = [program.attend(layer, head).graph for layer in layers for head in _heads(program)]
-    if not n or not any(graph is not None and decides(graph) for graph in chosen):
+    later = Stack(program, inputs).decides_later
+    if not n or not any(later(leaf) for graph in chosen if graph for leaf in leaves(graph)):
         return {}
     if n > LONGEST_PAIRS:
         raise AttnSpecError(f"samples of choices are drawn up to n = {LONGEST_PAIRS:,}, got {n:,}")

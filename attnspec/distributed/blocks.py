@@ -8,6 +8,7 @@ may say too much, never too little: what stays undecided is a block.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import lru_cache
 
 import numpy as np
 
@@ -63,6 +64,7 @@ class Blocks:
     full: np.ndarray
 
 
+@lru_cache(maxsize=32)
 def blocks_between(relation: Relation, partition: Partition) -> Blocks:
     """The blocks that different ranks have with each other."""
     if partition.n > DRAWN and is_scattered(relation):

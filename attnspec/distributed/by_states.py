@@ -11,12 +11,11 @@ forgets, the logarithms of what it leaves of earlier sums stand in their place.
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import cast
+from typing import Protocol, cast
 
 import torch
 
 from attnspec.backends.common.torch_modes import apart
-from attnspec.backends.factored.features.kernel import FeatureKernel
 from attnspec.backends.factored.features.spans import LOWEST
 from attnspec.backends.factored.features.sums import State
 from attnspec.backends.factored.kernels import kernel_of
@@ -28,6 +27,20 @@ from attnspec.distributed.some_heads import SomeHeads
 from attnspec.lower.work import Call, Work
 from attnspec.runtime.engine import Engine, no_log_sum_exps
 from attnspec.runtime.head_groups import Group, group_of, together
+
+
+class Summable(Protocol):
+    """A kernel of which what keys add up to is merged with what others do."""
+
+    def key_sums(
+        self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, call: Call, at: torch.Tensor
+    ) -> tuple[State, torch.Tensor | None]:
+        """The sums over keys at the positions `at`, and what a gate leaves of those before."""
+
+    def onward(
+        self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, call: Call, before: State
+    ) -> torch.Tensor:
+        """The outputs of queries on top of sums: of all keys, or of those before these."""
 
 
 class StatesHere:
@@ -74,10 +87,10 @@ class StatesHere:
         return together(self.groups, len(self.some.chosen), self.device).joined(outs), None
 
     def _of_group(self, group: Group, parts: Parts, call: Call) -> torch.Tensor:
-        kernel = cast(FeatureKernel, group.kernel)
-        own, left = kernel.key_sums(*parts, call)
+        kernel = cast(Summable, group.kernel)
+        own, left = kernel.key_sums(*parts, call, self.own)
         tie = anchor([*parts, *call.tables.values()], own.total.dtype)
-        before, came = self._exchanged(own, left, tie, kernel.how.causal)
+        before, came = self._exchanged(own, left, tie, group.work.causal)
         return tied(kernel.onward(*parts, call, before), came)
 
     def _exchanged(

@@ -15,10 +15,10 @@ from itertools import product
 import numpy as np
 
 from attnspec.analysis.counting.degrees import degrees_of
-from attnspec.distributed.blocks import Blocks, blocks_between
+from attnspec.distributed.blocks import blocks_between
 from attnspec.distributed.exchange import Exchange, Rows, exchange_between
 from attnspec.distributed.known import widest
-from attnspec.distributed.partitions import Partition, candidates
+from attnspec.distributed.partitions import EVEN, Partition, candidates
 from attnspec.distributed.printed import printed
 from attnspec.distributed.timing import (
     Estimate,
@@ -318,7 +318,7 @@ def plan(
     heads = program.heads or 1
     tensors = tensors or Tensors(heads=heads, key_heads=heads)
     rates = rates or Rates()
-    drawn = Drawing(program, n, tensors, inputs)
+    drawn = Drawing(program, n, tensors, inputs, rates)
     numbers = range(program.layers or 1) if layer is None else (layer,)
     kinds = drawn.kinds(numbers)
     if partition is None:
@@ -405,13 +405,18 @@ class Drawing:
     """Draws plans of one program at one length, for partitions that are held against each other."""
 
     def __init__(
-        self, program: Program, n: int, tensors: Tensors, inputs: Sample | None = None
+        self,
+        program: Program,
+        n: int,
+        tensors: Tensors,
+        inputs: Sample | None = None,
+        rates: Rates | None = None,
     ) -> None:
         self.program, self.n, self.tensors = program, n, tensors
+        self.rates = rates or Rates()
         self.binder = Binder(program, stand_ins(program))
         self.stack = None if inputs is None else Stack(program, inputs)
         self._degrees: dict[Relation, np.ndarray | None] = {}
-        self._blocks: dict[tuple[Relation, Partition], Blocks] = {}
 
     def kinds(
         self, layers: Sequence[int]
@@ -487,19 +492,56 @@ class Drawing:
                     return _alone(numbers, STATES, why, works, states, None)
                 why += f", and {through[1]:,} bytes would reach a rank as sums over keys"
             return _alone(numbers, HEADS, why, works, heads, head_work(works, self, t, ranks))
-        groups = self.groups(works, partition)
+        rows = self.rows(numbers, works, partition)
+        if t.key_heads < ranks:
+            return rows
+        why = f"{int(rows.received.max()):,} bytes would reach a rank as rows"
+        if rows.balance is not None:
+            why += f", with a balance of {rows.balance:.3f}"
+        work = head_work(works, self, t, ranks)
+        dealt_out = _alone(numbers, HEADS, why, works, head_links(partition, t), work)
+        seconds = [each.estimate(t, self.rates).together for each in (rows, dealt_out)]
+        # where neither is sooner done, fewer bytes
+        less = _most((dealt_out.there, dealt_out.back)) < _most((rows.there, rows.back))
+        return dealt_out if seconds[1] * (WORTH if less else 1 / WORTH) < seconds[0] else rows
+
+    def rows(
+        self,
+        numbers: tuple[int, ...],
+        works: Sequence[tuple[Work, tuple[int, ...]]],
+        partition: Partition,
+    ) -> LayerPlan:
+        """The fewest rows; or keys alone, where work comes out so much more evenly that more bytes
+        are worth it."""
+        found = self.cut(numbers, works, partition, True)
+        if found.balance is None or found.balance <= EVEN:
+            return found
+        other = self.cut(numbers, works, partition, False)
+        seconds = [each.estimate(self.tensors, self.rates).together for each in (found, other)]
+        if seconds[1] >= WORTH * seconds[0]:
+            return found
+        why = (
+            f"keys alone, at {int(other.received.max()):,} bytes at most, balance"
+            f" {other.balance:.3f}; with queries {int(found.received.max()):,} and"
+            f" {found.balance:.3f}"
+        )
+        return replace(other, why=why)
+
+    def cut(
+        self,
+        numbers: tuple[int, ...],
+        works: Sequence[tuple[Work, tuple[int, ...]]],
+        partition: Partition,
+        queries: bool,
+    ) -> LayerPlan:
+        """The fewest rows of keys and, where these may travel, of queries."""
+        groups = self.groups(works, partition, queries)
+        none = np.zeros((partition.ranks,) * 2, np.int64)
         there, back = (
-            sum((getattr(x, way) for x in exchanges(groups)), np.zeros((ranks, ranks), np.int64))
+            sum((getattr(each, way) for each in exchanges(groups)), none)
             for way in ("there", "back")
         )
-        others = head_links(partition, t)
-        if t.key_heads >= ranks and _most(others) < _most((there, back)):
-            why = f"{_most((there, back)):,} bytes would reach a rank as rows"
-            work = head_work(works, self, t, ranks)
-            pairs = None if work is None else at_home(work)
-            return LayerPlan(numbers, HEADS, why, groups, *others, pairs)
-        pairs = self.pairs(groups, partition)
-        return LayerPlan(numbers, ROWS, "", groups, there, back, pairs)
+        return LayerPlan(numbers, ROWS, "", groups, there, back, self.pairs(groups, partition))
 
     def mixed(
         self,
@@ -527,7 +569,7 @@ class Drawing:
         """The bytes of each link where works go several ways, and the groups of those that go by
         rows; None where sums cannot."""
         t, none = self.tensors, np.zeros((partition.ranks,) * 2, np.int64)
-        groups = self.groups(ways.get(ROWS, ()), partition)
+        groups = self.groups(ways.get(ROWS, ()), partition, True)
         there = sum((x.there for x in exchanges(groups)), none)
         back = sum((x.back for x in exchanges(groups)), none)
         found: list[Links | None] = []
@@ -560,7 +602,10 @@ class Drawing:
         return LayerPlan(numbers, MIXED, why, tuple(groups), *links[:2], None, tuple(found))
 
     def groups(
-        self, works: Sequence[tuple[Work, tuple[int, ...]]], partition: Partition
+        self,
+        works: Sequence[tuple[Work, tuple[int, ...]]],
+        partition: Partition,
+        queries: bool,
     ) -> tuple[Group, ...]:
         """The heads of each graph, apart by the key heads that they share with other graphs: a key
         row is sent once for all heads that read it."""
@@ -577,19 +622,15 @@ class Drawing:
                 for at in members
             ]
             exchange = exchange_between(
-                [self.blocks(widest(work.relation), partition) for work, _ in parts],
+                [blocks_between(widest(work.relation), partition) for work, _ in parts],
                 partition,
-                [t.rows(len(of), len(keys), work.normalize in MERGED) for work, of in parts],
+                [
+                    t.rows(len(of), len(keys), queries and work.normalize in MERGED)
+                    for work, of in parts
+                ],
             )
             found += [Group(*part, exchange, at) for at, part in enumerate(parts)]
         return tuple(found)
-
-    def blocks(self, relation: Relation, partition: Partition) -> Blocks:
-        """What ranks have to do with each other, found once for each graph."""
-        key = relation, partition
-        if key not in self._blocks:
-            self._blocks[key] = blocks_between(*key)
-        return self._blocks[key]
 
     def pairs(self, groups: Sequence[Group], partition: Partition) -> Pairs | None:
         """The pairs that each rank computes, None where counting them is too much."""
@@ -665,7 +706,7 @@ def state_links(
             return None
         many = len(heads if kept.by_head else key_heads(heads, t.heads // t.key_heads)) * t.batch
         rows = [len(dealt(rank, ranks, many * kept.features)) for rank in range(ranks)]
-        sums = np.array(rows, np.int64) * (t.value_dim + kept.divides) * unit
+        sums = np.array(rows, np.int64) * (t.value_dim + kept.divides + kept.keys) * unit
         there, back = there + sums + many * unit, back + sums
     every = np.zeros((ranks, ranks), np.int64)
     return _between(every + there[None]), _between(every + back[:, None])

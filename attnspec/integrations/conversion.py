@@ -20,14 +20,22 @@ from attnspec.integrations.model_advice import of_bias
 from attnspec.integrations.model_attention import ModelAttention, learns
 from attnspec.integrations.model_layers import (
     HELD,
+    METHOD,
     Place,
     crosses,
+    has_method,
     place_of,
     places_in,
     put,
 )
 from attnspec.integrations.model_sides import SidesAttention
-from attnspec.integrations.model_use import ModelUse, own_config, used_by
+from attnspec.integrations.model_use import (
+    ModelUse,
+    by_method,
+    own_config,
+    scaling_of_method,
+    used_by,
+)
 from attnspec.ir.crossing import crossed
 from attnspec.ir.parameters import RelationError
 from attnspec.ir.program import Program
@@ -150,6 +158,9 @@ class Conversion:
         before = place_of(module), vars(module).get("compute_bias")
         self._back.append(lambda: _put_back(module, *before))
         put(module, place)
+        scaling = scaling_of_method(module) if has_method(type(module)) else None
+        if scaling is not None and METHOD not in vars(module):
+            vars(module)[METHOD] = partial(by_method, scaling, module)
         if place.table is not None and hasattr(module, "compute_bias"):
             # the table is read where the scores are: no bias [1, H, q, k] need be written down
             vars(module)["compute_bias"] = partial(_no_bias, module_heads(module))
@@ -185,6 +196,7 @@ class Conversion:
             )
         plan = plan_data(own.program, own.module.backend)
         found = CompiledAttention(plan, _head_size(module))
+        found.check_finite = own.module.check_finite
         reference = next(base.parameters())
         base.add_module(HELD, found.to(reference.device, reference.dtype).train(base.training))
         self._back.append(lambda: base._modules.pop(HELD))
@@ -206,6 +218,7 @@ class OwnTable(CompiledAttention):
 
     def __init__(self, module: CompiledAttention, table: nn.Module) -> None:
         super().__init__(plan_data(module.program, module.backend))
+        self.check_finite = module.check_finite
         self.names = frozenset(bias_tables(module.program).values())
         for name in self.names:
             del self._parameters[name]
@@ -248,6 +261,8 @@ def _no_bias(
 
 def _put_back(module: nn.Module, place: Place | None, bias: Callable[..., Any] | None) -> None:
     put(module, place)
+    if place is None:
+        vars(module).pop(METHOD, None)
     vars(module).pop("compute_bias", None)
     if bias is not None:
         vars(module)["compute_bias"] = bias
@@ -262,6 +277,10 @@ def _without_windows(config: Any) -> str:
     """Have a config of its own say that no layer has a window, where layers differ by that alone;
     returns what was there, in words."""
     kinds, window = getattr(config, "layer_types", None), getattr(config, "sliding_window", None)
+    local = list(getattr(config, "attention_layers", None) or ()).count("local")
+    if local:
+        # of a layer's own method, which is not called any more
+        return f"in place of `window_size = {config.window_size}` in {local} layers"
     if not kinds:
         if window is None:
             return ""

@@ -364,19 +364,13 @@ class ModelAttention:
                 f"a causal or bidirectional model is needed, this one asks for a {given.kind} "
                 f"mask, which `{self.program.name}` would replace: {of_mask(given.kind, module)}"
             )
-        ends = given.kv_offset + kv_length
-        if (
-            given.q_offset
-            and given.q_length == q_length
-            and q_length <= kv_length
-            and (ends < given.end and not hasattr(key, CACHED))
-        ):
-            raise self._needs_its_past(f"{given.end} positions were read, it has {kv_length}")
-        if given.q_length != q_length or (ends < given.end and not hasattr(key, CACHED)):
-            raise AttnSpecError(
+        short = given.kv_offset + kv_length < given.end and not hasattr(key, CACHED)
+        if given.q_length != q_length or short:
+            found = (
                 f"the mask was made for {given.q_length} queries and {given.end} keys, "
                 f"got {q_length} and {kv_length}"
             )
+            raise self._needs_its_past(found) if given.q_offset and short else AttnSpecError(found)
         return given
 
     def layer_of(self, module: torch.nn.Module) -> int:

@@ -12,7 +12,7 @@ from torch import nn
 from transformers.cache_utils import Cache, CacheLayerMixin, DynamicCache
 
 from attnspec.integrations.model_choices import Running
-from attnspec.integrations.model_layers import attribute_of, crosses
+from attnspec.integrations.model_layers import attribute_of, crosses, place_of
 from attnspec.integrations.model_mask import CACHED, ModelMask, part_of_inputs, part_of_padding
 from attnspec.integrations.model_use import used_by
 from attnspec.ir.program import Program
@@ -39,7 +39,9 @@ class SpecCache(Cache):
         layers = {} if config is None else dict(enumerate(DynamicCache(config=config).layers))
         for layer in used_by(model):
             module = modules[layer.path]
-            number = getattr(module, "layer_idx", None) or 0
+            place, number = place_of(module), getattr(module, "layer_idx", None)
+            if number is None:
+                number = 0 if place is None else place.layer or 0
             if not (_chooses(layers.get(number)) or attribute_of(module, "kv_lora_rank")):
                 layers[number] = SpecLayer()
             if layer.kind != "spec" and not crosses(module):

@@ -25,6 +25,7 @@ _REFUSED = {
     " a query",
     "random_pattern": "it keeps each pair by a chance of its own; `random(keys = r, seed = s)`"
     " draws r keys a query",
+    "random_pattern_from_probability_matrix": "it draws each pair by a chance that a table has",
     "local_nd_gaussian_distribution": "it is a table of chances, not of pairs",
     "local_2d_gausian_distribution": "it is a table of chances, not of pairs",
 }

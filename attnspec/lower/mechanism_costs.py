@@ -110,18 +110,22 @@ def width_of(name: str, size: int, given: dict[str, Any]) -> int:
 
 @dataclass(frozen=True)
 class KeySums:
-    """What a sum of features keeps of keys: `features` rows of values, behind which the sum of the
-    weights stands where it `divides`; for each key head, or `by_head` for each query head."""
+    """What a sum over keys is: `features` rows of values, behind which the sum of the weights
+    stands where it `divides`, and of `keys` numbers of keys; for each key head, or `by_head` for
+    each query head."""
 
     features: int
     divides: bool
     by_head: bool
+    keys: int = 0
 
 
 def key_sums_of(declaration: MechanismDeclaration, size: int) -> KeySums | None:
-    """What is kept of keys whose sums can be merged with those of others; None for what is no sum
-    of features."""
+    """What is kept of keys whose sums can be merged with those of others; None for what is neither
+    a sum of features nor one of positions."""
     name, given = declaration.name, given_to(declaration)
+    if name == "linformer" and given["projection"] == "linear":
+        return KeySums(int(given["rank"]), False, given["share"] == "none", keys=size)
     if name not in SUMS:
         return None
     features = width_of(name, size, given)

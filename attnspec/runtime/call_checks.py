@@ -315,6 +315,30 @@ def check_promise(name: str, at_most: int, marked: torch.Tensor) -> None:
         raise ValueError(f"`{name}` promises at most {at_most} tokens, got {most}")
 
 
+def check_finite(program: Program, tensors: Mapping[str, torch.Tensor]) -> None:
+    """Raises ValueError, with the first place, where a tensor holds NaN or an infinity; a score
+    that is given may be -inf, which is never chosen."""
+    scores = {entry.name for entry in program.inputs if entry.kind == "scores"}
+    for name, x in tensors.items():
+        if not x.is_floating_point() or x.device.type == "meta":
+            continue
+        wrong = ~x.isfinite()
+        if name in scores:
+            wrong = wrong & (x != -torch.inf)
+        if not bool(wrong.any()):
+            continue
+        place = wrong.nonzero()[0].tolist()
+        axes = ("sample", "head", "position", "number")
+        if name in scores:
+            axes = ("sample", "head", "query block", "key block")
+        at = ", ".join(f"{axis} {index}" for axis, index in zip(axes, place, strict=False))
+        what = f"the input `{name}`" if name in scores else name
+        raise ValueError(
+            f"{what} must be finite, got {float(x[tuple(place)])} at {at}, and"
+            f" {int(wrong.sum()):,} such of {x.numel():,} numbers"
+        )
+
+
 def check_exact(
     predicates: Mapping[Scalar, Sequence[str]],
     data: Mapping[str, torch.Tensor],

@@ -28,6 +28,7 @@ from attnspec.runtime.call_checks import (
     autocast_type,
     check_dropout,
     check_exact,
+    check_finite,
     check_inputs,
     check_layer,
     check_padding,
@@ -67,8 +68,11 @@ class CompiledAttention(Learner):
     It works at every length; what depends on the length is built when it is first seen and kept for
     a while. Its parameters are the learned tables of `score bias` and what mechanisms learn. Where
     the shape of one has the size of a head, `head_size`, it is made by the first call if that is
-    not given here.
+    not given here. With `check_finite` calls and steps raise ValueError where q, k or v, or scores
+    that are given, hold NaN or an infinity, at padding and masked keys too.
     """
+
+    check_finite: bool = False
 
     def __init__(self, plan: Mapping[str, object], head_size: int | None = None) -> None:
         engine = Engine(plan)
@@ -156,6 +160,7 @@ class CompiledAttention(Learner):
         first = StreamState.first(state, works, q, k, v)
         check_padding(padding, q.shape[0], q.shape[2], q.device)
         data = check_inputs(self.program, inputs, q, k, padding)
+        self._check_numbers(q, k, v, data)
         if 0 in (q.shape[0], q.shape[2]):
             out = self._run(q, k, v, layer, padding, 0.0, data, return_lse)
             return out, first.after(q.shape[2], first.parts)
@@ -271,7 +276,8 @@ class CompiledAttention(Learner):
 
         Raises TypeError or ValueError, with the shapes, for tensors that do not fit.
         """
-        if self._bare and inputs is None and not return_lse and not is_surrounded():
+        plain = self._bare and inputs is None and not (return_lse or self.check_finite)
+        if plain and not is_surrounded():
             found = self._settled((q, k, v, key_padding_mask), (layer, dropout_p, query_start))
             if found is not None:
                 return found.run(q, k, v, Call(key_padding_mask))
@@ -369,6 +375,7 @@ class CompiledAttention(Learner):
         check_padding(padding, q.shape[0], k.shape[2], q.device)
         dropout_p = check_dropout(dropout_p)
         data = check_inputs(engine.program, inputs, q, k, padding)
+        self._check_numbers(q, k, v, data)
         if self._waits:
             self.make_parameters(q.shape[3], v.shape[3], q.device)
         learned, draws = self._learned(q.device), self._draws(layer)
@@ -417,11 +424,26 @@ class CompiledAttention(Learner):
         check_tensors(self.program, q, k, v)
         check_padding(key_padding_mask, q.shape[0], k.shape[2], q.device)
         data = check_inputs(self.program, inputs, q, k, key_padding_mask)
+        self._check_numbers(q, k, v, data)
         if self._waits:
             self.make_parameters(q.shape[3], v.shape[3], q.device)
         call = Call(key_padding_mask, check_dropout(dropout_p), self._learned(q.device), data)
         out, lse = self.engine.masked((q, k, v), call, layer, added, return_lse)
         return (out, cast(torch.Tensor, lse)) if return_lse else out
+
+    def _check_numbers(
+        self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, data: Mapping[str, torch.Tensor]
+    ) -> None:
+        """Raises ValueError for what is not finite, if that was asked for."""
+        if not self.check_finite:
+            return
+        if _is_looked_at(q, self.program) or is_transformed():
+            raise ValueError(
+                "`check_finite` looks at numbers, which a program that is traced or transformed has"
+                " none of: set `module.check_finite = False` for it"
+            )
+        scores = {x.name: data[x.name] for x in self.program.inputs if x.kind == "scores"}
+        check_finite(self.program, {"q": q, "k": k, "v": v, **scores})
 
     def _learned(self, device: torch.device) -> dict[str, torch.Tensor]:
         """What is learned, by name."""

@@ -72,22 +72,22 @@ class FlexKernel(ByTiles):
     def _fast(
         self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, call: Call
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """The output [B, K, R, n_q, d_v] and its log-sum-exps [B, K, R, n_q]; on the CPU, where it
-        is asked for the output alone, zeros."""
-        shape, out_size = q.shape[:4], v.shape[-1]
+        """The output [B, H, n_q, d_v] and its log-sum-exps [B, H, n_q]; on the CPU, where it is
+        asked for the output alone, zeros."""
+        shape, out_size = q.shape[:3], v.shape[-1]
         scale = scale_of(self.work, q.shape[-1]) if self.work.scale is None else 1.0
         decided = call.padding is not None or bool(self.labels)
         if decided:
             # each sample has lists of its own, which all of its heads share
-            parts = [q.flatten(1, 2), k, v]
+            parts = [q, k, v]
         else:
-            parts = [q.flatten(0, 1), *(x.flatten(0, 1)[:, None] for x in (k, v))]
+            parts = [grouped(q, k).flatten(0, 1), *(x.flatten(0, 1)[:, None] for x in (k, v))]
         if not q.is_cpu:
             parts = [rows_of_size(x, max(NARROWEST, x.shape[-1])) for x in parts]
         changes = self.changes.of(call)
         count = len(self.labels)
         kind = Kind(scale, self.changes.kinds, call.padding is not None, count, self.finds_lse)
-        keys = 1 if decided else shape[1]
+        keys = 1 if decided else k.shape[1]
         labels = [call.data[name].expand(len(q), -1) for name in self.labels]
         if len(self.steps) > 1 and not self.finds_lse:
             raise ValueError("without log-sum-exps the results of several steps are not merged")

@@ -232,12 +232,13 @@ def _weights(scores: torch.Tensor, shift: torch.Tensor) -> torch.Tensor:
 
 def _taken(x: torch.Tensor, index: torch.Tensor, use: str) -> torch.Tensor:
     """x [L, h, …][index [G, M]] as [G, M h, …], where it lies or in a buffer."""
-    step = _step(index)
+    step, height = _step(index), x.shape[1]
     if step and x.is_contiguous():
-        groups, many = index.shape
-        shape = groups, many * x.shape[1], *x.shape[2:]
-        first = x.storage_offset() + int(index[0, 0]) * x.stride(0)
-        return x.as_strided(shape, (step * x.stride(0), *x.stride()[1:]), first)
+        rows = x.flatten(0, 1)
+        each, first = rows.stride(0), int(index[0, 0]) * height
+        shape = len(index), index.shape[1] * height, *rows.shape[1:]
+        strides = step * height * each, *rows.stride()
+        return rows.as_strided(shape, strides, rows.storage_offset() + first * each)
     found = scratch(use, (index.numel(), *x.shape[1:]), x.dtype)
     torch.index_select(x, 0, index.flatten(), out=found)
     return found.view(len(index), -1, *x.shape[2:])

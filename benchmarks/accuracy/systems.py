@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from math import isqrt
 
-from benchmarks.accuracy.training import LAYERS
+from benchmarks.accuracy.training import Size
 
 SYSTEMS: Mapping[str, str] = {
     "softmax": "attend full",
@@ -37,7 +37,7 @@ def text(name: str, n: int) -> str:
     return spelled(SYSTEMS[name], n)
 
 
-def spelled(body: str, n: int) -> str:
+def spelled(body: str, n: int, layers: int = Size.layers) -> str:
     """A spec of what stands in `SYSTEMS`, or might, for sequences of n tokens."""
     body = body.format(n=n, eighth=max(1, n // 8), quarter=max(1, n // 4), root=max(1, isqrt(n)))
-    return f"attention trained {{ layers {LAYERS} {body} }}"
+    return f"attention trained {{ layers {layers} {body} }}"

@@ -142,17 +142,15 @@ def recall(
     return Task("associative recall", 2 * keys + (gap > 0), keys, *every.parted(count * 5 // 6))
 
 
-def duplication(n: int = 1024, symbols: int = 511, count: int = 4000) -> Task:
-    """Symbols and the same symbols again, `0 w 0 w`: which one follows, in the second half? No
-    symbol comes twice in w.
+def duplication(n: int = 128, symbols: int = 127, count: int = 24000) -> Task:
+    """Symbols and the same symbols again, `0 w 0 w`: which one follows, in the second half?
 
-    Source: Kitaev, Kaiser and Levskaya 2020, "Reformer", section 5; there symbols may come again.
+    Source: Kitaev, Kaiser and Levskaya 2020, "Reformer", section 5, with 1,024 tokens.
     """
     generator = np.random.Generator(np.random.PCG64(3))
     half = n // 2
     once = np.zeros((count, half), np.int64)
-    for row in range(count):
-        once[row, 1:] = 1 + generator.permutation(symbols)[: half - 1]
+    once[:, 1:] = generator.integers(1, symbols + 1, (count, half - 1))
     tokens = np.concatenate([once, once], 1)
     labels = np.full((count, n), IGNORED)
     labels[:, half:-1] = tokens[:, half + 1 :]

@@ -13,8 +13,14 @@ import attnspec
 from attnspec.spec import Spec
 from benchmarks.accuracy.tasks import IGNORED, Examples, Task
 
-WIDTH, HEADS, LAYERS = 32, 2, 2
-"""Of the model; its MLPs are twice as wide."""
+
+@dataclass(frozen=True)
+class Size:
+    """Of a model; its MLPs are twice as wide."""
+
+    width: int = 32
+    heads: int = 2
+    layers: int = 2
 
 
 @dataclass(frozen=True)
@@ -40,15 +46,16 @@ class Trained:
 class Block(nn.Module):
     """Attention and MLP, each behind a norm and around which the input goes."""
 
-    def __init__(self, spec: Spec, layer: int, first: Block | None) -> None:
+    def __init__(self, spec: Spec, size: Size, layer: int, first: Block | None) -> None:
         super().__init__()
-        self.norms = nn.ModuleList(nn.LayerNorm(WIDTH) for _ in range(2))
+        width = size.width
+        self.norms = nn.ModuleList(nn.LayerNorm(width) for _ in range(2))
         shared = None if first is None else first.attention
         self.attention: attnspec.SelfAttention = attnspec.SelfAttention(
-            spec, WIDTH, HEADS, layer, shared=shared
+            spec, width, size.heads, layer, shared=shared
         )
         self.mlp = nn.Sequential(
-            nn.Linear(WIDTH, 2 * WIDTH), nn.GELU(), nn.Linear(2 * WIDTH, WIDTH)
+            nn.Linear(width, 2 * width), nn.GELU(), nn.Linear(2 * width, width)
         )
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
@@ -66,16 +73,17 @@ class Model(nn.Module):
     together would take more steps than everything else.
     """
 
-    def __init__(self, task: Task, spec: Spec) -> None:
+    def __init__(self, task: Task, spec: Spec, size: Size = Size()) -> None:
         super().__init__()
         self.whole = task.train.labels.ndim == 1
-        self.tokens = nn.Embedding(task.vocabulary, WIDTH)
-        self.places = nn.Parameter(torch.randn(task.n, WIDTH))
-        self.before = nn.Linear(WIDTH, WIDTH, bias=False)
-        first = Block(spec, 0, None)
-        self.blocks = nn.Sequential(first, *(Block(spec, at, first) for at in range(1, LAYERS)))
-        self.norm = nn.LayerNorm(WIDTH)
-        self.head = nn.Linear(WIDTH, task.classes)
+        self.tokens = nn.Embedding(task.vocabulary, size.width)
+        self.places = nn.Parameter(torch.randn(task.n, size.width))
+        self.before = nn.Linear(size.width, size.width, bias=False)
+        first = Block(spec, size, 0, None)
+        others = (Block(spec, size, at, first) for at in range(1, size.layers))
+        self.blocks = nn.Sequential(first, *others)
+        self.norm = nn.LayerNorm(size.width)
+        self.head = nn.Linear(size.width, task.classes)
 
     def forward(self, tokens: torch.Tensor) -> torch.Tensor:
         x = self.tokens(tokens)
@@ -106,10 +114,10 @@ def steps(model: nn.Module, task: Task, budget: Budget) -> Iterator[None]:
         yield
 
 
-def train(task: Task, spec: Spec, seed: int, budget: Budget) -> Trained:
-    """A model trained from a seed, and what it has learned."""
+def train(task: Task, spec: Spec, seed: int, budget: Budget, size: Size = Size()) -> Trained:
+    """A model of a size trained from a seed, and what it has learned."""
     torch.manual_seed(seed)
-    model = Model(task, spec)
+    model = Model(task, spec, size)
     for _ in steps(model, task, budget):
         pass
     count = sum(parameter.numel() for parameter in model.parameters())

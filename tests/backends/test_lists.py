@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 from dataclasses import replace
 
@@ -342,3 +343,40 @@ def test_long_sequences_are_planned_for_lists() -> None:
     spec = parse("attention decided { attend topk(blocks = 4, size = 64, queries = 1) }")
     assert spec.plan(4096).steps[0].chosen.name == "lists"
     assert spec.plan(32).steps[0].chosen.name != "lists"
+
+
+@pytest.mark.parametrize("height", [1, 5])
+@pytest.mark.parametrize(
+    "index",
+    [
+        [[4]],
+        [[2, 3, 4]],
+        [[0], [1], [2]],
+        [[0, 1], [1, 2], [2, 3]],
+        [[0, 1], [3, 4], [6, 7]],
+        [[0, 1], [1, 2], [2, 4]],
+        [[2, 1], [3, 2]],
+        [[3], [3], [3]],
+        [[5], [3], [1]],
+        [[0, 2], [1, 3]],
+    ],
+    ids=str,
+)
+def test_tiles_are_taken_where_they_lie_or_gathered(index: list[list[int]], height: int) -> None:
+    for x in (torch.randn(9, height, 3), torch.randn(9, height), torch.randn(9, 3, height).mT):
+        which = torch.tensor(index)
+        found = attention._taken(x, which, "test")
+        assert torch.equal(found, x[which].flatten(1, 2))
+        steps = [row[0] for row in index]
+        runs = all(row == list(range(row[0], row[0] + len(row))) for row in index)
+        even = len({b - a for a, b in itertools.pairwise(steps)}) < 2
+        lies = runs and even and (len(steps) == 1 or steps[1] > steps[0]) and x.is_contiguous()
+        assert (found.untyped_storage().data_ptr() == x.untyped_storage().data_ptr()) == lies
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_masks_are_added_as_bits(dtype: torch.dtype) -> None:
+    held = torch.rand(3, 7, 5) < 0.5
+    for each in (held, held.mT, held[:, ::2]):
+        wanted = torch.zeros(each.shape, dtype=dtype).masked_fill(~each, -torch.inf)
+        assert torch.equal(attention._bias(each, dtype), wanted)

@@ -117,20 +117,20 @@ def check(
 
 SHAPES = (
     *(((1, 1, 1, 1), False), ((2, 1, 35, 35), False), ((1, 1, 9, 41), True)),
-    *(((1, 1, 57, 57), False), ((2, 1, 18, 33), False)),
+    *(((1, 1, 52, 52), False), ((2, 1, 18, 33), False)),
 )
 """Heads, heads of keys, queries, keys, and whether some are padding."""
 
 
 QUICK = (
-    "attend linear()",
-    "causal attend linear()",
-    "attend linear(feature = exp)",
-    "causal attend linear(feature = relu)",
-    "causal attend linear(feature = squared_relu)",
-    "causal attend linear(feature = exp)",
     "causal attend linear(feature = identity)",
+    "causal attend linear()",
+    "causal attend linear(feature = squared_relu)",
+    "causal attend linear(feature = relu)",
+    "attend linear(feature = exp)",
     "causal attend linear(feature = exp, normalize = none)",
+    "attend linear()",
+    "causal attend linear(feature = exp)",
     "attend favor(features = 24, kind = trig)",
     "causal attend rfa(features = 12, gated = true)",
 )
@@ -166,7 +166,7 @@ TYPED = (
 
 @pytest.mark.parametrize(("body", "kind"), in_turn(TYPED, (torch.float32, torch.float16)))
 def test_types(body: str, kind: torch.dtype) -> None:
-    check(body, (2, 1, 37, 37), kind)
+    check(body, (2, 1, 21, 21), kind)
 
 
 def few(n_q: int, n: int, **shape: int) -> list[torch.Tensor]:
@@ -176,7 +176,7 @@ def few(n_q: int, n: int, **shape: int) -> list[torch.Tensor]:
 def test_blocks_of_features_and_values() -> None:
     # taylor of order 2 has 57 of rows of 9
     module = module_of("causal attend taylor(order = 2)", "triton")
-    given = tensors(1, 1, 19, 19, size=9, out_size=33)
+    given = tensors(1, 1, 11, 11, size=9, out_size=33)
     meant = with_gradients(written_out(module, given, []), given)
     for mine, right in zip(with_gradients(module(*given), given), meant, strict=True):
         torch.testing.assert_close(mine, right, rtol=1e-9, atol=1e-9)
@@ -193,7 +193,7 @@ def test_what_is_launched_and_kept(monkeypatch: pytest.MonkeyPatch) -> None:
         return launch(kernel, count)
 
     monkeypatch.setattr(way, "_launch", seen)
-    given = few(35, 35)
+    given = few(27, 27)
     kept: list[int] = []
 
     def keep(x: torch.Tensor) -> torch.Tensor:
@@ -206,7 +206,7 @@ def test_what_is_launched_and_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     out.sum().backward()
     assert launched[3:] == [*("along", "carry") * 2, "of_queries", "of_keys", "of_values"]
     # neither features nor states: what is given, the output, and a number for each query
-    assert sum(kept) <= sum(x.numel() for x in given) + out.numel() + 2 * 35
+    assert sum(kept) <= sum(x.numel() for x in given) + out.numel() + 2 * 27
 
 
 def test_every_run_gives_the_same_bits_however_many_heads_go_at_once(
@@ -215,7 +215,7 @@ def test_every_run_gives_the_same_bits_however_many_heads_go_at_once(
     from attnspec.backends.triton.sums import way
 
     module = module_of("causal attend linear()", "triton")
-    given = few(35, 35)
+    given = few(27, 27)
     whole = with_gradients(module(*given), given)
     for mine, other in zip(with_gradients(module(*given), given), whole, strict=True):
         assert torch.equal(mine, other)
@@ -250,7 +250,7 @@ def test_any_strides_and_rows_further_apart_than_32_bits_count() -> None:
 
 
 def test_exponentials_that_are_large_stay_numbers() -> None:
-    body, given = "causal attend linear(feature = exp)", few(35, 35)
+    body, given = "causal attend linear(feature = exp)", few(27, 27)
     large = [(x.detach() * 60).requires_grad_() for x in given[:2]] + [given[2]]
     # of weights that float32 does not hold nothing is left, here and there
     found, meant = (
@@ -277,7 +277,7 @@ def test_no_queries_and_no_keys() -> None:
 
 def test_where_kernels_do_not_go_it_is_computed_block_by_block() -> None:
     module = module_of("causal attend linear()", "triton")
-    small = [x.requires_grad_() for x in tensors(1, 1, 3, 3, size=2)]
+    small = [x.requires_grad_() for x in tensors(1, 1, 2, 2, size=2)]
     assert torch.autograd.gradgradcheck(module, small)
     # the interpreter has no bfloat16
     ((group),) = module.engine.prepare(0, 2, 2, 20, 20, "cpu").groups

@@ -118,6 +118,12 @@ def sums_over_keys() -> list[Case]:
         " head 3 { attend window(radius = 3) + linear() } }"
     )
     cases += [Case(130, ranks, mixed, padding=ranks == 4, more=[3, 0]) for ranks in (2, 4)]
+    for ranks, rest in ((2, ""), (3, ", share = none"), (4, ", share = head")):
+        text = f"attention a {{ heads 4 attend linformer(rank = 3, max_length = 80{rest}) }}"
+        if ranks == 3:
+            cases.append(Case(70, ranks, text, partition="head_tail", padding=True))
+        else:
+            cases.append(Case(70, ranks, text, more=[5]))
     cases += [Case(80, 3, gated), Case(131, 4, gated, padding=True, more=[2, 0])]
     return [*cases, Case(80, 4, gated, partition="head_tail")]
 

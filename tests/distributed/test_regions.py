@@ -17,7 +17,7 @@ from attnspec.backends.dense.kernel import DenseKernel
 from attnspec.backends.planner import choose
 from attnspec.distributed.by_rows import GroupHere
 from attnspec.distributed.planning import Tensors, plan
-from attnspec.distributed.regions import Region
+from attnspec.distributed.regions import Region, readers
 from attnspec.lower.lower import Binder, bias_tables, stand_ins
 from attnspec.lower.work import MERGED, Call, Work
 from attnspec.runtime.call_checks import check_inputs
@@ -125,9 +125,10 @@ def test_a_part_is_that_of_the_definition(text: str) -> None:
 
 
 class Counting(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Counts the products of numbers in matrix products and in the flash kernel, and its calls."""
+    """Counts the products of numbers in matrix products and in the flash kernel, its calls, and the
+    numbers of the largest tensor that is made."""
 
-    products, calls = 0, 0
+    products, calls, largest = 0, 0, 0
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         name = func.overloadpacket.__name__
@@ -138,26 +139,29 @@ class Counting(TorchDispatchMode):  # type: ignore[no-untyped-call]
         elif name in ("mm", "bmm"):
             self.products += args[0].numel() * args[1].shape[-1]
             self.calls += 1
-        return func(*args, **(kwargs or {}))
+        found = func(*args, **(kwargs or {}))
+        if isinstance(found, torch.Tensor):
+            self.largest = max(self.largest, found.numel())
+        return found
 
 
-def counted(run: Callable[[], object]) -> tuple[int, int]:
+def counted(run: Callable[[], object]) -> tuple[int, int, int]:
     mode = Counting()  # type: ignore[no-untyped-call]
     with mode, torch.no_grad():
         run()
-    return mode.products, mode.calls
+    return mode.products, mode.calls, mode.largest
 
 
-LONG = 4096
+LONG = 2048
 RANKS = 4
 
 
 @pytest.mark.parametrize(
     ("graph", "factor"),
     [
-        ("window(radius = 200)", 1.35),
+        ("window(radius = 100)", 1.35),
         ("causal full", 1.1),
-        ("window(radius = 100) | global(first(16))", 1.5),
+        ("window(radius = 60) | global(first(8))", 1.6),
         ("dilated(radius = 400, step = 4)", 1.6),
     ],
 )
@@ -165,9 +169,9 @@ def test_a_rank_computes_its_share_of_the_edges(graph: str, factor: float) -> No
     text = "causal attend full" if graph == "causal full" else f"attend {graph}"
     work, heads, spec = work_of(text, LONG)
     x = torch.randn(1, 4, LONG, 8)
-    whole, calls = counted(lambda: choose(work, "cpu").build(work, heads, CPU)(x, x, x, Call()))
-    tensors = Tensors(1, 4, 4, 8, 8, 4)
-    found = plan(spec.program, LONG, RANKS, tensors)
+    whole, calls, _ = counted(lambda: choose(work, "cpu").build(work, heads, CPU)(x, x, x, Call()))
+    # one key head: rows, however many there are
+    found = plan(spec.program, LONG, RANKS, Tensors(1, 4, 1, 8, 8, 4))
     (group,) = found.layers[0].groups
     assert group.exchange is not None
     each = []
@@ -185,8 +189,28 @@ def test_a_rank_computes_its_share_of_the_edges(graph: str, factor: float) -> No
                 region.partial(q, k, k, Call())
 
         each.append(counted(run))
-    products = [one for one, _ in each]
+    products = [one for one, _, _ in each]
     edges = int(degrees_of(work.relation, LONG).sum()) * 4 * 2 * 8
     assert edges <= sum(products) <= 2.5 * edges
     assert max(products) <= factor * whole / RANKS, (products, whole)
-    assert max(many for _, many in each) <= calls + 8 * RANKS
+    assert max(many for _, many, _ in each) <= calls + 8 * RANKS
+    # never the scores of all pairs of a shard
+    assert max(most for _, _, most in each) <= (LONG // RANKS) ** 2
+
+
+@pytest.mark.parametrize(("name", "ran"), [("dense", "DenseKernel"), ("tiles", "TiledKernel")])
+def test_a_backend_by_name_runs_the_parts_that_it_does_not_refuse(name: str, ran: str) -> None:
+    work, heads, _ = work_of("attend window(radius = 9)", N)
+    queries, keys = PARTS["many"]
+    assert type(Region(work, heads, queries, keys, CPU, name).kernel).__name__ == ran
+    chosen = Region(work, heads, queries, keys, CPU).kernel
+    # rows takes the last few queries, and these are more
+    assert type(Region(work, heads, queries, keys, CPU, "rows").kernel) is type(chosen)
+
+
+def test_queries_without_a_key_among_those_that_came_are_left_out() -> None:
+    work, _, _ = work_of("attend window(radius = 9)", 1024)
+    own = np.arange(512, 1024)
+    assert readers(work, own, np.arange(503, 512)).tolist() == list(range(128))
+    assert readers(work, own, np.arange(0, 400)).tolist() == []
+    assert len(readers(work, own, np.arange(0))) == 0

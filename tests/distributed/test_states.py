@@ -52,7 +52,8 @@ def in_parts(kernel: Any, whole: Sequence[torch.Tensor], call: Call) -> Iterator
         for a, b in pairwise(CUTS)
         if a < b
     ]
-    found = [kernel.key_sums(*part) for part in parts]
+    at = [torch.arange(a, b) for a, b in pairwise(CUTS) if a < b]
+    found = [kernel.key_sums(*part, where) for part, where in zip(parts, at, strict=True)]
     sums = [state for state, _ in found]
     shape = sums[0].total.shape
     lines = torch.stack([each.total.flatten(0, 1) for each in sums])
@@ -157,7 +158,9 @@ def test_sums_have_the_size_that_is_planned(text: str, size: int) -> None:
     tables = {
         part.name: torch.ones(2, *(size for _ in part.shape)) for part in mechanism_of(work).parts()
     }
-    sums = found.key_sums(x, x[:, :1], torch.ones(1, 1, 5, 3), Call(tables=tables))[0].total
+    sums = found.key_sums(
+        x, x[:, :1], torch.ones(1, 1, 5, 3), Call(tables=tables), torch.arange(5)
+    )[0].total
     assert sums.shape == (2 if kept.by_head else 1, kept.features, 3 + kept.divides)
     assert sums.dtype == torch.float32
 
@@ -183,7 +186,7 @@ def test_sums_travel_where_positions_would_be_more() -> None:
     "text",
     [
         "attend window(radius = 3) + linear()",
-        "attend linformer(rank = 4, max_length = 65536)",
+        "attend linformer(rank = 4, max_length = 65536, projection = conv)",
         "attend efficient()",
     ],
 )

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from benchmarks.distributed import PAPER, Settings, measure, paper
+from benchmarks import distributed
 
 STEPS = 3
 RANKS = 4
@@ -107,16 +107,19 @@ def test_a_model_over_ranks_learns_what_one_process_does(tmp_path: Path) -> None
         assert found == pytest.approx(alone, rel=1e-11)
 
 
-def test_the_table_on_paper_has_every_graph() -> None:
-    lines = paper(4096, (2,))
-    assert len(lines) == 2 + len(PAPER)
-
-
 @pytest.mark.slow
-def test_the_script_measures_local_ranks() -> None:
-    found = measure(Settings(n=256, ranks=(2,), calls=1, heads=2, head_dim=8))
-    assert [each["ranks"] for each in found] == [2, 2, 2]
-    assert all(isinstance(each["seconds"], float) for each in found)
+def test_the_script_measures_local_ranks_and_goes_on(tmp_path: Path) -> None:
+    out = tmp_path / "found.json"
+    distributed.main(["-n", "96", "--ranks", "2", "--out", str(out)])
+    first = json.loads(out.read_text())
+    for row in first["rows"]["2"]:
+        assert row["bytes_received"] == row["bytes_planned"]
+        assert row["seconds"] > 0
+    assert [row["case"] for row in first["rows"]["2"]] == [*distributed.CASES]
+    distributed.main(["-n", "96", "--ranks", "2", "1", "--out", str(out)])
+    both = json.loads(out.read_text())["rows"]
+    assert set(both) == {"1", "2"}
+    assert both["2"] == first["rows"]["2"]
 
 
 if __name__ == "__main__":

@@ -12,7 +12,7 @@ from attnspec.graphs.operators import Union
 from attnspec.graphs.relation import Relation, is_of_any_length
 from attnspec.spec import parse
 
-N = 61
+N = 49
 
 GRAPHS = (
     "full",
@@ -32,11 +32,11 @@ GRAPHS = (
 PARTS = {
     "a range": np.arange(17, 40),
     "one": np.array([33]),
-    "two ranges": np.r_[4:9, 30:52],
+    "two ranges": np.r_[4:9, 30:47],
     "a class": np.arange(2, N, 4),
     "two classes": np.r_[np.arange(1, N, 4), np.arange(3, N, 4)],
-    "many runs": np.r_[0:3, 5:6, 8:12, 14:15, 20:21, 25:31, 33:34, 40:44, 50:51, 55:61],
-    "no order": np.r_[40:50, 3:20, 60],
+    "many runs": np.r_[0:3, 5:6, 8:12, 14:15, 20:21, 25:31, 33:34, 38:42, 44:49],
+    "no order": np.r_[40:48, 3:20, 30],
     "all": np.arange(N),
 }
 
@@ -54,7 +54,7 @@ def test_pairs_are_those_between_the_positions(graph: str) -> None:
     whole = definition(relation, N)
     names = list(PARTS)
     for number, (name, queries) in enumerate(PARTS.items()):
-        for other in (name, names[number - 1], names[number - 3]):
+        for other in (name, names[number - 3]):
             keys = PARTS[other]
             found, n, count = gathered(relation, N, queries, keys)
             assert (n, count) == (max(len(queries), len(keys)), len(queries))
@@ -65,7 +65,7 @@ def test_pairs_are_those_between_the_positions(graph: str) -> None:
             else:
                 assert not is_of_any_length(found)
             assert np.array_equal(definition(found, n), wanted), (name, other)
-            assert faults(found, n, (1, 3, 8)) == []
+            assert faults(found, n, (1, 8)) == []
 
 
 def test_a_range_of_what_asks_for_distances_alone_is_the_graph_itself() -> None:

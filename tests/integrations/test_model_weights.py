@@ -77,10 +77,17 @@ def test_windows_of_longformer(head: str) -> None:
     assert difference(first(done.model, mask), wanted) > 0.01
 
 
-@pytest.mark.parametrize("head", ["Model", "ForSequenceClassification"])
-def test_global_tokens_of_longformer(head: str) -> None:
-    model, mask = shared(built("Longformer", head, attention_window=[4, 8])), mask_of(N, 15)
+@pytest.mark.filterwarnings("ignore:`longformer` names positions")
+@pytest.mark.parametrize(
+    ("head", "left", "width"),
+    [("Model", False, [4, 8]), ("Model", True, 12), ("ForSequenceClassification", False, [4, 8])],
+)
+def test_global_tokens_of_longformer(head: str, left: bool, width: Any) -> None:
+    model, mask = shared(built("Longformer", head, attention_window=width)), mask_of(N, 15)
+    mask = mask.flip(1) if left else mask
+    # one of them padding
     marked = torch.zeros(2, N, dtype=torch.bool)
+    marked[1, 2 if left else 20] = True
     marked[:, 0] = marked[0, 7] = True
     done = roberta_from_longformer(model, "important")
     wanted = first(model, mask, global_attention_mask=marked.long())

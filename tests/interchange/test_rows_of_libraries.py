@@ -53,6 +53,8 @@ CHOSEN = np.stack([np.arange(48) // 12, np.arange(48) // 4 % 4, np.full(48, -1)]
 IMAGES = np.array([(0, 9), (4, 21), (9, 12), (5, 5), (0, 21), (20, 21), (3, 4), (1, 17)])
 """Of eight images, the words that read them: from the first up to the second."""
 
+UNEQUAL = np.repeat(np.arange(4), [5, 7, 12, 24])
+
 PADDED = np.arange(48) - 5
 """Positions counted from the first real token, behind five of padding."""
 
@@ -318,6 +320,19 @@ OTHERS = {
         lambda h, q, k, n: natten_axis(q, k, n, 5, 1, 3),
         lengths=(16, 48),
     ),
+    "NATTEN, even kernel": Row(
+        "attend where(k - min(max(q, 2), n - 2) in -2..1)",
+        lambda h, q, k, n: natten_axis(q, k, n, 4, 1, 1),
+        lengths=(13, 48),
+    ),
+    "NATTEN, additional keys": Row(
+        "attend columns(first(4)) | where(q >= 4 and k >= 4 and "
+        "abs(min(max(q - 4, 2), n - 7) - (k - 4)) <= 2)",
+        lambda h, q, k, n: (
+            (k < 4) | ((q >= 4) & (k >= 4) & natten_axis(q - 4, k - 4, n - 4, 5, 1, 1))
+        ),
+        lengths=(13, 48),
+    ),
     "NATTEN, causal, stride 4": Row(
         "causal attend where(min(q // 4 * 4 + 3, n - 1) - k < 6)",
         lambda h, q, k, n: (q >= k) & (np.minimum(q // 4 * 4 + 3, n - 1) - k < 6),
@@ -350,6 +365,18 @@ OTHERS = {
         lambda h, q, k, n: (DOC[q] == DOC[k]) & ((q >= k) | (k - START[k] < 3)),
         {"d": DOC, "prefix": np.arange(48) - START < 3},
     ),
+    "FlashMask, document": Row(
+        "input d: ids attend same(d)", lambda h, q, k, n: DOC[q] == DOC[k], {"d": DOC}
+    ),
+    "FlashMask, prefix-LM causal": Row(
+        "attend causal | prefix(6)", lambda h, q, k, n: (k < 6) | (k <= q)
+    ),
+    "FlashMask V3, block_mask": Row(
+        "input kept: choices(size = 12) causal attend chosen(kept)",
+        lambda h, q, k, n: (CHOSEN[0][q] == (k // 12)[..., None]).any(-1) & (q >= k),
+        {"kept": CHOSEN},
+        lengths=(48,),
+    ),
     "FlashMask, random eviction": Row(
         "input gone: numbers causal attend where(q < gone(k))",
         lambda h, q, k, n: (q >= k) & (q < EVICTED[k]),
@@ -367,11 +394,53 @@ OTHERS = {
             | ((q >= 9) & (q <= 30) & (k >= 5) & (k <= 30) & (k <= q))
         ),
     ),
+    "MagiAttention, an INV_CAUSAL slice": Row(
+        "attend where(q in 4..20 and k in 2..30 and k - 2 >= q - 4)",
+        lambda h, q, k, n: (q >= 4) & (q < 21) & (k >= 2) & (k < 31) & (k - 2 >= q - 4),
+    ),
+    "MagiAttention, a BI_CAUSAL slice": Row(
+        "attend where(q in 4..20 and k - 2 >= q - 4 and k - 30 <= q - 20)",
+        lambda h, q, k, n: (q >= 4) & (q < 21) & (k - 2 >= q - 4) & (k - 30 <= q - 20),
+    ),
+    "FlashAttention, window_size = (5, 2)": Row(
+        "attend window(before = 5, after = 2)", lambda h, q, k, n: (q - 5 <= k) & (k <= q + 2)
+    ),
+    "FlashInfer, blocks of unequal sizes": Row(
+        # of 5, 7, 12 and 24 positions, each of which reads itself and the one before
+        "input block: numbers attend where(block(q) - block(k) in 0..1)",
+        lambda h, q, k, n: (UNEQUAL[q] - UNEQUAL[k] >= 0) & (UNEQUAL[q] - UNEQUAL[k] <= 1),
+        {"block": UNEQUAL},
+    ),
+    "MIT block-sparse, a head of a block mask": Row(
+        "input kept: choices(size = 12) causal attend chosen(kept)",
+        lambda h, q, k, n: (q >= k) & (CHOSEN[0][q] == (k // 12)[..., None]).any(-1),
+        {"kept": CHOSEN},
+        lengths=(48,),
+    ),
     "MIT block-sparse, a streaming head": Row(
         "heads 2 causal head 0 { attend full }"
         " head 1 { attend columns(first(4)) | block(size = 4, before = 2) }",
         lambda h, q, k, n: (q >= k) & ((h == 0) | (k < 4) | (q // 4 - k // 4 <= 2)),
         heads=2,
+    ),
+    "Modular, CausalMask": Row("causal attend full", lambda h, q, k, n: k <= q),
+    "Modular, CausalPaddingMask": Row(
+        "input real: tokens causal attend columns(real)",
+        lambda h, q, k, n: (k <= q) & ~MARKED[k],
+        {"real": ~MARKED},
+    ),
+    "Modular, SlidingWindowCausalMask": Row(
+        "attend window(before = 5, after = 0)", lambda h, q, k, n: (k <= q) & (q - k < 6)
+    ),
+    "Modular, SlidingWindowNonCausalMask": Row(
+        "attend window(before = 5, after = 2)", lambda h, q, k, n: (q - 5 <= k) & (k <= q + 2)
+    ),
+    "Modular, ChunkedMask": Row("attend block(size = 6)", lambda h, q, k, n: q // 6 == k // 6),
+    "Modular, NullMask": Row("attend full", lambda h, q, k, n: (q == q) & (k == k)),
+    "Modular, AndMask": Row(
+        # masked out is what both mask out
+        "attend causal | block(size = 6)",
+        lambda h, q, k, n: ~(~(k <= q) & ~(q // 6 == k // 6)),
     ),
     "Modular, ChunkedCausalMask": Row(
         # their OrMask joins what is masked out
@@ -452,8 +521,34 @@ NOT_SAID = (
     "undo_softmax",
     "selected_attention",
     "NumpyMask",
+    "MaterializedMask",
+    "make_random_mask",
+    "OnlineFunc",
+    "Hedgehog",
+    "RetNet",
+    "compressed_sparse_attention",
+    "max_seq_length",
     "dynamic masks",
 )
+
+
+@pytest.mark.parametrize("feature", ["gelu", "swish", "sigmoid", "hedgehog", "dpfp", "t2r"])
+def test_other_features_are_errors_that_name_those_there_are(feature: str) -> None:
+    with pytest.raises(AttnSpecError, match="`feature` is one of elu1, relu, squared_relu"):
+        attnspec.parse(f"attention a {{ attend linear(feature = {feature}) }}")
+
+
+@pytest.mark.parametrize("name", ["retention", "gated_linear", "delta_rule", "orthoformer"])
+def test_other_mechanisms_are_not_defined(name: str) -> None:
+    with pytest.raises(AttnSpecError, match=f"`{name}` is not defined"):
+        attnspec.parse(f"attention a {{ attend {name}() }}")
+
+
+@pytest.mark.parametrize("kind", ["compressed_sparse", "heavily_compressed", "deepseek_sparse"])
+def test_layers_that_choose_by_their_own_parts_are_refused(kind: str) -> None:
+    config = {"model_type": "a", "num_hidden_layers": 1, "layer_types": [f"{kind}_attention"]}
+    with pytest.raises(AttnSpecError, match="decided by their own parts"):
+        attnspec.from_hf_config(config, causal=True)
 
 
 @pytest.mark.parametrize("name", NOT_SAID)

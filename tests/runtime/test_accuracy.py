@@ -83,7 +83,7 @@ def test_the_second_half_is_the_first_one_again() -> None:
     task = duplication(n=16, symbols=9, count=60)
     for row, labels in zip(task.train.tokens.tolist(), task.train.labels.tolist(), strict=True):
         assert row[:8] == row[8:]
-        assert len(set(row[:8])) == 8
+        assert row[0] == 0 < min(row[1:8])
         assert labels == [IGNORED] * 8 + row[9:] + [IGNORED]
 
 
@@ -106,9 +106,17 @@ def test_what_choices_learn_is_written_row_by_row(
         *("recall, topk", "recall, window", "duplication, lsh", "duplication, window")
     }
     assert all(len(row["accuracies"]) == 2 and 0 < row["chance"] < 0.5 for row in rows.values())
-    # what is there is kept
-    monkeypatch.setattr(decided, "measured", None)
+    # what is there is kept, but not what was trained in another way
+    monkeypatch.setattr(decided, "measured", lambda far, task, body, seed: 2.0 + seed)
     assert decided.main(["--seeds", "2", "--results", str(path)]) == 0
+    assert json.loads(path.read_text("utf-8"))["rows"] == rows
+    longer = {name: replace(far, budget=Budget(steps=3, batch=4)) for name, far in tasks.items()}
+    monkeypatch.setattr(decided, "FAR", {**tasks, "recall": longer["recall"]})
+    assert decided.main(["--seeds", "3", "--results", str(path)]) == 0
+    again = json.loads(path.read_text("utf-8"))["rows"]
+    assert again["recall, topk"]["accuracies"] == [2.0, 3.0, 4.0]
+    kept = rows["duplication, lsh"]["accuracies"]
+    assert again["duplication, lsh"]["accuracies"] == [*kept, 4.0]
 
 
 def test_a_model_learns_what_stands_there() -> None:

@@ -371,3 +371,15 @@ def test_a_first_query_is_a_number_that_a_position_may_have(start: int) -> None:
     q = torch.randn(1, 1, 3, 4)
     with pytest.raises(ValueError, match=r"query_start must be at most 2\*\*31 - 1"):
         module(q, q, q, query_start=start)
+
+
+@pytest.mark.parametrize("graph", ["full", "window(radius = 5)", "columns(first(8))"])
+def test_more_queries_than_keys_cost_no_square_of_them(graph: str) -> None:
+    m, n, d = 512, 64, 8
+    module = parse(f"attention a {{ cross attend {graph} }}").compile()
+    q, k = torch.randn(1, 2, m, d), torch.randn(1, 2, n, d)
+    module(q, k, k)
+    with FlopCounterMode(display=False) as counted:
+        module(q, k, k)
+    # scores and their products with values, two operations for each number
+    assert counted.get_total_flops() <= 4 * 2 * m * n * d

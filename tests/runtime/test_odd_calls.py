@@ -341,3 +341,50 @@ def test_modules_change_their_type(body: str) -> None:
         assert out.dtype == dtype
         meant = module(*(x.float() for x in narrow))
         torch.testing.assert_close(out.float(), meant, rtol=allowed, atol=allowed)
+
+
+# --- numbers that are none -----------------------------------------------------------------------
+
+
+@every_body
+@pytest.mark.parametrize(("name", "value"), [("q", torch.nan), ("k", torch.inf), ("v", -torch.inf)])
+def test_what_is_not_finite_is_named_where_it_stands(body: str, name: str, value: float) -> None:
+    module = spec_of(body).compile(head_size=8, check_finite=True)
+    q, k, v = given()
+    plain = spec_of(body).compile(head_size=8)
+    plain.load_state_dict(module.state_dict())
+    assert torch.equal(module(q, k, v), plain(q, k, v))
+    {"q": q, "k": k, "v": v}[name][1, 1, 7, 3:5] = value
+    words = f"{name} must be finite, got {value} at sample 1, head 1, position 7, number 3, and 2"
+    # also where no query reads it
+    real = torch.ones(2, 40, dtype=torch.bool)
+    real[1, 7] = False
+    for mask in (None, real):
+        with pytest.raises(ValueError, match=words):
+            module(q, k, v, key_padding_mask=mask)
+    plain(q, k, v)
+    for copied in (copy.deepcopy(module), pickle.loads(pickle.dumps(module))):
+        with pytest.raises(ValueError, match=words):
+            copied(q, k, v)
+    module.check_finite = False
+    module(q, k, v)
+
+
+def test_steps_scores_and_traces_are_looked_at() -> None:
+    text = (
+        "input s: scores(size = 4) causal attend topk(blocks = 2, size = 4, queries = 1, score = s)"
+    )
+    module = spec_of(text).compile(check_finite=True)
+    q, k, v = given(12)
+    scores = torch.randn(2, 1, 12, 3)
+    scores[0, 0, 5, 2] = -torch.inf
+    module(q, k, v, inputs={"s": scores})
+    scores[1, 0, 6, 1] = torch.nan
+    with pytest.raises(ValueError, match=r"input `s` must be finite.*query block 6, key block 1"):
+        module(q, k, v, inputs={"s": scores})
+    near = spec_of("causal attend window(before = 3, after = 0)").compile(check_finite=True)
+    _, state = near.step(q, k, v)
+    with pytest.raises(ValueError, match="v must be finite"):
+        near.step(q, k, v / 0, state)
+    with pytest.raises(ValueError, match=r"set `module.check_finite = False`"):
+        torch.func.vmap(near)(q[None], k[None], v[None])

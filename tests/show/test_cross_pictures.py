@@ -83,3 +83,21 @@ def test_files_have_frames_of_both_sizes(m: int, n: int) -> None:
     page = html(found)
     assert f'"n": {n}' in page or f'"n":{n}' in page
     assert f'"queries": {m}' in page or f'"queries":{m}' in page
+
+
+def test_choices_of_another_sequence_are_drawn_as_they_are_given() -> None:
+    spec = parse(
+        "attention a { cross input sel: choices(size = 4) attend chosen(sel) | window(radius = 1) }"
+    )
+    inputs = {"sel": np.array([[[0], [1], [2], [-1], [0], [1]]])}
+    shown, mask = str(spec.show(12, m=6, inputs=inputs)), spec.mask(12, m=6, inputs=inputs)
+    rows = [re.split("[│┤]", line)[1] for line in shown.splitlines() if "│" in line]
+    held = [[cell == "██" for cell in (row[2 * k : 2 * k + 2] for k in range(12))] for row in rows]
+    assert (np.array(held) == mask).all()
+
+
+@pytest.mark.parametrize("given", [True, False])
+def test_choices_that_are_given_are_no_sample(given: bool) -> None:
+    spec = parse("attention a { input sel: choices(size = 4) causal attend chosen(sel) }")
+    inputs = {"sel": np.arange(12)[None, :, None] // 8} if given else {}
+    assert ("a sample" in str(spec.show(12, inputs=inputs))) is not given

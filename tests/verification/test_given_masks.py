@@ -11,9 +11,14 @@ import torch
 from torch.nn.attention.flex_attention import create_block_mask
 
 import attnspec
+from attnspec.spec import Spec
 from attnspec.text.diagnostics import AttnSpecError
 
 WINDOW = attnspec.parse("attention near { causal attend window(before = 3, after = 0) }")
+
+
+def spec_of(text: str) -> Spec:
+    return attnspec.parse(f"attention a {{ {text} }}")
 
 
 def window(b: Any, h: Any, q: Any, k: Any) -> Any:
@@ -123,3 +128,36 @@ def test_what_cannot_be_compared_is_refused(
 ) -> None:
     with pytest.raises(error, match=words):
         WINDOW.compare(mask, n)
+
+
+@pytest.mark.parametrize(("m", "n"), [(5, 9), (9, 5), (0, 4), (4, 0), (1, 1)])
+def test_a_spec_of_two_sequences_is_held_against_a_mask_of_both(m: int, n: int) -> None:
+    spec = spec_of("cross attend where(abs(q * n - k * m) <= 2 * m)")
+    mask = spec.mask(n, m=m)
+    assert spec.compare(mask).equal
+    assert spec.compare(mask, n, m=m).equal
+    turned = spec.compare(~mask)
+    assert turned.turned is (m * n > 0)
+    assert turned.to_dict()["m"] == m
+    whole = spec.compare(lambda b, h, q, k: q >= 0 * k, n, m=m)
+    assert whole.heads[0].only_in_mask.count == m * n - mask.sum()
+    assert whole.heads[0].only_in_spec.count == 0
+    assert f"m = {m}, n = {n}" in str(whole)
+    other = spec.compare(spec_of("cross attend full"), n, m=m)
+    assert other.only_in_b.count == m * n - mask.sum()
+
+
+def test_lengths_of_two_sequences_that_do_not_fit_are_refused() -> None:
+    spec = spec_of("cross attend window(radius = 2)")
+    mask = spec.mask(9, m=5)
+    for n, m, words in (
+        (9, 4, r"must be \[4, 9\]"),
+        (8, None, r"must be \[5, 8\], or \[H, 5, 8\]"),
+        (None, 3, r"must be \[3, 9\]"),
+    ):
+        with pytest.raises(AttnSpecError, match=words):
+            spec.compare(mask, n, m=m)
+    with pytest.raises(AttnSpecError, match="has one sequence"):
+        spec_of("attend full").compare(mask, m=5)
+    with pytest.raises(AttnSpecError, match=r"must be \[9, 9\]"):
+        spec_of("attend full").compare(mask)

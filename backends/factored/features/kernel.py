@@ -120,10 +120,10 @@ class FeatureKernel:
         return out.reshape(*q.shape[:3], v.shape[-1]), before
 
     def key_sums(
-        self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, call: Call
+        self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, call: Call, at: torch.Tensor
     ) -> tuple[State, torch.Tensor | None]:
-        """The sums over all keys [N, m, e]; q tells heads and types alone. Of a gate also the
-        logarithms of what it leaves of sums before these keys, [N]."""
+        """The sums over these keys [N, m, e], wherever they are; q tells heads and types alone. Of
+        a gate also the logarithms of what it leaves of sums before, [N]."""
         check_no_dropout(self.name, call.dropout_p)
         given = self.given(q[:, :, :0], k, v, call)
         if given.gate is not None:

@@ -7,12 +7,13 @@ Source: Wang et al. 2020, "Linformer: Self-Attention with Linear Complexity", se
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import cast
 
 import torch
 from torch.nn import functional
 
+from attnspec.backends.factored.features.sums import State
 from attnspec.backends.factored.low_rank.segments import occupied, segment_maxima, segment_means
 from attnspec.backends.factored.low_rank.softmax import attend, repeated, widened, without_padding
 from attnspec.backends.factored.low_rank.thin_products import against, has_wide_vectors, unseen
@@ -36,13 +37,7 @@ class LinformerKernel:
         q, k, v = widened(q), widened(k), widened(v)
         mask = None
         if declared.learned:
-            by_keys = call.tables["keys"].to(q.dtype)
-            by_values = call.tables["values"].to(q.dtype) if declared.apart else by_keys
-            # heads with projections of their own read one key head each
-            heads = q.shape[1] if len(by_keys) > 1 else k.shape[1]
-            k, v = (repeated(without_padding(x, call.padding), heads) for x in (k, v))
-            project = convolved if declared.projection == "conv" else projected
-            k, v = project(k, by_keys), project(v, by_values)
+            k, v = self._projected(q, k, v, call)
             if declared.projection == "conv" and call.padding is not None:
                 mask = _held(call.padding, declared.width)
         else:
@@ -53,6 +48,37 @@ class LinformerKernel:
         mask = None if mask is None else mask[:, None, None]
         scale = q.shape[3] ** -0.5
         return attend(q, k, v, scale, mask=mask, dropout_p=call.dropout_p).to(kept)
+
+    def _projected(
+        self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, call: Call
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """E k and F v by the learned projections, of no padding."""
+        by_keys = call.tables["keys"].to(k.dtype)
+        by_values = call.tables["values"].to(k.dtype) if self.declared.apart else by_keys
+        # heads with projections of their own read one key head each
+        heads = q.shape[1] if len(by_keys) > 1 else k.shape[1]
+        k, v = (repeated(without_padding(x, call.padding), heads) for x in (k, v))
+        project = convolved if self.declared.projection == "conv" else projected
+        return project(k, by_keys), project(v, by_values)
+
+    def key_sums(
+        self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, call: Call, at: torch.Tensor
+    ) -> tuple[State, None]:
+        """What keys and values at these positions add to the dense projections of all,
+        [B heads, rank, d + d_v], of a call whose padding is theirs."""
+        tables = {name: table.index_select(2, at) for name, table in call.tables.items()}
+        mine = replace(call, tables=tables)
+        found = self._projected(q, widened(k), widened(v), mine)
+        return State(torch.cat(found, 3).flatten(0, 1)), None
+
+    def onward(
+        self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, call: Call, before: State
+    ) -> torch.Tensor:
+        """The outputs of queries, where `before` has the projections of all positions."""
+        rows = torch.unflatten(before.total, 0, (len(q), -1))
+        keys, values = torch.split(rows, [k.shape[3], v.shape[3]], 3)
+        scale = q.shape[3] ** -0.5
+        return attend(widened(q), keys, values, scale, dropout_p=call.dropout_p).to(q.dtype)
 
 
 def linformer_kernel(work: Work, heads: tuple[int, ...], device: torch.device) -> LinformerKernel:

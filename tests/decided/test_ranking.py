@@ -1,0 +1,79 @@
+"""What choices are made of, against plain loops: lists of what is marked, and codes that say which
+buckets and chunks are near."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from attnspec.backends.decided import lsh, ranking
+from attnspec.graphs.patterns.lsh import Lsh
+
+
+@pytest.mark.parametrize("lead", [(), (3,), (2, 0), (2, 5)])
+@pytest.mark.parametrize("width", [0, 1, 7, 64])
+@pytest.mark.parametrize("share", [0.0, 0.2, 1.0])
+def test_what_is_marked_is_listed(lead: tuple[int, ...], width: int, share: float) -> None:
+    torch.manual_seed(width)
+    table = torch.rand(*lead, width) < share
+    found = ranking.listed(table)
+    wanted = [row.nonzero().flatten().tolist() for row in table.reshape(-1, max(1, width))]
+    most = max(map(len, wanted), default=0) if table.numel() else 0
+    assert found.shape == (*lead, most)
+    if most:
+        assert found.reshape(-1, most).tolist() == [
+            [-1] * (most - len(row)) + row for row in wanted
+        ]
+
+
+@pytest.mark.parametrize("kind", [torch.int16, torch.int32, torch.int64])
+@pytest.mark.parametrize("most", [0, 1, 3])
+def test_numbers_reach_those_just_below_them(kind: torch.dtype, most: int) -> None:
+    far = (torch.iinfo(kind).max + 1) // 2
+    x = torch.tensor([-far, -2, 0, 1, 2, 5, far - 1]).to(kind)
+    found = ranking.reaches(x[:, None], x, most)
+    wanted = [[0 <= a - b <= most for b in x.tolist()] for a in x.tolist()]
+    assert found.tolist() == wanted
+
+
+CODES = [
+    Lsh(chunk=4, rounds=2),
+    Lsh(chunk=4, rounds=2, look=0),
+    Lsh(chunk=3, rounds=1, look=2),
+    Lsh(chunk=3, rounds=2, cut="bucket"),
+    Lsh(chunk=3, rounds=2, look=2, cut="bucket", share_qk=False),
+    Lsh(chunk=4, rounds=2, share_qk=False),
+    Lsh(chunk=4, rounds=2, bucket_mask=False),
+]
+
+
+@pytest.mark.parametrize("leaf", CODES, ids=str)
+@pytest.mark.parametrize(("n", "count"), [(1, 2), (33, 2), (60, 9), (60, 4000)])
+def test_codes_say_which_buckets_and_chunks_are_near(leaf: Lsh, n: int, count: int) -> None:
+    """Also where a bucket has more chunks than are looked at, and where codes are too many for two
+    bytes."""
+    torch.manual_seed(n + count)
+    bucket = torch.randint(0, count, (2, 1, leaf.rounds, n))
+    real = torch.rand(2, n) < 0.8
+    side = lsh.Sorted.of(bucket, real, leaf, n)
+    others = side
+    if not leaf.share_qk:
+        others = lsh.Sorted.of(bucket.flip(-1), real.flip(-1), leaf, n)
+    found = ranking.reaches(side.code[..., None], others.code[..., None, :], leaf.look)
+    back = side.chunk[..., None] - others.chunk[..., None, :]
+    near = (back >= 0) & (back <= leaf.look)
+    if leaf.bucket_mask:
+        near = near & (side.bucket[..., None] == others.bucket[..., None, :])
+    both = (side.chunk != lsh.NOWHERE)[..., None] & (others.chunk != lsh.NOWHERE)[..., None, :]
+    assert torch.equal(found & both, near & both)
+    # padding is near nothing that is real
+    assert not (found & (both.any(-1, keepdim=True) ^ both.any(-2, keepdim=True))).any()
+
+
+def test_codes_take_as_few_bytes_as_there_are_codes_for() -> None:
+    chunk = torch.tensor([0, lsh.NOWHERE])
+    for most, kind in ((16383, torch.int16), (16384, torch.int32), (1 << 30, torch.int64)):
+        found = lsh._short(torch.tensor([most, 0]), chunk)
+        assert found.dtype == kind
+        assert found[0] == most
+        assert found[1] < -8192
