@@ -65,6 +65,10 @@ def used_by(model: nn.Module) -> ModelUse:
     named; "cannot" with the reason, where the layer asks for none or the spec cannot stand for it.
     What only a call shows, its masks for example, is refused when it is called.
     """
+    # whoever calls from outside may hand in anything
+    given: object = model
+    if not isinstance(given, nn.Module):
+        raise TypeError(f"a model is needed, got {type(given).__name__}")
     return ModelUse(_use(path, module) for path, module in attention_layers(model))
 
 

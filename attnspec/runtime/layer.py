@@ -264,6 +264,9 @@ class SelfAttention(nn.Module):
             raise TypeError(f"x must be a tensor of a floating type, got {kind}")
         if x.dim() != 3 or x.shape[2] != self.embed_dim:
             raise ValueError(f"x must be [B, n, {self.embed_dim}], got {list(x.shape)}")
+        autocast = torch.is_autocast_enabled(x.device.type)
+        if self.read and x.dtype != self.in_weight.dtype and not autocast:
+            raise TypeError(f"x must be {self.in_weight.dtype} as the weights, got {x.dtype}")
 
     def _with_extra(
         self,
