@@ -64,14 +64,29 @@ def parallelize(
     length alone. A rank waits `timeout` seconds for the others, then raises `LostRank`.
     """
     if not isinstance(module, CompiledAttention):
-        raise TypeError(f"a compiled module is needed, got {type(module).__name__}")
+        raise TypeError(
+            f"a compiled module is needed, `spec.compile()`, got {type(module).__name__}: of a"
+            " layer of this package it is `layer.attention`"
+        )
     require_one_sequence(module.program)
     if getattr(mesh, "ndim", None) != 1:
         raise ValueError(
             f"a DeviceMesh of one dimension is needed, got {mesh}: take one by its name,"
             " `mesh['cp']`"
         )
+    if partition is not None:
+        _check_partition(partition, mesh.size())
     return ParallelAttention(module, mesh, partition, timeout)
+
+
+def _check_partition(partition: object, ranks: int) -> None:
+    if not isinstance(partition, Partition):
+        raise TypeError(
+            "partition must be that of a plan, `spec.distribute(n, devices).partition`, got"
+            f" {partition!r}"
+        )
+    if partition.ranks != ranks:
+        raise ValueError(f"the partition is one of {partition.ranks} ranks, the mesh has {ranks}")
 
 
 class ParallelAttention(torch.nn.Module):
@@ -514,5 +529,8 @@ def _axis(x: object, dim: int) -> int:
         raise TypeError(f"a tensor is needed, got {type(x).__name__}")
     axis = index_of("dim", dim)
     if not -x.dim() <= axis < x.dim():
-        raise ValueError(f"dim must be an axis of a tensor {list(x.shape)}, got {axis}")
+        raise ValueError(
+            f"dim must be an axis of a tensor {list(x.shape)}, got {axis}: positions are axis 2 of"
+            " [B, H, n, d], and axis 1 of padding, of inputs [B, n] and of [B, n, embed_dim]"
+        )
     return axis % x.dim()

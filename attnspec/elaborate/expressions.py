@@ -192,7 +192,8 @@ def chain(node: nodes.Chain, scope: Scope) -> Value:
     for operator, span in zip(node.operators, node.operator_spans, strict=False):
         if operator not in _SETS:
             ends = " and ".join(ARTICLES[kind_of(operands[at])] for at in (0, -1))
-            message = f"`{operator}` stands between numbers, got {ends}"
+            joined = "comparisons" if operator in ("and", "or") else "numbers"
+            message = f"`{operator}` stands between {joined}, got {ends}"
             advice = "`#` starts a comment" if operator == "//" else None
             if operator in ("+", "*", "and", "or"):
                 advice = "graphs and token sets are combined by `|`, `&` and `-`"
