@@ -5,7 +5,7 @@ comes first: which backend runs the spec on that device, and why the others do n
 the loss, in bits a byte, starts near 8; with `--n 256 --steps 120`, half a minute on one core of a
 CPU, it ends near 3.2. A first step on a GPU takes longer: FlexAttention is compiled, once.
 
-`--help` lists the options. A spec of the zoo, or one of yours, is a file: `attnspec zoo causal_window
+`--help` lists the options. A spec, of the zoo or your own, is a file: `attnspec zoo causal_window
 -o mine.attn`, then `--spec mine.attn`.
 """
 
@@ -100,12 +100,8 @@ def main(arguments: Sequence[str]) -> int:
     default = HERE / "sparse_strided_merged.attn"
     about = f"a causal spec without run-time inputs; {default.name} of the zoo if not given"
     parser.add_argument("--spec", type=Path, metavar="FILE", default=default, help=about)
-    parser.add_argument(
-        "--device", default="cuda" if cuda else "cpu", help="cuda, where there is one, or cpu"
-    )
-    parser.add_argument(
-        "--n", type=int, metavar="LENGTH", default=512, help="bytes of a sample; 512"
-    )
+    parser.add_argument("--device", default="cuda" if cuda else "cpu", help="cuda or cpu")
+    parser.add_argument("--n", type=int, metavar="LENGTH", default=512, help="512 bytes")
     parser.add_argument("--steps", type=int, metavar="COUNT", default=30, help="30 if not given")
     options = parser.parse_args(arguments)
     if options.device.startswith("cuda") and not cuda:

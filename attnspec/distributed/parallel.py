@@ -28,6 +28,7 @@ from attnspec.distributed.planning import (
 from attnspec.distributed.regions import Parts
 from attnspec.distributed.some_heads import SomeHeads
 from attnspec.ir.api_checks import index_of, length_of
+from attnspec.ir.program import Program
 from attnspec.ir.serial import fingerprint
 from attnspec.lower.cache import Cache
 from attnspec.lower.work import Call, Work
@@ -156,6 +157,16 @@ class ParallelAttention(torch.nn.Module):
             self.mesh.received = before
             whole = flat.view(sum(lengths), *plain.shape[1:]).movedim(0, dim)
         return whole.index_select(dim, _in_order(partition, local.device))
+
+    def positions(self, first: int, count: int, device: torch.device) -> torch.Tensor:
+        """Where the tokens of this rank's shard stand in a whole sequence, which starts at the
+        first, int64 [count]; every rank calls it together."""
+        partition = self._partition(self._lengths(count, device))
+        return first + torch.from_numpy(partition.positions(self.mesh.rank)).to(device)
+
+    @property
+    def program(self) -> Program:
+        return self.module.program
 
     def _lengths(self, mine: int, device: torch.device) -> tuple[int, ...]:
         return tuple(each[0] for each in self.mesh.everyones([mine], device))

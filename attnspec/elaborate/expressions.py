@@ -87,6 +87,8 @@ def word(node: nodes.Name, scope: Scope) -> Value:
             words += [*work.callable, *module.graphs, *work.mechanisms]
         advice = did_you_mean(name, words)
         advice = advice if scope.numbers else meant(name, scope) or advice
+        if advice is None and scope.wanted:
+            advice = f"declare it: `input {name}: {scope.wanted}`"
     if name == QUERIES:
         counts = "`m` counts queries in a spec that says `cross`"
         advice = counts if advice is None else f"{advice}; {counts}"

@@ -42,6 +42,9 @@ def message(body: str) -> str:
         ("causal = true attend full", "=", "the statement is `causal` alone"),
         ("causal true attend full", "true", "the statement is `causal` alone"),
         ("cross = true attend full", "=", "the statement is `cross` alone"),
+        ("attend same(docs)", "docs", "declare it: `input docs: ids`"),
+        ("attend global(cls)", "cls", "declare it: `input cls: tokens`"),
+        ("attend prefix(prompt)", "prompt", "declare it: `input prompt: length`"),
         ("sequence 256 attend full", "256", "n is known when it is called"),
         ("rope attend full", "rope", "rotated in q and k before the call"),
         ("dropout 0.1 attend full", "dropout", "`module(q, k, v, dropout_p = 0.1)`"),
@@ -87,6 +90,13 @@ def test_no_pattern_is_guessed_where_the_meaning_is_known() -> None:
 def test_systems_that_are_named_are_in_the_zoo() -> None:
     stems = [path.stem for path in FILES]
     assert not [word for word in SYSTEMS if not any(stem.startswith(word) for stem in stems)]
+
+
+def test_only_the_name_of_an_input_is_to_be_declared() -> None:
+    assert "declare" not in message("attend global(first(cc))")
+    with pytest.raises(SpecError) as caught:
+        attnspec.parse("graph g() = same(docs) attention a { attend g() }")
+    assert "declare" not in str(caught.value)
 
 
 def test_a_grid_says_its_one_length() -> None:
