@@ -277,6 +277,14 @@ def test_what_is_no_module_or_partition_is_refused(alone: DeviceMesh) -> None:
     two = Partition("two", 4, (((0, 2),), ((2, 4),)))
     with pytest.raises(ValueError, match="the partition is one of 2 ranks, the mesh has 1"):
         parallelize(layer.attention, alone, partition=two)
+    both: Any = attnspec.MultiheadAttention(8, 2, spec=attnspec.parse(WINDOW), batch_first=True)
+    x = torch.randn(1, 6, 8)
+    whole, _ = both(x, x, x, need_weights=False)
+    both.attention = parallelize(both.attention, alone)
+    torch.testing.assert_close(both(x, x, x, need_weights=False)[0], whole)
+    for more in ({}, {"need_weights": False, "attn_mask": torch.zeros(6, 6, dtype=torch.bool)}):
+        with pytest.raises(ValueError, match="a rank has a shard of the sequence"):
+            both(x, x, x, **more)
     layer.attention = parallelize(layer.attention, alone)
     with pytest.raises(ValueError, match="has extra tokens, which stand before the whole"):
         layer(torch.randn(1, 6, 8))
