@@ -83,7 +83,7 @@ def word(node: nodes.Name, scope: Scope) -> Value:
     if scope.predicate:
         advice = did_you_mean(name, [*words, *POSITIONS]) or _in_predicates(name)
     else:
-        if not scope.numbers:
+        if not scope.numbers and not scope.wanted:
             words += [*work.callable, *module.graphs, *work.mechanisms]
         advice = did_you_mean(name, words)
         advice = advice if scope.numbers else meant(name, scope) or advice
