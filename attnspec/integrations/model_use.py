@@ -141,6 +141,11 @@ def own_config(model: Any, name: str) -> dict[Any, Any]:
     """
     transformers = import_module("transformers")
     if not isinstance(model, transformers.PreTrainedModel):
+        if not any(isinstance(x, transformers.PreTrainedModel) for x in model.modules()):
+            raise AttnSpecError(
+                f"a model of transformers is needed, a PreTrainedModel, got {type(model).__name__}:"
+                " layers of torch take `attnspec.MultiheadAttention(…, spec=spec)`"
+            )
         raise AttnSpecError(
             "a model or part that makes its own masks is needed, a PreTrainedModel, got "
             f"{type(model).__name__}: layers are told apart in the spec, `layer 0 {{ … }}`"
