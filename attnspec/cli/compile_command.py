@@ -73,6 +73,8 @@ def command(
     target = output if output is not None else default_output(spec, loaded)
     with fitting():
         lines = summary(loaded, target, backend)
+        if standalone:
+            lines = [lines[0], "it needs torch alone, and plans nothing"]
         text = loaded.emit(standalone=standalone, backend=backend)
     if target != "-":
         write(target, spec, text, force)

@@ -569,6 +569,7 @@ def test_show(folder: Path) -> None:
         (["heads.attn", "--head", "2"], "2 heads, counted from 0"),
         (["grid.attn", "-n", "7"], "4 x 6 = 24 cells"),
         (["inputs.attn"], "--input doc=0*32,1*32 --input important=0,5,9 --input len=12"),
+        (["inputs.attn", "-n", "9"], "--input doc=0*5,1*4"),
         (["good.attn", "--input", "x=1"], "declares no input `x`"),
         (["inputs.attn", "-n", "4", "--input", "doc=0,1"], "not given: `important`"),
     ],
