@@ -779,6 +779,13 @@ def test_compile_writes_nothing_unless_all_is_well(
     assert {p.name: p.read_bytes() for p in folder.iterdir()} == before
 
 
+def test_a_standalone_module_names_no_backend(folder: Path) -> None:
+    done = run("compile", "good.attn", "--standalone", "-o", "alone.py")
+    assert done.exit_code == 0
+    assert "it needs torch alone, and plans nothing" in done.output
+    assert "chosen: " not in done.output
+
+
 @pytest.mark.parametrize("standalone", [[], ["--standalone"]])
 def test_compile_writes_over_no_edit(standalone: list[str], folder: Path) -> None:
     arguments = ["compile", "good.attn", *standalone]
