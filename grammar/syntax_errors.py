@@ -102,6 +102,18 @@ class _Stop:
         words = self.scan.words
         return words[self.index + 1].text if self.index + 1 < len(words) else ""
 
+    def has_beside(self, *texts: str) -> bool:
+        """Whether one of these stands before the word, inside the same round bracket."""
+        words, within = self.scan.words, self.scan.enclosing
+        return (
+            self.opener >= 0
+            and words[self.opener].text == "("
+            and any(
+                words[i].text in texts and within[i] == self.opener
+                for i in range(self.opener, self.index)
+            )
+        )
+
     @property
     def starts_operand(self) -> bool:
         return self.word.kind in ("name", "number") or self.word.text in ("(", "~")
@@ -243,6 +255,8 @@ def _sign(stop: _Stop) -> Diagnostic | None:
         return stop.diagnostic("A141", "an expression", advice)
     if text in _COMPARISONS and text not in stop.accepts and stop.accepts & {"or", "and"}:
         advice = "only `<` and `<=` can be chained; write `a == b and b == c`"
+        if stop.has_beside("&", "|"):
+            advice = "`and` and `or` join comparisons; `&` and `|` stand between graphs"
         return stop.diagnostic("A143", "one comparison", advice)
     return None
 
@@ -276,6 +290,8 @@ def _statement(stop: _Stop) -> Diagnostic | None:
         advice: str | None = "a claim has one of `at n = …` and `for n >= …`"
     elif text in _FOREIGN_WORDS:
         advice = _FOREIGN_WORDS[text]
+    elif text == "//":
+        advice = "`#` starts a comment"
     elif text == ",":
         advice = "`|` is the union of graphs; statements need nothing between them"
     elif text in ("(", "true") and stop.before is not None and stop.before.text in ALONE:
@@ -303,6 +319,8 @@ def _item(stop: _Stop) -> Diagnostic | None:
         advice: str | None = "statements stand between the braces of `attention NAME { … }`"
     else:
         advice = _FOREIGN_WORDS.get(text) or _near_word(stop, stop.accepts)
+        if stop.scan.source.text.strip().endswith(".attn"):
+            advice = "this is the name of a file, not a spec: `attnspec.load(path)` reads one"
     return stop.diagnostic("A131", expected_words(stop.accepts), advice)
 
 

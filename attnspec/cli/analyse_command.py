@@ -7,10 +7,10 @@ from collections.abc import Mapping, Sequence
 import click
 
 from attnspec.analysis.report.printed import page, table
-from attnspec.analysis.report.report import NAMES
+from attnspec.analysis.report.report import NAMES, Report
 from attnspec.cli import console, options
 from attnspec.cli.failures import LimitReached, fitting
-from attnspec.cli.specs import length_of, needed_inputs, read_inputs, spec_at
+from attnspec.cli.specs import example_of, length_of, needed_inputs, read_inputs, spec_at
 from attnspec.graphs.stack import MOST_POSITIONS
 from attnspec.text.diagnostics import hinted
 
@@ -27,8 +27,13 @@ def names(ctx: click.Context, param: click.Parameter, text: str | None) -> tuple
     chosen = tuple(part.strip() for part in text.split(","))
     for name in chosen:
         if name not in NAMES:
+            titles = {entry.title: each for each, entry in Report.entries.items()}
             message = f"the figures are {', '.join(NAMES)}, got {name!r}"
-            raise click.BadParameter(hinted(message, name, NAMES), ctx, param)
+            raise click.BadParameter(
+                hinted(message, titles.get(name, name), NAMES),
+                ctx,
+                param,
+            )
     return chosen
 
 
@@ -72,7 +77,7 @@ def command(
 
     Example: attnspec analyse bigbird.attn -n 4096,16384
     """
-    reports = []
+    reports, advice = [], ""
     for spec in specs:
         loaded = spec_at(spec, name, parameters)
         for n in asked or (length_of(loaded.program, None, DEFAULT_LENGTH),):
@@ -81,8 +86,13 @@ def command(
                     f"lengths up to {min(options.MOST, MOST_POSITIONS):,} are analysed"
                 )
             given = None
+            needed = needed_inputs(loaded, range(loaded.layers))
             if inputs:
-                given = read_inputs(loaded, inputs, needed_inputs(loaded, range(loaded.layers)), n)
+                given = read_inputs(loaded, inputs, needed, n)
+            else:
+                advice = advice or " ".join(
+                    filter(None, (example_of(loaded.inputs[each], n) for each in sorted(needed)))
+                )
             with fitting():
                 reports.append(
                     loaded.analyse(
@@ -97,3 +107,5 @@ def command(
         return
     text = page(reports[0], only) if len(reports) == 1 else table(reports, only)
     console.result(console.styled(text))
+    if advice:
+        console.say(f"note: of one sample more is known: for example {advice}")

@@ -32,7 +32,9 @@ def command(code: str | None, as_json: bool) -> None:
     wanted = code.strip().upper()
     wanted = f"A{wanted}" if wanted.isdecimal() else wanted
     if wanted not in entries:
-        message = f"a code of attnspec is required, got {code!r}"
+        message = f"a code, as `A301` in `error[A301]`, is required, got {code!r}"
+        if not any(letter.isdigit() for letter in code):
+            message += "; `attnspec explain` lists them"
         raise click.UsageError(hinted(message, wanted, entries))
     if as_json:
         console.result_json({"ok": True, **to_dict(entries[wanted])})

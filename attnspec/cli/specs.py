@@ -82,12 +82,20 @@ def needed_inputs(spec: Spec, layers: Iterable[int], head: int | None = None) ->
 
 _EXAMPLES = {
     "tokens": "{}=0,5,9",
-    "ids": "{}=0*32,1*32",
+    "ids": "{}=0*{first},1*{rest}",
     "length": "{}=12",
-    "numbers": "{}=0.5*32,2.25*32",
+    "numbers": "{}=0.5*{first},2.25*{rest}",
 }
+"""A run-time input of each kind that `--input` takes."""
+
 
 _ITEM = re.compile(r"(?P<first>[0-9]{1,10})(?:\.\.(?P<last>[0-9]{1,10})|\*(?P<times>[0-9]{1,10}))?")
+
+
+def example_of(entry: Input, n: int) -> str:
+    """An option that gives an input at n positions; nothing for a kind that only Python gives."""
+    text = _EXAMPLES.get(entry.kind, "")
+    return text and "--input " + text.format(entry.name, first=n - n // 2, rest=n // 2)
 
 
 def read_inputs(
@@ -101,11 +109,11 @@ def read_inputs(
             raise click.UsageError(hinted(message, name, spec.inputs))
     missing = [spec.inputs[name] for name in sorted(needed) if name not in texts]
     if missing:
-        options = " ".join(f"--input {_EXAMPLES[x.kind].format(x.name)}" for x in missing)
+        options = " ".join(filter(None, (example_of(each, n) for each in missing)))
         names = ", ".join(f"`{entry.name}` ({entry.kind})" for entry in missing)
         raise click.UsageError(
             f"`{spec.name}` reads run-time inputs that are not given: {names}"
-            f"\nhelp: for example {options}"
+            + (f"\nhelp: for example {options}" if options else "")
         )
     return {name: _values(spec.inputs[name], text, n) for name, text in texts.items()}
 
@@ -113,30 +121,30 @@ def read_inputs(
 def _values(entry: Input, text: str, n: int) -> np.ndarray:
     if entry.kind not in _EXAMPLES:
         _refuse(
-            entry, f"an input of kind {entry.kind} is given in Python: `spec.analyse(n, inputs)`"
+            entry, f"an input of kind {entry.kind} is given in Python: `spec.analyse(n, inputs)`", n
         )
     if entry.kind == "numbers":
         return _numbers(entry, text, n)
     items = [_ITEM.fullmatch(part.strip()) for part in text.split(",")]
     matches = [item for item in items if item is not None]
     if len(matches) < len(items):
-        _refuse(entry, f"numbers separated by commas are required, got {text!r}")
+        _refuse(entry, f"numbers separated by commas are required, got {text!r}", n)
     match entry.kind:
         case "length":
             if len(matches) != 1 or matches[0]["last"] or matches[0]["times"]:
-                _refuse(entry, f"one number is required, got {text!r}")
+                _refuse(entry, f"one number is required, got {text!r}", n)
             length = int(matches[0]["first"])
             if length > n:
-                _refuse(entry, f"a length of at most n = {n} is required, got {length}")
+                _refuse(entry, f"a length of at most n = {n} is required, got {length}", n)
             return np.array(length)
         case "tokens":
             if any(item["times"] for item in matches):
-                _refuse(entry, f"positions are required, got {text!r}")
+                _refuse(entry, f"positions are required, got {text!r}", n)
             marked = np.zeros(n, bool)
             for item in matches:
                 first, last = int(item["first"]), int(item["last"] or item["first"])
                 if last < first or last >= n:
-                    _refuse(entry, f"positions from 0 to {n - 1} are required, got {item[0]}")
+                    _refuse(entry, f"positions from 0 to {n - 1} are required, got {item[0]}", n)
                 marked[first : last + 1] = True
             return marked
         case _:
@@ -147,6 +155,7 @@ def _values(entry: Input, text: str, n: int) -> np.ndarray:
                     f"{n} ids are required, one for each position, got {sum(counts)}"
                     if not any(item["last"] for item in matches)
                     else f"ids are required, got {text!r}",
+                    n,
                 )
             return np.repeat([int(item["first"]) for item in matches], counts)
 
@@ -162,16 +171,16 @@ def _numbers(entry: Input, text: str, n: int) -> np.ndarray:
     matches = [_NUMBER.fullmatch(part.strip()) for part in text.split(",")]
     items = [item for item in matches if item is not None]
     if len(items) < len(matches):
-        _refuse(entry, f"numbers separated by commas are required, got {text!r}")
+        _refuse(entry, f"numbers separated by commas are required, got {text!r}", n)
     counts = [int(item["times"] or 1) for item in items]
     if sum(counts) != n:
         message = f"{n} numbers are required, one for each position, got {sum(counts)}"
-        _refuse(entry, message)
+        _refuse(entry, message, n)
     whole = all(re.fullmatch(r"[+-]?[0-9]+", item["number"]) for item in items)
     return np.repeat([(int if whole else float)(item["number"]) for item in items], counts)
 
 
-def _refuse(entry: Input, message: str) -> NoReturn:
-    example = _EXAMPLES.get(entry.kind)
-    advice = "" if example is None else f"\nhelp: for example --input {example.format(entry.name)}"
+def _refuse(entry: Input, message: str, n: int) -> NoReturn:
+    example = example_of(entry, n)
+    advice = f"\nhelp: for example {example}" if example else ""
     raise click.UsageError(f"--input {entry.name} ({entry.kind}): {message}{advice}")

@@ -81,7 +81,9 @@ def _unnamed(
 def _too_many(node: nodes.Call, argument: nodes.Argument, scope: Scope, most: int) -> NoReturn:
     allowed = "at most one argument" if most == 1 else f"at most {most} arguments"
     message = f"`{node.name}` takes {allowed if most else 'no arguments'}"
-    scope.fail("A302", message, argument.span)
+    advice = None if most else f"`&` keeps the pairs of two graphs: `{node.name} & …`"
+    advice = advice if node.name in scope.work.callable else None
+    scope.fail("A302", message, argument.span, help=advice)
 
 
 def _misplaced(

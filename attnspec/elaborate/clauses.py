@@ -134,8 +134,14 @@ def _unknown(node: nodes.Expression, scope: Scope) -> NoReturn:
         " or two graphs with `subset` or `==` is needed",
         spans[0] if spans else node.span,
         notes=(f"properties: {', '.join(PROPERTIES)}", f"figures: {', '.join(METRICS)}"),
-        help=did_you_mean(word, words) if word and word not in words else None,
+        help=_claim_meant(node, word, words),
     )
+
+
+def _claim_meant(node: nodes.Expression, word: str, words: tuple[str, ...]) -> str | None:
+    if isinstance(node, nodes.Call) and word in PROPERTIES:
+        return f"a property has no brackets: `require {word}`"
+    return did_you_mean(word, words) if word and word not in words else None
 
 
 # --- scores --------------------------------------------------------------------------------------

@@ -28,7 +28,7 @@ from attnspec.grammar import nodes
 from attnspec.ir.crossing import QUERIES
 from attnspec.ir.program import Compound, InputRef, Leaf, Mechanism, Term
 from attnspec.ir.scalars import FUNCTIONS, Apply, Scalar, Symbol
-from attnspec.text.diagnostics import did_you_mean
+from attnspec.text.diagnostics import did_you_mean, nearest
 from attnspec.text.source import Span
 
 T = TypeVar("T")
@@ -86,7 +86,9 @@ def word(node: nodes.Name, scope: Scope) -> Value:
         if not scope.numbers and not scope.wanted:
             words += [*work.callable, *module.graphs, *work.mechanisms]
         advice = did_you_mean(name, words)
-        advice = advice if scope.numbers else meant(name, scope) or advice
+        # a name of the spec itself is nearer than a word of another system
+        if not scope.numbers and nearest(name, scope.names) is None:
+            advice = meant(name, scope) or advice
         if advice is None and scope.wanted:
             advice = f"declare it: `input {name}: {scope.wanted}`"
     if name == QUERIES:

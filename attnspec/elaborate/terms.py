@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from attnspec.elaborate.names import ARTICLES, Kind, Value, kind_of, type_of
+import re
+
+from attnspec.elaborate.names import ARTICLES, INPUTS, Kind, Value, kind_of, type_of
 from attnspec.elaborate.scope import Scope, Work, meaning
 from attnspec.grammar import nodes
 from attnspec.graphs.relation import DataDependent
@@ -44,14 +46,22 @@ def require(value: Value, kind: Kind, span: Span, scope: Scope, what: str = "") 
     if got == kind:
         return
     advice = None
-    if kind == "graph" and got in ("tokens", "input"):
+    if isinstance(value, InputRef) and value.kind != "tokens":
+        advice = _read_by(value)
+    elif kind == "graph" and got in ("tokens", "input"):
         advice = "`global(T)`, `columns(T)` and `rows(T)` make graphs of token sets"
     elif kind == "graph" and got == "mechanism":
         advice = "a mechanism stands alone or as `GRAPH + MECHANISM`"
-    elif kind == "tokens" and got == "scalar":
+    elif kind == "tokens" and got in ("scalar", "list"):
         advice = "`first(c)`, `last(c)`, `every(step)` and `positions(0, 5)` are token sets"
     subject = f"{what} must be {ARTICLES[kind]}" if what else f"{ARTICLES[kind]} is needed here"
     scope.fail("A310", f"{subject}, got {ARTICLES[got]}", span, help=advice)
+
+
+def _read_by(given: InputRef) -> str:
+    """What reads an input of this kind, with its name written in."""
+    _, _, readers = INPUTS[given.kind][0].rpartition(": ")
+    return f"an input of kind `{given.kind}` is read by " + re.sub(r"\bx\b", given.name, readers)
 
 
 def scalar(node: nodes.Expression, scope: Scope, what: str = "") -> Scalar:
@@ -104,7 +114,8 @@ def as_tokens(value: Value, span: Span, scope: Scope) -> TokenTerm:
         require(value, "tokens", span, scope)
     elif value.kind != "tokens":
         message = f"a token set is needed, got an input of kind `{value.kind}`"
-        scope.fail("A313", message, span, help="declare it as `tokens`")
+        advice = f"declare it as `tokens`; {_read_by(value)}"
+        scope.fail("A313", message, span, help=advice)
     return value  # type: ignore[return-value]
 
 

@@ -148,7 +148,8 @@ def own_config(model: Any, name: str) -> dict[Any, Any]:
             )
         raise AttnSpecError(
             "a model or part that makes its own masks is needed, a PreTrainedModel, got "
-            f"{type(model).__name__}: layers are told apart in the spec, `layer 0 {{ … }}`"
+            f"{type(model).__name__}: layers are told apart in the spec, `layer 0 {{ … }}`; in a"
+            " model of plain torch `attnspec.MultiheadAttention` takes a layer's place"
         )
     before = {
         module: module.config

@@ -330,8 +330,8 @@ def _compiled(spec: Given, backend: str) -> CompiledAttention:
     given = spec if isinstance(spec, type) else type(spec)
     if not issubclass(given, CompiledAttention):
         raise TypeError(
-            "a Spec, or the class that `attnspec compile` wrote (without `--standalone`), is "
-            f"needed, got {given.__name__}"
+            "a Spec (`attnspec.parse(text)`, `attnspec.load(path)`), or the class that `attnspec"
+            f" compile` wrote (without `--standalone`), is needed, got {given.__name__}"
         )
     if backend != "auto":
         raise AttnSpecError(

@@ -57,6 +57,11 @@ def from_mask_mod(
             " q, k): what changes scores stands in a spec as `score alibi()`, `score softcap(cap ="
             " c)` or, learned, `score bias()`; a score of -inf is a pair that no graph has"
         )
+    if _arguments(mask_mod) in (1, 2, 3):
+        raise AttnSpecError(
+            f"`{called}` takes {_arguments(mask_mod)} arguments; a mask takes (b, h, q, k): the"
+            " sample, the head and the positions of query and key"
+        )
     given = dict(_captured(mask_mod))
     captured = Captured(lambda tensor: _input_name(given.get(id(tensor), ""), tensor))
     try:

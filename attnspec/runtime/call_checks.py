@@ -77,7 +77,7 @@ def check_tensors(program: Program, q: torch.Tensor, k: torch.Tensor, v: torch.T
     if not program.cross and q.shape[2] > k.shape[2]:
         raise ValueError(
             "queries are the last n_q of n_k positions, so that n_q is at most n_k,"
-            f" got {shapes:hint}"
+            f" got {shapes:hint}; for keys of another sequence the spec says `cross`"
         )
 
 

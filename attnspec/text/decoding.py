@@ -107,7 +107,10 @@ def _unreadable(error: OSError | ValueError, name: str) -> Diagnostic:
         if "{" in name:
             advice = "`attnspec.parse(text)` takes a spec's text"
         elif name.isidentifier():
-            advice = f"a file's name ends in `.attn`; `attnspec zoo {name}` looks in the zoo"
+            advice = (
+                f"a file's name ends in `.attn`; a spec that ships is taken by its name:"
+                f' `attnspec zoo {name}`, in Python `attnspec.zoo("{name}")`'
+            )
         return Diagnostic(
             "A180", f"an existing file is required, there is no {name}", None, help=advice
         )

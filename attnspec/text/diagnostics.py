@@ -91,11 +91,10 @@ ELSEWHERE: Mapping[str, str] = {
     "sliding_window": "window",
     "local": "window",
     "band": "window",
+    "swa": "window",
     "atrous": "dilated",
     "chunk": "block",
     "chunked": "block",
-    "document": "same",
-    "segment": "same",
     "prefix_lm": "prefix",
     "dense": "full",
     "identity": "self",
@@ -109,6 +108,10 @@ ELSEWHERE: Mapping[str, str] = {
     "nystromformer": "nystrom",
     "fnet": "fourier",
     "elu": "linear",
+    "h": "head",
+    "seq_len": "n",
+    "dilation": "step",
+    "stride": "step",
 }
 """What papers and other libraries call things that have another name here."""
 

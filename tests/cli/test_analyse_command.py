@@ -123,6 +123,7 @@ def test_inputs() -> None:
     unknown = run("analyse", "reads.attn", "-n", "8", "--only", "edges")
     assert unknown.exit_code == 0
     assert "not known: its pairs depend on run-time inputs" in unknown.stdout
+    assert "for example --input marked=0,5,9" in unknown.stderr
     known = figures("reads.attn", "-n", "8", "--input", "marked=0,5", "--only", "edges")
     assert known == {"edges": 2 * 8 + 2 * 6 + 6}
     wrong = run("analyse", "reads.attn", "-n", "8", "--input", "marks=0")
@@ -138,6 +139,7 @@ def test_inputs() -> None:
         (("cells.attn", "-n", "11"), 2, "12 cells, got n = 11"),
         (("good.attn", "--only", "edgs"), 2, "did you mean `edges`?"),
         (("good.attn", "--only", ","), 2, "the figures are edges"),
+        (("good.attn", "--only", "pairs"), 2, "did you mean `edges`?"),
         (("good.attn", "--head-size", "0"), 2, "an integer from 1 to"),
         (("good.attn", "-n", str(MOST_POSITIONS + 1)), 4, "are analysed"),
         (("good.attn", "-n", ",".join(map(str, range(17)))), 2, "up to 16 columns"),

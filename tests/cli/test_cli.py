@@ -569,6 +569,7 @@ def test_show(folder: Path) -> None:
         (["heads.attn", "--head", "2"], "2 heads, counted from 0"),
         (["grid.attn", "-n", "7"], "4 x 6 = 24 cells"),
         (["inputs.attn"], "--input doc=0*32,1*32 --input important=0,5,9 --input len=12"),
+        (["inputs.attn", "-n", "9"], "--input doc=0*5,1*4"),
         (["good.attn", "--input", "x=1"], "declares no input `x`"),
         (["inputs.attn", "-n", "4", "--input", "doc=0,1"], "not given: `important`"),
     ],
@@ -781,6 +782,13 @@ def test_compile_writes_nothing_unless_all_is_well(
     assert done.exit_code == status
     assert said in done.stderr
     assert {p.name: p.read_bytes() for p in folder.iterdir()} == before
+
+
+def test_a_standalone_module_names_no_backend(folder: Path) -> None:
+    done = run("compile", "good.attn", "--standalone", "-o", "alone.py")
+    assert done.exit_code == 0
+    assert "needs torch alone, and such a one plans nothing" in done.output
+    assert not any(f"{name} " in done.output for name in ("bands", "torch call", "scattered"))
 
 
 @pytest.mark.parametrize("standalone", [[], ["--standalone"]])

@@ -80,5 +80,5 @@ def test_pictures_and_emitted_modules() -> None:
     assert (data["ok"], data["m"]) == (True, 9)
     alone = run("compile", "band.attn", "--standalone", "-o", "alone.py")
     assert alone.exit_code == 0
-    assert "chosen: nothing, a standalone file makes no plan" in alone.stderr
+    assert "needs torch alone, and such a one plans nothing" in alone.stderr
     assert found("verify", "alone.py", "-m", "9", "-n", "20")["ok"]

@@ -31,6 +31,24 @@ def message(body: str) -> str:
         ("attend full + softcap(30)", "softcap", "the statement `score softcap(…)`"),
         ("attend softmax1", "softmax1", "the statement `normalize softmax1`"),
         ("attend rope()", "rope", "rotated in q and k before the call"),
+        ("attend global(cls)", "cls", "`global(first(1))`"),
+        ("attend global([0])", "[0]", "`first(c)`, `last(c)`"),
+        ("attend full & same(document)", "document", "`input document: ids`, then"),
+        ("input document: ids attend same(documents)", "documents", "did you mean `document`?"),
+        ("input doc: ids attend full & doc", "doc", "`same(doc)`, or `doc(q)` and `doc(k)`"),
+        ("input p: length attend columns(p)", "p", "declare it as `tokens`; an input of kind"),
+        ("input p: length attend columns(first(p))", "p", "is read by `prefix(p)`"),
+        ("heads 2 attend window(radius = h)", "h", "did you mean `head`?"),
+        ("attend dilated(radius = 4, dilation = 2)", "dilation", "did you mean `step`?"),
+        ("attend ancestors(3)", "ancestors", "`attnspec zoo tree_decoding`"),
+        ("attend relative(32)", "relative", "the statement `score bias()`"),
+        ("attend swa(4)", "swa", "did you mean `window`?"),
+        ("attend block_causal(size = 4)", "block_causal", "by names like `block_causal`"),
+        ("attend causal(full)", "full", "`&` keeps the pairs of two graphs: `causal & …`"),
+        ("attend full require causal()", None, "`require causal`"),
+        ("attend where(k % 2 == 0 & q - k < 4)", "<", "`and` and `or` join comparisons"),
+        ("attend where(k == q == 3)", "==", "write `a == b and b == c`"),
+        ("// all\nattend full", "//", "`#` starts a comment"),
         ("attend bigbird()", "bigbird", "`attnspec zoo` has some, by names like `bigbird`"),
         ("attend flash", "flash", "chosen by the planner"),
         ("attend mask_mod(q < k)", "mask_mod", "`where(…)` takes a predicate"),
@@ -83,8 +101,20 @@ def test_what_is_said(body: str, caret: str | None, said: str) -> None:
 def test_no_pattern_is_guessed_where_the_meaning_is_known() -> None:
     assert "sinkhorn" not in message("attend sink(4)")
     # where a paper's word has one meaning here it is still told
-    assert "did you mean `same`?" in message("attend document(3)")
+    assert "`same(document)`" in message("attend document(3)")
     assert "did you mean `lsh`?" in message("attend reformer()")
+
+
+def test_an_attention_is_no_token() -> None:
+    with pytest.raises(SpecError, match=r"`global\(first\(1\)\)`"):
+        attnspec.parse("attention cls { attend window(radius = 4) | global(cls) }")
+
+
+def test_what_is_no_spec_says_where_one_is() -> None:
+    with pytest.raises(SpecError, match=r"`attnspec.load\(path\)` reads one"):
+        attnspec.parse("near.attn")
+    with pytest.raises(SpecError, match=r"`attnspec.zoo\(name\)`"):
+        attnspec.load("bigbird")
 
 
 def test_systems_that_are_named_are_in_the_zoo() -> None:

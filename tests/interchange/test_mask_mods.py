@@ -246,7 +246,7 @@ REFUSED: dict[str, tuple[Callable[..., Any], str]] = {
     "function of scores": (lambda s, b, h, q, k: s + q - k, "takes five arguments"),
     "sine": (lambda b, h, q, k: torch.sin(q) > 0, "torch.sin"),
     "error of its own": (lambda b, h, q, k: q.nothing, "cannot be traced: AttributeError"),
-    "wrong arity": (lambda q, k: q >= k, "cannot be traced: TypeError"),
+    "wrong arity": (lambda q, k: q >= k, "takes 2 arguments; a mask takes (b, h, q, k)"),
 }
 
 

@@ -29,7 +29,7 @@ def test_what_cannot_be_trained_is_said_without_a_traceback(
     monkeypatch.setattr("torch.cuda.is_available", lambda: False)
     for words, said in (
         (["--device", "cuda"], "torch finds no GPU here"),
-        (["--spec", "swin"], "`attnspec zoo swin` looks in the zoo"),
+        (["--spec", "swin"], "`attnspec zoo swin`, in Python"),
     ):
         with pytest.raises(SystemExit, match="2"):
             train.main(words)
