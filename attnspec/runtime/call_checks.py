@@ -344,16 +344,17 @@ def require_unchanged(outs: Sequence[torch.Tensor], given: Sequence[torch.Tensor
     since, as those of torch's own operations do: they are taken of what is there now."""
     versions = [(x, x._version) for x in given if not x.is_inference()]
 
-    def check(grad: torch.Tensor) -> None:
-        if any(x._version != version for x, version in versions):
-            raise RuntimeError(
-                "`key_padding_mask` or an input of a call was written over before derivatives were"
-                " taken, which need what was there: pass a `.clone()`"
-            )
+    def check(grads: object) -> None:
+        for x, version in versions:
+            if x._version != version:
+                raise RuntimeError(
+                    "`key_padding_mask` or an input of a call was written over before derivatives"
+                    " were taken, which need what was there: pass a `.clone()`"
+                )
 
     for out in outs:
-        if out.requires_grad and versions:
-            out.register_hook(check)
+        if versions and out.grad_fn is not None:
+            out.grad_fn.register_prehook(check)
 
 
 def check_exact(
