@@ -278,8 +278,8 @@ class CompiledAttention(Learner):
         Raises TypeError or ValueError, with the shapes, for tensors that do not fit; derivatives
         RuntimeError where padding or inputs were written over since the call.
         """
-        asked = inputs is not None or return_lse or self.check_finite
-        if self._bare and not asked and not is_surrounded():
+        plain = self._bare and inputs is None and not (return_lse or self.check_finite)
+        if plain and not is_surrounded():
             found = self._settled((q, k, v, key_padding_mask), (layer, dropout_p, query_start))
             if found is not None:
                 out = found.run(q, k, v, Call(key_padding_mask))
