@@ -16,6 +16,7 @@ from attnspec.graphs.edge_table import Drawn, table_of
 from attnspec.graphs.look_back import is_steady
 from attnspec.graphs.predicates.listable import listable
 from attnspec.graphs.relation import Progressions, Relation, lengths, sort_edges
+from attnspec.ir.parameters import RelationError
 from attnspec.layout.edge_count import edges_of
 from attnspec.lower.ranges import planned_length
 
@@ -102,10 +103,10 @@ class EdgeLayout:
 
 def edge_layout(relation: Relation, n_q: int, n_k: int) -> EdgeLayout:
     """The places of all edges of a relation that reads no run-time input."""
-    longest = planned_length(relation, n_q, n_k)
-    if n_k < longest and is_steady(relation) and edges_of(relation, longest, longest) <= _SHARED:
-        parts = [_first_rows(relation, longest, n_k)]
-        degrees: np.ndarray | None = parts[0][0]
+    known = _of_longest(relation, n_q, n_k)
+    degrees: np.ndarray | None
+    if known is not None:
+        parts, degrees = [known], known[0]
     else:
         relation, parts = listable(relation, n_k), []
         degrees = _closed_degrees(relation, n_q, n_k)
@@ -137,10 +138,20 @@ def edge_layout(relation: Relation, n_q: int, n_k: int) -> EdgeLayout:
     )
 
 
-def _first_rows(relation: Relation, longest: int, n: int) -> tuple[np.ndarray, np.ndarray]:
-    """The number of keys of each of the first n queries below n, and these keys, of a relation
-    whose pairs are the same at every length: from those of a longer sequence."""
-    degrees, keys = _longest_edges(relation, longest)
+def _of_longest(relation: Relation, n_q: int, n: int) -> tuple[np.ndarray, np.ndarray] | None:
+    """The number of keys of each query, and these keys, where pairs are the same at every length:
+    from those of the longest sequence of the range. None where they are not, it is too long, or
+    this is it."""
+    longest = planned_length(relation, n_q, n)
+    if n == longest or not is_steady(relation):
+        return None
+    try:
+        if edges_of(relation, longest, longest) > _SHARED:
+            return None
+        degrees, keys = _longest_edges(relation, longest)
+    except RelationError:
+        # it has no value there, which says nothing of this length
+        return None
     degrees = degrees[:n]
     keys = keys[: int(degrees.sum())]
     below = keys < n

@@ -339,6 +339,24 @@ def check_finite(program: Program, tensors: Mapping[str, torch.Tensor]) -> None:
         )
 
 
+def require_unchanged(outs: Sequence[torch.Tensor], given: Sequence[torch.Tensor]) -> None:
+    """Derivatives of outputs raise RuntimeError where padding or inputs have been written over
+    since, as those of torch's own operations do: they are taken of what is there now."""
+    versions = [(x, x._version) for x in given if not x.is_inference()]
+
+    def check(grads: object) -> None:
+        for x, version in versions:
+            if x._version != version:
+                raise RuntimeError(
+                    "`key_padding_mask` or an input of a call was written over before derivatives"
+                    " were taken, which need what was there: pass a `.clone()`"
+                )
+
+    for out in outs:
+        if versions and out.grad_fn is not None:
+            out.grad_fn.register_prehook(check)
+
+
 def check_exact(
     predicates: Mapping[Scalar, Sequence[str]],
     data: Mapping[str, torch.Tensor],

@@ -12,7 +12,7 @@ from torch.nn import functional
 from attnspec.backends.common.kv_keeper import Keeper, Kept
 from attnspec.backends.common.kv_ring import TURN, Ring, Rows
 from attnspec.backends.common.score_formula import Blocks, Formula, scale_of
-from attnspec.backends.common.torch_modes import is_transformed
+from attnspec.backends.common.torch_modes import apart, is_transformed
 from attnspec.lower.cache import Cache
 from attnspec.lower.work import Call, Streamable, Work
 
@@ -109,7 +109,7 @@ class GraphStream:
         if ring is not None:
             ring = ring.written(k, v, call.padding)
             number = (ring.count - 1) // TURN
-            rows = self.rows.get(number, lambda: Rows.of(self.work, self.keeper, number))
+            rows = self.rows.get(number, lambda: apart(lambda: self._rows(number)))
             given = ring.keys, ring.values, rows.formula, rows.blocks(ring)
             return self._attended(q, *given, call, fused), ring
         before = state.kept() if isinstance(state, Ring) else cast("Kept | None", state)
@@ -118,12 +118,17 @@ class GraphStream:
         fused = fused and not _is_followed(seen.keys, seen.values)
         return self._attended(q, *given, call, fused), seen.kept
 
+    def _rows(self, number: int) -> Rows:
+        return Rows.of(self.work, self.keeper, number)
+
     def _ring(self, state: object, k: torch.Tensor, v: torch.Tensor) -> Ring | None:
         """What is kept, where the next position may be written into it."""
-        if self.work.reads or _is_followed(k, v):
+        before = cast("Kept | Ring | None", state)
+        # what is written over must not be needed for derivatives
+        if before is None or self.work.reads or _is_followed(k, v, before.keys, before.values):
             return None
-        ring = Ring.of(state, self.keeper) if isinstance(state, Kept) else state
-        return ring if isinstance(ring, Ring) and ring.is_writable else None
+        ring = Ring.of(before, self.keeper) if isinstance(before, Kept) else before
+        return ring if ring is not None and ring.is_writable else None
 
     def _attended(
         self,

@@ -36,6 +36,7 @@ from attnspec.runtime.call_checks import (
     check_table,
     check_tensors,
     narrowed,
+    require_unchanged,
     signature_of,
 )
 from attnspec.runtime.decisions import Decision, data_of, decisions_of
@@ -279,13 +280,17 @@ class CompiledAttention(Learner):
         least, natural logarithms, -inf where a query reads nothing: what outputs over other keys
         are merged by. Both have gradients. Weights that are no softmax have none: ValueError.
 
-        Raises TypeError or ValueError, with the shapes, for tensors that do not fit.
+        Raises TypeError or ValueError, with the shapes, for tensors that do not fit; derivatives
+        RuntimeError where padding or inputs were written over since the call.
         """
         plain = self._bare and inputs is None and not (return_lse or self.check_finite)
         if plain and not is_surrounded():
             found = self._settled((q, k, v, key_padding_mask), (layer, dropout_p, query_start))
             if found is not None:
-                return found.run(q, k, v, Call(key_padding_mask))
+                out = found.run(q, k, v, Call(key_padding_mask))
+                if key_padding_mask is not None:
+                    require_unchanged((out,), (key_padding_mask,))
+                return out
         start = check_query_start(self.program, query_start)
         rest = key_padding_mask, dropout_p, inputs, return_lse, start
         return self._called(q, k, v, layer, *rest)
@@ -394,6 +399,9 @@ class CompiledAttention(Learner):
         else:
             call = Call(padding, dropout_p, learned, data)
             out, lse = engine.run((q, k, v), call, layer, draws, return_lse, query_start=start)
+            read = [*data.values(), *(() if padding is None else (padding,))]
+            if read and not is_transformed():
+                require_unchanged((out,) if lse is None else (out, lse), read)
         if self.training and not torch.compiler.is_compiling():
             if self.draws is not None:
                 self.draws.count(layer)

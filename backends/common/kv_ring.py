@@ -72,7 +72,9 @@ class Ring:
     @property
     def is_writable(self) -> bool:
         """Whether torch lets it be written here: what inference mode made is read alone outside."""
-        return torch.is_inference_mode_enabled() or not self.keys.is_inference()
+        held = self.keys, self.values, self.padding
+        made = any(x is not None and x.is_inference() for x in held)
+        return torch.is_inference_mode_enabled() or not made
 
 
 @dataclass(frozen=True, eq=False)

@@ -231,7 +231,7 @@ def _weights(scores: torch.Tensor, shift: torch.Tensor) -> torch.Tensor:
 
 
 def _taken(x: torch.Tensor, index: torch.Tensor, use: str) -> torch.Tensor:
-    """x [L, h, …][index [G, M]] as [G, M h, …], where it lies or in a buffer."""
+    """x [L, h, …][index [G, M]] as [G, M h, …], where it lies or in a buffer: to be read alone."""
     step, height = _step(index), x.shape[1]
     if step and x.is_contiguous():
         rows = x.flatten(0, 1)
@@ -349,8 +349,9 @@ def _backward_chunk(
         weights = _masked(chunk, batch, chunk.changed(scores, batch))
         sums = _taken(lse, batch.rows, "sums")
         if batch.real is not None:
-            # rows that fill up weigh nothing
-            sums.view(*batch.rows.shape, height)[~batch.real] = math.inf
+            # rows that fill up weigh nothing; these may be the numbers of real ones
+            sums = sums.view(*batch.rows.shape, height)
+            sums = sums.masked_fill(~batch.real[..., None], math.inf).flatten(1)
         _weights(weights, sums[..., None])
         given = _taken(grad, batch.rows, "grad")
         _add_tiles(into[1], batch, torch.bmm(weights.mT, given))

@@ -9,8 +9,9 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import cast
+from weakref import ref
 
 import numpy as np
 import torch
@@ -39,6 +40,9 @@ MASKS = 16
 PADDED = 32
 """Paddings of graphs whose masks are kept, of at most `SMALL` numbers each: the layers of a model
 are called with one, and each asks for it again in its backward."""
+
+RANGED = 4
+"""Paddings whose ranges a kernel keeps where masks would be larger."""
 
 EVERY = slice(None)
 
@@ -88,6 +92,10 @@ class TorchCallKernel(SoftmaxKernel):
         self.work, self.heads, self.device, self.form = work, heads, device, form
         self._biases: dict[torch.dtype, Bias] = {}
         self._whole: dict[torch.dtype, tuple[Part, ...]] = {}
+        # how many there are for the heads of a sample
+        self.masks = len(heads) if work.changes else 1
+        # with parts of the kernel's own mask, and so gone when it is
+        self._ranged: Cache[tuple[object, ...], tuple[Part, ...] | None] = Cache(RANGED)
 
     def build_differentiable(self) -> DenseKernel:
         return DenseKernel(self.work, self.heads, self.device)
@@ -96,11 +104,6 @@ class TorchCallKernel(SoftmaxKernel):
     def dense(self) -> DenseKernel:
         """The definition, which also knows the mask."""
         return cast(DenseKernel, self.differentiable)
-
-    @property
-    def masks(self) -> int:
-        """How many masks there are for the heads of a sample."""
-        return len(self.heads) if self.work.changes else 1
 
     # --- the fast way --------------------------------------------------------------------------
 
@@ -164,30 +167,31 @@ class TorchCallKernel(SoftmaxKernel):
     def _padded(self, padding: torch.Tensor, kind: torch.dtype) -> tuple[Part, ...]:
         """The parts for real keys bool [B, n_k], kept by what the padding says: no change of the
         tensor goes unseen."""
-
-        def cut() -> tuple[Part, ...] | None:
-            if bool(padding.all()):
-                return self._unpadded(kind)
-            if len(padding) * self.masks * self.work.n_q * self.work.n_k <= SMALL:
-                return (self._masked(padding, kind),)
-            ranges = _ranges(padding)
-            if ranges is None:
-                return None
-            return tuple(part for each in ranges for part in self._in_range(*each, kind))
-
-        key = self, kind, padding.shape, padding.numpy().tobytes()
-        found = _paddings.get(key, lambda: apart(cut))
+        if bool(padding.all()):
+            return self._unpadded(kind)
+        key = kind, padding.shape, padding.numpy().tobytes()
+        if len(padding) * self.masks * self.work.n_q * self.work.n_k <= SMALL:
+            build = partial(self._masked, padding, kind)
+            return _padded_masks.get((ref(self), *key), lambda: apart(build))
+        found = self._ranged.get(key, lambda: apart(partial(self._in_ranges, padding, kind)))
         # masks as large as this are not kept
-        return (self._masked(padding, kind),) if found is None else found
+        return self._masked(padding, kind) if found is None else found
 
-    def _masked(self, padding: torch.Tensor, kind: torch.dtype) -> Part:
+    def _masked(self, padding: torch.Tensor, kind: torch.dtype) -> tuple[Part, ...]:
         """One call with a mask for every sample."""
         real = padding[:, None, None]
         if self.form is Form.NOTHING and not self.work.changes:
             added = _added(real, kind)
         else:
             added = torch.where(real, self._bias(kind).added, -math.inf)
-        return Part(EVERY, EVERY, EVERY, bias=Bias(added))
+        return (Part(EVERY, EVERY, EVERY, bias=Bias(added)),)
+
+    def _in_ranges(self, padding: torch.Tensor, kind: torch.dtype) -> tuple[Part, ...] | None:
+        """Calls without a mask for every sample, None where real keys are in several ranges."""
+        ranges = _ranges(padding)
+        if ranges is None:
+            return None
+        return tuple(part for each in ranges for part in self._in_range(*each, kind))
 
     def _in_range(self, samples: slice, keys: slice, kind: torch.dtype) -> Iterator[Part]:
         """Samples whose real keys are one range."""
@@ -258,20 +262,17 @@ class JoinedCall(JoinedKernel, TorchCallKernel):
     ) -> None:
         heads = tuple(head for _, members in groups for head in members)
         super().__init__(groups[0][0], heads, device, Form.MASK)
+        self.masks = len(heads)
         self.each = [
             (TorchCallKernel(work, mine, device, Form.MASK), len(mine)) for work, mine in groups
         ]
-
-    @property
-    def masks(self) -> int:
-        return len(self.heads)
 
     def _made(self, kind: torch.dtype) -> Bias:
         masks = [(_mask_of(x.work, kind).added, count) for x, count in self.each]
         return Bias(torch.cat([mask.expand(-1, count, -1, -1) for mask, count in masks], 1))
 
 
-_paddings: Cache[tuple[object, ...], tuple[Part, ...] | None] = Cache(PADDED)
+_padded_masks: Cache[tuple[object, ...], tuple[Part, ...]] = Cache(PADDED)
 
 
 def _attended(

@@ -137,6 +137,17 @@ def test_pieces_and_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
         agree(work, 2, tensors, call)
 
 
+def test_a_piece_of_nothing_but_rows_that_fill_up_leaves_the_others_alone(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    torch.manual_seed(2)
+    leaf, data = chosen(70, 70, 8, 3, 2)
+    work = Work(Intersection((Causal(), leaf)), 70, 70)
+    tensors, call = a_call(work, 2, 1, None, data)
+    monkeypatch.setattr(attention, "PIECE", 1)
+    agree(work, 2, tensors, call)
+
+
 @pytest.mark.parametrize("kind", [torch.float32, torch.float16, torch.bfloat16])
 def test_shorter_types(kind: torch.dtype) -> None:
     """No further from the definition in float64 than the dense kernel of the type, twice."""

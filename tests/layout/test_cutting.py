@@ -140,3 +140,14 @@ def test_edges_of_a_range_are_listed_once(body: str, monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(edge_list, "_SHARED", 0)
     assert edge_list.edge_layout(relation, 577, 577).keys.size
     assert edge_list._longest_edges.cache_info().misses == listed + 1
+
+
+@pytest.mark.parametrize("backend", ["bands", "scattered"])
+def test_a_length_is_laid_out_though_the_longest_of_its_range_has_no_value(backend: str) -> None:
+    # at query 300 it has none, and 290 is planned as 320 is
+    graph = "window(before = 2, after = 0) & where(k // (300 - q) >= 0)"
+    assert is_steady(relation_of(f"causal {graph}", 290))
+    body = f"causal attend {graph}"
+    given = tensors(1, 2, 290, 290)
+    found, meant = module_of(body, backend)(*given), module_of(body, "dense")(*given)
+    torch.testing.assert_close(found, meant, rtol=0, atol=1e-11)

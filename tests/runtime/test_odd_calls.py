@@ -343,6 +343,30 @@ def test_modules_change_their_type(body: str) -> None:
         torch.testing.assert_close(out.float(), meant, rtol=allowed, atol=allowed)
 
 
+@every_body
+def test_padding_that_is_written_over_before_derivatives_is_told(body: str) -> None:
+    module, parts = drawn(body), [x.requires_grad_() for x in given()]
+    real = torch.arange(40) < torch.tensor([[40], [30]])
+    out = module(*parts, key_padding_mask=real)
+    meant = torch.autograd.grad(out.sum(), parts, retain_graph=True)
+    again = torch.autograd.grad(out.sum(), parts, retain_graph=True)
+    assert all(map(torch.equal, meant, again))
+    real[:, 20:] = False
+    with pytest.raises(RuntimeError, match=r"written over before.*pass a `.clone\(\)`"):
+        torch.autograd.grad(out.sum(), parts)
+
+
+def test_inputs_that_are_written_over_before_derivatives_are_told() -> None:
+    module, parts = drawn("input x: ids attend same(x)"), [y.requires_grad_() for y in given()]
+    x = torch.randint(3, (2, 40))
+    out, lse = module(*parts, inputs={"x": x}, return_lse=True)
+    torch.autograd.grad(lse.sum(), parts[0], retain_graph=True)
+    x += 1
+    for each in (out, lse):
+        with pytest.raises(RuntimeError, match="written over before"):
+            torch.autograd.grad(each.sum(), parts[0], retain_graph=True)
+
+
 # --- numbers that are none -----------------------------------------------------------------------
 
 

@@ -564,6 +564,58 @@ def test_what_inference_mode_made_goes_on_outside() -> None:
     torch.testing.assert_close(found, meant[:, :, 31:32], rtol=1e-8, atol=1e-8)
 
 
+RESIDUES = "causal attend window(before = 7, after = 0) & residue(step = 2)"
+
+
+def one_by_one(
+    module: CompiledAttention,
+    given: Given,
+    inference: Sequence[bool],
+    real: Sequence[torch.Tensor | None],
+) -> list[torch.Tensor]:
+    """The outputs of single steps in place, each in inference mode or not, with its padding."""
+    outs, state = [], None
+    for low, (inside, mask) in enumerate(zip(inference, real, strict=True)):
+        with torch.inference_mode(inside):
+            part = part_of(given, low, low + 1)
+            out, state = module.step(*part, state, key_padding_mask=mask, in_place=True)
+        outs.append(out)
+    return outs
+
+
+def test_what_inference_mode_looked_at_has_derivatives_outside() -> None:
+    module, n = module_of(RESIDUES), 40
+    q, k, v = tensors(n)
+    meant = module(q, k, v)
+    one_by_one(module, (q, k, v), [True] * n, [None] * n)
+    outs = one_by_one(module, (q.requires_grad_(), k, v), [False] * n, [None] * n)
+    torch.testing.assert_close(torch.cat(outs, 2), meant, rtol=1e-8, atol=1e-8)
+    assert torch.autograd.grad(outs[-1].sum(), q)[0][:, :, -1].abs().sum() > 0
+
+
+def test_padding_that_begins_in_inference_mode_goes_on_outside() -> None:
+    module, n = module_of(RESIDUES), 40
+    given, real = tensors(n), torch.ones(3, 1, dtype=torch.bool)
+    inference, masks = [x == 20 for x in range(n)], [None if x < 20 else real for x in range(n)]
+    outs = one_by_one(module, given, inference, masks)
+    torch.testing.assert_close(torch.cat(outs, 2), module(*given), rtol=1e-8, atol=1e-8)
+
+
+def test_keys_that_are_learned_are_not_written_over_by_others() -> None:
+    module, n, learned = module_of(GRAPHS[0]), 12, 8
+    q, k, v = tensors(n)
+    prefix = k[:, :, :learned].clone().requires_grad_()
+    given = q, torch.cat([prefix, k[:, :, learned:]], 2), v
+    (meant,) = torch.autograd.grad(module(*given).square().sum(), prefix)
+    outs, state = [], None
+    for low in range(n):
+        part = part_of((q, prefix if low < learned else k, v), low, low + 1)
+        out, state = module.step(*part, state, in_place=True)
+        outs.append(out)
+    (found,) = torch.autograd.grad(torch.cat(outs, 2).square().sum(), prefix)
+    torch.testing.assert_close(found, meant, rtol=1e-8, atol=1e-8)
+
+
 # --- log-sum-exps, and what the data decide ------------------------------------------------------
 
 
