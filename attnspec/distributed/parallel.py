@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 import torch.distributed as dist
+from torch.nn.functional import pad
 
 from attnspec.distributed.by_heads import HeadsHere
 from attnspec.distributed.by_rows import RowsHere
@@ -261,7 +262,7 @@ class ParallelAttention(torch.nn.Module):
             )
         check_padding(padding, q.shape[0], k.shape[2], q.device)
         chance = round(check_dropout(dropout_p) * 2**40)
-        check_inputs(program, inputs, q, k, padding)
+        self.module.check_numbers(q, k, v, check_inputs(program, inputs, q, k, padding))
         flags = [padding is not None, return_lse, torch.is_grad_enabled()]
         flags += [x.requires_grad for x in (q, k, v)]
         shape = [q.shape[0], q.shape[1], k.shape[1], q.shape[3], v.shape[3]]
@@ -285,9 +286,13 @@ class ParallelAttention(torch.nn.Module):
         partition = self._partition(lengths)
         padding, given = self._whole(padding, inputs, partition, device)
         if n == 0 or not len(q):
-            return self.module(
-                q, k, v, layer=layer, key_padding_mask=padding, inputs=given, return_lse=return_lse
+            # no numbers, at any length: those of the whole sequence are made here
+            whole = [pad(x, (0, 0, 0, n - x.shape[2])) for x in (q, k, v)]
+            found = self.module(
+                *whole, layer=layer, key_padding_mask=padding, inputs=given, return_lse=return_lse
             )
+            mine = slice(q.shape[2])
+            return (found[0][:, :, mine], found[1][:, :, mine]) if return_lse else found[:, :, mine]
         tensors = Tensors(len(q), q.shape[1], k.shape[1], q.shape[3], v.shape[3], q.element_size())
         self._last = tensors
         found = self.plan(n, layer=layer, tensors=tensors)
