@@ -29,6 +29,7 @@ from attnspec.distributed.planning import (
 from attnspec.distributed.regions import Parts
 from attnspec.distributed.some_heads import SomeHeads
 from attnspec.ir.api_checks import index_of, length_of
+from attnspec.ir.program import POSITIONS
 from attnspec.ir.serial import fingerprint
 from attnspec.lower.cache import Cache
 from attnspec.lower.work import Call, Work
@@ -47,9 +48,6 @@ from attnspec.runtime.module import CompiledAttention
 
 KEPT = 64
 """How many plans are kept, of lengths, layers and shapes."""
-
-AXES = {"tokens": 1, "ids": 1, "numbers": 1, "choices": 2, "buckets": 3}
-"""The axis of positions of inputs that are given as shards; the others are given whole."""
 
 
 def parallelize(
@@ -426,7 +424,8 @@ class ParallelAttention(torch.nn.Module):
             return padding, None
         found = dict(inputs)
         for entry in self.module.program.inputs:
-            axis = AXES.get(entry.kind)
+            # what has no positions is given whole
+            axis = POSITIONS.get(entry.kind)
             if axis is not None and entry.name in found:
                 whole = self.mesh.gathered(found[entry.name], axis, lengths)
                 found[entry.name] = whole.index_select(axis, order)

@@ -44,6 +44,7 @@ from attnspec.integrations.model_mask import (
     CACHED,
     REPLACED,
     ModelMask,
+    axis_of,
     part_of_inputs,
     part_of_padding,
 )
@@ -433,8 +434,8 @@ class ModelAttention:
                     f"the length `{name}` changes with every token that is written, one that "
                     "stands cannot: give `attnspec_inputs` in calls of the model itself"
                 )
-            axis = {"choices": 2, "buckets": 3, "scores": None}.get(declared.get(name, ""), 1)
-            if axis is not None and tensor.ndim > axis and tensor.shape[axis] < mask.end:
+            axis = axis_of(declared.get(name), tensor)
+            if axis is not None and tensor.shape[axis] < mask.end:
                 raise AttnSpecError(
                     f"the input `{name}` must reach as far as the sequence, {mask.end} positions, "
                     f"got {tensor.shape[axis]}: give it for all that `generate` may write"
