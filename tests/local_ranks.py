@@ -268,9 +268,9 @@ def _over_ranks(
     options: dict[str, Any],
 ) -> tuple[Any, Any]:
     """The output of this rank and its log-sum-exps, None where they are not asked for."""
-    from attnspec.distributed.parallel import AXES
+    from attnspec.ir.program import POSITIONS
 
-    axes = {entry.name: AXES.get(entry.kind) for entry in par.module.program.inputs}
+    axes = {entry.name: POSITIONS.get(entry.kind) for entry in par.module.program.inputs}
     shards = {
         name: x if (axis := axes[name]) is None else par.shard(x, axis) for name, x in given.items()
     }

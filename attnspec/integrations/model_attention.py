@@ -162,6 +162,7 @@ class ModelAttention:
         if lists is None and not sink:
             return Running(own), inputs
         cut = self._variant(None if lists is None else lists.size, sink)
+        cut.check_finite = own.check_finite
         return Running(cut, {name: own.learned(name) for name in cut.engine.learned}), (
             self._with_lists(inputs, lists)
         )

@@ -316,7 +316,9 @@ def test_a_decoder_writes_by_what_joins_it_to_an_encoder(stem: str, body: str) -
 
 
 def test_inputs_of_an_encoder_are_as_long_as_that_alone() -> None:
-    model, done = joined("Bart", "attention c { cross input keep: tokens attend columns(keep) }", "a")
+    model, done = joined(
+        "Bart", "attention c { cross input keep: tokens attend columns(keep) }", "a"
+    )
     ids, rest = tokens(2, 3), {**GREEDY, "eos_token_id": None}
     keep, marked = torch.ones(2, 3, dtype=torch.bool), torch.arange(8).expand(2, 8) % 4 == 0
     with with_inputs(done, {"keep": keep, "a": marked}):
