@@ -276,7 +276,8 @@ class CompiledAttention(Learner):
 
         Raises TypeError or ValueError, with the shapes, for tensors that do not fit.
         """
-        if self._bare and inputs is None and not return_lse and not is_surrounded():
+        plain = self._bare and inputs is None and not (return_lse or self.check_finite)
+        if plain and not is_surrounded():
             found = self._settled((q, k, v, key_padding_mask), (layer, dropout_p, query_start))
             if found is not None:
                 return found.run(q, k, v, Call(key_padding_mask))
