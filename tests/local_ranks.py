@@ -36,6 +36,7 @@ class Case:
     file: str = ""
     name: str | None = None
     settings: dict[str, int] = field(default_factory=dict)
+    batch: int = 2
     heads: int = 4
     key_heads: int = 2
     partition: str = ""
@@ -164,8 +165,8 @@ def _at_length(
     made = torch.Generator().manual_seed(n)
     whole = _tensors(case, spec, n, made)
     weight = torch.randn(whole[0].shape, generator=made, dtype=torch.float64).to(kind)
-    given = _inputs(spec, n)
-    padding = torch.rand(2, n, generator=made) > 0.3 if case.padding else None
+    given = _inputs(case, spec, n)
+    padding = torch.rand(case.batch, n, generator=made) > 0.3 if case.padding else None
     local = [
         par.shard(x).requires_grad_(name in case.grad) for name, x in zip("qkv", whole, strict=True)
     ]
@@ -190,7 +191,7 @@ def _at_length(
         "how": [layer.how for layer in plan.layers],
         "partition": str(plan.partition),
         "received": [received],
-        "planned": [plan.bytes_received[rank]],
+        "planned": [plan.bytes_received[rank] if case.batch else 0],
         "apart": [],
         "within": case.within,
     }
@@ -227,20 +228,20 @@ def _tensors(case: Case, spec: Any, n: int, made: Any) -> list[Any]:
     key_heads = heads // ratio if heads % ratio == 0 else heads
     if decided_leaves(spec.program):
         key_heads = heads
-    shapes = [(2, heads, n, 6), (2, key_heads, n, 6), (2, key_heads, n, 6)]
+    shapes = [(case.batch, count, n, 6) for count in (heads, key_heads, key_heads)]
     whole = [torch.randn(*s, generator=made, dtype=torch.float64) for s in shapes]
     if any(shares_keys(attend.graph) for attend in spec.program.attends):
         whole[1] = whole[0].clone()
     return [x.to(getattr(torch, case.kind)) for x in whole]
 
 
-def _inputs(spec: Any, n: int) -> dict[str, Any]:
-    """Whole run-time inputs, alike for two samples."""
+def _inputs(case: Case, spec: Any, n: int) -> dict[str, Any]:
+    """Whole run-time inputs, alike for all samples."""
     import torch
     from zoo import sample
 
     return {
-        name: torch.as_tensor(x)[None].expand(2, *torch.as_tensor(x).shape).contiguous()
+        name: torch.as_tensor(x)[None].expand(case.batch, *torch.as_tensor(x).shape).contiguous()
         for name, x in sample(spec, n).items()
     }
 
@@ -267,9 +268,9 @@ def _over_ranks(
     options: dict[str, Any],
 ) -> tuple[Any, Any]:
     """The output of this rank and its log-sum-exps, None where they are not asked for."""
-    from attnspec.distributed.parallel import AXES
+    from attnspec.ir.program import POSITIONS
 
-    axes = {entry.name: AXES.get(entry.kind) for entry in par.module.program.inputs}
+    axes = {entry.name: POSITIONS.get(entry.kind) for entry in par.module.program.inputs}
     shards = {
         name: x if (axis := axes[name]) is None else par.shard(x, axis) for name, x in given.items()
     }

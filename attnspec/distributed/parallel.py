@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 import torch.distributed as dist
+from torch.nn.functional import pad
 
 from attnspec.distributed.by_heads import HeadsHere
 from attnspec.distributed.by_rows import RowsHere
@@ -28,7 +29,7 @@ from attnspec.distributed.planning import (
 from attnspec.distributed.regions import Parts
 from attnspec.distributed.some_heads import SomeHeads
 from attnspec.ir.api_checks import index_of, length_of
-from attnspec.ir.program import Program
+from attnspec.ir.program import POSITIONS, Program
 from attnspec.ir.serial import fingerprint
 from attnspec.lower.cache import Cache
 from attnspec.lower.work import Call, Work
@@ -47,9 +48,6 @@ from attnspec.runtime.module import CompiledAttention
 
 KEPT = 64
 """How many plans are kept, of lengths, layers and shapes."""
-
-AXES = {"tokens": 1, "ids": 1, "numbers": 1, "choices": 2, "buckets": 3}
-"""The axis of positions of inputs that are given as shards; the others are given whole."""
 
 
 def parallelize(
@@ -287,7 +285,7 @@ class ParallelAttention(torch.nn.Module):
             )
         check_padding(padding, q.shape[0], k.shape[2], q.device)
         chance = round(check_dropout(dropout_p) * 2**40)
-        check_inputs(program, inputs, q, k, padding)
+        self.module.check_numbers(q, k, v, check_inputs(program, inputs, q, k, padding))
         flags = [padding is not None, return_lse, torch.is_grad_enabled()]
         flags += [x.requires_grad for x in (q, k, v)]
         shape = [q.shape[0], q.shape[1], k.shape[1], q.shape[3], v.shape[3]]
@@ -311,9 +309,13 @@ class ParallelAttention(torch.nn.Module):
         partition = self._partition(lengths)
         padding, given = self._whole(padding, inputs, partition, device)
         if n == 0 or not len(q):
-            return self.module(
-                q, k, v, layer=layer, key_padding_mask=padding, inputs=given, return_lse=return_lse
+            # no numbers, at any length: those of the whole sequence are made here
+            whole = [pad(x, (0, 0, 0, n - x.shape[2])) for x in (q, k, v)]
+            found = self.module(
+                *whole, layer=layer, key_padding_mask=padding, inputs=given, return_lse=return_lse
             )
+            mine = slice(q.shape[2])
+            return (found[0][:, :, mine], found[1][:, :, mine]) if return_lse else found[:, :, mine]
         tensors = Tensors(len(q), q.shape[1], k.shape[1], q.shape[3], v.shape[3], q.element_size())
         self._last = tensors
         found = self.plan(n, layer=layer, tensors=tensors)
@@ -447,7 +449,8 @@ class ParallelAttention(torch.nn.Module):
             return padding, None
         found = dict(inputs)
         for entry in self.module.program.inputs:
-            axis = AXES.get(entry.kind)
+            # what has no positions is given whole
+            axis = POSITIONS.get(entry.kind)
             if axis is not None and entry.name in found:
                 whole = self.mesh.gathered(found[entry.name], axis, lengths)
                 found[entry.name] = whole.index_select(axis, order)

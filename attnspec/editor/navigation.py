@@ -100,7 +100,9 @@ def renamed(
             continue
         if name in {one.name for one in symbols.definitions if one.kind != "attention"}:
             raise RenameError(f"`{name}` is defined in {other.name}, which imports this graph")
-        spots += [Spot(other, word) for word in symbols.uses(imported)]
+        uses = symbols.uses(imported)
+        _require_no_length(name, uses, other)
+        spots += [Spot(other, word) for word in uses]
     return spots
 
 
@@ -148,15 +150,21 @@ def _require_name(name: str, found: Definition, document: Document) -> None:
     if name in RESERVED or (found.kind == "graph" and name in builtin()):
         raise RenameError(f"`{name}` is a word of the language and cannot be a name")
     symbols = document.symbols
-    if name == QUERIES and symbols.crosses(found.word):
-        raise RenameError(f"`{name}` is the number of queries in an attention that says `cross`")
+    uses = symbols.uses(found)
+    _require_no_length(name, uses, document)
     if found.kind == "input" and symbols.calls(name, found.home):
         raise RenameError(f"`{name}` is called here: as an input it would be read at a position")
-    homes = [symbols.home(word) for word in symbols.uses(found)]
+    homes = [symbols.home(word) for word in uses]
     near = {*homes, FILE} if found.home == FILE else {found.home, FILE}
     for other in symbols.definitions:
         if other.name == name and other.home in near and other != found:
             raise RenameError(f"`{name}` is defined already, as {_a(other)}")
+
+
+def _require_no_length(name: str, words: Iterable[int], document: Document) -> None:
+    """Refuse what words in an attention would mean already."""
+    if name == QUERIES and any(document.symbols.crosses(word) for word in words):
+        raise RenameError(f"`{name}` is the number of queries in an attention that says `cross`")
 
 
 def _a(definition: Definition) -> str:

@@ -158,9 +158,10 @@ class Conversion:
         before = place_of(module), vars(module).get("compute_bias")
         self._back.append(lambda: _put_back(module, *before))
         put(module, place)
-        scaling = scaling_of_method(module) if has_method(type(module)) else None
-        if scaling is not None and METHOD not in vars(module):
-            vars(module)[METHOD] = partial(by_method, scaling, module)
+        if has_method(type(module)) and METHOD not in vars(module):
+            scaling = scaling_of_method(module)
+            if scaling is not None:
+                vars(module)[METHOD] = partial(by_method, scaling, module)
         if place.table is not None and hasattr(module, "compute_bias"):
             # the table is read where the scores are: no bias [1, H, q, k] need be written down
             vars(module)["compute_bias"] = partial(_no_bias, module_heads(module))

@@ -44,6 +44,7 @@ from attnspec.integrations.model_mask import (
     CACHED,
     REPLACED,
     ModelMask,
+    axis_of,
     part_of_inputs,
     part_of_padding,
 )
@@ -161,6 +162,7 @@ class ModelAttention:
         if lists is None and not sink:
             return Running(own), inputs
         cut = self._variant(None if lists is None else lists.size, sink)
+        cut.check_finite = own.check_finite
         return Running(cut, {name: own.learned(name) for name in cut.engine.learned}), (
             self._with_lists(inputs, lists)
         )
@@ -433,8 +435,8 @@ class ModelAttention:
                     f"the length `{name}` changes with every token that is written, one that "
                     "stands cannot: give `attnspec_inputs` in calls of the model itself"
                 )
-            axis = {"choices": 2, "buckets": 3, "scores": None}.get(declared.get(name, ""), 1)
-            if axis is not None and tensor.ndim > axis and tensor.shape[axis] < mask.end:
+            axis = axis_of(declared.get(name), tensor)
+            if axis is not None and tensor.shape[axis] < mask.end:
                 raise AttnSpecError(
                     f"the input `{name}` must reach as far as the sequence, {mask.end} positions, "
                     f"got {tensor.shape[axis]}: give it for all that `generate` may write"

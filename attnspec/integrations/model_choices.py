@@ -103,9 +103,7 @@ def variant(module: CompiledAttention, size: int | None, sink: bool) -> Compiled
         attends = tuple(_cut(program.name, attend) for attend in program.attends)
         inputs = (*program.inputs, Input(INPUT, "choices", size=size))
         program = replace(program, attends=attends, inputs=inputs)
-    cut = CompiledAttention(plan_data(program, module.backend))
-    cut.check_finite = module.check_finite
-    return cut
+    return CompiledAttention(plan_data(program, module.backend))
 
 
 @dataclass(frozen=True, eq=False)

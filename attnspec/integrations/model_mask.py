@@ -14,7 +14,7 @@ from typing import NoReturn
 
 import torch
 
-from attnspec.ir.program import Program
+from attnspec.ir.program import POSITIONS, Program
 from attnspec.text.diagnostics import AttnSpecError
 
 IndexMask = Callable[..., object]
@@ -178,25 +178,29 @@ def part_of_padding(padding: torch.Tensor | None, keys: slice) -> torch.Tensor |
     return None if padding is None else padding[:, keys]
 
 
+def axis_of(kind: str | None, given: object) -> int | None:
+    """The axis of positions of an input; None where it has none, and of what cannot be one, which
+    is refused by who reads it."""
+    axis = None if kind is None else POSITIONS.get(kind)
+    fits = axis is not None and isinstance(given, torch.Tensor) and given.ndim > axis
+    return axis if fits else None
+
+
 def part_of_inputs(
     program: Program,
     inputs: Mapping[str, torch.Tensor] | None,
     keys: slice,
     queries: slice = slice(None),
 ) -> dict[str, torch.Tensor] | None:
-    """What run-time inputs say of some positions, and of some queries: each kind has its axes. A
-    length is about all of a sequence, and scores are about blocks of it."""
+    """What run-time inputs say of some positions, and choices of some queries."""
     if inputs is None:
         return None
     kinds = {entry.name: entry.kind for entry in program.inputs}
 
     def part(name: str, x: torch.Tensor) -> torch.Tensor:
-        # whatever does not fit is refused by who reads it
-        if kinds.get(name) == "choices":
-            return x[:, :, queries]
-        if kinds.get(name) == "buckets":
-            return x[..., keys]
-        return x[:, keys] if x.ndim == 2 else x
+        kind = kinds.get(name)
+        axis, asked = axis_of(kind, x), queries if kind == "choices" else keys
+        return x if axis is None else x[(*[slice(None)] * axis, asked)]
 
     return {name: part(name, x) for name, x in inputs.items()}
 

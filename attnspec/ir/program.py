@@ -125,6 +125,11 @@ class Input:
     size: int = 1
 
 
+POSITIONS = {"tokens": 1, "ids": 1, "numbers": 1, "choices": 2, "buckets": 3}
+"""The axis of positions of inputs, by their kind: of queries those of choices, of keys the others;
+lengths and scores have none."""
+
+
 @dataclass(frozen=True)
 class Claim:
     """`require CLAIM at n = …`: `text` is canonical, `at` None for every n, or with `since`, of

@@ -11,7 +11,7 @@ import torch
 from attnspec.backends.rows.keys import FEW
 from attnspec.graphs.across import reads_m
 from attnspec.graphs.predicates.inputs import require_exact
-from attnspec.ir.program import Input, Program
+from attnspec.ir.program import POSITIONS, Input, Program
 from attnspec.ir.scalars import Scalar
 
 FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
@@ -297,9 +297,9 @@ def _check_per_head(entry: Input, tensor: torch.Tensor, q: torch.Tensor, k: torc
     shape = list(tensor.shape)
     if entry.kind == "buckets":
         heads = [q.shape[1], 1]
-    wanted = {"choices": (2, q.shape[2]), "buckets": (3, k.shape[2])}.get(entry.kind)
+    wanted = {"choices": q.shape[2], "buckets": k.shape[2]}.get(entry.kind)
     fits = len(shape) == 4 and shape[0] == batch and shape[1] in heads
-    if not fits or (wanted is not None and shape[wanted[0]] != wanted[1]):
+    if not fits or (wanted is not None and shape[POSITIONS[entry.kind]] != wanted):
         sizes = f"B = {batch}, H = {q.shape[1]}, H_kv = {k.shape[1]}"
         sizes += f", n_q = {q.shape[2]}, n_k = {k.shape[2]}"
         raise ValueError(f"{name} must be {_wanted(entry)} with {sizes}, got {shape}")

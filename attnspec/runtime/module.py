@@ -161,7 +161,7 @@ class CompiledAttention(Learner):
         first = StreamState.first(state, works, q, k, v)
         check_padding(padding, q.shape[0], q.shape[2], q.device)
         data = check_inputs(self.program, inputs, q, k, padding)
-        self._check_numbers(q, k, v, data)
+        self.check_numbers(q, k, v, data)
         if 0 in (q.shape[0], q.shape[2]):
             out = self._run(q, k, v, layer, padding, 0.0, data, return_lse)
             return out, first.after(q.shape[2], first.parts)
@@ -385,7 +385,7 @@ class CompiledAttention(Learner):
         check_padding(padding, q.shape[0], k.shape[2], q.device)
         dropout_p = check_dropout(dropout_p)
         data = check_inputs(engine.program, inputs, q, k, padding)
-        self._check_numbers(q, k, v, data)
+        self.check_numbers(q, k, v, data)
         if self._waits:
             self.make_parameters(q.shape[3], v.shape[3], q.device)
         learned, draws = self._learned(q.device), self._draws(layer)
@@ -437,14 +437,14 @@ class CompiledAttention(Learner):
         check_tensors(self.program, q, k, v)
         check_padding(key_padding_mask, q.shape[0], k.shape[2], q.device)
         data = check_inputs(self.program, inputs, q, k, key_padding_mask)
-        self._check_numbers(q, k, v, data)
+        self.check_numbers(q, k, v, data)
         if self._waits:
             self.make_parameters(q.shape[3], v.shape[3], q.device)
         call = Call(key_padding_mask, check_dropout(dropout_p), self._learned(q.device), data)
         out, lse = self.engine.masked((q, k, v), call, layer, added, return_lse)
         return (out, cast(torch.Tensor, lse)) if return_lse else out
 
-    def _check_numbers(
+    def check_numbers(
         self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, data: Mapping[str, torch.Tensor]
     ) -> None:
         """Raises ValueError for what is not finite, if that was asked for."""

@@ -16,7 +16,7 @@ from attnspec.graphs.forms.written import written
 from attnspec.graphs.look_back import LookBack, lag_of_data, look_back
 from attnspec.graphs.operators import Intersection, Union
 from attnspec.graphs.relation import Relation
-from attnspec.ir.program import Compound, Program, Term
+from attnspec.ir.program import POSITIONS, Compound, Program, Term
 from attnspec.lower.lower import Binder
 from attnspec.lower.work import Kernel, Streamable, Work
 from attnspec.runtime.call_checks import check_promise
@@ -281,10 +281,8 @@ class Everything:
             padding = torch.cat([_real_of(*each) for each in both], 1)
         joined = dict(inputs)
         for entry in program.inputs:
-            axis = {"choices": None, "scores": None, "length": None, "buckets": 3}.get(
-                entry.kind, 1
-            )
-            if axis is not None:
+            axis = POSITIONS.get(entry.kind)
+            if axis is not None and entry.kind != "choices":
                 joined[entry.name] = torch.cat([self.inputs[entry.name], inputs[entry.name]], axis)
         keys, values = torch.cat([self.keys, k], 2), torch.cat([self.values, v], 2)
         return Everything(keys, values, padding, joined)

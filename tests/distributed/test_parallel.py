@@ -32,6 +32,8 @@ def by_hand() -> list[Case]:
         for part in ("", "head_tail", f"residue {ranks}")
     ]
     cases += [Case(n, 4, WINDOW) for n in (0, 1, 3, 5)]
+    for text in (WINDOW, "attention a { input d: ids causal attend same(d) }"):
+        cases += [Case(n, 3, text, batch=0, padding=True, lse=True) for n in (0, 2, 10)]
     cases += [Case(40, 4, WINDOW, dtensor=True), Case(300, 2, WINDOW, heads=2, padding=True)]
     texts = (
         # rows that read nothing, anywhere or on some ranks alone
@@ -308,3 +310,14 @@ def test_inputs_keep_their_promise(alone: DeviceMesh) -> None:
     x = torch.randn(1, 2, 5, 4)
     with pytest.raises(ValueError, match="promises at most 1"):
         attention(x, x, x, inputs={"t": torch.tensor([[True, True, False, False, False]])})
+
+
+@pytest.mark.parametrize("graph", ["window(radius = 1)", "full", "linear()", "topk(keys = 2)"])
+def test_numbers_are_looked_at_if_that_is_asked_for(alone: DeviceMesh, graph: str) -> None:
+    module = attnspec.parse(f"attention a {{ attend {graph} }}").compile(check_finite=True)
+    x = torch.randn(1, 2, 5, 4, dtype=torch.float64)
+    wrong = x.index_fill(2, torch.tensor(3), torch.inf)
+    attention = parallelize(module, alone)
+    assert (attention(x, x, x) - module(x, x, x)).abs().max() < 1e-12
+    with pytest.raises(ValueError, match="v must be finite, got inf at sample 0, head 0, posit"):
+        attention(x, x, wrong)

@@ -306,11 +306,19 @@ def test_an_input_gets_another_name_wherever_it_is_read(name: str, spot: str) ->
     assert (old.mask(n, inputs=values) == new.mask(n, inputs=given)).all()
 
 
-def test_nothing_is_called_as_the_number_of_queries() -> None:
+def test_nothing_is_called_as_the_number_of_queries(tmp_path: Path) -> None:
     text = "attention a(w = 3) { cross input t: numbers attend where(t(k) + w * n <= m) }"
     for spot in ("w = 3", "t: "):
         with pytest.raises(RenameError, match="the number of queries"):
             renamed(Document(text), text.index(spot), "m")
+    # a graph is no part of the attention that reads it, and may be one of another file
+    graph, reader = "graph near = self\n", "attention a { cross attend near | where(q < m) }\n"
+    (tmp_path / "near.attn").write_text(graph)
+    own = Document(graph, tmp_path / "near.attn")
+    other = Document(f'from "near.attn" import near\n{reader}', tmp_path / "other.attn")
+    for document, others in ((Document(graph + reader), []), (own, [other])):
+        with pytest.raises(RenameError, match="the number of queries"):
+            renamed(document, graph.index("near"), "m", others)
 
 
 @pytest.mark.parametrize("kind", INPUTS)

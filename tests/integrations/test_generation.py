@@ -277,14 +277,16 @@ def test_run_time_inputs_grow_with_what_is_written(kind: str) -> None:
         assert found.tolist() == wanted.tolist()
 
 
-def joined(stem: str, cross: str) -> tuple[Any, Any]:
+def joined(stem: str, cross: str, marks: str = "") -> tuple[Any, Any]:
     """A tiny encoder and decoder, with a spec for the decoder's own sequence and one between."""
     kind = f"{stem}ForConditionalGeneration"
     settings = {**BY_STEM[stem].settings, "forced_eos_token_id": None}
     torch.manual_seed(1)
     model = getattr(transformers, kind)(getattr(transformers, f"{stem}Config")(**settings)).eval()
     score = "score bias(buckets = 32, max_distance = 128)" if stem == "T5" else ""
-    own = f"attention own {{ heads 4 causal attend window(before = 2, after = 0) {score} }}"
+    graph = "window(before = 2, after = 0)" + f" | columns({marks})" * bool(marks)
+    inputs = f"input {marks}: tokens" * bool(marks)
+    own = f"attention own {{ heads 4 {inputs} causal attend {graph} {score} }}"
     specs: dict[str, Any] = {"decoder": attnspec.parse(own), "cross": attnspec.parse(cross)}
     return model, convert(model, **specs)
 
@@ -311,6 +313,31 @@ def test_a_decoder_writes_by_what_joins_it_to_an_encoder(stem: str, body: str) -
     with with_inputs(done, {"keep": keep.repeat_interleave(2, 0)}):
         wanted = model.generate(ids, use_cache=False, **given)
         assert model.generate(ids, **given).tolist() == wanted.tolist()
+
+
+def test_inputs_of_an_encoder_are_as_long_as_that_alone() -> None:
+    model, done = joined(
+        "Bart", "attention c { cross input keep: tokens attend columns(keep) }", "a"
+    )
+    ids, rest = tokens(2, 3), {**GREEDY, "eos_token_id": None}
+    keep, marked = torch.ones(2, 3, dtype=torch.bool), torch.arange(8).expand(2, 8) % 4 == 0
+    with with_inputs(done, {"keep": keep, "a": marked}):
+        wanted = model.generate(ids, use_cache=False, **rest)
+        assert model.generate(ids, **rest).tolist() == wanted.tolist()
+
+
+WRONG = (torch.tensor(3), torch.zeros(3), torch.zeros(2, 2, 2, 2, 2), [[3]], None)
+
+
+@pytest.mark.parametrize("given", WRONG)
+@pytest.mark.parametrize("kind", GROWING)
+def test_what_is_no_input_is_refused_as_everywhere(kind: str, given: Any) -> None:
+    model, ids = llama("eager"), tokens(2, 7)
+    done = convert(model, attnspec.parse(f"attention a {{ {GROWING[kind][0]} }}"))
+    with with_inputs(done, {"x": given}), pytest.raises((TypeError, ValueError), match="input `x`"):
+        model.generate(ids, **GREEDY)
+    with pytest.raises((TypeError, ValueError), match="input `x`"):
+        model(ids, attnspec_inputs={"x": given}, past_key_values=SpecCache(model))
 
 
 def test_what_reads_how_much_is_written_does_not_go_on() -> None:

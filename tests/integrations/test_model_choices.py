@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import nullcontext
 from typing import Any
 
 import pytest
@@ -141,6 +142,17 @@ def written(pairs: torch.Tensor, sink: torch.Tensor | None = None) -> torch.Tens
 
 
 WINDOW = "attention near { causal attend window(before = 6, after = 0) }"
+
+
+def test_numbers_are_looked_at_from_when_that_is_asked_for() -> None:
+    module = attnspec.parse(CAUSAL).compile()
+    attention, sink = ModelAttention(module), torch.zeros(4)
+    q, k = torch.ones(1, 4, 5, 8), torch.full((1, 2, 5, 8), torch.nan)
+    layer: Any = Layer()
+    for asked in (False, True, False):
+        module.check_finite = asked
+        with pytest.raises(ValueError, match="k must be finite") if asked else nullcontext():
+            attention(layer, q, k, torch.ones_like(k), None, s_aux=sink)
 
 
 def test_keys_blocks_and_sinks_mean_what_they_say() -> None:

@@ -116,6 +116,23 @@ def test_what_takes_the_place_of_a_method(stem: str) -> None:
         assert model.generate(ids, **more, **given).tolist() == wanted.tolist()
 
 
+def test_a_method_that_was_taken_is_taken_again() -> None:
+    family, found = BY_STEM["GPTJ"], []
+    model = family.build()
+    before = family.hidden(model)
+    done = [
+        convert(model, attnspec.parse(f"attention a {{ causal attend {graph} }}"))
+        for graph in ("full", "self")
+    ]
+    for each in done[::-1]:
+        found.append(family.hidden(model))
+        each.undo()
+    assert difference(found[0], before) > 1e-3
+    assert difference(found[1], before) < 1e-5
+    assert difference(family.hidden(model), before) == 0.0
+    assert not any("_attn" in vars(block.attn) for block in model.h)
+
+
 def test_a_method_that_scales_in_another_way_is_left() -> None:
     model = BY_STEM["GPTJ"].build()
     for block in model.h:
