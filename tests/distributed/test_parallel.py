@@ -134,8 +134,9 @@ SELECTED = "attention a { input x: choices(size = 4) "
 ONCE = [
     Case(151, 2, SELECTED + "attend chosen(x) }", lists=2),
     Case(153, 3, SELECTED + "causal attend chosen(x) }", lists=4),
+    Case(155, 3, SELECTED + "attend chosen(x) | window(radius = 20) }", lists=1),
 ]
-"""Lists of few keys, of each key head and of each query head."""
+"""Lists of few keys, of each key head, of each query head and of all."""
 
 
 def of_choices() -> list[Case]:
@@ -225,7 +226,7 @@ def test_ranks_together_compute_what_one_process_does(
     assert ways == {"rows", "states", "heads", "all", "mixed", "choices"}
 
 
-@pytest.mark.parametrize("case", ONCE, ids=("key heads", "causal"))
+@pytest.mark.parametrize("case", ONCE, ids=("key heads", "causal", "beside"))
 def test_a_chosen_row_travels_once(
     ran: tuple[list[list[Any]], list[list[Any]]], case: Case
 ) -> None:
@@ -235,12 +236,14 @@ def test_a_chosen_row_travels_once(
     asked = [[0] * case.ranks for _ in own]
     heads = range(case.lists)
     for sample, key_head in product(range(2), range(case.key_heads)):
-        each = [h for h in heads if h * case.key_heads // case.lists == key_head]
+        each = [h for h in heads if h * case.key_heads // case.lists == key_head] or [0]
         for reader, mine in enumerate(own):
             blocks = {int(x) for q in mine for h in each for x in lists[sample, h, q] if x >= 0}
             keys = {key for block in blocks for key in range(4 * block, min(case.n, 4 * block + 4))}
             if "causal" in case.text:
                 keys = {key for key in keys if key <= max(mine)}
+            if "window" in case.text:
+                keys |= set(range(min(mine) - 20, max(mine) + 21))
             for owner, theirs in enumerate(own):
                 asked[reader][owner] += len(keys & theirs) if owner != reader else 0
     row, number = 2 * 6 * 8, 8
