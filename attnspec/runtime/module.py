@@ -247,6 +247,11 @@ class CompiledAttention(Learner):
     def extra_repr(self) -> str:
         return f"{self.program.name}, backend={self.backend}"
 
+    @staticmethod
+    def positions(first: int, count: int, device: torch.device) -> torch.Tensor:
+        """Where so many tokens of a call stand, the first of them given, int64 [count]."""
+        return torch.arange(first, first + count, device=device)
+
     def forward(
         self,
         q: torch.Tensor,
@@ -276,7 +281,8 @@ class CompiledAttention(Learner):
 
         Raises TypeError or ValueError, with the shapes, for tensors that do not fit.
         """
-        if self._bare and inputs is None and not return_lse and not is_surrounded():
+        plain = self._bare and inputs is None and not (return_lse or self.check_finite)
+        if plain and not is_surrounded():
             found = self._settled((q, k, v, key_padding_mask), (layer, dropout_p, query_start))
             if found is not None:
                 return found.run(q, k, v, Call(key_padding_mask))
