@@ -28,7 +28,8 @@ LIMIT = 60.0
 class Case:
     """One spec at one length, and then at `more`, over the first `ranks` processes; `text` or the
     name of a file. `kind` is the type of the tensors, `grad` names those that are differentiated,
-    `within` is how far from one process is near enough."""
+    `within` is how far from one process is near enough. `lists` are heads that have lists of
+    choices of their own, 0 for lists that are alike."""
 
     n: int
     ranks: int
@@ -50,6 +51,7 @@ class Case:
     grad: str = "qkv"
     dropout: float = 0.0
     within: float = 1e-12
+    lists: int = 0
 
     @property
     def label(self) -> str:
@@ -165,7 +167,7 @@ def _at_length(
     made = torch.Generator().manual_seed(n)
     whole = _tensors(case, spec, n, made)
     weight = torch.randn(whole[0].shape, generator=made, dtype=torch.float64).to(kind)
-    given = _inputs(case, spec, n)
+    given = _inputs(case, spec, n) | drawn_lists(spec, n, case.lists)
     padding = torch.rand(case.batch, n, generator=made) > 0.3 if case.padding else None
     local = [
         par.shard(x).requires_grad_(name in case.grad) for name, x in zip("qkv", whole, strict=True)
@@ -221,12 +223,14 @@ def _tensors(case: Case, spec: Any, n: int, made: Any) -> list[Any]:
     """Whole q, k and v."""
     import torch
 
+    from attnspec.graphs.patterns import BY_NAME
     from attnspec.lower.lower import decided_leaves, shares_keys
 
     heads = spec.program.heads or case.heads
     ratio = case.heads // case.key_heads
     key_heads = heads // ratio if heads % ratio == 0 else heads
-    if decided_leaves(spec.program):
+    decided = [BY_NAME[leaf.pattern] for leaf in decided_leaves(spec.program)]
+    if not all(getattr(pattern, "by_inputs", False) for pattern in decided):
         key_heads = heads
     shapes = [(case.batch, count, n, 6) for count in (heads, key_heads, key_heads)]
     whole = [torch.randn(*s, generator=made, dtype=torch.float64) for s in shapes]
@@ -244,6 +248,23 @@ def _inputs(case: Case, spec: Any, n: int) -> dict[str, Any]:
         name: torch.as_tensor(x)[None].expand(case.batch, *torch.as_tensor(x).shape).contiguous()
         for name, x in sample(spec, n).items()
     }
+
+
+def drawn_lists(spec: Any, n: int, heads: int) -> dict[str, Any]:
+    """Lists of choices of two samples and so many heads: blocks near the query, of a third of them
+    none, and some twice."""
+    import torch
+
+    made, found = torch.Generator().manual_seed(n + heads), {}
+    for entry in spec.program.inputs if heads else ():
+        if entry.kind == "choices":
+            size = entry.size or 1
+            blocks = -(-n // size)
+            near = torch.arange(n)[:, None] // size
+            drawn = near + torch.randint(-3, 4, (2, heads, n, 4), generator=made)
+            drawn[torch.rand(drawn.shape, generator=made) < 1 / 3] = -1
+            found[entry.name] = drawn.clamp(-1, blocks - 1)
+    return found
 
 
 @contextmanager
@@ -320,8 +341,9 @@ def _apart(a: Any, b: Any) -> float:
 
 def _faults(rank: int, folder: Path) -> None:
     """A rank with another spec, then one with other shards and one with tensors that do not fit,
-    then one that differentiates alone, and random states that are alike; at last one that ends
-    between forward and backward: what the others say then, and in another call."""
+    then one that differentiates alone, lists of keys of which one is wrong, and random
+    states that are alike; at last one that ends between forward and backward: what the others say
+    then, and in another call."""
     import torch
     from torch.distributed.device_mesh import init_device_mesh
 
@@ -354,6 +376,8 @@ def _faults(rank: int, folder: Path) -> None:
     tell(specs[0], 3 + (rank == 1))
     tell(specs[0], 3, 0 if rank == 3 else 4)
     tell(specs[0], 3, grad=rank == 2)
+    chosen = attnspec.parse("attention a { input x: choices attend chosen(x) }").compile()
+    tell(chosen, 3, inputs={"x": torch.full((1, 1, 3, 1), 12 if rank == 2 else 11)})
     torch.manual_seed(0)
     tell(specs[0], 3, dropout_p=0.5)
     tell(specs[0], 3, grad=True, ends=True)

@@ -22,7 +22,8 @@ class LostRank(RuntimeError):
 @dataclass
 class Mesh:
     """The ranks that share a sequence: their group, how many they are, which of them this is, and
-    the seconds that it waits for the others. `received` counts the bytes of rows."""
+    the seconds that it waits for the others. `received` counts the bytes of rows,
+    and of what asks for them."""
 
     group: Any
     ranks: int
@@ -59,6 +60,11 @@ class Mesh:
         each = [len(numbers)] * self.ranks
         found: list[list[int]] = self.swap(mine, each, each).ready().view(self.ranks, -1).tolist()
         return found
+
+    def agree(self, bad: Sequence[int]) -> None:
+        """Raises ValueError if ranks refused a call, by their numbers."""
+        if bad:
+            raise ValueError(f"rank {bad[0]} refused its part of this call: its own error says why")
 
     def gathered(self, x: torch.Tensor, dim: int, lengths: Sequence[int]) -> torch.Tensor:
         """Shards of every rank one behind the other along an axis, of any type, without a

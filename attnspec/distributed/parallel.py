@@ -11,6 +11,7 @@ import torch
 import torch.distributed as dist
 from torch.nn.functional import pad
 
+from attnspec.distributed.by_choices import ChoicesHere
 from attnspec.distributed.by_heads import HeadsHere
 from attnspec.distributed.by_rows import RowsHere
 from attnspec.distributed.by_states import StatesHere
@@ -18,6 +19,7 @@ from attnspec.distributed.collectives import Mesh, tied, travel
 from attnspec.distributed.partitions import Partition
 from attnspec.distributed.planning import (
     ALL,
+    CHOICES,
     HEADS,
     ROWS,
     DistributedPlan,
@@ -48,6 +50,9 @@ from attnspec.runtime.module import CompiledAttention
 
 KEPT = 64
 """How many plans are kept, of lengths, layers and shapes."""
+
+Here = RowsHere | ChoicesHere | HeadsHere | StatesHere
+"""What runs some heads of a layer on one rank."""
 
 
 def parallelize(
@@ -91,9 +96,9 @@ def _check_partition(partition: object, ranks: int) -> None:
 class ParallelAttention(torch.nn.Module):
     """Takes and returns shards [B, H, n_local, d] as `shard` cuts them.
 
-    `bytes_received` counts the bytes of rows that reached this rank in the last call, forward.
-    Gradients of the module's parameters are this rank's share: sum them over the mesh, as for every
-    parameter that all ranks hold.
+    `bytes_received` counts the bytes of rows, and of requests for rows, that reached this rank in
+    the last call, forward. Gradients of the module's parameters are this rank's share: sum them
+    over the mesh, as for every parameter that all ranks hold.
     """
 
     def __init__(
@@ -105,7 +110,7 @@ class ParallelAttention(torch.nn.Module):
         self.mesh = Mesh(group, dist.get_world_size(group), dist.get_rank(group), timeout)
         self._plans: Cache[tuple[object, ...], DistributedPlan] = Cache(KEPT)
         self._partitions: Cache[int, Partition] = Cache(KEPT)
-        self._ready: Cache[tuple[object, ...], list[RowsHere | HeadsHere | StatesHere]]
+        self._ready: Cache[tuple[object, ...], list[Here]]
         self._ready = Cache(KEPT)
         self._agreed: set[int] = set()
         self._last: Tensors | None = None
@@ -113,7 +118,8 @@ class ParallelAttention(torch.nn.Module):
 
     @property
     def bytes_received(self) -> int:
-        """The bytes of rows that reached this rank in the last call, forward."""
+        """The bytes of rows, and of requests for rows, that reached this rank in the last call,
+        forward."""
         return self.mesh.received
 
     # --- shards ----------------------------------------------------------------------------------
@@ -248,9 +254,7 @@ class ParallelAttention(torch.nn.Module):
         every = self.mesh.everyones(mine, device)
         if wrong is not None:
             raise wrong
-        bad = [rank for rank, said in enumerate(every) if not said[0]]
-        if bad:
-            raise ValueError(f"rank {bad[0]} refused its part of this call: its own error says why")
+        self.mesh.agree([rank for rank, said in enumerate(every) if not said[0]])
         for what, at in _SAID.items():
             values = [said[at] for said in every]
             if len(set(values)) > 1:
@@ -307,8 +311,8 @@ class ParallelAttention(torch.nn.Module):
     ) -> Any:
         n, device = sum(lengths), q.device
         partition = self._partition(lengths)
-        padding, given = self._whole(padding, inputs, partition, device)
         if n == 0 or not len(q):
+            padding, given = self._whole(padding, inputs, partition, device)
             # no numbers, at any length: those of the whole sequence are made here
             whole = [pad(x, (0, 0, 0, n - x.shape[2])) for x in (q, k, v)]
             found = self.module(
@@ -321,14 +325,16 @@ class ParallelAttention(torch.nn.Module):
         found = self.plan(n, layer=layer, tensors=tensors)
         self._compare(found, device)
         (here,) = found.layers
-        parts = q, k, v
+        parts, own = (q, k, v), here.how == CHOICES
+        padding, given = self._whole(padding, inputs, partition, device, own)
         if here.how == ALL:
             out, lse = self._everything(
                 parts, partition, layer, padding, dropout_p, given, return_lse
             )
         else:
             # what patterns take is made of inputs beside tensors of the whole length
-            shapes = q.new_empty(len(q), q.shape[1], n, 1), k.new_empty(len(q), k.shape[1], n, 1)
+            rows = q.shape[2] if own else n
+            shapes = q.new_empty(len(q), q.shape[1], rows, 1), k.new_empty(len(q), k.shape[1], n, 1)
             data = check_inputs(self.module.program, given, *shapes, padding)
             self.module.engine.check_data(data, n)
             call = Call(padding, float(dropout_p), {}, data)
@@ -373,14 +379,12 @@ class ParallelAttention(torch.nn.Module):
         sums = [lse for _, lse in every if lse is not None] if return_lse else []
         return out, torch.cat(sums, 1)[:, order] if sums else None
 
-    def _made(
-        self, way: Way, found: DistributedPlan, layer: int, device: torch.device
-    ) -> RowsHere | HeadsHere | StatesHere:
+    def _made(self, way: Way, found: DistributedPlan, layer: int, device: torch.device) -> Here:
         """What runs some heads of a layer."""
         engine, t = self.module.engine, found.tensors
-        if way.how == ROWS:
-            ratio = t.heads // t.key_heads
-            return RowsHere(way.groups, self.mesh, ratio, device, engine.backend)
+        if way.how in (ROWS, CHOICES):
+            ratio, rows = t.heads // t.key_heads, RowsHere if way.how == ROWS else ChoicesHere
+            return rows(way.groups, self.mesh, ratio, device, engine.backend)
         kind = HeadsHere if way.how == HEADS else StatesHere
         some = SomeHeads(way.heads, t.heads, t.key_heads)
         return kind(engine, layer, found.partition, self.mesh, some, device)
@@ -440,8 +444,10 @@ class ParallelAttention(torch.nn.Module):
         inputs: Mapping[str, torch.Tensor] | None,
         partition: Partition,
         device: torch.device,
+        own: bool = False,
     ) -> tuple[torch.Tensor | None, dict[str, torch.Tensor] | None]:
-        """The padding and the inputs of the whole sequence."""
+        """The padding and the inputs of the whole sequence; of choices with `own` those of this
+        rank's queries."""
         order, lengths = _in_order(partition, device), partition.lengths
         if padding is not None:
             padding = self.mesh.gathered(padding, 1, lengths).index_select(1, order)
@@ -451,6 +457,8 @@ class ParallelAttention(torch.nn.Module):
         for entry in self.module.program.inputs:
             # what has no positions is given whole
             axis = POSITIONS.get(entry.kind)
+            if own and entry.kind == "choices":
+                continue
             if axis is not None and entry.name in found:
                 whole = self.mesh.gathered(found[entry.name], axis, lengths)
                 found[entry.name] = whole.index_select(axis, order)

@@ -47,9 +47,14 @@ MOST_RANKS = 256
 """The most ranks that are planned for: every two of them have an exchange."""
 
 ROWS, STATES, HEADS, ALL, MIXED = "rows", "states", "heads", "all", "mixed"
+CHOICES = "choices"
 """How a layer travels: rows of keys and queries as its graphs ask for them; sums over each rank's
 keys; all positions of some heads to each rank; all positions of all heads to every rank; some heads
-one of the first three ways, some another."""
+one of the first three ways, some another; rows of keys that each rank asks for, as inputs list
+them."""
+
+ASKING = 8
+"""The bytes by which one key row of one head and sample is asked for."""
 
 
 @dataclass(frozen=True)
@@ -474,6 +479,8 @@ class Drawing:
         """The cheaper of what a layer can do."""
         t, ranks = self.tensors, partition.ranks
         decided = next((work for work, _ in works if work.decided), None)
+        if decided is not None and all(_is_listed(work) for work, _ in works):
+            return self.asked(numbers, works, partition)
         if decided is not None:
             why = f"queries and keys decide the pairs of `{decided.decided[0].name}`"
             return _alone(numbers, ALL, why, works, all_links(partition, t), None)
@@ -541,6 +548,19 @@ class Drawing:
             for way in ("there", "back")
         )
         return LayerPlan(numbers, ROWS, "", groups, there, back, self.pairs(groups, partition))
+
+    def asked(
+        self,
+        numbers: tuple[int, ...],
+        works: Sequence[tuple[Work, tuple[int, ...]]],
+        partition: Partition,
+    ) -> LayerPlan:
+        """The key rows that a call's lists may name at most, and that each is asked for."""
+        found, t = self.cut(numbers, works, partition, False), self.tensors
+        asked = found.there.T // ((t.head_dim + t.value_dim) * t.element) * ASKING
+        found = replace(found, how=CHOICES, there=found.there + asked, pairs=None)
+        most = int(found.received.max())
+        return replace(found, why=f"two phases: at most {most:,} bytes reach a rank")
 
     def mixed(
         self,
@@ -647,6 +667,11 @@ class Drawing:
 def how_all(work: Work) -> bool:
     """Whether the whole sequence is needed for one head's output, whatever the graph."""
     return work.mechanism is not None or bool(work.decided)
+
+
+def _is_listed(work: Work) -> bool:
+    """Whether inputs alone list what is not known before of what is read."""
+    return work.mechanism is None and all(leaf.by_inputs for leaf in work.decided)
 
 
 def _sort(work: Work, t: Tensors) -> str:

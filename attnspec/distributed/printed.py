@@ -18,6 +18,7 @@ WAYS = {
     "states": "sums over each rank's keys, merged a share by each rank",
     "heads": "all positions of some heads to each rank (all-to-all)",
     "mixed": "some heads one way, some another",
+    "choices": "rows of keys, asked for as inputs choose them",
     "all": "everything to every rank (all-gather)",
 }
 

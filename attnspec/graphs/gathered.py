@@ -18,6 +18,7 @@ from attnspec.graphs.progressions import shared_progressions
 from attnspec.graphs.relation import (
     EMPTY,
     SOME,
+    DataDependent,
     Elementwise,
     Progressions,
     Relation,
@@ -192,7 +193,11 @@ def gathered(
     relation: Relation, n: int, queries: np.ndarray, keys: np.ndarray
 ) -> tuple[Relation, int, int]:
     """A relation of n positions between queries and keys at some of them, as works take it: the
-    relation, of how many positions, and how many the last are that are queries."""
+    relation, of how many positions, and how many the last are that are queries.
+
+    What the data decide stands there as it is, under `|` and `&` alone: its choice is one between
+    these queries and keys.
+    """
     length = max(len(queries), len(keys))
     alike = len(queries) == len(keys) and bool((queries == keys).all())
     if alike and bool((np.diff(queries) == 1).all()) and _is_free(relation):
@@ -202,6 +207,8 @@ def gathered(
     def placed(term: Relation) -> Relation:
         if isinstance(term, Union | Intersection):
             return type(term)(tuple(map(placed, term.terms)))
+        if isinstance(term, DataDependent):
+            return term
         return Gathered(term, n, *sides, length - len(queries))
 
     return placed(relation), length, len(queries)

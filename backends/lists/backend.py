@@ -29,6 +29,7 @@ class ListsBackend:
 
     name = "lists"
     runs_decided = True
+    takes_standing = True
 
     @property
     def least(self) -> float:

@@ -21,10 +21,13 @@ class ScoreChanges:
             for change, slopes in slopes_of(work.changes, heads).items()
         }
         self.buckets = {
-            change: bucket_table(change, work.n_k, cpu)
+            change: bucket_table(change, work.length, cpu)
             for change in work.changes
             if isinstance(change, Bias)
         }
+        at = work.standing
+        sides = () if at is None else (torch.from_numpy(x) for x in (at.queries, at.keys))
+        self.standing: tuple[torch.Tensor, ...] = tuple(sides)
 
 
 class Changes:

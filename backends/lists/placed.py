@@ -222,10 +222,10 @@ class Placed(Pairs):
     # --- changes of scores ---------------------------------------------------------------------
 
     def places_of_rows(self, low: int, high: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """The positions of query tiles low <= t < high, and which of the part's query heads they
-        are of, int64 [N, high - low, h]."""
+        """The positions of query tiles low <= t < high, as distances are counted by, and which of
+        the part's query heads they are of, int64 [N, high - low, h]."""
         size = self.batch, self.heads, high - low, self.repeat, self.q.size
-        at = self.q.places[:, :, low:high, None].expand(size)
+        at = self._stand(0, self.q.places[:, :, low:high, None], self.first).expand(size)
         numbers = torch.arange(self.heads * self.repeat, device=self.lists.device).view(
             self.heads, 1, -1, 1
         )
@@ -233,8 +233,14 @@ class Placed(Pairs):
 
     @cached_property
     def places_of_keys(self) -> torch.Tensor:
-        """The positions of key tiles, int64 [tiles, w]."""
-        return self.k.places.expand(self.batch, self.heads, -1, -1).flatten(0, 2)
+        """The positions of key tiles, as distances are counted by, int64 [tiles, w]."""
+        at = self._stand(1, self.k.places, 0)
+        return at.expand(self.batch, self.heads, -1, -1).flatten(0, 2)
+
+    def _stand(self, side: int, at: torch.Tensor, first: int) -> torch.Tensor:
+        """Where positions stand, from `first` on those of queries or keys; none stands anywhere."""
+        known = () if self.changes is None else self.changes.of.standing
+        return known[side].to(at.device)[(at - first).clamp(min=0)] if known else at
 
 
 def _share(l1: torch.Tensor, l2: torch.Tensor) -> torch.Tensor:

@@ -3,21 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from itertools import cycle
+from itertools import cycle, product
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 import torch.distributed as dist
-from local_ranks import Case, run
+from local_ranks import Case, drawn_lists, run
 from random_specs import spec_text
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from zoo import ATTENTIONS, SMALLER, smaller
 
 import attnspec
 from attnspec.distributed.parallel import parallelize
-from attnspec.distributed.partitions import Partition
+from attnspec.distributed.partitions import Partition, contiguous
 
 WINDOW = "attention a { attend window(radius = 5) | global(first(3)) }"
 SOME = 25
@@ -56,6 +56,7 @@ def by_hand() -> list[Case]:
         *(Case(40, ranks, text) for text in texts for ranks in (3, 4)),
         *sums_over_keys(),
         *of_types_and_modes(),
+        *of_choices(),
     ]
 
 
@@ -131,6 +132,43 @@ def sums_over_keys() -> list[Case]:
     return [*cases, Case(80, 4, gated, partition="head_tail")]
 
 
+SELECTED = "attention a { input x: choices(size = 4) "
+ONCE = [
+    Case(151, 2, SELECTED + "attend chosen(x) }", lists=2),
+    Case(153, 3, SELECTED + "causal attend chosen(x) }", lists=4),
+    Case(155, 3, SELECTED + "attend chosen(x) | window(radius = 20) }", lists=1),
+]
+"""Lists of few keys, of each key head, of each query head and of all."""
+
+
+def of_choices() -> list[Case]:
+    """Keys that inputs list, alone and beside other graphs, of which few or most are read."""
+    plain = SELECTED + "attend chosen(x) }"
+    heads = SELECTED + "heads 4 "
+    several = (
+        "attention a { heads 4 input x: choices(size = 3) input y: choices input t: tokens attend"
+        " (chosen(x) & window(radius = 9)) | chosen(y) | columns(t) & window(radius = 6)"
+        " score bias(buckets = 8, max_distance = 16) }"
+    )
+    beside = SELECTED + "attend chosen(x) & causal | window(radius = 2) normalize softmax1 }"
+    apart = heads + "head 0..2 { attend chosen(x) } head 3 { attend window(radius = 3) } }"
+    summed = SELECTED + "attend chosen(x) | rows(positions(3, 4)) normalize relu score alibi() }"
+    return [
+        *ONCE,
+        # lists of all blocks: most of everything is read, and sent unasked
+        Case(45, 3, plain, padding=True),
+        Case(157, 4, plain, lists=2, padding=True, lse=True, more=[0, 1, 3, 5]),
+        Case(157, 3, beside, lists=1, padding=True, partition="head_tail"),
+        Case(140, 4, several, lists=4, padding=True),
+        Case(140, 4, summed, lists=2, partition="residue 4"),
+        Case(140, 4, apart, lists=4, partition="uneven"),
+        Case(90, 2, heads + "attend chosen(x) | self }", lists=4, grad="", more=[9]),
+        Case(90, 4, heads + "attend chosen(x) & causal }", lists=4, grad="v", dtensor=True),
+        Case(90, 3, plain, lists=1, kind="bfloat16", within=4 * HALVES["bfloat16"]),
+        Case(90, 2, SELECTED + "attend chosen(x) + linear() }", lists=2),
+    ]
+
+
 def of_zoo() -> list[Case]:
     """Every attention that ships within one sequence, at a small length."""
     cases = []
@@ -163,7 +201,11 @@ def check(said: list[list[dict[str, Any]]], cases: Sequence[Case]) -> None:
         assert len(answers) == sum(rank < case.ranks for case in cases), answers[-1:]
         for answer in answers:
             assert "error" not in answer, answer["trace"]
-            assert answer["received"] == answer["planned"], answer
+            if "choices" in answer["how"]:
+                both = zip(answer["received"], answer["planned"], strict=True)
+                assert all(came <= most for came, most in both), answer
+            else:
+                assert answer["received"] == answer["planned"], answer
     for answer in said[0]:
         assert max(answer["apart"]) <= answer["within"], answer
 
@@ -183,7 +225,35 @@ def test_ranks_together_compute_what_one_process_does(
     said, _ = ran
     check(said, CASES)
     ways = {how for answer in said[0] for how in answer["how"]}
-    assert ways == {"rows", "states", "heads", "all", "mixed"}
+    assert ways == {"rows", "states", "heads", "all", "mixed", "choices"}
+
+
+@pytest.mark.parametrize("case", ONCE, ids=("key heads", "causal", "beside"))
+def test_a_chosen_row_travels_once(
+    ran: tuple[list[list[Any]], list[list[Any]]], case: Case
+) -> None:
+    said, _ = ran
+    lists = drawn_lists(attnspec.parse(case.text), case.n, case.lists)["x"]
+    own = [set(contiguous(case.n, case.ranks).positions(r).tolist()) for r in range(case.ranks)]
+    asked = [[0] * case.ranks for _ in own]
+    heads = range(case.lists)
+    for sample, key_head in product(range(2), range(case.key_heads)):
+        each = [h for h in heads if h * case.key_heads // case.lists == key_head] or [0]
+        for reader, mine in enumerate(own):
+            blocks = {int(x) for q in mine for h in each for x in lists[sample, h, q] if x >= 0}
+            keys = {key for block in blocks for key in range(4 * block, min(case.n, 4 * block + 4))}
+            if "causal" in case.text:
+                keys = {key for key in keys if key <= max(mine)}
+            if "window" in case.text:
+                keys |= set(range(min(mine) - 20, max(mine) + 21))
+            for owner, theirs in enumerate(own):
+                asked[reader][owner] += len(keys & theirs) if owner != reader else 0
+    row, number = 2 * 6 * 8, 8
+    for rank in range(case.ranks):
+        (answer,) = (each for each in said[rank] if each["case"] == case.label)
+        came, gave = sum(asked[rank]), sum(each[rank] for each in asked)
+        assert answer["received"] == [came * row + gave * number]
+        assert came + gave
 
 
 @pytest.mark.slow
@@ -202,7 +272,7 @@ def test_every_rank_says_what_is_wrong(ran: tuple[list[list[Any]], list[list[Any
     _, said = ran
     assert [bool(each) for each in said] == [True, False, True, True]
     for rank in (0, 2, 3):
-        fine, spec, length, shapes, graded, alike, behind, lost = said[rank]
+        fine, spec, length, shapes, graded, listed, alike, behind, lost = said[rank]
         assert fine == ["none", ""]
         assert spec[0] == "ValueError"
         assert "the spec must be the same on every rank" in spec[1]
@@ -213,6 +283,8 @@ def test_every_rank_says_what_is_wrong(ran: tuple[list[list[Any]], list[list[Any
         assert own in shapes[1]
         assert graded[0] == "ValueError"
         assert "differentiated must be the same on every rank" in graded[1]
+        assert listed[0] == "ValueError"
+        assert ("`x` must name key blocks" if rank == 2 else "rank 2 refused its part") in listed[1]
         assert alike[0] == "ValueError"
         assert "random states must be others on every rank" in alike[1]
         assert behind[0] == lost[0] == "LostRank"

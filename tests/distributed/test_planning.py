@@ -18,7 +18,7 @@ from attnspec.distributed.blocks import ASKED, _Search
 from attnspec.distributed.cuts import count, least_cut, rows_of, union
 from attnspec.distributed.exchange import Rows, exchange_of
 from attnspec.distributed.partitions import Partition
-from attnspec.distributed.planning import ROWS, Tensors, plan
+from attnspec.distributed.planning import CHOICES, ROWS, Tensors, plan
 from attnspec.graphs.stack import Stack
 from attnspec.text.diagnostics import AttnSpecError
 
@@ -170,6 +170,27 @@ def test_heads_travel_where_rows_would_be_more() -> None:
     few, many = (plan(full, 4096, ranks, LARGE).layers[0] for ranks in (8, 16))
     assert (few.how, many.how) == ("heads", ROWS)
     assert "as rows" in few.why
+
+
+def test_lists_are_planned_by_the_keys_that_they_may_name() -> None:
+    spec = attnspec.zoo("dsa")
+    found = plan(spec.program, MILLION, 8, LARGE)
+    (layer,) = found.layers
+    assert layer.how == CHOICES
+    assert layer.proved is None
+    # every key before the last own one, and 8 bytes to ask for a row of a head
+    rank = MILLION // 8
+    row, asked = 8 * 256 * 2, 8 * 8
+    most = [before * rank * row + (7 - before) * rank * asked for before in range(8)]
+    assert list(found.bytes_received) == most
+    said = f"rows of keys, asked for as inputs choose them: two phases: at most {max(most):,} bytes"
+    assert said in str(found)
+    assert found.to_dict()["layers"][0]["how"] == "choices"  # type: ignore[index]
+    graph = "chosen(x) & window(radius = 1023) | columns(first(4))"
+    near = attnspec.parse(f"attention a {{ input x: choices attend {graph} }}")
+    assert max(plan(near.program, MILLION, 8, LARGE).bytes_received) < 9_000_000
+    beside = attnspec.parse("attention a { input x: choices attend chosen(x) | topk(keys = 3) }")
+    assert plan(beside.program, 64, 2).layers[0].how == "all"
 
 
 def test_layers_that_want_another_partition_are_priced() -> None:

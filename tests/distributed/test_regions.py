@@ -13,7 +13,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import attnspec
 from attnspec.analysis.counting.degrees import degrees_of
+from attnspec.backends.decided.lists import SomeKeys
 from attnspec.backends.dense.kernel import DenseKernel
+from attnspec.backends.lists.kernel import ListedKernel
 from attnspec.backends.planner import choose
 from attnspec.distributed.by_rows import GroupHere
 from attnspec.distributed.planning import Tensors, plan
@@ -21,6 +23,7 @@ from attnspec.distributed.regions import Region, readers
 from attnspec.lower.lower import Binder, bias_tables, stand_ins
 from attnspec.lower.work import MERGED, Call, Work
 from attnspec.runtime.call_checks import check_inputs
+from attnspec.runtime.decisions import data_of, decided, decisions_of
 
 CPU = torch.device("cpu")
 
@@ -122,6 +125,70 @@ def test_a_part_is_that_of_the_definition(text: str) -> None:
             assert torch.allclose(
                 none if one is None else one, none if other is None else other, atol=1e-11
             )
+
+
+LISTED = (
+    "input x: choices(size = 4) attend chosen(x)",
+    "input x: choices(size = 4) causal attend chosen(x) score alibi()",
+    "heads 4 input x: choices(size = 3) attend chosen(x) & window(radius = 40) | self"
+    " score bias(buckets = 8, max_distance = 40)",
+    "input x: choices input ids: ids attend chosen(x) & same(ids) | columns(first(3))"
+    " score alibi()",
+)
+
+
+@pytest.mark.parametrize("backend", ["lists", "dense"])
+@pytest.mark.parametrize("text", LISTED)
+def test_lists_over_some_keys_are_those_of_the_definition(text: str, backend: str) -> None:
+    work, heads, spec = work_of(text, N)
+    ran = DenseKernel if backend == "dense" else ListedKernel
+    decisions = decisions_of([(work, heads)])
+    for number, (queries, keys) in enumerate(PARTS.values()):
+        if not len(keys):
+            continue
+        keys, draw = np.sort(keys), torch.Generator().manual_seed(number)
+        count = -(-N // spec.inputs["x"].size)
+        lists = torch.randint(-1, count, (2, 4 - number % 3 // 2 * 3, N, 9), generator=draw)
+        other = {"ids": torch.sort(torch.randint(4, (2, N), generator=draw)).values}
+        data = {each.name: other.get(each.name, lists) for each in spec.program.inputs}
+        padding = torch.rand(2, N, generator=draw) > 0.2 if number % 2 else None
+        tables = {
+            name: torch.randn(4, 8, generator=draw).double()
+            for name in bias_tables(spec.program).values()
+        }
+        whole = [
+            torch.randn(2, many, N, 5, generator=draw).double().requires_grad_()
+            for many in (4, 2, 2)
+        ]
+
+        def choices(rows: np.ndarray, data: dict[str, torch.Tensor] = data) -> Any:
+            own = {**data, "x": data["x"][:, :, torch.from_numpy(rows)]}
+            q, k = torch.zeros(2, 4, len(rows), 1), torch.zeros(2, 2, N, 1)
+            found = decided(decisions, q, k, None, own, lambda _: {})
+            return data_of(work, heads, decisions, found, own)
+
+        mine = choices(queries)
+        at = torch.from_numpy(keys)[None, None]
+        first = max(len(keys), len(queries)) - len(queries)
+        placed = {leaf: SomeKeys(mine[leaf], at, first) for leaf in work.decided}
+        q, k, v = (
+            x[:, :, torch.from_numpy(rows)]
+            for x, rows in zip(whole, (queries, keys, keys), strict=True)
+        )
+        region = Region(work, heads, queries, keys, CPU, backend)
+        assert type(region.kernel) is ran
+        call = Call(padding, 0.0, tables, {**mine, **placed})
+        out, _ = region.partial(q, k, v, call)
+        real = torch.zeros(N, dtype=torch.bool)
+        real[torch.from_numpy(keys)] = True
+        padding = real if padding is None else padding & real
+        given = Call(padding.expand(2, -1), 0.0, tables, choices(np.arange(N)))
+        dense = DenseKernel(work, heads, CPU)(whole[0], whole[1], whole[2], given)
+        wanted = dense[:, :, torch.from_numpy(queries)]
+        upper = torch.randn(out.shape, generator=draw).double()
+        each = [torch.autograd.grad((x * upper).sum(), whole) for x in (out, wanted)]
+        for one, two in zip((out, *each[0]), (wanted, *each[1]), strict=True):
+            assert torch.allclose(one, two, rtol=1e-11, atol=1e-12)
 
 
 class Counting(TorchDispatchMode):  # type: ignore[no-untyped-call]
