@@ -178,9 +178,9 @@ def _wrong() -> list[Any]:
     strided = torch.nested.nested_tensor([torch.randn(2, 3, 8)])
     return [
         ((q, k, v), ValueError, "cu_seqlens must say where documents begin"),
-        ((q, k, v, ends.double()), TypeError, r"cu_seqlens must be integers .* torch.float64"),
-        ((q, k, v, ends[None]), TypeError, r"cu_seqlens must be integers .*\[1, 8\]"),
-        ((q, k, v, [0, TOKENS]), TypeError, "cu_seqlens must be integers .* got list"),
+        ((q, k, v, ends.double()), TypeError, r"must be a tensor of integers .* torch.float64"),
+        ((q, k, v, ends[None]), TypeError, r"must be a tensor of integers .*\[1, 8\]"),
+        ((q, k, v, [0, TOKENS]), TypeError, "must be a tensor of integers .* got list"),
         ((q, k, v, ends[1:]), ValueError, rf"from 0 to the number of tokens, {TOKENS}, got"),
         ((q, k, v, ends[:-1]), ValueError, "must ascend from 0"),
         ((q, k, v, ends[[0, 3, 1, 7]]), ValueError, r"must ascend .* got \[0, 11, 4, 36\]"),
