@@ -5,7 +5,8 @@ comes first: which backend runs the spec on that device, and why the others do n
 the loss, in bits a byte, starts near 8; with `--n 256 --steps 120`, half a minute on one core of a
 CPU, it ends near 3.2. A first step on a GPU takes longer: FlexAttention is compiled, once.
 
-Options: --spec FILE, any causal spec without run-time inputs; --n LENGTH; --steps COUNT.
+`--help` lists the options. A spec, of the zoo or your own, is a file: `attnspec zoo causal_window
+-o mine.attn`, then `--spec mine.attn`.
 """
 
 from __future__ import annotations
@@ -95,12 +96,20 @@ def train(spec: attnspec.Spec, device: str, n: int, steps: int) -> list[float]:
 
 def main(arguments: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--spec", type=Path, default=HERE / "sparse_strided_merged.attn")
-    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
-    parser.add_argument("--n", type=int, default=512)
-    parser.add_argument("--steps", type=int, default=30)
+    cuda = torch.cuda.is_available()
+    default = HERE / "sparse_strided_merged.attn"
+    about = f"a causal spec without run-time inputs; {default.name} of the zoo if not given"
+    parser.add_argument("--spec", type=Path, metavar="FILE", default=default, help=about)
+    parser.add_argument("--device", default="cuda" if cuda else "cpu", help="cuda or cpu")
+    parser.add_argument("--n", type=int, metavar="LENGTH", default=512, help="512 bytes")
+    parser.add_argument("--steps", type=int, metavar="COUNT", default=30, help="30 if not given")
     options = parser.parse_args(arguments)
-    spec = attnspec.load(options.spec)
+    if options.device.startswith("cuda") and not cuda:
+        parser.error("torch finds no GPU here: leave --device out to train on the CPU")
+    try:
+        spec = attnspec.load(options.spec)
+    except attnspec.SpecError as error:
+        parser.error(str(error))
     print(spec.plan(options.n, options.device, BATCH, HEADS, WIDTH // HEADS))
     train(spec, options.device, options.n, options.steps)
     return 0

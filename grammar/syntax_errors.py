@@ -36,8 +36,11 @@ _PHRASES = {
 }
 
 _FOREIGN_WORDS = {
+    "bidirectional": "a spec without the statement `causal` reads both ways",
     "class": "`attention NAME { … }` describes one attention",
+    "const": "`let NAME = EXPRESSION` names a value",
     "def": "`graph NAME(a, b) = EXPRESSION` names a graph, outside the attention",
+    "dropout": "a call takes it: `module(q, k, v, dropout_p = 0.1)`",
     "for": "`layer 0..5 { … }` and `head even { … }` choose layers and heads; there are no loops",
     "function": "`graph NAME(a, b) = EXPRESSION` names a graph, outside the attention",
     "if": "`layer` and `head` blocks and `where(…)` make distinctions",
@@ -45,10 +48,14 @@ _FOREIGN_WORDS = {
     "include": '`from "file.attn" import NAME` imports a graph, outside the attention',
     "lambda": "`graph NAME(a, b) = EXPRESSION` names a graph, outside the attention",
     "return": "`attend EXPRESSION` says what is attended to",
+    "rope": "positions are rotated in q and k before the call; no pair depends on it",
+    "rotary": "positions are rotated in q and k before the call; no pair depends on it",
     "var": "`let NAME = EXPRESSION` names a value",
-    "const": "`let NAME = EXPRESSION` names a value",
 }
 """Words that start a statement in other languages, and what does their work here."""
+
+ALONE = ("causal", "cross")
+"""The statements of one word."""
 
 
 def empty_file(scan: Scan) -> Diagnostic:
@@ -213,6 +220,8 @@ def _sign(stop: _Stop) -> Diagnostic | None:
     """A sign that has its place elsewhere: `=`, `..`, `{`, a second comparison."""
     text = stop.word.text
     before = stop.before.text if stop.before else ""
+    if text == "=" and before in ALONE:
+        return stop.diagnostic("A133", "the next statement", f"the statement is `{before}` alone")
     if text == "=" and before in STATEMENTS and stop.after:
         advice = f"write `{before} {stop.after}`: a keyword and its value need nothing between them"
         return stop.diagnostic("A133", "an expression", advice)
@@ -269,8 +278,8 @@ def _statement(stop: _Stop) -> Diagnostic | None:
         advice = _FOREIGN_WORDS[text]
     elif text == ",":
         advice = "`|` is the union of graphs; statements need nothing between them"
-    elif text == "(" and stop.before is not None and stop.before.text == "causal":
-        advice = "the statement is `causal` alone"
+    elif text in ("(", "true") and stop.before is not None and stop.before.text in ALONE:
+        advice = f"the statement is `{stop.before.text}` alone"
     elif text in ITEMS:
         advice = f"`{text}` stands outside an attention: is a `}}` missing before it?"
     else:
@@ -312,6 +321,10 @@ def _advice(stop: _Stop) -> str | None:
     if stop.accepts == {"("} and stop.before is not None:
         return f"write `{stop.before.text}(…)`, with nothing between the brackets if that is meant"
     before = stop.before.text if stop.before else ""
+    if stop.word.text == ":" and ".." in stop.accepts:
+        return f"a range is `{before}..N`, the last one included"
+    if before == "sequence" and stop.word.kind == "number":
+        return "a line needs no statement: n is known when it is called; cells are `grid(H, W)`"
     if before == "for" and "n" in stop.accepts:
         return "a claim for all lengths from one on ends with `for n >= …`; there are no loops"
     if stop.accepts == {">="} and stop.word.text == ">" and stop.after.isdecimal():

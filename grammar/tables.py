@@ -88,7 +88,7 @@ def tables_of(grammar: str) -> dict[str, Any]:
         "tokens": [names[token] for token in order],
         "states": numbered,
         "start_states": {name: number[at] for name, at in table["start_states"].items()},
-        "end_states": {name: number[at] for name, at in table["end_states"].items()},
+        "end_states": {name: number[table["end_states"][name]] for name in table["start_states"]},
     }
     return {
         "lark": lark.__version__,

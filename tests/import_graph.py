@@ -136,6 +136,26 @@ def stone_faults(imports: Iterable[Import], target: str, rooms: Collection[str])
     ]
 
 
+def acquaintance_faults(
+    imports: Iterable[Import],
+    package: str,
+    facade: Collection[str],
+    homes: Collection[str],
+    known: Mapping[str, Collection[str]],
+) -> list[str]:
+    """Imports of one of many files of a package in which all are registered, elsewhere than in the
+    files and at their homes: of no file in `facade`, nor in `known`, by the importer."""
+    return [
+        str(found)
+        for found in imports
+        if inside(found.target, package)
+        and found.target != package
+        and (file := found.target.removeprefix(f"{package}.")) not in facade
+        and not any(inside(found.importer, home) for home in (package, *homes))
+        and file not in known.get(found.importer, ())
+    ]
+
+
 def cycles(imports: Iterable[Import]) -> list[list[str]]:
     """Groups of modules that import each other, in functions and for type checkers too."""
     graph = nx.DiGraph((i.importer, i.target) for i in imports)

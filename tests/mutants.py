@@ -51,6 +51,8 @@ ROOMS: dict[str, tuple[str, ...]] = {
     "streaming": ("runtime/streaming", "backends/common/kv_keeper", "graphs/look_back"),
     "analysis": ("analysis/*/*",),
     "claims": ("check/*", "verification/*"),
+    "distributed": ("distributed/*",),
+    "interchange": ("interchange/*", "integrations/*"),
 }
 """What is changed: files of the package by their paths in it."""
 

@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 from import_graph import (
     Import,
+    acquaintance_faults,
     all_imports,
     cycles,
     floor_faults,
@@ -89,6 +90,41 @@ HEAVY = ("torch", "matplotlib", "transformers")
 SPEC = ROOT / "examples" / "bigbird.attn"
 
 
+PATTERNS_HOME = "attnspec.graphs.patterns"
+
+WORDS = ("full", "causal", "where", "where_inputs")
+"""Graphs that are words of the language, as operators are: everything, order, a predicate."""
+
+PATTERNS_KNOWN: Mapping[str, tuple[str, ...]] = {
+    # how often two vectors meet in a bucket, by their angle
+    "attnspec.analysis.approximation.approximation": ("lsh",),
+    # who decides what: one file each
+    "attnspec.backends.decided.cluster": ("cluster",),
+    "attnspec.backends.decided.hashes": ("lsh",),
+    "attnspec.backends.decided.lists": ("chosen",),
+    "attnspec.backends.decided.lsh": ("lsh",),
+    "attnspec.backends.decided.sinkhorn": ("sinkhorn",),
+    "attnspec.backends.decided.topk": ("topk",),
+    # labels that agree stay labels
+    "attnspec.backends.common.labels": ("same",),
+    # the graphs beside a mechanism that are a few diagonals
+    "attnspec.backends.factored.hybrid.lag": ("window",),
+    # graphs of which no formula is printed
+    "attnspec.compile.standalone.formulas": ("expander", "powers", "random_", "random_blocks"),
+}
+"""Who knows a pattern by its class, besides the patterns themselves."""
+
+MECHANISMS_HOME = "attnspec.ir.mechanisms"
+
+MECHANISMS_KNOWN: Mapping[str, tuple[str, ...]] = {
+    # how well each approaches softmax
+    "attnspec.analysis.approximation.approximation": ("favor", "linformer", "nystrom", "rbf"),
+    # the widths of its kernel at which its numbers are compared
+    "attnspec.verification.numbers": ("rbf",),
+}
+"""Who knows a mechanism by its class, besides the files of it."""
+
+
 @cache
 def every_import() -> list[Import]:
     return all_imports(MODULES)
@@ -128,6 +164,36 @@ def test_one_backend_does_not_reach_into_another() -> None:
     for importer, faults in (("dense.kernel", 1), ("common.masks", 1), ("bands.kernel", 0)):
         imports = imports_of(f"attnspec.backends.{importer}", text, ())
         assert len(floor_faults(imports, "attnspec.backends", INNER)) == faults
+
+
+def test_patterns_and_mechanisms_are_known_at_home() -> None:
+    of_patterns = PATTERNS_HOME, WORDS, (), PATTERNS_KNOWN
+    homes = "attnspec.backends.factored", "attnspec.compile.standalone.mechanisms"
+    of_mechanisms = MECHANISMS_HOME, ("declaration",), homes, MECHANISMS_KNOWN
+    for package, facade, own, known in (of_patterns, of_mechanisms):
+        assert acquaintance_faults(every_import(), package, facade, own, known) == []
+        for importer, files in known.items():
+            for file in files:
+                # what nobody knows any more is not allowed either
+                left = {**known, importer: tuple(x for x in files if x != file)}
+                assert acquaintance_faults(every_import(), package, facade, own, left)
+
+
+@pytest.mark.parametrize(
+    ("importer", "text", "faults"),
+    [
+        ("attnspec.lower.lower", "from attnspec.graphs.patterns.window import Window", 1),
+        ("attnspec.lower.lower", "def f():\n    import attnspec.graphs.patterns.lsh", 1),
+        ("attnspec.lower.lower", "from attnspec.graphs.patterns import PATTERNS", 0),
+        ("attnspec.lower.lower", "from attnspec.graphs.patterns.full import Full", 0),
+        ("attnspec.graphs.patterns.band", "from attnspec.graphs.patterns.window import Window", 0),
+        ("attnspec.backends.common.labels", "from attnspec.graphs.patterns.same import Same", 0),
+    ],
+)
+def test_a_pattern_that_is_known_elsewhere_is_found(importer: str, text: str, faults: int) -> None:
+    imports = imports_of(importer, text, ())
+    found = acquaintance_faults(imports, PATTERNS_HOME, WORDS, (), PATTERNS_KNOWN)
+    assert len(found) == faults
 
 
 def test_what_the_floors_allow_is_allowed() -> None:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Generic, Literal, TypeVar
 
+from attnspec.text.diagnostics import AttnSpecError
+
 Quality = Literal["exact", "bound", "estimate"]
 
 T_co = TypeVar("T_co", covariant=True)
@@ -23,8 +25,10 @@ class Figure(Generic[T_co]):
 
 
 class Unknown(Exception):
-    """Raised, and kept, in place of a figure that is not known."""
+    """Raised, and kept, in place of a figure that is not known; `limit` is the error of a limit
+    that it lies beyond."""
 
-    def __init__(self, reason: str) -> None:
+    def __init__(self, reason: str, limit: AttnSpecError | None = None) -> None:
         super().__init__(reason)
         self.reason = reason
+        self.limit = limit

@@ -16,6 +16,7 @@ from itertools import islice
 
 import numpy as np
 
+from attnspec.analysis.counting.figures import COSTS, COUNTS
 from attnspec.check import graph_claims
 from attnspec.graphs.bind import BindError
 from attnspec.graphs.stack import Part, Stack, TooMuch, asks_for
@@ -34,11 +35,9 @@ MOST_COMPARED = 256
 GRAPHS = frozenset({"subset", "=="})
 """The kinds of claims about graphs."""
 
-_COSTS = ("flops", "bytes")
-
 _OWN = {
-    **dict.fromkeys(("edges", "degree", "density"), frozenset({"layer", "head"})),
-    **dict.fromkeys(_COSTS, frozenset({"layer"})),
+    **dict.fromkeys(COUNTS, frozenset({"layer", "head"})),
+    **dict.fromkeys(COSTS, frozenset({"layer"})),
 }
 """The figures that a single layer, or a single head, has of its own."""
 
@@ -195,7 +194,7 @@ def _of_figures(claim: Claim, stack: Stack, n: int) -> Iterator[tuple[Place, Cla
 
 def _pairs(claim: Claim, stack: Stack, part: Place, n: int) -> object:
     """What the figure of a part of a stack follows from: how many heads have which graph."""
-    if claim.kind in _COSTS:
+    if claim.kind in COSTS:
         return part
     slots = stack.bound(n).slots
     rows = slots if part.layer is None else slots[part.layer : part.layer + 1]

@@ -15,7 +15,7 @@ import numpy as np
 
 from attnspec.analysis.counting.degrees import degrees_of
 from attnspec.analysis.counting.differences import row_text
-from attnspec.analysis.counting.figures import FIGURES
+from attnspec.analysis.counting.figures import COSTS, COUNTS, FIGURES
 from attnspec.analysis.growth.stable import is_stable
 from attnspec.analysis.reach.leaks import looks_ahead
 from attnspec.check import counterexamples, form_proofs, graph_claims, orders
@@ -45,12 +45,8 @@ LENGTHS = (1, 2, 64, 257, 1024)
 LONGEST = 4096
 """Claims that need all pairs of a graph written out are checked up to this length."""
 
-_COUNTS = ("edges", "degree", "density")
-"""Figures that are those of all longer sequences from some length on, or never."""
-
 _LONG = frozenset(
-    "edges degree density rows_nonempty causal reach depth diameter path_length flops bytes subset"
-    " ==".split()
+    (*COUNTS, *COSTS, *"rows_nonempty causal reach depth diameter path_length subset ==".split())
 )
 """Claims that are checked at lengths above `LONGEST` too, as far as the graphs allow it."""
 
@@ -159,7 +155,7 @@ def _claim(
     if followed and not about_graphs:
         return
     reason = stack.unknown if not about_graphs else _unknown_terms(claim)
-    if claim.kind in _OF_COST and has_mechanism(stack.program):
+    if claim.kind in COSTS and has_mechanism(stack.program):
         # formulas say what mechanisms cost, or what is missing
         reason = None
     more_heads = None if about_graphs else reads_by_head(stack)
@@ -216,7 +212,7 @@ def _with_way_out(
 ) -> tuple[Diagnostic, ...]:
     """The refutation of a count with, where it is one of short sequences, the least n from which
     the claim holds, as far as is looked."""
-    if claim.kind not in _COUNTS or claim.at is not None or claim.since is not None:
+    if claim.kind not in COUNTS or claim.at is not None or claim.since is not None:
         return found
 
     def holds(n: int) -> bool:
@@ -416,8 +412,6 @@ _IN_DOUBT = {"causal": counterexamples.causal, "stable": counterexamples.stable}
 
 _OF_REACH = ("reach", "depth", "diameter", "path_length")
 """Claims about what is felt, also through mechanisms."""
-
-_OF_COST = ("flops", "bytes")
 
 _CHECKS: dict[str, Callable[[Claim, Stack, int], str | None]] = {
     "causal": lambda claim, stack, n: counterexamples.causal(stack, n),

@@ -29,6 +29,12 @@ SUFFIX = "_attn.py"
 TYPICAL_LENGTH = 4096
 """Where the messages say what is chosen; a module chooses anew at every length."""
 
+ALONE = (
+    "chosen: what stands in the file, at every length",
+    "because: --standalone asks for a file that needs torch alone, and such a one plans nothing",
+)
+"""What the messages say instead of a file that stands alone."""
+
 
 @click.command("compile")
 @options.spec_argument
@@ -72,8 +78,8 @@ def command(
         raise click.UsageError("a file's name is required after -o, or - to print")
     target = output if output is not None else default_output(spec, loaded)
     with fitting():
-        lines = summary(loaded, target, backend)
         text = loaded.emit(standalone=standalone, backend=backend)
+        lines = [written(loaded, target), *(ALONE if standalone else reasons(loaded, backend))]
     if target != "-":
         write(target, spec, text, force)
     if as_json:
@@ -126,14 +132,18 @@ def is_ours(target: str) -> bool:
         return False
 
 
-def summary(loaded: Spec, target: str, backend: str) -> list[str]:
-    """Three lines: what was written, what runs it, and why."""
+def written(loaded: Spec, target: str) -> str:
+    """The line that says what was written."""
     fixed = loaded.program.fixed_length
     done = "printed" if target == "-" else f"wrote {shown_path(target)}"
     longest = longest_of(loaded.program)
     lengths = "every length" if longest is None else f"n up to {longest:,}"
     lengths = lengths if fixed is None else f"n = {fixed:,}"
-    written = f"{done}: class {class_name(loaded.name)}, for {lengths}"
+    return f"{done}: class {class_name(loaded.name)}, for {lengths}"
+
+
+def reasons(loaded: Spec, backend: str) -> list[str]:
+    """Two lines: what runs the module, and why."""
     n = length_of(loaded.program, None, TYPICAL_LENGTH)
     try:
         plan = loaded.plan(n, backend=backend)
@@ -141,14 +151,12 @@ def summary(loaded: Spec, target: str, backend: str) -> list[str]:
         raise
     except AttnSpecError as error:
         return [
-            written,
             "chosen: when it is called, at each length",
             f"because: n = {n:,}, which this message is about, does not fit: "
             + str(error).partition("\n")[0],
         ]
     reason = "" if backend == AUTO else ", as --backend asks"
     return [
-        written,
         f"chosen: {chosen(plan)}{reason}, at n = {n:,} on the CPU",
         f"because: {costs(plan)} (estimates: forward, all heads, size 64)",
     ]

@@ -43,6 +43,7 @@ def decided_pairs(
     pair: object = tensors
     if pair is not None and not (isinstance(pair, list | tuple) and len(pair) == 2):
         raise TypeError(f"tensors must be a pair (q, k), got {type(pair).__name__}")
+    sides = [_of_one(name, x, n) for name, x in zip("qk", tensors or (), strict=False)]
     graphs = [attend.graph for attend in program.attends if attend.mechanism is None]
     decided = [graph for graph in graphs if graph is not None and decides(graph)]
     given = {name: torch.as_tensor(np.asarray(x))[None] for name, x in (inputs or {}).items()}
@@ -61,7 +62,7 @@ def decided_pairs(
         heads = max([x.shape[1] for x in given.values() if x.ndim == 4], default=1)
         q = k = torch.zeros(1, program.heads or heads, n, 1)
     else:
-        q, k = (_of_one(name, x, n) for name, x in zip("qk", tensors, strict=True))
+        q, k = sides
     return _pairs(program, range(program.layer_count), q, k, given)
 
 
@@ -134,7 +135,11 @@ def _pairs(
 
 def _of_one(name: str, given: npt.ArrayLike, n: int) -> torch.Tensor:
     """Queries or keys of one sample, [1, H, n, d]."""
-    found = torch.as_tensor(given).detach().cpu()
+    try:
+        found = torch.as_tensor(given).detach().cpu()
+    except (TypeError, ValueError, RuntimeError):
+        kind = type(given).__name__
+        raise TypeError(f"{name} of `tensors` must be an array, got {kind}") from None
     if found.dim() != 3 or found.shape[1] != n or not found.is_floating_point():
         raise AttnSpecError(
             f"`tensors` are q and k of one sample, real [H, {n}, d], got {name} with the shape"

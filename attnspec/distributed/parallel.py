@@ -29,7 +29,7 @@ from attnspec.distributed.planning import (
 from attnspec.distributed.regions import Parts
 from attnspec.distributed.some_heads import SomeHeads
 from attnspec.ir.api_checks import index_of, length_of
-from attnspec.ir.program import POSITIONS
+from attnspec.ir.program import POSITIONS, Program
 from attnspec.ir.serial import fingerprint
 from attnspec.lower.cache import Cache
 from attnspec.lower.work import Call, Work
@@ -63,14 +63,29 @@ def parallelize(
     length alone. A rank waits `timeout` seconds for the others, then raises `LostRank`.
     """
     if not isinstance(module, CompiledAttention):
-        raise TypeError(f"a compiled module is needed, got {type(module).__name__}")
+        raise TypeError(
+            f"a compiled module is needed, `spec.compile()`, got {type(module).__name__}: of a"
+            " layer of this package it is `layer.attention`"
+        )
     require_one_sequence(module.program)
     if getattr(mesh, "ndim", None) != 1:
         raise ValueError(
             f"a DeviceMesh of one dimension is needed, got {mesh}: take one by its name,"
             " `mesh['cp']`"
         )
+    if partition is not None:
+        _check_partition(partition, mesh.size())
     return ParallelAttention(module, mesh, partition, timeout)
+
+
+def _check_partition(partition: object, ranks: int) -> None:
+    if not isinstance(partition, Partition):
+        raise TypeError(
+            "partition must be that of a plan, `spec.distribute(n, devices).partition`, got"
+            f" {partition!r}"
+        )
+    if partition.ranks != ranks:
+        raise ValueError(f"the partition is one of {partition.ranks} ranks, the mesh has {ranks}")
 
 
 class ParallelAttention(torch.nn.Module):
@@ -140,6 +155,16 @@ class ParallelAttention(torch.nn.Module):
             self.mesh.received = before
             whole = flat.view(sum(lengths), *plain.shape[1:]).movedim(0, dim)
         return whole.index_select(dim, _in_order(partition, local.device))
+
+    def positions(self, first: int, count: int, device: torch.device) -> torch.Tensor:
+        """Where the tokens of this rank's shard stand in a whole sequence, which starts at the
+        first, int64 [count]; every rank calls it together."""
+        partition = self._partition(self._lengths(count, device))
+        return first + torch.from_numpy(partition.positions(self.mesh.rank)).to(device)
+
+    @property
+    def program(self) -> Program:
+        return self.module.program
 
     def _lengths(self, mine: int, device: torch.device) -> tuple[int, ...]:
         return tuple(each[0] for each in self.mesh.everyones([mine], device))
@@ -518,5 +543,8 @@ def _axis(x: object, dim: int) -> int:
         raise TypeError(f"a tensor is needed, got {type(x).__name__}")
     axis = index_of("dim", dim)
     if not -x.dim() <= axis < x.dim():
-        raise ValueError(f"dim must be an axis of a tensor {list(x.shape)}, got {axis}")
+        raise ValueError(
+            f"dim must be an axis of a tensor {list(x.shape)}, got {axis}: positions are axis 2 of"
+            " [B, H, n, d], and axis 1 of padding, of inputs [B, n] and of [B, n, embed_dim]"
+        )
     return axis % x.dim()

@@ -34,7 +34,6 @@ from attnspec.graphs.stack import Sample, Stack, TooMuch
 from attnspec.ir.program import Program
 from attnspec.ir.serial import fingerprint
 from attnspec.lower.lower import Binder, stand_ins
-from attnspec.lower.mechanism_costs import key_sums_of
 from attnspec.lower.work import MERGED, Work, key_heads
 from attnspec.text.diagnostics import AttnSpecError
 
@@ -654,7 +653,7 @@ def _sort(work: Work, t: Tensors) -> str:
     """The way that a work may go beside that of heads, which all may go."""
     if work.mechanism is None:
         return ROWS
-    return HEADS if work.hybrid or key_sums_of(work.mechanism, t.head_dim) is None else STATES
+    return HEADS if work.hybrid or work.mechanism.key_sums(t.head_dim) is None else STATES
 
 
 Links = tuple[np.ndarray, np.ndarray]
@@ -701,7 +700,7 @@ def state_links(
     for work, heads in works:
         kept = None
         if work.mechanism is not None and not work.hybrid:
-            kept = key_sums_of(work.mechanism, t.head_dim)
+            kept = work.mechanism.key_sums(t.head_dim)
         if kept is None or (work.causal and not partition.in_order):
             return None
         many = len(heads if kept.by_head else key_heads(heads, t.heads // t.key_heads)) * t.batch

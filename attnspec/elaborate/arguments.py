@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import MISSING, fields, replace
 from typing import NoReturn, TypeVar
 
-from attnspec.elaborate.names import kind_of, type_of
+from attnspec.elaborate.names import Value, kind_of, type_of
 from attnspec.elaborate.scope import Failed, Scope, meaning
 from attnspec.elaborate.terms import as_tokens, graph, integer, known_now, scalar
 from attnspec.grammar import nodes
@@ -211,7 +211,7 @@ def values_of(
 def _value(parameter: Parameter, name: str, node: nodes.Expression, scope: Scope) -> ArgumentValue:
     match parameter.kind:
         case "tokens":
-            return as_tokens(meaning(node, scope), node.span, scope)
+            return as_tokens(_named(node, "tokens", scope), node.span, scope)
         case "ids" | "length" | "choices" | "buckets":
             return _input(parameter, name, node, scope)
         case "graph":
@@ -237,9 +237,15 @@ def check_constant(
         scope.fail("A306", wrong, span, notes=(f"`{name}`: {parameter.doc}",))
 
 
+def _named(node: nodes.Expression, kind: str, scope: Scope) -> Value:
+    """What an argument stands for that may be the name of an input."""
+    alone = isinstance(node, nodes.Name) and not scope.expanding
+    return meaning(node, scope.child(wanted=kind) if alone else scope)
+
+
 def _input(parameter: Parameter, name: str, node: nodes.Expression, scope: Scope) -> ArgumentValue:
     """An input of the kind that an argument asks for; `prefix` takes a count as well."""
-    found = meaning(node, scope)
+    found = _named(node, parameter.kind, scope)
     needed = f"an input of kind `{parameter.kind}`"
     if isinstance(found, InputRef):
         if found.kind != parameter.kind:

@@ -83,10 +83,12 @@ def word(node: nodes.Name, scope: Scope) -> Value:
     if scope.predicate:
         advice = did_you_mean(name, [*words, *POSITIONS]) or _in_predicates(name)
     else:
-        if not scope.numbers:
+        if not scope.numbers and not scope.wanted:
             words += [*work.callable, *module.graphs, *work.mechanisms]
         advice = did_you_mean(name, words)
         advice = advice if scope.numbers else meant(name, scope) or advice
+        if advice is None and scope.wanted:
+            advice = f"declare it: `input {name}: {scope.wanted}`"
     if name == QUERIES:
         counts = "`m` counts queries in a spec that says `cross`"
         advice = counts if advice is None else f"{advice}; {counts}"
@@ -192,7 +194,8 @@ def chain(node: nodes.Chain, scope: Scope) -> Value:
     for operator, span in zip(node.operators, node.operator_spans, strict=False):
         if operator not in _SETS:
             ends = " and ".join(ARTICLES[kind_of(operands[at])] for at in (0, -1))
-            message = f"`{operator}` stands between numbers, got {ends}"
+            joined = "comparisons" if operator in ("and", "or") else "numbers"
+            message = f"`{operator}` stands between {joined}, got {ends}"
             advice = "`#` starts a comment" if operator == "//" else None
             if operator in ("+", "*", "and", "or"):
                 advice = "graphs and token sets are combined by `|`, `&` and `-`"

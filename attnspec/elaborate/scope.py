@@ -138,7 +138,8 @@ class Scope:
 
     `module` is the file in which graphs are looked up, `used` collects the names that were looked
     up, for the lints. `predicate`: inside `where`; `numbers`: nothing but numbers and truth values
-    is meant here; `expanding`: the named graphs whose definitions this stands in.
+    is meant here; `wanted`: the kind of input that may stand here by its name; `expanding`: the
+    named graphs whose definitions this stands in.
     """
 
     work: Work
@@ -147,6 +148,7 @@ class Scope:
     used: set[str] = field(default_factory=set)
     predicate: bool = False
     numbers: bool = False
+    wanted: str = ""
     expanding: tuple[nodes.Graph, ...] = ()
 
     def child(self, **changes: Any) -> Scope:

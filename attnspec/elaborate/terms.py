@@ -67,7 +67,7 @@ def integer(node: nodes.Expression, scope: Scope, what: str) -> Scalar:
     kind = type_of(value)
     if kind != "integer":
         shown = str(value) if isinstance(value, float) else f"a {kind}"
-        advice = "`//` divides and rounds down" if kind == "real" else None
+        advice = "`//` divides and rounds down, `floor(…)` rounds" if kind == "real" else None
         scope.fail("A305", f"{what} must be an integer, got {shown}", node.span, help=advice)
     return value
 

@@ -397,7 +397,7 @@ def extents_of(program: Program, n: int) -> tuple[int, ...]:
 def _one_length(program: Program) -> str:
     """The way out where a grid has one size."""
     n = program.fixed_length
-    return "" if n is None else f": its one length is {n}, also where a command gets no -n"
+    return "" if n is None else f": its one length is {n}, which commands take without -n"
 
 
 def situation_of(

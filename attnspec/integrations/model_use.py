@@ -65,6 +65,10 @@ def used_by(model: nn.Module) -> ModelUse:
     named; "cannot" with the reason, where the layer asks for none or the spec cannot stand for it.
     What only a call shows, its masks for example, is refused when it is called.
     """
+    # whoever calls from outside may hand in anything
+    given: object = model
+    if not isinstance(given, nn.Module):
+        raise TypeError(f"a model is needed, got {type(given).__name__}")
     return ModelUse(_use(path, module) for path, module in attention_layers(model))
 
 
@@ -137,6 +141,11 @@ def own_config(model: Any, name: str) -> dict[Any, Any]:
     """
     transformers = import_module("transformers")
     if not isinstance(model, transformers.PreTrainedModel):
+        if not any(isinstance(x, transformers.PreTrainedModel) for x in model.modules()):
+            raise AttnSpecError(
+                f"a model of transformers is needed, a PreTrainedModel, got {type(model).__name__}:"
+                " layers of torch take `attnspec.MultiheadAttention(…, spec=spec)`"
+            )
         raise AttnSpecError(
             "a model or part that makes its own masks is needed, a PreTrainedModel, got "
             f"{type(model).__name__}: layers are told apart in the spec, `layer 0 {{ … }}`"

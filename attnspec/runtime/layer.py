@@ -234,7 +234,7 @@ class SelfAttention(nn.Module):
         )
         k = with_shared_keys(q, k, self.shared)
         if self.rotary is not None:
-            positions = torch.arange(first, first + x.shape[1], device=x.device)
+            positions = self.attention.positions(first, x.shape[1], x.device)
             q, k = _turned(self.rotary, q, k, positions)
         return q, k, v
 
@@ -264,6 +264,9 @@ class SelfAttention(nn.Module):
             raise TypeError(f"x must be a tensor of a floating type, got {kind}")
         if x.dim() != 3 or x.shape[2] != self.embed_dim:
             raise ValueError(f"x must be [B, n, {self.embed_dim}], got {list(x.shape)}")
+        autocast = torch.is_autocast_enabled(x.device.type)
+        if self.read and x.dtype != self.in_weight.dtype and not autocast:
+            raise TypeError(f"x must be {self.in_weight.dtype} as the weights, got {x.dtype}")
 
     def _with_extra(
         self,
@@ -272,6 +275,13 @@ class SelfAttention(nn.Module):
         inputs: Mapping[str, torch.Tensor] | None,
     ) -> tuple[torch.Tensor, torch.Tensor | None, Mapping[str, torch.Tensor] | None]:
         """The tokens, their padding and inputs with the extra tokens before them."""
+        attention: object = self.attention
+        if not isinstance(attention, CompiledAttention):
+            raise ValueError(
+                f"`{self.attention.program.name}` has extra tokens, which stand before the whole"
+                " sequence, and a rank has a shard of it: leave `extra_tokens` out, and put the"
+                " tokens into x"
+            )
         x = torch.cat([self.extra.to(x.dtype).expand(len(x), -1, -1), x], 1)
         return x, self._extended(padding, True), self._extended_inputs(inputs)
 

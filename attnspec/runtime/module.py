@@ -247,6 +247,11 @@ class CompiledAttention(Learner):
     def extra_repr(self) -> str:
         return f"{self.program.name}, backend={self.backend}"
 
+    @staticmethod
+    def positions(first: int, count: int, device: torch.device) -> torch.Tensor:
+        """Where so many tokens of a call stand, the first of them given, int64 [count]."""
+        return torch.arange(first, first + count, device=device)
+
     def forward(
         self,
         q: torch.Tensor,

@@ -135,6 +135,7 @@ class MultiheadAttention(nn.MultiheadAttention):
         self._check_widths(query, key, value)
         if self.one_sequence and not _is_same(query, key):
             raise ValueError(self.one_sequence)
+        self._check_shards(need_weights, attn_mask)
         q, k, v = self._heads(query, key, value)
         if need_weights and k.shape[2] > LONGEST_WEIGHTS:
             raise ValueError(
@@ -165,6 +166,16 @@ class MultiheadAttention(nn.MultiheadAttention):
         if query.dim() == 2:
             return out[0], None if weights is None else weights[0]
         return out if self.batch_first else out.transpose(0, 1), weights
+
+    def _check_shards(self, need_weights: bool, attn_mask: object) -> None:
+        """Raises where the attention runs over ranks, and what is about all pairs is asked for."""
+        attention: object = self.attention
+        if isinstance(attention, CompiledAttention) or (not need_weights and attn_mask is None):
+            return
+        raise ValueError(
+            "a rank has a shard of the sequence, and neither weights nor attn_mask of all pairs:"
+            " call it with need_weights=False, and say in the spec what the mask says"
+        )
 
     def _check_widths(self, *given: torch.Tensor) -> None:
         """Raises unless query, key and value are of the widths and the type of the weights."""

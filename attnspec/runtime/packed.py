@@ -209,7 +209,7 @@ def _ends(offsets: torch.Tensor, tokens: int) -> list[int]:
             if isinstance(given, torch.Tensor)
             else type(given).__name__
         )
-        raise TypeError(f"cu_seqlens must be integers [documents + 1], got {what}")
+        raise TypeError(f"cu_seqlens must be a tensor of integers [documents + 1], got {what}")
     ends: list[int] = offsets.tolist()
     if not ends or ends[0] != 0 or ends[-1] != tokens or ends != sorted(ends):
         shown = f"{ends[:4]} …" if len(ends) > 4 else f"{ends}"

@@ -26,7 +26,7 @@ Works: TypeAlias = "list[tuple[Work, tuple[int, ...]]]"
 """What groups of heads compute, and which heads they are."""
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class StreamState:
     """What a causal attention keeps of the first `position` positions, for each group of heads,
     what these compute, of what tensors they were, and how many tokens of each sample, int64 [B],
@@ -65,6 +65,9 @@ class StreamState:
                 " compute"
             )
         return state
+
+    def __repr__(self) -> str:
+        return f"StreamState(position={self.position}, of {self.tensors})"
 
     def after(self, positions: int, parts: Iterable[object]) -> StreamState:
         """The state so many positions later."""

@@ -103,12 +103,13 @@ def _require_regular(mode: int, name: str) -> None:
 def _unreadable(error: OSError | ValueError, name: str) -> Diagnostic:
     number = error.errno if isinstance(error, OSError) else None
     if number in (errno.ENOENT, errno.ENOTDIR):
-        is_text = "{" in name
+        advice = None
+        if "{" in name:
+            advice = "`attnspec.parse(text)` takes a spec's text"
+        elif name.isidentifier():
+            advice = f"a file's name ends in `.attn`; `attnspec zoo {name}` looks in the zoo"
         return Diagnostic(
-            "A180",
-            f"an existing file is required, there is no {name}",
-            None,
-            help="`attnspec.parse(text)` takes a spec's text" if is_text else None,
+            "A180", f"an existing file is required, there is no {name}", None, help=advice
         )
     if number in (errno.EACCES, errno.EPERM):
         return Diagnostic(

@@ -127,7 +127,8 @@ def layouts_of(
     if name == "ScatteredKernel":
         return _edges(found, n_q, n_k)
     if name in ("TorchCallKernel", "JoinedCall"):
-        return (Layout("its call", "pair", (_call(found, n_q, n_k, data, place),)),)
+        read = _call(found, n_q, n_k, data, place)
+        return (Layout("the arguments of its call", "pair", (read,)),)
     if name == "RowsKernel":
         return (Layout("its rows", "row", (_rows(found, n_q, n_k, data),)),)
     return None

@@ -214,14 +214,14 @@ class Trial:
             if n > pairs.EXHAUSTIVE:
                 rows = sample_rows(n_q, QUERIES, layout.parts, n - n_q)
             fault = pairs.rows_fault(layout, rows, self._held(part, rows))
-            what = f"{layout.what} hold each pair once, no other pair"
+            what = f"each pair lies once in {layout.what}, no other pair"
             yield self._check(part, what, len(rows), fault)
             if len(rows) == n_q:
                 continue
             counts = pairs.counts_of(layout, n)
             if pairs.is_counted(part.relation, n):
                 fault = pairs.counts_fault(counts, part.relation, n_q)
-                what = f"{layout.what} hold as many keys of each query as the graph"
+                what = f"as many keys of each query lie in {layout.what} as in the graph"
                 yield self._check(part, what, n_q, fault)
             else:
                 self.skipped.append(f"how many keys {layout.what} hold: the graph does not say")

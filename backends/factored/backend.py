@@ -18,7 +18,7 @@ from attnspec.backends.tiles.backend import TilesBackend
 from attnspec.ir.mechanisms.declaration import MechanismDeclaration
 from attnspec.layout.steps import Banded, bands_of, reading_seconds, seconds_of
 from attnspec.lower.cost_model import current
-from attnspec.lower.mechanism_costs import SUMS, flops_of, given_to, pair_flops_of, width_of
+from attnspec.lower.mechanism_costs import flops_of, pair_flops_of
 from attnspec.lower.work import Kernel, Work, graph_of, mechanism_of
 
 if TYPE_CHECKING:
@@ -97,9 +97,9 @@ def features_of(work: Work) -> int:
     """The features of queries and keys, each of which is written and read about as often as a
     score is: on a GPU that takes longer than the operations."""
     mechanism = mechanism_of(work)
-    if mechanism.name not in SUMS:
+    if not mechanism.sums:
         return 0
-    return (work.n_q + work.n_k) * width_of(mechanism.name, SIZE, given_to(mechanism))
+    return (work.n_q + work.n_k) * mechanism.feature_width(SIZE)
 
 
 def _apart(work: Work, mechanism: MechanismDeclaration) -> str | None:

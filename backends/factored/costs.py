@@ -14,19 +14,17 @@ from typing import Any
 
 from attnspec.backends.factored.hybrid.lag import lagged
 from attnspec.ir.mechanisms.declaration import MechanismDeclaration
+from attnspec.ir.mechanisms.linformer import Linformer
+from attnspec.ir.mechanisms.nystrom import Nystrom
+from attnspec.ir.mechanisms.synthesizer import Synthesizer
 from attnspec.layout.steps import bands_of
 from attnspec.layout.tiling import survey
 from attnspec.lower.mechanism_costs import (
     CHUNK,
-    SUMS,
     backward_flops_of,
     flops_of,
-    given_to,
     pair_flops_of,
-    pair_width_of,
-    projected_keys,
     row_flops_of,
-    width_of,
 )
 from attnspec.lower.work import Work, mechanism_of
 
@@ -57,41 +55,36 @@ class Shape:
 
 def held(declaration: MechanismDeclaration, shape: Shape) -> int:
     """The most numbers that all heads hold at one time beside q, k, v and the output."""
-    return int(_HELD[declaration.name](shape, given_to(declaration))) if shape.n else 0
+    how = _summed if declaration.sums else _HELD[declaration.name]
+    return how(shape, declaration) if shape.n else 0
 
 
 def moved(declaration: MechanismDeclaration, shape: Shape) -> int:
     """The numbers that one head reads and writes, q, k, v and the output among them."""
-    between = int(_BETWEEN[declaration.name](shape, given_to(declaration))) if shape.n else 0
-    return 4 * shape.tensor + 2 * between
+    how = _features if declaration.sums else _BETWEEN[declaration.name]
+    return 4 * shape.tensor + (2 * how(shape, declaration) if shape.n else 0)
 
 
 # --- sums of features -----------------------------------------------------------------------------
 
 
-def _summed(name: str) -> Callable[[Shape, dict[str, Any]], int]:
-    def of(shape: Shape, given: dict[str, Any]) -> int:
-        width, size = width_of(name, shape.size, given), shape.size
-        rows = min(shape.heads * shape.n, max(1, BLOCK // max(width, size)))
-        together = min(shape.heads, max(1, -(-rows // max(1, shape.n))))
-        # features of queries and keys; values with a 1 behind, sums, and what maps are made of
-        found = rows * (2 * width + 3 * size) + 2 * together * width * (size + 1)
-        if shape.causal:
-            found += rows * (3 * CHUNK // 2 + 2 * width * (size + 1) // CHUNK)
-        return found
-
-    return of
+def _summed(shape: Shape, declared: MechanismDeclaration) -> int:
+    width, size = declared.feature_width(shape.size), shape.size
+    rows = min(shape.heads * shape.n, max(1, BLOCK // max(width, size)))
+    together = min(shape.heads, max(1, -(-rows // max(1, shape.n))))
+    # features of queries and keys; values with a 1 behind, sums, and what maps are made of
+    found = rows * (2 * width + 3 * size) + 2 * together * width * (size + 1)
+    if shape.causal:
+        found += rows * (3 * CHUNK // 2 + 2 * width * (size + 1) // CHUNK)
+    return found
 
 
-def _features(name: str) -> Callable[[Shape, dict[str, Any]], int]:
-    def of(shape: Shape, given: dict[str, Any]) -> int:
-        width, n = width_of(name, shape.size, given), shape.n
-        found = 2 * n * width + width * (shape.size + 1)
-        if shape.causal:
-            found += n * CHUNK + -(-n // CHUNK) * width * (shape.size + 1)
-        return found
-
-    return of
+def _features(shape: Shape, declared: MechanismDeclaration) -> int:
+    width, n = declared.feature_width(shape.size), shape.n
+    found = 2 * n * width + width * (shape.size + 1)
+    if shape.causal:
+        found += n * CHUNK + -(-n // CHUNK) * width * (shape.size + 1)
+    return found
 
 
 # --- softmax with few keys ------------------------------------------------------------------------
@@ -106,56 +99,55 @@ def _attending(shape: Shape, few: int, queries: bool) -> int:
     return 0 if pairs >= FUSED else 2 * pairs + scaled
 
 
-def _linformer_held(shape: Shape, given: dict[str, Any]) -> int:
-    keys = projected_keys(shape.n, given)
+def _linformer_held(shape: Shape, declared: Linformer) -> int:
+    keys = declared.projected(shape.n)
     return _attending(shape, keys, False) + 4 * shape.heads * keys * shape.size
 
 
-def _nystrom_held(shape: Shape, given: dict[str, Any]) -> int:
-    marks = min(int(given["landmarks"]), max(1, shape.n))
+def _nystrom_held(shape: Shape, declared: Nystrom) -> int:
+    marks = min(declared.landmarks, max(1, shape.n))
     few = shape.heads * (4 * marks * shape.size + 6 * marks * marks)
-    local = shape.heads * shape.tensor // 2 if given["conv"] else 0
+    local = shape.heads * shape.tensor // 2 if declared.conv else 0
     return few + local + max(_attending(shape, marks, queries) for queries in (True, False))
 
 
-def _synthesized(shape: Shape, given: dict[str, Any]) -> int:
+def _synthesized(shape: Shape, declared: Synthesizer) -> int:
     """Tables of all pairs of one head: what is synthesised, what it is changed to, weights."""
     pairs = shape.n * shape.n
-    found = 2 * pairs + (2 * pairs if given["products"] else 0)
-    match given["kind"]:
+    found = 2 * pairs + (2 * pairs if declared.products else 0)
+    match declared.kind:
         case "random":
             return found
         case "factorized_dense":
             # two factors multiplied for the longest sequence, and cut
-            return found + shape.n * int(given["max_length"])
+            return found + shape.n * declared.max_length
         case _:
             return found + pairs
 
 
-_HELD: dict[str, Callable[[Shape, dict[str, Any]], int]] = {
-    **{name: _summed(name) for name in SUMS},
-    "efficient": lambda s, given: 2 * s.heads * s.tensor,
+_HELD: dict[str, Callable[[Shape, Any], int]] = {
+    "efficient": lambda s, _: 2 * s.heads * s.tensor,
     "linformer": _linformer_held,
     "nystrom": _nystrom_held,
-    "synthesizer": lambda s, given: s.heads * _synthesized(s, given),
-    "mixer": lambda s, given: s.heads * (2 * s.tensor + 2 * int(given["hidden"]) * s.size),
-    "gmlp": lambda s, given: 2 * s.heads * s.tensor,
-    "fourier": lambda s, given: 2 * s.heads * s.tensor,
+    "synthesizer": lambda s, declared: s.heads * _synthesized(s, declared),
+    "mixer": lambda s, declared: s.heads * (2 * s.tensor + 2 * declared.hidden * s.size),
+    "gmlp": lambda s, _: 2 * s.heads * s.tensor,
+    "fourier": lambda s, _: 2 * s.heads * s.tensor,
 }
+"""What mechanisms hold whose weights are no products of features."""
 
-_BETWEEN: dict[str, Callable[[Shape, dict[str, Any]], int]] = {
-    **{name: _features(name) for name in SUMS},
-    "efficient": lambda s, given: 2 * s.tensor + s.size * s.size,
+_BETWEEN: dict[str, Callable[[Shape, Any], int]] = {
+    "efficient": lambda s, _: 2 * s.tensor + s.size * s.size,
     # weights, projected keys and values, and the projections themselves
-    "linformer": lambda s, given: projected_keys(s.n, given) * (2 * s.n + 2 * s.size),
-    "nystrom": lambda s, given: (
-        2 * int(given["landmarks"]) * (s.n + s.size)
-        + int(given["landmarks"]) ** 2 * (4 * int(given["iterations"]) or 4)
+    "linformer": lambda s, declared: declared.projected(s.n) * (2 * s.n + 2 * s.size),
+    "nystrom": lambda s, declared: (
+        2 * declared.landmarks * (s.n + s.size)
+        + declared.landmarks**2 * (4 * declared.iterations or 4)
     ),
     "synthesizer": _synthesized,
-    "mixer": lambda s, given: int(given["hidden"]) * (s.size + 2 * s.n),
-    "gmlp": lambda s, given: s.tensor + s.n * s.n,
-    "fourier": lambda s, given: 2 * s.tensor,
+    "mixer": lambda s, declared: declared.hidden * (s.size + 2 * s.n),
+    "gmlp": lambda s, _: s.tensor + s.n * s.n,
+    "fourier": lambda s, _: 2 * s.tensor,
 }
 
 
@@ -222,7 +214,7 @@ def _with_pairs(
     forward, backward = pair_flops_of(mechanism, size)
     rows = work.n_q + work.n_k
     features = [rows * each for each in row_flops_of(mechanism, size)]
-    width = pair_width_of(mechanism, size)
+    width = mechanism.pair_width(size)
     # features and values, features of keys once more in the blocks that read them, and scores
     parts = work.n_q * width, work.n_k * width, work.n_k * (size + 1), read * width, count
     return replace(

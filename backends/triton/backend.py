@@ -20,7 +20,7 @@ from attnspec.backends.lists.products import parts_of
 from attnspec.backends.triton.tuning import MAPS, ON_GPU, SUMMED, WHOLE
 from attnspec.layout.steps import READING, Banded, amounts_of, bands_of, whole_layouts_of
 from attnspec.lower.cost_model import current
-from attnspec.lower.mechanism_costs import SUMS, flops_of, given_to, row_flops_of
+from attnspec.lower.mechanism_costs import flops_of, row_flops_of
 from attnspec.lower.rates import Amounts
 from attnspec.lower.work import MERGED, Bias, Kernel, Work, mechanism_of
 
@@ -107,7 +107,7 @@ class TritonBackend:
 def _refuses_mechanism(work: Work, device: str) -> str | None:
     """Why a mechanism is not run, or None."""
     name = mechanism_of(work).name
-    if name not in SUMS:
+    if not mechanism_of(work).sums:
         return (
             f"`{name}` is a few products of whole matrices, for which torch has kernels on every"
             " device: `factored` plans them"
@@ -135,7 +135,7 @@ def _of_sums(work: Work) -> Amounts:
         "triton_row": work.n_k / WHOLE,
         "triton_pair": _operations(work) / (4 * SIZE),
     }
-    if given_to(mechanism_of(work)).get("feature") in MAPS:
+    if getattr(mechanism_of(work), "feature", None) in MAPS:
         return found
     # torch makes the features
     return found | {"dense_call": 1.0, "dense_pair": features_of(work)}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import re
 from collections.abc import Callable
+from dataclasses import MISSING, fields
 from pathlib import Path
 
 import numpy as np
@@ -23,12 +24,14 @@ from attnspec.backends.factored.low_rank import softmax
 from attnspec.compile.compiler import compile_program
 from attnspec.graphs.bind import situation_of
 from attnspec.graphs.stack import Stack, TooMuch
+from attnspec.ir.mechanisms import MECHANISMS as DECLARED
+from attnspec.ir.mechanisms import MechanismDeclaration
 from attnspec.ir.mechanisms.nystrom import Nystrom
 from attnspec.layout.orders import NATURAL
 from attnspec.layout.steps import bands_of
 from attnspec.layout.tiling import classify, survey
 from attnspec.lower import mechanism_costs
-from attnspec.lower.mechanism_costs import factors, flops_of
+from attnspec.lower.mechanism_costs import flops_of
 from attnspec.lower.mechanism_sizes import bind_mechanism, longest_of
 from attnspec.lower.work import Shape
 from attnspec.spec import parse
@@ -282,7 +285,25 @@ def test_mechanisms_cost_what_their_formulas_say() -> None:
         mechanism = program.attends[0].mechanism
         assert mechanism is not None
         assert flops_of(bind_mechanism(mechanism, situation_of(program, n)), n, d) == flops, text
-        assert "n" in factors(mechanism)
+
+
+@pytest.mark.parametrize("declared", DECLARED, ids=lambda declared: declared.name)
+def test_what_a_mechanism_says_of_its_growth_is_that_of_its_operations(
+    declared: type[MechanismDeclaration],
+) -> None:
+    n = 1 << 22
+    needed = {"hidden": 16, "max_length": 4 * n}
+    given = {
+        entry.name: needed[entry.name]
+        for entry in fields(declared)  # type: ignore[arg-type]
+        if entry.default is MISSING
+    }
+    mechanism = declared(**given)
+    power, logs = declared.growth
+    times = 4**power * (24 / 22) ** logs
+    assert mechanism.flops(4 * n, 1) / mechanism.flops(n, 1) == pytest.approx(times, rel=0.01)
+    assert "n**2" in declared.operations or power == 1
+    assert ("log2(n)" in declared.operations) == (logs == 1)
 
 
 @pytest.mark.parametrize(

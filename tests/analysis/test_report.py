@@ -337,8 +337,14 @@ def test_a_million_positions() -> None:
     assert report.quality["degree"] == "exact"
     assert "diameter" not in report.to_dict()["figures"]
     longer = spec_of("attend full").analyse(1 << 23)
-    assert longer.edges is None
+    # exact, or the error of the limit: nothing in between
+    for name in ("edges", "degree"):
+        with pytest.raises(AttnSpecError, match="lengths above 4,194,304 are not looked"):
+            getattr(longer, name)
+        assert longer.quality[name] is None
+    assert longer.density is None
     assert "not looked into" in str(longer)
+    assert longer.to_dict()["figures"]["edges"]["value"] is None
 
 
 # --- text and data -----------------------------------------------------------------

@@ -21,6 +21,7 @@ from attention_checks import (
     tensors,
     with_gradients,
 )
+from package_map import ROOT
 from torch.nn import functional
 
 import attnspec.backends.common.pieces
@@ -536,3 +537,9 @@ def test_gradients_that_are_differentiated_again_are_the_same(body: str, backend
         for again in (False, True)
     ]
     torch.testing.assert_close(found[0], found[1], rtol=1e-4, atol=1e-5)
+
+
+def test_every_backend_has_a_row_on_their_page() -> None:
+    page = (ROOT / "backends" / "README.md").read_text(encoding="utf-8")
+    folders = [type(each).__module__.split(".")[2] for each in BACKENDS]
+    assert [folder for folder in folders if f"\n| `{folder}/` | " not in page] == []

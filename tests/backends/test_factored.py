@@ -13,6 +13,7 @@ from kernel_texts import CASES, FULL
 
 from attnspec.backends.factored.definitions import defined
 from attnspec.backends.factored.features.kernel import FeatureKernel
+from attnspec.ir.mechanisms import MECHANISMS
 from attnspec.lower.work import Call, Work
 from attnspec.runtime import CompiledAttention
 from attnspec.spec import parse
@@ -310,3 +311,9 @@ def test_second_derivatives(text: str, causal: bool) -> None:
     module = module_of(text, causal)
     given = tensors(1, 1, 1, 4, 5)
     assert torch.autograd.gradgradcheck(lambda *x: module(*x), given, atol=1e-6)
+
+
+def test_every_sum_of_features_is_tried() -> None:
+    tried = {text.partition("(")[0] for text, _ in CASES}
+    # `efficient` has weights of pairs, and is made of whole matrices
+    assert tried == {each.name for each in MECHANISMS if each.sums} | {"efficient"}

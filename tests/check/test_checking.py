@@ -9,10 +9,14 @@ from itertools import product
 import networkx
 import numpy as np
 import pytest
+from package_map import ROOT
 from random_specs import spec_text
 from random_terms import mask, term
 
+from attnspec.analysis.counting.figures import FIGURES
 from attnspec.check import counterexamples as claims
+from attnspec.check.verdicts import _CHECKS
+from attnspec.elaborate.names import METRICS, PROPERTIES
 from attnspec.graphs.forms.properties import is_symmetric, never_reads_later, reads_itself
 from attnspec.spec import Spec, parse
 from attnspec.text.diagnostics import Diagnostic
@@ -601,3 +605,13 @@ def test_heads_that_are_told_apart_are_declared() -> None:
     assert parse(text.format("heads 4")).check() == []
     # draws of heads are no sizes
     assert parse("attention a { attend random(keys = 3) | self }").check() == []
+
+
+def test_every_word_of_a_claim_has_a_meaning_and_a_row_in_the_reference() -> None:
+    apart = {"depth", "diameter", "path_length", "order"}
+    assert set(METRICS) == {*FIGURES, *apart}
+    assert set(PROPERTIES) <= set(_CHECKS)
+    reference = (ROOT / "grammar" / "README.md").read_text(encoding="utf-8")
+    rows = reference.partition("| claim | holds when |\n")[2].partition("\n\n")[0].splitlines()
+    named = {word for row in rows for word in re.findall(r"`(\w+)", row.split("|")[1])}
+    assert {*METRICS, *PROPERTIES} <= named

@@ -712,6 +712,11 @@ def test_compile_writes_a_module_and_says_why_in_three_lines(folder: Path) -> No
     text = Path("good_attn.py").read_text()
     assert "class Good(" in text
     assert str(folder) not in text
+    # no backend of the package runs what stands alone
+    alone = run("compile", "good.attn", "--standalone").stderr.splitlines()
+    assert alone[0] == lines[0]
+    assert alone[1] == "chosen: what stands in the file, at every length"
+    assert len(alone) == 3
     # the next one replaces it without being forced
     assert run("compile", "good.attn", "--set", "r=4").exit_code == 0
     assert Path("good_attn.py").read_text() != text

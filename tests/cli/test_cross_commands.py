@@ -78,5 +78,7 @@ def test_pictures_and_emitted_modules() -> None:
     assert run("compile", "band.attn").exit_code == 0
     data = found("verify", "band_attn.py", "-m", "9", "-n", "20")
     assert (data["ok"], data["m"]) == (True, 9)
-    assert run("compile", "band.attn", "--standalone", "-o", "alone.py").exit_code == 0
+    alone = run("compile", "band.attn", "--standalone", "-o", "alone.py")
+    assert alone.exit_code == 0
+    assert "chosen: nothing, a standalone file makes no plan" in alone.stderr
     assert found("verify", "alone.py", "-m", "9", "-n", "20")["ok"]

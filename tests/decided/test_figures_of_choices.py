@@ -71,10 +71,16 @@ def test_inputs_that_decide_need_no_tensors() -> None:
     assert report.unread_keys == 8
 
 
-def test_tensors_of_another_shape_are_refused() -> None:
-    spec = parse("attention a { attend topk(keys = 2) }")
-    with pytest.raises(ValueError, match=r"`tensors` are q and k of one sample"):
-        spec.analyse(8, tensors=(torch.zeros(1, 9, 4), torch.zeros(1, 9, 4)))
+@pytest.mark.parametrize("body", ["topk(keys = 2)", "full"])
+def test_tensors_of_another_shape_are_refused(body: str) -> None:
+    spec = parse(f"attention a {{ attend {body} }}")
+    fits = torch.zeros(1, 8, 4)
+    for given in (torch.zeros(1, 9, 4), torch.zeros(1, 1, 8, 4), torch.zeros(1, 8, 4).int()):
+        with pytest.raises(ValueError, match=r"`tensors` are q and k of one sample"):
+            spec.analyse(8, tensors=(fits, given))
+    for other in (None, "k", object()):
+        with pytest.raises(TypeError, match=r"k of `tensors` must be an array"):
+            spec.analyse(8, tensors=(fits, other))  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("name", ["moba", "msa", "routing_transformer", "scatterbrain", "sinkhorn"])

@@ -17,6 +17,7 @@ from zoo import ATTENTIONS, SMALLER, smaller
 
 import attnspec
 from attnspec.distributed.parallel import parallelize
+from attnspec.distributed.partitions import Partition
 
 WINDOW = "attention a { attend window(radius = 5) | global(first(3)) }"
 SOME = 25
@@ -244,6 +245,51 @@ def test_lengths_axes_and_tensors_that_do_not_fit_are_refused(alone: DeviceMesh)
             cut(x, 9)
         with pytest.raises(TypeError, match="a tensor is needed, got list"):
             cut([1])  # type: ignore[arg-type]
+
+
+def test_a_layer_turns_positions_as_the_whole_sequence_has_them(alone: DeviceMesh) -> None:
+    turned = Partition("turned", 7, (((4, 7), (0, 4)),))
+    spec = attnspec.parse("attention a { causal attend window(before = 2, after = 0) }")
+
+    def rotary(
+        q: torch.Tensor, k: torch.Tensor, at: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        angle = at[:, None] / 3.0
+        return q * angle.cos(), k * angle.cos()
+
+    layer: Any = attnspec.SelfAttention(spec, 8, 2, rotary=rotary)
+    x = torch.randn(2, 7, 8)
+    whole = layer(x)
+    layer.attention = run = parallelize(layer.attention, alone, partition=turned)
+    shard = run.shard(x, dim=1)
+    assert torch.equal(shard, x[:, [4, 5, 6, 0, 1, 2, 3]])
+    torch.testing.assert_close(run.unshard(layer(shard), dim=1), whole)
+
+
+def test_what_is_no_module_or_partition_is_refused(alone: DeviceMesh) -> None:
+    wrong: Any
+    spec = attnspec.parse("attention a { extra_tokens 2 attend window(radius = 2) }")
+    layer: Any = attnspec.SelfAttention(spec, 8, 2)
+    for wrong in (spec, layer):
+        with pytest.raises(TypeError, match=r"`spec.compile\(\)`, got .*`layer.attention`"):
+            parallelize(wrong, alone)
+    wrong = "contiguous"
+    with pytest.raises(TypeError, match="partition must be that of a plan"):
+        parallelize(layer.attention, alone, partition=wrong)
+    two = Partition("two", 4, (((0, 2),), ((2, 4),)))
+    with pytest.raises(ValueError, match="the partition is one of 2 ranks, the mesh has 1"):
+        parallelize(layer.attention, alone, partition=two)
+    both: Any = attnspec.MultiheadAttention(8, 2, spec=attnspec.parse(WINDOW), batch_first=True)
+    x = torch.randn(1, 6, 8)
+    whole, _ = both(x, x, x, need_weights=False)
+    both.attention = parallelize(both.attention, alone)
+    torch.testing.assert_close(both(x, x, x, need_weights=False)[0], whole)
+    for more in ({}, {"need_weights": False, "attn_mask": torch.zeros(6, 6, dtype=torch.bool)}):
+        with pytest.raises(ValueError, match="a rank has a shard of the sequence"):
+            both(x, x, x, **more)
+    layer.attention = parallelize(layer.attention, alone)
+    with pytest.raises(ValueError, match="has extra tokens, which stand before the whole"):
+        layer(torch.randn(1, 6, 8))
 
 
 def test_numbers_at_padding_are_never_read(alone: DeviceMesh) -> None:

@@ -18,7 +18,6 @@ from attnspec.distributed.by_states import merged, passed_on
 from attnspec.distributed.partitions import Partition
 from attnspec.distributed.planning import HEADS, MIXED, ROWS, STATES, Tensors, plan
 from attnspec.lower.lower import Binder
-from attnspec.lower.mechanism_costs import key_sums_of
 from attnspec.lower.work import Call, mechanism_of
 
 SPECS = (
@@ -152,7 +151,7 @@ def test_sums_that_cancel_are_as_exact_in_parts_as_in_one(causal: str) -> None:
 def test_sums_have_the_size_that_is_planned(text: str, size: int) -> None:
     causal = "causal " if "gated" in text else ""
     work, found = kernel(f"attention a {{ {causal}attend {text} }}", 2, 1 << 20)
-    kept = key_sums_of(mechanism_of(work), size)
+    kept = mechanism_of(work).key_sums(size)
     assert kept is not None
     x = torch.ones(1, 2, 5, size)
     tables = {

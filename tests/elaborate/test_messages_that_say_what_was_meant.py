@@ -38,6 +38,18 @@ def message(body: str) -> str:
         ("layers 3 attend full layer 0-2 { attend self }", "0-2", "write `0..2` for a range"),
         ("heads 8 attend full head 5-3 { attend self }", "5-3", "write `3..5` for a range"),
         ("heads 8 attend full head 0,3.. { attend self }", "{", "`3..N`, the last one included"),
+        ("attend full head 0:2 { attend self }", ":", "a range is `0..N`"),
+        ("causal = true attend full", "=", "the statement is `causal` alone"),
+        ("causal true attend full", "true", "the statement is `causal` alone"),
+        ("cross = true attend full", "=", "the statement is `cross` alone"),
+        ("attend same(docs)", "docs", "declare it: `input docs: ids`"),
+        ("attend global(cls)", "cls", "declare it: `input cls: tokens`"),
+        ("attend prefix(prompt)", "prompt", "declare it: `input prompt: length`"),
+        ("sequence 256 attend full", "256", "n is known when it is called"),
+        ("rope attend full", "rope", "rotated in q and k before the call"),
+        ("dropout 0.1 attend full", "dropout", "`module(q, k, v, dropout_p = 0.1)`"),
+        ("attend self and full", "and", "`and` stands between comparisons, got a graph"),
+        ("attend window(radius = 0.1 * n)", "0.1 * n", "`floor(…)` rounds"),
         ("attend where(1 if q < k else 0)", "if", "there is no `if` in an expression"),
         ("attend where(if q < k)", "if", "write `a and b or not a and c`"),
         ("attend where(time <= 3)", "time", "write `q.time` or `k.time`; of tokens declare"),
@@ -80,8 +92,15 @@ def test_systems_that_are_named_are_in_the_zoo() -> None:
     assert not [word for word in SYSTEMS if not any(stem.startswith(word) for stem in stems)]
 
 
+def test_only_the_name_of_an_input_is_to_be_declared() -> None:
+    assert "declare" not in message("attend global(first(cc))")
+    with pytest.raises(SpecError) as caught:
+        attnspec.parse("graph g() = same(docs) attention a { attend g() }")
+    assert "declare" not in str(caught.value)
+
+
 def test_a_grid_says_its_one_length() -> None:
     spec = attnspec.parse("attention a { sequence grid(14, 14) extra_tokens 1 attend axial }")
-    with pytest.raises(AttnSpecError, match="got n = 64: its one length is 197, also where") as no:
+    with pytest.raises(AttnSpecError, match="got n = 64: its one length is 197, which") as no:
         Stack(spec.program).mask(64)
-    assert "no -n" in str(no.value)
+    assert "without -n" in str(no.value)

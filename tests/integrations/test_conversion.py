@@ -77,6 +77,8 @@ def test_convert_switches_a_model_and_undo_switches_it_back() -> None:
     done.undo()
     assert difference(hidden(model, ids), before) == 0.0
     assert {layer.kind for layer in used_by(model)} == {"dense"}
+    with pytest.raises(TypeError, match="a model is needed, got str"):
+        used_by("bert")  # type: ignore[arg-type]
     with convert(model, spec):
         assert difference(hidden(model, ids), wanted) == 0.0
     assert difference(hidden(model, ids), before) == 0.0

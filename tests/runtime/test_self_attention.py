@@ -352,6 +352,8 @@ def test_arguments_that_do_not_fit_are_named() -> None:
         module(torch.zeros(1, 2, WIDTH, dtype=torch.int64))
     with pytest.raises(TypeError, match="x must be a tensor of a floating type, got list"):
         module([1.0])
+    with pytest.raises(TypeError, match=r"x must be torch\.float32 as the weights, got .*float64"):
+        module(states(9))
     with pytest.raises(ValueError, match="key_padding_mask must have the shape"):
         module(states(9).float(), key_padding_mask=torch.ones(2, 8, dtype=torch.bool))
 

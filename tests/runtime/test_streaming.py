@@ -627,3 +627,10 @@ def test_queries_that_are_sorted_by_themselves_do_not_go_on() -> None:
     assert not torch.allclose(module(q[:, :, 10:], k, v), module(q, k, v)[:, :, 10:])
     with pytest.raises(ValueError, match="puts the queries of a call into chunks of their own"):
         module.step(q, k, v)
+
+
+def test_a_state_is_printed_without_its_tensors() -> None:
+    module = spec_of("causal attend window(before = 2, after = 0)").compile()
+    x = torch.randn(1, 2, 5, 4)
+    _, state = module.step(x, x, x)
+    assert repr(state) == f"StreamState(position=5, of {state.tensors})"

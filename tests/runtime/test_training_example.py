@@ -21,3 +21,16 @@ def test_the_loss_falls(capsys: pytest.CaptureFixture[str]) -> None:
 def test_every_block_has_its_layer() -> None:
     losses = train.train(attnspec.parse(LAYERED), "cpu", 32, 8)
     assert losses[-1] < losses[0] - 1
+
+
+def test_what_cannot_be_trained_is_said_without_a_traceback(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    for words, said in (
+        (["--device", "cuda"], "torch finds no GPU here"),
+        (["--spec", "swin"], "`attnspec zoo swin` looks in the zoo"),
+    ):
+        with pytest.raises(SystemExit, match="2"):
+            train.main(words)
+        assert said in capsys.readouterr().err

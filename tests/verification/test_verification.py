@@ -57,7 +57,7 @@ WINDOW = "attend window(radius = 40)"
 RANDOM = "attend random(keys = 3, seed = 5)"
 N = 600
 
-LAYOUT, WEIGHTS = "hold each pair once", "weighed once"
+LAYOUT, WEIGHTS = "each pair lies once", "weighed once"
 GRADIENTS, NUMBERS = "gradients reach", "agree with float64"
 
 
@@ -567,7 +567,7 @@ def test_the_pairs_alone_are_looked_at_without_running_anything(
     found = verify(program, 193, backend="bands", depth="pairs")
     assert found.ok
     assert [check.what for check in found.checks] == [
-        f"its tiles{way} hold each pair once, no other pair" for way in ("", " on the way back")
+        f"each pair lies once in its tiles{way}, no other pair" for way in ("", " on the way back")
     ]
     # the definition evaluates every pair, and has no layout
     assert verify(program, 193, backend="dense", depth="pairs").checks == ()
@@ -586,7 +586,7 @@ def test_layers_of_the_same_pairs_are_run_once(scale: str) -> None:
 
     every = [(layer,) for layer in range(4)]
     # the pairs that kernels hold are looked at all the same
-    assert layers(40, "its tiles hold each pair once") == every
+    assert layers(40, "each pair lies once in its tiles,") == every
     alike = scale == "0.5"
     # up to 61 positions each window is all that is behind, up to 121 all but the first
     assert layers(40, "outputs and gradients") == (every[:1] if alike else every)

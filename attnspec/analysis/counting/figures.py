@@ -72,10 +72,16 @@ def _counted(name: str) -> Callable[[Stack, int], float]:
     return lambda stack, n: PAIRS[name](stack.bound(n), n, stack.program.crossing)
 
 
+COUNTS = ("edges", "degree", "density")
+"""What claims compare of pairs: every layer and head has its own, and those of short sequences may
+differ from those of all longer ones."""
+
+COSTS = ("flops", "bytes")
+"""What claims compare of costs, of which every layer has its own."""
+
 FIGURES: dict[str, Callable[[Stack, int], float]] = {
-    **{name: _counted(name) for name in ("edges", "degree", "density")},
+    **{name: _counted(name) for name in COUNTS},
     "spectral_gap": spectral_gap,
-    "flops": _of_layer("flops"),
-    "bytes": _of_layer("bytes"),
+    **{name: _of_layer(name) for name in COSTS},
 }
 """The figures that claims compare."""

@@ -24,6 +24,8 @@ from attnspec.analysis.growth.where_growth import predicate_growth
 from attnspec.graphs.forms.prelude import predicate_of_leaf
 from attnspec.graphs.forms.properties import is_symmetric
 from attnspec.graphs.patterns import BY_NAME
+from attnspec.ir.mechanisms import BY_NAME as MECHANISMS
+from attnspec.ir.mechanisms import MechanismDeclaration
 from attnspec.ir.program import Attend, Compound, Leaf, Term
 from attnspec.ir.scalars import Apply, Scalar, Symbol
 
@@ -37,19 +39,14 @@ def attend_growth(attend: Attend, causal: bool) -> Range:
     if attend.graph is not None:
         parts.append(causal_growth_of(attend.graph) if causal else growth_of(attend.graph))
     if attend.mechanism is not None:
-        parts.append(exactly(_MECHANISMS[attend.mechanism.name]))
+        parts.append(exactly(_growth(MECHANISMS[attend.mechanism.name])))
     return Range(max(part.low for part in parts), max(part.high for part in parts))
 
 
-_MECHANISMS: dict[str, Growth] = {
-    **dict.fromkeys(
-        "linear favor rfa taylor efficient rbf linformer nystrom mixer".split(),
-        LINEAR,
-    ),
-    "fourier": (Fraction(1), Fraction(1)),
-    **dict.fromkeys("synthesizer gmlp".split(), QUADRATIC),
-}
-"""The growth of each mechanism's operations, its sizes being constants."""
+def _growth(declaration: type[MechanismDeclaration]) -> Growth:
+    """The growth of a mechanism's operations."""
+    power, logs = declaration.growth
+    return Fraction(power), Fraction(logs)
 
 
 def growth_of(term: Term) -> Range:

@@ -28,6 +28,7 @@ from attnspec.graphs.operators import Intersection
 from attnspec.graphs.patterns import BY_NAME
 from attnspec.graphs.relation import Relation
 from attnspec.graphs.stack import Stack, TooMuch, patterns_in
+from attnspec.ir.mechanisms import BY_NAME as MECHANISMS
 from attnspec.ir.program import Attend, Leaf, Program, Term, inputs_of, leaves
 from attnspec.ir.scalars import ScalarError
 from attnspec.text.diagnostics import AttnSpecError
@@ -210,10 +211,8 @@ def _factors(term: Term | None) -> list[str]:
 
 
 def _mechanism_factors(attend: Attend) -> list[str]:
-    from attnspec.lower.mechanism_costs import factors
-
     mechanism = attend.mechanism
-    return [] if mechanism is None else [f"operations: {factors(mechanism)}"]
+    return [] if mechanism is None else [f"operations: {MECHANISMS[mechanism.name].operations}"]
 
 
 def _measured(stack: Stack, n: int, elaborated: Elaborated) -> Figure[sympy.Expr | None]:

@@ -14,6 +14,7 @@ from attnspec.analysis.counting.graph_heads import slots_words
 from attnspec.analysis.quality import Figure, Unknown
 from attnspec.graphs.stack import Stack
 from attnspec.ir.crossing import evened
+from attnspec.ir.mechanisms import BY_NAME as MECHANISMS
 from attnspec.lower.lower import require_built, stand_ins, works_of
 from attnspec.lower.work import mechanism_of
 from attnspec.text.diagnostics import SpecError
@@ -110,18 +111,18 @@ def _caches(report: Inquiry) -> list[Any]:
 def _state(report: Inquiry) -> int | None:
     """The numbers that sums of features hold in all heads and layers, None unless every head has a
     mechanism that goes on from such sums."""
-    from attnspec.lower.mechanism_costs import SUMS, given_to, width_of
-
     program, n, held = report.program, max(1, report.length), 0
     if not program.causal or any(
-        attend.mechanism is None or attend.graph is not None or attend.mechanism.name not in SUMS
+        attend.mechanism is None
+        or attend.graph is not None
+        or not MECHANISMS[attend.mechanism.name].sums
         for attend in program.attends
     ):
         return None
     for layer in range(report.program.layer_count):
         for work, heads in works_of(program, layer, program.heads or 1, n, n, stand_ins(program)):
             mechanism = mechanism_of(work)
-            width = width_of(mechanism.name, report.shape.head_dim, given_to(mechanism))
+            width = mechanism.feature_width(report.shape.head_dim)
             # behind the sums of values that of the weights, unless nothing is divided
             divided = getattr(mechanism, "normalize", "sum") != "none"
             held += len(heads) * width * (report.shape.head_dim + divided)

@@ -70,13 +70,20 @@ class Entry(Generic[T]):
     """A figure as an attribute of a report: its value, None where it is not known.
 
     `title` and `group` say where it is printed, `kind` how. `of` finds it, or raises Unknown with a
-    reason where it is not known.
+    reason where it is not known. One that is `promised` at every length raises the error of the
+    limit that it lies beyond.
     """
 
     def __init__(
-        self, title: str, group: str, of: Callable[[Inquiry], Figure[Any]], kind: str = "number"
+        self,
+        title: str,
+        group: str,
+        of: Callable[[Inquiry], Figure[Any]],
+        kind: str = "number",
+        promised: bool = False,
     ) -> None:
         self.title, self.group, self.of, self.kind = title, group, of, kind
+        self.promised = promised
 
     def __set_name__(self, owner: type[Inquiry], name: str) -> None:
         self.name = name
@@ -92,8 +99,12 @@ class Entry(Generic[T]):
         if report is None:
             return self
         found = report.figure(self.name)
-        value: T | None = None if isinstance(found, Unknown) else found.value
-        return value
+        if not isinstance(found, Unknown):
+            value: T = found.value
+            return value
+        if self.promised and found.limit is not None:
+            raise found.limit
+        return None
 
 
 class Inquiry:
@@ -165,7 +176,7 @@ class Inquiry:
         except Unknown as unknown:
             return unknown
         except TooMuch as error:
-            return Unknown(str(error))
+            return Unknown(str(error), error)
 
     @property
     def default_names(self) -> tuple[str, ...]:

@@ -62,14 +62,16 @@ class Report(Inquiry):
 
     # the figures themselves: their values, None where they are not known
 
-    edges = Entry[int]("pairs", "reads", pairs.counted("edges"), "count")
-    """The pairs of all layers and heads together."""
+    edges = Entry[int]("pairs", "reads", pairs.counted("edges"), "count", promised=True)
+    """The pairs of all layers and heads together; beyond a limit of the analysis its error."""
 
     density = Entry[float]("density", "reads", pairs.counted("density"), "share")
     """The pairs as a part of n * n * heads * layers, with `cross` of m * n * heads * layers."""
 
-    degree = Entry[int]("keys of a query, most", "reads", pairs.counted("degree"), "count")
-    """The most keys of one query in one head."""
+    degree = Entry[int](
+        "keys of a query, most", "reads", pairs.counted("degree"), "count", promised=True
+    )
+    """The most keys of one query in one head; beyond a limit of the analysis its error."""
 
     min_degree = Entry[int](
         "keys of a query, fewest", "reads", pairs.counted("min_degree"), "count"

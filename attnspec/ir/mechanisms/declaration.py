@@ -36,8 +36,25 @@ class Part:
     kept: bool = False
 
 
+@dataclass(frozen=True)
+class KeySums:
+    """What a sum over keys is: `features` rows of values, behind which the sum of the weights
+    stands where it `divides`, and of `keys` numbers of keys; for each key head, or `by_head` for
+    each query head."""
+
+    features: int
+    divides: bool
+    by_head: bool
+    keys: int = 0
+
+
 class MechanismDeclaration:
-    """The base of all mechanisms: name, arguments (the fields), and what it can be part of."""
+    """The base of all mechanisms: name, arguments (the fields), what it can be part of, and what it
+    costs.
+
+    Costs are operations of the products of its formula, for one head, forward, with n positions of
+    size d: a product of a x b by b x c matrices counts 2 a b c. Elementwise work is left out.
+    """
 
     name: ClassVar[str] = ""
 
@@ -75,6 +92,45 @@ class MechanismDeclaration:
 
     scaled: ClassVar[bool] = False
     """Whether the scale of scores is a part of its formula."""
+
+    sums: ClassVar[bool] = False
+    """Whether its weights are products of features, so that it adds up what keys give."""
+
+    operations: ClassVar[str]
+    """How many operations it takes, in words of its formula."""
+
+    growth: ClassVar[tuple[int, int]] = (1, 0)
+    """The powers of n and of log(n) in them, its sizes being constants."""
+
+    backward: ClassVar[int] = 2
+    """The products of the way back for each one forward, but those of features."""
+
+    features_again: ClassVar[bool] = False
+    """Whether the way back makes the products that features are made of once more."""
+
+    def flops(self, n: int, size: int) -> int:
+        """Its operations; here those of sums of features: keys by values, and queries by these."""
+        return 4 * n * self.feature_width(size) * size + 2 * n * self.row_flops(size)
+
+    def row_flops(self, size: int) -> int:
+        """The operations that make the features of one row of a query or key."""
+        return 0
+
+    def feature_width(self, size: int) -> int:
+        """How many features the rows of a sum of features have."""
+        return size
+
+    def pair_width(self, size: int) -> int:
+        """How many numbers of each row the weight of a single pair is made of."""
+        return self.feature_width(size)
+
+    def key_sums(self, size: int) -> KeySums | None:
+        """What is kept of keys whose sums can be merged with those of others; None for what is
+        neither a sum of features nor one of positions."""
+        if not self.sums:
+            return None
+        divides = getattr(self, "normalize", "sum") != "none"
+        return KeySums(self.feature_width(size), divides, self.drawn)
 
     def parts(self) -> tuple[Part, ...]:
         """What it learns, in the order of its formula."""

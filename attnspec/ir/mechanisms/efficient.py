@@ -27,3 +27,7 @@ class Efficient(MechanismDeclaration):
 
     name: ClassVar = "efficient"
     why_not_causal: ClassVar = "keys are normalised over all positions"
+    operations: ClassVar = "4 d**2 n"
+
+    def flops(self, n: int, size: int) -> int:
+        return 4 * n * size * size

@@ -41,3 +41,11 @@ class Favor(MechanismDeclaration):
     combines: ClassVar = True
     drawn: ClassVar = True
     scaled: ClassVar = True
+    sums: ClassVar = True
+    operations: ClassVar = "8 m d n, or 12 m d n where features come in pairs"
+
+    def row_flops(self, size: int) -> int:
+        return 2 * self.features * size
+
+    def feature_width(self, size: int) -> int:
+        return self.features * (2 if self.kind in ("trig", "hyperbolic") else 1)

@@ -6,6 +6,7 @@ Source: Lee-Thorp et al. 2022, "FNet: Mixing Tokens with Fourier Transforms", se
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -19,3 +20,10 @@ class Fourier(MechanismDeclaration):
     name: ClassVar = "fourier"
     one_sequence: ClassVar = "it mixes the positions of one sequence"
     why_not_causal: ClassVar = "a Fourier transform reads every position"
+    operations: ClassVar = "5 d n (log2(n) + log2(d))"
+    growth: ClassVar = (1, 1)
+    # linear in its input: one transform back
+    backward: ClassVar = 1
+
+    def flops(self, n: int, size: int) -> int:
+        return round(5 * n * size * (math.log2(max(n, 1)) + math.log2(max(size, 1))))

@@ -27,6 +27,11 @@ class Gmlp(MechanismDeclaration):
     name: ClassVar = "gmlp"
     one_sequence: ClassVar = "it mixes the positions of one sequence"
     causal: ClassVar = True
+    operations: ClassVar = "2 d n**2"
+    growth: ClassVar = (2, 0)
+
+    def flops(self, n: int, size: int) -> int:
+        return 2 * n * n * size
 
     @property
     def longest(self) -> int:

@@ -38,6 +38,8 @@ class Linear(MechanismDeclaration):
     name: ClassVar = "linear"
     causal: ClassVar = True
     combines: ClassVar = True
+    sums: ClassVar = True
+    operations: ClassVar = "4 d**2 n"
 
     @classmethod
     def alone(cls, arguments: Mapping[str, object]) -> str:

@@ -14,7 +14,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from attnspec.ir.mechanisms.declaration import MechanismDeclaration, Part
+from attnspec.ir.mechanisms.declaration import KeySums, MechanismDeclaration, Part
 from attnspec.ir.parameters import argument
 
 
@@ -41,6 +41,22 @@ class Linformer(MechanismDeclaration):
 
     name: ClassVar = "linformer"
     why_not_causal: ClassVar = "each projected key mixes all positions"
+    operations: ClassVar = "8 k d n, half of it where the projection is no dense matrix"
+
+    def flops(self, n: int, size: int) -> int:
+        # a pool adds up, and a convolution whose stride is its width multiplies each number once
+        projections = {"linear": 4 * n * self.rank * size, "conv": 4 * n * size}
+        return 4 * n * self.projected(n) * size + projections.get(self.projection, 0)
+
+    def projected(self, n: int) -> int:
+        """How many keys it makes of n."""
+        # of a convolution as many positions to each as the longest sequence has
+        return -(-n // self.width) if self.projection == "conv" else self.rank
+
+    def key_sums(self, size: int) -> KeySums | None:
+        if self.projection != "linear":
+            return None
+        return KeySums(self.rank, False, self.share == "none", keys=size)
 
     @property
     def learned(self) -> bool:

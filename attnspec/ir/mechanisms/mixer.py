@@ -24,6 +24,10 @@ class Mixer(MechanismDeclaration):
     name: ClassVar = "mixer"
     one_sequence: ClassVar = "it mixes the positions of one sequence"
     why_not_causal: ClassVar = "each hidden unit reads every position"
+    operations: ClassVar = "4 h d n"
+
+    def flops(self, n: int, size: int) -> int:
+        return 4 * n * self.hidden * size
 
     @property
     def longest(self) -> int:

@@ -30,6 +30,15 @@ class Nystrom(MechanismDeclaration):
     name: ClassVar = "nystrom"
     one_sequence: ClassVar = "landmarks of queries and keys are segments of one sequence"
     why_not_causal: ClassVar = "landmarks are means over positions on both sides of a query"
+    operations: ClassVar = "8 m d n + 8 m**3 for each iteration"
+
+    def flops(self, n: int, size: int) -> int:
+        m = self.landmarks
+        kernels = 4 * n * m * size + 2 * m * m * size
+        # without iterations, the singular value decomposition (Golub, Van Loan, section 8.6.4)
+        inverse = 8 * m**3 * self.iterations or 26 * m**3
+        products = 4 * n * m * size + 2 * m * m * size
+        return kernels + inverse + products + 2 * n * size * self.conv
 
     def __post_init__(self) -> None:
         if self.conv and self.conv % 2 == 0:

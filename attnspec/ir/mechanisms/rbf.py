@@ -27,6 +27,14 @@ class Rbf(MechanismDeclaration):
     causal: ClassVar = True
     combines: ClassVar = True
     drawn: ClassVar = True
+    sums: ClassVar = True
+    operations: ClassVar = "8 m d n"
+
+    def row_flops(self, size: int) -> int:
+        return 2 * self.features * size
+
+    def feature_width(self, size: int) -> int:
+        return self.features
 
     def __post_init__(self) -> None:
         if self.sigma <= 0:

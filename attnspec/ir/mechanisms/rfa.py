@@ -33,6 +33,15 @@ class Rfa(MechanismDeclaration):
     causal: ClassVar = True
     combines: ClassVar = True
     drawn: ClassVar = True
+    sums: ClassVar = True
+    operations: ClassVar = "12 m d n"
+    features_again: ClassVar = True
+
+    def row_flops(self, size: int) -> int:
+        return 2 * self.features * size
+
+    def feature_width(self, size: int) -> int:
+        return 2 * self.features
 
     @classmethod
     def alone(cls, arguments: Mapping[str, object]) -> str:

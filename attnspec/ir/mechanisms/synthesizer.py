@@ -35,6 +35,22 @@ class Synthesizer(MechanismDeclaration):
     name: ClassVar = "synthesizer"
     one_sequence: ClassVar = "its weights are learned for the positions of one sequence"
     causal: ClassVar = True
+    operations: ClassVar = "2 d n**2, and what the weights are made with"
+    growth: ClassVar = (2, 0)
+
+    def flops(self, n: int, size: int) -> int:
+        values = (4 if self.products else 2) * n * n * size
+        match self.kind:
+            case "dense":
+                return values + 2 * n * size * size + 2 * n * n * size
+            case "random":
+                return values
+            case "factorized_random":
+                return values + 2 * n * n * self.rank
+            case _:
+                # two factors of about sqrt(n) numbers, and their product
+                factors = 4 * n * size * (size + math.isqrt(self.max_length))
+                return values + factors + n * n
 
     @property
     def factors(self) -> tuple[int, int]:

@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
-from attnspec.ir.mechanisms.declaration import MechanismDeclaration
+from attnspec.ir.mechanisms.declaration import KeySums, MechanismDeclaration
 from attnspec.ir.parameters import argument
 
 
@@ -28,8 +28,32 @@ class Taylor(MechanismDeclaration):
     causal: ClassVar = True
     combines: ClassVar = True
     scaled: ClassVar = True
+    sums: ClassVar = True
+    operations: ClassVar = "4 d (d + 1) n, or 2 d (d + 1) (d + 2) n of order 2"
+
+    def feature_width(self, size: int) -> int:
+        # of order 2: a constant, the channels, and the products of two
+        return size + 1 if self.order == 1 else (size + 1) * (size + 2) // 2
+
+    def pair_width(self, size: int) -> int:
+        # of order 2 by the formula that the features are for
+        return size + 1 if self.order == 1 else size
+
+    def key_sums(self, size: int) -> KeySums:
+        return KeySums(size + 1 if self.order == 1 else products_kept(size), True, False)
 
     @classmethod
     def takes_scale(cls, arguments: Mapping[str, object]) -> bool:
         # rows of length 1 have none
         return arguments.get("order", 1) != 1
+
+
+CHANNELS = 8
+"""Channels of a block, each multiplied with all of a later block at once."""
+
+
+def products_kept(size: int) -> int:
+    """How many features order 2 computes: of each block of channels all its products, also those
+    that are there twice."""
+    blocks = ((min(CHANNELS, size - low), size - low) for low in range(0, size, CHANNELS))
+    return sum(one * rest for one, rest in blocks) + size + 1

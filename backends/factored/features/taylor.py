@@ -22,8 +22,7 @@ from attnspec.backends.factored.features.maps import Features, Tables, unit
 from attnspec.backends.factored.features.quotients import Quotient
 from attnspec.backends.factored.features.spans import Summing
 from attnspec.backends.factored.low_rank.thin_products import unseen
-from attnspec.ir.mechanisms.taylor import Taylor
-from attnspec.lower.mechanism_costs import CHANNELS, products_kept
+from attnspec.ir.mechanisms.taylor import CHANNELS, Taylor, products_kept
 from attnspec.lower.work import Work
 
 SMALL = 1e-6
