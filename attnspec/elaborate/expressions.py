@@ -85,12 +85,13 @@ def word(node: nodes.Name, scope: Scope) -> Value:
     else:
         if not scope.numbers and not scope.wanted:
             words += [*work.callable, *module.graphs, *work.mechanisms]
-        advice = did_you_mean(name, words)
         # a name of the spec itself is nearer than a word of another system
-        if not scope.numbers and nearest(name, scope.names) is None:
-            advice = meant(name, scope) or advice
-        if advice is None and scope.wanted:
-            advice = f"declare it: `input {name}: {scope.wanted}`"
+        own = scope.numbers or nearest(name, scope.names) is not None
+        said = None if own else meant(name, scope)
+        advice = said or did_you_mean(name, words)
+        if scope.wanted and (said or advice is None):
+            declared = f"declare it: `input {name}: {scope.wanted}`"
+            advice = f"{said}; or {declared}" if said else declared
     if name == QUERIES:
         counts = "`m` counts queries in a spec that says `cross`"
         advice = counts if advice is None else f"{advice}; {counts}"

@@ -19,6 +19,9 @@ import attnspec
 from attnspec.distributed.parallel import parallelize
 from attnspec.distributed.partitions import Partition, contiguous
 
+# the processes that the tests share start once
+pytestmark = pytest.mark.xdist_group("ranks")
+
 WINDOW = "attention a { attend window(radius = 5) | global(first(3)) }"
 SOME = 25
 MANY = 200

@@ -113,7 +113,7 @@ def test_an_attention_is_no_token() -> None:
 def test_what_is_no_spec_says_where_one_is() -> None:
     with pytest.raises(SpecError, match=r"`attnspec.load\(path\)` reads one"):
         attnspec.parse("near.attn")
-    with pytest.raises(SpecError, match=r"`attnspec.zoo\(name\)`"):
+    with pytest.raises(SpecError, match=r'`attnspec.zoo\("bigbird"\)`'):
         attnspec.load("bigbird")
 
 

@@ -505,7 +505,7 @@ def test_what_steps_and_grouped_heads_cannot_be() -> None:
 def test_a_state_that_no_step_returned_is_refused() -> None:
     layer = layer_of("causal attend window(radius = 2)")
     with pytest.raises(TypeError, match="state must be what a step returned, or None, got str"):
-        layer.step(torch.randn(1, 2, layer.embed_dim), "s")  # type: ignore[arg-type]
+        layer.step(torch.randn(1, 2, layer.embed_dim).double(), "s")  # type: ignore[arg-type]
 
 
 def test_rotations_of_queries_that_are_keys_are_refused_as_that() -> None:
