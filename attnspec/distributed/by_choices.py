@@ -14,14 +14,13 @@ from typing import Any
 import numpy as np
 import torch
 
-from attnspec.backends.common.merging import with_zero
 from attnspec.backends.decided.lists import SomeKeys
 from attnspec.distributed.collectives import Mesh, anchor, tied, travel
 from attnspec.distributed.cuts import rows_of
 from attnspec.distributed.exchange import Rows, exchange_of
 from attnspec.distributed.known import widest
 from attnspec.distributed.planning import ASKING, Group, exchanges
-from attnspec.distributed.regions import Partial, Parts, Region
+from attnspec.distributed.regions import Partial, Parts, Region, finished, joined
 from attnspec.graphs.operators import Intersection, Union
 from attnspec.graphs.relation import DataDependent, Relation, decided_in
 from attnspec.lower.work import Call, key_heads
@@ -59,9 +58,9 @@ class ChoicesHere:
         ]
         self.learning = [(group.work, group.heads) for group in groups]
         self.decisions = decisions_of(self.learning)
-        flat = [head for group in groups for head in group.heads]
-        self.order = np.argsort(flat).tolist()
+        self.heads = [head for group in groups for head in group.heads]
         self._static: dict[Relation, torch.Tensor] = {}
+        self._bounds: dict[tuple[int, int], torch.Tensor] = {}
 
     def run(
         self,
@@ -87,11 +86,8 @@ class ChoicesHere:
             self._computed(*each, (parts[0], keys, values), kept, call)
             for each in zip(self.groups, data, tables, strict=True)
         ]
-        out = tied(torch.cat([out for out, _ in outs], 1)[:, self.order], flat)
-        sums = [lse for _, lse in outs if lse is not None]
-        if len(sums) < len(outs):
-            return out, None
-        return out, tied(torch.cat(sums, 1)[:, self.order], flat)
+        out, lse = joined(outs, self.heads)
+        return tied(out, flat), None if lse is None else tied(lse, flat)
 
     # --- what is read ----------------------------------------------------------------------------
 
@@ -177,13 +173,15 @@ class ChoicesHere:
     def _bound(self, reader: int, owner: int) -> torch.Tensor:
         """Which of the owner's rows the reader may read at all, bool [H_kv, rows]; none where it
         is the owner."""
-        shape = len(self.order) // self.ratio, self.partition.lengths[owner]
-        found = torch.zeros(shape, dtype=torch.bool)
-        for group in self.groups if reader != owner else ():
-            if group.exchange is not None:
-                rows = torch.from_numpy(rows_of(group.exchange.keys(reader, owner)))
-                found[[[head // self.ratio] for head in group.heads], rows] = True
-        return found.to(self.device)
+        if (reader, owner) not in self._bounds:
+            shape = len(self.heads) // self.ratio, self.partition.lengths[owner]
+            found = torch.zeros(shape, dtype=torch.bool)
+            for group in self.groups if reader != owner else ():
+                if group.exchange is not None:
+                    rows = torch.from_numpy(rows_of(group.exchange.keys(reader, owner)))
+                    found[[[head // self.ratio] for head in group.heads], rows] = True
+            self._bounds[reader, owner] = found.to(self.device)
+        return self._bounds[reader, owner]
 
     # --- what travels, and what is computed ------------------------------------------------------
 
@@ -246,10 +244,7 @@ class ChoicesHere:
         at = torch.from_numpy(kept).to(self.device)[None, None]
         placed = {leaf: SomeKeys(data[leaf], at, first) for leaf in work.decided}
         mine = replace(call, tables=tables, data={**data, **placed})
-        out, lse = region.partial(q[:, heads], k[:, read], v[:, read], mine)
-        if work.normalize == "softmax1" and lse is not None:
-            return with_zero(out, lse)
-        return out, lse
+        return finished(work, region.partial(q[:, heads], k[:, read], v[:, read], mine))
 
 
 def _numbers(taken: torch.Tensor) -> torch.Tensor:

@@ -10,7 +10,7 @@ import torch
 
 from attnspec.backends.common.torch_modes import apart
 from attnspec.backends.planner import choose
-from attnspec.distributed.collectives import Mesh, anchor, tied, travel
+from attnspec.distributed.collectives import Mesh, anchor, tied, travel, unpacked
 from attnspec.distributed.partitions import Partition
 from attnspec.distributed.planning import heads_of
 from attnspec.distributed.regions import Parts
@@ -34,7 +34,7 @@ class HeadsHere:
     ) -> None:
         self.engine, self.layer, self.partition, self.mesh = engine, layer, partition, mesh
         self.some = some
-        order = np.concatenate([partition.positions(r) for r in range(partition.ranks)])
+        order = partition.order
         self.order = torch.from_numpy(np.argsort(order)).to(device)
         self.back = torch.from_numpy(order).to(device)
         self.device = device
@@ -74,7 +74,7 @@ class HeadsHere:
         """The output of own positions, and its log-sum-exps if they are asked for."""
         q, k, v = self.some.of(parts)
         lengths, rank = self.partition.lengths, self.mesh.rank
-        batch, dims = len(q), (q.shape[3], k.shape[3], v.shape[3])
+        batch = len(q)
         pieces, sent = [], []
         for r in range(self.mesh.ranks):
             h, hs, g, gs = self.mine(r)
@@ -82,15 +82,11 @@ class HeadsHere:
             pieces += [x.reshape(-1) for x in some]
             sent.append(sum(x.numel() for x in some))
         _, hs, _, gs = self.mine(rank)
-        row = batch * (hs * dims[0] + gs * (dims[1] + dims[2]))
+        sides = [(hs, q.shape[3]), (gs, k.shape[3]), (gs, v.shape[3])]
+        row = batch * sum(heads * size for heads, size in sides)
         flat = travel(self.mesh, torch.cat(pieces), sent, [n * row for n in lengths]).ready()
-        whole, at = [[], [], []], 0  # type: ignore[var-annotated]
-        for n in lengths:
-            for one, heads, dim in zip(whole, (hs, gs, gs), dims, strict=True):
-                size = batch * heads * n * dim
-                one.append(flat[at : at + size].view(batch, heads, n, dim))
-                at += size
-        queries, keys, values = (torch.cat(x, 2).index_select(2, self.order) for x in whole)
+        whole = unpacked(flat, batch, sides, lengths)
+        queries, keys, values = (x.index_select(2, self.order) for x in whole)
         out, lse = self._computed((queries, keys, values), call, tables, draws, return_lse)
         out = tied(self._returned(out, flat, batch), flat)
         if lse is None:

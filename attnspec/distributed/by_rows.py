@@ -14,12 +14,12 @@ from typing import cast
 import numpy as np
 import torch
 
-from attnspec.backends.common.merging import merged, with_zero
+from attnspec.backends.common.merging import merged
 from attnspec.distributed.collectives import Mesh, Swapping, anchor, tied, travel
 from attnspec.distributed.cuts import rows_of
 from attnspec.distributed.exchange import Exchange
 from attnspec.distributed.planning import Group
-from attnspec.distributed.regions import Partial, Parts, Region, readers
+from attnspec.distributed.regions import Partial, Parts, Region, finished, joined, readers
 from attnspec.lower.work import MERGED, Call, key_heads
 
 
@@ -142,8 +142,7 @@ class RowsHere:
             for group in groups
             if group.exchange is not None
         ]
-        flat = [head for group in self.groups for head in group.group.heads]
-        self.order = sorted(range(len(flat)), key=flat.__getitem__)
+        self.heads = [head for group in self.groups for head in group.group.heads]
         self.learning = [(here.group.work, here.group.heads) for here in self.groups]
 
     def run(
@@ -179,9 +178,7 @@ class RowsHere:
             else:
                 outs.append(first)
         outs, answers = self._merged(outs, back, parts)
-        out = torch.cat([out for out, _ in outs], 1)[:, self.order]
-        sums = [lse for _, lse in outs if lse is not None]
-        lse = torch.cat(sums, 1)[:, self.order] if len(sums) == len(outs) else None
+        out, lse = joined(outs, self.heads)
         out = tied(tied(out, flat), answers)
         return out, None if lse is None else tied(tied(lse, flat), answers)
 
@@ -296,13 +293,8 @@ class RowsHere:
                 at += count
                 rows = torch.from_numpy(here.sent_queries[r]).to(q.device)
                 outs[number] = _put(outs[number], rows, (out.to(q.dtype), lse))
-        return [self._finished(*each) for each in zip(self.groups, outs, strict=True)], flat
-
-    def _finished(self, here: GroupHere, found: Partial) -> Partial:
-        out, lse = found
-        if here.group.work.normalize != "softmax1" or lse is None:
-            return out, lse
-        return with_zero(out, lse)
+        each = zip(self.groups, outs, strict=True)
+        return [finished(here.group.work, found) for here, found in each], flat
 
 
 def _put(found: Partial, rows: torch.Tensor, more: Partial) -> Partial:

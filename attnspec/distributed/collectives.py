@@ -6,6 +6,7 @@ on what was received where it reads nothing of it.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
@@ -71,7 +72,7 @@ class Mesh:
         gradient."""
         kind = x.dtype
         plain = (x.to(torch.uint8) if kind == torch.bool else x).movedim(dim, 0)
-        rest, each = plain.shape[1:], plain[:1].numel() if len(plain) else plain.shape[1:].numel()
+        rest, each = plain.shape[1:], plain.shape[1:].numel()
         flat = plain.reshape(-1).repeat(self.ranks)
         mine = [plain.numel()] * self.ranks
         found = self.swap(flat, mine, [length * each for length in lengths]).ready()
@@ -116,6 +117,17 @@ def travel(mesh: Mesh, flat: torch.Tensor, sent: Sequence[int], got: Sequence[in
     out = _Travel.apply(flat, mesh, list(sent), list(got), box)  # type: ignore[no-untyped-call]
     mesh.received += sum(size for r, size in enumerate(got) if r != mesh.rank) * flat.element_size()
     return Swapping(mesh, out, box[0].work)
+
+
+def unpacked(
+    flat: torch.Tensor, batch: int, sides: Sequence[tuple[int, int]], lengths: Sequence[int]
+) -> list[torch.Tensor]:
+    """What came from all ranks, of each its shards [batch, heads, n, size] of all sides (heads,
+    size) one behind the other: each side's shards joined, [batch, heads, sum of n, size]."""
+    shapes = [(batch, heads, n, size) for n in lengths for heads, size in sides]
+    pieces = torch.split(flat, [math.prod(shape) for shape in shapes])
+    shards = [piece.view(shape) for piece, shape in zip(pieces, shapes, strict=True)]
+    return [torch.cat(shards[at :: len(sides)], 2) for at in range(len(sides))]
 
 
 def tied(out: torch.Tensor, received: torch.Tensor) -> torch.Tensor:

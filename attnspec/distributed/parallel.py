@@ -15,7 +15,7 @@ from attnspec.distributed.by_choices import ChoicesHere
 from attnspec.distributed.by_heads import HeadsHere
 from attnspec.distributed.by_rows import RowsHere
 from attnspec.distributed.by_states import StatesHere
-from attnspec.distributed.collectives import Mesh, tied, travel
+from attnspec.distributed.collectives import Mesh, tied, travel, unpacked
 from attnspec.distributed.partitions import Partition
 from attnspec.distributed.planning import (
     ALL,
@@ -28,7 +28,7 @@ from attnspec.distributed.planning import (
     plan,
     require_one_sequence,
 )
-from attnspec.distributed.regions import Parts
+from attnspec.distributed.regions import Parts, joined
 from attnspec.distributed.some_heads import SomeHeads
 from attnspec.ir.api_checks import index_of, length_of
 from attnspec.ir.program import POSITIONS, Program
@@ -374,10 +374,8 @@ class ParallelAttention(torch.nn.Module):
         if len(every) == 1:
             return every[0][0], every[0][1] if return_lse else None
         # only all of them together have all heads
-        order = np.argsort([head for way in here.ways for head in way.heads]).tolist()
-        out = torch.cat([out for out, _ in every], 1)[:, order]
-        sums = [lse for _, lse in every if lse is not None] if return_lse else []
-        return out, torch.cat(sums, 1)[:, order] if sums else None
+        out, lse = joined(every, [head for way in here.ways for head in way.heads])
+        return out, lse if return_lse else None
 
     def _made(self, way: Way, found: DistributedPlan, layer: int, device: torch.device) -> Here:
         """What runs some heads of a layer."""
@@ -412,17 +410,12 @@ class ParallelAttention(torch.nn.Module):
         lengths, ranks = partition.lengths, self.mesh.ranks
         batch = len(parts[0])
         mine = torch.cat([x.reshape(-1) for x in parts])
-        row = sum(batch * x.shape[1] * x.shape[3] for x in parts)
+        sides = [(x.shape[1], x.shape[3]) for x in parts]
+        row = batch * sum(heads * size for heads, size in sides)
         got = [length * row for length in lengths]
         flat = travel(self.mesh, mine.repeat(ranks), [len(mine)] * ranks, got).ready()
-        at, whole = 0, [[], [], []]  # type: ignore[var-annotated]
-        for length in lengths:
-            for one, x in zip(whole, parts, strict=True):
-                shape = batch, x.shape[1], length, x.shape[3]
-                one.append(flat[at : at + int(np.prod(shape))].view(shape))
-                at += int(np.prod(shape))
         order = _in_order(partition, mine.device)
-        q, k, v = (torch.cat(x, 2).index_select(2, order) for x in whole)
+        q, k, v = (x.index_select(2, order) for x in unpacked(flat, batch, sides, lengths))
         found = self.module(
             q,
             k,
@@ -448,6 +441,8 @@ class ParallelAttention(torch.nn.Module):
     ) -> tuple[torch.Tensor | None, dict[str, torch.Tensor] | None]:
         """The padding and the inputs of the whole sequence; of choices with `own` those of this
         rank's queries."""
+        if padding is None and inputs is None:
+            return None, None
         order, lengths = _in_order(partition, device), partition.lengths
         if padding is not None:
             padding = self.mesh.gathered(padding, 1, lengths).index_select(1, order)
@@ -512,8 +507,7 @@ def _usual(module: CompiledAttention) -> Tensors:
 
 def _in_order(partition: Partition, device: torch.device) -> torch.Tensor:
     """Where each position stands among the shards one behind the other."""
-    every = [partition.positions(rank) for rank in range(partition.ranks)]
-    return torch.from_numpy(np.argsort(np.concatenate(every), kind="stable")).to(device)
+    return torch.from_numpy(np.argsort(partition.order, kind="stable")).to(device)
 
 
 def _placed(q: torch.Tensor, mesh: Any) -> Any:

@@ -77,6 +77,11 @@ class Partition:
         parts = [np.arange(start, stop, self.step) for start, stop in self.runs[rank]]
         return np.concatenate([np.zeros(0, np.int64), *parts])
 
+    @property
+    def order(self) -> np.ndarray:
+        """All positions as ranks hold them, those of one rank behind those of another, int64."""
+        return np.concatenate([self.positions(rank) for rank in range(self.ranks)])
+
     def sums(self, values: np.ndarray) -> np.ndarray:
         """The sum of values [n] over the positions of each rank, float64 [ranks]."""
         if self.step == 1:

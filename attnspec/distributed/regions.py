@@ -6,6 +6,7 @@ it, so that its memory is that of tiles and its work that of its edges.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import cast
@@ -14,6 +15,7 @@ import numpy as np
 import torch
 from torch.nn.functional import pad
 
+from attnspec.backends.common.merging import with_zero
 from attnspec.backends.common.torch_modes import apart
 from attnspec.backends.planner import AUTO, backend_of, choose
 from attnspec.distributed.known import widest
@@ -120,6 +122,21 @@ class Region:
         if not merges:
             return self.kernel(q, k, v, mine), None
         return cast(Mergeable, self.kernel).partial(q, k, v, mine)
+
+
+def finished(work: Work, found: Partial) -> Partial:
+    """What is merged of all parts, with the zero logit of `softmax1`, which no part has."""
+    out, lse = found
+    return with_zero(out, lse) if work.normalize == "softmax1" and lse is not None else found
+
+
+def joined(found: Sequence[Partial], heads: Sequence[int]) -> Partial:
+    """The results of some heads each as those of all, which are numbered by `heads` in the order in
+    which they come; no log-sum-exps where some have none."""
+    order = np.argsort(heads).tolist()
+    sums = [lse for _, lse in found if lse is not None]
+    out = torch.cat([out for out, _ in found], 1)[:, order]
+    return out, torch.cat(sums, 1)[:, order] if len(sums) == len(found) else None
 
 
 def readers(work: Work, queries: np.ndarray, keys: np.ndarray) -> np.ndarray:
