@@ -1,8 +1,12 @@
-"""Triton's interpreter, for kernels that are tried out on the CPU."""
+"""Kernels that are tried out on the CPU, by Triton's interpreter, or compiled for a GPU."""
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 import triton.language as tl
@@ -33,3 +37,34 @@ def interpreted() -> Iterator[None]:
         yield
         for scope in reversed(scopes):
             scope.restore()
+
+
+def compiled_for_a_gpu(text: str, folder: Path) -> list[list[str]]:
+    """What a program prints, by lines and words, that compiles kernels for compute capability 9.0:
+    it needs no GPU, but a fresh process in which they are not interpreted."""
+    where = {**os.environ, "TRITON_CACHE_DIR": str(folder)}
+    where.pop(INTERPRETED, None)
+    found = subprocess.run(
+        [sys.executable, "-c", GPU + text], env=where, capture_output=True, text=True, check=False
+    )
+    assert found.returncode == 0, found.stderr[-2000:]
+    return [line.split() for line in found.stdout.splitlines()]
+
+
+GPU = """
+import torch
+from triton.backends.compiler import GPUTarget
+from triton.runtime import driver
+
+class Gpu:
+    def get_current_device(self):
+        return 0
+
+    def get_current_stream(self, device):
+        return 0
+
+    def get_current_target(self):
+        return GPUTarget("cuda", 90, 32)
+
+driver.set_active(Gpu())
+"""

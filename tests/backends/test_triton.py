@@ -4,9 +4,6 @@ log-sum-exps and gradients."""
 from __future__ import annotations
 
 import math
-import os
-import subprocess
-import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -17,7 +14,7 @@ import pytest
 import torch
 from attention_checks import GRAPHS, assert_agree, defined, module_of, spec_of, with_gradients
 from attention_checks import tensors as tensors_of
-from interpreted import interpreted
+from interpreted import compiled_for_a_gpu, interpreted
 from random_specs import spec_text
 from zoo import ATTENTIONS, smaller
 
@@ -257,35 +254,13 @@ def test_static_graphs_of_the_zoo(part: int, monkeypatch: pytest.MonkeyPatch) ->
 
 @pytest.mark.slow
 def test_kernels_compile_for_a_gpu(tmp_path: Path) -> None:
-    """Which needs none: a fresh process in which they are not interpreted."""
-    where = {**os.environ, "TRITON_CACHE_DIR": str(tmp_path)}
-    del where[backend_module.INTERPRETED]
-    found = subprocess.run(
-        [sys.executable, "-c", COMPILED], env=where, capture_output=True, text=True, check=False
-    )
-    assert found.returncode == 0, found.stderr[-2000:]
-    kernels = [line.split() for line in found.stdout.splitlines()]
+    kernels = compiled_for_a_gpu(COMPILED, tmp_path)
     assert {name for name, _ in kernels} == {"attend", "merge", "of_queries", "of_keys", "add_up"}
     # shared memory of a multiprocessor of that class
     assert all(int(room) <= 227 << 10 for _, room in kernels)
 
 
 COMPILED = """
-import torch
-from triton.backends.compiler import GPUTarget
-from triton.runtime import driver
-
-class Gpu:
-    def get_current_device(self):
-        return 0
-
-    def get_current_stream(self, device):
-        return 0
-
-    def get_current_target(self):
-        return GPUTarget("cuda", 90, 32)
-
-driver.set_active(Gpu())
 import attnspec
 from attnspec.backends.triton import attention, tables
 from attnspec.backends.triton.backend import TritonBackend

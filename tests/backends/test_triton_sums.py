@@ -3,10 +3,7 @@ and gradients against the definition."""
 
 from __future__ import annotations
 
-import os
 import re
-import subprocess
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, cast
@@ -14,7 +11,7 @@ from typing import Any, cast
 import pytest
 import torch
 from attention_checks import assert_agree, in_turn, module_of, spec_of, tensors, with_gradients
-from interpreted import interpreted
+from interpreted import compiled_for_a_gpu, interpreted
 from kernel_texts import CASES, FULL
 
 from attnspec.backends.factored.definitions import defined
@@ -344,14 +341,7 @@ def test_a_plan_for_a_gpu_has_it_and_one_for_the_cpu_has_not(
 
 @pytest.mark.slow
 def test_kernels_compile_for_a_gpu(tmp_path: Path) -> None:
-    """Which needs none: a fresh process in which they are not interpreted."""
-    where = {**os.environ, "TRITON_CACHE_DIR": str(tmp_path)}
-    del where[INTERPRETED]
-    found = subprocess.run(
-        [sys.executable, "-c", COMPILED], env=where, capture_output=True, text=True, check=False
-    )
-    assert found.returncode == 0, found.stderr[-2000:]
-    kernels = [line.split() for line in found.stdout.splitlines()]
+    kernels = compiled_for_a_gpu(COMPILED, tmp_path)
     names = {"along", "carry", "outputs", "of_queries", "of_keys", "of_values"}
     assert {name for name, *_ in kernels} == names
     # shared memory of a multiprocessor of that class
@@ -361,21 +351,6 @@ def test_kernels_compile_for_a_gpu(tmp_path: Path) -> None:
 
 
 COMPILED = """
-import torch
-from triton.backends.compiler import GPUTarget
-from triton.runtime import driver
-
-class Gpu:
-    def get_current_device(self):
-        return 0
-
-    def get_current_stream(self, device):
-        return 0
-
-    def get_current_target(self):
-        return GPUTarget("cuda", 90, 32)
-
-driver.set_active(Gpu())
 import attnspec
 from attnspec.backends.triton.backend import TritonBackend
 from attnspec.backends.triton.sums import way
