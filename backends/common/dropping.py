@@ -40,18 +40,17 @@ def factor_of(p: float) -> float:
     return 1.0 / (1.0 - p) if p < 1.0 else 0.0
 
 
-def dropped(
+def kept(
     call: Call, shape: Sequence[int], q_rows: torch.Tensor, k_rows: torch.Tensor
 ) -> torch.Tensor | None:
-    """What the weights of query rows int64 [G, h] and key rows int64 [G, w] are multiplied with,
-    float [B, K, R, G, h, w] for B samples, K key heads and R query heads of each; None without a
-    seed."""
+    """Which weights of query rows int64 [G, h] and key rows int64 [G, w] are kept, bool
+    [B, K, R, G, h, w] for B samples, K key heads and R query heads of each, each then multiplied
+    with `factor_of`; None without a seed."""
     if call.seed is None:
         return None
     lines = call.line + torch.arange(shape[0] * shape[1] * shape[2], device=call.seed.device)
     words = first_words(call.seed, q_rows[..., None], k_rows[:, None], lines.view(*shape, 1, 1, 1))
-    kept = words >> 32 - BITS >= least_of(call.dropout_p)
-    return kept * factor_of(call.dropout_p)
+    return words >> 32 - BITS >= least_of(call.dropout_p)
 
 
 def first_words(

@@ -15,6 +15,7 @@ import numpy as np
 import torch
 from torch.nn import functional
 
+from attnspec.backends.common.dropping import factor_of
 from attnspec.lower.work import Alibi, Bias, Call, Change, Softcap, Work
 
 HALF = (torch.float16, torch.bfloat16)
@@ -27,15 +28,15 @@ class Blocks:
 
     `distance` is q - k as int64 [G, h, w], `mask` bool, True = attends, both broadcastable to
     [B, K, R, G, h, w]; None where nothing asks for them. So are `counts`, how often a pair is
-    weighed, `factor`, what its key and value are multiplied with, and `dropped`, what its weight is
-    where it is known which are dropped.
+    weighed, `factor`, what its key and value are multiplied with, and `kept`, whether dropout keeps
+    its weight, where that is known.
     """
 
     distance: torch.Tensor | None
     mask: torch.Tensor | None
     counts: torch.Tensor | None = None
     factor: torch.Tensor | None = None
-    dropped: torch.Tensor | None = None
+    kept: torch.Tensor | None = None
 
 
 def scale_of(work: Work, size: int) -> float:
@@ -101,8 +102,8 @@ class Formula:
         """The output blocks and their log-sum-exps [B, K, R, G, h] in float32 at least, -inf where
         a query has no key; None for weights that are no softmax."""
         batch, keys, repeat, groups, rows, _ = q.shape
-        kept = q.dtype
-        if kept in HALF:
+        given = q.dtype
+        if given in HALF:
             q, k, v = q.float(), k.float(), v.float()
         if self.work.unit_keys:
             k = unit(k)
@@ -117,13 +118,13 @@ class Formula:
         weights = found.weights
         if blocks.factor is not None:
             weights = weights * blocks.factor
-        if blocks.dropped is not None:
-            weights = weights * blocks.dropped.to(weights.dtype)
+        if blocks.kept is not None:
+            weights = weights * factor_of(call.dropout_p) * blocks.kept
         elif call.dropout_p:
             weights = functional.dropout(weights, call.dropout_p)
         weights = weights.transpose(2, 3).reshape(batch, keys, groups, repeat * rows, k.shape[-2])
         out = (weights @ v).view(batch, keys, groups, repeat, rows, v.shape[-1])
-        return out.transpose(2, 3).to(kept), found.lse
+        return out.transpose(2, 3).to(given), found.lse
 
     def changed(
         self, scores: torch.Tensor, distance: torch.Tensor | None, call: Call

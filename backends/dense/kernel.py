@@ -9,7 +9,7 @@ from functools import reduce
 import numpy as np
 import torch
 
-from attnspec.backends.common.dropping import dropped
+from attnspec.backends.common.dropping import kept
 from attnspec.backends.common.masks import by_key_head, mask_plan
 from attnspec.backends.common.score_formula import Blocks, Formula
 from attnspec.lower.work import Call, Work
@@ -59,7 +59,7 @@ class DenseKernel:
             _by_key_head(self.mask(call), q),
             _by_key_head(self._counts(call), q),
             _by_key_head(self._factor(call), q),
-            self._dropped(call, q),
+            self._kept(call, q),
         )
         out, lse = self.formula.partial(
             q[:, :, :, None], k[:, :, None], v[:, :, None], blocks, call
@@ -85,10 +85,10 @@ class DenseKernel:
         found = [choice.factor(*self.at) for choice in choices if choice.weight is not None]
         return reduce(torch.mul, found) if found else None
 
-    def _dropped(self, call: Call, q: torch.Tensor) -> torch.Tensor | None:
-        """What weights are multiplied with where counters drop some."""
+    def _kept(self, call: Call, q: torch.Tensor) -> torch.Tensor | None:
+        """Which weights are kept where counters drop some."""
         rows, keys = (torch.arange(x, device=q.device)[None] for x in (q.shape[3], self.work.n_k))
-        return dropped(call, q.shape[:3], rows, keys)
+        return kept(call, q.shape[:3], rows, keys)
 
     def _mean(self, rounds: list[Call], outs: list[torch.Tensor]) -> torch.Tensor:
         """The mean of the outputs [B, K, R, n_q, d_v] of the rounds in which a query has a key."""

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch.nn import functional
 
-from attnspec.backends.common.dropping import dropped
+from attnspec.backends.common.dropping import kept
 from attnspec.backends.common.exact import grouped
 from attnspec.backends.common.pieces import (
     Piece,
@@ -92,8 +92,8 @@ class TiledKernel:
         for piece in self._pieces(q, k):
             parts = rows_of(q, piece), keys_of(k, piece), keys_of(v, piece)
             queries = piece.run.queries[piece.rows].view(piece.blocks, -1)
-            factors = dropped(call, q.shape[:3], queries, piece.run.keys(piece))
-            blocks = replace(self.blocks(piece, call), dropped=factors)
+            left = kept(call, q.shape[:3], queries, piece.run.keys(piece))
+            blocks = replace(self.blocks(piece, call), kept=left)
             out, lse = self.formula.partial(*parts, blocks, call)
             outs.append(out.flatten(3, 4))
             if lse is not None:

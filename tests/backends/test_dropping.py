@@ -12,7 +12,7 @@ from interpreted import interpreted
 from listed_calls import CPU, a_call, chosen
 from torch.utils.checkpoint import checkpoint
 
-from attnspec.backends.common.dropping import dropped, factor_of, first_words, least_of
+from attnspec.backends.common.dropping import factor_of, first_words, kept, least_of
 from attnspec.backends.dense.kernel import DenseKernel
 from attnspec.backends.triton import backend as backend_module
 from attnspec.backends.triton.backend import TritonBackend
@@ -48,17 +48,25 @@ def test_words_are_those_of_the_generator() -> None:
 
 def test_as_many_are_dropped_as_asked_for_and_no_two_alike() -> None:
     at = torch.arange(200)[None]
-    factors = dropped(Call(dropout_p=0.3, seed=SEED), (2, 2, 2), at, at)
-    assert factors is not None
-    assert sorted(set(factors.flatten().tolist())) == pytest.approx([0, 1 / 0.7])
+    left = kept(Call(dropout_p=0.3, seed=SEED), (2, 2, 2), at, at)
+    assert left is not None
     # 40,000 weights of each of 8 heads
-    rates = (factors == 0).float().mean((3, 4, 5)).flatten()
+    rates = (~left).float().mean((3, 4, 5)).flatten()
     assert ((rates - 0.3).abs() < 0.01).all()
-    lines = (factors == 0).double().flatten(3).flatten(0, 2)
+    lines = (~left).double().flatten(3).flatten(0, 2)
     others = torch.corrcoef(torch.cat([lines, lines[:1].view(200, 200).T.reshape(1, -1)]))
     assert (others - torch.eye(9)).abs().max() < 0.03
-    assert dropped(Call(), (1, 1, 1), at, at) is None
+    assert kept(Call(), (1, 1, 1), at, at) is None
     assert (least_of(0.0), factor_of(0.0), factor_of(1.0)) == (0, 1.0, 0.0)
+
+
+def test_what_is_kept_is_multiplied_in_the_type_of_the_call() -> None:
+    ((work, heads),) = works_of(spec_of("attend self()").program, 0, 1, 32, 32, {})
+    given = tensors(1, 1, 32, 32)
+    out, _ = DenseKernel(work, heads, CPU).partial(*given, Call(dropout_p=0.3, seed=SEED))
+    left = out != 0
+    assert 0 < left.sum() < left.numel()
+    torch.testing.assert_close(out, given[2] / 0.7 * left, rtol=1e-15, atol=0)
 
 
 BODIES = {
