@@ -18,10 +18,24 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from attnspec.check.places import values
-from attnspec.graphs.forms.conditions import Form, Held, TooMany, contained, joined, merged
-from attnspec.graphs.forms.dnf import Place, form_of, place_of
+from attnspec.graphs.forms.conditions import (
+    EVERY_PAIR,
+    Among,
+    Condition,
+    Ends,
+    Form,
+    Multiple,
+    TooMany,
+    Within,
+    contained,
+    crossed,
+    joined,
+    merged,
+    plus,
+)
+from attnspec.graphs.forms.dnf import band, form_of, place_of
 from attnspec.graphs.stack import Stack, TooMuch
-from attnspec.ir.program import Claim, Leaf, Program, Term, Tokens
+from attnspec.ir.program import Claim, Program, Tokens
 from attnspec.ir.scalars import Apply, Scalar, ScalarError, Symbol
 
 MOST_GRAPHS = 64
@@ -109,56 +123,44 @@ def _union(layers: list[Form]) -> list[Form] | None:
 
 def bound_of(layers: list[Form], program: Program) -> Bound:
     """Layers after which all allowed pairs are joined, as far as the rules say."""
-    # context fields of patterns do not matter here: the rules look for patterns without them
-    place = Place(program.causal)
+    allowed = frozenset([frozenset([Within(0, True)])]) if program.causal else EVERY_PAIR
 
-    def has(layer: Form, term: Term) -> bool:
-        found = form_of(term, place)
-        return found is not None and contained(found, layer)
+    def has(layer: Form, wanted: Form) -> bool:
+        return contained(crossed([wanted, allowed]), layer)
 
     # the last layer may stand above itself
     every = [*layers, layers[-1]]
     for number, layer in enumerate(every):
-        if has(layer, Leaf("full", ())):
+        if has(layer, EVERY_PAIR):
             return number + 1
         below = every[:number]
-        if any(
-            has(layer, a) and has(low, b) for low in below for a, b in _steps(layer, low, place)
-        ):
-            return number + 1
-    near = Leaf("window", (("after", 0 if program.causal else 1), ("before", 1)))
-    return LINE if all(has(layer, near) for layer in layers) else None
+        for low in below:
+            if any(has(layer, a) and has(low, b) for a, b in _steps(layer, low, program.causal)):
+                return number + 1
+    return LINE if all(has(layer, band(1, 1)) for layer in layers) else None
 
 
-def _steps(upper: Form, lower: Form, place: Place) -> Iterator[tuple[Term, Term]]:
+def _steps(upper: Form, lower: Form, causal: bool) -> Iterator[tuple[Form, Form]]:
     """Two graphs, one for the upper and one for the lower layer, that join all pairs in two
-    steps; for the patterns that occur in these layers."""
-    for leaf in _patterns(upper):
-        given = dict(leaf.arguments)
-        if leaf.pattern == "columns" and not place.causal and _never_empty(given["tokens"]):
-            yield leaf, Leaf("rows", leaf.arguments)
-        if leaf.pattern == "residue":
-            yield leaf, _near(given["step"])
-        if leaf.pattern == "summary" and place.causal:
-            size = given["stride"]
-            sizes = (("after", 0), ("before", 0), ("size", size))
-            yield leaf, Leaf("block", sizes)
-    for leaf in _patterns(lower):
-        if leaf.pattern == "residue":
-            yield _near(dict(leaf.arguments)["step"]), leaf
+    steps; for the conditions that occur in these layers."""
+    for one in _conditions(upper):
+        own = frozenset([frozenset([one])])
+        match one:
+            case Among("k", members, True) if not causal and _never_empty(members):
+                yield own, frozenset([frozenset([Among("q", members)])])
+            case Among("k", Ends(stride), True) if causal:
+                yield own, band(0, 0, stride)
+            case Multiple(step, True):
+                yield own, band(plus(step, -1), plus(step, -1))
+            case _:
+                pass
+    for one in _conditions(lower):
+        if isinstance(one, Multiple) and one.wanted:
+            yield band(plus(one.step, -1), plus(one.step, -1)), frozenset([frozenset([one])])
 
 
-def _near(step: object) -> Leaf:
-    radius = Apply("-", (step, 1)) if not isinstance(step, int) else step - 1  # type: ignore[arg-type]
-    return Leaf("window", (("radius", radius),))
-
-
-def _patterns(form: Form) -> Iterator[Leaf]:
-    """The patterns that hold in some conjunction."""
-    for conjunction in form:
-        for one in conjunction:
-            if isinstance(one, Held) and one.wanted and isinstance(one.term, Leaf):
-                yield one.term
+def _conditions(form: Form) -> set[Condition]:
+    return {one for conjunction in form for one in conjunction}
 
 
 def _never_empty(tokens: object) -> bool:

@@ -301,6 +301,10 @@ class Relation:
         closed = self.progressions(sample, n)
         if closed is not None:
             return float(np.mean(lengths(closed)))
+        if len(sample) * n <= _SAMPLED and type(self).holds is not DataDependent.holds:
+            # one look at all keys of all samples, where tiles would be looked for row by row
+            held = evaluate_pairs(self, sample[:, None], np.arange(n)[None], n)
+            return float(held.sum(axis=1).mean())
         return float(np.mean([len(self.rows(int(q), int(q) + 1, n)[0]) for q in sample]))
 
 
@@ -565,7 +569,9 @@ def decided_in(value: object) -> tuple[DataDependent, ...]:
     """The different parts of a relation that tensors decide, those of its arguments first."""
     found: dict[DataDependent, None] = {}
     for part in _parts(value):
-        found.update(dict.fromkeys(decided_in(part)))
+        # a predicate may be a long expression, and has no graph in it
+        if isinstance(part, Relation):
+            found.update(dict.fromkeys(decided_in(part)))
     if isinstance(value, DataDependent):
         found[value] = None
     return tuple(found)
@@ -582,6 +588,9 @@ def probes(n: int, count: int = 9) -> np.ndarray:
 
 _LOOKED = 1 << 22
 """Pairs looked at in one go."""
+
+_SAMPLED = 1 << 18
+"""Pairs up to which a sample of rows is counted by looking at all of them."""
 
 _SIDE = 128
 _FANOUT = 8

@@ -6,7 +6,7 @@ repeats the last key of its row, so that nothing is read that the row does not r
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 
@@ -15,7 +15,7 @@ import numpy as np
 from attnspec.graphs.edge_table import Drawn, table_of
 from attnspec.graphs.look_back import is_steady
 from attnspec.graphs.predicates.listable import listable
-from attnspec.graphs.relation import Progressions, Relation, lengths, sort_edges
+from attnspec.graphs.relation import Edges, Progressions, Relation, lengths, sort_edges
 from attnspec.ir.parameters import RelationError
 from attnspec.layout.edge_count import edges_of
 from attnspec.lower.ranges import planned_length
@@ -129,9 +129,10 @@ def edge_layout(relation: Relation, n_q: int, n_k: int) -> EdgeLayout:
     if offsets[-1] > np.iinfo(np.int32).max:
         raise ValueError(f"{offsets[-1]:,} places, and no more than 2**31 can be numbered")
     if parts:
-        keys = _placed(parts, order, offsets)
+        keys = _placed(_drained(parts), order, offsets)
     else:
-        keys = _written(relation, rows, order + (n_k - n_q), offsets, n_k)
+        found = _closed_parts(relation, order + (n_k - n_q), widths, n_k)
+        keys = _placed(found, np.arange(n_q), offsets)
     natural = bool((order == np.arange(n_q)).all())
     return EdgeLayout(
         n_q, n_k, tuple(rows), None if natural else order, keys, offsets.astype(np.int32)
@@ -183,45 +184,41 @@ def _closed_degrees(relation: Relation, n_q: int, n_k: int) -> np.ndarray | None
     return np.concatenate(found)
 
 
-def _written(
-    relation: Relation, rows: list[Rows], queries: np.ndarray, offsets: np.ndarray, n: int
-) -> np.ndarray:
-    """The keys in the places of their rows, from progressions; what is written is written once."""
-    places = np.empty(int(offsets[-1]), np.int32)
-    for part in rows:
-        step = max(1, _AT_ONCE // part.width)
-        for low in range(part.first, part.last, step):
-            high = min(low + step, part.last)
-            closed = relation.progressions(queries[low:high], n)
-            if closed is None:
-                raise TypeError("all rows of this relation were progressions before")
-            counts, keys = _expanded(closed, high - low, n)
-            into = places[offsets[low] : offsets[high]]
-            if len(keys) == len(into):
-                into[:] = keys
-                continue
-            held = np.arange(part.width) < counts[:, None]
-            last = keys[np.cumsum(counts) - 1]
-            block = into.reshape(held.shape)
-            block[held] = keys
-            block[~held] = np.repeat(last, part.width - counts)
-    return places
+def _closed_parts(
+    relation: Relation, queries: np.ndarray, widths: np.ndarray, n: int
+) -> Iterator[Edges]:
+    """Ranges of these queries, with so many places each, one after the other: their numbers of
+    keys, and these keys, of a relation whose rows are all known as progressions."""
+    filled = np.cumsum(widths)
+    low = 0
+    while low < len(queries):
+        before = filled[low - 1] if low else 0
+        high = max(low + 1, int(np.searchsorted(filled, before + _AT_ONCE, side="right")))
+        closed = relation.progressions(queries[low:high], n)
+        if closed is None:
+            raise TypeError("all rows of this relation were progressions before")
+        yield _expanded(closed, min(high, len(queries)) - low, n)
+        low = high
 
 
-def _placed(
-    parts: list[tuple[np.ndarray, np.ndarray]], order: np.ndarray, offsets: np.ndarray
-) -> np.ndarray:
+def _drained(parts: list[Edges]) -> Iterator[Edges]:
+    """The parts of a list, which is emptied on the way, so that no graph's keys are there twice."""
+    parts.reverse()
+    while parts:
+        yield parts.pop()
+
+
+def _placed(parts: Iterable[Edges], order: np.ndarray, offsets: np.ndarray) -> np.ndarray:
     """The keys in the places of their rows; a place that is too many repeats the last one.
 
-    `parts` are emptied on the way, so that no graph's keys are there twice.
+    `parts` are numbers of keys and keys of queries one after the other; `order` lists these by
+    their rows.
     """
     places = np.empty(int(offsets[-1]), np.int32)
     starts, widths = np.empty(len(order), np.int64), np.empty(len(order), np.int64)
     starts[order], widths[order] = offsets[:-1], np.diff(offsets)
     first = 0
-    parts.reverse()
-    while parts:
-        counts, keys = parts.pop()
+    for counts, keys in parts:
         here = slice(first, first + len(counts))
         start, spare = starts[here], widths[here] - counts
         ends = np.cumsum(counts)
@@ -249,9 +246,7 @@ def listed_edges(relation: Relation, n_q: int, n_k: int) -> tuple[np.ndarray, np
     return np.concatenate(degrees), np.concatenate(keys)
 
 
-def _listed_parts(
-    relation: Relation, n_q: int, n_k: int
-) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+def _listed_parts(relation: Relation, n_q: int, n_k: int) -> Iterator[Edges]:
     """Ranges of queries one after the other: their numbers of keys, and these keys, int32."""
     degree = edges_of(relation, n_q, n_k) / max(1, n_q)
     step = max(_LEAST, int(_AT_ONCE / max(1.0, degree)))

@@ -113,7 +113,8 @@ def buckets_of(score: Score) -> int:
 
 
 class Binder:
-    """Binds a program at one length after the other; what is the same at all lengths is kept."""
+    """Binds a program at one length after the other; works are kept, once for all lengths where
+    they ask for none."""
 
     def __init__(self, program: Program, inputs: Mapping[str, StandIn]) -> None:
         self.program = program
@@ -121,7 +122,7 @@ class Binder:
         self._tables = bias_tables(program)
         self._decides = bool(decided_leaves(program))
         self._asks = [_asks(attend) for attend in program.attends]
-        self._kept: Cache[tuple[int, int, int, int], Work] = Cache(KEPT)
+        self._kept: Cache[tuple[int, int, int, int, int], Work] = Cache(KEPT)
 
     def alike(self, layer: int) -> int:
         """The first layer that computes the same as this one, but for its learned tables."""
@@ -186,10 +187,11 @@ class Binder:
         def bound() -> Work:
             return _work(self.program.attends[index], at, heads, self._tables)
 
-        asks = self._asks[index]
-        if "n" in asks or crossing is not None or (grid and "grid" in asks):
+        if crossing is not None:
             return bound()
-        key = index, layer if "layer" in asks else 0, head if "head" in asks else 0, heads
+        asks = self._asks[index]
+        length = n if "n" in asks or (grid and "grid" in asks) else 0
+        key = index, layer if "layer" in asks else 0, head if "head" in asks else 0, heads, length
         return self._kept.get(key, bound)
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import lru_cache
 from typing import TypeAlias, cast
 from weakref import WeakValueDictionary
 
@@ -77,7 +78,7 @@ class Engine:
         check_backend(self.backend)
         self.text = text_of(plan)
         self.program = from_data(cast("Mapping[str, Plain]", plan["program"]))
-        self.binder = Binder(self.program, stand_ins(self.program))
+        self.binder = _binder(self.program)
         self._parts = learned_parts(self.program)
         self.learned = (*bias_tables(self.program).values(), *self._parts.values())
         graphs = (attend.graph for attend in self.program.attends)
@@ -351,6 +352,12 @@ class Engine:
                 tables = self.tables_of(work)
                 groups.append(group_of(kernel, work, members, heads, ratio, tables, place))
         return together(groups, heads, place)
+
+
+@lru_cache(maxsize=PROGRAMS)
+def _binder(program: Program) -> Binder:
+    """What binds a program, whatever backend is asked for: engines of one program share it."""
+    return Binder(program, stand_ins(program))
 
 
 _living: WeakValueDictionary[str, Engine] = WeakValueDictionary()

@@ -133,7 +133,8 @@ def _verified(
     heads = program.heads or HEADS
     data = sample_inputs(program, n, n_q)
     keys, length = (None, n) if sides is None else (n, max(n, n_q))
-    for works, layers in _distinct(program, heads, n_q, n):
+    distinct = known.get((program, heads, n_q, n), lambda: _distinct(program, heads, n_q, n))
+    for works, layers in distinct:
         shape = Shape(n_q, length, layers, heads, program.heads is not None, keys)
         if any(work.decided for work, _ in works):
             if depth != "pairs":

@@ -21,6 +21,9 @@ from attention_checks import GRAPHS, spec_of, tensors
 from attnspec.compile import compiler
 from attnspec.compile.emit import WIDTH, check_module, class_name, emit, literal
 from attnspec.compile.standalone import standalone_module
+from attnspec.graphs.bind import Situation, bind_attended
+from attnspec.graphs.relation import Relation
+from attnspec.ir.program import Term
 from attnspec.spec import Spec, parse
 from attnspec.text.diagnostics import InternalError
 from attnspec.verification import verify
@@ -261,3 +264,16 @@ def test_emitted_modules_are_verified(tmp_path: Path) -> None:
     assert verify(spec.program, 100, module=module).ok
     wrong = spec_of("causal attend residue(step = isqrt(n))")
     assert not verify(wrong.program, 100, module=module).ok
+
+
+def test_each_graph_is_bound_once_for_all_backends(monkeypatch: pytest.MonkeyPatch) -> None:
+    bound: list[int] = []
+
+    def counted(graph: Term, at: Situation) -> Relation:
+        bound.append(at.n)
+        return bind_attended(graph, at)
+
+    monkeypatch.setattr("attnspec.lower.lower.bind_attended", counted)
+    spec_of("attend window(radius = 4) | residue(step = isqrt(n) + 2)").emit()
+    # for the modules of all backends together, and for the definition of all and of the last rows
+    assert sorted(bound) == [65, 65, 65, 193, 193]

@@ -26,7 +26,8 @@ from attnspec.analysis.reach.reach import depth, diameter
 from attnspec.backends.factored.hybrid.lag import _lagged
 from attnspec.backends.rows.keys import known_keys, members
 from attnspec.graphs.bind import Situation, bind
-from attnspec.graphs.forms.dnf import Place, _tokens_of, form_of
+from attnspec.graphs.forms.conditions import Ends
+from attnspec.graphs.forms.dnf import Place, _among, form_of
 from attnspec.graphs.forms.prelude import PRELUDE, definitions, predicate_of, predicate_of_leaf
 from attnspec.graphs.forms.properties import is_symmetric, never_reads_later, reads_itself
 from attnspec.graphs.look_back import look_back
@@ -36,7 +37,7 @@ from attnspec.graphs.patterns.where import Where
 from attnspec.graphs.predicates.listable import listable
 from attnspec.graphs.relation import Relation, Tiles
 from attnspec.graphs.token_sets import Data
-from attnspec.ir.program import Leaf
+from attnspec.ir.program import ArgumentValue, Compound, Leaf
 from attnspec.ir.scalars import Apply, fold
 from attnspec.layout.steps import bands_of, chosen_at
 from attnspec.spec import Spec, parse
@@ -75,11 +76,7 @@ PREDICATES = {
 COUNTED_IN_PART = ("dilated(radius = 512, step = 8)", "strided(stride = 128)")
 """Formulas that follow from fewer lengths than would prove them: each count takes longer."""
 
-OTHER_FORM = (
-    "block(size = 48, before = 2, after = 1)",
-    "columns(positions(3, 20..30))",
-    "powers(base = 2)",
-)
+OTHER_FORM = ("columns(positions(3, 20..30))", "powers(base = 2)")
 """Predicates that proofs do not know as the pattern that they are."""
 
 NOT_FOUND = ("powers(base = 2)", "global(every(1000))")
@@ -268,14 +265,21 @@ def test_bounds_of_one_side_are_the_token_sets_that_proofs_take_them_for(op: str
             ("k % 4", f"4 - {c}"),
         ):
             predicate = terms("full", f"{left} {op} {right}")[1]
-            found = _tokens_of(op, *scalar_of(f"{left} {op} {right}").args)
+            found = _among(op, *scalar_of(f"{left} {op} {right}").args)
             if found is None:
                 continue
             known += 1
-            leaf, wanted = found
+            # the ends of strides are columns that have a name
+            given: tuple[tuple[str, ArgumentValue], ...]
+            if isinstance(found.members, Ends):
+                name, given = "summary", tuple(sorted(vars(found.members).items()))
+            else:
+                name, given = "columns", (("tokens", found.members),)
+            columns = Leaf(name, given)
+            leaf = columns if found.side == "k" else Compound("transpose", (columns,))
             for n in (1, 2, 4, 9):
                 at = Situation(n, BY_NAME)
-                pairs = definition(bind(leaf, at), n) ^ (not wanted)
+                pairs = definition(bind(leaf, at), n) ^ (not found.wanted)
                 assert np.array_equal(pairs, definition(bind(predicate, at), n)), (left, right, n)
     assert known
 
@@ -386,16 +390,12 @@ def test_every_line_of_the_prelude_is_called() -> None:
     assert {re.split(r"\W", call)[0] for call in CALLS} == set(definitions())
 
 
-ROOMS = ("analysis", "graphs", "layout", "runtime", "show", "spec", "verification")
+ROOMS = ("analysis", "check", "graphs", "layout", "runtime", "show", "spec", "verification")
 """Rooms that know patterns by their predicates, and by what each says of itself."""
 
 NAMED = {
-    # what a token set, a block, a residue or a summary holds is compared by form
-    "attnspec.graphs.forms.conditions": {"block", "residue", "summary", "rows", "columns"},
-    "attnspec.graphs.forms.dnf": {
-        *("block", "residue", "summary", "rows", "columns", "global", "causal"),
-    },
-    "attnspec.graphs.forms.prelude": {"rows", "columns", "global"},
+    # a repair widens a window, and moves chunks on by a half: statements that it writes
+    "attnspec.check.repairs": {"window", "block", "causal"},
     # a mechanism and what the data decide are taken for every pair
     "attnspec.graphs.stack": {"full"},
     "attnspec.analysis.reach.leaks": {"full"},
@@ -406,7 +406,10 @@ NAMED = {
     "attnspec.analysis.approximation.approximation": {"full", "lsh"},
     # of two sequences, the positions that both have
     "attnspec.graphs.bind": {"causal", "rows", "columns"},
-    # the statement, the figure, the backend, the rows of a table
+    # the statement, the claim, the figure, the backend, the rows of a table
+    "attnspec.graphs.forms.dnf": {"causal"},
+    "attnspec.check.other_differences": {"causal"},
+    "attnspec.check.verdicts": {"causal"},
     "attnspec.analysis.counting.choices": {"causal"},
     "attnspec.graphs.forms.stability": {"causal"},
     "attnspec.graphs.look_back": {"causal"},

@@ -26,9 +26,18 @@ from attnspec.graphs.patterns.strided import Strided
 from attnspec.graphs.patterns.summary import Summary
 from attnspec.graphs.patterns.where import Where
 from attnspec.graphs.patterns.window import Window
-from attnspec.graphs.relation import EMPTY, FULL, SOME, Relation, Tiles
+from attnspec.graphs.relation import (
+    EMPTY,
+    FULL,
+    SOME,
+    Relation,
+    Tiles,
+    evaluate_pairs,
+    probes,
+)
 from attnspec.graphs.token_sets import First
 from attnspec.ir.scalars import Apply, Symbol
+from attnspec.spec import parse
 
 MILLION = 1 << 20
 
@@ -166,3 +175,15 @@ def test_rows_of_a_predicate_look_only_where_its_bounds_leave_doubt() -> None:
     wanted_q, wanted_k = Window(radius=100).rows(500_000, 500_300, MILLION)
     assert np.array_equal(q, wanted_q)
     assert np.array_equal(k, wanted_k)
+
+
+def test_a_sample_of_rows_is_counted_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    graph = parse(
+        "attention a { sequence grid(14, 14) attend where((q.row * k.col) % 5 == 0) | axial }"
+    ).relation(196)
+    assert graph.progressions(np.arange(3), 196) is None
+    held = graph.typical_degree(196)
+    monkeypatch.setattr(type(graph), "rows", None)
+    assert graph.typical_degree(196) == held
+    sample = probes(196)
+    assert held == evaluate_pairs(graph, sample[:, None], np.arange(196)[None], 196).sum() / 9

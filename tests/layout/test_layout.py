@@ -13,7 +13,8 @@ from relation_checks import definition
 from attnspec.graphs.patterns import PATTERNS
 from attnspec.graphs.patterns.full import Full
 from attnspec.graphs.patterns.window import Window
-from attnspec.graphs.relation import Relation, is_closed
+from attnspec.graphs.relation import Progressions, Relation, is_closed
+from attnspec.layout.edge_list import edge_layout
 from attnspec.layout.orders import NATURAL
 from attnspec.layout.runs import runs_of, unfolded
 from attnspec.layout.tile_layout import FULL_TILE, TileLayout, _from_edges, looked_into, tile_layout
@@ -139,3 +140,23 @@ def test_wrong_layouts_are_caught() -> None:
     keys[-1] -= 1
     assert faults(replace(layout, keys=keys), held)
     assert faults(replace(layout, masks=layout.masks[::-1]), held)
+
+
+def test_rows_of_many_lengths_are_asked_for_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    # a window at the start of a sequence has rows of every length up to its own
+    graph = spec_of("causal attend window(before = 100, after = 0)").relation(193)
+    asked: list[int] = []
+    right = type(graph).progressions
+
+    def counted(self: Relation, q: np.ndarray, n: int) -> Progressions | None:
+        asked.append(len(q))
+        return right(self, q, n)
+
+    monkeypatch.setattr(type(graph), "progressions", counted)
+    monkeypatch.setattr("attnspec.layout.edge_list.planned_length", lambda *_: 193)
+    layout = edge_layout(graph, 193, 193)
+    assert len(layout.rows) > 10
+    assert len(asked) <= 3
+    held = np.zeros((193, 193), bool)
+    held[layout.queries, layout.keys] = True
+    assert np.array_equal(held, definition(graph, 193))

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from attnspec.graphs.bind import BindError, Situation, bind, bind_attended, situation_of
-from attnspec.graphs.forms.conditions import Conjunction, Held
+from attnspec.graphs.forms.conditions import Conjunction, Held, Within
 from attnspec.graphs.forms.dnf import Place, form_of, place_of
 from attnspec.graphs.forms.properties import never_reads_later
 from attnspec.graphs.forms.stability import (
@@ -35,7 +35,7 @@ from attnspec.graphs.stack import MOST_RELATIONS, TooMuch, asks_for
 from attnspec.graphs.token_sets import Data
 from attnspec.ir.parameters import RelationError
 from attnspec.ir.program import Attend, Input, Leaf, Program, Term, inputs_of, leaves, symbols_of
-from attnspec.ir.scalars import ScalarError, symbols
+from attnspec.ir.scalars import ScalarError
 
 EVERY = 64
 """All lengths up to this one are looked at, and some of the longer ones."""
@@ -115,7 +115,7 @@ def _by_form(program: Program, layer: int, head: int, *, whole: bool) -> bool:
 
 def _is_steady(conjunction: Conjunction, place: Place) -> bool:
     return all(
-        unsteady(one.term, place) is None if isinstance(one, Held) else "n" not in symbols(one.most)
+        unsteady(one.term, place) is None if isinstance(one, Held) else one.steady
         for one in conjunction
     )
 
@@ -124,7 +124,7 @@ def _looks_back(conjunction: Conjunction) -> bool:
     return any(
         one.wanted and never_reads_later(one.term)
         if isinstance(one, Held)
-        else one.later and isinstance(one.most, int) and one.most <= 0
+        else isinstance(one, Within) and one.later and one.reach <= 0
         for one in conjunction
     )
 

@@ -5,12 +5,13 @@ Sizes may depend on n. What is said to follow does so for every n; not all that 
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from math import inf
 from typing import TypeAlias
 
 from attnspec.graphs.forms.properties import asks_for_cells, reads_itself
-from attnspec.ir.program import Leaf, Term, Tokens
-from attnspec.ir.scalars import Apply, Scalar, fold
+from attnspec.ir.program import ArgumentValue, Leaf, Term, Tokens
+from attnspec.ir.scalars import Apply, Scalar, fold, symbols
 
 MOST = 64
 """The most conjunctions of one form; of what has more nothing is proven."""
@@ -18,11 +19,67 @@ MOST = 64
 
 @dataclass(frozen=True)
 class Within:
-    """q - k <= most, or with `later` k - q <= most; `natural` where `most` is never below zero."""
+    """q - k <= most, or with `later` k - q <= most; of blocks of a `size` q // size - k // size in
+    place of q - k, and likewise. `natural` where `most` is never below zero."""
 
     most: Scalar
     later: bool
+    size: Scalar = 1
     natural: bool = field(default=False, compare=False)
+
+    @property
+    def steady(self) -> bool:
+        """Whether the same pairs fulfil it at every n."""
+        return not _read_length(self.most, self.size)
+
+    @property
+    def reach(self) -> float:
+        """What q - k, or with `later` k - q, is at most."""
+        if not isinstance(self.most, int | float) or not _is_size(self.size):
+            return inf
+        # blocks that are c apart hold positions at most (c + 1) * size - 1 apart
+        return self.most if self.size == 1 else (self.most + 1) * self.size - 1  # type: ignore[operator]
+
+
+@dataclass(frozen=True)
+class Multiple:
+    """`step` divides q - k, or, unless `wanted`, does not."""
+
+    step: Scalar
+    wanted: bool = True
+
+    @property
+    def steady(self) -> bool:
+        """Whether the same pairs fulfil it at every n."""
+        return not _read_length(self.step)
+
+
+@dataclass(frozen=True)
+class Ends:
+    """The last `cells` positions of every `stride`."""
+
+    stride: Scalar
+    cells: Scalar
+
+
+@dataclass(frozen=True)
+class Among:
+    """The query, side "q", or the key, "k", is one of some positions, or, unless `wanted`, not."""
+
+    side: str
+    members: ArgumentValue | Ends
+    wanted: bool = True
+
+    @property
+    def steady(self) -> bool:
+        """Whether the same pairs fulfil it at every n."""
+        match self.members:
+            case Tokens(kind, values):
+                return kind != "last" and not _read_length(*values)
+            case Ends(stride, cells):
+                return not _read_length(stride, cells)
+            case _:
+                return True
 
 
 @dataclass(frozen=True)
@@ -34,13 +91,15 @@ class Held:
 
     term: Term
     context: tuple[object, ...]
-    wanted: bool
+    wanted: bool = True
 
 
-Condition: TypeAlias = Within | Held
+Condition: TypeAlias = Within | Multiple | Among | Held
 Conjunction: TypeAlias = frozenset[Condition]
 Form: TypeAlias = frozenset[Conjunction]
 """A union of conjunctions; the empty conjunction is every pair, the empty union none."""
+
+EVERY_PAIR: Form = frozenset([frozenset()])
 
 
 class TooMany(Exception):
@@ -68,7 +127,7 @@ def joined(parts: list[Form]) -> Form:
 
 def crossed(parts: list[Form]) -> Form:
     """The intersection; raises TooMany."""
-    answer: Form = frozenset([frozenset()])
+    answer = EVERY_PAIR
     for part in parts:
         answer = _bounded(
             frozenset(
@@ -93,41 +152,37 @@ def complement(form: Form) -> Form:
 
 
 def _not(one: Condition) -> Condition:
-    if isinstance(one, Held):
-        return Held(one.term, one.context, not one.wanted)
+    if not isinstance(one, Within):
+        return replace(one, wanted=not one.wanted)
     # q - k > m says k - q <= -m - 1
-    return Within(plus(fold(Apply("neg", (one.most,)), {}), -1), not one.later)
+    return Within(plus(fold(Apply("neg", (one.most,)), {}), -1), not one.later, one.size)
 
 
 def _simplified(conjunction: Conjunction) -> Conjunction | None:
-    """The same with one number on each side; None where no pair is left."""
+    """The same with one number for each size on each side; None where no pair is left."""
     kept: set[Condition] = set()
-    for later in (False, True):
-        side = [one for one in conjunction if isinstance(one, Within) and one.later == later]
+    bounds = [one for one in conjunction if isinstance(one, Within)]
+    for later, size in sorted({(one.later, one.size) for one in bounds}, key=repr):
+        side = [one for one in bounds if (one.later, one.size) == (later, size)]
         numbers = [one.most for one in side if isinstance(one.most, int | float)]
         if numbers:
-            kept.add(Within(min(numbers), later))
+            kept.add(Within(min(numbers), later, size))
         # one that follows from the number says nothing more
         others = [one for one in side if not isinstance(one.most, int | float)]
         kept.update(one for one in others if not any(_entails(other, one) for other in kept))
-    held = [one for one in conjunction if isinstance(one, Held)]
-    kept.update(held)
+    rest = [one for one in conjunction if not isinstance(one, Within)]
+    kept.update(rest)
     low, high = _limits(frozenset(kept))
-    if low > high or any(_not(one) in kept for one in held):
+    if low > high or any(_not(one) in kept for one in rest):
         return None
     return frozenset(kept)
 
 
 def _limits(conjunction: Conjunction) -> tuple[float, float]:
     """The least and the greatest q - k that the numbers of a conjunction allow."""
-    low, high = float("-inf"), float("inf")
-    for one in conjunction:
-        if isinstance(one, Within) and isinstance(one.most, int | float):
-            if one.later:
-                low = max(low, -one.most)
-            else:
-                high = min(high, one.most)
-    return low, high
+    bounds = [one for one in conjunction if isinstance(one, Within)]
+    low = -min((one.reach for one in bounds if one.later), default=inf)
+    return low, min((one.reach for one in bounds if not one.later), default=inf)
 
 
 def merged(form: Form) -> Form:
@@ -154,14 +209,14 @@ def _one_band(one: Conjunction, other: Conjunction) -> Conjunction | None:
     rest = _but_numbers(one)
     if rest != _but_numbers(other):
         return None
-    (low, high), (lower, higher) = sorted([_limits(one), _limits(other)])
+    (low, high), (lower, higher) = sorted([_limits(one - rest), _limits(other - rest)])
     if lower > high + 1:
         return None
     high = max(high, higher)
     ends = []
-    if high != float("inf"):
+    if high != inf:
         ends.append(Within(int(high), False))
-    if low != float("-inf"):
+    if low != -inf:
         ends.append(Within(int(-low), True))
     return rest | frozenset(ends)
 
@@ -170,7 +225,7 @@ def _but_numbers(conjunction: Conjunction) -> Conjunction:
     return frozenset(
         one
         for one in conjunction
-        if not (isinstance(one, Within) and isinstance(one.most, int | float))
+        if not (isinstance(one, Within) and one.size == 1 and isinstance(one.most, int | float))
     )
 
 
@@ -195,68 +250,57 @@ def _follows(conjunction: Conjunction, wanted: Condition) -> bool:
     if any(_entails(one, wanted) for one in conjunction):
         return True
     low, high = _limits(conjunction)
-    if isinstance(wanted, Within) or not wanted.wanted or not isinstance(wanted.term, Leaf):
+    if isinstance(wanted, Within):
+        if low == high == 0 and wanted.natural:
+            return True
+        far = -low if wanted.later else high
+        # a distance of m crosses at most ceil(m / size) borders
+        numbers = isinstance(wanted.most, int | float) and _is_size(wanted.size) and far < inf
+        return numbers and -(-far // wanted.size) <= wanted.most  # type: ignore[operator]
+    if low != 0 or high != 0 or not wanted.wanted:
         return False
-    if low == high == 0:
+    # a query and itself
+    if isinstance(wanted, Held) and isinstance(wanted.term, Leaf):
         return reads_itself(wanted.term) and not asks_for_cells(wanted.term)
-    if wanted.term.pattern != "block":
-        return False
-    size, before, after = (dict(wanted.term.arguments)[x] for x in ("size", "before", "after"))
-    if not all(isinstance(number, int) for number in (size, before, after)):
-        return False
-    # a distance of m crosses at most ceil(m / size) borders
-    return high <= before * size and -low <= after * size  # type: ignore[operator]
+    return isinstance(wanted, Multiple)
 
 
 def _entails(one: Condition, wanted: Condition) -> bool:
     """Whether one condition is never without another."""
     if one == wanted:
         return True
-    if isinstance(one, Held) and isinstance(wanted, Held):
-        if one.wanted != wanted.wanted or one.context != wanted.context:
-            return False
-        narrow, wide = (one.term, wanted.term) if one.wanted else (wanted.term, one.term)
-        return isinstance(narrow, Leaf) and isinstance(wide, Leaf) and _inside(narrow, wide)
-    if not isinstance(wanted, Within):
-        return False
-    if isinstance(one, Within):
-        if one.later != wanted.later:
-            return False
-        least = wanted.natural and isinstance(one.most, int | float) and one.most <= 0
-        return least or _at_most(one.most, wanted.most)
-    if not one.wanted or not isinstance(one.term, Leaf) or one.term.pattern != "block":
-        return False
-    # blocks that are c apart hold positions at most (c + 1) * size - 1 apart
-    given = dict(one.term.arguments)
-    size, blocks = given["size"], given["after" if wanted.later else "before"]
-    if not isinstance(size, int) or not isinstance(blocks, int):
-        return False
-    return _at_most((blocks + 1) * size - 1, wanted.most)
-
-
-def _inside(narrow: Leaf, wide: Leaf) -> bool:
-    """Whether a pattern lies in another of the same name, by their sizes."""
-    if narrow.pattern != wide.pattern:
-        return False
-    small, large = dict(narrow.arguments), dict(wide.arguments)
-    match narrow.pattern:
-        case "residue":
-            steps = small["step"], large["step"]
-            numbers = all(isinstance(step, int) and step > 0 for step in steps)
-            return numbers and steps[0] % steps[1] == 0  # type: ignore[operator]
-        case "block":
-            same = small["size"] == large["size"]
-            return same and all(_at_most(small[x], large[x]) for x in ("before", "after"))
-        case "summary":
-            return small["stride"] == large["stride"] and _at_most(small["cells"], large["cells"])
-        case "rows" | "columns":
-            few, many = small["tokens"], large["tokens"]
-            if not isinstance(few, Tokens) or not isinstance(many, Tokens):
-                return False
-            ends = few.kind == many.kind and few.kind in ("first", "last")
-            return ends and _at_most(few.values[0], many.values[0])
+    match one, wanted:
+        case Within(), Within() if (one.later, one.size) == (wanted.later, wanted.size):
+            least = wanted.natural and isinstance(one.most, int | float) and one.most <= 0
+            return least or _at_most(one.most, wanted.most)
+        case Multiple(), Multiple() if one.wanted == wanted.wanted:
+            steps = (one.step, wanted.step) if one.wanted else (wanted.step, one.step)
+            return all(map(_is_size, steps)) and steps[0] % steps[1] == 0  # type: ignore[operator]
+        case Among(), Among() if (one.side, one.wanted) == (wanted.side, wanted.wanted):
+            sets = (one.members, wanted.members) if one.wanted else (wanted.members, one.members)
+            return _inside(*sets)
         case _:
             return False
+
+
+def _inside(few: ArgumentValue | Ends, many: ArgumentValue | Ends) -> bool:
+    """Whether a set of positions lies in another of its kind, by their sizes."""
+    match few, many:
+        case Ends(), Ends():
+            return few.stride == many.stride and _at_most(few.cells, many.cells)
+        case Tokens("first" | "last"), Tokens() if few.kind == many.kind:
+            return _at_most(few.values[0], many.values[0])
+        case _:
+            return False
+
+
+def _is_size(size: object) -> bool:
+    """Whether a size is a number, and one that there may be."""
+    return isinstance(size, int) and size > 0
+
+
+def _read_length(*sizes: Scalar) -> bool:
+    return any("n" in symbols(size) for size in sizes)
 
 
 def _at_most(one: object, other: object) -> bool:

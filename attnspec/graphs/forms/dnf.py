@@ -1,11 +1,13 @@
 """What a graph is for every n, as a union of conjunctions, so that graphs can be compared by form.
 
-This form is finer than the normal one: patterns are taken apart into conditions, and conditions on
-the distance q - k are computed with. It serves proofs alone: True is a proof, False says nothing.
+This form is finer than the normal one: patterns are taken apart into conditions, as their
+predicates say, and conditions on the distance q - k are computed with. It serves proofs alone: True
+is a proof, False says nothing.
 
-    q - k <= b, abs(q - k) <= r    ->  bounds of the distance; named patterns are their predicates
-    global                         ->  the rows and columns of which it is the union
-    a - b, ~(a & b), transpose(a)  ->  `~` and `transpose` at the patterns
+    q - k <= b, abs(q - k) <= r    ->  bounds of the distance, likewise q // s - k // s <= b
+    (q - k) % s == 0               ->  a multiple
+    a set of tokens, k % s >= c    ->  what the query, or the key, is among
+    a - b, ~(a & b), transpose(a)  ->  `~` and `transpose` at the conditions
 """
 
 from __future__ import annotations
@@ -14,10 +16,14 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, fields, replace
 
 from attnspec.graphs.forms.conditions import (
+    EVERY_PAIR,
+    Among,
     Condition,
     Conjunction,
+    Ends,
     Form,
     Held,
+    Multiple,
     TooMany,
     Within,
     complement,
@@ -40,7 +46,7 @@ from attnspec.ir.program import (
     TokenCompound,
     Tokens,
 )
-from attnspec.ir.scalars import Apply, Scalar, ScalarError, Symbol, is_whole
+from attnspec.ir.scalars import Apply, Scalar, ScalarError, is_whole
 
 
 @dataclass(frozen=True)
@@ -110,24 +116,16 @@ def _turned(term: Term) -> Term:
 
 
 def _leaf(leaf: Leaf, place: Place, wanted: bool, turned: bool) -> Form:
-    given = dict(leaf.arguments)
-    match leaf.pattern:
-        case "global" | "rows" | "columns":
-            sides = ("rows", "columns") if leaf.pattern == "global" else (leaf.pattern,)
-            found = joined([_tokens(side, given["tokens"], place, True) for side in sides])
-        case "residue" if given["step"] == 1:
-            found = frozenset([frozenset()])
-        case "block" if given["size"] == 1:
-            found = _natural(_between(given["before"], given["after"]))  # type: ignore[arg-type]
-        case "block" | "residue" | "summary":
-            return _turned_leaf(leaf, place, wanted, turned)
-        case _:
-            predicate = predicate_of_leaf(leaf, limited=False)
-            if predicate is None:
-                return _turned_leaf(leaf, place, wanted, turned)
-            found = _predicate(predicate, place, True)
-            if leaf.pattern != "where":
-                found = _natural(found)
+    tokens = dict(leaf.arguments).get("tokens")
+    if tokens is not None:
+        found = joined([_tokens(side, tokens, True) for side in BY_NAME[leaf.pattern].sides])
+    else:
+        predicate = predicate_of_leaf(leaf, limited=False)
+        if predicate is None:
+            return _opaque(leaf, place, wanted, turned)
+        found = _predicate(predicate, place, True)
+        if leaf.pattern != "where":
+            found = _natural(found)
     if turned:
         found = joined([_reversed(conjunction, place) for conjunction in found])
     return found if wanted else complement(found)
@@ -141,44 +139,40 @@ def _natural(form: Form) -> Form:
     )
 
 
-def _turned_leaf(leaf: Leaf, place: Place, wanted: bool, turned: bool) -> Form:
-    given = dict(leaf.arguments)
-    if turned and leaf.pattern == "block":
-        sizes = {**given, "before": given["after"], "after": given["before"]}
-        return _held(Leaf("block", tuple(sorted(sizes.items()))), place, wanted)
-    if turned and not is_symmetric(leaf):
-        return _held(Compound("transpose", (leaf,)), place, wanted)
-    return _held(leaf, place, wanted)
+def _opaque(term: Term, place: Place, wanted: bool, turned: bool) -> Form:
+    """What is not taken apart, or its reversed pairs."""
+    if turned and not (isinstance(term, Leaf) and is_symmetric(term)):
+        term = _turned(term)
+    return _held(term, place, wanted)
 
 
 def _reversed(conjunction: Conjunction, place: Place) -> Form:
     """The reversed pairs of a conjunction."""
-    sides = {"rows": "columns", "columns": "rows"}
-    parts: list[Form] = [frozenset([frozenset()])]
+    parts: list[Form] = [EVERY_PAIR]
     for one in conjunction:
-        if isinstance(one, Within):
-            parts.append(_union(Within(one.most, not one.later)))
-        elif isinstance(one.term, Leaf) and one.term.pattern in sides:
-            other = Leaf(sides[one.term.pattern], one.term.arguments)
-            parts.append(_held(other, place, one.wanted))
-        elif isinstance(one.term, Leaf):
-            parts.append(_turned_leaf(one.term, place, one.wanted, True))
-        else:
-            parts.append(_held(_turned(one.term), place, one.wanted))
+        match one:
+            case Within():
+                parts.append(_union(replace(one, later=not one.later)))
+            case Among():
+                parts.append(_union(replace(one, side="k" if one.side == "q" else "q")))
+            case Held():
+                parts.append(_opaque(one.term, place, one.wanted, True))
+            case _:
+                parts.append(_union(one))
     return crossed(parts)
 
 
-def _tokens(side: str, tokens: ArgumentValue, place: Place, wanted: bool) -> Form:
-    """Rows or columns of a token set; its operators are those of the graphs."""
+def _tokens(side: str, tokens: ArgumentValue, wanted: bool) -> Form:
+    """The pairs whose query or key is in a token set; its operators are those of the graphs."""
     if isinstance(tokens, TokenCompound):
         first, *others = tokens.terms
         if tokens.op == "~":
-            return _tokens(side, first, place, not wanted)
+            return _tokens(side, first, not wanted)
         minus = tokens.op == "-"
-        parts = [_tokens(side, first, place, wanted)]
-        parts += [_tokens(side, other, place, wanted != minus) for other in others]
+        parts = [_tokens(side, first, wanted)]
+        parts += [_tokens(side, other, wanted != minus) for other in others]
         return joined(parts) if (tokens.op == "|") == wanted else crossed(parts)
-    return _held(Leaf(side, (("tokens", tokens),)), place, wanted)
+    return _union(Among(side, tokens, wanted))
 
 
 def _held(term: Term, place: Place, wanted: bool) -> Form:
@@ -207,7 +201,7 @@ _NOT = {"<": ">=", "<=": ">", ">": "<=", ">=": "<", "==": "!=", "!=": "=="}
 
 def _predicate(predicate: ArgumentValue, place: Place, wanted: bool) -> Form:
     if isinstance(predicate, bool):
-        return frozenset([frozenset()]) if predicate == wanted else frozenset()
+        return EVERY_PAIR if predicate == wanted else frozenset()
     if isinstance(predicate, Apply):
         op, args = predicate.op, predicate.args
         if op == "not":
@@ -227,57 +221,53 @@ def _predicate(predicate: ArgumentValue, place: Place, wanted: bool) -> Form:
 
 
 def _comparison(op: str, left: Scalar, right: Scalar, place: Place) -> Form | None:
-    """A comparison of the distance q - k with a number, of blocks, or of residues."""
+    """A comparison of the distance q - k with a number, of blocks, of residues, or of one side."""
     if op in ("==", "!="):
-        leaf = _pattern_of(left, right)
-        if leaf is not None:
-            return _leaf(leaf, place, op == "==", False)
-    one_sided = _tokens_of(op, left, right)
+        step = _step_of(left, right)
+        if step is not None:
+            every = EVERY_PAIR if step == 1 else _union(Multiple(step))
+            return every if op == "==" else complement(every)
+    one_sided = _among(op, left, right)
     if one_sided is not None:
-        return _held(one_sided[0], place, one_sided[1])
+        return _union(one_sided)
     if isinstance(left, Apply) and left.op == "abs" and is_whole(right):
         inner, most = _distance(left.args[0]), plus(right, -(op in ("<", ">=")))
         if inner is None or asks_positions(right) or op in ("==", "!="):
             return None
-        times, offset = inner
+        times, offset, size = inner
         # -most <= times * (q - k) + offset <= most
-        ends = minus(most, offset), minus(most, minus(0, offset))
-        near = _between(*ends[::times])
+        near = _band((minus(most, offset), minus(most, minus(0, offset)))[::times], size)
         return near if op in ("<", "<=") else complement(near)
     difference = _distance(Apply("-", (left, right)))
     if difference is None:
         return None
     # times * (q - k) is compared with most
-    times, most = difference[0], minus(0, difference[1])
+    times, most, size = difference[0], minus(0, difference[1]), difference[2]
     if op in (">", ">="):
         times, most, op = -times, minus(0, most), "<" if op == ">" else "<="
     if op in ("<", "<="):
-        return _union(Within(plus(most, -(op == "<")), times < 0))
-    same = _between(*(most, minus(0, most))[::times])
+        return _union(Within(plus(most, -(op == "<")), times < 0, size))
+    same = _band((most, minus(0, most))[::times], size)
     return same if op == "==" else complement(same)
 
 
-def _pattern_of(left: Scalar, right: Scalar) -> Leaf | None:
-    """`block` for q // b == k // b; `residue` for q % s == k % s and (q - k) % s == 0."""
-    if not isinstance(left, Apply) or left.op not in ("//", "%"):
+def _step_of(left: Scalar, right: Scalar) -> Scalar | None:
+    """The s of q % s == k % s and of (q - k) % s == 0."""
+    if not isinstance(left, Apply) or left.op != "%" or not _is_size(left.args[1]):
         return None
-    size = left.args[1]
-    if asks_positions(size) or not is_whole(size) or (isinstance(size, int) and size < 1):
-        return None
-    if isinstance(right, Apply) and right.op == left.op and right.args[1] == size:
-        if {left.args[0], right.args[0]} != {Symbol("q"), Symbol("k")}:
-            return None
-        if left.op == "//":
-            return Leaf("block", (("after", 0), ("before", 0), ("size", size)))
-        return Leaf("residue", (("step", size),))
-    if left.op == "%" and right == 0 and _distance(left.args[0]) in ((1, 0), (-1, 0)):
-        return Leaf("residue", (("step", size),))
-    return None
+    position, step = left.args
+    if isinstance(right, Apply) and right.op == "%" and right.args[1] == step:
+        return step if {position, right.args[0]} == {Q, K} else None
+    return step if right == 0 and _distance(position) in ((1, 0, 1), (-1, 0, 1)) else None
 
 
-def _tokens_of(op: str, left: Scalar, right: Scalar) -> tuple[Leaf, bool] | None:
-    """A comparison of one side as the rows or columns of a token set, or as `summary`, and whether
-    they are those or all others."""
+def _is_size(size: Scalar) -> bool:
+    """Whether positions may be counted in steps or blocks of a size."""
+    return not asks_positions(size) and is_whole(size) and not (isinstance(size, int) and size < 1)
+
+
+def _among(op: str, left: Scalar, right: Scalar) -> Among | None:
+    """A comparison of one side, as what it says that the query, or the key, is among."""
     if isinstance(left, Apply) and left.op == "%":
         return _residues(op, left, right)
     found = combination(Apply("-", (left, right)))
@@ -290,42 +280,52 @@ def _tokens_of(op: str, left: Scalar, right: Scalar) -> tuple[Leaf, bool] | None
     ((position, factor),) = factors.items()
     if position not in (Q, K) or factor not in (1, -1) or length not in (0, -factor):
         return None
-    side = "rows" if position == Q else "columns"
     # the position, or the position less n, is at most so much, or more
     most = -found.rest * factor - (op in ("<", ">=") if factor == 1 else op in ("<=", ">"))
     wanted = (op in ("<", "<=")) == (factor == 1)
     count, kind = (-1 - most, "last") if length else (most + 1, "first")
     if count < 0:
         return None
-    tokens = Tokens(kind, (count,))
-    return Leaf(side, (("tokens", tokens),)), wanted != bool(length)
+    return Among("q" if position == Q else "k", Tokens(kind, (count,)), wanted != bool(length))
 
 
-def _residues(op: str, left: Apply, right: Scalar) -> tuple[Leaf, bool] | None:
-    """`summary` for k % s >= s - c, `every` for k % s == 0."""
+def _residues(op: str, left: Apply, right: Scalar) -> Among | None:
+    """The ends of strides for k % s >= s - c, every s-th position for k % s == 0."""
     position, step = left.args
     if position not in (Q, K) or asks_positions(step) or asks_positions(right):
         return None
+    side = "q" if position == Q else "k"
     if op in ("==", "!=") and right == 0:
-        side = "rows" if position == Q else "columns"
-        tokens = Tokens("every", (step, 0))
-        return Leaf(side, (("tokens", tokens),)), op == "=="
+        return Among(side, Tokens("every", (step, 0)), op == "==")
     cells = minus(step, right)
-    if op not in (">=", "<") or position == Q or (isinstance(cells, int) and cells < 1):
+    if op not in (">=", "<") or (isinstance(cells, int) and cells < 1):
         return None
-    return Leaf("summary", (("cells", cells), ("stride", step))), op == ">="
+    return Among(side, Ends(step, cells), op == ">=")
 
 
-def _distance(scalar: Scalar) -> tuple[int, Scalar] | None:
-    """(t, c) where a whole number is t * (q - k) + c, with t one or minus one."""
+def _distance(scalar: Scalar) -> tuple[int, Scalar, Scalar] | None:
+    """(t, c, s) where a whole number is t * (q // s - k // s) + c, with t one or minus one."""
     found = combination(scalar) if is_whole(scalar) else None
-    factor = None if found is None else found.distance
-    return (factor, found.plain.rest) if found is not None and factor in (1, -1) else None
+    if found is None:
+        return None
+    factors = dict(found.plain.factors)
+    sizes = [each.args[1] for each in factors if isinstance(each, Apply)]
+    size = sizes[0] if sizes else 1
+    first, last = (Apply("//", (end, size)) if sizes else end for end in (Q, K))
+    times = factors.get(first, 0)
+    known = times in (1, -1) and factors == {first: times, last: -times} and _is_size(size)
+    return (times, found.plain.rest, size) if known else None
 
 
 def _union(*conditions: Condition) -> Form:
     return frozenset(frozenset([one]) for one in conditions)
 
 
-def _between(before: Scalar, after: Scalar) -> Form:
-    return frozenset([frozenset([Within(before, False), Within(after, True)])])
+def band(before: Scalar, after: Scalar, size: Scalar = 1) -> Form:
+    """The pairs with -after <= q // size - k // size <= before."""
+    return frozenset([frozenset([Within(before, False, size), Within(after, True, size)])])
+
+
+def _band(ends: tuple[Scalar, ...], size: Scalar) -> Form:
+    before, after = ends
+    return band(before, after, size)

@@ -24,8 +24,6 @@ from attnspec.text.source import Source
 
 PRELUDE = Path(__file__).parents[1] / "patterns" / "prelude.attn"
 
-_OF_TOKENS = {"rows": "q", "columns": "k", "global": "qk"}
-
 
 def predicate_of_leaf(leaf: Leaf, *, limited: bool = True) -> Scalar | None:
     """The predicate of a pattern in a term, None where it has none; what would be refused, such as
@@ -55,8 +53,8 @@ def _definitions() -> dict[str, nodes.Graph]:
 def _predicate(pattern: str, given: Mapping[str, object], limited: bool = True) -> Scalar | None:
     if pattern == "where":
         return given["predicate"]  # type: ignore[return-value]
-    if pattern in _OF_TOKENS:
-        parts = [_member(given["tokens"], Symbol(side)) for side in _OF_TOKENS[pattern]]
+    if "tokens" in given:
+        parts = [_member(given["tokens"], Symbol(side)) for side in BY_NAME[pattern].sides]
         return combined("|", parts) if len(parts) > 1 else parts[0]
     definition = _definitions().get(pattern)
     if definition is None:
