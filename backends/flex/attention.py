@@ -18,6 +18,7 @@ from torch._dynamo.exc import FailOnRecompileLimitHit, TorchDynamoException
 from torch.nn.attention.flex_attention import AuxRequest, BlockMask, flex_attention
 
 from attnspec.backends.flex.block_lists import BLOCK, EVERYTHING, NOTHING, BlockLists
+from attnspec.backends.flex.conditions import Shape
 from attnspec.lower.work import BackendError
 
 RECOMPILES = 32
@@ -37,14 +38,14 @@ class Kind(NamedTuple):
     """What is compiled apart.
 
     `changes` are the kinds of score changes in their order, each with a tuple of tensors in a call;
-    `padded` says that keys may be missing, `labels` counts those that a pair must have in common;
-    `options` is what is proved of the blocks.
+    `padded` says that keys may be missing, `condition` is the shape of what inputs ask of pairs, ()
+    for nothing; `options` is what is proved of the blocks.
     """
 
     scale: float
     changes: tuple[str, ...] = ()
     padded: bool = False
-    labels: int = 0
+    condition: Shape = ()
     lse: bool = True
     options: tuple[str, ...] = ()
 
@@ -55,7 +56,8 @@ class Sides:
 
     b counts samples, and for each of them key heads if `keys` of these are apart; `repeat` is R.
     `q_at` and `k_at` are the positions at the places, int32; `real` says which keys there are, bool
-    [samples * k places], and `labels` are those of queries and of keys, as many of each.
+    [samples * k places]. `given` are the numbers of a condition, [samples * places] or one alone,
+    and `parts` the numbers and bits of the masks of its parts.
     """
 
     keys: torch.Tensor
@@ -64,7 +66,8 @@ class Sides:
     k_at: torch.Tensor
     real: torch.Tensor
     changes: tuple[tuple[torch.Tensor, ...], ...]
-    labels: tuple[tuple[torch.Tensor, torch.Tensor], ...] = ()
+    given: tuple[torch.Tensor, ...] = ()
+    parts: tuple[tuple[torch.Tensor, torch.Tensor], ...] = ()
 
 
 class Blocks(NamedTuple):
@@ -115,7 +118,7 @@ def attend(
     tensors = (*blocks[:3], sides.keys, sides.repeat, sides.q_at, sides.k_at, sides.real, *places)
     try:
         found: tuple[torch.Tensor, torch.Tensor | None] = _compiled(kind)(
-            q, k, v, blocks.lists, sides.changes, sides.labels, *tensors
+            q, k, v, blocks.lists, sides.changes, sides.given, sides.parts, *tensors
         )
     except FailOnRecompileLimitHit:
         raise BackendError(
@@ -164,7 +167,8 @@ def call_of(kind: Kind) -> Callable[..., tuple[torch.Tensor, torch.Tensor | None
         v: torch.Tensor,
         lists: tuple[torch.Tensor, ...],
         changes: tuple[tuple[torch.Tensor, ...], ...],
-        labels: tuple[tuple[torch.Tensor, torch.Tensor], ...],
+        given: tuple[torch.Tensor, ...],
+        parts: tuple[tuple[torch.Tensor, torch.Tensor], ...],
         numbers: torch.Tensor,
         width: torch.Tensor,
         bits: torch.Tensor,
@@ -178,8 +182,9 @@ def call_of(kind: Kind) -> Callable[..., tuple[torch.Tensor, torch.Tensor | None
         holds = mask_mod(numbers, width, bits)
         if kind.padded:
             holds = with_padding(holds, real, keys, places[1])
-        if kind.labels:
-            holds = with_labels(holds, labels, keys, *places)
+        if kind.condition:
+            static = tuple(mask_mod(part[0], width, part[1]) for part in parts)
+            holds = with_condition(holds, kind.condition, given, static, keys, *places)
         sizes = q.shape[2], k.shape[2]
         blocks = _block_mask(sizes, *lists, BLOCK_SIZE=(BLOCK, BLOCK), mask_mod=holds)
         found = _flex(
@@ -218,21 +223,33 @@ def with_padding(mod: Mod, real: torch.Tensor, keys: torch.Tensor, places: torch
     return holds
 
 
-def with_labels(
+def with_condition(
     mod: Mod,
-    labels: tuple[tuple[torch.Tensor, torch.Tensor], ...],
+    shape: Shape,
+    given: tuple[torch.Tensor, ...],
+    parts: tuple[Mod, ...],
     keys: torch.Tensor,
     q_places: torch.Tensor,
     k_places: torch.Tensor,
 ) -> Mod:
-    """The same of pairs that have every label in common."""
+    """The same of pairs for which a condition holds."""
 
     def holds(b: torch.Tensor, h: torch.Tensor, q: torch.Tensor, k: torch.Tensor) -> torch.Tensor:
-        held, sample = mod(b, h, q, k), b // keys
-        for of_q, of_k in labels:
-            same = at(of_q, sample * q_places + q) == at(of_k, sample * k_places + k)
-            held = held & same
-        return held
+        sample = b // keys
+        q_place, k_place = sample * q_places + q, sample * k_places + k
+
+        def value(shape: Shape) -> torch.Tensor:
+            op, *operands = shape
+            if op == "part":
+                return parts[operands[0]](b, h, q, k)
+            if op == "one":
+                return given[operands[0]]
+            if op in ("q", "k"):
+                return at(given[operands[0]], q_place if op == "q" else k_place)
+            found: torch.Tensor = op(*[value(each) for each in operands])
+            return found
+
+        return mod(b, h, q, k) & value(shape)
 
     return holds
 

@@ -10,12 +10,12 @@ import numpy as np
 import pytest
 import torch
 from attention_checks import GRAPHS, spec_of
+from flex_checks import as_on_a_gpu
 from torch._dynamo.utils import counters
 from torch.nn.attention.flex_attention import create_block_mask
 from zoo import every_attention, smaller
 
 from attnspec.backends import BACKENDS
-from attnspec.backends.common.labels import labels_of
 from attnspec.backends.common.merging import merged
 from attnspec.backends.dense.kernel import DenseKernel
 from attnspec.backends.flex import attention, backend
@@ -43,8 +43,7 @@ pytestmark = [
 
 
 def works(spec: Spec, n: int, n_q: int | None = None) -> list[tuple[Work, tuple[int, ...]]]:
-    """What the first layer computes that FlexAttention takes and no input decides, with its
-    heads."""
+    """What the first layer computes that FlexAttention takes and reads no input, with its heads."""
     program = spec.program
     if any(attend.mechanism for attend in program.attends):
         return []
@@ -254,15 +253,6 @@ def uncompiled(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(attention, "_compiled", attention.call_of)
 
 
-def as_on_a_gpu(work: Work, heads: tuple[int, ...]) -> FlexKernel:
-    parts = labels_of(work.relation)
-    assert parts is not None
-    layouts = whole_layouts_of(bands_of(parts[1], work.n_q, work.n_k, FLEX), work.n_q, work.n_k)
-    kernel = FlexKernel(work, heads, CPU, layouts, parts[0])
-    kernel.finds_lse = True
-    return kernel
-
-
 CHANGED = (
     "attend window(radius = 30)",
     "causal attend window(before = isqrt(n), after = 0) | residue(step = isqrt(n))",
@@ -425,7 +415,6 @@ def test_on_the_cpu_it_waits_for_its_name() -> None:
         ("attend full", "mps", 64, "compiled for CUDA and the CPU, not for mps"),
         ("attend full normalize relu", "cuda", 64, "`relu` normalises are not merged"),
         ("attend full normalize softmax1", "cpu", 64, "gives no log-sum-exps"),
-        ("input x: tokens attend global(x)", "cuda", 64, "in another way than `same(x) & …`"),
         ("attend window(radius = 9)", "cuda", 1 << 20, "are 1,342,177,280 bytes, and at most"),
     ],
 )
