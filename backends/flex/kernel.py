@@ -4,7 +4,8 @@ Which blocks a call visits is known from the layout; where keys are missing, or 
 of pairs, the lists are thinned on the device. On a GPU autograd goes through FlexAttention's own
 backward, that of log-sum-exps included, and torch refuses a second one. On the CPU, where it has
 neither a backward nor log-sum-exps, calls that ask for them go the composed way, as everywhere
-those with dropout, transforms or float64 do.
+those with dropout, transforms or float64 do; and so do on a GPU gradients of learned tables where
+torch.use_deterministic_algorithms asks for the same bits each time.
 """
 
 from __future__ import annotations
@@ -61,10 +62,10 @@ class FlexKernel(ByTiles):
     def goes_fast(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, call: Call) -> bool:
         if not is_plain(q, k, v, call) or q.dtype not in TYPES or not self.steps:
             return False
-        if not q.is_cpu:
-            return True
-        asks = any(x.requires_grad for x in (q, k, v, *call.tables.values()))
-        return not (torch.is_grad_enabled() and asks)
+        # on a GPU the gradient of a learned table is added up by atomic operations, in any order
+        settled = not q.is_cpu and not torch.are_deterministic_algorithms_enabled()
+        needed = call.tables.values() if not q.is_cpu else (q, k, v, *call.tables.values())
+        return settled or not (torch.is_grad_enabled() and any(x.requires_grad for x in needed))
 
     def partial(
         self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, call: Call

@@ -359,6 +359,29 @@ def test_what_the_cpu_cannot_goes_the_composed_way() -> None:
         torch.testing.assert_close(one, other)
 
 
+BIASED = "heads 1 attend full score bias(buckets = 8, max_distance = 64)"
+
+
+def test_gradients_of_tables_are_the_same_bits_where_torch_is_told_so() -> None:
+    # on a GPU FlexAttention adds them up by atomic operations
+    elsewhere = torch.device("meta")
+    ((work, heads),) = works(spec_of(BIASED), 128)
+    kernel = FlexBackend().build(work, heads, elsewhere)
+    assert isinstance(kernel, FlexKernel)
+    x = torch.empty(1, 1, 128, 16, device=elsewhere, requires_grad=True)
+    for learned in (True, False):
+        table = torch.zeros(1, 8, device=elsewhere, requires_grad=learned)
+        call = Call(tables={work.changes[0].table: table})  # type: ignore[union-attr]
+        assert kernel.goes_fast(x, x, x, call)
+        torch.use_deterministic_algorithms(True)
+        try:
+            assert kernel.goes_fast(x, x, x, call) is not learned
+            with torch.no_grad():
+                assert kernel.goes_fast(x, x, x, call)
+        finally:
+            torch.use_deterministic_algorithms(False)
+
+
 @pytest.mark.slow
 @every_attention
 def test_every_static_file_of_the_zoo_compiled(path: Path, name: str) -> None:
