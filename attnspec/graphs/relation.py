@@ -368,6 +368,12 @@ class DataDependent(Relation):
         words; "" for nothing."""
         return ""
 
+    @property
+    def unsized(self) -> str:
+        """What of the choice is as large as tensors make it, so that a call asks a device for it;
+        "" for nothing."""
+        return ""
+
     def doubt(self, n: int) -> str:
         """What is to be said of sizes that leave it little to choose at n positions, "" for
         nothing; what is to be read after its name."""
@@ -535,6 +541,12 @@ def is_scattered(relation: Relation) -> bool:
     return relation.scattered or any(
         is_scattered(part) for part in _parts(relation) if isinstance(part, Relation)
     )
+
+
+def takes_tensors(relation: Relation) -> bool:
+    """Whether `holds` of the relation takes tensors of positions, wherever they are."""
+    parts = [part for part in _parts(relation) if isinstance(part, Relation)]
+    return not relation.numpy_only and all(map(takes_tensors, parts))
 
 
 def is_of_any_length(value: object) -> bool:

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from attnspec.backends.common.asking import table_of
 from attnspec.backends.common.score_formula import scale_of
 from attnspec.backends.decided.choice import Choice
 from attnspec.backends.decided.deciders import decide
@@ -39,7 +40,7 @@ class Decision:
         `keys` as `Given` has it."""
         ratio = q.shape[1] // k.shape[1]
         whole = len(self.heads) == q.shape[1]
-        index = torch.tensor(self.heads, device=q.device)
+        index = table_of(self.heads, q.device)
         own = {
             name: _of_these(data[name], index, q.shape[1], ratio)
             for name in inputs_of(self.leaf)

@@ -13,19 +13,27 @@ from functools import cached_property
 import numpy as np
 import torch
 
+from attnspec.backends.common.asking import known
 from attnspec.backends.common.score_formula import unit
-from attnspec.backends.common.torch_modes import array_of
+from attnspec.backends.common.torch_modes import apart, array_of
 from attnspec.backends.decided.choice import Choice, look_up
 from attnspec.backends.decided.given import Given
 from attnspec.backends.decided.labels import NONE_K, NONE_Q, LabelChoice
 from attnspec.backends.decided.ranking import best, first_greatest, listed, marked
 from attnspec.graphs.counter_rng import CENTROIDS, Stream, distinct
 from attnspec.graphs.patterns.cluster import Cluster
+from attnspec.lower.cache import Cache
 
 KEPT = 0.999
 """How much of a centroid stays in each call of training."""
 
 ROUNDS = 10
+
+KEPT_DRAWS = 8
+"""How many draws of first centroids are kept."""
+
+_kept: Cache[tuple[int, int, tuple[int, ...], int, int, str], torch.Tensor] = Cache(KEPT_DRAWS)
+"""The numbers drawn [1, heads, count] for seed, layer, heads, points, count and device."""
 
 MOST = 1 << 22
 """Numbers of one product that are looked at together."""
@@ -34,15 +42,16 @@ MOST = 1 << 22
 @dataclass(frozen=True, eq=False)
 class Points:
     """Unit vectors float32 [B, H, N, d], of length 0 where `real`, bool [B, N], says there is
-    none."""
+    none; `every` says that all are known to be real."""
 
     at: torch.Tensor
     real: torch.Tensor
+    every: bool
 
     @staticmethod
-    def of(vectors: torch.Tensor, real: torch.Tensor) -> Points:
+    def of(vectors: torch.Tensor, real: torch.Tensor, every: bool) -> Points:
         vectors = vectors.float().masked_fill(~real[:, None, :, None], 0.0)
-        return Points(unit(vectors), real)
+        return Points(unit(vectors), real, every)
 
     @cached_property
     def zero(self) -> torch.Tensor:
@@ -55,14 +64,21 @@ def drawn(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """The first centroids [B, H, count, d], as many of the points, and bool [B, 1, count], which
     there are: fewer where there are fewer points. Number i of the draw is the i-th real point."""
-    batch = len(points.at)
-    population = array_of(points.real.sum(-1))
-    row = np.zeros(batch, np.int64)
-    found = np.stack(
-        [distinct(Stream(seed, CENTROIDS, layer, head), row, population, count) for head in heads],
-        1,
-    )
-    number = torch.from_numpy(np.sort(found, axis=-1)).to(points.at.device, torch.int64)
+    device = points.at.device
+
+    def build(population: np.ndarray) -> torch.Tensor:
+        row = np.zeros(len(population), np.int64)
+        streams = [Stream(seed, CENTROIDS, layer, head) for head in heads]
+        found = np.stack([distinct(each, row, population, count) for each in streams], 1)
+        return torch.from_numpy(np.sort(found, axis=-1)).to(device, torch.int64)
+
+    if points.every:
+        size = points.real.shape[1]
+        wanted = seed, layer, heads, size, count, str(device)
+        one = _kept.get(wanted, lambda: apart(lambda: build(np.array([size]))))
+        number = one.expand(len(points.at), -1, -1)
+    else:
+        number = build(array_of(points.real.sum(-1)))
     # the numbers that are missing stand first: let them stand last
     number = torch.where(number < 0, points.real.shape[1], number).sort(-1).values
     exists = (number < points.real.sum(-1)[:, None, None])[:, :1]
@@ -76,7 +92,7 @@ def nearest(points: Points, centroids: torch.Tensor, exists: torch.Tensor) -> to
     length 0 to the first."""
     batch, heads, count, _ = points.at.shape
     together = max(1, MOST // max(1, batch * heads * centroids.shape[2]))
-    parts, every = [], bool(exists.all())
+    parts, every = [], known(exists.all(), otherwise=False)
     for low in range(0, count, together):
         near = points.at[:, :, low : low + together] @ centroids.transpose(-1, -2)
         if not every:
@@ -152,12 +168,15 @@ def decide(leaf: Cluster, given: Given) -> Choice:
         return LabelChoice(labels[:, :, given.first_query :], labels)
     q_real = given.real[:, given.first_query :]
     count = min(leaf.count or max(1, math.isqrt(given.n_k)), given.n_k)
+    every = given.padding is None
     if leaf.of == "q":
-        labels = kmeans(Points.of(given.q, q_real), count, leaf.seed, leaf.layer, given.heads)
+        labels = kmeans(
+            Points.of(given.q, q_real, every), count, leaf.seed, leaf.layer, given.heads
+        )
         return QueryClusters(labels.masked_fill(~q_real[:, None], -1), count, given.n_k)
     if leaf.assign == "balanced":
         return _balanced(leaf, given, q_real)
-    both = Points.of(torch.cat([given.q, keys_by_head(given)], 2), _both_real(given))
+    both = Points.of(torch.cat([given.q, keys_by_head(given)], 2), _both_real(given), every)
     labels = kmeans(both, count, leaf.seed, leaf.layer, given.heads)
     q, k = torch.split(labels, [given.n_q, given.n_k], 2)
     return LabelChoice(
@@ -179,8 +198,9 @@ def _balanced(leaf: Cluster, given: Given, q_real: torch.Tensor) -> Choice:
     """Each centroid takes its nearest queries and its nearest keys, as many of each."""
     centroids = unit(given.tables["centroids"].float())
     width = -(-given.n_k // centroids.shape[1])
-    q = _taken(Points.of(given.q, q_real), centroids, width)
-    k = _taken(Points.of(keys_by_head(given), given.real), centroids, width)
+    every = given.padding is None
+    q = _taken(Points.of(given.q, q_real, every), centroids, width)
+    k = _taken(Points.of(keys_by_head(given), given.real, every), centroids, width)
     return LabelChoice(torch.where(q < 0, NONE_Q, q), torch.where(k < 0, NONE_K, k))
 
 
@@ -204,7 +224,8 @@ def moved_centroids(given: Given) -> torch.Tensor:
     direction of the queries and keys that it is nearest to, those of all samples."""
     kept = given.tables["centroids"]
     centroids = unit(kept.float())
-    points = Points.of(torch.cat([given.q, keys_by_head(given)], 2), _both_real(given))
+    every = given.padding is None
+    points = Points.of(torch.cat([given.q, keys_by_head(given)], 2), _both_real(given), every)
     spread = centroids[None].expand(len(given.q), given.q.shape[1], -1, -1)
     exists = torch.ones(1, 1, centroids.shape[1], dtype=torch.bool, device=kept.device)
     labels = nearest(points, spread, exists)

@@ -10,12 +10,14 @@ from typing import Any
 
 import torch
 
+from attnspec.backends.common.asking import is_assured, known, pairs_at
 from attnspec.backends.common.masks import mask_plan
 from attnspec.backends.decided.choice import Choice, TileLists
 from attnspec.backends.decided.given import Given
 from attnspec.backends.decided.ranking import marked
 from attnspec.graphs.patterns.chosen import Chosen
 from attnspec.graphs.relation import Relation
+from attnspec.graphs.token_sets import reads_data
 
 MOST = 1 << 26
 """Entries of the largest table that says of every row and block whether it is read."""
@@ -33,6 +35,8 @@ class Pairs(Choice):
     n: int
 
     def holds(self, q: torch.Tensor, k: torch.Tensor) -> torch.Tensor:
+        if not reads_data(self.relation):
+            return pairs_at(self.relation, q, k, self.n)
         at = [position.cpu().numpy() for position in (q, k)]
         return mask_plan(self.relation, at[0], at[1], self.n, q.device).mask(self.data, self.n)
 
@@ -44,7 +48,7 @@ class ListChoice(Choice):
 
     `blocks` is int64 [B, H or 1, rows, r], each list ascending, -1 for none, none twice. The first
     row of each sample has the number `first_row` [B, 1] in the sequence; `start` is [B, 1].
-    `within` cuts the pairs.
+    `within` cuts the pairs. `from_zero` says that every sample is known to start at 0.
     """
 
     blocks: torch.Tensor
@@ -55,6 +59,7 @@ class ListChoice(Choice):
     n_q: int
     n_k: int
     within: Pairs | None = None
+    from_zero: bool = False
 
     def holds(self, q: torch.Tensor, k: torch.Tensor) -> torch.Tensor:
         dims = max(4, q.dim(), k.dim())
@@ -108,11 +113,12 @@ class ListChoice(Choice):
         before = self.start + self.first_row * self.shared_by
         first, n, device = self.n_k - self.n_q, self.n_k, before.device
         q_order = k_order = None
-        if not bool((before == first).all()):
+        together = self.from_zero and first % self.shared_by == 0
+        if not (together or known((before == first).all(), otherwise=False)):
             slots = torch.arange(self.blocks.shape[2] * self.shared_by, device=device)
             q_order = before[..., None] + slots
             q_order = torch.where((q_order >= first) & (q_order < n), q_order, -1)
-        if bool(self.start.any()):
+        if not self.from_zero and known(self.start.any(), otherwise=True):
             k_order = self.start[..., None] + torch.arange(n, device=device)
             k_order = torch.where(k_order < n, k_order, -1)
         tiles = self.shared_by, self.size, self.blocks
@@ -167,15 +173,16 @@ def decide_chosen(leaf: Chosen, given: Given) -> Choice:
     blocks = given.data[name].to(torch.int64)
     count = -(-given.count // size)
     wrong = (blocks < -1) | (blocks >= count)
-    if bool(wrong.any()):
-        raise ValueError(
-            f"`{name}` must name key blocks 0 … {count - 1}, {size} of {given.count} keys each, or"
-            f" -1 for none, got {int(blocks[wrong][0])}"
-        )
+    wanted = (
+        f"`{name}` must name key blocks 0 … {count - 1}, {size} of {given.count} keys each, or -1"
+        " for none"
+    )
+    if not is_assured(~wrong.any(), wanted):
+        raise ValueError(f"{wanted}, got {int(blocks[wrong][0])}")
     blocks = blocks.sort(-1).values
     again = torch.zeros_like(blocks, dtype=torch.bool)
     again[..., 1:] = blocks[..., 1:] == blocks[..., :-1]
     blocks = torch.where(again, -1, blocks).sort(-1).values
     start = blocks.new_zeros(len(blocks), 1)
     first_row = start + given.first_query
-    return ListChoice(blocks, start, first_row, size, 1, given.n_q, given.n_k)
+    return ListChoice(blocks, start, first_row, size, 1, given.n_q, given.n_k, from_zero=True)

@@ -8,6 +8,7 @@ from functools import partial
 
 import torch
 
+from attnspec.backends.common.asking import asks, is_assured
 from attnspec.backends.decided.choice import Choice, TileLists, look_up
 from attnspec.backends.decided.given import Given
 from attnspec.backends.decided.hashes import buckets_of
@@ -76,6 +77,8 @@ def _codes(bucket: torch.Tensor, chunk: torch.Tensor, leaf: Lsh, n_k: int) -> to
 
 def _short(code: torch.Tensor, chunk: torch.Tensor) -> torch.Tensor:
     """Codes in as few bytes as they take, that of padding far below all others."""
+    if not asks(code):
+        return torch.where(chunk == NOWHERE, -(1 << 62), code)
     most = int(code.max()) if code.numel() else 0
     for kind in (torch.int16, torch.int32, torch.int64):
         far = (torch.iinfo(kind).max + 1) // 2
@@ -257,11 +260,12 @@ def _require_shared(given: Given) -> None:
             f" {given.q.shape[1]} and {given.k.shape[1]}: `share_qk = false` hashes both"
         )
     own = given.k[:, :, given.first_query :]
-    if own.device.type != "meta" and not torch.equal(own, given.q):
-        raise ValueError(
-            "`lsh` hashes keys that are the queries, and k is not q, or has not q as its last rows:"
-            " call it with k = q, or write `lsh(share_qk = false)`"
-        )
+    wanted = (
+        "`lsh` hashes keys that are the queries, and k is not q, or has not q as its last rows:"
+        " call it with k = q, or write `lsh(share_qk = false)`"
+    )
+    if not is_assured((own == given.q).all(), wanted):
+        raise ValueError(wanted)
 
 
 def has_other(side: Sorted, leaf: Lsh) -> torch.Tensor:

@@ -13,6 +13,7 @@ import numpy as np
 import torch
 from torch.nn import functional
 
+from attnspec.backends.common.asking import asks
 from attnspec.backends.common.torch_modes import array_of
 
 FORCED = 1 << 62
@@ -36,12 +37,17 @@ def ranks(scores: torch.Tensor, forced: torch.Tensor | None) -> torch.Tensor:
     return found if forced is None else torch.where(forced, FORCED + below, found)
 
 
-def best(scores: torch.Tensor, forced: torch.Tensor | None, budget: int) -> torch.Tensor:
+def best(
+    scores: torch.Tensor, forced: torch.Tensor | None, budget: int, forced_most: int | None = None
+) -> torch.Tensor:
     """The places of the highest scores float32 [..., c], at most `budget`, but all that are forced:
-    ascending lists [..., r], -1 for none."""
+    ascending lists [..., r], -1 for none. Where it is known how many are forced at most, nothing
+    waits for a device."""
     count = min(scores.shape[-1], budget)
     if not scores.numel() or not count:
         return torch.zeros(*scores.shape[:-1], 0, dtype=torch.int64, device=scores.device)
+    if not asks(scores) and (forced is None or forced_most is not None):
+        return _ranked_best(ranks(scores, forced), budget, forced_most or 0)
     raised = scores if forced is None else scores.masked_fill(forced, torch.inf)
     few, places = _few(raised, count + 1)
     values = _falling(few, count + 1)
@@ -111,9 +117,14 @@ def marked(numbers: torch.Tensor, count: int) -> torch.Tensor:
     return table.scatter_(-1, numbers + 1, True)[..., 1:]
 
 
-def listed(table: torch.Tensor) -> torch.Tensor:
+def listed(table: torch.Tensor, most: int | None = None) -> torch.Tensor:
     """The numbers of what is marked in a table [..., count], ascending, after -1 for none; as many
-    as the longest list has."""
+    as the longest list has. Where none is known to have more than `most`, lists on a device have so
+    many, and nothing waits."""
+    count = table.shape[-1]
+    if not asks(table) and most is not None:
+        numbers = torch.where(table, torch.arange(count, device=table.device), -1)
+        return numbers.sort(-1).values[..., count - min(most, count) :]
     rows, numbers = table.reshape(-1, max(1, table.shape[-1])).nonzero(as_tuple=True)
     lead = table.shape[:-1]
     short = torch.bincount(rows, minlength=math.prod(lead))
@@ -127,10 +138,12 @@ def listed(table: torch.Tensor) -> torch.Tensor:
     return found.view(*lead, most)
 
 
-def _ranked_best(ranked: torch.Tensor, budget: int) -> torch.Tensor:
+def _ranked_best(ranked: torch.Tensor, budget: int, forced_most: int | None = None) -> torch.Tensor:
     """The same of numbers that differ."""
     forced = (ranked >= FORCED).sum(-1)
-    most = min(ranked.shape[-1], max(budget, int(forced.max()) if forced.numel() else 0))
+    if forced_most is None:
+        forced_most = int(forced.max()) if forced.numel() else 0
+    most = min(ranked.shape[-1], max(budget, forced_most))
     values, places = ranked.topk(most, dim=-1)
     rank = torch.arange(most, device=ranked.device)
     taken = (values > NONE) & ((rank < budget) | (rank < forced[..., None]))

@@ -118,7 +118,8 @@ class MatchChoice(Choice):
 def decide(leaf: Sinkhorn, given: Given) -> Choice:
     """The matched blocks; raises ValueError where there are more than the network is for."""
     start = given.first
-    blocks = max(1, -(-(given.n_k - int(start.min())) // leaf.size))
+    begin = 0 if given.padding is None else int(start.min())
+    blocks = max(1, -(-(given.n_k - begin) // leaf.size))
     if blocks > leaf.max_blocks:
         raise ValueError(
             f"`sinkhorn` learns for at most max_blocks = {leaf.max_blocks} blocks, and {given.n_k}"

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 import torch
 
+from attnspec.backends.common.asking import known, table_of
 from attnspec.backends.decided.block_scores import Scores
 from attnspec.backends.decided.choice import Choice
 from attnspec.backends.decided.given import Given
@@ -23,7 +24,8 @@ MOST = 1 << 22
 def decide(leaf: TopK, given: Given) -> Choice:
     """The blocks that are taken, row after row, so that no more than some rows of scores are ever
     there."""
-    rows = Rows.of(given, leaf.shared_by, leaf.block)
+    # a score input has a row for each that there is, and no other
+    rows = Rows.of(given, leaf.shared_by, leaf.block, counted=not leaf.scorer)
     chooser = Chooser(leaf, given, rows, _scores(leaf, rows))
     found = [chooser.lists(part) for part in rows.parts(chooser.together)]
     width = max((lists.shape[-1] for lists in found), default=0)
@@ -43,6 +45,7 @@ def decide(leaf: TopK, given: Given) -> Choice:
         n_q=given.n_q,
         n_k=given.n_k,
         within=within,
+        from_zero=given.padding is None,
     )
 
 
@@ -90,11 +93,11 @@ class Chooser:
         """The blocks of some rows, int64 [B, H or 1, rows, r], ascending, -1 for none."""
         leaf = self.leaf
         seen, some = self._seen(part)
-        scales = torch.tensor(self.given.scales, device=some.device).view(-1, 1, 1)
+        scales = table_of(self.given.scales, some.device).view(-1, 1, 1)
         scores = (
             self._given_scores(part) if self.scores is None else self.scores(part, seen, scales)
         )
-        if not bool(some.all()):
+        if not known(some.all(), otherwise=False):
             scores = scores.masked_fill(~some, -torch.inf)
         forced = self._forced(part)
         shared = self._shared(scores)
@@ -104,7 +107,7 @@ class Chooser:
         if leaf.above is not None:
             return listed(above(ranks(candidates, forced), candidates, leaf.above))
         if leaf.mass is None:
-            return best(candidates, forced, leaf.keys or leaf.blocks or 0)
+            return best(candidates, forced, leaf.keys or leaf.blocks or 0, self._forced_most)
         ranked = ranks(candidates, forced)
         if leaf.scorer == "mass":
             shares = shared.masked_fill(ranked == NONE, 0.0)
@@ -143,8 +146,9 @@ class Chooser:
         if self.share == "all":
             return scores.mean(1, keepdim=True)
         groups = sorted(set(self.given.groups))
-        number = torch.tensor([groups.index(x) for x in self.given.groups], device=scores.device)
-        count = torch.bincount(number).view(1, -1, 1, 1)
+        number = table_of(tuple(groups.index(x) for x in self.given.groups), scores.device)
+        sizes = tuple(self.given.groups.count(group) for group in groups)
+        count = table_of(sizes, scores.device).view(1, -1, 1, 1)
         total = scores.new_zeros(len(scores), len(groups), *scores.shape[2:])
         return (total.index_add_(1, number, scores) / count)[:, number]
 
@@ -161,6 +165,11 @@ class Chooser:
         own = torch.where(part.own, own, -1)
         table = own.new_zeros(*own.shape[:2], self.rows.blocks + 1, dtype=torch.bool)
         return table.scatter_(-1, own.clamp_min(-1) + 1, True)[:, None, :, 1:]
+
+    @property
+    def _forced_most(self) -> int | None:
+        """How many blocks are forced at most, None where that is not known."""
+        return None if self.leaf.always is not None else self.leaf.own_blocks
 
     def _any_pair(self, part: Part, graph: Relation, cut: bool = False) -> torch.Tensor:
         """Which slots have a pair of a graph with a query of a row, bool [B, 1 or H, rows, slots];

@@ -18,6 +18,7 @@ from torch._dynamo.exc import FailOnRecompileLimitHit, TorchDynamoException
 from torch.nn.attention.flex_attention import AuxRequest, BlockMask, flex_attention
 
 from attnspec.backends.flex.block_lists import BLOCK, EVERYTHING, NOTHING, BlockLists
+from attnspec.backends.flex.conditions import Shape
 from attnspec.lower.work import BackendError
 
 RECOMPILES = 32
@@ -37,16 +38,18 @@ class Kind(NamedTuple):
     """What is compiled apart.
 
     `changes` are the kinds of score changes in their order, each with a tuple of tensors in a call;
-    `padded` says that keys may be missing, `labels` counts those that a pair must have in common;
-    `options` is what is proved of the blocks.
+    `padded` says that keys may be missing, `condition` is the shape of what inputs ask of pairs, ()
+    for nothing; `options` is what is proved of the blocks. With `band` the mask is a comparison of
+    positions, and flash-attention 4 runs.
     """
 
     scale: float
     changes: tuple[str, ...] = ()
     padded: bool = False
-    labels: int = 0
+    condition: Shape = ()
     lse: bool = True
     options: tuple[str, ...] = ()
+    band: bool = False
 
 
 @dataclass(frozen=True, eq=False)
@@ -55,7 +58,9 @@ class Sides:
 
     b counts samples, and for each of them key heads if `keys` of these are apart; `repeat` is R.
     `q_at` and `k_at` are the positions at the places, int32; `real` says which keys there are, bool
-    [samples * k places], and `labels` are those of queries and of keys, as many of each.
+    [samples * k places]. `given` are the numbers of a condition, [samples * places] or one alone,
+    or of a band the least and greatest k - q of places, and the number of keys; `parts` are the
+    numbers and bits of the masks of a condition's parts.
     """
 
     keys: torch.Tensor
@@ -64,7 +69,8 @@ class Sides:
     k_at: torch.Tensor
     real: torch.Tensor
     changes: tuple[tuple[torch.Tensor, ...], ...]
-    labels: tuple[tuple[torch.Tensor, torch.Tensor], ...] = ()
+    given: tuple[torch.Tensor, ...] = ()
+    parts: tuple[tuple[torch.Tensor, torch.Tensor], ...] = ()
 
 
 class Blocks(NamedTuple):
@@ -115,7 +121,7 @@ def attend(
     tensors = (*blocks[:3], sides.keys, sides.repeat, sides.q_at, sides.k_at, sides.real, *places)
     try:
         found: tuple[torch.Tensor, torch.Tensor | None] = _compiled(kind)(
-            q, k, v, blocks.lists, sides.changes, sides.labels, *tensors
+            q, k, v, blocks.lists, sides.changes, sides.given, sides.parts, *tensors
         )
     except FailOnRecompileLimitHit:
         raise BackendError(
@@ -156,7 +162,7 @@ def _compiled(kind: Kind) -> Callable[..., Any]:
 
 def call_of(kind: Kind) -> Callable[..., tuple[torch.Tensor, torch.Tensor | None]]:
     """FlexAttention of a kind as a function of tensors."""
-    options = dict.fromkeys(kind.options, True)
+    options = {"BACKEND": "FLASH"} if kind.band else dict.fromkeys(kind.options, True)
 
     def run(
         q: torch.Tensor,
@@ -164,7 +170,8 @@ def call_of(kind: Kind) -> Callable[..., tuple[torch.Tensor, torch.Tensor | None
         v: torch.Tensor,
         lists: tuple[torch.Tensor, ...],
         changes: tuple[tuple[torch.Tensor, ...], ...],
-        labels: tuple[tuple[torch.Tensor, torch.Tensor], ...],
+        given: tuple[torch.Tensor, ...],
+        parts: tuple[tuple[torch.Tensor, torch.Tensor], ...],
         numbers: torch.Tensor,
         width: torch.Tensor,
         bits: torch.Tensor,
@@ -175,11 +182,12 @@ def call_of(kind: Kind) -> Callable[..., tuple[torch.Tensor, torch.Tensor | None
         real: torch.Tensor,
         *places: torch.Tensor,
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        holds = mask_mod(numbers, width, bits)
+        holds = in_band(*given) if kind.band else mask_mod(numbers, width, bits)
         if kind.padded:
             holds = with_padding(holds, real, keys, places[1])
-        if kind.labels:
-            holds = with_labels(holds, labels, keys, *places)
+        if kind.condition:
+            static = tuple(mask_mod(part[0], width, part[1]) for part in parts)
+            holds = with_condition(holds, kind.condition, given, static, keys, *places)
         sizes = q.shape[2], k.shape[2]
         blocks = _block_mask(sizes, *lists, BLOCK_SIZE=(BLOCK, BLOCK), mask_mod=holds)
         found = _flex(
@@ -209,6 +217,15 @@ def mask_mod(numbers: torch.Tensor, width: torch.Tensor, bits: torch.Tensor) -> 
     return holds
 
 
+def in_band(low: torch.Tensor, high: torch.Tensor, keys: torch.Tensor) -> Mod:
+    """Whether a pair of places holds in a band."""
+
+    def holds(b: torch.Tensor, h: torch.Tensor, q: torch.Tensor, k: torch.Tensor) -> torch.Tensor:
+        return (q + low <= k) & (k <= q + high) & (k < keys)
+
+    return holds
+
+
 def with_padding(mod: Mod, real: torch.Tensor, keys: torch.Tensor, places: torch.Tensor) -> Mod:
     """The same of real keys alone."""
 
@@ -218,21 +235,33 @@ def with_padding(mod: Mod, real: torch.Tensor, keys: torch.Tensor, places: torch
     return holds
 
 
-def with_labels(
+def with_condition(
     mod: Mod,
-    labels: tuple[tuple[torch.Tensor, torch.Tensor], ...],
+    shape: Shape,
+    given: tuple[torch.Tensor, ...],
+    parts: tuple[Mod, ...],
     keys: torch.Tensor,
     q_places: torch.Tensor,
     k_places: torch.Tensor,
 ) -> Mod:
-    """The same of pairs that have every label in common."""
+    """The same of pairs for which a condition holds."""
 
     def holds(b: torch.Tensor, h: torch.Tensor, q: torch.Tensor, k: torch.Tensor) -> torch.Tensor:
-        held, sample = mod(b, h, q, k), b // keys
-        for of_q, of_k in labels:
-            same = at(of_q, sample * q_places + q) == at(of_k, sample * k_places + k)
-            held = held & same
-        return held
+        sample = b // keys
+        q_place, k_place = sample * q_places + q, sample * k_places + k
+
+        def value(shape: Shape) -> torch.Tensor:
+            op, *operands = shape
+            if op == "part":
+                return parts[operands[0]](b, h, q, k)
+            if op == "one":
+                return given[operands[0]]
+            if op in ("q", "k"):
+                return at(given[operands[0]], q_place if op == "q" else k_place)
+            found: torch.Tensor = op(*[value(each) for each in operands])
+            return found
+
+        return mod(b, h, q, k) & value(shape)
 
     return holds
 

@@ -13,9 +13,11 @@ from functools import lru_cache
 from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING
 
-from attnspec.backends.common.labels import labels_of
+from attnspec.backends.flex.flash import said
+from attnspec.backends.flex.reading import GatheredError, reading_of
+from attnspec.graphs.relation import Relation
 from attnspec.layout.axes import axis
-from attnspec.layout.orders import NATURAL, Order
+from attnspec.layout.orders import NATURAL, Order, OrderedRelation
 from attnspec.layout.steps import (
     READING,
     Banded,
@@ -27,6 +29,7 @@ from attnspec.layout.steps import (
     seconds_of,
     whole_layouts_of,
 )
+from attnspec.layout.tile_layout import StepLayout
 from attnspec.layout.tiling import Survey, TooFine
 from attnspec.lower.cost_model import current
 from attnspec.lower.rates import Amounts
@@ -80,16 +83,15 @@ class FlexBackend:
             return f"it needs torch {TORCH[0]}.{TORCH[1]}, which is not installed"
         if work.normalize not in MERGED:
             return f"results that `{work.normalize}` normalises are not merged by log-sum-exps"
-        parts = labels_of(work.relation)
-        if parts is None:
-            names = ", ".join(f"`{name}`" for name in work.reads)
-            return f"the graph reads {names} in another way than `same({work.reads[0]}) & …`"
         if sum(isinstance(change, Bias) for change in work.changes) > 1:
             return "scores have two learned tables, and it differentiates by one"
         if device == "cpu" and work.normalize != "softmax":
             return f"on the CPU it gives no log-sum-exps, which `{work.normalize}` is made of"
-        bands = _steps(work, device)
-        if not math.isfinite(seconds_of(bands, work.n_q)):
+        try:
+            bands = _bands(work, device)
+        except GatheredError as error:
+            return str(error)
+        if any(band.endless for band in bands):
             return f"in blocks of {BLOCK} x {BLOCK} the graph is too many to list"
         taken = sum(_bytes(band, work) for band in bands)
         if taken > LARGEST:
@@ -103,7 +105,7 @@ class FlexBackend:
         changed = len(work.changes) * sum(band.pairs for band in bands)
         changes = current(work.device).seconds({"flex_masked": changed})
         seconds = seconds_of(bands, work.n_q, work.copies)
-        # what labels leave out is known in a call alone
+        # what inputs leave out is known in a call alone
         return (READING if work.reads else 1.0) * (seconds + changes)
 
     def amounts(self, work: Work) -> Amounts:
@@ -111,29 +113,51 @@ class FlexBackend:
         return amounts_of(_steps(work, work.device), work.n_q)
 
     def steps(self, work: Work) -> tuple[str, ...]:
-        return tuple(str(band) for band in _steps(work, work.device))
+        return tuple(f"{band}{said(work)}" for band in _steps(work, work.device))
 
     def build(self, work: Work, heads: tuple[int, ...], device: torch.device) -> Kernel:
         from attnspec.backends.flex.kernel import FlexKernel
 
-        bands = _steps(work, device.type)
-        layouts, parts = whole_layouts_of(bands, work.n_q, work.n_k), labels_of(work.relation)
-        return FlexKernel(work, heads, device, layouts, parts[0] if parts else ())
+        condition = reading_of(work.relation).condition
+        return FlexKernel(work, heads, device, *layouts_of(work, device.type), condition)
+
+
+def layouts_of(work: Work, device: str) -> tuple[list[StepLayout], list[StepLayout]]:
+    """The tiles of the steps of a work on a type of device, and of the parts of its condition."""
+    steps, parts = (
+        whole_layouts_of(bands, work.n_q, work.n_k)
+        for bands in (_steps(work, device), _parts(work))
+    )
+    return steps, parts
+
+
+def _bands(work: Work, device: str) -> tuple[Banded, ...]:
+    """All that is laid out."""
+    return *_steps(work, device), *_parts(work)
 
 
 def _steps(work: Work, device: str) -> tuple[Banded, ...]:
-    """The steps of the static pairs of a work, one alone where their results cannot be merged."""
-    parts = labels_of(work.relation)
-    if parts is None:
-        raise ValueError("what the inputs leave is not known")
-    relation = parts[1]
-    bands = bands_of(relation, work.n_q, work.n_k, FLEX)
-    if device != "cpu" or len(bands) == 1:
-        return bands
+    """The steps of the static pairs of a work; one alone in natural order where their results
+    cannot be merged, and where a condition looks up pairs of its parts by the same blocks."""
+    found = reading_of(work.relation)
+    if found.parts:
+        return (_natural(found.static, work),)
+    bands = bands_of(found.static, work.n_q, work.n_k, FLEX)
+    return bands if device != "cpu" or len(bands) == 1 else (_natural(found.static, work),)
+
+
+def _parts(work: Work) -> tuple[Banded, ...]:
+    """The static parts of the condition of a work."""
+    return tuple(_natural(part, work) for part in reading_of(work.relation).parts)
+
+
+def _natural(relation: Relation, work: Work) -> Banded:
+    """One step in natural order."""
     try:
-        return (banded(relation, work.n_q, work.n_k, NATURAL, BLOCK, FLEX),)
+        return banded(relation, work.n_q, work.n_k, NATURAL, BLOCK, FLEX)
     except TooFine:
-        return bands
+        sizes, step = (BLOCK, BLOCK), OrderedRelation(relation, NATURAL)
+        return Banded(step, relation, (work.n_q, work.n_k), sizes, FLEX, endless=True)
 
 
 def _bytes(band: Banded, work: Work) -> int:

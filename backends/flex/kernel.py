@@ -1,15 +1,17 @@
 """The kernel of FlexAttention's steps: tokens in order, a call for each step, results merged.
 
-Which blocks a call visits is known from the layout; where keys are missing, or labels must agree,
-the lists are thinned on the device. On a GPU autograd goes through FlexAttention's own backward,
-that of log-sum-exps included, and torch refuses a second one. On the CPU, where it has neither a
-backward nor log-sum-exps, calls that ask for them go the composed way, as everywhere those with
-dropout, transforms or float64 do.
+Which blocks a call visits is known from the layout; where keys are missing, or inputs ask something
+of pairs, the lists are thinned on the device. On a GPU autograd goes through FlexAttention's own
+backward, that of log-sum-exps included, and torch refuses a second one. On the CPU, where it has
+neither a backward nor log-sum-exps, calls that ask for them go the composed way, as everywhere
+those with dropout, transforms or float64 do; and so do on a GPU gradients of learned tables where
+torch.use_deterministic_algorithms asks for the same bits each time.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -20,13 +22,18 @@ from attnspec.backends.common.exact import grouped, is_plain
 from attnspec.backends.common.flash import rows_of_size
 from attnspec.backends.common.merging import merged, with_zero
 from attnspec.backends.common.score_formula import bucket_table, scale_of, slopes_of
-from attnspec.backends.flex.attention import Kind, Sides, attend, blocks_of
-from attnspec.backends.flex.block_lists import BLOCK, BYTES_MOST, block_lists
+from attnspec.backends.flex.attention import Blocks, Kind, Sides, attend, blocks_of
+from attnspec.backends.flex.block_lists import BLOCK, BYTES_MOST, BlockLists, block_lists
+from attnspec.backends.flex.conditions import Shape, condition_of, in_blocks
+from attnspec.backends.flex.flash import SIZES, band_of_work, runs_on
+from attnspec.graphs.relation import Relation
 from attnspec.layout.tile_layout import StepLayout
 from attnspec.lower.work import Alibi, BackendError, Bias, Call, Change, Softcap, Work
 
 TYPES = (torch.float32, torch.bfloat16, torch.float16)
 """What FlexAttention computes in."""
+
+HALF = (torch.bfloat16, torch.float16)
 
 NARROWEST = 16
 """Numbers of a head on a GPU at least; zeros stand behind fewer."""
@@ -43,21 +50,45 @@ class FlexKernel(ByTiles):
         heads: tuple[int, ...],
         device: torch.device,
         layouts: Sequence[StepLayout],
-        labels: tuple[str, ...] = (),
+        parts: Sequence[StepLayout] = (),
+        condition: Relation | None = None,
     ) -> None:
+        """With a condition, what inputs ask of pairs beside the steps; its parts are laid out in
+        natural order, as then the one step is."""
         super().__init__(work, heads, device)
-        self.labels = labels
+        self.condition = condition
+        self.parts = [checked(block_lists(layout), device) for layout in parts]
         self.steps = [FlexStep(layout, work, device) for layout in layouts if len(layout.keys)]
         self.changes = Changes(work, heads, device)
         self.finds_lse = device.type != "cpu"
+        self.band: tuple[torch.Tensor, ...] = ()
+        band = band_of_work(work) if runs_on(device) else None
+        if band is not None and len(self.steps) == 1 and self.steps[0].q.is_natural:
+            first = work.n_k - work.n_q
+            ends = first - band.before, first + band.after, work.n_k
+            self.band = tuple(torch.tensor(x, dtype=torch.int32, device=device) for x in ends)
 
     def goes_fast(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, call: Call) -> bool:
         if not is_plain(q, k, v, call) or q.dtype not in TYPES or not self.steps:
             return False
-        if not q.is_cpu:
-            return True
-        asks = any(x.requires_grad for x in (q, k, v, *call.tables.values()))
-        return not (torch.is_grad_enabled() and asks)
+        # on a GPU the gradient of a learned table is added up by atomic operations, in any order
+        settled = not q.is_cpu and not torch.are_deterministic_algorithms_enabled()
+        needed = call.tables.values() if not q.is_cpu else (q, k, v, *call.tables.values())
+        return settled or not (torch.is_grad_enabled() and any(x.requires_grad for x in needed))
+
+    def goes_by_flash(self, q: torch.Tensor, v: torch.Tensor, call: Call) -> bool:
+        """Whether flash-attention 4 gives the output, where log-sum-exps are not asked for."""
+        if not self.band or call.padding is not None or not q.shape[-1] == v.shape[-1] in SIZES:
+            return False
+        # its gradients are the same bits each time on later GPUs alone
+        return q.dtype in HALF and not torch.are_deterministic_algorithms_enabled()
+
+    def __call__(
+        self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, call: Call
+    ) -> torch.Tensor:
+        if self.goes_fast(q, k, v, call) and self.goes_by_flash(q, v, call):
+            return self._fast(q, k, v, call, self.band)[0]
+        return super().__call__(q, k, v, call)
 
     def partial(
         self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, call: Call
@@ -70,13 +101,18 @@ class FlexKernel(ByTiles):
         return out.reshape(*q.shape[:3], v.shape[-1]), lse.reshape(q.shape[:3])
 
     def _fast(
-        self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, call: Call
+        self,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        call: Call,
+        band: tuple[torch.Tensor, ...] = (),
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """The output [B, H, n_q, d_v] and its log-sum-exps [B, H, n_q]; on the CPU, where it is
-        asked for the output alone, zeros."""
+        """The output [B, H, n_q, d_v] and its log-sum-exps [B, H, n_q]; on the CPU, and with a band
+        for flash-attention 4, where it is asked for the output alone, zeros."""
         shape, out_size = q.shape[:3], v.shape[-1]
         scale = scale_of(self.work, q.shape[-1]) if self.work.scale is None else 1.0
-        decided = call.padding is not None or bool(self.labels)
+        decided = call.padding is not None or self.condition is not None
         if decided:
             # each sample has lists of its own, which all of its heads share
             parts = [q, k, v]
@@ -84,16 +120,16 @@ class FlexKernel(ByTiles):
             parts = [grouped(q, k).flatten(0, 1), *(x.flatten(0, 1)[:, None] for x in (k, v))]
         if not q.is_cpu:
             parts = [rows_of_size(x, max(NARROWEST, x.shape[-1])) for x in parts]
-        changes = self.changes.of(call)
-        count = len(self.labels)
-        kind = Kind(scale, self.changes.kinds, call.padding is not None, count, self.finds_lse)
+        changes, padded = self.changes.of(call), call.padding is not None
+        finds_lse = self.finds_lse and not band
+        kind = Kind(scale, self.changes.kinds, padded, lse=finds_lse, band=bool(band))
         keys = 1 if decided else k.shape[1]
-        labels = [call.data[name].expand(len(q), -1) for name in self.labels]
         if len(self.steps) > 1 and not self.finds_lse:
             raise ValueError("without log-sum-exps the results of several steps are not merged")
         found: tuple[torch.Tensor, torch.Tensor] | None = None
         for step in self.steps:
-            out, lse = step(kind, parts, keys, call.padding, labels, changes)
+            asked = Asked(numbers=band) if band else self.asked(step, call, len(q))
+            out, lse = step(kind, parts, keys, call.padding, asked, changes)
             if lse is None:
                 lse = out.new_zeros(out.shape[:-1])
             if len(self.steps) > 1:
@@ -107,18 +143,48 @@ class FlexKernel(ByTiles):
             out, lse = with_zero(out, lse)
         return out[..., :out_size].reshape(*shape, out_size), lse.reshape(shape)
 
+    def asked(self, step: FlexStep, call: Call, samples: int) -> Asked:
+        """What inputs ask of the pairs of a step."""
+        if self.condition is None:
+            return Asked()
+        given = {name: call.data[name] for name in self.work.reads}
+        places = step.q.index + step.q.first, step.k.index
+        found = condition_of(self.condition, given, *places, self.work.n_k)
+        masks = [part.numbers.view(-1, step.k.places // BLOCK) for part in self.parts]
+        whole, some = in_blocks(found, masks)
+        numbers = [x.expand(samples, -1).flatten() if x.dim() else x for x in found.numbers]
+        parts = [(part.numbers, part.bits) for part in self.parts]
+        return Asked(found.shape, tuple(numbers), tuple(parts), some, whole)
+
+
+def checked(found: BlockLists, device: torch.device) -> Blocks:
+    """Blocks on a device; raises BackendError where their masks are too many."""
+    if len(found.bits) > BYTES_MOST:
+        raise BackendError(
+            f"the backend flex refuses: its masks are {len(found.bits):,} bytes, and at most"
+            f" {BYTES_MOST:,} are kept"
+        )
+    return blocks_of(found, device)
+
+
+class Asked(NamedTuple):
+    """What inputs ask of pairs: the shape of the condition, its numbers and parts, as `Sides` has
+    them, and of blocks [samples or 1, q blocks or 1, k blocks or 1], or of all, whether some pairs
+    may be asked for, and whether all are."""
+
+    shape: Shape = ()
+    numbers: tuple[torch.Tensor, ...] = ()
+    parts: tuple[tuple[torch.Tensor, torch.Tensor], ...] = ()
+    some: torch.Tensor | bool = True
+    whole: torch.Tensor | bool = True
+
 
 class FlexStep:
     """One step: its blocks, and where its tokens are."""
 
     def __init__(self, layout: StepLayout, work: Work, device: torch.device) -> None:
         found = block_lists(layout)
-        if len(found.bits) > BYTES_MOST:
-            raise BackendError(
-                f"the backend flex refuses: its masks are {len(found.bits):,} bytes, and at most"
-                f" {BYTES_MOST:,} are kept"
-            )
-        self.blocks = blocks_of(found, device)
+        self.blocks = checked(found, device)
         self.known: tuple[str, ...] = ()
         self.options: tuple[str, ...] = ()
         if device.type != "cpu":
@@ -137,33 +203,33 @@ class FlexStep:
         parts: Sequence[torch.Tensor],
         keys: int,
         padding: torch.Tensor | None,
-        labels: Sequence[torch.Tensor],
+        asked: Asked,
         changes: tuple[tuple[torch.Tensor, ...], ...],
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
         """The output [b, R, n_q, d_v] of q [b, R, n_q, d], k and v [b, K, n_k, d], and its
-        log-sum-exps [b, R, n_q] if the kind asks; labels are those of all positions, [b, n_k]."""
+        log-sum-exps [b, R, n_q] if the kind asks."""
         q, k, v = self.q.ordered(parts[0]), self.k.ordered(parts[1]), self.k.ordered(parts[2])
         real = self.k.held[None]
         if padding is not None:
             real = real & padding[:, self.k.index]
-        of_q = [x[:, self.q.index + self.q.first] for x in labels]
-        of_k = [x[:, self.k.index] for x in labels]
-        if padding is None and not labels:
+        if padding is None and not asked.shape:
             blocks, kind = self.blocks, kind._replace(options=self.options)
         else:
-            kind = kind._replace(options=self.known)
-            some, whole = real_blocks(real, len(self.q.at) // BLOCK)
-            for one, other in zip(of_q, of_k, strict=True):
-                near, same = blocks_of_labels(one, self.q.held, other, self.k.held)
-                some, whole = some & near, whole & same
-            blocks = self.blocks.decided(some, whole)
+            kind = kind._replace(options=self.known, condition=asked.shape)
+            blocks = self.blocks_for(asked, real.expand(len(q), -1))
         # filled on the device: nothing waits for a copy
         counts = [q.new_full((), count, dtype=torch.int32) for count in (keys, q.shape[1])]
-        pairs = tuple((a.flatten(), b.flatten()) for a, b in zip(of_q, of_k, strict=True))
-        places = self.q.at, self.k.at
-        sides = Sides(counts[0], counts[1], *places, real.flatten(), changes, pairs)
+        at = self.q.at, self.k.at
+        given = asked.numbers, asked.parts
+        sides = Sides(counts[0], counts[1], *at, real.flatten(), changes, *given)
         out, lse = attend(kind, q, k, v, blocks, sides)
         return self.q.natural(out, 0.0), None if lse is None else self.q.natural(lse, -torch.inf)
+
+    def blocks_for(self, asked: Asked, real: torch.Tensor) -> Blocks:
+        """What a call leaves of the blocks, whose keys are real where `real` [samples, k places]
+        says so."""
+        some, whole = real_blocks(real, self.q.places // BLOCK)
+        return self.blocks.decided(some & asked.some, whole & asked.whole)
 
 
 def real_blocks(real: torch.Tensor, rows: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -172,23 +238,6 @@ def real_blocks(real: torch.Tensor, rows: int) -> tuple[torch.Tensor, torch.Tens
     found = torch.unflatten(real, 1, (-1, BLOCK))
     some, whole = (x[:, None].expand(-1, rows, -1) for x in (found.any(-1), found.all(-1)))
     return some, whole
-
-
-def blocks_of_labels(
-    of_q: torch.Tensor, q_held: torch.Tensor, of_k: torch.Tensor, k_held: torch.Tensor
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Which blocks may have a pair of equal labels, and which have no other, bool
-    [samples, q blocks, k blocks], for labels [samples, places] and which places are held."""
-    sides = []
-    for labels, held in ((of_q, q_held), (of_k, k_held)):
-        ends = torch.iinfo(labels.dtype)
-        least, most = (labels.masked_fill(~held, end) for end in (ends.max, ends.min))
-        blocks = [torch.unflatten(x, 1, (-1, BLOCK)) for x in (least, most)]
-        sides.append((blocks[0].amin(-1), blocks[1].amax(-1)))
-    (q_least, q_most), (k_least, k_most) = ((x[:, :, None], y[:, :, None]) for x, y in sides)
-    k_least, k_most = k_least.mT, k_most.mT
-    near = (q_least <= k_most) & (k_least <= q_most)
-    return near, near & (q_least == k_most) & (q_most == k_least)
 
 
 class Changes:
@@ -228,10 +277,12 @@ class Ordered:
     def __init__(self, positions: np.ndarray, first: int, count: int, device: torch.device) -> None:
         self.first, self.count, self.places = first, count, len(positions)
         held = positions >= 0
+        # where none stands, the last one before it, so that a block tells of its own
+        known = np.maximum.accumulate(np.where(held, np.arange(self.places), 0))
         self.is_natural = np.array_equal(positions[:count], first + np.arange(count))
         self.at = torch.from_numpy(np.maximum(positions, 0).astype(np.int32)).to(device)
         self.held = torch.from_numpy(held).to(device)
-        self.index = torch.from_numpy(np.where(held, positions - first, 0)).to(device)
+        self.index = torch.from_numpy(np.maximum(positions[known] - first, 0)).to(device)
         # the place of every position, one behind the last where it has none
         back = np.full(count, self.places)
         back[positions[held] - first] = np.flatnonzero(held)

@@ -17,7 +17,8 @@ BLOCKS = 2048
 
 class Cover:
     """Blocks of a sequence of n positions, `size` long at least, and how many before each do not
-    have every pair of a relation, by blocks of queries: int32 [blocks, blocks + 1]."""
+    have every pair of a relation, by blocks of queries: int32 [blocks, blocks + 1], on every device
+    that asked."""
 
     def __init__(self, relation: Relation, n: int, size: int) -> None:
         self.size = max(size, -(-n // BLOCKS))
@@ -32,13 +33,17 @@ class Cover:
             kinds = np.asarray(relation.cover(q, Tiles(starts[None], stops[None]), n))
             kinds = np.broadcast_to(kinds, (len(starts[part]), count))
             np.cumsum(kinds != FULL, axis=1, out=before[part, 1:])
-        self.before = torch.from_numpy(before)
+        self.before = {torch.device("cpu"): torch.from_numpy(before)}
 
     def full(self, first: torch.Tensor, last: torch.Tensor) -> torch.Tensor:
         """Whether every pair of a block of queries and the keys first … last of a tile is known to
         be held: bool [.., blocks, T] for tiles [.., T]."""
         first, last = first // self.size, last // self.size
-        before = self.before.to(first.device)
+        before = self.before.get(first.device)
+        if before is None:
+            # a device is told once
+            kept = next(iter(self.before.values()))
+            before = self.before[first.device] = apart(lambda: kept.to(first.device))
         found: torch.Tensor = before[:, last + 1] == before[:, first]
         return found.movedim(0, -2)
 

@@ -7,16 +7,16 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
-import numpy as np
 import torch
 
+from attnspec.backends.common.asking import known, pairs_at
 from attnspec.backends.decided.choice import Choice, TileLists, part_of
 from attnspec.backends.decided.lists import Pairs
 from attnspec.backends.lists.changes import Changes, ScoreChanges
 from attnspec.backends.lists.cover import Covers
 from attnspec.backends.lists.placed import Condition, Conditions, Placed
 from attnspec.backends.lists.products import Product
-from attnspec.graphs.relation import Relation, evaluate_pairs
+from attnspec.graphs.relation import Relation
 from attnspec.lower.work import Call
 
 PART = 1 << 18
@@ -60,7 +60,7 @@ class Part:
     def padding(self) -> torch.Tensor | None:
         """Which keys are real, bool [B, n_k]; None where all are."""
         padding = self.call.padding
-        if padding is None or bool(padding[self.samples].all()):
+        if padding is None or known(padding[self.samples].all(), otherwise=False):
             return None
         return padding[self.samples]
 
@@ -135,8 +135,7 @@ def _counts(choice: Choice) -> Condition:
 
 def _static(relation: Relation, n: int) -> Condition:
     def condition(q: torch.Tensor, k: torch.Tensor) -> torch.Tensor:
-        held = evaluate_pairs(relation, q.cpu().numpy(), k.cpu().numpy(), n)
-        return torch.from_numpy(np.array(held)).to(q.device)
+        return pairs_at(relation, q, k, n)
 
     return condition
 

@@ -7,6 +7,8 @@ from functools import cached_property
 import torch
 from torch.nn import functional
 
+from attnspec.backends.common.asking import known
+
 
 class Side:
     """The positions of tiles, int64 [B or 1, heads or 1, T, size], -1 for none."""
@@ -33,7 +35,8 @@ class Side:
     def real(self) -> torch.Tensor | None:
         """Which of the places are positions, None where all are."""
         real = self.places >= 0
-        return None if bool(real.all()) else real
+        whole = self.natural and (self.n - self.first) % self.size == 0
+        return None if whole or known(real.all(), otherwise=False) else real
 
     @cached_property
     def ends(self) -> tuple[torch.Tensor, torch.Tensor]:
@@ -49,7 +52,7 @@ class Side:
         found = last - first == self.size - 1
         if not self.natural:
             found &= (self.places[..., :-1] < self.places[..., 1:]).all(-1)
-        return None if bool(found.all()) else found
+        return None if self.real is None and self.natural else found
 
     def of(self, tiles: torch.Tensor) -> torch.Tensor:
         """The positions of tiles [B, heads, …] of each head: [B, heads, …, size]."""

@@ -82,7 +82,9 @@ class TritonBackend:
             form = f"chunks of {SUMMED.chunk}" if work.causal else "all positions"
             return (f"sums of features in {form}, {_operations(work):,} operations",)
         if work.decided:
-            return ListsBackend().steps(work)
+            asked = [leaf.unsized for leaf in work.decided if leaf.unsized]
+            waits = [f"a call waits for the device, to know {each}" for each in asked]
+            return (*ListsBackend().steps(work), *waits)
         if labels_of(work.relation) is None:
             return ("as the inputs of a call decide",)
         return tuple(str(band) for band in _bands(work))

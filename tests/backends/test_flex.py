@@ -10,12 +10,12 @@ import numpy as np
 import pytest
 import torch
 from attention_checks import GRAPHS, spec_of
+from flex_checks import as_on_a_gpu
 from torch._dynamo.utils import counters
 from torch.nn.attention.flex_attention import create_block_mask
 from zoo import every_attention, smaller
 
 from attnspec.backends import BACKENDS
-from attnspec.backends.common.labels import labels_of
 from attnspec.backends.common.merging import merged
 from attnspec.backends.dense.kernel import DenseKernel
 from attnspec.backends.flex import attention, backend
@@ -43,8 +43,7 @@ pytestmark = [
 
 
 def works(spec: Spec, n: int, n_q: int | None = None) -> list[tuple[Work, tuple[int, ...]]]:
-    """What the first layer computes that FlexAttention takes and no input decides, with its
-    heads."""
+    """What the first layer computes that FlexAttention takes and reads no input, with its heads."""
     program = spec.program
     if any(attend.mechanism for attend in program.attends):
         return []
@@ -254,15 +253,6 @@ def uncompiled(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(attention, "_compiled", attention.call_of)
 
 
-def as_on_a_gpu(work: Work, heads: tuple[int, ...]) -> FlexKernel:
-    parts = labels_of(work.relation)
-    assert parts is not None
-    layouts = whole_layouts_of(bands_of(parts[1], work.n_q, work.n_k, FLEX), work.n_q, work.n_k)
-    kernel = FlexKernel(work, heads, CPU, layouts, parts[0])
-    kernel.finds_lse = True
-    return kernel
-
-
 CHANGED = (
     "attend window(radius = 30)",
     "causal attend window(before = isqrt(n), after = 0) | residue(step = isqrt(n))",
@@ -369,6 +359,29 @@ def test_what_the_cpu_cannot_goes_the_composed_way() -> None:
         torch.testing.assert_close(one, other)
 
 
+BIASED = "heads 1 attend full score bias(buckets = 8, max_distance = 64)"
+
+
+def test_gradients_of_tables_are_the_same_bits_where_torch_is_told_so() -> None:
+    # on a GPU FlexAttention adds them up by atomic operations
+    elsewhere = torch.device("meta")
+    ((work, heads),) = works(spec_of(BIASED), 128)
+    kernel = FlexBackend().build(work, heads, elsewhere)
+    assert isinstance(kernel, FlexKernel)
+    x = torch.empty(1, 1, 128, 16, device=elsewhere, requires_grad=True)
+    for learned in (True, False):
+        table = torch.zeros(1, 8, device=elsewhere, requires_grad=learned)
+        call = Call(tables={work.changes[0].table: table})  # type: ignore[union-attr]
+        assert kernel.goes_fast(x, x, x, call)
+        torch.use_deterministic_algorithms(True)
+        try:
+            assert kernel.goes_fast(x, x, x, call) is not learned
+            with torch.no_grad():
+                assert kernel.goes_fast(x, x, x, call)
+        finally:
+            torch.use_deterministic_algorithms(False)
+
+
 @pytest.mark.slow
 @every_attention
 def test_every_static_file_of_the_zoo_compiled(path: Path, name: str) -> None:
@@ -425,7 +438,6 @@ def test_on_the_cpu_it_waits_for_its_name() -> None:
         ("attend full", "mps", 64, "compiled for CUDA and the CPU, not for mps"),
         ("attend full normalize relu", "cuda", 64, "`relu` normalises are not merged"),
         ("attend full normalize softmax1", "cpu", 64, "gives no log-sum-exps"),
-        ("input x: tokens attend global(x)", "cuda", 64, "in another way than `same(x) & …`"),
         ("attend window(radius = 9)", "cuda", 1 << 20, "are 1,342,177,280 bytes, and at most"),
     ],
 )

@@ -114,15 +114,25 @@ def test_kernels_of_static_graphs(part: int) -> None:
 
 LABELLED = "causal input x: ids attend same(x)"
 
+READ = (
+    ("triton", LABELLED),
+    ("flex", LABELLED),
+    ("flex", "input x: tokens attend window(radius = 9) | global(x)"),
+    ("flex", "input x: length attend causal | prefix(x)"),
+    ("flex", "causal input x: numbers attend where(0 <= x(q) - x(k) <= max(2, x(k) / 3))"),
+)
+
 
 @pytest.mark.usefixtures("nothing_runs")
-@pytest.mark.parametrize("backend", ["triton", "flex"])
-def test_labels_stay_where_they_are(backend: str) -> None:
-    program = parse(f"attention sample {{ {LABELLED} }}").program
+@pytest.mark.parametrize(("backend", "body"), READ)
+def test_inputs_stay_where_they_are(backend: str, body: str) -> None:
+    program = parse(f"attention sample {{ {body} }}").program
     ((work, heads),) = works_of(program, 0, 2, 300, 300, stand_ins(program))
     kernel: Any = backend_of(backend).build(work, heads, ELSEWHERE)
-    labels = torch.zeros(2, 300, dtype=torch.int64, device=ELSEWHERE)
-    call = replace(call_of(work, heads), dropout_p=0.0, data={"x": labels})
+    kind = {"tokens": torch.bool, "numbers": torch.float64}.get(program.inputs[0].kind, torch.int64)
+    shape = (2, 1, 1) if program.inputs[0].kind == "length" else (2, 300)
+    given = torch.zeros(shape, dtype=kind, device=ELSEWHERE)
+    call = replace(call_of(work, heads), dropout_p=0.0, data={"x": given})
     assert not waits(lambda x: kernel(*x, call), tensors(2, 300))
 
 

@@ -136,7 +136,7 @@ class TopK(DataDependent):
         if m == 1:
             return None
         # the first row with more candidates than places, and a query after its first
-        free = most - self._own if self.always is None and self.block > 1 else most
+        free = most - self.own_blocks if self.always is None and self.block > 1 else most
         fewest = max(0, free) + 1
         if self.above is not None or self.mass is not None:
             # of keys one is always kept by its mass
@@ -150,7 +150,13 @@ class TopK(DataDependent):
         return "forces blocks for queries to come, too" if self.shared_by > 1 else ""
 
     @property
-    def _own(self) -> int:
+    def unsized(self) -> str:
+        if self.mass is not None or self.above is not None:
+            return "how many blocks are taken"
+        return "" if self.always is None else "how many blocks are forced"
+
+    @property
+    def own_blocks(self) -> int:
         """The blocks in which the queries of one choice may lie, counted from a border of both."""
         m, b = self.shared_by, self.block
         return max(1, m // b) if m % b == 0 or b % m == 0 else (m - 1) // b + 2
@@ -158,7 +164,7 @@ class TopK(DataDependent):
     def forced(self, n: int) -> int:
         """At most so many blocks are forced on one choice, where no padding stands before."""
         if self.always is None:
-            return self._own if self.causal and self.block > 1 else 0
+            return self.own_blocks if self.causal and self.block > 1 else 0
         rows, blocks = -(-n // self.shared_by), -(-n // self.block)
         if rows * blocks > MOST:
             return blocks
@@ -208,7 +214,7 @@ class TopK(DataDependent):
             return np.minimum(allowed, min(n, most * self.block) * share), note
         q = np.arange(n)
         first = q // self.shared_by * self.shared_by
-        earlier = np.minimum(max(0, most - self._own), first // self.block) * self.block
+        earlier = np.minimum(max(0, most - self.own_blocks), first // self.block) * self.block
         note = "" if self.shared_by in (1, self.block) else "own blocks of one query"
         return np.minimum(allowed, q % self.block + 1 + earlier), note
 

@@ -279,6 +279,7 @@ def _lesser(a: Elementwise, b: Elementwise) -> Elementwise:
 
 
 def _library(*values: Elementwise) -> Any:
-    """numpy or torch, whichever some values are of; this room does not import torch."""
+    """numpy or torch, whichever some values are of, or take functions of; this room does not import
+    torch."""
     kind = next(type(x) for x in values if hasattr(x, "dtype"))
-    return sys.modules[kind.__module__.partition(".")[0]]
+    return sys.modules["torch" if hasattr(kind, "__torch_function__") else "numpy"]
