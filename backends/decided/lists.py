@@ -13,7 +13,7 @@ import torch
 from attnspec.backends.common.masks import mask_plan
 from attnspec.backends.decided.choice import Choice, TileLists
 from attnspec.backends.decided.given import Given
-from attnspec.backends.decided.ranking import marked
+from attnspec.backends.decided.ranking import marked, rising
 from attnspec.graphs.patterns.chosen import Chosen
 from attnspec.graphs.relation import Relation
 
@@ -172,10 +172,11 @@ def decide_chosen(leaf: Chosen, given: Given) -> Choice:
             f"`{name}` must name key blocks 0 … {count - 1}, {size} of {given.count} keys each, or"
             f" -1 for none, got {int(blocks[wrong][0])}"
         )
-    blocks = blocks.sort(-1).values
-    again = torch.zeros_like(blocks, dtype=torch.bool)
-    again[..., 1:] = blocks[..., 1:] == blocks[..., :-1]
-    blocks = torch.where(again, -1, blocks).sort(-1).values
+    blocks = rising(blocks, count)
+    again = (blocks[..., 1:] == blocks[..., :-1]) & (blocks[..., 1:] >= 0)
+    if bool(again.any()):
+        blocks[..., 1:].masked_fill_(again, -1)
+        blocks = rising(blocks, count)
     start = blocks.new_zeros(len(blocks), 1)
     first_row = start + given.first_query
     return ListChoice(blocks, start, first_row, size, 1, given.n_q, given.n_k)

@@ -231,7 +231,7 @@ def _products(chunk: Chunk, batch: Batch, q: torch.Tensor) -> torch.Tensor:
     chunk's."""
     keys = _taken(chunk.tiles.k, batch.tiles, batch.tile_step, "keys")
     scores = scratch("scores", (len(q), q.shape[1], keys.shape[1]), q.dtype)
-    return torch.baddbmm(q.new_zeros(()), q, keys.mT, beta=0, alpha=chunk.unit, out=scores)
+    return torch.baddbmm(scores, q, keys.mT, beta=0, alpha=chunk.unit, out=scores)
 
 
 def _masked(chunk: Chunk, batch: Batch, scores: torch.Tensor) -> torch.Tensor:
@@ -328,7 +328,7 @@ def _backward_chunk(
             sums = sums.view(*batch.rows.shape, height)
             sums = sums.masked_fill(~batch.real[..., None], math.inf).flatten(1)
         weights.sub_(sums[..., None]).exp2_()
-        _add_tiles(into[1], batch, torch.bmm(weights.mT, given))
+        _add_tiles(into[1], batch, weights, given)
         values = _taken(tiles.v, batch.tiles, batch.tile_step, "values")
         of_scores = torch.bmm(
             given, values.mT, out=scratch("score gradients", weights.shape, q.dtype)
@@ -338,7 +338,7 @@ def _backward_chunk(
         of_scores = chunk.changed_back(scores, batch, of_scores)
         if of_factors is not None and shares is not None and plain is not None:
             _add_sums(of_factors, batch, shares.addcmul_(of_scores, plain))
-        _add_tiles(into[0], batch, torch.bmm(of_scores.mT, rows))
+        _add_tiles(into[0], batch, of_scores, rows)
         keys = _taken(tiles.k, batch.tiles, batch.tile_step, "keys")
         torch.bmm(of_scores, keys, out=outs[batch.part(height)].view(rows.shape))
 
@@ -350,9 +350,12 @@ def _add_sums(into: torch.Tensor, batch: Batch, found: torch.Tensor) -> None:
     into.index_add_(0, batch.entries.flatten(), found.flatten())
 
 
-def _add_tiles(into: torch.Tensor, batch: Batch, found: torch.Tensor) -> None:
-    """Add [G, C w, e] to the tiles [tiles, w, e] that they belong to."""
+def _add_tiles(into: torch.Tensor, batch: Batch, weights: torch.Tensor, rows: torch.Tensor) -> None:
+    """Add what rows [G, M h, e] give to their keys, with weights [G, M h, C w], to the tiles
+    [tiles, w, e]."""
     groups, columns = batch.tiles.shape
+    shape = groups, weights.shape[2], rows.shape[2]
+    found = torch.bmm(weights.mT, rows, out=scratch("shares of keys", shape, rows.dtype))
     found = found.view(groups, columns, *into.shape[1:])
     if not batch.tile_step:
         into.index_add_(0, batch.tiles.flatten(), found.flatten(0, 1))

@@ -146,7 +146,7 @@ class ListedKernel(SoftmaxKernel):
             mine = part.of_q(q).to(wide) * scale
             keys = [part.of_k(x).to(wide) for x in (k, v)]
             known = None if self.rest is None else _known(part.of_q(out), part.of_q(lse))
-            for some in self._placed(part):
+            for some in self._together(part):
                 known = _merged(known, some, mine, keys)
             if known is not None:
                 part.of_q(out).copy_(known.outs.view(mine.shape))
@@ -175,7 +175,7 @@ class ListedKernel(SoftmaxKernel):
             mine = part.of_q(q).to(wide) * scale
             above = part.of_q(grad).to(wide), part.of_q(delta), part.of_q(lse)
             keys = [part.of_k(x).to(wide) for x in (k, v)]
-            for some in self._placed(part):
+            for some in self._together(part):
                 for placed in some:
                     if of_weight is not None:
                         placed.sums = torch.zeros_like(placed.lists, dtype=wide).flatten(0, 1)
@@ -195,9 +195,12 @@ class ListedKernel(SoftmaxKernel):
             tables.append(of_weight.to(weight.dtype))
         return *(x.to(y.dtype) for x, y in zip(grads, (q, k, v), strict=True)), *tables
 
-    def _placed(self, part: Part) -> Iterator[list[Placed]]:
+    def _placed(self, part: Part) -> Iterator[Placed]:
+        return part.placed(self.parts.products, self._covers, self.changes)
+
+    def _together(self, part: Part) -> Iterator[list[Placed]]:
         """The layouts of a part, some at a time."""
-        each = part.placed(self.parts.products, self._covers, self.changes)
+        each = self._placed(part)
         while some := list(islice(each, TOGETHER)):
             yield some
 

@@ -32,8 +32,9 @@ class Partials:
     @staticmethod
     def room(use: str, rows: int, size: int, dtype: torch.dtype) -> Partials:
         """Buffers for so many, valid until the next ones for the same use."""
-        shapes = {"outs": (rows, size), "totals": (rows,), "tops": (rows,)}
-        return Partials(*(scratch(f"{use}, {name}", x, dtype) for name, x in shapes.items()))
+        outs = scratch(use, (rows, size), dtype)
+        totals, tops = scratch(f"totals of {use}", (2, rows), dtype)
+        return Partials(outs, totals, tops)
 
     def apart(self, use: str, rows: int) -> Partials:
         """The same for results alike."""
