@@ -17,8 +17,8 @@ from attnspec.backends.common.labels import labels_of
 from attnspec.backends.factored.backend import FactoredBackend, features_of
 from attnspec.backends.lists.backend import ListsBackend
 from attnspec.backends.lists.products import parts_of
-from attnspec.backends.triton.tuning import MAPS, ON_GPU, SUMMED, WHOLE
-from attnspec.layout.steps import READING, Banded, amounts_of, bands_of, whole_layouts_of
+from attnspec.backends.triton.tuning import MAPS, SUMMED, WHOLE, steps_of
+from attnspec.layout.steps import READING, amounts_of
 from attnspec.lower.cost_model import current
 from attnspec.lower.mechanism_costs import flops_of, row_flops_of
 from attnspec.lower.rates import Amounts
@@ -67,15 +67,14 @@ class TritonBackend:
         return current(work.device).seconds(self.amounts(work), work.copies)
 
     def amounts(self, work: Work) -> Amounts:
-        """What the work takes; of run-time inputs nothing is known before they are seen."""
+        """What the work takes; what run-time inputs leave of it is known in a call alone."""
         if work.mechanism is not None:
             return _of_sums(work)
-        parts = labels_of(work.relation)
-        if work.decided or parts is None:
+        bands = () if work.decided else steps_of(work)
+        if not bands:
             return {"triton_call": 1, "triton_pair": READING * work.n_q * work.n_k}
-        found = amounts_of(_bands(work), work.n_q)
-        # what labels leave out is known in a call alone
-        return {name: READING * x if parts[0] else x for name, x in found.items()}
+        found = amounts_of(bands, work.n_q)
+        return {name: READING * x if work.reads else x for name, x in found.items()}
 
     def steps(self, work: Work) -> tuple[str, ...]:
         if work.mechanism is not None:
@@ -83,13 +82,16 @@ class TritonBackend:
             return (f"sums of features in {form}, {_operations(work):,} operations",)
         if work.decided:
             return ListsBackend().steps(work)
+        lines = tuple(str(band) for band in steps_of(work))
+        if not lines:
+            return ("as the inputs of a call decide, laid out for each sample",)
         if labels_of(work.relation) is None:
-            return ("as the inputs of a call decide",)
-        return tuple(str(band) for band in _bands(work))
+            return tuple(f"{line}, masks as the inputs of a call decide" for line in lines)
+        return lines
 
     def build(self, work: Work, heads: tuple[int, ...], device: torch.device) -> Kernel:
         from attnspec.backends.triton.decided import DecidedKernel
-        from attnspec.backends.triton.kernel import ReadingLists, TritonKernel
+        from attnspec.backends.triton.kernel import ReadingLists, tile_kernel
         from attnspec.backends.triton.sums.way import sums_kernel
 
         if work.mechanism is not None:
@@ -97,11 +99,10 @@ class TritonBackend:
         parts = parts_of(work.relation) if work.decided else None
         if parts is not None:
             return DecidedKernel(work, heads, device, parts)
-        labels = labels_of(work.relation)
-        if labels is None:
+        bands = steps_of(work)
+        if not bands:
             return ReadingLists(work, heads, device, math.inf)
-        layouts = whole_layouts_of(_bands(work), work.n_q, work.n_k)
-        return TritonKernel(work, heads, device, layouts, labels[0])
+        return tile_kernel(work, heads, device, bands)
 
 
 def _refuses_mechanism(work: Work, device: str) -> str | None:
@@ -153,11 +154,3 @@ def _refuses_decided(work: Work) -> str | None:
         if leaf.weighs_pairs:
             return f"`{leaf.name}` weighs pairs, and masks of bits hold them once"
     return ListsBackend().refuses(work, "cpu")
-
-
-def _bands(work: Work) -> tuple[Banded, ...]:
-    """The steps of the pairs that no label leaves out."""
-    parts = labels_of(work.relation)
-    if parts is None:
-        raise ValueError("what the inputs leave is not known")
-    return bands_of(parts[1], work.n_q, work.n_k, ON_GPU)

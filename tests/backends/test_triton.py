@@ -21,6 +21,7 @@ from zoo import ATTENTIONS, smaller
 import attnspec
 from attnspec.backends.planner import plan
 from attnspec.backends.triton import backend as backend_module
+from attnspec.backends.triton import tuning
 from attnspec.backends.triton.tuning import ON_GPU
 from attnspec.graphs.relation import Relation
 from attnspec.lower.lower import works_of
@@ -36,7 +37,7 @@ pytestmark = pytest.mark.usefixtures("interpreted", "small_tiles")
 @pytest.fixture
 def small_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
     """Tiles of 16, so that short sequences have several."""
-    monkeypatch.setattr(backend_module, "ON_GPU", replace(ON_GPU, targets=(16,)))
+    monkeypatch.setattr(tuning, "ON_GPU", replace(ON_GPU, targets=(16,)))
 
 
 def tensors(
@@ -152,7 +153,7 @@ def test_long_lists_are_cut_and_large_tiles_too(name: str, monkeypatch: pytest.M
     whole = results()
     monkeypatch.setattr(tables, "SHORTEST", 1)
     monkeypatch.setattr(tables, "LONGEST", 1)
-    monkeypatch.setattr(backend_module, "ON_GPU", replace(ON_GPU, targets=(32,)))
+    monkeypatch.setattr(tuning, "ON_GPU", replace(ON_GPU, targets=(32,)))
     monkeypatch.setattr(
         attention, "blocks_for", lambda *given: attention.Blocks(16, 16, warps=4, stages=1)
     )
@@ -245,9 +246,7 @@ def static_graphs(part: int, parts: int) -> Iterator[tuple[str, Relation, int]]:
 )
 def test_static_graphs_of_the_zoo(part: int, monkeypatch: pytest.MonkeyPatch) -> None:
     for name, relation, n in static_graphs(part, 6):
-        monkeypatch.setattr(
-            backend_module, "ON_GPU", replace(ON_GPU, targets=(16,) if n < 50 else (64,))
-        )
+        monkeypatch.setattr(tuning, "ON_GPU", replace(ON_GPU, targets=(16,) if n < 50 else (64,)))
         found, meant = outputs(relation, n)
         assert np.abs(found - meant).max() < 1e-6, name
 

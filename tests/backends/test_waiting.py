@@ -112,17 +112,22 @@ def test_kernels_of_static_graphs(part: int) -> None:
     assert {"torch", "tiles", "scattered", "flex", "triton"} <= seen
 
 
-LABELLED = "causal input x: ids attend same(x)"
+READ = (
+    ("triton", torch.int64, "causal input x: ids attend same(x)"),
+    ("flex", torch.int64, "causal input x: ids attend same(x)"),
+    ("triton", torch.float32, "input x: numbers attend where(abs(x(q) - x(k)) <= 0.3) | self"),
+    ("triton", torch.bool, "causal input x: tokens attend window(radius = 40) | global(x)"),
+)
 
 
 @pytest.mark.usefixtures("nothing_runs")
-@pytest.mark.parametrize("backend", ["triton", "flex"])
-def test_labels_stay_where_they_are(backend: str) -> None:
-    program = parse(f"attention sample {{ {LABELLED} }}").program
+@pytest.mark.parametrize(("backend", "kind", "body"), READ)
+def test_inputs_stay_where_they_are(backend: str, kind: torch.dtype, body: str) -> None:
+    program = parse(f"attention sample {{ {body} }}").program
     ((work, heads),) = works_of(program, 0, 2, 300, 300, stand_ins(program))
     kernel: Any = backend_of(backend).build(work, heads, ELSEWHERE)
-    labels = torch.zeros(2, 300, dtype=torch.int64, device=ELSEWHERE)
-    call = replace(call_of(work, heads), dropout_p=0.0, data={"x": labels})
+    given = torch.zeros(2, 300, dtype=kind, device=ELSEWHERE)
+    call = replace(call_of(work, heads), dropout_p=0.0, data={"x": given})
     assert not waits(lambda x: kernel(*x, call), tensors(2, 300))
 
 
