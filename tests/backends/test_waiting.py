@@ -131,6 +131,17 @@ def test_inputs_stay_where_they_are(backend: str, kind: torch.dtype, body: str) 
     assert not waits(lambda x: kernel(*x, call), tensors(2, 300))
 
 
+@pytest.mark.usefixtures("nothing_runs")
+@pytest.mark.parametrize("causal", ["causal ", ""])
+def test_a_graph_beside_a_mechanism(causal: str) -> None:
+    body = f"{causal}attend window(before = 9, after = 0) + favor(features = 16)"
+    program = parse(f"attention sample {{ {body} }}").program
+    ((work, heads),) = works_of(program, 0, 2, 300, 300, {})
+    kernel: Any = backend_of("triton").build(work, heads, ELSEWHERE)
+    call = replace(call_of(work, heads), dropout_p=0.0)
+    assert not waits(lambda x: kernel(*x, call), tensors(2, 300))
+
+
 def call_of(work: Work, heads: tuple[int, ...]) -> Call:
     """Padding, dropped weights and all that is learned."""
     tables = {
