@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Sequence
 
 LEAVES = (
     "full",
@@ -40,6 +41,30 @@ def spec_text(seed: int) -> str:
         return f"attention a {{\n{causal}    attend {_graph(source, 3)}\n}}\n"
     scopes = "".join(f"    head {head} {{ attend {_graph(source, 2)} }}\n" for head in range(heads))
     return f"attention a {{\n{causal}    heads {heads}\n{scopes}}}\n"
+
+
+INPUTS = "input t: numbers input i: ids input m: tokens input s: length"
+
+READING = (
+    "same(i)",
+    "prefix(s)",
+    "global(m)",
+    "rows(m | first({bit}))",
+    "columns(~m)",
+    "where(t(k) <= t(q))",
+    "where(abs(t(q) - t(k)) <= 0.{tiny} or q == k)",
+    "where((i(q) + {bit} * i(k)) % 3 == {bit})",
+)
+
+
+def reading_text(seed: int) -> str:
+    """One attention whose graph reads run-time inputs, those of `INPUTS`, beside other patterns."""
+    source = random.Random(seed)
+    causal = "causal " if source.random() < 0.4 else ""
+    leaves = (*source.sample(LEAVES, 4), *source.sample(READING, 4))
+    first = _leaf(source, READING)
+    rest, op = _graph(source, 2, leaves), source.choice("&|")
+    return f"attention a {{ {INPUTS} {causal}attend {first} {op} ({rest}) }}"
 
 
 BY_PLACE = (
@@ -92,11 +117,11 @@ def claims_text(seed: int, n: int) -> str:
     return f"attention a {{ {causal}{counts} {attends} {' '.join(claims)} }}"
 
 
-def _graph(source: random.Random, depth: int) -> str:
+def _graph(source: random.Random, depth: int, leaves: Sequence[str] = LEAVES) -> str:
     kind = source.random()
     if depth == 0 or kind < 0.2:
-        return _leaf(source)
-    first, second = _graph(source, depth - 1), _graph(source, depth - 1)
+        return _leaf(source, leaves)
+    first, second = _graph(source, depth - 1, leaves), _graph(source, depth - 1, leaves)
     if kind < 0.6:
         return f"({first} | {second})"
     if kind < 0.75:
@@ -104,14 +129,14 @@ def _graph(source: random.Random, depth: int) -> str:
     if kind < 0.87:
         return f"({first} - {second})"
     if kind < 0.92:
-        return f"~{_leaf(source)}"
+        return f"~{_leaf(source, leaves)}"
     if kind < 0.96:
         return f"transpose({first})"
     return f"shift({first}, by = {source.randint(-7, 7)})"
 
 
-def _leaf(source: random.Random) -> str:
-    return source.choice(LEAVES).format(
+def _leaf(source: random.Random, leaves: Sequence[str]) -> str:
+    return source.choice(leaves).format(
         bit=source.randint(0, 1) + 1,
         tiny=source.randint(1, 4),
         small=source.randint(0, 40),

@@ -92,6 +92,7 @@ class ReadingKernel:
                 padding=None if call.padding is None else call.padding[part],
                 data={name: values[part] for name, values in call.data.items()},
                 known=call.known and (call.known[0][part], call.known[1][part]),
+                line=call.line + sample * q.shape[1],
             )
             found.append((kernel or self.dense, (q[part], k[part], v[part]), one))
         return found

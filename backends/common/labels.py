@@ -1,12 +1,17 @@
-"""Graphs whose pairs are static ones with equal labels, known without torch."""
+"""What is known of graphs that read inputs before these are seen, without torch."""
 
 from __future__ import annotations
 
-from attnspec.graphs.operators import Intersection
+from dataclasses import replace
+
+from attnspec.graphs.operators import Complement, Intersection, Shift, Transpose, Union
 from attnspec.graphs.patterns.full import Full
 from attnspec.graphs.patterns.same import Same
 from attnspec.graphs.relation import Relation
 from attnspec.graphs.token_sets import StandIn, reads_data
+
+ALL, NONE = Full(), Complement(Full())
+"""Every pair, and no pair."""
 
 
 def labels_of(relation: Relation) -> tuple[tuple[str, ...], Relation] | None:
@@ -19,5 +24,66 @@ def labels_of(relation: Relation) -> tuple[tuple[str, ...], Relation] | None:
         return None
     names = tuple(term.ids.name for term in same if isinstance(term.ids, StandIn))
     if not others:
-        return names, Full()
+        return names, ALL
     return names, others[0] if len(others) == 1 else Intersection(others)
+
+
+def possible(relation: Relation) -> Relation:
+    """The static pairs outside of which no inputs have any."""
+    return _bound(relation, True)
+
+
+def certain(relation: Relation) -> Relation:
+    """The static pairs that are held whatever the inputs are."""
+    return _bound(relation, False)
+
+
+def _bound(relation: Relation, most: bool) -> Relation:
+    """The most static pairs that a relation may hold, or the fewest."""
+    if not reads_data(relation):
+        return relation
+    match relation:
+        case Union(terms):
+            return _joined(relation, [_bound(term, most) for term in terms], (ALL, NONE))
+        case Intersection(terms):
+            return _joined(relation, [_bound(term, most) for term in terms], (NONE, ALL))
+        case Complement(term):
+            found = _bound(term, not most)
+            return {ALL: NONE, NONE: ALL}.get(found) or Complement(found)
+        case Transpose(term) | Shift(term):
+            return replace(relation, term=_bound(term, most))
+        case _:
+            return ALL if most else NONE
+
+
+def _joined(
+    relation: Union | Intersection, terms: list[Relation], ends: tuple[Relation, Relation]
+) -> Relation:
+    """Terms under an operator; `ends` are the one that decides alone, and the one that says
+    nothing beside others."""
+    some = tuple(dict.fromkeys(term for term in terms if term != ends[1]))
+    if ends[0] in some:
+        return ends[0]
+    if len(some) < 2:
+        return some[0] if some else ends[1]
+    return replace(relation, terms=some)
+
+
+def takes_tensors(relation: Relation) -> bool:
+    """Whether what a relation reads of inputs is answered for tensors of positions: what is static
+    beside it may be looked up, but not in a pattern that moves positions."""
+    match relation:
+        case Union(terms) | Intersection(terms):
+            return all(not reads_data(term) or takes_tensors(term) for term in terms)
+        case Complement(term):
+            return takes_tensors(term)
+        case _:
+            return _is_elementwise(relation)
+
+
+def _is_elementwise(relation: Relation) -> bool:
+    if isinstance(relation, Union | Intersection):
+        return all(map(_is_elementwise, relation.terms))
+    if isinstance(relation, Complement | Transpose | Shift):
+        return _is_elementwise(relation.term)
+    return not relation.numpy_only

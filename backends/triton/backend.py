@@ -15,14 +15,15 @@ from typing import TYPE_CHECKING, ClassVar
 
 from attnspec.backends.common.labels import labels_of
 from attnspec.backends.factored.backend import FactoredBackend, features_of
+from attnspec.backends.factored.hybrid.lag import lagged
 from attnspec.backends.lists.backend import ListsBackend
 from attnspec.backends.lists.products import parts_of
-from attnspec.backends.triton.tuning import MAPS, ON_GPU, SUMMED, WHOLE
-from attnspec.layout.steps import READING, Banded, amounts_of, bands_of, whole_layouts_of
+from attnspec.backends.triton.tuning import MAPS, SUMMED, WHOLE, steps_of
+from attnspec.layout.steps import READING, amounts_of
 from attnspec.lower.cost_model import current
 from attnspec.lower.mechanism_costs import flops_of, row_flops_of
 from attnspec.lower.rates import Amounts
-from attnspec.lower.work import MERGED, Bias, Kernel, Work, mechanism_of
+from attnspec.lower.work import MERGED, Bias, Kernel, Work, graph_of, mechanism_of
 
 if TYPE_CHECKING:
     import torch
@@ -30,6 +31,9 @@ if TYPE_CHECKING:
 INTERPRETED = "TRITON_INTERPRET"
 """The environment variable under which kernels run on the CPU."""
 
+
+TABLES = "scores have two learned tables, and the kernels read one"
+"""Why such a work is refused."""
 
 SIZE = 64
 """The size of the heads that estimates are about."""
@@ -58,68 +62,91 @@ class TritonBackend:
         if work.decided:
             return _refuses_decided(work)
         if sum(isinstance(change, Bias) for change in work.changes) > 1:
-            return "scores have two learned tables, and the kernels read one"
+            return TABLES
         return None
 
     def cost(self, work: Work) -> float:
-        if work.device == "cpu":
+        if work.device == "cpu" or not _launches(work):
+            # what torch's products compute alone is for `factored` to be chosen for
             return math.inf
         return current(work.device).seconds(self.amounts(work), work.copies)
 
     def amounts(self, work: Work) -> Amounts:
-        """What the work takes; of run-time inputs nothing is known before they are seen."""
+        """What the work takes; what run-time inputs leave of it is known in a call alone."""
+        if work.hybrid:
+            return _of_both(work)
         if work.mechanism is not None:
             return _of_sums(work)
-        parts = labels_of(work.relation)
-        if work.decided or parts is None:
+        bands = () if work.decided else steps_of(work)
+        if not bands:
             return {"triton_call": 1, "triton_pair": READING * work.n_q * work.n_k}
-        found = amounts_of(_bands(work), work.n_q)
-        # what labels leave out is known in a call alone
-        return {name: READING * x if parts[0] else x for name, x in found.items()}
+        found = amounts_of(bands, work.n_q)
+        return {name: READING * x if work.reads else x for name, x in found.items()}
 
     def steps(self, work: Work) -> tuple[str, ...]:
+        if not _launches(work):
+            return (f"products of whole matrices by torch, {_operations(work):,} operations",)
         if work.mechanism is not None:
             form = f"chunks of {SUMMED.chunk}" if work.causal else "all positions"
-            return (f"sums of features in {form}, {_operations(work):,} operations",)
+            if work.hybrid and not _window(work):
+                form = "tiles beside the graph, in tensor products"
+            found = f"sums of features in {form}, {_operations(work):,} operations"
+            graph = steps_of(graph_of(work)) if work.hybrid else ()
+            return (found, *(f"the graph instead in {band}" for band in graph))
         if work.decided:
             asked = [leaf.unsized for leaf in work.decided if leaf.unsized]
             waits = [f"a call waits for the device, to know {each}" for each in asked]
             return (*ListsBackend().steps(work), *waits)
+        lines = tuple(str(band) for band in steps_of(work))
+        if not lines:
+            return ("as the inputs of a call decide, laid out for each sample",)
         if labels_of(work.relation) is None:
-            return ("as the inputs of a call decide",)
-        return tuple(str(band) for band in _bands(work))
+            return tuple(f"{line}, masks as the inputs of a call decide" for line in lines)
+        return lines
 
     def build(self, work: Work, heads: tuple[int, ...], device: torch.device) -> Kernel:
+        from attnspec.backends.factored.kernels import kernel_of
         from attnspec.backends.triton.decided import DecidedKernel
-        from attnspec.backends.triton.kernel import ReadingLists, TritonKernel
+        from attnspec.backends.triton.kernel import ReadingLists, tile_kernel
+        from attnspec.backends.triton.sums.hybrid import beside_kernel
         from attnspec.backends.triton.sums.way import sums_kernel
 
+        if not _launches(work):
+            return kernel_of(work, heads, device)
         if work.mechanism is not None:
-            return sums_kernel(work, heads, device)
+            sums = sums_kernel(work, heads, device)
+            return beside_kernel(work, heads, device, sums) if work.hybrid else sums
         parts = parts_of(work.relation) if work.decided else None
         if parts is not None:
             return DecidedKernel(work, heads, device, parts)
-        labels = labels_of(work.relation)
-        if labels is None:
+        bands = steps_of(work)
+        if not bands:
             return ReadingLists(work, heads, device, math.inf)
-        layouts = whole_layouts_of(_bands(work), work.n_q, work.n_k)
-        return TritonKernel(work, heads, device, layouts, labels[0])
+        return tile_kernel(work, heads, device, bands)
 
 
 def _refuses_mechanism(work: Work, device: str) -> str | None:
     """Why a mechanism is not run, or None."""
-    name = mechanism_of(work).name
-    if not mechanism_of(work).sums:
+    if work.hybrid and (work.reads or work.decided):
         return (
-            f"`{name}` is a few products of whole matrices, for which torch has kernels on every"
-            " device: `factored` plans them"
+            f"which pairs `{mechanism_of(work).name}` weighs is known in a call alone, and its"
+            " tiles are laid out before: `factored` computes both"
         )
-    if work.hybrid:
-        return (
-            f"its kernels sum what `{name}` gives to all pairs, and what it gives to the pairs of"
-            " the graph is none of it: `factored` computes both"
-        )
+    if work.hybrid and sum(isinstance(change, Bias) for change in work.changes) > 1:
+        return TABLES
     return FactoredBackend().refuses(work, device)
+
+
+def _launches(work: Work) -> bool:
+    """Whether kernels of this backend run a work: mechanisms of low rank, and mixings, are a few
+    products of whole matrices, for which torch has kernels on every device."""
+    return work.mechanism is None or work.mechanism.sums
+
+
+def _window(work: Work) -> bool:
+    """Whether the graph beside a mechanism is a window that its sums stay behind."""
+    lag, rest = lagged(work)
+    return lag > 0 and rest is None
 
 
 def _operations(work: Work) -> int:
@@ -143,6 +170,17 @@ def _of_sums(work: Work) -> Amounts:
     return found | {"dense_call": 1.0, "dense_pair": features_of(work)}
 
 
+def _of_both(work: Work) -> Amounts:
+    """What a graph and sums of features beside it take."""
+    found = dict(_of_sums(work))
+    if not _window(work):
+        pairs = _operations(work) / (4 * SIZE)
+        found = {"dense_call": 1.0, "dense_pair": pairs + features_of(work)}
+    for name, amount in amounts_of(steps_of(graph_of(work)), work.n_q).items():
+        found[name] = found.get(name, 0.0) + amount
+    return found
+
+
 def _refuses_decided(work: Work) -> str | None:
     """Why a graph that the data decide is not run, or None."""
     if work.changes:
@@ -155,11 +193,3 @@ def _refuses_decided(work: Work) -> str | None:
         if leaf.weighs_pairs:
             return f"`{leaf.name}` weighs pairs, and masks of bits hold them once"
     return ListsBackend().refuses(work, "cpu")
-
-
-def _bands(work: Work) -> tuple[Banded, ...]:
-    """The steps of the pairs that no label leaves out."""
-    parts = labels_of(work.relation)
-    if parts is None:
-        raise ValueError("what the inputs leave is not known")
-    return bands_of(parts[1], work.n_q, work.n_k, ON_GPU)

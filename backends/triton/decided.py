@@ -6,6 +6,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from typing import Any, cast
 
 import torch
 from torch.nn import functional
@@ -19,9 +20,9 @@ from attnspec.backends.lists.kernel import ListedKernel, Rest
 from attnspec.backends.lists.parts import Part
 from attnspec.backends.lists.products import Parts, Product
 from attnspec.backends.triton.attention import Passing, TileAttention, drops_of
-from attnspec.backends.triton.kernel import TritonKernel, delta_of, is_taken
+from attnspec.backends.triton.kernel import TritonKernel, delta_of, is_taken, tile_kernel
 from attnspec.backends.triton.placed import PlacedTables
-from attnspec.backends.triton.tuning import LEAST, ON_GPU
+from attnspec.backends.triton.tuning import LEAST, ON_GPU, steps_of
 from attnspec.layout.steps import bands_of, whole_layouts_of
 from attnspec.lower.work import Call, Work
 
@@ -77,7 +78,18 @@ class DecidedKernel(ListedKernel):
     ) -> None:
         super().__init__(work, heads, device, parts)
         self.rest = None if parts.rest is None else ListedRest(work, heads, device, parts.rest)
+        self.beside: TritonKernel | None = None
+        if self.rest is not None and self.rest.work.reads:
+            bands = steps_of(self.rest.work)
+            self.beside = tile_kernel(self.rest.work, heads, device, bands) if bands else None
         self.attention = TileAttention(work, heads, device)
+
+    def _rests(self, call: Call) -> Iterator[tuple[slice, TritonKernel, Call]]:  # type: ignore[override]
+        if self.beside is None:
+            yield from cast(Any, super()._rests(call))
+        else:
+            data = {name: call.data[name][:, 0] for name in self.beside.work.reads}
+            yield slice(None), self.beside, replace(call, data=data)
 
     def goes_fast(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, call: Call) -> bool:
         return is_taken(q) and has_numbers(q, k, v)

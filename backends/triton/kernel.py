@@ -11,11 +11,13 @@ import torch
 from attnspec.backends.bands.kernel import ByTiles
 from attnspec.backends.bands.per_sample import ReadingBands
 from attnspec.backends.common.exact import Partial, has_numbers
+from attnspec.backends.common.labels import labels_of
 from attnspec.backends.triton.attention import Passing, TileAttention, drops_of
 from attnspec.backends.triton.labelled import LabelledTables
+from attnspec.backends.triton.reading import ReadingStep
 from attnspec.backends.triton.tables import StepTables, Tables
 from attnspec.backends.triton.tuning import ON_GPU
-from attnspec.layout.steps import bands_of, whole_layouts_of
+from attnspec.layout.steps import Banded, bands_of, whole_layouts_of
 from attnspec.layout.tile_layout import StepLayout
 from attnspec.lower.work import Call, Work
 
@@ -50,12 +52,13 @@ class TritonKernel(ByTiles):
         self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, call: Call, scale: float
     ) -> Partial:
         passing = self._passing(q, k, v, call, scale)
+        steps = self._steps(passing, call)
         # what is merged is kept in wide numbers meanwhile
-        once = len(self.steps) < 2 and not any(step.rows.slots for step in self.steps)
+        once = len(steps) < 2 and not any(step.rows.slots for step in steps)
         shape, kind = passing.q.shape[:3], passing.kind
         out = q.new_zeros((*shape, v.shape[-1]), dtype=q.dtype if once else kind)
         lse = q.new_full(shape, empty_of(self.work), dtype=kind)
-        self.attention.attend(self._steps(passing), passing, call.tables, (out, lse))
+        self.attention.attend(steps, passing, call.tables, (out, lse))
         return out.to(q.dtype).view(*q.shape[:-1], -1), lse.view(q.shape[:-1])
 
     def derivatives(
@@ -70,10 +73,10 @@ class TritonKernel(ByTiles):
         above = grad, lse, delta_of(grad, out, lse, of_lse)
         rows = [x.flatten(1, 2) for x in above]
         passing = self._passing(q, k, v, call, scale)
-        given, once = (passing.q, k, v), len(self.steps) < 2
+        given, steps = (passing.q, k, v), self._steps(passing, call)
+        once = len(steps) < 2
         grads = [x.new_zeros(x.shape, dtype=x.dtype if once else passing.kind) for x in given]
         upper = rows[0], rows[1], rows[2]
-        steps = self._steps(passing)
         tables = self.attention.derive(steps, passing, call.tables, upper, grads)
         found = [x.to(y.dtype) for x, y in zip(grads, given, strict=True)]
         return found[0].view(q.shape), *found[1:], *tables
@@ -89,7 +92,7 @@ class TritonKernel(ByTiles):
             labels = torch.stack(given, 1)
         return Passing((q.flatten(1, 2), k, v), call.padding, scale, drops=drops, labels=labels)
 
-    def _steps(self, passing: Passing) -> Sequence[Tables]:
+    def _steps(self, passing: Passing, call: Call) -> Sequence[Tables]:
         """The tables of a call."""
         if passing.labels is None:
             return self.steps
@@ -114,6 +117,38 @@ def delta_of(
     of the log-sum-exps."""
     delta = (grad.to(lse.dtype) * out).sum(-1)
     return delta if of_lse is None else delta - of_lse.masked_fill(lse == -math.inf, 0.0)
+
+
+class InputKernel(TritonKernel):
+    """The same for a graph that reads run-time inputs, over steps of the pairs that it may have:
+    which of them it has is made out on the device, for all samples at once."""
+
+    def __init__(
+        self,
+        work: Work,
+        heads: tuple[int, ...],
+        device: torch.device,
+        bands: Sequence[Banded],
+    ) -> None:
+        super().__init__(work, heads, device, ())
+        lengths = work.n_q, work.n_k
+        self.reading = [ReadingStep(band, work.relation, lengths, device) for band in bands]
+
+    def _steps(self, passing: Passing, call: Call) -> Sequence[Tables]:
+        data = {name: call.data[name] for name in self.work.reads}
+        with torch.no_grad():
+            return [step(data) for step in self.reading]
+
+
+def tile_kernel(
+    work: Work, heads: tuple[int, ...], device: torch.device, bands: tuple[Banded, ...]
+) -> TritonKernel:
+    """The kernel of a graph over these steps, whatever it reads."""
+    labels = labels_of(work.relation)
+    if labels is None:
+        return InputKernel(work, heads, device, bands)
+    layouts = whole_layouts_of(bands, work.n_q, work.n_k)
+    return TritonKernel(work, heads, device, layouts, labels[0])
 
 
 class ReadingLists(ReadingBands):

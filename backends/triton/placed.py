@@ -11,13 +11,12 @@ from collections.abc import Sequence
 from functools import cached_property
 
 import torch
-from torch.nn import functional
 
 from attnspec.backends.common.asking import asks
 from attnspec.backends.lists.placed import Placed
 from attnspec.backends.lists.sides import Side
 from attnspec.backends.triton import tables
-from attnspec.backends.triton.tables import TileLists, TileSide
+from attnspec.backends.triton.tables import TileLists, TileSide, packed
 
 UNASKED = 1 << 26
 """Pairs that are looked at sooner than the device is asked how many there are to be looked at."""
@@ -95,19 +94,10 @@ class PlacedTables:
             last = min(first + step, rows)
             # heads of a group hold the same pairs
             held = placed.held(first, last, slots[:, first:last])[:, :, :height]
-            bits[:, first:last] = _packed(held.transpose(2, 3), words)
+            bits[:, first:last] = packed(held.transpose(2, 3), words)
         base = torch.arange(lists * rows, device=self.device).view(lists, rows, 1) * max(1, most)
         numbers = (masked.cumsum(2) - 1).clamp(min=0) + base
         return numbers.flatten(0, 1), bits.flatten(0, 2)
-
-
-def _packed(held: torch.Tensor, words: int) -> torch.Tensor:
-    """bool [..., keys] as int32 [..., words], the first key lowest."""
-    held = functional.pad(held, (0, 32 * words - held.shape[-1]))
-    places = torch.arange(32, device=held.device)
-    found = (torch.unflatten(held, -1, (words, 32)).long() << places).sum(-1)
-    # as the bits of a number that has a sign
-    return torch.where(found >> 31 > 0, found - (1 << 32), found).to(torch.int32)
 
 
 def _side(side: Side, length: int, count: int, lead: tuple[int, int]) -> TileSide:

@@ -12,6 +12,7 @@ from typing import Protocol
 
 import numpy as np
 import torch
+from torch.nn import functional
 
 from attnspec.layout.tile_layout import FULL_TILE, Places, StepLayout
 
@@ -84,12 +85,18 @@ class StepTables:
     @cached_property
     def columns(self) -> TileLists:
         """The transposed lists, for gradients."""
-        layout = self.layout
-        rows = np.repeat(np.arange(layout.q.count), np.diff(layout.starts))
-        order = np.argsort(layout.keys, kind="stable")
-        starts = np.zeros(layout.k.count + 1, np.int64)
-        np.cumsum(np.bincount(layout.keys, minlength=layout.k.count), out=starts[1:])
-        return lists_of(starts, rows[order], layout.kinds[order], self.device)
+        starts, tiles, order = turned(self.layout)
+        return lists_of(starts, tiles, self.layout.kinds[order], self.device)
+
+
+def turned(layout: StepLayout) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Where the lists of key tiles begin, [tiles + 1], the query tiles in them, and which of the
+    layout's entries these are."""
+    rows = np.repeat(np.arange(layout.q.count), np.diff(layout.starts))
+    order = np.argsort(layout.keys, kind="stable")
+    starts = np.zeros(layout.k.count + 1, np.int64)
+    np.cumsum(np.bincount(layout.keys, minlength=layout.k.count), out=starts[1:])
+    return starts, rows[order], order
 
 
 def side_of(axis: Places, device: torch.device) -> TileSide:
@@ -120,6 +127,15 @@ def bits_of(masks: np.ndarray, device: torch.device) -> torch.Tensor:
     bits[:count, :, :width] = masks
     packed = np.packbits(bits, axis=2, bitorder="little").view("<i4")
     return torch.from_numpy(packed.astype(np.int32)).to(device)
+
+
+def packed(held: torch.Tensor, words: int) -> torch.Tensor:
+    """bool [..., keys] as int32 [..., words], the first key lowest."""
+    held = functional.pad(held, (0, 32 * words - held.shape[-1]))
+    places = torch.arange(32, device=held.device)
+    found = (torch.unflatten(held, -1, (words, 32)).long() << places).sum(-1)
+    # as the bits of a number that has a sign
+    return torch.where(found >> 31 > 0, found - (1 << 32), found).to(torch.int32)
 
 
 def lists_of(

@@ -14,7 +14,7 @@ from torch.utils.checkpoint import checkpoint
 
 from attnspec.backends.common.dropping import factor_of, first_words, kept, least_of
 from attnspec.backends.dense.kernel import DenseKernel
-from attnspec.backends.triton import backend as backend_module
+from attnspec.backends.triton import tuning
 from attnspec.backends.triton.backend import TritonBackend
 from attnspec.backends.triton.tuning import ON_GPU
 from attnspec.graphs.counter_rng import DROPOUT, philox
@@ -83,7 +83,7 @@ BODIES = {
 def test_any_tiling_drops_what_the_definition_drops(
     name: str, target: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(backend_module, "ON_GPU", replace(ON_GPU, targets=(target,)))
+    monkeypatch.setattr(tuning, "ON_GPU", replace(ON_GPU, targets=(target,)))
     n_q, n = 17, 21
     spec = spec_of(f"heads 2 {BODIES[name]}")
     ((work, heads),) = works_of(spec.program, 0, 2, n_q, n, {})

@@ -3,19 +3,24 @@ definition: values, log-sum-exps and gradients."""
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 from interpreted import interpreted
-from listed_calls import a_call, agree, chosen, of_compositions, sorted_graphs
+from listed_calls import CPU, a_call, agree, chosen, of_compositions, sorted_graphs
 
 from attnspec.backends.triton import tables
 from attnspec.backends.triton.backend import TritonBackend
 from attnspec.graphs.operators import Intersection, Union
 from attnspec.graphs.patterns.causal import Causal
+from attnspec.graphs.patterns.global_ import Global
 from attnspec.graphs.patterns.lsh import Lsh
+from attnspec.graphs.patterns.same import Same
 from attnspec.graphs.patterns.topk import TopK
 from attnspec.graphs.patterns.window import Window
-from attnspec.graphs.relation import decided_in
+from attnspec.graphs.relation import Relation, decided_in
+from attnspec.graphs.token_sets import InputTokens, StandIn
 from attnspec.lower.work import Work
 from attnspec.spec import parse
 
@@ -49,6 +54,22 @@ def test_compositions(name: str) -> None:
     n, relation = 14, of_compositions()[name]
     data = {"sel": torch.randint(-1, 1, (2, 2, n, 2)), "other": torch.randint(-1, 2, (2, 1, n, 2))}
     work = Work(relation, n, n)
+    agree(work, 2, *a_call(work, 2, 1, None, data), TRITON)
+
+
+@pytest.mark.parametrize("kind", ["tokens", "ids"])
+def test_inputs_decide_what_stands_beside(kind: str) -> None:
+    torch.manual_seed(0)
+    leaf, data = chosen(9, 17, 6, 2, 2)
+    if kind == "tokens":
+        beside: Relation = Union((Global(InputTokens(StandIn("x"))), Window(1, 1)))
+        data["x"] = torch.rand(2, 1, 17) < 0.2
+    else:
+        beside = Intersection((Same(StandIn("x")), Window(4, 0)))
+        data["x"] = torch.randint(0, 3, (2, 1, 17))
+    work = Work(Union((leaf, beside)), 9, 17, reads=("sel", "x"))
+    kernel: Any = TRITON.build(work, (0, 1), CPU)
+    assert kernel.beside is not None
     agree(work, 2, *a_call(work, 2, 1, None, data), TRITON)
 
 

@@ -12,8 +12,7 @@ from interpreted import interpreted
 from listed_calls import CPU
 
 from attnspec.backends.dense.kernel import DenseKernel
-from attnspec.backends.triton import backend as backend_module
-from attnspec.backends.triton import tables
+from attnspec.backends.triton import tables, tuning
 from attnspec.backends.triton.backend import TritonBackend
 from attnspec.backends.triton.tuning import ON_GPU
 from attnspec.lower.lower import stand_ins, works_of
@@ -26,7 +25,7 @@ pytestmark = pytest.mark.usefixtures("interpreted", "small_tiles")
 
 @pytest.fixture
 def small_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(backend_module, "ON_GPU", replace(ON_GPU, targets=(16,)))
+    monkeypatch.setattr(tuning, "ON_GPU", replace(ON_GPU, targets=(16,)))
 
 
 def work_of(body: str, n_q: int, n: int) -> Work:

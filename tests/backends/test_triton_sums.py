@@ -3,7 +3,6 @@ and gradients against the definition."""
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, cast
@@ -307,22 +306,27 @@ def test_operator_and_verification() -> None:
     assert verify(spec_of("causal attend linear()").program, 9, backend="triton").ok
 
 
-REFUSED = (
-    ("attend linformer(rank = 4, max_length = 64)", "whole matrices, .*`factored` plans them"),
-    ("attend nystrom(landmarks = 8)", "whole matrices, .*`factored` plans them"),
-    ("attend window(radius = 3) + linear()", "gives to the pairs of the graph .*`factored`"),
+@pytest.mark.parametrize(
+    "body",
+    [
+        "attend linformer(rank = 4, max_length = 64)",
+        "attend nystrom(landmarks = 8)",
+        "attend fourier()",
+    ],
 )
-
-
-@pytest.mark.parametrize(("body", "reason"), REFUSED)
-def test_what_is_refused_says_why_and_what_runs_it(body: str, reason: str) -> None:
-    spec = spec_of(body)
-    with pytest.raises(BackendError, match=reason):
-        spec.compile(backend="triton")
-    (step,) = plan(spec.program, 64, "cuda").steps
+def test_products_of_whole_matrices_are_torchs_and_the_plan_says_so(body: str) -> None:
+    program = spec_of(body).program
+    (step,) = plan(program, 64, "cuda", "triton").steps
+    assert step.lines[0].startswith("products of whole matrices by torch")
+    (step,) = plan(program, 64, "cuda").steps
     assert step.chosen.name == "factored"
-    told = {each.backend.name: each.refusal for each in step.candidates}
-    assert re.search(reason, told["triton"] or "")
+    told = {each.backend.name: each for each in step.candidates}
+    assert told["triton"].refusal is None
+    given = few(20, 20)
+    found, meant = (
+        learner_of(body, torch.float32, backend)(*given) for backend in ("triton", "factored")
+    )
+    assert torch.equal(found, meant)
 
 
 def test_a_plan_for_a_gpu_has_it_and_one_for_the_cpu_has_not(

@@ -116,6 +116,8 @@ LABELLED = "causal input x: ids attend same(x)"
 
 READ = (
     ("triton", LABELLED),
+    ("triton", "input x: numbers attend where(abs(x(q) - x(k)) <= 0.3) | self"),
+    ("triton", "causal input x: tokens attend window(radius = 40) | global(x)"),
     ("flex", LABELLED),
     ("flex", "input x: tokens attend window(radius = 9) | global(x)"),
     ("flex", "input x: length attend causal | prefix(x)"),
@@ -133,6 +135,17 @@ def test_inputs_stay_where_they_are(backend: str, body: str) -> None:
     shape = (2, 1, 1) if program.inputs[0].kind == "length" else (2, 300)
     given = torch.zeros(shape, dtype=kind, device=ELSEWHERE)
     call = replace(call_of(work, heads), dropout_p=0.0, data={"x": given})
+    assert not waits(lambda x: kernel(*x, call), tensors(2, 300))
+
+
+@pytest.mark.usefixtures("nothing_runs")
+@pytest.mark.parametrize("causal", ["causal ", ""])
+def test_a_graph_beside_a_mechanism(causal: str) -> None:
+    body = f"{causal}attend window(before = 9, after = 0) + favor(features = 16)"
+    program = parse(f"attention sample {{ {body} }}").program
+    ((work, heads),) = works_of(program, 0, 2, 300, 300, {})
+    kernel: Any = backend_of("triton").build(work, heads, ELSEWHERE)
+    call = replace(call_of(work, heads), dropout_p=0.0)
     assert not waits(lambda x: kernel(*x, call), tensors(2, 300))
 
 

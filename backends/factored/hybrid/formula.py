@@ -8,14 +8,16 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from functools import partial
+from functools import cached_property, partial
 
 import numpy as np
 import torch
+from torch.nn.functional import pad
 
 from attnspec.backends.common.masks import by_key_head, mask_plan
 from attnspec.backends.common.pieces import keys_of, rows_of
 from attnspec.backends.common.score_formula import Blocks, Formula, unit
+from attnspec.backends.common.torch_modes import apart
 from attnspec.backends.factored.features.kernel import FeatureKernel
 from attnspec.backends.factored.features.spans import Given
 from attnspec.backends.factored.hybrid.merging import (
@@ -49,25 +51,32 @@ class HybridFormula:
     def __init__(
         self, work: Work, heads: tuple[int, ...], kernel: FeatureKernel, device: torch.device
     ) -> None:
-        self.work, self.kernel = work, kernel
+        self.work, self.heads, self.kernel, self.device = work, heads, kernel, device
         self.quotient = shared_quotient(kernel)
         graph, n_q, n_k = graph_of(work), work.n_q, work.n_k
         self.formula = Formula(graph, heads, device)
         self.whole: TileSums | None = None
         if not (work.reads or work.decided):
-            tile = kernel.how.chunk
-
-            def tiled(layout: TileLayout) -> TiledKernel:
-                return TiledKernel(graph, heads, device, runs_of(layout), layout.masks)
-
-            self.graph = tiled(tile_layout(graph.relation, n_q, n_k, tile))
-            others = tile_layout(others_of(work), n_q, n_k, tile)
-            self.others = tiled(_some(others))
-            self.whole = TileSums(_full(others), tile, device)
+            others = tile_layout(others_of(work), n_q, n_k, kernel.how.chunk)
+            self.others = self._tiled(_some(others))
+            self.whole = TileSums(_full(others), kernel.how.chunk, device)
             return
         rows, columns = np.arange(n_k - n_q, n_k)[:, None], np.arange(n_k)[None]
         self.mask = mask_plan(graph.relation, rows, columns, n_k, device)
         self.distance = torch.from_numpy((rows - columns)[None]).to(device)
+
+    def _tiled(self, layout: TileLayout) -> TiledKernel:
+        graph = graph_of(self.work)
+        return TiledKernel(graph, self.heads, self.device, runs_of(layout), layout.masks)
+
+    @cached_property
+    def graph(self) -> TiledKernel:
+        """The tiles of a static graph."""
+        graph = graph_of(self.work)
+        sizes = graph.n_q, graph.n_k
+        layout = tile_layout(graph.relation, *sizes, self.kernel.how.chunk)
+        # it is kept, so the modes of this call must not reach it
+        return apart(lambda: self._tiled(layout))
 
     def __call__(
         self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, call: Call
@@ -81,7 +90,30 @@ class HybridFormula:
         if self.whole is None:
             parts = self._of_all_pairs(rows, columns, call)
         else:
-            parts = self._of_tiles(self.whole, given, rows, columns, call)
+            exact = _by_tiles(self.graph, rows, columns, partial(self._exact, call=call), call)
+            parts = [exact, *self._others(self.whole, given, rows, columns, call)]
+        return self._joined(q, v, parts)
+
+    def beside(
+        self,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        call: Call,
+        exact: tuple[torch.Tensor, torch.Tensor],
+    ) -> torch.Tensor:
+        """The same for a static graph whose output [B, H, n_q, d_v] and log-sum-exps [B, H, n_q]
+        are known."""
+        if self.whole is None:
+            raise ValueError("which pairs are the mechanism's is known in a call alone")
+        given = self.kernel.given(q, k, v, call)
+        rows, columns = rows_of_kernel(self.kernel, given), columns_of_kernel(self.kernel, given)
+        out, lse = (x.reshape(*given.q.shape[:-1], -1) for x in exact)
+        known = Weighed(pad(out.to(lse.dtype), (0, 1), value=1.0), lse)
+        others = self._others(self.whole, given, rows, columns, call)
+        return self._joined(q, v, [known, *others])
+
+    def _joined(self, q: torch.Tensor, v: torch.Tensor, parts: list[Weighed]) -> torch.Tensor:
         out = joined(self.quotient, parts)
         return out.to(q.dtype).reshape(*q.shape[:3], v.shape[-1])
 
@@ -102,14 +134,16 @@ class HybridFormula:
         by_kernel = kernel_part(self.kernel, rows, columns, others)
         return [part.mapped(lambda x: x.flatten(3, 4)) for part in (exact, by_kernel)]
 
-    def _of_tiles(
+    def _others(
         self, whole: TileSums, given: Given, rows: Rows, columns: Columns, call: Call
     ) -> list[Weighed]:
+        """What the mechanism gives the pairs that are not the graph's: in tiles that hold both, and
+        in whole ones."""
+
         def by_kernel(rows: Rows, columns: Columns, blocks: Blocks) -> Weighed:
             return kernel_part(self.kernel, rows, columns, blocks.mask)
 
         return [
-            _by_tiles(self.graph, rows, columns, partial(self._exact, call=call), call),
             _by_tiles(self.others, rows, columns, by_kernel, call),
             whole(self.kernel, given),
         ]

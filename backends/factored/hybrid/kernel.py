@@ -143,7 +143,7 @@ class HybridKernel:
         log-sum-exps; fills in what else is kept. A row without a weight has the frame infinity.
         Returns the states, and which rows have lost digits, bool [B, K, R, n_q]."""
         out, top, total, frames = found
-        states, late = [], _late(given, self.lag)
+        states, late = [], late_of(given, self.lag)
         skipped = given.q.shape[3] - late.q.shape[3]
         all_keys = out.new_empty(*out.shape[:-1], out.shape[-1] + 1)
         all_keys[:, :, :, :skipped], frames[:, :, :, :skipped] = 0.0, LOWEST
@@ -245,7 +245,7 @@ class HybridKernel:
         of tables."""
         out, lse, grad, frames = found
         how = replace(self.kernel.how, quotient=Merged())
-        late, into_late = _late(given, self.lag), _late(into, self.lag)
+        late, into_late = late_of(given, self.lag), late_of(into, self.lag)
         skipped, keys = given.q.shape[3] - late.q.shape[3], late.k.shape[2]
         into.q[:, :, :, :skipped], into.k[:, :, keys:], into.v[:, :, keys:] = 0.0, 0.0, 0.0
         if keys:
@@ -267,7 +267,7 @@ class HybridKernel:
         grad, out = (rows_of_size(x.reshape(*exact[0].shape[:-1], -1), wide) for x in found[:2])
         lse = found[2].view(exact[0].shape[:-1])
         # key heads that query heads share were repeated for them
-        keys = [_shared(x, parts[1].shape[1]) for x in (into.k, into.v)]
+        keys = [shared_by(x, parts[1].shape[1]) for x in (into.k, into.v)]
         targets = [rows_of_size(x, wide) for x in (into.q.view(*exact[0].shape[:-1], -1), *keys)]
         tables = self._tables(call)
         scale = scale_of(self.work, parts[0].shape[-1])
@@ -349,7 +349,7 @@ def _layouts(relation: Relation, work: Work) -> list[StepLayout]:
     return layouts_of(bands_of(relation, work.n_q, work.n_k), work.n_q, work.n_k)
 
 
-def _late(given: Given, lag: int) -> Given:
+def late_of(given: Given, lag: int) -> Given:
     """What is given to causal sums that leave the `lag` latest keys of every query out: queries
     that have earlier ones, beside keys so many positions before them."""
     keys = max(0, given.k.shape[2] - lag)
@@ -373,6 +373,6 @@ def _query_heads(given: Given, share: Share) -> tuple[int, ...]:
     return tuple(range(low * given.q.shape[2], high * given.q.shape[2]))
 
 
-def _shared(x: torch.Tensor, heads: int) -> torch.Tensor:
+def shared_by(x: torch.Tensor, heads: int) -> torch.Tensor:
     """The sums of [B, H, n, d] over the heads that share one of so many key heads."""
     return x if x.shape[1] == heads else torch.unflatten(x, 1, (heads, -1)).sum(2)

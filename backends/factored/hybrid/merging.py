@@ -136,7 +136,8 @@ def joined(quotient: Quotient, parts: Sequence[Weighed]) -> torch.Tensor:
     logs = [
         part.log.masked_fill((part.sums == 0).all(-1, keepdim=True), -torch.inf) for part in parts
     ]
-    top = torch.stack(logs).amax(0)
+    # a frame is a constant, though logarithms may be none
+    top = torch.stack(logs).amax(0).detach()
     terms = [part.sums * relative(log, top) for part, log in zip(parts, logs, strict=True)]
     return quotient.of(torch.stack(terms).sum(0), relative_to(top)[..., 0])
 

@@ -22,7 +22,7 @@ from attnspec.backends.factored.features.maps import Elementwise
 from attnspec.backends.factored.features.quotients import least_in_frames
 from attnspec.backends.factored.features.spans import Given, Span, Summing, Sums, shares
 from attnspec.backends.factored.features.sums import Gradients
-from attnspec.backends.factored.kernels import kernel_of
+from attnspec.backends.factored.kernels import KERNELS
 from attnspec.backends.triton.attention import rows_of
 from attnspec.backends.triton.blocks import Rows
 from attnspec.backends.triton.kernel import is_taken
@@ -51,9 +51,9 @@ KINDS = {
 
 
 def sums_kernel(work: Work, heads: tuple[int, ...], device: torch.device) -> FeatureKernel:
-    """Runs a mechanism that is a sum of features; what the kernels do not take goes block by block,
-    and so do streams."""
-    kernel = kernel_of(work, heads, device)
+    """Runs a mechanism that is a sum of features, without a graph beside it; what the kernels do
+    not take goes block by block, and so do streams."""
+    kernel = KERNELS[mechanism_of(work).name](work, heads, device)
     if not isinstance(kernel, FeatureKernel):
         raise ValueError(f"`{mechanism_of(work).name}` is no sum of features")
     return replace(kernel, way=Launched())
@@ -69,11 +69,24 @@ class Launched:
 
     def outputs(self, how: Summing, given: Given) -> tuple[torch.Tensor, torch.Tensor, None]:
         out = given.q.new_empty(*given.q.shape[:-1], given.v.shape[-1])
-        kind = torch.promote_types(out.dtype, torch.float32)
+        return out, self.fill(how, given, out)[0], None
+
+    def fill(
+        self, how: Summing, given: Given, out: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """Fills the outputs; the sums of weights [B, K, R, n_q], and their frames if there are
+        any."""
+        kind = torch.promote_types(given.q.dtype, torch.float32)
         totals = torch.zeros(given.q.shape[:-1], dtype=kind, device=out.device)
+        logs = torch.zeros_like(totals)
+        framed = False
         for share in shares(replace(how, block=ROOM), given):
-            _Launches(how, given.part(share)).outputs(out[share], totals[share])
-        return out, totals, None
+            run = _Launches(how, given.part(share))
+            run.outputs(out[share], totals[share])
+            if run.logs is not None:
+                framed = True
+                logs[share] = run.logs.view(totals[share].shape)
+        return totals, logs if framed else None
 
     def gradients(
         self,

@@ -1,0 +1,209 @@
+"""`GRAPH + MECHANISM` on a GPU: the graph in the kernels of tile lists, with its log-sum-exps.
+
+Of a causal window the sums of features stay behind, in their own kernels, and both are merged by
+their denominators; on the way back both go on from what was merged, and return exactly their
+shares. Beside any other graph the mechanism's pairs are summed in tensor products, in tiles that
+the graph leaves whole and pair by pair in others, so that nothing is taken away again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import cached_property
+from typing import TypeAlias
+
+import torch
+from torch.nn.functional import pad
+
+from attnspec.backends.common.exact import has_numbers
+from attnspec.backends.common.flash import in_rows
+from attnspec.backends.common.kv_keeper import Keeper
+from attnspec.backends.common.score_formula import scale_of
+from attnspec.backends.common.torch_modes import apart, derivatives
+from attnspec.backends.factored.features.kernel import FeatureKernel
+from attnspec.backends.factored.features.quotients import Merged, Quotient
+from attnspec.backends.factored.features.spans import LOWEST
+from attnspec.backends.factored.hybrid.formula import HybridFormula
+from attnspec.backends.factored.hybrid.kernel import late_of, shared_by
+from attnspec.backends.factored.hybrid.lag import lagged
+from attnspec.backends.factored.hybrid.merging import shared_quotient
+from attnspec.backends.factored.hybrid.stream import HybridStream
+from attnspec.backends.factored.low_rank.softmax import check_no_dropout
+from attnspec.backends.triton.kernel import is_taken, tile_kernel
+from attnspec.backends.triton.sums.way import Launched
+from attnspec.backends.triton.tuning import steps_of
+from attnspec.lower.work import Bias, Call, Work, graph_of
+
+Found: TypeAlias = "tuple[torch.Tensor, torch.Tensor, torch.Tensor]"
+"""The output [B, K, R, n_q, d_v] and, [B, K, R, n_q], the sums of all weights and their frames."""
+
+
+class GraphBeside:
+    """A graph beside a mechanism whose pairs are summed in tensor products."""
+
+    def __init__(
+        self, work: Work, heads: tuple[int, ...], kernel: FeatureKernel, device: torch.device
+    ) -> None:
+        self.work, self.heads, self.kernel, self.device = work, heads, kernel, device
+        graph = graph_of(work)
+        self.exact = tile_kernel(graph, heads, device, steps_of(graph))
+        self.names = tuple(x.table for x in work.changes if isinstance(x, Bias))
+
+    @cached_property
+    def formula(self) -> HybridFormula:
+        """The same in differentiable operations."""
+        # it is kept, so the modes of this call must not reach it
+        return apart(lambda: HybridFormula(self.work, self.heads, self.kernel, self.device))
+
+    def __call__(
+        self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, call: Call
+    ) -> torch.Tensor:
+        check_no_dropout(f"a graph with `{self.kernel.name}`", call.dropout_p)
+        if not (is_taken(q) and has_numbers(q, k, v)):
+            return self.formula(q, k, v, call)
+        return self._run(q, k, v, call)
+
+    def _run(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, call: Call) -> torch.Tensor:
+        found = self.exact.partial(q, k, v, self._of_graph(call))
+        return self.formula.beside(q, k, v, call, found)
+
+    def streamed(self, keeper: Keeper) -> HybridStream:
+        """What goes on with it from a state, block by block."""
+        return HybridStream(self.work, self.kernel, keeper)
+
+    def _of_graph(self, call: Call) -> Call:
+        """The call as the graph's own kernel takes it."""
+        return replace(call, tables={name: call.tables[name] for name in self.names})
+
+
+class WindowBeside(GraphBeside):
+    """A causal window of so many positions beside sums of features."""
+
+    def __init__(
+        self,
+        work: Work,
+        heads: tuple[int, ...],
+        kernel: FeatureKernel,
+        device: torch.device,
+        lag: int,
+    ) -> None:
+        super().__init__(work, heads, kernel, device)
+        self.lag, self.quotient = lag, shared_quotient(kernel)
+
+    def _run(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, call: Call) -> torch.Tensor:
+        # what is learned asks for gradients in the type in which it is read
+        kind = torch.promote_types(q.dtype, torch.float32)
+        tables = {name: x.to(kind) for name, x in call.tables.items()}
+        if torch.is_grad_enabled() and any(x.requires_grad for x in (q, k, v, *tables.values())):
+            bare = replace(call, tables={})
+            out: torch.Tensor = _Merged.apply(  # type: ignore[no-untyped-call]
+                self, bare, tuple(tables), q, k, v, *tables.values()
+            )
+        else:
+            out = self.forward(q, k, v, replace(call, tables=tables))[0]
+        return out.to(q.dtype).reshape(*q.shape[:3], v.shape[-1])
+
+    def forward(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, call: Call) -> Found:
+        """What is merged; a row without a weight has the frame infinity."""
+        scale = scale_of(self.work, q.shape[-1])
+        exact = self.exact.of_heads(q, k, v, self._of_graph(call), scale)
+        given = self.kernel.given(q, k, v, call)
+        shape, kind = given.q.shape[:-1], exact[1].dtype
+        out, lse = exact[0].to(kind).view(*shape, -1), exact[1].view(shape)
+        late = late_of(given, self.lag)
+        sums = out.new_zeros(out.shape)
+        total, frames = torch.zeros_like(lse), torch.full_like(lse, LOWEST)
+        rows = late.q.shape[3]
+        if late.k.shape[2]:
+            at = (..., slice(shape[-1] - rows, None))
+            found = late.q.new_empty(*late.q.shape[:-1], v.shape[-1], dtype=kind)
+            how = replace(self.kernel.how, quotient=Quotient())
+            total[at], logs = Launched().fill(how, late, found)
+            frames[at] = 0.0 if logs is None else logs
+            divided = how.quotient.divisor(total[at], logs)
+            sums[:, :, :, shape[-1] - rows :] = found * divided[..., None]
+        frame = torch.maximum(lse, frames)
+        exact_share, share = torch.exp(lse - frame), torch.exp(frames - frame)
+        total = exact_share + share * total
+        divisor = self.quotient.divisor(total, frame)[..., None]
+        out = (out * exact_share[..., None] + sums * share[..., None]) / divisor
+        return out, total, frame.masked_fill(frame <= LOWEST, torch.inf)
+
+    def backward(
+        self,
+        grad: torch.Tensor,
+        parts: Sequence[torch.Tensor],
+        found: Found,
+        call: Call,
+    ) -> tuple[list[torch.Tensor], dict[str, torch.Tensor]]:
+        """The gradients of q, k and v, and of tables by their names, where `grad` is that of the
+        output."""
+        q, k, v = parts
+        given = self.kernel.given(q, k, v, call)
+        out, total, frame = found
+        empty = frame == torch.inf
+        divisor = self.quotient.divisor(total, frame).masked_fill(empty, 1.0)
+        lse = frame + torch.log(divisor.abs())
+        # sums may be negative, or so near to 0 that a constant stands for them
+        grad = in_rows((grad * torch.sign(divisor)[..., None]).to(q.dtype))
+        out = out * (empty | (divisor == total))[..., None]
+        saved = [x.flatten(1, 2) for x in (out, lse)]
+        scale = scale_of(self.work, q.shape[-1])
+        its = self._of_graph(call)
+        upper = grad.flatten(1, 2)
+        grads = [*self.exact.derivatives_of_heads((*parts, *saved), upper, None, its, scale)]
+        of_tables = {name: torch.zeros_like(x) for name, x in call.tables.items()}
+        of_tables.update(zip(self.names, grads[3:], strict=True))
+        late = late_of(given, self.lag)
+        rows, keys = late.q.shape[3], late.k.shape[2]
+        if keys:
+            how = replace(self.kernel.how, quotient=Merged())
+            mine = [x[:, :, :, out.shape[3] - rows :] for x in (out, lse, grad)]
+            into = Launched().gradients(how, late, (mine[0], mine[1], None), mine[2])
+            grads[0] = grads[0] + pad(into.q, (0, 0, out.shape[3] - rows, 0)).reshape(q.shape)
+            for at, (x, like) in enumerate(((into.k, k), (into.v, v)), 1):
+                mine_too = shared_by(x, like.shape[1])
+                grads[at] = grads[at] + pad(mine_too, (0, 0, 0, like.shape[2] - keys))
+            for name in of_tables.keys() & into.tables.keys():
+                of_tables[name] = of_tables[name] + into.tables[name].to(of_tables[name].dtype)
+        return grads[:3], of_tables
+
+
+class _Merged(torch.autograd.Function):
+    """The merged computation, and its formula for derivatives of the derivative."""
+
+    @staticmethod
+    def forward(ctx, kernel, call, names, *parts):  # type: ignore[no-untyped-def]
+        q, k, v, *tables = parts
+        found = kernel.forward(q, k, v, replace(call, tables=dict(zip(names, tables, strict=True))))
+        ctx.kernel, ctx.call, ctx.names = kernel, call, names
+        ctx.save_for_backward(*parts, *found)
+        return found[0]
+
+    @staticmethod
+    def backward(ctx, grad):  # type: ignore[no-untyped-def]
+        *parts, out, total, frame = ctx.saved_tensors
+        q, k, v, *tables = parts
+        call = replace(ctx.call, tables=dict(zip(ctx.names, tables, strict=True)))
+        if not torch.is_grad_enabled():
+            found = out, total, frame
+            grads, of_tables = ctx.kernel.backward(grad, (q, k, v), found, call)
+            return None, None, None, *grads, *(of_tables[name] for name in ctx.names)
+
+        def formula(q, k, v, *tables):  # type: ignore[no-untyped-def]
+            whole = replace(ctx.call, tables=dict(zip(ctx.names, tables, strict=True)))
+            return [ctx.kernel.formula(q, k, v, whole).view(grad.shape)]
+
+        asks = [x.requires_grad for x in parts]
+        return None, None, None, *derivatives(formula, parts, asks, [grad])
+
+
+def beside_kernel(
+    work: Work, heads: tuple[int, ...], device: torch.device, kernel: FeatureKernel
+) -> GraphBeside:
+    """Runs a static graph beside sums of features."""
+    lag, rest = lagged(work)
+    if lag and rest is None:
+        return WindowBeside(work, heads, kernel, device, lag)
+    return GraphBeside(work, heads, kernel, device)

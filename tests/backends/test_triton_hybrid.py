@@ -1,0 +1,188 @@
+"""`GRAPH + MECHANISM` with Triton kernels under the interpreter, against `factored` in float64,
+which test_hybrid.py holds to the formula."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+import torch
+from attention_checks import (
+    assert_agree,
+    check_transforms,
+    module_of,
+    spec_of,
+    tensors,
+    with_gradients,
+)
+from interpreted import compiled_for_a_gpu, interpreted
+
+from attnspec.backends.planner import plan
+from attnspec.backends.triton.tuning import Chunks
+from attnspec.lower.work import BackendError
+from attnspec.runtime import CompiledAttention
+
+__all__ = ["interpreted"]
+
+pytestmark = pytest.mark.usefixtures("small_chunks")
+
+SIZE, OUT_SIZE = 6, 5
+
+
+@pytest.fixture
+def small_chunks(interpreted: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Chunks of 8 in segments of two, so that little has several of each."""
+    from attnspec.backends.triton.sums import way
+
+    small = Chunks(chunk=8, segment=2, features=32, values=16, back=16)
+    monkeypatch.setattr(way, "SUMMED", small)
+
+
+def learner_of(body: str, backend: str, kind: torch.dtype) -> CompiledAttention:
+    """A module of a type with numbers in place of what is learned."""
+    module = module_of(body, backend)
+    module.make_parameters(SIZE, OUT_SIZE)
+    with torch.no_grad():
+        for parameter in module.parameters():
+            parameter.normal_(generator=torch.Generator().manual_seed(1))
+    return module.to(kind)
+
+
+def results(
+    module: CompiledAttention, given: Sequence[torch.Tensor], padding: torch.Tensor | None
+) -> list[torch.Tensor]:
+    return with_gradients(module(*given, key_padding_mask=padding), [*given, *module.parameters()])
+
+
+WINDOW = "causal attend window(before = 9, after = 0) + "
+
+BODIES = {
+    "behind a window": "causal attend window(before = 2, after = 0) + linear()",
+    "signed": WINDOW + "linear(feature = identity)",
+    "in frames": WINDOW + "favor(features = 12)",
+    "learned": WINDOW + "rfa(features = 12) score bias(buckets = 4, max_distance = 5)",
+    "taylor": WINDOW + "taylor(order = 2)",
+    "around": "attend window(radius = 3) + linear()",
+    "some rows": "causal attend strided(stride = 8) + favor(features = 12)",
+    "everything": "attend full + linear()",
+    "nothing": "attend (window(radius = 3) - full) + rbf(features = 12)",
+}
+
+QUICK = ("behind a window", "learned", "around")
+
+
+@pytest.mark.parametrize(
+    "body", [x if x in QUICK else pytest.param(x, marks=pytest.mark.slow) for x in BODIES]
+)
+@pytest.mark.parametrize("kind", [torch.float32, torch.float16])
+def test_values_and_gradients(body: str, kind: torch.dtype) -> None:
+    text = "heads 2 " + BODIES[body]
+    for n_q, n in ((1, 1), (7, 7), (23, 41)):
+        torch.manual_seed(n)
+        given = tensors(2, 2, n_q, n, key_heads=1, size=SIZE, out_size=OUT_SIZE, dtype=kind)
+        wide = [x.detach().double().requires_grad_() for x in given]
+        # the keys of the first queries of one sample are all padding
+        padding = torch.arange(n) >= torch.tensor([0, n // 2])[:, None]
+        right = results(learner_of(text, "factored", torch.float64), wide, padding)
+        base = results(learner_of(text, "factored", kind), given, padding)
+        found = results(learner_of(text, "triton", kind), given, padding)
+        assert_agree(found[:4], right[:4], base[:4])
+        for ours, meant, near in zip(found[4:], right[4:], base[4:], strict=True):
+            scale = max(1.0, meant.abs().max().item())
+            allowed = 2 * (near.double() - meant).abs().max().item() + 1e-5 * scale
+            assert (ours.double() - meant).abs().max().item() <= allowed
+
+
+def test_a_window_goes_on_from_what_was_merged(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing runs block by block in plain operations, forward or backward."""
+    from attnspec.backends.factored.hybrid.formula import HybridFormula
+
+    def composed(*given: object) -> None:
+        raise AssertionError("the formula is asked for")
+
+    monkeypatch.setattr(HybridFormula, "__init__", composed)
+    given = tensors(1, 1, 20, 20, size=SIZE, dtype=torch.float32)
+    module = learner_of(BODIES["behind a window"], "triton", torch.float32)
+    assert all(torch.isfinite(x).all() for x in results(module, given, None))
+    with pytest.raises(AssertionError, match="the formula is asked for"):
+        learner_of(BODIES["around"], "triton", torch.float32)(*given)
+
+
+@pytest.mark.filterwarnings("ignore:.torch.jit.script. is deprecated:DeprecationWarning")
+@pytest.mark.parametrize("causal", ["causal ", ""])
+def test_derivatives_of_derivatives_and_transforms(causal: str) -> None:
+    module = module_of(f"{causal}attend self + linear()", "triton")
+    small = tensors(1, 1, 3, 3, size=1)
+    assert torch.autograd.gradgradcheck(module, small, fast_mode=True)
+    check_transforms(module, *tensors(2, 1, 3, 3, size=1))
+
+
+def test_streams_go_on() -> None:
+    module = learner_of(BODIES["behind a window"], "triton", torch.float32)
+    q, k, v = (x.detach() for x in tensors(1, 1, 17, 17, size=SIZE, dtype=torch.float32))
+    state, outs = None, []
+    for at in (slice(0, 5), slice(5, 6), slice(6, 17)):
+        out, state = module.step(q[:, :, at], k[:, :, at], v[:, :, at], state)
+        outs.append(out)
+    torch.testing.assert_close(torch.cat(outs, 2), module(q, k, v), rtol=1e-5, atol=1e-5)
+
+
+def test_the_plan_says_which_part_runs_where() -> None:
+    for body, line in (
+        ("behind a window", "sums of features in chunks of 64"),
+        ("around", "sums of features in tiles beside the graph, in tensor products"),
+    ):
+        (step,) = plan(spec_of(BODIES[body]).program, 65_536, "cuda").steps
+        assert step.chosen.name == "triton"
+        assert step.lines[0].startswith(line)
+        assert step.lines[1].startswith("the graph instead in natural order")
+
+
+@pytest.mark.parametrize("graph", ["input x: ids attend same(x)", "attend topk(keys = 3)"])
+def test_what_a_call_decides_is_refused(graph: str) -> None:
+    with pytest.raises(BackendError, match=r"known in a call alone, .*`factored` computes both"):
+        spec_of(f"{graph} + linear()").compile(backend="triton")
+
+
+@pytest.mark.slow
+def test_kernels_compile_for_a_gpu(tmp_path: Path) -> None:
+    kernels = compiled_for_a_gpu(COMPILED, tmp_path)
+    names = {"attend", "of_queries", "of_keys", "along", "carry", "outputs", "of_values"}
+    assert {name for name, _ in kernels} == names
+    # shared memory of a multiprocessor of that class
+    assert all(int(room) <= 227 << 10 for _, room in kernels)
+
+
+COMPILED = """
+import attnspec
+from attnspec.backends.triton import attention
+from attnspec.backends.triton.backend import TritonBackend
+from attnspec.backends.triton.sums import hybrid, way
+from attnspec.lower.lower import works_of
+from attnspec.lower.work import Call
+
+def compiled(kernel, given, count, **options):
+    found = kernel.warmup(*given, grid=(count,), **options)
+    print(kernel.__name__, found.metadata.shared)
+
+def launch_tiles(kernel, lists, batch, heads, blocks):
+    return lambda *given: compiled(kernel, given, lists.count, **blocks.options)
+
+def launch_sums(kernel, count):
+    options = {"num_warps": way.SUMMED.warps, "num_stages": way.SUMMED.stages}
+    return lambda *given: compiled(kernel, given, count, **options)
+
+attention._launch, way._launch = launch_tiles, launch_sums
+way.is_taken = hybrid.is_taken = lambda q: True
+for size, dtype, text in (
+    (128, torch.bfloat16, "window(before = 63, after = 0) + linear()"),
+    (64, torch.float16, "window(before = 63, after = 0) + favor(features = 96)"),
+):
+    spec = attnspec.parse(f"attention a {{ causal attend {text} }}")
+    ((work, heads),) = works_of(spec.program, 0, 2, 1000, 1000, {})
+    kernel = TritonBackend().build(work, heads, torch.device("cpu"))
+    q, k, v = (torch.zeros(1, h, 1000, size, dtype=dtype, requires_grad=True) for h in (2, 1, 1))
+    padding = torch.ones(1, 1000, dtype=torch.bool)
+    kernel(q, k, v, Call(padding)).sum().backward()
+"""
