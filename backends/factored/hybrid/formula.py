@@ -72,6 +72,12 @@ class HybridFormula:
     def __call__(
         self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, call: Call
     ) -> torch.Tensor:
+        return self.partial(q, k, v, call)[0]
+
+    def partial(
+        self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, call: Call
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """The output and the logarithms [B, H, n_q] of its denominators."""
         check_no_dropout(f"a graph with `{self.kernel.name}`", call.dropout_p)
         if self.work.unit_keys:
             # all that is attended scores them, the mechanism too
@@ -82,8 +88,9 @@ class HybridFormula:
             parts = self._of_all_pairs(rows, columns, call)
         else:
             parts = self._of_tiles(self.whole, given, rows, columns, call)
-        out = joined(self.quotient, parts)
-        return out.to(q.dtype).reshape(*q.shape[:3], v.shape[-1])
+        out, lse = joined(self.quotient, parts)
+        out = out.to(q.dtype).reshape(*q.shape[:3], v.shape[-1])
+        return out, None if lse is None else lse.reshape(q.shape[:3])
 
     def _of_all_pairs(self, rows: Rows, columns: Columns, call: Call) -> list[Weighed]:
         mask = self.mask.mask(call.data, self.work.n_k)
