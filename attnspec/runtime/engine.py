@@ -372,7 +372,7 @@ def no_log_sum_exps(program: Program) -> ValueError:
     """Why there are none."""
     return ValueError(
         f"`return_lse` asks for log-sum-exps, and what `{program.name}` divides by has no"
-        " logarithm: `relu`, `sigmoid` and mechanisms without a denominator that is positive have none"
+        " logarithm: `relu`, `sigmoid`, and mechanisms whose denominator may be negative, have none"
     )
 
 
