@@ -457,7 +457,7 @@ class Spec:
         m: int | None = None,
     ) -> FlexMask:
         """The pairs of one layer for torch's FlexAttention: `.mask_mod`, and `.block_mask(n)`; of m
-        queries and n keys as `mask`.
+        queries and n keys as `mask`. What the spec does to scores is `.score_mod` and `.scale(d)`.
 
         `inputs` are those of a call, `heads` tells so many apart where the spec declares none.
         Without `n` the mask function is that of every length, or raises ValueError where pairs

@@ -54,6 +54,12 @@ _FOREIGN_WORDS = {
 }
 """Words that start a statement in other languages, and what does their work here."""
 
+_CHANGES = ("alibi", "bias", "softcap")
+"""What stands behind `score`."""
+
+_COUNTS = ("heads", "layers")
+"""The statements that say how many there are of what has blocks of its own."""
+
 ALONE = ("causal", "cross")
 """The statements of one word."""
 
@@ -300,8 +306,13 @@ def _statement(stop: _Stop) -> Diagnostic | None:
         advice = f"`{text}` stands outside an attention: is a `}}` missing before it?"
     else:
         advice = _near_word(stop, stop.accepts)
-        if advice is None and stop.word.kind == "name" and stop.after == "(":
+        if advice is None and text in _CHANGES:
+            advice = f"write `score {text}(…)`"
+        elif advice is None and stop.word.kind == "name" and stop.after == "(":
             advice = f"write `attend {text}(…)`"
+        elif text == "{" and stop.scan.words[stop.index - 2].text in _COUNTS:
+            count = stop.scan.words[stop.index - 2].text
+            advice = f"`{count} N` says how many there are, `{count[:-1]} 0 {{ … }}` what one does"
         elif advice is None and stop.word.kind == "name" and stop.after == "=":
             advice = f"write `let {text} = …`"
     starts = "a statement starts with " + ", ".join(sorted(STATEMENTS))
@@ -330,6 +341,8 @@ def _operand(stop: _Stop) -> Diagnostic | None:
     advice = None
     if stop.word.text == "not":
         advice = "write `(not …)` with brackets here"
+    elif stop.word.text == "]" and stop.before is not None and stop.before.text == "[":
+        advice = "a list has one number at least: `[8, 16]`"
     elif stop.word.text == "|":
         advice = "the absolute value is `abs(…)`; `|` stands between two graphs or token sets"
     return stop.diagnostic("A133", expected_words(stop.accepts), advice)

@@ -475,10 +475,9 @@ def test_inputs_of_one_sample(head: int, values: dict[str, object], keys: int) -
         (1, {"i": [0.5] * 6}, r"`i` must be int \[6\], got float64"),
         (1, {"i": [True] * 6}, "got bool"),
         (1, {"i": 3}, r"got int64 \[\]"),
-        (2, {"l": 2.0}, "one integer from 0 on"),
-        (2, {"l": [2]}, "one integer from 0 on"),
-        (2, {"l": -1}, "one integer from 0 on"),
-        (2, {"l": True}, "one integer from 0 on"),
+        (2, {"l": 2.0}, "a length: one integer is needed"),
+        (2, {"l": [2]}, "a length: one integer is needed"),
+        (2, {"l": True}, "a length: one integer is needed"),
     ],
 )
 def test_other_inputs_are_refused(
@@ -486,6 +485,18 @@ def test_other_inputs_are_refused(
 ) -> None:
     with pytest.raises(AttnSpecError, match=message):
         INPUTS.mask(6, head=head, inputs=values)  # type: ignore[arg-type]
+
+
+def test_a_length_below_0_is_one_of_0() -> None:
+    """As in a call, which would have to wait for the numbers to refuse them."""
+    spec = parse("attention a { input p: length attend prefix(p) | self }")
+    q = torch.randn(3, 1, 5, 4)
+    given = torch.tensor([-7, 0, 2])
+    pairs = spec.compile().pairs(q, q, inputs={"p": given}).numpy()
+    for sample, length in enumerate(given.tolist()):
+        assert (spec.mask(5, inputs={"p": length}) == pairs[sample, 0]).all()
+        assert spec.analyse(5, inputs={"p": length}).edges == pairs[sample].sum()
+    assert (pairs[0] == pairs[1]).all()
 
 
 def test_inputs_map_names_to_arrays() -> None:

@@ -25,7 +25,7 @@ from attnspec.distributed.planning import dealt
 from attnspec.distributed.regions import Parts
 from attnspec.distributed.some_heads import SomeHeads
 from attnspec.lower.work import Call, Work
-from attnspec.runtime.engine import Engine, no_log_sum_exps
+from attnspec.runtime.engine import Engine
 from attnspec.runtime.head_groups import Group, group_of, together
 
 
@@ -76,9 +76,12 @@ class StatesHere:
         draws: tuple[int, int],
         return_lse: bool,
     ) -> tuple[torch.Tensor, None]:
-        """The output of own positions; sums of features have no log-sum-exps."""
+        """The output of own positions; log-sum-exps do not travel with sums of features."""
         if return_lse:
-            raise no_log_sum_exps(self.engine.program)
+            raise ValueError(
+                f"the sums of features of `{self.engine.program.name}` come without log-sum-exps"
+                " over several devices: leave `return_lse` out, one device has them"
+            )
         padding = None if call.padding is None else call.padding.index_select(1, self.own)
         outs, parts = [], self.some.of(parts)
         for group, mine in zip(self.groups, tables, strict=True):

@@ -13,6 +13,7 @@ from attnspec.elaborate.names import (
     INPUT_KINDS,
     INPUTS,
     RESERVED,
+    SCALARS,
     TOKEN_SETS,
     Hybrid,
     Value,
@@ -272,8 +273,9 @@ def _chosen(block: nodes.Scope, scope: Scope, count: int) -> frozenset[int]:
         if isinstance(item, nodes.Call) and item.name == "every":
             return _every(item, kind, scope, count)
         bare = item.name if isinstance(item, nodes.Name) else ""
-        if bare.lower() in words and bare not in scope.names:
-            advice = did_you_mean(bare, words)
+        if bare and bare not in (*scope.names, *SCALARS, *TOKEN_SETS, *words):
+            sets = f"`0`, `0..5`, `0, 2`, `even`, `odd`, `every(3)` and `all` name {kind}s"
+            advice = did_you_mean(bare, words) or f"{sets}; `{kind}` is its number in a size"
             scope.fail("A201", f"`{bare}` is not defined", item.span, help=advice)
         if meant := meant_as_range(item):
             scope.fail("A307", f"a {kind} is no sum", item.span, help=meant)

@@ -39,6 +39,10 @@ _MIXED = frozenset(
 """Types whose class computes `layer_types` where a config, as on the hub, leaves them out."""
 
 
+_INDEXERS = ("index_topk", "index_topk_blocks")
+"""What configs say of layers that choose keys for each query."""
+
+
 @dataclass(frozen=True)
 class Layers:
     """What is written of a model: an `attend` for each layer, and what holds for all of them."""
@@ -69,6 +73,7 @@ def from_hf_config(config: object, *, causal: bool | None = None, part: str | No
     elif part is not None:
         raise AttnSpecError(f"`{kind}` has one stack of layers, so there is no part {part!r}")
     else:
+        _require_no_indexer(given)
         reads_back = _reads_back(kind, causal)
         if kind in _MIXED and given.get("layer_types") is None:
             given = _of_class(kind, given)
@@ -76,6 +81,16 @@ def from_hf_config(config: object, *, causal: bool | None = None, part: str | No
     if not found.attends:
         raise AttnSpecError("the config has no layers: there must be at least one")
     return parse(_text(kind, found))
+
+
+def _require_no_indexer(given: Config) -> None:
+    for name in _INDEXERS:
+        if given.get(name) is not None:
+            raise AttnSpecError(
+                f"the layers choose keys by an indexer of their own (`{name} = {given[name]}`):"
+                " `convert(model, spec)` reads what it chose within a spec, and `chosen(x)` in a"
+                " spec takes choices as an input"
+            )
 
 
 def _plain(config: object) -> Config:

@@ -25,9 +25,10 @@ def sampled(
     except ValueError as error:
         raise AttnSpecError(f"`{entry.name}` must be an array: {error}") from None
     if entry.kind == "length":
-        if values.shape != () or values.dtype.kind not in "iu" or values < 0:
-            raise AttnSpecError(f"`{entry.name}` is a length: one integer from 0 on is needed")
-        return int(values)
+        if values.shape != () or values.dtype.kind not in "iu":
+            raise AttnSpecError(f"`{entry.name}` is a length: one integer is needed")
+        # as in a call, whose values nobody waits for: k < x has no pair
+        return max(0, int(values))
     if entry.kind == "choices":
         return _choices(entry, values, queries, n)
     if entry.kind in ("scores", "buckets"):

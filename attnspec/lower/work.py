@@ -203,8 +203,8 @@ class Mergeable(Protocol):
     def partial(
         self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, call: Call
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """The output and its log-sum-exps [B, H, n_q], float32 at least, -inf where a query has no
-        key; None for weights that are no softmax."""
+        """The output and its log-sum-exps [B, H, n_q], the logarithms of denominators, float32 at
+        least, -inf where a query has no key; None for weights without a positive one."""
 
 
 @runtime_checkable
@@ -215,6 +215,16 @@ class Streamable(Protocol):
         self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, call: Call, state: object
     ) -> tuple[torch.Tensor, object]:
         """The outputs of more positions, and the state after them; it is None at first."""
+
+
+@runtime_checkable
+class MergeableStream(Protocol):
+    """One whose outputs can be merged with those of other keys."""
+
+    def partial_step(
+        self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, call: Call, state: object
+    ) -> tuple[tuple[torch.Tensor, torch.Tensor | None], object]:
+        """The outputs with log-sum-exps as of `Mergeable`, and the state after them."""
 
 
 @runtime_checkable

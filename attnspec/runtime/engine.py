@@ -378,8 +378,8 @@ def engine_of(text: str) -> Engine:
 def no_log_sum_exps(program: Program) -> ValueError:
     """Why there are none."""
     return ValueError(
-        f"`return_lse` asks for log-sum-exps, and what `{program.name}` weighs by is no softmax of"
-        " scores: a mechanism, `relu` and `sigmoid` have none"
+        f"`return_lse` asks for log-sum-exps, and what `{program.name}` divides by has no"
+        " logarithm: `relu`, `sigmoid`, and mechanisms whose denominator may be negative, have none"
     )
 
 

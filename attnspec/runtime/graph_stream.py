@@ -14,7 +14,7 @@ from attnspec.backends.common.kv_ring import TURN, Ring, Rows
 from attnspec.backends.common.score_formula import Blocks, Formula, scale_of
 from attnspec.backends.common.torch_modes import apart, is_transformed
 from attnspec.lower.cache import Cache
-from attnspec.lower.work import Call, Streamable, Work
+from attnspec.lower.work import Call, MergeableStream, Streamable, Work
 
 PIECE = 256
 """Positions that meet all keys that are kept and their own at once."""
@@ -41,12 +41,12 @@ class InPieces:
 
     def partial_step(
         self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, call: Call, state: object
-    ) -> tuple[torch.Tensor, torch.Tensor, object]:
-        """The same of a `GraphStream` with the log-sum-exps [B, H, t] behind the outputs."""
-        go_on = cast(GraphStream, self.stream).partial_step
+    ) -> tuple[Outputs, object]:
+        """The same with the log-sum-exps [B, H, t] of the outputs, None where there are none."""
+        go_on = cast(MergeableStream, self.stream).partial_step
         found, state = _in_pieces(go_on, q, k, v, call, state)
         outs, sums = zip(*found, strict=True)
-        return _joined(outs), _joined(sums), state
+        return (_joined(outs), None if sums[0] is None else _joined(sums)), state
 
 
 def _in_pieces(

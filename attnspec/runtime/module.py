@@ -23,7 +23,7 @@ from attnspec.graphs.relation import DataDependent
 from attnspec.ir.program import Mechanism, Program
 from attnspec.lower.cache import Cache
 from attnspec.lower.lower import decided_leaves
-from attnspec.lower.work import MERGED, Call, Streamable
+from attnspec.lower.work import Call, MergeableStream, Streamable
 from attnspec.runtime.call_checks import (
     autocast_type,
     check_dropout,
@@ -41,7 +41,6 @@ from attnspec.runtime.call_checks import (
 )
 from attnspec.runtime.decisions import Decision, data_of, decisions_of
 from attnspec.runtime.engine import KEPT, Engine, Key, no_log_sum_exps
-from attnspec.runtime.graph_stream import InPieces
 from attnspec.runtime.head_groups import Prepared, group_of, together
 from attnspec.runtime.parameters import Draws, Learner, again
 from attnspec.runtime.streaming import (
@@ -192,11 +191,13 @@ class CompiledAttention(Learner):
             kernel, given = cast(Streamable, group.kernel), group.parts(*tensors)
             if not return_lse:
                 out, after = kernel.step(*given, own, part)
-            elif group.work.mechanism is None and group.work.normalize in MERGED:
-                out, lse, after = cast(InPieces, kernel).partial_step(*given, own, part)
-                sums.append(lse)
             else:
-                raise no_log_sum_exps(self.program)
+                if not isinstance(kernel, MergeableStream):
+                    raise no_log_sum_exps(self.program)
+                (out, lse), after = kernel.partial_step(*given, own, part)
+                if lse is None:
+                    raise no_log_sum_exps(self.program)
+                sums.append(lse)
             outs.append(out)
             parts.append(after)
         joined, after_all = prepared.joined(outs), state.after(tensors[0].shape[2], parts)
@@ -278,7 +279,9 @@ class CompiledAttention(Learner):
 
         With `return_lse` the log-sum-exps of the scores come as well, [B, H, n_q] in float32 at
         least, natural logarithms, -inf where a query reads nothing: what outputs over other keys
-        are merged by. Both have gradients. Weights that are no softmax have none: ValueError.
+        are merged by. Of a mechanism they are the logarithms of its denominators, and of those that
+        a graph shares with it. Both have gradients. `relu`, `sigmoid` and mechanisms without a
+        denominator that is positive have none: ValueError.
 
         Raises TypeError or ValueError, with the shapes, for tensors that do not fit; derivatives
         RuntimeError where padding or inputs were written over since the call.

@@ -142,8 +142,9 @@ def compare_mask(
     with `cross`; a function is f(b, h, q, k) of torch, or whatever has it as `mask_mod`. Raises
     AttnSpecError for another shape, and TypeError for what is neither.
     """
-    if _mod(mask) is None:
-        shape = _array(mask).shape
+    sizes = getattr(mask, "seq_lengths", None) if _mod(mask) is not None else None
+    if _mod(mask) is None or sizes is not None:
+        shape = tuple(sizes or _array(mask).shape)
         n = int(shape[-1]) if n is None and len(shape) else n
         m = int(shape[-2]) if m is None and program.cross and len(shape) > 1 else m
     n = program.fixed_length if n is None else n
@@ -202,7 +203,10 @@ def given_mask(mask: object, sides: tuple[int, int], heads: int) -> np.ndarray:
     it."""
     mod = _mod(mask)
     if mod is not None:
-        return of_function(mod, sides, heads)
+        found = of_function(mod, sides, heads)
+        if hasattr(mask, "kv_num_blocks"):
+            _require_lists(mask, found)
+        return found
     array = _array(mask)
     if array.dtype != np.bool_:
         raise AttnSpecError(
@@ -241,6 +245,35 @@ def of_function(mask_mod: Callable[..., Any], sides: tuple[int, int], heads: int
             " `lambda b, h, q, k: mask_mod(b * 0, h, q, k)` is sample 0"
         )
     return found
+
+
+def _require_lists(mask: Any, found: np.ndarray) -> None:
+    """Raises where the block lists of a BlockMask and its function, bool [heads, m, n], have other
+    pairs: compiled, FlexAttention goes by both, and uncompiled by the function alone."""
+    if tuple(mask.seq_lengths) != found.shape[1:]:
+        own, (m, n) = list(mask.seq_lengths), found.shape[1:]
+        raise AttnSpecError(f"the BlockMask must be of [{m}, {n}], got one of {own}")
+    some = _blocks(mask, mask.kv_num_blocks, mask.kv_indices)
+    every = np.zeros_like(some)
+    if mask.full_kv_num_blocks is not None:
+        every = _blocks(mask, mask.full_kv_num_blocks, mask.full_kv_indices)
+    wrong = (found & ~(some | every)) | (every & ~found)
+    if wrong.any():
+        head, query, key = np.argwhere(wrong)[0].tolist()
+        raise AttnSpecError(
+            f"the block lists of the BlockMask and its mask function disagree in head {head} at"
+            f" ({query}, {key}): compiled, FlexAttention would compute other pairs than uncompiled"
+        )
+
+
+def _blocks(mask: Any, counts: Any, columns: Any) -> np.ndarray:
+    """The pairs of the blocks that a BlockMask lists, bool [H, m, n], of its first sample."""
+    count, column = counts[0].cpu().numpy(), columns[0].cpu().numpy()
+    held = np.zeros(column.shape, bool)
+    head, row, place = np.nonzero(np.arange(column.shape[-1]) < count[..., None])
+    held[head, row, column[head, row, place]] = True
+    (high, wide), (m, n) = mask.BLOCK_SIZE, mask.seq_lengths
+    return held.repeat(high, 1).repeat(wide, 2)[:, :m, :n]
 
 
 def _of_batch(

@@ -30,7 +30,8 @@ class Verification:
     n keys; `str` has a line for each.
 
     `exhaustive` says that every pair was looked at, and weighed. `skipped` says what was not looked
-    at, and why; `refused` which backends were asked and do not run it, with the reason.
+    at, and why; `refused` which backends were asked and do not run it, with the reason; `inputs`
+    which run-time inputs were drawn, in words.
     """
 
     name: str
@@ -40,6 +41,7 @@ class Verification:
     skipped: tuple[str, ...] = ()
     refused: tuple[tuple[str, str], ...] = ()
     m: int | None = None
+    inputs: tuple[str, ...] = ()
 
     @property
     def faults(self) -> tuple[Check, ...]:
@@ -60,6 +62,8 @@ class Verification:
             f" {len(self.faults)} failed;"
             f" {looked}"
         ]
+        if self.inputs:
+            lines.append(f"inputs drawn: {', '.join(self.inputs)}")
         for check in self.checks:
             heads = "every head" if check.heads is None else f"head {numbers(check.heads)}"
             place = f"layer {numbers(check.layers)}, {heads}, {check.backend}"
@@ -79,6 +83,7 @@ class Verification:
             **({} if self.m is None else {"m": self.m}),
             "n": self.n,
             "exhaustive": self.exhaustive,
+            "inputs": list(self.inputs),
             "checks": [asdict(check) for check in self.checks],
             "skipped": list(self.skipped),
             "refused": [{"backend": name, "reason": why} for name, why in self.refused],
@@ -107,4 +112,5 @@ def together(found: list[Verification], refused: list[tuple[str, str]]) -> Verif
         tuple(dict.fromkeys(what for each in found for what in each.skipped)),
         tuple(refused),
         found[0].m,
+        found[0].inputs,
     )

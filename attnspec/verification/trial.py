@@ -410,6 +410,26 @@ def sample_inputs(program: Program, n: int, n_q: int | None = None) -> dict[str,
     return found
 
 
+def words_of(program: Program, inputs: Mapping[str, torch.Tensor]) -> tuple[str, ...]:
+    """What such inputs are, in words, each with its name."""
+    found = []
+    for entry in program.inputs:
+        given = inputs[entry.name]
+        match entry.kind:
+            case "tokens":
+                what = f"{int(given.sum()):,} of {given.shape[1]:,} tokens"
+            case "ids":
+                what = f"{len(torch.unique(given)):,} labels"
+            case "numbers":
+                what = f"{int(given.min()):,} to {int(given.max()):,}"
+            case "length":
+                what = f"{int(given):,}"
+            case _:
+                what = f"random {entry.kind} {list(given.shape)}"
+        found.append(f"`{entry.name}` {what}")
+    return tuple(found)
+
+
 def _about_heads(entry: Input, n: int, n_q: int) -> torch.Tensor:
     """An input for a batch of one that all heads have in common."""
     blocks = -(-n // entry.size)

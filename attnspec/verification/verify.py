@@ -26,7 +26,7 @@ from attnspec.verification.decided import decided_checks
 from attnspec.verification.numbers import SIZE
 from attnspec.verification.pairs import LONGEST, TooLong
 from attnspec.verification.report import Check, Verification, together
-from attnspec.verification.trial import Computed, Known, Shape, Trial, sample_inputs
+from attnspec.verification.trial import Computed, Known, Shape, Trial, sample_inputs, words_of
 
 Depth: TypeAlias = Literal["whole", "once", "pairs", "values"]
 
@@ -151,7 +151,8 @@ def _verified(
         exhaustive &= trial.exhaustive
     asked = None if sides is None else n_q
     said = tuple(dict.fromkeys(skipped))
-    return Verification(program.name, n, exhaustive, tuple(checks), said, m=asked)
+    drawn = words_of(program, data)
+    return Verification(program.name, n, exhaustive, tuple(checks), said, m=asked, inputs=drawn)
 
 
 def _distinct(

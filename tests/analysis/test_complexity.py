@@ -248,6 +248,15 @@ def test_what_the_data_decide_has_an_upper_order_with_its_factors() -> None:
     assert found.value == n * sympy.log(n)
     assert found.quality == "bound"
     assert "at most 256 n pairs" in found.note
+    for body, note in (
+        ("topk(keys = 4)", "n**2 scores, and at most 4 n pairs"),
+        ("topk(blocks = 3, size = 8)", "n**2 / 64 scores of blocks, and at most 24 n pairs"),
+        (
+            "topk(mass = 0.9, size = 8, queries = 1)",
+            "n**2 / 8 scores of blocks, and pairs by these",
+        ),
+    ):
+        assert order_of(spec_of(f"attend {body}"), 64).note == note
     reading = order_of(spec_of("input marked: tokens attend global(marked)"), 64)
     assert (reading.value, reading.quality) == (n**2, "bound")
 

@@ -17,10 +17,12 @@ from attnspec.analysis.counting.degrees import edges_of
 from attnspec.analysis.counting.head_counts import HeadCounts
 from attnspec.analysis.growth import order
 from attnspec.analysis.quality import Figure, Unknown
+from attnspec.analysis.report import figure_pairs
 from attnspec.analysis.report.inquiry import CHOICES
 from attnspec.analysis.report.printed import page, table
 from attnspec.analysis.report.report import NAMES, Report, data_of
 from attnspec.backends.factored.features.sums import State
+from attnspec.graphs import stack
 from attnspec.graphs.relation import Relation
 from attnspec.graphs.stack import has_mechanism
 from attnspec.spec import Spec, parse
@@ -336,7 +338,7 @@ def test_a_million_positions() -> None:
     assert report.degree == 127 + (1 << 20) // 128
     assert report.quality["degree"] == "exact"
     assert "diameter" not in report.to_dict()["figures"]
-    longer = spec_of("attend full").analyse(1 << 23)
+    longer = spec_of("attend window(radius = isqrt(n))").analyse(1 << 23)
     # exact, or the error of the limit: nothing in between
     for name in ("edges", "degree"):
         with pytest.raises(AttnSpecError, match="lengths above 4,194,304 are not looked"):
@@ -345,6 +347,40 @@ def test_a_million_positions() -> None:
     assert longer.density is None
     assert "not looked into" in str(longer)
     assert longer.to_dict()["figures"]["edges"]["value"] is None
+
+
+def test_formulas_of_every_length_say_what_is_too_long_to_count(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    longer = spec_of("heads 2 attend full head 1 { attend self }").analyse((1 << 31) - 1)
+    n = longer.n
+    assert (longer.edges, type(longer.edges)) == (n * n + n, int)
+    assert longer.density == (n * n + n) / (2 * n * n)
+    assert longer.quality["edges"] == "exact"
+    for body in (
+        "causal heads 3 attend window(radius = 3) | residue(step = 24) head 1 { attend full }",
+        "attend block(size = 12, before = 1) | global(first(3) | last(5))",
+        "layers 2 attend random(keys = 3, seed = 0) layer 1 { attend powers() }",
+        "causal attend random(keys = 0)",
+    ):
+        counted = {n: spec_of(body).analyse(n) for n in (128, 200, 257, 311)}
+        meant = {n: (each.edges, each.density) for n, each in counted.items()}
+        with monkeypatch.context() as limit:
+            limit.setattr(stack, "MOST_POSITIONS", 120)
+            limit.setattr(figure_pairs, "MOST_POSITIONS", 120)
+            # formulas that were found are kept
+            found = {n: spec_of(body).analyse(n) for n in meant}
+            assert {n: (each.edges, each.density) for n, each in found.items()} == meant
+            with pytest.raises(AttnSpecError, match="lengths above 120 are not looked"):
+                _ = found[128].degree
+
+
+@pytest.mark.parametrize("body", ["attend random(keys = 0)", "attend where(false)"])
+def test_no_pairs_are_a_constant(body: str) -> None:
+    for n in (9, 1 << 25):
+        report = spec_of(body).analyse(n)
+        assert (report.edges, report.edges_formula, report.order) == (0, 0, 1)
+        assert report.quality["order"] == "exact"
 
 
 # --- text and data -----------------------------------------------------------------

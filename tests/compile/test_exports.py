@@ -132,6 +132,50 @@ def test_flex_attention_computes_the_spec() -> None:
     torch.testing.assert_close(found, spec.compile()(q, k, v))
 
 
+@pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
+@pytest.mark.parametrize(
+    "body",
+    [
+        "heads 2 causal attend window(before = 20, after = 0) score alibi()",
+        "heads 2 attend residue(step = 3) score softcap(cap = 2) score alibi() scale 1 / n",
+        "layers 2 attend full layer 1 { attend full scale 0.7 score softcap(cap = 1) }",
+        "attend full",
+    ],
+)
+def test_scores_are_changed_as_the_spec_says(body: str) -> None:
+    spec = spec_of(body)
+    q, k, v = torch.randn(3, 1, 2, 70, 8, generator=torch.Generator().manual_seed(1)).double()
+    layer = spec.layers - 1
+    flex = spec.to_flex(70, layer=layer, heads=2)
+    assert (flex.score_mod is None) == (body == "attend full")
+    found = flex_attention(
+        q, k, v, score_mod=flex.score_mod, block_mask=flex.block_mask(), scale=flex.scale(8)
+    )
+    torch.testing.assert_close(found, spec.compile()(q, k, v, layer=layer))
+
+
+@pytest.mark.parametrize(
+    ("body", "why"),
+    [
+        ("attend full normalize relu", "`normalize relu` is no softmax"),
+        ("heads 2 attend full score bias(buckets = 8, max_distance = 9)", "is learned"),
+        ("heads 2 attend full head 1 { attend self score softcap(cap = 2) }", "different ways"),
+    ],
+)
+def test_scores_that_are_no_function_are_refused(body: str, why: str) -> None:
+    flex = spec_of(body).to_flex(9)
+    assert create_mask(flex.mask_mod, 1, 2, 9, 9, "cpu").any()
+    with pytest.raises(AttnSpecError, match=f"the scores of `.*` have no function: .*{why}"):
+        _ = flex.score_mod
+
+
+def test_a_scale_of_the_length_needs_one() -> None:
+    spec = spec_of("attend full scale 1 / n")
+    assert spec.to_flex(50).scale(8) == 0.02
+    with pytest.raises(ValueError, match="depends on n"):
+        spec.to_flex().scale(8)
+
+
 def test_what_no_formula_says_is_looked_up(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*arguments: object) -> str:
         raise StandaloneError("no formula")

@@ -240,6 +240,12 @@ def test_reformer_has_the_conventions_of_its_model() -> None:
         ({"model_type": "mistral", "num_hidden_layers": 1, "sliding_window": 0}, {}, "from 1 on"),
         ({"model_type": "qwen3", "layer_types": ["linear_attention"]}, {}, "`linear_attention`"),
         ({"model_type": "llama"}, {}, "num_hidden_layers"),
+        ({"model_type": "deepseek_v32", "index_topk": 8}, {}, "by an indexer of their own"),
+        (
+            {"model_type": "minimax_m3_vl_text", "num_hidden_layers": 1, "index_topk_blocks": 2},
+            {"causal": True},
+            r"an indexer of their own \(`index_topk_blocks = 2`\)",
+        ),
         ({"model_type": "llama", "num_hidden_layers": -1}, {}, "from 1 on, got -1"),
         ({"model_type": "bart", "encoder_layers": -1}, {"part": "encoder"}, "no layers"),
         (

@@ -10,6 +10,8 @@ import torch
 from attention_checks import BACKEND_NAMES, GRAPHS, module_of, spec_of, tensors
 
 from attnspec import parse
+from attnspec.backends.factored.definitions import undivided
+from attnspec.lower.lower import Binder, stand_ins
 from attnspec.runtime import CompiledAttention
 
 NAMES = ("full", "causal", "strided", "random blocks", "empty rows", "where")
@@ -109,18 +111,132 @@ def test_they_are_float32_at_least(dtype: torch.dtype) -> None:
 @pytest.mark.parametrize(
     "body",
     [
-        "attend linear()",
-        "attend window(radius = 3) + linear()",
+        "attend linear(feature = identity)",
+        "attend linear(normalize = none)",
+        "attend window(radius = 3) + favor(features = 8, kind = trig)",
+        "attend rfa(features = 8)",
+        "attend efficient()",
+        "attend linformer(rank = 4)",
+        "causal heads 2 attend full head 1 { attend rfa(features = 8) }",
         "attend full normalize sigmoid",
         "attend full normalize relu",
         "input d: ids attend same(d) normalize relu",
     ],
 )
-def test_weights_that_are_no_softmax_have_none(body: str) -> None:
+def test_weights_without_a_positive_denominator_have_none(body: str) -> None:
     module = parse(f"attention a {{ {body} }}").compile()
     inputs = {"d": torch.zeros(2, 30, dtype=torch.int64)} if "input" in body else None
-    with pytest.raises(ValueError, match="log-sum-exps, and what `a` weighs by is no softmax"):
+    with pytest.raises(ValueError, match="log-sum-exps, and what `a` divides by has no"):
         module(*tensors(2, 2, 30, 30), inputs=inputs, return_lse=True)
+
+
+MECHANISMS = (
+    *("linear()", "linear(feature = relu)", "linear(feature = exp)", "taylor()", "rbf()"),
+    *("favor(features = 16)", "favor(features = 16, kind = relu)", "taylor(order = 2)"),
+)
+
+
+def denominators(
+    body: str, q: torch.Tensor, k: torch.Tensor, padding: torch.Tensor | None
+) -> torch.Tensor:
+    """Their logarithms by the definitions [B, H, n_q], one sample and head after the other."""
+    program = parse(f"attention a {{ {body} }}").program
+    rows = q.new_empty(0)
+    for sample in range(len(q)):
+        real = slice(None) if padding is None else padding[sample]
+        for head in range(q.shape[1]):
+            keys = k[sample, head * k.shape[1] // q.shape[1]]
+            binder = Binder(program, stand_ins(program))
+            ((work, _),) = binder.works(0, q.shape[1], q.shape[2], len(keys))
+            weights = undivided(work, head, q[sample, head], keys, {})[:, real]
+            total = weights.sum(-1)
+            alone = not work.hybrid and getattr(work.mechanism, "name", "") == "linear"
+            log = torch.log(total + 1e-6 if alone else total)
+            rows = torch.cat([rows, log.masked_fill(total == 0, -math.inf)])
+    return rows.view(q.shape[:3])
+
+
+@pytest.mark.parametrize("causal", ["", "causal "])
+@pytest.mark.parametrize("graph", ["", "window(before = 3, after = 0) + "])
+@pytest.mark.parametrize("mechanism", MECHANISMS)
+def test_mechanisms_have_those_of_their_denominators(
+    mechanism: str, graph: str, causal: str
+) -> None:
+    body = f"{causal}attend {graph}{mechanism}"
+    module = parse(f"attention a {{ {body} }}").compile()
+    for n, n_q, padded in ((1, 1, False), (70, 70, True), (70, 9, False)):
+        q, k, v = given = tensors(2, 2, n_q, n, key_heads=1, out_size=5)
+        padding = None
+        if padded:
+            padding = torch.ones(2, n, dtype=torch.bool)
+            padding[0, : n // 3] = False
+        out, lse = module(q, k, v, key_padding_mask=padding, return_lse=True)
+        exact = denominators(body, q, k, padding)
+        assert (lse == -math.inf).equal(exact == -math.inf)
+        torch.testing.assert_close(finite(lse), finite(exact), rtol=0, atol=1e-9)
+        plain = module(q, k, v, key_padding_mask=padding)
+        torch.testing.assert_close(out, plain, rtol=0, atol=1e-9)
+        losses = [
+            (finite(lse).sin().sum() + out.square().sum()),
+            (finite(exact).sin().sum() + plain.square().sum()),
+        ]
+        mine, meant = (torch.autograd.grad(loss, given) for loss in losses)
+        for a, b in zip(mine, meant, strict=True):
+            torch.testing.assert_close(a, b, rtol=1e-9, atol=1e-9)
+
+
+@pytest.mark.parametrize("body", ["linear()", "favor(features = 64)", "taylor(order = 2)"])
+def test_mechanisms_over_disjoint_keys_are_merged_by_them(body: str) -> None:
+    module = parse(f"attention a {{ cross attend {body} }}").compile()
+    q, k, v = tensors(2, 2, 20, 90)
+    whole = module(q, k, v)
+    (o1, l1), (o2, l2) = (
+        module(q, k[:, :, part], v[:, :, part], return_lse=True)
+        for part in (slice(33), slice(33, None))
+    )
+    merged = torch.lerp(o1, o2, torch.sigmoid(l2 - l1)[..., None])
+    torch.testing.assert_close(merged, whole, rtol=0, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    "body", ["linear()", "favor()", "window(before = 3, after = 0) + linear()"]
+)
+def test_steps_of_mechanisms_have_those_of_the_whole(body: str) -> None:
+    module = parse(f"attention a {{ causal attend {body} }}").compile()
+    q, k, v = tensors(2, 2, 80, 80)
+    _, whole = module(q, k, v, return_lse=True)
+    rows, state = [], None
+    for part in (slice(1), slice(1, 70), slice(70, 80)):
+        mine = q[:, :, part], k[:, :, part], v[:, :, part]
+        (_, lse), state = module.step(*mine, state, return_lse=True)
+        rows.append(lse)
+    torch.testing.assert_close(torch.cat(rows, 2), whole, rtol=0, atol=1e-9)
+
+
+def test_documents_beside_a_mechanism_have_them_for_each_sample() -> None:
+    body = "input d: ids causal attend same(d) + linear()"
+    module = parse(f"attention a {{ {body} }}").compile()
+    q, k, v = tensors(2, 1, 40, 40)
+    documents = (torch.arange(40) // torch.tensor([[7], [19]])).contiguous()
+    out, lse = module(q, k, v, inputs={"d": documents}, return_lse=True)
+    torch.testing.assert_close(out, module(q, k, v, inputs={"d": documents}), rtol=0, atol=1e-9)
+    phi = [torch.where(x > 0, x + 1, x.exp()) for x in (q, k)]
+    held = (documents[:, None, :, None] == documents[:, None, None]).tril()
+    exact = torch.exp(q @ k.mT / math.sqrt(q.shape[-1]))
+    weights = torch.where(held, exact, phi[0] @ phi[1].mT).tril()
+    torch.testing.assert_close(lse, weights.sum(-1).log(), rtol=0, atol=1e-9)
+
+
+@pytest.mark.slow
+def test_one_graph_has_those_of_a_mechanism() -> None:
+    module = parse("attention a { causal attend window(before = 3, after = 0) + linear() }")
+    own = module.compile()
+    q, k, v = tensors(1, 2, 40, 40)
+    traced = torch.compile(own, fullgraph=True, dynamic=True, backend="aot_eager")
+    for found, meant in zip(
+        traced(q, k, v, return_lse=True), own(q, k, v, return_lse=True), strict=True
+    ):
+        torch.testing.assert_close(found, meant, rtol=0, atol=1e-12)
 
 
 def test_nothing_has_minus_infinity() -> None:

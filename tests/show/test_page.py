@@ -191,6 +191,35 @@ def test_two_clicked_tokens_are_joined(shown: Browser, tmp_path: Path) -> None:
 
 
 @needs_browser
+@pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
+def test_what_is_pointed_at_is_said(dark: bool, shown: Browser, tmp_path: Path) -> None:
+    """Each cell of a picture under the pointer, by the mask; nothing is clicked."""
+    spec, n = (
+        attnspec.parse("attention a { causal attend window(radius = 2) | columns(first(1)) }"),
+        9,
+    )
+    shown.open(saved(spec, n, tmp_path), dark)
+    left, top, size = shown.run("data.plots[0].square")
+    box = shown.place("figure > svg")
+    zoom = box["width"] / shown.run("document.querySelector('figure > svg').viewBox.baseVal.width")
+    mask, terms = spec.mask(n), ("window(radius = 2)", "columns(first(1))")
+    for query, key in ((8, 7), (8, 0), (1, 0), (5, 2), (2, 6)):
+        x, y = (at + (place + 0.5) * size for at, place in ((left, key), (top, query)))
+        shown.point(box["x"] + x * zoom, box["y"] + y * zoom)
+        first, second = shown.text("#said").splitlines()
+        read = [str(k) for k in np.flatnonzero(mask[query])]
+        if key > query:
+            assert first == f"key {key} is later than query {query} (causal)"
+        elif not mask[query, key]:
+            assert first == f"query {query} does not read key {key}"
+        else:
+            by = [terms[0]] * (query - key <= 2) + [terms[1]] * (key == 0)
+            assert first == f"query {query} reads key {key} by {' and '.join(by)}"
+        assert second.startswith(f"query {query} reads {len(read)} keys: ")
+    assert shown.complaints() == []
+
+
+@needs_browser
 def test_all_of_it_is_done_with_keys(shown: Browser, tmp_path: Path) -> None:
     shown.open(saved(*spec_of("window"), tmp_path))
     order = []

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from torch.nn.attention.flex_attention import create_block_mask
+from torch.nn.attention.flex_attention import BlockMask, create_block_mask
 
 import attnspec
 from attnspec.spec import Spec
@@ -39,6 +39,32 @@ def test_equal_masks_are_equal(n: int) -> None:
 
 def test_a_block_mask_is_its_function() -> None:
     assert WINDOW.compare(create_block_mask(window, 1, 1, 64, 64, "cpu"), 64).equal
+    # one that has a length needs none beside it
+    for n in (1, 64, 300):
+        assert WINDOW.compare(create_block_mask(window, None, None, n, n, "cpu")).n == n
+        assert WINDOW.compare(create_block_mask(window, 1, 1, n, n, "cpu")).equal
+    with pytest.raises(AttnSpecError, match=r"must be of \[65, 65\], got one of \[64, 64\]"):
+        WINDOW.compare(create_block_mask(window, 1, 1, 64, 64, "cpu"), 65)
+
+
+def test_a_block_mask_whose_lists_say_something_else_is_refused() -> None:
+    """Compiled, FlexAttention reads lists and function, uncompiled the function alone."""
+    own = create_block_mask(window, 1, 1, 300, 300, "cpu")
+    lists = own.kv_num_blocks, own.kv_indices, own.full_kv_num_blocks, own.full_kv_indices
+    bare = BlockMask.from_kv_blocks(*lists, seq_lengths=(300, 300))
+    with pytest.raises(AttnSpecError, match=r"lists .* disagree in head 0 at \(0, 128\)"):
+        WINDOW.compare(bare)
+    fewer = BlockMask.from_kv_blocks(
+        own.kv_num_blocks.clamp(max=1), *lists[1:], mask_mod=window, seq_lengths=(300, 300)
+    )
+    with pytest.raises(AttnSpecError, match=r"disagree in head 0 at \(128, 128\)"):
+        WINDOW.compare(fewer)
+    full = torch.ones_like(own.kv_num_blocks)
+    more = BlockMask.from_kv_blocks(
+        *lists[:2], full, own.kv_indices, mask_mod=window, seq_lengths=(300, 300)
+    )
+    with pytest.raises(AttnSpecError, match="disagree"):
+        WINDOW.compare(more)
 
 
 def test_a_difference_has_counts_and_a_counterexample() -> None:

@@ -703,3 +703,18 @@ def test_what_the_definition_says_is_known_to_the_next_backend() -> None:
     assert first.ok
     assert kept
     assert known.kept.keys() == kept
+
+
+def test_a_report_says_which_inputs_were_drawn() -> None:
+    text = """input p: length input d: ids input m: tokens(at_most = 3)
+        input t: numbers input c: choices(size = 2)
+        attend (prefix(p) | columns(m)) & same(d) & where(t(q) <= t(k)) | chosen(c)"""
+    found = verify(spec_of(text).program, 40)
+    named, words = zip(*(each.split(" ", 1) for each in found.inputs), strict=True)
+    assert named == ("`p`", "`d`", "`m`", "`t`", "`c`")
+    assert words[0] == "20"
+    assert re.fullmatch(r"[0-3] of 40 tokens", words[2])
+    assert words[4].startswith("random choices [1, 1, 40, ")
+    assert f"\ninputs drawn: {', '.join(found.inputs)}\n" in str(found)
+    assert found.to_dict()["inputs"] == list(found.inputs)
+    assert "inputs drawn" not in str(verify(spec_of("attend self").program, 9))

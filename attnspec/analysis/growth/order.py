@@ -21,7 +21,7 @@ from attnspec.analysis.growth.fitted_counts import fit_of, operations_of, sizes_
 from attnspec.analysis.growth.fitting import Formula
 from attnspec.analysis.growth.growth import BEHIND, attend_growth
 from attnspec.analysis.growth.quasi_polynomials import formula_of
-from attnspec.analysis.growth.size_growth import LINEAR, Growth, Range
+from attnspec.analysis.growth.size_growth import CONSTANT, LINEAR, Growth, Range
 from attnspec.analysis.quality import Figure
 from attnspec.graphs.forms.prelude import predicate_of
 from attnspec.graphs.operators import Intersection
@@ -174,6 +174,9 @@ def order(stack: Stack, n: int, elaborated: Elaborated) -> Figure[sympy.Expr | N
     formula = _by_formula(stack, n)
     if formula is not None:
         return Figure(sympy_text.order_expression(formula))
+    every = edges_formula(stack, n)
+    if every.value == 0 and every.quality == "exact":
+        return Figure(sympy_text.order_expression(CONSTANT))
     return _measured(stack, n, elaborated)
 
 

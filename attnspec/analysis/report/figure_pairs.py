@@ -15,7 +15,7 @@ from attnspec.analysis.counting.figures import PAIRS
 from attnspec.analysis.quality import Figure, Unknown
 from attnspec.analysis.report import figure_choices as choices
 from attnspec.graphs.across import reads_m
-from attnspec.graphs.stack import Stack, has_mechanism
+from attnspec.graphs.stack import MOST_POSITIONS, Stack, has_mechanism
 from attnspec.ir.crossing import evened
 
 if TYPE_CHECKING:
@@ -30,6 +30,9 @@ def counted(name: str) -> Callable[[Inquiry], Figure[Any]]:
     def of(report: Inquiry) -> Figure[Any]:
         if report.undecided and not has_mechanism(report.program):
             return choices.most(name, report)
+        found = _by_formula(report, name) if report.length > MOST_POSITIONS else None
+        if found is not None:
+            return found
         # raises Unknown where the pairs are not known
         _ = report.graphs
         return Figure(
@@ -41,6 +44,24 @@ def counted(name: str) -> Callable[[Inquiry], Figure[Any]]:
         )
 
     return of
+
+
+def _by_formula(report: Inquiry, name: str) -> Figure[Any] | None:
+    """What is counted of the pairs where they are too many to count: by the formula of every n,
+    None where none is exact."""
+
+    from attnspec.analysis.growth import sympy_text
+
+    found = None if report.program.cross else report.figure("edges_formula")
+    if (
+        name not in ("edges", "density")
+        or not isinstance(found, Figure)
+        or found.quality != "exact"
+    ):
+        return None
+    edges = int(sympy_text.value(found.value, report.n))
+    pairs = report.n**2 * sum(map(len, report.program.slots))
+    return Figure(edges if name == "edges" else edges / pairs, note="by the formula of every n")
 
 
 def mean_degree(report: Inquiry) -> Figure[Any]:
@@ -147,7 +168,7 @@ def order(report: Inquiry) -> Figure[Any]:
     from attnspec.analysis.growth import order as orders
 
     _require_positions(report)
-    found = orders.order(_at_every_length(report), report.n, report.elaborated)
+    found = orders.order(_at_every_length(report), _counted_length(report), report.elaborated)
     return _or_unknown(report, found)
 
 
@@ -157,7 +178,14 @@ def edges_formula(report: Inquiry) -> Figure[Any]:
     from attnspec.analysis.growth import order as orders
 
     _require_positions(report)
-    return _or_unknown(report, orders.edges_formula(_at_every_length(report), report.n))
+    formula = orders.edges_formula(_at_every_length(report), _counted_length(report))
+    return _or_unknown(report, formula)
+
+
+def _counted_length(report: Inquiry) -> int:
+    """A length at which graphs are looked into, the asked one if it is; what is said there of every
+    length holds for that, too."""
+    return min(report.n, MOST_POSITIONS)
 
 
 def _at_every_length(report: Inquiry) -> Stack:

@@ -24,7 +24,8 @@ from attnspec.graphs.relation import FULL, SOME, Relation
 from attnspec.graphs.stack import Stack
 from attnspec.ir.api_checks import index_of, length_of
 from attnspec.ir.crossing import QUERIES, crossed
-from attnspec.ir.program import Attend, Crossing, Program, inputs_of, leaves
+from attnspec.ir.program import Attend, Crossing, Leaf, Program, inputs_of, leaves
+from attnspec.ir.scalars import Apply, Symbol, symbols
 from attnspec.lower.lower import decided_leaves
 from attnspec.text.diagnostics import AttnSpecError
 
@@ -37,17 +38,22 @@ BLOCK = 128
 Mod = Callable[[Any, Any, Any, Any], Any]
 """Whether query q reads key k in head h of sample b."""
 
+ScoreMod = Callable[[Any, Any, Any, Any, Any], Any]
+"""The score of query q and key k in head h of sample b, changed."""
+
 
 @dataclass(frozen=True, eq=False)
 class FlexMask:
     """The pairs of one layer as `flex_attention` takes them.
 
-    `n` is the length, None for a mask of every length, and `m` that of the queries where these are
-    another sequence, n if it is None; `heads` how many heads are told apart; `inputs` has the
-    run-time inputs as tensors, [B, n] or, of a length, [B].
+    `weighed` is the program with what weighs its pairs; `n` is the length, None for a mask of every
+    length, and `m` that of the queries where these are another sequence, n if it is None; `heads`
+    how many heads are told apart; `inputs` has the run-time inputs as tensors, [B, n] or, of a
+    length, [B].
     """
 
     program: Program
+    weighed: Program
     layer: int
     n: int | None
     heads: int
@@ -69,6 +75,51 @@ class FlexMask:
                 f"the pairs of `{self.program.name}` depend on n: `to_flex{length}` says of which"
             )
         return self._mod(Crossing(self._longest, self._longest))
+
+    @property
+    def score_mod(self) -> ScoreMod | None:
+        """What changes the scores, f(score, b, h, q, k), None where nothing does.
+
+        Raises AttnSpecError where a table is learned, where heads weigh scores in different ways,
+        and where weights are no softmax, which is all that FlexAttention knows.
+        """
+        first = self.weighed.attends[0]
+        if first.normalize != "softmax":
+            raise self._no_score_mod(f"`normalize {first.normalize}` is no softmax")
+        if any(score.name == "bias" for score in first.scores):
+            raise self._no_score_mod("the table of `score bias()` is learned by a module")
+        space = self._weighing
+        if not first.scores:
+            return None
+
+        def score_mod(score: Any, b: Any, h: Any, q: Any, k: Any) -> Any:
+            return space["changed"](score, h, q, k, self.heads, None)
+
+        return score_mod
+
+    def scale(self, size: int) -> float:
+        """The factor of the scores for heads of a size, before they are changed. Raises
+        AttnSpecError where heads have several, ValueError where it depends on n and no n was
+        given."""
+        scale = self.weighed.attends[0].scale
+        if self.n is None and isinstance(scale, Symbol | Apply) and "n" in symbols(scale):
+            raise ValueError(
+                f"the scale of `{self.program.name}` depends on n: `to_flex(n)` says of which"
+            )
+        return float(self._weighing["scale_of"](size, self.n, self.layer))
+
+    @cached_property
+    def _weighing(self) -> dict[str, Any]:
+        """The names of the file that says how pairs are weighed, of all positions."""
+        every = replace(self.weighed.attends[0], graph=Leaf("full", ()))
+        attends = tuple(replace(x, graph=every.graph) for x in self.weighed.attends)
+        try:
+            return _executed(replace(self.weighed, attends=attends, inputs=()))
+        except StandaloneError as error:
+            raise self._no_score_mod(str(error)) from None
+
+    def _no_score_mod(self, why: str) -> AttnSpecError:
+        return AttnSpecError(f"the scores of `{self.program.name}` have no function: {why}")
 
     def block_mask(self, n: int | None = None, m: int | None = None) -> BlockMask:
         """The BlockMask at n positions, of m queries and n keys where they are two sequences, with
@@ -135,12 +186,9 @@ class FlexMask:
     def _source(self) -> dict[str, Any] | None:
         """The names of the file that says the mask; None where no formula does."""
         try:
-            text = graph_module(self.program, "Mask")
+            return _executed(self.program)
         except StandaloneError:
             return None
-        space: dict[str, Any] = {"text": text}
-        exec(compile(text, f"mask of {self.program.name}", "exec"), space)
-        return space
 
     @cached_property
     def _reads_length(self) -> bool:
@@ -198,7 +246,7 @@ def flex_mask(
     """
     if m is not None and n is None:
         raise ValueError(f"m queries read a number of keys, got m = {m} alone: `to_flex(n, m=m)`")
-    graphs = _graphs_alone(program, layer)
+    weighed, graphs = _graphs_alone(program, layer)
     declared = {entry.name for entry in program.inputs}
     kinds = {entry.name: entry.kind for entry in graphs.inputs}
     if not kinds.keys() <= (inputs or {}).keys() <= declared:
@@ -215,7 +263,7 @@ def flex_mask(
         raise AttnSpecError(f"`{program.name}` has {program.heads} heads, got heads = {heads}")
     count = program.heads or heads or 1
     length = None if n is None else length_of(n)
-    found = FlexMask(graphs, layer, length, count, given, torch.device(device), m)
+    found = FlexMask(graphs, weighed, layer, length, count, given, torch.device(device), m)
     if length is not None:
         # raises where the spec has no such lengths
         found._crossing(length, m)
@@ -232,8 +280,18 @@ def _batched(name: str, kind: str, value: Any) -> torch.Tensor:
     return tensor[None] if tensor.dim() == own else tensor
 
 
-def _graphs_alone(program: Program, layer: int) -> Program:
-    """The program with one layer's graphs in every layer, and nothing that weighs pairs."""
+def _executed(program: Program) -> dict[str, Any]:
+    """The names of the file of a program, and its text; raises StandaloneError where none says
+    it."""
+    text = graph_module(program, "Mask")
+    space: dict[str, Any] = {"text": text}
+    exec(compile(text, f"mask of {program.name}", "exec"), space)
+    return space
+
+
+def _graphs_alone(program: Program, layer: int) -> tuple[Program, Program]:
+    """The program with one layer's graphs in every layer, and the same with nothing that weighs
+    pairs."""
     layer = index_of("layer", layer)
     if not 0 <= layer < (program.layers or layer + 1):
         raise AttnSpecError(f"`layer` must be between 0 and {program.layer_count - 1}, got {layer}")
@@ -243,7 +301,7 @@ def _graphs_alone(program: Program, layer: int) -> Program:
         attend = program.attends[index]
         if attend.graph is None or attend.mechanism is not None:
             raise AttnSpecError(f"layer {layer} of `{program.name}` computes a mechanism, no mask")
-        attends.append(Attend(attend.graph, span=attend.span))
+        attends.append(attend)
     place = {index: at for at, index in enumerate(dict.fromkeys(row))}
     slots = tuple(place[index] for index in row)
     read = {name for attend in attends if attend.graph for name in inputs_of(attend.graph)}
@@ -259,7 +317,8 @@ def _graphs_alone(program: Program, layer: int) -> Program:
             f"the pairs of `{leaf.pattern}` in `{program.name}` are decided by the tensors of a"
             " call; `module.pairs(q, k)` gives them"
         )
-    return found
+    graphs = tuple(Attend(attend.graph, span=attend.span) for attend in attends)
+    return found, replace(found, attends=graphs)
 
 
 def _of_sample(values: torch.Tensor) -> np.ndarray:

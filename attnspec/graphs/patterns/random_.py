@@ -97,6 +97,8 @@ class Random(Drawn):
         if causal and not self.causal:
             return None
         n, keys = sympy.Symbol("n"), sympy.Integer(self.keys)
+        if not self.keys:
+            return keys
         whole = n**2 / 2 + n / 2 if self.causal else n**2
         drawn = keys * n - (keys * (keys - 1) / 2 if self.causal else 0)
         return sympy.Piecewise((drawn, keys <= n), (whole, True))

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -231,3 +231,14 @@ class TopK(DataDependent):
     def order(cls, given: Mapping[str, Scalar]) -> Scalar:
         size = given.get("size") or 1
         return Apply("/", (product(N, N), product(size, given.get("queries") or size)))
+
+    @classmethod
+    def factors(cls, given: Mapping[str, Any]) -> str:
+        size, most = given.get("size") or 1, given.get("keys") or given.get("blocks")
+        shared = given.get("queries") or size
+        if not isinstance(size, int) or not isinstance(shared, int):
+            return ""
+        each = size * shared
+        scores = "n**2 scores" if each == 1 else f"n**2 / {each:,} scores of blocks"
+        pairs = f"at most {most * size:,} n pairs" if isinstance(most, int) else "pairs by these"
+        return f"{scores}, and {pairs}"

@@ -102,22 +102,48 @@ class FeatureKernel:
         out = summed_up(self.how, self.given(q, k, v, call), self.way)
         return out.reshape(*q.shape[:3], v.shape[-1])
 
+    def partial(
+        self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, call: Call
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """The output and the logarithms [B, H, n_q] of what its rows are divided by."""
+        check_no_dropout(self.name, call.dropout_p)
+        sums = Sums(self.how, self.given(q, k, v, call), WHOLE if is_transformed() else None)
+        return self._worth(sums, State(), q, v)[0]
+
     def step(
         self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, call: Call, state: object
     ) -> tuple[torch.Tensor, object]:
         """The causal sums of more positions, on top of those that `state` holds, None at first."""
+        (out, _), after = self.partial_step(q, k, v, call, state)
+        return out, after
+
+    def partial_step(
+        self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, call: Call, state: object
+    ) -> tuple[tuple[torch.Tensor, torch.Tensor | None], object]:
+        """The same with the logarithms of what is divided by."""
         check_no_dropout(self.name, call.dropout_p)
         given = self.given(q, k, v, call)
         before = state if isinstance(state, State) else State()
         if given.gate is not None:
             # the frames of a gate count from the state
             before = State(before.sums)
-        outs, sums = [], Sums(self.how, given)
-        for found in summed(sums, before):
-            outs.append(sums.unchunked(self.how.quotient.of(found.sums, found.logs), found.span))
-            before = found.after
-        out = torch.cat(outs, 3).to(q.dtype)
-        return out.reshape(*q.shape[:3], v.shape[-1]), before
+        return self._worth(Sums(self.how, given), before, q, v)
+
+    def _worth(
+        self, sums: Sums, after: State, q: torch.Tensor, v: torch.Tensor
+    ) -> tuple[tuple[torch.Tensor, torch.Tensor | None], State]:
+        """What the sums on top of a state are worth [B, H, n_q, d_v], the logarithms [B, H, n_q] of
+        what they are divided by, None where that may be negative or is nothing, and the state
+        after them."""
+        quotient, outs, logs = self.how.quotient, [], []
+        for found in summed(sums, after):
+            after = found.after
+            outs.append(sums.unchunked(quotient.of(found.sums, found.logs), found.span))
+            if quotient.positive:
+                log = quotient.log_divisor(found.sums[..., -1], found.logs)
+                logs.append(sums.unchunked(log[..., None], found.span))
+        out = torch.cat(outs, 3).to(q.dtype).reshape(*q.shape[:3], v.shape[-1])
+        return (out, torch.cat(logs, 3).reshape(q.shape[:3]) if logs else None), after
 
     def key_sums(
         self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, call: Call, at: torch.Tensor

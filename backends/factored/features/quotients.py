@@ -29,6 +29,17 @@ class Quotient:
             return sums if log is None else sums * torch.exp(log)[..., None]
         return sums[..., :-1] / self.divisor(sums[..., -1], log)[..., None]
 
+    @property
+    def positive(self) -> bool:
+        """Whether sums are divided by one of weights that are never negative."""
+        return self.divides and not self.signed
+
+    def log_divisor(self, total: torch.Tensor, log: torch.Tensor | None) -> torch.Tensor:
+        """The logarithm of what a sum of such weights divides by, -inf where there is no weight."""
+        found = torch.log(self.divisor(total, log))
+        found = found if log is None else found + log
+        return found.masked_fill(total == 0, -torch.inf)
+
     def divisor(self, total: torch.Tensor, log: torch.Tensor | None) -> torch.Tensor:
         """What a sum of weights divides by."""
         unit = _unit(total, log)

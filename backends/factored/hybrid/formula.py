@@ -81,6 +81,12 @@ class HybridFormula:
     def __call__(
         self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, call: Call
     ) -> torch.Tensor:
+        return self.partial(q, k, v, call)[0]
+
+    def partial(
+        self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, call: Call
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """The output and the logarithms [B, H, n_q] of its denominators."""
         check_no_dropout(f"a graph with `{self.kernel.name}`", call.dropout_p)
         if self.work.unit_keys:
             # all that is attended scores them, the mechanism too
@@ -101,7 +107,7 @@ class HybridFormula:
         v: torch.Tensor,
         call: Call,
         exact: tuple[torch.Tensor, torch.Tensor],
-    ) -> torch.Tensor:
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
         """The same for a static graph whose output [B, H, n_q, d_v] and log-sum-exps [B, H, n_q]
         are known."""
         if self.whole is None:
@@ -113,9 +119,12 @@ class HybridFormula:
         others = self._others(self.whole, given, rows, columns, call)
         return self._joined(q, v, [known, *others])
 
-    def _joined(self, q: torch.Tensor, v: torch.Tensor, parts: list[Weighed]) -> torch.Tensor:
-        out = joined(self.quotient, parts)
-        return out.to(q.dtype).reshape(*q.shape[:3], v.shape[-1])
+    def _joined(
+        self, q: torch.Tensor, v: torch.Tensor, parts: list[Weighed]
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        out, lse = joined(self.quotient, parts)
+        out = out.to(q.dtype).reshape(*q.shape[:3], v.shape[-1])
+        return out, None if lse is None else lse.reshape(q.shape[:3])
 
     def _of_all_pairs(self, rows: Rows, columns: Columns, call: Call) -> list[Weighed]:
         mask = self.mask.mask(call.data, self.work.n_k)

@@ -111,6 +111,12 @@ class HybridKernel:
             out = self.forward(*parts, replace(call, tables=tables)).out
         return out.to(q.dtype).reshape(*q.shape[:3], v.shape[-1])
 
+    def partial(
+        self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, call: Call
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """The output and the logarithms [B, H, n_q] of its denominators."""
+        return self.formula.partial(q, k, v, call)
+
     # --- forward -------------------------------------------------------------------------------
 
     def forward(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, call: Call) -> Merging:
@@ -315,6 +321,8 @@ class _Hybrid(torch.autograd.Function):
 class ReadingHybrid(ReadingKernel):
     """The same where the graph reads run-time inputs: laid out for each sample when they are
     seen."""
+
+    reuses = ()  # log-sum-exps are another computation
 
     def __init__(
         self, work: Work, heads: tuple[int, ...], kernel: FeatureKernel, device: torch.device

@@ -130,8 +130,11 @@ def kernel_part(
     return Weighed((products * relative(frame, log)) @ columns.values[:, :, None], log)
 
 
-def joined(quotient: Quotient, parts: Sequence[Weighed]) -> torch.Tensor:
-    """What parts with disjoint pairs are worth together [..., n, d_v]."""
+def joined(
+    quotient: Quotient, parts: Sequence[Weighed]
+) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """What parts with disjoint pairs are worth together [..., n, d_v], and the logarithms [..., n]
+    of what they are divided by; None where that may be negative."""
     # sums of nothing are 0 in every frame, and must not decide in which one the others are added
     logs = [
         part.log.masked_fill((part.sums == 0).all(-1, keepdim=True), -torch.inf) for part in parts
@@ -139,7 +142,9 @@ def joined(quotient: Quotient, parts: Sequence[Weighed]) -> torch.Tensor:
     # a frame is a constant, though logarithms may be none
     top = torch.stack(logs).amax(0).detach()
     terms = [part.sums * relative(log, top) for part, log in zip(parts, logs, strict=True)]
-    return quotient.of(torch.stack(terms).sum(0), relative_to(top)[..., 0])
+    sums, log = torch.stack(terms).sum(0), relative_to(top)[..., 0]
+    divided = quotient.log_divisor(sums[..., -1], log) if quotient.positive else None
+    return quotient.of(sums, log), divided
 
 
 def relative(log: torch.Tensor, top: torch.Tensor) -> torch.Tensor:

@@ -105,4 +105,4 @@ class PairByPair:
         blocks, call = Blocks(distance[None], mask), Call(tables=tables)
         exact = exact_part(self.work, formula, rows, columns, blocks, call)
         by_kernel = kernel_part(self.kernel, rows, columns, others)
-        return joined(self.quotient, [exact, by_kernel]).squeeze(3)
+        return joined(self.quotient, [exact, by_kernel])[0].squeeze(3)

@@ -48,6 +48,13 @@ class HybridStream:
         self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, call: Call, state: object
     ) -> tuple[torch.Tensor, object]:
         """The outputs of more positions, and the state after them."""
+        (out, _), after = self.partial_step(q, k, v, call, state)
+        return out, after
+
+    def partial_step(
+        self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, call: Call, state: object
+    ) -> tuple[tuple[torch.Tensor, torch.Tensor | None], object]:
+        """The same with the logarithms of denominators."""
         check_no_dropout(f"a graph with `{self.kernel.name}`", call.dropout_p)
         given = self.kernel.given(q, k, v, call)
         sums, kept = State(), None
@@ -57,8 +64,10 @@ class HybridStream:
         parts = self._of_seen(given, seen, call)
         if sums.sums is not None:
             parts.append(self._of_sums(given, sums))
-        out = joined(self.quotient, parts).to(q.dtype).reshape(*q.shape[:3], v.shape[-1])
-        return out, HybridState(self._after(given, seen.left, sums), seen.kept)
+        out, lse = joined(self.quotient, parts)
+        out = out.to(q.dtype).reshape(*q.shape[:3], v.shape[-1])
+        after = HybridState(self._after(given, seen.left, sums), seen.kept)
+        return (out, None if lse is None else lse.reshape(q.shape[:3])), after
 
     def _of_seen(self, given: Given, seen: Seen, call: Call) -> list[Weighed]:
         """What pairs with keys weigh that are new or kept."""

@@ -66,7 +66,13 @@ class GraphBeside:
 
     def _run(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, call: Call) -> torch.Tensor:
         found = self.exact.partial(q, k, v, self._of_graph(call))
-        return self.formula.beside(q, k, v, call, found)
+        return self.formula.beside(q, k, v, call, found)[0]
+
+    def partial(
+        self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, call: Call
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """The output and the logarithms [B, H, n_q] of its denominators, in tensor products."""
+        return self.formula.partial(q, k, v, call)
 
     def streamed(self, keeper: Keeper) -> HybridStream:
         """What goes on with it from a state, block by block."""
