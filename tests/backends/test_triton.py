@@ -215,13 +215,13 @@ def check_random(seeds: range) -> None:
 
 
 def test_random_compositions() -> None:
-    check_random(range(80))
+    check_random(range(40))
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("part", range(4))
 def test_two_hundred_random_compositions(part: int) -> None:
-    check_random(range(80 + part * 50, 130 + part * 50))
+    check_random(range(40 + part * 50, 90 + part * 50))
 
 
 def static_graphs(part: int, parts: int) -> Iterator[tuple[str, Relation, int]]:
