@@ -378,7 +378,7 @@ def test_names_that_are_no_text(tmp_path: Path) -> None:
     ("setting", "command"),
     [
         ({"LANG": "C"}, "show"),
-        ({"LC_ALL": "C"}, "check"),
+        ({"LC_ALL": "C"}, "show"),
         ({"TERM": "dumb"}, "show"),
         ({"TERM": "dumb"}, "check"),
     ],
