@@ -43,7 +43,12 @@ demo: $(INSTALLED)  ## compile an example, look at it, verify the emitted module
 	$(BIN)/attnspec show $(SPEC) $$($(BIN)/python -m attnspec.examples.demo $(SPEC))
 	$(BIN)/python -m attnspec.examples.demo $(SPEC) $(EMITTED)
 
-test: lint types  ## lint, types, tests and the examples in the documentation
+# types are checked by one process, from nothing for a minute: beside the tests, so that no core waits
+test: lint  ## lint, types, tests and the examples in the documentation
+	@$(MAKE) --no-print-directory -j2 types tests-alone
+
+.PHONY: tests-alone
+tests-alone: $(INSTALLED)
 	$(PYTEST)
 
 BASE ?= HEAD

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import importlib
 import os
 import random
+from collections.abc import Generator
 from pathlib import Path
 
 import numpy as np
@@ -49,6 +51,29 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     # taken before -k and -m deselect, so that a narrow run does not see orphans
     config.stash[EVERY_ITEM] = tuple(items)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None, object, object]:
+    # what is imported and collected stays: to look through it again and again finds nothing
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.freeze()
+        gc.enable()
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: object) -> object:
+    """The cases of one function run in one worker, where they find again what each other cached; a
+    scheduler of single cases looks through all that are done after each."""
+    from xdist.scheduler import LoadGroupScheduling
+
+    scheduler = LoadGroupScheduling(config, log)
+    group_of = scheduler._split_scope
+    scheduler._split_scope = lambda case: group_of(case).partition("[")[0]
+    return scheduler
 
 
 @pytest.fixture(autouse=True)

@@ -100,8 +100,12 @@ def _read(node: ast.AST, file: File, uses: Uses, modules: Collection[str], dot: 
             _read(below, file, uses, modules, dot)
 
 
-def _imports(function: ast.FunctionDef) -> bool:
-    return any(isinstance(below, ast.Import | ast.ImportFrom) for below in ast.walk(function))
+def _imports(node: ast.AST) -> bool:
+    """Whether a statement in it imports; expressions are not looked into."""
+    return isinstance(node, ast.Import | ast.ImportFrom) or any(
+        isinstance(below, ast.stmt | ast.excepthandler | ast.match_case) and _imports(below)
+        for below in ast.iter_child_nodes(node)
+    )
 
 
 def _homes(node: ast.Dict, modules: Collection[str]) -> list[tuple[str, str]]:

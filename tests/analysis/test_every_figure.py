@@ -147,7 +147,7 @@ BOUNDED = frozenset("mixing_steps diameter_bound flops intensity".split())
 CACHES = frozenset(("kv_cache", "kv_cache_bytes"))
 
 
-def assert_every_figure(small: Small) -> None:
+def assert_every_figure(small: Small, formula: bool = True) -> None:
     b = Brute(small)
     report = small.spec.analyse(small.n, small.stack.inputs)
     for name, definition in EXACT.items():
@@ -160,7 +160,8 @@ def assert_every_figure(small: Small) -> None:
         assert report.quality[name] == "exact", name
     assert_bounds(b, report)
     assert_caches(b, report)
-    assert_formula(b, report)
+    if formula:
+        assert_formula(b, report)
 
 
 def test_no_figure_is_left_out() -> None:
@@ -173,7 +174,8 @@ ZOO = small_zoo()
 
 @pytest.mark.parametrize("name", ZOO)
 def test_the_zoo(name: str) -> None:
-    assert_every_figure(ZOO[name])
+    # their formulas are held against counts of many lengths in test_complexity.py
+    assert_every_figure(ZOO[name], formula=False)
 
 
 @pytest.mark.parametrize("n", [2, 23, 64])

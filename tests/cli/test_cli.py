@@ -374,14 +374,25 @@ def test_names_that_are_no_text(tmp_path: Path) -> None:
     assert value["files"][0]["file"] == "b\\xff d\\n.attn"
 
 
-@pytest.mark.parametrize("setting", [{"LANG": "C"}, {"LC_ALL": "C"}, {"TERM": "dumb"}])
-def test_plain_surroundings_get_ascii(setting: dict[str, str], tmp_path: Path) -> None:
-    Path(tmp_path / "c.attn").write_text("# één\n" + WRONG)
-    for arguments in (["show", str(EXAMPLES / "causal.attn")], ["check", str(tmp_path / "c.attn")]):
-        done = spawn(*arguments, env={"LC_ALL": "", "LANG": "", **setting})
-        assert (done.stdout + done.stderr).isascii()
-        assert b"\x1b" not in done.stdout + done.stderr
-        assert b"Traceback" not in done.stderr
+@pytest.mark.parametrize(
+    ("setting", "command"),
+    [
+        ({"LANG": "C"}, "show"),
+        ({"LC_ALL": "C"}, "show"),
+        ({"TERM": "dumb"}, "show"),
+        ({"TERM": "dumb"}, "check"),
+    ],
+)
+def test_plain_surroundings_get_ascii(
+    setting: dict[str, str], command: str, tmp_path: Path
+) -> None:
+    wrong = tmp_path / "c.attn"
+    wrong.write_text("# één\n" + WRONG)
+    path = EXAMPLES / "causal.attn" if command == "show" else wrong
+    done = spawn(command, str(path), env={"LC_ALL": "", "LANG": "", **setting})
+    assert (done.stdout + done.stderr).isascii()
+    assert b"\x1b" not in done.stdout + done.stderr
+    assert b"Traceback" not in done.stderr
 
 
 def test_colour_is_for_terminals(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -52,8 +52,8 @@ def test_planted_keys_are_found_as_often_as_the_formula_says(
     gap: float, size: int, taken: int
 ) -> None:
     draws, d, blocks, trials = np.random.Generator(np.random.PCG64(0)), 64, 12, 4000
-    query = np.eye(d)[0]
-    keys = draws.standard_normal((trials, blocks, size, d)) / np.sqrt(d)
+    query = np.eye(d, dtype=np.float32)[0]
+    keys = draws.standard_normal((trials, blocks, size, d), np.float32) / np.float32(np.sqrt(d))
     keys[:, 0, 0] += gap * query
     scores = (keys @ query).mean(-1)
     found = ((scores > scores[:, :1]).sum(1) < taken).mean()

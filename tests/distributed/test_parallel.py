@@ -23,12 +23,13 @@ from attnspec.distributed.partitions import Partition, contiguous
 pytestmark = pytest.mark.xdist_group("ranks")
 
 WINDOW = "attention a { attend window(radius = 5) | global(first(3)) }"
-SOME = 25
+SOME = 10
 MANY = 200
 
 
 def by_hand() -> list[Case]:
     """Lengths that do not divide, empty shards, each partition, each kind of call."""
+    # torch loads much for the first DTensor in a process: two ranks of the four have them
     cases = [
         Case(37, ranks, WINDOW, partition=part, lse=True, padding=ranks == 3)
         for ranks in (2, 3, 4)
@@ -37,7 +38,7 @@ def by_hand() -> list[Case]:
     cases += [Case(n, 4, WINDOW) for n in (0, 1, 3, 5)]
     for text in (WINDOW, "attention a { input d: ids causal attend same(d) }"):
         cases += [Case(n, 3, text, batch=0, padding=True, lse=True) for n in (0, 2, 10)]
-    cases += [Case(40, 4, WINDOW, dtensor=True), Case(300, 2, WINDOW, heads=2, padding=True)]
+    cases += [Case(40, 2, WINDOW, dtensor=True), Case(300, 2, WINDOW, heads=2, padding=True)]
     texts = (
         # rows that read nothing, anywhere or on some ranks alone
         "attention a { attend rows(positions(3, 4, 30..31)) }",
@@ -117,7 +118,7 @@ def sums_over_keys() -> list[Case]:
     plain = "attention a { attend favor(features = 5) }"
     # a floor under sums that may cancel, so that they are as exact as others
     gated = "attention a { causal attend rfa(features = 4, gated = true, floor = 0.5) }"
-    cases += [Case(133, 3, both, padding=True), Case(40, 4, plain, dtensor=True)]
+    cases += [Case(133, 3, both, padding=True), Case(40, 2, plain, dtensor=True)]
     cases += [Case(80, 4, text, partition="head_tail") for text in (plain, both)]
     mixed = (
         "attention a { causal heads 4 head 0 { attend window(radius = 5) score alibi() }"
@@ -166,7 +167,7 @@ def of_choices() -> list[Case]:
         Case(140, 4, summed, lists=2, partition="residue 4"),
         Case(140, 4, apart, lists=4, partition="uneven"),
         Case(90, 2, heads + "attend chosen(x) | self }", lists=4, grad="", more=[9]),
-        Case(90, 4, heads + "attend chosen(x) & causal }", lists=4, grad="v", dtensor=True),
+        Case(90, 2, heads + "attend chosen(x) & causal }", lists=4, grad="v", dtensor=True),
         Case(90, 3, plain, lists=1, kind="bfloat16", within=4 * HALVES["bfloat16"]),
         Case(90, 2, SELECTED + "attend chosen(x) + linear() }", lists=2),
     ]

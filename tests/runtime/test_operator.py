@@ -23,7 +23,7 @@ from attnspec.runtime import CompiledAttention, composed
 from attnspec.runtime.engine import engine_of
 from attnspec.spec import load
 
-LENGTHS = (70, 33, 64, 17, 5, 90, 2, 128, 41, 300, 63, 65, 100, 12, 31, 150, 55, 77, 19, 200)
+LENGTHS = (70, 33, 64, 5, 2, 128, 300, 63, 65, 200)
 
 BODIES = {
     "static": "causal attend window(before = isqrt(n), after = 0) | columns(first(2))",
