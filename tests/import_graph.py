@@ -156,6 +156,29 @@ def acquaintance_faults(
     ]
 
 
+def names_known(text: str, names: Collection[str]) -> set[str]:
+    """The patterns that a module makes, looks up or tells apart by their names."""
+    found: set[object] = set()
+    for node in ast.walk(ast.parse(text)):
+        match node:
+            case ast.Compare(ast.Attribute(attr="pattern"), _, others):
+                found.update(_constants(*others))
+            case ast.Match(ast.Attribute(attr="pattern"), cases):
+                found.update(_constants(*(case.pattern for case in cases)))
+            case ast.Call(ast.Name("Leaf"), [first, *_]):
+                found.update(_constants(first))
+            case ast.Subscript(ast.Name("BY_NAME") | ast.Attribute(attr="patterns"), key):
+                found.update(_constants(key))
+            case _:
+                pass
+    return {name for name in names if name in found}
+
+
+def _constants(*nodes: ast.AST) -> set[object]:
+    every = (part for node in nodes for part in ast.walk(node))
+    return {part.value for part in every if isinstance(part, ast.Constant)}
+
+
 def cycles(imports: Iterable[Import]) -> list[list[str]]:
     """Groups of modules that import each other, in functions and for type checkers too."""
     graph = nx.DiGraph((i.importer, i.target) for i in imports)

@@ -19,7 +19,9 @@ from import_graph import (
     cycles,
     floor_faults,
     imports_of,
+    inside,
     modules_of,
+    names_known,
     package_of,
     private_faults,
     star_faults,
@@ -114,6 +116,17 @@ PATTERNS_KNOWN: Mapping[str, tuple[str, ...]] = {
 }
 """Who knows a pattern by its class, besides the patterns themselves."""
 
+NAMES_KNOWN: Mapping[str, tuple[str, ...]] = {
+    # repairs that widen a window, and move chunks on by a half
+    "attnspec.check.repairs": ("block", "window"),
+    # equal labels in a mask of others
+    "attnspec.interchange.traced": ("same",),
+    # what a model, or a packed batch, adds to a spec
+    "attnspec.integrations.model_choices": ("chosen",),
+    "attnspec.runtime.packed": ("same",),
+}
+"""Who makes a pattern or tells it apart by its name, besides the patterns themselves."""
+
 MECHANISMS_HOME = "attnspec.ir.mechanisms"
 
 MECHANISMS_KNOWN: Mapping[str, tuple[str, ...]] = {
@@ -177,6 +190,31 @@ def test_patterns_and_mechanisms_are_known_at_home() -> None:
                 # what nobody knows any more is not allowed either
                 left = {**known, importer: tuple(x for x in files if x != file)}
                 assert acquaintance_faults(every_import(), package, facade, own, left)
+
+
+def test_names_of_patterns_are_known_at_home() -> None:
+    names = importlib.import_module(PATTERNS_HOME).BY_NAME.keys() - set(WORDS)
+    for module, path in MODULES.items():
+        if not inside(module, PATTERNS_HOME):
+            found = names_known(path.read_text(encoding="utf-8"), names)
+            # what nobody knows any more is not allowed either
+            assert found == set(NAMES_KNOWN.get(module, ())), module
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        'if leaf.pattern == "block": ...',
+        'wide = term.pattern not in ("block", "window")',
+        'match leaf.pattern:\n    case "rows" | "block" if wide:\n        pass',
+        'Leaf("block", (("size", 8),))',
+        'at.patterns["block"](8)',
+        'BY_NAME["block"]',
+    ],
+)
+def test_a_pattern_that_is_named_is_found(text: str) -> None:
+    assert names_known(text, ("block",)) == {"block"}
+    assert names_known(text, ("residue", "8")) == set()
 
 
 @pytest.mark.parametrize(

@@ -87,15 +87,11 @@ def command(
     loaded = spec_at(spec, name, parameters)
     n = length_of(loaded.program, length, DEFAULT_LENGTH)
     if devices is not None:
-        if queries is not None:
-            raise click.UsageError(
-                "-m is about two sequences, and --devices cuts one: leave one out"
-            )
         from attnspec.distributed.timing import Rates
 
         rates = Rates(link or Rates.link, speed or Rates.speed)
         given = read_inputs(loaded, inputs, inputs, n) if inputs else None
-        _check_devices(n, devices)
+        _check_devices(n, devices, queries)
         with fitting():
             found = loaded.distribute(n, devices, batch, heads, head_size, key_heads, given, rates)
         if as_json:
@@ -122,8 +118,10 @@ def command(
         console.result(str(plan))
 
 
-def _check_devices(n: int, devices: int) -> None:
-    """Raises LimitReached for what is not planned for."""
+def _check_devices(n: int, devices: int, queries: int | None) -> None:
+    """Raises LimitReached for what is not planned for, UsageError for two sequences."""
+    if queries is not None:
+        raise click.UsageError("-m is about two sequences, and --devices cuts one: leave one out")
     from attnspec.distributed.planning import LONGEST, MOST_RANKS
 
     if n > LONGEST:

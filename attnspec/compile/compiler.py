@@ -110,21 +110,23 @@ def emit_spec(spec: Elaborated, *, standalone: bool = False, backend: str = "aut
     Raises BackendError for a backend that refuses the spec at every length, or is asked for in a
     module that stands alone; StandaloneError for a spec that no such module says.
     """
-    if standalone:
-        return _emit_alone(spec, backend)
-    require_willing(spec.program, backend)
+    body = _alone(spec, backend) if standalone else None
+    if body is None:
+        require_willing(spec.program, backend)
+    verified = _verified(spec, backend) if body is None else _verified_alone(spec, body)
     return emit(
         spec.program,
         text=spec.source,
         fingerprint=fingerprint(spec.program),
         version=__version__,
-        facts=[*_figures(spec), _verified(spec, backend)],
+        facts=[*_figures(spec), verified],
         backend=backend,
+        body=body,
     )
 
 
-def _emit_alone(spec: Elaborated, backend: str) -> str:
-    """The text of a module that needs torch alone."""
+def _alone(spec: Elaborated, backend: str) -> str:
+    """What a module that needs torch alone holds."""
     if backend != AUTO:
         raise BackendError(
             f"a standalone module has no backends and plans nothing, got {backend!r}: leave out"
@@ -133,15 +135,7 @@ def _emit_alone(spec: Elaborated, backend: str) -> str:
     # what its parts are written with loads all of torch.compile
     from attnspec.compile.standalone import standalone_module
 
-    body = standalone_module(spec.program, class_name(spec.program.name))
-    return emit(
-        spec.program,
-        text=spec.source,
-        fingerprint=fingerprint(spec.program),
-        version=__version__,
-        facts=[*_figures(spec), _verified_alone(spec, body)],
-        body=body,
-    )
+    return standalone_module(spec.program, class_name(spec.program.name))
 
 
 def _verified_alone(spec: Elaborated, body: str) -> str:

@@ -71,8 +71,8 @@ def _unnamed(
         _too_many(node, argument, scope, len(parameters))
     advice: str | None = f"write `{names[0]} = …`"
     notes: tuple[str, ...] = ()
-    if node.name == "window":
-        advice = _two_ways(argument, scope) or advice
+    if _is_ambiguous(node, scope):
+        advice = _readings(node, argument, scope) or advice
         notes = ("a bare size means one thing in one library and another in the next",)
     message = f"the arguments of `{node.name}` need their names"
     scope.fail("A301", message, argument.span, notes=notes, help=advice)
@@ -95,7 +95,7 @@ def _misplaced(
     known: Mapping[str, Span],
 ) -> NoReturn:
     """Fail because an argument is unknown, or one of those that are known already."""
-    ways = _two_ways(argument, scope) if node.name == "window" and not known else None
+    ways = _readings(node, argument, scope) if not known else None
     span = argument.name_span or argument.span
     if name in known:
         scope.fail("A304", f"`{name}` is given twice", span)
@@ -110,15 +110,20 @@ def _misplaced(
     )
 
 
-def _two_ways(argument: nodes.Argument, scope: Scope) -> str | None:
-    """What a size may mean for a window, where it is known."""
-    size = scalar(argument.value, scope, "a window's size")
+def _is_ambiguous(node: nodes.Call, scope: Scope) -> bool:
+    """Whether a bare size may mean several things for a pattern."""
+    pattern = scope.work.patterns.get(node.name)
+    return pattern is not None and len(pattern.readings(1)) > 1
+
+
+def _readings(node: nodes.Call, argument: nodes.Argument, scope: Scope) -> str | None:
+    """What a bare size may mean for a pattern, where it is known and that is several things."""
+    if not _is_ambiguous(node, scope):
+        return None
+    size = scalar(argument.value, scope, f"a {node.name}'s size")
     if not isinstance(size, int) or isinstance(size, bool) or size <= 0:
         return None
-    return (
-        f"`window(radius = {size})` keeps {2 * size + 1} keys on both sides,"
-        f" `window(before = {size - 1}, after = 0)` keeps the last {size}"
-    )
+    return ", ".join(scope.work.patterns[node.name].readings(size))
 
 
 # --- whether they are all there, and fit together ------------------------------------------------

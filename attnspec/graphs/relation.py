@@ -160,6 +160,12 @@ class Relation:
         return None
 
     @classmethod
+    def readings(cls, size: int) -> tuple[str, ...]:
+        """The calls that a bare size may stand for, each with what it means, where they differ from
+        one library to the next."""
+        return ()
+
+    @classmethod
     def anchors(cls, given: Mapping[str, Any]) -> bool:
         """Whether the pattern is anchored with these arguments."""
         return cls.anchored

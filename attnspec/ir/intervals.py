@@ -96,10 +96,9 @@ def _apply(op: str, a: list[Bounds]) -> Bounds:
             return _reduce(np.minimum, a)
         case "max" | "or":
             return _reduce(np.maximum, a)
-        case "ceil":
-            return np.ceil(a[0][0]), np.ceil(a[0][1])
-        case "floor":
-            return np.floor(a[0][0]), np.floor(a[0][1])
+        case "ceil" | "floor":
+            rounded = np.ceil if op == "ceil" else np.floor
+            return rounded(a[0][0]), rounded(a[0][1])
         case "<":
             return _truth(a[0][1] < a[1][0], a[0][0] < a[1][1])
         case "<=":
@@ -117,9 +116,8 @@ def _apply(op: str, a: list[Bounds]) -> Bounds:
         case "within":
             return _apply("and", [_apply("<=", [a[1], a[0]]), _apply("<=", [a[0], a[2]])])
         case "item":
-            return np.minimum.reduce([x[0] for x in a[1:]]), np.maximum.reduce(
-                [x[1] for x in a[1:]]
-            )
+            lows, highs = zip(*a[1:], strict=True)
+            return np.minimum.reduce(lows), np.maximum.reduce(highs)
         case "one_of":
             return _apply("or", [_equal(a[0], member) for member in a[1:]] or [_never()])
         case _:

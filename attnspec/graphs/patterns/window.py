@@ -66,6 +66,13 @@ class Window(Relation):
         return Window(before=after, after=before)
 
     @classmethod
+    def readings(cls, size: int) -> tuple[str, ...]:
+        return (
+            f"`window(radius = {size})` keeps {2 * size + 1} keys on both sides",
+            f"`window(before = {size - 1}, after = 0)` keeps the last {size}",
+        )
+
+    @classmethod
     def samples(cls) -> Iterator[Window]:
         for radius in (0, 1, 3, 70, 1000):
             yield cls(radius=radius)
