@@ -341,9 +341,9 @@ def _apart(a: Any, b: Any) -> float:
 
 def _faults(rank: int, folder: Path) -> None:
     """A rank with another spec, then one with other shards and one with tensors that do not fit,
-    then one that differentiates alone, lists of keys of which one is wrong, and random
-    states that are alike; at last one that ends between forward and backward: what the others say
-    then, and in another call."""
+    then one that differentiates alone, lists of keys of which one is wrong, random states that are
+    alike, and log-sum-exps of sums that travel; at last one that ends between forward and backward:
+    what the others say then, and in another call."""
     import torch
     from torch.distributed.device_mesh import init_device_mesh
 
@@ -380,6 +380,8 @@ def _faults(rank: int, folder: Path) -> None:
     tell(chosen, 3, inputs={"x": torch.full((1, 1, 3, 1), 12 if rank == 2 else 11)})
     torch.manual_seed(0)
     tell(specs[0], 3, dropout_p=0.5)
+    summed = attnspec.parse("attention a { causal attend linear() }").compile()
+    tell(summed, 300, return_lse=True)
     tell(specs[0], 3, grad=True, ends=True)
     tell(specs[0], 3)
     (folder / f"faults{rank}.json").write_text(json.dumps(said))

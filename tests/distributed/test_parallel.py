@@ -276,7 +276,7 @@ def test_every_rank_says_what_is_wrong(ran: tuple[list[list[Any]], list[list[Any
     _, said = ran
     assert [bool(each) for each in said] == [True, False, True, True]
     for rank in (0, 2, 3):
-        fine, spec, length, shapes, graded, listed, alike, behind, lost = said[rank]
+        fine, spec, length, shapes, graded, listed, alike, summed, behind, lost = said[rank]
         assert fine == ["none", ""]
         assert spec[0] == "ValueError"
         assert "the spec must be the same on every rank" in spec[1]
@@ -291,6 +291,8 @@ def test_every_rank_says_what_is_wrong(ran: tuple[list[list[Any]], list[list[Any
         assert ("`x` must name key blocks" if rank == 2 else "rank 2 refused its part") in listed[1]
         assert alike[0] == "ValueError"
         assert "random states must be others on every rank" in alike[1]
+        assert summed[0] == "ValueError"
+        assert "come without log-sum-exps over several devices" in summed[1]
         assert behind[0] == lost[0] == "LostRank"
 
 
