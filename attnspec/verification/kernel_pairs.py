@@ -103,8 +103,12 @@ def layouts_of(
     if hasattr(found, "kernel_of"):
         found = found.kernel_of(data, 0)
         name = type(found).__name__
-    if name in ("SteppedKernel", "HybridKernel", "JoinedSteps"):
+    if name in ("GraphBeside", "WindowBeside"):
         # of a hybrid, the pairs that it computes exactly
+        found = found.exact
+        name = type(found).__name__
+    if name in ("SteppedKernel", "HybridKernel", "JoinedSteps"):
+        # of a hybrid, likewise
         heads = sum(count for _, count in found.each) if name == "JoinedSteps" else 1
         at_k = torch.full((heads, n_k), -1)
         # places that are no rows read 0, so that positions of queries count from 1 here
@@ -119,9 +123,10 @@ def layouts_of(
         )
     if name == "TiledKernel":
         return (Layout("its tiles", "tile", tuple(_runs(found, n_q, n_k))),)
-    if name == "TritonKernel":
+    if name in ("TritonKernel", "InputKernel"):
+        steps, labels = found.tables_of(data, 1)
         return tuple(
-            Layout(what, "tile", tuple(_listed(found.steps, n_k - n_q, back)))
+            Layout(what, "tile", tuple(_listed(steps, labels, n_k - n_q, back)))
             for what, back in (("its lists", False), ("its lists on the way back", True))
         )
     if name == "ScatteredKernel":
@@ -197,11 +202,15 @@ def _run_mask(run: Any, low: int, high: int) -> np.ndarray | None:
     return None if mask is None else mask.reshape(-1, *mask.shape[-2:]).numpy()
 
 
-def _listed(steps: Sequence[Any], first: int, back: bool) -> Iterator[Blocks]:
-    """The entries of lists, each a block, whose programs are those of queries, or of keys."""
+def _listed(
+    steps: Sequence[Any], labels: torch.Tensor | None, first: int, back: bool
+) -> Iterator[Blocks]:
+    """The entries of lists, each a block, whose programs are those of queries, or of keys, of the
+    first sample; `labels` [B, L, n] are those that a pair has in common."""
     for number, step in enumerate(steps, 1):
         lists = step.columns if back else step.rows
-        tile, low, middle, high, _ = lists.programs.numpy().astype(np.int64).T
+        programs = lists.programs[0] if lists.programs.dim() == 3 else lists.programs
+        tile, low, middle, high, _ = programs.numpy().astype(np.int64).T
         own, count = np.repeat(tile, high - low), high - low
         place = np.arange(len(own)) - np.repeat(np.cumsum(count) - count - low, count)
         other, whole = lists.tiles.numpy()[place], place < np.repeat(middle, count)
@@ -215,7 +224,7 @@ def _listed(steps: Sequence[Any], first: int, back: bool) -> Iterator[Blocks]:
             np.where(queries >= 0, queries + first, -1),
             step.k.size,
             partial(_some, keys),
-            partial(_listed_mask, queries, keys, masks, numbers),
+            partial(_listed_mask, (queries, keys), masks, numbers, _labels_of(labels, first)),
             False,
             (step.q.size, step.k.size),
         )
@@ -233,16 +242,25 @@ def _some(rows: np.ndarray, low: int, high: int) -> np.ndarray:
     return rows[low:high]
 
 
+def _labels_of(labels: torch.Tensor | None, first: int) -> tuple[np.ndarray, np.ndarray]:
+    """The labels of the rows of queries and of keys of the first sample, [L, rows]."""
+    own = np.zeros((0, 1), np.int64) if labels is None else labels[0].numpy()
+    return own[:, first:], own
+
+
 def _listed_mask(
-    queries: np.ndarray,
-    keys: np.ndarray,
+    rows: tuple[np.ndarray, np.ndarray],
     masks: np.ndarray,
     numbers: np.ndarray,
+    labels: tuple[np.ndarray, np.ndarray],
     low: int,
     high: int,
 ) -> np.ndarray:
     part = slice(low, high)
-    held = (queries[part] >= 0)[:, :, None] & (keys[part] >= 0)[:, None]
+    queries, keys = (x[part] for x in rows)
+    held = (queries >= 0)[:, :, None] & (keys >= 0)[:, None]
+    for of_q, of_k in zip(*labels, strict=True):
+        held &= of_q[queries][:, :, None] == of_k[keys][:, None]
     return np.asarray(held & (masks[numbers[part]] | (numbers[part] < 0)[:, None, None]))
 
 

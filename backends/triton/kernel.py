@@ -4,7 +4,7 @@ plain operations where it cannot go."""
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import torch
 
@@ -51,8 +51,8 @@ class TritonKernel(ByTiles):
     def forward(
         self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, call: Call, scale: float
     ) -> Partial:
-        passing = self._passing(q, k, v, call, scale)
-        steps = self._steps(passing, call)
+        steps, labels = self.tables_of(call.data, len(q))
+        passing = self._passing((q, k, v), call, scale, labels)
         # what is merged is kept in wide numbers meanwhile
         once = len(steps) < 2 and not any(step.rows.slots for step in steps)
         shape, kind = passing.q.shape[:3], passing.kind
@@ -72,8 +72,9 @@ class TritonKernel(ByTiles):
         q, k, v, out, lse = saved
         above = grad, lse, delta_of(grad, out, lse, of_lse)
         rows = [x.flatten(1, 2) for x in above]
-        passing = self._passing(q, k, v, call, scale)
-        given, steps = (passing.q, k, v), self._steps(passing, call)
+        steps, labels = self.tables_of(call.data, len(q))
+        passing = self._passing((q, k, v), call, scale, labels)
+        given = passing.q, k, v
         once = len(steps) < 2
         grads = [x.new_zeros(x.shape, dtype=x.dtype if once else passing.kind) for x in given]
         upper = rows[0], rows[1], rows[2]
@@ -82,22 +83,27 @@ class TritonKernel(ByTiles):
         return found[0].view(q.shape), *found[1:], *tables
 
     def _passing(
-        self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, call: Call, scale: float
+        self,
+        parts: Sequence[torch.Tensor],
+        call: Call,
+        scale: float,
+        labels: torch.Tensor | None,
     ) -> Passing:
         """A call with q [B, K, R, n_q, d], k and v [B, K, n_k, …]."""
+        q, k, v = parts
         drops = drops_of(call, q.shape[1] * q.shape[2], q.shape[3], k.shape[2])
-        labels = None
-        if self.labels:
-            given = [call.data[name].long().expand(len(q), -1) for name in self.labels]
-            labels = torch.stack(given, 1)
         return Passing((q.flatten(1, 2), k, v), call.padding, scale, drops=drops, labels=labels)
 
-    def _steps(self, passing: Passing, call: Call) -> Sequence[Tables]:
-        """The tables of a call."""
-        if passing.labels is None:
-            return self.steps
+    def tables_of(
+        self, data: Mapping[str, torch.Tensor], batch: int
+    ) -> tuple[Sequence[Tables], torch.Tensor | None]:
+        """The tables of a call with these inputs, and the labels int64 [B, L, n_k] that its pairs
+        must have in common."""
+        if not self.labels:
+            return self.steps, None
+        labels = torch.stack([data[name].long().expand(batch, -1) for name in self.labels], 1)
         first = self.work.n_k - self.work.n_q
-        return [LabelledTables(step, passing.labels, first) for step in self.steps]
+        return [LabelledTables(step, labels, first) for step in self.steps], labels
 
 
 def is_taken(q: torch.Tensor) -> bool:
@@ -134,10 +140,12 @@ class InputKernel(TritonKernel):
         lengths = work.n_q, work.n_k
         self.reading = [ReadingStep(band, work.relation, lengths, device) for band in bands]
 
-    def _steps(self, passing: Passing, call: Call) -> Sequence[Tables]:
-        data = {name: call.data[name] for name in self.work.reads}
+    def tables_of(
+        self, data: Mapping[str, torch.Tensor], batch: int
+    ) -> tuple[Sequence[Tables], torch.Tensor | None]:
+        read = {name: data[name] for name in self.work.reads}
         with torch.no_grad():
-            return [step(data) for step in self.reading]
+            return [step(read) for step in self.reading], None
 
 
 def tile_kernel(

@@ -306,6 +306,44 @@ for size, dtype, score, graph in (
 """
 
 
+READ = (
+    "causal input x: ids attend same(x)",
+    "input x: ids attend same(x) & window(radius = 9) | self",
+    "input x: tokens attend window(radius = 2) | global(x)",
+    "input x: numbers attend where(x(k) <= x(q))",
+)
+
+
+@pytest.mark.parametrize("body", READ)
+@pytest.mark.parametrize("back", [False, True])
+def test_verification_reads_the_lists_of_a_call(
+    body: str, back: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    program = spec_of(body).program
+    found = verify(program, 41, backend="triton", depth="pairs")
+    assert found.ok
+    assert any("its lists on the way back" in check.what for check in found.checks)
+    from attnspec.backends.triton import labelled, reading
+
+    def forgetful(of: Any) -> Any:
+        """The last entry of a list is forgotten."""
+
+        def run(*given: Any) -> Any:
+            lists = of(*given)
+            programs = lists.programs.clone()
+            programs.view(-1, 5)[0, 3] -= 1
+            return replace(lists, programs=programs)
+
+        return run
+
+    side = "columns" if back else "rows"
+    for kind in (labelled.LabelledTables, reading.ReadTables):
+        of = getattr(kind, side).func
+        monkeypatch.setattr(kind, side, property(forgetful(of)))
+    found = verify(program, 41, backend="triton", depth="pairs")
+    assert [("way back" in fault.what) for fault in found.faults] == [back]
+
+
 @pytest.mark.parametrize("back", [False, True])
 def test_verification_reads_the_lists(back: bool) -> None:
     spec = spec_of("causal attend window(before = 6, after = 0) | residue(step = 4)")

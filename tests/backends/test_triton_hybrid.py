@@ -22,6 +22,7 @@ from attnspec.backends.planner import plan
 from attnspec.backends.triton.tuning import Chunks
 from attnspec.lower.work import BackendError
 from attnspec.runtime import CompiledAttention
+from attnspec.verification import verify
 
 __all__ = ["interpreted"]
 
@@ -137,6 +138,13 @@ def test_the_plan_says_which_part_runs_where() -> None:
         assert step.chosen.name == "triton"
         assert step.lines[0].startswith(line)
         assert step.lines[1].startswith("the graph instead in natural order")
+
+
+@pytest.mark.parametrize("body", ["behind a window", "around"])
+def test_verification_reads_the_lists_of_the_graph(body: str) -> None:
+    found = verify(spec_of(BODIES[body]).program, 21, backend="triton", depth="pairs")
+    assert found.ok
+    assert any("its lists on the way back" in check.what for check in found.checks)
 
 
 @pytest.mark.parametrize("graph", ["input x: ids attend same(x)", "attend topk(keys = 3)"])
