@@ -148,9 +148,10 @@ class Formula:
 def unit(x: torch.Tensor) -> torch.Tensor:
     """Vectors [..., d] at length 1; those of length 0 stay."""
     # of a size at which squares neither vanish nor overflow; it cancels, and so has no gradient
-    size = x.detach().abs().amax(-1, keepdim=True)
+    least, most = x.detach().amin(-1, keepdim=True), x.detach().amax(-1, keepdim=True)
+    size = torch.maximum(most, -least)
     x = x / torch.where(size > 0, size, 1.0)
-    square = (x * x).sum(-1, keepdim=True)
+    square = torch.linalg.vecdot(x, x)[..., None]
     return x / torch.where(square > 0, square, 1.0).sqrt()
 
 

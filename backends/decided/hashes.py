@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import product
 from typing import TypeAlias
 
 import numpy as np
@@ -16,24 +17,25 @@ from attnspec.lower.cache import Cache
 KEPT = 8
 """How many sets of rotations are kept."""
 
-MOST = 1 << 20
+MOST = 1 << 18
 """Numbers of one product that are looked at together: what stays in the cache."""
 
 Wanted: TypeAlias = "tuple[int, int, tuple[int, ...], int, int, int]"
-"""Seed, layer, heads, round, size of a head, columns."""
+"""Seed, layer, heads, rounds, size of a head, columns."""
 
 _kept: Cache[tuple[Wanted, str], torch.Tensor] = Cache(KEPT)
 
 
 def rotations(wanted: Wanted, device: torch.device) -> torch.Tensor:
-    """Gaussian numbers float32 [heads, size, columns]: row i of round r is row r * size + i of the
-    stream of its layer and head."""
+    """Gaussian numbers float32 [heads, size, rounds, columns]: row i of round r is row r * size + i
+    of the stream of its layer and head."""
 
     def build() -> torch.Tensor:
-        seed, layer, heads, turn, size, columns = wanted
-        rows = turn * size + np.arange(size)
+        seed, layer, heads, rounds, size, columns = wanted
+        rows = np.arange(rounds * size)
         drawn = [normals(Stream(seed, HASHES, layer, head), rows, columns) for head in heads]
-        return torch.from_numpy(np.stack(drawn)).to(device, torch.float32)
+        found = np.stack(drawn).reshape(len(heads), rounds, size, columns)
+        return torch.from_numpy(found).transpose(1, 2).to(device, torch.float32).contiguous()
 
     return _kept.get((wanted, str(device)), lambda: apart(build))
 
@@ -41,22 +43,25 @@ def rotations(wanted: Wanted, device: torch.device) -> torch.Tensor:
 def buckets_of(leaf: Lsh, x: torch.Tensor, heads: tuple[int, ...], count: int) -> torch.Tensor:
     """The bucket of every vector of x [B, H, n, d] in every round, int64 [B, H, rounds, n]; ties go
     to the lower bucket."""
-    found = []
-    planes = leaf.hash == "hyperplanes"
-    columns = count.bit_length() - 1 if planes else count // 2
-    together = max(1, MOST // max(1, x.shape[0] * x.shape[1] * 2 * columns))
-    for turn in range(leaf.rounds):
-        drawn = rotations((leaf.seed, leaf.layer, heads, turn, x.shape[3], columns), x.device)
-        parts = []
-        for low in range(0, x.shape[2], together):
-            y = x[:, :, low : low + together].float() @ drawn
-            if planes:
-                bits = 2 ** torch.arange(columns, device=x.device)
-                parts.append(((y > 0) * bits).sum(-1))
-            else:
-                parts.append(_farthest(y))
-        found.append(torch.cat(parts, 2))
-    return torch.stack(found, 2)
+    batch, _, n, size = x.shape
+    columns = count.bit_length() - 1 if leaf.hash == "hyperplanes" else count // 2
+    drawn = rotations((leaf.seed, leaf.layer, heads, leaf.rounds, size, columns), x.device)
+    together = max(1, MOST // max(1, leaf.rounds * columns))
+    found = x.new_empty(batch, len(heads), leaf.rounds, n, dtype=torch.int64)
+    room = x.new_empty(min(n, together), leaf.rounds * columns, dtype=torch.float32)
+    for sample, head in product(range(batch), range(len(heads))):
+        for low in range(0, n, together):
+            rows = x[sample, head, low : low + together].float()
+            y = torch.mm(rows, drawn[head].flatten(1), out=room[: len(rows)])
+            y = torch.unflatten(y, 1, (leaf.rounds, columns))
+            mine = _side(y) if leaf.hash == "hyperplanes" else _farthest(y)
+            found[sample, head, :, low : low + together] = mine.T
+    return found
+
+
+def _side(y: torch.Tensor) -> torch.Tensor:
+    """Of which sides of planes the rows [..., c] are, as the bits of one number."""
+    return ((y > 0) * 2 ** torch.arange(y.shape[-1], device=y.device)).sum(-1)
 
 
 def _farthest(y: torch.Tensor) -> torch.Tensor:

@@ -14,7 +14,7 @@ from attnspec.backends.common.asking import is_assured, known, pairs_at
 from attnspec.backends.common.masks import mask_plan
 from attnspec.backends.decided.choice import Choice, TileLists
 from attnspec.backends.decided.given import Given
-from attnspec.backends.decided.ranking import marked
+from attnspec.backends.decided.ranking import marked, rising
 from attnspec.graphs.patterns.chosen import Chosen
 from attnspec.graphs.relation import Relation
 from attnspec.graphs.token_sets import reads_data
@@ -182,10 +182,11 @@ def decide_chosen(leaf: Chosen, given: Given) -> Choice:
     )
     if not is_assured(~wrong.any(), wanted):
         raise ValueError(f"{wanted}, got {int(blocks[wrong][0])}")
-    blocks = blocks.sort(-1).values
-    again = torch.zeros_like(blocks, dtype=torch.bool)
-    again[..., 1:] = blocks[..., 1:] == blocks[..., :-1]
-    blocks = torch.where(again, -1, blocks).sort(-1).values
+    blocks = rising(blocks, count)
+    again = (blocks[..., 1:] == blocks[..., :-1]) & (blocks[..., 1:] >= 0)
+    if known(again.any(), otherwise=True):
+        blocks[..., 1:].masked_fill_(again, -1)
+        blocks = rising(blocks, count)
     start = blocks.new_zeros(len(blocks), 1)
     first_row = start + given.first_query
     sizes = size, 1, given.n_q, given.n_k

@@ -16,7 +16,7 @@ from attnspec.backends.decided.rows import Part, Rows
 from attnspec.graphs.patterns.topk import TopK
 from attnspec.graphs.relation import Relation
 
-MOST = 1 << 22
+MOST = 1 << 19
 """Numbers of one tensor that are looked at together."""
 
 

@@ -2,23 +2,24 @@
 
 Chunks of query tiles are computed batch by batch, each entry's partial result at once, and these
 are merged by their greatest scores and totals. Products are torch's own, and so are the steps
-between them, all in place: a tile has too few keys for the flash kernel to gain anything.
+between them, all in place: a tile has too few keys for the flash kernel to gain anything. Scores
+are counted in units of ln 2: powers of two take a third of the time of those of e, and a tenth
+where -inf is among them.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
 
-import numpy as np
 import torch
-from torch.nn import functional
 
 from attnspec.backends.bands.views import scratch
 from attnspec.backends.lists.batches import Batch, Batches, by_keys, by_queries
 from attnspec.backends.lists.changes import Changes
+from attnspec.backends.lists.partials import Partials, rows_of_tiles
 
 PIECE = 1 << 19
 """Numbers in the largest temporary of a product: what stays in the cache."""
@@ -28,6 +29,9 @@ CHUNK = 1 << 23
 
 TALL = 48
 """Rows of a query tile from which on it meets all its key tiles in one product."""
+
+LOG2E = math.log2(math.e)
+"""The score 1 in units of ln 2."""
 
 
 class Pairs:
@@ -140,10 +144,15 @@ class Chunk:
         found = held[batch.rows[..., None], :, which[batch.entries]].transpose(2, 3)
         return found.reshape(groups, rows * held.shape[1], -1)
 
+    @property
+    def unit(self) -> float:
+        """How many units of a product of a batch are 1: changes are those of scores as they are."""
+        return LOG2E if self.tiles.pairs.changes is None else 1.0
+
     def changed(self, scores: torch.Tensor, batch: Batch) -> torch.Tensor:
-        """What the scores of a batch [G, M h, C w] become."""
+        """What the products of a batch [G, M h, C w] become, in units of ln 2."""
         changes = self.tiles.pairs.changes
-        return scores if changes is None else changes(scores, *self._apart(batch))
+        return scores if changes is None else changes(scores, *self._apart(batch)) * LOG2E
 
     def changed_back(self, scores: torch.Tensor, batch: Batch, grad: torch.Tensor) -> torch.Tensor:
         """The gradient of scores from that of what they become."""
@@ -163,47 +172,66 @@ class Chunk:
         for batch in self.batches.each:
             yield from batch.pieces(per_pair, PIECE)
 
+    # --- results -------------------------------------------------------------------------------
 
-def forward(tiles: Tiles) -> tuple[torch.Tensor, torch.Tensor]:
-    """The output [N, T, h, e] and its log-sum-exps [N, T, h], -inf where a query has no key."""
-    out = tiles.q.new_empty(*tiles.q.shape[:3], tiles.v.shape[2])
-    lse = tiles.q.new_empty(tiles.q.shape[:3])
+    @property
+    def _final(self) -> bool:
+        """Whether there is one partial result for each row, which need not be merged."""
+        return self.batches.slots is not None and self.batches.places.shape[1] == 1
+
+    def room(self, into: Partials) -> Partials:
+        """Where the partial results of the batches go."""
+        rows = self.batches.partials * self.tiles.height
+        return into.take(rows) if self._final else into.apart("partial results", rows)
+
+    def put(self, found: Partials, into: Partials, merged: Callable[..., Partials]) -> torch.Tensor:
+        """Where the results of the rows are [L, h], -1 where there is none, once partial ones are
+        merged."""
+        height, places = self.tiles.height, self.batches.places
+        inside = torch.arange(height, device="cpu")
+        if not self.batches.partials:
+            return places.new_full((len(places), height), -1)
+        if self._final:
+            base = into.used - len(found)
+            return torch.where(places < 0, -1, base + places * height + inside)
+        rows = len(places) * height
+        base = into.put(merged(found, rows_of_tiles(places, height)))
+        return (base + torch.arange(rows, device="cpu")).view(-1, height)
+
+
+def forward(tiles: Tiles, into: Partials) -> torch.Tensor:
+    """Computes the tiles' results, tops in units of ln 2, and says where they are among all that
+    there are: int64 [N, T, h], -1 where a query has no key tile."""
+    where = tiles.lists.new_empty(tiles.q.shape[:3])
     for chunk in tiles.chunks():
-        found, sums = _forward_chunk(chunk)
-        shape = len(tiles.q), chunk.high - chunk.low, tiles.height
-        out[:, chunk.low : chunk.high] = found.view(*shape, -1)
-        lse[:, chunk.low : chunk.high] = sums.view(shape)
-    return out, lse
+        found = chunk.room(into)
+        _forward_chunk(chunk, found)
+        at = chunk.put(found, into, Partials.merged)
+        where[:, chunk.low : chunk.high] = at.view(len(where), -1, tiles.height)
+    return where
 
 
-def _forward_chunk(chunk: Chunk) -> tuple[torch.Tensor, torch.Tensor]:
-    tiles = chunk.tiles
-    q = chunk.rows(tiles.q)
-    count, height, size = max(1, chunk.batches.partials), tiles.height, tiles.v.shape[2]
-    outs = scratch("partial outputs", (count, height, size), q.dtype)
-    tops = scratch("partial tops", (count, height), q.dtype)
-    totals = scratch("partial totals", (count, height), q.dtype)
+def _forward_chunk(chunk: Chunk, found: Partials) -> None:
+    tiles, q = chunk.tiles, chunk.rows(chunk.tiles.q)
     for batch in chunk.pieces():
-        scores = _products(chunk, batch, _taken(q, batch.rows, "rows"))
+        scores = _products(chunk, batch, _taken(q, batch.rows, batch.row_step, "rows"))
         scores = _masked(chunk, batch, chunk.changed(scores, batch))
-        groups, high, _ = scores.shape
-        part = slice(batch.first, batch.first + batch.rows.numel())
+        shape, rows = scores.shape[:2], batch.part(tiles.height)
         top = torch.amax(scores, -1, keepdim=True)
-        tops[part] = top.view(-1, height)
+        found.tops[rows] = top.flatten()
         if batch.masked:
             top.masked_fill_(top == -math.inf, 0.0)
-        _weights(scores, top)
-        torch.sum(scores, -1, out=totals[part].view(groups, high))
-        values = _taken(tiles.v, batch.tiles, "values")
-        torch.bmm(scores, values, out=outs[part].view(groups, high, size))
-    return _merged(chunk.batches.places, outs, tops, totals)
+        torch.sum(scores.sub_(top).exp2_(), -1, out=found.totals[rows].view(shape))
+        values = _taken(tiles.v, batch.tiles, batch.tile_step, "values")
+        torch.bmm(scores, values, out=found.outs[rows].view(*shape, -1))
 
 
 def _products(chunk: Chunk, batch: Batch, q: torch.Tensor) -> torch.Tensor:
-    """The products of a batch's queries and keys [G, M h, C w] in a buffer."""
-    keys = _taken(chunk.tiles.k, batch.tiles, "keys")
+    """The products of a batch's queries and keys [G, M h, C w] in a buffer, in units of the
+    chunk's."""
+    keys = _taken(chunk.tiles.k, batch.tiles, batch.tile_step, "keys")
     scores = scratch("scores", (len(q), q.shape[1], keys.shape[1]), q.dtype)
-    return torch.bmm(q, keys.mT, out=scores)
+    return torch.baddbmm(scores, q, keys.mT, beta=0, alpha=chunk.unit, out=scores)
 
 
 def _masked(chunk: Chunk, batch: Batch, scores: torch.Tensor) -> torch.Tensor:
@@ -211,7 +239,9 @@ def _masked(chunk: Chunk, batch: Batch, scores: torch.Tensor) -> torch.Tensor:
     mask = chunk.mask(batch)
     if mask is None:
         return scores
-    return scores.add_(_bias(mask, scores.dtype) if mask.dtype == torch.bool else mask)
+    if mask.dtype == torch.bool:
+        return scores.add_(_bias(mask, scores.dtype))
+    return scores.add_(mask, alpha=LOG2E)
 
 
 def _bias(held: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
@@ -222,17 +252,10 @@ def _bias(held: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     return held.view(torch.int8).to(whole).sub_(1).bitwise_and_(least).view(dtype)
 
 
-def _weights(scores: torch.Tensor, shift: torch.Tensor) -> torch.Tensor:
-    """exp(scores - shift) in place. What would be below the normal numbers is 0: these, and those
-    that come of -inf, take ten to a hundred times as long."""
-    tiny = torch.finfo(scores.dtype).tiny
-    scores.sub_(shift).clamp_(min=math.log(tiny) + 1).exp_()
-    return functional.threshold(scores, 4 * tiny, 0.0, inplace=True)
-
-
-def _taken(x: torch.Tensor, index: torch.Tensor, use: str) -> torch.Tensor:
-    """x [L, h, …][index [G, M]] as [G, M h, …], where it lies or in a buffer: to be read alone."""
-    step, height = _step(index), x.shape[1]
+def _taken(x: torch.Tensor, index: torch.Tensor, step: int, use: str) -> torch.Tensor:
+    """x [L, h, …][index [G, M]] as [G, M h, …], where it lies or in a buffer: to be read alone.
+    `step` is that of the index."""
+    height = x.shape[1]
     if step and x.is_contiguous():
         rows = x.flatten(0, 1)
         each, first = rows.stride(0), int(index[0, 0]) * height
@@ -244,75 +267,26 @@ def _taken(x: torch.Tensor, index: torch.Tensor, use: str) -> torch.Tensor:
     return found.view(len(index), -1, *x.shape[2:])
 
 
-def _step(index: torch.Tensor) -> int:
-    """How far the rows of an index [G, M] lie apart, of which each numbers what follows one
-    another; 0 if they do not."""
-    numbers = index.numpy()
-    groups, many = numbers.shape
-    first = int(numbers[0, 0])
-    step = int(numbers[1, 0]) - first if groups > 1 else 1
-    if step < 1 or numbers[-1, -1] != first + (groups - 1) * step + many - 1:
-        return 0
-    wanted = first + step * np.arange(groups)[:, None] + np.arange(many)
-    return step if np.array_equal(numbers, wanted) else 0
-
-
-def _merged(
-    places: torch.Tensor, outs: torch.Tensor, tops: torch.Tensor, totals: torch.Tensor
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """The output [L h, e] and log-sum-exps [L h] of the partial results [partials, h, …] at the
-    places int64 [L, parts]."""
-    count, height, size = outs.shape
-    index, none = _index(places, height)
-    top, total = (x.flatten().take(index) for x in (tops, totals))
-    if none is not None:
-        top.masked_fill_(none, -math.inf)
-    most = top.amax(-1, keepdim=True)
-    most.masked_fill_(most == -math.inf, 0.0)
-    weights = top.sub_(most).exp_()
-    total = total.mul_(weights).sum(-1, keepdim=True)
-    lse = (total.log() + most)[:, 0]
-    weights /= torch.where(total > 0, total, 1.0)
-    return _bags(outs.view(count * height, size), index, weights), lse
-
-
-def _index(places: torch.Tensor, height: int) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """The rows of partial results that belong to each query, int64 [L h, parts], and which of them
-    are none and stand for another of the same query, bool, or None."""
-    none = None
-    if int(places.min()) < 0:
-        none = places < 0
-        places = torch.where(none, places.amax(1, keepdim=True).clamp_(min=0), places)
-        none = none.repeat_interleave(height, 0)
-    if height > 1:
-        inside = torch.arange(height, device="cpu")[:, None]
-        places = (places[:, None] * height + inside).flatten(0, 1)
-    return places, none
-
-
 def _rows_of(x: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
     """x[rows] for ascending rows, as a view where they follow one another."""
     first, last = int(rows[0]), int(rows[-1])
     return x[first : last + 1] if last - first == len(rows) - 1 else x.index_select(0, rows)
 
 
-def _bags(x: torch.Tensor, index: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
-    """Sums [L, e] of rows x [m, e] at index [L, parts], times their weights."""
-    count, parts = index.shape
-    if parts == 1:
-        return x[index[:, 0]].mul_(weights)
-    starts = torch.arange(0, count * parts + 1, parts, device="cpu")
-    return torch.embedding_bag(
-        x, index.flatten(), starts, False, 0, False, weights.flatten(), True
-    )[0]
-
-
 def backward(
-    tiles: Tiles, grad: torch.Tensor, delta: torch.Tensor, lse: torch.Tensor
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """The gradients of the query tiles, key tiles and values, given that of the output [N, T, h, e]
-    and delta and lse [N, T, h]: the sums of grad times the output and the log-sum-exps, finite."""
-    of_q, of_k, of_v = (torch.zeros_like(x) for x in (tiles.q, tiles.k, tiles.v))
+    tiles: Tiles,
+    above: tuple[torch.Tensor, torch.Tensor, torch.Tensor],
+    of_keys: tuple[torch.Tensor, torch.Tensor],
+    into: Partials,
+) -> torch.Tensor:
+    """Computes the gradients of the query tiles, and says where they are, as `forward` does; those
+    of key tiles and values are added to `of_keys`, like k and v.
+
+    `above` are the gradient of the output [N, T, h, e], and delta and lse [N, T, h]: the sums of it
+    times the output, and the log-sum-exps in units of ln 2, finite.
+    """
+    grad, delta, lse = above
+    where = tiles.lists.new_empty(tiles.q.shape[:3])
     if tiles.pairs.rows is not None:
         # rows that are no queries weigh nothing
         lse = lse.masked_fill(~tiles.pairs.rows, math.inf)
@@ -320,59 +294,53 @@ def backward(
         sums = None
         if tiles.pairs.sums is not None:
             sums = tiles.q.new_zeros(chunk.rows(tiles.lists).numel())
-        found = _backward_chunk(chunk, grad, delta, lse, (of_k, of_v), sums)
+        found = chunk.room(into)
+        _backward_chunk(chunk, (grad, delta, lse), of_keys, found.outs, sums)
         if tiles.pairs.sums is not None and sums is not None:
             part = tiles.pairs.sums[:, chunk.low : chunk.high]
             part.copy_(sums.view(part.shape))
-        of_q[:, chunk.low : chunk.high] = found.view(len(of_q), -1, *of_q.shape[2:])
-    return of_q, of_k, of_v
+        at = chunk.put(found, into, Partials.summed)
+        where[:, chunk.low : chunk.high] = at.view(len(where), -1, tiles.height)
+    return where
 
 
 def _backward_chunk(
     chunk: Chunk,
-    grad: torch.Tensor,
-    delta: torch.Tensor,
-    lse: torch.Tensor,
+    above: tuple[torch.Tensor, torch.Tensor, torch.Tensor],
     into: tuple[torch.Tensor, torch.Tensor],
+    outs: torch.Tensor,
     of_factors: torch.Tensor | None,
-) -> torch.Tensor:
-    """The gradients of the chunk's queries [L h, d]; those of keys and values are added, and those
-    of factors of entries [L r]."""
-    tiles = chunk.tiles
-    q, grad, delta, lse = (chunk.rows(x) for x in (tiles.q, grad, delta, lse))
-    count, height, size = max(1, chunk.batches.partials), tiles.height, tiles.q.shape[3]
-    outs = scratch("partial outputs", (count, height, size), q.dtype)
+) -> None:
+    """Puts the partial gradients of the chunk's queries into `outs`; those of keys and values are
+    added, and those of factors of entries [L r]."""
+    tiles, height = chunk.tiles, chunk.tiles.height
+    q, grad, delta, lse = (chunk.rows(x) for x in (tiles.q, *above))
     for batch in chunk.pieces():
-        rows = _taken(q, batch.rows, "rows")
+        rows, given, before, sums = (
+            _taken(x, batch.rows, batch.row_step, use)
+            for x, use in ((q, "rows"), (grad, "grad"), (delta, "delta"), (lse, "sums"))
+        )
         scores = _products(chunk, batch, rows)
-        plain = None if of_factors is None else scores.clone()
+        plain = None if of_factors is None else scores / chunk.unit
         weights = _masked(chunk, batch, chunk.changed(scores, batch))
-        sums = _taken(lse, batch.rows, "sums")
         if batch.real is not None:
             # rows that fill up weigh nothing; these may be the numbers of real ones
             sums = sums.view(*batch.rows.shape, height)
             sums = sums.masked_fill(~batch.real[..., None], math.inf).flatten(1)
-        _weights(weights, sums[..., None])
-        given = _taken(grad, batch.rows, "grad")
-        _add_tiles(into[1], batch, torch.bmm(weights.mT, given))
-        values = _taken(tiles.v, batch.tiles, "values")
+        weights.sub_(sums[..., None]).exp2_()
+        _add_tiles(into[1], batch, weights, given)
+        values = _taken(tiles.v, batch.tiles, batch.tile_step, "values")
         of_scores = torch.bmm(
             given, values.mT, out=scratch("score gradients", weights.shape, q.dtype)
         )
         shares = None if plain is None else weights * of_scores
-        of_scores.sub_(_taken(delta, batch.rows, "delta")[..., None]).mul_(weights)
+        of_scores.sub_(before[..., None]).mul_(weights)
         of_scores = chunk.changed_back(scores, batch, of_scores)
         if of_factors is not None and shares is not None and plain is not None:
             _add_sums(of_factors, batch, shares.addcmul_(of_scores, plain))
-        _add_tiles(into[0], batch, torch.bmm(of_scores.mT, rows))
-        keys = _taken(tiles.k, batch.tiles, "keys")
-        part = outs[batch.first : batch.first + batch.rows.numel()].view(rows.shape)
-        torch.bmm(of_scores, keys, out=part)
-    index, none = _index(chunk.batches.places, height)
-    weights = torch.ones_like(index, dtype=q.dtype)
-    if none is not None:
-        weights.masked_fill_(none, 0.0)
-    return _bags(outs.view(count * height, size), index, weights)
+        _add_tiles(into[0], batch, of_scores, rows)
+        keys = _taken(tiles.k, batch.tiles, batch.tile_step, "keys")
+        torch.bmm(of_scores, keys, out=outs[batch.part(height)].view(rows.shape))
 
 
 def _add_sums(into: torch.Tensor, batch: Batch, found: torch.Tensor) -> None:
@@ -382,6 +350,16 @@ def _add_sums(into: torch.Tensor, batch: Batch, found: torch.Tensor) -> None:
     into.index_add_(0, batch.entries.flatten(), found.flatten())
 
 
-def _add_tiles(into: torch.Tensor, batch: Batch, found: torch.Tensor) -> None:
-    """Add [G, C w, e] to the tiles [tiles, w, e] that they belong to."""
-    into.index_add_(0, batch.tiles.flatten(), found.view(-1, *into.shape[1:]))
+def _add_tiles(into: torch.Tensor, batch: Batch, weights: torch.Tensor, rows: torch.Tensor) -> None:
+    """Add what rows [G, M h, e] give to their keys, with weights [G, M h, C w], to the tiles
+    [tiles, w, e]."""
+    groups, columns = batch.tiles.shape
+    shape = groups, weights.shape[2], rows.shape[2]
+    found = torch.bmm(weights.mT, rows, out=scratch("shares of keys", shape, rows.dtype))
+    found = found.view(groups, columns, *into.shape[1:])
+    if not batch.tile_step:
+        into.index_add_(0, batch.tiles.flatten(), found.flatten(0, 1))
+        return
+    first = int(batch.tiles[0, 0])
+    for column in range(columns):
+        into[first + column :: batch.tile_step][:groups].add_(found[:, column])

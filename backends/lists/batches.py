@@ -8,7 +8,7 @@ that read it are the rows of one product. A tall query tile meets its key tiles 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -28,7 +28,8 @@ class Batch:
     `rows` int64 [G, M] and `tiles` int64 [G, C] number the tiles, `entries` int64 [G, M, C] the
     places in the lists; `real` is bool [G, M], False where a row only fills up a product, None
     where none does. The G M partial results stand from `first` on among those of all batches. The
-    entries of tall query tiles follow one another among their `slots` from `column` on.
+    entries of tall query tiles follow one another among their `slots` from `column` on. Of the
+    steps of `rows` and `tiles` (`step_of`) each is that of an index of which these are a part.
     """
 
     rows: torch.Tensor
@@ -38,16 +39,25 @@ class Batch:
     masked: bool
     first: int
     column: int = 0
+    row_step: int = 0
+    tile_step: int = 0
+
+    def part(self, height: int) -> slice:
+        """Where the partial results of tiles of so many rows stand."""
+        return slice(self.first * height, (self.first + self.rows.numel()) * height)
 
     def pieces(self, per_pair: int, most: int) -> Iterator[Batch]:
-        """The same in pieces of about `most` numbers, `per_pair` of them for a pair of tiles."""
+        """The same in pieces of about `most` numbers, `per_pair` of them for a pair of tiles, with
+        their steps."""
+        steps = step_of(self.rows), step_of(self.tiles)
         groups, rows = self.rows.shape
         each = per_pair * self.tiles.shape[1]
         step = max(1, most // (each * rows))
         high = rows if step > 1 else max(1, min(rows, most // each))
         for low in range(0, groups, step):
             for start in range(0, rows, high):
-                yield self._part(slice(low, low + step), slice(start, start + high))
+                part = self._part(slice(low, low + step), slice(start, start + high))
+                yield replace(part, row_step=steps[0], tile_step=steps[1])
 
     def _part(self, groups: slice, rows: slice) -> Batch:
         real = None if self.real is None else self.real[groups, rows]
@@ -66,6 +76,19 @@ class Batches:
     partials: int
     places: torch.Tensor
     slots: torch.Tensor | None = None
+
+
+def step_of(index: torch.Tensor) -> int:
+    """How far the rows of an index [G, M] lie apart, of which each numbers what follows one
+    another; 0 if they do not."""
+    numbers = index.numpy()
+    groups, many = numbers.shape
+    first = int(numbers[0, 0])
+    step = int(numbers[1, 0]) - first if groups > 1 else 1
+    if step < 1 or numbers[-1, -1] != first + (groups - 1) * step + many - 1:
+        return 0
+    wanted = first + step * np.arange(groups)[:, None] + np.arange(many)
+    return step if np.array_equal(numbers, wanted) else 0
 
 
 def by_keys(lists: torch.Tensor, masked: torch.Tensor | None) -> Batches:

@@ -9,19 +9,23 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from itertools import islice
 from typing import cast
 
 import torch
 
 from attnspec.backends.bands.kernel import SteppedKernel
 from attnspec.backends.bands.per_sample import ReadingKernel
+from attnspec.backends.bands.views import scratch
 from attnspec.backends.common.exact import Partial, SoftmaxKernel
 from attnspec.backends.common.flash import with_zero_logit
 from attnspec.backends.common.score_formula import unit
 from attnspec.backends.dense.kernel import DenseKernel
 from attnspec.backends.lists import attention
+from attnspec.backends.lists.attention import LOG2E
 from attnspec.backends.lists.changes import ScoreChanges
 from attnspec.backends.lists.cover import Covers
+from attnspec.backends.lists.partials import Partials, side_by_side, summed
 from attnspec.backends.lists.parts import Part, parts_of
 from attnspec.backends.lists.placed import Placed
 from attnspec.backends.lists.products import Parts
@@ -29,6 +33,9 @@ from attnspec.graphs.relation import Relation
 from attnspec.graphs.token_sets import inputs_in
 from attnspec.layout.steps import bands_of, layouts_of
 from attnspec.lower.work import Call, Work
+
+TOGETHER = 8
+"""Layouts whose results are merged at once, at most: so many times the output is held."""
 
 WEIGHT = "weight of a choice"
 """What stands for it among the tables of a call."""
@@ -137,13 +144,13 @@ class ListedKernel(SoftmaxKernel):
             out[of], lse[of] = kernel.forward(q[of], k[of], v[of], its, scale)
         for part in self._parts(q, call):
             mine = part.of_q(q).to(wide) * scale
-            into = [part.of_q(x).contiguous() for x in (out, lse)]
             keys = [part.of_k(x).to(wide) for x in (k, v)]
-            flat = into[0].view(-1, q.shape[-1]), into[1].view(-1)
-            for placed in self._placed(part):
-                placed.merge(flat, attention.forward(placed.tiles(mine, *keys)))
-            for x, found in zip((out, lse), into, strict=True):
-                part.of_q(x).copy_(found)
+            known = None if self.rest is None else _known(part.of_q(out), part.of_q(lse))
+            for some in self._together(part):
+                known = _merged(known, some, mine, keys)
+            if known is not None:
+                part.of_q(out).copy_(known.outs.view(mine.shape))
+                part.of_q(lse).copy_(known.tops.view(mine.shape[:-1])).mul_(1 / LOG2E)
         if self.work.normalize == "softmax1":
             out, lse = with_zero_logit(out, lse)
         return out.to(q.dtype), lse
@@ -162,37 +169,40 @@ class ListedKernel(SoftmaxKernel):
             totals = [*(x[of] for x in grads), *tables]
             for total, share in zip(totals, found, strict=True):
                 total += share
-        lse = lse.masked_fill(lse == -math.inf, 0.0)
+        lse = lse.masked_fill(lse == -math.inf, 0.0) * LOG2E
         delta = (grad.to(wide) * out).sum(-1)
         for part in self._parts(q, call):
             mine = part.of_q(q).to(wide) * scale
-            above = part.of_q(grad).to(wide)
+            above = part.of_q(grad).to(wide), part.of_q(delta), part.of_q(lse)
             keys = [part.of_k(x).to(wide) for x in (k, v)]
-            into = [torch.zeros_like(x) for x in (mine, *keys)]
-            for placed in self._placed(part):
-                rows = [placed.of_q(x) for x in (above, part.of_q(delta), part.of_q(lse))]
-                if of_weight is not None:
-                    placed.sums = torch.zeros_like(placed.lists, dtype=wide).flatten(0, 1)
-                found = attention.backward(placed.tiles(mine, *keys), rows[0], rows[1], rows[2])
-                placed.add_q(into[0].view(-1, q.shape[-1]), found[0])
-                for total, share in zip(into[1:], found[1:], strict=True):
-                    placed.add_k(total, share)
-                if of_weight is not None and placed.sums is not None:
-                    sums = placed.sums.view(placed.lists.shape)
-                    choice = part.data[self.work.decided[0]]
-                    of_weight[part.samples, part.query_heads] += choice.of_weight(sums)
-                if placed.changes is not None:
-                    for total, share in zip(tables, placed.changes.grads.values(), strict=True):
-                        total += share
-            part.of_q(grads[0]).add_(into[0], alpha=scale)
-            for total, share in zip(grads[1:], into[1:], strict=True):
-                part.of_k(total).add_(share)
+            for some in self._together(part):
+                for placed in some:
+                    if of_weight is not None:
+                        placed.sums = torch.zeros_like(placed.lists, dtype=wide).flatten(0, 1)
+                of_q, *of_keys = _gradients(some, mine, keys, above)
+                part.of_q(grads[0]).add_(of_q.view(mine.shape), alpha=scale)
+                for total, x in zip(grads[1:], of_keys, strict=True):
+                    part.of_k(total).add_(x.view(part.of_k(total).shape))
+                for placed in some:
+                    if of_weight is not None and placed.sums is not None:
+                        sums = placed.sums.view(placed.lists.shape)
+                        choice = part.data[self.work.decided[0]]
+                        of_weight[part.samples, part.query_heads] += choice.of_weight(sums)
+                    if placed.changes is not None:
+                        for total, share in zip(tables, placed.changes.grads.values(), strict=True):
+                            total += share
         if weight is not None and of_weight is not None:
             tables.append(of_weight.to(weight.dtype))
         return *(x.to(y.dtype) for x, y in zip(grads, (q, k, v), strict=True)), *tables
 
     def _placed(self, part: Part) -> Iterator[Placed]:
         return part.placed(self.parts.products, self._covers, self.changes)
+
+    def _together(self, part: Part) -> Iterator[list[Placed]]:
+        """The layouts of a part, some at a time."""
+        each = self._placed(part)
+        while some := list(islice(each, TOGETHER)):
+            yield some
 
     def _parts(self, q: torch.Tensor, call: Call) -> Iterator[Part]:
         return parts_of(q, self.work.n_k, call, self.parts.products)
@@ -203,3 +213,55 @@ def _apart(call: Call) -> tuple[Call, torch.Tensor | None]:
     tables = dict(call.tables)
     weight = tables.pop(WEIGHT, None)
     return replace(call, tables=tables), weight
+
+
+def _known(out: torch.Tensor, lse: torch.Tensor) -> Partials:
+    """What has been found as results of rows: their totals are 1."""
+    tops = lse.reshape(-1) * LOG2E
+    return Partials(out.reshape(-1, out.shape[-1]), torch.ones_like(tops), tops)
+
+
+def _merged(
+    known: Partials | None, some: Sequence[Placed], q: torch.Tensor, keys: Sequence[torch.Tensor]
+) -> Partials:
+    """The results of all queries over some layouts, and those that are known."""
+    rows = sum(placed.slots[0] for placed in some)
+    rows += 0 if known is None else len(known)
+    into = Partials.room("results", rows, keys[1].shape[-1], q.dtype)
+    columns = []
+    if known is not None:
+        into.put(known)
+        columns.append(torch.arange(len(known), device=q.device))
+    for placed in some:
+        columns.append(placed.by_queries(attention.forward(placed.tiles(q, *keys), into)))
+    return into.merged(side_by_side(columns))
+
+
+def _gradients(
+    some: Sequence[Placed],
+    q: torch.Tensor,
+    keys: Sequence[torch.Tensor],
+    above: Sequence[torch.Tensor],
+) -> list[torch.Tensor]:
+    """The gradients of all queries, keys and values, [rows, d] each, over some layouts, given that
+    of the output, delta and the log-sum-exps in units of ln 2."""
+    slots = [placed.slots for placed in some]
+    into = Partials.room("results", sum(x for x, _ in slots), q.shape[-1], q.dtype)
+    total = sum(x for _, x in slots)
+    of_keys = [
+        scratch(f"gradients {number}", (total, x.shape[-1]), x.dtype).zero_()
+        for number, x in enumerate(keys)
+    ]
+    by_queries, by_keys, first = [], [], 0
+    for placed, (_, count) in zip(some, slots, strict=True):
+        tiles = placed.tiles(q, *keys)
+        mine = [x[first : first + count] for x in of_keys]
+        of_k, of_v = (x.view(like.shape) for x, like in zip(mine, (tiles.k, tiles.v), strict=True))
+        uses = zip(above, ("grad", "delta", "lse"), strict=True)
+        grad, delta, lse = (placed.of_q(x, use) for x, use in uses)
+        where = attention.backward(tiles, (grad, delta, lse), (of_k, of_v), into)
+        by_queries.append(placed.by_queries(where))
+        by_keys.append(placed.by_keys(torch.arange(first, first + count, device=q.device)))
+        first += count
+    own = side_by_side(by_keys)
+    return [into.summed(side_by_side(by_queries)).outs, *(summed(x, own) for x in of_keys)]

@@ -13,6 +13,7 @@ from functools import cached_property, reduce
 
 import torch
 
+from attnspec.backends.bands.views import scratch
 from attnspec.backends.common.asking import known
 from attnspec.backends.decided.choice import TileLists
 from attnspec.backends.lists.attention import Pairs, Tiles
@@ -65,7 +66,8 @@ class Placed(Pairs):
             self.batch, -1, 1, 1
         )
         lists = torch.where(self.lists >= 0, self.lists + base * count, -1)
-        return Tiles(self.of_q(q), self.of_k(k), self.of_k(v), lists.flatten(0, 1), self)
+        keys = self.of_k(k), self.of_k(v, "values")
+        return Tiles(self.of_q(q), *keys, lists.flatten(0, 1), self)
 
     @cached_property
     def _q_index(self) -> torch.Tensor | None:
@@ -98,66 +100,41 @@ class Placed(Pairs):
         real = self.q.real[:, :, :, None].expand(self.batch, self.heads, -1, self.repeat, -1)
         return real.flatten(3).flatten(0, 1)
 
-    def of_q(self, x: torch.Tensor) -> torch.Tensor:
-        """x [B, K, R, n_q, …] by query tiles: [N, T, h, …]."""
+    def of_q(self, x: torch.Tensor, use: str = "queries") -> torch.Tensor:
+        """x [B, K, R, n_q, …] by query tiles: [N, T, h, …], in a buffer where they are moved."""
         lists, height = self.batch * self.heads, self.repeat * self.q.size
-        flat = x.reshape(-1, *x.shape[4:])
-        if self._q_index is not None:
-            flat = flat.index_select(0, self._q_index.flatten())
+        flat = _taken(x.reshape(-1, *x.shape[4:]), self._q_index, use)
         return flat.view(lists, -1, height, *x.shape[4:])
 
-    def of_k(self, x: torch.Tensor) -> torch.Tensor:
-        """x [B, K, n_k, …] by key tiles: [tiles, w, …]."""
-        flat = x.reshape(-1, *x.shape[3:])
-        if self._k_index is not None:
-            flat = flat.index_select(0, self._k_index.flatten())
+    def of_k(self, x: torch.Tensor, use: str = "keys") -> torch.Tensor:
+        """x [B, K, n_k, …] by key tiles: [tiles, w, …], likewise."""
+        flat = _taken(x.reshape(-1, *x.shape[3:]), self._k_index, use)
         return flat.view(-1, self.k.size, *x.shape[3:])
 
-    def merge(
-        self, into: tuple[torch.Tensor, torch.Tensor], found: tuple[torch.Tensor, torch.Tensor]
-    ) -> None:
-        """Merge outputs [N, T, h, e] and log-sum-exps [N, T, h] into those of all queries
-        [B K R n_q, e] and [B K R n_q], contiguous."""
-        out, lse = (x.flatten(0, 2) for x in found)
-        if self._q_index is None:
-            share = _share(into[1], lse)
-            into[0].lerp_(out, share[:, None])
-            torch.logaddexp(into[1], lse, out=into[1])
-            return
-        rows, out, lse = self._those_real(out, lse)
-        o1, l1 = (x.index_select(0, rows) for x in into)
-        into[0].index_copy_(0, rows, o1.lerp_(out, _share(l1, lse)[:, None]))
-        into[1].index_copy_(0, rows, torch.logaddexp(l1, lse))
+    def by_queries(self, where: torch.Tensor) -> torch.Tensor:
+        """What is known of rows of query tiles [N, T, h] for all queries [B K R n_q], -1 of those
+        that are in no tile."""
+        return _back(where.flatten(), self._q_index, self.rows, self.queries)
 
-    def add_q(self, into: torch.Tensor, found: torch.Tensor) -> None:
-        """Add gradients [N, T, h, d] to those of all queries [B K R n_q, d]."""
-        found = found.flatten(0, 2)
-        if self._q_index is None:
-            into += found
-            return
-        rows, found = self._those_real(found)
-        into.index_add_(0, rows, found)
+    def by_keys(self, where: torch.Tensor) -> torch.Tensor:
+        """What is known of rows of key tiles [tiles w] for all keys [B K n_k], likewise."""
+        real = self.k.real
+        if real is not None:
+            real = real.expand(self.batch, self.heads, -1, -1)
+        return _back(where, self._k_index, real, self.batch * self.heads * self.k.n)
 
-    def _those_real(self, *rows: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        """The rows of query tiles that are queries: where they stand, and what is in them."""
-        index = torch.empty(0) if self._q_index is None else self._q_index.flatten()
-        if self.rows is None:
-            return (index, *rows)
-        real = self.rows.flatten().nonzero()[:, 0]
-        return tuple(x[real] for x in (index, *rows))
+    @property
+    def queries(self) -> int:
+        """How many queries there are, of all samples and heads."""
+        return self.batch * self.heads * self.repeat * self.n_q
 
-    def add_k(self, into: torch.Tensor, found: torch.Tensor) -> None:
-        """Add gradients [tiles, w, d] to those of all keys [B, K, n_k, d]."""
-        found = found.flatten(0, 1)
-        flat = into.view(-1, into.shape[3])
-        if self._k_index is None:
-            flat += found
-        else:
-            index = self._k_index.flatten()
-            if self.k.real is not None:
-                real = self.k.real.expand(self.batch, self.heads, -1, -1).flatten()
-                index, found = index[real], found[real]
-            flat.index_add_(0, index, found)
+    @property
+    def slots(self) -> tuple[int, int]:
+        """How many rows all query tiles and all key tiles have."""
+        lists = self.batch * self.heads
+        return lists * self.repeat * self.q.places[0, 0].numel(), lists * self.k.places[
+            0, 0
+        ].numel()
 
     # --- pairs ---------------------------------------------------------------------------------
 
@@ -244,6 +221,22 @@ class Placed(Pairs):
         return known[side].to(at.device)[(at - first).clamp(min=0)] if known else at
 
 
-def _share(l1: torch.Tensor, l2: torch.Tensor) -> torch.Tensor:
-    """The second result's weight in a merge; 0 where neither has a key."""
-    return torch.sigmoid(l2 - l1).nan_to_num_(0.0)
+def _taken(x: torch.Tensor, index: torch.Tensor | None, use: str) -> torch.Tensor:
+    """Rows of x at an index, in a buffer; all of them where there is none."""
+    if index is None:
+        return x
+    found = scratch(f"tiles of {use}", (index.numel(), *x.shape[1:]), x.dtype)
+    return torch.index_select(x, 0, index.flatten(), out=found)
+
+
+def _back(
+    where: torch.Tensor, index: torch.Tensor | None, real: torch.Tensor | None, rows: int
+) -> torch.Tensor:
+    """What is known of places for the rows that stand there, by the index of these."""
+    if index is None:
+        return where
+    index = index.flatten()
+    if real is not None:
+        there = real.flatten()
+        index, where = index[there], where[there]
+    return where.new_full((rows,), -1).index_copy_(0, index, where)

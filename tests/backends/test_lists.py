@@ -376,7 +376,7 @@ def test_long_sequences_are_planned_for_lists() -> None:
 def test_tiles_are_taken_where_they_lie_or_gathered(index: list[list[int]], height: int) -> None:
     for x in (torch.randn(9, height, 3), torch.randn(9, height), torch.randn(9, 3, height).mT):
         which = torch.tensor(index)
-        found = attention._taken(x, which, "test")
+        found = attention._taken(x, which, batches.step_of(which), "test")
         assert torch.equal(found, x[which].flatten(1, 2))
         steps = [row[0] for row in index]
         runs = all(row == list(range(row[0], row[0] + len(row))) for row in index)
