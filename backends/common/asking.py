@@ -28,7 +28,7 @@ def known(fact: torch.Tensor, otherwise: bool) -> bool:
 def table_of(values: tuple[int | float, ...], device: torch.device) -> torch.Tensor:
     """Numbers [m] on a device, to which they are brought once."""
     if device.type == "cpu":
-        return torch.tensor(values)
+        return torch.tensor(values, device=device)
 
     def build() -> torch.Tensor:
         # it is kept, so the modes of this call must not reach it
