@@ -60,6 +60,12 @@ UNINTERRUPTED = (
 )
 """Specs whose calls leave the host free: pairs are known before, or labels decide them."""
 
+ON_ONE = (
+    ("flex", "causal input document: ids attend where(document(q) - document(k) <= 2)"),
+    ("triton", "causal attend window(before = 511, after = 0) | topk(blocks = 16, size = 64)"),
+)
+"""More of them, each with the one backend under which it does."""
+
 DOCUMENTS = "documents"
 
 BESIDE_FLEX = (*STRIDED, "window(256)", "causal window(511)", "Longformer 256 + 64", DOCUMENTS)
@@ -96,6 +102,8 @@ def timings(settings: Settings) -> Iterator[tuple[str, RowOf]]:
             yield f"G0, {backend}, {body}", _row(_uninterrupted, settings, body, backend, 0.0)
         title = f"G0, triton with dropout, {body}"
         yield title, _row(_uninterrupted, settings, body, "triton", 0.1)
+    for backend, body in ON_ONE:
+        yield f"G0, {backend}, {body}", _row(_uninterrupted, settings, body, backend, 0.0)
     for n in settings.lengths:
         for name in BESIDE_FLEX[:: 7 if settings.few else 1]:
             yield f"G1, {name}, n = {n:,}", _row(_beside_flex, settings, name, n)

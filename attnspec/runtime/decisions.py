@@ -56,6 +56,7 @@ class Decision:
             data={**data, **own},
             tables=tables,
             keys=keys,
+            shared=frozenset(name for name in own if data[name].shape[1] != q.shape[1]),
         )
 
     def part(self, choice: Choice, heads: Sequence[int]) -> Choice:

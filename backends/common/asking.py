@@ -27,11 +27,14 @@ def known(fact: torch.Tensor, otherwise: bool) -> bool:
 
 def table_of(values: tuple[int | float, ...], device: torch.device) -> torch.Tensor:
     """Numbers [m] on a device, to which they are brought once."""
+    if device.type == "cpu":
+        return torch.tensor(values, device=device)
 
     def build() -> torch.Tensor:
+        # it is kept, so the modes of this call must not reach it
         return apart(lambda: torch.tensor(values, device=device))
 
-    return build() if device.type == "cpu" else _kept.get((values, str(device)), build)
+    return _kept.get((values, str(device)), build)
 
 
 def is_assured(fact: torch.Tensor, message: str) -> bool:

@@ -29,7 +29,8 @@ class TileLists:
     tile, the last one perhaps fewer. `lists` is int64 [B or 1, H or 1, query tiles, r], numbers of
     key tiles, -1 for none, in any order, none twice. `holds` are the pairs that are computed here:
     of several layouts of one choice each pair is in one alone, and it may have pairs nowhere else
-    than in its tiles; `whole` says that it has all that are in its tiles.
+    than in its tiles; `whole` says that it has all that are in its tiles, `alike` whether heads
+    that share keys share their lists, None where that is not known.
     """
 
     q_order: torch.Tensor | None
@@ -40,13 +41,13 @@ class TileLists:
     holds: Holds
     first: int = 0
     whole: bool = False
+    alike: bool | None = None
 
     def is_shared(self, repeat: int) -> bool:
         """Whether so many heads that follow one another have the same order and lists."""
-        return repeat == 1 or (
-            self.whole
-            and all(_is_shared(x, repeat) for x in (self.q_order, self.k_order, self.lists))
-        )
+        if repeat == 1 or not self.whole or self.alike is not None:
+            return repeat == 1 or (self.whole and bool(self.alike))
+        return all(_is_shared(x, repeat) for x in (self.q_order, self.k_order, self.lists))
 
     def of_groups(self, repeat: int) -> TileLists:
         """The same for the first of every so many heads."""

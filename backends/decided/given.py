@@ -18,6 +18,7 @@ class Given:
     choices of graphs that are arguments; `tables` what is learned or kept, [H or 1, *shape].
     `keys` is None where queries are positions of the keys; else they are another sequence, which
     stands behind so many keys, and none of them is padding.
+    `shared` are the inputs that say the same of heads that share keys, as far as their shape tells.
     """
 
     q: torch.Tensor
@@ -29,6 +30,7 @@ class Given:
     data: Mapping[Any, Any] = field(default_factory=dict)
     tables: Mapping[str, torch.Tensor] = field(default_factory=dict)
     keys: int | None = None
+    shared: frozenset[str] = frozenset()
 
     @property
     def grouped(self) -> bool:

@@ -48,7 +48,8 @@ class ListChoice(Choice):
 
     `blocks` is int64 [B, H or 1, rows, r], each list ascending, -1 for none, none twice. The first
     row of each sample has the number `first_row` [B, 1] in the sequence; `start` is [B, 1].
-    `within` cuts the pairs. `from_zero` says that every sample is known to start at 0.
+    `within` cuts the pairs. `from_zero` says that every sample is known to start at 0,
+    and `alike` whether heads that share keys are known to share their lists.
     """
 
     blocks: torch.Tensor
@@ -60,6 +61,7 @@ class ListChoice(Choice):
     n_k: int
     within: Pairs | None = None
     from_zero: bool = False
+    alike: bool | None = None
 
     def holds(self, q: torch.Tensor, k: torch.Tensor) -> torch.Tensor:
         dims = max(4, q.dim(), k.dim())
@@ -122,7 +124,8 @@ class ListChoice(Choice):
             k_order = self.start[..., None] + torch.arange(n, device=device)
             k_order = torch.where(k_order < n, k_order, -1)
         tiles = self.shared_by, self.size, self.blocks
-        return (TileLists(q_order, k_order, *tiles, self.holds, first, self.within is None),)
+        whole = self.within is None
+        return (TileLists(q_order, k_order, *tiles, self.holds, first, whole, self.alike),)
 
     @property
     def read(self) -> torch.Tensor:
@@ -186,4 +189,6 @@ def decide_chosen(leaf: Chosen, given: Given) -> Choice:
         blocks = rising(blocks, count)
     start = blocks.new_zeros(len(blocks), 1)
     first_row = start + given.first_query
-    return ListChoice(blocks, start, first_row, size, 1, given.n_q, given.n_k, from_zero=True)
+    sizes = size, 1, given.n_q, given.n_k
+    alike = True if name in given.shared else None
+    return ListChoice(blocks, start, first_row, *sizes, from_zero=True, alike=alike)

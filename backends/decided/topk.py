@@ -46,6 +46,7 @@ def decide(leaf: TopK, given: Given) -> Choice:
         n_k=given.n_k,
         within=within,
         from_zero=given.padding is None,
+        alike=chooser.share != "head",
     )
 
 

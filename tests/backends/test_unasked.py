@@ -137,10 +137,11 @@ ASKED = {
 }
 
 
-def moved_by(body: str, padded: bool) -> list[str]:
-    """What the choice of a call, its output and its gradients wait for."""
+def moved_by(body: str, padded: bool, shared: int = 1) -> list[str]:
+    """What the choice of a call, its output and its gradients wait for; so many heads share
+    keys."""
     program, n = parse(f"attention sample {{ {body} }}").program, 320
-    ((work, heads),) = works = works_of(program, 0, 2, n, n, stand_ins(program))
+    ((work, heads),) = works = works_of(program, 0, 2 * shared, n, n, stand_ins(program))
     kernel: Any = backend_of("triton").build(work, heads, ELSEWHERE)
     decisions = decisions_of(works)
     padding = torch.ones(2, n, dtype=torch.bool, device=ELSEWHERE) if padded else None
@@ -158,8 +159,8 @@ def moved_by(body: str, padded: bool) -> list[str]:
         found: torch.Tensor = kernel(q, k, v, mine)
         return found
 
-    parts = [torch.empty(2, 2, n, 16, device=ELSEWHERE).requires_grad_() for _ in range(3)]
-    return waits(call, parts)
+    shapes = [(2, 2 * shared, n, 16), (2, 2, n, 16), (2, 2, n, 16)]
+    return waits(call, [torch.empty(x, device=ELSEWHERE).requires_grad_() for x in shapes])
 
 
 @pytest.mark.usefixtures("nothing_runs")
@@ -169,6 +170,12 @@ def test_nothing_is_asked(body: str) -> None:
     if body in FREE:
         assert not moved_by(body, padded=True)
     assert "waits for the device" not in steps_of(body)
+
+
+@pytest.mark.usefixtures("nothing_runs")
+@pytest.mark.parametrize("body", [FREE[0], FREE[4], FREE[0].replace("32)", "32, share = head)")])
+def test_nothing_is_asked_of_heads_that_share_keys(body: str) -> None:
+    assert not moved_by(body, padded=True, shared=4)
 
 
 @pytest.mark.usefixtures("nothing_runs")
