@@ -428,7 +428,7 @@ def _choices(part: Figures) -> str:
 
 def _beside_reformer(ratios: Mapping[str, float | None]) -> str:
     if not any(ratios.values()):
-        return "reformer-pytorch was not installed."
+        return "reformer-pytorch was not there to compare `lsh` with."
     forward, both = (ratios[mode] for mode in ("forward", "both"))
     return (
         f"`lsh` is {forward:.1f} times as fast as reformer-pytorch, with gradients {both:.1f}"
