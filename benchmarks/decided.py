@@ -1,12 +1,13 @@
 """Graphs that the data decide: what a useful pair costs, choosing it included, and how that grows.
 
 The keys that a choice is made for are drawn, so that lists differ from query to query, which is the
-hardest case: nothing is shared. Reformer's own package is measured in `packages`.
+hardest case: nothing is shared. `lsh` stands beside Reformer's package, where that is installed.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from importlib.util import find_spec
 
 import torch
 from torch.nn import functional
@@ -17,16 +18,20 @@ from benchmarks.cases import BATCH, HEADS, SIZE, Settings
 from benchmarks.efficiency import DENSE
 from benchmarks.fresh import Arguments, Run, integer, peak, text
 from benchmarks.measuring import Json, exponent, missing, planned, tensors
+from benchmarks.packages import reformer
 
 BLOCKS, WIDTH = 16, 64
 """Blocks that a query reads, and their positions."""
 
-TARGETS = {"chosen": 0.35, "topk": 1.3, "growth": 1.2}
+TARGETS = {"chosen": 0.35, "topk": 1.3, "lsh": 4.0, "growth": 1.2}
 """The least efficiency of lists, the most that choosing may cost beside the product of its scores
-and the tiles, and the most that time may grow."""
+and the tiles, how many times faster than the package `lsh` is, and the most that time may grow."""
 
 PRODUCT, LISTS = "scores' product", "chosen"
 """What `topk` is made of, among the subjects."""
+
+PACKAGE = "reformer-pytorch"
+"""What `lsh` is compared with, among the subjects."""
 
 BODIES = {
     LISTS: f"input sel: choices(size = {WIDTH})\n attend chosen(sel)",
@@ -36,17 +41,18 @@ BODIES = {
 }
 """What is measured, by name."""
 
-SHARED = ("lsh",)
+SHARED = ("lsh", PACKAGE)
 """Those whose keys are the queries."""
 
 
 def spec_of(name: str) -> Spec:
-    """The spec of a body."""
-    return parse(f"attention measured {{ {BODIES[name]} }}")
+    """The spec of a body, or of what the package does."""
+    return parse(f"attention measured {{ {BODIES['lsh' if name == PACKAGE else name]} }}")
 
 
 def subject(name: str, n: int, mode: str) -> Callable[[], object]:
-    """One call, or one with the gradients of q, k and v, of a body or of dense attention."""
+    """One call, or one with the gradients of q, k and v, of a body, of the package, or of dense
+    attention."""
     q, k, v = tensors(n)
     if name in SHARED:
         k = q
@@ -56,6 +62,8 @@ def subject(name: str, n: int, mode: str) -> Callable[[], object]:
     def attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
         if module is None:
             return functional.scaled_dot_product_attention(q, k, v)
+        if name == PACKAGE:
+            return reformer(module, q, k, v)()
         out: torch.Tensor = module(q, q if name in SHARED else k, v, inputs=inputs)
         return out
 
@@ -99,8 +107,11 @@ def measure(settings: Settings, run: Run) -> dict[str, Json]:
     """Efficiency of lists, what choosing costs, growth, and memory."""
     n = settings.n
     timed: dict[str, dict[str, Timing]] = {}
+    # it takes no other lengths
+    there = find_spec("reformer_pytorch") is not None and n % (2 * WIDTH) == 0
+    rivals = (DENSE, PACKAGE) if there else (DENSE,)
     for mode in ("forward", "both"):
-        subjects = {name: subject(name, n, mode) for name in (DENSE, *BODIES)}
+        subjects = {name: subject(name, n, mode) for name in (*rivals, *BODIES)}
         if mode == "forward":
             subjects[PRODUCT] = product(n)
         timed[mode] = alternate(subjects, settings.rounds)
@@ -127,6 +138,10 @@ def measure(settings: Settings, run: Run) -> dict[str, Json]:
             "eta_forward": eta["forward"],
             "eta_both": eta["both"],
             "topk": found["topk"].median / least,
+            "lsh": {
+                mode: found[PACKAGE].median / found["lsh"].median if PACKAGE in found else None
+                for mode, found in timed.items()
+            },
         },
         "growth": _growth(settings),
         "memory": _memory(settings, run),

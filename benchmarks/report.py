@@ -426,6 +426,16 @@ def _choices(part: Figures) -> str:
     )
 
 
+def _beside_reformer(ratios: Mapping[str, float | None]) -> str:
+    if not any(ratios.values()):
+        return "reformer-pytorch was not there to compare `lsh` with."
+    forward, both = (ratios[mode] for mode in ("forward", "both"))
+    return (
+        f"`lsh` is {forward:.1f} times as fast as reformer-pytorch, with gradients {both:.1f}"
+        f" times, target {DECIDED['lsh']:.0f}."
+    )
+
+
 def _decided(part: Figures) -> str:
     rows = [
         [
@@ -442,7 +452,7 @@ def _decided(part: Figures) -> str:
         f"`chosen`, 16 blocks of 64: eta {summary['eta_forward']:.2f}, with gradients"
         f" {summary['eta_both']:.2f}, target {DECIDED['chosen']}. `topk` takes"
         f" {summary['topk']:.2f}× the product of its scores and the same tiles, target at most"
-        f" {DECIDED['topk']}×.",
+        f" {DECIDED['topk']}×. {_beside_reformer(summary.get('lsh', {}))}",
         "graph | backend | forward | forward + backward",
         rows,
     )

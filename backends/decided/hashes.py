@@ -20,6 +20,10 @@ KEPT = 8
 MOST = 1 << 18
 """Numbers of one product that are looked at together: what stays in the cache."""
 
+WIDE = 1 << 10
+"""Columns of one product, about: those of some rounds, or of one that has more. Of more columns
+too few rows would be looked at together."""
+
 Wanted: TypeAlias = "tuple[int, int, tuple[int, ...], int, int, int]"
 """Seed, layer, heads, rounds, size of a head, columns."""
 
@@ -46,16 +50,20 @@ def buckets_of(leaf: Lsh, x: torch.Tensor, heads: tuple[int, ...], count: int) -
     batch, _, n, size = x.shape
     columns = count.bit_length() - 1 if leaf.hash == "hyperplanes" else count // 2
     drawn = rotations((leaf.seed, leaf.layer, heads, leaf.rounds, size, columns), x.device)
-    together = max(1, MOST // max(1, leaf.rounds * columns))
+    turns = min(leaf.rounds, max(1, WIDE // max(1, columns)))
+    together = max(1, MOST // max(1, turns * columns))
     found = x.new_empty(batch, len(heads), leaf.rounds, n, dtype=torch.int64)
-    room = x.new_empty(min(n, together), leaf.rounds * columns, dtype=torch.float32)
-    for sample, head in product(range(batch), range(len(heads))):
+    room = x.new_empty(min(n, together) * turns * columns, dtype=torch.float32)
+    parts = product(range(batch), range(len(heads)), range(0, leaf.rounds, turns))
+    for sample, head, first in parts:
+        some = drawn[head, :, first : first + turns]
+        sides = some.flatten(1)
         for low in range(0, n, together):
             rows = x[sample, head, low : low + together].float()
-            y = torch.mm(rows, drawn[head].flatten(1), out=room[: len(rows)])
-            y = torch.unflatten(y, 1, (leaf.rounds, columns))
+            y = room[: len(rows) * sides.shape[1]].view(len(rows), -1)
+            y = torch.mm(rows, sides, out=y).view(-1, *some.shape[1:])
             mine = _side(y) if leaf.hash == "hyperplanes" else _farthest(y)
-            found[sample, head, :, low : low + together] = mine.T
+            found[sample, head, first : first + turns, low : low + together] = mine.T
     return found
 
 

@@ -14,6 +14,7 @@ from attnspec.backends.decided.deciders import decide
 from attnspec.backends.decided.given import Given
 from attnspec.backends.dense.kernel import DenseKernel
 from attnspec.backends.lists import attention, batches
+from attnspec.backends.lists import kernel as lists_kernel
 from attnspec.backends.lists.backend import ListsBackend
 from attnspec.graphs.operators import Intersection, Union
 from attnspec.graphs.patterns.causal import Causal
@@ -146,6 +147,35 @@ def test_a_piece_of_nothing_but_rows_that_fill_up_leaves_the_others_alone(
     tensors, call = a_call(work, 2, 1, None, data)
     monkeypatch.setattr(attention, "PIECE", 1)
     agree(work, 2, tensors, call)
+
+
+@pytest.mark.parametrize("name", ["lsh, multiplied", "lsh, beside", "lsh, in buckets"])
+def test_layouts_are_merged_some_at_a_time(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    torch.manual_seed(0)
+    monkeypatch.setattr(lists_kernel, "TOGETHER", 2)
+    work = Work(sorted_graphs()[name], 40, 65, unit_keys=True)
+    padding = torch.arange(65) >= torch.tensor([0, 20])[:, None]
+    tensors, call = a_call(work, 2, 1, padding, {})
+    agree(work, 2, tensors, call)
+
+
+@pytest.mark.parametrize("tall", [1, 48])
+def test_a_query_without_keys_takes_nothing_of_others(
+    tall: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not even where what others read is infinite."""
+    monkeypatch.setattr(attention, "TALL", tall)
+    torch.manual_seed(0)
+    leaf, data = chosen(40, 40, 8, 3, 1)
+    data["sel"][0, 0, 0] = 0
+    work = Work(leaf, 40, 40)
+    (q, k, v), call = a_call(work, 1, 1, None, data)
+    v[0, 0, :8] = torch.inf
+    out, lse = ListsBackend().build(work, (0,), CPU).partial(q, k, v, call)  # type: ignore[attr-defined]
+    assert not out[0, 0, 0].isfinite().any()
+    # the one row that `chosen` leaves empty
+    assert not out[0, 0, 20].any()
+    assert lse[0, 0, 20] == -torch.inf
 
 
 @pytest.mark.parametrize("kind", [torch.float32, torch.float16, torch.bfloat16])

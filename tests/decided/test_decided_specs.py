@@ -83,6 +83,7 @@ def test_a_spec_goes_through_every_stage(body: str, tmp_path: Path) -> None:
         ("input h: buckets attend lsh(h, hash = hyperplanes)", "A302"),
         ("input l: ids attend cluster(l, count = 4)", "A302"),
         ("attend lsh(hash = hyperplanes, buckets = 6)", "A306"),
+        ("attend lsh(buckets = 5)", "A306"),
         ("attend lsh(cut = bucket, bucket_mask = false)", "A306"),
         ("attend lsh() scale 0.5", "A708"),
         ("attend lsh(scale = unit) | lsh()", "A708"),

@@ -26,6 +26,16 @@ def test_what_is_marked_is_listed(lead: tuple[int, ...], width: int, share: floa
         ]
 
 
+@pytest.mark.parametrize("count", [1, 9, 1 << 15, (1 << 31) + 1])
+@pytest.mark.parametrize("shape", [(2, 3, 0), (0, 4), (5, 17)])
+def test_lists_rise_whatever_their_numbers(count: int, shape: tuple[int, ...]) -> None:
+    torch.manual_seed(0)
+    lists = torch.randint(-1, count, shape)
+    found = ranking.rising(lists, count)
+    assert found.dtype == torch.int64
+    assert torch.equal(found, lists.sort(-1).values)
+
+
 @pytest.mark.parametrize("kind", [torch.int16, torch.int32, torch.int64])
 @pytest.mark.parametrize("most", [0, 1, 3])
 def test_numbers_reach_those_just_below_them(kind: torch.dtype, most: int) -> None:

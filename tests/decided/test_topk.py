@@ -138,6 +138,24 @@ def test_values_and_gradients_are_those_of_the_pairs(call: str) -> None:
         assert (one - other).abs().max() < 1e-12
 
 
+def test_heads_of_a_group_may_change_places() -> None:
+    module = module_of("attend topk(blocks = 2, size = 4, queries = 1, share = group)")
+    q, k, _ = tensors(21, 21, 4, 2)
+    found = module.pairs(q, k)
+    assert torch.equal(module.pairs(q[:, [1, 0, 3, 2]], k), found)
+    assert not torch.equal(found[:, 0], found[:, 2])
+
+
+def test_what_is_always_read_goes_beyond_the_budget_alone() -> None:
+    body = "attend topk(keys = 2, always = columns(first(5)))"
+    q, k, _ = tensors(21, 21, 2, 2)
+    first = torch.arange(21) < 5
+    assert torch.equal(module_of(body).pairs(q, k), first.expand(2, 2, 21, 21))
+    more = module_of(body.replace("keys = 2", "keys = 7")).pairs(q, k)
+    assert more[..., :5].all()
+    assert (more.sum(-1) == 7).all()
+
+
 def test_scores_may_be_an_input() -> None:
     body = "input s: scores(size = 4) causal attend topk(blocks = 2, size = 4, score = s)"
     module = module_of(body)

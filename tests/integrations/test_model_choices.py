@@ -200,3 +200,38 @@ def test_what_cannot_be_meant_is_refused(text: str, keywords: str, message: str)
     given = {name: tensors[name] for name in keywords.split()}
     with pytest.raises(attnspec.AttnSpecError, match=message):
         called(f"attention a {{ {text} }}", **given)
+
+
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("rounds", [1, 3])
+def test_hashed_attention_of_reformer(causal: bool, rounds: int) -> None:
+    """Without chunks before, which go round from the first to the last there; in float64, as a
+    query that reads itself alone has a score of -100000 there, which float32 rounds."""
+    from transformers.models.reformer.modeling_reformer import LSHSelfAttention, ReformerConfig
+
+    torch.manual_seed(rounds)
+    config = ReformerConfig(
+        hidden_size=16,
+        num_attention_heads=2,
+        attention_head_size=8,
+        lsh_attn_chunk_length=8,
+        lsh_num_chunks_before=0,
+        num_hashes=rounds,
+        num_buckets=4,
+        is_decoder=causal,
+        lsh_attention_probs_dropout_prob=0.0,
+    )
+    theirs: Any = LSHSelfAttention(config, layer_idx=0).eval().double()
+    states, buckets = torch.randn(2, 40, 16).double(), torch.randint(0, 4, (2, 2, rounds, 40))
+    # each round has numbers of its own
+    numbered = buckets + 4 * torch.arange(rounds)[:, None]
+    wanted = theirs(states, buckets=numbered.flatten(2)).hidden_states
+    words = "chunk = 8, look = 0, scale = unit, bucket_mask = false, multiplicity = true"
+    text = f"input h: buckets {'causal' if causal else ''} attend lsh(h, {words})"
+    ours = attnspec.parse(f"attention reformer {{ {text} }}").compile()
+    q, v = (
+        make(states).unflatten(-1, (2, 8)).transpose(1, 2)
+        for make in (theirs.query_key, theirs.value)
+    )
+    found = ours(q, q, v, inputs={"h": buckets})
+    torch.testing.assert_close(found.transpose(1, 2).flatten(2), wanted, rtol=1e-5, atol=1e-5)
