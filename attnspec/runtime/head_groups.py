@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import TypeAlias, cast
 
 import torch
@@ -58,7 +59,16 @@ class Prepared:
 
     def run(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, call: Call) -> torch.Tensor:
         """The output [B, H, n_q, d_v] of a call that is the same for all heads."""
+        if self._alone is not None:
+            return self._alone(q, k, v, call)
         return self.joined([group.kernel(*group.parts(q, k, v), call) for group in self.groups])
+
+    @cached_property
+    def _alone(self) -> Kernel | None:
+        """The kernel of all heads as they stand, if one runs them."""
+        first = self.groups[0]
+        every = first.queries is None and first.keys is None and self.order is None
+        return first.kernel if every and len(self.groups) == 1 else None
 
     def below(self, n: int) -> Prepared | None:
         """The kernels of the first n positions alone, between which pairs are the same; None where

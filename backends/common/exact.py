@@ -270,9 +270,9 @@ def is_plain(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, call: Call) -> b
     return not call.dropout_p and has_numbers(q, k, v)
 
 
-def has_numbers(*given: torch.Tensor) -> bool:
+def has_numbers(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> bool:
     """Whether nothing looks on, and there is something to compute."""
-    return not is_transformed() and all(x.numel() for x in given)
+    return not is_transformed() and bool(q.numel() and k.numel() and v.numel())
 
 
 def _with_tables(call: Call, names: Sequence[str], tables: Sequence[torch.Tensor]) -> Call:

@@ -22,6 +22,7 @@ from attnspec.layout.tiling import classify
 from attnspec.lower.lower import Binder
 from attnspec.lower.ranges import OWN
 from attnspec.lower.work import Work
+from attnspec.runtime import engine
 
 STEADY = (
     "window(radius = 13)",
@@ -161,6 +162,32 @@ def test_a_length_in_a_known_range_lays_out_its_end_alone() -> None:
     # the end is no longer than the window and two tiles
     cut = [strip for strip in step.strips if strip.cut]
     assert 0 < sum(strip.blocks for strip in cut) <= 2 < sum(s.blocks for s in step.strips) / 2
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        "causal attend full",
+        "attend window(radius = 40) | global(first(3))",
+        "causal attend strided(stride = 16)",
+        "heads 4 attend block(size = 64) | random_blocks(size = 64, blocks = 1)",
+    ],
+)
+def test_a_length_of_a_known_range_chooses_nothing(
+    body: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    module = module_of(body)
+
+    def never(*given: object) -> None:
+        raise AssertionError("this was chosen before")
+
+    with torch.no_grad():
+        for lengths in ((290, 300, 319), (200, 256, 193)):
+            module(*tensors(1, 4, lengths[0], lengths[0]))
+            with monkeypatch.context() as patched:
+                patched.setattr(engine, "choose", never)
+                for n in lengths[1:]:
+                    assert module(*tensors(1, 4, n, n)).isfinite().all()
 
 
 @pytest.mark.parametrize(
