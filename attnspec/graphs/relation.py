@@ -143,6 +143,12 @@ class Relation:
         """How pairs change with n, in a spec with or without the statement `causal`."""
         return None if causal and cls.changes and not cls.changes.under_causal else cls.changes
 
+    @property
+    def counts_blocks(self) -> tuple[int, ...] | None:
+        """Where pairs change with n: the sizes of the blocks by whose numbers alone they do, the
+        last being perhaps a shorter one; None where they do by more."""
+        return None
+
     @classmethod
     def order(cls, given: Mapping[str, Scalar]) -> Scalar | None:
         """How many pairs there are with these arguments, but for a constant factor, where no

@@ -93,6 +93,11 @@ class Axis:
         return int(counts[0]) if len(counts) and (counts == counts[0]).all() else 0
 
     @property
+    def sequence(self) -> int:
+        """The positions that there are."""
+        return self.last - self.first
+
+    @property
     def natural(self) -> bool:
         """Whether the tiles follow one another as the positions do."""
         return self.side == 1

@@ -1,72 +1,94 @@
-"""A step of a shorter sequence, cut from that of a longer one.
+"""Blocks of a shorter sequence, cut from those of a longer one.
 
-Where a pair is one at every length, tiles in natural order are the same as long as their positions
-are there: a new length needs the tiles at its end alone.
+Where a pair is one at both lengths, a block of tiles is the same as long as its positions are
+there, and others lose the places at their ends.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 
-from attnspec.layout.axes import axis
-from attnspec.layout.batches import Strip
-from attnspec.layout.tile_layout import FULL_TILE, StepLayout
+
+@dataclass(frozen=True, eq=False)
+class Side:
+    """The tiles of one side: the position of every place, int64 [tiles, size], -1 where there is
+    none; of several sequences that lie one behind the other the position in its own."""
+
+    positions: np.ndarray
+
+    @cached_property
+    def last(self) -> np.ndarray:
+        """The last position of every tile."""
+        return np.asarray(self.positions.max(axis=1, initial=-1))
 
 
-def cut(layout: StepLayout, strips: Sequence[Strip], n: int) -> tuple[tuple[int, ...], StepLayout]:
-    """How many blocks of each strip, from the first on, have all of their positions below n, and
-    the other tiles of n positions.
+@dataclass(frozen=True, eq=False)
+class Cut:
+    """Blocks of which the same is left: their numbers, ascending, and how many of their queries and
+    keys, the first ones, are there; None where they are as they were."""
 
-    The layout is that of at least n positions, in natural order on both sides, its pairs are the
-    same at every length, and the strips are its own.
-    """
-    q, k = axis(0, n, 1, layout.q.size), axis(0, n, 1, layout.k.size)
-    whole = tuple(_whole(strip, n // q.size, n // k.size) for strip in strips)
-    left = np.ones(q.count, bool)
-    for strip, count in zip(strips, whole, strict=True):
-        left[strip.rows[:count]] = False
-    row = np.repeat(np.arange(q.count), np.diff(layout.starts[: q.count + 1]))
-    keys, kinds = layout.keys[: len(row)], layout.kinds[: len(row)]
-    chosen = left[row] & (keys < k.count)
-    row, keys, kinds = row[chosen], keys[chosen], kinds[chosen]
-    kinds, masks = _shortened(layout, kinds, row >= n // q.size, keys >= n // k.size, n)
-    some = kinds < len(masks)
-    starts = np.zeros(q.count + 1, np.int64)
-    np.cumsum(np.bincount(row[some], minlength=q.count), out=starts[1:])
-    return whole, StepLayout(q, k, starts, keys[some], kinds[some], masks)
+    blocks: np.ndarray
+    places: tuple[int, int] | None = None
 
 
-def _whole(strip: Strip, rows: int, columns: int) -> int:
-    """The blocks before the first with a tile that is not among the first of its side."""
-    inside = np.all(strip.rows < rows, axis=1) & np.all(strip.columns < columns, axis=1)
-    return len(inside) if inside.all() else int(inside.argmin())
+class Uncut(Exception):
+    """What is left of a block is not its first places."""
 
 
-def _shortened(
-    layout: StepLayout, kinds: np.ndarray, low: np.ndarray, narrow: np.ndarray, n: int
-) -> tuple[np.ndarray, np.ndarray]:
-    """The kinds of tiles, of which some are of too few queries, `low`, or keys, `narrow`, and their
-    masks; the number behind the last mask for a tile that is empty."""
-    rows = np.arange(layout.q.size) < n % layout.q.size
-    columns = np.arange(layout.k.size) < n % layout.k.size
-    distinct, which = np.unique(np.stack([kinds, low, narrow]), axis=1, return_inverse=True)
-    numbers: list[int] = []
-    masks: list[np.ndarray] = []
-    for kind, few_rows, few_columns in distinct.T:
-        if kind == FULL_TILE and not few_columns:
-            numbers.append(FULL_TILE)
-            continue
-        shape = layout.masks.shape[1:]
-        held = np.ones(shape, bool) if kind == FULL_TILE else layout.masks[kind]
-        if few_rows and kind != FULL_TILE:
-            held = held & rows[:, None]
-        if few_columns:
-            held = held & columns
-        numbers.append(len(masks) if held.any() else -2)
-        if held.any():
-            masks.append(held)
-    found = np.array(numbers, np.int64)
-    found[found == -2] = len(masks)
-    return found[which.ravel()], np.stack(masks) if masks else layout.masks[:0]
+@dataclass(frozen=True, eq=False)
+class Whole:
+    """Blocks of a longer sequence: query tiles [blocks, tall] and key tiles [blocks, wide] of two
+    sides."""
+
+    rows: np.ndarray
+    columns: np.ndarray
+    q: Side
+    k: Side
+
+    @cached_property
+    def last(self) -> np.ndarray:
+        """The last position of every block, of a query or key."""
+        q, k = self.q.last[self.rows].max(axis=1), self.k.last[self.columns].max(axis=1)
+        return np.asarray(np.maximum(q, k))
+
+    @cached_property
+    def every(self) -> np.ndarray:
+        """The numbers of all blocks."""
+        return np.arange(len(self.rows))
+
+
+def cut(whole: Whole, n: int) -> tuple[list[Cut], bool]:
+    """What is left of blocks where positions from n on are not there, and whether every query that
+    is left has its block still. Raises Uncut."""
+    there = whole.last < n
+    if there.all():
+        return [Cut(whole.every)], True
+    found = [Cut(np.flatnonzero(there))] if there.any() else []
+    rest = np.flatnonzero(~there)
+    counts = zip(
+        _left(whole.q, whole.rows[rest], n), _left(whole.k, whole.columns[rest], n), strict=True
+    )
+    groups: dict[tuple[int, int], list[int]] = {}
+    complete = True
+    for block, places in zip(rest.tolist(), counts, strict=True):
+        if all(places):
+            groups.setdefault(places, []).append(block)
+        elif places[0]:
+            complete = False
+    found += [Cut(np.array(blocks), places) for places, blocks in groups.items()]
+    return found, complete
+
+
+def _left(side: Side, tiles: np.ndarray, n: int) -> list[int]:
+    """How many places are left of each block [blocks, tiles]; raises Uncut where they are not its
+    first ones."""
+    positions = side.positions[tiles].reshape(len(tiles), -1)
+    there = (positions >= 0) & (positions < n)
+    counts = there.sum(axis=1)
+    if (there != (np.arange(there.shape[1]) < counts[:, None])).any():
+        raise Uncut
+    found: list[int] = counts.tolist()
+    return found

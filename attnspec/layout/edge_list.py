@@ -8,17 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from functools import cached_property, lru_cache
+from functools import cached_property
 
 import numpy as np
 
 from attnspec.graphs.edge_table import Drawn, table_of
-from attnspec.graphs.look_back import is_steady
 from attnspec.graphs.predicates.listable import listable
 from attnspec.graphs.relation import Edges, Progressions, Relation, lengths, sort_edges
-from attnspec.ir.parameters import RelationError
 from attnspec.layout.edge_count import edges_of
-from attnspec.lower.ranges import planned_length
 
 SPARE = 0.125
 """Padding allowed for keeping all queries in one matrix and in natural order, per edge."""
@@ -29,12 +26,6 @@ _AT_ONCE = 1 << 18
 _LEAST = 16
 """Queries whose edges are listed in one go, however many keys they seem to have."""
 
-
-_SHARED = 1 << 21
-"""Edges of the longest sequence of a range up to which they are kept for the others."""
-
-_KEPT = 8
-"""How many such lists are kept."""
 
 _LONG = 4
 """Keys of a progression, in the mean, from which on its ends are asked for twice."""
@@ -78,6 +69,52 @@ class EdgeLayout:
         return self.order[rows.first : rows.last].astype(np.int32)
 
     @cached_property
+    def _looks_back(self) -> bool:
+        """Whether no query reads a later key."""
+        return bool((self.keys <= self.queries + (self.n_k - self.n_q)).all())
+
+    def below(self, n: int) -> EdgeLayout:
+        """The places of the first n queries and keys, of a layout of as many queries as keys, where
+        pairs are the same."""
+        order = np.arange(self.n_q) if self.order is None else self.order
+        behind = self.rows[-1].last if self.rows else 0
+        rows, queries, places, widths = [], [], [], []
+        # the queries of some rows are ascending
+        none = [order[behind:][: np.searchsorted(order[behind:], n)]]
+        first = 0
+        for each in self.rows:
+            mine = order[each.first : each.last]
+            mine = mine[: np.searchsorted(mine, n)]
+            start = int(self.offsets[each.first])
+            keys = self.keys[start : start + len(mine) * each.width].reshape(-1, each.width)
+            held = None if each.held is None else each.held[: len(mine)]
+            # no query has more places than there are keys
+            if each.width > n or not (self._looks_back or (keys < n).all()):
+                # the keys of a query are ascending
+                there = keys < n if held is None else held & (keys < n)
+                counts = there.sum(axis=1)
+                none.append(mine[counts == 0])
+                some, width = counts > 0, int(counts.max(initial=0))
+                mine, keys, there = mine[some], keys[some, :width], there[some, :width]
+                last = keys[np.arange(len(keys)), counts[some] - 1]
+                keys = np.where(there, keys, last[:, None])
+                held = None if there.all() else there
+            if len(mine):
+                width = keys.shape[1]
+                rows.append(Rows(first, first + len(mine), width, held))
+                queries.append(mine)
+                places.append(keys.ravel())
+                widths.append(np.full(len(mine), width))
+                first += len(mine)
+        offsets = np.zeros(n + 1, np.int32)
+        offsets[1 : first + 1] = np.cumsum(np.concatenate([np.zeros(0, int), *widths]))
+        offsets[first + 1 :] = offsets[first]
+        found = np.concatenate([*queries, *none])
+        natural = bool((found == np.arange(n)).all())
+        keys = np.concatenate([np.zeros(0, np.int32), *places])
+        return EdgeLayout(n, n, tuple(rows), None if natural else found, keys, offsets)
+
+    @cached_property
     def queries(self) -> np.ndarray:
         """The query of each place, counted among the last n_q positions, int32."""
         order = np.arange(self.n_q) if self.order is None else self.order
@@ -103,13 +140,9 @@ class EdgeLayout:
 
 def edge_layout(relation: Relation, n_q: int, n_k: int) -> EdgeLayout:
     """The places of all edges of a relation that reads no run-time input."""
-    known = _of_longest(relation, n_q, n_k)
-    degrees: np.ndarray | None
-    if known is not None:
-        parts, degrees = [known], known[0]
-    else:
-        relation, parts = listable(relation, n_k), []
-        degrees = _closed_degrees(relation, n_q, n_k)
+    relation = listable(relation, n_k)
+    parts: list[tuple[np.ndarray, np.ndarray]] = []
+    degrees = _closed_degrees(relation, n_q, n_k)
     if degrees is None:
         parts = list(_listed_parts(relation, n_q, n_k))
         degrees = np.concatenate([np.zeros(0, np.int64), *[counts for counts, _ in parts]])
@@ -137,33 +170,6 @@ def edge_layout(relation: Relation, n_q: int, n_k: int) -> EdgeLayout:
     return EdgeLayout(
         n_q, n_k, tuple(rows), None if natural else order, keys, offsets.astype(np.int32)
     )
-
-
-def _of_longest(relation: Relation, n_q: int, n: int) -> tuple[np.ndarray, np.ndarray] | None:
-    """The number of keys of each query, and these keys, where pairs are the same at every length:
-    from those of the longest sequence of the range. None where they are not, it is too long, or
-    this is it."""
-    longest = planned_length(relation, n_q, n)
-    if n == longest or not is_steady(relation):
-        return None
-    try:
-        if edges_of(relation, longest, longest) > _SHARED:
-            return None
-        degrees, keys = _longest_edges(relation, longest)
-    except RelationError:
-        # it has no value there, which says nothing of this length
-        return None
-    degrees = degrees[:n]
-    keys = keys[: int(degrees.sum())]
-    below = keys < n
-    if below.all():
-        return degrees, keys
-    return np.bincount(np.repeat(np.arange(n), degrees)[below], minlength=n), keys[below]
-
-
-@lru_cache(maxsize=_KEPT)
-def _longest_edges(relation: Relation, n: int) -> tuple[np.ndarray, np.ndarray]:
-    return listed_edges(relation, n, n)
 
 
 def _closed_degrees(relation: Relation, n_q: int, n_k: int) -> np.ndarray | None:

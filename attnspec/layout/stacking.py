@@ -37,6 +37,11 @@ class StackedAxis:
         return sum(part.count for part in self.parts)
 
     @property
+    def sequence(self) -> int:
+        """The positions of the shortest sequences that it consists of."""
+        return self.parts[0].sequence
+
+    @property
     def natural(self) -> bool:
         """Whether the tiles follow one another as the places do."""
         return self.length % self.size == 0 and all(part.natural for part in self.parts)

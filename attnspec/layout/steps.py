@@ -243,11 +243,6 @@ def layouts_of(bands: tuple[Banded, ...], n_q: int, n_k: int) -> list[StepLayout
     ]
 
 
-def natural_layouts(relation: Relation, n: int, sizes: tuple[int, int]) -> tuple[StepLayout, ...]:
-    """The tiles of a relation between n queries and n keys in natural order; raises TooFine."""
-    return _layouts(relation, n, n, NATURAL, sizes)
-
-
 def whole_layouts_of(bands: tuple[Banded, ...], n_q: int, n_k: int) -> list[StepLayout]:
     """The tiles of every step, each in one part: where a mask is looked up tile by tile, those of
     long rows are no larger than those of short ones."""

@@ -41,7 +41,7 @@ _LOOKED = 1 << 22
 class Places(Protocol):
     """One side of a layout: tiles of `size` places for the positions first <= p < last, which
     `positions` lists tile after tile, -1 beyond short ones; `natural` where they follow one
-    another."""
+    another. They are those of sequences of so many positions each, one behind the other."""
 
     @property
     def first(self) -> int: ...
@@ -60,6 +60,9 @@ class Places(Protocol):
 
     @property
     def positions(self) -> np.ndarray: ...
+
+    @property
+    def sequence(self) -> int: ...
 
 
 @dataclass(frozen=True, eq=False)

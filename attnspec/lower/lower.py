@@ -14,8 +14,9 @@ from attnspec.graphs.bind import (
     extents_of,
     situation_of,
 )
+from attnspec.graphs.look_back import counted_blocks
 from attnspec.graphs.patterns import BY_NAME
-from attnspec.graphs.relation import DataDependent
+from attnspec.graphs.relation import DataDependent, is_of_any_length
 from attnspec.graphs.stack import MOST_PATTERNS, patterns_in
 from attnspec.graphs.token_sets import StandIn
 from attnspec.ir.mechanisms import BY_NAME as MECHANISMS_BY_NAME
@@ -34,6 +35,7 @@ from attnspec.ir.program import (
 from attnspec.ir.scalars import Scalar, ScalarError, evaluate, symbols
 from attnspec.lower.cache import Cache
 from attnspec.lower.mechanism_sizes import bind_mechanism, require_length, symbols_in
+from attnspec.lower.ranges import longest_of
 from attnspec.lower.work import Alibi, Bias, Change, Softcap, Work
 from attnspec.text.diagnostics import Diagnostic, SpecError
 from attnspec.text.source import Span
@@ -123,6 +125,7 @@ class Binder:
         self._decides = bool(decided_leaves(program))
         self._asks = [_asks(attend) for attend in program.attends]
         self._kept: Cache[tuple[int, int, int, int, int], Work] = Cache(KEPT)
+        self._counted: Cache[tuple[int, int], tuple[int, ...] | None] = Cache(KEPT)
 
     def alike(self, layer: int) -> int:
         """The first layer that computes the same as this one, but for its learned tables."""
@@ -158,6 +161,30 @@ class Binder:
             held = n_k if crossing is None or work.mechanism is not None else crossing.length
             groups.setdefault(replace(work, n_q=n_q, n_k=held), []).extend(members)
         return [(work, tuple(sorted(members))) for work, members in groups.items()]
+
+    def longest(self, layer: int, heads: int, n: int) -> int | None:
+        """The longest sequence of the range of n, n perhaps, in which a layer's works have the same
+        pairs between the first n positions; None where it is not plain that there is one."""
+        row = self.program.row(layer)
+        asked: set[str] = set().union(*(self._asks[slot] for slot in row))
+        if self.program.cross or asked & {"n", "grid"}:
+            return None
+
+        def counted() -> tuple[int, ...] | None:
+            sizes: dict[int, None] = {}
+            for work, _ in self.works(layer, heads, n, n):
+                found = counted_blocks(work.relation)
+                if work.mechanism or work.reads or work.decided or found is None:
+                    return None
+                if not is_of_any_length(work.relation):
+                    return None
+                sizes.update(dict.fromkeys(found))
+            return tuple(sizes)
+
+        found = self._counted.get((layer, heads), counted)
+        if found is None:
+            return None
+        return min([longest_of(n), *(-(-n // size) * size for size in found)])
 
     def crossing(self, n_q: int, n_k: int, query_start: int = 0) -> Crossing | None:
         """How two sequences of a call are laid out as one, None where there is one: queries are

@@ -20,8 +20,15 @@ def planned_length(relation: Relation, n_q: int, n_k: int) -> int:
     queries are the last ones alone or the relation has a length of its own."""
     if n_q != n_k or n_k <= OWN or not is_of_any_length(relation):
         return n_k
-    step = (1 << (n_k.bit_length() - 1)) // RANGES
-    return -(-n_k // step) * step
+    return longest_of(n_k)
+
+
+def longest_of(n: int) -> int:
+    """The longest sequence of the range of n; the shortest are one range."""
+    if n <= OWN:
+        return OWN
+    step = (1 << (n.bit_length() - 1)) // RANGES
+    return -(-n // step) * step
 
 
 def as_planned(work: Work) -> Work:

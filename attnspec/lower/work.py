@@ -217,6 +217,14 @@ class Streamable(Protocol):
         """The outputs of more positions, and the state after them; it is None at first."""
 
 
+class Shortened(Protocol):
+    """A kernel of which those of fewer positions are cut; its backend has `cuts(work)`, which says
+    so of the kernel of a work, and only such works are asked about it whose pairs stay the same."""
+
+    def below(self, n: int) -> Kernel | None:
+        """The kernel of the first n queries and keys; None where it is built by itself."""
+
+
 @runtime_checkable
 class MergeableStream(Protocol):
     """One whose outputs can be merged with those of other keys."""

@@ -7,7 +7,7 @@ there is one.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import lru_cache
 from typing import TypeAlias, cast
@@ -28,17 +28,29 @@ from attnspec.backends.common.torch_modes import (
 )
 from attnspec.backends.decided.choice import Choice
 from attnspec.backends.dense.masked import MaskedKernel
-from attnspec.backends.planner import AUTO, ROWS, check_backend, choose
+from attnspec.backends.planner import AUTO, ROWS, TORCH, check_backend, choose
 from attnspec.backends.rows.keys import FEW
 from attnspec.graphs.bind import extents_of
 from attnspec.graphs.predicates.inputs import READ, computed
 from attnspec.graphs.relation import DataDependent, Relation
+from attnspec.ir.parameters import RelationError
 from attnspec.ir.program import Program
 from attnspec.ir.serial import FORMAT, Plain, from_data
+from attnspec.layout.tiling import TooFine
 from attnspec.lower.cache import Cache
 from attnspec.lower.lower import Binder, bias_tables, stand_ins
 from attnspec.lower.mechanism_sizes import learned_parts
-from attnspec.lower.work import Backend, Bias, Call, Joining, Kernel, Mergeable, Work
+from attnspec.lower.ranges import OWN
+from attnspec.lower.work import (
+    Backend,
+    BackendError,
+    Bias,
+    Call,
+    Joining,
+    Kernel,
+    Mergeable,
+    Work,
+)
 from attnspec.runtime.call_checks import check_exact, check_promise
 from attnspec.runtime.decisions import Decision, data_of, decided
 from attnspec.runtime.head_groups import Group, Prepared, group_of, selected, together
@@ -50,6 +62,9 @@ The type of the tensors is not among them: kernels keep what every type has in c
 STEPS = 8
 """How many layouts it keeps of a few queries each. The next step of generation has another length,
 so that more of them would be of no use, and among the others they would drive out those."""
+
+WHOLE = 32
+"""How many it keeps of the longest sequences of ranges of lengths, of which others are cut."""
 
 PROGRAMS = 32
 """How many engines are kept of programs that no module here has."""
@@ -85,6 +100,7 @@ class Engine:
         self.computed = {x: y for g in graphs if g is not None for x, y in computed(g).items()}
         self.prepared: Cache[Key, Prepared] = Cache(KEPT)
         self.steps: Cache[Key, Prepared] = Cache(STEPS)
+        self._whole: Cache[tuple[int, int, int, int], Prepared | None] = Cache(WHOLE)
         # the newest of a text: the operator shares what a module has laid out
         _living[self.text] = self
 
@@ -331,13 +347,55 @@ class Engine:
         device: str,
         query_start: int,
     ) -> Prepared:
-        place = torch.device(device)
-        works = self.binder.works(layer, heads, n_q, n_k, query_start)
-        ratio = heads // key_heads
+        key = layer, heads, key_heads, n_q, n_k, device, query_start
+        if n_q != n_k or n_q <= FEW or device != "cpu":
+            return self._new(*key)
+        longest = self.binder.longest(layer, heads, n_k)
+        if longest is None:
+            return self._new(*key)
+        whole = self._whole.get(
+            (layer, heads, key_heads, longest),
+            lambda: self._longest(layer, heads, key_heads, longest),
+        )
+        found = None if whole is None else whole.below(n_k)
+        return self._new(*key) if found is None else found
+
+    def _longest(self, layer: int, heads: int, key_heads: int, n: int) -> Prepared | None:
+        """The kernels of the longest sequence of a range, of which others are cut; None where some
+        cannot be."""
+        try:
+            for work, _, backend in self._chosen(layer, heads, n, n, "cpu", 0):
+                cuts = getattr(backend, "cuts", None)
+                # the shortest sequences are planned each by itself, unless it is evident how
+                if cuts is None or not cuts(work) or (n <= OWN and backend is not TORCH):
+                    return None
+            return self._new(layer, heads, key_heads, n, n, "cpu", 0)
+        except (RelationError, BackendError, TooFine):
+            # it has no value there, or is too long, which says nothing of shorter ones
+            return None
+
+    def _chosen(
+        self, layer: int, heads: int, n_q: int, n_k: int, device: str, query_start: int
+    ) -> Iterator[tuple[Work, tuple[int, ...], Backend]]:
+        """The works of a layer with their heads, and what runs them."""
+        kind = torch.device(device).type
+        for work, members in self.binder.works(layer, heads, n_q, n_k, query_start):
+            work = replace(work, copies=len(members), device=kind)
+            yield work, members, choose(work, kind, self.backend)
+
+    def _new(
+        self,
+        layer: int,
+        heads: int,
+        key_heads: int,
+        n_q: int,
+        n_k: int,
+        device: str,
+        query_start: int,
+    ) -> Prepared:
+        place, ratio = torch.device(device), heads // key_heads
         chosen: dict[str, tuple[Backend, list[tuple[Work, tuple[int, ...]]]]] = {}
-        for work, members in works:
-            work = replace(work, copies=len(members), device=place.type)
-            backend = choose(work, place.type, self.backend)
+        for work, members, backend in self._chosen(layer, heads, n_q, n_k, device, query_start):
             chosen.setdefault(backend.name, (backend, []))[1].append((work, members))
         groups = []
         for backend, mine in chosen.values():

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import TypeAlias
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import TypeAlias, cast
 
 import torch
 
-from attnspec.lower.work import Call, Kernel, Work, key_heads
+from attnspec.lower.work import Call, Kernel, Shortened, Work, key_heads
 from attnspec.runtime.decisions import Decision, decisions_of
 
 Selection: TypeAlias = torch.Tensor | range | None
@@ -58,7 +59,27 @@ class Prepared:
 
     def run(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, call: Call) -> torch.Tensor:
         """The output [B, H, n_q, d_v] of a call that is the same for all heads."""
+        if self._alone is not None:
+            return self._alone(q, k, v, call)
         return self.joined([group.kernel(*group.parts(q, k, v), call) for group in self.groups])
+
+    @cached_property
+    def _alone(self) -> Kernel | None:
+        """The kernel of all heads as they stand, if one runs them."""
+        first = self.groups[0]
+        every = first.queries is None and first.keys is None and self.order is None
+        return first.kernel if every and len(self.groups) == 1 else None
+
+    def below(self, n: int) -> Prepared | None:
+        """The kernels of the first n positions alone, between which pairs are the same; None where
+        one of them is not cut."""
+        groups = []
+        for group in self.groups:
+            kernel = cast(Shortened, group.kernel).below(n)
+            if kernel is None:
+                return None
+            groups.append(replace(group, kernel=kernel, work=replace(group.work, n_q=n, n_k=n)))
+        return replace(self, groups=tuple(groups))
 
     def joined(self, parts: Sequence[torch.Tensor]) -> torch.Tensor:
         """What the groups have found, [B, H, …], in the order of the heads."""

@@ -54,6 +54,9 @@ from attnspec.runtime.streaming import (
 SIGNATURES = 256
 """Types and shapes of the tensors of a call that are known again."""
 
+NUMBERS = {int, float}
+"""Types of numbers that are known again: others may be variables of a trace, or no layer."""
+
 LONGEST_PAIRS = 8192
 """The longest sequence of which pairs and choices are shown."""
 
@@ -302,11 +305,11 @@ class CompiledAttention(Learner):
         """The kernels that are all of a call of q, k, v and padding with a layer, dropout and first
         query: all but the numbers in tensors was looked at when one like it came first. None for a
         call that is more than that."""
-        shapes = signature_of(given)
-        if shapes is None or not all(type(number) in (int, float) for number in numbers):
+        shapes, kinds = signature_of(given), tuple(map(type, numbers))
+        if shapes is None or not NUMBERS.issuperset(kinds):
             return None
         # 0.0 is 0, but no layer
-        key = *shapes, *numbers, *map(type, numbers)
+        key = *shapes, *numbers, *kinds
         found = self._signatures.get(key, lambda: self._checked(*given, *numbers))
         return None if found is None else self.engine.kept(found)
 

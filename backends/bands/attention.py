@@ -8,9 +8,9 @@ share of the gradients, and the shares add up.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from copy import copy
 from dataclasses import dataclass
-from functools import cached_property
 from itertools import pairwise
 
 import numpy as np
@@ -18,11 +18,17 @@ import torch
 
 from attnspec.backends.bands.blocks import Piece, TensorStrip
 from attnspec.backends.bands.changed_scores import HeadScores, ScoreChanges
-from attnspec.backends.bands.views import Ordered, Read, frame_of, ordered_frame, scratch
+from attnspec.backends.bands.views import (
+    Frame,
+    Ordered,
+    Read,
+    frame_of,
+    ordered_frame,
+    scratch,
+)
 from attnspec.backends.common.flash import flash, flash_backward, with_zero_logit
 from attnspec.backends.common.torch_modes import apart
 from attnspec.layout.batches import strips_of
-from attnspec.layout.cutting import cut
 from attnspec.layout.stacking import stacked
 from attnspec.layout.tile_layout import Places, StepLayout
 from attnspec.lower.cache import Cache
@@ -42,44 +48,51 @@ REREAD = 1.5
 
 
 class Step:
-    """One step: its strips, and both sides as they are read. With strips that are known `before`
-    the layout has the other tiles alone; `standing` says where positions stand that are not
-    consecutive."""
+    """One step: its strips, and both sides as they are read. `standing` says where positions stand
+    that are not consecutive."""
 
-    def __init__(
-        self,
-        layout: StepLayout,
-        before: Sequence[TensorStrip] = (),
-        standing: Standing | None = None,
-    ) -> None:
-        tallest = max(1, TALLEST // layout.q.size)
+    def __init__(self, layout: StepLayout, standing: Standing | None = None) -> None:
+        self.layout = layout
+        cuts = strips_of(layout, max(1, TALLEST // layout.q.size))
         q, k = frame_of(layout.q), frame_of(layout.k)
-        self.layout, self.cuts = layout, strips_of(layout, tallest)
         every = int(q.real.sum()) == layout.q.last - layout.q.first
         # rows that follow no progression are put in order once, if that is all of them
-        put = q.step == 0 and every
-        self.queries = Read(ordered_frame(q), Ordered(q)) if put else Read(q, None)
-        moved = Read(ordered_frame(k), Ordered(k))
-        self.backward_keys = Read(k, None) if k.packed else moved
-        reads = sum(strip.columns.size for strip in self.cuts)
-        few = k.step > 0 and reads <= REREAD * max(1, len(k.rows))
-        self.keys = Read(k, None) if k.packed or few else moved
-        self.order = Ordered(k)
+        self._put = q.step == 0 and every
+        reads = sum(strip.columns.size for strip in cuts)
+        self._few = k.step > 0 and reads <= REREAD * max(1, len(k.rows))
+        self._frames = q, k
+        self._read(q, k)
         masks = torch.from_numpy(layout.masks)
         at = (None, None) if standing is None else (standing.queries, standing.keys)
         positions = _positions(layout.q, at[0]), _positions(layout.k, at[1])
-        self.strips = [
-            *before,
-            *(TensorStrip(strip, self.queries, k, masks, positions) for strip in self.cuts),
-        ]
+        self.strips = [TensorStrip(strip, self.queries, k, masks, positions) for strip in cuts]
         self.complete = every and sum(strip.rows.size for strip in self.strips) == len(q.rows)
 
+    def _read(self, q: Frame, k: Frame) -> None:
+        self.queries = Read(ordered_frame(q), Ordered(q)) if self._put else Read(q, None)
+        moved = Read(ordered_frame(k), Ordered(k))
+        self.backward_keys = Read(k, None) if k.packed else moved
+        self.keys = Read(k, None) if k.packed or self._few else moved
+        self.order = Ordered(k)
+
     def below(self, n: int) -> Step:
-        """The step of the first n positions alone, whose pairs are the same at every length; it is
-        in natural order on both sides."""
-        whole, rest = cut(self.layout, self.cuts, n)
-        kept = zip(self.strips, whole, strict=True)
-        return Step(rest, [strip.first(count) for strip, count in kept if count])
+        """The step for the first n positions of every sequence, between which pairs are the same;
+        raises Uncut."""
+        found = copy(self)
+        q, k = self._frames
+        if k.single:
+            found.queries, found.keys = self.queries.below(n), self.keys.below(n)
+            found.backward_keys, found.order = self.backward_keys.below(n), Ordered(k, n)
+        else:
+            # sequences behind the first one move on
+            found._read(q.below(n), k.below(n))
+        found.strips = []
+        for strip in self.strips:
+            read = strip.q if k.single else found.queries
+            parts, complete = strip.below(n, (q.side, k.side), read)
+            found.strips += parts
+            found.complete = found.complete and complete
+        return found
 
     def pieces(
         self, keys: Read, heads: int, size: int, back: bool, scored: bool
@@ -97,28 +110,28 @@ def _positions(side: Places, standing: np.ndarray | None) -> np.ndarray:
 
 class SteppedAttention:
     """Softmax attention over disjoint steps, on the CPU; with `one_more` logit 0 in every row for
-    `softmax1`, and changed scores, if there are any. The steps are made of the layouts, unless they
-    are given."""
+    `softmax1`, and changed scores, if there are any."""
 
     def __init__(
         self,
-        layouts: Sequence[StepLayout] | Callable[[], Sequence[StepLayout]],
+        layouts: Sequence[StepLayout],
         changes: ScoreChanges | None = None,
         one_more: bool = False,
-        steps: Sequence[Step] | None = None,
     ) -> None:
-        self._layouts = layouts
         standing = None if changes is None else changes.work.standing
-        if steps is None:
-            steps = [Step(layout, standing=standing) for layout in self.layouts]
-        self.steps = [*steps]
+        self.layouts = tuple(layouts)
+        self.steps = [Step(layout, standing) for layout in layouts]
         self.changes, self.one_more = changes, one_more
+        self._longer: tuple[SteppedAttention, int] | None = None
         self._several: Cache[int, SteppedAttention] = Cache(STACKS)
 
-    @cached_property
-    def layouts(self) -> tuple[StepLayout, ...]:
-        """The tiles of all steps, laid out when they are asked for where the steps are known."""
-        return tuple(self._layouts() if callable(self._layouts) else self._layouts)
+    def below(self, n: int, changes: ScoreChanges | None = None) -> SteppedAttention:
+        """That of the first n positions of every sequence, between which pairs are the same; raises
+        Uncut."""
+        found = copy(self)
+        found.steps = [step.below(n) for step in self.steps]
+        found.changes, found._longer, found._several = changes, (self, n), Cache(STACKS)
+        return found
 
     def forward(
         self,
@@ -163,13 +176,22 @@ class SteppedAttention:
             return None
         if batch * k.shape[2:].numel() > HELD or bool((padding == padding[:1]).all()):
             return None
-        sizes = q.shape[3], k.shape[2]
+        return self._of_several(batch)
 
-        def several() -> SteppedAttention:
-            layouts = [stacked([layout] * batch, *sizes) for layout in self.layouts]
+    def _of_several(self, batch: int) -> SteppedAttention:
+        """What computes so many samples as one sequence."""
+
+        def build() -> SteppedAttention:
+            if self._longer is not None:
+                longer, n = self._longer
+                return longer._of_several(batch).below(n)
+            layouts = []
+            for each in self.layouts:
+                sizes = each.q.last - each.q.first, each.k.last - each.k.first
+                layouts.append(stacked([each] * batch, *sizes))
             return SteppedAttention(layouts, None, self.one_more)
 
-        return self._several.get(batch, lambda: apart(several))
+        return self._several.get(batch, lambda: apart(build))
 
     def _forward_part(
         self,

@@ -13,7 +13,6 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from attnspec.layout.steps import aligned_layouts, bands_of, layouts_of, reading_seconds, seconds_of
-from attnspec.layout.tile_layout import StepLayout
 from attnspec.lower.cost_model import current, dense_seconds
 from attnspec.lower.work import MERGED, Kernel, Softcap, Work, differ_in_pairs_alone
 
@@ -82,19 +81,17 @@ class BandsBackend:
             raise ValueError("these heads are not joined")
         return JoinedSteps(groups, device, found)
 
+    def cuts(self, work: Work) -> bool:
+        """Whether kernels of fewer positions are cut from that of the work."""
+        return True
+
     def build(self, work: Work, heads: tuple[int, ...], device: torch.device) -> Kernel:
-        from attnspec.backends.bands.kernel import SteppedKernel, steps_of
+        from attnspec.backends.bands.kernel import SteppedKernel
 
         if work.reads:
             from attnspec.backends.bands.per_sample import ReadingBands
 
             return ReadingBands(work, heads, device, dense_seconds(work))
 
-        def layouts() -> Sequence[StepLayout]:
-            bands = bands_of(work.relation, work.n_q, work.n_k)
-            return layouts_of(bands, work.n_q, work.n_k)
-
-        # what is cut of a longer sequence stands where it stands there
-        cut = work.n_q == work.n_k and work.standing is None
-        steps = steps_of(work.relation, work.n_k) if cut else None
-        return SteppedKernel(work, heads, device, layouts, steps)
+        bands = bands_of(work.relation, work.n_q, work.n_k)
+        return SteppedKernel(work, heads, device, layouts_of(bands, work.n_q, work.n_k))

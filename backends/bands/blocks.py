@@ -22,6 +22,7 @@ from attnspec.backends.bands.views import (
     packed_frame,
 )
 from attnspec.layout.batches import Strip
+from attnspec.layout.cutting import Cut, Side, Whole, cut
 
 PIECE = 1 << 20
 """Numbers in the largest temporary of a piece: what stays in the cache and costs no page faults."""
@@ -41,10 +42,9 @@ class Piece:
 
     def __init__(self, strip: TensorStrip, keys: Read, low: int, high: int, heads: int) -> None:
         self.strip, self.low, self.high = strip, low, high
-        self.q = Blocks(strip.q.frame, strip.rows[low:high])
-        self.k = Blocks(keys.frame, strip.columns[low:high])
+        self.q = Blocks(strip.q.frame, strip.rows[low:high], strip.height if strip.cut else None)
+        self.k = Blocks(keys.frame, strip.columns[low:high], strip.width if strip.cut else None)
         self.to: Arrangement = arrangement(self.q, self.k, heads)
-        self._kept: tuple[torch.Tensor, torch.Tensor] | None = None
 
     @cached_property
     def columns(self) -> torch.Tensor:
@@ -80,25 +80,13 @@ class Piece:
         strip = self.strip
         bias, empty = strip.bias, strip.empty
         if strip.kinds is not None:
-            bias, empty = self._own() if self._kept is None else self._kept
-            if strip.affordable:
-                self._kept = bias, empty
+            bias, empty = strip.own(self.low, self.high)
         if padding is not None:
             real = padding.view(-1, self.k.frame.size)[self.columns].flatten(1)[:, None]
+            real = real[..., : self.k.height]
             bias = real.expand(-1, self.q.height, -1) if bias is None else bias + real
             empty = (bias == -math.inf).all(-1)
         return bias, empty
-
-    def _own(self) -> tuple[torch.Tensor, torch.Tensor]:
-        """What each block has added to its scores [blocks, h, w], and its rows without a key."""
-        strip = self.strip
-        if strip.kinds is None:
-            raise TypeError("these blocks share one mask")
-        kinds = strip.kinds[self.low : self.high]
-        held = strip.masks[kinds.clamp(min=0)] | (kinds < 0)[..., None, None]
-        held = held.transpose(2, 3).flatten(3, 4).flatten(1, 2)
-        bias = torch.zeros(held.shape, device="cpu").masked_fill_(~held, -math.inf)
-        return bias, ~held.any(-1)
 
     def _arranged(self, x: torch.Tensor) -> torch.Tensor:
         return x[None] if len(x) == 1 else self.to.arrange(x[None])
@@ -152,6 +140,11 @@ class TensorStrip:
         self.masks = masks
         self.mask = strip.mask
         self.kinds = None if strip.kinds is None else torch.from_numpy(strip.kinds.copy())
+        # of a shorter sequence: the strip that it is a part of, and which blocks; whether only the
+        # first places of blocks are left
+        self.source: tuple[TensorStrip, np.ndarray] | None = None
+        self.cut = False
+        self._whole: Whole | None = None
         # masks of blocks, each its own, are kept from call to call as long as they are small
         self.affordable = self.blocks * self.height * self.width <= OWN
         self._pieces: dict[tuple[int, int, int, bool], Piece] = {}
@@ -163,16 +156,35 @@ class TensorStrip:
         # blocks that follow one another at one distance
         self.run = self.blocks if starts is None else starts.each
 
-    def first(self, blocks: int) -> TensorStrip:
-        """Some of the blocks, from the first on; they share pieces with all, unless each has a mask
-        of its own, which takes memory."""
-        if blocks == self.blocks:
+    def below(self, n: int, sides: tuple[Side, Side], q: Read) -> tuple[list[TensorStrip], bool]:
+        """What is left of the blocks for the first n positions, with queries that are read as q
+        says, and whether that is all queries; `sides` are those of these tiles. Raises Uncut."""
+        if self._whole is None:
+            self._whole = Whole(self.rows, self.columns, *sides)
+        cuts, complete = cut(self._whole, n)
+        return [self._left(each, q) for each in cuts], complete
+
+    def _left(self, part: Cut, q: Read) -> TensorStrip:
+        """Some of the blocks; they share masks, and pieces where these lie as they did."""
+        blocks, still = part.blocks, part.places is None and q.frame is self.q.frame
+        if still and len(blocks) == self.blocks:
             return self
         found = copy(self)
-        found.rows, found.columns, found.blocks = self.rows[:blocks], self.columns[:blocks], blocks
-        found._lattices = {}
+        found.q, found.source, found._lattices = q, (self, blocks), {}
+        found.rows, found.columns = self.rows[blocks], self.columns[blocks]
+        found.blocks = len(blocks)
+        if not still or blocks[-1] >= len(blocks):
+            found._pieces = {}
         if self.kinds is not None:
-            found.kinds, found._pieces = self.kinds[:blocks], {}
+            found.kinds = self.kinds[torch.from_numpy(blocks)]
+            vars(found).pop("owned", None)
+        if part.places is not None:
+            found.height, found.width = height, width = part.places
+            found.cut = True
+            vars(found).pop("apart", None)
+            if self.bias is not None:
+                found.bias = self.bias[:, :height, :width]
+                found.empty = _without_key(found.bias)
         found._run()
         return found
 
@@ -187,9 +199,39 @@ class TensorStrip:
     @cached_property
     def empty(self) -> torch.Tensor | None:
         """The rows of every block that have no key, bool [1, h], or None."""
-        if self.mask is None or (held := self.mask.any(-1)).all():
-            return None
-        return torch.from_numpy(~held)[None]
+        return None if self.bias is None else _without_key(self.bias)
+
+    def own(self, low: int, high: int) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """What some blocks, each with a mask of its own, have added to their scores [blocks, h, w],
+        and their rows without a key, bool [blocks, h], or None."""
+        if not self.affordable:
+            bias = self._unfolded(low, high)
+            return bias, _without_key(bias)
+        bias, empty = self.owned
+        return bias[low:high], None if empty is None else empty[low:high]
+
+    @cached_property
+    def owned(self) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """The same of all blocks."""
+        if self.source is None:
+            bias = self._unfolded(0, self.blocks)
+            return bias, _without_key(bias)
+        whole, blocks = self.source
+        bias, empty = whole.owned
+        first, last = int(blocks[0]), int(blocks[-1]) + 1
+        chosen = slice(first, last) if last - first == len(blocks) else torch.from_numpy(blocks)
+        bias = bias[chosen][:, : self.height, : self.width]
+        if not self.cut:
+            return bias, None if empty is None else empty[chosen]
+        return bias, _without_key(bias)
+
+    def _unfolded(self, low: int, high: int) -> torch.Tensor:
+        if self.kinds is None:
+            raise TypeError("these blocks share one mask")
+        kinds = self.kinds[low:high]
+        held = self.masks[kinds.clamp(min=0)] | (kinds < 0)[..., None, None]
+        held = held.transpose(2, 3).flatten(3, 4).flatten(1, 2)[:, : self.height, : self.width]
+        return torch.zeros(held.shape, device="cpu").masked_fill_(~held, -math.inf)
 
     @cached_property
     def apart(self) -> torch.Tensor | None:
@@ -217,16 +259,23 @@ class TensorStrip:
         none."""
         q, k = self.positions
         rows, columns = self.rows[low:high], self.columns[low:high]
-        return q[rows].reshape(len(rows), -1), k[columns].reshape(len(columns), -1)
+        return (
+            q[rows].reshape(len(rows), -1)[:, : self.height],
+            k[columns].reshape(len(columns), -1)[:, : self.width],
+        )
 
     def pieces(
         self, keys: Read, heads: int, size: int, back: bool, scored: bool = False
     ) -> Iterator[Piece]:
         """Blocks in parts whose temporaries stay below PIECE numbers; `scored` where the scores
         are among them."""
+        if self.blocks == 1:
+            yield self._piece(keys, 0, 1, heads, back)
+            return
         # keys that are read where they lie take no memory; their gradients always do
         if back not in self._lattices:
-            self._lattices[back] = Blocks(keys.frame, self.columns).lattice
+            width = self.width if self.cut else None
+            self._lattices[back] = Blocks(keys.frame, self.columns, width).lattice
         lattice = self._lattices[back]
         lying = lattice is not None and not back
         per_block = heads * size * (self.height if lying else max(self.height, self.width))
@@ -239,11 +288,20 @@ class TensorStrip:
             # several heads lie where they are for one run alone
             most = min(most, self.run)
         for low, high in _cuts(self.blocks, self.run, most):
-            key = low, high, heads, back
-            found = self._pieces.get(key)
-            if found is None:
-                found = self._pieces[key] = Piece(self, keys, low, high, heads)
-            yield found
+            yield self._piece(keys, low, high, heads, back)
+
+    def _piece(self, keys: Read, low: int, high: int, heads: int, back: bool) -> Piece:
+        key = low, high, heads, back
+        found = self._pieces.get(key)
+        if found is None:
+            found = self._pieces[key] = Piece(self, keys, low, high, heads)
+        return found
+
+
+def _without_key(bias: torch.Tensor) -> torch.Tensor | None:
+    """The rows [blocks, h] to which -inf is added alone, or None."""
+    empty = (bias == -math.inf).all(-1)
+    return empty if bool(empty.any()) else None
 
 
 def _cuts(blocks: int, run: int, most: int) -> Iterator[tuple[int, int]]:

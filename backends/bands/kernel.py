@@ -2,33 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from functools import lru_cache
+from collections.abc import Sequence
 from typing import cast
 
 import torch
 
-from attnspec.backends.bands.attention import Step, SteppedAttention
+from attnspec.backends.bands.attention import SteppedAttention
 from attnspec.backends.bands.changed_scores import ScoreChanges
 from attnspec.backends.common.exact import Composed, JoinedKernel, Partial, SoftmaxKernel
 from attnspec.backends.dense.kernel import DenseKernel
 from attnspec.backends.tiles.kernel import TiledKernel
-from attnspec.graphs.look_back import is_steady
-from attnspec.graphs.relation import Relation
-from attnspec.ir.parameters import RelationError
-from attnspec.layout.orders import NATURAL
+from attnspec.layout.cutting import Uncut
 from attnspec.layout.runs import runs_of
 from attnspec.layout.stacking import stacked
-from attnspec.layout.steps import Banded, bands_of, layouts_of, natural_layouts
 from attnspec.layout.tile_layout import StepLayout, tile_layout
-from attnspec.lower.ranges import planned_length
 from attnspec.lower.work import Call, Work
 
 TILE = 64
 """The tile size of the stand-in."""
-
-LONGEST = 32
-"""Steps of the longest sequences of ranges that are kept, of which those of others are cut."""
 
 
 class ByTiles(SoftmaxKernel):
@@ -59,12 +50,23 @@ class SteppedKernel(ByTiles):
         work: Work,
         heads: tuple[int, ...],
         device: torch.device,
-        layouts: Sequence[StepLayout] | Callable[[], Sequence[StepLayout]],
-        steps: Sequence[Step] | None = None,
+        layouts: Sequence[StepLayout],
     ) -> None:
         super().__init__(work, heads, device)
-        changes = ScoreChanges(work, heads) if work.changes else None
-        self.attention = SteppedAttention(layouts, changes, work.normalize == "softmax1", steps)
+        self.attention = SteppedAttention(layouts, self._changes(), work.normalize == "softmax1")
+
+    def _changes(self) -> ScoreChanges | None:
+        return ScoreChanges(self.work, self.heads) if self.work.changes else None
+
+    def below(self, n: int) -> SteppedKernel | None:
+        """That of the first n positions alone, between which pairs are the same; None where its
+        blocks are no parts of these."""
+        found = self.at(n)
+        try:
+            found.attention = self.attention.below(n, found._changes())
+        except Uncut:
+            return None
+        return found
 
     def forward(
         self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, call: Call, scale: float
@@ -75,30 +77,6 @@ class SteppedKernel(ByTiles):
         self, grad: torch.Tensor, saved: Sequence[torch.Tensor], call: Call, scale: float
     ) -> Sequence[torch.Tensor]:
         return self.attention.backward(grad, saved, call.padding, scale, call.tables)
-
-
-def steps_of(relation: Relation, n: int) -> list[Step]:
-    """The steps of a relation between n queries and n keys: those of the longest sequence of its
-    range, cut, where pairs are the same at every length."""
-    longest = planned_length(relation, n, n)
-    return [step for band in bands_of(relation, n, n) for step in _steps(band, longest, n)]
-
-
-def _steps(band: Banded, longest: int, n: int) -> list[Step]:
-    relation, order = band.step.relation, band.step.order
-    if longest > n and order == NATURAL and is_steady(relation):
-        try:
-            return [step.below(n) for step in _longest(relation, band.sizes, longest)]
-        except RelationError:
-            # it has no value there, which says nothing of this length
-            pass
-    return [Step(layout) for layout in layouts_of((band,), n, n)]
-
-
-@lru_cache(maxsize=LONGEST)
-def _longest(relation: Relation, sizes: tuple[int, int], n: int) -> tuple[Step, ...]:
-    # a length that was not seen before asks for them, whatever layer and module it is
-    return tuple(Step(layout) for layout in natural_layouts(relation, n, sizes))
 
 
 class JoinedSteps(JoinedKernel):
@@ -118,6 +96,16 @@ class JoinedSteps(JoinedKernel):
         sizes = self.work.n_q, self.work.n_k
         steps = [stacked(step, *sizes) for step in zip(*heads, strict=True)]
         self.attention = SteppedAttention(steps, None, self.work.normalize == "softmax1")
+
+    def below(self, n: int) -> JoinedSteps | None:
+        """That of the first n positions alone, as of one graph."""
+        found = self.at(n)
+        try:
+            found.attention = self.attention.below(n)
+        except Uncut:
+            return None
+        found.each = [(kernel.at(n), count) for kernel, count in self.each]
+        return found
 
     def forward(
         self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, call: Call, scale: float

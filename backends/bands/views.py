@@ -15,6 +15,7 @@ from threading import local
 import numpy as np
 import torch
 
+from attnspec.layout.cutting import Side
 from attnspec.layout.tile_layout import Places
 
 KEPT = 1 << 24
@@ -30,13 +31,15 @@ class Frame:
 
     `rows` int64 [tiles, size] is the row of every place, 0 for a place behind a short tile; `real`
     is False there. `step` is the distance between the rows of every whole tile, 0 where there is no
-    such distance. In `packed` frames tile t is the rows t * size, t * size + 1, …
+    such distance. In `packed` frames tile t is the rows t * size, t * size + 1, … The rows are
+    those of sequences of `length` positions each, one behind the other.
     """
 
     rows: np.ndarray
     real: np.ndarray
     step: int
     packed: bool
+    length: int
 
     @property
     def size(self) -> int:
@@ -47,6 +50,23 @@ class Frame:
         """Which tiles have all of their rows, bool [tiles]."""
         return np.asarray(self.real.all(axis=1))
 
+    @cached_property
+    def side(self) -> Side:
+        """The positions of the tiles, each in its own sequence."""
+        return Side(np.where(self.real, self.rows % self.length, -1))
+
+    @cached_property
+    def single(self) -> bool:
+        """Whether there is but one sequence."""
+        return bool(self.rows.max(initial=0) < self.length)
+
+    def below(self, n: int) -> Frame:
+        """The first n positions of every sequence, in the same tiles."""
+        at = self.side.positions
+        real = self.real & (at < n)
+        rows = np.where(real, self.rows // self.length * n + at, 0)
+        return Frame(rows, real, self.step, self.packed and self.single, n)
+
 
 def frame_of(axis: Places) -> Frame:
     """The tiles of a side where they lie among the positions from `axis.first` on."""
@@ -54,7 +74,7 @@ def frame_of(axis: Places) -> Frame:
     real = axis.positions.reshape(axis.count, axis.size) >= 0
     rows = np.where(real, places, 0)
     step = 1 if axis.natural else _step(rows[real.all(axis=1)])
-    return Frame(rows, real, step, axis.natural)
+    return Frame(rows, real, step, axis.natural, axis.sequence)
 
 
 def ordered_frame(frame: Frame) -> Frame:
@@ -65,7 +85,7 @@ def ordered_frame(frame: Frame) -> Frame:
 def packed_frame(tiles: int, size: int) -> Frame:
     """So many tiles of a size one behind the other."""
     rows = np.arange(tiles * size).reshape(tiles, size)
-    return Frame(rows, np.ones(rows.shape, bool), 1, True)
+    return Frame(rows, np.ones(rows.shape, bool), 1, True, rows.size)
 
 
 def _step(rows: np.ndarray) -> int:
@@ -145,37 +165,44 @@ class Arrangement:
 
 
 class Blocks:
-    """Some blocks of tiles of one side: `tiles` int64 [blocks, tiles of a block]."""
+    """Some blocks of tiles of one side: `tiles` int64 [blocks, tiles of a block], of which only the
+    first `height` places count, and are rows, if that is given."""
 
-    def __init__(self, frame: Frame, tiles: np.ndarray) -> None:
-        self.frame, self.tiles = frame, tiles
-        self.count, self.height = len(tiles), tiles.shape[1] * frame.size
+    def __init__(self, frame: Frame, tiles: np.ndarray, height: int | None = None) -> None:
+        self.frame, self.count = frame, len(tiles)
+        self.cut = height is not None
+        if height is None:
+            height = tiles.shape[1] * frame.size
+        self.tiles, self.height = tiles[:, : -(-height // frame.size)], height
         self.lattice = self._lattice()
 
     def _lattice(self) -> Lattice | None:
         frame, tiles = self.frame, self.tiles
-        if not frame.step or not frame.whole[tiles].all():
+        if not frame.step or not (self.cut or frame.whole[tiles].all()):
             return None
         starts = frame.rows[tiles, 0]
-        if (np.diff(starts, axis=1) != frame.size * frame.step).any():
+        if (starts[:, 1:] - starts[:, :-1] != frame.size * frame.step).any():
             return None
         return lattice_of(starts[:, 0])
 
     @cached_property
     def index(self) -> torch.Tensor:
         """The row of every place of every block, int64 [blocks * height]."""
-        return torch.from_numpy(self.frame.rows[self.tiles].ravel())
+        rows = self.frame.rows[self.tiles].reshape(self.count, -1)
+        return torch.from_numpy(rows[:, : self.height].ravel())
 
     @cached_property
     def tile_index(self) -> torch.Tensor | None:
         """The tile of every block, if tiles can be taken whole: int64 [blocks * tiles]."""
-        if self.frame.packed and self.frame.whole[self.tiles].all():
+        if self.frame.packed and not self.cut and self.frame.whole[self.tiles].all():
             return torch.from_numpy(self.tiles.ravel().copy())
         return None
 
     @cached_property
     def missing(self) -> torch.Tensor | None:
         """The places that are no rows, or None."""
+        if self.cut:
+            return None
         real = self.frame.real[self.tiles].ravel()
         return None if real.all() else torch.from_numpy(np.flatnonzero(~real))
 
@@ -249,7 +276,7 @@ class Blocks:
     @cached_property
     def columns(self) -> tuple[Blocks, ...] | None:
         """The first, second, … tile of all blocks, where no tile stands twice among them."""
-        if self.tiles.shape[1] > WIDEST:
+        if self.cut or self.tiles.shape[1] > WIDEST:
             return None
         places = range(self.tiles.shape[1])
         found = tuple(Blocks(self.frame, self.tiles[:, [place]]) for place in places)
@@ -265,6 +292,10 @@ class Blocks:
             found = to.back(found)
             tiles = found.reshape(len(found), -1, size, found.shape[-1])
             whole_tiles(into, size).index_add_(1, self.tile_index, tiles.to(into.dtype))
+        elif self.cut and self.count > 1:
+            # a view would add to rows that blocks have in common once
+            rows, index = self.rows_of(found, to)
+            into.index_add_(1, index, rows.to(into.dtype))
         else:
             self.add(into, found, to)
 
@@ -313,13 +344,36 @@ def scratch(use: str, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tenso
 
 
 class Ordered:
-    """Puts rows in the order of a frame's tiles, and gradients back."""
+    """Puts rows in the order of a frame's tiles, and gradients back; those of the first n positions
+    alone, if that is given."""
 
-    def __init__(self, frame: Frame) -> None:
-        self.index = torch.from_numpy(frame.rows.ravel())
-        real = frame.real.ravel()
-        self.present = None if real.all() else torch.from_numpy(np.flatnonzero(real))
-        self.missing = None if real.all() else torch.from_numpy(np.flatnonzero(~real))
+    def __init__(self, frame: Frame, n: int | None = None) -> None:
+        self._given, self._n = frame, n
+
+    def below(self, n: int) -> Ordered:
+        """The same of the first n positions alone."""
+        return Ordered(self._given, n)
+
+    @cached_property
+    def _frame(self) -> Frame:
+        return self._given if self._n is None else self._given.below(self._n)
+
+    @cached_property
+    def index(self) -> torch.Tensor:
+        """The row of every place, int64 [tiles * size]."""
+        return torch.from_numpy(self._frame.rows.ravel())
+
+    @cached_property
+    def present(self) -> torch.Tensor | None:
+        """The places that are rows; None where all are."""
+        real = self._frame.real.ravel()
+        return None if real.all() else torch.from_numpy(np.flatnonzero(real))
+
+    @cached_property
+    def missing(self) -> torch.Tensor | None:
+        """The places that are no rows, or None."""
+        real = self._frame.real.ravel()
+        return None if real.all() else torch.from_numpy(np.flatnonzero(~real))
 
     def take(self, x: torch.Tensor, use: str, blank: bool = False) -> torch.Tensor:
         """[c, rows, …] -> [c, tiles * size, …] in a buffer; a place that is no row repeats the
@@ -360,6 +414,10 @@ class Read:
 
     frame: Frame
     ordered: Ordered | None
+
+    def below(self, n: int) -> Read:
+        """The same of the first n positions of one sequence."""
+        return self if self.ordered is None else Read(self.frame, self.ordered.below(n))
 
     def take(self, x: torch.Tensor, use: str, blank: bool = False) -> torch.Tensor:
         """[c, positions, …] as the frame has it; with `blank` zero where there is no position."""

@@ -8,8 +8,9 @@ devices, for derivatives of derivatives, and mostly under dropout.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from copy import copy
 from dataclasses import replace
-from typing import Protocol, TypeAlias
+from typing import Protocol, Self, TypeAlias
 
 import torch
 from torch.nn import functional
@@ -50,6 +51,13 @@ class SoftmaxKernel:
     # devices on which derivatives go on from a call's known output and log-sum-exps
     reuses: tuple[str, ...] = ("cpu",)
     _differentiable: Composed | None = None
+
+    def at(self, n: int) -> Self:
+        """A copy for n queries and as many keys; what depends on their number is still that of the
+        longer sequence."""
+        found = copy(self)
+        found.work, found._differentiable = replace(self.work, n_q=n, n_k=n), None
+        return found
 
     def build_differentiable(self) -> Composed:
         """The same attention in differentiable operations."""
@@ -262,9 +270,9 @@ def is_plain(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, call: Call) -> b
     return not call.dropout_p and has_numbers(q, k, v)
 
 
-def has_numbers(*given: torch.Tensor) -> bool:
+def has_numbers(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> bool:
     """Whether nothing looks on, and there is something to compute."""
-    return not is_transformed() and all(x.numel() for x in given)
+    return not is_transformed() and bool(q.numel() and k.numel() and v.numel())
 
 
 def _with_tables(call: Call, names: Sequence[str], tables: Sequence[torch.Tensor]) -> Call:

@@ -21,6 +21,9 @@ MOST = 1 << 27
 FEW = 1 << 22
 """Edges below which their density does not matter."""
 
+SHARED = 1 << 21
+"""Edges of the longest sequence of a range up to which those of the others are cut from them."""
+
 DENSE = 1 / 8
 """The share of all pairs from which on the edges are not scattered but fill tiles."""
 
@@ -60,6 +63,10 @@ class ScatteredBackend:
     def steps(self, work: Work) -> tuple[str, ...]:
         edges = edges_of(work.relation, work.n_q, work.n_k)
         return (f"about {edges:,.0f} edges, {edges / max(1, work.n_q):,.1f} to a query",)
+
+    def cuts(self, work: Work) -> bool:
+        """Whether kernels of fewer positions are cut from that of the work."""
+        return edges_of(work.relation, work.n_q, work.n_k) <= SHARED
 
     def build(self, work: Work, heads: tuple[int, ...], device: torch.device) -> Kernel:
         from attnspec.backends.scattered.kernel import ScatteredKernel

@@ -9,14 +9,17 @@ operations. Elsewhere, under compilation and transforms, the keys of each query 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
+from functools import cached_property
 
+import numpy as np
 import torch
 from torch.nn import functional
 
 from attnspec.backends.common.exact import grouped
 from attnspec.backends.common.pieces import PIECE
 from attnspec.backends.common.score_formula import HALF, Blocks, Formula, scale_of, shares
-from attnspec.backends.common.torch_modes import derivatives, is_transformed
+from attnspec.backends.common.torch_modes import apart, derivatives, is_transformed
 from attnspec.backends.scattered.products import EdgeProducts, scores, to_queries
 from attnspec.layout.edge_list import EdgeLayout, Rows
 from attnspec.lower.work import Call, Work
@@ -44,13 +47,32 @@ class Group:
     """Queries of equal width as tensors: each is a block of one query in terms of the formula."""
 
     def __init__(self, rows: Rows, layout: EdgeLayout, device: torch.device) -> None:
+        self.rows, self.layout, self.device = rows, layout, device
         self.places = layout.slice_of(rows)
         self.shape = (rows.last - rows.first, rows.width)
-        keys = layout.keys[self.places].reshape(self.shape)
-        self.queries = torch.from_numpy(layout.queries_of(rows)).to(device)
-        self.keys = torch.from_numpy(keys).to(device)
         self.before = layout.n_k - layout.n_q
-        self.held = None if rows.held is None else torch.from_numpy(rows.held).to(device)
+
+    @cached_property
+    def queries(self) -> torch.Tensor:
+        """The queries, int32 [queries]."""
+        return self._kept(self.layout.queries_of(self.rows))
+
+    @cached_property
+    def keys(self) -> torch.Tensor:
+        """The key of every place, int32 [queries, width]."""
+        return self._kept(self.layout.keys[self.places].reshape(self.shape))
+
+    @cached_property
+    def held(self) -> torch.Tensor | None:
+        """The places that are edges, bool [queries, width]; None where all are."""
+        return None if self.rows.held is None else self._kept(self.rows.held)
+
+    def _kept(self, values: np.ndarray) -> torch.Tensor:
+        return apart(lambda: torch.from_numpy(values).to(self.device))
+
+    @cached_property
+    def _spare(self) -> torch.Tensor | None:
+        return None if self.rows.held is None else self._kept(~self.rows.held)
 
     def blocks(self, part: slice, padding: torch.Tensor | None, distance: bool) -> Blocks:
         """Mask and distances of a part of the queries."""
@@ -66,7 +88,7 @@ class Group:
     def dropped(self, real: torch.Tensor | None) -> torch.Tensor | None:
         """The places that count for nothing, bool [queries, width], where keys are `real` [n_k]."""
         if real is None:
-            return None if self.held is None else ~self.held
+            return self._spare
         held = real[self.keys]
         return ~(held if self.held is None else held & self.held)
 
@@ -77,13 +99,22 @@ class ScatteredKernel:
     def __init__(
         self, work: Work, heads: tuple[int, ...], device: torch.device, layout: EdgeLayout
     ) -> None:
-        self.work = work
-        self.formula = EdgeFormula(work, heads, device)
+        self.work, self.heads, self.device, self.layout = work, heads, device, layout
         self.products = EdgeProducts(layout) if device.type == "cpu" else None
         self.groups = [Group(rows, layout, device) for rows in layout.rows]
         self.back = None
         if layout.order is not None:
             self.back = torch.from_numpy(layout.order.argsort()).to(device)
+
+    @cached_property
+    def formula(self) -> EdgeFormula:
+        """The formula, from scores on."""
+        return apart(lambda: EdgeFormula(self.work, self.heads, self.device))
+
+    def below(self, n: int) -> ScatteredKernel:
+        """That of the first n positions alone, between which pairs are the same."""
+        work = replace(self.work, n_q=n, n_k=n)
+        return ScatteredKernel(work, self.heads, self.device, self.layout.below(n))
 
     def __call__(
         self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, call: Call

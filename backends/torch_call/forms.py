@@ -58,6 +58,26 @@ def _short_form(relation: Relation, n_q: int, n_k: int) -> Form:
     return Form.CAUSAL if causal else Form.MASK
 
 
+def form_below(relation: Relation, longest: int, n: int) -> Form:
+    """The form of the pairs between the first n of so many positions, where that of all is a mask
+    and pairs are the same."""
+    every, causal = _ends(relation, longest)
+    return Form.NOTHING if n <= every else Form.CAUSAL if n <= causal else Form.MASK
+
+
+@lru_cache(maxsize=256)
+def _ends(relation: Relation, n: int) -> tuple[int, int]:
+    """Of how many of n positions, the first ones, every pair is there, and of how many those with
+    k <= q alone."""
+    held = all_pairs(relation, n, n)
+
+    def end(other: np.ndarray) -> int:
+        rows, columns = np.nonzero(other)
+        return int(np.maximum(rows, columns).min(initial=n))
+
+    return end(~held), end(held ^ np.tri(n, dtype=bool))
+
+
 def all_pairs(relation: Relation, n_q: int, n_k: int) -> np.ndarray:
     """The pairs of the last n_q of n_k positions by the definition, bool [n_q, n_k]."""
     q_at, k_at = np.arange(n_k - n_q, n_k)[:, None], np.arange(n_k)[None]

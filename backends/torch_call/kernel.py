@@ -9,8 +9,8 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from functools import lru_cache, partial
-from typing import cast
+from functools import cached_property, lru_cache, partial
+from typing import Self, cast
 from weakref import ref
 
 import numpy as np
@@ -22,7 +22,7 @@ from attnspec.backends.common.flash import flash, flash_backward, with_zero_logi
 from attnspec.backends.common.score_formula import scale_of, slopes_of
 from attnspec.backends.common.torch_modes import apart, is_transformed
 from attnspec.backends.dense.kernel import DenseKernel
-from attnspec.backends.torch_call.forms import Form, all_pairs
+from attnspec.backends.torch_call.forms import Form, all_pairs, form_below
 from attnspec.graphs.relation import Relation
 from attnspec.lower.cache import Cache
 from attnspec.lower.work import Call, Work
@@ -51,9 +51,20 @@ class Bias:
     """What is added to scores [B or 1, H or 1, n_q or 1, n_k], -inf where there is no pair, and
     which rows have none: bool [B or 1, H or 1, n_q or 1], None where all have one."""
 
-    def __init__(self, added: torch.Tensor) -> None:
-        empty = (added == -math.inf).all(-1)
+    def __init__(self, added: torch.Tensor, empty: torch.Tensor | None = None) -> None:
+        if empty is None:
+            empty = (added == -math.inf).all(-1)
         self.added, self.empty = added, empty if bool(empty.any()) else None
+
+    @cached_property
+    def _first(self) -> torch.Tensor:
+        """The first key of every row, the number of keys where there is none."""
+        held = self.added > -math.inf
+        return held.to(torch.uint8).argmax(-1).masked_fill_(~held.any(-1), held.shape[-1])
+
+    def below(self, n: int) -> Bias:
+        """The same between the first n positions."""
+        return Bias(self.added[..., :n, :n], self._first[..., :n] >= n)
 
 
 @dataclass(frozen=True, eq=False)
@@ -96,6 +107,20 @@ class TorchCallKernel(SoftmaxKernel):
         self.masks = len(heads) if work.changes else 1
         # with parts of the kernel's own mask, and so gone when it is
         self._ranged: Cache[tuple[object, ...], tuple[Part, ...] | None] = Cache(RANGED)
+        self._longer: TorchCallKernel | None = None
+
+    def below(self, n: int) -> Self:
+        """That of the first n positions alone, between which pairs are the same."""
+        found = self._cut(n)
+        if self.form is Form.MASK:
+            found.form = form_below(self.work.relation, self.work.n_k, n)
+        return found
+
+    def _cut(self, n: int) -> Self:
+        found = self.at(n)
+        found._longer, found._biases, found._whole = self, {}, {}
+        found._ranged = Cache(RANGED)
+        return found
 
     def build_differentiable(self) -> DenseKernel:
         return DenseKernel(self.work, self.heads, self.device)
@@ -219,6 +244,10 @@ class TorchCallKernel(SoftmaxKernel):
         return self._biases[kind]
 
     def _made(self, kind: torch.dtype) -> Bias:
+        longer = self._longer
+        return self._new(kind) if longer is None else longer._bias(kind).below(self.work.n_k)
+
+    def _new(self, kind: torch.dtype) -> Bias:
         mask = _mask_of(self.work, kind)
         return Bias(self._sloped(mask.added)) if self.work.changes else mask
 
@@ -257,6 +286,8 @@ class TorchCallKernel(SoftmaxKernel):
 class JoinedCall(JoinedKernel, TorchCallKernel):
     """One call for heads of different graphs, each with a mask of its own."""
 
+    each: Sequence[tuple[TorchCallKernel, int]]
+
     def __init__(
         self, groups: Sequence[tuple[Work, tuple[int, ...]]], device: torch.device
     ) -> None:
@@ -267,7 +298,12 @@ class JoinedCall(JoinedKernel, TorchCallKernel):
             (TorchCallKernel(work, mine, device, Form.MASK), len(mine)) for work, mine in groups
         ]
 
-    def _made(self, kind: torch.dtype) -> Bias:
+    def below(self, n: int) -> Self:
+        found = self._cut(n)
+        found.each = [(kernel._cut(n), count) for kernel, count in self.each]
+        return found
+
+    def _new(self, kind: torch.dtype) -> Bias:
         masks = [(_mask_of(x.work, kind).added, count) for x, count in self.each]
         return Bias(torch.cat([mask.expand(-1, count, -1, -1) for mask, count in masks], 1))
 

@@ -11,13 +11,18 @@ from attention_checks import module_of, tensors, with_gradients
 
 from attnspec import parse
 from attnspec.backends.bands.kernel import SteppedKernel
-from attnspec.graphs.look_back import is_steady
+from attnspec.backends.torch_call.forms import Form
+from attnspec.backends.torch_call.kernel import TorchCallKernel
+from attnspec.graphs.look_back import counted_blocks, is_steady
 from attnspec.graphs.relation import Relation
 from attnspec.layout import edge_list, steps
-from attnspec.layout.batches import strips_of, unfolded
-from attnspec.layout.cutting import cut
-from attnspec.layout.steps import natural_layouts
-from attnspec.layout.tile_layout import StepLayout
+from attnspec.layout.orders import Order
+from attnspec.layout.tile_layout import step_layout
+from attnspec.layout.tiling import classify
+from attnspec.lower.lower import Binder
+from attnspec.lower.ranges import OWN
+from attnspec.lower.work import Work
+from attnspec.runtime import engine
 
 STEADY = (
     "window(radius = 13)",
@@ -36,39 +41,75 @@ def relation_of(body: str, n: int) -> Relation:
     return parse(f"attention a {{ {causal}attend {body.removeprefix('causal ')} }}").relation(n)
 
 
-def times_of_cut(layout: StepLayout, n: int) -> np.ndarray:
-    """How often whole blocks and the other tiles of the first n positions hold each pair."""
-    strips = strips_of(layout, 4)
-    whole, rest = cut(layout, strips, n)
-    assert rest.q.last == rest.k.last == n
+def pairs_of(kernel: SteppedKernel, n: int) -> np.ndarray:
+    """How often the pieces of a kernel compute each pair of n positions."""
     times = np.zeros((n, n), np.int64)
-    np.add.at(times, rest.pairs(n), 1)
-    for strip, count in zip(strips, whole, strict=True):
-        for block in range(count):
-            q, k = (
-                (tiles[block][:, None] * side.size + np.arange(side.size)).ravel()
-                for tiles, side in ((strip.rows, layout.q), (strip.columns, layout.k))
-            )
-            held = np.ones((len(q), len(k)), bool)
-            if strip.mask is not None:
-                held = strip.mask
-            elif strip.kinds is not None:
-                held = unfolded(layout.masks, strip.kinds[block][None])[0]
-            rows, columns = np.nonzero(held)
-            np.add.at(times, (q[rows], k[columns]), 1)
+    at = torch.arange(1, n + 1)[None]
+    for step in kernel.attention.steps:
+        rows = step.queries.take(at, "rows", blank=True).clone()
+        columns = step.keys.take(at, "columns").clone()
+        for strip in step.strips:
+            for piece in strip.pieces(step.keys, 1, 8, False):
+                q, k = (
+                    piece.to.back(side.read(where, piece.to, use, blank=True))[0].clone() - 1
+                    for side, where, use in ((piece.q, rows, "q"), (piece.k, columns, "k"))
+                )
+                bias, _ = piece.bias(None, torch.float64)
+                held = torch.ones(len(q), q.shape[1], k.shape[1], dtype=torch.bool)
+                if bias is not None:
+                    held &= piece.to.back(bias.expand(*held.shape[:1], 1, -1, -1))[0] == 0
+                for block in range(len(q)):
+                    row, column = np.nonzero(held[block].numpy() & (q[block] >= 0).numpy()[:, None])
+                    np.add.at(times, (q[block].numpy()[row], k[block].numpy()[column]), 1)
     return times
 
 
-@pytest.mark.parametrize("sizes", [(16, 16), (8, 20), (32, 5)])
-@pytest.mark.parametrize("body", STEADY)
-def test_every_pair_is_held_once_at_every_length(body: str, sizes: tuple[int, int]) -> None:
+def kernel_of(relation: Relation, n: int, order: Order, sizes: tuple[int, int]) -> SteppedKernel:
+    layout = step_layout(classify(relation, n, n, order, sizes), relation, n)
+    return SteppedKernel(Work(relation, n, n), (0,), torch.device("cpu"), [layout])
+
+
+@pytest.mark.parametrize(
+    ("body", "step", "sizes"),
+    [
+        *[(body, 1, sizes) for body in STEADY for sizes in ((16, 16), (8, 20), (32, 5))],
+        ("residue(step = 7)", 7, (22, 22)),
+        ("causal residue(step = 7)", 7, (8, 8)),
+        ("dilated(radius = 30, step = 3)", 3, (16, 16)),
+    ],
+)
+def test_every_pair_is_computed_once_at_every_length(
+    body: str, step: int, sizes: tuple[int, int]
+) -> None:
     relation = relation_of(body, LONGEST)
     assert is_steady(relation)
-    (layout,) = natural_layouts(relation, LONGEST, sizes)
+    whole = kernel_of(relation, LONGEST, Order(step, step), sizes)
     at = np.arange(LONGEST)
     held = np.broadcast_to(relation.holds(at[:, None], at[None], LONGEST), (LONGEST, LONGEST))
     for n in (*range(1, 34), *range(34, LONGEST, 7), LONGEST - 1, LONGEST):
-        np.testing.assert_array_equal(times_of_cut(layout, n), held[:n, :n], err_msg=f"n = {n}")
+        kernel = whole.below(n)
+        assert kernel is not None
+        assert kernel.work.n_k == n
+        np.testing.assert_array_equal(pairs_of(kernel, n), held[:n, :n], err_msg=f"n = {n}")
+
+
+def test_a_block_of_which_other_places_are_left_is_not_cut() -> None:
+    # tiles of two classes are one block, whose places ascend in each of them
+    whole = kernel_of(relation_of("full", 40), 40, Order(2, 2), (20, 20))
+    assert whole.below(40) is not None
+    assert whole.below(37) is None
+
+
+def test_pairs_that_change_with_the_number_of_blocks_are_cut_up_to_their_next() -> None:
+    blocks = parse("attention a { attend random_blocks(size = 24, blocks = 1) | self }")
+    assert counted_blocks(blocks.relation(100)) == (24,)
+    binder = Binder(blocks.program, {})
+    assert [binder.longest(0, 2, n) for n in (96, 97, 257, 287, 300)] == [96, 120, 264, 288, 312]
+    causal = parse("attention a { causal attend random_blocks(size = 24, blocks = 1) | self }")
+    assert Binder(causal.program, {}).longest(0, 2, 97) == OWN
+    for body in ("window(radius = n // 9)", "window(radius = 4) | global(last(3))"):
+        program = parse(f"attention a {{ attend {body} }}").program
+        assert Binder(program, {}).longest(0, 2, 97) is None
 
 
 @pytest.mark.parametrize(
@@ -82,6 +123,8 @@ def test_every_pair_is_held_once_at_every_length(body: str, sizes: tuple[int, in
         "attend window(radius = 40) | columns(last(5))",
         "attend window(radius = n // 20)",
         "causal attend strided(stride = 30)",
+        "attend strided(stride = 30)",
+        "heads 4 attend block(size = 48, before = 1) | random_blocks(size = 48, blocks = 1)",
     ],
 )
 def test_lengths_that_come_and_go_are_computed_as_defined(body: str) -> None:
@@ -90,7 +133,7 @@ def test_lengths_that_come_and_go_are_computed_as_defined(body: str) -> None:
         torch.nn.init.normal_(parameter)
     same.load_state_dict(module.state_dict())
     drawn = random.Random(3)
-    lengths = [257, 287, 288, 289, 320, *(drawn.randint(257, 640) for _ in range(4)), 258]
+    lengths = [287, 288, 257, 320, *(drawn.randint(257, 640) for _ in range(2)), 288]
     for number, n in enumerate(lengths):
         given = tensors(2, 4, n, n, key_heads=2)
         # of none, of each sample, of all samples
@@ -116,30 +159,91 @@ def test_a_length_in_a_known_range_lays_out_its_end_alone() -> None:
     (group,) = module.engine.prepare(0, 2, 2, 574, 574, "cpu").groups
     assert isinstance(group.kernel, SteppedKernel)
     (step,) = group.kernel.attention.steps
-    end = np.diff(step.layout.starts) > 0
-    assert 0 < end.sum() <= 2 < len(end) / 2
+    # the end is no longer than the window and two tiles
+    cut = [strip for strip in step.strips if strip.cut]
+    assert 0 < sum(strip.blocks for strip in cut) <= 2 < sum(s.blocks for s in step.strips) / 2
 
 
 @pytest.mark.parametrize(
-    "body", [*STEADY[:3], "causal strided(stride = 7)", "dilated(radius = 17, step = 4)"]
+    "body",
+    [
+        "causal attend full",
+        "attend window(radius = 40) | global(first(3))",
+        "causal attend strided(stride = 16)",
+        "heads 4 attend block(size = 64) | random_blocks(size = 64, blocks = 1)",
+    ],
 )
-def test_edges_of_a_range_are_listed_once(body: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    relation = relation_of(body, 600)
-    assert is_steady(relation)
-    listed = edge_list._longest_edges.cache_info().misses
-    at = np.arange(600)
-    held = np.broadcast_to(relation.holds(at[:, None], at[None], 600), (600, 600))
-    for n in (577, 600, 639, 601):
-        layout = edge_list.edge_layout(relation, n, n)
+def test_a_length_of_a_known_range_chooses_nothing(
+    body: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    module = module_of(body)
+
+    def never(*given: object) -> None:
+        raise AssertionError("this was chosen before")
+
+    with torch.no_grad():
+        for lengths in ((290, 300, 319), (200, 256, 193)):
+            module(*tensors(1, 4, lengths[0], lengths[0]))
+            with monkeypatch.context() as patched:
+                patched.setattr(engine, "choose", never)
+                for n in lengths[1:]:
+                    assert module(*tensors(1, 4, n, n)).isfinite().all()
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        "causal attend window(before = 40, after = 0)",
+        "attend window(radius = 40) | global(first(3)) score alibi()",
+        "heads 4 attend block(size = 64) | random_blocks(size = 64, blocks = 1)",
+        "causal attend full",
+    ],
+)
+def test_short_lengths_share_a_mask(body: str) -> None:
+    module, same = module_of(body), module_of(body, "dense")
+    for n in (70, 100, 41, 20, 128, 127, 256, 70):
+        given = tensors(2, 4, n, n)
+        padding = (torch.rand(2, n) < 0.8) if n % 2 else None
+        found = module(*given, key_padding_mask=padding)
+        meant = same(*given, key_padding_mask=padding)
+        pairs = zip(with_gradients(found, given), with_gradients(meant, given), strict=True)
+        for mine, right in ((found, meant), *pairs):
+            torch.testing.assert_close(mine, right, rtol=0, atol=1e-11)
+        (group,) = module.engine.prepare(0, 4, 4, n, n, "cpu").groups
+        assert isinstance(group.kernel, TorchCallKernel)
+        assert group.kernel._longer is not None
+    assert len(module.engine._whole) <= 3
+
+
+def test_a_cut_mask_says_no_more_than_it_must() -> None:
+    module = module_of("causal attend window(before = 40, after = 0)")
+    forms = []
+    for n in (1 << 8, 42, 41, 20):
+        (group,) = module.engine.prepare(0, 4, 4, n, n, "cpu").groups
+        forms.append(group.kernel.form)  # type: ignore[attr-defined]
+    assert forms == [Form.MASK, Form.MASK, Form.CAUSAL, Form.CAUSAL]
+
+
+@pytest.mark.parametrize(
+    "body",
+    [*STEADY[:3], "full", "causal strided(stride = 7)", "dilated(radius = 17, step = 4)"],
+)
+def test_edges_of_a_range_are_listed_once(body: str) -> None:
+    relation = relation_of(body, 240)
+    whole = edge_list.edge_layout(relation, 240, 240)
+    at = np.arange(240)
+    held = np.broadcast_to(relation.holds(at[:, None], at[None], 240), (240, 240))
+    for n in (1, 2, 17, 100, 239, 240):
+        layout = whole.below(n)
         starts, queries, places = layout.by_key
         found = np.zeros((n, n), np.int64)
         np.add.at(found, (queries, layout.keys[places]), 1)
-        np.testing.assert_array_equal(found[:577, :577], held[:577, :577])
+        np.testing.assert_array_equal(found, held[:n, :n])
         assert starts[-1] == found.sum()
-    assert edge_list._longest_edges.cache_info().misses == listed + 1
-    monkeypatch.setattr(edge_list, "_SHARED", 0)
-    assert edge_list.edge_layout(relation, 577, 577).keys.size
-    assert edge_list._longest_edges.cache_info().misses == listed + 1
+        assert (layout.keys < n).all()
+        assert np.diff(layout.offsets).max() <= n
+        # a place that is too many repeats a key of its query
+        assert held[layout.queries, layout.keys].all()
 
 
 @pytest.mark.parametrize("backend", ["bands", "scattered"])

@@ -78,9 +78,9 @@ def test_the_same_padding_is_looked_at_once(body: str, monkeypatch: pytest.Monke
     made: list[torch.Tensor] = []
 
     class Counted(kernel.Bias):
-        def __init__(self, added: torch.Tensor) -> None:
+        def __init__(self, added: torch.Tensor, empty: torch.Tensor | None = None) -> None:
             made.append(added)
-            super().__init__(added)
+            super().__init__(added, empty)
 
     monkeypatch.setattr(kernel, "Bias", Counted)
     module = module_of(body)
