@@ -3,7 +3,8 @@ there and outputs come back (all-to-all over heads)."""
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from functools import cached_property
 
 import numpy as np
 import torch
@@ -14,10 +15,46 @@ from attnspec.distributed.collectives import Mesh, anchor, tied, travel, unpacke
 from attnspec.distributed.partitions import Partition
 from attnspec.distributed.planning import heads_of
 from attnspec.distributed.regions import Parts
-from attnspec.distributed.some_heads import SomeHeads
-from attnspec.lower.work import Call, Work
+from attnspec.lower.work import Call, Work, key_heads
 from attnspec.runtime.engine import Engine
 from attnspec.runtime.head_groups import Group, group_of, together
+
+
+@dataclass(frozen=True)
+class SomeHeads:
+    """The heads `chosen`, ascending, of so many query heads and key heads of a layer."""
+
+    chosen: tuple[int, ...]
+    heads: int
+    key_heads: int
+
+    @cached_property
+    def keys(self) -> list[int]:
+        """The key heads that they read: each once where all are read equally often."""
+        return key_heads(self.chosen, self.heads // self.key_heads)
+
+    @property
+    def ratio(self) -> int:
+        """Heads to each of these keys."""
+        return len(self.chosen) // len(self.keys)
+
+    def of(self, parts: Parts) -> Parts:
+        """Their queries, keys and values."""
+        q, k, v = parts
+        if len(self.chosen) == self.heads:
+            return parts
+        return q[:, list(self.chosen)], k[:, self.keys], v[:, self.keys]
+
+    def works(
+        self, engine: Engine, layer: int, n: int
+    ) -> list[tuple[Work, tuple[int, ...], tuple[int, ...]]]:
+        """What they compute: works with the heads that share each, and their numbers here."""
+        number = {head: at for at, head in enumerate(self.chosen)}
+        return [
+            (work, members, tuple(number[head] for head in members))
+            for work, members in engine.binder.works(layer, self.heads, n, n)
+            if members[0] in number
+        ]
 
 
 class HeadsHere:

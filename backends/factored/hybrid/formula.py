@@ -18,6 +18,7 @@ from attnspec.backends.common.pieces import keys_of, rows_of
 from attnspec.backends.common.score_formula import Blocks, Formula, unit
 from attnspec.backends.factored.features.kernel import FeatureKernel
 from attnspec.backends.factored.features.spans import Given
+from attnspec.backends.factored.features.sums import State
 from attnspec.backends.factored.hybrid.merging import (
     Columns,
     Rows,
@@ -26,6 +27,7 @@ from attnspec.backends.factored.hybrid.merging import (
     exact_part,
     joined,
     kernel_part,
+    part_of_sums,
     rows_of_kernel,
     shared_quotient,
 )
@@ -44,10 +46,16 @@ Weigh = Callable[[Rows, Columns, Blocks], Weighed]
 
 
 class HybridFormula:
-    """Runs a graph and the features of a kernel under one denominator."""
+    """Runs a graph and the features of a kernel under one denominator; `others` are the pairs that
+    the kernel weighs, all that the graph leaves unless said."""
 
     def __init__(
-        self, work: Work, heads: tuple[int, ...], kernel: FeatureKernel, device: torch.device
+        self,
+        work: Work,
+        heads: tuple[int, ...],
+        kernel: FeatureKernel,
+        device: torch.device,
+        others: Relation | None = None,
     ) -> None:
         self.work, self.kernel = work, kernel
         self.quotient = shared_quotient(kernel)
@@ -61,9 +69,9 @@ class HybridFormula:
                 return TiledKernel(graph, heads, device, runs_of(layout), layout.masks)
 
             self.graph = tiled(tile_layout(graph.relation, n_q, n_k, tile))
-            others = tile_layout(others_of(work), n_q, n_k, tile)
-            self.others = tiled(_some(others))
-            self.whole = TileSums(_full(others), tile, device)
+            rest = tile_layout(others_of(work) if others is None else others, n_q, n_k, tile)
+            self.others = tiled(_some(rest))
+            self.whole = TileSums(_full(rest), tile, device)
             return
         rows, columns = np.arange(n_k - n_q, n_k)[:, None], np.arange(n_k)[None]
         self.mask = mask_plan(graph.relation, rows, columns, n_k, device)
@@ -72,6 +80,18 @@ class HybridFormula:
     def __call__(
         self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, call: Call
     ) -> torch.Tensor:
+        return self.onward(q, k, v, call, None)
+
+    def onward(
+        self,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        call: Call,
+        before: State | None,
+    ) -> torch.Tensor:
+        """The outputs of queries over these keys and others, which the kernel alone weighs, by its
+        sums over them; None where there are no others."""
         check_no_dropout(f"a graph with `{self.kernel.name}`", call.dropout_p)
         if self.work.unit_keys:
             # all that is attended scores them, the mechanism too
@@ -82,6 +102,8 @@ class HybridFormula:
             parts = self._of_all_pairs(rows, columns, call)
         else:
             parts = self._of_tiles(self.whole, given, rows, columns, call)
+        if before is not None:
+            parts = [*parts, part_of_sums(self.kernel, given, before)]
         out = joined(self.quotient, parts)
         return out.to(q.dtype).reshape(*q.shape[:3], v.shape[-1])
 
