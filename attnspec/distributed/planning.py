@@ -483,7 +483,11 @@ class Drawing:
             return self.asked(numbers, works, partition)
         if decided is not None:
             why = f"queries and keys decide the pairs of `{decided.decided[0].name}`"
-            return _alone(numbers, ALL, why, works, all_links(partition, t), None)
+            everything, heads = all_links(partition, t), head_links(partition, t)
+            if _most(heads) < _most(everything) and all(_by_heads(work) for work, _ in works):
+                why += f", {_most(everything):,} bytes would reach a rank with everything"
+                return _alone(numbers, HEADS, why, works, heads, None)
+            return _alone(numbers, ALL, why, works, everything, None)
         formula = next((work.mechanism for work, _ in works if work.mechanism is not None), None)
         if formula is not None:
             mixed = self.mixed(numbers, works, partition)
@@ -709,6 +713,14 @@ def how_all(work: Work) -> bool:
 def _is_listed(work: Work) -> bool:
     """Whether inputs alone list what is not known before of what is read."""
     return work.mechanism is None and all(leaf.by_inputs for leaf in work.decided)
+
+
+def _by_heads(work: Work) -> bool:
+    """Whether some heads decide by their own queries and keys alone, whatever others do; inputs and
+    what is learned are about all of them."""
+    each = work.decided
+    own = not any(leaf.by_inputs or leaf.across_heads or leaf.learned for leaf in each)
+    return not each or (own and not work.reads)
 
 
 def _sort(work: Work, t: Tensors) -> str:

@@ -207,7 +207,7 @@ def test_rates_and_inputs_on_the_command_line(tmp_path: Path) -> None:
 
 def test_the_table_over_the_zoo(tmp_path: Path) -> None:
     out = tmp_path / "exchange.json"
-    names = ["longformer", "linformer", "topk", script.SAME_DRAWS]
+    names = ["longformer", "linformer", "sinkhorn", script.SAME_DRAWS]
     script.main(["-n", "2048", "--out", str(out), "--only", *names])
     figures = json.loads(out.read_text())
     rows = figures["rows"]
@@ -220,7 +220,7 @@ def test_the_table_over_the_zoo(tmp_path: Path) -> None:
     table = exchange_table(figures)
     # one heading, and a row for each whose graph is known
     assert sum(line.startswith("| ") for line in table.splitlines()) == len(names)
-    assert "decide the pairs: topk." in table
+    assert "decide the pairs: sinkhorn." in table
     # what is there is not planned again
     rows["longformer, 8, 2048"]["bytes"] = -1
     out.write_text(json.dumps(figures))
