@@ -111,21 +111,26 @@ def blocks_between(relation: Relation, partition: Partition) -> Blocks:
     drawn = partition.n > DRAWN and is_scattered(relation)
     if drawn:
         relation = without_draws(relation)
-    if partition.n <= SHORT * partition.ranks:
+    found = None if partition.n <= SHORT * partition.ranks else _by_terms(relation, partition)
+    if found is None:
         found = _Search(relation, partition).found()
-    else:
-        terms = terms_of(relation, partition.n)
-        each = [_of_term(term, partition, len(terms)) for term in terms]
-        found = _together(each, terms, partition)
     return replace(found, full=np.zeros(len(found.full), bool)) if drawn else found
 
 
-def _of_term(term: Term, partition: Partition, terms: int) -> Blocks:
-    """The blocks of a term, one of so many, whatever its sets are."""
-    parts = *term.held, *map(Complement, term.left_out)
-    relation = Anything() if not parts else parts[0] if len(parts) == 1 else Intersection(parts)
-    listed = _listed(relation, partition)
-    return _Search(relation, partition, ASKED // terms).found() if listed is None else listed
+def _by_terms(relation: Relation, partition: Partition) -> Blocks | None:
+    """The blocks of all terms; None where those of one would be looked into pair by pair."""
+    terms, found = terms_of(relation, partition.n), []
+    for term in terms:
+        parts = *term.held, *map(Complement, term.left_out)
+        whole = Anything() if not parts else parts[0] if len(parts) == 1 else Intersection(parts)
+        listed = _listed(whole, partition)
+        if listed is None:
+            search = _Search(whole, partition, ASKED // len(terms))
+            if not search.known:
+                return None
+            listed = search.found()
+        found.append(listed)
+    return _together(found, terms, partition)
 
 
 def _together(found: Sequence[Blocks], terms: Sequence[Term], partition: Partition) -> Blocks:

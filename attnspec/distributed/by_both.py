@@ -85,7 +85,8 @@ class BothHere:
         rows, guests = self._fetched(parts)
         sums, before = self._summed(parts, calls)
         each = zip(self.ready, calls, guests, before, strict=True)
-        out, _ = joined([(ready.run(parts, *rest), None) for ready, *rest in each], self.heads)
+        outs = [ready.run(parts, mine, came, state) for ready, mine, came, state in each]
+        out, _ = joined([(found, None) for found in outs], self.heads)
         return tied(tied(out, rows), sums), None
 
     def _fetched(self, parts: Parts) -> tuple[torch.Tensor, list[Keys]]:

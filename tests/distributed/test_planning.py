@@ -21,7 +21,7 @@ from attnspec.distributed.blocks import ASKED, _Search
 from attnspec.distributed.cuts import count, least_cut, rows_of, union
 from attnspec.distributed.exchange import Rows, exchange_of
 from attnspec.distributed.partitions import Partition
-from attnspec.distributed.planning import CHOICES, ROWS, Tensors, plan
+from attnspec.distributed.planning import CHOICES, HEADS, ROWS, Tensors, plan
 from attnspec.graphs.relation import Relation
 from attnspec.graphs.stack import Stack
 from attnspec.text.diagnostics import AttnSpecError
@@ -273,6 +273,12 @@ def test_lists_are_planned_by_the_keys_that_they_may_name() -> None:
     graph = "chosen(x) & window(radius = 1023) | columns(first(4))"
     near = attnspec.parse(f"attention a {{ input x: choices attend {graph} }}")
     assert max(plan(near.program, MILLION, 8, LARGE).bytes_received) < 9_000_000
+    # what queries and keys decide goes by heads, unless heads decide together, or inputs with them
+    for share, ranks, way in (("group", 8, HEADS), ("all", 8, "all"), ("group", 64, HEADS)):
+        text = f"attention a {{ attend topk(keys = 8, share = {share}) }}"
+        (decided,) = plan(attnspec.parse(text).program, 4096, ranks, LARGE).layers
+        assert decided.how == way
+        assert "queries and keys decide the pairs of `topk`" in decided.why
     beside = attnspec.parse("attention a { input x: choices attend chosen(x) | topk(keys = 3) }")
     assert plan(beside.program, 64, 2).layers[0].how == "all"
 
