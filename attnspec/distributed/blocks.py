@@ -59,6 +59,9 @@ SHORT = 2 * FINE
 ALIKE = 8
 """Queries that read the same keys, in the mean, from which on rows are listed."""
 
+LISTED = 1 << 18
+"""Blocks that are listed at most; of more, fewer may be large ones."""
+
 WIDE = 16
 """Runs of keys that a query reads, up to which rows are listed."""
 
@@ -209,7 +212,7 @@ def _clipped(
     k_low, k_high = start[row, place], stop[row, place]
     one = np.searchsorted(begin, k_low, "right") - 1
     many = np.searchsorted(begin, k_high - 1, "right") - one
-    if int(many.sum()) > ASKED:
+    if int(many.sum()) > LISTED:
         return None
     each = np.repeat(np.arange(len(row)), many)
     at = one[each] + np.arange(len(each)) - np.repeat(np.cumsum(many) - many, many)
