@@ -51,7 +51,7 @@ def least_cut(
     of_queries, of_keys = blocks or (np.arange(len(queries)), np.arange(len(keys)))
     count = len(query_weight) if isinstance(query_weight, np.ndarray) else len(queries)
     each = np.broadcast_to(np.asarray(query_weight, np.int64), count)
-    if not len(queries):
+    if not (len(queries) and len(keys)):
         nobody = np.zeros(count, np.int64)
         return Cut(none(), none(), 0, 0, nobody, nobody)
     common = int(np.gcd.reduce(each, initial=key_weight))

@@ -179,23 +179,32 @@ def exchange_between(
         np.bincount(of, runs[:, 1] - runs[:, 0], len(pair))
         for runs, of in ((far_queries, of_queries), (far_keys, of_keys))
     ]
+    sides = (far_queries, of_queries), (far_keys, of_keys)
+    twins = _alike(pair, weights, sides, (graphs * _most(query_planes), key_planes.count))
     moved, kept = np.zeros(len(pair), np.int64), np.zeros(len(pair), np.int64)
     key_runs: dict[Pair, Runs] = {}
     query_runs: list[dict[Pair, Runs]] = [{} for _ in blocks]
     flow = 0
-    for some in _portions(pair, queries, keys, graphs, weights, rows[0].key):
-        number = np.full(len(pair), -1)
-        number[some] = np.arange(len(some))
-        in_q, in_k = (number[of] >= 0 for of in (of_queries, of_keys))
-        members = number[of_queries[in_q]], number[of_keys[in_k]]
-        found = least_cut(far_queries[in_q], far_keys[in_k], rows[0].key, weights[some], members)
-        moved[some], kept[some] = found.moved, found.kept
-        flow += found.flow
-        for code, runs in _apart(found.keys, key_planes.count):
-            key_runs[divmod(code, ranks)] = runs
-        most = max(planes.count for planes in query_planes)
-        for code, runs in _apart(found.queries, most):
-            query_runs[code % graphs][divmod(code // graphs, ranks)] = runs
+    for mine, times in twins.solved():
+        here = pair[mine], queries[mine], keys[mine]
+        for part in _portions(*here, graphs, weights[mine], rows[0].key):
+            some = mine[part]
+            number = np.full(len(pair), -1)
+            number[some] = np.arange(len(some))
+            in_q, in_k = (number[of] >= 0 for of in (of_queries, of_keys))
+            members = number[of_queries[in_q]], number[of_keys[in_k]]
+            found = least_cut(
+                far_queries[in_q], far_keys[in_k], rows[0].key, weights[some], members
+            )
+            moved[some], kept[some] = found.moved, found.kept
+            flow += times * found.flow
+            for code, runs in _apart(found.keys, key_planes.count):
+                for twin in twins.of[code]:
+                    key_runs[divmod(twin, ranks)] = runs
+            for code, runs in _apart(found.queries, _most(query_planes)):
+                for twin in twins.of[code // graphs]:
+                    query_runs[code % graphs][divmod(twin, ranks)] = runs
+    moved, kept = moved[twins.block], kept[twins.block]
     area, away = sizes[0] * sizes[1], moved.astype(np.float64) * kept
 
     def pairs_of(of: int) -> Crossing:
@@ -244,7 +253,7 @@ def _queries_apart(
 ) -> tuple[tuple[Planes, ...], Runs, np.ndarray]:
     """The same of queries, of which each graph has its own."""
     every = tuple(Planes(partition, each.query_sets) for each in blocks)
-    most, graphs, before = max(planes.count for planes in every), len(blocks), 0
+    most, graphs, before = _most(every), len(blocks), 0
     found, numbers = [none()], [np.zeros(0, np.int64)]
     for graph, (each, planes) in enumerate(zip(blocks, every, strict=True)):
         runs, of = planes.parted(each.reader, each.queries, each.of_queries)
@@ -253,6 +262,59 @@ def _queries_apart(
         numbers.append(of + before)
         before += len(each.reader)
     return every, np.concatenate(found), np.concatenate(numbers)
+
+
+@dataclass(frozen=True, eq=False)
+class _Twins:
+    """Pairs of ranks whose blocks are alike but for where they stand: `of` has those that are like
+    each that is solved, itself among them, and `block` of each block the one that is solved."""
+
+    of: dict[int, list[int]]
+    block: np.ndarray
+
+    def solved(self) -> Iterator[tuple[np.ndarray, int]]:
+        """The numbers of the blocks that are solved, those with as many twins together, and how
+        many these are."""
+        times = np.bincount(self.block, minlength=len(self.block))
+        for twins in np.unique(times[times > 0]).tolist():
+            yield np.flatnonzero(times == twins), twins
+
+
+def _alike(
+    pair: np.ndarray,
+    weights: np.ndarray,
+    sides: Sequence[tuple[Runs, np.ndarray]],
+    apart: tuple[int, int],
+) -> _Twins:
+    """Which pairs of ranks have blocks that are alike; runs of two pairs stand `apart` times `FAR`
+    from each other on each of the two sides."""
+    order = np.argsort(pair, kind="stable")
+    codes, first, many = np.unique(pair[order], return_index=True, return_counts=True)
+    local = np.empty_like(pair)
+    local[order] = np.arange(len(pair)) - np.repeat(first, many)
+    signs: list[list[bytes]] = [[] for _ in codes]
+    for (runs, of), far in zip(sides, apart, strict=True):
+        whose = pair[of]
+        low, high = (runs - (whose * far * FAR)[:, None]).T
+        rows = np.stack([local[of], low, high, weights[of]], 1)
+        rows = rows[np.lexsort((low, local[of], whose))]
+        ends = np.searchsorted(np.sort(whose), np.append(codes, codes[-1:] + 1))
+        for sign, begin, end in zip(signs, ends[:-1].tolist(), ends[1:].tolist(), strict=True):
+            sign.append(rows[begin:end].tobytes())
+    seen: dict[tuple[bytes, ...], int] = {}
+    of_first: dict[int, list[int]] = {}
+    block = np.arange(len(pair))
+    for at, sign in enumerate(signs):
+        like = seen.setdefault(tuple(sign), at)
+        of_first.setdefault(int(codes[like]), []).append(int(codes[at]))
+        theirs, mine = (order[first[x] : first[x] + many[x]] for x in (like, at))
+        block[mine] = theirs
+    return _Twins(of_first, block)
+
+
+def _most(planes: Sequence[Planes]) -> int:
+    """The most planes of a graph's queries."""
+    return max(each.count for each in planes)
 
 
 def _portions(

@@ -16,7 +16,7 @@ from zoo import EXAMPLES
 
 import attnspec
 from attnspec.cli import main
-from attnspec.distributed import blocks, partitions
+from attnspec.distributed import blocks, exchange, partitions
 from attnspec.distributed.blocks import ASKED, _Search
 from attnspec.distributed.cuts import count, least_cut, rows_of, union
 from attnspec.distributed.exchange import Rows, exchange_of
@@ -214,6 +214,50 @@ def test_a_million_positions_are_asked_about_by_the_run() -> None:
     search = _Search(drawn, partitions.contiguous(1 << 16, 16))
     search.found()
     assert search.asked <= ASKED
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["bigbird", "deepspeed_bigbird", "deepspeed_variable", "deepspeed_fixed", "openai_fixed"],
+)
+def test_drawn_blocks_and_columns_are_not_searched_for(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of 64 ranks, what is asked is as much as there are pairs of them, not as there are blocks."""
+    relation = Stack(attnspec.zoo(name).program).relation(1 << 18)
+    searches: list[_Search] = []
+    found = _Search.found
+
+    def counted(self: _Search) -> blocks.Blocks:
+        searches.append(self)
+        return found(self)
+
+    monkeypatch.setattr(_Search, "found", counted)
+    blocks.blocks_between.cache_clear()
+    every = blocks.blocks_between(relation, partitions.contiguous(1 << 18, 64))
+    assert sum(search.asked for search in searches) <= 4 * 64 * 64
+    assert every.full.all()
+    assert len(every.full) < 4 * 64 * 64 + 4 * ((1 << 18) // 16)
+
+
+def test_ranks_whose_rows_are_alike_are_solved_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    n, ranks, solved = 1 << 16, 64, []
+
+    def counted(queries: Any, *rest: Any) -> Any:
+        solved.append(len(queries))
+        return least_cut(queries, *rest)
+
+    monkeypatch.setattr(exchange, "least_cut", counted)
+    relation = Stack(attnspec.parse("attention a { attend window(radius = 9) }").program).relation(
+        n
+    )
+    partition = partitions.contiguous(n, ranks)
+    found = exchange_of(relation, partition, LARGE.rows(32, 8, True))
+    assert found.key_rows.sum() == 2 * (ranks - 1) * 9
+    assert found.flow == found.links.sum()
+    # one pair of neighbours for each side
+    total = len(blocks.blocks_between(relation, partition).full)
+    assert sum(solved) * (ranks - 1) == total
 
 
 def test_the_table_on_paper() -> None:
