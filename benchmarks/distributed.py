@@ -38,6 +38,7 @@ CASES = {
     "window and 16 globals": "attend window(radius = 256) | global(first(16))",
     "causal": "causal attend full",
     "causal linear": "causal attend linear(feature = elu1)",
+    "causal window and linear": "causal attend window(radius = 256) + linear(feature = elu1)",
 }
 
 GRAPHS = ("window(radius = 256)", "window and 16 globals", "causal")
@@ -51,7 +52,7 @@ RANKS = (1, 2, 3, 4)
 class Settings:
     """The length, heads and calls of the times."""
 
-    n: int = 8192
+    n: int = 6144
     calls: int = 3
     heads: int = 8
     key_heads: int = 2

@@ -3,21 +3,63 @@ there and outputs come back (all-to-all over heads)."""
 
 from __future__ import annotations
 
-from dataclasses import replace
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any
 
 import numpy as np
 import torch
 
 from attnspec.backends.common.torch_modes import apart
+from attnspec.backends.decided.choice import Choice
 from attnspec.backends.planner import choose
 from attnspec.distributed.collectives import Mesh, anchor, tied, travel, unpacked
 from attnspec.distributed.partitions import Partition
 from attnspec.distributed.planning import heads_of
 from attnspec.distributed.regions import Parts
-from attnspec.distributed.some_heads import SomeHeads
-from attnspec.lower.work import Call, Work
-from attnspec.runtime.engine import Engine
+from attnspec.graphs.relation import DataDependent
+from attnspec.lower.work import Call, Work, key_heads
+from attnspec.runtime.decisions import data_of, decided, decisions_of
+from attnspec.runtime.engine import Engine, check_numbers
 from attnspec.runtime.head_groups import Group, group_of, together
+
+
+@dataclass(frozen=True)
+class SomeHeads:
+    """The heads `chosen`, ascending, of so many query heads and key heads of a layer."""
+
+    chosen: tuple[int, ...]
+    heads: int
+    key_heads: int
+
+    @cached_property
+    def keys(self) -> list[int]:
+        """The key heads that they read: each once where all are read equally often."""
+        return key_heads(self.chosen, self.heads // self.key_heads)
+
+    @property
+    def ratio(self) -> int:
+        """Heads to each of these keys."""
+        return len(self.chosen) // len(self.keys)
+
+    def of(self, parts: Parts) -> Parts:
+        """Their queries, keys and values."""
+        q, k, v = parts
+        if len(self.chosen) == self.heads:
+            return parts
+        return q[:, list(self.chosen)], k[:, self.keys], v[:, self.keys]
+
+    def works(
+        self, engine: Engine, layer: int, n: int
+    ) -> list[tuple[Work, tuple[int, ...], tuple[int, ...]]]:
+        """What they compute: works with the heads that share each, and their numbers here."""
+        number = {head: at for at, head in enumerate(self.chosen)}
+        return [
+            (work, members, tuple(number[head] for head in members))
+            for work, members in engine.binder.works(layer, self.heads, n, n)
+            if members[0] in number
+        ]
 
 
 class HeadsHere:
@@ -39,6 +81,9 @@ class HeadsHere:
         self.back = torch.from_numpy(order).to(device)
         self.device = device
         self.groups, self.learning = apart(self._built)
+        self.decisions = decisions_of(self.learning)
+        works = some.works(engine, layer, partition.n)
+        self.decides = any(work.decided for work, _, _ in works)
 
     def mine(self, rank: int) -> tuple[int, int, int, int]:
         """The first query head of a rank and how many, the first key head and how many."""
@@ -104,8 +149,9 @@ class HeadsHere:
         """Own heads at all positions, in order."""
         q, _, v = parts
         outs, sums = [], []
-        for group, mine in zip(self.groups, tables, strict=True):
-            each = replace(call, tables=mine, draw=group.draw(draws))
+        data = self._decided(parts, call) if self.decides else [call.data] * len(self.groups)
+        for group, mine, known in zip(self.groups, tables, data, strict=True):
+            each = replace(call, tables=mine, draw=group.draw(draws), data=known)
             out, lse = self.engine.outputs(group, group.parts(*parts), each, return_lse)
             outs.append(out)
             if lse is not None:
@@ -116,6 +162,28 @@ class HeadsHere:
             return none, none.sum(-1).to(wide) if return_lse else None
         ready = together(self.groups, q.shape[1], self.device)
         return ready.joined(outs), ready.joined(sums) if sums else None
+
+    def _decided(self, parts: Parts, call: Call) -> list[Mapping[Any, Any]]:
+        """Of each group the inputs and what queries and keys decide; raises on every rank where one
+        cannot decide."""
+        q, k, _ = parts
+        wrong: ValueError | None = None
+        found: dict[DataDependent, Choice] = {}
+        try:
+            if self.decisions:
+                check_numbers(self.decisions[0], q, k)
+                first, *_ = self.mine(self.mesh.rank)
+                padding, data = call.padding, call.data
+                found = decided(self.decisions, q, k, padding, data, lambda _: {}, first=first)
+        except ValueError as error:
+            wrong = error
+        every = self.mesh.everyones([wrong is None], self.device)
+        if wrong is not None:
+            raise wrong
+        self.mesh.agree([rank for rank, said in enumerate(every) if not said[0]])
+        return [
+            data_of(work, heads, self.decisions, found, call.data) for work, heads in self.learning
+        ]
 
     def _returned(self, x: torch.Tensor, came: torch.Tensor, batch: int) -> torch.Tensor:
         """Own heads [B, hs, n, e] at all positions, made of what came, to own positions of all

@@ -11,14 +11,16 @@ import torch
 import torch.distributed as dist
 from torch.nn.functional import pad
 
+from attnspec.distributed.by_both import BothHere
 from attnspec.distributed.by_choices import ChoicesHere
-from attnspec.distributed.by_heads import HeadsHere
+from attnspec.distributed.by_heads import HeadsHere, SomeHeads
 from attnspec.distributed.by_rows import RowsHere
 from attnspec.distributed.by_states import StatesHere
 from attnspec.distributed.collectives import Mesh, tied, travel, unpacked
 from attnspec.distributed.partitions import Partition
 from attnspec.distributed.planning import (
     ALL,
+    BOTH,
     CHOICES,
     HEADS,
     ROWS,
@@ -29,7 +31,6 @@ from attnspec.distributed.planning import (
     require_one_sequence,
 )
 from attnspec.distributed.regions import Parts, joined
-from attnspec.distributed.some_heads import SomeHeads
 from attnspec.ir.api_checks import index_of, length_of
 from attnspec.ir.program import POSITIONS, Program
 from attnspec.ir.serial import fingerprint
@@ -51,7 +52,7 @@ from attnspec.runtime.module import CompiledAttention
 KEPT = 64
 """How many plans are kept, of lengths, layers and shapes."""
 
-Here = RowsHere | ChoicesHere | HeadsHere | StatesHere
+Here = RowsHere | ChoicesHere | HeadsHere | StatesHere | BothHere
 """What runs some heads of a layer on one rank."""
 
 
@@ -383,6 +384,8 @@ class ParallelAttention(torch.nn.Module):
         if way.how in (ROWS, CHOICES):
             ratio, rows = t.heads // t.key_heads, RowsHere if way.how == ROWS else ChoicesHere
             return rows(way.groups, self.mesh, ratio, device, engine.backend)
+        if way.how == BOTH:
+            return BothHere(engine, layer, found, way, self.mesh, device)
         kind = HeadsHere if way.how == HEADS else StatesHere
         some = SomeHeads(way.heads, t.heads, t.key_heads)
         return kind(engine, layer, found.partition, self.mesh, some, device)

@@ -16,7 +16,7 @@ from math import gcd
 
 import numpy as np
 
-from attnspec.graphs.relation import Relation
+from attnspec.graphs.relation import Progressions, Relation, probes
 
 MOST_RUNS = 512
 """The most runs of all ranks together: every two of them are asked about."""
@@ -30,6 +30,10 @@ looked at where its balance is better by this factor."""
 
 ROOM = 1.05
 """How many times its even share of the positions a rank may hold where work is dealt out."""
+
+
+PROBED = 65
+"""Rows that are looked at first, where it is asked whether any cut of the sequence is free."""
 
 
 @dataclass(frozen=True)
@@ -164,23 +168,40 @@ def in_parts(n: int, ranks: int, work: np.ndarray, cuts: np.ndarray) -> Partitio
     return Partition("whole documents", n, runs)
 
 
-def free_cuts(relation: Relation, n: int) -> np.ndarray | None:
+def free_cuts(relation: Relation, n: int, longest: float) -> np.ndarray | None:
     """Whether no pair joins the positions before c with those from c on, bool [n - 1] for
-    0 < c < n; None where rows have no closed form."""
+    0 < c < n; None where rows have no closed form, or one of a few is seen to join more than the
+    `longest` part that is of use."""
+    few = probes(n, PROBED)
+    seen = _reached(few, relation.progressions(few, n), n)
+    if seen is None or (seen[1] - seen[0] >= longest).any():
+        return None
     first, last = np.arange(n), np.arange(n)
     for at, closed in relation.closed_rows(n):
-        if closed is None:
+        rows = np.arange(at, at + (0 if closed is None else np.broadcast(*closed).shape[0]))
+        found = _reached(rows, closed, n)
+        if found is None:
             return None
-        start, stop, step = np.broadcast_arrays(*closed)
-        held = stop > start
-        rows = np.s_[at : at + len(start)]
-        end = start + (np.maximum(stop - 1 - start, 0)) // step * step
-        first[rows] = np.minimum(first[rows], np.where(held, start, n).min(-1, initial=n))
-        last[rows] = np.maximum(last[rows], np.where(held, end, -1).max(-1, initial=-1))
+        first[rows], last[rows] = found
     reach = np.maximum.accumulate(last)
     back = np.minimum.accumulate(first[::-1])[::-1]
     cuts = np.arange(1, n)
     return np.asarray((reach[:-1] < cuts) & (back[1:] >= cuts))
+
+
+Hulls = tuple[np.ndarray, np.ndarray]
+"""The least and the greatest position of each of some queries and its keys."""
+
+
+def _reached(rows: np.ndarray, closed: Progressions | None, n: int) -> Hulls | None:
+    """The hulls of some queries, None where their rows have no closed form."""
+    if closed is None:
+        return None
+    start, stop, step = np.broadcast_arrays(*closed)
+    held = stop > start
+    end = start + np.maximum(stop - 1 - start, 0) // step * step
+    first = np.minimum(rows, np.where(held, start, n).min(-1, initial=n))
+    return first, np.maximum(rows, np.where(held, end, -1).max(-1, initial=-1))
 
 
 def candidates(
@@ -214,7 +235,7 @@ def candidates(
             yield each
     free = np.ones(n - 1, bool)
     for relation in relations:
-        found_free = free_cuts(relation, n) if free.any() else None
+        found_free = free_cuts(relation, n, n / ranks) if free.any() else None
         free = free & (False if found_free is None else found_free)
     if np.count_nonzero(free) >= ranks - 1:
         parts = in_parts(n, ranks, work, _thinned(1 + np.flatnonzero(free), n))

@@ -47,11 +47,11 @@ MOST_RANKS = 256
 """The most ranks that are planned for: every two of them have an exchange."""
 
 ROWS, STATES, HEADS, ALL, MIXED = "rows", "states", "heads", "all", "mixed"
-CHOICES = "choices"
+CHOICES, BOTH = "choices", "both"
 """How a layer travels: rows of keys and queries as its graphs ask for them; sums over each rank's
 keys; all positions of some heads to each rank; all positions of all heads to every rank; some heads
-one of the first three ways, some another; rows of keys that each rank asks for, as inputs list
-them."""
+one way, some another; rows of keys that each rank asks for, as inputs list them; rows of keys that
+graphs read, and sums over all others."""
 
 ASKING = 8
 """The bytes by which one key row of one head and sample is asked for."""
@@ -483,7 +483,11 @@ class Drawing:
             return self.asked(numbers, works, partition)
         if decided is not None:
             why = f"queries and keys decide the pairs of `{decided.decided[0].name}`"
-            return _alone(numbers, ALL, why, works, all_links(partition, t), None)
+            everything, heads = all_links(partition, t), head_links(partition, t)
+            if _most(heads) < _most(everything) and all(_by_heads(work) for work, _ in works):
+                why += f", {_most(everything):,} bytes would reach a rank with everything"
+                return _alone(numbers, HEADS, why, works, heads, None)
+            return _alone(numbers, ALL, why, works, everything, None)
         formula = next((work.mechanism for work, _ in works if work.mechanism is not None), None)
         if formula is not None:
             mixed = self.mixed(numbers, works, partition)
@@ -491,6 +495,13 @@ class Drawing:
                 return mixed
             why = f"`{formula.name}` is a formula of the whole sequence"
             heads, states = head_links(partition, t), state_links(works, partition, t)
+            both = self.beside(works, partition)
+            if both is not None:
+                through = _most(heads), _most(both[:2])
+                if through[1] < through[0]:
+                    why = f"{through[0]:,} bytes would reach a rank as heads"
+                    return LayerPlan(numbers, BOTH, why, both[2], *both[:2], None)
+                why += f", and {through[1]:,} bytes would reach a rank as rows and sums"
             if states is not None:
                 through = _most(heads), _most(states)
                 if through[1] < through[0]:
@@ -569,11 +580,15 @@ class Drawing:
         partition: Partition,
     ) -> LayerPlan | None:
         """A layer of which not all heads go one way: of graphs by rows or by heads, of sums by
-        states or by heads, the others by heads, whichever is least; None where that is one way."""
+        states or by heads, of both by both or by heads, the others by heads, whichever is least;
+        None where that is one way."""
         best: tuple[int, LayerPlan] | None = None
         sorts = [(work, of, _sort(work, self.tensors)) for work, of in works]
-        for graphs, sums in product((ROWS, HEADS), (STATES, HEADS)):
-            taken = {ROWS: graphs, STATES: sums, HEADS: HEADS}
+        for graphs, sums, both in product((ROWS, HEADS), (STATES, HEADS), (BOTH, HEADS)):
+            taken = {ROWS: graphs, STATES: sums, BOTH: both, HEADS: HEADS}
+            if any(way not in {sort for *_, sort in sorts} for way in taken if taken[way] != way):
+                # what is not there has one way
+                continue
             ways: dict[str, list[tuple[Work, tuple[int, ...]]]] = {}
             for work, of, sort in sorts:
                 ways.setdefault(taken[sort], []).append((work, of))
@@ -584,14 +599,20 @@ class Drawing:
 
     def together(
         self, ways: Mapping[str, Sequence[tuple[Work, tuple[int, ...]]]], partition: Partition
-    ) -> tuple[np.ndarray, np.ndarray, tuple[Group, ...]] | None:
-        """The bytes of each link where works go several ways, and the groups of those that go by
-        rows; None where sums cannot."""
+    ) -> tuple[np.ndarray, np.ndarray, dict[str, tuple[Group, ...]]] | None:
+        """The bytes of each link where works go several ways, and the groups of those of which rows
+        travel; None where sums cannot."""
         t, none = self.tensors, np.zeros((partition.ranks,) * 2, np.int64)
-        groups = self.groups(ways.get(ROWS, ()), partition, True)
-        there = sum((x.there for x in exchanges(groups)), none)
-        back = sum((x.back for x in exchanges(groups)), none)
+        groups = {ROWS: self.groups(ways.get(ROWS, ()), partition, True)}
+        there = sum((x.there for x in exchanges(groups[ROWS])), none)
+        back = sum((x.back for x in exchanges(groups[ROWS])), none)
         found: list[Links | None] = []
+        if BOTH in ways:
+            beside = self.beside(ways[BOTH], partition)
+            if beside is None:
+                return None
+            found.append(beside[:2])
+            groups[BOTH] = beside[2]
         if STATES in ways:
             found.append(state_links(ways[STATES], partition, t))
         if HEADS in ways:
@@ -608,17 +629,37 @@ class Drawing:
         self,
         numbers: tuple[int, ...],
         ways: Mapping[str, Sequence[tuple[Work, tuple[int, ...]]]],
-        links: tuple[np.ndarray, np.ndarray, tuple[Group, ...]],
+        links: tuple[np.ndarray, np.ndarray, Mapping[str, tuple[Group, ...]]],
     ) -> LayerPlan:
-        found, groups = [], list(links[2])
-        for how in (ROWS, STATES, HEADS):
+        found: list[Way] = []
+        groups: list[Group] = []
+        for how in (ROWS, STATES, BOTH, HEADS):
             heads = tuple(sorted(head for _, of in ways.get(how, ()) for head in of))
+            mine = links[2].get(how, ())
             if heads:
-                found.append(Way(how, heads, links[2] if how == ROWS else ()))
-            if how != ROWS:
-                groups += [Group(work, of, None) for work, of in ways.get(how, ())]
+                found.append(Way(how, heads, mine))
+            groups += mine or [Group(work, of, None) for work, of in ways.get(how, ())]
         why = ", ".join(f"heads {numbers_of(way.heads)} by {way.how}" for way in found)
         return LayerPlan(numbers, MIXED, why, tuple(groups), *links[:2], None, tuple(found))
+
+    def beside(
+        self, works: Sequence[tuple[Work, tuple[int, ...]]], partition: Partition
+    ) -> tuple[np.ndarray, np.ndarray, tuple[Group, ...]] | None:
+        """The bytes of each link where graphs stand beside sums: keys that they read, and from each
+        rank the sums over its others; None where there are no such sums, or, of causal ones, no
+        position before a rank's on the ranks before."""
+        t, ranks = self.tensors, range(partition.ranks)
+        for work, _ in works:
+            if _sort(work, t) != BOTH or (work.causal and not partition.in_order):
+                return None
+        groups = self.groups(works, partition, False)
+        there = sum((x.there for x in exchanges(groups)), np.zeros((len(ranks),) * 2, np.int64))
+        for group in groups:
+            rows, features, width = sums_of(group, t)
+            size = rows * (features * width + 1) * max(4, t.element)
+            sends = [[sends_sums(group, owner, reader) for reader in ranks] for owner in ranks]
+            there = there + size * np.array(sends)
+        return there, np.zeros_like(there), groups
 
     def groups(
         self,
@@ -674,11 +715,23 @@ def _is_listed(work: Work) -> bool:
     return work.mechanism is None and all(leaf.by_inputs for leaf in work.decided)
 
 
+def _by_heads(work: Work) -> bool:
+    """Whether some heads decide by their own queries and keys alone, whatever others do; inputs and
+    what is learned are about all of them."""
+    each = work.decided
+    own = not any(leaf.by_inputs or leaf.across_heads or leaf.learned for leaf in each)
+    return not each or (own and not work.reads)
+
+
 def _sort(work: Work, t: Tensors) -> str:
     """The way that a work may go beside that of heads, which all may go."""
     if work.mechanism is None:
         return ROWS
-    return HEADS if work.hybrid or work.mechanism.key_sums(t.head_dim) is None else STATES
+    if work.mechanism.key_sums(t.head_dim) is None:
+        return HEADS
+    if work.hybrid:
+        return HEADS if work.reads or work.decided or not work.mechanism.sums else BOTH
+    return STATES
 
 
 Links = tuple[np.ndarray, np.ndarray]
@@ -734,6 +787,26 @@ def state_links(
         there, back = there + sums + many * unit, back + sums
     every = np.zeros((ranks, ranks), np.int64)
     return _between(every + there[None]), _between(every + back[:, None])
+
+
+def sums_of(group: Group, t: Tensors) -> tuple[int, int, int]:
+    """How many sums over keys a group has, one for each key head or head and sample, and of each
+    the features and the numbers of a feature."""
+    work, ratio = group.work, t.heads // t.key_heads
+    kept = None if work.mechanism is None else work.mechanism.key_sums(t.head_dim)
+    if kept is None:
+        raise ValueError("a graph alone has no sums over keys")
+    many = len(group.heads if kept.by_head else key_heads(group.heads, ratio)) * t.batch
+    return many, kept.features, t.value_dim + kept.divides
+
+
+def sends_sums(group: Group, owner: int, reader: int) -> bool:
+    """Whether a rank sends another one the sums over keys that do not travel there: there are some,
+    and, where they are causal, the queries come behind them."""
+    if group.exchange is None or owner == reader or (group.work.causal and owner > reader):
+        return False
+    lengths = group.exchange.partition.lengths
+    return bool(lengths[reader]) and lengths[owner] > group.exchange.key_rows[reader, owner]
 
 
 def _between(links: np.ndarray) -> np.ndarray:

@@ -16,6 +16,7 @@ WIDEST = 64
 WAYS = {
     "rows": "rows of keys and queries, as the graph asks for them",
     "states": "sums over each rank's keys, merged a share by each rank",
+    "both": "rows of keys that graphs read, and sums over each rank's others",
     "heads": "all positions of some heads to each rank (all-to-all)",
     "mixed": "some heads one way, some another",
     "choices": "rows of keys, asked for as inputs choose them",

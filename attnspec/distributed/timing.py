@@ -63,15 +63,17 @@ def pairs_of(
     exchange: Exchange, graph: int, heads: int, degrees: np.ndarray, partition: Partition
 ) -> Pairs:
     """The pairs of one graph of an exchange. How many a rank's queries have is exact; those that
-    are not known to lie in one block or another are spread evenly over all of which that holds."""
+    are not known to lie in one block or another are spread evenly over all of which that holds,
+    and where blocks of several terms hold the same pairs, each has its share."""
     found = exchange.pairs[graph]
     lengths = np.array(partition.lengths, np.float64)
     known = (found.full + found.full_elsewhere).sum(1)
     unknown = lengths**2 + (found.some + found.some_elsewhere).sum(1)
-    rest = np.maximum(0.0, partition.sums(degrees) - known)
-    density = rest / np.maximum(1.0, unknown)
-    answers = (found.full_elsewhere + density[:, None] * found.some_elsewhere).sum(0)
-    guests = (found.full + density[:, None] * found.some).sum(1)
+    every = partition.sums(degrees)
+    once = np.minimum(1.0, every / np.maximum(1.0, known))[:, None]
+    density = np.maximum(0.0, every - known) / np.maximum(1.0, unknown)
+    answers = (once * found.full_elsewhere + density[:, None] * found.some_elsewhere).sum(0)
+    guests = (once * found.full + density[:, None] * found.some).sum(1)
     return Pairs(heads * density * lengths**2, heads * answers, heads * guests)
 
 

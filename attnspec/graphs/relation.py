@@ -365,6 +365,11 @@ class DataDependent(Relation):
         return None
 
     @property
+    def across_heads(self) -> bool:
+        """Whether heads that share no keys decide together."""
+        return False
+
+    @property
     def counts_by_length(self) -> str:
         """What the choice counts by n, padding included, in words; "" for nothing."""
         return ""

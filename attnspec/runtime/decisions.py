@@ -35,12 +35,13 @@ class Decision:
         data: Mapping[Any, Any],
         tables: Mapping[str, torch.Tensor],
         keys: int | None = None,
+        first: int = 0,
     ) -> Given:
-        """What there is to decide by, for q [B, H, n_q, d] and k [B, H_kv, n_k, d] of all heads;
-        `keys` as `Given` has it."""
+        """What there is to decide by, for q [B, H, n_q, d] and k [B, H_kv, n_k, d] of all heads, or
+        of those from the `first` on; `keys` as `Given` has it."""
         ratio = q.shape[1] // k.shape[1]
         whole = len(self.heads) == q.shape[1]
-        index = table_of(self.heads, q.device)
+        index = table_of(tuple(head - first for head in self.heads), q.device)
         own = {
             name: _of_these(data[name], index, q.shape[1], ratio)
             for name in inputs_of(self.leaf)
@@ -101,12 +102,13 @@ def decided(
     data: Mapping[Any, Any],
     tables: Callable[[Decision], Mapping[str, torch.Tensor]],
     keys: int | None = None,
+    first: int = 0,
 ) -> dict[DataDependent, Choice]:
-    """The choices of a layer, one for each decision."""
+    """The choices of a layer, one for each decision; `first` as `Decision.given` has it."""
     known: dict[Any, Any] = {name: with_heads(x) for name, x in data.items()}
     found: dict[DataDependent, Choice] = {}
     for each in decisions:
-        given = each.given(q, k, padding, known, tables(each), keys)
+        given = each.given(q, k, padding, known, tables(each), keys, first)
         found[each.leaf] = known[each.leaf] = decide(each.leaf, given)
     return found
 

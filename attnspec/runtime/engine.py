@@ -270,7 +270,7 @@ class Engine:
         q, k = parts
         if not decisions or 0 in (q.shape[0], q.shape[2], k.shape[2]):
             return {}
-        _check_numbers(decisions[0], q, k)
+        check_numbers(decisions[0], q, k)
 
         def tables(each: Decision) -> dict[str, torch.Tensor]:
             found = {}
@@ -451,7 +451,7 @@ def _reuses(kernel: Kernel, q: torch.Tensor) -> bool:
     return q.device.type in getattr(kernel, "reuses", ())
 
 
-def _check_numbers(first: Decision, q: torch.Tensor, k: torch.Tensor) -> None:
+def check_numbers(first: Decision, q: torch.Tensor, k: torch.Tensor) -> None:
     """Raises ValueError where there are no numbers by which something could be decided."""
     for x in (q, k):
         if is_transformed() and is_recorded(x):

@@ -20,8 +20,7 @@ Selection: TypeAlias = torch.Tensor | range | None
 class Group:
     """Heads that one kernel runs; `queries` and `keys` select them.
 
-    `tables` has what the kernel calls its tables, with the names of the parameters; every `redraw`
-    calls in training its random features are drawn anew, never where that is 0.
+    `tables` has what the kernel calls its tables, with the names of the parameters.
     """
 
     kernel: Kernel
@@ -30,7 +29,6 @@ class Group:
     queries: Selection
     keys: Selection
     tables: tuple[tuple[str, str], ...]
-    redraw: int = 0
 
     def parts(
         self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor
@@ -45,7 +43,14 @@ class Group:
     def draw(self, draws: tuple[int, int]) -> int:
         """Which random features are drawn, after so many calls in training and requests for new
         ones."""
-        return draws[0] // self.redraw + draws[1] if self.redraw else 0
+        return draw_of(self.work, draws)
+
+
+def draw_of(work: Work, draws: tuple[int, int]) -> int:
+    """The same of a work: every so many calls its features are drawn anew, never where that is
+    0."""
+    redraw = int(getattr(work.mechanism, "redraw", 0))
+    return draws[0] // redraw + draws[1] if redraw else 0
 
 
 @dataclass(frozen=True, eq=False)
@@ -103,7 +108,6 @@ def group_of(
         queries=selection(members, heads, device),
         keys=selection(key_heads(members, ratio), heads // ratio, device),
         tables=tables,
-        redraw=int(getattr(work.mechanism, "redraw", 0)),
     )
 
 

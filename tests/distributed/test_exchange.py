@@ -46,7 +46,7 @@ def test_what_travels_for_several_graphs_weighs_least() -> None:
         for mask in masks:
             q, k = (x[:, None] + np.array([0, 1]) for x in np.nonzero(mask))
             ranks = np.zeros(len(q), np.int64)
-            each.append(Blocks(ranks, ranks + 1, q, k, np.ones(len(q), bool)))
+            each.append(Blocks.plain(ranks, ranks + 1, q, k, np.ones(len(q), bool)))
         found = exchange_between(each, partition, rows)
         best = min(
             sum(keys) * rows[0].key
@@ -207,7 +207,7 @@ def test_rates_and_inputs_on_the_command_line(tmp_path: Path) -> None:
 
 def test_the_table_over_the_zoo(tmp_path: Path) -> None:
     out = tmp_path / "exchange.json"
-    names = ["longformer", "linformer", "topk", script.SAME_DRAWS]
+    names = ["longformer", "linformer", "sinkhorn", script.SAME_DRAWS]
     script.main(["-n", "2048", "--out", str(out), "--only", *names])
     figures = json.loads(out.read_text())
     rows = figures["rows"]
@@ -220,7 +220,7 @@ def test_the_table_over_the_zoo(tmp_path: Path) -> None:
     table = exchange_table(figures)
     # one heading, and a row for each whose graph is known
     assert sum(line.startswith("| ") for line in table.splitlines()) == len(names)
-    assert "decide the pairs: topk." in table
+    assert "decide the pairs: sinkhorn." in table
     # what is there is not planned again
     rows["longformer, 8, 2048"]["bytes"] = -1
     out.write_text(json.dumps(figures))
@@ -237,10 +237,7 @@ def test_a_flow_counts_as_many_pairs_of_ranks_as_fit() -> None:
     every = blocks_between(relation, partition)
     total = 0
     for reader, owner in product(range(8), repeat=2):
-        mine = (every.reader == reader) & (every.owner == owner)
-        part = Blocks(
-            *(getattr(every, x)[mine] for x in ("reader", "owner", "queries", "keys", "full"))
-        )
+        part = every.take((every.reader == reader) & (every.owner == owner))
         alone = exchange_between([part], partition, [rows])
         total += alone.flow
         assert count(alone.keys(reader, owner)) == count(found.keys(reader, owner))

@@ -13,7 +13,7 @@ import torch.distributed as dist
 from local_ranks import Case, drawn_lists, run
 from random_specs import spec_text
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
-from zoo import ATTENTIONS, SMALLER, smaller
+from zoo import ATTENTIONS, EXAMPLES, SMALLER, smaller
 
 import attnspec
 from attnspec.distributed.parallel import parallelize
@@ -61,6 +61,52 @@ def by_hand() -> list[Case]:
         *sums_over_keys(),
         *of_types_and_modes(),
         *of_choices(),
+        *beside_mechanisms(),
+        *decided_by_heads(),
+        # random blocks and columns of shards that are longer than `SHORT`
+        Case(1100, 2, file=str(EXAMPLES / "bigbird.attn"), settings={"block": 8}, batch=1),
+        Case(1100, 4, file=str(EXAMPLES / "openai_fixed.attn"), name="openai_fixed", batch=1),
+    ]
+
+
+def beside_mechanisms() -> list[Case]:
+    """Graphs beside sums of features: keys that travel and the sums over all others, with shards
+    that are empty, have one position, or all of whose keys travel."""
+    every = "attention a {{ {} }}"
+    cases = [
+        Case(130, 4, "causal attend window(radius = 5) + linear(feature = exp)", padding=True),
+        Case(131, 3, "attend (window(radius = 5) | global(first(2))) + taylor()", padding=True),
+        Case(99, 3, "attend residue(step = 7) + favor(features = 9)", partition="head_tail"),
+        Case(131, 4, "causal attend window(radius = 9) + favor(features = 9) score alibi()"),
+        Case(90, 2, "attend (window(radius = 9) | columns(last(3))) + rbf(features = 5)"),
+        Case(60, 3, "layers 2 causal heads 4 attend window(radius = 3) + rfa(features = 5)"),
+        Case(70, 3, "attend block(size = 30) + linear(feature = elu1)", kind="bfloat16"),
+        Case(70, 2, "attend window(radius = 3) + linear(feature = relu)", dtensor=True),
+    ]
+    cases[0].more, cases[3].partition, cases[5].layer = [3, 0, 1], "uneven", 1
+    cases[6].within = 8 * HALVES["bfloat16"]
+    for case in cases:
+        case.text = every.format(case.text)
+    mixed = (
+        "attention a { causal heads 4 head 0..1 { attend window(radius = 3) + linear() } head 2"
+        " { attend window(radius = 5) score alibi() } head 3 { attend linear() } }"
+    )
+    return [*cases, Case(300, 4, mixed)]
+
+
+def decided_by_heads() -> list[Case]:
+    """What queries and keys decide goes by heads where these decide by themselves."""
+    several = (
+        "attention a { causal heads 4 head 0..1 { attend topk(keys = 4) | window(radius = 2) }"
+        " head 2..3 { attend lsh(buckets = 2, rounds = 2, chunk = 4, seed = 0) } }"
+    )
+    together = "attention a { attend topk(keys = 5, share = all) }"
+    plain = "attention a { attend topk(keys = 5) score alibi() }"
+    return [
+        Case(43, 3, several, padding=True, more=[2, 0]),
+        Case(41, 4, together),
+        Case(37, 2, plain, heads=8, grad="q"),
+        Case(30, 4, "attention a { causal attend topk(keys = 3) + linear() }"),
     ]
 
 
@@ -229,7 +275,7 @@ def test_ranks_together_compute_what_one_process_does(
     said, _ = ran
     check(said, CASES)
     ways = {how for answer in said[0] for how in answer["how"]}
-    assert ways == {"rows", "states", "heads", "all", "mixed", "choices"}
+    assert ways == {"rows", "states", "both", "heads", "all", "mixed", "choices"}
 
 
 @pytest.mark.parametrize("case", ONCE, ids=("key heads", "causal", "beside"))

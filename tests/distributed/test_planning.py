@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from itertools import product
+from typing import Any
 
+import networkx
 import numpy as np
 import pytest
 from click.testing import CliRunner
@@ -13,12 +16,13 @@ from zoo import EXAMPLES
 
 import attnspec
 from attnspec.cli import main
-from attnspec.distributed import partitions
+from attnspec.distributed import blocks, exchange, partitions
 from attnspec.distributed.blocks import ASKED, _Search
 from attnspec.distributed.cuts import count, least_cut, rows_of, union
 from attnspec.distributed.exchange import Rows, exchange_of
 from attnspec.distributed.partitions import Partition
-from attnspec.distributed.planning import CHOICES, ROWS, Tensors, plan
+from attnspec.distributed.planning import CHOICES, HEADS, ROWS, Tensors, plan
+from attnspec.graphs.relation import Relation
 from attnspec.graphs.stack import Stack
 from attnspec.text.diagnostics import AttnSpecError
 
@@ -44,6 +48,86 @@ def test_each_position_has_one_place(n: int, ranks: int) -> None:
         assert tuple(map(len, held)) == partition.lengths
         values = np.arange(n) ** 2
         assert np.allclose(partition.sums(values), [values[at].sum() for at in held])
+
+
+@pytest.fixture
+def by_terms(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Blocks of terms and rows, as of long sequences, at any length."""
+    monkeypatch.setattr(blocks, "SHORT", 0)
+    blocks.blocks_between.cache_clear()
+    yield
+    blocks.blocks_between.cache_clear()
+
+
+@pytest.mark.parametrize("seed", range(12, 20))
+def test_terms_and_their_rows_hold_every_pair(seed: int, by_terms: None) -> None:
+    test_every_pair_between_ranks_is_paid_for_by_one_row(seed)
+
+
+@pytest.mark.parametrize(
+    ("name", "n"),
+    [
+        ("bigbird", 500),
+        ("deepspeed_fixed", 499),
+        ("deepspeed_variable", 500),
+        ("openai_fixed", 500),
+        ("axial", 1024),
+    ],
+)
+def test_terms_of_the_zoo_are_no_more_than_single_rows(name: str, n: int, by_terms: None) -> None:
+    spec = attnspec.zoo(name)
+    rows = LARGE.rows(32, 8, True)
+    for head in range(min(2, spec.program.heads or 1)):
+        relation = Stack(spec.program).relation(n, 0, head)
+        for partition in (partitions.contiguous(n, 3), partitions.head_tail(n, 3)):
+            found = exchange_of(relation, partition, rows)
+            least = _least_on_rows(relation, partition, rows)
+            assert least == found.flow == found.links.sum()
+
+
+def _least_on_rows(relation: Relation, partition: Partition, rows: Rows) -> int:
+    """The weight of the cheapest rows, of blocks that are single pairs."""
+    n, total = partition.n, 0
+    at = np.arange(n)
+    mask = np.broadcast_to(np.asarray(relation.holds(at[:, None], at, n), bool), (n, n))
+    for reader, owner in product(range(partition.ranks), repeat=2):
+        if reader != owner:
+            pairs = mask[np.ix_(partition.positions(reader), partition.positions(owner))]
+            # rows that are alike are one node
+            alike, count = np.unique(pairs, axis=0, return_counts=True)
+            same, many = np.unique(alike, axis=1, return_counts=True)
+            total += _weighed(same, count * rows.remote, many * rows.key)
+    return total
+
+
+def _weighed(held: np.ndarray, q_weights: np.ndarray, k_weights: np.ndarray) -> int:
+    graph: Any = networkx.DiGraph()
+    for side, weights in (("q", q_weights), ("k", k_weights)):
+        for at, weight in enumerate(weights.tolist()):
+            ends = ("from", (side, at)) if side == "q" else ((side, at), "to")
+            graph.add_edge(*ends, capacity=weight)
+    for q, k in zip(*np.nonzero(held), strict=True):
+        graph.add_edge(("q", int(q)), ("k", int(k)))
+    return int(networkx.maximum_flow_value(graph, "from", "to"))
+
+
+def test_random_blocks_travel_as_blocks_however_long_the_sequence() -> None:
+    """C2 of the issue: with blocks of 64 rows, what travels is the least, not 1.1 times it."""
+    n, ranks, size = 1 << 17, 8, 64
+    relation = Stack(attnspec.zoo("bigbird").program).relation(n)
+    rows = LARGE.rows(32, 8, True)
+    partition = partitions.contiguous(n, ranks)
+    found = exchange_of(relation, partition, rows)
+    # one row of each block stands for all of them
+    at = np.arange(0, n, size)
+    held = np.asarray(relation.holds(at[:, None], at, n), bool)
+    shard, least = len(at) // ranks, 0
+    for reader, owner in product(range(ranks), repeat=2):
+        if reader != owner:
+            part = held[reader * shard :][:shard, owner * shard :][:, :shard]
+            q, k = (x[:, None] + np.array([0, 1]) for x in np.nonzero(part))
+            least += least_cut(q, k, size * rows.key, size * rows.remote).weight
+    assert found.links.sum() == found.flow == least
 
 
 @pytest.mark.parametrize("seed", range(12))
@@ -132,6 +216,50 @@ def test_a_million_positions_are_asked_about_by_the_run() -> None:
     assert search.asked <= ASKED
 
 
+@pytest.mark.parametrize(
+    "name",
+    ["bigbird", "deepspeed_bigbird", "deepspeed_variable", "deepspeed_fixed", "openai_fixed"],
+)
+def test_drawn_blocks_and_columns_are_not_searched_for(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of 64 ranks, what is asked is as much as there are pairs of them, not as there are blocks."""
+    relation = Stack(attnspec.zoo(name).program).relation(1 << 18)
+    searches: list[_Search] = []
+    found = _Search.found
+
+    def counted(self: _Search) -> blocks.Blocks:
+        searches.append(self)
+        return found(self)
+
+    monkeypatch.setattr(_Search, "found", counted)
+    blocks.blocks_between.cache_clear()
+    every = blocks.blocks_between(relation, partitions.contiguous(1 << 18, 64))
+    assert sum(search.asked for search in searches) <= 4 * 64 * 64
+    assert every.full.all()
+    assert len(every.full) < 4 * 64 * 64 + 4 * ((1 << 18) // 16)
+
+
+def test_ranks_whose_rows_are_alike_are_solved_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    n, ranks, solved = 1 << 16, 64, []
+
+    def counted(queries: Any, *rest: Any) -> Any:
+        solved.append(len(queries))
+        return least_cut(queries, *rest)
+
+    monkeypatch.setattr(exchange, "least_cut", counted)
+    relation = Stack(attnspec.parse("attention a { attend window(radius = 9) }").program).relation(
+        n
+    )
+    partition = partitions.contiguous(n, ranks)
+    found = exchange_of(relation, partition, LARGE.rows(32, 8, True))
+    assert found.key_rows.sum() == 2 * (ranks - 1) * 9
+    assert found.flow == found.links.sum()
+    # one pair of neighbours for each side
+    total = len(blocks.blocks_between(relation, partition).full)
+    assert sum(solved) * (ranks - 1) == total
+
+
 def test_the_table_on_paper() -> None:
     """Figures of one layer, 8 ranks, 32 heads of 128 with 8 of keys, two bytes."""
 
@@ -189,6 +317,12 @@ def test_lists_are_planned_by_the_keys_that_they_may_name() -> None:
     graph = "chosen(x) & window(radius = 1023) | columns(first(4))"
     near = attnspec.parse(f"attention a {{ input x: choices attend {graph} }}")
     assert max(plan(near.program, MILLION, 8, LARGE).bytes_received) < 9_000_000
+    # what queries and keys decide goes by heads, unless heads decide together, or inputs with them
+    for share, ranks, way in (("group", 8, HEADS), ("all", 8, "all"), ("group", 64, HEADS)):
+        text = f"attention a {{ attend topk(keys = 8, share = {share}) }}"
+        (decided,) = plan(attnspec.parse(text).program, 4096, ranks, LARGE).layers
+        assert decided.how == way
+        assert "queries and keys decide the pairs of `topk`" in decided.why
     beside = attnspec.parse("attention a { input x: choices attend chosen(x) | topk(keys = 3) }")
     assert plan(beside.program, 64, 2).layers[0].how == "all"
 

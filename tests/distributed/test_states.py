@@ -16,7 +16,7 @@ from attnspec.backends.factored.kernels import kernel_of
 from attnspec.distributed import partitions
 from attnspec.distributed.by_states import merged, passed_on
 from attnspec.distributed.partitions import Partition
-from attnspec.distributed.planning import HEADS, MIXED, ROWS, STATES, Tensors, plan
+from attnspec.distributed.planning import BOTH, HEADS, MIXED, ROWS, STATES, Tensors, plan
 from attnspec.lower.lower import Binder
 from attnspec.lower.work import Call, mechanism_of
 
@@ -184,13 +184,35 @@ def test_sums_travel_where_positions_would_be_more() -> None:
 @pytest.mark.parametrize(
     "text",
     [
-        "attend window(radius = 3) + linear()",
+        "input t: tokens attend columns(t) + linear()",
         "attend linformer(rank = 4, max_length = 65536, projection = conv)",
         "attend efficient()",
     ],
 )
 def test_what_has_no_sums_to_merge_goes_by_heads(text: str) -> None:
     assert how(f"attention a {{ {text} }}", 1 << 16, 8).how == HEADS
+
+
+def test_keys_of_a_graph_and_sums_of_all_others_travel() -> None:
+    text = "attention a {{ {}attend {} + linear() }}"
+    causal = how(text.format("causal ", "window(before = 1023, after = 0)"), 1 << 20, 8)
+    assert causal.how == BOTH
+    assert "bytes would reach a rank as heads" in causal.why
+    # a halo of 1,024 keys from the rank before, and from each before 8 sums of 128 x 129 numbers
+    sums = 8 * (128 * 129 + 1) * 4
+    assert causal.received.tolist() == [0, *(1024 * 4096 + sums * before for before in range(1, 8))]
+    # nobody is left to sum over where all keys travel
+    whole = how(text.format("", "full"), 1 << 14, 8)
+    assert whole.how == HEADS
+    assert "bytes would reach a rank as rows and sums" in whole.why
+    # keys from both sides, and sums from all ranks
+    both = how(text.format("", "window(radius = 7)"), 1 << 20, 8)
+    assert both.received.tolist() == [
+        (1 if rank in (0, 7) else 2) * 7 * 4096 + 7 * sums for rank in range(8)
+    ]
+    # what has no order of positions goes by heads
+    turned = partitions.head_tail(1 << 16, 8)
+    assert how(text.format("causal ", "window(radius = 3)"), 1 << 16, 8, turned).how == HEADS
 
 
 def test_causal_sums_go_by_the_order_of_positions() -> None:
@@ -213,10 +235,13 @@ def test_heads_of_one_layer_go_each_their_own_way() -> None:
     found = how(f"attention a {{ {body} }}", 1 << 16, 4)
     assert found.how == MIXED
     ways = [(way.how, len(way.heads)) for way in found.ways]
-    assert ways == [(ROWS, 4), (STATES, 12), (HEADS, 16)]
+    assert ways == [(ROWS, 4), (STATES, 12), (BOTH, 16)]
     assert "heads 0, 1, 2, 3 by rows" in found.why
+    efficient = body.replace("window(radius = 9) + linear()", "efficient()").replace("causal ", "")
+    found = how(f"attention a {{ {efficient} }}", 1 << 16, 4)
+    assert [(way.how, len(way.heads)) for way in found.ways][-1] == (HEADS, 16)
     # half of the heads travel, not all of them
-    alone = how("attention a { causal attend window(radius = 9) + linear() }", 1 << 16, 4)
+    alone = how("attention a { attend efficient() }", 1 << 16, 4)
     assert found.received.max() < 0.6 * alone.received.max()
     # sums over keys are more than a few positions
     assert STATES not in {way.how for way in how(f"attention a {{ {body} }}", 16, 4).ways}

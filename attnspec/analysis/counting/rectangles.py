@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import lru_cache
 from itertools import combinations
 
 import numpy as np
@@ -52,10 +53,11 @@ class Term:
                 yield (-1) ** size, tuple(dict.fromkeys((*self.held, *some)))
 
 
-def terms_of(relation: Relation, n: int) -> list[Term]:
+@lru_cache(maxsize=16)
+def terms_of(relation: Relation, n: int) -> tuple[Term, ...]:
     """Terms whose union is the relation."""
     found = _split(_pushed(relation, n), n, True)
-    return [Term(held=(relation,))] if found is None else found
+    return (Term(held=(relation,)),) if found is None else tuple(found)
 
 
 def _split(relation: Relation, n: int, wanted: bool) -> list[Term] | None:

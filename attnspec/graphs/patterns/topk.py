@@ -119,6 +119,10 @@ class TopK(DataDependent):
         return self.score or ("dot" if self.block == 1 else "mean")
 
     @property
+    def across_heads(self) -> bool:
+        return self.share == "all"
+
+    @property
     def given_choice(self) -> bool:
         return isinstance(self.score, Data)
 

@@ -20,6 +20,7 @@ from attnspec.backends.common.score_formula import Blocks, Formula, unit
 from attnspec.backends.common.torch_modes import apart
 from attnspec.backends.factored.features.kernel import FeatureKernel
 from attnspec.backends.factored.features.spans import Given
+from attnspec.backends.factored.features.sums import State
 from attnspec.backends.factored.hybrid.merging import (
     Columns,
     Rows,
@@ -28,6 +29,7 @@ from attnspec.backends.factored.hybrid.merging import (
     exact_part,
     joined,
     kernel_part,
+    part_of_sums,
     rows_of_kernel,
     shared_quotient,
 )
@@ -46,10 +48,16 @@ Weigh = Callable[[Rows, Columns, Blocks], Weighed]
 
 
 class HybridFormula:
-    """Runs a graph and the features of a kernel under one denominator."""
+    """Runs a graph and the features of a kernel under one denominator; `others` are the pairs that
+    the kernel weighs, all that the graph leaves unless said."""
 
     def __init__(
-        self, work: Work, heads: tuple[int, ...], kernel: FeatureKernel, device: torch.device
+        self,
+        work: Work,
+        heads: tuple[int, ...],
+        kernel: FeatureKernel,
+        device: torch.device,
+        others: Relation | None = None,
     ) -> None:
         self.work, self.heads, self.kernel, self.device = work, heads, kernel, device
         self.quotient = shared_quotient(kernel)
@@ -57,9 +65,11 @@ class HybridFormula:
         self.formula = Formula(graph, heads, device)
         self.whole: TileSums | None = None
         if not (work.reads or work.decided):
-            others = tile_layout(others_of(work), n_q, n_k, kernel.how.chunk)
-            self.others = self._tiled(_some(others))
-            self.whole = TileSums(_full(others), kernel.how.chunk, device)
+            rest = tile_layout(
+                others_of(work) if others is None else others, n_q, n_k, kernel.how.chunk
+            )
+            self.others = self._tiled(_some(rest))
+            self.whole = TileSums(_full(rest), kernel.how.chunk, device)
             return
         rows, columns = np.arange(n_k - n_q, n_k)[:, None], np.arange(n_k)[None]
         self.mask = mask_plan(graph.relation, rows, columns, n_k, device)
@@ -84,9 +94,15 @@ class HybridFormula:
         return self.partial(q, k, v, call)[0]
 
     def partial(
-        self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, call: Call
+        self,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        call: Call,
+        before: State | None = None,
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """The output and the logarithms [B, H, n_q] of its denominators."""
+        """The output over these keys and others, which the kernel alone weighs, by its sums over
+        them, None where there are no others; and the logarithms [B, H, n_q] of its denominators."""
         check_no_dropout(f"a graph with `{self.kernel.name}`", call.dropout_p)
         if self.work.unit_keys:
             # all that is attended scores them, the mechanism too
@@ -98,6 +114,8 @@ class HybridFormula:
         else:
             exact = _by_tiles(self.graph, rows, columns, partial(self._exact, call=call), call)
             parts = [exact, *self._others(self.whole, given, rows, columns, call)]
+        if before is not None:
+            parts = [*parts, part_of_sums(self.kernel, given, before)]
         return self._joined(q, v, parts)
 
     def beside(

@@ -17,6 +17,7 @@ from attnspec.backends.factored.features.kernel import FeatureKernel
 from attnspec.backends.factored.features.maps import Features
 from attnspec.backends.factored.features.quotients import Quotient
 from attnspec.backends.factored.features.spans import Given
+from attnspec.backends.factored.features.sums import State
 from attnspec.lower.work import Call, Work
 
 
@@ -128,6 +129,17 @@ def kernel_part(
         frame = frame.masked_fill(~mask, -torch.inf)
     log = frame.amax(-1, keepdim=True)
     return Weighed((products * relative(frame, log)) @ columns.values[:, :, None], log)
+
+
+def part_of_sums(kernel: FeatureKernel, given: Given, state: State) -> Weighed:
+    """What keys weigh together whose sums are given."""
+    batch, heads = given.q.shape[:2]
+    total = state.total.view(batch, heads, 1, *state.total.shape[1:])
+    found = features_of_queries(kernel, given.q.to(total.dtype), given)
+    log = log_of(found)
+    if state.base is not None:
+        log = log + state.base.to(log.dtype).view(batch, heads, 1, 1, 1)
+    return Weighed(found.values @ total, log)
 
 
 def joined(

@@ -18,10 +18,9 @@ from attnspec.backends.factored.hybrid.merging import (
     Weighed,
     columns_of_kernel,
     exact_part,
-    features_of_queries,
     joined,
     kernel_part,
-    log_of,
+    part_of_sums,
     rows_of_kernel,
     shared_quotient,
 )
@@ -63,7 +62,7 @@ class HybridStream:
         seen = self.keeper.seen(graph_of(self.work), given.k, given.v, call, kept)
         parts = self._of_seen(given, seen, call)
         if sums.sums is not None:
-            parts.append(self._of_sums(given, sums))
+            parts.append(part_of_sums(self.kernel, given, sums))
         out, lse = joined(self.quotient, parts)
         out = out.to(q.dtype).reshape(*q.shape[:3], v.shape[-1])
         after = HybridState(self._after(given, seen.left, sums), seen.kept)
@@ -83,16 +82,6 @@ class HybridStream:
         exact = exact_part(self.work, seen.formula, rows, columns, seen.blocks, call)
         by_kernel = kernel_part(self.kernel, rows, columns, others)
         return [part.mapped(lambda x: x.squeeze(3)) for part in (exact, by_kernel)]
-
-    def _of_sums(self, given: Given, state: State) -> Weighed:
-        """What all other keys weigh together."""
-        batch, heads = given.q.shape[:2]
-        total = state.total.view(batch, heads, 1, *state.total.shape[1:])
-        found = features_of_queries(self.kernel, given.q.to(total.dtype), given)
-        log = log_of(found)
-        if state.base is not None:
-            log = log + state.base.to(log.dtype).view(batch, heads, 1, 1, 1)
-        return Weighed(found.values @ total, log)
 
     def _after(self, given: Given, left: Kept, state: State) -> State:
         """The sums with keys in them that no later position reads."""
