@@ -207,10 +207,10 @@ def test_what_cannot_be_meant_is_refused(text: str, keywords: str, message: str)
 def test_hashed_attention_of_reformer(causal: bool, rounds: int) -> None:
     """Without chunks before, which go round from the first to the last there; in float64, as a
     query that reads itself alone has a score of -100000 there, which float32 rounds."""
-    from transformers.models.reformer.modeling_reformer import LSHSelfAttention, ReformerConfig
+    from transformers.models.reformer.modeling_reformer import LSHSelfAttention
 
     torch.manual_seed(rounds)
-    config = ReformerConfig(
+    config = transformers.ReformerConfig(
         hidden_size=16,
         num_attention_heads=2,
         attention_head_size=8,
