@@ -77,7 +77,10 @@ def test_bands_are_found_by_their_rows() -> None:
 
 
 @pytest.mark.parametrize("body", [GRAPHS[name] for name in BANDS])
-@pytest.mark.parametrize(("n", "n_q"), [(300, 300), (257, 100), (1, 1)])
+@pytest.mark.parametrize(
+    ("n", "n_q"),
+    [(257, 100), *(pytest.param(n, n, marks=pytest.mark.slow) for n in (1, 300))],
+)
 def test_it_is_handed_the_band(
     body: str,
     n: int,

@@ -86,7 +86,13 @@ def test_the_same_is_decided_and_computed(name: str, monkeypatch: pytest.MonkeyP
 
 
 @pytest.mark.usefixtures("interpreted")
-@pytest.mark.parametrize("name", ["topk, shared", "all", "lsh, apart, in buckets"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "topk, shared",
+        *(pytest.param(x, marks=pytest.mark.slow) for x in ("all", "lsh, apart, in buckets")),
+    ],
+)
 def test_kernels_of_a_gpu_compute_the_same(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     unask(monkeypatch)
     work, tensors, call = call_of(name, padded=True)
