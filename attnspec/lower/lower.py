@@ -167,7 +167,8 @@ class Binder:
         pairs between the first n positions; None where it is not plain that there is one."""
         row = self.program.row(layer)
         asked: set[str] = set().union(*(self._asks[slot] for slot in row))
-        if self.program.cross or asked & {"n", "grid"}:
+        # a grid has its own length
+        if self.program.cross or asked & {"n", "grid"} or extents_of(self.program, n):
             return None
 
         def counted() -> tuple[int, ...] | None:

@@ -110,6 +110,8 @@ def test_pairs_that_change_with_the_number_of_blocks_are_cut_up_to_their_next() 
     for body in ("window(radius = n // 9)", "window(radius = 4) | global(last(3))"):
         program = parse(f"attention a {{ attend {body} }}").program
         assert Binder(program, {}).longest(0, 2, 97) is None
+    grid = parse("attention a { sequence grid(4, 5) attend window(radius = 2) }").program
+    assert Binder(grid, {}).longest(0, 2, 20) is None
 
 
 @pytest.mark.parametrize(
