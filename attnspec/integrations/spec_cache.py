@@ -22,7 +22,7 @@ from attnspec.text.diagnostics import AttnSpecError
 Tensors: TypeAlias = "tuple[torch.Tensor, torch.Tensor, torch.Tensor]"
 
 
-class SpecCache(Cache):
+class SpecCache(Cache):  # type: ignore[misc]
     """The cache of a model that was given a spec: for each layer the state that its attention goes
     on from. Heads with a window keep the keys of the window, first positions and marked tokens
     stay, mechanisms keep their sums; only heads that look back without a bound keep every key.
@@ -103,7 +103,7 @@ class Step:
         )
 
 
-class SpecLayer(CacheLayerMixin):
+class SpecLayer(CacheLayerMixin):  # type: ignore[misc]
     """What one layer keeps: a state, which the attention itself goes on from."""
 
     is_sliding = False
@@ -111,7 +111,7 @@ class SpecLayer(CacheLayerMixin):
     supports_early_init = False
 
     def __init__(self, **_settings: object) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
+        super().__init__()
         self.state: StreamState | None = None
         self.position = 0
         self.record_past = False

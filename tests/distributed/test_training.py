@@ -47,7 +47,7 @@ def trained(rank: int | None, folder: Path) -> list[float]:
         return run(query, key, value).transpose(1, 2), None
 
     AttentionInterface.register("over_ranks", attend)
-    config = LlamaConfig(  # type: ignore[call-arg]
+    config = LlamaConfig(
         vocab_size=31,
         hidden_size=32,
         intermediate_size=48,

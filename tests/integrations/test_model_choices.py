@@ -92,7 +92,7 @@ def test_what_a_choice_goes_by_is_kept(name: str) -> None:
             assert wanted is None or difference(found, wanted) < TOLERANCE
             # the cache is read, as long as it is there
             assert cache.bytes > 0
-            cache.reset()  # type: ignore[no-untyped-call]
+            cache.reset()
             assert difference(pieces(model, cache), found) < TOLERANCE
 
 
