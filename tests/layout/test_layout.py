@@ -153,7 +153,6 @@ def test_rows_of_many_lengths_are_asked_for_together(monkeypatch: pytest.MonkeyP
         return right(self, q, n)
 
     monkeypatch.setattr(type(graph), "progressions", counted)
-    monkeypatch.setattr("attnspec.layout.edge_list.planned_length", lambda *_: 193)
     layout = edge_layout(graph, 193, 193)
     assert len(layout.rows) > 10
     assert len(asked) <= 3
