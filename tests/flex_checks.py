@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import torch
 
+from attnspec.backends.common.reading import reading_of
 from attnspec.backends.flex.backend import layouts_of
 from attnspec.backends.flex.kernel import FlexKernel
-from attnspec.backends.flex.reading import reading_of
 from attnspec.lower.work import Work
 
 

@@ -67,23 +67,3 @@ def _joined(
     if len(some) < 2:
         return some[0] if some else ends[1]
     return replace(relation, terms=some)
-
-
-def takes_tensors(relation: Relation) -> bool:
-    """Whether what a relation reads of inputs is answered for tensors of positions: what is static
-    beside it may be looked up, but not in a pattern that moves positions."""
-    match relation:
-        case Union(terms) | Intersection(terms):
-            return all(not reads_data(term) or takes_tensors(term) for term in terms)
-        case Complement(term):
-            return takes_tensors(term)
-        case _:
-            return _is_elementwise(relation)
-
-
-def _is_elementwise(relation: Relation) -> bool:
-    if isinstance(relation, Union | Intersection):
-        return all(map(_is_elementwise, relation.terms))
-    if isinstance(relation, Complement | Transpose | Shift):
-        return _is_elementwise(relation.term)
-    return not relation.numpy_only

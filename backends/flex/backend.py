@@ -13,8 +13,8 @@ from functools import lru_cache
 from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING
 
+from attnspec.backends.common.reading import GatheredError, reading_of
 from attnspec.backends.flex.flash import said
-from attnspec.backends.flex.reading import GatheredError, reading_of
 from attnspec.graphs.relation import Relation
 from attnspec.layout.axes import axis
 from attnspec.layout.orders import NATURAL, Order, OrderedRelation

@@ -18,6 +18,7 @@ import torch
 
 from attnspec.backends.common.labels import certain
 from attnspec.backends.common.masks import with_data
+from attnspec.backends.common.reading import Part, reading_of
 from attnspec.backends.triton.tables import (
     TileLists,
     TileSide,
@@ -29,7 +30,6 @@ from attnspec.backends.triton.tables import (
 )
 from attnspec.graphs.operators import Complement, Intersection, Union
 from attnspec.graphs.relation import Relation
-from attnspec.graphs.token_sets import reads_data
 from attnspec.layout.orders import OrderedRelation
 from attnspec.layout.steps import Banded, whole_layouts_of
 from attnspec.layout.tile_layout import FULL_TILE, NOTHING, StepLayout
@@ -63,7 +63,6 @@ class ReadingStep:
         self, band: Banded, relation: Relation, lengths: tuple[int, int], device: torch.device
     ) -> None:
         self.band, self.lengths, self.n, self.device = band, lengths, lengths[1], device
-        self.relation = _grouped(relation)
         layout = self._layout_of(band.step.relation)
         self.q, self.k = side_of(layout.q, device), side_of(layout.k, device)
         full = (layout.kinds == FULL_TILE) & (self._kinds(certain(relation), layout) == FULL_TILE)
@@ -82,11 +81,14 @@ class ReadingStep:
             for side in (layout.q, layout.k)
         )
         self.step = self._static(layout, layout.kinds[looked])
-        self.parts = {
-            part: self._static(mine, _kinds_in(mine, layout)[looked])
-            for part in _static_parts(self.relation)
-            for mine in (self._within(part),)
-        }
+        found = reading_of(relation)
+        if found.condition is None:
+            raise ValueError("it reads no inputs")
+        self.condition = found.condition
+        self.parts = [
+            self._static(mine, _kinds_in(mine, layout)[looked])
+            for mine in map(self._within, found.parts)
+        ]
 
     def __call__(self, data: Mapping[str, torch.Tensor]) -> ReadTables:
         """The tables of a call whose inputs are [B, n], or lengths [B, 1, 1]."""
@@ -118,7 +120,7 @@ class ReadingStep:
         q = self.places[0][self.tiles[0][part]][:, :, None]
         k = self.places[1][self.tiles[1][part]][:, None, :]
         real = (q >= 0) & (k >= 0)
-        found = self._of(self.relation, part, data, (q.clamp(min=0), k.clamp(min=0)))
+        found = self._of(self.condition, part, data, (q.clamp(min=0), k.clamp(min=0)))
         found = found & real & self.step.held(part, k.shape[2])
         return found.expand(batch, *real.shape), q >= 0
 
@@ -129,11 +131,11 @@ class ReadingStep:
         data: Mapping[str, torch.Tensor],
         at: tuple[torch.Tensor, torch.Tensor],
     ) -> torch.Tensor:
-        """Which pairs of some tiles a relation holds, bool, broadcastable to [B, tiles, height,
+        """Which pairs of some tiles a condition holds, bool, broadcastable to [B, tiles, height,
         width]."""
-        if relation in self.parts:
-            return self.parts[relation].held(part, at[1].shape[2])
         match relation:
+            case Part(number):
+                return self.parts[number].held(part, at[1].shape[2])
             case Union(terms) | Intersection(terms):
                 each = [self._of(term, part, data, at) for term in terms]
                 return reduce(or_ if isinstance(relation, Union) else and_, each)
@@ -228,35 +230,6 @@ class ReadTables:
     def columns(self) -> TileLists:
         """The lists of key tiles."""
         return self.step.columns.of(self.full, self.some)
-
-
-def _grouped(relation: Relation) -> Relation:
-    """The same relation, the static terms of every `|` and `&` in one."""
-    if not reads_data(relation):
-        return relation
-    match relation:
-        case Union(terms) | Intersection(terms):
-            read = tuple(_grouped(term) for term in terms if reads_data(term))
-            rest = tuple(term for term in terms if not reads_data(term))
-            static = rest if len(rest) < 2 else (replace(relation, terms=rest),)
-            return replace(relation, terms=(*read, *static))
-        case Complement(term):
-            return Complement(_grouped(term))
-        case _:
-            return relation
-
-
-def _static_parts(relation: Relation) -> tuple[Relation, ...]:
-    """The greatest parts that read no input, those that `_of` comes to."""
-    if not reads_data(relation):
-        return (relation,)
-    match relation:
-        case Union(terms) | Intersection(terms):
-            return tuple(dict.fromkeys(part for term in terms for part in _static_parts(term)))
-        case Complement(term):
-            return _static_parts(term)
-        case _:
-            return ()
 
 
 def _kinds_in(layout: StepLayout, grid: StepLayout) -> np.ndarray:

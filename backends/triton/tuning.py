@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from math import prod
 
-from attnspec.backends.common.labels import labels_of, possible, takes_tensors
+from attnspec.backends.common.labels import labels_of, possible
+from attnspec.backends.common.reading import is_askable
 from attnspec.layout.orders import Boxed, Order, Side
 from attnspec.layout.steps import Banded, Means, bands_of, fixed, members_of
 from attnspec.layout.tiling import Survey
@@ -61,7 +62,7 @@ def steps_of(work: Work) -> tuple[Banded, ...]:
     parts = labels_of(work.relation)
     if parts is not None:
         return bands_of(parts[1], work.n_q, work.n_k, ON_GPU)
-    if not takes_tensors(work.relation):
+    if not is_askable(work.relation):
         return ()
     bands = bands_of(possible(work.relation), work.n_q, work.n_k, ON_GPU)
     taken = sum(band.tiles.tiles * prod(band.sizes) / 8 for band in bands)

@@ -20,6 +20,7 @@ from attnspec.backends.dense.kernel import DenseKernel
 from attnspec.backends.triton import tables, tuning
 from attnspec.backends.triton.backend import TritonBackend
 from attnspec.backends.triton.tuning import ON_GPU
+from attnspec.graphs.gathered import Gathered, Numbering
 from attnspec.graphs.relation import evaluate_pairs
 from attnspec.lower.lower import stand_ins, works_of
 from attnspec.lower.work import Call, Work
@@ -45,6 +46,7 @@ BODIES = {
     "complement": "attend window(radius = 20) - global(m) - where((i(q) + i(k)) % 3 == 0)",
     "grid": "sequence grid(5, 7) attend where(q.row == k.row or t(q) > t(k) + 20)",
     "shifted": "attend shift(transpose(rows(m)), by = 3) | self",
+    "looked up and moved": "attend shift(where(k % 3 == 0) & rows(m), by = 2) | self",
     "two orders": "causal attend (window(before = 3, after = 0) | residue(step = 6))"
     " & where(i(q) >= i(k))",
     "nothing": "attend (window(radius = 3) - full) & prefix(s)",
@@ -85,7 +87,7 @@ def agree(kernel: Any, work: Work, call: Call, size: tuple[int, int]) -> None:
         torch.testing.assert_close(ours, meant, rtol=1e-4, atol=1e-5)
 
 
-QUICK = ("events", "marked", "prefix", "two orders", "nothing")
+QUICK = ("events", "marked", "prefix", "looked up and moved", "two orders", "nothing")
 
 
 @pytest.mark.parametrize(
@@ -178,19 +180,22 @@ def test_lists_name_what_holds_pairs_alone(body: str) -> None:
     assert torch.equal(seen, 2 * held)
 
 
-@pytest.mark.parametrize("way", ["moved", "too many"])
-def test_what_is_laid_out_for_each_sample(way: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    body = "attend shift(where(k % 3 == 0) & rows(m), by = 2) | self"
-    if way == "too many":
-        body = BODIES["marked"]
-        monkeypatch.setattr(tuning, "MASKED", 9 * 16 * 16 // 8 - 1)
+def test_what_is_laid_out_for_each_sample(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tuning, "MASKED", 9 * 16 * 16 // 8 - 1)
     n = 35
-    work = work_of(body, n, n)
+    work = work_of(BODIES["marked"], n, n)
     backend = TritonBackend()
     assert backend.steps(work) == ("as the inputs of a call decide, laid out for each sample",)
     kernel = backend.build(work, (0, 1), CPU)
     assert not hasattr(kernel, "reading")
     agree(kernel, work, Call(data=inputs(n)), (n, n))
+
+
+def test_what_is_numbered_anew_is_laid_out_for_each_sample() -> None:
+    work = work_of(BODIES["marked"], 35, 35)
+    places = Numbering(np.arange(0, 35, 2))
+    part = replace(work, relation=Gathered(work.relation, 35, places, places, 0), n_q=18, n_k=18)
+    assert "for each sample" in str(TritonBackend().steps(part))
 
 
 def test_the_plan_names_what_a_call_decides() -> None:

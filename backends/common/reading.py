@@ -9,7 +9,7 @@ from functools import lru_cache
 from attnspec.graphs.gathered import Gathered
 from attnspec.graphs.operators import Complement, Intersection, Shift, Transpose, Union
 from attnspec.graphs.patterns.full import Full
-from attnspec.graphs.relation import Elementwise, Relation
+from attnspec.graphs.relation import Elementwise, Relation, takes_tensors
 from attnspec.graphs.token_sets import reads_data
 
 
@@ -47,6 +47,15 @@ def reading_of(relation: Relation) -> Reading:
     found = tuple(_condition(term, (), parts) for term in read)
     static = _joined(Intersection, tuple(term for term in terms if term not in read))
     return Reading(static, _joined(Intersection, found) if found else None, tuple(parts))
+
+
+def is_askable(relation: Relation) -> bool:
+    """Whether the condition of a graph is answered for tensors of positions."""
+    try:
+        condition = reading_of(relation).condition
+    except GatheredError:
+        return False
+    return condition is None or takes_tensors(condition)
 
 
 def _joined(kind: type[Union] | type[Intersection], terms: tuple[Relation, ...]) -> Relation:
