@@ -60,7 +60,9 @@ class Partials:
         places, none = index
         top, total = (x.take(places) for x in (self.tops, self.totals))
         if none is not None:
+            # 0 times what stands for none need not be 0
             top.masked_fill_(none, -math.inf)
+            total.masked_fill_(none, 0.0)
         most = top.amax(-1, keepdim=True)
         most.masked_fill_(most == -math.inf, 0.0)
         weights = top.sub_(most).exp2_()
@@ -70,7 +72,6 @@ class Partials:
         lse = total.log2().add_(most)[:, 0]
         outs = _bags(self.outs, places, weights)
         if bool(empty.any()):
-            # 0 times what stands for none need not be 0
             outs.masked_fill_(empty, 0.0)
         return Partials(outs, (~empty[:, 0]).to(total.dtype), lse)
 
@@ -83,7 +84,11 @@ class Partials:
 def summed(x: torch.Tensor, index: Index) -> torch.Tensor:
     """The sums of some rows of x [m, e] for each row [rows, e]."""
     places, none = index
-    return _bags(x, places, None if none is None else (~none).to(x.dtype))
+    if none is None:
+        return _bags(x, places, None)
+    found = _bags(x, places, (~none).to(x.dtype))
+    # 0 times what stands for none need not be 0
+    return found.masked_fill_(none.all(1, keepdim=True), 0.0)
 
 
 def rows_of_tiles(places: torch.Tensor, height: int) -> Index:

@@ -178,6 +178,25 @@ def test_a_query_without_keys_takes_nothing_of_others(
     assert lse[0, 0, 20] == -torch.inf
 
 
+@pytest.mark.parametrize("tall", [1, 48])
+def test_without_any_key_nothing_is_left_of_an_earlier_call(
+    tall: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whose numbers, here NaN, still stand in the buffers."""
+    monkeypatch.setattr(attention, "TALL", tall)
+    leaf, data = chosen(40, 40, 8, 3, 1)
+    work = Work(leaf, 40, 40)
+    kernel = ListsBackend().build(work, (0,), CPU)
+    data["sel"][:] = 0
+    for number in (torch.nan, 1.0):
+        tensors, call = a_call(work, 1, 1, None, data)
+        given = [(x * number).requires_grad_() for x in tensors]
+        out = kernel(*given, call)
+        found = (out, *torch.autograd.grad(out.sum(), given))
+        data["sel"][:] = -1
+    assert not any(x.any() for x in found)
+
+
 @pytest.mark.parametrize("kind", [torch.float32, torch.float16, torch.bfloat16])
 def test_shorter_types(kind: torch.dtype) -> None:
     """No further from the definition in float64 than the dense kernel of the type, twice."""
