@@ -190,9 +190,9 @@ def test_without_any_key_nothing_is_left_of_an_earlier_call(
     data["sel"][:] = 0
     for number in (torch.nan, 1.0):
         tensors, call = a_call(work, 1, 1, None, data)
-        given = [(x * number).requires_grad_() for x in tensors]
-        out = kernel(*given, call)
-        found = (out, *torch.autograd.grad(out.sum(), given))
+        q, k, v = ((x * number).requires_grad_() for x in tensors)
+        out = kernel(q, k, v, call)
+        found = (out, *torch.autograd.grad(out.sum(), (q, k, v)))
         data["sel"][:] = -1
     assert not any(x.any() for x in found)
 
