@@ -9,13 +9,16 @@ after which all allowed pairs are joined; each is sound, and none is complete.
    - columns(T) above rows(T), for a token set T that is never empty (not under `causal`)
    - residue(step = s) and window(radius = s - 1), in either order: q and k are joined by way of the
      position congruent to q (or k) that is nearest to k (or q) on the side of the other
-   - under `causal`, summary(stride = s) above block(size = s): by way of the last cell of k's block
+   - under `causal`, summary(stride = s) of one cell at least above block(size = s): by way of the
+     last cell of k's block
 3. A window of radius 1 in every layer joins all pairs after n - 1 of them.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+
+import numpy as np
 
 from attnspec.check.places import values
 from attnspec.graphs.forms.conditions import (
@@ -35,8 +38,9 @@ from attnspec.graphs.forms.conditions import (
 )
 from attnspec.graphs.forms.dnf import band, form_of, place_of
 from attnspec.graphs.stack import Stack, TooMuch
+from attnspec.ir.intervals import bounds
 from attnspec.ir.program import Claim, Program, Tokens
-from attnspec.ir.scalars import Apply, Scalar, ScalarError, Symbol
+from attnspec.ir.scalars import Apply, Scalar, ScalarError, Symbol, symbols
 
 MOST_GRAPHS = 64
 """The most different graphs of one spec for which a proof is tried."""
@@ -148,19 +152,27 @@ def _steps(upper: Form, lower: Form, causal: bool) -> Iterator[tuple[Form, Form]
         match one:
             case Among("k", members, True) if not causal and _never_empty(members):
                 yield own, frozenset([frozenset([Among("q", members)])])
-            case Among("k", Ends(stride), True) if causal:
+            case Among("k", Ends(stride, cells), True) if causal and _is_least(cells, 1):
                 yield own, band(0, 0, stride)
-            case Multiple(step, True):
+            case Multiple(step, True) if _is_least(step, 0):
                 yield own, band(plus(step, -1), plus(step, -1))
             case _:
                 pass
     for one in _conditions(lower):
-        if isinstance(one, Multiple) and one.wanted:
+        if isinstance(one, Multiple) and one.wanted and _is_least(one.step, 0):
             yield band(plus(one.step, -1), plus(one.step, -1)), frozenset([frozenset([one])])
 
 
 def _conditions(form: Form) -> set[Condition]:
     return {one for conjunction in form for one in conjunction}
+
+
+def _is_least(size: Scalar, least: int) -> bool:
+    """Whether it is plain that a size is at no n below a number; what is divided by is never 0."""
+    if not {"n"}.issuperset(symbols(size)):
+        return False
+    low, _ = bounds(size, {"n": (np.asarray(1.0), np.asarray(np.inf))})
+    return bool(low >= least)
 
 
 def _never_empty(tokens: object) -> bool:

@@ -181,6 +181,10 @@ class Blocks:
         if not frame.step or not (self.cut or frame.whole[tiles].all()):
             return None
         starts = frame.rows[tiles, 0]
+        # a short tile may have rows at another distance, those of another sequence for example
+        rows = frame.rows[tiles].reshape(self.count, -1)[:, : self.height]
+        if self.cut and (np.diff(rows, axis=1) != frame.step).any():
+            return None
         if (starts[:, 1:] - starts[:, :-1] != frame.size * frame.step).any():
             return None
         return lattice_of(starts[:, 0])

@@ -69,6 +69,25 @@ def test_what_follows_is_proven(body: str, claim: str) -> None:
         ("attend fixed(stride = 8, cells = 1)", "reach(layers = 2)", "refuted"),
         (CELLS.format(1, 0, SUMMARY), "reach(layers = 2)", "refuted"),
         (STRIDE.format("residue(step = isqrt(n) + 2)"), "reach(layers = 2)", "refuted"),
+        # a size that is none of a pattern may be below 1 where sequences are short
+        (
+            "causal layers 2 layer 0 { attend block(size = 4) }"
+            " layer 1 { attend where(k % 4 >= 4 - n // 64) }",
+            "reach(layers = 2)",
+            "checked",
+        ),
+        (
+            "causal layers 2 layer 0 { attend block(size = 4) }"
+            " layer 1 { attend where(k % 4 >= 4 - n // 256) }",
+            "reach(layers = 2)",
+            "refuted",
+        ),
+        (
+            "attend where((q - k) % (2 * (n // 2) - 5) == 0)"
+            " | where(abs(q - k) < 2 * (n // 2) - 5)",
+            "diameter <= 2",
+            "refuted",
+        ),
         (
             "layers 2 layer 1 { attend rows(first(1)) } layer 0 { attend columns(first(1)) }",
             "depth <= 2",

@@ -124,6 +124,8 @@ def test_pairs_that_change_with_the_number_of_blocks_are_cut_up_to_their_next() 
         # what depends on the length is laid out by itself
         "attend window(radius = 40) | columns(last(5))",
         "attend window(radius = n // 20)",
+        # sequences behind one another, of which one has no whole tile
+        "heads 4 attend residue(step = 2 + head // 2)",
         "causal attend strided(stride = 30)",
         "attend strided(stride = 30)",
         "heads 4 attend block(size = 48, before = 1) | random_blocks(size = 48, blocks = 1)",
