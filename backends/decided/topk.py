@@ -111,7 +111,8 @@ class Chooser:
             return best(candidates, forced, leaf.keys or leaf.blocks or 0, self._forced_most)
         ranked = ranks(candidates, forced)
         if leaf.scorer == "mass":
-            shares = shared.masked_fill(ranked == NONE, 0.0)
+            # what is forced may have no pair that is scored
+            shares = shared.masked_fill((ranked == NONE) | (shared == -torch.inf), 0.0)
         else:
             # what an input says are logits already
             logits = self._shared(scores * scales) if self.scores is not None else shared

@@ -25,7 +25,7 @@ from attnspec.backends.dense.kernel import DenseKernel
 from attnspec.backends.torch_call.forms import Form, all_pairs, form_below
 from attnspec.graphs.relation import Relation
 from attnspec.lower.cache import Cache
-from attnspec.lower.work import Call, Work
+from attnspec.lower.work import Alibi, Call, Work
 
 SMALL = 1 << 20
 """Numbers of a mask for every sample up to which it is made: cutting calls takes longer."""
@@ -254,11 +254,13 @@ class TorchCallKernel(SoftmaxKernel):
     def _sloped(self, bias: torch.Tensor) -> torch.Tensor:
         """A bias with what `alibi` adds."""
         n_q, n_k = self.work.n_q, self.work.n_k
-        for slopes in slopes_of(self.work.changes, self.heads).values():
+        slopes = slopes_of(self.work.changes, self.heads)
+        # an `alibi` may be said twice
+        for change in (x for x in self.work.changes if isinstance(x, Alibi)):
             q, k = (
                 torch.arange(low, n_k, dtype=bias.dtype, device="cpu") for low in (n_k - n_q, 0)
             )
-            each = torch.tensor(slopes, dtype=bias.dtype, device="cpu")[:, None, None]
+            each = torch.tensor(slopes[change], dtype=bias.dtype, device="cpu")[:, None, None]
             bias = torch.addcmul(bias, each, (q[:, None] - k).abs_(), value=-1)
         return bias
 

@@ -14,6 +14,7 @@ BODIES = {
     "causal": "causal attend full",
     "window": "attend window(radius = 5)",
     "alibi": "causal attend full score alibi()",
+    "alibi twice": "causal attend full score alibi() score alibi()",
     "softmax1": "causal attend full normalize softmax1",
 }
 

@@ -25,6 +25,8 @@ def sinks(q: int, k: int) -> bool:
     return k < 2 or 0 <= q - k <= 3
 
 
+FAR = "always = columns(first(2)) | window(before = 3, after = 0), within = window(radius = 4)"
+
 CASES: dict[str, TopK] = {
     "topk(keys = 3)": TopK(1, 1, "dot", "count", 3),
     "topk(keys = 2, queries = 3)": TopK(1, 3, "dot", "count", 2),
@@ -48,6 +50,10 @@ CASES: dict[str, TopK] = {
     ),
     "topk(mass = 0.4, size = 3, queries = 2, within = window(radius = 4))": TopK(
         3, 2, "mean", "mass", 0.4, within=near
+    ),
+    # what is forced and no candidate has no mass
+    f"topk(mass = 0.5, size = 1, queries = 2, score = mass, {FAR})": TopK(
+        1, 2, "mass", "mass", 0.5, always=sinks, within=near
     ),
 }
 
