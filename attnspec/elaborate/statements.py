@@ -273,7 +273,8 @@ def _chosen(block: nodes.Scope, scope: Scope, count: int) -> frozenset[int]:
         if isinstance(item, nodes.Call) and item.name == "every":
             return _every(item, kind, scope, count)
         bare = item.name if isinstance(item, nodes.Name) else ""
-        if bare and bare not in (*scope.names, *SCALARS, *TOKEN_SETS, *words):
+        other = *SCALARS, *TOKEN_SETS, *words, *scope.work.patterns, *scope.module.graphs
+        if bare and bare not in scope.names and bare not in other:
             sets = f"`0`, `0..5`, `0, 2`, `even`, `odd`, `every(3)` and `all` name {kind}s"
             advice = did_you_mean(bare, words) or f"{sets}; `{kind}` is its number in a size"
             scope.fail("A201", f"`{bare}` is not defined", item.span, help=advice)

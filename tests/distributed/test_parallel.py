@@ -269,6 +269,12 @@ def ran(tmp_path_factory: pytest.TempPathFactory) -> tuple[list[list[Any]], list
     return run(CASES, tmp_path_factory.mktemp("ranks"))
 
 
+def test_one_worker_runs_what_shares_processes(request: pytest.FixtureRequest) -> None:
+    # groups are a suffix of the names, which not every pytest lets be changed
+    if getattr(request.config.option, "loadgroup", False):
+        assert request.node.nodeid.endswith("@ranks")
+
+
 def test_ranks_together_compute_what_one_process_does(
     ran: tuple[list[list[Any]], list[list[Any]]],
 ) -> None:
