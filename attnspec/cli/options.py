@@ -18,18 +18,20 @@ def count(ctx: click.Context, param: click.Parameter, text: str | None) -> int |
     """A number of positions, a layer or a head: plain digits, from 0."""
     if text is None:
         return None
-    required = f"an integer from 0 to 2**31 - 1 is required, got {text[:40]!r}"
-    if not re.fullmatch(r"[0-9]{1,20}", text) or int(text) > MOST:
-        raise click.BadParameter(required + _meant(text), ctx, param)
-    return int(text)
+    return _whole(ctx, param, text, 0)
 
 
 def positive(ctx: click.Context, param: click.Parameter, text: str | None) -> int | None:
     """A whole number from 1."""
-    found = count(ctx, param, text)
-    if found == 0:
-        raise click.BadParameter(f"an integer from 1 to {MOST:,} is required, got 0", ctx, param)
-    return found
+    return None if text is None else _whole(ctx, param, text, 1)
+
+
+def _whole(ctx: click.Context, param: click.Parameter, text: str, least: int) -> int:
+    required = f"an integer from {least} to 2**31 - 1 is required, got {text[:40]!r}"
+    if not re.fullmatch(r"[0-9]{1,20}", text) or not least <= int(text) <= MOST:
+        meant = "" if text == "0" else _meant(text)
+        raise click.BadParameter(required + meant, ctx, param)
+    return int(text)
 
 
 def lengths(ctx: click.Context, param: click.Parameter, texts: Sequence[str]) -> tuple[int, ...]:

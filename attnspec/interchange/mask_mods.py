@@ -49,7 +49,10 @@ def from_mask_mod(
     Raises AttnSpecError with the reason for what no spec says.
     """
     if not callable(mask_mod):
-        raise TypeError(f"a function of (b, h, q, k) is needed, got {type(mask_mod).__name__}")
+        raise TypeError(
+            f"a function of (b, h, q, k) is needed, got {type(mask_mod).__name__}"
+            + (", whose rule attnspec.explain_mask looks for" if hasattr(mask_mod, "shape") else "")
+        )
     called = name or _name_of(mask_mod)
     if _arguments(mask_mod) == 5:
         raise AttnSpecError(

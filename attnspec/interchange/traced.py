@@ -587,7 +587,9 @@ def _read(captured: Captured, tensor: Any, parts: tuple[Any, ...]) -> Traced:
             " attnspec.explain_mask(mask) looks for one"
         )
     raise UntracedError(
-        f"a captured tensor {shape} is read at something else than [q], [k], [b, q], [b, k] or [h]"
+        f"a captured tensor of shape {shape} is read at something else than [q], [k], [b, q],"
+        " [b, k] or [h]: what depends on a position stands in a tensor of its own, one number for"
+        " each position, as `starts[document]` for `starts[document[k]]`, read at [k]"
     )
 
 

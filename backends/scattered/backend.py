@@ -40,7 +40,8 @@ class ScatteredBackend:
     def refuses(self, work: Work, device: str) -> str | None:
         if work.reads:
             names = ", ".join(f"`{name}`" for name in work.reads)
-            return f"the graph reads the run-time input {names}, and edges are listed before"
+            inputs = "input" if len(work.reads) == 1 else "inputs"
+            return f"the graph reads the run-time {inputs} {names}, and edges are listed before"
         edges = edges_of(work.relation, work.n_q, work.n_k)
         if edges > MOST:
             return f"at most {MOST:,} edges are listed one by one, and there are about {edges:,.0f}"

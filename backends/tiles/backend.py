@@ -43,7 +43,8 @@ class TilesBackend:
     def refuses(self, work: Work, device: str) -> str | None:
         if work.reads:
             names = ", ".join(f"`{name}`" for name in work.reads)
-            return f"the graph reads the run-time input {names}, and tiles are laid out before"
+            inputs = "input" if len(work.reads) == 1 else "inputs"
+            return f"the graph reads the run-time {inputs} {names}, and tiles are laid out before"
         if not self._costs(work):
             return f"in tiles of {LARGE[-1]:,} x {LARGE[-1]:,} there would be more than {MOST:,}"
         return None

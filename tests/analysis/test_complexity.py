@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from fractions import Fraction
 from pathlib import Path
+from typing import Any
 
 import pytest
 import sympy
 from random_specs import spec_text
 from zoo import ATTENTIONS, every_attention, loaded
 
-from attnspec.analysis.counting.degrees import total_edges
-from attnspec.analysis.growth import sympy_text
+from attnspec.analysis.counting.degrees import edges_of, total_edges
+from attnspec.analysis.growth import quasi_polynomials, sympy_text
 from attnspec.analysis.growth.fitting import fitted, monomials
 from attnspec.analysis.growth.order import edges_formula, growth_range, order
 from attnspec.analysis.growth.quasi_polynomials import formula_of
@@ -165,6 +166,28 @@ def test_a_formula_says_from_where_on_it_holds() -> None:
     assert formula is not None
     assert formula.proven
     assert [piece.start for piece in formula.pieces] == [0, 7, 20]
+
+
+def test_short_lengths_that_no_polynomial_fits_are_soon_given_up(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    tick = "k % 64 == 63 and 0 <= q // 64 - k // 64 <= 8"
+    stack = stack_of(f"causal attend window(before = 15, after = 0) | where({tick})")
+    tried: list[int] = []
+
+    def counted(points: Any, values: Any, basis: Any) -> Any:
+        tried.append(len(points))
+        return fitted(points, values, basis)
+
+    monkeypatch.setattr(quasi_polynomials, "fitted", counted)
+    formula = quasi_polynomials.formula_of.__wrapped__(stack.bound(64).found[0][2])
+    # one shorter at a time, these were thousands
+    assert formula is not None
+    assert len(tried) < 500
+    relation = stack.bound(64).found[0][2]
+    for n in (formula.pieces[0].start, 600, 1000, 5000):
+        piece = max((p for p in formula.pieces if p.start <= n), key=lambda p: p.start)
+        assert piece.at(n) == edges_of(relation, n)
 
 
 @pytest.mark.parametrize(

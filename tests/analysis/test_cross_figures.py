@@ -55,7 +55,7 @@ def test_what_is_about_one_sequence_is_not_known() -> None:
         assert report.to_dict((name,))["figures"][name]["note"] == (
             "queries and keys are two sequences"
         )
-    for ask in (report.hops, report.eccentricity, lambda i: report.path(i, 0)):
+    for ask in (report.hops, report.told, report.eccentricity, lambda i: report.path(i, 0)):
         with pytest.raises(AttnSpecError, match="of which the keys read nothing"):
             ask(0)
     assert report.symmetric is None

@@ -79,6 +79,8 @@ def assert_right(small: Small) -> None:
         assert reach.eccentricity(stack, n, query).value == (None if mine == FAR else mine)
         for key in {0, n // 3, n - 1}:
             assert_path(small, query, key)
+        column = hops[:, query]
+        assert np.array_equal(reach.told(stack, n, query), np.where(column == FAR, -1, column))
     far = distances[allowed]
     never = far.max() == FAR
     assert reach.diameter(stack, n).value == (None if never else far.max())

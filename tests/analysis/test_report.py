@@ -428,6 +428,15 @@ def test_a_page_reads_at_a_glance() -> None:
     assert max(map(len, text.splitlines())) < 140
 
 
+def test_a_page_names_what_it_did_not_look_for() -> None:
+    spec = attnspec.parse("attention a { attend window(radius = 2) | global(first(1)) }")
+    assert "unless named" not in str(spec.analyse(4096))
+    page = str(spec.analyse(16_385))
+    assert "unless named: depth, diameter, path_length, universal, spectral_gap, mixing" in page
+    cross = attnspec.parse("attention a { cross attend full }")
+    assert "unless named" not in str(cross.analyse(1 << 20))
+
+
 def test_several_reports_are_a_table() -> None:
     spec = spec_of("attend window(radius = 2)")
     short = table([spec.analyse(16), spec.analyse(64)]).plain

@@ -229,6 +229,8 @@ def test_refusals() -> None:
     backend = ScatteredBackend()
     reads = Work(Relation(), 8, 8, reads=("t",))
     assert "run-time input `t`" in (backend.refuses(reads, "cpu") or "")
+    both = Work(Relation(), 8, 8, reads=("s", "t"))
+    assert "run-time inputs `s`, `t`" in (backend.refuses(both, "cpu") or "")
     dense = spec_of("attend full").relation(1 << 12)
     assert "a query reads about 4,096" in (backend.refuses(Work(dense, 4096, 4096), "cpu") or "")
     many = spec_of("attend window(radius = 4096)").relation(1 << 16)

@@ -140,7 +140,12 @@ def test_inputs() -> None:
         (("good.attn", "--only", "edgs"), 2, "did you mean `edges`?"),
         (("good.attn", "--only", ","), 2, "the figures are edges"),
         (("good.attn", "--only", "pairs"), 2, "did you mean `edges`?"),
-        (("good.attn", "--head-size", "0"), 2, "an integer from 1 to"),
+        (
+            ("good.attn", "--head-size", "0"),
+            2,
+            "an integer from 1 to 2**31 - 1 is required, got '0'",
+        ),
+        (("good.attn", "--head-size", "no"), 2, "an integer from 1 to"),
         (("good.attn", "-n", str(MOST_POSITIONS + 1)), 4, "are analysed"),
         (("good.attn", "-n", ",".join(map(str, range(17)))), 2, "up to 16 columns"),
         (("gone.attn",), 3, "gone.attn"),

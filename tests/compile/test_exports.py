@@ -85,6 +85,12 @@ def test_a_mask_function_and_its_blocks_are_the_pairs(text: str, n: int) -> None
         assert torch.equal(getattr(blocks, name), getattr(meant, name))
 
 
+def test_a_mask_prints_on_one_line() -> None:
+    spec = attnspec.parse("attention near { layers 2 attend window(radius = 2) }")
+    assert repr(spec.to_flex(4096, layer=1)) == "<FlexMask near, layer 1, n = 4,096>"
+    assert repr(spec.to_flex()) == "<FlexMask near, layer 0, every n>"
+
+
 def test_one_mask_function_serves_every_length_that_it_can() -> None:
     flex = spec_of("causal attend window(before = 9, after = 0)").to_flex()
     for n in LENGTHS:

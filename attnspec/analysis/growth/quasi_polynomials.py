@@ -230,17 +230,26 @@ def _spread(stop: int, most: float) -> Iterator[int]:
 def _widest(rest: list[int], small: dict[int, int], shape: Shape) -> Piece | None:
     """A piece for the longest lengths of the rest (descending, without gaps): of all of them, or
     of as many as one polynomial fits."""
-    least, most = 0, len(rest)
-    found: Piece | None = None
-    while least < most:
-        taken = (least + most + 1) // 2 if found or least else most
-        part = {n: small[n] for n in rest[:taken]}
-        piece = _piece(rest[taken - 1], shape, part, 0)
+
+    def over(taken: int) -> Piece | None:
+        return _piece(rest[taken - 1], shape, {n: small[n] for n in rest[:taken]}, 0)
+
+    most = len(rest)
+    found = over(most)
+    if found is None:
+        # what fits some lengths fits fewer of them: halved, until the next length is one too many
+        least, beyond = 0, most
+        while beyond - least > 1:
+            middle = (least + beyond) // 2
+            if over(middle) is None:
+                beyond = middle
+            else:
+                least = middle
         # a polynomial through no more lengths than it has coefficients says nothing
-        if piece is not None and (taken == len(rest) or taken > 2 * _size(piece)):
-            found, least = piece, taken
-        else:
-            most = taken - 1
+        most, found = least, over(least) if least else None
+        while found is not None and most <= 2 * _size(found):
+            most -= 1
+            found = over(most) if most else None
     return found
 
 

@@ -42,6 +42,12 @@ def hops(stack: Stack, n: int, query: int) -> np.ndarray:
     return walks.hops(layers_of(stack, n), query)
 
 
+def told(stack: Stack, n: int, key: int) -> np.ndarray:
+    """Layers until each query has read `key`, int64 [n], -1 for never."""
+    _require_position(n, key)
+    return walks.told(layers_of(stack, n), key)
+
+
 def path(stack: Stack, n: int, query: int, key: int) -> Steps | None:
     """The steps of a shortest path through the layers, None where there is none."""
     _require_position(n, query)

@@ -51,6 +51,22 @@ def entered(chain: Chain, query: int, most: int | None = None) -> list[np.ndarra
     return times
 
 
+def told(chain: Chain, key: int) -> np.ndarray:
+    """Layers until each query has read `key`, int64 [n], -1 for never: the readers of what knows it
+    are followed from the first layer up."""
+    back = chain.reversed()
+    times = np.full(chain.n, NEVER, np.int64)
+    times[key] = 0
+    fresh, layers = np.array([key]), 0
+    while layers < back.distinct or len(fresh):
+        # a layer of its own may be the first to read what has been known for long
+        known = times >= 0 if layers < back.distinct else times == layers
+        fresh = np.flatnonzero(back.graph(layers).read(known) & (times < 0))
+        layers += 1
+        times[fresh] = layers
+    return times
+
+
 def _read(
     chain: Chain, layer: int, queries: np.ndarray, known: np.ndarray, marks: np.ndarray
 ) -> np.ndarray:

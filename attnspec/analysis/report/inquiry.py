@@ -187,11 +187,18 @@ class Inquiry:
             left_out += ONE_SEQUENCE
         if not has_mechanism(self.program) or not self.graph_slots:
             left_out += GRAPH_HEADS
-        if self.length > LONGEST_REACH:
-            left_out += REACH
-        if self.length > LONGEST_SPECTRUM:
-            left_out += SPECTRUM
+        left_out += self.on_request
         return tuple(name for name in self.entries if name not in left_out)
+
+    @property
+    def on_request(self) -> tuple[str, ...]:
+        """The figures that take long at this length, and are printed where they are asked for."""
+        late: tuple[str, ...] = ()
+        if self.length > LONGEST_REACH:
+            late += REACH
+        if self.length > LONGEST_SPECTRUM:
+            late += SPECTRUM
+        return tuple(name for name in late if not (self.program.cross and name in ONE_SEQUENCE))
 
     # --- what tensors decide ---------------------------------------------------------------------
 

@@ -58,6 +58,11 @@ def page(report: Inquiry, names: Sequence[str] | None = None) -> Text:
         _append_group(text, found, report)
     if names is None:
         _append_graphs(text, report)
+        if report.on_request:
+            text.append(
+                f"\nnot looked for at this length unless named: {', '.join(report.on_request)}\n",
+                _NOTE,
+            )
     text.rstrip()
     return text
 

@@ -227,6 +227,16 @@ class Report(Inquiry):
         self._require_known()
         return reach.hops(self.influence, self.n, index_of("query", query))
 
+    def told(self, key: int) -> np.ndarray:
+        """int [n]: layers until each query has read `key`, what it can influence; -1 = never.
+
+        Raises as `hops`.
+        """
+        from attnspec.analysis.reach import reach
+
+        self._require_known()
+        return reach.told(self.influence, self.n, index_of("key", key))
+
     def path(self, query: int, key: int) -> Steps | None:
         """The steps (layer, head, position) of a shortest path, None where there is none; raises
         as `hops`."""

@@ -61,6 +61,10 @@ class FlexMask:
     device: torch.device
     m: int | None = None
 
+    def __repr__(self) -> str:
+        length = "every n" if self.n is None else f"n = {self.n:,}"
+        return f"<FlexMask {self.program.name}, layer {self.layer}, {length}>"
+
     @property
     def mask_mod(self) -> Mod:
         """The mask function f(b, h, q, k) -> bool; by itself the full truth.
