@@ -1,23 +1,26 @@
 """What each of a few local processes runs: every case on two, three and all four ranks.
 
-Started by `run`; rank 0 holds what the ranks find together against one process, and writes what
-differs as JSON.
+`run` starts one process, which loads what all need and forks; rank 0 holds what the ranks find
+together against one process, and writes what differs as JSON.
 """
 
 from __future__ import annotations
 
 import copy
+import importlib
 import itertools
 import json
 import os
+import signal
 import subprocess
 import sys
+import traceback
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field
 from datetime import timedelta
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 HERE = Path(__file__).parent
 WORLD = 4
@@ -65,21 +68,22 @@ def run(cases: Sequence[Case], folder: Path) -> tuple[list[list[Any]], list[list
     root = str(HERE.parent)
     path = os.pathsep.join([root, str(HERE)])
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": path}
-    command = [sys.executable, "-W", "ignore", str(HERE / "local_ranks.py")]
-    with ExitStack() as files:
-        errors = [files.enter_context((folder / f"errors{r}").open("w")) for r in range(WORLD)]
-        processes = [
-            subprocess.Popen([*command, str(rank), str(folder)], env=environment, stderr=file)
-            for rank, file in enumerate(errors)
-        ]
+    command = [sys.executable, "-W", "ignore", str(HERE / "local_ranks.py"), str(folder)]
+    # what goes wrong before there are ranks is said by the first
+    with (
+        (folder / "errors0").open("w") as errors,
+        subprocess.Popen(
+            command, env=environment, stderr=errors, start_new_session=True
+        ) as process,
+    ):
         try:
-            for process in processes:
-                process.wait(timeout=500)
+            process.wait(timeout=500)
         finally:
-            for process in processes:
-                process.kill()
-                process.wait()
-    told = "\n".join((folder / f"errors{rank}").read_text()[-2000:] for rank in range(WORLD))
+            # the ranks are a group of processes, which none outlives
+            with suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+    files = [folder / f"errors{rank}" for rank in range(WORLD)]
+    told = "\n".join(each.read_text()[-2000:] for each in files if each.exists())
     assert (folder / "cases0.json").exists(), told
 
     def said(what: str) -> list[list[Any]]:
@@ -110,8 +114,6 @@ def _cases(rank: int, folder: Path) -> None:
         try:
             said.append(_tried(case, meshes[case.ranks], rank))
         except Exception as error:
-            import traceback
-
             said.append({"case": case.label, "error": repr(error), "trace": traceback.format_exc()})
     (folder / f"cases{rank}.json").write_text(json.dumps(said))
     dist.barrier()
@@ -388,22 +390,48 @@ def _faults(rank: int, folder: Path) -> None:
     os._exit(0)
 
 
-def main() -> None:
-    import torch
+LOADED = (
+    "torch._dynamo",
+    "torch.distributed.tensor",
+    "scipy.sparse.csgraph",
+    "attnspec.compile.compiler",
+    "attnspec.distributed.parallel",
+    "zoo",
+)
+"""What every rank would load; forked, they have it from one process."""
+
+
+def main(folder: Path) -> None:
+    for name in LOADED:
+        importlib.import_module(name)
+    torch = sys.modules["torch"]
+    torch.set_num_threads(1)
+    ranks = [os.fork() or _rank(rank, folder) for rank in range(WORLD)]
+    for process in ranks:
+        os.waitpid(process, 0)
+
+
+def _rank(rank: int, folder: Path) -> NoReturn:
+    """What one rank does; ends its process."""
     import torch.distributed as dist
 
-    rank, folder = int(sys.argv[1]), Path(sys.argv[2])
-    torch.set_num_threads(1)
-    dist.init_process_group(
-        "gloo",
-        init_method=f"file://{folder}/store",
-        rank=rank,
-        world_size=WORLD,
-        timeout=timedelta(seconds=LIMIT),
-    )
-    _cases(rank, folder)
-    _faults(rank, folder)
+    try:
+        with (folder / f"errors{rank}").open("w") as errors:
+            os.dup2(errors.fileno(), 2)
+        dist.init_process_group(
+            "gloo",
+            init_method=f"file://{folder}/store",
+            rank=rank,
+            world_size=WORLD,
+            timeout=timedelta(seconds=LIMIT),
+        )
+        _cases(rank, folder)
+        _faults(rank, folder)
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        os._exit(1)
 
 
 if __name__ == "__main__":
-    main()
+    main(Path(sys.argv[1]))

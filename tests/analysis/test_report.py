@@ -68,6 +68,8 @@ def assert_counted(spec: Spec, n: int, report: Report) -> None:
         assert counts.min_degree == heads.sum(axis=2).min()
 
 
+# after test_formulas_of_the_zoo, which leaves the same fits
+@pytest.mark.xdist_group("growth")
 @every_attention
 def test_the_zoo(path: Path, name: str) -> None:
     spec = smaller(path, name)
