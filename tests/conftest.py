@@ -70,6 +70,8 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: object) -> object:
     scheduler of single cases looks through all that are done after each."""
     from xdist.scheduler import LoadGroupScheduling
 
+    if config.getvalue("dist") != "loadgroup":
+        return None
     scheduler = LoadGroupScheduling(config, log)
     group_of = scheduler._split_scope
     scheduler._split_scope = lambda case: group_of(case).partition("[")[0]
