@@ -293,6 +293,29 @@ def lm_table(figures: Figures) -> str:
     return "\n".join([*lines, "", f"({told}.)"])
 
 
+def ranks_table(figures: Figures) -> str:
+    """Bytes and seconds of a call over local ranks, beside gathering all keys."""
+    settings = figures["settings"]
+    lines = [
+        "| attention | ranks | goes by | most received | all keys are | time | gathering all |",
+        "|:--|--:|:--|--:|--:|--:|--:|",
+    ]
+    for row in (row for rows in figures["rows"].values() for row in rows if row["ranks"] > 1):
+        beside = row.get("seconds_gathering")
+        lines.append(
+            f"| {row['case']} | {row['ranks']} | {row['how']}"
+            f" | {row['bytes_received'] / 1e6:,.2f} MB | {row['bytes_gathered'] / 1e6:,.2f} MB"
+            f" | {row['seconds'] * 1e3:,.0f} ms"
+            f" | {'' if beside is None else f'{beside * 1e3:,.0f} ms'} |"
+        )
+    told = (
+        f"(Forward; n = {settings['n']:,}, {settings['heads']} heads and"
+        f" {settings['key_heads']} key heads of size {settings['head_dim']}, float32, gloo;"
+        f" all ranks share {_machine(figures['machine'])}; torch {figures['versions']['torch']}.)"
+    )
+    return "\n".join([*lines, "", told])
+
+
 def exchange_table(figures: Figures) -> str:
     """What reaches a rank of 8 and of 64: a row for each spec whose graph says what travels."""
     specs: dict[str, list[Figures]] = {}
@@ -348,6 +371,7 @@ TABLES: dict[str, tuple[str, str, Callable[[Figures], str]]] = {
     "minilm": ("docs/learning.md", "minilm.json", minilm_table),
     "lm": ("benchmarks/README.md", "lm.json", lm_table),
     "exchange": ("attnspec/distributed/README.md", "exchange.json", exchange_table),
+    "ranks": ("attnspec/distributed/README.md", "distributed.json", ranks_table),
 }
 """Where each table stands, the results that it shows, and how; `report.py` writes another one
 between markers of the name `bench`, on its own page."""
