@@ -23,10 +23,10 @@ from attnspec.backends.planner import AUTO
 from attnspec.distributed.by_rows import GroupHere
 from attnspec.distributed.collectives import Mesh, anchor, tied, travel
 from attnspec.distributed.planning import DistributedPlan, Way, sends_sums, sums_of
-from attnspec.distributed.regions import Parts, joined
+from attnspec.distributed.regions import Parts, joined, no_sums_with_sums
 from attnspec.graphs.gathered import gathered
 from attnspec.lower.work import Call
-from attnspec.runtime.engine import Engine, no_log_sum_exps
+from attnspec.runtime.engine import Engine
 from attnspec.runtime.head_groups import draw_of
 
 Keys = tuple[torch.Tensor, torch.Tensor]
@@ -75,9 +75,9 @@ class BothHere:
         draws: tuple[int, int],
         return_lse: bool,
     ) -> tuple[torch.Tensor, None]:
-        """The output of own positions; sums of features have no log-sum-exps."""
+        """The output of own positions; log-sum-exps do not travel with sums of features."""
         if return_lse:
-            raise no_log_sum_exps(self.engine.program)
+            raise no_sums_with_sums(self.engine.program)
         calls = [
             replace(call, tables=mine, draw=draw_of(here.group.work, draws))
             for here, mine in zip(self.groups, tables, strict=True)

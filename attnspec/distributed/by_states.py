@@ -23,7 +23,7 @@ from attnspec.distributed.by_heads import SomeHeads
 from attnspec.distributed.collectives import Mesh, anchor, tied, travel
 from attnspec.distributed.partitions import Partition
 from attnspec.distributed.planning import dealt
-from attnspec.distributed.regions import Parts
+from attnspec.distributed.regions import Parts, no_sums_with_sums
 from attnspec.lower.work import Call, Work
 from attnspec.runtime.engine import Engine
 from attnspec.runtime.head_groups import Group, group_of, together
@@ -78,10 +78,7 @@ class StatesHere:
     ) -> tuple[torch.Tensor, None]:
         """The output of own positions; log-sum-exps do not travel with sums of features."""
         if return_lse:
-            raise ValueError(
-                f"the sums of features of `{self.engine.program.name}` come without log-sum-exps"
-                " over several devices: leave `return_lse` out, one device has them"
-            )
+            raise no_sums_with_sums(self.engine.program)
         padding = None if call.padding is None else call.padding.index_select(1, self.own)
         outs, parts = [], self.some.of(parts)
         for group, mine in zip(self.groups, tables, strict=True):

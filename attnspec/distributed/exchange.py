@@ -206,15 +206,10 @@ def exchange_between(
                     query_runs[code % graphs][divmod(twin, ranks)] = runs
     moved, kept = moved[twins.block], kept[twins.block]
     area, away = sizes[0] * sizes[1], moved.astype(np.float64) * kept
-
-    def pairs_of(of: int) -> Crossing:
-        sums = []
-        for known in (True, False):
-            mine = (graph == of) & (full == known)
-            for each in (area - away, away):
-                sums.append(np.bincount(pair[mine], each[mine], ranks * ranks))
-        return Crossing(*(each.reshape(ranks, ranks) for each in sums))
-
+    crossings = [
+        _crossing((pair[mine], full[mine], area[mine], away[mine]), ranks)
+        for mine in (graph == of for of in range(graphs))
+    ]
     return Exchange(
         partition,
         tuple(rows),
@@ -222,7 +217,7 @@ def exchange_between(
         tuple(query_runs),
         key_planes,
         query_planes,
-        tuple(pairs_of(of) for of in range(graphs)),
+        tuple(crossings),
         flow,
     )
 
@@ -315,6 +310,18 @@ def _alike(
 def _most(planes: Sequence[Planes]) -> int:
     """The most planes of a graph's queries."""
     return max(each.count for each in planes)
+
+
+def _crossing(blocks: tuple[np.ndarray, ...], ranks: int) -> Crossing:
+    """The pairs of one graph's blocks: of each the pair of ranks, whether all of its pairs are
+    there, how many it has room for, and how many of these are computed where the keys are."""
+    pair, full, area, away = blocks
+    sums = [
+        np.bincount(pair[mine], each[mine], ranks * ranks).reshape(ranks, ranks)
+        for mine in (full, ~full)
+        for each in (area - away, away)
+    ]
+    return Crossing(*sums)
 
 
 def _portions(

@@ -21,6 +21,7 @@ from attnspec.backends.planner import AUTO, backend_of, choose
 from attnspec.distributed.known import widest
 from attnspec.graphs.gathered import gathered
 from attnspec.graphs.relation import EMPTY, Tiles, is_closed
+from attnspec.ir.program import Program
 from attnspec.lower.work import (
     MERGED,
     Call,
@@ -137,6 +138,14 @@ def joined(found: Sequence[Partial], heads: Sequence[int]) -> Partial:
     sums = [lse for _, lse in found if lse is not None]
     out = torch.cat([out for out, _ in found], 1)[:, order]
     return out, torch.cat(sums, 1)[:, order] if len(sums) == len(found) else None
+
+
+def no_sums_with_sums(program: Program) -> ValueError:
+    """Why there are no log-sum-exps where sums of features travel."""
+    return ValueError(
+        f"the sums of features of `{program.name}` come without log-sum-exps over several devices:"
+        " leave `return_lse` out, one device has them"
+    )
 
 
 def readers(work: Work, queries: np.ndarray, keys: np.ndarray) -> np.ndarray:

@@ -218,8 +218,7 @@ class Streamable(Protocol):
 
 
 class Shortened(Protocol):
-    """A kernel of which those of fewer positions are cut; its backend has `cuts(work)`, which says
-    so of the kernel of a work, and only such works are asked about it whose pairs stay the same."""
+    """A kernel of which those of fewer positions are cut, as `Cutting` says."""
 
     def below(self, n: int) -> Kernel | None:
         """The kernel of the first n queries and keys; None where it is built by itself."""
@@ -233,6 +232,15 @@ class MergeableStream(Protocol):
         self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, call: Call, state: object
     ) -> tuple[tuple[torch.Tensor, torch.Tensor | None], object]:
         """The outputs with log-sum-exps as of `Mergeable`, and the state after them."""
+
+
+@runtime_checkable
+class Cutting(Protocol):
+    """A backend whose kernels may be cut to those of fewer positions, between which pairs are the
+    same; they are `Shortened`."""
+
+    def cuts(self, work: Work) -> bool:
+        """Whether the kernel of a work is."""
 
 
 @runtime_checkable

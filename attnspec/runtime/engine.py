@@ -46,6 +46,7 @@ from attnspec.lower.work import (
     BackendError,
     Bias,
     Call,
+    Cutting,
     Joining,
     Kernel,
     Mergeable,
@@ -320,13 +321,13 @@ class Engine:
             return self.kept(key)
         if self.backend in (AUTO, ROWS.name):
             # this costs less than a thread that is apart, and nothing of it outlives the call
-            return self._build(*key)
-        return self.steps.get(key, lambda: apart(lambda: self._build(*key)))
+            return self._build(key)
+        return self.steps.get(key, lambda: apart(lambda: self._build(key)))
 
     def kept(self, key: Key) -> Prepared:
         """The kernels for more than a few queries, by layer, numbers of heads and of key heads, n_q
         and n_k, device and first query."""
-        return self.prepared.get(key, lambda: apart(lambda: self._build(*key)))
+        return self.prepared.get(key, lambda: apart(lambda: self._build(key)))
 
     def settled(self, layer: int, q: torch.Tensor, k: torch.Tensor) -> Key | None:
         """What `kept` finds the kernels by that are all of a call with q and k, which were checked;
@@ -337,65 +338,48 @@ class Engine:
         key = self.binder.alike(layer), *sizes, str(q.device), 0
         return None if self.kept(key).decisions else key
 
-    def _build(
-        self,
-        layer: int,
-        heads: int,
-        key_heads: int,
-        n_q: int,
-        n_k: int,
-        device: str,
-        query_start: int,
-    ) -> Prepared:
-        key = layer, heads, key_heads, n_q, n_k, device, query_start
+    def _build(self, key: Key) -> Prepared:
+        layer, heads, key_heads, n_q, n_k, device, _ = key
         if n_q != n_k or n_q <= FEW or device != "cpu":
-            return self._new(*key)
+            return self._new(key)
         longest = self.binder.longest(layer, heads, n_k)
         if longest is None:
-            return self._new(*key)
+            return self._new(key)
         whole = self._whole.get(
             (layer, heads, key_heads, longest),
-            lambda: self._longest(layer, heads, key_heads, longest),
+            lambda: self._longest((layer, heads, key_heads, longest, longest, device, 0)),
         )
         found = None if whole is None else whole.below(n_k)
-        return self._new(*key) if found is None else found
+        return self._new(key) if found is None else found
 
-    def _longest(self, layer: int, heads: int, key_heads: int, n: int) -> Prepared | None:
+    def _longest(self, key: Key) -> Prepared | None:
         """The kernels of the longest sequence of a range, of which others are cut; None where some
         cannot be."""
         try:
-            for work, _, backend in self._chosen(layer, heads, n, n, "cpu", 0):
-                cuts = getattr(backend, "cuts", None)
+            for work, _, backend in self._chosen(key):
                 # the shortest sequences are planned each by itself, unless it is evident how
-                if cuts is None or not cuts(work) or (n <= OWN and backend is not TORCH):
+                if work.n_k <= OWN and backend is not TORCH:
                     return None
-            return self._new(layer, heads, key_heads, n, n, "cpu", 0)
+                if not isinstance(backend, Cutting) or not backend.cuts(work):
+                    return None
+            return self._new(key)
         except (RelationError, BackendError, TooFine):
             # it has no value there, or is too long, which says nothing of shorter ones
             return None
 
-    def _chosen(
-        self, layer: int, heads: int, n_q: int, n_k: int, device: str, query_start: int
-    ) -> Iterator[tuple[Work, tuple[int, ...], Backend]]:
+    def _chosen(self, key: Key) -> Iterator[tuple[Work, tuple[int, ...], Backend]]:
         """The works of a layer with their heads, and what runs them."""
+        layer, heads, _, n_q, n_k, device, query_start = key
         kind = torch.device(device).type
         for work, members in self.binder.works(layer, heads, n_q, n_k, query_start):
             work = replace(work, copies=len(members), device=kind)
             yield work, members, choose(work, kind, self.backend)
 
-    def _new(
-        self,
-        layer: int,
-        heads: int,
-        key_heads: int,
-        n_q: int,
-        n_k: int,
-        device: str,
-        query_start: int,
-    ) -> Prepared:
+    def _new(self, key: Key) -> Prepared:
+        _, heads, key_heads, _, _, device, _ = key
         place, ratio = torch.device(device), heads // key_heads
         chosen: dict[str, tuple[Backend, list[tuple[Work, tuple[int, ...]]]]] = {}
-        for work, members, backend in self._chosen(layer, heads, n_q, n_k, device, query_start):
+        for work, members, backend in self._chosen(key):
             chosen.setdefault(backend.name, (backend, []))[1].append((work, members))
         groups = []
         for backend, mine in chosen.values():
