@@ -196,7 +196,7 @@ def test_stars(body: str) -> None:
 )
 def test_what_a_star_lacks_is_said(graph: str, missing: str) -> None:
     found = spec_of(f"attend {graph}").analyse(8).figure("star")
-    assert (found.value, found.note) == (False, f"no position {missing}")
+    assert found == Figure(False, "exact", f"no position {missing}")
 
 
 def test_a_star_says_who_does_not_read_itself() -> None:
