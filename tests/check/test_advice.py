@@ -14,7 +14,7 @@ from attnspec.analysis.counting.degrees import total_edges
 from attnspec.analysis.reach import bitsets, reach
 from attnspec.analysis.reach.chain import union_of
 from attnspec.analysis.reach.spread import spread
-from attnspec.check.budget import mean_within
+from attnspec.check.budget import joins, mean_within
 from attnspec.check.counterexamples import COMPARE
 from attnspec.check.repairs import LONGEST, Advice, words
 from attnspec.spec import Spec, advise, load, parse
@@ -268,6 +268,14 @@ def test_a_mean_is_compared_as_soon_as_it_is_decided(seed: int) -> None:
             assert mean_within(chain, compare, value, 10_000, 1)[0] == expected
     # what is not decided counts as not holding, and takes all that there was
     assert mean_within(chain, "<=", 50.0, 3, 7) == (False, 21)
+
+
+@pytest.mark.parametrize("claim", ["depth <= 9", "diameter <= 9", "path_length <= 9"])
+def test_what_nothing_is_spent_on_does_not_hold(claim: str) -> None:
+    spec = spec_of(f"attend full\nrequire {claim} at n = 20")
+    (asked,) = spec.program.claims
+    assert joins(spec.stack(), asked, 20, 0) == (False, 0)
+    assert joins(spec.stack(), asked, 20, 1 << 20)[0]
 
 
 def test_passes_are_priced_by_what_they_read() -> None:

@@ -14,6 +14,7 @@ import torch
 from relation_checks import definition, faults
 
 from attnspec.graphs.counter_rng import RANDOM_BLOCKS, Stream, distinct
+from attnspec.graphs.forms.prelude import definitions
 from attnspec.graphs.operators import (
     Complement,
     Intersection,
@@ -58,6 +59,17 @@ SAMPLES = [
 def test_overrides_agree_with_the_definition(sample: Relation) -> None:
     found = [fault for n in (*range(8), 12, 31, 67, 131) for fault in faults(sample, n)]
     assert found == []
+
+
+@pytest.mark.parametrize(
+    "pattern",
+    [p for p in STATIC if p.name not in definitions() and not p.needs_grid],
+    ids=lambda pattern: pattern.name,
+)
+def test_what_every_sample_does_is_said(pattern: type[Relation]) -> None:
+    masks = [definition(sample, n) for sample in pattern.samples() for n in (5, 12, 31)]
+    assert pattern.reads_itself == all(mask.diagonal().all() for mask in masks)
+    assert pattern.symmetric == all((mask == mask.T).all() for mask in masks)
 
 
 @pytest.mark.slow
