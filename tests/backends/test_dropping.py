@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from attention_checks import GRAPHS, module_of, spec_of, tensors, with_gradients
+from attention_checks import ALONG, GRAPHS, module_of, spec_of, tensors, with_gradients
 from interpreted import interpreted
 from listed_calls import CPU, a_call, assert_partials_agree, chosen
 from torch.utils.checkpoint import checkpoint
@@ -140,7 +140,7 @@ def test_a_module_drops_anew_and_alike_in_all_derivatives(kind: str) -> None:
     assert any(not torch.equal(x, first) for x in again)
     assert not module(*given, dropout_p=1.0, inputs=inputs).any()
     parts = [x.requires_grad_() for x in given]
-    assert torch.autograd.gradgradcheck(run, parts, fast_mode=True, check_undefined_grad=False)
+    assert torch.autograd.gradgradcheck(run, parts, **ALONG, check_undefined_grad=False)
     # what is computed again for its gradients drops the same
     right = with_gradients(run(*parts), parts)
     # and so does what is differentiated again

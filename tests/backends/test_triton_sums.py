@@ -9,7 +9,15 @@ from typing import Any, cast
 
 import pytest
 import torch
-from attention_checks import assert_agree, in_turn, module_of, spec_of, tensors, with_gradients
+from attention_checks import (
+    ALONG,
+    assert_agree,
+    in_turn,
+    module_of,
+    spec_of,
+    tensors,
+    with_gradients,
+)
 from interpreted import compiled_for_a_gpu, interpreted, learner_of, small_chunks
 from kernel_texts import CASES, FULL
 
@@ -253,7 +261,7 @@ def test_no_queries_and_no_keys() -> None:
 def test_where_kernels_do_not_go_it_is_computed_block_by_block() -> None:
     module = module_of("causal attend linear()", "triton")
     small = [x.requires_grad_() for x in tensors(1, 1, 2, 2, size=2)]
-    assert torch.autograd.gradgradcheck(module, small, fast_mode=True)
+    assert torch.autograd.gradgradcheck(module, small, **ALONG)
     # the interpreter has no bfloat16
     ((group),) = module.engine.prepare(0, 2, 2, 20, 20, "cpu").groups
     kernel, call = cast(FeatureKernel, group.kernel), Call()
