@@ -293,10 +293,13 @@ class Relation:
 
         A closed form may exist for some rows alone, so that any of them may be None.
         """
-        sample = self.progressions(np.zeros(1, np.int64), n) if n else None
-        width = 1 if sample is None else max(1, np.broadcast(*sample).size)
-        step = max(1, most // width)
-        for first in range(0, n, step):
+        step = n
+        # a row seldom has more progressions than keys
+        if n * n > most:
+            sample = self.progressions(np.zeros(1, np.int64), n)
+            width = 1 if sample is None else max(1, np.broadcast(*sample).size)
+            step = max(1, most // width)
+        for first in range(0, n, step or 1):
             yield first, self.progressions(np.arange(first, min(n, first + step)), n)
 
     def chunks(self, n: int) -> Iterator[tuple[int, int]]:
