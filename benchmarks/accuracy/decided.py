@@ -44,9 +44,9 @@ WINDOW = "causal attend window(before = {before}, after = 0)"
 
 FAR: Mapping[str, Far] = {
     "recall": Far(
-        partial(recall, asked=64, copies=32, gap=192, count=2880),
-        Size(width=64, heads=4, layers=1, told=3),
-        Budget(steps=300, batch=8, rate=3e-3, decay=0.01),
+        partial(recall, asked=64, copies=32, gap=192, count=3840),
+        Size(width=64, heads=4, layers=1, told=3, last=64),
+        Budget(steps=400, batch=8, rate=3e-3, decay=0.01),
         {
             "topk": "causal attend topk(blocks = 4, size = 16, queries = 1)",
             "window": WINDOW.format(before=63),
