@@ -78,6 +78,13 @@ def test_formulas_are_as_derived_by_hand(body: str) -> None:
     assert assert_right(stack, found.value, [1, 2, 3, 17, 64, 257]) == 6
 
 
+def test_each_head_counts_where_a_pattern_knows_its_edges() -> None:
+    stack = stack_of("heads 3 layers 2 causal attend powers(base = 2)")
+    found = edges_formula(stack, 64)
+    assert found.value is not None
+    assert assert_right(stack, found.value, [1, 2, 3, 17, 64, 257]) == 6
+
+
 # fits take hundreds of counts, and are kept for whoever asks next
 @pytest.mark.xdist_group("growth")
 @every_attention
