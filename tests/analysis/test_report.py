@@ -457,6 +457,26 @@ def test_html_is_escaped() -> None:
     assert "n &gt;= " in markup or "&gt;" not in markup
 
 
+def test_html_says_what_is_not_known() -> None:
+    report = spec_of("input x: ids attend same(x)").analyse(9)
+    unknown = [x for x in report.default_names if isinstance(report.figure(x), Unknown)]
+    markup = report._repr_html_()
+    assert unknown
+    assert markup.count("<td>not known</td>") == len(unknown)
+    assert markup.count("<td>") == 2 * len(report.default_names)
+
+
+@pytest.mark.parametrize(
+    ("body", "note"),
+    [
+        ("causal attend window(radius = 1)", "proven for every n"),
+        ("sequence grid(3, 3) attend axial", "the grid has one length"),
+    ],
+)
+def test_why_a_graph_is_stable_is_said(body: str, note: str) -> None:
+    assert spec_of(body).analyse(9).figure("stable") == Figure(True, "exact", note)
+
+
 def test_the_package_exports_the_report() -> None:
     assert attnspec.Report is Report
     spec = spec_of("attend full")
