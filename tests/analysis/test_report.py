@@ -10,7 +10,7 @@ import pytest
 import sympy
 import torch
 from random_specs import spec_text
-from zoo import every_attention, sample, smaller
+from zoo import ATTENTIONS, IDS, every_attention, sample, smaller
 
 import attnspec
 from attnspec.analysis.counting.degrees import edges_of
@@ -90,6 +90,20 @@ def test_the_zoo(path: Path, name: str) -> None:
     assert isinstance(grown, Unknown) or grown.value is not None or grown.note
     if not isinstance(grown, Unknown) and grown.quality == "estimate" and grown.value is not None:
         assert grown.note.startswith("measured from n = ")
+
+
+# all figures: from where on a spec is cheaper is found by plans at a dozen lengths
+@pytest.mark.parametrize(
+    ("path", "name"),
+    [
+        pytest.param(*each, id=label, marks=[pytest.mark.slow] if at % 3 else [])
+        for at, (each, label) in enumerate(zip(ATTENTIONS, IDS, strict=True))
+    ],
+)
+def test_reports_of_the_zoo(path: Path, name: str) -> None:
+    spec = smaller(path, name)
+    n = spec.program.fixed_length or 48
+    report = spec.analyse(n, sample(spec, n))
     text = str(report)
     for group in (text, page(report).plain, report._repr_html_()):
         assert spec.name in group

@@ -425,6 +425,10 @@ def test_a_process_that_fails_is_a_reason() -> None:
 
 
 def test_peaks_grow_with_what_is_held() -> None:
+    # from here on: else as much as a whole worker ever held would have to be held again
+    forget = Path("/proc/self/clear_refs")
+    if forget.exists():
+        forget.write_text("5")
     before = fresh.peak()
-    held = torch.ones(before // 4 + (64 << 20))
+    held = torch.ones((0 if forget.exists() else before // 4) + (64 << 20))
     assert fresh.peak() >= before + held.nbytes // 2
