@@ -50,9 +50,9 @@ WINDOW = "causal attend window(before = {before}, after = 0)"
 
 FAR: Mapping[str, Far] = {
     "recall": Far(
-        partial(recall, asked=64, copies=32, gap=192, count=2880),
+        partial(recall, asked=64, copies=32, gap=192, count=4800),
         Size(width=128, layers=1, told=3, last=64),
-        Budget(steps=300, batch=8, rate=1e-3, decay=0.01),
+        Budget(steps=400, batch=8, rate=1e-3, decay=0.01),
         {
             "topk": "causal attend topk(blocks = 4, size = 16, queries = 1)",
             "window": WINDOW.format(before=63),
