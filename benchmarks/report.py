@@ -172,6 +172,28 @@ def _types(part: Figures) -> str:
     )
 
 
+def _fused(part: Figures) -> str:
+    rates = [("flash", None), ("products", "flash"), ("floor", "flash")]
+    rows = []
+    for row in part["rows"]:
+        cells = [row["name"]]
+        for name, other in rates:
+            cells.append(f"{row[name] / 1e9:.0f}")
+            if other is not None:
+                cells.append(f"{row[name] / row[other]:.2f}×")
+        rows.append(cells)
+    gain = part["gain"]
+    return _section(
+        "Whether another kernel could beat torch's",
+        "Tiles, forward, GFLOP/s of two products: by torch's flash kernel, by the library's matrix"
+        " products in the cache with a softmax between them, and by these products alone, which is"
+        " more than any kernel made of them can reach. Wanted for a kernel of our own: 1.3×."
+        f" Geometric means: {gain['products']:.2f}× and {gain['floor']:.2f}×.",
+        "tiles × queries × keys | flash | products and softmax | | products alone |",
+        rows,
+    )
+
+
 def _neighbour(part: Figures) -> str:
     rows = [
         [
@@ -498,6 +520,7 @@ TABLES: dict[str, Callable[[Figures], str]] = {
     "neighbour": _neighbour,
     "decided": _decided,
     "untuned": _untuned,
+    "fused": _fused,
     "flex": _flex,
     "packages": _packages,
     "plans": _plans,
