@@ -327,7 +327,7 @@ def test_no_more_numbers_are_looked_at_together_than_said(
     q, k, _ = tensors(64, 64, 2, 2)
     largest: list[tuple[int, int]] = []
 
-    class Watched(TorchDispatchMode):
+    class Watched(TorchDispatchMode):  # type: ignore[no-untyped-call]
         most = 0
 
         def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None):  # type: ignore[no-untyped-def]
@@ -338,7 +338,7 @@ def test_no_more_numbers_are_looked_at_together_than_said(
 
     class Seen(Scores):
         def __call__(self, *given: Any) -> torch.Tensor:
-            with Watched() as watched:
+            with Watched() as watched:  # type: ignore[no-untyped-call]
                 found = super().__call__(*given)
             largest.append((watched.most, found.shape[:3].numel() * self.width))
             return found
