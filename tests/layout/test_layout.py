@@ -19,6 +19,7 @@ from attnspec.layout.orders import NATURAL
 from attnspec.layout.runs import runs_of, unfolded
 from attnspec.layout.tile_layout import FULL_TILE, TileLayout, _from_edges, looked_into, tile_layout
 from attnspec.layout.tiling import classify
+from attnspec.spec import parse
 
 SIZES = (1, 2, 7, 64, 127, 130, 257)
 
