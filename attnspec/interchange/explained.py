@@ -151,10 +151,7 @@ def _shortest(mask: np.ndarray) -> _Candidate:
         return _Candidate(("attend full",), mask, 1)
     if not mask.any():
         return _Candidate(("attend where(false)",), mask, 1)
-    nearest = [
-        _Candidate(("attend where(false)",), np.zeros_like(mask), 1),
-        _Candidate(("attend full",), np.ones_like(mask), 1),
-    ]
+    nearest = [_Candidate(("attend where(false)",), np.zeros_like(mask), 1)]
     restrictions = list(_restrictions(mask))
     for inputs in (False, True):
         searches = [_Search(mask, one) for one in restrictions if bool(one.inputs) is inputs]
@@ -230,8 +227,7 @@ class _Search:
         """Single graphs, or unions and intersections of so many: those that are equal to the mask,
         and the nearest."""
         if count == 1:
-            if (self.restriction.mask == self.mask).all():
-                yield _joined(self.restriction, (), "|", self.mask)
+            yield _joined(self.restriction, (), "|", self.restriction.mask)
             for atom in (*self.inside, *self.around):
                 yield _joined(self.restriction, (atom,), "|", atom.mask & self.restriction.mask)
             return

@@ -226,7 +226,7 @@ class _Followed(_SingleLevelFunction):
 
     @staticmethod
     def forward(ctx: Any, keys: Any, given: tuple[Any, ...], *_: Tensor) -> Any:
-        found = _below(_attention, keys, given)
+        found = _within(_attention, keys, given)
         at = Given(*given)
         tensors = *at.parts, *at.learned, at.key_padding_mask, at.seed, *at.inputs
         ctx.save_for_backward(*found, *tensors)
@@ -288,13 +288,13 @@ class _Last(_SingleLevelFunction):
 
     @staticmethod
     def forward(ctx: Any, keys: Any, given: tuple[Any, ...], *_: Tensor) -> Any:
-        return tuple(_below(_attention_backward, keys, given))
+        return tuple(_within(_attention_backward, keys, given))
 
     @staticmethod
     def backward(ctx: Any, *_: Tensor) -> Any:
         raise RuntimeError(
-            "derivatives of derivatives of an attention are not computed in a traced program:"
-            " call the module itself"
+            "derivatives of derivatives of an attention are not computed in a traced program, nor"
+            " under `vmap` where queries and keys decide: call the module itself, or without `vmap`"
         )
 
 
@@ -302,6 +302,13 @@ def _below(operator: Any, keys: Any, given: tuple[Any, ...]) -> Any:
     """What an operator does where autograd has passed it by."""
     with torch._C._AutoDispatchBelowAutograd():
         return operator.redispatch(keys & torch._C._after_autograd_keyset, *given)
+
+
+def _within(operator: Any, keys: Any, given: tuple[Any, ...]) -> Any:
+    """The same inside the forward of a function, which has turned gradients off: the levels of
+    torch.func below it derive too, and look at whether they are on."""
+    with torch.set_grad_enabled(torch._C._functorch.maybe_current_level() is not None):
+        return _below(operator, keys, given)
 
 
 def _follows(operator: Any, function: Any) -> Callable[..., Any]:

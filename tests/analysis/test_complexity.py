@@ -368,6 +368,7 @@ def test_claims_about_order_are_proven_or_refuted_by_growth() -> None:
         ("self | window(radius = isqrt(n))", ("n**1.5", "n**1.5")),
         ("shift(window(radius = isqrt(n)), by = 2)", ("n**1.5", "n**1.5")),
         ("shift(global(first(2)), by = 2)", (None, "n")),
+        ("where(abs(q - k) <= min(n, 5) - 1)", ("n", "n")),
         ("residue(step = isqrt(n))", ("n**1.5", "n**1.5")),
         ("where((q - k) % isqrt(n) >= isqrt(n) // 2)", (None, "n**2")),
         ("residue(step = n)", ("n", "n")),

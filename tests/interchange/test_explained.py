@@ -56,6 +56,7 @@ ALIKE = [
     "causal attend block(size = 16) & ~dilated(radius = 9, step = 3)",
     "attend ~global(first(3))",
     "attend rows(last(9))",
+    "attend window(radius = 4) & columns(first(3))",
     "causal attend window(before = 9, after = 0) | columns(every(8))",
 ]
 """Specs that are found again as they are written."""
@@ -125,6 +126,16 @@ def test_what_is_nearest_says_how_near() -> None:
     assert found.only_in_mask.examples == ((40, 3),)
     assert "1 pairs too many and 1 too few" in str(found)
     assert "attend window(before = 9, after = 0)" in str(found)
+
+
+def test_documents_with_holes_come_nearest_by_themselves() -> None:
+    mask = mask_of("input d: ids attend same(d)", 61, d=np.repeat(np.arange(3), [11, 20, 30]))
+    holes = [15, 20, 28, 33, 40, 47, 55], [20, 15, 12, 50, 58, 36, 31]
+    mask[holes] = False
+    found = explain_mask(mask)
+    assert "attend same(document)" in map(str.strip, found.spec.source.splitlines())
+    assert found.only_in_spec.count == 7
+    assert not found.only_in_mask
 
 
 def test_a_rule_is_found_under_noise() -> None:

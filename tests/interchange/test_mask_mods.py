@@ -68,6 +68,10 @@ WRITTEN: dict[str, tuple[Callable[..., Any], str]] = {
     ),
     "keys": (lambda b, h, q, k: (q >= k) & (k > q - 7), "attend window(before = 6, after = 0)"),
     "and_masks": (and_masks(causal, near), "attend window(before = 3, after = 0)"),
+    "of one name": (
+        lambda b, h, q, k: (q % 3 == 0) & ((q - k).abs() <= 3),
+        "attend where(q % 3 == 0) & window(radius = 3)",
+    ),
     "or_masks": (or_masks(causal, near), "attend causal | window(radius = 3)"),
     "prefix": (lambda b, h, q, k: (q >= k) | (k < 7), "attend causal | columns(first(7))"),
     "chunks": (

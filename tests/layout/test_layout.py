@@ -19,6 +19,7 @@ from attnspec.layout.orders import NATURAL
 from attnspec.layout.runs import runs_of, unfolded
 from attnspec.layout.tile_layout import FULL_TILE, TileLayout, _from_edges, looked_into, tile_layout
 from attnspec.layout.tiling import classify
+from attnspec.spec import parse
 
 SIZES = (1, 2, 7, 64, 127, 130, 257)
 
@@ -159,3 +160,13 @@ def test_rows_of_many_lengths_are_asked_for_together(monkeypatch: pytest.MonkeyP
     held = np.zeros((193, 193), bool)
     held[layout.queries, layout.keys] = True
     assert np.array_equal(held, definition(graph, 193))
+
+
+def test_the_longest_run_of_queries_with_most_keys_has_no_places_to_spare() -> None:
+    text = "attend columns(first(8)) - (rows(positions(1)) & columns(first(1)))"
+    layout = edge_layout(parse(f"attention a {{ {text} }}").relation(64), 64, 64)
+    # query 0 has as many keys as the 62 from query 2 on
+    assert [(rows.first, rows.last, rows.held is None) for rows in layout.rows] == [
+        (0, 2, False),
+        (2, 64, True),
+    ]

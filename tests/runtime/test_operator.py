@@ -41,7 +41,7 @@ every_body = pytest.mark.parametrize("name", BODIES)
 
 
 def sample(name: str, backend: str = "auto") -> CompiledAttention:
-    module = spec_of(BODIES[name]).compile(backend, head_size=8)
+    module = spec_of(BODIES.get(name, name)).compile(backend, head_size=8)
     source = torch.Generator().manual_seed(0)
     for parameter in module.parameters():
         torch.nn.init.normal_(parameter, generator=source)
@@ -397,6 +397,38 @@ def test_derivatives_of_derivatives(body: str) -> None:
 
     assert torch.autograd.gradcheck(run, parts, **ALONG)
     assert torch.autograd.gradgradcheck(run, parts, **ALONG)
+
+
+@pytest.mark.parametrize("body", ["attend window(radius = 1)", "attend topk(keys = 2)"])
+def test_every_level_of_torch_func_derives(body: str) -> None:
+    module = sample(body).double()
+    q, k, v = (x.detach() for x in tensors(2, 1, 4, 4))
+
+    def loss(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+        out: torch.Tensor = torch.ops.attnspec.attention(q, k, v, module.engine.text, [], [])[0]
+        return out.square().sum()
+
+    def value(q: torch.Tensor) -> torch.Tensor:
+        found: torch.Tensor = torch.func.vjp(lambda q: loss(q, k, v), q)[0]
+        return found
+
+    def slopes(*parts: torch.Tensor) -> torch.Tensor:
+        found: torch.Tensor = torch.func.grad(loss)(*parts).square().sum()
+        return found
+
+    leaf = q.clone().requires_grad_()
+    (first,) = torch.autograd.grad(loss(leaf, k, v), leaf, create_graph=True)
+    (second,) = torch.autograd.grad(first.square().sum(), leaf)
+    torch.testing.assert_close(torch.func.grad(value)(q), first.detach())
+    (outside,) = torch.autograd.grad(value(leaf), leaf)
+    torch.testing.assert_close(outside, first.detach())
+    torch.testing.assert_close(torch.func.grad(slopes)(q, k, v), second)
+    parts = [x[:, None] for x in (q, k, v)]
+    if "topk" in body:
+        with pytest.raises(RuntimeError, match="nor under `vmap` where queries and keys decide"):
+            torch.func.vmap(torch.func.grad(slopes))(*parts)
+        return
+    torch.testing.assert_close(torch.func.vmap(torch.func.grad(slopes))(*parts), second[:, None])
 
 
 # --- a program by its text -----------------------------------------------------------------------
