@@ -34,7 +34,7 @@ from attnspec.graphs.bind import extents_of
 from attnspec.graphs.predicates.inputs import READ, computed
 from attnspec.graphs.relation import DataDependent, Relation
 from attnspec.ir.parameters import RelationError
-from attnspec.ir.program import Program
+from attnspec.ir.program import EXPONENTIAL, Program
 from attnspec.ir.serial import FORMAT, Plain, from_data
 from attnspec.layout.tiling import TooFine
 from attnspec.lower.cache import Cache
@@ -131,6 +131,8 @@ class Engine:
         self.check_data(call.data, k.shape[2], queries)
         if 0 in (len(q), q.shape[2], k.shape[2]):
             extents_of(self.program, k.shape[2])
+            if return_lse:
+                _require_exponentials(self.program, layer)
             return _nothing(q, k, v)
         if prepared is None:
             sizes = q.shape[1], k.shape[1], q.shape[2], k.shape[2]
@@ -423,6 +425,14 @@ def no_log_sum_exps(program: Program) -> ValueError:
         f"`return_lse` asks for log-sum-exps, and what `{program.name}` divides by has no"
         " logarithm: `relu`, `sigmoid`, and mechanisms whose denominator may be negative, have none"
     )
+
+
+def _require_exponentials(program: Program, layer: int) -> None:
+    """Raises ValueError where heads of a layer divide scores by no sum of exponentials, as a call
+    does that has positions."""
+    for index in program.row(layer):
+        if program.attends[index].normalize not in EXPONENTIAL:
+            raise no_log_sum_exps(program)
 
 
 def _rows_of(table: torch.Tensor, layer: int) -> torch.Tensor:

@@ -130,6 +130,20 @@ def test_weights_without_a_positive_denominator_have_none(body: str) -> None:
         module(*tensors(2, 2, 30, 30), inputs=inputs, return_lse=True)
 
 
+@pytest.mark.parametrize(("batch", "n"), [(0, 5), (2, 0)])
+@pytest.mark.parametrize("normalize", ["relu", "sigmoid", "softmax", "softmax1"])
+def test_an_empty_call_is_refused_like_others(normalize: str, batch: int, n: int) -> None:
+    module = parse(f"attention a {{ causal attend full normalize {normalize} }}").compile()
+    given = tensors(batch, 2, n, n)
+    for call in (module, module.step):
+        if normalize in ("relu", "sigmoid"):
+            with pytest.raises(ValueError, match="log-sum-exps, and what `a` divides by has no"):
+                call(*given, return_lse=True)
+        else:
+            call(*given, return_lse=True)
+        call(*given)
+
+
 MECHANISMS = (
     *("linear()", "linear(feature = relu)", "linear(feature = exp)", "taylor()", "rbf()"),
     *("favor(features = 16)", "favor(features = 16, kind = relu)", "taylor(order = 2)"),
