@@ -133,7 +133,8 @@ def test_weights_without_a_positive_denominator_have_none(body: str) -> None:
 @pytest.mark.parametrize(("batch", "n"), [(0, 5), (2, 0)])
 @pytest.mark.parametrize("normalize", ["relu", "sigmoid", "softmax", "softmax1"])
 def test_an_empty_call_is_refused_like_others(normalize: str, batch: int, n: int) -> None:
-    module = parse(f"attention a {{ causal attend full normalize {normalize} }}").compile()
+    graph = "window(radius = 2)"
+    module = parse(f"attention a {{ causal attend {graph} normalize {normalize} }}").compile()
     given = tensors(batch, 2, n, n)
     for call in (module, module.step):
         if normalize in ("relu", "sigmoid"):
