@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import json
-import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -189,8 +188,6 @@ def test_what_takes_long_is_said_on_a_terminal(monkeypatch: pytest.MonkeyPatch) 
             while len(stream.getvalue()) < len(said):
                 time.sleep(0.001)
         assert stream.getvalue() == said
-    # a timer that was not needed is not left behind
-    assert not [each for each in threading.enumerate() if isinstance(each, threading.Timer)]
 
 
 def test_analyse_counts_where_that_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
