@@ -13,6 +13,7 @@ from attnspec.graphs.across import reads_m
 from attnspec.graphs.predicates.inputs import require_exact
 from attnspec.ir.program import POSITIONS, Input, Program
 from attnspec.ir.scalars import Scalar
+from attnspec.text.diagnostics import hinted
 
 FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 PER_HEAD = ("choices", "scores", "buckets")
@@ -218,6 +219,46 @@ def check_inputs(
             )
         found[name] = _input(entry, given[name], q, k, padding)
     return found
+
+
+_PAIRS = (
+    "which pairs there are stands in the spec; padding is `key_padding_mask`, bool [B, n_k], True"
+    " for a real key; `masked(q, k, v, added)` of a compiled module adds numbers to all scores"
+)
+
+_WEIGHTS = "weights are not kept; `pairs(q, k)` are the pairs that a call reads"
+
+_ELSEWHERE = {
+    "mask": _PAIRS,
+    "attn_mask": _PAIRS,
+    "attention_mask": _PAIRS,
+    "block_mask": "attnspec.from_mask_mod makes a spec of the function of a block mask",
+    "mask_mod": "attnspec.from_mask_mod makes a spec of it",
+    "score_mod": "what changes scores stands in the spec, as `score softcap(cap = 30)`",
+    "is_causal": "`causal` is a statement of the spec",
+    "causal": "`causal` is a statement of the spec",
+    "scale": "`scale` is a statement of the spec",
+    "enable_gqa": "the heads of k and v may always divide those of q: leave it out",
+    "need_weights": _WEIGHTS,
+    "return_weights": _WEIGHTS,
+    "output_attentions": _WEIGHTS,
+    "head": "a call has all heads: give them as the axis H",
+    "position_ids": "positions are 0 to n_k - 1, the queries the last n_q of them",
+}
+"""Where what other attentions take as an argument stands here."""
+
+
+def check_words(program: Program, words: Mapping[str, object], known: Sequence[str]) -> None:
+    """Raises TypeError for arguments of a call that there are not, `known` being those that there
+    are."""
+    for word in words:
+        message = f"`{program.name}` takes no argument `{word}`"
+        if any(word == entry.name for entry in program.inputs):
+            raise TypeError(f"{message}; it is an input: pass inputs={{{word!r}: tensor}}")
+        if word in _ELSEWHERE:
+            raise TypeError(f"{message}: {_ELSEWHERE[word]}")
+        hint = hinted(message, word, known)
+        raise TypeError(hint if hint != message else f"{message}; it takes {', '.join(known)}")
 
 
 def check_names(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import TypeAlias
+from typing import Never, TypeAlias
 
 import torch
 from torch import nn
@@ -12,7 +12,7 @@ from torch.nn import functional
 from attnspec.backends.planner import require_willing
 from attnspec.ir.serial import plan_data
 from attnspec.lower.mechanism_sizes import learned_parts
-from attnspec.runtime.call_checks import FLOATS, check_dropout, check_layer
+from attnspec.runtime.call_checks import FLOATS, check_dropout, check_layer, check_words
 from attnspec.runtime.module import CompiledAttention
 from attnspec.runtime.one_layer import (
     HasProgram,
@@ -166,6 +166,7 @@ class SelfAttention(nn.Module):
         *,
         key_padding_mask: torch.Tensor | None = None,
         inputs: Mapping[str, torch.Tensor] | None = None,
+        **unknown: Never,
     ) -> torch.Tensor:
         """Attention of x [B, n, embed_dim] with itself, of the same shape.
 
@@ -173,6 +174,8 @@ class SelfAttention(nn.Module):
         spec declares, for the n tokens of x. Extra tokens are real, in no set of tokens and of no
         id; lengths count from the first token of x and take the extra tokens in.
         """
+        if unknown:
+            check_words(self.attention.program, unknown, ("key_padding_mask", "inputs"))
         self._check(x)
         given = x.shape[1]
         if self.extra_tokens:

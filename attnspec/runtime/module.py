@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any, TypeAlias, cast
+from typing import Any, Never, TypeAlias, cast
 
 import torch
 
@@ -35,6 +35,7 @@ from attnspec.runtime.call_checks import (
     check_query_start,
     check_table,
     check_tensors,
+    check_words,
     narrowed,
     require_unchanged,
     signature_of,
@@ -56,6 +57,9 @@ SIGNATURES = 256
 
 NUMBERS = {int, float}
 """Types of numbers that are known again: others may be variables of a trace, or no layer."""
+
+WORDS = ("layer", "key_padding_mask", "dropout_p", "inputs", "return_lse", "query_start")
+"""Arguments of a call that have names."""
 
 LONGEST_PAIRS = 8192
 """The longest sequence of which pairs and choices are shown."""
@@ -269,6 +273,7 @@ class CompiledAttention(Learner):
         inputs: Mapping[str, torch.Tensor] | None = None,
         return_lse: bool = False,
         query_start: int = 0,
+        **unknown: Never,
     ) -> Any:
         """Attention of q [B, H, n_q, d], k [B, H_kv, n_k, d], v [B, H_kv, n_k, d_v].
 
@@ -289,6 +294,8 @@ class CompiledAttention(Learner):
         Raises TypeError or ValueError, with the shapes, for tensors that do not fit; derivatives
         RuntimeError where padding or inputs were written over since the call.
         """
+        if unknown:
+            check_words(self.program, unknown, WORDS)
         plain = self._bare and inputs is None and not (return_lse or self.check_finite)
         if plain and not is_surrounded():
             found = self._settled((q, k, v, key_padding_mask), (layer, dropout_p, query_start))

@@ -18,6 +18,8 @@ from attention_checks import defined, module_of, spec_of, tensors, with_gradient
 from torch import nn
 from torch.nn.utils import parametrize
 
+from attnspec import SelfAttention
+
 BODIES = (
     "causal attend window(before = 9, after = 0) | columns(first(2))",
     "attend block(size = 16) | global(first(3))",
@@ -412,3 +414,32 @@ def test_steps_scores_and_traces_are_looked_at() -> None:
         near.step(q, k, v / 0, state)
     with pytest.raises(ValueError, match=r"set `module.check_finite = False`"):
         torch.func.vmap(near)(q[None], k[None], v[None])
+
+
+# --- words ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("word", "said"),
+    [
+        ("attn_mask", "stands in the spec; padding is `key_padding_mask`"),
+        ("is_causal", "`causal` is a statement of the spec"),
+        ("need_weights", "weights are not kept; `pairs"),
+        ("dropout", "did you mean `dropout_p`"),
+        ("document", r"it is an input: pass inputs={'document': tensor}"),
+        ("xyz", "it takes layer, key_padding_mask, dropout_p, inputs, return_lse, query_start"),
+    ],
+)
+def test_arguments_of_others_have_the_way_out(word: str, said: str) -> None:
+    """In a module and in an emitted one; SelfAttention names its own."""
+    spec = spec_of("input document: ids causal attend same(document)")
+    scope: dict[str, Any] = {"__name__": "emitted"}
+    exec(spec.emit(), scope)
+    emitted = next(x for x in scope.values() if getattr(x, "__module__", "") == "emitted")()
+    for module in (spec.compile(), emitted):
+        with pytest.raises(TypeError, match=rf"takes no argument `{word}`.*{said}"):
+            module(*given(), **{word: None})
+    layer = SelfAttention(spec, 8, 2)
+    own = "it takes key_padding_mask, inputs" if word in ("xyz", "dropout") else said
+    with pytest.raises(TypeError, match=rf"takes no argument `{word}`.*{own}"):
+        layer(torch.zeros(1, 3, 8), **{word: None})
