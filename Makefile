@@ -21,7 +21,7 @@ MUTANTS ?=
 SPEC ?= examples/sparse_strided.attn
 EMITTED := $(notdir $(SPEC:.attn=_attn.py))
 
-.PHONY: help setup demo test quick lint types format slow soak reference docs minilm lm bench bench-quick accuracy clean mutants
+.PHONY: help setup demo test quick lint types format slow soak house reference docs minilm lm bench bench-quick accuracy clean mutants
 
 help:  ## print the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-11s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -79,6 +79,9 @@ SOAK_ARGS ?=
 soak: $(INSTALLED)  ## random specs against a meaning of their own, for MINUTES=10 from SEED=0
 	PYTHONPATH=tests OMP_NUM_THREADS=1 $(BIN)/python -m soak \
 		--minutes $(MINUTES) --seed $(SEED) --processes $(WORKERS) $(SOAK_ARGS)
+
+house: $(INSTALLED)  ## count files, lines, rooms, circles of imports and long functions
+	@$(BIN)/python tests/house.py
 
 mutants: $(INSTALLED)  ## change the package in small ways and see whether a test notices (hours)
 	$(BIN)/python tests/mutants.py --workers $(WORKERS) $(MUTANTS)

@@ -7,11 +7,10 @@ they are first used, so an emitted module pays only for the run time it needs.
 
 from __future__ import annotations
 
-import sys
 from importlib import import_module
-from importlib.abc import MetaPathFinder
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
+from attnspec.awaited import when_imported
 from attnspec.version import __version__
 
 if TYPE_CHECKING:
@@ -83,35 +82,8 @@ _HOMES = {
 }
 
 
-class _AfterTorch(MetaPathFinder):
-    """Registers the operator as soon as torch is there, whoever imports it: an exported program
-    names it before anything else of this package is asked for."""
-
-    def find_spec(self, name: str, *rest: Any) -> Any:
-        """What torch is imported by, with the operator behind it."""
-        if name != "torch":
-            return None
-        others = (finder for finder in sys.meta_path if finder is not self)
-        specs = (finder.find_spec(name, *rest) for finder in others)
-        found = next((spec for spec in specs if spec is not None), None)
-        if found is not None and found.loader is not None:
-            execute = found.loader.exec_module
-
-            def execute_both(module: Any) -> None:
-                execute(module)
-                sys.meta_path.remove(self)
-                import_module(_OPERATOR)
-
-            found.loader.exec_module = execute_both  # type: ignore[method-assign]
-        return found
-
-
-_OPERATOR = "attnspec.runtime.operator"
-
-if "torch" in sys.modules:
-    import_module(_OPERATOR)
-else:
-    sys.meta_path.insert(0, _AfterTorch())
+# an exported program names the operator before anything else of this package is asked for
+when_imported("torch", lambda: import_module("attnspec.runtime.operator"))
 
 
 def __getattr__(name: str) -> object:

@@ -190,6 +190,33 @@ class Shape:
         return f"{self.batch} × {self.heads} × {self.n:,}"
 
 
+@dataclass(frozen=True)
+class Tiles:
+    """So many tiles, each of so many queries and keys."""
+
+    count: int
+    queries: int
+    keys: int
+
+    def __str__(self) -> str:
+        return f"{self.count:,} × {self.queries} × {self.keys}"
+
+
+FUSED = tuple(
+    Tiles(*sizes)
+    for sizes in (
+        (64, 512, 512),
+        (128, 256, 768),
+        (256, 128, 384),
+        (256, 64, 576),
+        (512, 64, 192),
+        (1024, 32, 288),
+        (1024, 32, 96),
+        (4096, 16, 16),
+    )
+)
+"""Tiles that planned graphs are made of, tall and short ones."""
+
 SHAPE_PATTERNS: Mapping[str, str] = {
     "full": "attend full",
     "causal": "causal attend full",
@@ -245,6 +272,7 @@ class Settings:
     first: tuple[int, ...]
     first_zoo: int | None
     changing: int
+    fused: tuple[Tiles, ...]
     types_n: int
     types: tuple[str, ...]
 
@@ -281,6 +309,7 @@ FULL = Settings(
     first=(128, 512, 2_048),
     first_zoo=None,
     changing=1_000,
+    fused=FUSED,
     types_n=8_192,
     types=_LISTED,
 )
@@ -316,6 +345,7 @@ QUICK = Settings(
     first=(128, 512),
     first_zoo=12,
     changing=50,
+    fused=FUSED[::3],
     types_n=2_048,
     types=("window(256)", "strided(128)"),
 )

@@ -1,12 +1,19 @@
 """Graphs that the data decide: what a useful pair costs, choosing it included, and how that grows.
 
 The keys that a choice is made for are drawn, so that lists differ from query to query, which is the
-hardest case: nothing is shared. `lsh` stands beside Reformer's package, where that is installed.
+hardest case: nothing is shared. `lsh` stands beside Reformer's package, where that is installed,
+and so do its matrix products alone: what computes them all is no faster.
+
+Time can grow like the length where choosing takes as many operations for a token of every length.
+That of `lsh` does with a number of buckets that stays. Where none is given there are 2 n / chunk,
+as in its paper, and each token is projected on half as many directions in each round: n² in all,
+which from n = 4 chunk² on is more than what chunks take. `cluster(count = c)` compares n tokens
+with c centroids and reads n² / c pairs, so that no number of clusters takes less than n^1.5.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from importlib.util import find_spec
 
 import torch
@@ -30,24 +37,41 @@ and the tiles, how many times faster than the package `lsh` is, and the most tha
 PRODUCT, LISTS = "scores' product", "chosen"
 """What `topk` is made of, among the subjects."""
 
+PRODUCTS = "lsh's products"
+"""The matrix products of `lsh` alone, among the subjects."""
+
+ROUNDS, CHUNK = 4, 64
+"""Of `lsh`."""
+
 PACKAGE = "reformer-pytorch"
 """What `lsh` is compared with, among the subjects."""
 
 BODIES = {
     LISTS: f"input sel: choices(size = {WIDTH})\n attend chosen(sel)",
     "topk": f"attend topk(blocks = {BLOCKS}, size = {WIDTH}, queries = 1)",
-    "lsh": "attend lsh(rounds = 4, chunk = 64)",
+    "lsh": f"attend lsh(rounds = {ROUNDS}, chunk = {CHUNK})",
     "cluster": "attend cluster(count = isqrt(n))",
 }
 """What is measured, by name."""
 
-SHARED = ("lsh", PACKAGE)
+GROWN = {
+    "lsh, 512 buckets": f"attend lsh(buckets = 512, rounds = {ROUNDS}, chunk = {CHUNK})",
+    "lsh": BODIES["lsh"],
+    "cluster": BODIES["cluster"],
+}
+"""Whose growth is measured, by name. Choosing takes each token of `FIXED` as many operations at
+every length."""
+
+FIXED = "lsh, 512 buckets"
+
+SHARED = ("lsh", FIXED, PACKAGE)
 """Those whose keys are the queries."""
 
 
 def spec_of(name: str) -> Spec:
     """The spec of a body, or of what the package does."""
-    return parse(f"attention measured {{ {BODIES['lsh' if name == PACKAGE else name]} }}")
+    body = {**BODIES, **GROWN}["lsh" if name == PACKAGE else name]
+    return parse(f"attention measured {{ {body} }}")
 
 
 def subject(name: str, n: int, mode: str) -> Callable[[], object]:
@@ -103,6 +127,32 @@ def product(n: int) -> Callable[[], object]:
     return run
 
 
+def products_of_lsh(n: int, mode: str) -> Callable[[], object]:
+    """The matrix products of one call of `lsh`, or of one with gradients, in parts that stay in the
+    cache: projections of the tokens, and the scores of each chunk with itself and another one,
+    their values, and on the way back the scores again and four gradients."""
+    q, _, v = tensors(n)
+    tokens, sides = q.flatten(0, 2), torch.randn(SIZE, ROUNDS * max(1, n // CHUNK))
+    own, values = (x.reshape(-1, SIZE)[: len(tokens) // CHUNK * CHUNK] for x in (q, v))
+    own, values = (x.view(-1, CHUNK, SIZE) for x in (own, values))
+    keys, values = (torch.cat([x, x.roll(1, 0)], 1) for x in (own, values))
+    parts = [slice(low, low + CHUNK) for low in range(0, len(own), CHUNK)]
+
+    def run() -> object:
+        for low in range(0, len(tokens), 256):
+            tokens[low : low + 256] @ sides
+        for part in ROUNDS * parts:
+            q, k, v = own[part], keys[part], values[part]
+            out = q @ k.mT @ v
+            if mode == "both":
+                weights, grad = q @ k.mT, out @ v.mT
+                grads = weights.mT @ out, grad @ k, grad.mT @ q
+                del grads
+        return None
+
+    return run
+
+
 def measure(settings: Settings, run: Run) -> dict[str, Json]:
     """Efficiency of lists, what choosing costs, growth, and memory."""
     n = settings.n
@@ -112,6 +162,7 @@ def measure(settings: Settings, run: Run) -> dict[str, Json]:
     rivals = (DENSE, PACKAGE) if there else (DENSE,)
     for mode in ("forward", "both"):
         subjects = {name: subject(name, n, mode) for name in (*rivals, *BODIES)}
+        subjects[PRODUCTS] = products_of_lsh(n, mode)
         if mode == "forward":
             subjects[PRODUCT] = product(n)
         timed[mode] = alternate(subjects, settings.rounds)
@@ -138,27 +189,40 @@ def measure(settings: Settings, run: Run) -> dict[str, Json]:
             "eta_forward": eta["forward"],
             "eta_both": eta["both"],
             "topk": found["topk"].median / least,
-            "lsh": {
-                mode: found[PACKAGE].median / found["lsh"].median if PACKAGE in found else None
-                for mode, found in timed.items()
-            },
+            "lsh": _beside(timed, "lsh"),
+            "products": _beside(timed, PRODUCTS),
         },
         "growth": _growth(settings),
         "memory": _memory(settings, run),
     }
 
 
+def _beside(timed: Mapping[str, Mapping[str, Timing]], name: str) -> dict[str, Json]:
+    """How many times faster than the package something is; None where that was not there."""
+    return {
+        mode: found[PACKAGE].median / found[name].median if PACKAGE in found else None
+        for mode, found in timed.items()
+    }
+
+
 def _growth(settings: Settings) -> list[Json]:
-    """How time grows for what should hardly do more than the sequence."""
+    """How time grows, and the operations of choosing, by analysis."""
     rows: list[Json] = []
-    for name in ("lsh", "cluster"):
+    for name in GROWN:
         values = [
             alternate({name: subject(name, n, "forward")}, settings.rounds)[name].median
             for n in settings.growth
         ]
         row: dict[str, Json] = {"name": name, "lengths": [*settings.growth], "seconds": [*values]}
-        rows.append({**row, "exponent": exponent(settings.growth, values)})
+        row["exponent"] = exponent(settings.growth, values)
+        row["choosing"] = exponent(settings.growth, [choosing(name, n) for n in settings.growth])
+        rows.append(row)
     return rows
+
+
+def choosing(name: str, n: int) -> int:
+    """The operations that a graph takes to choose its pairs."""
+    return spec_of(name).analyse(n).scoring_flops or 0
 
 
 def _memory(settings: Settings, run: Run) -> list[Json]:

@@ -172,6 +172,28 @@ def _types(part: Figures) -> str:
     )
 
 
+def _fused(part: Figures) -> str:
+    rates = [("flash", None), ("products", "flash"), ("floor", "flash")]
+    rows = []
+    for row in part["rows"]:
+        cells = [row["name"]]
+        for name, other in rates:
+            cells.append(f"{row[name] / 1e9:.0f}")
+            if other is not None:
+                cells.append(f"{row[name] / row[other]:.2f}×")
+        rows.append(cells)
+    gain = part["gain"]
+    return _section(
+        "Whether another kernel could beat torch's",
+        "Tiles, forward, GFLOP/s of two products: by torch's flash kernel, by the library's matrix"
+        " products in the cache with a softmax between them, and by these products alone, which is"
+        " more than any kernel made of them can reach. Wanted for a kernel of our own: 1.3×."
+        f" Geometric means: {gain['products']:.2f}× and {gain['floor']:.2f}×.",
+        "tiles × queries × keys | flash | products and softmax | | products alone |",
+        rows,
+    )
+
+
 def _neighbour(part: Figures) -> str:
     rows = [
         [
@@ -426,14 +448,18 @@ def _choices(part: Figures) -> str:
     )
 
 
-def _beside_reformer(ratios: Mapping[str, float | None]) -> str:
-    if not any(ratios.values()):
+def _beside_reformer(summary: Figures) -> str:
+    if not any(summary.get("lsh", {}).values()):
         return "reformer-pytorch was not there to compare `lsh` with."
-    forward, both = (ratios[mode] for mode in ("forward", "both"))
-    return (
-        f"`lsh` is {forward:.1f} times as fast as reformer-pytorch, with gradients {both:.1f}"
-        f" times, target {DECIDED['lsh']:.0f}."
+    found = "`lsh` is {forward:.1f} times as fast as reformer-pytorch, with gradients {both:.1f}"
+    text = found.format(**summary["lsh"]) + f" times, target {DECIDED['lsh']:.0f}."
+    if "products" not in summary:
+        return text
+    alone = (
+        " Its matrix products alone, half of them of projections, are {forward:.1f} and {both:.1f}"
+        " times as fast: what computes them all is no faster."
     )
+    return text + alone.format(**summary["products"])
 
 
 def _decided(part: Figures) -> str:
@@ -452,20 +478,24 @@ def _decided(part: Figures) -> str:
         f"`chosen`, 16 blocks of 64: eta {summary['eta_forward']:.2f}, with gradients"
         f" {summary['eta_both']:.2f}, target {DECIDED['chosen']}. `topk` takes"
         f" {summary['topk']:.2f}× the product of its scores and the same tiles, target at most"
-        f" {DECIDED['topk']}×. {_beside_reformer(summary.get('lsh', {}))}",
+        f" {DECIDED['topk']}×. {_beside_reformer(summary)}",
         "graph | backend | forward | forward + backward",
         rows,
     )
     second = _section(
         "How their time grows, forward",
-        f"Target: an exponent of at most {DECIDED['growth']}.",
-        "graph | lengths | times | exponent",
+        f"Target: an exponent of at most {DECIDED['growth']}, where choosing takes as many"
+        " operations for a token of every length. Buckets of `lsh` that are not given are"
+        " 2 n / chunk, so that its projections take n²; `cluster(isqrt(n))` takes n^1.5, the least"
+        " of any number of clusters.",
+        "graph | lengths | times | exponent | of the operations of choosing",
         [
             [
                 row["name"],
                 ", ".join(f"{n:,}" for n in row["lengths"]),
                 ", ".join(_time(seconds) for seconds in row["seconds"]),
                 f"{row['exponent']:.2f}",
+                f"{row['choosing']:.2f}" if "choosing" in row else "",
             ]
             for row in part["growth"]
         ],
@@ -490,6 +520,7 @@ TABLES: dict[str, Callable[[Figures], str]] = {
     "neighbour": _neighbour,
     "decided": _decided,
     "untuned": _untuned,
+    "fused": _fused,
     "flex": _flex,
     "packages": _packages,
     "plans": _plans,

@@ -17,6 +17,10 @@ from attnspec.runtime import CompiledAttention
 from attnspec.spec import Spec, parse
 from attnspec.verification import error_bound
 
+ALONG: dict[str, Any] = {"fast_mode": True, "rtol": 1e-5, "atol": 1e-7}
+"""How torch.autograd's checks compare: along random directions, which is soon done, and as sharply
+as float64 allows, since an error of one derivative is a small part of what they add up."""
+
 BACKEND_NAMES = [
     each.name
     for each in BACKENDS

@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+import math
 import os
 import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
 import triton.language as tl
+from attention_checks import module_of
 from triton.runtime import interpreter
 
 from attnspec.backends.triton.backend import INTERPRETED
+from attnspec.backends.triton.tuning import Chunks
+from attnspec.runtime import CompiledAttention
 
 
 class _Patched:
@@ -34,9 +40,67 @@ def interpreted() -> Iterator[None]:
         scopes = [interpreter._patch_lang(each.fn) for each in (kernels.attend, tl.zeros)]
         patch.setattr(interpreter, "_patch_lang", lambda fn: _Patched())
         patch.setattr(interpreter.GridExecutor, "_restore_args_dev", lambda *given: None)
+        _keep_types(patch)
         yield
         for scope in reversed(scopes):
             scope.restore()
+
+
+@pytest.fixture
+def small_chunks(interpreted: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Chunks of 8 in segments of two, and small blocks, so that little has several of each."""
+    # kernels are interpreted or not as is said when they are imported
+    from attnspec.backends.triton.sums import way
+
+    small = Chunks(chunk=8, segment=2, features=32, values=16, back=16)
+    monkeypatch.setattr(way, "SUMMED", small)
+
+
+def learner_of(
+    body: str, kind: torch.dtype, backend: str, sizes: tuple[int, int]
+) -> CompiledAttention:
+    """A module of a type with numbers in place of what is learned; `sizes` are those of keys and of
+    values."""
+    module = module_of(body, backend)
+    module.make_parameters(*sizes)
+    with torch.no_grad():
+        for parameter in module.parameters():
+            parameter.normal_(generator=torch.Generator().manual_seed(1))
+    return module.to(kind)
+
+
+def _keep_types(patch: pytest.MonkeyPatch) -> None:
+    """Types of blocks, their shapes and those of numpy are made once for each of a kind, not for
+    every value: a third of the interpreter's time."""
+    numpy_type, new_block = interpreter._get_np_dtype, tl.block_type.__init__
+    numpy_types: dict[str, object] = {}
+    blocks: dict[tuple[object, ...], dict[str, object]] = {}
+    shapes: dict[tuple[int, ...], tuple[object, object]] = {}
+
+    def numpy_type_of(kind: Any) -> object:
+        name = kind.scalar.name
+        if name not in numpy_types:
+            numpy_types[name] = numpy_type(kind)
+        return numpy_types[name]
+
+    def block(self: Any, element: Any, shape: Any) -> None:
+        key = (element.name, *(getattr(size, "value", size) for size in shape))
+        if key not in blocks:
+            new_block(self, element, shape)
+            blocks[key] = dict(vars(self))
+        vars(self).update(blocks[key])
+
+    def tensor(self: Any, handle: object, kind: Any) -> None:
+        shape = tuple(kind.shape) if kind.is_block() else ()
+        if shape not in shapes:
+            sizes = tl.tuple([tl.constexpr(size) for size in shape])
+            shapes[shape] = tl.constexpr(math.prod(shape)), sizes
+        self.handle, self.type, self.dtype = handle, kind, kind.scalar
+        self.numel, self.shape = shapes[shape]
+
+    patch.setattr(interpreter, "_get_np_dtype", numpy_type_of)
+    patch.setattr(tl.block_type, "__init__", block)
+    patch.setattr(tl.tensor, "__init__", tensor)
 
 
 def compiled_for_a_gpu(text: str, folder: Path) -> list[list[str]]:

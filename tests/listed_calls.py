@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 import torch
 
@@ -26,6 +27,23 @@ from attnspec.lower.work import Backend, Call, Work
 CPU = torch.device("cpu")
 
 LISTS = ListsBackend()
+
+
+def assert_partials_agree(
+    kernel: Any, work: Work, members: tuple[int, ...], given: Sequence[torch.Tensor], call: Call
+) -> None:
+    """The outputs, log-sum-exps and gradients, also of learned tables, of a kernel of these heads
+    are those of the definition in its type."""
+    leaves, results = [*given, *call.tables.values()], []
+    both: tuple[Any, ...] = kernel, DenseKernel(work, members, CPU)
+    for each in both:
+        out, lse = each.partial(*given, call)
+        sums = lse.masked_fill(lse == -torch.inf, 0.0)
+        total = torch.cos(torch.arange(out.numel())).view(out.shape).mul(out).sum()
+        results.append([out, sums, *torch.autograd.grad(total + sums.sin().sum(), leaves)])
+    for ours, meant in zip(*results, strict=True):
+        scale = max(1.0, meant.abs().max().item())
+        torch.testing.assert_close(ours / scale, meant / scale, rtol=1e-4, atol=2e-5)
 
 
 def a_call(

@@ -387,7 +387,6 @@ def _faults(rank: int, folder: Path) -> None:
     tell(specs[0], 3, grad=True, ends=True)
     tell(specs[0], 3)
     (folder / f"faults{rank}.json").write_text(json.dumps(said))
-    os._exit(0)
 
 
 LOADED = (
@@ -414,6 +413,7 @@ def main(folder: Path) -> None:
 def _rank(rank: int, folder: Path) -> NoReturn:
     """What one rank does; ends its process."""
     import torch.distributed as dist
+    from noted import noting
 
     try:
         with (folder / f"errors{rank}").open("w") as errors:
@@ -425,8 +425,12 @@ def _rank(rank: int, folder: Path) -> NoReturn:
             world_size=WORLD,
             timeout=timedelta(seconds=LIMIT),
         )
+        tell = noting()
         _cases(rank, folder)
+        tell()
         _faults(rank, folder)
+        tell()
+        os._exit(0)
     except BaseException:
         traceback.print_exc()
     finally:

@@ -2,7 +2,8 @@
 
 A file is run by itself while every call is noted, and what is cached is forgotten before each test,
 so that a test reaches what it would reach alone. Functions are known by the name of their file and
-their own, so that a record survives when files are moved.
+their own, so that a record survives when files are moved. Processes that tests start may note what
+they call (`noted.noting`); what comes of a fixture that tests share is reached by all of them.
 """
 
 from __future__ import annotations
@@ -10,18 +11,19 @@ from __future__ import annotations
 import gc
 import hashlib
 import json
+import os
 import sys
-import threading
+import tempfile
 import time
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from types import CodeType, FrameType
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from mutations import Mutation
+from noted import NOTED, Calls, key_of
 
 
 @dataclass(frozen=True)
@@ -76,20 +78,15 @@ def digest_of(path: Path) -> str:
     return hashlib.sha256(path.read_bytes()).hexdigest()[:16]
 
 
-def key_of(path: Path, function: str) -> str:
-    """By what a function is known."""
-    return f"{path.stem}:{function}"
-
-
 class Recorder:
     """A plugin of pytest that notes which functions of a tree each test calls that passes."""
 
     def __init__(self, tree: Path) -> None:
-        self.tree = f"{tree}/"
         self.tests: list[str] = []
         self.seconds: list[float] = []
         self.calls: dict[str, list[int]] = {}
-        self._seen: dict[int, CodeType] = {}
+        self._here = Calls(f"{tree}/")
+        self._shared: dict[str, set[str]] = {}
         self._failed = False
         self._cached: tuple[int, list[Any]] = (0, [])
 
@@ -102,34 +99,42 @@ class Recorder:
         for each in self._cached[1]:
             each.cache_clear()
 
-    def _note(self, frame: FrameType, event: str, argument: object) -> None:
-        # a code object is kept, so that no other has its number
-        self._seen[id(frame.f_code)] = frame.f_code
-
     @pytest.hookimpl(wrapper=True)
     def pytest_runtest_protocol(self, item: pytest.Item) -> Iterator[None]:
         self._forget()
-        self._seen, self._failed = {}, False
-        start = time.process_time()
-        threading.settrace(self._note)
-        sys.settrace(self._note)
-        try:
-            return (yield)
-        finally:
-            sys.settrace(None)
-            threading.settrace(None)
-            if not self._failed:
-                self._take(item.nodeid.partition("::")[2], time.process_time() - start)
+        self._failed = False
+        with tempfile.TemporaryDirectory() as folder:
+            os.environ[NOTED] = os.pathsep.join([folder, self._here.tree])
+            start = time.process_time()
+            self._here.start()
+            try:
+                return (yield)
+            finally:
+                self._here.stop()
+                seconds = time.process_time() - start
+                del os.environ[NOTED]
+                elsewhere = self._elsewhere(item, Path(folder))
+                if not self._failed:
+                    name = item.nodeid.partition("::")[2]
+                    self._take(name, seconds, self._here.keys() | elsewhere)
+
+    def _elsewhere(self, item: pytest.Item, folder: Path) -> set[str]:
+        """What other processes have called for a test, or for a fixture that it shares."""
+        new = {key for path in folder.iterdir() for key in json.loads(path.read_text())}
+        found = cast("Any", item)._fixtureinfo.name2fixturedefs
+        for name in (name for name, defined in found.items() if defined[-1].scope != "function"):
+            self._shared.setdefault(name, set()).update(new)
+            new = new | self._shared[name]
+        return new
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         self._failed |= report.outcome != "passed"
 
-    def _take(self, name: str, seconds: float) -> None:
+    def _take(self, name: str, seconds: float, keys: set[str]) -> None:
         number = len(self.tests)
         self.tests.append(name)
         self.seconds.append(round(seconds, 3))
-        ours = (x for x in self._seen.values() if x.co_filename.startswith(self.tree))
-        for key in {key_of(Path(code.co_filename), code.co_qualname) for code in ours}:
+        for key in keys:
             self.calls.setdefault(key, []).append(number)
 
     def record(self, path: Path) -> Record:

@@ -17,6 +17,7 @@ import subprocess
 import sys
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
 
 from import_graph import modules_of
@@ -145,12 +146,21 @@ def _mentioned(text: str, modules: Collection[str]) -> Iterator[str]:
     yield from (word for word in scripted if word in modules)
 
 
+@cache
+def packages_of(module: str) -> tuple[str, ...]:
+    """A module and the packages that it lies in."""
+    parts = module.split(".")
+    return tuple(".".join(parts[: i + 1]) for i in range(len(parts)))
+
+
 @dataclass(frozen=True)
 class Sources:
     """Module -> what it holds, and the files of modules."""
 
     files: Mapping[str, File]
     paths: Mapping[str, Path]
+    known: dict[str, set[str]] = field(default_factory=dict, repr=False)
+    """What modules were found to reach."""
 
     @classmethod
     def of(cls, paths: Mapping[str, Path]) -> Sources:
@@ -161,6 +171,11 @@ class Sources:
 
     def reached(self, module: str) -> set[str]:
         """The modules that a module may run, itself included."""
+        if module not in self.known:
+            self.known[module] = self._found(module)
+        return self.known[module]
+
+    def _found(self, module: str) -> set[str]:
         found: set[str] = set()
         names: set[str] = {""}
         new, later = {module}, []
@@ -179,9 +194,7 @@ class Sources:
         return found
 
     def _with_packages(self, modules: Iterable[str]) -> set[str]:
-        parts = (module.split(".") for module in modules)
-        every = {".".join(part[: i + 1]) for part in parts for i in range(len(part))}
-        return every & self.files.keys()
+        return {each for module in modules for each in packages_of(module) if each in self.files}
 
     def naming(self, path: Path) -> set[str]:
         """The modules that name a file, or all files of its kind."""

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import mutants
 import pytest
-from forked import Ended, Worker, in_child
+from forked import Ended, Worker, in_child, recorded
 from mutations import Mutation, mutations_of
 from reached import Reaching, Record
 
@@ -189,6 +189,41 @@ def test_a_change_is_killed_by_the_first_test_that_notices_it(tree: Path, tmp_pa
     # nothing is left changed, neither in the copy nor in the tree
     assert (tree / "calc.py").read_text() == CALC
     assert (worker.changed / "calc.py").read_text() == CALC
+
+
+SHARED = f"""
+import subprocess, sys
+import pytest
+PROGRAM = '''
+import sys
+sys.path.append({str(mutants.HERE)!r})
+from noted import noting
+tell = noting()
+import calc
+calc.more(1, 2)
+tell()
+'''
+
+@pytest.fixture(scope="module")
+def ran():
+    subprocess.run([sys.executable, "-c", PROGRAM], check=True)
+
+def test_first(ran): pass
+def test_second(ran): pass
+def test_other(): pass
+"""
+
+
+def test_what_processes_of_tests_call_is_reached(tree: Path) -> None:
+    (tree / "test_shared.py").write_text(SHARED)
+
+    def reaching(name: str) -> set[str]:
+        found = recorded(tree, tree / name)
+        assert found is not None
+        return {found.tests[place] for place in found.calls.get("calc:more", ())}
+
+    assert reaching("test_shared.py") == {"test_first", "test_second"}
+    assert reaching("test_calc.py") == {"test_slow", "test_fast", "test_far"}
 
 
 def test_what_does_not_end_is_ended() -> None:

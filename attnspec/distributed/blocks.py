@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
+from itertools import pairwise
 
 import numpy as np
 
@@ -29,6 +30,7 @@ from attnspec.graphs.relation import (
     evaluate_pairs,
     is_closed,
     is_scattered,
+    phase_of,
 )
 
 CUTS = 4
@@ -247,10 +249,15 @@ class _Search:
         q, k = np.nonzero(rank[:, None] != rank[None])
         ends = np.stack([np.zeros_like(self.pieces.count), self.pieces.count], 1)
         # columns: the two pieces, and the block's ends in them
-        open_ = np.concatenate([q[:, None], k[:, None], ends[q], ends[k]], 1)
+        every = np.concatenate([q[:, None], k[:, None], ends[q], ends[k]], 1)
+        none = every[:0]
         if not self.known:
-            return self._blocks(open_[:0], open_)
-        none = open_[:0]
+            return self._blocks(none, every)
+        every = every[self._kinds(every) != EMPTY]
+        like = self._alike(every)
+        open_ = every[np.unique(like)]
+        # what is found of one is repeated: the blocks of all together are no more than before
+        self.asked, self.most = 0, self.most * len(open_) // max(1, len(every))
         full, some = [none], [none]
         kinds = self._kinds(open_)
         while len(open_):
@@ -260,7 +267,26 @@ class _Search:
             some.append(open_[fine])
             open_, kinds, stuck = self._cut(open_[~fine])
             some.append(stuck)
-        return self._blocks(np.concatenate(full), np.concatenate(some))
+        decided, others = (_repeated(np.concatenate(each), every, like) for each in (full, some))
+        return self._blocks(decided, others)
+
+    def _alike(self, every: np.ndarray) -> np.ndarray:
+        """Of each block of two whole pieces the number of the one that is looked into in its place:
+        of two other ranks whose pairs are the same as far as their tensors count them."""
+        ranks, rank = self.partition.ranks, self.pieces.rank
+        q, k = self._tiles(every[:, 0], every[:, 2:4]), self._tiles(every[:, 1], every[:, 4:])
+        each = [*phase_of(self.relation, q, k, self.n), q.count, k.count]
+        before = self.pieces.before
+        each += [before[every[:, 0]], before[every[:, 1]]]
+        masks = np.unique(np.stack(each, 1), axis=0, return_inverse=True)[1].ravel()
+        pair = rank[every[:, 0]] * ranks + rank[every[:, 1]]
+        order = np.argsort(pair, kind="stable")
+        like, seen = np.empty_like(order), dict[bytes, np.ndarray]()
+        ends = [0, *(1 + np.flatnonzero(np.diff(pair[order]))).tolist(), len(order)]
+        for low, high in pairwise(ends):
+            mine = order[low:high]
+            like[mine] = seen.setdefault(masks[mine].tobytes(), mine)
+        return like
 
     def _kinds(self, blocks: np.ndarray) -> np.ndarray:
         """What the relation says of blocks; of single pairs exactly."""
@@ -345,6 +371,21 @@ class _Search:
             found[:, 4:] + pieces.before[found[:, 1], None],
             np.arange(len(found)) < len(full),
         )
+
+
+def _repeated(blocks: np.ndarray, every: np.ndarray, like: np.ndarray) -> np.ndarray:
+    """Parts of some blocks of whole pieces as those of all that are `like` them."""
+    width = 1 + int(every[:, :2].max(initial=0))
+    code = every[:, 0] * width + every[:, 1]
+    order = np.argsort(code)
+    whose = order[np.searchsorted(code, blocks[:, 0] * width + blocks[:, 1], sorter=order)]
+    by_whose = np.argsort(whose, kind="stable")
+    many = np.bincount(whose, minlength=len(every))
+    first, times = (np.cumsum(many) - many)[like], many[like]
+    of = np.repeat(np.arange(len(every)), times)
+    within = np.arange(len(of)) - np.repeat(np.cumsum(times) - times, times)
+    found = blocks[by_whose[first[of] + within]]
+    return np.concatenate([every[of, :2], found[:, 2:]], 1)
 
 
 def _scattered_places() -> np.ndarray:

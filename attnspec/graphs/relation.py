@@ -33,6 +33,9 @@ Edges: TypeAlias = "tuple[np.ndarray, np.ndarray]"
 _CHUNK = 1 << 22
 """Pairs looked at in one go by the defaults: a few tens of megabytes of temporaries."""
 
+_FEW = 256
+"""Rows that are listed in one go, however many progressions each has."""
+
 
 @dataclass(frozen=True)
 class Tiles:
@@ -293,10 +296,12 @@ class Relation:
 
         A closed form may exist for some rows alone, so that any of them may be None.
         """
-        sample = self.progressions(np.zeros(1, np.int64), n) if n else None
-        width = 1 if sample is None else max(1, np.broadcast(*sample).size)
-        step = max(1, most // width)
-        for first in range(0, n, step):
+        step = n
+        if n > _FEW:
+            sample = self.progressions(np.zeros(1, np.int64), n)
+            width = 1 if sample is None else max(1, np.broadcast(*sample).size)
+            step = max(1, most // width)
+        for first in range(0, n, step or 1):
             yield first, self.progressions(np.arange(first, min(n, first + step)), n)
 
     def chunks(self, n: int) -> Iterator[tuple[int, int]]:

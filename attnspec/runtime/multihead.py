@@ -142,16 +142,7 @@ class MultiheadAttention(nn.MultiheadAttention):
                 f"weights are returned for up to {LONGEST_WEIGHTS:,} keys, got {k.shape[2]:,}:"
                 " need_weights=False returns the output alone"
             )
-        if is_causal and attn_mask is None and not self.attention.program.causal:
-            raise ValueError(
-                "is_causal is a hint about attn_mask, which is not given: write `causal` in the"
-                " spec, or give the mask"
-            )
-        hinted = is_causal and self.attention.program.causal
-        added = None if hinted or attn_mask is None else _added(attn_mask, q, k)
-        real, more = _padding(key_padding_mask, q, k)
-        if more is not None:
-            added = more if added is None else added + more
+        real, added = self._masks(attn_mask, is_causal, key_padding_mask, q, k)
         extra = self._extra_keys(q)
         values = v if extra is None else torch.cat([v, extra[1].expand(len(v), -1, -1, -1)], 2)
         # an output is its weights times the values, and so are they, of those of the identity
@@ -166,6 +157,27 @@ class MultiheadAttention(nn.MultiheadAttention):
         if query.dim() == 2:
             return out[0], None if weights is None else weights[0]
         return out if self.batch_first else out.transpose(0, 1), weights
+
+    def _masks(
+        self,
+        attn_mask: torch.Tensor | None,
+        is_causal: bool,
+        key_padding_mask: torch.Tensor | None,
+        q: torch.Tensor,
+        k: torch.Tensor,
+    ) -> tuple[torch.Tensor | None, torch.Tensor | None]:
+        """Which keys are real, and what is added to scores, as torch's class is told them."""
+        if is_causal and attn_mask is None and not self.attention.program.causal:
+            raise ValueError(
+                "is_causal is a hint about attn_mask, which is not given: write `causal` in the"
+                " spec, or give the mask"
+            )
+        hinted = is_causal and self.attention.program.causal
+        added = None if hinted or attn_mask is None else _added(attn_mask, q, k)
+        real, more = _padding(key_padding_mask, q, k)
+        if more is not None:
+            added = more if added is None else added + more
+        return real, added
 
     def _check_shards(self, need_weights: bool, attn_mask: object) -> None:
         """Raises where the attention runs over ranks, and what is about all pairs is asked for."""

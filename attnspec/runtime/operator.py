@@ -21,7 +21,8 @@ from torch._functorch.utils import enable_single_level_autograd_function
 from torch._guards import active_fake_mode
 from torch.autograd import forward_ad
 from torch.autograd.function import _SingleLevelFunction
-from torch.utils.flop_counter import register_flop_formula
+
+from attnspec.awaited import when_imported
 
 if TYPE_CHECKING:
     from attnspec.lower.work import Call
@@ -176,12 +177,10 @@ torch.library.register_fake("attnspec::attention", _shapes, lib=_LIBRARY)
 torch.library.register_fake("attnspec::attention_backward", _shapes_backward, lib=_LIBRARY)
 
 
-@register_flop_formula(torch.ops.attnspec.attention)
 def _operations(*given: Any, out_shape: object = None, **_: object) -> int:
     return _counted(Given(*given))[0]
 
 
-@register_flop_formula(torch.ops.attnspec.attention_backward)
 def _operations_backward(*given: Any, out_shape: object = None, **_: object) -> int:
     return _counted(Given(*given[ABOVE:]))[1]
 
@@ -199,6 +198,18 @@ def _counted(at: Given) -> tuple[int, int]:
         for work, mine in works
     ]
     return sum(each[0] for each in found), sum(each[1] for each in found)
+
+
+def _register_formulas() -> None:
+    """Tells torch's counter of operations what ours are."""
+    from torch.utils.flop_counter import register_flop_formula
+
+    register_flop_formula(torch.ops.attnspec.attention)(_operations)
+    register_flop_formula(torch.ops.attnspec.attention_backward)(_operations_backward)
+
+
+# the counter imports Triton where that is installed, which costs more than the rest of this module
+when_imported("torch.utils.flop_counter", _register_formulas)
 
 
 # --- rules ----------------------------------------------------------------------------------------

@@ -107,7 +107,8 @@ def _tried(
     few = attention.backend == RowsBackend.name and n > FEW and sides is None
     n_q = FEW if few else n if sides is None else sides.queries
     with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(0)
+        # `torch.manual_seed` would seed the users' other devices too, which nothing puts back
+        torch.default_generator.manual_seed(0)
         with learned(attention):
             found = _verified(program, attention, n_q, n, forced, depth, known)
     if not few:

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
 
 from attnspec.backends.decided.ranking import softmax
 from attnspec.backends.decided.rows import Part, Rows
-
-Scored = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 
 
 @dataclass(frozen=True, eq=False)

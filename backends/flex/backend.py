@@ -165,7 +165,7 @@ def _bytes(band: Banded, work: Work) -> int:
     order, (q_size, k_size) = band.step.order, band.sizes
     q = axis(work.n_k - work.n_q, work.n_k, order.q, q_size).count
     k = axis(0, work.n_k, order.k, k_size).count
-    return LISTED * max(2, q) * max(2, k)
+    return LISTED * q * k
 
 
 @lru_cache(maxsize=1)

@@ -30,7 +30,7 @@ class Form(Enum):
 
 def form_of(work: Work) -> Form:
     """The least that must be said of a work's pairs; what is known at a call is a mask."""
-    if work.reads or work.decided or not work.n_q:
+    if work.reads or work.decided:
         return Form.MASK
     return _form(work.relation, work.n_q, work.n_k)
 

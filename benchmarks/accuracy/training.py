@@ -16,11 +16,14 @@ from benchmarks.accuracy.tasks import IGNORED, Examples, Task
 
 @dataclass(frozen=True)
 class Size:
-    """Of a model; its MLPs are twice as wide."""
+    """Of a model; its MLPs are twice as wide. Each token is told so many before it. Of the last
+    layer so many last places are computed, all of them where that is None."""
 
     width: int = 32
     heads: int = 2
     layers: int = 2
+    told: int = 1
+    last: int | None = None
 
 
 @dataclass(frozen=True)
@@ -49,6 +52,7 @@ class Block(nn.Module):
     def __init__(self, spec: Spec, size: Size, layer: int, first: Block | None) -> None:
         super().__init__()
         width = size.width
+        self.last = size.last if layer == size.layers - 1 else None
         self.norms = nn.ModuleList(nn.LayerNorm(width) for _ in range(2))
         shared = None if first is None else first.attention
         self.attention: attnspec.SelfAttention = attnspec.SelfAttention(
@@ -59,35 +63,54 @@ class Block(nn.Module):
         )
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        x = x + self.attention(self.norms[0](x))
+        y = self.norms[0](x)
+        if self.last is None:
+            x = x + self.attention(y)
+        else:
+            x = x[:, -self.last :] + self._of_last(y, self.last)
         out: torch.Tensor = x + self.mlp(self.norms[1](x))
+        return out
+
+    def _of_last(self, y: torch.Tensor, count: int) -> torch.Tensor:
+        """The attention of the last places, of one that reads queries, keys and values."""
+        layer = self.attention
+        parts = functional.linear(y, layer.in_weight, layer.in_bias).chunk(3, -1)
+        heads = [torch.unflatten(part, 2, (layer.num_heads, -1)) for part in parts]
+        q, k, v = (each.transpose(1, 2) for each in heads)
+        found = layer.attention(q[:, :, -count:], k, v, layer=layer.layer)
+        out: torch.Tensor = layer.out(found.transpose(1, 2).flatten(2))
         return out
 
 
 class Model(nn.Module):
-    """Tokens [b, n] to logits: [b, classes] of a sequence, or [b, n, classes] of its places.
+    """Tokens [b, n] to logits: [b, classes] of a sequence, or [b, n, classes] of its places, of the
+    last ones alone where the size says so.
 
     The class of a sequence is read off its first token, which knows of the others what attention
     has brought it.
-    Each token is told the one before it, the shortest of convolutions: to find out what stands
-    together would take more steps than everything else.
+    Each token is told the one before it, or some more, by a short convolution: to find out what
+    stands together would take more steps than everything else.
     """
 
     def __init__(self, task: Task, spec: Spec, size: Size = Size()) -> None:
         super().__init__()
         self.whole = task.train.labels.ndim == 1
-        self.tokens = nn.Embedding(task.vocabulary, size.width)
-        self.places = nn.Parameter(torch.randn(task.n, size.width))
-        self.before = nn.Linear(size.width, size.width, bias=False)
+        if size.last is not None and bool((task.test.labels[:, : -size.last] != IGNORED).any()):
+            raise ValueError(f"{task.name} asks before its last {size.last} places")
+        width = size.width
+        self.tokens = nn.Embedding(task.vocabulary, width)
+        self.places = nn.Parameter(torch.randn(task.n, width))
+        self.before = nn.ModuleList(nn.Linear(width, width, bias=False) for _ in range(size.told))
         first = Block(spec, size, 0, None)
         others = (Block(spec, size, at, first) for at in range(1, size.layers))
         self.blocks = nn.Sequential(first, *others)
-        self.norm = nn.LayerNorm(size.width)
-        self.head = nn.Linear(size.width, task.classes)
+        self.norm = nn.LayerNorm(width)
+        self.head = nn.Linear(width, task.classes)
 
     def forward(self, tokens: torch.Tensor) -> torch.Tensor:
-        x = self.tokens(tokens)
-        x = x + functional.pad(self.before(x), (0, 0, 1, -1))
+        x = own = self.tokens(tokens)
+        for back, told in enumerate(self.before, 1):
+            x = x + functional.pad(told(own), (0, 0, back, -back))
         x = self.blocks(x + self.places)
         found: torch.Tensor = self.head(self.norm(x[:, 0] if self.whole else x))
         return found
@@ -103,8 +126,10 @@ def steps(model: nn.Module, task: Task, budget: Budget) -> Iterator[None]:
     )
     for _ in range(budget.steps):
         part = task.train.take(torch.randint(len(task.train.tokens), (budget.batch,)))
+        found = model(part.tokens)
+        wanted = _answers(part, found)
         loss = functional.cross_entropy(
-            model(part.tokens).flatten(0, -2), part.labels.flatten(), ignore_index=IGNORED
+            found.flatten(0, -2), wanted.flatten(), ignore_index=IGNORED
         )
         optimiser.zero_grad()
         loss.backward()  # type: ignore[no-untyped-call]
@@ -112,6 +137,12 @@ def steps(model: nn.Module, task: Task, budget: Budget) -> Iterator[None]:
         optimiser.step()
         rates.step()
         yield
+
+
+def _answers(examples: Examples, logits: torch.Tensor) -> torch.Tensor:
+    """The labels of what a model has found: of its last places, if these are all."""
+    labels = examples.labels
+    return labels if labels.ndim == 1 else labels[:, -logits.shape[1] :]
 
 
 def train(task: Task, spec: Spec, seed: int, budget: Budget, size: Size = Size()) -> Trained:
@@ -131,9 +162,10 @@ def accuracy(model: nn.Module, examples: Examples) -> float:
     with torch.no_grad():
         for part in torch.split(torch.arange(len(examples.tokens)), 256):
             batch = examples.take(part)
-            found = model(batch.tokens).argmax(-1)
-            counts = batch.labels != IGNORED
-            right += int(((found == batch.labels) & counts).sum())
+            logits = model(batch.tokens)
+            wanted = _answers(batch, logits)
+            counts = wanted != IGNORED
+            right += int(((logits.argmax(-1) == wanted) & counts).sum())
             asked += int(counts.sum())
     model.train()
     return right / max(1, asked)

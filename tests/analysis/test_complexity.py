@@ -15,7 +15,7 @@ from attnspec.analysis.counting.degrees import edges_of, total_edges
 from attnspec.analysis.growth import quasi_polynomials, sympy_text
 from attnspec.analysis.growth.fitting import fitted, monomials
 from attnspec.analysis.growth.order import edges_formula, growth_range, order
-from attnspec.analysis.growth.quasi_polynomials import formula_of
+from attnspec.analysis.growth.quasi_polynomials import Counter, formula_of
 from attnspec.analysis.growth.shapes import shape_of
 from attnspec.analysis.growth.size_growth import growth_text, size_growth
 from attnspec.analysis.quality import Figure
@@ -75,6 +75,13 @@ def test_formulas_are_as_derived_by_hand(body: str) -> None:
     assert sympy.simplify(found.value - EXACT[body]) == 0 or all(
         sympy_text.value(found.value, length) == EXACT[body].subs(n, length) for length in range(40)
     )
+    assert assert_right(stack, found.value, [1, 2, 3, 17, 64, 257]) == 6
+
+
+def test_each_head_counts_where_a_pattern_knows_its_edges() -> None:
+    stack = stack_of("heads 3 layers 2 causal attend powers(base = 2)")
+    found = edges_formula(stack, 64)
+    assert found.value is not None
     assert assert_right(stack, found.value, [1, 2, 3, 17, 64, 257]) == 6
 
 
@@ -204,6 +211,14 @@ def test_a_period_too_long_to_be_counted_has_no_formula(body: str) -> None:
     relation = stack_of(body).bound(8).found[0][2]
     assert shape_of(relation) is not None
     assert formula_of(relation) is None
+
+
+def test_a_count_costs_as_much_as_it_has_parts() -> None:
+    one, two, three = (
+        Counter(parse(f"attention a {{ attend where({text}) }}").relation(64), 64).price(100)
+        for text in ("k < 3", "k < 3 and q - k < 9", "k < 3 and q - k < 9 and q // 3 == k // 3")
+    )
+    assert (two, three) == (2 * one, 3 * one)
 
 
 def test_what_is_no_quasi_polynomial_has_no_shape() -> None:

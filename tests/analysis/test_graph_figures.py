@@ -185,6 +185,20 @@ def test_stars(body: str) -> None:
         assert spec.analyse(n).star == all(every), n
 
 
+@pytest.mark.parametrize(
+    ("graph", "missing"),
+    [
+        ("window(radius = 1)", "reads all"),
+        ("columns(first(1))", "reads all"),
+        ("rows(first(1))", "is read by all"),
+        ("rows(first(1)) | columns(last(1))", "reads all and is read by all"),
+    ],
+)
+def test_what_a_star_lacks_is_said(graph: str, missing: str) -> None:
+    found = spec_of(f"attend {graph}").analyse(8).figure("star")
+    assert found == Figure(False, "exact", f"no position {missing}")
+
+
 def test_a_star_says_who_does_not_read_itself() -> None:
     found = spec_of("attend global(first(1))").analyse(8).figure("star")
     assert found == Figure(True, "exact", "position 0; 1 does not read itself")

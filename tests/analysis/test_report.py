@@ -10,7 +10,7 @@ import pytest
 import sympy
 import torch
 from random_specs import spec_text
-from zoo import every_attention, sample, smaller
+from zoo import ATTENTIONS, IDS, every_attention, sample, smaller
 
 import attnspec
 from attnspec.analysis.counting.degrees import edges_of
@@ -90,6 +90,20 @@ def test_the_zoo(path: Path, name: str) -> None:
     assert isinstance(grown, Unknown) or grown.value is not None or grown.note
     if not isinstance(grown, Unknown) and grown.quality == "estimate" and grown.value is not None:
         assert grown.note.startswith("measured from n = ")
+
+
+# all figures: from where on a spec is cheaper is found by plans at a dozen lengths
+@pytest.mark.parametrize(
+    ("path", "name"),
+    [
+        pytest.param(*each, id=label, marks=[pytest.mark.slow] if at % 3 else [])
+        for at, (each, label) in enumerate(zip(ATTENTIONS, IDS, strict=True))
+    ],
+)
+def test_reports_of_the_zoo(path: Path, name: str) -> None:
+    spec = smaller(path, name)
+    n = spec.program.fixed_length or 48
+    report = spec.analyse(n, sample(spec, n))
     text = str(report)
     for group in (text, page(report).plain, report._repr_html_()):
         assert spec.name in group
@@ -455,6 +469,26 @@ def test_html_is_escaped() -> None:
     assert markup.startswith("<table>")
     assert markup.count("<tr>") == markup.count("</tr>")
     assert "n &gt;= " in markup or "&gt;" not in markup
+
+
+def test_html_says_what_is_not_known() -> None:
+    report = spec_of("input x: ids attend same(x)").analyse(9)
+    unknown = [x for x in report.default_names if isinstance(report.figure(x), Unknown)]
+    markup = report._repr_html_()
+    assert unknown
+    assert markup.count("<td>not known</td>") == len(unknown)
+    assert markup.count("<td>") == 2 * len(report.default_names)
+
+
+@pytest.mark.parametrize(
+    ("body", "note"),
+    [
+        ("causal attend window(radius = 1)", "proven for every n"),
+        ("sequence grid(3, 3) attend axial", "the grid has one length"),
+    ],
+)
+def test_why_a_graph_is_stable_is_said(body: str, note: str) -> None:
+    assert spec_of(body).analyse(9).figure("stable") == Figure(True, "exact", note)
 
 
 def test_the_package_exports_the_report() -> None:

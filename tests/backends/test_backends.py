@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import torch
 from attention_checks import (
+    ALONG,
     BACKEND_NAMES,
     GRAPHS,
     assert_agree,
@@ -483,8 +484,8 @@ def test_derivatives_of_derivatives() -> None:
         for backend in BACKEND_NAMES:
             module = module_of(GRAPHS[name], backend)
             given = tensors(1, 1, 6, 6, size=2)
-            assert torch.autograd.gradcheck(module, given)
-            assert torch.autograd.gradgradcheck(module, given)
+            assert torch.autograd.gradcheck(module, given, **ALONG)
+            assert torch.autograd.gradgradcheck(module, given, **ALONG)
 
 
 def test_a_wrong_backend_is_caught() -> None:

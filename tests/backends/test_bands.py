@@ -8,6 +8,7 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 import torch
+from attention_checks import ALONG
 from random_specs import spec_text
 from relation_checks import times_held
 
@@ -143,8 +144,8 @@ def test_gradients_of_gradients(count: int) -> None:
         torch.randn(1, heads, 9, 2, dtype=torch.float64, requires_grad=True)
         for heads in (2, count, count)
     ]
-    assert torch.autograd.gradcheck(module, tensors)
-    assert torch.autograd.gradgradcheck(module, tensors)
+    assert torch.autograd.gradcheck(module, tensors, **ALONG)
+    assert torch.autograd.gradgradcheck(module, tensors, **ALONG)
 
 
 INPUTS = (

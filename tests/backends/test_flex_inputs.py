@@ -3,7 +3,9 @@ one compilation serves all values, nothing is asked of the device."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 import pytest
@@ -194,6 +196,16 @@ def compared(body: str, n: int, data: dict[str, torch.Tensor]) -> None:
     torch.testing.assert_close(out.double(), exact, atol=2e-5, rtol=1e-5)
 
 
+@pytest.fixture
+def traced(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """What is traced is run by torch's plain operations: test_flex.py has machine code made."""
+    monkeypatch.setattr(torch, "compile", partial(torch.compile, backend="eager"))
+    attention._compiled.cache_clear()
+    yield
+    attention._compiled.cache_clear()
+
+
+@pytest.mark.usefixtures("traced")
 def test_one_compilation_serves_all_values_constants_and_lengths() -> None:
     counters.clear()
     for n, most in ((300, 9), (129, 60), (700, 0), (1, 3)):

@@ -8,6 +8,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+from attention_checks import ALONG
 from listed_calls import CPU, a_call, agree, chosen, of_compositions, sorted_graphs
 
 from attnspec.backends.decided.deciders import decide
@@ -230,7 +231,7 @@ def test_derivatives_of_derivatives_are_those_of_the_definition() -> None:
     def attend(*given: torch.Tensor) -> torch.Tensor:
         return kernel(given[0], given[1], given[2], call)
 
-    assert torch.autograd.gradgradcheck(attend, leaves, atol=1e-6)
+    assert torch.autograd.gradgradcheck(attend, leaves, **ALONG)
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from attention_checks import module_of, spec_of, tensors
+from attention_checks import ALONG, module_of, spec_of, tensors
 
 import attnspec.backends.bands.blocks
 from attnspec.backends.bands.backend import BandsBackend
@@ -94,8 +94,8 @@ def test_gradients_of_gradients_of_changed_scores() -> None:
         for parameter in module.parameters():
             torch.nn.init.normal_(parameter)
         given = [torch.randn(1, 2, 9, 2, dtype=torch.float64, requires_grad=True) for _ in range(3)]
-        assert torch.autograd.gradcheck(module, given)
-        assert torch.autograd.gradgradcheck(module, given)
+        assert torch.autograd.gradcheck(module, given, **ALONG)
+        assert torch.autograd.gradgradcheck(module, given, **ALONG)
 
 
 @pytest.mark.parametrize("kind", [torch.float16, torch.bfloat16], ids=str)

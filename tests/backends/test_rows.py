@@ -9,6 +9,7 @@ import pickle
 import pytest
 import torch
 from attention_checks import (
+    ALONG,
     GRAPHS,
     assert_agree,
     check_transforms,
@@ -199,8 +200,8 @@ def test_derivatives_of_derivatives(name: str) -> None:
     module = module_of(GRAPHS[name])
     for n_q in (1, 2):
         given = tensors(1, 1, n_q, 6, size=2)
-        assert torch.autograd.gradcheck(module, given)
-        assert torch.autograd.gradgradcheck(module, given)
+        assert torch.autograd.gradcheck(module, given, **ALONG)
+        assert torch.autograd.gradgradcheck(module, given, **ALONG)
 
 
 # torch scripts the derivatives of its own operators when jvp is first used

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 from attention_checks import (
+    ALONG,
     GRAPHS,
     assert_agree,
     defined,
@@ -172,8 +173,8 @@ def test_what_a_row_does_not_read_cannot_reach_it() -> None:
 def test_derivatives_of_derivatives(name: str) -> None:
     module = module_of(SCATTERED[name], "scattered")
     given = tensors(1, 2, 5, 9, key_heads=1, size=2)
-    assert torch.autograd.gradcheck(module, given)
-    assert torch.autograd.gradgradcheck(module, given)
+    assert torch.autograd.gradcheck(module, given, **ALONG)
+    assert torch.autograd.gradgradcheck(module, given, **ALONG)
 
 
 def test_the_three_products_differentiate_into_each_other() -> None:
@@ -182,8 +183,8 @@ def test_the_three_products_differentiate_into_each_other() -> None:
     a = a.detach().view(1, 1, 2, 5, 2).requires_grad_()
     w = torch.randn(1, 1, 2, products.places, dtype=torch.float64, requires_grad=True)
     for product, given in ((scores, (a, b)), (to_queries, (w, b)), (to_keys, (w, a))):
-        assert torch.autograd.gradcheck(lambda *x, f=product: f(*x, products), given)
-        assert torch.autograd.gradgradcheck(lambda *x, f=product: f(*x, products), given)
+        assert torch.autograd.gradcheck(lambda *x, f=product: f(*x, products), given, **ALONG)
+        assert torch.autograd.gradgradcheck(lambda *x, f=product: f(*x, products), given, **ALONG)
 
 
 def test_only_the_gradients_asked_for() -> None:

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from attention_checks import check_transforms, module_of, tensors
+from attention_checks import ALONG, check_transforms, module_of, tensors
 from interpreted import interpreted
 from torch.autograd import forward_ad
 
@@ -75,7 +75,7 @@ def test_forward_derivatives(body: str) -> None:
 @pytest.mark.parametrize("body", [x for x in BODIES if x not in ("sums", "a mechanism beside")])
 def test_second_derivatives(body: str) -> None:
     run, given = called(body), given_to(body)
-    assert torch.autograd.gradgradcheck(run, given, fast_mode=True)
+    assert torch.autograd.gradgradcheck(run, given, **ALONG)
     grads = torch.autograd.grad(run(*given).square().sum(), given, create_graph=True)
     total = torch.stack([x.square().sum() for x in grads]).sum()
     again = torch.autograd.grad(total, given)
@@ -95,4 +95,4 @@ def test_derivatives_of_log_sum_exps() -> None:
         lse: torch.Tensor = module(*given, return_lse=True)[1]
         return lse
 
-    assert torch.autograd.gradgradcheck(run, given_to("static"), fast_mode=True)
+    assert torch.autograd.gradgradcheck(run, given_to("static"), **ALONG)

@@ -11,12 +11,11 @@ import pytest
 import torch
 from attention_checks import spec_of, tensors
 from interpreted import interpreted
-from listed_calls import CPU
+from listed_calls import CPU, assert_partials_agree
 from zoo import ATTENTIONS, smaller
 
 from attnspec.backends.common.labels import certain, possible
 from attnspec.backends.common.masks import mask_of, with_data
-from attnspec.backends.dense.kernel import DenseKernel
 from attnspec.backends.triton import tables, tuning
 from attnspec.backends.triton.backend import TritonBackend
 from attnspec.backends.triton.tuning import ON_GPU
@@ -74,17 +73,8 @@ def inputs(n: int) -> dict[str, torch.Tensor]:
 
 
 def agree(kernel: Any, work: Work, call: Call, size: tuple[int, int]) -> None:
-    """Values, log-sum-exps and gradients are those of the definition."""
     given = tensors(2, 2, *size, key_heads=1, dtype=torch.float32)
-    results = []
-    for each in (kernel, DenseKernel(work, (0, 1), CPU)):
-        out, lse = each.partial(*given, call)
-        assert lse is not None
-        sums = lse.masked_fill(lse == -torch.inf, 0.0)
-        total = torch.cos(torch.arange(out.numel())).view(out.shape).mul(out).sum() + sums.sum()
-        results.append([out, sums, *torch.autograd.grad(total, given)])
-    for ours, meant in zip(*results, strict=True):
-        torch.testing.assert_close(ours, meant, rtol=1e-4, atol=1e-5)
+    assert_partials_agree(kernel, work, (0, 1), given, call)
 
 
 QUICK = ("events", "marked", "prefix", "looked up and moved", "two orders", "nothing")

@@ -9,9 +9,8 @@ import pytest
 import torch
 from attention_checks import spec_of, tensors
 from interpreted import interpreted
-from listed_calls import CPU
+from listed_calls import CPU, assert_partials_agree
 
-from attnspec.backends.dense.kernel import DenseKernel
 from attnspec.backends.triton import tables, tuning
 from attnspec.backends.triton.backend import TritonBackend
 from attnspec.backends.triton.tuning import ON_GPU
@@ -57,15 +56,7 @@ def test_values_and_gradients(body: str, monkeypatch: pytest.MonkeyPatch) -> Non
     kernel: Any = TritonBackend().build(work, (0, 1), CPU)
     assert kernel.labels
     call = Call(padding, 0.2, data=data, seed=torch.tensor([5]))
-    results = []
-    for each in (kernel, DenseKernel(work, (0, 1), CPU)):
-        out, lse = each.partial(*given, call)
-        assert lse is not None
-        sums = lse.masked_fill(lse == -torch.inf, 0.0)
-        total = torch.cos(torch.arange(out.numel())).view(out.shape).mul(out).sum() + sums.sum()
-        results.append([out, sums, *torch.autograd.grad(total, given)])
-    for ours, meant in zip(*results, strict=True):
-        torch.testing.assert_close(ours, meant, rtol=1e-4, atol=1e-5)
+    assert_partials_agree(kernel, work, (0, 1), given, call)
 
 
 @pytest.mark.parametrize("body", ["causal input x: ids attend same(x)", BODIES["two labels"]])

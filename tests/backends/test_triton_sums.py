@@ -9,46 +9,33 @@ from typing import Any, cast
 
 import pytest
 import torch
-from attention_checks import assert_agree, in_turn, module_of, spec_of, tensors, with_gradients
-from interpreted import compiled_for_a_gpu, interpreted
+from attention_checks import (
+    ALONG,
+    assert_agree,
+    in_turn,
+    module_of,
+    spec_of,
+    tensors,
+    with_gradients,
+)
+from interpreted import compiled_for_a_gpu, interpreted, learner_of, small_chunks
 from kernel_texts import CASES, FULL
 
 from attnspec.backends.factored.definitions import defined
 from attnspec.backends.factored.features.kernel import FeatureKernel
 from attnspec.backends.planner import plan
 from attnspec.backends.triton.backend import INTERPRETED
-from attnspec.backends.triton.tuning import Chunks
 from attnspec.lower.work import BackendError, Call
 from attnspec.runtime import CompiledAttention
 from attnspec.verification import verify
 
-__all__ = ["interpreted"]
+__all__ = ["interpreted", "small_chunks"]
 
 pytestmark = pytest.mark.usefixtures("small_chunks")
 
 SUMMED = [f"{'causal ' * causal}attend {text}" for text, causal in CASES if text not in FULL]
 
-SIZE, OUT_SIZE = 6, 5
-
-
-@pytest.fixture
-def small_chunks(interpreted: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Chunks of 8 in segments of two, and small blocks, so that little has several of each."""
-    # kernels are interpreted or not as is said when they are imported
-    from attnspec.backends.triton.sums import way
-
-    small = Chunks(chunk=8, segment=2, features=32, values=16, back=16)
-    monkeypatch.setattr(way, "SUMMED", small)
-
-
-def learner_of(body: str, kind: torch.dtype, backend: str = "triton") -> CompiledAttention:
-    """A module of a type with numbers in place of what is learned."""
-    module = module_of(body, backend)
-    module.make_parameters(SIZE, OUT_SIZE)
-    with torch.no_grad():
-        for parameter in module.parameters():
-            parameter.normal_(generator=torch.Generator().manual_seed(1))
-    return module.to(kind)
+SIZES = SIZE, OUT_SIZE = 6, 5
 
 
 def written_out(
@@ -88,7 +75,7 @@ def check(
     """Values and gradients, those of what is learned too: in float64 as good as the same, in other
     types as near as the definition in that type is, or twice as far."""
     heads, key_heads, n_q, n = shape
-    module = learner_of(body, kind)
+    module = learner_of(body, kind, "triton", SIZES)
     torch.manual_seed(n)
     sizes = {"key_heads": key_heads, "size": SIZE, "out_size": OUT_SIZE}
     given = tensors(1 + padded, heads, n_q, n, dtype=kind, **sizes)
@@ -274,7 +261,7 @@ def test_no_queries_and_no_keys() -> None:
 def test_where_kernels_do_not_go_it_is_computed_block_by_block() -> None:
     module = module_of("causal attend linear()", "triton")
     small = [x.requires_grad_() for x in tensors(1, 1, 2, 2, size=2)]
-    assert torch.autograd.gradgradcheck(module, small)
+    assert torch.autograd.gradgradcheck(module, small, **ALONG)
     # the interpreter has no bfloat16
     ((group),) = module.engine.prepare(0, 2, 2, 20, 20, "cpu").groups
     kernel, call = cast(FeatureKernel, group.kernel), Call()
@@ -324,7 +311,8 @@ def test_products_of_whole_matrices_are_torchs_and_the_plan_says_so(body: str) -
     assert told["triton"].refusal is None
     given = few(20, 20)
     found, meant = (
-        learner_of(body, torch.float32, backend)(*given) for backend in ("triton", "factored")
+        learner_of(body, torch.float32, backend, SIZES)(*given)
+        for backend in ("triton", "factored")
     )
     assert torch.equal(found, meant)
 

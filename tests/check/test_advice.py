@@ -12,9 +12,9 @@ from random_specs import spec_text
 import attnspec
 from attnspec.analysis.counting.degrees import total_edges
 from attnspec.analysis.reach import bitsets, reach
-from attnspec.analysis.reach.chain import union_of
+from attnspec.analysis.reach.chain import layers_of, union_of
 from attnspec.analysis.reach.spread import spread
-from attnspec.check.budget import mean_within
+from attnspec.check.budget import joins, mean_within, price_of_layer
 from attnspec.check.counterexamples import COMPARE
 from attnspec.check.repairs import LONGEST, Advice, words
 from attnspec.spec import Spec, advise, load, parse
@@ -268,6 +268,23 @@ def test_a_mean_is_compared_as_soon_as_it_is_decided(seed: int) -> None:
             assert mean_within(chain, compare, value, 10_000, 1)[0] == expected
     # what is not decided counts as not holding, and takes all that there was
     assert mean_within(chain, "<=", 50.0, 3, 7) == (False, 21)
+
+
+@pytest.mark.parametrize("claim", ["depth <= 9", "diameter <= 9", "path_length <= 9"])
+def test_what_nothing_is_spent_on_does_not_hold(claim: str) -> None:
+    spec = spec_of(f"attend full\nrequire {claim} at n = 20")
+    (asked,) = spec.program.claims
+    assert joins(spec.stack(), asked, 20, 0) == (False, 0)
+    assert joins(spec.stack(), asked, 20, 1 << 20)[0]
+
+
+def test_what_is_spent_is_not_exceeded() -> None:
+    spec = spec_of("attend window(radius = 1)\nrequire depth <= 39 at n = 40")
+    (asked,) = spec.program.claims
+    layer = price_of_layer(layers_of(spec.stack(), 40))
+    # 39 layers join all: after three it is not known, and counts as not holding
+    assert joins(spec.stack(), asked, 40, 3 * layer + 1) == (False, 3 * layer + 1)
+    assert joins(spec.stack(), asked, 40, 100 * layer) == (True, 40 * layer)
 
 
 def test_passes_are_priced_by_what_they_read() -> None:

@@ -615,3 +615,17 @@ def test_every_word_of_a_claim_has_a_meaning_and_a_row_in_the_reference() -> Non
     rows = reference.partition("| claim | holds when |\n")[2].partition("\n\n")[0].splitlines()
     named = {word for row in rows for word in re.findall(r"`(\w+)", row.split("|")[1])}
     assert {*METRICS, *PROPERTIES} <= named
+
+
+@pytest.mark.parametrize(
+    ("graph", "message"),
+    [
+        ("where(k % (n - 64) == 0)", "`where` has no value: division by zero at n = 64"),
+        ("residue(step = 10 // (n - 64))", "got 0 at n = 1024"),
+    ],
+)
+def test_the_length_at_which_there_is_no_graph_is_said_once(graph: str, message: str) -> None:
+    (diagnostic,) = found(f"attend {graph}")
+    assert diagnostic.code == "A320"
+    assert diagnostic.message.endswith(message)
+    assert diagnostic.message.count("n = ") == 1

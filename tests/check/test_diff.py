@@ -324,6 +324,19 @@ def test_causal_forms_are_others() -> None:
     assert "causal: true in a, false in b" in str(found)
 
 
+@pytest.mark.parametrize(
+    ("ranks", "said"),
+    [
+        (("4", "5"), "rank: 4 in a, 5 in b"),
+        (("n // 4", "5"), "rank: 16 in a, 5 in b, at n = 64"),
+        (("n // 4", "n // 4"), "`linformer` with the same options"),
+    ],
+)
+def test_a_length_is_said_where_options_depend_on_it(ranks: tuple[str, str], said: str) -> None:
+    a, b = (parse(f"attention a {{ attend linformer(rank = {rank}) }}") for rank in ranks)
+    assert str(diff(a, b, 64)).endswith(said)
+
+
 def test_mechanisms_beside_equal_graphs_are_said() -> None:
     found = between("attend full + linear()", "attend full + linear(feature = relu)", 8)
     assert (found.equal, found.proven, found.compared[0].equal) == (False, False, True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import gc
 import json
 import os
 import re
@@ -15,6 +16,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from attnspec.cli import check_command, main
+from attnspec.cli.root import CREATED
 from attnspec.interchange.zoo import zoo_texts
 from attnspec.spec import Spec
 from attnspec.text.catalogue import catalogue
@@ -950,3 +952,18 @@ def test_verify_what_cannot_be(
     done = run("verify", subject, *options)
     assert done.exit_code == status
     assert said in done.stderr
+
+
+def test_garbage_is_looked_for_less_often_while_a_command_runs(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    before, seen = gc.get_threshold(), []
+
+    def check(spec: Spec) -> tuple[()]:
+        seen.append(gc.get_threshold())
+        return ()
+
+    monkeypatch.setattr(Spec, "check", check)
+    run("check", str(EXAMPLES / "window.attn"))
+    assert seen == [(CREATED, *before[1:])]
+    assert gc.get_threshold() == before

@@ -284,3 +284,16 @@ def test_more_blocks_than_are_learned_for_are_refused() -> None:
     q, k, v = tensors()
     with pytest.raises(ValueError, match="max_blocks = 5 blocks, and 23 keys are 6 of 4"):
         module(q, k, v)
+
+
+@pytest.mark.parametrize("causal", ["", "causal "])
+def test_blocks_are_those_of_real_keys(causal: str) -> None:
+    # all samples are padded on the left: real keys are five blocks, all keys six
+    module = module_of(causal + "attend sinkhorn(size = 4, max_blocks = 5)").double()
+    module.make_parameters(6, 5)
+    torch.nn.init.normal_(module.get_parameter("sinkhorn_sort"), std=0.3)
+    q, k, v = tensors()
+    padding = (torch.arange(N) >= 3).expand(2, N)
+    found = module(q, k, v, key_padding_mask=padding)[:, :, 3:]
+    alone = module(*(x[:, :, 3:] for x in (q, k, v)))
+    torch.testing.assert_close(found, alone, rtol=0, atol=1e-12)

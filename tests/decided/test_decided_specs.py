@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from torch.nn.functional import scaled_dot_product_attention
 
 import attnspec
 from attnspec.compile.standalone import StandaloneError
@@ -155,6 +156,7 @@ def test_pairs_that_an_input_lists_are_known_with_it(heads: int) -> None:
             torch.zeros(1, 2, 1, 9, dtype=torch.int64),
             "H or 1",
         ),
+        ("input s: ids attend cluster(s)", torch.zeros(1, 8, dtype=torch.int64), r"\[1, 9\], got"),
     ],
 )
 def test_inputs_that_do_not_fit_are_refused(body: str, wrong: torch.Tensor, message: str) -> None:
@@ -164,6 +166,40 @@ def test_inputs_that_do_not_fit_are_refused(body: str, wrong: torch.Tensor, mess
         module(q, k, k, inputs={"s": wrong})
     with pytest.raises(ValueError, match="needs its input `s`"):
         module(q, k, k)
+
+
+@pytest.mark.parametrize("body", BODIES)
+def test_heads_of_keys_that_do_not_divide_those_of_queries_are_refused(body: str) -> None:
+    module = spec_of(body).compile()
+    heads = spec_of(body).program.heads or 4
+    q, k = torch.zeros(1, heads, 9, 2), torch.zeros(1, heads + 1, 9, 2)
+    for ask in (module, lambda q, k, _: module.pairs(q, k)):
+        with pytest.raises(ValueError, match="divide those of q"):
+            ask(q, k, k)
+
+
+BELOW = (
+    "attend topk(blocks = 1, size = 64)",
+    "causal attend topk(blocks = 1, size = 64, queries = 1)",
+    "attend topk(mass = 1.0, size = 64)",
+    "attend sinkhorn(size = 64)",
+    "causal attend sinkhorn(size = 64)",
+    "attend cluster(count = 1)",
+    "attend lsh(buckets = 2, chunk = 64, bucket_mask = false, share_qk = false)",
+    "input s: choices(size = 64) causal attend chosen(s)",
+)
+
+
+@pytest.mark.parametrize("n", [1, 3, 63])
+@pytest.mark.parametrize("body", BELOW)
+def test_shorter_than_a_block_is_one_block(body: str, n: int) -> None:
+    """The last block may be short, so that nothing is wrong with a sequence that is one."""
+    generator = torch.Generator().manual_seed(n)
+    q, k, v = (torch.randn(2, 2, n, 4, generator=generator) for _ in range(3))
+    inputs = {"s": torch.zeros(2, 1, n, 1, dtype=torch.int64)} if "choices" in body else None
+    found = spec_of(body).compile()(q, k, v, inputs=inputs)
+    wanted = scaled_dot_product_attention(q, k, v, is_causal="causal" in body)
+    torch.testing.assert_close(found, wanted)
 
 
 def test_pairs_of_every_spec_are_those_of_its_masks() -> None:

@@ -11,6 +11,7 @@ from zoo import EXAMPLES
 from attnspec.analysis.approximation.choices import planted
 from attnspec.analysis.quality import Unknown
 from attnspec.cli.root import main
+from attnspec.lower.lower import stand_ins, works_of
 from attnspec.spec import parse
 
 BODIES = (
@@ -24,6 +25,24 @@ BODIES = (
     "causal attend sinkhorn(size = 8)",
     "attend sinkhorn(size = 8, cut = 2)",
 )
+
+
+@pytest.mark.parametrize(
+    ("call", "keys"),
+    [
+        ("topk(keys = 3)", 3),
+        ("topk(blocks = 2, size = 4)", 8),
+        ("topk(blocks = 20, size = 4)", 64),
+        ("lsh(rounds = 2, chunk = 4)", 16),
+        ("cluster(count = 4)", 16),
+        ("cluster(of = q, count = 4)", 4),
+        ("sinkhorn(size = 4)", 8),
+    ],
+)
+def test_estimates_go_by_the_keys_that_are_scored(call: str, keys: int) -> None:
+    program = parse(f"attention a {{ attend {call} }}").program
+    ((work, _),) = works_of(program, 0, 1, 64, 64, stand_ins(program))
+    assert [each.about_keys(64) for each in work.decided] == [keys]
 
 
 @pytest.mark.parametrize("body", BODIES)

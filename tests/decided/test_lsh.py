@@ -7,6 +7,7 @@ import itertools
 import pytest
 import torch
 from decided_oracles import Sample, lsh
+from torch.utils.checkpoint import checkpoint
 
 import attnspec
 from attnspec.runtime.layer import SelfAttention
@@ -203,3 +204,33 @@ def test_a_layer_projects_queries_and_keys_at_once() -> None:
     alone = SelfAttention(attnspec.parse("attention a { attend lsh(chunk = 4) }"), 16, 4)
     assert alone.read == "qv"
     assert alone(x).shape == x.shape
+
+
+@pytest.mark.parametrize("reentrant", [False, True])
+@pytest.mark.parametrize("words", ["", ", hash = hyperplanes", ", combine = mean"])
+def test_what_is_computed_again_sees_the_same_rotations(words: str, reentrant: bool) -> None:
+    module = module_of(f"heads 2 causal attend lsh(buckets = 8, rounds = 3, chunk = 4{words})")
+    x, v = (torch.randn(2, 2, N, 6, dtype=torch.float64, requires_grad=True) for _ in range(2))
+    drawn: list[torch.Tensor] = []
+
+    def attend(x: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+        # what a seed of torch could change, if rotations went by it
+        torch.manual_seed(len(drawn))
+        drawn.append(module.choices(x.detach(), x.detach())["lsh"]["buckets"])
+        out: torch.Tensor = module(x, x, v)
+        return out
+
+    grads = []
+    for again in (False, True):
+        out = attend(x, v)
+        if again:
+            out = checkpoint(attend, x, v, use_reentrant=reentrant, preserve_rng_state=False)
+        out.square().sum().backward()  # type: ignore[no-untyped-call]
+        assert x.grad is not None
+        assert v.grad is not None
+        grads.append((x.grad, v.grad))
+        x.grad = v.grad = None
+    assert len(drawn) == 4
+    assert all(torch.equal(each, drawn[0]) for each in drawn)
+    for one, other in zip(*grads, strict=True):
+        assert torch.equal(one, other)

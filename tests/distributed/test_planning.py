@@ -216,6 +216,22 @@ def test_a_million_positions_are_asked_about_by_the_run() -> None:
     assert search.asked <= ASKED
 
 
+def test_ranks_whose_pairs_are_alike_are_looked_into_once() -> None:
+    """A window over 64 ranks asks no more than one over 4, and says the same of all."""
+    asked = []
+    for ranks in (4, 64, 256):
+        relation = Stack(attnspec.parse("attention a { attend window(radius = 9) }").program)
+        search = _Search(relation.relation(ranks << 12), partitions.contiguous(ranks << 12, ranks))
+        found = search.found()
+        asked.append(search.asked)
+        size = (found.queries[:, 1] - found.queries[:, 0]) * (found.keys[:, 1] - found.keys[:, 0])
+        pairs = np.bincount(found.reader * ranks + found.owner, size * found.full)
+        # 9 + 8 + ... + 1 pairs on each side of each rim
+        assert found.full.all()
+        assert pairs[pairs > 0].tolist() == [45] * (2 * (ranks - 1))
+    assert asked[0] == asked[1] == asked[2]
+
+
 @pytest.mark.parametrize(
     "name",
     ["bigbird", "deepspeed_bigbird", "deepspeed_variable", "deepspeed_fixed", "openai_fixed"],

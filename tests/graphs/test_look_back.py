@@ -139,6 +139,7 @@ def test_bounds_of_a_distance_are_the_least(form: str, limit: int, step: int) ->
         ("where(q - k <= 7) | columns(first(2))", LookBack(2, 7)),
         ("shift(columns(first(2)), by = 3)", LookBack(5, 0)),
         ("shift(window(radius = 4) | columns(first(2)), by = 3)", LookBack(5, 4)),
+        ("shift(window(radius = 4) | columns(first(2)), by = 0)", LookBack(2, 4)),
         ("shift(window(radius = 4), by = -1)", None),
         ("block(size = 4, before = 1) | columns(positions(0, 4..5))", LookBack(6, 7)),
         ("columns(first(9)) | columns(first(2)) | dilated(radius = 6, step = 3)", LookBack(9, 6)),

@@ -14,6 +14,7 @@ import torch
 from relation_checks import definition, faults
 
 from attnspec.graphs.counter_rng import RANDOM_BLOCKS, Stream, distinct
+from attnspec.graphs.forms.prelude import definitions
 from attnspec.graphs.operators import (
     Complement,
     Intersection,
@@ -38,7 +39,16 @@ from attnspec.graphs.patterns.same import Same
 from attnspec.graphs.patterns.sinkhorn import Sinkhorn
 from attnspec.graphs.patterns.where import Where
 from attnspec.graphs.patterns.window import Window
-from attnspec.graphs.relation import FULL, SOME, Elementwise, Progressions, Relation, Tiles
+from attnspec.graphs.relation import (
+    EMPTY,
+    FULL,
+    SOME,
+    Elementwise,
+    Progressions,
+    Relation,
+    Tiles,
+    exact_cover,
+)
 from attnspec.graphs.token_sets import Data, First, InputTokens
 from attnspec.ir.mechanisms import MECHANISMS
 from attnspec.ir.parameters import RelationError
@@ -58,6 +68,27 @@ SAMPLES = [
 def test_overrides_agree_with_the_definition(sample: Relation) -> None:
     found = [fault for n in (*range(8), 12, 31, 67, 131) for fault in faults(sample, n)]
     assert found == []
+
+
+def test_the_cover_of_a_tile_that_is_partly_held_is_some() -> None:
+    rows, columns = np.arange(0, 13, 4), np.arange(0, 13, 5)
+    q = Tiles(rows[:, None], np.minimum(rows + 4, 13)[:, None])
+    k = Tiles(columns[None], np.minimum(columns + 5, 13)[None])
+    mask = definition(Window(before=3, after=1), 13)
+    tiles = [[mask[r : r + 4, c : c + 5] for c in columns] for r in rows]
+    meant = [[FULL if x.all() else SOME if x.any() else EMPTY for x in row] for row in tiles]
+    assert exact_cover(Window(before=3, after=1), q, k, 13).tolist() == meant
+
+
+@pytest.mark.parametrize(
+    "pattern",
+    [p for p in STATIC if p.name not in definitions() and not p.needs_grid],
+    ids=lambda pattern: pattern.name,
+)
+def test_what_every_sample_does_is_said(pattern: type[Relation]) -> None:
+    masks = [definition(sample, n) for sample in pattern.samples() for n in (5, 12, 31)]
+    assert pattern.reads_itself == all(mask.diagonal().all() for mask in masks)
+    assert pattern.symmetric == all((mask == mask.T).all() for mask in masks)
 
 
 @pytest.mark.slow

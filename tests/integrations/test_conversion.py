@@ -410,6 +410,36 @@ def test_what_a_spec_learns_is_a_part_of_the_model() -> None:
     assert set(model.state_dict()) == keys
 
 
+@pytest.mark.parametrize(
+    ("graph", "name"),
+    [
+        ("sinkhorn(size = 4)", "attnspec.sinkhorn_sort"),
+        ("cluster(count = 3, assign = balanced)", "attnspec.cluster_centroids"),
+    ],
+)
+def test_what_decides_is_held_by_the_model_and_learns(graph: str, name: str) -> None:
+    model, ids = bert("eager"), tokens(2, 9)
+    keys = set(model.state_dict())
+    convert(model, attnspec.parse(f"attention a {{ heads 4 attend {graph} }}"))
+    assert set(model.state_dict()) - keys == {name}
+    before = model.state_dict()[name].clone()
+    model(ids)
+    assert torch.equal(model.state_dict()[name], before)
+    model.train()
+    model(ids).last_hidden_state.square().sum().backward()
+    part = dict(model.named_parameters()).get(name)
+    if part is None:
+        # centroids have no gradient: they move
+        assert not torch.equal(model.state_dict()[name], before)
+    else:
+        assert part.grad is not None
+        assert part.grad.abs().max() > 0
+    other = bert("eager")
+    convert(other, attnspec.parse(f"attention a {{ heads 4 attend {graph} }}"))
+    other.load_state_dict(model.state_dict())
+    assert difference(hidden(other.eval(), ids), hidden(model.eval(), ids)) == 0.0
+
+
 def test_a_second_spec_that_learns_needs_the_first_undone() -> None:
     model = llama("eager")
     text = "attention b { causal heads 4 attend full score bias(buckets = 8) }"

@@ -325,6 +325,19 @@ def test_the_query_offset_is_read_at_once() -> None:
         facts.q_offset = 5  # type: ignore[misc]
 
 
+@pytest.mark.parametrize(("q_length", "kv_length"), [(2, 9), (9, 5)])
+def test_padding_of_two_sequences_has_the_longer_one(q_length: int, kv_length: int) -> None:
+    facts = model_mask(
+        q_length=q_length,
+        kv_length=kv_length,
+        mask_function=masking.bidirectional_mask_function,
+        attention_mask=torch.tensor([[1, 0]]),
+    )
+    assert isinstance(facts, ModelMask)
+    assert facts.padding is not None
+    assert facts.padding.tolist() == [[True] + [False] * 8]
+
+
 @pytest.mark.parametrize("width", [3, 6, 8])
 def test_padding_is_cut_or_filled_to_the_positions_so_far(width: int) -> None:
     mask = torch.ones(2, width, dtype=torch.long)

@@ -53,6 +53,11 @@ def block_diffusion(b: Any, h: Any, q: Any, k: Any) -> Any:
 
 
 WRITTEN: dict[str, tuple[Callable[..., Any], str]] = {
+    "times one": (lambda b, h, q, k: k * 1 <= q // 1, "attend causal"),
+    "both sides": (
+        lambda b, h, q, k: (k % 7 == 3) & (q % 5 == 1),
+        "attend where(k % 7 == 3 and q % 5 == 1)",
+    ),
     "causal": (causal, "attend causal"),
     "everything": (lambda b, h, q, k: torch.ones_like(q, dtype=torch.bool), "attend full"),
     "new_ones": (lambda b, h, q, k: q.new_ones((), dtype=torch.bool) & (k <= q), "attend causal"),

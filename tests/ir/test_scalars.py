@@ -7,6 +7,7 @@ import random
 import numpy as np
 import pytest
 
+from attnspec.ir.linear import minus
 from attnspec.ir.scalars import (
     FUNCTIONS,
     OPERATIONS,
@@ -86,3 +87,21 @@ def test_every_operation_is_drawn() -> None:
         str(truth(random.Random(seed), random.Random(seed).randrange(3))) for seed in range(2400)
     )
     assert {op for op in OPERATIONS if f"op='{op}'" not in text} == set()
+
+
+@pytest.mark.parametrize(
+    ("left", "right", "short"),
+    [
+        (Apply("+", (Symbol("n"), 3)), Apply("+", (Symbol("n"), 1)), 2),
+        (Apply("*", (Symbol("n"), Symbol("n"))), 0, Apply("*", (Symbol("n"), Symbol("n")))),
+        (7, 3, 4),
+        (Apply("+", (Symbol("q"), 3)), Symbol("q"), 3),
+    ],
+)
+def test_a_difference_is_short(left: Scalar, right: Scalar, short: Scalar) -> None:
+    assert minus(left, right) == short
+
+
+def test_a_difference_that_is_not_linear_is_written_out() -> None:
+    square = Apply("*", (Symbol("q"), Symbol("q")))
+    assert minus(square, 1) == Apply("-", (square, 1))

@@ -98,6 +98,16 @@ def test_a_survey_of_many_tiles_is_close(
     assert guess.undecided == pytest.approx(len(found.undecided[0]), rel=0.125)
 
 
+@pytest.mark.parametrize("size", [8, 32])
+def test_edges_of_a_random_graph_fall_into_tiles_as_balls_into_bins(size: int, fresh: None) -> None:
+    n = 1 << 12
+    relation = relation_of("attend random(keys = 8)", n)
+    q, k = relation.rows(0, n, n)
+    guess = survey(relation, n, n, NATURAL, (size, size))
+    assert guess.sampled
+    assert guess.tiles == pytest.approx(len({*zip(q // size, k // size, strict=True)}), rel=0.02)
+
+
 def test_random_graphs_are_surveyed_without_drawing_them(monkeypatch: pytest.MonkeyPatch) -> None:
     def never(*given: object) -> None:
         raise AssertionError("a table was drawn")

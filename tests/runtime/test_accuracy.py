@@ -30,7 +30,7 @@ from benchmarks.accuracy.tasks import (
     listops,
     recall,
 )
-from benchmarks.accuracy.training import Budget, Model, train
+from benchmarks.accuracy.training import Budget, Model, Size, accuracy, train
 from benchmarks.readme_tables import accuracy_table, causes_table
 
 
@@ -87,6 +87,44 @@ def test_the_second_half_is_the_first_one_again() -> None:
         assert labels == [IGNORED] * 8 + row[9:] + [IGNORED]
 
 
+@pytest.mark.parametrize("layers", [1, 2])
+@pytest.mark.parametrize(
+    "body", ["topk(blocks = 2, size = 4, queries = 1)", "window(before = 9, after = 0)"]
+)
+def test_the_last_places_are_those_of_the_whole(body: str, layers: int) -> None:
+    task = recall(pairs=4, asked=8, keys=6, copies=8, gap=16, count=60)
+    spec = parse(f"attention a {{ layers {layers} causal attend {body} }}")
+    models = []
+    for last in (None, 8):
+        torch.manual_seed(0)
+        models.append(Model(task, spec, Size(layers=layers, told=3, last=last)).double())
+    whole, part = (model(task.test.tokens) for model in models)
+    torch.testing.assert_close(part, whole[:, -8:], rtol=0, atol=1e-12)
+    upstream = torch.randn(part.shape, dtype=torch.float64)
+    grads = [
+        torch.autograd.grad(out, [*model.parameters()], upstream)
+        for out, model in ((whole[:, -8:], models[0]), (part, models[1]))
+    ]
+    for one, other in zip(*grads, strict=True):
+        torch.testing.assert_close(one, other, rtol=0, atol=1e-11)
+    found = [accuracy(model, task.test) for model in models]
+    assert found[0] == found[1]
+    with pytest.raises(ValueError, match="asks before its last 7 places"):
+        Model(task, spec, Size(last=7))
+
+
+def test_each_token_is_told_those_before_it() -> None:
+    task = recall(pairs=4, asked=8, keys=6, count=60)
+    spec = parse("attention a { attend self }")
+    for told in (1, 3):
+        model = Model(task, spec, Size(layers=1, told=told))
+        tokens = task.test.tokens[:1]
+        other = tokens.clone()
+        other[0, 5] = (other[0, 5] + 1) % 12
+        apart = (model(tokens) != model(other)).any(-1)[0]
+        assert apart.nonzero()[:, 0].tolist() == list(range(5, 6 + told))
+
+
 def test_what_choices_learn_is_written_row_by_row(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -95,7 +133,12 @@ def test_what_choices_learn_is_written_row_by_row(
         "duplication": partial(duplication, n=32, symbols=20, count=60),
     }
     tasks = {
-        name: replace(far, task=small[name], budget=Budget(steps=2, batch=4))
+        name: replace(
+            far,
+            task=small[name],
+            budget=Budget(steps=2, batch=4),
+            size=replace(far.size, last=far.size.last and 8),
+        )
         for name, far in decided.FAR.items()
     }
     monkeypatch.setattr(decided, "FAR", tasks)

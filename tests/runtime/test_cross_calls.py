@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from attention_checks import ALONG
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils.flop_counter import FlopCounterMode
 
@@ -310,7 +311,7 @@ def test_what_looks_at_operators_sees_one() -> None:
     whole = mapped(*(torch.stack([x, 2 * x]) for x in parts))
     assert torch.allclose(whole[1], module(*(2 * x for x in parts), query_start=2))
     few = [x[:1, :, :4, :2].detach().requires_grad_() for x in parts]
-    assert torch.autograd.gradcheck(lambda *x: module(*x, query_start=2), few)
+    assert torch.autograd.gradcheck(lambda *x: module(*x, query_start=2), few, **ALONG)
 
 
 def test_an_emitted_module_is_the_same_computation() -> None:

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from attention_checks import spec_of, tensors, with_gradients
+from attention_checks import ALONG, spec_of, tensors, with_gradients
 from torch._dynamo.testing import CompileCounterWithBackend
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils import checkpoint
@@ -386,8 +386,8 @@ def test_derivatives_of_derivatives(name: str) -> None:
         out: torch.Tensor = torch.ops.attnspec.attention(*parts, *others_given)[0]
         return out
 
-    assert torch.autograd.gradcheck(run, parts, atol=1e-6)
-    assert torch.autograd.gradgradcheck(run, parts, atol=1e-6)
+    assert torch.autograd.gradcheck(run, parts, **ALONG)
+    assert torch.autograd.gradgradcheck(run, parts, **ALONG)
 
 
 # --- a program by its text -----------------------------------------------------------------------

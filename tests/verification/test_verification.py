@@ -8,6 +8,7 @@ import math
 import re
 from collections.abc import Callable
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -123,6 +124,15 @@ def test_what_is_tried_does_not_depend_on_the_global_generator() -> None:
     assert all(torch.equal(a, b) for a, b in zip(seen[:half], seen[half:], strict=True))
 
 
+def test_generators_of_other_devices_are_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    # also where torch would only do it once such a device is there
+    asked: list[int] = []
+    for device in (torch.cuda, torch.xpu, torch.mtia):
+        monkeypatch.setattr(device, "manual_seed_all", asked.append)
+    assert verify(spec_of("attend window(radius = 2)").program, 8).ok
+    assert asked == []
+
+
 @pytest.mark.parametrize("seed", range(8))
 def test_gradients_that_cancel_may_leave_the_roundings_of_their_parts(
     seed: int, monkeypatch: pytest.MonkeyPatch
@@ -130,7 +140,8 @@ def test_gradients_that_cancel_may_leave_the_roundings_of_their_parts(
     # each weight is a score divided by itself, so that the gradient is the difference of two equal
     # numbers, which are the larger the smaller the score is
     generator = torch.default_generator
-    monkeypatch.setattr(torch, "manual_seed", lambda _: generator.manual_seed(seed))
+    seeded = SimpleNamespace(manual_seed=lambda _: generator.manual_seed(seed))
+    monkeypatch.setattr(torch, "default_generator", seeded)
     found = verify(spec_of("heads 2 attend self normalize relu").program, 300)
     assert found.ok, str(found)
 

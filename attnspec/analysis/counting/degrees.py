@@ -97,7 +97,9 @@ def _ways(relation: Relation, n: int) -> Iterator[Counting]:
 
 
 def _is_wide(relation: Relation, n: int) -> bool:
-    """Whether rows have many progressions."""
+    """Whether rows have many progressions; of a short sequence all of them are few."""
+    if n <= WIDE * WIDE:
+        return False
     sample = relation.progressions(np.zeros(1, np.int64), n)
     return sample is not None and np.broadcast(*sample).size > WIDE
 
