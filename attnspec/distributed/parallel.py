@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from hashlib import sha256
-from typing import Any
+from typing import Any, Never
 
 import numpy as np
 import torch
@@ -215,7 +215,7 @@ class ParallelAttention(torch.nn.Module):
         dropout_p: float = 0.0,
         inputs: Mapping[str, torch.Tensor] | None = None,
         return_lse: bool = False,
-        **unknown: object,
+        **unknown: Never,
     ) -> Any:
         """The module's call on shards: q [B, H, n_local, d], k [B, H_kv, n_local, d], v and the
         output alike; `key_padding_mask` [B, n_local] and inputs as shards too, but lengths and

@@ -94,10 +94,6 @@ class Score:
     span: Span | None = field(default=None, compare=False, repr=False)
 
 
-EXPONENTIAL = ("softmax", "softmax1")
-"""Normalisers that divide by a sum of exponentials."""
-
-
 @dataclass(frozen=True)
 class Attend:
     """What one head of one layer does.

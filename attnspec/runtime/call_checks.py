@@ -31,14 +31,17 @@ _MASKS = (
     " write one; padding is `key_padding_mask`, and masks that come with calls are taken by"
     " `attnspec.MultiheadAttention`"
 )
+_WEIGHTS = "`attnspec.MultiheadAttention` returns weights; `pairs(q, k)` are those that are read"
 _INSTEAD = {
     **dict.fromkeys(("attention_mask", "attn_mask", "block_mask", "mask", "mask_mod"), _MASKS),
     "enable_gqa": "keys and values may have fewer heads than queries as they are",
+    "head": "a call has all heads: give them as the axis H",
     "head_mask": "what each head does stands in the spec, in `head` blocks",
     "is_causal": "whether later keys are read stands in the spec, as the statement `causal`",
     "causal": "whether later keys are read stands in the spec, as the statement `causal`",
-    "need_weights": "`attnspec.MultiheadAttention` returns weights",
+    **dict.fromkeys(("need_weights", "output_attentions", "return_weights"), _WEIGHTS),
     "padding_mask": "it is `key_padding_mask`, bool, True for a real key",
+    "position_ids": "positions are 0 to n_k - 1, the queries the last n_q of them",
     "scale": "the factor on q·k stands in the spec, as `scale 1 / 8`",
     "score_mod": "what changes scores stands in the spec, as `score alibi()` or `score bias()`",
     "softmax_scale": "the factor on q·k stands in the spec, as `scale 1 / 8`",

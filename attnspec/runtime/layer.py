@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import TypeAlias
+from typing import Never, TypeAlias
 
 import torch
 from torch import nn
@@ -166,7 +166,7 @@ class SelfAttention(nn.Module):
         *,
         key_padding_mask: torch.Tensor | None = None,
         inputs: Mapping[str, torch.Tensor] | None = None,
-        **unknown: object,
+        **unknown: Never,
     ) -> torch.Tensor:
         """Attention of x [B, n, embed_dim] with itself, of the same shape.
 
@@ -196,7 +196,7 @@ class SelfAttention(nn.Module):
         *,
         key_padding_mask: torch.Tensor | None = None,
         inputs: Mapping[str, torch.Tensor] | None = None,
-        **unknown: object,
+        **unknown: Never,
     ) -> tuple[torch.Tensor, StreamState]:
         """Goes on with a causal layer: the outputs of the next t tokens x [B, t, embed_dim], the
         rows of a call with the whole sequence, and the state after them. It is None at the start;

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any, TypeAlias, cast
+from typing import Any, Never, TypeAlias, cast
 
 import torch
 
@@ -115,7 +115,7 @@ class CompiledAttention(Learner):
         keep_all: bool = False,
         in_place: bool = False,
         return_lse: bool = False,
-        **unknown: object,
+        **unknown: Never,
     ) -> Any:
         """Goes on with a causal attention: the outputs [B, H, t, d_v] of the next t positions with
         q [B, H, t, d], k [B, H_kv, t, d] and v [B, H_kv, t, d_v], and the state after them, for the
@@ -273,7 +273,7 @@ class CompiledAttention(Learner):
         inputs: Mapping[str, torch.Tensor] | None = None,
         return_lse: bool = False,
         query_start: int = 0,
-        **unknown: object,
+        **unknown: Never,
     ) -> Any:
         """Attention of q [B, H, n_q, d], k [B, H_kv, n_k, d], v [B, H_kv, n_k, d_v].
 

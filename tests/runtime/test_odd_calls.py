@@ -64,10 +64,16 @@ def test_a_keyword_that_a_call_does_not_take_is_refused_with_the_way_out(
     keyword: str, message: str
 ) -> None:
     """In the very words that the spec or the call has for it; what they advise is taken."""
-    module: Any = spec_of("input doc: ids causal scale 1 / 8 attend same(doc)").compile()
+    spec = spec_of("input doc: ids causal scale 1 / 8 attend same(doc)")
+    module: Any = spec.compile()
     q, k, v = given()
     with pytest.raises(TypeError, match=re.escape(message)):
         module(q, k, v, **{keyword: torch.ones(2, 40)})
+    emitted: dict[str, Any] = {"__name__": "emitted"}
+    exec(spec.emit(), emitted)
+    own = next(x for x in emitted.values() if getattr(x, "__module__", "") == "emitted")
+    with pytest.raises(TypeError, match=re.escape(message)):
+        own()(q, k, v, **{keyword: 1})
     with pytest.raises(TypeError, match=f"`step` takes no `{keyword}`: "):
         module.step(q, k, v, **{keyword: 1})
     layer: Any = SelfAttention(spec_of("causal attend full"), 8, 2)
