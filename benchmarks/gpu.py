@@ -2,17 +2,19 @@
 
 First every spec of the zoo is checked against float64 in half precision, then the targets G1 to G7
 are timed beside FlexAttention, torch's own calls and flash-linear-attention. Each row is written as
-soon as it is known, so that a run that ends, by its time limit or otherwise, goes on where it ended
-when the command is given again; `--again` starts anew. `--dry-run` goes through all of it on the
-CPU at lengths that mean nothing.
+soon as it is known, so that a run that ends, by its time limit or otherwise, goes on behind the row
+where it ended when the command is given again; `--again` starts anew. `--dry-run` goes through all
+of it on the CPU at lengths that mean nothing.
 """
 
 from __future__ import annotations
 
 import argparse
 import math
+import signal
 import sys
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from time import perf_counter
 
@@ -30,10 +32,16 @@ RESULTS = Path(__file__).resolve().parent / "results" / "gpu.json"
 CHECKS = 0.6
 """The share of the time that checks may take."""
 
+LONGEST = 180
+"""Seconds that a row may take."""
+
+UNENDED = "the process ended in it, or was ended"
+"""The reason of a row that began."""
+
 HALF = (torch.bfloat16, torch.float16)
 
 ON_GPU = (
-    gpu_checks.Settings("cuda", (1, 127, 1_000, 8_192, 47_000, 131_072), HALF),
+    gpu_checks.Settings("cuda", (1_000, 127, 1, 8_192, 47_000, 131_072), HALF),
     gpu_times.Settings(
         "cuda", torch.bfloat16, (8_192, 32_768, 131_072), 65_536, 1 << 20, SHAPES, 16, 5
     ),
@@ -82,11 +90,11 @@ def run(path: Path, dry: bool, seconds: float, only: str | None, again: bool) ->
         if part == "times" or not len(known[part]) % AFRESH:
             # what is compiled for one rival does not count as a compilation of the next
             torch.compiler.reset()
+        # what ends the process is not tried again, and what raises is no less wrong than what errs
+        wrong: dict[str, Json] = {"ok": False} if part == "checks" else {}
+        write(path, figures | {**known, part: {**known[part], name: {"reason": UNENDED, **wrong}}})
         found, lost = _found(measure)
-        if part == "checks":
-            # what raises is no less wrong than what errs
-            found.setdefault("ok", False)
-        known[part][name] = _finite(found)
+        known[part][name] = _finite({**wrong, **found})
         print(f"{name}: {_told(known[part][name])}", flush=True)
         write(path, figures | known)
         if lost:
@@ -100,7 +108,8 @@ def _found(measure: RowOf) -> tuple[dict[str, Json], bool]:
     """A row, and whether nothing runs on the device any more."""
     lost = False
     try:
-        found = measure()
+        with _limited(LONGEST):
+            found = measure()
     except Exception as error:  # one row that fails must not end the others, and says why
         first = str(error).strip().partition("\n")[0]
         found = {"reason": f"{type(error).__name__}: {first:.300}"}
@@ -109,6 +118,22 @@ def _found(measure: RowOf) -> tuple[dict[str, Json], bool]:
     if torch.cuda.is_available() and not lost:
         torch.cuda.empty_cache()
     return found, lost
+
+
+@contextmanager
+def _limited(seconds: int) -> Iterator[None]:
+    """Raises TimeoutError after so long, as soon as Python has its turn."""
+
+    def end(*_: object) -> None:
+        raise TimeoutError(f"it took more than {seconds} s")
+
+    before = signal.signal(signal.SIGALRM, end)
+    signal.alarm(seconds)
+    try:
+        yield
+    finally:
+        signal.alarm(0)
+        signal.signal(signal.SIGALRM, before)
 
 
 def _finite(value: Json) -> Json:

@@ -75,18 +75,25 @@ class Check:
 
 
 def checks(settings: Settings) -> Iterator[Check]:
-    """All of them, short ones first; a spec of one length has that alone."""
+    """All of them, in the order in which they are worth most: what is chosen before each backend by
+    itself, and the first type before the second; a spec of one length has that alone."""
     files = sorted(EXAMPLES.glob("*.attn"))[:: settings.every]
     named = [(path, name) for path in files for name in attention_names(read_source(path))]
     for turn, length in enumerate(settings.lengths):
+        later = []
         for path, name in named:
             spec = _spec(path.name, name)
             n = spec.program.fixed_length or length
             if turn and n != length:
                 continue
-            for backend in _backends(spec, n, settings):
-                for dtype in settings.dtypes:
-                    yield Check(path.name, name, n, dtype, backend)
+            for place, backend in enumerate(_backends(spec, n, settings)):
+                for kind, dtype in enumerate(settings.dtypes):
+                    check = Check(path.name, name, n, dtype, backend)
+                    if place or kind:
+                        later.append((place > 0, kind, check))
+                    else:
+                        yield check
+        yield from (check for *_, check in sorted(later, key=lambda each: each[:2]))
 
 
 @cache

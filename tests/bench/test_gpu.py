@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+from dataclasses import replace
 from pathlib import Path
+from typing import NoReturn
 
 import pytest
 import torch
 
+from attnspec.backends.planner import AUTO
 from benchmarks import gpu
+from benchmarks.gpu_checks import checks
 from benchmarks.gpu_times import TARGETS
+from benchmarks.measuring import Json
 from benchmarks.readme_tables import NOT_MEASURED, gpu_table
 
 pytestmark = [
@@ -40,6 +46,42 @@ def test_the_dry_run_goes_to_its_end_and_on(
     assert gpu.main(arguments) == 0
     assert "G7" not in capsys.readouterr().out
     assert gpu_table(figures).count("of") > 5
+
+
+def test_a_row_that_ends_the_process_is_not_tried_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path, tried = tmp_path / "gpu.json", []
+
+    def ends() -> NoReturn:
+        tried.append("ends")
+        raise SystemExit
+
+    def endless() -> dict[str, Json]:
+        while True:
+            pass
+
+    each = [("times", "G0, a", ends), ("times", "G0, b", endless)]
+    monkeypatch.setattr(gpu, "rows", lambda dry: iter(each))
+    monkeypatch.setattr(gpu, "LONGEST", 1)
+    for _ in range(2):
+        with contextlib.suppress(SystemExit):
+            gpu.run(path, True, 60.0, None, False)
+    assert tried == ["ends"]
+    rows = json.loads(path.read_text())["times"]
+    assert rows["G0, a"] == {"reason": gpu.UNENDED}
+    assert rows["G0, b"] == {"reason": "TimeoutError: it took more than 1 s"}
+
+
+def test_what_is_chosen_is_checked_first() -> None:
+    order = list(checks(replace(gpu.DRY[0], dtypes=gpu.HALF)))
+    first = [check.n for check in order].index(33)
+    chosen = [check.backend == AUTO for check in order[:first]]
+    # of what is chosen, and then of the others, one type after the other
+    kinds = [gpu.HALF.index(check.dtype) for check in order[:first]]
+    assert chosen == sorted(chosen, reverse=True)
+    both = list(zip(chosen, kinds, strict=True))
+    assert both == sorted(both, key=lambda each: (not each[0], each[1]))
 
 
 def test_what_was_not_measured_says_so() -> None:
