@@ -119,7 +119,6 @@ class Fit:
         return Atom(f"window({text})", (gap <= before) & (gap >= -after))
 
     def _plain(self) -> Iterator[Atom]:
-        yield Atom("full", np.ones_like(self.mask))
         yield Atom("self", self.q == self.k)
         yield Atom("causal", self.k <= self.q)
         yield Atom("transpose(causal)", self.k >= self.q)

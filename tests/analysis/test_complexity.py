@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from fractions import Fraction
+from math import isqrt
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from zoo import ATTENTIONS, every_attention, loaded
 
 from attnspec.analysis.counting.degrees import edges_of, total_edges
 from attnspec.analysis.growth import quasi_polynomials, sympy_text
+from attnspec.analysis.growth.fitted_counts import fit_of, sizes_of
 from attnspec.analysis.growth.fitting import fitted, monomials
 from attnspec.analysis.growth.order import edges_formula, growth_range, order
 from attnspec.analysis.growth.quasi_polynomials import Counter, formula_of
@@ -367,6 +369,7 @@ def test_claims_about_order_are_proven_or_refuted_by_growth() -> None:
         ("shift(window(radius = isqrt(n)), by = 2)", ("n**1.5", "n**1.5")),
         ("shift(global(first(2)), by = 2)", (None, "n")),
         ("residue(step = isqrt(n))", ("n**1.5", "n**1.5")),
+        ("where((q - k) % isqrt(n) >= isqrt(n) // 2)", (None, "n**2")),
         ("residue(step = n)", ("n", "n")),
         ("residue(step = n * n)", ("n", "n")),
         ("strided(stride = n // 2)", ("n**2", "n**2")),
@@ -429,6 +432,27 @@ def test_fits_are_exact_or_none() -> None:
     assert dict(found.terms) == {(): 2, (0, 0): 3, (0, 1): -1}
     values[7] += 1
     assert fitted(points, values, monomials(2, 2)) is None
+
+
+def test_a_fit_says_at_which_lengths_it_is_right() -> None:
+    term = spec_of("attend residue(step = isqrt(n))").program.attend(0, 0).graph
+    assert term is not None
+    counted: dict[int, int] = {}
+
+    def count(n: int) -> int:
+        # of `step` residues `rest` have one position more than the others
+        step = isqrt(n)
+        turns, rest = divmod(n, step)
+        # one pair more at one length, which the fit is then wrong at
+        counted[n] = step * turns**2 + 2 * turns * rest + rest + (n == 50)
+        return counted[n]
+
+    found = fit_of(term, sizes_of(term), {}, count)
+    assert found is not None
+    (piece,) = found.pieces
+    right = [n for n in counted if n >= piece.start and piece.at(n) == counted[n]]
+    assert piece.start == 51
+    assert (found.checked, found.longest) == (len(right), max(right))
 
 
 def test_halves_are_kept() -> None:

@@ -217,6 +217,8 @@ def test_generation() -> None:
     backward = spec_of("attend window(before = 3, after = 0)").analyse(8)
     assert backward.kv_cache == 4
     assert spec_of("attend full").analyse(8).kv_cache is None
+    nothing = spec_of("causal attend full").analyse(0)
+    assert (nothing.kv_cache, nothing.kv_cache_bytes) == (0, 0)
 
 
 @pytest.mark.parametrize(

@@ -13,6 +13,7 @@ from kernel_texts import CASES, FULL
 
 from attnspec.backends.factored.definitions import defined
 from attnspec.backends.factored.features.kernel import FeatureKernel
+from attnspec.backends.factored.features.quotients import Quotient
 from attnspec.ir.mechanisms import MECHANISMS
 from attnspec.lower.work import Call, Work
 from attnspec.runtime import CompiledAttention
@@ -285,6 +286,31 @@ def test_stabilised_features_agree_with_float64_far_from_zero() -> None:
     found = module.float()(q.float(), k.float(), v.float())
     module.double()
     torch.testing.assert_close(found.double(), meant, rtol=2e-3, atol=2e-4)
+
+
+@pytest.mark.parametrize("scale", [None, -1.5, 2.5])
+@pytest.mark.parametrize(
+    ("quotient", "divisors"),
+    [
+        (Quotient(added=0.5), [-1.5, 0.4, 0.5, 0.6, 2.5]),
+        (Quotient(least=0.5, signed=True), [-2.0, -0.5, 0.5, 0.5, 2.0]),
+        (Quotient(least=0.5, added=0.3), [-1.7, 0.5, 0.5, 0.5, 2.3]),
+        (Quotient(least=0.25, floor=0.5, signed=True), [0.5, 0.5, 0.5, 0.5, 2.0]),
+    ],
+)
+def test_what_sums_are_divided_by(
+    quotient: Quotient, divisors: list[float], scale: float | None
+) -> None:
+    """By hand, of sums that stand for a multiple too; and the gradient is that of the division."""
+    total = torch.tensor([-2.0, -0.1, 0.0, 0.1, 2.0], dtype=torch.float64)
+    meant = torch.stack([total + 1, total], -1)
+    log = None if scale is None else torch.full_like(total, scale)
+    sums = (meant if log is None else meant * torch.exp(-log)[:, None]).requires_grad_()
+    out = quotient.of(sums, log)
+    torch.testing.assert_close(out[:, 0], meant[:, 0] / torch.tensor(divisors).double())
+    (wanted,) = torch.autograd.grad(out, sums, torch.ones_like(out))
+    found = quotient.gradient(torch.ones_like(out), out, sums[:, -1], log)
+    torch.testing.assert_close(found, wanted)
 
 
 def test_dropout_is_refused() -> None:

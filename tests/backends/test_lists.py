@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import re
-from dataclasses import replace
+from dataclasses import fields, replace
 
 import pytest
 import torch
@@ -15,6 +15,7 @@ from attnspec.backends.decided.deciders import decide
 from attnspec.backends.decided.given import Given
 from attnspec.backends.dense.kernel import DenseKernel
 from attnspec.backends.lists import attention, batches
+from attnspec.backends.lists import backend as lists_backend
 from attnspec.backends.lists import kernel as lists_kernel
 from attnspec.backends.lists.backend import ListsBackend
 from attnspec.graphs.operators import Intersection, Union
@@ -23,6 +24,8 @@ from attnspec.graphs.patterns.lsh import Lsh
 from attnspec.graphs.patterns.topk import TopK
 from attnspec.graphs.patterns.window import Window
 from attnspec.graphs.relation import decided_in
+from attnspec.lower.lower import stand_ins, works_of
+from attnspec.lower.rates import Rates
 from attnspec.lower.work import Alibi, Bias, Call, Softcap, Work
 from attnspec.spec import parse
 from benchmarks.accuracy.costs import peak_bytes
@@ -53,6 +56,26 @@ def test_padding_and_fewer_queries(side: str, n_q: int) -> None:
     work = Work(Union((Intersection((Causal(), leaf)), Window(3, 0))), n_q, 130)
     tensors, call = a_call(work, 2, 1, padding, data)
     agree(work, 2, tensors, call)
+
+
+@pytest.mark.parametrize(
+    ("call", "tiles"),
+    [
+        ("topk(keys = 3)", 1),
+        ("topk(keys = 64)", 1),
+        ("topk(keys = 65)", 2),
+        ("topk(blocks = 50, size = 4)", 4),
+        ("topk(blocks = 500, size = 4)", 5),
+    ],
+)
+def test_a_row_is_merged_once_for_each_tile_of_its_keys(
+    call: str, tiles: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    free = Rates(**dict.fromkeys((each.name for each in fields(Rates)), 0.0))
+    monkeypatch.setattr(lists_backend, "current", lambda: replace(free, bands_merge=1.0))
+    program = parse(f"attention a {{ attend {call} }}").program
+    ((work, _),) = works_of(program, 0, 1, 260, 260, stand_ins(program))
+    assert ListsBackend().cost(work) == 260 * tiles
 
 
 @pytest.mark.parametrize("name", of_compositions())

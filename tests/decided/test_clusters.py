@@ -143,6 +143,13 @@ def test_tokens_are_compared_a_piece_at_a_time(monkeypatch: pytest.MonkeyPatch) 
     assert torch.equal(module.pairs(q, k, key_padding_mask=LEFT), whole)
 
 
+def test_what_does_not_exist_is_nearest_to_nothing() -> None:
+    points = cluster.Points.of(torch.eye(3)[None, None], torch.ones(1, 3, dtype=torch.bool), True)
+    exists = torch.tensor([[[True, True, False]]])
+    for there, wanted in ((exists, [0, 1, 0]), (torch.ones_like(exists), [0, 1, 2])):
+        assert cluster.nearest(points, points.at, there).tolist() == [[wanted]]
+
+
 @pytest.mark.parametrize(("samples", "n"), [(0, 5), (2, 0)])
 def test_where_nothing_is_there_nothing_is_decided(samples: int, n: int) -> None:
     module = module_of("attend cluster(count = 5)")

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 from decided_oracles import Pairs, Sample, TopK, topk
+from torch.utils._python_dispatch import TorchDispatchMode
 
 import attnspec
-from attnspec.backends.decided import ranking
+from attnspec.backends.decided import block_scores, ranking
+from attnspec.backends.decided.block_scores import Scores
 from attnspec.runtime.module import CompiledAttention
 
 SIZES = (1, 5, 23)
@@ -312,6 +316,37 @@ def test_rows_in_parts_choose_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(deciding, "MOST", 1)
         assert torch.equal(module.pairs(q, k), wanted)
         monkeypatch.undo()
+
+
+@pytest.mark.parametrize("graph", ["", ", within = window(radius = 40)"])
+@pytest.mark.parametrize("scorer", ["mean", "max", "mass", "bound"])
+def test_no_more_numbers_are_looked_at_together_than_said(
+    scorer: str, graph: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    module = module_of(f"attend topk(blocks = 2, size = 2, queries = 1, score = {scorer}{graph})")
+    q, k, _ = tensors(64, 64, 2, 2)
+    largest: list[tuple[int, int]] = []
+
+    class Watched(TorchDispatchMode):  # type: ignore[no-untyped-call]
+        most = 0
+
+        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None):  # type: ignore[no-untyped-def]
+            found = func(*args, **(kwargs or {}))
+            if isinstance(found, torch.Tensor) and not func.is_view:
+                self.most = max(self.most, found.numel())
+            return found
+
+    class Seen(Scores):
+        def __call__(self, *given: Any) -> torch.Tensor:
+            with Watched() as watched:  # type: ignore[no-untyped-call]
+                found = super().__call__(*given)
+            largest.append((watched.most, found.shape[:3].numel() * self.width))
+            return found
+
+    monkeypatch.setattr(block_scores, "Scores", Seen)
+    module.pairs(q, k)
+    assert largest
+    assert all(most <= said for most, said in largest)
 
 
 STEPPED = {

@@ -554,3 +554,19 @@ def test_data_dependent_patterns_say_so() -> None:
 def test_causal_and_its_transpose_meet_on_the_diagonal() -> None:
     both = Intersection((Causal(), transpose_of(Causal())))
     assert np.array_equal(definition(both, 17), np.eye(17))
+
+
+@pytest.mark.parametrize(
+    "pattern",
+    # how exactly sets of tokens are covered depends on the set
+    [p for p in STATIC if not {"global", "rows", "columns"} & {p.name}],
+    ids=lambda pattern: pattern.name,
+)
+def test_what_is_covered_exactly_says_so(pattern: type[Relation]) -> None:
+    """So that the definition holds it to that, above."""
+    exact = True
+    for sample, n, size in product(pattern.samples(), (5, 12, 31), (3, 8)):
+        starts = np.arange(0, n, size)
+        q, k = (Tiles(at, np.minimum(at + size, n)) for at in (starts[:, None], starts[None]))
+        exact &= np.array_equal(sample.cover(q, k, n), exact_cover(sample, q, k, n))
+    assert pattern.exact_cover == exact

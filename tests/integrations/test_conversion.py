@@ -228,6 +228,18 @@ def test_sides_take_specs_of_their_kind(side: str, text: str, message: str) -> N
         convert(BY_STEM["Bart"].build(), **given)
 
 
+def test_a_model_that_holds_nothing_cannot_read_an_encoder_by_what_is_learnt() -> None:
+    family = BY_STEM["Bart"]
+    model, other = family.build(), family.build()
+    convert(
+        model,
+        cross=attnspec.parse("attention b { cross attend linformer(rank = 3, max_length = 64) }"),
+    )
+    other.set_attn_implementation(model.config._attn_implementation)
+    with pytest.raises(attnspec.AttnSpecError, match="an attention without learned parts"):
+        family.hidden(other)
+
+
 # --- layers, windows, class tokens ------------------------------------------------------------
 
 

@@ -376,9 +376,18 @@ def test_tables_that_are_mapped_over() -> None:
         torch.testing.assert_close(x, torch.func.grad(loss)(table))
 
 
-@pytest.mark.parametrize("name", ["static", "linear", "hybrid", "rfa"])
-def test_derivatives_of_derivatives(name: str) -> None:
-    module = sample(name).double()
+@pytest.mark.parametrize(
+    "body",
+    [
+        *(BODIES[name] for name in ("static", "linear", "hybrid", "rfa")),
+        # the pairs that the queries and keys of one sample decide are what they are nearby
+        "causal attend topk(keys = 2)",
+    ],
+)
+def test_derivatives_of_derivatives(body: str) -> None:
+    module = spec_of(body).compile(head_size=8).double()
+    for parameter in module.parameters():
+        torch.nn.init.normal_(parameter, generator=torch.Generator().manual_seed(0))
     parts = tensors(1, 1, 4, 4)
     others_given: Any = module.engine.text, [*module.parameters()], []
 

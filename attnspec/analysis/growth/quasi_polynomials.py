@@ -14,6 +14,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import lru_cache
+from math import inf
 
 import numpy as np
 
@@ -95,7 +96,7 @@ def _piece(start: int, shape: Shape, counts: dict[int, int], period: int) -> Pie
         basis = monomials(1 + len(used), 2)
         found = fitted(points, [counts[n] for n in lengths], basis)
         if found is not None:
-            return Piece(start, _residues(used), ((0, max((*used, 1)), found),))
+            return Piece(start, _residues(used), ((0, inf, found),))
     return _by_ranges(start, counts, period) if period else None
 
 

@@ -261,7 +261,7 @@ def _remainder(left: Apply, op: str, right: Scalar) -> list[_Fact] | None:
     cells = {"==": 1, "<": right, "<=": right, ">": minus(step, right), ">=": minus(step, right)}
     many = size_growth(cells[op])
     if many is None or (isinstance(right, int) and isinstance(step, int) and op[0] == ">"):
-        many = CONSTANT if isinstance(step, int) else size_growth(step)
+        many = size_growth(step)
     if many is None:
         return None
     held = (op in ("==", "<=") and right == 0) or (op in ("<", "<=") and _at_least(right, 1))
