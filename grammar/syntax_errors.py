@@ -352,8 +352,14 @@ def _advice(stop: _Stop) -> str | None:
     if stop.accepts == {"("} and stop.before is not None:
         return f"write `{stop.before.text}(…)`, with nothing between the brackets if that is meant"
     before = stop.before.text if stop.before else ""
-    if stop.word.text == ":" and ".." in stop.accepts:
-        return f"a range is `{before}..N`, the last one included"
+    if ".." in stop.accepts and "{" in stop.accepts:
+        # behind the layers or heads of a block
+        if stop.word.text == ":":
+            return f"a range is `{before}..N`, the last one included"
+        if stop.word.text in STATEMENTS:
+            return f"what they do stands in braces: `{{ {stop.word.text} … }}`"
+        if stop.word.text in ("and", "|", "&", "+"):
+            return "commas join them: `0, 2, even`"
     if before == "sequence" and stop.word.kind == "number":
         return "a line needs no statement: n is known when it is called; cells are `grid(H, W)`"
     if before == "for" and "n" in stop.accepts:

@@ -101,11 +101,22 @@ def command(
                 )
     if len(reports) > MOST_REPORTS:
         raise click.UsageError(f"up to {MOST_REPORTS} columns make a table, got {len(reports)}")
+    what = ", ".join(only) if only else "every figure, `--only` asks for fewer"
+    with console.patience(f"counting {what}"):
+        # figures are counted when they are read
+        text = _json(reports, only) if as_json else _text(reports, only)
+    console.result(text)
     if as_json:
-        values = [{"ok": True, **report.to_dict(only)} for report in reports]
-        console.result_json(values[0] if len(values) == 1 else {"ok": True, "reports": values})
         return
-    text = page(reports[0], only) if len(reports) == 1 else table(reports, only)
-    console.result(console.styled(text))
     if advice:
         console.say(f"note: of one sample more is known: for example {advice}")
+
+
+def _json(reports: Sequence[Report], only: tuple[str, ...] | None) -> str:
+    values = [{"ok": True, **report.to_dict(only)} for report in reports]
+    return console.as_json(values[0] if len(values) == 1 else {"ok": True, "reports": values})
+
+
+def _text(reports: Sequence[Report], only: tuple[str, ...] | None) -> str:
+    text = page(reports[0], only) if len(reports) == 1 else table(reports, only)
+    return console.styled(text)

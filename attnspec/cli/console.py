@@ -11,6 +11,7 @@ import os
 import re
 import shutil
 import sys
+import threading
 import warnings
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
@@ -67,8 +68,13 @@ def duration(seconds: float) -> str:
 
 
 def result_json(value: object) -> None:
-    """Write one JSON value to standard output: strict JSON, ASCII."""
-    _write(sys.stdout, json.dumps(value, indent=2, allow_nan=False))
+    """Write one JSON value to standard output."""
+    result(as_json(value))
+
+
+def as_json(value: object) -> str:
+    """One JSON value as text: strict JSON, ASCII."""
+    return json.dumps(value, indent=2, allow_nan=False)
 
 
 def say(text: str) -> None:
@@ -161,6 +167,21 @@ def _coloured(text: str) -> str:
     text = _SEVERITY.sub(severity, text)
     text = _CARETS.sub(lambda m: m["margin"] + click.style(m["carets"], fg="red"), text)
     return _ADVICE.sub(lambda m: f"  {click.style(m['word'], fg='cyan')}: ", text)
+
+
+@contextmanager
+def patience(doing: str, after: float = 1.0) -> Iterator[None]:
+    """Says on a terminal what is done where that takes longer than so many seconds."""
+    if sys.stderr is None or not sys.stderr.isatty():
+        yield
+        return
+    timer = threading.Timer(after, say, [f"{doing} (Ctrl-C ends it)"])
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
 
 
 @contextmanager

@@ -135,7 +135,7 @@ def _hush() -> int:
     cls=Root,
     invoke_without_command=True,
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
-    epilog="Start with: attnspec zoo bigbird -o bigbird.attn && attnspec show bigbird.attn -n 64",
+    epilog="Start with: attnspec zoo bigbird -o mine.attn && attnspec show mine.attn -n 64",
 )
 @click.option("--debug", is_flag=True, help="Print the traceback when attnspec itself fails.")
 @click.version_option(
@@ -145,9 +145,10 @@ def _hush() -> int:
 def main(ctx: click.Context, debug: bool) -> None:
     """The attention compiler: say what attends to what, get pictures, checks and PyTorch modules.
 
-    A SPEC is a file in the language `.attn`, or - for standard input. Exit status: 0 done, 1 the
-    spec or a claim is wrong, 2 wrong usage, 3 a file cannot be read or written, 4 a limit of the
-    compiler was reached, 70 a defect of attnspec, 130 interrupted.
+    A SPEC is a file in the language `.attn`, - for standard input, or a name of the zoo where there
+    is no file of that name. Exit status: 0 done, 1 the spec or a claim is wrong, 2 wrong usage, 3 a
+    file cannot be read or written, 4 a limit of the compiler was reached, 70 a defect of attnspec,
+    130 interrupted.
     """
     if ctx.invoked_subcommand is None:
         console.say(ctx.get_help())

@@ -13,8 +13,8 @@ import click
 import numpy as np
 
 from attnspec.ir.program import inputs_of
-from attnspec.text.decoding import MAX_BYTES, read_source, source_of_bytes
-from attnspec.text.diagnostics import Diagnostic, SpecError, hinted
+from attnspec.text.decoding import MAX_BYTES, read_source, source_of, source_of_bytes
+from attnspec.text.diagnostics import Diagnostic, SpecError, did_you_mean, hinted
 from attnspec.text.source import Source
 
 if TYPE_CHECKING:
@@ -25,13 +25,37 @@ STDIN = "<stdin>"
 
 
 def source_at(spec: str) -> Source:
-    """The text of a file, or of standard input for `-`."""
+    """The text of a file, or of standard input for `-`; where there is no such file, that of the
+    spec in the zoo of this name."""
     if spec.endswith(".py") and os.path.isfile(spec):
         name = shown_path(spec)
         message = f"a spec is required, {name} is a Python module"
         known = f"`attnspec verify {name}` takes a compiled module"
         raise SpecError(Diagnostic("A182", message, None, help=known))
-    return _standard_input() if spec == "-" else read_source(Path(spec), shown_path(spec))
+    if spec == "-":
+        return _standard_input()
+    # a file goes first, and only a bare name is looked up
+    if re.fullmatch(r"\w+(\.attn)?", spec) and not os.path.lexists(spec):
+        return _of_zoo(spec)
+    return read_source(Path(spec), shown_path(spec))
+
+
+def _of_zoo(name: str) -> Source:
+    from attnspec.interchange.zoo import zoo_texts
+
+    texts = zoo_texts()
+    if name in texts:
+        return source_of(texts[name], name)
+    message = f"an existing file is required, there is no {name}"
+    if name.endswith(".attn"):
+        bare = name.removesuffix(".attn")
+        advice = f"`{bare}`, without the ending, is the spec of the zoo" if bare in texts else None
+    else:
+        message += ", nor a spec of the zoo of this name"
+        # what stands in the folder is meant rather than what only looks alike
+        beside = f"did you mean `{name}.attn`?" if os.path.isfile(f"{name}.attn") else None
+        advice = beside or did_you_mean(name, texts) or "`attnspec zoo` lists its names"
+    raise SpecError(Diagnostic("A180", message, None, help=advice))
 
 
 def shown_path(path: str) -> str:

@@ -40,7 +40,7 @@ _DEPENDENT = """\
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Never
 
 import torch
 
@@ -79,6 +79,7 @@ class NAME(CompiledAttention):
         dropout_p: float = 0,
         inputs: Mapping[str, torch.Tensor] | None = None,
         return_lse: bool = False,
+        **unknown: Never,
     ) -> Any:
         """q [B, HEADS, n_q, d], k [B, H_kv, n_k, d], v [B, H_kv, n_k, d_v] -> [B, HEADS, n_q, d_v].
 
@@ -95,6 +96,7 @@ class NAME(CompiledAttention):
             dropout_p=dropout_p,
             inputs=inputs,
             return_lse=return_lse,
+            **unknown,
         )
 '''
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from hashlib import sha256
-from typing import Any
+from typing import Any, Never
 
 import numpy as np
 import torch
@@ -45,6 +45,7 @@ from attnspec.runtime.call_checks import (
     check_padding,
     check_tensors,
     narrowed,
+    refuse_unknown,
 )
 from attnspec.runtime.engine import no_log_sum_exps
 from attnspec.runtime.module import CompiledAttention
@@ -214,6 +215,7 @@ class ParallelAttention(torch.nn.Module):
         dropout_p: float = 0.0,
         inputs: Mapping[str, torch.Tensor] | None = None,
         return_lse: bool = False,
+        **unknown: Never,
     ) -> Any:
         """The module's call on shards: q [B, H, n_local, d], k [B, H_kv, n_local, d], v and the
         output alike; `key_padding_mask` [B, n_local] and inputs as shards too, but lengths and
@@ -224,6 +226,8 @@ class ParallelAttention(torch.nn.Module):
         them has a reason; ValueError for other shards than those of `shard`; LostRank where a rank
         does not answer.
         """
+        if unknown:
+            refuse_unknown(self.program, unknown, ParallelAttention.forward)
         like = _placed(q, self.device_mesh)
         if like is not None:
             q, k, v = (_local(x, self.device_mesh) for x in (q, k, v))

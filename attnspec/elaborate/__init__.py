@@ -142,7 +142,7 @@ def _chosen(module: Module, name: str | None, collector: Collector) -> nodes.Att
         collector.add(
             "A215",
             f"this file holds no attention `{name}`",
-            None,
+            module.attentions[names[0]].name_span,
             notes=(f"it holds {', '.join(names)}",),
             help=did_you_mean(name, names),
         )

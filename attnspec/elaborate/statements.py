@@ -250,6 +250,10 @@ def _grid(value: nodes.Expression, scope: Scope) -> tuple[Scalar, ...]:
     return tuple(each(value.arguments, extent))
 
 
+_REST = ("default", "else", "other", "others", "otherwise", "remaining", "rest")
+"""What people call the layers or heads that no block names."""
+
+
 def _chosen(block: nodes.Scope, scope: Scope, count: int) -> frozenset[int]:
     """The layers or heads that a scope names."""
     words = {
@@ -257,26 +261,30 @@ def _chosen(block: nodes.Scope, scope: Scope, count: int) -> frozenset[int]:
         "odd": frozenset(range(1, count, 2)),
         "all": frozenset(range(count)),
     }
-    first, kind = block.items[0], block.kind
-    if len(block.items) == 1 and isinstance(first, nodes.Name) and first.name in words:
-        return words[first.name]
+    kind = block.kind
 
     def index(node: nodes.Expression) -> int:
         value = known(node, scope, f"a {kind}")
         if not 0 <= value < count:
             message = f"a {kind} must be between 0 and {count - 1}, got {value}"
             note = f"the spec says `{kind}s {count}`; they count from 0"
-            scope.fail("A402", message, node.span, notes=(note,))
+            last = f"`{kind} {count + value}` is the one that {value} names from the end"
+            advice = last if -count <= value < 0 else None
+            scope.fail("A402", message, node.span, notes=(note,), help=advice)
         return value
 
     def one(item: nodes.Expression) -> frozenset[int]:
         if isinstance(item, nodes.Call) and item.name == "every":
             return _every(item, kind, scope, count)
         bare = item.name if isinstance(item, nodes.Name) else ""
+        if bare in words:
+            return words[bare]
         other = *SCALARS, *TOKEN_SETS, *words, *scope.work.patterns, *scope.module.graphs
         if bare and bare not in scope.names and bare not in other:
             sets = f"`0`, `0..5`, `0, 2`, `even`, `odd`, `every(3)` and `all` name {kind}s"
             advice = did_you_mean(bare, words) or f"{sets}; `{kind}` is its number in a size"
+            if bare in _REST:
+                advice = f"an `attend` outside of the blocks is for the {kind}s that have none"
             scope.fail("A201", f"`{bare}` is not defined", item.span, help=advice)
         if meant := meant_as_range(item):
             scope.fail("A307", f"a {kind} is no sum", item.span, help=meant)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, TypeAlias
@@ -54,13 +54,23 @@ class SpecCache(Cache):  # type: ignore[misc]
     @property
     def bytes(self) -> int:
         """The memory that is held, the same memory counted once."""
-        kept = (x.untyped_storage() for layer in self.layers for x in _tensors(layer))
-        return sum({each.data_ptr(): each.nbytes() for each in kept}.values())
+        return _bytes(self.layers)
+
+    def __repr__(self) -> str:
+        sizes = ", ".join(f"{_bytes([layer]):,}" for layer in self.layers)
+        length = self.get_seq_length() if self.layers else 0
+        return f"SpecCache({length:,} positions, {self.bytes:,} bytes, by layer {sizes or 'none'})"
 
 
 def _chooses(layer: object) -> bool:
     """Whether a layer of a cache keeps what a choice among all positions goes by."""
     return hasattr(layer, "update_indexer") or hasattr(layer, "update_index")
+
+
+def _bytes(layers: Sequence[object]) -> int:
+    """The memory that layers of a cache hold, the same memory counted once."""
+    kept = (x.untyped_storage() for layer in layers for x in _tensors(layer))
+    return sum({each.data_ptr(): each.nbytes() for each in kept}.values())
 
 
 def _tensors(layer: object) -> list[torch.Tensor]:

@@ -20,8 +20,11 @@ from attnspec.ir.scalars import Apply
 from attnspec.text.decoding import source_of
 from attnspec.text.diagnostics import SpecError
 
-MOST_NUMBERS = 9
-"""Numbers that candidates are made of at most."""
+MOST_NUMBERS = 32
+"""Numbers that candidates of one are made of at most."""
+
+MOST_OF_TWO = 9
+"""Numbers that candidates of two are made of at most."""
 
 _PLAIN = ("full", "self", "causal")
 
@@ -35,6 +38,7 @@ _ONE = (
     "columns(first({}))",
     "rows(first({}))",
     "global(first({}))",
+    "columns(every({}))",
 )
 """Patterns of one number."""
 
@@ -77,18 +81,26 @@ def named(term: Term) -> Named:
         if equal(candidate.causal, meant):  # type: ignore[arg-type]
             return Named(candidate.text, True)
     rest, causal = _less_causal(term)
-    forms: dict[Form | None, str] = {one.form: one.text for one in reversed(candidates)}
-    return Named(_parts(rest, forms, 0), causal)
+    forms: dict[Form | None, str] = {}
+    for one in reversed(candidates):
+        forms[one.form] = one.text
+    if causal:
+        # a graph with no pair of k > q says more than one that is cut by the statement
+        for one in sorted(candidates, key=lambda one: one.form != one.causal):
+            forms.setdefault(one.causal, one.text)
+    return Named(_parts(rest, forms, 0, causal), causal)
 
 
-def _parts(term: Term, candidates: dict[Form | None, str], level: int) -> str:
+def _parts(term: Term, candidates: dict[Form | None, str], level: int, causal: bool) -> str:
     """The text of a graph whose parts, of unions and intersections, are written by name where that
-    is known; in brackets below the level 1 of `|`, 2 of `&` and 3 of `~`."""
-    meant = form_of(term, Place())
-    if meant in candidates:
-        return candidates[meant]
+    is known, under the statement `causal` where their pairs of k <= q are; in brackets below the
+    level 1 of `|`, 2 of `&` and 3 of `~`."""
+    for place in (Place(), Place(causal=True)) if causal else (Place(),):
+        meant = form_of(term, place)
+        if meant is not None and meant in candidates:
+            return candidates[meant]
     op, parts = _apart(term)
-    texts = [_parts(part, candidates, _LEVELS[op]) for part in parts]
+    texts = [_parts(part, candidates, _LEVELS[op], causal) for part in parts]
     by_name = any(text != written(part) for text, part in zip(texts, parts, strict=True))
     shorter = _global(texts) if op == "|" else texts
     if len(shorter) == 1 and op == "|":
@@ -156,7 +168,8 @@ def _candidates(term: Term) -> Iterator[Candidate]:
     near = sorted(own) + sorted({c + move for c in own for move in (-1, 1)} - own)
     numbers = [number for number in near if number >= 0][:MOST_NUMBERS]
     texts = [*_PLAIN, *(text.format(number) for text in _ONE for number in numbers)]
-    texts += [text.format(one, other) for text in _TWO for one in numbers for other in numbers]
+    few = numbers[:MOST_OF_TWO]
+    texts += [text.format(one, other) for text in _TWO for one in few for other in few]
     # blocks of one position are a window, which is what people call them
     for text in (text for text in texts if "block(size = 1," not in text):
         form, causal = _form(text), _form(text, True)

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from inspect import Parameter, signature
 
 import torch
 
@@ -13,6 +14,7 @@ from attnspec.graphs.across import reads_m
 from attnspec.graphs.predicates.inputs import require_exact
 from attnspec.ir.program import POSITIONS, Input, Program
 from attnspec.ir.scalars import Scalar
+from attnspec.text.diagnostics import did_you_mean
 
 FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 PER_HEAD = ("choices", "scores", "buckets")
@@ -22,6 +24,45 @@ LONGEST = 2**31 - 1
 """Positions are numbered up to here, as lengths are counted."""
 
 INTEGERS = (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
+
+
+_MASKS = (
+    "which pairs there are stands in the spec: `attnspec.explain_mask` and `attnspec.from_mask_mod`"
+    " write one; padding is `key_padding_mask`, and masks that come with calls are taken by"
+    " `attnspec.MultiheadAttention`"
+)
+_WEIGHTS = "`attnspec.MultiheadAttention` returns weights; `pairs(q, k)` are those that are read"
+_INSTEAD = {
+    **dict.fromkeys(("attention_mask", "attn_mask", "block_mask", "mask", "mask_mod"), _MASKS),
+    "enable_gqa": "keys and values may have fewer heads than queries as they are",
+    "head": "a call has all heads: give them as the axis H",
+    "head_mask": "what each head does stands in the spec, in `head` blocks",
+    "is_causal": "whether later keys are read stands in the spec, as the statement `causal`",
+    "causal": "whether later keys are read stands in the spec, as the statement `causal`",
+    **dict.fromkeys(("need_weights", "output_attentions", "return_weights"), _WEIGHTS),
+    "padding_mask": "it is `key_padding_mask`, bool, True for a real key",
+    "position_ids": "positions are 0 to n_k - 1, the queries the last n_q of them",
+    "scale": "the factor on q·k stands in the spec, as `scale 1 / 8`",
+    "score_mod": "what changes scores stands in the spec, as `score alibi()` or `score bias()`",
+    "softmax_scale": "the factor on q·k stands in the spec, as `scale 1 / 8`",
+}
+"""What callers know from other attentions, and where it is here."""
+
+
+def refuse_unknown(
+    program: Program, unknown: Iterable[str], function: Callable[..., object]
+) -> None:
+    """Raises TypeError for keywords that a function does not take, with what to do instead."""
+    parameters = signature(function).parameters.values()
+    known = [each.name for each in parameters if each.kind is Parameter.KEYWORD_ONLY]
+    for name in unknown:
+        message = f"`{function.__name__}` takes no `{name}`"
+        if name in [entry.name for entry in program.inputs]:
+            raise TypeError(f"{message}: it is an input of the spec, `inputs={{{name!r}: tensor}}`")
+        if name in _INSTEAD:
+            raise TypeError(f"{message}: {_INSTEAD[name]}")
+        hint = did_you_mean(name, known)
+        raise TypeError(f"{message}: {hint or 'it takes ' + ', '.join(known)}")
 
 
 def check_layer(program: Program, layer: int) -> int:

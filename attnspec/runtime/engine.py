@@ -33,6 +33,7 @@ from attnspec.backends.rows.keys import FEW
 from attnspec.graphs.bind import extents_of
 from attnspec.graphs.predicates.inputs import READ, computed
 from attnspec.graphs.relation import DataDependent, Relation
+from attnspec.ir.mechanisms import BY_NAME as MECHANISMS_BY_NAME
 from attnspec.ir.parameters import RelationError
 from attnspec.ir.program import Program
 from attnspec.ir.serial import FORMAT, Plain, from_data
@@ -42,6 +43,7 @@ from attnspec.lower.lower import Binder, bias_tables, stand_ins
 from attnspec.lower.mechanism_sizes import learned_parts
 from attnspec.lower.ranges import OWN
 from attnspec.lower.work import (
+    MERGED,
     Backend,
     BackendError,
     Bias,
@@ -129,6 +131,8 @@ class Engine:
         q, k, v = parts
         queries = query_start + q.shape[2] if self.program.cross else None
         self.check_data(call.data, k.shape[2], queries)
+        if return_lse:
+            require_log_sum_exps(self.program, layer)
         if 0 in (len(q), q.shape[2], k.shape[2]):
             extents_of(self.program, k.shape[2])
             return _nothing(q, k, v)
@@ -415,6 +419,17 @@ def engine_of(text: str) -> Engine:
     """The engine of a plan that was written down; ValueError for a plan of another format."""
     found = _living.get(text)
     return found or _kept.get(text, lambda: Engine(json.loads(text)))
+
+
+def require_log_sum_exps(program: Program, layer: int) -> None:
+    """Raises ValueError where what a head of the layer divides by has no logarithm."""
+    for head in range(program.heads or 1):
+        attend = program.attend(layer, head)
+        found, positive = attend.mechanism, attend.normalize in MERGED
+        if found is not None:
+            positive = MECHANISMS_BY_NAME[found.name].positive(dict(found.arguments))
+        if not positive:
+            raise no_log_sum_exps(program)
 
 
 def no_log_sum_exps(program: Program) -> ValueError:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import TypeAlias
+from typing import Never, TypeAlias
 
 import torch
 from torch import nn
@@ -12,7 +12,7 @@ from torch.nn import functional
 from attnspec.backends.planner import require_willing
 from attnspec.ir.serial import plan_data
 from attnspec.lower.mechanism_sizes import learned_parts
-from attnspec.runtime.call_checks import FLOATS, check_dropout, check_layer
+from attnspec.runtime.call_checks import FLOATS, check_dropout, check_layer, refuse_unknown
 from attnspec.runtime.module import CompiledAttention
 from attnspec.runtime.one_layer import (
     HasProgram,
@@ -166,6 +166,7 @@ class SelfAttention(nn.Module):
         *,
         key_padding_mask: torch.Tensor | None = None,
         inputs: Mapping[str, torch.Tensor] | None = None,
+        **unknown: Never,
     ) -> torch.Tensor:
         """Attention of x [B, n, embed_dim] with itself, of the same shape.
 
@@ -173,6 +174,8 @@ class SelfAttention(nn.Module):
         spec declares, for the n tokens of x. Extra tokens are real, in no set of tokens and of no
         id; lengths count from the first token of x and take the extra tokens in.
         """
+        if unknown:
+            refuse_unknown(self.attention.program, unknown, SelfAttention.forward)
         self._check(x)
         given = x.shape[1]
         if self.extra_tokens:
@@ -193,6 +196,7 @@ class SelfAttention(nn.Module):
         *,
         key_padding_mask: torch.Tensor | None = None,
         inputs: Mapping[str, torch.Tensor] | None = None,
+        **unknown: Never,
     ) -> tuple[torch.Tensor, StreamState]:
         """Goes on with a causal layer: the outputs of the next t tokens x [B, t, embed_dim], the
         rows of a call with the whole sequence, and the state after them. It is None at the start;
@@ -200,6 +204,8 @@ class SelfAttention(nn.Module):
 
         Raises ValueError as `CompiledAttention.step` does, and in training with a dropout.
         """
+        if unknown:
+            refuse_unknown(self.attention.program, unknown, SelfAttention.step)
         self._check(x)
         if self.training and self.dropout:
             raise ValueError(

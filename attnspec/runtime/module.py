@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any, TypeAlias, cast
+from typing import Any, Never, TypeAlias, cast
 
 import torch
 
@@ -36,6 +36,7 @@ from attnspec.runtime.call_checks import (
     check_table,
     check_tensors,
     narrowed,
+    refuse_unknown,
     require_unchanged,
     signature_of,
 )
@@ -114,6 +115,7 @@ class CompiledAttention(Learner):
         keep_all: bool = False,
         in_place: bool = False,
         return_lse: bool = False,
+        **unknown: Never,
     ) -> Any:
         """Goes on with a causal attention: the outputs [B, H, t, d_v] of the next t positions with
         q [B, H, t, d], k [B, H_kv, t, d] and v [B, H_kv, t, d_v], and the state after them, for the
@@ -133,6 +135,8 @@ class CompiledAttention(Learner):
         computes something else at every length; TypeError or ValueError for tensors that do not
         fit.
         """
+        if unknown:
+            refuse_unknown(self.program, unknown, CompiledAttention.step)
         layer = check_layer(self.program, layer)
         rest = state, layer, key_padding_mask, inputs, keep_all, in_place, return_lse
         narrow = autocast_type(q)
@@ -269,6 +273,7 @@ class CompiledAttention(Learner):
         inputs: Mapping[str, torch.Tensor] | None = None,
         return_lse: bool = False,
         query_start: int = 0,
+        **unknown: Never,
     ) -> Any:
         """Attention of q [B, H, n_q, d], k [B, H_kv, n_k, d], v [B, H_kv, n_k, d_v].
 
@@ -289,6 +294,8 @@ class CompiledAttention(Learner):
         Raises TypeError or ValueError, with the shapes, for tensors that do not fit; derivatives
         RuntimeError where padding or inputs were written over since the call.
         """
+        if unknown:
+            refuse_unknown(self.program, unknown, CompiledAttention.forward)
         plain = self._bare and inputs is None and not (return_lse or self.check_finite)
         if plain and not is_surrounded():
             found = self._settled((q, k, v, key_padding_mask), (layer, dropout_p, query_start))

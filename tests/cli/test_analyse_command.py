@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import io
 import json
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 from click.testing import CliRunner, Result
 
 from attnspec.analysis.report.report import Report
-from attnspec.cli import main
+from attnspec.cli import console, main
 from attnspec.graphs.stack import MOST_POSITIONS
 
 GOOD = "attention good(r = 3) { causal attend window(before = r, after = 0) }\n"
@@ -166,3 +170,35 @@ def test_a_wrong_spec_is_said_as_elsewhere(tmp_path: Path) -> None:
     data = json.loads(done.stdout)
     assert data["ok"] is False
     assert data["diagnostics"][0]["line"] == 1
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def test_what_takes_long_is_said_on_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    for stream, after, said in (
+        (Terminal(), 0.0, "counting depth (Ctrl-C ends it)\n"),
+        (Terminal(), 60.0, ""),
+        (io.StringIO(), 0.0, ""),
+    ):
+        monkeypatch.setattr("sys.stderr", stream)
+        with console.patience("counting depth", after):
+            while len(stream.getvalue()) < len(said):
+                time.sleep(0.001)
+        assert stream.getvalue() == said
+
+
+def test_analyse_counts_where_that_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    inside: list[str] = []
+
+    @contextmanager
+    def patience(doing: str) -> Iterator[None]:
+        inside.append(doing)
+        yield
+
+    monkeypatch.setattr(console, "patience", patience)
+    assert run("analyse", "good.attn", "-n", "64", "--only", "depth,edges").exit_code == 0
+    assert run("analyse", "good.attn", "-n", "64", "--json").exit_code == 0
+    assert inside == ["counting depth, edges", "counting every figure, `--only` asks for fewer"]

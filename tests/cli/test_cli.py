@@ -287,6 +287,25 @@ def test_files_that_cannot_be_read(command: str, folder: Path) -> None:
         assert name in done.stderr
 
 
+def test_where_there_is_no_file_a_name_is_one_of_the_zoo(folder: Path) -> None:
+    for arguments in (["show", "bigbird", "-n", "9"], ["diff", "bigbird", "longformer"]):
+        assert run(*arguments).exit_code == 0, arguments
+    assert run("format", "bigbird", "--stdout").stdout == run("zoo", "bigbird").stdout
+    # a file goes first, and what is near is offered
+    (folder / "bigbird").write_text("attention mine { attend self }", encoding="utf-8")
+    (folder / "near.attn").write_text("attention near { attend self }", encoding="utf-8")
+    assert "attention mine {" in run("format", "bigbird", "--stdout").stdout
+    for name, advice in (
+        ("longforme", "did you mean `longformer`?"),
+        ("near", "did you mean `near.attn`?"),
+        ("zzz", "`attnspec zoo` lists its names"),
+        ("longformer.attn", "`longformer`, without the ending, is the spec of the zoo"),
+    ):
+        done = run("check", name)
+        assert (done.exit_code, f"there is no {name}" in done.stderr) == (3, True)
+        assert f"help: {advice}" in done.stderr
+
+
 def test_a_module_is_no_spec(folder: Path) -> None:
     (folder / "x_attn.py").write_text("import torch\n")
     found = run("check", "x_attn.py")

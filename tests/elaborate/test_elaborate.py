@@ -975,6 +975,8 @@ def test_one_of_several_is_chosen_by_name() -> None:
         parse(text, name="C")
     (diagnostic,) = caught.value.diagnostics
     assert (diagnostic.code, diagnostic.help) == ("A215", "did you mean `c`?")
+    assert diagnostic.span is not None
+    assert diagnostic.span.column == len("attention a")
     with pytest.raises(SpecError, match="A201"):
         parse(text, name="b")
     assert errors("graph g = full") == ["A213 "]

@@ -156,6 +156,10 @@ def test_numbers_of_lists_are_in_emitted_modules() -> None:
         ("every(3), 1", {0, 1, 3, 6}),
         ("2..3, every(7, offset = 7)", {2, 3, 7}),
         ("every(heads // 2)", {0, 4}),
+        ("1, even", {0, 1, 2, 4, 6}),
+        ("even, odd", set(range(8))),
+        ("odd, every(4), 2..3", {0, 1, 2, 3, 4, 5, 7}),
+        ("all, 3", set(range(8))),
     ],
 )
 @pytest.mark.parametrize("kind", ["layer", "head"])

@@ -179,6 +179,21 @@ def test_run_time_inputs_stand_beside_a_spec_cache() -> None:
             model.generate(ids, past_key_values=SpecCache(model), **GREEDY)
 
 
+def test_a_cache_says_what_it_holds() -> None:
+    model = sparse(
+        """attention layered { layers 3 causal attend window(before = 3, after = 0)
+        layer 2 { attend full } }"""
+    )
+    cache = SpecCache(model)
+    assert repr(cache) == "SpecCache(0 positions, 0 bytes, by layer 0, 0, 0)"
+    steps(model, tokens(1, 20), cache, [(0, 12), (12, 20)])
+    # of a window of 4 the next position reads 3 of those before it
+    near, far = (n * POSITION // LAYERS for n in (3, 20))
+    said = f"{2 * near + far:,} bytes, by layer {near:,}, {near:,}, {far:,}"
+    assert near < far
+    assert repr(cache) == f"SpecCache(20 positions, {said})"
+
+
 def test_a_decoder_beside_an_encoder_keeps_its_window() -> None:
     config = transformers.BartConfig(**BY_STEM["Bart"].settings, forced_eos_token_id=None)
     torch.manual_seed(1)

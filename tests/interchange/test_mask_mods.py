@@ -88,6 +88,18 @@ WRITTEN: dict[str, tuple[Callable[..., Any], str]] = {
         lambda b, h, q, k: (DOC[q] == DOC[k]) & (q >= k),
         "input doc: ids causal attend same(doc)",
     ),
+    "documents near by": (
+        lambda b, h, q, k: (DOC[q] == DOC[k]) & (q >= k) & (q - k < 4),
+        "input doc: ids causal attend same(doc) & window(before = 3, after = 0)",
+    ),
+    "sinks": (
+        lambda b, h, q, k: (q >= k) & ((q - k < 32) | (k < 4) | (k % 16 == 0)),
+        "causal attend window(before = 31, after = 0) | columns(first(4)) | columns(every(16))",
+    ),
+    "marked keys beside a window": (
+        lambda b, h, q, k: (q >= k) & ((q - k <= 4) | MARKED[k]),
+        "input marked: tokens causal attend window(before = 4, after = 0) | columns(marked)",
+    ),
     "marked": (
         lambda b, h, q, k: near(b, h, q, k) | MARKED[q] | MARKED[k],
         "input marked: tokens attend window(radius = 3) | global(marked)",

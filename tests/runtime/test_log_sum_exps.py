@@ -126,8 +126,25 @@ def test_they_are_float32_at_least(dtype: torch.dtype) -> None:
 def test_weights_without_a_positive_denominator_have_none(body: str) -> None:
     module = parse(f"attention a {{ {body} }}").compile()
     inputs = {"d": torch.zeros(2, 30, dtype=torch.int64)} if "input" in body else None
-    with pytest.raises(ValueError, match="log-sum-exps, and what `a` divides by has no"):
-        module(*tensors(2, 2, 30, 30), inputs=inputs, return_lse=True)
+    for batch, queries in ((2, 30), (2, 0), (0, 30)):
+        given = None if inputs is None else {"d": inputs["d"][:batch]}
+        with pytest.raises(ValueError, match="log-sum-exps, and what `a` divides by has no"):
+            module(*tensors(batch, 2, queries, 30), inputs=given, return_lse=True)
+
+
+@pytest.mark.parametrize(("batch", "n"), [(0, 5), (2, 0)])
+@pytest.mark.parametrize("normalize", ["relu", "sigmoid", "softmax", "softmax1"])
+def test_an_empty_call_is_refused_like_others(normalize: str, batch: int, n: int) -> None:
+    graph = "window(radius = 2)"
+    module = parse(f"attention a {{ causal attend {graph} normalize {normalize} }}").compile()
+    given = tensors(batch, 2, n, n)
+    for call in (module, module.step):
+        if normalize in ("relu", "sigmoid"):
+            with pytest.raises(ValueError, match="log-sum-exps, and what `a` divides by has no"):
+                call(*given, return_lse=True)
+        else:
+            call(*given, return_lse=True)
+        call(*given)
 
 
 MECHANISMS = (

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import copy
 import pickle
+import re
 from typing import Any
 
 import pytest
@@ -17,6 +18,8 @@ import torch
 from attention_checks import defined, module_of, spec_of, tensors, with_gradients
 from torch import nn
 from torch.nn.utils import parametrize
+
+from attnspec import SelfAttention
 
 BODIES = (
     "causal attend window(before = 9, after = 0) | columns(first(2))",
@@ -39,6 +42,44 @@ def drawn(body: str) -> Any:
 
 def given(n: int = 40, dtype: torch.dtype = torch.float32) -> list[torch.Tensor]:
     return [x.detach() for x in tensors(2, 4, n, n, key_heads=2, dtype=dtype)]
+
+
+# --- keywords of others --------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("keyword", "message"),
+    [
+        ("attn_mask", "`forward` takes no `attn_mask`: which pairs there are stands in the spec"),
+        ("is_causal", "stands in the spec, as the statement `causal`"),
+        ("scale", "stands in the spec, as `scale 1 / 8`"),
+        ("enable_gqa", "fewer heads than queries as they are"),
+        ("doc", "it is an input of the spec, `inputs={'doc': tensor}`"),
+        ("dropout", "did you mean `dropout_p`?"),
+        ("layers", "did you mean `layer`?"),
+        ("zzz", "it takes layer, key_padding_mask, dropout_p, inputs, return_lse, query_start"),
+    ],
+)
+def test_a_keyword_that_a_call_does_not_take_is_refused_with_the_way_out(
+    keyword: str, message: str
+) -> None:
+    """In the very words that the spec or the call has for it; what they advise is taken."""
+    spec = spec_of("input doc: ids causal scale 1 / 8 attend same(doc)")
+    module: Any = spec.compile()
+    q, k, v = given()
+    with pytest.raises(TypeError, match=re.escape(message)):
+        module(q, k, v, **{keyword: torch.ones(2, 40)})
+    emitted: dict[str, Any] = {"__name__": "emitted"}
+    exec(spec.emit(), emitted)
+    own = next(x for x in emitted.values() if getattr(x, "__module__", "") == "emitted")
+    with pytest.raises(TypeError, match=re.escape(message)):
+        own()(q, k, v, **{keyword: 1})
+    with pytest.raises(TypeError, match=f"`step` takes no `{keyword}`: "):
+        module.step(q, k, v, **{keyword: 1})
+    layer: Any = SelfAttention(spec_of("causal attend full"), 8, 2)
+    for call in (layer, layer.step):
+        with pytest.raises(TypeError, match=f"takes no `{keyword}`: "):
+            call(torch.randn(1, 3, 8), **{keyword: 1})
 
 
 # --- shapes --------------------------------------------------------------------------------------

@@ -87,6 +87,12 @@ class MechanismDeclaration:
         """Whether, with these arguments, the scale of scores is a part of its formula."""
         return cls.scaled
 
+    @classmethod
+    def positive(cls, arguments: Mapping[str, object]) -> bool:
+        """Whether, with these arguments, rows are divided by sums of weights that are never
+        negative, which have logarithms."""
+        return False
+
     drawn: ClassVar[bool] = False
     """Whether it draws random numbers, which differ by layer and head."""
 

@@ -12,6 +12,7 @@ Source: Choromanski et al. 2021, "Rethinking Attention with Performers", section
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -43,6 +44,10 @@ class Favor(MechanismDeclaration):
     scaled: ClassVar = True
     sums: ClassVar = True
     operations: ClassVar = "8 m d n, or 12 m d n where features come in pairs"
+
+    @classmethod
+    def positive(cls, arguments: Mapping[str, object]) -> bool:
+        return arguments.get("kind") != "trig"
 
     def row_flops(self, size: int) -> int:
         return 2 * self.features * size

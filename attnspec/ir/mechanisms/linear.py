@@ -42,6 +42,10 @@ class Linear(MechanismDeclaration):
     operations: ClassVar = "4 d**2 n"
 
     @classmethod
+    def positive(cls, arguments: Mapping[str, object]) -> bool:
+        return arguments.get("normalize") != "none" and arguments.get("feature") != "identity"
+
+    @classmethod
     def alone(cls, arguments: Mapping[str, object]) -> str:
         none = arguments.get("normalize") == "none"
         return "with `normalize = none` has no denominator to share" if none else ""

@@ -8,6 +8,7 @@ Source: Rahimi, Recht 2007, "Random Features for Large-Scale Kernel Machines"; C
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -29,6 +30,10 @@ class Rbf(MechanismDeclaration):
     drawn: ClassVar = True
     sums: ClassVar = True
     operations: ClassVar = "8 m d n"
+
+    @classmethod
+    def positive(cls, arguments: Mapping[str, object]) -> bool:
+        return True
 
     def row_flops(self, size: int) -> int:
         return 2 * self.features * size

@@ -31,6 +31,10 @@ class Taylor(MechanismDeclaration):
     sums: ClassVar = True
     operations: ClassVar = "4 d (d + 1) n, or 2 d (d + 1) (d + 2) n of order 2"
 
+    @classmethod
+    def positive(cls, arguments: Mapping[str, object]) -> bool:
+        return True
+
     def feature_width(self, size: int) -> int:
         # of order 2: a constant, the channels, and the products of two
         return size + 1 if self.order == 1 else (size + 1) * (size + 2) // 2
