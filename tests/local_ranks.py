@@ -14,6 +14,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 import traceback
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -232,7 +233,7 @@ def _tensors(case: Case, spec: Any, n: int, made: Any) -> list[Any]:
     ratio = case.heads // case.key_heads
     key_heads = heads // ratio if heads % ratio == 0 else heads
     decided = [BY_NAME[leaf.pattern] for leaf in decided_leaves(spec.program)]
-    if not all(getattr(pattern, "by_inputs", False) for pattern in decided):
+    if not case.lists and not all(getattr(each, "by_inputs", False) for each in decided):
         key_heads = heads
     shapes = [(case.batch, count, n, 6) for count in (heads, key_heads, key_heads)]
     whole = [torch.randn(*s, generator=made, dtype=torch.float64) for s in shapes]
@@ -266,6 +267,9 @@ def drawn_lists(spec: Any, n: int, heads: int) -> dict[str, Any]:
             drawn = near + torch.randint(-3, 4, (2, heads, n, 4), generator=made)
             drawn[torch.rand(drawn.shape, generator=made) < 1 / 3] = -1
             found[entry.name] = drawn.clamp(-1, blocks - 1)
+        elif entry.kind == "scores":
+            blocks = -(-n // entry.size)
+            found[entry.name] = torch.randn(2, heads, n, blocks, generator=made)
     return found
 
 
@@ -344,8 +348,8 @@ def _apart(a: Any, b: Any) -> float:
 def _faults(rank: int, folder: Path) -> None:
     """A rank with another spec, then one with other shards and one with tensors that do not fit,
     then one that differentiates alone, lists of keys of which one is wrong, random states that are
-    alike, and log-sum-exps of sums that travel; at last one that ends between forward and backward:
-    what the others say then, and in another call."""
+    alike, log-sum-exps of sums that travel, and one that lives and does not come; at last one that
+    ends between forward and backward: what the others say then, and in another call."""
     import torch
     from torch.distributed.device_mesh import init_device_mesh
 
@@ -384,9 +388,37 @@ def _faults(rank: int, folder: Path) -> None:
     tell(specs[0], 3, dropout_p=0.5)
     summed = attnspec.parse("attention a { causal attend linear() }").compile()
     tell(summed, 300, return_lse=True)
+    said.append(_hung(rank, folder, specs[0]))
     tell(specs[0], 3, grad=True, ends=True)
     tell(specs[0], 3)
     (folder / f"faults{rank}.json").write_text(json.dumps(said))
+
+
+def _hung(rank: int, folder: Path, module: Any) -> list[str]:
+    """What a rank says of a call to which one that lives does not come until it has said so."""
+    import torch
+    import torch.distributed as dist
+    from torch.distributed.device_mesh import DeviceMesh
+
+    from attnspec.distributed import LostRank, parallelize
+
+    # connections in which somebody waited too long are of no more use
+    group = dist.new_group(list(range(WORLD)))
+    mesh = DeviceMesh.from_group(group, "cpu", mesh_dim_names=("cp",))
+    par = parallelize(module, mesh, timeout=1.0)
+    told = [folder / f"hung{other}" for other in range(WORLD) if other != 2]
+    if rank == 2:
+        end = time.monotonic() + LIMIT
+        while not all(each.exists() for each in told) and time.monotonic() < end:
+            time.sleep(0.02)
+        return ["told" if all(each.exists() for each in told) else "none", ""]
+    x = torch.ones(1, 1, 3, 4)
+    try:
+        par(x, x, x)
+    except LostRank as error:
+        (folder / f"hung{rank}").touch()
+        return ["LostRank", str(error)]
+    return ["none", ""]
 
 
 LOADED = (

@@ -50,6 +50,18 @@ class SomeHeads:
             return parts
         return q[:, list(self.chosen)], k[:, self.keys], v[:, self.keys]
 
+    def inputs(self, data: Mapping[Any, Any], first: int, count: int) -> dict[Any, Any]:
+        """Inputs, of those about heads [B, H or H_kv or 1, …] the part of `count` heads from the
+        `first` on."""
+        found, mine = dict(data), slice(first, first + count)
+        keys = slice(first // self.ratio, (first + count) // self.ratio)
+        for name, x in data.items():
+            if x.dim() == 4 and x.shape[1] == self.heads:
+                found[name] = x[:, list(self.chosen[mine])]
+            elif x.dim() == 4 and x.shape[1] > 1:
+                found[name] = x[:, self.keys[keys]]
+        return found
+
     def works(
         self, engine: Engine, layer: int, n: int
     ) -> list[tuple[Work, tuple[int, ...], tuple[int, ...]]]:
@@ -172,8 +184,8 @@ class HeadsHere:
         try:
             if self.decisions:
                 check_numbers(self.decisions[0], q, k)
-                first, *_ = self.mine(self.mesh.rank)
-                padding, data = call.padding, call.data
+                first, count, *_ = self.mine(self.mesh.rank)
+                padding, data = call.padding, self.some.inputs(call.data, first, count)
                 found = decided(self.decisions, q, k, padding, data, lambda _: {}, first=first)
         except ValueError as error:
             wrong = error

@@ -7,7 +7,7 @@ plan of the same spec, so that nothing but rows is exchanged.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from hashlib import sha256
 from itertools import product
@@ -31,6 +31,7 @@ from attnspec.distributed.timing import (
 )
 from attnspec.graphs.relation import Relation
 from attnspec.graphs.stack import Sample, Stack, TooMuch
+from attnspec.graphs.token_sets import StandIn
 from attnspec.ir.program import Program
 from attnspec.ir.serial import fingerprint
 from attnspec.lower.lower import Binder, stand_ins
@@ -716,11 +717,13 @@ def _is_listed(work: Work) -> bool:
 
 
 def _by_heads(work: Work) -> bool:
-    """Whether some heads decide by their own queries and keys alone, whatever others do; inputs and
-    what is learned are about all of them."""
+    """Whether some heads decide by their own queries and keys alone, or by what an input says of
+    them, whatever others do; other inputs and what is learned are about all of them."""
     each = work.decided
     own = not any(leaf.by_inputs or leaf.across_heads or leaf.learned for leaf in each)
-    return not each or (own and not work.reads)
+    values = (getattr(leaf, entry.name) for leaf in each for entry in fields(leaf))  # type: ignore[arg-type]
+    given = {value.name for value in values if isinstance(value, StandIn)}
+    return not each or (own and given.issuperset(work.reads))
 
 
 def _sort(work: Work, t: Tensors) -> str:

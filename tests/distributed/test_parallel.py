@@ -16,8 +16,11 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from zoo import ATTENTIONS, EXAMPLES, SMALLER, smaller
 
 import attnspec
+from attnspec.distributed import parallel
+from attnspec.distributed.collectives import Mesh
 from attnspec.distributed.parallel import parallelize
 from attnspec.distributed.partitions import Partition, contiguous
+from attnspec.distributed.regions import Region
 
 # the processes that the tests share start once
 pytestmark = pytest.mark.xdist_group("ranks")
@@ -102,7 +105,13 @@ def decided_by_heads() -> list[Case]:
     )
     together = "attention a { attend topk(keys = 5, share = all) }"
     plain = "attention a { attend topk(keys = 5) score alibi() }"
+    scored = "attention a { causal input s: scores(size = 4) attend topk(blocks = 3, size = 4,"
+    group = " queries = 1, score = s, share = group, always = self) }"
     return [
+        *(
+            Case(43, ranks, scored + rest, heads=8, key_heads=4, lists=lists, padding=lists == 8)
+            for ranks, lists, rest in ((3, 4, group), (2, 8, ") }"), (4, 1, group))
+        ),
         Case(43, 3, several, padding=True, more=[2, 0]),
         Case(41, 4, together),
         Case(37, 2, plain, heads=8, grad="q"),
@@ -328,7 +337,8 @@ def test_every_rank_says_what_is_wrong(ran: tuple[list[list[Any]], list[list[Any
     _, said = ran
     assert [bool(each) for each in said] == [True, False, True, True]
     for rank in (0, 2, 3):
-        fine, spec, length, shapes, graded, listed, alike, summed, behind, lost = said[rank]
+        fine, spec, length, shapes, graded, listed, alike, summed, *rest = said[rank]
+        hung, behind, lost = rest
         assert fine == ["none", ""]
         assert spec[0] == "ValueError"
         assert "the spec must be the same on every rank" in spec[1]
@@ -345,6 +355,8 @@ def test_every_rank_says_what_is_wrong(ran: tuple[list[list[Any]], list[list[Any
         assert "random states must be others on every rank" in alike[1]
         assert summed[0] == "ValueError"
         assert "come without log-sum-exps over several devices" in summed[1]
+        # one that lives and sleeps until all others have told
+        assert hung[0] == ("told" if rank == 2 else "LostRank"), hung
         assert behind[0] == lost[0] == "LostRank"
 
 
@@ -375,6 +387,38 @@ def test_lengths_axes_and_tensors_that_do_not_fit_are_refused(alone: DeviceMesh)
             cut(x, 9)
         with pytest.raises(TypeError, match="a tensor is needed, got list"):
             cut([1])  # type: ignore[arg-type]
+
+
+def test_own_keys_are_weighed_while_rows_travel_and_a_plan_is_compared_once(
+    alone: DeviceMesh, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    noted: list[str] = []
+
+    def noting(owner: Any, name: str, word: str) -> None:
+        whole = getattr(owner, name)
+
+        def called(*args: Any, **more: Any) -> Any:
+            noted.append(word)
+            return whole(*args, **more)
+
+        monkeypatch.setattr(owner, name, called)
+
+    noting(Mesh, "swap", "send")
+    noting(Mesh, "finish", "wait")
+    noting(Region, "partial", "weigh")
+    noting(parallel, "plan", "plan")
+    attention = parallelize(attnspec.parse(WINDOW).compile(), alone)
+    x = torch.randn(1, 2, 9, 4)
+    calls = []
+    for _ in range(2):
+        noted.clear()
+        attention(x, x, x)
+        calls.append(noted.copy())
+    rows, answers = ["send", "weigh", "wait"], ["send", "wait"]
+    said, partition, planned = ["send", "wait"], ["plan"], ["plan"]
+    # what ranks say of the call, and once what they planned
+    assert calls[0] == [*said, *partition, *planned, *said, *rows, *answers]
+    assert calls[1] == [*said, *rows, *answers]
 
 
 def test_a_layer_turns_positions_as_the_whole_sequence_has_them(alone: DeviceMesh) -> None:
