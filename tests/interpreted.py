@@ -103,14 +103,13 @@ def _keep_types(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(tl.tensor, "__init__", tensor)
 
 
-def compiled_for_a_gpu(text: str, folder: Path) -> list[list[str]]:
-    """What a program prints, by lines and words, that compiles kernels for compute capability 9.0:
-    it needs no GPU, but a fresh process in which they are not interpreted."""
+def compiled_for_a_gpu(text: str, folder: Path, capability: int = 90) -> list[list[str]]:
+    """What a program prints, by lines and words, that compiles kernels for a compute capability,
+    times ten: it needs no GPU, but a fresh process in which they are not interpreted."""
     where = {**os.environ, "TRITON_CACHE_DIR": str(folder)}
     where.pop(INTERPRETED, None)
-    found = subprocess.run(
-        [sys.executable, "-c", GPU + text], env=where, capture_output=True, text=True, check=False
-    )
+    command = [sys.executable, "-c", GPU.replace("90", str(capability)) + text]
+    found = subprocess.run(command, env=where, capture_output=True, text=True, check=False)
     assert found.returncode == 0, found.stderr[-2000:]
     return [line.split() for line in found.stdout.splitlines()]
 

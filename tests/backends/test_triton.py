@@ -7,11 +7,13 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, cast
 
 import numpy as np
 import pytest
 import torch
+import triton
 from attention_checks import (
     ALONG,
     GRAPHS,
@@ -312,6 +314,66 @@ for size, dtype, score, graph in (
         out, lse = kernel.forward(q, k, k, call, 0.1)
         kernel.derivatives((q, k, k, out, lse), out, None, call, 0.1)
 """
+
+
+@pytest.mark.slow
+def test_large_heads_fit_small_gpus(tmp_path: Path) -> None:
+    found = compiled_for_a_gpu(LARGE_HEADS, tmp_path, 86)
+    assert {name for name, _ in found} == {"attend", "of_queries", "of_keys"}
+    # what a program may have on that class
+    assert all(int(taken) <= 99 << 10 for _, taken in found)
+
+
+LARGE_HEADS = """
+import attnspec
+from attnspec.backends.triton import attention
+from attnspec.backends.triton.backend import TritonBackend
+from attnspec.lower.lower import works_of
+from attnspec.lower.work import Call
+
+def launch(kernel, lists, batch, heads, blocks):
+    def run(*given):
+        found = kernel.warmup(*given, grid=(lists.count,), **blocks.options)
+        print(kernel.__name__, found.metadata.shared)
+    return run
+
+attention._launch = launch
+attention.room_on = lambda device: 99 << 10
+spec = attnspec.parse("attention a { causal attend window(before = 300, after = 0) }")
+((work, heads),) = works_of(spec.program, 0, 1, 1024, 1024, {})
+kernel = TritonBackend().build(work, heads, torch.device("cpu"))
+for dtype in (torch.bfloat16, torch.float32):
+    q, k = torch.zeros(1, 1, 1, 1024, 256, dtype=dtype), torch.zeros(1, 1, 1024, 256, dtype=dtype)
+    out, lse = kernel.forward(q, k, k, Call(), 0.1)
+    kernel.derivatives((q, k, k, out, lse), out, None, Call(), 0.1)
+"""
+
+
+@pytest.mark.parametrize("room", [99 << 10, 227 << 10])
+def test_blocks_are_no_larger_where_there_is_less_room(
+    room: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from attnspec.backends.triton import attention
+
+    for size in (16, 64, 128, 256, 512):
+        for dtype in (torch.bfloat16, torch.float32):
+            for back in (False, True):
+                whole = attention.blocks_for(size, dtype, back, False)
+                found = attention.blocks_for(size, dtype, back, False, room)
+                assert found == whole or room < 128 << 10
+                assert tuning.LEAST <= found.q <= whole.q
+                assert tuning.LEAST <= found.k <= whole.k
+    # what triton knows of a device decides
+    known = SimpleNamespace(get_device_properties=lambda index: {"max_shared_mem": room})
+    driver = SimpleNamespace(active=SimpleNamespace(utils=known))
+    monkeypatch.setattr(triton.runtime, "driver", driver)
+    attention.room_on.cache_clear()
+    assert attention.room_on(torch.device("cuda", 0)) == room
+    assert attention.room_on(CPU) == attention.LARGE
+    attention.room_on.cache_clear()
+    # compiled, forward in larger blocks these take 120 KB
+    small = attention.blocks_for(256, torch.bfloat16, False, False, room)
+    assert small.q * small.k == (64 * 64 if room > 99 << 10 else 64 * 32)
 
 
 READ = (
