@@ -416,6 +416,7 @@ NAMED = {
     "attnspec.graphs.look_back": {"causal"},
     "attnspec.analysis.report.inquiry": {"causal"},
     "attnspec.analysis.report.report": {"causal"},
+    "attnspec.runtime.call_checks": {"causal"},  # a keyword of other attentions
     "attnspec.analysis.cost.cost": {"rows"},
     "attnspec.show.html": {"rows"},
 }
