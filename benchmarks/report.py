@@ -173,14 +173,11 @@ def _types(part: Figures) -> str:
 
 
 def _fused(part: Figures) -> str:
-    rates = [("flash", None), ("products", "flash"), ("floor", "flash")]
     rows = []
     for row in part["rows"]:
-        cells = [row["name"]]
-        for name, other in rates:
-            cells.append(f"{row[name] / 1e9:.0f}")
-            if other is not None:
-                cells.append(f"{row[name] / row[other]:.2f}×")
+        cells = [row["name"], f"{row['flash'] / 1e9:.0f}"]
+        for name in ("products", "floor"):
+            cells += [f"{row[name] / 1e9:.0f}", f"{row[name] / row['flash']:.2f}×"]
         rows.append(cells)
     gain = part["gain"]
     return _section(

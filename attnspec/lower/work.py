@@ -303,6 +303,12 @@ def graph_of(work: Work) -> Work:
     return replace(work, mechanism=None, hybrid=False, causal=False, layer=0)
 
 
+def inputs_read(work: Work) -> str:
+    """The run-time inputs that the graph of a work reads, in words."""
+    names = ", ".join(f"`{name}`" for name in work.reads)
+    return f"the run-time {'input' if len(work.reads) == 1 else 'inputs'} {names}"
+
+
 def differ_in_pairs_alone(works: Sequence[Work]) -> bool:
     """Whether works are the same but for their relations."""
     first = works[0]

@@ -32,19 +32,19 @@ _MASKS = (
     " `attnspec.MultiheadAttention`"
 )
 _WEIGHTS = "`attnspec.MultiheadAttention` returns weights; `pairs(q, k)` are those that are read"
+_CAUSAL = "whether later keys are read stands in the spec, as the statement `causal`"
+_SCALE = "the factor on q·k stands in the spec, as `scale 1 / 8`"
 _INSTEAD = {
     **dict.fromkeys(("attention_mask", "attn_mask", "block_mask", "mask", "mask_mod"), _MASKS),
     "enable_gqa": "keys and values may have fewer heads than queries as they are",
     "head": "a call has all heads: give them as the axis H",
     "head_mask": "what each head does stands in the spec, in `head` blocks",
-    "is_causal": "whether later keys are read stands in the spec, as the statement `causal`",
-    "causal": "whether later keys are read stands in the spec, as the statement `causal`",
+    **dict.fromkeys(("causal", "is_causal"), _CAUSAL),
     **dict.fromkeys(("need_weights", "output_attentions", "return_weights"), _WEIGHTS),
     "padding_mask": "it is `key_padding_mask`, bool, True for a real key",
     "position_ids": "positions are 0 to n_k - 1, the queries the last n_q of them",
-    "scale": "the factor on q·k stands in the spec, as `scale 1 / 8`",
+    **dict.fromkeys(("scale", "softmax_scale"), _SCALE),
     "score_mod": "what changes scores stands in the spec, as `score alibi()` or `score bias()`",
-    "softmax_scale": "the factor on q·k stands in the spec, as `scale 1 / 8`",
 }
 """What callers know from other attentions, and where it is here."""
 

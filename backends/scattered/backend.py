@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from attnspec.layout.edge_count import edges_of
 from attnspec.lower.cost_model import current
 from attnspec.lower.rates import Amounts
-from attnspec.lower.work import Kernel, Work
+from attnspec.lower.work import Kernel, Work, inputs_read
 
 if TYPE_CHECKING:
     import torch
@@ -39,9 +39,7 @@ class ScatteredBackend:
 
     def refuses(self, work: Work, device: str) -> str | None:
         if work.reads:
-            names = ", ".join(f"`{name}`" for name in work.reads)
-            inputs = "input" if len(work.reads) == 1 else "inputs"
-            return f"the graph reads the run-time {inputs} {names}, and edges are listed before"
+            return f"the graph reads {inputs_read(work)}, and edges are listed before"
         edges = edges_of(work.relation, work.n_q, work.n_k)
         if edges > MOST:
             return f"at most {MOST:,} edges are listed one by one, and there are about {edges:,.0f}"

@@ -14,7 +14,7 @@ from attnspec.layout.tiling import survey
 from attnspec.lower.cost_model import current
 from attnspec.lower.ranges import as_planned
 from attnspec.lower.rates import Amounts
-from attnspec.lower.work import Kernel, Work
+from attnspec.lower.work import Kernel, Work, inputs_read
 
 if TYPE_CHECKING:
     import torch
@@ -42,9 +42,7 @@ class TilesBackend:
 
     def refuses(self, work: Work, device: str) -> str | None:
         if work.reads:
-            names = ", ".join(f"`{name}`" for name in work.reads)
-            inputs = "input" if len(work.reads) == 1 else "inputs"
-            return f"the graph reads the run-time {inputs} {names}, and tiles are laid out before"
+            return f"the graph reads {inputs_read(work)}, and tiles are laid out before"
         if not self._costs(work):
             return f"in tiles of {LARGE[-1]:,} x {LARGE[-1]:,} there would be more than {MOST:,}"
         return None
