@@ -73,7 +73,7 @@ def run(path: Path, dry: bool, seconds: float, only: str | None, again: bool) ->
     """Find the rows that the file does not have, as far as the time goes, and print each."""
     device = "cpu" if dry else "cuda"
     figures: dict[str, Json] = {} if again else read(path)
-    figures |= {"machine": machine(device), "versions": versions((*PACKAGES, "triton", "fla"))}
+    figures |= {"machine": machine(device), "versions": versions((*PACKAGES, "triton", "fla-core"))}
     known: dict[str, Rows] = {}
     for part in ("checks", "times"):
         before = figures.get(part)

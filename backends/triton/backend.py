@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 import os
+from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, ClassVar
 
@@ -18,7 +19,8 @@ from attnspec.backends.factored.backend import FactoredBackend, features_of
 from attnspec.backends.factored.hybrid.lag import lagged
 from attnspec.backends.lists.backend import ListsBackend
 from attnspec.backends.lists.products import parts_of
-from attnspec.backends.triton.tuning import MAPS, SUMMED, WHOLE, steps_of
+from attnspec.backends.triton.sums import package
+from attnspec.backends.triton.tuning import MAPS, SUMMED, steps_of
 from attnspec.layout.steps import READING, amounts_of
 from attnspec.lower.cost_model import current
 from attnspec.lower.mechanism_costs import flops_of, row_flops_of
@@ -39,14 +41,21 @@ SIZE = 64
 """The size of the heads that estimates are about."""
 
 
+@dataclass(frozen=True)
 class TritonBackend:
-    """Tile lists and sums of features in Triton."""
+    """Tile lists and sums of features in Triton.
 
-    name = "triton"
-    runs_decided = True
+    Sums that flash-linear-attention computes, too, go there where it is expected to be faster by
+    rates that were measured; `packaged` says so, or not, whatever is expected.
+    """
+
+    packaged: bool | None = None
+
+    name: ClassVar[str] = "triton"
+    runs_decided: ClassVar[bool] = True
     runs_mechanisms: ClassVar[bool] = True
-    on_request = ("cpu",)
-    least = math.inf  # on the CPU, where it is tried out and never chosen
+    on_request: ClassVar[tuple[str, ...]] = ("cpu",)
+    least: ClassVar[float] = math.inf  # on the CPU, where it is tried out and never chosen
 
     def refuses(self, work: Work, device: str) -> str | None:
         if device == "cpu" and os.environ.get(INTERPRETED) != "1":
@@ -76,12 +85,38 @@ class TritonBackend:
         if work.hybrid:
             return _of_both(work)
         if work.mechanism is not None:
-            return _of_sums(work)
+            return package.amounts_of(work) if self._packs(work) else _of_sums(work)
         bands = () if work.decided else steps_of(work)
         if not bands:
             return {"triton_call": 1, "triton_pair": READING * work.n_q * work.n_k}
         found = amounts_of(bands, work.n_q)
         return {name: READING * x if work.reads else x for name, x in found.items()}
+
+    def variants(self, work: Work) -> tuple[TritonBackend, ...]:
+        """The ways there are here to run a work, each as a backend: what is measured to choose."""
+        if package.computes(work) and package.is_installed():
+            return replace(self, packaged=False), replace(self, packaged=True)
+        return (self,)
+
+    def _packs(self, work: Work) -> bool:
+        """Whether a package runs a work."""
+        if not (package.computes(work) and package.is_installed()):
+            return False
+        if self.packaged is not None or work.device == "cpu":
+            return bool(self.packaged)
+        rates = current(work.device)
+        return rates.seconds(package.amounts_of(work)) < rates.seconds(_of_sums(work))
+
+    def _by_package(self, work: Work, mine: str) -> str:
+        """What is done where a package could do it, and why one or the other."""
+        if self._packs(work):
+            return f"{mine}, by {package.NAME}"
+        rates = current(work.device)
+        if math.isinf(rates.seconds(package.amounts_of(work))):
+            known = "was not measured: `attnspec calibrate --device cuda` does it"
+        else:
+            known = "takes more time by the rates of this machine"
+        return f"{mine}; {package.NAME} is installed and {known}"
 
     def steps(self, work: Work) -> tuple[str, ...]:
         if not _launches(work):
@@ -91,6 +126,8 @@ class TritonBackend:
             if work.hybrid and not _window(work):
                 form = "tiles beside the graph, in tensor products"
             found = f"sums of features in {form}, {_operations(work):,} operations"
+            if package.computes(work) and package.is_installed():
+                return (self._by_package(work, found),)
             graph = steps_of(graph_of(work)) if work.hybrid else ()
             return (found, *(f"the graph instead in {band}" for band in graph))
         if work.decided:
@@ -114,7 +151,8 @@ class TritonBackend:
         if not _launches(work):
             return kernel_of(work, heads, device)
         if work.mechanism is not None:
-            sums = sums_kernel(work, heads, device)
+            packaged = self._packs(replace(work, device=device.type))
+            sums = sums_kernel(work, heads, device, packaged)
             return beside_kernel(work, heads, device, sums) if work.hybrid else sums
         parts = parts_of(work.relation) if work.decided else None
         if parts is not None:
@@ -159,11 +197,7 @@ def _operations(work: Work) -> int:
 
 def _of_sums(work: Work) -> Amounts:
     """What sums of features take: a pair is 4 operations for every channel."""
-    found = {
-        "triton_call": 1.0,
-        "triton_row": work.n_k / WHOLE,
-        "triton_pair": _operations(work) / (4 * SIZE),
-    }
+    found = {"sums_call": 1.0, "sums_pair": _operations(work) / (4 * SIZE)}
     if getattr(mechanism_of(work), "feature", None) in MAPS:
         return found
     # torch makes the features
