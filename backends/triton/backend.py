@@ -12,6 +12,7 @@ import math
 import os
 from dataclasses import dataclass, replace
 from importlib.util import find_spec
+from math import prod
 from typing import TYPE_CHECKING, ClassVar
 
 from attnspec.backends.common.labels import labels_of
@@ -21,6 +22,7 @@ from attnspec.backends.lists.backend import ListsBackend
 from attnspec.backends.lists.products import parts_of
 from attnspec.backends.triton.sums import package
 from attnspec.backends.triton.tuning import MAPS, SUMMED, steps_of
+from attnspec.graphs.relation import takes_tensors
 from attnspec.layout.steps import READING, amounts_of
 from attnspec.lower.cost_model import current
 from attnspec.lower.mechanism_costs import flops_of, row_flops_of
@@ -128,8 +130,8 @@ class TritonBackend:
             found = f"sums of features in {form}, {_operations(work):,} operations"
             if package.computes(work) and package.is_installed():
                 return (self._by_package(work, found),)
-            graph = steps_of(graph_of(work)) if work.hybrid else ()
-            return (found, *(f"the graph instead in {band}" for band in graph))
+            graph = self.steps(graph_of(work)) if work.hybrid else ()
+            return (found, *(f"the graph instead in {line}" for line in graph))
         if work.decided:
             asked = [leaf.unsized for leaf in work.decided if leaf.unsized]
             waits = [f"a call waits for the device, to know {each}" for each in asked]
@@ -166,13 +168,21 @@ class TritonBackend:
 def _refuses_mechanism(work: Work, device: str) -> str | None:
     """Why a mechanism is not run, or None."""
     if work.hybrid and (work.reads or work.decided):
-        return (
-            f"which pairs `{mechanism_of(work).name}` weighs is known in a call alone, and its"
-            " tiles are laid out before: `factored` computes both"
-        )
+        reason = _refuses_open(graph_of(work))
+        if reason is not None:
+            return f"{reason}: `factored` computes both"
     if work.hybrid and sum(isinstance(change, Bias) for change in work.changes) > 1:
         return TABLES
     return FactoredBackend().refuses(work, device)
+
+
+def _refuses_open(graph: Work) -> str | None:
+    """Why a graph that is decided in a call is not run beside a mechanism, or None."""
+    if not takes_tensors(graph.relation):
+        return "its graph is decided in a call, and has parts that are looked up"
+    if graph.decided:
+        return _refuses_decided(graph)
+    return None if steps_of(graph) else "what inputs leave of its graph is too many tiles"
 
 
 def _launches(work: Work) -> bool:
@@ -183,6 +193,8 @@ def _launches(work: Work) -> bool:
 
 def _window(work: Work) -> bool:
     """Whether the graph beside a mechanism is a window that its sums stay behind."""
+    if work.reads or work.decided:
+        return False
     lag, rest = lagged(work)
     return lag > 0 and rest is None
 
@@ -206,13 +218,23 @@ def _of_sums(work: Work) -> Amounts:
 
 def _of_both(work: Work) -> Amounts:
     """What a graph and sums of features beside it take."""
-    found = dict(_of_sums(work))
+    found, graph = dict(_of_sums(work)), graph_of(work)
     if not _window(work):
         pairs = _operations(work) / (4 * SIZE)
+        if work.reads or work.decided:
+            # pair by pair, wherever the graph may have some
+            pairs += _open_pairs(work)
         found = {"dense_call": 1.0, "dense_pair": pairs + features_of(work)}
-    for name, amount in amounts_of(steps_of(graph_of(work)), work.n_q).items():
+    for name, amount in TritonBackend().amounts(graph).items():
         found[name] = found.get(name, 0.0) + amount
     return found
+
+
+def _open_pairs(work: Work) -> float:
+    """The pairs of the tiles in which a graph that is decided in a call may have some."""
+    if work.decided:
+        return float(work.n_q * work.n_k)
+    return float(sum(band.tiles.tiles * prod(band.sizes) for band in steps_of(graph_of(work))))
 
 
 def _refuses_decided(work: Work) -> str | None:
