@@ -121,7 +121,10 @@ def _lengths(part: Figures) -> str:
         told = f"{worst['name']}, {_time(worst['first'])} and {_time(worst['later'])}"
         rows.append([f"{n:,}", _time(first), _time(later), f"{met} of {len(here)}", told])
     changed = [
-        [row["name"], str(row["lengths"]), _time(row["whole"]), _time(row["steady"]), _over(row)]
+        [
+            *(row["name"], row["mode"], f"{row['calls']:,}", str(row["lengths"])),
+            *(_time(row["whole"]), _time(row["steady"]), _over(row)),
+        ]
         for row in part["changing"]
     ]
     kept = "met" if summary["excess"] <= 0 else "missed"
@@ -133,9 +136,10 @@ def _lengths(part: Figures) -> str:
     )
     drawn = _section(
         "Another length for each call",
-        f"Lengths up to {max(lengths):,}, drawn for each of {part['changing'][0]['calls']:,} calls,"
-        f" beside later calls at the same lengths. Target: at most {CHANGED:g}×.",
-        "pattern | lengths | all calls | later calls | ratio",
+        f"Lengths up to {max(lengths):,}, drawn for each call, beside later calls at the same"
+        " lengths: forward of one sample and four heads, and steps of training of two samples and"
+        f" twelve heads. Target, in training: at most {CHANGED:g}×.",
+        "pattern | | calls | lengths | all calls | later calls | ratio",
         changed,
     )
     return f"{first_calls}\n\n{drawn}"
