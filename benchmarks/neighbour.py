@@ -76,11 +76,16 @@ def measure(settings: Settings) -> dict[str, Json]:
     attentions |= {name: CASES[name].spec(n).compile() for name in settings.neighbour}
     rows: list[Json] = []
     summary: dict[str, Json] = {}
-    for mode, subject in (("forward", forward), ("both", both)):
-        subjects = {name: subject(attention, n) for name, attention in attentions.items()}
-        quiet = alternate(subjects, settings.rounds)
-        with beside():
-            busy = alternate(subjects, settings.rounds)
+    modes = {
+        mode: {name: subject(attention, n) for name, attention in attentions.items()}
+        for mode, subject in (("forward", forward), ("both", both))
+    }
+    # one after the other: what kernels have learned of the machine stays a while
+    quiets = {mode: alternate(subjects, settings.rounds) for mode, subjects in modes.items()}
+    with beside():
+        busies = {mode: alternate(subjects, settings.rounds) for mode, subjects in modes.items()}
+    for mode, subjects in modes.items():
+        quiet, busy = quiets[mode], busies[mode]
         slower = {name: busy[name].median / quiet[name].median for name in subjects}
         for name in subjects:
             rows.append(
