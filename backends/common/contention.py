@@ -7,7 +7,8 @@ an empty machine, and with one thread 1.5 times (`benchmarks`, part `neighbour`)
 
 Counters of the process say where that may be so: threads were put aside for others, and cores were
 missing. Whether fewer threads are faster is then tried and judged by the clock. What is changed is
-the number for the calling thread alone, while a kernel runs.
+the number for the calling thread alone, while a kernel runs. Sums may be rounded in another order
+then; under `torch.use_deterministic_algorithms` nothing is changed.
 """
 
 from __future__ import annotations
@@ -179,6 +180,6 @@ _mine = _Mine()
 def shared(key: Hashable, q: torch.Tensor, call: Callable[[], Value]) -> Value:
     """What a call of a kernel with queries q returns, with as many threads as are of use."""
     threads = _mine.threads
-    if threads is None or not q.is_cpu:
+    if threads is None or not q.is_cpu or torch.are_deterministic_algorithms_enabled():
         return call()
     return threads.run((key, q.shape), q.numel() < SMALL, call)
