@@ -18,7 +18,8 @@ import torch
 from torch.nn import functional
 
 from attnspec.backends.common.exact import JoinedKernel, Partial, SoftmaxKernel
-from attnspec.backends.common.flash import flash, flash_backward, with_zero_logit
+from attnspec.backends.common.flash import flash, flash_backward
+from attnspec.backends.common.merging import with_zero
 from attnspec.backends.common.score_formula import scale_of, slopes_of
 from attnspec.backends.common.torch_modes import apart, is_transformed
 from attnspec.backends.dense.kernel import DenseKernel
@@ -149,7 +150,7 @@ class TorchCallKernel(SoftmaxKernel):
                 part.of_rows(out).copy_(found)
                 part.of_rows(lse).copy_(sums)
         if self.work.normalize == "softmax1":
-            out, lse = with_zero_logit(out, lse)
+            out, lse = with_zero((out, lse), in_place=True)
         return out, lse
 
     def backward(
