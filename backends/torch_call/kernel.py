@@ -180,7 +180,8 @@ class TorchCallKernel(SoftmaxKernel):
         """What is computed for queries [B, H, n_q, d], every pair once."""
         kind = torch.promote_types(q.dtype, torch.float32)
         if self.work.reads or self.work.decided:
-            bias = Bias(self._sloped(_added(self.dense.mask(call), kind)))
+            added = _added(self.dense.mask(call), kind)
+            bias = Bias(self._sloped(added) if self.work.changes else added)
             return (Part(EVERY, EVERY, EVERY, bias=bias),)
         return self._unpadded(kind) if call.padding is None else self._padded(call.padding, kind)
 

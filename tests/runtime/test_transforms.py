@@ -55,11 +55,12 @@ def test_what_a_traced_program_refuses_goes_the_ways_that_are_named() -> None:
     def curved(run: Callable[..., Any]) -> torch.Tensor:
         leaves = [x.clone().requires_grad_() for x in given]
         (grad,) = torch.autograd.grad(run(*leaves).square().sum(), leaves[:1], create_graph=True)
-        return torch.autograd.grad(grad.square().sum(), leaves[0])[0]
+        (found,) = torch.autograd.grad(grad.square().sum(), leaves[:1])
+        return found
 
     @torch.compile(backend="eager", fullgraph=True)
     def compiled(q: torch.Tensor) -> torch.Tensor:
-        def grad(q: torch.Tensor) -> torch.Tensor:
+        def grad(q: torch.Tensor) -> Any:
             return torch.func.grad(lambda q: module(q, *given[1:]).sum())(q).square().sum()
 
         found: torch.Tensor = torch.func.grad(grad)(q)
