@@ -207,13 +207,6 @@ def first_greatest(x: torch.Tensor) -> torch.Tensor:
     return x.argmax(-1)
 
 
-def first_least(x: torch.Tensor) -> torch.Tensor:
-    """The same of the least."""
-    if x.is_cpu:
-        return torch.from_numpy(np.asarray(array_of(x).argmin(-1)))
-    return x.argmin(-1)
-
-
 def reaches(x: torch.Tensor, y: torch.Tensor, most: int) -> torch.Tensor:
     """0 <= x - y <= most, for integers that broadcast and differ by less than their range."""
     back = x - y
