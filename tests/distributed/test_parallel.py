@@ -389,6 +389,20 @@ def test_lengths_axes_and_tensors_that_do_not_fit_are_refused(alone: DeviceMesh)
             cut([1])  # type: ignore[arg-type]
 
 
+def test_tensors_over_devices_that_are_not_cut_along_positions_are_refused(
+    alone: DeviceMesh,
+) -> None:
+    from torch.distributed.tensor import DTensor, Replicate, Shard
+
+    attention = parallelize(attnspec.parse(WINDOW).compile(), alone)
+    x: Any = torch.randn(1, 1, 6, 2)
+    right = DTensor.from_local(x, alone, [Shard(2)])
+    assert torch.equal(attention(right, right, right).to_local(), attention(x, x, x))
+    for each in (x, *(DTensor.from_local(x, alone, [way]) for way in (Replicate(), Shard(1)))):
+        with pytest.raises(ValueError, match=r"on this mesh and placed by Shard\(2\)"):
+            attention(right, each, right)
+
+
 def test_own_keys_are_weighed_while_rows_travel_and_a_plan_is_compared_once(
     alone: DeviceMesh, monkeypatch: pytest.MonkeyPatch
 ) -> None:
