@@ -12,7 +12,7 @@ import torch
 from torch.nn import functional
 
 from attnspec.backends.common.exact import Partial, has_numbers
-from attnspec.backends.common.flash import with_zero_logit
+from attnspec.backends.common.merging import with_zero
 from attnspec.backends.decided.choice import TileLists
 from attnspec.backends.decided.lists import TILE
 from attnspec.backends.decided.ranking import listed, marked
@@ -112,7 +112,7 @@ class DecidedKernel(ListedKernel):
         for of, kernel, its in self._rests(call):
             out[of], lse[of] = kernel.forward(q[of], k[of], v[of], its, scale)
         if self.work.normalize == "softmax1":
-            out, lse = with_zero_logit(out, lse)
+            out, lse = with_zero((out, lse), in_place=True)
         for part in self._parts(q, call):
             passing = _passing(part, q, k, v, scale)
             into = [_in_line(part.of_q(x)).contiguous() for x in (out, lse)]

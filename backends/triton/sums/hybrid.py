@@ -20,11 +20,11 @@ from torch.nn.functional import pad
 from attnspec.backends.common.exact import has_numbers
 from attnspec.backends.common.flash import in_rows
 from attnspec.backends.common.kv_keeper import Keeper
+from attnspec.backends.common.merging import LOWEST, in_one_frame
 from attnspec.backends.common.score_formula import scale_of
 from attnspec.backends.common.torch_modes import apart, derivatives
 from attnspec.backends.factored.features.kernel import FeatureKernel
 from attnspec.backends.factored.features.quotients import Merged, Quotient
-from attnspec.backends.factored.features.spans import LOWEST
 from attnspec.backends.factored.hybrid.formula import HybridFormula
 from attnspec.backends.factored.hybrid.kernel import late_of, shared_by
 from attnspec.backends.factored.hybrid.lag import lagged
@@ -147,8 +147,8 @@ class WindowBeside(GraphBeside):
             frames[at] = 0.0 if logs is None else logs
             divided = how.quotient.divisor(total[at], logs)
             sums[:, :, :, shape[-1] - rows :] = found * divided[..., None]
-        frame = torch.maximum(lse, frames)
-        exact_share, share = torch.exp(lse - frame), torch.exp(frames - frame)
+        largest, (exact_share, share) = in_one_frame(torch.stack([lse, frames]), 0)
+        frame = largest[0]
         total = exact_share + share * total
         divisor = self.quotient.divisor(total, frame)[..., None]
         out = (out * exact_share[..., None] + sums * share[..., None]) / divisor
