@@ -43,6 +43,12 @@ SIZE = 64
 """The size of the heads that estimates are about."""
 
 
+OPEN, OPEN_KEYS = 1 << 24, 1024
+"""Pairs of a head, and pairs for each query, up to which those that inputs may leave to a graph are
+weighed one by one beside a mechanism: training keeps their weights. `factored` lays out what the
+inputs of each sample leave, on the host."""
+
+
 @dataclass(frozen=True)
 class TritonBackend:
     """Tile lists and sums of features in Triton.
@@ -182,7 +188,10 @@ def _refuses_open(graph: Work) -> str | None:
         return "its graph is decided in a call, and has parts that are looked up"
     if graph.decided:
         return _refuses_decided(graph)
-    return None if steps_of(graph) else "what inputs leave of its graph is too many tiles"
+    pairs = _open_pairs(graph)
+    if not steps_of(graph) or pairs > max(OPEN, OPEN_KEYS * graph.n_q):
+        return f"inputs may leave any of {pairs:,.0f} pairs of its graph, too many to weigh singly"
+    return None
 
 
 def _launches(work: Work) -> bool:
@@ -223,18 +232,18 @@ def _of_both(work: Work) -> Amounts:
         pairs = _operations(work) / (4 * SIZE)
         if work.reads or work.decided:
             # pair by pair, wherever the graph may have some
-            pairs += _open_pairs(work)
+            pairs += _open_pairs(graph)
         found = {"dense_call": 1.0, "dense_pair": pairs + features_of(work)}
     for name, amount in TritonBackend().amounts(graph).items():
         found[name] = found.get(name, 0.0) + amount
     return found
 
 
-def _open_pairs(work: Work) -> float:
+def _open_pairs(graph: Work) -> float:
     """The pairs of the tiles in which a graph that is decided in a call may have some."""
-    if work.decided:
-        return float(work.n_q * work.n_k)
-    return float(sum(band.tiles.tiles * prod(band.sizes) for band in steps_of(graph_of(work))))
+    if graph.decided:
+        return float(graph.n_q * graph.n_k)
+    return float(sum(band.tiles.tiles * prod(band.sizes) for band in steps_of(graph)))
 
 
 def _refuses_decided(work: Work) -> str | None:

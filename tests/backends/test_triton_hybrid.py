@@ -208,6 +208,10 @@ def test_what_kernels_do_not_decide_is_refused() -> None:
 
 
 def test_the_plan_says_what_a_call_decides() -> None:
+    (step,) = plan(spec_of(DECIDED["documents"]).program, 65_536, "cuda").steps
+    assert step.chosen.name == "factored"
+    refused = {each.backend.name: each.refusal for each in step.candidates}
+    assert "4,294,967,296 pairs of its graph, too many" in str(refused["triton"])
     (step,) = plan(spec_of(DECIDED["labels"]).program, 65_536, "cuda").steps
     assert step.chosen.name == "triton"
     assert step.lines[0].startswith("sums of features in tiles beside the graph")
