@@ -15,6 +15,7 @@ from random_terms import mask, term
 
 from attnspec import AttnSpecError, parse
 from attnspec.analysis.growth.stable import (
+    _sample,
     difference,
     difference_of,
     head_is_stable,
@@ -400,3 +401,15 @@ def test_a_leaf_leaves_its_defaults_out() -> None:
     graph = parse("attention a { attend random(keys = 3) }").program.attends[0].graph
     assert isinstance(graph, Leaf)
     assert written(graph) == "random(keys = 3)"
+
+
+def test_samples_of_inputs_are_of_their_kinds_and_go_on() -> None:
+    words = "input d: ids input x: numbers input m: tokens(at_most = 3)"
+    body = "attend same(d) & where(x(q) <= x(k)) | global(m)"
+    for entry in parse(f"attention a {{ {words} {body} }}").program.inputs:
+        found = _sample(entry, 90)
+        assert np.array_equal(found[:40], _sample(entry, 40)), entry.name
+        runs = 1 + np.count_nonzero(np.diff(found))
+        # ids are alike for a while, marks few, numbers rise and fall
+        assert (found.dtype == bool) == (entry.name == "m")
+        assert runs == {"d": 30, "x": 90, "m": 7}[entry.name]
