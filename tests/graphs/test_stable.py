@@ -25,7 +25,7 @@ from attnspec.analysis.growth.stable import (
 )
 from attnspec.graphs.bind import BindError
 from attnspec.graphs.forms.dnf import Place
-from attnspec.graphs.forms.stability import unsteady
+from attnspec.graphs.forms.stability import fault_of, unsteady
 from attnspec.graphs.forms.written import written
 from attnspec.graphs.patterns import PATTERNS
 from attnspec.graphs.relation import Relation
@@ -413,3 +413,13 @@ def test_samples_of_inputs_are_of_their_kinds_and_go_on() -> None:
         # ids are alike for a while, marks few, numbers rise and fall
         assert (found.dtype == bool) == (entry.name == "m")
         assert runs == {"d": 30, "x": 90, "m": 7}[entry.name]
+
+
+@pytest.mark.parametrize(
+    "graph", ["topk(keys = 7, queries = 3)", "lsh(chunk = 8, buckets = 4)", "cluster(count = 4)"]
+)
+def test_choices_that_look_ahead_are_not_stable_and_padding_leaves_them_alone(graph: str) -> None:
+    program = parse(f"attention a {{ causal attend {graph} }}").program
+    assert not is_stable(program)
+    assert "looks ahead" in str(fault_of(program))
+    assert head_is_steady(program, 0, 0)
