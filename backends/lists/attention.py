@@ -249,7 +249,7 @@ def _bias(held: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     number by number takes up to ten times as long."""
     whole = torch.int32 if dtype == torch.float32 else torch.int64
     least = torch.full((), -math.inf, dtype=dtype, device="cpu").view(whole)
-    return held.view(torch.int8).to(whole).sub_(1).bitwise_and_(least).view(dtype)
+    return held.view(torch.int8).sub(1).to(whole).bitwise_and_(least).view(dtype)
 
 
 def _taken(x: torch.Tensor, index: torch.Tensor, step: int, use: str) -> torch.Tensor:

@@ -179,6 +179,13 @@ def test_a_formula_says_from_where_on_it_holds() -> None:
     assert [piece.start for piece in formula.pieces] == [0, 7, 20]
 
 
+@pytest.mark.parametrize(("predicate", "proven"), [("q - k <= 3", True), ("q + k <= n", False)])
+def test_a_formula_is_proven_where_the_shape_of_the_graph_is(predicate: str, proven: bool) -> None:
+    formula = formula_of(stack_of(f"attend where({predicate})").bound(64).found[0][2])
+    assert formula is not None
+    assert formula.proven == proven
+
+
 def test_short_lengths_that_no_polynomial_fits_are_soon_given_up(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

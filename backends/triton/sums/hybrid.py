@@ -3,7 +3,8 @@
 Of a causal window the sums of features stay behind, in their own kernels, and both are merged by
 their denominators; on the way back both go on from what was merged, and return exactly their
 shares. Beside any other graph the mechanism's pairs are summed in tensor products, in tiles that
-the graph leaves whole and pair by pair in others, so that nothing is taken away again.
+the graph leaves whole and pair by pair in others, so that nothing is taken away again. Of a graph
+that the inputs or the data of a call decide these others are all tiles in which it may have pairs.
 """
 
 from __future__ import annotations
@@ -30,7 +31,9 @@ from attnspec.backends.factored.hybrid.lag import lagged
 from attnspec.backends.factored.hybrid.merging import shared_quotient
 from attnspec.backends.factored.hybrid.stream import HybridStream
 from attnspec.backends.factored.low_rank.softmax import check_no_dropout
-from attnspec.backends.triton.kernel import is_taken, tile_kernel
+from attnspec.backends.lists.products import parts_of
+from attnspec.backends.triton.decided import DecidedKernel
+from attnspec.backends.triton.kernel import TritonKernel, is_taken, tile_kernel
 from attnspec.backends.triton.sums.way import Launched
 from attnspec.backends.triton.tuning import steps_of
 from attnspec.lower.work import Bias, Call, Work, graph_of
@@ -47,7 +50,7 @@ class GraphBeside:
     ) -> None:
         self.work, self.heads, self.kernel, self.device = work, heads, kernel, device
         graph = graph_of(work)
-        self.exact = tile_kernel(graph, heads, device, steps_of(graph))
+        self.exact = _exact_kernel(graph, heads, device)
         self.names = tuple(x.table for x in work.changes if isinstance(x, Bias))
 
     @cached_property
@@ -65,8 +68,10 @@ class GraphBeside:
         return self._run(q, k, v, call)
 
     def _run(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, call: Call) -> torch.Tensor:
-        found = self.exact.partial(q, k, v, self._of_graph(call))
-        return self.formula.beside(q, k, v, call, found)[0]
+        out, lse = self.exact.partial(q, k, v, self._of_graph(call))
+        if lse is None:
+            raise ValueError("a softmax without log-sum-exps")
+        return self.formula.beside(q, k, v, call, (out, lse))[0]
 
     def partial(
         self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, call: Call
@@ -83,8 +88,20 @@ class GraphBeside:
         return replace(call, tables={name: call.tables[name] for name in self.names})
 
 
+def _exact_kernel(
+    graph: Work, heads: tuple[int, ...], device: torch.device
+) -> TritonKernel | DecidedKernel:
+    """The kernel of the graph alone."""
+    parts = parts_of(graph.relation) if graph.decided else None
+    if parts is not None:
+        return DecidedKernel(graph, heads, device, parts)
+    return tile_kernel(graph, heads, device, steps_of(graph))
+
+
 class WindowBeside(GraphBeside):
     """A causal window of so many positions beside sums of features."""
+
+    exact: TritonKernel
 
     def __init__(
         self,
@@ -208,8 +225,8 @@ class _Merged(torch.autograd.Function):
 def beside_kernel(
     work: Work, heads: tuple[int, ...], device: torch.device, kernel: FeatureKernel
 ) -> GraphBeside:
-    """Runs a static graph beside sums of features."""
-    lag, rest = lagged(work)
+    """Runs a graph beside sums of features."""
+    lag, rest = (0, None) if work.reads or work.decided else lagged(work)
     if lag and rest is None:
         return WindowBeside(work, heads, kernel, device, lag)
     return GraphBeside(work, heads, kernel, device)

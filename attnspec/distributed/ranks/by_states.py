@@ -19,11 +19,11 @@ from attnspec.backends.common.merging import LOWEST, in_one_frame
 from attnspec.backends.common.torch_modes import apart
 from attnspec.backends.factored.features.sums import State
 from attnspec.backends.factored.kernels import kernel_of
-from attnspec.distributed.by_heads import SomeHeads
-from attnspec.distributed.collectives import Mesh, anchor, tied, travel
 from attnspec.distributed.partitions import Partition
 from attnspec.distributed.planning import dealt
-from attnspec.distributed.regions import Parts, no_sums_with_sums
+from attnspec.distributed.ranks.by_heads import SomeHeads
+from attnspec.distributed.ranks.collectives import Mesh, anchor, tied, travel
+from attnspec.distributed.ranks.regions import Parts, no_sums_with_sums
 from attnspec.lower.work import Call, Work
 from attnspec.runtime.engine import Engine
 from attnspec.runtime.head_groups import Group, group_of, together

@@ -21,10 +21,10 @@ from attnspec.backends.factored.features.sums import State
 from attnspec.backends.factored.hybrid.formula import HybridFormula, others_of
 from attnspec.backends.factored.kernels import kernel_of
 from attnspec.backends.planner import AUTO
-from attnspec.distributed.by_rows import GroupHere
-from attnspec.distributed.collectives import Mesh, anchor, tied, travel
 from attnspec.distributed.planning import DistributedPlan, Way, sends_sums, sums_of
-from attnspec.distributed.regions import Parts, joined, no_sums_with_sums
+from attnspec.distributed.ranks.by_rows import GroupHere
+from attnspec.distributed.ranks.collectives import Mesh, anchor, tied, travel
+from attnspec.distributed.ranks.regions import Parts, joined, no_sums_with_sums
 from attnspec.graphs.gathered import gathered
 from attnspec.lower.work import Call
 from attnspec.runtime.engine import Engine
