@@ -2,7 +2,8 @@
 
 The keys that a choice is made for are drawn, so that lists differ from query to query, which is the
 hardest case: nothing is shared. `lsh` stands beside Reformer's package, where that is installed,
-and so do its matrix products alone: what computes them all is no faster.
+and so do its matrix products alone, and these with the steps beside them that no way of computing
+them in torch's operations leaves out: what computes them all is no faster.
 
 Time can grow like the length where choosing takes as many operations for a token of every length.
 That of `lsh` does with a number of buckets that stays. Where none is given there are 2 n / chunk,
@@ -19,11 +20,12 @@ from importlib.util import find_spec
 import torch
 from torch.nn import functional
 
+from attnspec.backends.decided.hashes import farthest
 from attnspec.bench.timing import Timing, alternate
 from attnspec.spec import Spec, parse
 from benchmarks.cases import BATCH, HEADS, SIZE, Settings
 from benchmarks.efficiency import DENSE
-from benchmarks.fresh import Arguments, Run, integer, peak, text
+from benchmarks.fresh import Arguments, Run, integer, peak, resident, text
 from benchmarks.measuring import Json, exponent, missing, planned, tensors
 from benchmarks.packages import reformer
 
@@ -40,8 +42,15 @@ PRODUCT, LISTS = "scores' product", "chosen"
 PRODUCTS = "lsh's products"
 """The matrix products of `lsh` alone, among the subjects."""
 
+STEPS = "lsh's steps"
+"""These and what cannot be left out beside them: what `lsh` would take if its buckets were sorted,
+its pairs masked and its rounds merged in no time."""
+
 ROUNDS, CHUNK = 4, 64
 """Of `lsh`."""
+
+PROJECTED, TOGETHER = 512, 32
+"""Tokens that are projected at once, and chunks computed at once: products in the cache."""
 
 PACKAGE = "reformer-pytorch"
 """What `lsh` is compared with, among the subjects."""
@@ -127,27 +136,50 @@ def product(n: int) -> Callable[[], object]:
     return run
 
 
-def products_of_lsh(n: int, mode: str) -> Callable[[], object]:
+def products_of_lsh(n: int, mode: str, steps: bool = False) -> Callable[[], object]:
     """The matrix products of one call of `lsh`, or of one with gradients, in parts that stay in the
-    cache: projections of the tokens, and the scores of each chunk with itself and another one,
-    their values, and on the way back the scores again and four gradients."""
-    q, _, v = tensors(n)
-    tokens, sides = q.flatten(0, 2), torch.randn(SIZE, ROUNDS * max(1, n // CHUNK))
-    own, values = (x.reshape(-1, SIZE)[: len(tokens) // CHUNK * CHUNK] for x in (q, v))
-    own, values = (x.view(-1, CHUNK, SIZE) for x in (own, values))
-    keys, values = (torch.cat([x, x.roll(1, 0)], 1) for x in (own, values))
-    parts = [slice(low, low + CHUNK) for low in range(0, len(own), CHUNK)]
+    cache: projections of the tokens, and the scores of each chunk with itself and the one before,
+    their values, and on the way back the scores again and four gradients. With `steps` also, of the
+    way there, the farthest column of each projection, the rows of q, k and v in the order of each
+    round, and greatest scores, powers and their sums."""
+    q, k, v = (x.flatten(0, 2) for x in tensors(n))
+    columns = max(1, n // CHUNK)
+    sides = torch.randn(ROUNDS * columns, SIZE)
+    order = torch.randperm(len(q))
+    rooms = [torch.empty_like(q) for _ in range(3)]
+    products = torch.empty(len(sides) * PROJECTED)
+
+    def project(low: int) -> None:
+        rows = q[low : low + PROJECTED]
+        room = products[: len(sides) * len(rows)].view(-1, len(rows))
+        found = torch.mm(sides, rows.T, out=room)
+        if steps:
+            farthest(found.view(ROUNDS, columns, -1))
+
+    def chunks(first: int) -> None:
+        mine = [x[first * CHUNK :] for x in (rooms if steps else (q, k, v))]
+        count = min(TOGETHER, len(mine[0]) // CHUNK - 1)
+        at = count, 2 * CHUNK, SIZE
+        keys, values = (x.as_strided(at, (CHUNK * SIZE, SIZE, 1)) for x in mine[1:])
+        own = mine[0][CHUNK : (count + 1) * CHUNK].view(count, CHUNK, SIZE)
+        scores = torch.bmm(own, keys.mT)
+        if steps:
+            scores.sub_(scores.amax(-1, keepdim=True)).exp2_().sum(-1)
+        out = torch.bmm(scores, values)
+        if mode == "both":
+            weights, grad = torch.bmm(own, keys.mT), torch.bmm(out, values.mT)
+            grads = weights.mT @ out, grad @ keys, grad.mT @ own
+            del grads
 
     def run() -> object:
-        for low in range(0, len(tokens), 256):
-            tokens[low : low + 256] @ sides
-        for part in ROUNDS * parts:
-            q, k, v = own[part], keys[part], values[part]
-            out = q @ k.mT @ v
-            if mode == "both":
-                weights, grad = q @ k.mT, out @ v.mT
-                grads = weights.mT @ out, grad @ k, grad.mT @ q
-                del grads
+        for low in range(0, len(q), PROJECTED):
+            project(low)
+        for _ in range(ROUNDS):
+            if steps:
+                for x, room in zip((q, k, v), rooms, strict=True):
+                    torch.index_select(x, 0, order, out=room)
+            for first in range(0, len(q) // CHUNK - 1, TOGETHER):
+                chunks(first)
         return None
 
     return run
@@ -163,6 +195,7 @@ def measure(settings: Settings, run: Run) -> dict[str, Json]:
     for mode in ("forward", "both"):
         subjects = {name: subject(name, n, mode) for name in (*rivals, *BODIES)}
         subjects[PRODUCTS] = products_of_lsh(n, mode)
+        subjects[STEPS] = products_of_lsh(n, mode, steps=True)
         if mode == "forward":
             subjects[PRODUCT] = product(n)
         timed[mode] = alternate(subjects, settings.rounds)
@@ -191,6 +224,7 @@ def measure(settings: Settings, run: Run) -> dict[str, Json]:
             "topk": found["topk"].median / least,
             "lsh": _beside(timed, "lsh"),
             "products": _beside(timed, PRODUCTS),
+            "steps": _beside(timed, STEPS),
         },
         "growth": _growth(settings),
         "memory": _memory(settings, run),
@@ -244,7 +278,8 @@ def decided_task(arguments: Arguments) -> dict[str, Json]:
     subject(name, 512, "both")()
     step = subject(name, n, "both")
     held = 4 * BATCH * HEADS * n * SIZE * torch.float32.itemsize
-    before = peak()
+    # making the tensors took more at its peak than is held now
+    before = resident()
     step()
     extra = peak() - before
     return {"extra_bytes": extra, "held_bytes": held, "ratio": extra / held}

@@ -71,11 +71,20 @@ def in_this_process(task: str, arguments: Arguments) -> dict[str, Json]:
 
 def peak() -> int:
     """The most bytes of memory that this process has held so far."""
+    return _memory("VmHWM")
+
+
+def resident() -> int:
+    """The bytes of memory that this process holds; where that is not told, the most so far."""
+    return _memory("VmRSS")
+
+
+def _memory(field: str) -> int:
     status = Path("/proc/self/status")
     if status.exists():
         # getrusage would say what the parent held, where that was more
         fields = dict(line.split(":", 1) for line in status.read_text().splitlines())
-        return int(fields["VmHWM"].split()[0]) * 1024
+        return int(fields[field].split()[0]) * 1024
     import resource
 
     found = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss

@@ -61,7 +61,7 @@ def buckets_of(leaf: Lsh, x: torch.Tensor, heads: tuple[int, ...], count: int) -
             rows = x[sample, head, low : low + together].float()
             y = room[: len(rows) * len(sides)].view(-1, len(rows))
             y = torch.mm(sides, rows.T, out=y).view(*some.shape[:2], -1)
-            mine = _side(y) if leaf.hash == "hyperplanes" else _farthest(y)
+            mine = _side(y) if leaf.hash == "hyperplanes" else farthest(y)
             found[sample, head, first : first + turns, low : low + together] = mine
     return found
 
@@ -71,7 +71,7 @@ def _side(y: torch.Tensor) -> torch.Tensor:
     return ((y > 0) * 2 ** torch.arange(y.shape[1], device=y.device)[:, None]).sum(1)
 
 
-def _farthest(y: torch.Tensor) -> torch.Tensor:
+def farthest(y: torch.Tensor) -> torch.Tensor:
     """argmax([y; -y]) of each column of y [rounds, c, m], the first of several, 0 where a number is
     none; y is written over."""
     top, most = _first_greatest(y)

@@ -228,7 +228,12 @@ def decide(leaf: Lsh, given: Given) -> Choice:
     if leaf.share_qk:
         _require_shared(given)
     if leaf.given is not None:
-        bucket = given.data[leaf.given.name].to(torch.int64)  # type: ignore[attr-defined]
+        name = leaf.given.name  # type: ignore[attr-defined]
+        bucket = given.data[name].to(torch.int64)
+        if not bucket.shape[2]:
+            raise ValueError(
+                f"`{name}` must have a round at least, got the shape {list(bucket.shape)}"
+            )
         k = Sorted.of(bucket, given.real, leaf, given.n_k)
         q = k.last(given.n_q)
     else:
@@ -264,7 +269,9 @@ def _require_shared(given: Given) -> None:
         "`lsh` hashes keys that are the queries, and k is not q, or has not q as its last rows:"
         " call it with k = q, or write `lsh(share_qk = false)`"
     )
-    if not is_assured((own == given.q).all(), wanted):
+    # what is no number is alike in both
+    alike = (own == given.q) | (own != own) & (given.q != given.q)
+    if not is_assured(alike.all(), wanted):
         raise ValueError(wanted)
 
 

@@ -156,6 +156,11 @@ def test_pairs_that_an_input_lists_are_known_with_it(heads: int) -> None:
             torch.zeros(1, 2, 1, 9, dtype=torch.int64),
             "H or 1",
         ),
+        (
+            "input s: buckets attend lsh(s, share_qk = false)",
+            torch.zeros(1, 1, 0, 9, dtype=torch.int64),
+            "a round at least",
+        ),
         ("input s: ids attend cluster(s)", torch.zeros(1, 8, dtype=torch.int64), r"\[1, 9\], got"),
     ],
 )

@@ -10,6 +10,7 @@ from decided_oracles import Sample, lsh
 from torch.utils.checkpoint import checkpoint
 
 import attnspec
+from attnspec.backends.decided.hashes import farthest
 from attnspec.runtime.layer import SelfAttention
 from attnspec.runtime.module import CompiledAttention
 
@@ -146,6 +147,27 @@ def test_buckets_are_those_of_rotations() -> None:
         assert torch.equal(found, module.choices(3 * x, 3 * x, layer=layer)["lsh"]["buckets"])
     first, second = (module.choices(x, x, layer=layer)["lsh"]["buckets"] for layer in (0, 1))
     assert not torch.equal(first, second)
+
+
+@pytest.mark.parametrize("same", [True, False])
+def test_what_is_no_number_is_in_bucket_0(same: bool) -> None:
+    module = module_of("attend lsh(buckets = 6, rounds = 3, chunk = 4)")
+    x = torch.randn(1, 2, 11, 8)
+    plain = module.choices(x, x)["lsh"]["buckets"]
+    x[0, 1, 4, 2] = torch.nan
+    # keys are the queries there, too
+    found = module.choices(x, x if same else x.clone())["lsh"]["buckets"]
+    assert found[0, 1, :, 4].tolist() == [0, 0, 0]
+    plain[0, 1, :, 4] = 0
+    assert torch.equal(found, plain)
+
+
+@pytest.mark.parametrize(("m", "c"), [(1, 1), (7, 1), (5, 3), (300, 128)])
+def test_the_farthest_is_the_first_of_several(m: int, c: int) -> None:
+    y = torch.randint(-3, 4, (2, c, m)).float()
+    y[:, :, 0] = 0.0
+    wanted = torch.cat([y, -y], 1).argmax(1)
+    assert torch.equal(farthest(y), wanted)
 
 
 @pytest.mark.parametrize(("n", "count"), [(1, 2), (64, 2), (95, 2), (97, 4), (512, 16)])

@@ -87,3 +87,19 @@ def test_codes_take_as_few_bytes_as_there_are_codes_for() -> None:
         assert found.dtype == kind
         assert found[0] == most
         assert found[1] < -8192
+
+
+@pytest.mark.parametrize("most", [3, 1 << 15, 1 << 40, (1 << 63) - 1])
+@pytest.mark.parametrize("behind", [0.0, 0.3, 1.0])
+@pytest.mark.parametrize("shape", [(3, 0), (0, 4), (2, 1), (2, 3, 70)])
+def test_numbers_stand_in_their_order(most: int, behind: float, shape: tuple[int, ...]) -> None:
+    torch.manual_seed(shape[-1])
+    values = torch.tensor([-most - 1, -1, 0, 2, most])
+    numbers = values[torch.randint(len(values), shape)]
+    last = torch.rand(shape) < behind
+    found = ranking.in_order(numbers, last)
+    assert found.shape == numbers.shape
+    rows = zip(*(x.reshape(-1, max(1, shape[-1])).tolist() for x in (numbers, last)), strict=True)
+    wanted = [sorted(range(shape[-1]), key=lambda i: (row[1][i], row[0][i], i)) for row in rows]
+    if numbers.numel():
+        assert found.reshape(-1, shape[-1]).tolist() == wanted
