@@ -136,7 +136,7 @@ def _tilings(n: int, sizes: tuple[int, ...]) -> tuple[tuple[Tiles, Tiles], ...]:
         return ()
     both = [((size, step), (size, step)) for size in sizes for step in (1, 3)]
     both += [((5, 1), (16, 1)), ((4, 6), (7, 4)), ((7, 1), (3, 5)), ((1, 1), (9, 2))]
-    made = {}
+    made: dict[str, tuple[Tiles, Tiles]] = {}
     for rows, columns in both:
         q, k = tiling(n, *rows), tiling(n, *columns)
         said = [(x.start.tolist(), x.stop.tolist(), x.step) for x in (q, k)]
@@ -176,4 +176,5 @@ def _members(tiles: Tiles, n: int) -> np.ndarray:
     """Whether a tile has a position, float32 [tiles, n]."""
     i = np.arange(n)
     first, stop = tiles.start[:, None], tiles.stop[:, None]
-    return ((first <= i) & (i < stop) & ((i - first) % tiles.step == 0)).astype(np.float32)
+    inside = (first <= i) & (i < stop) & ((i - first) % tiles.step == 0)
+    return np.asarray(inside, np.float32)
