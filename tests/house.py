@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import networkx as nx
-from import_graph import all_imports, cycles, modules_of
+from import_graph import all_imports, cycles, modules_of, statements
 
 HALL = 8
 """The most files right inside the package."""
@@ -63,7 +63,7 @@ def measured(root: Path) -> House:
         held[str(place.parent)] += 1
         functions += [
             ((node.end_lineno or 0) - node.lineno + 1, f"{place}:{node.lineno} {node.name}")
-            for node in ast.walk(ast.parse(source))
+            for node, _ in statements(ast.parse(source).body)
             if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
         ]
     # a face hands names on, and is imported with whatever lies behind it

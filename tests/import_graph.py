@@ -64,7 +64,7 @@ def _python_files(folder: Path) -> Iterator[Path]:
 def imports_of(module: str, text: str, modules: Collection[str]) -> list[Import]:
     """The absolute imports of a module; `modules` tells modules from names in `from x import y`."""
     found = []
-    for node, at_start in _statements(ast.parse(text).body, True):
+    for node, at_start in statements(ast.parse(text).body):
         if isinstance(node, ast.Import):
             found += [
                 Import(module, alias.name, None, node.lineno, at_start) for alias in node.names
@@ -77,15 +77,16 @@ def imports_of(module: str, text: str, modules: Collection[str]) -> list[Import]
     return found
 
 
-def _statements(body: Iterable[ast.AST], at_start: bool) -> Iterator[tuple[ast.AST, bool]]:
-    """Every statement, at any depth; imports are never part of an expression."""
+def statements(body: Iterable[ast.AST], at_start: bool = True) -> Iterator[tuple[ast.AST, bool]]:
+    """Every statement, at any depth, and whether it runs when the module is imported; neither
+    imports nor functions with a name are part of an expression."""
     for node in body:
         yield node, at_start
         later = isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
         hints = isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test)
         for name in ("body", "handlers", "cases", "orelse", "finalbody"):
             below = getattr(node, name, ())
-            yield from _statements(below, at_start and not later and not (hints and name == "body"))
+            yield from statements(below, at_start and not later and not (hints and name == "body"))
 
 
 def all_imports(modules: Mapping[str, Path]) -> list[Import]:

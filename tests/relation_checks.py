@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import fields, is_dataclass
+from functools import cache
 
 import numpy as np
 import torch
@@ -28,7 +29,7 @@ def times_held(layouts: Iterable[StepLayout], n: int) -> np.ndarray:
     return held
 
 
-def faults(relation: Relation, n: int, sizes: Iterable[int] = (1, 3, 8, 64)) -> list[str]:
+def faults(relation: Relation, n: int, sizes: tuple[int, ...] = (1, 3, 8, 64)) -> list[str]:
     """What an override says that the definition does not."""
     mask = definition(relation, n)
     found = [*_elementwise(relation, mask, n), *_counts(relation, mask, n)]
@@ -128,16 +129,19 @@ def tiling(n: int, size: int, step: int) -> Tiles:
     return Tiles(np.array(starts, np.int64), np.array(stops, np.int64), step)
 
 
-def _tilings(n: int, sizes: Iterable[int]) -> Iterator[tuple[Tiles, Tiles]]:
+@cache
+def _tilings(n: int, sizes: tuple[int, ...]) -> tuple[tuple[Tiles, Tiles], ...]:
+    """Pairs of tilings, each once: at few positions many sizes are one tile."""
     if n == 0:
-        return
-    for size in sizes:
-        yield tiling(n, size, 1), tiling(n, size, 1)
-        yield tiling(n, size, 3), tiling(n, size, 3)
-    yield tiling(n, 5, 1), tiling(n, 16, 1)
-    yield tiling(n, 4, 6), tiling(n, 7, 4)
-    yield tiling(n, 7, 1), tiling(n, 3, 5)
-    yield tiling(n, 1, 1), tiling(n, 9, 2)
+        return ()
+    both = [((size, step), (size, step)) for size in sizes for step in (1, 3)]
+    both += [((5, 1), (16, 1)), ((4, 6), (7, 4)), ((7, 1), (3, 5)), ((1, 1), (9, 2))]
+    made: dict[str, tuple[Tiles, Tiles]] = {}
+    for rows, columns in both:
+        q, k = tiling(n, *rows), tiling(n, *columns)
+        said = [(x.start.tolist(), x.stop.tolist(), x.step) for x in (q, k)]
+        made.setdefault(str(said), (q, k))
+    return tuple(made.values())
 
 
 def _cover(relation: Relation, mask: np.ndarray, q: Tiles, k: Tiles) -> Iterator[str]:
@@ -162,11 +166,15 @@ def _cover(relation: Relation, mask: np.ndarray, q: Tiles, k: Tiles) -> Iterator
 
 def _sums(mask: np.ndarray, q: Tiles, k: Tiles) -> np.ndarray:
     """The number of pairs in each pair of tiles."""
-    counts = mask.astype(np.int64)
-    for axis, tiles in enumerate((q, k)):
-        members = np.concatenate(
-            [np.arange(*ends, tiles.step) for ends in zip(tiles.start, tiles.stop, strict=True)]
-        )
-        begins = np.cumsum(tiles.count) - tiles.count
-        counts = np.add.reduceat(counts.take(members, axis), begins, axis)
-    return counts
+    n = len(mask)
+    # products of matrices of reals are quick, and whole numbers of this size exact
+    held: np.ndarray = _members(q, n) @ mask.astype(np.float32) @ _members(k, n).T
+    return held
+
+
+def _members(tiles: Tiles, n: int) -> np.ndarray:
+    """Whether a tile has a position, float32 [tiles, n]."""
+    i = np.arange(n)
+    first, stop = tiles.start[:, None], tiles.stop[:, None]
+    inside = (first <= i) & (i < stop) & ((i - first) % tiles.step == 0)
+    return np.asarray(inside, np.float32)

@@ -10,6 +10,9 @@ import pytest
 from house import HALL, House, measured, told
 from package_map import ROOT
 
+# what is counted is counted once
+pytestmark = pytest.mark.xdist_group("house")
+
 PAGE = ROOT / "attnspec" / "README.md"
 
 

@@ -7,6 +7,7 @@ import re
 import pytest
 import torch
 from attention_checks import BACKEND_NAMES
+from sweeps import checkered
 from zoo import EXAMPLES, smaller
 
 import attnspec
@@ -65,7 +66,7 @@ def test_check_says_what_the_comment_announces(name: str) -> None:
 
 
 @pytest.mark.usefixtures("unverified")
-@pytest.mark.parametrize("name", FILES)
+@pytest.mark.parametrize("name", checkered(FILES))
 def test_the_emitted_module_computes_the_spec(name: str) -> None:
     spec = loaded(name)
     module = emitted(spec)

@@ -23,6 +23,7 @@ from attention_checks import (
     with_gradients,
 )
 from package_map import ROOT
+from sweeps import checkered
 from torch.nn import functional
 
 import attnspec.backends.common.pieces
@@ -122,9 +123,10 @@ def test_heads_that_differ_share_keys_in_any_grouping(backend: str) -> None:
         assert_agree(with_gradients(module(*given), given), exact, exact)
 
 
-@every_backend
-@pytest.mark.parametrize("name", ["causal", "strided", "blocks", "random", "where"])
-@pytest.mark.parametrize("key_heads", [4, 2])
+@pytest.mark.parametrize(
+    ("name", "backend", "key_heads"),
+    checkered(["causal", "strided", "blocks", "random", "where"], BACKEND_NAMES, [4, 2]),
+)
 def test_padding(name: str, backend: str, key_heads: int) -> None:
     spec, module = spec_of(GRAPHS[name]), module_of(GRAPHS[name], backend)
     n = 130

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 from attention_checks import check_transforms, spec_of
+from sweeps import checkered
 
 from attnspec.backends.factored.definitions import undivided
 from attnspec.runtime import CompiledAttention
@@ -141,9 +142,10 @@ def inputs_of(declared: str, batch: int, n: int) -> dict[str, torch.Tensor]:
             return {"x": sample * 13}
 
 
-@pytest.mark.parametrize("causal", ["", "causal"])
-@pytest.mark.parametrize("mechanism", ["linear()", "favor(features = 16)", "rfa(features = 8)"])
-@pytest.mark.parametrize("what", READING)
+@pytest.mark.parametrize(
+    ("what", "mechanism", "causal"),
+    checkered(READING, ["linear()", "favor(features = 16)", "rfa(features = 8)"], ["", "causal"]),
+)
 def test_graphs_that_read_inputs_are_those_of_every_sample(
     what: str, mechanism: str, causal: str
 ) -> None:

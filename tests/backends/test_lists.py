@@ -10,6 +10,7 @@ import pytest
 import torch
 from attention_checks import ALONG
 from listed_calls import CPU, a_call, agree, chosen, of_compositions, sorted_graphs
+from sweeps import checkered
 
 from attnspec.backends.decided.deciders import decide
 from attnspec.backends.decided.given import Given
@@ -133,9 +134,9 @@ def test_topk(leaf: TopK, shared: int) -> None:
         agree(work, 4, tensors, call)
 
 
-@pytest.mark.parametrize("n", [1, 65, 150])
-@pytest.mark.parametrize("padded", [False, True])
-@pytest.mark.parametrize("name", sorted_graphs())
+@pytest.mark.parametrize(
+    ("name", "padded", "n"), checkered(sorted_graphs(), [False, True], [1, 65, 150])
+)
 def test_sorted(name: str, padded: bool, n: int) -> None:
     torch.manual_seed(0)
     padding = torch.arange(n) >= torch.tensor([0, n // 3])[:, None] if padded else None

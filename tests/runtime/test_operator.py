@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 from attention_checks import ALONG, spec_of, tensors, with_gradients
+from sweeps import checkered
 from torch._dynamo.testing import CompileCounterWithBackend
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils import checkpoint
@@ -224,17 +225,16 @@ def test_plain_operations_where_they_are_asked_for(name: str) -> None:
 # --- what looks on -------------------------------------------------------------------------------
 
 
-@every_body
-def test_opcheck(name: str) -> None:
+@pytest.mark.parametrize(("name", "n_q"), checkered(BODIES, [40, 3]))
+def test_opcheck(name: str, n_q: int) -> None:
     module = sample(name)
-    for n_q in (40, 3):
-        parts, rest = given(40, n_q), others(name, 40)
-        read = [*rest.get("inputs", {}).values()]
-        learned = [x.detach().requires_grad_() for x in module.parameters()]
-        torch.library.opcheck(
-            torch.ops.attnspec.attention.default,
-            (*parts, module.engine.text, learned, read, rest["key_padding_mask"]),
-        )
+    parts, rest = given(40, n_q), others(name, 40)
+    read = [*rest.get("inputs", {}).values()]
+    learned = [x.detach().requires_grad_() for x in module.parameters()]
+    torch.library.opcheck(
+        torch.ops.attnspec.attention.default,
+        (*parts, module.engine.text, learned, read, rest["key_padding_mask"]),
+    )
 
 
 @every_body

@@ -1,0 +1,21 @@
+"""Sweeps over several things, of which a half is run by default and the whole by `make slow`."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable
+from itertools import product
+from typing import Any
+
+import pytest
+
+
+def checkered(*axes: Iterable[Any]) -> Collection[Any]:
+    """All combinations, as the fields of a chessboard: those whose numbers add up to an odd one are
+    slow. Each value of an axis stays; of three axes with several values each pair stays, too."""
+    return [
+        pytest.param(
+            *(value for _, value in each),
+            marks=pytest.mark.slow if sum(at for at, _ in each) % 2 else (),
+        )
+        for each in product(*map(enumerate, axes))
+    ]
