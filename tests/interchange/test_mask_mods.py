@@ -252,6 +252,10 @@ REFUSED: dict[str, tuple[Callable[..., Any], str]] = {
     "score": (lambda b, h, q, k: q - k, "one boolean for a pair"),
     "whole tensor": (lambda b, h, q, k: (DOC == q).any(), "as a whole"),
     "moved index": (lambda b, h, q, k: DOC[q // 2] == DOC[k // 2], "something else than"),
+    "one row of several": (
+        lambda b, h, q, k: DOC[None][0, q] == DOC[None][0, k],
+        "[1, 17] is read at",
+    ),
     "table of labels": (lambda b, h, q, k: k - WIDTHS[DOC[k]] < 4, "`starts[document]` for"),
     "bits": (lambda b, h, q, k: (q & k) == 0, "bit by bit"),
     "tables of two lengths": (
