@@ -54,6 +54,7 @@ def block_diffusion(b: Any, h: Any, q: Any, k: Any) -> Any:
 
 WRITTEN: dict[str, tuple[Callable[..., Any], str]] = {
     "times one": (lambda b, h, q, k: k * 1 <= q // 1, "attend causal"),
+    "nothing added": (lambda b, h, q, k: k + 0 <= q - 0, "attend causal"),
     "both sides": (
         lambda b, h, q, k: (k % 7 == 3) & (q % 5 == 1),
         "attend where(k % 7 == 3 and q % 5 == 1)",
