@@ -29,7 +29,7 @@ from attnspec.graphs.patterns import BY_NAME, PATTERNS
 from attnspec.graphs.patterns.axial import Axial
 from attnspec.graphs.patterns.block import Block
 from attnspec.graphs.patterns.causal import Causal
-from attnspec.graphs.patterns.columns_rows import Columns, Rows
+from attnspec.graphs.patterns.columns_rows import Rows
 from attnspec.graphs.patterns.expander import Expander
 from attnspec.graphs.patterns.global_ import Global
 from attnspec.graphs.patterns.neighborhood import Neighborhood
@@ -574,6 +574,6 @@ def test_what_is_covered_exactly_says_so(pattern: type[Relation]) -> None:
     assert pattern.exact_cover == exact
 
 
-@pytest.mark.parametrize("pattern", [Columns, Global, Rows])
+@pytest.mark.parametrize("pattern", [Global, Rows])
 def test_patterns_are_also_looked_at_without_any_token(pattern: type[Relation]) -> None:
     assert 0 in [edges_of(sample, 40) for sample in pattern.samples()]
