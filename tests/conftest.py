@@ -62,6 +62,9 @@ def pytest_collection() -> Generator[None, object, object]:
     finally:
         gc.freeze()
         gc.enable()
+        # many small objects come and go: by default each 700 are looked through, and all that was
+        # imported since far more often than there is anything to find
+        gc.set_threshold(50_000, 20, 100)
 
 
 @pytest.hookimpl(optionalhook=True)

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, lru_cache
 
 from attnspec.analysis.counting.degrees import total_edges
 from attnspec.analysis.counting.differences import only_in
@@ -321,7 +321,9 @@ class Search:
         return replace(repair, breaks=tuple(broken), for_every_n=lasting)
 
 
+@lru_cache(maxsize=64)
 def _read(text: str) -> Elaborated:
+    """What a text says, kept for a while: several claims of a spec ask for the same change."""
     return elaborate(source_of(text))
 
 

@@ -31,9 +31,11 @@ def found(body: str) -> list[Diagnostic]:
 
 
 def verdicts(body: str, *claims: str) -> list[str]:
-    """The messages about claims, lints left out."""
+    """The messages about claims, lints and advice left out."""
     required = " ".join(f"require {claim}" for claim in claims)
-    return [d.message for d in found(f"{body} {required}") if d.code.startswith("A6")]
+    judged = spec_of(f"{body} {required}").verdicts
+    said = [d for verdict in judged for d in verdict.diagnostics]
+    return [d.message for d in said if d.code.startswith("A6")]
 
 
 # --- figures by brute force --------------------------------------------------------------------

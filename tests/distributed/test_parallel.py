@@ -17,10 +17,10 @@ from zoo import ATTENTIONS, EXAMPLES, SMALLER, smaller
 
 import attnspec
 from attnspec.distributed import parallel
-from attnspec.distributed.collectives import Mesh
-from attnspec.distributed.parallel import parallelize
 from attnspec.distributed.partitions import Partition, contiguous
-from attnspec.distributed.regions import Region
+from attnspec.distributed.ranks.collectives import Mesh
+from attnspec.distributed.ranks.parallel import parallelize
+from attnspec.distributed.ranks.regions import Region
 
 # the processes that the tests share start once
 pytestmark = pytest.mark.xdist_group("ranks")

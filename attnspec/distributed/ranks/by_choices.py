@@ -15,12 +15,12 @@ import numpy as np
 import torch
 
 from attnspec.backends.decided.lists import SomeKeys
-from attnspec.distributed.collectives import Mesh, anchor, tied, travel
 from attnspec.distributed.cuts import rows_of
 from attnspec.distributed.exchange import Rows, exchange_of
 from attnspec.distributed.known import widest
 from attnspec.distributed.planning import ASKING, Group, exchanges
-from attnspec.distributed.regions import Partial, Parts, Region, finished, joined
+from attnspec.distributed.ranks.collectives import Mesh, anchor, tied, travel
+from attnspec.distributed.ranks.regions import Partial, Parts, Region, finished, joined
 from attnspec.graphs.operators import Intersection, Union
 from attnspec.graphs.relation import DataDependent, Relation, decided_in
 from attnspec.lower.work import Call, key_heads
