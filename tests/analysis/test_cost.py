@@ -16,7 +16,14 @@ from torch.profiler import ProfilerActivity, profile
 from torch.utils.flop_counter import FlopCounterMode
 from zoo import every_attention, loaded, sample
 
-from attnspec.analysis.cost.cost import LayerCost, NotBuilt, break_even, layer_cost, steps_of
+from attnspec.analysis.cost.cost import (
+    LayerCost,
+    NotBuilt,
+    _tiles,
+    break_even,
+    layer_cost,
+    steps_of,
+)
 from attnspec.analysis.cost.kv_cache import cache_of, last_readers
 from attnspec.backends.factored import costs as mechanism_memory
 from attnspec.backends.factored.features import spans
@@ -31,6 +38,7 @@ from attnspec.layout.orders import NATURAL
 from attnspec.layout.steps import bands_of
 from attnspec.layout.tiling import classify, survey
 from attnspec.lower import mechanism_costs
+from attnspec.lower.lower import stand_ins, works_of
 from attnspec.lower.mechanism_costs import flops_of
 from attnspec.lower.mechanism_sizes import bind_mechanism, longest_of
 from attnspec.lower.work import Shape
@@ -581,3 +589,11 @@ def test_a_survey_that_looks_at_a_part_says_so() -> None:
     assert survey(relation, 1 << 20, 1 << 20, NATURAL, (16, 16)).sampled
     drawn = parse("attention a { attend random(keys = 2, seed = 1) }").relation(4096, 0, 0)
     assert survey(drawn, 4096, 4096, NATURAL, (16, 16)).sampled
+
+
+@pytest.mark.parametrize(("score", "grows"), [("", 2), ("score alibi()", 4)])
+def test_a_fused_kernel_holds_rows_and_a_formula_pairs(score: str, grows: int) -> None:
+    program = parse(f"attention a {{ attend full {score} }}").program
+    works = (works_of(program, 0, 1, n, n, stand_ins(program)) for n in (256, 512))
+    short, long = (_tiles(work, 1, 64).held for ((work, _),) in works)
+    assert long == grows * short

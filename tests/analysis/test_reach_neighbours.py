@@ -7,6 +7,7 @@ import numpy.typing as npt
 import pytest
 from random_specs import spec_text
 from reach_brute import small_zoo
+from relation_checks import definition
 
 from attnspec.analysis.counting import conjunctions
 from attnspec.analysis.counting.conjunctions import Banded, Listed, Turned, shared
@@ -48,19 +49,12 @@ def assert_reads(found: Neighbours, mask: Mask, seed: int = 0) -> None:
         assert not read[max(high, 0) :].any()
 
 
-def mask_of(relation: Relation, n: int) -> Mask:
-    mask = np.zeros((n, n), bool)
-    q, k = relation.rows(0, n, n)
-    mask[q, k] = True
-    return mask
-
-
 @pytest.mark.parametrize("pattern", [p for p in PATTERNS if not p.data_dependent])
 def test_patterns(pattern: type[Relation]) -> None:
     for relation in pattern.samples():
         for n in (1, 2, 35, 60) if not pattern.needs_grid else (38, 60):
             try:
-                mask = mask_of(relation, n)
+                mask = definition(relation, n)
             except RelationError:
                 continue
             assert_reads(neighbours([relation], n), mask)
@@ -69,7 +63,7 @@ def test_patterns(pattern: type[Relation]) -> None:
 
 
 def band(n: int) -> Mask:
-    return mask_of(Window(radius=1), n)
+    return definition(Window(radius=1), n)
 
 
 @pytest.mark.parametrize("part", range(5))
@@ -217,7 +211,7 @@ def test_progressions_meet_by_the_chinese_remainder_theorem() -> None:
                 residue, at = divmod(int(place), group.width)
                 for index in range(count):
                     found[row, residue + (at + index) * group.step] += 1
-        assert np.array_equal(found, mask_of(first, 50) & mask_of(second, 50))
+        assert np.array_equal(found, definition(first, 50) & definition(second, 50))
 
 
 def test_ranges_merge() -> None:
@@ -232,7 +226,7 @@ def test_conjunctions_count(kind: str) -> None:
     relation: Relation = Between(Apply("%", (Symbol("q"), 5)), value, 5)
     if kind != "ordered":
         relation = Dilated(20, 3)
-    mask = mask_of(relation, n)
+    mask = definition(relation, n)
     made = {
         "band": Banded((relation,), n),
         "ordered": shared((relation,), n),

@@ -430,6 +430,18 @@ def test_refusals(body: str, device: str, n: int, said: str) -> None:
     assert said in reason
 
 
+@pytest.mark.parametrize(("less", "refused"), [(0, False), (1, True)])
+def test_block_lists_may_be_as_large_as_is_said(
+    less: int, refused: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ((work, _),) = works(spec_of("attend window(radius = 9)"), 4096)
+    monkeypatch.setattr(backend, "LARGEST", 0)
+    said = str(FlexBackend().refuses(work, "cuda"))
+    taken = int(said.split("are ")[1].split(" bytes")[0].replace(",", ""))
+    monkeypatch.setattr(backend, "LARGEST", taken - less)
+    assert (FlexBackend().refuses(work, "cuda") is not None) == refused
+
+
 def test_an_older_torch_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     ((work, _),) = works(spec_of("attend full"), 64)
     monkeypatch.setattr(backend, "_is_new_enough", lambda: False)

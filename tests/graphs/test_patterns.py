@@ -13,6 +13,7 @@ import pytest
 import torch
 from relation_checks import definition, faults
 
+from attnspec.analysis.counting.degrees import edges_of
 from attnspec.graphs.counter_rng import RANDOM_BLOCKS, Stream, distinct
 from attnspec.graphs.forms.prelude import definitions
 from attnspec.graphs.operators import (
@@ -28,6 +29,7 @@ from attnspec.graphs.patterns import BY_NAME, PATTERNS
 from attnspec.graphs.patterns.axial import Axial
 from attnspec.graphs.patterns.block import Block
 from attnspec.graphs.patterns.causal import Causal
+from attnspec.graphs.patterns.columns_rows import Rows
 from attnspec.graphs.patterns.expander import Expander
 from attnspec.graphs.patterns.global_ import Global
 from attnspec.graphs.patterns.neighborhood import Neighborhood
@@ -570,3 +572,8 @@ def test_what_is_covered_exactly_says_so(pattern: type[Relation]) -> None:
         q, k = (Tiles(at, np.minimum(at + size, n)) for at in (starts[:, None], starts[None]))
         exact &= np.array_equal(sample.cover(q, k, n), exact_cover(sample, q, k, n))
     assert pattern.exact_cover == exact
+
+
+@pytest.mark.parametrize("pattern", [Global, Rows])
+def test_patterns_are_also_looked_at_without_any_token(pattern: type[Relation]) -> None:
+    assert 0 in [edges_of(sample, 40) for sample in pattern.samples()]

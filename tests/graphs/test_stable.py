@@ -423,3 +423,11 @@ def test_choices_that_look_ahead_are_not_stable_and_padding_leaves_them_alone(gr
     assert not is_stable(program)
     assert "looks ahead" in str(fault_of(program))
     assert head_is_steady(program, 0, 0)
+
+
+@pytest.mark.parametrize("where", ["always", "within"])
+def test_a_graph_within_a_choice_may_be_what_is_not_stable(where: str) -> None:
+    body = "causal attend topk(blocks = 3, size = 2, queries = 1, {} = columns({}(2)))"
+    last, first = (parse(f"attention a {{ {body.format(where, x)} }}") for x in ("last", "first"))
+    assert "`last(2)`" in str(fault_of(last.program))
+    assert fault_of(first.program) is None

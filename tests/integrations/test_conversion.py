@@ -30,6 +30,7 @@ from tiny_models import (
 
 import attnspec
 from attnspec.integrations.model_layers import attention_layers
+from attnspec.integrations.model_sides import CrossAttention, SidesAttention
 from attnspec.integrations.model_use import own_config
 from attnspec.integrations.transformers import (
     SpecCache,
@@ -499,3 +500,9 @@ def test_a_model_that_was_not_converted_is_not_loaded_as_one(tmp_path: Path) -> 
     model.save_pretrained(tmp_path)
     with pytest.raises(attnspec.AttnSpecError, match="a model that was converted to a spec"):
         from_pretrained(tmp_path)
+
+
+def test_queries_whose_own_sequence_nobody_has_read_stand_at_its_beginning() -> None:
+    cross = attnspec.parse("attention a { cross attend window(radius = 1) }").compile()
+    sides = SidesAttention(None, CrossAttention(cross))
+    assert sides._started() == 0

@@ -203,6 +203,13 @@ def test_only_the_queries_at_hand_are_looked_at() -> None:
         require_past_only(program, 0, heads=2, n=6, n_q=2)
 
 
+@pytest.mark.parametrize("body", ["linear()", "window(before = 3, after = 0) + linear()"])
+def test_a_mechanism_reads_later_positions_beside_a_graph_as_well(body: str) -> None:
+    program = attnspec.parse(f"attention e {{ attend {body} }}").program
+    with pytest.raises(attnspec.AttnSpecError, match="a mechanism reads every position"):
+        require_past_only(program, 0, heads=1, n=6, n_q=6)
+
+
 def test_every_head_is_looked_at() -> None:
     text = "attention e { heads 3 attend causal head 2 { attend full } }"
     program = attnspec.parse(text).program

@@ -54,6 +54,7 @@ def block_diffusion(b: Any, h: Any, q: Any, k: Any) -> Any:
 
 WRITTEN: dict[str, tuple[Callable[..., Any], str]] = {
     "times one": (lambda b, h, q, k: k * 1 <= q // 1, "attend causal"),
+    "nothing added": (lambda b, h, q, k: k + 0 <= q - 0, "attend causal"),
     "both sides": (
         lambda b, h, q, k: (k % 7 == 3) & (q % 5 == 1),
         "attend where(k % 7 == 3 and q % 5 == 1)",
@@ -252,6 +253,10 @@ REFUSED: dict[str, tuple[Callable[..., Any], str]] = {
     "score": (lambda b, h, q, k: q - k, "one boolean for a pair"),
     "whole tensor": (lambda b, h, q, k: (DOC == q).any(), "as a whole"),
     "moved index": (lambda b, h, q, k: DOC[q // 2] == DOC[k // 2], "something else than"),
+    "one row of several": (
+        lambda b, h, q, k: DOC[None][0, q] == DOC[None][0, k],
+        "[1, 17] is read at",
+    ),
     "table of labels": (lambda b, h, q, k: k - WIDTHS[DOC[k]] < 4, "`starts[document]` for"),
     "bits": (lambda b, h, q, k: (q & k) == 0, "bit by bit"),
     "tables of two lengths": (

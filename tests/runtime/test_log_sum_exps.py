@@ -88,6 +88,16 @@ def test_softmax1_counts_its_own_logit(backend: str) -> None:
     torch.testing.assert_close(lse, scores.logsumexp(-1), rtol=0, atol=1e-12)
 
 
+@pytest.mark.parametrize("backend", ["torch", "bands", "tiles", "dense"])
+@pytest.mark.parametrize(("normalize", "empty"), [("softmax", -math.inf), ("softmax1", 0.0)])
+def test_many_rows_in_succession_have_no_key(backend: str, normalize: str, empty: float) -> None:
+    body = f"attend window(radius = 3) - rows(first(200)) normalize {normalize}"
+    out, lse = module_of(body, backend)(*tensors(1, 2, 230, 230), return_lse=True)
+    assert (lse[:, :, :200] == empty).all()
+    assert not out[:, :, :200].any()
+    assert (lse[:, :, 200:].abs() > 0).all()
+
+
 @pytest.mark.parametrize("backend", ["torch", "bands"])
 def test_they_can_be_differentiated_twice(backend: str) -> None:
     module = module_of("attend window(radius = 4) - self", backend)
