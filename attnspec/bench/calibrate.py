@@ -312,7 +312,7 @@ class _Attempt:
             self.trial.run()
         except Exception as error:  # one that fails must not end the others
             self.failed = Failed(self.trial.name, _reason(error))
-            if self.device == "cuda" and not isinstance(error, torch.AcceleratorError):
+            if isinstance(error, torch.OutOfMemoryError):
                 torch.cuda.empty_cache()
 
 

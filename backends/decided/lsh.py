@@ -198,7 +198,8 @@ class LshChoice(Choice):
         round finds, only the first one need be asked."""
         held = self._near(turn, q, k) if turn else self.found(turn, q, k)
         for before in range(turn):
-            held = held & ~self._near(before, q, k)
+            # held and not near, in one step
+            held = held > self._near(before, q, k)
         return held
 
     @property

@@ -19,7 +19,7 @@ from attnspec.backends.decided.ranking import listed, marked
 from attnspec.backends.lists.kernel import ListedKernel, Rest
 from attnspec.backends.lists.parts import Part
 from attnspec.backends.lists.products import Parts, Product
-from attnspec.backends.triton.attention import Passing, TileAttention, drops_of
+from attnspec.backends.triton.attention import Passing, TileAttention, drops_of, fits
 from attnspec.backends.triton.kernel import TritonKernel, delta_of, is_taken, tile_kernel
 from attnspec.backends.triton.placed import PlacedTables
 from attnspec.backends.triton.tuning import LEAST, ON_GPU, steps_of
@@ -92,7 +92,7 @@ class DecidedKernel(ListedKernel):
             yield slice(None), self.beside, replace(call, data=data)
 
     def goes_fast(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, call: Call) -> bool:
-        return is_taken(q) and has_numbers(q, k, v)
+        return is_taken(q) and fits(q, v) and has_numbers(q, k, v)
 
     def _parts(self, q: torch.Tensor, call: Call) -> Iterator[Part]:
         batch, keys, repeat, n_q = q.shape[:4]

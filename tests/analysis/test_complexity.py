@@ -230,6 +230,13 @@ def test_a_count_costs_as_much_as_it_has_parts() -> None:
     assert (two, three) == (2 * one, 3 * one)
 
 
+def test_what_a_graph_is_shifted_by_is_a_size() -> None:
+    body = "attend shift(window(radius = 3), by = isqrt(n)) | window(radius = n // 8)"
+    (attend,) = stack_of(body).program.attends
+    assert attend.graph is not None
+    assert sizes_of(attend.graph) == [Apply("//", (Symbol("n"), 8)), Apply("isqrt", (Symbol("n"),))]
+
+
 def test_what_is_no_quasi_polynomial_has_no_shape() -> None:
     for body in ("attend powers", "attend random(keys = 2)", "attend where(q * k < n)"):
         assert shape_of(stack_of(body).bound(8).found[0][2]) is None

@@ -285,6 +285,15 @@ def test_drawn_blocks_and_columns_are_not_searched_for(
     assert len(every.full) < 4 * 64 * 64 + 4 * ((1 << 18) // 16)
 
 
+def test_plans_share_their_number_only_if_they_say_the_same() -> None:
+    """No row travels where there is one rank: what the layers say of it is the same."""
+    program = attnspec.parse("attention a { attend window(radius = 2) }").program
+    lengths = [plan(program, n, 1, LARGE) for n in (63, 64)]
+    wide = plan(program, 64, 1, Tensors(1, 32, 8, 128, 64, 2))
+    assert len({each.digest for each in (*lengths, wide)}) == 3
+    assert plan(program, 64, 1, LARGE).digest == lengths[1].digest
+
+
 def test_ranks_whose_rows_are_alike_are_solved_once(monkeypatch: pytest.MonkeyPatch) -> None:
     n, ranks, solved = 1 << 16, 64, []
 

@@ -32,6 +32,7 @@ from attnspec.backends.factored.hybrid.merging import shared_quotient
 from attnspec.backends.factored.hybrid.stream import HybridStream
 from attnspec.backends.factored.low_rank.softmax import check_no_dropout
 from attnspec.backends.lists.products import parts_of
+from attnspec.backends.triton.attention import fits
 from attnspec.backends.triton.decided import DecidedKernel
 from attnspec.backends.triton.kernel import TritonKernel, is_taken, tile_kernel
 from attnspec.backends.triton.sums.way import Launched
@@ -63,7 +64,7 @@ class GraphBeside:
         self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, call: Call
     ) -> torch.Tensor:
         check_no_dropout(f"a graph with `{self.kernel.name}`", call.dropout_p)
-        if not (is_taken(q) and has_numbers(q, k, v)):
+        if not (is_taken(q) and fits(q, v) and has_numbers(q, k, v)):
             return self.formula(q, k, v, call)
         return self._run(q, k, v, call)
 

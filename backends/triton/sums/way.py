@@ -23,7 +23,7 @@ from attnspec.backends.factored.features.quotients import least_in_frames
 from attnspec.backends.factored.features.spans import Given, Span, Summing, Sums, shares
 from attnspec.backends.factored.features.sums import Gradients
 from attnspec.backends.factored.kernels import KERNELS
-from attnspec.backends.triton.attention import rows_of
+from attnspec.backends.triton.attention import TIGHT, room_on, rows_of
 from attnspec.backends.triton.blocks import Rows
 from attnspec.backends.triton.kernel import is_taken
 from attnspec.backends.triton.sums import kernels
@@ -122,7 +122,9 @@ class _Launches:
         else:
             self.f, self.g = in_rows(given.q.flatten(1, 2)), in_rows(given.k)
         self.v, self.padding = in_rows(given.v), given.padding
-        self.plan = self._plan(SUMMED.back if back else SUMMED.values)
+        # 128 float32 values of each position of a chunk are 147 KB
+        narrow = back or (given.q.dtype != torch.bfloat16 and room_on(given.q.device) < TIGHT)
+        self.plan = self._plan(SUMMED.back if narrow else SUMMED.values)
 
     def _features(self) -> None:
         """The features of queries [B, H, n_q, m] and keys [B, K, n_k, m], and their frames."""
