@@ -1,5 +1,6 @@
 """Lengths that share a plan: what runs at one of them, and in which steps, is chosen at the longest
-of its range, so that sequences of many lengths need few choices."""
+of its range, so that sequences of many lengths need few choices. Heads that differ in what they
+draw share that of the first, too."""
 
 from __future__ import annotations
 
