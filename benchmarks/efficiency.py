@@ -8,7 +8,7 @@ import torch
 from torch.nn import functional
 
 from attnspec.bench.timing import Timing, alternate
-from benchmarks.cases import BANDED, CASES, Settings
+from benchmarks.cases import BANDED, BATCH, CASES, HEADS, Settings
 from benchmarks.measuring import Json, geometric_mean, planned, tensors
 
 Attention = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
@@ -28,9 +28,11 @@ def forward(attention: Attention, n: int) -> Callable[[], object]:
     return run
 
 
-def both(attention: Attention, n: int) -> Callable[[], object]:
+def both(
+    attention: Attention, n: int, batch: int = BATCH, heads: int = HEADS
+) -> Callable[[], object]:
     """One call, and the gradients of q, k and v."""
-    inputs = tensors(n, grad=True)
+    inputs = tensors(n, True, batch, heads)
     upstream = torch.ones_like(inputs[0])
 
     def run() -> object:

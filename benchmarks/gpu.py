@@ -3,8 +3,9 @@
 First every spec of the zoo is checked against float64 in half precision, then the targets G1 to G7
 are timed beside FlexAttention, torch's own calls and flash-linear-attention. Each row is written as
 soon as it is known, so that a run that ends, by its time limit or otherwise, goes on behind the row
-where it ended when the command is given again; `--again` starts anew. `--dry-run` goes through all
-of it on the CPU at lengths that mean nothing.
+where it ended when the command is given again; `--again` starts anew. The rows are found in a
+process of their own, which is ended where one hangs, and begun again behind it. `--dry-run` goes
+through all of it on the CPU at lengths that mean nothing.
 """
 
 from __future__ import annotations
@@ -12,7 +13,9 @@ from __future__ import annotations
 import argparse
 import math
 import signal
+import subprocess
 import sys
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -34,6 +37,13 @@ CHECKS = 0.6
 
 LONGEST = 180
 """Seconds that a row may take."""
+
+GRACE = 20
+"""Seconds more after which a process that writes nothing hangs: no exception reaches a call that is
+blocked in the driver."""
+
+LOST = 3
+"""The exit status of a process in which nothing runs on the device any more."""
 
 UNENDED = "the process ended in it, or was ended"
 """The reason of a row that began."""
@@ -69,16 +79,18 @@ def rows(dry: bool) -> Iterator[tuple[str, str, RowOf]]:
         yield "times", name, measure
 
 
-def run(path: Path, dry: bool, seconds: float, only: str | None, again: bool) -> dict[str, Json]:
-    """Find the rows that the file does not have, as far as the time goes, and print each."""
+def run(path: Path, dry: bool, seconds: float, only: str | None, again: bool) -> bool:
+    """Find the rows that the file does not have, as far as the time goes, and print each; whether
+    the device is still there."""
     device = "cpu" if dry else "cuda"
     figures: dict[str, Json] = {} if again else read(path)
-    figures |= {"machine": machine(device), "versions": versions((*PACKAGES, "triton", "fla"))}
+    figures |= {"machine": machine(device), "versions": versions((*PACKAGES, "triton", "fla-core"))}
     known: dict[str, Rows] = {}
     for part in ("checks", "times"):
         before = figures.get(part)
         known[part] = dict(before) if isinstance(before, dict) else {}
-    start, ended = perf_counter(), set[str]()
+    start, ended, lost = perf_counter(), set[str](), False
+    write(path, figures | known)
     for part, name, measure in rows(dry):
         limit = seconds * (CHECKS if part == "checks" and only is None else 1)
         if part in ended or (only not in (None, part)) or name in known[part]:
@@ -98,10 +110,50 @@ def run(path: Path, dry: bool, seconds: float, only: str | None, again: bool) ->
         print(f"{name}: {_told(known[part][name])}", flush=True)
         write(path, figures | known)
         if lost:
-            print("the device is lost: give the command again to go on behind this row", flush=True)
+            print("the device is lost to this process", flush=True)
             break
     write(path, figures | known)
-    return figures | known
+    return not lost
+
+
+def attended(path: Path, seconds: float, rest: Sequence[str]) -> int:
+    """Run the rows in processes, the next where one is lost or was ended, as long as there is time
+    and each of them gets further; the exit status of the last."""
+    start, known, status = perf_counter(), -1, LOST
+    options = [*rest]
+    while (left := seconds - (perf_counter() - start)) > 0:
+        with subprocess.Popen(_command([*options, "--seconds", str(left)])) as child:
+            status = _watched(child, path)
+        # what is forgotten once is not forgotten again
+        options = [each for each in options if each != "--again"]
+        found = sum(len(rows) for rows in read(path).values() if isinstance(rows, dict))
+        if status in (0, 2) or found == known:
+            break
+        known = found
+        print(f"the process ended with {status}: on behind the row that it was in", flush=True)
+    return status
+
+
+def _command(options: Sequence[str]) -> list[str]:
+    return [sys.executable, "-m", "benchmarks.gpu", "--here", *options]
+
+
+def _watched(child: subprocess.Popen[bytes], path: Path) -> int:
+    """Waits for a process, and ends it where it has written nothing for too long."""
+    seen, last = perf_counter(), _written(path)
+    while child.poll() is None:
+        time.sleep(min(1.0, LONGEST / 10))
+        if (written := _written(path)) != last:
+            seen, last = perf_counter(), written
+        if perf_counter() - seen > LONGEST + GRACE:
+            print("nothing was written for too long: the process is ended", flush=True)
+            child.kill()
+            return child.wait()
+    return child.returncode
+
+
+def _written(path: Path) -> int:
+    return path.stat().st_mtime_ns if path.exists() else 0
 
 
 def _found(measure: RowOf) -> tuple[dict[str, Json], bool]:
@@ -163,6 +215,7 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("--seconds", type=float, default=3000.0, help="end after so long")
     parser.add_argument("--only", choices=("checks", "times"))
     parser.add_argument("--again", action="store_true", help="forget the rows that are there")
+    parser.add_argument("--here", action="store_true", help="in this process, which may hang")
     parser.add_argument("--dry-run", action="store_true", help="on the CPU, at small lengths")
     parser.add_argument("--results", type=Path, default=RESULTS, help="the file of the figures")
     options = parser.parse_args(arguments)
@@ -172,15 +225,24 @@ def main(arguments: Sequence[str]) -> int:
     if options.dry_run and options.results == RESULTS:
         print("--dry-run measures nothing: name another file by --results", file=sys.stderr)
         return 2
-    found = run(options.results, options.dry_run, options.seconds, options.only, options.again)
+    rest = ["--results", str(options.results), *(["--again"] if options.again else [])]
+    rest += ["--only", options.only] if options.only else []
+    if not (options.here or options.dry_run):
+        status = attended(options.results, options.seconds, rest)
+    else:
+        arguments_of = options.results, options.dry_run, options.seconds, options.only
+        status = 0 if run(*arguments_of, options.again) else LOST
+        if options.here:
+            return status
+    found = read(options.results)
     failed = [
         name
         for part in (("checks",) if options.dry_run else ("checks", "times"))
-        for name, row in found[part].items()  # type: ignore[union-attr]
+        for name, row in found.get(part, {}).items()  # type: ignore[union-attr]
         if isinstance(row, dict) and row.get("ok") is False
     ]
     print(f"{len(failed)} rows are not as they should be", *failed, sep="\n- ")
-    return 0
+    return status
 
 
 if __name__ == "__main__":

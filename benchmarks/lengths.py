@@ -1,7 +1,9 @@
 """New lengths: the first call at one beside later calls, and another length for each call.
 
 The first call lays out what the later ones find again. It is timed in a module that has run at
-other lengths, so that nothing is loaded for the first time.
+other lengths, so that nothing is loaded for the first time. Another length for each call is what
+buckets and packing bring to training: steps of training at the largest shape that people use, and
+forward calls at the least, one sample, where what is laid out anew weighs most.
 """
 
 from __future__ import annotations
@@ -13,8 +15,8 @@ from time import perf_counter
 
 from attnspec.spec import Spec
 from benchmarks.block_plans import spread, static_zoo
-from benchmarks.cases import HEADS, SHAPE_PATTERNS, Case, Settings
-from benchmarks.efficiency import forward
+from benchmarks.cases import HEADS, SHAPE_PATTERNS, SHAPES, Case, Settings
+from benchmarks.efficiency import Attention, both, forward
 from benchmarks.measuring import Json
 
 TIMES, MORE = 3.0, 5e-3
@@ -46,19 +48,30 @@ def first_and_later(spec: Spec, n: int) -> tuple[float, float]:
     return seconds_of(call), min(seconds_of(call) for _ in range(AGAIN))
 
 
-def changing(spec: Spec, calls: int, longest: int) -> dict[str, Json]:
+def step(attention: Attention, n: int) -> Callable[[], object]:
+    """A call with the gradients of q, k and v, of as many samples and heads as the largest of the
+    shapes that people use."""
+    largest = SHAPES[-1]
+    return both(attention, n, largest.batch, largest.heads)
+
+
+MODES = {"forward": (forward, 1), "training": (step, 5)}
+"""What is called, and how many times fewer calls, since each takes so much longer."""
+
+
+def changing(spec: Spec, mode: str, calls: int, longest: int) -> dict[str, Json]:
     """A module called at lengths that are drawn for each call: their seconds, and those of one
     later call at each."""
-    module, drawn = spec.compile(), random.Random(0)
-    forward(module, WARM)()
+    module, drawn, (subject, fewer) = spec.compile(), random.Random(0), MODES[mode]
+    subject(module, WARM)()
     whole, steady, seen = 0.0, 0.0, set[int]()
-    for _ in range(calls):
+    for _ in range(calls := -(-calls // fewer)):
         n = drawn.randint(1, longest)
         seen.add(n)
-        call = forward(module, n)
+        call = subject(module, n)
         whole += seconds_of(call)
         steady += min(seconds_of(call) for _ in range(2))
-    return {"calls": calls, "lengths": len(seen), "whole": whole, "steady": steady}
+    return {"mode": mode, "calls": calls, "lengths": len(seen), "whole": whole, "steady": steady}
 
 
 def measure(settings: Settings) -> dict[str, Json]:
@@ -81,7 +94,9 @@ def measure(settings: Settings) -> dict[str, Json]:
     for name, body in SHAPE_PATTERNS.items():
         longest = max(settings.first)
         spec = Case(name, body).spec(longest)
-        changed.append({"name": name, **changing(spec, settings.changing, longest)})
+        for mode in MODES:
+            found = changing(spec, mode, settings.changing, longest)
+            changed.append({"name": name, **found})
     summary: dict[str, Json] = {
         "met": sum(each <= 0 for each in excess),
         "rows": len(excess),

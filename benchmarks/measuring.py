@@ -30,10 +30,12 @@ PACKAGES = (
 """Whose versions stand beside the figures."""
 
 
-def tensors(n: int, grad: bool = False) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+def tensors(
+    n: int, grad: bool = False, batch: int = BATCH, heads: int = HEADS
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """q, k and v of every measurement, the same numbers each time."""
     generator = torch.Generator().manual_seed(0)
-    shape = (BATCH, HEADS, n, SIZE)
+    shape = (batch, heads, n, SIZE)
     q, k, v = (torch.randn(shape, generator=generator).requires_grad_(grad) for _ in range(3))
     return q, k, v
 

@@ -330,8 +330,11 @@ def _item(stop: _Stop) -> Diagnostic | None:
         advice: str | None = "statements stand between the braces of `attention NAME { … }`"
     else:
         advice = _FOREIGN_WORDS.get(text) or _near_word(stop, stop.accepts)
-        if stop.scan.source.text.strip().endswith(".attn"):
+        whole = stop.scan.source.text.strip()
+        if whole.endswith(".attn"):
             advice = "this is the name of a file, not a spec: `attnspec.load(path)` reads one"
+        elif advice is None and whole == text and stop.word.kind == "name":
+            advice = f"this is a name, not a spec: `attnspec.zoo({text!r})` asks the zoo for it"
     return stop.diagnostic("A131", expected_words(stop.accepts), advice)
 
 

@@ -14,7 +14,7 @@ import resource
 import shutil
 import signal
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -32,6 +32,9 @@ RECORDING = 1800.0
 
 MEMORY = 8 << 30
 """Bytes that a run of tests may take: what a change makes of a size has no other bound."""
+
+FEW = 16
+"""Tests that are run first; most changes are noticed by them."""
 
 PASSED, FAILED, INTERRUPTED, UNKNOWN = 0, 1, 2, 4
 """What pytest returns; UNKNOWN where there is no test of a name."""
@@ -185,14 +188,27 @@ class Worker:
         source = path.read_bytes()
         path.write_bytes(mutation.of(source))
         try:
-            while tests:
-                found = failing(self.changed, tests, 4 * seconds + 60)
-                if found is None or found not in tests or not self._fails_anyway(found):
-                    return found
-                tests = [test for test in tests if test != found]
-            return None
+            found = (self._killer(some, 4 * seconds + 60) for some in _rounds(tests))
+            return next((each for each in found if each is not None), None)
         finally:
             path.write_bytes(source)
+
+    def _killer(self, tests: list[str], seconds: float) -> str | None:
+        """The first of these tests that fails because of what is changed now."""
+        while tests:
+            found = failing(self.changed, tests, seconds)
+            if found is None or found not in tests or not self._fails_anyway(found):
+                return found
+            tests = [test for test in tests if test != found]
+        return None
+
+
+def _rounds(tests: list[str]) -> Iterator[list[str]]:
+    """A few tests first: those of many files take longer to be collected than to run."""
+    size = FEW
+    while tests:
+        yield tests[:size]
+        tests, size = tests[size:], 8 * size
 
 
 _worker: list[Worker] = []

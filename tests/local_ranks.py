@@ -426,7 +426,7 @@ LOADED = (
     "torch.distributed.tensor",
     "scipy.sparse.csgraph",
     "attnspec.compile.compiler",
-    "attnspec.distributed.parallel",
+    "attnspec.distributed.ranks.parallel",
     "zoo",
 )
 """What every rank would load; forked, they have it from one process."""

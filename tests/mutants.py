@@ -3,10 +3,11 @@
     python tests/mutants.py --number 200 --seed 0 --workers 2
 
 What may be changed is drawn from the rooms below. A change is made in a throw-away copy of the tree
-and the tests that reach its function run there until one fails, the fastest first and every test
-function once before any runs with other arguments, up to `--seconds` of them. A failure counts
-where the same test passes without the change. What survives is printed with a diff; a survivor that
-means the same as before is explained in `mutants_alike.toml`, by its function and its lines.
+and the tests that reach its function run there until one fails, up to `--seconds` of them: those of
+its own room first, the fastest before others, every test function once before any runs with other
+arguments. A failure counts where the same test passes without the change. What survives is printed
+with a diff; a survivor that means the same as before is explained in `mutants_alike.toml`, by its
+function and its lines.
 
 Which tests reach what is recorded first, once for each file of tests (`--record` does it anew),
 in `.mutants/`. Results are printed; `--json FILE` writes them too.
@@ -51,7 +52,7 @@ ROOMS: dict[str, tuple[str, ...]] = {
     "streaming": ("runtime/streaming", "backends/common/kv_keeper", "graphs/look_back"),
     "analysis": ("analysis/*/*",),
     "claims": ("check/*", "verification/*"),
-    "distributed": ("distributed/*",),
+    "distributed": ("distributed/*", "distributed/ranks/*"),
     "interchange": ("interchange/*", "integrations/*"),
 }
 """What is changed: files of the package by their paths in it."""

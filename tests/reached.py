@@ -51,7 +51,8 @@ class Reaching:
     records: dict[Path, Record]
 
     def tests(self, mutation: Mutation, seconds: float) -> tuple[list[str], float]:
-        """The tests that reach a change, as far as the seconds allow, and how long they take."""
+        """The tests that reach a change, as far as the seconds allow, those of its own room first,
+        and how long they take."""
         key = key_of(mutation.path, mutation.function)
         found: list[tuple[int, float, str]] = []
         for path, record in self.records.items():
@@ -71,7 +72,13 @@ class Reaching:
             if total + time_taken <= seconds:
                 chosen.append(test)
                 total += time_taken
-        return chosen, total
+        own = f"tests/{room_of(mutation.path)}/"
+        return sorted(chosen, key=lambda test: not test.startswith(own)), total
+
+
+def room_of(path: Path) -> str:
+    """The room of a file of the package, which that of its tests is called as well."""
+    return path.parts[1] if path.parts[0] == "attnspec" else path.parts[0]
 
 
 def digest_of(path: Path) -> str:

@@ -9,6 +9,7 @@ import signal
 import time
 from pathlib import Path
 
+import forked
 import mutants
 import pytest
 from forked import Ended, Worker, in_child, recorded
@@ -178,7 +179,9 @@ def change(was: str, becomes: str) -> Mutation:
     return found
 
 
-def test_a_change_is_killed_by_the_first_test_that_notices_it(tree: Path, tmp_path: Path) -> None:
+def test_a_change_is_killed_by_the_first_test_that_notices_it(
+    tree: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     worker = Worker(tree, tmp_path)
     minus = change("return x + y", "return x - y")
     assert worker.killer(minus, named("fast"), 1.0) is None
@@ -186,6 +189,10 @@ def test_a_change_is_killed_by_the_first_test_that_notices_it(tree: Path, tmp_pa
     # what fails anyway says nothing
     assert worker.killer(minus, named("wrong", "fast"), 1.0) is None
     assert worker.killer(minus, named("wrong", "slow"), 1.0) == named("slow")[0]
+    # a few tests run first, then the others
+    monkeypatch.setattr(forked, "FEW", 1)
+    assert worker.killer(minus, named("fast", "far", "slow"), 1.0) == named("far")[0]
+    assert worker.killer(minus, named("wrong", "fast", "slow"), 1.0) == named("slow")[0]
     # nothing is left changed, neither in the copy nor in the tree
     assert (tree / "calc.py").read_text() == CALC
     assert (worker.changed / "calc.py").read_text() == CALC
@@ -257,4 +264,8 @@ def test_every_test_runs_once_before_any_runs_with_other_arguments() -> None:
     # what stands in a class is reached with any of its functions
     whole = Mutation(Path("attnspec/other/box.py"), "Box", 1, 0, 1, "x")
     assert len(reaching.tests(whole, 100.0)[0]) == 5
+    # the tests of its own room are first
+    near = Reaching({Path(f"tests/{x}/test_box.py"): record for x in ("cli", "ir", "text")})
+    inside = Mutation(Path("attnspec/ir/box.py"), "Box.other", 1, 0, 1, "x")
+    assert [test.split("/")[1] for test in near.tests(inside, 9.0)[0]] == ["ir", "cli", "text"]
     assert reaching.tests(Mutation(Path("attnspec/lid.py"), "Lid", 1, 0, 1, "x"), 10.0) == ([], 0.0)

@@ -35,7 +35,7 @@ from attnspec.layout.steps import TARGETS, amounts_of, banded, layouts_of
 from attnspec.layout.tile_layout import tile_layout
 from attnspec.lower.cost_model import Calibration, shipped
 from attnspec.lower.lower import stand_ins, works_of
-from attnspec.lower.rates import SHARED, Amounts, GpuRates, Rates
+from attnspec.lower.rates import ALIKE, SHARED, Amounts, GpuRates, Rates
 from attnspec.lower.work import Backend, Call, Kernel, Softcap, Work, refusal_of
 from attnspec.text.decoding import source_of
 
@@ -77,6 +77,16 @@ GPU = (
     ("window(radius = 128) | global(first(64))", 16384),
 )
 """What every backend runs on a GPU that does not refuse it, or take more than `DEAREST`."""
+
+SUMS = (
+    ("causal attend linear()", 2048),
+    ("causal attend linear()", 16384),
+    ("causal attend linear()", 65536),
+    ("attend linear(feature = relu)", 65536),
+    ("causal attend favor(features = 64)", 16384),
+    ("causal attend window(before = 511, after = 0) + linear()", 16384),
+)
+"""Mechanisms that run on a GPU, in every way that there is."""
 
 DEAREST = 0.1
 """Seconds that a trial of one head on a GPU may be expected to take."""
@@ -146,32 +156,59 @@ class Measured:
     expected: float
 
 
-def trials(device: str = "cpu") -> Iterator[Trial]:
+@dataclass(frozen=True)
+class Failed:
+    """A trial that could not be built or run, and why: it is left out."""
+
+    name: str
+    reason: str
+
+
+class NothingMeasured(Exception):
+    """Every trial failed."""
+
+
+def trials(device: str = "cpu") -> Iterator[Trial | Failed]:
     """Everything that is run on a type of device, built one by one."""
     return _on_cpu() if device == "cpu" else _on_gpu(device)
 
 
 def gpu_works(device: str) -> Iterator[tuple[str, Work, Backend, Amounts]]:
     """What every backend runs there, and what one head's part of it takes."""
-    for text, n in GPU:
-        work = replace(_work(text, n), device=device, copies=GPU_HEADS)
+    graphs = ((f"attend {text}", n) for text, n in GPU)
+    for body, n in (*graphs, *SUMS):
+        work = replace(_work_of(body, n), device=device, copies=GPU_HEADS)
         for backend in BACKENDS:
             if refusal_of(backend, work, device) is not None or backend.cost(work) > DEAREST:
                 continue
-            if isinstance(backend, TilesBackend):
-                amounts = backend.amounts(work, backend.tile(work))
-            else:
-                amounts = getattr(backend, "amounts", lambda work: {})(work)
-            # of what all heads share
-            parts = {name: 1 / GPU_HEADS if name in SHARED else 1 for name in amounts}
-            yield text, work, backend, {name: x * parts[name] for name, x in amounts.items()}
+            for each in getattr(backend, "variants", lambda work, only=backend: (only,))(work):
+                if amounts := _amounts(each, work):
+                    yield body.removeprefix("attend "), work, each, amounts
 
 
-def _on_gpu(device: str) -> Iterator[Trial]:
+def _amounts(backend: Backend, work: Work) -> Amounts:
+    """What one head's part of a work takes; nothing where a backend does not say."""
+    if isinstance(backend, TilesBackend):
+        amounts = backend.amounts(work, backend.tile(work))
+    else:
+        amounts = getattr(backend, "amounts", lambda work: {})(work)
+    # of what all heads share
+    parts = {name: 1 / GPU_HEADS if name in SHARED else 1 for name in amounts}
+    return {name: x * parts[name] for name, x in amounts.items()}
+
+
+def _on_gpu(device: str) -> Iterator[Trial | Failed]:
     place = torch.device(device)
     for text, work, backend, amounts in gpu_works(device):
-        kernel = backend.build(work, tuple(range(GPU_HEADS)), place)
-        yield _trial(backend.name, text, work, amounts, kernel, place)
+        name = backend.name
+        if any(x.startswith("package") for x in amounts):
+            name += ", flash-linear-attention"
+        try:
+            kernel = backend.build(work, tuple(range(GPU_HEADS)), place)
+            found: Trial | Failed = _trial(name, text, work, amounts, kernel, place)
+        except Exception as error:  # no memory, or no kernel: others may have both
+            found = Failed(_title(name, text, work), _reason(error))
+        yield found
 
 
 def _on_cpu() -> Iterator[Trial]:
@@ -216,6 +253,12 @@ def _program(body: str) -> Program:
     return elaborate(source_of(f"attention trial {{ {body} }}")).program
 
 
+def _work_of(body: str, n: int) -> Work:
+    """What one head of a program computes."""
+    ((work, _),) = works_of(_program(body), 0, 1, n, n, {})
+    return work
+
+
 def _work(text: str, n: int) -> Work:
     return Work(Stack(_program(f"attend {text}")).relation(n), n, n)
 
@@ -241,8 +284,36 @@ def _trial(
             torch.cuda.synchronize(place)
         return found
 
-    changed = "" if work.plain else ", scores changed"
-    return Trial(f"{name}, {text}{changed}, n = {work.n_q}", amounts, run)
+    return Trial(_title(name, text, work), amounts, run)
+
+
+def _title(name: str, text: str, work: Work) -> str:
+    changed = ", scores changed" if work.changes else ""
+    return f"{name}, {text}{changed}, n = {work.n_q}"
+
+
+def _reason(error: Exception) -> str:
+    """The first line of an error."""
+    first = str(error).strip().partition("\n")[0]
+    return f"{type(error).__name__}: {first:.300}"
+
+
+class _Attempt:
+    """Runs a trial until it fails, and says why it did."""
+
+    def __init__(self, trial: Trial, device: str) -> None:
+        self.trial, self.device = trial, device
+        self.failed: Failed | None = None
+
+    def __call__(self) -> None:
+        if self.failed is not None:
+            return
+        try:
+            self.trial.run()
+        except Exception as error:  # one that fails must not end the others
+            self.failed = Failed(self.trial.name, _reason(error))
+            if isinstance(error, torch.OutOfMemoryError):
+                torch.cuda.empty_cache()
 
 
 def _packed(n: int) -> Callable[[], object]:
@@ -264,14 +335,42 @@ def calibrate(
     device: str = "cpu",
     rounds: int = ROUNDS,
     show: Callable[[float, str], None] = lambda share, doing: None,
-) -> tuple[Calibration, list[Measured]]:
-    """Runs all trials of a type of device in turns and fits the rates; `show` is told the share
-    that is done."""
-    prepared = []
+) -> tuple[Calibration, list[Measured], list[Failed]]:
+    """Runs all trials of a type of device in turns and fits the rates to those that did not fail;
+    `show` is told the share that is done.
+
+    Raises NothingMeasured where all of them failed.
+    """
+    attempts, failed = list[_Attempt](), list[Failed]()
     for trial in trials(device):
         show(0.0, f"preparing {trial.name}")
-        prepared.append(trial)
-    runs = {trial.name: trial.run for trial in prepared}
+        if isinstance(trial, Failed):
+            failed.append(trial)
+        else:
+            attempts.append(_Attempt(trial, device))
+    timed = _timed(attempts, rounds, show)
+    failed += [attempt.failed for attempt in attempts if attempt.failed is not None]
+    done = [attempt.trial for attempt in attempts if attempt.failed is None]
+    if not done:
+        raise NothingMeasured("; ".join(f"{one.name}: {one.reason}" for one in failed[:3]))
+    heads = HEADS if device == "cpu" else GPU_HEADS
+    # what slows a machine for a while is not the kernel's
+    seconds = [timed[trial.name].least / heads for trial in done]
+    rates = fitted([trial.amounts for trial in done], seconds, shipped(device))
+    measured = [
+        Measured(trial.name, found, timed[trial.name].median / heads, rates.seconds(trial.amounts))
+        for trial, found in zip(done, seconds, strict=True)
+    ]
+    where = machine(device)
+    found = Calibration(rates, torch.get_num_threads(), torch.__version__, where)
+    return found, measured, failed
+
+
+def _timed(
+    attempts: Sequence[_Attempt], rounds: int, show: Callable[[float, str], None]
+) -> dict[str, Timing]:
+    """The times of all that run, in turns."""
+    runs = {attempt.trial.name: attempt for attempt in attempts}
     steps = len(runs) * (rounds + 1)
     timed: dict[str, Timing] = {}
     start = perf_counter()
@@ -280,32 +379,26 @@ def calibrate(
         show(max(done / steps, min(1.0, (perf_counter() - start) / SECONDS)), name)
         if len(timed) == len(runs) and perf_counter() - start > SECONDS:
             break
-    heads = HEADS if device == "cpu" else GPU_HEADS
-    # what slows a machine for a while is not the kernel's
-    seconds = [timed[trial.name].least / heads for trial in prepared]
-    rates = fitted([trial.amounts for trial in prepared], seconds, shipped(device))
-    measured = [
-        Measured(trial.name, found, timed[trial.name].median / heads, rates.seconds(trial.amounts))
-        for trial, found in zip(prepared, seconds, strict=True)
-    ]
-    where = machine(device)
-    return Calibration(rates, torch.get_num_threads(), torch.__version__, where), measured
+    return timed
 
 
 def fitted(
     amounts: Sequence[Amounts], seconds: Sequence[float], known: Rates | GpuRates
 ) -> Rates | GpuRates:
     """The rates that explain the seconds that these amounts took, in relative terms, near those
-    that are `known`."""
-    default = asdict(known)
+    that are `known`; one that does not ship, and that nothing takes, stays unknown."""
+    given, taken = asdict(known), {name for each in amounts for name in each}
+    default = {name: x for name, x in given.items() if x is not None}
+    default |= {name: default[ALIKE[name]] for name in taken - default.keys()}
     names, before = [*default], np.array([*default.values()])
-    table = np.array([[taken.get(name, 0.0) for name in names] for taken in amounts]) * before
+    table = np.array([[each.get(name, 0.0) for name in names] for each in amounts]) * before
     # one unknown for each rate, in units of what ships; one row for each measurement, in units of
     # its time
     rows = table / np.array(seconds)[:, None]
     slower = float(statistics.median(1.0 / rows.sum(axis=1)))
     tied = np.eye(len(names)) * TIE / slower
     right = np.concatenate([np.ones(len(rows)), np.full(len(names), TIE)])
-    found, _ = nnls(np.concatenate([rows, tied]), right)
-    values = np.maximum(found, LEAST * slower) * before
-    return type(known)(**{name: float(f"{x:.4g}") for name, x in zip(names, values, strict=True)})
+    shares, _ = nnls(np.concatenate([rows, tied]), right)
+    values = np.maximum(shares, LEAST * slower) * before
+    found = {name: float(f"{x:.4g}") for name, x in zip(names, values, strict=True)}
+    return type(known)(**given | found)

@@ -39,6 +39,10 @@ class DamagedRates(click.ClickException):
     exit_code = WRONG_FILE
 
 
+class FailedTrials(click.ClickException):
+    """A device on which nothing could be measured."""
+
+
 @click.command("calibrate")
 @click.option(
     "--device",
@@ -84,17 +88,25 @@ def _measure(path: str, device: str, as_json: bool) -> None:
         _require_gpu()
     # a folder that cannot be made is better known before half a minute has passed
     Path(path).parent.mkdir(parents=True, exist_ok=True)
-    from attnspec.bench.calibrate import calibrate
+    from attnspec.bench.calibrate import NothingMeasured, calibrate
 
     console.say("measuring takes about half a minute; leave the machine alone as far as you can")
-    with progress_bar() as show:
-        found, measured = calibrate(device, show=show)
+    try:
+        with progress_bar() as show:
+            found, measured, failed = calibrate(device, show=show)
+    except NothingMeasured as error:
+        raise FailedTrials(f"no trial ran, and no rates are written: {error}") from error
+    for one in failed:
+        console.say(f"warning: left out, {one.name}: {one.reason}")
     replace_file(Path(path), json.dumps(found.data(), indent=2) + "\n")
     calibration.cache_clear()
     if as_json:
         trials = [asdict(one) for one in measured]
         console.result_json(
-            {"ok": True, "file": shown_path(path), **found.data(), "trials": trials}
+            {
+                **{"ok": True, "file": shown_path(path), **found.data(), "trials": trials},
+                "failed": [asdict(one) for one in failed],
+            }
         )
         return
     console.result(table(found, device))
@@ -157,7 +169,7 @@ def table(found: Calibration | None, device: str) -> str:
     default = asdict(shipped(device))
     head = f"{'seconds for one head of size 64':<32}  {'default':>10}"
     if found is None:
-        return "\n".join([head, *(f"{name:<32}  {x:>10.3g}" for name, x in default.items())])
+        return "\n".join([head, *(f"{name:<32}  {_shown(x)}" for name, x in default.items())])
     where = found.machine
     title = (
         f"{found.threads} thread{'s' * (found.threads != 1)} of {where.get('cores')}"
@@ -168,8 +180,14 @@ def table(found: Calibration | None, device: str) -> str:
         title = f"{where['accelerator']}, {title}"
     lines = [title, f"{head}  {'here':>10}  ratio"]
     for name, x in asdict(found.rates).items():
-        lines.append(f"{name:<32}  {default[name]:>10.3g}  {x:>10.3g}  {x / default[name]:5.2f}")
+        ratio = f"  {x / default[name]:5.2f}" if default[name] is not None else ""
+        lines.append(f"{name:<32}  {_shown(default[name])}  {_shown(x)}{ratio}")
     return "\n".join(lines)
+
+
+def _shown(rate: float | None) -> str:
+    """A rate, in ten places."""
+    return f"{'-':>10}" if rate is None else f"{rate:>10.3g}"
 
 
 def fit(measured: Sequence[Measured]) -> str:

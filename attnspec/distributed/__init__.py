@@ -8,16 +8,16 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from attnspec.distributed.collectives import LostRank
-    from attnspec.distributed.parallel import ParallelAttention, parallelize
     from attnspec.distributed.planning import DistributedPlan, Tensors, plan
+    from attnspec.distributed.ranks.collectives import LostRank
+    from attnspec.distributed.ranks.parallel import ParallelAttention, parallelize
 
 _HOMES = {
     "DistributedPlan": "planning",
-    "LostRank": "collectives",
-    "ParallelAttention": "parallel",
+    "LostRank": "ranks.collectives",
+    "ParallelAttention": "ranks.parallel",
     "Tensors": "planning",
-    "parallelize": "parallel",
+    "parallelize": "ranks.parallel",
     "plan": "planning",
 }
 

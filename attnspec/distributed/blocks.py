@@ -272,12 +272,10 @@ class _Search:
 
     def _alike(self, every: np.ndarray) -> np.ndarray:
         """Of each block of two whole pieces the number of the one that is looked into in its place:
-        of two other ranks whose pairs are the same as far as their tensors count them."""
+        of two other ranks whose pieces have the same pairs, counted in each piece."""
         ranks, rank = self.partition.ranks, self.pieces.rank
         q, k = self._tiles(every[:, 0], every[:, 2:4]), self._tiles(every[:, 1], every[:, 4:])
         each = [*phase_of(self.relation, q, k, self.n), q.count, k.count]
-        before = self.pieces.before
-        each += [before[every[:, 0]], before[every[:, 1]]]
         masks = np.unique(np.stack(each, 1), axis=0, return_inverse=True)[1].ravel()
         pair = rank[every[:, 0]] * ranks + rank[every[:, 1]]
         order = np.argsort(pair, kind="stable")

@@ -11,8 +11,8 @@ integers, numpy arrays and torch tensors: `&`, `|`, `^ True` instead of `and`, `
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, fields, is_dataclass
-from typing import Any, ClassVar, TypeAlias
+from dataclasses import dataclass, fields, is_dataclass, replace
+from typing import Any, ClassVar, TypeAlias, TypeVar
 
 import numpy as np
 
@@ -588,6 +588,36 @@ def is_of_any_length(value: object) -> bool:
         if (parameter and parameter.context == "grid" and content) or not is_of_any_length(content):
             return False
     return True
+
+
+Value = TypeVar("Value")
+
+
+def heads_in(value: object) -> set[int]:
+    """The heads that a relation, or a part of it, draws for."""
+    found: set[int] = set()
+    for part in value if isinstance(value, tuple) else ():
+        found |= heads_in(part)
+    for entry in fields(value) if is_dataclass(value) else ():
+        content, parameter = getattr(value, entry.name), entry.metadata.get("parameter")
+        found |= {content} if parameter and parameter.context == "head" else heads_in(content)
+    return found
+
+
+def with_head(value: Value, head: int | None) -> Value:
+    """A relation, or a part of it, as another head draws it, None for the same."""
+    if head is None:
+        return value
+    if isinstance(value, tuple):
+        return type(value)(with_head(part, head) for part in value)
+    if not is_dataclass(value) or isinstance(value, type):
+        return value
+    changed = {}
+    for entry in fields(value):
+        content, parameter = getattr(value, entry.name), entry.metadata.get("parameter")
+        of_head = parameter is not None and parameter.context == "head"
+        changed[entry.name] = head if of_head else with_head(content, head)
+    return replace(value, **changed)
 
 
 def _parts(value: object) -> list[object]:

@@ -15,6 +15,7 @@ import torch
 from torch import nn
 from torch.func import functional_call
 
+from attnspec.backends.common.merging import with_zero
 from attnspec.integrations.model_layers import attribute_of
 from attnspec.ir.program import Attend, Compound, Input, InputRef, Leaf, Program
 from attnspec.ir.serial import plan_data
@@ -151,8 +152,7 @@ def _cut(name: str, attend: Attend) -> Attend:
 
 def with_sink(out: torch.Tensor, lse: torch.Tensor, logits: torch.Tensor) -> torch.Tensor:
     """Outputs [B, H, q, d] with log-sum-exps [B, H, q] beside a key of value 0 with logits [H]."""
-    share = torch.sigmoid(lse - logits.to(lse.dtype)[:, None])
-    return out * share[..., None].to(out.dtype)
+    return with_zero((out, lse), logits.to(lse.dtype)[:, None])[0]
 
 
 def _require_axes(name: str, tensor: torch.Tensor, axes: int, wanted: str) -> None:

@@ -2,7 +2,8 @@
 
 A `Strip` is a batch of independent blocks of equal shape. Query tiles that read the same key tiles
 are one tall block; others that read equally many are blocks of one strip, with one mask for all
-where their masks agree.
+where their masks agree. The few that are like no others, at the ends of a sequence mostly, are tall
+blocks with their neighbours, of the key tiles that any of them reads: a call more would cost more.
 """
 
 from __future__ import annotations
@@ -12,7 +13,16 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from attnspec.layout.tile_layout import FULL_TILE, StepLayout
+from attnspec.layout.tile_layout import FULL_TILE, NOTHING, StepLayout
+
+LONE = 3
+"""Query tiles that read equally many key tiles, up to which they are like no others."""
+
+WASTED = 1.3
+"""How many times the tiles that they read neighbours may compute as one block."""
+
+UNFOLDED = 1 << 20
+"""Numbers in the mask of such a block, at most."""
 
 SHARED = 8
 """One in how many blocks, or how many in number, must have a mask for it to be kept unfolded."""
@@ -40,6 +50,9 @@ def strips_of(layout: StepLayout, tallest: int) -> list[Strip]:
     """
     lengths = np.diff(layout.starts)
     found: list[Strip] = []
+    for rows in _neighbours(layout, lengths, tallest):
+        found.append(_joined(layout, rows))
+        lengths[rows] = 0
     for wide in np.unique(lengths[lengths > 0]):
         rows = np.flatnonzero(lengths == wide)
         entry = layout.starts[rows][:, None] + np.arange(wide)
@@ -48,6 +61,37 @@ def strips_of(layout: StepLayout, tallest: int) -> list[Strip]:
             # every query tile of a block reads the same key tiles
             found.extend(_alike(layout, rows[blocks], columns[blocks[:, 0]], kinds[blocks]))
     return found
+
+
+def _neighbours(layout: StepLayout, lengths: np.ndarray, tallest: int) -> list[np.ndarray]:
+    """Runs of query tiles, two at least, that are like no others and read nearly the same tiles."""
+    lone = np.flatnonzero((lengths > 0) & (np.bincount(lengths)[lengths] <= LONE))
+    found: list[list[int]] = []
+    read, tiles = np.zeros(0, np.int64), 0
+    for row in lone.tolist():
+        keys = layout.keys[layout.starts[row] : layout.starts[row + 1]]
+        if found and found[-1][-1] == row - 1 and len(found[-1]) < tallest:
+            together = np.union1d(read, keys)
+            area = (len(found[-1]) + 1) * len(together)
+            numbers = area * layout.q.size * layout.k.size
+            if area <= WASTED * (tiles + len(keys)) and numbers <= UNFOLDED:
+                found[-1].append(row)
+                read, tiles = together, tiles + len(keys)
+                continue
+        found.append([row])
+        read, tiles = keys, len(keys)
+    return [np.array(rows) for rows in found if len(rows) > 1]
+
+
+def _joined(layout: StepLayout, rows: np.ndarray) -> Strip:
+    """Query tiles as one tall block."""
+    low, high = layout.starts[rows[0]], layout.starts[rows[-1] + 1]
+    columns, place = np.unique(layout.keys[low:high], return_inverse=True)
+    kinds = np.full((1, len(rows), len(columns)), NOTHING)
+    row = np.repeat(np.arange(len(rows)), np.diff(layout.starts[rows[0] : rows[-1] + 2]))
+    kinds[0, row, place] = layout.kinds[low:high]
+    mask = None if (kinds == FULL_TILE).all() else unfolded(layout.masks, kinds)[0]
+    return Strip(rows[None], columns[None], mask, None)
 
 
 def _blocks(columns: np.ndarray, tallest: int) -> Iterator[np.ndarray]:
@@ -99,7 +143,6 @@ def unfolded(masks: np.ndarray, kinds: np.ndarray) -> np.ndarray:
     """The masks of blocks from those of their tiles: [b, tall, wide] -> bool [b, h, w]."""
     blocks, tall, wide = kinds.shape
     height, width = masks.shape[1:]
-    if not len(masks):
-        return np.ones((blocks, tall * height, wide * width), bool)
-    held = masks[kinds] | (kinds == FULL_TILE)[..., None, None]
+    every = np.concatenate([masks, np.zeros((1, height, width), bool)])
+    held = every[np.where(kinds < 0, len(masks), kinds)] | (kinds == FULL_TILE)[..., None, None]
     return np.asarray(held.swapaxes(2, 3).reshape(blocks, tall * height, wide * width))

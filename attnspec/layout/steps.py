@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 
 from attnspec.graphs.operators import Union
-from attnspec.graphs.relation import Relation
+from attnspec.graphs.relation import Relation, with_head
 from attnspec.ir.parameters import RelationError
 from attnspec.layout.cuthill_mckee import is_irregular, reordered
 from attnspec.layout.edge_count import edges_of
@@ -30,7 +30,7 @@ from attnspec.layout.orders import (
 from attnspec.layout.tile_layout import StepLayout, parted, step_layout
 from attnspec.layout.tiling import Survey, TooFine, classify, survey
 from attnspec.lower.cost_model import current, dense_seconds
-from attnspec.lower.ranges import planned_length
+from attnspec.lower.ranges import drawn_alike, planned_length
 from attnspec.lower.rates import Amounts
 from attnspec.lower.work import Work
 
@@ -158,13 +158,12 @@ BANDS = Means("bands", "cpu", TARGETS, LARGE, _of_bands, about)
 @lru_cache(maxsize=64)
 def bands_of(relation: Relation, n_q: int, n_k: int, means: Means = BANDS) -> tuple[Banded, ...]:
     """The steps of a relation, disjoint, in the order in which they are computed; chosen for the
-    whole range of lengths where there is one."""
-    planned = planned_length(relation, n_q, n_k)
-    if planned != n_k:
+    whole range of lengths where there is one, and for all heads that draw alike."""
+    planned, (first, head) = planned_length(relation, n_q, n_k), drawn_alike(relation)
+    lengths = (n_q, n_k) if planned == n_k else (planned, planned)
+    if planned != n_k or first is not relation:
         try:
-            found = [
-                _moved(band, n_q, n_k) for band in chosen_at(relation, planned, planned, means)
-            ]
+            found = [_moved(band, n_q, n_k, head) for band in chosen_at(first, *lengths, means)]
         except RelationError:
             # it has no value there, which says nothing of this length
             found = [None]
@@ -173,8 +172,8 @@ def bands_of(relation: Relation, n_q: int, n_k: int, means: Means = BANDS) -> tu
     return chosen_at(relation, n_q, n_k, means)
 
 
-def _moved(band: Banded, n_q: int, n_k: int) -> Banded | None:
-    """A band at other lengths; None where it has no like there."""
+def _moved(band: Banded, n_q: int, n_k: int, head: int | None) -> Banded | None:
+    """A band at other lengths, of the draws of another head; None where it has no like there."""
     order = band.step.order
     if not (isinstance(order.q, int) and isinstance(order.k, int)):
         before, now = (orders_of(band.term, n) for n in (band.lengths[1], n_k))
@@ -183,7 +182,8 @@ def _moved(band: Banded, n_q: int, n_k: int) -> Banded | None:
         order = now[before.index(order)]
     if band.endless:
         return None
-    return replace(band, step=OrderedRelation(band.step.relation, order), lengths=(n_q, n_k))
+    relation, term = with_head(band.step.relation, head), with_head(band.term, head)
+    return replace(band, step=OrderedRelation(relation, order), term=term, lengths=(n_q, n_k))
 
 
 @lru_cache(maxsize=256)

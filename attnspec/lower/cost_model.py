@@ -170,11 +170,15 @@ def read(path: str, device: str = "cpu") -> Calibration:
     if data.get("format") != FORMAT:
         raise RatesError(f"format {FORMAT} is required, found {data.get('format')!r:.40}")
     kind = type(shipped(device))
+    known = asdict(kind())
     rates, threads = data.get("rates"), data.get("threads")
     torch, machine = data.get("torch"), data.get("machine")
-    if not isinstance(rates, dict) or set(rates) != set(asdict(kind())):
+    if not isinstance(rates, dict) or set(rates) != set(known):
         raise RatesError("it was measured by another version, its rates are not those of this one")
     for name, value in rates.items():
+        if value is None and known[name] is None:
+            # it was not measured
+            continue
         if type(value) not in (int, float) or not 0 < value < math.inf:
             raise RatesError(f"`{name}` must be a number of seconds above 0, found {value!r:.40}")
     if type(threads) is not int or not isinstance(torch, str) or not isinstance(machine, dict):

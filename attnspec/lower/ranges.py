@@ -4,8 +4,9 @@ of its range, so that sequences of many lengths need few choices."""
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import lru_cache
 
-from attnspec.graphs.relation import Relation, is_of_any_length
+from attnspec.graphs.relation import Relation, heads_in, is_of_any_length, with_head
 from attnspec.lower.work import Work
 
 RANGES = 8
@@ -32,6 +33,23 @@ def longest_of(n: int) -> int:
 
 
 def as_planned(work: Work) -> Work:
-    """A work at the length at which it is planned; that of a mechanism is its own."""
-    n = work.n_k if work.mechanism else planned_length(work.relation, work.n_q, work.n_k)
-    return work if n == work.n_k else replace(work, n_q=n, n_k=n)
+    """A work at the length and with the draws at which it is planned; that of a mechanism is its
+    own."""
+    if work.mechanism:
+        return work
+    n = planned_length(work.relation, work.n_q, work.n_k)
+    relation, _ = drawn_alike(work.relation)
+    if n == work.n_k:
+        return work if relation is work.relation else replace(work, relation=relation)
+    return replace(work, relation=relation, n_q=n, n_k=n)
+
+
+@lru_cache(maxsize=256)
+def drawn_alike(relation: Relation) -> tuple[Relation, int | None]:
+    """The relation of which heads that differ in what they draw share a plan, that of the first
+    one, and whose draws these are, None for its own."""
+    head = max(heads_in(relation), default=0)
+    if not head:
+        return relation, None
+    first = with_head(relation, 0)
+    return (first, head) if with_head(first, head) == relation else (relation, None)

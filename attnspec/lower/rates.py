@@ -6,6 +6,7 @@ estimate is the sum of these amounts, each times its rate.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TypeAlias
@@ -14,7 +15,10 @@ Amounts: TypeAlias = Mapping[str, float]
 """How much of what a work takes, by the names of rates."""
 
 SHARED = frozenset(
-    {"dense_call", "torch_call", "tiles_call", "bands_step", "flex_step", "triton_call"}
+    {
+        *("dense_call", "torch_call", "tiles_call", "bands_step"),
+        *("flex_step", "triton_call", "sums_call", "package_call"),
+    }
 )
 """What is done once for all samples and heads."""
 
@@ -70,11 +74,15 @@ class DeviceRates:
     normalisers, other devices."""
 
     def seconds(self, amounts: Amounts, copies: int = 1) -> float:
-        """The estimate of a work that takes these amounts, one of so many that share its calls."""
-        return sum(
-            amount * float(getattr(self, name)) / (copies if name in SHARED else 1)
-            for name, amount in amounts.items()
-        )
+        """The estimate of a work that takes these amounts, one of so many that share its calls;
+        infinity where one of the rates was not measured."""
+        found = 0.0
+        for name, amount in amounts.items():
+            rate = getattr(self, name)
+            if rate is None:
+                return math.inf
+            found += amount * float(rate) / (copies if name in SHARED else 1)
+        return found
 
 
 @dataclass(frozen=True)
@@ -185,3 +193,20 @@ class GpuRates(DeviceRates):
 
     triton_merge: float = 2e-10
     """A query whose output is read and written once more."""
+
+    sums_call: float = 4e-5
+    """A call of the kernels of sums of features."""
+
+    sums_pair: float = 1.7e-12
+    """256 operations of these sums: half as fast as a pair of a tile, as their states are written
+    and read."""
+
+    package_call: float | None = None
+    """A call of flash-linear-attention; where it was not measured, it is not chosen."""
+
+    package_pair: float | None = None
+    """256 operations of its sums, features and the sums of weights included."""
+
+
+ALIKE = {"package_call": "sums_call", "package_pair": "sums_pair"}
+"""What a rate that does not ship is looked for near."""

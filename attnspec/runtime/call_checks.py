@@ -17,6 +17,9 @@ from attnspec.ir.scalars import Scalar
 from attnspec.text.diagnostics import did_you_mean
 
 FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
+AS_GIVEN = ("tokens", "ids")
+"""Kinds of inputs that patterns take as they come, whatever numbers stand there."""
+
 PER_HEAD = ("choices", "scores", "buckets")
 """Kinds of inputs with an axis of heads."""
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TypeAlias, cast
@@ -62,11 +62,24 @@ class Prepared:
     order: Selection
     decisions: tuple[Decision, ...] = ()
 
-    def run(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, call: Call) -> torch.Tensor:
-        """The output [B, H, n_q, d_v] of a call that is the same for all heads."""
-        if self._alone is not None:
+    def run(
+        self,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        call: Call,
+        tables: Callable[[Group], Mapping[str, torch.Tensor]] | None = None,
+    ) -> torch.Tensor:
+        """The output [B, H, n_q, d_v] of a call that is the same for all heads, but for the
+        `tables` of each group if something is learned."""
+        if self._alone is not None and tables is None:
             return self._alone(q, k, v, call)
-        return self.joined([group.kernel(*group.parts(q, k, v), call) for group in self.groups])
+        outs = []
+        for group in self.groups:
+            if tables is not None:
+                call = Call(call.padding, tables=tables(group), data=call.data)
+            outs.append(group.kernel(*group.parts(q, k, v), call))
+        return self.joined(outs)
 
     @cached_property
     def _alone(self) -> Kernel | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import partial
 from typing import Any, Never, TypeAlias, cast
 
 import torch
@@ -25,6 +26,7 @@ from attnspec.lower.cache import Cache
 from attnspec.lower.lower import decided_leaves
 from attnspec.lower.work import Call, MergeableStream, Streamable
 from attnspec.runtime.call_checks import (
+    AS_GIVEN,
     autocast_type,
     check_dropout,
     check_exact,
@@ -65,6 +67,9 @@ LONGEST_PAIRS = 8192
 Given: TypeAlias = "tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor | None]"
 """Queries, keys, values and padding."""
 
+Inputs: TypeAlias = "Mapping[str, torch.Tensor]"
+"""Run-time inputs by name."""
+
 
 class CompiledAttention(Learner):
     """An attention of queries, keys and values, as its plan describes it.
@@ -87,9 +92,11 @@ class CompiledAttention(Learner):
         self._keeps = any(part.kept for _, part in self._parts)
         self._before: dict[tuple[str, int], torch.Tensor] = {}
         self._streams: Cache[tuple[object, ...], tuple[Works, Prepared]] = Cache(KEPT)
-        # calls of nothing but queries, keys, values and padding are known again
-        stateful = self.draws is not None or bool(engine.learned)
-        self._bare = not (stateful or self.program.inputs or self.program.cross)
+        # calls are known again of which nothing is drawn, kept or asked but their shapes and types
+        quiet = all(x.kind in AS_GIVEN and x.at_most is None for x in self.program.inputs)
+        drawn = self.draws is not None or self._keeps or self.program.cross
+        self._bare = quiet and not (drawn or engine.computed)
+        self._names = {x.name for x in self.program.inputs}
         self._signatures: Cache[tuple[object, ...], Key | None] = Cache(SIGNATURES)
 
     def redraw(self) -> None:
@@ -296,29 +303,43 @@ class CompiledAttention(Learner):
         """
         if unknown:
             refuse_unknown(self.program, unknown, CompiledAttention.forward)
-        plain = self._bare and inputs is None and not (return_lse or self.check_finite)
+        plain = self._bare and not (return_lse or self.check_finite or self._waits)
         if plain and not is_surrounded():
-            found = self._settled((q, k, v, key_padding_mask), (layer, dropout_p, query_start))
-            if found is not None:
-                out = found.run(q, k, v, Call(key_padding_mask))
-                if key_padding_mask is not None:
-                    require_unchanged((out,), (key_padding_mask,))
+            given = q, k, v, key_padding_mask
+            out = self._known_again(given, (layer, dropout_p, query_start), inputs)
+            if out is not None:
                 return out
         start = check_query_start(self.program, query_start)
         rest = key_padding_mask, dropout_p, inputs, return_lse, start
         return self._called(q, k, v, layer, *rest)
 
-    def _settled(self, given: Given, numbers: tuple[int, float, int]) -> Prepared | None:
-        """The kernels that are all of a call of q, k, v and padding with a layer, dropout and first
-        query: all but the numbers in tensors was looked at when one like it came first. None for a
-        call that is more than that."""
-        shapes, kinds = signature_of(given), tuple(map(type, numbers))
+    def _known_again(
+        self, given: Given, numbers: tuple[int, float, int], inputs: Inputs | None
+    ) -> torch.Tensor | None:
+        """The output of a call with a layer, dropout and first query where kernels are all of it:
+        all but the numbers in tensors was looked at when one like it came first. None for a call
+        that is more than that."""
+        read: Inputs = {}
+        if inputs is not None or self.program.inputs:
+            if type(inputs) is not dict or inputs.keys() != self._names:
+                return None
+            read = inputs.copy()
+        q, k, v, padding = given
+        shapes, kinds = signature_of((*given, *read.values())), tuple(map(type, numbers))
         if shapes is None or not NUMBERS.issuperset(kinds):
             return None
         # 0.0 is 0, but no layer
-        key = *shapes, *numbers, *kinds
-        found = self._signatures.get(key, lambda: self._checked(*given, *numbers))
-        return None if found is None else self.engine.kept(found)
+        key = *read, *shapes, *numbers, *kinds
+        found = self._signatures.get(key, lambda: self._checked(*given, *numbers, read))
+        if found is None:
+            return None
+        call, tables = Call(padding, data=read), None
+        if self.engine.learned:
+            tables = partial(self.engine.tables, layer=numbers[0], learned=self._learned(q.device))
+        out = self.engine.kept(found).run(q, k, v, call, tables)
+        if read or padding is not None:
+            require_unchanged((out,), [x for x in (padding, *read.values()) if x is not None])
+        return out
 
     def _checked(
         self,
@@ -329,12 +350,14 @@ class CompiledAttention(Learner):
         layer: int,
         dropout_p: float,
         query_start: int,
+        inputs: Inputs,
     ) -> Key | None:
         """What the engine keeps the kernels of such a call by; raises as a call does."""
         check_query_start(self.program, query_start)
         layer = check_layer(self.program, layer)
         check_tensors(self.program, q, k, v)
         check_padding(padding, q.shape[0], k.shape[2], q.device)
+        check_inputs(self.program, inputs, q, k, padding)
         return None if check_dropout(dropout_p) else self.engine.settled(layer, q, k)
 
     def labelled(

@@ -10,6 +10,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
+from attnspec.backends.common.merging import merged
 from attnspec.backends.common.torch_modes import is_transformed, is_watched
 from attnspec.backends.planner import require_willing
 from attnspec.ir.program import Leaf, Program
@@ -268,12 +269,10 @@ class MultiheadAttention(nn.MultiheadAttention):
         found = self._in_turn(q, k, v, added, rest)
         if extra is None:
             return cast(torch.Tensor, found)
-        (out, lse), scores = found, extra[0].to(found[1].dtype)
-        total = torch.logsumexp(torch.cat([lse[..., None], scores], -1), -1, keepdim=True)
-        shares = functional.dropout(torch.exp(scores - total), dropout).to(out.dtype)
-        mine = torch.exp(lse[..., None] - total).to(out.dtype)
-        merged: torch.Tensor = mine * out + shares @ seen[:, :, n_k:]
-        return merged
+        scores = extra[0].to(found[1].dtype)
+        weights = functional.dropout(functional.softmax(scores, -1), dropout).to(seen.dtype)
+        more = weights @ seen[:, :, n_k:], torch.logsumexp(scores, -1)
+        return merged(found, more)[0]
 
     def _in_turn(
         self,

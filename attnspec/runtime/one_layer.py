@@ -104,9 +104,14 @@ def program_of(spec: HasProgram) -> Program:
     # whoever calls from outside may hand in anything
     program: object = getattr(spec, "program", None)
     if not isinstance(program, Program):
+        given: object = spec
+        more = {
+            str: ": `attnspec.parse(text)` makes one of a text, `attnspec.zoo(name)` of a name",
+            int: ": the spec comes first, then the sizes",
+        }
         raise TypeError(
             f"spec must be a Spec, as attnspec.load and attnspec.parse return, got"
-            f" {type(spec).__name__}"
+            f" {type(given).__name__}{more.get(type(given), '')}"
         )
     return program
 

@@ -264,9 +264,14 @@ class _Followed(_SingleLevelFunction):
         raise RuntimeError(_FORWARD_MODE)
 
 
+_PLAINLY = (
+    "or export it under `attnspec.runtime.composed()`, as plain operations, if no numbers decide"
+    " its graph"
+)
+
 _FORWARD_MODE = (
     "forward-mode differentiation (jvp) of an attention is not computed in a traced program: call"
-    " the module itself"
+    f" the module itself, {_PLAINLY}"
 )
 
 
@@ -294,7 +299,8 @@ class _Last(_SingleLevelFunction):
     def backward(ctx: Any, *_: Tensor) -> Any:
         raise RuntimeError(
             "derivatives of derivatives of an attention are not computed in a traced program, nor"
-            " under `vmap` where queries and keys decide: call the module itself, or without `vmap`"
+            " under `vmap` where queries and keys decide: call the module itself, without `vmap`,"
+            f" {_PLAINLY}"
         )
 
 

@@ -26,7 +26,8 @@ from attnspec.backends.bands.views import (
     ordered_frame,
     scratch,
 )
-from attnspec.backends.common.flash import flash, flash_backward, with_zero_logit
+from attnspec.backends.common.flash import flash, flash_backward
+from attnspec.backends.common.merging import merge, with_zero
 from attnspec.backends.common.torch_modes import apart
 from attnspec.layout.batches import strips_of
 from attnspec.layout.stacking import stacked
@@ -163,7 +164,7 @@ class SteppedAttention:
             scores = self._scores(part, q.shape[2], tables)
             self._forward_part((*mine, *keys), part.padding, scale, scores)
         if self.one_more:
-            return with_zero_logit(out, lse)
+            return with_zero((out, lse), in_place=True)
         return out, lse
 
     def _stacked(
@@ -458,16 +459,11 @@ def _merge(
     """Merge a piece's result into the output [c, n_q, d] and its log-sum-exps [c, n_q]."""
     o1, l1 = piece.q.view(out, piece.to), piece.q.view(lse, piece.to)
     if o1 is not None and l1 is not None:
-        o1.lerp_(found, _share(l1, sums).to(o1.dtype))
-        torch.logaddexp(l1, sums, out=l1)
+        merge((o1, l1), (found, sums))
         return
     found, index = piece.q.rows_of(found, piece.to)
     sums, _ = piece.q.rows_of(sums, piece.to)
     o1, l1 = out.index_select(1, index), lse.index_select(1, index)
-    out.index_copy_(1, index, o1.lerp_(found, _share(l1, sums).to(o1.dtype)))
-    lse.index_copy_(1, index, torch.logaddexp(l1, sums))
-
-
-def _share(l1: torch.Tensor, l2: torch.Tensor) -> torch.Tensor:
-    """The second result's weight in a merge, [..., 1]; 0 where neither has a key."""
-    return torch.sigmoid(l2 - l1).nan_to_num_(0.0)[..., None]
+    merge((o1, l1), (found, sums))
+    out.index_copy_(1, index, o1)
+    lse.index_copy_(1, index, l1)

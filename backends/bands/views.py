@@ -60,6 +60,13 @@ class Frame:
         """Whether there is but one sequence."""
         return bool(self.rows.max(initial=0) < self.length)
 
+    @cached_property
+    def runs(self) -> np.ndarray:
+        """How many places of every tile, the first ones, are rows at the distance `step`: a short
+        tile may have rows at another, those of another sequence for example."""
+        other = self.rows[:, 1:] - self.rows[:, :-1] != self.step
+        return np.asarray(np.argmax(np.pad(other, ((0, 0), (0, 1)), constant_values=True), 1) + 1)
+
     def below(self, n: int) -> Frame:
         """The first n positions of every sequence, in the same tiles."""
         at = self.side.positions
@@ -123,7 +130,7 @@ def lattice_of(starts: np.ndarray) -> Lattice | None:
     first, count = int(starts[0]), len(starts)
     if count == 1:
         return Lattice(first, 1, 0, 1, 1)
-    gaps = np.diff(starts)
+    gaps = starts[1:] - starts[:-1]
     inner = int(gaps[0])
     other = np.flatnonzero(gaps != inner)
     if inner <= 0:
@@ -178,14 +185,17 @@ class Blocks:
 
     def _lattice(self) -> Lattice | None:
         frame, tiles = self.frame, self.tiles
+        several = tiles.shape[1] - 1
         if not frame.step or not (self.cut or frame.whole[tiles].all()):
             return None
+        if self.cut:
+            runs = frame.runs[tiles]
+            if (runs[:, several] < self.height - several * frame.size).any():
+                return None
+            if several and (runs[:, :several] < frame.size).any():
+                return None
         starts = frame.rows[tiles, 0]
-        # a short tile may have rows at another distance, those of another sequence for example
-        rows = frame.rows[tiles].reshape(self.count, -1)[:, : self.height]
-        if self.cut and (np.diff(rows, axis=1) != frame.step).any():
-            return None
-        if (starts[:, 1:] - starts[:, :-1] != frame.size * frame.step).any():
+        if several and (starts[:, 1:] - starts[:, :-1] != frame.size * frame.step).any():
             return None
         return lattice_of(starts[:, 0])
 

@@ -15,6 +15,7 @@ from typing import Protocol, Self, TypeAlias
 import torch
 from torch.nn import functional
 
+from attnspec.backends.common.contention import shared
 from attnspec.backends.common.dropping import with_seed
 from attnspec.backends.common.flash import in_rows, rows_of_size
 from attnspec.backends.common.score_formula import scale_of
@@ -157,8 +158,9 @@ class SoftmaxKernel:
     ) -> Partial:
         """`forward` of q [B, H, n_q, d]: the output like it and the log-sum-exps [B, H, n_q]."""
         if not self.by_key_head:
-            return self.forward(q, k, v, call, scale)
-        out, lse = self.forward(grouped(q, k), k, v, call, scale)
+            return shared(id(self), q, lambda: self.forward(q, k, v, call, scale))
+        rows = grouped(q, k)
+        out, lse = shared(id(self), q, lambda: self.forward(rows, k, v, call, scale))
         return out.flatten(1, 2), lse.flatten(1, 2)
 
     def derivatives_of_heads(
@@ -170,13 +172,13 @@ class SoftmaxKernel:
         scale: float,
     ) -> Sequence[torch.Tensor]:
         """`derivatives` of what `of_heads` was given and returned."""
-        if not self.by_key_head:
-            return self.derivatives(saved, grad, of_lse, call, scale)
         q, k, v, out, lse = saved
-        q, out, lse, grad = (grouped(x, k) for x in (q, out, lse, grad))
-        if of_lse is not None:
-            of_lse = grouped(of_lse, k)
-        of_q, *others = self.derivatives((q, k, v, out, lse), grad, of_lse, call, scale)
+        key = id(self), "derivatives"
+        if not self.by_key_head:
+            return shared(key, q, lambda: self.derivatives(saved, grad, of_lse, call, scale))
+        given = grouped(q, k), k, v, grouped(out, k), grouped(lse, k)
+        above = grouped(grad, k), None if of_lse is None else grouped(of_lse, k)
+        of_q, *others = shared(key, q, lambda: self.derivatives(given, *above, call, scale))
         return of_q.flatten(1, 2), *others
 
 

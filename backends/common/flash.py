@@ -25,11 +25,3 @@ def in_rows(x: torch.Tensor) -> torch.Tensor:
 def rows_of_size(x: torch.Tensor, size: int) -> torch.Tensor:
     """Rows of a size, with zeros behind, each in one piece: padding keeps the order of strides."""
     return in_rows(functional.pad(x, (0, size - x.shape[-1])) if x.shape[-1] < size else x)
-
-
-def with_zero_logit(out: torch.Tensor, lse: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Outputs and log-sum-exps with a key of score and value 0 in every row: `softmax1`. Changes
-    `out` in place."""
-    total = torch.logaddexp(lse, lse.new_zeros(()))
-    out *= torch.exp(lse - total)[..., None].to(out.dtype)
-    return out, total

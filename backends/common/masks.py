@@ -6,8 +6,9 @@ the patterns that read inputs are evaluated in torch at every call.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields, is_dataclass, replace
+from functools import cached_property
 from typing import Any, Protocol, TypeVar
 
 import numpy as np
@@ -43,18 +44,25 @@ class Decided(Relation):
 def with_data(value: Part, data: Mapping[Any, Any]) -> Part:
     """The same relation with values in place of its stand-ins, and choices in place of what the
     data decide."""
+    return filling(value)(data)
+
+
+def filling(value: Part) -> Callable[[Mapping[Any, Any]], Part]:
+    """What `with_data` makes of a value and data, for calls one after the other."""
     if isinstance(value, StandIn):
-        return Data(data[value.name])  # type: ignore[return-value]
+        name = value.name
+        return lambda data: Data(data[name])  # type: ignore[return-value]
     if isinstance(value, DataDependent):
-        return Decided(data[value])  # type: ignore[return-value]
+        return lambda data: Decided(data[value])  # type: ignore[return-value]
     if isinstance(value, tuple):
-        return type(value)(with_data(part, data) for part in value)
+        parts, kind = [filling(part) for part in value], type(value)
+        return lambda data: kind(part(data) for part in parts)
     if is_dataclass(value) and not isinstance(value, type) and reads_data(value):
-        changed = {
-            entry.name: with_data(getattr(value, entry.name), data) for entry in fields(value)
-        }
-        return replace(value, **changed)
-    return value
+        known = {entry.name: getattr(value, entry.name) for entry in fields(value)}
+        read = {name: filling(part) for name, part in known.items() if reads_data(part)}
+        made = type(value)
+        return lambda data: made(**known | {name: fill(data) for name, fill in read.items()})
+    return lambda data: value
 
 
 @dataclass(frozen=True, eq=False)
@@ -78,8 +86,13 @@ class Reading:
     def mask(self, data: Mapping[Any, Any], n: int) -> torch.Tensor:
         if self.q.dim() >= 4 and not isinstance(self.relation, DataDependent):
             return self._sample_by_sample(data, n)
-        held: torch.Tensor = with_data(self.relation, data).holds(self.q, self.k, n)
+        held: torch.Tensor = self._filled(data).holds(self.q, self.k, n)
         return held
+
+    @cached_property
+    def _filled(self) -> Callable[[Mapping[Any, Any]], Relation]:
+        """The relation with what a call brings."""
+        return filling(self.relation)
 
     def _sample_by_sample(self, data: Mapping[Any, Any], n: int) -> torch.Tensor:
         """At positions of each sample and head, [B or 1, H or 1, …]."""
@@ -90,7 +103,7 @@ class Reading:
         rows = []
         for sample in range(batch):
             mine = {name: x[sample, 0] for name, x in given.items()}
-            relation = with_data(self.relation, mine)
+            relation = self._filled(mine)
             pairs = [relation.holds(q[sample, head], k[sample, head], n) for head in range(heads)]
             rows.append(torch.stack(pairs))
         return torch.stack(rows)

@@ -1,27 +1,65 @@
-"""Partial results of one query over different keys, merged by their log-sum-exps.
+"""Partial results of one query over different keys become one: steps of a plan, a graph beside a
+mechanism, sums of earlier keys and new ones, the shards of several devices.
 
-The operations differentiate to any order.
+A partial result is an output with its log-sum-exp, or sums of values by weights, that of the
+weights among them, times exp of a logarithm: the first is the second with the sums (out, 1). All
+are brought into one frame, the largest logarithm. What takes no `into` differentiates to any order.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
+from torch.nn import functional
+
+LOWEST = -1e30
+"""In place of minus infinity in a maximum over nothing, so that differences stay numbers."""
+
+Partial = tuple[torch.Tensor, torch.Tensor]
+"""Outputs [..., n, d] and their log-sum-exps [..., n], -inf without a key."""
 
 
-def merged(
-    first: tuple[torch.Tensor, torch.Tensor], second: tuple[torch.Tensor, torch.Tensor]
+def in_one_frame(
+    logs: torch.Tensor,
+    dim: int,
+    power: Callable[[torch.Tensor], torch.Tensor] = torch.exp,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """The output [..., n, d] and the log-sum-exps [..., n], -inf without a key, of both."""
-    (out, lse), (other, sums) = first, second
-    # -inf less -inf is no number, and its gradient none either
-    none = (lse == -torch.inf) & (sums == -torch.inf)
-    lse, sums = (x.masked_fill(none, 0.0) for x in (lse, sums))
-    share = torch.sigmoid(sums - lse)[..., None].to(out.dtype)
-    total = torch.logaddexp(lse, sums).masked_fill(none, -torch.inf)
-    return torch.lerp(out, other, share), total
+    """The largest of logarithms along an axis, which stays with size 1, a constant; and the powers
+    of all in that frame, 0 for those that are -inf."""
+    top = logs.detach().amax(dim, keepdim=True)
+    return top, power(logs - top.clamp(min=LOWEST))
 
 
-def with_zero(out: torch.Tensor, lse: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """The same with a key of score and value 0 in every row: `softmax1`."""
-    total = torch.logaddexp(lse, torch.zeros_like(lse))
-    return out * torch.exp(lse - total)[..., None].to(out.dtype), total
+def merged(first: Partial, second: Partial) -> Partial:
+    """Both results as one."""
+    top, weights = in_one_frame(torch.stack([first[1], second[1]]), 0)
+    total = weights.sum(0)
+    # a row without a key keeps 0, and the gradient of a logarithm of 0 is no number
+    total = total.masked_fill(total == 0, 1.0)
+    share = (weights[1] / total)[..., None].to(first[0].dtype)
+    return torch.lerp(first[0], second[0], share), top[0] + torch.log(total)
+
+
+def merge(into: Partial, more: Partial) -> None:
+    """The same of two parts in place, without derivatives and in four calls."""
+    (out, lse), (other, sums) = into, more
+    # -inf less -inf is no number: there is no key
+    share = torch.sigmoid(sums - lse).nan_to_num_(0.0)[..., None]
+    out.lerp_(other, share.to(out.dtype))
+    torch.logaddexp(lse, sums, out=lse)
+
+
+def with_zero(found: Partial, logit: torch.Tensor | None = None, in_place: bool = False) -> Partial:
+    """The same with a key of value 0 in every row, whose score is `logit` or 0: sinks, and
+    `softmax1`. `in_place` changes the output, and there are no derivatives."""
+    out, lse = found
+    above = lse if logit is None else lse - logit
+    share = torch.sigmoid(above)[..., None].to(out.dtype)
+    total = functional.softplus(above, threshold=_EXACT)
+    total = total if logit is None else total + logit
+    return out.mul_(share) if in_place else out * share, total
+
+
+_EXACT = 40.0
+"""Above it log(1 + exp(x)) is x in every type."""

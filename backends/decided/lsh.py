@@ -14,7 +14,7 @@ from attnspec.backends.decided.given import Given
 from attnspec.backends.decided.hashes import buckets_of
 from attnspec.backends.decided.labels import meeting
 from attnspec.backends.decided.lists import TILE
-from attnspec.backends.decided.ranking import reaches
+from attnspec.backends.decided.ranking import in_order, reaches
 from attnspec.graphs.patterns.lsh import Lsh
 
 NOWHERE = -(1 << 30)
@@ -43,10 +43,7 @@ class Sorted(Choice):
         many keys."""
         n = bucket.shape[-1]
         apart = (~real)[:, None, None].expand_as(bucket)
-        order = bucket.argsort(dim=-1, stable=True)
-        order = order.gather(
-            -1, apart.gather(-1, order).to(torch.uint8).argsort(dim=-1, stable=True)
-        )
+        order = in_order(bucket, apart)
         along = bucket.gather(-1, order)
         place = torch.arange(n, device=bucket.device).expand_as(bucket)
         fresh = torch.ones_like(along, dtype=torch.bool)
@@ -201,7 +198,8 @@ class LshChoice(Choice):
         round finds, only the first one need be asked."""
         held = self._near(turn, q, k) if turn else self.found(turn, q, k)
         for before in range(turn):
-            held = held & ~self._near(before, q, k)
+            # held and not near, in one step
+            held = held > self._near(before, q, k)
         return held
 
     @property
@@ -260,6 +258,8 @@ def _require_shared(given: Given) -> None:
             f" {given.q.shape[1]} and {given.k.shape[1]}: `share_qk = false` hashes both"
         )
     own = given.k[:, :, given.first_query :]
+    if own.is_cpu and own.is_set_to(given.q):
+        return
     wanted = (
         "`lsh` hashes keys that are the queries, and k is not q, or has not q as its last rows:"
         " call it with k = q, or write `lsh(share_qk = false)`"

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch.nn import functional
 
-from attnspec.backends.common.asking import asks
+from attnspec.backends.common.asking import asks, known
 from attnspec.backends.common.torch_modes import array_of
 
 FORCED = 1 << 62
@@ -121,6 +121,26 @@ def rising(numbers: torch.Tensor, count: int) -> torch.Tensor:
     return torch.from_numpy(np.sort(array_of(numbers).astype(kind), axis=-1).astype(np.int64))
 
 
+def in_order(numbers: torch.Tensor, last: torch.Tensor) -> torch.Tensor:
+    """The places of numbers int64 [..., c] from the least one up, of equal ones the lower place
+    first; those of bool `last` [..., c] come behind all others."""
+    order = _rising_places(numbers)
+    if known(~last.any(), otherwise=False):
+        return order
+    behind = last.gather(-1, order).to(torch.uint8)
+    return order.gather(-1, _rising_places(behind))
+
+
+def _rising_places(numbers: torch.Tensor) -> torch.Tensor:
+    if not numbers.is_cpu:
+        return numbers.argsort(dim=-1, stable=True)
+    # short integers are counted, in a tenth of the time that sorting takes
+    low, high = (int(x) for x in numbers.aminmax()) if numbers.numel() else (0, 0)
+    if -(1 << 15) <= low <= high < 1 << 15:
+        numbers = numbers.to(torch.int16)
+    return torch.from_numpy(array_of(numbers).argsort(axis=-1, kind="stable"))
+
+
 def marked(numbers: torch.Tensor, count: int) -> torch.Tensor:
     """bool [..., count]: which numbers stand in lists [..., r]; those below 0 are none."""
     table = numbers.new_zeros(*numbers.shape[:-1], count + 1, dtype=torch.bool)
@@ -205,13 +225,6 @@ def first_greatest(x: torch.Tensor) -> torch.Tensor:
         # the same, several times as fast
         return torch.from_numpy(np.asarray(array_of(x).argmax(-1)))
     return x.argmax(-1)
-
-
-def first_least(x: torch.Tensor) -> torch.Tensor:
-    """The same of the least."""
-    if x.is_cpu:
-        return torch.from_numpy(np.asarray(array_of(x).argmin(-1)))
-    return x.argmin(-1)
 
 
 def reaches(x: torch.Tensor, y: torch.Tensor, most: int) -> torch.Tensor:

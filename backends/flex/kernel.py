@@ -140,7 +140,7 @@ class FlexKernel(ByTiles):
             raise ValueError("a graph without pairs goes the composed way")
         out, lse = found[0].to(q.dtype), found[1]
         if self.work.normalize == "softmax1":
-            out, lse = with_zero(out, lse)
+            out, lse = with_zero((out, lse))
         return out[..., :out_size].reshape(*shape, out_size), lse.reshape(shape)
 
     def asked(self, step: FlexStep, call: Call, samples: int) -> Asked:

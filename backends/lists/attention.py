@@ -214,8 +214,7 @@ def forward(tiles: Tiles, into: Partials) -> torch.Tensor:
 def _forward_chunk(chunk: Chunk, found: Partials) -> None:
     tiles, q = chunk.tiles, chunk.rows(chunk.tiles.q)
     for batch in chunk.pieces():
-        scores = _products(chunk, batch, _taken(q, batch.rows, batch.row_step, "rows"))
-        scores = _masked(chunk, batch, chunk.changed(scores, batch))
+        scores, _ = _scores(chunk, batch, _taken(q, batch.rows, batch.row_step, "rows"))
         shape, rows = scores.shape[:2], batch.part(tiles.height)
         top = torch.amax(scores, -1, keepdim=True)
         found.tops[rows] = top.flatten()
@@ -226,30 +225,37 @@ def _forward_chunk(chunk: Chunk, found: Partials) -> None:
         torch.bmm(scores, values, out=found.outs[rows].view(*shape, -1))
 
 
-def _products(chunk: Chunk, batch: Batch, q: torch.Tensor) -> torch.Tensor:
-    """The products of a batch's queries and keys [G, M h, C w] in a buffer, in units of the
-    chunk's."""
+def _scores(
+    chunk: Chunk, batch: Batch, q: torch.Tensor, apart: bool = False
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """The scores of a batch's queries and keys [G, M h, C w] in units of ln 2, -inf where pairs are
+    masked, and the products that they come from, in units of the chunk's: the same where nothing
+    changes them, unless they are wanted `apart`. Both are in buffers."""
     keys = _taken(chunk.tiles.k, batch.tiles, batch.tile_step, "keys")
-    scores = scratch("scores", (len(q), q.shape[1], keys.shape[1]), q.dtype)
-    return torch.baddbmm(scores, q, keys.mT, beta=0, alpha=chunk.unit, out=scores)
-
-
-def _masked(chunk: Chunk, batch: Batch, scores: torch.Tensor) -> torch.Tensor:
-    """Scores with -inf where pairs are masked, in place."""
+    found = scratch("scores", (len(q), q.shape[1], keys.shape[1]), q.dtype)
     mask = chunk.mask(batch)
+    together = chunk.tiles.pairs.changes is None and not apart
+    if together and mask is not None:
+        # products are added to what masks add: no step of its own
+        _put_bias(found, mask)
+        found.baddbmm_(q, keys.mT, alpha=chunk.unit)
+        return found, found
+    torch.baddbmm(found, q, keys.mT, beta=0, alpha=chunk.unit, out=found)
     if mask is None:
-        return scores
-    if mask.dtype == torch.bool:
-        return scores.add_(_bias(mask, scores.dtype))
-    return scores.add_(mask, alpha=LOG2E)
+        return chunk.changed(found, batch), found
+    bias = _put_bias(scratch("masks of scores", tuple(found.shape), q.dtype), mask)
+    return bias.add_(chunk.changed(found, batch)), found
 
 
-def _bias(held: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """0 where pairs are held, else -inf, whose bits are taken as those of integers: to choose
-    number by number takes up to ten times as long."""
-    whole = torch.int32 if dtype == torch.float32 else torch.int64
-    least = torch.full((), -math.inf, dtype=dtype, device="cpu").view(whole)
-    return held.view(torch.int8).to(whole).sub_(1).bitwise_and_(least).view(dtype)
+def _put_bias(into: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+    """What a mask adds to scores in units of ln 2, where it is bool 0 or -inf, whose bits are taken
+    as those of integers: to choose number by number takes up to ten times as long."""
+    if mask.dtype != torch.bool:
+        return torch.mul(mask, LOG2E, out=into)
+    whole = torch.int32 if into.dtype == torch.float32 else torch.int64
+    least = torch.full((), -math.inf, dtype=into.dtype, device="cpu").view(whole)
+    into.view(whole).copy_(mask.view(torch.int8).sub(1)).bitwise_and_(least)
+    return into
 
 
 def _taken(x: torch.Tensor, index: torch.Tensor, step: int, use: str) -> torch.Tensor:
@@ -320,9 +326,8 @@ def _backward_chunk(
             _taken(x, batch.rows, batch.row_step, use)
             for x, use in ((q, "rows"), (grad, "grad"), (delta, "delta"), (lse, "sums"))
         )
-        scores = _products(chunk, batch, rows)
+        weights, scores = _scores(chunk, batch, rows, apart=of_factors is not None)
         plain = None if of_factors is None else scores / chunk.unit
-        weights = _masked(chunk, batch, chunk.changed(scores, batch))
         if batch.real is not None:
             # rows that fill up weigh nothing; these may be the numbers of real ones
             sums = sums.view(*batch.rows.shape, height)

@@ -148,6 +148,12 @@ def by_queries(lists: torch.Tensor, masked: torch.Tensor | None) -> Batches:
     """The entries of lists int64 [L, r], -1 for none, query tile by query tile, at most `TILES` of
     them at once; the tiles with a mask, bool [L, r], apart."""
     count, width = lists.shape
+    if 0 < width <= TILES and int(lists.min()) >= 0 and (masked is None or bool(masked.all())):
+        # one batch has them all
+        rows = torch.arange(count, device="cpu")[:, None]
+        slots = torch.arange(width, device="cpu")
+        batch = Batch(rows, lists, (rows * width + slots)[:, None], None, masked is not None, 0)
+        return Batches([batch], count, rows, slots.expand(count, width))
     places = lists.new_full((count, -(-width // TILES)), -1)
     lengths = (lists >= 0).sum(1)
     slots = torch.sort((lists < 0).to(torch.int8), dim=1, stable=True)[1]

@@ -18,7 +18,7 @@ from attnspec.backends.bands.kernel import SteppedKernel
 from attnspec.backends.bands.per_sample import ReadingKernel
 from attnspec.backends.bands.views import scratch
 from attnspec.backends.common.exact import Partial, SoftmaxKernel
-from attnspec.backends.common.flash import with_zero_logit
+from attnspec.backends.common.merging import with_zero
 from attnspec.backends.common.score_formula import unit
 from attnspec.backends.dense.kernel import DenseKernel
 from attnspec.backends.lists import attention
@@ -152,7 +152,7 @@ class ListedKernel(SoftmaxKernel):
                 part.of_q(out).copy_(known.outs.view(mine.shape))
                 part.of_q(lse).copy_(known.tops.view(mine.shape[:-1])).mul_(1 / LOG2E)
         if self.work.normalize == "softmax1":
-            out, lse = with_zero_logit(out, lse)
+            out, lse = with_zero((out, lse), in_place=True)
         return out.to(q.dtype), lse
 
     def backward(

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import torch
 
 from attnspec.backends.bands.views import scratch
+from attnspec.backends.common.merging import in_one_frame
 
 Index = tuple[torch.Tensor, "torch.Tensor | None"]
 """For each row some of the results, int64 [rows, parts], and which of them are none and stand for
@@ -63,9 +64,7 @@ class Partials:
             # 0 times what stands for none need not be 0
             top.masked_fill_(none, -math.inf)
             total.masked_fill_(none, 0.0)
-        most = top.amax(-1, keepdim=True)
-        most.masked_fill_(most == -math.inf, 0.0)
-        weights = top.sub_(most).exp2_()
+        most, weights = in_one_frame(top, -1, torch.exp2)
         total = total.mul_(weights).sum(-1, keepdim=True)
         empty = total == 0
         weights /= total.masked_fill(empty, 1.0)

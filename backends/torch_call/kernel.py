@@ -18,7 +18,8 @@ import torch
 from torch.nn import functional
 
 from attnspec.backends.common.exact import JoinedKernel, Partial, SoftmaxKernel
-from attnspec.backends.common.flash import flash, flash_backward, with_zero_logit
+from attnspec.backends.common.flash import flash, flash_backward
+from attnspec.backends.common.merging import with_zero
 from attnspec.backends.common.score_formula import scale_of, slopes_of
 from attnspec.backends.common.torch_modes import apart, is_transformed
 from attnspec.backends.dense.kernel import DenseKernel
@@ -149,7 +150,7 @@ class TorchCallKernel(SoftmaxKernel):
                 part.of_rows(out).copy_(found)
                 part.of_rows(lse).copy_(sums)
         if self.work.normalize == "softmax1":
-            out, lse = with_zero_logit(out, lse)
+            out, lse = with_zero((out, lse), in_place=True)
         return out, lse
 
     def backward(
@@ -179,7 +180,8 @@ class TorchCallKernel(SoftmaxKernel):
         """What is computed for queries [B, H, n_q, d], every pair once."""
         kind = torch.promote_types(q.dtype, torch.float32)
         if self.work.reads or self.work.decided:
-            bias = Bias(self._sloped(_added(self.dense.mask(call), kind)))
+            added = _added(self.dense.mask(call), kind)
+            bias = Bias(self._sloped(added) if self.work.changes else added)
             return (Part(EVERY, EVERY, EVERY, bias=bias),)
         return self._unpadded(kind) if call.padding is None else self._padded(call.padding, kind)
 

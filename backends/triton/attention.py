@@ -80,6 +80,10 @@ LARGE = 227 << 10
 """Bytes of shared memory that a program of a data centre's GPU may have; others give some 99 KB."""
 
 
+TIGHT = 160 << 10
+"""Bytes below which blocks are smaller: the 99 KB of other GPUs, and not the 163 of 8.0."""
+
+
 @cache
 def room_on(device: torch.device) -> int:
     """The bytes of shared memory that a program may have on a device."""
@@ -110,6 +114,13 @@ def blocks_for(
         return Blocks(64, 32, 4, 2) if wide or (tight and not back) else Blocks(64, 64, 4, 2)
     rows = 16 if size > (256 if tight else 1024) else 32
     return Blocks(rows, rows, 4, 2)
+
+
+def fits(q: torch.Tensor, v: torch.Tensor) -> bool:
+    """Whether the least blocks do on the device of q: rows of queries, keys, values and gradients.
+    Compiled for compute capability 8.6 they take just that, 131 KB for float32 of 512."""
+    size = max(block_of(x.shape[-1]) for x in (q, v))
+    return 4 * LEAST * size * q.element_size() <= room_on(q.device)
 
 
 def drops_of(call: Call, heads: int, q_rows: int, k_rows: int) -> Drops | None:

@@ -10,7 +10,9 @@ from __future__ import annotations
 
 import math
 import os
+from dataclasses import dataclass, replace
 from importlib.util import find_spec
+from math import prod
 from typing import TYPE_CHECKING, ClassVar
 
 from attnspec.backends.common.labels import labels_of
@@ -18,7 +20,9 @@ from attnspec.backends.factored.backend import FactoredBackend, features_of
 from attnspec.backends.factored.hybrid.lag import lagged
 from attnspec.backends.lists.backend import ListsBackend
 from attnspec.backends.lists.products import parts_of
-from attnspec.backends.triton.tuning import MAPS, SUMMED, WHOLE, steps_of
+from attnspec.backends.triton.sums import package
+from attnspec.backends.triton.tuning import MAPS, SUMMED, steps_of
+from attnspec.graphs.relation import takes_tensors
 from attnspec.layout.steps import READING, amounts_of
 from attnspec.lower.cost_model import current
 from attnspec.lower.mechanism_costs import flops_of, row_flops_of
@@ -39,14 +43,21 @@ SIZE = 64
 """The size of the heads that estimates are about."""
 
 
+@dataclass(frozen=True)
 class TritonBackend:
-    """Tile lists and sums of features in Triton."""
+    """Tile lists and sums of features in Triton.
 
-    name = "triton"
-    runs_decided = True
+    Sums that flash-linear-attention computes, too, go there where it is expected to be faster by
+    rates that were measured; `packaged` says so, or not, whatever is expected.
+    """
+
+    packaged: bool | None = None
+
+    name: ClassVar[str] = "triton"
+    runs_decided: ClassVar[bool] = True
     runs_mechanisms: ClassVar[bool] = True
-    on_request = ("cpu",)
-    least = math.inf  # on the CPU, where it is tried out and never chosen
+    on_request: ClassVar[tuple[str, ...]] = ("cpu",)
+    least: ClassVar[float] = math.inf  # on the CPU, where it is tried out and never chosen
 
     def refuses(self, work: Work, device: str) -> str | None:
         if device == "cpu" and os.environ.get(INTERPRETED) != "1":
@@ -76,12 +87,38 @@ class TritonBackend:
         if work.hybrid:
             return _of_both(work)
         if work.mechanism is not None:
-            return _of_sums(work)
+            return package.amounts_of(work) if self._packs(work) else _of_sums(work)
         bands = () if work.decided else steps_of(work)
         if not bands:
             return {"triton_call": 1, "triton_pair": READING * work.n_q * work.n_k}
         found = amounts_of(bands, work.n_q)
         return {name: READING * x if work.reads else x for name, x in found.items()}
+
+    def variants(self, work: Work) -> tuple[TritonBackend, ...]:
+        """The ways there are here to run a work, each as a backend: what is measured to choose."""
+        if package.computes(work) and package.is_installed():
+            return replace(self, packaged=False), replace(self, packaged=True)
+        return (self,)
+
+    def _packs(self, work: Work) -> bool:
+        """Whether a package runs a work."""
+        if not (package.computes(work) and package.is_installed()):
+            return False
+        if self.packaged is not None or work.device == "cpu":
+            return bool(self.packaged)
+        rates = current(work.device)
+        return rates.seconds(package.amounts_of(work)) < rates.seconds(_of_sums(work))
+
+    def _by_package(self, work: Work, mine: str) -> str:
+        """What is done where a package could do it, and why one or the other."""
+        if self._packs(work):
+            return f"{mine}, by {package.NAME}"
+        rates = current(work.device)
+        if math.isinf(rates.seconds(package.amounts_of(work))):
+            known = "was not measured: `attnspec calibrate --device cuda` does it"
+        else:
+            known = "takes more time by the rates of this machine"
+        return f"{mine}; {package.NAME} is installed and {known}"
 
     def steps(self, work: Work) -> tuple[str, ...]:
         if not _launches(work):
@@ -91,8 +128,10 @@ class TritonBackend:
             if work.hybrid and not _window(work):
                 form = "tiles beside the graph, in tensor products"
             found = f"sums of features in {form}, {_operations(work):,} operations"
-            graph = steps_of(graph_of(work)) if work.hybrid else ()
-            return (found, *(f"the graph instead in {band}" for band in graph))
+            if package.computes(work) and package.is_installed():
+                return (self._by_package(work, found),)
+            graph = self.steps(graph_of(work)) if work.hybrid else ()
+            return (found, *(f"the graph instead in {line}" for line in graph))
         if work.decided:
             asked = [leaf.unsized for leaf in work.decided if leaf.unsized]
             waits = [f"a call waits for the device, to know {each}" for each in asked]
@@ -114,7 +153,8 @@ class TritonBackend:
         if not _launches(work):
             return kernel_of(work, heads, device)
         if work.mechanism is not None:
-            sums = sums_kernel(work, heads, device)
+            packaged = self._packs(replace(work, device=device.type))
+            sums = sums_kernel(work, heads, device, packaged)
             return beside_kernel(work, heads, device, sums) if work.hybrid else sums
         parts = parts_of(work.relation) if work.decided else None
         if parts is not None:
@@ -128,13 +168,21 @@ class TritonBackend:
 def _refuses_mechanism(work: Work, device: str) -> str | None:
     """Why a mechanism is not run, or None."""
     if work.hybrid and (work.reads or work.decided):
-        return (
-            f"which pairs `{mechanism_of(work).name}` weighs is known in a call alone, and its"
-            " tiles are laid out before: `factored` computes both"
-        )
+        reason = _refuses_open(graph_of(work))
+        if reason is not None:
+            return f"{reason}: `factored` computes both"
     if work.hybrid and sum(isinstance(change, Bias) for change in work.changes) > 1:
         return TABLES
     return FactoredBackend().refuses(work, device)
+
+
+def _refuses_open(graph: Work) -> str | None:
+    """Why a graph that is decided in a call is not run beside a mechanism, or None."""
+    if not takes_tensors(graph.relation):
+        return "its graph is decided in a call, and has parts that are looked up"
+    if graph.decided:
+        return _refuses_decided(graph)
+    return None if steps_of(graph) else "what inputs leave of its graph is too many tiles"
 
 
 def _launches(work: Work) -> bool:
@@ -145,6 +193,8 @@ def _launches(work: Work) -> bool:
 
 def _window(work: Work) -> bool:
     """Whether the graph beside a mechanism is a window that its sums stay behind."""
+    if work.reads or work.decided:
+        return False
     lag, rest = lagged(work)
     return lag > 0 and rest is None
 
@@ -159,11 +209,7 @@ def _operations(work: Work) -> int:
 
 def _of_sums(work: Work) -> Amounts:
     """What sums of features take: a pair is 4 operations for every channel."""
-    found = {
-        "triton_call": 1.0,
-        "triton_row": work.n_k / WHOLE,
-        "triton_pair": _operations(work) / (4 * SIZE),
-    }
+    found = {"sums_call": 1.0, "sums_pair": _operations(work) / (4 * SIZE)}
     if getattr(mechanism_of(work), "feature", None) in MAPS:
         return found
     # torch makes the features
@@ -172,13 +218,23 @@ def _of_sums(work: Work) -> Amounts:
 
 def _of_both(work: Work) -> Amounts:
     """What a graph and sums of features beside it take."""
-    found = dict(_of_sums(work))
+    found, graph = dict(_of_sums(work)), graph_of(work)
     if not _window(work):
         pairs = _operations(work) / (4 * SIZE)
+        if work.reads or work.decided:
+            # pair by pair, wherever the graph may have some
+            pairs += _open_pairs(work)
         found = {"dense_call": 1.0, "dense_pair": pairs + features_of(work)}
-    for name, amount in amounts_of(steps_of(graph_of(work)), work.n_q).items():
+    for name, amount in TritonBackend().amounts(graph).items():
         found[name] = found.get(name, 0.0) + amount
     return found
+
+
+def _open_pairs(work: Work) -> float:
+    """The pairs of the tiles in which a graph that is decided in a call may have some."""
+    if work.decided:
+        return float(work.n_q * work.n_k)
+    return float(sum(band.tiles.tiles * prod(band.sizes) for band in steps_of(graph_of(work))))
 
 
 def _refuses_decided(work: Work) -> str | None:

@@ -12,14 +12,14 @@ import torch
 from torch.nn import functional
 
 from attnspec.backends.common.exact import Partial, has_numbers
-from attnspec.backends.common.flash import with_zero_logit
+from attnspec.backends.common.merging import with_zero
 from attnspec.backends.decided.choice import TileLists
 from attnspec.backends.decided.lists import TILE
 from attnspec.backends.decided.ranking import listed, marked
 from attnspec.backends.lists.kernel import ListedKernel, Rest
 from attnspec.backends.lists.parts import Part
 from attnspec.backends.lists.products import Parts, Product
-from attnspec.backends.triton.attention import Passing, TileAttention, drops_of
+from attnspec.backends.triton.attention import Passing, TileAttention, drops_of, fits
 from attnspec.backends.triton.kernel import TritonKernel, delta_of, is_taken, tile_kernel
 from attnspec.backends.triton.placed import PlacedTables
 from attnspec.backends.triton.tuning import LEAST, ON_GPU, steps_of
@@ -92,7 +92,7 @@ class DecidedKernel(ListedKernel):
             yield slice(None), self.beside, replace(call, data=data)
 
     def goes_fast(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, call: Call) -> bool:
-        return is_taken(q) and has_numbers(q, k, v)
+        return is_taken(q) and fits(q, v) and has_numbers(q, k, v)
 
     def _parts(self, q: torch.Tensor, call: Call) -> Iterator[Part]:
         batch, keys, repeat, n_q = q.shape[:4]
@@ -112,7 +112,7 @@ class DecidedKernel(ListedKernel):
         for of, kernel, its in self._rests(call):
             out[of], lse[of] = kernel.forward(q[of], k[of], v[of], its, scale)
         if self.work.normalize == "softmax1":
-            out, lse = with_zero_logit(out, lse)
+            out, lse = with_zero((out, lse), in_place=True)
         for part in self._parts(q, call):
             passing = _passing(part, q, k, v, scale)
             into = [_in_line(part.of_q(x)).contiguous() for x in (out, lse)]

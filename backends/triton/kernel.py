@@ -12,7 +12,7 @@ from attnspec.backends.bands.kernel import ByTiles
 from attnspec.backends.bands.per_sample import ReadingBands
 from attnspec.backends.common.exact import Partial, has_numbers
 from attnspec.backends.common.labels import labels_of
-from attnspec.backends.triton.attention import Passing, TileAttention, drops_of
+from attnspec.backends.triton.attention import Passing, TileAttention, drops_of, fits
 from attnspec.backends.triton.labelled import LabelledTables
 from attnspec.backends.triton.reading import ReadingStep
 from attnspec.backends.triton.tables import StepTables, Tables
@@ -26,7 +26,8 @@ class TritonKernel(ByTiles):
     """Attention over disjoint steps on the GPU; under the interpreter, on the CPU.
 
     Transforms and derivatives of derivatives go by tiles in natural order, and so do float64 on a
-    GPU, for which there is no room, and bfloat16 under the interpreter, which has no such numbers.
+    GPU, for which there is no room, heads whose least blocks a GPU has no room for, and bfloat16
+    under the interpreter, which has no such numbers.
     """
 
     one_size = False
@@ -46,7 +47,7 @@ class TritonKernel(ByTiles):
         self.attention = TileAttention(work, heads, device)
 
     def goes_fast(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, call: Call) -> bool:
-        return is_taken(q) and has_numbers(q, k, v)
+        return is_taken(q) and fits(q, v) and has_numbers(q, k, v)
 
     def forward(
         self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, call: Call, scale: float

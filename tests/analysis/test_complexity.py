@@ -179,6 +179,13 @@ def test_a_formula_says_from_where_on_it_holds() -> None:
     assert [piece.start for piece in formula.pieces] == [0, 7, 20]
 
 
+@pytest.mark.parametrize(("predicate", "proven"), [("q - k <= 3", True), ("q + k <= n", False)])
+def test_a_formula_is_proven_where_the_shape_of_the_graph_is(predicate: str, proven: bool) -> None:
+    formula = formula_of(stack_of(f"attend where({predicate})").bound(64).found[0][2])
+    assert formula is not None
+    assert formula.proven == proven
+
+
 def test_short_lengths_that_no_polynomial_fits_are_soon_given_up(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -221,6 +228,13 @@ def test_a_count_costs_as_much_as_it_has_parts() -> None:
         for text in ("k < 3", "k < 3 and q - k < 9", "k < 3 and q - k < 9 and q // 3 == k // 3")
     )
     assert (two, three) == (2 * one, 3 * one)
+
+
+def test_what_a_graph_is_shifted_by_is_a_size() -> None:
+    body = "attend shift(window(radius = 3), by = isqrt(n)) | window(radius = n // 8)"
+    (attend,) = stack_of(body).program.attends
+    assert attend.graph is not None
+    assert sizes_of(attend.graph) == [Apply("//", (Symbol("n"), 8)), Apply("isqrt", (Symbol("n"),))]
 
 
 def test_what_is_no_quasi_polynomial_has_no_shape() -> None:

@@ -3,21 +3,19 @@ lengths, refusals. What only a GPU does is tried uncompiled."""
 
 from __future__ import annotations
 
-import math
 from itertools import cycle
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-from attention_checks import ALONG, GRAPHS, spec_of
+from attention_checks import GRAPHS, spec_of
 from flex_checks import as_on_a_gpu
 from torch._dynamo.utils import counters
 from torch.nn.attention.flex_attention import create_block_mask
 from zoo import every_attention, smaller
 
 from attnspec.backends import BACKENDS
-from attnspec.backends.common.merging import merged
 from attnspec.backends.dense.kernel import DenseKernel
 from attnspec.backends.flex import attention, backend
 from attnspec.backends.flex.attention import blocks_of, mask_mod
@@ -296,26 +294,6 @@ def test_steps_padding_changes_and_log_sum_exps(body: str, n: int, n_q: int) -> 
         assert sums is not None
         torch.testing.assert_close(out.double(), expected, atol=2e-5, rtol=1e-5)
         torch.testing.assert_close(lse.double(), sums, atol=2e-5, rtol=1e-5)
-
-
-def test_merging_is_differentiable_where_a_query_has_no_key() -> None:
-    none = -math.inf
-    sums = torch.tensor([[0.3, none, 1.0, none], [0.1, 0.7, none, none]], dtype=torch.float64)
-    outs = torch.randn(2, 4, 3, dtype=torch.float64)
-    outs[sums == none] = 0.0
-
-    def run(first: torch.Tensor, second: torch.Tensor, lse: torch.Tensor) -> torch.Tensor:
-        # a log-sum-exp without keys stays without
-        l1, l2 = (torch.where(mine == none, none, x) for mine, x in zip(sums, lse, strict=True))
-        out, total = merged((first, l1), (second, l2))
-        return torch.cat([out.flatten(), total[total > none]])
-
-    given = [x.requires_grad_() for x in (outs[0].clone(), outs[1].clone())]
-    finite = sums.masked_fill(sums == none, 0.0).requires_grad_()
-    assert torch.autograd.gradcheck(run, (*given, finite), **ALONG)
-    out, total = merged((outs[0], sums[0]), (outs[1], sums[1]))
-    assert (out[3] == 0).all()
-    assert total[3] == none
 
 
 # --- compiled ------------------------------------------------------------------------------------

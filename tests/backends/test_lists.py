@@ -466,4 +466,8 @@ def test_masks_are_added_as_bits(dtype: torch.dtype) -> None:
     held = torch.rand(3, 7, 5) < 0.5
     for each in (held, held.mT, held[:, ::2]):
         wanted = torch.zeros(each.shape, dtype=dtype).masked_fill(~each, -torch.inf)
-        assert torch.equal(attention._bias(each, dtype), wanted)
+        found = attention._put_bias(torch.empty(each.shape, dtype=dtype), each)
+        assert torch.equal(found, wanted)
+    counts = torch.tensor([1.0, 2.0, 0.0], dtype=torch.float64).log()
+    found = attention._put_bias(torch.empty(3, dtype=dtype), counts)
+    assert found.tolist() == [0.0, 1.0, -torch.inf]

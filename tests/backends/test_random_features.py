@@ -39,6 +39,15 @@ MAPS: dict[str, Differentiated] = {
 
 @pytest.mark.parametrize("size", [1, 7, 19])
 @pytest.mark.parametrize("name", MAPS)
+def test_maps_know_how_many_features_there_are(name: str, size: int) -> None:
+    wanted = 7, 0, (0, 1, 2), 0, 5, size, False
+    tables = {"directions": directions(wanted, torch.float64, torch.device("cpu"))}
+    found = MAPS[name].queries(torch.ones(2, 3, 4, size, dtype=torch.float64), tables)
+    assert found.values.shape == (2, 3, 4, MAPS[name].width(size))
+
+
+@pytest.mark.parametrize("size", [1, 7, 19])
+@pytest.mark.parametrize("name", MAPS)
 def test_maps_know_their_derivatives(name: str, size: int) -> None:
     source = torch.Generator().manual_seed(size)
     x = torch.randn(2, 3, 4, size, generator=source, dtype=torch.float64)

@@ -367,6 +367,29 @@ def test_blocks_are_no_larger_where_there_is_less_room(
     assert small.q * small.k == (64 * 64 if room > 99 << 10 else 64 * 32)
 
 
+def test_heads_without_room_for_the_least_blocks_go_in_plain_operations(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    from attnspec.backends.triton import attention
+
+    body = "causal attend window(before = 3, after = 0)"
+    ((work, heads),) = works_of(spec_of(body).program, 0, 1, 20, 20, {})
+    kernel = cast(Any, TritonBackend().build(work, heads, CPU))
+    q, k, v = torch.randn(3, 1, 1, 20, 512)
+    half = [x.half() for x in (q[:, :, None], k, v)]
+    for room, goes in ((227 << 10, True), (99 << 10, False)):
+        monkeypatch.setattr(attention, "room_on", lambda device, room=room: room)
+        assert kernel.goes_fast(q[:, :, None], k, v, Call()) is goes
+        assert kernel.goes_fast(*half, Call())
+
+    def launched(*given: object) -> None:
+        raise AssertionError("a kernel is launched")
+
+    monkeypatch.setattr(attention, "_launch", launched)
+    exact = module_of(body, "dense")(q, k, v)
+    torch.testing.assert_close(kernel(q, k, v, Call()), exact, rtol=1e-5, atol=1e-5)
+
+
 READ = (
     "causal input x: ids attend same(x)",
     "input x: ids attend same(x) & window(radius = 9) | self",

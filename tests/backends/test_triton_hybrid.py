@@ -19,6 +19,7 @@ from attention_checks import (
 )
 from interpreted import compiled_for_a_gpu, interpreted, learner_of, small_chunks
 
+from attnspec.backends.factored.hybrid.formula import HybridFormula
 from attnspec.backends.planner import plan
 from attnspec.lower.work import BackendError
 from attnspec.runtime import CompiledAttention
@@ -135,10 +136,82 @@ def test_verification_reads_the_lists_of_the_graph(body: str) -> None:
     assert any("its lists on the way back" in check.what for check in found.checks)
 
 
-@pytest.mark.parametrize("graph", ["input x: ids attend same(x)", "attend topk(keys = 3)"])
-def test_what_a_call_decides_is_refused(graph: str) -> None:
-    with pytest.raises(BackendError, match=r"known in a call alone, .*`factored` computes both"):
-        spec_of(f"{graph} + linear()").compile(backend="triton")
+# --- graphs that a call decides ------------------------------------------------------------------
+
+DECIDED = {
+    "labels": "causal input x: ids attend (window(before = 9, after = 0) & same(x)) + linear()",
+    "documents": "input x: ids attend same(x) + favor(features = 12)",
+    "lengths": "causal input m: length attend (prefix(m) | window(before = 2, after = 0))"
+    " + linear() score bias(buckets = 4, max_distance = 5)",
+    "marks": "input x: tokens attend (global(x) & window(radius = 6)) + linear(feature = relu)",
+    "topk": "causal attend (window(before = 2, after = 0) | topk(keys = 3)) + linear()",
+    "chosen": "input c: choices(size = 4) attend chosen(c) + rfa(features = 12)",
+    "lsh": "causal attend lsh(rounds = 2, buckets = 4, chunk = 8) + linear()",
+}
+
+
+def data_of(body: str, heads: int, n: int) -> dict[str, torch.Tensor]:
+    """Run-time inputs of two samples."""
+    torch.manual_seed(n)
+    if "x: ids" in body:
+        return {"x": torch.randint(0, 2, (2, n)).cumsum(1) // 4}
+    if "x: tokens" in body:
+        return {"x": torch.rand(2, n) < 0.3}
+    if "m: length" in body:
+        return {"m": torch.tensor([n // 3, n])}
+    if "c: choices" in body:
+        return {"c": torch.randint(-1, -(-n // 4), (2, heads, n, 2))}
+    return {}
+
+
+@pytest.mark.parametrize("body", DECIDED)
+@pytest.mark.parametrize(("n_q", "n"), [(1, 1), (75, 75)])
+def test_what_a_call_decides_beside_a_mechanism(
+    body: str, n_q: int, n: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    text, kind = f"heads 2 {DECIDED[body]}", torch.float32
+    data = data_of(text, 2, n)
+    keys = 2 if body == "lsh" else 1
+    given = [*tensors(2, 2, n_q, n, key_heads=keys, size=SIZE, out_size=OUT_SIZE, dtype=kind)]
+    if body == "lsh":
+        # keys that are the queries
+        given[1] = given[0].detach().clone().requires_grad_()
+    wide = [x.detach().double().requires_grad_() for x in given]
+    padding = torch.arange(n) >= torch.tensor([0, n // 2])[:, None]
+
+    def run(backend: str, kind: torch.dtype, parts: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        module = learner_of(text, kind, backend, SIZES)
+        out = module(*parts, key_padding_mask=padding, inputs=data)
+        return with_gradients(out, [*parts, *module.parameters()])
+
+    right, base = run("factored", torch.float64, wide), run("factored", kind, given)
+    with monkeypatch.context() as patch:
+        patch.setattr(HybridFormula, "_of_all_pairs", _never)
+        found = run("triton", kind, given)
+    assert_agree(found[:4], right[:4], base[:4])
+    for ours, meant in zip(found[4:], right[4:], strict=True):
+        torch.testing.assert_close(ours.double(), meant, rtol=1e-4, atol=1e-4)
+
+
+def _never(*given: object) -> None:
+    raise AssertionError("all pairs are looked at together")
+
+
+def test_what_kernels_do_not_decide_is_refused() -> None:
+    for graph, reason in (
+        ("input x: ids attend (same(x) & random(keys = 3, seed = 0))", "parts that are looked up"),
+        ("attend topk(keys = 3)", "scores are changed"),
+    ):
+        scores = " score softcap(cap = 5)" if "topk" in graph else ""
+        with pytest.raises(BackendError, match=rf"{reason}.*: `factored` computes both"):
+            spec_of(f"{graph} + linear(){scores}").compile(backend="triton")
+
+
+def test_the_plan_says_what_a_call_decides() -> None:
+    (step,) = plan(spec_of(DECIDED["labels"]).program, 65_536, "cuda").steps
+    assert step.chosen.name == "triton"
+    assert step.lines[0].startswith("sums of features in tiles beside the graph")
+    assert step.lines[1].startswith("the graph instead in natural order")
 
 
 @pytest.mark.slow

@@ -118,6 +118,8 @@ READ = (
     ("triton", LABELLED),
     ("triton", "input x: numbers attend where(abs(x(q) - x(k)) <= 0.3) | self"),
     ("triton", "causal input x: tokens attend window(radius = 40) | global(x)"),
+    ("triton", "causal input x: ids attend (window(radius = 40) & same(x)) + linear()"),
+    ("triton", "input x: length attend (window(radius = 9) | prefix(x)) + favor(features = 16)"),
     ("flex", LABELLED),
     ("flex", "input x: tokens attend window(radius = 9) | global(x)"),
     ("flex", "input x: length attend causal | prefix(x)"),

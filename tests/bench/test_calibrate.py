@@ -3,23 +3,26 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import json
 import os
 import subprocess
 import sys
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
+from typing import NoReturn
 
 import pytest
 import torch
 from click.testing import CliRunner, Result
 
 from attnspec.backends import BACKENDS
+from attnspec.backends.dense.backend import Dense
 from attnspec.backends.tiles.backend import TILES
 from attnspec.bench import calibrate, timing
 from attnspec.bench.calibrate import fitted, trials
-from attnspec.cli import main
+from attnspec.cli import calibrate_command, main
 from attnspec.layout.steps import bands_of
 from attnspec.lower import cost_model
 from attnspec.lower.cost_model import (
@@ -31,7 +34,7 @@ from attnspec.lower.cost_model import (
     rates_path,
     read,
 )
-from attnspec.lower.rates import Amounts, GpuRates, Rates
+from attnspec.lower.rates import ALIKE, Amounts, GpuRates, Rates
 from attnspec.lower.work import Work
 from attnspec.spec import parse
 
@@ -94,7 +97,7 @@ def test_every_rate_is_a_time_and_is_documented() -> None:
     source = (ROOT / "attnspec" / "lower" / "rates.py").read_text(encoding="utf-8")
     for rates in (Rates(), GpuRates()):
         for name, rate in dataclasses.asdict(rates).items():
-            assert rate > 0
+            assert rate is None if name in ALIKE else rate > 0
             after = source.partition(f"    {name}: float")[2].partition("\n")[2]
             assert after.startswith('    """')
 
@@ -256,7 +259,7 @@ def test_what_cannot_be_read_is_warned_of(tmp_path: Path, monkeypatch: pytest.Mo
 @pytest.fixture(scope="module")
 def amounts() -> list[Amounts]:
     """What the trials take."""
-    return [trial.amounts for trial in trials()]
+    return [trial.amounts for trial in trials() if isinstance(trial, calibrate.Trial)]
 
 
 def test_the_trials_take_some_of_everything(amounts: list[Amounts]) -> None:
@@ -269,7 +272,7 @@ def test_the_trials_of_a_gpu_take_some_of_everything() -> None:
     taken = {name for amounts in found for name, amount in amounts.items() if amount}
     # no graph is best in tiles of 64
     missing = known - taken
-    assert missing <= {"tiles_pair_32", "tiles_pair_64"}
+    assert missing <= {"tiles_pair_32", "tiles_pair_64", *ALIKE}
     rates = fitted(found, [GpuRates().seconds(amounts) for amounts in found], GpuRates())
     assert rates.dense_pair == pytest.approx(GpuRates().dense_pair, rel=0.05)
 
@@ -382,6 +385,77 @@ def test_a_gpus_rates_are_measured_on_one(path: Path) -> None:
     assert done.exit_code == 2
     assert "torch finds no GPU here" in done.stderr
     assert not path.parent.exists()
+
+
+def _gives_up(*calls: int) -> Callable[[], object]:
+    """A trial that runs a product, and is out of memory at some of its calls."""
+    made, x = itertools.count(), torch.ones(8, 8)
+
+    def run() -> object:
+        if next(made) in calls:
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB.\nmore")
+        return x @ x
+
+    return run
+
+
+def test_a_trial_that_fails_is_said_and_left_out(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    each = [
+        calibrate.Trial("well", {"dense_call": 1, "dense_pair": 1e6}, _gives_up()),
+        calibrate.Failed("unbuilt", "CompilationError: at 3:7"),
+        calibrate.Trial("at once", {"triton_call": 1}, _gives_up(0)),
+        calibrate.Trial("later", {"flex_step": 1}, _gives_up(20)),
+    ]
+    monkeypatch.setattr(calibrate, "trials", lambda device: iter(each))
+    monkeypatch.setattr(calibrate, "machine", lambda device: {"accelerator": "a stub"})
+    monkeypatch.setattr(calibrate_command, "_require_gpu", lambda: None)
+    monkeypatch.setattr(timing, "LEAST", 1e-3)
+    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: None)
+    done = run("calibrate", "--device", "cuda", "--json")
+    assert done.exit_code == 0, done.output
+    found = json.loads(done.stdout)
+    assert [one["name"] for one in found["trials"]] == ["well"]
+    reasons = {one["name"]: one["reason"] for one in found["failed"]}
+    assert reasons == {
+        "unbuilt": "CompilationError: at 3:7",
+        "at once": "OutOfMemoryError: CUDA out of memory. Tried to allocate 2 GiB.",
+        "later": "OutOfMemoryError: CUDA out of memory. Tried to allocate 2 GiB.",
+    }
+    for name, reason in reasons.items():
+        assert f"warning: left out, {name}: {reason}" in done.stderr
+    mine = read(str(path.with_name("rates-cuda.json")), "cuda")
+    assert isinstance(mine.rates, GpuRates)
+    assert mine.rates.package_call is None
+    # what was left out decides nothing: the others are all as much slower or faster
+    ratios = [mine.rates.triton_call / 4e-5, mine.rates.flex_step / 9e-5]
+    assert ratios[0] == pytest.approx(ratios[1], rel=1e-3)
+    shown = run("calibrate", "--device", "cuda", "--show").stdout.splitlines()
+    assert [line.split()[1:] for line in shown if line.startswith("package")] == [["-", "-"]] * 2
+    path.with_name("rates-cuda.json").unlink()
+    monkeypatch.setattr(calibrate, "trials", lambda device: iter(each[1:2]))
+    done = run("calibrate", "--device", "cuda")
+    assert done.exit_code == 1
+    assert "no trial ran, and no rates are written: unbuilt: CompilationError" in done.stderr
+    assert not path.with_name("rates-cuda.json").exists()
+
+
+def test_what_cannot_be_built_on_a_device_is_a_failed_trial(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    class Broken(Dense):
+        name = "broken"
+
+        def build(self, *given: object) -> NoReturn:
+            raise RuntimeError("ptxas ended\nwith much to say")
+
+    work = Work(parse(SPEC).relation(64), 64, 64)
+    each = [("some", work, kind, {"dense_call": 1.0}) for kind in (Broken(), Dense())]
+    monkeypatch.setattr(calibrate, "gpu_works", lambda device: iter(each))
+    failed, trial = calibrate.trials("meta")
+    assert failed == calibrate.Failed("broken, some, n = 64", "RuntimeError: ptxas ended")
+    assert isinstance(trial, calibrate.Trial)
 
 
 def test_an_interruption_writes_nothing(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

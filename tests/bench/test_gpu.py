@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import json
+import sys
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import NoReturn
@@ -71,6 +73,64 @@ def test_a_row_that_ends_the_process_is_not_tried_again(
     rows = json.loads(path.read_text())["times"]
     assert rows["G0, a"] == {"reason": gpu.UNENDED}
     assert rows["G0, b"] == {"reason": "TimeoutError: it took more than 1 s"}
+
+
+CHILD = """
+import os, sys, time
+from pathlib import Path
+from benchmarks.measuring import read, write
+
+path, again = Path(sys.argv[1]), "--again" in sys.argv
+rows = {} if again else dict(read(path).get("times", {}))
+if "b" not in rows:
+    write(path, {"times": {"a": {}, "b": {"reason": "unended"}}})
+    time.sleep(600)
+if "c" not in rows:
+    write(path, {"times": {**rows, "c": {"reason": "unended"}}})
+    os.abort()
+if "d" not in rows:
+    write(path, {"times": {**rows, "d": {"reason": "lost"}}})
+    sys.exit(3)
+write(path, {"times": {**rows, "e": {}}})
+"""
+
+
+def test_a_process_that_hangs_is_ended_and_the_next_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    path, asked = tmp_path / "gpu.json", []
+
+    def command(options: Sequence[str]) -> list[str]:
+        asked.append(list(options))
+        return [sys.executable, "-c", CHILD, str(path), *options]
+
+    monkeypatch.setattr(gpu, "_command", command)
+    monkeypatch.setattr(gpu, "LONGEST", 1)
+    monkeypatch.setattr(gpu, "GRACE", 2)
+    monkeypatch.chdir(Path(gpu.__file__).resolve().parent.parent)
+    assert gpu.attended(path, 300.0, ["--only", "times", "--again"]) == 0
+    assert [*json.loads(path.read_text())["times"]] == ["a", "b", "c", "d", "e"]
+    assert ["--again" in each for each in asked] == [True, False, False, False]
+    left = [float(each[-1]) for each in asked]
+    assert left == sorted(left, reverse=True)
+    printed = capfd.readouterr().out
+    assert printed.count("on behind the row") == 3
+    assert printed.count("nothing was written for too long") == 1
+
+
+def test_a_process_that_gets_no_further_is_not_begun_for_ever(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begun = []
+
+    def command(options: Sequence[str]) -> list[str]:
+        begun.append(options)
+        return [sys.executable, "-c", "import sys; sys.exit(9)"]
+
+    monkeypatch.setattr(gpu, "_command", command)
+    assert gpu.attended(tmp_path / "gpu.json", 300.0, []) == 9
+    assert len(begun) == 2
+    assert gpu.attended(tmp_path / "gpu.json", 0.0, []) == gpu.LOST
 
 
 def test_what_is_chosen_is_checked_first() -> None:

@@ -976,13 +976,17 @@ def test_verify_what_cannot_be(
 def test_garbage_is_looked_for_less_often_while_a_command_runs(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    before, seen = gc.get_threshold(), []
+    held, before, seen = gc.get_threshold(), (700, 10, 10), []
+    gc.set_threshold(*before)
 
     def check(spec: Spec) -> tuple[()]:
         seen.append(gc.get_threshold())
         return ()
 
     monkeypatch.setattr(Spec, "check", check)
-    run("check", str(EXAMPLES / "window.attn"))
-    assert seen == [(CREATED, *before[1:])]
-    assert gc.get_threshold() == before
+    try:
+        run("check", str(EXAMPLES / "window.attn"))
+        assert seen == [(CREATED, *before[1:])]
+        assert gc.get_threshold() == before
+    finally:
+        gc.set_threshold(*held)

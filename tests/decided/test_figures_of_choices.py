@@ -22,6 +22,7 @@ BODIES = (
     "causal attend lsh(chunk = 8, rounds = 2)",
     "attend lsh(chunk = 8, rounds = 3, share_qk = false)",
     "attend cluster(count = 4)",
+    "attend cluster(of = q, count = 4)",
     "causal attend sinkhorn(size = 8)",
     "attend sinkhorn(size = 8, cut = 2)",
 )

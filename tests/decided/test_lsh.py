@@ -111,6 +111,19 @@ def test_values_and_gradients(multiplicity: bool, combine: str, scale: str) -> N
         assert (one - other).abs().max() < 1e-11
 
 
+def test_pairs_of_another_graph_are_weighed_once_beside_counted_ones() -> None:
+    words = "lsh(h, chunk = 4, multiplicity = true, share_qk = false) | window(radius = 2)"
+    module = module_of(f"input h: buckets attend {words}")
+    h, (q, k, v) = torch.randint(0, 3, (2, H, 3, N)), torch.randn(3, 2, H, N, 6).double()
+    real = torch.ones(2, N, dtype=torch.bool)
+    held, rounds = rounds_of(
+        h, k, N, real, False, chunk=4, look=1, cut="order", masked=True, shared=False
+    )
+    near = (torch.arange(N)[:, None] - torch.arange(N)).abs() <= 2
+    raw = torch.exp(q @ k.transpose(-1, -2) * 6**-0.5) * torch.where(held, rounds.sum(0), near)
+    assert torch.allclose(module(q, k, v, inputs={"h": h}), raw / raw.sum(-1, keepdim=True) @ v)
+
+
 def test_merged_rounds_are_one_softmax_with_multiplicity() -> None:
     whole = module_of("input h: buckets attend lsh(h, chunk = 4, multiplicity = true)")
     one = module_of("input h: buckets attend lsh(h, chunk = 4)")

@@ -17,10 +17,10 @@ from zoo import ATTENTIONS, EXAMPLES, SMALLER, smaller
 
 import attnspec
 from attnspec.distributed import parallel
-from attnspec.distributed.collectives import Mesh
-from attnspec.distributed.parallel import parallelize
 from attnspec.distributed.partitions import Partition, contiguous
-from attnspec.distributed.regions import Region
+from attnspec.distributed.ranks.collectives import Mesh
+from attnspec.distributed.ranks.parallel import parallelize
+from attnspec.distributed.ranks.regions import Region
 
 # the processes that the tests share start once
 pytestmark = pytest.mark.xdist_group("ranks")
@@ -387,6 +387,20 @@ def test_lengths_axes_and_tensors_that_do_not_fit_are_refused(alone: DeviceMesh)
             cut(x, 9)
         with pytest.raises(TypeError, match="a tensor is needed, got list"):
             cut([1])  # type: ignore[arg-type]
+
+
+def test_tensors_over_devices_that_are_not_cut_along_positions_are_refused(
+    alone: DeviceMesh,
+) -> None:
+    from torch.distributed.tensor import DTensor, Replicate, Shard
+
+    attention = parallelize(attnspec.parse(WINDOW).compile(), alone)
+    x: Any = torch.randn(1, 1, 6, 2)
+    right = DTensor.from_local(x, alone, [Shard(2)])
+    assert torch.equal(attention(right, right, right).to_local(), attention(x, x, x))
+    for each in (x, *(DTensor.from_local(x, alone, [way]) for way in (Replicate(), Shard(1)))):
+        with pytest.raises(ValueError, match=r"on this mesh and placed by Shard\(2\)"):
+            attention(right, each, right)
 
 
 def test_own_keys_are_weighed_while_rows_travel_and_a_plan_is_compared_once(

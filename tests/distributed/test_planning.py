@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from itertools import product
 from typing import Any
 
@@ -17,7 +17,7 @@ from zoo import EXAMPLES
 import attnspec
 from attnspec.cli import main
 from attnspec.distributed import blocks, exchange, partitions
-from attnspec.distributed.blocks import ASKED, _Search
+from attnspec.distributed.blocks import ASKED, FINE, _Search
 from attnspec.distributed.cuts import count, least_cut, rows_of, union
 from attnspec.distributed.exchange import Rows, exchange_of
 from attnspec.distributed.partitions import Partition
@@ -219,6 +219,32 @@ def test_a_million_positions_are_asked_about_by_the_run() -> None:
     assert search.asked <= ASKED
 
 
+@pytest.mark.parametrize("seed", range(3))
+def test_runs_in_several_blocks_count_once_for_how_fine_blocks_are(seed: int) -> None:
+    """A block is fine beside the rows of its two ranks, of which each run is one, whatever the
+    number of blocks that it stands in."""
+    draws, ranks = np.random.default_rng(seed), 3
+    relation = Stack(attnspec.parse("attention a { attend full }").program).relation(MILLION)
+    search = _Search(relation, partitions.contiguous(MILLION, ranks))
+    # short runs, and long ones beside which they are fine
+    ends = np.array([0, 50, 100, 150, 4000, 5000])[np.stack(np.triu_indices(6, 1), 1)]
+    of_queries, of_keys = ends[draws.integers(len(ends), size=(2, 200))]
+    every = np.concatenate([draws.integers(ranks, size=(200, 2)), of_queries, of_keys], 1)
+
+    def rows(pieces: Sequence[int], at: int) -> int:
+        """How many the runs in the columns from `at` have, of the blocks of two ranks."""
+        runs = {tuple(each[at : at + 2]) for each in every if [*each[:2]] == [*pieces]}
+        return sum(int(stop - start) for start, stop in runs)
+
+    meant = []
+    for *pieces, q, q_end, k, k_end in every:
+        least = max(1, min(rows(pieces, 2), rows(pieces, 4)) // FINE)
+        meant.append(max(q_end - q, k_end - k) <= least)
+    assert any(meant)
+    assert not all(meant)
+    assert np.array_equal(search._fine(every, every), meant)
+
+
 def test_ranks_whose_pairs_are_alike_are_looked_into_once() -> None:
     """A window over 64 ranks asks no more than one over 4, and says the same of all."""
     asked = []
@@ -257,6 +283,15 @@ def test_drawn_blocks_and_columns_are_not_searched_for(
     assert sum(search.asked for search in searches) <= 4 * 64 * 64
     assert every.full.all()
     assert len(every.full) < 4 * 64 * 64 + 4 * ((1 << 18) // 16)
+
+
+def test_plans_share_their_number_only_if_they_say_the_same() -> None:
+    """No row travels where there is one rank: what the layers say of it is the same."""
+    program = attnspec.parse("attention a { attend window(radius = 2) }").program
+    lengths = [plan(program, n, 1, LARGE) for n in (63, 64)]
+    wide = plan(program, 64, 1, Tensors(1, 32, 8, 128, 64, 2))
+    assert len({each.digest for each in (*lengths, wide)}) == 3
+    assert plan(program, 64, 1, LARGE).digest == lengths[1].digest
 
 
 def test_ranks_whose_rows_are_alike_are_solved_once(monkeypatch: pytest.MonkeyPatch) -> None:

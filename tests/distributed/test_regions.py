@@ -17,9 +17,9 @@ from attnspec.backends.decided.lists import SomeKeys
 from attnspec.backends.dense.kernel import DenseKernel
 from attnspec.backends.lists.kernel import ListedKernel
 from attnspec.backends.planner import choose
-from attnspec.distributed.by_rows import GroupHere
 from attnspec.distributed.planning import Tensors, plan
-from attnspec.distributed.regions import Region, readers
+from attnspec.distributed.ranks.by_rows import GroupHere
+from attnspec.distributed.ranks.regions import Region, readers
 from attnspec.lower.lower import Binder, bias_tables, stand_ins
 from attnspec.lower.work import MERGED, Call, Work
 from attnspec.runtime.call_checks import check_inputs

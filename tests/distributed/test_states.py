@@ -14,9 +14,9 @@ import torch
 import attnspec
 from attnspec.backends.factored.kernels import kernel_of
 from attnspec.distributed import partitions
-from attnspec.distributed.by_states import merged, passed_on
 from attnspec.distributed.partitions import Partition
 from attnspec.distributed.planning import BOTH, HEADS, MIXED, ROWS, STATES, Tensors, plan
+from attnspec.distributed.ranks.by_states import merged, passed_on
 from attnspec.lower.lower import Binder
 from attnspec.lower.work import Call, mechanism_of
 

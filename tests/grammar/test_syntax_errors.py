@@ -108,6 +108,8 @@ def test_marks() -> None:
         ("attend full", "A131", "attend", "statements stand between the braces"),
         ("def f(x): return x", "A131", "def", "`graph NAME"),
         ("import x", "A131", "import", '`from "file.attn" import NAME`'),
+        ("my/bigbird.attn\n", "A131", "my", "`attnspec.load(path)` reads one"),
+        ("bigbird", "A131", "bigbird", "`attnspec.zoo('bigbird')` asks the zoo for it"),
         (in_body("atend full"), "A132", "atend", "did you mean `attend`?"),
         (in_body("ATTEND full"), "A132", "ATTEND", "did you mean `attend`?"),
         (in_body("normalise relu"), "A132", "normalise", "did you mean `normalize`?"),

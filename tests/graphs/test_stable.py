@@ -15,6 +15,7 @@ from random_terms import mask, term
 
 from attnspec import AttnSpecError, parse
 from attnspec.analysis.growth.stable import (
+    _sample,
     difference,
     difference_of,
     head_is_stable,
@@ -24,7 +25,7 @@ from attnspec.analysis.growth.stable import (
 )
 from attnspec.graphs.bind import BindError
 from attnspec.graphs.forms.dnf import Place
-from attnspec.graphs.forms.stability import unsteady
+from attnspec.graphs.forms.stability import fault_of, unsteady
 from attnspec.graphs.forms.written import written
 from attnspec.graphs.patterns import PATTERNS
 from attnspec.graphs.relation import Relation
@@ -400,3 +401,25 @@ def test_a_leaf_leaves_its_defaults_out() -> None:
     graph = parse("attention a { attend random(keys = 3) }").program.attends[0].graph
     assert isinstance(graph, Leaf)
     assert written(graph) == "random(keys = 3)"
+
+
+def test_samples_of_inputs_are_of_their_kinds_and_go_on() -> None:
+    words = "input d: ids input x: numbers input m: tokens(at_most = 3)"
+    body = "attend same(d) & where(x(q) <= x(k)) | global(m)"
+    for entry in parse(f"attention a {{ {words} {body} }}").program.inputs:
+        found = _sample(entry, 90)
+        assert np.array_equal(found[:40], _sample(entry, 40)), entry.name
+        runs = 1 + np.count_nonzero(np.diff(found))
+        # ids are alike for a while, marks few, numbers rise and fall
+        assert (found.dtype == bool) == (entry.name == "m")
+        assert runs == {"d": 30, "x": 90, "m": 7}[entry.name]
+
+
+@pytest.mark.parametrize(
+    "graph", ["topk(keys = 7, queries = 3)", "lsh(chunk = 8, buckets = 4)", "cluster(count = 4)"]
+)
+def test_choices_that_look_ahead_are_not_stable_and_padding_leaves_them_alone(graph: str) -> None:
+    program = parse(f"attention a {{ causal attend {graph} }}").program
+    assert not is_stable(program)
+    assert "looks ahead" in str(fault_of(program))
+    assert head_is_steady(program, 0, 0)

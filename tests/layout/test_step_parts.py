@@ -9,10 +9,11 @@ from attention_checks import spec_of
 from relation_checks import times_held
 
 from attnspec.backends.bands.attention import SteppedAttention
+from attnspec.graphs.patterns.dilated import Dilated
 from attnspec.graphs.relation import Relation, evaluate_pairs
 from attnspec.layout.axes import Axis
 from attnspec.layout.orders import Order
-from attnspec.layout.steps import bands_of, layouts_of
+from attnspec.layout.steps import BANDS, banded, bands_of, layouts_of
 from attnspec.layout.tile_layout import StepLayout, parted, step_layout
 from attnspec.layout.tiling import classify
 
@@ -116,3 +117,11 @@ def _halves(body: str) -> list[str]:
     """Two graphs that share no pair, of which the union is the body without some rows."""
     left = f"({body}) - rows(positions(0, 7, 33))"
     return [f"({left}) & where(k % 2 == 0)", f"({left}) & where(k % 2 == 1)"]
+
+
+@pytest.mark.parametrize("target", [2 * BANDS.targets[-1], 8 * BANDS.targets[-1]])
+def test_large_tiles_are_long_on_the_side_that_is_in_order(target: int) -> None:
+    n, relation = 1 << 18, Dilated(radius=64, step=8)
+    long, short = banded(relation, n, n, Order(1, 8), target).sizes
+    assert long == 16 * short
+    assert banded(relation, n, n, Order(8, 1), target).sizes == (short, long)

@@ -10,11 +10,12 @@ from relation_checks import times_held
 
 from attnspec import parse
 from attnspec.backends.planner import choose
-from attnspec.graphs.operators import Intersection
+from attnspec.graphs.operators import Intersection, Union
+from attnspec.graphs.patterns.random_blocks import RandomBlocks
 from attnspec.graphs.patterns.where import Where
 from attnspec.graphs.relation import Relation, is_of_any_length
 from attnspec.layout.steps import bands_of, chosen_at, layouts_of
-from attnspec.lower.ranges import OWN, RANGES, as_planned, planned_length
+from attnspec.lower.ranges import OWN, RANGES, as_planned, drawn_alike, planned_length
 from attnspec.lower.work import Work
 
 BODIES = (
@@ -90,3 +91,36 @@ def test_a_relation_without_a_value_at_the_end_of_its_range_is_planned_at_its_ow
     assert planned_length(relation, 1100, 1100) == 1152
     assert choose(Work(relation, 1100, 1100), "cpu").name
     bands_of(relation, 1100, 1100)
+
+
+DRAWN = (
+    "block(size = 64, before = 1, after = 1) | random_blocks(size = 64, blocks = 2, seed = 7)",
+    "window(radius = 3) | random(keys = 20, seed = 1, per_head = false) | expander(degree = 4)",
+    "random_blocks(size = 32, blocks = 3, seed = 2) & ~dilated(step = 3, radius = 20)",
+)
+
+
+@pytest.mark.parametrize("body", DRAWN)
+@pytest.mark.parametrize("n", [200, 1100, 1152])
+def test_heads_that_draw_alike_share_a_plan(body: str, n: int) -> None:
+    spec = parse(f"attention a {{ heads 4 attend {body} }}")
+    found = [spec.relation(n, head=head) for head in range(4)]
+    assert len(set(found)) == 4
+    chosen_at.cache_clear()
+    bands = [bands_of(relation, n, n) for relation in found]
+    assert chosen_at.cache_info().misses == 1
+    planned = {as_planned(Work(relation, n, n)) for relation in found}
+    assert len(planned) == 1
+    for relation, mine in zip(found, bands, strict=True):
+        assert [band.sizes for band in mine] == [band.sizes for band in bands[0]]
+        held = times_held(layouts_of(mine, n, n), n)
+        assert np.array_equal(held, relation.holds(np.arange(n)[:, None], np.arange(n), n))
+
+
+def test_a_relation_of_several_heads_draws_is_planned_as_it_is() -> None:
+    both = Union(tuple(RandomBlocks(16, 2, head=head) for head in (1, 2)))
+    assert drawn_alike(both) == (both, None)
+    assert drawn_alike(both.terms[0]) == (RandomBlocks(16, 2), 1)
+    bands = bands_of(both, 1100, 1100)
+    held = times_held(layouts_of(bands, 1100, 1100), 1100)
+    assert np.array_equal(held, both.holds(np.arange(1100)[:, None], np.arange(1100), 1100))

@@ -18,6 +18,10 @@ from attnspec.runtime import CompiledAttention, composed
 FORWARD, TRAINING = 60, 120
 """Functions of Python that a short call may enter: 96 and 176 when every call was checked anew."""
 
+READING = 90
+"""The same of a forward that reads inputs or a learned table: 111 to 193 when every such call was
+checked anew."""
+
 BODIES = (
     "attend full",
     "causal attend full",
@@ -69,6 +73,100 @@ def test_a_short_call_does_little_of_its_own(body: str, with_padding: bool) -> N
     training()
     training()
     assert entered(training) <= TRAINING
+
+
+LABELLED = "input documents : ids input marks : tokens"
+
+MORE = (
+    f"{LABELLED} attend window(radius = 9) & same(documents) | global(marks)",
+    f"{LABELLED} causal attend same(documents) & ~global(marks) score alibi()",
+    "attend window(radius = 9) score bias(buckets = 8, max_distance = 16)",
+)
+"""Bodies with inputs, or with what is learned."""
+
+
+def inputs_of(body: str, seed: int = 0) -> dict[str, torch.Tensor] | None:
+    if LABELLED not in body:
+        return None
+    generator = torch.Generator().manual_seed(seed)
+    marks = torch.rand(2, 40, generator=generator) < 0.1
+    return {"marks": marks, "documents": torch.randint(4, (2, 40), generator=generator)}
+
+
+@pytest.mark.parametrize("with_padding", [False, True])
+@pytest.mark.parametrize("body", MORE)
+def test_inputs_and_tables_are_no_detour(body: str, with_padding: bool) -> None:
+    module = module_of("heads 4 " + body, "torch" if LABELLED in body else "auto")
+    definition = module_of("heads 4 " + body, "dense")
+    for table in module.parameters():
+        torch.nn.init.normal_(table)
+    definition.load_state_dict(module.state_dict())
+    given = tensors(2, 4, 40, 40)
+    padding = padded(2, 40) if with_padding else None
+
+    def called(module: CompiledAttention, seed: int) -> list[torch.Tensor]:
+        inputs = inputs_of(body, seed)
+        out = module(*given, key_padding_mask=padding, inputs=inputs)
+        if inputs is not None:
+            # what a call was given is its own
+            inputs.clear()
+        leaves = [*given, *module.parameters()]
+        return [out, *torch.autograd.grad(out, leaves, torch.ones_like(out).cumsum(-1))]
+
+    for seed in (0, 1):
+        for x, meant in zip(called(module, seed), called(definition, seed), strict=True):
+            torch.testing.assert_close(x, meant)
+    inputs = inputs_of(body)
+    with torch.no_grad():
+        found = entered(lambda: module(*given, key_padding_mask=padding, inputs=inputs))
+    assert found <= READING
+
+
+def test_inputs_that_are_written_over_are_missed() -> None:
+    module = module_of(MORE[0])
+    given, inputs = tensors(2, 4, 40, 40), inputs_of(LABELLED)
+    assert inputs is not None
+    module(*given, inputs=inputs)
+    out = module(*given, inputs=inputs)
+    inputs["documents"].zero_()
+    with pytest.raises(RuntimeError, match="written over"):
+        torch.autograd.grad(out.sum(), given)
+
+
+WRONG_INPUTS: dict[str, Callable[[dict[str, torch.Tensor]], object]] = {
+    "none": lambda x: None,
+    "one": lambda x: {"marks": x["marks"]},
+    "another": lambda x: {**x, "more": x["marks"]},
+    "another name": lambda x: {"marks": x["marks"], "document": x["documents"]},
+    "type": lambda x: {**x, "marks": x["marks"].int()},
+    "shape": lambda x: {**x, "marks": x["marks"][:, 1:]},
+    "samples": lambda x: {**x, "marks": x["marks"][:1]},
+    "no tensor": lambda x: {**x, "marks": None},
+    "a list": lambda x: {**x, "marks": [True] * 40},
+    "no mapping": lambda x: [*x.items()],
+}
+
+
+@pytest.mark.parametrize("name", WRONG_INPUTS)
+def test_wrong_inputs_are_refused_after_right_ones_too(name: str) -> None:
+    body, given, inputs = MORE[0], tensors(2, 4, 40, 40), inputs_of(LABELLED)
+    assert inputs is not None
+    module, wrong = module_of(body), WRONG_INPUTS[name](inputs)
+    module(*given, inputs=inputs)
+    with pytest.raises((TypeError, ValueError)) as found:
+        module(*given, inputs=wrong)
+    with pytest.raises((TypeError, ValueError)) as meant:
+        module_of(body)(*given, inputs=wrong)
+    assert (type(found.value), str(found.value)) == (type(meant.value), str(meant.value))
+
+
+def test_numbers_of_inputs_are_looked_at_in_every_call() -> None:
+    module = module_of("input marks : tokens(at_most = 2) attend global(marks)")
+    given, few = tensors(1, 2, 40, 40), torch.arange(40)[None] < 2
+    for _ in range(2):
+        module(*given, inputs={"marks": few})
+    with pytest.raises(ValueError, match="promises at most 2"):
+        module(*given, inputs={"marks": ~few})
 
 
 @pytest.mark.parametrize("body", BODIES)

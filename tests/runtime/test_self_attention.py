@@ -341,7 +341,9 @@ def test_arguments_that_do_not_fit_are_named() -> None:
         SelfAttention(spec, 0, 4)
     with pytest.raises(TypeError, match="embed_dim must be an integer, got str"):
         SelfAttention(spec, "24", 4)  # type: ignore[arg-type]
-    with pytest.raises(TypeError, match=r"spec must be a Spec, as attnspec\.load .* got str"):
+    with pytest.raises(TypeError, match=r"must be a Spec, .* got int: the spec comes first"):
+        SelfAttention(8, 2, 4)  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match=r"spec must be a Spec, as attnspec\.load .* got str: `"):
         SelfAttention("bigbird.attn", WIDTH, 4)  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="dropout_p must be between 0 and 1, got 2"):
         SelfAttention(spec, WIDTH, 4, dropout=2)

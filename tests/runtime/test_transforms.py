@@ -2,9 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import pytest
+import torch
+from attention_checks import module_of, tensors
 from transcripts import blocks, run_python
 from transforms import KINDS, PAGE, ROWS, WORKS, Kind, Row, line, outcome, refusal_of
+
+from attnspec.runtime import composed
 
 pytestmark = pytest.mark.filterwarnings(
     "ignore:.torch.jit:DeprecationWarning", "ignore::torch.jit.TracerWarning"
@@ -35,6 +42,41 @@ def test_an_error_of_torch_is_no_refusal() -> None:
         outcome(Row("broken", broken), KINDS[0])
     assert refusal_of(None) == ""
     assert outcome(ROWS[5], KINDS[0]) != WORKS
+
+
+def test_what_a_traced_program_refuses_goes_the_ways_that_are_named() -> None:
+    module = module_of("attend window(radius = 3)").double()
+    given = tensors(2, 2, 12, 12)
+
+    def slope(run: Callable[..., Any]) -> torch.Tensor:
+        found: torch.Tensor = torch.func.jvp(run, given, given)[1]
+        return found
+
+    def curved(run: Callable[..., Any]) -> torch.Tensor:
+        leaves = [x.clone().requires_grad_() for x in given]
+        (grad,) = torch.autograd.grad(run(*leaves).square().sum(), leaves[:1], create_graph=True)
+        (found,) = torch.autograd.grad(grad.square().sum(), leaves[:1])
+        return found
+
+    @torch.compile(backend="eager", fullgraph=True)
+    def compiled(q: torch.Tensor) -> torch.Tensor:
+        def grad(q: torch.Tensor) -> Any:
+            return torch.func.grad(lambda q: module(q, *given[1:]).sum())(q).square().sum()
+
+        found: torch.Tensor = torch.func.grad(grad)(q)
+        return found
+
+    ways = r"call the module itself.* or export it under `attnspec.runtime.composed\(\)`"
+    with pytest.raises(RuntimeError, match="derivatives of derivatives of an attention .*" + ways):
+        compiled(given[0])
+    exported = torch.export.export(module, given).module()
+    with pytest.raises(RuntimeError, match="jvp.* of an attention is not computed .*" + ways):
+        slope(exported)
+    with composed():
+        plain = torch.export.export(module, given).module()
+    torch.testing.assert_close(slope(plain), slope(module))
+    for run in (exported, plain):
+        torch.testing.assert_close(curved(run), curved(module))
 
 
 def test_the_pages_python_runs() -> None:

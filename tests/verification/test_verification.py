@@ -19,6 +19,7 @@ from sweeps import checkered
 
 import attnspec.backends.bands.attention
 import attnspec.layout.edge_list
+from attnspec.backends.common.merging import Partial, merge
 from attnspec.compile.compiler import VERIFIED as VERIFIED_AT
 from attnspec.compile.compiler import emit_spec
 from attnspec.graphs.relation import Relation
@@ -374,10 +375,11 @@ def test_places_of_other_edges_are_found_by_the_gradients(monkeypatch: pytest.Mo
 
 def test_a_wrong_merge_is_found_by_the_weights(monkeypatch: pytest.MonkeyPatch) -> None:
     program = spec_of(STRIDED).program
-    right = attnspec.backends.bands.attention._share
-    monkeypatch.setattr(
-        attnspec.backends.bands.attention, "_share", lambda *given: right(*given) / 2
-    )
+
+    def wrong(into: Partial, more: Partial) -> None:
+        merge(into, (more[0] / 2, more[1]))
+
+    monkeypatch.setattr(attnspec.backends.bands.attention, "merge", wrong)
     found = verify(program, N, backend="bands")
     assert not faults(found, LAYOUT)
     assert re.match(r"query \d+ weighs key \d+ with", faults(found, WEIGHTS)[0])

@@ -77,7 +77,7 @@ def spread(chain: Chain, most: int | None = None) -> Spread:
         spans = spans_of(chain)
         return _by_bits(chain, most) if spans is None else _by_spans(chain, spans, most)
     queries = probes(n, SAMPLED).tolist()
-    return _by_queries(chain, [(q, 1) for q in queries], most, sampled=len(queries))
+    return _by_queries(chain, [(q, n) for q in queries], most, sampled=len(queries))
 
 
 def _by_bits(chain: Chain, most: int) -> Spread:
@@ -117,8 +117,8 @@ def _by_period(chain: Chain, repeats: int, most: int | None) -> Spread:
 def _by_queries(
     chain: Chain, queries: Iterable[tuple[int, int]], most: int | None, sampled: int = 0
 ) -> Spread:
-    """The spread of some queries; each with the period by which its pairs may be moved back, or,
-    where it is sampled, stands for itself."""
+    """The spread of some queries, each with the period by which its pairs may be moved back; with n
+    it stands for itself."""
     n = chain.n
     pairs = own = never = 0
     counts = np.zeros(1, np.int64)
@@ -127,7 +127,7 @@ def _by_queries(
     for query, repeats in queries:
         key = np.arange(chain.allowed(query))
         found = hops(chain, query, most)[: len(key)]
-        moves = np.zeros(len(key), np.int64) if sampled else key // repeats
+        moves = key // repeats
         weight = moves + 1
         code = (query - moves * repeats) * n + key - moves * repeats
         joined = found >= 0

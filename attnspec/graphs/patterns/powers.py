@@ -9,6 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from functools import reduce
+from operator import or_
 from typing import Any, ClassVar
 
 import numpy as np
@@ -43,10 +45,7 @@ class Powers(Relation):
 
     def holds(self, q: Elementwise, k: Elementwise, n: int) -> Elementwise:
         distance = abs(q - k)
-        held = distance == 0
-        for power in self.distances(n)[1:]:
-            held = held | (distance == power)
-        return held
+        return reduce(or_, (distance == each for each in self.distances(n)))
 
     def progressions(self, q: np.ndarray, n: int) -> Progressions:
         powers = self.distances(n)

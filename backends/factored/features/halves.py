@@ -13,9 +13,10 @@ from dataclasses import replace
 import torch
 from torch.nn.functional import pad
 
+from attnspec.backends.common.merging import LOWEST
 from attnspec.backends.factored.features.chunks import Room
 from attnspec.backends.factored.features.quotients import Quotient
-from attnspec.backends.factored.features.spans import LOWEST, Given, Share, Summing, Sums, shares
+from attnspec.backends.factored.features.spans import Given, Share, Summing, Sums, shares
 from attnspec.backends.factored.features.sums import State, absorbed, differentiate, summed
 
 

@@ -9,6 +9,7 @@ from typing import TypeAlias
 import torch
 from torch.nn import functional
 
+from attnspec.backends.common.merging import LOWEST
 from attnspec.backends.factored.features.chunks import Frames, Room
 from attnspec.backends.factored.features.maps import FeatureMap, Features, Paired, Tables
 from attnspec.backends.factored.features.quotients import Quotient
@@ -18,9 +19,6 @@ CHUNK = 64
 
 BLOCK = 1 << 20
 """About as many numbers as the features of a block have: four megabytes."""
-
-LOWEST = -1e30
-"""In place of minus infinity in a maximum over no key, so that differences stay numbers."""
 
 
 @dataclass(frozen=True)

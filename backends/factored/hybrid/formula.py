@@ -7,15 +7,17 @@ Tiles without a pair of the graph are sums of features; pairs in other tiles are
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import cached_property, partial
+from typing import Any
 
 import numpy as np
 import torch
 from torch.nn.functional import pad
 
-from attnspec.backends.common.masks import by_key_head, mask_plan
-from attnspec.backends.common.pieces import keys_of, rows_of
+from attnspec.backends.common.labels import certain, possible
+from attnspec.backends.common.masks import Holding, MaskPlan, by_key_head, mask_plan, with_data
+from attnspec.backends.common.pieces import Piece, keys_of, rows_of
 from attnspec.backends.common.score_formula import Blocks, Formula, unit
 from attnspec.backends.common.torch_modes import apart
 from attnspec.backends.factored.features.kernel import FeatureKernel
@@ -47,6 +49,47 @@ Weigh = Callable[[Rows, Columns, Blocks], Weighed]
 """What the pairs of some blocks weigh."""
 
 
+class OpenTiles(TiledKernel):
+    """Tiles of the pairs that a mechanism may weigh beside a graph that a call decides, of which
+    those are left out that the graph turns out to hold."""
+
+    def less(self, blocks: Blocks, piece: Piece, call: Call, key_heads: int) -> Blocks:
+        """The blocks of a piece without the pairs of the graph, for so many key heads."""
+        run, n = piece.run, self.work.n_k
+        queries = run.queries[piece.rows].view(piece.blocks, piece.height) + n - self.work.n_q
+        at = queries[..., None], run.keys(piece)[:, None]
+        number = 4 if self.work.decided else 3
+        data = {name: _beside_blocks(x, number) for name, x in call.data.items()}
+        held = with_data(self.work.relation, data).holds(*at, n)
+        if not self.work.decided:
+            held = held.unsqueeze(-4)
+        held = held[(None,) * (5 - held.dim())]
+        if held.shape[1] == 1:
+            held = held[:, :, None]
+        else:
+            held = torch.unflatten(held, 1, (key_heads, -1))
+        mask = ~held if blocks.mask is None else blocks.mask & ~held
+        return replace(blocks, mask=mask)
+
+
+@dataclass(frozen=True, eq=False)
+class ByBlocks:
+    """A choice that is asked for positions in blocks, of all samples and heads."""
+
+    choice: Holding
+
+    def holds(self, q: torch.Tensor, k: torch.Tensor) -> torch.Tensor:
+        return self.choice.holds(q[None, None], k[None, None])
+
+
+def _beside_blocks(value: Any, number: int) -> Any:
+    """A choice, or an input, beside blocks, rows and columns: a number of each sample, which has so
+    many axes, has one more."""
+    if not isinstance(value, torch.Tensor):
+        return ByBlocks(value)
+    return value[..., None] if value.dim() == number else value
+
+
 class HybridFormula:
     """Runs a graph and the features of a kernel under one denominator; `others` are the pairs that
     the kernel weighs, all that the graph leaves unless said."""
@@ -68,16 +111,47 @@ class HybridFormula:
             rest = tile_layout(
                 others_of(work) if others is None else others, n_q, n_k, kernel.how.chunk
             )
-            self.others = self._tiled(_some(rest))
-            self.whole = TileSums(_full(rest), kernel.how.chunk, device)
-            return
+            whole = _full(rest)
+            self.others = self._tiled(_some(rest, whole))
+            self.whole = TileSums(whole, kernel.how.chunk, device)
+
+    @cached_property
+    def pairs(self) -> tuple[MaskPlan, torch.Tensor]:
+        """Of a graph that a call decides: its mask of all pairs, and their distances."""
+        n_q, n_k = self.work.n_q, self.work.n_k
         rows, columns = np.arange(n_k - n_q, n_k)[:, None], np.arange(n_k)[None]
-        self.mask = mask_plan(graph.relation, rows, columns, n_k, device)
-        self.distance = torch.from_numpy((rows - columns)[None]).to(device)
+
+        def built() -> tuple[MaskPlan, torch.Tensor]:
+            mask = mask_plan(self.work.relation, rows, columns, n_k, self.device)
+            return mask, torch.from_numpy((rows - columns)[None]).to(self.device)
+
+        # they are kept, so the modes of this call must not reach them
+        return apart(built)
 
     def _tiled(self, layout: TileLayout) -> TiledKernel:
         graph = graph_of(self.work)
         return TiledKernel(graph, self.heads, self.device, runs_of(layout), layout.masks)
+
+    @cached_property
+    def open(self) -> tuple[OpenTiles, TileSums]:
+        """Of a graph that a call decides: the tiles that may hold pairs of it and of the mechanism,
+        and sums of those that hold the mechanism's alone."""
+        work, tile = self.work, self.kernel.how.chunk
+
+        def others(graph: Relation) -> TileLayout:
+            return tile_layout(others_of(replace(work, relation=graph)), work.n_q, work.n_k, tile)
+
+        relation = work.relation
+        most, whole = others(certain(relation)), _full(others(possible(relation)))
+        layout = _some(most, whole)
+
+        def built() -> tuple[OpenTiles, TileSums]:
+            graph, parts = graph_of(work), (runs_of(layout), layout.masks)
+            tiles = OpenTiles(graph, self.heads, self.device, *parts)
+            return tiles, TileSums(whole, tile, self.device)
+
+        # they are kept, so the modes of this call must not reach them
+        return apart(built)
 
     @cached_property
     def graph(self) -> TiledKernel:
@@ -113,7 +187,7 @@ class HybridFormula:
             parts = self._of_all_pairs(rows, columns, call)
         else:
             exact = _by_tiles(self.graph, rows, columns, partial(self._exact, call=call), call)
-            parts = [exact, *self._others(self.whole, given, rows, columns, call)]
+            parts = [exact, *self._others(given, rows, columns, call)]
         if before is not None:
             parts = [*parts, part_of_sums(self.kernel, given, before)]
         return self._joined(q, v, parts)
@@ -126,15 +200,15 @@ class HybridFormula:
         call: Call,
         exact: tuple[torch.Tensor, torch.Tensor],
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """The same for a static graph whose output [B, H, n_q, d_v] and log-sum-exps [B, H, n_q]
-        are known."""
-        if self.whole is None:
-            raise ValueError("which pairs are the mechanism's is known in a call alone")
+        """The same where the output [B, H, n_q, d_v] and the log-sum-exps [B, H, n_q] of the graph
+        are known. One that a call decides must answer for tensors of positions."""
+        if self.work.unit_keys:
+            k = unit(k)
         given = self.kernel.given(q, k, v, call)
         rows, columns = rows_of_kernel(self.kernel, given), columns_of_kernel(self.kernel, given)
         out, lse = (x.reshape(*given.q.shape[:-1], -1) for x in exact)
         known = Weighed(pad(out.to(lse.dtype), (0, 1), value=1.0), lse)
-        others = self._others(self.whole, given, rows, columns, call)
+        others = self._others(given, rows, columns, call)
         return self._joined(q, v, [known, *others])
 
     def _joined(
@@ -145,33 +219,33 @@ class HybridFormula:
         return out, None if lse is None else lse.reshape(q.shape[:3])
 
     def _of_all_pairs(self, rows: Rows, columns: Columns, call: Call) -> list[Weighed]:
-        mask = self.mask.mask(call.data, self.work.n_k)
+        plan, distance = self.pairs
+        mask = plan.mask(call.data, self.work.n_k)
         if not self.work.decided:
             mask = mask.view(-1, 1, *mask.shape[-2:])
         # the kernel may give each query head keys of its own
         mask = by_key_head(mask, rows.q.shape[1])
         others = ~mask
         if self.work.causal:
-            others = others & (self.distance >= 0)
+            others = others & (distance >= 0)
         if call.padding is not None:
             real = call.padding[:, None, None, None, None]
             mask, others = mask & real, others & real
         rows, columns = rows.mapped(lambda x: x.unsqueeze(3)), columns.mapped(_as_block)
-        exact = self._exact(rows, columns, Blocks(self.distance, mask), call)
+        exact = self._exact(rows, columns, Blocks(distance, mask), call)
         by_kernel = kernel_part(self.kernel, rows, columns, others)
         return [part.mapped(lambda x: x.flatten(3, 4)) for part in (exact, by_kernel)]
 
-    def _others(
-        self, whole: TileSums, given: Given, rows: Rows, columns: Columns, call: Call
-    ) -> list[Weighed]:
+    def _others(self, given: Given, rows: Rows, columns: Columns, call: Call) -> list[Weighed]:
         """What the mechanism gives the pairs that are not the graph's: in tiles that hold both, and
         in whole ones."""
+        tiles, whole = self.open if self.whole is None else (self.others, self.whole)
 
         def by_kernel(rows: Rows, columns: Columns, blocks: Blocks) -> Weighed:
             return kernel_part(self.kernel, rows, columns, blocks.mask)
 
         return [
-            _by_tiles(self.others, rows, columns, by_kernel, call),
+            _by_tiles(tiles, rows, columns, by_kernel, call),
             whole(self.kernel, given),
         ]
 
@@ -190,9 +264,10 @@ def _as_block(x: torch.Tensor) -> torch.Tensor:
     return x.unsqueeze(2)
 
 
-def _some(layout: TileLayout) -> TileLayout:
-    """The tiles of a layout that are not whole."""
-    some = layout.kinds != FULL_TILE
+def _some(layout: TileLayout, whole: np.ndarray) -> TileLayout:
+    """The tiles of a layout but those that are `whole`, as `_full` has them."""
+    row = np.repeat(np.arange(layout.rows), np.diff(layout.starts))
+    some = ~whole[row, layout.keys]
     starts = np.concatenate([np.zeros(1, np.int64), np.cumsum(some)])[layout.starts]
     return replace(layout, starts=starts, keys=layout.keys[some], kinds=layout.kinds[some])
 
@@ -212,10 +287,13 @@ def _by_tiles(
     parts = []
     for run in tiled.runs:
         for piece in run.pieces(4 * run.height * run.width, 4 * run.width):
+            blocks = tiled.blocks(piece, call)
+            if isinstance(tiled, OpenTiles):
+                blocks = tiled.less(blocks, piece, call, rows.q.shape[1])
             found = weigh(
                 rows.mapped(partial(rows_of, piece=piece)),
                 columns.mapped(partial(keys_of, piece=piece)),
-                tiled.blocks(piece, call),
+                blocks,
             )
             parts.append(found.mapped(lambda x: x.flatten(3, 4)))
     # the last place is that of queries without a pair

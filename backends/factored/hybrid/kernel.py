@@ -24,12 +24,13 @@ from attnspec.backends.bands.changed_scores import ScoreChanges
 from attnspec.backends.bands.per_sample import ReadingKernel
 from attnspec.backends.common.flash import in_rows, rows_of_size
 from attnspec.backends.common.kv_keeper import Keeper
+from attnspec.backends.common.merging import LOWEST, in_one_frame
 from attnspec.backends.common.score_formula import Formula, scale_of
 from attnspec.backends.common.torch_modes import apart, derivatives, is_transformed
 from attnspec.backends.factored.features.kernel import FeatureKernel
 from attnspec.backends.factored.features.maps import Tables
 from attnspec.backends.factored.features.quotients import Merged
-from attnspec.backends.factored.features.spans import LOWEST, Given, Share, Sums, shares
+from attnspec.backends.factored.features.spans import Given, Share, Sums, shares
 from attnspec.backends.factored.features.sums import State, differentiate, summed
 from attnspec.backends.factored.hybrid.formula import HybridFormula
 from attnspec.backends.factored.hybrid.graph_sums import GraphSums
@@ -161,8 +162,8 @@ class HybridKernel:
                 frames[:, :, :, rows] = sums.unchunked(some.logs[..., None], some.span)[..., 0]
             states.append(some.state)
         taken = self.pairs.subtract(given, all_keys, frames)
-        frame = torch.maximum(top, frames)
-        exact, other = torch.exp(top - frame), torch.exp(frames - frame)
+        largest, (exact, other) = in_one_frame(torch.stack([top, frames]), 0)
+        frame = largest[0]
         torch.addcmul(exact, other, all_keys[..., -1], out=total)
         divisor = self.quotient.divisor(total, frame)
         out.mul_((exact / divisor)[..., None])

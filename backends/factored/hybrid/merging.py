@@ -12,6 +12,7 @@ from dataclasses import dataclass
 import torch
 from torch.nn import functional
 
+from attnspec.backends.common.merging import in_one_frame
 from attnspec.backends.common.score_formula import Blocks, Formula, scale_of
 from attnspec.backends.factored.features.kernel import FeatureKernel
 from attnspec.backends.factored.features.maps import Features
@@ -113,8 +114,8 @@ def exact_part(
     scores = formula.changed(scores, blocks.distance, call)
     if blocks.mask is not None:
         scores = scores.masked_fill(~blocks.mask, -torch.inf)
-    log = scores.detach().amax(-1, keepdim=True)
-    return Weighed(relative(scores, log) @ columns.values[:, :, None], log)
+    log, weights = in_one_frame(scores, -1)
+    return Weighed(weights @ columns.values[:, :, None], log)
 
 
 def kernel_part(
@@ -127,8 +128,8 @@ def kernel_part(
     frame = rows.log + columns.log[:, :, None].mT
     if mask is not None:
         frame = frame.masked_fill(~mask, -torch.inf)
-    log = frame.amax(-1, keepdim=True)
-    return Weighed((products * relative(frame, log)) @ columns.values[:, :, None], log)
+    log, shares = in_one_frame(frame, -1)
+    return Weighed((products * shares) @ columns.values[:, :, None], log)
 
 
 def part_of_sums(kernel: FeatureKernel, given: Given, state: State) -> Weighed:
@@ -151,19 +152,9 @@ def joined(
     logs = [
         part.log.masked_fill((part.sums == 0).all(-1, keepdim=True), -torch.inf) for part in parts
     ]
-    # a frame is a constant, though logarithms may be none
-    top = torch.stack(logs).amax(0).detach()
-    terms = [part.sums * relative(log, top) for part, log in zip(parts, logs, strict=True)]
-    sums, log = torch.stack(terms).sum(0), relative_to(top)[..., 0]
+    top, shares = in_one_frame(torch.stack(logs), 0)
+    terms = [part.sums * share for part, share in zip(parts, shares, strict=True)]
+    # the frame of nothing is 0
+    sums, log = torch.stack(terms).sum(0), torch.where(top > -torch.inf, top, 0.0)[0, ..., 0]
     divided = quotient.log_divisor(sums[..., -1], log) if quotient.positive else None
     return quotient.of(sums, log), divided
-
-
-def relative(log: torch.Tensor, top: torch.Tensor) -> torch.Tensor:
-    """exp(log - top), 0 where there is nothing at all."""
-    return torch.exp(log - relative_to(top))
-
-
-def relative_to(top: torch.Tensor) -> torch.Tensor:
-    """A maximum of logarithms as a frame: that of nothing is 0."""
-    return torch.where(top > -torch.inf, top, 0.0)

@@ -12,9 +12,10 @@ import numpy as np
 import torch
 from torch.nn import functional
 
+from attnspec.backends.common.merging import in_one_frame
 from attnspec.backends.factored.features.kernel import FeatureKernel
 from attnspec.backends.factored.features.spans import Given
-from attnspec.backends.factored.hybrid.merging import Weighed, features_of_queries, log_of, relative
+from attnspec.backends.factored.hybrid.merging import Weighed, features_of_queries, log_of
 
 
 class TileSums:
@@ -27,17 +28,15 @@ class TileSums:
     def __call__(self, kernel: FeatureKernel, given: Given) -> Weighed:
         """The sums [B, K, R, n_q, e] of all queries."""
         states, logs = self._states(kernel, given)
-        picked = logs[:, :, self.nodes]
-        top = picked.amax(3)
+        top, shares = in_one_frame(logs[:, :, self.nodes], 3)
         total = torch.zeros_like(states[:, :, :1])
         for slot, nodes in enumerate(self.nodes.unbind(1)):
-            share = relative(picked[:, :, :, slot], top)[..., None, None]
-            total = total + states.index_select(2, nodes) * share
+            total = total + states.index_select(2, nodes) * shares[:, :, :, slot, None, None]
         rows = given.q.shape[3]
         found = features_of_queries(kernel, given.q.to(states.dtype), given)
         f = functional.pad(found.values, (0, 0, 0, -rows % self.tile))
         sums = torch.unflatten(f, 3, (-1, self.tile)) @ total[:, :, None]
-        log = log_of(found) + top.repeat_interleave(self.tile, 2)[:, :, None, :rows, None]
+        log = log_of(found) + top.repeat_interleave(self.tile, 2)[:, :, None, :rows]
         return Weighed(sums.flatten(3, 4)[:, :, :, :rows], log)
 
     def _states(self, kernel: FeatureKernel, given: Given) -> tuple[torch.Tensor, torch.Tensor]:
@@ -58,18 +57,17 @@ class TileSums:
                 log,
             )
         )
-        top = log.amax(3, keepdim=True)
-        states, logs = [(g * relative(log, top)).mT @ w], [top[..., 0, 0]]
+        top, shares = in_one_frame(log, 3)
+        states, logs = [(g * shares).mT @ w], [top[..., 0, 0]]
         while states[-1].shape[2] > 1:
             # a tile too few is an empty one
             odd = states[-1].shape[2] % 2
             parts = functional.pad(states[-1], (0, 0, 0, 0, 0, odd))
             frames = functional.pad(logs[-1], (0, odd), value=-torch.inf)
-            frames = torch.unflatten(frames, 2, (-1, 2))
-            top = frames.amax(-1)
-            share = relative(frames, top[..., None])[..., None, None]
-            states.append((torch.unflatten(parts, 2, (-1, 2)) * share).sum(3))
-            logs.append(top)
+            top, shares = in_one_frame(torch.unflatten(frames, 2, (-1, 2)), -1)
+            parts = torch.unflatten(parts, 2, (-1, 2)) * shares[..., None, None]
+            states.append(parts.sum(3))
+            logs.append(top[..., 0])
         states.append(torch.zeros_like(states[-1][:, :, :1]))
         logs.append(torch.full_like(logs[-1][:, :, :1], -torch.inf))
         return torch.cat(states, 2), torch.cat(logs, 2)

@@ -3,7 +3,8 @@
 Of a causal window the sums of features stay behind, in their own kernels, and both are merged by
 their denominators; on the way back both go on from what was merged, and return exactly their
 shares. Beside any other graph the mechanism's pairs are summed in tensor products, in tiles that
-the graph leaves whole and pair by pair in others, so that nothing is taken away again.
+the graph leaves whole and pair by pair in others, so that nothing is taken away again. Of a graph
+that the inputs or the data of a call decide these others are all tiles in which it may have pairs.
 """
 
 from __future__ import annotations
@@ -19,18 +20,21 @@ from torch.nn.functional import pad
 from attnspec.backends.common.exact import has_numbers
 from attnspec.backends.common.flash import in_rows
 from attnspec.backends.common.kv_keeper import Keeper
+from attnspec.backends.common.merging import LOWEST, in_one_frame
 from attnspec.backends.common.score_formula import scale_of
 from attnspec.backends.common.torch_modes import apart, derivatives
 from attnspec.backends.factored.features.kernel import FeatureKernel
 from attnspec.backends.factored.features.quotients import Merged, Quotient
-from attnspec.backends.factored.features.spans import LOWEST
 from attnspec.backends.factored.hybrid.formula import HybridFormula
 from attnspec.backends.factored.hybrid.kernel import late_of, shared_by
 from attnspec.backends.factored.hybrid.lag import lagged
 from attnspec.backends.factored.hybrid.merging import shared_quotient
 from attnspec.backends.factored.hybrid.stream import HybridStream
 from attnspec.backends.factored.low_rank.softmax import check_no_dropout
-from attnspec.backends.triton.kernel import is_taken, tile_kernel
+from attnspec.backends.lists.products import parts_of
+from attnspec.backends.triton.attention import fits
+from attnspec.backends.triton.decided import DecidedKernel
+from attnspec.backends.triton.kernel import TritonKernel, is_taken, tile_kernel
 from attnspec.backends.triton.sums.way import Launched
 from attnspec.backends.triton.tuning import steps_of
 from attnspec.lower.work import Bias, Call, Work, graph_of
@@ -47,7 +51,7 @@ class GraphBeside:
     ) -> None:
         self.work, self.heads, self.kernel, self.device = work, heads, kernel, device
         graph = graph_of(work)
-        self.exact = tile_kernel(graph, heads, device, steps_of(graph))
+        self.exact = _exact_kernel(graph, heads, device)
         self.names = tuple(x.table for x in work.changes if isinstance(x, Bias))
 
     @cached_property
@@ -60,13 +64,15 @@ class GraphBeside:
         self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, call: Call
     ) -> torch.Tensor:
         check_no_dropout(f"a graph with `{self.kernel.name}`", call.dropout_p)
-        if not (is_taken(q) and has_numbers(q, k, v)):
+        if not (is_taken(q) and fits(q, v) and has_numbers(q, k, v)):
             return self.formula(q, k, v, call)
         return self._run(q, k, v, call)
 
     def _run(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, call: Call) -> torch.Tensor:
-        found = self.exact.partial(q, k, v, self._of_graph(call))
-        return self.formula.beside(q, k, v, call, found)[0]
+        out, lse = self.exact.partial(q, k, v, self._of_graph(call))
+        if lse is None:
+            raise ValueError("a softmax without log-sum-exps")
+        return self.formula.beside(q, k, v, call, (out, lse))[0]
 
     def partial(
         self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, call: Call
@@ -83,8 +89,20 @@ class GraphBeside:
         return replace(call, tables={name: call.tables[name] for name in self.names})
 
 
+def _exact_kernel(
+    graph: Work, heads: tuple[int, ...], device: torch.device
+) -> TritonKernel | DecidedKernel:
+    """The kernel of the graph alone."""
+    parts = parts_of(graph.relation) if graph.decided else None
+    if parts is not None:
+        return DecidedKernel(graph, heads, device, parts)
+    return tile_kernel(graph, heads, device, steps_of(graph))
+
+
 class WindowBeside(GraphBeside):
     """A causal window of so many positions beside sums of features."""
+
+    exact: TritonKernel
 
     def __init__(
         self,
@@ -129,8 +147,8 @@ class WindowBeside(GraphBeside):
             frames[at] = 0.0 if logs is None else logs
             divided = how.quotient.divisor(total[at], logs)
             sums[:, :, :, shape[-1] - rows :] = found * divided[..., None]
-        frame = torch.maximum(lse, frames)
-        exact_share, share = torch.exp(lse - frame), torch.exp(frames - frame)
+        largest, (exact_share, share) = in_one_frame(torch.stack([lse, frames]), 0)
+        frame = largest[0]
         total = exact_share + share * total
         divisor = self.quotient.divisor(total, frame)[..., None]
         out = (out * exact_share[..., None] + sums * share[..., None]) / divisor
@@ -208,8 +226,8 @@ class _Merged(torch.autograd.Function):
 def beside_kernel(
     work: Work, heads: tuple[int, ...], device: torch.device, kernel: FeatureKernel
 ) -> GraphBeside:
-    """Runs a static graph beside sums of features."""
-    lag, rest = lagged(work)
+    """Runs a graph beside sums of features."""
+    lag, rest = (0, None) if work.reads or work.decided else lagged(work)
     if lag and rest is None:
         return WindowBeside(work, heads, kernel, device, lag)
     return GraphBeside(work, heads, kernel, device)

@@ -23,11 +23,12 @@ from attnspec.backends.factored.features.quotients import least_in_frames
 from attnspec.backends.factored.features.spans import Given, Span, Summing, Sums, shares
 from attnspec.backends.factored.features.sums import Gradients
 from attnspec.backends.factored.kernels import KERNELS
-from attnspec.backends.triton.attention import rows_of
+from attnspec.backends.triton.attention import TIGHT, room_on, rows_of
 from attnspec.backends.triton.blocks import Rows
 from attnspec.backends.triton.kernel import is_taken
 from attnspec.backends.triton.sums import kernels
 from attnspec.backends.triton.sums.blocks import Frames, Plan, Quotient, States
+from attnspec.backends.triton.sums.packaged import Packaged
 from attnspec.backends.triton.tuning import MAPS, SUMMED, block_of
 from attnspec.lower.work import Work, mechanism_of
 
@@ -50,13 +51,15 @@ KINDS = {
 """For each type of queries the type and the precision of what is multiplied, and that of sums."""
 
 
-def sums_kernel(work: Work, heads: tuple[int, ...], device: torch.device) -> FeatureKernel:
-    """Runs a mechanism that is a sum of features, without a graph beside it; what the kernels do
-    not take goes block by block, and so do streams."""
+def sums_kernel(
+    work: Work, heads: tuple[int, ...], device: torch.device, packaged: bool = False
+) -> FeatureKernel:
+    """Runs a mechanism that is a sum of features, without a graph beside it, in the kernels here or
+    in those of a package; what these do not take goes block by block, and so do streams."""
     kernel = KERNELS[mechanism_of(work).name](work, heads, device)
     if not isinstance(kernel, FeatureKernel):
         raise ValueError(f"`{mechanism_of(work).name}` is no sum of features")
-    return replace(kernel, way=Launched())
+    return replace(kernel, way=Packaged() if packaged else Launched())
 
 
 class Launched:
@@ -119,7 +122,9 @@ class _Launches:
         else:
             self.f, self.g = in_rows(given.q.flatten(1, 2)), in_rows(given.k)
         self.v, self.padding = in_rows(given.v), given.padding
-        self.plan = self._plan(SUMMED.back if back else SUMMED.values)
+        # 128 float32 values of each position of a chunk are 147 KB
+        narrow = back or (given.q.dtype != torch.bfloat16 and room_on(given.q.device) < TIGHT)
+        self.plan = self._plan(SUMMED.back if narrow else SUMMED.values)
 
     def _features(self) -> None:
         """The features of queries [B, H, n_q, m] and keys [B, K, n_k, m], and their frames."""

@@ -15,15 +15,15 @@ from typing import Protocol, cast
 
 import torch
 
+from attnspec.backends.common.merging import LOWEST, in_one_frame
 from attnspec.backends.common.torch_modes import apart
-from attnspec.backends.factored.features.spans import LOWEST
 from attnspec.backends.factored.features.sums import State
 from attnspec.backends.factored.kernels import kernel_of
-from attnspec.distributed.by_heads import SomeHeads
-from attnspec.distributed.collectives import Mesh, anchor, tied, travel
 from attnspec.distributed.partitions import Partition
 from attnspec.distributed.planning import dealt
-from attnspec.distributed.regions import Parts, no_sums_with_sums
+from attnspec.distributed.ranks.by_heads import SomeHeads
+from attnspec.distributed.ranks.collectives import Mesh, anchor, tied, travel
+from attnspec.distributed.ranks.regions import Parts, no_sums_with_sums
 from attnspec.lower.work import Call, Work
 from attnspec.runtime.engine import Engine
 from attnspec.runtime.head_groups import Group, group_of, together
@@ -132,9 +132,9 @@ def merged(
     before = []
     for part, base in zip(parts, bases, strict=True):
         before.append((total, top))
-        frame = torch.maximum(top, base)
-        stays, comes = (torch.exp(x - frame)[row, None] for x in (top, base))
-        total, top = total * stays + part * comes, frame
+        frame, shares = in_one_frame(torch.stack([top, base]), 0)
+        stays, comes = shares[:, row, None]
+        total, top = total * stays + part * comes, frame[0]
     return before if causal else [(total, top)] * len(parts)
 
 

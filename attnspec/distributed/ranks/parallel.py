@@ -11,12 +11,6 @@ import torch
 import torch.distributed as dist
 from torch.nn.functional import pad
 
-from attnspec.distributed.by_both import BothHere
-from attnspec.distributed.by_choices import ChoicesHere
-from attnspec.distributed.by_heads import HeadsHere, SomeHeads
-from attnspec.distributed.by_rows import RowsHere
-from attnspec.distributed.by_states import StatesHere
-from attnspec.distributed.collectives import Mesh, tied, travel, unpacked
 from attnspec.distributed.partitions import Partition
 from attnspec.distributed.planning import (
     ALL,
@@ -30,7 +24,13 @@ from attnspec.distributed.planning import (
     plan,
     require_one_sequence,
 )
-from attnspec.distributed.regions import Parts, joined
+from attnspec.distributed.ranks.by_both import BothHere
+from attnspec.distributed.ranks.by_choices import ChoicesHere
+from attnspec.distributed.ranks.by_heads import HeadsHere, SomeHeads
+from attnspec.distributed.ranks.by_rows import RowsHere
+from attnspec.distributed.ranks.by_states import StatesHere
+from attnspec.distributed.ranks.collectives import Mesh, tied, travel, unpacked
+from attnspec.distributed.ranks.regions import Parts, joined
 from attnspec.ir.api_checks import index_of, length_of
 from attnspec.ir.program import POSITIONS, Program
 from attnspec.ir.serial import fingerprint

@@ -14,10 +14,10 @@ import torch
 from attnspec.backends.common.torch_modes import apart
 from attnspec.backends.decided.choice import Choice
 from attnspec.backends.planner import choose
-from attnspec.distributed.collectives import Mesh, anchor, tied, travel, unpacked
 from attnspec.distributed.partitions import Partition
 from attnspec.distributed.planning import heads_of
-from attnspec.distributed.regions import Parts
+from attnspec.distributed.ranks.collectives import Mesh, anchor, tied, travel, unpacked
+from attnspec.distributed.ranks.regions import Parts
 from attnspec.graphs.relation import DataDependent
 from attnspec.lower.work import Call, Work, key_heads
 from attnspec.runtime.decisions import data_of, decided, decisions_of

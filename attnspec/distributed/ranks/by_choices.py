@@ -15,12 +15,12 @@ import numpy as np
 import torch
 
 from attnspec.backends.decided.lists import SomeKeys
-from attnspec.distributed.collectives import Mesh, anchor, tied, travel
 from attnspec.distributed.cuts import rows_of
 from attnspec.distributed.exchange import Rows, exchange_of
 from attnspec.distributed.known import widest
 from attnspec.distributed.planning import ASKING, Group, exchanges
-from attnspec.distributed.regions import Partial, Parts, Region, finished, joined
+from attnspec.distributed.ranks.collectives import Mesh, anchor, tied, travel
+from attnspec.distributed.ranks.regions import Partial, Parts, Region, finished, joined
 from attnspec.graphs.operators import Intersection, Union
 from attnspec.graphs.relation import DataDependent, Relation, decided_in
 from attnspec.lower.work import Call, key_heads
@@ -102,7 +102,8 @@ class ChoicesHere:
         ]
 
     def _wanted(self, data: Sequence[Mapping[Any, Any]], parts: Parts, call: Call) -> torch.Tensor:
-        """The keys that own queries may read by these choices, bool [B, H_kv, n]."""
+        """The keys of others that own queries may read by these choices, bool [B, H_kv, n]; what is
+        said of own keys counts for nothing."""
         k = parts[1]
         found = torch.zeros(*k.shape[:2], self.partition.n, dtype=torch.bool, device=k.device)
         for group, choices in zip(self.groups, data, strict=True):
@@ -113,7 +114,7 @@ class ChoicesHere:
         return found if call.padding is None else found & call.padding[:, None]
 
     def _read(self, relation: Relation, choices: Mapping[Any, Any]) -> torch.Tensor:
-        """At least the keys that own queries read, bool [B or 1, heads or 1, n]."""
+        """At least the keys of others that own queries read, bool [B or 1, heads or 1, n]."""
         if isinstance(relation, DataDependent):
             found: torch.Tensor = choices[relation].read
             return found
@@ -127,10 +128,10 @@ class ChoicesHere:
         return self._static[relation]
 
     def _known(self, relation: Relation) -> torch.Tensor:
-        """At least the keys that own queries read whatever a call brings, bool [1, 1, n]."""
+        """At least the keys of others that own queries read whatever a call brings, bool
+        [1, 1, n]."""
         exchange = exchange_of(widest(relation), self.partition, Rows(1, 1, None))
         found = torch.zeros(1, 1, self.partition.n, dtype=torch.bool)
-        found[:, :, self.own] = True
         for owner in range(self.mesh.ranks):
             taken = rows_of(exchange.keys(self.mesh.rank, owner))
             found[:, :, self.partition.positions(owner)[taken]] = True

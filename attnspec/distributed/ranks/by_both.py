@@ -14,16 +14,17 @@ from typing import cast
 import numpy as np
 import torch
 
+from attnspec.backends.common.merging import in_one_frame
 from attnspec.backends.common.torch_modes import apart
 from attnspec.backends.factored.features.kernel import FeatureKernel
 from attnspec.backends.factored.features.sums import State
 from attnspec.backends.factored.hybrid.formula import HybridFormula, others_of
 from attnspec.backends.factored.kernels import kernel_of
 from attnspec.backends.planner import AUTO
-from attnspec.distributed.by_rows import GroupHere
-from attnspec.distributed.collectives import Mesh, anchor, tied, travel
 from attnspec.distributed.planning import DistributedPlan, Way, sends_sums, sums_of
-from attnspec.distributed.regions import Parts, joined, no_sums_with_sums
+from attnspec.distributed.ranks.by_rows import GroupHere
+from attnspec.distributed.ranks.collectives import Mesh, anchor, tied, travel
+from attnspec.distributed.ranks.regions import Parts, joined, no_sums_with_sums
 from attnspec.graphs.gathered import gathered
 from attnspec.lower.work import Call
 from attnspec.runtime.engine import Engine
@@ -207,8 +208,9 @@ def _together(some: Sequence[State]) -> State | None:
     """Sums over the keys of several ranks as one; None where there are none."""
     if not some:
         return None
-    top = torch.stack([cast(torch.Tensor, each.base) for each in some]).amax(0)
+    bases = torch.stack([cast(torch.Tensor, each.base) for each in some])
+    top, shares = in_one_frame(bases, 0)
     total = torch.zeros_like(some[0].total)
-    for each in some:
-        total = total + each.total * torch.exp(cast(torch.Tensor, each.base) - top)[:, None, None]
-    return State(total, top)
+    for each, share in zip(some, shares, strict=True):
+        total = total + each.total * share[:, None, None]
+    return State(total, top[0])

@@ -15,11 +15,11 @@ import numpy as np
 import torch
 
 from attnspec.backends.common.merging import merged
-from attnspec.distributed.collectives import Mesh, Swapping, anchor, tied, travel
 from attnspec.distributed.cuts import rows_of
 from attnspec.distributed.exchange import Exchange
 from attnspec.distributed.planning import Group
-from attnspec.distributed.regions import Partial, Parts, Region, finished, joined, readers
+from attnspec.distributed.ranks.collectives import Mesh, Swapping, anchor, tied, travel
+from attnspec.distributed.ranks.regions import Partial, Parts, Region, finished, joined, readers
 from attnspec.lower.work import MERGED, Call, key_heads
 
 

@@ -128,7 +128,7 @@ class Region:
 def finished(work: Work, found: Partial) -> Partial:
     """What is merged of all parts, with the zero logit of `softmax1`, which no part has."""
     out, lse = found
-    return with_zero(out, lse) if work.normalize == "softmax1" and lse is not None else found
+    return with_zero((out, lse)) if work.normalize == "softmax1" and lse is not None else found
 
 
 def joined(found: Sequence[Partial], heads: Sequence[int]) -> Partial:

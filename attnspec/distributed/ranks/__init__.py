@@ -1,0 +1,1 @@
+"""A plan carried out: what each rank computes, and what it sends and receives."""
