@@ -16,8 +16,8 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from zoo import ATTENTIONS, EXAMPLES, SMALLER, smaller
 
 import attnspec
-from attnspec.distributed import parallel
 from attnspec.distributed.partitions import Partition, contiguous
+from attnspec.distributed.ranks import parallel
 from attnspec.distributed.ranks.collectives import Mesh
 from attnspec.distributed.ranks.parallel import parallelize
 from attnspec.distributed.ranks.regions import Region
