@@ -177,6 +177,8 @@ def test_a_formula_says_from_where_on_it_holds() -> None:
     assert formula is not None
     assert formula.proven
     assert [piece.start for piece in formula.pieces] == [0, 7, 20]
+    # every length below the last piece was looked at, and some from there on
+    assert 20 < formula.checked <= formula.longest + 1
 
 
 @pytest.mark.parametrize(("predicate", "proven"), [("q - k <= 3", True), ("q + k <= n", False)])

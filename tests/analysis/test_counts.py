@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from random_specs import spec_text
 from zoo import every_attention, loaded, sample
 
-from attnspec.analysis.counting import degrees
+from attnspec.analysis.counting import degrees, differences
 from attnspec.analysis.counting.affordable import MOST_LOOKED
 from attnspec.analysis.counting.degrees import (
     degrees_of,
@@ -206,3 +206,17 @@ def test_what_is_closed_is_not_listed_beside_what_is_drawn(n: int) -> None:
             mask = evaluate_pairs(asked, np.arange(n)[:, None], np.arange(n)[None], n)
             np.testing.assert_array_equal(degrees._listed(asked, n, None), mask.sum(axis=1))
             np.testing.assert_array_equal(degrees._listed(asked, n, weights), mask @ weights)
+
+
+def test_what_is_shared_is_counted_where_what_is_not_cannot_be(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    first, second = Window(radius=5), Window(radius=3)
+    wanted = differences.only_in(first, second, 40)
+    assert wanted.count == 2 * (36 + 35)
+
+    def refused(*_: Relation) -> Relation:
+        raise TooMuch("too many")
+
+    monkeypatch.setattr(differences, "difference", refused)
+    assert differences.only_in(first, second, 40) == wanted

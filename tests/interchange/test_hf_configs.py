@@ -199,7 +199,7 @@ def test_bigbird_has_its_blocks() -> None:
         ),
         ({"model_type": "bart", "encoder_layers": 3}, "encoder", "attend full"),
         (
-            {"model_type": "nystromformer", "num_hidden_layers": 1, "num_landmarks": 8,
+            {"model_type": "nystromformer", "num_hidden_layers": 3, "num_landmarks": 8,
              "conv_kernel_size": 5},
             None,
             "attend nystrom(landmarks = 8, iterations = 6, conv = 5)",
@@ -222,6 +222,7 @@ def test_models_of_their_own_kind(config: dict[str, Any], part: Any, text: str) 
     said = {"causal": part} if isinstance(part, bool) else {"part": part}
     found = from_hf_config(config, **said)
     assert same_attends(found, text), found.source
+    assert found.program.layers == config.get("num_hidden_layers", found.program.layers)
 
 
 def test_reformer_has_the_conventions_of_its_model() -> None:

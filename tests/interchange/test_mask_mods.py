@@ -284,6 +284,13 @@ def test_what_no_spec_says_is_refused_with_the_reason(name: str) -> None:
         from_mask_mod(mask_mod)
 
 
+def test_tensors_whose_names_are_words_of_the_language_have_names_of_their_own() -> None:
+    full, causal = DOC, MARKED
+    found = from_mask_mod(lambda b, h, q, k: (full[q] == full[k]) | causal[k])
+    said = {entry.name: entry.kind for entry in found.program.inputs}
+    assert said == {"document": "ids", "marked": "tokens"}
+
+
 def test_what_is_no_function_is_refused() -> None:
     with pytest.raises(TypeError, match=r"a function of .* attnspec.explain_mask looks for"):
         from_mask_mod(np.ones((3, 3), bool))  # type: ignore[arg-type]

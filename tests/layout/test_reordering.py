@@ -8,7 +8,10 @@ import torch
 from attention_checks import spec_of
 
 from attnspec.backends.bands.attention import SteppedAttention
-from attnspec.layout.cuthill_mckee import ROOTS, reordered, reverse_cuthill_mckee
+from attnspec.graphs.operators import Intersection
+from attnspec.graphs.patterns.causal import Causal
+from attnspec.graphs.patterns.window import Window
+from attnspec.layout.cuthill_mckee import ROOTS, is_irregular, reordered, reverse_cuthill_mckee
 from attnspec.layout.orders import NATURAL, Order, Permuted
 from attnspec.layout.steps import banded, bands_of, layouts_of
 from attnspec.layout.tiling import survey
@@ -111,3 +114,10 @@ def test_steps_in_that_order_hold_each_pair_once_and_compute_the_definition(
 def test_that_order_is_verified(n: int) -> None:
     found = verify(spec_of(HIDDEN).program, n, backend="bands")
     assert found.ok, str(found)
+
+
+def test_a_term_is_irregular_where_any_part_is() -> None:
+    hidden, regular = spec_of(HIDDEN).relation(50), (Window(radius=3), Causal())
+    assert [is_irregular(hidden), is_irregular(Window(radius=3))] == [True, False]
+    assert is_irregular(Intersection((hidden, Causal())))
+    assert not is_irregular(Intersection(regular))
