@@ -14,6 +14,7 @@ from relation_checks import times_held
 
 import attnspec
 from attnspec.backends.bands.attention import SteppedAttention
+from attnspec.backends.bands.views import _step
 from attnspec.graphs.relation import Relation, evaluate_pairs
 from attnspec.layout.axes import axis
 from attnspec.layout.orders import Order, orders_of, terms_of, without
@@ -192,3 +193,11 @@ def test_too_many_pairs_of_tiles_are_refused() -> None:
     )
     with pytest.raises(TooFine):
         classify(relation, 1 << 17, 1 << 17, Order(), (8, 8))
+
+
+@pytest.mark.parametrize(
+    ("rows", "step"),
+    [([[0, 3, 6], [1, 4, 7]], 3), ([[0, 3, 7]], 0), ([[2, 2, 2]], 0), ([[6, 3, 0]], 0), ([[5]], 1)],
+)
+def test_the_step_of_rows_is_one_that_a_slice_may_have(rows: list[list[int]], step: int) -> None:
+    assert _step(np.array(rows)) == step

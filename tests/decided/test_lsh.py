@@ -10,7 +10,11 @@ from decided_oracles import Sample, lsh
 from torch.utils.checkpoint import checkpoint
 
 import attnspec
+<<<<<<< HEAD
 from attnspec.backends.decided.hashes import farthest
+=======
+from attnspec.lower.lower import stand_ins, works_of
+>>>>>>> mut9
 from attnspec.runtime.layer import SelfAttention
 from attnspec.runtime.module import CompiledAttention
 
@@ -123,6 +127,15 @@ def test_pairs_of_another_graph_are_weighed_once_beside_counted_ones() -> None:
     near = (torch.arange(N)[:, None] - torch.arange(N)).abs() <= 2
     raw = torch.exp(q @ k.transpose(-1, -2) * 6**-0.5) * torch.where(held, rounds.sum(0), near)
     assert torch.allclose(module(q, k, v, inputs={"h": h}), raw / raw.sum(-1, keepdim=True) @ v)
+
+
+@pytest.mark.parametrize(
+    ("given", "known"), [("attend lsh(", False), ("input h: buckets attend lsh(h,", True)]
+)
+def test_buckets_are_given_or_found(given: str, known: bool) -> None:
+    program = attnspec.parse(f"attention a {{ {given} chunk = 4) }}").program
+    ((work, _),) = works_of(program, 0, 1, 8, 8, stand_ins(program))
+    assert [leaf.given_choice for leaf in work.decided] == [known]
 
 
 def test_merged_rounds_are_one_softmax_with_multiplicity() -> None:
