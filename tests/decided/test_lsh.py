@@ -10,11 +10,8 @@ from decided_oracles import Sample, lsh
 from torch.utils.checkpoint import checkpoint
 
 import attnspec
-<<<<<<< HEAD
 from attnspec.backends.decided.hashes import farthest
-=======
 from attnspec.lower.lower import stand_ins, works_of
->>>>>>> mut9
 from attnspec.runtime.layer import SelfAttention
 from attnspec.runtime.module import CompiledAttention
 
