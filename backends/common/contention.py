@@ -7,8 +7,9 @@ an empty machine, and with one thread 1.5 times (`benchmarks`, part `neighbour`)
 
 Counters of the process say where that may be so: threads were put aside for others, and cores were
 missing. Whether fewer threads are faster is then tried and judged by the clock. What is changed is
-the number for the calling thread alone, while a kernel runs. Sums may be rounded in another order
-then; under `torch.use_deterministic_algorithms` nothing is changed.
+OpenMP's number for the calling thread alone, while a kernel runs: where `torch.set_num_threads` was
+called, MKL keeps its own for products of matrices. Sums may be rounded in another order then; under
+`torch.use_deterministic_algorithms` nothing is changed.
 """
 
 from __future__ import annotations
@@ -108,16 +109,17 @@ class Threads:
             self._small = (self._small + 1) % SAMPLED
             if self._small and count == full:
                 return call()
-        self._inside = True
+        # an interrupt, which comes behind any call, must not leave this marked
         before = self._look()
+        self._inside = True
         try:
             if count < full:
                 self._put(count)
             return call()
         finally:
+            self._inside = False
             if count < full:
                 self._put(full)
-            self._inside = False
             after = self._look()
             self._judge(key, after.since(before), after.clock, count)
 
