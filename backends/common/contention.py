@@ -7,8 +7,9 @@ an empty machine, and with one thread 1.5 times (`benchmarks`, part `neighbour`)
 
 Counters of the process say where that may be so: threads were put aside for others, and cores were
 missing. Whether fewer threads are faster is then tried and judged by the clock. What is changed is
-the number for the calling thread alone, while a kernel runs. Sums may be rounded in another order
-then; under `torch.use_deterministic_algorithms` nothing is changed.
+OpenMP's number for the calling thread alone, while a kernel runs: where `torch.set_num_threads` was
+called, MKL keeps its own for products of matrices. Sums may be rounded in another order then; under
+`torch.use_deterministic_algorithms` nothing is changed.
 """
 
 from __future__ import annotations
@@ -108,18 +109,20 @@ class Threads:
             self._small = (self._small + 1) % SAMPLED
             if self._small and count == full:
                 return call()
-        self._inside = True
+        # an interrupt, which comes behind any call, must not leave this marked
         before = self._look()
+        self._inside = True
         try:
             if count < full:
                 self._put(count)
-            return call()
+            found = call()
         finally:
+            self._inside = False
             if count < full:
                 self._put(full)
-            self._inside = False
-            after = self._look()
-            self._judge(key, after.since(before), after.clock, count)
+        after = self._look()
+        self._judge(key, after.since(before), after.clock, count)
+        return found
 
     def _judge(self, key: Hashable, used: Usage, clock: float, count: int) -> None:
         """After a call with so many threads at a time: how many the next one has."""
@@ -167,10 +170,15 @@ def _setter() -> Callable[[int], object] | None:
     """OpenMP's own function, which concerns the thread that calls it; torch's would concern threads
     that are started meanwhile, too."""
     try:
-        found = ctypes.CDLL(None).omp_set_num_threads
+        found: Callable[[int], object] = ctypes.CDLL(None).omp_set_num_threads
     except (AttributeError, OSError, TypeError):
         return None
-    return found if "backend: OpenMP" in torch.__config__.parallel_info() else None
+    # there may be another OpenMP than the one that torch runs its loops by
+    count = torch.get_num_threads()
+    found(count + 1)
+    follows = torch.get_num_threads() == count + 1
+    found(count)
+    return found if follows else None
 
 
 _SET = _setter()

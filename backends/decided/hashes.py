@@ -8,7 +8,7 @@ from typing import TypeAlias
 import numpy as np
 import torch
 
-from attnspec.backends.common.torch_modes import apart
+from attnspec.backends.common.torch_modes import apart, is_transformed
 from attnspec.graphs.counter_rng import HASHES, Stream, normals
 from attnspec.graphs.patterns.lsh import Lsh
 from attnspec.lower.cache import Cache
@@ -60,7 +60,9 @@ def buckets_of(leaf: Lsh, x: torch.Tensor, heads: tuple[int, ...], count: int) -
         for low in range(0, n, together):
             rows = x[sample, head, low : low + together].float()
             y = room[: len(rows) * len(sides)].view(-1, len(rows))
-            y = torch.mm(sides, rows.T, out=y).view(*some.shape[:2], -1)
+            # forward mode takes no `out`
+            y = torch.mm(sides, rows.T, out=None if is_transformed() else y)
+            y = y.view(*some.shape[:2], -1)
             mine = _side(y) if leaf.hash == "hyperplanes" else farthest(y)
             found[sample, head, first : first + turns, low : low + together] = mine
     return found

@@ -151,6 +151,36 @@ def test_errors_leave_the_number_as_it_was(machine: Machine) -> None:
     assert machine.threads == 2
 
 
+@pytest.mark.parametrize("place", ["look", "put"])
+def test_interrupts_leave_later_calls_as_they_were(machine: Machine, place: str) -> None:
+    """Python raises them behind calls, those before and after the kernel's among them."""
+    due = False
+
+    def interrupt(here: str) -> None:
+        nonlocal due
+        if due and here == place:
+            due = False
+            raise KeyboardInterrupt
+
+    def look() -> Usage:
+        interrupt("look")
+        return machine.used
+
+    def put(count: int) -> None:
+        machine.put(count)
+        if count == 2:
+            interrupt("put")
+
+    threads = Threads(look, put)
+    machine.crowd = True
+    assert calls(machine, threads, 2) == [2, 1]
+    due = True
+    with pytest.raises(KeyboardInterrupt):
+        threads.run("one", False, machine.call)
+    assert not due
+    assert set(calls(machine, threads, 4)) == {1}
+
+
 def test_calls_within_calls_are_parts_of_them(machine: Machine) -> None:
     threads = threads_of(machine)
     machine.crowd = True

@@ -279,3 +279,17 @@ def test_what_is_computed_again_sees_the_same_rotations(words: str, reentrant: b
     assert all(torch.equal(each, drawn[0]) for each in drawn)
     for one, other in zip(*grads, strict=True):
         assert torch.equal(one, other)
+
+
+# torch scripts its own forward derivatives
+@pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated:DeprecationWarning")
+@pytest.mark.parametrize("words", ["", ", share_qk = false"])
+def test_forward_mode_of_hashed_vectors(words: str) -> None:
+    """It agrees with the gradient: buckets are constants of both."""
+    module = attnspec.parse(f"attention a {{ attend lsh(buckets = 8{words}) }}").compile()
+    x, along, v = (torch.randn(1, 2, 40, 8, dtype=torch.float64) for _ in range(3))
+    found: torch.Tensor = torch.func.jvp(lambda x: module(x, x, v), (x,), (along,))[1]
+    leaf = x.clone().requires_grad_()
+    above = torch.randn_like(v)
+    (grad,) = torch.autograd.grad(module(leaf, leaf, v), leaf, above)
+    torch.testing.assert_close((found * above).sum(), (grad * along).sum())
