@@ -122,8 +122,11 @@ def attended(path: Path, seconds: float, rest: Sequence[str]) -> int:
     start, known, status = perf_counter(), -1, LOST
     options = [*rest]
     while (left := seconds - (perf_counter() - start)) > 0:
-        with subprocess.Popen(_command([*options, "--seconds", str(left)])) as child:
-            status = _watched(child, path)
+        ended = _watched(subprocess.Popen(_command([*options, "--seconds", str(left)])), path)
+        if ended is None:
+            print("it does not end: the driver holds it, and no other row would run", flush=True)
+            return LOST
+        status = ended
         # what is forgotten once is not forgotten again
         options = [each for each in options if each != "--again"]
         found = sum(len(rows) for rows in read(path).values() if isinstance(rows, dict))
@@ -138,8 +141,9 @@ def _command(options: Sequence[str]) -> list[str]:
     return [sys.executable, "-m", "benchmarks.gpu", "--here", *options]
 
 
-def _watched(child: subprocess.Popen[bytes], path: Path) -> int:
-    """Waits for a process, and ends it where it has written nothing for too long."""
+def _watched(child: subprocess.Popen[bytes], path: Path) -> int | None:
+    """Waits for a process, and ends it where it has written nothing for too long; None where it
+    does not end."""
     seen, last = perf_counter(), _written(path)
     while child.poll() is None:
         time.sleep(min(1.0, LONGEST / 10))
@@ -148,7 +152,10 @@ def _watched(child: subprocess.Popen[bytes], path: Path) -> int:
         if perf_counter() - seen > LONGEST + GRACE:
             print("nothing was written for too long: the process is ended", flush=True)
             child.kill()
-            return child.wait()
+            try:
+                return child.wait(timeout=GRACE)
+            except subprocess.TimeoutExpired:
+                return None
     return child.returncode
 
 

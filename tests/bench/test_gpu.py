@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import subprocess
 import sys
 from collections.abc import Sequence
 from dataclasses import replace
@@ -161,3 +162,29 @@ def test_without_a_gpu_it_says_what_there_is(capsys: pytest.CaptureFixture[str])
     assert gpu.main([]) == 2
     assert "--dry-run goes through it on the CPU" in capsys.readouterr().err
     assert gpu.main(["--dry-run"]) == 2
+
+
+def test_a_process_that_cannot_be_ended_ends_the_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    started: list[list[str]] = []
+
+    class Stuck:
+        def __init__(self, command: list[str]) -> None:
+            started.append(command)
+
+        def poll(self) -> None:
+            return None
+
+        def kill(self) -> None:
+            pass
+
+        def wait(self, timeout: float) -> int:
+            raise subprocess.TimeoutExpired(started[0], timeout)
+
+    monkeypatch.setattr("subprocess.Popen", Stuck)
+    monkeypatch.setattr(gpu, "LONGEST", 0)
+    monkeypatch.setattr(gpu, "GRACE", 0)
+    assert gpu.attended(tmp_path / "gpu.json", 300.0, []) == gpu.LOST
+    assert len(started) == 1
+    assert "the driver holds it" in capsys.readouterr().out
