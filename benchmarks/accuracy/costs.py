@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import statistics
@@ -50,8 +51,14 @@ def peak_bytes(run: Callable[[], object]) -> int:
     counts them: the same from run to run, but for a few bytes."""
     # the profiler would report its start and its end
     os.environ.setdefault("KINETO_LOG_LEVEL", "9")
-    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as seen:
-        run()
+    # what is left behind is not looked for now and then, but at no time
+    gc.collect()
+    gc.disable()
+    try:
+        with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as seen:
+            run()
+    finally:
+        gc.enable()
     with TemporaryDirectory() as folder:
         path = Path(folder) / "trace.json"
         seen.export_chrome_trace(str(path))

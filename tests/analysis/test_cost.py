@@ -122,11 +122,12 @@ def test_operations_are_those_that_torch_counts(name: str, n: int) -> None:
     q, k, v = tensors(n)
     with torch.no_grad():
         forward = counted(lambda: module(q, k, v))
-    # tiles that the cover leaves undecided may be empty
-    assert forward <= cost.flops <= 1.05 * forward
+    # tiles that the cover leaves undecided may be empty, and those at the ends of a sequence are
+    # computed with their neighbours
+    assert forward / 1.05 <= cost.flops <= 1.05 * forward
     out = module(q, k, v)
     backward = counted(lambda: out.sum().backward())
-    assert backward <= cost.backward_flops <= 1.05 * backward
+    assert backward / 1.05 <= cost.backward_flops <= 1.05 * backward
 
 
 def test_operations_on_edges() -> None:

@@ -76,6 +76,9 @@ class StepCost:
 class LayerCost:
     """What the most expensive layer costs, forward unless said; memory is that at one time.
 
+    Operations are those of the tiles that hold a pair. Query tiles at the ends of a sequence, which
+    are computed with their neighbours, may take up to 30 % more.
+
     `peak_memory` holds q, k, v and the output of all heads, and the temporaries of the step that
     needs most.
     """
