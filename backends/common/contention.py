@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import ctypes
 import threading
+from collections import deque
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass
 from time import perf_counter
@@ -39,8 +40,11 @@ TAKEN = 50
 MISSING = 0.25
 """Cores that threads did not get there, at least."""
 
-GAIN = 0.9
+GAIN = 0.85
 """Of the seconds with a thread more, what those with one less must be below to stay."""
+
+LATEST = 3
+"""Calls with a thread more of which the quickest counts: the first ones fault pages in."""
 
 PAUSE, LONGEST = 0.25, 8.0
 """Seconds of calls until the next trial: they double with each, up to the longest."""
@@ -94,9 +98,9 @@ class Threads:
         # until the next trial: seconds of calls, and the clock's time by which it comes anyway
         self._pause, self._left, self._until = PAUSE, 0.0, 0.0
         self._seen = Usage()
-        # of calls by their keys the seconds of the last one that was no trial, and of those in the
-        # trial what they take, and would have taken
-        self._usual: dict[Hashable, float] = {}
+        # of calls by their keys and threads the seconds of the latest that were no trial, and of
+        # those in the trial what they take, and would have taken
+        self._usual: dict[tuple[Hashable, int], deque[float]] = {}
         self._takes, self._took = 0.0, 0.0
 
     def run(self, key: Hashable, small: bool, call: Callable[[], Value]) -> Value:
@@ -129,15 +133,20 @@ class Threads:
         self._seen += used
         self._left -= used.clock
         if self._tried:
-            usual = self._usual.get(key)
-            if usual is not None:
-                self._takes, self._took = self._takes + used.clock, self._took + usual
+            usual = self._usual.get((key, count + 1), ())
+            if len(usual) > 1:
+                self._takes, self._took = self._takes + used.clock, self._took + min(usual)
             if self._took >= WINDOW or self._seen.clock >= 10 * WINDOW:
                 self._end_trial(clock)
             return
         if len(self._usual) >= KEPT:
             self._usual.clear()
-        self._usual[key] = used.clock
+        latest = self._usual.setdefault((key, count), deque(maxlen=LATEST))
+        latest.append(used.clock)
+        if len(latest) < 2:
+            # what is new is slow for other reasons
+            self._seen = Usage()
+            return
         if self._seen.clock < WINDOW:
             return
         crowded, self._seen = self._seen.crowded(count), Usage()

@@ -7,10 +7,10 @@ devices, for derivatives of derivatives, and mostly under dropout.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from copy import copy
 from dataclasses import replace
-from typing import Protocol, Self, TypeAlias
+from typing import Protocol, Self, TypeAlias, TypeVar
 
 import torch
 from torch.nn import functional
@@ -21,6 +21,8 @@ from attnspec.backends.common.flash import in_rows, rows_of_size
 from attnspec.backends.common.score_formula import scale_of
 from attnspec.backends.common.torch_modes import apart, derivatives, is_transformed
 from attnspec.lower.work import Call, Work
+
+Value = TypeVar("Value")
 
 Partial: TypeAlias = "tuple[torch.Tensor, torch.Tensor]"
 """An output [..., n_q, d_v] and its log-sum-exps [..., n_q], float32 at least, -inf where a query
@@ -49,6 +51,8 @@ class SoftmaxKernel:
     work: Work
     one_size = True
     by_key_head = True
+    # whether it is one large call into torch, which is as fast beside others as torch's own
+    one_call = False
     # devices on which derivatives go on from a call's known output and log-sum-exps
     reuses: tuple[str, ...] = ("cpu",)
     _differentiable: Composed | None = None
@@ -158,9 +162,9 @@ class SoftmaxKernel:
     ) -> Partial:
         """`forward` of q [B, H, n_q, d]: the output like it and the log-sum-exps [B, H, n_q]."""
         if not self.by_key_head:
-            return shared(id(self), q, lambda: self.forward(q, k, v, call, scale))
+            return self._shared("forward", q, lambda: self.forward(q, k, v, call, scale))
         rows = grouped(q, k)
-        out, lse = shared(id(self), q, lambda: self.forward(rows, k, v, call, scale))
+        out, lse = self._shared("forward", q, lambda: self.forward(rows, k, v, call, scale))
         return out.flatten(1, 2), lse.flatten(1, 2)
 
     def derivatives_of_heads(
@@ -173,13 +177,17 @@ class SoftmaxKernel:
     ) -> Sequence[torch.Tensor]:
         """`derivatives` of what `of_heads` was given and returned."""
         q, k, v, out, lse = saved
-        key = id(self), "derivatives"
+        way = "derivatives"
         if not self.by_key_head:
-            return shared(key, q, lambda: self.derivatives(saved, grad, of_lse, call, scale))
+            return self._shared(way, q, lambda: self.derivatives(saved, grad, of_lse, call, scale))
         given = grouped(q, k), k, v, grouped(out, k), grouped(lse, k)
         above = grouped(grad, k), None if of_lse is None else grouped(of_lse, k)
-        of_q, *others = shared(key, q, lambda: self.derivatives(given, *above, call, scale))
+        of_q, *others = self._shared(way, q, lambda: self.derivatives(given, *above, call, scale))
         return of_q.flatten(1, 2), *others
+
+    def _shared(self, way: str, q: torch.Tensor, call: Callable[[], Value]) -> Value:
+        """What a call returns, with as many threads as are of use."""
+        return call() if self.one_call else shared((id(self), way), q, call)
 
 
 class JoinedKernel(SoftmaxKernel):

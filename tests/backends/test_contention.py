@@ -74,7 +74,8 @@ def test_a_crowded_one_is_left_a_core_until_the_crowd_is_gone(machine: Machine) 
     threads = threads_of(machine)
     machine.crowd = True
     seen = calls(machine, threads, 400)
-    assert seen[:2] == [2, 1]
+    # the first call of a kind is slow for other reasons
+    assert seen[:3] == [2, 2, 1]
     # now and then it is tried whether the others are gone, ever less often
     assert seen[200:].count(2) <= 3
     machine.crowd = False
@@ -103,6 +104,21 @@ def test_what_is_not_faster_with_fewer_threads_keeps_them(machine: Machine, slow
     assert seen[500:].count(1) <= 5
 
 
+def test_first_calls_say_nothing(machine: Machine) -> None:
+    """They fault pages in, on one thread, and take many times as long as those that follow."""
+    threads = threads_of(machine)
+    for number in range(50):
+        key = f"length {number}"
+        threads.run(key, False, lambda: machine.pass_by(10 * CALL, 1.0, 60))
+        # noise, by which threads are put aside on an empty machine too
+        for _ in range(3):
+            threads.run(key, False, lambda: machine.pass_by(CALL, 1.5, 6))
+        machine.seen = []
+        for _ in range(20):
+            threads.run(key, False, machine.call)
+        assert machine.seen.count(1) <= 1
+
+
 def test_missing_cores_alone_are_no_crowd(machine: Machine) -> None:
     """A call that runs by one thread mostly, on an empty machine."""
     threads = threads_of(machine)
@@ -114,10 +130,11 @@ def test_missing_cores_alone_are_no_crowd(machine: Machine) -> None:
 def test_a_trial_among_calls_never_seen_before_ends(machine: Machine) -> None:
     threads = threads_of(machine)
     machine.crowd = True
+    assert calls(machine, threads, 3) == [2, 2, 1]
+    threads.fewer, threads._tried = 1, True
     seen = [calls(machine, threads, 1, f"length {n}")[0] for n in range(12)]
-    assert seen[0] == 2
-    assert seen[1] == 1
-    assert 2 in seen[2:]
+    assert seen[0] == 1
+    assert set(seen[8:]) == {2}
 
 
 def test_more_than_two_threads_leave_as_many_cores_as_are_taken(machine: Machine) -> None:
@@ -140,7 +157,7 @@ def test_more_than_two_threads_leave_as_many_cores_as_are_taken(machine: Machine
 def test_errors_leave_the_number_as_it_was(machine: Machine) -> None:
     threads = threads_of(machine)
     machine.crowd = True
-    calls(machine, threads, 2)
+    calls(machine, threads, 3)
 
     def fail() -> None:
         assert machine.threads == 1
@@ -173,7 +190,7 @@ def test_interrupts_leave_later_calls_as_they_were(machine: Machine, place: str)
 
     threads = Threads(look, put)
     machine.crowd = True
-    assert calls(machine, threads, 2) == [2, 1]
+    assert calls(machine, threads, 3) == [2, 2, 1]
     due = True
     with pytest.raises(KeyboardInterrupt):
         threads.run("one", False, machine.call)
@@ -186,8 +203,8 @@ def test_calls_within_calls_are_parts_of_them(machine: Machine) -> None:
     machine.crowd = True
     for _ in range(4):
         threads.run("outer", False, lambda: threads.run("inner", False, machine.call))
-    assert machine.seen[:2] == [2, 1]
-    assert threads._usual.keys() == {"outer"}
+    assert machine.seen[:3] == [2, 2, 1]
+    assert {key for key, _ in threads._usual} == {"outer"}
 
 
 def test_small_calls_are_looked_at_now_and_then(machine: Machine) -> None:
@@ -202,7 +219,7 @@ def test_small_calls_are_looked_at_now_and_then(machine: Machine) -> None:
         threads.run("one", True, machine.call)
     assert len(looked) == 2 * 10
     machine.crowd = True
-    for _ in range(3 * SAMPLED):
+    for _ in range(20 * SAMPLED):
         threads.run("one", True, machine.call)
     assert machine.seen[-SAMPLED:].count(1) >= SAMPLED - 1
 
@@ -211,7 +228,7 @@ def test_windows_hold_several_short_calls(machine: Machine) -> None:
     """A single short call says little."""
     threads = threads_of(machine)
     short = WINDOW / 10
-    for _ in range(9):
+    for _ in range(1 + 9):
         threads.run("one", False, lambda: machine.pass_by(short, 1.0, 5))
     assert threads.fewer == 0
     for _ in range(3):
@@ -238,8 +255,7 @@ def two_threads() -> Iterator[None]:
 KERNELS = {
     "window(radius = 9) | global(first(2))": "bands",
     "random(keys = 4, seed = 1)": "scattered",
-    "full": "torch",
-    "topk(blocks = 2, size = 16)": "auto",
+    "topk(blocks = 2, size = 16)": "lists",
 }
 
 
