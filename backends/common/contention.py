@@ -19,6 +19,7 @@ import threading
 from collections import deque
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass
+from statistics import median_low
 from time import perf_counter
 from typing import TypeVar
 
@@ -40,11 +41,12 @@ TAKEN = 50
 MISSING = 0.25
 """Cores that threads did not get there, at least."""
 
-GAIN = 0.85
+GAIN = 0.9
 """Of the seconds with a thread more, what those with one less must be below to stay."""
 
 LATEST = 3
-"""Calls with a thread more of which the quickest counts: the first ones fault pages in."""
+"""Calls with a thread more of which the median counts, behind the first one, which is slow for
+other reasons: it faults pages in."""
 
 PAUSE, LONGEST = 0.25, 8.0
 """Seconds of calls until the next trial: they double with each, up to the longest."""
@@ -133,20 +135,19 @@ class Threads:
         self._seen += used
         self._left -= used.clock
         if self._tried:
-            usual = self._usual.get((key, count + 1), ())
-            if len(usual) > 1:
-                self._takes, self._took = self._takes + used.clock, self._took + min(usual)
+            usual = self._usual.get((key, count + 1))
+            if usual:
+                self._takes, self._took = self._takes + used.clock, self._took + median_low(usual)
             if self._took >= WINDOW or self._seen.clock >= 10 * WINDOW:
                 self._end_trial(clock)
             return
         if len(self._usual) >= KEPT:
             self._usual.clear()
-        latest = self._usual.setdefault((key, count), deque(maxlen=LATEST))
-        latest.append(used.clock)
-        if len(latest) < 2:
-            # what is new is slow for other reasons
-            self._seen = Usage()
+        latest = self._usual.get((key, count))
+        if latest is None:
+            self._usual[key, count], self._seen = deque(maxlen=LATEST), Usage()
             return
+        latest.append(used.clock)
         if self._seen.clock < WINDOW:
             return
         crowded, self._seen = self._seen.crowded(count), Usage()
