@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -47,6 +48,7 @@ GRAPHS = {
 """Bodies of attentions: sample relations and compositions."""
 
 
+@cache
 def spec_of(body: str) -> Spec:
     return parse(f"attention sample {{ {body} }}")
 
@@ -101,10 +103,14 @@ def defined(
     repeat = q.shape[1] // k.shape[1]
     n_q, n_k = q.shape[2], k.shape[2]
     outs = []
+    # what reads no input is the same for every sample
+    masks: dict[int, np.ndarray] = {}
     for sample in range(q.shape[0]):
-        given = None if inputs is None else inputs[sample]
         for head in range(q.shape[1]):
-            held = torch.from_numpy(spec.mask(n_k, layer, head, given))[n_k - n_q :]
+            if inputs is not None or head not in masks:
+                given = None if inputs is None else inputs[sample]
+                masks[head] = spec.mask(n_k, layer, head, given)
+            held = torch.from_numpy(masks[head])[n_k - n_q :]
             if padding is not None:
                 held = held & padding[sample]
             queries, keys = q[sample, head], k[sample, head // repeat]

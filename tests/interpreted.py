@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -37,10 +38,12 @@ def interpreted() -> Iterator[None]:
         patch.setenv(INTERPRETED, "1")
         from attnspec.backends.triton import kernels
 
+        patch.setattr(interpreter, "_patch_attr", _called_with_semantics)
         scopes = [interpreter._patch_lang(each.fn) for each in (kernels.attend, tl.zeros)]
         patch.setattr(interpreter, "_patch_lang", lambda fn: _Patched())
         patch.setattr(interpreter.GridExecutor, "_restore_args_dev", lambda *given: None)
         _keep_types(patch)
+        _leave_alike(patch)
         yield
         for scope in reversed(scopes):
             scope.restore()
@@ -101,6 +104,47 @@ def _keep_types(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(interpreter, "_get_np_dtype", numpy_type_of)
     patch.setattr(tl.block_type, "__init__", block)
     patch.setattr(tl.tensor, "__init__", tensor)
+
+
+BUILTIN = tl.core.builtin(lambda: None).__code__
+"""What Triton wraps functions of its language in, which ask for a semantics."""
+
+
+def _called_with_semantics(obj: Any, name: str, member: Any, builder: Any, scope: Any) -> None:
+    """What stands for a function of the language: itself, handed the interpreter's semantics."""
+    run = member.__wrapped__ if getattr(member, "__code__", None) is BUILTIN else member
+
+    def call(*given: Any, **named: Any) -> Any:
+        named["_semantic"] = interpreter.interpreter_semantic
+        return run(*given, **named)
+
+    scope.set_attr(obj, name, call)
+
+
+def _leave_alike(patch: pytest.MonkeyPatch) -> None:
+    """Blocks of one shape and one type are not made so again; and whether integers of 32 bits run
+    over is not computed, since it is said in debugging alone."""
+    semantic, builder = interpreter.interpreter_semantic, interpreter.interpreter_builder
+    broadcast, converted = semantic.broadcast_impl_value, semantic.binary_op_type_checking_impl
+
+    def of_one_shape(one: Any, other: Any) -> tuple[Any, Any]:
+        # the shapes of tensors are made once for each, above
+        return (one, other) if one.shape is other.shape else broadcast(one, other)
+
+    def of_one_type(one: Any, other: Any, *more: bool, **named: bool) -> Any:
+        # beyond whether each may be a pointer it is a division, whose type is another
+        if (
+            len(more) <= 2
+            and not named
+            and getattr(one, "dtype", one) is getattr(other, "dtype", 0)
+        ):
+            if not one.dtype.is_ptr():
+                return of_one_shape(one, other)
+        return converted(one, other, *more, **named)
+
+    patch.setattr(semantic, "broadcast_impl_value", of_one_shape)
+    patch.setattr(semantic, "binary_op_type_checking_impl", of_one_type)
+    patch.setattr(builder, "options", replace(builder.options, sanitize_overflow=False))
 
 
 def compiled_for_a_gpu(text: str, folder: Path, capability: int = 90) -> list[list[str]]:

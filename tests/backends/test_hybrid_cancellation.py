@@ -10,6 +10,7 @@ from collections.abc import Callable
 import pytest
 import torch
 from attention_checks import assert_agree, spec_of, with_gradients
+from sweeps import checkered
 from test_random_attention import definition
 
 from attnspec.runtime.streaming import StreamState
@@ -44,9 +45,7 @@ MECHANISMS = (
 )
 
 
-@pytest.mark.parametrize("n", [1, 20, 40])
-@pytest.mark.parametrize("size", [4, 16])
-@pytest.mark.parametrize("mechanism", MECHANISMS)
+@pytest.mark.parametrize(("mechanism", "size", "n"), checkered(MECHANISMS, [4, 16], [1, 20, 40]))
 def test_all_keys_of_a_query_may_be_in_the_graph(mechanism: str, size: int, n: int) -> None:
     body = f"attend window(radius = 16) + {mechanism}"
     module = spec_of(body).compile(head_size=size)
@@ -116,10 +115,13 @@ def test_graphs_that_read_inputs_are_as_accurate(graph: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "body", ["window(before = 16, after = 0)", "window(radius = 9) | columns(first(4))"]
+    ("body", "mechanism", "sizes"),
+    checkered(
+        ["window(before = 16, after = 0)", "window(radius = 9) | columns(first(4))"],
+        ["linear()", "taylor()", "favor(features = 16)"],
+        [[1] * 60, [200, 1, 1, 398], [600]],
+    ),
 )
-@pytest.mark.parametrize("mechanism", ["linear()", "taylor()", "favor(features = 16)"])
-@pytest.mark.parametrize("sizes", [[1] * 60, [200, 1, 1, 398], [600]])
 def test_steps_are_as_accurate(body: str, mechanism: str, sizes: list[int]) -> None:
     body = f"causal attend ({body}) + {mechanism}"
     module = spec_of(body).compile()
@@ -137,15 +139,17 @@ def test_steps_are_as_accurate(body: str, mechanism: str, sizes: list[int]) -> N
     assert_accurate(body, run, drawn(1, sum(sizes), 8, 4.0))
 
 
-@pytest.mark.parametrize("n", [1, 59, 65, 100, 200])
-@pytest.mark.parametrize("mechanism", ["linear()", "taylor()", "favor(features = 8)"])
 @pytest.mark.parametrize(
-    "graph",
-    [
-        "causal",
-        "window(before = 64, after = 0)",
-        "(window(before = 9, after = 0) | columns(first(2)))",
-    ],
+    ("graph", "mechanism", "n"),
+    checkered(
+        [
+            "causal",
+            "window(before = 64, after = 0)",
+            "(window(before = 9, after = 0) | columns(first(2)))",
+        ],
+        ["linear()", "taylor()", "favor(features = 8)"],
+        [1, 59, 65, 100, 200],
+    ),
 )
 def test_padding_may_leave_queries_without_a_key(graph: str, mechanism: str, n: int) -> None:
     body = f"causal attend {graph} + {mechanism}"

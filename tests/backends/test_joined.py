@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 from attention_checks import assert_agree, defined, module_of, spec_of, tensors, with_gradients
+from sweeps import checkered
 
 from attnspec.backends.bands.kernel import JoinedSteps
 from attnspec.backends.planner import backend_of
@@ -46,12 +47,14 @@ def test_stacked_layouts_hold_the_pairs_of_each_sequence(sizes: tuple[int, int])
     assert len(layout.masks) <= sum(len(part.masks) for part, _ in parts[:2])
 
 
-@pytest.mark.parametrize("key_heads", [4, 2])
-@pytest.mark.parametrize(("backend", "kernel"), [("bands", JoinedSteps), ("torch", JoinedCall)])
-@pytest.mark.parametrize("name", BODIES)
+@pytest.mark.parametrize(
+    ("name", "way", "key_heads"),
+    checkered(BODIES, [("bands", JoinedSteps), ("torch", JoinedCall)], [4, 2]),
+)
 def test_heads_of_different_graphs_are_one_kernel(
-    name: str, backend: str, kernel: type, key_heads: int
+    name: str, way: tuple[str, type], key_heads: int
 ) -> None:
+    backend, kernel = way
     body = "heads 4 " + BODIES[name]
     module, spec = module_of(body, backend), spec_of(body)
     one_by_one = module_of(body, "dense")

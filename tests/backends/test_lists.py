@@ -34,10 +34,12 @@ from benchmarks.accuracy.costs import peak_bytes
 LENGTHS = (1, 63, 64, 65, 257)
 
 
-@pytest.mark.parametrize("n", LENGTHS)
-@pytest.mark.parametrize(("heads", "shared"), [(2, 1), (2, 2), (4, 4), (4, 2)])
-@pytest.mark.parametrize("of", ["head", "group", "one"])
-def test_chosen_blocks(n: int, heads: int, shared: int, of: str) -> None:
+@pytest.mark.parametrize(
+    ("n", "grouped", "of"),
+    checkered(LENGTHS, [(2, 1), (2, 2), (4, 4), (4, 2)], ["head", "group", "one"]),
+)
+def test_chosen_blocks(n: int, grouped: tuple[int, int], of: str) -> None:
+    heads, shared = grouped
     torch.manual_seed(n)
     leaf, data = chosen(n, n, 16, 5, {"head": heads, "group": heads // shared, "one": 1}[of])
     if of == "group":
@@ -293,12 +295,15 @@ WEIGHTED = (
 
 
 @pytest.mark.parametrize(
-    ("n", "padded"),
-    [(1, None), (8, "left"), (65, None), (65, "right"), (150, "left"), (150, "right")],
+    ("body", "shape"),
+    checkered(
+        WEIGHTED,
+        [(1, None), (8, "left"), (65, None), (65, "right"), (150, "left"), (150, "right")],
+    ),
 )
-@pytest.mark.parametrize("body", WEIGHTED)
-def test_matched_blocks_and_means_of_queries(body: str, n: int, padded: str | None) -> None:
+def test_matched_blocks_and_means_of_queries(body: str, shape: tuple[int, str | None]) -> None:
     """With what they learn, for heads that share keys, and for fewer queries than keys."""
+    n, padded = shape
     padding = None
     if padded:
         real = torch.arange(n) >= torch.tensor([0, n // 3])[:, None]
@@ -357,7 +362,7 @@ def test_what_is_learned_is_differentiated_twice(body: str) -> None:
     ],
 )
 def test_memory_is_that_of_a_few_tensors(body: str) -> None:
-    n, size = 8192, 64
+    n, size = 4096, 32
     module = parse(f"attention decided {{ {body} }}").compile("lists", head_size=size)
     given = [torch.randn(1, 1, n, size, requires_grad=True) for _ in range(3)]
 

@@ -8,7 +8,7 @@ from attention_checks import in_turn, spec_of, tensors
 
 from benchmarks.accuracy.costs import peak_bytes
 
-N, SIZE, HEADS = 4096, 64, 2
+N, SIZE, HEADS = 4096, 64, 1
 
 HELD = 4 * N * SIZE * HEADS * 4
 """Bytes of q, k, v and the output; n x n numbers, like n x d x d_v, are 16 times as many."""

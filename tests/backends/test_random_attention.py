@@ -156,7 +156,9 @@ def defined(
     return with_gradients(out, [*given, *tables.values()])
 
 
-@pytest.mark.parametrize("seed", range(64))
+@pytest.mark.parametrize(
+    "seed", [*range(32), *(pytest.param(x, marks=pytest.mark.slow) for x in range(32, 200))]
+)
 def test_what_is_drawn_is_its_definition(seed: int) -> None:
     case = Case.drawn(seed)
     module, given, real = case.module(), case.tensors(), case.real()

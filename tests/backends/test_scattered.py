@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from dataclasses import replace
 
 import numpy as np
@@ -95,7 +94,8 @@ def test_a_layout_that_lost_an_edge_is_noticed() -> None:
 @pytest.mark.parametrize("means", ["called", "on edges", "gathered"])
 @pytest.mark.parametrize("name", SCATTERED)
 def test_all_means_agree_with_dense(name: str, means: str) -> None:
-    for n_q, n, padded in itertools.product((1, 40, 130), (130,), (False, True)):
+    n = 130
+    for n_q, padded in ((1, False), (40, True), (130, False), (130, True)):
         work = Work(relation_of(name, n), n_q, n)
         kernel, dense = kernel_of(work), Dense().build(work, (0, 1, 2, 3), CPU)
         given = tensors(2, 4, n_q, n, key_heads=2, out_size=5)

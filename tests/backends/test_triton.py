@@ -19,6 +19,7 @@ from attention_checks import (
     GRAPHS,
     assert_agree,
     defined,
+    in_turn,
     module_of,
     spec_of,
     with_gradients,
@@ -94,8 +95,7 @@ SCORES = (
 )
 
 
-@pytest.mark.parametrize("normalize", ["softmax", "softmax1"])
-@pytest.mark.parametrize("score", SCORES)
+@pytest.mark.parametrize(("score", "normalize"), in_turn(SCORES, ("softmax", "softmax1")))
 def test_changed_scores_padding_and_sums(score: str, normalize: str) -> None:
     """The dense backend, which test_backends.py holds to plain words, is the definition here."""
     body = f"heads 2 attend window(radius = 9) | global(first(2)) score {score}"
@@ -240,7 +240,7 @@ def outputs(relation: Relation, n: int) -> tuple[np.ndarray, np.ndarray]:
 
 
 def test_random_compositions() -> None:
-    for seed in range(40):
+    for seed in range(20):
         n = (19, 33, 50)[seed % 3]
         for _, _, relation in attnspec.parse(spec_text(seed)).stack().relations(n):
             found, meant = outputs(relation, n)

@@ -31,9 +31,14 @@ pytestmark = pytest.mark.usefixtures("interpreted")
 TRITON = TritonBackend()
 
 
-@pytest.mark.parametrize(("heads", "shared"), [(2, 1), (3, 3), (16, 16)])
-@pytest.mark.parametrize("of", ["head", "one"])
-def test_chosen_blocks(heads: int, shared: int, of: str) -> None:
+@pytest.mark.parametrize(
+    ("of", "heads", "shared"),
+    [
+        *(("head", 2, 1), ("one", 2, 1), ("head", 3, 3), ("one", 3, 3), ("one", 16, 16)),
+        pytest.param("head", 16, 16, marks=pytest.mark.slow),
+    ],
+)
+def test_chosen_blocks(of: str, heads: int, shared: int) -> None:
     torch.manual_seed(0)
     leaf, data = chosen(11, 11, 4, 2, heads if of == "head" else 1)
     work = Work(Intersection((Causal(), leaf)), 11, 11)

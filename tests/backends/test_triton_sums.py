@@ -99,8 +99,8 @@ def check(
 
 
 SHAPES = (
-    *(((1, 1, 1, 1), False), ((2, 1, 35, 35), False), ((1, 1, 9, 41), True)),
-    *(((1, 1, 52, 52), False), ((2, 1, 18, 33), False)),
+    *(((1, 1, 1, 1), False), ((2, 1, 27, 27), False), ((1, 1, 9, 41), True)),
+    *(((1, 1, 37, 37), False), ((2, 1, 18, 33), False)),
 )
 """Heads, heads of keys, queries, keys, and whether some are padding."""
 

@@ -22,8 +22,13 @@ UNTUNED = {
 GRIDS = {1: "1, 1, 1", 9: "1, 3, 3", 63: "3, 7, 3", 131: "131, 1, 1", 315: "5, 7, 9"}
 GRIDS |= {4500: "15, 15, 20", 20_000: "20, 25, 40"}
 LONG = 20_000
-QUICK = {name: "auto" for name in UNTUNED if name != "five strides"} | {"where": "scattered"}
-"""Backends with which a pattern is tried in a second or two."""
+QUICK = {
+    "window without a residue": "auto",
+    "causal expander": "scattered",
+    "3-D neighbourhoods": "auto",
+    "unequal documents": "auto",
+}
+"""Backends with which a pattern is tried in less than a second."""
 
 REFUSED = {
     ("five strides", "scattered"): "edges are listed one by one",
