@@ -9,6 +9,14 @@ from typing import Any
 import pytest
 
 
+def thinned(values: Iterable[Any], every: int = 2) -> Collection[Any]:
+    """The values, of which each so many-th is run by default."""
+    return [
+        pytest.param(value, marks=pytest.mark.slow if at % every else ())
+        for at, value in enumerate(values)
+    ]
+
+
 def checkered(*axes: Iterable[Any]) -> Collection[Any]:
     """All combinations, as the fields of a chessboard: those whose numbers add up to an odd one are
     slow. Each value of an axis stays; of three axes with several values each pair stays, too."""

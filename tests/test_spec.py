@@ -62,7 +62,7 @@ def test_the_source_says_the_same(path: Path, name: str) -> None:
     assert again.inputs == spec.inputs
 
 
-@EVERY
+@zoo.of_each_kind
 def test_the_source_says_the_same_with_other_parameters(path: Path, name: str) -> None:
     spec = zoo.loaded(path, name)
     changed = 0
@@ -187,7 +187,7 @@ def test_fingerprints_do_not_depend_on_the_process() -> None:
     )
     paths = [str(path) for path in zoo.FILES if path.stem in ("bigbird", "swin", "longformer")]
     answers = set()
-    for seed in ("0", "1", "4711"):
+    for seed in ("0", "4711"):
         environment = {**os.environ, "PYTHONHASHSEED": seed}
         done = subprocess.run(
             [sys.executable, "-c", script, BASE, *paths],
@@ -267,7 +267,7 @@ def agree(spec: Spec, n: int, layer: int, head: int, one_by_one: bool) -> None:
     )
 
 
-@EVERY
+@zoo.of_each_kind
 def test_the_pairs_of_the_zoo(path: Path, name: str) -> None:
     spec = zoo.loaded(path, name)
     seen = 0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Hashable, Iterator
 from functools import cache
 from pathlib import Path
 
@@ -10,6 +11,7 @@ import numpy.typing as npt
 import pytest
 
 from attnspec.elaborate import attention_names
+from attnspec.ir.program import Leaf, Term
 from attnspec.spec import Spec, load
 from attnspec.text.decoding import read_source
 
@@ -79,6 +81,63 @@ def loaded(path: Path, name: str) -> Spec:
 def smaller(path: Path, name: str | None = None) -> Spec:
     """An attention of the zoo, on a smaller grid where it has one."""
     return load(path, name=name, **SMALLER.get(path.stem, {}))
+
+
+def _parts(term: Term, around: str = "") -> Iterator[Hashable]:
+    """Its patterns and operators within which others, and the arguments that are given."""
+    if isinstance(term, Leaf):
+        yield around, term.pattern
+        yield term.pattern, tuple(sorted(name for name, _ in term.arguments))
+        yield from ((term.pattern, name, type(value)) for name, value in term.arguments)
+        return
+    yield around, term.op
+    for part in term.terms:
+        yield from _parts(part, term.op)
+
+
+def _kinds(spec: Spec) -> Iterator[Hashable]:
+    """What a spec has of which others may have as well."""
+    program = spec.program
+    yield "grid", None if program.grid is None else len(program.grid)
+    yield "cross", bool(program.cross)
+    yield "places", program.heads is None, len(program.slots) > 1, len(program.attends) > 1
+    yield from (("input", entry.kind, entry.at_most is None) for entry in program.inputs)
+    for attend in program.attends:
+        if attend.graph is not None:
+            yield from ((part, program.causal) for part in _parts(attend.graph))
+        if attend.mechanism is not None:
+            yield attend.mechanism.name, program.causal, attend.graph is not None
+        yield "weights", attend.normalize, *(score.name for score in attend.scores)
+
+
+def _with_something_new() -> Iterator[tuple[Path, str]]:
+    seen: set[Hashable] = set()
+    for each in ATTENTIONS:
+        found = {*_kinds(loaded(*each))}
+        if found - seen:
+            yield each
+        seen |= found
+
+
+OF_EACH_KIND = frozenset(_with_something_new())
+"""Attentions that together have each pattern within each operator, with each choice of arguments,
+each mechanism, kind of input and so on that any has."""
+
+of_each_kind = pytest.mark.parametrize(
+    ("path", "name"),
+    [
+        pytest.param(
+            *each,
+            id=label,
+            marks=[
+                pytest.mark.xdist_group(label),
+                *([] if each in OF_EACH_KIND else [pytest.mark.slow]),
+            ],
+        )
+        for each, label in zip(ATTENTIONS, IDS, strict=True)
+    ],
+)
+"""Every attention; by default those of each kind."""
 
 
 def sample(spec: Spec, n: int) -> dict[str, npt.ArrayLike]:

@@ -79,7 +79,7 @@ def elaborate(
     scope = Scope(work, module)
     given: dict[str, nodes.Expression] = {}
     shown: dict[str, ParameterValue] = {}
-    slots: list[list[Attend]] = []
+    slots: list[tuple[Attend, ...]] = []
     try:
         given, shown = _parameters(said, attention, dict(overrides or {}), scope)
         said.body(attention, scope)
@@ -89,9 +89,11 @@ def elaborate(
         pass
     if collector.has_errors():
         raise SpecError([d for d in collector.diagnostics if d.severity == "error"])
+    # layers that are ruled alike have one row
+    rows = {id(row): row for row in slots}
     program = Program(
         name=attention.name,
-        attends=tuple(dict.fromkeys(attend for row in slots for attend in row)),
+        attends=tuple(dict.fromkeys(attend for row in rows.values() for attend in row)),
         slots=(),
         layers=work.layers,
         heads=work.heads,
@@ -103,7 +105,8 @@ def elaborate(
         cross=work.cross is not None,
     )
     index = {attend: number for number, attend in enumerate(program.attends)}
-    program = replace(program, slots=tuple(tuple(index[a] for a in row) for row in slots))
+    numbers = {key: tuple(index[attend] for attend in row) for key, row in rows.items()}
+    program = replace(program, slots=tuple(numbers[id(row)] for row in slots))
     file = inlined(attention, given, work.used_graphs, module)
     return Elaborated(normalise(program), shown, file, tuple(in_order(collector.diagnostics)))
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
+from itertools import chain
 from typing import Generic, TypeVar
 
 import numpy as np
@@ -55,8 +56,9 @@ class Rulings:
     normalizers: list[Ruling[str]] = field(default_factory=list)
 
 
-def slots_of(rulings: Rulings, attention: nodes.Attention, work: Work) -> list[list[Attend]]:
-    """One entry for each layer and head; nothing if there are errors."""
+def slots_of(rulings: Rulings, attention: nodes.Attention, work: Work) -> list[tuple[Attend, ...]]:
+    """One entry for each layer and head, one and the same row for layers that are ruled alike;
+    nothing if there are errors."""
     collector, shape = work.collector, (work.layers or 1, work.heads or 1)
     if collector.has_errors():
         return []
@@ -75,16 +77,15 @@ def slots_of(rulings: Rulings, attention: nodes.Attention, work: Work) -> list[l
     if collector.has_errors():
         return []
     made: dict[tuple[object, ...], Attend] = {}
-    asked: dict[int, set[str]] = {}
+    rows: dict[tuple[object, ...], tuple[Attend, ...]] = {}
+    asked = {id(one): _symbols(one.value[0]) for one in rulings.attends}
+    asked |= {id(one): _symbols(one.value) for one in rulings.scales} | {id(None): set()}
+    by_layer = any("layer" in names for names in asked.values())
 
     def attend_at(layer: int, head: int, ruling: Ruling[Attended]) -> Attend:
         """What a head does, computed once for all that the same statements rule alike."""
         scale = scales[layer][head]
         rest = scale, normalizers[layer][head], scores[layer][head]
-        factor = None if scale is None else scale.value
-        for one, value in ((ruling, ruling.value[0]), (scale, factor)):
-            if id(one) not in asked:
-                asked[id(one)] = _symbols(value)
         names = asked[id(ruling)] | asked[id(scale)]
         place = {} if work.layers is None else {"layer": layer}
         place |= {} if work.heads is None else {"head": head}
@@ -95,10 +96,16 @@ def slots_of(rulings: Rulings, attention: nodes.Attention, work: Work) -> list[l
             made[key] = _attend(place, where, work, ruling, *rest)
         return made[key]
 
-    return [
-        [attend_at(layer, head, one) for head, one in enumerate(row) if one is not None]
-        for layer, row in enumerate(attends)
-    ]
+    def row_of(layer: int) -> tuple[Attend, ...]:
+        """What the heads of a layer do, computed once for all layers that are ruled alike."""
+        ruled = (attends[layer], scales[layer], normalizers[layer], scores[layer])
+        key = (layer if by_layer else None, *map(id, chain(*ruled)))
+        if key not in rows:
+            heads = enumerate(attends[layer])
+            rows[key] = tuple(attend_at(layer, at, one) for at, one in heads if one is not None)
+        return rows[key]
+
+    return [row_of(layer) for layer in range(len(attends))]
 
 
 # --- who rules where -----------------------------------------------------------------------------

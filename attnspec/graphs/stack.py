@@ -152,7 +152,7 @@ class Stack:
                     f"`{program.name}` declares no input `{name}`, its inputs are"
                     f" {', '.join(self.declared) or 'none'}" + (f": {hint}" if hint else "")
                 )
-        self._bound: dict[int, Bound] = {}
+        self._bound: dict[int, Bound | TooMuch] = {}
         self._union: tuple[tuple[int, frozenset[int]], csr_array] | None = None
 
     @property
@@ -336,8 +336,15 @@ class Stack:
     def bound(self, n: int) -> Bound:
         """The different relations at n positions; raises TooMuch, or as `relation` does."""
         if n not in self._bound:
-            self._bound[n] = self._bind(n)
-        return self._bound[n]
+            try:
+                self._bound[n] = self._bind(n)
+            except TooMuch as error:
+                # that, too, is found once
+                self._bound[n] = error
+        found = self._bound[n]
+        if isinstance(found, TooMuch):
+            raise found.with_traceback(None)
+        return found
 
     def bound_or_too_much(self, n: int) -> None:
         """Raise what is wrong with the spec at n positions, but not TooMuch."""

@@ -37,7 +37,8 @@ def normalise(program: Program) -> Program:
     distinct = dict.fromkeys(attends)
     place = {attend: number for number, attend in enumerate(distinct)}
     index = [place[attend] for attend in attends]
-    slots = tuple(tuple(index[slot] for slot in row) for row in program.slots)
+    rows = {row: tuple(index[slot] for slot in row) for row in set(program.slots)}
+    slots = tuple(rows[row] for row in program.slots)
     return replace(
         program,
         attends=tuple(distinct),

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import sympy
 from random_specs import spec_text
-from zoo import ATTENTIONS, every_attention, loaded
+from zoo import ATTENTIONS, loaded, of_each_kind
 
 from attnspec.analysis.counting.degrees import edges_of, total_edges
 from attnspec.analysis.growth import quasi_polynomials, sympy_text
@@ -89,7 +89,7 @@ def test_each_head_counts_where_a_pattern_knows_its_edges() -> None:
 
 # fits take hundreds of counts, and are kept for whoever asks next
 @pytest.mark.xdist_group("growth")
-@every_attention
+@of_each_kind
 def test_formulas_of_the_zoo(path: Path, name: str) -> None:
     stack = loaded(path, name).stack()
     found = edges_formula(stack, stack.fixed_length() or 257)

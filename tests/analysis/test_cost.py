@@ -12,9 +12,10 @@ import numpy as np
 import pytest
 import torch
 from random_specs import spec_text
+from sweeps import checkered, thinned
 from torch.profiler import ProfilerActivity, profile
 from torch.utils.flop_counter import FlopCounterMode
-from zoo import every_attention, loaded, sample
+from zoo import loaded, of_each_kind, sample
 
 from attnspec.analysis.cost.cost import (
     LayerCost,
@@ -234,7 +235,7 @@ def test_useful_operations_need_the_pairs() -> None:
     assert layer_cost(known, 40).useful_flops == 2 * 4 * 64 * edges
 
 
-@every_attention
+@of_each_kind
 def test_costs_of_the_zoo(path: Path, name: str) -> None:
     spec = loaded(path, name)
     n = spec.program.fixed_length or min(256, longest_of(spec.program) or 256)
@@ -381,11 +382,13 @@ MECHANISMS = [
 ]
 
 
-@pytest.mark.parametrize(("n", "size"), [(200, 32), (256, 64), (1024, 64)])
-@pytest.mark.parametrize("body", MECHANISMS)
+@pytest.mark.parametrize(
+    ("body", "shape"), checkered(MECHANISMS, [(200, 32), (256, 64), (1024, 64)])
+)
 def test_peak_memory_of_mechanisms_is_about_what_torch_allocates(
-    body: str, n: int, size: int
+    body: str, shape: tuple[int, int]
 ) -> None:
+    n, size = shape
     stack = stack_of(body)
     given = 3 * 2 * n * size * 4
     estimate = layer_cost(stack, n, Shape(head_dim=size), 4).peak_memory - given
@@ -495,7 +498,7 @@ def assert_cache(mask: np.ndarray, stack: Stack, layer: int, head: int) -> None:
     assert cache.rule
 
 
-@every_attention
+@of_each_kind
 def test_caches_of_the_zoo(path: Path, name: str) -> None:
     spec = loaded(path, name)
     for n in (1, 13, 64) if spec.program.fixed_length is None else ():
@@ -506,7 +509,7 @@ def test_caches_of_the_zoo(path: Path, name: str) -> None:
             assert_cache(spec.mask(n, layer, head, stack.inputs), stack, layer, head)
 
 
-@pytest.mark.parametrize("seed", range(60))
+@pytest.mark.parametrize("seed", thinned(range(60)))
 def test_caches_of_random_compositions(seed: int) -> None:
     stack = parse(spec_text(seed)).stack()
     for n in (2, 51):

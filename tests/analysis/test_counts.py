@@ -9,10 +9,10 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from random_specs import spec_text
-from zoo import every_attention, loaded, sample
+from zoo import loaded, of_each_kind, sample
 
 from attnspec.analysis.counting import degrees, differences
 from attnspec.analysis.counting.affordable import MOST_LOOKED
@@ -68,7 +68,7 @@ def assert_counts(spec: Spec, n: int, inputs: Inputs | None = None) -> None:
     assert total_edges(stack, n) == every
 
 
-@every_attention
+@of_each_kind
 def test_the_zoo(path: Path, name: str) -> None:
     spec = loaded(path, name)
     fixed = spec.stack().fixed_length()
@@ -86,7 +86,7 @@ def test_the_zoo(path: Path, name: str) -> None:
 )
 def test_random_compositions(seed: int) -> None:
     spec = parse(spec_text(seed))
-    for n in (1, 2, 33, 64, 101):
+    for n in ((1, 33, 101), (2, 64))[seed % 2]:
         assert_counts(spec, n)
 
 
@@ -132,6 +132,7 @@ def test_a_drawn_part_beside_what_is_not_listed(monkeypatch: pytest.MonkeyPatch)
     assert_counts(parse(f"attention a {{ {body} }}"), 90)
 
 
+@settings(max_examples=40)
 @given(
     st.lists(st.integers(-5, 60), min_size=1, max_size=40).map(sorted),
     st.lists(st.integers(-100, 200), max_size=20),

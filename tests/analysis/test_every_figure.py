@@ -11,6 +11,7 @@ import pytest
 import sympy
 from random_specs import spec_text
 from reach_brute import FAR, Small, small_zoo
+from zoo import OF_EACH_KIND
 
 from attnspec.analysis.report.inquiry import GRAPH_HEADS
 from attnspec.analysis.report.report import NAMES, Report
@@ -170,9 +171,13 @@ def test_no_figure_is_left_out() -> None:
 
 
 ZOO = small_zoo()
+KINDS = {name for _, name in OF_EACH_KIND}
 
 
-@pytest.mark.parametrize("name", ZOO)
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(name, marks=() if name in KINDS else pytest.mark.slow) for name in ZOO],
+)
 def test_the_zoo(name: str) -> None:
     # their formulas are held against counts of many lengths in test_complexity.py
     assert_every_figure(ZOO[name], formula=False)

@@ -50,8 +50,9 @@ def assert_leak(stack: Stack, n: int) -> None:
 )
 def test_leaks_are_those_of_the_masks(part: int) -> None:
     for seed in range(part * 50, part * 50 + 50):
+        stack = parse(spec_text(seed)).stack()
         for n in (1, 2, 19):
-            assert_leak(parse(spec_text(seed)).stack(), n)
+            assert_leak(stack, n)
 
 
 def test_leaks_of_the_zoo() -> None:

@@ -435,7 +435,7 @@ def test_many_layers_and_heads_are_bounded() -> None:
 
 @pytest.mark.parametrize(
     "part",
-    [*range(2), *(pytest.param(part, marks=pytest.mark.slow) for part in range(2, 8))],
+    [*range(1), *(pytest.param(part, marks=pytest.mark.slow) for part in range(1, 8))],
 )
 def test_proofs_are_sound(part: int) -> None:
     proven = {"itself": 0, "symmetric": 0, "never later": 0}

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from click.testing import CliRunner, Result
 from random_specs import spec_text
-from zoo import every_attention, sample, smaller
+from zoo import of_each_kind, sample, smaller
 
 import attnspec
 from attnspec.analysis.counting import degrees, differences
@@ -94,7 +94,7 @@ def test_random_specs_against_masks(
     degrees.degrees_of.cache_clear()
 
 
-@every_attention
+@of_each_kind
 def test_the_zoo_against_masks(path: Path, name: str) -> None:
     spec = smaller(path, name)
     n = spec.program.fixed_length or 64

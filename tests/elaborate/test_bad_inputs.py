@@ -531,7 +531,7 @@ def test_any_damage_is_compiled_or_explained(part: int) -> None:
     draw = random.Random(part)
     texts = [path.read_text(encoding="utf-8") for path in zoo.FILES]
     good = shown = 0
-    for _ in range(550):
+    for _ in range(300):
         text = damaged(draw.choice(texts), draw)
         specs: list[Spec] = []
         refused = answer(lambda text=text, specs=specs: specs.append(parse(text)))  # type: ignore[misc]
@@ -545,7 +545,7 @@ def test_any_damage_is_compiled_or_explained(part: int) -> None:
         refused = answer(lambda spec=spec: masks(spec))  # type: ignore[misc]
         shown += refused is None
         assert all(stands_in_its_source(d) for d in refused or ())
-    assert 50 < good < 500
+    assert 40 < good < 270
     assert shown > 20
 
 

@@ -538,13 +538,13 @@ def test_comments_are_found_in_the_tree() -> None:
 # --- trees at random ---------------------------------------------------------------------------
 
 
-@settings(max_examples=50)
+@settings(max_examples=25)
 @given(EXPRESSIONS)
 def test_any_expression_survives_printing(expression: nodes.Expression) -> None:
     assert expression_of(print_expression(expression)) == expression
 
 
-@settings(max_examples=40)
+@settings(max_examples=20)
 @given(files())
 def test_any_file_survives_printing(file: nodes.File) -> None:
     printed = print_file(file)

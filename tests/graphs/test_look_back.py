@@ -70,7 +70,7 @@ def pairs_of(predicate: Scalar, n: int = N) -> tuple[np.ndarray, np.ndarray]:
     return q[held], k[held]
 
 
-@settings(max_examples=60)
+@settings(max_examples=30)
 @given(predicates())
 def test_no_pair_lies_beyond_the_bound(predicate: Scalar) -> None:
     assert_bounded(predicate)
@@ -93,7 +93,7 @@ def assert_bounded(predicate: Scalar) -> None:
         assert not ((k >= extent.first) & (q - k > extent.before)).any()
 
 
-@settings(max_examples=60)
+@settings(max_examples=30)
 @given(
     st.sampled_from(["<", "<=", "==", "within", "one_of", "abs", "square", "steps", "or", "not"]),
     st.integers(0, 20),

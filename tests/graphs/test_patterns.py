@@ -68,7 +68,7 @@ SAMPLES = [
 
 @pytest.mark.parametrize("sample", SAMPLES)
 def test_overrides_agree_with_the_definition(sample: Relation) -> None:
-    found = [fault for n in (*range(5), 7, 12, 31, 67, 131) for fault in faults(sample, n)]
+    found = [fault for n in (*range(5), 7, 12, 131) for fault in faults(sample, n)]
     assert found == []
 
 
@@ -96,7 +96,7 @@ def test_what_every_sample_does_is_said(pattern: type[Relation]) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("sample", SAMPLES)
 def test_overrides_agree_with_the_definition_at_more_lengths(sample: Relation) -> None:
-    found = [fault for n in (5, 6, 8, 9, 10, 11, 65, 199) for fault in faults(sample, n)]
+    found = [fault for n in (5, 6, 8, 9, 10, 11, 31, 65, 67, 199) for fault in faults(sample, n)]
     assert found == []
 
 

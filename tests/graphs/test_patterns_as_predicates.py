@@ -132,7 +132,8 @@ def test_the_cover(pattern: str, predicate: str) -> None:
 @pytest.mark.parametrize("causal", [False, True], ids=["", "causal"])
 @pairs
 def test_the_counts(pattern: str, predicate: str, causal: bool) -> None:
-    for n in (1, 2, *LONG):
+    # causal counts at some of the lengths, others at the rest
+    for n in (1, 2, *LONG)[causal::2]:
         named, written = both(pattern, predicate, n, causal)
         assert np.array_equal(degrees_of(named, n), degrees_of(written, n)), n
         assert np.array_equal(readers_of(named, n), readers_of(written, n)), n
@@ -233,7 +234,7 @@ def test_the_growth(pattern: str, predicate: str, causal: bool) -> None:
         # every second pattern with `causal`; a fit takes hundreds of counts, of the pattern and of
         # its predicate
         pytest.param(pattern, causal, marks=pytest.mark.slow)
-        if (causal or "fixed" in pattern if "isqrt" in pattern else causal != (number % 2 == 1))
+        if (causal or "fixed" in pattern if "isqrt" in pattern else causal == (number % 2 == 1))
         else (pattern, causal)
         for number, pattern in enumerate(PREDICATES)
         for causal in (False, True)
@@ -323,7 +324,7 @@ PARTS = (
 
 
 @pytest.mark.parametrize(
-    "seed", [*range(60), *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(60, 120))]
+    "seed", [*range(40), *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(40, 120))]
 )
 def test_the_growth_of_any_predicate_is_true_of_counts(seed: int) -> None:
     source = random.Random(seed)

@@ -7,6 +7,7 @@ import random
 import numpy as np
 import pytest
 from attention_checks import spec_of
+from sweeps import checkered
 
 from attnspec.graphs.patterns.where import Where
 from attnspec.graphs.predicates.periods import Period, comparisons, period_of
@@ -90,8 +91,7 @@ def test_moving_by_periods_changes_nothing(part: int) -> None:
     assert seen > 20
 
 
-@pytest.mark.parametrize("part", range(4))
-@pytest.mark.parametrize("steps", [(1, 1), (12, 12), (1, 6), (4, 1)])
+@pytest.mark.parametrize(("part", "steps"), checkered(range(4), [(1, 1), (12, 12), (1, 6), (4, 1)]))
 def test_tiles_of_one_phase_have_one_mask(part: int, steps: tuple[int, int]) -> None:
     size = 5
     for seed in range(part * 40, part * 40 + 40):

@@ -11,7 +11,7 @@ import pytest
 from attention_checks import GRAPHS, spec_of
 from random_terms import term
 from relation_checks import definition
-from zoo import ATTENTIONS, IDS, loaded, sample
+from zoo import loaded, of_each_kind, sample
 
 from attnspec.backends.rows.keys import (
     FEW,
@@ -73,7 +73,7 @@ def test_patterns(name: str) -> None:
 
 def test_random_terms() -> None:
     source = random.Random(11)
-    for _ in range(600):
+    for _ in range(300):
         n = source.choice((1, 2, 5, 17, 40))
         at = Situation(n=n, patterns=BY_NAME, causal=source.random() < 0.5)
         assert_keys(bind(term(source), at), n)
@@ -117,7 +117,7 @@ def test_layouts_of_several_queries(name: str) -> None:
             assert_layout(work, spec.mask(n))
 
 
-@pytest.mark.parametrize(("path", "name"), ATTENTIONS, ids=IDS)
+@of_each_kind
 def test_layouts_of_the_zoo(path: Path, name: str) -> None:
     spec = loaded(path, name)
     fixed = spec.stack().fixed_length()

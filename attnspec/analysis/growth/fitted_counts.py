@@ -22,6 +22,9 @@ LENGTHS = (*range(400, 730), *range(1601, 4000, 101), 10_007, 16_384, 30_011)
 """Where counts are fitted and held against the fit. Without gaps at first: of isqrt(n), for
 example, n = s (s + 2) is a case of its own."""
 
+FEW = LENGTHS[::8]
+"""Those that are counted first; more than a polynomial in four variables has coefficients."""
+
 DEGREE = 3
 """Of the polynomials: s m**2 is the highest term of a residue."""
 
@@ -93,18 +96,24 @@ def fit_of(
         return None
     size = fold(roots[0], values)
     rest = Apply("%", (N, size))
-    counts = {n: count(n) for n in LENGTHS}
+    counts: dict[int, int] = {}
     for cells in (None, *_constants(term)):
         variables: tuple[Scalar, ...] = size, Apply("//", (N, size)), rest
         if cells is not None:
             cut = Apply("+", (Apply("-", (rest, size)), cells))
             variables = *variables, Apply("max", (0, cut))
         piece = Piece(LENGTHS[0], variables, ())
-        points = [piece.point(n) for n in LENGTHS]
-        known = [point for point in points if point is not None]
-        if len(known) < len(points):
+        points = {n: point for n in LENGTHS if (point := piece.point(n)) is not None}
+        if len(points) < len(LENGTHS):
             return None
-        found = fitted(known, list(counts.values()), monomials(len(variables), DEGREE))
+        found = None
+        # what fits no polynomial at a few of the lengths fits none at all of them
+        for lengths in (FEW, LENGTHS):
+            counts |= {n: count(n) for n in lengths if n not in counts}
+            basis = monomials(len(variables), DEGREE)
+            found = fitted([points[n] for n in lengths], [counts[n] for n in lengths], basis)
+            if found is None:
+                break
         if found is not None and 2 * len(found.terms) < len(LENGTHS):
             piece = replace(piece, cases=((0, inf, found),))
             start = _start(piece, count)

@@ -175,12 +175,12 @@ def difference_of(
         if BY_NAME[leaf.pattern].data_dependent:
             fault = unsteady_choice(program, layer, head, whole=whole)
             raise TooMuch(str(fault or f"`{leaf.pattern}` is decided by the data"))
-    before: tuple[int, Relation] | None = None
+    before: tuple[int, np.ndarray] | None = None
     for n in _lengths(longest):
         try:
             at = _situation(program, layer, head, n)
-            here = bind_attended(attend.graph, at)
-            pair = None if before is None else _first(before, (n, here), whole)
+            here = _pairs(bind_attended(attend.graph, at), n)
+            pair = None if before is None else _first(before[1], here, whole)
         except (BindError, RelationError, ScalarError):
             # a length that the grid or a size does not have
             continue
@@ -202,21 +202,22 @@ def _lengths(longest: int) -> list[int]:
     return sorted(n for n in every if 1 <= n <= longest)
 
 
-def _first(
-    one: tuple[int, Relation], other: tuple[int, Relation], whole: bool
-) -> tuple[int, int, bool] | None:
+def _pairs(relation: Relation, n: int) -> np.ndarray:
+    """All pairs, bool [n, n]."""
+    at = np.arange(n)
+    return evaluate_pairs(relation, at[:, None], at[None], n)
+
+
+def _first(short: np.ndarray, long: np.ndarray, whole: bool) -> tuple[int, int, bool] | None:
     """The first query and key, and whether it reads it at the longer length, where rows of the
-    shorter one differ."""
-    (m, short), (n, long) = one, other
-    q = np.arange(m)[:, None]
-    masks = np.zeros((2, m, n if whole else m), bool)
-    masks[0, :, :m] = evaluate_pairs(short, q, np.arange(m)[None], m)
-    masks[1] = evaluate_pairs(long, q, np.arange(masks.shape[2])[None], n)
-    differ = masks[0] != masks[1]
+    shorter one, both bool [length, length], differ."""
+    m = len(short)
+    differ = long[:m].copy() if whole else long[:m, :m].copy()
+    differ[:, :m] ^= short
     if not differ.any():
         return None
     query, key = divmod(int(differ.argmax()), differ.shape[1])
-    return query, key, bool(masks[1, query, key])
+    return query, key, bool(long[query, key])
 
 
 # --- what is at fault -----------------------------------------------------------------------------
