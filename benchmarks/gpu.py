@@ -180,18 +180,18 @@ def _found(measure: RowOf) -> tuple[dict[str, Json], bool]:
 
 
 @contextmanager
-def _limited(seconds: int) -> Iterator[None]:
+def _limited(seconds: float) -> Iterator[None]:
     """Raises TimeoutError after so long, as soon as Python has its turn."""
 
     def end(*_: object) -> None:
         raise TimeoutError(f"it took more than {seconds} s")
 
     before = signal.signal(signal.SIGALRM, end)
-    signal.alarm(seconds)
+    signal.setitimer(signal.ITIMER_REAL, seconds)
     try:
         yield
     finally:
-        signal.alarm(0)
+        signal.setitimer(signal.ITIMER_REAL, 0)
         signal.signal(signal.SIGALRM, before)
 
 

@@ -27,3 +27,13 @@ def checkered(*axes: Iterable[Any]) -> Collection[Any]:
         )
         for each in product(*map(enumerate, axes))
     ]
+
+
+def sometimes(every: Iterable[Any], always: Collection[Any]) -> Collection[Any]:
+    """All values, of which those that are not among `always` are slow."""
+    values = list(every)
+    assert all(each in values for each in always), always
+    return [
+        value if value in always else pytest.param(value, marks=pytest.mark.slow)
+        for value in values
+    ]

@@ -77,12 +77,10 @@ def run(*arguments: str) -> Result:
     return CliRunner().invoke(main, list(arguments))
 
 
-def spawn(
-    *arguments: str, stdin: str = SPEC, env: Mapping[str, str]
-) -> subprocess.CompletedProcess[str]:
+def spawn(*arguments: str, env: Mapping[str, str]) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [sys.executable, "-m", "attnspec", *arguments],
-        input=stdin,
+        input=SPEC,
         capture_output=True,
         text=True,
         env={**os.environ, "PYTHONPATH": str(ROOT), **env},
@@ -470,19 +468,23 @@ def test_an_interruption_writes_nothing(path: Path, monkeypatch: pytest.MonkeyPa
 # --- plans and modules ---------------------------------------------------------------------------
 
 
-def test_plans_say_whose_rates_they_use(path: Path, tmp_path: Path) -> None:
-    env = {VARIABLE: str(path)}
-    done = spawn("plan", "-", "-n", "256", env={VARIABLE: ""})
+def test_plans_say_whose_rates_they_use(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def planned(*more: str) -> Result:
+        cost_model.calibration.cache_clear()
+        return CliRunner().invoke(main, ["plan", "-", "-n", "256", *more], input=SPEC)
+
+    monkeypatch.setenv(VARIABLE, "")
+    done = planned()
     assert "by default rates (two CPU threads)" in done.stdout.splitlines()[0]
     assert done.stderr == ""
-    written(path)
-    done = spawn("plan", "-", "-n", "256", env=env)
-    assert "by this machine's rates (3 CPU threads)" in done.stdout.splitlines()[0]
-    assert json.loads(spawn("plan", "-", "-n", "256", "--json", env=env).stdout)["rates"] == (
+    monkeypatch.setenv(VARIABLE, str(written(path)))
+    assert "by this machine's rates (3 CPU threads)" in planned().stdout.splitlines()[0]
+    assert json.loads(planned("--json").stdout)["rates"] == (
         "by this machine's rates (3 CPU threads)"
     )
     written(path, "{")
-    done = spawn("plan", "-", "-n", "256", env=env)
+    # what a process of its own says, where a warning is shown as Python shows it
+    done = spawn("plan", "-", "-n", "256", env={VARIABLE: str(path)})
     assert done.returncode == 0
     assert "by default rates" in done.stdout
     assert done.stderr.startswith("warning: the default rates are used for estimates, not the file")

@@ -66,14 +66,14 @@ def test_a_row_that_ends_the_process_is_not_tried_again(
 
     each = [("times", "G0, a", ends), ("times", "G0, b", endless)]
     monkeypatch.setattr(gpu, "rows", lambda dry: iter(each))
-    monkeypatch.setattr(gpu, "LONGEST", 1)
+    monkeypatch.setattr(gpu, "LONGEST", 0.1)
     for _ in range(2):
         with contextlib.suppress(SystemExit):
             gpu.run(path, True, 60.0, None, False)
     assert tried == ["ends"]
     rows = json.loads(path.read_text())["times"]
     assert rows["G0, a"] == {"reason": gpu.UNENDED}
-    assert rows["G0, b"] == {"reason": "TimeoutError: it took more than 1 s"}
+    assert rows["G0, b"] == {"reason": "TimeoutError: it took more than 0.1 s"}
 
 
 CHILD = """
@@ -109,12 +109,12 @@ def test_a_process_that_hangs_is_ended_and_the_next_goes_on(
 
     def command(options: Sequence[str]) -> list[str]:
         asked.append(list(options))
-        return [sys.executable, "-c", CHILD, str(path), *options]
+        return [sys.executable, "-I", "-S", "-c", CHILD, str(path), *options]
 
     monkeypatch.setattr(gpu, "_command", command)
+    # longer than so bare a process takes to begin on a busy machine
     monkeypatch.setattr(gpu, "LONGEST", 1)
-    # longer than a bare process takes to begin on a busy machine
-    monkeypatch.setattr(gpu, "GRACE", 5)
+    monkeypatch.setattr(gpu, "GRACE", 1)
     assert gpu.attended(path, 300.0, ["--only", "times", "--again"]) == 0
     assert [*json.loads(path.read_text())["times"]] == ["a", "b", "c", "d", "e"]
     assert ["--again" in each for each in asked] == [True, False, False, False]
@@ -132,9 +132,11 @@ def test_a_process_that_gets_no_further_is_not_begun_for_ever(
 
     def command(options: Sequence[str]) -> list[str]:
         begun.append(options)
-        return [sys.executable, "-c", "import sys; sys.exit(9)"]
+        return [sys.executable, "-I", "-S", "-c", "import sys; sys.exit(9)"]
 
     monkeypatch.setattr(gpu, "_command", command)
+    # looked after ten times as often
+    monkeypatch.setattr(gpu, "LONGEST", 1)
     assert gpu.attended(tmp_path / "gpu.json", 300.0, []) == 9
     assert len(begun) == 2
     assert gpu.attended(tmp_path / "gpu.json", 0.0, []) == gpu.LOST

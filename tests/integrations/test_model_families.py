@@ -51,6 +51,11 @@ def found(family: Family) -> tuple[Outcome, Outcome]:
         return outcome(family), converted(family)
 
 
+# one worker builds each family, once
+together = pytest.mark.xdist_group("families")
+
+
+@together
 @pytest.mark.parametrize("family", FAMILIES, ids=str)
 def test_the_page_says_what_comes_of_a_spec(family: Family) -> None:
     assert row(family, *found(family)) in PAGE.read_text(encoding="utf-8").splitlines()
@@ -62,6 +67,7 @@ def test_the_page_names_every_family_once() -> None:
     assert [row.split("|")[1].strip() for row in rows[2:]] == [f.title for f in FAMILIES]
 
 
+@together
 def test_what_was_tested_is_what_the_page_claims() -> None:
     built = {family.stem: found(family)[0].kind for family in FAMILIES}
     there = {family.stem: found(family)[1].kind for family in FAMILIES}

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 from attention_checks import ALONG, spec_of, tensors, with_gradients
-from sweeps import checkered
+from sweeps import sometimes
 from torch._dynamo.testing import CompileCounterWithBackend
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils import checkpoint
@@ -39,6 +39,10 @@ BODIES = {
 }
 
 every_body = pytest.mark.parametrize("name", BODIES)
+
+SOME = ("static", "bias", "input", "hybrid")
+"""One of nothing but a graph, one that learns, one that reads, and one with sums of features: what
+traces sees one operator, whatever the body."""
 
 
 def sample(name: str, backend: str = "auto") -> CompiledAttention:
@@ -73,7 +77,7 @@ def check_same(found: torch.Tensor, meant: torch.Tensor, leaves: Sequence[torch.
 # --- traces --------------------------------------------------------------------------------------
 
 
-@every_body
+@pytest.mark.parametrize("name", sometimes(BODIES, SOME))
 def test_one_graph_for_all_lengths(name: str) -> None:
     module = sample(name)
     torch._dynamo.reset()
@@ -182,10 +186,18 @@ for folder in sys.argv[1:]:
 """
 
 
-def test_exported_programs_in_another_process(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "programs",
+    [
+        {"bias": False, "input": True},
+        pytest.param({"hybrid": False, "heads": True}, marks=pytest.mark.slow),
+    ],
+    ids="+".join,
+)
+def test_exported_programs_in_another_process(programs: dict[str, bool], tmp_path: Path) -> None:
     meant = {
         (tmp_path / name): export(name, strict, tmp_path / name)
-        for name, strict in (("bias", False), ("input", True), ("hybrid", False), ("heads", True))
+        for name, strict in programs.items()
     }
     subprocess.run([sys.executable, "-c", LOADED, *map(str, meant)], check=True)
     for folder, out in meant.items():
@@ -225,7 +237,8 @@ def test_plain_operations_where_they_are_asked_for(name: str) -> None:
 # --- what looks on -------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("name", "n_q"), checkered(BODIES, [40, 3]))
+@pytest.mark.parametrize("n_q", [40, 3])
+@pytest.mark.parametrize("name", sometimes(BODIES, SOME))
 def test_opcheck(name: str, n_q: int) -> None:
     module = sample(name)
     parts, rest = given(40, n_q), others(name, 40)

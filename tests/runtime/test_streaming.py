@@ -110,11 +110,17 @@ def in_steps(
     return torch.cat(outs, 2), state
 
 
+SINGLE = [*[1] * 20, 43, *[1] * 20]
+"""Single positions from nothing, and from more than any graph reads."""
+
+SPLITS = (SINGLE, [83], [70, 1, 1, 11], [3, 64, 16], [5, 0, 78])
+
+
 @pytest.mark.parametrize(("body", "keys"), in_turn([*CAUSAL, *GRAPHS], (1, 2)))
 def test_steps_are_the_rows_of_one_call(body: str, keys: int) -> None:
     module, given = module_of(body), tensors(83, keys)
     meant = module(*given)
-    for sizes in ([1] * 83, [83], [70, 1, 1, 11], [3, 64, 16]):
+    for sizes in SPLITS[:-1]:
         found, state = in_steps(module, given, sizes)
         torch.testing.assert_close(found, meant, rtol=1e-8, atol=1e-8)
         assert state is not None
@@ -128,9 +134,6 @@ def inputs_of(module: CompiledAttention, n: int) -> dict[str, torch.Tensor]:
     marked = torch.rand(3, n, generator=source).argsort(1) < 12
     every = {"x": documents[:, :n], "y": marked}
     return {entry.name: every[entry.name] for entry in module.program.inputs}
-
-
-SPLITS = ([1] * 83, [83], [70, 1, 1, 11], [3, 64, 16], [5, 0, 78])
 
 
 @pytest.mark.parametrize(("body", "padded"), in_turn(INPUTS, (True, False)))
