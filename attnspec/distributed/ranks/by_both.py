@@ -28,7 +28,6 @@ from attnspec.distributed.ranks.regions import Parts, joined, no_sums_with_sums
 from attnspec.graphs.gathered import gathered
 from attnspec.lower.work import Call
 from attnspec.runtime.engine import Engine
-from attnspec.runtime.head_groups import draw_of
 
 Keys = tuple[torch.Tensor, torch.Tensor]
 """Keys and values."""
@@ -69,20 +68,11 @@ class BothHere:
         self.ready = apart(lambda: [_Ready(here) for here in self.groups])
 
     def run(
-        self,
-        parts: Parts,
-        call: Call,
-        tables: list[dict[str, torch.Tensor]],
-        draws: tuple[int, int],
-        return_lse: bool,
+        self, parts: Parts, calls: Sequence[Call], return_lse: bool
     ) -> tuple[torch.Tensor, None]:
         """The output of own positions; log-sum-exps do not travel with sums of features."""
         if return_lse:
             raise no_sums_with_sums(self.engine.program)
-        calls = [
-            replace(call, tables=mine, draw=draw_of(here.group.work, draws))
-            for here, mine in zip(self.groups, tables, strict=True)
-        ]
         rows, guests = self._fetched(parts)
         sums, before = self._summed(parts, calls)
         each = zip(self.ready, calls, guests, before, strict=True)

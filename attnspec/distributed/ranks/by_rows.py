@@ -7,7 +7,7 @@ own keys and what was found is sent back. Parts are merged by their log-sum-exps
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 from typing import cast
 
@@ -145,17 +145,8 @@ class RowsHere:
         self.heads = [head for group in self.groups for head in group.group.heads]
         self.learning = [(here.group.work, here.group.heads) for here in self.groups]
 
-    def run(
-        self,
-        parts: Parts,
-        call: Call,
-        tables: list[dict[str, torch.Tensor]],
-        draws: tuple[int, int],
-        return_lse: bool,
-    ) -> Partial:
-        """The output of own queries and its log-sum-exps, for own shards of q, k and v; nothing is
-        drawn."""
-        calls = [replace(call, tables=mine) for mine in tables]
+    def run(self, parts: Parts, calls: Sequence[Call], return_lse: bool) -> Partial:
+        """The output of own queries and its log-sum-exps, for own shards of q, k and v."""
         coming = self._sent(parts)
         outs: list[Partial] = []
         home = [

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from hashlib import sha256
 from typing import Any, Never
 
@@ -30,7 +31,7 @@ from attnspec.distributed.ranks.by_heads import HeadsHere, SomeHeads
 from attnspec.distributed.ranks.by_rows import RowsHere
 from attnspec.distributed.ranks.by_states import StatesHere
 from attnspec.distributed.ranks.collectives import Mesh, tied, travel, unpacked
-from attnspec.distributed.ranks.regions import Parts, joined
+from attnspec.distributed.ranks.regions import Partial, Parts, joined
 from attnspec.ir.api_checks import index_of, length_of
 from attnspec.ir.program import POSITIONS, Program
 from attnspec.ir.serial import fingerprint
@@ -48,6 +49,7 @@ from attnspec.runtime.call_checks import (
     refuse_unknown,
 )
 from attnspec.runtime.engine import no_log_sum_exps
+from attnspec.runtime.head_groups import draw_of
 from attnspec.runtime.module import CompiledAttention
 
 KEPT = 64
@@ -251,15 +253,12 @@ class ParallelAttention(torch.nn.Module):
         q = call[0]
         device = q.device if isinstance(q, torch.Tensor) else torch.device("cpu")
         wrong: Exception | None = None
-        mine = [0] * 13
+        mine = [0] * 12
         try:
-            mine = [1, *self._said(*call)]
+            mine = self._said(*call)
         except (TypeError, ValueError) as error:
             wrong = error
-        every = self.mesh.everyones(mine, device)
-        if wrong is not None:
-            raise wrong
-        self.mesh.agree([rank for rank, said in enumerate(every) if not said[0]])
+        every = self.mesh.agreed(mine, wrong, device)
         for what, at in _SAID.items():
             values = [said[at] for said in every]
             if len(set(values)) > 1:
@@ -270,7 +269,7 @@ class ParallelAttention(torch.nn.Module):
                 "with dropout_p, random states must be others on every rank, or ranks drop the same"
                 " pairs of their own: seed each, torch.manual_seed(seed + rank)"
             )
-        return tuple(said[1] for said in every)
+        return tuple(said[0] for said in every)
 
     def _said(
         self,
@@ -347,31 +346,21 @@ class ParallelAttention(torch.nn.Module):
         return (out, lse) if return_lse else out
 
     def _computed(
-        self,
-        parts: Parts,
-        found: DistributedPlan,
-        layer: int,
-        call: Call,
-        return_lse: bool,
-    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        self, parts: Parts, found: DistributedPlan, layer: int, call: Call, return_lse: bool
+    ) -> Partial:
         q, _, v = parts
         module, device, (here,) = self.module, q.device, found.layers
         module.make_parameters(q.shape[3], v.shape[3], device)
         key = found.digest, module.engine.binder.alike(layer), str(device)
         draws = (0, 0) if module.draws is None else module.draws.of(layer)
+
+        def mine(work: Work, heads: tuple[int, ...]) -> Call:
+            return replace(call, tables=self._tables(work, heads, layer), draw=draw_of(work, draws))
+
         made = self._ready.get(
             key, lambda: [self._made(way, found, layer, device) for way in here.ways]
         )
-        every = [
-            way.run(
-                parts,
-                call,
-                [self._tables(work, heads, layer) for work, heads in way.learning],
-                draws,
-                return_lse,
-            )
-            for way in made
-        ]
+        every = [way.run(parts, [mine(*each) for each in way.learning], return_lse) for way in made]
         if module.training and module.draws is not None:
             module.draws.count(layer)
         if return_lse and any(lse is None for _, lse in every):
@@ -480,20 +469,20 @@ class ParallelAttention(torch.nn.Module):
 
 
 _SAID = {
-    "the batch": 2,
-    "the number of heads": 3,
-    "the number of key heads": 4,
-    "the size of heads": 5,
-    "the size of values": 6,
-    "the floating type": 7,
-    "the layer": 8,
-    "what is given, asked for and differentiated": 9,
-    "dropout_p": 10,
-    "the spec": 11,
+    "the batch": 1,
+    "the number of heads": 2,
+    "the number of key heads": 3,
+    "the size of heads": 4,
+    "the size of values": 5,
+    "the floating type": 6,
+    "the layer": 7,
+    "what is given, asked for and differentiated": 8,
+    "dropout_p": 9,
+    "the spec": 10,
 }
 """What all ranks must agree on, by its place in what they say."""
 
-_STATE = 12
+_STATE = 11
 """The place of what random numbers come from, where some are drawn."""
 
 
