@@ -7,7 +7,7 @@ on what was received where it reads nothing of it.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any
@@ -125,6 +125,18 @@ def travel(mesh: Mesh, flat: torch.Tensor, sent: Sequence[int], got: Sequence[in
     out = _Travel.apply(flat, mesh, list(sent), list(got), box)  # type: ignore[no-untyped-call]
     mesh.received += sum(size for r, size in enumerate(got) if r != mesh.rank) * flat.element_size()
     return Swapping(mesh, out, box[0].work)
+
+
+def taking(flat: torch.Tensor) -> Callable[..., torch.Tensor]:
+    """What takes the next tensor of a shape from what came, as often as it is called."""
+    at = 0
+
+    def taken(*shape: int) -> torch.Tensor:
+        nonlocal at
+        low, at = at, at + math.prod(shape)
+        return flat[low:at].view(shape)
+
+    return taken
 
 
 def unpacked(
