@@ -10,12 +10,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import groupby
 from math import prod
 from typing import Any
 
 from attnspec.spec import Spec, parse
-from attnspec.text.diagnostics import AttnSpecError, hinted
+from attnspec.text.diagnostics import AttnSpecError, hinted, ranges
 
 Config = Mapping[str, Any]
 
@@ -157,17 +156,8 @@ def _text(kind: str, found: Layers) -> str:
     lines.append(f"    attend {usual}")
     for other in dict.fromkeys(each for each in found.attends if each != usual):
         numbers = [at for at, each in enumerate(found.attends) if each == other]
-        lines.append(f"    layer {_ranges(numbers)} {{ attend {other} }}")
+        lines.append(f"    layer {ranges(numbers)} {{ attend {other} }}")
     return "\n".join([*lines, *(f"    {line}" for line in found.lines), "}", ""])
-
-
-def _ranges(numbers: Sequence[int]) -> str:
-    """Numbers as `0..2, 5`."""
-    runs = [
-        [number for _, number in run]
-        for _, run in groupby(enumerate(numbers), lambda pair: pair[1] - pair[0])
-    ]
-    return ", ".join(f"{run[0]}" if len(run) == 1 else f"{run[0]}..{run[-1]}" for run in runs)
 
 
 # --- layers by their types ------------------------------------------------------------------------
