@@ -24,7 +24,7 @@ from attnspec.graphs.relation import DataDependent
 from attnspec.ir.program import Mechanism, Program
 from attnspec.lower.cache import Cache
 from attnspec.lower.lower import decided_leaves
-from attnspec.lower.work import Call, MergeableStream, Streamable
+from attnspec.lower.work import Call, Streamable
 from attnspec.runtime.call_checks import (
     AS_GIVEN,
     autocast_type,
@@ -203,16 +203,12 @@ class CompiledAttention(Learner):
             tables = self.engine.tables(group, layer, learned)
             own = replace(call, tables=tables, draw=group.draw(draws))
             kernel, given = cast(Streamable, group.kernel), group.parts(*tensors)
-            if not return_lse:
-                out, after = kernel.step(*given, own, part)
-            else:
-                if not isinstance(kernel, MergeableStream):
-                    raise no_log_sum_exps(self.program)
-                (out, lse), after = kernel.partial_step(*given, own, part)
-                if lse is None:
-                    raise no_log_sum_exps(self.program)
-                sums.append(lse)
+            (out, lse), after = kernel.step(*given, own, part, return_lse)
             outs.append(out)
+            if lse is not None:
+                sums.append(lse)
+            elif return_lse:
+                raise no_log_sum_exps(self.program)
             parts.append(after)
         joined, after_all = prepared.joined(outs), state.after(tensors[0].shape[2], parts)
         return ((joined, prepared.joined(sums)) if return_lse else joined), after_all
