@@ -15,9 +15,9 @@ from itertools import product
 import numpy as np
 
 from attnspec.analysis.counting.degrees import degrees_of
+from attnspec.backends.common.labels import possible
 from attnspec.distributed.blocks import blocks_between
 from attnspec.distributed.exchange import Exchange, Rows, exchange_between
-from attnspec.distributed.known import widest
 from attnspec.distributed.partitions import EVEN, Partition, candidates
 from attnspec.distributed.printed import printed
 from attnspec.distributed.timing import (
@@ -449,7 +449,7 @@ class Drawing:
     ) -> list[Partition]:
         """Partitions worth a plan."""
         works = dict.fromkeys(work for _, works in kinds for work, _ in works)
-        relations = [widest(work.relation) for work in works if not how_all(work)]
+        relations = [possible(work.relation) for work in works if not how_all(work)]
         degrees = [self.degrees(relation) for relation in relations]
         counted = [each for each in degrees if each is not None]
         return list(candidates(relations, self.n, ranks, counted))
@@ -683,7 +683,7 @@ class Drawing:
                 for at in members
             ]
             exchange = exchange_between(
-                [blocks_between(widest(work.relation), partition) for work, _ in parts],
+                [blocks_between(possible(work.relation), partition) for work, _ in parts],
                 partition,
                 [
                     t.rows(len(of), len(keys), queries and work.normalize in MERGED)
@@ -697,7 +697,7 @@ class Drawing:
         """The pairs that each rank computes, None where counting them is too much."""
         parts = []
         for group in groups:
-            degrees = self.degrees(widest(group.work.relation))
+            degrees = self.degrees(possible(group.work.relation))
             if degrees is None or group.exchange is None:
                 return None
             parts.append(
@@ -837,7 +837,7 @@ def head_work(
     for work, heads in works:
         if how_all(work):
             return None
-        degrees = drawn.degrees(widest(work.relation))
+        degrees = drawn.degrees(possible(work.relation))
         if degrees is None:
             return None
         for head in heads:

@@ -14,10 +14,10 @@ from typing import Any
 import numpy as np
 import torch
 
+from attnspec.backends.common.labels import possible
 from attnspec.backends.decided.lists import SomeKeys
 from attnspec.distributed.cuts import rows_of
 from attnspec.distributed.exchange import Rows, exchange_of
-from attnspec.distributed.known import widest
 from attnspec.distributed.planning import ASKING, Group, exchanges
 from attnspec.distributed.ranks.collectives import Mesh, anchor, tied, travel
 from attnspec.distributed.ranks.regions import Partial, Parts, Region, finished, joined
@@ -124,7 +124,7 @@ class ChoicesHere:
     def _known(self, relation: Relation) -> torch.Tensor:
         """At least the keys of others that own queries read whatever a call brings, bool
         [1, 1, n]."""
-        exchange = exchange_of(widest(relation), self.partition, Rows(1, 1, None))
+        exchange = exchange_of(possible(relation), self.partition, Rows(1, 1, None))
         found = torch.zeros(1, 1, self.partition.n, dtype=torch.bool)
         for owner in range(self.mesh.ranks):
             taken = rows_of(exchange.keys(self.mesh.rank, owner))
