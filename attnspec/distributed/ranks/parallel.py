@@ -39,13 +39,12 @@ from attnspec.lower.cache import Cache
 from attnspec.lower.work import Call, Work
 from attnspec.runtime.call_checks import (
     FLOATS,
-    autocast_type,
     check_dropout,
     check_inputs,
     check_layer,
     check_padding,
     check_tensors,
-    narrowed,
+    in_type_of_autocast,
     refuse_unknown,
 )
 from attnspec.runtime.engine import no_log_sum_exps
@@ -234,12 +233,7 @@ class ParallelAttention(torch.nn.Module):
         if like is not None:
             q, k, v = (_local(x, self.device_mesh) for x in (q, k, v))
         rest = layer, key_padding_mask, dropout_p, inputs, return_lse
-        narrow = autocast_type(q)
-        if narrow is None:
-            found, n = self._called(q, k, v, *rest)
-        else:
-            with torch.autocast(q.device.type, enabled=False):
-                found, n = self._called(*(narrowed(x, narrow) for x in (q, k, v)), *rest)
+        found, n = in_type_of_autocast(self._called, q, k, v, *rest)
         return found if like is None else _as_dtensors(found, like, n)
 
     def _called(self, *call: Any) -> tuple[Any, int]:
