@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 from hashlib import sha256
-from typing import Any, Never
+from typing import Any, NamedTuple, Never
 
 import numpy as np
 import torch
@@ -236,20 +236,21 @@ class ParallelAttention(torch.nn.Module):
         found, n = in_type_of_autocast(self._called, q, k, v, *rest)
         return found if like is None else _as_dtensors(found, like, n)
 
-    def _called(self, *call: Any) -> tuple[Any, int]:
+    def _called(self, *given: Any) -> tuple[Any, int]:
         """What a call of local tensors returns, and the length of the whole sequence."""
         self.mesh.received = 0
-        lengths = self._agree(*call)
-        return self._run(lengths, *call), sum(lengths)
+        call = _Call(*given)
+        lengths = self._agree(call)
+        return self._run(lengths, call), sum(lengths)
 
-    def _agree(self, *call: Any) -> tuple[int, ...]:
+    def _agree(self, call: _Call) -> tuple[int, ...]:
         """The lengths of all shards; raises on every rank where calls differ, or one is wrong."""
-        q = call[0]
+        q: object = call.q
         device = q.device if isinstance(q, torch.Tensor) else torch.device("cpu")
         wrong: Exception | None = None
         mine = [0] * 12
         try:
-            mine = self._said(*call)
+            mine = self._said(call)
         except (TypeError, ValueError) as error:
             wrong = error
         every = self.mesh.agreed(mine, wrong, device)
@@ -265,18 +266,9 @@ class ParallelAttention(torch.nn.Module):
             )
         return tuple(said[0] for said in every)
 
-    def _said(
-        self,
-        q: torch.Tensor,
-        k: torch.Tensor,
-        v: torch.Tensor,
-        layer: int,
-        padding: torch.Tensor | None,
-        dropout_p: float,
-        inputs: Mapping[str, torch.Tensor] | None,
-        return_lse: bool,
-    ) -> list[int]:
+    def _said(self, call: _Call) -> list[int]:
         """What ranks compare, the length first."""
+        q, k, v, layer, padding, dropout_p, inputs, return_lse = call
         program = self.module.program
         layer = check_layer(program, layer)
         check_tensors(program, q, k, v)
@@ -295,18 +287,8 @@ class ParallelAttention(torch.nn.Module):
         state = _random_state(q.device) if chance else 0
         return [q.shape[2], *shape, FLOATS.index(q.dtype), layer, bits, chance, self._spec, state]
 
-    def _run(
-        self,
-        lengths: tuple[int, ...],
-        q: torch.Tensor,
-        k: torch.Tensor,
-        v: torch.Tensor,
-        layer: int,
-        padding: torch.Tensor | None,
-        dropout_p: float,
-        inputs: Mapping[str, torch.Tensor] | None,
-        return_lse: bool,
-    ) -> Any:
+    def _run(self, lengths: tuple[int, ...], call: _Call) -> Any:
+        q, k, v, layer, padding, dropout_p, inputs, return_lse = call
         n, device = sum(lengths), q.device
         partition = self._partition(lengths)
         if n == 0 or not len(q):
@@ -326,17 +308,15 @@ class ParallelAttention(torch.nn.Module):
         parts, own = (q, k, v), here.how == CHOICES
         padding, given = self._whole(padding, inputs, partition, device, own)
         if here.how == ALL:
-            out, lse = self._everything(
-                parts, partition, layer, padding, dropout_p, given, return_lse
-            )
+            out, lse = self._everything(partition, call._replace(padding=padding, inputs=given))
         else:
             # what patterns take is made of inputs beside tensors of the whole length
             rows = q.shape[2] if own else n
             shapes = q.new_empty(len(q), q.shape[1], rows, 1), k.new_empty(len(q), k.shape[1], n, 1)
             data = check_inputs(self.module.program, given, *shapes, padding)
             self.module.engine.check_data(data, n)
-            call = Call(padding, float(dropout_p), {}, data)
-            out, lse = self._computed(parts, found, layer, call, return_lse)
+            its = Call(padding, float(dropout_p), {}, data)
+            out, lse = self._computed(parts, found, layer, its, return_lse)
         return (out, lse) if return_lse else out
 
     def _computed(
@@ -386,19 +366,11 @@ class ParallelAttention(torch.nn.Module):
             found[called] = rows[list(heads)] if len(rows) > 1 else rows
         return found
 
-    def _everything(
-        self,
-        parts: Parts,
-        partition: Partition,
-        layer: int,
-        padding: torch.Tensor | None,
-        dropout_p: float,
-        inputs: Mapping[str, torch.Tensor] | None,
-        return_lse: bool,
-    ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """Every rank computes all positions and keeps its own."""
-        lengths, ranks = partition.lengths, self.mesh.ranks
-        batch = len(parts[0])
+    def _everything(self, partition: Partition, call: _Call) -> Partial:
+        """Every rank computes all positions and keeps its own; padding and inputs are those of the
+        whole sequence."""
+        lengths, ranks, parts = partition.lengths, self.mesh.ranks, call[:3]
+        batch = len(call.q)
         mine = torch.cat([x.reshape(-1) for x in parts])
         sides = [(x.shape[1], x.shape[3]) for x in parts]
         row = batch * sum(heads * size for heads, size in sides)
@@ -410,14 +382,14 @@ class ParallelAttention(torch.nn.Module):
             q,
             k,
             v,
-            layer=layer,
-            key_padding_mask=padding,
-            dropout_p=dropout_p,
-            inputs=inputs,
-            return_lse=return_lse,
+            layer=call.layer,
+            key_padding_mask=call.padding,
+            dropout_p=call.dropout_p,
+            inputs=call.inputs,
+            return_lse=call.return_lse,
         )
         own = torch.from_numpy(partition.positions(self.mesh.rank)).to(mine.device)
-        out, lse = found if return_lse else (found, None)
+        out, lse = found if call.return_lse else (found, None)
         out = tied(out.index_select(2, own), flat)
         return out, None if lse is None else tied(lse.index_select(2, own), flat)
 
@@ -460,6 +432,19 @@ class ParallelAttention(torch.nn.Module):
                 " same partition?"
             )
         self._agreed.add(found.digest)
+
+
+class _Call(NamedTuple):
+    """What a module is called with, of one rank."""
+
+    q: torch.Tensor
+    k: torch.Tensor
+    v: torch.Tensor
+    layer: int
+    padding: torch.Tensor | None
+    dropout_p: float
+    inputs: Mapping[str, torch.Tensor] | None
+    return_lse: bool
 
 
 _SAID = {
