@@ -33,7 +33,7 @@ from attnspec.lower.work import (
     refusal_of,
     runs_mechanisms,
 )
-from attnspec.text.diagnostics import AttnSpecError
+from attnspec.text.diagnostics import AttnSpecError, ranges
 
 AUTO = "auto"
 """Stands in place of a backend's name for the cheapest."""
@@ -75,8 +75,8 @@ class Step:
     @property
     def where(self) -> tuple[str, str]:
         """Its layers and its heads, in words."""
-        heads = "every head" if self.heads is None else "head " + numbers(self.heads)
-        return "layer " + numbers(self.layers), heads
+        heads = "every head" if self.heads is None else "head " + ranges(self.heads)
+        return "layer " + ranges(self.layers), heads
 
     @property
     def chosen(self) -> Backend:
@@ -404,17 +404,6 @@ def shown_seconds(seconds: float) -> str:
         if seconds >= size:
             return f"{seconds / size:.3g} {unit}"
     return f"{seconds * 1e6:.3g} us"
-
-
-def numbers(numbers: Sequence[int]) -> str:
-    """Ascending numbers with runs written as ranges: 0..5, 7."""
-    parts: list[list[int]] = []
-    for number in numbers:
-        if parts and parts[-1][1] == number - 1:
-            parts[-1][1] = number
-        else:
-            parts.append([number, number])
-    return ", ".join(f"{low}..{high}" if high > low else str(low) for low, high in parts)
 
 
 LENGTHS = (1, 64, 4096)

@@ -19,7 +19,7 @@ from attnspec.backends import BACKENDS
 from attnspec.backends.common.masks import with_data
 from attnspec.backends.common.score_formula import scale_of
 from attnspec.backends.planner import AUTO, backend_of, choose
-from attnspec.graphs.relation import Relation, evaluate_pairs
+from attnspec.graphs.relation import Relation
 from attnspec.graphs.stack import LONGEST_MASK
 from attnspec.layout.edge_count import edges_of
 from attnspec.lower.cost_model import dense_seconds
@@ -44,13 +44,6 @@ MASK_BYTES = 1 << 30
 
 COUNTED = 1 << 30
 """Pairs that are looked at to count edges; beyond, the number is estimated."""
-
-DTYPES = {
-    "float32": torch.float32,
-    "float64": torch.float64,
-    "bfloat16": torch.bfloat16,
-    "float16": torch.float16,
-}
 
 SAME = {
     torch.float32: 1e-4,
@@ -126,12 +119,9 @@ class Problem:
         q, k, _ = (x.detach() for x in self.tensors)
         return self.module(AUTO).pairs(q, k, layer=self.setting.layer, inputs=self.inputs or None)
 
-    def given(self, relation: Relation, tensors: bool = False) -> Relation:
-        """A relation with the sample's inputs in it, as arrays or as tensors."""
-        values = {
-            name: x.item() if x.ndim == 0 else x if tensors else x.numpy()
-            for name, x in self.sample.items()
-        }
+    def given(self, relation: Relation) -> Relation:
+        """A relation with the sample's inputs in it."""
+        values = {name: x.numpy() if x.ndim else x.item() for name, x in self.sample.items()}
         return with_data(relation, values)
 
     @cached_property
@@ -251,35 +241,25 @@ def _masked(problem: Problem) -> Attention:
 
 
 def _flex(problem: Problem) -> Attention:
-    """FlexAttention, compiled, with a mask made of the relation itself."""
-    scale = _scale(problem)
-    if problem.setting.backward:
+    """FlexAttention, compiled, with the mask of `Spec.to_flex`."""
+    scale, setting = _scale(problem), problem.setting
+    if setting.backward:
         raise Refused("FlexAttention has no backward on the CPU")
     if problem.decided:
         raise Refused("queries and keys decide the pairs, and its block mask is made before")
     if problem.n > LONGEST_MASK:
-        raise Refused(f"its block mask looks at every pair, up to n = {LONGEST_MASK:,} here")
-    from torch.nn.attention.flex_attention import create_block_mask, flex_attention
+        raise Refused(f"its block mask is made up to n = {LONGEST_MASK:,} here")
+    from torch.nn.attention.flex_attention import flex_attention
 
-    n, groups = problem.n, _groups(problem)
-    relations = [problem.given(work.relation, tensors=True) for work, _ in problem.works]
-    for work, _ in problem.works:
-        _require_tensors(problem, work)
-
-    def kept(b: torch.Tensor, h: torch.Tensor, q: torch.Tensor, k: torch.Tensor) -> torch.Tensor:
-        # a relation may answer with a plain True
-        held: torch.Tensor = (q >= 0) & relations[0].holds(q, k, n)
-        for number, relation in enumerate(relations[1:], 1):
-            held = torch.where(groups[h] == number, relation.holds(q, k, n), held)
-        return held
-
-    heads = None if len(relations) == 1 else problem.setting.heads
+    # one mask serves heads that are alike
+    heads = None if len(problem.works) == 1 else setting.heads
+    inputs = problem.inputs or None
+    mask = problem.spec.to_flex(problem.n, setting.layer, inputs, heads).block_mask()
     torch.compiler.reset()
     try:
         with warnings.catch_warnings():
             # what a compiler has to say about another package's kernel helps nobody here
             warnings.simplefilter("ignore")
-            mask = create_block_mask(kept, None, heads, n, n, device="cpu")
             compiled = torch.compile(flex_attention, dynamic=False)
             with torch.no_grad():
                 compiled(*problem.tensors, block_mask=mask, scale=scale)
@@ -291,21 +271,6 @@ def _flex(problem: Problem) -> Attention:
         return found
 
     return run
-
-
-def _require_tensors(problem: Problem, work: Work) -> None:
-    """Refuse a relation that does not say of tensors what it says of arrays."""
-    at = np.unique(np.linspace(0, problem.n - 1, 17).astype(np.int64))
-    q, k = at[:, None], at[None]
-    expected = evaluate_pairs(problem.given(work.relation), q, k, problem.n)
-    relation = problem.given(work.relation, tensors=True)
-    try:
-        pairs = torch.from_numpy(q), torch.from_numpy(k)
-        found = torch.as_tensor(relation.holds(*pairs, problem.n)).expand(expected.shape)
-    except Exception as error:
-        raise Refused(f"the graph is evaluated by numpy alone: {_reason(error)}") from None
-    if not np.array_equal(found.numpy(), expected):
-        raise Refused("the graph is evaluated by numpy alone")
 
 
 def _scale(problem: Problem) -> float:

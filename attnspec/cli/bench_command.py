@@ -133,8 +133,9 @@ def command(
 
     Example: attnspec bench longformer.attn -n 4096,16384 --vs sdpa,flex
     """
+    import torch
+
     from attnspec.backends.planner import LONGEST
-    from attnspec.bench.rivals import DTYPES as TYPES
     from attnspec.bench.rivals import Setting
 
     loaded = spec_at(spec, name, parameters)
@@ -144,7 +145,7 @@ def command(
         heads=heads_of(loaded, heads),
         batch=batch,
         size=head_size,
-        dtype=TYPES[dtype],
+        dtype=getattr(torch, dtype),
         backward=backward,
         layer=layer,
         backend=backend,

@@ -18,11 +18,10 @@ from attnspec.cli.failures import fitting, status_of
 from attnspec.cli.files import require_folder, write_result
 from attnspec.cli.specs import length_of, shown_path, spec_at
 from attnspec.compile.emit import class_name, is_as_emitted
-from attnspec.elaborate.slots import ranges
 from attnspec.lower.mechanism_sizes import longest_of
 from attnspec.lower.work import BackendError
 from attnspec.spec import Spec
-from attnspec.text.diagnostics import AttnSpecError, SpecError
+from attnspec.text.diagnostics import AttnSpecError, SpecError, ranges
 
 SUFFIX = "_attn.py"
 

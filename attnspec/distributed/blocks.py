@@ -17,7 +17,7 @@ from itertools import pairwise
 import numpy as np
 
 from attnspec.analysis.counting.rectangles import Term, terms_of
-from attnspec.distributed.known import Anything, without_draws
+from attnspec.backends.common.labels import ALL, possible
 from attnspec.distributed.partitions import Partition
 from attnspec.graphs.operators import Complement, Intersection
 from attnspec.graphs.relation import (
@@ -115,7 +115,7 @@ def blocks_between(relation: Relation, partition: Partition) -> Blocks:
     """The blocks that different ranks have with each other."""
     drawn = partition.n > DRAWN and is_scattered(relation)
     if drawn:
-        relation = without_draws(relation)
+        relation = possible(relation, is_scattered)
     found = None if partition.n <= SHORT * partition.ranks else _by_terms(relation, partition)
     if found is None:
         found = _Search(relation, partition).found()
@@ -127,7 +127,7 @@ def _by_terms(relation: Relation, partition: Partition) -> Blocks | None:
     terms, found = terms_of(relation, partition.n), []
     for term in terms:
         parts = *term.held, *map(Complement, term.left_out)
-        whole = Anything() if not parts else parts[0] if len(parts) == 1 else Intersection(parts)
+        whole = ALL if not parts else parts[0] if len(parts) == 1 else Intersection(parts)
         listed = _listed(whole, partition)
         if listed is None:
             search = _Search(whole, partition, ASKED // len(terms))

@@ -15,9 +15,9 @@ from itertools import product
 import numpy as np
 
 from attnspec.analysis.counting.degrees import degrees_of
+from attnspec.backends.common.labels import possible
 from attnspec.distributed.blocks import blocks_between
 from attnspec.distributed.exchange import Exchange, Rows, exchange_between
-from attnspec.distributed.known import widest
 from attnspec.distributed.partitions import EVEN, Partition, candidates
 from attnspec.distributed.printed import printed
 from attnspec.distributed.timing import (
@@ -92,6 +92,16 @@ class Tensors:
     def key_row(self) -> int:
         """The bytes of one position's keys and values."""
         return self.rows(self.heads, self.key_heads, False).key
+
+
+Works = Sequence[tuple[Work, tuple[int, ...]]]
+"""What groups of heads compute, and which heads they are."""
+
+Kinds = Sequence[tuple[tuple[int, ...], Works]]
+"""Layers that do the same, with their works."""
+
+Links = tuple[np.ndarray, np.ndarray]
+"""The bytes of each link, int64 [from, to]: those that come first, and those that go back."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -423,9 +433,7 @@ class Drawing:
         self.stack = None if inputs is None else Stack(program, inputs)
         self._degrees: dict[Relation, np.ndarray | None] = {}
 
-    def kinds(
-        self, layers: Sequence[int]
-    ) -> list[tuple[tuple[int, ...], tuple[tuple[Work, tuple[int, ...]], ...]]]:
+    def kinds(self, layers: Sequence[int]) -> Kinds:
         """Layers that do the same, with their works."""
         found: dict[tuple[tuple[Work, tuple[int, ...]], ...], list[int]] = {}
         if self.n == 0:
@@ -442,14 +450,10 @@ class Drawing:
             return work
         return replace(work, relation=self.stack.relation(self.n, layer, heads[0]))
 
-    def candidates(
-        self,
-        kinds: Sequence[tuple[tuple[int, ...], tuple[tuple[Work, tuple[int, ...]], ...]]],
-        ranks: int,
-    ) -> list[Partition]:
+    def candidates(self, kinds: Kinds, ranks: int) -> list[Partition]:
         """Partitions worth a plan."""
         works = dict.fromkeys(work for _, works in kinds for work, _ in works)
-        relations = [widest(work.relation) for work in works if not how_all(work)]
+        relations = [possible(work.relation) for work in works if not how_all(work)]
         degrees = [self.degrees(relation) for relation in relations]
         counted = [each for each in degrees if each is not None]
         return list(candidates(relations, self.n, ranks, counted))
@@ -463,20 +467,11 @@ class Drawing:
                 self._degrees[relation] = None
         return self._degrees[relation]
 
-    def layers(
-        self,
-        kinds: Sequence[tuple[tuple[int, ...], tuple[tuple[Work, tuple[int, ...]], ...]]],
-        partition: Partition,
-    ) -> tuple[LayerPlan, ...]:
+    def layers(self, kinds: Kinds, partition: Partition) -> tuple[LayerPlan, ...]:
         """What each kind of layer does on this partition."""
         return tuple(self.layer(numbers, works, partition) for numbers, works in kinds)
 
-    def layer(
-        self,
-        numbers: tuple[int, ...],
-        works: Sequence[tuple[Work, tuple[int, ...]]],
-        partition: Partition,
-    ) -> LayerPlan:
+    def layer(self, numbers: tuple[int, ...], works: Works, partition: Partition) -> LayerPlan:
         """The cheaper of what a layer can do."""
         t, ranks = self.tensors, partition.ranks
         decided = next((work for work, _ in works if work.decided), None)
@@ -523,12 +518,7 @@ class Drawing:
         less = _most((dealt_out.there, dealt_out.back)) < _most((rows.there, rows.back))
         return dealt_out if seconds[1] * (WORTH if less else 1 / WORTH) < seconds[0] else rows
 
-    def rows(
-        self,
-        numbers: tuple[int, ...],
-        works: Sequence[tuple[Work, tuple[int, ...]]],
-        partition: Partition,
-    ) -> LayerPlan:
+    def rows(self, numbers: tuple[int, ...], works: Works, partition: Partition) -> LayerPlan:
         """The fewest rows; or keys alone, where work comes out so much more evenly that more bytes
         are worth it."""
         found = self.cut(numbers, works, partition, True)
@@ -546,27 +536,14 @@ class Drawing:
         return replace(other, why=why)
 
     def cut(
-        self,
-        numbers: tuple[int, ...],
-        works: Sequence[tuple[Work, tuple[int, ...]]],
-        partition: Partition,
-        queries: bool,
+        self, numbers: tuple[int, ...], works: Works, partition: Partition, queries: bool
     ) -> LayerPlan:
         """The fewest rows of keys and, where these may travel, of queries."""
         groups = self.groups(works, partition, queries)
-        none = np.zeros((partition.ranks,) * 2, np.int64)
-        there, back = (
-            sum((getattr(each, way) for each in exchanges(groups)), none)
-            for way in ("there", "back")
-        )
-        return LayerPlan(numbers, ROWS, "", groups, there, back, self.pairs(groups, partition))
+        links, pairs = row_links(groups, partition), self.pairs(groups, partition)
+        return LayerPlan(numbers, ROWS, "", groups, *links, pairs)
 
-    def asked(
-        self,
-        numbers: tuple[int, ...],
-        works: Sequence[tuple[Work, tuple[int, ...]]],
-        partition: Partition,
-    ) -> LayerPlan:
+    def asked(self, numbers: tuple[int, ...], works: Works, partition: Partition) -> LayerPlan:
         """The key rows that a call's lists may name at most, and that each is asked for."""
         found, t = self.cut(numbers, works, partition, False), self.tensors
         asked = found.there.T // ((t.head_dim + t.value_dim) * t.element) * ASKING
@@ -575,10 +552,7 @@ class Drawing:
         return replace(found, why=f"two phases: at most {most:,} bytes reach a rank")
 
     def mixed(
-        self,
-        numbers: tuple[int, ...],
-        works: Sequence[tuple[Work, tuple[int, ...]]],
-        partition: Partition,
+        self, numbers: tuple[int, ...], works: Works, partition: Partition
     ) -> LayerPlan | None:
         """A layer of which not all heads go one way: of graphs by rows or by heads, of sums by
         states or by heads, of both by both or by heads, the others by heads, whichever is least;
@@ -599,15 +573,12 @@ class Drawing:
         return best[1] if best is not None and len(best[1].mixed) > 1 else None
 
     def together(
-        self, ways: Mapping[str, Sequence[tuple[Work, tuple[int, ...]]]], partition: Partition
+        self, ways: Mapping[str, Works], partition: Partition
     ) -> tuple[np.ndarray, np.ndarray, dict[str, tuple[Group, ...]]] | None:
         """The bytes of each link where works go several ways, and the groups of those of which rows
         travel; None where sums cannot."""
-        t, none = self.tensors, np.zeros((partition.ranks,) * 2, np.int64)
-        groups = {ROWS: self.groups(ways.get(ROWS, ()), partition, True)}
-        there = sum((x.there for x in exchanges(groups[ROWS])), none)
-        back = sum((x.back for x in exchanges(groups[ROWS])), none)
-        found: list[Links | None] = []
+        t, groups = self.tensors, {ROWS: self.groups(ways.get(ROWS, ()), partition, True)}
+        found: list[Links | None] = [row_links(groups[ROWS], partition)]
         if BOTH in ways:
             beside = self.beside(ways[BOTH], partition)
             if beside is None:
@@ -620,16 +591,16 @@ class Drawing:
             heads = tuple(sorted(head for _, of in ways[HEADS] for head in of))
             keys = len(key_heads(heads, t.heads // t.key_heads))
             found.append(head_links(partition, replace(t, heads=len(heads), key_heads=keys)))
-        for links in found:
-            if links is None:
-                return None
-            there, back = there + links[0], back + links[1]
+        known = [links for links in found if links is not None]
+        if len(known) < len(found):
+            return None
+        there, back = (sum(each[1:], each[0]) for each in zip(*known, strict=True))
         return there, back, groups
 
     def _mixed(
         self,
         numbers: tuple[int, ...],
-        ways: Mapping[str, Sequence[tuple[Work, tuple[int, ...]]]],
+        ways: Mapping[str, Works],
         links: tuple[np.ndarray, np.ndarray, Mapping[str, tuple[Group, ...]]],
     ) -> LayerPlan:
         found: list[Way] = []
@@ -644,7 +615,7 @@ class Drawing:
         return LayerPlan(numbers, MIXED, why, tuple(groups), *links[:2], None, tuple(found))
 
     def beside(
-        self, works: Sequence[tuple[Work, tuple[int, ...]]], partition: Partition
+        self, works: Works, partition: Partition
     ) -> tuple[np.ndarray, np.ndarray, tuple[Group, ...]] | None:
         """The bytes of each link where graphs stand beside sums: keys that they read, and from each
         rank the sums over its others; None where there are no such sums, or, of causal ones, no
@@ -654,20 +625,15 @@ class Drawing:
             if _sort(work, t) != BOTH or (work.causal and not partition.in_order):
                 return None
         groups = self.groups(works, partition, False)
-        there = sum((x.there for x in exchanges(groups)), np.zeros((len(ranks),) * 2, np.int64))
+        there, back = row_links(groups, partition)
         for group in groups:
             rows, features, width = sums_of(group, t)
             size = rows * (features * width + 1) * max(4, t.element)
             sends = [[sends_sums(group, owner, reader) for reader in ranks] for owner in ranks]
             there = there + size * np.array(sends)
-        return there, np.zeros_like(there), groups
+        return there, back, groups
 
-    def groups(
-        self,
-        works: Sequence[tuple[Work, tuple[int, ...]]],
-        partition: Partition,
-        queries: bool,
-    ) -> tuple[Group, ...]:
+    def groups(self, works: Works, partition: Partition, queries: bool) -> tuple[Group, ...]:
         """The heads of each graph, apart by the key heads that they share with other graphs: a key
         row is sent once for all heads that read it."""
         t, found = self.tensors, []
@@ -683,7 +649,7 @@ class Drawing:
                 for at in members
             ]
             exchange = exchange_between(
-                [blocks_between(widest(work.relation), partition) for work, _ in parts],
+                [blocks_between(possible(work.relation), partition) for work, _ in parts],
                 partition,
                 [
                     t.rows(len(of), len(keys), queries and work.normalize in MERGED)
@@ -697,7 +663,7 @@ class Drawing:
         """The pairs that each rank computes, None where counting them is too much."""
         parts = []
         for group in groups:
-            degrees = self.degrees(widest(group.work.relation))
+            degrees = self.degrees(possible(group.work.relation))
             if degrees is None or group.exchange is None:
                 return None
             parts.append(
@@ -737,10 +703,6 @@ def _sort(work: Work, t: Tensors) -> str:
     return STATES
 
 
-Links = tuple[np.ndarray, np.ndarray]
-"""The bytes of each link, int64 [from, to]: those that come first, and those that go back."""
-
-
 def _most(links: Links) -> int:
     """The most bytes that reach a rank."""
     return int((links[0] + links[1]).sum(0).max())
@@ -750,7 +712,7 @@ def _alone(
     numbers: tuple[int, ...],
     how: str,
     why: str,
-    works: Sequence[tuple[Work, tuple[int, ...]]],
+    works: Works,
     links: Links,
     work: np.ndarray | None,
 ) -> LayerPlan:
@@ -769,9 +731,15 @@ def dealt(rank: int, ranks: int, count: int) -> range:
     return range(rank * count // ranks, (rank + 1) * count // ranks)
 
 
-def state_links(
-    works: Sequence[tuple[Work, tuple[int, ...]]], partition: Partition, t: Tensors
-) -> Links | None:
+def row_links(groups: Sequence[Group], partition: Partition) -> Links:
+    """The bytes of each link where rows travel."""
+    there = back = np.zeros((partition.ranks,) * 2, np.int64)
+    for each in exchanges(groups):
+        there, back = there + each.there, back + each.back
+    return there, back
+
+
+def state_links(works: Works, partition: Partition, t: Tensors) -> Links | None:
     """The bytes of each link where sums over keys travel: each rank merges its share of their rows
     from all ranks, and gives every rank what it goes on from. With a share go the frames of all
     sums. None where there are no such sums, or no position before a rank's on the ranks before.
@@ -828,16 +796,14 @@ def head_links(partition: Partition, t: Tensors) -> Links:
     return _between(lengths[:, None] * there[None]), _between(back[:, None] * lengths[None])
 
 
-def head_work(
-    works: Sequence[tuple[Work, tuple[int, ...]]], drawn: Drawing, t: Tensors, ranks: int
-) -> np.ndarray | None:
+def head_work(works: Works, drawn: Drawing, t: Tensors, ranks: int) -> np.ndarray | None:
     """The pairs of each rank's heads; of formulas, whose work is not counted in pairs, none."""
     found = np.zeros(ranks)
     owner = {h: r for r in range(ranks) for h in heads_of(r, ranks, t.key_heads)}
     for work, heads in works:
         if how_all(work):
             return None
-        degrees = drawn.degrees(widest(work.relation))
+        degrees = drawn.degrees(possible(work.relation))
         if degrees is None:
             return None
         for head in heads:

@@ -16,6 +16,7 @@ from attnspec.graphs.bind import check_value
 from attnspec.ir.normal_form import substitute
 from attnspec.ir.program import Attend, Leaf, Mechanism, Score, Term, leaves, symbols_of
 from attnspec.ir.scalars import Scalar, ScalarError, fold, symbols
+from attnspec.text.diagnostics import ranges
 from attnspec.text.source import Span
 
 V = TypeVar("V")
@@ -152,17 +153,6 @@ def _require_covered(
         where = f" in {', '.join(which)}" if which else ""
         help = "add an `attend` that covers it"
         work.collector.add("A408", f"nothing is attended{where}", attention.name_span, help=help)
-
-
-def ranges(numbers: list[int]) -> str:
-    """Numbers in the notation of the language: `0..3, 7`."""
-    parts: list[list[int]] = []
-    for number in sorted(numbers):
-        if parts and parts[-1][1] == number - 1:
-            parts[-1][1] = number
-        else:
-            parts.append([number, number])
-    return ", ".join(f"{a}" if a == b else f"{a}..{b}" for a, b in parts)
 
 
 # --- what a head does ----------------------------------------------------------------------------

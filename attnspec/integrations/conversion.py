@@ -113,19 +113,19 @@ class Conversion:
 
     def write_by(self, name: str) -> None:
         """Have `generate` make the masks of a decoder, a part of the model, by an attention."""
-        model: Any = self.model
-        before = model.config
-        model.config = copy.deepcopy(before)
-        model.config._attn_implementation = name
-        self._back.append(lambda: _restore({model: before}))
+        self._say("_attn_implementation", name)
 
     def record(self, specs: dict[str, str]) -> None:
         """Have the config of the model say the texts of its specs, by the arguments of `convert`,
         so that `save_pretrained` writes them down."""
+        self._say("attnspec", specs)
+
+    def _say(self, name: str, value: object) -> None:
+        """Have a config of the model's own say something."""
         model: Any = self.model
         before = model.config
         model.config = copy.deepcopy(before)
-        model.config.attnspec = specs
+        setattr(model.config, name, value)
         self._back.append(lambda: _restore({model: before}))
 
     # --- how a part is given an attention ---------------------------------------------------------

@@ -10,11 +10,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import groupby
+from math import prod
 from typing import Any
 
 from attnspec.spec import Spec, parse
-from attnspec.text.diagnostics import AttnSpecError, hinted
+from attnspec.text.diagnostics import AttnSpecError, hinted, ranges
 
 Config = Mapping[str, Any]
 
@@ -68,10 +68,12 @@ def from_hf_config(config: object, *, causal: bool | None = None, part: str | No
     kind = str(given.get("model_type", ""))
     if causal is not None and not isinstance(causal, bool):
         raise TypeError(f"`causal` must be True or False, got {type(causal).__name__}")
-    if kind in _OWN:
-        found = _OWN[kind](given, part)
+    if kind in _OF_TWO:
+        found = _OF_TWO[kind](given, _stack(kind, part))
     elif part is not None:
         raise AttnSpecError(f"`{kind}` has one stack of layers, so there is no part {part!r}")
+    elif kind in _OWN:
+        found = _OWN[kind](given)
     else:
         _require_no_indexer(given)
         reads_back = _reads_back(kind, causal)
@@ -135,7 +137,7 @@ def _reads_back(kind: str, causal: bool | None) -> bool:
     if causal is not None:
         return causal
     if kind not in _CAUSAL | _BOTH_WAYS:
-        known = sorted(_CAUSAL | _BOTH_WAYS | _OWN.keys())
+        known = sorted(_CAUSAL | _BOTH_WAYS | _OWN.keys() | _OF_TWO.keys())
         message = (
             f"the model type {kind!r} is not known here: say `causal = True` or False if its layers"
             " are what `layer_types` and `sliding_window` say"
@@ -154,17 +156,8 @@ def _text(kind: str, found: Layers) -> str:
     lines.append(f"    attend {usual}")
     for other in dict.fromkeys(each for each in found.attends if each != usual):
         numbers = [at for at, each in enumerate(found.attends) if each == other]
-        lines.append(f"    layer {_ranges(numbers)} {{ attend {other} }}")
+        lines.append(f"    layer {ranges(numbers)} {{ attend {other} }}")
     return "\n".join([*lines, *(f"    {line}" for line in found.lines), "}", ""])
-
-
-def _ranges(numbers: Sequence[int]) -> str:
-    """Numbers as `0..2, 5`."""
-    runs = [
-        [number for _, number in run]
-        for _, run in groupby(enumerate(numbers), lambda pair: pair[1] - pair[0])
-    ]
-    return ", ".join(f"{run[0]}" if len(run) == 1 else f"{run[0]}..{run[-1]}" for run in runs)
 
 
 # --- layers by their types ------------------------------------------------------------------------
@@ -255,16 +248,10 @@ def _size(given: Config, name: str) -> int:
     return value
 
 
-def _alone(kind: str, part: str | None) -> None:
-    if part is not None:
-        raise AttnSpecError(f"`{kind}` has one stack of layers, so there is no part {part!r}")
-
-
 # --- models of their own --------------------------------------------------------------------------
 
 
-def _longformer(given: Config, part: str | None) -> Layers:
-    _alone("longformer", part)
+def _longformer(given: Config) -> Layers:
     count, window = _count_of(given), given.get("attention_window", 512)
     windows = [window] * count if isinstance(window, int) else list(window)
     if len(windows) != count or any(size % 2 or size < 2 for size in windows):
@@ -273,8 +260,7 @@ def _longformer(given: Config, part: str | None) -> Layers:
     return Layers(attends, False, ("important: tokens",))
 
 
-def _big_bird(given: Config, part: str | None) -> Layers:
-    _alone("big_bird", part)
+def _big_bird(given: Config) -> Layers:
     count = _count_of(given)
     if given.get("attention_type") == "original_full":
         return Layers(("full",) * count, bool(given.get("is_decoder")))
@@ -287,8 +273,7 @@ def _big_bird(given: Config, part: str | None) -> Layers:
     return Layers((f"{near} | {ends} | {drawn}",) * count, False)
 
 
-def _gpt_neo(given: Config, part: str | None) -> Layers:
-    _alone("gpt_neo", part)
+def _gpt_neo(given: Config) -> Layers:
     types = given.get("attention_layers")
     if types is None:
         types = [
@@ -308,15 +293,11 @@ def _gpt_neo(given: Config, part: str | None) -> Layers:
     return Layers(tuple(known[kind] for kind in types), True, (), ("scale 1",))
 
 
-def _reformer(given: Config, part: str | None) -> Layers:
-    _alone("reformer", part)
+def _reformer(given: Config) -> Layers:
     chunk, rounds = given.get("lsh_attn_chunk_length"), given.get("num_hashes", 1)
     buckets = given.get("num_buckets")
     if isinstance(buckets, Sequence):
-        product = 1
-        for factor in buckets:
-            product *= factor
-        buckets = product
+        buckets = prod(buckets)
     before, after = given.get("lsh_num_chunks_before", 1), given.get("lsh_num_chunks_after", 0)
     if "lsh" in given.get("attn_layers", ()) and (before, after) != (1, 0):
         raise AttnSpecError(
@@ -334,21 +315,18 @@ def _reformer(given: Config, part: str | None) -> Layers:
     return Layers(attends, bool(given.get("is_decoder", False)))
 
 
-def _nystromformer(given: Config, part: str | None) -> Layers:
-    _alone("nystromformer", part)
+def _nystromformer(given: Config) -> Layers:
     landmarks, conv = _size(given, "num_landmarks"), given.get("conv_kernel_size") or 0
     attend = f"nystrom(landmarks = {landmarks}, iterations = 6, conv = {conv})"
     return Layers((attend,) * _count_of(given), False)
 
 
-def _fnet(given: Config, part: str | None) -> Layers:
-    _alone("fnet", part)
+def _fnet(given: Config) -> Layers:
     return Layers(("fourier()",) * _count_of(given), False)
 
 
-def _t5(given: Config, part: str | None) -> Layers:
+def _t5(given: Config, stack: str) -> Layers:
     """T5 and LongT5: a learned bias of the distance, and no scale."""
-    stack = _stack(str(given["model_type"]), part)
     buckets = given.get("relative_attention_num_buckets", 32)
     distance = given.get("relative_attention_max_distance", 128)
     local = given.get("encoder_attention_type") == "local"
@@ -368,9 +346,8 @@ def _t5(given: Config, part: str | None) -> Layers:
     return Layers((attend,) * _count_of(given), False, (), lines)
 
 
-def _encoder_decoder(given: Config, part: str | None) -> Layers:
+def _encoder_decoder(given: Config, stack: str) -> Layers:
     """BART and its like: every token of the text, every earlier one of what is written."""
-    stack = _stack(str(given["model_type"]), part)
     count = given.get(f"{stack}_layers") or _count_of(given)
     return Layers(("full",) * count, stack == "decoder")
 
@@ -384,13 +361,16 @@ def _stack(kind: str, part: str | None) -> str:
     return part
 
 
-_OWN: dict[str, Callable[[Config, str | None], Layers]] = {
+_OWN: dict[str, Callable[[Config], Layers]] = {
     "longformer": _longformer,
     "big_bird": _big_bird,
     "gpt_neo": _gpt_neo,
     "reformer": _reformer,
     "nystromformer": _nystromformer,
     "fnet": _fnet,
+}
+
+_OF_TWO: dict[str, Callable[[Config, str], Layers]] = {
     "t5": _t5,
     "mt5": _t5,
     "longt5": _t5,

@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -431,10 +432,6 @@ def _divided(first: Any, second: Any, rounding_mode: str | None = None) -> Trace
     return _numeric("//" if rounding_mode == "floor" else "/", first, second)
 
 
-def _rounded(op: str) -> Callable[[Any], Traced]:
-    return lambda x: _numeric(op, x)
-
-
 def _filled(number: float) -> Callable[..., Traced]:
     """`new_ones`, `ones_like` and their like, of a single number."""
 
@@ -465,11 +462,8 @@ def _same(x: Any, *rest: Any, **named: Any) -> Traced:
     return Traced(_said(x), x.dtype)
 
 
-def _added(op: str) -> Callable[..., Traced]:
-    def added(first: Any, second: Any, alpha: float = 1) -> Traced:
-        return _numeric(op, first, second if alpha == 1 else _numeric("*", second, alpha))
-
-    return added
+def _added(op: str, first: Any, second: Any, alpha: float = 1) -> Traced:
+    return _numeric(op, first, second if alpha == 1 else _numeric("*", second, alpha))
 
 
 def _product(first: Any, second: Any) -> Traced:
@@ -482,48 +476,36 @@ def _halved(x: Any, bits: Any) -> Traced:
     return _numeric("//", x, 2 ** int(_said(bits)))  # type: ignore[arg-type]
 
 
-def _operation(op: str) -> Callable[..., Traced]:
-    return lambda *args: _numeric(op, *args)
-
-
-def _comparison(op: str) -> Callable[..., Traced]:
-    return lambda first, second: _compared(op, first, second)
-
-
-def _logical(op: str) -> Callable[..., Traced]:
-    return lambda first, second: _joined(op, first, second)
-
-
 _OPERATIONS: dict[str, Callable[..., Traced]] = {
-    "add": _added("+"),
-    "sub": _added("-"),
-    "rsub": lambda first, second, alpha=1: _added("-")(second, first, alpha),
+    "add": partial(_added, "+"),
+    "sub": partial(_added, "-"),
+    "rsub": lambda first, second, alpha=1: _added("-", second, first, alpha),
     "mul": _product,
     "div": _divided,
     "true_divide": _divided,
-    "floor_divide": _operation("//"),
-    "remainder": _operation("%"),
-    "pow": _operation("**"),
-    "neg": _operation("neg"),
-    "abs": _operation("abs"),
-    "minimum": _operation("min"),
-    "maximum": _operation("max"),
+    "floor_divide": partial(_numeric, "//"),
+    "remainder": partial(_numeric, "%"),
+    "pow": partial(_numeric, "**"),
+    "neg": partial(_numeric, "neg"),
+    "abs": partial(_numeric, "abs"),
+    "minimum": partial(_numeric, "min"),
+    "maximum": partial(_numeric, "max"),
     "clamp": _clamp,
-    "clamp_min": lambda x, low: _clamp(x, low),
+    "clamp_min": _clamp,
     "clamp_max": lambda x, high: _clamp(x, None, high),
-    "floor": _rounded("floor"),
-    "ceil": _rounded("ceil"),
-    "eq": _comparison("=="),
-    "ne": _comparison("!="),
-    "lt": _comparison("<"),
-    "le": _comparison("<="),
-    "gt": _comparison(">"),
-    "ge": _comparison(">="),
-    "bitwise_and": _logical("and"),
-    "logical_and": _logical("and"),
-    "__and_": _logical("and"),
-    "bitwise_or": _logical("or"),
-    "logical_or": _logical("or"),
+    "floor": partial(_numeric, "floor"),
+    "ceil": partial(_numeric, "ceil"),
+    "eq": partial(_compared, "=="),
+    "ne": partial(_compared, "!="),
+    "lt": partial(_compared, "<"),
+    "le": partial(_compared, "<="),
+    "gt": partial(_compared, ">"),
+    "ge": partial(_compared, ">="),
+    "bitwise_and": partial(_joined, "and"),
+    "logical_and": partial(_joined, "and"),
+    "__and_": partial(_joined, "and"),
+    "bitwise_or": partial(_joined, "or"),
+    "logical_or": partial(_joined, "or"),
     "bitwise_xor": _xor,
     "logical_xor": _xor,
     "bitwise_not": _not,

@@ -212,9 +212,16 @@ class Streamable(Protocol):
     """A kernel that goes on from a state, without what came before."""
 
     def step(
-        self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, call: Call, state: object
-    ) -> tuple[torch.Tensor, object]:
-        """The outputs of more positions, and the state after them; it is None at first."""
+        self,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        call: Call,
+        state: object,
+        with_lse: bool = False,
+    ) -> tuple[tuple[torch.Tensor, torch.Tensor | None], object]:
+        """The outputs of more positions, and the state after them; it is None at first. Outputs
+        come with log-sum-exps as of `Mergeable`, None for those too that were not asked for."""
 
 
 class Shortened(Protocol):
@@ -222,16 +229,6 @@ class Shortened(Protocol):
 
     def below(self, n: int) -> Kernel | None:
         """The kernel of the first n queries and keys; None where it is built by itself."""
-
-
-@runtime_checkable
-class MergeableStream(Protocol):
-    """One whose outputs can be merged with those of other keys."""
-
-    def partial_step(
-        self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, call: Call, state: object
-    ) -> tuple[tuple[torch.Tensor, torch.Tensor | None], object]:
-        """The outputs with log-sum-exps as of `Mergeable`, and the state after them."""
 
 
 @runtime_checkable

@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from inspect import Parameter, signature
+from typing import Any, TypeVar
 
 import torch
 
 from attnspec.backends.rows.keys import FEW
 from attnspec.graphs.across import reads_m
 from attnspec.graphs.predicates.inputs import require_exact
+from attnspec.ir.api_checks import index_of
 from attnspec.ir.program import POSITIONS, Input, Program
 from attnspec.ir.scalars import Scalar
 from attnspec.text.diagnostics import did_you_mean
+
+Outputs = TypeVar("Outputs")
 
 FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 AS_GIVEN = ("tokens", "ids")
@@ -70,12 +73,7 @@ def refuse_unknown(
 
 def check_layer(program: Program, layer: int) -> int:
     """The layer as an integer that the program has."""
-    if isinstance(layer, bool):
-        raise TypeError("layer must be an integer, got a boolean")
-    try:
-        layer = operator.index(layer)
-    except TypeError:
-        raise TypeError(f"layer must be an integer, got {type(layer).__name__}") from None
+    layer = index_of("layer", layer)
     if layer < 0 or (program.layers is not None and layer >= program.layers):
         allowed = "at least 0" if program.layers is None else f"between 0 and {program.layers - 1}"
         raise ValueError(f"layer must be {allowed}, got {layer}")
@@ -191,15 +189,20 @@ def narrowed(tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     return given.to(dtype)
 
 
+def in_type_of_autocast(
+    run: Callable[..., Outputs], q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *rest: Any
+) -> Outputs:
+    """What a function returns of q, k and v in the type that autocast asks for, if it asks."""
+    narrow = autocast_type(q)
+    if narrow is None:
+        return run(q, k, v, *rest)
+    with torch.autocast(q.device.type, enabled=False):
+        return run(*(narrowed(x, narrow) for x in (q, k, v)), *rest)
+
+
 def check_query_start(program: Program, query_start: int) -> int:
     """The number of a call's first query as an integer; ValueError where that says nothing."""
-    if isinstance(query_start, bool):
-        raise TypeError("query_start must be an integer, got a boolean")
-    try:
-        start = operator.index(query_start)
-    except TypeError:
-        kind = type(query_start).__name__
-        raise TypeError(f"query_start must be an integer, got {kind}") from None
+    start = index_of("query_start", query_start)
     if start < 0:
         raise ValueError(f"query_start must be at least 0, got {start}")
     if start > LONGEST:

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, TypeAlias, cast
+from typing import TypeAlias, cast
 
 import torch
 from torch.nn import functional
@@ -14,7 +13,7 @@ from attnspec.backends.common.kv_ring import TURN, Ring, Rows
 from attnspec.backends.common.score_formula import Blocks, Formula, scale_of
 from attnspec.backends.common.torch_modes import apart, is_transformed
 from attnspec.lower.cache import Cache
-from attnspec.lower.work import Call, MergeableStream, Streamable, Work
+from attnspec.lower.work import Call, Streamable, Work
 
 PIECE = 256
 """Positions that meet all keys that are kept and their own at once."""
@@ -23,7 +22,7 @@ KEPT_ROWS = 2
 """How many `Rows` are kept of a graph: layers and samples go on at one position after another."""
 
 Outputs: TypeAlias = "tuple[torch.Tensor, torch.Tensor | None]"
-"""The output [B, H, t, d_v], and its log-sum-exps [B, H, t] where they were asked for."""
+"""The output [B, H, t, d_v], and its log-sum-exps [B, H, t] if there are any."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -34,45 +33,28 @@ class InPieces:
     stream: Streamable
 
     def step(
-        self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, call: Call, state: object
-    ) -> tuple[torch.Tensor, object]:
-        outs, state = _in_pieces(self.stream.step, q, k, v, call, state)
-        return _joined(outs), state
-
-    def partial_step(
-        self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, call: Call, state: object
+        self,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        call: Call,
+        state: object,
+        with_lse: bool = False,
     ) -> tuple[Outputs, object]:
-        """The same with the log-sum-exps [B, H, t] of the outputs, None where there are none."""
-        go_on = cast(MergeableStream, self.stream).partial_step
-        found, state = _in_pieces(go_on, q, k, v, call, state)
-        outs, sums = zip(*found, strict=True)
-        return (_joined(outs), None if sums[0] is None else _joined(sums)), state
-
-
-def _in_pieces(
-    go_on: Callable[..., tuple[Any, object]],
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    call: Call,
-    state: object,
-) -> tuple[list[Any], object]:
-    if q.shape[2] <= PIECE:
-        out, state = go_on(q, k, v, call, state)
-        return [out], state
-    found = []
-    for low in range(0, q.shape[2], PIECE):
-        at = slice(low, low + PIECE)
-        padding = None if call.padding is None else call.padding[:, at]
-        data = {name: values[:, at] for name, values in call.data.items()}
-        here = replace(call, padding=padding, data=data)
-        out, state = go_on(q[:, :, at], k[:, :, at], v[:, :, at], here, state)
-        found.append(out)
-    return found, state
-
-
-def _joined(parts: Sequence[torch.Tensor]) -> torch.Tensor:
-    return parts[0] if len(parts) == 1 else torch.cat([*parts], 2)
+        if q.shape[2] <= PIECE:
+            return self.stream.step(q, k, v, call, state, with_lse)
+        outs, sums = [], []
+        for low in range(0, q.shape[2], PIECE):
+            at = slice(low, low + PIECE)
+            padding = None if call.padding is None else call.padding[:, at]
+            data = {name: values[:, at] for name, values in call.data.items()}
+            here = replace(call, padding=padding, data=data)
+            parts = q[:, :, at], k[:, :, at], v[:, :, at]
+            (out, lse), state = self.stream.step(*parts, here, state, with_lse)
+            outs.append(out)
+            if lse is not None:
+                sums.append(lse)
+        return (torch.cat(outs, 2), torch.cat(sums, 2) if sums else None), state
 
 
 @dataclass(frozen=True, eq=False)
@@ -84,25 +66,13 @@ class GraphStream:
     rows: Cache[int, Rows] = field(default_factory=lambda: Cache(KEPT_ROWS))
 
     def step(
-        self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, call: Call, state: object
-    ) -> tuple[torch.Tensor, object]:
-        (out, _), state = self._gone_on(q, k, v, call, state, False)
-        return out, state
-
-    def partial_step(
-        self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, call: Call, state: object
-    ) -> tuple[Outputs, object]:
-        """The same with log-sum-exps, None where weights are no softmax."""
-        return self._gone_on(q, k, v, call, state, True)
-
-    def _gone_on(
         self,
         q: torch.Tensor,
         k: torch.Tensor,
         v: torch.Tensor,
         call: Call,
         state: object,
-        with_lse: bool,
+        with_lse: bool = False,
     ) -> tuple[Outputs, object]:
         fused = self.work.plain and not with_lse and not _is_followed(q, k, v)
         ring = self._ring(state, k, v) if call.in_place and q.shape[2] == 1 else None

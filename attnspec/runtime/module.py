@@ -24,10 +24,9 @@ from attnspec.graphs.relation import DataDependent
 from attnspec.ir.program import Mechanism, Program
 from attnspec.lower.cache import Cache
 from attnspec.lower.lower import decided_leaves
-from attnspec.lower.work import Call, MergeableStream, Streamable
+from attnspec.lower.work import Call, Streamable
 from attnspec.runtime.call_checks import (
     AS_GIVEN,
-    autocast_type,
     check_dropout,
     check_exact,
     check_finite,
@@ -37,7 +36,7 @@ from attnspec.runtime.call_checks import (
     check_query_start,
     check_table,
     check_tensors,
-    narrowed,
+    in_type_of_autocast,
     refuse_unknown,
     require_unchanged,
     signature_of,
@@ -146,12 +145,7 @@ class CompiledAttention(Learner):
             refuse_unknown(self.program, unknown, CompiledAttention.step)
         layer = check_layer(self.program, layer)
         rest = state, layer, key_padding_mask, inputs, keep_all, in_place, return_lse
-        narrow = autocast_type(q)
-        if narrow is not None:
-            with torch.autocast(q.device.type, enabled=False):
-                q, k, v = (narrowed(x, narrow) for x in (q, k, v))
-                return self._step(q, k, v, *rest)
-        return self._step(q, k, v, *rest)
+        return in_type_of_autocast(self._step, q, k, v, *rest)
 
     def _step(
         self,
@@ -203,16 +197,12 @@ class CompiledAttention(Learner):
             tables = self.engine.tables(group, layer, learned)
             own = replace(call, tables=tables, draw=group.draw(draws))
             kernel, given = cast(Streamable, group.kernel), group.parts(*tensors)
-            if not return_lse:
-                out, after = kernel.step(*given, own, part)
-            else:
-                if not isinstance(kernel, MergeableStream):
-                    raise no_log_sum_exps(self.program)
-                (out, lse), after = kernel.partial_step(*given, own, part)
-                if lse is None:
-                    raise no_log_sum_exps(self.program)
-                sums.append(lse)
+            (out, lse), after = kernel.step(*given, own, part, return_lse)
             outs.append(out)
+            if lse is not None:
+                sums.append(lse)
+            elif return_lse:
+                raise no_log_sum_exps(self.program)
             parts.append(after)
         joined, after_all = prepared.joined(outs), state.after(tensors[0].shape[2], parts)
         return ((joined, prepared.joined(sums)) if return_lse else joined), after_all
@@ -376,9 +366,7 @@ class CompiledAttention(Learner):
             torch.Tensor, self._called(q, k, v, layer, None, dropout_p, inputs, False, 0, engine)
         )
 
-    def _called(
-        self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, layer: int, *rest: Any
-    ) -> Any:
+    def _called(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *rest: Any) -> Any:
         """A call in the type that autocast asks for; for ONNX, which has no operator of ours, of
         plain operations."""
         if _is_for_onnx():
@@ -389,19 +377,8 @@ class CompiledAttention(Learner):
                     " torch.export takes it, as one operator"
                 )
             with composed():
-                return self._typed(q, k, v, layer, *rest)
-        return self._typed(q, k, v, layer, *rest)
-
-    def _typed(
-        self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, layer: int, *rest: Any
-    ) -> Any:
-        layer = check_layer(self.program, layer)
-        narrow = autocast_type(q)
-        if narrow is not None:
-            with torch.autocast(q.device.type, enabled=False):
-                q, k, v = (narrowed(x, narrow) for x in (q, k, v))
-                return self._run(q, k, v, layer, *rest)
-        return self._run(q, k, v, layer, *rest)
+                return in_type_of_autocast(self._run, q, k, v, *rest)
+        return in_type_of_autocast(self._run, q, k, v, *rest)
 
     def _run(
         self,
@@ -417,6 +394,7 @@ class CompiledAttention(Learner):
         engine: Engine | None = None,
     ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
         engine = self.engine if engine is None else engine
+        layer = check_layer(self.program, layer)
         check_tensors(self.program, q, k, v)
         check_padding(padding, q.shape[0], k.shape[2], q.device)
         dropout_p = check_dropout(dropout_p)

@@ -10,7 +10,7 @@ from typing import Any, TypeAlias, cast
 import torch
 
 from attnspec.backends.common.kv_keeper import Keeper
-from attnspec.backends.planner import choose, numbers
+from attnspec.backends.planner import choose
 from attnspec.graphs.forms.stability import must_be_stable, unsteady_layer
 from attnspec.graphs.forms.written import written
 from attnspec.graphs.look_back import LookBack, lag_of_data, look_back
@@ -21,6 +21,7 @@ from attnspec.lower.lower import Binder
 from attnspec.lower.work import Kernel, Streamable, Work
 from attnspec.runtime.call_checks import check_promise
 from attnspec.runtime.graph_stream import GraphStream, InPieces
+from attnspec.text.diagnostics import ranges
 
 Works: TypeAlias = "list[tuple[Work, tuple[int, ...]]]"
 """What groups of heads compute, and which heads they are."""
@@ -252,7 +253,7 @@ def _place_of(program: Program, layer: int, heads: tuple[int, ...]) -> str:
     """` in layer 1, head 0, 2..3`, as far as the program tells layers and heads apart."""
     words = [] if program.layers is None else [f"layer {layer}"]
     if program.heads is not None:
-        words.append(f"head {numbers(heads)}")
+        words.append(f"head {ranges(heads)}")
     return f" in {', '.join(words)}" if words else ""
 
 

@@ -8,7 +8,6 @@ from dataclasses import dataclass
 import numpy.typing as npt
 
 from attnspec.elaborate import Elaborated
-from attnspec.elaborate.slots import ranges
 from attnspec.graphs.bind import extents_of, located
 from attnspec.graphs.relation import Relation
 from attnspec.graphs.stack import Stack
@@ -17,6 +16,7 @@ from attnspec.ir.program import Program
 from attnspec.show.places import Slot
 from attnspec.show.tally import Tally, tally
 from attnspec.show.terminal import Panel, room_for, side_for
+from attnspec.text.diagnostics import ranges
 
 MOST_PANELS = 4
 """The most heads that are drawn when none is named; the others are listed."""

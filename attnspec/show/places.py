@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable
 
-from attnspec.elaborate.slots import ranges
+from attnspec.text.diagnostics import ranges
 
 Slot = tuple[int, int]
 """A layer and a head, from 0."""

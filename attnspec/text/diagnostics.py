@@ -130,6 +130,17 @@ def hinted(message: str, word: str, words: Iterable[str]) -> str:
     return f"{message}: {hint}" if hint else message
 
 
+def ranges(numbers: Iterable[int]) -> str:
+    """Numbers in the notation of the language: `0..3, 7`."""
+    parts: list[list[int]] = []
+    for number in sorted(numbers):
+        if parts and parts[-1][1] == number - 1:
+            parts[-1][1] = number
+        else:
+            parts.append([number, number])
+    return ", ".join(f"{a}" if a == b else f"{a}..{b}" for a, b in parts)
+
+
 def in_order(diagnostics: Iterable[Diagnostic]) -> list[Diagnostic]:
     """Sorted by place, without repetitions."""
     unique = {

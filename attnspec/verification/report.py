@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import asdict, dataclass
 
-from attnspec.backends.planner import numbers
+from attnspec.text.diagnostics import ranges
 
 
 @dataclass(frozen=True)
@@ -65,8 +65,8 @@ class Verification:
         if self.inputs:
             lines.append(f"inputs drawn: {', '.join(self.inputs)}")
         for check in self.checks:
-            heads = "every head" if check.heads is None else f"head {numbers(check.heads)}"
-            place = f"layer {numbers(check.layers)}, {heads}, {check.backend}"
+            heads = "every head" if check.heads is None else f"head {ranges(check.heads)}"
+            place = f"layer {ranges(check.layers)}, {heads}, {check.backend}"
             word = "ok  " if check.fault is None else "FAIL"
             lines.append(f"{word}  {place}: {check.what}{_some(check, asked)}")
             if check.fault is not None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 
 from attnspec.graphs.operators import Complement, Intersection, Shift, Transpose, Union
@@ -28,30 +29,31 @@ def labels_of(relation: Relation) -> tuple[tuple[str, ...], Relation] | None:
     return names, others[0] if len(others) == 1 else Intersection(others)
 
 
-def possible(relation: Relation) -> Relation:
-    """The static pairs outside of which no inputs have any."""
-    return _bound(relation, True)
+def possible(relation: Relation, unknown: Callable[[Relation], bool] = reads_data) -> Relation:
+    """The pairs outside of which a relation has none, whatever its `unknown` parts have: static
+    ones, where these are those that read inputs."""
+    return _bound(relation, True, unknown)
 
 
 def certain(relation: Relation) -> Relation:
     """The static pairs that are held whatever the inputs are."""
-    return _bound(relation, False)
+    return _bound(relation, False, reads_data)
 
 
-def _bound(relation: Relation, most: bool) -> Relation:
-    """The most static pairs that a relation may hold, or the fewest."""
-    if not reads_data(relation):
+def _bound(relation: Relation, most: bool, unknown: Callable[[Relation], bool]) -> Relation:
+    """The most pairs that a relation may hold, or the fewest."""
+    if not unknown(relation):
         return relation
     match relation:
         case Union(terms):
-            return _joined(relation, [_bound(term, most) for term in terms], (ALL, NONE))
+            return _joined(relation, [_bound(x, most, unknown) for x in terms], (ALL, NONE))
         case Intersection(terms):
-            return _joined(relation, [_bound(term, most) for term in terms], (NONE, ALL))
+            return _joined(relation, [_bound(x, most, unknown) for x in terms], (NONE, ALL))
         case Complement(term):
-            found = _bound(term, not most)
+            found = _bound(term, not most, unknown)
             return {ALL: NONE, NONE: ALL}.get(found) or Complement(found)
         case Transpose(term) | Shift(term):
-            return replace(relation, term=_bound(term, most))
+            return replace(relation, term=_bound(term, most, unknown))
         case _:
             return ALL if most else NONE
 

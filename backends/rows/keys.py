@@ -13,9 +13,9 @@ from typing import TypeAlias
 
 import numpy as np
 
+from attnspec.backends.common.labels import ALL, possible
 from attnspec.graphs.operators import Complement, Intersection, Shift, Transpose, Union
 from attnspec.graphs.relation import Relation, evaluate_pairs
-from attnspec.graphs.token_sets import reads_data
 from attnspec.lower.work import Work
 
 FEW = 16
@@ -55,23 +55,10 @@ def row_layout(work: Work) -> RowLayout:
     """The keys of a work's queries."""
     if not work.reads:
         return _laid_out(work.relation, work.n_q, work.n_k)
-    bound = static_bound(work.relation)
-    if bound is None:
+    bound = possible(work.relation)
+    if bound == ALL:
         return RowLayout([range(work.n_k)])
     return replace(_laid_out(bound, work.n_q, work.n_k), held=None)
-
-
-def static_bound(relation: Relation) -> Relation | None:
-    """A relation that reads no run-time input and has every pair of the given one; None where
-    nothing less than all pairs is known to be one."""
-    if not reads_data(relation):
-        return relation
-    if isinstance(relation, Intersection | Union):
-        bounds = [static_bound(term) for term in relation.terms]
-        known = tuple(bound for bound in bounds if bound is not None)
-        if len(known) == len(bounds) or (known and isinstance(relation, Intersection)):
-            return known[0] if len(known) == 1 else replace(relation, terms=known)
-    return None
 
 
 @lru_cache(maxsize=KEPT)

@@ -110,7 +110,7 @@ def test_the_mask_is_that_of_the_spec(text: str, dtype: torch.dtype) -> None:
 
 
 @pytest.mark.filterwarnings("ignore:flex_attention called without")
-@pytest.mark.parametrize("text", [WINDOW, HEADS, GAPS])
+@pytest.mark.parametrize("text", [WINDOW, HEADS, GAPS, PACKED, CHANCE])
 def test_flex_is_given_the_same_pairs(text: str, monkeypatch: pytest.MonkeyPatch) -> None:
     # what is compared is the mask, so the kernel need not be compiled
     monkeypatch.setattr(torch, "compile", lambda function, **options: function)
@@ -144,7 +144,6 @@ def test_gradients_are_those_of_the_inputs() -> None:
         (PACKED, "tiles", {}, "run-time input"),
         (WINDOW, "flex", {"backward": True}, "no backward on the CPU"),
         (SCALES, "mask", {}, "different scales"),
-        (CHANCE, "flex", {}, "by numpy alone"),
     ],
 )
 def test_a_rival_that_cannot_says_why(

@@ -13,6 +13,7 @@ from random_terms import term
 from relation_checks import definition
 from zoo import loaded, of_each_kind, sample
 
+from attnspec.backends.common.labels import ALL, possible
 from attnspec.backends.rows.keys import (
     FEW,
     PIECES,
@@ -22,7 +23,6 @@ from attnspec.backends.rows.keys import (
     members,
     row_keys,
     row_layout,
-    static_bound,
 )
 from attnspec.graphs.bind import Situation, bind
 from attnspec.graphs.operators import Intersection, Shift, Union
@@ -146,12 +146,12 @@ def test_layouts_of_the_zoo(path: Path, name: str) -> None:
 def test_what_reads_inputs_is_bounded_by_what_does_not() -> None:
     marked = Global(InputTokens(StandIn("t")))
     window, causal = Window(radius=3), Causal()
-    assert static_bound(window) is window
-    assert static_bound(marked) is None
-    assert static_bound(Union((window, marked))) is None
-    assert static_bound(Intersection((window, marked))) is window
+    assert possible(window) is window
+    assert possible(marked) == ALL
+    assert possible(Union((window, marked))) == ALL
+    assert possible(Intersection((window, marked))) is window
     both = Intersection((Union((window, marked)), window, causal))
-    assert static_bound(both) == Intersection((window, causal))
+    assert possible(both) == Intersection((window, causal))
     work = Work(Intersection((window, marked)), 1, 100, reads=("t",))
     assert row_layout(work).keys == [range(96, 100)]
     work = Work(Union((window, marked)), 1, 100, reads=("t",))

@@ -13,8 +13,8 @@ from attnspec.analysis.counting.figures import PAIRS
 from attnspec.analysis.counting.head_counts import HeadCounts
 from attnspec.analysis.quality import Figure
 from attnspec.analysis.report.inquiry import Inquiry
-from attnspec.backends.planner import numbers
 from attnspec.graphs.stack import has_mechanism
+from attnspec.text.diagnostics import ranges
 
 if TYPE_CHECKING:
     from attnspec.ir.program import Program
@@ -85,9 +85,9 @@ def slots_words(rows: Sequence[Sequence[bool]]) -> str:
     for own, layers in heads.items():
         words = []
         if len(rows) > 1 and len(layers) < len(rows):
-            words.append(f"layer {numbers(layers)}")
+            words.append(f"layer {ranges(layers)}")
         if len(rows[0]) > 1:
             every = len(own) == len(rows[layers[0]])
-            words.append("every head" if every else f"head {numbers(own)}")
+            words.append("every head" if every else f"head {ranges(own)}")
         parts.append(" ".join(words) or "every layer")
     return ", ".join(parts)

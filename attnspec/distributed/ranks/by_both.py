@@ -7,7 +7,7 @@ to be taken away again, so that nothing cancels.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import cast
 
@@ -22,16 +22,12 @@ from attnspec.backends.factored.hybrid.formula import HybridFormula, others_of
 from attnspec.backends.factored.kernels import kernel_of
 from attnspec.backends.planner import AUTO
 from attnspec.distributed.planning import DistributedPlan, Way, sends_sums, sums_of
-from attnspec.distributed.ranks.by_rows import GroupHere
-from attnspec.distributed.ranks.collectives import Mesh, anchor, tied, travel
+from attnspec.distributed.ranks.by_rows import GroupHere, Guests, came, sent
+from attnspec.distributed.ranks.collectives import Mesh, anchor, taking, tied, travel
 from attnspec.distributed.ranks.regions import Parts, joined, no_sums_with_sums
 from attnspec.graphs.gathered import gathered
 from attnspec.lower.work import Call
 from attnspec.runtime.engine import Engine
-from attnspec.runtime.head_groups import draw_of
-
-Keys = tuple[torch.Tensor, torch.Tensor]
-"""Keys and values."""
 
 
 class BothHere:
@@ -69,59 +65,18 @@ class BothHere:
         self.ready = apart(lambda: [_Ready(here) for here in self.groups])
 
     def run(
-        self,
-        parts: Parts,
-        call: Call,
-        tables: list[dict[str, torch.Tensor]],
-        draws: tuple[int, int],
-        return_lse: bool,
+        self, parts: Parts, calls: Sequence[Call], return_lse: bool
     ) -> tuple[torch.Tensor, None]:
         """The output of own positions; log-sum-exps do not travel with sums of features."""
         if return_lse:
             raise no_sums_with_sums(self.engine.program)
-        calls = [
-            replace(call, tables=mine, draw=draw_of(here.group.work, draws))
-            for here, mine in zip(self.groups, tables, strict=True)
-        ]
-        rows, guests = self._fetched(parts)
+        rows = sent(self.mesh, self.groups, parts).ready()
+        guests = came(self.mesh, self.groups, rows, parts)
         sums, before = self._summed(parts, calls)
         each = zip(self.ready, calls, guests, before, strict=True)
-        outs = [ready.run(parts, mine, came, state) for ready, mine, came, state in each]
+        outs = [ready.run(parts, mine, guest, state) for ready, mine, guest, state in each]
         out, _ = joined([(found, None) for found in outs], self.heads)
         return tied(tied(out, rows), sums), None
-
-    def _fetched(self, parts: Parts) -> tuple[torch.Tensor, list[Keys]]:
-        """What came, and of each group the keys and values that its graph reads elsewhere."""
-        _, k, v = parts
-        pieces, sent, got = [anchor(parts, k.dtype)], [0] * self.mesh.ranks, [0] * self.mesh.ranks
-        bringing = [here for here in self.groups if here.brings]
-        for r, here in self._with_others(bringing):
-            rows = torch.from_numpy(here.sent_keys[r]).to(k.device)
-            pieces += [x[:, here.keys].index_select(2, rows).reshape(-1) for x in (k, v)]
-            width = len(k) * len(here.keys) * (k.shape[3] + v.shape[3])
-            sent[r] += len(rows) * width
-            got[r] += len(here.got_keys[r]) * width
-        flat, at = travel(self.mesh, torch.cat(pieces), sent, got).ready(), 0
-        came = {
-            here.group.heads: ([k[:, here.keys, :0]], [v[:, here.keys, :0]]) for here in bringing
-        }
-        for r, here in self._with_others(bringing):
-            for x, into in zip((k, v), came[here.group.heads], strict=True):
-                shape = len(x), len(here.keys), len(here.got_keys[r]), x.shape[3]
-                into.append(flat[at : at + int(np.prod(shape))].view(shape))
-                at += into[-1].numel()
-        found: list[Keys] = []
-        for here in self.groups:
-            if here.brings:
-                keys, values = (torch.cat(each, 2) for each in came[here.group.heads])
-            found.append((here.expanded(keys), here.expanded(values)))
-        return flat, found
-
-    def _with_others(self, groups: Sequence[GroupHere]) -> Iterator[tuple[int, GroupHere]]:
-        """Each other rank with each group, in the order in which all of them count."""
-        for r in range(self.mesh.ranks):
-            for here in groups if r != self.mesh.rank else ():
-                yield r, here
 
     def _summed(
         self, parts: Parts, calls: Sequence[Call]
@@ -130,7 +85,7 @@ class BothHere:
         me, ranks = self.mesh.rank, self.mesh.ranks
         kind = torch.promote_types(parts[0].dtype, torch.float32)
         learned = [table for call in calls for table in call.tables.values()]
-        pieces, sent, got = [anchor((*parts, *learned), kind)], [0] * ranks, [0] * ranks
+        pieces, counts, got = [anchor((*parts, *learned), kind)], [0] * ranks, [0] * ranks
         shapes = [sums_of(here.group, self.tensors) for here in self.groups]
         sizes = [rows * (features * width + 1) for rows, features, width in shapes]
         known: list[dict[bytes, State]] = [{} for _ in self.groups]
@@ -140,18 +95,17 @@ class BothHere:
                     own = self.ready[number].sums(r, parts, calls[number], known[number])
                     base = own.total.new_zeros(shapes[number][0]) if own.base is None else own.base
                     pieces += [own.total.reshape(-1), base.to(kind)]
-                    sent[r] += sizes[number]
+                    counts[r] += sizes[number]
                 if sends_sums(here.group, r, me):
                     got[r] += sizes[number]
-        flat, at = travel(self.mesh, torch.cat(pieces), sent, got).ready(), 0
+        flat = travel(self.mesh, torch.cat(pieces), counts, got).ready()
+        taken = taking(flat)
         found: list[list[State]] = [[] for _ in self.groups]
         for r in range(ranks):
             for number, here in enumerate(self.groups):
                 if sends_sums(here.group, r, me):
-                    end, rows = at + sizes[number], shapes[number][0]
-                    total = flat[at : end - rows].view(shapes[number])
-                    found[number].append(State(total, flat[end - rows : end].detach()))
-                    at = end
+                    total = taken(*shapes[number])
+                    found[number].append(State(total, taken(shapes[number][0]).detach()))
         return flat, [_together(some) for some in found]
 
 
@@ -172,7 +126,7 @@ class _Ready:
             others, _, _ = gathered(others_of(work), work.n_k, here.own, keys)
             self.formula = HybridFormula(laid_out, heads, self.kernel, here.device, others)
 
-    def run(self, parts: Parts, call: Call, guests: Keys, before: State | None) -> torch.Tensor:
+    def run(self, parts: Parts, call: Call, guests: Guests, before: State | None) -> torch.Tensor:
         """The outputs of own queries over the keys that are here, on top of sums over others."""
         here = self.here
         q = parts[0][:, list(here.group.heads)]
@@ -180,7 +134,7 @@ class _Ready:
             return q.new_zeros(*q.shape[:3], parts[2].shape[3])
         k, v = (
             torch.cat([here.expanded(own[:, here.keys]), more], 2).index_select(2, self.order)
-            for own, more in zip(parts[1:], guests, strict=True)
+            for own, more in zip(parts[1:], (guests.keys, guests.values), strict=True)
         )
         if call.padding is not None:
             call = replace(call, padding=call.padding.index_select(1, self.keys))

@@ -14,10 +14,10 @@ from typing import Any
 import numpy as np
 import torch
 
+from attnspec.backends.common.labels import possible
 from attnspec.backends.decided.lists import SomeKeys
 from attnspec.distributed.cuts import rows_of
 from attnspec.distributed.exchange import Rows, exchange_of
-from attnspec.distributed.known import widest
 from attnspec.distributed.planning import ASKING, Group, exchanges
 from attnspec.distributed.ranks.collectives import Mesh, anchor, tied, travel
 from attnspec.distributed.ranks.regions import Partial, Parts, Region, finished, joined
@@ -62,56 +62,50 @@ class ChoicesHere:
         self._static: dict[Relation, torch.Tensor] = {}
         self._bounds: dict[tuple[int, int], torch.Tensor] = {}
 
-    def run(
-        self,
-        parts: Parts,
-        call: Call,
-        tables: list[dict[str, torch.Tensor]],
-        draws: tuple[int, int],
-        return_lse: bool,
-    ) -> Partial:
+    def run(self, parts: Parts, calls: Sequence[Call], return_lse: bool) -> Partial:
         """The output of own queries and its log-sum-exps, for own shards of q, k and v; the lists
-        of choices are those of own queries, nothing is drawn."""
+        of choices are those of own queries."""
         wrong: ValueError | None = None
-        data: list[Mapping[Any, Any]] = []
         wanted = torch.zeros(0)
         try:
-            data = self._decided(parts, call)
-            wanted = self._wanted(data, parts, call)
+            calls = self._decided(parts, calls)
+            wanted = self._wanted(calls, parts)
         except ValueError as error:
             wrong = error
         sending = self._agreed(wanted, parts, wrong)
         flat, kept, keys, values = self._fetched(sending, parts)
         outs = [
-            self._computed(*each, (parts[0], keys, values), kept, call)
-            for each in zip(self.groups, data, tables, strict=True)
+            self._computed(*each, (parts[0], keys, values), kept)
+            for each in zip(self.groups, calls, strict=True)
         ]
         out, lse = joined(outs, self.heads)
         return tied(out, flat), None if lse is None else tied(lse, flat)
 
     # --- what is read ----------------------------------------------------------------------------
 
-    def _decided(self, parts: Parts, call: Call) -> list[Mapping[Any, Any]]:
-        """Of each group what own queries chose, for its heads, among the inputs; ValueError for
-        lists that name what there is not."""
+    def _decided(self, parts: Parts, calls: Sequence[Call]) -> list[Call]:
+        """The calls with what own queries chose among the inputs; ValueError for lists that name
+        what there is not."""
         q, k, _ = parts
         shape = k.new_empty(*k.shape[:2], self.partition.n, 0)
-        found = decided(self.decisions, q, shape, None, call.data, lambda _: {})
+        found = decided(self.decisions, q, shape, None, calls[0].data, lambda _: {})
         return [
-            data_of(work, heads, self.decisions, found, call.data) for work, heads in self.learning
+            replace(call, data=data_of(work, heads, self.decisions, found, call.data))
+            for (work, heads), call in zip(self.learning, calls, strict=True)
         ]
 
-    def _wanted(self, data: Sequence[Mapping[Any, Any]], parts: Parts, call: Call) -> torch.Tensor:
+    def _wanted(self, calls: Sequence[Call], parts: Parts) -> torch.Tensor:
         """The keys of others that own queries may read by these choices, bool [B, H_kv, n]; what is
         said of own keys counts for nothing."""
         k = parts[1]
         found = torch.zeros(*k.shape[:2], self.partition.n, dtype=torch.bool, device=k.device)
-        for group, choices in zip(self.groups, data, strict=True):
-            read = self._read(group.work.relation, choices)
+        for group, call in zip(self.groups, calls, strict=True):
+            read = self._read(group.work.relation, call.data)
             read = read.expand(len(k), len(group.heads), -1)
             for at, head in enumerate(group.heads):
                 found[:, head // self.ratio] |= read[:, at]
-        return found if call.padding is None else found & call.padding[:, None]
+        padding = calls[0].padding
+        return found if padding is None else found & padding[:, None]
 
     def _read(self, relation: Relation, choices: Mapping[Any, Any]) -> torch.Tensor:
         """At least the keys of others that own queries read, bool [B or 1, heads or 1, n]."""
@@ -130,7 +124,7 @@ class ChoicesHere:
     def _known(self, relation: Relation) -> torch.Tensor:
         """At least the keys of others that own queries read whatever a call brings, bool
         [1, 1, n]."""
-        exchange = exchange_of(widest(relation), self.partition, Rows(1, 1, None))
+        exchange = exchange_of(possible(relation), self.partition, Rows(1, 1, None))
         found = torch.zeros(1, 1, self.partition.n, dtype=torch.bool)
         for owner in range(self.mesh.ranks):
             taken = rows_of(exchange.keys(self.mesh.rank, owner))
@@ -150,11 +144,8 @@ class ChoicesHere:
                 _numbers(wanted[:, :, at] & self._bound(me, r))
                 for r, at in enumerate(self.positions)
             ]
-        every = self.mesh.everyones([wrong is None, *map(len, mine)], self.device)
-        if wrong is not None:
-            raise wrong
-        self.mesh.agree([rank for rank, said in enumerate(every) if not said[0]])
-        counts = np.array([said[1:] for said in every], np.int64)  # [reader, owner]
+        every = self.mesh.agreed([*map(len, mine)], wrong, self.device)
+        counts = np.array(every, np.int64)  # [reader, owner]
         row = (k.shape[3] + v.shape[3]) * k.element_size()
         asked = int(counts.sum()) * (row + ASKING)
         if asked > WORTH_ASKING * sum(int(each.there.sum()) for each in self.exchanges):
@@ -230,11 +221,9 @@ class ChoicesHere:
     def _computed(
         self,
         group: Group,
-        data: Mapping[Any, Any],
-        tables: Mapping[str, torch.Tensor],
+        call: Call,
         parts: Parts,
         kept: np.ndarray,
-        call: Call,
     ) -> Partial:
         """The output of the heads of a group and its log-sum-exps, over the keys that are there."""
         work, heads = group.work, list(group.heads)
@@ -243,8 +232,8 @@ class ChoicesHere:
         region = Region(work, group.heads, self.own, kept, self.device, self.backend)
         first = max(len(self.own), len(kept)) - len(self.own)
         at = torch.from_numpy(kept).to(self.device)[None, None]
-        placed = {leaf: SomeKeys(data[leaf], at, first) for leaf in work.decided}
-        mine = replace(call, tables=tables, data={**data, **placed})
+        placed = {leaf: SomeKeys(call.data[leaf], at, first) for leaf in work.decided}
+        mine = replace(call, data={**call.data, **placed})
         return finished(work, region.partial(q[:, heads], k[:, read], v[:, read], mine))
 
 

@@ -3,7 +3,7 @@ there and outputs come back (all-to-all over heads)."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
@@ -17,7 +17,7 @@ from attnspec.backends.planner import choose
 from attnspec.distributed.partitions import Partition
 from attnspec.distributed.planning import heads_of
 from attnspec.distributed.ranks.collectives import Mesh, anchor, tied, travel, unpacked
-from attnspec.distributed.ranks.regions import Parts
+from attnspec.distributed.ranks.regions import Partial, Parts
 from attnspec.graphs.relation import DataDependent
 from attnspec.lower.work import Call, Work, key_heads
 from attnspec.runtime.decisions import data_of, decided, decisions_of
@@ -120,14 +120,7 @@ class HeadsHere:
             learning.append((work, here))
         return groups, learning
 
-    def run(
-        self,
-        parts: Parts,
-        call: Call,
-        tables: list[dict[str, torch.Tensor]],
-        draws: tuple[int, int],
-        return_lse: bool,
-    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+    def run(self, parts: Parts, calls: Sequence[Call], return_lse: bool) -> Partial:
         """The output of own positions, and its log-sum-exps if they are asked for."""
         q, k, v = self.some.of(parts)
         lengths, rank = self.partition.lengths, self.mesh.rank
@@ -144,27 +137,20 @@ class HeadsHere:
         flat = travel(self.mesh, torch.cat(pieces), sent, [n * row for n in lengths]).ready()
         whole = unpacked(flat, batch, sides, lengths)
         queries, keys, values = (x.index_select(2, self.order) for x in whole)
-        out, lse = self._computed((queries, keys, values), call, tables, draws, return_lse)
+        out, lse = self._computed((queries, keys, values), calls, return_lse)
         out = tied(self._returned(out, flat, batch), flat)
         if lse is None:
             return out, None
         return out, tied(self._returned(lse[..., None], flat, batch)[..., 0], flat)
 
-    def _computed(
-        self,
-        parts: Parts,
-        call: Call,
-        tables: list[dict[str, torch.Tensor]],
-        draws: tuple[int, int],
-        return_lse: bool,
-    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+    def _computed(self, parts: Parts, calls: Sequence[Call], return_lse: bool) -> Partial:
         """Own heads at all positions, in order."""
         q, _, v = parts
         outs, sums = [], []
-        data = self._decided(parts, call) if self.decides else [call.data] * len(self.groups)
-        for group, mine, known in zip(self.groups, tables, data, strict=True):
-            each = replace(call, tables=mine, draw=group.draw(draws), data=known)
-            out, lse = self.engine.outputs(group, group.parts(*parts), each, return_lse)
+        if self.decides:
+            calls = self._decided(parts, calls)
+        for group, call in zip(self.groups, calls, strict=True):
+            out, lse = self.engine.outputs(group, group.parts(*parts), call, return_lse)
             outs.append(out)
             if lse is not None:
                 sums.append(lse)
@@ -175,9 +161,9 @@ class HeadsHere:
         ready = together(self.groups, q.shape[1], self.device)
         return ready.joined(outs), ready.joined(sums) if sums else None
 
-    def _decided(self, parts: Parts, call: Call) -> list[Mapping[Any, Any]]:
-        """Of each group the inputs and what queries and keys decide; raises on every rank where one
-        cannot decide."""
+    def _decided(self, parts: Parts, calls: Sequence[Call]) -> list[Call]:
+        """The calls with what queries and keys decide among the inputs; raises on every rank where
+        one cannot decide."""
         q, k, _ = parts
         wrong: ValueError | None = None
         found: dict[DataDependent, Choice] = {}
@@ -185,16 +171,14 @@ class HeadsHere:
             if self.decisions:
                 check_numbers(self.decisions[0], q, k)
                 first, count, *_ = self.mine(self.mesh.rank)
-                padding, data = call.padding, self.some.inputs(call.data, first, count)
+                padding, data = calls[0].padding, self.some.inputs(calls[0].data, first, count)
                 found = decided(self.decisions, q, k, padding, data, lambda _: {}, first=first)
         except ValueError as error:
             wrong = error
-        every = self.mesh.everyones([wrong is None], self.device)
-        if wrong is not None:
-            raise wrong
-        self.mesh.agree([rank for rank, said in enumerate(every) if not said[0]])
+        self.mesh.agreed([], wrong, self.device)
         return [
-            data_of(work, heads, self.decisions, found, call.data) for work, heads in self.learning
+            replace(call, data=data_of(work, heads, self.decisions, found, call.data))
+            for (work, heads), call in zip(self.learning, calls, strict=True)
         ]
 
     def _returned(self, x: torch.Tensor, came: torch.Tensor, batch: int) -> torch.Tensor:

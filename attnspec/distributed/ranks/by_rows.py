@@ -6,8 +6,8 @@ own keys and what was found is sent back. Parts are merged by their log-sum-exps
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from functools import cached_property
 from typing import cast
 
@@ -18,7 +18,7 @@ from attnspec.backends.common.merging import merged
 from attnspec.distributed.cuts import rows_of
 from attnspec.distributed.exchange import Exchange
 from attnspec.distributed.planning import Group
-from attnspec.distributed.ranks.collectives import Mesh, Swapping, anchor, tied, travel
+from attnspec.distributed.ranks.collectives import Mesh, Swapping, anchor, taking, tied, travel
 from attnspec.distributed.ranks.regions import Partial, Parts, Region, finished, joined, readers
 from attnspec.lower.work import MERGED, Call, key_heads
 
@@ -130,6 +130,65 @@ class GroupHere:
         return x[:, wanted]
 
 
+@dataclass(frozen=True, eq=False)
+class Guests:
+    """What came for a group: keys, values, each for the heads that read it, and queries by rank."""
+
+    keys: torch.Tensor
+    values: torch.Tensor
+    queries: dict[int, torch.Tensor]
+
+
+def sent(mesh: Mesh, groups: Sequence[GroupHere], parts: Parts) -> Swapping:
+    """Keys with values, and queries, of all groups to each rank."""
+    q, k, v = parts
+    pieces, counts, got = [anchor(parts, q.dtype)], [0] * mesh.ranks, [0] * mesh.ranks
+    for r, here in _with_others(mesh, groups):
+        if here.brings:
+            rows = torch.from_numpy(here.sent_keys[r]).to(q.device)
+            pieces += [x[:, here.keys].index_select(2, rows).reshape(-1) for x in (k, v)]
+            width = len(k) * len(here.keys) * (k.shape[3] + v.shape[3])
+            counts[r] += len(rows) * width
+            got[r] += len(here.got_keys[r]) * width
+        if here.merges:
+            asked = torch.from_numpy(here.sent_queries[r]).to(q.device)
+            pieces.append(q[:, list(here.group.heads)].index_select(2, asked).reshape(-1))
+            width = len(q) * len(here.group.heads) * q.shape[3]
+            counts[r] += len(asked) * width
+            got[r] += len(here.got_queries[r]) * width
+    return travel(mesh, torch.cat(pieces), counts, got)
+
+
+def came(mesh: Mesh, groups: Sequence[GroupHere], flat: torch.Tensor, parts: Parts) -> list[Guests]:
+    """What came of all groups, by group."""
+    q, k, v = parts
+    taken = taking(flat)
+    keys = {here: [k[:, here.keys, :0]] for here in groups if here.brings}
+    values = {here: [v[:, here.keys, :0]] for here in keys}
+    queries: dict[GroupHere, dict[int, torch.Tensor]] = {here: {} for here in groups}
+    for r, here in _with_others(mesh, groups):
+        if here.brings:
+            for x, into in ((k, keys[here]), (v, values[here])):
+                into.append(taken(len(x), len(here.keys), len(here.got_keys[r]), x.shape[3]))
+        if here.merges:
+            asked = len(here.got_queries[r])
+            queries[here][r] = taken(len(q), len(here.group.heads), asked, q.shape[3])
+    found = []
+    for here in groups:
+        if here.brings:
+            all_keys, all_values = torch.cat(keys[here], 2), torch.cat(values[here], 2)
+        every = here.expanded(all_keys), here.expanded(all_values)
+        found.append(Guests(*every, queries[here]))
+    return found
+
+
+def _with_others(mesh: Mesh, groups: Sequence[GroupHere]) -> Iterator[tuple[int, GroupHere]]:
+    """Each other rank with each group, in the order in which all of them count."""
+    for r in range(mesh.ranks):
+        for here in groups if r != mesh.rank else ():
+            yield r, here
+
+
 class RowsHere:
     """What one rank does for a layer."""
 
@@ -145,29 +204,20 @@ class RowsHere:
         self.heads = [head for group in self.groups for head in group.group.heads]
         self.learning = [(here.group.work, here.group.heads) for here in self.groups]
 
-    def run(
-        self,
-        parts: Parts,
-        call: Call,
-        tables: list[dict[str, torch.Tensor]],
-        draws: tuple[int, int],
-        return_lse: bool,
-    ) -> Partial:
-        """The output of own queries and its log-sum-exps, for own shards of q, k and v; nothing is
-        drawn."""
-        calls = [replace(call, tables=mine) for mine in tables]
-        coming = self._sent(parts)
+    def run(self, parts: Parts, calls: Sequence[Call], return_lse: bool) -> Partial:
+        """The output of own queries and its log-sum-exps, for own shards of q, k and v."""
+        coming = sent(self.mesh, self.groups, parts)
         outs: list[Partial] = []
         home = [
             here.at_home.partial(*self._own(here, parts), call) if here.merges else None
             for here, call in zip(self.groups, calls, strict=True)
         ]
         flat = coming.ready()
-        guests = self._unpacked(flat, parts)
+        guests = came(self.mesh, self.groups, flat, parts)
         back = self._answered(parts, guests, calls)
-        for here, call, first, came in zip(self.groups, calls, home, guests, strict=True):
+        for here, call, first, guest in zip(self.groups, calls, home, guests, strict=True):
             q, k, v = self._own(here, parts)
-            keys, values = (here.expanded(x) for x in came[:2])
+            keys, values = guest.keys, guest.values
             if first is None:
                 every = torch.cat([k, keys], 2), torch.cat([v, values], 2)
                 outs.append(here.over_all.partial(q, *every, call))
@@ -187,66 +237,10 @@ class RowsHere:
         at = list(here.group.heads)
         return q[:, at], here.expanded(k[:, here.keys]), here.expanded(v[:, here.keys])
 
-    def _sent(self, parts: Parts) -> Swapping:
-        """Keys with values, and queries, of all groups to each rank."""
-        q, k, v = parts
-        pieces, sent, got = [], [0] * self.mesh.ranks, [0] * self.mesh.ranks
-        for r in range(self.mesh.ranks):
-            for here in self.groups if r != self.mesh.rank else ():
-                key, query = self._sizes(here, parts)
-                if here.brings:
-                    rows = torch.from_numpy(here.sent_keys[r]).to(q.device)
-                    pieces += [x[:, here.keys].index_select(2, rows).reshape(-1) for x in (k, v)]
-                    sent[r] += len(rows) * key
-                    got[r] += len(here.got_keys[r]) * key
-                asked = torch.from_numpy(here.sent_queries[r]).to(q.device)
-                at = list(here.group.heads)
-                pieces.append(q[:, at].index_select(2, asked).reshape(-1))
-                sent[r] += len(asked) * query
-                got[r] += len(here.got_queries[r]) * query
-        return travel(self.mesh, torch.cat([anchor(parts, q.dtype), *pieces]), sent, got)
-
-    def _sizes(self, here: GroupHere, parts: Parts) -> tuple[int, int]:
-        """The numbers of a key row with its value, and of a query row."""
-        q, k, v = parts
-        key = len(q) * len(here.keys) * (k.shape[3] + v.shape[3])
-        return key, len(q) * len(here.group.heads) * q.shape[3]
-
-    def _unpacked(
-        self, flat: torch.Tensor, parts: Parts
-    ) -> list[tuple[torch.Tensor, torch.Tensor, dict[int, torch.Tensor]]]:
-        """Of each group the keys and values that came, and the queries by their rank."""
-        q, k, v = parts
-        at, batch = 0, len(q)
-        keys: list[list[torch.Tensor]] = [[] for _ in self.groups]
-        values: list[list[torch.Tensor]] = [[] for _ in self.groups]
-        queries: list[dict[int, torch.Tensor]] = [{} for _ in self.groups]
-
-        def taken(*shape: int) -> torch.Tensor:
-            nonlocal at
-            low, at = at, at + int(np.prod(shape))
-            return flat[low:at].view(shape)
-
-        for r in range(self.mesh.ranks):
-            for number, here in enumerate(self.groups if r != self.mesh.rank else ()):
-                if here.brings:
-                    rows = len(here.got_keys[r])
-                    keys[number].append(taken(batch, len(here.keys), rows, k.shape[3]))
-                    values[number].append(taken(batch, len(here.keys), rows, v.shape[3]))
-                asked = len(here.got_queries[r])
-                queries[number][r] = taken(batch, len(here.group.heads), asked, q.shape[3])
-        found: list[tuple[torch.Tensor, torch.Tensor, dict[int, torch.Tensor]]] = []
-        for number, here in enumerate(self.groups):
-            if here.brings:
-                came = torch.cat([k[:, here.keys, :0], *keys[number]], 2)
-                with_them = torch.cat([v[:, here.keys, :0], *values[number]], 2)
-            found.append((came, with_them, queries[number]))
-        return found
-
     def _answered(
         self,
         parts: Parts,
-        guests: Sequence[tuple[torch.Tensor, torch.Tensor, dict[int, torch.Tensor]]],
+        guests: Sequence[Guests],
         calls: Sequence[Call],
     ) -> Swapping:
         """What others' queries find among own keys, on its way back to them."""
@@ -256,7 +250,7 @@ class RowsHere:
         pieces, sent, got = [anchor((*parts, *learned), wide)], [], []
         for r in range(self.mesh.ranks):
             sizes = [0, 0]
-            for here, came, call in zip(self.groups, guests, calls, strict=True):
+            for here, guest, call in zip(self.groups, guests, calls, strict=True):
                 if r == self.mesh.rank or not here.merges:
                     continue
                 unit = len(q) * len(here.group.heads) * (v.shape[3] + 1)
@@ -268,7 +262,7 @@ class RowsHere:
                 rows = torch.from_numpy(kept).to(q.device)
                 _, k, values = self._own(here, parts)
                 out, lse = region.partial(
-                    came[2][r], k.index_select(2, rows), values.index_select(2, rows), call
+                    guest.queries[r], k.index_select(2, rows), values.index_select(2, rows), call
                 )
                 pieces += [out.to(wide).reshape(-1), cast(torch.Tensor, lse).reshape(-1)]
             sent.append(sizes[0])
@@ -279,18 +273,15 @@ class RowsHere:
         self, outs: list[Partial], back: Swapping, parts: Parts
     ) -> tuple[list[Partial], torch.Tensor]:
         """What was found here together with what was found elsewhere."""
-        flat, at = back.ready(), 0
+        flat = back.ready()
+        taken = taking(flat)
         q, _, v = parts
         for r in range(self.mesh.ranks):
             for number, here in enumerate(self.groups):
                 if r == self.mesh.rank or not here.merges or not len(here.sent_queries[r]):
                     continue
                 shape = len(q), len(here.group.heads), len(here.sent_queries[r])
-                count = int(np.prod(shape))
-                out = flat[at : at + count * v.shape[3]].view(*shape, v.shape[3])
-                at += count * v.shape[3]
-                lse = flat[at : at + count].view(shape)
-                at += count
+                out, lse = taken(*shape, v.shape[3]), taken(*shape)
                 rows = torch.from_numpy(here.sent_queries[r]).to(q.device)
                 outs[number] = _put(outs[number], rows, (out.to(q.dtype), lse))
         each = zip(self.groups, outs, strict=True)

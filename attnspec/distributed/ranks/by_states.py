@@ -10,6 +10,7 @@ forgets, the logarithms of what it leaves of earlier sums stand in their place.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Protocol, cast
 
@@ -69,25 +70,22 @@ class StatesHere:
         return group_of(kernel, work, numbers, count, self.some.ratio, tables, self.device)
 
     def run(
-        self,
-        parts: Parts,
-        call: Call,
-        tables: list[dict[str, torch.Tensor]],
-        draws: tuple[int, int],
-        return_lse: bool,
+        self, parts: Parts, calls: Sequence[Call], return_lse: bool
     ) -> tuple[torch.Tensor, None]:
         """The output of own positions; log-sum-exps do not travel with sums of features."""
         if return_lse:
             raise no_sums_with_sums(self.engine.program)
-        padding = None if call.padding is None else call.padding.index_select(1, self.own)
-        outs, parts = [], self.some.of(parts)
-        for group, mine in zip(self.groups, tables, strict=True):
-            each = replace(call, padding=padding, tables=mine, draw=group.draw(draws))
-            outs.append(self._of_group(group, group.parts(*parts), each))
+        parts = self.some.of(parts)
+        outs = [
+            self._of_group(group, group.parts(*parts), call)
+            for group, call in zip(self.groups, calls, strict=True)
+        ]
         return together(self.groups, len(self.some.chosen), self.device).joined(outs), None
 
     def _of_group(self, group: Group, parts: Parts, call: Call) -> torch.Tensor:
         kernel = cast(Summable, group.kernel)
+        if call.padding is not None:
+            call = replace(call, padding=call.padding.index_select(1, self.own))
         own, left = kernel.key_sums(*parts, call, self.own)
         tie = anchor([*parts, *call.tables.values()], own.total.dtype)
         before, came = self._exchanged(own, left, tie, group.work.causal)

@@ -7,7 +7,7 @@ on what was received where it reads nothing of it.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any
@@ -62,10 +62,18 @@ class Mesh:
         found: list[list[int]] = self.swap(mine, each, each).ready().view(self.ranks, -1).tolist()
         return found
 
-    def agree(self, bad: Sequence[int]) -> None:
-        """Raises ValueError if ranks refused a call, by their numbers."""
+    def agreed(
+        self, numbers: Sequence[int], wrong: Exception | None, device: torch.device
+    ) -> list[list[int]]:
+        """The numbers of every rank, of one that has a reason to refuse the call as many others;
+        raises on every rank if one has: its reason there, ValueError elsewhere."""
+        every = self.everyones([wrong is None, *numbers], device)
+        if wrong is not None:
+            raise wrong
+        bad = [rank for rank, said in enumerate(every) if not said[0]]
         if bad:
             raise ValueError(f"rank {bad[0]} refused its part of this call: its own error says why")
+        return [said[1:] for said in every]
 
     def gathered(self, x: torch.Tensor, dim: int, lengths: Sequence[int]) -> torch.Tensor:
         """Shards of every rank one behind the other along an axis, of any type, without a
@@ -117,6 +125,18 @@ def travel(mesh: Mesh, flat: torch.Tensor, sent: Sequence[int], got: Sequence[in
     out = _Travel.apply(flat, mesh, list(sent), list(got), box)  # type: ignore[no-untyped-call]
     mesh.received += sum(size for r, size in enumerate(got) if r != mesh.rank) * flat.element_size()
     return Swapping(mesh, out, box[0].work)
+
+
+def taking(flat: torch.Tensor) -> Callable[..., torch.Tensor]:
+    """What takes the next tensor of a shape from what came, as often as it is called."""
+    at = 0
+
+    def taken(*shape: int) -> torch.Tensor:
+        nonlocal at
+        low, at = at, at + math.prod(shape)
+        return flat[low:at].view(shape)
+
+    return taken
 
 
 def unpacked(

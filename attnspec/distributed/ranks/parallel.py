@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from hashlib import sha256
-from typing import Any, Never
+from typing import Any, NamedTuple, Never
 
 import numpy as np
 import torch
@@ -30,7 +31,7 @@ from attnspec.distributed.ranks.by_heads import HeadsHere, SomeHeads
 from attnspec.distributed.ranks.by_rows import RowsHere
 from attnspec.distributed.ranks.by_states import StatesHere
 from attnspec.distributed.ranks.collectives import Mesh, tied, travel, unpacked
-from attnspec.distributed.ranks.regions import Parts, joined
+from attnspec.distributed.ranks.regions import Partial, Parts, joined
 from attnspec.ir.api_checks import index_of, length_of
 from attnspec.ir.program import POSITIONS, Program
 from attnspec.ir.serial import fingerprint
@@ -38,16 +39,16 @@ from attnspec.lower.cache import Cache
 from attnspec.lower.work import Call, Work
 from attnspec.runtime.call_checks import (
     FLOATS,
-    autocast_type,
     check_dropout,
     check_inputs,
     check_layer,
     check_padding,
     check_tensors,
-    narrowed,
+    in_type_of_autocast,
     refuse_unknown,
 )
 from attnspec.runtime.engine import no_log_sum_exps
+from attnspec.runtime.head_groups import draw_of
 from attnspec.runtime.module import CompiledAttention
 
 KEPT = 64
@@ -232,34 +233,27 @@ class ParallelAttention(torch.nn.Module):
         if like is not None:
             q, k, v = (_local(x, self.device_mesh) for x in (q, k, v))
         rest = layer, key_padding_mask, dropout_p, inputs, return_lse
-        narrow = autocast_type(q)
-        if narrow is None:
-            found, n = self._called(q, k, v, *rest)
-        else:
-            with torch.autocast(q.device.type, enabled=False):
-                found, n = self._called(*(narrowed(x, narrow) for x in (q, k, v)), *rest)
+        found, n = in_type_of_autocast(self._called, q, k, v, *rest)
         return found if like is None else _as_dtensors(found, like, n)
 
-    def _called(self, *call: Any) -> tuple[Any, int]:
+    def _called(self, *given: Any) -> tuple[Any, int]:
         """What a call of local tensors returns, and the length of the whole sequence."""
         self.mesh.received = 0
-        lengths = self._agree(*call)
-        return self._run(lengths, *call), sum(lengths)
+        call = _Call(*given)
+        lengths = self._agree(call)
+        return self._run(lengths, call), sum(lengths)
 
-    def _agree(self, *call: Any) -> tuple[int, ...]:
+    def _agree(self, call: _Call) -> tuple[int, ...]:
         """The lengths of all shards; raises on every rank where calls differ, or one is wrong."""
-        q = call[0]
+        q: object = call.q
         device = q.device if isinstance(q, torch.Tensor) else torch.device("cpu")
         wrong: Exception | None = None
-        mine = [0] * 13
+        mine = [0] * 12
         try:
-            mine = [1, *self._said(*call)]
+            mine = self._said(call)
         except (TypeError, ValueError) as error:
             wrong = error
-        every = self.mesh.everyones(mine, device)
-        if wrong is not None:
-            raise wrong
-        self.mesh.agree([rank for rank, said in enumerate(every) if not said[0]])
+        every = self.mesh.agreed(mine, wrong, device)
         for what, at in _SAID.items():
             values = [said[at] for said in every]
             if len(set(values)) > 1:
@@ -270,20 +264,11 @@ class ParallelAttention(torch.nn.Module):
                 "with dropout_p, random states must be others on every rank, or ranks drop the same"
                 " pairs of their own: seed each, torch.manual_seed(seed + rank)"
             )
-        return tuple(said[1] for said in every)
+        return tuple(said[0] for said in every)
 
-    def _said(
-        self,
-        q: torch.Tensor,
-        k: torch.Tensor,
-        v: torch.Tensor,
-        layer: int,
-        padding: torch.Tensor | None,
-        dropout_p: float,
-        inputs: Mapping[str, torch.Tensor] | None,
-        return_lse: bool,
-    ) -> list[int]:
+    def _said(self, call: _Call) -> list[int]:
         """What ranks compare, the length first."""
+        q, k, v, layer, padding, dropout_p, inputs, return_lse = call
         program = self.module.program
         layer = check_layer(program, layer)
         check_tensors(program, q, k, v)
@@ -302,18 +287,8 @@ class ParallelAttention(torch.nn.Module):
         state = _random_state(q.device) if chance else 0
         return [q.shape[2], *shape, FLOATS.index(q.dtype), layer, bits, chance, self._spec, state]
 
-    def _run(
-        self,
-        lengths: tuple[int, ...],
-        q: torch.Tensor,
-        k: torch.Tensor,
-        v: torch.Tensor,
-        layer: int,
-        padding: torch.Tensor | None,
-        dropout_p: float,
-        inputs: Mapping[str, torch.Tensor] | None,
-        return_lse: bool,
-    ) -> Any:
+    def _run(self, lengths: tuple[int, ...], call: _Call) -> Any:
+        q, k, v, layer, padding, dropout_p, inputs, return_lse = call
         n, device = sum(lengths), q.device
         partition = self._partition(lengths)
         if n == 0 or not len(q):
@@ -333,45 +308,33 @@ class ParallelAttention(torch.nn.Module):
         parts, own = (q, k, v), here.how == CHOICES
         padding, given = self._whole(padding, inputs, partition, device, own)
         if here.how == ALL:
-            out, lse = self._everything(
-                parts, partition, layer, padding, dropout_p, given, return_lse
-            )
+            out, lse = self._everything(partition, call._replace(padding=padding, inputs=given))
         else:
             # what patterns take is made of inputs beside tensors of the whole length
             rows = q.shape[2] if own else n
             shapes = q.new_empty(len(q), q.shape[1], rows, 1), k.new_empty(len(q), k.shape[1], n, 1)
             data = check_inputs(self.module.program, given, *shapes, padding)
             self.module.engine.check_data(data, n)
-            call = Call(padding, float(dropout_p), {}, data)
-            out, lse = self._computed(parts, found, layer, call, return_lse)
+            its = Call(padding, float(dropout_p), {}, data)
+            out, lse = self._computed(parts, found, layer, its, return_lse)
         return (out, lse) if return_lse else out
 
     def _computed(
-        self,
-        parts: Parts,
-        found: DistributedPlan,
-        layer: int,
-        call: Call,
-        return_lse: bool,
-    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        self, parts: Parts, found: DistributedPlan, layer: int, call: Call, return_lse: bool
+    ) -> Partial:
         q, _, v = parts
         module, device, (here,) = self.module, q.device, found.layers
         module.make_parameters(q.shape[3], v.shape[3], device)
         key = found.digest, module.engine.binder.alike(layer), str(device)
         draws = (0, 0) if module.draws is None else module.draws.of(layer)
+
+        def mine(work: Work, heads: tuple[int, ...]) -> Call:
+            return replace(call, tables=self._tables(work, heads, layer), draw=draw_of(work, draws))
+
         made = self._ready.get(
             key, lambda: [self._made(way, found, layer, device) for way in here.ways]
         )
-        every = [
-            way.run(
-                parts,
-                call,
-                [self._tables(work, heads, layer) for work, heads in way.learning],
-                draws,
-                return_lse,
-            )
-            for way in made
-        ]
+        every = [way.run(parts, [mine(*each) for each in way.learning], return_lse) for way in made]
         if module.training and module.draws is not None:
             module.draws.count(layer)
         if return_lse and any(lse is None for _, lse in every):
@@ -403,19 +366,11 @@ class ParallelAttention(torch.nn.Module):
             found[called] = rows[list(heads)] if len(rows) > 1 else rows
         return found
 
-    def _everything(
-        self,
-        parts: Parts,
-        partition: Partition,
-        layer: int,
-        padding: torch.Tensor | None,
-        dropout_p: float,
-        inputs: Mapping[str, torch.Tensor] | None,
-        return_lse: bool,
-    ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """Every rank computes all positions and keeps its own."""
-        lengths, ranks = partition.lengths, self.mesh.ranks
-        batch = len(parts[0])
+    def _everything(self, partition: Partition, call: _Call) -> Partial:
+        """Every rank computes all positions and keeps its own; padding and inputs are those of the
+        whole sequence."""
+        lengths, ranks, parts = partition.lengths, self.mesh.ranks, call[:3]
+        batch = len(call.q)
         mine = torch.cat([x.reshape(-1) for x in parts])
         sides = [(x.shape[1], x.shape[3]) for x in parts]
         row = batch * sum(heads * size for heads, size in sides)
@@ -427,14 +382,14 @@ class ParallelAttention(torch.nn.Module):
             q,
             k,
             v,
-            layer=layer,
-            key_padding_mask=padding,
-            dropout_p=dropout_p,
-            inputs=inputs,
-            return_lse=return_lse,
+            layer=call.layer,
+            key_padding_mask=call.padding,
+            dropout_p=call.dropout_p,
+            inputs=call.inputs,
+            return_lse=call.return_lse,
         )
         own = torch.from_numpy(partition.positions(self.mesh.rank)).to(mine.device)
-        out, lse = found if return_lse else (found, None)
+        out, lse = found if call.return_lse else (found, None)
         out = tied(out.index_select(2, own), flat)
         return out, None if lse is None else tied(lse.index_select(2, own), flat)
 
@@ -479,21 +434,34 @@ class ParallelAttention(torch.nn.Module):
         self._agreed.add(found.digest)
 
 
+class _Call(NamedTuple):
+    """What a module is called with, of one rank."""
+
+    q: torch.Tensor
+    k: torch.Tensor
+    v: torch.Tensor
+    layer: int
+    padding: torch.Tensor | None
+    dropout_p: float
+    inputs: Mapping[str, torch.Tensor] | None
+    return_lse: bool
+
+
 _SAID = {
-    "the batch": 2,
-    "the number of heads": 3,
-    "the number of key heads": 4,
-    "the size of heads": 5,
-    "the size of values": 6,
-    "the floating type": 7,
-    "the layer": 8,
-    "what is given, asked for and differentiated": 9,
-    "dropout_p": 10,
-    "the spec": 11,
+    "the batch": 1,
+    "the number of heads": 2,
+    "the number of key heads": 3,
+    "the size of heads": 4,
+    "the size of values": 5,
+    "the floating type": 6,
+    "the layer": 7,
+    "what is given, asked for and differentiated": 8,
+    "dropout_p": 9,
+    "the spec": 10,
 }
 """What all ranks must agree on, by its place in what they say."""
 
-_STATE = 12
+_STATE = 11
 """The place of what random numbers come from, where some are drawn."""
 
 

@@ -15,10 +15,10 @@ import numpy as np
 import torch
 from torch.nn.functional import pad
 
+from attnspec.backends.common.labels import possible
 from attnspec.backends.common.merging import with_zero
 from attnspec.backends.common.torch_modes import apart
 from attnspec.backends.planner import AUTO, backend_of, choose
-from attnspec.distributed.known import widest
 from attnspec.graphs.gathered import gathered
 from attnspec.graphs.relation import EMPTY, Tiles, is_closed
 from attnspec.ir.program import Program
@@ -151,7 +151,7 @@ def no_sums_with_sums(program: Program) -> ValueError:
 def readers(work: Work, queries: np.ndarray, keys: np.ndarray) -> np.ndarray:
     """The numbers of the queries that may read one of the keys, as far as the cover of the graph
     tells it for some at a time."""
-    relation, every = widest(work.relation), np.arange(len(queries))
+    relation, every = possible(work.relation), np.arange(len(queries))
     rows, columns = _parts(len(queries)), _parts(len(keys))
     if not len(keys) or not is_closed(relation) or len(rows) * len(columns) > ASKED:
         return every if len(keys) else every[:0]

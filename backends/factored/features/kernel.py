@@ -111,16 +111,16 @@ class FeatureKernel:
         return self._worth(sums, State(), q, v)[0]
 
     def step(
-        self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, call: Call, state: object
-    ) -> tuple[torch.Tensor, object]:
-        """The causal sums of more positions, on top of those that `state` holds, None at first."""
-        (out, _), after = self.partial_step(q, k, v, call, state)
-        return out, after
-
-    def partial_step(
-        self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, call: Call, state: object
+        self,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        call: Call,
+        state: object,
+        with_lse: bool = False,
     ) -> tuple[tuple[torch.Tensor, torch.Tensor | None], object]:
-        """The same with the logarithms of what is divided by."""
+        """The causal sums of more positions with the logarithms of what they are divided by, on top
+        of the sums that `state` holds, None at first."""
         check_no_dropout(self.name, call.dropout_p)
         given = self.given(q, k, v, call)
         before = state if isinstance(state, State) else State()

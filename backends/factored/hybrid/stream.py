@@ -44,16 +44,16 @@ class HybridStream:
         self.quotient = shared_quotient(kernel)
 
     def step(
-        self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, call: Call, state: object
-    ) -> tuple[torch.Tensor, object]:
-        """The outputs of more positions, and the state after them."""
-        (out, _), after = self.partial_step(q, k, v, call, state)
-        return out, after
-
-    def partial_step(
-        self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, call: Call, state: object
+        self,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        call: Call,
+        state: object,
+        with_lse: bool = False,
     ) -> tuple[tuple[torch.Tensor, torch.Tensor | None], object]:
-        """The same with the logarithms of denominators."""
+        """The outputs of more positions with the logarithms of denominators, and the state after
+        them."""
         check_no_dropout(f"a graph with `{self.kernel.name}`", call.dropout_p)
         given = self.kernel.given(q, k, v, call)
         sums, kept = State(), None
