@@ -132,14 +132,11 @@ def _leave_alike(patch: pytest.MonkeyPatch) -> None:
         return (one, other) if one.shape is other.shape else broadcast(one, other)
 
     def of_one_type(one: Any, other: Any, *more: bool, **named: bool) -> Any:
+        kind = getattr(one, "dtype", None)
         # beyond whether each may be a pointer it is a division, whose type is another
-        if (
-            len(more) <= 2
-            and not named
-            and getattr(one, "dtype", one) is getattr(other, "dtype", 0)
-        ):
-            if not one.dtype.is_ptr():
-                return of_one_shape(one, other)
+        alike = kind is not None and kind is getattr(other, "dtype", None)
+        if alike and len(more) <= 2 and not named and not kind.is_ptr():
+            return of_one_shape(one, other)
         return converted(one, other, *more, **named)
 
     patch.setattr(semantic, "broadcast_impl_value", of_one_shape)

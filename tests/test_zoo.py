@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
 
 import pytest
 import torch
@@ -23,13 +22,6 @@ SHORT = (130,)
 """The lengths of every run of the tests."""
 
 
-def in_turn(at: int) -> list[str]:
-    """Two of the backends in every run: files of one family, which follow each other, go through
-    all of them; the slow tests try every file with each."""
-    count = len(BACKEND_NAMES)
-    return [BACKEND_NAMES[(2 * at + more) % count] for more in range(2)]
-
-
 def loaded(name: str) -> Spec:
     return smaller(EXAMPLES / name)
 
@@ -42,14 +34,19 @@ def lengths(spec: Spec, wanted: tuple[int, ...]) -> list[int]:
     return [min(n, longest) for n in wanted if n > spec.program.extra_tokens]
 
 
-def verify_all(spec: Spec, wanted: tuple[int, ...], named: Sequence[str] = BACKEND_NAMES) -> None:
-    """Every one of these backends that takes the spec, at every length that it has, what is chosen
-    and the backends of what is no graph."""
+def verify_all(spec: Spec, wanted: tuple[int, ...], turn: int | None = None) -> None:
+    """Every backend that takes the spec, at every length that it has. In its turn a file goes
+    through what is chosen for it and one of the others alone: files of one family, which follow
+    each other, through all of them."""
     tried = lengths(spec, wanted)
     assert tried, "every spec is tried at some length"
-    both = {step.chosen.name == "factored" for step in spec.plan(tried[0]).steps} == {True, False}
+    chosen = {step.chosen.name for step in spec.plan(tried[0]).steps}
+    others = [*BACKEND_NAMES, "lists", "factored"]
+    if turn is not None:
+        others = [BACKEND_NAMES[turn % len(BACKEND_NAMES)], "lists", "factored"]
+        others = [name for name in others if chosen != {name}]
     # no single backend runs layers of graphs and of formulas
-    backends = ["auto"] if both else [*BACKEND_NAMES, "lists", "factored"]
+    backends = ["auto"] if {"factored"} < chosen else ["auto", *others]
     for n in tried:
         found = verify_each(spec.program, n, backends)
         assert found.ok, str(found)
@@ -86,7 +83,7 @@ def test_the_emitted_module_computes_the_spec(name: str) -> None:
 
 @pytest.mark.parametrize("name", FILES)
 def test_backends_in_turn_compute_the_spec(name: str) -> None:
-    verify_all(loaded(name), SHORT, in_turn(FILES.index(name)))
+    verify_all(loaded(name), SHORT, FILES.index(name))
 
 
 @pytest.mark.slow

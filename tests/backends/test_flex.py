@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 from attention_checks import GRAPHS, spec_of
-from flex_checks import as_on_a_gpu
+from flex_checks import as_on_a_gpu, run_plainly
 from torch._dynamo.utils import counters
 from torch.nn.attention.flex_attention import create_block_mask
 from zoo import ATTENTIONS, every_attention, smaller
@@ -254,7 +254,7 @@ def test_a_long_mask_stays_within_32_bits() -> None:
 @pytest.fixture
 def uncompiled(monkeypatch: pytest.MonkeyPatch) -> None:
     """FlexAttention as a GPU runs it, with log-sum-exps, by torch's own plain operations."""
-    monkeypatch.setattr(attention, "_compiled", attention.call_of)
+    run_plainly(monkeypatch)
 
 
 CHANGED = (

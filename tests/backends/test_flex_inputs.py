@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 from attention_checks import spec_of
-from flex_checks import as_on_a_gpu
+from flex_checks import as_on_a_gpu, run_plainly
 from torch._dynamo.utils import counters
 
 from attnspec.backends.common.masks import mask_of
@@ -167,7 +167,7 @@ FEW = READING[7:8]
     "body", [x if x in FEW else pytest.param(x, marks=pytest.mark.slow) for x in READING]
 )
 def test_outputs_and_log_sum_exps(body: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(attention, "_compiled", attention.call_of)
+    run_plainly(monkeypatch)
     n, spec = 300, spec_of(body)
     work, heads = work_of(spec, n)
     generator = torch.Generator().manual_seed(0)

@@ -79,10 +79,22 @@ def rows() -> tuple[torch.Tensor, torch.Tensor]:
     )
 
 
+def drawn(count: int, orthogonal: bool) -> torch.Tensor:
+    """Directions of many draws [DRAWS, count, SIZE]: fewer are the first of more, which are drawn
+    once."""
+    wanted = 7, 0, tuple(range(DRAWS)), 0, SIZE, SIZE, orthogonal
+    return directions(wanted, torch.float64, torch.device("cpu"))[:, :count]
+
+
+def test_fewer_directions_are_the_first_of_more() -> None:
+    for orthogonal in (False, True):
+        few = directions((7, 0, (0, 3), 0, 2, SIZE, orthogonal), torch.float64, torch.device("cpu"))
+        assert torch.equal(few, drawn(2, orthogonal)[[0, 3]])
+
+
 def estimates(kind: str, count: int, orthogonal: bool) -> torch.Tensor:
     """Products of the features of the two rows for many draws [DRAWS]."""
-    wanted = 7, 0, tuple(range(DRAWS)), 0, count, SIZE, orthogonal
-    tables = {"directions": directions(wanted, torch.float64, torch.device("cpu"))}
+    tables = {"directions": drawn(count, orthogonal)}
     features = RandomFeatures(kind, count, 1.0)
     x, y = (row.expand(1, DRAWS, 1, SIZE) for row in rows())
 
@@ -139,9 +151,8 @@ def test_orthogonal_directions_err_less(count: int) -> None:
 
 
 def test_waves_of_unit_rows_follow_the_formula() -> None:
-    wanted = 3, 0, tuple(range(DRAWS)), 0, 4, SIZE, False
     tables = {
-        "directions": directions(wanted, torch.float64, torch.device("cpu")),
+        "directions": drawn(4, orthogonal=False),
         "spread": torch.full((1, SIZE), 0.7, dtype=torch.float64),
     }
     x, y = (row.expand(1, DRAWS, 1, SIZE) for row in rows())

@@ -53,13 +53,13 @@ BODIES = {
 
 
 def rows(spec: Spec, x: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
-    """The outputs of the first and the last layer, their heads added up, [2, n, d]."""
+    """The outputs of the first and the last layer, their heads added up, [1 or 2, n, d]."""
     module, given = spec_module(spec), sample(spec, N)
     inputs = {name: torch.as_tensor(value)[None] for name, value in given.items()}
     # what hashes keys apart has others
     turned = torch.randn(8, 8, generator=torch.Generator().manual_seed(1), dtype=x.dtype)
     k = x @ turned if "share_qk = false" in spec.source else x
-    ends = (0, spec.layers - 1)
+    ends = sorted({0, spec.layers - 1})
     return torch.stack([module(x, k, v, layer=at, inputs=inputs)[0].sum(0) for at in ends])
 
 
