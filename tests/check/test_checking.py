@@ -127,7 +127,7 @@ class Brute:
         return 1.0 if self.n == 1 else float(1 - values[-2])
 
 
-@pytest.mark.parametrize("n", [1, 2, 11])
+@pytest.mark.parametrize("n", [1, pytest.param(2, marks=pytest.mark.slow), 11])
 @pytest.mark.parametrize("body", BODIES)
 def test_figures_are_those_of_their_definitions(body: str, n: int) -> None:
     brute = Brute(spec_of(body), n)
@@ -168,7 +168,7 @@ def test_figures_are_those_of_their_definitions(body: str, n: int) -> None:
         assert len(verdicts(body, f"{name} > {high!r} at n = {n}")) == 1
 
 
-@pytest.mark.parametrize("n", [1, 2, 33])
+@pytest.mark.parametrize("n", [1, pytest.param(2, marks=pytest.mark.slow), 33])
 @pytest.mark.parametrize("body", BODIES)
 def test_reach_is_the_boolean_product(body: str, n: int) -> None:
     brute = Brute(spec_of(body), n)

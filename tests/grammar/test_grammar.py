@@ -558,7 +558,7 @@ def grammar_of_the_package() -> Lark:
     return Lark.open_from_package("attnspec.grammar", "attn.lark", parser="lalr", start="file")
 
 
-@settings(max_examples=15)
+@settings(max_examples=10)
 @given(from_lark(grammar_of_the_package()))
 def test_texts_drawn_from_the_grammar(text: str) -> None:
     try:

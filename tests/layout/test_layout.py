@@ -54,7 +54,9 @@ def samples() -> Iterator[Relation]:
             yield from pattern.samples()
 
 
-@pytest.mark.parametrize("n", [1, 2, 7, 64, 127, 130, 199])
+@pytest.mark.parametrize(
+    "n", [1, 2, 7, 64, 130, *(pytest.param(n, marks=pytest.mark.slow) for n in (127, 199))]
+)
 def test_tiles_of_every_sample_are_its_pairs(n: int) -> None:
     for relation in samples():
         if not relation.data_dependent:

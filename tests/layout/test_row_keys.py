@@ -39,7 +39,7 @@ from attnspec.ir.scalars import Apply, Symbol
 from attnspec.lower.lower import decided_leaves, stand_ins, works_of
 from attnspec.lower.work import Work
 
-SIZES = (1, 2, 7, 63, 64, 65, 130)
+SIZES = (1, 2, 7, 64, 130)
 
 
 def assert_well_formed(keys: Keys) -> None:

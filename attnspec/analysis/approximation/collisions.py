@@ -16,7 +16,7 @@ for Angular Distance", theorem 1.
 
 from __future__ import annotations
 
-from functools import lru_cache
+from functools import cache, lru_cache
 from math import acos, pi, sqrt
 
 import numpy as np
@@ -40,7 +40,7 @@ def collision(cosine: float, buckets: int) -> float:
     if abs(cosine) == 1:
         return float(cosine > 0)
     beside = sqrt((1 - cosine) * (1 + cosine))
-    nodes, weights = np.polynomial.legendre.leggauss(POINTS)
+    nodes, weights = _quadrature()
     # u > 0, and v = r u + sqrt(1 - r^2) w > 0 with w as the second variable: no peak is narrow
     u = (nodes + 1) / 2 * FAR
     u_weight = weights * FAR / 2
@@ -48,10 +48,20 @@ def collision(cosine: float, buckets: int) -> float:
     w = low + (nodes + 1) / 2 * (FAR - low)
     w_weight = weights * (FAR - low) / 2
     v = cosine * u[:, None] + beside * w
-    density = np.exp(-(u[:, None] ** 2 + w**2) / 2) / (2 * pi)
-    within = _within(u[:, None], np.maximum(v, 1e-300), cosine)
-    total = (density * within ** (axes - 1) * w_weight).sum(axis=1) @ u_weight
+    square = u[:, None] ** 2 + w**2
+    near = square < FAR**2
+    wide = np.broadcast_to(u[:, None], w.shape)
+    found = np.zeros(w.shape)
+    found[near] = _within(wide[near], np.maximum(v[near], 1e-300), cosine) ** (axes - 1)
+    found *= np.exp(-square / 2) / (2 * pi)
+    total = (found * w_weight).sum(axis=1) @ u_weight
     return float(min(1.0, max(0.0, 2 * axes * total)))
+
+
+@cache
+def _quadrature() -> tuple[np.ndarray, np.ndarray]:
+    """Places in -1..1 and their weights, both [POINTS]."""
+    return np.polynomial.legendre.leggauss(POINTS)
 
 
 def overflow(n: int, buckets: int, limit: float) -> float:

@@ -22,8 +22,9 @@ LENGTHS = (*range(400, 730), *range(1601, 4000, 101), 10_007, 16_384, 30_011)
 """Where counts are fitted and held against the fit. Without gaps at first: of isqrt(n), for
 example, n = s (s + 2) is a case of its own."""
 
-FEW = LENGTHS[::8]
-"""Those that are counted first; more than a polynomial in four variables has coefficients."""
+FEW = LENGTHS[::7]
+"""Those that are counted first: more than a polynomial in four variables has coefficients, and not
+all alike modulo the sizes of blocks."""
 
 DEGREE = 3
 """Of the polynomials: s m**2 is the highest term of a residue."""
