@@ -57,7 +57,25 @@ def read(text: str, modules: Collection[str]) -> File:
 
 
 def _read(node: ast.AST, file: File, uses: Uses, modules: Collection[str], dot: str) -> None:
+    # the most frequent first: it is every file of the repository
     match node:
+        case ast.Name():
+            uses.names.add(node.id)
+            return
+        case ast.Constant(value=str() as text):
+            file.texts.append(text)
+            if text.isidentifier():
+                uses.names |= {text, f".{text}"}
+            uses.modules.update(_mentioned(text, modules))
+            return
+        case ast.Constant():
+            return
+        case ast.Attribute(value=ast.Name(home), attr=name) if home in file.others:
+            uses.names.add(name)
+        case ast.Attribute():
+            uses.names |= {node.attr, f".{node.attr}"}
+        case ast.Call() | ast.Tuple() | ast.Subscript() | ast.BinOp() | ast.arguments():
+            pass
         case ast.If() if "TYPE_CHECKING" in ast.unparse(node.test):
             for other in node.orelse:
                 _read(other, file, uses, modules, dot)
@@ -77,12 +95,6 @@ def _read(node: ast.AST, file: File, uses: Uses, modules: Collection[str], dot: 
                 full = f"{home}.{alias.name}"
                 uses.modules.add(full if full in modules else home)
                 uses.names.add(alias.name)
-        case ast.Name():
-            uses.names.add(node.id)
-        case ast.Attribute(value=ast.Name(home), attr=name) if home in file.others:
-            uses.names.add(name)
-        case ast.Attribute():
-            uses.names |= {node.attr, f".{node.attr}"}
         case ast.Dict() if homes := _homes(node, modules):
             file.later += [(name, Uses({module})) for name, module in homes]
             return
@@ -91,14 +103,11 @@ def _read(node: ast.AST, file: File, uses: Uses, modules: Collection[str], dot: 
             return
         case ast.Expr(value=ast.Constant()):
             return
-        case ast.Constant(value=str() as text):
-            file.texts.append(text)
-            if text.isidentifier():
-                uses.names |= {text, f".{text}"}
-            uses.modules.update(_mentioned(text, modules))
-    for below in ast.iter_child_nodes(node):
-        if not isinstance(below, SAYS_NOTHING):
-            _read(below, file, uses, modules, dot)
+    for name in node._fields:
+        held = getattr(node, name, None)
+        for below in held if type(held) is list else (held,):
+            if isinstance(below, ast.AST) and not isinstance(below, SAYS_NOTHING):
+                _read(below, file, uses, modules, dot)
 
 
 def _imports(node: ast.AST) -> bool:

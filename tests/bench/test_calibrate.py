@@ -484,11 +484,11 @@ def test_plans_say_whose_rates_they_use(path: Path, monkeypatch: pytest.MonkeyPa
     )
     written(path, "{")
     # what a process of its own says, where a warning is shown as Python shows it
-    done = spawn("plan", "-", "-n", "256", env={VARIABLE: str(path)})
-    assert done.returncode == 0
-    assert "by default rates" in done.stdout
-    assert done.stderr.startswith("warning: the default rates are used for estimates, not the file")
-    assert done.stderr.count("\n") == 1
+    told = spawn("plan", "-", "-n", "256", env={VARIABLE: str(path)})
+    assert told.returncode == 0
+    assert "by default rates" in told.stdout
+    assert told.stderr.startswith("warning: the default rates are used for estimates, not the file")
+    assert told.stderr.count("\n") == 1
 
 
 def test_modules_are_the_same_bytes_whatever_the_rates(

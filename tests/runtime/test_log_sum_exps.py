@@ -8,6 +8,7 @@ import math
 import pytest
 import torch
 from attention_checks import ALONG, BACKEND_NAMES, GRAPHS, module_of, spec_of, tensors
+from sweeps import checkered
 
 from attnspec import parse
 from attnspec.backends.factored.definitions import undivided
@@ -183,9 +184,10 @@ def denominators(
     return rows.view(q.shape[:3])
 
 
-@pytest.mark.parametrize("causal", ["", "causal "])
-@pytest.mark.parametrize("graph", ["", "window(before = 3, after = 0) + "])
-@pytest.mark.parametrize("mechanism", MECHANISMS)
+@pytest.mark.parametrize(
+    ("mechanism", "graph", "causal"),
+    checkered(MECHANISMS, ["", "window(before = 3, after = 0) + "], ["", "causal "]),
+)
 def test_mechanisms_have_those_of_their_denominators(
     mechanism: str, graph: str, causal: str
 ) -> None:

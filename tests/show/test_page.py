@@ -13,6 +13,7 @@ import browser
 import numpy as np
 import pytest
 from browser import Browser
+from sweeps import checkered
 
 import attnspec
 from attnspec.analysis.cost.cost import seconds_at
@@ -37,8 +38,8 @@ STACK = """attention a(r = 2) {
 
 SPECS = {
     "stack": (STACK, 30),
-    "window": ("attention a { attend window(radius = 1) }", 21),
-    "never": ("attention a { attend residue(step = 4) }", 19),
+    "window": ("attention a { attend window(radius = 1) }", 11),
+    "never": ("attention a { attend residue(step = 4) }", 13),
     "two ways": ("attention a { layers 2 attend window(radius = 1) layer 0 { attend full } }", 12),
     "formula": ("attention a { causal heads 2 attend self head 1 { attend linear() } }", 9),
     "grid": ("attention a { sequence grid(4, 5) attend axial }", 20),
@@ -315,8 +316,7 @@ CONTRAST = """(() => {
 
 
 @needs_browser
-@pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
-@pytest.mark.parametrize("width", [380, 1200])
+@pytest.mark.parametrize(("dark", "width"), checkered([False, True], [380, 1200]))
 def test_it_can_be_read(dark: bool, width: int, shown: Browser, tmp_path: Path) -> None:
     path = saved(*spec_of("stack"), tmp_path)
     metrics = {"height": 900, "deviceScaleFactor": 1, "mobile": False}

@@ -18,8 +18,7 @@ from __future__ import annotations
 from math import sqrt
 
 import numpy as np
-from scipy.special import ndtr
-from scipy.stats import binom
+from scipy.special import bdtr, ndtr
 
 from attnspec.analysis.approximation.collisions import collision, overflow
 from attnspec.graphs.relation import DataDependent
@@ -38,7 +37,7 @@ def planted(gap: float, d: int, size: int, taken: int, blocks: int) -> float:
     nodes, weights = np.polynomial.hermite_e.hermegauss(POINTS)
     # in standard deviations of one mean, whose difference has the root of two of them
     beaten = ndtr(-(nodes + gap * sqrt(d / size)))
-    found = binom.cdf(taken - 1, blocks - 1, beaten)
+    found = bdtr(taken - 1, blocks - 1, beaten)
     return float((weights * found).sum() / weights.sum())
 
 
