@@ -415,6 +415,19 @@ def test_growth_of_graphs(graph: str, meant: tuple[str | None, str]) -> None:
     assert (None if low == "a constant" else low, high) == meant
 
 
+@pytest.mark.parametrize("said", ["q", "n - q", "n - 1 - q"])
+@pytest.mark.parametrize("size", ["0", "1", "2"])
+def test_rows_at_an_end_are_counted(said: str, size: str) -> None:
+    """Few of them, or none: where there is no row, there is no growth to tell."""
+    n = 64
+    for op in ("<", "<="):
+        graph = f"where({said} {op} {size})"
+        known = growth_range(stack_of(f"attend {graph}"))
+        rows = int(stack_of(f"attend {graph}").mask(n).any(1).sum())
+        assert growth_text(known.low) == ("n" if rows else "a constant"), (graph, rows)
+        assert growth_text(known.high) == "n" or not rows
+
+
 @pytest.mark.parametrize(
     ("body", "bound", "status"),
     [
