@@ -117,7 +117,7 @@ def test_pairs_are_counted_where_they_are_computed(seed: int) -> None:
 
 def test_rows_that_are_listed_in_several_goes_are_all_there() -> None:
     # 2**18 rows are asked for at a time, and a block of queries begins there
-    n, size, ranks = 3 << 17, 1 << 12, 3
+    n, size, ranks = 3 << 17, 1 << 12, 2
     spec = attnspec.parse(f"attention a {{ attend block(size = {size}, before = 40) }}")
     partition = partitions.contiguous(n, ranks)
     found = blocks_between(Stack(spec.program).relation(n), partition)
