@@ -485,6 +485,16 @@ def test_a_fit_says_at_which_lengths_it_is_right() -> None:
     assert (found.checked, found.longest) == (len(right), max(right))
 
 
+def test_a_fit_of_blocks_that_never_end_holds_from_the_first_position_on() -> None:
+    term = spec_of("attend block(size = n + isqrt(n))").program.attend(0, 0).graph
+    assert term is not None
+    found = fit_of(term, sizes_of(term), {}, lambda n: n * n)
+    assert found is not None
+    (piece,) = found.pieces
+    assert piece.start == 0
+    assert [piece.at(n) for n in (1, 7, 3000)] == [1, 49, 9_000_000]
+
+
 def test_halves_are_kept() -> None:
     points = [(x,) for x in range(6)]
     found = fitted(points, [x * (x + 1) // 2 for (x,) in points], monomials(1, 2))
