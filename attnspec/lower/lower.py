@@ -245,7 +245,7 @@ def _asks(attend: Attend) -> set[str]:
         for leaf in leaves(attend.graph):
             entries = fields(BY_NAME[leaf.pattern])  # type: ignore[arg-type]
             parameters = (entry.metadata["parameter"] for entry in entries)
-            found.update(each.context for each in parameters if each.context)
+            found.update(each.context for each in parameters)
     return found
 
 

@@ -37,8 +37,8 @@ class EdgeProducts:
         return torch.from_numpy(starts), torch.from_numpy(queries), torch.from_numpy(places)
 
     def workspace(self, dtype: torch.dtype) -> torch.Tensor:
-        """Scores of all places that `scores` writes and returns, sparse [n_q, n_k]."""
-        values = torch.zeros(self.places, dtype=dtype, device=self.keys.device)
+        """What `scores` writes all places of, sparse [n_q, n_k]; no number stands in it yet."""
+        values = torch.empty(self.places, dtype=dtype, device=self.keys.device)
         shape = (self.layout.n_q, self.layout.n_k)
         return torch.sparse_csr_tensor(
             self.offsets, self.keys, values, shape, device=self.keys.device

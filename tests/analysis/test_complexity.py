@@ -426,6 +426,19 @@ def test_growth_of_graphs(graph: str, meant: tuple[str | None, str]) -> None:
     assert (None if low == "a constant" else low, high) == meant
 
 
+@pytest.mark.parametrize("said", ["q", "n - q", "n - 1 - q"])
+@pytest.mark.parametrize("size", ["0", "1", "2"])
+def test_rows_at_an_end_are_counted(said: str, size: str) -> None:
+    """Few of them, or none: where there is no row, there is no growth to tell."""
+    n = 64
+    for op in ("<", "<="):
+        graph = f"where({said} {op} {size})"
+        known = growth_range(stack_of(f"attend {graph}"))
+        rows = int(stack_of(f"attend {graph}").mask(n).any(1).sum())
+        assert growth_text(known.low) == ("n" if rows else "a constant"), (graph, rows)
+        assert growth_text(known.high) == "n" or not rows
+
+
 @pytest.mark.parametrize(
     ("body", "bound", "status"),
     [
@@ -481,6 +494,16 @@ def test_a_fit_says_at_which_lengths_it_is_right() -> None:
     right = [n for n in counted if n >= piece.start and piece.at(n) == counted[n]]
     assert piece.start == 51
     assert (found.checked, found.longest) == (len(right), max(right))
+
+
+def test_a_fit_of_blocks_that_never_end_holds_from_the_first_position_on() -> None:
+    term = spec_of("attend block(size = n + isqrt(n))").program.attend(0, 0).graph
+    assert term is not None
+    found = fit_of(term, sizes_of(term), {}, lambda n: n * n)
+    assert found is not None
+    (piece,) = found.pieces
+    assert piece.start == 0
+    assert [piece.at(n) for n in (1, 7, 3000)] == [1, 49, 9_000_000]
 
 
 def test_halves_are_kept() -> None:

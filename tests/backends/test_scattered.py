@@ -269,3 +269,15 @@ def test_the_shared_graphs_are_no_exception() -> None:
         given = tensors(1, 2, 67, 67)
         exact = with_gradients(defined(spec_of(body), *given), given)
         assert_agree(with_gradients(module_of(body, "scattered")(*given), given), exact, exact)
+
+
+@pytest.mark.parametrize("change", ["", "score alibi()", "normalize softmax1"])
+def test_log_sum_exps_of_gathered_rows(change: str) -> None:
+    """What `vmap` runs, over rows of several lengths, some of them empty."""
+    module = module_of(f"attend where(k * 3 < q) {change}", "scattered")
+    q, k, v = (x.detach() for x in tensors(2, 2, 40, 40))
+    many = torch.func.vmap(
+        lambda *each: module(*(x[None] for x in each), return_lse=True), out_dims=1
+    )(q, k, v)
+    for one, other in zip(many, module(q, k, v, return_lse=True), strict=True):
+        torch.testing.assert_close(one[0], other)

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import pytest
 import torch
-from attention_checks import module_of, tensors, with_gradients
+from attention_checks import module_of, spec_of, tensors, with_gradients
 
-from attnspec.backends.torch_call import kernel
+from attnspec.backends.torch_call import forms, kernel
+from attnspec.lower.work import Work
 from attnspec.runtime import CompiledAttention
 
 BODIES = {
@@ -65,3 +66,14 @@ def test_layers_share_a_mask() -> None:
     masks = [kernel_of(m, 2, n)._bias(torch.float32).added for m in modules for n in (40, 41)]
     # those of other lengths are parts of it
     assert len({mask.untyped_storage().data_ptr() for mask in masks}) == 1
+
+
+@pytest.mark.parametrize(
+    "graph", ["full", "causal", "window(radius = 3)", "window(before = 40, after = 0)", "self"]
+)
+def test_the_first_positions_have_the_form_of_their_own_pairs(graph: str) -> None:
+    longest = 9
+    relation = spec_of(f"attend {graph}").relation(longest)
+    for n in range(1, longest + 1):
+        meant = forms.form_of(Work(spec_of(f"attend {graph}").relation(n), n, n))
+        assert forms.form_below(relation, longest, n) is meant, n

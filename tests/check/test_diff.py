@@ -290,6 +290,7 @@ def test_mechanisms_are_compared_by_their_options(
     found = between(f"attend {first}", f"attend {second}", 16)
     assert found.equal is same
     assert words in str(found)
+    assert (", at n = 16" in str(found)) == (", at n" in words)
     assert found.proven == (same and "at n" not in words)
     (one,) = json.loads(found.to_json())["compared"]
     assert one["equal"] is same

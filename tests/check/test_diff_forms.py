@@ -158,3 +158,10 @@ def test_a_form_that_would_be_too_large_proves_nothing() -> None:
     graph = spec.program.attends[0].graph
     assert graph is not None
     assert form_of(graph, Place()) is None
+
+
+def test_of_conjunctions_that_say_the_same_one_is_kept() -> None:
+    # what 4 divides is even: both sides have the same pairs
+    written = "residue(step = 4) | residue(step = 4) & residue(step = 2)"
+    assert len(form(written)) == 1
+    assert equal(form(written), form("residue(step = 4)"))

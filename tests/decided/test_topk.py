@@ -12,6 +12,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 import attnspec
 from attnspec.backends.decided import block_scores, ranking
 from attnspec.backends.decided.block_scores import Scores
+from attnspec.graphs.patterns import BY_NAME
 from attnspec.runtime.module import CompiledAttention
 
 SIZES = (1, 5, 23)
@@ -165,6 +166,31 @@ def test_what_is_always_read_goes_beyond_the_budget_alone() -> None:
     more = module_of(body.replace("keys = 2", "keys = 7")).pairs(q, k)
     assert more[..., :5].all()
     assert (more.sum(-1) == 7).all()
+
+
+@pytest.mark.parametrize("scope", ["", "causal"])
+@pytest.mark.parametrize(
+    "sizes", [{"size": 4}, {"size": 4, "queries": 3}, {"size": 3, "queries": 7}], ids=str
+)
+@pytest.mark.parametrize("always", [None, "columns(first(5))", "window(before = 9, after = 1)"])
+def test_so_many_blocks_are_forced(always: str | None, sizes: dict[str, int], scope: str) -> None:
+    for n in (1, 5, 24, 41):
+        near = None if always is None else attnspec.parse(f"attention a {{ attend {always} }}")
+        leaf = BY_NAME["topk"](
+            blocks=9, always=None if near is None else near.relation(n), causal=bool(scope), **sizes
+        )
+        shared, size = leaf.shared_by, leaf.block
+        # without others the blocks of the queries themselves are, where later keys are not read
+        graph = always or ("self" if scope else "window(radius = 3) - full")
+        pairs = attnspec.parse(f"attention a {{ attend {graph} }}").mask(n)
+        many = []
+        for first in range(0, n, shared):
+            blocks = {k // size for k in pairs[first : first + shared].any(0).nonzero()[0].tolist()}
+            many.append(sum(b * size < first + shared or not scope for b in blocks))
+        if always is None:
+            assert max(many) <= leaf.forced(n) <= -(-shared // size) + 1
+        else:
+            assert leaf.forced(n) == max(many), n
 
 
 def test_scores_may_be_an_input() -> None:

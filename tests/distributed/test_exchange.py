@@ -115,6 +115,20 @@ def test_pairs_are_counted_where_they_are_computed(seed: int) -> None:
         assert np.allclose(counted, expected)
 
 
+def test_rows_that_are_listed_in_several_goes_are_all_there() -> None:
+    # 2**18 rows are asked for at a time, and a block of queries begins there
+    n, size, ranks = 3 << 17, 1 << 12, 2
+    spec = attnspec.parse(f"attention a {{ attend block(size = {size}, before = 40) }}")
+    partition = partitions.contiguous(n, ranks)
+    found = blocks_between(Stack(spec.program).relation(n), partition)
+    number = np.arange(n) // size
+    first, last = np.maximum(number - 40, 0) * size, (number + 1) * size
+    own = np.arange(n) // (n // ranks) * (n // ranks)
+    inside = np.minimum(last, own + n // ranks) - np.maximum(first, own)
+    pairs = np.diff(found.queries, axis=1) * np.diff(found.keys, axis=1)
+    assert pairs.sum() == (last - first - inside).sum()
+
+
 def test_steps_take_the_longer_of_work_and_travel() -> None:
     there, back = np.array([[0, 8], [4, 0]]), np.array([[0, 2], [6, 0]])
     pairs = Pairs(np.array([3.0, 9.0]), np.array([1.0, 0.0]), np.array([5.0, 1.0]))

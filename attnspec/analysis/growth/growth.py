@@ -7,7 +7,7 @@ known; where they are equal the order is derived, not measured.
 
 from __future__ import annotations
 
-from dataclasses import MISSING, fields
+from dataclasses import fields
 from fractions import Fraction
 from typing import Any
 
@@ -103,7 +103,8 @@ def order_of(leaf: Leaf) -> Scalar | None:
     """How many pairs a pattern says that it has, but for a constant factor."""
     pattern = BY_NAME[leaf.pattern]
     entries = fields(pattern)  # type: ignore[arg-type]
-    sizes: dict[str, Any] = {e.name: e.default for e in entries if e.default is not MISSING}
+    # what has no default is given
+    sizes: dict[str, Any] = {entry.name: entry.default for entry in entries}
     return pattern.order(sizes | dict(leaf.arguments))
 
 

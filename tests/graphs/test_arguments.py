@@ -1,0 +1,58 @@
+"""Which numbers arguments take: what the language promises about each of them."""
+
+from __future__ import annotations
+
+from dataclasses import fields
+
+from attnspec.graphs.patterns import PATTERNS
+from attnspec.ir.mechanisms import MECHANISMS
+from attnspec.ir.parameters import Parameter
+
+FROM_0 = """
+window.radius window.before window.after dilated.radius block.before block.after random.keys
+random_blocks.blocks prefix.length lsh.look sinkhorn.temperature favor.redraw rfa.floor rbf.sigma
+nystrom.iterations nystrom.conv
+"""
+FROM_1 = """
+dilated.step residue.step strided.stride block.size summary.stride summary.cells fixed.stride
+fixed.cells random_blocks.size neighborhood.extents topk.keys topk.blocks topk.size topk.queries
+lsh.rounds lsh.chunk cluster.count sinkhorn.size sinkhorn.iterations sinkhorn.max_blocks
+sinkhorn.cut favor.features rfa.features rbf.features linformer.rank linformer.max_length
+nystrom.landmarks synthesizer.max_length synthesizer.rank mixer.hidden mixer.max_length
+gmlp.max_length
+"""
+SEEDS = "random random_blocks expander lsh cluster favor rfa rbf"
+RANGES: dict[str, tuple[int | None, int | None]] = {
+    **dict.fromkeys(FROM_0.split(), (0, None)),
+    **dict.fromkeys(FROM_1.split(), (1, None)),
+    **dict.fromkeys((f"{name}.seed" for name in SEEDS.split()), (0, 2**64 - 1)),
+    "powers.base": (2, None),
+    "expander.degree": (2, 4096),
+    "lsh.buckets": (2, None),
+    "taylor.order": (1, 2),
+    # a share above 0 and at most 1, and any logit: the pattern says so itself
+    "topk.mass": (None, None),
+    "topk.above": (None, None),
+}
+POSITIONAL = """
+global.tokens rows.tokens columns.tokens neighborhood.extents same.ids prefix.length
+where.predicate where_inputs.predicate chosen.choices lsh.given cluster.labels
+"""
+DECLARED: dict[str, Parameter] = {
+    f"{declaration.name}.{entry.name}": entry.metadata["parameter"]
+    for declaration in (*PATTERNS, *MECHANISMS)
+    for entry in fields(declaration)
+    if not entry.metadata["parameter"].context
+}
+
+
+def test_ranges_are_those_that_are_promised() -> None:
+    numbers = ("integer", "real", "extents", "length")
+    asked = {name: one for name, one in DECLARED.items() if one.kind in numbers}
+    assert {name: (one.least, one.most) for name, one in asked.items()} == RANGES
+    assert [name for name, one in asked.items() if one.odd] == ["neighborhood.extents"]
+    assert [name for name, one in asked.items() if one.even] == ["expander.degree", "lsh.buckets"]
+
+
+def test_one_thing_that_a_pattern_is_about_needs_no_name() -> None:
+    assert {name for name, one in DECLARED.items() if one.positional} == {*POSITIONAL.split()}
