@@ -114,7 +114,7 @@ class Relation:
     """Whether every query, on a grid every cell, reads itself, where no predicate tells it."""
 
     symmetric: ClassVar[bool] = False
-    """Whether (q, k) implies (k, q), where no predicate tells it."""
+    """Whether (q, k) implies (k, q); proofs ask the predicate of a pattern that has one."""
 
     moves_by: ClassVar[int | None] = None
     """How far both ends of a pair may move, where no predicate tells it."""
@@ -275,7 +275,7 @@ class Relation:
 
     def transposed(self) -> Relation | None:
         """The relation of the reversed pairs where a pattern knows it, or None."""
-        return None
+        return self if self.symmetric else None
 
     # --- helpers of the defaults ---------------------------------------------------------------
 
