@@ -104,9 +104,6 @@ class Relation:
     numpy_only: ClassVar[bool] = False
     """Whether `holds` looks numbers up in tables and so takes no tensors."""
 
-    exact_cover: ClassVar[bool] = False
-    """Whether `cover` says SOME only where it must, for tiles of consecutive positions."""
-
     scattered: ClassVar[bool] = False
     """Whether pairs are drawn position by position: only a table tells which tiles they lie in."""
 

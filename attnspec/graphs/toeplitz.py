@@ -18,7 +18,6 @@ class Toeplitz(Relation):
     """A pattern whose mask is a Toeplitz matrix: it is known by its distances q - k."""
 
     anchored: ClassVar = False
-    exact_cover: ClassVar = True
 
     def diagonals(self, n: int) -> Diagonals:
         """The distances of the pairs, as few progressions that share none; one with last < first is

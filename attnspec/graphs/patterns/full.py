@@ -23,7 +23,6 @@ class Full(Relation):
     symmetric: ClassVar = True
     anchored: ClassVar = False
     sides: ClassVar = ""
-    exact_cover: ClassVar = True
 
     def holds(self, q: Elementwise, k: Elementwise, n: int) -> Elementwise:
         return (q == q) & (k == k)

@@ -32,7 +32,6 @@ class Prefix(OfKeys):
     )
 
     name: ClassVar = "prefix"
-    exact_cover: ClassVar = True
 
     def __post_init__(self) -> None:
         given: object = self.length

@@ -71,7 +71,6 @@ class Summary(OfKeys):
     cells: int = argument("integer", "summary positions at the end of each stride", least=1)
 
     name: ClassVar = "summary"
-    exact_cover: ClassVar = True
 
     def holds(self, q: Elementwise, k: Elementwise, n: int) -> Elementwise:
         return (q == q) & (k % self.stride >= self.stride - self.cells)
