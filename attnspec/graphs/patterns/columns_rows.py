@@ -13,54 +13,13 @@ from attnspec.graphs.token_sets import (
     Every,
     First,
     Last,
+    OfKeys,
     Positions,
     TokenComplement,
     TokenSet,
     TokenUnion,
 )
 from attnspec.ir.parameters import argument
-
-
-class OfKeys(Relation):
-    """What the key alone decides: the columns of a set of tokens."""
-
-    sides: ClassVar = "k"
-
-    def keys(self) -> TokenSet:
-        """The keys that every query reads."""
-        raise NotImplementedError
-
-    def progressions(self, q: np.ndarray, n: int) -> Progressions | None:
-        closed = self.keys().progressions(n)
-        if closed is None:
-            return None
-        start, stop, step = closed
-        shape = (len(q), len(start))
-        return np.broadcast_to(start, shape), np.broadcast_to(stop, shape), step
-
-    def rows(self, first: int, last: int, n: int) -> Edges:
-        members = self.keys().members(n)
-        queries = max(0, last - first)
-        return np.repeat(np.arange(first, first + queries), len(members)), np.tile(members, queries)
-
-    def degrees(self, n: int) -> np.ndarray:
-        return np.full(n, self.keys().size(n), np.int64)
-
-    def edges(self, n: int) -> int:
-        return self.keys().size(n) * n
-
-    def listing(self, n: int) -> tuple[np.ndarray | None, np.ndarray | None]:
-        return None, self.keys().members(n)
-
-    def phase(self, q: Tiles, k: Tiles, n: int) -> list[np.ndarray]:
-        return [self.keys().phase(k, n) + 0 * q.start]
-
-    def cover(self, q: Tiles, k: Tiles, n: int) -> np.ndarray:
-        answer = self.keys().cover(k, n)
-        return np.broadcast_to(answer, np.broadcast_shapes(q.start.shape, k.start.shape))
-
-    def transposed(self) -> Relation | None:
-        return Rows(self.keys())
 
 
 @dataclass(frozen=True)
@@ -82,6 +41,9 @@ class Columns(OfKeys):
 
     def keys(self) -> TokenSet:
         return self.tokens
+
+    def transposed(self) -> Relation:
+        return Rows(self.tokens)
 
     @classmethod
     def samples(cls) -> Iterator[Columns]:

@@ -13,9 +13,9 @@ from typing import ClassVar
 
 import numpy as np
 
-from attnspec.graphs.patterns.columns_rows import OfKeys
+from attnspec.graphs.patterns.columns_rows import Rows
 from attnspec.graphs.relation import Elementwise, Relation
-from attnspec.graphs.token_sets import Data, First, TokenSet
+from attnspec.graphs.token_sets import Data, First, OfKeys, TokenSet
 from attnspec.ir.parameters import RelationError, argument
 
 
@@ -52,7 +52,7 @@ class Prefix(OfKeys):
         return (None, None) if isinstance(self.length, Data) else super().listing(n)
 
     def transposed(self) -> Relation | None:
-        return None if isinstance(self.length, Data) else super().transposed()
+        return None if isinstance(self.length, Data) else Rows(self.keys())
 
     @classmethod
     def samples(cls) -> Iterator[Prefix]:
