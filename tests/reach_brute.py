@@ -129,7 +129,7 @@ def small_zoo() -> dict[str, Small]:
         }
         if changed:
             spec = load(path, name=name, **changed)
-        n = spec.stack().fixed_length() or 48
+        n = spec.stack().program.fixed_length or 48
         small = Small(spec, n, sample(spec, n) or None)
         if small.stack.unknown is None and not spec.program.cross:
             found[name] = small

@@ -13,6 +13,12 @@ from attnspec.graphs.relation import EMPTY, FULL, Relation, Tiles
 from attnspec.graphs.token_sets import Data
 from attnspec.layout.tile_layout import StepLayout
 
+EXACT = frozenset(
+    "full self causal window dilated residue strided block summary powers random random_blocks"
+    " expander prefix".split()
+)
+"""The patterns whose cover says SOME only where it must, for tiles of consecutive positions."""
+
 
 def definition(relation: Relation, n: int) -> np.ndarray:
     """The pairs by `holds` on arrays, bool [n, n]."""
@@ -160,7 +166,7 @@ def _cover(relation: Relation, mask: np.ndarray, q: Tiles, k: Tiles) -> Iterator
     full = held == q.count[:, None] * k.count[None, :]
     if (said[held > 0] == EMPTY).any() or (said[~full] == FULL).any():
         yield where
-    elif relation.exact_cover and q.step == k.step == 1:
+    elif relation.name in EXACT and q.step == k.step == 1:
         undecided = (said != FULL) & full | (said != EMPTY) & (held == 0)
         if undecided.any():
             yield f"exactness of {where}"

@@ -116,7 +116,7 @@ def _empty_rows(
 
 def _without_length(stack: Stack, checked: tuple[int, ...]) -> Iterator[Diagnostic]:
     """What is wrong at the longest length, if the spec has none of the lengths at all."""
-    if stack.fixed_length() is None and not stack.lengths(checked):
+    if stack.program.fixed_length is None and not stack.lengths(checked):
         try:
             stack.bound(checked[-1])
         except SpecError as error:

@@ -262,7 +262,7 @@ def _at_length(claim: Claim, stack: Stack, n: int, followed: bool) -> Iterator[D
 
 def _in_doubt(claim: Claim, stack: Stack, looked_at: list[int]) -> Iterator[Diagnostic]:
     """A claim on a spec whose pairs are not all known: what some input shows refutes it."""
-    fixed = stack.fixed_length()
+    fixed = stack.program.fixed_length
     doubt = f"{stack.unknown}"
     for n in claim.at or (lengths_of(claim) if fixed is None else (fixed,)):
         looked_at.append(n)

@@ -5,7 +5,6 @@ from __future__ import annotations
 from functools import cache
 
 from attnspec.elaborate.names import (
-    COORDINATES,
     GRAPH_FUNCTIONS,
     INPUT_KINDS,
     METRICS,
@@ -19,6 +18,7 @@ from attnspec.elaborate.names import (
 )
 from attnspec.grammar.parser import keywords
 from attnspec.grammar.syntax_errors import ITEMS, RESERVED, STATEMENTS
+from attnspec.graphs.grid import AXES
 from attnspec.graphs.patterns import BY_NAME as PATTERNS
 from attnspec.ir.mechanisms import BY_NAME as MECHANISMS
 from attnspec.ir.scalars import FUNCTIONS
@@ -57,7 +57,7 @@ def words() -> dict[str, tuple[str, ...]]:
         "figure": METRICS,
         "scalar": SCALARS,
         "position": POSITIONS,
-        "coordinate": tuple(dict.fromkeys(name for axes in COORDINATES.values() for name in axes)),
+        "coordinate": tuple(dict.fromkeys(name for axes in AXES.values() for name in axes)),
     }
 
 

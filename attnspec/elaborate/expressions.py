@@ -13,7 +13,6 @@ from attnspec.elaborate.hybrids import regrouped
 from attnspec.elaborate.lists import readings
 from attnspec.elaborate.names import (
     ARTICLES,
-    COORDINATES,
     GRAPH_FUNCTIONS,
     POSITIONS,
     SCALARS,
@@ -25,15 +24,15 @@ from attnspec.elaborate.names import (
 )
 from attnspec.elaborate.scope import Failed, Scope, each, meaning
 from attnspec.grammar import nodes
+from attnspec.graphs.grid import AXES
 from attnspec.ir.crossing import QUERIES
 from attnspec.ir.program import Compound, InputRef, Leaf, Mechanism, Term
-from attnspec.ir.scalars import FUNCTIONS, Apply, Scalar, Symbol
+from attnspec.ir.scalars import FUNCTIONS, NEGATED, Apply, Scalar, Symbol
 from attnspec.text.diagnostics import did_you_mean, nearest
 from attnspec.text.source import Span
 
 T = TypeVar("T")
 
-_COMPARISONS = ("==", "!=", "<", "<=", ">", ">=")
 _SETS = ("|", "&", "-", "~")
 _ALONE = {
     "|": "`GRAPH + MECHANISM` has exact weights on the graph's pairs, the mechanism's elsewhere",
@@ -128,7 +127,7 @@ def coordinate(node: nodes.Attribute, scope: Scope) -> Symbol:
             raise Failed
         message = f"`{shown}` needs positions on a grid"
         scope.fail("A208", message, node.span, help="add `sequence grid(H, W)`")
-    names = COORDINATES[len(grid)]
+    names = AXES[len(grid)]
     if node.attribute not in names:
         message = f"a position of this grid has {', '.join(names)}, not `{node.attribute}`"
         scope.fail("A209", message, node.span, help=did_you_mean(node.attribute, names))
@@ -141,7 +140,7 @@ _POSITION = re.compile(r"[A-Za-z]|(q|k|kv)_\w+|\w*(query|key|idx|index|pos)\w*",
 
 def _in_predicates(name: str) -> str | None:
     """What a predicate calls what another language calls otherwise."""
-    if name in COORDINATES[3]:
+    if name in AXES[3]:
         return (
             f"on a grid write `q.{name}` or `k.{name}`; of tokens declare `input {name}: numbers`"
             f" and write `{name}(q)` or `{name}(k)`"
@@ -276,7 +275,7 @@ def _scalar_chain(node: nodes.Chain, values: Sequence[Scalar], scope: Scope) -> 
         terms.typed(value, wanted, first, part.span, scope)
     if first in ("and", "or"):
         return terms.folded(Apply(first, tuple(values)), span, scope)
-    if first in _COMPARISONS:
+    if first in NEGATED:
         pairs = zip(operators, values, values[1:], strict=False)
         links = tuple(terms.folded(Apply(op, (a, b)), span, scope) for op, a, b in pairs)
         return terms.folded(links[0] if len(links) == 1 else Apply("and", links), span, scope)

@@ -16,13 +16,12 @@ from attnspec.ir.program import (
     Tokens,
     TokenTerm,
 )
-from attnspec.ir.scalars import Apply, Scalar, Symbol
+from attnspec.ir.scalars import TRUTHS, Apply, Scalar, Symbol
 
 SCALARS = ("n", "heads", "layers", "head", "layer")
 """The scalars that are available everywhere."""
 
 POSITIONS = ("q", "k")
-COORDINATES: dict[int, tuple[str, ...]] = {2: ("row", "col"), 3: ("time", "row", "col")}
 
 
 def _counts(doc: str, least: int = 0) -> Parameter:
@@ -136,7 +135,6 @@ def kind_of(value: Value) -> Kind:
 
 ScalarType: TypeAlias = Literal["integer", "real", "boolean"]
 
-_TRUTHS = frozenset("== != < <= > >= and or not within one_of".split())
 _COUNTS = frozenset("+ * min max // % isqrt floor ceil abs item".split())
 
 
@@ -151,7 +149,7 @@ def type_of(scalar: Scalar) -> ScalarType:
             return "real"
         case Apply(op, args):
             types = [type_of(arg) for arg in args]
-            if op in _TRUTHS:
+            if op in TRUTHS:
                 return "boolean"
             if op in ("isqrt", "ceil", "floor"):
                 return "integer"

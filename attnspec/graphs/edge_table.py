@@ -198,7 +198,6 @@ class Drawn(Relation):
     """A relation whose edges are drawn position by position."""
 
     numpy_only: ClassVar = True
-    exact_cover: ClassVar = True
     scattered: ClassVar = True
 
     def draw(self, n: int) -> np.ndarray:

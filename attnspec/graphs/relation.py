@@ -104,9 +104,6 @@ class Relation:
     numpy_only: ClassVar[bool] = False
     """Whether `holds` looks numbers up in tables and so takes no tensors."""
 
-    exact_cover: ClassVar[bool] = False
-    """Whether `cover` says SOME only where it must, for tiles of consecutive positions."""
-
     scattered: ClassVar[bool] = False
     """Whether pairs are drawn position by position: only a table tells which tiles they lie in."""
 
@@ -114,7 +111,7 @@ class Relation:
     """Whether every query, on a grid every cell, reads itself, where no predicate tells it."""
 
     symmetric: ClassVar[bool] = False
-    """Whether (q, k) implies (k, q), where no predicate tells it."""
+    """Whether (q, k) implies (k, q); proofs ask the predicate of a pattern that has one."""
 
     moves_by: ClassVar[int | None] = None
     """How far both ends of a pair may move, where no predicate tells it."""
@@ -275,7 +272,7 @@ class Relation:
 
     def transposed(self) -> Relation | None:
         """The relation of the reversed pairs where a pattern knows it, or None."""
-        return None
+        return self if self.symmetric else None
 
     # --- helpers of the defaults ---------------------------------------------------------------
 

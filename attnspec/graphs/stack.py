@@ -153,7 +153,6 @@ class Stack:
                     f" {', '.join(self.declared) or 'none'}" + (f": {hint}" if hint else "")
                 )
         self._bound: dict[int, Bound | TooMuch] = {}
-        self._union: tuple[tuple[int, frozenset[int]], csr_array] | None = None
 
     @property
     def layers(self) -> range:
@@ -317,12 +316,8 @@ class Stack:
 
     def lengths(self, wanted: tuple[int, ...]) -> list[int]:
         """The lengths among those wanted that the spec has; for a fixed grid its own."""
-        fixed = self.fixed_length()
+        fixed = self.program.fixed_length
         return [n for n in (wanted if fixed is None else (fixed,)) if self._exists(n)]
-
-    def fixed_length(self) -> int | None:
-        """The one length of a spec on a grid of constant extents."""
-        return self.program.fixed_length
 
     def _exists(self, n: int) -> bool:
         try:
@@ -424,27 +419,6 @@ class Stack:
         """
         self.require_affordable(n)
         yield from self.bound(n).found
-
-    def layer(self, n: int, layer: int) -> csr_array:
-        """The union of a layer's heads, as int8 so that sums do not wrap."""
-        return self._union_of(n, frozenset(self.bound(n).rows[layer]))
-
-    def union(self, n: int) -> csr_array:
-        """The union of all layers and heads, as int8."""
-        return self._union_of(n, frozenset(range(len(self.bound(n).found))))
-
-    def _union_of(self, n: int, members: frozenset[int]) -> csr_array:
-        if self._union is None or self._union[0] != (n, members):
-            self.require_affordable(n)
-            total = None
-            for index in sorted(members):
-                layer, head, _ = self.bound(n).found[index]
-                part = self.adjacency(n, layer, head).astype(np.int8)
-                total = part if total is None else (total + part).minimum(1)
-            if total is None:
-                raise AttnSpecError("a layer needs a head")
-            self._union = (n, members), total
-        return self._union[1]
 
 
 @contextmanager

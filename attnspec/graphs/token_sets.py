@@ -1,4 +1,5 @@
-"""Token sets: which positions are special. `contains(i, n)` is the definition, elementwise."""
+"""Token sets: which positions are special, `contains(i, n)` being the definition, elementwise; and
+what is known of patterns whose keys are one."""
 
 from __future__ import annotations
 
@@ -6,11 +7,20 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, fields, is_dataclass
 from functools import cached_property, lru_cache
 from itertools import chain
-from typing import TypeAlias
+from typing import ClassVar, TypeAlias
 
 import numpy as np
 
-from attnspec.graphs.relation import EMPTY, FULL, SOME, Elementwise, Tiles
+from attnspec.graphs.relation import (
+    EMPTY,
+    FULL,
+    SOME,
+    Edges,
+    Elementwise,
+    Progressions,
+    Relation,
+    Tiles,
+)
 from attnspec.ir.parameters import RelationError
 from attnspec.ir.scalars import Apply, Scalar, Symbol
 
@@ -403,6 +413,45 @@ def _range_cover(tiles: Tiles, low: int, high: int) -> np.ndarray:
     inside = (tiles.start >= low) & (tiles.last < high)
     outside = (tiles.last < low) | (tiles.start >= high)
     return np.where(inside, FULL, np.where(outside, EMPTY, SOME)).astype(np.uint8)
+
+
+class OfKeys(Relation):
+    """What the key alone decides: the columns of a set of tokens."""
+
+    sides: ClassVar = "k"
+
+    def keys(self) -> TokenSet:
+        """The keys that every query reads."""
+        raise NotImplementedError
+
+    def progressions(self, q: np.ndarray, n: int) -> Progressions | None:
+        closed = self.keys().progressions(n)
+        if closed is None:
+            return None
+        start, stop, step = closed
+        shape = (len(q), len(start))
+        return np.broadcast_to(start, shape), np.broadcast_to(stop, shape), step
+
+    def rows(self, first: int, last: int, n: int) -> Edges:
+        members = self.keys().members(n)
+        queries = max(0, last - first)
+        return np.repeat(np.arange(first, first + queries), len(members)), np.tile(members, queries)
+
+    def degrees(self, n: int) -> np.ndarray:
+        return np.full(n, self.keys().size(n), np.int64)
+
+    def edges(self, n: int) -> int:
+        return self.keys().size(n) * n
+
+    def listing(self, n: int) -> tuple[np.ndarray | None, np.ndarray | None]:
+        return None, self.keys().members(n)
+
+    def phase(self, q: Tiles, k: Tiles, n: int) -> list[np.ndarray]:
+        return [self.keys().phase(k, n) + 0 * q.start]
+
+    def cover(self, q: Tiles, k: Tiles, n: int) -> np.ndarray:
+        answer = self.keys().cover(k, n)
+        return np.broadcast_to(answer, np.broadcast_shapes(q.start.shape, k.start.shape))
 
 
 class StandIn(Data):

@@ -202,6 +202,15 @@ OPERATIONS: dict[str, Callable[..., Value]] = {
 }
 """What an `Apply` may do; the functions of the language are among them by their own names."""
 
+NEGATED = {"<": ">=", "<=": ">", ">": "<=", ">=": "<", "==": "!=", "!=": "=="}
+"""The comparisons, each with the one that holds where it does not."""
+
+TURNED = {">": "<", ">=": "<="}
+"""What these say, with their sides in the other order."""
+
+TRUTHS = frozenset((*NEGATED, "within", "one_of", "and", "or", "not"))
+"""What is true or false."""
+
 FUNCTIONS: dict[str, tuple[int, int | None]] = {
     "isqrt": (1, 1),
     "sqrt": (1, 1),

@@ -92,7 +92,7 @@ def test_each_head_counts_where_a_pattern_knows_its_edges() -> None:
 @of_each_kind
 def test_formulas_of_the_zoo(path: Path, name: str) -> None:
     stack = loaded(path, name).stack()
-    found = edges_formula(stack, stack.fixed_length() or 257)
+    found = edges_formula(stack, stack.program.fixed_length or 257)
     if found.value is None:
         assert found.note
         return

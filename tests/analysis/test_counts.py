@@ -71,7 +71,7 @@ def assert_counts(spec: Spec, n: int, inputs: Inputs | None = None) -> None:
 @of_each_kind
 def test_the_zoo(path: Path, name: str) -> None:
     spec = loaded(path, name)
-    fixed = spec.stack().fixed_length()
+    fixed = spec.stack().program.fixed_length
     tried = 0
     for n in LENGTHS if fixed is None else (fixed,) if fixed <= 1024 else ():
         inputs = sample(spec, n)

@@ -120,7 +120,7 @@ def test_layouts_of_several_queries(name: str) -> None:
 @of_each_kind
 def test_layouts_of_the_zoo(path: Path, name: str) -> None:
     spec = loaded(path, name)
-    fixed = spec.stack().fixed_length()
+    fixed = spec.stack().program.fixed_length
     n = 257 if fixed is None else fixed
     if decided_leaves(spec.program) or has_mechanism(spec.program) or n > 1100:
         pytest.skip("nothing to lay out, or no short sequence")

@@ -305,7 +305,7 @@ def _grown_grids(elaborated: Elaborated, n: int) -> dict[int, int]:
         try:
             sizes = {name: size * quarters // 4 for name, size in extents.items()}
             grown = Stack(elaborated.resized(sizes).program)
-            length = grown.fixed_length()
+            length = grown.program.fixed_length
             if length is None or length in found:
                 break
             if length > (MOST_CELLS if _is_quick(grown, length) else LOOKED_INTO):

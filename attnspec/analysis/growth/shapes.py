@@ -18,7 +18,7 @@ from attnspec.graphs.operators import Complement, Intersection, Shift, Transpose
 from attnspec.graphs.predicates.periods import comparisons, movement
 from attnspec.graphs.relation import Relation
 from attnspec.ir.intervals import bounds
-from attnspec.ir.scalars import Apply, Scalar, is_whole, symbols
+from attnspec.ir.scalars import NEGATED, Apply, Scalar, is_whole, symbols
 
 
 @dataclass(frozen=True)
@@ -98,7 +98,6 @@ def _shape(relation: Relation) -> Shape | None:
 
 
 _LINEAR = frozenset("+ - neg == != < <= > >= and or not within one_of abs min max // % *".split())
-_COMPARED = frozenset(("<", "<=", ">", ">=", "==", "!="))
 
 
 def _predicate(predicate: Scalar) -> Shape | None:
@@ -116,7 +115,7 @@ def _compared(predicate: Scalar) -> Shape | None:
     op, args = predicate.op, predicate.args
     if op in ("within", "one_of") and len(args) > 1:
         pairs = [(args[0], other) for other in args[1:]]
-    elif op in _COMPARED:
+    elif op in NEGATED:
         pairs = [(args[0], args[1])]
     else:
         return None

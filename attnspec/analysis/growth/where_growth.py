@@ -26,11 +26,9 @@ from attnspec.analysis.growth.size_growth import (
 from attnspec.graphs.predicates.predicates import conjuncts, disjuncts
 from attnspec.ir.intervals import bounds
 from attnspec.ir.linear import Combination, K, N, Q, asks_positions, combination, minus
-from attnspec.ir.scalars import Apply, Scalar, ScalarError, Symbol, fold, symbols
+from attnspec.ir.scalars import NEGATED, TURNED, Apply, Scalar, ScalarError, Symbol, fold, symbols
 
 _UNKNOWN = Range(CONSTANT, QUADRATIC)
-_NEGATED = {"<": ">=", "<=": ">", ">": "<=", ">=": "<"}
-_TURNED = {">": "<", ">=": "<="}
 
 
 @dataclass(frozen=True)
@@ -157,8 +155,8 @@ def _facts(part: Scalar) -> list[_Fact] | None:
     if not isinstance(part, Apply):
         return None
     op, args = part.op, part.args
-    if op == "not" and isinstance(args[0], Apply) and args[0].op in _NEGATED:
-        return _facts(Apply(_NEGATED[args[0].op], args[0].args))
+    if op == "not" and isinstance(args[0], Apply) and args[0].op in NEGATED:
+        return _facts(Apply(NEGATED[args[0].op], args[0].args))
     if op == "within":
         ends = Apply("<=", (args[1], args[0])), Apply("<=", (args[0], args[2]))
         return _all([_facts(end) for end in ends])
@@ -168,7 +166,7 @@ def _facts(part: Scalar) -> list[_Fact] | None:
         left, right = args
         if isinstance(left, Apply) and left.op == "%":
             return _remainder(left, op, right)
-        return _facts(Apply(_TURNED[op], (right, left)))
+        return _facts(Apply(TURNED[op], (right, left)))
     if op in ("<", "<=", "=="):
         left, right = args
         if isinstance(left, Apply) and left.op == "%":

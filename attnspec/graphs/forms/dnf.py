@@ -46,7 +46,7 @@ from attnspec.ir.program import (
     TokenCompound,
     Tokens,
 )
-from attnspec.ir.scalars import Apply, Scalar, ScalarError, is_whole
+from attnspec.ir.scalars import NEGATED, Apply, Scalar, ScalarError, is_whole
 
 
 @dataclass(frozen=True)
@@ -196,8 +196,6 @@ def _leaves(term: Term) -> Iterator[Leaf]:
 
 # --- predicates -----------------------------------------------------------------------------------
 
-_NOT = {"<": ">=", "<=": ">", ">": "<=", ">=": "<", "==": "!=", "!=": "=="}
-
 
 def _predicate(predicate: ArgumentValue, place: Place, wanted: bool) -> Form:
     if isinstance(predicate, bool):
@@ -213,8 +211,8 @@ def _predicate(predicate: ArgumentValue, place: Place, wanted: bool) -> Form:
             place_of, first, last = args
             ends = Apply(">=", (place_of, first)), Apply("<=", (place_of, last))
             return _predicate(Apply("and", ends), place, wanted)
-        if op in _NOT:
-            found = _comparison(op if wanted else _NOT[op], args[0], args[1], place)
+        if op in NEGATED:
+            found = _comparison(op if wanted else NEGATED[op], args[0], args[1], place)
             if found is not None:
                 return found
     return _held(Leaf("where", (("predicate", predicate),)), place, wanted)

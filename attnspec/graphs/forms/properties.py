@@ -14,9 +14,7 @@ from attnspec.graphs.predicates.symmetry import (
 )
 from attnspec.ir.linear import combination
 from attnspec.ir.program import Leaf, Term
-from attnspec.ir.scalars import Apply
-
-_TURNED = {">": "<", ">=": "<="}
+from attnspec.ir.scalars import TURNED, Apply
 
 
 def reads_itself(term: Term) -> bool:
@@ -87,8 +85,8 @@ def keeps_order(predicate: object) -> bool:
         some = any if predicate.op == "and" else all
         return some(keeps_order(part) for part in predicate.args)
     op, sides = predicate.op, predicate.args
-    if op in _TURNED:
-        op, sides = _TURNED[op], sides[::-1]
+    if op in TURNED:
+        op, sides = TURNED[op], sides[::-1]
     if op not in ("<", "<=", "=="):
         return False
     # k - q <= 0, or less, however it is written

@@ -95,9 +95,6 @@ class Axial(Relation):
             return Relation.edges(self, n)
         return grid.cells * (sum(grid.extents) - len(grid.extents) + 1)
 
-    def transposed(self) -> Relation:
-        return self
-
     @classmethod
     def samples(cls) -> Iterator[Axial]:
         yield cls((5, 7))

@@ -28,7 +28,6 @@ class Block(Relation):
     after: int = argument("integer", "blocks after the query's own", default=0, least=0)
 
     name: ClassVar = "block"
-    exact_cover: ClassVar = True
 
     def holds(self, q: Elementwise, k: Elementwise, n: int) -> Elementwise:
         offset = q // self.size - k // self.size

@@ -13,6 +13,7 @@ from attnspec.graphs.token_sets import (
     Every,
     First,
     Last,
+    OfKeys,
     Positions,
     TokenComplement,
     TokenSet,
@@ -22,7 +23,7 @@ from attnspec.ir.parameters import argument
 
 
 @dataclass(frozen=True)
-class Columns(Relation):
+class Columns(OfKeys):
     """Columns of a token set: k in T.
 
     Edges: n |T|.
@@ -34,39 +35,12 @@ class Columns(Relation):
     tokens: TokenSet = argument("tokens", "the keys that every query reads", positional=True)
 
     name: ClassVar = "columns"
-    sides: ClassVar = "k"
 
     def holds(self, q: Elementwise, k: Elementwise, n: int) -> Elementwise:
         return self.tokens.contains(k, n) & (q == q)
 
-    def progressions(self, q: np.ndarray, n: int) -> Progressions | None:
-        closed = self.tokens.progressions(n)
-        if closed is None:
-            return None
-        start, stop, step = closed
-        shape = (len(q), len(start))
-        return np.broadcast_to(start, shape), np.broadcast_to(stop, shape), step
-
-    def rows(self, first: int, last: int, n: int) -> Edges:
-        members = self.tokens.members(n)
-        queries = max(0, last - first)
-        return np.repeat(np.arange(first, first + queries), len(members)), np.tile(members, queries)
-
-    def degrees(self, n: int) -> np.ndarray:
-        return np.full(n, self.tokens.size(n), np.int64)
-
-    def edges(self, n: int) -> int:
-        return self.tokens.size(n) * n
-
-    def listing(self, n: int) -> tuple[np.ndarray | None, np.ndarray | None]:
-        return None, self.tokens.members(n)
-
-    def phase(self, q: Tiles, k: Tiles, n: int) -> list[np.ndarray]:
-        return [self.tokens.phase(k, n) + 0 * q.start]
-
-    def cover(self, q: Tiles, k: Tiles, n: int) -> np.ndarray:
-        answer = self.tokens.cover(k, n)
-        return np.broadcast_to(answer, np.broadcast_shapes(q.start.shape, k.start.shape))
+    def keys(self) -> TokenSet:
+        return self.tokens
 
     def transposed(self) -> Relation:
         return Rows(self.tokens)

@@ -16,7 +16,7 @@ import numpy as np
 
 from attnspec.graphs.counter_rng import EXPANDER, Stream, permutation
 from attnspec.graphs.edge_table import Drawn
-from attnspec.graphs.relation import Changing, Relation
+from attnspec.graphs.relation import Changing
 from attnspec.ir.linear import N, product
 from attnspec.ir.parameters import argument, context
 from attnspec.ir.scalars import Scalar
@@ -57,9 +57,6 @@ class Expander(Drawn):
     def typical_degree(self, n: int) -> float:
         # cycles share a pair only now and then
         return float(min(self.degree, max(1, n - 1)))
-
-    def transposed(self) -> Relation:
-        return self
 
     @classmethod
     def order(cls, given: Mapping[str, Scalar]) -> Scalar:

@@ -16,7 +16,7 @@ import numpy as np
 
 from attnspec.graphs.operators import Union
 from attnspec.graphs.patterns.block import Block
-from attnspec.graphs.patterns.summary import Summary, summaries, summary_cover, summary_progressions
+from attnspec.graphs.patterns.summary import StrideEnds, Summary
 from attnspec.graphs.relation import Elementwise, Progressions, Relation, Tiles
 from attnspec.ir.parameters import argument
 
@@ -37,7 +37,7 @@ class Fixed(Relation):
     def progressions(self, q: np.ndarray, n: int) -> Progressions:
         begin = (q // self.stride * self.stride)[:, None]
         end = np.minimum(begin + self.stride, n)
-        first, last, step = summary_progressions(n, self.stride, self.cells)
+        first, last, step = StrideEnds(self.stride, self.cells).progressions(n)
         shape = (len(q), len(first))
         # the summaries before the block and those after it; each is an end of its own stride
         later = np.maximum(first, end + (first - end) % step)
@@ -47,16 +47,16 @@ class Fixed(Relation):
 
     def edges(self, n: int) -> int:
         whole, rest = divmod(n, self.stride)
-        cells = min(self.cells, self.stride)
-        both = whole * self.stride * cells + rest * summaries(rest, self.stride, cells)
-        return Block(self.stride).edges(n) + Summary(self.stride, cells).edges(n) - both
+        ends = StrideEnds(self.stride, self.cells)
+        both = whole * self.stride * ends.size(self.stride) + rest * ends.size(rest)
+        return Block(self.stride).edges(n) + Summary(self.stride, self.cells).edges(n) - both
 
     def parts(self) -> tuple[Relation, ...]:
         return Block(self.stride), Summary(self.stride, self.cells)
 
     def cover(self, q: Tiles, k: Tiles, n: int) -> np.ndarray:
         near = Block(self.stride).cover(q, k, n)
-        return np.asarray(np.maximum(near, summary_cover(k, self.stride, self.cells)))
+        return np.asarray(np.maximum(near, StrideEnds(self.stride, self.cells).cover(k, n)))
 
     def transposed(self) -> Relation:
         return Union((Block(self.stride), Summary(self.stride, self.cells).transposed()))

@@ -20,9 +20,9 @@ class Full(Relation):
     """Every query reads every key."""
 
     name: ClassVar = "full"
+    symmetric: ClassVar = True
     anchored: ClassVar = False
     sides: ClassVar = ""
-    exact_cover: ClassVar = True
 
     def holds(self, q: Elementwise, k: Elementwise, n: int) -> Elementwise:
         return (q == q) & (k == k)
@@ -38,9 +38,6 @@ class Full(Relation):
 
     def cover(self, q: Tiles, k: Tiles, n: int) -> np.ndarray:
         return np.full(np.broadcast_shapes(q.start.shape, k.start.shape), FULL, np.uint8)
-
-    def transposed(self) -> Relation:
-        return self
 
     @classmethod
     def samples(cls) -> Iterator[Full]:

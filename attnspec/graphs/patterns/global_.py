@@ -83,9 +83,6 @@ class Global(Relation):
     def cover(self, q: Tiles, k: Tiles, n: int) -> np.ndarray:
         return np.asarray(np.maximum(self.tokens.cover(q, n), self.tokens.cover(k, n)))
 
-    def transposed(self) -> Relation:
-        return self
-
     @classmethod
     def samples(cls) -> Iterator[Global]:
         marked = np.zeros(512, bool)

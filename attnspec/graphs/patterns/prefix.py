@@ -14,14 +14,13 @@ from typing import ClassVar
 import numpy as np
 
 from attnspec.graphs.patterns.columns_rows import Rows
-from attnspec.graphs.relation import Elementwise, Progressions, Relation, Tiles
-from attnspec.graphs.tile_cover import covered
-from attnspec.graphs.token_sets import Data, First
+from attnspec.graphs.relation import Elementwise, Relation
+from attnspec.graphs.token_sets import Data, First, OfKeys, TokenSet
 from attnspec.ir.parameters import RelationError, argument
 
 
 @dataclass(frozen=True)
-class Prefix(Relation):
+class Prefix(OfKeys):
     """Every query reads the first keys.
 
     `length` is a count, or an input: one number for the closed forms, an array that broadcasts with
@@ -33,8 +32,6 @@ class Prefix(Relation):
     )
 
     name: ClassVar = "prefix"
-    sides: ClassVar = "k"
-    exact_cover: ClassVar = True
 
     def __post_init__(self) -> None:
         given: object = self.length
@@ -47,31 +44,15 @@ class Prefix(Relation):
         length = self.length.values if isinstance(self.length, Data) else self.length
         return (q == q) & (k < length)
 
-    def keys(self, n: int) -> int:
-        """The number of keys read, at most n."""
+    def keys(self) -> TokenSet:
         length = self.length.values if isinstance(self.length, Data) else self.length
-        return min(n, int(np.asarray(length).item()))
-
-    def progressions(self, q: np.ndarray, n: int) -> Progressions:
-        shape = (len(q), 1)
-        return np.zeros(shape, np.int64), np.full(shape, self.keys(n)), 1
-
-    def edges(self, n: int) -> int:
-        return n * self.keys(n)
+        return First(int(np.asarray(length).item()))
 
     def listing(self, n: int) -> tuple[np.ndarray | None, np.ndarray | None]:
-        return None, None if isinstance(self.length, Data) else np.arange(self.keys(n))
-
-    def phase(self, q: Tiles, k: Tiles, n: int) -> list[np.ndarray]:
-        return [k.start + 0 * q.start]
-
-    def cover(self, q: Tiles, k: Tiles, n: int) -> np.ndarray:
-        keys = self.keys(n)
-        answer = covered(k.last < keys, k.start < keys)
-        return np.broadcast_to(answer, np.broadcast_shapes(q.start.shape, k.start.shape))
+        return (None, None) if isinstance(self.length, Data) else super().listing(n)
 
     def transposed(self) -> Relation | None:
-        return None if isinstance(self.length, Data) else Rows(First(self.length))
+        return None if isinstance(self.length, Data) else Rows(self.keys())
 
     @classmethod
     def samples(cls) -> Iterator[Prefix]:

@@ -47,7 +47,6 @@ class RandomBlocks(Relation):
         under_causal=False,
     )
     numpy_only: ClassVar = True
-    exact_cover: ClassVar = True
 
     def __post_init__(self) -> None:
         if not self.per_head:

@@ -63,9 +63,6 @@ class Same(Relation):
         full = (q_least == k_most) & (q_most == k_least)
         return covered(full, (q_least <= k_most) & (k_least <= q_most))
 
-    def transposed(self) -> Relation:
-        return self
-
     def _labels(self, n: int) -> np.ndarray:
         return np.asarray(self.ids.values).reshape(-1)[:n]
 

@@ -10,37 +10,22 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import ClassVar
 
-import numpy as np
-
-from attnspec.graphs.relation import Elementwise, Progressions, Relation, Tiles
-from attnspec.graphs.tile_cover import band_cover, differences
+from attnspec.graphs.relation import Elementwise
+from attnspec.graphs.toeplitz import Diagonals, Toeplitz
 
 
 @dataclass(frozen=True)
-class Self(Relation):
+class Self(Toeplitz):
     """Every query reads its own position."""
 
     name: ClassVar = "self"
-    anchored: ClassVar = False
-    exact_cover: ClassVar = True
+    symmetric: ClassVar = True
 
     def holds(self, q: Elementwise, k: Elementwise, n: int) -> Elementwise:
         return q == k
 
-    def progressions(self, q: np.ndarray, n: int) -> Progressions:
-        return q[:, None], q[:, None] + 1, 1
-
-    def edges(self, n: int) -> int:
-        return n
-
-    def phase(self, q: Tiles, k: Tiles, n: int) -> list[np.ndarray]:
-        return [q.start - k.start]
-
-    def cover(self, q: Tiles, k: Tiles, n: int) -> np.ndarray:
-        return band_cover(differences(q, k), 0, 0)
-
-    def transposed(self) -> Relation:
-        return self
+    def diagonals(self, n: int) -> Diagonals:
+        return ((0, 0, 1),)
 
     @classmethod
     def samples(cls) -> Iterator[Self]:

@@ -10,14 +10,13 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import ClassVar
 
-import numpy as np
-
-from attnspec.graphs.relation import EMPTY, FULL, SOME, Elementwise, Progressions, Relation, Tiles
+from attnspec.graphs.relation import Elementwise, Relation
+from attnspec.graphs.toeplitz import Diagonals, Toeplitz
 from attnspec.ir.parameters import argument
 
 
 @dataclass(frozen=True)
-class Window(Relation):
+class Window(Toeplitz):
     """The keys near the query. Both forms count positions on one side, the query not included."""
 
     radius: int | None = argument("integer", "keys on each side", default=None, least=0)
@@ -25,8 +24,6 @@ class Window(Relation):
     after: int | None = argument("integer", "keys after the query", default=None, least=0)
 
     name: ClassVar = "window"
-    anchored: ClassVar = False
-    exact_cover: ClassVar = True
     signatures: ClassVar = (("radius",), ("before", "after"))
 
     @property
@@ -41,25 +38,9 @@ class Window(Relation):
         before, after = self.reach
         return (q - k <= before) & (k - q <= after)
 
-    def progressions(self, q: np.ndarray, n: int) -> Progressions:
+    def diagonals(self, n: int) -> Diagonals:
         before, after = self.reach
-        return np.maximum(q - before, 0)[:, None], np.minimum(q + after + 1, n)[:, None], 1
-
-    def edges(self, n: int) -> int:
-        before, after = (min(reach, n - 1) for reach in self.reach)
-        if n == 0:
-            return 0
-        return n * (before + after + 1) - (before * (before + 1) + after * (after + 1)) // 2
-
-    def phase(self, q: Tiles, k: Tiles, n: int) -> list[np.ndarray]:
-        return [q.start - k.start]
-
-    def cover(self, q: Tiles, k: Tiles, n: int) -> np.ndarray:
-        before, after = self.reach
-        least, most = q.start - k.last, q.last - k.start
-        full = (most <= before) & (least >= -after)
-        empty = (least > before) | (most < -after)
-        return np.where(full, FULL, np.where(empty, EMPTY, SOME)).astype(np.uint8)
+        return ((-after, before, 1),)
 
     def transposed(self) -> Relation:
         before, after = self.reach

@@ -17,13 +17,12 @@ from typing import TypeAlias
 import numpy as np
 
 from attnspec.ir.intervals import Bounds, bounds
-from attnspec.ir.scalars import Apply, Scalar, Symbol, is_whole
+from attnspec.ir.scalars import NEGATED, Apply, Scalar, Symbol, is_whole
 
 FARTHEST = 1 << 31
 """Further apart than any two positions are."""
 
 _LINEAR = frozenset(("+", "-", "neg", "*", "//"))
-_COMPARED = frozenset(("<", "<=", ">", ">=", "==", "!="))
 
 End: TypeAlias = "Fraction | float"
 """An end of a range: a fraction, or plus or minus infinity."""
@@ -103,7 +102,7 @@ class _Beyond:
             case "one_of" if len(args) > 1:
                 each = tuple(Apply("==", (args[0], arg)) for arg in args[1:])
                 return self.truth(Apply("or", each))
-            case _ if op in _COMPARED and all(map(is_whole, args)):
+            case _ if op in NEGATED and all(map(is_whole, args)):
                 apart = self.sum_of(args[0]) + self.sum_of(args[1]).scaled(Fraction(-1))
                 return _bounds_of(op, [self.range_of(apart), bounds(0, {})])
             case _:

@@ -20,7 +20,16 @@ from attnspec.ir.crossing import QUERIES
 from attnspec.ir.intervals import Bounds, bounds, reach_of
 from attnspec.ir.parameters import RelationError
 from attnspec.ir.program import Term, leaves
-from attnspec.ir.scalars import LARGEST, OPERATIONS, Apply, Scalar, ScalarError, Symbol, symbols
+from attnspec.ir.scalars import (
+    LARGEST,
+    OPERATIONS,
+    TRUTHS,
+    Apply,
+    Scalar,
+    ScalarError,
+    Symbol,
+    symbols,
+)
 
 READ = ("ids", "numbers")
 """Kinds of inputs that a predicate reads."""
@@ -162,14 +171,14 @@ def computed(graph: Term) -> dict[Scalar, tuple[str, ...]]:
 def _computes(scalar: Scalar) -> bool:
     if not isinstance(scalar, Apply) or not reads_inputs(scalar):
         return False
-    return scalar.op not in _COMPARED or any(map(_computes, scalar.args))
+    return scalar.op not in TRUTHS or any(map(_computes, scalar.args))
 
 
 def _computed(scalar: Scalar, ranges: Mapping[str, Bounds], real: Collection[str]) -> float:
     """A bound of the whole numbers that are computed on the way to a scalar's value."""
     if not isinstance(scalar, Apply):
         return 0.0
-    if scalar.op not in _COMPARED and not _in_reals(scalar, real):
+    if scalar.op not in TRUTHS and not _in_reals(scalar, real):
         return reach_of(scalar, ranges)
     return max(0.0, *(_computed(x, ranges, real) for x in scalar.args))
 
@@ -208,12 +217,9 @@ def _in_reals(scalar: Scalar, real: Collection[str]) -> bool:
         case Symbol(name):
             return name.partition("(")[0] in real
         case Apply(op, args):
-            return op not in _COMPARED and (op == "/" or any(_in_reals(x, real) for x in args))
+            return op not in TRUTHS and (op == "/" or any(_in_reals(x, real) for x in args))
         case _:
             return isinstance(scalar, float)
-
-
-_COMPARED = frozenset("== != < <= > >= within one_of and or not".split())
 
 
 # --- values ---------------------------------------------------------------------------------------

@@ -18,7 +18,7 @@ from attnspec.graphs.operators import Complement, Intersection, Union
 from attnspec.graphs.predicates.comparisons import Among, Between
 from attnspec.graphs.relation import Relation
 from attnspec.ir.intervals import bounds
-from attnspec.ir.scalars import Apply, Scalar, ScalarError, fold, is_whole, symbols
+from attnspec.ir.scalars import TURNED, Apply, Scalar, ScalarError, fold, is_whole, symbols
 
 MOST_DISJUNCTS = 12
 """The most parts that a predicate is taken apart into at its `or`."""
@@ -27,7 +27,6 @@ MOST_BANDS = 16
 """The most ranges of a difference that stand for its remainder."""
 
 _EXACT = 2.0**53
-_TURNED = {">=": "<=", ">": "<"}
 
 
 def disjuncts(predicate: Scalar) -> tuple[Scalar, ...]:
@@ -147,7 +146,7 @@ def _parts(predicate: Apply, at: _Sides) -> Relation | None:
                 tuple(at.where(Apply("==", (args[0], each))) for each in args[1:])
             )
         case ">=" | ">":
-            return at.where(Apply(_TURNED[op], (args[1], args[0])))
+            return at.where(Apply(TURNED[op], (args[1], args[0])))
         case "<=" | "<" | "==" if at.exact(predicate):
             return _compared(op, args[0], args[1], at)
         case _:

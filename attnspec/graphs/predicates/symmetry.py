@@ -8,23 +8,16 @@ from __future__ import annotations
 import numpy as np
 
 from attnspec.ir.intervals import bounds
-from attnspec.ir.scalars import Apply, Scalar, ScalarError, Symbol, fold, symbols
+from attnspec.ir.scalars import TURNED, Apply, Scalar, ScalarError, Symbol, fold, symbols
 
 _COMMUTING = frozenset("+ * == != and or min max".split())
-_TURNED = {">": "<", ">=": "<="}
 _COMPARED = frozenset(("<", "<=", ">", ">="))
 _HELD_BY_EQUALS = frozenset(("==", "<=", ">="))
 
 
 def asks_coordinates(predicate: Scalar) -> bool:
     """Whether a predicate asks where on a grid a position is."""
-    match predicate:
-        case Symbol(name):
-            return "." in name
-        case Apply(_, args):
-            return any(asks_coordinates(arg) for arg in args)
-        case _:
-            return False
+    return any("." in name for name in symbols(predicate))
 
 
 def says_the_same_turned(predicate: Scalar) -> bool:
@@ -59,8 +52,8 @@ def _ordered(scalar: Scalar) -> Scalar:
     if not isinstance(scalar, Apply):
         return scalar
     op, args = scalar.op, tuple(_ordered(arg) for arg in scalar.args)
-    if op in _TURNED:
-        op, args = _TURNED[op], args[::-1]
+    if op in TURNED:
+        op, args = TURNED[op], args[::-1]
     if op == "abs":
         args = (_of_either_sign(args[0]),)
     if op == "**" and isinstance(args[1], int) and args[1] % 2 == 0:
