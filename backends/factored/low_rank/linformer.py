@@ -7,28 +7,25 @@ Source: Wang et al. 2020, "Linformer: Self-Attention with Linear Complexity", se
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
-from typing import cast
+from dataclasses import replace
 
 import torch
 from torch.nn import functional
 
 from attnspec.backends.factored.features.sums import State
+from attnspec.backends.factored.low_rank.mechanism_kernel import MechanismKernel
 from attnspec.backends.factored.low_rank.segments import occupied, segment_maxima, segment_means
 from attnspec.backends.factored.low_rank.softmax import attend, repeated, widened, without_padding
 from attnspec.backends.factored.low_rank.thin_products import against, has_wide_vectors, unseen
 from attnspec.ir.mechanisms.linformer import Linformer
-from attnspec.lower.work import Call, Work
+from attnspec.lower.work import Call
 
 POSITIONS = 1024
 """Positions that are projected at once."""
 
 
-@dataclass(frozen=True)
-class LinformerKernel:
+class LinformerKernel(MechanismKernel[Linformer]):
     """Runs `linformer`: learned parts `keys`, and `values` unless they share the one projection."""
-
-    declared: Linformer
 
     def __call__(
         self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, call: Call
@@ -79,11 +76,6 @@ class LinformerKernel:
         keys, values = torch.split(rows, [k.shape[3], v.shape[3]], 3)
         scale = q.shape[3] ** -0.5
         return attend(widened(q), keys, values, scale, dropout_p=call.dropout_p).to(q.dtype)
-
-
-def linformer_kernel(work: Work, heads: tuple[int, ...], device: torch.device) -> LinformerKernel:
-    """Runs `linformer`."""
-    return LinformerKernel(cast(Linformer, work.mechanism))
 
 
 def projected(x: torch.Tensor, by: torch.Tensor) -> torch.Tensor:
