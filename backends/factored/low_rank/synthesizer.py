@@ -47,7 +47,8 @@ class SynthesizerKernel(MechanismKernel[Synthesizer]):
             hidden = perceived(q, learned["hidden"], learned["hidden_bias"])
             # the bias is the product with a hidden unit that is always 1
             rows = torch.cat([hidden, hidden.new_ones(batch, heads, n_q, 1)], 3)
-            columns = torch.cat([learned["weight"], learned["bias"][..., None]], 2)[:, :n_k]
+            weight, bias = (learned[name][:, :n_k] for name in ("weight", "bias"))
+            columns = torch.cat([weight, bias[..., None]], 2)
         else:
             rows = learned["rows"][:, n_k - n_q : n_k].expand(batch, heads, -1, -1)
             columns = learned["columns"][:, :n_k]
