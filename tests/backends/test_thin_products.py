@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from attnspec.backends.factored.low_rank import linformer, softmax, thin_products
+from attnspec.backends.factored.low_rank import softmax, thin_products
 from attnspec.backends.factored.low_rank.linformer import projected
 from attnspec.backends.factored.low_rank.mixing import LONG, fourier
 from attnspec.backends.factored.low_rank.nystrom import along
@@ -143,9 +143,7 @@ def test_what_nothing_differentiates_keeps_no_weights(monkeypatch: pytest.Monkey
 # --- what is computed with them ------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("wide", [False, True])
-def test_projections_some_positions_at_a_time(wide: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(linformer, "has_wide_vectors", lambda: wide)
+def test_projections_of_all_heads_and_of_each() -> None:
     for heads in (1, 3):
         x, by = numbers(2, heads, 2500, 6), numbers(1, 20, 3000)
         meant = by.double()[:, :, :2500] @ x.double()

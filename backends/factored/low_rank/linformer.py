@@ -16,12 +16,8 @@ from attnspec.backends.factored.features.sums import State
 from attnspec.backends.factored.low_rank.mechanism_kernel import MechanismKernel
 from attnspec.backends.factored.low_rank.segments import occupied, segment_maxima, segment_means
 from attnspec.backends.factored.low_rank.softmax import attend, repeated, widened, without_padding
-from attnspec.backends.factored.low_rank.thin_products import against, has_wide_vectors, unseen
 from attnspec.ir.mechanisms.linformer import Linformer
 from attnspec.lower.work import Call
-
-POSITIONS = 1024
-"""Positions that are projected at once."""
 
 
 class LinformerKernel(MechanismKernel[Linformer]):
@@ -80,16 +76,7 @@ class LinformerKernel(MechanismKernel[Linformer]):
 
 def projected(x: torch.Tensor, by: torch.Tensor) -> torch.Tensor:
     """E x [B, H, rank, d] of x [B, H, n, d] and E [H or 1, rank, at least n]."""
-    batch, heads, n, size = x.shape
-    if len(by) > 1 or not (unseen(x, by) and has_wide_vectors()):
-        return by[:, :, :n] @ x
-    # one projection of all heads is one product, of some positions at a time
-    found = by.new_zeros(by.shape[1], batch * heads * size)
-    for low in range(0, n, POSITIONS):
-        part = by[0, :, low : min(low + POSITIONS, n)].contiguous()
-        rows = x[:, :, low : low + POSITIONS].transpose(2, 3)
-        found += against(part, rows.reshape(len(found[0]), -1))
-    return found.view(-1, batch, heads, size).permute(1, 2, 0, 3)
+    return by[:, :, : x.shape[2]] @ x
 
 
 def convolved(x: torch.Tensor, by: torch.Tensor) -> torch.Tensor:
