@@ -17,7 +17,6 @@ from attnspec.backends.factored.low_rank.mechanism_kernel import MechanismKernel
 from attnspec.backends.factored.low_rank.segments import occupied, segment_means
 from attnspec.backends.factored.low_rank.softmax import (
     attend,
-    check_all_queries,
     check_no_dropout,
     repeated,
     widened,
@@ -65,7 +64,11 @@ def nystrom(
     if landmarks >= k.shape[2]:
         mask = None if padding is None else padding[:, None, None]
         return attend(q, k, v, scale, mask=mask)
-    check_all_queries("nystrom", "whose means are its landmarks", q.shape[2], k.shape[2])
+    if q.shape[2] != k.shape[2]:
+        raise ValueError(
+            "`nystrom` needs the queries of all positions, whose means are its landmarks; got"
+            f" {q.shape[2]} of {k.shape[2]}"
+        )
     q_marks, k_marks = _marks(q, k, landmarks, padding)
     inverse = pseudo_inverse(_middle(q_marks, k_marks), iterations)
     keys = None if padding is None else padding[:, None, None]

@@ -91,12 +91,6 @@ def without_padding(x: torch.Tensor, padding: torch.Tensor | None) -> torch.Tens
     return x if padding is None else x.masked_fill(~padding[:, None, :, None], 0.0)
 
 
-def check_all_queries(name: str, why: str, n_q: int, n_k: int) -> None:
-    """Raises ValueError unless every position has its query."""
-    if n_q != n_k:
-        raise ValueError(f"`{name}` needs the queries of all positions, {why}; got {n_q} of {n_k}")
-
-
 def check_no_dropout(name: str, dropout_p: float) -> None:
     """Raises ValueError for a formula without weights to drop."""
     if dropout_p:
