@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Sequence
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import click
 
@@ -74,15 +74,11 @@ def settings(ctx: click.Context, param: click.Parameter, texts: Sequence[str]) -
 _SETTING = {"parameters": "block=32", "inputs": "important=0,5,9"}
 
 
-def _option(*names: str, **attributes: Any) -> Callable[[Command], Command]:
-    return click.option(*names, **attributes)
-
-
 spec_argument = click.argument("spec", metavar="SPEC")
 
 specs_argument = click.argument("specs", metavar="SPEC...", nargs=-1, required=True)
 
-set_option = _option(
+set_option = click.option(
     "--set",
     "parameters",
     metavar="NAME=VALUE",
@@ -91,30 +87,30 @@ set_option = _option(
     help="Set a parameter of the spec, for example --set block=32; repeatable.",
 )
 
-name_option = _option(
+name_option = click.option(
     "--name", metavar="NAME", help="Choose one of several attentions in the file."
 )
 
-json_option = _option(
+json_option = click.option(
     "--json", "as_json", is_flag=True, help="Print one JSON value on standard output, nothing else."
 )
 
-layer_option = _option(
+layer_option = click.option(
     "--layer", metavar="I", default="0", callback=count, help="The layer, from 0."
 )
 
-head_option = _option("--head", metavar="I", callback=count, help="The head, from 0.")
+head_option = click.option("--head", metavar="I", callback=count, help="The head, from 0.")
 
-force_option = _option("--force", is_flag=True, help="Write over a file that is not ours.")
+force_option = click.option("--force", is_flag=True, help="Write over a file that is not ours.")
 
-backend_option = _option(
+backend_option = click.option(
     "--backend",
     metavar="NAME",
     default="auto",
     help="Use this backend or fail with its reason; `attnspec plan` lists them.",
 )
 
-input_option = _option(
+input_option = click.option(
     "--input",
     "inputs",
     metavar="NAME=VALUE",
@@ -128,14 +124,16 @@ input_option = _option(
 def shape_options(heads: int) -> Callable[[Command], Command]:
     """Samples, heads where a spec declares none, and the size of a head."""
     options = (
-        _option("--batch", metavar="B", default="1", callback=positive, help="1 if not given."),
-        _option(
+        click.option(
+            "--batch", metavar="B", default="1", callback=positive, help="1 if not given."
+        ),
+        click.option(
             *("--heads", "heads"),
             metavar="H",
             callback=positive,
             help=f"Heads, where the spec does not say; {heads}.",
         ),
-        _option(
+        click.option(
             "--head-size", metavar="D", default="64", callback=positive, help="64 if not given."
         ),
     )
@@ -150,7 +148,7 @@ def shape_options(heads: int) -> Callable[[Command], Command]:
 
 def length_option(default: int) -> Callable[[Command], Command]:
     """`-n`: how many positions; without it, `default` or the size of the spec's grid."""
-    return _option(
+    return click.option(
         "-n",
         "length",
         metavar="N",
@@ -159,7 +157,7 @@ def length_option(default: int) -> Callable[[Command], Command]:
     )
 
 
-queries_option = _option(
+queries_option = click.option(
     "-m",
     "queries",
     metavar="M",

@@ -721,13 +721,8 @@ def _alone(
     return LayerPlan(numbers, how, why, groups, *links, None if work is None else at_home(work))
 
 
-def heads_of(rank: int, ranks: int, key_heads: int) -> range:
-    """The key heads that a rank computes where heads are dealt out."""
-    return dealt(rank, ranks, key_heads)
-
-
 def dealt(rank: int, ranks: int, count: int) -> range:
-    """Which of so many things are a rank's, where they are dealt out."""
+    """Which of so many things, such as key heads, are a rank's, where they are dealt out."""
     return range(rank * count // ranks, (rank + 1) * count // ranks)
 
 
@@ -789,7 +784,7 @@ def head_links(partition: Partition, t: Tensors) -> Links:
     """The bytes of each link where every rank computes some heads at all positions."""
     ranks = partition.ranks
     lengths = np.array(partition.lengths, np.int64)
-    mine = np.array([len(heads_of(rank, ranks, t.key_heads)) for rank in range(ranks)])
+    mine = np.array([len(dealt(rank, ranks, t.key_heads)) for rank in range(ranks)])
     ratio, unit = t.heads // t.key_heads, t.batch * t.element
     there = mine * (ratio * t.head_dim + t.head_dim + t.value_dim) * unit
     back = mine * ratio * t.value_dim * unit
@@ -799,7 +794,7 @@ def head_links(partition: Partition, t: Tensors) -> Links:
 def head_work(works: Works, drawn: Drawing, t: Tensors, ranks: int) -> np.ndarray | None:
     """The pairs of each rank's heads; of formulas, whose work is not counted in pairs, none."""
     found = np.zeros(ranks)
-    owner = {h: r for r in range(ranks) for h in heads_of(r, ranks, t.key_heads)}
+    owner = {h: r for r in range(ranks) for h in dealt(r, ranks, t.key_heads)}
     for work, heads in works:
         if how_all(work):
             return None

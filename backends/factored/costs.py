@@ -1,9 +1,9 @@
 """What mechanisms hold and move beside q, k, v and the output, on the CPU, forward.
 
 Counted in numbers, by the products of their formulas as `backends.factored.kernels` computes them:
-features by blocks of positions, the weights of few keys by some queries at a time, synthesised
-weights whole. What is held is for all heads of a layer; what is moved counts every intermediate
-result once as written and once as read, for one head.
+features by blocks of positions, synthesised weights whole; softmax with few keys keeps none. What
+is held is for all heads of a layer; what is moved counts every intermediate result once as written
+and once as read, for one head.
 """
 
 from __future__ import annotations
@@ -31,11 +31,10 @@ from attnspec.lower.work import Work, mechanism_of
 BLOCK = 1 << 20
 """Numbers of the features of one block."""
 
-FEW, MANY, ROWS = 256, 1024, 4096
-"""Keys that are few, beside so many queries, whose weights are computed so many at a time."""
 
 FUSED = 1 << 22
-"""Weights from which on attention is fused, and keeps none."""
+"""Weights from which on causal attention is fused, and keeps none; other attention always is, where
+nothing is differentiated."""
 
 
 @dataclass(frozen=True)
@@ -90,25 +89,23 @@ def _features(shape: Shape, declared: MechanismDeclaration) -> int:
 # --- softmax with few keys ------------------------------------------------------------------------
 
 
-def _attending(shape: Shape, few: int, queries: bool) -> int:
-    """Of attention between all positions and a few rows, which are its queries or its keys."""
-    if few <= FEW and shape.n >= MANY:
-        return few * shape.n if queries else 2 * few * min(shape.n, ROWS)
-    pairs = shape.heads * shape.n * few
-    scaled = shape.heads * shape.size * (few if queries else shape.n)
-    return 0 if pairs >= FUSED else 2 * pairs + scaled
-
-
 def _linformer_held(shape: Shape, declared: Linformer) -> int:
-    keys = declared.projected(shape.n)
-    return _attending(shape, keys, False) + 4 * shape.heads * keys * shape.size
+    return 4 * shape.heads * declared.projected(shape.n) * shape.size
 
 
 def _nystrom_held(shape: Shape, declared: Nystrom) -> int:
     marks = min(declared.landmarks, max(1, shape.n))
     few = shape.heads * (4 * marks * shape.size + 6 * marks * marks)
     local = shape.heads * shape.tensor // 2 if declared.conv else 0
-    return few + local + max(_attending(shape, marks, queries) for queries in (True, False))
+    return few + local
+
+
+def _synthesizer_held(shape: Shape, declared: Synthesizer) -> int:
+    fused = not shape.causal or shape.heads * shape.n * shape.n >= FUSED
+    if fused and declared.kind in ("dense", "factorized_random"):
+        # rows, columns and values of one width, and what comes of them
+        return 4 * shape.heads * shape.tensor
+    return shape.heads * _synthesized(shape, declared)
 
 
 def _synthesized(shape: Shape, declared: Synthesizer) -> int:
@@ -129,7 +126,7 @@ _HELD: dict[str, Callable[[Shape, Any], int]] = {
     "efficient": lambda s, _: 2 * s.heads * s.tensor,
     "linformer": _linformer_held,
     "nystrom": _nystrom_held,
-    "synthesizer": lambda s, declared: s.heads * _synthesized(s, declared),
+    "synthesizer": _synthesizer_held,
     "mixer": lambda s, declared: s.heads * (2 * s.tensor + 2 * declared.hidden * s.size),
     "gmlp": lambda s, _: 2 * s.heads * s.tensor,
     "fourier": lambda s, _: 2 * s.heads * s.tensor,

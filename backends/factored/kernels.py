@@ -15,11 +15,11 @@ from attnspec.backends.factored.features.linear import linear_kernel
 from attnspec.backends.factored.features.random_kernels import favor_kernel, rbf_kernel, rfa_kernel
 from attnspec.backends.factored.features.taylor import taylor_kernel
 from attnspec.backends.factored.hybrid.kernel import hybrid_kernel
-from attnspec.backends.factored.low_rank.efficient import efficient_kernel
-from attnspec.backends.factored.low_rank.linformer import linformer_kernel
-from attnspec.backends.factored.low_rank.mixing import fourier_kernel, gmlp_kernel, mixer_kernel
-from attnspec.backends.factored.low_rank.nystrom import nystrom_kernel
-from attnspec.backends.factored.low_rank.synthesizer import synthesizer_kernel
+from attnspec.backends.factored.low_rank.efficient import EfficientKernel
+from attnspec.backends.factored.low_rank.linformer import LinformerKernel
+from attnspec.backends.factored.low_rank.mixing import FourierKernel, GmlpKernel, MixerKernel
+from attnspec.backends.factored.low_rank.nystrom import NystromKernel
+from attnspec.backends.factored.low_rank.synthesizer import SynthesizerKernel
 from attnspec.lower.work import Kernel, Work, mechanism_of
 
 Builder: TypeAlias = Callable[[Work, tuple[int, ...], torch.device], Kernel]
@@ -29,14 +29,14 @@ KERNELS: dict[str, Builder] = {
     "favor": favor_kernel,
     "rfa": rfa_kernel,
     "taylor": taylor_kernel,
-    "efficient": efficient_kernel,
+    "efficient": EfficientKernel,
     "rbf": rbf_kernel,
-    "linformer": linformer_kernel,
-    "nystrom": nystrom_kernel,
-    "fourier": fourier_kernel,
-    "synthesizer": synthesizer_kernel,
-    "mixer": mixer_kernel,
-    "gmlp": gmlp_kernel,
+    "linformer": LinformerKernel,
+    "nystrom": NystromKernel,
+    "fourier": FourierKernel,
+    "synthesizer": SynthesizerKernel,
+    "mixer": MixerKernel,
+    "gmlp": GmlpKernel,
 }
 """What builds the kernel of each mechanism."""
 

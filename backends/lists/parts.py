@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 import torch
@@ -16,7 +16,6 @@ from attnspec.backends.lists.changes import Changes, ScoreChanges
 from attnspec.backends.lists.cover import Covers
 from attnspec.backends.lists.placed import Condition, Conditions, Placed
 from attnspec.backends.lists.products import Product
-from attnspec.graphs.relation import Relation
 from attnspec.lower.work import Call
 
 PART = 1 << 18
@@ -75,10 +74,9 @@ class Part:
         cover = None
         if product.static is not None:
             cover = covers.of(product.static, height)
-            each.append(_static(product.static, self.n_k))
-        for held, relations in ((True, product.others), (False, product.earlier)):
-            for relation in relations:
-                each.append(_by_data(Pairs(relation, self.data, self.n_k), held))
+            each.append(partial(pairs_at, product.static, n=self.n_k))
+        each += [Pairs(relation, self.data, self.n_k).holds for relation in product.others]
+        each += [_without(Pairs(relation, self.data, self.n_k)) for relation in product.earlier]
         if self.data[product.leaf].counted:
             each.append(_counts(self.data[product.leaf]))
         always = bool(product.others or product.earlier)
@@ -127,22 +125,8 @@ def parts_of(q: torch.Tensor, n_k: int, call: Call, products: Sequence[Product])
 
 
 def _counts(choice: Choice) -> Condition:
-    def condition(q: torch.Tensor, k: torch.Tensor) -> torch.Tensor:
-        return choice.counts(q, k).double().log()
-
-    return condition
+    return lambda q, k: choice.counts(q, k).double().log()
 
 
-def _static(relation: Relation, n: int) -> Condition:
-    def condition(q: torch.Tensor, k: torch.Tensor) -> torch.Tensor:
-        return pairs_at(relation, q, k, n)
-
-    return condition
-
-
-def _by_data(pairs: Pairs, wanted: bool) -> Condition:
-    def condition(q: torch.Tensor, k: torch.Tensor) -> torch.Tensor:
-        found = pairs.holds(q, k)
-        return found if wanted else ~found
-
-    return condition
+def _without(pairs: Pairs) -> Condition:
+    return lambda q, k: ~pairs.holds(q, k)

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from itertools import product
 
 from attnspec.graphs.operators import Complement, Intersection, Union
-from attnspec.graphs.relation import DataDependent, Relation
+from attnspec.graphs.relation import DataDependent, Relation, decided_in
 from attnspec.graphs.token_sets import reads_data
 
 MOST = 16
@@ -42,7 +42,7 @@ def parts_of(relation: Relation) -> Parts | None:
     found = _products(relation)
     if found is None:
         return None
-    still = [factors for factors in found if not any(map(_decided, factors))]
+    still = [factors for factors in found if not any(map(decided_in, factors))]
     rest = joined(Union, tuple(filter(None, (joined(Intersection, each) for each in still))))
     products: list[Product] = []
     earlier: list[Relation] = []
@@ -76,32 +76,18 @@ def joined(kind: type[Union | Intersection], terms: tuple[Relation, ...]) -> Rel
     return kind(distinct)
 
 
-def _decided(relation: Relation) -> bool:
-    """Whether a decided graph is among the parts of a relation."""
-    return bool(getattr(relation, "data_dependent", False)) or any(
-        _decided(part) for part in _terms(relation)
-    )
-
-
-def _terms(relation: Relation) -> tuple[Relation, ...]:
-    if isinstance(relation, Union | Intersection):
-        return relation.terms
-    found = getattr(relation, "term", None)
-    return (found,) if isinstance(found, Relation) else ()
-
-
 def _products(relation: Relation) -> list[tuple[Relation, ...]] | None:
     """The relation as a union of products of factors, which are static or decided leaves."""
-    if not _decided(relation) or isinstance(relation, DataDependent):
+    if not decided_in(relation) or isinstance(relation, DataDependent):
         return [(relation,)]
     if not isinstance(relation, Union | Intersection):
         return None
     # terms without a decided graph stay together
-    still = tuple(term for term in relation.terms if not _decided(term))
+    still = tuple(term for term in relation.terms if not decided_in(term))
     together = joined(type(relation), still)
     parts: list[list[tuple[Relation, ...]]] = [] if together is None else [[(together,)]]
     for term in relation.terms:
-        if _decided(term):
+        if decided_in(term):
             found = _products(term)
             if found is None:
                 return None

@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 import torch
 
-from attnspec.backends.factored.low_rank import linformer, thin_products
+from attnspec.backends.factored.low_rank import softmax, thin_products
 from attnspec.backends.factored.low_rank.linformer import projected
 from attnspec.backends.factored.low_rank.mixing import LONG, fourier
 from attnspec.backends.factored.low_rank.nystrom import along
-from attnspec.backends.factored.low_rank.softmax import FEW, MANY, attend, attend_thin, is_thin
+from attnspec.backends.factored.low_rank.softmax import attend
 from attnspec.backends.factored.low_rank.thin_products import against, outer, unseen
 from attnspec.spec import parse
 
@@ -106,43 +106,44 @@ def written_out(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scale: float)
 
 
 @pytest.mark.parametrize(
-    ("rows", "columns"), [(MANY, 1), (MANY + 5, 33), (1, MANY), (FEW, MANY + 1), (9000, FEW)]
+    ("rows", "columns"), [(1024, 1), (1029, 33), (1, 1024), (256, 1025), (9000, 256)]
 )
 def test_few_keys_or_queries_are_attention(rows: int, columns: int) -> None:
     q, k, v = numbers(2, 4, rows, 6), numbers(2, 2, columns, 6), numbers(2, 2, columns, 5)
     q = 3 * q
-    assert is_thin(q, k, v)
     meant = written_out(q, k.repeat_interleave(2, 1), v.repeat_interleave(2, 1), 0.3)
-    assert_near(attend_thin(q, k, v, 0.3), meant)
     assert_near(attend(q, k, v, 0.3), meant)
 
 
 def test_scores_far_from_zero_do_not_overflow() -> None:
-    q, k, v = 100 * numbers(1, 1, MANY, 4), 100 * numbers(1, 1, 8, 4), numbers(1, 1, 8, 4)
+    q, k, v = 100 * numbers(1, 1, 1024, 4), 100 * numbers(1, 1, 8, 4), numbers(1, 1, 8, 4)
     for left, right, values in ((q, k, v), (k, q, q)):
-        found = attend_thin(left, right, values, 1.0)
+        found = attend(left, right, values, 1.0)
         # weights of float32 scores of this size are sharp, their errors are those of the scores
         meant = written_out(left, right, values, 1.0)
         error = 0.05 * meant.abs().max().item()
         torch.testing.assert_close(found.double(), meant, rtol=0, atol=error)
 
 
-def test_what_is_not_thin() -> None:
-    long, short = numbers(1, 1, MANY, 4), numbers(1, 1, 4, 4)
-    assert is_thin(long, short, short)
-    assert not is_thin(long, long, long)
-    assert not is_thin(short, short, short)
-    assert not is_thin(long, short[:, :, :0], short[:, :, :0])
-    assert not is_thin(long.double(), short.double(), short.double())
-    assert not is_thin(long.requires_grad_(), short, short)
+def test_what_nothing_differentiates_keeps_no_weights(monkeypatch: pytest.MonkeyPatch) -> None:
+    def unwanted(*given: object) -> torch.Tensor:
+        raise AssertionError("weights were made")
+
+    q, k = numbers(1, 2, 5, 4), numbers(1, 2, 3, 4)
+    meant = written_out(q, k, k, 0.3)
+    for double in (False, True):
+        kind = torch.float64 if double else torch.float32
+        seen = attend(q.to(kind).clone().requires_grad_(), k.to(kind), k.to(kind), 0.3)
+        assert_near(seen, meant)
+    assert not attend(q, k[:, :, :0], k[:, :, :0], 0.3).any()
+    monkeypatch.setattr(softmax, "weigh", unwanted)
+    assert_near(attend(q, k, k, 0.3), meant)
 
 
 # --- what is computed with them ------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("wide", [False, True])
-def test_projections_some_positions_at_a_time(wide: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(linformer, "has_wide_vectors", lambda: wide)
+def test_projections_of_all_heads_and_of_each() -> None:
     for heads in (1, 3):
         x, by = numbers(2, heads, 2500, 6), numbers(1, 20, 3000)
         meant = by.double()[:, :, :2500] @ x.double()

@@ -15,7 +15,7 @@ from attnspec.backends.common.torch_modes import apart
 from attnspec.backends.decided.choice import Choice
 from attnspec.backends.planner import choose
 from attnspec.distributed.partitions import Partition
-from attnspec.distributed.planning import heads_of
+from attnspec.distributed.planning import dealt
 from attnspec.distributed.ranks.collectives import Mesh, anchor, tied, travel, unpacked
 from attnspec.distributed.ranks.regions import Partial, Parts
 from attnspec.graphs.relation import DataDependent
@@ -99,7 +99,7 @@ class HeadsHere:
 
     def mine(self, rank: int) -> tuple[int, int, int, int]:
         """The first query head of a rank and how many, the first key head and how many."""
-        keys, ratio = heads_of(rank, self.partition.ranks, len(self.some.keys)), self.some.ratio
+        keys, ratio = dealt(rank, self.partition.ranks, len(self.some.keys)), self.some.ratio
         return keys.start * ratio, len(keys) * ratio, keys.start, len(keys)
 
     def _built(self) -> tuple[list[Group], list[tuple[Work, tuple[int, ...]]]]:

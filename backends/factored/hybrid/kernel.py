@@ -14,8 +14,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from typing import TypeAlias
+from dataclasses import replace
+from functools import cached_property
+from typing import Any, TypeAlias
 
 import torch
 
@@ -51,26 +52,79 @@ Parts: TypeAlias = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
 """q, k and v."""
 
 
-@dataclass(frozen=True, eq=False)
-class Merging:
-    """What is kept of a forward pass besides its output [B, K, R, n_q, d_v]: the sums of all
-    weights `total` [B, K, R, n_q] in the frames `top`, the frames of the kernel's sums, and of each
-    share the states before its spans and the rows that were computed pair by pair."""
+class Beside:
+    """A graph and the features of a kernel under one denominator.
 
-    out: torch.Tensor
-    total: torch.Tensor
-    top: torch.Tensor
-    frames: torch.Tensor
-    shares: list[tuple[list[State], torch.Tensor]]
-
-
-class HybridKernel:
-    """Runs a graph and the features of a kernel under one denominator."""
+    One that merges both where nothing else looks on has a `forward` of q [B, H, n_q, d], k
+    [B, K, n_k, d], v [B, K, n_k, d_v] and a call, which returns the output [B, K, R, n_q, d_v] with
+    other tensors and whatever else is kept, and a `backward` from the gradient of that output, q, k
+    and v, those tensors, what else was kept, and the call to the gradients of q, k and v, and of
+    tables by their names.
+    """
 
     def __init__(
         self, work: Work, heads: tuple[int, ...], kernel: FeatureKernel, device: torch.device
     ) -> None:
         self.work, self.heads, self.kernel, self.device = work, heads, kernel, device
+
+    @cached_property
+    def formula(self) -> HybridFormula:
+        """The same in differentiable operations."""
+        # it is kept, so the modes of this call must not reach it
+        return apart(lambda: HybridFormula(self.work, self.heads, self.kernel, self.device))
+
+    def partial(
+        self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, call: Call
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """The output and the logarithms [B, H, n_q] of its denominators."""
+        return self.formula.partial(q, k, v, call)
+
+    def merged(self, parts: Parts, call: Call) -> torch.Tensor:
+        """The output [B, K, R, n_q, d_v] by `forward` and `backward`, with the formula for
+        derivatives of derivatives."""
+        # what is learned asks for gradients in the type in which it is read
+        kind = torch.promote_types(parts[0].dtype, torch.float32)
+        tables = {name: x.to(kind) for name, x in call.tables.items()}
+        given = *parts, *tables.values()
+        if torch.is_grad_enabled() and any(x.requires_grad for x in given):
+            bare = replace(call, tables={})
+            out: torch.Tensor = _Merging.apply(self, bare, tuple(tables), *given)  # type: ignore[no-untyped-call]
+            return out
+        found, _ = self.forward(*parts, replace(call, tables=tables))
+        return found[0]
+
+    def forward(
+        self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, call: Call
+    ) -> tuple[Sequence[torch.Tensor], Any]:
+        raise NotImplementedError
+
+    def backward(
+        self,
+        grad: torch.Tensor,
+        parts: Parts,
+        found: Sequence[torch.Tensor],
+        rest: Any,
+        call: Call,
+    ) -> tuple[list[torch.Tensor], dict[str, torch.Tensor]]:
+        raise NotImplementedError
+
+    def streamed(self, keeper: Keeper) -> HybridStream:
+        """What goes on with it from a state."""
+        return HybridStream(self.work, self.kernel, keeper)
+
+
+Kept: TypeAlias = "list[tuple[list[State], torch.Tensor]]"
+"""Of each share the states before its spans and the rows that were computed pair by pair."""
+
+
+class HybridKernel(Beside):
+    """Runs both on the CPU. Kept besides the output are the sums of all weights [B, K, R, n_q],
+    their frames, and the frames of the kernel's sums."""
+
+    def __init__(
+        self, work: Work, heads: tuple[int, ...], kernel: FeatureKernel, device: torch.device
+    ) -> None:
+        super().__init__(work, heads, kernel, device)
         self.quotient = shared_quotient(kernel)
         graph = graph_of(work)
         self.changes = ScoreChanges(graph, heads) if graph.changes else None
@@ -84,17 +138,6 @@ class HybridKernel:
         # weights of either sign cancel in the definition, too: its noise goes with the root of n
         self.most = max(1.0, math.sqrt(work.n_k / LIKE_ONE)) if self.quotient.signed else 1.0
         self.plain = Formula(graph, heads, device)
-        self._formula: HybridFormula | None = None
-
-    @property
-    def formula(self) -> HybridFormula:
-        """The same in differentiable operations."""
-        if self._formula is None:
-            # it is kept, so the modes of this call must not reach it
-            self._formula = apart(
-                lambda: HybridFormula(self.work, self.heads, self.kernel, self.device)
-            )
-        return self._formula
 
     def __call__(
         self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, call: Call
@@ -103,25 +146,14 @@ class HybridKernel:
         if not (q.is_cpu and q.shape[-1] and v.shape[-1]) or is_transformed():
             return self.formula(q, k, v, call)
         kind = torch.promote_types(q.dtype, torch.float32)
-        tables = {name: table.to(kind) for name, table in call.tables.items()}
-        parts = q.to(kind), k.to(kind), v.to(kind)
-        if torch.is_grad_enabled() and any(x.requires_grad for x in (*parts, *tables.values())):
-            bare = replace(call, tables={})
-            out: torch.Tensor = _Hybrid.apply(self, bare, tuple(tables), *parts, *tables.values())  # type: ignore[no-untyped-call]
-        else:
-            out = self.forward(*parts, replace(call, tables=tables)).out
+        out = self.merged((q.to(kind), k.to(kind), v.to(kind)), call)
         return out.to(q.dtype).reshape(*q.shape[:3], v.shape[-1])
-
-    def partial(
-        self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, call: Call
-    ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """The output and the logarithms [B, H, n_q] of its denominators."""
-        return self.formula.partial(q, k, v, call)
 
     # --- forward -------------------------------------------------------------------------------
 
-    def forward(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, call: Call) -> Merging:
-        """The output of q [B, H, n_q, d], k [B, K, n_k, d] and v [B, K, n_k, d_v]."""
+    def forward(
+        self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, call: Call
+    ) -> tuple[Sequence[torch.Tensor], Kept]:
         given = self.kernel.given(q, k, v, call)
         shape, size = given.q.shape[:-1], v.shape[-1]
         exact, tables = self._exact(q, k, v), self._tables(call)
@@ -141,7 +173,7 @@ class HybridKernel:
                 found[1][:, :, :, at] = math.inf
             return states, at
 
-        return Merging(out, total, top, frames, [part(share) for share in self._shares(given)])
+        return (out, total, top, frames), [part(share) for share in self._shares(given)]
 
     def _merge(
         self, given: Given, found: Sequence[torch.Tensor]
@@ -204,28 +236,31 @@ class HybridKernel:
     # --- backward ------------------------------------------------------------------------------
 
     def backward(
-        self, grad: torch.Tensor, parts: Parts, kept: Merging, call: Call
+        self,
+        grad: torch.Tensor,
+        parts: Parts,
+        found: Sequence[torch.Tensor],
+        rest: Kept,
+        call: Call,
     ) -> tuple[list[torch.Tensor], dict[str, torch.Tensor]]:
-        """The gradients of q, k and v, and of tables by their names, where `grad` is that of the
-        output."""
-        given, out = self.kernel.given(*parts, call), kept.out
+        given, (out, total, top, frames) = self.kernel.given(*parts, call), found
         # rows pair by pair, and those of no weight, have no share of what goes through the sums
-        left_out = kept.top == math.inf
-        divisor = self.quotient.divisor(kept.total, kept.top).masked_fill(left_out, 1.0)
-        lse = kept.top + torch.log(divisor.abs())
+        left_out = top == math.inf
+        divisor = self.quotient.divisor(total, top).masked_fill(left_out, 1.0)
+        lse = top + torch.log(divisor.abs())
         every, grad = grad, in_rows(grad.masked_fill(left_out[..., None], 0.0))
-        free = left_out | (divisor == kept.total)
+        free = left_out | (divisor == total)
         if not bool((free & (divisor > 0)).all()):
             # some sums are negative, or so near to 0 that a constant stands for them
             grad, out = grad * torch.sign(divisor)[..., None], out * free[..., None]
         into, shares_of = given.gradients(), self._shares(given)
 
         def part(number: int) -> tuple[Tables, Tables]:
-            share, (states, at) = shares_of[number], kept.shares[number]
-            found = [x[share] for x in (out, lse, grad, kept.frames)]
+            share, (states, at) = shares_of[number], rest[number]
+            its = [x[share] for x in (out, lse, grad, frames)]
             mine, target = given.part(share), into.part(share)
             target = replace(target, tables=_zeros(target.tables))
-            self._differentiate(mine, target, found, states)
+            self._differentiate(mine, target, its, states)
             if not len(at):
                 return target.tables, {}
             formula, changed = self._changes(given, share, call)
@@ -235,10 +270,10 @@ class HybridKernel:
             return target.tables, of_changes
 
         of_changes = _zeros(self._tables(call))
-        for share, found in zip(shares_of, map(part, range(len(shares_of))), strict=True):
-            for name, total in into.part(share).tables.items():
-                total.add_(found[0][name])
-            for name, changed in found[1].items():
+        for share, learned in zip(shares_of, map(part, range(len(shares_of))), strict=True):
+            for name, table in into.part(share).tables.items():
+                table.add_(learned[0][name])
+            for name, changed in learned[1].items():
                 of_changes[name][list(_query_heads(given, share))] += changed
         grads, of_tables = self._with_exact((grad, out, lse), parts, into, call)
         for name, changed in of_changes.items():
@@ -285,30 +320,26 @@ class HybridKernel:
         ]
         return grads, {**into.tables, **dict(zip(tables, of_tables[3:], strict=True))}
 
-    def streamed(self, keeper: Keeper) -> HybridStream:
-        """What goes on with it from a state."""
-        return HybridStream(self.work, self.kernel, keeper)
 
-
-class _Hybrid(torch.autograd.Function):
+class _Merging(torch.autograd.Function):
     """The merged computation, and its formula for derivatives of the derivative."""
 
     @staticmethod
     def forward(ctx, kernel, call, names, *parts):  # type: ignore[no-untyped-def]
         q, k, v, *tables = parts
-        found = kernel.forward(q, k, v, replace(call, tables=dict(zip(names, tables, strict=True))))
-        ctx.kernel, ctx.call, ctx.names, ctx.shares = kernel, call, names, found.shares
-        ctx.save_for_backward(*parts, found.out, found.total, found.top, found.frames)
-        return found.out
+        whole = replace(call, tables=dict(zip(names, tables, strict=True)))
+        found, ctx.rest = kernel.forward(q, k, v, whole)
+        ctx.kernel, ctx.call, ctx.names = kernel, call, names
+        ctx.save_for_backward(*parts, *found)
+        return found[0]
 
     @staticmethod
     def backward(ctx, grad):  # type: ignore[no-untyped-def]
-        *parts, out, total, top, frames = ctx.saved_tensors
-        q, k, v, *tables = parts
-        call = replace(ctx.call, tables=dict(zip(ctx.names, tables, strict=True)))
+        count = 3 + len(ctx.names)
+        parts, found = ctx.saved_tensors[:count], ctx.saved_tensors[count:]
+        call = replace(ctx.call, tables=dict(zip(ctx.names, parts[3:], strict=True)))
         if not torch.is_grad_enabled():
-            kept = Merging(out, total, top, frames, ctx.shares)
-            grads, of_tables = ctx.kernel.backward(grad, (q, k, v), kept, call)
+            grads, of_tables = ctx.kernel.backward(grad, parts[:3], found, ctx.rest, call)
             return None, None, None, *grads, *(of_tables[name] for name in ctx.names)
 
         def formula(q, k, v, *tables):  # type: ignore[no-untyped-def]

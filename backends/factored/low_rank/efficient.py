@@ -5,21 +5,16 @@ Source: Shen et al. 2021, "Efficient Attention: Attention with Linear Complexiti
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import cast
-
 import torch
 
+from attnspec.backends.factored.low_rank.mechanism_kernel import MechanismKernel
 from attnspec.backends.factored.low_rank.softmax import check_no_dropout, widened, without_padding
 from attnspec.ir.mechanisms.efficient import Efficient
-from attnspec.lower.work import Call, Work
+from attnspec.lower.work import Call
 
 
-@dataclass(frozen=True)
-class EfficientKernel:
+class EfficientKernel(MechanismKernel[Efficient]):
     """Runs `efficient`; padding is no key, and no position that is counted."""
-
-    scaling: bool
 
     def __call__(
         self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, call: Call
@@ -29,7 +24,7 @@ class EfficientKernel:
         q, k, v = widened(q), widened(k), without_padding(widened(v), padding)
         batch, heads, rows, size = q.shape
         keys = k.shape[1]
-        if self.scaling:
+        if self.declared.normalize == "scaling":
             count = k.new_tensor(k.shape[2]) if padding is None else padding.sum(-1)
             # all queries of a batch of padding alone read nothing
             k = k / count.clamp(min=1).to(k.dtype).view(-1, 1, 1, 1)
@@ -42,8 +37,3 @@ class EfficientKernel:
         context = k.transpose(-1, -2) @ v
         out = q.reshape(batch, keys, heads // keys * rows, size) @ context
         return out.view(batch, heads, rows, v.shape[-1]).to(kept)
-
-
-def efficient_kernel(work: Work, heads: tuple[int, ...], device: torch.device) -> EfficientKernel:
-    """Runs `efficient`."""
-    return EfficientKernel(cast(Efficient, work.mechanism).normalize == "scaling")

@@ -7,28 +7,21 @@ Source: Wang et al. 2020, "Linformer: Self-Attention with Linear Complexity", se
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
-from typing import cast
+from dataclasses import replace
 
 import torch
 from torch.nn import functional
 
 from attnspec.backends.factored.features.sums import State
+from attnspec.backends.factored.low_rank.mechanism_kernel import MechanismKernel
 from attnspec.backends.factored.low_rank.segments import occupied, segment_maxima, segment_means
 from attnspec.backends.factored.low_rank.softmax import attend, repeated, widened, without_padding
-from attnspec.backends.factored.low_rank.thin_products import against, has_wide_vectors, unseen
 from attnspec.ir.mechanisms.linformer import Linformer
-from attnspec.lower.work import Call, Work
-
-POSITIONS = 1024
-"""Positions that are projected at once."""
+from attnspec.lower.work import Call
 
 
-@dataclass(frozen=True)
-class LinformerKernel:
+class LinformerKernel(MechanismKernel[Linformer]):
     """Runs `linformer`: learned parts `keys`, and `values` unless they share the one projection."""
-
-    declared: Linformer
 
     def __call__(
         self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, call: Call
@@ -81,23 +74,9 @@ class LinformerKernel:
         return attend(widened(q), keys, values, scale, dropout_p=call.dropout_p).to(q.dtype)
 
 
-def linformer_kernel(work: Work, heads: tuple[int, ...], device: torch.device) -> LinformerKernel:
-    """Runs `linformer`."""
-    return LinformerKernel(cast(Linformer, work.mechanism))
-
-
 def projected(x: torch.Tensor, by: torch.Tensor) -> torch.Tensor:
     """E x [B, H, rank, d] of x [B, H, n, d] and E [H or 1, rank, at least n]."""
-    batch, heads, n, size = x.shape
-    if len(by) > 1 or not (unseen(x, by) and has_wide_vectors()):
-        return by[:, :, :n] @ x
-    # one projection of all heads is one product, of some positions at a time
-    found = by.new_zeros(by.shape[1], batch * heads * size)
-    for low in range(0, n, POSITIONS):
-        part = by[0, :, low : min(low + POSITIONS, n)].contiguous()
-        rows = x[:, :, low : low + POSITIONS].transpose(2, 3)
-        found += against(part, rows.reshape(len(found[0]), -1))
-    return found.view(-1, batch, heads, size).permute(1, 2, 0, 3)
+    return by[:, :, : x.shape[2]] @ x
 
 
 def convolved(x: torch.Tensor, by: torch.Tensor) -> torch.Tensor:

@@ -9,12 +9,11 @@ Liu et al. 2021, "Pay Attention to MLPs", section 2.1.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import cast
 
 import torch
 from torch.nn import functional
 
+from attnspec.backends.factored.low_rank.mechanism_kernel import MechanismKernel
 from attnspec.backends.factored.low_rank.softmax import (
     check_no_dropout,
     repeated,
@@ -22,16 +21,16 @@ from attnspec.backends.factored.low_rank.softmax import (
     without_padding,
 )
 from attnspec.backends.factored.low_rank.thin_products import unseen
+from attnspec.ir.mechanisms.fourier import Fourier
 from attnspec.ir.mechanisms.gmlp import Gmlp
 from attnspec.ir.mechanisms.mixer import Mixer
-from attnspec.lower.work import Call, Work
+from attnspec.lower.work import Call
 
 LONG = 1 << 13
 """Positions from which on transforms along them are taken channel by channel."""
 
 
-@dataclass(frozen=True)
-class FourierKernel:
+class FourierKernel(MechanismKernel[Fourier]):
     """Runs `fourier`."""
 
     def __call__(
@@ -67,12 +66,9 @@ def _by_channels(x: torch.Tensor, out: torch.Tensor) -> None:
     out[1:, len(half) :] = rest[:, 1:].flip(1).T
 
 
-@dataclass(frozen=True)
-class MixerKernel:
+class MixerKernel(MechanismKernel[Mixer]):
     """Runs `mixer`: learned parts `gain` and `shift` of the norm, `inner`, `inner_bias`, `outer`
     and `outer_bias` of the network along the positions."""
-
-    declared: Mixer
 
     def __call__(
         self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, call: Call
@@ -88,12 +84,8 @@ class MixerKernel:
         return out[:, :, -q.shape[2] :].to(q.dtype)
 
 
-@dataclass(frozen=True)
-class GmlpKernel:
+class GmlpKernel(MechanismKernel[Gmlp]):
     """Runs `gmlp`: learned parts `gain`, `shift` of the norm, `weight`, `bias` of the gate."""
-
-    declared: Gmlp
-    causal: bool
 
     def __call__(
         self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, call: Call
@@ -113,21 +105,6 @@ class GmlpKernel:
             weight = weight.tril(n - n_q)
         gate = weight @ x + learned["bias"][:, n - n_q : n, None]
         return (widened(q) * gate).to(q.dtype)
-
-
-def fourier_kernel(work: Work, heads: tuple[int, ...], device: torch.device) -> FourierKernel:
-    """Runs `fourier`."""
-    return FourierKernel()
-
-
-def mixer_kernel(work: Work, heads: tuple[int, ...], device: torch.device) -> MixerKernel:
-    """Runs `mixer`."""
-    return MixerKernel(cast(Mixer, work.mechanism))
-
-
-def gmlp_kernel(work: Work, heads: tuple[int, ...], device: torch.device) -> GmlpKernel:
-    """Runs `gmlp`."""
-    return GmlpKernel(cast(Gmlp, work.mechanism), work.causal)
 
 
 def normalised(x: torch.Tensor, learned: Mapping[str, torch.Tensor]) -> torch.Tensor:

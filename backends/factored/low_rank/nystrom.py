@@ -9,17 +9,14 @@ Source: Xiong et al. 2021, "Nystroemformer", section 3; equation 16 with the seg
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import cast
-
 import torch
 from torch.nn import functional
 
 from attnspec.backends.common.score_formula import weigh
+from attnspec.backends.factored.low_rank.mechanism_kernel import MechanismKernel
 from attnspec.backends.factored.low_rank.segments import occupied, segment_means
 from attnspec.backends.factored.low_rank.softmax import (
     attend,
-    check_all_queries,
     check_no_dropout,
     repeated,
     widened,
@@ -27,17 +24,14 @@ from attnspec.backends.factored.low_rank.softmax import (
 )
 from attnspec.backends.factored.low_rank.thin_products import unseen
 from attnspec.ir.mechanisms.nystrom import Nystrom
-from attnspec.lower.work import Call, Work
+from attnspec.lower.work import Call
 
 ROWS = 64
 """Outputs of the convolution that are one product."""
 
 
-@dataclass(frozen=True)
-class NystromKernel:
+class NystromKernel(MechanismKernel[Nystrom]):
     """Runs `nystrom`; learned part `kernel` [width] where it has a convolution."""
-
-    declared: Nystrom
 
     def __call__(
         self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, call: Call
@@ -51,11 +45,6 @@ class NystromKernel:
             values = repeated(without_padding(v, call.padding), q.shape[1])
             out = _with_convolution(out, values, weights)
         return out.to(kept)
-
-
-def nystrom_kernel(work: Work, heads: tuple[int, ...], device: torch.device) -> NystromKernel:
-    """Runs `nystrom`."""
-    return NystromKernel(cast(Nystrom, work.mechanism))
 
 
 def nystrom(
@@ -75,7 +64,11 @@ def nystrom(
     if landmarks >= k.shape[2]:
         mask = None if padding is None else padding[:, None, None]
         return attend(q, k, v, scale, mask=mask)
-    check_all_queries("nystrom", "whose means are its landmarks", q.shape[2], k.shape[2])
+    if q.shape[2] != k.shape[2]:
+        raise ValueError(
+            "`nystrom` needs the queries of all positions, whose means are its landmarks; got"
+            f" {q.shape[2]} of {k.shape[2]}"
+        )
     q_marks, k_marks = _marks(q, k, landmarks, padding)
     inverse = pseudo_inverse(_middle(q_marks, k_marks), iterations)
     keys = None if padding is None else padding[:, None, None]

@@ -1,8 +1,8 @@
 """Softmax attention between any rows: what factorised attention is put together from.
 
 Queries and keys need not be tokens here: a projected key, a landmark or a synthesised row serves as
-well. Large products go through torch's fused attention, which keeps no weights; small ones, and
-those under torch.func, through plain operations that differentiate to any order.
+well. Large products, and those that nothing differentiates, go through torch's fused attention,
+which keeps no weights; others through plain operations that differentiate to any order.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from torch.nn import functional
 
 from attnspec.backends.common.score_formula import HALF, weigh
 from attnspec.backends.common.torch_modes import is_transformed
-from attnspec.backends.factored.low_rank.thin_products import against, outer, unseen
+from attnspec.backends.factored.low_rank.thin_products import unseen
 
 LARGE = 1 << 22
 """Weights from which on attention is fused."""
@@ -40,9 +40,9 @@ def attend(
     if causal and not even:
         earlier = lower_triangle(rows, columns, q.device)
         mask = earlier if mask is None else mask & earlier
-    if mask is None and not causal and not dropout_p and is_thin(q, k, v):
-        return attend_thin(q, k, v, scale)
-    if batch * heads * rows * columns >= LARGE and not is_transformed():
+    large = batch * heads * rows * columns >= LARGE and not is_transformed()
+    plain = mask is None and not causal and not dropout_p and q.is_cpu
+    if large or (plain and q.numel() and k.numel() and v.numel() and unseen(q, k, v)):
         # the fused kernel knows one head size; zeros change no score, and their outputs are cut off
         wide = max(size, out_size)
         out = functional.scaled_dot_product_attention(
@@ -91,67 +91,7 @@ def without_padding(x: torch.Tensor, padding: torch.Tensor | None) -> torch.Tens
     return x if padding is None else x.masked_fill(~padding[:, None, :, None], 0.0)
 
 
-def check_all_queries(name: str, why: str, n_q: int, n_k: int) -> None:
-    """Raises ValueError unless every position has its query."""
-    if n_q != n_k:
-        raise ValueError(f"`{name}` needs the queries of all positions, {why}; got {n_q} of {n_k}")
-
-
 def check_no_dropout(name: str, dropout_p: float) -> None:
     """Raises ValueError for a formula without weights to drop."""
     if dropout_p:
         raise ValueError(f"`{name}` has no weights to drop: dropout_p must be 0, got {dropout_p}")
-
-
-FEW = 256
-"""Keys or queries that are few."""
-
-MANY = 1024
-"""How many there are of the other side at least."""
-
-ROWS = 4096
-"""Queries whose weights are computed at once."""
-
-
-def is_thin(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> bool:
-    """Whether `attend_thin` is for it."""
-    rows, columns = q.shape[2], k.shape[2]
-    few, many = sorted((rows, columns))
-    return (
-        0 < few <= FEW
-        and many >= MANY
-        and q.dtype == torch.float32
-        and q.device.type == "cpu"
-        and unseen(q, k, v)
-    )
-
-
-def attend_thin(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scale: float) -> torch.Tensor:
-    """softmax(scale q k^T) v [B, H, n_q, d_v] of q [B, H, n_q, d], k [B, K, n_k, d] and v
-    [B, K, n_k, d_v], where K divides H."""
-    batch, heads, rows, _ = q.shape
-    repeat = heads // k.shape[1]
-    attend = _few_keys if k.shape[2] <= rows else _few_queries
-    out = q.new_empty(batch, heads, rows, v.shape[3])
-    for sample in range(batch):
-        for head in range(heads):
-            at = sample, head // repeat
-            attend(q[sample, head], k[at], v[at], scale, out[sample, head])
-    return out
-
-
-def _few_keys(
-    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scale: float, out: torch.Tensor
-) -> None:
-    k, v = k * scale, v.T.contiguous()
-    for low in range(0, len(q), ROWS):
-        weights = torch.softmax(against(q[low : low + ROWS], k), -1)
-        out[low : low + ROWS] = against(weights, v)
-
-
-def _few_queries(
-    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scale: float, out: torch.Tensor
-) -> None:
-    scores = against(k, q * scale)
-    weights = scores.sub_(scores.amax(0)).exp_()
-    out[:] = outer(weights, v) / weights.sum(0)[:, None]

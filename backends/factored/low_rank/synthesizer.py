@@ -8,24 +8,18 @@ Source: Tay et al. 2021, "Synthesizer: Rethinking Self-Attention for Transformer
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import cast
-
 import torch
 from torch.nn import functional
 
 from attnspec.backends.common.score_formula import weigh
+from attnspec.backends.factored.low_rank.mechanism_kernel import MechanismKernel
 from attnspec.backends.factored.low_rank.softmax import attend, lower_triangle, repeated, widened
 from attnspec.ir.mechanisms.synthesizer import Synthesizer
-from attnspec.lower.work import Call, Work
+from attnspec.lower.work import Call
 
 
-@dataclass(frozen=True)
-class SynthesizerKernel:
+class SynthesizerKernel(MechanismKernel[Synthesizer]):
     """Runs `synthesizer`, over all pairs or the causal ones."""
-
-    declared: Synthesizer
-    causal: bool
 
     def __call__(
         self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, call: Call
@@ -53,7 +47,8 @@ class SynthesizerKernel:
             hidden = perceived(q, learned["hidden"], learned["hidden_bias"])
             # the bias is the product with a hidden unit that is always 1
             rows = torch.cat([hidden, hidden.new_ones(batch, heads, n_q, 1)], 3)
-            columns = torch.cat([learned["weight"], learned["bias"][..., None]], 2)[:, :n_k]
+            weight, bias = (learned[name][:, :n_k] for name in ("weight", "bias"))
+            columns = torch.cat([weight, bias[..., None]], 2)
         else:
             rows = learned["rows"][:, n_k - n_q : n_k].expand(batch, heads, -1, -1)
             columns = learned["columns"][:, :n_k]
@@ -106,13 +101,6 @@ class SynthesizerKernel:
             weights = weights.expand(len(q), heads, -1, -1)
             weights = functional.dropout(weights, call.dropout_p)
         return weights @ repeated(v, heads)
-
-
-def synthesizer_kernel(
-    work: Work, heads: tuple[int, ...], device: torch.device
-) -> SynthesizerKernel:
-    """Runs `synthesizer`."""
-    return SynthesizerKernel(cast(Synthesizer, work.mechanism), work.causal)
 
 
 def perceived(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:

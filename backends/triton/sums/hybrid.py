@@ -11,25 +11,19 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from functools import cached_property
-from typing import TypeAlias
 
 import torch
 from torch.nn.functional import pad
 
 from attnspec.backends.common.exact import has_numbers
 from attnspec.backends.common.flash import in_rows
-from attnspec.backends.common.kv_keeper import Keeper
 from attnspec.backends.common.merging import LOWEST, in_one_frame
 from attnspec.backends.common.score_formula import scale_of
-from attnspec.backends.common.torch_modes import apart, derivatives
 from attnspec.backends.factored.features.kernel import FeatureKernel
 from attnspec.backends.factored.features.quotients import Merged, Quotient
-from attnspec.backends.factored.hybrid.formula import HybridFormula
-from attnspec.backends.factored.hybrid.kernel import late_of, shared_by
+from attnspec.backends.factored.hybrid.kernel import Beside, Parts, late_of, shared_by
 from attnspec.backends.factored.hybrid.lag import lagged
 from attnspec.backends.factored.hybrid.merging import shared_quotient
-from attnspec.backends.factored.hybrid.stream import HybridStream
 from attnspec.backends.factored.low_rank.softmax import check_no_dropout
 from attnspec.backends.lists.products import parts_of
 from attnspec.backends.triton.attention import fits
@@ -39,26 +33,16 @@ from attnspec.backends.triton.sums.way import Launched
 from attnspec.backends.triton.tuning import steps_of
 from attnspec.lower.work import Bias, Call, Work, graph_of
 
-Found: TypeAlias = "tuple[torch.Tensor, torch.Tensor, torch.Tensor]"
-"""The output [B, K, R, n_q, d_v] and, [B, K, R, n_q], the sums of all weights and their frames."""
 
-
-class GraphBeside:
+class GraphBeside(Beside):
     """A graph beside a mechanism whose pairs are summed in tensor products."""
 
     def __init__(
         self, work: Work, heads: tuple[int, ...], kernel: FeatureKernel, device: torch.device
     ) -> None:
-        self.work, self.heads, self.kernel, self.device = work, heads, kernel, device
-        graph = graph_of(work)
-        self.exact = _exact_kernel(graph, heads, device)
+        super().__init__(work, heads, kernel, device)
+        self.exact = _exact_kernel(graph_of(work), heads, device)
         self.names = tuple(x.table for x in work.changes if isinstance(x, Bias))
-
-    @cached_property
-    def formula(self) -> HybridFormula:
-        """The same in differentiable operations."""
-        # it is kept, so the modes of this call must not reach it
-        return apart(lambda: HybridFormula(self.work, self.heads, self.kernel, self.device))
 
     def __call__(
         self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, call: Call
@@ -73,16 +57,6 @@ class GraphBeside:
         if lse is None:
             raise ValueError("a softmax without log-sum-exps")
         return self.formula.beside(q, k, v, call, (out, lse))[0]
-
-    def partial(
-        self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, call: Call
-    ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """The output and the logarithms [B, H, n_q] of its denominators, in tensor products."""
-        return self.formula.partial(q, k, v, call)
-
-    def streamed(self, keeper: Keeper) -> HybridStream:
-        """What goes on with it from a state, block by block."""
-        return HybridStream(self.work, self.kernel, keeper)
 
     def _of_graph(self, call: Call) -> Call:
         """The call as the graph's own kernel takes it."""
@@ -100,7 +74,8 @@ def _exact_kernel(
 
 
 class WindowBeside(GraphBeside):
-    """A causal window of so many positions beside sums of features."""
+    """A causal window of so many positions beside sums of features. Kept besides the output are the
+    sums of all weights [B, K, R, n_q] and their frames, infinity for a row without a weight."""
 
     exact: TritonKernel
 
@@ -116,20 +91,12 @@ class WindowBeside(GraphBeside):
         self.lag, self.quotient = lag, shared_quotient(kernel)
 
     def _run(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, call: Call) -> torch.Tensor:
-        # what is learned asks for gradients in the type in which it is read
-        kind = torch.promote_types(q.dtype, torch.float32)
-        tables = {name: x.to(kind) for name, x in call.tables.items()}
-        if torch.is_grad_enabled() and any(x.requires_grad for x in (q, k, v, *tables.values())):
-            bare = replace(call, tables={})
-            out: torch.Tensor = _Merged.apply(  # type: ignore[no-untyped-call]
-                self, bare, tuple(tables), q, k, v, *tables.values()
-            )
-        else:
-            out = self.forward(q, k, v, replace(call, tables=tables))[0]
+        out = self.merged((q, k, v), call)
         return out.to(q.dtype).reshape(*q.shape[:3], v.shape[-1])
 
-    def forward(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, call: Call) -> Found:
-        """What is merged; a row without a weight has the frame infinity."""
+    def forward(
+        self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, call: Call
+    ) -> tuple[Sequence[torch.Tensor], None]:
         scale = scale_of(self.work, q.shape[-1])
         exact = self.exact.of_heads(q, k, v, self._of_graph(call), scale)
         given = self.kernel.given(q, k, v, call)
@@ -152,17 +119,16 @@ class WindowBeside(GraphBeside):
         total = exact_share + share * total
         divisor = self.quotient.divisor(total, frame)[..., None]
         out = (out * exact_share[..., None] + sums * share[..., None]) / divisor
-        return out, total, frame.masked_fill(frame <= LOWEST, torch.inf)
+        return (out, total, frame.masked_fill(frame <= LOWEST, torch.inf)), None
 
     def backward(
         self,
         grad: torch.Tensor,
-        parts: Sequence[torch.Tensor],
-        found: Found,
+        parts: Parts,
+        found: Sequence[torch.Tensor],
+        rest: None,
         call: Call,
     ) -> tuple[list[torch.Tensor], dict[str, torch.Tensor]]:
-        """The gradients of q, k and v, and of tables by their names, where `grad` is that of the
-        output."""
         q, k, v = parts
         given = self.kernel.given(q, k, v, call)
         out, total, frame = found
@@ -192,35 +158,6 @@ class WindowBeside(GraphBeside):
             for name in of_tables.keys() & into.tables.keys():
                 of_tables[name] = of_tables[name] + into.tables[name].to(of_tables[name].dtype)
         return grads[:3], of_tables
-
-
-class _Merged(torch.autograd.Function):
-    """The merged computation, and its formula for derivatives of the derivative."""
-
-    @staticmethod
-    def forward(ctx, kernel, call, names, *parts):  # type: ignore[no-untyped-def]
-        q, k, v, *tables = parts
-        found = kernel.forward(q, k, v, replace(call, tables=dict(zip(names, tables, strict=True))))
-        ctx.kernel, ctx.call, ctx.names = kernel, call, names
-        ctx.save_for_backward(*parts, *found)
-        return found[0]
-
-    @staticmethod
-    def backward(ctx, grad):  # type: ignore[no-untyped-def]
-        *parts, out, total, frame = ctx.saved_tensors
-        q, k, v, *tables = parts
-        call = replace(ctx.call, tables=dict(zip(ctx.names, tables, strict=True)))
-        if not torch.is_grad_enabled():
-            found = out, total, frame
-            grads, of_tables = ctx.kernel.backward(grad, (q, k, v), found, call)
-            return None, None, None, *grads, *(of_tables[name] for name in ctx.names)
-
-        def formula(q, k, v, *tables):  # type: ignore[no-untyped-def]
-            whole = replace(ctx.call, tables=dict(zip(ctx.names, tables, strict=True)))
-            return [ctx.kernel.formula(q, k, v, whole).view(grad.shape)]
-
-        asks = [x.requires_grad for x in parts]
-        return None, None, None, *derivatives(formula, parts, asks, [grad])
 
 
 def beside_kernel(
