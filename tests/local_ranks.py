@@ -336,7 +336,7 @@ def _gradient(x: Any) -> Any:
 def _apart(a: Any, b: Any) -> float:
     import torch
 
-    if a.shape != b.shape:
+    if (a.shape, a.dtype) != (b.shape, b.dtype):
         return float("inf")
     a, b = a.double(), b.double()
     same = (a == b) | (torch.isinf(a) & torch.isinf(b) & (a == b))
