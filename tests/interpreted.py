@@ -132,7 +132,7 @@ def _leave_alike(patch: pytest.MonkeyPatch) -> None:
         return (one, other) if one.shape is other.shape else broadcast(one, other)
 
     def of_one_type(one: Any, other: Any, *more: bool, **named: bool) -> Any:
-        kind = getattr(one, "dtype", None)
+        kind: Any = getattr(one, "dtype", None)
         # beyond whether each may be a pointer it is a division, whose type is another
         alike = kind is not None and kind is getattr(other, "dtype", None)
         if alike and len(more) <= 2 and not named and not kind.is_ptr():

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+
 import pytest
 import torch
 from attention_checks import in_turn, spec_of, tensors
@@ -36,6 +38,13 @@ BODIES = (
     "attend fourier()",
     "causal attend window(before = 20, after = 0) + linear()",
 )
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _settled() -> None:
+    """What earlier tests left is looked through once, not before every measurement."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.mark.parametrize(("body", "padded"), in_turn(BODIES, (True, False)))
