@@ -25,7 +25,8 @@ class Toeplitz(Relation):
         raise NotImplementedError
 
     def progressions(self, q: np.ndarray, n: int) -> Progressions:
-        first, last, step = np.array(self.diagonals(n), np.int64).T
+        # in one piece each, or what comes of them lies column by column, and is slower to add up
+        first, last, step = np.ascontiguousarray(np.array(self.diagonals(n), np.int64).T)
         start, stop = q[:, None] - last, np.minimum(q[:, None] - first + 1, n)
         if (step == 1).all():
             return np.maximum(start, 0), stop, 1

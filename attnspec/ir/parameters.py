@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import MISSING, dataclass, field
 from typing import Any
 
 from attnspec.text.diagnostics import AttnSpecError
@@ -37,30 +37,10 @@ class Parameter:
     input: str = ""
 
 
-_REQUIRED = object()
-
-
-def argument(
-    kind: str,
-    doc: str,
-    *,
-    default: object = _REQUIRED,
-    least: int | None = None,
-    most: int | None = None,
-    odd: bool = False,
-    even: bool = False,
-    choices: tuple[str, ...] = (),
-    positional: bool = False,
-    input: str = "",
-) -> Any:
-    """A dataclass field that is an argument of the pattern in the language."""
-    parameter = Parameter(
-        kind, doc, least, most, odd, even, choices, positional=positional, input=input
-    )
-    metadata = {"parameter": parameter}
-    if default is _REQUIRED:
-        return field(metadata=metadata)
-    return field(default=default, metadata=metadata)
+def argument(kind: str, doc: str, *, default: object = MISSING, **limits: Any) -> Any:
+    """A dataclass field that is an argument of the pattern in the language; `limits` are the other
+    fields of its `Parameter`."""
+    return field(default=default, metadata={"parameter": Parameter(kind, doc, **limits)})
 
 
 def context(name: str, default: object) -> Any:

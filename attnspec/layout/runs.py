@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from attnspec.layout.batches import unfolded
 from attnspec.layout.tile_layout import FULL_TILE, TileLayout
 
 _UNFOLDED = 1 << 22
@@ -138,11 +139,3 @@ def _batch(layout: TileLayout, rows: list[int], shared: bool) -> Run:
         mask = unfolded(layout.masks, kinds[:1, None])[0]
         return Run(queries, tiles, layout.tile, width, mask[: queries.shape[1], :width], None)
     return Run(queries, tiles, layout.tile, width, None, kinds[:, None])
-
-
-def unfolded(masks: np.ndarray, kinds: np.ndarray) -> np.ndarray:
-    """The masks of blocks from those of their tiles: [b, tall, wide] -> bool [b, h, w]."""
-    tile = masks.shape[-1]
-    blocks, tall, wide = kinds.shape
-    held = masks[kinds] | (kinds == FULL_TILE)[..., None, None]
-    return np.asarray(held.swapaxes(2, 3).reshape(blocks, tall * tile, wide * tile))

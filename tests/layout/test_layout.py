@@ -17,9 +17,10 @@ from attnspec.graphs.patterns import PATTERNS
 from attnspec.graphs.patterns.full import Full
 from attnspec.graphs.patterns.window import Window
 from attnspec.graphs.relation import Progressions, Relation, is_closed
+from attnspec.layout.batches import unfolded
 from attnspec.layout.edge_list import edge_layout
 from attnspec.layout.orders import NATURAL
-from attnspec.layout.runs import runs_of, unfolded
+from attnspec.layout.runs import runs_of
 from attnspec.layout.tile_layout import FULL_TILE, TileLayout, _from_edges, looked_into, tile_layout
 from attnspec.layout.tiling import classify
 from attnspec.spec import parse
