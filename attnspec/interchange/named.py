@@ -178,11 +178,17 @@ def _candidates(term: Term) -> Iterator[Candidate]:
 
 
 @lru_cache(maxsize=4096)
-def _form(text: str, causal: bool = False) -> Form | None:
-    """The form of a graph that is written so; None where it is no graph, or too large."""
+def _graph(text: str) -> Term | None:
+    """The graph that is written so, None where it is none."""
     try:
         program = elaborate(source_of(f"attention a {{ attend {text} }}")).program
     except SpecError:
         return None
-    graph = program.attends[0].graph
+    return program.attends[0].graph
+
+
+@lru_cache(maxsize=4096)
+def _form(text: str, causal: bool = False) -> Form | None:
+    """The form of a graph that is written so; None where it is no graph, or too large."""
+    graph = _graph(text)
     return None if graph is None else form_of(graph, Place(causal=causal))

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from random_specs import spec_text
 from reach_brute import FAR, Small, small_zoo
+from zoo import OF_EACH_KIND
 
 from attnspec.analysis.quality import Figure
 from attnspec.analysis.reach import bitsets, reach, spread, walks
@@ -152,9 +153,12 @@ def test_figures_are_those_of_boolean_products(part: int, every: bool) -> None:
         assert_right(small)
 
 
-def test_figures_of_the_zoo() -> None:
-    for small in small_zoo().values():
-        assert_right(small)
+@pytest.mark.parametrize("kinds", [True, pytest.param(False, marks=pytest.mark.slow)])
+def test_figures_of_the_zoo(kinds: bool) -> None:
+    of_each = {name for _, name in OF_EACH_KIND}
+    for name, small in small_zoo().items():
+        if (name in of_each) == kinds:
+            assert_right(small)
 
 
 def test_networkx_agrees() -> None:

@@ -96,7 +96,7 @@ def test_the_zoo(path: Path, name: str) -> None:
 @pytest.mark.parametrize(
     ("path", "name"),
     [
-        pytest.param(*each, id=label, marks=[pytest.mark.slow] if at % 5 else [])
+        pytest.param(*each, id=label, marks=[pytest.mark.slow] if at % 8 else [])
         for at, (each, label) in enumerate(zip(ATTENTIONS, IDS, strict=True))
     ],
 )

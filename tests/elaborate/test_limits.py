@@ -89,7 +89,7 @@ def test_graphs_of_many_patterns_are_not_looked_into(operator: str) -> None:
 def test_pairs_of_many_patterns_are_looked_at_a_few_times(
     operator: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    n, patterns = 512, 20
+    n, patterns = 256, 20
     looks: list[int] = []
     holds = Where.holds
 

@@ -186,7 +186,7 @@ class Where(Relation):
 
     def taken_apart(self, n: int) -> Relation | None:
         """The same pairs at n as operators of relations whose rows are known, or None."""
-        return taken_apart(self, n, Where)
+        return _taken_apart(self, n)
 
     def boxes(self) -> tuple[tuple[int, ...], int] | None:
         return (self.extents, self.extra_tokens) if self._asks("q") and self._asks("k") else None
@@ -259,6 +259,12 @@ class Where(Relation):
 def _plain(position: Elementwise) -> Value:
     """Positions as Python integers where they are single numbers, else as int64 arrays."""
     return int(position) if np.ndim(position) == 0 else np.asarray(position, np.int64)
+
+
+@lru_cache(maxsize=256)
+def _taken_apart(relation: Where, n: int) -> Relation | None:
+    """As the method, which many ways of counting ask for at the same length."""
+    return taken_apart(relation, n, Where)
 
 
 @lru_cache(maxsize=256)
