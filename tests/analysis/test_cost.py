@@ -160,6 +160,21 @@ def test_peak_memory_is_about_what_torch_allocates(name: str, n: int) -> None:
 # --- what the figures are ------------------------------------------------------------------------
 
 
+def test_choices_cost_what_they_take_at_most() -> None:
+    n, size = 4096, 64
+    taken = {
+        "attend topk(keys = 3)": 3 * n,
+        "causal attend topk(blocks = 2, size = 64)": sum(min(q + 1, 128) for q in range(n)),
+    }
+    for body, pairs in taken.items():
+        report = parse(f"attention a {{ {body} }}").analyse(n)
+        flops, moved = report.figure("flops"), report.figure("bytes")
+        assert (flops.value, flops.quality) == (4 * size * pairs, "bound")
+        assert flops.note == "at most, by lists on the CPU"
+        # queries and outputs, and the keys and values of a tile of 64 for each 64 pairs
+        assert (moved.value, moved.quality) == (4 * size * 2 * (n + pairs // 64), "estimate")
+
+
 def test_costs_of_more_samples_and_heads() -> None:
     spec = parse("attention a { attend window(radius = 40) }")
     one, many, narrow = (
