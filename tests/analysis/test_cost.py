@@ -25,6 +25,7 @@ from attnspec.analysis.cost.cost import (
     steps_of,
 )
 from attnspec.analysis.cost.kv_cache import cache_of, last_readers
+from attnspec.analysis.quality import Figure
 from attnspec.backends.factored import costs as mechanism_memory
 from attnspec.backends.factored.features import spans
 from attnspec.backends.factored.low_rank import softmax
@@ -168,7 +169,9 @@ def test_choices_cost_what_they_take_at_most() -> None:
     }
     for body, pairs in taken.items():
         report = parse(f"attention a {{ {body} }}").analyse(n)
-        flops, moved = report.figure("flops"), report.figure("bytes")
+        flops, moved = (report.figure(name) for name in ("flops", "bytes"))
+        assert isinstance(flops, Figure)
+        assert isinstance(moved, Figure)
         assert (flops.value, flops.quality) == (4 * size * pairs, "bound")
         assert flops.note == "at most, by lists on the CPU"
         # queries and outputs, and the keys and values of a tile of 64 for each 64 pairs
