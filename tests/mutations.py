@@ -1,7 +1,8 @@
 """Small changes of a program's meaning, found in its syntax tree: what a test should notice.
 
 Left out are what no test can or need notice: annotations, decorators, messages of errors, constants
-at the top level of a file (sizes of buffers and the like), type checks, patterns of `match`.
+at the top level of a file (sizes of buffers and the like), type checks, patterns of `match`, and
+the promise of `zip` that both are as long.
 """
 
 from __future__ import annotations
@@ -148,6 +149,10 @@ class _Finder(ast.NodeVisitor):
 
     def visit_JoinedStr(self, node: ast.JoinedStr) -> None:
         """Words."""
+
+    def visit_keyword(self, node: ast.keyword) -> None:
+        if node.arg != "strict":
+            self.visit(node.value)
 
     def visit_AnnAssign(self, node: ast.AnnAssign) -> None:
         if node.value is not None:

@@ -38,6 +38,7 @@ def outer(x):
     def inner(y):
         return [z for z in y if z]
     x.sort()
+    both = dict(zip(x, x, strict=True))
     return inner(x) == 1.5
 '''
 
@@ -90,6 +91,7 @@ def test_what_is_left_out() -> None:
     found = changes()
     for line in ("SIZE = 4", "@lru_cache(maxsize=8)", 'raise ValueError(f"needs {1 + 1}")'):
         assert line not in found
+    assert not any("strict" in line for line in found)
     (line,) = (line for line in found if line.startswith("def area"))
     # the default, and no annotation
     assert {becomes.rpartition("=")[2] for becomes in found[line]} == {" 4) -> int:", " 2) -> int:"}

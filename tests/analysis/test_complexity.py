@@ -330,6 +330,13 @@ def test_what_the_data_decide_has_an_upper_order_with_its_factors() -> None:
     assert (reading.value, reading.quality) == (n**2, "bound")
 
 
+def test_what_is_not_written_is_the_default() -> None:
+    bodies = "attend lsh()", "attend lsh(rounds = 8, chunk = 64)"
+    plain, written = (order_of(spec_of(body), 64).note for body in bodies)
+    assert plain == written
+    assert "sorting 8 n log(n), and at most 1,024 n pairs" in plain
+
+
 @pytest.mark.parametrize(
     "seed", [*range(6), *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(6, 100))]
 )

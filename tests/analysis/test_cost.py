@@ -26,6 +26,7 @@ from attnspec.analysis.cost.cost import (
     steps_of,
 )
 from attnspec.analysis.cost.kv_cache import cache_of, last_readers
+from attnspec.analysis.quality import Figure
 from attnspec.backends.factored import costs as mechanism_memory
 from attnspec.backends.factored.features import spans
 from attnspec.backends.factored.low_rank import softmax
@@ -159,6 +160,23 @@ def test_peak_memory_is_about_what_torch_allocates(name: str, n: int) -> None:
 
 
 # --- what the figures are ------------------------------------------------------------------------
+
+
+def test_choices_cost_what_they_take_at_most() -> None:
+    n, size = 4096, 64
+    taken = {
+        "attend topk(keys = 3)": 3 * n,
+        "causal attend topk(blocks = 2, size = 64)": sum(min(q + 1, 128) for q in range(n)),
+    }
+    for body, pairs in taken.items():
+        report = parse(f"attention a {{ {body} }}").analyse(n)
+        flops, moved = (report.figure(name) for name in ("flops", "bytes"))
+        assert isinstance(flops, Figure)
+        assert isinstance(moved, Figure)
+        assert (flops.value, flops.quality) == (4 * size * pairs, "bound")
+        assert flops.note == "at most, by lists on the CPU"
+        # queries and outputs, and the keys and values of a tile of 64 for each 64 pairs
+        assert (moved.value, moved.quality) == (4 * size * 2 * (n + pairs // 64), "estimate")
 
 
 def test_costs_of_more_samples_and_heads() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from decided_oracles import Pairs, Sample, TopK, topk
@@ -176,7 +177,8 @@ def test_what_is_always_read_goes_beyond_the_budget_alone() -> None:
 def test_so_many_blocks_are_forced(always: str | None, sizes: dict[str, int], scope: str) -> None:
     for n in (1, 5, 24, 41):
         near = None if always is None else attnspec.parse(f"attention a {{ attend {always} }}")
-        leaf = BY_NAME["topk"](
+        pattern: Any = BY_NAME["topk"]
+        leaf = pattern(
             blocks=9, always=None if near is None else near.relation(n), causal=bool(scope), **sizes
         )
         shared, size = leaf.shared_by, leaf.block
@@ -185,7 +187,8 @@ def test_so_many_blocks_are_forced(always: str | None, sizes: dict[str, int], sc
         pairs = attnspec.parse(f"attention a {{ attend {graph} }}").mask(n)
         many = []
         for first in range(0, n, shared):
-            blocks = {k // size for k in pairs[first : first + shared].any(0).nonzero()[0].tolist()}
+            keys = np.flatnonzero(pairs[first : first + shared].any(axis=0))
+            blocks = {k // size for k in keys.tolist()}
             many.append(sum(b * size < first + shared or not scope for b in blocks))
         if always is None:
             assert max(many) <= leaf.forced(n) <= -(-shared // size) + 1

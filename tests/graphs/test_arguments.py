@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import fields
+from typing import Any
 
 from attnspec.graphs.patterns import PATTERNS
 from attnspec.ir.mechanisms import MECHANISMS
@@ -38,9 +39,10 @@ POSITIONAL = """
 global.tokens rows.tokens columns.tokens neighborhood.extents same.ids prefix.length
 where.predicate where_inputs.predicate chosen.choices lsh.given cluster.labels
 """
+DECLARATIONS: list[Any] = [*PATTERNS, *MECHANISMS]
 DECLARED: dict[str, Parameter] = {
     f"{declaration.name}.{entry.name}": entry.metadata["parameter"]
-    for declaration in (*PATTERNS, *MECHANISMS)
+    for declaration in DECLARATIONS
     for entry in fields(declaration)
     if not entry.metadata["parameter"].context
 }

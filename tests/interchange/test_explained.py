@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import attnspec
-from attnspec.interchange.explained import LONGEST, explain_mask
+from attnspec.interchange.explained import LONGEST, _on_grids, explain_mask
 from attnspec.text.diagnostics import AttnSpecError
 
 
@@ -167,3 +167,12 @@ def test_the_search_takes_the_same_way_each_time() -> None:
 def test_what_is_no_mask_is_refused(mask: np.ndarray, words: str) -> None:
     with pytest.raises(AttnSpecError, match=words):
         explain_mask(mask)
+
+
+@pytest.mark.parametrize("reach", [(0, 2), (1, 0), (1, 3)])
+def test_a_box_on_a_grid_is_as_small_as_its_pairs(reach: tuple[int, int]) -> None:
+    near = f"abs(q.row - k.row) <= {reach[0]} and abs(q.col - k.col) <= {reach[1]}"
+    lines = "sequence grid(4, 7)", f"attend where({near})"
+    mask = attnspec.parse(f"attention a {{ {' '.join(lines)} }}").mask(28)
+    found = {one.lines: one.mask for one in _on_grids(mask)}
+    assert np.array_equal(found[lines], mask)

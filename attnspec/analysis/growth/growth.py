@@ -101,11 +101,13 @@ def _leaf(leaf: Leaf) -> Range:
 
 def order_of(leaf: Leaf) -> Scalar | None:
     """How many pairs a pattern says that it has, but for a constant factor."""
-    pattern = BY_NAME[leaf.pattern]
-    entries = fields(pattern)  # type: ignore[arg-type]
-    # what has no default is given
-    sizes: dict[str, Any] = {entry.name: entry.default for entry in entries}
-    return pattern.order(sizes | dict(leaf.arguments))
+    return BY_NAME[leaf.pattern].order(arguments_of(leaf))
+
+
+def arguments_of(leaf: Leaf) -> dict[str, Any]:
+    """What is written, and the defaults of what is not."""
+    entries = fields(BY_NAME[leaf.pattern])  # type: ignore[arg-type]
+    return {entry.name: entry.default for entry in entries} | dict(leaf.arguments)
 
 
 def _draws_causally(leaf: Leaf) -> bool:

@@ -19,7 +19,7 @@ import numpy as np
 from attnspec.analysis.counting.degrees import edges_of, total_edges
 from attnspec.analysis.growth.fitted_counts import fit_of, operations_of, sizes_of
 from attnspec.analysis.growth.fitting import Formula
-from attnspec.analysis.growth.growth import BEHIND, attend_growth
+from attnspec.analysis.growth.growth import BEHIND, arguments_of, attend_growth
 from attnspec.analysis.growth.quasi_polynomials import formula_of
 from attnspec.analysis.growth.size_growth import CONSTANT, LINEAR, Growth, Range
 from attnspec.analysis.quality import Figure
@@ -209,7 +209,7 @@ def _by_formula(stack: Stack, n: int) -> Growth | None:
 def _factors(term: Term | None) -> list[str]:
     """What is left out of the order of patterns that the data decide."""
     every = () if term is None else leaves(term)
-    found = (BY_NAME[leaf.pattern].factors(dict(leaf.arguments)) for leaf in every)
+    found = (BY_NAME[leaf.pattern].factors(arguments_of(leaf)) for leaf in every)
     return [words for words in found if words]
 
 

@@ -198,7 +198,7 @@ class Lsh(DataDependent):
 
     @classmethod
     def factors(cls, given: Mapping[str, Any]) -> str:
-        rounds, chunk = given.get("rounds", 8), given.get("chunk", 64)
+        rounds, chunk = given["rounds"], given["chunk"]
         if not isinstance(rounds, int) or not isinstance(chunk, int):
             return ""
         return f"sorting {rounds} n log(n), and at most {2 * rounds * chunk:,} n pairs"
