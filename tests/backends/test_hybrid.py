@@ -204,8 +204,9 @@ def test_what_reads_inputs_is_planned_verified_and_emitted(what: str) -> None:
 
 
 @pytest.mark.filterwarnings("ignore:.torch.jit.script. is deprecated:DeprecationWarning")
-def test_transforms_of_what_reads_inputs() -> None:
-    spec = spec_of("input x: ids causal attend same(x) + favor(features = 8)")
+@pytest.mark.parametrize("graph", ["same(x)", "(same(x) & ~self)"])
+def test_transforms_of_what_reads_inputs(graph: str) -> None:
+    spec = spec_of(f"input x: ids causal attend {graph} + favor(features = 8)")
     module = module_of(spec)
     q, k, v = (x.detach() for x in tensors(2, 2, 70, 70))
     inputs = inputs_of("input x: ids", 1, 70)
