@@ -8,11 +8,9 @@ they call (`noted.noting`); what comes of a fixture that tests share is reached 
 
 from __future__ import annotations
 
-import gc
 import hashlib
 import json
 import os
-import sys
 import tempfile
 import time
 from collections import Counter
@@ -22,6 +20,7 @@ from pathlib import Path
 from typing import Any, cast
 
 import pytest
+from caches import forget
 from mutations import Mutation
 from noted import NOTED, Calls, key_of
 
@@ -95,20 +94,10 @@ class Recorder:
         self._here = Calls(f"{tree}/")
         self._shared: dict[str, set[str]] = {}
         self._failed = False
-        self._cached: tuple[int, list[Any]] = (0, [])
-
-    def _forget(self) -> None:
-        """Empties what functions of the package have cached. Looking through all objects for those
-        functions takes longer than most tests: it is done anew where a module has come."""
-        loaded = len(sys.modules)
-        if loaded != self._cached[0]:
-            self._cached = loaded, [each for each in gc.get_objects() if _is_cached_here(each)]
-        for each in self._cached[1]:
-            each.cache_clear()
 
     @pytest.hookimpl(wrapper=True)
     def pytest_runtest_protocol(self, item: pytest.Item) -> Iterator[None]:
-        self._forget()
+        forget("attnspec")
         self._failed = False
         with tempfile.TemporaryDirectory() as folder:
             os.environ[NOTED] = os.pathsep.join([folder, self._here.tree])
@@ -147,8 +136,3 @@ class Recorder:
     def record(self, path: Path) -> Record:
         """What was noted of a file of tests."""
         return Record(digest_of(path), self.tests, self.seconds, self.calls)
-
-
-def _is_cached_here(each: object) -> bool:
-    named = type(each).__name__ == "_lru_cache_wrapper"
-    return named and str(getattr(each, "__module__", "")).startswith("attnspec")

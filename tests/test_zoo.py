@@ -43,7 +43,10 @@ def verify_all(spec: Spec, wanted: tuple[int, ...], turn: int | None = None) -> 
     chosen = {step.chosen.name for step in spec.plan(tried[0]).steps}
     others = [*BACKEND_NAMES, "lists", "factored"]
     if turn is not None:
-        others = [BACKEND_NAMES[turn % len(BACKEND_NAMES)], "lists", "factored"]
+        # boxes of grids are few, and laid out in two ways
+        grids = ["bands", "tiles"] if spec.program.grid else []
+        turns = {BACKEND_NAMES[turn % len(BACKEND_NAMES)]: None, **dict.fromkeys(grids)}
+        others = [*turns, "lists", "factored"]
         others = [name for name in others if chosen != {name}]
     # no single backend runs layers of graphs and of formulas
     backends = ["auto"] if {"factored"} < chosen else ["auto", *others]

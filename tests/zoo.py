@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Hashable, Iterator
 from functools import cache
 from pathlib import Path
@@ -12,6 +13,7 @@ import pytest
 
 from attnspec.elaborate import attention_names
 from attnspec.ir.program import Leaf, Term
+from attnspec.ir.scalars import Apply
 from attnspec.spec import Spec, load
 from attnspec.text.decoding import read_source
 
@@ -83,12 +85,19 @@ def smaller(path: Path, name: str | None = None) -> Spec:
     return load(path, name=name, **SMALLER.get(path.stem, {}))
 
 
+def _kind(value: object) -> Hashable:
+    """Of an argument its word, or what an expression is made of, or its type."""
+    if isinstance(value, Apply):
+        return frozenset(re.findall("op='(.+?)'", str(value)))
+    return value if isinstance(value, str | bool) else type(value)
+
+
 def _parts(term: Term, around: str = "") -> Iterator[Hashable]:
     """Its patterns and operators within which others, and the arguments that are given."""
     if isinstance(term, Leaf):
         yield around, term.pattern
         yield term.pattern, tuple(sorted(name for name, _ in term.arguments))
-        yield from ((term.pattern, name, type(value)) for name, value in term.arguments)
+        yield from ((term.pattern, name, _kind(value)) for name, value in term.arguments)
         return
     yield around, term.op
     for part in term.terms:
@@ -102,11 +111,15 @@ def _kinds(spec: Spec) -> Iterator[Hashable]:
     yield "cross", bool(program.cross)
     yield "places", program.heads is None, len(program.slots) > 1, len(program.attends) > 1
     yield from (("input", entry.kind, entry.at_most is None) for entry in program.inputs)
+    # some sweeps leave out what has mechanisms
+    graphs = all(attend.mechanism is None for attend in program.attends)
     for attend in program.attends:
         if attend.graph is not None:
-            yield from ((part, program.causal) for part in _parts(attend.graph))
+            yield from ((part, program.causal, graphs) for part in _parts(attend.graph))
         if attend.mechanism is not None:
-            yield attend.mechanism.name, program.causal, attend.graph is not None
+            name = attend.mechanism.name
+            yield name, program.causal, attend.graph is not None
+            yield from ((name, each, _kind(value)) for each, value in attend.mechanism.arguments)
         yield "weights", attend.normalize, *(score.name for score in attend.scores)
 
 

@@ -254,9 +254,9 @@ def _flex(problem: Problem) -> Attention:
     # one mask serves heads that are alike
     heads = None if len(problem.works) == 1 else setting.heads
     inputs = problem.inputs or None
-    mask = problem.spec.to_flex(problem.n, setting.layer, inputs, heads).block_mask()
     torch.compiler.reset()
     try:
+        mask = problem.spec.to_flex(problem.n, setting.layer, inputs, heads).block_mask()
         with warnings.catch_warnings():
             # what a compiler has to say about another package's kernel helps nobody here
             warnings.simplefilter("ignore")

@@ -152,7 +152,7 @@ class Stack:
                     f"`{program.name}` declares no input `{name}`, its inputs are"
                     f" {', '.join(self.declared) or 'none'}" + (f": {hint}" if hint else "")
                 )
-        self._bound: dict[int, Bound | TooMuch] = {}
+        self._bound: dict[int, Bound | str] = {}
 
     @property
     def layers(self) -> range:
@@ -334,11 +334,11 @@ class Stack:
             try:
                 self._bound[n] = self._bind(n)
             except TooMuch as error:
-                # that, too, is found once
-                self._bound[n] = error
+                # that, too, is found once; the error itself would keep all that led to it
+                self._bound[n] = str(error)
         found = self._bound[n]
-        if isinstance(found, TooMuch):
-            raise found.with_traceback(None)
+        if isinstance(found, str):
+            raise TooMuch(found)
         return found
 
     def bound_or_too_much(self, n: int) -> None:

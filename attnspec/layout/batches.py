@@ -143,6 +143,6 @@ def unfolded(masks: np.ndarray, kinds: np.ndarray) -> np.ndarray:
     """The masks of blocks from those of their tiles: [b, tall, wide] -> bool [b, h, w]."""
     blocks, tall, wide = kinds.shape
     height, width = masks.shape[1:]
-    every = np.concatenate([masks, np.zeros((1, height, width), bool)])
-    held = every[np.where(kinds < 0, len(masks), kinds)] | (kinds == FULL_TILE)[..., None, None]
+    held, mixed = np.zeros((*kinds.shape, height, width), bool), kinds >= 0
+    held[mixed], held[kinds == FULL_TILE] = masks[kinds[mixed]], True
     return np.asarray(held.swapaxes(2, 3).reshape(blocks, tall * height, wide * width))

@@ -43,6 +43,7 @@ every_body = pytest.mark.parametrize("body", [*LINFORMER, *NYSTROM])
 def either_way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Both ways in which attention is computed, whatever the size."""
     monkeypatch.setattr(softmax, "LARGE", 1 if request.param == "fused" else 1 << 60)
+    monkeypatch.setattr(softmax, "LANES", 1 if request.param == "fused" else 1 << 60)
 
 
 # --- the formulas ---------------------------------------------------------------------------------
@@ -229,6 +230,16 @@ def test_narrow_types_err_by_their_roundings(body: str, dtype: torch.dtype) -> N
 @pytest.mark.parametrize("body", [x for x in (*LINFORMER, *NYSTROM) if "= max)" not in x])
 def test_transforms_see_through(body: str) -> None:
     check_transforms(learner_of(f"attend {body}", 8, 8), *(x.detach() for x in tensors(2, 2, 9, 9)))
+
+
+@pytest.mark.parametrize("keys", [1, 4, 15, 16, 17, 40])
+def test_what_is_no_number_stays_none(keys: int) -> None:
+    q, k, v = tensors(1, 1, 12, keys, dtype=torch.float32)
+    with torch.no_grad():
+        q[0, 0, 5] = math.nan
+        out = softmax.attend(q, k, v, 0.3)
+    assert out[0, 0, 5].isnan().all()
+    assert not out[0, 0, :5].isnan().any()
 
 
 def test_what_cannot_be_is_refused() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+from collections.abc import Iterator
 
 import pytest
 import torch
@@ -41,9 +42,14 @@ BODIES = (
 
 
 @pytest.fixture(scope="module", autouse=True)
-def _settled() -> None:
+def _settled() -> Iterator[None]:
     """What earlier tests left is looked through once, not before every measurement."""
     gc.collect()
+    gc.freeze()
+    yield
+    gc.unfreeze()
+    gc.collect()
+    # what the whole run keeps was frozen before
     gc.freeze()
 
 

@@ -81,6 +81,7 @@ def by_hand() -> list[Case]:
         *in_turns(summed(), 0),
         *sums_over_keys(),
         *in_turns(of_types(), 0),
+        *of_gradients(),
         *of_modes(),
         *of_choices(),
         *beside_mechanisms(),
@@ -142,21 +143,30 @@ HALVES = {"bfloat16": 2.0**-8, "float16": 2.0**-11}
 """How far numbers of a type are apart, near 1."""
 
 
+WAYS = (
+    (37, 4, WINDOW),
+    (40, 2, "attention a { causal attend full score alibi() }"),
+    (70, 3, "attention a { attend linear(feature = elu1) }"),
+)
+"""By rows, with everything and by states."""
+
+
 def of_types() -> list[list[Case]]:
-    """Half types, autocast, gradients of some tensors alone and of none, and a second and third
-    length of one attention, each by rows, with everything and by states."""
-    whole = "attention a { causal attend full score alibi() }"
-    sums = "attention a { attend linear(feature = elu1) }"
+    """Half types, autocast, and a second and third length of one attention, each way."""
     return [
         [
             # a sum over keys or ranks is rounded a few times
             *(Case(*of, kind=kind, within=4 * apart) for kind, apart in HALVES.items()),
             Case(*of, kind="float32", autocast=True, within=2.0**-6),
-            *(Case(*of, grad=grad) for grad in ("", "q", "v")),
             Case(*of, more=[of[0] + 5, 1, 0, of[0], 2]),
         ]
-        for of in ((37, 4, WINDOW), (40, 2, whole), (70, 3, sums))
+        for of in WAYS
     ]
+
+
+def of_gradients() -> list[Case]:
+    """Gradients of some tensors alone and of none, each way."""
+    return [Case(*of, grad=grad) for of in WAYS for grad in ("", "q", "v")]
 
 
 def of_modes() -> list[Case]:

@@ -34,6 +34,7 @@ BODIES = {
     "dense": ("attend window(radius = 20) | global(first(3))", "dense"),
     "heads": ("heads 2 attend window(radius = 20) head 1 { attend residue(step = 7) }", "auto"),
     "bias": ("heads 2 causal attend window(radius = 9) score bias(buckets = 8)", "auto"),
+    "hybrid": ("causal attend window(before = 9, after = 0) + linear()", "auto"),
 }
 
 every_body = pytest.mark.parametrize("name", BODIES)
@@ -379,7 +380,8 @@ def test_autocast_leaves_what_is_wrong_to_the_checks() -> None:
 def test_checkpoints_recompute_the_same(name: str) -> None:
     module = sample(name)
     given = tensors(1, 2, 70, 70, dtype=torch.float32)
-    for options in ({}, {"dropout_p": 0.5}):
+    # sums of features have no weights to drop
+    for options in ({},) if name == "hybrid" else ({}, {"dropout_p": 0.5}):
         torch.manual_seed(1)
         wanted = with_gradients(module(*given, **options), given)
         torch.manual_seed(1)

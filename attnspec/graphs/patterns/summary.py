@@ -39,14 +39,17 @@ class StrideEnds(TokenSet):
     def size(self, n: int) -> int:
         return n // self.stride * (self.stride - self.first) + max(0, n % self.stride - self.first)
 
+    def runs(self, n: int) -> Runs:
+        start = np.arange(self.first, n, self.stride)
+        return start, np.minimum(start + self.stride - self.first, n), 1
+
     def progressions(self, n: int) -> Runs:
         """The end of each stride, or a comb for each of its cells: whichever are fewer."""
         cells = self.stride - self.first
         if cells <= n // self.stride + 1:
             places = np.arange(self.first, min(self.stride, n))
             return places, np.full(len(places), n), self.stride
-        start = np.arange(self.first, n, self.stride)
-        return start, np.minimum(start + cells, n), 1
+        return self.runs(n)
 
     def phase(self, tiles: Tiles, n: int) -> np.ndarray:
         return np.asarray(tiles.start % self.stride)

@@ -336,7 +336,9 @@ class _Merging(torch.autograd.Function):
     @staticmethod
     def backward(ctx, grad):  # type: ignore[no-untyped-def]
         count = 3 + len(ctx.names)
-        parts, found = ctx.saved_tensors[:count], ctx.saved_tensors[count:]
+        # to be asked for once: a checkpoint computes them anew
+        saved = ctx.saved_tensors
+        parts, found = saved[:count], saved[count:]
         call = replace(ctx.call, tables=dict(zip(ctx.names, parts[3:], strict=True)))
         if not torch.is_grad_enabled():
             grads, of_tables = ctx.kernel.backward(grad, parts[:3], found, ctx.rest, call)

@@ -17,6 +17,10 @@ from attnspec.backends.factored.low_rank.thin_products import unseen
 LARGE = 1 << 22
 """Weights from which on attention is fused."""
 
+LANES = 16
+"""Keys from which on it may be: with fewer than a vector has lanes torch's kernel makes zeros of
+scores that are no numbers."""
+
 
 def attend(
     q: torch.Tensor,
@@ -42,7 +46,8 @@ def attend(
         mask = earlier if mask is None else mask & earlier
     large = batch * heads * rows * columns >= LARGE and not is_transformed()
     plain = mask is None and not causal and not dropout_p and q.is_cpu
-    if large or (plain and q.numel() and k.numel() and v.numel() and unseen(q, k, v)):
+    empty = not (q.numel() and v.numel())
+    if columns >= LANES and (large or (plain and not empty and unseen(q, k, v))):
         # the fused kernel knows one head size; zeros change no score, and their outputs are cut off
         wide = max(size, out_size)
         out = functional.scaled_dot_product_attention(
