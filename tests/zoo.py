@@ -89,7 +89,7 @@ def _kind(value: object) -> Hashable:
     """Of an argument its word, or what an expression is made of, or its type."""
     if isinstance(value, Apply):
         return frozenset(re.findall("op='(.+?)'", str(value)))
-    return value if isinstance(value, str | bool) else type(value)
+    return value if isinstance(value, str | bool) else type(value).__name__
 
 
 def _parts(term: Term, around: str = "") -> Iterator[Hashable]:

@@ -114,7 +114,7 @@ def test_a_process_that_hangs_is_ended_and_the_next_goes_on(
     monkeypatch.setattr(gpu, "_command", command)
     # longer than so bare a process takes to begin on a busy machine
     monkeypatch.setattr(gpu, "LONGEST", 1)
-    monkeypatch.setattr(gpu, "GRACE", 1)
+    monkeypatch.setattr(gpu, "GRACE", 2)
     assert gpu.attended(path, 300.0, ["--only", "times", "--again"]) == 0
     assert [*json.loads(path.read_text())["times"]] == ["a", "b", "c", "d", "e"]
     assert ["--again" in each for each in asked] == [True, False, False, False]
