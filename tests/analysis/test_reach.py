@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import networkx
 import numpy as np
@@ -311,3 +311,11 @@ def test_no_position_at_all() -> None:
         assert reach.depth(stack, 0) == Figure(0)
         assert reach.diameter(stack, 0) == Figure(0)
         assert reach.path_length(stack, 0) == Figure(0.0)
+
+
+@pytest.mark.parametrize("way", [reach.path, reach.path_in_union])
+def test_paths_are_between_positions(way: Callable[..., object]) -> None:
+    stack = parse("attention a { attend full }").stack()
+    for query, key in ((9, 0), (0, 9), (-1, 0), (0, -1)):
+        with pytest.raises(AttnSpecError, match="a position must be between 0 and 8"):
+            way(stack, 9, query, key)

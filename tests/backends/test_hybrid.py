@@ -336,3 +336,18 @@ def test_rows_that_read_the_graph_alone_have_the_frame_of_their_scores(text: str
         strict=True,
     ):
         torch.testing.assert_close(mine, right, rtol=1e-9, atol=1e-9)
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        "causal attend window(before = 3, after = 0) + linear()",
+        "input x: ids attend same(x) + linear()",
+        "attend topk(keys = 3) + linear()",
+    ],
+)
+def test_there_are_no_weights_to_drop(body: str) -> None:
+    module, given = module_of(spec_of(body)), tensors(2, 2, 9, 9)
+    inputs = {"x": torch.arange(9)[None]} if "input" in body else {}
+    with pytest.raises(ValueError, match="`a graph with `linear`` has no weights to drop"):
+        module(*given, inputs=inputs, dropout_p=0.1)

@@ -133,7 +133,7 @@ def decided_by_heads() -> list[Case]:
             for ranks, lists, rest in ((3, 4, group), (2, 8, ") }"), (4, 1, group))
         ),
         Case(43, 3, several, padding=True, more=[2, 0]),
-        Case(41, 4, together),
+        Case(41, 4, together, lse=True),
         Case(37, 2, plain, heads=8, grad="q"),
         Case(30, 4, "attention a { causal attend topk(keys = 3) + linear() }"),
     ]

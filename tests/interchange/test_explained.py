@@ -125,6 +125,7 @@ def test_what_is_nearest_says_how_near() -> None:
     assert found.only_in_spec.examples == ((22, 21),)
     assert found.only_in_mask.examples == ((40, 3),)
     assert "1 pairs too many and 1 too few" in str(found)
+    assert "only in the spec: (22, 21)\nonly in the mask: (40, 3)\n" in str(found)
     assert "attend window(before = 9, after = 0)" in str(found)
 
 

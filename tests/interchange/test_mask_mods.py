@@ -14,6 +14,8 @@ from torch.nn.attention.flex_attention import and_masks, create_mask, or_masks
 
 import attnspec
 from attnspec.interchange.mask_mods import from_mask_mod
+from attnspec.interchange.traced import constants
+from attnspec.ir.scalars import Apply
 from attnspec.spec import Spec
 from attnspec.text.diagnostics import AttnSpecError
 
@@ -305,3 +307,10 @@ def test_a_function_with_a_memory_is_noticed() -> None:
 
     with pytest.raises(AttnSpecError, match="something else than its arguments"):
         from_mask_mod(moody)
+
+
+def test_whole_numbers_of_a_predicate_are_those_that_stand_in_it() -> None:
+    assert constants(3.5) == {4}
+    assert constants(-7) == {7}
+    assert constants(Apply("+", (2, -3.0))) == {2, 3}
+    assert constants(float("inf")) == constants(True) == set()
