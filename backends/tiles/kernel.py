@@ -149,7 +149,7 @@ class TiledKernel:
         batch, keys, repeat, blocks, height, size = q.shape
         mask = piece.run.mask(piece)
         if mask is not None:
-            mask = mask.repeat(*[1] * (mask.dim() - 2), repeat, 1)
+            mask = mask.repeat(1, repeat, 1)
         if call.padding is not None:
             real = call.padding[:, piece.run.keys(piece)][:, None, :, None]
             mask = real if mask is None else mask & real
