@@ -48,7 +48,7 @@ def costs_of(task: Task, spec: Spec) -> Costs:
 
 def peak_bytes(run: Callable[[], object]) -> int:
     """The most bytes that the tensors made while something runs take at once, as the allocator
-    counts them: the same from run to run, but for a few bytes."""
+    counts them: the same from run to run, but for some two per cent of a model's step."""
     # the profiler would report its start and its end
     os.environ.setdefault("KINETO_LOG_LEVEL", "9")
     # what is left behind is not looked for now and then, but at no time

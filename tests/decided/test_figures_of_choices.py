@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import numpy as np
 import pytest
 import torch
@@ -11,6 +13,7 @@ from zoo import EXAMPLES
 from attnspec.analysis.approximation.choices import planted
 from attnspec.analysis.quality import Unknown
 from attnspec.cli.root import main
+from attnspec.graphs.patterns import BY_NAME
 from attnspec.lower.lower import stand_ins, works_of
 from attnspec.spec import parse
 
@@ -110,3 +113,17 @@ def test_a_picture_is_of_a_sample_and_says_so(name: str) -> None:
     assert one.exit_code == 0
     assert one.output == other.output
     assert "a sample: what random queries and keys decide" in one.output
+
+
+@pytest.mark.parametrize("blocks", [1, 2, 3, 4])
+def test_matchings_without_order_have_the_mean_of_all_of_them(blocks: int) -> None:
+    n = 8 * blocks
+    found = BY_NAME["sinkhorn"](size=8).expected_keys(n, np.full(n, n))  # type: ignore[attr-defined,call-arg]
+    matched = [each[0] for each in itertools.permutations(range(blocks))]
+    assert found is not None
+    assert found[0] == pytest.approx(np.mean([8 + 8 * (one != 0) for one in matched]))
+
+
+def test_reach_says_that_tensors_choose() -> None:
+    report = parse("attention a { causal attend topk(keys = 3) }").analyse(30)
+    assert "at least, as if tensors could choose any pair that is allowed" in str(report)

@@ -225,7 +225,8 @@ def test_a_run_goes_on_where_it_stopped(tmp_path: Path) -> None:
     again = run(path, "--costs-only", "--systems", "window")["associative recall"]
     assert again["systems"]["window"]["mean"] == 0.5
     peaks = [each["systems"]["window"]["peak_bytes"] for each in (first, again)]
-    assert peaks[0] == pytest.approx(peaks[1], rel=0.02)
+    # a run of a few steps differs from the next by up to some two per cent
+    assert peaks[0] == pytest.approx(peaks[1], rel=0.05)
     assert again["systems"]["linear"] == both["systems"]["linear"]
     more = run(path, "--missing", "--systems", "linear", "--seeds", "3")["associative recall"]
     assert more["systems"]["linear"]["accuracies"][:2] == both["systems"]["linear"]["accuracies"]
