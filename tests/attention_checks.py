@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import cache
 from typing import Any
 
 import numpy as np
-import pytest
 import torch
 
 from attnspec.backends import BACKENDS
@@ -51,16 +50,6 @@ GRAPHS = {
 @cache
 def spec_of(body: str) -> Spec:
     return parse(f"attention sample {{ {body} }}")
-
-
-def in_turn(many: Iterable[Any], few: Sequence[Any]) -> list[Any]:
-    """Each of many values with each of a few: in every run with one of them in turn, so that each
-    value of both is tried, and with the others among the slow tests."""
-    return [
-        pytest.param(one, other, marks=() if at % len(few) == place else pytest.mark.slow)
-        for at, one in enumerate(many)
-        for place, other in enumerate(few)
-    ]
 
 
 def module_of(body: str, backend: str = "auto") -> CompiledAttention:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Sequence
 from itertools import product
 from typing import Any
 
@@ -36,4 +36,14 @@ def sometimes(every: Iterable[Any], always: Collection[Any]) -> Collection[Any]:
     return [
         value if value in always else pytest.param(value, marks=pytest.mark.slow)
         for value in values
+    ]
+
+
+def in_turn(many: Iterable[Any], few: Sequence[Any]) -> list[Any]:
+    """Each of many values with each of a few: in every run with one of them in turn, so that each
+    value of both is tried, and with the others among the slow tests."""
+    return [
+        pytest.param(one, other, marks=() if at % len(few) == place else pytest.mark.slow)
+        for at, one in enumerate(many)
+        for place, other in enumerate(few)
     ]

@@ -12,7 +12,6 @@ from attention_checks import (
     BACKEND_NAMES,
     GRAPHS,
     defined,
-    in_turn,
     module_of,
     spec_of,
     tensors,
@@ -20,6 +19,7 @@ from attention_checks import (
 )
 from caches import forget
 from relation_checks import faults
+from sweeps import in_turn
 
 from attnspec.backends.factored.features.spans import Summing
 from attnspec.graphs.patterns import PATTERNS
@@ -41,12 +41,11 @@ COMPUTING = {
     "attnspec.backends.decided.cluster": {"MOST": 64},
     "attnspec.backends.decided.hashes": {"MOST": 64},
     "attnspec.backends.decided.topk": {"MOST": 64},
-    "attnspec.backends.factored.costs": {"BLOCK": 256, "PIECE": 64, "FUSED": 1},
+    "attnspec.backends.factored.costs": {"BLOCK": 256, "PIECE": 64, "FUSED": 16, "LANES": 1},
     "attnspec.backends.factored.features.taylor": {"CHUNK": 8},
     "attnspec.backends.factored.hybrid.pair_by_pair": {"PAIRS": 16},
     "attnspec.backends.factored.low_rank.mixing": {"LONG": 16},
     "attnspec.backends.factored.low_rank.nystrom": {"ROWS": 8},
-    "attnspec.backends.factored.low_rank.softmax": {"LANES": 1, "LARGE": 16},
     "attnspec.backends.lists.attention": {"CHUNK": 256, "PIECE": 64, "TALL": 4},
     "attnspec.backends.lists.batches": {"TILES": 2},
     "attnspec.backends.lists.kernel": {"TOGETHER": 2},

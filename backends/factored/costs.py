@@ -1,9 +1,9 @@
 """What mechanisms hold and move beside q, k, v and the output, on the CPU, forward.
 
 Counted in numbers, by the products of their formulas as `backends.factored.kernels` computes them:
-features by blocks of positions, synthesised weights whole; softmax with few keys keeps none. What
-is held is for all heads of a layer; what is moved counts every intermediate result once as written
-and once as read, for one head.
+features by blocks of positions, synthesised weights whole; fused softmax keeps none. What is held
+is for all heads of a layer; what is moved counts every intermediate result once as written and once
+as read, for one head.
 """
 
 from __future__ import annotations
@@ -29,12 +29,15 @@ from attnspec.lower.mechanism_costs import (
 from attnspec.lower.work import Work, mechanism_of
 
 BLOCK = 1 << 20
-"""Numbers of the features of one block."""
-
+"""About as many numbers as the features of a block have: four megabytes."""
 
 FUSED = 1 << 22
-"""Weights from which on causal attention is fused, and keeps none; other attention always is, where
+"""Weights from which on attention is fused, and keeps none. Without a mask it always is, where
 nothing is differentiated."""
+
+LANES = 16
+"""Keys from which on it may be: with fewer than a vector has lanes torch's kernel makes zeros of
+scores that are no numbers."""
 
 
 @dataclass(frozen=True)
@@ -89,15 +92,21 @@ def _features(shape: Shape, declared: MechanismDeclaration) -> int:
 # --- softmax with few keys ------------------------------------------------------------------------
 
 
+def _weights(shape: Shape, keys: int) -> int:
+    """Scores and weights of all positions with these keys, which fused attention does not keep."""
+    return 2 * shape.heads * shape.n * keys if keys < LANES else 0
+
+
 def _linformer_held(shape: Shape, declared: Linformer) -> int:
-    return 4 * shape.heads * declared.projected(shape.n) * shape.size
+    keys = declared.projected(shape.n)
+    return 4 * shape.heads * keys * shape.size + _weights(shape, keys)
 
 
 def _nystrom_held(shape: Shape, declared: Nystrom) -> int:
     marks = min(declared.landmarks, max(1, shape.n))
     few = shape.heads * (4 * marks * shape.size + 6 * marks * marks)
     local = shape.heads * shape.tensor // 2 if declared.conv else 0
-    return few + local
+    return few + local + _weights(shape, marks)
 
 
 def _synthesizer_held(shape: Shape, declared: Synthesizer) -> int:

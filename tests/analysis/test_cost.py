@@ -444,9 +444,9 @@ def test_operations_of_mechanisms_are_those_that_torch_counts(body: str) -> None
 
 
 def test_what_mechanisms_hold_is_counted_with_the_sizes_that_run() -> None:
-    assert mechanism_costs.CHUNK == spans.CHUNK
-    assert mechanism_memory.BLOCK == spans.BLOCK
-    assert mechanism_memory.FUSED == softmax.LARGE
+    assert mechanism_costs.CHUNK == spans.Summing.chunk
+    assert mechanism_memory.BLOCK == spans.Summing.block
+    assert vars(softmax)["FUSED"] == mechanism_memory.FUSED
 
 
 @pytest.mark.parametrize("body", MECHANISMS)

@@ -42,7 +42,7 @@ every_body = pytest.mark.parametrize("body", [*LINFORMER, *NYSTROM])
 @pytest.fixture(params=["plain", "fused"])
 def either_way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Both ways in which attention is computed, whatever the size."""
-    monkeypatch.setattr(softmax, "LARGE", 1 if request.param == "fused" else 1 << 60)
+    monkeypatch.setattr(softmax, "FUSED", 1 if request.param == "fused" else 1 << 60)
     monkeypatch.setattr(softmax, "LANES", 1 if request.param == "fused" else 1 << 60)
 
 

@@ -7,7 +7,8 @@ from collections.abc import Iterator
 
 import pytest
 import torch
-from attention_checks import in_turn, spec_of, tensors
+from attention_checks import spec_of, tensors
+from sweeps import in_turn
 
 from benchmarks.accuracy.costs import peak_bytes
 

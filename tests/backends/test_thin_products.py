@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
+from attnspec.backends.factored.costs import LANES
 from attnspec.backends.factored.low_rank import softmax, thin_products
 from attnspec.backends.factored.low_rank.linformer import projected
 from attnspec.backends.factored.low_rank.mixing import LONG, fourier
@@ -129,7 +130,7 @@ def test_what_nothing_differentiates_keeps_no_weights(monkeypatch: pytest.Monkey
     def unwanted(*given: object) -> torch.Tensor:
         raise AssertionError("weights were made")
 
-    q, k = numbers(1, 2, 5, 4), numbers(1, 2, softmax.LANES, 4)
+    q, k = numbers(1, 2, 5, 4), numbers(1, 2, LANES, 4)
     meant = written_out(q, k, k, 0.3)
     for double in (False, True):
         kind = torch.float64 if double else torch.float32

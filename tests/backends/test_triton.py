@@ -19,7 +19,6 @@ from attention_checks import (
     GRAPHS,
     assert_agree,
     defined,
-    in_turn,
     module_of,
     spec_of,
     with_gradients,
@@ -28,6 +27,7 @@ from attention_checks import tensors as tensors_of
 from interpreted import compiled_for_a_gpu, interpreted
 from listed_calls import CPU
 from random_specs import spec_text
+from sweeps import in_turn
 from zoo import ATTENTIONS, smaller
 
 import attnspec

@@ -9,17 +9,10 @@ from typing import Any, cast
 
 import pytest
 import torch
-from attention_checks import (
-    ALONG,
-    assert_agree,
-    in_turn,
-    module_of,
-    spec_of,
-    tensors,
-    with_gradients,
-)
+from attention_checks import ALONG, assert_agree, module_of, spec_of, tensors, with_gradients
 from interpreted import compiled_for_a_gpu, interpreted, learner_of, small_chunks
 from kernel_texts import CASES, FULL
+from sweeps import in_turn
 
 from attnspec.backends.factored.definitions import defined
 from attnspec.backends.factored.features.kernel import FeatureKernel

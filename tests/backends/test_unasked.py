@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 import torch
-from attention_checks import in_turn
 from interpreted import interpreted
 from listed_calls import LISTS, a_call, agree, chosen, of_compositions, sorted_graphs
+from sweeps import in_turn
 from test_waiting import ELSEWHERE, nothing_runs, waits
 
 from attnspec.backends.common import asking

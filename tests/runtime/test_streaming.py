@@ -7,8 +7,9 @@ from typing import Any, TypeAlias
 
 import pytest
 import torch
-from attention_checks import in_turn, spec_of
+from attention_checks import spec_of
 from kernel_texts import CASES
+from sweeps import in_turn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from attnspec.backends.common.kv_keeper import Keeper, Kept, Seen

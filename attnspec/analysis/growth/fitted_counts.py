@@ -107,11 +107,10 @@ def fit_of(
         points = {n: point for n in LENGTHS if (point := piece.point(n)) is not None}
         if len(points) < len(LENGTHS):
             return None
-        found = None
+        found, basis = None, monomials(len(variables), DEGREE)
         # what fits no polynomial at a few of the lengths fits none at all of them
         for lengths in (FEW, LENGTHS):
             counts |= {n: count(n) for n in lengths if n not in counts}
-            basis = monomials(len(variables), DEGREE)
             found = fitted([points[n] for n in lengths], [counts[n] for n in lengths], basis)
             if found is None:
                 break

@@ -10,15 +10,11 @@ import torch
 from torch.nn import functional
 
 from attnspec.backends.common.merging import LOWEST
+from attnspec.backends.factored.costs import BLOCK
 from attnspec.backends.factored.features.chunks import Frames, Room
 from attnspec.backends.factored.features.maps import FeatureMap, Features, Paired, Tables
 from attnspec.backends.factored.features.quotients import Quotient
-
-CHUNK = 64
-"""Positions of a chunk, whose pairs are computed one by one."""
-
-BLOCK = 1 << 20
-"""About as many numbers as the features of a block have: four megabytes."""
+from attnspec.lower.mechanism_costs import CHUNK
 
 
 @dataclass(frozen=True)

@@ -12,14 +12,8 @@ from torch.nn import functional
 
 from attnspec.backends.common.score_formula import HALF, weigh
 from attnspec.backends.common.torch_modes import is_transformed
+from attnspec.backends.factored.costs import FUSED, LANES
 from attnspec.backends.factored.low_rank.thin_products import unseen
-
-LARGE = 1 << 22
-"""Weights from which on attention is fused."""
-
-LANES = 16
-"""Keys from which on it may be: with fewer than a vector has lanes torch's kernel makes zeros of
-scores that are no numbers."""
 
 
 def attend(
@@ -44,7 +38,7 @@ def attend(
     if causal and not even:
         earlier = lower_triangle(rows, columns, q.device)
         mask = earlier if mask is None else mask & earlier
-    large = batch * heads * rows * columns >= LARGE and not is_transformed()
+    large = batch * heads * rows * columns >= FUSED and not is_transformed()
     plain = mask is None and not causal and not dropout_p and q.is_cpu
     empty = not (q.numel() and v.numel())
     if columns >= LANES and (large or (plain and not empty and unseen(q, k, v))):
