@@ -294,25 +294,36 @@ def _gpt_neo(given: Config) -> Layers:
 
 
 def _reformer(given: Config) -> Layers:
-    chunk, rounds = given.get("lsh_attn_chunk_length"), given.get("num_hashes", 1)
+    known = {"local": _chunks, "lsh": _hashed_chunks}
+    types = given.get("attn_layers", ())
+    for kind in types:
+        if kind not in known:
+            raise AttnSpecError(f"Reformer's layers are local or lsh, got {kind!r}")
+    attends = tuple(known[kind](given) for kind in types)
+    return Layers(attends, bool(given.get("is_decoder", False)))
+
+
+def _chunks(given: Config) -> str:
+    size = _size(given, "local_attn_chunk_length")
+    before, after = given.get("local_num_chunks_before", 1), given.get("local_num_chunks_after", 0)
+    return f"block(size = {size}, before = {before}, after = {after})"
+
+
+def _hashed_chunks(given: Config) -> str:
+    chunk, rounds = _size(given, "lsh_attn_chunk_length"), given.get("num_hashes", 1)
     buckets = given.get("num_buckets")
     if isinstance(buckets, Sequence):
         buckets = prod(buckets)
     before, after = given.get("lsh_num_chunks_before", 1), given.get("lsh_num_chunks_after", 0)
-    if "lsh" in given.get("attn_layers", ()) and (before, after) != (1, 0):
+    if (before, after) != (1, 0):
         raise AttnSpecError(
             f"`lsh` reads the own and the previous chunk, got {before} before and {after} after"
         )
     written = "" if buckets is None else f"buckets = {buckets}, "
-    known = {
-        "local": f"block(size = {given.get('local_attn_chunk_length')},"
-        f" before = {given.get('local_num_chunks_before', 1)},"
-        f" after = {given.get('local_num_chunks_after', 0)})",
-        "lsh": f"lsh({written}rounds = {rounds}, chunk = {chunk}, seed = 0, scale = unit,"
-        " bucket_mask = false, multiplicity = true)",
-    }
-    attends = tuple(known[kind] for kind in given.get("attn_layers", ()))
-    return Layers(attends, bool(given.get("is_decoder", False)))
+    return (
+        f"lsh({written}rounds = {rounds}, chunk = {chunk}, seed = 0, scale = unit,"
+        " bucket_mask = false, multiplicity = true)"
+    )
 
 
 def _nystromformer(given: Config) -> Layers:

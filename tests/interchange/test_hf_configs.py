@@ -225,6 +225,80 @@ def test_models_of_their_own_kind(config: dict[str, Any], part: Any, text: str) 
     assert found.program.layers == config.get("num_hidden_layers", found.program.layers)
 
 
+LEFT_OUT: list[tuple[dict[str, Any], dict[str, Any]]] = [
+    ({"model_type": "gpt2", "scale_attn_by_inverse_layer_idx": True}, {"n_layer": 2}),
+    ({"model_type": "gpt2"}, {"n_layer": 1}),
+    ({"model_type": "granite"}, {"num_hidden_layers": 2}),
+    ({"model_type": "mistral", "sliding_window": 5}, {"num_hidden_layers": 2}),
+    ({"model_type": "longformer"}, {"num_hidden_layers": 2}),
+    (
+        {"model_type": "big_bird", "block_size": 64, "num_random_blocks": 3},
+        {"num_hidden_layers": 2},
+    ),
+    ({"model_type": "big_bird"}, {"num_hidden_layers": 1, "attention_type": "original_full"}),
+    (
+        {"model_type": "gpt_neo", "window_size": 256},
+        {"attention_types": [[["global", "local"], 2]], "num_layers": 4},
+    ),
+    (
+        {"model_type": "reformer", "lsh_attn_chunk_length": 64, "local_attn_chunk_length": 64},
+        {"attn_layers": ["local", "lsh", "local"]},
+    ),
+    (
+        {"model_type": "nystromformer", "num_landmarks": 64, "conv_kernel_size": 65},
+        {"num_hidden_layers": 2},
+    ),
+    ({"model_type": "t5", "num_heads": 8}, {"num_layers": 2}),
+    ({"model_type": "t5", "num_heads": 8}, {"num_layers": 2, "num_decoder_layers": 3}),
+    (
+        {"model_type": "longt5", "num_heads": 8, "local_radius": 127},
+        {"num_layers": 2, "encoder_attention_type": "local"},
+    ),
+    ({"model_type": "bart"}, {"encoder_layers": 2, "decoder_layers": 3}),
+    ({"model_type": "bart", "num_hidden_layers": 12}, {}),
+    ({"model_type": "xlm-roberta"}, {"num_hidden_layers": 2}),
+]
+"""What a dictionary says where it leaves out what its class has by itself, and the settings."""
+
+
+@pytest.mark.parametrize(("given", "settings"), LEFT_OUT, ids=str)
+def test_what_is_left_out_is_as_the_class_has_it(
+    given: dict[str, Any], settings: dict[str, Any]
+) -> None:
+    config = transformers.AutoConfig.for_model(**{**given, **settings})
+    parts = ("encoder", "decoder") if config.is_encoder_decoder else (None,)
+    for part in parts:
+        found = from_hf_config({**given, **settings}, part=part)
+        assert found.source == from_hf_config(config, part=part).source
+
+
+def test_most_layers_stand_first_and_the_others_by_their_numbers() -> None:
+    types = ["sliding_attention", "full_attention", "full_attention", "sliding_attention"]
+    config = {"model_type": "my-model", "num_hidden_layers": 5, "sliding_window": 3}
+    found = from_hf_config({**config, "layer_types": [*types, "sliding_attention"]}, causal=True)
+    assert found.source.splitlines() == [
+        "attention my_model {",
+        "    causal",
+        "    layers 5",
+        "    attend window(before = 2, after = 0)",
+        "    layer 1..2 {",
+        "        attend full",
+        "    }",
+        "}",
+    ]
+    assert (
+        "\n    attend full"
+        in from_hf_config(
+            {**config, "layer_types": [types[0], *["full_attention"] * 4]}, causal=True
+        ).source
+    )
+
+
+def test_a_model_without_a_convolution_of_its_own_has_none() -> None:
+    given = {"model_type": "nystromformer", "num_hidden_layers": 1, "num_landmarks": 8}
+    assert "conv = 0" in from_hf_config({**given, "conv_kernel_size": None}).source
+
+
 def test_reformer_has_the_conventions_of_its_model() -> None:
     config = transformers.ReformerConfig(num_buckets=[8, 8], num_hashes=2, is_decoder=True)
     spec, shipped = from_hf_config(config), attnspec.zoo("reformer_hf", rounds=2)
@@ -261,10 +335,29 @@ def test_reformer_has_the_conventions_of_its_model() -> None:
             "transient",
         ),
         (
-            {"model_type": "reformer", "attn_layers": ["lsh"], "lsh_num_chunks_after": 1},
+            {
+                "model_type": "reformer",
+                "attn_layers": ["lsh"],
+                "lsh_attn_chunk_length": 8,
+                "lsh_num_chunks_after": 1,
+            },
             {},
             "previous chunk",
         ),
+        ({"model_type": "reformer", "attn_layers": ["lsh"]}, {}, "`lsh_attn_chunk_length` must be"),
+        ({"model_type": "reformer", "attn_layers": ["full"]}, {}, "local or lsh, got 'full'"),
+        (
+            {"model_type": "gpt_neo", "attention_layers": ["full"], "window_size": 4},
+            {},
+            "got 'full'",
+        ),
+        ({"model_type": "big_bird", "num_hidden_layers": 1, "is_decoder": True}, {}, "decoder"),
+        (
+            {"model_type": "longformer", "num_hidden_layers": 2, "attention_window": [4, 4, 4]},
+            {},
+            "one for each layer",
+        ),
+        ({"model_type": "longformer", "num_hidden_layers": 1, "attention_window": 0}, {}, "even"),
     ],
 )
 def test_what_is_open_is_refused(config: dict[str, Any], said: dict[str, Any], words: str) -> None:
