@@ -171,7 +171,7 @@ def _at_length(
     whole = _tensors(case, spec, n, made)
     weight = torch.randn(whole[0].shape, generator=made, dtype=torch.float64).to(kind)
     given = _inputs(case, spec, n) | drawn_lists(spec, n, case.lists)
-    padding = torch.rand(case.batch, n, generator=made) > 0.3 if case.padding else None
+    padding = drawn_padding(case.batch, n) if case.padding else None
     local = [
         par.shard(x).requires_grad_(name in case.grad) for name, x in zip("qkv", whole, strict=True)
     ]
@@ -262,6 +262,13 @@ def _inputs(case: Case, spec: Any, n: int) -> dict[str, Any]:
         name: torch.as_tensor(x)[None].expand(case.batch, *torch.as_tensor(x).shape).contiguous()
         for name, x in sample(spec, n).items()
     }
+
+
+def drawn_padding(batch: int, n: int) -> Any:
+    """Which keys of samples are real, bool [batch, n]: some seven of ten."""
+    import torch
+
+    return torch.rand(batch, n, generator=torch.Generator().manual_seed(n + 1)) > 0.3
 
 
 def drawn_lists(spec: Any, n: int, heads: int) -> dict[str, Any]:

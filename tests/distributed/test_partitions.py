@@ -35,7 +35,7 @@ def relation_of(graph: str, n: int) -> Relation:
 
 def balance(partition: Partition, work: np.ndarray) -> float:
     sums = [float(work[partition.positions(rank)].sum()) for rank in range(partition.ranks)]
-    return max(sums) / np.mean(sums)
+    return max(sums) / float(np.mean(sums))
 
 
 def crosses(partition: Partition, held: np.ndarray) -> bool:

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from local_ranks import Case, drawn_lists, tried
+from local_ranks import Case, drawn_lists, drawn_padding, tried
 from rank_cases import (
     HERE,
     ONCE,
@@ -42,9 +42,21 @@ def test_ranks_together_compute_what_one_does(case: Case) -> None:
     check([[each] for each in said_of(case)], [case])
 
 
-@pytest.mark.parametrize("case", ONCE, ids=("key heads", "causal", "beside"))
-def test_a_chosen_row_travels_once(case: Case) -> None:
+WANTED = [
+    *ONCE,
+    # more and more is asked for, until everything is sent unasked
+    *(
+        Case(n, ranks, ONCE[0].text, lists=2, padding=padding, partition="contiguous")
+        for n, ranks in ((153, 3), (61, 3), (45, 3), (38, 2), (30, 2), (26, 2), (21, 2))
+        for padding in (False, True)
+    ),
+]
+
+
+@pytest.mark.parametrize("case", WANTED, ids=lambda case: case.label)
+def test_a_chosen_row_travels_once_unless_most_of_them_are_chosen(case: Case) -> None:
     lists = drawn_lists(attnspec.parse(case.text), case.n, case.lists)["x"]
+    real = drawn_padding(2, case.n) if case.padding else torch.ones(2, case.n, dtype=torch.bool)
     own = [set(contiguous(case.n, case.ranks).positions(r).tolist()) for r in range(case.ranks)]
     asked = [[0] * case.ranks for _ in own]
     heads = range(case.lists)
@@ -57,12 +69,24 @@ def test_a_chosen_row_travels_once(case: Case) -> None:
                 keys = {key for key in keys if key <= max(mine)}
             if "window" in case.text:
                 keys |= set(range(min(mine) - 20, max(mine) + 21))
+            keys = {key for key in keys if 0 <= key < case.n and real[sample, key]}
             for owner, theirs in enumerate(own):
                 asked[reader][owner] += len(keys & theirs) if owner != reader else 0
-    row, number = 2 * 6 * 8, 8
+    row, number, sides = 2 * 6 * 8, 8, 2 * case.key_heads
+    # all keys of others, or of those before
+    unasked = [
+        sum(
+            sides * row * len(theirs)
+            for owner, theirs in enumerate(own)
+            if (owner < reader if "causal" in case.text else owner != reader)
+        )
+        for reader in range(case.ranks)
+    ]
+    worth = sum(map(sum, asked)) * (row + number) <= 0.75 * sum(unasked)
+    assert worth == (case.padding or case.n > 30)
     for rank, answer in enumerate(said_of(case)):
         came, gave = sum(asked[rank]), sum(each[rank] for each in asked)
-        assert answer["received"] == [came * row + gave * number]
+        assert answer["received"] == [came * row + gave * number if worth else unasked[rank]]
         assert came + gave
 
 
