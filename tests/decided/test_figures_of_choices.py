@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 from click.testing import CliRunner
+from torch.utils.flop_counter import FlopCounterMode
 from zoo import EXAMPLES
 
 from attnspec.analysis.approximation.choices import planted
@@ -68,6 +69,52 @@ def test_bounds_hold_and_expectations_are_near(body: str) -> None:
     assert after.edges / 16 == pytest.approx(found.value, rel=0.3)
     if found.quality == "exact":
         assert after.edges == 16 * found.value
+
+
+SCORED = (
+    "topk(keys = 3)",
+    "topk(keys = 3, queries = 5)",
+    "topk(blocks = 2, size = 5)",
+    "topk(blocks = 2, size = 5, queries = 4)",
+    "topk(blocks = 2, size = 5, score = max)",
+    "topk(blocks = 2, size = 5, score = mass)",
+    "topk(mass = 0.5, size = 5, score = bound, queries = 1)",
+    "lsh(chunk = 8, rounds = 2)",
+    "lsh(buckets = 6, rounds = 3, chunk = 4, seed = 0)",
+    "lsh(buckets = 8, rounds = 3, chunk = 4, hash = hyperplanes, share_qk = false)",
+    "cluster(count = 4)",
+    "cluster(of = q, count = 4)",
+    "cluster(count = 4, assign = balanced)",
+    "sinkhorn(size = 4)",
+)
+
+
+@pytest.mark.parametrize("call", SCORED)
+def test_scoring_takes_the_products_that_are_counted_and_the_sums_of_blocks(call: str) -> None:
+    n, d, heads, batch = 60, 6, 3, 2
+    spec = parse(f"attention a {{ heads {heads} attend {call} }}")
+    q = torch.randn(batch, heads, n, d, generator=torch.Generator().manual_seed(0))
+    module = spec.compile(head_size=d)
+    with FlopCounterMode(display=False) as counter:
+        module.pairs(q, q)
+    # a block is known by a sum over its keys
+    summed = "size" in call and "max" not in call and "score = mass" not in call
+    expected = counter.get_total_flops() + summed * batch * heads * n * d
+    report = spec.analyse(n, head_dim=d, batch=batch)
+    assert report.scoring_flops == expected
+    assert report.quality["scoring_flops"] == "bound"
+
+
+@pytest.mark.parametrize(
+    "graph",
+    [
+        "input s: scores(size = 4) attend topk(blocks = 1, size = 4, score = s)",
+        "input x: ids attend cluster(x)",
+        "attend window(radius = 3)",
+    ],
+)
+def test_what_is_given_is_not_scored(graph: str) -> None:
+    assert parse(f"attention a {{ {graph} }}").analyse(24).scoring_flops == 0
 
 
 @pytest.mark.parametrize(("gap", "size", "taken"), [(0.0, 16, 2), (0.6, 16, 2), (0.9, 32, 1)])

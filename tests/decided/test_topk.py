@@ -50,6 +50,13 @@ CASES: dict[str, TopK] = {
     "topk(blocks = 3, size = 4, always = columns(first(2)) | window(before = 3, after = 0))": TopK(
         4, 4, "mean", "count", 3, always=sinks
     ),
+    # a block that is not over is no candidate, and nothing forces the own one here
+    "topk(blocks = 2, size = 4, queries = 1, always = columns(first(2)))": TopK(
+        4, 1, "mean", "count", 2, always=lambda q, k: k < 2
+    ),
+    "topk(above = 0.1, size = 3, queries = 2, always = columns(first(2)))": TopK(
+        3, 2, "mean", "above", 0.1, always=lambda q, k: k < 2
+    ),
     "topk(keys = 3, within = window(radius = 4))": TopK(1, 1, "dot", "count", 3, within=near),
     "topk(blocks = 2, size = 3, score = bound, within = window(radius = 4))": TopK(
         3, 3, "bound", "count", 2, within=near

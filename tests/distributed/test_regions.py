@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from relation_checks import definition
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import attnspec
@@ -18,6 +19,7 @@ from attnspec.backends.dense.kernel import DenseKernel
 from attnspec.backends.lists.kernel import ListedKernel
 from attnspec.backends.planner import choose
 from attnspec.distributed.planning import Tensors, plan
+from attnspec.distributed.ranks import regions
 from attnspec.distributed.ranks.by_rows import GroupHere
 from attnspec.distributed.ranks.regions import Region, readers
 from attnspec.lower.lower import Binder, bias_tables, stand_ins
@@ -281,3 +283,31 @@ def test_queries_without_a_key_among_those_that_came_are_left_out() -> None:
     assert readers(work, own, np.arange(503, 512)).tolist() == list(range(128))
     assert readers(work, own, np.arange(0, 400)).tolist() == []
     assert len(readers(work, own, np.arange(0))) == 0
+
+
+def test_readers_are_asked_for_by_the_part(monkeypatch: pytest.MonkeyPatch) -> None:
+    side, n = 4, 60
+    monkeypatch.setattr(regions, "SIDE", side)
+    draw = np.random.Generator(np.random.PCG64(0))
+    for text in ("causal attend window(before = 9, after = 0)", "attend block(size = 7)"):
+        work = work_of(text, n)[0]
+        held = definition(work.relation, n)
+        for _ in range(40):
+            queries, keys = (
+                np.sort(draw.choice(n, int(draw.integers(0, 30)), replace=False)) for _ in "qk"
+            )
+            parts = [
+                [each[low : low + side] for low in range(0, len(each), side)]
+                for each in (queries, keys)
+            ]
+            wanted = [
+                part * side + i
+                for part, some in enumerate(parts[0])
+                for i in range(len(some))
+                # what lies between the positions of a part counts as well
+                if any(
+                    held[some[0] : some[-1] + 1, others[0] : others[-1] + 1].any()
+                    for others in parts[1]
+                )
+            ]
+            assert readers(work, queries, keys).tolist() == wanted

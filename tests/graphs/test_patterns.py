@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 from collections.abc import Callable
 from dataclasses import dataclass, fields
@@ -98,6 +99,22 @@ def test_what_every_sample_does_is_said(pattern: type[Relation]) -> None:
 def test_overrides_agree_with_the_definition_at_more_lengths(sample: Relation) -> None:
     found = [fault for n in (5, 6, 8, 9, 10, 11, 31, 65, 67, 199) for fault in faults(sample, n)]
     assert found == []
+
+
+@pytest.mark.parametrize("size", [2, 3, 4, 8])
+def test_masks_of_random_blocks_are_looked_at_once_each(size: int) -> None:
+    n, tile = 64, 4
+    for relation in (RandomBlocks(size, 2), RandomBlocks(size, 5, causal=True)):
+        q, k = axis(0, n, 1, tile), axis(0, n, 1, tile)
+        rows, columns = (x.ravel() for x in np.indices((q.count, k.count)))
+        first, _ = same_masks(q, k, rows, columns, relation, n)
+        held = definition(relation, n).reshape(q.count, tile, k.count, tile).transpose(0, 2, 1, 3)
+        # where borders of blocks lie in a tile goes by its number, modulo so many
+        borders = size // math.gcd(size, tile)
+        starts = [rows % borders, columns % borders]
+        masks = held.reshape(len(rows), -1)
+        most = len(np.unique(np.column_stack([*starts, masks]), axis=0))
+        assert len(np.unique(masks, axis=0)) <= len(first) <= most
 
 
 @pytest.mark.parametrize("pattern", STATIC, ids=lambda pattern: pattern.name)

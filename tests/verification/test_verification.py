@@ -518,6 +518,11 @@ def test_sampled_rows_see_what_the_others_do_not() -> None:
         ("window(radius = 3) - residue(step = 3)", True),
         ("~window(radius = 3)", True),
         ("where((q + k) % 7 == 0) | self", True),
+        # the keys of one term are looked at in the other
+        ("expander(degree = 4) & ~where(q * k % 7 == 1)", True),
+        ("expander(degree = 4) & where(q * k % 7 == 1)", False),
+        ("shift(expander(degree = 4), by = 3)", True),
+        ("shift(where(q * k % 7 == 1), by = 3)", False),
         ("where(q * k % 7 == 1)", False),
         ("where(q * k % 7 == 1) | self", False),
     ],
