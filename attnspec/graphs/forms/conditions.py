@@ -91,7 +91,7 @@ class Held:
 
     term: Term
     context: tuple[object, ...]
-    wanted: bool = True
+    wanted: bool
 
 
 Condition: TypeAlias = Within | Multiple | Among | Held
