@@ -36,7 +36,8 @@ def rows_of(rng: np.random.Generator, rows: int, columns: int) -> list[Entries]:
 
 def joined(rows: Sequence[Entries]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     starts = np.cumsum([0, *(len(keys) for keys, _ in rows)])
-    return starts, *(np.concatenate(parts) for parts in zip(*rows, strict=True))
+    keys, kinds = (np.concatenate(parts) for parts in zip(*rows, strict=True))
+    return starts, keys, kinds
 
 
 def step_layouts(number: int, n_q: int = 21, n_k: int = 18) -> Iterator[StepLayout]:
