@@ -192,10 +192,10 @@ class Blocks:
             runs = frame.runs[tiles]
             if (runs[:, several] < self.height - several * frame.size).any():
                 return None
-            if several and (runs[:, :several] < frame.size).any():
+            if (runs[:, :several] < frame.size).any():
                 return None
         starts = frame.rows[tiles, 0]
-        if several and (starts[:, 1:] - starts[:, :-1] != frame.size * frame.step).any():
+        if (starts[:, 1:] - starts[:, :-1] != frame.size * frame.step).any():
             return None
         return lattice_of(starts[:, 0])
 

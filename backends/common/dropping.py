@@ -57,9 +57,7 @@ def first_words(
     seed: torch.Tensor, q_rows: torch.Tensor, k_rows: torch.Tensor, lines: torch.Tensor
 ) -> torch.Tensor:
     """The first words of the counters, int64 below 2^32, of what broadcasts."""
-    none = torch.zeros_like(q_rows + k_rows + lines)
-    x0, x1, x2 = q_rows + none, k_rows + none, lines + none
-    x3 = none + DROPOUT
+    x0, x1, x2, x3 = q_rows, k_rows, lines, torch.full_like(lines, DROPOUT)
     k0, k1 = seed & _MASK, seed >> 32 & _MASK
     for _ in range(ROUNDS):
         (h0, l0), (h1, l1) = _product(MULTIPLIERS[0], x0), _product(MULTIPLIERS[1], x2)

@@ -202,7 +202,7 @@ class JoinedKernel(SoftmaxKernel):
         return out.view(*q.shape[:-1], -1), lse.view(q.shape[:-1])
 
     def traced(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, call: Call) -> torch.Tensor:
-        outs = [kernel.traced(*parts, call).flatten(1, 2) for kernel, parts in self._apart(q, k, v)]
+        outs = [kernel.traced(*parts, call) for kernel, parts in self._apart(q, k, v)]
         return torch.cat(outs, 1).view(*q.shape[:-1], v.shape[-1])
 
     def _apart(

@@ -292,7 +292,7 @@ class ScatteredKernel:
                 outs.append(found.squeeze(4))
                 sums.append(lse)
         rest = rows - sum(group.shape[0] for group in self.groups)
-        if rest or not outs:
+        if rest:
             # without keys, which the formula says in a way that can be differentiated
             none = q[:, :, :, :rest, None], k[:, :, None, :0], v[:, :, None, :0]
             out, lse = self.formula.partial(*none, Blocks(None, None), call)

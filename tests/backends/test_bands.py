@@ -199,7 +199,15 @@ def test_too_many_pairs_of_tiles_are_refused() -> None:
 
 @pytest.mark.parametrize(
     ("rows", "step"),
-    [([[0, 3, 6], [1, 4, 7]], 3), ([[0, 3, 7]], 0), ([[2, 2, 2]], 0), ([[6, 3, 0]], 0), ([[5]], 1)],
+    [
+        ([[0, 3, 6], [1, 4, 7]], 3),
+        ([[0, 3], [4, 7]], 3),
+        ([[0, 3], [4, 6]], 0),
+        ([[0, 3, 7]], 0),
+        ([[2, 2, 2]], 0),
+        ([[6, 3, 0]], 0),
+        ([[5]], 1),
+    ],
 )
 def test_the_step_of_rows_is_one_that_a_slice_may_have(rows: list[list[int]], step: int) -> None:
     assert _step(np.array(rows)) == step

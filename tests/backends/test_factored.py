@@ -295,6 +295,8 @@ def test_stabilised_features_agree_with_float64_far_from_zero() -> None:
         (Quotient(least=0.5, signed=True), [-2.0, -0.5, 0.5, 0.5, 2.0]),
         (Quotient(least=0.5, added=0.3), [-1.7, 0.5, 0.5, 0.5, 2.3]),
         (Quotient(least=0.25, floor=0.5, signed=True), [0.5, 0.5, 0.5, 0.5, 2.0]),
+        (Quotient(floor=0.5, added=0.3), [0.5, 0.5, 0.5, 0.5, 2.3]),
+        (Quotient(divides=False), [1.0] * 5),
     ],
 )
 def test_what_sums_are_divided_by(
