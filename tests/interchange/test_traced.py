@@ -9,12 +9,13 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
+import pytest
 import torch
 
 import attnspec
 from attnspec.graphs.forms.written import written
 from attnspec.interchange.mask_mods import _text
-from attnspec.interchange.traced import Captured, graph, trace
+from attnspec.interchange.traced import Captured, UntracedError, graph, trace
 
 N = 9
 DOC = torch.tensor([0, 0, 3, 3, 1, 1, 1, 4, 0])
@@ -156,3 +157,45 @@ def test_what_is_recorded_has_the_pairs_of_the_function() -> None:
             for one in (spec, named):
                 read = {name: inputs[name] for name in one.inputs}
                 assert (one.mask(N, head=head, inputs=read) == meant).all(), (seed, text)
+
+
+EXACT: list[tuple[MaskMod, MaskMod]] = [
+    (lambda b, h, q, k: q.int() * 32767 >= k, lambda b, h, q, k: q.int() * 32768 >= k),
+    (lambda b, h, q, k: q.float() * 256 >= k, lambda b, h, q, k: q.float() * 257 >= k),
+    (lambda b, h, q, k: q.float() / 256 >= k, lambda b, h, q, k: q.float() / 512 >= k),
+    (lambda b, h, q, k: q.float() / 256 >= k, lambda b, h, q, k: q.float() / 3 >= k),
+    (lambda b, h, q, k: q.float() * 0.0625 >= k, lambda b, h, q, k: q.float() * 0.00001 >= k),
+    (lambda b, h, q, k: (q / 4).floor() * 1024 >= k, lambda b, h, q, k: q / 4 * 1024 >= k),
+    (lambda b, h, q, k: q / 2 + k / 64 >= 3, lambda b, h, q, k: q / 8 * (k / 64) >= k),
+    (lambda b, h, q, k: q.double() ** 3 >= k, lambda b, h, q, k: q.double() ** 4 >= k),
+    (lambda b, h, q, k: q.double() / 3 >= k, lambda b, h, q, k: q / 3 >= k),
+    (lambda b, h, q, k: q.float() >= k.float(), lambda b, h, q, k: q.half() >= k.half()),
+    (lambda b, h, q, k: q * 2**40 >= k, lambda b, h, q, k: q.int() * 2**40 >= k),
+]
+"""Numbers of short types that are exact at every length that is checked, and others that round or
+wrap."""
+
+
+def test_numbers_of_short_types_are_recorded_where_they_are_exact() -> None:
+    for exact, rounds in EXACT:
+        trace(exact, Captured(lambda tensor: "x"))
+        with pytest.raises(UntracedError, match="rounds or wraps"):
+            trace(rounds, Captured(lambda tensor: "x"))
+
+
+def test_a_conversion_keeps_numbers_and_cuts_none_off() -> None:
+    def said(mask_mod: MaskMod) -> str:
+        return written(graph(trace(mask_mod, Captured(lambda tensor: "x"))))
+
+    assert said(lambda b, h, q, k: q.to(torch.float32).double() >= k.clone()) == "where(q >= k)"
+    assert said(lambda b, h, q, k: (q >= k).to(torch.bool)) == "where(q >= k)"
+    with pytest.raises(UntracedError, match="cuts a real number off"):
+        said(lambda b, h, q, k: (q / 2).int() >= k)
+    with pytest.raises(UntracedError, match="divides towards zero"):
+        said(lambda b, h, q, k: torch.div(q, 2, rounding_mode="trunc") >= k)
+    with pytest.raises(UntracedError, match="conditions as with numbers"):
+        said(lambda b, h, q, k: ((q >= k) // (q > 2)).to(torch.bool))
+    with pytest.raises(UntracedError, match="depends on an input"):
+        said(lambda b, h, q, k: torch.where(DOC[q] == DOC[k], q, k) > 2)
+    with pytest.raises(UntracedError, match=r"a tensor \[3\] for a pair"):
+        said(lambda b, h, q, k: q.new_ones((3,)).any())
