@@ -189,6 +189,11 @@ def test_a_conversion_keeps_numbers_and_cuts_none_off() -> None:
 
     assert said(lambda b, h, q, k: q.to(torch.float32).double() >= k.clone()) == "where(q >= k)"
     assert said(lambda b, h, q, k: (q >= k).to(torch.bool)) == "where(q >= k)"
+    # cases that cannot be are left out
+    assert said(lambda b, h, q, k: torch.where(q > 3, q, k) < 0) == "where(false)"
+    assert (
+        said(lambda b, h, q, k: torch.where(q > 3, q, 0 - k) < 0) == "where(q <= 3 and 0 - k < 0)"
+    )
     with pytest.raises(UntracedError, match="cuts a real number off"):
         said(lambda b, h, q, k: (q / 2).int() >= k)
     with pytest.raises(UntracedError, match="divides towards zero"):
