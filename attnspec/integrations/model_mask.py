@@ -238,6 +238,5 @@ def _padding(mask: torch.Tensor | None, end: int) -> torch.Tensor | None:
     if mask is None:
         return None
     padding = mask[:, :end].to(torch.bool)
-    if padding.shape[1] < end:
-        padding = torch.nn.functional.pad(padding, (0, end - padding.shape[1]))
+    padding = torch.nn.functional.pad(padding, (0, end - padding.shape[1]))
     return None if bool(padding.all()) else padding

@@ -254,7 +254,7 @@ class _Search:
         fit = Fit(inside & ~self.mask, inside)
         for atom in (*fit.inside(), *fit.around()):
             if (inside & ~atom.mask == self.mask).all():
-                turned = Atom(f"~{atom.text}", ~atom.mask)
+                turned = Atom(f"~{atom.text}", self.mask)
                 yield _joined(self.restriction, (turned,), "|", self.mask)
 
 

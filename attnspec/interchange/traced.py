@@ -169,12 +169,9 @@ def _said(value: Any) -> Said:
 
 
 def _kind(*values: Any) -> torch.dtype:
-    """The type in which torch computes with numbers, traced or not."""
+    """The type in which torch computes with one number or two, traced or not."""
     plain = [torch.empty((), dtype=x.dtype) if isinstance(x, Traced) else x for x in values]
-    found = torch.result_type(plain[0], plain[-1])
-    for value in plain[1:-1]:
-        found = torch.result_type(torch.empty((), dtype=found), value)
-    return found
+    return torch.result_type(plain[0], plain[-1])
 
 
 def _rounded_to(value: Any, kind: torch.dtype) -> Any:
@@ -243,6 +240,10 @@ def _places(scalar: Scalar) -> int | None:
 def _numeric(op: str, *args: Any) -> Traced:
     """An operation on numbers, in each of their cases."""
     kind = _kind(*args)
+    if kind == torch.bool and op not in _CONTRARY:
+        if op not in _OF_CONDITIONS:
+            raise UntracedError("it computes with conditions as with numbers; use torch.where")
+        return _joined(_OF_CONDITIONS[op], *args)
     if op == "/" and not kind.is_floating_point:
         kind = torch.get_default_dtype()
     found: list[tuple[Scalar, tuple[Scalar, ...]]] = [(True, ())]
@@ -252,7 +253,10 @@ def _numeric(op: str, *args: Any) -> Traced:
             _require_exact(said, kind, computed=False)
         cases = said.each if isinstance(said, Cases) else ((True, said),)
         found = [
-            (_both(one, other), (*values, value)) for one, values in found for other, value in cases
+            (both, (*values, value))
+            for one, values in found
+            for other, value in cases
+            if (both := _both(one, other)) is not False
         ]
         if len(found) > MOST_CASES:
             raise UntracedError(f"a number has more than {MOST_CASES} cases")
@@ -264,7 +268,7 @@ def _numeric(op: str, *args: Any) -> Traced:
 
 
 def _cases(value: Any) -> Scalar | Cases:
-    """A number, traced or not, that is no entry of an input and no condition about one."""
+    """A number, traced or not, that is no entry of an input; a condition, about none, is 1 or 0."""
     said = _said(value)
     if isinstance(said, Read):
         raise UntracedError(
@@ -274,7 +278,9 @@ def _cases(value: Any) -> Scalar | Cases:
         )
     if isinstance(said, Leaf | Compound):
         raise UntracedError("a condition about an input is computed with as a number")
-    return said
+    if isinstance(said, bool):
+        return int(said)
+    return Cases(((said, 1), (_not(value).said, 0))) if _is_condition(value) else said  # type: ignore[arg-type]
 
 
 def _applied(op: str, values: tuple[Scalar, ...]) -> Scalar:
@@ -298,13 +304,24 @@ def _compared(op: str, first: Any, second: Any) -> Traced:
     if isinstance(one, Read) or isinstance(other, Read):
         return _labels(op, one, other)
     if _is_condition(first) and _is_condition(second):
-        same = _not(_xor(first, second))
-        return same if op == "==" else _not(same)
+        return _conditions(op, _truth(first), _truth(second))
     cases = _numeric(op, _unsigned(op, first, other), second).said
     if not isinstance(cases, Cases):
         return Traced(cases, torch.bool)
-    held = [_both(condition, found) for condition, found in cases.each]
-    return Traced(held[0] if len(held) == 1 else Apply("or", tuple(held)), torch.bool)
+    found = Traced(False, torch.bool)
+    for condition, held in cases.each:
+        found = _joined("or", found, Traced(_both(condition, held), torch.bool))
+    return found
+
+
+def _conditions(op: str, one: Traced, other: Traced) -> Traced:
+    """Two conditions compared, of which one that holds is 1."""
+    if op in ("==", "!="):
+        differ = _xor(one, other)
+        return differ if op == "!=" else _not(differ)
+    if op in (">", ">="):
+        one, other = other, one
+    return _joined("and" if op in ("<", ">") else "or", _not(one), other)
 
 
 def _unsigned(op: str, value: Any, other: Said) -> Any:
@@ -526,6 +543,9 @@ _OPERATIONS: dict[str, Callable[..., Traced]] = {
     "squeeze": _same,
     "expand": _same,
 }
+
+_OF_CONDITIONS = {"+": "or", "max": "or", "min": "and"}
+"""What operations on numbers do with two conditions."""
 
 _CONTRARY = {"<": ">=", "<=": ">", ">": "<=", ">=": "<", "==": "!=", "!=": "=="}
 

@@ -189,3 +189,20 @@ def test_what_deepspeed_refuses_is_refused(config: Any, words: str) -> None:
 def test_what_is_no_configuration_is_refused() -> None:
     with pytest.raises(TypeError, match="mapping"):
         from_deepspeed([1])  # type: ignore[arg-type]
+
+
+def test_random_blocks_are_those_of_every_head_or_of_each() -> None:
+    config = {"mode": "variable", "block": B, "num_random_blocks": 2, "num_heads": 3}
+    for apart in (False, True):
+        spec = from_deepspeed({**config, "different_layout_per_head": apart})
+        masks = {spec.mask(64, head=head).tobytes() for head in range(3)}
+        assert len(masks) == (3 if apart else 1)
+
+
+@pytest.mark.parametrize("name", ["local_window_blocks", "global_block_indices"])
+def test_a_list_has_counts_from_the_least(name: str) -> None:
+    least = 1 if name == "local_window_blocks" else 0
+    from_deepspeed({"mode": "variable", name: [least]})
+    for value in (least - 1, True, "2"):
+        with pytest.raises(AttnSpecError, match=f"`{name}` must be an integer from {least} on"):
+            from_deepspeed({"mode": "variable", name: [value]})

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import random
+
 import numpy as np
 import pytest
 
 import attnspec
 from attnspec.interchange.explained import LONGEST, _on_grids, explain_mask
+from attnspec.ir.program import leaves
 from attnspec.text.diagnostics import AttnSpecError
 
 
@@ -61,6 +64,29 @@ ALIKE = [
 ]
 """Specs that are found again as they are written."""
 
+AROUND = [
+    *("self", "transpose(causal)", "powers", "powers(base = 3)", "window(radius = 2)"),
+    *("window(before = 4, after = 1)", "window(radius = 8)", "residue(step = 3)"),
+    *("residue(step = 4)", "dilated(radius = 6, step = 2)", "block(size = 3)", "block(size = 7)"),
+    *("block(size = 4, before = 1)", "columns(first(2))", "columns(positions(3, 8..9))"),
+    *("columns(every(4))", "rows(last(3))", "rows(positions(2, 7))"),
+]
+"""Graphs of families that have a smallest member around a mask."""
+
+INSIDE = [
+    *("strided(stride = 4)", "global(first(1))", "global(positions(5))"),
+    *("global(first(1) | last(2))", "summary(stride = 5, cells = 2)"),
+    "fixed(stride = 4, cells = 1)",
+]
+"""Others, which have a largest member inside of it alone."""
+
+
+def graphs_of(spec: attnspec.Spec) -> int:
+    """How many graphs a spec is made of; `causal` beside them is one."""
+    graph = spec.program.attends[0].graph
+    assert graph is not None
+    return len(list(leaves(graph))) + bool(spec.program.causal)
+
 
 @pytest.mark.parametrize("text", ALIKE)
 def test_a_spec_is_found_again(text: str) -> None:
@@ -94,6 +120,23 @@ def test_a_spec_is_found_again(text: str) -> None:
 )
 def test_the_shortest_is_found(text: str, n: int, found: str) -> None:
     assert shown(mask_of(text, n)) == found
+
+
+@pytest.mark.parametrize("op", ["|", "&", "-", "~"])
+def test_two_graphs_are_found_in_no_more_of_them(op: str) -> None:
+    for seed in range(20):
+        draw = random.Random(seed)
+        one, other = draw.sample(AROUND + INSIDE if op == "|" else AROUND, 2)
+        text = f"~{one}" if op == "~" else f"{one} {op} {other}"
+        spec = attnspec.parse(f"attention a {{ {draw.choice(('', 'causal '))}attend {text} }}")
+        mask = spec.mask(14)
+        if mask.any():
+            found = explain_mask(mask)
+            assert found.exact, spec.source
+            assert (found.spec.mask(14) == mask).all(), spec.source
+            # beside a graph that is left out `causal` is none more
+            most = graphs_of(spec) + (op == "~")
+            assert graphs_of(found.spec) <= most, (spec.source, found.spec.source)
 
 
 @pytest.mark.parametrize("rest", ["attend same(d)", "causal attend same(d)"])

@@ -80,7 +80,7 @@ def largest(texts: Sequence[str], mask: np.ndarray, care: np.ndarray) -> list[st
     """The members of a family whose pairs, as far as they count, are held, and are some; without
     those that are part of another one."""
     held = masks_of(tuple(texts)) & care
-    inside = np.flatnonzero(held.any((1, 2)) & ~(held & ~mask).any((1, 2)))
+    inside = np.flatnonzero(held.any((1, 2)) & ~(held & ~mask).any((1, 2))).tolist()
     return [
         texts[at]
         for at in inside
@@ -91,7 +91,7 @@ def largest(texts: Sequence[str], mask: np.ndarray, care: np.ndarray) -> list[st
 def smallest(texts: Sequence[str], mask: np.ndarray) -> list[str]:
     """The members of a family that hold all of a mask, without those that another is part of."""
     held = masks_of(tuple(texts))
-    around = np.flatnonzero(~(mask & ~held).any((1, 2)))
+    around = np.flatnonzero(~(mask & ~held).any((1, 2))).tolist()
     return [
         texts[at]
         for at in around

@@ -107,6 +107,10 @@ WRITTEN: dict[str, tuple[Callable[..., Any], str]] = {
         lambda b, h, q, k: near(b, h, q, k) | MARKED[q] | MARKED[k],
         "input marked: tokens attend window(radius = 3) | global(marked)",
     ),
+    "marked alone": (
+        lambda b, h, q, k: MARKED[q] | MARKED[k],
+        "input marked: tokens attend global(marked)",
+    ),
     "clamp": (
         lambda b, h, q, k: (q.clamp(2, 14) - k).abs() <= 2,
         "attend where(abs(min(max(q, 2), 14) - k) <= 2)",

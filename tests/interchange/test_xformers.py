@@ -101,6 +101,9 @@ def swin(size: int, shift: int) -> np.ndarray:
         ("dilated_2d_pattern", {"k": 2}, (DOWN % 2 == 0) & (ACROSS % 2 == 0)),
         ("swin_attention_pattern", {"window_size": 2}, swin(2, 0)),
         ("swin_attention_pattern", {"window_size": 2, "shift_size": 1}, swin(2, 1)),
+        ("swin_attention_pattern", {"window_size": 1}, swin(1, 0)),
+        ("dilated_2d_pattern", {}, (DOWN % 2 == 0) & (ACROSS % 2 == 0)),
+        ("dilated_2d_pattern", {"k": 1}, DOWN == DOWN),
     ],
 )
 def test_a_pattern_of_a_grid_has_its_pairs(
@@ -143,6 +146,19 @@ def test_an_instance_says_its_own_sizes() -> None:
             "attend linformer(rank = 8, max_length = 64, share = none)",
         ),
         (
+            "linformer",
+            {"seq_len": 64},
+            "attend linformer(rank = 16, max_length = 64, share = none)",
+        ),
+        ("linformer", {"seq_len": 3}, "attend linformer(rank = 1, max_length = 3, share = none)"),
+        ("nystrom", {}, "attend nystrom(landmarks = 64, iterations = 6, conv = 0)"),
+        ("scaled_dot_product", {}, "attend full"),
+        (
+            "favor",
+            {"dim_features": 16, "feature_map": "sm_hyp", "iter_before_redraw": 5},
+            "attend favor(features = 16, kind = hyperbolic, redraw = 5, seed = 0)",
+        ),
+        (
             "favor",
             {"dim_features": 16, "feature_map": "sm_orf", "causal": True},
             "causal attend favor(features = 16, seed = 0)",
@@ -179,6 +195,19 @@ def test_mechanisms_of_the_registry(name: str, options: dict[str, Any], text: st
         ("swin_attention_pattern", {"H": 5, "W": 6, "window_size": 2}, "divisible"),
         ("favor", {"dim_features": 8}, "sm_orf"),
         ("nystrom", {"causal": True}, "no causal form"),
+        ("nystrom", {"v_skip_connection": 3}, "no skip of the values"),
+        ("nystrom", {"landmark_pooling": 3}, "no pooling"),
+        ("favor", {"feature_map": "sm_orf"}, "needs `dim_features`"),
+        ("swin_attention_pattern", {"H": 4, "W": 5, "window_size": 2}, "`W` must be divisible"),
+        ("swin_attention_pattern", {"H": 0, "W": 4, "window_size": 2}, "from 1 on, got 0"),
+        (
+            "swin_attention_pattern",
+            {"H": 4, "W": 4, "window_size": 2, "shift_size": 2},
+            "below the window's 2, got 2",
+        ),
+        ("local", {"window_size": True}, "from 1 on, got True"),
+        ("local_1d_pattern", {"window_size": 0}, "from 1 on, got 0"),
+        ("alibi_pattern", {"num_heads": 0, "threshold": 1.0}, "from 1 on, got 0"),
         ("local_2d_pattern", {"H": 3, "W": 3, "distance": 2, "p": 3}, "norm"),
     ],
 )
@@ -192,3 +221,19 @@ def test_an_argument_of_another_type_is_refused_in_words() -> None:
         from_xformers("local_2d_pattern", H=3, W=4, distance="2")
     with pytest.raises(TypeError, match="every key without one, which is `attend full`"):
         from_xformers(None)
+
+
+def test_a_spec_is_called_as_what_it_was() -> None:
+    assert from_xformers("LowerTriangularMask").name == "xformers_lower_triangular"
+    assert from_xformers("local_1d_pattern", window_size=3).name == "xformers_local_1d_pattern"
+    name = "BlockDiagonalCausalLocalAttentionFromBottomRightMask"
+    said = from_xformers(name, window_size=3).name
+    assert said == "xformers_block_diagonal_causal_local_attention_from_bottom_right"
+    assert from_xformers("fourier_mix", dropout=0.1).source == from_xformers("fourier_mix").source
+
+
+def test_tokens_of_the_registry_may_be_read_causally() -> None:
+    meant = (MARKED[:, None] | MARKED[None]) & (K <= Q)
+    for name in ("global", "global_token_pattern"):
+        spec = from_xformers(name, causal=True)
+        assert (spec.mask(N, inputs={"marked": MARKED}) == meant).all()
