@@ -154,3 +154,23 @@ def test_one_of_each_of_equal_ranges_is_looked_at() -> None:
         assert weight == count / most
         edges = np.arange(most + 1) * count / most
         assert ((np.floor(edges[:-1]) <= chosen) & (chosen < edges[1:])).all()
+
+
+def test_orders_are_of_listed_tokens_and_say_their_names() -> None:
+    def names(body: str, n: int = 40) -> list[str]:
+        return [str(order) for order in orders_of(spec_of(f"attend {body}").relation(n), n)]
+
+    assert names("window(radius = 3)") == ["natural order"]
+    assert names("residue(step = 5)")[1:] == ["order of residues mod 5"]
+    assert names("rows(first(3))")[1:] == ["order of 3 listed queries"]
+    assert names("columns(every(4))")[1:] == ["order of 10 listed keys"]
+    both = names("rows(first(3)) & columns(every(4))")
+    assert {"order of 3 listed queries", "order of 10 listed keys"} <= set(both)
+    assert str(orders.Order(1, 4)) == "order of keys mod 4"
+    assert str(orders.Order(4, 1)) == "order of queries mod 4"
+    grid = spec_of("sequence grid(8, 16) attend neighborhood(3, 3)").relation(128)
+    assert [str(order) for order in orders_of(grid, 128)] == [
+        "natural order",
+        "order of queries in boxes of 4 x 8, keys in boxes of 2 x 2",
+        "order of queries in boxes of 8 x 8, keys in boxes of 2 x 2",
+    ]
