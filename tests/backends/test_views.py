@@ -39,6 +39,13 @@ KINDS = {
     "tiles of one": frame_of(axis(0, 9, 2, 1)),
     "sequences": frame_of(StackedAxis((axis(0, 9, 1, 3),) * 2, 9)),
     "short sequences": frame_of(StackedAxis((axis(2, 12, 1, 3),) * 2, 10)),
+    "short tiles of another distance": Frame(
+        np.array([[0, 1, 2], [3, 4, 5], [6, 8, 0], [7, 9, 0]]),
+        np.array([[True] * 3, [True] * 3, [True, True, False], [True, True, False]]),
+        step=1,
+        packed=False,
+        length=10,
+    ),
     "sequences of two orders": frame_of(StackedAxis((axis(0, 10, 1, 3), axis(0, 10, 2, 3)), 10)),
 }
 

@@ -65,7 +65,7 @@ def test_a_survey_of_few_tiles_is_exact(name: str, sizes: tuple[int, int]) -> No
         if is_scattered(relation):
             assert guess.tiles == pytest.approx(full + undecided, rel=0.3)
             continue
-        assert (guess.full, guess.undecided) == (full, undecided)
+        assert (guess.full, guess.undecided, guess.sampled) == (full, undecided, False)
         rows = np.concatenate([found.fine()[0], found.undecided[0]])
         columns = np.concatenate([found.fine()[1], found.undecided[1]])
         gathered = 0
