@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from typing import Any
 
 import numpy as np
 import pytest
@@ -201,7 +202,7 @@ def test_no_more_blocks_are_forced_and_no_more_keys_read_than_is_said() -> None:
             return any(of.holds(q, k, n) and not (causal and k > q) for q, k in pairs)
 
         most = max(sum(is_forced(row, block) for block in blocks) for row in rows)
-        call = {"size": size, "queries": shared, "always": always, "causal": causal}
+        call: dict[str, Any] = {"size": size, "queries": shared, "always": always, "causal": causal}
         leaf = TopK(blocks=2, **call)
         if always is None:
             # as of a long sequence

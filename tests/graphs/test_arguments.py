@@ -95,7 +95,8 @@ def test_one_thing_that_a_pattern_is_about_needs_no_name() -> None:
 
 def test_what_is_not_said_is_what_is_promised() -> None:
     found: dict[str, object] = {}
-    for declaration in PATTERNS:
+    patterns: list[Any] = [*PATTERNS]
+    for declaration in patterns:
         for entry in fields(declaration):
             one: Parameter = entry.metadata["parameter"]
             if one.context:
