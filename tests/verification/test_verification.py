@@ -511,6 +511,18 @@ def test_sampled_rows_see_what_the_others_do_not() -> None:
     assert f"({LONG // 2}, {LONG // 2})" in str(rows_fault(layout, rows, held))
 
 
+@pytest.mark.parametrize("n_q", [20, 5, 1])
+@pytest.mark.parametrize("graph", ["causal", "window(radius = 3)", "random(keys = 3)"])
+def test_numbers_of_keys_are_those_of_the_last_queries(graph: str, n_q: int) -> None:
+    relation = spec_of(f"attend {graph}").relation(20)
+    counts = np.where(np.arange(20) >= 20 - n_q, definition(relation, 20).sum(1), 0)
+    assert pairs.counts_fault(counts, relation, n_q) is None
+    counts[19] += 1
+    assert f"query 19 has {counts[19]} keys, and {counts[19] - 1}" in str(
+        pairs.counts_fault(counts, relation, n_q)
+    )
+
+
 @pytest.mark.parametrize("area", [1, 20, 50, 1 << 20])
 def test_rows_are_looked_at_some_at_a_time(area: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pairs, "AREA", area)
