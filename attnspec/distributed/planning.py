@@ -11,6 +11,7 @@ from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from hashlib import sha256
 from itertools import product
+from typing import cast
 
 import numpy as np
 
@@ -114,6 +115,11 @@ class Group:
     heads: tuple[int, ...]
     exchange: Exchange | None
     graph: int = 0
+
+    @property
+    def rows(self) -> Exchange:
+        """The exchange, of heads whose rows travel."""
+        return cast(Exchange, self.exchange)
 
 
 @dataclass(frozen=True, eq=False)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from typing import Any
 
 import numpy as np
 import pytest
@@ -15,8 +16,10 @@ from attnspec.analysis.approximation.choices import planted
 from attnspec.analysis.quality import Unknown
 from attnspec.cli.root import main
 from attnspec.graphs.patterns import BY_NAME
+from attnspec.graphs.patterns.topk import TopK
 from attnspec.lower.lower import stand_ins, works_of
 from attnspec.spec import parse
+from attnspec.text.diagnostics import SpecError
 
 BODIES = (
     "causal attend topk(blocks = 3, size = 8, queries = 1)",
@@ -174,3 +177,51 @@ def test_matchings_without_order_have_the_mean_of_all_of_them(blocks: int) -> No
 def test_reach_says_that_tensors_choose() -> None:
     report = parse("attention a { causal attend topk(keys = 3) }").analyse(30)
     assert "at least, as if tensors could choose any pair that is allowed" in str(report)
+
+
+def test_queries_of_one_choice_lie_in_as_many_blocks_as_that() -> None:
+    for shared, size in itertools.product(range(1, 13), repeat=2):
+        rows = [range(row * shared, (row + 1) * shared) for row in range(2 * size)]
+        most = max(len({q // size for q in row}) for row in rows)
+        assert TopK(blocks=1, size=size, queries=shared).own_blocks == most, (shared, size)
+
+
+def test_no_more_blocks_are_forced_and_no_more_keys_read_than_is_said() -> None:
+    around = BY_NAME["window"](before=3, after=0)  # type: ignore[call-arg]
+    sets = (None, around, BY_NAME["causal"](), BY_NAME["block"](size=5))  # type: ignore[call-arg]
+    for n, size, shared, causal, always in itertools.product(
+        (1, 7, 24), (1, 3, 4), (1, 3, 4), (False, True), sets
+    ):
+        rows = [range(at, min(n, at + shared)) for at in range(0, n, shared)]
+        blocks = [range(at, min(n, at + size)) for at in range(0, n, size)]
+
+        def is_forced(row: range, block: range, of=always, n=n, causal=causal, size=size) -> bool:  # type: ignore[no-untyped-def]
+            if of is None:
+                return causal and size > 1 and any(q in block for q in row)
+            pairs = itertools.product(row, block)
+            return any(of.holds(q, k, n) and not (causal and k > q) for q, k in pairs)
+
+        most = max(sum(is_forced(row, block) for block in blocks) for row in rows)
+        call: dict[str, Any] = {"size": size, "queries": shared, "always": always, "causal": causal}
+        leaf = TopK(blocks=2, **call)
+        if always is None:
+            # as of a long sequence
+            assert most <= leaf.forced(n) <= (leaf.own_blocks if causal and size > 1 else 0)
+        else:
+            assert leaf.forced(n) == most
+        assert leaf.most_keys(n) == min(n, size * max(2, leaf.forced(n)))
+        assert leaf.about_keys(n) == min(n, 2 * size)
+        full = 2 <= leaf.forced(n) and 2 * size < n
+        assert ("none is left to choose" in leaf.doubt(n)) == full
+        for open_ended in (TopK(mass=0.5, **call), TopK(above=0.5, **call)):
+            assert open_ended.most_keys(n) == n
+            assert open_ended.unsized == "how many blocks are taken"
+            assert not open_ended.doubt(n)
+        assert leaf.unsized == ("" if always is None else "how many blocks are forced")
+        assert bool(leaf.waits) == (shared > 1)
+
+
+@pytest.mark.parametrize("share", ["0", "-0.5"])
+def test_a_mass_of_nothing_is_refused(share: str) -> None:
+    with pytest.raises(SpecError, match="`mass` must be above 0"):
+        parse(f"attention a {{ attend topk(mass = {share}, size = 4) }}")

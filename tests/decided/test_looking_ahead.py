@@ -30,6 +30,13 @@ BODIES = {
     "causal attend topk(keys = 4, queries = 3)": False,
     "causal attend topk(blocks = 2, size = 4)": False,
     "causal attend topk(blocks = 3, size = 4, queries = 2)": False,
+    # borders of blocks lie elsewhere in each choice, so that its own blocks are more or fewer
+    "causal attend topk(blocks = 3, size = 2, queries = 3)": False,
+    "causal attend topk(blocks = 3, size = 3, queries = 5)": False,
+    "causal attend topk(blocks = 3, size = 3, queries = 2)": False,
+    "causal attend topk(blocks = 4, size = 4, queries = 3)": False,
+    # own blocks leave no place to others
+    "causal attend topk(blocks = 2, size = 2, queries = 3)": True,
     "causal attend topk(mass = 0.4, size = 4, queries = 1, score = mass)": True,
     "causal attend topk(mass = 0.4, size = 1, queries = 2)": False,
     "causal attend topk(above = 0.5, size = 4, queries = 1, score = max)": True,

@@ -50,6 +50,8 @@ CASES: dict[str, TopK] = {
     "topk(blocks = 3, size = 4, always = columns(first(2)) | window(before = 3, after = 0))": TopK(
         4, 4, "mean", "count", 3, always=sinks
     ),
+    "topk(blocks = 3, size = 2, queries = 3)": TopK(2, 3, "mean", "count", 3),
+    "topk(blocks = 4, size = 3, queries = 5)": TopK(3, 5, "mean", "count", 4),
     # a block that is not over is no candidate, and nothing forces the own one here
     "topk(blocks = 2, size = 4, queries = 1, always = columns(first(2)))": TopK(
         4, 1, "mean", "count", 2, always=lambda q, k: k < 2

@@ -245,7 +245,7 @@ def test_a_rank_computes_its_share_of_the_edges(graph: str, factor: float) -> No
     assert group.exchange is not None
     each = []
     for rank in range(RANKS):
-        here = GroupHere(group, group.exchange, rank, 1, CPU, "auto")
+        here = GroupHere(group, rank, 1, CPU, "auto")
         parts = [
             here.at_home,
             here.over_guests,

@@ -15,7 +15,17 @@ import attnspec
 from attnspec.backends.factored.kernels import kernel_of
 from attnspec.distributed import partitions
 from attnspec.distributed.partitions import Partition
-from attnspec.distributed.planning import BOTH, HEADS, MIXED, ROWS, STATES, Tensors, plan
+from attnspec.distributed.planning import (
+    ALL,
+    BOTH,
+    CHOICES,
+    HEADS,
+    MIXED,
+    ROWS,
+    STATES,
+    Tensors,
+    plan,
+)
 from attnspec.distributed.ranks.by_states import merged, passed_on
 from attnspec.lower.lower import Binder
 from attnspec.lower.work import Call, mechanism_of
@@ -257,3 +267,55 @@ def test_heads_of_one_layer_go_each_their_own_way() -> None:
     assert found.received.max() < 0.6 * alone.received.max()
     # sums over keys are more than a few positions
     assert STATES not in {way.how for way in how(f"attention a {{ {body} }}", 16, 4).ways}
+
+
+EACH_WAY = {
+    ROWS: "attend window(radius = 9) | global(first(2))",
+    STATES: "attend linear()",
+    BOTH: "causal attend window(radius = 9) + linear()",
+    HEADS: "attend efficient()",
+    ALL: "attend topk(keys = 5, share = all)",
+    CHOICES: "input x: choices(size = 4) attend chosen(x)",
+    MIXED: "heads 8 head 0..3 { attend window(radius = 9) | global(first(2)) }"
+    " head 4..7 { attend linear() }",
+}
+
+
+@pytest.mark.parametrize("way", EACH_WAY)
+def test_samples_and_numbers_of_more_bytes_are_as_many_bytes_more(way: str) -> None:
+    program, n, ranks = attnspec.parse(f"attention a {{ {EACH_WAY[way]} }}").program, 1 << 14, 4
+    where = partitions.contiguous(n, ranks)
+
+    def links(batch: int, size: int) -> np.ndarray:
+        tensors = Tensors(batch, 8, 8, 16, 16, size)
+        (found,) = plan(program, n, ranks, tensors, partition=where).layers
+        assert found.how == way
+        return np.stack([found.there, found.back])
+
+    one = links(1, 4)
+    assert one[0].sum() > 0
+    assert not np.diagonal(one, axis1=1, axis2=2).any()
+    assert (links(3, 4) == 3 * one).all()
+    if way != CHOICES:
+        # of them requests stay numbers of eight bytes
+        assert (links(1, 8) == 2 * one).all()
+
+
+def test_heads_that_go_several_ways_receive_what_each_way_does() -> None:
+    n, ranks, half = 1 << 14, 4, Tensors(2, 4, 4, 16, 16, 2)
+    where = partitions.contiguous(n, ranks)
+    together, rows, states = (
+        plan(
+            attnspec.parse(f"attention a {{ {EACH_WAY[way]} }}").program,
+            n,
+            ranks,
+            replace(half, heads=8, key_heads=8) if way == MIXED else half,
+            partition=where,
+        ).layers[0]
+        for way in (MIXED, ROWS, STATES)
+    )
+    assert [way.how for way in together.ways] == [ROWS, STATES]
+    # queries that read everything travel: not all keys do
+    assert rows.back.sum() > 0
+    assert (together.there == rows.there + states.there).all()
+    assert (together.back == rows.back + states.back).all()

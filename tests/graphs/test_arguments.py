@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import fields
+from dataclasses import MISSING, fields
 from typing import Any
 
 from attnspec.graphs.patterns import PATTERNS
@@ -35,6 +35,39 @@ RANGES: dict[str, tuple[int | None, int | None]] = {
     "topk.mass": (None, None),
     "topk.above": (None, None),
 }
+DEFAULTS: dict[str, object] = {
+    "block.before": 0,
+    "block.after": 0,
+    "powers.base": 2,
+    "lsh.rounds": 8,
+    "lsh.chunk": 64,
+    "lsh.scale": "root",
+    "lsh.share_qk": True,
+    "lsh.look": 1,
+    "lsh.cut": "order",
+    "lsh.multiplicity": False,
+    "lsh.combine": "union",
+    "lsh.bucket_mask": True,
+    "lsh.hash": "cross_polytope",
+    "cluster.assign": "nearest",
+    "cluster.of": "qk",
+    "sinkhorn.iterations": 7,
+    "sinkhorn.temperature": 0.75,
+    "sinkhorn.max_blocks": 64,
+    **{f"{name}.seed": 0 for name in ("random", "random_blocks", "expander", "lsh", "cluster")},
+    **{f"{name}.per_head": True for name in ("random", "random_blocks", "expander")},
+}
+"""What arguments of patterns are where they are not said; others are needed, or have none."""
+
+UNSAID: dict[str, object] = {
+    "layer": 0,
+    "head": 0,
+    "causal": False,
+    "grid": (),
+    "extra_tokens": 0,
+}
+"""What stands around a pattern where nothing is said."""
+
 POSITIONAL = """
 global.tokens rows.tokens columns.tokens neighborhood.extents same.ids prefix.length
 where.predicate where_inputs.predicate chosen.choices lsh.given cluster.labels
@@ -58,3 +91,16 @@ def test_ranges_are_those_that_are_promised() -> None:
 
 def test_one_thing_that_a_pattern_is_about_needs_no_name() -> None:
     assert {name for name, one in DECLARED.items() if one.positional} == {*POSITIONAL.split()}
+
+
+def test_what_is_not_said_is_what_is_promised() -> None:
+    found: dict[str, object] = {}
+    patterns: list[Any] = [*PATTERNS]
+    for declaration in patterns:
+        for entry in fields(declaration):
+            one: Parameter = entry.metadata["parameter"]
+            if one.context:
+                assert entry.default == UNSAID[one.context], (declaration.name, entry.name)
+            elif entry.default is not MISSING and entry.default is not None:
+                found[f"{declaration.name}.{entry.name}"] = entry.default
+    assert found == DEFAULTS

@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 import torch
 from attention_checks import BACKEND_NAMES, GRAPHS, module_of, spec_of
+from relation_checks import definition
 from sweeps import checkered
 
 import attnspec.backends.bands.attention
@@ -32,7 +33,7 @@ from attnspec.layout.tiling import Classified
 from attnspec.lower.cache import Cache
 from attnspec.lower.work import BackendError
 from attnspec.text.diagnostics import InternalError
-from attnspec.verification import LONGEST, TooLong, Verification, verify, verify_each
+from attnspec.verification import LONGEST, TooLong, Verification, pairs, verify, verify_each
 from attnspec.verification.kernel_pairs import Layout, layouts_of
 from attnspec.verification.pairs import (
     counts_fault,
@@ -508,6 +509,27 @@ def test_sampled_rows_see_what_the_others_do_not() -> None:
     held[1, LONG // 2] = False
     assert rows_fault(layout, rows, held) is not None
     assert f"({LONG // 2}, {LONG // 2})" in str(rows_fault(layout, rows, held))
+
+
+@pytest.mark.parametrize("n_q", [20, 5, 1])
+@pytest.mark.parametrize("graph", ["causal", "window(radius = 3)", "random(keys = 3)"])
+def test_numbers_of_keys_are_those_of_the_last_queries(graph: str, n_q: int) -> None:
+    relation = spec_of(f"attend {graph}").relation(20)
+    counts = np.where(np.arange(20) >= 20 - n_q, definition(relation, 20).sum(1), 0)
+    assert pairs.counts_fault(counts, relation, n_q) is None
+    counts[19] += 1
+    assert f"query 19 has {counts[19]} keys, and {counts[19] - 1}" in str(
+        pairs.counts_fault(counts, relation, n_q)
+    )
+
+
+@pytest.mark.parametrize("area", [1, 20, 50, 1 << 20])
+def test_rows_are_looked_at_some_at_a_time(area: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pairs, "AREA", area)
+    for graph in ("random(keys = 3)", "causal", "block(size = 6)"):
+        relation = spec_of(f"attend {graph}").relation(20)
+        for rows in (np.arange(20), np.array([3, 0, 17, 17, 4]), np.zeros(0, np.int64)):
+            assert (held_rows(relation, rows, 20) == definition(relation, 20)[rows]).all()
 
 
 @pytest.mark.parametrize(

@@ -51,14 +51,12 @@ class BothHere:
         self.groups = [
             GroupHere(
                 replace(group, work=works[group.heads[0]]),
-                group.exchange,
                 mesh.rank,
                 ratio,
                 device,
                 AUTO,
             )
             for group in way.groups
-            if group.exchange is not None
         ]
         self.learning = [(here.group.work, here.group.heads) for here in self.groups]
         self.heads = [head for here in self.groups for head in here.group.heads]

@@ -169,9 +169,8 @@ class ChoicesHere:
             shape = len(self.heads) // self.ratio, self.partition.lengths[owner]
             found = torch.zeros(shape, dtype=torch.bool)
             for group in self.groups if reader != owner else ():
-                if group.exchange is not None:
-                    rows = torch.from_numpy(rows_of(group.exchange.keys(reader, owner)))
-                    found[[[head // self.ratio] for head in group.heads], rows] = True
+                rows = torch.from_numpy(rows_of(group.rows.keys(reader, owner)))
+                found[[[head // self.ratio] for head in group.heads], rows] = True
             self._bounds[reader, owner] = found.to(self.device)
         return self._bounds[reader, owner]
 

@@ -21,7 +21,7 @@ from attnspec.distributed.ranks.regions import Partial, Parts
 from attnspec.graphs.relation import DataDependent
 from attnspec.lower.work import Call, Work, key_heads
 from attnspec.runtime.decisions import data_of, decided, decisions_of
-from attnspec.runtime.engine import Engine, check_numbers
+from attnspec.runtime.engine import Engine
 from attnspec.runtime.head_groups import Group, group_of, together
 
 
@@ -169,7 +169,6 @@ class HeadsHere:
         found: dict[DataDependent, Choice] = {}
         try:
             if self.decisions:
-                check_numbers(self.decisions[0], q, k)
                 first, count, *_ = self.mine(self.mesh.rank)
                 padding, data = calls[0].padding, self.some.inputs(calls[0].data, first, count)
                 found = decided(self.decisions, q, k, padding, data, lambda _: {}, first=first)

@@ -28,11 +28,14 @@ class GroupHere:
     """What one rank does for heads of one graph."""
 
     group: Group
-    exchange: Exchange
     rank: int
     ratio: int
     device: torch.device
     backend: str
+
+    @property
+    def exchange(self) -> Exchange:
+        return self.group.rows
 
     @cached_property
     def keys(self) -> list[int]:
@@ -196,11 +199,7 @@ class RowsHere:
         self, groups: Sequence[Group], mesh: Mesh, ratio: int, device: torch.device, backend: str
     ) -> None:
         self.mesh = mesh
-        self.groups = [
-            GroupHere(group, group.exchange, mesh.rank, ratio, device, backend)
-            for group in groups
-            if group.exchange is not None
-        ]
+        self.groups = [GroupHere(group, mesh.rank, ratio, device, backend) for group in groups]
         self.heads = [head for group in self.groups for head in group.group.heads]
         self.learning = [(here.group.work, here.group.heads) for here in self.groups]
 

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from math import gcd
 from typing import Any, ClassVar
 
 import numpy as np
@@ -140,14 +141,23 @@ class TopK(DataDependent):
         if m == 1:
             return None
         # the first row with more candidates than places, and a query after its first
-        free = most - self.own_blocks if self.always is None and self.block > 1 else most
-        fewest = max(0, free) + 1
         if self.above is not None or self.mass is not None:
             # of keys one is always kept by its mass
             fewest = 2 if self.block == 1 and self.mass is not None else 1
-        first = -(-(fewest * self.block - (self.block == 1)) // m) * m
+            first = self._row_with(fewest)
+        elif self.always is None and self.block > 1:
+            rows = np.arange(0, n, m)
+            left = most - ((rows + m - 1) // self.block - rows // self.block + 1)
+            first = min(rows[(0 < left) & (left < rows // self.block)].tolist(), default=n)
+        else:
+            first = self._row_with(most + 1)
         why = f"{m:,} queries choose together, by the mean of all of them"
         return Ahead(first, first + 1, why) if first + 1 < n else None
+
+    def _row_with(self, candidates: int) -> int:
+        """The first query of the first row with so many blocks before it."""
+        m = self.shared_by
+        return -(-(candidates * self.block - (self.block == 1)) // m) * m
 
     @property
     def waits(self) -> str:
@@ -163,7 +173,8 @@ class TopK(DataDependent):
     def own_blocks(self) -> int:
         """The blocks in which the queries of one choice may lie, counted from a border of both."""
         m, b = self.shared_by, self.block
-        return max(1, m // b) if m % b == 0 or b % m == 0 else (m - 1) // b + 2
+        # a choice begins at most b - gcd(m, b) positions after the begin of a block
+        return (b - gcd(m, b) + m - 1) // b + 1
 
     def forced(self, n: int) -> int:
         """At most so many blocks are forced on one choice, where no padding stands before."""
