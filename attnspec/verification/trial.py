@@ -182,7 +182,8 @@ class Trial:
         definitions = self._definitions()
         if len(self.rows) == n_q:
             yield from self._weights(definitions)
-        yield from self._support(definitions)
+        if not self.only_values:
+            yield from self._support(definitions)
         yield from self._numbers(definitions)
 
     # --- mechanisms ----------------------------------------------------------------------------

@@ -17,7 +17,8 @@ from __future__ import annotations
 import ctypes
 import threading
 from collections import deque
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from statistics import median_low
 from time import perf_counter
@@ -201,3 +202,18 @@ def shared(key: Hashable, q: torch.Tensor, call: Callable[[], Value]) -> Value:
     if threads is None or not q.is_cpu or torch.are_deterministic_algorithms_enabled():
         return call()
     return threads.run((key, q.shape), q.numel() < SMALL, call)
+
+
+@contextmanager
+def one_thread() -> Iterator[None]:
+    """One thread for what the calling thread does inside, where calls are too small to be shared:
+    another would wait for work most of the time, and on a busy machine spin for a core."""
+    full = torch.get_num_threads()
+    if _SET is None or full < 2:
+        yield
+        return
+    _SET(1)
+    try:
+        yield
+    finally:
+        _SET(full)

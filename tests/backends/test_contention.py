@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from typing import Any
 
 import pytest
 import torch
@@ -12,6 +14,7 @@ import torch
 import attnspec
 from attnspec.backends.common import contention
 from attnspec.backends.common.contention import LONGEST, SAMPLED, WINDOW, Threads, Usage
+from attnspec.runtime.module import CompiledAttention
 
 CALL = 0.05
 """Seconds of a call with all threads of an empty machine."""
@@ -323,3 +326,34 @@ def test_only_the_thread_that_calls_has_fewer(two_threads: None) -> None:
     again.start()
     again.join()
     assert found[0] == found[1]
+
+
+def test_what_is_small_has_one_thread_and_later_calls_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    put: list[int] = []
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 4)
+    monkeypatch.setattr(contention, "_SET", put.append)
+    with contention.one_thread():
+        assert put == [1]
+    assert put == [1, 4]
+    with contextlib.suppress(KeyError), contention.one_thread():
+        raise KeyError
+    assert put == [1, 4, 1, 4]
+
+
+def test_a_module_is_verified_with_one_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: set[int] = set()
+    forward = CompiledAttention.forward
+
+    def noting(*given: Any, **named: Any) -> Any:
+        seen.add(torch.get_num_threads())
+        return forward(*given, **named)
+
+    monkeypatch.setattr(CompiledAttention, "forward", noting)
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    try:
+        attnspec.parse("attention sample { attend window(radius = 3) }").emit()
+        assert torch.get_num_threads() == 2
+    finally:
+        torch.set_num_threads(before)
+    assert seen == {1}

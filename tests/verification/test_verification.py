@@ -708,7 +708,19 @@ def test_values_of_some_queries_show_a_fault_in_all(monkeypatch: pytest.MonkeyPa
         out, lse = forward(*given)
         return out * 1.001, lse
 
-    monkeypatch.setattr(attnspec.backends.bands.attention.SteppedAttention, "forward", wrong)
+    with monkeypatch.context() as changed:
+        changed.setattr(attnspec.backends.bands.attention.SteppedAttention, "forward", wrong)
+        assert not verify(program, 320, backend="bands", depth="values").ok
+    backward = attnspec.backends.bands.attention.SteppedAttention.backward
+
+    def astray(*given: Any) -> tuple[Any, ...]:
+        found: list[Any] = [*backward(*given)]
+        # what one key is given goes to its neighbour
+        grad = next(x for x in reversed(found) if x is not None)
+        grad[..., 100:102, :] = grad[..., 100:102, :].flip(-2)
+        return tuple(found)
+
+    monkeypatch.setattr(attnspec.backends.bands.attention.SteppedAttention, "backward", astray)
     assert not verify(program, 320, backend="bands", depth="values").ok
 
 
