@@ -152,6 +152,20 @@ def test_what_does_not_settle_is_a_bound(monkeypatch: pytest.MonkeyPatch) -> Non
     assert settled.spectral_gap <= found
 
 
+@pytest.mark.parametrize("unsettled", [1, -1])
+def test_both_ends_of_a_spectrum_must_settle(
+    unsettled: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def beside(_: object, __: object, sign: int, ___: int) -> tuple[float, bool]:
+        return 0.5 + sign / 4, sign != unsettled
+
+    monkeypatch.setattr(spectrum, "_beside", beside)
+    spectrum.spectrum.cache_clear()
+    found = spectrum.spectrum(spec_of("attend window(radius = 1) - self").stack(), 1101)
+    assert (found.slowest, found.quality) == (0.75, "bound")
+    spectrum.spectrum.cache_clear()
+
+
 def bounds_of(both: np.ndarray) -> tuple[int | None, int | None]:
     """The least diameter, and the least steps of a walk, that the eigenvalues of pairs taken both
     ways, bool [n, n], leave possible; None where there is no bound."""

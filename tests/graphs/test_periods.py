@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import random
+from itertools import product
 
 import numpy as np
 import pytest
 from attention_checks import spec_of
+from relation_checks import definition, faults_of_rows
 from sweeps import checkered, thinned
 
 from attnspec.graphs.patterns.where import Where
+from attnspec.graphs.predicates.comparisons import Among, Between
+from attnspec.graphs.predicates.listable import listable, lists_rows
 from attnspec.graphs.predicates.periods import Period, comparisons, period_of
+from attnspec.graphs.predicates.predicates import disjuncts
 from attnspec.graphs.relation import Tiles, evaluate_pairs, phase_of
-from attnspec.ir.scalars import Apply, Scalar, Symbol
+from attnspec.ir.scalars import Apply, Scalar, Symbol, evaluate
 
 N = 240
 
@@ -115,3 +120,65 @@ def test_tiles_of_one_phase_have_one_mask(part: int, steps: tuple[int, int]) -> 
         kinds = relation.cover(q_tiles, k_tiles, N)
         assert not held[kinds == 0].any()
         assert held[kinds == 2].all()
+
+
+def test_what_is_taken_apart_has_the_same_pairs() -> None:
+    apart = 0
+    for seed in range(500, 620):
+        predicate, n = drawn(seed), (1, 9, 14)[seed % 3]
+        relation = Where(predicate)
+        wanted = definition(relation, n)
+        joined = [definition(Where(part), n) for part in disjuncts(predicate)]
+        assert np.array_equal(np.logical_or.reduce(joined), wanted), seed
+        found = listable(relation, n)
+        apart += found is not relation
+        for simpler in {found, relation.taken_apart(n) or relation}:
+            assert np.array_equal(definition(simpler, n), wanted), seed
+            assert faults_of_rows(simpler, wanted, n) == [], seed
+        assert found is relation or lists_rows(found, n)
+    assert apart > 20
+
+
+def sides(draw: random.Random, name: str) -> Scalar:
+    """A whole number of one position."""
+    at, size = Symbol(name), draw.randint(2, 5)
+    choices: list[Scalar] = [
+        at,
+        Apply("neg", (at,)),
+        Apply("%", (at, size)),
+        Apply("//", (at, size)),
+        Apply("*", (at, size)),
+        Apply("-", (7, Apply("//", (at, 2)))),
+        Apply("*", (at, Apply("%", (at, 3)))),
+        Apply("abs", (Apply("-", (at, 6)),)),
+    ]
+    return draw.choice(choices)
+
+
+def test_comparisons_of_two_numbers_in_every_way_of_asking() -> None:
+    draw = random.Random(4)
+    for turn in range(150):
+        n = (1, 2, 13)[turn % 3]
+        low, value, high = sides(draw, "q"), sides(draw, "k"), sides(draw, "q")
+        members = tuple(sorted(draw.sample(range(-6, 30), draw.randint(0, 4))))
+        relation = draw.choice(
+            (
+                Between(low, value, high),
+                Between(None, value, high),
+                Between(low, value, None),
+                Between(low, value, low),
+                Among(low, value, members),
+            )
+        )
+        mask = definition(relation, n)
+        values = [[evaluate(x, {"q": at, "k": at}) for at in range(n)] for x in (low, value, high)]
+        for q, k in product(range(n), repeat=2):
+            start, number, end = values[0][q], values[1][k], values[2][q]
+            meant = (
+                start + number in members
+                if isinstance(relation, Among)
+                else (relation.low is None or start <= number)
+                and (relation.high is None or number <= (start if low is relation.high else end))
+            )
+            assert mask[q, k] == meant, (relation, q, k)
+        assert faults_of_rows(relation, mask, n) == []
