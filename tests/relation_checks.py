@@ -38,9 +38,7 @@ def times_held(layouts: Iterable[StepLayout], n: int) -> np.ndarray:
 def faults(relation: Relation, n: int, sizes: tuple[int, ...] = (1, 3, 8, 64)) -> list[str]:
     """What an override says that the definition does not."""
     mask = definition(relation, n)
-    found = [*_elementwise(relation, mask, n), *_counts(relation, mask, n)]
-    found += _rows(relation, mask, n)
-    found += _progressions(relation, mask, n)
+    found = [*_elementwise(relation, mask, n), *faults_of_rows(relation, mask, n)]
     found += _sides(relation, mask)
     for q_tiles, k_tiles in _tilings(n, sizes):
         found += _cover(relation, mask, q_tiles, k_tiles)
@@ -48,6 +46,12 @@ def faults(relation: Relation, n: int, sizes: tuple[int, ...] = (1, 3, 8, 64)) -
     if turned is not None and not np.array_equal(definition(turned, n), mask.T):
         found.append("transposed")
     return [f"{fault} of {relation} at n = {n}" for fault in found]
+
+
+def faults_of_rows(relation: Relation, mask: np.ndarray, n: int) -> list[str]:
+    """Ways in which rows are others than those of the pairs, bool [n, n]."""
+    ways = _counts(relation, mask, n), _rows(relation, mask, n), _progressions(relation, mask, n)
+    return [fault for way in ways for fault in way]
 
 
 def _elementwise(relation: Relation, mask: np.ndarray, n: int) -> Iterator[str]:

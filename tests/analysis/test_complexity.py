@@ -16,7 +16,7 @@ from attnspec.analysis.counting.degrees import edges_of, total_edges
 from attnspec.analysis.growth import quasi_polynomials, sympy_text
 from attnspec.analysis.growth.fitted_counts import LENGTHS, fit_of, sizes_of
 from attnspec.analysis.growth.fitting import fitted, monomials
-from attnspec.analysis.growth.order import edges_formula, growth_range, order
+from attnspec.analysis.growth.order import _is_quick, edges_formula, growth_range, order
 from attnspec.analysis.growth.quasi_polynomials import Counter, formula_of
 from attnspec.analysis.growth.shapes import shape_of
 from attnspec.analysis.growth.size_growth import growth_text, size_growth
@@ -546,3 +546,10 @@ def test_cases_within_a_sum_stand_in_parentheses() -> None:
     root = sympy.floor(sympy.sqrt(sympy_text.N))
     assert sympy_text.readable(root**2 + sympy_text.N) == "n + isqrt(n)**2"
     assert sympy_text.readable(sympy.floor(sympy_text.N / 2)) == "floor(n/2)"
+
+
+def test_counting_is_quick_where_every_head_has_closed_rows() -> None:
+    for body, quick in (("full", True), ("random(keys = 2)", False)):
+        for other in ("window(radius = 2)", "expander(degree = 2)"):
+            text = f"attention a {{ heads 2 attend {body} head 1 {{ attend {other} }} }}"
+            assert _is_quick(parse(text).stack(), 300) == (quick and "window" in other)

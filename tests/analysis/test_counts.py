@@ -12,6 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from random_specs import spec_text
+from relation_checks import definition
 from zoo import loaded, of_each_kind, sample
 
 from attnspec.analysis.counting import degrees, differences
@@ -21,8 +22,10 @@ from attnspec.analysis.counting.degrees import (
     edges_of,
     readers_of,
     total_edges,
+    weighted,
 )
 from attnspec.analysis.counting.head_counts import head_counts
+from attnspec.analysis.reach import mirrored
 from attnspec.analysis.reach.mirrored import asymmetry
 from attnspec.graphs.operators import Complement, Intersection, Transpose, Union
 from attnspec.graphs.patterns.causal import Causal
@@ -88,6 +91,26 @@ def test_random_compositions(seed: int) -> None:
     spec = parse(spec_text(seed))
     for n in ((1, 33, 101), (2, 64))[seed % 2]:
         assert_counts(spec, n)
+
+
+@pytest.mark.parametrize("seed", range(80, 92))
+def test_what_is_too_large_to_list_is_counted_alike(
+    seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(degrees, "SOON_LOOKED", 0)
+    monkeypatch.setattr(mirrored, "FEW", 0)
+    monkeypatch.setattr(mirrored, "DRAWS", 3)
+    monkeypatch.setattr(degrees, "WIDE", 2)
+    degrees_of.cache_clear()
+    spec = parse(spec_text(seed))
+    for n in ((1, 29), (2, 40))[seed % 2]:
+        for _, _, relation in spec.stack().bound(n).found:
+            mask = definition(relation, n)
+            np.testing.assert_array_equal(degrees_of(relation, n), mask.sum(axis=1))
+            np.testing.assert_array_equal(readers_of(relation, n), mask.sum(axis=0))
+            weights = np.arange(n) ** 2
+            np.testing.assert_array_equal(weighted(relation, n, weights), mask @ weights)
+            assert asymmetry(relation, n)[0] == bool((mask != mask.T).any())
 
 
 def test_inputs_that_are_not_given_are_unknown() -> None:

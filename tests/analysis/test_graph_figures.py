@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from itertools import pairwise, permutations
+from itertools import count, pairwise, permutations
 from math import pi, sqrt
 
 import networkx as nx
@@ -152,15 +152,44 @@ def test_what_does_not_settle_is_a_bound(monkeypatch: pytest.MonkeyPatch) -> Non
     assert settled.spectral_gap <= found
 
 
+@pytest.mark.parametrize("unsettled", [1, -1])
+def test_both_ends_of_a_spectrum_must_settle(
+    unsettled: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def beside(_: object, __: object, sign: int, ___: int) -> tuple[float, bool]:
+        return 0.5 + sign / 4, sign != unsettled
+
+    monkeypatch.setattr(spectrum, "_beside", beside)
+    spectrum.spectrum.cache_clear()
+    found = spectrum.spectrum(spec_of("attend window(radius = 1) - self").stack(), 1101)
+    assert (found.slowest, found.quality) == (0.75, "bound")
+    spectrum.spectrum.cache_clear()
+
+
+def bounds_of(both: np.ndarray) -> tuple[int | None, int | None]:
+    """The least diameter, and the least steps of a walk, that the eigenvalues of pairs taken both
+    ways, bool [n, n], leave possible; None where there is no bound."""
+    degrees = both.sum(axis=1)
+    slowest = np.sort(np.abs(eigenvalues(both)))[-2] if len(both) > 1 else 0.0
+    if slowest > 1 - 1e-9 or not degrees.all():
+        return None, None
+    ratio = degrees.sum() / degrees.min()
+    # Chung: two positions are joined in so many steps; one is joined with itself
+    near = next(d for d in count(1) if slowest**d * (ratio - 1) < 1 - 1e-9)
+    mixed = next(t for t in count(0) if np.exp(t * (slowest - 1)) * ratio <= 0.25)
+    return near if len(both) > 1 else 0, mixed
+
+
+@pytest.mark.parametrize("n", [1, 2, 9])
 @pytest.mark.parametrize("body", BODIES)
-def test_bounds_hold(body: str) -> None:
-    n = 9
+def test_bounds_hold(body: str, n: int) -> None:
     spec = spec_of(body)
     report = spec.analyse(n)
     mask = mask_of(spec, n)
     both = mask | mask.T
     degrees = both.sum(axis=1)
     bound = report.diameter_bound
+    assert (bound, report.mixing_steps) == bounds_of(both)
     if bound is not None:
         graph = nx.from_numpy_array(both)
         assert nx.diameter(graph) <= bound

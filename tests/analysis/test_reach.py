@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import random
+import re
+from collections import Counter
 from collections.abc import Callable, Iterator
 
 import networkx
@@ -10,6 +12,7 @@ import numpy as np
 import pytest
 from random_specs import spec_text
 from reach_brute import FAR, Small, small_zoo
+from relation_checks import definition
 from zoo import OF_EACH_KIND
 
 from attnspec.analysis.quality import Figure
@@ -230,6 +233,41 @@ def test_what_is_only_sampled_says_so() -> None:
     # a pair that is never joined is a fact, wherever it was found
     split = long("attend random(keys = 8, seed = 3) & residue(step = 2)")
     assert reach.depth(split, 10_000).quality == "exact"
+
+
+def test_long_sequences_are_not_looked_at_pair_by_pair(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is said of lengths at which not every pair is looked at, at lengths where each is."""
+    for module in (reach, spread):
+        monkeypatch.setattr(module, "EVERY_PAIR", 8)
+    monkeypatch.setattr(spread, "FEW_QUERIES", 0)
+    qualities: Counter[str] = Counter()
+    bodies = ("causal attend causal | random(keys = 2)", "attend full | random(keys = 2)")
+    specs = [parse(spec_text(seed)) for seed in range(30)]
+    for spec in (*specs, *(parse(f"attention a {{ {body} }}") for body in (*bodies, *BODIES))):
+        small = Small(spec, 19)
+        for figure, chain, hops in (
+            (reach.depth, layers_of(small.stack, 19), small.hops),
+            (reach.diameter, union_of(small.stack, 19), small.distances),
+        ):
+            most = int(hops[small.allowed].max())
+            found = figure(small.stack, 19)
+            qualities[found.quality] += 1
+            if found.value is None:
+                # a pair that is never joined is named
+                assert most == FAR
+                query, key = map(int, re.findall(r"\d+", found.note))
+                assert hops[query, key] == FAR
+                assert small.allowed[query, key]
+            elif found.quality == "exact":
+                assert found.value == most
+            else:
+                _, query, key, after = map(int, re.findall(r"\d+", found.note))
+                assert hops[query, key] == after == found.value <= most
+            bound = reach._at_most(chain)
+            assert bound is None or bound >= most
+            whole = any(definition(one, 19)[small.allowed].all() for one in chain.at(0))
+            assert (bound == 1) == (whole and chain.distinct == 1)
+    assert min(qualities["exact"], qualities["estimate"]) > 10
 
 
 def test_symmetry_is_for_causal_graphs_alone() -> None:

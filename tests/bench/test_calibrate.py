@@ -239,8 +239,11 @@ def test_a_damaged_file_is_warned_of_once_and_named(text: str, said: str, path: 
 
 
 def test_a_file_that_is_named_and_not_there_is_warned_of(path: Path) -> None:
-    with pytest.warns(UserWarning, match="it is not there"):
-        assert current() == Rates()
+    with pytest.warns(UserWarning, match="it is not there") as told:
+        assert cost_model.calibration("cpu") is None
+    # the place of a warning is that of whoever asks for the rates
+    assert told[0].filename == __file__
+    assert current() == Rates()
 
 
 def test_what_cannot_be_read_is_warned_of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -76,10 +76,11 @@ def holds(one: Condition, n: int, causal: bool) -> np.ndarray:
             place = (q if side == "q" else k) + 0 * (q + k)
             return np.asarray((place % number(stride) >= number(stride) - number(cells)) == wanted)
         case Among(side, members, wanted):
-            pattern = "rows" if side == "q" else "columns"
-            return mask(Leaf(pattern, (("tokens", members),)), n) == wanted  # type: ignore[arg-type]
+            assert not isinstance(members, Ends)
+            pattern = Leaf("rows" if side == "q" else "columns", (("tokens", members),))
+            return np.asarray(mask(pattern, n) == wanted)
         case Held(held, _, wanted):
-            return mask(held, n, causal) == wanted
+            return np.asarray(mask(held, n, causal) == wanted)
 
 
 def where(predicate: Scalar) -> Leaf:
@@ -126,8 +127,10 @@ def comparison(draw: random.Random) -> Scalar:
             return Apply("<", (Apply("%", (position, draw.randint(1, 5))), draw.choice((Q, K, 2))))
         case 9:
             end = draw.choice((number, Apply("-", (N, number)), Apply("+", (N, number))))
-            sides = [position, end] if draw.random() < 0.7 else [Apply("neg", (position,)), -3]
-            return Apply(order, tuple(sides if draw.random() < 0.7 else sides[::-1]))
+            ends: list[Scalar] = [position, end]
+            if draw.random() < 0.3:
+                ends = [Apply("neg", (position,)), -3]
+            return Apply(order, tuple(ends if draw.random() < 0.7 else ends[::-1]))
         case 10:
             return Apply(order, (Apply("*", (2, Q)), Apply("+", (K, number))))
         case _:
@@ -191,7 +194,7 @@ def all_of(*conditions: Condition) -> Form:
     return frozenset([frozenset(conditions)])
 
 
-def first(count: int) -> Tokens:
+def first(count: Scalar) -> Tokens:
     return Tokens("first", (count,))
 
 
@@ -256,15 +259,15 @@ def test_what_is_not_taken_apart_is_held_whole(predicate: str) -> None:
 
 
 def test_sizes_are_those_of_the_place_where_a_graph_stands() -> None:
-    body = "window(radius = 8 * layer + head) | columns(first(layers + heads))"
-    program = parse(f"attention a {{ layers 2 heads 3 attend {body} }}").program
-    graph = program.attends[0].graph
-    assert graph is not None
+    program = parse("attention a { layers 2 heads 3 attend full }").program
+    far = Apply("+", (Apply("*", (8, Symbol("layer"))), Symbol("head")))
+    count = Apply("+", (Symbol("layers"), Symbol("heads")))
+    parts = Leaf("window", (("radius", far),)), Leaf("columns", (("tokens", first(count)),))
     for layer, head in product(range(2), range(3)):
-        here = form_of(graph, place_of(program, layer, head))
+        here = form_of(Compound("|", parts), place_of(program, layer, head))
         assert here == form(f"window(radius = {8 * layer + head}) | columns(first(5))")
     # nothing is said of any layer and head that is not so in all of them
-    anywhere = form_of(graph, place_of(program, None, None))
+    anywhere = form_of(Compound("|", parts), place_of(program, None, None))
     assert anywhere is not None
     assert contained(form("columns(first(5))"), anywhere)
     assert not contained(form("window(radius = 3)"), anywhere)

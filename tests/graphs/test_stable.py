@@ -349,6 +349,22 @@ def test_many_heads_are_proven_and_bounded() -> None:
     assert parse(heads % "window(radius = 64 * layer + head)").verdicts[0].status == "unchecked"
 
 
+@pytest.mark.parametrize("seed", range(6))
+def test_the_first_head_that_differs_is_named_whatever_was_drawn_in_it(seed: int) -> None:
+    spec = parse(
+        f"attention a {{ heads 4 attend random(keys = 1, seed = {seed}) & columns(first(1)) }}"
+    )
+    masks = {n: [spec.mask(n, 0, head) for head in range(4)] for n in (1, 2, 3)}
+    differ = [
+        head
+        for head in range(4)
+        if any((masks[n + 1][head][:n, :n] != masks[n][head]).any() for n in (1, 2))
+        or any(masks[n + 1][head][:n, n:].any() for n in (1, 2))
+    ]
+    found = difference(spec.program, 3)
+    assert (None if found is None else found.head) == (differ[0] if differ else None)
+
+
 def test_heads_of_other_sizes_are_looked_at_one_by_one() -> None:
     body = "heads 4 causal attend shift(causal, by = 2 - head) require stable"
     (verdict,) = parse(f"attention a {{ {body} }}").verdicts

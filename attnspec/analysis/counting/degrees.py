@@ -215,11 +215,11 @@ def _parted(relation: Relation, n: int) -> tuple[Relation | None, Relation]:
     known = [part.progressions(np.zeros(1, np.int64), n) is not None for part in parts]
     if all(known) or not any(known):
         return None, relation
-    both_kinds = [
-        [part for part, is_known in zip(parts, known, strict=True) if is_known == wanted]
+    pairs = list(zip(parts, known, strict=True))
+    closed, listed = (
+        Union(tuple(part for part, is_known in pairs if is_known == wanted))
         for wanted in (True, False)
-    ]
-    closed, listed = (some[0] if len(some) == 1 else Union(tuple(some)) for some in both_kinds)
+    )
     return closed, listed
 
 

@@ -151,7 +151,7 @@ def _rectangle(relation: Relation, n: int) -> Box | None:
         low, high = max(0, relation.by), max(0, min(n, n + relation.by))
         rows, columns = (_moved(mask, low, high, relation.by, n) for mask in inner)
         return rows, columns
-    if isinstance(relation, Union | Intersection | Complement) or relation.sides == "qk":
+    if relation.sides == "qk":
         return None
     # the coordinates of a position outside the grid hold for no pair, and so on: `holds` knows
     one, every = np.zeros(1, np.int64), np.arange(n)
