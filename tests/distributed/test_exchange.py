@@ -50,9 +50,9 @@ def by_sets(draw: np.random.Generator) -> tuple[np.ndarray, Blocks]:
     # the last stands for EVERY
     (q, k), ranks = (inside[side][numbers[side]] for side in (0, 1)), np.zeros(2, np.int64)
     mask = (q[:, :4, None] & k[:, None, 4:]).any(0)
-    runs = (np.array([[0, size]] * 2) for size in (4, 3))
-    full = np.ones(2, bool)
-    return mask, Blocks(ranks, ranks + 1, *runs, full, *numbers, *map(tuple, sets))
+    rows, columns = (np.array([[0, size]] * 2) for size in (4, 3))
+    full, (of_q, of_k), (q_sets, k_sets) = np.ones(2, bool), numbers, map(tuple, sets)
+    return mask, Blocks(ranks, ranks + 1, rows, columns, full, of_q, of_k, q_sets, k_sets)
 
 
 @pytest.mark.parametrize("drawn", [by_pairs, by_sets])
