@@ -166,7 +166,7 @@ def _candidates(term: Term) -> Iterator[Candidate]:
     """Patterns with the numbers of a graph and their neighbours."""
     own = {number for number in constants(term) if number < 2**31 - 1}
     near = sorted(own) + sorted({c + move for c in own for move in (-1, 1)} - own)
-    numbers = [number for number in near if number >= 0][:MOST_NUMBERS]
+    numbers = [number for number in near if number > 0][:MOST_NUMBERS]
     texts = [*_PLAIN, *(text.format(number) for text in _ONE for number in numbers)]
     few = numbers[:MOST_OF_TWO]
     texts += [text.format(one, other) for text in _TWO for one in few for other in few]

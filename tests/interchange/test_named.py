@@ -32,6 +32,8 @@ SAID = {
     "where(k <= q and (abs(q - k) <= 2 or k < 3))": "causal window(radius = 2) | columns(first(3))",
     "where(q % 5 == 1 or k % 7 == 3)": "where(q % 5 == 1 or k % 7 == 3)",
     "where(q - k < 3 and k - q < 3)": "window(radius = 2)",
+    # no pattern of nothing is made up for a graph without pairs
+    "where(k < 0)": "where(k < 0)",
     "where(k <= q and q - k < 8 and (q - k) % 2 == 0)": "causal dilated(radius = 7, step = 2)",
 }
 """What is said, and what it is called; behind `causal` beside that statement."""
