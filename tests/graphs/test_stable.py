@@ -31,7 +31,7 @@ from attnspec.graphs.forms.written import written
 from attnspec.graphs.patterns import PATTERNS
 from attnspec.graphs.relation import Relation
 from attnspec.graphs.stack import TooMuch, decides
-from attnspec.ir.program import Attend, Leaf, Program, Term
+from attnspec.ir.program import Attend, Program, Term
 from attnspec.spec import Spec, load
 
 LONGEST = 24
@@ -387,39 +387,6 @@ def test_reports_have_it_in_every_form() -> None:
     for page in (str(report), report._repr_html_()):
         assert "the same rows at every n" in page
     assert "isqrt(n)" in str(report)
-
-
-@pytest.mark.parametrize(
-    "text",
-    [
-        "window(before = 2 * isqrt(n), after = 0)",
-        "window(radius = (n - 1) // 2)",
-        "where(q - k < 4 and not (k == 0 or q % 2 == 1))",
-        "where(-(q - k) ** 2 in -4..0)",
-        "where(k in {1, 2, 4})",
-        "columns((first(2) | every(4)) - positions(1, 3..5))",
-        "columns(~last(3))",
-        "random(keys = 3, seed = 5)",
-        "residue(step = 3) & ~(self | full - causal)",
-        "transpose(shift(causal, by = -1))",
-        "block(size = 4, before = 1)",
-        "neighborhood(3, 5)",
-    ],
-)
-def test_terms_are_written_so_that_they_can_be_read(text: str) -> None:
-    def meaning(body: str) -> Spec:
-        return parse(f"attention a {{ sequence grid(n // 4, 4) attend {body} }}")
-
-    spec = meaning(text)
-    graph = spec.program.attends[0].graph
-    assert graph is not None
-    assert meaning(written(graph)) == spec
-
-
-def test_a_leaf_leaves_its_defaults_out() -> None:
-    graph = parse("attention a { attend random(keys = 3) }").program.attends[0].graph
-    assert isinstance(graph, Leaf)
-    assert written(graph) == "random(keys = 3)"
 
 
 def test_samples_of_inputs_are_of_their_kinds_and_go_on() -> None:
