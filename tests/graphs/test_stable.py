@@ -4,7 +4,7 @@ force."""
 from __future__ import annotations
 
 import random
-from itertools import pairwise
+from itertools import pairwise, product
 from pathlib import Path
 
 import numpy as np
@@ -26,12 +26,14 @@ from attnspec.analysis.growth.stable import (
 )
 from attnspec.graphs.bind import BindError
 from attnspec.graphs.forms.dnf import Place
-from attnspec.graphs.forms.stability import fault_of, unsteady
+from attnspec.graphs.forms.stability import bound_choice, fault_of, unsteady
 from attnspec.graphs.forms.written import written
 from attnspec.graphs.patterns import PATTERNS
-from attnspec.graphs.relation import Relation
+from attnspec.graphs.patterns.topk import TopK
+from attnspec.graphs.relation import DataDependent, Relation
 from attnspec.graphs.stack import TooMuch, decides
-from attnspec.ir.program import Attend, Program, Term
+from attnspec.ir.program import Attend, Leaf, Program, Term
+from attnspec.ir.scalars import Apply, Scalar, Symbol
 from attnspec.spec import Spec, load
 
 LONGEST = 24
@@ -387,6 +389,26 @@ def test_reports_have_it_in_every_form() -> None:
     for page in (str(report), report._repr_html_()):
         assert "the same rows at every n" in page
     assert "isqrt(n)" in str(report)
+
+
+def test_choices_are_bound_where_they_stand() -> None:
+    program = parse(
+        "attention a { layers 2 heads 3 attend topk(keys = 1 + layer + 2 * head, queries = 1) }"
+    ).program
+
+    def bound(keys: Scalar, n: int, *place: int) -> DataDependent | None:
+        leaf = Leaf("topk", (("keys", keys), ("queries", 1)))
+        return bound_choice(program, leaf, n, *place)
+
+    keys = Apply("+", (Apply("*", (2, Symbol("head"))), Apply("+", (1, Symbol("layer")))))
+    for n, layer, head in product((4, 9), range(2), range(3)):
+        assert bound(keys, n, layer, head) == TopK(keys=1 + layer + 2 * head, queries=1)
+    # those of the first layer and head, if nothing else is said
+    assert bound(keys, 9) == TopK(keys=1, queries=1)
+    # there is none where it has no value, or where nothing is chosen
+    fewer = Apply("-", (Symbol("n"), 5))
+    assert (bound(fewer, 5), bound(fewer, 9)) == (None, TopK(keys=4, queries=1))
+    assert bound_choice(program, Leaf("full", ()), 4) is None
 
 
 def test_samples_of_inputs_are_of_their_kinds_and_go_on() -> None:
