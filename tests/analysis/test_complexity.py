@@ -551,7 +551,7 @@ def test_the_degree_is_that_of_growing_counts(graph: str) -> None:
 def test_sizes_are_made_from_their_roots() -> None:
     root, third = Apply("isqrt", (Symbol("n"),)), Apply("//", (Symbol("n"), 3))
     twice, longer = Apply("*", (2, root)), Apply("+", (Symbol("n"), 1))
-    for sizes, roots in (
+    cases: list[tuple[list[Scalar], list[Scalar]]] = [
         ([], []),
         ([3, Symbol("n"), Apply("+", (Symbol("head"), 2))], []),
         ([root, twice], [root]),
@@ -559,7 +559,8 @@ def test_sizes_are_made_from_their_roots() -> None:
         ([Apply("max", (1, Apply("-", (third, 2))))], [third]),
         ([Apply("max", (longer, 4)), twice], [longer, root]),
         ([Apply("isqrt", (third,))], [Apply("isqrt", (third,))]),
-    ):
+    ]
+    for sizes, roots in cases:
         assert _roots(sizes) == roots, sizes
 
 

@@ -70,7 +70,7 @@ def test_pairs_that_connect_what_ranges_connect() -> None:
 
 
 def connected(pairs: tuple[np.ndarray, np.ndarray]) -> set[frozenset[int]]:
-    graph = nx.Graph(zip(*(side.tolist() for side in pairs), strict=True))
+    graph: nx.Graph[int] = nx.Graph(zip(*(side.tolist() for side in pairs), strict=True))
     return set(map(frozenset, nx.connected_components(graph)))
 
 
