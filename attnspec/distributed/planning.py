@@ -356,14 +356,14 @@ def plan(
     for index, each in enumerate(found):
         if each.seconds < WORTH * found[best].seconds:
             best = index
-    order = [best, *(index for index in range(len(found)) if index != best)]
+    found.insert(0, found.pop(best))
     return DistributedPlan(
         program,
         n,
         choices[best],
         tensors,
         plans[best],
-        tuple(found[index] for index in order),
+        tuple(found),
         tuple(_changes(choices, plans, best, tensors, rates)),
         rates,
     )

@@ -33,6 +33,9 @@ Edges: TypeAlias = "tuple[np.ndarray, np.ndarray]"
 _CHUNK = 1 << 22
 """Pairs looked at in one go by the defaults: a few tens of megabytes of temporaries."""
 
+_PARTS = _CHUNK // 16
+"""Progressions of rows that are asked for in one go."""
+
 _FEW = 256
 """Rows that are listed in one go, however many progressions each has."""
 
@@ -286,9 +289,7 @@ class Relation:
             parts.append(lengths(closed))
         return np.concatenate(parts) if parts else np.zeros(0, np.int64)
 
-    def closed_rows(
-        self, n: int, most: int = _CHUNK // 16
-    ) -> Iterator[tuple[int, Progressions | None]]:
+    def closed_rows(self, n: int, most: int = _PARTS) -> Iterator[tuple[int, Progressions | None]]:
         """The progressions of all rows, about `most` at a time, each with the first of its rows.
 
         A closed form may exist for some rows alone, so that any of them may be None.

@@ -116,7 +116,7 @@ def explain_mask(mask: object, *, name: str = "explained") -> Explanation:
     blocks, or documents, which become an input. The search is bounded and always takes the same
     way. Raises AttnSpecError for a mask that is not square and boolean, or above n = `LONGEST`.
     """
-    shape = tuple(getattr(mask, "shape", ())) or np.asarray(mask).shape
+    shape = np.shape(mask)  # type: ignore[call-overload]
     if len(shape) < 2:
         raise AttnSpecError(f"a mask [n, n] is needed, got {list(shape)}")
     n = int(shape[-1])

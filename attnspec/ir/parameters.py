@@ -43,10 +43,18 @@ def argument(kind: str, doc: str, *, default: object = MISSING, **limits: Any) -
     return field(default=default, metadata={"parameter": Parameter(kind, doc, **limits)})
 
 
-def context(name: str, default: object) -> Any:
+_OUTSIDE: dict[str, object] = {
+    **dict.fromkeys(("layer", "head", "extra_tokens"), 0),
+    "causal": False,
+    "grid": (),
+}
+"""What the compiler fills in, with what it is where a pattern stands in no program."""
+
+
+def context(name: str) -> Any:
     """A dataclass field that the compiler fills in from where the pattern stands.
 
-    `name` is "layer", "head", "layers", "heads", "causal", "grid" or "extra_tokens".
+    `name` is "layer", "head", "causal", "grid" or "extra_tokens".
     """
     parameter = Parameter("context", f"the {name} in whose scope the pattern stands", context=name)
-    return field(default=default, metadata={"parameter": parameter})
+    return field(default=_OUTSIDE[name], metadata={"parameter": parameter})

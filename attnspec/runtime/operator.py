@@ -364,12 +364,14 @@ def _batched(operator: Callable[..., Any], above: int) -> Callable[..., Any]:
             return _alike(operator, found), _alike(operator, [0] * len(found))
         folded = _each(partial(_folded, size=size), given, in_dims)
         folded[above + 4] = at.learned
-        # a gradient that nobody asked for has one axis
         batch = len(folded[above]) // size
-        found = [x.unflatten(0, (size, batch)) if x.dim() > 1 else x for x in operator(*folded)]
-        return _alike(operator, found), _alike(
-            operator, [0 if x.dim() > 1 else None for x in found]
-        )
+        found, out_dims = [], []
+        for x in operator(*folded):
+            # a gradient that nobody asked for has one axis
+            real = x.dim() != 1
+            found.append(x.unflatten(0, (size, batch)) if real else x)
+            out_dims.append(0 if real else None)
+        return _alike(operator, found), _alike(operator, out_dims)
 
     return rule
 

@@ -4,10 +4,12 @@ decided and the dense definition."""
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 
 import torch
 
 from attnspec.backends.planner import AUTO
+from attnspec.ir.program import Program
 from attnspec.ir.serial import plan_data
 from attnspec.lower.work import Work
 from attnspec.runtime.module import CompiledAttention
@@ -21,12 +23,13 @@ CLOSE = 1e-9
 
 
 def decided_checks(
+    program: Program,
     module: CompiledAttention,
     shape: Shape,
     works: Sequence[tuple[Work, tuple[int, ...]]],
     data: Mapping[str, torch.Tensor],
 ) -> Iterator[Check]:
-    """What is compared of the heads of some layers, together."""
+    """What is compared of the heads of some layers, together, with what the program means."""
     shape = shape.apart()
     run = shape.run(module, data)
     before = module.training
@@ -37,11 +40,18 @@ def decided_checks(
     q = k[:, :, shape.n - shape.n_q :].clone() if shared else run.drawn(shape.n_q)
     place = shape.layers, None, module.backend
     formulas = any(work.mechanism is not None for work, _ in works)
+    backend = AUTO if formulas else "dense"
+    definition = CompiledAttention(plan_data(replace(program, crossing=None), backend)).eval()
+    definition.make_parameters(q.shape[3], q.shape[3])
+    definition.load_state_dict(module.state_dict())
     for what, fault in (
-        ("keys are read that were decided, and no others", _pairs_fault(run, works, q, k)),
+        (
+            "keys are read that were decided, and no others",
+            _pairs_fault(run, definition, works, q, k),
+        ),
         (
             "outputs and gradients agree with the definition",
-            _numbers_fault(run, q, k, AUTO if formulas else "dense"),
+            _numbers_fault(run, definition, q, k),
         ),
     ):
         yield Check(*place, what, shape.n_q, shape.n_q, fault)
@@ -49,13 +59,17 @@ def decided_checks(
 
 
 def _pairs_fault(
-    run: Run, works: Sequence[tuple[Work, tuple[int, ...]]], q: torch.Tensor, k: torch.Tensor
+    run: Run,
+    definition: CompiledAttention,
+    works: Sequence[tuple[Work, tuple[int, ...]]],
+    q: torch.Tensor,
+    k: torch.Tensor,
 ) -> str | None:
     """With the unit vectors as values, the output is the weights themselves."""
     v = torch.eye(run.n, dtype=torch.float64).expand(1, run.heads, -1, -1)
     weights = run(q, k, v)[0].detach()
     first = 0 if run.keys is not None else run.n - run.n_q
-    held = run.module.pairs(q, k, layer=run.layer, inputs=run.data)[0]
+    held = definition.pairs(q, k, layer=run.layer, inputs=run.data)[0]
     for work, heads in works:
         for head in heads:
             read = weights[head] != 0
@@ -67,15 +81,14 @@ def _pairs_fault(
     return None
 
 
-def _numbers_fault(run: Run, q: torch.Tensor, k: torch.Tensor, backend: str) -> str | None:
-    definition = CompiledAttention(plan_data(run.module.program, backend))
-    definition.make_parameters(q.shape[3], q.shape[3])
-    definition.load_state_dict(run.module.state_dict())
+def _numbers_fault(
+    run: Run, definition: CompiledAttention, q: torch.Tensor, k: torch.Tensor
+) -> str | None:
     v, grad = run.drawn(run.n), run.drawn(run.n_q)
     found = []
     for module in (run.module, definition):
         leaves = [x.clone().requires_grad_() for x in (q, k, v)]
-        out = module.eval()(*leaves, layer=run.layer, inputs=run.data)
+        out = module(*leaves, layer=run.layer, inputs=run.data)
         found.append((out.detach(), *gradients(out, grad, [*leaves, *module.parameters()])))
     names = ["output", "dq", "dk", "dv", *(name for name, _ in definition.named_parameters())]
     for name, one, other in zip(names, *found, strict=True):

@@ -139,7 +139,7 @@ def _verified(
         shape = Shape(n_q, length, layers, heads, program.heads is not None, keys)
         if any(work.decided for work, _ in works):
             if depth != "pairs":
-                checks.extend(decided_checks(module, shape, works, data))
+                checks.extend(decided_checks(program, module, shape, works, data))
             continue
         trial = Trial(module, shape, works, data, forced, known, only_values=depth == "values")
         runs = depth != "pairs"

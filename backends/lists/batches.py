@@ -105,7 +105,7 @@ def by_keys(lists: torch.Tensor, masked: torch.Tensor | None) -> Batches:
         keys += span * (has_mask if entries is None else has_mask[entries])
     # short integers are sorted in a fraction of the time
     order = np.argsort(keys.astype(np.int16) if 2 * span < 1 << 15 else keys, kind="stable")
-    counts = np.bincount(keys, minlength=2 * span)
+    counts = np.bincount(keys)
     groups, firsts, partials = _grouped(counts, span)
     at = np.repeat(firsts - (np.cumsum(counts) - counts), counts) + np.arange(len(order))
     order = order if entries is None else entries[order]

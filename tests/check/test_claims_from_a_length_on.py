@@ -129,6 +129,24 @@ def test_a_count_that_fails_for_short_sequences_is_offered_its_length(
         assert verdict(before).status == "refuted"
 
 
+@pytest.mark.parametrize("what", ["degree", "edges"])
+@pytest.mark.parametrize("graph", ["window(radius = 3)", "causal", "block(size = 4)"])
+def test_the_length_that_is_offered_is_the_first_from_which_on_it_holds(
+    what: str, graph: str
+) -> None:
+    masks = [parse(f"attention a {{ attend {graph} }}").mask(n) for n in range(1, 40)]
+    values = [mask.sum() if what == "edges" else mask.sum(1).max() for mask in masks]
+    for least in range(1, 9):
+        fails = [n for n, value in enumerate(values, 1) if value < least]
+        found = parse(f"attention a {{ attend {graph} require {what} >= {least} }}").check()
+        if not fails:
+            assert not found
+        elif fails[-1] == len(values):
+            assert found[0].help is None
+        else:
+            assert f"from n = {fails[-1] + 1} on it holds" in str(found[0].help)
+
+
 @pytest.mark.parametrize("claim", ["degree <= 5", "degree == 5", "edges <= 10"])
 def test_what_fails_for_long_ones_is_not(claim: str) -> None:
     (found,) = spec_of(f"attend window(radius = r) require {claim}").check()

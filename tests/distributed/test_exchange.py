@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from itertools import product
 from pathlib import Path
 
@@ -15,7 +16,7 @@ from zoo import EXAMPLES
 import attnspec
 from attnspec.cli import main
 from attnspec.distributed import blocks, partitions
-from attnspec.distributed.blocks import Blocks, blocks_between
+from attnspec.distributed.blocks import EVERY, Blocks, blocks_between
 from attnspec.distributed.cuts import count, rows_of
 from attnspec.distributed.exchange import Rows, exchange_between, exchange_of
 from attnspec.distributed.planning import HEADS, ROWS, Tensors, exchanges, plan
@@ -33,20 +34,39 @@ def held(relation: Relation, n: int) -> np.ndarray:
     return np.broadcast_to(np.asarray(relation.holds(at[:, None], at, n), bool), (n, n))
 
 
-def test_what_travels_for_several_graphs_weighs_least() -> None:
+def by_pairs(draw: np.random.Generator) -> tuple[np.ndarray, Blocks]:
+    """Pairs of 4 queries of rank 0 with 3 keys of rank 1, each a block."""
+    mask = draw.random((4, 3)) < 0.4
+    q, k = (x[:, None] + np.array([0, 1]) for x in np.nonzero(mask))
+    ranks = np.zeros(len(q), np.int64)
+    return mask, Blocks.plain(ranks, ranks + 1, q, k, np.ones(len(q), bool))
+
+
+def by_sets(draw: np.random.Generator) -> tuple[np.ndarray, Blocks]:
+    """The same in two blocks of all rows that are in sets, or of all rows."""
+    sets = draw.random((2, 2, 7)) < 0.4
+    numbers = draw.integers(EVERY, 2, (2, 2))
+    inside = np.concatenate([sets, np.ones((2, 1, 7), bool)], 1)
+    # the last stands for EVERY
+    (q, k), ranks = (inside[side][numbers[side]] for side in (0, 1)), np.zeros(2, np.int64)
+    mask = (q[:, :4, None] & k[:, None, 4:]).any(0)
+    rows, columns = (np.array([[0, size]] * 2) for size in (4, 3))
+    full, (of_q, of_k), (q_sets, k_sets) = np.ones(2, bool), numbers, map(tuple, sets)
+    return mask, Blocks(ranks, ranks + 1, rows, columns, full, of_q, of_k, q_sets, k_sets)
+
+
+@pytest.mark.parametrize("drawn", [by_pairs, by_sets])
+def test_what_travels_for_several_graphs_weighs_least(
+    drawn: Callable[[np.random.Generator], tuple[np.ndarray, Blocks]],
+) -> None:
     draw = np.random.default_rng(5)
     partition = partitions.contiguous(7, 2)
     for _ in range(8):
-        masks = draw.random((2, 4, 3)) < 0.4
+        masks, each = zip(*(drawn(draw) for _ in range(2)), strict=True)
         # the second graph may have queries that cannot travel
         last = int(draw.integers(1, 6)) if draw.random() < 0.7 else None
         rows = [Rows(int(draw.integers(1, 9)), 1, int(draw.integers(1, 4)))]
         rows.append(Rows(rows[0].key, 1, last))
-        each = []
-        for mask in masks:
-            q, k = (x[:, None] + np.array([0, 1]) for x in np.nonzero(mask))
-            ranks = np.zeros(len(q), np.int64)
-            each.append(Blocks.plain(ranks, ranks + 1, q, k, np.ones(len(q), bool)))
         found = exchange_between(each, partition, rows)
         best = min(
             sum(keys) * rows[0].key

@@ -17,7 +17,7 @@ import attnspec
 from attnspec.distributed.partitions import Partition
 from attnspec.distributed.ranks import parallel
 from attnspec.distributed.ranks.collectives import Mesh
-from attnspec.distributed.ranks.parallel import parallelize
+from attnspec.distributed.ranks.parallel import _random_state, parallelize
 from attnspec.distributed.ranks.regions import Region
 
 # the processes that the tests share start once
@@ -207,3 +207,17 @@ def test_numbers_are_looked_at_if_that_is_asked_for(alone: DeviceMesh, graph: st
     assert (attention(x, x, x) - module(x, x, x)).abs().max() < 1e-12
     with pytest.raises(ValueError, match="v must be finite, got inf at sample 0, head 0, posit"):
         attention(x, x, wrong)
+
+
+def test_a_state_of_random_numbers_has_one_number_that_ranks_can_send() -> None:
+    """It is sent as int64, where 0 means that nothing is drawn."""
+    device, found = torch.device("cpu"), []
+    with torch.random.fork_rng(devices=[]):
+        for seed in (*range(40), 3):
+            torch.manual_seed(seed)
+            found.append(_random_state(device))
+            torch.rand(1)
+            assert _random_state(device) != found[-1]
+    assert all(1 <= number <= 2**62 for number in found)
+    assert len(set(found)) == 40
+    assert found[-1] == found[3]

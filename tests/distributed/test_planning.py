@@ -21,7 +21,7 @@ from attnspec.distributed.blocks import ASKED, FINE, _Search
 from attnspec.distributed.cuts import count, least_cut, rows_of, union
 from attnspec.distributed.exchange import Rows, exchange_of
 from attnspec.distributed.partitions import Partition
-from attnspec.distributed.planning import CHOICES, HEADS, ROWS, Tensors, plan
+from attnspec.distributed.planning import CHOICES, HEADS, ROWS, WORTH, Tensors, plan
 from attnspec.graphs.relation import Relation
 from attnspec.graphs.stack import Stack
 from attnspec.text.diagnostics import AttnSpecError
@@ -312,6 +312,33 @@ def test_ranks_whose_rows_are_alike_are_solved_once(monkeypatch: pytest.MonkeyPa
     # one pair of neighbours for each side
     total = len(blocks.blocks_between(relation, partition).full)
     assert sum(solved) * (ranks - 1) == total
+
+
+@pytest.mark.parametrize(
+    "body", ["attend full", "causal attend full", "attend residue(step = 8)", "attend same(doc)"]
+)
+@pytest.mark.parametrize("ranks", [1, 3, 4])
+def test_each_partition_is_considered_once_and_the_one_that_is_taken_first(
+    body: str, ranks: int
+) -> None:
+    declared = "input doc: ids" if "doc" in body else ""
+    program = attnspec.parse(f"attention a {{ {declared} {body} }}").program
+    given = {"doc": np.arange(96) // 11} if declared else None
+    found = plan(program, 96, ranks, inputs=given)
+    taken, *others = found.considered
+    assert taken.partition == found.partition
+    names = [each.partition for each in found.considered]
+    assert len(set(names)) == len(names)
+    assert len(names) > (body.startswith("causal") and ranks > 1)
+    for each in found.considered:
+        alone = plan(program, 96, ranks, inputs=given, partition=each.partition)
+        assert alone.considered == (each,)
+        assert each.seconds == sum(
+            len(layer.layers) * layer.estimate(alone.tensors, alone.rates).together
+            for layer in alone.layers
+        )
+        assert each.bytes == max(alone.bytes_received)
+    assert all(each.seconds >= WORTH * taken.seconds for each in others)
 
 
 def test_the_table_on_paper() -> None:

@@ -305,6 +305,16 @@ def test_tokens_of_the_models_own_are_extra_tokens(stem: str, extra: int) -> Non
             convert(model, attnspec.parse(text))
 
 
+@pytest.mark.parametrize("patch", [2, 4, 8])
+@pytest.mark.parametrize("stem", ["CLIPVision", "Dinov2WithRegisters", "ViT"])
+def test_images_are_counted_by_their_patches(stem: str, patch: int) -> None:
+    family = Family(stem, stem, {**BY_STEM["ViT"].settings, "patch_size": patch})
+    model = family.build()
+    with torch.no_grad():
+        length = model(pixel_values=torch.randn(1, 3, 8, 8)).last_hidden_state.shape[1]
+    assert f"`full_attention` at n = {length}\n" in str(convert(model, attnspec.parse(FULL)))
+
+
 def test_a_model_of_text_has_no_tokens_of_its_own() -> None:
     spec = attnspec.parse("attention e { extra_tokens 2 attend full }")
     with pytest.raises(attnspec.AttnSpecError, match="the model has no rows for them"):

@@ -8,6 +8,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -32,6 +33,7 @@ from tiny_models import (
 )
 
 import attnspec
+from attnspec.integrations.model_advice import of_mask
 from attnspec.integrations.transformers import with_inputs
 
 BY_STEM = {family.stem: family for family in FAMILIES}
@@ -140,6 +142,29 @@ def test_settings_go_to_from_pretrained(stem: str, tmp_path: Path) -> None:
     wanted = family.hidden(load(tmp_path, attn_implementation="eager", **changed))
     got = family.hidden(load(tmp_path, attn_implementation=name, **changed))
     assert difference(got, wanted) < TOLERANCE
+
+
+@pytest.mark.parametrize(
+    ("rotations", "turned"),
+    [
+        ({"full_attention": {"rope_theta": 1e6}, "sliding_attention": {"rope_theta": 1e4}}, True),
+        ({"full_attention": {"rope_theta": 1e4}, "sliding_attention": {"rope_theta": 1e4}}, False),
+        ({"rope_type": "default", "rope_theta": 1e4}, False),
+        (None, False),
+    ],
+)
+def test_layers_that_will_turn_positions_otherwise_are_said_to(
+    rotations: Any, turned: bool
+) -> None:
+    kinds = ["sliding_attention", "full_attention", "sliding_attention"]
+    module: Any = torch.nn.Module()
+    module.config = SimpleNamespace(layer_types=kinds, rope_parameters=rotations)
+    said = of_mask("sliding", module)
+    assert '`layer_types = ["full_attention"] * 3`' in said
+    assert ("turn positions as the full ones do" in said) is turned
+    # layers of one type alone turn as they do
+    module.config.layer_types = ["sliding_attention"]
+    assert "turn positions" not in of_mask("sliding", module)
 
 
 def test_chunks_of_the_model_are_switched_off() -> None:

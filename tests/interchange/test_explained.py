@@ -6,6 +6,8 @@ import random
 
 import numpy as np
 import pytest
+import torch
+from torch.nn.attention.flex_attention import create_block_mask
 
 import attnspec
 from attnspec.interchange.explained import LONGEST, _on_grids, explain_mask
@@ -220,3 +222,15 @@ def test_a_box_on_a_grid_is_as_small_as_its_pairs(reach: tuple[int, int]) -> Non
     mask = attnspec.parse(f"attention a {{ {' '.join(lines)} }}").mask(28)
     found = {one.lines: one.mask for one in _on_grids(mask)}
     assert np.array_equal(found[lines], mask)
+
+
+def test_masks_of_every_kind_are_explained_alike() -> None:
+    held = mask_of("attend window(radius = 3)", 32)
+    near = create_block_mask(lambda b, h, q, k: (q - k).abs() <= 3, 1, 1, 32, 32, "cpu")
+    for mask in (held, held.tolist(), held[None, None], torch.from_numpy(held), near):
+        found = explain_mask(mask)
+        assert (found.exact, found.n) == (True, 32)
+        assert "window(radius = 3)" in found.spec.source
+    for wrong in (True, held[0], held[0].tolist(), lambda b, h, q, k: q >= k):
+        with pytest.raises(AttnSpecError, match=r"a mask \[n, n\] is needed"):
+            explain_mask(wrong)

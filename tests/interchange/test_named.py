@@ -61,3 +61,18 @@ def test_a_pattern_keeps_its_name() -> None:
     texts = [*_PLAIN, *(text.format(3) for text in _ONE), *(text.format(6, 3) for text in _TWO)]
     for text in texts:
         assert called(text) == text
+
+
+@pytest.mark.parametrize("before", range(4))
+@pytest.mark.parametrize("after", range(4))
+def test_a_band_is_called_a_window_whatever_its_sides(before: int, after: int) -> None:
+    names = {
+        (0, 0): "self",
+        **{(one, one): f"window(radius = {one})" for one in (1, 2, 3)},
+    }
+    by_sides = f"window(before = {before}, after = {after})"
+    for said in (
+        f"where(k - q <= {after} and q - k <= {before})",
+        f"where(q < k + {before + 1} and k < q + {after + 1})",
+    ):
+        assert called(said) == names.get((before, after), by_sides)

@@ -372,6 +372,32 @@ def test_vmap_of_the_operator(name: str) -> None:
             torch.testing.assert_close(x, y)
 
 
+@pytest.mark.parametrize("asked", [(0,), (2,), (1, 2), (0, 1, 2)])
+@pytest.mark.parametrize("mapped", [(0, 0, 0), (0, None, None), (2, 0, None)])
+@pytest.mark.parametrize("more", ["", "score bias(buckets = 4)"])
+def test_gradients_of_some_under_vmap_where_each_decides(
+    asked: tuple[int, ...], mapped: tuple[int | None, ...], more: str
+) -> None:
+    module = sample(f"heads 4 causal attend topk(keys = 3) {more}")
+    learned = [x.detach() for x in module.parameters()]
+
+    def loss(*parts: torch.Tensor) -> torch.Tensor:
+        out: torch.Tensor = torch.ops.attnspec.attention(*parts, module.engine.text, learned, [])[0]
+        return out.square().sum()
+
+    parts = [x.detach() for x in given(9)]
+    every = [
+        x if dim is None else torch.stack([x, x.flip(2), -x], dim)
+        for x, dim in zip(parts, mapped, strict=True)
+    ]
+    slopes = torch.func.grad(loss, asked)
+    found = torch.func.vmap(slopes, mapped)(*every)
+    for at in range(3):
+        own = (x if d is None else x.select(d, at) for x, d in zip(every, mapped, strict=True))
+        for x, meant in zip(found, slopes(*own), strict=True):
+            torch.testing.assert_close(x[at], meant)
+
+
 def test_tables_that_are_mapped_over() -> None:
     module = sample("bias")
     q, k, v = (x.detach() for x in given(30))

@@ -55,6 +55,12 @@ VERIFIED = [
     (INPUTS, 40),
     ("layers 2 heads 2 attend full head 1 { attend self } score bias() normalize softmax1", 33),
     ("sequence grid(6, 7) attend neighborhood(3, 5) normalize relu score alibi()", 42),
+    # a learned table that heads with a mechanism share with others: each has rows of its own
+    (
+        "heads 3 score bias(buckets = 4, max_distance = 8) attend full"
+        " head 0 { attend window(radius = 2) + linear() }",
+        13,
+    ),
 ]
 STRIDED = "causal attend window(before = 20, after = 0) | residue(step = 12)"
 WINDOW = "attend window(radius = 40)"
@@ -76,6 +82,46 @@ def test_what_is_compiled_is_verified(body: str, n: int) -> None:
     assert found.ok, str(found)
     assert found.exhaustive
     assert len(found.checks) >= 3
+
+
+BESIDE = [
+    f"heads 2 causal {first} head {at} {{ {other} }}"
+    for at in (0, 1)
+    for first, other in (
+        ("attend window(before = 3, after = 0)", "attend topk(keys = 3)"),
+        ("attend topk(keys = 3)", "attend linear()"),
+        ("attend topk(keys = 3)", "attend topk(keys = 2)"),
+    )
+]
+
+
+@pytest.mark.parametrize("body", BESIDE)
+def test_heads_that_data_decide_are_verified_with_those_beside_them(body: str) -> None:
+    program = spec_of(body).program
+    found = verify(program, 13)
+    assert found.ok, str(found)
+    assert [check.what[:4] for check in found.checks] == ["keys", "outp"]
+    # each kind of head is looked at: either is found where it is another
+    for was, wrong in (
+        ("before = 3", "before = 2"),
+        ("keys = 3", "keys = 4"),
+        ("linear()", "topk(keys = 1)"),
+    ):
+        if was in body:
+            other = module_of(body.replace(was, wrong))
+            assert not verify(program, 13, module=other).ok, (was, wrong)
+
+
+def test_formulas_of_long_sequences_are_said_to_be_left_out(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    program, body = spec_of("attend linear()").program, "formulas are written out up to n = 16"
+    monkeypatch.setattr(pairs, "EXHAUSTIVE", 16)
+    for n in (15, 16, 17, 40):
+        found = verify(program, n)
+        checked = any("formula" in check.what for check in found.checks)
+        said = any(body in line for line in found.skipped)
+        assert (checked, said, found.exhaustive) == (n <= 16, n > 16, n <= 16)
 
 
 @pytest.mark.parametrize(("name", "n"), checkered(GRAPHS, [1, 130, 2, 65, 7]))

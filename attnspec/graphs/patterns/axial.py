@@ -27,8 +27,8 @@ from attnspec.ir.parameters import context
 class Axial(Relation):
     """The cells on the lines through the query's cell; extra tokens take no part."""
 
-    extents: tuple[int, ...] = context("grid", ())
-    extra_tokens: int = context("extra_tokens", 0)
+    extents: tuple[int, ...] = context("grid")
+    extra_tokens: int = context("extra_tokens")
 
     name: ClassVar = "axial"
     one_sequence: ClassVar = "needs positions on a grid"

@@ -53,7 +53,7 @@ class Cluster(DataDependent):
         default="qk",
         choices=("qk", "q"),
     )
-    layer: int = context("layer", 0)
+    layer: int = context("layer")
 
     name: ClassVar = "cluster"
     one_sequence: ClassVar = "makes clusters of queries and keys of one sequence"

@@ -29,8 +29,8 @@ class Expander(Drawn):
     degree: int = argument("integer", "keys of each query", least=2, most=4096, even=True)
     seed: int = argument("integer", "where the draws start", default=0, least=0, most=2**64 - 1)
     per_head: bool = argument("boolean", "draw anew for each head and layer", default=True)
-    layer: int = context("layer", 0)
-    head: int = context("head", 0)
+    layer: int = context("layer")
+    head: int = context("head")
 
     name: ClassVar = "expander"
     one_sequence: ClassVar = "walks in cycles through one sequence"

@@ -72,8 +72,8 @@ class Lsh(DataDependent):
         default="cross_polytope",
         choices=("cross_polytope", "hyperplanes"),
     )
-    causal: bool = context("causal", False)
-    layer: int = context("layer", 0)
+    causal: bool = context("causal")
+    layer: int = context("layer")
 
     name: ClassVar = "lsh"
     one_sequence: ClassVar = "sorts queries and keys into one order"

@@ -29,8 +29,8 @@ class Neighborhood(Relation):
     extents: tuple[int, ...] = argument(
         "extents", "odd lengths of the box, one for each axis", least=1, odd=True, positional=True
     )
-    shape: tuple[int, ...] = context("grid", ())
-    extra_tokens: int = context("extra_tokens", 0)
+    shape: tuple[int, ...] = context("grid")
+    extra_tokens: int = context("extra_tokens")
 
     name: ClassVar = "neighborhood"
     one_sequence: ClassVar = "needs positions on a grid"

@@ -35,9 +35,9 @@ class RandomBlocks(Relation):
     blocks: int = argument("integer", "key blocks of each query block", least=0)
     seed: int = argument("integer", "where the draws start", default=0, least=0, most=2**64 - 1)
     per_head: bool = argument("boolean", "draw anew for each head and layer", default=True)
-    layer: int = context("layer", 0)
-    head: int = context("head", 0)
-    causal: bool = context("causal", False)
+    layer: int = context("layer")
+    head: int = context("head")
+    causal: bool = context("causal")
 
     name: ClassVar = "random_blocks"
     one_sequence: ClassVar = "draws by the places of one sequence"

@@ -38,7 +38,7 @@ class Sinkhorn(DataDependent):
     cut: int | None = argument(
         "integer", "every query reads the blocks of so many rows alone", default=None, least=1
     )
-    causal: bool = context("causal", False)
+    causal: bool = context("causal")
 
     name: ClassVar = "sinkhorn"
     one_sequence: ClassVar = "matches blocks of one sequence with each other"

@@ -64,7 +64,7 @@ class TopK(DataDependent):
         choices=("head", "group", "all"),
     )
     within: Relation | None = argument("graph", "the only pairs scored and read", default=None)
-    causal: bool = context("causal", False)
+    causal: bool = context("causal")
 
     name: ClassVar = "topk"
     signatures: ClassVar = (

@@ -49,8 +49,8 @@ class Where(Relation):
     """
 
     predicate: Scalar = argument("predicate", "a comparison of q, k and n", positional=True)
-    extents: tuple[int, ...] = context("grid", ())
-    extra_tokens: int = context("extra_tokens", 0)
+    extents: tuple[int, ...] = context("grid")
+    extra_tokens: int = context("extra_tokens")
 
     name: ClassVar = "where"
     numpy_only: ClassVar = True

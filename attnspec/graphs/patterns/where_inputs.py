@@ -41,8 +41,8 @@ class WhereInputs(Relation):
 
     predicate: Scalar = argument("predicate", "a comparison of inputs at q and k", positional=True)
     inputs: tuple[Data, ...] = argument("inputs", "the inputs that it reads")
-    extents: tuple[int, ...] = context("grid", ())
-    extra_tokens: int = context("extra_tokens", 0)
+    extents: tuple[int, ...] = context("grid")
+    extra_tokens: int = context("extra_tokens")
 
     name: ClassVar = "where_inputs"
     word: ClassVar = "where"
