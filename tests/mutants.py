@@ -19,7 +19,6 @@ import argparse
 import difflib
 import json
 import multiprocessing
-import random
 import sys
 import tempfile
 import tomllib
@@ -27,6 +26,8 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
+from hashlib import sha256
+from itertools import islice
 from multiprocessing.pool import Pool
 from pathlib import Path
 
@@ -107,23 +108,21 @@ def source_of(path: Path) -> bytes:
     return (ROOT / path).read_bytes()
 
 
-def drawn(paths: dict[Path, str], number: int, seed: int) -> list[Mutation]:
-    """So many changes, no two of one line."""
-    source = random.Random(seed)
-    places: dict[tuple[Path, int], list[Mutation]] = {}
-    for path in sorted(paths):
+def drawn(paths: Iterable[Path], number: int, seed: int) -> list[Mutation]:
+    """So many changes, no two of one line. What is drawn of a line depends on its text alone, so
+    that most of them are drawn again from a tree in which some tests or functions were mended."""
+    places: dict[tuple[Path, int], tuple[str, Mutation]] = {}
+    for path in paths:
+        texts = source_of(path).splitlines()
         for each in mutations_of(path, source_of(path)):
-            places.setdefault((path, each.line), []).append(each)
-    order = sorted(places)
-    source.shuffle(order)
-    found: list[Mutation] = []
-    for place in order:
-        if len(found) == number:
-            break
-        each = source.choice(places[place])
-        if each.is_real(source_of(each.path)):
-            found.append(each)
-    return found
+            text = texts[each.line - 1].decode().strip()
+            drawing = f"{seed} {path} {each.function} {text} {each.new}".encode()
+            rank = sha256(drawing).hexdigest(), each
+            place = path, each.line
+            places[place] = min(places.get(place, rank), rank, key=lambda pair: pair[0])
+    order = sorted(places.items(), key=lambda item: (item[1][0], item[0]))
+    real = (each for _, (_, each) in order if each.is_real(source_of(each.path)))
+    return list(islice(real, number))
 
 
 def alike() -> dict[tuple[str, str, str], str]:
@@ -183,6 +182,19 @@ def as_data(outcomes: Sequence[Outcome], number: int, seed: int) -> dict[str, ob
     }
 
 
+def named(mutation: Mutation) -> tuple[str, str, str, str]:
+    """What a change is known by in another tree: file, function, lines and what they become."""
+    return str(mutation.path), mutation.function, *lines_of(mutation)
+
+
+def survivors_of(path: Path | None) -> set[tuple[str, str, str, str]] | None:
+    """What survived a run that wrote its results there."""
+    if path is None:
+        return None
+    found = json.loads(path.read_text(encoding="utf-8"))["survivors"]
+    return {(x["file"], x["function"], x["was"], x["becomes"]) for x in found}
+
+
 def lines_of(mutation: Mutation) -> tuple[str, str]:
     return mutation.lines(source_of(mutation.path))
 
@@ -201,6 +213,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--seconds", type=float, default=60.0, help="of tests for each change")
     parser.add_argument("--workers", type=int, default=1, help="processes side by side")
     parser.add_argument("--record", action="store_true", help="record anew what tests reach")
+    parser.add_argument("--again", type=Path, help="try what survived a run, of its --json, alone")
     parser.add_argument("--json", type=Path, help="where to write the results, if anywhere")
     return parser.parse_args()
 
@@ -235,7 +248,10 @@ def outcomes_of(asked: argparse.Namespace, pool: Pool) -> Iterator[Outcome]:
     }
     explained, number_of, jobs = alike(), {}, []
     reaching = records_of(test_files(asked.tests), asked.record, pool)
+    wanted = survivors_of(asked.again)
     for each in drawn(paths, asked.number, asked.seed):
+        if wanted is not None and named(each) not in wanted:
+            continue
         why = explained.get((each.function, *lines_of(each)))
         if why is not None:
             yield Outcome(paths[each.path], each, None, 0, why)

@@ -66,13 +66,15 @@ class Reaching:
                     (cases[function], record.seconds[place], f"{path}::{record.tests[place]}")
                 )
                 cases[function] += 1
-        chosen, total = [], 0.0
-        for _, time_taken, test in sorted(found):
-            if total + time_taken <= seconds:
-                chosen.append(test)
-                total += time_taken
         own = f"tests/{room_of(mutation.path)}/"
-        return sorted(chosen, key=lambda test: not test.startswith(own)), total
+        # up to half of the time for its own room, before one case of every other function fills it
+        chosen: dict[str, float] = {}
+        for share, some in ((0.5, own), (1.0, "")):
+            for _, time_taken, test in sorted(found):
+                if test.startswith(some) and test not in chosen:
+                    if sum(chosen.values()) + time_taken <= share * seconds:
+                        chosen[test] = time_taken
+        return sorted(chosen, key=lambda test: not test.startswith(own)), sum(chosen.values())
 
 
 def room_of(path: Path) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import json
 import os
 import random
 import signal
@@ -108,7 +109,7 @@ def test_functions_are_known_by_their_names() -> None:
 def test_rooms_have_files_whose_changes_are_programs(room: str) -> None:
     paths = mutants.files_of(room)
     assert paths
-    few = dict.fromkeys(random.Random(0).sample(paths, min(2, len(paths))), room)
+    few = random.Random(0).sample(paths, min(2, len(paths)))
     drawn = mutants.drawn(few, 4, seed=1)
     assert len(drawn) == 4
     for each in drawn:
@@ -117,10 +118,34 @@ def test_rooms_have_files_whose_changes_are_programs(room: str) -> None:
 
 
 def test_the_same_seed_draws_the_same_changes() -> None:
-    paths = dict.fromkeys(mutants.files_of("streaming"), "streaming")
+    paths = mutants.files_of("streaming")
     first, again, other = (mutants.drawn(paths, 4, seed) for seed in (1, 1, 2))
     assert first == again
     assert first != other
+
+
+def test_what_is_drawn_elsewhere_stays(monkeypatch: pytest.MonkeyPatch) -> None:
+    lines = [f"def f{n}(x): return x + {n}" for n in range(40)]
+    sources = ["\n".join(text) for text in (lines, ["import os", *lines[:7], *lines[8:]])]
+    texts = []
+    for source in sources:
+        monkeypatch.setattr(mutants, "source_of", lambda _, source=source: source.encode())
+        texts.append([mutants.lines_of(x) for x in mutants.drawn([Path("f.py")], 20, seed=3)])
+    gone = [x for x in texts[0] if x not in texts[1]]
+    assert all("f7" in was for was, _ in gone)
+    assert len(gone) <= 1
+
+
+def test_what_survived_is_tried_again(tmp_path: Path) -> None:
+    few = mutants.drawn(mutants.files_of("streaming"), 3, seed=1)
+    outcomes = [
+        mutants.Outcome("streaming", each, killer, 1)
+        for each, killer in zip(few, ("t", None, "t"), strict=True)
+    ]
+    path = tmp_path / "run.json"
+    path.write_text(json.dumps(mutants.as_data(outcomes, 3, 1)))
+    assert mutants.survivors_of(path) == {mutants.named(few[1])}
+    assert mutants.survivors_of(None) is None
 
 
 def test_a_room_of_nothing_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -116,8 +116,7 @@ def _apply(op: str, a: list[Bounds]) -> Bounds:
         case "within":
             return _apply("and", [_apply("<=", [a[1], a[0]]), _apply("<=", [a[0], a[2]])])
         case "item":
-            lows, highs = zip(*a[1:], strict=True)
-            return np.minimum.reduce(lows), np.maximum.reduce(highs)
+            return _reduce(np.minimum, a[1:])[0], _reduce(np.maximum, a[1:])[1]
         case "one_of":
             return _apply("or", [_equal(a[0], member) for member in a[1:]] or [_never()])
         case _:

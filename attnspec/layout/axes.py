@@ -80,17 +80,9 @@ class Axis:
         if isinstance(self.side, Boxed):
             low, codes = _codes(self)[index] * factor, _codes(below)
             return np.searchsorted(codes, low), np.searchsorted(codes, low + factor)
-        group = (
-            index // self._even if self._even else np.searchsorted(self.offsets, index, "right") - 1
-        )
+        group = np.searchsorted(self.offsets, index, "right") - 1
         first = below.offsets[group] + (index - self.offsets[group]) * factor
         return first, np.minimum(first + factor, below.offsets[group + 1])
-
-    @cached_property
-    def _even(self) -> int:
-        """The tiles of every class, where all have equally many, else 0."""
-        counts = np.diff(self.offsets)
-        return int(counts[0]) if len(counts) and (counts == counts[0]).all() else 0
 
     @property
     def sequence(self) -> int:

@@ -25,7 +25,8 @@ from attnspec.layout.batches import Strip
 from attnspec.layout.cutting import Cut, Side, Whole, cut
 
 PIECE = 1 << 20
-"""Numbers in the largest temporary of a piece: what stays in the cache and costs no page faults."""
+"""Numbers in the largest temporary of a piece, half as many backward: what stays in the cache and
+costs no page faults."""
 
 SINGLE = 8
 """One in how many of the blocks for which there is room a run must have to be a piece by itself."""
@@ -283,7 +284,8 @@ class TensorStrip:
             per_block = max(per_block, self.height * self.width)
         if scored:
             per_block = max(per_block, heads * self.height * self.width)
-        most = max(1, PIECE // max(1, per_block))
+        # backward there are twice as many temporaries: keys and values, and the gradients of both
+        most = max(1, (PIECE // 2 if back else PIECE) // max(1, per_block))
         if lattice is not None and lattice.many > 1 < heads and SINGLE * self.run >= most:
             # several heads lie where they are for one run alone
             most = min(most, self.run)

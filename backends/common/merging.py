@@ -45,7 +45,7 @@ def merge(into: Partial, more: Partial) -> None:
     """The same of two parts in place, without derivatives and in four calls."""
     (out, lse), (other, sums) = into, more
     # -inf less -inf is no number: there is no key
-    share = torch.sigmoid(sums - lse).nan_to_num_(0.0)[..., None]
+    share = torch.sigmoid(sums - lse).nan_to_num_()[..., None]
     out.lerp_(other, share.to(out.dtype))
     torch.logaddexp(lse, sums, out=lse)
 

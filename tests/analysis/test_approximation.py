@@ -288,8 +288,16 @@ def test_nystrom_is_measured_by_its_factors() -> None:
     conv = errors(spec_of("attend nystrom(landmarks = 8, iterations = 4, conv = 3)"), q, k, v)
     assert conv == found
     assert found["sampled_error"].value >= found["weight_error_of_rank"].value
-    all_of_them = errors(spec_of("attend nystrom(landmarks = 64)"), q, k, v)
-    assert all_of_them["output_error"].value == 0
+
+
+def test_nystrom_of_no_more_rows_than_landmarks_is_attention_itself() -> None:
+    spec = spec_of("attend nystrom(landmarks = 8)")
+    for n in (1, 7, 8, 9):
+        found = errors(spec, *rows(n, 8))
+        assert ("inverse_residual" in found) == (n > 8)
+        if n <= 8:
+            assert set(found) == {"weight_error", "output_error"}
+            assert [figure.value for figure in found.values()] == [0, 0]
 
 
 def test_recall_of_hashes_is_what_is_expected() -> None:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import random
 from fractions import Fraction
-from math import isqrt
+from math import inf, isqrt, log2
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +14,10 @@ from random_specs import spec_text
 from zoo import ATTENTIONS, loaded, of_each_kind
 
 from attnspec.analysis.counting.degrees import edges_of, total_edges
+from attnspec.analysis.growth import order as order_module
 from attnspec.analysis.growth import quasi_polynomials, sympy_text
-from attnspec.analysis.growth.fitted_counts import LENGTHS, fit_of, sizes_of
-from attnspec.analysis.growth.fitting import fitted, monomials
+from attnspec.analysis.growth.fitted_counts import LENGTHS, _roots, fit_of, sizes_of
+from attnspec.analysis.growth.fitting import Formula, Piece, Polynomial, fitted, monomials
 from attnspec.analysis.growth.order import _is_quick, edges_formula, growth_range, order
 from attnspec.analysis.growth.quasi_polynomials import Counter, formula_of
 from attnspec.analysis.growth.shapes import shape_of
@@ -312,6 +314,27 @@ def test_orders_that_are_not_derived_are_measured() -> None:
     assert (boxes.value, boxes.quality) == (n, "estimate")
 
 
+@pytest.mark.parametrize(
+    ("given", "grid", "measured"),
+    [("", "16, 16", [256]), ("(h = 4)", "h, h", [1, 4, 16, 36, 64]), ("(h = 4)", "h, 64", None)],
+)
+def test_grids_of_one_size_are_counted_once(
+    given: str, grid: str, measured: list[int] | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    counted: list[int] = []
+
+    def count(stack: Stack, n: int) -> int:
+        counted.append(n)
+        return total_edges(stack, n)
+
+    monkeypatch.setattr(order_module, "total_edges", count)
+    spec = parse(f"attention a{given} {{ sequence grid({grid}) attend axial }}")
+    found = order_of(spec, spec.program.fixed_length or 0)
+    assert len(counted) == len(set(counted))
+    assert counted[: len(measured or [])] == (measured or [])
+    assert (found.value is None) == (grid == "16, 16")
+
+
 def test_what_the_data_decide_has_an_upper_order_with_its_factors() -> None:
     found = order_of(spec_of("causal attend lsh(rounds = 4, chunk = 32)"), 64)
     assert found.value == n * sympy.log(n)
@@ -325,7 +348,9 @@ def test_what_the_data_decide_has_an_upper_order_with_its_factors() -> None:
             "n**2 / 8 scores of blocks, and pairs by these",
         ),
     ):
-        assert order_of(spec_of(f"attend {body}"), 64).note == note
+        # patterns that the data do not decide leave nothing out
+        for all_of in (body, f"{body} | window(radius = 2)", f"self | {body}"):
+            assert order_of(spec_of(f"attend {all_of}"), 64).note == note
     reading = order_of(spec_of("input marked: tokens attend global(marked)"), 64)
     assert (reading.value, reading.quality) == (n**2, "bound")
 
@@ -470,6 +495,73 @@ def test_orders_at_their_bounds(body: str, bound: str, status: str) -> None:
 
 
 # --- fitting --------------------------------------------------------------------------------------
+
+
+def sum_of(formulas: list[tuple[int, Formula]], at: int) -> int | None:
+    """The sum of formulas, each times a number, where all of them are known."""
+    total = 0
+    for times, formula in formulas:
+        known = [piece for piece in formula.pieces if piece.start <= at]
+        count = known[-1].at(at) if known else None
+        if count is None:
+            return None
+        total += times * count
+    return total
+
+
+def test_sums_of_formulas_have_their_cases() -> None:
+    draw = random.Random(0)
+    for _ in range(12):
+        formulas = []
+        for times in (1, 3, 2)[: draw.randint(1, 3)]:
+            starts = sorted(draw.sample((0, 2, 3, 7), draw.randint(1, 3)))
+            cases = [
+                ((), Fraction(draw.randint(-3, 9))),
+                ((0,), Fraction(draw.randint(0, 3))),
+                ((0, 0), Fraction(draw.randint(0, 2))),
+            ]
+            pieces = [
+                Piece(start, (Symbol("n"),), ((0, inf, Polynomial(tuple(cases[: 1 + at]))),))
+                for at, start in enumerate(starts)
+            ]
+            formulas.append((times, Formula(tuple(pieces), True, 0, 0)))
+        every = sympy_text.of_formulas(formulas)
+        for at in (0, 1, 2, 3, 6, 7, 40):
+            meant, found = sum_of(formulas, at), every.subs(sympy_text.N, at)
+            assert found is sympy.nan if meant is None else found == meant, (every, at)
+
+
+@pytest.mark.parametrize(
+    "graph",
+    [
+        *("full", "causal", "self", "window(radius = 5)", "block(size = 4)", "global(first(2))"),
+        *("residue(step = 3)", "strided(stride = 7)", "where(q < 3)", "full - self"),
+        *("window(radius = isqrt(n))", "block(size = n)", "where(q + k < n)"),
+    ],
+)
+def test_the_degree_is_that_of_growing_counts(graph: str) -> None:
+    formula = formula_of(spec_of(f"attend {graph}").relation(64))
+    assert formula is not None
+    few, many = (formula.pieces[-1].at(1 << power) for power in (40, 44))
+    assert few is not None
+    assert many is not None
+    assert formula.degree == round(log2(many / few) / 4)
+
+
+def test_sizes_are_made_from_their_roots() -> None:
+    root, third = Apply("isqrt", (Symbol("n"),)), Apply("//", (Symbol("n"), 3))
+    twice, longer = Apply("*", (2, root)), Apply("+", (Symbol("n"), 1))
+    cases: list[tuple[list[Scalar], list[Scalar]]] = [
+        ([], []),
+        ([3, Symbol("n"), Apply("+", (Symbol("head"), 2))], []),
+        ([root, twice], [root]),
+        ([Apply("+", (twice, third)), third], [root, third]),
+        ([Apply("max", (1, Apply("-", (third, 2))))], [third]),
+        ([Apply("max", (longer, 4)), twice], [longer, root]),
+        ([Apply("isqrt", (third,))], [Apply("isqrt", (third,))]),
+    ]
+    for sizes, roots in cases:
+        assert _roots(sizes) == roots, sizes
 
 
 def test_fits_are_exact_or_none() -> None:

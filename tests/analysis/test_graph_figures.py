@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from random_specs import spec_text
 
+from attnspec.analysis.counting.progressions import grouped
 from attnspec.analysis.quality import Figure
 from attnspec.analysis.spectrum import spectrum
 from attnspec.spec import Spec, parse
@@ -53,6 +54,24 @@ def eigenvalues(mask: np.ndarray) -> np.ndarray:
     both = (mask | mask.T).astype(float)
     degrees = np.maximum(both.sum(axis=1), 1)
     return np.asarray(np.linalg.eigvalsh(both / np.sqrt(degrees * degrees[:, None])))
+
+
+def test_pairs_that_connect_what_ranges_connect() -> None:
+    for seed in range(24):
+        n, relation = 17, parse(spec_text(seed)).relation(17)
+        for first, part in relation.closed_rows(n):
+            for group in () if part is None else grouped(part, n):
+                group.row = group.row + first
+                ranges = zip(group.place, group.count, strict=True)
+                place = np.concatenate([np.arange(at, at + count) for at, count in ranges])
+                edges = np.repeat(group.row, group.count), group.positions(place)
+                meant, found = map(connected, (edges, spectrum._chained(group)))
+                assert found == meant
+
+
+def connected(pairs: tuple[np.ndarray, np.ndarray]) -> set[frozenset[int]]:
+    graph: nx.Graph[int] = nx.Graph(zip(*(side.tolist() for side in pairs), strict=True))
+    return set(map(frozenset, nx.connected_components(graph)))
 
 
 # --- spectra --------------------------------------------------------------------------------

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import random
+
 import numpy as np
 import numpy.typing as npt
 import pytest
 from random_specs import spec_text
+from random_terms import term
 from reach_brute import small_zoo
 from relation_checks import definition
 from sweeps import thinned
@@ -15,8 +18,9 @@ from attnspec.analysis.counting.conjunctions import Banded, Listed, Turned, shar
 from attnspec.analysis.counting.neighbours import Neighbours, neighbours
 from attnspec.analysis.counting.progressions import grouped, merged
 from attnspec.analysis.counting.rectangles import MOST_TERMS, terms_of
+from attnspec.graphs.bind import Situation, bind
 from attnspec.graphs.operators import Intersection, Shift, Union, transpose_of
-from attnspec.graphs.patterns import PATTERNS
+from attnspec.graphs.patterns import BY_NAME, PATTERNS
 from attnspec.graphs.patterns.block import Block
 from attnspec.graphs.patterns.causal import Causal
 from attnspec.graphs.patterns.dilated import Dilated
@@ -259,6 +263,33 @@ def test_too_many_terms_are_one() -> None:
     assert 2 ** len(parts) > MOST_TERMS
     assert len(terms_of(crossed.relation(60), 60)) == 1
     assert_reads(neighbours([crossed.relation(60)], 60), crossed.mask(60))
+
+
+def test_terms_that_are_plainly_empty_are_left_out() -> None:
+    draw, several = random.Random(0), 0
+    for turn in range(120):
+        n = (1, 6, 11)[turn % 3]
+        relation = bind(term(draw), Situation(n=n, patterns=BY_NAME))
+        terms = terms_of(relation, n)
+        several += len(terms) > 1
+        found = np.zeros((n, n), bool)
+        for each in terms:
+            assert not each.empty, relation
+            pairs = np.ones((n, n), bool)
+            for held in each.held:
+                pairs &= definition(held, n)
+            for left_out in each.left_out:
+                pairs &= ~definition(left_out, n)
+            rows, columns = (
+                np.ones(n, bool) if side is None else side for side in (each.rows, each.columns)
+            )
+            found |= pairs & rows[:, None] & columns
+        assert np.array_equal(found, definition(relation, n)), relation
+    assert several > 20
+    none = Intersection(tuple(Where(Apply("==", (Symbol(side), 3))) for side in "qqkk"))
+    assert len(terms_of(none, 9)) == 1
+    apart = Intersection(tuple(Where(Apply("==", (Symbol("q"), at))) for at in (2, 3)))
+    assert terms_of(apart, 9) == ()
 
 
 def test_much_left_out_is_listed() -> None:

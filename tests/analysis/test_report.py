@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import re
+from itertools import product
 from pathlib import Path
 
 import numpy as np
@@ -19,7 +21,7 @@ from attnspec.analysis.growth import order
 from attnspec.analysis.quality import Figure, Unknown
 from attnspec.analysis.report import figure_pairs
 from attnspec.analysis.report.inquiry import CHOICES
-from attnspec.analysis.report.printed import page, table
+from attnspec.analysis.report.printed import page, table, value_of
 from attnspec.analysis.report.report import NAMES, Report, data_of
 from attnspec.backends.factored.features.sums import State
 from attnspec.graphs import stack
@@ -444,6 +446,37 @@ def test_a_page_reads_at_a_glance() -> None:
     assert "head 0" in text
     assert "head 1" in text
     assert max(map(len, text.splitlines())) < 140
+
+
+@pytest.mark.parametrize(("kind", "step"), [("flops", 1000), ("bytes", 1024)])
+def test_large_numbers_are_read_back_to_three_digits(kind: str, step: int) -> None:
+    entry = Report.entries[kind]
+    assert entry.kind == kind
+    ending = r"()$" if kind == "flops" else r"(i?)B$"
+    for power, part in product(range(6), (1, 1.26, 9.995, 99.96, 500, 999, step - 0.4)):
+        meant = round(part * step**power)
+        found = re.match(r"([\d.]+) ?([kKMGTP]?)" + ending, value_of(entry, Figure(meant)))
+        assert found is not None
+        said, prefix, binary = found.groups()
+        shown = float(said) * step ** " KMGTP".index(prefix.upper() or " ")
+        assert abs(shown - meant) <= meant / 200, (meant, said)
+        # in the largest unit of which there is one
+        assert 1 <= float(said) <= step, (meant, said)
+        assert bool(binary) == bool(prefix and kind == "bytes")
+
+
+def test_choices_that_have_no_formula_are_left_out() -> None:
+    unknown, known = "topk(keys = 4, queries = 1)", "lsh(buckets = 4, chunk = 8)"
+    alone = spec_of(f"attend {known}").analyse(64)
+    both = spec_of(f"attend {unknown} | {known}").analyse(64)
+    for name in ("finds", "overflows"):
+        figure = alone.figure(name)
+        assert both.figure(name) == figure
+        assert isinstance(figure, Figure)
+        assert len(figure.value.splitlines()) == 1
+        none = spec_of(f"attend {unknown}").analyse(64).figure(name)
+        assert isinstance(none, Unknown)
+        assert none.reason == "no formula is known of these choices"
 
 
 def test_a_page_names_what_it_did_not_look_for() -> None:

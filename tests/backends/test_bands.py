@@ -4,6 +4,7 @@ running them gives the dense result, values and gradients."""
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import product
 
 import numpy as np
 import pytest
@@ -14,7 +15,7 @@ from relation_checks import times_held
 from sweeps import checkered
 
 import attnspec
-from attnspec.backends.bands.attention import SteppedAttention
+from attnspec.backends.bands.attention import SteppedAttention, _samples
 from attnspec.backends.bands.views import _step
 from attnspec.graphs.relation import Relation, evaluate_pairs
 from attnspec.layout.axes import axis
@@ -187,6 +188,26 @@ def test_residues_of_unequal_classes() -> None:
     positions = side.positions[side.positions >= 0]
     assert sorted(positions.tolist()) == list(range(3, 20))
     assert len({p % 5 for p in side.tiles.start.tolist()}) == 5
+
+
+@pytest.mark.parametrize("apart", [False, True])
+def test_samples_with_the_same_real_keys_follow_one_another(apart: bool) -> None:
+    paddings: list[torch.Tensor | None] = [None]
+    for batch in range(1, 5):
+        paddings += [torch.tensor(x) for x in product(([1, 1], [1, 0], [0, 1]), repeat=batch)]
+    for padding in paddings:
+        padding = None if padding is None else padding.bool()
+        batch = 3 if padding is None else len(padding)
+        parts = list(_samples(batch, padding, apart))
+        covered = [list(range(batch)[samples]) for samples, _ in parts]
+        assert [sample for some in covered for sample in some] == [*range(batch)]
+        real = torch.ones(batch, 2, dtype=torch.bool) if padding is None else padding
+        for some, (_, mine) in zip(covered, parts, strict=True):
+            assert mine is None or not bool(real.all())
+            assert all(torch.equal(real[x], real[0] if mine is None else mine) for x in some)
+        # as few parts as may be, and none of no sample
+        changes = int((real[1:] != real[:-1]).any(1).sum())
+        assert len(parts) == (batch if apart else 1 + changes)
 
 
 def test_too_many_pairs_of_tiles_are_refused() -> None:

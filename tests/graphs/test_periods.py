@@ -185,6 +185,23 @@ def test_predicates_whose_rows_are_listed(text: str, known: bool, n: int) -> Non
     assert faults_of_rows(found, wanted, n) == []
 
 
+def test_limits_of_absolute_values_are_taken_apart() -> None:
+    q, k = Symbol("q"), Symbol("k")
+    for number, op, limit in product(
+        (Apply("-", (q, k)), Apply("-", (Apply("*", (2, k)), q))),
+        ("<", "<=", ">", ">=", "==", "!="),
+        (-1, 0, 3),
+    ):
+        size = Apply("abs", (number,))
+        for sides in ((size, limit), (limit, size)):
+            relation = Where(Apply(op, sides))
+            wanted, found = definition(relation, 6), listable(relation, 6)
+            assert np.array_equal(definition(found, 6), wanted), relation
+            assert faults_of_rows(found, wanted, 6) == [], relation
+            # all but a complement, and what is at least a negative number: no ranges of their own
+            assert limit < 0 or op == "!=" or found is not relation, relation
+
+
 @pytest.mark.parametrize(
     ("text", "known"),
     [

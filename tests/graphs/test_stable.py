@@ -4,7 +4,7 @@ force."""
 from __future__ import annotations
 
 import random
-from itertools import pairwise
+from itertools import pairwise, product
 from pathlib import Path
 
 import numpy as np
@@ -26,12 +26,14 @@ from attnspec.analysis.growth.stable import (
 )
 from attnspec.graphs.bind import BindError
 from attnspec.graphs.forms.dnf import Place
-from attnspec.graphs.forms.stability import fault_of, unsteady
+from attnspec.graphs.forms.stability import bound_choice, fault_of, unsteady
 from attnspec.graphs.forms.written import written
 from attnspec.graphs.patterns import PATTERNS
-from attnspec.graphs.relation import Relation
+from attnspec.graphs.patterns.topk import TopK
+from attnspec.graphs.relation import DataDependent, Relation
 from attnspec.graphs.stack import TooMuch, decides
 from attnspec.ir.program import Attend, Leaf, Program, Term
+from attnspec.ir.scalars import Apply, Scalar, Symbol
 from attnspec.spec import Spec, load
 
 LONGEST = 24
@@ -389,37 +391,24 @@ def test_reports_have_it_in_every_form() -> None:
     assert "isqrt(n)" in str(report)
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
-        "window(before = 2 * isqrt(n), after = 0)",
-        "window(radius = (n - 1) // 2)",
-        "where(q - k < 4 and not (k == 0 or q % 2 == 1))",
-        "where(-(q - k) ** 2 in -4..0)",
-        "where(k in {1, 2, 4})",
-        "columns((first(2) | every(4)) - positions(1, 3..5))",
-        "columns(~last(3))",
-        "random(keys = 3, seed = 5)",
-        "residue(step = 3) & ~(self | full - causal)",
-        "transpose(shift(causal, by = -1))",
-        "block(size = 4, before = 1)",
-        "neighborhood(3, 5)",
-    ],
-)
-def test_terms_are_written_so_that_they_can_be_read(text: str) -> None:
-    def meaning(body: str) -> Spec:
-        return parse(f"attention a {{ sequence grid(n // 4, 4) attend {body} }}")
+def test_choices_are_bound_where_they_stand() -> None:
+    program = parse(
+        "attention a { layers 2 heads 3 attend topk(keys = 1 + layer + 2 * head, queries = 1) }"
+    ).program
 
-    spec = meaning(text)
-    graph = spec.program.attends[0].graph
-    assert graph is not None
-    assert meaning(written(graph)) == spec
+    def bound(keys: Scalar, n: int, *place: int) -> DataDependent | None:
+        leaf = Leaf("topk", (("keys", keys), ("queries", 1)))
+        return bound_choice(program, leaf, n, *place)
 
-
-def test_a_leaf_leaves_its_defaults_out() -> None:
-    graph = parse("attention a { attend random(keys = 3) }").program.attends[0].graph
-    assert isinstance(graph, Leaf)
-    assert written(graph) == "random(keys = 3)"
+    keys = Apply("+", (Apply("*", (2, Symbol("head"))), Apply("+", (1, Symbol("layer")))))
+    for n, layer, head in product((4, 9), range(2), range(3)):
+        assert bound(keys, n, layer, head) == TopK(keys=1 + layer + 2 * head, queries=1)
+    # those of the first layer and head, if nothing else is said
+    assert bound(keys, 9) == TopK(keys=1, queries=1)
+    # there is none where it has no value, or where nothing is chosen
+    fewer = Apply("-", (Symbol("n"), 5))
+    assert (bound(fewer, 5), bound(fewer, 9)) == (None, TopK(keys=4, queries=1))
+    assert bound_choice(program, Leaf("full", ()), 4) is None
 
 
 def test_samples_of_inputs_are_of_their_kinds_and_go_on() -> None:

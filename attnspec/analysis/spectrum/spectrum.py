@@ -246,9 +246,8 @@ def _together(groups: list[Group]) -> Group:
 def _chained(group: Group) -> tuple[np.ndarray, np.ndarray]:
     """Pairs that connect what the ranges connect: a row with the first of its range, and each
     member of a range with the next."""
-    size = group.places + 1
-    change = np.bincount(group.place, minlength=size)
-    change -= np.bincount(group.place + group.count - 1, minlength=size)
+    change = np.bincount(group.place, minlength=group.places)
+    change -= np.bincount(group.place + group.count - 1, minlength=group.places)
     followed = np.flatnonzero(np.cumsum(change) > 0)
     heads, tails = (
         place // group.width + place % group.width * group.step

@@ -82,7 +82,7 @@ class PairByPair:
     def _split(self, given: Given, at: torch.Tensor) -> Iterator[torch.Tensor]:
         """As many queries as are weighed at once."""
         each = given.q.shape[:3].numel() * given.k.shape[2]
-        yield from torch.split(at, max(1, PAIRS // max(1, each)))
+        yield from torch.split(at, max(1, PAIRS // each))
 
     def _some(
         self, given: Given, at: torch.Tensor, formula: Formula, tables: Tables
