@@ -7,6 +7,7 @@ from random_specs import spec_text
 
 from attnspec.analysis.reach import reach
 from attnspec.check import form_proofs
+from attnspec.graphs.forms.conditions import TooMany
 from attnspec.spec import Spec, parse
 
 
@@ -228,3 +229,25 @@ def test_graphs_are_compared_at_long_lengths() -> None:
     claim = "window(radius = 255) subset window(radius = n // 256) at n = {}"
     assert status("attend self", claim.format(65_536)) == "checked"
     assert status("attend self", claim.format(65_024)) == "refuted"
+
+
+@pytest.mark.parametrize("claim", ["reach(layers = 2)", "depth <= 2", "diameter <= 2"])
+def test_of_too_many_graphs_nothing_follows(monkeypatch: pytest.MonkeyPatch, claim: str) -> None:
+    body = "layers 2 attend window(radius = 1) layer 1 { attend full }"
+    wrong = "layers 2 attend window(radius = 1) layer 1 { attend window(radius = 2) }"
+    specs = [spec_of(f"{each} require {claim}") for each in (body, wrong)]
+    found = [
+        [form_proofs.proven(one, spec.stack()) for one in spec.program.claims] for spec in specs
+    ]
+    assert found == [[True], [False]]
+
+    def too_many(*given: object) -> None:
+        raise TooMany
+
+    for what, bound in (("MOST_GRAPHS", 1), ("joined", too_many), ("merged", too_many)):
+        with monkeypatch.context() as patch:
+            patch.setattr(form_proofs, what, bound)
+            for spec in specs:
+                assert not any(
+                    form_proofs.proven(one, spec.stack()) for one in spec.program.claims
+                ), what

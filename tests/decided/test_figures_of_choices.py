@@ -225,3 +225,20 @@ def test_no_more_blocks_are_forced_and_no_more_keys_read_than_is_said() -> None:
 def test_a_mass_of_nothing_is_refused(share: str) -> None:
     with pytest.raises(SpecError, match="`mass` must be above 0"):
         parse(f"attention a {{ attend topk(mass = {share}, size = 4) }}")
+
+
+@pytest.mark.parametrize("n", [1, 8, 9, 40, 41])
+def test_blocks_are_ranked_that_nothing_forces(n: int) -> None:
+    for blocks in (1, 2, 9):
+        leaf = TopK(blocks=blocks, size=8, queries=1, causal=True)
+        left = -(-n // 8) - leaf.forced(n)
+        found = leaf.ranking(n)
+        if left <= 0:
+            assert found is None
+        else:
+            assert found is not None
+            assert (found.size, found.count) == (8, left)
+            assert found.taken == max(0, blocks - leaf.forced(n))
+    # what is chosen by its mass, or one key at a time, is ranked by no means of blocks
+    assert TopK(size=8, mass=0.5).ranking(n) is None
+    assert TopK(keys=3).ranking(n) is None
