@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import re
+from typing import Any
 
 import numpy as np
 import pytest
@@ -15,6 +16,7 @@ from attnspec.analysis.counting.degrees import total_edges
 from attnspec.analysis.reach import bitsets, reach
 from attnspec.analysis.reach.chain import layers_of, union_of
 from attnspec.analysis.reach.spread import spread
+from attnspec.check import repairs
 from attnspec.check.budget import joins, mean_within, price_of_layer
 from attnspec.check.counterexamples import COMPARE
 from attnspec.check.repairs import LONGEST, Advice, words
@@ -351,3 +353,21 @@ def test_a_repair_that_fits_the_lengths_looked_at_alone_says_so() -> None:
     # what is true of every length comes first, even where it has more pairs
     order = [repair.for_every_n for repair in found.repairs]
     assert order == sorted(order, reverse=True)
+
+
+@pytest.mark.parametrize("late", [0, 1])
+def test_statements_are_looked_at_until_one_can_be_mended(
+    monkeypatch: pytest.MonkeyPatch, late: int
+) -> None:
+    asked: list[object] = []
+
+    class Noting(repairs.Search):
+        def repairs(self, statement: Any) -> Any:
+            asked.append(statement)
+            return super().repairs(statement) if len(asked) > late else []
+
+    monkeypatch.setattr(repairs, "Search", Noting)
+    body = "heads 2\nattend window(radius = 1)\nhead 1 { attend window(radius = 2) }"
+    found = advice(f"{body}\nrequire depth <= 3")
+    assert len(asked) == late + 1
+    assert found.repairs

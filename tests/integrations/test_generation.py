@@ -28,6 +28,7 @@ from tiny_models import (
 )
 
 import attnspec
+from attnspec.integrations import spec_cache
 from attnspec.integrations.transformers import SpecCache, convert, with_inputs
 
 BY_STEM = {family.stem: family for family in FAMILIES}
@@ -577,3 +578,11 @@ def test_an_encoder_has_nothing_to_go_on_from() -> None:
     convert(model, attnspec.parse(FULL))
     cache = SpecCache(model)
     assert cache.bytes == 0
+
+
+@pytest.mark.parametrize("name", ["update_index", "update_indexer"])
+def test_layers_that_choose_among_positions_are_left_as_they_are(name: str) -> None:
+    layer: Any = type("Layer", (), {name: None})()
+    assert spec_cache._chooses(layer)
+    assert not spec_cache._chooses(spec_cache.SpecLayer())
+    assert not spec_cache._chooses(None)
