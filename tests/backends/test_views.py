@@ -273,15 +273,15 @@ def test_blocks_of_one_head_are_arranged_as_the_first_side_with_runs() -> None:
 
 
 def test_small_buffers_are_kept_for_their_use_and_type() -> None:
-    first = scratch("test", (3, 4), torch.float32).fill_(1.0)
-    assert scratch("test", (2, 5), torch.float32).data_ptr() == first.data_ptr()
-    assert scratch("other", (3, 4), torch.float32).data_ptr() != first.data_ptr()
-    assert scratch("test", (3, 4), torch.float64).dtype == torch.float64
+    first = scratch("a buffer", (3, 4), torch.float32).fill_(1.0)
+    assert scratch("a buffer", (2, 5), torch.float32).data_ptr() == first.data_ptr()
+    assert scratch("another", (3, 4), torch.float32).data_ptr() != first.data_ptr()
+    assert scratch("a buffer", (3, 4), torch.float64).dtype == torch.float64
     with torch.inference_mode():
-        larger = scratch("test", (40,), torch.float32)
+        larger = scratch("a buffer", (40,), torch.float32)
     # what was asked for first is a buffer of its own now
     assert larger.data_ptr() != first.data_ptr()
     assert not larger.is_inference()
-    assert scratch("test", (40,), torch.float32).data_ptr() == larger.data_ptr()
-    scratch("test", (KEPT + 1,), torch.float32)
-    assert scratch("test", (40,), torch.float32).data_ptr() == larger.data_ptr()
+    assert scratch("a buffer", (40,), torch.float32).data_ptr() == larger.data_ptr()
+    scratch("a buffer", (KEPT + 1,), torch.float32)
+    assert scratch("a buffer", (40,), torch.float32).data_ptr() == larger.data_ptr()
