@@ -288,6 +288,13 @@ class Blocks:
         into.index_add_(1, index, rows.to(into.dtype))
 
     @cached_property
+    def single(self) -> tuple[Blocks, ...] | None:
+        """Every block by itself, where each is a view."""
+        height = self.height if self.cut else None
+        found = tuple(Blocks(self.frame, tiles[None], height) for tiles in self.tiles)
+        return found if all(block.lattice is not None for block in found) else None
+
+    @cached_property
     def columns(self) -> tuple[Blocks, ...] | None:
         """The first, second, … tile of all blocks, where no tile stands twice among them."""
         if self.cut or self.tiles.shape[1] > WIDEST:
@@ -299,7 +306,12 @@ class Blocks:
     def add_overlapping(self, into: torch.Tensor, found: torch.Tensor, to: Arrangement) -> None:
         """The same where several blocks may have one tile."""
         size = self.frame.size
-        if self.columns is not None:
+        if self.count <= min(WIDEST, self.tiles.shape[1]) and self.single is not None:
+            each = to.back(found)
+            for number, block in enumerate(self.single):
+                place = block.view(into, side_by_side(block))
+                place[0] += each[:, number]
+        elif self.columns is not None:
             for place, part in enumerate(self.columns):
                 part.add(into, found[:, :, place * size : (place + 1) * size], to)
         elif self.tile_index is not None:
