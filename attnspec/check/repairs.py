@@ -54,10 +54,10 @@ class Repair:
     """A line that makes a claim hold.
 
     `instead` says whether it stands in place of the `attend` statement at `line_number` of the
-    spec's own text, or beside it. `extra_edges` are the pairs of all layers and heads that come in
-    addition at n positions, `for_every_n` says that the claim is then proven, or about some lengths
-    alone, `breaks` other claims that held and then do not. `source` is the whole
-    spec with the repair.
+    spec's own text, or beside it; `causal` stands at the head of the attention. `extra_edges` are
+    the pairs of all layers and heads that come in addition at n positions, `for_every_n` says that
+    the claim is then proven, or about some lengths alone, `breaks` other claims that held and then
+    do not. `source` is the whole spec with the repair.
     """
 
     kind: str
@@ -127,12 +127,16 @@ def words(advice: Advice) -> tuple[str | None, tuple[str, ...]]:
         return None, (f"none of these makes it hold: {', '.join(advice.tried)}{rest}",)
     cheapest, *others = advice.repairs
     notes = [f"with `{one.line}` it holds, too {_price(one)}" for one in others[:MOST_NAMED]]
-    where = "in place of" if cheapest.instead else "beside"
-    return (
-        f"it holds with `{cheapest.line}` {where} the `attend` of line {cheapest.line_number}"
-        f" {_price(cheapest)}",
-        tuple(notes),
-    )
+    return f"it holds with `{cheapest.line}` {_where(cheapest)} {_price(cheapest)}", tuple(notes)
+
+
+def _where(repair: Repair) -> str:
+    """Where the line stands."""
+    if repair.line == "causal":
+        # no scope may say it
+        return "at the head of the attention"
+    where = "in place of" if repair.instead else "beside"
+    return f"{where} the `attend` of line {repair.line_number}"
 
 
 def _price(repair: Repair) -> str:
@@ -288,8 +292,8 @@ class Search:
     def _spliced(self, statement: Statement, text: str, instead: bool) -> str:
         source = self.base.source
         if text == "causal":
-            top = source.index("{\n", source.index("attention ")) + 2
-            return f"{source[:top]}causal\n{source[top:]}"
+            top = source.index("attention ")
+            return source[:top] + source[top:].replace("{\n", "{\ncausal\n", 1)
         kept = "" if instead else source[statement.start : statement.end] + "\n"
         return source[: statement.start] + kept + text + source[statement.end :]
 

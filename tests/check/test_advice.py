@@ -173,6 +173,23 @@ def test_what_looks_back_alone_stays_so() -> None:
     assert message.help is None
 
 
+def test_causal_is_said_of_the_whole_attention() -> None:
+    body = (
+        "layers 2\nlayer 0 { attend near(4) }\n"
+        "layer 1 { attend near(2) }\nrequire depth <= 40 at n = 64"
+    )
+    graph = "graph near(r) = window(before = r, after = 0)\n"
+    spec = parse(f"{graph}attention a(h = 2) {{\n{body}\n}}")
+    (repair,) = advise(spec)[0].repairs
+    # inside a scope it would be refused
+    causal = f"causal\n{body}"
+    assert parse(repair.source) == parse(f"{graph}attention a(h = 2) {{\n{causal}\n}}")
+    (message,) = [d for d in spec.check() if d.code == "A606"]
+    assert message.help == (
+        "it holds with `causal` at the head of the attention (no more pairs at n = 64)"
+    )
+
+
 def test_other_claims_that_break_are_named() -> None:
     body = "attend window(radius = 2)\nrequire depth <= 2 at n = 64\nrequire degree <= 5 at n = 64"
     first = advice(body).repairs[0]

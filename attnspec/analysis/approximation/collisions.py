@@ -71,10 +71,9 @@ def overflow(n: int, buckets: int, limit: float) -> float:
 
 
 def largest_bucket(n: int, buckets: int) -> float:
-    """At most this many of n such vectors are expected in the fullest bucket."""
-    least = -(-n // buckets)
-    sizes = np.arange(least, n)
-    return float(least + np.minimum(1.0, buckets * bdtrc(sizes, n, 1 / buckets)).sum())
+    """At most this many of n such vectors are expected in the fullest bucket: the sum over all
+    sizes of the probability that one gets more, by the union bound."""
+    return float(np.minimum(1.0, buckets * bdtrc(np.arange(n), n, 1 / buckets)).sum())
 
 
 def _within(u: np.ndarray, v: np.ndarray, r: float) -> np.ndarray:

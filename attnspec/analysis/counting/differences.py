@@ -69,8 +69,6 @@ def only_in(first: Relation, second: Relation, n: int) -> Pairs:
 
 def _counts(first: Relation, second: Relation, n: int) -> np.ndarray:
     """How many such pairs each query has, int64 [n]."""
-    if n == 0:
-        return np.zeros(0, np.int64)
     try:
         return degrees_of(difference(first, second), n)
     except TooMuch:

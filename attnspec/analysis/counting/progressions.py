@@ -77,8 +77,9 @@ class Group:
         return self.natural(np.cumsum(change[:-1], out=change[:-1]).astype(np.int64, copy=False))
 
     def sums(self, values: np.ndarray) -> np.ndarray:
-        """The sum of the values [n] of each progression's members, int64."""
-        before = np.zeros(self.places + 1, np.int64)
+        """The sum of the values [n] of each progression's members, int64; float64 of floats."""
+        kind = np.result_type(values, np.int64)
+        before = np.zeros(self.places + 1, kind)
         np.cumsum(self.ordered(values), out=before[1:])
         return np.asarray(before[self.place + self.count] - before[self.place])
 

@@ -151,10 +151,7 @@ class _Graph:
             return np.asarray(self.edges @ vector)
         total = np.zeros(self.n)
         for group in self.groups:
-            before = np.zeros(group.places + 1)
-            np.cumsum(group.ordered(vector), out=before[1:])
-            sums = before[group.place + group.count] - before[group.place]
-            total += np.bincount(group.row, sums, self.n)
+            total += np.bincount(group.row, group.sums(vector), self.n)
         return total
 
     def below(self, vector: np.ndarray) -> np.ndarray:
@@ -212,8 +209,7 @@ def _is_narrow(reach: int, n: int) -> bool:
 
 def _reach(group: Group) -> int:
     """The furthest that a member lies from its row."""
-    residue, first = np.divmod(group.place, group.width)
-    start = residue + first * group.step
+    start = group.positions(group.place)
     last = start + (group.count - 1) * group.step
     return int(np.maximum(abs(start - group.row), abs(last - group.row)).max(initial=0))
 
@@ -249,13 +245,8 @@ def _chained(group: Group) -> tuple[np.ndarray, np.ndarray]:
     change = np.bincount(group.place, minlength=group.places)
     change -= np.bincount(group.place + group.count - 1, minlength=group.places)
     followed = np.flatnonzero(np.cumsum(change) > 0)
-    heads, tails = (
-        place // group.width + place % group.width * group.step
-        for place in (
-            np.concatenate([group.place, followed]),
-            np.concatenate([group.place, followed + 1]),
-        )
-    )
+    heads = group.positions(np.concatenate([group.place, followed]))
+    tails = group.positions(np.concatenate([group.place, followed + 1]))
     heads[: len(group.row)] = group.row
     return heads, tails
 
