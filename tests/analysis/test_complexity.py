@@ -245,6 +245,37 @@ def test_a_count_costs_as_much_as_it_has_parts() -> None:
     assert (two, three) == (2 * one, 3 * one)
 
 
+def test_a_count_that_a_pattern_knows_costs_nothing_and_one_by_rows_the_more_the_longer() -> None:
+    def prices(body: str) -> list[float]:
+        counter = Counter(parse(f"attention a {{ {body} }}").relation(64), 64)
+        return [counter.price(n) for n in (64, 1 << 10, 1 << 14, 1 << 17)]
+
+    known = ("full", "window(radius = 3)", "block(size = 5)", "powers", "random(keys = 2)")
+    # the degrees of a causal graph at the longest length are those at all
+    table = "causal attend window(before = 3, after = 0) | residue(step = 4)"
+    least = {price for body in known for price in prices(f"attend {body}")} | {*prices(table)}
+    assert len(least) == 1
+    for body in (
+        "where(k < 3 or q % 3 == 1)",
+        "window(radius = 3) | columns(first(2))",
+        "columns(first(3)) - window(radius = 2)",
+        "where(q * k % 5 == 1)",
+    ):
+        found = prices(f"attend {body}")
+        assert max(least) < found[0] < found[1] < found[2], body
+        # eight times as many rows
+        assert 4 * found[2] < found[3], body
+
+
+@pytest.mark.parametrize("body", ["attend block(size = 1500)", "attend window(radius = 3000)"])
+def test_long_periods_of_patterns_that_know_their_edges_are_counted_whole(body: str) -> None:
+    stack = stack_of(body)
+    found = edges_formula(stack, 64)
+    assert found.quality == "exact"
+    assert found.value is not None
+    assert assert_right(stack, found.value, [1, 64, 1499, 1501, 2999, 6001, 50_000]) == 7
+
+
 def test_what_a_graph_is_shifted_by_is_a_size() -> None:
     body = "attend shift(window(radius = 3), by = isqrt(n)) | window(radius = n // 8)"
     (attend,) = stack_of(body).program.attends
@@ -316,10 +347,17 @@ def test_orders_that_are_not_derived_are_measured() -> None:
 
 @pytest.mark.parametrize(
     ("given", "grid", "measured"),
-    [("", "16, 16", [256]), ("(h = 4)", "h, h", [1, 4, 16, 36, 64]), ("(h = 4)", "h, 64", None)],
+    [
+        ("", "16, 16", [256]),
+        # from a quarter of its extents to four times as long
+        ("(h = 4)", "h, h", [1, 4, 16, 36, 64, 144, 256]),
+        ("(h = 4)", "h, 64", [64, 128, 256, 384, 512, 768, 1024]),
+        ("(h = 6)", "h, h", [9, 36, 81, 144, 324, 576]),
+        ("(h = 3, w = 5)", "h, w", [15, 60, 135, 240]),
+    ],
 )
 def test_grids_of_one_size_are_counted_once(
-    given: str, grid: str, measured: list[int] | None, monkeypatch: pytest.MonkeyPatch
+    given: str, grid: str, measured: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     counted: list[int] = []
 
@@ -330,8 +368,7 @@ def test_grids_of_one_size_are_counted_once(
     monkeypatch.setattr(order_module, "total_edges", count)
     spec = parse(f"attention a{given} {{ sequence grid({grid}) attend axial }}")
     found = order_of(spec, spec.program.fixed_length or 0)
-    assert len(counted) == len(set(counted))
-    assert counted[: len(measured or [])] == (measured or [])
+    assert counted == measured
     assert (found.value is None) == (grid == "16, 16")
 
 

@@ -20,6 +20,7 @@ from zoo import loaded, of_each_kind, sample
 from attnspec.analysis.cost.cost import (
     LayerCost,
     NotBuilt,
+    _dense,
     _tiles,
     break_even,
     layer_cost,
@@ -157,6 +158,35 @@ def test_peak_memory_is_about_what_torch_allocates(name: str, n: int) -> None:
         module(q, k, v)
         measured = allocated(lambda: module(q, k, v))
     assert measured / MEMORY_FACTOR <= estimate <= measured * MEMORY_FACTOR
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        "attend full",
+        "attend full score alibi()",
+        "attend full score softcap(cap = 20.0)",
+        "attend window(radius = 5) normalize softmax1",
+        "input marked: tokens attend global(marked) | window(radius = 3)",
+    ],
+)
+def test_all_pairs_take_what_torch_allocates(body: str) -> None:
+    n, stack = 160, stack_of(body)
+    module = compile_program(stack.program, backend="dense")
+    inputs = {entry.name: (torch.arange(n) % 7 == 0)[None] for entry in stack.program.inputs}
+    q, k, v = tensors(n, 16)
+    with torch.no_grad():
+        module(q, k, v, inputs=inputs)
+        measured = allocated(lambda: module(q, k, v, inputs=inputs))
+    ((work, _),) = works_of(stack.program, 0, 2, n, n, stand_ins(stack.program))
+    found = _dense(work, 2, 16)
+    # the output comes beside; masks and distances stay after the first call unless they are given
+    output = 4 * 2 * n * 16
+    assert measured == pytest.approx(
+        4 * found.held + output + (found.shared if inputs else 0), rel=0.03
+    )
+    bytes_of_pair = 9 if "alibi" in body else 1
+    assert found.shared == bytes_of_pair * n * n
 
 
 # --- what the figures are ------------------------------------------------------------------------
@@ -608,6 +638,26 @@ def test_what_comes_of_a_sample_is_an_estimate() -> None:
         assert not found.sampled
         assert found.full == len(exact.fine()[0])
         assert found.undecided == len(exact.undecided[0])
+
+
+@pytest.mark.parametrize("n", [5, 100, 1024])
+def test_what_is_counted_whole_is_exact(n: int) -> None:
+    bodies = {*BODIES.values(), "attend linear()", "attend window(radius = 3) + linear()"}
+    seen = set()
+    for body in bodies:
+        steps = steps_of(stack_of(body), n)
+        seen |= {step.backend for step in steps}
+        assert not any(step.sampled for step in steps)
+        # tiles may hold no pair, and the data decide of a choice; all else runs what is counted
+        runs_tiles = any(step.backend in ("bands", "tiles", "factored") for step in steps)
+        assert runs_tiles or not any(step.upper for step in steps), body
+        if any(step.backend == "factored" for step in steps):
+            continue
+        figure = parse(f"attention a {{ heads 2 {body} }}").analyse(n).figure("flops")
+        assert isinstance(figure, Figure)
+        assert figure.quality == ("bound" if any(step.upper for step in steps) else "exact"), body
+    wanted = {5: {"rows"}, 100: {"torch", "dense"}, 1024: {"bands", "dense", "scattered"}}
+    assert wanted[n] <= seen
 
 
 def test_a_survey_that_looks_at_a_part_says_so() -> None:
