@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import product
 from math import acos, log, pi, sqrt
 from typing import Any
 
@@ -218,6 +219,23 @@ def test_buckets_of_uniform_hashes() -> None:
     assert largest_bucket(5, 1) == 5
     assert overflow(5, 1, 4) == 1
     assert overflow(5, 1, 5) == 0
+
+
+@pytest.mark.parametrize("buckets", [1, 2, 3])
+@pytest.mark.parametrize("n", range(7))
+def test_bounds_of_buckets_are_those_of_all_ways_to_fill_them(n: int, buckets: int) -> None:
+    ways = np.array([*product(range(buckets), repeat=n)], int)
+    filled = (ways[:, :, None] == np.arange(buckets)).sum(1)
+    # by the union bound, the chance of a bucket with more, and the sum of it over all sizes
+    beyond = [min(1.0, float((filled > size).sum(1).mean())) for size in range(n)]
+    for size, chance in enumerate(beyond):
+        assert overflow(n, buckets, size) == overflow(n, buckets, size + 0.5)
+        assert overflow(n, buckets, size) == pytest.approx(chance)
+    found = largest_bucket(n, buckets)
+    assert found == pytest.approx(sum(beyond))
+    # some bucket gets its share at least, and none more than all
+    assert -(-n // buckets) - 1e-9 <= filled.max(1).mean() <= found + 1e-9 <= n + 1e-8
+    assert largest_bucket(n, 64) <= n
 
 
 # --- measured on arrays ---------------------------------------------------------------------

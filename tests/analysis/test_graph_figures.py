@@ -74,6 +74,30 @@ def connected(pairs: tuple[np.ndarray, np.ndarray]) -> set[frozenset[int]]:
     return set(map(frozenset, nx.connected_components(graph)))
 
 
+def test_graphs_kept_as_ranges_are_those_of_their_edges(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Products with vectors, the matrix, the parts and the reach of ranges, against the mask."""
+    for name, none in (("LISTED", -1), ("MOST_BANDED", -1)):
+        monkeypatch.setattr(spectrum, name, none)
+    kept = 0
+    for seed in range(-len(BODIES), 6):
+        spec = spec_of(BODIES[seed]) if seed < 0 else parse(spec_text(seed))
+        for n in (3, 17):
+            both = mask_of(spec, n) | mask_of(spec, n).T
+            graph = spectrum._graph(spec.stack(), n)
+            kept += graph.edges is None
+            vector = np.random.default_rng(n).normal(size=n)
+            np.testing.assert_allclose(graph.times(vector), both @ vector, atol=1e-12)
+            roots = np.sqrt(np.maximum(both.sum(axis=1), 1))
+            np.testing.assert_allclose(graph.matrix(), both / roots / roots[:, None], atol=1e-12)
+            edges: nx.Graph[int] = nx.from_numpy_array(both)
+            alone = sum(not both[at].any() for at in range(n))
+            assert graph.parts == nx.number_connected_components(edges) - alone
+            if graph.edges is None and both.any():
+                away = np.abs(np.subtract(*np.nonzero(both))).max()
+                assert max(map(spectrum._reach, graph.groups)) == away
+    assert kept > 10
+
+
 # --- spectra --------------------------------------------------------------------------------
 
 

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from attention_checks import spec_of
 
+from attnspec.analysis.growth.stable import difference, difference_of
 from attnspec.analysis.report.inquiry import GRAPH_HEADS
 from attnspec.spec import Spec
 
@@ -128,3 +129,24 @@ def test_no_positions_and_unknown_graphs() -> None:
     read = spec_of("heads 2 input x: ids head 0 { attend linear() } head 1 { attend same(x) }")
     assert read.analyse(4).graph_edges is None
     assert read.analyse(4, inputs={"x": np.array([0, 0, 1, 1])}).graph_edges == 8
+
+
+@pytest.mark.parametrize("causal", ["", "causal "])
+@pytest.mark.parametrize("body", [*ANY, *BOTH_WAYS])
+def test_rows_of_a_mechanism_differ_where_it_mixes_later_positions(body: str, causal: str) -> None:
+    if causal and body in BOTH_WAYS:
+        return
+    program = spec_of(f"{causal}attend {body}").program
+    for longest in (1, 2, 9):
+        found = difference(program, longest)
+        # of positions that both lengths have a mechanism reads the same
+        assert (found is None) == (bool(causal) or longest == 1)
+        if found is None:
+            continue
+        allowed = {n: np.ones((n, n), bool) for n in (found.shorter, found.longer)}
+        assert found.reads
+        assert allowed[found.longer][found.query, found.key]
+        assert found.query < found.shorter <= found.key < found.longer <= longest
+        assert found.what == "query 0 reads the later key 1 at n = 2, but not at n = 1"
+        assert (found.layer, found.head) == (0, 0)
+        assert difference_of(program, 0, 0, longest) == found

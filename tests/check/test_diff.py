@@ -16,6 +16,7 @@ from zoo import of_each_kind, sample, smaller
 
 import attnspec
 from attnspec.analysis.counting import degrees, differences
+from attnspec.check.other_differences import mechanisms_of
 from attnspec.cli import main
 from attnspec.difference import Difference, diff
 from attnspec.graphs.stack import TooMuch
@@ -336,6 +337,25 @@ def test_causal_forms_are_others() -> None:
 def test_a_length_is_said_where_options_depend_on_it(ranks: tuple[str, str], said: str) -> None:
     a, b = (parse(f"attention a {{ attend linformer(rank = {rank}) }}") for rank in ranks)
     assert str(diff(a, b, 64)).endswith(said)
+
+
+def test_options_are_compared_at_the_length_and_without_positions_at_the_shortest() -> None:
+    def options(one: str, other: str, n: int) -> dict[str, tuple[str, str]]:
+        a, b = (spec_of(f"attend linformer(rank = {rank})").elaborated for rank in (one, other))
+        found = mechanisms_of(a, b, n, 0, 0)
+        assert found is not None
+        assert found.lasting == (one == other)
+        return {name: values for name, *values in found.options}
+
+    for n in (0, 1, 2, 3, 9):
+        at = max(1, n)
+        for one, other, ranks in (
+            ("n", "2 * n - 1", (at, 2 * at - 1)),
+            ("n + 1", "2 * n", (at + 1, 2 * at)),
+            ("n", "n", (at, at)),
+        ):
+            differing = {} if ranks[0] == ranks[1] else {"rank": [*map(str, ranks)]}
+            assert options(one, other, n) == differing, n
 
 
 def test_mechanisms_beside_equal_graphs_are_said() -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import product
+
 import pytest
 from random_specs import spec_text
 
@@ -180,6 +182,40 @@ def test_bounds_are_sound(part: int) -> None:
                 assert found <= n - 1, (seed, n)
     assert numbers > 10
     assert lines > 10
+
+
+PARTS = (
+    "self",
+    "full",
+    "window(radius = 1)",
+    "residue(step = 2)",
+    "global(first(1)) | self",
+    "columns(first(1))",
+    "rows(first(1))",
+    "block(size = 3)",
+    "summary(stride = 3, cells = 1) | self",
+)
+
+
+@pytest.mark.parametrize("causal", ["", "causal "])
+def test_bounds_of_two_layers_are_sound(causal: str) -> None:
+    """The last layer stands above itself, and no other is met again."""
+    joins = []
+    for first, second in product(PARTS, repeat=2):
+        spec = spec_of(f"{causal}layers 2 attend {first} layer 1 {{ attend {second} }}")
+        layers = form_proofs.layer_forms(spec.stack())
+        assert layers is not None
+        bound = form_proofs.bound_of(layers, spec.program)
+        depths = {n: reach.depth(spec.stack(), n).value for n in (2, 7, 11)}
+        if isinstance(bound, int):
+            joins.append((first, second))
+            assert all(d is not None and d <= bound for d in depths.values()), (first, second)
+            # at some length it takes as many
+            assert bound in depths.values(), (first, second)
+        elif bound == form_proofs.LINE:
+            assert all(d is not None and d <= max(n - 1, 0) for n, d in depths.items())
+    alone = {first for first, second in joins if first == second}
+    assert {*product(PARTS, alone)} <= {*joins}
 
 
 def test_a_proof_names_no_length() -> None:
