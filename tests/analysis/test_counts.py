@@ -15,7 +15,7 @@ from random_specs import spec_text
 from relation_checks import definition
 from zoo import loaded, of_each_kind, sample
 
-from attnspec.analysis.counting import degrees, differences
+from attnspec.analysis.counting import degrees, differences, progressions
 from attnspec.analysis.counting.affordable import MOST_LOOKED
 from attnspec.analysis.counting.degrees import (
     degrees_of,
@@ -244,3 +244,44 @@ def test_what_is_shared_is_counted_where_what_is_not_cannot_be(
 
     monkeypatch.setattr(differences, "difference", refused)
     assert differences.only_in(first, second, 40) == wanted
+
+
+@pytest.mark.parametrize("few", [0, 3, progressions.FEW])
+def test_a_group_of_progressions_answers_as_its_members_do(
+    few: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Sums, tallies and marks of ranges of places, in the order of positions or in another."""
+    monkeypatch.setattr(progressions, "FEW", few)
+    draws = np.random.default_rng(few)
+    for turn in range(300):
+        n = int(draws.integers(1, 90))
+        step = int(draws.integers(1, min(n, 9) + 1))
+        many = int(draws.integers(1, 1 + max(1, n // (16 if turn % 3 else 2))))
+        start = draws.integers(n, size=many)
+        if turn % 2:
+            # classes that are held whole lie beside each other
+            start %= step
+        whole = -(-(n - start) // step)
+        count = whole if turn % 4 == 1 else draws.integers(1, whole + 1)
+        row = draws.integers(n, size=many)
+        order = draws.permutation(n) if turn % 5 == 0 and step == 1 else None
+        group = progressions.Group(n, step, row, start, count, order)
+        held = np.zeros((many, n), bool)
+        for each, first, length in zip(held, start, count, strict=True):
+            at = first + step * np.arange(length)
+            each[at if order is None else order[at]] = True
+        np.testing.assert_array_equal(group.tally(), held.sum(axis=0))
+        for values in (draws.integers(9, size=n), draws.normal(size=n), held[0]):
+            sums = group.sums(values)
+            np.testing.assert_allclose(sums, held @ values.astype(float), atol=1e-12)
+            assert sums.dtype == (float if values.dtype == float else np.int64)
+        weights = draws.integers(9, size=n)
+        np.testing.assert_array_equal(group.tally(weights), weights[row] @ held)
+        into = held[0] & (draws.random(n) < 0.5)
+        wanted = into | held.any(axis=0)
+        low, high = group.mark(into)
+        np.testing.assert_array_equal(into, wanted)
+        assert not held[:, :low].any()
+        assert not held[:, high:].any()
+        if order is None:
+            np.testing.assert_array_equal(group.positions(group.place), start)

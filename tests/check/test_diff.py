@@ -340,7 +340,7 @@ def test_a_length_is_said_where_options_depend_on_it(ranks: tuple[str, str], sai
 
 
 def test_options_are_compared_at_the_length_and_without_positions_at_the_shortest() -> None:
-    def options(one: str, other: str, n: int) -> dict[str, tuple[str, str]]:
+    def options(one: str, other: str, n: int) -> dict[str, list[str]]:
         a, b = (spec_of(f"attend linformer(rank = {rank})").elaborated for rank in (one, other))
         found = mechanisms_of(a, b, n, 0, 0)
         assert found is not None

@@ -2,8 +2,8 @@
 
 Positions are laid out by residue class: with a step s and `width` = n // s + 2, position p has the
 place (p % s) * width + p // s. A progression of step s is then one range of places, and no range
-reaches from one class into the next. So every question about progressions of one step is a
-question about ranges, which sums and differences along the places answer in O(n).
+touches one of the next class: a place between them stays free. So every question about progressions
+of one step is a question about ranges, which sums and differences along the places answer in O(n).
 """
 
 from __future__ import annotations
