@@ -298,6 +298,29 @@ def test_what_nothing_is_spent_on_does_not_hold(claim: str) -> None:
     assert joins(spec.stack(), asked, 20, 1 << 20)[0]
 
 
+def test_all_that_a_trial_takes_is_spent() -> None:
+    spec = spec_of("layers 3\nattend window(radius = 2)\nrequire depth <= 9 at n = 64")
+    (verdict,) = spec.verdicts
+    work = repairs.Search(spec.elaborated, 0, verdict, spec.verdicts)
+    for body in ("attend window(radius = 2)", "attend window(radius = 4) | global(first(1))"):
+        for n in (9, 64):
+            tried = spec_of(f"layers 3\n{body}\nrequire depth <= 9 at n = 64")
+            stack, before = tried.stack(), work.spent
+            holds, cost = joins(stack, stack.program.claims[0], n, repairs.BUDGET)
+            assert cost > 0
+            assert work._holds(tried.elaborated, n) == holds
+            ready = repairs.GRAPH_COST * n * len(stack.bound(n).found)
+            assert work.spent - before == ready + cost
+
+
+def test_chunks_of_a_size_that_is_no_number_are_not_shifted() -> None:
+    found = advice("causal\nattend block(size = isqrt(n))\nrequire depth <= 7 at n = 64")
+    assert found.repairs
+    assert "shifted chunks" not in found.tried
+    numbered = advice("causal\nattend block(size = 8)\nrequire depth <= 7 at n = 64")
+    assert "shifted chunks" in numbered.tried
+
+
 def test_what_is_spent_is_not_exceeded() -> None:
     spec = spec_of("attend window(radius = 1)\nrequire depth <= 39 at n = 40")
     (asked,) = spec.program.claims

@@ -16,7 +16,7 @@ from zoo import of_each_kind, sample, smaller
 
 import attnspec
 from attnspec.analysis.counting import degrees, differences
-from attnspec.check.other_differences import mechanisms_of
+from attnspec.check.other_differences import asides, mechanisms_of
 from attnspec.cli import main
 from attnspec.difference import Difference, diff
 from attnspec.graphs.stack import TooMuch
@@ -211,6 +211,22 @@ def test_what_stands_alone_is_named() -> None:
         "a has 2 heads, b 4: heads 2..3 of b stand alone, uncompared",
     )
     assert [len(one.slots) for one in found.compared] == [6]
+
+
+def test_counts_that_differ_are_said_in_words() -> None:
+    for what, one, other, said in (
+        ("head", 1, 2, "a has 1 head, b 2: head 1 of b stands alone, uncompared"),
+        ("head", 4, 2, "a has 4 heads, b 2: heads 2..3 of a stand alone, uncompared"),
+        ("layer", 3, 2, "a has 3 layers, b 2: layer 2 of a stands alone, uncompared"),
+        ("layer", 2, 5, "a has 2 layers, b 5: layers 2..4 of b stand alone, uncompared"),
+        ("head", None, 3, "a declares no heads: it is compared with each of the 3 heads of b"),
+        ("layer", 1, None, "b declares no layers: it is compared with the one layer of a"),
+    ):
+        bodies = [
+            f"{what}s {count} attend self" if count else "attend self" for count in (one, other)
+        ]
+        a, b = (spec_of(body).elaborated for body in bodies)
+        assert asides(a, b, [(0, 0)]) == [said]
 
 
 def test_draws_are_compared_head_by_head() -> None:

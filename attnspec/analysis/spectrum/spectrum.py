@@ -180,7 +180,7 @@ class _Graph:
             ones = np.ones(len(pairs[0]), np.int8)
             edges = csr_array((ones, pairs), shape=(self.n, self.n))
         alone = int((self.degrees == 0).sum())
-        return int(connected_components(edges, directed=False)[0]) - alone
+        return int(connected_components(edges)[0]) - alone
 
     def shifts(self) -> np.ndarray | None:
         """The distances (k - q) mod n where every query has the same ones, else None."""
