@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from fractions import Fraction
+from itertools import pairwise
 from math import inf, isqrt, log2
 from pathlib import Path
 from typing import Any
@@ -274,6 +275,44 @@ def test_long_periods_of_patterns_that_know_their_edges_are_counted_whole(body: 
     assert found.quality == "exact"
     assert found.value is not None
     assert assert_right(stack, found.value, [1, 64, 1499, 1501, 2999, 6001, 50_000]) == 7
+
+
+@pytest.mark.parametrize("cuts", [(), (1,), (5,), (3, 8), (1, 2), (4, 9, 11)])
+def test_residues_of_one_polynomial_are_found_together(cuts: tuple[int, ...]) -> None:
+    period, base, draws = 12, 24, random.Random(len(cuts))
+    ends = [0, *cuts, period]
+    weights = [[draws.randint(-9, 9) for _ in range(6)] for _ in ends[1:]]
+
+    def count(n: int) -> int:
+        r = n % period
+        a, b, c, d, e, f = weights[sum(r >= cut for cut in cuts)]
+        return a + b * n + c * r + d * n * n + e * n * r + f * r * r
+
+    counts = {n: count(n) for n in range(base, base + 4 * period)}
+    piece = quasi_polynomials._by_ranges(base, counts, period)
+    assert piece is not None
+    assert [(low, high) for low, high, _ in piece.cases] == [*pairwise(ends)]
+    assert all(piece.at(n) == count(n) for n in range(base, base + 9 * period))
+    # one more than a formula may have
+    scattered = {n: pow(n % period, 5 + n % 2) * n for n in counts}
+    assert quasi_polynomials._by_ranges(base, scattered, period) is None
+
+
+@pytest.mark.parametrize("most", [1, 20.5, 200, 5000])
+@pytest.mark.parametrize("stop", [1, 2, 9, 100, 4096, 99_999])
+def test_lengths_that_are_looked_at_reach_from_none_to_the_last(stop: int, most: float) -> None:
+    found = sorted({*quasi_polynomials._spread(stop, most)})
+    assert (found[0], found[-1]) == (0, stop - 1)
+    # the gap grows with the length, by an eighth of it at most
+    assert all(high - low <= 1 + low // 8 for low, high in pairwise(found))
+
+
+@pytest.mark.parametrize(("body", "grows"), [("full", n**2), ("self", n), ("columns(first(1))", n)])
+def test_three_lengths_are_fewer_than_what_fits_everything(body: str, grows: sympy.Expr) -> None:
+    spec = parse(f"attention a(h = 9) {{ sequence grid(h, h, h) attend {body} }}")
+    found = order_of(spec, 729)
+    assert (found.value, found.quality) == (grows, "estimate")
+    assert found.note.startswith("measured from n = 729 to 19,683")
 
 
 def test_what_a_graph_is_shifted_by_is_a_size() -> None:
