@@ -119,6 +119,39 @@ def test_tiles_are_never_wrong(predicate: str) -> None:
     assert decided
 
 
+def test_tiles_of_numbers_that_float64_rounds() -> None:
+    """Whole numbers that it cannot tell apart decide no tile wrongly; of reals, which it has as
+    they are, every pair of single tokens is decided."""
+    near = np.array([0, 1, -1, 0, 2, 127, 129, 255, 257, 1023])
+    whole = [near + 2**53, near - 2**53, near + 2**60, near[::-1] - 2**60, near * 2**40]
+    meanings: dict[str, Callable[[Array, Array], Array]] = {
+        "t(k) <= t(q)": np.less_equal,
+        "t(k) < t(q)": np.less,
+        "t(k) == t(q)": np.equal,
+        "not (t(k) != t(q))": np.equal,
+        "t(q) - t(k) in 0..200": lambda k, q: (q - k >= 0) & (q - k <= 200),
+    }
+    for text, compare in meanings.items():
+        spec = spec_of(text)
+        for given in (*whole, *(values.astype(float) * 2.0**200 for values in whole)):
+            n = len(given)
+            relation = spec.relation(n, inputs={"t": given})
+            expected = compare(given[None], given[:, None])
+            for size in (1, 3):
+                starts = np.arange(0, n, size)
+                ends = np.minimum(starts + size, n)
+                found = relation.cover(
+                    Tiles(starts[:, None], ends[:, None]), Tiles(starts, ends), n
+                )
+                blocks = [np.logical_and, np.logical_or]
+                every, some = (
+                    op.reduceat(op.reduceat(expected, starts, 0), starts, 1) for op in blocks
+                )
+                assert every[found == FULL].all(), (text, given)
+                assert not some[found == EMPTY].any(), (text, given)
+                assert size > 1 or given.dtype == int or (found != SOME).all(), (text, given)
+
+
 def test_whole_numbers_are_exact_beyond_float64() -> None:
     spec = attnspec.parse("attention a { input t: numbers attend where(t(k) <= t(q)) }")
     near = 2**60 + np.array([0, 1, -1, 0, 1, 2, 2**59])

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import random
+from itertools import product
 
 import numpy as np
 import pytest
 from random_terms import mask, term, tokens
 
 from attnspec.graphs.forms.written import written
-from attnspec.ir.program import Leaf, Term
+from attnspec.ir.program import Compound, Leaf, Term
 from attnspec.ir.scalars import NEGATED, OPERATIONS, Apply, Scalar, Symbol, symbols
 from attnspec.spec import Spec, parse
 
@@ -115,6 +116,21 @@ def test_predicates_of_every_operator_are_read_back() -> None:
         # what was read is written in the one way in which it is read
         assert read(again) == again
     assert seen == {*OPERATIONS} - {"log2"}
+
+
+def test_operators_in_operators_are_read_back() -> None:
+    one, two, three, four = (
+        Leaf("residue", (("step", 2),)),
+        Leaf("residue", (("step", 3),)),
+        Leaf("window", (("radius", 4),)),
+        Leaf("causal", ()),
+    )
+    for outer, inner in product("|&-~", repeat=2):
+        within = Compound(inner, (one,) if inner == "~" else (one, two))
+        for at in range(1 if outer == "~" else 3):
+            others = () if outer == "~" else (three, four)
+            graph = Compound(outer, (*others[:at], within, *others[at:]))
+            assert np.array_equal(mask(read(graph), 13), mask(graph, 13)), written(graph)
 
 
 def test_graphs_and_token_sets_are_read_back() -> None:
