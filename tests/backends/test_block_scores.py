@@ -6,6 +6,7 @@ from itertools import chain, product
 
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from attnspec.backends.decided.block_scores import Scores
 from attnspec.backends.decided.given import Given
@@ -77,6 +78,34 @@ def check(given: Given, rule: str, queries: int, size: int, causal: bool) -> int
                     assert float(found[sample, head, row, block]) == pytest.approx(meant, abs=1e-5)
                     compared += 1
     return compared
+
+
+class Largest(TorchDispatchMode):
+    """Counts the numbers of the largest tensor that is made."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.numbers = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
+        found = func(*args, **(kwargs or {}))
+        if isinstance(found, torch.Tensor):
+            self.numbers = max(self.numbers, found.numel())
+        return found
+
+
+def test_so_many_numbers_of_a_row_are_looked_at_together() -> None:
+    given = given_of(60, 60, padded=False)
+    rows, scales = Rows.of(given, 4, 2), torch.tensor(SCALES)[:, None, None]
+    for rule, exact in product(("mean", "max", "bound", "mass"), (False, True)):
+        scores = Scores.of(rows, rule, exact)
+        (part,) = rows.parts(99)
+        seen = None if scores.pooled else rows.visible(part, causal=False)
+        with Largest() as largest:
+            scores(part, seen, scales)
+        # of each head, or of one after the other
+        each = 3 * part.first.shape[1] * scores.width
+        assert each <= largest.numbers <= 4 * each, (rule, exact)
 
 
 def test_by_every_rule() -> None:

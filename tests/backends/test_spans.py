@@ -70,6 +70,25 @@ def given_padding(given: Given) -> torch.Tensor:
     return given.padding
 
 
+def test_rows_of_queries_stand_chunk_by_chunk() -> None:
+    for batch, heads, repeat, causal in product((1, 2), (1, 3), (1, 2), (False, True)):
+        given = given_of(batch, heads, repeat, 7, 9)
+        how = replace(HOW, chunk=3, causal=causal, block=200)
+        sums = Sums(how, given)
+        # as many positions as a block has room for the widest rows of all heads, or one
+        each = max(given.q.shape[-1], given.v.shape[-1]) * batch * heads * repeat
+        assert sums.most == max(1, how.block // each)
+        for span in sums.spans:
+            c, count = span.chunk, (span.high - span.low) // span.chunk
+            found = sums.chunked(sums.queries(span), span)
+            assert found.shape == (batch * heads, count, repeat * c, 2)
+            for b, h, s, r, i in product(*map(range, (batch, heads, count, repeat, c))):
+                at = span.low - sums.first + s * c + i
+                assert torch.equal(found[b * heads + h, s, r * c + i], given.q[b, h, r, at])
+            part = given.q[:, :, :, span.low - sums.first : span.high - sums.first]
+            assert torch.equal(sums.unchunked(found, span), part)
+
+
 def test_spans_are_all_positions_one_after_the_other() -> None:
     for n_k, chunk, causal in product((0, 1, 5, 8, 17), (1, 3, 8), (False, True)):
         for n_q, most in product(range(0, n_k + 1, 2), (None, 1, 4, 7)):

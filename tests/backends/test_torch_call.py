@@ -80,9 +80,38 @@ def test_the_first_positions_have_the_form_of_their_own_pairs(graph: str) -> Non
         assert forms.form_below(relation, longest, n) is meant, n
 
 
+def work_of(body: str, n: int) -> Work:
+    ((work, _),) = module_of(body).engine.binder.works(0, 1, n, n)
+    return work
+
+
 def refusal(body: str, n: int) -> str | None:
-    ((work, _),) = module_of(body, "auto").engine.binder.works(0, 1, n, n)
-    return TorchCall().refuses(work, "cpu")
+    return TorchCall().refuses(work_of(body, n), "cpu")
+
+
+def test_what_a_call_takes() -> None:
+    for body in BODIES.values():
+        pairs = 21 * 21 // (2 if "causal" in body else 1)
+        masked = pairs if "window" in body else 0
+        if "alibi" in body:
+            # what is added to scores is a mask of all pairs
+            pairs = masked = 21 * 21 // 2
+        found = TorchCall().amounts(work_of(body, 21))
+        assert found == {"torch_call": 1, "torch_pair": pairs, "torch_masked": masked}, body
+
+
+def test_heads_are_one_call_whose_pairs_are_known_before() -> None:
+    call = TorchCall()
+    for body, joins in {
+        "attend window(radius = 3)": True,
+        "attend full": True,
+        "attend topk(keys = 2)": False,
+        "input t: tokens attend global(t)": False,
+        "attend full score alibi()": False,
+    }.items():
+        works = [work_of(body, 9), work_of(body, 9)]
+        assert call.joins(works) == joins, body
+    assert not call.joins([work_of("attend full", 9), work_of("attend full scale 2.0", 9)])
 
 
 def test_what_needs_a_larger_mask_than_is_kept_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -48,13 +48,15 @@ def positions(runs: Runs) -> list[int]:
     return [*chain.from_iterable(each)]
 
 
+def of_tiles(held: np.ndarray, tiles: Tiles) -> list[np.ndarray]:
+    """Which positions of each tile are held."""
+    ends = zip(tiles.start.tolist(), tiles.stop.tolist(), strict=True)
+    return [held[start : stop : tiles.step] for start, stop in ends]
+
+
 def kinds(held: np.ndarray, tiles: Tiles) -> list[int]:
     """The cover of tiles by the definition."""
-    found = [
-        held[a : b : tiles.step]
-        for a, b in zip(tiles.start.tolist(), tiles.stop.tolist(), strict=True)
-    ]
-    return [FULL if x.all() else SOME if x.any() else EMPTY for x in found]
+    return [FULL if x.all() else SOME if x.any() else EMPTY for x in of_tiles(held, tiles)]
 
 
 def test_what_is_known_of_sets_is_what_they_contain() -> None:
@@ -76,6 +78,11 @@ def test_what_is_known_of_sets_is_what_they_contain() -> None:
             found, meant = tokens.cover(tiles, n), np.array(kinds(held, tiles), int)
             assert ((found == meant) | (found == SOME)).all(), (tokens, n, tiles)
             decided += (found != SOME).sum()
+            # tiles of one phase, and as long, hold the same places
+            places: dict[tuple[int, int], list[bool]] = {}
+            phases = tokens.phase(tiles, n).tolist()
+            for phase, each in zip(phases, of_tiles(held, tiles), strict=True):
+                assert places.setdefault((phase, len(each)), each.tolist()) == each.tolist()
     assert decided > 5000
 
 

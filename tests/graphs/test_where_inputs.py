@@ -152,6 +152,15 @@ def test_tiles_of_numbers_that_float64_rounds() -> None:
                 assert size > 1 or given.dtype == int or (found != SOME).all(), (text, given)
 
 
+@pytest.mark.parametrize("predicate", ["t(q) > 0", "t(k) > 0", "t(q) > t(k)", "t(q) > 0 and k > 1"])
+def test_every_pair_has_an_answer_whichever_side_is_read(predicate: str) -> None:
+    relation = spec_of(predicate).relation(5, inputs={"t": np.arange(5) - 2})
+    q, k = np.arange(1, 5)[:, None], np.arange(5)[None]
+    assert relation.holds(q, k, 5).shape == (4, 5)
+    assert relation.holds(q, q, 5).shape == (4, 1)
+    assert relation.holds(k, q, 5).shape == (4, 5)
+
+
 def test_whole_numbers_are_exact_beyond_float64() -> None:
     spec = attnspec.parse("attention a { input t: numbers attend where(t(k) <= t(q)) }")
     near = 2**60 + np.array([0, 1, -1, 0, 1, 2, 2**59])
