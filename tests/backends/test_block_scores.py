@@ -80,12 +80,10 @@ def check(given: Given, rule: str, queries: int, size: int, causal: bool) -> int
     return compared
 
 
-class Largest(TorchDispatchMode):
+class Largest(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Counts the numbers of the largest tensor that is made."""
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.numbers = 0
+    numbers = 0
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
         found = func(*args, **(kwargs or {}))
@@ -101,7 +99,7 @@ def test_so_many_numbers_of_a_row_are_looked_at_together() -> None:
         scores = Scores.of(rows, rule, exact)
         (part,) = rows.parts(99)
         seen = None if scores.pooled else rows.visible(part, causal=False)
-        with Largest() as largest:
+        with Largest() as largest:  # type: ignore[no-untyped-call]
             scores(part, seen, scales)
         # of each head, or of one after the other
         each = 3 * part.first.shape[1] * scores.width
