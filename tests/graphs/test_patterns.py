@@ -233,9 +233,19 @@ def test_tiles_of_one_phase_have_one_mask_after_a_shift(by: int, steps: tuple[in
     assert len(first) < len(rows)
 
 
+class Bounded(Window):
+    """Is asked of tiles of the sequence alone."""
+
+    def cover(self, q: Tiles, k: Tiles, n: int) -> np.ndarray:
+        for tiles in (q, k):
+            assert (tiles.start >= 0).all()
+            assert (tiles.stop <= n).all()
+        return super().cover(q, k, n)
+
+
 @pytest.mark.parametrize("by", [-4, -1, 0, 3, 20])
 def test_a_shifted_tile_is_decided_as_the_one_that_it_comes_from(by: int) -> None:
-    n, term = 13, Window(before=3, after=1)
+    n, term = 13, Bounded(before=3, after=1)
     low, high = max(0, by), min(n, n + by)
     each = [(start, start + size) for size in (1, 2, 5) for start in range(n - size + 1)]
     start, stop = np.array(each).T

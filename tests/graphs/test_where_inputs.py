@@ -11,8 +11,10 @@ import torch
 
 import attnspec
 from attnspec.graphs.bind import bind, situation_of
+from attnspec.graphs.patterns import BY_NAME
 from attnspec.graphs.relation import EMPTY, FULL, SOME, Tiles
 from attnspec.graphs.token_sets import Data
+from attnspec.ir.program import leaves
 from attnspec.text.diagnostics import AttnSpecError
 
 Array = np.ndarray
@@ -159,6 +161,30 @@ def test_every_pair_has_an_answer_whichever_side_is_read(predicate: str) -> None
     assert relation.holds(q, k, 5).shape == (4, 5)
     assert relation.holds(q, q, 5).shape == (4, 1)
     assert relation.holds(k, q, 5).shape == (4, 5)
+
+
+@pytest.mark.parametrize(
+    ("predicate", "anchored"),
+    [
+        ("t(k) <= t(q)", False),
+        ("t(q) - t(k) in 0..2", False),
+        ("t(q) > k", True),
+        ("t(k) + q < 8", True),
+        ("t(q) + t(k) < n", True),
+    ],
+)
+def test_pairs_move_on_with_tokens_and_inputs_unless_positions_are_read(
+    predicate: str, anchored: bool
+) -> None:
+    spec = spec_of(predicate)
+    graph = spec.program.attends[0].graph
+    assert graph is not None
+    (leaf,) = leaves(graph)
+    assert BY_NAME[leaf.pattern].anchors(dict(leaf.arguments)) == anchored
+    times = np.array([3, 1, 4, 1, 5, 9, 2, 6])
+    here = spec.mask(8, inputs={"t": times})
+    moved = spec.mask(11, inputs={"t": np.array([7, 1, 8, *times])})
+    assert np.array_equal(moved[3:, 3:], here) != anchored
 
 
 def test_whole_numbers_are_exact_beyond_float64() -> None:
