@@ -63,7 +63,7 @@ class Scores:
             case "max":
                 return blocks.masked_fill(~own, -torch.inf).amax(-1)
             case "mean":
-                return blocks.masked_fill(~own, 0.0).sum(-1) / own.sum(-1).clamp_min(1)
+                return blocks.masked_fill(~own, 0.0).sum(-1) / own.sum(-1)
             case _:
                 return self.rows.in_blocks(softmax(scores * scales, seen)).sum(-1)
 
@@ -77,9 +77,8 @@ class Scores:
             mine = own[:, head if own.shape[1] > 1 else 0]
             least = k[:, None].masked_fill(~mine, torch.inf).amin(3)
             most = k[:, None].masked_fill(~mine, -torch.inf).amax(3)
-            both = [x.masked_fill(~mine.any(3), 0.0) for x in (least, most)]
             at = q[:, head, :, None]
-            heads.append(torch.maximum(at * both[0], at * both[1]).sum(-1))
+            heads.append(torch.maximum(at * least, at * most).sum(-1))
         return torch.stack(heads, 1)
 
 
@@ -91,12 +90,10 @@ def product(q: torch.Tensor, k: torch.Tensor) -> torch.Tensor:
 
 
 def _pooled(rows: Rows, keys: torch.Tensor, scorer: str) -> tuple[torch.Tensor, ...]:
-    """What stands for whole blocks [B, H_kv, blocks, d]: their mean, or least and greatest."""
+    """What stands for whole blocks [B, H_kv, blocks, d]: their mean, or least and greatest; no
+    number or an infinite one where they hold no real key."""
     k = torch.unflatten(keys, 2, (rows.blocks, rows.size))
     real = rows.seen.view(-1, 1, rows.blocks, rows.size, 1)
     if scorer == "mean":
-        return (k.sum(3) / real.sum(3).clamp_min(1),)
-    none = ~real.any(3)
-    least = k.masked_fill(~real, torch.inf).amin(3).masked_fill(none, 0.0)
-    most = k.masked_fill(~real, -torch.inf).amax(3).masked_fill(none, 0.0)
-    return least, most
+        return (k.sum(3) / real.sum(3),)
+    return k.masked_fill(~real, torch.inf).amin(3), k.masked_fill(~real, -torch.inf).amax(3)

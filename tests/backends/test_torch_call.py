@@ -6,7 +6,8 @@ import pytest
 import torch
 from attention_checks import module_of, spec_of, tensors, with_gradients
 
-from attnspec.backends.torch_call import forms, kernel
+from attnspec.backends.torch_call import backend, forms, kernel
+from attnspec.backends.torch_call.backend import TorchCall
 from attnspec.lower.work import Work
 from attnspec.runtime import CompiledAttention
 
@@ -77,3 +78,65 @@ def test_the_first_positions_have_the_form_of_their_own_pairs(graph: str) -> Non
     for n in range(1, longest + 1):
         meant = forms.form_of(Work(spec_of(f"attend {graph}").relation(n), n, n))
         assert forms.form_below(relation, longest, n) is meant, n
+
+
+def work_of(body: str, n: int) -> Work:
+    ((work, _),) = module_of(body).engine.binder.works(0, 1, n, n)
+    return work
+
+
+def refusal(body: str, n: int) -> str | None:
+    return TorchCall().refuses(work_of(body, n), "cpu")
+
+
+def test_what_a_call_takes() -> None:
+    for body in BODIES.values():
+        pairs = 21 * 21 // (2 if "causal" in body else 1)
+        masked = pairs if "window" in body else 0
+        if "alibi" in body:
+            # what is added to scores is a mask of all pairs
+            pairs = masked = 21 * 21 // 2
+        found = TorchCall().amounts(work_of(body, 21))
+        assert found == {"torch_call": 1, "torch_pair": pairs, "torch_masked": masked}, body
+
+
+def test_heads_are_one_call_whose_pairs_are_known_before() -> None:
+    call = TorchCall()
+    for body, joins in {
+        "attend window(radius = 3)": True,
+        "attend full": True,
+        "attend topk(keys = 2)": False,
+        "input t: tokens attend global(t)": False,
+        "attend full score alibi()": False,
+    }.items():
+        works = [work_of(body, 9), work_of(body, 9)]
+        assert call.joins(works) == joins, body
+    assert not call.joins([work_of("attend full", 9), work_of("attend full scale 2.0", 9)])
+
+
+def test_what_needs_a_larger_mask_than_is_kept_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(backend, "MOST", 40 * 40)
+    for body in BODIES.values():
+        is_mask = "window" in body or "alibi" in body
+        assert refusal(body, 40) is None, body
+        assert refusal(body, 41) == (
+            "a mask of at most 1,600 pairs is kept, and there are 1,681" if is_mask else None
+        ), body
+
+
+@pytest.mark.parametrize(
+    ("body", "reason"),
+    [
+        ("attend topk(keys = 3) & causal score alibi()", None),
+        ("attend full normalize sigmoid", "torch knows no `sigmoid`"),
+        ("attend full score alibi() score softcap(cap = 2)", "and `softcap` is none"),
+        ("heads 1 attend full score bias(buckets = 4)", "and `bias` is none"),
+        ("attend lsh(rounds = 1, share_qk = true)", "not at unit length"),
+        ("attend lsh(share_qk = false, multiplicity = true)", "`lsh` changes more than pairs"),
+        ("attend sinkhorn(size = 4)", "`sinkhorn` changes more than pairs"),
+        ("attend cluster(count = 2, of = q)", "`cluster` changes more than pairs"),
+    ],
+)
+def test_what_torch_cannot_say_is_refused(body: str, reason: str | None) -> None:
+    found = refusal(body, 8)
+    assert found is None if reason is None else reason in str(found)

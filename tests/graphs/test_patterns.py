@@ -233,6 +233,32 @@ def test_tiles_of_one_phase_have_one_mask_after_a_shift(by: int, steps: tuple[in
     assert len(first) < len(rows)
 
 
+class Bounded(Window):
+    """Is asked of tiles of the sequence alone."""
+
+    def cover(self, q: Tiles, k: Tiles, n: int) -> np.ndarray:
+        for tiles in (q, k):
+            assert (tiles.start >= 0).all()
+            assert (tiles.stop <= n).all()
+        return super().cover(q, k, n)
+
+
+@pytest.mark.parametrize("by", [-4, -1, 0, 3, 20])
+def test_a_shifted_tile_is_decided_as_the_one_that_it_comes_from(by: int) -> None:
+    n, term = 13, Bounded(before=3, after=1)
+    low, high = max(0, by), min(n, n + by)
+    each = [(start, start + size) for size in (1, 2, 5) for start in range(n - size + 1)]
+    start, stop = np.array(each).T
+    q, k = Tiles(start[:, None], stop[:, None]), Tiles(start[None], stop[None])
+    found = Shift(term, by).cover(q, k, n)
+    inside, outside = (start >= low) & (stop <= high), (stop <= low) | (start >= high)
+    assert (found[outside] == EMPTY).all()
+    assert (found[:, outside] == EMPTY).all()
+    start, stop = start[inside] - by, stop[inside] - by
+    moved = Tiles(start[:, None], stop[:, None]), Tiles(start[None], stop[None])
+    assert np.array_equal(found[np.ix_(inside, inside)], term.cover(*moved, n))
+
+
 def test_operators_mean_what_sets_mean() -> None:
     n = 23
     a, b = Window(radius=3), Block(5, 1)

@@ -11,8 +11,10 @@ import torch
 
 import attnspec
 from attnspec.graphs.bind import bind, situation_of
+from attnspec.graphs.patterns import BY_NAME
 from attnspec.graphs.relation import EMPTY, FULL, SOME, Tiles
 from attnspec.graphs.token_sets import Data
+from attnspec.ir.program import leaves
 from attnspec.text.diagnostics import AttnSpecError
 
 Array = np.ndarray
@@ -117,6 +119,72 @@ def test_tiles_are_never_wrong(predicate: str) -> None:
                 assert not part.any()
             decided += found[row, column] in (EMPTY, FULL)
     assert decided
+
+
+def test_tiles_of_numbers_that_float64_rounds() -> None:
+    """Whole numbers that it cannot tell apart decide no tile wrongly; of reals, which it has as
+    they are, every pair of single tokens is decided."""
+    near = np.array([0, 1, -1, 0, 2, 127, 129, 255, 257, 1023])
+    whole = [near + 2**53, near - 2**53, near + 2**60, near[::-1] - 2**60, near * 2**40]
+    meanings: dict[str, Callable[[Array, Array], Array]] = {
+        "t(k) <= t(q)": np.less_equal,
+        "t(k) < t(q)": np.less,
+        "t(k) == t(q)": np.equal,
+        "not (t(k) != t(q))": np.equal,
+        "t(q) - t(k) in 0..200": lambda k, q: (q - k >= 0) & (q - k <= 200),
+    }
+    for text, compare in meanings.items():
+        spec = spec_of(text)
+        for given in (*whole, *(values.astype(float) * 2.0**200 for values in whole)):
+            n = len(given)
+            relation = spec.relation(n, inputs={"t": given})
+            expected = compare(given[None], given[:, None])
+            for size in (1, 3):
+                starts = np.arange(0, n, size)
+                ends = np.minimum(starts + size, n)
+                found = relation.cover(
+                    Tiles(starts[:, None], ends[:, None]), Tiles(starts, ends), n
+                )
+                blocks = [np.logical_and, np.logical_or]
+                every, some = (
+                    op.reduceat(op.reduceat(expected, starts, 0), starts, 1) for op in blocks
+                )
+                assert every[found == FULL].all(), (text, given)
+                assert not some[found == EMPTY].any(), (text, given)
+                assert size > 1 or given.dtype == int or (found != SOME).all(), (text, given)
+
+
+@pytest.mark.parametrize("predicate", ["t(q) > 0", "t(k) > 0", "t(q) > t(k)", "t(q) > 0 and k > 1"])
+def test_every_pair_has_an_answer_whichever_side_is_read(predicate: str) -> None:
+    relation = spec_of(predicate).relation(5, inputs={"t": np.arange(5) - 2})
+    q, k = np.arange(1, 5)[:, None], np.arange(5)[None]
+    assert relation.holds(q, k, 5).shape == (4, 5)
+    assert relation.holds(q, q, 5).shape == (4, 1)
+    assert relation.holds(k, q, 5).shape == (4, 5)
+
+
+@pytest.mark.parametrize(
+    ("predicate", "anchored"),
+    [
+        ("t(k) <= t(q)", False),
+        ("t(q) - t(k) in 0..2", False),
+        ("t(q) > k", True),
+        ("t(k) + q < 8", True),
+        ("t(q) + t(k) < n", True),
+    ],
+)
+def test_pairs_move_on_with_tokens_and_inputs_unless_positions_are_read(
+    predicate: str, anchored: bool
+) -> None:
+    spec = spec_of(predicate)
+    graph = spec.program.attends[0].graph
+    assert graph is not None
+    (leaf,) = leaves(graph)
+    assert BY_NAME[leaf.pattern].anchors(dict(leaf.arguments)) == anchored
+    times = np.array([3, 1, 4, 1, 5, 9, 2, 6])
+    here = spec.mask(8, inputs={"t": times})
+    moved = spec.mask(11, inputs={"t": np.array([7, 1, 8, *times])})
+    assert np.array_equal(moved[3:, 3:], here) != anchored
 
 
 def test_whole_numbers_are_exact_beyond_float64() -> None:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import random
+from itertools import product
 
 import numpy as np
 import pytest
 from random_terms import mask, term, tokens
 
 from attnspec.graphs.forms.written import written
-from attnspec.ir.program import Leaf, Term
+from attnspec.ir.program import Compound, Leaf, Term
 from attnspec.ir.scalars import NEGATED, OPERATIONS, Apply, Scalar, Symbol, symbols
 from attnspec.spec import Spec, parse
 
@@ -29,11 +30,13 @@ from attnspec.spec import Spec, parse
         "transpose(shift(causal, by = -1))",
         "block(size = 4, before = 1)",
         "neighborhood(3, 5)",
+        "where(t(k) <= t(q))",
     ],
 )
 def test_terms_are_written_so_that_they_can_be_read(text: str) -> None:
     def meaning(body: str) -> Spec:
-        return parse(f"attention a {{ sequence grid(n // 4, 4) attend {body} }}")
+        given = "sequence grid(n // 4, 4) input t: numbers"
+        return parse(f"attention a {{ {given} attend {body} }}")
 
     spec = meaning(text)
     graph = spec.program.attends[0].graph
@@ -115,6 +118,60 @@ def test_predicates_of_every_operator_are_read_back() -> None:
         # what was read is written in the one way in which it is read
         assert read(again) == again
     assert seen == {*OPERATIONS} - {"log2"}
+
+
+def test_operators_in_operators_are_read_back() -> None:
+    one, two, three, four = (
+        Leaf("residue", (("step", 2),)),
+        Leaf("residue", (("step", 3),)),
+        Leaf("window", (("radius", 4),)),
+        Leaf("causal", ()),
+    )
+    for outer, inner in product("|&-~", repeat=2):
+        within = Compound(inner, (one,) if inner == "~" else (one, two))
+        for at in range(1 if outer == "~" else 3):
+            others = () if outer == "~" else (three, four)
+            graph = Compound(outer, (*others[:at], within, *others[at:]))
+            assert np.array_equal(mask(read(graph), 13), mask(graph, 13)), written(graph)
+
+
+def test_arithmetic_in_arithmetic_is_read_back() -> None:
+    q, k, n = SIDES
+    for outer, inner in product(("+", "-", "*", "/", "//", "%", "**", "neg"), repeat=2):
+        within = Apply(inner, (q,) if inner == "neg" else (q, 2) if inner == "**" else (q, k))
+        other = 2 if outer == "**" else n
+        pairs = [(within,)] if outer == "neg" else [(within, other), (other, within)]
+        for pair in pairs[:1] if outer == "**" else pairs:
+            graph = Leaf("where", (("predicate", Apply("<", (Apply(outer, pair), k))),))
+            assert read(graph) == graph, written(graph)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "where(q - k - 1 < n)",
+        "where(q - (k - 1) < n)",
+        "where(-q + k < n)",
+        "where(q - k in -n + 1..n - 1)",
+        "where(q * (k + 1) // 2 < n ** 2)",
+        "where(k ** 0.5 < q)",
+        "where(q ** 0 < k)",
+        "where(t(q) - t(k) < 3)",
+    ],
+)
+def test_brackets_stand_where_they_are_needed(text: str) -> None:
+    spec = parse(f"attention a {{ input t: numbers attend {text} }}")
+    graph = spec.program.attends[0].graph
+    assert graph is not None
+    assert written(graph) == text
+
+
+def test_operators_group_from_the_left() -> None:
+    a, b, c = (Leaf(name, ()) for name in ("self", "causal", "full"))
+    for op in "|&-":
+        inner = Compound(op, (a, b))
+        assert written(Compound(op, (inner, c))) == f"self {op} causal {op} full"
+        assert written(Compound(op, (c, inner))) == f"full {op} (self {op} causal)"
 
 
 def test_graphs_and_token_sets_are_read_back() -> None:

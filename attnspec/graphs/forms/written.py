@@ -46,8 +46,7 @@ def written_scalar(scalar: Scalar) -> str:
             return ("-" if op == "neg" else "not ") + _part(only, op)
         case Apply(op, (first, *others)):
             # operators group from the left, powers from the right
-            left = "neg" if op == "**" else op
-            parts = [_part(first, left, op == "**"), *(_part(x, op, op != "**") for x in others)]
+            parts = [_part(first, op, op == "**"), *(_part(x, op, op != "**") for x in others)]
             return f" {op} ".join(parts)
         case _:
             return str(scalar)

@@ -45,9 +45,9 @@ class StrideEnds(TokenSet):
 
     def progressions(self, n: int) -> Runs:
         """The end of each stride, or a comb for each of its cells: whichever are fewer."""
-        cells = self.stride - self.first
-        if cells <= n // self.stride + 1:
-            places = np.arange(self.first, min(self.stride, n))
+        ends = -((self.first - n) // self.stride)
+        if self.stride - self.first <= ends:
+            places = np.arange(self.first, self.stride)
             return places, np.full(len(places), n), self.stride
         return self.runs(n)
 

@@ -163,9 +163,7 @@ def _exact(relation: WhereInputs, n: int) -> None:
     """As `require_exact`, of inputs that are arrays of one sample."""
     given = {name: data.values for name, data in relation._read.items()}
     whole = {
-        name: (int(x.min()), int(x.max()))
-        for name, x in given.items()
-        if isinstance(x, np.ndarray) and x.size and not is_real(x)
+        name: (int(x.min()), int(x.max())) for name, x in given.items() if x.size and not is_real(x)
     }
     require_exact(relation._at(n), n, whole)
 
