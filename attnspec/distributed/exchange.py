@@ -290,7 +290,7 @@ def _alike(
     signs: list[list[bytes]] = [[] for _ in codes]
     for (runs, of), far in zip(sides, apart, strict=True):
         whose = pair[of]
-        low, high = (runs - (whose * far * FAR)[:, None]).T
+        low, high = (runs % (far * FAR)).T
         rows = np.stack([local[of], low, high, weights[of]], 1)
         rows = rows[np.lexsort((low, local[of], whose))]
         ends = np.searchsorted(np.sort(whose), np.append(codes, codes[-1:] + 1))

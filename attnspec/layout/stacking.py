@@ -41,10 +41,10 @@ class StackedAxis:
         """The positions of the shortest sequences that it consists of."""
         return self.parts[0].sequence
 
-    @property
+    @cached_property
     def natural(self) -> bool:
         """Whether the tiles follow one another as the places do."""
-        return self.length % self.size == 0 and all(part.natural for part in self.parts)
+        return np.array_equal(self.positions, np.arange(self.last))
 
     @cached_property
     def positions(self) -> np.ndarray:

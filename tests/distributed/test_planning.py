@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from click.testing import CliRunner
 from random_specs import spec_text
+from relation_checks import definition
 from zoo import EXAMPLES
 
 import attnspec
@@ -22,7 +23,7 @@ from attnspec.distributed.cuts import count, least_cut, rows_of, union
 from attnspec.distributed.exchange import Rows, exchange_of
 from attnspec.distributed.partitions import Partition
 from attnspec.distributed.planning import CHOICES, HEADS, ROWS, WORTH, Tensors, plan
-from attnspec.graphs.relation import Relation
+from attnspec.graphs.relation import Relation, phase_of
 from attnspec.graphs.stack import Stack
 from attnspec.text.diagnostics import AttnSpecError
 
@@ -243,6 +244,59 @@ def test_runs_in_several_blocks_count_once_for_how_fine_blocks_are(seed: int) ->
     assert any(meant)
     assert not all(meant)
     assert np.array_equal(search._fine(every, every), meant)
+
+
+@pytest.mark.parametrize("ranks", [2, 4, 5])
+@pytest.mark.parametrize(
+    "body",
+    [
+        "attend full",
+        "causal attend window(before = 30, after = 0) | global(first(2))",
+        "attend block(size = 12)",
+        "attend random_blocks(size = 10, blocks = 3, seed = 1) | residue(step = 4)",
+    ],
+)
+def test_alike_are_ranks_all_of_whose_pieces_are(
+    body: str, ranks: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is looked into stands for the same pairs elsewhere: block for block, and of two ranks
+    all blocks or none, those of the first two that are like them."""
+    n, seen = 60, []
+    alike = _Search._alike
+
+    def watched(self: _Search, every: np.ndarray) -> np.ndarray:
+        like = alike(self, every)
+        seen.append((self, every, like))
+        return like
+
+    monkeypatch.setattr(_Search, "_alike", watched)
+    relation = Stack(attnspec.parse(f"attention a {{ {body} }}").program).relation(n)
+    held = definition(relation, n)
+    for partition in every_partition(n, ranks):
+        _Search(relation, partition).found()
+        ((search, every, like),) = seen
+        seen.clear()
+        pieces, first = search.pieces, dict[Any, list[int]]()
+        of_ranks: dict[tuple[int, int], list[int]] = {}
+        for number, (q, k, *_) in enumerate(every.tolist()):
+            of_ranks.setdefault((int(pieces.rank[q]), int(pieces.rank[k])), []).append(number)
+        meant = np.empty_like(like)
+        masks, phases = [], []
+        for q, k, *ends in every.tolist():
+            rows, columns = (
+                pieces.start[piece] + partition.step * np.arange(pieces.count[piece])
+                for piece in (q, k)
+            )
+            masks.append(held[np.ix_(rows, columns)].tolist())
+            one = np.array([[q, k, *ends]])
+            tiles = search._tiles(one[:, 0], one[:, 2:4]), search._tiles(one[:, 1], one[:, 4:])
+            counts = len(rows), len(columns)
+            phases.append((*(int(x[0]) for x in phase_of(relation, *tiles, n)), *counts))
+        for pair in sorted(of_ranks):
+            mine = of_ranks[pair]
+            meant[mine] = first.setdefault(tuple(phases[number] for number in mine), mine)
+        assert like.tolist() == meant.tolist()
+        assert all(masks[number] == masks[other] for number, other in enumerate(like))
 
 
 def test_ranks_whose_pairs_are_alike_are_looked_into_once() -> None:
