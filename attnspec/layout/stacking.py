@@ -59,8 +59,7 @@ class StackedAxis:
 def stacked(layouts: Sequence[StepLayout], n_q: int, n_k: int) -> StepLayout:
     """The layouts of sequences with n_q queries and n_k keys each as that of one; their tiles have
     the same sizes."""
-    first = layouts[0]
-    masks = Masks(first.masks.shape[1:])
+    masks = Masks(layouts[0].masks.shape[1:])
     starts, keys, kinds = [np.zeros(1, np.int64)], [], []
     before = entries = 0
     numbers: dict[int, np.ndarray] = {}

@@ -18,7 +18,7 @@ from zoo import EXAMPLES
 import attnspec
 from attnspec.cli import main
 from attnspec.distributed import blocks, exchange, partitions
-from attnspec.distributed.blocks import ASKED, FINE, _Search
+from attnspec.distributed.blocks import ASKED, CUTS, FINE, SEEN, _Search
 from attnspec.distributed.cuts import count, least_cut, rows_of, union
 from attnspec.distributed.exchange import Rows, exchange_of
 from attnspec.distributed.partitions import Partition
@@ -297,6 +297,31 @@ def test_alike_are_ranks_all_of_whose_pieces_are(
             meant[mine] = first.setdefault(tuple(phases[number] for number in mine), mine)
         assert like.tolist() == meant.tolist()
         assert all(masks[number] == masks[other] for number, other in enumerate(like))
+
+
+@pytest.mark.parametrize("most", [0, 30, 300, 3000, 30000])
+def test_a_search_ends_when_it_has_asked_enough(most: int) -> None:
+    """Its blocks say too much then, never too little."""
+    n = 240
+    body = "attend window(radius = 20) & where((q * q + 3 * k) % 7 < 3)"
+    relation = Stack(attnspec.parse(f"attention a {{ {body} }}").program).relation(n)
+    held = definition(relation, n)
+    for partition in (partitions.contiguous(n, 3), partitions.head_tail(n, 3)):
+        search = _Search(relation, partition, most)
+        found = search.found()
+        # the last level's single positions are asked about beyond it
+        pieces = len(partition.pieces.rank) ** 2
+        assert search.asked <= pieces + search.most * (1 + 2 * SEEN / (CUTS * (CUTS + 2)))
+        told = np.zeros((n, n), bool)
+        for reader, owner, q, k in zip(
+            found.reader, found.owner, found.queries, found.keys, strict=True
+        ):
+            rows, columns = (partition.positions(rank) for rank in (reader, owner))
+            told[np.ix_(rows[slice(*q)], columns[slice(*k)])] = True
+        rank = np.empty(n, np.int64)
+        for each in range(3):
+            rank[partition.positions(each)] = each
+        assert not (held & ~told & (rank[:, None] != rank)).any()
 
 
 def test_ranks_whose_pairs_are_alike_are_looked_into_once() -> None:

@@ -22,7 +22,7 @@ from attnspec.backends.planner import choose
 from attnspec.distributed.planning import Tensors, plan
 from attnspec.distributed.ranks import regions
 from attnspec.distributed.ranks.by_rows import GroupHere
-from attnspec.distributed.ranks.regions import Region, readers
+from attnspec.distributed.ranks.regions import Region, finished, joined, readers
 from attnspec.lower.lower import Binder, bias_tables, stand_ins
 from attnspec.lower.work import MERGED, Call, Softcap, Work
 from attnspec.runtime.call_checks import check_inputs
@@ -192,6 +192,29 @@ def test_lists_over_some_keys_are_those_of_the_definition(text: str, backend: st
         each = [torch.autograd.grad((x * upper).sum(), whole) for x in (out, wanted)]
         for one, two in zip((out, *each[0]), (wanted, *each[1]), strict=True):
             assert torch.allclose(one, two, rtol=1e-11, atol=1e-12)
+
+
+def test_heads_are_joined_in_their_order_and_finished_with_their_zero_logit() -> None:
+    """Parts of all keys, heads one way and the other: what is merged is the definition's."""
+    for text in ("attend full normalize softmax1", "attend full", "attend full normalize relu"):
+        work, _, _ = work_of(text, 12)
+        q, k, v = (torch.randn(2, 4, 12, size, dtype=torch.float64) for size in (5, 5, 3))
+        dense = DenseKernel(work, (0, 1, 2, 3), CPU)
+        every = np.arange(12)
+        some = []
+        for heads in ((2, 0), (3,), (1,)):
+            chosen = list(heads)
+            region = Region(work, heads, every, every, CPU)
+            parts = region.partial(q[:, chosen], k[:, chosen], v[:, chosen], Call())
+            some.append(finished(work, parts))
+        out, lse = joined(some, (2, 0, 3, 1))
+        assert torch.allclose(out, dense(q, k, v, Call()), atol=1e-12)
+        assert (lse is None) == (work.normalize not in MERGED)
+        if lse is not None:
+            _, wanted = dense.partial(q, k, v, Call())
+            assert wanted is not None
+            assert lse.shape == wanted.shape == (2, 4, 12)
+            assert torch.allclose(lse, wanted, atol=1e-12)
 
 
 @pytest.mark.parametrize("text", SPECS)

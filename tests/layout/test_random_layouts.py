@@ -155,6 +155,7 @@ def test_stacked_layouts_hold_the_pairs_of_each_apart() -> None:
     for first, second, third in zip(every, every[1:], every[2:], strict=False):
         # a layout may stand twice
         parts = [first, second, first, third]
+        assert (times_held([stacked([first], 21, 21)], 21) == times_held([first], 21)).all()
         found = times_held([stacked(parts, 21, 21)], 4 * 21)
         for i, one in enumerate(parts):
             for j in range(4):

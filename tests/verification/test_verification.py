@@ -35,6 +35,7 @@ from attnspec.lower.work import BackendError
 from attnspec.text.diagnostics import InternalError
 from attnspec.verification import LONGEST, TooLong, Verification, pairs, verify, verify_each
 from attnspec.verification.kernel_pairs import Blocks, Layout, layouts_of
+from attnspec.verification.numbers import SIZE
 from attnspec.verification.pairs import (
     counts_fault,
     counts_of,
@@ -61,6 +62,13 @@ VERIFIED = [
         " head 0 { attend window(radius = 2) + linear() }",
         13,
     ),
+    # what each layer has of a learned table, and several learned tables of one mechanism
+    (
+        "layers 2 heads 2 score bias(buckets = 4) attend full layer 1 { attend block(size = 3) }",
+        13,
+    ),
+    ("layers 2 attend synthesizer(max_length = 16) layer 1 { attend linear() }", 13),
+    ("layers 2 attend linear() layer 1 { attend synthesizer(max_length = 16) }", 13),
 ]
 STRIDED = "causal attend window(before = 20, after = 0) | residue(step = 12)"
 WINDOW = "attend window(radius = 40)"
@@ -216,17 +224,26 @@ def test_gradients_that_cancel_may_leave_the_roundings_of_their_parts(
     assert found.ok, str(found)
 
 
-@pytest.mark.parametrize("n", [7, 40])
-@pytest.mark.parametrize("body", ["attend linear(feature = identity)", "attend favor(kind = trig)"])
-def test_weights_that_cancel_may_leave_the_roundings_of_their_parts(
-    body: str, n: int, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("body", "n", "seeds"),
+    [
+        # negative weights: the sum that divides a row may be far less than its parts
+        ("attend linear(feature = identity)", 40, 8),
+        ("attend favor(kind = trig)", 7, 8),
+        # weights that are divided by themselves
+        ("attend linear(feature = relu)", 1, 12),
+        ("attend rbf()", 1, 8),
+        ("attend rbf()", 2, 20),
+    ],
+)
+def test_formulas_that_cancel_may_leave_the_roundings_of_their_parts(
+    body: str, n: int, seeds: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # negative weights: a row's sum, by which all of it is divided, may be far less than its parts
-    generator, seeds = torch.default_generator, iter(range(8))
-    seeded = SimpleNamespace(manual_seed=lambda _: generator.manual_seed(next(seeds)))
+    generator, seed = torch.default_generator, iter(range(seeds))
+    seeded = SimpleNamespace(manual_seed=lambda _: generator.manual_seed(next(seed)))
     monkeypatch.setattr(torch, "default_generator", seeded)
     program = spec_of(body).program
-    for _ in range(8):
+    for _ in range(seeds):
         found = verify(program, n)
         assert found.ok, str(found)
 
@@ -530,6 +547,8 @@ def test_a_long_sequence_is_sampled(body: str, backend: str) -> None:
     found = verify(spec_of(body).program, LONG, backend=backend)
     assert found.ok, str(found)
     assert not found.exhaustive
+    backward = [check.queries for check in found.checks if GRADIENTS in check.what]
+    assert backward == [SIZE] * len(backward)
     sampled = [check for check in found.checks if LAYOUT in check.what]
     assert all(check.queries == 64 and check.asked == LONG for check in sampled)
     whole = [check.what for check in found.checks if check.queries == LONG]
@@ -866,6 +885,17 @@ def test_what_the_definition_says_is_known_to_the_next_backend() -> None:
     assert first.ok
     assert kept
     assert known.kept.keys() == kept
+
+
+@pytest.mark.parametrize("m", [150, 40])
+def test_some_queries_of_a_longer_sequence_are_sampled_where_they_are(
+    m: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pairs, "EXHAUSTIVE", 64)
+    found = verify(spec_of("cross attend where(abs(q - k) <= 9)").program, 300, m=m)
+    assert found.ok, str(found)
+    assert [check.queries for check in found.checks if LAYOUT in check.what] == [min(64, m)]
+    assert {check.asked for check in found.checks} == {m}
 
 
 def test_a_report_says_which_inputs_were_drawn() -> None:
