@@ -32,7 +32,7 @@ class Planes:
         self.inside = np.zeros((1, 0), bool)
         for each in sets:
             code = 2 * self.plane + each
-            there = np.flatnonzero(np.bincount(code, minlength=2 * self.count))
+            there = np.flatnonzero(np.bincount(code))
             self.plane, self.count = np.searchsorted(there, code), len(there)
             self.inside = np.concatenate([self.inside[there // 2], there[:, None] % 2 == 1], 1)
 

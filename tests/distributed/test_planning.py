@@ -23,7 +23,7 @@ from attnspec.distributed.cuts import count, least_cut, rows_of, union
 from attnspec.distributed.exchange import Rows, exchange_of
 from attnspec.distributed.partitions import Partition
 from attnspec.distributed.planning import CHOICES, HEADS, ROWS, WORTH, Tensors, plan
-from attnspec.graphs.relation import Relation, phase_of
+from attnspec.graphs.relation import EMPTY, FULL, SOME, Relation, phase_of
 from attnspec.graphs.stack import Stack
 from attnspec.text.diagnostics import AttnSpecError
 
@@ -297,6 +297,53 @@ def test_alike_are_ranks_all_of_whose_pieces_are(
             meant[mine] = first.setdefault(tuple(phases[number] for number in mine), mine)
         assert like.tolist() == meant.tolist()
         assert all(masks[number] == masks[other] for number, other in enumerate(like))
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        "attend block(size = 10)",
+        "attend window(radius = 7) | global(first(2))",
+        "causal attend full",
+        "attend block(size = 12) & where((q + 2 * k) % 5 < 2) | residue(step = 4)",
+    ],
+)
+def test_blocks_have_queries_and_keys_of_their_ranks(
+    body: str, by_terms: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And what is asked about of all terms together is no more than there may be."""
+    start, most = _Search.__init__, list[int]()
+
+    def watched(self: _Search, *given: Any) -> None:
+        start(self, *given)
+        most.append(self.most)
+
+    monkeypatch.setattr(_Search, "__init__", watched)
+    relation = Stack(attnspec.parse(f"attention a {{ {body} }}").program).relation(60)
+    for partition in every_partition(60, 3):
+        most.clear()
+        found = blocks.blocks_between(relation, partition)
+        assert sum(most) <= ASKED
+        lengths = np.array(partition.lengths)
+        for runs, rank in ((found.queries, found.reader), (found.keys, found.owner)):
+            assert (0 <= runs[:, 0]).all()
+            assert (runs[:, 0] < runs[:, 1]).all()
+            assert (runs[:, 1] <= lengths[rank]).all()
+
+
+def test_single_pairs_are_known_exactly(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also those of a graph whose cover leaves them open."""
+    n = 40
+    body = "attend where((q * q + 3 * k) % 7 < 3)"
+    relation = Stack(attnspec.parse(f"attention a {{ {body} }}").program).relation(n)
+    monkeypatch.setattr(type(relation), "cover", lambda *_: np.array(SOME))
+    search = _Search(relation, partitions.contiguous(n, 2))
+    q, k = (x.ravel() for x in np.indices((20, 20)))
+    blocks_of = [np.stack([0 * q, 0 * q + 1, q, q + more, k, k + 1], 1) for more in (1, 2)]
+    held = definition(relation, n)[:20, 20:].ravel()
+    assert 0 < held.sum() < len(held)
+    assert search._kinds(blocks_of[0]).tolist() == np.where(held, FULL, EMPTY).tolist()
+    assert (search._kinds(blocks_of[1][:-20]) == SOME).all()
 
 
 @pytest.mark.parametrize("most", [0, 30, 300, 3000, 30000])
