@@ -7,9 +7,7 @@ process, with its modules compiled before.
 
 from __future__ import annotations
 
-import os
 import statistics
-import subprocess
 import sys
 from pathlib import Path
 from time import perf_counter
@@ -19,7 +17,7 @@ import torch
 from attnspec.spec import parse
 from benchmarks.block_plans import FILES, spread, static_zoo
 from benchmarks.cases import Settings
-from benchmarks.fresh import ROOT, Arguments, Run, integer, text
+from benchmarks.fresh import Arguments, Run, integer, text, whole_process
 from benchmarks.measuring import Json, missing
 
 TARGETS = {"counts": 1.0, "hops": 3.0, "diameter": 2.0, "path_length": 2.0, "check": 0.5}
@@ -90,22 +88,10 @@ def answers_task(arguments: Arguments) -> dict[str, Json]:
 def checks(files: tuple[Path, ...], rounds: int) -> list[Json]:
     """For each file the median of the wall-clock seconds of `attnspec check`, in turns."""
     times: dict[Path, list[float]] = {path: [] for path in files}
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    environment.pop("PYTHONDONTWRITEBYTECODE", None)
     # the first run compiles the modules that are not
     for index in range(rounds + 1):
         for path in files:
-            seconds = _check(path, environment)
+            seconds = whole_process((sys.executable, "-m", "attnspec", "check", str(path)))
             if index:
                 times[path].append(seconds)
     return [{"name": path.stem, "seconds": statistics.median(times[path])} for path in files]
-
-
-def _check(path: Path, environment: dict[str, str]) -> float:
-    command = [sys.executable, "-m", "attnspec", "check", str(path)]
-    start = perf_counter()
-    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, check=False)
-    seconds = perf_counter() - start
-    if done.returncode:
-        raise RuntimeError(f"`attnspec check {path.name}` ended with status {done.returncode}")
-    return seconds

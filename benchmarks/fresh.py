@@ -6,11 +6,13 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from importlib import import_module
 from pathlib import Path
+from time import perf_counter
 
 from benchmarks.measuring import Json
 
@@ -65,6 +67,18 @@ def in_this_process(task: str, arguments: Arguments) -> dict[str, Json]:
     # a task's module measures with this one, and FlexAttention's takes longer to load than to plan
     found: dict[str, Json] = getattr(import_module(MODULES[task]), f"{task}_task")(arguments)
     return found
+
+
+def whole_process(command: Sequence[str]) -> float:
+    """The wall-clock seconds of a command, on one thread, with its modules compiled and kept."""
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    environment.pop("PYTHONDONTWRITEBYTECODE", None)
+    start = perf_counter()
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, check=False)
+    seconds = perf_counter() - start
+    if done.returncode:
+        raise RuntimeError(f"`{' '.join(command[1:])}` ended with status {done.returncode}")
+    return seconds
 
 
 def peak() -> int:

@@ -378,6 +378,22 @@ def _answers(part: Figures) -> str:
     )
 
 
+def _emitting(part: Figures) -> str:
+    rows, target = part["rows"], part["target"]
+    median = statistics.median(row["seconds"] for row in rows)
+    return _section(
+        "`attnspec compile`, beyond `import torch`",
+        f"Whole processes, wall clock; `import torch` alone takes {_time(part['import_torch'])}. "
+        f"The median over {len(rows)} files of the zoo is {_time(median)}; target: "
+        f"{_time(target)}. The slowest:",
+        "file | beyond `import torch` | runs",
+        [
+            [row["name"], _within(row["seconds"], target), str(row["runs"])]
+            for row in rows[:SLOWEST]
+        ],
+    )
+
+
 def _within(seconds: float, target: float) -> str:
     return _time(seconds) if seconds <= target else f"**{_time(seconds)}**"
 
@@ -536,6 +552,7 @@ TABLES: dict[str, Callable[[Figures], str]] = {
     "packages": _packages,
     "plans": _plans,
     "answers": _answers,
+    "emitting": _emitting,
     "growth": _growth,
     "memory": _memory,
     "choices": _choices,

@@ -309,8 +309,7 @@ class Blocks:
         if self.count <= min(WIDEST, self.tiles.shape[1]) and self.single is not None:
             each = to.back(found)
             for number, block in enumerate(self.single):
-                place = block.view(into, side_by_side(block))
-                place[0] += each[:, number]
+                block.add(into, each[:, number][None], side_by_side(block))
         elif self.columns is not None:
             for place, part in enumerate(self.columns):
                 part.add(into, found[:, :, place * size : (place + 1) * size], to)
