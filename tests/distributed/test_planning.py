@@ -246,7 +246,7 @@ def test_runs_in_several_blocks_count_once_for_how_fine_blocks_are(seed: int) ->
     assert np.array_equal(search._fine(every, every), meant)
 
 
-@pytest.mark.parametrize("ranks", [2, 4, 5])
+@pytest.mark.parametrize("ranks", [2, 4])
 @pytest.mark.parametrize(
     "body",
     [
