@@ -326,7 +326,7 @@ class _Search:
     def _cut(self, blocks: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Smaller blocks with what is known of them, and those of which smaller ones would tell
         nothing, or for which it is too late."""
-        none = np.zeros((0, 6), np.int64)
+        none = blocks[:0]
         if self.asked + len(blocks) * (CUTS + 2) * CUTS > self.most:
             return none, np.zeros(0, np.uint8), blocks
         parts, kinds = [none], [np.zeros(0, np.uint8)]

@@ -32,7 +32,7 @@ class Planes:
         self.inside = np.zeros((1, 0), bool)
         for each in sets:
             code = 2 * self.plane + each
-            there = np.flatnonzero(np.bincount(code, minlength=2 * self.count))
+            there = np.flatnonzero(np.bincount(code))
             self.plane, self.count = np.searchsorted(there, code), len(there)
             self.inside = np.concatenate([self.inside[there // 2], there[:, None] % 2 == 1], 1)
 
@@ -290,7 +290,7 @@ def _alike(
     signs: list[list[bytes]] = [[] for _ in codes]
     for (runs, of), far in zip(sides, apart, strict=True):
         whose = pair[of]
-        low, high = (runs - (whose * far * FAR)[:, None]).T
+        low, high = (runs % (far * FAR)).T
         rows = np.stack([local[of], low, high, weights[of]], 1)
         rows = rows[np.lexsort((low, local[of], whose))]
         ends = np.searchsorted(np.sort(whose), np.append(codes, codes[-1:] + 1))

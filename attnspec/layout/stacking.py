@@ -41,10 +41,10 @@ class StackedAxis:
         """The positions of the shortest sequences that it consists of."""
         return self.parts[0].sequence
 
-    @property
+    @cached_property
     def natural(self) -> bool:
         """Whether the tiles follow one another as the places do."""
-        return self.length % self.size == 0 and all(part.natural for part in self.parts)
+        return np.array_equal(self.positions, np.arange(self.last))
 
     @cached_property
     def positions(self) -> np.ndarray:
@@ -59,8 +59,7 @@ class StackedAxis:
 def stacked(layouts: Sequence[StepLayout], n_q: int, n_k: int) -> StepLayout:
     """The layouts of sequences with n_q queries and n_k keys each as that of one; their tiles have
     the same sizes."""
-    first = layouts[0]
-    masks = Masks(first.masks.shape[1:])
+    masks = Masks(layouts[0].masks.shape[1:])
     starts, keys, kinds = [np.zeros(1, np.int64)], [], []
     before = entries = 0
     numbers: dict[int, np.ndarray] = {}

@@ -36,7 +36,7 @@ def moderate(works: Heads, heads: int) -> tuple[torch.Tensor, torch.Tensor]:
         caps = [change.cap for change in work.changes if isinstance(change, Softcap)]
         factors[0, list(members)] = _power(min((1.0, *caps)) / largest)
         if isinstance(work.mechanism, Rbf):
-            factors[:, list(members)] = _power(min(1.0, work.mechanism.sigma))
+            factors[:, list(members)] = _power(min(1.0, work.mechanism.sigma / math.sqrt(SIZE)))
     return factors[0], factors[1]
 
 

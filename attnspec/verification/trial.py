@@ -440,7 +440,8 @@ def _about_heads(entry: Input, n: int, n_q: int) -> torch.Tensor:
         case "scores":
             return torch.randn(1, 1, n, blocks)
         case _:
-            return torch.randint(0, max(1, n // DOCUMENTS), (1, 1, 2, n))
+            # two at least, of which one would read all
+            return torch.randint(0, max(2, n // DOCUMENTS), (1, 1, 2, n))
 
 
 def sample_rows(count: int, most: int, blocks: Sequence[Blocks] = (), first: int = 0) -> np.ndarray:

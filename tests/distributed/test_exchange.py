@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable
 from itertools import product
 from pathlib import Path
@@ -15,7 +16,7 @@ from zoo import EXAMPLES
 
 import attnspec
 from attnspec.cli import main
-from attnspec.distributed import blocks, partitions
+from attnspec.distributed import blocks, exchange, partitions
 from attnspec.distributed.blocks import EVERY, Blocks, blocks_between
 from attnspec.distributed.cuts import count, rows_of
 from attnspec.distributed.exchange import Rows, exchange_between, exchange_of
@@ -260,6 +261,33 @@ def test_the_table_over_the_zoo(tmp_path: Path) -> None:
     out.write_text(json.dumps(figures))
     script.main(["-n", "2048", "--out", str(out), "--only", "longformer"])
     assert json.loads(out.read_text())["rows"]["longformer, 8, 2048"]["bytes"] == -1
+
+
+@pytest.mark.parametrize("most", [1, 40, 100, 1000])
+def test_portions_are_whole_pairs_of_ranks_and_as_many_as_fit(
+    most: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(exchange, "MOST", most)
+    draw = np.random.default_rng(most)
+    for _ in range(30):
+        many = int(draw.integers(0, 12))
+        pair, graphs, key = draw.integers(0, 5, many), int(draw.integers(1, 3)), 6
+        starts = draw.integers(0, 50, (2, many)) + 100
+        queries, keys = (np.stack([x, x + draw.integers(1, 9, many)], 1) for x in starts)
+        weights = draw.choice([0, 4, 10], many)
+        found = [x.tolist() for x in exchange._portions(pair, queries, keys, graphs, weights, key)]
+        # what a cut may count: rows of the hull of each side, in units of the common divisor
+        common, wanted, total = math.gcd(key, *weights.tolist()), list[list[int]](), math.inf
+        for each in np.unique(pair):
+            mine = np.flatnonzero(pair == each)
+            q, k = (x[mine, 1].max() - x[mine, 0].min() for x in (queries, keys))
+            size = (q * weights.max() * graphs + k * key) / common
+            total += size
+            if total > most - 1:
+                wanted.append([])
+                total = size
+            wanted[-1] += mine.tolist()
+        assert found == wanted
 
 
 def test_a_flow_counts_as_many_pairs_of_ranks_as_fit() -> None:

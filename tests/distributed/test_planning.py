@@ -12,17 +12,18 @@ import numpy as np
 import pytest
 from click.testing import CliRunner
 from random_specs import spec_text
+from relation_checks import definition
 from zoo import EXAMPLES
 
 import attnspec
 from attnspec.cli import main
 from attnspec.distributed import blocks, exchange, partitions
-from attnspec.distributed.blocks import ASKED, FINE, _Search
+from attnspec.distributed.blocks import ASKED, CUTS, FINE, SEEN, _Search
 from attnspec.distributed.cuts import count, least_cut, rows_of, union
 from attnspec.distributed.exchange import Rows, exchange_of
 from attnspec.distributed.partitions import Partition
 from attnspec.distributed.planning import CHOICES, HEADS, ROWS, WORTH, Tensors, plan
-from attnspec.graphs.relation import Relation
+from attnspec.graphs.relation import EMPTY, FULL, SOME, Relation, phase_of
 from attnspec.graphs.stack import Stack
 from attnspec.text.diagnostics import AttnSpecError
 
@@ -243,6 +244,131 @@ def test_runs_in_several_blocks_count_once_for_how_fine_blocks_are(seed: int) ->
     assert any(meant)
     assert not all(meant)
     assert np.array_equal(search._fine(every, every), meant)
+
+
+@pytest.mark.parametrize("ranks", [2, 4])
+@pytest.mark.parametrize(
+    "body",
+    [
+        "attend full",
+        "causal attend window(before = 30, after = 0) | global(first(2))",
+        "attend block(size = 12)",
+        "attend random_blocks(size = 10, blocks = 3, seed = 1) | residue(step = 4)",
+    ],
+)
+def test_alike_are_ranks_all_of_whose_pieces_are(
+    body: str, ranks: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is looked into stands for the same pairs elsewhere: block for block, and of two ranks
+    all blocks or none, those of the first two that are like them."""
+    n, seen = 60, []
+    alike = _Search._alike
+
+    def watched(self: _Search, every: np.ndarray) -> np.ndarray:
+        like = alike(self, every)
+        seen.append((self, every, like))
+        return like
+
+    monkeypatch.setattr(_Search, "_alike", watched)
+    relation = Stack(attnspec.parse(f"attention a {{ {body} }}").program).relation(n)
+    held = definition(relation, n)
+    for partition in every_partition(n, ranks):
+        _Search(relation, partition).found()
+        ((search, every, like),) = seen
+        seen.clear()
+        pieces, first = search.pieces, dict[Any, list[int]]()
+        of_ranks: dict[tuple[int, int], list[int]] = {}
+        for number, (q, k, *_) in enumerate(every.tolist()):
+            of_ranks.setdefault((int(pieces.rank[q]), int(pieces.rank[k])), []).append(number)
+        meant = np.empty_like(like)
+        masks, phases = [], []
+        for q, k, *ends in every.tolist():
+            rows, columns = (
+                pieces.start[piece] + partition.step * np.arange(pieces.count[piece])
+                for piece in (q, k)
+            )
+            masks.append(held[np.ix_(rows, columns)].tolist())
+            one = np.array([[q, k, *ends]])
+            tiles = search._tiles(one[:, 0], one[:, 2:4]), search._tiles(one[:, 1], one[:, 4:])
+            counts = len(rows), len(columns)
+            phases.append((*(int(x[0]) for x in phase_of(relation, *tiles, n)), *counts))
+        for pair in sorted(of_ranks):
+            mine = of_ranks[pair]
+            meant[mine] = first.setdefault(tuple(phases[number] for number in mine), mine)
+        assert like.tolist() == meant.tolist()
+        assert all(masks[number] == masks[other] for number, other in enumerate(like))
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        "attend block(size = 10)",
+        "attend window(radius = 7) | global(first(2))",
+        "causal attend full",
+        "attend block(size = 12) & where((q + 2 * k) % 5 < 2) | residue(step = 4)",
+    ],
+)
+def test_blocks_have_queries_and_keys_of_their_ranks(
+    body: str, by_terms: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And what is asked about of all terms together is no more than there may be."""
+    start, most = _Search.__init__, list[int]()
+
+    def watched(self: _Search, *given: Any) -> None:
+        start(self, *given)
+        most.append(self.most)
+
+    monkeypatch.setattr(_Search, "__init__", watched)
+    relation = Stack(attnspec.parse(f"attention a {{ {body} }}").program).relation(60)
+    for partition in every_partition(60, 3):
+        most.clear()
+        found = blocks.blocks_between(relation, partition)
+        assert sum(most) <= ASKED
+        lengths = np.array(partition.lengths)
+        for runs, rank in ((found.queries, found.reader), (found.keys, found.owner)):
+            assert (0 <= runs[:, 0]).all()
+            assert (runs[:, 0] < runs[:, 1]).all()
+            assert (runs[:, 1] <= lengths[rank]).all()
+
+
+def test_single_pairs_are_known_exactly(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also those of a graph whose cover leaves them open."""
+    n = 40
+    body = "attend where((q * q + 3 * k) % 7 < 3)"
+    relation = Stack(attnspec.parse(f"attention a {{ {body} }}").program).relation(n)
+    monkeypatch.setattr(type(relation), "cover", lambda *_: np.array(SOME))
+    search = _Search(relation, partitions.contiguous(n, 2))
+    q, k = (x.ravel() for x in np.indices((20, 20)))
+    blocks_of = [np.stack([0 * q, 0 * q + 1, q, q + more, k, k + 1], 1) for more in (1, 2)]
+    held = definition(relation, n)[:20, 20:].ravel()
+    assert 0 < held.sum() < len(held)
+    assert search._kinds(blocks_of[0]).tolist() == np.where(held, FULL, EMPTY).tolist()
+    assert (search._kinds(blocks_of[1][:-20]) == SOME).all()
+
+
+@pytest.mark.parametrize("most", [0, 30, 300, 3000, 30000])
+def test_a_search_ends_when_it_has_asked_enough(most: int) -> None:
+    """Its blocks say too much then, never too little."""
+    n = 240
+    body = "attend window(radius = 20) & where((q * q + 3 * k) % 7 < 3)"
+    relation = Stack(attnspec.parse(f"attention a {{ {body} }}").program).relation(n)
+    held = definition(relation, n)
+    for partition in (partitions.contiguous(n, 3), partitions.head_tail(n, 3)):
+        search = _Search(relation, partition, most)
+        found = search.found()
+        # the last level's single positions are asked about beyond it
+        pieces = len(partition.pieces.rank) ** 2
+        assert search.asked <= pieces + search.most * (1 + 2 * SEEN / (CUTS * (CUTS + 2)))
+        told = np.zeros((n, n), bool)
+        for reader, owner, q, k in zip(
+            found.reader, found.owner, found.queries, found.keys, strict=True
+        ):
+            rows, columns = (partition.positions(rank) for rank in (reader, owner))
+            told[np.ix_(rows[slice(*q)], columns[slice(*k)])] = True
+        rank = np.empty(n, np.int64)
+        for each in range(3):
+            rank[partition.positions(each)] = each
+        assert not (held & ~told & (rank[:, None] != rank)).any()
 
 
 def test_ranks_whose_pairs_are_alike_are_looked_into_once() -> None:

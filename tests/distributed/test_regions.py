@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -21,9 +22,9 @@ from attnspec.backends.planner import choose
 from attnspec.distributed.planning import Tensors, plan
 from attnspec.distributed.ranks import regions
 from attnspec.distributed.ranks.by_rows import GroupHere
-from attnspec.distributed.ranks.regions import Region, readers
+from attnspec.distributed.ranks.regions import Region, finished, joined, readers
 from attnspec.lower.lower import Binder, bias_tables, stand_ins
-from attnspec.lower.work import MERGED, Call, Work
+from attnspec.lower.work import MERGED, Call, Softcap, Work
 from attnspec.runtime.call_checks import check_inputs
 from attnspec.runtime.decisions import data_of, decided, decisions_of
 
@@ -191,6 +192,57 @@ def test_lists_over_some_keys_are_those_of_the_definition(text: str, backend: st
         each = [torch.autograd.grad((x * upper).sum(), whole) for x in (out, wanted)]
         for one, two in zip((out, *each[0]), (wanted, *each[1]), strict=True):
             assert torch.allclose(one, two, rtol=1e-11, atol=1e-12)
+
+
+def test_heads_are_joined_in_their_order_and_finished_with_their_zero_logit() -> None:
+    """Parts of all keys, heads one way and the other: what is merged is the definition's."""
+    for text in ("attend full normalize softmax1", "attend full", "attend full normalize relu"):
+        work, _, _ = work_of(text, 12)
+        q, k, v = (torch.randn(2, 4, 12, size, dtype=torch.float64) for size in (5, 5, 3))
+        dense = DenseKernel(work, (0, 1, 2, 3), CPU)
+        every = np.arange(12)
+        some = []
+        for heads in ((2, 0), (3,), (1,)):
+            chosen = list(heads)
+            region = Region(work, heads, every, every, CPU)
+            parts = region.partial(q[:, chosen], k[:, chosen], v[:, chosen], Call())
+            some.append(finished(work, parts))
+        out, lse = joined(some, (2, 0, 3, 1))
+        assert torch.allclose(out, dense(q, k, v, Call()), atol=1e-12)
+        assert (lse is None) == (work.normalize not in MERGED)
+        if lse is not None:
+            _, wanted = dense.partial(q, k, v, Call())
+            assert wanted is not None
+            assert lse.shape == wanted.shape == (2, 4, 12)
+            assert torch.allclose(lse, wanted, atol=1e-12)
+
+
+@pytest.mark.parametrize("text", SPECS)
+def test_where_positions_stand_is_said_where_distances_do_not(text: str) -> None:
+    work, heads, _ = work_of(text, N)
+    draw = np.random.Generator(np.random.PCG64(0))
+    some = [np.sort(draw.choice(N, 4, replace=False)) for _ in range(8)]
+    parts = [*PARTS.values(), *pairwise(some)]
+    parts += [(np.arange(9, 21), np.arange(low, low + 7)) for low in range(9, 21)]
+    parts += [(np.arange(low, low + 3), np.arange(7)) for low in range(3, 10)]
+    asks = any(not isinstance(change, Softcap) for change in work.changes)
+    said = []
+    for queries, keys in parts:
+        region = Region(work, heads, queries, keys, CPU)
+        if region.empty:
+            continue
+        laid = region.laid_out
+        # how far each query is from each key, in the short sequence and in the long one
+        short = laid.n_k - len(queries) + np.arange(len(queries))[:, None] - np.arange(len(keys))
+        alike = (short == queries[:, None] - keys).all()
+        said.append(laid.standing is not None)
+        assert said[-1] == (asks and not alike)
+        if laid.standing is not None:
+            assert laid.standing.queries.tolist() == queries.tolist()
+            assert laid.standing.keys[: len(keys)].tolist() == keys.tolist()
+            assert len(laid.standing.keys) == laid.n_k
+            assert laid.standing.length == N
+    assert set(said) == ({True, False} if asks else {False})
 
 
 class Counting(TorchDispatchMode):  # type: ignore[no-untyped-call]

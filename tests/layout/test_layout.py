@@ -168,6 +168,29 @@ def test_rows_of_many_lengths_are_asked_for_together(monkeypatch: pytest.MonkeyP
     assert np.array_equal(held, definition(graph, 193))
 
 
+@pytest.mark.parametrize("n_q", [0, 1, 17, 40])
+@pytest.mark.parametrize(
+    "text",
+    [
+        "attend window(radius = 3) & rows(every(4))",
+        "attend random(keys = 3, seed = 1) & where(q % 5 > 1)",
+        "attend columns(first(2)) & where(q > 30)",
+        "attend window(radius = 2) & where(q < 0)",
+    ],
+)
+def test_queries_without_keys_have_no_places(text: str, n_q: int) -> None:
+    relation = parse(f"attention a {{ {text} }}").relation(40)
+    meant = definition(relation, 40)[40 - n_q :]
+    layout = edge_layout(relation, n_q, 40)
+    assert layout.offsets[0] == 0
+    assert layout.offsets[-1] == len(layout.keys)
+    places = np.zeros((n_q, 40), int)
+    np.add.at(places, (layout.queries, layout.keys), 1)
+    assert np.array_equal(places > 0, meant)
+    wide = {row: rows.width for rows in layout.rows for row in range(rows.first, rows.last)}
+    assert np.diff(layout.offsets).tolist() == [wide.get(row, 0) for row in range(n_q)]
+
+
 def test_the_longest_run_of_queries_with_most_keys_has_no_places_to_spare() -> None:
     text = "attend columns(first(8)) - (rows(positions(1)) & columns(first(1)))"
     layout = edge_layout(parse(f"attention a {{ {text} }}").relation(64), 64, 64)

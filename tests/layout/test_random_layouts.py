@@ -14,7 +14,7 @@ from attnspec.layout import edge_list, tile_layout
 from attnspec.layout.axes import axis
 from attnspec.layout.batches import strips_of, unfolded
 from attnspec.layout.runs import runs_of
-from attnspec.layout.stacking import stacked
+from attnspec.layout.stacking import StackedAxis, stacked
 from attnspec.layout.tile_layout import FULL_TILE, Masks, StepLayout, TileLayout, parted
 
 HEIGHT, WIDTH = 2, 3
@@ -155,11 +155,23 @@ def test_stacked_layouts_hold_the_pairs_of_each_apart() -> None:
     for first, second, third in zip(every, every[1:], every[2:], strict=False):
         # a layout may stand twice
         parts = [first, second, first, third]
+        assert (times_held([stacked([first], 21, 21)], 21) == times_held([first], 21)).all()
         found = times_held([stacked(parts, 21, 21)], 4 * 21)
         for i, one in enumerate(parts):
             for j in range(4):
                 block = found[i * 21 : (i + 1) * 21, j * 21 : (j + 1) * 21]
                 assert (block == (times_held([one], 21) if i == j else 0)).all()
+
+
+@pytest.mark.parametrize("length", [1, 2, 7, 12])
+def test_stacks_are_natural_where_tiles_are_whole_and_in_order(length: int) -> None:
+    for size in (1, 2, 3, 4):
+        for steps in ((1, 1), (1, 2), (2, 2), (1,)):
+            parts = tuple(axis(5, 5 + length, step, size) for step in steps)
+            found = StackedAxis(parts, length)
+            # residues modulo 2 of one or two positions are in order
+            in_order = set(steps) == {1} or (length <= 2 and size == 1)
+            assert found.natural == (in_order and length % size == 0)
 
 
 def test_masks_are_numbered_by_their_first_appearance() -> None:

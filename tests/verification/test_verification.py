@@ -34,7 +34,8 @@ from attnspec.lower.cache import Cache
 from attnspec.lower.work import BackendError
 from attnspec.text.diagnostics import InternalError
 from attnspec.verification import LONGEST, TooLong, Verification, pairs, verify, verify_each
-from attnspec.verification.kernel_pairs import Layout, layouts_of
+from attnspec.verification.kernel_pairs import Blocks, Layout, layouts_of
+from attnspec.verification.numbers import SIZE
 from attnspec.verification.pairs import (
     counts_fault,
     counts_of,
@@ -43,8 +44,8 @@ from attnspec.verification.pairs import (
     list_fault,
     rows_fault,
 )
-from attnspec.verification.trial import QUERIES, Known, sample_rows
-from attnspec.verification.verify import Depth
+from attnspec.verification.trial import CHOICES, QUERIES, Known, sample_inputs, sample_rows
+from attnspec.verification.verify import Depth, learned
 
 INPUTS = (
     "input important: tokens(at_most = 9) input document: ids input size: length"
@@ -61,6 +62,13 @@ VERIFIED = [
         " head 0 { attend window(radius = 2) + linear() }",
         13,
     ),
+    # what each layer has of a learned table, and several learned tables of one mechanism
+    (
+        "layers 2 heads 2 score bias(buckets = 4) attend full layer 1 { attend block(size = 3) }",
+        13,
+    ),
+    ("layers 2 attend synthesizer(max_length = 16) layer 1 { attend linear() }", 13),
+    ("layers 2 attend linear() layer 1 { attend synthesizer(max_length = 16) }", 13),
 ]
 STRIDED = "causal attend window(before = 20, after = 0) | residue(step = 12)"
 WINDOW = "attend window(radius = 40)"
@@ -154,6 +162,27 @@ def test_learned_tables_are_drawn_and_left_as_they_were() -> None:
     assert faults(found, NUMBERS)
 
 
+def test_what_is_learned_is_as_large_as_it_starts_and_biases_are_about_one() -> None:
+    bodies = (
+        "attend synthesizer(max_length = 64)",
+        "attend synthesizer(kind = factorized_dense, max_length = 4096)",
+        "heads 8 attend full score bias(buckets = 128)",
+    )
+    for body in bodies:
+        module = module_of(body)
+        torch.manual_seed(0)
+        module.make_parameters(32, 32)
+        before = {name: each.detach().clone() for name, each in module.named_parameters()}
+        with learned(module):
+            for name, each in module.named_parameters():
+                # networks start at another size than 0, and what starts at 0 is about 1
+                size = before[name].std().item() or 1.0
+                assert each.std().item() == pytest.approx(size, rel=6 * each.numel() ** -0.5), name
+                assert abs(each.mean().item()) < 6 * size * each.numel() ** -0.5
+                assert not torch.equal(each, before[name])
+        assert all(torch.equal(each, before[name]) for name, each in module.named_parameters())
+
+
 def test_what_is_tried_does_not_depend_on_the_global_generator() -> None:
     body = "heads 2 attend window(radius = 3) score bias(buckets = 8)"
     module = module_of(body)
@@ -193,6 +222,30 @@ def test_gradients_that_cancel_may_leave_the_roundings_of_their_parts(
     monkeypatch.setattr(torch, "default_generator", seeded)
     found = verify(spec_of("heads 2 attend self normalize relu").program, 300)
     assert found.ok, str(found)
+
+
+@pytest.mark.parametrize(
+    ("body", "n", "seeds"),
+    [
+        # negative weights: the sum that divides a row may be far less than its parts
+        ("attend linear(feature = identity)", 40, 8),
+        ("attend favor(kind = trig)", 7, 8),
+        # weights that are divided by themselves
+        ("attend linear(feature = relu)", 1, 12),
+        ("attend rbf()", 1, 8),
+        ("attend rbf()", 2, 20),
+    ],
+)
+def test_formulas_that_cancel_may_leave_the_roundings_of_their_parts(
+    body: str, n: int, seeds: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    generator, seed = torch.default_generator, iter(range(seeds))
+    seeded = SimpleNamespace(manual_seed=lambda _: generator.manual_seed(next(seed)))
+    monkeypatch.setattr(torch, "default_generator", seeded)
+    program = spec_of(body).program
+    for _ in range(seeds):
+        found = verify(program, n)
+        assert found.ok, str(found)
 
 
 @pytest.mark.parametrize("backend", BACKEND_NAMES)
@@ -494,6 +547,8 @@ def test_a_long_sequence_is_sampled(body: str, backend: str) -> None:
     found = verify(spec_of(body).program, LONG, backend=backend)
     assert found.ok, str(found)
     assert not found.exhaustive
+    backward = [check.queries for check in found.checks if GRADIENTS in check.what]
+    assert backward == [SIZE] * len(backward)
     sampled = [check for check in found.checks if LAYOUT in check.what]
     assert all(check.queries == 64 and check.asked == LONG for check in sampled)
     whole = [check.what for check in found.checks if check.queries == LONG]
@@ -600,6 +655,28 @@ def test_the_keys_of_a_graph_are_counted_where_it_lists_them(graph: str, counted
     assert is_counted(relation, 300) == counted
     held = held_rows(relation, np.arange(300), 300)
     assert (relation.degrees(300) == held.sum(1)).all()
+
+
+@pytest.mark.parametrize(("most", "there"), [(64, 20), (64, 3), (16, 20), (4, 20)])
+def test_samples_have_both_ends_of_some_blocks(most: int, there: int) -> None:
+    """Of an eighth as many blocks as there are samples, which lie evenly among them, each has the
+    first and the last query of one of its rows among the samples."""
+    count, first, none = 100_000, 5, np.zeros((0, 1), np.int64)
+    parts = []
+    for number in range(there):
+        queries = np.full((3, 9), -1)
+        queries[:, 2:7] = first + 1000 * (number + 1) + np.arange(15).reshape(3, 5)
+        parts.append(Blocks("tiles", queries, 1, lambda *_: none, lambda *_: None, True, (9, 1)))
+    torch.manual_seed(0)
+    rows = set(sample_rows(count, most, parts, first).tolist())
+    assert len(rows) == most
+    ends = [[{int(row[2]), int(row[6])} <= rows for row in part.queries] for part in parts]
+    seen = [number for number, found in enumerate(ends) if any(found)]
+    assert len(seen) == min(most // 8, there)
+    if len(seen) > 1:
+        assert (seen[0], seen[-1]) == (0, there - 1)
+        apart = np.diff(seen)
+        assert apart.max() - apart.min() <= 1
 
 
 def test_samples_have_the_ends_and_are_all_of_few() -> None:
@@ -810,6 +887,17 @@ def test_what_the_definition_says_is_known_to_the_next_backend() -> None:
     assert known.kept.keys() == kept
 
 
+@pytest.mark.parametrize("m", [150, 40])
+def test_some_queries_of_a_longer_sequence_are_sampled_where_they_are(
+    m: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pairs, "EXHAUSTIVE", 64)
+    found = verify(spec_of("cross attend where(abs(q - k) <= 9)").program, 300, m=m)
+    assert found.ok, str(found)
+    assert [check.queries for check in found.checks if LAYOUT in check.what] == [min(64, m)]
+    assert {check.asked for check in found.checks} == {m}
+
+
 def test_a_report_says_which_inputs_were_drawn() -> None:
     text = """input p: length input d: ids input m: tokens(at_most = 3)
         input t: numbers input c: choices(size = 2)
@@ -823,3 +911,38 @@ def test_a_report_says_which_inputs_were_drawn() -> None:
     assert f"\ninputs drawn: {', '.join(found.inputs)}\n" in str(found)
     assert found.to_dict()["inputs"] == list(found.inputs)
     assert "inputs drawn" not in str(verify(spec_of("attend self").program, 9))
+
+
+def test_inputs_are_drawn_from_all_that_they_may_be() -> None:
+    text = """heads 4 causal input p: length input d: ids input m: tokens
+        input few: tokens(at_most = 3) input t: numbers input c: choices(size = 2)
+        input b: buckets input s: scores(size = 3)
+        attend (prefix(p) | columns(m) | columns(few)) & same(d) & where(t(q) <= t(k))
+        head 0 { attend chosen(c) } head 1 { attend lsh(b) }
+        head 2 { attend topk(blocks = 1, size = 3, score = s) }"""
+    program = spec_of(text).program
+    for n in (1, 2, 6, 9, 10, 23):
+        n_q = max(1, n - 2)
+        torch.manual_seed(n)
+        draws = [sample_inputs(program, n, n_q) for _ in range(200)]
+        drawn = {name: torch.stack([each[name] for each in draws]) for name in draws[0]}
+        whole = {
+            "c": ((1, 1, n_q, CHOICES), -1, -(-n // 2) - 1),
+            "b": ((1, 1, 2, n), 0, max(2, n // 5) - 1),
+            "t": ((1, n), 0, max(2, n // 2) - 1),
+        }
+        for name, (shape, least, most) in whole.items():
+            assert drawn[name].shape[1:] == shape
+            assert np.unique(drawn[name]).tolist() == list(range(least, most + 1))
+        assert drawn["s"].shape[1:] == (1, 1, n, -(-n // 3))
+        assert drawn["s"].std().item() == pytest.approx(1.0, abs=0.3)
+        assert np.unique(drawn["p"]).tolist() == [n // 2]
+        # labels of runs, about five of them where there are more tokens than that
+        steps = torch.diff(drawn["d"], dim=-1)
+        assert np.unique(steps).tolist() == ([] if n < 2 else [1] if n < 6 else [0, 1])
+        runs = 1 + steps.sum(-1).double().mean().item()
+        assert runs == pytest.approx(1 + min(5 / n, 1) * (n - 1), abs=0.6)
+        for name in ("m", "few"):
+            assert drawn[name].dtype == torch.bool
+        assert drawn["m"].double().mean().item() == pytest.approx(0.1, abs=0.07)
+        assert int(drawn["few"].sum(-1).max()) <= 3

@@ -3,6 +3,7 @@ passes, and what is a little beyond them is found."""
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 
 import numpy as np
@@ -10,9 +11,20 @@ import pytest
 import torch
 from attention_checks import module_of, spec_of
 
+from attnspec.ir.mechanisms.rbf import Rbf
+from attnspec.lower.lower import Binder
+from attnspec.lower.work import Softcap
 from attnspec.verification.definition import Results
+from attnspec.verification.formulas import FormulaTrial, Run
 from attnspec.verification.kernel_pairs import Layout, layouts_of
-from attnspec.verification.numbers import error_bound, numbers_fault, support_fault, weights_fault
+from attnspec.verification.numbers import (
+    SIZE,
+    error_bound,
+    moderate,
+    numbers_fault,
+    support_fault,
+    weights_fault,
+)
 from attnspec.verification.pairs import counts_fault, counts_of, held_rows, rows_fault
 
 EPS = torch.finfo(torch.float32).eps
@@ -121,6 +133,52 @@ def test_weights_that_are_no_numbers_are_found(of: int) -> None:
     wrong[of, 0] = torch.nan
     assert weights_fault(wrong, weights(), weights() > 0, ROWS, 0) is not None
     assert support_fault(wrong, weights(), ROWS) is not None
+
+
+@pytest.mark.parametrize("size", [0.25, 1.0, 40.0])
+def test_weights_of_formulas_may_be_rounded_by_the_largest_of_their_row(size: float) -> None:
+    """Some are negative, and the sum of a row's sizes is then more than 1."""
+    meant = torch.tensor([[0.5, -0.25, 0.5, 0.25], [size, -size / 2, 0.0, 0.125]]).double()
+    trial = FormulaTrial(Run(module_of("attend linear()"), 0, 2, 9, 1, {}), [])
+    allowed = 16e-12 * max(1.0, size)
+    for part, found in ((0.9, False), (1.1, True), (-0.9, False), (-1.1, True), (np.nan, True)):
+        wrong = meant.clone()
+        wrong[1, 2] += part * allowed
+        fault = trial._weights_fault(wrong, meant)
+        assert (fault is not None) == found
+        if fault is not None:
+            assert fault.startswith("query 8 weighs key 2 with ")
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        "attend full",
+        "scale 3.0 attend full",
+        "scale 0.01 attend full",
+        "attend full score softcap(cap = 0.3)",
+        "attend rbf()",
+        "attend rbf(sigma = 0.1)",
+        "attend rbf(sigma = 100)",
+    ],
+)
+def test_what_is_tried_has_scores_of_about_one(body: str) -> None:
+    spec = spec_of(f"heads 2 {body} head 1 {{ attend self }}")
+    works = list(Binder(spec.program, {}).works(0, 2, 5, 5))
+    (work,) = (work for work, heads in works if 0 in heads)
+    factors = [x[0].item() for x in moderate(works, 2)]
+    # powers of 2, so that nothing is rounded
+    assert all(math.frexp(x)[0] == 0.5 and x <= 1.0 for x in factors)
+    # the root of the mean square of what is in the exponent, or under the cap
+    if isinstance(work.mechanism, Rbf):
+        most, size = 1.0, max(factors) * math.sqrt(SIZE) / work.mechanism.sigma
+    else:
+        scale = SIZE**-0.5 if work.scale is None else work.scale
+        most = min([1.0, *(x.cap for x in work.changes if isinstance(x, Softcap))])
+        size = factors[0] * factors[1] * scale * math.sqrt(SIZE)
+    assert size <= most
+    # not smaller than it must be
+    assert size > most / 2 or max(factors) == 1.0
 
 
 # --- pairs ---------------------------------------------------------------------------------------
