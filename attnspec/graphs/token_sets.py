@@ -171,7 +171,7 @@ class Every(TokenSet):
     """Positions offset, offset + step, offset + 2 step, …"""
 
     step: int
-    offset: int = 0
+    offset: int
 
     def predicate(self, i: Symbol) -> Scalar | None:
         return member("every", (self.step, self.offset), i)
@@ -180,11 +180,9 @@ class Every(TokenSet):
         return (i >= self.offset) & ((i - self.offset) % self.step == 0)
 
     def runs(self, n: int) -> Runs | None:
-        if self.offset >= n:
-            return _clipped([], n)
-        # a step beyond the end says that there is no second member
-        step = min(self.step, n)
-        return np.array([self.offset]), np.array([n]), step
+        if self.offset + self.step >= n:
+            return _clipped([(self.offset, self.offset)], n)
+        return np.array([self.offset]), np.array([n]), self.step
 
 
 @dataclass(frozen=True)
@@ -335,11 +333,10 @@ def _clipped(ranges: Iterable[tuple[int, int]], n: int) -> Runs:
 def _ranges(tokens: TokenSet, n: int) -> list[tuple[int, int]] | None:
     """The members as ranges, ends included, or None."""
     runs = tokens.runs(n)
-    if runs is None or (runs[2] > 1 and runs[0].size and runs[0][0] + runs[2] < n):
+    if runs is None or runs[2] > 1:
         return None
-    start, stop, step = runs
-    ends = start if step > 1 else stop - 1
-    return list(zip(start.tolist(), ends.tolist(), strict=True))
+    start, stop, _ = runs
+    return list(zip(start.tolist(), (stop - 1).tolist(), strict=True))
 
 
 def _require_listed(count: int) -> None:
@@ -354,11 +351,11 @@ def member(kind: str, values: Sequence[Scalar], i: Symbol) -> Scalar:
             return Apply("<", (i, count))
         case "last", (count,):
             return Apply(">=", (i, Apply("-", (Symbol("n"), count))))
-        case "every", (step, *offset):
-            if not offset or offset[0] == 0:
-                return Apply("==", (Apply("%", (i, step)), 0))
-            apart = Apply("==", (Apply("%", (Apply("-", (i, offset[0])), step)), 0))
-            return Apply("and", (Apply(">=", (i, offset[0])), apart))
+        case "every", (step, 0):
+            return Apply("==", (Apply("%", (i, step)), 0))
+        case "every", (step, offset):
+            apart = Apply("==", (Apply("%", (Apply("-", (i, offset)), step)), 0))
+            return Apply("and", (Apply(">=", (i, offset)), apart))
         case _:
             ends = zip(values[::2], values[1::2], strict=True)
             ranges = tuple(Apply("within", (i, first, last)) for first, last in ends)

@@ -131,9 +131,10 @@ def _mapped(part: Any, of: Callable[[torch.Tensor], torch.Tensor]) -> Any:
         return {name: _mapped(each, of) for name, each in part.items()}
     if isinstance(part, tuple):
         return tuple(_mapped(each, of) for each in part)
-    if not is_dataclass(part) or isinstance(part, type):
+    if not is_dataclass(part):
         return part
-    return replace(part, **{x.name: _mapped(getattr(part, x.name), of) for x in fields(part)})
+    changed = {x.name: _mapped(getattr(part, x.name), of) for x in fields(part)}
+    return replace(cast("Any", part), **changed)
 
 
 def _tensors(part: Any) -> Iterator[torch.Tensor]:
@@ -144,7 +145,7 @@ def _tensors(part: Any) -> Iterator[torch.Tensor]:
     elif isinstance(part, tuple):
         for each in part:
             yield from _tensors(each)
-    elif is_dataclass(part) and not isinstance(part, type):
+    elif is_dataclass(part):
         yield from _tensors(tuple(getattr(part, each.name) for each in fields(part)))
 
 

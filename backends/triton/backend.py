@@ -202,10 +202,7 @@ def _launches(work: Work) -> bool:
 
 def _window(work: Work) -> bool:
     """Whether the graph beside a mechanism is a window that its sums stay behind."""
-    if work.reads or work.decided:
-        return False
-    lag, rest = lagged(work)
-    return lag > 0 and rest is None
+    return not (work.reads or work.decided) and lagged(work)[1] is None
 
 
 def _operations(work: Work) -> int:

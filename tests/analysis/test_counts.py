@@ -130,7 +130,7 @@ def test_a_million_positions() -> None:
     assert edges_of(Intersection((Full(), Causal())), n) == n * (n + 1) // 2
     window = Intersection((Window(radius=300), Causal()))
     assert degrees_of(window, n).sum() == edges_of(window, n) == 301 * n - 300 * 301 // 2
-    both = Union((Residue(64), Columns(Every(4))))
+    both = Union((Residue(64), Columns(Every(4, 0))))
     # of four residues modulo 64 that differ by 16 one holds the column
     assert edges_of(both, n) == n * (n // 64 + m) - (n // 4) * (n // 64)
     np.testing.assert_array_equal(readers_of(Powers(), n), degrees_of(Powers(), n))
@@ -191,9 +191,9 @@ def test_closed_forms_of_some_rows_alone_do_not_mislead() -> None:
 
 def test_symmetry_of_graphs_too_large_to_compare_pair_by_pair() -> None:
     n = 40_000
-    even = Union((Window(radius=500), Columns(Every(7))))
+    even = Union((Window(radius=500), Columns(Every(7, 0))))
     assert asymmetry(even, n)[0]
-    whole = Union((Window(radius=500), Columns(Every(97)), Rows(Every(97))))
+    whole = Union((Window(radius=500), Columns(Every(97, 0)), Rows(Every(97, 0))))
     assert asymmetry(whole, n) == (False, False)
     # as many keys as readers everywhere, and still no mirror image
     assert asymmetry(Onward(500), n) == (True, False)
@@ -222,7 +222,7 @@ def test_what_is_closed_is_not_listed_beside_what_is_drawn(n: int) -> None:
     weights = np.arange(n)
     for relation in (
         Union((near, drawn, later)),
-        Union((Columns(Every(3)), drawn)),
+        Union((Columns(Every(3, 0)), drawn)),
         Intersection((Causal(), Union((near, drawn)))),
         Intersection((Causal(), Union((drawn, later)))),
     ):

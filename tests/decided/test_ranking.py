@@ -3,6 +3,9 @@ buckets and chunks are near."""
 
 from __future__ import annotations
 
+import math
+from functools import partial
+
 import pytest
 import torch
 
@@ -44,6 +47,39 @@ def test_numbers_reach_those_just_below_them(kind: torch.dtype, most: int) -> No
     found = ranking.reaches(x[:, None], x, most)
     wanted = [[0 <= a - b <= most for b in x.tolist()] for a in x.tolist()]
     assert found.tolist() == wanted
+
+
+@pytest.mark.parametrize("shape", [(2, 0), (1,), (6, 200)])
+@pytest.mark.parametrize("share", [None, 0.2])
+def test_ranks_are_in_the_order_of_the_scores(shape: tuple[int, ...], share: float | None) -> None:
+    """Of neighbours too, and of the least and the greatest numbers; of equal ones the lower place
+    is first. What is forced stands before all numbers, a NaN behind."""
+    torch.manual_seed(shape[-1])
+    far = torch.tensor(torch.finfo(torch.float32).max)
+    some = torch.tensor([0.0, 1e-45, 1e-38, 1.0, 1.5, 2.0, torch.inf, torch.nan])
+    some = torch.cat([some, torch.nextafter(some, far), torch.nextafter(some, -far), far[None]])
+    known = torch.cat([some, -some])
+    scores = known[torch.randint(len(known), shape)]
+    forced = None if share is None else torch.rand(shape) < share
+    found = ranking.ranks(scores, forced)
+    first = torch.zeros(shape, dtype=torch.bool) if forced is None else forced
+    assert torch.equal(found >= ranking.FORCED, first)
+    assert torch.equal(found == ranking.NONE, (scores == -torch.inf) & ~first)
+
+    def behind(i: int, row: list[float], put: list[bool]) -> tuple[float, ...]:
+        if put[i]:
+            return 0, 0, i
+        return (2, 0, i) if math.isnan(row[i]) else (1, -row[i], i)
+
+    width = max(1, shape[-1])
+    for row, put, numbers in zip(
+        *(x.reshape(-1, width).tolist() for x in (scores, first, found)), strict=True
+    ):
+        taken = [i for i in range(width) if numbers[i] > ranking.NONE]
+        assert min(numbers) >= ranking.NONE
+        order = sorted(taken, key=numbers.__getitem__, reverse=True)
+        assert order == sorted(taken, key=partial(behind, row=row, put=put))
+        assert len({*(numbers[i] for i in taken)}) == len(taken)
 
 
 CODES = [

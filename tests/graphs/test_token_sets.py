@@ -27,7 +27,7 @@ def sets() -> Iterator[TokenSet]:
     """Sets of every kind, small and beyond the sequence, and many of them with each other."""
     simple = [
         *(kind(count) for kind in (First, Last) for count in (0, 1, 5, 99)),
-        *(Every(step, offset) for step, offset in ((1, 0), (3, 0), (4, 6), (50, 2))),
+        *(Every(step, offset) for step, offset in ((1, 0), (2, 1), (3, 0), (4, 6), (50, 2))),
         *(Positions(x) for x in ((), ((3, 3),), ((6, 8), (0, 1), (7, 9)), ((2, 4), (5, 70)))),
         *(StrideEnds(stride, cells) for stride, cells in ((1, 1), (4, 1), (5, 3), (6, 6), (3, 9))),
     ]
@@ -84,6 +84,27 @@ def test_what_is_known_of_sets_is_what_they_contain() -> None:
             for phase, each in zip(phases, of_tiles(held, tiles), strict=True):
                 assert places.setdefault((phase, len(each)), each.tolist()) == each.tolist()
     assert decided > 5000
+
+
+def test_what_is_made_of_ranges_is_known_as_the_fewest() -> None:
+    """Also of a comb, as far as it has one member."""
+    ranges = [
+        *(kind(count) for kind in (First, Last) for count in (0, 2, 99)),
+        *(Positions(x) for x in ((), ((3, 3),), ((6, 8), (0, 1)), ((2, 4), (5, 70)))),
+        *(Every(1, 2), Every(5, 3), Within(First(3), 2), StrideEnds(3, 1)),
+    ]
+    both = [*product(ranges, repeat=2)]
+    joined = (kind(pair) for kind in (TokenUnion, TokenIntersection) for pair in both)
+    for tokens, n in product((*map(TokenComplement, ranges), *joined), (2, 3, 4, 7, 8)):
+        held = np.asarray(tokens.contains(np.arange(n), n), bool)
+        edge = np.diff(np.concatenate([[False], held, [False]]).astype(int))
+        runs = tokens.runs(n)
+        assert runs is not None, (tokens, n)
+        start, stop, step = runs
+        assert step == 1, (tokens, n)
+        assert start.tolist() == np.flatnonzero(edge == 1).tolist(), (tokens, n)
+        assert stop.tolist() == np.flatnonzero(edge == -1).tolist(), (tokens, n)
+    assert TokenComplement(Every(5, 3)).runs(9) is None
 
 
 def test_ends_of_strides_are_as_few_progressions_as_there_are_ends_or_cells() -> None:

@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 
 from attnspec.analysis.counting.choices import most_keys
 from attnspec.analysis.counting.degrees import edges_of
+from attnspec.analysis.quality import Quality
 from attnspec.backends.factored.costs import Products, products_of
 from attnspec.backends.planner import AUTO, choose
 from attnspec.backends.torch_call.backend import TorchCall
@@ -155,16 +156,14 @@ def layer_cost_of(
 @dataclass(frozen=True)
 class _Amounts:
     """For one head: pairs, numbers read and written, numbers held; `shared` bytes once for all
-    heads; whether a flash kernel runs it, whether fewer pairs may be computed, and whether they
-    were counted from a sample."""
+    heads; whether a flash kernel runs it, and what the pairs are of those that are computed."""
 
     executed: int
     moved: int
     held: int
     shared: int
     flash: bool
-    upper: bool = False
-    sampled: bool = False
+    quality: Quality
 
 
 def _step(
@@ -180,6 +179,7 @@ def _step(
     if work.mechanism is None:
         pairs = _useful(stack, work, layers[0], heads)
     flops, backward = _operations(graph, own, size)
+    sampled = graph.quality == "estimate"
     return StepCost(
         layers=layers,
         heads=heads,
@@ -191,8 +191,8 @@ def _step(
         backward_flops=backward * count,
         bytes=element * (graph.moved + own.moved) * count + graph.shared,
         memory=element * max(graph.held, own.held) + graph.shared,
-        upper=graph.upper and (graph.sampled or pairs != graph.executed),
-        sampled=graph.sampled or own.sampled,
+        upper=sampled or (graph.quality == "bound" and pairs != graph.executed),
+        sampled=sampled or own.sampled,
     )
 
 
@@ -218,7 +218,7 @@ def _amounts(work: Work, size: int, backend: str, batch: int) -> tuple[str, _Amo
     except BackendError as error:
         raise NotBuilt(str(error)) from None
     if work.mechanism is not None:
-        none = _Amounts(0, 0, 0, 0, True)
+        none = _Amounts(0, 0, 0, 0, True, "exact")
         graph = _bands(graph_of(work), copies, size) if work.hybrid else none
         return name, graph, products_of(work, copies, size)
     if name not in _AMOUNTS and not work.decided:
@@ -252,7 +252,7 @@ def _dense(work: Work, heads: int, size: int) -> _Amounts:
     mask = pairs + (8 * pairs if _asks_distances(work) else 0)
     # scores are written, changed, weighed, and read for the product with the values; held at one
     # time are scores, masked ones, these less their maxima, and their exponentials
-    return _Amounts(pairs, tensors + 8 * pairs, 4 * pairs * heads, mask, False)
+    return _Amounts(pairs, tensors + 8 * pairs, 4 * pairs * heads, mask, False, "exact")
 
 
 def _asks_distances(work: Work) -> bool:
@@ -264,7 +264,7 @@ def _decided(work: Work, heads: int, size: int) -> _Amounts:
     """What is computed at most of a choice, its scores and orders left out."""
     pairs = int(most_keys(work.relation, work.n_k).sum())
     moved = 2 * work.n_q * size + 2 * pairs // 64 * size
-    return _Amounts(pairs, moved, min(pairs, PIECE), 0, False, upper=True)
+    return _Amounts(pairs, moved, min(pairs, PIECE), 0, False, "bound")
 
 
 def _torch(work: Work, heads: int, size: int) -> _Amounts:
@@ -275,14 +275,15 @@ def _torch(work: Work, heads: int, size: int) -> _Amounts:
     masks = pairs if work.changes or form is Form.MASK else 0
     # scores of a part of the queries and keys at a time
     held = min(256, work.n_q) * min(512, work.n_k)
-    return _Amounts(pairs, 4 * work.n_q * size + masks, held, 0, True)
+    return _Amounts(pairs, 4 * work.n_q * size + masks, held, 0, True, "exact")
 
 
 def _rows(work: Work, heads: int, size: int) -> _Amounts:
     from attnspec.backends.rows.keys import row_layout
 
     pairs = work.n_q * row_layout(work).count
-    return _Amounts(pairs, 4 * work.n_q * size + 8 * pairs, 3 * pairs * heads, pairs, False)
+    moved = 4 * work.n_q * size + 8 * pairs
+    return _Amounts(pairs, moved, 3 * pairs * heads, pairs, False, "exact")
 
 
 def _tiles(work: Work, heads: int, size: int) -> _Amounts:
@@ -299,21 +300,20 @@ def _tiles(work: Work, heads: int, size: int) -> _Amounts:
     if work.plain:
         held = min(2 * TILED_PIECE, 5 * heads * work.n_q * size // 4)
     masks = tile * tile * min(round(found.undecided), 1 << 12)
-    plain = work.plain
     moved = 2 * work.n_q * size + gathered
-    return _Amounts(pairs, moved, held, masks, plain, True, found.sampled)
+    return _Amounts(pairs, moved, held, masks, work.plain, "estimate" if found.sampled else "bound")
 
 
 def _bands(work: Work, heads: int, size: int) -> _Amounts:
     if work.reads:
         # laid out for the inputs of every call; never more than all pairs
-        return replace(_dense(work, heads, size), upper=True)
+        return replace(_dense(work, heads, size), quality="bound")
     pairs = moved = shared = 0
-    sampled = False
+    quality: Quality = "bound"
     bands = bands_of(work.relation, work.n_q, work.n_k)
     for index, band in enumerate(bands):
         found = survey(band.step.relation, work.n_q, work.n_k, band.step.order, band.sizes)
-        sampled |= found.sampled
+        quality = "estimate" if found.sampled else quality
         full, undecided = map(round, found.area)
         pairs += full + undecided
         moved += 2 * work.n_q * size + 2 * (full + undecided) // max(1, band.sizes[0]) * size
@@ -326,14 +326,14 @@ def _bands(work: Work, heads: int, size: int) -> _Amounts:
     if any(isinstance(change, Softcap) for change in work.changes):
         # scores, what they are changed to step by step, weights
         held += 12 * min(together * pairs, PIECE)
-    return _Amounts(pairs, moved, held, shared, True, True, sampled)
+    return _Amounts(pairs, moved, held, shared, True, quality)
 
 
 def _scattered(work: Work, heads: int, size: int) -> _Amounts:
     edges = edges_of(work.relation, work.n_k)
     # keys and values of every edge are read, its score is written, weighed and read again
     moved = 4 * work.n_q * size + 2 * edges * size + 6 * edges
-    return _Amounts(edges, moved, 3 * edges, 16 * edges, False)
+    return _Amounts(edges, moved, 3 * edges, 16 * edges, False, "exact")
 
 
 _AMOUNTS = {

@@ -50,7 +50,7 @@ class Columns(OfKeys):
         for tokens in (
             First(3),
             Last(200),
-            Every(7),
+            Every(7, 0),
             Positions(((0, 0), (5, 9), (100, 120))),
             TokenUnion((First(2), Last(2))),
         ):

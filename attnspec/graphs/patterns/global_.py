@@ -94,7 +94,7 @@ class Global(Relation):
             Every(5, 2),
             Positions(((2, 2), (9, 40))),
             TokenUnion((First(2), Last(2))),
-            TokenIntersection((Every(2), TokenComplement(First(9)))),
+            TokenIntersection((Every(2, 0), TokenComplement(First(9)))),
             InputTokens(Data(marked)),
         ):
             yield cls(tokens)
