@@ -28,9 +28,8 @@ def ranks(scores: torch.Tensor, forced: torch.Tensor | None) -> torch.Tensor:
     # -0 is 0; the bits of floats have their order, those of negative ones the reverse
     bits = (scores + 0.0).view(torch.int32)
     ordered = torch.where(bits < 0, bits ^ 0x7FFFFFFF, bits).to(torch.int64)
-    # below every number, where -inf would be
-    nan = int(torch.tensor(-torch.inf).view(torch.int32)) ^ 0x7FFFFFFF
-    ordered = torch.where(scores.isnan(), nan, ordered)
+    # below every number, and above what is none
+    ordered = torch.where(scores.isnan(), 1 - (1 << 31), ordered)
     below = scores.shape[-1] - 1 - torch.arange(scores.shape[-1], device=scores.device)
     found = ordered * (1 << 31) + below
     found = torch.where(scores == -torch.inf, NONE, found)
