@@ -164,13 +164,12 @@ PIECE = 1 << 19
 @dataclass(frozen=True)
 class Products:
     """Operations forward and backward, and numbers moved, of one head; numbers that all heads hold
-    besides q, k, v and the output; whether they were counted from a sample."""
+    besides q, k, v and the output."""
 
     flops: int
     backward_flops: int
     moved: int
     held: int
-    sampled: bool = False
 
 
 def products_of(work: Work, heads: int, size: int) -> Products:
@@ -179,7 +178,7 @@ def products_of(work: Work, heads: int, size: int) -> Products:
     Rows of a hybrid that are weighed pair by pair instead, as the numbers of a call decide, are
     left out: there are few where weights are alike.
     """
-    mechanism, steps, sampled = mechanism_of(work), list[tuple[int, int]](), False
+    mechanism, steps = mechanism_of(work), list[tuple[int, int]]()
     lag = 0
     if work.hybrid and (work.reads or work.decided):
         # laid out for the inputs of every call; never more than all pairs
@@ -190,7 +189,6 @@ def products_of(work: Work, heads: int, size: int) -> Products:
             seen = survey(band.step.relation, work.n_q, work.n_k, band.step.order, band.sizes)
             pairs = round(sum(seen.area))
             steps.append((pairs, pairs // max(1, band.sizes[0])))
-            sampled |= seen.sampled
     n = max(0, work.n_k - lag)
     shape = Shape(n, size, heads, work.causal)
     found = Products(
@@ -198,7 +196,6 @@ def products_of(work: Work, heads: int, size: int) -> Products:
         backward_flops_of(mechanism, n, size, work.causal),
         moved(mechanism, shape),
         held(mechanism, shape),
-        sampled,
     )
     for pairs, read in steps:
         found = _with_pairs(found, work, (pairs, read), (heads, size))

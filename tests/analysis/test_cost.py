@@ -643,19 +643,21 @@ def test_what_comes_of_a_sample_is_an_estimate() -> None:
 @pytest.mark.parametrize("n", [5, 100, 1024])
 def test_what_is_counted_whole_is_exact(n: int) -> None:
     bodies = {*BODIES.values(), "attend linear()", "attend window(radius = 3) + linear()"}
+    bodies.add("attend window(radius = 40) score softcap(cap = 2.0)")
     seen = set()
     for body in bodies:
         steps = steps_of(stack_of(body), n)
         seen |= {step.backend for step in steps}
-        assert not any(step.sampled for step in steps)
+        qualities = {step.quality for step in steps}
+        assert "estimate" not in qualities
         # tiles may hold no pair, and the data decide of a choice; all else runs what is counted
         runs_tiles = any(step.backend in ("bands", "tiles", "factored") for step in steps)
-        assert runs_tiles or not any(step.upper for step in steps), body
+        assert runs_tiles or "bound" not in qualities, body
         if any(step.backend == "factored" for step in steps):
             continue
         figure = parse(f"attention a {{ heads 2 {body} }}").analyse(n).figure("flops")
         assert isinstance(figure, Figure)
-        assert figure.quality == ("bound" if any(step.upper for step in steps) else "exact"), body
+        assert figure.quality == ("bound" if "bound" in qualities else "exact"), body
     wanted = {5: {"rows"}, 100: {"torch", "dense"}, 1024: {"bands", "dense", "scattered"}}
     assert wanted[n] <= seen
 

@@ -54,9 +54,9 @@ class StepCost:
 
     `pairs` are the useful ones of one head, None where they are known at run time alone, and of
     mechanisms, `executed` those whose exact weights are computed for one head. `memory` is what the
-    step takes besides q, k, v and the output, in bytes. `upper`: some tiles may turn out to hold no
-    pair, or the inputs of a call decide, so that no more is computed than this. `sampled`: tiles
-    were counted from a sample, so that the figures of what is computed are estimates.
+    step takes besides q, k, v and the output, in bytes. `quality` is that of `executed`: a bound
+    where some tiles may turn out to hold no pair, or the inputs of a call decide, an estimate where
+    tiles were counted from a sample.
     """
 
     layers: tuple[int, ...]
@@ -69,8 +69,7 @@ class StepCost:
     backward_flops: int
     bytes: int
     memory: int
-    upper: bool = False
-    sampled: bool = False
+    quality: Quality
 
 
 @dataclass(frozen=True)
@@ -179,7 +178,7 @@ def _step(
     if work.mechanism is None:
         pairs = _useful(stack, work, layers[0], heads)
     flops, backward = _operations(graph, own, size)
-    sampled = graph.quality == "estimate"
+    whole = graph.quality == "bound" and pairs == graph.executed
     return StepCost(
         layers=layers,
         heads=heads,
@@ -191,8 +190,7 @@ def _step(
         backward_flops=backward * count,
         bytes=element * (graph.moved + own.moved) * count + graph.shared,
         memory=element * max(graph.held, own.held) + graph.shared,
-        upper=sampled or (graph.quality == "bound" and pairs != graph.executed),
-        sampled=sampled or own.sampled,
+        quality="exact" if whole else graph.quality,
     )
 
 

@@ -56,9 +56,10 @@ def _cost_quality(report: Inquiry, name: str) -> tuple[Any, str]:
         return "estimate", f"the products of formulas, {note}"
     if name in ("bytes", "peak_memory", "intensity"):
         return "estimate", note
-    if any(step.sampled for step in report.steps):
+    qualities = {step.quality for step in report.steps}
+    if "estimate" in qualities:
         return "estimate", f"from a survey of tiles, {note}"
-    if any(step.upper for step in report.steps):
+    if "bound" in qualities:
         return "bound", f"at most, {note}"
     return "exact", note
 
