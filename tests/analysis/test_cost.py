@@ -5,8 +5,9 @@ from __future__ import annotations
 import gc
 import re
 from collections.abc import Callable
-from dataclasses import MISSING, fields
+from dataclasses import MISSING, fields, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -39,7 +40,7 @@ from attnspec.ir.mechanisms import MechanismDeclaration
 from attnspec.ir.mechanisms.nystrom import Nystrom
 from attnspec.layout.orders import NATURAL
 from attnspec.layout.steps import bands_of
-from attnspec.layout.tiling import classify, survey
+from attnspec.layout.tiling import Survey, classify, survey
 from attnspec.lower import mechanism_costs
 from attnspec.lower.lower import stand_ins, works_of
 from attnspec.lower.mechanism_costs import flops_of
@@ -667,6 +668,32 @@ def test_a_survey_that_looks_at_a_part_says_so() -> None:
     assert survey(relation, 1 << 20, 1 << 20, NATURAL, (16, 16)).sampled
     drawn = parse("attention a { attend random(keys = 2, seed = 1) }").relation(4096, 0, 0)
     assert survey(drawn, 4096, 4096, NATURAL, (16, 16)).sampled
+
+
+def test_pairs_of_tiles_are_bounds_and_of_surveyed_ones_estimates() -> None:
+    program = parse("attention a { attend window(radius = 8) }").program
+    for n, quality in ((512, "bound"), (1 << 20, "estimate")):
+        ((work, _),) = works_of(program, 0, 1, n, n, stand_ins(program))
+        assert _tiles(work, 1, 64).quality == quality
+    # what the inputs of a call leave out is not computed
+    (step,) = steps_of(stack_of("input x: ids attend same(x)"), 1 << 17)
+    assert (step.executed, step.quality) == (1 << 34, "bound")
+
+
+def test_a_bound_that_is_reached_is_exact_and_an_estimate_is_none(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    stack = stack_of("attend block(size = 64)")
+    (step,) = steps_of(stack, 1024)
+    assert (step.backend, step.pairs, step.executed) == ("bands", 1024 * 64, 1024 * 64)
+    assert step.quality == "exact"
+
+    def by_chance(*given: Any) -> Survey:
+        return replace(survey(*given), sampled=True)
+
+    monkeypatch.setattr("attnspec.analysis.cost.cost.survey", by_chance)
+    (other,) = steps_of(stack, 1024)
+    assert other == replace(step, quality="estimate")
 
 
 @pytest.mark.parametrize(("score", "grows"), [("", 2), ("score alibi()", 4)])
