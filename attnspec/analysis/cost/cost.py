@@ -155,7 +155,7 @@ def layer_cost_of(
 @dataclass(frozen=True)
 class _Amounts:
     """For one head: pairs, numbers read and written, numbers held; `shared` bytes once for all
-    heads; whether a flash kernel runs it, and what the pairs are of those that are computed."""
+    heads; whether a flash kernel runs it, and how well the number of pairs is known."""
 
     executed: int
     moved: int
