@@ -45,7 +45,7 @@ def best(
     waits for a device."""
     count = min(scores.shape[-1], budget)
     if not scores.numel() or not count:
-        return torch.zeros(*scores.shape[:-1], 0, dtype=torch.int64, device=scores.device)
+        return scores.new_empty((*scores.shape[:-1], 0), dtype=torch.int64)
     if not asks(scores) and (forced is None or forced_most is not None):
         return _ranked_best(ranks(scores, forced), budget, forced_most or 0)
     raised = scores if forced is None else scores.masked_fill(forced, torch.inf)

@@ -13,6 +13,7 @@ from attnspec.backends.bands.attention import SteppedAttention
 from attnspec.backends.dense.backend import Dense
 from attnspec.backends.planner import candidates, choose
 from attnspec.backends.scattered.backend import ScatteredBackend
+from attnspec.backends.tiles import backend as tiles
 from attnspec.backends.tiles.backend import TilesBackend
 from attnspec.graphs.edge_table import table_from
 from attnspec.graphs.relation import (
@@ -129,6 +130,22 @@ def test_graphs_of_nearly_all_pairs_are_laid_out_in_large_tiles(body: str) -> No
     work = Work(relation, MILLION, MILLION, normalize="relu")
     assert choose(work, "cpu").name == "tiles"
     assert TilesBackend().tile(work) > 128
+
+
+def test_tiles_are_large_only_where_smaller_ones_are_too_many(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """`TILES` while any of them is possible, else the smallest of `LARGE` that is."""
+    n, sizes = 2048, (*tiles.TILES, *tiles.LARGE)
+    work = Work(relation_of("attend full", n), n, n)
+    counts = {size: (n // min(n, size)) ** 2 for size in sizes}
+    for most in sorted({count + change for count in counts.values() for change in (-1, 0)}):
+        monkeypatch.setattr(tiles, "MOST", most)
+        small = [size for size in tiles.TILES if counts[size] <= most]
+        large = [size for size in tiles.LARGE if counts[size] <= most]
+        assert [*TilesBackend()._costs(work)] == (small or large[:1])
+        refused = TilesBackend().refuses(work, "cpu")
+        assert (refused is None) == bool(small or large)
 
 
 def test_what_is_refused_for_its_size_says_so() -> None:

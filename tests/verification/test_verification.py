@@ -132,6 +132,19 @@ def test_formulas_of_long_sequences_are_said_to_be_left_out(
         assert (checked, said, found.exhaustive) == (n <= 16, n > 16, n <= 16)
 
 
+def test_every_pair_is_looked_at_up_to_a_length(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Longer ones by the pairs of some queries, and how many keys each of all has."""
+    monkeypatch.setattr(pairs, "EXHAUSTIVE", 200)
+    program = spec_of("attend window(radius = 3)").program
+    for n in (200, 201):
+        found = verify(program, n, backend="tiles")
+        assert found.ok, str(found)
+        laid = [check.queries for check in found.checks if LAYOUT in check.what]
+        assert laid == [n if n <= 200 else 64]
+        assert any("as many keys" in check.what for check in found.checks) == (n > 200)
+        assert found.exhaustive == (n <= 200)
+
+
 @pytest.mark.parametrize(("name", "n"), checkered(GRAPHS, [1, 130, 2, 65, 7]))
 def test_every_backend_is_verified(name: str, n: int) -> None:
     found = verify_each(spec_of(GRAPHS[name]).program, n, BACKEND_NAMES)
