@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 import re
 from typing import Any
@@ -116,6 +117,32 @@ def test_the_smallest_of_each_kind_is_found() -> None:
     # 63 positions in 4 steps
     assert window.line == "attend window(radius = 16)"
     assert reach.diameter(spec_of("attend window(radius = 15)").stack(), 64).value == 5
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        "attend residue(step = 4)\nrequire depth <= 5",
+        "causal\nattend self\nrequire depth <= 19",
+        "causal\nattend self\nrequire depth <= 6",
+        "attend window(radius = 2) | residue(step = 6)\nrequire diameter <= 1",
+        "attend columns(first(3))\nrequire diameter <= 3",
+        "attend window(radius = 0)\nrequire depth <= 19",
+        "causal\nattend window(before = 1, after = 0)\nrequire depth <= 10",
+    ],
+)
+def test_a_window_one_narrower_is_not_enough(body: str) -> None:
+    n = 20
+    text = f"attention a {{\n{body} at n = {n}\n}}"
+    (window,) = [
+        repair for repair in advise(parse(text))[0].repairs if repair.kind == "a wider window"
+    ]
+    size = int(re.findall(r"(?:radius|before) = (\d+)", window.line)[-1])
+    kind, most = parse(text).program.claims[0].kind, limit(text, n)
+    for one in range(size + 1):
+        narrower = re.sub(rf"(radius|before) = {size}\b", rf"\1 = {one}", window.line)
+        spec = parse(pasted(text, narrower, window.instead))
+        assert joined(spec, n, kind, most) == (one == size), (one, window.line)
 
 
 def test_the_cheapest_comes_first() -> None:
@@ -285,7 +312,11 @@ def test_a_mean_is_compared_as_soon_as_it_is_decided(seed: int) -> None:
     for value in (0.5, 1.0, mean - 0.01, mean, mean + 0.01, 50.0):
         for compare in ("<", "<="):
             expected = whole.layers is not None and COMPARE[compare](mean, value)
-            assert mean_within(chain, compare, value, 10_000, 1)[0] == expected
+            holds, cost = mean_within(chain, compare, value, 10_000, 1)
+            assert holds == expected
+            # no layers are paid for that nothing is looked at in: of those of each of a few trials,
+            # each twice as long as the one before, the last ends where nothing more is joined
+            assert cost <= 2 * len(whole.missing) + math.ceil(value) + 9
     # what is not decided counts as not holding, and takes all that there was
     assert mean_within(chain, "<=", 50.0, 3, 7) == (False, 21)
 

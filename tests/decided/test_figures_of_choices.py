@@ -174,6 +174,33 @@ def test_matchings_without_order_have_the_mean_of_all_of_them(blocks: int) -> No
     assert found[0] == pytest.approx(np.mean([8 + 8 * (one != 0) for one in matched]))
 
 
+@pytest.mark.parametrize(("n", "size"), [(1, 1), (2, 1), (6, 1), (2, 2), (6, 2), (6, 3)])
+def test_any_choice_of_blocks_keeps_the_mean_of_all_of_them(n: int, size: int) -> None:
+    blocks, earlier = n // size, np.tri(n, dtype=int)
+    for most in range(1, blocks + 2):
+        ways = itertools.combinations(range(blocks), min(most, blocks))
+        kept = np.array([np.isin(np.arange(n) // size, way) for way in ways])
+        for allowed in (np.full(n, n), earlier.sum(1)):
+            pairs = earlier if (allowed < n).any() else np.ones((n, n), int)
+            found = TopK(blocks=most, size=size).expected_keys(n, allowed)
+            assert found is not None
+            assert found[0] == pytest.approx((pairs @ kept.T).mean(1))
+            # that scores know no position is assumed only where some keys are not allowed
+            assert found[1] == ("scores that know no position" if (allowed < n).any() else "")
+
+
+@pytest.mark.parametrize("queries", [1, 3])
+@pytest.mark.parametrize("n", [0, 1, 2, 7])
+def test_of_earlier_keys_as_many_are_kept_as_there_are(n: int, queries: int) -> None:
+    allowed = np.arange(1, n + 1)
+    for most in (1, 2, 9):
+        choice = TopK(keys=most, queries=queries, causal=True)
+        found = choice.expected_keys(n, allowed)
+        assert found is not None
+        assert found[0].tolist() == [min(q + 1, most) for q in range(n)]
+        assert found[1] == ("" if queries == 1 else "where each chooses for itself")
+
+
 def test_reach_says_that_tensors_choose() -> None:
     report = parse("attention a { causal attend topk(keys = 3) }").analyse(30)
     assert "at least, as if tensors could choose any pair that is allowed" in str(report)

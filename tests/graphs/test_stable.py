@@ -17,6 +17,7 @@ from sweeps import thinned
 from attnspec import AttnSpecError, parse
 from attnspec.analysis.growth.stable import (
     _sample,
+    changed_by_padding,
     difference,
     difference_of,
     head_is_stable,
@@ -431,6 +432,23 @@ def test_choices_that_look_ahead_are_not_stable_and_padding_leaves_them_alone(gr
     assert not is_stable(program)
     assert "looks ahead" in str(fault_of(program))
     assert head_is_steady(program, 0, 0)
+
+
+@pytest.mark.parametrize("beside", ["", " & window(radius = 3)", " | columns(last(2))"])
+@pytest.mark.parametrize("causal", ["", "causal "])
+@pytest.mark.parametrize(
+    "graph", ["lsh(chunk = 8)", "cluster", "cluster(count = 4, assign = balanced)"]
+)
+def test_choices_that_count_by_length_are_changed_by_padding(
+    graph: str, causal: str, beside: str
+) -> None:
+    program = parse(f"attention a {{ {causal}attend {graph}{beside} }}").program
+    assert not head_is_stable(program, 0, 0)
+    assert not head_is_steady(program, 0, 0)
+    # that later keys are read is none of padding's doing
+    fault = changed_by_padding(program, 0, 1)
+    assert fault is not None
+    assert fault.term == ("columns(last(2))" if "last" in beside else graph)
 
 
 @pytest.mark.parametrize("where", ["always", "within"])

@@ -95,11 +95,9 @@ def head_is_steady(program: Program, layer: int, head: int) -> bool:
     graph = program.attend(layer, head).graph
     if program.fixed_length is not None or graph is None:
         return True
-    if unsteady_choice(program, layer, head, whole=False) is not None:
-        return False
-    if unsteady(graph, place_of(program, layer, head)) is None:
-        return True
-    return _by_form(program, layer, head, whole=False)
+    choice = unsteady_choice(program, layer, head, whole=False)
+    pairs = unsteady(graph, place_of(program, layer, head))
+    return choice is None and (pairs is None or _by_form(program, layer, head, whole=False))
 
 
 def _by_form(program: Program, layer: int, head: int, *, whole: bool) -> bool:
@@ -330,7 +328,7 @@ def _first_fault(program: Program, layer: int, heads: int, *, whole: bool) -> Fa
             found = difference_of(program, layer, head, EVERY, whole=whole)
         except TooMuch:
             # neither proven nor refuted: an input or the data might show it
-            return fault_of(program, layer, head)
+            return fault_of(program, layer, head, whole=whole)
         if found is not None:
             return found.fault
     return None

@@ -58,14 +58,33 @@ class _Listed:
 
 @dataclass(frozen=True)
 class _Few:
-    """The queries, or the keys, are so many: the `first` ones, or spread over the sequence."""
+    """The queries, or the keys, are so many: some of the first `number` ones where `early`, or of
+    the last ones; without `number` spread over the sequence, and early, too."""
 
     side: str
     count: Growth
     early: bool
+    number: Scalar | None = None
 
 
-_Fact = _Near | _Steps | _Listed | _Few
+@dataclass(frozen=True)
+class _Most:
+    """All queries, or keys, but the first `left_out` ones where `early`, or the last ones."""
+
+    side: str
+    left_out: Scalar
+    early: bool
+
+    def leaves(self, few: _Few) -> bool:
+        """Whether some of a few positions are among them, from some length on."""
+        if few.number is None or (few.side, few.early) != (self.side, self.early):
+            return True
+        if not isinstance(self.left_out, int):
+            return False
+        return self.left_out < few.number if isinstance(few.number, int) else few.count > CONSTANT
+
+
+_Fact = _Near | _Steps | _Listed | _Few | _Most
 
 
 @lru_cache(maxsize=256)
@@ -94,7 +113,8 @@ def _conjunction(parts: Iterable[Scalar]) -> Range:
         keys = CONSTANT
     queries = min([LINEAR, *(fact.count for fact in few if fact.side == "q")])
     high = times(queries, keys)
-    if None in told:
+    most = [fact for fact in facts if isinstance(fact, _Most)]
+    if None in told or not all(one.leaves(each) for one in most for each in few):
         return Range(CONSTANT, high)
     return Range(high if _is_reached(near, steps, few, listed) else CONSTANT, high)
 
@@ -227,21 +247,23 @@ def _few(found: Combination, strict: bool) -> list[_Fact] | None:
     if position not in (Q, K) or factor not in (1, -1):
         return None
     side = "q" if position == Q else "k"
+    # p <= -rest, and n - p <= -rest
+    more = int(factor == 1) - int(strict)
+    try:
+        count = fold(Apply("+", (minus(0, found.rest), more)), {})
+    except ScalarError:
+        # a size that no number of the language has
+        return None
     if (length == 0 and factor == 1) or (length == 1 and factor == -1):
-        # p <= -rest, and n - p <= -rest
-        more = int(factor == 1) - int(strict)
-        try:
-            count = fold(Apply("+", (minus(0, found.rest), more)), {})
-        except ScalarError:
-            # a size that no number of the language has
-            return None
         grown = size_growth(count)
         if grown is None or (isinstance(count, int) and count < 1):
             return None
-        return [_Few(side, grown, factor == 1)]
+        return [_Few(side, grown, factor == 1, count)]
     # all positions but those before or behind so many
     grown = size_growth(found.rest) if length in (0, -factor) else None
-    return [] if grown is not None and grown < LINEAR else None
+    if grown is None or grown >= LINEAR:
+        return None
+    return [_Most(side, minus(0, count), factor == -1)]
 
 
 def _remainder(left: Apply, op: str, right: Scalar) -> list[_Fact] | None:
@@ -269,8 +291,10 @@ def _remainder(left: Apply, op: str, right: Scalar) -> list[_Fact] | None:
     positions = [each for each, factor in found.factors if factor in (1, -1)]
     if len(found.factors) != 1 or positions[:1] not in ([Q], [K]) or gap is None:
         return None
-    some = op == "==" or held or (op[0] == ">" and _at_least(cells[op], 1))
-    if not some:
+    # a remainder is at least 0 and at most step - 1
+    reached = {"==": 1, ">=": 1, ">": 2}.get(op)
+    some = reached is not None and _at_least(minus(step, right), reached)
+    if not held and not (some and (op != "==" or _at_least(right, 0))):
         return None
     share = times(over(LINEAR, gap), min(many, gap))
     return [_Few("q" if positions[0] == Q else "k", max(share, CONSTANT), True)]
@@ -278,16 +302,23 @@ def _remainder(left: Apply, op: str, right: Scalar) -> list[_Fact] | None:
 
 def _listed(number: Scalar, members: tuple[Scalar, ...]) -> list[_Fact] | None:
     """Membership in a list of numbers."""
-    if not members or any(type(member) is not int for member in members):
+    values = [member for member in members if type(member) is int]
+    if len(values) < len(members):
         return None
     if isinstance(number, Apply) and number.op == "abs":
         (number,) = number.args
+        values = [sign * value for value in values if value >= 0 for sign in (1, -1)]
     found = combination(number)
-    if found is None:
+    if found is None or len(found.factors) > 2 or not isinstance(found.rest, int):
         return None
-    if found.distance in (1, -1) and isinstance(found.plain.rest, int):
-        return [_Listed(0 in members and found.plain.rest == 0)]
-    if len(found.factors) == 1 and found.factors[0][0] in (Q, K) and isinstance(found.rest, int):
-        side = "q" if found.factors[0][0] == Q else "k"
-        return [_Few(side, CONSTANT, True)]
+    apart = [value - found.rest for value in values]
+    if found.distance in (1, -1) and apart:
+        return [_Listed(0 in apart)]
+    if len(found.factors) == 1:
+        ((position, factor),) = found.factors
+        # a position is a whole number from 0 on
+        places = [value // factor for value in apart if value % factor == 0]
+        last = max(places, default=-1)
+        if position in (Q, K) and last >= 0:
+            return [_Few("q" if position == Q else "k", CONSTANT, True, last + 1)]
     return None

@@ -56,15 +56,19 @@ class Fault:
         return f"`{self.term}` {self.why}: {self.mend}"
 
 
-def fault_of(program: Program, layer: int = 0, head: int = 0) -> Fault | None:
-    """Why no row of a head was shown to be stable, None where all are; a mechanism is taken for the
-    pairs that it weighs."""
+def fault_of(
+    program: Program, layer: int = 0, head: int = 0, *, whole: bool = True
+) -> Fault | None:
+    """Why no row of a head was shown to be stable, None where all are, or without `whole` why its
+    pairs were not shown to be steady; a mechanism is taken for the pairs that it weighs."""
     if program.fixed_length is not None:
         # one length alone
         return None
     attend, place = program.attend(layer, head), place_of(program, layer, head)
-    found = unsteady_attend(attend, place) or reads_later(attend, program.causal)
-    return found or unsteady_choice(program, layer, head)
+    found = unsteady_attend(attend, place)
+    if found is None and whole:
+        found = reads_later(attend, program.causal)
+    return found or unsteady_choice(program, layer, head, whole=whole)
 
 
 def unsteady_choice(

@@ -221,12 +221,13 @@ class TopK(DataDependent):
         most = self.keys or self.blocks
         if most is None or self.within is not None or self.always is not None:
             return None
-        if not self.causal or self.block == 1:
-            note = "" if not self.causal or self.shared_by == 1 else "where each chooses for itself"
-            if not self.causal and allowed.size and allowed[0] < n:
-                note = "scores that know no position"
-            share = allowed / n if not self.causal else 1.0
-            return np.minimum(allowed, min(n, most * self.block) * share), note
+        if not self.causal:
+            # of all that are kept, as many are allowed as of all keys
+            note = "scores that know no position" if (allowed < n).any() else ""
+            return allowed * min(n, most * self.block) / n, note
+        if self.block == 1:
+            note = "" if self.shared_by == 1 else "where each chooses for itself"
+            return np.minimum(allowed, most), note
         q = np.arange(n)
         first = q // self.shared_by * self.shared_by
         earlier = np.minimum(max(0, most - self.own_blocks), first // self.block) * self.block
