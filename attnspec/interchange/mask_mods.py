@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import warnings
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -197,7 +198,12 @@ def _hold(spec: Spec, mask_mod: Callable[..., Any], captured: Captured, sizes: s
     heads = spec.heads or (HEADS if reads_head else 1)
     for tried in _trials(spec, captured, sizes):
         try:
-            masks = create_mask(mask_mod, len(tried.samples), heads, tried.n, tried.n, device="cpu")
+            # torch counts the arguments of a plain function right, and of a method one too many
+            plain = lambda b, h, q, k: mask_mod(b, h, q, k)  # noqa: E731
+            with warnings.catch_warnings():
+                # of operations that torch maps one by one
+                warnings.filterwarnings("ignore", "There is a performance drop")
+                masks = create_mask(plain, len(tried.samples), heads, *[tried.n] * 2, device="cpu")
         except Exception as error:
             first = str(error).partition("\n")[0]
             raise AttnSpecError(

@@ -85,14 +85,22 @@ class Captured:
     tensors: dict[str, torch.Tensor] = field(default_factory=dict)
     lengths: dict[str, torch.Tensor] = field(default_factory=dict)
     heads: int | None = None
+    made: dict[int, tuple[torch.Tensor, torch.Tensor]] = field(default_factory=dict)
+    """Tensors made of others inside the function, with these; kept, as they are known by identity."""
+
+    def name_of(self, tensor: torch.Tensor) -> str:
+        """The name of a tensor; of one that the function makes that of what it is made of."""
+        while id(tensor) in self.made:
+            _, tensor = self.made[id(tensor)]
+        return self.named(tensor)
 
     def read(self, tensor: torch.Tensor, side: str) -> Entry:
         """What stands at a side; "" is the sample."""
         own, others = (self.tensors, self.lengths) if side else (self.lengths, self.tensors)
-        name = self.named(tensor)
-        if own.get(name, tensor) is not tensor or name in others:
+        name = self.name_of(tensor)
+        if name in others or not torch.equal(own.get(name, tensor), tensor):
             name = f"{name}_{len(own) + len(others)}"
-        own[name] = tensor
+        own.setdefault(name, tensor)
         values = tensor.double() if tensor.numel() else torch.zeros(1)
         ends = values.amin().numpy(), values.amax().numpy()
         return Entry(reading(name, side).name, tensor.dtype, ends)
@@ -140,7 +148,12 @@ class Indexing(TorchFunctionMode):
             parts = index if isinstance(index, tuple) else (index,)
             if any(isinstance(part, Traced) for part in parts):
                 return _read(self.captured, tensor, parts)
-        return func(*args, **(kwargs or {}))
+        found = func(*args, **(kwargs or {}))
+        source = args[0] if args else None
+        if isinstance(found, torch.Tensor) and isinstance(source, torch.Tensor):
+            if found is not source and not isinstance(found, Traced):
+                self.captured.made[id(found)] = found, source
+        return found
 
 
 def trace(mask_mod: Callable[..., Any], captured: Captured) -> Said:
@@ -381,8 +394,7 @@ def _compared(op: str, first: Any, second: Any) -> Traced:
 def _conditions(op: str, one: Traced, other: Traced) -> Traced:
     """Two conditions compared, of which one that holds is 1."""
     if op in ("==", "!="):
-        differ = _xor(one, other)
-        return differ if op == "!=" else _not(differ)
+        return _xor(one, other if op == "!=" else _not(other))
     if op in (">", ">="):
         one, other = other, one
     return _joined("and" if op in ("<", ">") else "or", _not(one), other)
@@ -628,6 +640,11 @@ def _read(captured: Captured, tensor: Any, parts: tuple[Any, ...]) -> Traced:
     shape = list(tensor.shape)
     if isinstance(tensor, Traced) or len(parts) != tensor.dim():
         raise UntracedError(f"a captured tensor {shape} is read with {len(parts)} of its axes")
+    fixed = next((at for at, part in enumerate(parts) if type(part) is int), None)
+    if fixed is not None:
+        row = tensor.select(fixed, parts[fixed])
+        captured.made[id(row)] = row, tensor
+        return _read(captured, row, (*parts[:fixed], *parts[fixed + 1 :]))
     names = [_position(part, count) for part, count in zip(parts, shape, strict=True)]
     if names[-1] in ("q", "k") and names[:-1] in ([], ["b"]):
         return _entry(captured, tensor, names[-1])
@@ -642,7 +659,7 @@ def _read(captured: Captured, tensor: Any, parts: tuple[Any, ...]) -> Traced:
         )
     at = ", ".join(map(_shown, parts))
     raise UntracedError(
-        f"`{captured.named(tensor)}` {shape} is read at [{at}], something else than [q], [k],"
+        f"`{captured.name_of(tensor)}` {shape} is read at [{at}], something else than [q], [k],"
         " [b, q], [b, k], [b] or [h]: what depends on a position stands in a tensor of its own, one"
         " number for each position, as `starts[document]` for `starts[document[k]]`, read at [k]"
     )
@@ -702,12 +719,12 @@ def _length(captured: Captured, tensor: torch.Tensor) -> Traced:
     kind = tensor.dtype
     if kind == torch.bool or kind.is_floating_point or kind.is_complex:
         raise UntracedError(
-            f"`{captured.named(tensor)}` {list(tensor.shape)} holds {kind} for each sample: a spec"
+            f"`{captured.name_of(tensor)}` {list(tensor.shape)} holds {kind} for each sample: a spec"
             " reads whole numbers there, an input of kind `length`; for a mark of a sample give the"
             " number of its positions, or 0"
         )
     if tensor.numel() and int(tensor.min()) < 0:
-        raise UntracedError(f"`{captured.named(tensor)}` has a length below 0")
+        raise UntracedError(f"`{captured.name_of(tensor)}` has a length below 0")
     return Traced(captured.read(tensor, ""), kind)
 
 
