@@ -21,9 +21,7 @@ from attnspec.text.diagnostics import AttnSpecError, Diagnostic, SpecError
 from attnspec.text.source import Span
 
 
-def rows_without_keys(
-    stack: Stack, checked: tuple[int, ...], advice: str
-) -> Iterator[Diagnostic]:
+def rows_without_keys(stack: Stack, checked: tuple[int, ...], advice: str) -> Iterator[Diagnostic]:
     """Warnings of queries and graphs without pairs, `advice` being how they get one; errors where
     none of the lengths that claims are `checked` at has a graph."""
     if stack.unknown:

@@ -84,7 +84,7 @@ def _unchanged(op: str, args: tuple[Scalar, ...]) -> Scalar | None:
             return applied("+", (first, inner))
         case "neg", Apply("neg", (inner,)), _:
             return inner
-        case ("max" | "min"), _, _ if not reads_inputs(Apply(op, args)):
+        case (("max" | "min"), _, _) if not reads_inputs(Apply(op, args)):
             (low, high), (least, most) = (bounds(x, natural(x)) for x in (first, last))
             if op == "min":
                 (low, high), (least, most) = (-high, -low), (-most, -least)

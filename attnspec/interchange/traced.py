@@ -295,6 +295,7 @@ def _require_exact(said: Said, kind: torch.dtype, computed: bool = True) -> None
 CHECKED = 65_536
 """The length up to which numbers that are computed in short types must be exact."""
 
+
 def _ranges(scalar: Scalar) -> dict[str, Bounds]:
     """Bounds of what a scalar asks for, up to such a length."""
     known: dict[str, Bounds] = {

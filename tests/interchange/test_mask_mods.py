@@ -342,7 +342,10 @@ REFUSED: dict[str, tuple[Callable[..., Any], str]] = {
     ),
     "a mark of a sample": (lambda b, h, q, k: (WIDTHS > 1)[b] & (q >= k), "for a mark of a sample"),
     "any of a tensor": (lambda b, h, q, k: (k == WIDTHS).any(), "torch.isin"),
-    "any of an input": (lambda b, h, q, k: torch.isin(DOC[q], DOC[k]), "torch.isin takes a captured"),
+    "any of an input": (
+        lambda b, h, q, k: torch.isin(DOC[q], DOC[k]),
+        "torch.isin takes a captured",
+    ),
     "powers": (
         lambda b, h, q, k: 2 ** (q - k).abs() < 9,
         "`mask` is no spec: `where` has no value",

@@ -299,8 +299,9 @@ LENGTHS = {
     "where(k < p)": lambda q, k, p: (k < p) & (q == q),
     "~where(k < p or q - k < 3)": lambda q, k, p: ~((k < p) | (q - k < 3)),
     "transpose(where(q + k // 2 <= max(p, 3)))": lambda q, k, p: k + q // 2 <= max(p, 3),
-    "where(p in 3..k) | where(k > p - 8) & self": lambda q, k, p: ((3 <= p) & (k >= p))
-    | ((k > p - 8) & (q == k)),
+    "where(p in 3..k) | where(k > p - 8) & self": lambda q, k, p: (
+        ((3 <= p) & (k >= p)) | ((k > p - 8) & (q == k))
+    ),
 }
 
 
