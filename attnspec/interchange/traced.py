@@ -86,7 +86,7 @@ class Captured:
     lengths: dict[str, torch.Tensor] = field(default_factory=dict)
     heads: int | None = None
     made: dict[int, tuple[torch.Tensor, torch.Tensor]] = field(default_factory=dict)
-    """Tensors made of others inside the function, with these; kept, as they are known by identity."""
+    """Tensors made of others inside the function, with these; kept, being known by identity."""
 
     def name_of(self, tensor: torch.Tensor) -> str:
         """The name of a tensor; of one that the function makes that of what it is made of."""
@@ -720,7 +720,7 @@ def _length(captured: Captured, tensor: torch.Tensor) -> Traced:
     kind = tensor.dtype
     if kind == torch.bool or kind.is_floating_point or kind.is_complex:
         raise UntracedError(
-            f"`{captured.name_of(tensor)}` {list(tensor.shape)} holds {kind} for each sample: a spec"
+            f"`{captured.name_of(tensor)}` {list(tensor.shape)} has {kind} for each sample: a spec"
             " reads whole numbers there, an input of kind `length`; for a mark of a sample give the"
             " number of its positions, or 0"
         )

@@ -45,8 +45,8 @@ def packed(
     [T] for tokens and ids, [B] for a length.
 
     Where documents have fewer queries than keys, as in decoding, `cu_seqlens_k` says where the keys
-    begin and end, and `cu_seqlens` where the queries do: those of a document are its last positions.
-    Tokens of inputs are then those of the keys, and documents of equal lengths are one call each.
+    begin and end, and `cu_seqlens` where the queries do. The queries of a document are its last
+    positions. Inputs are those of the keys, and documents of equal lengths are one call each.
 
     Where pairs depend on q - k and on labels alone, at every length (windows, strides, full and
     causal attention; softmax, relu or sigmoid of any scores), one call computes all documents, of
