@@ -203,7 +203,8 @@ def _hold(spec: Spec, mask_mod: Callable[..., Any], captured: Captured, sizes: s
             with warnings.catch_warnings():
                 # of operations that torch maps one by one
                 warnings.filterwarnings("ignore", "There is a performance drop")
-                masks = create_mask(plain, len(tried.samples), heads, *[tried.n] * 2, device="cpu")
+                n, batch = tried.n, len(tried.samples)
+                masks = create_mask(plain, batch, heads, n, n, device="cpu")
         except Exception as error:
             first = str(error).partition("\n")[0]
             raise AttnSpecError(

@@ -44,9 +44,8 @@ def packed(
     jagged nested tensors [B, H, j, d] of the same documents, and so is the output. `inputs` are
     [T] for tokens and ids, [B] for a length.
 
-    Where documents have fewer queries than keys, as in decoding, `cu_seqlens_k` says where the keys
-    begin and end, and `cu_seqlens` where the queries do. The queries of a document are its last
-    positions. Inputs are those of the keys, and documents of equal lengths are one call each.
+    With `cu_seqlens_k` for the keys, documents may have fewer queries than keys: a document's
+    queries are its last positions, and inputs are those of the keys.
 
     Where pairs depend on q - k and on labels alone, at every length (windows, strides, full and
     causal attention; softmax, relu or sigmoid of any scores), one call computes all documents, of
@@ -69,9 +68,8 @@ def packed(
     if torch.compiler.is_dynamo_compiling():
         # documents are counted before anything runs, which a traced program cannot
         outside = torch.compiler.disable(packed)  # type: ignore[no-untyped-call]
-        rest = {"cu_seqlens_k": cu_seqlens_k, "layer": layer}
-        rest |= {"dropout_p": dropout_p, "inputs": inputs}
-        return cast(torch.Tensor, outside(module, q, k, v, cu_seqlens, **rest))
+        rest = {"layer": layer, "dropout_p": dropout_p, "inputs": inputs}
+        return cast(torch.Tensor, outside(module, q, k, v, cu_seqlens, cu_seqlens_k, **rest))
     if module.program.cross:
         raise ValueError(
             f"`{module.program.name}` joins two sequences, and packed documents are one each: call"
