@@ -44,7 +44,7 @@ def packed(
     jagged nested tensors [B, H, j, d] of the same documents, and so is the output. `inputs` are
     [T] for tokens and ids, [B] for a length.
 
-    With `cu_seqlens_k` of keys a document may have fewer queries, its last ones; inputs are of keys.
+    With `cu_seqlens_k` of keys, documents may have fewer queries, their last; inputs are of keys.
 
     Where pairs depend on q - k and on labels alone, at every length (windows, strides, full and
     causal attention; softmax, relu or sigmoid of any scores), one call computes all documents, of

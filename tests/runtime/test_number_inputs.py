@@ -324,4 +324,4 @@ def test_a_length_has_no_position_and_is_not_known_in_a_step() -> None:
         attnspec.parse("attention a { input p: length attend where(k < p(k)) }")
     module = attnspec.parse("attention a { causal input p: length attend where(k < p) }").compile()
     with pytest.raises(ValueError, match="the length `p`, a number of the whole sequence"):
-        module.start(1)
+        module.step(*(x[:, :, :1] for x in tensors(4)), inputs={"p": torch.tensor([1, 1])})
