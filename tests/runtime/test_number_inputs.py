@@ -325,3 +325,11 @@ def test_a_length_has_no_position_and_is_not_known_in_a_step() -> None:
     module = attnspec.parse("attention a { causal input p: length attend where(k < p) }").compile()
     with pytest.raises(ValueError, match="the length `p`, a number of the whole sequence"):
         module.step(*(x[:, :, :1] for x in tensors(4)), inputs={"p": torch.tensor([1, 1])})
+
+
+@pytest.mark.parametrize("graph", ["axial", "neighborhood(3, 3)", "where(q.col >= k.col)"])
+def test_a_grid_of_no_cells_has_an_empty_output(graph: str) -> None:
+    spec = attnspec.parse(f"attention a {{ sequence grid(1, n) attend {graph} }}")
+    q, k, v = tensors(0)
+    assert spec.compile()(q, k, v).shape == q.shape
+    assert spec.mask(0).shape == (0, 0)
