@@ -236,8 +236,8 @@ class SteppedAttention:
             result.copy_(out)
 
     def _summing(self, x: torch.Tensor, wide: torch.dtype, use: str) -> torch.Tensor:
-        """Where the steps' shares of x, which holds zeros at first, add up: itself, or where several
-        steps meet a buffer of a wider type, so that a sum is rounded once."""
+        """Where the shares of steps add up to x, which is zero at first: itself, or a wider buffer
+        where several steps meet, so that a sum is rounded once."""
         if x.dtype == wide or len(self.steps) < 2:
             return x
         return scratch(use, tuple(x.shape), wide).zero_()

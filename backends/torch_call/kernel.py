@@ -115,7 +115,7 @@ class TorchCallKernel(SoftmaxKernel):
         """That of the first n positions alone, between which pairs are the same."""
         found = self._cut(n)
         if self.form is Form.MASK:
-            found.form = form_below(self.work.relation, self.work.n_k, n)
+            found.form = form_below(self.work, n)
         return found
 
     def _cut(self, n: int) -> Self:

@@ -13,8 +13,8 @@ from collections.abc import Mapping
 import torch
 from torch.nn import functional
 
-from attnspec.backends.factored.low_rank.mechanism_kernel import MechanismKernel
 from attnspec.backends.common.score_formula import widened
+from attnspec.backends.factored.low_rank.mechanism_kernel import MechanismKernel
 from attnspec.backends.factored.low_rank.softmax import (
     check_no_dropout,
     repeated,
