@@ -74,10 +74,10 @@ def test_layers_share_a_mask() -> None:
 )
 def test_the_first_positions_have_the_form_of_their_own_pairs(graph: str) -> None:
     longest = 9
-    relation = spec_of(f"attend {graph}").relation(longest)
+    whole = Work(spec_of(f"attend {graph}").relation(longest), longest, longest)
     for n in range(1, longest + 1):
         meant = forms.form_of(Work(spec_of(f"attend {graph}").relation(n), n, n))
-        assert forms.form_below(relation, longest, n) is meant, n
+        assert forms.form_below(whole, n) is meant, n
 
 
 def work_of(body: str, n: int) -> Work:
