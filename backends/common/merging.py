@@ -38,8 +38,8 @@ def merged(first: Partial, second: Partial) -> Partial:
     # a row without a key keeps 0, and the gradient of a logarithm of 0 is no number
     total = total.masked_fill(total == 0, 1.0)
     share = (weights[1] / total)[..., None]
-    outs = (x[0].to(share.dtype) for x in (first, second))
-    return torch.lerp(*outs, share).to(first[0].dtype), top[0] + torch.log(total)
+    one, other = first[0].to(share.dtype), second[0].to(share.dtype)
+    return torch.lerp(one, other, share).to(first[0].dtype), top[0] + torch.log(total)
 
 
 def merge(into: Partial, more: Partial) -> None:
