@@ -106,7 +106,7 @@ _REFUSED = (
     Refused(
         "use_bidirectional_attention",
         "is read by some of transformers' implementations of attention alone",
-        ("gemma", "gemma2", "gemma3"),
+        ("gemma", "gemma2", "gemma3", "gemma3n_text"),
         unless=("paligemma",),
     ),
     Refused("use_relative_position_bias", _A_TABLE, ("beit",)),
@@ -514,7 +514,7 @@ def _hashed_chunks(config: Config) -> str:
 
 
 def _nystromformer(config: Config) -> Layers:
-    landmarks, conv = _size(config, "num_landmarks"), config.get("conv_kernel_size") or 0
+    landmarks, conv = _size(config, "num_landmarks"), config.get("conv_kernel_size", 0)
     attend = f"nystrom(landmarks = {landmarks}, iterations = 6, conv = {conv})"
     return Layers((attend,) * _count_of(config), False)
 

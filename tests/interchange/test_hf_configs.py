@@ -299,12 +299,6 @@ def test_most_layers_stand_first_and_the_others_by_their_numbers() -> None:
     )
 
 
-def test_a_model_without_a_convolution_of_its_own_has_none() -> None:
-    config = transformers.NystromformerConfig(num_hidden_layers=1, num_landmarks=8)
-    config.conv_kernel_size = None
-    assert "conv = 0" in from_hf_config(config).source
-
-
 def test_reformer_has_the_conventions_of_its_model() -> None:
     config = transformers.ReformerConfig(num_buckets=[8, 8], num_hashes=2, is_decoder=True)
     spec, shipped = from_hf_config(config), attnspec.zoo("reformer_hf", rounds=2)
