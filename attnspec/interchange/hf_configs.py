@@ -81,11 +81,10 @@ class Refused:
     def applies(self, config: Config, within: str) -> bool:
         """Whether a config, or one inside another of a type, says what no spec says."""
         value = config.get(self.name)
-        known = config.kind in _KNOWN and bool(self.kinds)
-        read = not known or config.kind in self.kinds or within in self.kinds
-        return (
-            read and within not in self.unless and value is not None and value not in self.harmless
-        )
+        if value is None or value in self.harmless or within in self.unless:
+            return False
+        known = config.kind in _KNOWN or self.why is _UNREAD
+        return not self.kinds or not known or bool({config.kind, within}.intersection(self.kinds))
 
 
 _INDEXER = (
@@ -121,6 +120,7 @@ _REFUSED = (
     Refused("attn_config.alibi_bias_max", _UNREAD, ("mpt",), (8,)),
     Refused("attn_config.prefix_lm", _UNREAD, ("mpt",)),
     Refused("attn_config.attn_uses_sequence_id", _UNREAD, ("mpt",)),
+    Refused("attn_logit_softcapping", _UNREAD, ("gemma3_text",), ()),
     Refused("relative_attention_num_buckets", _UNREAD, ("mpnet",), (32,)),
 )
 
@@ -128,7 +128,7 @@ _SCORES = (
     ("query_pre_attn_scalar", ("gemma2", "gemma3_text"), "scale 1 / sqrt({})"),
     ("attention_multiplier", ("granite", "granitemoe"), "scale {}"),
     ("attn_config.softmax_scale", ("mpt",), "scale {}"),
-    ("attn_logit_softcapping", ("gemma2", "gemma3_text"), "score softcap(cap = {})"),
+    ("attn_logit_softcapping", ("gemma2",), "score softcap(cap = {})"),
 )
 """Fields that change scores, the types that read them, and what a spec says of them."""
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import json
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -68,17 +68,19 @@ _SIDES = ("encoder_attention_heads", "decoder_attention_heads")
 _TYPES = [["sliding_attention", "full_attention"], ["full_attention", "sliding_attention"]]
 _GEMMAS = ("gemma", "gemma2", "gemma3_text", "gemma3n_text")
 
-VARIED: dict[str, tuple[Any, tuple[Any, ...]]] = {
-    "is_causal": (KINDS, (None, None, None, False, True)),
+_QWENS = ("qwen2", "qwen2_moe", "qwen3", "qwen3_moe", "smollm3")
+
+VARIED: dict[str, tuple[Collection[str], Sequence[Any]]] = {
+    "is_causal": (KINDS, (None, None, False, True)),
     "is_decoder": (hf_configs._BOTH_WAYS, (False, False, True)),
-    "sliding_window": (KINDS, (1, 2, 3, 5, 8)),
-    "use_sliding_window": (KINDS, (True, True, False)),
+    "sliding_window": (hf_configs._BY_TYPES | hf_configs._BY_WINDOW, (1, 2, 3, 5, 8)),
+    "use_sliding_window": (_QWENS, (True, True, False)),
     "layer_types": (hf_configs._BY_TYPES - {"llama4_text"}, _TYPES),
     "attention_chunk_size": (("llama4_text",), (2, 5)),
     "no_rope_layers": (("llama4_text",), ([1, 0], [0, 1])),
-    "attn_logit_softcapping": (KINDS, (None, 0.5, 3.0)),
-    "query_pre_attn_scalar": (KINDS, (3, 48)),
-    "attention_multiplier": (KINDS, (0.1, 1.0)),
+    "attn_logit_softcapping": (("gemma2", "gemma3_text"), (None, 0.5, 3.0)),
+    "query_pre_attn_scalar": (("gemma2", "gemma3_text"), (12, 48)),
+    "attention_multiplier": (("granite", "granitemoe"), (0.1, 1.0)),
     "scale_attn_weights": (("gpt2",), (True, False)),
     "scale_attn_by_inverse_layer_idx": (("gpt2",), (True, False)),
     "use_bidirectional_attention": (_GEMMAS, (None, False, True)),
@@ -92,21 +94,39 @@ VARIED: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "relative_attention_num_buckets": (("t5", "mt5", "mpnet"), (32, 32, 8)),
     "relative_attention_max_distance": (("t5", "mt5"), (9, 128)),
 }
-"""Fields, the types of which they are varied (those that do not read them among these), and what
-they are; each is left out half of the time."""
+"""Fields that change what is read or scored, with the types that have them, and what they say."""
+
+STRAY = {
+    "sliding_window": 3,
+    "use_sliding_window": True,
+    "attn_logit_softcapping": 0.5,
+    "query_pre_attn_scalar": 3,
+    "attention_multiplier": 0.1,
+}
+"""Such fields in the configs of types that do not read them."""
+
+_WITH_FIELDS = sorted(
+    {x for name, (kinds, _) in VARIED.items() if not name.startswith("is_") for x in kinds}
+)
 
 
 def config_of(seed: int) -> tuple[Any, dict[str, Any]]:
-    """A random config, and the fields that were varied."""
+    """A random config, of each type and more often of those with fields of their own, and the
+    fields that were varied."""
     source = random.Random(seed)
-    kind = KINDS[seed * 29 % len(KINDS)]
+    kinds = _WITH_FIELDS if seed % 2 else KINDS
+    kind = kinds[seed // 2 * 5 % len(kinds)]
     varied = {
         name: source.choice(values)
         for name, (kinds, values) in VARIED.items()
-        if kind in kinds and source.random() < 0.5
+        if kind in kinds and source.random() < 0.6
     }
     varied = {name: value for name, value in varied.items() if value is not None}
+    for name, value in STRAY.items():
+        if kind not in VARIED[name][0] and source.random() < 0.2:
+            varied[name] = value
     if kind == "modernbert":
+        # another name of half its `local_attention`
         varied.pop("sliding_window", None)
     heads = {"codegen": 4, "stablelm": 6}.get(kind) or source.choice((2, 3, 4, 6))
     shape = {**dict.fromkeys(_HEADS + _SIDES, heads), "num_key_value_heads": 1}
