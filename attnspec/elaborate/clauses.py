@@ -200,12 +200,14 @@ def _slopes(
     if count != heads:
         message = f"`{name}` must have a number for each of the {heads} heads, got {count}"
         scope.fail("A306", message, node.span)
+    slopes = []
     for item in items:
         if isinstance(item, Symbol | Apply):
             message = f"`{name}` must be known when the spec is compiled, so it has numbers alone"
             scope.fail("A315", message, node.span)
         check_constant(parameter, name, item, node.span, scope)
-    return tuple(float(item) for item in items)
+        slopes.append(float(item))
+    return tuple(slopes)
 
 
 def _heads(why: str, node: nodes.Expression, scope: Scope, advice: str | None = None) -> int:

@@ -6,6 +6,7 @@ from __future__ import annotations
 import json
 import random
 from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import ExitStack
 from typing import Any
 
 import numpy as np
@@ -136,7 +137,7 @@ def config_of(seed: int) -> tuple[Any, dict[str, Any]]:
     return config, varied
 
 
-def inputs_of(model: nn.Module, batch: int) -> dict[str, torch.Tensor]:
+def inputs_of(model: Any, batch: int) -> dict[str, torch.Tensor]:
     """The same random sample several times."""
     ids = torch.randint(3, 40, (1, N)).expand(batch, N)
     kind = next(model.parameters()).dtype
@@ -157,7 +158,7 @@ class _Done(Exception):
     pass
 
 
-def read(model: nn.Module, layer: nn.Module, batch: int) -> torch.Tensor:
+def read(model: Any, layer: nn.Module, batch: int) -> torch.Tensor:
     """Which tokens move which outputs of a layer, bool [queries, keys], by moving one at a time
     where it comes in; a query is moved with itself."""
     outputs: list[torch.Tensor] = []
@@ -210,12 +211,12 @@ class _Watching(TorchFunctionMode):
         return result
 
 
-def weighed(model: nn.Module, layer: nn.Module) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+def weighed(model: Any, layer: nn.Module) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """The queries and keys [1, H, n, d] of a layer as they meet, and its weights [1, H, n, n]."""
-    watch = _Watching()
+    watch, entered = _Watching(), ExitStack()
     hooks = [
-        layer.register_forward_pre_hook(lambda *_: watch.__enter__() and None),
-        layer.register_forward_hook(lambda *_: watch.__exit__(None, None, None)),
+        layer.register_forward_pre_hook(lambda *_: entered.enter_context(watch) and None),
+        layer.register_forward_hook(lambda *_: entered.close()),
     ]
     model(**inputs_of(model, 1))
     for hook in hooks:
@@ -229,7 +230,7 @@ def weighed(model: nn.Module, layer: nn.Module) -> tuple[torch.Tensor, torch.Ten
     return q.reshape(1, -1, n, q.shape[-1]), k.reshape(1, -1, n, k.shape[-1]), weights
 
 
-def stacks(model: nn.Module) -> Iterator[tuple[str | None, int, nn.Module]]:
+def stacks(model: Any) -> Iterator[tuple[str | None, int, nn.Module]]:
     """The self-attention layers with their part and number."""
     counts: dict[str | None, int] = {}
     for path, layer in attention_layers(model):
@@ -270,9 +271,9 @@ def specs(config: Any, varied: dict[str, Any]) -> dict[str | None, Spec]:
     return known
 
 
-def prepared(config: Any) -> nn.Module:
+def prepared(config: Any) -> Any:
     """A model with random numbers where there are zeros, in float64."""
-    model: nn.Module = transformers.AutoModel.from_config(
+    model = transformers.AutoModel.from_config(
         config, attn_implementation="eager", experts_implementation="eager"
     )
     for name, parameter in model.named_parameters():
@@ -290,8 +291,10 @@ def check(seed: int) -> None:
     torch.manual_seed(seed)
     config, varied = config_of(seed)
     known = specs(config, varied)
-    model = prepared(config) if known else nn.Module()
-    ways = ("eager", "sdpa") if getattr(model, "_supports_sdpa", False) else ("eager",)
+    if not known:
+        return
+    model = prepared(config)
+    ways = ("eager", "sdpa") if model._supports_sdpa else ("eager",)
     for part, number, layer in stacks(model):
         if part not in known:
             continue
