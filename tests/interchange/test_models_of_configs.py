@@ -79,12 +79,12 @@ VARIED: dict[str, tuple[Collection[str], Sequence[Any]]] = {
     "layer_types": (hf_configs._BY_TYPES - {"llama4_text"}, _TYPES),
     "attention_chunk_size": (("llama4_text",), (2, 5)),
     "no_rope_layers": (("llama4_text",), ([1, 0], [0, 1])),
-    "attn_logit_softcapping": (("gemma2", "gemma3_text"), (None, 0.5, 3.0)),
+    "attn_logit_softcapping": (("gemma2", "gemma3_text"), (None, None, 0.5, 3.0)),
     "query_pre_attn_scalar": (("gemma2", "gemma3_text"), (12, 48)),
     "attention_multiplier": (("granite", "granitemoe"), (0.1, 1.0)),
     "scale_attn_weights": (("gpt2",), (True, False)),
     "scale_attn_by_inverse_layer_idx": (("gpt2",), (True, False)),
-    "use_bidirectional_attention": (_GEMMAS, (None, False, True)),
+    "use_bidirectional_attention": (_GEMMAS, (False, True, True)),
     "attn_config": (
         ("mpt",),
         ({}, {"softmax_scale": 0.4}, {"alibi": False}, {"alibi_bias_max": 4}, {"prefix_lm": True}),
@@ -401,6 +401,14 @@ def test_unknown_types_are_asked_of_the_same_fields() -> None:
     for more in ({"alibi": True}, {"is_causal": False}, {"per_layer_config": {"0": {"x": 1}}}):
         with pytest.raises(AttnSpecError, match=next(iter(more))):
             from_hf_config({**own, **more}, causal=True)
+
+
+def test_gemma3_halves_its_window_where_it_reads_both_ways() -> None:
+    config = transformers.Gemma3TextConfig(**{
+        **TINY, **_SLIDING, "sliding_window": 16, "use_bidirectional_attention": True
+    })  # fmt: skip
+    for form in (config, config.to_dict(), json.loads(config.to_json_string())):
+        assert "window(radius = 8)" in from_hf_config(form).source
 
 
 def test_what_a_class_computes_may_be_null() -> None:
