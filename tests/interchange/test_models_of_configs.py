@@ -72,8 +72,8 @@ _GEMMAS = ("gemma", "gemma2", "gemma3_text", "gemma3n_text")
 _QWENS = ("qwen2", "qwen2_moe", "qwen3", "qwen3_moe", "smollm3")
 
 VARIED: dict[str, tuple[Collection[str], Sequence[Any]]] = {
-    "is_causal": (KINDS, (None, None, False, True)),
-    "is_decoder": (hf_configs._BOTH_WAYS, (False, False, True)),
+    "is_causal": (KINDS, (None, False, False, True)),
+    "is_decoder": (hf_configs._BOTH_WAYS, (False, True, True)),
     "sliding_window": (hf_configs._BY_TYPES | hf_configs._BY_WINDOW, (1, 2, 3, 5, 8)),
     "use_sliding_window": (_QWENS, (True, True, False)),
     "layer_types": (hf_configs._BY_TYPES - {"llama4_text"}, _TYPES),
