@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import inspect
 import math
 import warnings
 from collections.abc import Mapping
 from dataclasses import replace
 from functools import lru_cache, partial
+from importlib import import_module
 from itertools import chain
 from typing import TYPE_CHECKING, cast
 
@@ -43,6 +45,7 @@ from attnspec.integrations.model_layers import Place, crosses, decodes, layers_i
 from attnspec.integrations.model_mask import (
     CACHED,
     REPLACED,
+    WIDENED,
     ModelMask,
     axis_of,
     part_of_inputs,
@@ -104,7 +107,7 @@ class ModelAttention:
         is_causal: bool | None = None,
         attnspec_inputs: Mapping[str, torch.Tensor] | None = None,
         **others: object,
-    ) -> tuple[torch.Tensor, None]:
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
         """The output, [B, q, H, d_v] and contiguous, and no weights.
 
         query [B, H, q, d]; key, value [B, H_kv, k, d], where k may reach beyond the positions
@@ -114,8 +117,12 @@ class ModelAttention:
         that the spec declares; `s_aux` [H] is the logit of `softmax1`. Raises AttnSpecError where
         the model asks for anything else that the spec does not say.
         """
+        place = place_of(module)
+        if place is not None and place.own is not None:
+            kept = {**others, "scaling": scaling, "dropout": dropout, "is_causal": is_causal}
+            return own_attention(module, (query, key, value), attention_mask, kept)
         terms = {name: others.pop(name, None) for name in (INDICES, BLOCKS, SINK)}
-        place, layer = place_of(module), self.layer_of(module)
+        layer = self.layer_of(module)
         self.refuse(module, others, layer)
         self._require_one_sequence(module)
         self.require_held(place)
@@ -123,7 +130,7 @@ class ModelAttention:
         lists = lists_of(module, terms, selected)
         mask = self._mask(attention_mask, module, query, key, is_causal)
         self.require_heads(query.shape[1])
-        if mask.kind == "causal" or is_causal:
+        if must_read_back(place, mask.kind == "causal" or bool(is_causal)):
             self._past_only(self.program, layer, query.shape[1], mask.end, mask.q_length)
         self._require_same_rows(mask, layer, query.shape[1])
         query = self.scaled(query, scaling, layer, mask.end)
@@ -180,9 +187,14 @@ class ModelAttention:
         taken = own_input(self.program)
         return {**(inputs or {}), INPUT if taken is None else taken.name: lists.numbers}
 
-    def of(self, module: torch.nn.Module) -> ModelAttention:
-        """The spec of a module: this one."""
-        return self
+    def of(self, module: torch.nn.Module) -> ModelAttention | None:
+        """The spec of a module: this one, None where it keeps its own attention."""
+        place = place_of(module)
+        return self if place is None or place.own is None else None
+
+    def for_place(self, place: Place) -> ModelAttention | None:
+        """The spec for a place of a model, None where it joins two sequences."""
+        return None if place.crosses and not self.program.cross else self
 
     @property
     def entries(self) -> tuple[ModelAttention, ...]:
@@ -198,7 +210,7 @@ class ModelAttention:
         known = getattr(getattr(module, "config", None), "num_attention_heads", None)
         heads = known if isinstance(known, int) else self.program.heads or 1
         self.require_heads(heads)
-        if getattr(module, "is_causal", False):
+        if must_read_back(place_of(module), reads_back(module)):
             try:
                 self._past_only(self.program, layer, heads, _SHORT, _SHORT)
             except ReadsLaterError:
@@ -355,9 +367,15 @@ class ModelAttention:
             past = getattr(module, "is_causal", True) if is_causal is None else is_causal
             kind = "causal" if past else "bidirectional"
             given = ModelMask(kind, q_length, 0, kv_length, 0, None)
-        if given.kind in REPLACED and place_of(module) is not None:
+        place = place_of(module)
+        both = place is not None and place.causal is False
+        # a mask of its own that reads later positions is replaced where the model means it to
+        ways = both or (place is not None and getattr(module, "is_causal", None) is False)
+        if given.kind in REPLACED and place is not None:
             given = replace(given, kind="causal" if given.past else "bidirectional")
-        if given.kind == "bidirectional" and (
+        elif given.kind in WIDENED and ways and not given.past:
+            given = replace(given, kind="bidirectional")
+        if given.kind == "bidirectional" and not both and (
             getattr(module, "is_decoder", False) or given.end != given.kv_length
         ):
             raise self._crossing(f" of {given.q_length} queries and {given.kv_length} keys")
@@ -480,6 +498,36 @@ class ModelAttention:
             if attend.graph is not None
             for leaf in leaves(attend.graph)
         )
+
+
+def must_read_back(place: Place | None, asked: bool) -> bool:
+    """Whether a layer must read no later position: as `convert` was asked for, else as the model
+    asks."""
+    return asked if place is None or place.causal is None else place.causal
+
+
+def reads_back(module: torch.nn.Module) -> bool:
+    """Whether a layer says that it reads no later position, and its config does not deny it."""
+    config = getattr(module, "config", None)
+    return bool(getattr(module, "is_causal", False)) and getattr(config, "is_causal", True)
+
+
+def own_attention(
+    module: torch.nn.Module,
+    tensors: tuple[torch.Tensor, torch.Tensor, torch.Tensor],
+    mask: ModelMask | torch.Tensor | None,
+    settings: Mapping[str, object],
+) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """What a layer computes that keeps its own attention beside layers with a spec: by the name of
+    its place, with the mask that it would get."""
+    place = place_of(module)
+    name = "sdpa" if place is None or place.own is None else place.own
+    mask = mask.of_own(name) if isinstance(mask, ModelMask) else mask
+    eager = inspect.unwrap(type(module).forward).__globals__.get("eager_attention_forward")
+    attend = import_module("transformers").AttentionInterface().get_interface(name, eager)
+    kept = {key: value for key, value in settings.items() if value is not None}
+    found: tuple[torch.Tensor, torch.Tensor | None] = attend(module, *tensors, mask, **kept)
+    return found
 
 
 def learns(module: CompiledAttention) -> bool:
