@@ -19,6 +19,9 @@ CROSS = (
 )
 """The way out where a model reads another sequence."""
 
+COUNTS_REAL = '`convert(model, spec, positions="real")` counts the real tokens of each sample alone'
+"""The way out where padding moves positions."""
+
 _KEPT = {"sliding_window": "sliding_window", "softcap": "attn_logit_softcapping"}
 """Keywords of models, and where the layer or its config keeps what it will pass."""
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import math
 import warnings
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from functools import lru_cache, partial
 from importlib import import_module
@@ -18,8 +18,9 @@ from attnspec.analysis.growth.stable import changed_by_padding, unstable
 from attnspec.graphs.forms.stability import must_be_stable, must_be_steady
 from attnspec.graphs.look_back import look_back
 from attnspec.graphs.patterns import BY_NAME
-from attnspec.integrations.causality import ReadsLaterError, require_past_only
+from attnspec.integrations.causality import ReadsLaterError, require_past_only, require_rows_done
 from attnspec.integrations.model_advice import (
+    COUNTS_REAL,
     CROSS,
     extra_tokens_need_places,
     joins_two,
@@ -51,7 +52,8 @@ from attnspec.integrations.model_mask import (
     part_of_inputs,
     part_of_padding,
 )
-from attnspec.ir.program import Program, leaves
+from attnspec.integrations.real_positions import RealRunning
+from attnspec.ir.program import Leaf, Program, leaves
 from attnspec.lower.lower import stand_ins, works_of
 from attnspec.text.diagnostics import AttnSpecError
 
@@ -132,14 +134,20 @@ class ModelAttention:
         self.require_heads(query.shape[1])
         if must_read_back(place, mask.kind == "causal" or bool(is_causal)):
             self._past_only(self.program, layer, query.shape[1], mask.end, mask.q_length)
-        self._require_same_rows(mask, layer, query.shape[1])
+        self._require_same_rows(mask, layer, query.shape[1], place)
         query = self.scaled(query, scaling, layer, mask.end)
         sink = cast("torch.Tensor | None", terms[SINK])
-        inputs = self.inputs_of(attnspec_inputs, mask, lists is not None)
+        inputs = self.inputs_of(attnspec_inputs, mask, lists is not None, place)
+        cached = getattr(key, CACHED, None)
+        if _reads_ahead(place) and (mask.q_offset or cached is not None):
+            slot = layer, query.shape[1]
+            self._require_rows_done(place, mask, slot, inputs, cached is not None)
         dropout = dropout if module.training else 0.0
         run, inputs = self._run_of(place, lists, sink is not None, inputs)
+        if place is not None and place.real:
+            moved = self._padded(self.program, layer, query.shape[1]) is not None
+            run = RealRunning(run, mask.padding, moved)
         settings = {"layer": layer, "return_lse": sink is not None}
-        cached = getattr(key, CACHED, None)
         if cached is not None:
             self._require_no_dropout(dropout)
             found = cached.go_on(run, (query, key, value), mask, inputs, settings)
@@ -219,15 +227,39 @@ class ModelAttention:
                 # not every graph is there at every length: it is looked at when it is called
                 pass
 
-    def _require_same_rows(self, mask: ModelMask, layer: int, heads: int) -> None:
+    def _require_rows_done(
+        self,
+        place: Place | None,
+        mask: ModelMask,
+        of: tuple[int, int],
+        inputs: Mapping[str, torch.Tensor] | None,
+        cached: bool,
+    ) -> None:
+        """Raise where a cache holds rows, `of` a layer and its heads, that read a key of this
+        call, or will not hold what they read."""
+        if cached:
+            raise AttnSpecError(
+                f"a cache that keeps every key is needed, `{self.program.name}` reads later"
+                " positions: pass `past_key_values = DynamicCache()`"
+            )
+        kinds = {entry.name: entry.kind for entry in self.program.inputs}
+        named = {name: x for name, x in (inputs or {}).items() if kinds.get(name) != "choices"}
+        positions, real = (mask.q_offset, mask.end), place is not None and place.real
+        require_rows_done(self.program, of, positions, named, mask.padding, real_alone=real)
+
+    def _require_same_rows(
+        self, mask: ModelMask, layer: int, heads: int, place: Place | None
+    ) -> None:
         """Raise where a cache holds rows that are others at this length; warn, once, where padding
         makes rows others than those of the sample alone."""
         name = self.program.name
         if mask.q_offset:
-            fault = self._unstable(self.program, layer, heads)
+            # a row that reads later keys is looked at with the keys that came
+            ahead = self._padded if _reads_ahead(place) else self._unstable
+            fault = ahead(self.program, layer, heads)
             if fault is not None:
                 raise AttnSpecError(must_be_stable(name, fault))
-        if mask.padding is None:
+        if mask.padding is None or (place is not None and place.real):
             return
         fault = self._padded(self.program, layer, heads)
         if fault is not None:
@@ -235,8 +267,14 @@ class ModelAttention:
         if mask.left_padded and self._absolute:
             self.warn_once(
                 "padding on the left",
-                f"`{name}` names positions or draws by them, and they count from the padding: "
-                "pad on the right, or the first tokens are not those of the text",
+                f"`{name}` names positions or draws by them, and they count from the padding, so "
+                f"that the first tokens are not those of the text: {COUNTS_REAL}",
+            )
+        if mask.parted and self._apart:
+            self.warn_once(
+                "padding in between",
+                f"`{name}` reads by distances or positions, and padding between tokens counts, so "
+                f"that rows behind it are others than those of the sample alone: {COUNTS_REAL}",
             )
 
     def warn_once(self, about: str, words: str) -> None:
@@ -368,7 +406,7 @@ class ModelAttention:
             kind = "causal" if past else "bidirectional"
             given = ModelMask(kind, q_length, 0, kv_length, 0, None)
         place = place_of(module)
-        both = place is not None and place.causal is False
+        both = _reads_ahead(place)
         # a mask of its own that reads later positions is replaced where the model means it to
         ways = both or (place is not None and getattr(module, "is_causal", None) is False)
         if given.kind in REPLACED and place is not None:
@@ -379,6 +417,10 @@ class ModelAttention:
             getattr(module, "is_decoder", False) or given.end != given.kv_length
         ):
             raise self._crossing(f" of {given.q_length} queries and {given.kv_length} keys")
+        if both and given.padding is not None and given.padding.shape[1] > given.end:
+            # a mask that is not causal reaches over places that nothing was written to yet
+            here = given.padding[:, : given.end]
+            given = replace(given, padding=None if bool(here.all()) else here)
         if given.kind not in ("causal", "bidirectional"):
             raise AttnSpecError(
                 f"a causal or bidirectional model is needed, this one asks for a {given.kind} "
@@ -432,7 +474,11 @@ class ModelAttention:
             )
 
     def inputs_of(
-        self, given: Mapping[str, torch.Tensor] | None, mask: ModelMask, chosen: bool = False
+        self,
+        given: Mapping[str, torch.Tensor] | None,
+        mask: ModelMask,
+        chosen: bool = False,
+        place: Place | None = None,
     ) -> Mapping[str, torch.Tensor] | None:
         """The run-time inputs of a call: its own, or those that stand, up to its last position;
         where the model has chosen, without the one for choices."""
@@ -448,7 +494,7 @@ class ModelAttention:
                 "under `with_inputs(name, {input: tensor})`"
             )
         for name, tensor in self.standing.items():
-            if declared.get(name) == "length" and mask.q_offset:
+            if declared.get(name) == "length" and mask.q_offset and not _reads_ahead(place):
                 raise AttnSpecError(
                     f"the length `{name}` changes with every token that is written, one that "
                     "stands cannot: give `attnspec_inputs` in calls of the model itself"
@@ -492,18 +538,28 @@ class ModelAttention:
     @property
     def _absolute(self) -> bool:
         """Whether the pairs depend on where a sequence begins."""
-        return any(
-            BY_NAME[leaf.pattern].anchors(dict(leaf.arguments))
-            for attend in self.program.attends
-            if attend.graph is not None
-            for leaf in leaves(attend.graph)
-        )
+        return any(BY_NAME[leaf.pattern].anchors(dict(leaf.arguments)) for leaf in self._leaves)
+
+    @property
+    def _apart(self) -> bool:
+        """Whether the pairs depend on more than the order of positions."""
+        return any(leaf.pattern not in ("full", "causal", "self") for leaf in self._leaves)
+
+    @property
+    def _leaves(self) -> Iterator[Leaf]:
+        graphs = (attend.graph for attend in self.program.attends if attend.graph is not None)
+        return (leaf for graph in graphs for leaf in leaves(graph))
 
 
 def must_read_back(place: Place | None, asked: bool) -> bool:
     """Whether a layer must read no later position: as `convert` was asked for, else as the model
     asks."""
     return asked if place is None or place.causal is None else place.causal
+
+
+def _reads_ahead(place: Place | None) -> bool:
+    """Whether a layer is meant to read later positions, by what `convert` was asked for."""
+    return place is not None and place.causal is False
 
 
 def reads_back(module: torch.nn.Module) -> bool:

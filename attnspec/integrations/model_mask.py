@@ -48,7 +48,8 @@ class ModelMask:
 
     Queries are at `q_offset` … `end - 1`, the first key at `kv_offset`; keys from `end` on are
     slots of a cache that nothing was written to yet. `padding` is bool [B, end], True = real, or
-    None where all are; `left_padded` says that some sample begins with padding. `kind` is the
+    None where all are; `left_padded` says that some sample begins with padding, `parted` that some
+    has padding between its tokens. `kind` is the
     pattern that the model itself would use: "causal", "bidirectional", "sliding", "chunked",
     "blockwise", "packed" or "custom"; `past` says that it reads no later position. `arguments` are
     those that the mask was asked for with.
@@ -61,6 +62,7 @@ class ModelMask:
     kv_offset: int
     padding: torch.Tensor | None
     left_padded: bool = False
+    parted: bool = False
     past: bool = False
     arguments: Mapping[str, object] = field(default_factory=dict, compare=False, repr=False)
 
@@ -156,6 +158,7 @@ def model_mask(
         kv_offset=kv_offset,
         padding=padding,
         left_padded=padding is not None and not bool(padding[:, :1].all()),
+        parted=padding is not None and _is_parted(padding),
         past=reads_the_past(mask_function),
         arguments=asked,
     )
@@ -258,6 +261,12 @@ def _parts(function: object) -> Iterator[Callable[..., object]]:
         yield function
         for cell in getattr(function, "__closure__", None) or ():
             yield from _parts(cell.cell_contents)
+
+
+def _is_parted(padding: torch.Tensor) -> bool:
+    """Whether padding, bool [B, n], stands between tokens of a sample."""
+    begins = padding[:, 1:] & ~padding[:, :-1]
+    return bool((begins.sum(1) + padding[:, :1].sum(1) > 1).any())
 
 
 def _padding(mask: torch.Tensor | None, end: int) -> torch.Tensor | None:
