@@ -65,9 +65,6 @@ _NO_WINDOW = 1 << 30
 _PLAIN_LAYERS = {"full_attention", "sliding_attention", "chunked_attention"}
 """Types of layers that differ by the pairs they read alone."""
 
-_SKIPPED = "; `skip=` leaves layers as they are"
-"""What is added where a layer cannot be given a spec."""
-
 _COMPRESSED = {"compressed_sparse_attention", "heavily_compressed_attention"}
 """Types of layers that read a window, and keys that they make of what is before it."""
 
@@ -204,6 +201,8 @@ class Conversion:
             if module in before and takes_part:
                 keeps = before[module]._attn_implementation or "eager"
                 places[module] = replace(place, own=keeps)
+            elif attention.for_place(place) is None:
+                places.pop(module, None)
         return places
 
     def _without_windows(self, configs: list[Any], chosen: list[Layer] | None) -> None:
@@ -285,12 +284,13 @@ class Conversion:
         layers, kind, inside = used_by(part), type(part).__name__, dict(part.named_modules())
         if not layers:
             raise AttnSpecError(f"a model with attention is needed, {kind} has none")
+        skips = any(layer.kind == "spec" for layer in layers)
         for layer in (x for x in layers if inside[x.path] in modules):
             place = place_of(inside[layer.path])
             if layer.kind != "spec" and (place is None or place.own is None):
                 raise AttnSpecError(
                     f"{kind} cannot use `{name}`: {layer.path}: {layer.what}"
-                    + (_SKIPPED if layer.kind == "cannot" and place is None else "")
+                    + (f'; `skip="{layer.path}"` leaves it as it is' if skips else "")
                 )
 
 

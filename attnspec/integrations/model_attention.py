@@ -150,7 +150,7 @@ class ModelAttention:
         settings = {"layer": layer, "return_lse": sink is not None}
         if cached is not None:
             self._require_no_dropout(dropout)
-            found = cached.go_on(run, (query, key, value), mask, inputs, settings)
+            found = cached.of(module).go_on(run, (query, key, value), mask, inputs, settings)
         else:
             first, padding = mask.kv_offset, mask.padding
             key, value = (x[:, :, : mask.end - first] for x in (key, value))

@@ -10,7 +10,8 @@ from typing import Any, TypeAlias
 from torch import nn
 
 from attnspec.integrations.model_advice import CROSS
-from attnspec.integrations.model_layers import Place, places_in
+from attnspec.integrations.model_layers import Place, has_method, looks_up, places_in
+from attnspec.runtime.module import CompiledAttention
 from attnspec.text.diagnostics import AttnSpecError
 
 Names: TypeAlias = "str | Sequence[str] | None"
@@ -30,6 +31,12 @@ class Layer:
         """The list of layers that it is in; the module itself where it is in none."""
         found = re.match(r"(.+?)\.\d+(\.|$)", self.path)
         return found[1] if found else self.path
+
+    @property
+    def asks(self) -> bool:
+        """Whether another attention can take its place."""
+        kind = type(self.module)
+        return looks_up(kind) or has_method(kind) or isinstance(self.module, CompiledAttention)
 
 
 def layers_of(
@@ -56,7 +63,8 @@ def layers_of(
         chosen = numbered([x for x in below if not _below(x.path, names_of(skip))])
     if layers and not chosen:
         raise AttnSpecError(f"a layer that is not skipped is needed, {kind} has {_listed(layers)}")
-    if only is None and len({layer.stack for layer in chosen}) > 1:
+    # what computes attention in its own code is refused with that reason
+    if only is None and len({layer.stack for layer in chosen if layer.asks}) > 1:
         raise AttnSpecError(_several(part, chosen))
     return chosen
 

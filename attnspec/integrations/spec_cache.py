@@ -49,6 +49,9 @@ class SpecCache(Cache):  # type: ignore[misc]
                     f"a model whose layers use a spec is needed, `{layer.path}` does not:"
                     f" {layer.kind}, {layer.what}"
                 )
+        readers = {number: x for number, x in layers.items() if isinstance(x, SpecLayer)}
+        for each in readers.values():
+            each.readers = readers
         super().__init__(layers=[layers[number] for number in sorted(layers)])
 
     @property
@@ -125,8 +128,16 @@ class SpecLayer(CacheLayerMixin):  # type: ignore[misc]
         self.state: StreamState | None = None
         self.position = 0
         self.record_past = False
+        # those of one cache, by the numbers of their layers
+        self.readers: Mapping[int, SpecLayer] = {}
         self._base: StreamState | None = None
         self._steps: list[Step] = []
+
+    def of(self, module: nn.Module) -> SpecLayer:
+        """What is kept for a layer that reads keys of this one, as the last layers of Gemma 3n
+        do: its own, for it may read others of them."""
+        number = getattr(module, "layer_idx", None)
+        return self.readers.get(number if isinstance(number, int) else -1, self)
 
     def lazy_initialization(self, key_states: torch.Tensor, value_states: torch.Tensor) -> None:
         self.dtype, self.device = key_states.dtype, key_states.device
