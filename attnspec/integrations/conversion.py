@@ -21,7 +21,9 @@ from attnspec.integrations.model_attention import ModelAttention, learns
 from attnspec.integrations.model_layers import (
     HELD,
     METHOD,
+    PLAIN,
     Place,
+    attribute_of,
     has_method,
     looks_up,
     place_of,
@@ -61,9 +63,6 @@ _WRITTEN = "max_target_positions"
 
 _NO_WINDOW = 1 << 30
 """A window that no sequence fills."""
-
-_PLAIN_LAYERS = {"full_attention", "sliding_attention", "chunked_attention"}
-"""Types of layers that differ by the pairs they read alone."""
 
 _COMPRESSED = {"compressed_sparse_attention", "heavily_compressed_attention"}
 """Types of layers that read a window, and keys that they make of what is before it."""
@@ -381,8 +380,8 @@ def _replaced_windows(config: Any, chosen: list[int | None] | None) -> str:
         if window is not None and chosen is None:
             _no_window(config)
         return "" if window is None else f"in place of `sliding_window = {window}`"
-    cut = sorted(set(here) & ((_PLAIN_LAYERS - {"full_attention"}) | _COMPRESSED))
-    if cut and chosen is None and set(kinds) <= _PLAIN_LAYERS:
+    cut = sorted(set(here) & ((PLAIN - {"full_attention"}) | _COMPRESSED))
+    if cut and chosen is None and set(kinds) <= PLAIN:
         bases = getattr(config, "rope_parameters", None) or {}
         if not any(isinstance(bases.get(kind), dict) for kind in kinds):
             config.layer_types = ["full_attention"] * len(kinds)
@@ -398,17 +397,17 @@ def _no_window(config: Any) -> None:
     """Have a config say that there is no window; some take numbers alone."""
     try:
         config.sliding_window = None
-    except (TypeError, ValueError):
+    except Exception:
+        # of several kinds, by what checks the config
         config.sliding_window = _NO_WINDOW
 
 
 def module_heads(module: nn.Module) -> int:
     """The query heads of an attention module."""
     for name in ("n_heads", "num_heads", "num_attention_heads"):
-        own = getattr(module, name, None)
-        found = own if own is not None else getattr(getattr(module, "config", None), name, None)
-        if isinstance(found, int):
-            return found
+        heads = attribute_of(module, name)
+        if isinstance(heads, int):
+            return heads
     raise AttnSpecError(f"heads that are counted are needed, {type(module).__name__} has no number")
 
 

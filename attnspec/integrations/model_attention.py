@@ -42,7 +42,15 @@ from attnspec.integrations.model_choices import (
     variant,
     with_sink,
 )
-from attnspec.integrations.model_layers import Place, crosses, decodes, layers_in, place_of
+from attnspec.integrations.model_layers import (
+    PLAIN,
+    Place,
+    attribute_of,
+    crosses,
+    decodes,
+    layers_in,
+    place_of,
+)
 from attnspec.integrations.model_mask import (
     CACHED,
     REPLACED,
@@ -155,7 +163,7 @@ class ModelAttention:
             first, padding = mask.kv_offset, mask.padding
             key, value = (x[:, :, : mask.end - first] for x in (key, value))
             if first:
-                self._require_within(mask, layer, query.shape[1], lists is not None)
+                self._require_within(module, mask, layer, query.shape[1], lists is not None)
                 later = slice(first, None)
                 padding = part_of_padding(padding, later)
                 inputs = part_of_inputs(self.program, inputs, later)
@@ -215,7 +223,7 @@ class ModelAttention:
         layer = self.layer_of(module)
         self.refuse(module, dict(own_terms(module)), layer)
         self.require_held(place_of(module))
-        known = getattr(getattr(module, "config", None), "num_attention_heads", None)
+        known = attribute_of(module, "num_attention_heads")
         heads = known if isinstance(known, int) else self.program.heads or 1
         self.require_heads(heads)
         if must_read_back(place_of(module), reads_back(module)):
@@ -340,7 +348,9 @@ class ModelAttention:
                 " `model.eval()`, or pass `past_key_values = DynamicCache()`"
             )
 
-    def _require_within(self, mask: ModelMask, layer: int, heads: int, chosen: bool) -> None:
+    def _require_within(
+        self, module: torch.nn.Module, mask: ModelMask, layer: int, heads: int, chosen: bool
+    ) -> None:
         """Raise unless a cache that begins at a later position holds all that the queries read."""
         found = [
             None if work.mechanism is not None else look_back(work.relation)
@@ -351,13 +361,16 @@ class ModelAttention:
         room = mask.q_offset - mask.kv_offset
         bounded = all(x is not None and not x.first and x.before <= room for x in found)
         if chosen or self._absolute or not bounded:
-            raise self._needs_its_past(f"this one starts at position {mask.kv_offset}")
+            raise self._needs_its_past(module, f"this one starts at position {mask.kv_offset}")
 
-    def _needs_its_past(self, found: str) -> AttnSpecError:
+    def _needs_its_past(self, module: torch.nn.Module, cause: str) -> AttnSpecError:
+        kinds = attribute_of(module, "layer_types") or ()
+        # other layers keep something else, for which that cache has no place
+        plain = all(kind in PLAIN for kind in kinds)
+        also = ", or `DynamicCache()`, which has no windows" if plain else ""
         return AttnSpecError(
-            f"a cache that keeps what `{self.program.name}` reads is needed, {found}: pass"
-            " `past_key_values = DynamicCache()`, which has no windows, or `SpecCache(model)`,"
-            " which keeps what the spec may still read"
+            f"a cache that keeps what `{self.program.name}` reads is needed, {cause}: pass"
+            f" `past_key_values = SpecCache(model)`, which keeps what the spec may still read{also}"
         )
 
     def _require_one_sequence(self, module: torch.nn.Module) -> None:
@@ -432,7 +445,7 @@ class ModelAttention:
                 f"the mask was made for {given.q_length} queries and {given.end} keys, "
                 f"got {q_length} and {kv_length}"
             )
-            raise self._needs_its_past(found) if given.q_offset and short else AttnSpecError(found)
+            raise self._needs_its_past(module, found) if given.q_offset and short else AttnSpecError(found)
         return given
 
     def layer_of(self, module: torch.nn.Module) -> int:

@@ -33,6 +33,9 @@ _PLACE = "attnspec_place"
 HELD = "attnspec"
 """The name of what a spec learns, as a part of a model."""
 
+PLAIN = {"full_attention", "sliding_attention", "chunked_attention"}
+"""Types of layers that differ by the pairs they read alone."""
+
 _JOINS = re.compile("cross|encoder_?att|enc_?dec|x_attn", re.IGNORECASE)
 """What a layer that reads another sequence is called in the layers of a decoder."""
 

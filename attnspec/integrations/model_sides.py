@@ -11,7 +11,7 @@ import torch
 from attnspec.analysis.growth.stable import changed_by_padding
 from attnspec.graphs.forms.stability import must_be_steady
 from attnspec.integrations.model_attention import ModelAttention, own_attention
-from attnspec.integrations.model_layers import Place, crosses, place_of
+from attnspec.integrations.model_layers import Place, attribute_of, crosses, place_of
 from attnspec.integrations.model_mask import ModelMask
 from attnspec.ir.crossing import evened
 from attnspec.ir.program import Program
@@ -67,7 +67,7 @@ class CrossAttention(ModelAttention):
             )
         self.layer_of(module)
         self.require_held(place_of(module))
-        known = getattr(getattr(module, "config", None), "num_attention_heads", None)
+        known = attribute_of(module, "num_attention_heads")
         self.require_heads(known if isinstance(known, int) else self.program.heads or 1)
 
     def _padding(self, mask: ModelMask | torch.Tensor | None, keys: int) -> torch.Tensor | None:

@@ -142,7 +142,8 @@ def scaling_of_method(module: Any) -> float | None:
     one[..., 0] = 1
     two = torch.cat([one, 0 * one], 2)
     try:
-        found, _ = getattr(module.eval(), METHOD)(one, two, two)
+        weighed, _ = getattr(module.eval(), METHOD)(one, two, two)
+        weight = float(weighed[0, 0, 0, 0])
     except Exception:
         # a method of another kind, whose needs are not known
         return None
@@ -150,8 +151,7 @@ def scaling_of_method(module: Any) -> float | None:
         for each, mode in modes.items():
             each.training = mode
     known = (1.0, size**-0.5, 1 / float(getattr(module, "scale_attn", 1)))
-    given = float(found[0, 0, 0, 0])
-    return next((x for x in known if abs(1 / (1 + math.exp(-x)) - given) < _SAME), None)
+    return next((x for x in known if abs(1 / (1 + math.exp(-x)) - weight) < _SAME), None)
 
 
 def own_config(model: Any, name: str, layers: Collection[nn.Module] | None = None) -> Before:

@@ -66,8 +66,10 @@ class SpecCache(Cache):  # type: ignore[misc]
 
 
 def _chooses(layer: object) -> bool:
-    """Whether a layer of a cache keeps what a choice among all positions goes by."""
-    return hasattr(layer, "update_indexer") or hasattr(layer, "update_index")
+    """Whether a layer of a cache keeps what a choice among all positions goes by, or keys that are
+    made of others."""
+    names = ("update_indexer", "update_index", "store_compression_weights")
+    return any(hasattr(layer, name) for name in names)
 
 
 def _bytes(layers: Sequence[object]) -> int:
