@@ -12,8 +12,8 @@ from attnspec.graphs.bind import bind_attended, situation_of
 from attnspec.graphs.forms.properties import never_reads_later
 from attnspec.graphs.patterns import BY_NAME
 from attnspec.graphs.relation import Relation, evaluate_pairs
-from attnspec.graphs.token_sets import Data
 from attnspec.graphs.stack import asks_for
+from attnspec.graphs.token_sets import Data
 from attnspec.ir.program import Program, leaves
 from attnspec.lower.lower import stand_ins, works_of
 from attnspec.text.diagnostics import AttnSpecError
@@ -90,7 +90,9 @@ def require_rows_done(
                 own = {name: x[real] if x.ndim else x for name, x in own.items()}
                 first, n, real = int(real[:first].sum()), int(real.sum()), None
             data = {name: Data(x) for name, x in own.items()}
-            relation = bind_attended(attend.graph, situation_of(program, n, layer, head, inputs=data))
+            relation = bind_attended(
+                attend.graph, situation_of(program, n, layer, head, inputs=data)
+            )
             pair = _late_pair(relation, first, n, real)
             if pair is not None:
                 text = f"position {pair[0]} reads position {pair[1]}"

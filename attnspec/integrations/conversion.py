@@ -78,6 +78,15 @@ class Choice:
     causal: bool | None = None
     real: bool = False
 
+    @staticmethod
+    def of(only: Names, skip: Names, causal: bool | None, positions: str) -> Choice:
+        """What is asked for by these arguments of `convert`."""
+        if positions not in ("absolute", "real"):
+            raise AttnSpecError(f'`positions` must be "absolute" or "real", got {positions!r}')
+        if causal not in (None, True, False):
+            raise TypeError(f"`causal` must be True, False or None, got {type(causal).__name__}")
+        return Choice(names_of(only) or None, names_of(skip) or None, causal, positions == "real")
+
     def words(self, backend: str) -> dict[str, Any]:
         """What is no default, by the arguments of `convert`, as a config keeps it."""
         names = {"only": names_of(self.only), "skip": names_of(self.skip)}
@@ -166,9 +175,9 @@ class Conversion:
             self._without_windows(changed, chosen if kept else None)
             held: dict[tuple[object, nn.Module | None], CompiledAttention] = {}
             for module, place in places.items():
-                if place.own is None:
+                own = attention.for_place(place) if place.own is None else None
+                if own is not None:
                     place = replace(place, causal=choice.causal, real=choice.real)
-                    own = attention.for_place(place)
                     place = self._placed(part, module, place, own, held)
                 self._put(module, place)
             if choice.causal is not None:

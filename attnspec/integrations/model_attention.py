@@ -10,7 +10,7 @@ from dataclasses import replace
 from functools import lru_cache, partial
 from importlib import import_module
 from itertools import chain
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 
@@ -129,8 +129,8 @@ class ModelAttention:
         """
         place = place_of(module)
         if place is not None and place.own is not None:
-            kept = {**others, "scaling": scaling, "dropout": dropout, "is_causal": is_causal}
-            return own_attention(module, (query, key, value), attention_mask, kept)
+            others |= {"scaling": scaling, "dropout": dropout, "is_causal": is_causal}
+            return own_attention(module, (query, key, value), attention_mask, others)
         terms = {name: others.pop(name, None) for name in (INDICES, BLOCKS, SINK)}
         layer = self.layer_of(module)
         self.refuse(module, others, layer)
@@ -147,18 +147,14 @@ class ModelAttention:
         sink = cast("torch.Tensor | None", terms[SINK])
         inputs = self.inputs_of(attnspec_inputs, mask, lists is not None, place)
         cached = getattr(key, CACHED, None)
-        if _reads_ahead(place) and (mask.q_offset or cached is not None):
-            slot = layer, query.shape[1]
-            self._require_rows_done(place, mask, slot, inputs, cached is not None)
+        self._require_rows_done(place, mask, (layer, query.shape[1]), inputs, cached is not None)
         dropout = dropout if module.training else 0.0
         run, inputs = self._run_of(place, lists, sink is not None, inputs)
-        if place is not None and place.real:
-            moved = self._padded(self.program, layer, query.shape[1]) is not None
-            run = RealRunning(run, mask.padding, moved)
-        settings = {"layer": layer, "return_lse": sink is not None}
+        running = self._counting(run, place, mask, (layer, query.shape[1]))
+        settings: dict[str, Any] = {"layer": layer, "return_lse": sink is not None}
         if cached is not None:
             self._require_no_dropout(dropout)
-            found = cached.of(module).go_on(run, (query, key, value), mask, inputs, settings)
+            found = cached.of(module).go_on(running, (query, key, value), mask, inputs, settings)
         else:
             first, padding = mask.kv_offset, mask.padding
             key, value = (x[:, :, : mask.end - first] for x in (key, value))
@@ -167,8 +163,12 @@ class ModelAttention:
                 later = slice(first, None)
                 padding = part_of_padding(padding, later)
                 inputs = part_of_inputs(self.program, inputs, later)
-            given = {"key_padding_mask": padding, "dropout_p": dropout, "inputs": inputs}
-            found = run(query, key, value, **given, **settings)
+            given: dict[str, Any] = {
+                "key_padding_mask": padding,
+                "dropout_p": dropout,
+                "inputs": inputs,
+            }
+            found = running(query, key, value, **given, **settings)
         out = found if sink is None else with_sink(found[0], found[1], sink)
         return out.transpose(1, 2).contiguous(), None
 
@@ -189,6 +189,14 @@ class ModelAttention:
         return Running(cut, {name: own.learned(name) for name in cut.engine.learned}), (
             self._with_lists(inputs, lists)
         )
+
+    def _counting(
+        self, run: Running, place: Place | None, mask: ModelMask, of: tuple[int, int]
+    ) -> Running | RealRunning:
+        """What computes, over real tokens alone where `convert` was asked for that."""
+        if place is None or not place.real:
+            return run
+        return RealRunning(run, mask.padding, self._padded(self.program, *of) is not None)
 
     def module_of(self, place: Place | None) -> CompiledAttention:
         """What computes at a place of a model: what the model holds there, or the module itself."""
@@ -243,8 +251,10 @@ class ModelAttention:
         inputs: Mapping[str, torch.Tensor] | None,
         cached: bool,
     ) -> None:
-        """Raise where a cache holds rows, `of` a layer and its heads, that read a key of this
-        call, or will not hold what they read."""
+        """Raise where a layer, `of` so many heads, is meant to read later positions, and a cache
+        holds rows that read a key of this call, or will not hold what they read."""
+        if not _reads_ahead(place) or not (mask.q_offset or cached):
+            return
         if cached:
             raise AttnSpecError(
                 f"a cache that keeps every key is needed, `{self.program.name}` reads later"
@@ -426,8 +436,10 @@ class ModelAttention:
             given = replace(given, kind="causal" if given.past else "bidirectional")
         elif given.kind in WIDENED and ways and not given.past:
             given = replace(given, kind="bidirectional")
-        if given.kind == "bidirectional" and not both and (
-            getattr(module, "is_decoder", False) or given.end != given.kv_length
+        if (
+            given.kind == "bidirectional"
+            and not both
+            and (getattr(module, "is_decoder", False) or given.end != given.kv_length)
         ):
             raise self._crossing(f" of {given.q_length} queries and {given.kv_length} keys")
         if both and given.padding is not None and given.padding.shape[1] > given.end:
@@ -445,7 +457,11 @@ class ModelAttention:
                 f"the mask was made for {given.q_length} queries and {given.end} keys, "
                 f"got {q_length} and {kv_length}"
             )
-            raise self._needs_its_past(module, found) if given.q_offset and short else AttnSpecError(found)
+            raise (
+                self._needs_its_past(module, found)
+                if given.q_offset and short
+                else AttnSpecError(found)
+            )
         return given
 
     def layer_of(self, module: torch.nn.Module) -> int:
@@ -556,7 +572,7 @@ class ModelAttention:
     @property
     def _apart(self) -> bool:
         """Whether the pairs depend on more than the order of positions."""
-        return any(leaf.pattern not in ("full", "causal", "self") for leaf in self._leaves)
+        return any(leaf.pattern not in ("full", "causal") for leaf in self._leaves)
 
     @property
     def _leaves(self) -> Iterator[Leaf]:
@@ -591,11 +607,11 @@ def own_attention(
     its place, with the mask that it would get."""
     place = place_of(module)
     name = "sdpa" if place is None or place.own is None else place.own
-    mask = mask.of_own(name) if isinstance(mask, ModelMask) else mask
+    own_mask = mask.of_own(name) if isinstance(mask, ModelMask) else mask
     eager = inspect.unwrap(type(module).forward).__globals__.get("eager_attention_forward")
     attend = import_module("transformers").AttentionInterface().get_interface(name, eager)
     kept = {key: value for key, value in settings.items() if value is not None}
-    found: tuple[torch.Tensor, torch.Tensor | None] = attend(module, *tensors, mask, **kept)
+    found: tuple[torch.Tensor, torch.Tensor | None] = attend(module, *tensors, own_mask, **kept)
     return found
 
 

@@ -20,7 +20,7 @@ FIELD = "attnspec"
 """Where the config of a converted model holds the arguments of `convert`."""
 
 COMPILED = "compiled"
-"""The argument that stands for classes that `attnspec compile` wrote, which a config cannot hold."""
+"""What stands there for classes that `attnspec compile` wrote, which no config can hold."""
 
 _HEAD = "## Sparse attention"
 

@@ -17,6 +17,7 @@ from attnspec.ir.crossing import evened
 from attnspec.ir.program import Program
 from attnspec.text.diagnostics import AttnSpecError
 
+
 class CrossAttention(ModelAttention):
     """Calls a compiled spec between two sequences for the layers of a decoder that read an
     encoder."""

@@ -126,7 +126,9 @@ def own_method(
 ) -> Any:
     """What takes the place of a method in a layer that keeps its own attention, beside layers with
     a spec: the method, with the mask that it would get."""
-    mask = mask.of_own(place_of(module).own) if isinstance(mask, ModelMask) else mask
+    place = place_of(module)
+    if isinstance(mask, ModelMask) and place is not None and place.own is not None:
+        mask = mask.of_own(place.own)
     return getattr(type(module), METHOD)(module, q, k, v, mask)
 
 

@@ -13,6 +13,7 @@ from typing import Any, TypeAlias
 
 import torch
 
+from attnspec.backends.common.torch_modes import is_recorded
 from attnspec.integrations.model_choices import Running
 from attnspec.integrations.model_mask import axis_of
 from attnspec.ir.program import Program
@@ -53,7 +54,7 @@ class RealRunning:
         whole = q.shape[2] == k.shape[2]
         if whole and not self.moved:
             return self._sorted((q, k, v), real, inputs, settings)
-        if torch.compiler.is_compiling():
+        if is_recorded(q):
             raise AttnSpecError(
                 f"a whole pass of a spec whose rows do not change with n is needed where calls are"
                 f' traced, got another of `{self.module.program.name}` with `positions="real"`'
@@ -110,9 +111,7 @@ class RealRunning:
                 if before is not None and len(at) < len(rows):
                     own = before.selected(torch.tensor(at))
                 if len(new):
-                    part = _input_part(
-                        self.module.program, inputs, samples, new, new, self.real
-                    )
+                    part = _input_part(self.module.program, inputs, samples, new, new, self.real)
                     tensors = [_taken(x, samples, new) for x in (q, k, v)]
                     found, own = self.running.step(
                         *tensors, own, key_padding_mask=None, inputs=part, **settings
@@ -176,7 +175,9 @@ class _Rows:
         out = self.like.new_zeros(*self.shape, self.size)
         lse = self.like.new_full(self.shape, -torch.inf, dtype=torch.float32)
         for rows, queries, found in self.parts:
-            samples, heads = (torch.tensor(x, device=out.device) for x in (rows, range(out.shape[1])))
+            samples, heads = (
+                torch.tensor(x, device=out.device) for x in (rows, range(out.shape[1]))
+            )
             index = samples[:, None, None], heads[:, None], queries.to(out.device)
             out = out.index_put(index, found[0])
             if self.pair:

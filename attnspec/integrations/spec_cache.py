@@ -15,6 +15,7 @@ from attnspec.integrations.model_choices import Running
 from attnspec.integrations.model_layers import attribute_of, crosses, place_of
 from attnspec.integrations.model_mask import CACHED, ModelMask, part_of_inputs, part_of_padding
 from attnspec.integrations.model_use import used_by
+from attnspec.integrations.real_positions import RealRunning, RealState
 from attnspec.ir.program import Program
 from attnspec.runtime.streaming import StreamState
 from attnspec.text.diagnostics import AttnSpecError
@@ -96,8 +97,8 @@ class Step:
     padding: torch.Tensor | None
     inputs: Any
 
-    def __call__(self, state: StreamState | None) -> tuple[Any, StreamState]:
-        found: tuple[Any, StreamState] = self.run(
+    def __call__(self, state: StreamState | RealState | None) -> tuple[Any, Any]:
+        found: tuple[Any, Any] = self.run(
             *self.tensors, state, key_padding_mask=self.padding, inputs=self.inputs
         )
         return found
@@ -127,12 +128,12 @@ class SpecLayer(CacheLayerMixin):  # type: ignore[misc]
 
     def __init__(self, **_settings: object) -> None:
         super().__init__()
-        self.state: StreamState | None = None
+        self.state: StreamState | RealState | None = None
         self.position = 0
         self.record_past = False
         # those of one cache, by the numbers of their layers
         self.readers: Mapping[int, SpecLayer] = {}
-        self._base: StreamState | None = None
+        self._base: StreamState | RealState | None = None
         self._steps: list[Step] = []
 
     def of(self, module: nn.Module) -> SpecLayer:
@@ -157,7 +158,7 @@ class SpecLayer(CacheLayerMixin):  # type: ignore[misc]
 
     def go_on(
         self,
-        run: Running,
+        run: Running | RealRunning,
         tensors: Tensors,
         mask: ModelMask,
         inputs: Any,

@@ -40,10 +40,10 @@ from attnspec.integrations.model_attention import ModelAttention, learns
 from attnspec.integrations.model_files import COMPILED, loaded, watch_files
 from attnspec.integrations.model_mask import model_mask
 from attnspec.integrations.model_sides import CrossAttention, SidesAttention
-from attnspec.integrations.model_stacks import Names, names_of, part_of
+from attnspec.integrations.model_stacks import Names, part_of
 from attnspec.integrations.model_use import LayerUse, ModelUse, guard, registered, used_by
 from attnspec.integrations.model_weights import bert_of_bigbird, roberta_of_longformer
-from attnspec.spec import Spec, parse
+from attnspec.spec import Spec
 from attnspec.text.diagnostics import AttnSpecError
 
 if TYPE_CHECKING:
@@ -142,25 +142,17 @@ def convert(
     `register`.
 
     `only` and `skip` are dotted names of modules, one or several; all layers below are meant, and
-    the spec's layers count over those that are chosen. `causal=False` is for a decoder that is meant
-    to read later positions, a prompt for example: its own switches are set; True for a model that
-    must not. With `positions="real"` they count the real tokens of each sample, so that padding
-    changes nothing; with "absolute" padding counts.
+    the spec's layers count over those that are chosen. `causal=False` is for a decoder that shall
+    read later positions, those of a prompt for example: its own switches are set. With
+    `positions="real"` padding takes no position, and changes nothing; with "absolute" it counts.
 
     The Conversion that is returned has `model`, `layers`, `report(n)` and `undo()`; it prints
     as its report, and undoes itself at the end of a `with` block. Raises AttnSpecError, and leaves
     the model as it was, where a layer cannot use the spec.
     """
     _transformers()
-    if positions not in ("absolute", "real"):
-        raise AttnSpecError(f'`positions` must be "absolute" or "real", got {positions!r}')
-    choice = Choice(names_of(only) or None, names_of(skip) or None, causal, positions == "real")
-    done = Conversion(model)
-    specs: dict[str, Given] = {
-        side: given
-        for side, given in (("encoder", encoder), ("decoder", decoder), ("cross", cross))
-        if given is not None
-    }
+    choice = Choice.of(only, skip, causal, positions)
+    done, specs = Conversion(model), _sides(encoder, decoder, cross)
     if specs and (spec is not None or name is not None):
         raise AttnSpecError(
             "either one spec, or some of `encoder`, `decoder` and `cross` are needed; each goes by"
@@ -168,6 +160,10 @@ def convert(
         )
     if not specs and spec is None:
         raise AttnSpecError("a spec is needed: `convert(model, spec)`")
+    if cross is not None and choice.real:
+        raise AttnSpecError(
+            '`positions="absolute"` is needed beside `cross=`, whose positions are of two sequences'
+        )
     if spec is not None:
         specs["spec"] = spec
         done.give(model, *_entered(spec, None, name, backend), choice)
@@ -197,6 +193,12 @@ def from_pretrained(path: str | PathLike[str], kind: Any = None, **settings: Any
     kind = kind or getattr(transformers, config.architectures[0])
     done: Conversion = loaded(kind, path, **settings)[1]
     return done
+
+
+def _sides(encoder: Given | None, decoder: Given | None, cross: Given | None) -> dict[str, Given]:
+    """The specs of the sides of a model that has two, by the arguments of `convert`."""
+    given = {"encoder": encoder, "decoder": decoder, "cross": cross}
+    return {side: spec for side, spec in given.items() if spec is not None}
 
 
 def _texts_of(specs: Mapping[str, Given]) -> dict[str, str]:

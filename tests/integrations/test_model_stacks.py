@@ -175,7 +175,9 @@ def test_a_cache_is_advised_that_has_places_for_all_layers() -> None:
     far = attnspec.parse("attention far { causal attend window(before = 9, after = 0) }")
     convert(model, far)
     model(input_ids=ids, past_key_values=sliding)
-    with pytest.raises(attnspec.AttnSpecError, match=r"`past_key_values = SpecCache\(model\)`") as e:
+    with pytest.raises(
+        attnspec.AttnSpecError, match=r"`past_key_values = SpecCache\(model\)`"
+    ) as e:
         model(input_ids=ids[:, :1], past_key_values=sliding)
     assert "DynamicCache" not in str(e.value)
 

@@ -95,9 +95,7 @@ def _rows(model: Any, ids: Any, inputs: Any, mask: Any = None, cache: Any = None
     at = (mask.cumsum(1) - 1).clamp(min=0)[:, -ids.shape[1] :]
     more = {"attnspec_inputs": inputs} if inputs else {}
     with torch.no_grad():
-        out = model(
-            ids, attention_mask=mask, position_ids=at, past_key_values=cache, **more
-        )
+        out = model(ids, attention_mask=mask, position_ids=at, past_key_values=cache, **more)
     return out.logits  # type: ignore[no-any-return]
 
 
@@ -116,7 +114,9 @@ def test_padded_samples_write_as_alone(how: str) -> None:
         more: dict[str, Any] = {"cache_implementation": "static"} if how == "static" else {}
         more |= {"past_key_values": SpecCache(model)} if how in ("spec", "beams") else {}
         more |= {"num_beams": 3} if how == "beams" else {}
-        found = model.generate(ids, attention_mask=mask, max_new_tokens=NEW, do_sample=False, **more)
+        found = model.generate(
+            ids, attention_mask=mask, max_new_tokens=NEW, do_sample=False, **more
+        )
         return found[:, ids.shape[1] :]  # type: ignore[no-any-return]
 
     rows = [write(ids[b : b + 1, N - x :], mask[b : b + 1, N - x :]) for b, x in enumerate(LENGTHS)]
@@ -148,7 +148,7 @@ def test_the_warning_names_real_positions() -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         convert(model, spec, positions="real").model(tokens(4, N), attention_mask=mask)
-    with pytest.raises(attnspec.AttnSpecError, match='"absolute" or "real", got "left"|\'left\''):
+    with pytest.raises(attnspec.AttnSpecError, match='"absolute" or "real"'):
         convert(model, spec, positions="left")
 
 
@@ -187,5 +187,5 @@ def test_layers_that_share_keys_have_states_of_their_own() -> None:
     with torch.no_grad():
         whole = model(input_ids=ids, use_cache=False).logits
         cache = SpecCache(model)
-        rows = [model(input_ids=x, past_key_values=cache).logits for x in ids.split(5, 1)]
+        rows = [model(input_ids=x, past_key_values=cache).logits for x in torch.split(ids, 5, 1)]
     assert difference(torch.cat(rows, 1), whole) < 1e-5
