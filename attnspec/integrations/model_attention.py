@@ -156,21 +156,28 @@ class ModelAttention:
             self._require_no_dropout(dropout)
             found = cached.of(module).go_on(running, (query, key, value), mask, inputs, settings)
         else:
-            first, padding = mask.kv_offset, mask.padding
-            key, value = (x[:, :, : mask.end - first] for x in (key, value))
-            if first:
-                self._require_within(module, mask, layer, query.shape[1], lists is not None)
-                later = slice(first, None)
-                padding = part_of_padding(padding, later)
-                inputs = part_of_inputs(self.program, inputs, later)
-            given: dict[str, Any] = {
-                "key_padding_mask": padding,
-                "dropout_p": dropout,
-                "inputs": inputs,
-            }
-            found = running(query, key, value, **given, **settings)
+            self._require_within(module, mask, layer, query.shape[1], lists is not None)
+            settings |= {"dropout_p": dropout, "inputs": inputs}
+            found = self._called(running, (query, key, value), mask, settings)
         out = found if sink is None else with_sink(found[0], found[1], sink)
         return out.transpose(1, 2).contiguous(), None
+
+    def _called(
+        self,
+        running: Running | RealRunning,
+        tensors: tuple[torch.Tensor, torch.Tensor, torch.Tensor],
+        mask: ModelMask,
+        settings: dict[str, Any],
+    ) -> Any:
+        """What a call gives with the keys of a cache, which may begin at a later position and have
+        slots that nothing was written to."""
+        query, *rest = tensors
+        key, value = (x[:, :, : mask.end - mask.kv_offset] for x in rest)
+        later = slice(mask.kv_offset, None)
+        settings["key_padding_mask"] = part_of_padding(mask.padding, later)
+        if mask.kv_offset:
+            settings["inputs"] = part_of_inputs(self.program, settings["inputs"], later)
+        return running(query, key, value, **settings)
 
     def _run_of(
         self,
@@ -362,6 +369,8 @@ class ModelAttention:
         self, module: torch.nn.Module, mask: ModelMask, layer: int, heads: int, chosen: bool
     ) -> None:
         """Raise unless a cache that begins at a later position holds all that the queries read."""
+        if not mask.kv_offset:
+            return
         found = [
             None if work.mechanism is not None else look_back(work.relation)
             for work, _ in works_of(

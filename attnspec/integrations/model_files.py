@@ -70,14 +70,16 @@ def loaded(kind: Any, path: Any, *arguments: Any, **settings: Any) -> tuple[Any,
 
 
 def _converted(model: Any, words: dict[str, Any]) -> Any:
+    # with torch and the compiler, which an import of this package does not load
     face = import_module("attnspec.integrations.transformers")
+    parse = import_module("attnspec.spec").parse
     if COMPILED in words:
         raise AttnSpecError(
             f"`{words[COMPILED]}`, which `attnspec compile` wrote, is no text that a config can"
             " hold: load the model without attnspec, `convert` it and load its state dict"
         )
     sides = ("spec", "encoder", "decoder", "cross")
-    specs = {side: face.parse(words[side]) for side in sides if side in words}
+    specs = {side: parse(words[side]) for side in sides if side in words}
     rest = {name: value for name, value in words.items() if name not in sides}
     for name in ("only", "skip"):
         if name in rest:

@@ -152,20 +152,12 @@ def convert(
     """
     _transformers()
     choice = Choice.of(only, skip, causal, positions)
-    done, specs = Conversion(model), _sides(encoder, decoder, cross)
-    if specs and (spec is not None or name is not None):
-        raise AttnSpecError(
-            "either one spec, or some of `encoder`, `decoder` and `cross` are needed; each goes by"
-            " the name of its spec"
-        )
-    if not specs and spec is None:
-        raise AttnSpecError("a spec is needed: `convert(model, spec)`")
+    done, specs = Conversion(model), _sides(spec, name, encoder, decoder, cross)
     if cross is not None and choice.real:
         raise AttnSpecError(
             '`positions="absolute"` is needed beside `cross=`, whose positions are of two sequences'
         )
     if spec is not None:
-        specs["spec"] = spec
         done.give(model, *_entered(spec, None, name, backend), choice)
     if encoder is not None:
         part = part_of(model, "encoder")
@@ -195,10 +187,20 @@ def from_pretrained(path: str | PathLike[str], kind: Any = None, **settings: Any
     return done
 
 
-def _sides(encoder: Given | None, decoder: Given | None, cross: Given | None) -> dict[str, Given]:
-    """The specs of the sides of a model that has two, by the arguments of `convert`."""
-    given = {"encoder": encoder, "decoder": decoder, "cross": cross}
-    return {side: spec for side, spec in given.items() if spec is not None}
+def _sides(spec: Given | None, name: str | None, *sides: Given | None) -> dict[str, Given]:
+    """One spec, or those of the sides of a model that has two, by the arguments of `convert`."""
+    given = dict(zip(("encoder", "decoder", "cross"), sides, strict=True))
+    specs = {side: each for side, each in given.items() if each is not None}
+    if specs and (spec is not None or name is not None):
+        raise AttnSpecError(
+            "either one spec, or some of `encoder`, `decoder` and `cross` are needed; each goes by"
+            " the name of its spec"
+        )
+    if specs:
+        return specs
+    if spec is None:
+        raise AttnSpecError("a spec is needed: `convert(model, spec)`")
+    return {"spec": spec}
 
 
 def _texts_of(specs: Mapping[str, Given]) -> dict[str, str]:
