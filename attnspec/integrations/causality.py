@@ -14,6 +14,7 @@ from attnspec.graphs.patterns import BY_NAME
 from attnspec.graphs.relation import Relation, evaluate_pairs
 from attnspec.graphs.stack import asks_for
 from attnspec.graphs.token_sets import Data
+from attnspec.integrations.model_advice import READS_BOTH_WAYS
 from attnspec.ir.program import Program, leaves
 from attnspec.lower.lower import stand_ins, works_of
 from attnspec.text.diagnostics import AttnSpecError
@@ -125,6 +126,5 @@ def _unfinished(program: Program, reason: str) -> ReadsLaterError:
 def _leak(program: Program, reason: str) -> ReadsLaterError:
     return ReadsLaterError(
         f"a causal spec is needed, the model must not read the future, but `{program.name}` may: "
-        f"{reason}; write `causal` in the spec, or `convert(model, spec, causal=False)` where the "
-        "model is meant to"
+        f"{reason}; write `causal` in the spec{READS_BOTH_WAYS}"
     )

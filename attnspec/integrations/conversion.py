@@ -179,7 +179,7 @@ class Conversion:
                 if own is not None:
                     place = replace(place, causal=choice.causal, real=choice.real)
                     place = self._placed(part, module, place, own, held)
-                self._put(module, place)
+                self._put(module, place, kept)
             if choice.causal is not None:
                 readers = [module for module, place in places.items() if place.own is None]
                 self._set_causal([*readers, *([] if kept else changed)], choice.causal)
@@ -237,7 +237,7 @@ class Conversion:
                 self._back.append(partial(_set_again, reader, vars(reader).get("is_causal")))
                 reader.is_causal = causal
 
-    def _put(self, module: nn.Module, place: Place) -> None:
+    def _put(self, module: nn.Module, place: Place, kept: bool) -> None:
         before = place_of(module), vars(module).get("compute_bias")
         self._back.append(lambda: _put_back(module, *before))
         put(module, place)
@@ -247,8 +247,9 @@ class Conversion:
             scaling = scaling_of_method(module)
             if scaling is not None:
                 vars(module)[METHOD] = partial(by_method, scaling, module)
-        if place.table is not None and hasattr(module, "compute_bias"):
-            # the table is read where the scores are: no bias [1, H, q, k] need be written down
+        if place.table is not None and hasattr(module, "compute_bias") and not kept:
+            # the table is read where the scores are: no bias [1, H, q, k] need be written down,
+            # unless for layers that keep their own attention
             vars(module)["compute_bias"] = partial(_no_bias, module_heads(module))
 
     def _placed(

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, cast
 import torch
 
 from attnspec.analysis.growth.stable import changed_by_padding, unstable
+from attnspec.graphs.forms.stability import CAUSAL as LATER_KEYS
 from attnspec.graphs.forms.stability import must_be_stable, must_be_steady
 from attnspec.graphs.look_back import look_back
 from attnspec.graphs.patterns import BY_NAME
@@ -22,6 +23,7 @@ from attnspec.integrations.causality import ReadsLaterError, require_past_only, 
 from attnspec.integrations.model_advice import (
     COUNTS_REAL,
     CROSS,
+    READS_BOTH_WAYS,
     extra_tokens_need_places,
     joins_two,
     learned_parts_need_a_holder,
@@ -283,7 +285,8 @@ class ModelAttention:
             ahead = self._padded if _reads_ahead(place) else self._unstable
             fault = ahead(self.program, layer, heads)
             if fault is not None:
-                raise AttnSpecError(must_be_stable(name, fault))
+                later = place is not None and fault.mend == LATER_KEYS and place.causal is None
+                raise AttnSpecError(must_be_stable(name, fault) + READS_BOTH_WAYS * later)
         if mask.padding is None or (place is not None and place.real):
             return
         fault = self._padded(self.program, layer, heads)

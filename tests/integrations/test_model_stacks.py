@@ -209,3 +209,12 @@ def test_choices_of_layers_of_one_stack() -> None:
     with convert(kept, attnspec.parse(CAUSAL), only="h.0") as done:
         assert difference(gpt.hidden(kept), before) < TOLERANCE
         assert "window_size" not in str(done)
+
+
+def test_a_layer_that_keeps_its_attention_keeps_its_bias() -> None:
+    family = next(x for x in FAMILIES if x.stem == "T5")
+    model = family.build()
+    before = family.hidden(model)
+    text = "attention b { causal heads 4 attend full score bias(buckets = 32, max_distance = 128) }"
+    with convert(model, decoder=attnspec.parse(text), skip="decoder.block.1"):
+        assert difference(family.hidden(model), before) < TOLERANCE
