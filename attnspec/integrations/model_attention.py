@@ -389,10 +389,11 @@ class ModelAttention:
         kinds = attribute_of(module, "layer_types") or ()
         # other layers keep something else, for which that cache has no place
         plain = all(kind in PLAIN for kind in kinds)
-        also = ", or `DynamicCache()`, which has no windows" if plain else ""
+        whole = "`past_key_values = DynamicCache()`, which has no windows, or " if plain else ""
+        state = "`SpecCache(model)`" if plain else "`past_key_values = SpecCache(model)`"
         return AttnSpecError(
             f"a cache that keeps what `{self.program.name}` reads is needed, {cause}: pass"
-            f" `past_key_values = SpecCache(model)`, which keeps what the spec may still read{also}"
+            f" {whole}{state}, which keeps what the spec may still read"
         )
 
     def _require_one_sequence(self, module: torch.nn.Module) -> None:
