@@ -13,10 +13,15 @@ from typing import TYPE_CHECKING, cast
 import torch
 
 from attnspec.analysis.growth.stable import changed_by_padding, unstable
+from attnspec.backends.common.torch_modes import is_recorded
 from attnspec.graphs.forms.stability import must_be_stable, must_be_steady
 from attnspec.graphs.look_back import look_back
 from attnspec.graphs.patterns import BY_NAME
-from attnspec.integrations.causality import ReadsLaterError, require_past_only
+from attnspec.integrations.causality import (
+    ReadsLaterError,
+    require_past_only,
+    require_past_only_by_form,
+)
 from attnspec.integrations.model_advice import (
     CROSS,
     extra_tokens_need_places,
@@ -123,15 +128,22 @@ class ModelAttention:
         lists = lists_of(module, terms, selected)
         mask = self._mask(attention_mask, module, query, key, is_causal)
         self.require_heads(query.shape[1])
-        if mask.kind == "causal" or is_causal:
-            self._past_only(self.program, layer, query.shape[1], mask.end, mask.q_length)
-        self._require_same_rows(mask, layer, query.shape[1])
+        causal = mask.kind == "causal" or bool(is_causal)
+        if is_recorded(query):
+            about = (layer, query.shape[1], causal, bool(mask.q_offset), mask.padding is not None)
+            untraced(self, "_check_form", *about)
+        else:
+            if causal:
+                self._past_only(self.program, layer, query.shape[1], mask.end, mask.q_length)
+            self._require_same_rows(mask, layer, query.shape[1])
         query = self.scaled(query, scaling, layer, mask.end)
         sink = cast("torch.Tensor | None", terms[SINK])
         inputs = self.inputs_of(attnspec_inputs, mask, lists is not None)
         dropout = dropout if module.training else 0.0
         run, inputs = self._run_of(place, lists, sink is not None, inputs)
         settings = {"layer": layer, "return_lse": sink is not None}
+        if is_recorded(query) and mask.offset is not None:
+            settings["keys"] = mask.offset + mask.q_length
         cached = getattr(key, CACHED, None)
         if cached is not None:
             self._require_no_dropout(dropout)
@@ -206,6 +218,16 @@ class ModelAttention:
             except ValueError:
                 # not every graph is there at every length: it is looked at when it is called
                 pass
+
+    def _check_form(
+        self, layer: int, heads: int, causal: bool, cached: bool, padded: bool
+    ) -> None:
+        """Raise, or warn, where a program that is traced would compute something else than the
+        model at some length, or behind a cache, or beside padding."""
+        if causal:
+            require_past_only_by_form(self.program, layer)
+        facts = ModelMask("causal", 1, int(cached), 1, 0, torch.ones(1, 1) if padded else None)
+        self._require_same_rows(facts, layer, heads)
 
     def _require_same_rows(self, mask: ModelMask, layer: int, heads: int) -> None:
         """Raise where a cache holds rows that are others at this length; warn, once, where padding
@@ -355,6 +377,10 @@ class ModelAttention:
             past = getattr(module, "is_causal", True) if is_causal is None else is_causal
             kind = "causal" if past else "bidirectional"
             given = ModelMask(kind, q_length, 0, kv_length, 0, None)
+        if is_recorded(query):
+            given = given.of_slots()
+            if given.single is not None:
+                torch._assert_async(given.single, self._asks_for("packed", module))
         if given.kind in REPLACED and place_of(module) is not None:
             given = replace(given, kind="causal" if given.past else "bidirectional")
         if given.kind == "bidirectional" and (
@@ -362,10 +388,7 @@ class ModelAttention:
         ):
             raise self._crossing(f" of {given.q_length} queries and {given.kv_length} keys")
         if given.kind not in ("causal", "bidirectional"):
-            raise AttnSpecError(
-                f"a causal or bidirectional model is needed, this one asks for a {given.kind} "
-                f"mask, which `{self.program.name}` would replace: {of_mask(given.kind, module)}"
-            )
+            raise AttnSpecError(self._asks_for(given.kind, module))
         short = given.kv_offset + kv_length < given.end and not hasattr(key, CACHED)
         if given.q_length != q_length or short:
             found = (
@@ -374,6 +397,13 @@ class ModelAttention:
             )
             raise self._needs_its_past(found) if given.q_offset and short else AttnSpecError(found)
         return given
+
+    def _asks_for(self, kind: str, module: torch.nn.Module) -> str:
+        """Why a mask of a kind is refused."""
+        return (
+            f"a causal or bidirectional model is needed, this one asks for a {kind} mask, which"
+            f" `{self.program.name}` would replace: {of_mask(kind, module)}"
+        )
 
     def layer_of(self, module: torch.nn.Module) -> int:
         """The layer of the spec that a module of the model is."""
@@ -480,6 +510,12 @@ class ModelAttention:
             if attend.graph is not None
             for leaf in leaves(attend.graph)
         )
+
+
+@torch.compiler.assume_constant_result
+def untraced(attention: ModelAttention, method: str, *arguments: object) -> object:
+    """What a method returns of what is no tensor, called outside of a trace: for good."""
+    return getattr(attention, method)(*arguments)
 
 
 def learns(module: CompiledAttention) -> bool:
