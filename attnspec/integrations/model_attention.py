@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import math
 import warnings
 from collections.abc import Mapping
 from dataclasses import replace
 from functools import lru_cache, partial
 from itertools import chain
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 
@@ -54,6 +53,7 @@ from attnspec.integrations.model_mask import (
     part_of_padding,
 )
 from attnspec.ir.program import Program, leaves
+from attnspec.ir.scalars import symbols
 from attnspec.lower.lower import stand_ins, works_of
 from attnspec.text.diagnostics import AttnSpecError
 
@@ -488,18 +488,32 @@ class ModelAttention:
         if scaling is None:
             return query
         if any(attend.scale is not None for attend in self.program.attends):
-            works = works_of(
-                self.program, layer, query.shape[1], query.shape[2], n, stand_ins(self.program)
-            )
-            for scale in {default if work.scale is None else work.scale for work, _ in works}:
-                if not math.isclose(scale, scaling, rel_tol=_SAME_SCALE):
+            lengths = (None, None) if is_recorded(query) else (query.shape[2], n)
+            for scale in untraced(self, "_scales", layer, query.shape[1], *lengths):
+                scale = default if scale is None else scale
+                if not _is_same(scaling, scale):
                     raise AttnSpecError(
                         f"the scale of `{self.program.name}` must be the model's, {scaling:.6g}, "
                         f"got {scale:.6g}: leave `scale` out of the spec"
                     )
             return query
-        same = math.isclose(scaling, default, rel_tol=_SAME_SCALE)
-        return query if same else query * (scaling / default)
+        return query if _is_same(scaling, default) else query * (scaling / default)
+
+    def _scales(
+        self, layer: int, heads: int, n_q: int | None, n: int | None
+    ) -> tuple[float | None, ...]:
+        """The scales of a layer, None for the usual one: for n_q of n positions, or at every
+        length, where one that reads n is refused."""
+        if n is None:
+            declared = (attend.scale for attend in self.program.attends)
+            if any("n" in symbols(scale) for scale in declared if scale is not None):
+                raise AttnSpecError(
+                    f"the scale of `{self.program.name}` must be the model's at every length that a"
+                    " traced program may get, and it reads n: leave `scale` out of the spec"
+                )
+            n_q = n = self.program.fixed_length or _SHORT
+        works = works_of(self.program, layer, heads, n_q or n, n, stand_ins(self.program))
+        return tuple({work.scale: None for work, _ in works})
 
     @property
     def _absolute(self) -> bool:
@@ -512,8 +526,13 @@ class ModelAttention:
         )
 
 
+def _is_same(scale: float, other: float) -> bool:
+    """Whether two scales are one. In a trace they are no plain numbers."""
+    return abs(scale - other) <= _SAME_SCALE * abs(other)
+
+
 @torch.compiler.assume_constant_result
-def untraced(attention: ModelAttention, method: str, *arguments: object) -> object:
+def untraced(attention: ModelAttention, method: str, *arguments: object) -> Any:
     """What a method returns of what is no tensor, called outside of a trace: for good."""
     return getattr(attention, method)(*arguments)
 
