@@ -5,7 +5,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Mapping
 from dataclasses import replace
-from functools import lru_cache, partial
+from functools import lru_cache
 from itertools import chain
 from typing import TYPE_CHECKING, Any, cast
 
@@ -94,7 +94,9 @@ class ModelAttention:
         self._unstable = lru_cache(maxsize=1024)(unstable)
         self._padded = lru_cache(maxsize=1024)(changed_by_padding)
         self._said: set[str] = set()
-        self._variant = lru_cache(maxsize=8)(partial(variant, module))
+        # every layer computes the same, and what traces one has traced them all
+        self._same = self.program.layers is None and not module.engine.binder.alike(1)
+        self._variants: dict[tuple[int | None, bool], CompiledAttention] = {}
 
     def __call__(
         self,
@@ -173,11 +175,18 @@ class ModelAttention:
         own = self.module_of(place)
         if lists is None and not sink:
             return Running(own), inputs
-        cut = self._variant(None if lists is None else lists.size, sink)
+        key = None if lists is None else lists.size, sink
+        untraced(self, "_make_variant", *key)
+        cut = self._variants[key]
         cut.check_finite = own.check_finite
         return Running(cut, {name: own.learned(name) for name in cut.engine.learned}), (
             self._with_lists(inputs, lists)
         )
+
+    def _make_variant(self, size: int | None, sink: bool) -> None:
+        """Have a module that reads what the model chose in blocks of a size, or beside a sink."""
+        if (size, sink) not in self._variants:
+            self._variants[size, sink] = variant(self.module, size, sink)
 
     def module_of(self, place: Place | None) -> CompiledAttention:
         """What computes at a place of a model: what the model holds there, or the module itself."""
@@ -407,6 +416,8 @@ class ModelAttention:
 
     def layer_of(self, module: torch.nn.Module) -> int:
         """The layer of the spec that a module of the model is."""
+        if self._same:
+            return 0
         place = place_of(module)
         layer, known = getattr(module, "layer_idx", None), layers_in(module)
         if place is not None:
