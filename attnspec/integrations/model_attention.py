@@ -476,6 +476,11 @@ class ModelAttention:
                     f"the length `{name}` changes with every token that is written, one that "
                     "stands cannot: give `attnspec_inputs` in calls of the model itself"
                 )
+            if declared.get(name) == "choices" and mask.offset is not None and is_recorded():
+                raise AttnSpecError(
+                    f"the choices `{name}` of a step are needed where it is traced beside a static"
+                    " cache: give `attnspec_inputs` in calls of the model itself"
+                )
             axis = axis_of(declared.get(name), tensor)
             if axis is not None and tensor.shape[axis] < mask.end:
                 raise AttnSpecError(
