@@ -157,8 +157,15 @@ def scripted(kind: Kind) -> None:
 
 
 def in_models(kind: Kind) -> None:
-    from transformers import BertConfig, BertModel, GemmaConfig, GemmaForCausalLM
-    from transformers import LlamaConfig, LlamaForCausalLM, StaticCache
+    from transformers import (
+        BertConfig,
+        BertModel,
+        GemmaConfig,
+        GemmaForCausalLM,
+        LlamaConfig,
+        LlamaForCausalLM,
+        StaticCache,
+    )
 
     from attnspec.integrations.transformers import convert
 

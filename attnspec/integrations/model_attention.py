@@ -228,9 +228,7 @@ class ModelAttention:
                 # not every graph is there at every length: it is looked at when it is called
                 pass
 
-    def _check_form(
-        self, layer: int, heads: int, causal: bool, cached: bool, padded: bool
-    ) -> None:
+    def _check_form(self, layer: int, heads: int, causal: bool, cached: bool, padded: bool) -> None:
         """Raise, or warn, where a program that is traced would compute something else than the
         model at some length, or behind a cache, or beside padding."""
         if causal:

@@ -357,9 +357,7 @@ def _check_per_head(entry: Input, tensor: torch.Tensor, q: torch.Tensor, k: torc
     _check_input(name, tensor, types, kind, tuple(shape), q.device)
 
 
-def of_first_keys(
-    program: Program, parts: Parts, call: Call, count: int
-) -> tuple[Parts, Call]:
+def of_first_keys(program: Program, parts: Parts, call: Call, count: int) -> tuple[Parts, Call]:
     """A call of the first so many keys, with the padding and inputs of those; ValueError for more
     than there are, or fewer than queries."""
     q, k, v = parts
@@ -373,7 +371,9 @@ def of_first_keys(
     def first(x: torch.Tensor, axis: int | None) -> torch.Tensor:
         return x if axis is None else x.narrow(axis, 0, count)
 
-    axes = {name: None if kind == "choices" else POSITIONS.get(kind) for name, kind in kinds.items()}
+    axes = {
+        name: None if kind == "choices" else POSITIONS.get(kind) for name, kind in kinds.items()
+    }
     padding = None if call.padding is None else first(call.padding, 1)
     data = {name: first(x, axes[name]) for name, x in call.data.items()}
     return (q, first(k, 2), first(v, 2)), replace(call, padding=padding, data=data)

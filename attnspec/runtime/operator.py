@@ -280,7 +280,10 @@ class _Followed(_SingleLevelFunction):
                         parts, call, at.layer, at.draws, above, asks, True, at.query_start
                     )
                 every = (*at.parts, *learned)
-                found = [y if y is None else _of_all_keys(y, x) for x, y in zip(every, found, strict=True)]
+                found = [
+                    y if y is None else _of_all_keys(y, x)
+                    for x, y in zip(every, found, strict=True)
+                ]
             else:
                 every = _attention_backward(grad, of_lse, out, lse, asks, *at)
                 found = [x if ask else None for x, ask in zip(every, asks, strict=True)]

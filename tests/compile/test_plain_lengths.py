@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import importlib
+import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,19 +18,19 @@ SLOW = pytest.mark.slow
 BODIES = (
     "attend window(radius = 3)",
     "input p: length causal attend full | prefix(p) score alibi()",
-    "attend dilated(radius = 3, dilation = 2)",
-    "attend residue(4)",
+    "attend dilated(radius = 3, step = 2)",
+    "attend residue(step = 4)",
     "attend block(size = 5) | shift(block(size = 4), by = 1)",
-    "attend fixed(4)",
+    "attend fixed(stride = 4)",
     "attend window(radius = 2) | global(first(1) | last(2))",
     "attend where(abs(q - k) % 3 == 0 or k < n // 2)",
-    "attend powers(3)",
+    "attend powers(base = 3)",
     "attend transpose(window(before = 3, after = 0)) - columns(first(1))",
     "heads 2 causal attend full head 1 { attend block(size = max(1, n // 8)) }",
-    "causal attend random(degree = 3, seed = 1)",
+    "causal attend random(keys = 3, seed = 1)",
     "input doc: ids causal attend same(doc)",
     "input t: tokens attend window(radius = 2) | global(t)",
-    "input x: numbers attend where(abs(x[q] - x[k]) < 3)",
+    "input x: numbers attend where(abs(x(q) - x(k)) < 3)",
     "heads 2 causal attend window(before = 3, after = 0) score bias(buckets = 8)",
     "causal attend window(before = 3, after = 0) score softcap(cap = 5)",
     "causal attend window(before = 3, after = 0) normalize softmax1",
@@ -66,10 +69,12 @@ def exported(module: nn.Module, body: str, strict: bool) -> Any:
     return program.module()
 
 
-def standalone(body: str) -> nn.Module:
-    space: dict[str, Any] = {"__name__": "plain"}
-    exec(attnspec.parse(f"attention plain {{ {body} }}").emit(standalone=True), space)
-    module: nn.Module = space["Plain"]()
+def standalone(body: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> nn.Module:
+    path = folder / "plain_attn.py"
+    path.write_text(attnspec.parse(f"attention plain {{ {body} }}").emit(standalone=True))
+    monkeypatch.syspath_prepend(folder)
+    monkeypatch.delitem(sys.modules, path.stem, raising=False)
+    module: nn.Module = importlib.import_module(path.stem).Plain()
     for parameter in module.parameters():
         nn.init.normal_(parameter)
     return Positional(module).eval()
@@ -79,8 +84,10 @@ def standalone(body: str) -> nn.Module:
 @pytest.mark.parametrize(
     "body", [pytest.param(x, marks=[SLOW] * (i > 1)) for i, x in enumerate(BODIES)]
 )
-def test_a_file_that_stands_alone_is_exported_for_every_length(body: str, strict: bool) -> None:
-    module = standalone(body)
+def test_a_file_that_stands_alone_is_exported_for_every_length(
+    body: str, strict: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    module = standalone(body, tmp_path, monkeypatch)
     program = exported(module, body, strict)
     for n in (2, 9, 40):
         given = (*torch.randn(3, 1, 2, n, 8), inputs_of(body, n))

@@ -96,9 +96,7 @@ def test_one_graph_serves_every_length(make: Callable[[], Any], text: str, maske
         pytest.param(lambda: bert("sdpa"), LONGFORMER, id="bert"),
     ],
 )
-def test_a_dynamic_length_is_exported(
-    make: Callable[[], Any], text: str, strict: bool
-) -> None:
+def test_a_dynamic_length_is_exported(make: Callable[[], Any], text: str, strict: bool) -> None:
     model = make()
     model.config.use_cache = False
     convert(model, attnspec.parse(text))
