@@ -35,7 +35,8 @@ _LIBRARY: Any = torch.library.Library("attnspec", "DEF")  # type: ignore[no-unty
 _GIVEN = (
     "Tensor q, Tensor k, Tensor v, str program, Tensor[] learned, Tensor[] inputs,"
     " Tensor? key_padding_mask=None, SymInt layer=0, float dropout_p=0.0, Tensor? seed=None,"
-    " SymInt calls=0, SymInt asked=0, bool return_lse=False, SymInt query_start=0, Tensor? keys=None"
+    " SymInt calls=0, SymInt asked=0, bool return_lse=False, SymInt query_start=0,"
+    " Tensor? keys=None"
 )
 _TAGS = (torch.Tag.pt2_compliant_tag,)
 _LIBRARY.define(f"attention({_GIVEN}) -> (Tensor, Tensor)", tags=_TAGS)

@@ -1,5 +1,5 @@
-"""Converted models under torch.compile and torch.export: as many graphs as with their own attention,
-and the numbers of a call that is not traced."""
+"""Converted models under torch.compile and torch.export: as many graphs as with their own
+attention, and the numbers of a call that is not traced."""
 
 from __future__ import annotations
 
