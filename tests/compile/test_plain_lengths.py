@@ -21,6 +21,7 @@ BODIES = (
     "attend dilated(radius = 3, step = 2)",
     "attend residue(step = 4)",
     "attend block(size = 5) | shift(block(size = 4), by = 1)",
+    "attend fixed(stride = 4, cells = 1)",
     "attend window(radius = 2) | global(first(1) | last(2))",
     "attend where(abs(q - k) % 3 == 0 or k < n // 2)",
     "attend powers(base = 3)",
@@ -32,7 +33,6 @@ BODIES = (
     "causal attend window(before = 3, after = 0) score softcap(cap = 5)",
     "causal attend window(before = 3, after = 0) normalize softmax1",
     "causal attend window(before = 3, after = 0) normalize relu",
-    "attend full scale 1 / n",
     "attend linear()",
     "attend fourier()",
 )
