@@ -54,7 +54,7 @@ from attnspec.lower.work import (
     Mergeable,
     Work,
 )
-from attnspec.runtime.call_checks import check_exact, check_promise
+from attnspec.runtime.call_checks import Parts, check_exact, check_promise
 from attnspec.runtime.decisions import Decision, data_of, decided
 from attnspec.runtime.head_groups import Group, Prepared, group_of, selected, together
 
@@ -71,9 +71,6 @@ WHOLE = 32
 
 PROGRAMS = 32
 """How many engines are kept of programs that no module here has."""
-
-Parts: TypeAlias = "tuple[torch.Tensor, torch.Tensor, torch.Tensor]"
-"""q [B, H, n_q, d], k [B, H_kv, n_k, d] and v [B, H_kv, n_k, d_v]."""
 
 Key: TypeAlias = "tuple[int, int, int, int, int, str, int]"
 """Layer, heads, key heads, n_q, n_k, device and first query."""
