@@ -7,7 +7,7 @@ What cannot be checked is reported (A609), never passed over.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -18,7 +18,7 @@ from attnspec.analysis.counting.differences import row_text
 from attnspec.analysis.counting.figures import COSTS, COUNTS, FIGURES
 from attnspec.analysis.growth.stable import is_stable
 from attnspec.analysis.reach.leaks import looks_ahead
-from attnspec.check import counterexamples, form_proofs, graph_claims, orders
+from attnspec.check import counterexamples, form_proofs, graph_claims, orders, values
 from attnspec.check.counterexamples import COMPARE, shown, slot_text
 from attnspec.check.cross_claims import against_stable
 from attnspec.check.places import (
@@ -89,13 +89,27 @@ def judge(program: Program) -> list[Verdict]:
 def _on_stable(claim: Claim, program: Program) -> Verdict:
     """What is known of rows between two sequences, of which the queries grow."""
     counterexample = against_stable(program)
-    if counterexample is None:
+    if counterexample is not None:
+        message = f"`{claim.text}` does not hold: {counterexample}"
+        return Verdict(claim, "refuted", diagnostics=(Diagnostic("A606", message, claim.span),))
+    domain, looked_at = _domain(claim, Stack(evened(program))), list[int]()
+    if domain.everywhere:
         return Verdict(claim, "proven")
-    message = f"`{claim.text}` does not hold: {counterexample}"
-    return Verdict(claim, "refuted", diagnostics=(Diagnostic("A606", message, claim.span),))
+    found = tuple(_at_lengths(claim, Stack(evened(program)), domain, True, looked_at))
+    return Verdict(claim, "unchecked" if found else "checked", tuple(looked_at), None, found)
 
 
 # --- claims -----------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Domain:
+    """The lengths at which a claim is judged: what has no value at others that were to be, and
+    whether there is a value at every length."""
+
+    lengths: tuple[int, ...]
+    faults: Mapping[int, Diagnostic]
+    everywhere: bool
 
 
 def verdict_on(claim: Claim, stack: Stack) -> Verdict:
@@ -104,25 +118,41 @@ def verdict_on(claim: Claim, stack: Stack) -> Verdict:
     felt = Stack(influence(stack.program), stack.inputs) if has_mechanism(stack.program) else stack
     if claim.kind in _OF_REACH:
         stack = felt
-    if claim.at is not None:
-        lengths = tuple(sorted(set(claim.at)))
-    else:
-        wanted = () if claim.kind == "order" else lengths_of(claim)
-        lengths = (
-            tuple(n for n in felt.lengths(wanted) if n >= (claim.since or 0)) if wanted else ()
-        )
-    followed = _follows(claim, stack)
+    domain = _domain(claim, felt)
+    lengths = domain.lengths
+    followed = _follows(claim, stack) and (domain.everywhere or claim.kind not in GRAPHS)
     looked_at: list[int] = []
-    found = tuple(dict.fromkeys(_claim(claim, stack, lengths, followed, looked_at)))
+    found = tuple(dict.fromkeys(_claim(claim, stack, domain, followed, looked_at)))
     codes = {d.code for d in found}
     if codes - {"A609"}:
         failed = looked_at[-1] if looked_at and "A606" in codes else None
         return Verdict(claim, "refuted", lengths, failed, found)
     if codes:
         return Verdict(claim, "unchecked", lengths, None, found)
-    if followed or (claim.kind == "order" and not looked_at):
+    if (followed and domain.everywhere) or (claim.kind == "order" and not looked_at):
         return Verdict(claim, "proven")
     return Verdict(claim, "checked", tuple(looked_at))
+
+
+def _domain(claim: Claim, stack: Stack) -> Domain:
+    """Where the graphs of the stack have values, or those of a claim about graphs, which says so
+    itself where it has none."""
+    if claim.kind == "order":
+        return Domain((), {}, True)
+    fixed = stack.program.fixed_length
+    wanted = lengths_of(claim) if fixed is None or claim.at is not None else (fixed,)
+    graphs = [attend.graph for attend in stack.program.attends if attend.graph is not None]
+    terms = claim.terms if claim.kind in GRAPHS else graphs
+    everywhere = values.total(terms, stack.program, fixed or claim.since or 1)
+    faults: dict[int, Diagnostic] = {}
+    for n in () if everywhere or claim.kind in GRAPHS else wanted:
+        fault = values.fault_at(terms, stack, n)
+        faults |= {} if fault is None else {n: fault}
+    if claim.at is not None:
+        return Domain(wanted, faults, everywhere)
+    there = wanted if stack.unknown else stack.lengths(wanted)
+    lengths = tuple(n for n in there if n not in faults and n >= (claim.since or 0))
+    return Domain(lengths, faults, everywhere and lengths == wanted)
 
 
 def lengths_of(claim: Claim) -> tuple[int, ...]:
@@ -147,12 +177,14 @@ def _follows(claim: Claim, stack: Stack) -> bool:
 
 
 def _claim(
-    claim: Claim, stack: Stack, lengths: tuple[int, ...], followed: bool, looked_at: list[int]
+    claim: Claim, stack: Stack, domain: Domain, followed: bool, looked_at: list[int]
 ) -> Iterator[Diagnostic]:
     """What is wrong with a claim, or keeps it from being checked; `looked_at` gets the lengths at
     which that was seen."""
     about_graphs = claim.kind in GRAPHS
     if followed and not about_graphs:
+        if not domain.everywhere:
+            yield from _at_lengths(claim, stack, domain, followed, looked_at)
         return
     reason = stack.unknown if not about_graphs else _unknown_terms(claim)
     if claim.kind in COSTS and has_mechanism(stack.program):
@@ -173,7 +205,7 @@ def _claim(
             yield _unchecked(claim, reason)
         return
     refuted = False
-    for one in _at_lengths(claim, stack, lengths, followed, looked_at):
+    for one in _at_lengths(claim, stack, domain, followed, looked_at):
         refuted = refuted or one.code != "A609"
         yield one
     if more_heads is not None and not refuted:
@@ -186,18 +218,21 @@ def _is_about_each(claim: Claim) -> bool:
 
 
 def _at_lengths(
-    claim: Claim, stack: Stack, lengths: tuple[int, ...], followed: bool, looked_at: list[int]
+    claim: Claim, stack: Stack, domain: Domain, followed: bool, looked_at: list[int]
 ) -> Iterator[Diagnostic]:
-    if not lengths:
-        listed = ", ".join(f"{n:,}" for n in lengths_of(claim))
-        yield _unchecked(claim, f"the spec has none of the lengths {listed}")
-    elif claim.at is None and stack.program.grid is None and set(lengths) < set(lengths_of(claim)):
-        missing = ", ".join(f"{n:,}" for n in lengths_of(claim) if n not in lengths)
-        yield _unchecked(claim, f"a size has no value at n = {missing}")
+    lengths, wanted = domain.lengths, lengths_of(claim)
+    missing = [n for n in wanted if n not in lengths]
+    if missing and (not lengths or stack.program.grid is None):
+        fault = domain.faults.get(missing[0])
+        why = "the spec has no such length" if fault is None else fault.message
+        yield _unchecked(claim, why, f" at n = {_listed(missing)}")
     for n in lengths:
         if n > LONGEST and claim.kind not in _LONG:
             yield _unchecked(claim, f"lengths above {LONGEST:,} are not looked into, got n = {n:,}")
             continue
+        if n in domain.faults:
+            yield domain.faults[n]
+            return
         looked_at.append(n)
         found = tuple(_at_length(claim, stack, n, followed))
         if any(one.code == "A606" for one in found):
@@ -205,6 +240,10 @@ def _at_lengths(
         yield from found
         if any(one.code != "A609" for one in found):
             return
+
+
+def _listed(lengths: Sequence[int]) -> str:
+    return ", ".join(f"{n:,}" for n in lengths)
 
 
 def _with_way_out(
@@ -254,7 +293,7 @@ def _at_length(claim: Claim, stack: Stack, n: int, followed: bool) -> Iterator[D
         yield from error.diagnostics
         return
     except (AttnSpecError, ScalarError) as error:
-        yield _without_answer(claim, error)
+        yield _without_answer(claim, error, f" at n = {n}")
         return
     if doubt is not None:
         yield _unchecked(claim, str(doubt))
@@ -320,12 +359,13 @@ def _order(
             yield Diagnostic("A606", message, claim.span)
 
 
-def _without_answer(claim: Claim, error: Exception) -> Diagnostic:
-    return Diagnostic("A608", f"`{claim.text}` cannot be checked: {error}", claim.span)
+def _without_answer(claim: Claim, error: Exception, where: str = "") -> Diagnostic:
+    return Diagnostic("A608", f"`{claim.text}` cannot be checked{where}: {error}", claim.span)
 
 
-def _unchecked(claim: Claim, reason: str) -> Diagnostic:
-    return Diagnostic("A609", f"`{claim.text}` is not checked: {reason}", claim.span, "warning")
+def _unchecked(claim: Claim, reason: str, where: str = "") -> Diagnostic:
+    message = f"`{claim.text}` is not checked{where}: {reason}"
+    return Diagnostic("A609", message, claim.span, "warning")
 
 
 def _unknown_terms(claim: Claim) -> str | None:

@@ -70,7 +70,9 @@ def _apply(op: str, a: list[Bounds]) -> Bounds:
             return np.sqrt(np.maximum(a[0][0], 0)), np.sqrt(np.maximum(a[0][1], 0))
         case "isqrt":
             low, high = (np.sqrt(np.maximum(end, 0)) for end in a[0])
-            return np.floor(np.nextafter(low, 0)), high
+            # the root of a whole number that is exact is never rounded up to the next one
+            exact = (a[0][0] == np.floor(a[0][0])) & (a[0][0] < _EXACT / 2)
+            return np.floor(np.where(exact, low, np.nextafter(low, 0))), high
         case "log2":
             # logarithms differ in the last bits from one library to the next
             low, high = (np.log2(np.maximum(end, _TINY)) for end in a[0])

@@ -69,9 +69,7 @@ def beyond(program: Program) -> int:
     return min(EXHAUSTIVE, 2 * max(sizes, default=1) + 1)
 
 
-def mask_alone(
-    program: Program, n: int, mask_mod_of: Callable[..., Any]
-) -> tuple[int, str | None]:
+def mask_alone(program: Program, n: int, mask_mod_of: Callable[..., Any]) -> tuple[int, str | None]:
     """How many queries of each head the mask of a file was compared for, and the first that differs
     from the spec, or None.
 

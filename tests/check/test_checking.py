@@ -390,7 +390,7 @@ def test_costs_of_one_layer() -> None:
         ("attend topk(size = 4, blocks = 1) & lsh()", "causal", "`lsh` is decided by the data"),
         ("attend full", "degree <= n at n = 2_000_000_000", "lengths above 4,194,304"),
         ("attend where(q * k == q * q)", "edges == n at n = 1_000_000", "so many are not"),
-        ("attend block(size = n // 4000)", "degree <= n", "none of the lengths"),
+        ("attend block(size = n // 4000)", "degree <= n", "at n = 1, 2, 64, 257, 1,024: `size`"),
     ],
 )
 def test_what_is_not_checked_says_so(body: str, claim: str, reason: str) -> None:
@@ -631,3 +631,45 @@ def test_the_length_at_which_there_is_no_graph_is_said_once(graph: str, message:
     assert diagnostic.code == "A320"
     assert diagnostic.message.endswith(message)
     assert diagnostic.message.count("n = ") == 1
+
+
+@pytest.mark.parametrize(
+    ("body", "claim", "missing"),
+    [
+        ("attend where(k <= q and q % (n - 1) >= 0)", "causal", "1"),
+        ("causal attend where(q // (n - 2) == 0)", "causal", "2"),
+        ("attend where(log2(n - 1) == k) | self", "rows_nonempty", "1"),
+        ("attend where([1, 2, 3][n // 70] > abs(q - k))", "symmetric", "257, 1,024"),
+        ("attend where(k <= q and q % (k - 100) == 0)", "causal", "257, 1,024"),
+        ("attend window(radius = n - 3)", "symmetric", "1, 2"),
+        ("attend global(first(9 // (n - 1)))", "symmetric", "1"),
+        (
+            "input t: tokens attend rows(t) | shift(self, by = 2 // (n - 1)) | self",
+            "rows_nonempty",
+            "1",
+        ),
+        ("attend where(k <= q and q % (n - 1) >= 0)", "edges <= n * n", "1"),
+        ("cross attend where(q // (n - 1) >= 0)", "stable", "1"),
+    ],
+)
+def test_a_proof_ends_where_a_number_has_no_value(body: str, claim: str, missing: str) -> None:
+    messages = [d.message for d in found(f"{body} require {claim}") if d.code == "A609"]
+    assert messages[0].startswith(f"`{claim}` is not checked at n = {missing}: `")
+    codes = [d.code for d in found(f"{body} require {claim} at n = 5, 1, 2, 300")]
+    assert "A320" in codes or "A608" in codes
+
+
+@pytest.mark.parametrize(
+    ("body", "status"),
+    [
+        ("attend where(k <= q and q % (n - 100) >= 0) require causal", "checked"),
+        ("attend where(k <= q and q % (n - 100) >= 0) require causal for n >= 101", "proven"),
+        ("attend where(k <= q and q % (n - 1) >= 0) require causal for n >= 2", "proven"),
+        ("attend where(k <= q and q % max(n - 1, 1) >= 0) require causal", "proven"),
+        ("heads 2 attend where(k <= q and [3, 5][head] <= q // isqrt(n)) require causal", "proven"),
+        ("attend residue(step = isqrt(n)) require symmetric", "proven"),
+    ],
+)
+def test_a_proof_is_for_every_length_only_where_numbers_have_values(body: str, status: str) -> None:
+    (verdict,) = spec_of(body).verdicts
+    assert verdict.status == status
