@@ -106,7 +106,8 @@ def _marked(name: str, values: npt.NDArray[np.integer], n: int) -> npt.NDArray[n
 
 def index_of(what: str, value: int) -> int:
     """An integer by `__index__`; TypeError for a boolean and anything else."""
-    if isinstance(value, bool | np.bool_):
+    # a tuple, because the tracer of torch 2.9 knows no unions
+    if isinstance(value, (bool, np.bool_)):
         raise TypeError(f"{what} must be an integer, got a boolean")
     try:
         return operator.index(value)

@@ -569,3 +569,9 @@ def test_the_docstring_has_what_was_found() -> None:
     assert text.rpartition(f"\n{SEAL}")[0].endswith(body_of(spec))
     assert bare.rpartition(f"\n{SEAL}")[0].endswith(body_of(spec))
     assert {"math", "functools", "torch"} == ALONE
+
+
+def test_elu1_has_a_slope_of_1_at_0() -> None:
+    x = torch.zeros(3, requires_grad=True)
+    (slope,) = torch.autograd.grad(features.elu1(x)[0].sum(), x)
+    assert torch.equal(slope, torch.ones(3))
