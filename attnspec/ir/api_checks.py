@@ -143,6 +143,18 @@ def parameter_of(name: str, value: object) -> ParameterValue:
         ) from None
 
 
+def joined_parameters(
+    parameters: Mapping[str, ParameterValue] | None, more: Mapping[str, ParameterValue]
+) -> dict[str, ParameterValue]:
+    """The parameters that are set by `parameters={…}` and those set by keywords."""
+    if parameters is not None and not isinstance(parameters, Mapping):
+        raise TypeError(f"`parameters` maps names to values, got {type(parameters).__name__}")
+    twice = set(parameters or ()) & set(more)
+    if twice:
+        raise TypeError(f"the parameter `{min(twice)}` is set twice: by a keyword and `parameters`")
+    return {**(parameters or {}), **more}
+
+
 def _digits(name: str, item: object) -> str:
     """A number of a list as the language writes it."""
     number = parameter_of(name, item)

@@ -303,6 +303,13 @@ def symbols(scalar: Scalar) -> tuple[str, ...]:
     return (scalar.name,) if isinstance(scalar, Symbol) else ()
 
 
+def by_value(scalar: Scalar) -> Scalar:
+    """The scalar with one spelling of equal numbers: 1.0 is 1."""
+    if isinstance(scalar, Apply):
+        return Apply(scalar.op, tuple(by_value(arg) for arg in scalar.args))
+    return int(scalar) if isinstance(scalar, float) and scalar.is_integer() else scalar
+
+
 def parts_of(scalar: Scalar) -> Iterator[Apply]:
     """All operations in a scalar, itself included, the inner ones first."""
     if isinstance(scalar, Apply):
