@@ -18,8 +18,9 @@ from attnspec.analysis.counting.differences import row_text
 from attnspec.analysis.counting.figures import COSTS, COUNTS, FIGURES
 from attnspec.analysis.growth.stable import is_stable
 from attnspec.analysis.reach.leaks import looks_ahead
+from attnspec.analysis.reach.mirrored import asymmetry, one_way
 from attnspec.check import counterexamples, form_proofs, graph_claims, orders, values
-from attnspec.check.counterexamples import COMPARE, shown, slot_text
+from attnspec.check.counterexamples import COMPARE, slot_text
 from attnspec.check.cross_claims import against_stable
 from attnspec.check.places import (
     EVERYWHERE,
@@ -46,7 +47,11 @@ LONGEST = 4096
 """Claims that need all pairs of a graph written out are checked up to this length."""
 
 _LONG = frozenset(
-    (*COUNTS, *COSTS, *"rows_nonempty causal reach depth diameter path_length subset ==".split())
+    (
+        *COUNTS,
+        *COSTS,
+        *"symmetric rows_nonempty causal reach depth diameter path_length subset ==".split(),
+    )
 )
 """Claims that are checked at lengths above `LONGEST` too, as far as the graphs allow it."""
 
@@ -388,12 +393,15 @@ def _rows_nonempty(claim: Claim, stack: Stack, n: int) -> str | None:
 
 
 def _symmetric(claim: Claim, stack: Stack, n: int) -> str | None:
-    for layer, head, _ in stack.relations(n):
-        graph = stack.mask(n, layer, head)
-        one_way = graph & ~graph.T
-        if one_way.any():
-            q, k = divmod(int(one_way.argmax()), n)
+    certain = True
+    for layer, head, relation in stack.relations(n):
+        position, sure = asymmetry(relation, n)
+        if position is not None:
+            q, k = one_way(relation, n, position)
             return f"{q} reads {k}, but {k} does not read {q}{slot_text(stack, layer, head)}"
+        certain &= sure
+    if not certain:
+        raise TooMuch("it is estimated, by random sums")
     return None
 
 
@@ -415,11 +423,11 @@ def _figure(claim: Claim, stack: Stack, n: int) -> str | None:
         return None
     too_many = claim.kind == "degree" and claim.compare in ("<", "<=")
     row = _longest_row(stack, n) if too_many else ""
-    return f"it is {shown(found)}, compared with {shown(value)}{row}"
+    return counterexamples.missed(claim.kind, found, claim.compare or "==", value, row)
 
 
 def _longest_row(stack: Stack, n: int) -> str:
-    """The first row with the most keys, as `: query 9 reads 0..9 in head 1`."""
+    """The first row with the most keys, as `query 9 reads 0..9 in head 1`."""
     most = max(
         stack.bound(n).found, key=lambda each: int(degrees_of(each[2], n).max()), default=None
     )
@@ -427,7 +435,7 @@ def _longest_row(stack: Stack, n: int) -> str:
         return ""
     layer, head, relation = most
     query = int(degrees_of(relation, n).argmax())
-    return f": query {query} reads {row_text(relation, query, n)}{slot_text(stack, layer, head)}"
+    return f"query {query} reads {row_text(relation, query, n)}{slot_text(stack, layer, head)}"
 
 
 def _distance(claim: Claim, stack: Stack, n: int) -> str | None:
