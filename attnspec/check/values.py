@@ -101,7 +101,7 @@ def _require_values(term: Term, at: Situation, program: Program) -> None:
 def _require_value(predicate: Scalar, leaf: Leaf, at: Situation, program: Program) -> None:
     ranges = _ranges(program, at.n, at.n)
     for name, value in at.values.items():
-        ranges[name] = (np.asarray(float(value)),) * 2  # type: ignore[arg-type]
+        ranges[name] = (np.asarray(float(value)),) * 2
     for part in parts_of(predicate):
         if not _has_value(part, ranges):
             try:
