@@ -242,7 +242,8 @@ def check_table(name: str, table: torch.Tensor, device: torch.device) -> None:
 
 def check_dropout(dropout_p: float) -> float:
     """The probability as a float between 0 and 1."""
-    if isinstance(dropout_p, bool) or not isinstance(dropout_p, int | float):
+    # tuples where calls are traced: the tracer of torch 2.9 knows no unions
+    if isinstance(dropout_p, bool) or not isinstance(dropout_p, (int, float)):
         raise TypeError(f"dropout_p must be a number, got {type(dropout_p).__name__}")
     if not 0.0 <= dropout_p <= 1.0:
         raise ValueError(f"dropout_p must be between 0 and 1, got {dropout_p}")

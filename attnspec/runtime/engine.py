@@ -57,6 +57,14 @@ from attnspec.lower.work import (
 from attnspec.runtime.call_checks import Parts, check_exact, check_promise
 from attnspec.runtime.decisions import Decision, data_of, decided
 from attnspec.runtime.head_groups import Group, Prepared, group_of, selected, together
+from attnspec.text.diagnostics import AttnSpecError
+from attnspec.version import LEAST_TORCH, is_older
+
+if is_older(torch.__version__, LEAST_TORCH):
+    raise AttnSpecError(
+        f"attnspec needs torch {'.'.join(map(str, LEAST_TORCH))} or newer, got {torch.__version__}:"
+        " before it, gradients on the CPU are wrong where several query heads share a key head"
+    )
 
 KEPT = 64
 """How many layouts an engine keeps, for that many combinations of layer, heads, lengths and device.

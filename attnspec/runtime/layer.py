@@ -198,11 +198,13 @@ class SelfAttention(nn.Module):
         *,
         key_padding_mask: torch.Tensor | None = None,
         inputs: Mapping[str, torch.Tensor] | None = None,
+        keep_all: bool = False,
         **unknown: Never,
     ) -> tuple[torch.Tensor, StreamState]:
         """Goes on with a causal layer: the outputs of the next t tokens x [B, t, embed_dim], the
         rows of a call with the whole sequence, and the state after them. It is None at the start;
-        `key_padding_mask` and `inputs` are those of the t tokens. No weights are dropped.
+        `key_padding_mask` and `inputs` are those of the t tokens, `keep_all` lets the state grow.
+        No weights are dropped.
 
         Raises ValueError as `CompiledAttention.step` does, and in training with a dropout.
         """
@@ -228,6 +230,7 @@ class SelfAttention(nn.Module):
             layer=self._drawn_as,
             key_padding_mask=key_padding_mask,
             inputs=inputs,
+            keep_all=keep_all,
         )
         return self._joined(out, given), state
 
