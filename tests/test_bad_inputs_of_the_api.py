@@ -292,15 +292,6 @@ def test_row_115_layers_are_composed_and_joined() -> None:
     assert (first.depth, first.diameter) == (None, None)
 
 
-def test_row_116_formulas_at_their_bounds() -> None:
-    window = spec("attention a { attend window(radius = 8) }")
-    for n in (1, 8, 9, 10, 16, 17, 18):
-        report = window.analyse(n)
-        formula = report.edges_formula
-        assert formula is not None
-        assert report.edges == window.mask(n).sum() == int(formula.subs("n", n))
-
-
 # --- 118 to 127: files ----------------------------------------------------------------------------
 
 

@@ -163,11 +163,6 @@ class Relation:
         """What `order` leaves out, in words; "" where that is not said."""
         return ""
 
-    def formula(self, causal: bool) -> Any | None:
-        """The edges, with `causal` those with k <= q, as a sympy expression in n, where that is no
-        quasi-polynomial; None where it is not known."""
-        return None
-
     @classmethod
     def readings(cls, size: int) -> tuple[str, ...]:
         """The calls that a bare size may stand for, each with what it means, where they differ from

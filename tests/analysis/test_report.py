@@ -9,23 +9,17 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import sympy
 import torch
 from random_specs import spec_text
 from zoo import ATTENTIONS, IDS, of_each_kind, sample, smaller
 
 import attnspec
-from attnspec.analysis.counting.degrees import edges_of
 from attnspec.analysis.counting.head_counts import HeadCounts
-from attnspec.analysis.growth import order
 from attnspec.analysis.quality import Figure, Unknown
-from attnspec.analysis.report import figure_pairs
 from attnspec.analysis.report.inquiry import CHOICES
 from attnspec.analysis.report.printed import page, table, value_of
 from attnspec.analysis.report.report import NAMES, Report, data_of
 from attnspec.backends.factored.features.sums import State
-from attnspec.graphs import stack
-from attnspec.graphs.relation import Relation
 from attnspec.graphs.stack import has_mechanism
 from attnspec.spec import Spec, parse
 from attnspec.text.diagnostics import AttnSpecError, SpecError
@@ -70,8 +64,6 @@ def assert_counted(spec: Spec, n: int, report: Report) -> None:
         assert counts.min_degree == heads.sum(axis=2).min()
 
 
-# after test_formulas_of_the_zoo, which leaves the same fits
-@pytest.mark.xdist_group("growth")
 @of_each_kind
 def test_the_zoo(path: Path, name: str) -> None:
     spec = smaller(path, name)
@@ -175,35 +167,8 @@ def test_spectral_gap() -> None:
 
 def test_growth() -> None:
     report = spec_of("causal attend window(before = isqrt(n), after = 0)").analyse(900)
-    n = sympy.Symbol("n")
-    assert report.order == n ** sympy.Rational(3, 2)
-    assert report.edges_formula is not None
-    assert report.edges_formula.subs(n, 900) == report.edges
-    assert report.quality["order"] == "exact"
-    assert report.quality["edges_formula"] == "estimate"
-
-
-def test_no_formula_is_looked_for_where_draws_decide(monkeypatch: pytest.MonkeyPatch) -> None:
-    counted: list[int] = []
-
-    def count(relation: Relation, n: int) -> int:
-        counted.append(n)
-        return edges_of(relation, n)
-
-    monkeypatch.setattr(order, "edges_of", count)
-    for graph in (
-        "random(keys = n // 3) - self",
-        "random_blocks(size = 9, blocks = isqrt(n))",
-    ):
-        found = parse(f"attention a {{ attend {graph} }}").analyse(30).figure("edges_formula")
-        assert isinstance(found, Unknown)
-        assert "drawn at random" in found.reason
-    assert not counted
-    # alone it has as many whatever is drawn
-    assert (
-        parse("attention a { attend random(keys = n // 3) }").analyse(30).edges_formula is not None
-    )
-    assert counted
+    assert report.order == "n**(3/2)"
+    assert report.quality["order"] == "estimate"
 
 
 def test_generation() -> None:
@@ -324,7 +289,6 @@ def test_a_sample_of_the_inputs_makes_figures_exact() -> None:
     assert report.quality["edges"] == "exact"
     assert report.diameter == 2
     # a sample says nothing of other lengths
-    assert report.edges_formula is None
     assert report.quality["order"] == "bound"
 
 
@@ -369,38 +333,10 @@ def test_a_million_positions() -> None:
     assert longer.to_dict()["figures"]["edges"]["value"] is None
 
 
-def test_formulas_of_every_length_say_what_is_too_long_to_count(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    longer = spec_of("heads 2 attend full head 1 { attend self }").analyse((1 << 31) - 1)
-    n = longer.n
-    assert (longer.edges, type(longer.edges)) == (n * n + n, int)
-    assert longer.density == (n * n + n) / (2 * n * n)
-    assert longer.quality["edges"] == "exact"
-    for body in (
-        "causal heads 3 attend window(radius = 3) | residue(step = 24) head 1 { attend full }",
-        "attend block(size = 12, before = 1) | global(first(3) | last(5))",
-        "layers 2 attend random(keys = 3, seed = 0) layer 1 { attend powers() }",
-        "causal attend random(keys = 0)",
-    ):
-        counted = {n: spec_of(body).analyse(n) for n in (128, 200, 257, 311)}
-        meant = {n: (each.edges, each.density) for n, each in counted.items()}
-        with monkeypatch.context() as limit:
-            limit.setattr(stack, "MOST_POSITIONS", 120)
-            limit.setattr(figure_pairs, "MOST_POSITIONS", 120)
-            # formulas that were found are kept
-            found = {n: spec_of(body).analyse(n) for n in meant}
-            assert {n: (each.edges, each.density) for n, each in found.items()} == meant
-            with pytest.raises(AttnSpecError, match="lengths above 120 are not looked"):
-                _ = found[128].degree
-
-
 @pytest.mark.parametrize("body", ["attend random(keys = 0)", "attend where(false)"])
-def test_no_pairs_are_a_constant(body: str) -> None:
-    for n in (9, 1 << 25):
-        report = spec_of(body).analyse(n)
-        assert (report.edges, report.edges_formula, report.order) == (0, 0, 1)
-        assert report.quality["order"] == "exact"
+def test_no_pairs_have_order_0(body: str) -> None:
+    report = spec_of(body).analyse(9)
+    assert (report.edges, report.order) == (0, "0")
 
 
 # --- text and data -----------------------------------------------------------------

@@ -26,8 +26,6 @@ from attnspec.ir.api_checks import index_of
 from attnspec.text.diagnostics import AttnSpecError
 
 if TYPE_CHECKING:
-    import sympy
-
     from attnspec.analysis.reach.reach import Steps
 
 
@@ -149,11 +147,8 @@ class Report(Inquiry):
     overflows = Entry[str]("overflows", "decides", choices.overflows, "words")
     """How likely a bucket holds more than is read of it."""
 
-    order: Entry[sympy.Expr] = Entry("order", "grows", pairs.order, "formula")
-    """How fast the edges grow with n, constant factors left out."""
-
-    edges_formula: Entry[sympy.Expr] = Entry("pairs at n", "grows", pairs.edges_formula, "formula")
-    """The edges as an expression in `sympy.Symbol("n")`, where one is known."""
+    order = Entry[str]("order", "grows", pairs.order, "words")
+    """How fast the edges grow with n, constant factors left out: "n", "n * log2(n)", "n**(3/2)"."""
 
     depth = Entry[int](
         "layers until all pairs are joined", "reaches", pairs.reach("depth"), "never"
