@@ -49,7 +49,7 @@ def test_there_are_no_pairs_without_queries_or_keys(m: int, n: int) -> None:
 
 def test_what_is_about_one_sequence_is_not_known() -> None:
     report = spec_of("attend full").analyse(9, m=5)
-    names = "causal depth diameter path_length spectral_gap star universal kv_cache unread_share"
+    names = "causal depth diameter path_length spectral_gap kv_cache"
     for name in names.split():
         assert getattr(report, name) is None
         assert report.to_dict((name,))["figures"][name]["note"] == (

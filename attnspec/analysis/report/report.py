@@ -117,9 +117,6 @@ class Report(Inquiry):
     )
     """Keys that no query reads, in all heads of all layers."""
 
-    unread_share = Entry[float]("read by no other", "reads", whole.unread_share, "share")
-    """The part of the keys that no other position reads, in the head that leaves most of them."""
-
     rows_nonempty = Entry[bool]("every query has a key", "reads", pairs.rows_nonempty, "truth")
     """Whether every query has a key in every head."""
 
@@ -161,20 +158,8 @@ class Report(Inquiry):
     path_length = Entry[float]("mean path", "reaches", pairs.reach("path_length"), "never")
     """The mean shortest path between allowed pairs in the union of all layers and heads."""
 
-    star = Entry[bool]("star in every layer", "reaches", whole.star, "truth")
-    """Whether in every layer a position reads all and is read by all (BigBird's condition)."""
-
-    universal = Entry[bool]("universal approximator", "reaches", whole.universal, "truth")
-    """Whether the conditions of Yun et al. 2020 for a universal approximator hold."""
-
     spectral_gap = Entry[float]("spectral gap", "mixes", whole.spectral_gap)
     """1 - |second eigenvalue| of the symmetrised, degree-normalised union."""
-
-    mixing_steps = Entry[int]("steps to mix", "mixes", whole.mixing_steps, "never")
-    """Steps after which a random walk on that union is anywhere, None if it never is."""
-
-    diameter_bound = Entry[int]("diameter by the gap", "mixes", whole.diameter_bound, "never")
-    """The diameter of that union that its eigenvalues leave possible, None for any."""
 
     flops = Entry[int]("operations", "costs", costs.cost("flops"), "flops")
     """Operations of one layer, all heads, forward: 4 d for every pair that the plan computes,
