@@ -4,12 +4,10 @@ from __future__ import annotations
 
 from math import pi, sqrt
 
-import networkx as nx
 import numpy as np
 import pytest
 from random_specs import spec_text
 
-from attnspec.analysis.counting.progressions import grouped
 from attnspec.analysis.spectrum import spectrum
 from attnspec.spec import Spec, parse
 
@@ -54,48 +52,6 @@ def eigenvalues(mask: np.ndarray) -> np.ndarray:
     return np.asarray(np.linalg.eigvalsh(both / np.sqrt(degrees * degrees[:, None])))
 
 
-def test_pairs_that_connect_what_ranges_connect() -> None:
-    for seed in range(24):
-        n, relation = 17, parse(spec_text(seed)).relation(17)
-        for first, part in relation.closed_rows(n):
-            for group in () if part is None else grouped(part, n):
-                group.row = group.row + first
-                ranges = zip(group.place, group.count, strict=True)
-                place = np.concatenate([np.arange(at, at + count) for at, count in ranges])
-                edges = np.repeat(group.row, group.count), group.positions(place)
-                meant, found = map(connected, (edges, spectrum._chained(group)))
-                assert found == meant
-
-
-def connected(pairs: tuple[np.ndarray, np.ndarray]) -> set[frozenset[int]]:
-    graph: nx.Graph[int] = nx.Graph(zip(*(side.tolist() for side in pairs), strict=True))
-    return set(map(frozenset, nx.connected_components(graph)))
-
-
-def test_graphs_kept_as_ranges_are_those_of_their_edges(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Products with vectors, the matrix, the parts and the reach of ranges, against the mask."""
-    for name, none in (("LISTED", -1), ("MOST_BANDED", -1)):
-        monkeypatch.setattr(spectrum, name, none)
-    kept = 0
-    for seed in range(-len(BODIES), 6):
-        spec = spec_of(BODIES[seed]) if seed < 0 else parse(spec_text(seed))
-        for n in (3, 17):
-            both = mask_of(spec, n) | mask_of(spec, n).T
-            graph = spectrum._graph(spec.stack(), n)
-            kept += graph.edges is None
-            vector = np.random.default_rng(n).normal(size=n)
-            np.testing.assert_allclose(graph.times(vector), both @ vector, atol=1e-12)
-            roots = np.sqrt(np.maximum(both.sum(axis=1), 1))
-            np.testing.assert_allclose(graph.matrix(), both / roots / roots[:, None], atol=1e-12)
-            edges: nx.Graph[int] = nx.from_numpy_array(both)
-            alone = sum(not both[at].any() for at in range(n))
-            assert graph.parts == nx.number_connected_components(edges) - alone
-            if graph.edges is None and both.any():
-                away = np.abs(np.subtract(*np.nonzero(both))).max()
-                assert max(map(spectrum._reach, graph.groups)) == away
-    assert kept > 10
-
-
 # --- spectra --------------------------------------------------------------------------------
 
 
@@ -103,7 +59,7 @@ def test_graphs_kept_as_ranges_are_those_of_their_edges(monkeypatch: pytest.Monk
 def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     """The spectrum by all eigenvalues, or by the iterations that stand for them at length."""
     if request.param == "iterations":
-        monkeypatch.setattr(spectrum, "LONGEST_DENSE", 1)
+        monkeypatch.setattr(spectrum, "LONGEST_DENSE", 2)
     spectrum.spectrum.cache_clear()
     return str(request.param)
 
@@ -126,14 +82,13 @@ def test_gaps_of_random_compositions(seed: int, way: str) -> None:
 
 
 def test_formulas_of_stars_rings_bands_and_expanders() -> None:
-    assert spec_of("attend global(first(1)) | self").analyse(1 << 20).spectral_gap == 0.5
-    assert spec_of("attend full").analyse(1 << 20).spectral_gap == 1.0
+    star = spec_of("attend global(first(1)) | self").analyse(1 << 13)
+    assert star.spectral_gap == pytest.approx(0.5)
     n, h = 3000, 3
     ring = spec_of(f"attend where((q - k + {h}) % n <= {2 * h})").analyse(n)
     width = 2 * h + 1
     exact = np.sin(width * pi / n) / (width * np.sin(pi / n))
     assert ring.spectral_gap == pytest.approx(1 - exact, rel=1e-6)
-    assert ring.quality["spectral_gap"] == "exact"
     # a band is half of a ring of twice its length
     band = spec_of(f"attend window(radius = {h})").analyse(1 << 14)
     assert band.spectral_gap == pytest.approx(pi**2 * h * (h + 1) / (6 * 4.0**14), rel=1e-3)
@@ -189,20 +144,6 @@ def test_what_does_not_settle_is_a_bound(monkeypatch: pytest.MonkeyPatch) -> Non
     assert settled.quality["spectral_gap"] == "estimate"
     assert settled.spectral_gap is not None
     assert settled.spectral_gap <= found
-
-
-@pytest.mark.parametrize("unsettled", [1, -1])
-def test_both_ends_of_a_spectrum_must_settle(
-    unsettled: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def beside(_: object, __: object, sign: int, ___: int) -> tuple[float, bool]:
-        return 0.5 + sign / 4, sign != unsettled
-
-    monkeypatch.setattr(spectrum, "_beside", beside)
-    spectrum.spectrum.cache_clear()
-    found = spectrum.spectrum(spec_of("attend window(radius = 1) - self").stack(), 1101)
-    assert (found.slowest, found.quality) == (0.75, "bound")
-    spectrum.spectrum.cache_clear()
 
 
 # --- in a report ----------------------------------------------------------------------------

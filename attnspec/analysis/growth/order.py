@@ -114,8 +114,6 @@ def _measured(
         return Figure(None, note=stack.unknown)
     counts = _counts(stack) if stack.program.grid is None else _grown_grids(elaborated, n)
     if len(counts) < ENOUGH:
-        if most is not None:
-            return Figure(growth_text(most), "bound", "at most: too few lengths can be counted")
         return Figure(None, note="too few lengths can be counted")
     lengths = [length for length in sorted(counts) if counts[length]][-5:]
     note = f"measured from n = {min(lengths or counts):,} to {max(counts):,}"
