@@ -318,26 +318,6 @@ class Relation:
         return float(np.mean([len(self.rows(int(q), int(q) + 1, n)[0]) for q in sample]))
 
 
-@dataclass(frozen=True)
-class Hashing:
-    """Vectors in `buckets`, in each of `rounds`; a query reads at most `reach` of its bucket, None
-    where buckets bind it to nothing. `angular` hashes are those of the cross-polytope."""
-
-    buckets: int
-    rounds: int
-    reach: int | None
-    angular: bool
-
-
-@dataclass(frozen=True)
-class Ranking:
-    """The best `taken` of `count` blocks of `size` keys, by the means of their scores."""
-
-    size: int
-    taken: int
-    count: int
-
-
 TYPICAL = 1024
 """Keys that a query is taken to read where nothing tells how many."""
 
@@ -401,19 +381,6 @@ class DataDependent(Relation):
     def about_keys(self, n: int) -> int:
         """Keys whose scores a query costs, about: what estimates of time go by."""
         return min(n, TYPICAL)
-
-    def hashing(self, n: int) -> Hashing | None:
-        """How vectors are hashed, if they are."""
-        return None
-
-    def ranking(self, n: int) -> Ranking | None:
-        """What the last query ranks, if it ranks means of blocks and takes so many."""
-        return None
-
-    def expected_keys(self, n: int, allowed: np.ndarray) -> tuple[np.ndarray, str] | None:
-        """The keys that are expected of each query, float [n], where it may read so many as
-        `allowed` says, with the assumption, "" for none; None where nothing is expected."""
-        return None
 
     def scoring(self, n: int, d: int) -> tuple[int, str]:
         """The operations by which one head decides, for heads of size d, and which they are."""

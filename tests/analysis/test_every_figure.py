@@ -22,7 +22,7 @@ ELSEWHERE = {
         GRAPH_HEADS, "tests/analysis/test_graph_heads.py: masks of the heads without a mechanism"
     ),
     **dict.fromkeys(
-        ("choice", "expected_edges", "overflows", "scoring_flops", "finds"),
+        ("choice", "scoring_flops"),
         "tests/decided/test_figures_of_choices.py: samples, simulations, and counts by hand",
     ),
     "order": "tests/analysis/test_order.py: counts over n, growth derived by hand",

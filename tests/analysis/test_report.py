@@ -395,20 +395,6 @@ def test_large_numbers_are_read_back_to_three_digits(kind: str, step: int) -> No
         assert bool(binary) == bool(prefix and kind == "bytes")
 
 
-def test_choices_that_have_no_formula_are_left_out() -> None:
-    unknown, known = "topk(keys = 4, queries = 1)", "lsh(buckets = 4, chunk = 8)"
-    alone = spec_of(f"attend {known}").analyse(64)
-    both = spec_of(f"attend {unknown} | {known}").analyse(64)
-    for name in ("finds", "overflows"):
-        figure = alone.figure(name)
-        assert both.figure(name) == figure
-        assert isinstance(figure, Figure)
-        assert len(figure.value.splitlines()) == 1
-        none = spec_of(f"attend {unknown}").analyse(64).figure(name)
-        assert isinstance(none, Unknown)
-        assert none.reason == "no formula is known of these choices"
-
-
 def test_a_page_names_what_it_did_not_look_for() -> None:
     spec = attnspec.parse("attention a { attend window(radius = 2) | global(first(1)) }")
     assert "unless named" not in str(spec.analyse(4096))

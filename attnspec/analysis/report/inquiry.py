@@ -47,7 +47,7 @@ LONGEST_SPECTRUM = 4096
 
 REACH = ("depth", "diameter", "path_length")
 SPECTRUM = ("spectral_gap",)
-CHOICES = ("choice", "expected_edges", "scoring_flops", "finds", "overflows")
+CHOICES = ("choice", "scoring_flops")
 """The figures of what tensors decide."""
 
 GRAPH_HEADS = ("graph_edges", "graph_density", "graph_degree", "graph_min_degree")
@@ -55,8 +55,7 @@ GRAPH_HEADS = ("graph_edges", "graph_density", "graph_degree", "graph_min_degree
 
 ONE_SEQUENCE = (
     *("causal", *REACH, *SPECTRUM),
-    *("expected_edges", "scoring_flops", "finds", "overflows"),
-    *("kv_cache", "kv_cache_bytes", "eviction"),
+    *("scoring_flops", "kv_cache", "kv_cache_bytes", "eviction"),
 )
 """The figures of one sequence: of what is read through others, of later tokens, of what is drawn of
 queries and keys alike."""

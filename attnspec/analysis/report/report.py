@@ -132,17 +132,8 @@ class Report(Inquiry):
     choice = Entry[str]("chosen", "decides", choices.choice, "words")
     """What each choice that tensors make goes by, and what it changes of weights."""
 
-    expected_edges = Entry[int]("pairs expected", "decides", choices.expected_edges, "count")
-    """The pairs of all layers and heads that are expected before tensors are there."""
-
     scoring_flops = Entry[int]("operations of choosing", "decides", choices.scoring_flops, "flops")
     """Operations by which one layer decides, all heads, apart from those of attention."""
-
-    finds = Entry[str]("finds", "decides", choices.finds, "words")
-    """How likely hashes bring together what is alike, and means of blocks show a planted key."""
-
-    overflows = Entry[str]("overflows", "decides", choices.overflows, "words")
-    """How likely a bucket holds more than is read of it."""
 
     order = Entry[str]("order", "grows", pairs.order, "words")
     """How fast the edges grow with n, constant factors left out: "n", "n * log2(n)", "n**(3/2)"."""
@@ -244,8 +235,8 @@ class Report(Inquiry):
     def approximation(
         self, q: np.ndarray, k: np.ndarray, v: np.ndarray, *, layer: int = 0, head: int = 0
     ) -> dict[str, Figure[Any]]:
-        """How far one head is from softmax attention on q, k [n, d] and v [n, d_v], beside the
-        bounds that are known: for favor, rbf, linformer, nystrom and lsh; in float64, n^2 numbers.
+        """How far one head is from softmax attention on q, k [n, d] and v [n, d_v]:
+        for favor, rbf, linformer, nystrom and lsh; in float64, n^2 numbers.
 
         Raises AttnSpecError for a head of another kind, ValueError for arrays that do not fit.
         """
