@@ -15,7 +15,6 @@ from attnspec.version import __version__
 
 if TYPE_CHECKING:
     from attnspec.analysis.report.report import Report
-    from attnspec.check.repairs import Advice
     from attnspec.difference import diff
     from attnspec.interchange.deepspeed import from_deepspeed
     from attnspec.interchange.explained import Explanation, explain_mask
@@ -27,11 +26,10 @@ if TYPE_CHECKING:
     from attnspec.runtime.multihead import MultiheadAttention
     from attnspec.runtime.packed import packed
     from attnspec.show.differences import Difference
-    from attnspec.spec import Spec, advise, load, parse
+    from attnspec.spec import Spec, load, parse
     from attnspec.text.diagnostics import AttnSpecError, Diagnostic, InternalError, SpecError
 
 __all__ = [
-    "Advice",
     "AttnSpecError",
     "Diagnostic",
     "Difference",
@@ -43,7 +41,6 @@ __all__ = [
     "Spec",
     "SpecError",
     "__version__",
-    "advise",
     "diff",
     "explain_mask",
     "from_deepspeed",
@@ -57,8 +54,6 @@ __all__ = [
 ]
 
 _HOMES = {
-    "Advice": "attnspec.check.repairs",
-    "advise": "attnspec.spec",
     "AttnSpecError": "attnspec.text.diagnostics",
     "Diagnostic": "attnspec.text.diagnostics",
     "InternalError": "attnspec.text.diagnostics",
@@ -81,6 +76,12 @@ _HOMES = {
     "parse": "attnspec.spec",
 }
 
+_GONE = {
+    "advise": "`spec.check()` names one change in the help of a claim that fails",
+    "Advice": "`spec.check()` names one change in the help of a claim that fails",
+}
+"""Names that were public, each with what to use instead."""
+
 
 # an exported program names the operator before anything else of this package is asked for
 when_imported("torch", lambda: import_module("attnspec.runtime.operator"))
@@ -89,7 +90,8 @@ when_imported("torch", lambda: import_module("attnspec.runtime.operator"))
 def __getattr__(name: str) -> object:
     if name in _HOMES:
         return getattr(import_module(_HOMES[name]), name)
-    raise AttributeError(f"module 'attnspec' has no attribute {name!r}")
+    way_out = f": {_GONE[name]}" if name in _GONE else ""
+    raise AttributeError(f"module 'attnspec' has no attribute {name!r}{way_out}")
 
 
 def __dir__() -> list[str]:

@@ -34,7 +34,6 @@ if TYPE_CHECKING:
 
     from attnspec.analysis.report.report import Report
     from attnspec.backends.planner import Plan
-    from attnspec.check.repairs import Advice
     from attnspec.check.verdicts import Verdict
     from attnspec.compile.exports.block_rows import BlockRows
     from attnspec.compile.exports.flex_masks import FlexMask
@@ -514,10 +513,3 @@ class Spec:
 
         require_built(self.program)
         return emit_spec(self.elaborated, standalone=standalone, backend=backend)
-
-
-def advise(spec: Spec) -> tuple[Advice, ...]:
-    """Repairs for each claim on reach of a spec that does not hold."""
-    from attnspec.check.repairs import advise as advised
-
-    return advised(spec.elaborated, spec.verdicts)

@@ -363,8 +363,6 @@ ROOMS = ("analysis", "check", "graphs", "layout", "runtime", "show", "spec", "ve
 """Rooms that know patterns by their predicates, and by what each says of itself."""
 
 NAMED = {
-    # a repair widens a window, and moves chunks on by a half: statements that it writes
-    "attnspec.check.repairs": {"window", "block", "causal"},
     # a mechanism and what the data decide are taken for every pair
     "attnspec.graphs.stack": {"full"},
     "attnspec.analysis.reach.leaks": {"full"},
