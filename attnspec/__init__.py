@@ -16,11 +16,9 @@ from attnspec.version import __version__
 if TYPE_CHECKING:
     from attnspec.analysis.report.report import Report
     from attnspec.difference import diff
-    from attnspec.interchange.deepspeed import from_deepspeed
     from attnspec.interchange.explained import Explanation, explain_mask
     from attnspec.interchange.hf_configs import from_hf_config
     from attnspec.interchange.mask_mods import from_mask_mod
-    from attnspec.interchange.xformers import from_xformers
     from attnspec.interchange.zoo import zoo
     from attnspec.runtime.layer import SelfAttention
     from attnspec.runtime.multihead import MultiheadAttention
@@ -43,10 +41,8 @@ __all__ = [
     "__version__",
     "diff",
     "explain_mask",
-    "from_deepspeed",
     "from_hf_config",
     "from_mask_mod",
-    "from_xformers",
     "load",
     "packed",
     "parse",
@@ -62,10 +58,8 @@ _HOMES = {
     "diff": "attnspec.difference",
     "Explanation": "attnspec.interchange.explained",
     "explain_mask": "attnspec.interchange.explained",
-    "from_deepspeed": "attnspec.interchange.deepspeed",
     "from_hf_config": "attnspec.interchange.hf_configs",
     "from_mask_mod": "attnspec.interchange.mask_mods",
-    "from_xformers": "attnspec.interchange.xformers",
     "zoo": "attnspec.interchange.zoo",
     "MultiheadAttention": "attnspec.runtime.multihead",
     "packed": "attnspec.runtime.packed",
@@ -77,6 +71,9 @@ _HOMES = {
 }
 
 _GONE = {
+    "from_deepspeed": "`attnspec.zoo()` lists DeepSpeed's layouts by name, and the table in"
+    " `examples/README.md` says what corresponds to its configurations",
+    "from_xformers": "the table in `examples/README.md` says what corresponds to xFormers' masks",
     "advise": "`spec.check()` names one change in the help of a claim that fails",
     "Advice": "`spec.check()` names one change in the help of a claim that fails",
 }
