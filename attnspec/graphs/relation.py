@@ -122,9 +122,6 @@ class Relation:
     sides: ClassVar[str] = "qk"
     """Which of query and key decide; the pairs that one of them decides are a rectangle."""
 
-    irregular: ClassVar[bool] = False
-    """Whether the pairs may come together in an order that no method below tells."""
-
     changes: ClassVar[Changing | None] = None
     """How pairs change with n where no size does; None where (q, k) is a pair at every n or none,
     as far as both positions exist."""

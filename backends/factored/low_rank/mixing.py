@@ -13,6 +13,7 @@ from collections.abc import Mapping
 import torch
 from torch.nn import functional
 
+from attnspec.backends.common.torch_modes import unseen
 from attnspec.backends.factored.low_rank.mechanism_kernel import MechanismKernel
 from attnspec.backends.factored.low_rank.softmax import (
     check_no_dropout,
@@ -20,7 +21,6 @@ from attnspec.backends.factored.low_rank.softmax import (
     widened,
     without_padding,
 )
-from attnspec.backends.factored.low_rank.thin_products import unseen
 from attnspec.ir.mechanisms.fourier import Fourier
 from attnspec.ir.mechanisms.gmlp import Gmlp
 from attnspec.ir.mechanisms.mixer import Mixer
