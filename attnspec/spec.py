@@ -37,7 +37,6 @@ if TYPE_CHECKING:
     from attnspec.check.verdicts import Verdict
     from attnspec.compile.exports.block_rows import BlockRows
     from attnspec.compile.exports.flex_masks import FlexMask
-    from attnspec.compile.exports.ranges import Ranges
     from attnspec.distributed.planning import DistributedPlan
     from attnspec.distributed.timing import Rates
     from attnspec.runtime.module import CompiledAttention
@@ -465,24 +464,6 @@ class Spec:
         from attnspec.compile.exports.flex_masks import flex_mask
 
         return flex_mask(self.program, n, layer, heads, inputs, device_of(device), m)
-
-    def to_ranges(
-        self,
-        n: int,
-        layer: int = 0,
-        head: int = 0,
-        inputs: Sample | None = None,
-        m: int | None = None,
-    ) -> Ranges:
-        """The pairs of one head as disjoint slices of queries and keys, as MagiAttention takes
-        them: `q_ranges`, `k_ranges` and their `types`; of m queries and n keys as `mask`.
-
-        Raises AttnSpecError where they take more than `MOST_SLICES`.
-        """
-        from attnspec.compile.exports.ranges import ranges_of
-
-        stack, length = self._crossed(n, m, inputs)
-        return ranges_of(stack.relation(length, layer, head), length_of(n), m)
 
     def to_bsr(
         self,
