@@ -360,12 +360,6 @@ class DataDependent(Relation):
         words; "" for nothing."""
         return ""
 
-    @property
-    def unsized(self) -> str:
-        """What of the choice is as large as tensors make it, so that a call asks a device for it;
-        "" for nothing."""
-        return ""
-
     def doubt(self, n: int) -> str:
         """What is to be said of sizes that leave it little to choose at n positions, "" for
         nothing; what is to be read after its name."""

@@ -104,9 +104,7 @@ class TritonBackend:
             graph = self.steps(graph_of(work)) if work.hybrid else ()
             return (found, *(f"the graph instead in {line}" for line in graph))
         if work.decided:
-            asked = [leaf.unsized for leaf in work.decided if leaf.unsized]
-            waits = [f"a call waits for the device, to know {each}" for each in asked]
-            return (*ListsBackend().steps(work), *waits)
+            return ListsBackend().steps(work)
         lines = tuple(str(band) for band in steps_of(work))
         if not lines:
             return ("as the inputs of a call decide, laid out for each sample",)

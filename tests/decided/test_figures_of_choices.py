@@ -183,9 +183,7 @@ def test_no_more_blocks_are_forced_and_no_more_keys_read_than_is_said() -> None:
         assert ("none is left to choose" in leaf.doubt(n)) == full
         for open_ended in (TopK(mass=0.5, **call), TopK(above=0.5, **call)):
             assert open_ended.most_keys(n) == n
-            assert open_ended.unsized == "how many blocks are taken"
             assert not open_ended.doubt(n)
-        assert leaf.unsized == ("" if always is None else "how many blocks are forced")
         assert bool(leaf.waits) == (shared > 1)
 
 

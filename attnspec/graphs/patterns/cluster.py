@@ -57,12 +57,6 @@ class Cluster(DataDependent):
     one_sequence: ClassVar = "makes clusters of queries and keys of one sequence"
     replaced: ClassVar = {"labels": ("count", "seed", "assign", "of")}
 
-    @property
-    def unsized(self) -> str:
-        if self.labels is not None or self.assign != "balanced":
-            return ""
-        return "how many centroids take a token"
-
     def __post_init__(self) -> None:
         if self.assign == "balanced" and self.of == "q":
             raise RelationError(

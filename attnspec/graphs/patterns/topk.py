@@ -164,12 +164,6 @@ class TopK(DataDependent):
         return "forces blocks for queries to come, too" if self.shared_by > 1 else ""
 
     @property
-    def unsized(self) -> str:
-        if self.mass is not None or self.above is not None:
-            return "how many blocks are taken"
-        return "" if self.always is None else "how many blocks are forced"
-
-    @property
     def own_blocks(self) -> int:
         """The blocks in which the queries of one choice may lie, counted from a border of both."""
         m, b = self.shared_by, self.block
