@@ -16,7 +16,6 @@ from pygls.lsp.server import LanguageServer
 from attnspec.editor import checking, navigation
 from attnspec.editor.completion import offers
 from attnspec.editor.document import Document
-from attnspec.editor.navigation import Spot
 from attnspec.text.diagnostics import Diagnostic
 from attnspec.text.source import Span
 from attnspec.version import __version__
@@ -185,22 +184,19 @@ def explain(params: types.HoverParams) -> types.Hover | None:
     found = navigation.hover(document, offset)
     if found is None:
         return None
-    text, spot = found
+    text, word = found
     content = types.MarkupContent(types.MarkupKind.Markdown, text)
-    return types.Hover(content, _range(document, *spot.ends))
+    return types.Hover(content, _range(document, *document.ends(word)))
 
 
 @server.feature(types.TEXT_DOCUMENT_DEFINITION)
 def define(params: types.DefinitionParams) -> types.Location | None:
-    """Where the word at a place is defined."""
+    """Where in this text the word at a place is defined."""
     document, offset = _at(params.text_document, params.position)
     found = navigation.definition_at(document, offset)
-    return None if found is None else _of(found, document, params.text_document.uri)
-
-
-def _of(spot: Spot, document: Document, uri: str) -> types.Location:
-    known = spot.document is document
-    return types.Location(uri if known else _uri(spot.document), _range(spot.document, *spot.ends))
+    if found is None:
+        return None
+    return types.Location(params.text_document.uri, _range(document, *document.ends(found)))
 
 
 @server.feature(types.TEXT_DOCUMENT_FORMATTING)

@@ -238,7 +238,7 @@ def test_every_use_leads_to_the_definition(
     for place in places:
         found = definition_at(document, document.offset(place))
         assert found is not None
-        assert document.place(found.ends[0]) == places[0]
+        assert document.place(document.ends(found)[0]) == places[0]
 
 
 @pytest.mark.parametrize("kind", INPUTS)
@@ -254,7 +254,7 @@ def test_hover_on_the_kind_of_an_input_says_its_axes_and_readers(kind: str) -> N
     assert hover(Document(other), other.index(kind)) is None
 
 
-def test_imports_are_followed(tmp_path: Path) -> None:
+def test_imports_are_completed_and_defined_where_they_are_imported(tmp_path: Path) -> None:
     shared = tmp_path / "parts" / "near.attn"
     shared.parent.mkdir()
     shared.write_text("graph near(r) = window(radius = r)\ngraph far = full\n")
@@ -263,26 +263,10 @@ def test_imports_are_followed(tmp_path: Path) -> None:
     document = Document(main.read_text(), main)
     found = definition_at(document, document.source.text.index("near(2)"))
     assert found is not None
-    assert (found.document.path, found.ends) == (shared, (6, 10))
-    opened = definition_at(document, document.source.text.index("parts"))
-    assert opened is not None
-    assert opened.document.path == shared
-    said = hover(document, document.source.text.index("near(2)"))
-    assert said is not None
-    assert "graph near(r) = window(radius = r)" in said[0]
+    assert document.ends(found) == (30, 34)
     marked = Document('from "parts/near.attn" import ', main)
     assert {"near", "far"} == {each.label for each in offers(marked, len(marked.text))}
     assert '"parts/near.attn"' in {each.label for each in offers(Document("from ", main), 5)}
-    # an argument is found in the file of its graph, also by way of a third
-    third = tmp_path / "third.attn"
-    third.write_text('from "main.attn" import near\nattention c { attend near(r = 3) }\n')
-    user = Document(third.read_text(), third)
-    named = definition_at(user, 55)
-    assert named is not None
-    assert (named.document.path, named.ends) == (shared, (11, 12))
-    assert "r" in {each.label for each in offers(user, 55)}
-    # without a file there is nothing to follow
-    assert definition_at(Document(document.text), 8) is None
 
 
 # --- explanations and figures -------------------------------------------------------------------
@@ -292,13 +276,14 @@ def test_imports_are_followed(tmp_path: Path) -> None:
 def test_hover_has_formula_and_source(declared: type) -> None:
     name: str = declared.name  # type: ignore[attr-defined]
     text = f"attention a {{ attend {name}() }}"
-    found = hover(Document(text), text.index(name) + 1)
+    document = Document(text)
+    found = hover(document, text.index(name) + 1)
     assert found is not None
-    said, spot = found
+    said, word = found
     assert said == markdown(declared)
     assert "Source: " in said
     assert said.startswith(f"```attn\n{name}")
-    assert text[slice(*spot.ends)] == name
+    assert text[slice(*document.ends(word))] == name
 
 
 def test_hover_on_an_argument_explains_its_pattern() -> None:
