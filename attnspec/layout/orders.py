@@ -83,7 +83,7 @@ class Order:
                 parts.append(f"{what} in boxes of {' x '.join(map(str, side.box))}")
             elif isinstance(side, Listed):
                 parts.append(f"{len(side.positions):,} listed {what}")
-            elif isinstance(side, int) and side > 1:
+            elif side > 1:
                 parts.append(f"{what} mod {side}")
         return f"order of {', '.join(parts)}"
 
