@@ -118,7 +118,10 @@ PATTERNS_KNOWN: Mapping[str, tuple[str, ...]] = {
 
 NAMES_KNOWN: Mapping[str, tuple[str, ...]] = {
     # equal labels in a mask of others
-    "attnspec.interchange.traced": ("same",),
+    "attnspec.interchange.traced": (
+        "prefix",
+        "same",
+    ),
     # what a model, or a packed batch, adds to a spec
     "attnspec.integrations.model_choices": ("chosen",),
     "attnspec.runtime.packed": ("same",),

@@ -253,6 +253,7 @@ def _values(spot: Spot, parameter: Parameter) -> Iterator[Offer]:
             yield from _of("position")
             for read in _inputs(spot, set(READ)):
                 yield replace(_defined(spot.document, read), insert=f"{read.name}(")
+            yield from _named_inputs(spot, {"length"})
             yield from _numbers(spot)
         case "any" | "graph":
             yield from _anything(spot)

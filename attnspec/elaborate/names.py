@@ -56,7 +56,10 @@ INPUTS: dict[str, tuple[str, dict[str, Parameter]]] = {
         "a label of each position, integers [B, n]: `same(x)`, or `x(q)` and `x(k)` in `where`",
         {},
     ),
-    "length": ("how many positions there are before a place, integers [B]: `prefix(x)`", {}),
+    "length": (
+        "how many positions there are before a place, integers [B]: `prefix(x)`, or `x` in `where`",
+        {},
+    ),
     "numbers": (
         "a number of each position, integers or reals [B, n]: `x(q)` and `x(k)` in `where`",
         {},

@@ -331,6 +331,7 @@ BODIES = (
     "causal attend gmlp(max_length = 200)",
     "causal attend synthesizer(max_length = 200, products = true)",
     "heads 2 attend synthesizer(max_length = 200, kind = factorized_dense, products = true)",
+    "input p: length causal attend where(k < p or (p - k) % 7 == 3 and max(k, p) < 40)",
 )
 
 

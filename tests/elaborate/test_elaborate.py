@@ -504,7 +504,6 @@ def test_counts_come_from_parameters_and_lets() -> None:
         ("input x: ids attend x", "A310 x"),
         ("input x: tokens attend x | full", "A310 x"),
         ("input x: length attend window(radius = x)", "A310 x"),
-        ("input x: length attend where(k < x)", "A310 x"),
         ("attend prefix(-1)", "A306 -1"),
         ("attend prefix(1.5)", "A305 1.5"),
         ("sequence line(3) attend full", "A316 line(3)"),

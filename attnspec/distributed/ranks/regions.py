@@ -17,6 +17,7 @@ from torch.nn.functional import pad
 
 from attnspec.backends.common.labels import possible
 from attnspec.backends.common.merging import with_zero
+from attnspec.backends.common.score_formula import widened
 from attnspec.backends.common.torch_modes import apart
 from attnspec.backends.planner import AUTO, backend_of, choose
 from attnspec.graphs.gathered import gathered
@@ -27,7 +28,6 @@ from attnspec.lower.work import (
     Call,
     Kernel,
     Mergeable,
-    Softcap,
     Standing,
     Work,
     refusal_of,
@@ -83,7 +83,7 @@ class Region:
 
     def _standing(self, n: int) -> Standing | None:
         """Where positions stand, if a score asks how far apart they are and they say it not."""
-        if all(isinstance(change, Softcap) for change in self.work.changes):
+        if not self.work.needs_distance:
             return None
         moved = self.queries - np.arange(n - len(self.queries), n)
         if (moved == moved[0]).all() and (self.keys - np.arange(len(self.keys)) == moved[0]).all():
@@ -123,6 +123,12 @@ class Region:
         if not merges:
             return self.kernel(q, k, v, mine), None
         return cast(Mergeable, self.kernel).partial(q, k, v, mine)
+
+
+def in_wide(parts: Parts) -> Parts:
+    """q, k and v in float32 at least where they have gradients: those from several ranks add up."""
+    q, k, v = (widened(x) if torch.is_grad_enabled() and x.requires_grad else x for x in parts)
+    return q, k, v
 
 
 def finished(work: Work, found: Partial) -> Partial:

@@ -13,12 +13,12 @@ from collections.abc import Mapping
 import torch
 from torch.nn import functional
 
+from attnspec.backends.common.score_formula import widened
 from attnspec.backends.common.torch_modes import unseen
 from attnspec.backends.factored.low_rank.mechanism_kernel import MechanismKernel
 from attnspec.backends.factored.low_rank.softmax import (
     check_no_dropout,
     repeated,
-    widened,
     without_padding,
 )
 from attnspec.ir.mechanisms.fourier import Fourier

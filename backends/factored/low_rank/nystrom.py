@@ -12,7 +12,7 @@ from __future__ import annotations
 import torch
 from torch.nn import functional
 
-from attnspec.backends.common.score_formula import weigh
+from attnspec.backends.common.score_formula import weigh, widened
 from attnspec.backends.common.torch_modes import unseen
 from attnspec.backends.factored.low_rank.mechanism_kernel import MechanismKernel
 from attnspec.backends.factored.low_rank.segments import occupied, segment_means
@@ -20,7 +20,6 @@ from attnspec.backends.factored.low_rank.softmax import (
     attend,
     check_no_dropout,
     repeated,
-    widened,
     without_padding,
 )
 from attnspec.ir.mechanisms.nystrom import Nystrom
