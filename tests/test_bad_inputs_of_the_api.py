@@ -35,6 +35,7 @@ ELSEWHERE = {
     75: "tests/integrations/test_transformers_contract.py: a name is registered once",
     76: "tests/runtime/test_runtime.py: plans of another format; what is missing says itself",
     78: "nothing takes a predicate of Python: `where` is evaluated, never called",
+    116: "the number of pairs is counted at a length, and has no formula in n",
     111: "paths are not counted, only the shortest is told",
     112: "no command takes a graph that a user made",
     117: "limits of size stand before every long analysis: rows 110 and 113",

@@ -216,7 +216,7 @@ def tiles_of(side: Axis, at: np.ndarray) -> np.ndarray:
     places = np.flatnonzero(side.positions >= 0)
     tile = np.empty(side.last - side.first, np.int64)
     tile[side.positions[places] - side.first] = places // side.size
-    return tile[at - side.first]
+    return np.asarray(tile[at - side.first])
 
 
 @pytest.mark.parametrize("steps", [(1, 1), (1, 3), (4, 1), (5, 5)])

@@ -164,7 +164,8 @@ def _values(growth: Growth, lengths: np.ndarray) -> np.ndarray:
 
 
 def _counts(stack: Stack) -> dict[int, int]:
-    """The edges at growing lengths, up to where counting takes too long."""
+    """The edges at growing lengths, up to where counting takes too long; raises TooMuch where it
+    does at the shortest."""
     found: dict[int, int] = {}
     for n in (*LOOKED_INTO, *LONG):
         try:
@@ -173,6 +174,8 @@ def _counts(stack: Stack) -> dict[int, int]:
                 continue
             found[n] = total_edges(stack, n)
         except TooMuch:
+            if not found:
+                raise
             break
         except AttnSpecError:
             continue
