@@ -224,7 +224,7 @@ def _parameters(document: Document, callee: str) -> Mapping[str, Parameter]:
     if declaration is not None:
         return parameters_of(declaration)
     if callee in SCORES:
-        return {name: Parameter("real", "") for name in SCORES[callee]}
+        return SCORES[callee]
     if callee == "shift":
         return {"by": Parameter("integer", "how many positions later")}
     if callee == REACH:

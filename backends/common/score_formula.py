@@ -54,7 +54,7 @@ def scale_of(work: Work, size: int) -> float:
 def slopes_of(changes: Sequence[Change], heads: Sequence[int]) -> dict[Alibi, list[float]]:
     """The slope of each head for every `alibi` among the changes."""
     return {
-        change: [2.0 ** (-8.0 * (head + 1) / change.heads) for head in heads]
+        change: [change.slopes[head] for head in heads]
         for change in changes
         if isinstance(change, Alibi)
     }
