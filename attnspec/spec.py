@@ -34,11 +34,9 @@ if TYPE_CHECKING:
 
     from attnspec.analysis.report.report import Report
     from attnspec.backends.planner import Plan
-    from attnspec.check.repairs import Advice
     from attnspec.check.verdicts import Verdict
     from attnspec.compile.exports.block_rows import BlockRows
     from attnspec.compile.exports.flex_masks import FlexMask
-    from attnspec.compile.exports.ranges import Ranges
     from attnspec.distributed.planning import DistributedPlan
     from attnspec.distributed.timing import Rates
     from attnspec.runtime.module import CompiledAttention
@@ -480,24 +478,6 @@ class Spec:
 
         return flex_mask(self.program, n, layer, heads, inputs, device_of(device), m)
 
-    def to_ranges(
-        self,
-        n: int,
-        layer: int = 0,
-        head: int = 0,
-        inputs: Sample | None = None,
-        m: int | None = None,
-    ) -> Ranges:
-        """The pairs of one head as disjoint slices of queries and keys, as MagiAttention takes
-        them: `q_ranges`, `k_ranges` and their `types`; of m queries and n keys as `mask`.
-
-        Raises AttnSpecError where they take more than `MOST_SLICES`.
-        """
-        from attnspec.compile.exports.ranges import ranges_of
-
-        stack, length = self._crossed(n, m, inputs)
-        return ranges_of(stack.relation(length, layer, head), length_of(n), m)
-
     def to_bsr(
         self,
         n: int,
@@ -527,10 +507,3 @@ class Spec:
 
         require_built(self.program)
         return emit_spec(self.elaborated, standalone=standalone, backend=backend)
-
-
-def advise(spec: Spec) -> tuple[Advice, ...]:
-    """Repairs for each claim on reach of a spec that does not hold."""
-    from attnspec.check.repairs import advise as advised
-
-    return advised(spec.elaborated, spec.verdicts)

@@ -117,8 +117,6 @@ PATTERNS_KNOWN: Mapping[str, tuple[str, ...]] = {
 """Who knows a pattern by its class, besides the patterns themselves."""
 
 NAMES_KNOWN: Mapping[str, tuple[str, ...]] = {
-    # repairs that widen a window, and move chunks on by a half
-    "attnspec.check.repairs": ("block", "window"),
     # equal labels in a mask of others
     "attnspec.interchange.traced": (
         "prefix",

@@ -9,7 +9,6 @@ from typing import Any, TypeAlias, TypeVar
 
 import torch
 
-from attnspec.backends.rows.keys import FEW
 from attnspec.graphs.across import reads_m
 from attnspec.graphs.predicates.inputs import require_exact
 from attnspec.ir.api_checks import index_of
@@ -24,9 +23,6 @@ Parts: TypeAlias = "tuple[torch.Tensor, torch.Tensor, torch.Tensor]"
 """q [B, H, n_q, d], k [B, H_kv, n_k, d] and v [B, H_kv, n_k, d_v]."""
 
 FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
-AS_GIVEN = ("tokens", "ids")
-"""Kinds of inputs that patterns take as they come, whatever numbers stand there."""
-
 PER_HEAD = ("choices", "scores", "buckets")
 """Kinds of inputs with an axis of heads."""
 
@@ -125,22 +121,6 @@ def check_tensors(program: Program, q: torch.Tensor, k: torch.Tensor, v: torch.T
             "queries are the last n_q of n_k positions, so that n_q is at most n_k,"
             f" got {shapes:hint}; for keys of another sequence the spec says `cross`"
         )
-
-
-def signature_of(given: Sequence[torch.Tensor | None]) -> tuple[object, ...] | None:
-    """All that checks of q, k, v and padding go by, and no number in them. None where one must be
-    looked at by itself, and for a few queries: the next step of generation has another shape."""
-    found: list[object] = []
-    for x in given:
-        if x is None:
-            found.append(None)
-        # a nested tensor says that it is strided, and has no shape
-        elif type(x) is not torch.Tensor or x.is_nested:
-            return None
-        else:
-            found.append((x.shape, x.dtype, x.device, x.layout))
-    q = given[0]
-    return tuple(found) if q is not None and q.dim() == 4 and q.shape[2] > FEW else None
 
 
 @dataclass(frozen=True)

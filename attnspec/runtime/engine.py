@@ -329,25 +329,11 @@ class Engine:
         """The kernels that run a layer for so many heads and positions, built or kept."""
         key = (self.binder.alike(layer), heads, key_heads, n_q, n_k, device, query_start)
         if n_q > FEW:
-            return self.kept(key)
+            return self.prepared.get(key, lambda: apart(lambda: self._build(key)))
         if self.backend in (AUTO, ROWS.name):
             # this costs less than a thread that is apart, and nothing of it outlives the call
             return self._build(key)
         return self.steps.get(key, lambda: apart(lambda: self._build(key)))
-
-    def kept(self, key: Key) -> Prepared:
-        """The kernels for more than a few queries, by layer, numbers of heads and of key heads, n_q
-        and n_k, device and first query."""
-        return self.prepared.get(key, lambda: apart(lambda: self._build(key)))
-
-    def settled(self, layer: int, q: torch.Tensor, k: torch.Tensor) -> Key | None:
-        """What `kept` finds the kernels by that are all of a call with q and k, which were checked;
-        None where there is more to it."""
-        sizes = q.shape[1], k.shape[1], q.shape[2], k.shape[2]
-        if 0 in (len(q), *sizes):
-            return None
-        key = self.binder.alike(layer), *sizes, str(q.device), 0
-        return None if self.kept(key).decisions else key
 
     def _build(self, key: Key) -> Prepared:
         layer, heads, key_heads, n_q, n_k, device, _ = key

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from functools import partial
-from typing import Any, Never, TypeAlias, cast
+from typing import Any, Never, cast
 
 import torch
 
@@ -15,7 +14,6 @@ from attnspec.backends.common.torch_modes import (
     composed,
     is_mapped_over,
     is_recorded,
-    is_surrounded,
     is_transformed,
     is_watched,
 )
@@ -27,7 +25,6 @@ from attnspec.lower.cache import Cache
 from attnspec.lower.lower import decided_leaves
 from attnspec.lower.work import Call, Streamable
 from attnspec.runtime.call_checks import (
-    AS_GIVEN,
     check_dropout,
     check_exact,
     check_finite,
@@ -42,10 +39,9 @@ from attnspec.runtime.call_checks import (
     of_first_keys,
     refuse_unknown,
     require_unchanged,
-    signature_of,
 )
 from attnspec.runtime.decisions import Decision, data_of, decisions_of
-from attnspec.runtime.engine import KEPT, Engine, Key, no_log_sum_exps
+from attnspec.runtime.engine import KEPT, Engine, no_log_sum_exps
 from attnspec.runtime.head_groups import Prepared, group_of, together
 from attnspec.runtime.parameters import Draws, Learner, again
 from attnspec.runtime.streaming import (
@@ -56,21 +52,8 @@ from attnspec.runtime.streaming import (
     streamed_works,
 )
 
-SIGNATURES = 256
-"""Types and shapes of the tensors of a call that are known again."""
-
-NUMBERS = {int, float}
-"""Types of numbers that are known again: others may be variables of a trace, or no layer."""
-
 LONGEST_PAIRS = 8192
 """The longest sequence of which pairs and choices are shown."""
-
-
-Given: TypeAlias = "tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor | None]"
-"""Queries, keys, values and padding."""
-
-Inputs: TypeAlias = "Mapping[str, torch.Tensor]"
-"""Run-time inputs by name."""
 
 
 class CompiledAttention(Learner):
@@ -94,12 +77,6 @@ class CompiledAttention(Learner):
         self._keeps = any(part.kept for _, part in self._parts)
         self._before: dict[tuple[str, int], torch.Tensor] = {}
         self._streams: Cache[tuple[object, ...], tuple[Works, Prepared]] = Cache(KEPT)
-        # calls are known again of which nothing is drawn, kept or asked but their shapes and types
-        quiet = all(x.kind in AS_GIVEN and x.at_most is None for x in self.program.inputs)
-        drawn = self.draws is not None or self._keeps or self.program.cross
-        self._bare = quiet and not (drawn or engine.computed)
-        self._names = {x.name for x in self.program.inputs}
-        self._signatures: Cache[tuple[object, ...], Key | None] = Cache(SIGNATURES)
 
     def redraw(self) -> None:
         """Draws the random features of mechanisms that redraw them anew; ValueError where none
@@ -301,62 +278,9 @@ class CompiledAttention(Learner):
         """
         if unknown:
             refuse_unknown(self.program, unknown, CompiledAttention.forward)
-        plain = self._bare and not (return_lse or self.check_finite or self._waits)
-        if plain and keys is None and not is_surrounded():
-            given = q, k, v, key_padding_mask
-            out = self._known_again(given, (layer, dropout_p, query_start), inputs)
-            if out is not None:
-                return out
         start = check_query_start(self.program, query_start)
         rest = key_padding_mask, dropout_p, inputs, return_lse, start, None, keys
         return self._called(q, k, v, layer, *rest)
-
-    def _known_again(
-        self, given: Given, numbers: tuple[int, float, int], inputs: Inputs | None
-    ) -> torch.Tensor | None:
-        """The output of a call with a layer, dropout and first query where kernels are all of it:
-        all but the numbers in tensors was looked at when one like it came first. None for a call
-        that is more than that."""
-        read: Inputs = {}
-        if inputs is not None or self.program.inputs:
-            if type(inputs) is not dict or inputs.keys() != self._names:
-                return None
-            read = inputs.copy()
-        q, k, v, padding = given
-        shapes, kinds = signature_of((*given, *read.values())), tuple(map(type, numbers))
-        if shapes is None or not NUMBERS.issuperset(kinds):
-            return None
-        # 0.0 is 0, but no layer
-        key = *read, *shapes, *numbers, *kinds
-        found = self._signatures.get(key, lambda: self._checked(*given, *numbers, read))
-        if found is None:
-            return None
-        call, tables = Call(padding, data=read), None
-        if self.engine.learned:
-            tables = partial(self.engine.tables, layer=numbers[0], learned=self._learned(q, v))
-        out = self.engine.kept(found).run(q, k, v, call, tables)
-        if read or padding is not None:
-            require_unchanged((out,), [x for x in (padding, *read.values()) if x is not None])
-        return out
-
-    def _checked(
-        self,
-        q: torch.Tensor,
-        k: torch.Tensor,
-        v: torch.Tensor,
-        padding: torch.Tensor | None,
-        layer: int,
-        dropout_p: float,
-        query_start: int,
-        inputs: Inputs,
-    ) -> Key | None:
-        """What the engine keeps the kernels of such a call by; raises as a call does."""
-        check_query_start(self.program, query_start)
-        layer = check_layer(self.program, layer)
-        check_tensors(self.program, q, k, v)
-        check_padding(padding, q.shape[0], k.shape[2], q.device)
-        check_inputs(self.program, inputs, q, k, padding)
-        return None if check_dropout(dropout_p) else self.engine.settled(layer, q, k)
 
     def labelled(
         self,

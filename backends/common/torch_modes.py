@@ -28,6 +28,13 @@ def is_transformed() -> bool:
     )
 
 
+def unseen(*given: torch.Tensor) -> bool:
+    """Whether nothing differentiates or transforms what is made of tensors."""
+    if is_transformed():
+        return False
+    return not (torch.is_grad_enabled() and any(x.requires_grad for x in given))
+
+
 def is_watched(x: torch.Tensor) -> bool:
     """Whether a call with x is traced, or its operators are looked at one by one."""
     return _is_traced(x) or torch._C._len_torch_dispatch_stack() > 0

@@ -14,7 +14,6 @@ from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING
 
 from attnspec.backends.common.reading import GatheredError, reading_of
-from attnspec.backends.flex.flash import said
 from attnspec.graphs.relation import Relation
 from attnspec.layout.axes import axis
 from attnspec.layout.orders import NATURAL, Order, OrderedRelation
@@ -114,7 +113,7 @@ class FlexBackend:
         return amounts_of(_steps(work, work.device), work.n_q)
 
     def steps(self, work: Work) -> tuple[str, ...]:
-        return tuple(f"{band}{said(work)}" for band in _steps(work, work.device))
+        return tuple(str(band) for band in _steps(work, work.device))
 
     def build(self, work: Work, heads: tuple[int, ...], device: torch.device) -> Kernel:
         from attnspec.backends.flex.kernel import FlexKernel

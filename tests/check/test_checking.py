@@ -324,11 +324,10 @@ def test_under_causal_graphs_of_claims_are_causal_too() -> None:
         ("attend where(q * k % 7 == 1)", "order <= n * sqrt(n)", False),
     ],
 )
-def test_order_is_derived_or_judged_by_counting(body: str, claim: str, truth: bool) -> None:
+def test_order_is_proven_or_judged_by_counting(body: str, claim: str, truth: bool) -> None:
     said = verdicts(body, claim)
     assert (said == []) == truth
-    words = "edges over the bound grow" if "q * k" in body else "the edges grow as n"
-    assert all(words in message for message in said)
+    assert all("edges over the bound grow" in message for message in said)
 
 
 def test_a_claim_without_an_answer() -> None:

@@ -1,5 +1,5 @@
-"""A newcomer's walk: one converted model, trained, saved, loaded by another process, compiled, exported
-and generating, with equal outputs at each point."""
+"""A newcomer's walk: one converted model, trained, saved, loaded by another process, compiled,
+exported and generating, with equal outputs at each point."""
 
 from __future__ import annotations
 

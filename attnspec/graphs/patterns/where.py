@@ -122,13 +122,6 @@ class Where(Relation):
     def sides(self) -> str:  # type: ignore[override]
         return "".join(sorted(_sides(self.predicate), reverse=True))
 
-    @property
-    def irregular(self) -> bool:  # type: ignore[override]
-        # what moves with the positions is near the diagonal, or near that of residues
-        each = tuple(comparisons(self.predicate))
-        moves = all(_has_stride(part) or period_of(part).both for part in each)
-        return not moves and not any(map(_has_stride, each)) and self.boxes() is None
-
     def parts(self) -> tuple[Relation, ...] | None:
         found: dict[object, tuple[Scalar, ...]] = {}
         for part in disjuncts(self.predicate):

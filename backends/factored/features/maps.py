@@ -14,7 +14,7 @@ from typing import Protocol, TypeAlias, runtime_checkable
 
 import torch
 
-from attnspec.backends.factored.low_rank.thin_products import unseen
+from attnspec.backends.common.torch_modes import unseen
 
 Tables: TypeAlias = Mapping[str, torch.Tensor]
 

@@ -1,17 +1,17 @@
-"""Long thin products and attention with a short side: other ways to compute what is known."""
+"""Attention with a short side, and other ways to compute what nothing differentiates."""
 
 from __future__ import annotations
 
 import pytest
 import torch
 
+from attnspec.backends.common.torch_modes import unseen
 from attnspec.backends.factored.costs import LANES
-from attnspec.backends.factored.low_rank import softmax, thin_products
+from attnspec.backends.factored.low_rank import softmax
 from attnspec.backends.factored.low_rank.linformer import projected
 from attnspec.backends.factored.low_rank.mixing import LONG, fourier
 from attnspec.backends.factored.low_rank.nystrom import along
 from attnspec.backends.factored.low_rank.softmax import attend
-from attnspec.backends.factored.low_rank.thin_products import against, outer, unseen
 from attnspec.spec import parse
 
 
@@ -24,62 +24,6 @@ def assert_near(found: torch.Tensor, meant: torch.Tensor) -> None:
     """To the roundings of float32, at the size of the largest number."""
     error = 2e-5 * max(1.0, meant.abs().max().item() if meant.numel() else 0.0)
     torch.testing.assert_close(found.double(), meant.double(), rtol=0, atol=error)
-
-
-@pytest.fixture
-def everywhere(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """Convolutions whatever the size; the list has one entry for each."""
-    calls: list[int] = []
-    monkeypatch.setattr(thin_products, "ROWS", 1)
-    monkeypatch.setattr(thin_products, "WORK", 1)
-    monkeypatch.setattr(thin_products, "has_wide_vectors", lambda: True)
-    image = thin_products._image
-
-    def counted(x: torch.Tensor) -> torch.Tensor:
-        calls.append(len(x))
-        return image(x)
-
-    monkeypatch.setattr(thin_products, "_image", counted)
-    return calls
-
-
-# --- products ------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("lead", [(), (1,), (1, 1)])
-@pytest.mark.parametrize(("n", "k", "m"), [(1, 1, 1), (7, 3, 5), (300, 17, 33), (64, 65, 2)])
-def test_convolutions_are_products(
-    lead: tuple[int, ...], n: int, k: int, m: int, everywhere: list[int]
-) -> None:
-    x, by, w = numbers(*lead, n, k), numbers(*lead, m, k), numbers(*lead, n, m)
-    assert_near(against(x, by), x.double() @ by.double().transpose(-1, -2))
-    assert_near(outer(x, w), x.double().transpose(-1, -2) @ w.double())
-    assert len(everywhere) == 3
-    # rows that lie in another order or apart
-    aside = numbers(k, 2 * n).T[::2].reshape(*lead, n, k)
-    assert_near(against(aside, by), aside.double() @ by.double().transpose(-1, -2))
-    turned = numbers(*lead, k, m).transpose(-1, -2)
-    assert_near(against(x, turned), x.double() @ turned.double().transpose(-1, -2))
-
-
-@pytest.mark.parametrize("shape", [(0, 3), (3, 0), (2, 9, 3), (2, 3, 9, 3)])
-def test_other_shapes_are_products(shape: tuple[int, ...], everywhere: list[int]) -> None:
-    x, by = numbers(*shape), numbers(*shape[:-2], 4, shape[-1])
-    assert_near(against(x, by), x @ by.transpose(-1, -2))
-    assert_near(outer(x, x), x.transpose(-1, -2) @ x)
-    assert not everywhere
-
-
-def test_float64_and_what_is_differentiated_are_products(everywhere: list[int]) -> None:
-    x, by = numbers(9, 4, kind=torch.float64), numbers(5, 4, kind=torch.float64)
-    assert torch.equal(against(x, by), x @ by.T)
-    leaf = numbers(9, 4).requires_grad_()
-    (grad,) = torch.autograd.grad(against(leaf, by.float()).sum(), leaf)
-    assert_near(grad, by.float().sum(0).expand(9, -1))
-    assert not everywhere
-    with torch.no_grad():
-        against(leaf, by.float())
-    assert everywhere
 
 
 @pytest.mark.filterwarnings("ignore:.torch.jit.script. is deprecated:DeprecationWarning")
