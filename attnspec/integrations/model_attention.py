@@ -154,7 +154,9 @@ class ModelAttention:
         traced = is_recorded(query)
         if traced:
             about = (layer, query.shape[1], causal, bool(mask.q_offset), mask.padding is not None)
-            untraced(self, "_check_form", place, *about)
+            # no place itself: each layer has its own, and a trace would be for one of them
+            asked = None if place is None else (place.causal, place.real)
+            untraced(self, "_check_form", asked, *about)
         else:
             if causal:
                 self._past_only(self.program, layer, query.shape[1], mask.end, mask.q_length)
@@ -305,7 +307,7 @@ class ModelAttention:
 
     def _check_form(
         self,
-        place: Place | None,
+        asked: tuple[bool | None, bool] | None,
         layer: int,
         heads: int,
         causal: bool,
@@ -313,7 +315,9 @@ class ModelAttention:
         padded: bool,
     ) -> None:
         """Raise, or warn, where a program that is traced would compute something else than the
-        model at some length, or behind a cache, or beside padding."""
+        model at some length, or behind a cache, or beside padding; `asked` of `convert` were
+        `causal` and `real`, of a place."""
+        place = None if asked is None else Place(None, None, causal=asked[0], real=asked[1])
         if causal:
             require_past_only_by_form(self.program, layer)
         if _reads_ahead(place) and cached:
