@@ -90,7 +90,9 @@ class WrittenOut:
         except RuntimeError:
             # written over in place: the weights alone are left to look at
             return sizes
-        return sizes.maximum(slope.abs().nan_to_num(nan=0.0).reshape(sizes.shape))
+        slope = slope.abs().nan_to_num(nan=0.0).reshape(sizes.shape)
+        rounding = 64 * torch.finfo(slope.dtype).eps * slope.amax(-1, keepdim=True)
+        return sizes.maximum(torch.where(slope > rounding, slope, 0.0))
 
 
 def _still(value: Any) -> Any:
