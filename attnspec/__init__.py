@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from attnspec.interchange.mask_mods import from_mask_mod
     from attnspec.interchange.xformers import from_xformers
     from attnspec.interchange.zoo import zoo
+    from attnspec.model_check import ModelVerification, verify_model
     from attnspec.runtime.layer import SelfAttention
     from attnspec.runtime.multihead import MultiheadAttention
     from attnspec.runtime.packed import packed
@@ -37,6 +38,7 @@ __all__ = [
     "Difference",
     "Explanation",
     "InternalError",
+    "ModelVerification",
     "MultiheadAttention",
     "Report",
     "SelfAttention",
@@ -53,6 +55,7 @@ __all__ = [
     "load",
     "packed",
     "parse",
+    "verify_model",
     "zoo",
 ]
 
@@ -72,6 +75,8 @@ _HOMES = {
     "from_mask_mod": "attnspec.interchange.mask_mods",
     "from_xformers": "attnspec.interchange.xformers",
     "zoo": "attnspec.interchange.zoo",
+    "ModelVerification": "attnspec.model_check",
+    "verify_model": "attnspec.model_check",
     "MultiheadAttention": "attnspec.runtime.multihead",
     "packed": "attnspec.runtime.packed",
     "Report": "attnspec.analysis.report.report",

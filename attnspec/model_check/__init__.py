@@ -9,7 +9,7 @@ keys. `setting` reads the arguments of the model: padding, packed documents, cac
 
 from __future__ import annotations
 
-from attnspec.model_check.check import Interrupted, check_model, verify_model
+from attnspec.model_check.check import Interrupted, Question, check_model, verify_model
 from attnspec.model_check.packing import documents
 from attnspec.model_check.report import LayerCheck, ModelVerification
 
@@ -17,6 +17,7 @@ __all__ = [
     "Interrupted",
     "LayerCheck",
     "ModelVerification",
+    "Question",
     "check_model",
     "documents",
     "verify_model",
