@@ -19,6 +19,7 @@ from attnspec.graphs.patterns import BY_NAME
 from attnspec.integrations.causality import ReadsLaterError, require_past_only
 from attnspec.integrations.model_advice import (
     CROSS,
+    PACKED,
     extra_tokens_need_places,
     joins_two,
     learned_parts_need_a_holder,
@@ -50,6 +51,7 @@ from attnspec.integrations.model_mask import (
 )
 from attnspec.ir.program import Program, leaves
 from attnspec.lower.lower import stand_ins, works_of
+from attnspec.model_check.packing import labels
 from attnspec.text.diagnostics import AttnSpecError
 
 if TYPE_CHECKING:
@@ -128,6 +130,8 @@ class ModelAttention:
         self._require_same_rows(mask, layer, query.shape[1])
         query = self.scaled(query, scaling, layer, mask.end)
         sink = cast("torch.Tensor | None", terms[SINK])
+        positions = others.get("position_ids")
+        attnspec_inputs = self.with_documents(attnspec_inputs, mask, positions, len(query))
         inputs = self.inputs_of(attnspec_inputs, mask, lists is not None)
         dropout = dropout if module.training else 0.0
         run, inputs = self._run_of(place, lists, sink is not None, inputs)
@@ -355,7 +359,8 @@ class ModelAttention:
             past = getattr(module, "is_causal", True) if is_causal is None else is_causal
             kind = "causal" if past else "bidirectional"
             given = ModelMask(kind, q_length, 0, kv_length, 0, None)
-        if given.kind in REPLACED and place_of(module) is not None:
+        documents = given.kind == "packed" and any(x.kind == "ids" for x in self.program.inputs)
+        if documents or (given.kind in REPLACED and place_of(module) is not None):
             given = replace(given, kind="causal" if given.past else "bidirectional")
         if given.kind == "bidirectional" and (
             getattr(module, "is_decoder", False) or given.end != given.kv_length
@@ -412,6 +417,31 @@ class ModelAttention:
                 f"`{self.program.name}` has {declared} heads, the model {heads}: "
                 f"write `heads {heads}`"
             )
+
+    def with_documents(
+        self,
+        given: Mapping[str, torch.Tensor] | None,
+        mask: ModelMask,
+        position_ids: object,
+        batch: int,
+    ) -> Mapping[str, torch.Tensor] | None:
+        """The run-time inputs, with the documents that `position_ids` show where the spec has one
+        input, of kind `ids`, that is not given; warns, once, of what was found."""
+        kinds = [entry.kind for entry in self.program.inputs]
+        missing = given is None and self.standing is None
+        shown = isinstance(position_ids, torch.Tensor) and position_ids.ndim == 2
+        if mask.q_offset or not shown or ("ids" in kinds and not (missing and kinds == ["ids"])):
+            return given
+        found = labels(cast(torch.Tensor, position_ids).expand(batch, -1), mask.padding)
+        name = self.program.name
+        if not torch.compiler.is_compiling() and bool(found.any()):
+            count = f"`position_ids` show up to {int(found.max()) + 1} packed documents a sample"
+            if kinds:
+                count += f"; they are the input `{self.program.inputs[0].name}` of `{name}`"
+            else:
+                count += f", which read each other by `{name}`: {PACKED}"
+            self.warn_once("packed documents", count)
+        return {self.program.inputs[0].name: found} if kinds else given
 
     def inputs_of(
         self, given: Mapping[str, torch.Tensor] | None, mask: ModelMask, chosen: bool = False
