@@ -5,8 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
-from functools import partial
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -14,7 +13,7 @@ from torch import nn
 
 from attnspec.model_check.compare import compared
 from attnspec.model_check.report import LayerCheck, ModelVerification
-from attnspec.model_check.setting import Setting, copied, setting_of
+from attnspec.model_check.setting import copied, setting_of
 from attnspec.model_check.wanted import NoPlace, Wanted
 from attnspec.model_check.watch import Frame, Seen, Watch
 from attnspec.text.diagnostics import AttnSpecError
@@ -22,12 +21,9 @@ from attnspec.text.diagnostics import AttnSpecError
 if TYPE_CHECKING:
     from attnspec.spec import Spec
 
-Progress = Callable[[int, str], None]
-"""Told how many layers were looked at, and which is next."""
-
 
 class Interrupted(KeyboardInterrupt):
-    """Ctrl-C, with what had been looked at by then."""
+    """Ctrl-C; `partial` is what had been looked at by then."""
 
     def __init__(self, partial: ModelVerification) -> None:
         super().__init__(str(partial))
@@ -40,25 +36,18 @@ class OutOfTime(Exception):
 
 @dataclass(frozen=True)
 class Question:
-    """What is asked of a model: see `verify_model` for the fields."""
+    """What is asked of a model, as `verify_model` has it; `seconds` is a limit of time, and
+    `progress` is told how many layers were looked at, and which is next."""
 
     spec: Spec
     args: tuple[Any, ...]
     kwargs: Mapping[str, Any]
     inputs: Mapping[str, object] | None = None
-    layers: tuple[int | str, ...] | None = None
+    layers: Sequence[int | str] | None = None
     exact: bool | None = None
     positions: str = "absolute"
     seconds: float = float("inf")
-    progress: Progress = lambda count, doing: None
-
-    @property
-    def numbers(self) -> set[int]:
-        return {x for x in self.layers or () if isinstance(x, int)}
-
-    @property
-    def paths(self) -> tuple[str, ...]:
-        return tuple(x for x in self.layers or () if isinstance(x, str))
+    progress: Callable[[int, str], None] = lambda count, doing: None
 
 
 def verify_model(
@@ -84,22 +73,14 @@ def verify_model(
     With `positions="real"` the spec counts from the first real token of each sample.
 
     Every weight is looked at, in n / e calls of each attention for values of e elements; where that
-    are more than 16, all rows at once in a call or two, which miss a row that differs by one pair
+    is more than 16, all rows at once in a call or two, which miss a row that differs by one pair
     with a probability of at most 1e-6. `exact` chooses one of both. Nothing of the model, its
     arguments or caches is changed. Raises AttnSpecError where spec and arguments do not fit, and
     what the model itself raises.
     """
     chosen = (layers,) if isinstance(layers, int | str) else layers
-    question = Question(
-        spec=spec,
-        args=args,
-        kwargs={**kwargs, **(call or {})},
-        inputs=inputs,
-        layers=None if chosen is None else tuple(chosen),
-        exact=exact,
-        positions=positions,
-    )
-    return check_model(model, question)
+    given = {**kwargs, **(call or {})}
+    return check_model(model, Question(spec, args, given, inputs, chosen, exact, positions))
 
 
 def check_model(model: nn.Module, question: Question) -> ModelVerification:
@@ -108,85 +89,47 @@ def check_model(model: nn.Module, question: Question) -> ModelVerification:
     if not isinstance(given, nn.Module):
         raise TypeError(f"a model, a torch.nn.Module, is needed, got {type(given).__name__}")
     model = getattr(model, "_orig_mod", model)
-    require_paths(model, question.paths)
-    setting = setting_of(model, question.args, question.kwargs)
-    wanted = Wanted(question.spec, setting, question.inputs, question.positions)
-    run = Run(model, question, setting, wanted)
-    found = run.verified()
+    known = dict(model.named_modules())
+    for path in question.layers or ():
+        if isinstance(path, str) and path not in known:
+            raise AttnSpecError(f"`layers` must be numbers or modules of the model, got {path!r}")
+    found = Run(model, question).verified()
     if found.differing and found.interrupted is None:
-        for change, other, restore in _other_settings(model, question, setting):
-            try:
-                again = check_model_once(model, other)
-            except Exception:
-                # a setting that does not run explains nothing
-                continue
-            finally:
-                restore()
-            if again.ok:
-                found = found.with_change(change)
+        equal = tuple(_equal_settings(model, question))
+        found = replace(found, equal_with=equal)
     return found
 
 
-def check_model_once(model: nn.Module, question: Question) -> ModelVerification:
-    """One run in one setting."""
-    setting = setting_of(model, question.args, question.kwargs)
-    wanted = Wanted(question.spec, setting, question.inputs, question.positions)
-    return Run(model, question, setting, wanted).verified()
-
-
-def require_paths(model: nn.Module, paths: Sequence[str]) -> None:
-    """Raise for a dotted name that is no module of the model."""
-    known = dict(model.named_modules())
-    for path in paths:
-        if path not in known:
-            raise AttnSpecError(f"`layers` must be numbers or modules of the model, got {path!r}")
-
-
-@dataclass
 class Run:
     """One run of a model, and what was seen of each layer."""
 
-    model: nn.Module
-    question: Question
-    setting: Setting
-    wanted: Wanted
-    checks: list[LayerCheck] = field(default_factory=list)
-    faults: list[str] = field(default_factory=list)
-    start: float = field(default_factory=time.monotonic)
+    def __init__(self, model: nn.Module, question: Question) -> None:
+        self.model, self.question = model, question
+        self.setting = setting_of(model, question.args, question.kwargs)
+        self.wanted = Wanted(question.spec, self.setting, question.inputs, question.positions)
+        self.numbers = {x for x in question.layers or () if isinstance(x, int)}
+        self.checks: list[LayerCheck] = []
+        self.faults: list[str] = []
+        self.start = time.monotonic()
 
     def verified(self) -> ModelVerification:
         """What was found; raises Interrupted."""
-        watch = Watch(self.model, self.see, self.forget, self.question.paths)
+        paths = tuple(x for x in self.question.layers or () if isinstance(x, str))
+        watch = Watch(self.model, self.see, self.forget, paths)
         try:
             with quiet(self.model):
                 plain = self._called()
                 with watch.watching():
                     watched = self._called()
             self._compare_outputs(plain, watched)
-            self._uncalled(watch)
+            for path, module in watch.uncalled():
+                kind = type(module).__name__
+                self.checks.append(LayerCheck(None, path, kind, reason="it was never called"))
         except KeyboardInterrupt:
-            raise Interrupted(self.report(f"after {len(self.checks)} layers")) from None
+            raise Interrupted(self._report(f"after {len(self.checks)} layers")) from None
         except OutOfTime:
-            return self.report(f"the time is over, after {len(self.checks)} layers")
-        return self.report()
-
-    def report(self, interrupted: str | None = None) -> ModelVerification:
-        """What is known so far."""
-        if not self.checks and interrupted is None:
-            self.faults.append("no attention layer was found: name modules, `layers=[…]`")
-        found = {check.layer for check in self.checks if check.layer is not None}
-        declared = self.question.spec.program.layers
-        if declared is not None and declared > 1 and len(found) < declared and not interrupted:
-            self.faults.append(f"the spec has {declared} layers, {len(found)} ran")
-        return ModelVerification(
-            spec=self.question.spec.name,
-            model=type(self.model).__name__,
-            setting=self.setting.words,
-            layers=tuple(self.checks),
-            faults=tuple(self.faults),
-            notes=tuple(self.wanted.notes),
-            interrupted=interrupted,
-        )
+            return self._report(f"the time is over, after {len(self.checks)} layers")
+        return self._report()
 
     def see(self, frame: Frame, seen: Seen) -> None:
         """Look at one attention layer."""
@@ -194,30 +137,28 @@ class Run:
             raise OutOfTime
         number = sum(check.layer is not None for check in self.checks)
         self.question.progress(number, frame.path)
-        check = LayerCheck(number, frame.path, seen.kind)
-        self.checks.append(self._looked_at(frame, seen, check))
+        self.checks.append(self._looked_at(frame, seen, number))
 
     def forget(self, count: int) -> None:
         """Take back what was seen of a module's parts."""
         del self.checks[count:]
 
-    def _looked_at(self, frame: Frame, seen: Seen, check: LayerCheck) -> LayerCheck:
-        unnumbered = LayerCheck(None, check.path, check.kind, excused=True)
-        if frame.crosses and not self.wanted.program.cross:
-            return _left(unnumbered, "it reads another sequence, and the spec is of one")
-        if self.wanted.program.cross and not frame.crosses:
-            return _left(unnumbered, "it reads one sequence, and the spec says `cross`")
-        declared, number = self.question.spec.program.layers, check.layer or 0
-        if self.question.numbers and number not in self.question.numbers:
-            return LayerCheck(number, check.path, check.kind, reason="not asked for", excused=True)
-        if declared is not None and declared > 1 and number >= declared:
-            return _left(check, f"the spec has {declared} layers")
+    def _looked_at(self, frame: Frame, seen: Seen, number: int) -> LayerCheck:
+        check, layers = LayerCheck(number, frame.path, seen.kind), self.question.spec.layers
+        if frame.crosses != self.wanted.program.cross:
+            one, other = ("another", "is of one") if frame.crosses else ("one", "says `cross`")
+            reason = f"it reads {one} sequence, and the spec {other}"
+            return replace(check, layer=None, reason=reason, excused=True)
+        if self.numbers and number not in self.numbers:
+            return replace(check, reason="not asked for", excused=True)
+        if number >= layers > 1:
+            return replace(check, reason=f"the spec has {layers} layers")
         if self.wanted.mixes:
-            return _left(check, "the spec is a formula without pairs")
+            return replace(check, reason="the spec is a formula without pairs")
         try:
-            return compared(seen, self.wanted, check, self.setting.batch, self.question.exact)
+            return compared(seen, self.wanted, check, self.question.exact)
         except NoPlace as fault:
-            return _left(check, str(fault))
+            return replace(check, reason=str(fault))
 
     def _called(self) -> Any:
         with torch.random.fork_rng(devices=[]), torch.no_grad():
@@ -227,29 +168,36 @@ class Run:
     def _compare_outputs(self, plain: Any, watched: Any) -> None:
         """The model was looked at as it runs only if its outputs are what they are without us: a
         fused kernel or compiled code may compute something else."""
-        for before, after in zip(_tensors(plain), _tensors(watched), strict=False):
-            if before.shape != after.shape or not before.is_floating_point():
-                continue
+        real = self.setting.own
+        for before, after in zip(_tensors(plain), _tensors(watched), strict=True):
             apart = (before.double() - after.double()).abs()
-            real = self.setting.real
-            if real is not None and apart.ndim > 1 and apart.shape[:2] == real.shape:
-                apart = apart[real.to(apart.device)]
-            size = before.double().abs().nan_to_num().max() if before.numel() else 0.0
-            if bool((apart > torch.finfo(before.dtype).eps ** (2 / 3) * (1 + size)).any()):
+            if real is not None and apart.shape[:2] == real.shape:
+                apart, before = apart[real], before[real]
+            size = 1 + before.double().abs().nan_to_num().amax() if before.numel() else 1.0
+            if bool((apart > torch.finfo(after.dtype).eps ** (2 / 3) * size).any()):
                 self.faults.append(
                     "what runs otherwise (a fused kernel, compiled code) gives other outputs than"
                     f" what was looked at, by {float(apart.nan_to_num().max()):.2g}"
                 )
                 return
 
-    def _uncalled(self, watch: Watch) -> None:
-        for path, module in watch.uncalled():
-            kind = type(module).__name__
-            self.checks.append(LayerCheck(None, path, kind, reason="it was never called"))
-
-
-def _left(check: LayerCheck, reason: str) -> LayerCheck:
-    return LayerCheck(check.layer, check.path, check.kind, reason=reason, excused=check.excused)
+    def _report(self, interrupted: str | None = None) -> ModelVerification:
+        """What is known so far."""
+        layers = self.question.spec.layers
+        ran = sum(check.layer is not None for check in self.checks)
+        if interrupted is None and not ran:
+            self.faults.append("no attention layer was found: name modules, `layers=[…]`")
+        elif interrupted is None and ran < layers:
+            self.faults.append(f"the spec has {layers} layers, {ran} ran")
+        return ModelVerification(
+            spec=self.question.spec.name,
+            model=type(self.model).__name__,
+            setting=self.setting.words,
+            layers=tuple(self.checks),
+            faults=tuple(self.faults),
+            notes=tuple(self.wanted.notes),
+            interrupted=interrupted,
+        )
 
 
 @contextmanager
@@ -265,37 +213,48 @@ def quiet(model: nn.Module) -> Iterator[None]:
 
 
 def _tensors(value: Any) -> Iterator[torch.Tensor]:
-    """The tensors of an output, in order, caches left out."""
+    """The floating point tensors of an output on the CPU, in order, caches left out."""
     if isinstance(value, torch.Tensor):
-        yield value
-    elif isinstance(value, Mapping):
-        for each in value.values():
-            yield from _tensors(each)
-    elif isinstance(value, tuple | list):
-        for each in value:
+        if value.is_floating_point():
+            yield value.cpu()
+    elif isinstance(value, Mapping | tuple | list):
+        for each in value.values() if isinstance(value, Mapping) else value:
             yield from _tensors(each)
 
 
-def _other_settings(
-    model: Any, question: Question, setting: Setting
-) -> Iterator[tuple[str, Question, Callable[[], None]]]:
-    """What may be the reason: the same question in a setting that differs in one thing, and what
-    puts the model back."""
-    from dataclasses import replace
-
-    named = dict(setting.arguments)
-    if setting.real is not None and bool(setting.real.all()) and "attention_mask" in named:
-        rest = {name: x for name, x in named.items() if name != "attention_mask"}
-        yield "without `attention_mask`", replace(question, args=(), kwargs=rest), lambda: None
-    if setting.past is None and named.get("use_cache") is not False and hasattr(model, "generate"):
-        rest = {**named, "use_cache": False}
-        yield "with `use_cache=False`", replace(question, args=(), kwargs=rest), lambda: None
-    switch = getattr(model, "set_attn_implementation", None)
+def _equal_settings(model: Any, question: Question) -> Iterator[str]:
+    """The settings, other than that of the question in one or two things, in which the model reads
+    the pairs of the spec."""
+    setting = setting_of(model, question.args, question.kwargs)
     now = getattr(getattr(model, "config", None), "_attn_implementation", None)
-    if switch is not None and now is not None:
-        for name in {"eager", "sdpa"} - {now}:
+    changes: list[tuple[str, set[str], dict[str, object]]] = []
+    if setting.own is not None and bool(setting.own.all()):
+        changes.append(("without `attention_mask`", {"attention_mask"}, {}))
+    if setting.past is None and hasattr(model, "generate"):
+        changes.append(("with `use_cache=False`", set(), {"use_cache": False}))
+    if len(changes) == 2:
+        words = " and ".join(words for words, _, _ in changes)
+        changes.append((words, {"attention_mask"}, {"use_cache": False}))
+    for words, left_out, added in changes:
+        named = {n: x for n, x in setting.arguments.items() if n not in left_out}
+        if _is_equal(model, replace(question, args=(), kwargs={**named, **added})):
+            yield words
+    for name in ("eager", "sdpa"):
+        if hasattr(model, "set_attn_implementation") and name != now is not None:
             try:
-                switch(name)
+                model.set_attn_implementation(name)
+                if _is_equal(model, question):
+                    yield f"with attn_implementation = {name!r}"
             except Exception:
+                # an implementation that is refused explains nothing
                 continue
-            yield f"with attn_implementation = {name!r}", question, partial(switch, now)
+            finally:
+                model.set_attn_implementation(now)
+
+
+def _is_equal(model: nn.Module, question: Question) -> bool:
+    try:
+        return Run(model, question).verified().ok
+    except Exception:
+        # a setting that does not run explains nothing
+        return False

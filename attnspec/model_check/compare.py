@@ -34,174 +34,161 @@ LONGEST_WHOLE = 2048
 """The longest sequence of a module that is looked at as a whole, in a call for each position."""
 
 
-def compared(
-    seen: Seen, wanted: Wanted, check: LayerCheck, samples: int | None, exact: bool | None
-) -> LayerCheck:
+def compared(seen: Seen, wanted: Wanted, check: LayerCheck, exact: bool | None) -> LayerCheck:
     """A layer with what was found; `check` has its number and names. Raises NoPlace, and
     AttnSpecError for heads that are not those of the spec."""
-    layer = check.layer or 0
     if isinstance(seen, Whole):
-        return _of_whole(seen, wanted, check, layer)
-    batch, heads, n_q, n_k = seen.sizes if isinstance(seen, Call) else tuple(seen.sizes.shape)
+        return _of_whole(seen, wanted, check)
+    found = seen.sizes.cpu() if isinstance(seen, Weights) else None
+    sizes = tuple(found.shape) if found is not None else (*seen.q.shape[:3], seen.k.shape[2])
+    batch, heads, n_q, n_k = sizes
     declared = wanted.program.heads
     if declared is not None and declared != heads:
         raise AttnSpecError(
             f"`{wanted.program.name}` has {declared} heads, the model {heads} in {check.path}"
         )
-    place = wanted.place(n_q, n_k)
+    check = replace(check, heads=heads)
+    judge = Judge(wanted, wanted.place(n_q, n_k, check.path), check)
     if isinstance(seen, Weights):
-        allowed = wanted.allowed(place, layer, batch, heads)
-        found = seen.sizes.cpu()
-        return _judged(replace(check, heads=heads), wanted, place, allowed, found > READ, found)
+        allowed = wanted.allowed(judge.place, judge.layer, batch, heads)
+        reads = seen.sizes.cpu() > READ
+        if bool((allowed & ~reads).any()):
+            reads |= seen.tiny().cpu()
+        return judge.judged(allowed, reads, seen.sizes.cpu())
     for name, x in (("queries", seen.q), ("keys", seen.k), ("values", seen.v)):
         if not bool(x.isfinite().all()):
-            where = [int(i) for i in (~x.isfinite()).nonzero()[0]]
+            where = (~x.isfinite()).nonzero()[0].tolist()
             return replace(check, reason=f"its {name} are not finite, first at {where}")
-    check = replace(check, heads=heads, faults=tuple(groups_at_fault(seen)))
     if wanted.decided:
-        allowed = wanted.of_tensors(seen, place, layer)
+        allowed = wanted.of_tensors(seen, judge.place, judge.layer)
     else:
-        allowed = wanted.allowed(place, layer, batch, heads)
-    done = _of_call(seen, wanted, check, place, allowed, exact)
+        allowed = wanted.allowed(judge.place, judge.layer, batch, heads)
+    few = n_k <= FEW * seen.v.shape[3] if exact is None else exact
+    done = None if few or wanted.decided else judge.by_rows(seen, allowed)
+    done = done or judge.by_weights(seen, allowed)
     return replace(done, passes=seen.passes)
 
 
-def _of_call(
-    call: Call,
-    wanted: Wanted,
-    check: LayerCheck,
-    place: Place,
-    allowed: torch.Tensor,
-    exact: bool | None,
-) -> LayerCheck:
-    """A call of queries, keys and values: first all rows at once where that is cheaper, then, where
-    rows differ or it is exact, weight by weight."""
-    every = exact if exact is not None else call.k.shape[2] <= FEW * call.v.shape[3]
-    differing = None
-    if not every and not wanted.decided:
-        differing = rows_differ(call, allowed.to(call.q.device))
-    if differing is None:
+def _of_whole(whole: Whole, wanted: Wanted, check: LayerCheck) -> LayerCheck:
+    """A module as a whole: heads together, and not what a token reads of itself."""
+    if whole.run is None or whole.x is None:
+        return replace(check, reason=whole.reason)
+    batch, n, _ = whole.x.shape
+    if wanted.program.cross or wanted.decided or n > LONGEST_WHOLE:
+        reasons = {
+            "it has one sequence": wanted.program.cross,
+            "queries and keys, which decide pairs, are not seen": wanted.decided,
+            f"{n:,} positions take as many calls": True,
+        }
+        reason = next(words for words, holds in reasons.items() if holds)
+        return replace(check, reason=f"as a whole: {reason}")
+    judge = Judge(wanted, wanted.place(n, n, check.path), check)
+    allowed = wanted.allowed(judge.place, judge.layer, batch, None)
+    reads = moved_rows(whole.run, whole.x).cpu()[:, None]
+    note = "heads are compared together, and (q, q) is not: no query stands still there"
+    judge.check = replace(check, notes=(note,), passes=n + 1)
+    return judge.judged(allowed, reads, reads.float(), ~torch.eye(n, dtype=torch.bool))
+
+
+class Judge:
+    """Holds one layer, at its place, against the pairs that are allowed."""
+
+    def __init__(self, wanted: Wanted, place: Place, check: LayerCheck) -> None:
+        self.wanted, self.place, self.check = wanted, place, check
+        self.layer = check.layer or 0
+
+    def by_weights(self, call: Call, allowed: torch.Tensor) -> LayerCheck:
+        """Weight by weight."""
         found = weights_of(call).cpu()
         reads = found > READ
         if bool((allowed & ~reads).any()):
             # weights that a score makes tiny are read all the same
             reads |= weights_of(call, double=True).cpu() > 0
-        check = _with_sums(check, call, found)
-        return _judged(check, wanted, place, allowed, reads, found)
-    valid = _compared(wanted, place, allowed.new_ones(*call.sizes))
-    rows = (differing.cpu() & valid.any(-1)).nonzero()
-    pairs = int((allowed & valid).sum())
-    if not len(rows):
-        return replace(check, pairs=pairs)
-    some = rows[:ROWS]
-    sizes = weights_of(call, some, double=True).cpu()
-    shape = call.sizes
-    at = tuple(some.T)
-    found = torch.zeros(shape, dtype=sizes.dtype)
-    found[at] = sizes
-    chosen = torch.zeros(shape, dtype=torch.bool)
-    chosen[at] = True
-    # a bias leaves weights uneven, and no pair wrong
-    judged = _judged(check, wanted, place, allowed, found > 0, found, chosen)
-    least = len(rows) > len(some)
-    if not (judged.leak_count or judged.missing_count) and least:
-        return _of_call(call, wanted, check, place, allowed, True)
-    return replace(judged, pairs=pairs, at_least=least)
+        sums = found.sum(-1)
+        odd = ((sums > READ) & ((sums - 1).abs() > 0.02)).nonzero()
+        notes = self.check.notes
+        if len(odd) and not call.sink:
+            notes += (
+                f"weights of {len(odd):,} rows do not sum to 1: keys that are not read, or a sink,"
+                " are in the denominator",
+            )
+        faults = tuple(groups_at_fault(call))
+        self.check = replace(self.check, notes=notes, faults=faults)
+        return self.judged(allowed, reads, found)
 
+    def by_rows(self, call: Call, allowed: torch.Tensor) -> LayerCheck | None:
+        """All rows at once, and weight by weight those that differ; None where that tells
+        nothing."""
+        differing = rows_differ(call, allowed.to(call.q.device))
+        if differing is None:
+            return None
+        valid = self._valid(torch.ones_like(differing[..., None]).cpu())
+        rows = (differing.cpu() & valid[..., 0]).nonzero()
+        self.check = replace(self.check, faults=tuple(groups_at_fault(call)))
+        pairs = int((allowed & valid).sum())
+        if not len(rows):
+            return replace(self.check, pairs=pairs)
+        at = tuple(rows[:ROWS].T)
+        sizes = torch.zeros(*differing.shape, call.k.shape[2], dtype=torch.float64)
+        sizes[at] = weights_of(call, rows[:ROWS], double=True).cpu().double()
+        chosen = torch.zeros_like(valid)
+        chosen[at] = True
+        found = self.judged(allowed, sizes > 0, sizes, chosen)
+        if len(rows) > ROWS and not (found.leak_count or found.missing_count):
+            # a bias leaves weights uneven, and no pair wrong
+            return None
+        return replace(found, pairs=pairs, at_least=len(rows) > ROWS)
 
-def _with_sums(check: LayerCheck, call: Call, found: torch.Tensor) -> LayerCheck:
-    """Notes rows whose weights do not sum to 1: something else stands in their denominators."""
-    sums = found.sum(-1)
-    odd = (sums > READ) & ((sums - 1).abs() > 0.02)
-    if call.sink or not bool(odd.any()):
-        return check
-    sample, head, query = (int(x) for x in odd.nonzero()[0])
-    words = (
-        f"weights of a row sum to {float(sums[sample, head, query]):.3g}, first in sample {sample},"
-        f" head {head}, row {query}: something is in the denominator that is not read"
-    )
-    return replace(check, notes=(*check.notes, words))
+    def judged(
+        self,
+        allowed: torch.Tensor,
+        reads: torch.Tensor,
+        sizes: torch.Tensor,
+        chosen: torch.Tensor | bool = True,
+    ) -> LayerCheck:
+        """Pairs bool [B, H, n_q, n_k] that are read, with their weights, held against those that
+        are allowed, of the `chosen`."""
+        valid = self._valid(torch.ones_like(reads) & chosen)
+        leaks, missing = reads & ~allowed & valid, allowed & ~reads & valid
+        first = leaks.nonzero()[:1]
+        return replace(
+            self.check,
+            pairs=int((allowed & valid).sum()),
+            leaks=self._listed(leaks),
+            leak_count=int(leaks.sum()),
+            weight=float(sizes[tuple(first.T)]) if len(first) else 0.0,
+            causes=tuple(self._causes(leaks)),
+            missing=self._listed(missing),
+            missing_count=int(missing.sum()),
+        )
 
+    def _valid(self, chosen: torch.Tensor) -> torch.Tensor:
+        """Of pairs [B, H, n_q, …] those that are compared: not those of queries at padding."""
+        real = self.place.queries_real
+        return chosen if real is None else chosen & real[:, None, :, None]
 
-def _of_whole(whole: Whole, wanted: Wanted, check: LayerCheck, layer: int) -> LayerCheck:
-    """A module as a whole: heads together, and not what a token reads of itself."""
-    if whole.run is None or whole.x is None:
-        return replace(check, reason=whole.reason)
-    if wanted.program.cross:
-        return replace(check, reason="a module as a whole has one sequence")
-    n = whole.x.shape[1]
-    if n > LONGEST_WHOLE:
-        return replace(check, reason=f"as a whole it takes a call for each of {n:,} positions")
-    place = wanted.place(n, n)
-    if wanted.decided:
-        return replace(check, reason="its queries and keys, which decide pairs, are not seen")
-    allowed = wanted.allowed(place, layer, whole.x.shape[0], None)
-    reads = moved_rows(whole.run, whole.x).cpu()[:, None]
-    note = "heads are compared together, and (q, q) is not: no query stands still there"
-    check = replace(check, notes=(*check.notes, note), passes=n + 1)
-    others = ~torch.eye(n, dtype=torch.bool).expand(reads.shape)
-    return _judged(check, wanted, place, allowed, reads, reads.float(), others)
+    def _listed(self, pairs: torch.Tensor) -> tuple[Pair, ...]:
+        """The first pairs, by positions; a slot that nothing was written to by its own number."""
+        keys = torch.where(self.place.keys < 0, torch.arange(pairs.shape[3]), self.place.keys)
+        told = self.check.heads is not None
+        return tuple(
+            (b, self.layer, h if told else None, self.place.first + q, int(keys[k]))
+            for b, h, q, k in pairs.nonzero()[:LISTED].tolist()
+        )
 
-
-def _compared(wanted: Wanted, place: Place, chosen: torch.Tensor) -> torch.Tensor:
-    """Of pairs [B, H, n_q, n_k] those that are compared: not those of queries at padding."""
-    real = wanted.real(place.end)
-    return chosen if real is None else chosen & real[:, None, place.first : place.end, None]
-
-
-def _judged(
-    check: LayerCheck,
-    wanted: Wanted,
-    place: Place,
-    allowed: torch.Tensor,
-    reads: torch.Tensor,
-    sizes: torch.Tensor,
-    chosen: torch.Tensor | None = None,
-) -> LayerCheck:
-    """Pairs bool [B, H, n_q, n_k] that are read, held against those allowed, of the `chosen`."""
-    chosen = torch.ones_like(reads) if chosen is None else chosen
-    valid = _compared(wanted, place, chosen)
-    leaks, missing = reads & ~allowed & valid, allowed & ~reads & valid
-    first = leaks.nonzero()[:1]
-    return replace(
-        check,
-        pairs=int((allowed & valid).sum()),
-        leaks=_listed(check, place, leaks),
-        leak_count=int(leaks.sum()),
-        weight=float(sizes[tuple(first.T)].item()) if len(first) else 0.0,
-        causes=tuple(_causes(wanted, place, leaks)),
-        missing=_listed(check, place, missing),
-        missing_count=int(missing.sum()),
-    )
-
-
-def _listed(check: LayerCheck, place: Place, pairs: torch.Tensor) -> tuple[Pair, ...]:
-    """The first pairs, with positions; a slot that nothing was written to by its own number."""
-    keys = torch.where(place.keys < 0, torch.arange(len(place.keys)), place.keys)
-    found = []
-    for b, h, q, k in pairs.nonzero()[:LISTED].tolist():
-        head = None if check.heads is None else h
-        found.append((b, check.layer or 0, head, place.first + q, int(keys[k])))
-    return tuple(found)
-
-
-def _causes(wanted: Wanted, place: Place, leaks: torch.Tensor) -> Iterator[tuple[str, int]]:
-    """How many leaks read what is never to be read."""
-    if wanted.program.cross or not bool(leaks.any()):
-        return
-    keys = place.keys.clamp_min(0)
-    queries = torch.arange(place.first, place.end)
-    unused = place.keys < 0
-    kinds = [("a later position", (keys > queries[:, None]) & ~unused)]
-    kinds.append(("a slot of the cache that nothing was written to", unused.expand(1, -1)))
-    real, documents = wanted.real(place.end), wanted.setting.documents
-    if real is not None:
-        kinds.append(("padding", ~real[:, None, None, keys] & ~unused))
-    if documents is not None and documents.shape[1] == place.end:
-        ids = documents.cpu()
-        other = ids[:, keys][:, None] != ids[:, place.first :][:, :, None]
-        kinds.append(("another document", other[:, None] & ~unused))
-    for what, where in kinds:
-        count = int((leaks & where).sum())
-        if count:
-            yield f"{what} is read", count
+    def _causes(self, leaks: torch.Tensor) -> Iterator[tuple[str, int]]:
+        """How many leaks read what is never to be read."""
+        place, documents = self.place, self.wanted.setting.documents
+        if self.wanted.program.cross or not bool(leaks.any()):
+            return
+        queries, used = torch.arange(place.first, place.end)[:, None], place.keys >= 0
+        kinds = {"a later position": place.keys > queries, "a slot that nothing is in": ~used}
+        if place.keys_real is not None:
+            kinds["padding"] = ~place.keys_real[:, None, None] & used
+        if documents is not None and documents.shape[1] == place.end:
+            own, others = documents[:, place.first :], documents[:, place.keys.clamp_min(0)]
+            kinds["another document"] = (own[:, None, :, None] != others[:, None, None]) & used
+        for what, where in kinds.items():
+            count = int((leaks & where).sum())
+            if count:
+                yield f"{what} is read", count

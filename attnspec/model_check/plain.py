@@ -14,10 +14,20 @@ _PRODUCTS = {"matmul", "__matmul__", "bmm", "mm", "einsum"}
 @dataclass
 class Weights:
     """The weights of a softmax that were multiplied with values: the size of each, and of the
-    influence of each score on its row, [B, H, n_q, n_k], whichever is larger."""
+    influence of each score on its row, [B, H, n_q, n_k], whichever is larger. `scores` are those
+    that the softmax was of."""
 
     sizes: torch.Tensor
+    scores: torch.Tensor
     kind: str = "softmax and a product"
+
+    def tiny(self) -> torch.Tensor:
+        """bool [B, H, n_q, n_k]: the weights that the softmax itself rounds to 0 in its own type,
+        and not in float64."""
+        if self.scores.shape[-2:] != self.sizes.shape[-2:]:
+            return torch.zeros_like(self.sizes, dtype=torch.bool)
+        small = (self.scores.softmax(-1) == 0) & (self.scores.double().softmax(-1) > 0)
+        return small.reshape(self.sizes.shape)
 
 
 class WrittenOut:
@@ -73,12 +83,12 @@ class WrittenOut:
             factors, axes = factors[order[0] :], order[1]
         if not self._has(factors[0]):
             return None
-        sizes = self._sizes(factors[0])
+        sizes, scores = self._sizes(factors[0]), self.scores[factors[0]].detach()
         sizes = sizes if axes is None else sizes.permute(axes)
         while sizes.ndim < 4:
             count = heads if sizes.ndim == 3 and heads and sizes.shape[0] % heads == 0 else 1
             sizes = sizes.unflatten(0, (-1, count)) if sizes.ndim == 3 else sizes[None]
-        return Weights(sizes) if sizes.ndim == 4 else None
+        return Weights(sizes, scores) if sizes.ndim == 4 else None
 
     def _sizes(self, weights: torch.Tensor) -> torch.Tensor:
         sizes, scores = weights.detach().abs().nan_to_num(nan=0.0), self.scores[weights]
@@ -91,7 +101,7 @@ class WrittenOut:
             # written over in place: the weights alone are left to look at
             return sizes
         slope = slope.abs().nan_to_num(nan=0.0).reshape(sizes.shape)
-        rounding = 64 * torch.finfo(slope.dtype).eps * slope.amax(-1, keepdim=True)
+        rounding = 256 * torch.finfo(slope.dtype).eps
         return sizes.maximum(torch.where(slope > rounding, slope, 0.0))
 
 

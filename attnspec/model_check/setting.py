@@ -1,4 +1,4 @@
-"""What the arguments of a model say of its sequences: padding, packed documents, what a cache has."""
+"""What the arguments of a model say of its sequences: padding, packed documents, a cache."""
 
 from __future__ import annotations
 
@@ -13,28 +13,39 @@ from torch import nn
 
 from attnspec.model_check.packing import documents
 
-_REAL = ("attention_mask", "padding_mask")
-"""Arguments [B, n] that say which tokens are real: of transformers, True or 1 = real."""
-
-_PADDED = ("src_key_padding_mask", "key_padding_mask", "tgt_key_padding_mask")
-"""Arguments [B, n] of torch, which say which are padding: True, or -inf, = padding."""
+_OWN = ("attention_mask", "padding_mask", "src_key_padding_mask", "key_padding_mask")
+_DECODER = ("decoder_attention_mask", "tgt_key_padding_mask")
+_OTHER = ("encoder_attention_mask", "memory_key_padding_mask")
+"""Arguments [B, n] that say which tokens are real; those of torch, `…key_padding_mask`, say which
+are padding."""
 
 
 @dataclass(frozen=True)
 class Setting:
     """The arguments of one call of a model, by name, and what they say.
 
-    `real` is bool [B, positions], `documents` int64 [B, positions], both None where nothing says
-    so. `past` is how many positions a cache holds already, None where no cache tells; `batch` the
-    number of samples, None where no tensor shows it. `words` describes all that.
+    `own`, `decoder` and `other` are bool [B, positions], True = real, of the sequence, of a decoder
+    beside an encoder, and of what cross-attention reads; None where nothing says so. `documents` is
+    int64 [B, positions] or None, `past` how many positions a cache holds, None where none tells.
+    `words` describes all that.
     """
 
     arguments: Mapping[str, object]
-    real: torch.Tensor | None
+    own: torch.Tensor | None
+    decoder: torch.Tensor | None
+    other: torch.Tensor | None
     documents: torch.Tensor | None
     past: int | None
-    batch: int | None
     words: tuple[str, ...]
+
+    def real(self, path: str, crosses: bool) -> tuple[torch.Tensor | None, torch.Tensor | None]:
+        """Which queries and which keys of a layer are real."""
+        pair = "decoder_input_ids" in self.arguments or "tgt" in self.arguments
+        if crosses:
+            keys = self.own if self.other is None and pair else self.other
+            return (self.decoder if pair else self.own), keys
+        own = self.decoder if pair and "decoder" in path else self.own
+        return own, own
 
 
 def setting_of(model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Setting:
@@ -49,27 +60,21 @@ def setting_of(model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any
             named.update({f"{name}[{at}]": each for at, each in enumerate(value)})
         else:
             named[name] = value
-    real = _real(named)
-    position_ids = named.get("position_ids")
-    packed = documents(position_ids, real) if isinstance(position_ids, torch.Tensor) else None
-    caches = list(_caches(named.values()))
-    past = max((int(cache.get_seq_length()) for cache in caches), default=None)
-    return Setting(
-        arguments=named,
-        real=real,
-        documents=packed,
-        past=past,
-        batch=_batch(named),
-        words=tuple(_words(model, named, real, packed, caches, past)),
-    )
+    own, position_ids = _real(named, _OWN), named.get("position_ids")
+    packed = documents(position_ids, own) if isinstance(position_ids, torch.Tensor) else None
+    cache = next(filter(_is_cache, named.values()), None)
+    past = None if cache is None else int(cache.get_seq_length())  # type: ignore[attr-defined]
+    words = tuple(_words(model, own, packed, cache, past))
+    decoder, other = _real(named, _DECODER), _real(named, _OTHER)
+    return Setting(named, own, decoder, other, packed, past, words)
 
 
 def copied(value: Any) -> Any:
     """Arguments whose caches are copies, so that a run leaves what was handed in as it was."""
-    if isinstance(value, dict):
-        return {name: copied(each) for name, each in value.items()}
-    if isinstance(value, tuple) and type(value) is tuple:
-        return tuple(copied(each) for each in value)
+    if type(value) in (dict, tuple):
+        entries = value.items() if type(value) is dict else enumerate(value)
+        found = {name: copied(each) for name, each in entries}
+        return found if type(value) is dict else tuple(found.values())
     return copy.deepcopy(value) if _is_cache(value) else value
 
 
@@ -77,33 +82,21 @@ def _is_cache(value: object) -> bool:
     return callable(getattr(value, "get_seq_length", None))
 
 
-def _caches(values: Any) -> Iterator[Any]:
-    return (value for value in values if _is_cache(value))
-
-
-def _real(named: Mapping[str, object]) -> torch.Tensor | None:
-    for name in (*_REAL, *_PADDED):
+def _real(named: Mapping[str, object], names: tuple[str, ...]) -> torch.Tensor | None:
+    for name in names:
         mask = named.get(name)
         if isinstance(mask, torch.Tensor) and mask.ndim == 2:
-            if name in _REAL:
-                return mask.bool()
-            return mask == 0 if mask.is_floating_point() else ~mask.bool()
-    return None
-
-
-def _batch(named: Mapping[str, object]) -> int | None:
-    for name, value in named.items():
-        if isinstance(value, torch.Tensor) and value.ndim > 1 and name != "position_ids":
-            return int(value.shape[0])
+            if not name.endswith("key_padding_mask"):
+                return mask.bool().cpu()
+            return (mask == 0 if mask.is_floating_point() else ~mask.bool()).cpu()
     return None
 
 
 def _words(
     model: nn.Module,
-    named: Mapping[str, object],
     real: torch.Tensor | None,
     packed: torch.Tensor | None,
-    caches: list[Any],
+    cache: object,
     past: int | None,
 ) -> Iterator[str]:
     implementation = getattr(getattr(model, "config", None), "_attn_implementation", None)
@@ -112,9 +105,9 @@ def _words(
     if packed is not None:
         yield f"up to {int(packed.max()) + 1} packed documents a sample, by `position_ids`"
     if real is not None:
-        sides = [("left", real[:, 0]), ("right", real[:, -1])]
+        sides = (("left", real[:, 0]), ("right", real[:, -1]))
         padded = [side for side, column in sides if not bool(column.all())]
-        kind = f"padding on the {' and '.join(padded)}" if padded else "no padding"
-        yield f"a 2-D mask, {kind if padded or bool(real.all()) else 'padding in between'}"
-    for cache in caches:
+        where = f"on the {' and '.join(padded)}" if padded else "in between"
+        yield f"a 2-D mask, {'no padding' if bool(real.all()) else f'padding {where}'}"
+    if cache is not None:
         yield f"{type(cache).__name__} with {past:,} positions"

@@ -22,21 +22,25 @@ from torch import nn
 from torch.overrides import TorchFunctionMode, _pop_mode_temporarily
 
 from attnspec.model_check.plain import Weights, WrittenOut
-from attnspec.model_check.probe import Call, in_double
+from attnspec.model_check.probe import Call
 from attnspec.runtime.module import CompiledAttention
 
-_NAMED = re.compile(r"att(e?n|ention)", re.IGNORECASE)
+_NAMED = re.compile(r"attn|attention", re.IGNORECASE)
 _CROSS = re.compile(r"cross|encoder_att|encdec|multihead_attn", re.IGNORECASE)
-_OTHER = ("key_value_states", "encoder_hidden_states", "cross_attention_states", "memory")
+_OTHER = ("key_value_states", "encoder_hidden_states", "cross_attention_states")
 """Arguments by which an attention is given another sequence to read."""
 
-FLEX = "torch.nn.attention.flex_attention"
+_HEADS = ("num_heads", "num_attention_heads", "n_heads", "n_head", "nhead", "heads", "h")
+"""Attributes in which modules keep how many query heads they have."""
+
+_FLEX = "torch.nn.attention.flex_attention"
+_FUNCTIONS = ("scaled_dot_product_attention", "flex_attention")
 
 
 @dataclass
 class Frame:
-    """A module that is running: its path, what it was called with, which finding was the first of
-    its own, and whether it is an attention, with another inside that ran."""
+    """A module that is running: its path, what it was called with, how many calls were seen before,
+    whether it is an attention, and whether another inside it ran."""
 
     path: str
     module: nn.Module
@@ -55,17 +59,14 @@ class Frame:
     @property
     def heads(self) -> int | None:
         """How many query heads it says that it has."""
-        for name in ("num_heads", "num_attention_heads", "n_heads", "n_head", "nhead", "heads"):
-            count = getattr(self.module, name, None)
-            if isinstance(count, int):
-                return count
-        return None
+        counts = (getattr(self.module, name, None) for name in _HEADS)
+        return next((count for count in counts if isinstance(count, int)), None)
 
 
 @dataclass
 class Whole:
     """An attention module as a whole: `run` makes its call again with another x [B, n, D] and
-    gives [B, n_q, …]; None where it cannot, and `reason` says why."""
+    gives [B, n, …]; None where it cannot, and `reason` says why."""
 
     x: torch.Tensor | None = None
     run: Callable[[torch.Tensor], torch.Tensor] | None = None
@@ -76,21 +77,13 @@ class Whole:
 Seen = Call | Weights | Whole
 
 
-def is_attention(module: nn.Module) -> bool:
-    """Whether a module is an attention by its name and has weights, or is one of ours."""
-    named = _NAMED.search(type(module).__name__) is not None
-    return isinstance(module, CompiledAttention) or (
-        named and next(module.parameters(), None) is not None
-    )
-
-
 @dataclass
 class Watch:
     """Looks at a model while it runs within `watching`, and hands on what it sees.
 
     `see(frame, seen)` is called for each call, and `forget(count)` takes back all but the first
     so many, where they were parts of a module that is looked at as a whole. `chosen` are the paths
-    of modules that are attentions, whatever their names.
+    of modules that are the attentions, whatever their names.
     """
 
     model: nn.Module
@@ -120,17 +113,14 @@ class Watch:
 
     def uncalled(self) -> Iterator[tuple[str, nn.Module]]:
         """The innermost attentions of the model that did not run, nor what they are a part of."""
-        for path, module in self.model.named_modules():
-            below = [x for x in module.modules() if x is not module]
-            if self._is_attention(path, module) and not any(is_attention(x) for x in below):
-                parts = path.split(".")
-                if not any(
-                    ".".join(parts[:end]) in self.called for end in range(1, len(parts) + 1)
-                ):
-                    yield path, module
+        attentions = {p: m for p, m in self.model.named_modules() if self._is_attention(p, m)}
+        for path, module in attentions.items():
+            inner = any(other.startswith(f"{path}.") for other in attentions)
+            if not inner and not any(f"{path}.".startswith(f"{x}.") for x in self.called):
+                yield path, module
 
     def found(self, seen: Seen) -> None:
-        """A call that was made in the innermost module that runs, an attention if there is one."""
+        """A call that was made in the innermost attention that runs, else the innermost module."""
         owners = [frame for frame in self.stack if frame.attention] or self.stack
         self.seen += 1
         with self.aside():
@@ -138,31 +128,43 @@ class Watch:
 
     @contextmanager
     def aside(self) -> Iterator[None]:
-        """While something is made again, as it would be without us."""
-        self.busy = True
+        """While something is run as it would be without us."""
         with ExitStack() as stack:
-            if torch.overrides._len_torch_function_stack():  # type: ignore[attr-defined]
+            if torch._C._len_torch_function_stack():
                 stack.enter_context(_pop_mode_temporarily())
             stack.enter_context(torch.compiler.set_stance("default"))
+            self.busy = True
             try:
                 yield
             finally:
                 self.busy = False
 
+    @property
+    def heads(self) -> int | None:
+        """How many query heads the innermost module has that says so."""
+        return next((frame.heads for frame in reversed(self.stack) if frame.heads), None)
+
     # --- modules ---------------------------------------------------------------------------------
 
     def _is_attention(self, path: str, module: nn.Module) -> bool:
-        return path in self.chosen or (not self.chosen and is_attention(module))
+        """Whether a module is chosen, or one of ours, or an attention by its name with weights."""
+        if self.chosen:
+            return path in self.chosen
+        named = _NAMED.search(type(module).__name__) is not None
+        return isinstance(module, CompiledAttention) or (
+            named and next(module.parameters(), None) is not None
+        )
 
     def _enter(self, path: str) -> Callable[..., None]:
         def enter(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-            if not self.busy:
-                attention = self._is_attention(path, module)
-                if attention:
-                    self.called.add(path)
-                    for frame in self.stack:
-                        frame.inner = True
-                self.stack.append(Frame(path, module, args, kwargs, self.seen, attention))
+            if self.busy:
+                return
+            attention = self._is_attention(path, module)
+            if attention:
+                self.called.add(path)
+                for frame in self.stack:
+                    frame.inner = True
+            self.stack.append(Frame(path, module, args, kwargs, self.seen, attention))
 
         return enter
 
@@ -170,174 +172,89 @@ class Watch:
         if self.busy:
             return
         frame = self.stack.pop()
-        calls = self.seen - frame.first
-        if frame.attention and not frame.inner and calls != 1:
+        if frame.attention and not frame.inner and self.seen - frame.first != 1:
             self.forget(frame.first)
             self.seen = frame.first + 1
             with self.aside():
-                self.see(frame, whole(frame, output))
+                self.see(frame, _whole(frame, output))
 
     # --- functions -------------------------------------------------------------------------------
 
     def _replaced(self) -> Iterator[tuple[object, str, Callable[..., Any]]]:
         """What is put in the place of functions meanwhile: of which object, by which name."""
         for name in ("forward", "masked"):
-            own: Any = vars(CompiledAttention)[name]
-            yield CompiledAttention, name, self._around(own, "attnspec", 1)
+            yield CompiledAttention, name, self.around(vars(CompiledAttention)[name], "attnspec", 1)
         modeling: Any = sys.modules.get("transformers.modeling_utils")
         if modeling is not None:
             interface = modeling.AttentionInterface
             yield interface, "get_interface", self._looked_up(interface.get_interface)
         # torch's own functions of several steps show each of them
-        for name in (
-            "has_torch_function",
-            "has_torch_function_unary",
-            "has_torch_function_variadic",
-        ):
-            yield nn.functional, name, lambda *_: False
-        flex: Any = getattr(sys.modules.get(FLEX), "flex_attention", None)
-        if flex is not None:
-            around = {}
-            for place in self._places():
-                for name, value in list(vars(place).items()):
-                    if value is flex or getattr(value, "_torchdynamo_orig_callable", None) is flex:
-                        kind = "flex_attention" if value is flex else "flex_attention, compiled"
-                        around.setdefault(id(value), self._around(value, kind, 0))
-                        yield place, name, around[id(value)]
-
-    def _places(self) -> Iterator[Any]:
-        """Where the code of the model may have its name of a function."""
-        names = {type(module).__module__ for module in self.model.modules()} | {FLEX}
-        own = (
-            name for name in names if name == FLEX or not name.startswith(("torch.", "attnspec"))
-        )
-        yield from filter(None, map(sys.modules.get, own))
-        yield from self.model.modules()
+        for name in ("", "_unary", "_variadic"):
+            yield nn.functional, f"has_torch_function{name}", lambda *_: False
+        flex: Any = getattr(sys.modules.get(_FLEX), "flex_attention", None)
+        if flex is None:
+            return
+        modules = {type(module).__module__ for module in self.model.modules()}
+        names = [_FLEX, *(x for x in modules if not x.startswith(("torch.", "attnspec.")))]
+        places = [*filter(None, map(sys.modules.get, names)), *self.model.modules()]
+        for place in places:
+            for name, value in list(vars(place).items()):
+                if flex in (value, getattr(value, "_torchdynamo_orig_callable", None)):
+                    kind = "flex_attention" if value is flex else "flex_attention, compiled"
+                    yield place, name, self.around(value, kind)
 
     def _looked_up(self, original: Callable[..., Any]) -> Callable[..., Any]:
         @wraps(original)
         def get_interface(interface: Any, name: Any, default: Any) -> Any:
             function = original(interface, name, default)
-            kind = f"{name or 'eager'} of transformers"
-            return self._around(function, kind, 1, lambda out: out[0].transpose(1, 2))
+            return self.around(function, f"{name or 'eager'} of transformers", 1, turned=True)
 
         return get_interface
 
-    def _around(
-        self,
-        function: Callable[..., Any],
-        kind: str,
-        skipped: int,
-        outcome: Callable[[Any], torch.Tensor] = lambda out: out[0] if type(out) is tuple else out,
+    def around(
+        self, function: Callable[..., Any], kind: str, skipped: int = 0, turned: bool = False
     ) -> Callable[..., Any]:
         """A function that is seen when it is called with queries, keys and values, its first
-        arguments but for those that are skipped."""
+        arguments but for those skipped; `turned` says that it gives [B, n_q, H, e]."""
 
         @wraps(function)
-        def around(*args: Any, **kwargs: Any) -> Any:
-            tensors = args[skipped : skipped + 3]
-            names = [("q", "query"), ("k", "key"), ("v", "value")][len(tensors) :]
-            for pair in names:
-                tensors += tuple(kwargs[name] for name in pair if name in kwargs)
+        def seen(*args: Any, **kwargs: Any) -> Any:
+            rest, tensors = dict(kwargs), list(args[skipped : skipped + 3])
+            for names in (("q", "query"), ("k", "key"), ("v", "value"))[len(tensors) :]:
+                tensors += [rest.pop(name) for name in names if name in rest]
             if self.busy or len(tensors) < 3:
                 return function(*args, **kwargs)
-            left = {n: x for n, x in kwargs.items() if not any(n in pair for pair in names)}
-            rest = args[skipped + 3 :]
-            self._call(function, kind, args[:skipped], tensors, rest, left, outcome)
+            before, after = args[:skipped], args[skipped + 3 :]
+
+            def run(q: Any, k: Any, v: Any, cast: Callable[[Any], Any] = lambda x: x) -> Any:
+                found = function(*before, q, k, v, *cast(after), **cast(rest))
+                out = found[0] if isinstance(found, tuple) else found
+                return out.transpose(1, 2) if turned else out
+
+            self._call(kind, tensors, run, rest)
             with self.aside():
                 return function(*args, **kwargs)
 
-        return around
+        return seen
 
-    def _call(
-        self,
-        function: Callable[..., Any],
-        kind: str,
-        before: tuple[Any, ...],
-        tensors: tuple[Any, ...],
-        rest: tuple[Any, ...],
-        kwargs: Mapping[str, Any],
-        outcome: Callable[[Any], torch.Tensor],
-    ) -> None:
+    def _call(self, kind: str, tensors: list[Any], run: Any, rest: Mapping[str, Any]) -> None:
         q, k, v = (x.detach() for x in tensors)
+        sink = any(rest.get(name) is not None for name in ("s_aux", "sinks"))
         if hasattr(tensors[1], "attnspec_cached"):
-            self.found(Whole(reason="SpecCache goes on from what it has kept, at each call"))
-            return
-        # [B, n, d] is one head, or heads in line with samples
-        shape = _four(q, self.stack)
-        if shape is None:
+            self.found(Whole(reason="`SpecCache` goes on from what it has kept, at each call"))
+        elif q.ndim == 4:
+            self.found(Call(kind, q, k, v, run, sink))
+        elif q.ndim == 3:
+            heads = self.heads if self.heads and len(q) % self.heads == 0 else 1
+
+            def flat(*given: torch.Tensor, **cast: Any) -> Any:
+                out = run(*(x.flatten(0, 1) for x in given), **cast)
+                return out.unflatten(0, (-1, heads))
+
+            self.found(Call(kind, *(x.unflatten(0, (-1, heads)) for x in (q, k, v)), flat, sink))
+        elif not any(frame.attention for frame in self.stack):
             # an attention is then looked at as a whole
-            if not any(frame.attention for frame in self.stack):
-                self.found(Whole(reason=f"queries of {q.ndim} dimensions", kind=kind))
-            return
-
-        def run(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, cast: Any = None) -> Any:
-            given = (x.reshape(-1, *x.shape[2:]) if tensors[0].ndim == 3 else x for x in (q, k, v))
-            others = (rest, kwargs) if cast is None else (cast(rest), cast(dict(kwargs)))
-            out = outcome(function(*before, *given, *others[0], **others[1]))
-            return out.reshape(*shape, *out.shape[-2:])
-
-        q, k, v = (
-            x.reshape(*(shape if x.ndim == 3 else x.shape[:2]), *x.shape[-2:]) for x in (q, k, v)
-        )
-        self.found(
-            Call(
-                kind,
-                q,
-                k,
-                v,
-                run,
-                double=lambda q, k, v: run(q, k, v, in_double),
-                sink=any(x in kwargs and kwargs[x] is not None for x in ("s_aux", "sinks")),
-            )
-        )
-
-    def function(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-        """Look at a function of torch that is called; whether it is an attention."""
-        names = "scaled_dot_product_attention", "flex_attention"
-        kind = getattr(function, "__name__", "")
-        if kind not in names:
-            return False
-
-        def outcome(out: Any) -> torch.Tensor:
-            return out[0] if isinstance(out, tuple) else out  # type: ignore[no-any-return]
-
-        given = dict(kwargs)
-        tensors = args[:3] + tuple(given.pop(n) for n in ("query", "key", "value")[len(args) :])
-        self._call(function, kind, (), tensors, args[3:], given, outcome)
-        return True
-
-
-def whole(frame: Frame, output: Any) -> Whole:
-    """A module as a whole, that was called with hidden states [B, n, D] and has given an output."""
-    given = {**dict(enumerate(frame.args)), **frame.kwargs}
-    states = [(n, x) for n, x in given.items() if isinstance(x, torch.Tensor) and x.ndim == 3]
-    first = output[0] if isinstance(output, tuple | list) and output else output
-    if not states or not isinstance(first, torch.Tensor) or first.ndim != 3:
-        return Whole(reason="it takes and gives no hidden states [B, n, D]")
-    if any(callable(getattr(x, "get_seq_length", None)) for x in given.values()):
-        return Whole(reason="it keeps a cache, which another call would change")
-    x = states[0][1].detach()
-    same = [name for name, value in states if value is states[0][1]]
-    if first.shape[:2] != x.shape[:2]:
-        return Whole(reason=f"it makes {list(first.shape)} of {list(x.shape)}")
-
-    def run(x: torch.Tensor) -> torch.Tensor:
-        moved = {**given, **dict.fromkeys(same, x)}
-        args = [moved.pop(at) for at in range(len(frame.args))]
-        found = frame.module(*args, **moved)
-        return found[0] if isinstance(found, tuple | list) else found  # type: ignore[no-any-return]
-
-    return Whole(x, run)
-
-
-def _four(q: torch.Tensor, stack: list[Frame]) -> tuple[int, int] | None:
-    """Samples and heads of queries with three or four dimensions."""
-    if q.ndim == 4:
-        return int(q.shape[0]), int(q.shape[1])
-    heads = next((frame.heads for frame in reversed(stack) if frame.heads), 1)
-    heads = heads if q.shape[0] % heads == 0 else 1
-    return (q.shape[0] // heads, heads) if q.ndim == 3 else None
+            self.found(Whole(reason=f"queries of {q.ndim} dimensions", kind=kind))
 
 
 class _Mode(TorchFunctionMode):
@@ -349,13 +266,31 @@ class _Mode(TorchFunctionMode):
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs, watch = kwargs or {}, self.watch
+        name = getattr(func, "__name__", "")
         if watch.busy:
             return func(*args, **kwargs)
-        if watch.function(func, args, kwargs):
-            with watch.aside():
-                return func(*args, **kwargs)
-        heads = next((frame.heads for frame in reversed(watch.stack) if frame.heads), None)
-        out, weights = self.written.called(func, args, kwargs, heads)
+        if name in _FUNCTIONS:
+            return watch.around(lambda *given, **rest: func(*given, **rest), name)(*args, **kwargs)
+        out, weights = self.written.called(func, args, kwargs, watch.heads)
         if weights is not None:
             watch.found(weights)
         return out
+
+
+def _whole(frame: Frame, output: Any) -> Whole:
+    """A module as a whole, that was called with hidden states [B, n, D] and has given an output."""
+    given = {**dict(enumerate(frame.args)), **frame.kwargs}
+    states = [x for x in given.values() if isinstance(x, torch.Tensor) and x.ndim == 3]
+    first = output[0] if isinstance(output, tuple | list) and output else output
+    if not states or not isinstance(first, torch.Tensor) or first.shape[:2] != states[0].shape[:2]:
+        return Whole(reason="it does not take hidden states [B, n, D] and give [B, n, …]")
+    if any(callable(getattr(x, "get_seq_length", None)) for x in given.values()):
+        return Whole(reason="it keeps a cache, which another call would change")
+
+    def run(x: torch.Tensor) -> torch.Tensor:
+        moved = {name: x if each is states[0] else each for name, each in given.items()}
+        args = [moved.pop(at) for at in range(len(frame.args))]
+        found = frame.module(*args, **moved)
+        return found[0] if isinstance(found, tuple | list) else found
+
+    return Whole(states[0].detach(), run)
